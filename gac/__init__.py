@@ -1,0 +1,54 @@
+"""GAC: GPU-aligned compression of large language models.
+
+Importing this package loads neither torch nor transformers; each name below is fetched on first use.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gac.allocation.knapsack import knapsack
+    from gac.api import allocate, compress, load, perplexity, save
+    from gac.errors import GacError
+    from gac.evaluation.perplexity import Perplexity
+    from gac.plan import Plan
+    from gac.profiling.table import Profile
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "allocate": "gac.api",
+    "compress": "gac.api",
+    "save": "gac.api",
+    "load": "gac.api",
+    "perplexity": "gac.api",
+    "knapsack": "gac.allocation.knapsack",
+    "GacError": "gac.errors",
+    "Perplexity": "gac.evaluation.perplexity",
+    "Plan": "gac.plan",
+    "Profile": "gac.profiling.table",
+}
+
+__all__ = [
+    "GacError",
+    "Perplexity",
+    "Plan",
+    "Profile",
+    "__version__",
+    "allocate",
+    "compress",
+    "knapsack",
+    "load",
+    "perplexity",
+    "save",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'gac' has no attribute {name!r}; it has {', '.join(__all__)}")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

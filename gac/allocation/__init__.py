@@ -1,0 +1,1 @@
+"""Decide: which form and dim every site gets. Imports no torch."""

@@ -1,0 +1,1 @@
+"""Apply: make the model small."""

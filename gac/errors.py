@@ -1,0 +1,44 @@
+"""What GAC raises: one base class, and every error names its value, its expectation and its remedy."""
+
+
+class GacError(Exception):
+    """A failure that the caller can mend.
+
+    Args:
+        given: what was given or found, with its value.
+        expected: what would have been accepted.
+        remedy: what to do next, as an imperative.
+    """
+
+    def __init__(self, given: str, expected: str, remedy: str) -> None:
+        super().__init__(given, expected, remedy)
+        self.given = given
+        self.expected = expected
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        return f"{self.given}; expected {self.expected}. {self.remedy}"
+
+
+class BudgetError(GacError):
+    """A budget or limit that is malformed or that no choice of candidates can meet."""
+
+
+class ProfileError(GacError):
+    """A latency table that cannot be read, or that belongs to other hardware."""
+
+
+class ModelError(GacError):
+    """A model that cannot be loaded, is of no supported family, or holds non-finite weights."""
+
+
+class TextError(GacError):
+    """Calibration or evaluation text that is missing, too short, or of an unknown name."""
+
+
+class PlanError(GacError):
+    """A plan that cannot be read, or that was made for another model."""
+
+
+class CheckpointError(GacError):
+    """A checkpoint directory that cannot be written or read."""

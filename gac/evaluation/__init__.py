@@ -1,0 +1,1 @@
+"""Check: perplexity and latency of a model."""

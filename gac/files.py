@@ -1,0 +1,67 @@
+"""Files at the boundary: whole or absent, validated when read."""
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+from gac.errors import GacError
+
+T = TypeVar("T")
+
+
+@contextmanager
+def atomic_path(path: Path) -> Iterator[Path]:
+    """Yield a temporary name beside ``path``; rename it onto ``path`` on success, remove it on failure."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        yield temporary
+        with temporary.open("rb") as written:
+            os.fsync(written.fileno())
+        temporary.chmod(0o666 & ~_umask())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def to_json(value: Any, indent: int | None = None) -> bytes:
+    """A frozen dataclass as JSON; NaN and infinity are refused by never being written as numbers."""
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(type(value)).dump_json(value, indent=indent)
+
+
+def from_json(kind: type[T], text: str | bytes, what: str, error: type[GacError]) -> T:
+    """Read a frozen dataclass back, strictly: unknown keys, wrong types and missing fields are errors.
+
+    Args:
+        kind: the dataclass; its ``__pydantic_config__`` should forbid extra keys.
+        what: how to name the source in an error (a path, a line).
+        error: which ``GacError`` to raise.
+
+    Raises:
+        GacError: of the class ``error``, naming the path to the first wrong field.
+    """
+    from pydantic import TypeAdapter, ValidationError
+
+    try:
+        return TypeAdapter(kind).validate_json(text, strict=True)
+    except ValidationError as failure:
+        first = failure.errors()[0]
+        field = ".".join(str(part) for part in first["loc"]) or "the document"
+        raise error(
+            f"{what}: {field}: {first['msg']}",
+            f"a {kind.__name__} as this version of GAC writes it",
+            "Make it again, or open it with the version of GAC that wrote it.",
+        ) from failure

@@ -1,0 +1,155 @@
+"""The forms a weight can take: what each costs in parameters, and which operation it runs as.
+
+Nothing outside a form's own code asks which form it is: counting, timing and building go through
+the registry here (parameters, operations) and in ``gac.compression.layers`` (modules).
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import ClassVar, Literal
+
+from gac.errors import PlanError
+
+
+@dataclass(frozen=True)
+class Weight:
+    """One linear weight, y = W x with W of shape ``(out_features, in_features)``.
+
+    Attributes:
+        name: dotted module name, for example ``model.layers.0.self_attn.q_proj``.
+        neurons: the side that holds an MLP's neurons, and that ``narrow`` shortens; None elsewhere.
+    """
+
+    name: str
+    out_features: int
+    in_features: int
+    neurons: Literal["out", "in"] | None = None
+
+    @property
+    def params(self) -> int:
+        """Parameters of the dense weight (biases are not counted)."""
+        return self.out_features * self.in_features
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One timed shape of an operator.
+
+    ``linear`` has axes m, k, n: ``x[m, k] @ W[n, k].T``. ``low_rank`` has axes m, k, r, n:
+    ``x[m, k] -> r -> n``, two GEMMs. m is the number of rows (tokens).
+    """
+
+    operator: str
+    shape: tuple[tuple[str, int], ...]
+
+    @property
+    def axes(self) -> dict[str, int]:
+        return dict(self.shape)
+
+
+def linear(m: int, k: int, n: int) -> Operation:
+    """A GEMM ``x[m, k] @ W[n, k].T``."""
+    return Operation("linear", (("m", m), ("k", k), ("n", n)))
+
+
+def low_rank(m: int, k: int, r: int, n: int) -> Operation:
+    """A pair of GEMMs ``x[m, k] -> r -> n``."""
+    return Operation("low_rank", (("m", m), ("k", k), ("r", r), ("n", n)))
+
+
+class Form(ABC):
+    """A way to store and run one weight, chosen with one integer: the dim."""
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def full(self, weight: Weight) -> int:
+        """The dim at which nothing is lost."""
+
+    @abstractmethod
+    def params(self, weight: Weight, dim: int) -> int:
+        """Exact number of parameters at this dim."""
+
+    @abstractmethod
+    def operation(self, weight: Weight, dim: int, rows: int) -> Operation:
+        """What runs at this dim for ``rows`` tokens."""
+
+    @abstractmethod
+    def axis(self, weight: Weight) -> str | None:
+        """The axis of the operation that the dim moves (None: nothing to choose)."""
+
+    def largest_useful(self, weight: Weight) -> int:
+        """The largest dim with fewer parameters than the dense weight."""
+        return (weight.params - 1) // self.params(weight, 1)
+
+
+class Dense(Form):
+    """The weight as it is."""
+
+    name = "dense"
+
+    def full(self, weight: Weight) -> int:
+        return min(weight.out_features, weight.in_features)
+
+    def params(self, weight: Weight, dim: int) -> int:
+        return weight.params
+
+    def operation(self, weight: Weight, dim: int, rows: int) -> Operation:
+        return linear(rows, weight.in_features, weight.out_features)
+
+    def axis(self, weight: Weight) -> None:
+        return None
+
+
+class LowRank(Form):
+    """W ~ B A with B ``(out, rank)`` and A ``(rank, in)``: two GEMMs."""
+
+    name = "low_rank"
+
+    def full(self, weight: Weight) -> int:
+        return min(weight.out_features, weight.in_features)
+
+    def params(self, weight: Weight, dim: int) -> int:
+        return dim * (weight.out_features + weight.in_features)
+
+    def operation(self, weight: Weight, dim: int, rows: int) -> Operation:
+        return low_rank(rows, weight.in_features, dim, weight.out_features)
+
+    def axis(self, weight: Weight) -> str:
+        return "r"
+
+
+class Narrow(Form):
+    """The MLP with fewer neurons: the same GEMM, shorter on the side of the neurons."""
+
+    name = "narrow"
+
+    def full(self, weight: Weight) -> int:
+        return weight.out_features if weight.neurons == "out" else weight.in_features
+
+    def params(self, weight: Weight, dim: int) -> int:
+        return dim * (weight.in_features if weight.neurons == "out" else weight.out_features)
+
+    def operation(self, weight: Weight, dim: int, rows: int) -> Operation:
+        if weight.neurons == "out":
+            return linear(rows, weight.in_features, dim)
+        return linear(rows, dim, weight.out_features)
+
+    def axis(self, weight: Weight) -> str:
+        return "n" if weight.neurons == "out" else "k"
+
+
+FORMS: Mapping[str, Form] = MappingProxyType({form.name: form for form in (Dense(), LowRank(), Narrow())})
+
+
+def form_named(name: str) -> Form:
+    """The form of this name.
+
+    Raises:
+        PlanError: there is no such form.
+    """
+    if name not in FORMS:
+        raise PlanError(f"form {name!r} is unknown", f"one of {', '.join(FORMS)}", "Correct the name.")
+    return FORMS[name]

@@ -1,0 +1,73 @@
+"""Families: what a model of each architecture can have changed, read from its config alone."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+from gac.errors import ModelError
+from gac.forms import Weight
+from gac.sites import Site
+
+
+class Family(ABC):
+    """One architecture: which sites it has and where their weights live."""
+
+    model_types: ClassVar[tuple[str, ...]]
+
+    @abstractmethod
+    def sites(self, config: Any) -> tuple[Site, ...]:
+        """Every site in model order, from a transformers config (no weights are needed)."""
+
+
+class Llama(Family):
+    """Llama 2 and 3: q/k/v/o projections, gated MLP, rotary embeddings, GQA."""
+
+    model_types = ("llama",)
+
+    def sites(self, config: Any) -> tuple[Site, ...]:
+        hidden, neurons = config.hidden_size, config.intermediate_size
+        head_dim = getattr(config, "head_dim", None) or hidden // config.num_attention_heads
+        query = head_dim * config.num_attention_heads
+        key = head_dim * (config.num_key_value_heads or config.num_attention_heads)
+        attention = (("q_proj", query, hidden), ("k_proj", key, hidden), ("v_proj", key, hidden))
+        found: list[Site] = []
+        for layer in range(config.num_hidden_layers):
+            prefix = f"model.layers.{layer}"
+            for kind, out, inside in (*attention, ("o_proj", hidden, query)):
+                name = f"{prefix}.self_attn.{kind}"
+                found.append(Site(name, layer, kind, (Weight(name, out, inside),)))
+            mlp = f"{prefix}.mlp"
+            weights = (
+                Weight(f"{mlp}.gate_proj", neurons, hidden, neurons="out"),
+                Weight(f"{mlp}.up_proj", neurons, hidden, neurons="out"),
+                Weight(f"{mlp}.down_proj", hidden, neurons, neurons="in"),
+            )
+            found.append(Site(mlp, layer, "mlp", weights))
+        return tuple(found)
+
+
+_FAMILIES: Mapping[str, Family] = MappingProxyType(
+    {model_type: family for family in (Llama(),) for model_type in family.model_types}
+)
+
+
+def supported() -> tuple[str, ...]:
+    """The ``model_type`` of every supported architecture."""
+    return tuple(sorted(_FAMILIES))
+
+
+def family_of(config: Any) -> Family:
+    """The family of a transformers config.
+
+    Raises:
+        ModelError: the architecture is not supported.
+    """
+    model_type = str(getattr(config, "model_type", None))
+    if model_type not in _FAMILIES:
+        raise ModelError(
+            f"model type {model_type!r}",
+            f"a supported architecture ({', '.join(supported())})",
+            "Use a model of one of these architectures.",
+        )
+    return _FAMILIES[model_type]

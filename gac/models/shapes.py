@@ -1,0 +1,26 @@
+"""Shapes of well-known models, so that a GPU can be profiled for them with no weights and no network."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """The part of a transformers config that decides the dims of its linear weights."""
+
+    model_type: str
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+
+
+SHAPES: Mapping[str, Shapes] = MappingProxyType(
+    {
+        "smollm2": Shapes("llama", 576, 1536, 30, 9, 3, 64),
+        "llama-3-8b": Shapes("llama", 4096, 14336, 32, 32, 8, 128),
+    }
+)

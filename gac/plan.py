@@ -1,0 +1,321 @@
+"""The plan: one candidate a site, with what it was made from and what it promises."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from gac.errors import PlanError
+from gac.files import atomic_path, from_json, to_json
+from gac.forms import Weight, form_named
+
+SCHEMA = 1
+_STRICT = {"extra": "forbid", "allow_inf_nan": False}
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Parameters of the targeted weights: asked for, allowed, used.
+
+    Attributes:
+        asked: kept fraction as the caller gave it.
+        limit: ``floor(asked * total)``, never exceeded.
+        used: parameters of the chosen candidates.
+        total: parameters of the dense targeted weights.
+        model: parameters of the whole dense model, embeddings and head included.
+    """
+
+    asked: float
+    limit: int
+    used: int
+    total: int
+    model: int
+    __pydantic_config__ = _STRICT
+
+    @property
+    def kept(self) -> float:
+        return self.used / self.total
+
+    @property
+    def kept_of_model(self) -> float:
+        return (self.model - self.total + self.used) / self.model
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """The text that the statistics were taken from.
+
+    Attributes:
+        text: its name, or the path it was read from.
+        windows: how many windows, each of ``window_tokens`` tokens.
+        digest: SHA-256 of the token ids.
+        loss: the dense model's mean loss on it, nats a token.
+    """
+
+    text: str
+    windows: int
+    window_tokens: int
+    digest: str
+    loss: float
+    __pydantic_config__ = _STRICT
+
+
+@dataclass(frozen=True)
+class ProfileUsed:
+    """The latency table behind the plan; ``note`` says why it, where it was not the local GPU's."""
+
+    gpu: str
+    digest: str
+    note: str
+    __pydantic_config__ = _STRICT
+
+
+@dataclass(frozen=True)
+class WorkloadLatency:
+    """Predicted latency of the targeted weights, ns, with how the plan's numbers were come by.
+
+    ``dense_ns`` and ``plan_ns`` are None where the profile lacks a shape (``unknown`` counts the weights).
+    """
+
+    workload: str
+    dense_ns: int | None
+    plan_ns: int | None
+    measured: int
+    interpolated: int
+    unknown: int
+    __pydantic_config__ = _STRICT
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What the plan promises: ``loss`` nats a token more than dense.
+
+    ``factor`` is the one fitted number between the summed curvature and the measured loss.
+    ``dense_perplexity`` and ``perplexity`` are on the calibration text.
+    """
+
+    loss: float
+    factor: float
+    dense_perplexity: float
+    perplexity: float
+    __pydantic_config__ = _STRICT
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """The solver's proof, in the units of the objective (nats a token).
+
+    Attributes:
+        status: ``optimal`` when the gap is 0, ``feasible`` otherwise.
+        value: loss of the solution.
+        lower_bound: no choice within the limits loses less.
+        gap: ``value - lower_bound``.
+        multipliers: the Lagrange multiplier of each limit (loss per unit) behind the bound.
+        method: how the solution was found.
+    """
+
+    status: Literal["optimal", "feasible"]
+    value: float
+    lower_bound: float
+    gap: float
+    multipliers: tuple[float, ...]
+    method: str
+    __pydantic_config__ = _STRICT
+
+
+@dataclass(frozen=True)
+class WeightChoice:
+    """What one weight becomes."""
+
+    name: str
+    form: str
+    dim: int
+    out_features: int
+    in_features: int
+    neurons: Literal["out", "in"] | None
+    __pydantic_config__ = _STRICT
+
+    @property
+    def weight(self) -> Weight:
+        return Weight(self.name, self.out_features, self.in_features, self.neurons)
+
+    @property
+    def params(self) -> int:
+        return form_named(self.form).params(self.weight, self.dim)
+
+
+@dataclass(frozen=True)
+class SiteChoice:
+    """The candidate chosen for a site; ``latency_ns`` has one entry a workload, None where unknown."""
+
+    site: str
+    layer: int
+    kind: str
+    weights: tuple[WeightChoice, ...]
+    params: int
+    dense_params: int
+    loss: float
+    latency_ns: tuple[int | None, ...]
+    __pydantic_config__ = _STRICT
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One candidate for every site, and everything needed to judge and to apply the choice.
+
+    ``latency`` is the asked limit by workload, as a fraction of the dense targeted weights' latency.
+    """
+
+    schema_version: int
+    gac_version: str
+    model: str
+    model_digest: str
+    family: str
+    method: str
+    forms: tuple[str, ...]
+    align: bool
+    seed: int
+    calibration: Calibration
+    profile: ProfileUsed
+    budget: Budget
+    latency: dict[str, float]
+    workloads: tuple[WorkloadLatency, ...]
+    prediction: Prediction
+    certificate: Certificate
+    sites: tuple[SiteChoice, ...]
+    __pydantic_config__ = _STRICT
+
+    def __post_init__(self) -> None:
+        if self.schema_version != SCHEMA:
+            raise PlanError(
+                f"plan has schema version {self.schema_version}",
+                f"version {SCHEMA}",
+                "Make the plan again with this version of GAC.",
+            )
+        _check_counts(self)
+
+    @property
+    def weights(self) -> tuple[WeightChoice, ...]:
+        """Every weight's choice, in model order."""
+        return tuple(weight for site in self.sites for weight in site.weights)
+
+    @property
+    def alignment(self) -> dict[str, int]:
+        """How many chosen dims (of weights that are not dense) are multiples of 64, 32, 16, 8, or none."""
+        counts = {"64": 0, "32": 0, "16": 0, "8": 0, "unaligned": 0}
+        for weight in self.weights:
+            if weight.form != "dense":
+                step = next((step for step in (64, 32, 16, 8) if weight.dim % step == 0), None)
+                counts["unaligned" if step is None else str(step)] += 1
+        return counts
+
+    @property
+    def aligned_fraction(self) -> float:
+        """Fraction of the chosen dims that are multiples of 8 (1.0 when everything stayed dense)."""
+        counts = self.alignment
+        total = sum(counts.values())
+        return 1.0 if total == 0 else 1 - counts["unaligned"] / total
+
+    def save(self, path: str | Path) -> None:
+        """Write the plan as JSON; the file is whole or absent.
+
+        Raises:
+            PlanError: the path cannot be written.
+        """
+        target = Path(path)
+        try:
+            with atomic_path(target) as temporary:
+                temporary.write_bytes(to_json(self, indent=1) + b"\n")
+        except OSError as failure:
+            raise PlanError(
+                f"plan cannot be written to {target}: {failure.strerror}",
+                "a writable path",
+                "Choose another path.",
+            ) from failure
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Plan":
+        """Read a plan back and check its counts again.
+
+        Raises:
+            PlanError: the file is unreadable, is not a plan, or contradicts itself.
+        """
+        source = Path(path)
+        try:
+            text = source.read_bytes()
+        except OSError as failure:
+            raise PlanError(
+                f"plan {source} cannot be read: {failure.strerror}",
+                "a plan written by Plan.save",
+                "Check the path.",
+            ) from failure
+        return from_json(cls, text, f"plan {source}", PlanError)
+
+    def summary(self) -> str:
+        """The plan in words, a dozen lines of plain text."""
+        return "\n".join(_summary_lines(self))
+
+
+def _check_counts(plan: Plan) -> None:
+    """Count everything again in exact integers; a plan that contradicts itself is refused."""
+    for site in plan.sites:
+        counted = sum(weight.params for weight in site.weights)
+        dense = sum(weight.weight.params for weight in site.weights)
+        if (counted, dense) != (site.params, site.dense_params):
+            raise PlanError(
+                f"site {site.site} states {site.params} of {site.dense_params} parameters",
+                f"{counted} of {dense}, as its dims say",
+                "Make the plan again; this one was edited.",
+            )
+        for weight in site.weights:
+            full = form_named(weight.form).full(weight.weight)
+            if not 0 < weight.dim <= full:
+                raise PlanError(
+                    f"weight {weight.name} has {weight.form} dim {weight.dim}",
+                    f"a dim from 1 to {full}",
+                    "Make the plan again; this one was edited.",
+                )
+    used = sum(site.params for site in plan.sites)
+    total = sum(site.dense_params for site in plan.sites)
+    if (used, total) != (plan.budget.used, plan.budget.total) or used > plan.budget.limit:
+        raise PlanError(
+            f"plan states {plan.budget.used} of {plan.budget.total} parameters, limit {plan.budget.limit}",
+            f"{used} of {total}, within the limit",
+            "Make the plan again; this one was edited.",
+        )
+
+
+def _summary_lines(plan: Plan) -> list[str]:
+    budget, prediction, proof = plan.budget, plan.prediction, plan.certificate
+    forms: dict[str, int] = {}
+    for weight in plan.weights:
+        forms[weight.form] = forms.get(weight.form, 0) + 1
+    lines = [
+        f"GAC plan for {plan.model} ({plan.family}), method {plan.method}",
+        f"parameters   {budget.used:,} of {budget.total:,} targeted ({budget.kept:.4f}; limit {budget.limit:,}, "
+        f"asked {budget.asked:g}); {budget.kept_of_model:.4f} of the whole model",
+        f"forms        {', '.join(f'{count} {form}' for form, count in sorted(forms.items()))}",
+        f"alignment    {', '.join(f'{count} x {step}' for step, count in plan.alignment.items() if count) or 'all dense'}",
+        f"loss         +{prediction.loss:.4f} nats a token predicted (factor {prediction.factor:g})",
+        f"perplexity   {prediction.dense_perplexity:.2f} -> {prediction.perplexity:.2f} predicted, on the calibration text",
+    ]
+    for workload in plan.workloads:
+        lines.append(f"latency      {_latency_line(workload)}")
+    lines += [
+        f"profile      {plan.profile.gpu} ({plan.profile.digest[:12]}){'; ' if plan.profile.note else ''}{plan.profile.note}",
+        f"calibration  {plan.calibration.windows} x {plan.calibration.window_tokens} tokens of {plan.calibration.text}, "
+        f"seed {plan.seed}",
+        f"certificate  {proof.status}: loss {proof.value:.6g}, bound {proof.lower_bound:.6g}, gap {proof.gap:.3g} "
+        f"({proof.method})",
+    ]
+    return lines
+
+
+def _latency_line(workload: WorkloadLatency) -> str:
+    if workload.dense_ns is None or workload.plan_ns is None:
+        return f"{workload.workload}: unknown, the profile lacks the shapes of {workload.unknown} weights"
+    ratio = workload.plan_ns / workload.dense_ns
+    counts = f"{workload.measured} measured, {workload.interpolated} interpolated"
+    return (
+        f"{workload.workload}: {workload.plan_ns / 1e6:.3f} ms of {workload.dense_ns / 1e6:.3f} ms dense "
+        f"({ratio:.3f}x; {counts})"
+    )

@@ -1,0 +1,1 @@
+"""Measure the GPU: what a shape costs."""

@@ -1,0 +1,1 @@
+"""Show: tables, figures and pages."""

@@ -1,0 +1,1 @@
+"""Measure the model: what a choice loses."""
