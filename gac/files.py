@@ -12,6 +12,11 @@ from gac.errors import GacError
 T = TypeVar("T")
 
 
+def home() -> Path:
+    """Where GAC keeps what it measured on this machine: ``$GAC_HOME``, or ``~/.cache/gac``."""
+    return Path(os.environ.get("GAC_HOME") or Path.home() / ".cache" / "gac")
+
+
 @contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
     """Yield a temporary name beside ``path``; rename it onto ``path`` on success, remove it on failure."""

@@ -1,5 +1,6 @@
 """The plan: one candidate a site, with what it was made from and what it promises."""
 
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -285,29 +286,22 @@ def _check_counts(plan: Plan) -> None:
 
 
 def _summary_lines(plan: Plan) -> list[str]:
-    budget, prediction, proof = plan.budget, plan.prediction, plan.certificate
-    forms: dict[str, int] = {}
-    for weight in plan.weights:
-        forms[weight.form] = forms.get(weight.form, 0) + 1
-    lines = [
-        f"GAC plan for {plan.model} ({plan.family}), method {plan.method}",
-        f"parameters   {budget.used:,} of {budget.total:,} targeted ({budget.kept:.4f}; limit {budget.limit:,}, "
-        f"asked {budget.asked:g}); {budget.kept_of_model:.4f} of the whole model",
+    budget, prediction, proof, text = plan.budget, plan.prediction, plan.certificate, plan.calibration
+    forms = Counter(weight.form for weight in plan.weights)
+    aligned = ", ".join(f"{count} x {step}" for step, count in plan.alignment.items() if count)
+    return [
+        f"GAC plan for {plan.model} ({plan.family}), method {plan.method}, made with GAC {plan.gac_version}",
+        f"parameters   {budget.used:,} of {budget.total:,} targeted: {budget.kept:.4f} kept, {budget.asked:g} asked,",
+        f"             {budget.limit:,} allowed; {budget.kept_of_model:.4f} of the whole model",
         f"forms        {', '.join(f'{count} {form}' for form, count in sorted(forms.items()))}",
-        f"alignment    {', '.join(f'{count} x {step}' for step, count in plan.alignment.items() if count) or 'all dense'}",
-        f"loss         +{prediction.loss:.4f} nats a token predicted (factor {prediction.factor:g})",
-        f"perplexity   {prediction.dense_perplexity:.2f} -> {prediction.perplexity:.2f} predicted, on the calibration text",
+        f"alignment    {aligned or 'everything stays dense'}",
+        f"loss         +{prediction.loss:.4f} nats a token predicted",
+        f"perplexity   {prediction.dense_perplexity:.2f} -> {prediction.perplexity:.2f} predicted on calibration text",
+        *(f"latency      {_latency_line(workload)}" for workload in plan.workloads),
+        f"profile      {plan.profile.gpu}, {plan.profile.digest[:12]}; {plan.profile.note}",
+        f"calibration  {text.windows} x {text.window_tokens} tokens of {text.text}, seed {plan.seed}",
+        f"certificate  {proof.status}: loss {proof.value:.6g}, bound {proof.lower_bound:.6g}, gap {proof.gap:.3g}",
     ]
-    for workload in plan.workloads:
-        lines.append(f"latency      {_latency_line(workload)}")
-    lines += [
-        f"profile      {plan.profile.gpu} ({plan.profile.digest[:12]}){'; ' if plan.profile.note else ''}{plan.profile.note}",
-        f"calibration  {plan.calibration.windows} x {plan.calibration.window_tokens} tokens of {plan.calibration.text}, "
-        f"seed {plan.seed}",
-        f"certificate  {proof.status}: loss {proof.value:.6g}, bound {proof.lower_bound:.6g}, gap {proof.gap:.3g} "
-        f"({proof.method})",
-    ]
-    return lines
 
 
 def _latency_line(workload: WorkloadLatency) -> str:

@@ -129,3 +129,16 @@ class CandidateSet:
 
     def __len__(self) -> int:
         return len(self.params)
+
+    def row(self, index: int) -> "CandidateSet":
+        """One candidate, as a set of one."""
+        cut = slice(index, index + 1)
+        return CandidateSet(
+            self.site,
+            self.forms[cut],
+            self.dims[cut],
+            self.params[cut],
+            self.loss[cut],
+            self.latency[cut],
+            self.interpolated[cut],
+        )

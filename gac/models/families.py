@@ -34,9 +34,12 @@ class Llama(Family):
         found: list[Site] = []
         for layer in range(config.num_hidden_layers):
             prefix = f"model.layers.{layer}"
-            for kind, out, inside in (*attention, ("o_proj", hidden, query)):
-                name = f"{prefix}.self_attn.{kind}"
+            block = f"{prefix}.self_attn"
+            for kind, out, inside in attention:
+                name = f"{block}.{kind}"
                 found.append(Site(name, layer, kind, (Weight(name, out, inside),)))
+            name = f"{block}.o_proj"
+            found.append(Site(name, layer, "o_proj", (Weight(name, hidden, query),)))
             mlp = f"{prefix}.mlp"
             weights = (
                 Weight(f"{mlp}.gate_proj", neurons, hidden, neurons="out"),

@@ -1,0 +1,110 @@
+"""From chosen candidates to a plan: counts, predictions and provenance, all in one record."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+import gac
+from gac.forms import form_named
+from gac.plan import (
+    SCHEMA,
+    Budget,
+    Calibration,
+    Certificate,
+    Plan,
+    Prediction,
+    ProfileUsed,
+    SiteChoice,
+    WeightChoice,
+    WorkloadLatency,
+)
+from gac.sites import CandidateSet, Site, Workload
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """What a plan was made from, apart from the choice itself."""
+
+    model: str
+    model_digest: str
+    model_params: int
+    family: str
+    method: str
+    forms: tuple[str, ...]
+    align: bool
+    seed: int
+    calibration: Calibration
+    profile: ProfileUsed
+    factor: float
+
+
+def assemble(
+    sites: Sequence[Site],
+    chosen: Sequence[CandidateSet],
+    dense: Sequence[CandidateSet],
+    budget: float,
+    limit: int,
+    workloads: Sequence[Workload],
+    latency: Mapping[str, float],
+    certificate: Certificate,
+    made_from: Provenance,
+) -> Plan:
+    """Write down one chosen candidate a site.
+
+    Args:
+        chosen: for each site its candidate set, cut to the one row that was chosen.
+        dense: for each site the dense candidate, for comparison.
+    """
+    choices = tuple(_site_choice(site, row) for site, row in zip(sites, chosen, strict=True))
+    loss = float(sum(choice.loss for choice in choices))
+    dense_perplexity = float(np.exp(made_from.calibration.loss))
+    return Plan(
+        schema_version=SCHEMA,
+        gac_version=gac.__version__,
+        model=made_from.model,
+        model_digest=made_from.model_digest,
+        family=made_from.family,
+        method=made_from.method,
+        forms=made_from.forms,
+        align=made_from.align,
+        seed=made_from.seed,
+        calibration=made_from.calibration,
+        profile=made_from.profile,
+        budget=Budget(
+            budget, limit, sum(c.params for c in choices), sum(site.params for site in sites), made_from.model_params
+        ),
+        latency=dict(latency),
+        workloads=tuple(_workload(i, workload, chosen, dense) for i, workload in enumerate(workloads)),
+        prediction=Prediction(loss, made_from.factor, dense_perplexity, dense_perplexity * float(np.exp(loss))),
+        certificate=certificate,
+        sites=choices,
+    )
+
+
+def _site_choice(site: Site, row: CandidateSet) -> SiteChoice:
+    assert len(row) == 1
+    weights = tuple(
+        WeightChoice(weight.name, str(form), int(dim), weight.out_features, weight.in_features, weight.neurons)
+        for weight, form, dim in zip(site.weights, row.forms[0], row.dims[0], strict=True)
+    )
+    params = sum(form_named(weight.form).params(weight.weight, weight.dim) for weight in weights)
+    assert params == int(row.params[0])
+    latency = tuple(None if ns < 0 else int(ns) for ns in row.latency[0])
+    return SiteChoice(site.name, site.layer, site.kind, weights, params, site.params, float(row.loss[0]), latency)
+
+
+def _workload(
+    index: int, workload: Workload, chosen: Sequence[CandidateSet], dense: Sequence[CandidateSet]
+) -> WorkloadLatency:
+    plan_ns, unknown = _total(index, chosen)
+    dense_ns, _ = _total(index, dense)
+    weights = sum(row.dims.shape[1] for row in chosen)
+    interpolated = int(sum(row.interpolated[0, index] for row in chosen))
+    return WorkloadLatency(str(workload), dense_ns, plan_ns, weights - interpolated - unknown, interpolated, unknown)
+
+
+def _total(index: int, rows: Sequence[CandidateSet]) -> tuple[int | None, int]:
+    """Summed ns, or None with the number of weights in the sites whose latency is unknown."""
+    unknown = sum(row.dims.shape[1] for row in rows if row.latency[0, index] < 0)
+    return (None, unknown) if unknown else (sum(int(row.latency[0, index]) for row in rows), 0)

@@ -1,0 +1,236 @@
+"""From loss curves and a latency table to the candidates of a site."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gac.allocation.pareto import front
+from gac.errors import ProfileError
+from gac.forms import Form, Operation, Weight, form_named
+from gac.profiling.cliffs import sound_dims
+from gac.profiling.table import Profile
+from gac.sites import CandidateSet, Floats, Ints, LossCurve, Site, SiteCurves, Workload
+
+UNKNOWN = -1
+_BATCH = 1 << 20
+
+
+@dataclass(frozen=True, eq=False)
+class Timing:
+    """Where latencies come from: a profile (or None: all unknown), the workloads, and the dtype it is asked for."""
+
+    profile: Profile | None
+    workloads: tuple[Workload, ...]
+    dtype: str
+
+
+@dataclass(frozen=True, eq=False)
+class _Rows:
+    """Candidates of some weights of a site, one a row; columns as in ``CandidateSet``."""
+
+    forms: NDArray[np.str_]
+    dims: Ints
+    params: Ints
+    loss: Floats
+    latency: Ints
+    interpolated: Ints
+
+    def __len__(self) -> int:
+        return len(self.params)
+
+    def at(self, index: Ints | NDArray[np.bool_]) -> "_Rows":
+        return _Rows(*(column[index] for column in vars(self).values()))
+
+
+def candidates(
+    site: Site,
+    curves: SiteCurves,
+    *,
+    forms: Sequence[str],
+    profile: Profile | None,
+    workloads: Sequence[Workload],
+    align: bool,
+    dtype: str = "bf16",
+    keep_latency: bool,
+) -> CandidateSet:
+    """Every form and dim worth choosing for a site.
+
+    Each weight may stay dense or take one of its ranks; a site with neurons may instead take one of its
+    widths, the same for all its weights. The combinations of several weights are reduced to those that no other
+    one beats or equals in params and loss (and in the latency of every workload where ``keep_latency``), which loses no
+    optimum as long as nothing else is limited. The dense site always stays.
+
+    Args:
+        forms: which forms besides dense (``low_rank``, ``narrow``).
+        align: only dims that the profile shows to be sound for all workloads; otherwise every integer dim.
+        keep_latency: latency will be limited too.
+
+    Raises:
+        ProfileError: ``align`` without a profile.
+        PlanError: a form is unknown.
+    """
+    if align and profile is None:
+        raise ProfileError(
+            "align=True without a profile",
+            "a profile that shows which dims are sound",
+            "Name a profile, or align=False.",
+        )
+    timing = Timing(profile, tuple(workloads), dtype)
+    allowed = {form_named(name).name for name in forms}
+    rows = _one_by_one(site, curves if "low_rank" in allowed else None, timing, align, keep_latency)
+    if "narrow" in allowed and site.neurons is not None and curves.narrow is not None:
+        rows = _concatenated([rows, _together(form_named("narrow"), site, curves.narrow, timing, align)])
+        rows = _reduced(rows, keep_latency)
+    return _candidate_set(site, _with_dense(rows, site, timing))
+
+
+def dense_candidate(
+    site: Site, *, profile: Profile | None, workloads: Sequence[Workload], dtype: str = "bf16"
+) -> CandidateSet:
+    """The dense site as its only candidate: what a plan's parameters and latency are set beside."""
+    return _candidate_set(site, _dense(site, Timing(profile, tuple(workloads), dtype)))
+
+
+def _one_by_one(site: Site, curves: SiteCurves | None, timing: Timing, align: bool, keep_latency: bool) -> _Rows:
+    """All combinations of the weights' own choices, reduced after each weight."""
+    rows: _Rows | None = None
+    for weight in site.weights:
+        options = _options(form_named("dense"), weight, np.array([form_named("dense").full(weight)]), None, timing)
+        if curves is not None and weight.name in curves.low_rank:
+            form = form_named("low_rank")
+            dims = _dims(form, [weight], form.largest_useful(weight), timing, align)
+            options = _concatenated([options, _options(form, weight, dims, curves.low_rank[weight.name], timing)])
+        rows = options if rows is None else _combined(rows, options, keep_latency)
+    assert rows is not None, "a site without weights"
+    return rows
+
+
+def _together(form: Form, site: Site, curve: LossCurve, timing: Timing, align: bool) -> _Rows:
+    """One dim for all weights of the site, below the full one."""
+    dims = _dims(form, site.weights, curve.full - 1, timing, align)
+    parts = [_options(form, weight, dims, None, timing) for weight in site.weights]
+    rows = parts[0]
+    for part in parts[1:]:
+        rows = _beside(rows, part)
+    return _Rows(rows.forms, rows.dims, rows.params, curve.loss[dims], rows.latency, rows.interpolated)
+
+
+def _dims(form: Form, weights: Sequence[Weight], largest: int, timing: Timing, align: bool) -> Ints:
+    """The dims from 1 to the largest, and of those the sound ones where dims are to be aligned."""
+    dims = np.arange(1, largest + 1, dtype=np.int64)
+    if not align:
+        return dims
+    assert timing.profile is not None
+    for weight in weights:
+        operations = [form.operation(weight, 1, rows) for rows in _rows_of(timing.workloads)]
+        axis = form.axis(weight)
+        assert axis is not None
+        fixed = [_fixed(operation, axis) for operation in operations]
+        dims = dims[sound_dims(timing.profile, operations[0].operator, fixed, axis, dims, timing.dtype)]
+    return dims
+
+
+def _rows_of(workloads: Sequence[Workload]) -> list[int]:
+    """Rows of each workload; soundness without a workload is asked for a single row."""
+    return [workload.rows for workload in workloads] or [1]
+
+
+def _fixed(operation: Operation, axis: str) -> dict[str, int]:
+    return {name: size for name, size in operation.shape if name != axis}
+
+
+def _options(form: Form, weight: Weight, dims: Ints, curve: LossCurve | None, timing: Timing) -> _Rows:
+    """One weight in one form at each of the dims."""
+    count = len(dims)
+    latency, measured = _latency(form, weight, dims, timing)
+    return _Rows(
+        forms=np.full((count, 1), form.name),
+        dims=dims[:, None],
+        params=np.array([form.params(weight, dim) for dim in dims.tolist()], dtype=np.int64),
+        loss=np.zeros(count) if curve is None else curve.loss[dims],
+        latency=latency,
+        interpolated=((latency != UNKNOWN) & ~measured).astype(np.int64),
+    )
+
+
+def _latency(form: Form, weight: Weight, dims: Ints, timing: Timing) -> tuple[Ints, NDArray[np.bool_]]:
+    """Latency in ns (-1 where unknown) and whether it was measured, both of shape ``(dims, workloads)``."""
+    shape = (len(dims), len(timing.workloads))
+    latency, measured = np.full(shape, UNKNOWN, dtype=np.int64), np.zeros(shape, dtype=np.bool_)
+    if timing.profile is None or len(dims) == 0:
+        return latency, measured
+    axis = form.axis(weight)
+    for column, workload in enumerate(timing.workloads):
+        operation = form.operation(weight, int(dims[0]), workload.rows)
+        if axis is not None:
+            fixed = _fixed(operation, axis)
+            latency[:, column], measured[:, column] = timing.profile.latency(
+                operation.operator, fixed, axis, dims, timing.dtype
+            )
+        else:
+            point = timing.profile.point(operation, timing.dtype)
+            if point is not None:
+                latency[:, column], measured[:, column] = point, True
+    return latency, measured
+
+
+def _dense(site: Site, timing: Timing) -> _Rows:
+    form = form_named("dense")
+    parts = [_options(form, weight, np.array([form.full(weight)]), None, timing) for weight in site.weights]
+    rows = parts[0]
+    for part in parts[1:]:
+        rows = _beside(rows, part)
+    return rows
+
+
+def _beside(left: _Rows, right: _Rows) -> _Rows:
+    """Row by row, the choices of the left weights with those of the right ones."""
+    return _Rows(
+        np.concatenate([left.forms, right.forms], axis=1),
+        np.concatenate([left.dims, right.dims], axis=1),
+        left.params + right.params,
+        left.loss + right.loss,
+        _sum_of_latencies(left.latency, right.latency),
+        left.interpolated + right.interpolated,
+    )
+
+
+def _sum_of_latencies(left: Ints, right: Ints) -> Ints:
+    """The sum, unknown where either is."""
+    return np.where((left == UNKNOWN) | (right == UNKNOWN), UNKNOWN, left + right)
+
+
+def _combined(left: _Rows, right: _Rows, keep_latency: bool) -> _Rows:
+    """Every left row beside every right row, reduced; in batches of left rows, so that memory stays bounded."""
+    width = max(1, _BATCH // len(right))
+    parts = []
+    for start in range(0, len(left), width):
+        here = np.arange(start, min(start + width, len(left)))
+        pairs = np.repeat(here, len(right)), np.tile(np.arange(len(right)), len(here))
+        parts.append(_reduced(_beside(left.at(pairs[0]), right.at(pairs[1])), keep_latency))
+    return parts[0] if len(parts) == 1 else _reduced(_concatenated(parts), keep_latency)
+
+
+def _reduced(rows: _Rows, keep_latency: bool) -> _Rows:
+    """Without the rows that another one beats or equals; an unknown latency is worse than any known one."""
+    columns = [rows.params, np.unique(rows.loss, return_inverse=True)[1]]
+    if keep_latency:
+        columns += list(np.where(rows.latency == UNKNOWN, np.iinfo(np.int64).max, rows.latency).T)
+    return rows.at(front(np.stack(columns, axis=1)))
+
+
+def _concatenated(parts: Iterable[_Rows]) -> _Rows:
+    return _Rows(*(np.concatenate(columns) for columns in zip(*(vars(part).values() for part in parts), strict=True)))
+
+
+def _with_dense(rows: _Rows, site: Site, timing: Timing) -> _Rows:
+    dense = _dense(site, timing)
+    present = ((rows.forms == dense.forms) & (rows.dims == dense.dims)).all(axis=1).any()
+    return rows if present else _concatenated([rows, dense])
+
+
+def _candidate_set(site: Site, rows: _Rows) -> CandidateSet:
+    rows = rows.at(np.lexsort((rows.loss, rows.params)))
+    return CandidateSet(site.name, rows.forms, rows.dims, rows.params, rows.loss, rows.latency, rows.interpolated)

@@ -1,0 +1,12 @@
+"""Exact multi-choice knapsack: one item a group, least loss within every limit, with a proof.
+
+The steps, each a module: flat arrays with cheapest costs subtracted and common divisors out (``instance``); Lagrange
+multipliers of the linear relaxation (``relaxation``); losses as integers, and a bound that is exact in them
+(``bounds``); the items that the bound does not rule out, searched with lists of partial choices that are joined in the
+middle (``core``, ``join``), in margins that widen until the optimum is settled (``search``).
+"""
+
+from gac.allocation.knapsack.groups import Group, Solution
+from gac.allocation.knapsack.solve import knapsack
+
+__all__ = ["Group", "Solution", "knapsack"]

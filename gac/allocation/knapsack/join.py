@@ -1,0 +1,104 @@
+"""Join two lists of partial choices: the best pair within the limits."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from gac.allocation.knapsack.states import States
+from gac.sites import Floats, Ints
+
+MOST_PAIRS = 1 << 26
+_BATCH = 1 << 21
+_CLASS = 256
+_UP = 1 + 2.0**-40
+
+
+@dataclass(frozen=True)
+class Joined:
+    """The best pair (positions in left and right, or None), whether none was left out, and how many were looked at."""
+
+    best: tuple[int, int] | None
+    complete: bool
+    pairs: int
+
+
+def join(left: States, right: States, free: Ints, below: int, room: int, multipliers: Floats) -> Joined:
+    """The pair whose costs sum to at most ``free`` with the smallest sum of values, if that is less than ``below``.
+
+    ``room`` and ``multipliers`` are the bound's: pairs whose reduced values sum to ``room`` or more cannot be below.
+    Beyond ``MOST_PAIRS`` the rest is left out.
+    """
+    if len(free) == 1:
+        return Joined(_join_one(left, right, int(free[0]), below), True, len(left))
+    return _join_several(left, right, free, below, room, multipliers)
+
+
+def _join_one(left: States, right: States, free: int, below: int) -> tuple[int, int] | None:
+    """One limit: beside each left state stands the smallest value among the right ones that still fit."""
+    order = np.argsort(right.costs[0], kind="stable")
+    values = right.values[order]
+    lowest = np.minimum.accumulate(values)
+    fitting = np.searchsorted(right.costs[0, order], free - left.costs[0], side="right")
+    fits = np.flatnonzero(fitting)
+    if len(fits) == 0:
+        return None
+    total = left.values[fits] + lowest[fitting[fits] - 1]
+    best = int(total.argmin())
+    if total[best] >= below:
+        return None
+    partner = np.flatnonzero(values[: fitting[fits[best]]] == lowest[fitting[fits[best]] - 1])[0]
+    return int(fits[best]), int(order[partner])
+
+
+def _join_several(left: States, right: States, free: Ints, below: int, room: int, multipliers: Floats) -> Joined:
+    """Several limits: look only at the pairs that use nearly all of the limit whose use is tightest.
+
+    A choice with reduced values R that leaves u of a limit unused has a value of at least bound + R + multiplier * u,
+    so u < (room - R) / multiplier. The right list is cut into classes of similar R, which keeps that window narrow.
+    """
+    best: tuple[int, int] | None = None
+    pairs = 0
+    tightest = int(np.argmax(multipliers * (np.ptp(left.costs, axis=1) + np.ptp(right.costs, axis=1))))
+    by_reduced = np.argsort(right.reduced, kind="stable")
+    for members in np.array_split(by_reduced, max(1, len(right) // _CLASS)):
+        members = members[np.argsort(right.costs[tightest, members], kind="stable")]
+        spare = room - int(right.reduced[members].min()) - left.reduced
+        rows = np.flatnonzero(spare > 0)
+        most = free[tightest] - left.costs[tightest, rows]
+        first, end = _window(right.costs[tightest, members], most, spare[rows], float(multipliers[tightest]))
+        pairs += int((end - first).sum())
+        if pairs > MOST_PAIRS:
+            return Joined(best, False, pairs)
+        for a, b in _pairs(rows, first, end):
+            b = members[b]
+            total = left.values[a] + right.values[b]
+            fits = np.flatnonzero(total < below)
+            a, b, total = a[fits], b[fits], total[fits]
+            fits = np.flatnonzero((left.costs[:, a] + right.costs[:, b] <= free[:, None]).all(axis=0))
+            if len(fits):
+                at = fits[total[fits].argmin()]
+                best, below = (int(a[at]), int(b[at])), int(total[at])
+    return Joined(best, True, pairs)
+
+
+def _window(costs: Ints, most: Ints, spare: Ints, multiplier: float) -> tuple[Ints, Ints]:
+    """Which of the rising ``costs`` are at most ``most``, and not so low that the pair wastes its spare room."""
+    end = np.searchsorted(costs, most, side="right")
+    if multiplier == 0.0:
+        return np.zeros_like(end), end
+    unused = np.minimum(spare / multiplier * _UP + 1, 2.0**61).astype(np.int64)
+    return np.searchsorted(costs, most - unused, side="left"), end
+
+
+def _pairs(rows: Ints, first: Ints, end: Ints) -> Iterator[tuple[Ints, Ints]]:
+    """Pairs of a row and each position of its window, in batches."""
+    ends = np.cumsum(end - first)
+    start = 0
+    while start < len(rows):
+        done = int(ends[start - 1]) if start else 0
+        stop = max(start + 1, int(np.searchsorted(ends, done + _BATCH, side="right")))
+        sizes = (end - first)[start:stop]
+        offsets = np.arange(int(sizes.sum())) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        yield np.repeat(rows[start:stop], sizes), np.repeat(first[start:stop], sizes) + offsets
+        start = stop

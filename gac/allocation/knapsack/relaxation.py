@@ -1,0 +1,143 @@
+"""Lagrange multipliers and a first choice, in floats: they steer the search and prove nothing."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from gac.allocation.knapsack.ragged import Ragged
+from gac.sites import Floats, Ints
+
+_ROUNDS = 100
+_CLOSE = 1e-12
+_PENALTY = 1e6
+
+
+@dataclass(frozen=True, eq=False)
+class Relaxation:
+    """The linear relaxation's multipliers (loss per unit of each limit), and a choice within the limits or None."""
+
+    multipliers: Floats
+    choice: Ints | None
+
+
+def relax(items: Ragged) -> Relaxation:
+    """Solve the linear relaxation; ``items`` starts at cost 0 and has float values."""
+    return _relax_one(items) if len(items.costs) == 1 else _relax_several(items)
+
+
+def _relax_one(items: Ragged) -> Relaxation:
+    """Maximise the dual of one limit by cutting planes: the next multiplier is where the two tangents meet.
+
+    The argmin's cost falls as the multiplier rises, so between two multipliers only the items whose cost
+    lies between the two choices can be chosen: the arrays shrink as the bracket closes.
+    """
+    slack = int(items.slack[0])
+    work = replace(items, origin=np.arange(len(items)))
+    dear, cheap = _cheapest_of_smallest(work), _smallest_of_cheapest(work)
+    if items.used(dear)[0] <= slack:
+        return Relaxation(np.zeros(1), dear)
+    multiplier = 0.0
+    for _ in range(_ROUNDS):
+        gain = float((items.values[cheap] - items.values[dear]).sum())
+        spread = items.costs[0, dear].sum() - items.costs[0, cheap].sum()
+        multiplier = gain / float(spread)
+        low, high = items.costs[0, cheap], items.costs[0, dear]
+        work = work.keep((work.costs[0] >= low[work.group]) & (work.costs[0] <= high[work.group]))
+        total = work.values + multiplier * work.costs[0]
+        pick = work.origin[work.first_minimum(total)]
+        here = float((items.values[pick] + multiplier * items.costs[0, pick]).sum())
+        tangent = float((items.values[cheap] + multiplier * items.costs[0, cheap]).sum())
+        used = items.costs[0, pick].sum()
+        if here >= tangent * (1 - _CLOSE) or not items.used(cheap)[0] < used < items.used(dear)[0]:
+            break
+        if used <= slack:
+            cheap = pick
+        else:
+            dear = pick
+    return Relaxation(np.array([multiplier]), cheap)
+
+
+def _cheapest_of_smallest(items: Ragged) -> Ints:
+    """Each group's smallest value, the cheapest one where they tie."""
+    smallest = items.values == np.minimum.reduceat(items.values, items.starts)[items.group]
+    return items.first_minimum(np.where(smallest, items.costs[0], np.iinfo(np.int64).max))
+
+
+def _smallest_of_cheapest(items: Ragged) -> Ints:
+    """Each group's lowest cost, the smallest value where they tie."""
+    cheapest = items.costs[0] == items.cheapest[0][items.group]
+    return items.first_minimum(np.where(cheapest, items.values, np.inf))
+
+
+def _relax_several(items: Ragged) -> Relaxation:
+    """Column generation: a small linear program over the columns seen so far prices all items for the next ones.
+
+    A column that breaks a limit may do so at a penalty, so that the program always has a solution.
+    """
+    columns = _first_columns(items)
+    scale = np.maximum(items.slack, 1).astype(np.float64)
+    unit = float(np.maximum.reduceat(items.values, items.starts).sum()) or 1.0
+    multipliers, bound = np.zeros(len(items.costs)), -np.inf
+    weights = np.ones(len(columns))
+    for _ in range(_ROUNDS):
+        program = _solve(items, columns, scale, unit)
+        if program is None:
+            break
+        objective, weights, prices = program
+        priced = items.values + prices @ items.costs
+        picks = items.first_minimum(priced)
+        dual = float(priced[picks].sum() - prices @ items.slack)
+        if dual > bound:
+            bound, multipliers = dual, prices
+        unit = max(abs(objective), np.finfo(np.float64).tiny)
+        if objective - bound <= _CLOSE * unit or np.isin(picks, columns).all():
+            break
+        merged = np.union1d(columns, picks)
+        weights, columns = np.zeros(len(merged)), merged
+    return Relaxation(multipliers, _fitted(items, columns, weights))
+
+
+def _first_columns(items: Ragged) -> Ints:
+    """The smallest value, the lowest cost under each limit and the lowest sum of used shares in each group."""
+    shares = (items.costs / np.maximum(items.slack, 1)[:, None]).sum(axis=0)
+    picks = [items.first_minimum(row) for row in (items.values, shares, *items.costs)]
+    return np.unique(np.concatenate(picks))
+
+
+def _solve(items: Ragged, columns: Ints, scale: Floats, unit: float) -> tuple[float, Floats, Floats] | None:
+    """The restricted program's objective, weight of each column, multiplier of each limit; None if HiGHS gives up."""
+    from scipy.optimize import linprog
+    from scipy.sparse import csr_array
+
+    limits, groups, count = len(items.costs), len(items.starts), len(columns)
+    one_each = csr_array((np.ones(count), (items.group[columns], np.arange(count))), shape=(groups, count + limits))
+    within = np.hstack([items.costs[:, columns] / scale[:, None], -np.eye(limits)])
+    losses = np.append(items.values[columns] * (groups / unit), np.full(limits, _PENALTY * groups))
+    found = linprog(  # type: ignore[call-overload]  # its stubs know no sparse A_eq
+        losses, A_ub=within, b_ub=items.slack / scale, A_eq=one_each, b_eq=np.ones(groups), method="highs-ds"
+    )
+    if found.status != 0:
+        return None
+    prices = np.maximum(-found.ineqlin.marginals, 0.0) * (unit / groups) / scale
+    return float(found.fun) * unit / groups, found.x[:count], prices
+
+
+def _fitted(items: Ragged, columns: Ints, weights: Floats) -> Ints | None:
+    """The heaviest column of each group, exchanged one at a time until the limits hold; None if that gets stuck."""
+    heaviest = np.lexsort((columns, -weights, items.group[columns]))
+    choice = columns[heaviest[np.flatnonzero(np.diff(items.group[columns[heaviest]], prepend=-1))]]
+    scale = np.maximum(items.slack, 1)[:, None].astype(np.float64)
+    excess = np.inf
+    while True:
+        over = items.used(choice) - items.slack
+        if (over <= 0).all():
+            return choice
+        now = choice[items.group[columns]]
+        after = over[:, None] + items.costs[:, columns] - items.costs[:, now]
+        left = (np.maximum(after, 0) / scale).sum(axis=0)
+        best = int(np.lexsort((items.values[columns] - items.values[now], left))[0])
+        if left[best] >= excess:
+            return None
+        excess = float(left[best])
+        choice = choice.copy()
+        choice[items.group[columns[best]]] = columns[best]

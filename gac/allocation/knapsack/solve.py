@@ -1,0 +1,132 @@
+"""The public function: from groups to a choice with its certificate."""
+
+import math
+import operator
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+
+from gac.allocation.knapsack.bounds import Bound, lagrangian
+from gac.allocation.knapsack.feasibility import within_limits
+from gac.allocation.knapsack.groups import Group, Solution
+from gac.allocation.knapsack.instance import OutOfReachError, Reduced, reduced, scaled, unit_of
+from gac.allocation.knapsack.relaxation import relax
+from gac.allocation.knapsack.search import Outcome, settle
+from gac.errors import GacError
+from gac.plan import Certificate
+from gac.sites import Ints
+
+
+def knapsack(
+    groups: Sequence[Group], limits: Sequence[int], *, names: Sequence[str] = (), seconds: float = 60.0
+) -> Solution:
+    """Choose one item of each group so that the sum of values is smallest and every limit holds.
+
+    >>> solution = knapsack(
+    ...     [
+    ...         Group("attention", values=[0.0, 0.1, 0.7], costs=[[16], [8], [4]]),
+    ...         Group("mlp", values=[0.0, 0.5, 0.9], costs=[[48], [32], [24]]),
+    ...     ],
+    ...     limits=[40],
+    ... )
+    >>> solution.choice, solution.used
+    ((1, 1), (40,))
+    >>> solution.certificate.status, solution.certificate.value, solution.certificate.gap
+    ('optimal', 0.6, 0.0)
+
+    Costs and limits are exact integers throughout. Losses, each less its group's smallest, are compared as whole
+    numbers of ``Solution.unit``: a power of two, at least 2**51 times smaller than what the first choice found loses
+    (one bit less for each doubling beyond 1,024 groups). ``optimal`` means that in these integers no choice within the
+    limits loses less: the gap is exactly 0.
+
+    Args:
+        groups: at least one; all with the same number of limits.
+        limits: the largest allowed sum of costs, one a column of the groups' costs.
+        names: what an error calls the limits (``limit 1``, ``limit 2``, ... where not given).
+        seconds: what HiGHS may take to improve the choice where the exact search grows too large; only then can the
+            status be ``feasible``, with the gap that remains.
+
+    Raises:
+        BudgetError: no choice is within the limits; says by how much, what is reachable, and which limit binds.
+        GacError: no group or no limit; groups with another number of limits; a limit that is no integer.
+    """
+    limits = _limits(groups, limits)
+    names = tuple(names) or tuple(f"limit {number}" for number in range(1, len(limits) + 1))
+    try:
+        instance = reduced(groups, limits)
+    except OutOfReachError:
+        within_limits(groups, limits, names, knapsack)
+        raise AssertionError("a limit out of reach was met") from None
+    relaxation = relax(instance.items)
+    start = relaxation.choice
+    if start is None:
+        start = _positions(instance, within_limits(groups, limits, names, knapsack))
+    if not instance.items.values[start].any():
+        return _all_smallest(groups, instance, start)
+    items, start, unit = scaled(instance.items, start)
+    bound = lagrangian(items, relaxation.multipliers / unit)
+    outcome = settle(items, bound, start, seconds)
+    return _proved(groups, items.origin[outcome.choice], outcome, instance, bound, unit)
+
+
+def _limits(groups: Sequence[Group], limits: Sequence[int]) -> tuple[int, ...]:
+    if not groups or not limits:
+        raise GacError(
+            f"{len(groups)} groups and {len(limits)} limits", "one of each at least", "Give a group and a limit."
+        )
+    for group in groups:
+        if group.costs.shape[1] != len(limits):
+            raise GacError(
+                f"group {group.name!r} has costs under {group.costs.shape[1]} limits",
+                f"{len(limits)}, as many as there are limits",
+                "Give one column of costs a limit.",
+            )
+    try:
+        return tuple(operator.index(limit) for limit in limits)
+    except TypeError:
+        raise GacError(
+            f"limits {list(limits)}", "integers", "Round the limits down to whole units (parameters, ns, bytes)."
+        ) from None
+
+
+def _positions(instance: Reduced, choice: Sequence[int]) -> Ints:
+    """Where the items of a choice stand in the instance."""
+    wanted = np.asarray(choice)[instance.items.group] == instance.items.origin
+    found = np.flatnonzero(wanted)
+    assert len(found) == len(choice), "a choice within the limits was left out"
+    return found
+
+
+def _all_smallest(groups: Sequence[Group], instance: Reduced, start: Ints) -> Solution:
+    """Nothing can lose less than every group's smallest loss."""
+    choice = instance.items.origin[start]
+    value = _total(groups, choice)
+    multipliers = (0.0,) * len(instance.divisors)
+    certificate = Certificate("optimal", value, value, 0.0, multipliers, "every group at its smallest loss")
+    unit = unit_of(float(instance.items.values.max()) or 1.0, len(groups))
+    return _solution(groups, choice, certificate, unit)
+
+
+def _proved(
+    groups: Sequence[Group], choice: Ints, outcome: Outcome, instance: Reduced, bound: Bound, unit: float
+) -> Solution:
+    value = _total(groups, choice)
+    gap = (outcome.value - outcome.lower) * unit
+    method = (
+        f"Lagrangian bound, {len(instance.items):,} items fixed down to {outcome.core:,}, "
+        f"lists joined in the middle; losses in units of {unit:.3g}"
+    )
+    multipliers = tuple((bound.multipliers * unit / instance.divisors).tolist())
+    status: Literal["optimal", "feasible"] = "optimal" if outcome.value == outcome.lower else "feasible"
+    return _solution(groups, choice, Certificate(status, value, value - gap, gap, multipliers, method), unit)
+
+
+def _solution(groups: Sequence[Group], choice: Ints, certificate: Certificate, unit: float) -> Solution:
+    picked = tuple(choice.tolist())
+    rows = [group.costs[item].tolist() for group, item in zip(groups, picked, strict=True)]
+    return Solution(picked, tuple(sum(column) for column in zip(*rows, strict=True)), certificate, unit)
+
+
+def _total(groups: Sequence[Group], choice: Ints) -> float:
+    return math.fsum(group.values[item] for group, item in zip(groups, choice.tolist(), strict=True))

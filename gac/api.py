@@ -1,0 +1,224 @@
+"""The pipeline, readable as the algorithm: measure the model, decide, apply, check."""
+
+import hashlib
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import gac
+from gac.allocation.assemble import Provenance, assemble
+from gac.allocation.candidates import candidates, dense_candidate
+from gac.allocation.choose import budget_limit, choose, latency_limits
+from gac.compression.apply import build_modules, changed_sites, swap_in
+from gac.compression.checkpoint import load_checkpoint, save_checkpoint
+from gac.errors import PlanError
+from gac.evaluation.perplexity import Perplexity
+from gac.evaluation.perplexity import perplexity as measure_perplexity
+from gac.files import home
+from gac.forms import form_named
+from gac.models.families import family_of
+from gac.models.loading import Loaded, check_finite, load_model, model_digest
+from gac.plan import Calibration, Plan
+from gac.profiling.select import select_profile
+from gac.profiling.table import Profile
+from gac.sensitivity.calibration import StatisticsStore, stream_moments
+from gac.sensitivity.curves import measure_curves
+from gac.sensitivity.methods import FACTOR, Method, method_named
+from gac.sensitivity.text import TextSpec, Windows, calibration_windows
+from gac.sites import Workload
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+logger = logging.getLogger("gac")
+
+
+def allocate(
+    model: "PreTrainedModel | str | Path",
+    budget: float = 0.8,
+    *,
+    profile: Profile | str | Path | None = None,
+    method: str = "kfac",
+    forms: Sequence[str] = ("low_rank", "narrow"),
+    latency: float | Mapping[str, float] | None = None,
+    workloads: Sequence[str] = ("prefill:1x1024", "decode:1@1024"),
+    calibration: str = "wiki-sample",
+    tokenizer: "PreTrainedTokenizerBase | None" = None,
+    align: bool = True,
+    seed: int = 0,
+    progress: bool = True,
+) -> Plan:
+    """Choose, for every weight at once, the form and the aligned dim that lose least within the budget.
+
+    Args:
+        model: a loaded transformers causal LM, a local directory, a hub id, or ``"smollm2"``.
+        budget: kept fraction of the parameters of the targeted weights, in (0, 1]; never exceeded.
+        profile: a latency table, its path, or the name of a shipped one; None takes the local GPU's, and the
+            shipped H100's where there is no GPU (the plan says so).
+        method: the metric that errors are measured in: ``kfac``, ``svd-llm`` or ``svd``.
+        forms: forms that compete with staying dense.
+        latency: allowed fraction of the dense weights' latency, for every workload or by workload.
+        workloads: what latency is predicted for: ``prefill:BxS``, ``decode:B@C``.
+        calibration: text to take statistics from: ``wiki-sample``, ``wikitext2``, ``c4`` or a path, optionally with
+            windows and tokens, as in ``wiki-sample:64x1024``.
+        tokenizer: needed where ``model`` is a loaded model of which no tokenizer can be found.
+        align: keep to dims that the profile shows to be sound; False allows every integer.
+        seed: which windows of the calibration text are used; 0 takes the first.
+        progress: show progress bars.
+
+    Returns:
+        The plan, proved optimal over its candidates (or with the gap that is left, in its certificate).
+
+    Raises:
+        GacError: the budget cannot be met, or the model, profile, text or an argument is not usable.
+    """
+    parsed = tuple(Workload.parse(workload) for workload in workloads)
+    names = tuple(form_named(name).name for name in forms)
+    how = method_named(method)
+    spec = TextSpec.parse(calibration)
+    table, used = select_profile(profile)
+    logger.info("profile of %s: %s", used.gpu, used.note)
+    loaded = load_model(model, tokenizer)
+    family = family_of(loaded.model.config)
+    sites = family.sites(loaded.model.config)
+    total = sum(site.params for site in sites)
+    limit = budget_limit(budget, total)
+    windows = calibration_windows(spec, loaded.tokenizer, seed)
+    check_finite(loaded.model)
+    digest = model_digest(loaded.model, [weight.name for site in sites for weight in site.weights])
+    store = _store(digest, windows, how)
+    curves = measure_curves(loaded.model, sites, windows.ids, how, store, progress=progress)
+    sets = [
+        candidates(site, curve, forms=names, profile=table, workloads=parsed, align=align, keep_latency=bool(latency))
+        for site, curve in zip(sites, curves.sites, strict=True)
+    ]
+    dense = [dense_candidate(site, profile=table, workloads=parsed) for site in sites]
+    fractions = _fractions(latency, parsed)
+    rows, certificate = choose(sites, sets, limit, latency_limits(dense, parsed, fractions))
+    made_from = Provenance(
+        model=loaded.name,
+        model_digest=digest,
+        model_params=sum(parameter.numel() for parameter in loaded.model.parameters()),
+        family=loaded.model.config.model_type,
+        method=method,
+        forms=names,
+        align=align,
+        seed=seed,
+        calibration=Calibration(spec.name, len(windows), windows.length, windows.digest, curves.dense_loss),
+        profile=used,
+        factor=FACTOR,
+    )
+    chosen = [candidate_set.row(row) for candidate_set, row in zip(sets, rows, strict=True)]
+    return assemble(sites, chosen, dense, budget, limit, parsed, fractions, certificate, made_from)
+
+
+def compress(
+    model: "PreTrainedModel | str | Path",
+    plan: Plan,
+    *,
+    tokenizer: "PreTrainedTokenizerBase | None" = None,
+    progress: bool = True,
+) -> "PreTrainedModel":
+    """Give every weight the form and dim of the plan; the same class, on the same device, ready to generate.
+
+    A loaded model is changed in place and returned (nothing is changed when this raises); copy it first to keep it.
+    The statistics that the allocation took are used again; where they are gone they are measured again.
+
+    Raises:
+        PlanError: the plan was made for another model, or for other calibration text.
+        GacError: the model or the text cannot be read.
+    """
+    loaded = load_model(model, tokenizer)
+    sites = family_of(loaded.model.config).sites(loaded.model.config)
+    changed = changed_sites(plan, sites)
+    check_finite(loaded.model)
+    digest = model_digest(loaded.model, [weight.name for site in sites for weight in site.weights])
+    if digest != plan.model_digest:
+        raise PlanError(
+            f"the model's weights have digest {digest[:12]}",
+            f"{plan.model_digest[:12]}, those of {plan.model} that the plan was made for",
+            "Use the plan with the model it was made for, or allocate again.",
+        )
+    windows = _planned_windows(plan, loaded)
+    method = method_named(plan.method)
+    store = _store(digest, windows, method)
+    stream = stream_moments(loaded.model, changed, windows.ids, power=method.power, store=store, progress=progress)
+    modules = build_modules(loaded.model, plan, changed, stream, method)
+    swap_in(loaded.model, modules)
+    compressed: Any = loaded.model
+    compressed.gac_plan = plan
+    return loaded.model
+
+
+def save(
+    model: "PreTrainedModel",
+    directory: str | Path,
+    *,
+    tokenizer: "PreTrainedTokenizerBase | None" = None,
+    overwrite: bool = False,
+) -> None:
+    """Write a compressed model as a directory: safetensors, config, plan and tokenizer; whole or absent.
+
+    Raises:
+        CheckpointError: the model was not compressed by GAC, or the directory cannot be written or is in use.
+    """
+    save_checkpoint(model, directory, tokenizer, overwrite=overwrite)
+
+
+def load(directory: str | Path) -> "PreTrainedModel":
+    """Open a directory that ``save`` wrote; runs no code from it.
+
+    Raises:
+        CheckpointError: a file is missing, damaged, or contradicts the plan.
+    """
+    return load_checkpoint(directory)
+
+
+def perplexity(
+    model: "PreTrainedModel",
+    tokenizer: "PreTrainedTokenizerBase",
+    text: str = "wiki-sample",
+    *,
+    windows: int | None = None,
+    length: int = 1024,
+    progress: bool = True,
+) -> Perplexity:
+    """Perplexity over non-overlapping windows of text that no calibration uses.
+
+    Args:
+        text: ``wiki-sample``, ``wikitext2``, ``c4``, a path, or the text itself.
+        windows: how many windows at most; None takes all.
+        length: tokens in a window.
+
+    Raises:
+        TextError: the text is unknown or too short.
+        GacError: a window's loss is not finite.
+    """
+    return measure_perplexity(model, tokenizer, text, windows=windows, length=length, progress=progress)
+
+
+def _store(digest: str, windows: Windows, method: Method) -> StatisticsStore:
+    key = hashlib.sha256(f"{gac.__version__} {digest} {windows.digest} {method.power}".encode()).hexdigest()
+    return StatisticsStore(home() / "statistics" / key[:24])
+
+
+def _fractions(latency: float | Mapping[str, float] | None, workloads: Sequence[Workload]) -> dict[str, float]:
+    if latency is None:
+        return {}
+    if isinstance(latency, Mapping):
+        return {str(Workload.parse(workload)): fraction for workload, fraction in latency.items()}
+    return {str(workload): latency for workload in workloads}
+
+
+def _planned_windows(plan: Plan, loaded: Loaded) -> Windows:
+    text = plan.calibration
+    spec = TextSpec(text.text, text.windows, text.window_tokens)
+    windows = calibration_windows(spec, loaded.tokenizer, plan.seed)
+    if windows.digest != text.digest:
+        raise PlanError(
+            f"calibration text {text.text} has digest {windows.digest[:12]} here",
+            f"{text.digest[:12]}, as when the plan was made",
+            "Use the same text and tokenizer, or allocate again.",
+        )
+    return windows

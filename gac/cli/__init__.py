@@ -1,0 +1,36 @@
+"""The command line: the same verbs as the Python API. Nothing heavy is imported before a command runs."""
+
+import os
+
+import click
+
+import gac
+from gac.cli.evaluate import evaluate
+from gac.cli.gpu import cliffs, profile, profiles
+from gac.cli.model import allocate, compress
+
+_EPILOG = """\b
+A first plan needs no network and no GPU (see README.md for the packages):
+  gac allocate smollm2 --budget 0.8 --calibration wiki-sample:16x1024 -o plan.json
+  gac compress smollm2 --plan plan.json -o small
+  gac eval small --against smollm2 --windows 32
+
+Exit status: 0, 1 (an error that says what to do), 2 (usage), 130 (interrupted).
+With --json, standard output holds one JSON document: the answer, or {"error": {given, expected, remedy}}.
+Notes and progress go to standard error."""
+
+
+@click.group(epilog=_EPILOG, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(gac.__version__, prog_name="gac")
+def main() -> None:
+    """GPU-aligned compression: smaller language models whose dimensions run fast on your GPU.
+
+    Measure the GPU (profile, cliffs), choose for every weight at once what it becomes within a budget
+    (allocate), apply that (compress), and check it (eval).
+    """
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
+for _command in (profile, profiles, cliffs, allocate, compress, evaluate):
+    main.add_command(_command)

@@ -1,0 +1,46 @@
+"""What a command checks before minutes of work: where it may write, and that a text is there."""
+
+import os
+from pathlib import Path
+
+from gac.errors import GacError, TextError
+
+
+def check_writable(path: Path, error: type[GacError]) -> None:
+    """Refuse a path in a place that cannot be written.
+
+    Raises:
+        GacError: of the class ``error``.
+    """
+    folder = next(parent for parent in path.absolute().parents if parent.exists())
+    if not folder.is_dir():
+        raise error(f"{path}: {folder} is a file", "a path below a directory", "Choose another path.")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise error(f"{path}: the directory {folder} is not writable", "a writable path", "Choose another path.")
+
+
+def check_file(path: Path, error: type[GacError]) -> None:
+    """Refuse a path that no file can be written to.
+
+    Raises:
+        GacError: of the class ``error``.
+    """
+    if path.is_dir():
+        raise error(f"{path} is a directory", "the path of a file", "Name a file in it.")
+    check_writable(path, error)
+
+
+def check_text(name: str) -> None:
+    """Refuse a text that is neither known nor a file.
+
+    Raises:
+        TextError: with the known names.
+    """
+    from gac.sensitivity.text import text_names
+
+    if name not in text_names() and not Path(name).is_file():
+        raise TextError(
+            f"text {name!r} is neither known nor a file",
+            f"one of {', '.join(text_names())}, or a path",
+            "Check the name or the path.",
+        )

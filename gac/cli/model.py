@@ -1,0 +1,164 @@
+"""Commands that make a model smaller: choose a plan, and apply it."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from gac.cli.checks import check_file, check_text, check_writable
+from gac.cli.documents import plan_document
+from gac.cli.verb import Answer, Verb, note
+from gac.errors import CheckpointError, PlanError
+
+_STATISTICS_KEPT = (
+    "Finished layers, and sums at most two minutes old, are kept in GAC_HOME; the same command goes on from there."
+)
+
+
+def _latency(_ctx: click.Context, _option: click.Parameter, texts: Sequence[str]) -> float | dict[str, float] | None:
+    """One fraction for every workload, or fractions by workload."""
+    pairs = [text.rpartition("=") for text in texts]
+    try:
+        fractions = {workload: float(fraction) for workload, _, fraction in pairs}
+    except ValueError as failure:
+        raise click.BadParameter(f"{' '.join(texts)!r} is not like 0.85 or prefill:1x1024=0.85.") from failure
+    if len(fractions) < len(texts) or ("" in fractions and len(fractions) > 1):
+        raise click.BadParameter("give one fraction for all workloads, or one for each.")
+    return fractions.get("", fractions or None)
+
+
+tokenizer_option = click.option(
+    "--tokenizer", metavar="NAME", help="A tokenizer's directory or hub id, if not the model's."
+)
+
+
+@click.command(cls=Verb, resume=_STATISTICS_KEPT)
+@click.argument("model")
+@click.option(
+    "--budget", type=float, default=0.8, show_default=True, help="Kept fraction of the targeted weights' parameters."
+)
+@click.option("--profile", metavar="NAME|FILE", help="Latency table; by default this GPU's, without a GPU the H100's.")
+@click.option("--method", default="kfac", show_default=True, help="How errors are measured: kfac, svd-llm or svd.")
+@click.option(
+    "--form",
+    "forms",
+    multiple=True,
+    default=("low_rank", "narrow"),
+    show_default=True,
+    help="A form that competes with staying dense. Repeatable.",
+)
+@click.option(
+    "--latency",
+    multiple=True,
+    callback=_latency,
+    metavar="F|WORKLOAD=F",
+    help="Allowed fraction of the dense weights' latency, for every workload or (repeatable) for one.",
+)
+@click.option(
+    "--workload",
+    "workloads",
+    multiple=True,
+    default=("prefill:1x1024", "decode:1@1024"),
+    show_default=True,
+    help="What latency is predicted for: prefill:BxS or decode:B@C. Repeatable.",
+)
+@click.option(
+    "--calibration",
+    default="wiki-sample",
+    show_default=True,
+    metavar="TEXT[:NxL]",
+    help="wiki-sample, wikitext2, c4 or a file, and N windows of L tokens (64x1024).",
+)
+@click.option("--align/--no-align", default=True, show_default=True, help="Keep to dims that the profile shows sound.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Which calibration windows; 0: the first ones.")
+@tokenizer_option
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    default=Path("plan.json"),
+    show_default=True,
+    help="The plan; a file that is there is replaced.",
+)
+def allocate(
+    model: str, budget: float, output: Path, tokenizer: str | None, calibration: str, **options: Any
+) -> Answer:
+    """Choose what every weight of MODEL becomes.
+
+    MODEL is a directory, a hub id, or smollm2 (packaged). Measures what each choice loses on calibration text,
+    then picks the form and dim of every weight at once: the least loss within the budget, with a proof.
+    """
+    check_file(output, PlanError)
+    _say_cost(model, budget, calibration)
+    from gac.api import allocate as make_plan
+    from gac.models.loading import load_tokenizer
+    from gac.reporting.tables import plan_summary, plan_table
+
+    reader = load_tokenizer(tokenizer) if tokenizer else None
+    plan = make_plan(model, budget, calibration=calibration, tokenizer=reader, **options)
+    plan.save(output)
+    note(f"saved as {output}")
+    return Answer({"path": str(output)} | plan_document(plan), lambda: [plan_table(plan), plan_summary(plan)])
+
+
+def _say_cost(model: str, budget: float, calibration: str) -> None:
+    """Read what is cheap to read, so that a wrong argument fails now, and say what the rest will take."""
+    from gac.allocation.choose import budget_limit
+    from gac.files import home
+    from gac.models.families import family_of
+    from gac.models.loading import load_config
+    from gac.sensitivity.calibration import moment_bytes
+    from gac.sensitivity.text import TextSpec
+
+    spec = TextSpec.parse(calibration)
+    check_text(spec.name)
+    config = load_config(model)
+    sites = family_of(config).sites(config)
+    budget_limit(budget, sum(site.params for site in sites))
+    note(
+        f"{model}: {len(sites)} sites; calibration on {spec.windows} windows of {spec.length} tokens of {spec.name}; "
+        f"{moment_bytes(sites) / 1e9:.2g} GB of statistics in {home() / 'statistics'}, used again where they are there"
+    )
+
+
+@click.command(cls=Verb, resume=f"No checkpoint was written. {_STATISTICS_KEPT}")
+@click.argument("model")
+@click.option("--plan", "plan_file", type=click.Path(path_type=Path), required=True, help="Made by gac allocate.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="The checkpoint's directory.")
+@click.option("--overwrite", is_flag=True, help="Replace a compressed checkpoint that is there.")
+@tokenizer_option
+def compress(model: str, plan_file: Path, output: Path, overwrite: bool, tokenizer: str | None) -> Answer:
+    """Apply a plan to MODEL and save the smaller model.
+
+    MODEL is the one that the plan was made for. The directory holds safetensors, the config, the plan, the
+    tokenizer and a model card; gac.load opens it.
+    """
+    from gac.compression.checkpoint import _check_free
+    from gac.plan import Plan
+    from gac.reporting.tables import plan_line
+
+    plan = Plan.load(plan_file)
+    check_writable(output, CheckpointError)
+    _check_free(output, overwrite)
+    from gac.api import compress as apply_plan
+    from gac.api import save
+    from gac.models.loading import load_model
+
+    text = plan.calibration
+    note(
+        f"loading {model}; its statistics on {text.windows} windows of {text.window_tokens} tokens of {text.text} are "
+        "read, or taken again where they are gone"
+    )
+    loaded = load_model(model, tokenizer)
+    small = apply_plan(loaded.model, plan, tokenizer=loaded.tokenizer)
+    save(small, output, tokenizer=loaded.tokenizer, overwrite=overwrite)
+    size = sum(file.stat().st_size for file in output.rglob("*") if file.is_file())
+    document = {
+        "directory": str(output),
+        "bytes": size,
+        "parameters": sum(parameter.numel() for parameter in small.parameters()),
+        "dense_parameters": plan.budget.model,
+        "plan": plan_document(plan),
+    }
+    return Answer(document, lambda: [f"saved in {output}, {size / 1e6:,.1f} MB", plan_line(plan)])

@@ -1,0 +1,100 @@
+"""What every command shares: ``--json``, one answer, errors in words or in JSON, the exit status."""
+
+import json
+import logging
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import click
+
+from gac.errors import GacError
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+FAILED = 1
+INTERRUPTED = 130
+_WIDTH = 100  # of tables in files and pipes
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a command found out: a JSON document for machines, and tables for people, made only when shown."""
+
+    document: Mapping[str, Any]
+    tables: Callable[[], Iterable["RenderableType"]]
+
+
+class Verb(click.Command):
+    """A command whose callback returns an ``Answer``.
+
+    Args:
+        resume: what an interrupt leaves behind, and how to go on.
+    """
+
+    def __init__(self, *args: Any, resume: str, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.resume = resume
+        self.params.append(click.Option(["--json", "as_json"], is_flag=True, help="Print one JSON document."))
+
+    def invoke(self, ctx: click.Context) -> None:
+        as_json = ctx.params.pop("as_json")
+        try:
+            with _notes():
+                answer: Answer = super().invoke(ctx)
+        except GacError as failure:
+            _fail(ctx, failure, as_json, FAILED)
+        except KeyboardInterrupt:
+            stop = GacError("interrupted", "the command to come to its end", self.resume)
+            _fail(ctx, stop, as_json, INTERRUPTED)
+        if as_json:
+            click.echo(json.dumps(answer.document, indent=2, allow_nan=False))
+        else:
+            _show(answer.tables())
+
+
+def note(text: str) -> None:
+    """Say something beside the answer: on standard error."""
+    click.echo(text, err=True)
+
+
+def _fail(ctx: click.Context, failure: GacError, as_json: bool, status: int) -> NoReturn:
+    if as_json:
+        parts = {"given": failure.given, "expected": failure.expected, "remedy": failure.remedy}
+        click.echo(json.dumps({"error": parts}, indent=2))
+    elif status == INTERRUPTED:
+        note(f"\nInterrupted. {failure.remedy}")
+    else:
+        note(f"Error: {failure}")
+    ctx.exit(status)
+
+
+def _show(tables: Iterable["RenderableType"]) -> None:
+    from rich.console import Console
+
+    width = None if sys.stdout.isatty() else _WIDTH
+    console = Console(width=width, markup=False, highlight=False, emoji=False)
+    for table in tables:
+        console.print(table)
+
+
+class _NoteHandler(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        note(record.getMessage())
+
+
+@contextmanager
+def _notes() -> Iterator[None]:
+    """Show what the library logs, while a command runs."""
+    logger, handler = logging.getLogger("gac"), _NoteHandler()
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)

@@ -1,0 +1,129 @@
+"""Plan and statistics to a smaller model: every module is built before the first one is swapped in."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from types import MappingProxyType
+
+import torch
+from torch import Tensor, nn
+
+from gac.compression.layers import empty_module
+from gac.errors import PlanError
+from gac.forms import Weight
+from gac.plan import Plan, SiteChoice, WeightChoice
+from gac.sensitivity.calibration import LayerMoments
+from gac.sensitivity.methods import Method, Metric, decompose
+from gac.sensitivity.narrow import compensated, eliminate
+from gac.sites import Site
+
+
+def changed_sites(plan: Plan, sites: Sequence[Site]) -> tuple[Site, ...]:
+    """The sites that the plan changes, in model order.
+
+    Args:
+        sites: the model's own, from its family.
+
+    Raises:
+        PlanError: the plan's weights are not the model's.
+    """
+    theirs = [(choice.name, choice.out_features, choice.in_features) for choice in plan.weights]
+    ours = [(weight.name, weight.out_features, weight.in_features) for site in sites for weight in site.weights]
+    if theirs != ours:
+        first = next((pair for pair in zip(theirs, ours, strict=False) if pair[0] != pair[1]), (len(theirs), len(ours)))
+        raise PlanError(
+            f"the plan is for {plan.model}, where {first[0]} stands",
+            f"{first[1]}, as this model has it",
+            "Use the plan with the model it was made for, or allocate again.",
+        )
+    changed = {site.site for site in plan.sites if any(weight.form != "dense" for weight in site.weights)}
+    return tuple(site for site in sites if site.name in changed)
+
+
+def build_modules(
+    model: nn.Module, plan: Plan, sites: Sequence[Site], stream: Iterator[tuple[int, LayerMoments]], method: Method
+) -> dict[str, nn.Module]:
+    """The new module of every weight that changes, by name; the model itself is not touched.
+
+    Args:
+        sites: those of ``changed_sites``.
+        stream: their statistics, layer by layer.
+
+    Raises:
+        ModelError: a statistic is not finite.
+    """
+    choices = {choice.site: choice for choice in plan.sites}
+    modules: dict[str, nn.Module] = {}
+    for layer, moments in stream:
+        for site in (site for site in sites if site.layer == layer):
+            work = _Work(model, site, choices[site.name], moments, method)
+            for weight, choice in zip(site.weights, work.choice.weights, strict=True):
+                if parameters := BUILDERS[choice.form](work, weight, choice):
+                    modules[choice.name] = _filled(work.linear(weight), choice, parameters)
+    return modules
+
+
+def swap_in(model: nn.Module, modules: Mapping[str, nn.Module]) -> None:
+    """Replace each named submodule."""
+    for name, module in modules.items():
+        model.set_submodule(name, module)
+
+
+@dataclass(frozen=True)
+class _Work:
+    """One site being compressed."""
+
+    model: nn.Module
+    site: Site
+    choice: SiteChoice
+    moments: LayerMoments
+    method: Method
+
+    def linear(self, weight: Weight) -> nn.Linear:
+        module = self.model.get_submodule(weight.name)
+        assert isinstance(module, nn.Linear)
+        return module
+
+    def metric(self, weight: Weight) -> Metric:
+        return self.method.metric(self.moments.of(weight))
+
+    @cached_property
+    def kept(self) -> Tensor:
+        """The neurons that stay, shared by the site's weights."""
+        pairs = zip(self.site.weights, self.choice.weights, strict=True)
+        down, choice = next(pair for pair in pairs if pair[0].neurons == "in")
+        return eliminate(self.linear(down).weight, self.metric(down)).kept(choice.dim)
+
+
+def _dense(work: _Work, weight: Weight, choice: WeightChoice) -> dict[str, Tensor]:
+    return {}
+
+
+def _low_rank(work: _Work, weight: Weight, choice: WeightChoice) -> dict[str, Tensor]:
+    linear = work.linear(weight)
+    second, first = decompose(linear.weight, work.metric(weight)).factors(choice.dim)
+    bias = {} if linear.bias is None else {"second.bias": linear.bias}
+    return {"first.weight": first, "second.weight": second} | bias
+
+
+def _narrow(work: _Work, weight: Weight, choice: WeightChoice) -> dict[str, Tensor]:
+    linear = work.linear(weight)
+    if weight.neurons == "out":
+        bias = {} if linear.bias is None else {"bias": linear.bias[work.kept]}
+        return {"weight": linear.weight[work.kept]} | bias
+    bias = {} if linear.bias is None else {"bias": linear.bias}
+    return {"weight": compensated(linear.weight, work.kept, work.metric(weight))} | bias
+
+
+# A form's parameters for one weight; empty where the weight stays as it is.
+BUILDERS: Mapping[str, Callable[[_Work, Weight, WeightChoice], dict[str, Tensor]]] = MappingProxyType(
+    {"dense": _dense, "low_rank": _low_rank, "narrow": _narrow}
+)
+
+
+def _filled(linear: nn.Linear, choice: WeightChoice, parameters: dict[str, Tensor]) -> nn.Module:
+    reference = linear.weight
+    module = empty_module(choice, bias=linear.bias is not None, device=reference.device, dtype=reference.dtype)
+    with torch.no_grad():
+        module.load_state_dict({name: value.detach().to(reference.dtype) for name, value in parameters.items()})
+    return module.train(linear.training).requires_grad_(reference.requires_grad)

@@ -1,0 +1,51 @@
+"""The model card of a compressed checkpoint: what it is, what it was made from, how to make it again."""
+
+import re
+from shlex import quote
+
+from gac.plan import Plan
+
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+
+
+def model_card(plan: Plan) -> str:
+    """README.md for the directory of a compressed model, in Markdown."""
+    text = plan.calibration
+    base = f"base_model: {plan.model}\n" if _HUB_ID.fullmatch(plan.model) else ""
+    model = quote(plan.model)
+    calibration = quote(f"{text.text}:{text.windows}x{text.window_tokens}")
+    limits = "".join(f" --latency {workload}={fraction:g}" for workload, fraction in plan.latency.items())
+    forms = "".join(f" --form {form}" for form in plan.forms)
+    return f"""---
+library_name: gac
+pipeline_tag: text-generation
+{base}---
+
+# {plan.model}, compressed to {plan.budget.kept:.3f} of its targeted weights
+
+Every weight has the form and the dim that lose least, all chosen at once, within the budget and for the GPU named
+below. The predicted perplexity holds for the calibration text: {text.windows} windows of {text.window_tokens} tokens
+of {text.text}, non-overlapping, no BOS. `plan.json` has every choice.
+
+```
+{plan.summary()}
+```
+
+## Load
+
+```python
+import gac
+
+model = gac.load("this directory")  # a transformers causal LM
+```
+
+## Reproduce
+
+With GAC {plan.gac_version} and the profile `{plan.profile.digest[:12]}` of the {plan.profile.gpu}:
+
+```
+gac allocate {model} --budget {plan.budget.asked!r} --method {plan.method}{forms}{limits} \\
+  --calibration {calibration} --seed {plan.seed} -o plan.json
+gac compress {model} --plan plan.json -o DIR
+```
+"""

@@ -1,0 +1,80 @@
+"""The modules that run: what each form of a weight is built as."""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+import torch
+from torch import Tensor, nn
+
+from gac.forms import Weight
+from gac.plan import WeightChoice
+
+
+class LowRankLinear(nn.Module):
+    """y = B (A x) + bias with A ``(rank, in)`` and B ``(out, rank)``: two GEMMs.
+
+    ``first`` holds A, ``second`` holds B and the bias. x has shape ``(..., in)``, y ``(..., out)``.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        rank: int,
+        out_features: int,
+        bias: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.first = nn.Linear(in_features, rank, bias=False, device=device, dtype=dtype)
+        self.second = nn.Linear(rank, out_features, bias=bias, device=device, dtype=dtype)
+
+    @property
+    def in_features(self) -> int:
+        return self.first.in_features
+
+    @property
+    def rank(self) -> int:
+        return self.first.out_features
+
+    @property
+    def out_features(self) -> int:
+        return self.second.out_features
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.second(self.first(x))
+        return y
+
+    def extra_repr(self) -> str:
+        return f"in_features={self.in_features}, rank={self.rank}, out_features={self.out_features}"
+
+
+def empty_module(choice: WeightChoice, bias: bool, device: torch.device | str, dtype: torch.dtype) -> nn.Module:
+    """The module that a weight's form runs as at its dim; its parameters are allocated, not initialised.
+
+    Args:
+        bias: whether it adds one, as the dense weight did.
+        device: where to put it; ``meta`` allocates nothing.
+    """
+    module = _BUILDERS[choice.form](choice.weight, choice.dim, bias, dtype)
+    return module.to_empty(device=device)
+
+
+def _dense(weight: Weight, dim: int, bias: bool, dtype: torch.dtype) -> nn.Module:
+    return nn.Linear(weight.in_features, weight.out_features, bias=bias, device="meta", dtype=dtype)
+
+
+def _low_rank(weight: Weight, dim: int, bias: bool, dtype: torch.dtype) -> nn.Module:
+    return LowRankLinear(weight.in_features, dim, weight.out_features, bias=bias, device="meta", dtype=dtype)
+
+
+def _narrow(weight: Weight, dim: int, bias: bool, dtype: torch.dtype) -> nn.Module:
+    if weight.neurons == "out":
+        return nn.Linear(weight.in_features, dim, bias=bias, device="meta", dtype=dtype)
+    return nn.Linear(dim, weight.out_features, bias=bias, device="meta", dtype=dtype)
+
+
+# On the meta device, where construction neither allocates nor draws random numbers.
+_BUILDERS: Mapping[str, Callable[[Weight, int, bool, torch.dtype], nn.Module]] = MappingProxyType(
+    {"dense": _dense, "low_rank": _low_rank, "narrow": _narrow}
+)

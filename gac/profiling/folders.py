@@ -1,0 +1,47 @@
+"""Where profiles are: shipped with GAC, or saved on this machine."""
+
+import difflib
+from pathlib import Path
+
+from gac.errors import ProfileError
+from gac.files import home
+
+
+def shipped_profiles() -> tuple[Path, ...]:
+    """The profiles that come with GAC, by name: inside an installed package, or in a checkout's ``profiles/``."""
+    package = Path(__file__).parent.parent
+    for folder in (package / "_profiles", package.parent / "profiles"):
+        if folder.is_dir():
+            return tuple(sorted(folder.glob("*.jsonl")))
+    return ()
+
+
+def saved_folder() -> Path:
+    """Where ``gac profile`` saves: ``$GAC_HOME/profiles``, or ``~/.cache/gac/profiles``."""
+    return home() / "profiles"
+
+
+def saved_profiles() -> tuple[Path, ...]:
+    """The profiles measured on this machine, sorted by name."""
+    return tuple(sorted(saved_folder().glob("*.jsonl")))
+
+
+def find_profile(path_or_name: str | Path) -> Path:
+    """The file behind a path or a profile's name; a saved profile hides a shipped one of the same name.
+
+    Raises:
+        ProfileError: there is none, with the names there are and the nearest of them.
+    """
+    path = Path(path_or_name)
+    if path.is_file():
+        return path
+    known = {file.stem: file for file in (*shipped_profiles(), *saved_profiles())}
+    name = str(path_or_name)
+    if name in known:
+        return known[name]
+    near = difflib.get_close_matches(Path(name).stem.lower(), known, n=1, cutoff=0.5)
+    raise ProfileError(
+        f"profile {name!r} is neither a file nor a known name",
+        f"a path, or one of {', '.join(known) or '(no profile is installed)'}",
+        f"Did you mean {near[0]!r}?" if near else "Measure this GPU with gac profile, or correct the path.",
+    )

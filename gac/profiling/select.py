@@ -1,0 +1,54 @@
+"""Which latency table a plan rests on, and what the plan has to say about it."""
+
+from pathlib import Path
+
+import torch
+
+from gac.errors import ProfileError
+from gac.plan import ProfileUsed
+from gac.profiling.device import local_profile
+from gac.profiling.table import Profile
+
+DEFAULT = "nvidia-h100-80gb-hbm3"
+
+
+def select_profile(asked: Profile | str | Path | None) -> tuple[Profile, ProfileUsed]:
+    """The profile to plan with, and its record for the plan.
+
+    None takes the local GPU's profile, and the shipped H100's where there is no GPU. A table of other hardware is used
+    where it is asked for by its name (or handed over loaded), not where it merely lies at a path; the note says so.
+
+    Raises:
+        ProfileError: it cannot be read, was measured on other hardware, or the local GPU has none yet.
+    """
+    here = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    profile = asked if isinstance(asked, Profile) else Profile.load(_source(asked, here))
+    gpu = profile.header.gpu
+    if here is None:
+        why = "no GPU here, so the shipped table" if asked is None else "asked for; no GPU here to compare with"
+    elif here == gpu:
+        why = "measured on this GPU's model"
+    elif isinstance(asked, Profile) or not Path(str(asked)).is_file():
+        why = f"asked for by name; the GPU here is {here}"
+    else:
+        raise ProfileError(
+            f"profile {asked} was measured on {gpu}",
+            f"one of the GPU here, {here}",
+            "Measure this GPU with gac profile, or ask for the other one by its name.",
+        )
+    return profile, ProfileUsed(gpu, profile.digest, why)
+
+
+def _source(asked: str | Path | None, here: str | None) -> str | Path:
+    if asked is not None:
+        return asked
+    if here is None:
+        return DEFAULT
+    found = local_profile()
+    if found is None:
+        raise ProfileError(
+            f"the GPU here, {here}, has no profile yet",
+            "a measured latency table",
+            "Run gac profile once, or name the profile of another GPU.",
+        )
+    return found

@@ -1,0 +1,233 @@
+"""The profile: one GPU's latencies, looked up without a guess across a cliff."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gac.errors import ProfileError
+from gac.forms import Operation
+from gac.profiling.folders import find_profile, saved_profiles, shipped_profiles
+from gac.profiling.records import Header, Measurement, parse
+from gac.sites import Floats, Ints
+
+__all__ = ["Header", "Measurement", "Profile", "Sweep", "saved_profiles", "shipped_profiles"]
+
+COARSEST_CLASS = 64
+
+
+@dataclass(frozen=True, eq=False)
+class Sweep:
+    """Latency of one operator along one axis, all others fixed; sorted by dim.
+
+    ``dims`` int64, ``ns`` (median) and ``iqr`` float64, all of shape ``(points,)``; ``kernels`` has one entry a point.
+    """
+
+    operator: str
+    dtype: str
+    axis: str
+    fixed: tuple[tuple[str, int], ...]
+    dims: Ints
+    ns: Floats
+    iqr: Floats
+    kernels: tuple[tuple[str, ...], ...]
+
+    def __len__(self) -> int:
+        return len(self.dims)
+
+    @property
+    def label(self) -> str:
+        """For example ``low_rank bf16 m=1024 k=4096 n=4096, r``."""
+        return f"{self.operator} {self.dtype} {' '.join(f'{axis}={size}' for axis, size in self.fixed)}, {self.axis}"
+
+
+@dataclass(frozen=True, eq=False)
+class _Columns:
+    """The cold, successful rows of one operator and dtype: ``sizes`` has shape ``(rows, axes)``."""
+
+    axes: tuple[str, ...]
+    sizes: Ints
+    ns: Floats
+    iqr: Floats
+    kernels: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Profile:
+    """A latency table: its header, its measurements, and the SHA-256 of its bytes."""
+
+    path: Path
+    header: Header
+    measurements: tuple[Measurement, ...]
+    digest: str
+
+    @classmethod
+    def load(cls, path_or_name: str | Path) -> "Profile":
+        """Read a profile from a path, or by the name of a shipped or saved one (``nvidia-h100-80gb-hbm3``).
+
+        A last line that a kill cut short (no newline) is ignored; anything else that is malformed is refused.
+
+        Raises:
+            ProfileError: there is no such profile, or it is malformed (with line and field).
+        """
+        path = find_profile(path_or_name)
+        try:
+            content = path.read_bytes()
+        except OSError as failure:
+            raise ProfileError(
+                f"profile {path} cannot be read: {failure.strerror}", "a file written by gac profile", "Check the path."
+            ) from failure
+        header, measurements, _ = parse(content, path)
+        return cls(path, header, measurements, hashlib.sha256(content).hexdigest())
+
+    def rows_of(self, operator: str, fixed: Mapping[str, int], axis: str, dtype: str = "bf16") -> Sweep:
+        """The measured points along ``axis`` with every other axis as in ``fixed`` (possibly none).
+
+        Raises:
+            ProfileError: the axes are not those of the operator.
+        """
+        key = (operator, tuple(sorted(fixed.items())), axis, dtype)
+        if key not in self._sweeps:
+            self._sweeps[key] = self._select(operator, fixed, axis, dtype)
+        return self._sweeps[key]
+
+    def latency(
+        self, operator: str, fixed: Mapping[str, int], axis: str, dims: Ints, dtype: str = "bf16"
+    ) -> tuple[Ints, NDArray[np.bool_]]:
+        """Latency in ns, rounded up, at each of ``dims`` along ``axis``, and whether it was measured there.
+
+        A dim that was not measured is interpolated linearly between the nearest measured dims below and above
+        it of its own alignment class (the largest power of two that divides the dim, at most 64), so never
+        across an alignment cliff, and only if the two are at most ``max(64, dim / 4)`` apart. There is no
+        extrapolation: what is left is -1.
+
+        Returns:
+            ns int64 and measured bool, both of the shape of ``dims``.
+        """
+        return interpolate(self.rows_of(operator, fixed, axis, dtype), np.asarray(dims, dtype=np.int64))
+
+    def point(self, operation: Operation, dtype: str = "bf16") -> int | None:
+        """Measured latency of one shape in ns, rounded up; None where the profile lacks it."""
+        return self._points.get((operation, dtype))
+
+    def sweeps(self, least: int = 8) -> tuple[Sweep, ...]:
+        """Every operator, dtype and axis along which at least ``least`` dims were measured, in a fixed order."""
+        found = []
+        for (operator, dtype), columns in sorted(self._columns.items()):
+            for column, axis in enumerate(columns.axes):
+                others = [name for name in columns.axes if name != axis]
+                rest, counts = np.unique(np.delete(columns.sizes, column, axis=1), axis=0, return_counts=True)
+                found += [
+                    self.rows_of(operator, dict(zip(others, map(int, sizes), strict=True)), axis, dtype)
+                    for sizes in rest[counts >= least]
+                ]
+        return tuple(found)
+
+    @property
+    def failed(self) -> tuple[Measurement, ...]:
+        """The shapes that ran wrong or not at all."""
+        return tuple(row for row in self.measurements if row.error is not None)
+
+    @property
+    def converged_fraction(self) -> float:
+        """Fraction of the successful measurements whose median is known to within 1 %."""
+        good = [row.converged for row in self.measurements if row.error is None]
+        return sum(good) / len(good) if good else 0.0
+
+    @property
+    def drift(self) -> float:
+        """By how much the last pass differs from the first, as a fraction; the median over the shapes."""
+        changes = [row.passes[-1] / row.passes[0] - 1 for row in self.measurements if len(row.passes) > 1]
+        return float(np.median(changes)) if changes else 0.0
+
+    @property
+    def spread(self) -> float:
+        """How far the passes of a shape lie apart, ``(max - min) / median``; the 95th percentile over the shapes."""
+        ranges = [np.ptp(row.passes) / np.median(row.passes) for row in self.measurements if len(row.passes) > 1]
+        return float(np.percentile(ranges, 95)) if ranges else 0.0
+
+    @cached_property
+    def _sweeps(self) -> dict[Any, Sweep]:
+        return {}
+
+    @cached_property
+    def _points(self) -> dict[tuple[Operation, str], int]:
+        return {
+            (row.operation, row.dtype): int(np.ceil(row.median_ns))
+            for row in self.measurements
+            if row.cache == "cold" and row.median_ns is not None
+        }
+
+    @cached_property
+    def _columns(self) -> dict[tuple[str, str], _Columns]:
+        groups: dict[tuple[str, str], list[Measurement]] = {}
+        for row in self.measurements:
+            if row.cache == "cold" and row.error is None:
+                groups.setdefault((row.operator, row.dtype), []).append(row)
+        return {key: _columns_of(rows) for key, rows in groups.items()}
+
+    def _select(self, operator: str, fixed: Mapping[str, int], axis: str, dtype: str) -> Sweep:
+        label = tuple(fixed.items())
+        if (operator, dtype) not in self._columns:
+            none = np.empty(0)
+            return Sweep(operator, dtype, axis, label, np.empty(0, dtype=np.int64), none, none, ())
+        columns = self._columns[operator, dtype]
+        if {*fixed, axis} != set(columns.axes) or axis in fixed:
+            raise ProfileError(
+                f"axes {', '.join(fixed)} fixed and {axis} varied for operator {operator}",
+                f"the axes {', '.join(columns.axes)}, one of them varied",
+                "Name the operator's axes.",
+            )
+        sizes = columns.sizes[:, columns.axes.index(axis)]
+        wanted = np.array([fixed.get(name, 0) for name in columns.axes], dtype=np.int64)
+        varied = np.array([name == axis for name in columns.axes])
+        rows = np.flatnonzero(((columns.sizes == wanted) | varied).all(axis=1))
+        rows = rows[np.argsort(sizes[rows], kind="stable")]
+        kernels = tuple(columns.kernels[row] for row in rows)
+        return Sweep(operator, dtype, axis, label, sizes[rows], columns.ns[rows], columns.iqr[rows], kernels)
+
+
+def _columns_of(rows: Sequence[Measurement]) -> _Columns:
+    axes = tuple(rows[0].shape)
+    return _Columns(
+        axes,
+        np.array([[row.shape[axis] for axis in axes] for row in rows], dtype=np.int64),
+        np.array([row.median_ns for row in rows], dtype=np.float64),
+        np.array([row.iqr_ns for row in rows], dtype=np.float64),
+        tuple(row.kernels for row in rows),
+    )
+
+
+def alignment_class(dims: Ints) -> Ints:
+    """The largest power of two that divides each dim, at most 64."""
+    classes: Ints = np.minimum(dims & -dims, COARSEST_CLASS)
+    return classes
+
+
+def interpolate(sweep: Sweep, dims: Ints) -> tuple[Ints, NDArray[np.bool_]]:
+    """``Profile.latency`` on one sweep."""
+    latency = np.full(dims.shape, -1.0)
+    place = np.minimum(np.searchsorted(sweep.dims, dims), max(len(sweep) - 1, 0))
+    measured = sweep.dims[place] == dims if len(sweep) else np.zeros(dims.shape, dtype=np.bool_)
+    latency[measured] = sweep.ns[place[measured]]
+    wanted, known = alignment_class(dims), alignment_class(sweep.dims)
+    for step in np.unique(wanted[~measured]):
+        ours = ~measured & (wanted == step)
+        latency[ours] = _between(sweep.dims[known == step], sweep.ns[known == step], dims[ours])
+    return np.ceil(latency).astype(np.int64), measured
+
+
+def _between(known: Ints, ns: Floats, dims: Ints) -> Floats:
+    """Linear interpolation inside brackets that are narrow enough; -1 elsewhere."""
+    if len(known) < 2:
+        return np.full(dims.shape, -1.0)
+    above = np.clip(np.searchsorted(known, dims), 1, len(known) - 1)
+    low, high = known[above - 1], known[above]
+    bracketed = (low <= dims) & (dims <= high) & (high - low <= np.maximum(COARSEST_CLASS, dims // 4))
+    share = (dims - low) / (high - low)
+    return np.where(bracketed, ns[above - 1] * (1 - share) + ns[above] * share, -1.0)

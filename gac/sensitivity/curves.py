@@ -1,0 +1,81 @@
+"""Loss curves of every site of a model, layer by layer, kept on disk beside the statistics."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import load_file, save_file
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from gac.files import atomic_path
+from gac.sensitivity.calibration import LayerMoments, StatisticsStore, stream_moments
+from gac.sensitivity.methods import Method, decompose
+from gac.sensitivity.narrow import eliminate
+from gac.sites import Floats, LossCurve, Site, SiteCurves
+
+
+@dataclass(frozen=True, eq=False)
+class ModelCurves:
+    """The curves of every site in model order, and the dense model's mean loss on the calibration text, nats."""
+
+    sites: tuple[SiteCurves, ...]
+    dense_loss: float
+
+
+def measure_curves(
+    model: nn.Module,
+    sites: Sequence[Site],
+    windows: Tensor,
+    method: Method,
+    store: StatisticsStore | None,
+    *,
+    progress: bool = True,
+) -> ModelCurves:
+    """Calibrate, decompose every weight and order every MLP's neurons; layers that are in the store are read.
+
+    Args:
+        windows: calibration token ids, int64, shape ``(windows, tokens)``.
+
+    Raises:
+        ModelError: a statistic is not finite.
+    """
+    groups = [(layer, list(group)) for layer, group in groupby(sites, key=lambda site: site.layer)]
+    found = {layer: load_file(path) for layer, _ in groups if (path := _path(store, method, layer)) and path.exists()}
+    missing = [site for layer, group in groups if layer not in found for site in group]
+    by_layer = dict(groups)
+    stream = stream_moments(model, missing, windows, power=method.power, store=store, progress=progress)
+    bar = tqdm(stream, "decomposing", len(by_layer) - len(found), unit="layer", disable=not progress or not missing)
+    for layer, moments in bar:
+        found[layer] = _layer_curves(model, by_layer[layer], moments, method)
+        if path := _path(store, method, layer):
+            with atomic_path(path) as temporary:
+                save_file(found[layer], temporary)
+    curves = tuple(_site_curves(site, found[site.layer]) for site in sites)
+    return ModelCurves(curves, float(found[groups[0][0]]["loss"]))
+
+
+def _path(store: StatisticsStore | None, method: Method, layer: int) -> Path | None:
+    return store.directory / f"curves-{method.name}-{layer:04d}.safetensors" if store else None
+
+
+def _layer_curves(model: nn.Module, sites: Sequence[Site], moments: LayerMoments, method: Method) -> dict[str, Floats]:
+    """The curves of one layer, by ``low_rank/<weight>`` and ``narrow/<site>``."""
+    curves: dict[str, Floats] = {"loss": np.array(moments.loss)}
+    for site in sites:
+        for weight in site.weights:
+            tensor = model.get_submodule(weight.name).weight
+            metric = method.metric(moments.of(weight))
+            assert isinstance(tensor, Tensor)
+            curves[f"low_rank/{weight.name}"] = decompose(tensor, metric).curve.loss
+            if weight.neurons == "in":
+                curves[f"narrow/{site.name}"] = eliminate(tensor, metric).curve.loss
+    return curves
+
+
+def _site_curves(site: Site, found: dict[str, Floats]) -> SiteCurves:
+    low_rank = {weight.name: LossCurve(found[f"low_rank/{weight.name}"]) for weight in site.weights}
+    narrow = found.get(f"narrow/{site.name}")
+    return SiteCurves(site.name, low_rank, None if narrow is None else LossCurve(narrow))

@@ -1,0 +1,150 @@
+"""Methods: which metric measures a weight's error, and the low-rank factors and loss curve that follow.
+
+Replacing W by W - E costs about ``1/2 tr(G E A E^T)`` nats a token. With A = R_a R_a^T and G = R_g R_g^T the best
+rank-r weight is R_g^-T [R_g^T W R_a]_r R_a^-1 (generalised Fisher-weighted SVD, arXiv 2505.17974, section 3), and its
+cost is the sum of the squared singular values cut off. Methods differ in A and G.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from gac.errors import GacError
+from gac.sensitivity.calibration import Moments
+from gac.sensitivity.linalg import damped, eigh
+from gac.sites import LossCurve
+
+# Between the curvature's sum and the measured loss: theory says 1/2 for small errors; fitted once on
+# SmolLM2-135M at kept 0.9 to 0.6 (tests/benchmarks/quality.py prints the fit).
+FACTOR = 0.64
+
+
+@dataclass(frozen=True, eq=False)
+class Metric:
+    """What an error of a weight is measured in, float64: ``inputs`` ``(in, in)`` and ``gradients`` ``(out, out)``."""
+
+    inputs: Tensor
+    gradients: Tensor
+
+
+class Method(ABC):
+    """A compressor that changes dimensions: the metric it truncates in."""
+
+    name: ClassVar[str]
+    power: ClassVar[float] = 0.0  # p of the activation statistics, see gac.sensitivity.calibration
+
+    @abstractmethod
+    def metric(self, moments: Moments) -> Metric:
+        """The metric of a weight with these moments."""
+
+
+class Svd(Method):
+    """Plain truncated SVD; curves weighted by tr(G)/out so that weights can be compared."""
+
+    name = "svd"
+
+    def metric(self, moments: Moments) -> Metric:
+        return Metric(_identity_like(moments.inputs), _mean_gradient(moments.gradients))
+
+
+class SvdLlm(Method):
+    """Whitening by the activations (SVD-LLM, arXiv 2403.07378, section 3.1), with a root that cannot fail."""
+
+    name = "svd-llm"
+
+    def metric(self, moments: Moments) -> Metric:
+        return Metric(damped(moments.inputs, 1e-6), _mean_gradient(moments.gradients))
+
+
+class Kfac(Method):
+    """Two-sided curvature: activations and gradients (K-FAC, arXiv 1503.05671), its tokens weighed by gradient.
+
+    The damping was chosen on SmolLM2 (tests/benchmarks/README.md has the alternatives).
+    """
+
+    name = "kfac"
+    power = 1.0
+
+    def metric(self, moments: Moments) -> Metric:
+        return Metric(damped(moments.inputs, 1e-2, 3e-2), damped(moments.gradients, 1e-2, 3e-2))
+
+
+METHODS: Mapping[str, Method] = MappingProxyType({method.name: method for method in (Svd(), SvdLlm(), Kfac())})
+
+
+def method_named(name: str) -> Method:
+    """The method of this name.
+
+    Raises:
+        GacError: there is no such method.
+    """
+    if name not in METHODS:
+        raise GacError(f"method {name!r} is unknown", f"one of {', '.join(METHODS)}", "Correct the name.")
+    return METHODS[name]
+
+
+@dataclass(frozen=True, eq=False)
+class Decomposition:
+    """Every rank of one weight at once: its loss curve and, for a rank, its factors.
+
+    ``second[:, :r] @ first[:r]`` is the best rank-r weight; float64 ``second (out, full)`` and ``first (full, in)``.
+    """
+
+    curve: LossCurve
+    second: Tensor
+    first: Tensor
+
+    def factors(self, rank: int) -> tuple[Tensor, Tensor]:
+        """``(second (out, rank), first (rank, in))``, their columns and rows of equal norm."""
+        second, first = self.second[:, :rank], self.first[:rank]
+        ratio = (first.norm(dim=1) / second.norm(dim=0).clamp_min(1e-300)).sqrt().clamp(1e-12, 1e12)
+        return second * ratio, first / ratio[:, None]
+
+
+def decompose(weight: Tensor, metric: Metric) -> Decomposition:
+    """Truncate ``weight`` ``(out, in)`` in a metric, at every rank.
+
+    Only the smaller side is decomposed: the squared singular values of M = R_g^T W R_a are the eigenvalues of M M^T
+    (out x out) and of M^T M (in x in), and the best rank-r weight is a projection of W on that side.
+
+    Raises:
+        ModelError: a statistic or the weight is not finite.
+    """
+    matrix = weight.detach().double()
+    if matrix.shape[0] <= matrix.shape[1]:
+        root, inverse = _root(metric.gradients)
+        rotated = root.T @ matrix
+        values, vectors = eigh(rotated @ metric.inputs @ rotated.T)
+        second, first = inverse.T @ vectors, vectors.T @ rotated
+    else:
+        root, inverse = _root(metric.inputs)
+        rotated = matrix @ root
+        values, vectors = eigh(rotated.T @ metric.gradients @ rotated)
+        second, first = rotated @ vectors, vectors.T @ inverse
+    return Decomposition(curve_of(values), second, first)
+
+
+def curve_of(squared: Tensor) -> LossCurve:
+    """The loss curve of squared singular values in descending order, shape ``(full,)``."""
+    tail = squared.flip(0).cumsum(0).flip(0)
+    return LossCurve(FACTOR * torch.cat([tail, tail.new_zeros(1)]).cpu().numpy())
+
+
+def _root(moment: Tensor) -> tuple[Tensor, Tensor]:
+    """R with R R^T = moment, and its inverse."""
+    values, vectors = eigh(moment)
+    values = values.clamp_min(values[0] * 1e-14).sqrt()
+    return vectors * values, (vectors / values).T
+
+
+def _identity_like(moment: Tensor) -> Tensor:
+    return torch.eye(len(moment), dtype=torch.float64, device=moment.device)
+
+
+def _mean_gradient(gradients: Tensor) -> Tensor:
+    return _identity_like(gradients) * gradients.diagonal().double().mean()

@@ -1,0 +1,258 @@
+"""Calibration and evaluation text: named sources and local files, cut into windows that never overlap."""
+
+import hashlib
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import torch
+
+from gac.errors import TextError
+from gac.sensitivity.wikipedia import wiki_sample
+
+DEFAULT_WINDOWS = 64
+DEFAULT_LENGTH = 1024
+
+_SIZED = re.compile(r"(.+):(\d+)x(\d+)", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class TextSpec:
+    """A source of text and how much of it: ``windows`` windows of ``length`` tokens."""
+
+    name: str
+    windows: int = DEFAULT_WINDOWS
+    length: int = DEFAULT_LENGTH
+
+    @classmethod
+    def parse(cls, text: str, windows: int = DEFAULT_WINDOWS, length: int = DEFAULT_LENGTH) -> "TextSpec":
+        """Read ``NAME`` or ``NAME:WINDOWSxLENGTH`` (``wiki-sample:16x512``); a size in the text wins.
+
+        Raises:
+            TextError: a size below 1.
+        """
+        match = _SIZED.fullmatch(text)
+        spec = cls(match[1], int(match[2]), int(match[3])) if match else cls(text, windows, length)
+        _check_size(spec.windows, spec.length)
+        return spec
+
+    def __str__(self) -> str:
+        return f"{self.name}:{self.windows}x{self.length}"
+
+
+@dataclass(frozen=True, eq=False)
+class Windows:
+    """Consecutive token windows of one text.
+
+    Attributes:
+        name: the source's name, or the path it was read from.
+        ids: token ids, int64, shape ``(windows, length)``.
+        digest: SHA-256 of the token ids.
+        start: where the first window begins, in tokens of the text.
+    """
+
+    name: str
+    ids: torch.Tensor
+    digest: str
+    start: int = 0
+
+    def __len__(self) -> int:
+        return int(self.ids.shape[0])
+
+    @property
+    def length(self) -> int:
+        """Tokens of a window."""
+        return int(self.ids.shape[1])
+
+
+@dataclass(frozen=True)
+class _Source:
+    """Where a named text comes from.
+
+    ``reserved`` is how many tokens at the head of the one text are for calibration alone; None where
+    calibration and evaluation are different texts already.
+    """
+
+    calibration: Callable[[], str]
+    evaluation: Callable[[], str]
+    reserved: int | None = None
+
+
+def calibration_windows(spec: TextSpec | str, tokenizer: Any, seed: int = 0) -> Windows:
+    """The windows that statistics are taken from, out of the source's calibration text.
+
+    Args:
+        spec: a known name (``wiki-sample``, ``wikitext2``, ``c4``) or a path to a UTF-8 file, and how much of it;
+            a string is read by ``TextSpec.parse``.
+        tokenizer: a transformers tokenizer; no special tokens are added.
+        seed: 0 takes the first windows; any other draws them from the whole calibration text, in text order.
+
+    Raises:
+        TextError: an unknown source, one that cannot be read, or too few tokens.
+    """
+    spec = TextSpec.parse(spec) if isinstance(spec, str) else spec
+    found = _source(spec.name)
+    ids = _tokens(found.calibration(), tokenizer)[: found.reserved]
+    every = _all_windows(spec.name, ids, spec.windows, spec.length, "calibration")
+    if seed == 0:
+        return _windows(spec.name, every[: spec.windows])
+    drawn = np.random.default_rng(seed).choice(len(every), spec.windows, replace=False)
+    return _windows(spec.name, every[torch.from_numpy(np.sort(drawn))])
+
+
+def evaluation_windows(
+    source: str, tokenizer: Any, windows: int | None = None, length: int = DEFAULT_LENGTH
+) -> Windows:
+    """The windows that perplexity is measured on; those of a named source share no token with calibration.
+
+    Args:
+        source: a known name or a path to a UTF-8 file, all of which is evaluated.
+        tokenizer: a transformers tokenizer; no special tokens are added.
+        windows: how many, from the first on; None takes every whole window.
+
+    Raises:
+        TextError: an unknown source, one that cannot be read, or too few tokens.
+    """
+    found = _source(source)
+    start = found.reserved or 0
+    ids = _tokens(found.evaluation(), tokenizer)[start:]
+    return _windows(source, _all_windows(source, ids, windows, length, "evaluation")[:windows], start)
+
+
+def text_windows(
+    name: str, text: str, tokenizer: Any, windows: int | None = None, length: int = DEFAULT_LENGTH
+) -> Windows:
+    """Cut a text that is at hand into windows, from its start.
+
+    Raises:
+        TextError: too few tokens.
+    """
+    return _windows(name, _all_windows(name, _tokens(text, tokenizer), windows, length, "evaluation")[:windows])
+
+
+def check_vocabulary(windows: Windows, vocabulary: int) -> None:
+    """Refuse token ids that a model's embedding does not have.
+
+    Raises:
+        TextError: the tokenizer belongs to another model.
+    """
+    largest = int(windows.ids.max())
+    if largest >= vocabulary:
+        raise TextError(
+            f"the tokenizer gives token id {largest} on {windows.name}",
+            f"ids below the model's vocabulary of {vocabulary}",
+            "Use the tokenizer that belongs to the model.",
+        )
+
+
+def _check_size(windows: int | None, length: int) -> None:
+    if length < 1 or (windows is not None and windows < 1):
+        raise TextError(
+            f"{windows} windows of {length} tokens",
+            "at least 1 window of at least 1 token",
+            "Ask for a positive size, like wiki-sample:64x1024.",
+        )
+
+
+def _tokens(text: str, tokenizer: Any) -> torch.Tensor:
+    """Token ids of the whole text, int64, shape ``(tokens,)``; a BOS in mid-text would be no text at all."""
+    encoded = tokenizer(text, add_special_tokens=False, return_attention_mask=False, verbose=False)
+    return torch.tensor(encoded["input_ids"], dtype=torch.int64)
+
+
+def _all_windows(name: str, ids: torch.Tensor, windows: int | None, length: int, purpose: str) -> torch.Tensor:
+    """Every whole window, shape ``(count, length)``, where there are as many as are asked for (None: one)."""
+    _check_size(windows, length)
+    needed = (windows or 1) * length
+    if needed > len(ids):
+        raise TextError(
+            f"{name} has {len(ids):,} tokens for {purpose}",
+            f"at least {needed:,}, for {windows or 1} x {length}",
+            _shorter(len(ids), length),
+        )
+    return ids[: len(ids) // length * length].reshape(-1, length)
+
+
+def _windows(name: str, ids: torch.Tensor, start: int = 0) -> Windows:
+    ids = ids.clone()  # not a view: it would keep the whole text's tokens alive
+    return Windows(name, ids, hashlib.sha256(ids.numpy().astype("<i8").tobytes()).hexdigest(), start)
+
+
+def _shorter(usable: int, length: int) -> str:
+    if usable >= length:
+        return f"Ask for at most {usable // length} windows of {length}, or use a longer text."
+    return f"Use a longer text, or windows of at most {usable} tokens." if usable > 1 else "Use a longer text."
+
+
+def _source(name: str) -> _Source:
+    if name in _SOURCES:
+        return _SOURCES[name]
+    if os.path.isfile(name):
+        return _Source(partial(_local, name), partial(_local, name))
+    near = get_close_matches(name, _SOURCES, n=1)
+    hint = f"Did you mean {near[0]}?" if near else "Check the name or the path."
+    raise TextError(f"text {name!r} is neither known nor a file", f"one of {', '.join(_SOURCES)}, or a path", hint)
+
+
+def _local(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as failure:
+        raise TextError(
+            f"text file {path} cannot be read: {failure}", "a readable UTF-8 file", "Check the file and its encoding."
+        ) from failure
+
+
+def _wikitext2(split: str) -> str:
+    """WikiText-2 (raw), the lines of a split joined as in GPTQ's protocol (arXiv 2210.17323)."""
+    return "\n\n".join(_column("Salesforce/wikitext", split, name="wikitext-2-raw-v1"))
+
+
+_C4_DOCUMENTS = 2000
+
+
+def _c4(split: str, shard: str) -> str:
+    """The first documents of one C4 shard: a whole shard is 0.8 GB, and nobody reads that much of it."""
+    texts = _column("allenai/c4", split, data_files={split: shard}, streaming=True)
+    return "\n\n".join(islice(texts, _C4_DOCUMENTS))
+
+
+def _column(dataset: str, split: str, **options: Any) -> Iterator[str]:
+    import datasets
+
+    try:
+        for row in datasets.load_dataset(dataset, split=split, **options):
+            yield row["text"]
+    except OSError as failure:
+        raise TextError(
+            f"data set {dataset} ({split}) cannot be fetched: {failure}",
+            "a network, or a copy in the cache of datasets",
+            "Use wiki-sample or a local file, which need no network.",
+        ) from failure
+
+
+_WIKI_CALIBRATION_TOKENS = 200 * 1024
+
+_SOURCES: Mapping[str, _Source] = MappingProxyType(
+    {
+        "wiki-sample": _Source(wiki_sample, wiki_sample, _WIKI_CALIBRATION_TOKENS),
+        "wikitext2": _Source(partial(_wikitext2, "train"), partial(_wikitext2, "test")),
+        "c4": _Source(
+            partial(_c4, "train", "en/c4-train.00000-of-01024.json.gz"),
+            partial(_c4, "validation", "en/c4-validation.00000-of-00008.json.gz"),
+        ),
+    }
+)
+
+
+def text_names() -> tuple[str, ...]:
+    """The named sources of text."""
+    return tuple(_SOURCES)

@@ -1,0 +1,106 @@
+"""From a plan to a smaller model: nothing lost at full dims, nothing touched on failure."""
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from gac.compression.apply import BUILDERS, build_modules, changed_sites, swap_in
+from gac.compression.layers import LowRankLinear
+from gac.errors import PlanError
+from gac.forms import FORMS
+from gac.models.families import family_of
+from gac.plan import Plan
+from gac.sensitivity.calibration import stream_moments
+from gac.sensitivity.methods import method_named
+
+MakePlan = Callable[..., Plan]
+IDS = torch.arange(40).reshape(2, 20)
+
+
+def applied(model: LlamaForCausalLM, plan: Plan) -> LlamaForCausalLM:
+    sites = changed_sites(plan, family_of(model.config).sites(model.config))
+    stream = stream_moments(model, sites, IDS, power=1.0, progress=False)
+    swap_in(model, build_modules(model, plan, sites, stream, method_named("kfac")))
+    return model
+
+
+def logits(model: LlamaForCausalLM) -> Tensor:
+    with torch.no_grad():
+        return model(IDS).logits
+
+
+def test_every_form_has_a_builder() -> None:
+    assert set(BUILDERS) == set(FORMS)
+
+
+def test_a_dense_plan_changes_nothing(
+    tiny_model: LlamaForCausalLM, tiny_config: LlamaConfig, make_plan: MakePlan
+) -> None:
+    dense = logits(tiny_model)
+    assert torch.equal(logits(applied(tiny_model, make_plan(tiny_config, {}))), dense)
+
+
+def test_full_rank_everywhere_loses_nothing(
+    tiny_model: LlamaForCausalLM, tiny_config: LlamaConfig, make_plan: MakePlan
+) -> None:
+    dense = logits(tiny_model)
+    weights = [weight for site in family_of(tiny_config).sites(tiny_config) for weight in site.weights]
+    full = {w.name: ("low_rank", min(w.out_features, w.in_features)) for w in weights}
+    model = applied(tiny_model, make_plan(tiny_config, full))
+    assert all(isinstance(model.get_submodule(w.name), LowRankLinear) for w in weights)
+    assert (logits(model) - dense).abs().max() < 1e-4
+
+
+def test_full_width_loses_nothing(tiny_model: LlamaForCausalLM, tiny_config: LlamaConfig, make_plan: MakePlan) -> None:
+    dense = logits(tiny_model)
+    mlp = "model.layers.1.mlp"
+    full = {f"{mlp}.{name}": ("narrow", 176) for name in ("gate_proj", "up_proj", "down_proj")}
+    assert (logits(applied(tiny_model, make_plan(tiny_config, full))) - dense).abs().max() < 1e-4
+
+
+def test_the_dims_are_those_of_the_plan(
+    tiny_model: LlamaForCausalLM, tiny_config: LlamaConfig, make_plan: MakePlan
+) -> None:
+    mlp = "model.layers.0.mlp"
+    changes = {f"{mlp}.{name}": ("narrow", 48) for name in ("gate_proj", "up_proj", "down_proj")}
+    model = applied(tiny_model, make_plan(tiny_config, changes | {"model.layers.1.self_attn.q_proj": ("low_rank", 8)}))
+    narrow = model.model.layers[0].mlp
+    assert narrow.gate_proj.weight.shape == (48, 64)
+    assert narrow.up_proj.weight.shape == (48, 64)
+    assert narrow.down_proj.weight.shape == (64, 48)
+    assert model.model.layers[1].self_attn.q_proj.rank == 8
+    assert type(model) is LlamaForCausalLM
+    assert model.generate(IDS, max_new_tokens=4, do_sample=False).shape == (2, 24)
+
+
+def test_biases_follow_their_outputs(tiny_config: LlamaConfig, make_plan: MakePlan) -> None:
+    config = copy.deepcopy(tiny_config)
+    config.mlp_bias = config.attention_bias = True
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(config).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("bias"):
+                parameter.normal_()
+    dense = logits(model)
+    mlp = "model.layers.0.mlp"
+    changes = {f"{mlp}.{name}": ("narrow", 176) for name in ("gate_proj", "up_proj", "down_proj")}
+    changes |= {"model.layers.0.self_attn.o_proj": ("low_rank", 64)}
+    assert (logits(applied(model, make_plan(config, changes))) - dense).abs().max() < 1e-4
+
+
+def test_a_plan_for_another_model_is_refused(tiny_config: LlamaConfig, make_plan: MakePlan) -> None:
+    plan = make_plan(tiny_config, {})
+    other = copy.deepcopy(tiny_config)
+    other.intermediate_size = 128
+    with pytest.raises(PlanError) as failure:
+        changed_sites(plan, family_of(other).sites(other))
+    assert str(failure.value) == (
+        "the plan is for tiny, where ('model.layers.0.mlp.gate_proj', 176, 64) stands; expected "
+        "('model.layers.0.mlp.gate_proj', 128, 64), as this model has it. "
+        "Use the plan with the model it was made for, or allocate again."
+    )

@@ -1,0 +1,422 @@
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import gac
+from gac.compression import checkpoint
+from gac.compression.checkpoint import is_checkpoint, load_checkpoint, save_checkpoint
+from gac.compression.layers import LowRankLinear, empty_module
+from gac.errors import CheckpointError
+from gac.models.loading import load_model
+from gac.plan import Plan
+
+CHANGES = {
+    "model.layers.0.self_attn.q_proj": ("low_rank", 8),
+    "model.layers.0.mlp.down_proj": ("low_rank", 16),
+    "model.layers.1.mlp.gate_proj": ("narrow", 96),
+    "model.layers.1.mlp.up_proj": ("narrow", 96),
+    "model.layers.1.mlp.down_proj": ("narrow", 96),
+}
+IDS = torch.arange(40).reshape(2, 20)
+
+Compress = Callable[[LlamaForCausalLM], LlamaForCausalLM]
+
+
+@pytest.fixture
+def compress(make_plan: Callable[..., Plan]) -> Compress:
+    """Swap in random modules of every form."""
+
+    def swap(model: LlamaForCausalLM) -> LlamaForCausalLM:
+        plan = make_plan(model.config, CHANGES)
+        for choice in plan.weights:
+            if choice.form != "dense":
+                bias = model.get_submodule(choice.name).bias is not None
+                module = empty_module(choice, bias, "cpu", model.dtype)
+                for parameter in module.parameters():
+                    torch.nn.init.normal_(parameter, std=0.1)
+                model.set_submodule(choice.name, module)
+        model.gac_plan = plan
+        return model.eval()
+
+    return swap
+
+
+@pytest.fixture
+def model(tiny_model: LlamaForCausalLM, compress: Compress) -> LlamaForCausalLM:
+    return compress(tiny_model)
+
+
+@pytest.fixture
+def saved(model: LlamaForCausalLM, tmp_path: Path) -> Path:
+    save_checkpoint(model, tmp_path / "saved")
+    return tmp_path / "saved"
+
+
+def logits(model: LlamaForCausalLM) -> torch.Tensor:
+    with torch.no_grad():
+        return model(input_ids=IDS).logits
+
+
+def test_a_round_trip_changes_no_bit(model: LlamaForCausalLM, saved: Path) -> None:
+    loaded = load_checkpoint(saved)
+    assert type(loaded) is LlamaForCausalLM
+    assert isinstance(loaded.model.layers[0].self_attn.q_proj, LowRankLinear)
+    assert loaded.model.layers[1].mlp.up_proj.weight.shape == (96, 64)
+    assert not loaded.training
+    assert loaded.gac_plan == model.gac_plan
+    assert torch.equal(logits(loaded), logits(model))
+
+
+def test_a_new_process_gets_the_same_bits(model: LlamaForCausalLM, saved: Path, tmp_path: Path) -> None:
+    script = (
+        "import sys, torch\n"
+        "from gac.compression.checkpoint import load_checkpoint\n"
+        "from safetensors.torch import load_file, save_file\n"
+        "model = load_checkpoint(sys.argv[1], device='cpu')\n"
+        "with torch.no_grad():\n"
+        "    save_file({'logits': model(input_ids=load_file(sys.argv[2])['ids']).logits}, sys.argv[3])\n"
+    )
+    save_file({"ids": IDS}, tmp_path / "ids")
+    arguments = [str(saved), str(tmp_path / "ids"), str(tmp_path / "logits")]
+    subprocess.run([sys.executable, "-c", script, *arguments], check=True)
+    assert torch.equal(load_file(tmp_path / "logits")["logits"], logits(model))
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"tie_word_embeddings": True},
+        {"attention_bias": True, "mlp_bias": True},
+        {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0}},
+        {
+            "rope_parameters": {
+                "rope_type": "llama3",
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 128,
+                "rope_theta": 500000.0,
+            }
+        },
+    ],
+    ids=["tied", "biased", "linear rope", "llama3 rope"],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_every_kind_of_llama_comes_back(
+    changed: dict[str, Any], dtype: torch.dtype, tiny_config: LlamaConfig, compress: Compress, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    config = LlamaConfig(**(tiny_config.to_dict() | changed))
+    LlamaForCausalLM(config).save_pretrained(tmp_path / "dense")
+    dense = LlamaForCausalLM.from_pretrained(tmp_path / "dense", dtype=dtype)
+    model = compress(dense)
+    save_checkpoint(model, tmp_path / "saved")
+    loaded = load_checkpoint(tmp_path / "saved")
+    assert {parameter.dtype for parameter in loaded.parameters()} == {dtype}
+    assert torch.equal(logits(loaded), logits(model))
+    assert (loaded.lm_head.weight is loaded.model.embed_tokens.weight) == config.tie_word_embeddings
+
+
+def test_generation_with_a_cache_equals_generation_without(saved: Path) -> None:
+    loaded = load_checkpoint(saved)
+    ids, mask = IDS[:1], torch.ones_like(IDS[:1])
+    cached, plain = (
+        loaded.generate(ids, attention_mask=mask, max_new_tokens=12, do_sample=False, use_cache=use_cache)
+        for use_cache in (True, False)
+    )
+    assert cached.shape == (1, 32)
+    assert torch.equal(cached, plain)
+
+
+def test_the_generation_config_and_the_tokenizer_come_along(
+    model: LlamaForCausalLM, tiny_tokenizer: Any, tmp_path: Path
+) -> None:
+    model.generation_config.max_new_tokens = 7
+    save_checkpoint(model, tmp_path / "saved", tokenizer=tiny_tokenizer)
+    loaded = load_checkpoint(tmp_path / "saved")
+    assert loaded.generation_config.max_new_tokens == 7
+    assert load_model(loaded).tokenizer("rank")["input_ids"] == tiny_tokenizer("rank")["input_ids"]
+
+
+def test_a_dtype_can_be_asked_for(saved: Path) -> None:
+    assert load_checkpoint(saved, dtype=torch.bfloat16).dtype == torch.bfloat16
+
+
+def test_a_loaded_model_can_be_saved_again(saved: Path, tmp_path: Path) -> None:
+    loaded = load_checkpoint(saved)
+    save_checkpoint(loaded, tmp_path / "again")
+    assert torch.equal(logits(load_checkpoint(tmp_path / "again")), logits(loaded))
+    assert (tmp_path / "again" / "config.json").read_text() == (saved / "config.json").read_text()
+
+
+def test_the_directory_holds_no_pickles(saved: Path) -> None:
+    assert sorted(path.name for path in saved.iterdir()) == [
+        "README.md",
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "plan.json",
+    ]
+    assert saved.stat().st_mode & 0o777 == 0o777 & ~_umask()
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def test_the_config_names_every_form_and_dim(saved: Path) -> None:
+    header = json.loads((saved / "config.json").read_text())["gac"]
+    assert header["schema_version"] == 1
+    assert header["modules"] == {name: {"form": form, "dim": dim} for name, (form, dim) in CHANGES.items()}
+
+
+def test_the_card_says_how_to_load_and_to_reproduce(saved: Path, model: LlamaForCausalLM) -> None:
+    card = (saved / "README.md").read_text()
+    assert card.startswith("---\nlibrary_name: gac\npipeline_tag: text-generation\n---\n")
+    assert model.gac_plan.summary() in card
+    assert 'gac.load("this directory")' in card
+    assert "gac compress tiny --plan plan.json -o DIR" in card
+    assert f"With GAC {gac.__version__} and the profile `222222222222` of the NVIDIA H100 80GB HBM3" in card
+
+
+def test_is_checkpoint_tells_a_compressed_directory(saved: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("[1]")
+    assert is_checkpoint(saved)
+    assert not is_checkpoint(tmp_path)
+    assert not is_checkpoint(saved / "config.json")
+
+
+def test_a_model_without_a_plan_is_not_saved(tiny_model: LlamaForCausalLM, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        save_checkpoint(tiny_model, tmp_path / "saved")
+    assert str(caught.value) == (
+        "a LlamaForCausalLM without a plan; expected a model from gac.compress. Compress it before saving."
+    )
+
+
+def test_a_model_that_left_its_plan_is_not_saved(model: LlamaForCausalLM, tmp_path: Path) -> None:
+    model.model.layers[1].self_attn.o_proj = torch.nn.Linear(64, 60, bias=False)
+    with pytest.raises(CheckpointError) as caught:
+        save_checkpoint(model, tmp_path / "saved")
+    assert str(caught.value) == (
+        "model.layers.1.self_attn.o_proj is Linear(in_features=64, out_features=60, bias=False); "
+        "expected dense with dim 64, as model.gac_plan says. Save the model as gac.compress returned it."
+    )
+
+
+def test_mixed_dtypes_are_not_saved(model: LlamaForCausalLM, tmp_path: Path) -> None:
+    model.lm_head.to(torch.bfloat16)
+    with pytest.raises(CheckpointError, match=r"weights in torch\.bfloat16 and torch\.float32; expected one dtype"):
+        save_checkpoint(model, tmp_path / "saved")
+
+
+def test_a_directory_in_use_is_left_alone(model: LlamaForCausalLM, saved: Path) -> None:
+    (saved / "mine").write_text("kept")
+    with pytest.raises(CheckpointError) as caught:
+        save_checkpoint(model, saved)
+    assert str(caught.value) == (
+        f"{saved} holds a compressed checkpoint; expected a new or empty directory. "
+        "Choose another directory, or pass overwrite=True."
+    )
+    assert (saved / "mine").exists()
+
+
+def test_overwrite_replaces_a_checkpoint(model: LlamaForCausalLM, saved: Path) -> None:
+    (saved / "old").write_text("gone")
+    torch.nn.init.ones_(model.lm_head.weight)
+    save_checkpoint(model, saved, overwrite=True)
+    assert torch.equal(logits(load_checkpoint(saved)), logits(model))
+    assert not (saved / "old").exists()
+    assert [path.name for path in saved.parent.iterdir()] == ["saved"]
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_what_is_no_checkpoint_is_never_replaced(model: LlamaForCausalLM, tmp_path: Path, overwrite: bool) -> None:
+    (tmp_path / "thesis.tex").write_text("kept")
+    for target in (tmp_path, tmp_path / "thesis.tex"):
+        with pytest.raises(CheckpointError) as caught:
+            save_checkpoint(model, target, overwrite=overwrite)
+        assert str(caught.value) == (
+            f"{target} exists and is no compressed checkpoint; expected a new or empty directory. "
+            "Choose another directory."
+        )
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_a_link_is_followed(model: LlamaForCausalLM, saved: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(saved)
+    save_checkpoint(model, tmp_path / "link", overwrite=True)
+    assert (tmp_path / "link").is_symlink()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "saved"]
+
+
+def test_an_empty_directory_is_filled(model: LlamaForCausalLM, tmp_path: Path) -> None:
+    (tmp_path / "new").mkdir()
+    save_checkpoint(model, tmp_path / "new")
+    assert is_checkpoint(tmp_path / "new")
+
+
+@pytest.mark.parametrize("step", ["save_pretrained", "move"])
+def test_a_failure_leaves_nothing_behind(
+    step: str, model: LlamaForCausalLM, saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    before = {path.name: path.read_bytes() for path in saved.iterdir()}
+    if step == "move":
+        monkeypatch.setattr(checkpoint, "_move", full)
+    else:
+        monkeypatch.setattr(LlamaForCausalLM, "save_pretrained", full)
+    with pytest.raises(CheckpointError, match=r"cannot be written: \[Errno 28\] No space left on device; expected"):
+        save_checkpoint(model, saved, overwrite=True)
+    assert {path.name: path.read_bytes() for path in saved.iterdir()} == before
+    assert [path.name for path in saved.parent.iterdir()] == ["saved"]
+
+
+@pytest.mark.parametrize("name", ["config.json", "plan.json", "model.safetensors"])
+@pytest.mark.parametrize("damage", ["gone", "cut", "empty"])
+def test_a_damaged_file_is_refused(name: str, damage: str, saved: Path) -> None:
+    file = saved / name
+    content = file.read_bytes()
+    file.unlink() if damage == "gone" else file.write_bytes(content[: len(content) // 2] if damage == "cut" else b"")
+    with pytest.raises(CheckpointError):
+        load_checkpoint(saved)
+
+
+def test_what_is_no_checkpoint_is_named(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        load_checkpoint(tmp_path / "nowhere")
+    assert str(caught.value) == (
+        f"{tmp_path / 'nowhere'} has no config.json with a key gac; expected a directory that gac.save wrote. "
+        "Check the path; open a dense model with transformers."
+    )
+
+
+def edit(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    content = json.loads(path.read_bytes())
+    change(content)
+    path.write_text(json.dumps(content))
+
+
+def test_a_header_that_contradicts_the_plan_is_refused(saved: Path) -> None:
+    name = "model.layers.0.self_attn.q_proj"
+    edit(saved / "config.json", lambda config: config["gac"]["modules"].update({name: {"form": "low_rank", "dim": 9}}))
+    with pytest.raises(CheckpointError) as caught:
+        load_checkpoint(saved)
+    assert str(caught.value) == (
+        f"{saved}: config.json has {name} low_rank with dim 9; expected low_rank with dim 8, as plan.json says. "
+        "Save the model again; these files were changed."
+    )
+
+
+@pytest.mark.parametrize(
+    ("header", "message"),
+    [
+        ({"schema_version": 2, "modules": {}}, "schema version 2; expected version 1"),
+        ({"schema_version": 1}, "key gac: modules: Field required"),
+        ({"schema_version": 1, "modules": {"a": {"form": "dense", "dim": "8"}}}, r"key gac: modules\.a\.dim: Input"),
+        ({"schema_version": 1, "modules": {}, "code": "x"}, "key gac: code: Unexpected keyword argument"),
+        (7, "key gac: the document: "),
+    ],
+)
+def test_a_header_is_read_strictly(header: Any, message: str, saved: Path) -> None:
+    edit(saved / "config.json", lambda config: config.update(gac=header))
+    with pytest.raises(CheckpointError, match=message):
+        load_checkpoint(saved)
+
+
+def test_dims_of_another_config_are_refused(saved: Path) -> None:
+    edit(saved / "config.json", lambda config: config.update(intermediate_size=160))
+    with pytest.raises(CheckpointError) as caught:
+        load_checkpoint(saved)
+    assert str(caught.value) == (
+        f"{saved}: plan.json has model.layers.0.mlp.gate_proj 176 x 64; expected 160 x 64, as config.json says. "
+        "Save the model again; these files were changed."
+    )
+
+
+def respell(saved: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
+    file = saved / "model.safetensors"
+    tensors = load_file(file)
+    with safe_open(file, "pt") as opened:
+        metadata = opened.metadata()
+    change(tensors)
+    save_file(tensors, file, metadata=metadata)
+
+
+FIRST = "model.layers.0.self_attn.q_proj.first.weight"
+
+
+def test_a_missing_weight_is_refused(saved: Path) -> None:
+    respell(saved, lambda tensors: tensors.pop(FIRST))
+    with pytest.raises(CheckpointError) as caught:
+        load_checkpoint(saved)
+    assert str(caught.value) == (
+        f"{saved}: {FIRST} is missing (1 in all); expected the weights of the plan, each once. "
+        "Save the model again; these files were changed."
+    )
+
+
+def test_an_unexpected_weight_is_refused(saved: Path) -> None:
+    respell(saved, lambda tensors: tensors.update(extra=torch.zeros(1)))
+    with pytest.raises(CheckpointError, match=r"extra is unexpected \(1 in all\)"):
+        load_checkpoint(saved)
+
+
+def test_a_tensor_of_other_dims_is_refused(saved: Path) -> None:
+    respell(saved, lambda tensors: tensors.update({FIRST: tensors[FIRST][:4].clone()}))
+    with pytest.raises(CheckpointError, match=r"cannot be loaded|is mismatched"):
+        load_checkpoint(saved)
+
+
+@pytest.mark.parametrize("shard", ["../outside.safetensors", "/etc/outside.safetensors", "weights.bin"])
+def test_an_index_names_only_safetensors_of_its_directory(shard: str, saved: Path) -> None:
+    index = {"metadata": {}, "weight_map": {FIRST: shard}}
+    (saved / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(CheckpointError) as caught:
+        load_checkpoint(saved)
+    assert str(caught.value) == (
+        f"{saved}: model.safetensors.index.json names the file {shard!r}; "
+        "expected a safetensors file of this directory. Save the model again; these files were changed."
+    )
+
+
+@pytest.mark.parametrize("index", ["", "[]", "{}", '{"weight_map": 3}', '{"weight_map": {"a": [1]}}'])
+def test_an_index_that_is_none_is_refused(index: str, saved: Path) -> None:
+    (saved / "model.safetensors.index.json").write_text(index)
+    with pytest.raises(CheckpointError, match="is no index; expected a weight_map from weights to files"):
+        load_checkpoint(saved)
+
+
+def test_shards_come_back(model: LlamaForCausalLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = LlamaForCausalLM.save_pretrained
+    monkeypatch.setattr(
+        LlamaForCausalLM, "save_pretrained", lambda model, place: whole(model, place, max_shard_size="100KB")
+    )
+    save_checkpoint(model, tmp_path / "saved")
+    assert len(list((tmp_path / "saved").glob("*.safetensors"))) > 1
+    assert torch.equal(logits(load_checkpoint(tmp_path / "saved")), logits(model))
+    next((tmp_path / "saved").glob("*.safetensors")).unlink()
+    with pytest.raises(CheckpointError, match=r"model-0.*\.safetensors is missing; expected every file"):
+        load_checkpoint(tmp_path / "saved")
+
+
+def test_code_in_the_directory_is_not_run(saved: Path, tmp_path: Path) -> None:
+    (saved / "configuration_evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    auto_map = {"AutoConfig": "configuration_evil.Config", "AutoModelForCausalLM": "configuration_evil.Model"}
+    edit(saved / "config.json", lambda config: config.update(auto_map=auto_map))
+    load_checkpoint(saved)
+    assert not (tmp_path / "ran").exists()

@@ -1,0 +1,66 @@
+import pytest
+import torch
+
+from gac.compression.layers import _BUILDERS, LowRankLinear, empty_module
+from gac.forms import FORMS
+from gac.plan import WeightChoice
+
+CHOICES = [
+    WeightChoice("q", "dense", 24, 24, 40, None),
+    WeightChoice("q", "low_rank", 8, 24, 40, None),
+    WeightChoice("q", "low_rank", 7, 40, 24, None),
+    WeightChoice("up", "narrow", 16, 24, 40, "out"),
+    WeightChoice("down", "narrow", 16, 24, 40, "in"),
+]
+
+
+def test_every_form_can_be_built() -> None:
+    assert _BUILDERS.keys() == FORMS.keys()
+
+
+@pytest.mark.parametrize("choice", CHOICES, ids=str)
+@pytest.mark.parametrize("bias", [False, True])
+def test_it_has_the_parameters_that_the_plan_counts(choice: WeightChoice, bias: bool) -> None:
+    module = empty_module(choice, bias, "cpu", torch.float32)
+    counted = sum(parameter.numel() for name, parameter in module.named_parameters() if not name.endswith("bias"))
+    assert counted == choice.params
+    assert any(name.endswith("bias") for name, _ in module.named_parameters()) == bias
+
+
+@pytest.mark.parametrize("choice", CHOICES, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_it_runs_at_the_widths_of_its_form(choice: WeightChoice, dtype: torch.dtype) -> None:
+    module = empty_module(choice, True, "cpu", dtype)
+    inside = choice.dim if (choice.form, choice.neurons) == ("narrow", "in") else choice.in_features
+    outside = choice.dim if (choice.form, choice.neurons) == ("narrow", "out") else choice.out_features
+    for parameter in module.parameters():
+        torch.nn.init.normal_(parameter)
+    y = module(torch.randn(2, 3, inside, dtype=dtype))
+    assert (y.shape, y.dtype) == ((2, 3, outside), dtype)
+
+
+@pytest.mark.parametrize("choice", CHOICES, ids=str)
+def test_on_meta_nothing_is_allocated(choice: WeightChoice) -> None:
+    assert {parameter.device.type for parameter in empty_module(choice, True, "meta", torch.float32).parameters()} == {
+        "meta"
+    }
+
+
+def test_building_draws_no_random_numbers() -> None:
+    before = torch.get_rng_state()
+    empty_module(CHOICES[1], True, "cpu", torch.float32)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_low_rank_pair_is_the_product_of_its_factors() -> None:
+    torch.manual_seed(0)
+    pair = LowRankLinear(40, 8, 24)
+    x = torch.randn(5, 40)
+    product = x @ (pair.second.weight @ pair.first.weight).T + pair.second.bias
+    torch.testing.assert_close(pair(x), product)
+
+
+def test_a_low_rank_pair_says_its_dims() -> None:
+    assert repr(LowRankLinear(40, 8, 24, bias=False)).splitlines()[1].strip() == (
+        "in_features=40, rank=8, out_features=24"
+    )

@@ -1,0 +1,136 @@
+"""What many tests share: a tiny random Llama, a byte-level tokenizer, text, and plans for the model."""
+
+import random
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+import gac
+from gac.forms import Weight, form_named
+from gac.models.families import family_of
+from gac.models.loading import Loaded, load_model
+from gac.plan import (
+    SCHEMA,
+    Budget,
+    Calibration,
+    Certificate,
+    Plan,
+    Prediction,
+    ProfileUsed,
+    SiteChoice,
+    WeightChoice,
+)
+from gac.sites import Site
+
+Changes = Mapping[str, tuple[str, int]]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Tests keep what they measure to themselves."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GAC_HOME", str(tmp_path_factory.mktemp("gac-home")))
+        yield
+
+
+@pytest.fixture
+def tiny_config() -> LlamaConfig:
+    """Llama with 2 layers, hidden 64, 176 neurons, 4 heads and 2 KV heads of 16, and a vocabulary of 258."""
+    return LlamaConfig(
+        vocab_size=258,
+        hidden_size=64,
+        intermediate_size=176,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+        bos_token_id=256,
+        eos_token_id=257,
+        pad_token_id=257,
+        tie_word_embeddings=False,
+    )
+
+
+@pytest.fixture
+def tiny_model(tiny_config: LlamaConfig) -> LlamaForCausalLM:
+    """A fresh random model, the same every time, in float32 on the CPU."""
+    torch.manual_seed(0)
+    return LlamaForCausalLM(tiny_config).eval()
+
+
+@pytest.fixture(scope="session")
+def tiny_tokenizer() -> PreTrainedTokenizerFast:
+    """One token a byte; ``<s>`` (256) comes first unless special tokens are off."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend = Tokenizer(models.BPE(vocab={byte: index for index, byte in enumerate(alphabet)}, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens(["<s>", "</s>"])
+    backend.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 256)])
+    return PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", eos_token="</s>", pad_token="</s>")
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Loaded:
+    """SmolLM2 on the CPU, read once: copy the model before changing it."""
+    return load_model("smollm2", device="cpu")
+
+
+@pytest.fixture(scope="session")
+def prose() -> str:
+    """5,000 seeded words of ASCII text, more than 20,000 tokens."""
+    draw = random.Random(0)
+    words = ["the", "rank", "of", "a", "weight", "is", "small", "where", "curvature", "falls", "off", "quickly"]
+    return " ".join(draw.choice(words) for _ in range(5000))
+
+
+@pytest.fixture
+def text_file(tmp_path: Path, prose: str) -> Path:
+    path = tmp_path / "prose.txt"
+    path.write_text(prose, encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def make_plan() -> Callable[[LlamaConfig, Changes], Plan]:
+    """``make_plan(config, {"model.layers.0.self_attn.q_proj": ("low_rank", 16)})``: the rest stays dense."""
+    return _make_plan
+
+
+def _make_plan(config: LlamaConfig, changes: Changes) -> Plan:
+    sites = tuple(_site_choice(site, changes) for site in family_of(config).sites(config))
+    used, total = sum(site.params for site in sites), sum(site.dense_params for site in sites)
+    return Plan(
+        schema_version=SCHEMA,
+        gac_version=gac.__version__,
+        model="tiny",
+        model_digest="0" * 64,
+        family="llama",
+        method="kfac",
+        forms=("low_rank", "narrow"),
+        align=True,
+        seed=0,
+        calibration=Calibration("wiki-sample", 64, 1024, "1" * 64, 5.5),
+        profile=ProfileUsed("NVIDIA H100 80GB HBM3", "2" * 64, ""),
+        budget=Budget(used / total, used, used, total, total + 2 * config.vocab_size * config.hidden_size),
+        latency={},
+        workloads=(),
+        prediction=Prediction(0.1, 0.8, 245.0, 271.0),
+        certificate=Certificate("optimal", 0.1, 0.1, 0.0, (0.0,), "by hand"),
+        sites=sites,
+    )
+
+
+def _site_choice(site: Site, changes: Changes) -> SiteChoice:
+    weights = tuple(_weight_choice(weight, changes) for weight in site.weights)
+    params = sum(weight.params for weight in weights)
+    return SiteChoice(site.name, site.layer, site.kind, weights, params, site.params, 0.0, ())
+
+
+def _weight_choice(weight: Weight, changes: Changes) -> WeightChoice:
+    form, dim = changes.get(weight.name, ("dense", form_named("dense").full(weight)))
+    return WeightChoice(weight.name, form, dim, weight.out_features, weight.in_features, weight.neurons)

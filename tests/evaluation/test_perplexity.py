@@ -1,0 +1,106 @@
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from gac.errors import ModelError, TextError
+from gac.evaluation.perplexity import Perplexity, perplexity
+from gac.models.loading import Loaded
+
+
+def test_equal_logits_are_as_perplexed_as_the_vocabulary_is_large(
+    tiny_model: LlamaForCausalLM, tiny_tokenizer: Any, prose: str
+) -> None:
+    torch.nn.init.zeros_(tiny_model.lm_head.weight)
+    measured = perplexity(tiny_model, tiny_tokenizer, prose, windows=3, length=64, progress=False)
+    assert measured.value == pytest.approx(258, rel=1e-6)
+
+
+def test_it_is_the_mean_over_the_predicted_tokens(
+    tiny_model: LlamaForCausalLM, tiny_tokenizer: Any, prose: str
+) -> None:
+    measured = perplexity(tiny_model, tiny_tokenizer, prose, windows=4, length=32, progress=False)
+    ids = torch.tensor(tiny_tokenizer(prose, add_special_tokens=False)["input_ids"])[:128].reshape(4, 32)
+    with torch.no_grad():
+        loss = tiny_model(input_ids=ids, labels=ids).loss
+    assert measured.value == pytest.approx(math.exp(loss), rel=1e-5)
+    assert measured.tokens == 4 * 31
+
+
+def test_long_windows_are_summed_in_parts(tiny_model: LlamaForCausalLM, tiny_tokenizer: Any, prose: str) -> None:
+    measured = perplexity(tiny_model, tiny_tokenizer, prose, windows=1, length=1300, progress=False)
+    ids = torch.tensor([tiny_tokenizer(prose, add_special_tokens=False)["input_ids"][:1300]])
+    with torch.no_grad():
+        loss = tiny_model(input_ids=ids, labels=ids).loss
+    assert measured.value == pytest.approx(math.exp(loss), rel=1e-5)
+
+
+@pytest.mark.parametrize("batch", [2, 3, 8])
+def test_the_batch_does_not_matter(batch: int, tiny_model: LlamaForCausalLM, tiny_tokenizer: Any, prose: str) -> None:
+    one, many = (
+        perplexity(tiny_model, tiny_tokenizer, prose, windows=5, length=32, batch=size, progress=False)
+        for size in (1, batch)
+    )
+    assert many.value == pytest.approx(one.value, rel=1e-6)
+    assert (many.tokens, many.protocol) == (one.tokens, one.protocol)
+
+
+def test_the_protocol_says_it_all(tiny_model: LlamaForCausalLM, tiny_tokenizer: Any, text_file: Path) -> None:
+    measured = perplexity(tiny_model.bfloat16(), tiny_tokenizer, str(text_file), windows=2, length=16)
+    assert measured.protocol == f"{text_file}, 2 windows x 16 from token 0, non-overlapping, no BOS"
+    assert measured.dtype == "bfloat16"
+
+
+def test_it_reads_as_a_sentence() -> None:
+    protocol = "wiki-sample, 40 windows x 1024 from token 204800, non-overlapping, no BOS"
+    assert str(Perplexity(17.5432, 40920, protocol, "float32")) == (
+        "17.543 (wiki-sample, 40 windows x 1024 from token 204800, non-overlapping, no BOS; "
+        "40,920 tokens predicted, float32)"
+    )
+
+
+def test_a_word_that_is_no_source_is_no_text(tiny_model: LlamaForCausalLM, tiny_tokenizer: Any) -> None:
+    with pytest.raises(TextError, match=r"text 'wikisample' is neither known .* Did you mean wiki-sample\?"):
+        perplexity(tiny_model, tiny_tokenizer, "wikisample")
+
+
+def test_every_module_gets_its_own_mode_back(tiny_model: LlamaForCausalLM, tiny_tokenizer: Any, prose: str) -> None:
+    tiny_model.train()
+    tiny_model.model.layers[0].eval()
+    before = [module.training for module in tiny_model.modules()]
+    perplexity(tiny_model, tiny_tokenizer, prose, windows=1, length=16, progress=False)
+    assert [module.training for module in tiny_model.modules()] == before
+
+
+def test_the_window_that_is_not_finite_is_named(tiny_model: LlamaForCausalLM, tiny_tokenizer: Any) -> None:
+    rare = tiny_tokenizer("z", add_special_tokens=False)["input_ids"][0]
+    with torch.no_grad():
+        tiny_model.model.embed_tokens.weight[rare] = float("nan")
+    with pytest.raises(ModelError) as caught:
+        perplexity(tiny_model, tiny_tokenizer, "a b c d e f z h ", length=4, batch=3, progress=False)
+    assert str(caught.value) == (
+        "the loss of window 3 is nan; expected a finite loss. "
+        "Check the weights, or run the model in bfloat16 or float32."
+    )
+
+
+def test_a_window_needs_two_tokens(tiny_model: LlamaForCausalLM, tiny_tokenizer: Any, prose: str) -> None:
+    with pytest.raises(TextError, match="windows of 1 tokens; expected at least 2: the first is not predicted"):
+        perplexity(tiny_model, tiny_tokenizer, prose, length=1)
+
+
+def test_another_models_tokenizer_is_refused(tiny_config: LlamaConfig, tiny_tokenizer: Any, prose: str) -> None:
+    tiny_config.vocab_size = 40
+    tiny_config.bos_token_id = tiny_config.eos_token_id = tiny_config.pad_token_id = 1
+    with pytest.raises(TextError, match=r"expected ids below the model's vocabulary of 40\."):
+        perplexity(LlamaForCausalLM(tiny_config), tiny_tokenizer, prose, length=16)
+
+
+@pytest.mark.smollm2
+def test_smollm2_knows_english(smollm2: Loaded) -> None:
+    measured = perplexity(smollm2.model, smollm2.tokenizer, windows=1, length=256)
+    assert measured.protocol == "wiki-sample, 1 windows x 256 from token 204800, non-overlapping, no BOS"
+    assert 10 < measured.value < 40

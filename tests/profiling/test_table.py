@@ -1,0 +1,322 @@
+import hashlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gac.errors import ProfileError
+from gac.forms import linear, low_rank
+from gac.profiling import folders
+from gac.profiling.sweep import operations_of_models
+from gac.profiling.table import Profile, Sweep, interpolate
+
+SHAPE = {"m": 1, "k": 64, "n": 64}
+FIXED = {"m": 1024, "k": 4096, "n": 4096}
+
+
+def dims(*values: int) -> np.ndarray:
+    return np.array(values, dtype=np.int64)
+
+
+def test_a_profile_is_read_with_its_header_rows_kernels_and_digest(profile_file, header) -> None:
+    profile_file.line(record="kernel", name="nvjet_a").line(record="kernel", name="cutlass_b")
+    profile_file.row("linear", SHAPE, 1500.5, kernels=[1, 0, 1])
+    path = profile_file.write()
+    profile = Profile.load(path)
+    assert profile.header == header
+    assert profile.measurements[0].kernels == ("cutlass_b", "nvjet_a", "cutlass_b")
+    assert profile.digest == hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def test_a_point_is_rounded_up_and_none_where_it_is_missing(profile_file) -> None:
+    profile = Profile.load(profile_file.row("linear", SHAPE, 1500.5).write())
+    assert profile.point(linear(1, 64, 64)) == 1501
+    assert profile.point(linear(1, 64, 65)) is None
+    assert profile.point(linear(1, 64, 64), "fp16") is None
+
+
+def test_a_hot_row_is_not_looked_up(profile_file) -> None:
+    profile = Profile.load(profile_file.row("linear", SHAPE, 1500.0, cache="hot").write())
+    assert profile.point(linear(1, 64, 64)) is None
+    assert len(profile.rows_of("linear", {"m": 1, "k": 64}, "n")) == 0
+
+
+def test_a_failed_shape_has_no_number(profile_file) -> None:
+    profile = Profile.load(profile_file.row("linear", SHAPE, None, error="out of memory").write())
+    assert [row.error for row in profile.failed] == ["out of memory"]
+    assert profile.point(linear(1, 64, 64)) is None
+    assert profile.sweeps(least=1) == ()
+
+
+def test_rows_of_are_sorted_along_the_axis_and_hold_the_others_fixed(profile_file) -> None:
+    profile_file.ranks({128: 3.0, 8: 1.0, 64: 2.0}).ranks({8: 9.0}, m=1)
+    sweep = Profile.load(profile_file.write()).rows_of("low_rank", FIXED, "r")
+    assert sweep.dims.tolist() == [8, 64, 128]
+    assert sweep.ns.tolist() == [1.0, 2.0, 3.0]
+    assert sweep.label == "low_rank bf16 m=1024 k=4096 n=4096, r"
+
+
+def test_a_shape_serves_the_sweeps_of_both_its_axes(profile_file) -> None:
+    for size in (32, 64, 96):
+        profile_file.row("linear", {"m": 1, "k": 64, "n": size}, 1.0 * size)
+        if size != 64:
+            profile_file.row("linear", {"m": 1, "k": size, "n": 64}, 2.0 * size)
+    profile = Profile.load(profile_file.write())
+    assert profile.rows_of("linear", {"m": 1, "k": 64}, "n").ns.tolist() == [32.0, 64.0, 96.0]
+    assert profile.rows_of("linear", {"m": 1, "n": 64}, "k").ns.tolist() == [64.0, 64.0, 192.0]
+    assert [sweep.axis for sweep in profile.sweeps(least=3)] == ["k", "n"]
+
+
+def test_wrong_axes_are_named(profile_file) -> None:
+    profile = Profile.load(profile_file.ranks({8: 1.0}).write())
+    with pytest.raises(
+        ProfileError, match="axes m, k fixed and n varied for operator low_rank; expected the axes m, k"
+    ):
+        profile.rows_of("low_rank", {"m": 1, "k": 2}, "n")
+
+
+def test_an_operator_without_rows_is_an_empty_sweep(profile_file) -> None:
+    profile = Profile.load(profile_file.ranks({8: 1.0}).write())
+    latency, measured = profile.latency("sdpa", {"m": 1}, "d", dims(8, 16))
+    assert latency.tolist() == [-1, -1]
+    assert not measured.any()
+
+
+# --- interpolation ---
+
+
+def test_interpolation_stays_in_the_alignment_class(profile_file) -> None:
+    profile_file.ranks({1000: 30.0, 1008: 40.0, 1016: 32.0, 1023: 170.0, 1024: 31.0, 1025: 180.0, 1032: 33.0})
+    latency, measured = Profile.load(profile_file.write()).latency(
+        "low_rank", FIXED, "r", dims(1000, 1008, 1020, 1024, 1027)
+    )
+    assert latency.tolist() == [30, 40, -1, 31, -1]
+    assert measured.tolist() == [True, True, False, True, False]
+
+
+def test_interpolation_is_linear_between_the_nearest_of_the_class_and_rounds_up(profile_file) -> None:
+    profile_file.ranks({1003: 100.0, 1004: 50.0, 1008: 30.0, 1017: 201.0, 1021: 300.0})
+    latency, _ = Profile.load(profile_file.write()).latency("low_rank", FIXED, "r", dims(1009, 1011))
+    assert latency.tolist() == [144, 158]
+
+
+def test_there_is_no_extrapolation(profile_file) -> None:
+    profile_file.ranks({64: 1.0, 128: 2.0})
+    latency, _ = Profile.load(profile_file.write()).latency("low_rank", FIXED, "r", dims(0, 192, 129))
+    assert latency.tolist() == [-1, -1, -1]
+
+
+def test_brackets_that_are_too_far_apart_are_not_used(profile_file) -> None:
+    profile_file.ranks({64: 1.0, 192: 2.0, 1024: 10.0, 1280: 20.0})
+    latency, _ = Profile.load(profile_file.write()).latency("low_rank", FIXED, "r", dims(128, 1088))
+    assert latency.tolist() == [-1, 13]
+
+
+def _sweep(points: dict[int, float]) -> Sweep:
+    where = np.array(sorted(points), dtype=np.int64)
+    ns = np.array([points[int(dim)] for dim in where], dtype=np.float64)
+    return Sweep("low_rank", "bf16", "r", (), where, ns, 0 * ns, ((),) * len(where))
+
+
+@given(
+    st.dictionaries(st.integers(1, 600), st.floats(1.0, 1e6), min_size=1, max_size=60),
+    st.lists(st.integers(1, 700), min_size=1, max_size=60),
+)
+def test_an_interpolated_value_lies_between_measured_ones_of_its_class(points, asked) -> None:
+    latency, measured = interpolate(_sweep(points), dims(*asked))
+    for dim, ns, exact in zip(asked, latency, measured, strict=True):
+        assert exact == (dim in points)
+        if not exact and ns >= 0:
+            step = min(dim & -dim, 64)
+            same = {known for known in points if min(known & -known, 64) == step}
+            below, above = max(d for d in same if d < dim), min(d for d in same if d > dim)
+            low, high = sorted((points[below], points[above]))
+            assert low - 1 <= ns <= high + 1
+
+
+# --- malformed files ---
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        ({"colour": "red"}, "{path}:2: colour: Unexpected keyword argument"),
+        ({"samples": "10"}, "{path}:2: samples: Input should be a valid integer"),
+        ({"converged": 1}, "{path}:2: converged: Input should be a valid boolean"),
+        ({"cache": "warm"}, "{path}:2: cache: Input should be 'cold' or 'hot'"),
+        ({"shape": {"m": 1.5}}, "{path}:2: shape.m: Input should be a valid integer"),
+        ({"shape": {"m": 0}}, "{path}:2: shape: {'m': 0} has a size below 1"),
+        ({"record": "rows"}, "{path}:2: the line: Input tag 'rows' found using 'record' does not match"),
+        ({"median_ns": -1.0}, "{path}:2: median_ns: -1.0 with iqr_ns 0.001"),
+        ({"median_ns": None}, "{path}:2: median_ns: None with iqr_ns 0.001 and error None"),
+        ({"error": "no memory"}, "{path}:2: median_ns: 1.0 with iqr_ns 0.001 and error 'no memory'"),
+        ({"kernels": [0]}, "{path}:2: kernels: [0] of 0 names above it"),
+    ],
+)
+def test_a_wrong_field_is_named_with_its_line(profile_file, spoil, message) -> None:
+    profile_file.row("linear", SHAPE, 1.0).lines[-1] |= spoil
+    path = profile_file.write()
+    with pytest.raises(ProfileError) as caught:
+        Profile.load(path)
+    assert str(caught.value).startswith(message.replace("{path}", str(path)))
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity"])
+def test_a_number_that_is_not_finite_is_refused(profile_file, number) -> None:
+    path = profile_file.row("linear", SHAPE, 1.0).write()
+    path.write_text(path.read_text().replace('"median_ns": 1.0', f'"median_ns": {number}'))
+    with pytest.raises(ProfileError, match=r"test\.jsonl:2: .*median_ns.*finite number"):
+        Profile.load(path)
+
+
+def test_a_missing_field_is_named(profile_file) -> None:
+    profile_file.row("linear", SHAPE, 1.0)
+    del profile_file.lines[-1]["dtype"]
+    with pytest.raises(ProfileError, match=r"test\.jsonl:2: dtype: Field required"):
+        Profile.load(profile_file.write())
+
+
+def test_another_schema_version_is_said_before_its_fields(profile_file) -> None:
+    profile_file.lines[0]["header"] |= {"schema_version": 2, "new_field": 1}
+    with pytest.raises(ProfileError, match=r"test\.jsonl:1: header\.schema_version is 2; expected version 1\."):
+        Profile.load(profile_file.write())
+
+
+def test_an_unknown_header_field_is_named(profile_file) -> None:
+    profile_file.lines[0]["header"] |= {"fan": 1}
+    with pytest.raises(ProfileError, match=r"test\.jsonl:1: header\.fan: Unexpected keyword argument"):
+        Profile.load(profile_file.write())
+
+
+def test_a_file_without_a_header_is_refused(profile_file) -> None:
+    profile_file.row("linear", SHAPE, 1.0).lines.pop(0)
+    with pytest.raises(ProfileError, match=r"test\.jsonl:1: no header with a schema_version"):
+        Profile.load(profile_file.write())
+
+
+def test_a_second_header_is_refused(profile_file) -> None:
+    profile_file.lines *= 2
+    with pytest.raises(ProfileError, match=r"test\.jsonl:2: a header line"):
+        Profile.load(profile_file.write())
+
+
+@pytest.mark.parametrize("content", [b"", b'{"record":"hea', b"\n", b"\xff\xfe\n", b"[]\n"])
+def test_what_is_no_profile_is_refused(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(ProfileError, match=r"x\.jsonl"):
+        Profile.load(path)
+
+
+def test_a_line_of_two_rows_is_refused(profile_file) -> None:
+    path = profile_file.row("linear", SHAPE, 1.0).write()
+    line = path.read_text().splitlines()[1]
+    path.write_text(path.read_text() + f"{line},{line}\n")
+    with pytest.raises(ProfileError, match=r"test\.jsonl:3: the line: Invalid JSON"):
+        Profile.load(path)
+
+
+def test_a_row_that_is_there_twice_is_refused(profile_file) -> None:
+    path = profile_file.row("linear", SHAPE, 1.0).row("linear", SHAPE, 2.0).write()
+    with pytest.raises(ProfileError, match=r"test\.jsonl:3: linear .* is there twice"):
+        Profile.load(path)
+
+
+@pytest.mark.parametrize("row", [-1, 1])
+def test_a_later_pass_over_no_row_is_refused(profile_file, row) -> None:
+    path = profile_file.row("linear", SHAPE, 1.0).line(record="again", row=row, median_ns=1.0).write()
+    with pytest.raises(ProfileError, match=rf"test\.jsonl:3: row: {row} is none of the 1 rows above it with a number"):
+        Profile.load(path)
+
+
+def test_a_later_pass_over_a_failed_row_is_refused(profile_file) -> None:
+    path = profile_file.row("linear", SHAPE, None, error="x").line(record="again", row=0, median_ns=1.0).write()
+    with pytest.raises(ProfileError, match="row: 0 is none of the 1 rows"):
+        Profile.load(path)
+
+
+def test_an_operator_with_two_sets_of_axes_is_refused(profile_file) -> None:
+    path = profile_file.row("linear", SHAPE, 1.0).row("linear", {"m": 1, "n": 2}, 1.0).write()
+    with pytest.raises(ProfileError, match=r"test\.jsonl:3: shape: linear has axes m, n, above m, k, n"):
+        Profile.load(path)
+
+
+def test_a_last_line_cut_short_by_a_kill_is_ignored(profile_file) -> None:
+    path = profile_file.row("linear", SHAPE, 1.0).write(tail='{"record":"row","oper')
+    assert len(Profile.load(path).measurements) == 1
+
+
+def test_a_line_cut_short_inside_the_file_is_refused(profile_file) -> None:
+    path = profile_file.write(tail='{"record":"row","oper\n')
+    with pytest.raises(ProfileError, match=r"test\.jsonl:2: the line: Invalid JSON"):
+        Profile.load(path)
+
+
+# --- passes, names ---
+
+
+def test_a_number_is_the_median_of_its_passes_and_their_spread_is_its_noise(profile_file) -> None:
+    profile_file.ranks({8: 100.0, 16: 200.0})
+    for row, ns in ((0, 104.0), (1, 200.0), (0, 130.0)):
+        profile_file.line(record="again", row=row, median_ns=ns)
+    profile = Profile.load(profile_file.write())
+    first, second = profile.measurements
+    assert (first.passes, first.median_ns, first.iqr_ns) == ((100.0, 104.0, 130.0), 104.0, 15.0)
+    assert (second.passes, second.median_ns, second.iqr_ns) == ((200.0, 200.0), 200.0, 0.2)
+    assert profile.point(low_rank(1024, 4096, 8, 4096)) == 104
+    assert profile.drift == pytest.approx(0.15)
+    assert profile.spread == pytest.approx(0.95 * 30 / 104)
+
+
+def test_a_saved_profile_is_found_by_its_name(profile_file, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("GAC_HOME", str(tmp_path / "home"))
+    folder = tmp_path / "home" / "profiles"
+    folder.mkdir(parents=True)
+    profile_file.ranks({8: 1.0}).write().rename(folder / "nvidia-test-gpu.jsonl")
+    assert folders.saved_profiles() == (folder / "nvidia-test-gpu.jsonl",)
+    assert Profile.load("nvidia-test-gpu").header.gpu == "NVIDIA Test GPU"
+
+
+def test_an_unknown_name_lists_the_profiles_and_the_nearest(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(folders, "shipped_profiles", lambda: (Path("nvidia-h100-80gb-hbm3.jsonl"), Path("b.jsonl")))
+    monkeypatch.setattr(folders, "saved_profiles", tuple)
+    with pytest.raises(ProfileError) as caught:
+        Profile.load("nvidia-h100")
+    assert str(caught.value) == (
+        "profile 'nvidia-h100' is neither a file nor a known name; expected a path, or one of "
+        "nvidia-h100-80gb-hbm3, b. Did you mean 'nvidia-h100-80gb-hbm3'?"
+    )
+
+
+def test_shipped_profiles_are_found_inside_an_installed_package(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(folders, "__file__", str(tmp_path / "site" / "gac" / "profiling" / "folders.py"))
+    assert folders.shipped_profiles() == ()
+    inside = tmp_path / "site" / "gac" / "_profiles"
+    inside.mkdir(parents=True)
+    (inside / "b.jsonl").touch()
+    (inside / "a.jsonl").touch()
+    assert [path.name for path in folders.shipped_profiles()] == ["a.jsonl", "b.jsonl"]
+
+
+@pytest.fixture(scope="module")
+def h100() -> Profile:
+    return Profile.load("nvidia-h100-80gb-hbm3")
+
+
+def test_the_shipped_profile_holds_every_shape_of_both_models(h100) -> None:
+    measured = {row.operation for row in h100.measurements}
+    assert set(operations_of_models(["smollm2", "llama-3-8b"])) <= measured
+    assert h100.failed == ()
+    assert all(row.kernels for row in h100.measurements)
+    assert h100.converged_fraction > 0.99
+    assert h100.spread < 0.03
+
+
+def test_the_shipped_profile_shows_the_collapse_beside_rank_1024(h100) -> None:
+    latency, measured = h100.latency("low_rank", FIXED, "r", dims(1022, 1023, 1024))
+    assert measured.all()
+    even, odd, aligned = latency
+    assert odd > 4 * aligned
+    assert even > 2 * aligned

@@ -1,0 +1,102 @@
+"""Contract of every method, and the mathematics of the decomposition."""
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from gac.errors import GacError, ModelError
+from gac.sensitivity.calibration import Moments
+from gac.sensitivity.methods import FACTOR, METHODS, Metric, decompose, method_named
+
+SHAPES = [(12, 20), (20, 12), (16, 16)]
+
+
+def random_moment(size: int, seed: int, rank: int | None = None) -> Tensor:
+    torch.manual_seed(seed)
+    rows = torch.randn(rank or 4 * size, size) * torch.logspace(0, -2, size)
+    return (rows.T @ rows / len(rows)).float()
+
+
+def random_moments(out: int, inside: int) -> Moments:
+    return Moments(random_moment(inside, 1), random_moment(out, 2))
+
+
+def error(weight: Tensor, approximation: Tensor, metric: Metric) -> float:
+    """FACTOR * tr(G E A E^T)."""
+    lost = weight.double() - approximation
+    return FACTOR * float(torch.trace(metric.gradients @ lost @ metric.inputs @ lost.T))
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+@pytest.mark.parametrize(("out", "inside"), SHAPES)
+def test_full_rank_reproduces_the_weight(name: str, out: int, inside: int) -> None:
+    weight = torch.randn(out, inside)
+    found = decompose(weight, METHODS[name].metric(random_moments(out, inside)))
+    second, first = found.factors(min(out, inside))
+    assert torch.allclose(second @ first, weight.double(), atol=1e-8)
+    assert found.curve.loss[-1] == 0
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+@pytest.mark.parametrize(("out", "inside"), SHAPES)
+def test_the_curve_is_the_error_of_the_factors(name: str, out: int, inside: int) -> None:
+    weight = torch.randn(out, inside)
+    metric = METHODS[name].metric(random_moments(out, inside))
+    found = decompose(weight, metric)
+    for rank in (1, 3, 7):
+        second, first = found.factors(rank)
+        assert second.shape == (out, rank)
+        assert first.shape == (rank, inside)
+        assert error(weight, second @ first, metric) == pytest.approx(found.curve.loss[rank], rel=1e-6)
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_the_curve_falls_from_the_loss_of_the_whole_weight(name: str) -> None:
+    weight = torch.randn(12, 20)
+    metric = METHODS[name].metric(random_moments(12, 20))
+    curve = decompose(weight, metric).curve
+    assert curve.full == 12
+    assert np.all(np.diff(curve.loss) <= 0)
+    assert curve.loss[0] == pytest.approx(error(weight, torch.zeros(12, 20, dtype=torch.float64), metric))
+
+
+def test_the_best_rank_in_the_metric_beats_plain_svd_there() -> None:
+    weight = torch.randn(12, 20)
+    moments = random_moments(12, 20)
+    metric = METHODS["kfac"].metric(moments)
+    ours = decompose(weight, metric).factors(4)
+    plain = decompose(weight, METHODS["svd"].metric(moments)).factors(4)
+    assert error(weight, ours[0] @ ours[1], metric) < error(weight, plain[0] @ plain[1], metric)
+
+
+def test_rank_deficient_statistics_do_not_fail() -> None:
+    moments = Moments(random_moment(20, 1, rank=3), random_moment(12, 2, rank=2))
+    weight = torch.randn(12, 20)
+    second, first = decompose(weight, METHODS["kfac"].metric(moments)).factors(12)
+    assert torch.allclose(second @ first, weight.double(), atol=1e-5)
+
+
+def test_statistics_of_zero_weigh_every_direction_alike() -> None:
+    weight = torch.randn(12, 20)
+    moments = Moments(torch.zeros(20, 20), torch.zeros(12, 12))
+    squared = torch.linalg.svdvals(weight.double()) ** 2
+    loss = decompose(weight, METHODS["kfac"].metric(moments)).curve.loss
+    assert loss[5] == pytest.approx(FACTOR * float(squared[5:].sum()))
+
+
+def test_the_two_factors_share_the_scale() -> None:
+    second, first = decompose(torch.randn(12, 20), METHODS["kfac"].metric(random_moments(12, 20))).factors(5)
+    assert torch.allclose(second.norm(dim=0), first.norm(dim=1))
+
+
+def test_non_finite_statistics_are_refused() -> None:
+    moments = Moments(torch.full((20, 20), torch.nan), random_moment(12, 2))
+    with pytest.raises(ModelError, match=r"statistic is not finite"):
+        decompose(torch.randn(12, 20), METHODS["kfac"].metric(moments))
+
+
+def test_an_unknown_method_lists_what_there_is() -> None:
+    with pytest.raises(GacError) as failure:
+        method_named("magic")
+    assert str(failure.value) == "method 'magic' is unknown; expected one of svd, svd-llm, kfac. Correct the name."

@@ -1,0 +1,204 @@
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gac.errors import TextError
+from gac.sensitivity import text as module
+from gac.sensitivity.text import (
+    TextSpec,
+    Windows,
+    calibration_windows,
+    check_vocabulary,
+    evaluation_windows,
+    text_names,
+    text_windows,
+)
+from gac.sensitivity.wikipedia import wiki_sample
+
+
+class Ordinals:
+    """A tokenizer of one token a character: its code point."""
+
+    def __call__(self, text: str, **options: Any) -> dict[str, list[int]]:
+        assert options["add_special_tokens"] is False
+        return {"input_ids": [ord(character) for character in text]}
+
+
+@pytest.mark.parametrize(
+    ("text", "spec"),
+    [
+        ("wiki-sample", TextSpec("wiki-sample", 64, 1024)),
+        ("wiki-sample:16x512", TextSpec("wiki-sample", 16, 512)),
+        ("C:\\text.txt", TextSpec("C:\\text.txt", 64, 1024)),
+        ("a:b.txt:2x3", TextSpec("a:b.txt", 2, 3)),
+    ],
+)
+def test_a_spec_may_carry_a_size(text: str, spec: TextSpec) -> None:
+    assert TextSpec.parse(text) == spec
+
+
+def test_a_spec_reads_what_it_writes() -> None:
+    assert str(TextSpec("c4", 8, 256)) == "c4:8x256"
+    assert TextSpec.parse("c4:8x256") == TextSpec("c4", 8, 256)
+
+
+@pytest.mark.parametrize("text", ["c4:0x512", "c4:3x0"])
+def test_a_size_below_one_is_refused(text: str) -> None:
+    with pytest.raises(TextError, match=r"expected at least 1 window of at least 1 token\. Ask for a positive size"):
+        TextSpec.parse(text)
+
+
+def test_a_file_is_cut_from_its_start(text_file: Path, prose: str) -> None:
+    windows = calibration_windows(f"{text_file}:3x10", Ordinals())
+    assert windows.name == str(text_file)
+    assert windows.ids.dtype == torch.int64
+    assert windows.ids.flatten().tolist() == [ord(character) for character in prose[:30]]
+    assert windows.digest == hashlib.sha256(windows.ids.numpy().tobytes()).hexdigest()
+
+
+def test_no_special_tokens_are_added(tiny_tokenizer: Any, text_file: Path, prose: str) -> None:
+    windows = evaluation_windows(str(text_file), tiny_tokenizer, windows=2, length=50)
+    assert tiny_tokenizer.decode(windows.ids.flatten()) == prose[:100]
+
+
+def test_evaluation_takes_every_whole_window(text_file: Path, prose: str) -> None:
+    windows = evaluation_windows(str(text_file), Ordinals(), length=1000)
+    assert (len(windows), windows.length, windows.start) == (len(prose) // 1000, 1000, 0)
+
+
+@given(text=st.text(min_size=1, max_size=200), length=st.integers(1, 20), asked=st.none() | st.integers(1, 20))
+def test_windows_are_the_text_in_order_without_overlap(text: str, length: int, asked: int | None) -> None:
+    available = len(text) // length
+    if available < (asked or 1):
+        with pytest.raises(TextError, match="tokens for evaluation"):
+            text_windows("text", text, Ordinals(), asked, length)
+        return
+    windows = text_windows("text", text, Ordinals(), asked, length)
+    assert windows.ids.shape == (asked or available, length)
+    assert windows.ids.flatten().tolist() == [ord(character) for character in text[: windows.ids.numel()]]
+
+
+def test_a_seed_draws_windows_from_the_whole_text(text_file: Path, prose: str) -> None:
+    spec = TextSpec(str(text_file), 5, 100)
+    first, second = (calibration_windows(spec, Ordinals(), seed=seed) for seed in (1, 2))
+    assert first.digest == calibration_windows(spec, Ordinals(), seed=1).digest
+    assert len({first.digest, second.digest, calibration_windows(spec, Ordinals()).digest}) == 3
+    starts = [prose.index("".join(map(chr, row))) for row in first.ids.tolist()]
+    assert starts == sorted(set(starts))
+    assert all(start % 100 == 0 for start in starts)
+
+
+def test_named_text_is_split_between_calibration_and_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = module._Source(lambda: "abcdefghij", lambda: "abcdefghij", reserved=6)
+    monkeypatch.setattr(module, "_SOURCES", {"letters": source})
+    evaluated = evaluation_windows("letters", Ordinals(), length=2)
+    assert "".join(map(chr, evaluated.ids.flatten().tolist())) == "ghij"
+    assert evaluated.start == 6
+    for seed in range(5):
+        calibrated = calibration_windows("letters:2x3", Ordinals(), seed)
+        assert "".join(map(chr, calibrated.ids.flatten().tolist())) == "abcdef"
+    with pytest.raises(TextError) as caught:
+        calibration_windows("letters:4x2", Ordinals())
+    assert str(caught.value) == (
+        "letters has 6 tokens for calibration; expected at least 8, for 4 x 2. "
+        "Ask for at most 3 windows of 2, or use a longer text."
+    )
+
+
+def test_a_text_shorter_than_a_window_says_so() -> None:
+    with pytest.raises(TextError) as caught:
+        text_windows("given text", "word", Ordinals(), length=1024)
+    assert str(caught.value) == (
+        "given text has 4 tokens for evaluation; expected at least 1,024, for 1 x 1024. "
+        "Use a longer text, or windows of at most 4 tokens."
+    )
+
+
+def test_an_unknown_name_lists_the_known_ones() -> None:
+    with pytest.raises(TextError) as caught:
+        evaluation_windows("wikitext-2", Ordinals())
+    assert str(caught.value) == (
+        "text 'wikitext-2' is neither known nor a file; expected one of wiki-sample, wikitext2, c4, or a path. "
+        "Did you mean wikitext2?"
+    )
+    assert text_names() == ("wiki-sample", "wikitext2", "c4")
+
+
+def test_a_file_that_is_no_utf8_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "latin.txt"
+    path.write_bytes("déjà vu".encode("latin-1"))
+    with pytest.raises(TextError, match=r"latin\.txt cannot be read: 'utf-8' codec .*expected a readable UTF-8 file"):
+        evaluation_windows(str(path), Ordinals())
+
+
+def test_ids_outside_the_vocabulary_are_refused() -> None:
+    windows = Windows("text", torch.tensor([[1, 258]]), "")
+    check_vocabulary(windows, 259)
+    with pytest.raises(TextError) as caught:
+        check_vocabulary(windows, 258)
+    assert str(caught.value) == (
+        "the tokenizer gives token id 258 on text; expected ids below the model's vocabulary of 258. "
+        "Use the tokenizer that belongs to the model."
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "splits", "joined"),
+    [("wikitext2", ["train", "test"], "one\n\ntwo"), ("c4", ["train", "validation"], "one\n\ntwo")],
+)
+def test_data_sets_give_other_splits_to_evaluation(
+    name: str, splits: list[str], joined: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def load_dataset(dataset: str, *, split: str, **_: Any) -> list[dict[str, str]]:
+        asked.append(split)
+        return [{"text": "one"}, {"text": "two"}]
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    texts = (calibration_windows(f"{name}:1x8", Ordinals()), evaluation_windows(name, Ordinals(), length=8))
+    assert ["".join(map(chr, windows.ids[0].tolist())) for windows in texts] == [joined, joined]
+    assert asked == splits
+
+
+def test_c4_is_read_no_further_than_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    read = []
+
+    def load_dataset(dataset: str, **_: Any) -> Any:
+        for index in range(10_000):
+            read.append(index)
+            yield {"text": "x"}
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    assert evaluation_windows("c4", Ordinals(), length=1).ids.numel() == 2000 + 2 * 1999
+    assert len(read) == 2000
+
+
+def test_a_data_set_out_of_reach_is_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load_dataset(*_: Any, **__: Any) -> None:
+        raise ConnectionError("Couldn't reach 'Salesforce/wikitext' on the Hub")
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    with pytest.raises(TextError) as caught:
+        evaluation_windows("wikitext2", Ordinals())
+    assert str(caught.value) == (
+        "data set Salesforce/wikitext (test) cannot be fetched: Couldn't reach 'Salesforce/wikitext' on the Hub; "
+        "expected a network, or a copy in the cache of datasets. "
+        "Use wiki-sample or a local file, which need no network."
+    )
+
+
+@pytest.mark.smollm2
+def test_wiki_sample_never_calibrates_on_what_it_evaluates() -> None:
+    calibrated = calibration_windows("wiki-sample:200x1024", Ordinals())
+    evaluated = evaluation_windows("wiki-sample", Ordinals(), length=1000)
+    text = "".join(map(chr, calibrated.ids.flatten().tolist() + evaluated.ids.flatten().tolist()))
+    assert evaluated.start == calibrated.ids.numel() == 200 * 1024
+    assert text == wiki_sample()[: len(text)]
+    assert len(text) > 2_900_000
