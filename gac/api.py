@@ -10,6 +10,7 @@ import gac
 from gac.allocation.assemble import Provenance, assemble
 from gac.allocation.candidates import candidates, dense_candidate
 from gac.allocation.choose import budget_limit, choose, latency_limits
+from gac.allocation.reach import check_reachable
 from gac.compression.apply import build_modules, changed_sites, swap_in
 from gac.compression.checkpoint import load_checkpoint, save_checkpoint
 from gac.errors import PlanError
@@ -84,6 +85,7 @@ def allocate(
     sites = family.sites(loaded.model.config)
     total = sum(site.params for site in sites)
     limit = budget_limit(budget, total)
+    check_reachable(sites, limit, forms=names, profile=table, workloads=parsed, align=align)
     windows = calibration_windows(spec, loaded.tokenizer, seed)
     check_finite(loaded.model)
     digest = model_digest(loaded.model, [weight.name for site in sites for weight in site.weights])

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _SYMBOLS = {"low_rank": "r", "narrow": "w"}
 _KERNEL_WIDTH = 44
+_WHOLE = ("name", "digest")  # columns of things to type or compare: never cut
 
 
 def _table(title: str | None, caption: str | None, columns: Iterable[tuple[str, str]]) -> Table:
@@ -27,12 +28,13 @@ def _table(title: str | None, caption: str | None, columns: Iterable[tuple[str, 
         caption=caption,
         box=box.SIMPLE_HEAD,
         pad_edge=False,
+        show_edge=False,
         collapse_padding=True,
         title_justify="left",
         caption_justify="left",
     )
     for heading, side in columns:
-        table.add_column(heading, justify="right" if side == ">" else "left")
+        table.add_column(heading, justify="right" if side == ">" else "left", no_wrap=heading in _WHOLE)
     return table
 
 
@@ -73,10 +75,10 @@ def _totals(sites: Sequence[SiteChoice]) -> tuple[str, str]:
 
 def plan_line(plan: Plan) -> Text:
     """Budget and alignment of a plan, in two lines."""
-    budget = plan.budget
+    budget, chosen = plan.budget, sum(plan.alignment.values())
     return Text(
-        f"budget     {budget.used:,} parameters used of {budget.limit:,} allowed, {budget.asked:g} of {budget.total:,}\n"
-        f"alignment  {plan.aligned_fraction:.1%} of {sum(plan.alignment.values())} chosen dims are multiples of 8"
+        f"budget     {budget.used:,} of {budget.total:,} targeted parameters; {budget.limit:,} allowed\n"
+        f"alignment  {plan.aligned_fraction:.1%} of {chosen} chosen dims are multiples of 8"
     )
 
 
@@ -91,10 +93,10 @@ def profiles_table(entries: Sequence[Mapping[str, Any]]) -> Table:
         name, where = entry["name"], entry["where"]
         if "problem" in entry:
             table.add_row(name, where, entry["problem"])
-        else:
-            rows = ", ".join(map(str, entry["rows"]))
-            shapes, digest = f"{entry['shapes']:,}", entry["digest"][:12]
-            table.add_row(name, where, entry["gpu"], shapes, rows, entry["date"], digest)
+            continue
+        rows = ", ".join(map(str, entry["rows"]))
+        shapes, digest = f"{entry['shapes']:,}", entry["digest"][:12]
+        table.add_row(name, where, entry["gpu"], shapes, rows, entry["date"], digest)
     return table
 
 

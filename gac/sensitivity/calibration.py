@@ -26,6 +26,7 @@ from gac.sites import Site
 
 SNAPSHOT_SECONDS = 120.0
 CHUNK_BYTES = 12 * 2**30
+STORE_BYTES = 16 * 2**30
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,18 +94,22 @@ def stream_moments(
 ) -> Iterator[tuple[int, LayerMoments]]:
     """Yield ``(layer, moments)`` in layer order for the weights of ``sites``.
 
-    The windows are read once for each chunk of layers whose float64 sums fit in ``CHUNK_BYTES``.
+    The windows are read once for each chunk of layers whose float64 sums fit in ``CHUNK_BYTES``. Moments of more than
+    ``STORE_BYTES`` are not kept on disk: they are measured again when they are needed again.
 
     Args:
         model: a causal LM; runs on the device it is on, its parameters are left alone.
         windows: token ids, int64, shape ``(windows, tokens)``.
         power: p, with which a token's gradient weighs its activation.
+        sites: whole layers of them, in model order.
         store: where finished layers are kept and found again; None keeps nothing.
 
     Raises:
         ModelError: the loss or a statistic is not finite.
     """
     device = next(model.parameters()).device
+    if moment_bytes(sites) > STORE_BYTES:
+        store = None
     layers = [(layer, list(group)) for layer, group in groupby(sites, key=lambda site: site.layer)]
     for chunk in _chunks(layers):
         missing = [(layer, group) for layer, group in chunk if store is None or not store.layer(layer).exists()]

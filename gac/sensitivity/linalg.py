@@ -1,5 +1,8 @@
 """Roots and solves that do not fail on rank-deficient statistics; float64 throughout."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor
 
@@ -48,3 +51,14 @@ def cholesky(matrix: Tensor) -> Tensor:
         factor, failed = torch.linalg.cholesky_ex(raised)
         jitter *= 10
     return factor
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Run CPU work on one thread: for many small operations, waiting for a second one costs more than it saves."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

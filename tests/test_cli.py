@@ -1,0 +1,311 @@
+"""The command line on a tiny model: every command, its JSON, its exit status and its words."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+
+import gac
+from gac.cli import main
+from gac.plan import Plan
+
+H100 = "nvidia-h100-80gb-hbm3"
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+def answer(*arguments: object) -> dict[str, Any]:
+    """What the command prints with ``--json``: one document, and nothing beside it."""
+    result = run(*arguments, "--json")
+    assert result.exit_code == 0, result.output
+    document: dict[str, Any] = json.loads(result.stdout)
+    return document
+
+
+@pytest.fixture
+def model(tiny_model: LlamaForCausalLM, tiny_tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> Path:
+    """A tiny model's directory, with its tokenizer."""
+    tiny_model.save_pretrained(tmp_path / "model")
+    tiny_tokenizer.save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+@pytest.fixture
+def plan(model: Path, text_file: Path, tmp_path: Path) -> Path:
+    result = run("allocate", model, "--calibration", f"{text_file}:4x64", "-o", tmp_path / "plan.json")
+    assert result.exit_code == 0, result.output
+    return tmp_path / "plan.json"
+
+
+@pytest.fixture
+def checkpoint(model: Path, plan: Path, tmp_path: Path) -> Path:
+    result = run("compress", model, "--plan", plan, "-o", tmp_path / "small")
+    assert result.exit_code == 0, result.output
+    return tmp_path / "small"
+
+
+# --- help and usage -------------------------------------------------------------------------------------------------
+
+
+def test_help_lists_every_command() -> None:
+    result = run("--help")
+    assert result.exit_code == 0
+    for command in ("profile", "profiles", "cliffs", "allocate", "compress", "eval"):
+        assert f"\n  {command} " in result.stdout
+
+
+@pytest.mark.parametrize("command", ["profile", "profiles", "cliffs", "allocate", "compress", "eval"])
+def test_every_command_has_help_and_json(command: str) -> None:
+    result = run(command, "--help")
+    assert result.exit_code == 0
+    assert "--json" in result.stdout
+
+
+def test_the_version() -> None:
+    assert run("--version").stdout == f"gac, version {gac.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["cliffs"], "Missing argument 'PROFILE'."),
+        (["allocate", "m", "--budget", "most"], "'most' is not a valid float."),
+        (["allocate", "m", "--latency", "prefill:1x1"], "'prefill:1x1' is not like 0.85 or prefill:1x1024=0.85."),
+        (["allocate", "m", "--latency", "1", "--latency", "decode:1@1=1"], "give one fraction for all workloads"),
+        (["profile", "--rows", "1,many"], "'1,many' is not like 1,1024,4096."),
+        (["cliffs", H100, "--shape", "m"], "'m' is not like m=1024,k=4096."),
+        (["cliffs", H100, "--dims", "1016"], "'1016' is not like 1016:1040."),
+        (["eval", "m", "--windows", "0"], "0 is not in the range x>=1."),
+        (["squeeze"], "No such command 'squeeze'."),
+    ],
+)
+def test_usage_errors_exit_with_2(arguments: list[str], message: str) -> None:
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert result.stdout == ""
+
+
+# --- the GPU --------------------------------------------------------------------------------------------------------
+
+
+def test_profiles_lists_the_shipped_table() -> None:
+    entry = next(entry for entry in answer("profiles")["profiles"] if entry["name"] == H100)
+    assert entry["gpu"] == "NVIDIA H100 80GB HBM3"
+    assert entry["where"] == "shipped"
+    assert entry["rows"] == [1, 1024, 4096]
+    assert H100 in run("profiles").stdout
+
+
+def test_profiles_says_which_file_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GAC_HOME", str(tmp_path))
+    (tmp_path / "profiles").mkdir()
+    (tmp_path / "profiles" / "torn.jsonl").write_text("torn\n")
+    entry = next(entry for entry in answer("profiles")["profiles"] if entry["name"] == "torn")
+    assert "torn.jsonl:1: no header with a schema_version" in entry["problem"]
+
+
+def test_cliffs_of_every_sweep() -> None:
+    sweeps = answer("cliffs", H100)["sweeps"]
+    assert {sweep["operator"] for sweep in sweeps} == {"linear", "low_rank"}
+    assert "low_rank bf16 m=1024 k=4096 n=4096, r" in run("cliffs", H100).stdout
+
+
+def test_cliffs_of_one_stretch_of_dims() -> None:
+    arguments = ("cliffs", H100, "--operator", "low_rank", "--shape", "m=1024,k=4096,n=4096", "--dims", "1022:1024")
+    (sweep,) = answer(*arguments)["sweeps"]
+    assert [point["dim"] for point in sweep["measured"]] == [1022, 1023, 1024]
+    assert [point["dim"] for point in sweep["collapsed"]] == [1022, 1023]
+    assert sweep["collapsed"][1]["slowdown"] > 3
+
+
+def test_cliffs_of_a_shape_that_was_not_measured() -> None:
+    result = run("cliffs", H100, "--shape", "m=3")
+    assert result.exit_code == 1
+    assert result.stderr.startswith(f"Error: no sweep of {H100} is of any operator m=3; expected one of its ")
+
+
+def test_an_unknown_profile_with_json() -> None:
+    result = run("cliffs", "nvidia-h100", "--json")
+    assert result.exit_code == 1
+    assert json.loads(result.stdout)["error"] == {
+        "given": "profile 'nvidia-h100' is neither a file nor a known name",
+        "expected": f"a path, or one of {H100}",
+        "remedy": f"Did you mean '{H100}'?",
+    }
+
+
+def test_profile_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    result = run("profile")
+    assert result.exit_code == 1
+    assert "expected an NVIDIA GPU to measure" in result.stderr
+    assert result.stdout == ""
+
+
+# --- a model --------------------------------------------------------------------------------------------------------
+
+
+def test_allocate_writes_a_plan_and_answers_with_it(model: Path, text_file: Path, tmp_path: Path) -> None:
+    target = tmp_path / "new" / "plan.json"
+    document = answer("allocate", model, "--budget", 0.7, "--calibration", f"{text_file}:4x64", "-o", target)
+    plan = Plan.load(target)
+    assert document["path"] == str(target)
+    assert document["budget"]["used"] == plan.budget.used <= document["budget"]["limit"]
+    assert document["prediction"]["loss"] == plan.prediction.loss
+    assert document["aligned_fraction"] == 1.0
+
+
+def test_allocate_says_what_it_costs_and_shows_the_plan(model: Path, text_file: Path, tmp_path: Path) -> None:
+    result = run("allocate", model, "--calibration", f"{text_file}:4x64", "-o", tmp_path / "plan.json")
+    assert f"calibration on 4 windows of 64 tokens of {text_file}" in result.stderr
+    assert "of statistics in" in result.stderr
+    assert "layer q k v o gate up down kept loss" in " ".join(result.stdout.split())
+    assert "GAC plan for" in result.stdout
+
+
+def test_the_options_of_allocate_reach_the_plan(model: Path, text_file: Path, tmp_path: Path) -> None:
+    options = ("--method", "svd", "--form", "low_rank", "--no-align", "--seed", 3, "--profile", H100)
+    more = ("--workload", "decode:2@64", "--tokenizer", model, "-o", tmp_path / "plan.json")
+    assert run("allocate", model, "--calibration", f"{text_file}:4x64", *options, *more).exit_code == 0
+    plan = Plan.load(tmp_path / "plan.json")
+    assert (plan.method, plan.forms, plan.align, plan.seed) == ("svd", ("low_rank",), False, 3)
+    assert [workload.workload for workload in plan.workloads] == ["decode:2@64"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            ["--budget", "1.2"],
+            "Error: budget 1.2; expected a number above 0 and at most 1, the kept fraction of the targeted parameters. "
+            "Give a budget such as 0.8.\n",
+        ),
+        (
+            ["--calibration", "wiki"],
+            "Error: text 'wiki' is neither known nor a file; "
+            "expected one of wiki-sample, wikitext2, c4, or a path. Check the name or the path.\n",
+        ),
+        (["--method", "magic"], "Error: method 'magic' is unknown; expected one of svd, svd-llm, kfac. "),
+        (["--form", "head_dim"], "Error: form 'head_dim' is unknown; expected one of dense, low_rank, narrow. "),
+        (["--workload", "chat"], "Error: workload 'chat'; expected prefill:BxS or decode:B@C with positive integers. "),
+        (["--latency", "decode:1@1024=0.9"], "Error: the profile lacks the latency of model.layers.0.self_attn.q_proj"),
+    ],
+)
+def test_allocate_refuses(options: list[str], message: str, model: Path, text_file: Path, tmp_path: Path) -> None:
+    calibration = () if "--calibration" in options else ("--calibration", f"{text_file}:4x64")
+    result = run("allocate", model, *calibration, *options, "-o", tmp_path / "plan.json")
+    assert result.exit_code == 1
+    assert message in result.stderr
+    assert not (tmp_path / "plan.json").exists()
+
+
+def test_a_model_that_is_not_there(tmp_path: Path) -> None:
+    result = run("allocate", tmp_path / "nothing", "-o", tmp_path / "plan.json")
+    assert result.exit_code == 1
+    assert result.stderr.startswith(f"Error: model '{tmp_path / 'nothing'}': no such directory; ")
+
+
+def test_a_plan_is_not_written_over_a_directory(model: Path, tmp_path: Path) -> None:
+    result = run("allocate", model, "-o", tmp_path)
+    assert result.exit_code == 1
+    assert result.stderr == (f"Error: {tmp_path} is a directory; expected the path of a file. Name a file in it.\n")
+
+
+def test_a_plan_is_not_written_below_a_file(model: Path, text_file: Path) -> None:
+    result = run("allocate", model, "-o", text_file / "plan.json")
+    assert result.exit_code == 1
+    assert f"{text_file} is a file; expected a path below a directory." in result.stderr
+
+
+def test_an_interrupt_says_what_is_kept(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(*_arguments: Any, **_options: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("gac.api.allocate", stop)
+    result = run("allocate", model, "-o", tmp_path / "plan.json")
+    assert result.exit_code == 130
+    assert "Interrupted. Finished layers" in result.stderr
+    assert "the same command goes on from there" in result.stderr
+
+
+def test_compress_writes_a_checkpoint_that_opens(model: Path, plan: Path, tmp_path: Path) -> None:
+    document = answer("compress", model, "--plan", plan, "-o", tmp_path / "small")
+    loaded = gac.load(tmp_path / "small")
+    assert document["parameters"] == sum(parameter.numel() for parameter in loaded.parameters())
+    assert document["parameters"] < document["dense_parameters"]
+    assert (tmp_path / "small" / "tokenizer.json").is_file()
+
+
+def test_compress_replaces_a_checkpoint_only_when_asked(model: Path, plan: Path, checkpoint: Path) -> None:
+    refused = run("compress", model, "--plan", plan, "-o", checkpoint)
+    assert refused.exit_code == 1
+    assert f"{checkpoint} holds a compressed checkpoint; expected a new or empty directory." in refused.stderr
+    assert run("compress", model, "--plan", plan, "-o", checkpoint, "--overwrite").exit_code == 0
+
+
+def test_compress_never_replaces_anything_else(model: Path, plan: Path) -> None:
+    result = run("compress", model, "--plan", plan, "-o", model, "--overwrite")
+    assert result.exit_code == 1
+    assert f"{model} exists and is no compressed checkpoint" in result.stderr
+
+
+def test_compress_without_a_plan(model: Path, tmp_path: Path) -> None:
+    result = run("compress", model, "--plan", tmp_path / "none.json", "-o", tmp_path / "small")
+    assert result.exit_code == 1
+    assert f"plan {tmp_path / 'none.json'} cannot be read: No such file or directory" in result.stderr
+
+
+def test_eval_of_a_dense_model(model: Path, text_file: Path) -> None:
+    document = answer("eval", model, "--text", text_file, "--windows", 3, "--length", 64)
+    assert document["perplexity"]["tokens"] == 3 * 63
+    assert set(document) == {"model", "perplexity"}
+
+
+def test_eval_sets_the_prediction_beside_what_is_measured(model: Path, checkpoint: Path, text_file: Path) -> None:
+    arguments = ("eval", checkpoint, "--text", text_file, "--windows", 3, "--length", 64, "--against", model)
+    document = answer(*arguments)
+    assert document["ratio"] == document["perplexity"]["value"] / document["against"]["perplexity"]["value"]
+    assert document["predicted_log_ratio"] == document["plan"]["prediction"]["loss"]
+    shown = run(*arguments).stdout
+    assert "predicted by its plan" in shown
+    assert "chosen dims are multiples of 8" in shown
+
+
+def test_eval_against_another_model_predicts_nothing(checkpoint: Path, text_file: Path) -> None:
+    arguments = ("eval", checkpoint, "--text", text_file, "--windows", 2, "--length", 64, "--against", checkpoint)
+    document = answer(*arguments)
+    assert document["ratio"] == 1.0
+    assert "predicted_log_ratio" not in document
+    assert "its prediction is left out" in run(*arguments).stderr
+
+
+def test_eval_against_a_model_of_other_tokens(model: Path, text_file: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    for file in model.iterdir():
+        (other / file.name).write_bytes(file.read_bytes())
+    PreTrainedTokenizerFast.from_pretrained(other).add_tokens(["<new>"])
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(other)
+    tokenizer.add_tokens(["<new>"])
+    tokenizer.save_pretrained(other)
+    result = run("eval", model, "--text", text_file, "--windows", 2, "--length", 64, "--against", other)
+    assert result.exit_code == 1
+    assert f"{model} and {other} have different vocabularies" in result.stderr
+
+
+def test_eval_saves_its_document(model: Path, text_file: Path, tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    document = answer("eval", model, "--text", text_file, "--windows", 2, "--length", 64, "-o", report)
+    assert json.loads(report.read_text()) == document
+
+
+def test_eval_of_unknown_text(model: Path) -> None:
+    result = run("eval", model, "--text", "no such text")
+    assert result.exit_code == 1
+    assert "text 'no such text' is neither known nor a file" in result.stderr

@@ -1,0 +1,54 @@
+"""What importing loads: planning and the command line start without torch."""
+
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = ("torch", "transformers", "scipy", "ortools", "datasets", "pydantic", "rich")
+
+PLANNING = (
+    "gac.plan",
+    "gac.files",
+    "gac.sites",
+    "gac.forms",
+    "gac.errors",
+    "gac.allocation.assemble",
+    "gac.allocation.candidates",
+    "gac.allocation.choose",
+    "gac.allocation.knapsack",
+    "gac.models.families",
+    "gac.models.shapes",
+    "gac.profiling.table",
+    "gac.profiling.cliffs",
+    "gac.reporting.tables",
+)
+
+
+def loaded_by(statement: str) -> set[str]:
+    """Top-level modules that a fresh interpreter has after the statement."""
+    code = f"import sys\n{statement}\nprint(*{{name.partition('.')[0] for name in sys.modules}})"
+    return set(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split())
+
+
+def test_the_package_loads_nothing_heavy() -> None:
+    assert loaded_by("import gac").isdisjoint({*HEAVY, "numpy"})
+
+
+def test_the_command_line_loads_nothing_heavy() -> None:
+    assert loaded_by("import gac.cli").isdisjoint({*HEAVY, "numpy"})
+
+
+@pytest.mark.parametrize("module", PLANNING)
+def test_planning_loads_no_torch(module: str) -> None:
+    assert loaded_by(f"import {module}").isdisjoint({"torch", "transformers"})
+
+
+def test_listing_and_looking_up_profiles_loads_no_torch() -> None:
+    calls = "from gac.cli import main\nmain(['profiles', '--json'], standalone_mode=False)"
+    assert "torch" not in loaded_by(calls)
+
+
+def test_every_public_name_is_there() -> None:
+    code = "import gac\nfor name in gac.__all__: getattr(gac, name)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,91 @@
+"""A plan on disk: read back equal, refused when it contradicts itself."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import LlamaConfig
+
+from gac.errors import PlanError
+from gac.plan import Plan
+
+CHANGES = {"model.layers.0.self_attn.q_proj": ("low_rank", 24), "model.layers.0.self_attn.o_proj": ("low_rank", 9)}
+
+
+@pytest.fixture
+def plan(tiny_config: LlamaConfig, make_plan: Callable[..., Plan]) -> Plan:
+    return make_plan(tiny_config, CHANGES)
+
+
+@pytest.fixture
+def saved(plan: Plan, tmp_path: Path) -> Path:
+    path = tmp_path / "plan.json"
+    plan.save(path)
+    return path
+
+
+def edited(path: Path, change: Callable[[dict[str, Any]], None]) -> Path:
+    document = json.loads(path.read_text())
+    change(document)
+    path.write_text(json.dumps(document))
+    return path
+
+
+def test_a_plan_is_read_back_equal(plan: Plan, saved: Path) -> None:
+    assert Plan.load(saved) == plan
+    assert [path.name for path in saved.parent.iterdir()] == ["plan.json"]
+
+
+def test_alignment_counts_what_is_not_dense(plan: Plan) -> None:
+    assert plan.alignment == {"64": 0, "32": 0, "16": 0, "8": 1, "unaligned": 1}
+    assert plan.aligned_fraction == 0.5
+
+
+def test_the_summary_names_budget_forms_and_proof(plan: Plan) -> None:
+    text = plan.summary()
+    assert "12 dense, 2 low_rank" in text
+    assert "certificate  optimal: loss 0.1, bound 0.1, gap 0" in text
+    assert f"{plan.budget.used:,} of {plan.budget.total:,} targeted" in text
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda d: d.update(extra=1), "extra: Unexpected keyword argument"),
+        (lambda d: d.pop("budget"), "budget: Field required"),
+        (lambda d: d.update(seed="0"), "seed: Input should be a valid integer"),
+        (lambda d: d["prediction"].update(loss="NaN"), "prediction.loss: Input should be a valid number"),
+        (lambda d: d["sites"][0]["weights"][0].update(dim=16), "states 3072 of 4096 parameters"),
+        (lambda d: d["sites"][1]["weights"][0].update(dim=10**30), "dim"),
+        (lambda d: d["budget"].update(used=1), "plan states 1 of 92160 parameters"),
+        (lambda d: d["budget"].update(limit=1), "limit 1"),
+        (lambda d: d.update(schema_version=2), "schema version 2"),
+        (lambda d: d["sites"][0]["weights"][0].update(form="magic"), "form 'magic' is unknown"),
+    ],
+)
+def test_an_edited_plan_is_refused(saved: Path, change: Callable[[dict[str, Any]], None], message: str) -> None:
+    with pytest.raises(PlanError) as failure:
+        Plan.load(edited(saved, change))
+    assert message in str(failure.value)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff\xfe", b"null"])
+def test_a_file_that_is_no_plan_is_refused(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "plan.json"
+    path.write_bytes(content)
+    with pytest.raises(PlanError, match=r"expected a Plan as this version of GAC writes it"):
+        Plan.load(path)
+
+
+def test_a_missing_plan_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match=r"cannot be read: No such file or directory"):
+        Plan.load(tmp_path / "none.json")
+
+
+def test_a_path_that_cannot_be_written_leaves_nothing(plan: Plan, tmp_path: Path) -> None:
+    (tmp_path / "taken").mkdir()
+    with pytest.raises(PlanError, match=r"cannot be written"):
+        plan.save(tmp_path / "taken")
+    assert [path.name for path in tmp_path.iterdir()] == ["taken"]
