@@ -37,6 +37,7 @@ clean: ## remove the environment and what the demo made
 
 .venv/demo.stamp: pyproject.toml Makefile .ci/constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "GAC needs Python 3.11 or newer: make PYTHON=python3.12")'
+	@echo 'Installing PyTorch and the other packages into .venv: some minutes, mostly downloads.'
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet $(CONSTRAINTS) torch
 	$(BIN)/pip install --quiet $(CONSTRAINTS) -e '.[samples]'

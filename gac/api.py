@@ -13,13 +13,13 @@ from gac.allocation.choose import budget_limit, choose, latency_limits
 from gac.allocation.reach import check_reachable
 from gac.compression.apply import build_modules, changed_sites, swap_in
 from gac.compression.checkpoint import load_checkpoint, save_checkpoint
-from gac.errors import PlanError
+from gac.errors import ModelError, PlanError
 from gac.evaluation.perplexity import Perplexity
 from gac.evaluation.perplexity import perplexity as measure_perplexity
 from gac.files import home
 from gac.forms import form_named
 from gac.models.families import family_of
-from gac.models.loading import Loaded, check_finite, load_model, model_digest
+from gac.models.loading import Loaded, check_finite, load_model, load_tokenizer, model_digest
 from gac.plan import Calibration, Plan
 from gac.profiling.select import select_profile
 from gac.profiling.table import Profile
@@ -162,9 +162,20 @@ def save(
 ) -> None:
     """Write a compressed model as a directory: safetensors, config, plan and tokenizer; whole or absent.
 
+    Args:
+        model: from ``compress`` or ``load``.
+        tokenizer: None looks for that of the model the plan was made for, and says so where there is none.
+        overwrite: replace a compressed checkpoint that is there already.
+
     Raises:
         CheckpointError: the model was not compressed by GAC, or the directory cannot be written or is in use.
     """
+    plan = getattr(model, "gac_plan", None)
+    if tokenizer is None and isinstance(plan, Plan):
+        try:
+            tokenizer = load_tokenizer(plan.model)
+        except ModelError as failure:
+            logger.warning("saving without a tokenizer: %s", failure)
     save_checkpoint(model, directory, tokenizer, overwrite=overwrite)
 
 

@@ -28,16 +28,17 @@ def atomic_path(path: Path) -> Iterator[Path]:
         yield temporary
         with temporary.open("rb") as written:
             os.fsync(written.fileno())
-        temporary.chmod(0o666 & ~_umask())
+        open_to_umask(temporary)
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
 
 
-def _umask() -> int:
+def open_to_umask(path: Path) -> None:
+    """Give a file the mode that ``open`` would have given it; temporary files are private when they are made."""
     mask = os.umask(0)
     os.umask(mask)
-    return mask
+    path.chmod(0o666 & ~mask)
 
 
 def to_json(value: Any, indent: int | None = None) -> bytes:

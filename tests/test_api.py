@@ -190,3 +190,13 @@ def test_wrong_names_are_named(
 ) -> None:
     with pytest.raises(gac.GacError, match=message):
         gac.allocate(tiny_model, 0.8, **(options | {option: value}))
+
+
+def test_saving_without_a_tokenizer_is_said(
+    tiny_model: LlamaForCausalLM, options: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    plan = gac.allocate(tiny_model, 0.7, **options)
+    model = gac.compress(tiny_model, plan, tokenizer=options["tokenizer"], progress=False)
+    gac.save(model, tmp_path / "checkpoint")
+    assert "saving without a tokenizer: the model 'LlamaForCausalLM in memory' came without a tokenizer" in caplog.text
+    assert gac.load(tmp_path / "checkpoint").gac_plan == plan

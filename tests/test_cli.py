@@ -1,6 +1,7 @@
 """The command line on a tiny model: every command, its JSON, its exit status and its words."""
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -309,3 +310,14 @@ def test_eval_of_unknown_text(model: Path) -> None:
     result = run("eval", model, "--text", "no such text")
     assert result.exit_code == 1
     assert "text 'no such text' is neither known nor a file" in result.stderr
+
+
+def test_the_cards_command_makes_the_same_plan(
+    plan: Path, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    card = (checkpoint / "README.md").read_text().replace("\\\n", " ")
+    command = next(line for line in card.splitlines() if line.startswith("gac allocate "))
+    (tmp_path / "again").mkdir()
+    monkeypatch.chdir(tmp_path / "again")
+    assert run(*shlex.split(command)[1:]).exit_code == 0
+    assert Plan.load("plan.json") == Plan.load(plan)

@@ -207,18 +207,29 @@ def _combined(left: _Rows, right: _Rows, keep_latency: bool) -> _Rows:
     width = max(1, _BATCH // len(right))
     parts = []
     for start in range(0, len(left), width):
-        here = np.arange(start, min(start + width, len(left)))
-        pairs = np.repeat(here, len(right)), np.tile(np.arange(len(right)), len(here))
-        parts.append(_reduced(_beside(left.at(pairs[0]), right.at(pairs[1])), keep_latency))
+        part = left.at(np.arange(start, min(start + width, len(left))))
+        at_left, at_right = np.divmod(np.flatnonzero(front(_pair_criteria(part, right, keep_latency))), len(right))
+        parts.append(_beside(part.at(at_left), right.at(at_right)))
     return parts[0] if len(parts) == 1 else _reduced(_concatenated(parts), keep_latency)
+
+
+def _pair_criteria(left: _Rows, right: _Rows, keep_latency: bool) -> Floats:
+    """The criteria of every left row beside every right row, left rows outermost."""
+    first, second = _criteria(left, keep_latency), _criteria(right, keep_latency)
+    return (first[:, None, :] + second[None, :, :]).reshape(-1, first.shape[1])
+
+
+def _criteria(rows: _Rows, keep_latency: bool) -> Floats:
+    """Params, loss and, where they are to be kept, latencies, infinite where unknown (exact integers below 2**53)."""
+    columns = [rows.params, rows.loss]
+    if keep_latency:
+        columns += list(np.where(rows.latency == UNKNOWN, np.inf, rows.latency).T)
+    return np.stack(columns, axis=1).astype(np.float64)
 
 
 def _reduced(rows: _Rows, keep_latency: bool) -> _Rows:
     """Without the rows that another one beats or equals; an unknown latency is worse than any known one."""
-    columns = [rows.params, np.unique(rows.loss, return_inverse=True)[1]]
-    if keep_latency:
-        columns += list(np.where(rows.latency == UNKNOWN, np.iinfo(np.int64).max, rows.latency).T)
-    return rows.at(front(np.stack(columns, axis=1)))
+    return rows.at(front(_criteria(rows, keep_latency)))
 
 
 def _concatenated(parts: Iterable[_Rows]) -> _Rows:

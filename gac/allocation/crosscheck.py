@@ -1,21 +1,22 @@
 """The same instance through OR-Tools CP-SAT: a second opinion on an exact answer."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from gac.allocation.knapsack import Group, Solution
+from gac.allocation.knapsack.cp import cp_sat
 from gac.allocation.knapsack.instance import reduced, to_units
-from gac.allocation.knapsack.ragged import Ragged
 from gac.errors import GacError
-from gac.sites import Ints
+
+_SUM_BITS = 60
+_TOLERANCE = 1e-9
 
 
 @dataclass(frozen=True)
 class CrossCheck:
-    """What CP-SAT says: its status, its objective (None without a choice) and its bound.
+    """What CP-SAT says: its status, the value of its choice (None without one) and its lower bound.
 
     All in units of ``Solution.unit``, with each group's smallest loss counted as 0; ``value`` is the solution's own.
     """
@@ -29,14 +30,17 @@ class CrossCheck:
 def crosscheck(groups: Sequence[Group], limits: Sequence[int], solution: Solution, seconds: float = 60.0) -> CrossCheck:
     """Solve the instance with CP-SAT, in the integers that ``knapsack`` compared, and compare.
 
+    CP-SAT needs the sum of all coefficients to fit int64; on large instances it is given losses without their last
+    bits (rounded down), and the choices are still compared with them.
+
     Args:
         seconds: what CP-SAT may take; out of time, its best choice and its bound must still not contradict.
 
     Raises:
-        GacError: the two disagree (both values are named), or the solution breaks a limit.
+        GacError: the two disagree (both values are named), the solution breaks a limit, or the costs are too
+            large for CP-SAT.
     """
-    instance = reduced(groups, [int(limit) for limit in limits])
-    items = instance.items
+    items = reduced(groups, [int(limit) for limit in limits]).items
     chosen = np.flatnonzero(np.asarray(solution.choice)[items.group] == items.origin)
     if len(chosen) != len(groups) or (items.used(chosen) > items.slack).any():
         raise GacError(
@@ -44,41 +48,29 @@ def crosscheck(groups: Sequence[Group], limits: Sequence[int], solution: Solutio
         )
     values = to_units(items.values, solution.unit)
     value = int(values[chosen].sum())
-    found = _cp_sat(items, values, value, seconds)
-    objective, proved = found.objective, solution.certificate.status == "optimal"
-    lowest = value if proved else value - solution.certificate.gap / solution.unit
-    contradicts = (
-        found.status == "INFEASIBLE"
-        or (objective is not None and objective < lowest)
-        or found.bound > value
-        or (found.status == "OPTIMAL" and proved and objective != value)
-    )
-    if contradicts:
+    worth = values <= value
+    dropped = max(0, int(values[worth].sum(dtype=object)).bit_length() - _SUM_BITS)
+    answer = cp_sat(replace(items, values=values >> dropped).keep(worth), seconds)
+    if answer.status == "MODEL_INVALID":
         raise GacError(
-            f"CP-SAT ends {found.status} with {objective} (bound {found.bound}) where the knapsack has {value}, "
+            f"an instance whose costs sum to {max(map(sum, items.costs.tolist()))}",
+            "sums of all costs that fit int64, for CP-SAT",
+            "Check a smaller instance, or give the costs in a larger unit.",
+        )
+    found = None if answer.choice is None else np.flatnonzero(worth)[answer.choice]
+    objective = None if found is None else int(values[found].sum())
+    record = CrossCheck(answer.status, objective, answer.bound * 2.0**dropped, value)
+    lowest = value if solution.certificate.status == "optimal" else value - solution.certificate.gap / solution.unit
+    if (
+        record.status == "INFEASIBLE"
+        or (objective is not None and objective < lowest)
+        or record.bound > value * (1 + _TOLERANCE)
+        or (record.status == "OPTIMAL" and (values[chosen] >> dropped).sum() < (values[found] >> dropped).sum())
+    ):
+        raise GacError(
+            f"CP-SAT ends {record.status} with {objective} (bound {record.bound:.17g}) where the knapsack has {value}, "
             f"in units of {solution.unit:g}",
             "the same optimum",
             "Report this as a defect of GAC, with the instance.",
         )
-    return found
-
-
-def _cp_sat(items: Ragged, values: Ints, value: int, seconds: float) -> CrossCheck:
-    from ortools.sat.python import cp_model
-
-    model = cp_model.CpModel()
-    able = values <= value
-    picks: list[Any] = [model.new_bool_var(f"x{item}") if able[item] else None for item in range(len(items))]
-    for start, size in zip(items.starts.tolist(), items.sizes.tolist(), strict=True):
-        model.add_exactly_one(pick for pick in picks[start : start + size] if pick is not None)
-    kept = [pick for pick in picks if pick is not None]
-    for costs, slack in zip(items.costs, items.slack.tolist(), strict=True):
-        model.add(cp_model.LinearExpr.weighted_sum(kept, costs[able].tolist()) <= slack)
-    model.minimize(cp_model.LinearExpr.weighted_sum(kept, values[able].tolist()))
-    solver = cp_model.CpSolver()
-    solver.parameters.max_time_in_seconds = seconds
-    status = solver.solve(model)
-    has_choice = status in (cp_model.OPTIMAL, cp_model.FEASIBLE)
-    picked = np.array([pick is not None and has_choice and solver.boolean_value(pick) for pick in picks])
-    objective = int(values[picked].sum()) if has_choice else None
-    return CrossCheck(solver.status_name(status), objective, solver.best_objective_bound, value)
+    return record

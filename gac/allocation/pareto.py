@@ -3,14 +3,15 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from gac.sites import Ints
+from gac.sites import Floats, Ints
 
 Mask = NDArray[np.bool_]
+Points = Floats | Ints
 
 _PAIRWISE = 1 << 11
 
 
-def front(points: NDArray[np.float64] | Ints) -> Mask:
+def front(points: Points) -> Mask:
     """Which points no other point beats or equals in every column (smaller is better); of equal points the first stays.
 
     Kung, Luccio and Preparata, On finding the maxima of a set of vectors (1975): sort, split, and let the
@@ -22,17 +23,19 @@ def front(points: NDArray[np.float64] | Ints) -> Mask:
     Returns:
         Mask of shape ``(points,)``.
     """
-    ranks = np.stack([np.unique(column, return_inverse=True)[1] for column in points.T])
-    order = np.lexsort(ranks[::-1])
-    ranks = ranks[:, order]
+    columns = points.T
+    if len(columns) > 2:
+        columns = np.stack([np.unique(column, return_inverse=True)[1] for column in columns])
+    order = np.lexsort(columns[::-1])
+    columns = columns[:, order]
     fresh = np.ones(len(order), dtype=np.bool_)
-    fresh[1:] = (np.diff(ranks, axis=1) != 0).any(axis=0)
+    fresh[1:] = (columns[:, 1:] != columns[:, :-1]).any(axis=0)
     mask = np.zeros(len(order), dtype=np.bool_)
-    mask[order[fresh][_front(ranks[:, fresh])]] = True
+    mask[order[fresh][_front(columns[:, fresh])]] = True
     return mask
 
 
-def _front(points: Ints) -> Ints:
+def _front(points: Points) -> Ints:
     """Positions of the front among distinct points in lexicographic order; one row a column here."""
     columns, count = points.shape
     if columns == 1:
@@ -47,7 +50,7 @@ def _front(points: Ints) -> Ints:
     return np.append(left, right[~_covered(points[1:, left], points[1:, right])])
 
 
-def _covered(by: Ints, points: Ints) -> Mask:
+def _covered(by: Points, points: Points) -> Mask:
     """Which points are no smaller in any row than some point of ``by``."""
     if by.shape[1] == 0 or points.shape[1] == 0:
         return np.zeros(points.shape[1], dtype=np.bool_)
@@ -60,18 +63,18 @@ def _covered(by: Ints, points: Ints) -> Mask:
     return _covered_by_halves(by, points)
 
 
-def _pairs(by: Ints, points: Ints) -> Mask:
+def _pairs(by: Points, points: Points) -> Mask:
     return np.asarray((by[:, :, None] <= points[:, None, :]).all(axis=0))
 
 
-def _covered_in_plane(by: Ints, points: Ints) -> Mask:
+def _covered_in_plane(by: Points, points: Points) -> Mask:
     order = np.argsort(by[0], kind="stable")
     lowest = np.minimum.accumulate(by[1, order])
     last = np.searchsorted(by[0, order], points[0], side="right") - 1
     return np.asarray((last >= 0) & (lowest[np.maximum(last, 0)] <= points[1]))
 
 
-def _covered_by_halves(by: Ints, points: Ints) -> Mask:
+def _covered_by_halves(by: Points, points: Points) -> Mask:
     both = np.concatenate([by[0], points[0]])
     smallest, largest = int(both.min()), int(both.max())
     if smallest == largest:

@@ -15,9 +15,10 @@ from gac.errors import GacError, ModelError
 from gac.files import atomic_path
 
 if TYPE_CHECKING:
-    from gac.models.loading import Loaded
+    from transformers import PreTrainedModel
+
     from gac.plan import Plan
-    from gac.reporting.comparison import Comparison
+    from gac.reporting.comparison import Comparison, Measured
 
 
 @click.command("eval", cls=Verb, resume="Nothing was written; run it again.")
@@ -38,60 +39,73 @@ def evaluate(
     MODEL_OR_DIR is a directory (dense or compressed), a hub id, or smollm2. With --against, what a compressed
     model's plan predicted is set beside what is measured.
     """
-    from gac.api import perplexity
-    from gac.reporting.comparison import Comparison, Measured
+    from gac.reporting.comparison import Comparison
 
     if output is not None:
         check_file(output, GacError)
     check_text(text)
-    opened = _open(model, tokenizer)
-    reader, plan = opened.tokenizer, getattr(opened.model, "gac_plan", None)
-    result = Comparison(Measured(model, perplexity(opened.model, reader, text, **size)))
+    reader = _reader(model, against, tokenizer)
+    many = f"{size['windows']:,}" if size["windows"] else "all"
+    note(f"on each model {many} windows of {size['length']:,} tokens of {text}")
+    opened = _open(model)
+    plan = getattr(opened, "gac_plan", None)
+    result = Comparison(_measure(model, opened, reader, text, size))
     del opened  # two models need not fit in memory together
     if against is not None:
-        other = _open(against, tokenizer)
-        _check_same_tokens(model, reader, against, other.tokenizer)
-        reference = Measured(against, perplexity(other.model, reader, text, **size))
-        result = Comparison(result.model, reference, _prediction(plan, other))
+        other = _open(against)
+        reference = _measure(against, other, reader, text, size)
+        result = Comparison(result.model, reference, _prediction(plan, against, other))
     document = _document(result, plan)
     if output is not None:
         _write(document, output)
     return Answer(document, lambda: _tables(result, plan))
 
 
-def _open(name: str, tokenizer: str | None) -> "Loaded":
+def _open(name: str) -> "PreTrainedModel":
     """A dense model, or a directory that GAC wrote."""
     from gac.compression.checkpoint import load_checkpoint
-    from gac.models.loading import Loaded, is_checkpoint, load_model, load_tokenizer
+    from gac.models.loading import is_checkpoint, load_model
 
     note(f"loading {name}")
-    if is_checkpoint(name):
-        return Loaded(load_checkpoint(name), name, lambda: load_tokenizer(tokenizer or name))
-    return load_model(name, tokenizer)
+    return load_checkpoint(name) if is_checkpoint(name) else load_model(name).model
 
 
-def _check_same_tokens(model: str, reader: Any, against: str, other: Any) -> None:
-    if reader.get_vocab() != other.get_vocab():
+def _measure(name: str, model: "PreTrainedModel", reader: Any, text: str, size: dict[str, Any]) -> "Measured":
+    from gac.api import perplexity
+    from gac.reporting.comparison import Measured
+
+    found = perplexity(model, reader, text, **size)
+    note(f"{name}: {found}")
+    return Measured(name, found)
+
+
+def _reader(model: str, against: str | None, tokenizer: str | None) -> Any:
+    """The tokenizer of both models, which has to be the same."""
+    from gac.models.loading import load_tokenizer
+
+    reader = load_tokenizer(tokenizer or model)
+    if tokenizer is None and against is not None and load_tokenizer(against).get_vocab() != reader.get_vocab():
         raise ModelError(
             f"{model} and {against} have different vocabularies",
             "two models of the same tokens: perplexities by the token compare nothing else",
             "Evaluate each on its own.",
         )
+    return reader
 
 
-def _prediction(plan: "Plan | None", against: "Loaded") -> float | None:
+def _prediction(plan: "Plan | None", name: str, against: "PreTrainedModel") -> float | None:
     """What the plan promised for ln(perplexity / dense), where ``against`` is the dense model it was made for."""
     from gac.models.loading import model_digest
 
     if plan is None:
         return None
     names = [weight.name for weight in plan.weights]
-    parameters = {name for name, _ in against.model.named_parameters()}
+    parameters = {name for name, _ in against.named_parameters()}
     if parameters.issuperset(f"{name}.weight" for name in names) and (
-        model_digest(against.model, names) == plan.model_digest
+        model_digest(against, names) == plan.model_digest
     ):
         return plan.prediction.loss
-    note(f"{against.name} is not the model that the plan was made for ({plan.model}): its prediction is left out")
+    note(f"{name} is not the model that the plan was made for ({plan.model}): its prediction is left out")
     return None
 
 

@@ -157,7 +157,7 @@ def cliffs(name: str, operator: str | None, shape: dict[str, int], dims: tuple[i
     from gac.reporting.tables import cliffs_table, points_table
 
     measured = Profile.load(name)
-    sweeps = _matching(measured, operator, shape)
+    sweeps = _matching(measured, operator, shape, dims)
     found = [(sweep, find_cliffs(sweep)) for sweep in sweeps]
     document = {
         "profile": measured.path.stem,
@@ -170,19 +170,24 @@ def cliffs(name: str, operator: str | None, shape: dict[str, int], dims: tuple[i
     return Answer(document, lambda: [points_table(sweep, cliff, *dims) for sweep, cliff in found])
 
 
-def _matching(measured: "Profile", operator: str | None, shape: dict[str, int]) -> list["Sweep"]:
+def _matching(
+    measured: "Profile", operator: str | None, shape: dict[str, int], dims: tuple[int, int] | None
+) -> list["Sweep"]:
     every = measured.sweeps()
-    found = [
-        sweep for sweep in every if operator in (None, sweep.operator) and shape.items() <= dict(sweep.fixed).items()
-    ]
+    found = [sweep for sweep in every if operator in (None, sweep.operator) and _has(sweep, shape, dims)]
     if not found:
-        asked = " ".join([operator or "any operator", *(f"{axis}={size}" for axis, size in shape.items())])
+        sizes = [f"{axis}={size}" for axis, size in shape.items()] + ([f"dims {dims[0]}:{dims[1]}"] if dims else [])
         raise ProfileError(
-            f"no sweep of {measured.path.stem} is of {asked}",
+            f"no sweep of {measured.path.stem} is of {' '.join([operator or 'any operator', *sizes])}",
             f"one of its {len(every)} sweeps",
             "Run gac cliffs on it without filters to see them.",
         )
     return found
+
+
+def _has(sweep: "Sweep", shape: dict[str, int], dims: tuple[int, int] | None) -> bool:
+    inside = dims is None or any(dims[0] <= dim <= dims[1] for dim in sweep.dims)
+    return inside and shape.items() <= dict(sweep.fixed).items()
 
 
 def _sweep_document(sweep: "Sweep", found: "Cliffs", dims: tuple[int, int] | None) -> dict[str, Any]:

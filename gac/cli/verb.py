@@ -77,8 +77,8 @@ def _show(tables: Iterable["RenderableType"]) -> None:
 
     width = None if sys.stdout.isatty() else _WIDTH
     console = Console(width=width, markup=False, highlight=False, emoji=False)
-    for table in tables:
-        console.print(table)
+    for number, table in enumerate(tables):
+        console.print(*([""] if number else []), table, sep="\n")
 
 
 class _NoteHandler(logging.Handler):

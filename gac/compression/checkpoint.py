@@ -18,7 +18,7 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, PreTrainedMode
 from gac.compression.card import model_card
 from gac.compression.layers import empty_module
 from gac.errors import CheckpointError, GacError
-from gac.files import from_json
+from gac.files import from_json, open_to_umask
 from gac.models.families import family_of
 from gac.models.loading import default_device, is_checkpoint, quiet_transformers
 from gac.plan import Plan, WeightChoice
@@ -83,6 +83,8 @@ def save_checkpoint(
             _write_header(part / "config.json", plan)
             plan.save(part / "plan.json")
             (part / "README.md").write_text(model_card(plan), encoding="utf-8")
+            for shard in part.glob("*.safetensors"):
+                open_to_umask(shard)
     except (OSError, SafetensorError) as failure:
         raise CheckpointError(
             f"{target} cannot be written: {failure}", "a writable place with room", "Choose another directory."

@@ -75,7 +75,7 @@ def load_model(
         loaded: Any = _read(name, dtype, trust_remote_code).eval().to(device or default_device())
     else:
         loaded = _taken(model, dtype)
-        name = loaded.config.name_or_path or type(loaded).__name__
+        name = loaded.config.name_or_path or f"{type(loaded).__name__} in memory"
         loaded = loaded if device is None else loaded.to(device)
     if tokenizer is not None and not isinstance(tokenizer, str | Path):
         return Loaded(loaded, name, lambda: tokenizer)

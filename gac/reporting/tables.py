@@ -6,6 +6,7 @@ from math import exp
 from typing import TYPE_CHECKING, Any
 
 from rich import box
+from rich.console import Group, JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
@@ -19,23 +20,23 @@ if TYPE_CHECKING:
 _SYMBOLS = {"low_rank": "r", "narrow": "w"}
 _KERNEL_WIDTH = 44
 _WHOLE = ("name", "digest")  # columns of things to type or compare: never cut
+_CLIFFS = """\
+collapsed: dims slower than some larger dim; worst: such a dim -> the larger one, times faster
+period: only its multiples keep up (1: alignment does not matter); steps: jumps among the other dims"""
+_POINTS = "us: median; +-: half the interquartile range; slower than: the larger dim that rescues it"
 
 
-def _table(title: str | None, caption: str | None, columns: Iterable[tuple[str, str]]) -> Table:
+def _table(columns: Iterable[tuple[str, str]]) -> Table:
     """An empty table; each column has a heading and ``<`` or ``>`` for left or right."""
-    table = Table(
-        title=title,
-        caption=caption,
-        box=box.SIMPLE_HEAD,
-        pad_edge=False,
-        show_edge=False,
-        collapse_padding=True,
-        title_justify="left",
-        caption_justify="left",
-    )
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
     for heading, side in columns:
-        table.add_column(heading, justify="right" if side == ">" else "left", no_wrap=heading in _WHOLE)
+        justify: JustifyMethod = "right" if side == ">" else "left"
+        table.add_column(heading, justify=justify, overflow="fold", no_wrap=heading in _WHOLE)
     return table
+
+
+def _legend(text: str) -> Text:
+    return Text(text, style="dim")
 
 
 # --- a plan ---------------------------------------------------------------------------------------------------------
@@ -48,16 +49,16 @@ def plan_summary(plan: Plan) -> Text:
     return text
 
 
-def plan_table(plan: Plan) -> Table:
+def plan_table(plan: Plan) -> Group:
     """One row a layer: the form and dim of every weight, the parameters kept and the loss in nats a token."""
     kinds = list(dict.fromkeys(_kind(weight) for weight in plan.weights))
     columns = [("layer", ">"), *((kind.removesuffix("_proj"), ">") for kind in kinds), ("kept", ">"), ("loss", ">")]
-    table = _table(None, "r: rank of a low-rank pair; w: neurons of a narrower MLP; -: dense", columns)
+    table = _table(columns)
     for layer, group in groupby(plan.sites, key=lambda site: site.layer):
         sites = list(group)
         cells = {_kind(weight): _cell(weight) for site in sites for weight in site.weights}
         table.add_row(str(layer), *(cells.get(kind, "") for kind in kinds), *_totals(sites))
-    return table
+    return Group(table, _legend("r: rank of a low-rank pair; w: neurons of a narrower MLP; -: dense"))
 
 
 def _kind(weight: WeightChoice) -> str:
@@ -88,7 +89,7 @@ def plan_line(plan: Plan) -> Text:
 def profiles_table(entries: Sequence[Mapping[str, Any]]) -> Table:
     """The profiles that there are: ``name``, ``where``, and either what is in it or its ``problem``."""
     columns = [("name", "<"), ("", "<"), ("GPU", "<"), ("shapes", ">"), ("rows", "<"), ("date", "<"), ("digest", "<")]
-    table = _table(None, None, columns)
+    table = _table(columns)
     for entry in entries:
         name, where = entry["name"], entry["where"]
         if "problem" in entry:
@@ -100,18 +101,14 @@ def profiles_table(entries: Sequence[Mapping[str, Any]]) -> Table:
     return table
 
 
-def cliffs_table(gpu: str, found: Sequence[tuple["Sweep", "Cliffs"]]) -> Table:
+def cliffs_table(gpu: str, found: Sequence[tuple["Sweep", "Cliffs"]]) -> Group:
     """One row a sweep: how many dims collapse, the worst of them and what rescues it."""
     columns = [("sweep", "<"), ("dims", ">"), ("collapsed", ">"), ("worst", ">"), ("period", ">"), ("steps", ">")]
-    caption = (
-        "collapsed: dims slower than some larger dim. worst: such a dim -> the larger one, and how much faster it is.\n"
-        "period: only its multiples keep up (1: alignment does not matter). steps: jumps among the other dims."
-    )
-    table = _table(gpu, caption, columns)
+    table = _table(columns)
     for sweep, cliffs in found:
         counts = (f"{len(sweep):,}", f"{len(cliffs.collapsed):,}")
         table.add_row(sweep.label, *counts, _worst(cliffs), str(cliffs.period), f"{len(cliffs.sweet_spots):,}")
-    return table
+    return Group(Text(gpu, style="bold"), table, _legend(_CLIFFS))
 
 
 def _worst(cliffs: "Cliffs") -> str:
@@ -121,10 +118,10 @@ def _worst(cliffs: "Cliffs") -> str:
     return f"{cliffs.collapsed[at]} -> {cliffs.rescue[at]}, {cliffs.slowdown[at]:.2f}x"
 
 
-def points_table(sweep: "Sweep", cliffs: "Cliffs", first: int, last: int) -> Table:
+def points_table(sweep: "Sweep", cliffs: "Cliffs", first: int, last: int) -> Group:
     """Every measured dim from ``first`` to ``last``: its latency, and what would rescue it where it is collapsed."""
     columns = [(sweep.axis, ">"), ("us", ">"), ("+-", ">"), ("slower", ">"), ("than", ">"), ("kernels", "<")]
-    table = _table(sweep.label, "us: median; +-: half the interquartile range; slower than: the larger dim", columns)
+    table = _table(columns)
     rescues = zip(cliffs.collapsed.tolist(), cliffs.slowdown.tolist(), cliffs.rescue.tolist(), strict=True)
     collapsed = {dim: (f"{slowdown:.2f}x", str(rescue)) for dim, slowdown, rescue in rescues}
     points = zip(sweep.dims.tolist(), sweep.ns.tolist(), sweep.iqr.tolist(), sweep.kernels, strict=True)
@@ -132,7 +129,7 @@ def points_table(sweep: "Sweep", cliffs: "Cliffs", first: int, last: int) -> Tab
         if first <= dim <= last:
             shown = "\n".join(dict.fromkeys(map(_short, kernels)))
             table.add_row(str(dim), f"{ns / 1e3:.1f}", f"{iqr / 2e3:.1f}", *collapsed.get(dim, ("", "")), shown)
-    return table
+    return Group(Text(sweep.label, style="bold"), table, _legend(_POINTS))
 
 
 def _short(kernel: str) -> str:
@@ -145,16 +142,16 @@ def _short(kernel: str) -> str:
 # --- a check --------------------------------------------------------------------------------------------------------
 
 
-def perplexity_table(result: Comparison) -> Table:
+def perplexity_table(result: Comparison) -> Group:
     """Perplexity of a model, and where there is another one: the ratio, and the plan's prediction beside it."""
     columns = [("", "<"), ("perplexity", ">"), ("ratio", ">"), ("ln ratio", ">")]
-    table = _table(None, _protocol(result.model), columns)
+    table = _table(columns)
     if result.against is not None:
         table.add_row(result.against.name, f"{result.against.perplexity.value:.3f}", "1", "0")
     table.add_row(result.model.name, f"{result.model.perplexity.value:.3f}", *_change(result.log_ratio))
     if result.predicted_perplexity is not None:
         table.add_row("  predicted by its plan", f"{result.predicted_perplexity:.3f}", *_change(result.predicted))
-    return table
+    return Group(table, _legend(_protocol(result.model)))
 
 
 def _change(log_ratio: float | None) -> tuple[str, ...]:
@@ -163,4 +160,4 @@ def _change(log_ratio: float | None) -> tuple[str, ...]:
 
 def _protocol(measured: Measured) -> str:
     value = measured.perplexity
-    return f"{value.protocol}; {value.tokens:,} tokens predicted, {value.dtype}"
+    return f"{value.protocol}\n{value.tokens:,} tokens predicted, {value.dtype}"

@@ -29,7 +29,7 @@ def main() -> None:
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--calibration", default="wiki-sample:64x1024")
     parser.add_argument("--profile", default="nvidia-h100-80gb-hbm3")
-    parser.add_argument("--budgets", type=float, nargs="+", default=[0.9, 0.8, 0.7, 0.6])
+    parser.add_argument("--budgets", type=float, nargs="*", default=[0.9, 0.8, 0.7, 0.6])
     parser.add_argument("--baseline-budgets", type=float, nargs="*", default=[0.9, 0.8, 0.7, 0.6])
     parser.add_argument("--windows", type=int, help="evaluation windows; all where not given")
     parser.add_argument("--output", type=Path, required=True)

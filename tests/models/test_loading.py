@@ -35,7 +35,7 @@ def test_a_loaded_model_is_taken_as_it_is(tiny_model: LlamaForCausalLM, tiny_tok
     loaded = load_model(tiny_model, tiny_tokenizer)
     assert loaded.model is tiny_model
     assert loaded.tokenizer is tiny_tokenizer
-    assert loaded.name == "LlamaForCausalLM"
+    assert loaded.name == "LlamaForCausalLM in memory"
 
 
 def test_a_directory_is_loaded_with_its_tokenizer(directory: Path, tiny_model: LlamaForCausalLM) -> None:

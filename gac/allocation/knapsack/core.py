@@ -12,8 +12,8 @@ from gac.allocation.pareto import front
 from gac.sites import Floats, Ints
 
 MOST_STATES = 1 << 18
-MOST_CHILDREN = 1 << 21
-_BEAM = 1 << 11
+MOST_CHILDREN = 1 << 20
+_SIFT_FROM = 1 << 11
 _BATCH = 1 << 21
 
 
@@ -27,7 +27,8 @@ class Core:
         costs: deviation under each limit, shape ``(limits, n)``.
         values: deviation of the value, shape ``(n,)``.
         reduced: reduced values, shape ``(n,)``.
-        room: the reduced values of a choice must sum to less.
+        room: states whose reduced values sum to less are listed.
+        reach: a choice that is looked for exceeds the bound by less.
         free: what the default choice leaves of each limit; negative where it breaks one.
         below: the deviation of a choice's value must be smaller.
         multipliers: the bound's.
@@ -39,6 +40,7 @@ class Core:
     values: Ints
     reduced: Ints
     room: int
+    reach: int
     free: Ints
     below: int
     multipliers: Floats
@@ -49,8 +51,8 @@ class Found:
     """What a search came to.
 
     Attributes:
-        choice: the best choice below the target (one item position a group), or None.
-        complete: nothing was left out, so that the choice is optimal, or there is none below the target.
+        choice: the best choice found (one item position a group), or None.
+        complete: no choice below the target was left out.
         work: how many states and pairs were looked at.
     """
 
@@ -59,35 +61,37 @@ class Found:
     work: int
 
 
-def better(items: Ragged, bound: Bound, target: int) -> Found:
-    """The best choice within the limits whose value is below ``target``.
+def better(items: Ragged, bound: Bound, target: int, known: int) -> Found:
+    """The best choice within the limits whose value is below ``target``, or failing that, perhaps one below ``known``.
 
-    Every such choice has reduced values that sum to less than ``target - bound.lower``; all of those are enumerated,
-    but for the ones that another one beats or equals in every cost and in value. A list that outgrows ``MOST_STATES``
-    is cut to a beam, and the search is then not complete.
+    Every choice below the target has reduced values that sum to less than ``target - bound.lower``; all of those are
+    enumerated, but for the ones that another one beats or equals in every cost and in value. So if a complete search
+    finds nothing below the target, there is nothing. What it finds between target and known is a better incumbent,
+    not an optimum. Where a list outgrows ``MOST_STATES`` the search gives up.
     """
     default = items.first_minimum(bound.reduced)
-    core = _core(items, bound, default, target)
+    core = _core(items, bound, default, target, known)
     tree = Tree()
-    left = right = tree.root(len(core.free))
-    complete = True
+    lists = [_Growing(tree.root(len(core.free)), _SIFT_FROM)] * 2
     for group in _hardest_first(core):
-        shorter, longer = sorted((left, right), key=len)
-        grown, whole = _grown(shorter, core, group, tree, complete)
-        left, right, complete = grown, longer, complete and whole
-    joined = join(left, right, core.free, core.below, core.room, core.multipliers)
-    complete &= joined.complete
+        shorter, longer = sorted(lists, key=lambda growing: len(growing.states))
+        grown = _grown(shorter, core, group, tree)
+        if grown is None:
+            return Found(None, False, len(shorter.states) + len(longer.states))
+        lists = [grown, longer]
+    left, right = (growing.states for growing in lists)
+    joined = join(left, right, core.free, core.below, core.room, core.reach, core.multipliers)
     work = len(left) + len(right) + joined.pairs
     if joined.best is None:
-        return Found(None, complete, work)
+        return Found(None, joined.complete, work)
     choice = default.copy()
     for states, at in zip((left, right), joined.best, strict=True):
         picked = tree.items(int(states.node[at]))
         choice[items.group[picked]] = picked
-    return Found(choice, complete, work)
+    return Found(choice, joined.complete, work)
 
 
-def _core(items: Ragged, bound: Bound, default: Ints, target: int) -> Core:
+def _core(items: Ragged, bound: Bound, default: Ints, target: int, known: int) -> Core:
     room = target - bound.lower
     near = bound.reduced < room
     near[default] = False
@@ -101,8 +105,9 @@ def _core(items: Ragged, bound: Bound, default: Ints, target: int) -> Core:
         values=np.asarray(items.values[alternatives] - items.values[instead], dtype=np.int64),
         reduced=bound.reduced[alternatives],
         room=room,
+        reach=known - bound.lower,
         free=items.slack - items.used(default),
-        below=target - int(items.values[default].sum()),
+        below=known - int(items.values[default].sum()),
         multipliers=bound.multipliers,
     )
 
@@ -116,30 +121,36 @@ def _hardest_first(core: Core) -> list[int]:
     return order
 
 
-def _grown(states: States, core: Core, group: int, tree: Tree, complete: bool) -> tuple[States, bool]:
-    """The list after one more group, and whether it is whole; dominated states go where that is cheap or must be."""
-    whole = _children(states, core, group) <= MOST_CHILDREN
-    grown = _extended(states if whole else _beam(states), core, group, tree)
+@dataclass(frozen=True, eq=False)
+class _Growing:
+    """A list, and the length from which it is worth looking for dominated states under several limits."""
+
+    states: States
+    sift_from: int
+
+
+def _grown(growing: _Growing, core: Core, group: int, tree: Tree) -> _Growing | None:
+    """The list after one more group, without dominated states; None where it is too long.
+
+    Under several limits dominated states are dear to find. Instances with many equal costs have so many that their
+    lists stay short; where the first look finds few, the next is put off until the list would otherwise be too long.
+    """
+    if _children(growing.states, core, group) > MOST_CHILDREN:
+        return None
+    states, sift_from = _extended(growing.states, core, group, tree), growing.sift_from
     if len(core.free) == 1:
-        grown = _undominated(grown)
-    elif complete and MOST_STATES < len(grown) <= 2 * MOST_STATES:
-        grown = grown.at(front(np.vstack([grown.costs, grown.values]).T))
-    if len(grown) <= MOST_STATES:
-        return grown, whole
-    return _beam(grown), False
+        states = _undominated(states)
+    elif len(states) >= sift_from or len(states) > MOST_STATES:
+        before = len(states)
+        states = states.at(front(np.vstack([states.costs, states.values]).T))
+        sift_from = len(states) if 4 * len(states) < 3 * before else MOST_STATES
+    return _Growing(states, sift_from) if len(states) <= MOST_STATES else None
 
 
 def _children(states: States, core: Core, group: int) -> int:
     """How many states the group adds."""
     reduced = core.reduced[core.starts[group] : core.starts[group + 1]]
     return int(np.searchsorted(np.sort(states.reduced), core.room - reduced).sum())
-
-
-def _beam(states: States) -> States:
-    """A few states to go on with: half of them nearest the bound, half spread over the rest."""
-    half = _BEAM // 2
-    order = np.argsort(states.reduced, kind="stable")
-    return states.at(np.append(order[:half], order[half :: len(order) // half + 1]))
 
 
 def _extended(states: States, core: Core, group: int, tree: Tree) -> States:

@@ -23,15 +23,16 @@ class Joined:
     pairs: int
 
 
-def join(left: States, right: States, free: Ints, below: int, room: int, multipliers: Floats) -> Joined:
+def join(left: States, right: States, free: Ints, below: int, room: int, reach: int, multipliers: Floats) -> Joined:
     """The pair whose costs sum to at most ``free`` with the smallest sum of values, if that is less than ``below``.
 
-    ``room`` and ``multipliers`` are the bound's: pairs whose reduced values sum to ``room`` or more cannot be below.
+    Only pairs whose reduced values sum to less than ``room`` are sure to be considered. ``below`` stands for a value
+    that exceeds the bound by ``reach``, which with the bound's multipliers tells how much of a limit may stay unused.
     Beyond ``MOST_PAIRS`` the rest is left out.
     """
     if len(free) == 1:
         return Joined(_join_one(left, right, int(free[0]), below), True, len(left))
-    return _join_several(left, right, free, below, room, multipliers)
+    return _join_several(left, right, free, below, room, reach, multipliers)
 
 
 def _join_one(left: States, right: States, free: int, below: int) -> tuple[int, int] | None:
@@ -51,11 +52,13 @@ def _join_one(left: States, right: States, free: int, below: int) -> tuple[int, 
     return int(fits[best]), int(order[partner])
 
 
-def _join_several(left: States, right: States, free: Ints, below: int, room: int, multipliers: Floats) -> Joined:
+def _join_several(
+    left: States, right: States, free: Ints, below: int, room: int, reach: int, multipliers: Floats
+) -> Joined:
     """Several limits: look only at the pairs that use nearly all of the limit whose use is tightest.
 
     A choice with reduced values R that leaves u of a limit unused has a value of at least bound + R + multiplier * u,
-    so u < (room - R) / multiplier. The right list is cut into classes of similar R, which keeps that window narrow.
+    so u < (reach - R) / multiplier. The right list is cut into classes of similar R, which keeps that window narrow.
     """
     best: tuple[int, int] | None = None
     pairs = 0
@@ -63,10 +66,10 @@ def _join_several(left: States, right: States, free: Ints, below: int, room: int
     by_reduced = np.argsort(right.reduced, kind="stable")
     for members in np.array_split(by_reduced, max(1, len(right) // _CLASS)):
         members = members[np.argsort(right.costs[tightest, members], kind="stable")]
-        spare = room - int(right.reduced[members].min()) - left.reduced
-        rows = np.flatnonzero(spare > 0)
+        least = int(right.reduced[members].min()) + left.reduced
+        rows = np.flatnonzero(least < room)
         most = free[tightest] - left.costs[tightest, rows]
-        first, end = _window(right.costs[tightest, members], most, spare[rows], float(multipliers[tightest]))
+        first, end = _window(right.costs[tightest, members], most, reach - least[rows], float(multipliers[tightest]))
         pairs += int((end - first).sum())
         if pairs > MOST_PAIRS:
             return Joined(best, False, pairs)

@@ -1,27 +1,32 @@
 """The proof: widen the search round the bound until what it finds, or fails to find, settles the optimum."""
 
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from gac.allocation.knapsack.bounds import Bound
 from gac.allocation.knapsack.core import better
+from gac.allocation.knapsack.cp import cp_sat
 from gac.allocation.knapsack.ragged import Ragged
 from gac.sites import Ints
 
 _FIRST, _FINEST = 24, 16
-_BEAMS = 4
+_REACH = 2
+_LEAST_SECONDS = 1.0
 _GROWTH, _SLOW_GROWTH, _DEAR = 1.3, 1.1, 1 << 16
+_LISTS, _CP_SAT = "lists joined in the middle", "CP-SAT"
 
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """The best choice found, its value, a proved lower bound, and how many items the last search was left with."""
+    """The best choice found, its value and a proved lower bound; the last search's name and its number of items."""
 
     choice: Ints
     value: int
     lower: int
     core: int
+    search: str
 
 
 def settle(items: Ragged, bound: Bound, choice: Ints, seconds: float) -> Outcome:
@@ -29,26 +34,56 @@ def settle(items: Ragged, bound: Bound, choice: Ints, seconds: float) -> Outcome
 
     A choice with a value below ``bound.lower + margin`` consists of items whose reduced values are below the margin
     (reduced-cost fixing), so searching those alone decides whether there is one. Margins grow until one
-    holds the optimum or reaches the best known value. A search that had to leave something out proves nothing; then a
-    beam search below the best known value may still find a better choice, which can bring the margin back within reach.
+    holds the optimum or reaches the best known value. Where a search gives up, CP-SAT is asked once.
+
+    After ``seconds`` no further search is begun, and what has been found and proved so far is returned.
     """
     value, lower = _value(items, choice), bound.lower
-    margin, core, beams = _first_margin(items, bound, value), 0, _BEAMS
-    while lower < value and beams:
+    margin, core, work = _first_margin(items, bound, value), 0, 0
+    deadline = time.monotonic() + seconds
+    while lower < value:
         target = min(value, bound.lower + margin)
         near = bound.reduced < target - bound.lower
         part, core = items.keep(near), int(near.sum())
-        found = better(part, bound.keep(near), target)
+        found = better(part, bound.keep(near), target, min(value, bound.lower + _REACH * margin))
         if found.choice is not None:
             choice = np.flatnonzero(near)[found.choice]
             value = _value(items, choice)
-        if found.complete:
-            lower = target if found.choice is None else value
-            margin = int(margin * (_GROWTH if found.work < _DEAR else _SLOW_GROWTH)) + 1
-        else:
-            beams -= 1
-            margin = value - bound.lower
-    return Outcome(choice, value, max(lower, 0), core)
+        left = deadline - time.monotonic()
+        if not found.complete and lower < value:
+            return _settle_by_cp_sat(items, bound, choice, lower, max(left, _LEAST_SECONDS))
+        lower = min(value, target)
+        if left < 0:
+            break
+        cheap = found.work < max(_DEAR, 2 * work)
+        margin, work = int(margin * (_GROWTH if cheap else _SLOW_GROWTH)) + 1, found.work
+    return Outcome(choice, value, max(lower, 0), core, _LISTS)
+
+
+def _settle_by_cp_sat(items: Ragged, bound: Bound, choice: Ints, lower: int, seconds: float) -> Outcome:
+    """Ask CP-SAT for a choice better than this one; only a completed search is a proof, its float bound is not.
+
+    In each group the smallest value and the lowest costs count 0, so that the sums fit int64 if they can.
+    """
+    value = _value(items, choice)
+    near = bound.reduced < value - bound.lower
+    part = items.keep(near)
+    lowest = np.minimum.reduceat(part.values, part.starts)
+    shifted = replace(
+        part,
+        values=part.values - lowest[part.group],
+        costs=part.costs - part.cheapest[:, part.group],
+        slack=part.slack - part.cheapest.sum(axis=1),
+    )
+    answer = cp_sat(shifted, seconds)
+    if answer.choice is not None:
+        found = np.flatnonzero(near)[answer.choice]
+        assert (items.used(found) <= items.slack).all(), "CP-SAT broke a limit"
+        if _value(items, found) < value:
+            choice, value = found, _value(items, found)
+    if answer.status in ("OPTIMAL", "INFEASIBLE"):
+        lower = value
+    return Outcome(choice, value, max(lower, 0), len(part), _CP_SAT)
 
 
 def _value(items: Ragged, choice: Ints) -> int:

@@ -44,8 +44,8 @@ def knapsack(
         groups: at least one; all with the same number of limits.
         limits: the largest allowed sum of costs, one a column of the groups' costs.
         names: what an error calls the limits (``limit 1``, ``limit 2``, ... where not given).
-        seconds: what HiGHS may take to improve the choice where the exact search grows too large; only then can the
-            status be ``feasible``, with the gap that remains.
+        seconds: after this time no further search is begun, and the status may be ``feasible``, with the gap that is
+            left. A search that grows too large is handed to CP-SAT for the rest of the time.
 
     Raises:
         BudgetError: no choice is within the limits; says by how much, what is reachable, and which limit binds.
@@ -115,7 +115,7 @@ def _proved(
     gap = (outcome.value - outcome.lower) * unit
     method = (
         f"Lagrangian bound, {len(instance.items):,} items fixed down to {outcome.core:,}, "
-        f"lists joined in the middle; losses in units of {unit:.3g}"
+        f"{outcome.search}; losses in units of {unit:.3g}"
     )
     multipliers = tuple((bound.multipliers * unit / instance.divisors).tolist())
     status: Literal["optimal", "feasible"] = "optimal" if outcome.value == outcome.lower else "feasible"

@@ -1,0 +1,40 @@
+"""A reduced instance through OR-Tools CP-SAT, which proves its optimum in integers."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from gac.allocation.knapsack.ragged import Ragged
+from gac.sites import Ints
+
+
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """CP-SAT's status by name, its choice (one item position a group) or None, and its bound (a float, not a proof)."""
+
+    status: str
+    choice: Ints | None
+    bound: float
+
+
+def cp_sat(items: Ragged, seconds: float) -> Answer:
+    """Minimise the sum of integer values within the slack.
+
+    The status is ``MODEL_INVALID`` where the sum of all values, or of all costs under a limit, does not fit int64.
+    """
+    from ortools.sat.python import cp_model
+
+    model = cp_model.CpModel()
+    picks = [model.new_bool_var(f"x{item}") for item in range(len(items))]
+    for start, size in zip(items.starts.tolist(), items.sizes.tolist(), strict=True):
+        model.add_exactly_one(picks[start : start + size])
+    for costs, slack in zip(items.costs.tolist(), items.slack.tolist(), strict=True):
+        model.add(cp_model.LinearExpr.weighted_sum(picks, costs) <= slack)
+    model.minimize(cp_model.LinearExpr.weighted_sum(picks, items.values.tolist()))
+    solver = cp_model.CpSolver()
+    solver.parameters.max_time_in_seconds = seconds
+    status = solver.solve(model)
+    choice = None
+    if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+        choice = np.flatnonzero([bool(solver.boolean_value(pick)) for pick in picks])
+    return Answer(solver.status_name(status), choice, solver.best_objective_bound)

@@ -1,0 +1,252 @@
+"""Candidate sets from curves and a hand-made latency table."""
+
+import itertools
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gac.allocation import candidates as candidates_module
+from gac.allocation.candidates import candidates, dense_candidate
+from gac.allocation.choose import choose
+from gac.errors import PlanError, ProfileError
+from gac.forms import Weight, form_named
+from gac.profiling.table import Header, Measurement, Profile
+from gac.sites import CandidateSet, LossCurve, Site, SiteCurves, Workload
+
+PREFILL, DECODE = Workload.parse("prefill:1x1024"), Workload.parse("decode:1@1024")
+Q = Site("q", 0, "q_proj", (Weight("q", 64, 64),))
+MLP = Site("mlp", 0, "mlp", (Weight("gate", 24, 8, "out"), Weight("up", 24, 8, "out"), Weight("down", 8, 24, "in")))
+
+
+def curve(full: int, seed: int = 0) -> LossCurve:
+    steps = np.random.default_rng(seed).random(full) ** 3
+    return LossCurve(np.append(np.cumsum(steps[::-1])[::-1], 0.0))
+
+
+def curves_of(site: Site) -> SiteCurves:
+    ranks = {w.name: curve(min(w.out_features, w.in_features), seed) for seed, w in enumerate(site.weights)}
+    return SiteCurves(site.name, ranks, None if site.neurons is None else curve(site.neurons, 9))
+
+
+def row(operator: str, ns: float, **shape: int) -> Measurement:
+    return Measurement(operator, shape, "bf16", "cold", ns, 0.0, 10, 1980, True)
+
+
+def profile(*rows: Measurement) -> Profile:
+    header = Header(
+        schema_version=1,
+        gpu="Test",
+        compute_capability="9.0",
+        sm_count=1,
+        l2_bytes=1,
+        sm_clock_max_mhz=1,
+        memory_clock_mhz=1,
+        power_limit_w=None,
+        **dict.fromkeys(("driver", "cuda", "cublas", "cudnn", "torch", "gac_version", "dtype_policy", "timing"), "1"),
+        date="2026-01-01",
+    )
+    return Profile(Path("test.jsonl"), header, rows, "digest")
+
+
+def pairs(m: int, k: int, n: int) -> list[Measurement]:
+    """Ranks 1 to 128, multiples of 8 in 100 ns plus the rank and others in three times that; and the dense GEMM."""
+    timed = [row("low_rank", (100 + r) * (1 if r % 8 == 0 else 3) - 0.5, m=m, k=k, r=r, n=n) for r in range(1, 129)]
+    return [*timed, row("linear", 150.2, m=m, k=k, n=n)]
+
+
+Q_PROFILE = profile(*pairs(1024, 64, 64), *pairs(1, 64, 64))
+
+
+def q_candidates(**changed) -> CandidateSet:
+    given = {"forms": ["low_rank"], "profile": Q_PROFILE, "workloads": [PREFILL, DECODE], "align": True}
+    return candidates(Q, curves_of(Q), **{**given, "keep_latency": False, **changed})
+
+
+def test_a_linear_site_has_its_sound_ranks_and_dense() -> None:
+    found = q_candidates()
+    assert found.dims[:, 0].tolist() == [8, 16, 24, 64]
+    assert found.forms[:, 0].tolist() == ["low_rank", "low_rank", "low_rank", "dense"]
+    assert found.params.tolist() == [1024, 2048, 3072, 4096]
+    assert found.loss.tolist() == [*curve(64).loss[[8, 16, 24]], 0.0]
+
+
+def test_latency_is_measured_and_rounded_up() -> None:
+    found = q_candidates()
+    assert found.latency.tolist() == [[108, 108], [116, 116], [124, 124], [151, 151]]
+    assert not found.interpolated.any()
+
+
+def test_without_alignment_every_rank_counts() -> None:
+    found = q_candidates(align=False)
+    assert found.dims[:, 0].tolist() == [*range(1, 32), 64]
+
+
+def test_without_low_rank_only_dense_is_left() -> None:
+    assert q_candidates(forms=[]).forms.tolist() == [["dense"]]
+
+
+def test_a_shape_that_the_profile_lacks_is_unknown_and_keeps_the_period_of_the_others() -> None:
+    other = Site("o", 0, "o_proj", (Weight("o", 96, 48),))
+    found = candidates(
+        other,
+        curves_of(other),
+        forms=["low_rank"],
+        profile=Q_PROFILE,
+        workloads=[PREFILL],
+        align=True,
+        keep_latency=False,
+    )
+    assert found.dims[:, 0].tolist() == [8, 16, 24, 48]
+    assert (found.latency == -1).all()
+
+
+def test_an_interpolated_latency_is_counted() -> None:
+    kept = [timed for timed in pairs(1024, 64, 64) if timed.shape.get("r") != 24]
+    found = q_candidates(profile=profile(*kept), workloads=[PREFILL])
+    assert found.latency[:, 0].tolist() == [108, 116, 124, 151]
+    assert found.interpolated[:, 0].tolist() == [0, 0, 1, 0]
+
+
+def test_alignment_needs_a_profile() -> None:
+    with pytest.raises(ProfileError, match="align=True without a profile"):
+        q_candidates(profile=None)
+
+
+def test_an_unknown_form() -> None:
+    with pytest.raises(PlanError, match="form 'tucker' is unknown"):
+        q_candidates(forms=["tucker"])
+
+
+def test_the_dense_site_for_comparison() -> None:
+    found = dense_candidate(Q, profile=Q_PROFILE, workloads=[PREFILL, DECODE])
+    assert (found.params.tolist(), found.latency.tolist(), found.loss.tolist()) == ([4096], [[151, 151]], [0.0])
+
+
+# --- the MLP as one site --------------------------------------------------------------------------------------------
+
+
+def mlp_candidates(table: Profile | None = None, **changed) -> CandidateSet:
+    given = {"forms": ["low_rank", "narrow"], "workloads": [PREFILL], "align": False, "keep_latency": False}
+    return candidates(MLP, curves_of(MLP), profile=table, **{**given, **changed})
+
+
+def every_combination() -> list[tuple[int, float]]:
+    """(params, loss) of all rank and dense combinations, and of all widths."""
+    curves, low, dense = curves_of(MLP), form_named("low_rank"), form_named("dense")
+    options = [
+        [(dense.params(w, 8), 0.0)]
+        + [(low.params(w, r), curves.low_rank[w.name].loss[r]) for r in range(1, low.largest_useful(w) + 1)]
+        for w in MLP.weights
+    ]
+    found = [(sum(p for p, _ in parts), sum(loss for _, loss in parts)) for parts in itertools.product(*options)]
+    assert curves.narrow is not None
+    return found + [(3 * 8 * width, curves.narrow.loss[width]) for width in range(1, 24)]
+
+
+def test_the_front_of_an_mlp_is_that_of_every_combination() -> None:
+    points = every_combination()
+    front = {
+        (params, round(loss, 12))
+        for params, loss in points
+        if not any((p <= params and x < loss) or (p < params and x <= loss) for p, x in points)
+    }
+    found = mlp_candidates()
+    assert {(int(p), round(float(x), 12)) for p, x in zip(found.params, found.loss, strict=True)} == front
+
+
+def test_every_row_states_the_params_of_its_dims() -> None:
+    found = mlp_candidates()
+    for forms, dims, params in zip(found.forms, found.dims, found.params, strict=True):
+        counted = [form_named(f).params(w, int(d)) for f, d, w in zip(forms, dims, MLP.weights, strict=True)]
+        assert sum(counted) == params
+
+
+def test_narrow_takes_all_weights_at_one_width() -> None:
+    found = mlp_candidates(forms=["narrow"])
+    narrow = (found.forms == "narrow").any(axis=1)
+    assert (found.forms[narrow] == "narrow").all()
+    assert found.dims[narrow].tolist() == [[width] * 3 for width in range(1, 24)]
+    assert found.forms[~narrow].tolist() == [["dense"] * 3]
+
+
+def test_rows_are_sorted_by_params_and_the_dense_one_is_there() -> None:
+    found = mlp_candidates()
+    assert (np.diff(found.params) >= 0).all()
+    assert (found.forms[-1].tolist(), found.dims[-1].tolist(), found.loss[-1]) == (["dense"] * 3, [8] * 3, 0.0)
+
+
+def mlp_profile() -> Profile:
+    """Latencies that have nothing to do with size, at all shapes of the MLP."""
+    rng = np.random.default_rng(0)
+    rows = []
+    for k, n in ((8, 24), (24, 8)):
+        rows += [row("low_rank", float(rng.integers(50, 99)), m=1024, k=k, r=r, n=n) for r in range(1, 8)]
+    rows += [row("linear", float(rng.integers(20, 60)), m=1024, k=8, n=width) for width in range(1, 25)]
+    rows += [row("linear", float(rng.integers(20, 60)), m=1024, k=width, n=8) for width in range(1, 25) if width != 8]
+    return profile(*rows)
+
+
+def timed_combinations(table: Profile) -> list[tuple[int, float, int]]:
+    """(params, loss, ns) of all rank and dense combinations, and of all widths."""
+    curves, low, dense = curves_of(MLP), form_named("low_rank"), form_named("dense")
+    options = []
+    for weight in MLP.weights:
+        loss = curves.low_rank[weight.name].loss
+        ranks = range(1, low.largest_useful(weight) + 1)
+        ranked = [(low.params(weight, r), loss[r], table.point(low.operation(weight, r, 1024))) for r in ranks]
+        options.append([(weight.params, 0.0, table.point(dense.operation(weight, 8, 1024))), *ranked])
+    found = [tuple(map(sum, zip(*parts, strict=True))) for parts in itertools.product(*options)]
+    widths = mlp_candidates(table, forms=["narrow"])
+    return found + list(zip(widths.params.tolist(), widths.loss.tolist(), widths.latency[:, 0].tolist(), strict=True))
+
+
+@pytest.mark.parametrize("most", [110, 130, 160, 200])
+def test_no_optimum_under_a_latency_limit_is_lost(most: int) -> None:
+    table = mlp_profile()
+    reduced = mlp_candidates(table, keep_latency=True)
+    everything = timed_combinations(table)
+    for limit in (250, 300, 400, 576):
+        best = min(loss for params, loss, ns in everything if params <= limit and ns <= most)
+        chosen, _ = choose([MLP], [reduced], limit, {PREFILL: most})
+        assert reduced.loss[chosen[0]] == pytest.approx(best, abs=1e-12)
+
+
+def test_latency_of_a_row_is_the_sum_over_its_weights() -> None:
+    table = mlp_profile()
+    found = mlp_candidates(table, keep_latency=True)
+    for forms, dims, latency in zip(found.forms, found.dims, found.latency[:, 0], strict=True):
+        operations = [
+            form_named(f).operation(w, int(d), 1024) for f, d, w in zip(forms, dims, MLP.weights, strict=True)
+        ]
+        assert sum(table.point(operation) or 0 for operation in operations) == latency
+
+
+def test_unknown_for_one_weight_is_unknown_for_the_site() -> None:
+    found = dense_candidate(MLP, profile=profile(row("linear", 9.0, m=1024, k=8, n=24)), workloads=[PREFILL])
+    assert found.latency.tolist() == [[-1]]
+
+
+def test_a_product_of_many_ranks_is_reduced_as_it_is_multiplied() -> None:
+    weights = (Weight("gate", 160, 80, "out"), Weight("up", 160, 80, "out"), Weight("down", 80, 160, "in"))
+    wide = Site("mlp", 0, "mlp", weights)
+    assert form_named("low_rank").largest_useful(weights[0]) == 53
+    found = candidates(
+        wide, curves_of(wide), forms=["low_rank"], profile=None, workloads=[], align=False, keep_latency=True
+    )
+    assert (np.diff(found.params) > 0).all()
+    assert (np.diff(found.loss) < 0).all()
+
+
+def test_products_in_batches_give_the_same_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = mlp_candidates(mlp_profile(), keep_latency=True)
+    monkeypatch.setattr(candidates_module, "_BATCH", 20)
+    parts = mlp_candidates(mlp_profile(), keep_latency=True)
+    for column in ("params", "loss", "latency"):
+        assert getattr(parts, column).tolist() == getattr(whole, column).tolist()
+
+
+def test_an_aligned_mlp_keeps_to_the_period_on_both_sides() -> None:
+    slow = [row("linear", 300.0 if width % 8 else 100.0 + width, m=1024, k=8, n=width) for width in range(1, 129)]
+    found = mlp_candidates(profile(*slow), forms=["narrow"], align=True)
+    assert found.dims.tolist() == [[8] * 3, [16] * 3, [8] * 3]

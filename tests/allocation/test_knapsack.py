@@ -1,0 +1,262 @@
+"""The exact knapsack beside brute force, HiGHS, and what must hold of any optimum."""
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from knapsack_instances import brute_force, curves, random_instance, within
+
+from gac.allocation.knapsack import Group, Solution, core, knapsack
+from gac.errors import BudgetError, GacError
+
+SMALL = st.integers(0, 12)
+
+
+def check_proved(solution: Solution, groups: list[Group], limits: list[int]) -> None:
+    """Within the limits, counted in Python integers, and optimal by its own account."""
+    assert within(solution.choice, groups, limits)
+    assert solution.used == tuple(
+        sum(int(group.costs[item, at]) for group, item in zip(groups, solution.choice, strict=True))
+        for at in range(len(limits))
+    )
+    proof = solution.certificate
+    assert (proof.status, proof.gap, proof.lower_bound) == ("optimal", 0.0, proof.value)
+
+
+@pytest.mark.parametrize("seed", range(400))
+def test_equals_brute_force(seed: int) -> None:
+    groups, limits = random_instance(seed)
+    best = brute_force(groups, limits)
+    if best is None:
+        with pytest.raises(BudgetError):
+            knapsack(groups, limits)
+        return
+    solution = knapsack(groups, limits)
+    check_proved(solution, groups, limits)
+    assert solution.certificate.value == pytest.approx(best, rel=1e-13, abs=len(groups) * solution.unit)
+
+
+@given(
+    st.lists(st.lists(st.tuples(SMALL, SMALL, SMALL), min_size=1, max_size=5), min_size=1, max_size=5),
+    st.lists(st.integers(0, 40), min_size=2, max_size=2),
+)
+@settings(max_examples=300, deadline=None)
+def test_integer_losses_are_solved_to_the_last_one(rows: list[list[tuple[int, int, int]]], limits: list[int]) -> None:
+    groups = [
+        Group(f"g{at}", np.array([row[0] for row in items], float), np.array([row[1:] for row in items]))
+        for at, items in enumerate(rows)
+    ]
+    best = brute_force(groups, limits)
+    if best is None:
+        with pytest.raises(BudgetError):
+            knapsack(groups, limits)
+    else:
+        assert knapsack(groups, limits).certificate.value == best
+
+
+@pytest.mark.parametrize("limits", [1, 2, 3])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_equals_highs(limits: int, seed: int) -> None:
+    from scipy.optimize import Bounds, LinearConstraint, milp
+
+    groups, most = curves(groups=40, items=16, limits=limits, seed=seed)
+    values = np.concatenate([group.values for group in groups])
+    costs = np.concatenate([group.costs for group in groups])
+    one_each = np.kron(np.eye(40), np.ones(16))
+    answer = milp(
+        values,
+        constraints=[LinearConstraint(one_each, 1, 1), LinearConstraint(costs.T, -np.inf, most)],
+        integrality=np.ones(len(values), dtype=int),
+        bounds=Bounds(0, 1),
+        options={"mip_rel_gap": 0},
+    )
+    solution = knapsack(groups, most)
+    check_proved(solution, groups, most)
+    assert solution.certificate.value == pytest.approx(answer.fun, rel=1e-6)
+    assert solution.certificate.value <= answer.fun + 1e-9
+
+
+@pytest.mark.parametrize("limits", [1, 2])
+def test_the_multipliers_bound_every_choice(limits: int) -> None:
+    groups, most = curves(limits=limits)
+    proof = knapsack(groups, most).certificate
+    multipliers = [Fraction(multiplier) for multiplier in proof.multipliers]
+    relaxed = sum(
+        min(
+            Fraction(float(value)) + sum(m * int(cost) for m, cost in zip(multipliers, row, strict=True))
+            for value, row in zip(group.values, group.costs, strict=True)
+        )
+        for group in groups
+    )
+    bound = float(relaxed - sum(m * limit for m, limit in zip(multipliers, most, strict=True)))
+    assert 0.99 * proof.value < bound <= proof.value * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("limits", [1, 2])
+def test_the_order_of_groups_and_items_changes_nothing(limits: int) -> None:
+    groups, most = curves(limits=limits)
+    rng = np.random.default_rng(0)
+    mixed = [
+        Group(groups[at].name, groups[at].values[order], groups[at].costs[order])
+        for at in rng.permutation(len(groups))
+        for order in [rng.permutation(len(groups[at].values))]
+    ]
+    assert knapsack(mixed, most).certificate.value == knapsack(groups, most).certificate.value
+
+
+def test_the_same_instance_gives_the_same_choice() -> None:
+    groups, most = curves(limits=2)
+    assert knapsack(groups, most) == knapsack(groups, most)
+
+
+@pytest.mark.parametrize("factor", [2.0**-40, 3.0, 1e9])
+def test_the_unit_of_loss_changes_nothing(factor: float) -> None:
+    groups, most = curves()
+    scaled = [Group(group.name, group.values * factor, group.costs) for group in groups]
+    assert knapsack(scaled, most).choice == knapsack(groups, most).choice
+
+
+def test_a_constant_cost_in_every_item_changes_nothing() -> None:
+    groups, most = curves()
+    shifted = [Group(group.name, group.values, group.costs * 7 + 2**40) for group in groups]
+    assert knapsack(shifted, [most[0] * 7 + 6 + 2**40 * len(groups)]).choice == knapsack(groups, most).choice
+
+
+def test_a_larger_budget_never_loses_more() -> None:
+    groups, most = curves()
+    losses = [knapsack(groups, [most[0] * share // 20]).certificate.value for share in range(12, 60)]
+    assert losses == sorted(losses, reverse=True)
+
+
+def test_a_budget_for_everything_takes_the_smallest_losses() -> None:
+    groups, _ = curves()
+    solution = knapsack(groups, [10**12])
+    assert solution.choice == tuple(int(group.values.argmin()) for group in groups)
+    assert solution.certificate.method == "every group at its smallest loss"
+
+
+def test_the_last_unit_of_a_budget_counts() -> None:
+    groups = [Group("a", [1.0, 0.0], [[2**53 - 1], [2**53]]), Group("b", [2.0, 0.0], [[0], [2**53]])]
+    assert knapsack(groups, [2**54]).choice == (1, 1)
+    assert knapsack(groups, [2**54 - 1]).choice == (0, 1)
+    assert knapsack(groups, [2**54 - 2]).choice == (1, 0)
+
+
+def test_losses_a_few_units_apart_are_told_apart() -> None:
+    close = np.nextafter(1.0, 2.0)
+    groups = [Group("a", [9.0, close, 1.0], [[0], [1], [1]]), Group("b", [9.0, 1.0, close], [[0], [1], [1]])]
+    assert knapsack(groups, [2]).choice == (2, 1)
+
+
+def test_a_hopeless_candidate_does_not_coarsen_the_others() -> None:
+    groups = [Group("a", [1e30, 2e-9, 1e-9], [[0], [1], [2]]), Group("b", [1e30, 2e-9, 1.5e-9], [[0], [1], [2]])]
+    assert knapsack(groups, [3]).choice == (2, 1)
+    assert knapsack(groups, [3]).unit < 1e-23
+
+
+def test_subnormal_losses() -> None:
+    tiny = np.nextafter(0.0, 1.0)
+    groups = [Group("a", [3 * tiny, tiny], [[0], [1]]), Group("b", [tiny, 0.0], [[0], [1]])]
+    assert knapsack(groups, [1]).choice == (1, 0)
+
+
+def test_many_equal_groups() -> None:
+    groups = [Group(f"g{at}", [3.0, 1.0, 0.0], [[0], [2], [3]]) for at in range(2000)]
+    solution = knapsack(groups, [2001])
+    assert (solution.certificate.status, solution.certificate.value) == ("optimal", 3999.0)
+
+
+def test_a_search_that_grows_too_large_is_settled_by_cp_sat(monkeypatch: pytest.MonkeyPatch) -> None:
+    groups, most = curves(groups=60, limits=2)
+    best = knapsack(groups, most).certificate.value
+    monkeypatch.setattr(core, "MOST_STATES", 4)
+    solution = knapsack(groups, most)
+    check_proved(solution, groups, most)
+    assert solution.certificate.value == best
+    assert "CP-SAT" in solution.certificate.method
+
+
+def test_out_of_time_it_says_feasible_and_how_far_the_bound_is() -> None:
+    groups, most = curves(groups=60, limits=2)
+    best = knapsack(groups, most).certificate.value
+    proof = knapsack(groups, most, seconds=0).certificate
+    assert proof.status == "feasible"
+    assert proof.gap == pytest.approx(proof.value - proof.lower_bound)
+    assert 0.99 * best < proof.lower_bound <= best <= proof.value < 1.1 * best
+
+
+# --- what cannot be solved ------------------------------------------------------------------------------------------
+
+
+def test_one_limit_out_of_reach() -> None:
+    groups = [Group("a", [0.0, 1.0], [[9], [4]]), Group("b", [0.0], [[7]])]
+    with pytest.raises(BudgetError) as caught:
+        knapsack(groups, [10])
+    assert str(caught.value) == (
+        "limit 1 of 10 cannot be met: it falls short by 1; expected 11 or more, the smallest reachable "
+        "(group 'b' alone takes 7). Raise the limit, or add cheaper candidates."
+    )
+
+
+def test_limits_that_cannot_be_met_together() -> None:
+    groups = [Group("a", [0.0, 1.0], [[9, 1], [1, 9]]), Group("b", [0.0, 1.0], [[9, 1], [1, 9]])]
+    with pytest.raises(BudgetError) as caught:
+        knapsack(groups, [9, 9], names=["parameters", "latency"])
+    assert str(caught.value) == (
+        "latency of 9 cannot be met beside parameters: it falls short by 9; expected 18 or more, the smallest "
+        "reachable beside parameters (group 'a' alone takes 9). Raise the limit, or add cheaper candidates."
+    )
+
+
+def test_a_group_without_an_item_within_both_limits() -> None:
+    groups = [Group("a", [0.0, 1.0], [[9, 1], [1, 9]]), Group("b", [0.0], [[0, 0]])]
+    with pytest.raises(BudgetError, match="limit 2 of 5 cannot be met beside limit 1: it falls short by 4"):
+        knapsack(groups, [5, 5])
+
+
+@pytest.mark.parametrize(
+    ("values", "costs", "message"),
+    [
+        ([], np.zeros((0, 1), int), "group 'x' has values of shape (0,) and type float64"),
+        ([0.0, np.nan], [[1], [2]], "group 'x' has value nan at item 1"),
+        ([0.0, np.inf], [[1], [2]], "group 'x' has value inf at item 1"),
+        ([-0.5, 1.0], [[1], [2]], "group 'x' has value -0.5 at item 0"),
+        ([0.0, 1.0], [[1.5], [2.0]], "group 'x' has costs of type float64"),
+        ([0.0, 1.0], [[1], [2**70]], "group 'x' has costs of type object"),
+        ([0.0, 1.0], [[1], [-2]], "group 'x' has cost -2 at item 1, limit 0"),
+        ([0.0, 1.0], [1, 2], "group 'x' has costs of shape (2,) for 2 items"),
+        ([0.0, 1.0], [[1]], "group 'x' has costs of shape (1, 1) for 2 items"),
+        ([True, False], [[1], [2]], "group 'x' has values of shape (2,) and type bool"),
+    ],
+)
+def test_a_malformed_group_is_named(values: list, costs: list, message: str) -> None:
+    with pytest.raises(GacError) as caught:
+        Group("x", values, costs)
+    assert caught.value.given == message
+
+
+@pytest.mark.parametrize(
+    ("groups", "limits", "message"),
+    [
+        ([], [1], "0 groups and 1 limits"),
+        ([Group("a", [0.0], [[1]])], [], "1 groups and 0 limits"),
+        ([Group("a", [0.0], [[1]])], [1, 2], "group 'a' has costs under 1 limits"),
+        ([Group("a", [0.0], [[1]])], [1.5], "limits [1.5]"),
+    ],
+)
+def test_a_malformed_instance(groups: list[Group], limits: list, message: str) -> None:
+    with pytest.raises(GacError) as caught:
+        knapsack(groups, limits)
+    assert caught.value.given == message
+
+
+def test_costs_whose_sums_would_overflow() -> None:
+    groups = [Group("a", [1.0, 0.0], [[0], [2**62]]), Group("b", [1.0, 0.0], [[0], [1]])]
+    with pytest.raises(GacError) as caught:
+        knapsack(groups, [2**62])
+    assert str(caught.value) == (
+        "the groups' costs spread over 4611686018427387905 units in all; expected less than 2**62, so that sums fit "
+        "int64. Give the costs in a larger unit."
+    )
