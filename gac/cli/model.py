@@ -108,7 +108,7 @@ def _say_cost(model: str, budget: float, calibration: str) -> None:
     from gac.files import home
     from gac.models.families import family_of
     from gac.models.loading import load_config
-    from gac.sensitivity.calibration import moment_bytes
+    from gac.sensitivity.calibration import STORE_BYTES, moment_bytes
     from gac.sensitivity.text import TextSpec
 
     spec = TextSpec.parse(calibration)
@@ -116,9 +116,11 @@ def _say_cost(model: str, budget: float, calibration: str) -> None:
     config = load_config(model)
     sites = family_of(config).sites(config)
     budget_limit(budget, sum(site.params for site in sites))
+    size = moment_bytes(sites)
+    kept = f"in {home() / 'statistics'}, used again where they are there" if size <= STORE_BYTES else "not kept on disk"
     note(
         f"{model}: {len(sites)} sites; calibration on {spec.windows} windows of {spec.length} tokens of {spec.name}; "
-        f"{moment_bytes(sites) / 1e9:.2g} GB of statistics in {home() / 'statistics'}, used again where they are there"
+        f"{size / 1e9:.2g} GB of statistics {kept}"
     )
 
 
@@ -134,13 +136,13 @@ def compress(model: str, plan_file: Path, output: Path, overwrite: bool, tokeniz
     MODEL is the one that the plan was made for. The directory holds safetensors, the config, the plan, the
     tokenizer and a model card; gac.load opens it.
     """
-    from gac.compression.checkpoint import _check_free
+    from gac.compression.checkpoint import check_free
     from gac.plan import Plan
     from gac.reporting.tables import plan_line
 
     plan = Plan.load(plan_file)
     check_writable(output, CheckpointError)
-    _check_free(output, overwrite)
+    check_free(output, overwrite)
     from gac.api import compress as apply_plan
     from gac.api import save
     from gac.models.loading import load_model

@@ -74,7 +74,7 @@ def save_checkpoint(
         )
     _check_matches(model, plan)
     try:
-        _check_free(target, overwrite)
+        check_free(target, overwrite)
         with _new_directory(target) as part:
             with quiet_transformers():
                 model.save_pretrained(part)
@@ -165,7 +165,12 @@ def _check_matches(model: PreTrainedModel, plan: Plan) -> None:
         )
 
 
-def _check_free(target: Path, overwrite: bool) -> None:
+def check_free(target: Path, overwrite: bool) -> None:
+    """Refuse a directory that holds something else, or a compressed checkpoint that must not be replaced.
+
+    Raises:
+        CheckpointError: it is in use.
+    """
     if not target.exists() or (target.is_dir() and not any(target.iterdir())):
         return
     if not is_checkpoint(target):
