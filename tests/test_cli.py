@@ -224,6 +224,18 @@ def test_a_plan_is_not_written_below_a_file(model: Path, text_file: Path) -> Non
     assert f"{text_file} is a file; expected a path below a directory." in result.stderr
 
 
+def test_a_plan_is_not_written_where_nothing_can_be(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_arguments: Any, **_options: Any) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("gac.cli.checks.TemporaryFile", refuse)
+    result = run("allocate", model, "-o", tmp_path / "plan.json")
+    assert result.exit_code == 1
+    assert f"nothing can be written to {tmp_path}: Permission denied; expected a writable path" in result.stderr
+
+
 def test_an_interrupt_says_what_is_kept(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def stop(*_arguments: Any, **_options: Any) -> None:
         raise KeyboardInterrupt

@@ -29,7 +29,7 @@ def main() -> None:
     (allocate), apply that (compress), and check it (eval).
     """
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("HF_HUB_VERBOSITY", "error")
 
 
 for _command in (profile, profiles, cliffs, allocate, compress, evaluate):

@@ -1,7 +1,7 @@
 """What a command checks before minutes of work: where it may write, and that a text is there."""
 
-import os
 from pathlib import Path
+from tempfile import TemporaryFile
 
 from gac.errors import GacError, TextError
 
@@ -15,8 +15,12 @@ def check_writable(path: Path, error: type[GacError]) -> None:
     folder = next(parent for parent in path.absolute().parents if parent.exists())
     if not folder.is_dir():
         raise error(f"{path}: {folder} is a file", "a path below a directory", "Choose another path.")
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise error(f"{path}: the directory {folder} is not writable", "a writable path", "Choose another path.")
+    try:
+        with TemporaryFile(dir=folder):
+            pass
+    except OSError as failure:
+        given = f"{path}: nothing can be written to {folder}: {failure.strerror}"
+        raise error(given, "a writable path", "Choose another path.") from failure
 
 
 def check_file(path: Path, error: type[GacError]) -> None:
