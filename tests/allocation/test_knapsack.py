@@ -4,7 +4,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from knapsack_instances import brute_force, curves, random_instance, within
 
@@ -42,6 +42,7 @@ def test_equals_brute_force(seed: int) -> None:
     st.lists(st.lists(st.tuples(SMALL, SMALL, SMALL), min_size=1, max_size=5), min_size=1, max_size=5),
     st.lists(st.integers(0, 40), min_size=2, max_size=2),
 )
+@example([[(0, 1, 1), (4, 0, 1), (1, 0, 0), (0, 0, 0)]], [1, 1])  # the relaxation's optimum is 0
 @settings(max_examples=300, deadline=None)
 def test_integer_losses_are_solved_to_the_last_one(rows: list[list[tuple[int, int, int]]], limits: list[int]) -> None:
     groups = [

@@ -89,7 +89,7 @@ def _relax_several(items: Ragged) -> Relaxation:
         dual = float(priced[picks].sum() - prices @ items.slack)
         if dual > bound:
             bound, multipliers = dual, prices
-        unit = max(abs(objective), np.finfo(np.float64).tiny)
+        unit = max(abs(objective), _CLOSE * unit)  # an objective of 0 must not blow up the scaled losses
         if objective - bound <= _CLOSE * unit or np.isin(picks, columns).all():
             break
         merged = np.union1d(columns, picks)
