@@ -120,7 +120,8 @@ def test_a_family_that_is_not_supported_lists_those_that_are(options: dict[str, 
     with pytest.raises(ModelError) as failure:
         gac.allocate(model, 0.8, **options)
     assert str(failure.value) == (
-        "model type 'gpt2'; expected a supported architecture (llama). Use a model of one of these architectures."
+        "model type 'gpt2'; expected a supported architecture (gemma, gemma2, gemma3_text, granite, llama, mistral, "
+        "olmo2, qwen2, qwen3, smollm3). Use a model of one of these architectures."
     )
 
 

@@ -21,9 +21,23 @@ class Family(ABC):
 
 
 class Llama(Family):
-    """Llama 2 and 3: q/k/v/o projections, gated MLP, rotary embeddings, GQA."""
+    """Llama's layout: q/k/v/o projections and a gated MLP in every layer, GQA, head_dim free of the hidden size.
 
-    model_types = ("llama",)
+    What lies between the weights (norms of q and k, soft-capping, sliding windows, the MLP's activation) may differ.
+    """
+
+    model_types = (
+        "gemma",
+        "gemma2",
+        "gemma3_text",
+        "granite",
+        "llama",
+        "mistral",
+        "olmo2",
+        "qwen2",
+        "qwen3",
+        "smollm3",
+    )
 
     def sites(self, config: Any) -> tuple[Site, ...]:
         hidden, neurons = config.hidden_size, config.intermediate_size
@@ -60,8 +74,13 @@ def supported() -> tuple[str, ...]:
     return tuple(sorted(_FAMILIES))
 
 
+def text_config(config: Any) -> Any:
+    """The language model's part of a config: a multimodal one (Gemma 3's, say) keeps it in ``text_config``."""
+    return getattr(config, "text_config", None) or config
+
+
 def family_of(config: Any) -> Family:
-    """The family of a transformers config.
+    """The family of a transformers config. A multimodal model has none: its weights have other names.
 
     Raises:
         ModelError: the architecture is not supported.

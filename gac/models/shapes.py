@@ -22,5 +22,10 @@ SHAPES: Mapping[str, Shapes] = MappingProxyType(
     {
         "smollm2": Shapes("llama", 576, 1536, 30, 9, 3, 64),
         "llama-3-8b": Shapes("llama", 4096, 14336, 32, 32, 8, 128),
+        "llama-2-7b": Shapes("llama", 4096, 11008, 32, 32, 32, 128),
+        "mistral-7b": Shapes("mistral", 4096, 14336, 32, 32, 8, 128),
+        "qwen3-8b": Shapes("qwen3", 4096, 12288, 36, 32, 8, 128),
+        "gemma-3-4b": Shapes("gemma3_text", 2560, 10240, 34, 8, 4, 256),
+        "llama-3-70b": Shapes("llama", 8192, 28672, 80, 64, 8, 128),
     }
 )

@@ -1,0 +1,37 @@
+"""Shapes of well-known models, against what their makers count."""
+
+import pytest
+
+from gac.models.families import family_of
+from gac.models.shapes import SHAPES
+
+
+@pytest.mark.parametrize(
+    ("name", "linear"),
+    [
+        ("smollm2", 106_168_320),
+        ("llama-3-8b", 6_979_321_856),
+        ("llama-2-7b", 6_476_005_376),
+        ("mistral-7b", 6_979_321_856),
+        ("qwen3-8b", 6_945_767_424),
+        ("gemma-3-4b", 3_208_642_560),
+        ("llama-3-70b", 68_451_041_280),
+    ],
+)
+def test_the_linear_weights_of_the_layers_add_up(name: str, linear: int) -> None:
+    """What the model cards give, without embeddings, lm_head and norms."""
+    assert sum(site.params for site in family_of(SHAPES[name]).sites(SHAPES[name])) == linear
+
+
+def test_every_shape_is_of_a_supported_architecture_and_divides() -> None:
+    for name, shapes in SHAPES.items():
+        assert shapes.model_type in family_of(shapes).model_types, name
+        assert shapes.num_attention_heads % shapes.num_key_value_heads == 0, name
+
+
+def test_a_head_dim_need_not_follow_from_the_hidden_size() -> None:
+    shapes = SHAPES["gemma-3-4b"]
+    query, key, _, output = (site.weights[0] for site in family_of(shapes).sites(shapes)[:4])
+    assert (query.out_features, query.in_features) == (2048, 2560)
+    assert (key.out_features, key.in_features) == (1024, 2560)
+    assert (output.out_features, output.in_features) == (2560, 2048)
