@@ -21,6 +21,16 @@ PLANNING = (
     "gac.models.shapes",
     "gac.profiling.table",
     "gac.profiling.cliffs",
+    "gac.profiling.aa",
+    "gac.profiling.coverage",
+    "gac.profiling.mechanisms",
+    "gac.profiling.operators",
+    "gac.profiling.studies",
+    "gac.profiling.sweep",
+    "gac.reporting.gpu_tables",
+    "gac.reporting.panel",
+    "gac.reporting.plots",
+    "gac.reporting.study_tables",
     "gac.reporting.tables",
 )
 

@@ -5,9 +5,12 @@ import os
 import click
 
 import gac
+from gac.cli.cliffs import cliffs
 from gac.cli.evaluate import evaluate
-from gac.cli.gpu import cliffs, profile, profiles
+from gac.cli.explain import explain
 from gac.cli.model import allocate, compress
+from gac.cli.profile import profile, profiles
+from gac.cli.study import study
 
 _EPILOG = """\b
 A first plan needs no network and no GPU (see README.md for the packages):
@@ -25,12 +28,12 @@ Notes and progress go to standard error."""
 def main() -> None:
     """GPU-aligned compression: smaller language models whose dimensions run fast on your GPU.
 
-    Measure the GPU (profile, cliffs), choose for every weight at once what it becomes within a budget
-    (allocate), apply that (compress), and check it (eval).
+    Measure the GPU and learn where and why it collapses (profile, cliffs, explain, study), choose for every
+    weight at once what it becomes within a budget (allocate), apply that (compress), and check it (eval).
     """
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("HF_HUB_VERBOSITY", "error")
 
 
-for _command in (profile, profiles, cliffs, allocate, compress, evaluate):
+for _command in (profile, profiles, cliffs, explain, study, allocate, compress, evaluate):
     main.add_command(_command)

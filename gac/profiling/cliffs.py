@@ -1,10 +1,10 @@
 """Cliffs in a sweep: collapsed dims, staircases, sweet spots, and the step that dims must keep to avoid them."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from types import MappingProxyType
+from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,8 +12,14 @@ from numpy.typing import NDArray
 from gac.profiling.table import COARSEST_CLASS, Profile, Sweep, alignment_class, interpolate
 from gac.sites import Floats, Ints
 
-NOISE_FLOOR = 0.02
-"""Two latencies closer than this are the same, however small the spread of their samples."""
+NOISE_FLOOR = 0.03
+"""Two latencies closer than this are the same, however small their spread: an H100's repetitions lie as far apart."""
+
+FALSE_ALARMS = 0.001
+"""How often noise alone may make a cliff of a dim, over all the dims that it is compared with."""
+
+RECOVERED = 0.9
+"""A larger dim rescues a collapsed one if it wins back this share of what the fastest larger one would."""
 
 MUCH_SLOWER = 1.10
 """An alignment class whose median slowdown is above this does not keep up with the aligned dims."""
@@ -24,19 +30,45 @@ TOLERATED = 1.05
 _EVIDENCE = 3
 
 
+@dataclass(frozen=True)
+class ClassEvidence:
+    """How one alignment class keeps up: its dims against the coarser dims that zero-padding would make of them.
+
+    Attributes:
+        step: the class: the largest power of two that divides its dims.
+        against: the coarser step, up to 64, whose next larger multiple helps the class most.
+        dims: how many dims of the class were compared.
+        slowdown: the median of their latency over that of the next larger multiple of ``against``.
+        low, high: the quartiles around that median.
+    """
+
+    step: int
+    against: int
+    dims: int
+    slowdown: float
+    low: float
+    high: float
+
+    @property
+    def keeps_up(self) -> bool:
+        """At least half of the dims are at most 10 % slower than the multiple they would be padded to."""
+        return self.slowdown <= MUCH_SLOWER
+
+
 @dataclass(frozen=True, eq=False)
 class Cliffs:
     """What is wrong along one sweep.
 
     Attributes:
         collapsed: dims such that some larger dim is faster by more than the noise.
-        rescue: for each of them, the smallest larger dim within 2 % of the fastest larger one.
+        rescue: for each of them, the smallest faster dim that wins back nine tenths of what the fastest one would.
         slowdown: for each of them, its latency over that of its rescue.
         sweet_spots: among the other dims, the last before a jump of the latency per unit of dim.
         edges: for each sweet spot, the first dim after the jump.
+        jumps: for each sweet spot, the latency at the edge over its own.
         period: the smallest power of two (up to 64) whose multiples keep up; 1 where alignment does not matter.
-        class_slowdown: the evidence: for each alignment class (largest power of two dividing the dim), the median
-            latency over that of the next multiple of 64, which is what zero-padding the dim would give.
+        evidence: what the period rests on: one entry for each alignment class with at least three dims to compare.
+        noise: the smallest relative difference that is told from noise.
     """
 
     collapsed: Ints
@@ -44,34 +76,41 @@ class Cliffs:
     slowdown: Floats
     sweet_spots: Ints
     edges: Ints
+    jumps: Floats
     period: int
-    class_slowdown: Mapping[int, float]
+    evidence: tuple[ClassEvidence, ...]
+    noise: float
+
+    @property
+    def class_slowdown(self) -> Mapping[int, float]:
+        """The median slowdown of each alignment class."""
+        return {one.step: one.slowdown for one in self.evidence}
 
 
 def find_cliffs(sweep: Sweep) -> Cliffs:
     """Collapsed dims, staircase edges and alignment period of one sweep.
 
-    The noise between two points is ``max(2 % of the slower, hypot of their interquartile ranges)``.
+    The noise between two points is the largest of 3 % of the slower one; what the sweep's typical spread (the median
+    over its points of IQR / latency) explains by chance among as many comparisons as the sweep has points; and, for
+    collapsed dims, the two points' own interquartile ranges, so that a point whose passes disagree proves nothing.
     """
-    below = _rescue_of(sweep)
-    collapsed = below >= 0
-    rescue = below[collapsed]
-    sweet, edges = _staircase(sweep, np.flatnonzero(~collapsed))
-    evidence = class_slowdown(sweep)
+    noise = Noise.of(sweep)
+    rescue = _rescues(sweep, noise.between)
+    collapsed = rescue >= 0
+    fast = rescue[collapsed]
+    before, after = _staircase(sweep, noise)
+    evidence = class_evidence(sweep)
     return Cliffs(
-        sweep.dims[collapsed],
-        sweep.dims[rescue],
-        sweep.ns[collapsed] / sweep.ns[rescue],
-        sweet,
-        edges,
-        _period(evidence),
-        MappingProxyType(evidence),
+        collapsed=sweep.dims[collapsed],
+        rescue=sweep.dims[fast],
+        slowdown=sweep.ns[collapsed] / sweep.ns[fast],
+        sweet_spots=sweep.dims[before],
+        edges=sweep.dims[after],
+        jumps=sweep.ns[after] / sweep.ns[before],
+        period=_period(evidence),
+        evidence=evidence,
+        noise=max(NOISE_FLOOR, noise.chance * 2**0.5),
     )
-
-
-def cliffs_of(profile: Profile) -> list[tuple[str, Cliffs]]:
-    """The cliffs of every sweep in a profile, each with the sweep's label."""
-    return [(sweep.label, find_cliffs(sweep)) for sweep in profile.sweeps()]
 
 
 def sound_dims(
@@ -109,55 +148,111 @@ def sound_dims(
 @lru_cache(maxsize=64)
 def operator_period(profile: Profile, operator: str, dtype: str = "bf16") -> int:
     """The period that most of an operator's sweeps agree on, among those where alignment matters; else 1."""
-    sweeps = (sweep for sweep in profile.sweeps() if (sweep.operator, sweep.dtype) == (operator, dtype))
-    votes = Counter(period for period in (_period(class_slowdown(sweep)) for sweep in sweeps) if period > 1)
+    wanted = (operator, dtype, "cold")
+    sweeps = (sweep for sweep in profile.sweeps() if (sweep.operator, sweep.dtype, sweep.cache) == wanted)
+    votes = Counter(period for period in (_period(class_evidence(sweep)) for sweep in sweeps) if period > 1)
     return max(votes, key=lambda period: (votes[period], period), default=1)
 
 
-def class_slowdown(sweep: Sweep) -> dict[int, float]:
-    """Median latency of each alignment class over that of the next larger multiple of 64.
+def class_evidence(sweep: Sweep) -> tuple[ClassEvidence, ...]:
+    """How each alignment class finer than 64 keeps up, finest first.
 
-    Classes with fewer than three dims below a measured multiple of 64 are left out.
+    A class is compared with the multiples of each coarser step, since the work may grow more from a dim to the next
+    multiple of 64 than alignment wins back, while the next multiple of 8 shows it. Comparisons with fewer than three
+    dims are left out.
     """
-    aligned = sweep.dims % COARSEST_CLASS == 0
-    classes = alignment_class(sweep.dims)
-    following = np.searchsorted(sweep.dims[aligned], sweep.dims)
-    inside = ~aligned & (following < aligned.sum())
-    ratio = sweep.ns[inside] / sweep.ns[aligned][following[inside]]
-    return {
-        int(step): float(np.median(ratio[classes[inside] == step]))
-        for step in np.unique(classes[inside])
-        if (classes[inside] == step).sum() >= _EVIDENCE
-    }
+    compared = (max(_comparisons(sweep, step), key=lambda one: one.slowdown, default=None) for step in _steps(1))
+    return tuple(evidence for evidence in compared if evidence is not None)
 
 
-def _period(slowdown: Mapping[int, float]) -> int:
+def _comparisons(sweep: Sweep, step: int) -> Iterator[ClassEvidence]:
+    """The dims of one class over the next larger multiple of each coarser step."""
+    ours = alignment_class(sweep.dims) == step
+    for against in _steps(2 * step, COARSEST_CLASS):
+        coarser = sweep.dims % against == 0
+        following = np.searchsorted(sweep.dims[coarser], sweep.dims[ours])
+        inside = following < coarser.sum()
+        if inside.sum() >= _EVIDENCE:
+            ratio = sweep.ns[ours][inside] / sweep.ns[coarser][following[inside]]
+            low, middle, high = map(float, np.quantile(ratio, (0.25, 0.5, 0.75)))
+            yield ClassEvidence(step, against, int(inside.sum()), middle, low, high)
+
+
+def _steps(first: int, last: int = COARSEST_CLASS // 2) -> Iterator[int]:
+    """The powers of two from ``first`` to ``last``."""
+    while first <= last:
+        yield first
+        first *= 2
+
+
+def _period(evidence: Sequence[ClassEvidence]) -> int:
     """Twice the coarsest class that does not keep up."""
-    return 2 * max((step for step, ratio in slowdown.items() if ratio > MUCH_SLOWER), default=0) or 1
+    return 2 * max((one.step for one in evidence if not one.keeps_up), default=0) or 1
 
 
-def _rescue_of(sweep: Sweep) -> Ints:
+@dataclass(frozen=True, eq=False)
+class Noise:
+    """How far two points of a sweep may lie apart by chance; ``one`` and ``other`` are indices.
+
+    Attributes:
+        ns: latencies of the points, shape ``(points,)``.
+        iqr: their own spreads.
+        chance: relative error of a latency that so many comparisons make likely to be seen: the typical spread, times
+            the normal quantile for ``FALSE_ALARMS`` shared among them (Bonferroni). The IQR of three passes is a little
+            more than the standard error of their median.
+    """
+
+    ns: Floats
+    iqr: Floats
+    chance: float
+
+    @classmethod
+    def of(cls, sweep: Sweep) -> "Noise":
+        """The noise of a sweep, which may be empty."""
+        return cls.among(sweep.ns, sweep.iqr, len(sweep))
+
+    @classmethod
+    def among(cls, ns: Floats, iqr: Floats, comparisons: int) -> "Noise":
+        """The noise among points of which so many pairs are compared."""
+        spread = float(np.median(iqr / ns)) if len(ns) else 0.0
+        return cls(ns, iqr, spread * NormalDist().inv_cdf(1 - FALSE_ALARMS / max(comparisons, 1)))
+
+    def typical(self, one: Ints | int, other: Ints | int) -> Floats:
+        """From the spread of the whole sweep."""
+        floor = NOISE_FLOOR * np.maximum(self.ns[one], self.ns[other])
+        noise: Floats = np.maximum(floor, self.chance * np.hypot(self.ns[one], self.ns[other]))
+        return noise
+
+    def between(self, one: Ints | int, other: Ints | int) -> Floats:
+        """From that and from the two points' own spread."""
+        noise: Floats = np.maximum(self.typical(one, other), np.hypot(self.iqr[one], self.iqr[other]))
+        return noise
+
+
+def _rescues(sweep: Sweep, noise: Callable[[int, Ints], Floats]) -> Ints:
     """For each point the index of the point that rescues it, -1 where it is not collapsed."""
-    count = len(sweep)
-    found = np.full(count, -1, dtype=np.int64)
-    best = count - 1
-    for index in range(count - 2, -1, -1):
-        noise = max(NOISE_FLOOR * sweep.ns[index], float(np.hypot(sweep.iqr[index], sweep.iqr[best])))
-        if sweep.ns[index] - sweep.ns[best] > noise:
-            near = sweep.ns[index + 1 :] <= (1 + NOISE_FLOOR) * sweep.ns[best]
-            found[index] = index + 1 + int(np.argmax(near))
-        if sweep.ns[index] <= sweep.ns[best]:
-            best = index
+    found = np.full(len(sweep), -1, dtype=np.int64)
+    for index in range(len(sweep) - 1):
+        larger = np.arange(index + 1, len(sweep))
+        won = sweep.ns[index] - sweep.ns[larger]
+        beaten = won > noise(index, larger)
+        if beaten.any():
+            enough = beaten & (won >= RECOVERED * won[beaten].max())
+            found[index] = larger[np.argmax(enough)]
     return found
 
 
-def _staircase(sweep: Sweep, kept: Ints) -> tuple[Ints, Ints]:
-    """Jumps beyond the noise and beyond growth in proportion to the dim, between neighbours that are not collapsed."""
-    left, right = kept[:-1], kept[1:]
+def _staircase(sweep: Sweep, noise: Noise) -> tuple[Ints, Ints]:
+    """Indices before and after each jump beyond the noise and beyond growth in proportion to the dim.
+
+    Everything is compared by the typical noise: a burst of noise in one pass widens a point's own spread and leaves
+    its median right. The treads are the points that, so seen, no larger dim beats.
+    """
+    treads = np.flatnonzero(_rescues(sweep, noise.typical) < 0)
+    left, right = treads[:-1], treads[1:]
     growth = sweep.ns[left] * (sweep.dims[right] / sweep.dims[left] - 1)
-    noise = np.maximum(NOISE_FLOOR * sweep.ns[left], np.hypot(sweep.iqr[left], sweep.iqr[right]))
-    jump = sweep.ns[right] - sweep.ns[left] - growth > noise
-    return sweep.dims[left[jump]], sweep.dims[right[jump]]
+    jump = sweep.ns[right] - sweep.ns[left] - growth > noise.typical(left, right)
+    return left[jump], right[jump]
 
 
 def _much_slower(sweep: Sweep, dims: Ints, period: int) -> NDArray[np.bool_]:

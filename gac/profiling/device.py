@@ -2,8 +2,13 @@
 
 import ctypes
 import datetime
+import hashlib
+import os
 import re
-import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,26 +22,33 @@ from gac.profiling.timing import METHOD
 
 _backends: Any = torch.backends  # its functions carry no annotations
 
+_LOOKS = 3
+_LOOK_SECONDS = 0.3
+_BUSY_PERCENT = 5
+
 
 def fingerprint() -> Header:
     """The header of a profile measured here and now, on the current CUDA device.
 
     Raises:
-        ProfileError: there is no CUDA device, or ``nvidia-smi`` does not answer.
+        ProfileError: there is no CUDA device, or the driver does not answer.
     """
     require_gpu()
-    properties = torch.cuda.get_device_properties()
-    driver, sm_clock, memory_clock, power = _nvidia_smi(str(properties.uuid))
+    properties: Any = torch.cuda.get_device_properties()
+    card = _card(str(properties.uuid))
     return Header(
         schema_version=SCHEMA,
         gpu=properties.name,
+        device=hashlib.sha256(str(properties.uuid).encode()).hexdigest()[:16],
         compute_capability=f"{properties.major}.{properties.minor}",
         sm_count=properties.multi_processor_count,
         l2_bytes=properties.L2_cache_size,
-        sm_clock_max_mhz=int(sm_clock),
-        memory_clock_mhz=int(memory_clock),
-        power_limit_w=None if power.startswith("[") else float(power),  # laptops answer [N/A]
-        driver=driver,
+        memory_bytes=properties.total_memory,
+        shared_memory_bytes=properties.shared_memory_per_block_optin,
+        sm_clock_max_mhz=card.sm_clock_max_mhz,
+        memory_clock_mhz=card.memory_clock_mhz,
+        power_limit_w=card.power_limit_w,
+        driver=card.driver,
         cuda=str(torch.version.cuda),
         cublas=_cublas_version(),
         cudnn=str(_backends.cudnn.version()),
@@ -45,6 +57,7 @@ def fingerprint() -> Header:
         dtype_policy=_dtype_policy(),
         timing=METHOD,
         date=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
+        shared_with=card.shared_with,
     )
 
 
@@ -82,19 +95,81 @@ def local_profile() -> Path | None:
     return next((path for path in (*saved_profiles(), *shipped_profiles()) if path.stem == stem), None)
 
 
-def _nvidia_smi(uuid: str) -> list[str]:
-    """Driver version, maximal SM and memory clock in MHz, power limit in W."""
-    query = "driver_version,clocks.max.sm,clocks.max.mem,power.limit"
-    command = ["nvidia-smi", f"--id=GPU-{uuid}", f"--query-gpu={query}", "--format=csv,noheader,nounits"]
+@dataclass(frozen=True)
+class _Card:
+    """What the driver says; clocks in MHz, power in W (None where a laptop's driver does not tell)."""
+
+    driver: str
+    sm_clock_max_mhz: int
+    memory_clock_mhz: int
+    power_limit_w: float | None
+    shared_with: str
+
+
+def _card(uuid: str) -> _Card:
+    import pynvml
+
+    with _driver():
+        handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
+        try:
+            power = pynvml.nvmlDeviceGetPowerManagementLimit(handle) / 1000
+        except pynvml.NVMLError_NotSupported:
+            power = None
+        return _Card(
+            str(pynvml.nvmlSystemGetDriverVersion()),
+            int(pynvml.nvmlDeviceGetMaxClockInfo(handle, pynvml.NVML_CLOCK_SM)),
+            int(pynvml.nvmlDeviceGetMaxClockInfo(handle, pynvml.NVML_CLOCK_MEM)),
+            power,
+            _others(
+                [process.pid for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)],
+                [_utilization(handle) for _ in range(_LOOKS)],
+            ),
+        )
+
+
+def _utilization(handle: Any) -> int:
+    """Percent of the last moments in which a kernel ran."""
+    import pynvml
+
+    time.sleep(_LOOK_SECONDS)
+    return int(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu)
+
+
+def _others(pids: list[int], utilization: list[int]) -> str:
+    """Who else uses the GPU, in words; empty where nobody does.
+
+    A driver outside a container may know this process by another number, so if it is not among them, one of them is it.
+    """
+    others = len([pid for pid in pids if pid != os.getpid()])
+    if others and os.getpid() not in pids:
+        others -= 1
+    busy = min(utilization)
+    found = [f"{others} other process{'es' if others > 1 else ''} on it"] if others else []
+    found += [f"busy {busy} % of the time while this process was idle"] if busy > _BUSY_PERCENT else []
+    return ", ".join(found)
+
+
+@contextmanager
+def _driver() -> Iterator[None]:
+    """The driver's management library, its failures in words.
+
+    Raises:
+        ProfileError: it does not answer.
+    """
+    import pynvml
+
     try:
-        answer = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
-    except (OSError, subprocess.SubprocessError) as failure:
+        pynvml.nvmlInit()
+        try:
+            yield
+        finally:
+            pynvml.nvmlShutdown()
+    except pynvml.NVMLError as failure:
         raise ProfileError(
-            f"nvidia-smi failed: {failure}",
-            "its answer about the driver, the clocks and the power limit",
-            "Run it by hand.",
+            f"the NVIDIA driver does not answer: {failure}",
+            "its word on the driver, the clocks and the power limit",
+            "Run nvidia-smi by hand.",
         ) from failure
-    return [field.strip() for field in answer.stdout.strip().split(",")]
 
 
 def _cublas_version() -> str:

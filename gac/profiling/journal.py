@@ -8,8 +8,19 @@ from pathlib import Path
 from types import TracebackType
 
 from gac.errors import ProfileError
-from gac.forms import Operation
-from gac.profiling.records import AgainLine, Header, HeaderLine, KernelLine, Line, Measurement, RowLine, parse
+from gac.profiling.records import (
+    AgainLine,
+    Header,
+    HeaderLine,
+    KernelLine,
+    Launch,
+    Line,
+    Measurement,
+    Point,
+    RowLine,
+    SentinelLine,
+    parse,
+)
 
 _SYNC_SECONDS = 1.0
 
@@ -29,8 +40,8 @@ class Journal:
         self.path = path
         self.rows: list[Measurement] = []
         self._header = header
-        self._places: dict[tuple[Operation, str], int] = {}
-        self._names: dict[str, int] = {}
+        self._places: dict[Point, int] = {}
+        self._kernels: dict[KernelLine, int] = {}
         self._synced = time.monotonic()
 
     def __enter__(self) -> "Journal":
@@ -54,31 +65,37 @@ class Journal:
         os.fsync(self._file.fileno())
         self._file.close()
 
-    def find(self, operation: Operation, dtype: str) -> Measurement | None:
-        """The measurement of this shape, if the file holds it."""
-        place = self._places.get((operation, dtype))
+    def find(self, point: Point) -> Measurement | None:
+        """The measurement of this point, if the file holds it."""
+        place = self._places.get(point)
         return None if place is None else self.rows[place]
 
     def add(self, row: Measurement) -> None:
-        """Append a first measurement, after the names of kernels that the file does not hold yet."""
-        for name in row.kernels:
-            if name not in self._names:
-                self._names[name] = len(self._names)
-                self._write(KernelLine("kernel", name))
-        fields = {name: value for name, value in vars(row).items() if name not in {"kernels", "passes"}}
-        self._write(RowLine("row", **fields, kernels=tuple(self._names[name] for name in row.kernels)))
+        """Append a first measurement, after the kernels that the file does not hold yet."""
+        launches = tuple((self._kernel(launch), *launch.grid) for launch in row.launches)
+        fields = {name: value for name, value in vars(row).items() if name not in {"launches", "passes"}}
+        self._write(RowLine("row", **fields, launches=launches))
         self._keep(row if row.median_ns is None else row.with_passes((row.median_ns,)))
 
-    def add_again(self, row: Measurement) -> None:
-        """Append another pass over a shape that the file holds."""
-        place = self._places[row.operation, row.dtype]
-        assert row.median_ns is not None
-        self._write(AgainLine("again", place, row.median_ns))
-        self.rows[place] = self.rows[place].with_passes((*self.rows[place].passes, row.median_ns))
+    def add_again(self, point: Point, median_ns: float) -> None:
+        """Append another pass over a point that the file holds."""
+        place = self._places[point]
+        self._write(AgainLine("again", place, median_ns))
+        self.rows[place] = self.rows[place].with_passes((*self.rows[place].passes, median_ns))
+
+    def add_sentinel(self, point: Point, median_ns: float) -> None:
+        """Append a timing of a point that is a sentinel; it is no pass."""
+        self._write(SentinelLine("sentinel", self._places[point], median_ns))
+
+    def _kernel(self, launch: Launch) -> int:
+        line = KernelLine("kernel", launch.name, launch.block, launch.shared_bytes)
+        if line not in self._kernels:
+            self._kernels[line] = len(self._kernels)
+            self._write(line)
+        return self._kernels[line]
 
     def _keep(self, row: Measurement) -> None:
-        if row.cache == "cold":
-            self._places[row.operation, row.dtype] = len(self.rows)
+        self._places[row.point] = len(self.rows)
         self.rows.append(row)
 
     def _write(self, line: Line) -> None:
@@ -106,10 +123,10 @@ class Journal:
         content = self._file.read()
         whole = content.rfind(b"\n") + 1
         if whole:
-            found, rows, names = parse(content[:whole], self.path)
-            self._check(found)
-            self._names = {name: index for index, name in enumerate(names)}
-            for row in rows:
+            found = parse(content[:whole], self.path)
+            self._check(found.header)
+            self._kernels = {kernel: index for index, kernel in enumerate(found.kernels)}
+            for row in found.measurements:
                 self._keep(row)
         self._file.truncate(whole)
         if not whole:

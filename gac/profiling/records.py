@@ -1,11 +1,11 @@
 """What a profile file holds: a header, measurements, and the strict reading of the lines they are written as.
 
-The file is JSON Lines: the header first; then, as they are measured, the names of kernels, a row for every shape, and
-a short line for every later pass over a row.
+The file is JSON Lines: the header first; then, as they are measured, the kernels, a row for every point, and a short
+line for every later pass over a row and for every time a sentinel was timed.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -14,23 +14,36 @@ from typing import Any, Literal
 from gac.errors import ProfileError
 from gac.forms import Operation
 
-SCHEMA = 1
+SCHEMA = 2
+DTYPE_NAMES = ("bf16", "fp16", "fp8")
 _STRICT = {"extra": "forbid", "allow_inf_nan": False}
+_INCIDENTAL = frozenset({"date", "gac_version", "shared_with"})
+
+Cache = Literal["cold", "hot"]
+Extent = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
 class Header:
     """Which machine and software a profile was measured on; clocks in MHz, power in W, memory in bytes.
 
-    ``power_limit_w`` is None where the driver does not tell. ``dtype_policy`` says how GEMMs may accumulate and
-    ``timing`` how a number was come by.
+    Attributes:
+        device: a digest of the GPU's serial UUID: two GPUs of one model never share a file.
+        shared_memory_bytes: the most shared memory that a CTA can have.
+        power_limit_w: None where the driver does not tell.
+        dtype_policy: how GEMMs may accumulate.
+        timing: how a number was come by.
+        shared_with: who else used the GPU when the file was begun; empty where nobody did.
     """
 
     schema_version: int
     gpu: str
+    device: str
     compute_capability: str
     sm_count: int
     l2_bytes: int
+    memory_bytes: int
+    shared_memory_bytes: int
     sm_clock_max_mhz: int
     memory_clock_mhz: int
     power_limit_w: float | None
@@ -43,41 +56,61 @@ class Header:
     dtype_policy: str
     timing: str
     date: str
+    shared_with: str
     __pydantic_config__ = _STRICT
 
     def differences(self, other: "Header") -> tuple[str, ...]:
-        """Names of the fields that say another machine or other software (date and GAC's own version do not)."""
+        """Names of the fields that say another machine or other software (the date, say, does not)."""
         ours, theirs = vars(self), vars(other)
-        return tuple(name for name in ours if name not in {"date", "gac_version"} and ours[name] != theirs[name])
+        return tuple(name for name in ours if name not in _INCIDENTAL and ours[name] != theirs[name])
+
+
+@dataclass(frozen=True)
+class Point:
+    """What is timed: an operation in a dtype, its operands in memory (``cold``) or in L2 (``hot``)."""
+
+    operation: Operation
+    dtype: str = "bf16"
+    cache: Cache = "cold"
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One kernel that ran: its grid and block (CTAs and threads along x, y, z) and the shared memory of a CTA."""
+
+    name: str
+    grid: Extent
+    block: Extent
+    shared_bytes: int
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """One timed shape. A sweep comes by several times, minutes apart, for what a burst of noise hides from one pass.
+    """One timed point. A sweep comes by several times, minutes apart, for what a burst of noise hides from one pass.
 
     Attributes:
         shape: size of each axis, as in ``gac.forms.Operation``.
         median_ns: the median of ``passes``.
-        iqr_ns: interquartile range in ns of the first pass's samples, or of the passes if that is more.
+        iqr_ns: interquartile range in ns of the first pass's samples.
         samples: how many replays the first pass timed.
         cache: whether the operands came from memory (``cold``) or lay in L2 (``hot``).
         sm_clock_mhz: SM clock in the first pass.
         converged: the first pass knew its median to within 1 %.
-        kernels: names of the kernels that ran, in order; empty where they are not known.
-        error: why the shape has no number (``median_ns`` and ``iqr_ns`` are then None).
+        launches: the kernels that ran, in order; empty where they are not known.
+        error: why the point has no number (``median_ns`` and ``iqr_ns`` are then None).
         passes: the median in ns of each pass, in order.
     """
 
     operator: str
     shape: dict[str, int]
     dtype: str
-    cache: Literal["cold", "hot"]
+    cache: Cache
     median_ns: float | None
     iqr_ns: float | None
     samples: int
     sm_clock_mhz: int | None
     converged: bool
-    kernels: tuple[str, ...] = ()
+    launches: tuple[Launch, ...] = ()
     error: str | None = None
     passes: tuple[float, ...] = ()
 
@@ -85,12 +118,25 @@ class Measurement:
     def operation(self) -> Operation:
         return Operation(self.operator, tuple(self.shape.items()))
 
+    @property
+    def point(self) -> Point:
+        return Point(self.operation, self.dtype, self.cache)
+
+    @property
+    def kernels(self) -> tuple[str, ...]:
+        """Names of the kernels that ran, in order."""
+        return tuple(launch.name for launch in self.launches)
+
+    @property
+    def spread_ns(self) -> float:
+        """How far the number is to be trusted, in ns: the IQR of the samples, or of the passes if that is more."""
+        ordered = sorted(self.passes)
+        between = _quantile(ordered, 0.75) - _quantile(ordered, 0.25) if ordered else 0.0
+        return max(self.iqr_ns or 0.0, between)
+
     def with_passes(self, passes: Sequence[float]) -> "Measurement":
         """This measurement with the medians of all its passes, the first one included."""
-        ordered = sorted(passes)
-        between = _quantile(ordered, 0.75) - _quantile(ordered, 0.25)
-        within = self.iqr_ns or 0.0
-        return replace(self, median_ns=_quantile(ordered, 0.5), iqr_ns=max(within, between), passes=tuple(passes))
+        return replace(self, median_ns=_quantile(sorted(passes), 0.5), passes=tuple(passes))
 
 
 def _quantile(ordered: Sequence[float], share: float) -> float:
@@ -110,26 +156,30 @@ class HeaderLine:
 
 @dataclass(frozen=True)
 class KernelLine:
-    """A kernel's name; rows refer to the names by their order in the file."""
+    """A kernel; rows refer to kernels by their order in the file."""
 
     record: Literal["kernel"]
     name: str
+    block: Extent
+    shared_bytes: int
     __pydantic_config__ = _STRICT
 
 
 @dataclass(frozen=True)
 class RowLine:
+    """The first pass over a point. A launch is a kernel's place in the file and its grid along x, y and z."""
+
     record: Literal["row"]
     operator: str
     shape: dict[str, int]
     dtype: str
-    cache: Literal["cold", "hot"]
+    cache: Cache
     median_ns: float | None
     iqr_ns: float | None
     samples: int
     sm_clock_mhz: int | None
     converged: bool
-    kernels: tuple[int, ...]
+    launches: tuple[tuple[int, int, int, int], ...]
     error: str | None = None
     __pydantic_config__ = _STRICT
 
@@ -144,7 +194,17 @@ class AgainLine:
     __pydantic_config__ = _STRICT
 
 
-Line = HeaderLine | KernelLine | RowLine | AgainLine
+@dataclass(frozen=True)
+class SentinelLine:
+    """The row of this number timed once more, beside the passes: it shows whether the machine drifts."""
+
+    record: Literal["sentinel"]
+    row: int
+    median_ns: float
+    __pydantic_config__ = _STRICT
+
+
+Line = HeaderLine | KernelLine | RowLine | AgainLine | SentinelLine
 
 
 @cache
@@ -156,11 +216,21 @@ def _reader() -> Any:
     return TypeAdapter(Annotated[Line, Field(discriminator="record")])
 
 
-Contents = tuple[Header, tuple[Measurement, ...], tuple[str, ...]]
+@dataclass(frozen=True)
+class Contents:
+    """A profile's lines, put together: measurements in the order of their rows, kernels in the order of theirs.
+
+    ``sentinels`` has, for the number of each row that was a sentinel, its timings in ns in order.
+    """
+
+    header: Header
+    measurements: tuple[Measurement, ...]
+    kernels: tuple[KernelLine, ...]
+    sentinels: Mapping[int, tuple[float, ...]]
 
 
 def parse(content: bytes, source: str | Path) -> Contents:
-    """Read a profile's bytes: header, measurements in the order of their rows, and the kernels' names in order.
+    """Read a profile's bytes.
 
     Raises:
         ProfileError: with ``source``, line and field, at the first thing that is wrong.
@@ -180,18 +250,21 @@ def parse(content: bytes, source: str | Path) -> Contents:
         else:
             table.take(record, f"{source}:{number}")
     assert header is not None
-    return header, table.measurements(), tuple(table.names)
+    sentinels = {row: tuple(timings) for row, timings in table.sentinels.items()}
+    return Contents(header, table.measurements(), tuple(table.kernels), sentinels)
 
 
 class _Rows:
     """The rows of a file while it is read."""
 
     def __init__(self) -> None:
-        self.names: list[str] = []
+        self.kernels: list[KernelLine] = []
+        self.sentinels: dict[int, list[float]] = {}
         self._rows: list[Measurement] = []
         self._passes: list[list[float]] = []
         self._seen: set[tuple[str, tuple[int, ...], str, str]] = set()
         self._axes: dict[str, tuple[str, ...]] = {}
+        self._launches: dict[tuple[int, int, int, int], Launch] = {}
 
     def measurements(self) -> tuple[Measurement, ...]:
         both = zip(self._rows, self._passes, strict=True)
@@ -199,31 +272,49 @@ class _Rows:
 
     def take(self, record: Line, where: str) -> None:
         if isinstance(record, KernelLine):
-            self.names.append(record.name)
+            self.kernels.append(record)
         elif isinstance(record, AgainLine):
-            self._again(record, where)
+            self._check_known(record, where)
+            self._passes[record.row].append(record.median_ns)
+        elif isinstance(record, SentinelLine):
+            self._check_known(record, where)
+            self.sentinels.setdefault(record.row, []).append(record.median_ns)
         elif isinstance(record, RowLine):
             self._row(record, where)
 
-    def _again(self, record: AgainLine, where: str) -> None:
+    def _check_known(self, record: AgainLine | SentinelLine, where: str) -> None:
         if not 0 <= record.row < len(self._rows) or not self._passes[record.row]:
             raise _malformed(f"{where}: row: {record.row} is none of the {len(self._rows)} rows above it with a number")
         if record.median_ns <= 0:
             raise _malformed(f"{where}: median_ns: {record.median_ns}")
-        self._passes[record.row].append(record.median_ns)
 
     def _row(self, record: RowLine, where: str) -> None:
         axes = tuple(record.shape)
         known = self._axes.setdefault(record.operator, axes)
         if known != axes:
             raise _malformed(f"{where}: shape: {record.operator} has axes {', '.join(axes)}, above {', '.join(known)}")
-        row = _measurement(record, self.names, where)
-        key = (row.operator, tuple(row.shape.values()), row.dtype, row.cache)
+        _check_numbers(record, where)
+        key = (record.operator, tuple(record.shape.values()), record.dtype, record.cache)
         if key in self._seen:
-            raise _malformed(f"{where}: {row.operator} {row.shape} is there twice")
+            raise _malformed(f"{where}: {record.operator} {record.shape} is there twice")
         self._seen.add(key)
-        self._rows.append(row)
-        self._passes.append([] if row.median_ns is None else [row.median_ns])
+        launches = tuple(self._launch(place, where) for place in record.launches)
+        fields = {name: value for name, value in vars(record).items() if name not in {"record", "launches"}}
+        passes = () if record.median_ns is None else (record.median_ns,)
+        self._rows.append(Measurement(**fields, launches=launches, passes=passes))
+        self._passes.append(list(passes))
+
+    def _launch(self, place: tuple[int, int, int, int], where: str) -> Launch:
+        """One object for each kernel and grid, however many rows launch it."""
+        if place not in self._launches:
+            number, *grid = place
+            if not 0 <= number < len(self.kernels):
+                raise _malformed(f"{where}: launches: kernel {number} of {len(self.kernels)} above it")
+            if min(grid) < 1:
+                raise _malformed(f"{where}: launches: a grid of {grid}")
+            kernel = self.kernels[number]
+            self._launches[place] = Launch(kernel.name, (grid[0], grid[1], grid[2]), kernel.block, kernel.shared_bytes)
+        return self._launches[place]
 
 
 def _malformed(given: str) -> ProfileError:
@@ -260,27 +351,10 @@ def _read_line(line: bytes, where: str) -> Line:
     return record
 
 
-def _measurement(row: RowLine, names: Sequence[str], where: str) -> Measurement:
+def _check_numbers(row: RowLine, where: str) -> None:
     if any(size < 1 for size in row.shape.values()):
         raise _malformed(f"{where}: shape: {row.shape} has a size below 1")
     if (row.median_ns is None) == (row.error is None) or (row.median_ns is None) != (row.iqr_ns is None):
         raise _malformed(f"{where}: median_ns: {row.median_ns} with iqr_ns {row.iqr_ns} and error {row.error!r}")
     if row.median_ns is not None and row.iqr_ns is not None and (row.median_ns <= 0 or row.iqr_ns < 0):
         raise _malformed(f"{where}: median_ns: {row.median_ns} with iqr_ns {row.iqr_ns}")
-    if any(not 0 <= index < len(names) for index in row.kernels):
-        raise _malformed(f"{where}: kernels: {list(row.kernels)} of {len(names)} names above it")
-    kernels = tuple(names[index] for index in row.kernels)
-    return Measurement(
-        row.operator,
-        row.shape,
-        row.dtype,
-        row.cache,
-        row.median_ns,
-        row.iqr_ns,
-        row.samples,
-        row.sm_clock_mhz,
-        row.converged,
-        kernels,
-        row.error,
-        () if row.median_ns is None else (row.median_ns,),
-    )

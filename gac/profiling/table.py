@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 from gac.errors import ProfileError
 from gac.forms import Operation
 from gac.profiling.folders import find_profile, saved_profiles, shipped_profiles
-from gac.profiling.records import Header, Measurement, parse
+from gac.profiling.records import Cache, Header, Launch, Measurement, Point, parse
 from gac.sites import Floats, Ints
 
 __all__ = ["Header", "Measurement", "Profile", "Sweep", "saved_profiles", "shipped_profiles"]
@@ -25,46 +26,58 @@ COARSEST_CLASS = 64
 class Sweep:
     """Latency of one operator along one axis, all others fixed; sorted by dim.
 
-    ``dims`` int64, ``ns`` (median) and ``iqr`` float64, all of shape ``(points,)``; ``kernels`` has one entry a point.
+    ``dims`` int64, ``ns`` (median) and ``iqr`` (``Measurement.spread_ns``) float64, all of shape ``(points,)``;
+    ``launches`` has one entry a point, empty where the kernels are not known.
     """
 
     operator: str
     dtype: str
+    cache: Cache
     axis: str
     fixed: tuple[tuple[str, int], ...]
     dims: Ints
     ns: Floats
     iqr: Floats
-    kernels: tuple[tuple[str, ...], ...]
+    launches: tuple[tuple[Launch, ...], ...]
 
     def __len__(self) -> int:
         return len(self.dims)
 
     @property
+    def kernels(self) -> tuple[tuple[str, ...], ...]:
+        """Names of the kernels at each point."""
+        return tuple(tuple(launch.name for launch in launches) for launches in self.launches)
+
+    @property
     def label(self) -> str:
-        """For example ``low_rank bf16 m=1024 k=4096 n=4096, r``."""
-        return f"{self.operator} {self.dtype} {' '.join(f'{axis}={size}' for axis, size in self.fixed)}, {self.axis}"
+        """For example ``low_rank bf16 m=1024 k=4096 n=4096, r``; hot sweeps say so."""
+        kind = self.dtype if self.cache == "cold" else f"{self.dtype} {self.cache}"
+        return f"{self.operator} {kind} {' '.join(f'{axis}={size}' for axis, size in self.fixed)}, {self.axis}"
 
 
 @dataclass(frozen=True, eq=False)
 class _Columns:
-    """The cold, successful rows of one operator and dtype: ``sizes`` has shape ``(rows, axes)``."""
+    """The successful rows of one operator, dtype and cache: ``sizes`` has shape ``(rows, axes)``."""
 
     axes: tuple[str, ...]
     sizes: Ints
     ns: Floats
     iqr: Floats
-    kernels: tuple[tuple[str, ...], ...]
+    launches: tuple[tuple[Launch, ...], ...]
 
 
 @dataclass(frozen=True, eq=False)
 class Profile:
-    """A latency table: its header, its measurements, and the SHA-256 of its bytes."""
+    """A latency table: its header, its measurements, and the SHA-256 of its bytes.
+
+    ``sentinels`` has the timings in ns, in order, of each point that was timed again and again.
+    """
 
     path: Path
     header: Header
     measurements: tuple[Measurement, ...]
     digest: str
+    sentinels: Mapping[int, tuple[float, ...]]
 
     @classmethod
     def load(cls, path_or_name: str | Path) -> "Profile":
@@ -82,18 +95,35 @@ class Profile:
             raise ProfileError(
                 f"profile {path} cannot be read: {failure.strerror}", "a file written by gac profile", "Check the path."
             ) from failure
-        header, measurements, _ = parse(content, path)
-        return cls(path, header, measurements, hashlib.sha256(content).hexdigest())
+        found = parse(content, path)
+        digest = hashlib.sha256(content).hexdigest()
+        return cls(path, found.header, found.measurements, digest, found.sentinels)
 
-    def rows_of(self, operator: str, fixed: Mapping[str, int], axis: str, dtype: str = "bf16") -> Sweep:
+    def find(self, point: Point) -> Measurement | None:
+        """The measurement of this point (which may be an error); None where the profile lacks it."""
+        return self._points.get(point)
+
+    def measured(
+        self, operator: str, axes: Mapping[str, int], dtype: str = "bf16", cache: Cache = "cold"
+    ) -> Measurement | None:
+        """The measurement of an operator at these axes, in whatever order they are given; None where there is none."""
+        if (operator, dtype, cache) not in self._columns:
+            return None
+        order = self._columns[operator, dtype, cache].axes
+        operation = Operation(operator, tuple((axis, axes[axis]) for axis in order))
+        return self.find(Point(operation, dtype, cache))
+
+    def rows_of(
+        self, operator: str, fixed: Mapping[str, int], axis: str, dtype: str = "bf16", cache: Cache = "cold"
+    ) -> Sweep:
         """The measured points along ``axis`` with every other axis as in ``fixed`` (possibly none).
 
         Raises:
             ProfileError: the axes are not those of the operator.
         """
-        key = (operator, tuple(sorted(fixed.items())), axis, dtype)
+        key = (operator, tuple(sorted(fixed.items())), axis, dtype, cache)
         if key not in self._sweeps:
-            self._sweeps[key] = self._select(operator, fixed, axis, dtype)
+            self._sweeps[key] = self._select(operator, fixed, axis, dtype, cache)
         return self._sweeps[key]
 
     def latency(
@@ -101,10 +131,10 @@ class Profile:
     ) -> tuple[Ints, NDArray[np.bool_]]:
         """Latency in ns, rounded up, at each of ``dims`` along ``axis``, and whether it was measured there.
 
-        A dim that was not measured is interpolated linearly between the nearest measured dims below and above
-        it of its own alignment class (the largest power of two that divides the dim, at most 64), so never
-        across an alignment cliff, and only if the two are at most ``max(64, dim / 4)`` apart. There is no
-        extrapolation: what is left is -1.
+        A dim that was not measured gets the larger latency of the nearest measured dims below and above it of its
+        own alignment class (the largest power of two that divides the dim, at most 64), so never across an alignment
+        cliff, and only if the two are at most ``max(64, dim / 4)`` apart. The larger one, because a choice among
+        values that err both ways falls on those that err low. There is no extrapolation: what is left is -1.
 
         Returns:
             ns int64 and measured bool, both of the shape of ``dims``.
@@ -112,18 +142,19 @@ class Profile:
         return interpolate(self.rows_of(operator, fixed, axis, dtype), np.asarray(dims, dtype=np.int64))
 
     def point(self, operation: Operation, dtype: str = "bf16") -> int | None:
-        """Measured latency of one shape in ns, rounded up; None where the profile lacks it."""
-        return self._points.get((operation, dtype))
+        """Measured latency of one shape in ns, rounded up; None where the profile has no number for it."""
+        row = self._points.get(Point(operation, dtype))
+        return None if row is None or row.median_ns is None else ceil(row.median_ns)
 
     def sweeps(self, least: int = 8) -> tuple[Sweep, ...]:
-        """Every operator, dtype and axis along which at least ``least`` dims were measured, in a fixed order."""
+        """Every operator, dtype, cache and axis along which at least ``least`` dims were measured, in a fixed order."""
         found = []
-        for (operator, dtype), columns in sorted(self._columns.items()):
+        for (operator, dtype, cache), columns in sorted(self._columns.items()):
             for column, axis in enumerate(columns.axes):
                 others = [name for name in columns.axes if name != axis]
                 rest, counts = np.unique(np.delete(columns.sizes, column, axis=1), axis=0, return_counts=True)
                 found += [
-                    self.rows_of(operator, dict(zip(others, map(int, sizes), strict=True)), axis, dtype)
+                    self.rows_of(operator, dict(zip(others, map(int, sizes), strict=True)), axis, dtype, cache)
                     for sizes in rest[counts >= least]
                 ]
         return tuple(found)
@@ -141,9 +172,11 @@ class Profile:
 
     @property
     def drift(self) -> float:
-        """By how much the last pass differs from the first, as a fraction; the median over the shapes."""
-        changes = [row.passes[-1] / row.passes[0] - 1 for row in self.measurements if len(row.passes) > 1]
-        return float(np.median(changes)) if changes else 0.0
+        """By how much the sentinels' timings rose or fell while the file was written, as a fraction; the worst of them.
+
+        Of each sentinel with at least six timings, the median of the last third is set beside that of the first.
+        """
+        return max((_change(timings) for timings in self.sentinels.values() if len(timings) >= 6), default=0.0)
 
     @property
     def spread(self) -> float:
@@ -156,27 +189,23 @@ class Profile:
         return {}
 
     @cached_property
-    def _points(self) -> dict[tuple[Operation, str], int]:
-        return {
-            (row.operation, row.dtype): int(np.ceil(row.median_ns))
-            for row in self.measurements
-            if row.cache == "cold" and row.median_ns is not None
-        }
+    def _points(self) -> dict[Point, Measurement]:
+        return {row.point: row for row in self.measurements}
 
     @cached_property
-    def _columns(self) -> dict[tuple[str, str], _Columns]:
-        groups: dict[tuple[str, str], list[Measurement]] = {}
+    def _columns(self) -> dict[tuple[str, str, Cache], _Columns]:
+        groups: dict[tuple[str, str, Cache], list[Measurement]] = {}
         for row in self.measurements:
-            if row.cache == "cold" and row.error is None:
-                groups.setdefault((row.operator, row.dtype), []).append(row)
+            if row.error is None:
+                groups.setdefault((row.operator, row.dtype, row.cache), []).append(row)
         return {key: _columns_of(rows) for key, rows in groups.items()}
 
-    def _select(self, operator: str, fixed: Mapping[str, int], axis: str, dtype: str) -> Sweep:
+    def _select(self, operator: str, fixed: Mapping[str, int], axis: str, dtype: str, cache: Cache) -> Sweep:
         label = tuple(fixed.items())
-        if (operator, dtype) not in self._columns:
+        if (operator, dtype, cache) not in self._columns:
             none = np.empty(0)
-            return Sweep(operator, dtype, axis, label, np.empty(0, dtype=np.int64), none, none, ())
-        columns = self._columns[operator, dtype]
+            return Sweep(operator, dtype, cache, axis, label, np.empty(0, dtype=np.int64), none, none, ())
+        columns = self._columns[operator, dtype, cache]
         if {*fixed, axis} != set(columns.axes) or axis in fixed:
             raise ProfileError(
                 f"axes {', '.join(fixed)} fixed and {axis} varied for operator {operator}",
@@ -188,8 +217,13 @@ class Profile:
         varied = np.array([name == axis for name in columns.axes])
         rows = np.flatnonzero(((columns.sizes == wanted) | varied).all(axis=1))
         rows = rows[np.argsort(sizes[rows], kind="stable")]
-        kernels = tuple(columns.kernels[row] for row in rows)
-        return Sweep(operator, dtype, axis, label, sizes[rows], columns.ns[rows], columns.iqr[rows], kernels)
+        launches = tuple(columns.launches[row] for row in rows)
+        return Sweep(operator, dtype, cache, axis, label, sizes[rows], columns.ns[rows], columns.iqr[rows], launches)
+
+
+def _change(timings: Sequence[float]) -> float:
+    third = len(timings) // 3
+    return abs(float(np.median(timings[-third:]) / np.median(timings[:third])) - 1)
 
 
 def _columns_of(rows: Sequence[Measurement]) -> _Columns:
@@ -198,8 +232,8 @@ def _columns_of(rows: Sequence[Measurement]) -> _Columns:
         axes,
         np.array([[row.shape[axis] for axis in axes] for row in rows], dtype=np.int64),
         np.array([row.median_ns for row in rows], dtype=np.float64),
-        np.array([row.iqr_ns for row in rows], dtype=np.float64),
-        tuple(row.kernels for row in rows),
+        np.array([row.spread_ns for row in rows], dtype=np.float64),
+        tuple(row.launches for row in rows),
     )
 
 
@@ -223,11 +257,10 @@ def interpolate(sweep: Sweep, dims: Ints) -> tuple[Ints, NDArray[np.bool_]]:
 
 
 def _between(known: Ints, ns: Floats, dims: Ints) -> Floats:
-    """Linear interpolation inside brackets that are narrow enough; -1 elsewhere."""
+    """The larger latency at the ends of brackets that are narrow enough; -1 elsewhere."""
     if len(known) < 2:
         return np.full(dims.shape, -1.0)
     above = np.clip(np.searchsorted(known, dims), 1, len(known) - 1)
     low, high = known[above - 1], known[above]
     bracketed = (low <= dims) & (dims <= high) & (high - low <= np.maximum(COARSEST_CLASS, dims // 4))
-    share = (dims - low) / (high - low)
-    return np.where(bracketed, ns[above - 1] * (1 - share) + ns[above] * share, -1.0)
+    return np.where(bracketed, np.maximum(ns[above - 1], ns[above]), -1.0)

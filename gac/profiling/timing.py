@@ -1,47 +1,63 @@
-"""Time one callable so that the number can be trusted: rotated buffers, a CUDA graph, and a rule for when to stop."""
+"""When a latency can be trusted: how often to launch, which samples count, when there are enough of them."""
 
 import math
-import time
-from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
-import torch
 
-_cuda: Any = torch.cuda  # its constructors carry no annotations
+from gac.profiling.records import Cache
 
-TARGET_NS = 500_000.0
+TARGET_NS = 300_000.0
 BATCH = 10
-MOST_SAMPLES = 60
+LEAST_BATCH = 3
+MOST_BATCHES = 6
+BATCH_NS = 200_000_000.0
 PRECISION = 0.01
 STEADY_CLOCK = 0.97
 SLOWEST_CLOCK = 0.75
-_TAKES = 3
-_REST_SECONDS = 0.01
-_SPIN_CYCLES = 300_000
-_RECENT = 101
+PATIENCE = 16
+ROTATION = 6
+"""How often L2 goes by before a buffer is used again: L2 evicts at random, so after twice its size an eighth stays."""
 
 METHOD = (
-    "CUDA graph replays of at least 0.5 ms between CUDA events, every launch on other buffers until 2x L2 has gone by, "
-    "L2 flushed before a replay that touches less; median of 10 to 60 replays, until 1.57 IQR / sqrt(n) <= 1 %; "
-    "SM clock measured beside them by a kernel of known cycles; up to 3 takes while over 3 % below its usual value"
+    "CUDA graph replays of at least 0.3 ms between CUDA events; cold: every launch on other buffers until 6x L2 has "
+    "gone by, L2 flushed with as much before a replay that touches less; hot: always the same buffers; median of 10 to "
+    "60 replays (3 to 18 where they take long), until 1.57 IQR / sqrt(n) <= 1 %; SM clock measured beside them by a "
+    "kernel of known cycles; up to 16 batches discarded that are over 3 % below its usual value, and then up to 16 "
+    "below 75 % of the highest"
 )
 
-Sampler = Callable[[int], Sequence[float]]
-Call = Callable[[], object]
+
+class Batch(NamedTuple):
+    """Samples in ns a launch that were taken together, and the lowest SM clock in MHz beside them."""
+
+    ns: Sequence[float]
+    clock_mhz: int
+
+
+Sampler = Callable[[int], Batch]
+
+
+@dataclass(frozen=True)
+class Clocks:
+    """What the SM clock should be, in MHz: what it usually is in this run, and the highest that the device can have."""
+
+    usual_mhz: float
+    max_mhz: int
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Median and interquartile range in ns of ``samples`` samples, and the SM clock while they were taken."""
+    """Median and interquartile range in ns of ``samples`` samples, the lowest SM clock beside them, batches dropped."""
 
     median_ns: float
     iqr_ns: float
     samples: int
     converged: bool
-    sm_clock_mhz: int = 0
+    sm_clock_mhz: int
+    discarded: int = 0
 
 
 def half_width(samples: Sequence[float]) -> float:
@@ -53,144 +69,63 @@ def half_width(samples: Sequence[float]) -> float:
     return float(1.57 * (high - low) / math.sqrt(len(samples)))
 
 
-def sample_until(sampler: Sampler, *, batch: int = BATCH, most: int = MOST_SAMPLES) -> Timing:
-    """Take samples (ns) in batches until the median is known to within 1 %, or there are ``most`` of them.
+def sample_until(sampler: Sampler, clocks: Clocks, rest: Callable[[int], None], batch_size: int = BATCH) -> Timing:
+    """Take samples in batches until the median is known to within 1 %, or there are six batches.
+
+    After a burst of heavy work the power limit holds the clock down for a while. A batch over 3 % below the usual
+    clock is discarded and taken again after a rest, 16 times at most; after that, and again 16 times at most, only
+    one below 75 % of the highest clock is. A timing with either in it counts as unconverged.
 
     Args:
         sampler: returns as many new samples as it is asked for.
+        rest: waits, the longer the more batches were discarded before (it is told how many).
     """
     samples: list[float] = []
-    while len(samples) < most:
-        samples += sampler(min(batch, most - len(samples)))
-        median = float(np.median(samples))
-        if half_width(samples) <= PRECISION * median:
+    slowest = clocks.max_mhz
+    discarded = 0
+    while len(samples) < MOST_BATCHES * batch_size:
+        batch = sampler(batch_size)
+        if discarded < 2 * PATIENCE and batch.clock_mhz < _least(clocks, discarded):
+            discarded += 1
+            rest(discarded)
+            continue
+        samples += batch.ns
+        slowest = min(slowest, batch.clock_mhz)
+        if half_width(samples) <= PRECISION * float(np.median(samples)):
             break
-    low, high = np.percentile(samples, (25, 75))
-    converged = half_width(samples) <= PRECISION * median
-    return Timing(median, float(high - low), len(samples), converged)
+    low, median, high = (float(value) for value in np.percentile(samples, (25, 50, 75)))
+    converged = half_width(samples) <= PRECISION * median and slowest >= _least(clocks, discarded=0)
+    return Timing(median, high - low, len(samples), converged, slowest, discarded)
 
 
-def at_steady_clock(take: Callable[[], Timing], usual_mhz: float, max_mhz: int, rest: Callable[[], None]) -> Timing:
-    """Take a timing while the SM clock is where it mostly is; the driver's own reading lags too far behind to tell.
-
-    After a burst of heavy work the power limit holds the clock down for a while. So while the clock is more than
-    3 % below its usual value, rest and take the timing again, three takes at most; the one at the highest clock
-    counts. Below 75 % of the device's maximum it counts as unconverged.
-    """
-    timing = take()
-    for _ in range(_TAKES - 1):
-        if timing.sm_clock_mhz >= STEADY_CLOCK * usual_mhz:
-            break
-        rest()
-        timing = max(timing, take(), key=lambda one: one.sm_clock_mhz)
-    return replace(timing, converged=timing.converged and timing.sm_clock_mhz >= SLOWEST_CLOCK * max_mhz)
+def _least(clocks: Clocks, discarded: int) -> float:
+    throttled = SLOWEST_CLOCK * clocks.max_mhz
+    return max(STEADY_CLOCK * clocks.usual_mhz, throttled) if discarded < PATIENCE else throttled
 
 
-def plan_launches(launch_ns: float, bytes_each: int, l2_bytes: int) -> tuple[int, int, bool]:
-    """How often to launch in one replay, over how many sets of buffers, and whether L2 must be flushed before it.
+class Replay(NamedTuple):
+    """How often to launch in one replay, over how many sets of buffers, and whether L2 is flushed before it.
 
-    Enough launches for a replay of 0.5 ms; sets until twice L2 has gone by. Where the sets of one replay hold
-    less than that, each is used once a replay, and a flush between replays makes it cold again.
-    """
-    launches = max(1, math.ceil(TARGET_NS / launch_ns))
-    sets = min(launches, math.ceil(2 * l2_bytes / bytes_each))
-    return launches, sets, sets * bytes_each < 2 * l2_bytes
-
-
-class Stopwatch:
-    """Times calls on the current CUDA device, on its own stream.
-
-    Args:
-        l2_bytes: size of the L2 cache.
-        max_clock_mhz: the highest SM clock the device can have.
+    ``batch`` is how many replays are queued at a time.
     """
 
-    def __init__(self, l2_bytes: int, max_clock_mhz: int) -> None:
-        self.stream = _cuda.Stream()
-        self._l2_bytes = l2_bytes
-        self._max_clock = max_clock_mhz
-        self._large = torch.ones(2 * l2_bytes // 4, dtype=torch.float32, device="cuda")
-        self._sum = torch.empty((), dtype=torch.float32, device="cuda")
-        self._clocks: deque[int] = deque([round(STEADY_CLOCK * max_clock_mhz)], maxlen=_RECENT)
-        self._spins = [(_cuda.Event(enable_timing=True), _cuda.Event(enable_timing=True)) for _ in range(2)]
-        self._starts = [_cuda.Event(enable_timing=True) for _ in range(BATCH)]
-        self._ends = [_cuda.Event(enable_timing=True) for _ in range(BATCH)]
-        _cuda._sleep(1)  # loads the kernel, which would otherwise look like a very slow clock
-
-    def time(self, call_on: Callable[[int], Sequence[Call]], bytes_each: int) -> Timing:
-        """Time one launch, operands cold.
-
-        Args:
-            call_on: makes as many calls as it is asked for, each on buffers of its own.
-            bytes_each: what one call reads and writes.
-        """
-        with torch.cuda.stream(self.stream):
-            launches, sets, flush = plan_launches(self._estimate(call_on(1)[0]), bytes_each, self._l2_bytes)
-            calls = call_on(sets)
-            graph = self._capture([calls[index % sets] for index in range(launches)])
-            return at_steady_clock(
-                lambda: self._timing(graph, launches, flush), float(np.median(self._clocks)), self._max_clock, _rest
-            )
-
-    def _timing(self, graph: torch.cuda.CUDAGraph, launches: int, flush: bool) -> Timing:
-        clocks: list[float] = []
-
-        def sampler(count: int) -> list[float]:
-            times = self._replays(graph, count, flush, clocks)
-            return [replay / launches for replay in times]
-
-        timing = sample_until(sampler)
-        self._clocks.append(round(min(clocks)))
-        return replace(timing, sm_clock_mhz=self._clocks[-1])
-
-    def _replays(self, graph: torch.cuda.CUDAGraph, count: int, flush: bool, clocks: list[float]) -> list[float]:
-        """Time ``count`` replays in ns. They are queued behind an untimed one, so that the GPU never waits for us."""
-        timed = list(zip(self._starts[:count], self._ends[:count], strict=True))
-        graph.replay()
-        self._spin(*self._spins[0])
-        for start, end in timed:
-            if flush:
-                self._flush()
-            start.record()
-            graph.replay()
-            end.record()
-        self._spin(*self._spins[1])
-        self.stream.synchronize()
-        clocks += [_SPIN_CYCLES / (1e3 * start.elapsed_time(end)) for start, end in self._spins]
-        return [1e6 * start.elapsed_time(end) for start, end in timed]
-
-    def _spin(self, start: torch.cuda.Event, end: torch.cuda.Event) -> None:
-        """A kernel of known cycles between two events: cycles over time is the clock, less 1 % for the launch."""
-        start.record()
-        _cuda._sleep(_SPIN_CYCLES)
-        end.record()
-
-    def _estimate(self, call: Call, launches: int = 3) -> float:
-        """Rough ns a launch. The flushes keep the GPU busy while we queue, so that launch overhead is not counted."""
-        call()
-        for _ in range(3):
-            self._flush()
-        self._starts[0].record()
-        for _ in range(launches):
-            call()
-        self._ends[0].record()
-        self.stream.synchronize()
-        return max(1e6 * float(self._starts[0].elapsed_time(self._ends[0])) / launches, 1000.0)
-
-    def _capture(self, calls: Sequence[Call]) -> torch.cuda.CUDAGraph:
-        graph = torch.cuda.CUDAGraph()
-        graph.capture_begin()
-        try:
-            for call in calls:
-                call()
-        finally:
-            graph.capture_end()
-        return graph
-
-    def _flush(self) -> None:
-        """Read twice L2. A write would leave dirty lines whose eviction is charged to what is timed next."""
-        torch.sum(self._large, dim=0, out=self._sum)
+    launches: int
+    sets: int
+    flush: bool
+    batch: int
 
 
-def _rest() -> None:
-    time.sleep(_REST_SECONDS)
+def plan_launches(launch_ns: float, bytes_each: int, l2_bytes: int, cache: Cache) -> Replay:
+    """Enough launches for a replay of 0.3 ms, so that short ones are timed together.
+
+    Cold: sets of buffers until six times L2 has gone by, in whole rounds, so that the last launch of a replay does not
+    warm the first of the next one. Where the sets of one replay hold less than that, each is used once a replay, and a
+    flush between replays makes it cold again. Hot: one set. A batch lasts at most about 0.2 s.
+    """
+    count = max(1, math.ceil(TARGET_NS / launch_ns))
+    batch = max(LEAST_BATCH, min(BATCH, int(BATCH_NS / (count * launch_ns))))
+    if cache == "hot":
+        return Replay(count, 1, False, batch)
+    sets = min(count, math.ceil(ROTATION * l2_bytes / bytes_each))
+    rounds = math.ceil(count / sets)
+    return Replay(rounds * sets, sets, sets * bytes_each < ROTATION * l2_bytes, batch)

@@ -1,11 +1,11 @@
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 from gac.profiling import device
-from gac.profiling.measure import names_by_mark, short_name
+from gac.profiling.launches import launches_by_mark, short_name
+from gac.profiling.records import Launch
 
 
 @pytest.mark.parametrize(
@@ -28,25 +28,50 @@ def test_a_kernels_name_is_kept_without_its_arguments(name, short) -> None:
     assert short_name(name) == short
 
 
-def event(device: str, name: str, start: float, end: float) -> SimpleNamespace:
-    return SimpleNamespace(
-        name=name, device_type=SimpleNamespace(name=device), time_range=SimpleNamespace(start=start, end=end)
-    )
+def host(name: str, start: float, end: float) -> dict[str, object]:
+    return {"ph": "X", "cat": "user_annotation", "name": name, "ts": start, "dur": end - start}
 
 
-def test_kernels_belong_to_the_mark_during_which_they_began() -> None:
+def launch(start: float, correlation: int, kind: str = "cuda_runtime") -> dict[str, object]:
+    return {"cat": kind, "name": "launch", "ts": start, "dur": 1, "args": {"correlation": correlation}}
+
+
+def kernel(name: str, start: float, correlation: int) -> dict[str, object]:
+    details = {"correlation": correlation, "grid": [4, 2, 1], "block": [128, 1, 1], "shared memory": 1024}
+    return {"cat": "kernel", "name": name, "ts": start, "dur": 5, "args": details}
+
+
+def test_kernels_belong_to_the_mark_during_which_the_host_launched_them() -> None:
     trace = [
-        event("CPU", "gac:0", 0, 100),
-        event("CPU", "aten::mm", 5, 20),
-        event("CUDA", "gac:0", 30, 90),
-        event("CUDA", "reduce(int)", 60, 90),
-        event("CUDA", "gemm(int)", 30, 60),
-        event("CUDA", "Memset (Device)", 25, 26),
-        event("CPU", "gac:1", 150, 200),
-        event("CUDA", "fill(int)", 120, 130),
-        event("CUDA", "gemm(int)", 170, 190),
+        {"ph": "M", "name": "process_name", "ts": 0},
+        host("gac:0", 0, 100),
+        launch(10, 1),
+        launch(20, 2, "cuda_driver"),
+        kernel("reduce(int)", 60, 2),
+        kernel("gemm(int)", 30, 1),
+        launch(120, 3),
+        kernel("pack(int)", 125, 3),
+        host("gac:1", 150, 200),
+        launch(160, 4),
+        kernel("gemm(int)", 250, 4),
+        kernel("stray(int)", 255, 99),
     ]
-    assert names_by_mark(trace) == {0: ("gemm", "reduce"), 1: ("gemm",)}
+    extents = ((4, 2, 1), (128, 1, 1), 1024)
+    assert launches_by_mark(trace) == {
+        0: (Launch("gemm", *extents), Launch("reduce", *extents)),
+        1: (Launch("gemm", *extents),),
+    }
+
+
+def test_others_on_the_gpu_are_said(monkeypatch) -> None:
+    monkeypatch.setattr(device.os, "getpid", lambda: 10)
+    assert device._others([], [0, 0, 0]) == ""
+    assert device._others([10], [0, 3, 0]) == ""
+    assert device._others([77], [0, 0, 0]) == ""  # this process, as the driver counts outside a container
+    assert device._others([10, 77], [0, 0, 0]) == "1 other process on it"
+    assert device._others([10, 77, 78], [90, 40, 100]) == (
+        "2 other processes on it, busy 40 % of the time while this process was idle"
+    )
 
 
 def test_a_gpu_has_one_file_name() -> None:

@@ -8,18 +8,8 @@ from transformers import LlamaConfig
 
 from gac.evaluation.perplexity import Perplexity
 from gac.plan import Plan
-from gac.profiling.cliffs import find_cliffs
-from gac.profiling.table import Profile, Sweep
 from gac.reporting.comparison import Comparison, Measured
-from gac.reporting.tables import (
-    cliffs_table,
-    perplexity_table,
-    plan_line,
-    plan_summary,
-    plan_table,
-    points_table,
-    profiles_table,
-)
+from gac.reporting.tables import perplexity_table, plan_line, plan_summary, plan_table
 
 PROTOCOL = "wiki-sample, 32 windows x 1024 from token 204800, non-overlapping, no BOS"
 
@@ -36,16 +26,6 @@ def shown(table: RenderableType) -> list[str]:
 def plan(make_plan: Callable[..., Plan], tiny_config: LlamaConfig) -> Plan:
     mlp = {f"model.layers.1.mlp.{name}_proj": ("narrow", 128) for name in ("gate", "up", "down")}
     return make_plan(tiny_config, {"model.layers.0.self_attn.q_proj": ("low_rank", 16)} | mlp)
-
-
-@pytest.fixture(scope="module")
-def h100() -> Profile:
-    return Profile.load("nvidia-h100-80gb-hbm3")
-
-
-@pytest.fixture(scope="module")
-def pair(h100: Profile) -> Sweep:
-    return h100.rows_of("low_rank", {"m": 1024, "k": 4096, "n": 4096}, "r")
 
 
 def test_a_plan_by_layer(plan: Plan) -> None:
@@ -68,35 +48,6 @@ def test_budget_and_alignment(plan: Plan) -> None:
         f"budget {budget.used:,} of {budget.total:,} targeted parameters; {budget.limit:,} allowed",
         "alignment 100.0% of 4 chosen dims are multiples of 8",
     ]
-
-
-def test_cliffs_name_the_worst_dim_and_its_rescue(pair: Sweep) -> None:
-    found = find_cliffs(pair)
-    worst = int(found.slowdown.argmax())
-    (row,) = [line for line in shown(cliffs_table("a GPU", [(pair, found)])) if line.startswith("low_rank")]
-    assert row.startswith(f"{pair.label} {len(pair)} {len(found.collapsed)} {found.collapsed[worst]} -> ")
-    assert "a GPU" in shown(cliffs_table("a GPU", [(pair, found)]))
-
-
-def test_points_show_what_rescues_a_collapsed_dim(pair: Sweep) -> None:
-    lines = shown(points_table(pair, find_cliffs(pair), 1022, 1024))
-    rows = [line for line in lines if line[:2] == "10"]
-    assert [row.split()[0] for row in rows] == ["1022", "1023", "1024"]
-    assert rows[1].split()[4] == "1024"
-    assert any("align1" in line for line in lines)
-
-
-def test_profiles_show_what_is_wrong_with_one() -> None:
-    good = {"name": "a", "where": "shipped", "gpu": "A GPU", "shapes": 1234, "rows": [1, 8], "date": "d"}
-    entries = [good | {"digest": "0123456789abcdef"}, {"name": "b", "where": "saved", "problem": "torn"}]
-    assert shown(profiles_table(entries))[2:] == ["a shipped A GPU 1,234 1, 8 d 0123456789ab", "b saved torn"]
-
-
-def test_the_longest_names_fit(h100: Profile) -> None:
-    found = [(sweep, find_cliffs(sweep)) for sweep in h100.sweeps()]
-    lines = shown(cliffs_table(h100.header.gpu, found))
-    assert sum(line.startswith(("linear bf16", "low_rank bf16")) for line in lines) == len(found)
-    assert not any("…" in line for line in lines)
 
 
 def test_perplexity_of_one_model() -> None:

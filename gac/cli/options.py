@@ -1,0 +1,32 @@
+"""Options that several commands read the same way."""
+
+import click
+
+
+def _sizes(_ctx: click.Context, _option: click.Parameter, text: str | None) -> dict[str, int]:
+    pairs = [part.partition("=") for part in text.split(",")] if text else []
+    try:
+        return {axis: int(size) for axis, _, size in pairs}
+    except ValueError as failure:
+        raise click.BadParameter(f"{text!r} is not like m=1024,k=4096.") from failure
+
+
+def _range(_ctx: click.Context, _option: click.Parameter, text: str | None) -> tuple[int, int] | None:
+    if text is None:
+        return None
+    first, _, last = text.partition(":")
+    try:
+        return int(first), int(last)
+    except ValueError as failure:
+        raise click.BadParameter(f"{text!r} is not like 1016:1040.") from failure
+
+
+shape_option = click.option(
+    "--shape", callback=_sizes, metavar="AXIS=SIZE,...", help="Sizes of the axes that stay fixed: m=1024,k=4096."
+)
+dims_option = click.option(
+    "--dims", callback=_range, metavar="FIRST:LAST", help="Show every measured dim from FIRST to LAST."
+)
+passes_option = click.option(
+    "--passes", type=click.IntRange(min=1), default=3, show_default=True, help="How often every shape is timed."
+)

@@ -1,0 +1,165 @@
+"""Commands that measure this machine's GPU, and list what was measured."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gac.cli.checks import check_file
+from gac.cli.options import passes_option
+from gac.cli.verb import Answer, Verb
+from gac.errors import GacError, ProfileError
+
+if TYPE_CHECKING:
+    from gac.profiling.records import Point
+    from gac.profiling.table import Profile
+
+GENERAL = "general"
+
+
+@click.command(
+    cls=Verb, resume="Every timing that was taken is in the file; the same command goes on where this one stopped."
+)
+@click.option(
+    "--model",
+    "models",
+    multiple=True,
+    metavar="NAME",
+    help="Measure what this model's allocation needs: a known name, a directory or a hub id, of which only the "
+    "config is read. Repeatable.",
+)
+@click.option(
+    "--workload",
+    "workloads",
+    multiple=True,
+    metavar="WORKLOAD",
+    default=("prefill:1x1024", "decode:1@1024"),
+    show_default=True,
+    help="What the models run: prefill:BxS or decode:B@C. Repeatable.",
+)
+@click.option(
+    "--sweep",
+    "sweeps",
+    multiple=True,
+    metavar="NAME",
+    help="Measure the shapes of a study (gac study lists them), or 'general'. Repeatable.",
+)
+@click.option("--dtype", default="bf16", show_default=True, help="bf16 or fp16, of models and of the general sweep.")
+@passes_option
+@click.option("--aa", is_flag=True, help="Time every shape as A and as B, and say how often they seem to differ.")
+@click.option("--seconds", type=click.FloatRange(min=0), help="Stop after about this long; the next run goes on.")
+@click.option("--estimate", "only_estimate", is_flag=True, help="Say what there is to do, and stop.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="The file; by default this GPU's own place.")
+def profile(
+    models: Sequence[str],
+    workloads: Sequence[str],
+    sweeps: Sequence[str],
+    dtype: str,
+    passes: int,
+    aa: bool,
+    seconds: float | None,
+    only_estimate: bool,
+    output: Path | None,
+) -> Answer:
+    """Measure this machine's GPU.
+
+    Without --model and --sweep: a general sweep over every operator, along the dims that compression changes. A
+    second run on the same file goes on where the first one stopped.
+    """
+    if output is not None:
+        check_file(output, ProfileError)
+    from gac.profiling.device import require_gpu
+    from gac.profiling.profiler import estimate, profile_gpu
+    from gac.profiling.table import Profile
+
+    require_gpu()
+    points = _points(models, workloads, sweeps or (() if models else (GENERAL,)), dtype)
+    passes = 2 * passes if aa else passes
+    if only_estimate:
+        ahead = estimate(points, output, passes)
+        document = {"path": str(ahead.path), "shapes": ahead.shapes, "timings": ahead.remaining}
+        return Answer(document | {"seconds": round(ahead.seconds, 1)}, lambda: [str(ahead)])
+    path = profile_gpu(points, output, passes, seconds)
+    return _profiled(path, Profile.load(path), aa)
+
+
+def _points(models: Sequence[str], workloads: Sequence[str], sweeps: Sequence[str], dtype: str) -> tuple["Point", ...]:
+    """What was asked for, each point once."""
+    from gac.profiling.coverage import model_points
+    from gac.sites import Workload
+
+    parsed = [Workload.parse(text) for text in workloads]
+    found = [model_points(_config(model), parsed, dtype) for model in models]
+    found += [_sweep_points(name, dtype) for name in sweeps]
+    return tuple(dict.fromkeys(point for points in found for point in points))
+
+
+def _config(model: str) -> Any:
+    """A known name as it is (so that a misspelt one is recognised), else the model's config."""
+    from gac.models.loading import load_config
+
+    return load_config(model) if "/" in model or Path(model).is_dir() else model
+
+
+def _sweep_points(name: str, dtype: str) -> tuple["Point", ...]:
+    if name == GENERAL:
+        import torch
+
+        from gac.profiling.coverage import general_points
+
+        return general_points(dtype, torch.cuda.get_device_capability())
+    from gac.profiling.studies import study_named
+
+    return study_named(name).points()
+
+
+def _profiled(path: Path, measured: "Profile", aa: bool) -> Answer:
+    from gac.profiling.aa import aa_report
+    from gac.profiling.profiler import summary
+
+    document: dict[str, Any] = {
+        "path": str(path),
+        "gpu": measured.header.gpu,
+        "shapes": len(measured.measurements),
+        "failed": len(measured.failed),
+        "converged_fraction": measured.converged_fraction,
+        "spread": measured.spread,
+        "drift": measured.drift,
+        "digest": measured.digest,
+    }
+    lines = [summary(measured), f"saved as {path}"]
+    if aa:
+        report = aa_report(measured)
+        document["aa"] = asdict(report) | {"fraction": report.fraction}
+        lines.append(str(report))
+    return Answer(document, lambda: lines)
+
+
+@click.command(cls=Verb, resume="Nothing was written; run it again.")
+def profiles() -> Answer:
+    """List the latency tables on this machine.
+
+    Those shipped with GAC, and those that `gac profile` saved; a saved one hides a shipped one of the same name.
+    """
+    from gac.profiling.folders import saved_profiles, shipped_profiles
+    from gac.reporting.gpu_tables import profiles_table
+
+    entries = [_entry(path, "shipped") for path in shipped_profiles()]
+    entries += [_entry(path, "saved") for path in saved_profiles()]
+    return Answer({"profiles": entries}, lambda: [profiles_table(entries)])
+
+
+def _entry(path: Path, where: str) -> dict[str, Any]:
+    """One line of the list; a file that cannot be read is listed with what is wrong with it."""
+    from gac.profiling.table import Profile
+
+    entry: dict[str, Any] = {"name": path.stem, "where": where, "path": str(path)}
+    try:
+        read = Profile.load(path)
+    except GacError as failure:
+        return entry | {"problem": str(failure)}
+    header = read.header
+    counts = {"shapes": len(read.measurements), "operators": sorted({row.operator for row in read.measurements})}
+    return entry | {"gpu": header.gpu, **counts, "torch": header.torch, "date": header.date, "digest": read.digest}

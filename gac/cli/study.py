@@ -1,0 +1,90 @@
+"""The command that runs a published experiment again."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gac.cli.options import passes_option
+from gac.cli.verb import Answer, Verb, note
+from gac.errors import GacError
+
+if TYPE_CHECKING:
+    from gac.profiling.studies import Study, StudyResult
+    from gac.profiling.table import Profile
+
+
+@click.command(
+    cls=Verb, resume="Every timing that was taken is in the GPU's profile; the same command goes on from there."
+)
+@click.argument("names", nargs=-1, metavar="[NAME]...")
+@click.option("--all", "every", is_flag=True, help="Every study.")
+@click.option("--profile", metavar="NAME|FILE", help="Judge from this recorded profile: no GPU is needed.")
+@passes_option
+def study(names: Sequence[str], every: bool, profile: str | None, passes: int) -> Answer:
+    """Run a published experiment on this GPU, and say whether its claim holds.
+
+    Measures what this GPU's profile lacks, sets the result beside the published table, and judges. Without NAME, the
+    studies are listed.
+    """
+    from gac.profiling.studies import STUDIES, study_named
+
+    chosen = tuple(STUDIES.values()) if every else tuple(study_named(name) for name in dict.fromkeys(names))
+    if not chosen:
+        return _listed(tuple(STUDIES.values()))
+    measured = _measured(chosen, profile, passes)
+    results, problems = _judged(chosen, measured)
+    return _answer(measured, results, problems)
+
+
+def _listed(studies: Sequence["Study"]) -> Answer:
+    from gac.reporting.study_tables import studies_table
+
+    entries = [
+        {"name": one.name, "title": one.title, "claim": one.claim, "source": one.source, "shapes": len(one.points())}
+        for one in studies
+    ]
+    return Answer({"studies": entries}, lambda: [studies_table(entries)])
+
+
+def _measured(studies: Sequence["Study"], profile: str | None, passes: int) -> "Profile":
+    """The recorded profile, or this GPU's own with the studies' points in it."""
+    from gac.profiling.table import Profile
+
+    if profile is not None:
+        return Profile.load(profile)
+    from gac.profiling.device import require_gpu
+    from gac.profiling.profiler import profile_gpu
+
+    require_gpu()
+    points = tuple(dict.fromkeys(point for one in studies for point in one.points()))
+    return Profile.load(profile_gpu(points, passes=passes))
+
+
+def _judged(studies: Sequence["Study"], measured: "Profile") -> tuple[list["StudyResult"], dict[str, str]]:
+    """Results, and why the other studies have none; a study asked for alone fails with its own error."""
+    results, problems = [], {}
+    for one in studies:
+        try:
+            results.append(one.judge(measured.find))
+        except GacError as failure:
+            if len(studies) == 1:
+                raise
+            problems[one.name] = str(failure)
+            note(f"{one.name}: {failure}")
+    return results, problems
+
+
+def _answer(measured: "Profile", results: Sequence["StudyResult"], problems: dict[str, str]) -> Answer:
+    from gac.reporting.study_tables import study_tables, verdicts_table
+
+    document: dict[str, Any] = {
+        "gpu": measured.header.gpu,
+        "profile": measured.path.stem,
+        "digest": measured.digest,
+        "results": [asdict(result) for result in results],
+        "problems": problems,
+    }
+    summary = [verdicts_table(measured.header.gpu, results)] if len(results) > 1 else []
+    return Answer(document, lambda: [table for result in results for table in study_tables(result)] + summary)

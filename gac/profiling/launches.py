@@ -1,0 +1,91 @@
+"""Which kernels an operation launched, with their grids, read from PyTorch's profiler."""
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from gac.profiling.records import Extent, Launch
+
+_MARK = "gac:"
+_SHARED = "shared memory"
+
+
+def trace(prepare: Sequence[Callable[[], Callable[[], object]]]) -> list[tuple[Launch, ...]]:
+    """Prepare and run each call once, and say which kernels the call launched, in order; empty for one that fails.
+
+    Each call has the device to itself between two synchronisations.
+    """
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], acc_events=True) as traced:
+        for number, make in enumerate(prepare):
+            try:
+                call = make()
+                torch.cuda.synchronize()
+                with record_function(f"{_MARK}{number}"):
+                    call()
+                    torch.cuda.synchronize()
+            except RuntimeError:
+                continue  # the timing meets the same failure and records it
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        traced.export_chrome_trace(str(path))
+        events = json.loads(path.read_text())["traceEvents"]
+    found = launches_by_mark(events)
+    return [found.get(number, ()) for number in range(len(prepare))]
+
+
+def launches_by_mark(events: Iterable[Mapping[str, Any]]) -> dict[int, tuple[Launch, ...]]:
+    """The kernels that the host launched during each mark, by the mark's number, in the order in which they began.
+
+    Args:
+        events: of a Chrome trace as PyTorch writes it; a kernel and its launch share a ``correlation``.
+    """
+    marks: list[tuple[float, float, int]] = []
+    launched: dict[int, float] = {}
+    kernels: list[tuple[float, int, Launch]] = []
+    for event in events:
+        kind, name, details = event.get("cat"), str(event.get("name")), event.get("args", {})
+        if kind == "user_annotation" and name.startswith(_MARK):
+            marks.append((event["ts"], event["ts"] + event["dur"], int(name.removeprefix(_MARK))))
+        elif kind in {"cuda_runtime", "cuda_driver"} and "correlation" in details:
+            launched[details["correlation"]] = event["ts"]
+        elif kind == "kernel":
+            kernels.append((event["ts"], details["correlation"], _launch(name, details)))
+    found: dict[int, list[Launch]] = {}
+    for _, correlation, launch in sorted(kernels, key=lambda kernel: kernel[0]):
+        number = _mark_at(marks, launched.get(correlation))
+        if number is not None:
+            found.setdefault(number, []).append(launch)
+    return {number: tuple(launches) for number, launches in found.items()}
+
+
+def _mark_at(marks: Sequence[tuple[float, float, int]], moment: float | None) -> int | None:
+    if moment is None:
+        return None
+    return next((number for begin, end, number in marks if begin <= moment <= end), None)
+
+
+def _launch(name: str, details: Mapping[str, Any]) -> Launch:
+    return Launch(short_name(name), _extent(details["grid"]), _extent(details["block"]), int(details[_SHARED]))
+
+
+def _extent(sizes: Sequence[int]) -> Extent:
+    along_x, along_y, along_z = map(int, sizes)
+    return along_x, along_y, along_z
+
+
+def short_name(kernel: str) -> str:
+    """A kernel's name without its return type and its arguments."""
+    depth, cut, start = 0, len(kernel), 0
+    for place, letter in enumerate(kernel):
+        if letter == "(" and depth == 0 and not kernel.startswith("(anonymous", place):
+            cut = place
+            break
+        depth += (letter in "<(") - (letter in ">)")
+        if letter == " " and depth == 0:
+            start = place + 1
+    return kernel[start:cut]

@@ -1,0 +1,28 @@
+"""Why dims collapse: rules with their sources, and what the recorded kernels tell."""
+
+from gac.profiling.mechanisms.causes import Cause, cause_of, causes_of
+from gac.profiling.mechanisms.explain import explain
+from gac.profiling.mechanisms.explanation import Collapse, Cost, Explanation, Finding, Ran
+from gac.profiling.mechanisms.kernels import Kernel, describe
+from gac.profiling.mechanisms.rules import RULES, Published, Rule, Setting, rules_for
+from gac.profiling.mechanisms.sources import Source
+
+__all__ = [
+    "RULES",
+    "Cause",
+    "Collapse",
+    "Cost",
+    "Explanation",
+    "Finding",
+    "Kernel",
+    "Published",
+    "Ran",
+    "Rule",
+    "Setting",
+    "Source",
+    "cause_of",
+    "causes_of",
+    "describe",
+    "explain",
+    "rules_for",
+]

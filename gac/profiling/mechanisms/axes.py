@@ -1,0 +1,54 @@
+"""Which axes lie along the rows of a matrix: the ones whose size decides how those rows are aligned."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+Sides = str
+"""The roles of an axis in the GEMMs of its operator: ``k`` (rows of both operands), ``n`` (rows of the result)."""
+
+_BACKENDS = ("", "_flash", "_efficient", "_cudnn", "_math")
+
+SDPA: frozenset[str] = frozenset(f"sdpa{backend}{causal}" for backend in _BACKENDS for causal in ("", "_causal"))
+"""The attention operators."""
+
+ROWS: Mapping[tuple[str, str], Sides] = MappingProxyType(
+    {
+        ("linear", "k"): "k",
+        ("linear", "n"): "n",
+        ("linear_rowwise", "k"): "k",
+        ("linear_rowwise", "n"): "n",
+        ("low_rank", "k"): "k",
+        ("low_rank", "r"): "nk",
+        ("low_rank", "n"): "n",
+        ("low_rank_shared", "k"): "k",
+        ("low_rank_shared", "r"): "nk",
+        ("low_rank_shared", "n"): "n",
+        ("batched_gemm", "k"): "k",
+        ("batched_gemm", "n"): "n",
+        ("batched_gemm_separate", "k"): "k",
+        ("batched_gemm_separate", "low"): "n",
+        ("batched_gemm_separate", "high"): "n",
+        ("batched_gemm_bucketed", "k"): "k",
+        ("batched_gemm_padded", "k"): "k",
+        ("int4_linear", "k"): "k",
+        ("int4_linear", "n"): "n",
+        ("int4_linear_dequantised", "k"): "k",
+        ("int4_linear_dequantised", "n"): "n",
+        **{(name, "d"): "nk" for name in SDPA},
+    }
+)
+"""(operator, axis) to its sides; the number of rows (m, b, h, s, t) is never one. Bucketed and padded heads are
+rounded up to multiples of 8 before they run, so their dims are not either."""
+
+_NATURAL: Mapping[str, str] = MappingProxyType(
+    {"low_rank": "r", "low_rank_shared": "r", "batched_gemm": "n", "copy": "n"}
+)
+
+
+def natural_axis(operator: str) -> str:
+    """The axis that compression moves: a rank, a head_dim, or the k of a GEMM."""
+    if operator in SDPA:
+        return "d"
+    if operator.startswith("batched_gemm_"):
+        return "high"
+    return _NATURAL.get(operator, "k")

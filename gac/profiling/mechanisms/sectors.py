@@ -1,0 +1,59 @@
+"""Bytes fetched against bytes used: what the alignment of a matrix's rows costs on the way through the caches.
+
+Memory is read in sectors of 32 bytes, four to a cache line, and a thread loads at most 16 bytes at once (CUDA C++ Best
+Practices Guide, "Coalesced Access to Global Memory"; CUDA C++ Programming Guide, "Device Memory Accesses").
+"""
+
+from math import gcd
+
+SECTOR = 32
+LINE = 128
+VECTOR = 16
+BANKS = 32
+BANK_BYTES = 4
+
+
+def row_alignment(row_bytes: int) -> int:
+    """The largest power of two, up to a cache line, at whose multiples every row of a packed matrix begins."""
+    return min(row_bytes & -row_bytes, LINE)
+
+
+def vector_bytes(row_bytes: int) -> int:
+    """The widest load (16, 8, 4, 2 or 1 bytes) that is aligned in every row."""
+    return min(row_alignment(row_bytes), VECTOR)
+
+
+def fetched_over_used(row_bytes: int, segment: int | None = None) -> float:
+    """Bytes of the sectors touched over bytes used, when segments are read on their own, averaged over the rows.
+
+    Args:
+        row_bytes: length of a row and distance from one row to the next.
+        segment: bytes that are read from the beginning of each row; by default all of it.
+    """
+    length = row_bytes if segment is None else segment
+    return SECTOR * _touched(row_bytes, length, SECTOR) / length
+
+
+def lines_touched(row_bytes: int, segment: int = LINE) -> float:
+    """Cache lines that a segment at the beginning of a row lies on, averaged over the rows."""
+    return _touched(row_bytes, segment, LINE)
+
+
+def _touched(stride: int, length: int, unit: int) -> float:
+    step = gcd(stride, unit)
+    starts = range(0, unit, step)
+    return sum(-(-(start + length) // unit) for start in starts) / len(starts)
+
+
+def bank_conflicts(stride_bytes: int, rows: int = 8, chunk: int = VECTOR) -> int:
+    """How many passes it takes to read ``chunk`` bytes of each of ``rows`` rows in shared memory; 1: no conflict.
+
+    Eight rows of 16 bytes are what ``ldmatrix`` reads at once. There are 32 banks of 4 bytes (CUDA C++ Programming
+    Guide, "Shared Memory"). The rows are taken as they lie, without the swizzling by which libraries avoid conflicts.
+    """
+    words: dict[int, set[int]] = {}
+    for row in range(rows):
+        first = row * stride_bytes // BANK_BYTES
+        for word in range(first, first + -(-chunk // BANK_BYTES)):
+            words.setdefault(word % BANKS, set()).add(word)
+    return max(len(found) for found in words.values())

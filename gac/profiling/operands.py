@@ -1,0 +1,146 @@
+"""Memory that operands are cut from, so that no shape pays for filling its own."""
+
+import math
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+
+from gac.profiling.operators import Operand
+
+DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
+    {
+        "bf16": torch.bfloat16,
+        "fp16": torch.float16,
+        "fp8": torch.float8_e4m3fn,
+        "fp32": torch.float32,
+        "int32": torch.int32,
+        "uint8": torch.uint8,
+    }
+)
+
+_ALIGNMENT = 256
+_DEVIATION = 0.5
+_CHUNK = 2**26
+_GIB = 2**30
+
+
+class TooLargeError(RuntimeError):
+    """An operand that is larger than the pool it would be cut from.
+
+    Args:
+        needed: bytes of the operand.
+        available: bytes of the pool.
+    """
+
+    def __init__(self, needed: int, available: int) -> None:
+        super().__init__(
+            f"an operand of {needed / _GIB:.2f} GiB does not fit the {available / _GIB:.2f} GiB set aside for operands"
+        )
+        self.needed = needed
+        self.available = available
+
+
+class Pool:
+    """One large buffer of one dtype that operands are cut from.
+
+    Successive views lie one after the other, each 256-byte aligned, and start again at the front when the end is
+    reached: what is cut next has been out of use the longest.
+    """
+
+    def __init__(self, buffer: Tensor) -> None:
+        self._buffer = buffer
+        self._step = _ALIGNMENT // buffer.element_size()
+        self._next = 0
+
+    @classmethod
+    def random(cls, elements: int, dtype: torch.dtype, device: str, seed: int = 0) -> "Pool":
+        """Random values, never zeros, which run faster.
+
+        Floating point: normal of standard deviation 0.5, so that fp16 does not overflow; integers: random bits.
+        """
+        generator = torch.Generator(device).manual_seed(seed)
+        buffer = torch.empty(elements, dtype=dtype, device=device)
+        if not dtype.is_floating_point:
+            least, most = torch.iinfo(dtype).min, torch.iinfo(dtype).max
+            return cls(buffer.random_(least, most + 1, generator=generator))
+        if dtype.itemsize > 1:
+            return cls(buffer.normal_(0.0, _DEVIATION, generator=generator))
+        for chunk in torch.split(buffer, _CHUNK):  # PyTorch draws no fp8: draw bf16 and cast, a chunk at a time
+            drawn = torch.empty(chunk.shape, dtype=torch.bfloat16, device=device)
+            chunk.copy_(drawn.normal_(0.0, _DEVIATION, generator=generator))
+        return cls(buffer)
+
+    @classmethod
+    def unset(cls, elements: int, dtype: torch.dtype, device: str) -> "Pool":
+        """A pool for outputs, full of NaN so that what is never written is seen."""
+        assert dtype.is_floating_point, "results are floating point"
+        return cls(torch.full((elements,), math.nan, dtype=dtype, device=device))
+
+    def rewind(self) -> None:
+        """Start again at the front."""
+        self._next = 0
+
+    def cut(self, shape: tuple[int, ...]) -> Tensor:
+        """The next contiguous view of this shape.
+
+        Raises:
+            TooLargeError: the whole pool is smaller.
+        """
+        size, item = math.prod(shape), self._buffer.element_size()
+        if size > self._buffer.numel():
+            raise TooLargeError(size * item, self._buffer.numel() * item)
+        if self._next + size > self._buffer.numel():
+            self._next = 0
+        view = self._buffer[self._next : self._next + size].view(shape)
+        self._next += -(-size // self._step) * self._step
+        return view
+
+
+class Pools:
+    """Hands out operands of any dtype: a pool a dtype for what is read, and one for what is written, made when needed.
+
+    Args:
+        device: where the pools lie.
+        limit_bytes: size of each pool.
+        seed: of the random values.
+    """
+
+    def __init__(self, device: str, limit_bytes: int, seed: int = 0) -> None:
+        self._device = device
+        self._limit_bytes = limit_bytes
+        self._seed = seed
+        self._random: dict[str, Pool] = {}
+        self._unset: dict[str, Pool] = {}
+
+    def cut(self, operand: Operand) -> Tensor:
+        """The next contiguous view for an operand that is read: random values.
+
+        Raises:
+            TooLargeError: the operand is larger than the limit.
+        """
+        if operand.dtype not in self._random:
+            elements, dtype = self._size_of(operand)
+            self._random[operand.dtype] = Pool.random(elements, dtype, self._device, self._seed)
+        return self._random[operand.dtype].cut(operand.shape)
+
+    def cut_output(self, operand: Operand) -> Tensor:
+        """The next contiguous view for a floating-point operand that is written: NaN, or what was written before.
+
+        Raises:
+            TooLargeError: the operand is larger than the limit.
+        """
+        if operand.dtype not in self._unset:
+            elements, dtype = self._size_of(operand)
+            self._unset[operand.dtype] = Pool.unset(elements, dtype, self._device)
+        return self._unset[operand.dtype].cut(operand.shape)
+
+    def rewind(self) -> None:
+        """Cut what comes next from the front of every pool again."""
+        for pool in (*self._random.values(), *self._unset.values()):
+            pool.rewind()
+
+    def _size_of(self, operand: Operand) -> tuple[int, torch.dtype]:
+        dtype = DTYPES[operand.dtype]
+        return self._limit_bytes // dtype.itemsize, dtype

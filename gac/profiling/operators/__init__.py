@@ -1,0 +1,73 @@
+"""The operators that can be timed, as descriptions: axes, operands, FLOPs, bytes, and the shapes that are refused.
+
+An operator is added by deriving from ``Operator``, naming it here, and naming its runner in ``gac.profiling.runners``;
+the contract suites in ``tests/profiling/operators`` and ``tests/profiling/runners`` then run over both.
+"""
+
+from collections.abc import Mapping
+from difflib import get_close_matches
+from types import MappingProxyType
+
+from gac.errors import ProfileError
+from gac.forms import Operation
+from gac.profiling.operators.attention import BACKENDS, Sdpa
+from gac.profiling.operators.base import ITEM_BYTES, Axes, Operand, Operator
+from gac.profiling.operators.batched import BatchedGemm, BucketedHeads, PaddedHeads, SeparateHeads
+from gac.profiling.operators.gemm import Linear, LowRank, RowwiseLinear, SharedLowRank
+from gac.profiling.operators.int4 import DequantisedInt4Linear, Int4Linear
+from gac.profiling.operators.memory import Copy
+
+__all__ = ["ITEM_BYTES", "OPERATORS", "Axes", "Operand", "Operator", "operation", "operator_named"]
+
+_ALL: tuple[Operator, ...] = (
+    Linear(),
+    RowwiseLinear(),
+    LowRank(),
+    SharedLowRank(),
+    BatchedGemm(),
+    SeparateHeads(),
+    BucketedHeads(),
+    PaddedHeads(),
+    Int4Linear(),
+    DequantisedInt4Linear(),
+    *(Sdpa(backend, causal) for backend in BACKENDS for causal in (False, True)),
+    Copy(),
+)
+
+OPERATORS: Mapping[str, Operator] = MappingProxyType({operator.name: operator for operator in _ALL})
+
+assert len(OPERATORS) == len(_ALL), "no two operators share a name"
+
+
+def operator_named(name: str) -> Operator:
+    """The operator of this name.
+
+    Raises:
+        ProfileError: there is no such operator; the message names the nearest.
+    """
+    if name not in OPERATORS:
+        near = get_close_matches(name, OPERATORS, n=1)
+        raise ProfileError(
+            f"operator {name!r} is unknown",
+            f"one of {', '.join(OPERATORS)}",
+            f"Did you mean {near[0]!r}?" if near else "Correct the name.",
+        )
+    return OPERATORS[name]
+
+
+def operation(name: str, **axes: int) -> Operation:
+    """One shape of an operator, its axes in the operator's order.
+
+    Raises:
+        ProfileError: the operator is unknown, an axis is missing, unknown or below 1, or the sizes do not go together.
+    """
+    operator = operator_named(name)
+    given = f"{name} with {', '.join(f'{axis}={size}' for axis, size in axes.items()) or 'no axes'}"
+    if set(axes) != set(operator.axes):
+        raise ProfileError(given, f"the axes {', '.join(operator.axes)}", "Give every axis of the operator a size.")
+    if any(size < 1 for size in axes.values()):
+        raise ProfileError(given, "sizes of at least 1", "Correct the sizes.")
+    unmet = operator.unmet(axes)
+    if unmet is not None:
+        raise ProfileError(given, unmet, "Correct the sizes.")
+    return Operation(name, tuple((axis, axes[axis]) for axis in operator.axes))

@@ -1,0 +1,86 @@
+"""Scaled dot-product attention, by backend and with or without the causal mask.
+
+Source of the refusals: PyTorch, aten/src/ATen/native/transformers/cuda/sdp_utils.cpp.
+"""
+
+from typing import Literal, get_args
+
+from gac.profiling.operators.base import Axes, Operand, Operator
+
+Backend = Literal["auto", "flash", "efficient", "cudnn", "math"]
+
+BACKENDS: tuple[Backend, ...] = get_args(Backend)
+
+_LARGEST_HEAD_DIM = 256
+
+
+class Sdpa(Operator):
+    """``softmax(q[b, h, s, d] @ k[b, kv, t, d].T / sqrt(d)) @ v[b, kv, t, d]``; kv divides h (grouped-query attention).
+
+    Query i sees keys 0 to i where causal: the mask is aligned to the top left where s and t differ. FLOPs are those of
+    the two GEMMs over the pairs that are seen.
+
+    Args:
+        backend: whose kernel runs (``auto``: PyTorch chooses).
+        causal: whether the causal mask holds.
+    """
+
+    axes = ("b", "h", "kv", "s", "t", "d")
+    dtypes = ("bf16", "fp16")
+
+    def __init__(self, backend: Backend, causal: bool) -> None:
+        self.backend = backend
+        self.causal = causal
+        self.name = "sdpa" + ("" if backend == "auto" else f"_{backend}") + ("_causal" if causal else "")
+
+    def inputs(self, axes: Axes, dtype: str) -> tuple[Operand, ...]:
+        b, h, kv, s, t, d = (axes[name] for name in self.axes)
+        return Operand((b, h, s, d), dtype), Operand((b, kv, t, d), dtype), Operand((b, kv, t, d), dtype)
+
+    def outputs(self, axes: Axes, dtype: str) -> tuple[Operand, ...]:
+        return (Operand((axes["b"], axes["h"], axes["s"], axes["d"]), dtype),)
+
+    def flops(self, axes: Axes) -> int:
+        return 4 * axes["b"] * axes["h"] * axes["d"] * self._pairs(axes["s"], axes["t"])
+
+    def _pairs(self, s: int, t: int) -> int:
+        """Pairs of a query and a key that it sees: under the mask 1 + 2 + ... up to t, and t for every later query."""
+        if not self.causal:
+            return s * t
+        rising = min(s, t)
+        return rising * (rising + 1) // 2 + (s - rising) * t
+
+    def unmet(self, axes: Axes) -> str | None:
+        return "kv that divides h" if axes["h"] % axes["kv"] else None
+
+    def refusal(self, axes: Axes, dtype: str) -> str | None:
+        if self.backend == "flash":
+            return self._flash_refusal(axes)
+        if self.backend == "efficient":
+            return self._efficient_refusal(axes)
+        return self._cudnn_refusal(axes) if self.backend == "cudnn" else None
+
+    def _flash_refusal(self, axes: Axes) -> str | None:
+        if axes["d"] > _LARGEST_HEAD_DIM:
+            return f"FlashAttention takes head_dim up to {_LARGEST_HEAD_DIM} only: d = {axes['d']}"
+        if self.causal and axes["s"] != axes["t"]:
+            return f"FlashAttention takes the causal mask on s = t only: s = {axes['s']}, t = {axes['t']}"
+        return None
+
+    def _efficient_refusal(self, axes: Axes) -> str | None:
+        if axes["d"] % 8:
+            return f"memory-efficient attention takes head_dim that is a multiple of 8 only: d = {axes['d']}"
+        if axes["kv"] != axes["h"]:
+            return (
+                "memory-efficient attention takes as many heads of K and V as of Q only (PyTorch 2.6 to 2.11): "
+                f"h = {axes['h']}, kv = {axes['kv']}"
+            )
+        return None
+
+    def _cudnn_refusal(self, axes: Axes) -> str | None:
+        d = axes["d"]
+        if d % 8:
+            return f"cuDNN attention takes head_dim that is a multiple of 8 only: d = {d}"
+        if d > _LARGEST_HEAD_DIM:
+            return f"cuDNN attention takes head_dim up to {_LARGEST_HEAD_DIM} at most: d = {d}"
+        return "cuDNN attention takes more than one key only: t = 1" if axes["t"] == 1 else None

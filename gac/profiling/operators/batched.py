@@ -1,0 +1,96 @@
+"""Batched GEMMs: heads of one dim, and three ways to run heads of different dims."""
+
+from abc import abstractmethod
+from itertools import groupby
+
+from gac.profiling.operators.base import Axes, Operand, Operator
+
+ROUNDING = 8
+
+
+def _rounded(dim: int) -> int:
+    return -(-dim // ROUNDING) * ROUNDING
+
+
+class BatchedGemm(Operator):
+    """``x[b, m, k] @ W[b, n, k].T`` for every b."""
+
+    name = "batched_gemm"
+    axes = ("b", "m", "k", "n")
+    dtypes = ("bf16", "fp16")
+
+    def inputs(self, axes: Axes, dtype: str) -> tuple[Operand, ...]:
+        b, m, k, n = (axes[name] for name in self.axes)
+        return Operand((b, m, k), dtype), Operand((b, n, k), dtype)
+
+    def outputs(self, axes: Axes, dtype: str) -> tuple[Operand, ...]:
+        return (Operand((axes["b"], axes["m"], axes["n"]), dtype),)
+
+    def flops(self, axes: Axes) -> int:
+        return 2 * axes["b"] * axes["m"] * axes["k"] * axes["n"]
+
+
+class Heads(Operator):
+    """``x[heads, m, k]``, and for head i ``x[i] @ W_i[d_i, k].T`` with d_i evenly from low to high.
+
+    Operands are those that run: one weight ``(heads of the bucket, dim of the bucket, k)`` a bucket, after x. FLOPs and
+    bytes are those of the dims asked for, so what a bucket adds to them shows as waste.
+    """
+
+    axes = ("m", "k", "heads", "low", "high")
+    dtypes = ("bf16", "fp16")
+
+    @abstractmethod
+    def buckets(self, axes: Axes) -> tuple[tuple[int, int], ...]:
+        """Number of heads and dim of every bucket; the heads of a bucket are neighbours."""
+
+    def dims(self, axes: Axes) -> tuple[int, ...]:
+        """The dim of every head, never falling."""
+        low, high, heads = axes["low"], axes["high"], axes["heads"]
+        return tuple(low + i * (high - low) // (heads - 1) for i in range(heads))
+
+    def inputs(self, axes: Axes, dtype: str) -> tuple[Operand, ...]:
+        m, k, heads = axes["m"], axes["k"], axes["heads"]
+        weights = (Operand((count, dim, k), dtype) for count, dim in self.buckets(axes))
+        return Operand((heads, m, k), dtype), *weights
+
+    def outputs(self, axes: Axes, dtype: str) -> tuple[Operand, ...]:
+        return tuple(Operand((count, axes["m"], dim), dtype) for count, dim in self.buckets(axes))
+
+    def flops(self, axes: Axes) -> int:
+        return 2 * axes["m"] * axes["k"] * sum(self.dims(axes))
+
+    def bytes(self, axes: Axes, dtype: str) -> int:
+        """The fewest bytes to move: x, and the weights and results of the dims asked for."""
+        m, k, heads, columns = axes["m"], axes["k"], axes["heads"], sum(self.dims(axes))
+        return sum(Operand(shape, dtype).bytes for shape in ((heads, m, k), (columns, k), (m, columns)))
+
+    def unmet(self, axes: Axes) -> str | None:
+        return None if axes["heads"] >= 2 and axes["low"] <= axes["high"] else "at least 2 heads, and low <= high"
+
+
+class SeparateHeads(Heads):
+    """Heads of different dims, one GEMM a head."""
+
+    name = "batched_gemm_separate"
+
+    def buckets(self, axes: Axes) -> tuple[tuple[int, int], ...]:
+        return tuple((1, dim) for dim in self.dims(axes))
+
+
+class BucketedHeads(Heads):
+    """Heads of different dims, each rounded up to a multiple of 8, one batched GEMM a distinct rounded dim."""
+
+    name = "batched_gemm_bucketed"
+
+    def buckets(self, axes: Axes) -> tuple[tuple[int, int], ...]:
+        return tuple((len(list(same)), dim) for dim, same in groupby(map(_rounded, self.dims(axes))))
+
+
+class PaddedHeads(Heads):
+    """Heads of different dims in one batched GEMM, at the largest rounded up to a multiple of 8."""
+
+    name = "batched_gemm_padded"
+
+    def buckets(self, axes: Axes) -> tuple[tuple[int, int], ...]:
+        return ((axes["heads"], _rounded(axes["high"])),)

@@ -1,0 +1,128 @@
+"""Profile the local GPU: what there is to do, doing it, and what came of it."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gac.errors import ProfileError
+from gac.profiling.device import default_path, fingerprint
+from gac.profiling.operators import OPERATORS
+from gac.profiling.records import Header, Measurement, Point
+from gac.profiling.sweep import PASSES, missing, run_sweep
+from gac.profiling.table import Profile
+from gac.profiling.timing import BATCH, TARGET_NS
+
+DRIFT = 0.03
+
+_OVERHEAD_SECONDS = 0.008
+_REPLAYS = BATCH + 2
+_FLOPS_PER_CYCLE = 2048  # of one SM: half of what Hopper's tensor cores can do in bf16
+_BYTES_PER_SECOND = 1.5e12
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """How much a sweep has to do: shapes, timings that the file lacks (several a shape), and about how many seconds."""
+
+    path: Path
+    shapes: int
+    remaining: int
+    seconds: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.shapes:,} shapes, {self.remaining:,} timings to take into {self.path}: "
+            f"about {max(self.seconds / 60, 0.1):.1f} minutes"
+        )
+
+
+def estimate(points: Sequence[Point], path: str | Path | None = None, passes: int = PASSES) -> Estimate:
+    """What ``profile_gpu`` with the same arguments would have to do on this GPU.
+
+    Raises:
+        ProfileError: there is no GPU, ``passes`` is below 1, or the file is malformed.
+    """
+    _check_passes(passes)
+    header = fingerprint()
+    return _estimate(points, _target(path, header), passes, header)
+
+
+def profile_gpu(
+    points: Sequence[Point],
+    path: str | Path | None = None,
+    passes: int = PASSES,
+    seconds: float | None = None,
+    progress: bool = True,
+) -> Path:
+    """Measure the local GPU at these points, or go on where an earlier run stopped.
+
+    Args:
+        path: the file; by default the place where this GPU's profile is looked for.
+        passes: how often to time every point.
+        seconds: stop after about this long; the next call goes on.
+        progress: say on standard error how much there is to do, how it goes, and how it went.
+
+    Returns:
+        the file's path.
+
+    Raises:
+        ProfileError: there is no GPU, it failed, ``passes`` is below 1, or the file cannot be resumed here.
+    """
+    _check_passes(passes)
+    header = fingerprint()
+    target = _target(path, header)
+    ahead = _estimate(points, target, passes, header)
+    _say(str(ahead), progress)
+    if header.shared_with:
+        _say(f"This GPU is not ours alone: {header.shared_with}. Latencies may be too high.", True)
+    if ahead.remaining:
+        from gac.profiling.measure import GpuMeasurer
+
+        report = run_sweep(
+            points, target, GpuMeasurer(header), header, passes=passes, seconds=seconds, progress=progress
+        )
+        _say(f"{report.timed:,} timings in {report.seconds:.0f} s, {report.remaining:,} left", progress)
+    _say(summary(Profile.load(target)), progress)
+    return target
+
+
+def summary(profile: Profile) -> str:
+    """What a profile holds and how far it can be trusted, in one line."""
+    doubts = [f"the sentinels drifted by {profile.drift:.1%}"] if profile.drift > DRIFT else []
+    doubts += [profile.header.shared_with] if profile.header.shared_with else []
+    return (
+        f"{len(profile.measurements):,} shapes of {profile.header.gpu}, {len(profile.failed):,} failed; "
+        f"{profile.converged_fraction:.1%} converged, passes within {profile.spread:.1%} for 95 %, "
+        f"drift {profile.drift:.1%}" + "".join(f"; DOUBTFUL: {doubt}" for doubt in doubts)
+    )
+
+
+def _say(text: str, progress: bool) -> None:
+    if progress:
+        print(text, file=sys.stderr)
+
+
+def _check_passes(passes: int) -> None:
+    if passes < 1:
+        raise ProfileError(f"{passes} passes", "at least 1", f"Use {PASSES}, the default.")
+
+
+def _target(path: str | Path | None, header: Header) -> Path:
+    return Path(path) if path is not None else default_path(header.gpu)
+
+
+def _estimate(points: Sequence[Point], target: Path, passes: int, header: Header) -> Estimate:
+    """Twelve replays a timing, at half the tensor cores' rate or half the memory's, and some ms for everything else."""
+    known: dict[Point, Measurement] = {}
+    if target.is_file() and target.stat().st_size:
+        known = {row.point: row for row in Profile.load(target).measurements}
+    todo = [one for number in range(passes) for one in missing(points, known.get, number)]
+    rate = header.sm_count * header.sm_clock_max_mhz * 1e6 * _FLOPS_PER_CYCLE
+    seconds = sum(_OVERHEAD_SECONDS + _REPLAYS * max(TARGET_NS / 1e9, _launch_seconds(one, rate)) for one in todo)
+    return Estimate(target, len(points), len(todo), seconds)
+
+
+def _launch_seconds(point: Point, rate: float) -> float:
+    operator, axes = OPERATORS[point.operation.operator], point.operation.axes
+    return max(operator.flops(axes) / rate, operator.bytes(axes, point.dtype) / _BYTES_PER_SECOND)

@@ -1,0 +1,32 @@
+"""How every operator runs with PyTorch; one runner a description in ``gac.profiling.operators``."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from gac.profiling.operators import OPERATORS
+from gac.profiling.operators.attention import Sdpa
+from gac.profiling.runners.attention import SdpaRunner
+from gac.profiling.runners.base import WORST_ERROR, Result, Runner, relative_error
+from gac.profiling.runners.batched import BatchedRunner, HeadsRunner, SeparateHeadsRunner
+from gac.profiling.runners.gemm import LinearRunner, LowRankRunner, SharedLowRankRunner
+from gac.profiling.runners.int4 import DequantisedInt4Runner, FusedInt4Runner
+from gac.profiling.runners.memory import CopyRunner
+
+__all__ = ["RUNNERS", "WORST_ERROR", "Result", "Runner", "relative_error"]
+
+_ALL: tuple[Runner, ...] = (
+    LinearRunner(OPERATORS["linear"]),
+    LinearRunner(OPERATORS["linear_rowwise"]),
+    LowRankRunner(OPERATORS["low_rank"]),
+    SharedLowRankRunner(OPERATORS["low_rank_shared"]),
+    BatchedRunner(OPERATORS["batched_gemm"]),
+    SeparateHeadsRunner(OPERATORS["batched_gemm_separate"]),
+    HeadsRunner(OPERATORS["batched_gemm_bucketed"]),
+    HeadsRunner(OPERATORS["batched_gemm_padded"]),
+    FusedInt4Runner(OPERATORS["int4_linear"]),
+    DequantisedInt4Runner(OPERATORS["int4_linear_dequantised"]),
+    *(SdpaRunner(operator) for operator in OPERATORS.values() if isinstance(operator, Sdpa)),
+    CopyRunner(OPERATORS["copy"]),
+)
+
+RUNNERS: Mapping[str, Runner] = MappingProxyType({runner.operator.name: runner for runner in _ALL})

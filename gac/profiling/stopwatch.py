@@ -1,0 +1,124 @@
+"""Times calls on the GPU: rotated buffers, a CUDA graph, events, and a kernel of known cycles that tells the clock."""
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from gac.profiling.records import Cache
+from gac.profiling.timing import BATCH, ROTATION, STEADY_CLOCK, Batch, Clocks, Timing, plan_launches, sample_until
+
+_cuda: Any = torch.cuda  # its constructors carry no annotations
+
+_REST_SECONDS = 0.01
+_SPIN_CYCLES = 300_000
+_RECENT = 101
+_PRESUMED = 21
+_WARM_UP_SECONDS = 1.0
+_LEAST_NS = 1000.0
+
+Call = Callable[[], object]
+
+
+class Stopwatch:
+    """Times calls on the current CUDA device, on its own stream.
+
+    Args:
+        l2_bytes: size of the L2 cache.
+        max_clock_mhz: the highest SM clock that the device can have.
+    """
+
+    def __init__(self, l2_bytes: int, max_clock_mhz: int) -> None:
+        self.stream = _cuda.Stream()
+        self._l2_bytes = l2_bytes
+        self._max_clock = max_clock_mhz
+        self._large = torch.ones(ROTATION * l2_bytes // 4, dtype=torch.float32, device="cuda")
+        self._sum = torch.empty((), dtype=torch.float32, device="cuda")
+        self._recent: deque[int] = deque([round(STEADY_CLOCK * max_clock_mhz)] * _PRESUMED, maxlen=_RECENT)
+        self._spins = [(_cuda.Event(enable_timing=True), _cuda.Event(enable_timing=True)) for _ in range(2)]
+        self._starts = [_cuda.Event(enable_timing=True) for _ in range(BATCH)]
+        self._ends = [_cuda.Event(enable_timing=True) for _ in range(BATCH)]
+        _cuda._sleep(1)  # loads the kernel, which would otherwise look like a very slow clock
+        self._pool = _cuda.graph_pool_handle()
+        with torch.cuda.stream(self.stream):
+            self._keeper = self._capture([self._flush])  # while it lives, what graphs allocate is reused, not returned
+            self._warm_up()
+
+    def time(self, call_on: Callable[[int], Sequence[Call]], bytes_each: int, cache: Cache) -> Timing:
+        """Time one launch.
+
+        Args:
+            call_on: makes as many calls as it is asked for, each on buffers of its own.
+            bytes_each: what one call reads and writes.
+            cache: whether its operands come from memory or from L2.
+        """
+        with torch.cuda.stream(self.stream):
+            first = self._estimate(call_on(1)[0])
+            launches, sets, flush, batch = plan_launches(first, bytes_each, self._l2_bytes, cache)
+            calls = call_on(sets)
+            graph = self._capture([calls[index % sets] for index in range(launches)])
+            clocks = Clocks(float(np.median(self._recent)), self._max_clock)
+            return sample_until(lambda count: self._batch(graph, count, launches, flush), clocks, _rest, batch)
+
+    def _warm_up(self) -> None:
+        """Keep the GPU busy until its clock has come up from idling."""
+        until = time.monotonic() + _WARM_UP_SECONDS
+        while time.monotonic() < until:
+            for _ in range(_RECENT):
+                self._flush()
+            self.stream.synchronize()
+
+    def _batch(self, graph: torch.cuda.CUDAGraph, count: int, launches: int, flush: bool) -> Batch:
+        """Time ``count`` replays. They are queued behind an untimed one, so that the GPU never waits for us."""
+        timed = list(zip(self._starts[:count], self._ends[:count], strict=True))
+        graph.replay()
+        self._spin(*self._spins[0])
+        for start, end in timed:
+            if flush:
+                self._flush()
+            start.record()
+            graph.replay()
+            end.record()
+        self._spin(*self._spins[1])
+        self.stream.synchronize()
+        slowest = round(min(_SPIN_CYCLES / (1e3 * start.elapsed_time(end)) for start, end in self._spins))
+        self._recent.append(slowest)
+        return Batch([1e6 * start.elapsed_time(end) / launches for start, end in timed], slowest)
+
+    def _spin(self, start: torch.cuda.Event, end: torch.cuda.Event) -> None:
+        """A kernel of known cycles between two events: cycles over time is the clock, less 1 % for the launch."""
+        start.record()
+        _cuda._sleep(_SPIN_CYCLES)
+        end.record()
+
+    def _estimate(self, call: Call, launches: int = 3) -> float:
+        """Rough ns a launch. The flushes keep the GPU busy while we queue, so that launch overhead is not counted."""
+        call()
+        self._flush()
+        self._starts[0].record()
+        for _ in range(launches):
+            call()
+        self._ends[0].record()
+        self.stream.synchronize()
+        return max(1e6 * float(self._starts[0].elapsed_time(self._ends[0])) / launches, _LEAST_NS)
+
+    def _capture(self, calls: Sequence[Call]) -> torch.cuda.CUDAGraph:
+        graph = torch.cuda.CUDAGraph()
+        graph.capture_begin(pool=self._pool)
+        try:
+            for call in calls:
+                call()
+        finally:
+            graph.capture_end()
+        return graph
+
+    def _flush(self) -> None:
+        """Read what evicts L2. A write would leave dirty lines whose eviction is charged to what is timed next."""
+        torch.sum(self._large, dim=0, out=self._sum)
+
+
+def _rest(discarded: int) -> None:
+    time.sleep(_REST_SECONDS * discarded)

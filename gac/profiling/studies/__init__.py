@@ -1,0 +1,57 @@
+"""Studies: published experiments that run again on the GPU at hand, their table beside the published one."""
+
+from collections.abc import Mapping
+from difflib import get_close_matches
+from types import MappingProxyType
+
+from gac.errors import ProfileError
+from gac.profiling.studies.attention import SDPA_BACKENDS, SDPA_BANDWIDTH, SDPA_DENSE
+from gac.profiling.studies.gemms import GEMM_K, GEMM_M, GEMM_N, GEMV
+from gac.profiling.studies.hardware import L2_SECTOR, TENSOR_CORE, VECTOR_WIDTH
+from gac.profiling.studies.heads import HEAD_DIM_132, HETEROGENEOUS_HEADS
+from gac.profiling.studies.int4 import INT4_REGIMES
+from gac.profiling.studies.kernels import FA_TEMPLATES, KERNEL_TIERS
+from gac.profiling.studies.records import Cell, Column, Find, Study, StudyResult, Verdict
+from gac.profiling.studies.repair import PADDING_RESCUE, ROUND_TO_ALIGNED
+
+__all__ = ["STUDIES", "Cell", "Column", "Find", "Study", "StudyResult", "Verdict", "study_named"]
+
+_ALL = (
+    SDPA_DENSE,
+    SDPA_BACKENDS,
+    GEMM_K,
+    GEMM_N,
+    GEMM_M,
+    GEMV,
+    PADDING_RESCUE,
+    ROUND_TO_ALIGNED,
+    HETEROGENEOUS_HEADS,
+    TENSOR_CORE,
+    VECTOR_WIDTH,
+    L2_SECTOR,
+    SDPA_BANDWIDTH,
+    KERNEL_TIERS,
+    FA_TEMPLATES,
+    INT4_REGIMES,
+    HEAD_DIM_132,
+)
+
+STUDIES: Mapping[str, Study] = MappingProxyType({study.name: study for study in _ALL})
+
+assert len(STUDIES) == len(_ALL), "no two studies share a name"
+
+
+def study_named(name: str) -> Study:
+    """The study of this name.
+
+    Raises:
+        ProfileError: there is no such study; the message names the nearest.
+    """
+    if name not in STUDIES:
+        near = get_close_matches(name, STUDIES, n=1)
+        raise ProfileError(
+            f"study {name!r} is unknown",
+            f"one of {', '.join(STUDIES)}",
+            f"Did you mean {near[0]!r}?" if near else "Correct the name.",
+        )
+    return STUDIES[name]

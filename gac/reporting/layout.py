@@ -1,0 +1,24 @@
+"""What the tables share: their look, and a legend's."""
+
+from collections.abc import Iterable
+
+from rich import box
+from rich.console import JustifyMethod
+from rich.table import Table
+from rich.text import Text
+
+_WHOLE = ("name", "digest", "study")  # columns of things to type or compare: never cut
+
+
+def new_table(columns: Iterable[tuple[str, str]]) -> Table:
+    """An empty table; each column has a heading and ``<`` or ``>`` for left or right."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
+    for heading, side in columns:
+        justify: JustifyMethod = "right" if side == ">" else "left"
+        table.add_column(heading, justify=justify, overflow="fold", no_wrap=heading in _WHOLE)
+    return table
+
+
+def legend(text: str) -> Text:
+    """What stands below a table to read it by."""
+    return Text(text, style="dim")

@@ -1,0 +1,105 @@
+"""``gac cliffs`` on a small recorded profile: table, document, figure, and what it refuses."""
+
+import json
+from pathlib import Path
+
+import pytest
+from commands import answer, run
+
+SHAPE = "m=1024,k=4096,n=4096"
+
+
+def test_the_table_names_each_sweep_its_period_and_its_causes(recorded: Path) -> None:
+    shown = " ".join(run("cliffs", recorded).stdout.split())
+    assert "low_rank bf16 m=1024 k=4096 n=4096, r 129 112 " in shown
+    assert "causes of the 112 collapsed dims: alignment tier 100.0%" in shown
+    assert "low_rank bf16 m=1024 k=4096 n=4096, r 8 4.99* 2.50* 2.50* 1.00 0.99 -" in shown
+
+
+def test_the_document_has_the_evidence_for_the_period(recorded: Path) -> None:
+    (sweep,) = answer("cliffs", recorded)["sweeps"]
+    assert (sweep["operator"], sweep["axis"], sweep["period"], sweep["points"]) == ("low_rank", "r", 8, 129)
+    odd = sweep["alignment"][0]
+    assert (odd["step"], odd["against"], odd["dims"], odd["keeps_up"]) == (1, 8, 64, False)
+    assert odd["low"] <= odd["slowdown"] <= odd["high"]
+
+
+def test_the_document_has_each_collapsed_dim_with_its_cause(recorded: Path) -> None:
+    (sweep,) = answer("cliffs", recorded, "--dims", "1022:1024")["sweeps"]
+    assert [(one["dim"], one["rescue"]) for one in sweep["collapsed"]] == [(1022, 1024), (1023, 1024)]
+    assert [one["cause"]["kind"] for one in sweep["collapsed"]] == ["alignment tier", "alignment tier"]
+    assert [point["dim"] for point in sweep["measured"]] == [1022, 1023, 1024]
+    assert sweep["measured"][2]["launches"][0]["grid"] == [132, 1, 1]
+
+
+def test_a_stretch_of_dims_is_shown_dim_by_dim(recorded: Path) -> None:
+    shown = [" ".join(line.split()) for line in run("cliffs", recorded, "--dims", "1023:1024").stdout.splitlines()]
+    assert any(line.startswith("1023 151.2 0.1 5.00x 1024 alignment tier cutlass_75_tensorop") for line in shown)
+    assert any(line.startswith("1024 30.2 0.0 nvjet_sm90") for line in shown)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--shape", "m=3"), "any operator m=3"),
+        (("--operator", "linear"), "linear"),
+        (("--axis", "k"), "any operator along k"),
+        (("--operator", "low_rank", "--dims", "1:9"), "low_rank dims 1:9"),
+    ],
+)
+def test_a_choice_that_matches_nothing(options: tuple[str, ...], words: str, recorded: Path) -> None:
+    result = run("cliffs", recorded, *options)
+    assert result.exit_code == 1
+    assert result.stderr == (
+        f"Error: no sweep of recorded is of {words}; expected one of its 1 sweeps. "
+        "Run gac cliffs on it without filters to see them.\n"
+    )
+
+
+@pytest.mark.parametrize("ending", ["png", "pdf", "svg"])
+def test_a_figure_is_drawn_as_its_ending_says(ending: str, recorded: Path, tmp_path: Path) -> None:
+    figure = tmp_path / f"cliffs.{ending}"
+    result = run("cliffs", recorded, "--shape", SHAPE, "--plot", figure)
+    assert result.exit_code == 0
+    assert result.stderr == f"drawn in {figure}\n"
+    assert figure.read_bytes()[:5] in {b"\x89PNG\r", b"%PDF-", b"<?xml"}
+    assert [file.name for file in tmp_path.iterdir() if file.suffix == ".part"] == []
+
+
+def test_a_figure_without_a_choice_is_the_gpus_page(recorded: Path, tmp_path: Path) -> None:
+    assert run("cliffs", recorded, "--plot", tmp_path / "page.svg").exit_code == 0
+    assert "NVIDIA Test GPU, PyTorch 2.11.0, CUDA 13.0" in (tmp_path / "page.svg").read_text()
+
+
+def test_a_figure_of_an_unknown_ending_is_refused_before_any_work(tmp_path: Path) -> None:
+    result = run("cliffs", tmp_path / "no such profile", "--plot", tmp_path / "figure.gif")
+    assert result.exit_code == 1
+    assert result.stderr == (
+        f"Error: figure {tmp_path}/figure.gif ends in '.gif'; expected one of .png, .pdf, .svg. Change the ending.\n"
+    )
+
+
+def test_an_unknown_profile_with_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gac.profiling.folders.shipped_profiles", lambda: (Path("nvidia-h100-80gb-hbm3.jsonl"),))
+    monkeypatch.setenv("GAC_HOME", str(tmp_path))
+    result = run("cliffs", "nvidia-h100", "--json")
+    assert result.exit_code == 1
+    assert json.loads(result.stdout)["error"] == {
+        "given": "profile 'nvidia-h100' is neither a file nor a known name",
+        "expected": "a path, or one of nvidia-h100-80gb-hbm3",
+        "remedy": "Did you mean 'nvidia-h100-80gb-hbm3'?",
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "Missing argument 'PROFILE'."),
+        (("p", "--shape", "m"), "'m' is not like m=1024,k=4096."),
+        (("p", "--dims", "1016"), "'1016' is not like 1016:1040."),
+    ],
+)
+def test_wrong_usage_exits_with_2(arguments: tuple[str, ...], message: str) -> None:
+    result = run("cliffs", *arguments)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert message in result.stderr

@@ -1,0 +1,140 @@
+"""``gac profile`` and ``gac profiles``: what is asked for reaches the profiler, here without a GPU."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commands import answer, ranks, run, write_profile
+
+from gac.profiling.coverage import general_points, model_points
+from gac.profiling.profiler import Estimate
+from gac.profiling.records import Point
+from gac.profiling.studies import STUDIES
+
+
+class Profiler:
+    """Takes the place of ``profile_gpu`` and ``estimate``; remembers what it was asked for."""
+
+    def __init__(self, recorded: Path) -> None:
+        self.recorded = recorded
+        self.points: set[Point] = set()
+        self.rest: tuple[Any, ...] = ()
+
+    def profile_gpu(self, points: Sequence[Point], *rest: Any) -> Path:
+        assert len(points) == len(set(points))
+        self.points, self.rest = set(points), rest
+        return self.recorded
+
+    def estimate(self, points: Sequence[Point], *rest: Any) -> Estimate:
+        self.points, self.rest = set(points), rest
+        return Estimate(self.recorded, len(points), 3 * len(points), 61.25)
+
+
+@pytest.fixture
+def profiler(recorded: Path, monkeypatch: pytest.MonkeyPatch) -> Profiler:
+    fake = Profiler(recorded)
+    monkeypatch.setattr("gac.profiling.device.require_gpu", lambda: None)
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda: (8, 0))
+    monkeypatch.setattr("gac.profiling.profiler.profile_gpu", fake.profile_gpu)
+    monkeypatch.setattr("gac.profiling.profiler.estimate", fake.estimate)
+    return fake
+
+
+def test_without_arguments_the_gpu_is_measured_generally(profiler: Profiler) -> None:
+    document = answer("profile")
+    assert profiler.points == set(general_points("bf16", (8, 0)))
+    assert profiler.rest == (None, 3, None)
+    assert (document["path"], document["shapes"]) == (str(profiler.recorded), 129)
+
+
+def test_a_model_is_measured_at_its_workloads(profiler: Profiler) -> None:
+    assert run("profile", "--model", "smollm2").exit_code == 0
+    assert profiler.points == set(model_points("smollm2"))
+    assert run("profile", "--model", "smollm2", "--workload", "decode:4@64", "--dtype", "fp16").exit_code == 0
+    assert {point.dtype for point in profiler.points} == {"fp16"}
+    assert {point.operation.axes["m"] for point in profiler.points} == {4}
+
+
+def test_sweeps_and_models_add_up(profiler: Profiler) -> None:
+    options = ("--sweep", "gemm-k", "--sweep", "gemv", "--model", "smollm2", "--passes", "2", "--seconds", "9")
+    assert run("profile", *options, "-o", profiler.recorded).exit_code == 0
+    assert profiler.points == {*STUDIES["gemm-k"].points(), *STUDIES["gemv"].points(), *model_points("smollm2")}
+    assert profiler.rest == (profiler.recorded, 2, 9.0)
+
+
+def test_the_general_sweep_has_a_name_too(profiler: Profiler) -> None:
+    assert run("profile", "--sweep", "general", "--dtype", "fp16").exit_code == 0
+    assert profiler.points == set(general_points("fp16", (8, 0)))
+
+
+def test_an_estimate_measures_nothing(profiler: Profiler) -> None:
+    shapes = len(STUDIES["gemv"].points())
+    document = answer("profile", "--sweep", "gemv", "--estimate")
+    expected = {"path": str(profiler.recorded), "shapes": shapes, "timings": 3 * shapes, "seconds": 61.2}
+    assert document == expected
+    shown = run("profile", "--sweep", "gemv", "--estimate").stdout
+    assert f"{shapes} shapes, {3 * shapes} timings to take into " in " ".join(shown.split())
+
+
+def test_a_and_b_are_twice_the_passes(profiler: Profiler, tmp_path: Path) -> None:
+    path = write_profile(tmp_path / "aa.jsonl", ranks(range(8, 17)), lambda point: point.operation.axes["r"])
+    again = "".join(f'{{"record":"again","row":{row},"median_ns":{1e6 if row else 1e5}}}\n' for row in range(9))
+    path.write_text(path.read_text() + again)
+    profiler.recorded = path
+    document = answer("profile", "--aa")
+    assert profiler.rest == (None, 6, None)
+    assert (document["aa"]["dims"], document["aa"]["false_cliffs"], document["aa"]["fraction"]) == (9, 9, 1.0)
+    assert "A/A: 9 false cliffs in 9 dims" in " ".join(run("profile", "--aa").stdout.split())
+
+
+def test_the_summary_says_how_far_to_trust_it(profiler: Profiler) -> None:
+    shown = " ".join(run("profile").stdout.split())
+    assert "129 shapes of NVIDIA Test GPU, 0 failed; 100.0% converged" in shown
+    assert "saved as" in shown
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--model", "smollm"), "Error: no shapes are known for model 'smollm'; expected one of smollm2, "),
+        (("--sweep", "gemm"), "Error: study 'gemm' is unknown; expected one of "),
+        (("--model", "smollm2", "--workload", "prefill"), "Error: workload 'prefill'; expected prefill:BxS or "),
+        (("--dtype", "fp4"), "Error: dtype 'fp4'; expected one of bf16, fp16. "),
+    ],
+)
+def test_what_is_not_known_is_refused(options: tuple[str, ...], message: str, profiler: Profiler) -> None:
+    result = run("profile", *options)
+    assert result.exit_code == 1
+    assert result.stderr.startswith(message)
+    assert profiler.points == set()
+
+
+@pytest.mark.parametrize("command", [("profile",), ("profile", "--estimate"), ("study", "gemv")])
+def test_without_a_gpu_the_shipped_profiles_are_named(
+    command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    result = run(*command)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "expected an NVIDIA GPU to measure. Use a profile that was measured elsewhere: " in result.stderr
+    assert "nvidia-h100-80gb-hbm3" in result.stderr
+
+
+def test_profiles_lists_shipped_and_saved_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GAC_HOME", str(tmp_path))
+    (tmp_path / "profiles").mkdir()
+    write_profile(tmp_path / "profiles" / "mine.jsonl", ranks(), lambda point: point.operation.axes["r"])
+    entries = {entry["name"]: entry for entry in answer("profiles")["profiles"]}
+    assert entries["nvidia-h100-80gb-hbm3"]["where"] == "shipped"
+    assert entries["mine"]["where"] == "saved"
+    assert (entries["mine"]["shapes"], entries["mine"]["operators"]) == (129, ["low_rank"])
+    assert "mine saved NVIDIA Test GPU 129 1 2026-01-01" in " ".join(run("profiles").stdout.split())
+
+
+def test_profiles_says_which_file_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GAC_HOME", str(tmp_path))
+    (tmp_path / "profiles").mkdir()
+    (tmp_path / "profiles" / "torn.jsonl").write_text("torn\n")
+    entry = next(entry for entry in answer("profiles")["profiles"] if entry["name"] == "torn")
+    assert "torn.jsonl:1: no header with a schema_version" in entry["problem"]

@@ -1,0 +1,83 @@
+"""``gac study``: listing, judging a recorded profile, measuring first."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commands import answer, run, write_profile
+
+from gac.profiling.records import Point
+from gac.profiling.studies import STUDIES
+
+NAMES = ("gemm-k", "round-to-aligned")
+
+
+def moved(point: Point) -> int:
+    return point.operation.axes.get("d") or point.operation.axes["k"]
+
+
+@pytest.fixture
+def studied(tmp_path: Path) -> Path:
+    """A profile with all the points of two studies."""
+    points = dict.fromkeys(point for name in NAMES for point in STUDIES[name].points())
+    return write_profile(tmp_path / "studied.jsonl", points, moved)
+
+
+def test_without_a_name_the_studies_are_listed() -> None:
+    listed = answer("study")["studies"]
+    assert [entry["name"] for entry in listed] == list(STUDIES)
+    assert all(entry["claim"] and entry["shapes"] for entry in listed)
+    assert "gemm-k" in run("study").stdout
+
+
+def test_a_recorded_profile_is_judged_without_a_gpu(studied: Path) -> None:
+    document = answer("study", "gemm-k", "--profile", studied)
+    (result,) = document["results"]
+    assert (document["gpu"], result["study"]) == ("NVIDIA Test GPU", "gemm-k")
+    assert result["verdict"] in {"held", "did not hold", "other"}
+    assert len(result["rows"][0]) == len(result["columns"])
+
+
+def test_the_table_ends_with_the_verdict_and_the_published_claim(studied: Path) -> None:
+    document = answer("study", "gemm-k", "--profile", studied)["results"][0]
+    shown = " ".join(run("study", "gemm-k", "--profile", studied).stdout.split())
+    assert " ".join(f"{document['verdict']}: {document['sentence']}".split()) in shown
+    assert "published: K % 8 != 0 costs 25-60 %" in shown
+
+
+def test_several_studies_end_with_one_line_each(studied: Path) -> None:
+    shown = run("study", *NAMES, "--profile", studied).stdout
+    table = shown[shown.index("study             verdict") :]
+    assert [line.split()[0] for line in table.splitlines()[2:] if line and line[0] != " "] == list(NAMES)
+
+
+def test_a_study_that_was_not_measured_fails_alone(studied: Path) -> None:
+    result = run("study", "gemv", "--profile", studied)
+    assert result.exit_code == 1
+    assert "points of study gemv are not measured" in result.stderr
+
+
+def test_among_others_it_is_a_problem_beside_their_results(studied: Path) -> None:
+    document = answer("study", "--all", "--profile", studied)
+    assert {result["study"] for result in document["results"]} >= set(NAMES)
+    assert "points of study gemv are not measured" in document["problems"]["gemv"]
+
+
+def test_without_a_profile_what_is_missing_is_measured_first(studied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    def profile_gpu(points: tuple[Point, ...], passes: int) -> Path:
+        asked.append((points, passes))
+        return studied
+
+    monkeypatch.setattr("gac.profiling.device.require_gpu", lambda: None)
+    monkeypatch.setattr("gac.profiling.profiler.profile_gpu", profile_gpu)
+    document = answer("study", "gemm-k", "gemm-k", "--passes", "2")
+    assert asked == [(STUDIES["gemm-k"].points(), 2)]
+    assert document["profile"] == "studied"
+
+
+def test_an_unknown_study_names_the_nearest() -> None:
+    result = run("study", "gemm-kk")
+    assert result.exit_code == 1
+    assert result.stderr.endswith("Did you mean 'gemm-k'?\n")

@@ -1,0 +1,140 @@
+import pytest
+
+from gac.profiling.mechanisms.axes import ROWS, SDPA, natural_axis
+from gac.profiling.mechanisms.rules import RULES, Setting, rules_for
+from gac.profiling.operators import OPERATORS
+
+
+def setting(operator: str, axis: str, dtype: str = "bf16", capability: str | None = "9.0") -> Setting:
+    return Setting(operator, axis, dtype, 1 if dtype == "fp8" else 2, capability)
+
+
+def broken(dim: int, where: Setting) -> set[str]:
+    return {rule.name for rule in rules_for(where) if rule.keeps(dim, where) is False}
+
+
+ROW_RULES = {"vectorised access", "L2 sector", "cp.async", "Tensor Core tile", "TMA alignment", "WGMMA tile"}
+FLASH_RULES = {"FlashAttention-2 template", "FlashAttention-2 is_even_K"}
+PADDING = "FlashAttention-2 padding waste"
+BACKEND = "SDPA backend selection"
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "expected"),
+    [
+        (107, ROW_RULES | FLASH_RULES | {BACKEND, PADDING}),
+        (112, FLASH_RULES),
+        (104, FLASH_RULES | {PADDING, "L2 sector", "Tensor Core tile"}),
+        (128, set()),
+        (132, ROW_RULES | FLASH_RULES | {BACKEND, PADDING, "shared-memory tile budget"}),
+    ],
+)
+def test_rules_that_a_head_dim_breaks_on_an_h100(head_dim, expected) -> None:
+    assert broken(head_dim, setting("sdpa", "d")) == expected
+
+
+@pytest.mark.parametrize(
+    ("rank", "expected"),
+    [
+        (1023, ROW_RULES | {"cuBLAS alignment tier"}),
+        (1022, ROW_RULES | {"cuBLAS alignment tier"}),
+        (1020, ROW_RULES | {"cuBLAS alignment tier"}),
+        (1016, {"L2 sector", "Tensor Core tile"}),
+        (1024, set()),
+    ],
+)
+def test_rules_that_a_rank_breaks_on_an_h100(rank, expected) -> None:
+    assert broken(rank, setting("low_rank", "r")) == expected
+
+
+def test_k_has_no_wgmma_rule_of_its_own() -> None:
+    assert broken(106, setting("linear", "k")) == ROW_RULES - {"WGMMA tile"} | {"cuBLAS alignment tier"}
+    assert broken(107, setting("linear", "k")) == broken(106, setting("linear", "k"))
+    assert broken(104, setting("linear", "k")) == {"L2 sector", "Tensor Core tile"}
+
+
+def test_the_tier_is_told_by_the_alignment_of_the_rows() -> None:
+    rule = next(rule for rule in RULES if rule.name == "cuBLAS alignment tier")
+    where = setting("linear", "k")
+    assert rule.detail(107, where) == "rows begin at multiples of 1 element: align1"
+    assert rule.detail(106, where) == "rows begin at multiples of 2 elements: align2"
+    assert rule.detail(108, where) == "rows begin at multiples of 4 elements: align4"
+    assert rule.detail(104, where) == "rows begin at multiples of 8 elements: align8"
+
+
+def test_the_number_of_rows_breaks_no_alignment() -> None:
+    where = setting("linear", "m")
+    assert [rule.name for rule in rules_for(where)] == ["cuBLAS heuristic", "CTA wave quantisation"]
+    assert [rule.keeps(1729, where) for rule in rules_for(where)] == [None, None]
+
+
+def test_fp8_needs_multiples_of_16() -> None:
+    where = setting("linear", "n", "fp8")
+    assert {"FP8 packing", "cuBLAS alignment tier", "TMA alignment"} <= broken(1000, where)
+    assert "FP8 packing" not in broken(1008, where)
+    assert "FP8 packing" not in {rule.name for rule in rules_for(setting("linear", "n"))}
+
+
+def test_tma_and_wgmma_are_not_asked_for_before_hopper() -> None:
+    names = {
+        capability: broken(1023, setting("low_rank", "r", capability=capability))
+        for capability in ("8.0", "9.0", "10.0", "7.0")
+    }
+    assert names["9.0"] - names["8.0"] == {"TMA alignment", "WGMMA tile"}
+    assert names["9.0"] - names["10.0"] == {"WGMMA tile"}
+    assert names["8.0"] - names["7.0"] == {"cp.async", "Tensor Core tile"}
+
+
+def test_fp8_packing_starts_with_ada() -> None:
+    rule = next(rule for rule in RULES if rule.name == "FP8 packing")
+    assert [rule.holds_on(capability) for capability in ("8.6", "8.9", "9.0", "12.0")] == [False, True, True, True]
+
+
+def test_the_tile_budget_is_larger_on_hopper() -> None:
+    rule = next(rule for rule in RULES if rule.name == "shared-memory tile budget")
+    keeps = {
+        cc: [rule.keeps(d, setting("sdpa_flash", "d", capability=cc)) for d in (64, 128, 160)] for cc in ("8.0", "9.0")
+    }
+    assert keeps == {"8.0": [True, False, False], "9.0": [True, True, False]}
+    assert rule.keeps(128, setting("sdpa_flash", "d", capability=None)) is None
+    assert rule.detail(128, setting("sdpa_flash", "d", capability="8.0")) == (
+        "128x64 tile: Q 32 + K 16 + V 16 + scores 32 + output 64 = 160 of 163 KiB"
+    )
+
+
+def test_a_retired_template_is_told_by_the_record_only() -> None:
+    rule = next(rule for rule in RULES if rule.name == "FlashAttention-2 template")
+    assert rule.keeps(160, setting("sdpa", "d")) is None
+    assert rule.detail(160, setting("sdpa", "d")) == (
+        "older releases have a template for 160, newer ones serve it with 192; the kernel's name tells"
+    )
+
+
+def test_every_rule_has_a_level_a_source_and_a_published_cost() -> None:
+    assert len({rule.name for rule in RULES}) == len(RULES) == 16
+    assert {rule.level for rule in RULES} == {"framework", "library", "hardware", "memory"}
+    for rule in RULES:
+        assert rule.sources
+        assert rule.published.cost
+        for source in rule.sources:
+            assert source.author
+            assert source.title
+            assert source.section
+            assert source.url.startswith("https://")
+
+
+def test_every_axis_with_rules_is_an_axis_of_its_operator() -> None:
+    assert all(axis in OPERATORS[operator].axes for operator, axis in ROWS)
+    assert {name for name in OPERATORS if name.startswith("sdpa")} == SDPA
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_every_operator_has_a_natural_axis_and_rules_that_answer(operator) -> None:
+    assert natural_axis(operator) in OPERATORS[operator].axes
+    for axis in OPERATORS[operator].axes:
+        for dtype in OPERATORS[operator].dtypes:
+            where = setting(operator, axis, dtype)
+            for rule in rules_for(where):
+                for dim in (1, 107, 160, 257, 4096):
+                    assert rule.keeps(dim, where) in (True, False, None)
+                    assert rule.detail(dim, where)

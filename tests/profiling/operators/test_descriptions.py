@@ -1,0 +1,164 @@
+"""What single operators say of themselves; and how an operation is asked for."""
+
+import subprocess
+import sys
+
+import pytest
+
+from gac.errors import ProfileError
+from gac.forms import linear, low_rank
+from gac.profiling.operators import OPERATORS, Operand, operation, operator_named
+
+
+def refusal(name: str, dtype: str = "bf16", **axes: int) -> str | None:
+    return OPERATORS[name].refusal(axes, dtype)
+
+
+def test_the_descriptions_load_no_torch() -> None:
+    code = "import sys, gac.profiling.operators; assert 'torch' not in sys.modules"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_names_are_those_of_profiles() -> None:
+    attention = ("sdpa", "sdpa_flash", "sdpa_efficient", "sdpa_cudnn", "sdpa_math")
+    assert set(OPERATORS) == {
+        "linear",
+        "linear_rowwise",
+        "low_rank",
+        "low_rank_shared",
+        "batched_gemm",
+        "batched_gemm_separate",
+        "batched_gemm_bucketed",
+        "batched_gemm_padded",
+        "int4_linear",
+        "int4_linear_dequantised",
+        *attention,
+        *(f"{name}_causal" for name in attention),
+        "copy",
+    }
+
+
+def test_operations_are_those_of_the_forms_whatever_the_order_of_their_axes() -> None:
+    assert operation("linear", n=7, m=2, k=3) == linear(2, 3, 7)
+    assert operation("low_rank", r=5, n=7, m=2, k=3) == low_rank(2, 3, 5, 7)
+
+
+@pytest.mark.parametrize(
+    ("name", "axes", "message"),
+    [
+        ("linear", {"m": 2, "k": 3}, "linear with m=2, k=3; expected the axes m, k, n. Give every axis"),
+        ("linear", {}, "linear with no axes; expected the axes m, k, n."),
+        ("copy", {"n": 1, "m": 2}, "copy with n=1, m=2; expected the axes n."),
+        ("copy", {"n": 0}, "copy with n=0; expected sizes of at least 1. Correct the sizes."),
+        (
+            "batched_gemm_padded",
+            {"m": 1, "k": 1, "heads": 1, "low": 4, "high": 8},
+            "batched_gemm_padded with m=1, k=1, heads=1, low=4, high=8; expected at least 2 heads, and low <= high.",
+        ),
+        (
+            "sdpa",
+            {"b": 1, "h": 8, "kv": 3, "s": 1, "t": 1, "d": 8},
+            "sdpa with b=1, h=8, kv=3, s=1, t=1, d=8; expected kv that divides h.",
+        ),
+    ],
+)
+def test_an_operation_that_is_none_is_an_error(name, axes, message) -> None:
+    with pytest.raises(ProfileError) as error:
+        operation(name, **axes)
+    assert str(error.value).startswith(message)
+
+
+def test_an_unknown_operator_brings_the_nearest_to_mind() -> None:
+    with pytest.raises(ProfileError) as error:
+        operator_named("sdpa_flesh")
+    assert error.value.given == "operator 'sdpa_flesh' is unknown"
+    assert error.value.expected.startswith("one of linear, linear_rowwise, low_rank, ")
+    assert error.value.remedy == "Did you mean 'sdpa_flash'?"
+    with pytest.raises(ProfileError, match=r"Correct the name\.$"):
+        operator_named("xyz")
+
+
+def test_low_rank_writes_its_hidden_activations_and_counts_them() -> None:
+    assert OPERATORS["low_rank"].bytes(low_rank(2, 3, 5, 7).axes, "bf16") == 2 * (2 * 3 + 5 * 3 + 7 * 5 + 2 * 5 + 2 * 7)
+
+
+def test_fp8_reads_a_byte_an_element_and_scales_and_writes_bf16() -> None:
+    axes = linear(2, 16, 32).axes
+    tensorwise, rowwise = OPERATORS["linear"], OPERATORS["linear_rowwise"]
+    assert tensorwise.outputs(axes, "fp8") == rowwise.outputs(axes, "fp8") == (Operand((2, 32), "bf16"),)
+    assert tensorwise.bytes(axes, "fp8") == 2 * 16 + 32 * 16 + 2 * 4 + 2 * 2 * 32
+    assert rowwise.bytes(axes, "fp8") == 2 * 16 + 32 * 16 + (2 + 32) * 4 + 2 * 2 * 32
+
+
+def test_int4_reads_half_a_byte_a_weight_and_a_scale_and_a_zero_a_group() -> None:
+    axes = operation("int4_linear", m=2, k=64, n=8, group=32).axes
+    fused = 2 * 64 * 2 + 64 * 8 // 2 + 2 * 8 * 2 * 2 + 2 * 8 * 2
+    assert OPERATORS["int4_linear"].bytes(axes, "bf16") == fused
+    assert OPERATORS["int4_linear_dequantised"].bytes(axes, "bf16") == fused + 2 * 64 * 8
+
+
+def test_heads_of_different_dims_are_bucketed_and_padded_to_multiples_of_8() -> None:
+    axes = operation("batched_gemm_bucketed", m=2, k=3, heads=4, low=7, high=22).axes
+    shapes = {
+        name: [operand.shape for operand in OPERATORS[f"batched_gemm_{name}"].inputs(axes, "bf16")]
+        for name in ("separate", "bucketed", "padded")
+    }
+    assert shapes["separate"] == [(4, 2, 3), (1, 7, 3), (1, 12, 3), (1, 17, 3), (1, 22, 3)]
+    assert shapes["bucketed"] == [(4, 2, 3), (1, 8, 3), (1, 16, 3), (2, 24, 3)]
+    assert shapes["padded"] == [(4, 2, 3), (4, 24, 3)]
+
+
+def test_fp8_refuses_rows_that_are_not_a_multiple_of_16_bytes() -> None:
+    rule = "torch._scaled_mm takes k and n that are multiples of 16 only (16-byte rows of fp8)"
+    assert refusal("linear", "fp8", m=1, k=107, n=4096) == f"{rule}: k = 107"
+    assert refusal("linear_rowwise", "fp8", m=1, k=24, n=33) == f"{rule}: k = 24, n = 33"
+    assert refusal("linear", "bf16", m=1, k=107, n=4096) is None
+
+
+def test_the_fused_int4_kernel_refuses_odd_groups_parts_of_groups_and_parts_of_tiles() -> None:
+    kernel = "torch._weight_int4pack_mm takes"
+    whole = {"m": 1, "k": 256, "n": 64, "group": 32}
+    assert refusal("int4_linear", **whole) is None
+    assert refusal("int4_linear", **whole | {"group": 16}) == f"{kernel} groups of 32, 64, 128 or 256 only: group = 16"
+    assert refusal("int4_linear", **whole | {"k": 240}) == (
+        "k is cut into whole bytes and whole groups only: k = 240, group = 32"
+    )
+    assert refusal("int4_linear", **whole | {"n": 62}) == f"{kernel} n that is a multiple of 8 only (its tile): n = 62"
+
+
+def test_dequantising_takes_any_group_that_divides_k() -> None:
+    whole = {"m": 1, "k": 240, "n": 62, "group": 16}
+    assert refusal("int4_linear_dequantised", **whole) is None
+    assert refusal("int4_linear_dequantised", **whole | {"k": 250}) == (
+        "k is cut into whole bytes and whole groups only: k = 250, group = 16"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "reason"),
+    [
+        ("sdpa_flash", {"d": 264}, "FlashAttention takes head_dim up to 256 only: d = 264"),
+        ("sdpa_flash_causal", {"t": 96}, "FlashAttention takes the causal mask on s = t only: s = 64, t = 96"),
+        (
+            "sdpa_efficient",
+            {"d": 107},
+            "memory-efficient attention takes head_dim that is a multiple of 8 only: d = 107",
+        ),
+        (
+            "sdpa_efficient",
+            {"kv": 2},
+            "memory-efficient attention takes as many heads of K and V as of Q only (PyTorch 2.6 to 2.11): "
+            "h = 8, kv = 2",
+        ),
+        ("sdpa_cudnn", {"d": 107}, "cuDNN attention takes head_dim that is a multiple of 8 only: d = 107"),
+        ("sdpa_cudnn", {"d": 264}, "cuDNN attention takes head_dim up to 256 at most: d = 264"),
+        ("sdpa_cudnn", {"t": 1}, "cuDNN attention takes more than one key only: t = 1"),
+        ("sdpa_flash", {"d": 107, "t": 96, "kv": 2}, None),
+        ("sdpa_cudnn_causal", {"kv": 2, "t": 96}, None),
+        ("sdpa_math_causal", {"d": 107, "t": 96}, None),
+        ("sdpa", {"d": 107, "kv": 2}, None),
+    ],
+)
+def test_attention_backends_refuse_by_their_own_rules(name, change, reason) -> None:
+    axes = {"b": 1, "h": 8, "kv": 8, "s": 64, "t": 64, "d": 64}
+    assert refusal(name, **axes | change) == reason

@@ -1,0 +1,117 @@
+"""What the description of every operator must keep to."""
+
+import math
+from collections.abc import Callable, Mapping
+from itertools import product
+
+import pytest
+
+from gac.profiling.operators import ITEM_BYTES, OPERATORS, Operand, Operator, operation
+
+ATTENTION = {"b": 2, "h": 6, "kv": 3, "s": 3, "t": 5, "d": 8}
+HEADS = {"m": 2, "k": 3, "heads": 4, "low": 3, "high": 10}
+INT4 = {"m": 2, "k": 64, "n": 8, "group": 32}
+
+EXAMPLES: Mapping[str, Mapping[str, int]] = {
+    "linear": {"m": 2, "k": 3, "n": 7},
+    "linear_rowwise": {"m": 2, "k": 16, "n": 32},
+    "low_rank": {"m": 2, "k": 3, "r": 5, "n": 7},
+    "low_rank_shared": {"m": 2, "k": 3, "r": 5, "n": 7, "pairs": 3},
+    "batched_gemm": {"b": 4, "m": 2, "k": 3, "n": 7},
+    "batched_gemm_separate": HEADS,
+    "batched_gemm_bucketed": HEADS,
+    "batched_gemm_padded": HEADS,
+    "int4_linear": INT4,
+    "int4_linear_dequantised": INT4,
+    **{name: ATTENTION for name in OPERATORS if name.startswith("sdpa")},
+    "copy": {"n": 11},
+}
+
+
+def multiplications(*sizes: int) -> int:
+    """How many turns nested loops over these sizes take."""
+    return sum(1 for _ in product(*(range(size) for size in sizes)))
+
+
+def attention(causal: bool) -> Callable[..., int]:
+    def count(b: int, h: int, kv: int, s: int, t: int, d: int) -> int:
+        seen = sum(1 for query, key in product(range(s), range(t)) if key <= query or not causal)
+        return 2 * multiplications(b, h, seen, d)  # q @ k.T, and the weights @ v
+
+    return count
+
+
+def heads(m: int, k: int, heads: int, low: int, high: int) -> int:
+    assert (heads, low, high) == (4, 3, 10)
+    return sum(multiplications(m, k, dim) for dim in (3, 5, 7, 10))
+
+
+COUNTS: Mapping[str, Callable[..., int]] = {
+    "linear": lambda m, k, n: multiplications(m, k, n),
+    "linear_rowwise": lambda m, k, n: multiplications(m, k, n),
+    "low_rank": lambda m, k, r, n: multiplications(m, k, r) + multiplications(m, r, n),
+    "low_rank_shared": lambda m, k, r, n, pairs: multiplications(m, k, pairs * r) + multiplications(pairs, m, r, n),
+    "batched_gemm": lambda b, m, k, n: multiplications(b, m, k, n),
+    "batched_gemm_separate": heads,
+    "batched_gemm_bucketed": heads,
+    "batched_gemm_padded": heads,
+    "int4_linear": lambda m, k, n, group: multiplications(m, k, n),
+    "int4_linear_dequantised": lambda m, k, n, group: multiplications(m, k, n),
+    **{name: attention(name.endswith("_causal")) for name in OPERATORS if name.startswith("sdpa")},
+    "copy": lambda n: 0,
+}
+
+
+@pytest.fixture(params=OPERATORS.values(), ids=list(OPERATORS))
+def operator(request) -> Operator:
+    return request.param
+
+
+@pytest.fixture
+def axes(operator) -> Mapping[str, int]:
+    return EXAMPLES[operator.name]
+
+
+def operands(operator: Operator, axes: Mapping[str, int], dtype: str) -> tuple[Operand, ...]:
+    return *operator.inputs(axes, dtype), *operator.outputs(axes, dtype)
+
+
+def test_its_example_is_an_operation_of_it(operator, axes) -> None:
+    assert operation(operator.name, **axes).shape == tuple((name, axes[name]) for name in operator.axes)
+
+
+def test_its_operands_are_of_known_dtypes_and_of_sizes_from_1(operator, axes) -> None:
+    for dtype in operator.dtypes:
+        assert operator.inputs(axes, dtype)[0].dtype == dtype
+        for operand in operands(operator, axes, dtype):
+            assert operand.dtype in ITEM_BYTES
+            assert min(operand.shape) >= 1
+
+
+def test_its_results_are_floating_point(operator, axes) -> None:
+    for dtype in operator.dtypes:
+        assert {operand.dtype for operand in operator.outputs(axes, dtype)} <= {"bf16", "fp16"}
+
+
+def test_its_flops_are_two_a_multiplication(operator, axes) -> None:
+    assert operator.flops(axes) == 2 * COUNTS[operator.name](**axes)
+
+
+def test_its_bytes_are_those_of_its_operands(operator, axes) -> None:
+    for dtype in operator.dtypes:
+        moved = sum(operand.bytes for operand in operands(operator, axes, dtype))
+        if operator.name in ("batched_gemm_bucketed", "batched_gemm_padded"):
+            assert operator.bytes(axes, dtype) == OPERATORS["batched_gemm_separate"].bytes(axes, dtype) < moved
+        else:
+            assert operator.bytes(axes, dtype) == moved
+
+
+def test_it_refuses_no_shape_of_powers_of_two(operator) -> None:
+    axes = {name: {"h": 8, "kv": 8, "low": 64, "pairs": 2}.get(name, 128) for name in operator.axes}
+    assert all(operator.refusal(axes, dtype) is None for dtype in operator.dtypes)
+
+
+def test_an_operand_has_the_bytes_of_its_elements() -> None:
+    assert {name: Operand((3, 5), name).bytes for name in ITEM_BYTES} == {
+        name: math.prod((3, 5)) * size for name, size in ITEM_BYTES.items()
+    }

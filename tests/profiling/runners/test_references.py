@@ -1,0 +1,122 @@
+"""What single runners compute, against float64 and against PyTorch's own operators on the CPU."""
+
+from collections.abc import Mapping, Sequence
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from gac.profiling.operands import Pools
+from gac.profiling.operators import operation
+from gac.profiling.runners import RUNNERS, Result, relative_error
+from gac.profiling.runners.base import edges
+from gac.profiling.runners.int4 import inner_tiles
+
+
+def run(name: str, dtype: str = "bf16", **axes: int) -> tuple[Sequence[Tensor], Result]:
+    runner, pools = RUNNERS[name], Pools("cpu", limit_bytes=2**21)
+    checked = operation(name, **axes).axes
+    inputs = runner.operands(checked, dtype, pools.cut)
+    return inputs, runner.run(inputs, [pools.cut_output(one) for one in runner.operator.outputs(checked, dtype)])
+
+
+def near(given: Tensor, expected: Tensor) -> bool:
+    return float((given.double() - expected).norm() / expected.norm()) < 1e-2
+
+
+def test_the_edges_are_the_first_and_last_32_places() -> None:
+    assert edges(64, torch.device("cpu")).tolist() == list(range(64))
+    assert edges(100, torch.device("cpu")).tolist() == [*range(32), *range(68, 100)]
+
+
+@pytest.mark.parametrize("axes", [{"m": 9, "k": 20, "n": 30}, {"m": 1, "k": 128, "n": 16}])
+def test_linear_is_x_times_w_transposed(axes) -> None:
+    (x, weight), result = run("linear", **axes)
+    assert near(result, x.double() @ weight.double().T)
+
+
+def test_fp8_is_scaled_as_a_whole_or_by_rows() -> None:
+    (x, weight, *scales), result = run("linear", "fp8", m=9, k=32, n=48)
+    assert near(result, x.double() @ weight.double().T * scales[0].double() * scales[1].double())
+    (x, weight, by_row, by_column), result = run("linear_rowwise", "fp8", m=9, k=32, n=48)
+    assert near(result, (x.double() * by_row) @ (weight.double() * by_column.T).T)
+
+
+def test_pairs_that_share_their_input_are_pairs() -> None:
+    (x, first, *seconds), result = run("low_rank_shared", m=9, k=20, r=5, n=30, pairs=3)
+    for index, second in enumerate(seconds):
+        pair = [x, first[5 * index : 5 * index + 5].contiguous(), second]
+        assert near(result[index], pair[0].double() @ pair[1].double().T @ pair[2].double().T)
+        assert relative_error(RUNNERS["low_rank"], pair, result[index]) < 1e-2
+
+
+@pytest.mark.parametrize("name", ["batched_gemm_separate", "batched_gemm_bucketed", "batched_gemm_padded"])
+def test_every_head_is_multiplied_with_its_own_weight(name) -> None:
+    (x, *weights), result = run(name, m=9, k=20, heads=5, low=3, high=30)
+    heads = [head for bucket in weights for head in bucket]
+    given = [head for bucket in result for head in bucket]
+    assert len(heads) == len(given) == 5
+    assert all(near(y, one.double() @ w.double().T) for one, w, y in zip(x, heads, given, strict=True))
+
+
+def int4_operands(m: int, k: int, n: int, group: int) -> list[Tensor]:
+    axes, pools = operation("int4_linear", m=m, k=k, n=n, group=group).axes, Pools("cpu", limit_bytes=2**21)
+    return [pools.cut(operand) for operand in RUNNERS["int4_linear"].operator.inputs(axes, "bf16")]
+
+
+def test_both_int4_operators_are_what_pytorchs_int4_kernel_computes() -> None:
+    x, nibbles, scales = int4_operands(m=5, k=96, n=32, group=32)
+    levels = torch.stack([nibbles >> 4, nibbles & 15], dim=-1).flatten(1).int()
+    packed = torch._convert_weight_to_int4pack_for_cpu(levels, 2)
+    result = torch._weight_int4pack_mm_for_cpu(x, packed, 32, scales)
+    assert relative_error(RUNNERS["int4_linear"], [x, nibbles, scales, packed], result) < 1e-2
+    assert relative_error(RUNNERS["int4_linear_dequantised"], [x, nibbles, scales], result) < 1e-2
+
+
+def test_the_check_of_the_fused_kernel_accepts_the_dequantised_result_and_no_other() -> None:
+    inputs, result = run("int4_linear_dequantised", m=70, k=96, n=72, group=32)
+    fused = RUNNERS["int4_linear"]
+    assert relative_error(fused, [*inputs, torch.empty(0)], result) < 1e-2
+    swapped = (inputs[1] >> 4) | (inputs[1] << 4)
+    assert relative_error(fused, [inputs[0], swapped, inputs[2], torch.empty(0)], result) > 0.1
+
+
+@pytest.mark.parametrize(("k", "tiles"), [(4096, 8), (192, 4), (96, 2), (32, 2), (100, 2)])
+def test_the_fused_kernel_loads_the_most_tiles_that_divide_k(k, tiles) -> None:
+    assert inner_tiles(k) == tiles
+
+
+@pytest.mark.parametrize("name", ["int4_linear", "int4_linear_dequantised"])
+def test_a_part_of_a_group_fails_as_a_failed_launch_does(name) -> None:
+    with pytest.raises(RuntimeError, match="whole groups only: k = 100, group = 32"):
+        run(name, m=2, k=100, n=8, group=32)
+
+
+GQA: Mapping[str, int] = {"b": 2, "h": 6, "kv": 2, "s": 70, "t": 70, "d": 24}
+
+
+@pytest.mark.parametrize("name", ["sdpa", "sdpa_flash", "sdpa_math"])
+@pytest.mark.parametrize("suffix", ["", "_causal"])
+def test_attention_is_pytorchs_in_float64(name, suffix) -> None:
+    (q, k, v), result = run(name + suffix, **GQA)
+    shared = [tensor.double().repeat_interleave(3, dim=1) for tensor in (k, v)]
+    assert near(result, scaled_dot_product_attention(q.double(), *shared, is_causal=bool(suffix)))
+
+
+@pytest.mark.parametrize("lengths", [{"s": 70, "t": 100}, {"s": 100, "t": 70}, {"s": 1, "t": 70}])
+def test_the_causal_mask_is_aligned_to_the_top_left(lengths) -> None:
+    runner = RUNNERS["sdpa_math_causal"]
+    inputs, result = run("sdpa_math_causal", **{**GQA, **lengths})
+    assert relative_error(runner, inputs, result) < 1e-2
+    _, unmasked = run("sdpa_math", **{**GQA, **lengths})
+    assert relative_error(runner, inputs, unmasked) > 0.1
+
+
+@pytest.mark.parametrize("backend", ["efficient", "cudnn"])
+@pytest.mark.parametrize("suffix", ["", "_causal"])
+def test_kernels_that_only_cuda_has_fail_here_and_are_checked_alike(backend, suffix) -> None:
+    with pytest.raises(RuntimeError, match="No viable backend"):
+        run(f"sdpa_{backend}{suffix}", **GQA)
+    inputs, result = run(f"sdpa_math{suffix}", **GQA)
+    assert relative_error(RUNNERS[f"sdpa_{backend}{suffix}"], inputs, result) < 1e-2

@@ -1,0 +1,118 @@
+"""What every runner must keep to."""
+
+import math
+from collections.abc import Mapping, Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from gac.profiling.operands import Pools
+from gac.profiling.operators import OPERATORS
+from gac.profiling.runners import RUNNERS, WORST_ERROR, Runner, relative_error
+
+ATTENTION = {"b": 2, "h": 6, "kv": 3, "s": 70, "t": 70, "d": 24}
+HEADS = {"m": 70, "k": 33, "heads": 4, "low": 67, "high": 90}
+INT4 = {"m": 70, "k": 96, "n": 72, "group": 32}
+
+EXAMPLES: Mapping[str, Mapping[str, int]] = {
+    "linear": {"m": 70, "k": 96, "n": 144},
+    "linear_rowwise": {"m": 70, "k": 96, "n": 144},
+    "low_rank": {"m": 70, "k": 96, "r": 23, "n": 130},
+    "low_rank_shared": {"m": 70, "k": 96, "r": 23, "n": 130, "pairs": 3},
+    "batched_gemm": {"b": 5, "m": 70, "k": 33, "n": 67},
+    "batched_gemm_separate": HEADS,
+    "batched_gemm_bucketed": HEADS,
+    "batched_gemm_padded": HEADS,
+    "int4_linear": INT4,
+    "int4_linear_dequantised": INT4,
+    **{name: ATTENTION for name in OPERATORS if name.startswith("sdpa")},
+    "copy": {"n": 300},
+}
+
+HERE = [
+    pytest.param(runner, dtype, id=f"{name}-{dtype}")
+    for name, runner in RUNNERS.items()
+    if "cpu" in runner.devices
+    for dtype in runner.operator.dtypes
+]
+
+
+def prepared(runner: Runner, dtype: str) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+    axes, pools = EXAMPLES[runner.operator.name], Pools("cpu", limit_bytes=2**20)
+    outputs = [pools.cut_output(operand) for operand in runner.operator.outputs(axes, dtype)]
+    return runner.operands(axes, dtype, pools.cut), outputs
+
+
+def results(result: Tensor | Sequence[Tensor]) -> list[Tensor]:
+    return [result] if isinstance(result, Tensor) else list(result)
+
+
+def test_every_operator_has_a_runner_and_every_runner_its_operator() -> None:
+    assert list(RUNNERS) == list(OPERATORS)
+    assert all(RUNNERS[name].operator is operator for name, operator in OPERATORS.items())
+
+
+def test_all_but_three_kernels_run_without_a_gpu() -> None:
+    assert [name for name, runner in RUNNERS.items() if "cpu" not in runner.devices] == [
+        "int4_linear",
+        "sdpa_efficient",
+        "sdpa_efficient_causal",
+        "sdpa_cudnn",
+        "sdpa_cudnn_causal",
+    ]
+
+
+@pytest.mark.parametrize(("runner", "dtype"), HERE)
+def test_its_operands_honour_the_description(runner, dtype) -> None:
+    described = runner.operator.inputs(EXAMPLES[runner.operator.name], dtype)
+    inputs, _ = prepared(runner, dtype)
+    assert [tuple(tensor.shape) for tensor in inputs] == [operand.shape for operand in described]
+    assert all(tensor.is_contiguous() for tensor in inputs)
+
+
+@pytest.mark.parametrize(("runner", "dtype"), HERE)
+def test_its_result_has_the_described_shapes_and_agrees_with_float32(runner, dtype) -> None:
+    inputs, outputs = prepared(runner, dtype)
+    result = runner.run(inputs, outputs)
+    described = runner.operator.outputs(EXAMPLES[runner.operator.name], dtype)
+    assert [tuple(part.shape) for part in results(result)] == [one.shape for one in described[-len(results(result)) :]]
+    assert not any(bool(part.isnan().any()) for part in results(result))
+    assert relative_error(runner, inputs, result) < WORST_ERROR
+
+
+@pytest.mark.parametrize(("runner", "dtype"), HERE)
+def test_it_leaves_its_inputs_alone_and_repeats_itself(runner, dtype) -> None:
+    inputs, outputs = prepared(runner, dtype)
+    before = [tensor.clone() for tensor in inputs]
+    first = [part.clone() for part in results(runner.run(inputs, outputs))]
+    assert all(map(torch.equal, first, results(runner.run(inputs, outputs))))
+    assert all(torch.equal(one.float(), other.float()) for one, other in zip(before, inputs, strict=True))
+
+
+@pytest.mark.parametrize(("runner", "dtype"), HERE)
+def test_what_it_writes_lies_in_the_outputs_except_for_attention(runner, dtype) -> None:
+    inputs, outputs = prepared(runner, dtype)
+    written = {part.data_ptr() for part in results(runner.run(inputs, outputs))}
+    assert written.issubset(part.data_ptr() for part in outputs) != runner.operator.name.startswith("sdpa")
+
+
+@pytest.mark.parametrize(("runner", "dtype"), HERE)
+@pytest.mark.parametrize("place", [0, -1])
+def test_one_spoiled_or_unwritten_element_of_a_corner_is_seen(runner, dtype, place) -> None:
+    inputs, outputs = prepared(runner, dtype)
+    result = runner.run(inputs, outputs)
+    for part in results(result):
+        flat, kept = part.view(-1), part.view(-1)[place].clone()
+        flat[place] = 1e4
+        assert relative_error(runner, inputs, result) > WORST_ERROR
+        flat[place] = math.nan
+        assert math.isnan(relative_error(runner, inputs, result))
+        flat[place] = kept
+
+
+@pytest.mark.parametrize(("runner", "dtype"), HERE)
+def test_the_result_of_other_operands_is_seen(runner, dtype) -> None:
+    inputs, outputs = prepared(runner, dtype)
+    result = runner.run([inputs[0].roll(1, 0), *inputs[1:]], outputs)
+    assert relative_error(runner, inputs, result) > WORST_ERROR

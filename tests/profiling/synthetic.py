@@ -1,0 +1,63 @@
+"""A machine that is made up: latencies that are known, seen through noise, drift, outliers and throttling."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from gac.profiling.records import Launch, Measurement, Point
+from gac.profiling.timing import Batch, Clocks, sample_until
+
+MAX_MHZ = 1980
+
+
+@dataclass
+class SyntheticGpu:
+    """Measures as ``GpuMeasurer`` does, through ``sample_until``, on a clock that is only imagined.
+
+    Attributes:
+        latency: true ns of a point at the highest clock.
+        noise: relative standard deviation of a sample.
+        drift: by how much the machine is slower after 10,000 timings, as a fraction.
+        throttled: fraction of batches in which the SM clock is at 60 % and everything takes that much longer.
+        burst: fraction of timings in which all samples take 30 % longer at an unsuspicious clock.
+    """
+
+    latency: Callable[[Point], float]
+    noise: float = 0.003
+    drift: float = 0.0
+    throttled: float = 0.0
+    burst: float = 0.0
+    seed: int = 0
+    timed: int = 0
+    random: np.random.Generator = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.random = np.random.default_rng(self.seed)
+
+    def measure(self, point: Point) -> Measurement:
+        self.timed += 1
+        slower = 1.3 if self.random.random() < self.burst else 1.0
+        true = self.latency(point) * slower * (1 + self.drift * self.timed / 10_000)
+        timing = sample_until(
+            lambda count: self._batch(true, count), Clocks(0.98 * MAX_MHZ, MAX_MHZ), lambda discarded: None
+        )
+        return Measurement(
+            point.operation.operator,
+            point.operation.axes,
+            point.dtype,
+            point.cache,
+            timing.median_ns,
+            timing.iqr_ns,
+            timing.samples,
+            timing.sm_clock_mhz,
+            timing.converged,
+        )
+
+    def launches(self, points: Sequence[Point]) -> list[tuple[Launch, ...]]:
+        return [()] * len(points)
+
+    def _batch(self, true: float, count: int) -> Batch:
+        clock = 0.6 if self.random.random() < self.throttled else 1.0
+        samples = true / clock * (1 + self.noise * self.random.standard_normal(count))
+        return Batch(list(np.abs(samples)), round(clock * MAX_MHZ))

@@ -1,0 +1,247 @@
+"""Which shapes are measured: enough for every dim that an allocation asks about, and no more than are affordable."""
+
+import subprocess
+import sys
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from transformers import AutoConfig
+
+from gac.errors import ModelError, ProfileError
+from gac.forms import Operation, linear, low_rank
+from gac.models.shapes import SHAPES, Shapes
+from gac.profiling import coverage
+from gac.profiling.coverage import every_dim, general_points, model_points, spaced_dims
+from gac.profiling.operators import OPERATORS, operation
+from gac.profiling.records import Point
+from gac.profiling.table import Sweep, alignment_class, interpolate
+from gac.sites import Workload
+
+LLAMA = model_points("llama-3-8b")
+GENERAL = general_points()
+
+# What each weight shape of Llama-3-8B is looked up as: operator, other axes, the axis that moves, its largest dim.
+LLAMA_AXES = [
+    ("low_rank", {"k": 4096, "n": 4096}, "r", 2047),
+    ("low_rank", {"k": 4096, "n": 1024}, "r", 819),
+    ("low_rank", {"k": 4096, "n": 14336}, "r", 3185),
+    ("low_rank", {"k": 14336, "n": 4096}, "r", 3185),
+    ("linear", {"k": 4096}, "n", 14335),
+    ("linear", {"n": 4096}, "k", 14335),
+]
+
+
+def dims_along(points: tuple[Point, ...], name: str, axis: str, **fixed: int) -> list[int]:
+    return sorted(
+        point.operation.axes[axis]
+        for point in points
+        if point.operation.operator == name and point.cache == "cold" and fixed.items() <= point.operation.axes.items()
+    )
+
+
+def flat_sweep(dims: list[int]) -> Sweep:
+    ones = np.ones(len(dims))
+    return Sweep("low_rank", "bf16", "cold", "r", (), np.array(dims), ones, 0 * ones, ((),) * len(dims))
+
+
+# --- one model ---
+
+
+def test_a_model_of_8b_has_about_1800_points() -> None:
+    assert 1700 <= len(LLAMA) <= 1900
+    assert len(set(LLAMA)) == len(LLAMA)
+    assert {point.operation.axes["m"] for point in LLAMA} == {1, 1024}
+
+
+@pytest.mark.parametrize("rows", [1, 1024])
+@pytest.mark.parametrize(("name", "fixed", "axis", "largest"), LLAMA_AXES)
+def test_every_multiple_of_8_is_measured_or_interpolable(
+    name: str, fixed: dict[str, int], axis: str, largest: int, rows: int
+) -> None:
+    measured = dims_along(LLAMA, name, axis, m=rows, **fixed)
+    latency, _ = interpolate(flat_sweep(measured), np.arange(64, largest + 1, 8))
+    assert (latency == 1).all()
+
+
+@pytest.mark.parametrize("rows", [1, 1024])
+@pytest.mark.parametrize(("name", "fixed", "axis", "largest"), LLAMA_AXES)
+def test_every_axis_has_evidence_of_every_alignment(
+    name: str, fixed: dict[str, int], axis: str, largest: int, rows: int
+) -> None:
+    dims = np.array(dims_along(LLAMA, name, axis, m=rows, **fixed))
+    for step in (1, 2, 4, 8, 16, 32):
+        ours = dims[alignment_class(dims) == step]
+        padded = -(-ours // 64) * 64
+        assert np.isin(padded, dims).sum() >= 3, step
+
+
+@pytest.mark.parametrize("rows", [1, 1024])
+def test_every_dense_weight_is_measured(rows: int) -> None:
+    shapes = [linear(rows, 4096, n) for n in (1024, 4096, 14336)] + [linear(rows, 14336, 4096)]
+    assert {Point(shape) for shape in shapes} <= set(LLAMA)
+
+
+def test_most_sweet_spots_are_measured() -> None:
+    ranks = dims_along(LLAMA, "low_rank", "r", m=1024, k=4096, n=4096)
+    widths = dims_along(LLAMA, "linear", "n", m=1024, k=4096)
+    assert set(range(64, 2048, 64)) <= set(ranks)
+    assert set(range(256, 14336, 256)) <= set(widths)
+
+
+def test_only_neurons_are_narrowed() -> None:
+    wide = dims_along(LLAMA, "linear", "k", m=1, n=1024)
+    assert wide == [4096]
+
+
+@pytest.mark.parametrize("largest", [64, 143, 287, 819, 1023, 2047, 4095, 14335, 28671])
+def test_spaced_dims_leave_no_multiple_of_8_out(largest: int) -> None:
+    dims = spaced_dims(largest)
+    latency, _ = interpolate(flat_sweep(list(dims)), np.arange(8, largest + 1, 8))
+    assert (latency == 1).all()
+    assert 8 <= min(dims) <= max(dims) <= largest
+    assert all(low < high for low, high in pairwise(dims))
+
+
+def test_spaced_dims_grow_coarser() -> None:
+    dims = set(spaced_dims(5000))
+    assert set(range(32, 1025, 32)) | set(range(1024, 4097, 64)) | set(range(4096, 4993, 128)) <= dims
+    assert {936, 1000, 4160}.isdisjoint(dims)
+    assert {4092, 4094, 4095} <= dims
+
+
+@pytest.mark.parametrize("dims_of", [every_dim, spaced_dims])
+def test_an_axis_too_short_to_measure_has_no_dims(dims_of) -> None:
+    assert dims_of(7) == ()
+    assert dims_of(0) == ()
+
+
+def test_a_small_model_is_measured_at_every_multiple_of_8() -> None:
+    points = model_points("smollm2")
+    ranks = dims_along(points, "low_rank", "r", m=1024, k=576, n=576)
+    assert [rank for rank in ranks if rank % 8 == 0] == list(range(8, 288, 8))
+    assert len(points) < 1400
+
+
+@pytest.mark.parametrize("name", sorted(SHAPES))
+def test_every_known_model_can_be_afforded(name: str) -> None:
+    assert len(model_points(name)) < 3000
+
+
+def test_the_rows_are_those_of_the_workloads_each_once() -> None:
+    workloads = [Workload.parse(text) for text in ("decode:8@512", "prefill:2x256", "decode:8@4096")]
+    points = model_points("smollm2", workloads, "fp16")
+    assert {point.operation.axes["m"] for point in points} == {8, 512}
+    assert {(point.dtype, point.cache) for point in points} == {("fp16", "cold")}
+
+
+def test_a_config_will_do_and_of_a_multimodal_one_the_text_part() -> None:
+    tiny = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 2, "num_key_value_heads": 1}
+    text = {**tiny, "head_dim": 32, "num_hidden_layers": 2}
+    both = AutoConfig.for_model("gemma3", text_config=text)
+    assert model_points(both) == model_points(Shapes("gemma3_text", **text))
+    assert Point(low_rank(1, 64, 16, 64)) in model_points(both)
+
+
+def test_an_unknown_model_is_named_with_the_nearest() -> None:
+    with pytest.raises(ModelError) as caught:
+        model_points("llama-3-8B")
+    assert str(caught.value) == (
+        "no shapes are known for model 'llama-3-8B'; expected one of smollm2, llama-3-8b, llama-2-7b, mistral-7b, "
+        "qwen3-8b, gemma-3-4b, llama-3-70b, or a transformers config. Did you mean 'llama-3-8b'?"
+    )
+
+
+def test_a_wrong_dtype_and_no_workload_are_named() -> None:
+    with pytest.raises(ProfileError) as caught:
+        model_points("smollm2", dtype="int3")
+    assert str(caught.value) == "dtype 'int3'; expected one of bf16, fp16. Correct the name."
+    with pytest.raises(ProfileError) as caught:
+        model_points("smollm2", [])
+    assert str(caught.value) == (
+        "no workload; expected at least one. Use prefill:1x1024 and decode:1@1024, the default."
+    )
+    with pytest.raises(ProfileError, match="dtype 'fp8'"):
+        general_points("fp8")
+
+
+# --- a GPU generally ---
+
+
+@pytest.mark.parametrize("points", [GENERAL, general_points("fp16", (8, 0))], ids=["bf16 sm_90", "fp16 sm_80"])
+def test_a_general_sweep_has_about_5000_points(points: tuple[Point, ...]) -> None:
+    assert 4500 <= len(points) <= 5500
+    assert len(set(points)) == len(points)
+
+
+def test_every_general_point_is_a_shape_of_its_operator_in_one_of_its_dtypes() -> None:
+    for point in GENERAL:
+        assert operation(point.operation.operator, **point.operation.axes) == point.operation
+        assert point.dtype in OPERATORS[point.operation.operator].dtypes
+
+
+def test_every_operator_is_in_the_general_sweep() -> None:
+    assert {point.operation.operator for point in GENERAL} == set(OPERATORS)
+
+
+def test_few_points_are_refused_and_each_on_purpose() -> None:
+    refused = [
+        point for point in GENERAL if OPERATORS[point.operation.operator].refusal(point.operation.axes, point.dtype)
+    ]
+    assert len(refused) == 24
+    assert {point.operation.axes["d"] for point in refused if "sdpa" in point.operation.operator} == {107, 129}
+    broken = {8, 520, 1016, 1023}
+    assert all(broken & set(point.operation.axes.values()) for point in refused if point.dtype == "fp8")
+
+
+def test_the_shapes_are_cheap() -> None:
+    """At 500 TFLOP/s and 2 TB/s, which aligned shapes reach on the GPUs that have them."""
+    operators = [(OPERATORS[point.operation.operator], point.operation.axes, point.dtype) for point in GENERAL]
+    microseconds = [max(one.flops(axes) / 5e8, one.bytes(axes, dtype) / 2e6) for one, axes, dtype in operators]
+    assert sum(microseconds) / len(microseconds) < 50
+    assert max(microseconds) < 1000
+
+
+def test_fp8_is_left_out_where_the_hardware_has_none() -> None:
+    def operators(capability: tuple[int, int]) -> set[str]:
+        return {point.operation.operator for point in general_points(compute_capability=capability)}
+
+    assert operators((8, 9)) - operators((8, 6)) == {"linear_rowwise"}
+    assert not any(point.dtype == "fp8" for point in general_points(compute_capability=(8, 6)))
+
+
+def test_every_hot_point_has_its_cold_twin() -> None:
+    hot = [point for point in GENERAL if point.cache == "hot"]
+    assert len(hot) == 80
+    assert {Point(point.operation) for point in hot} <= set(GENERAL)
+
+
+@pytest.mark.parametrize(("axis", "other"), [("k", "n"), ("n", "k")])
+def test_gemms_are_unbroken_round_powers_of_two(axis: str, other: str) -> None:
+    dims = dims_along(GENERAL, "linear", axis, m=1024, **{other: 4096})
+    assert set(range(8, 4097, 8)) | set(range(104, 153)) | set(range(1008, 1041)) <= set(dims)
+
+
+@pytest.mark.parametrize("name", ["sdpa", "sdpa_causal"])
+def test_attention_has_every_head_dim(name: str) -> None:
+    assert dims_along(GENERAL, name, "d", b=1, h=32, kv=32, s=1024, t=1024) == list(range(8, 257))
+
+
+def test_kernel_switches_along_m_are_seen_one_row_at_a_time() -> None:
+    assert set(range(1, 65)) <= set(dims_along(GENERAL, "linear", "m", k=4096, n=4096))
+
+
+def test_parts_overlap_little() -> None:
+    parts: list[list[Operation]] = [
+        list(getattr(coverage, name)())
+        for name in ("gemm_along_k_and_n", "gemm_along_m", "pairs_along_r", "attention_prefill", "attention_decode")
+    ]
+    assert sum(map(len, parts)) - len(set().union(*parts)) < 40
+
+
+def test_choosing_shapes_loads_no_torch() -> None:
+    code = (
+        "import sys, gac.profiling.coverage as made; made.general_points(); made.model_points('llama-3-8b');"
+        "print({'torch', 'transformers'} & set(sys.modules))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "set()"

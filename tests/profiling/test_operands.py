@@ -1,0 +1,58 @@
+"""Pools of operands: aligned, random or unset, and bounded."""
+
+import pytest
+import torch
+
+from gac.profiling.operands import DTYPES, Pool, Pools, TooLargeError
+from gac.profiling.operators import ITEM_BYTES, Operand
+
+
+def test_every_dtype_has_the_size_that_descriptions_count_with() -> None:
+    assert {name: dtype.itemsize for name, dtype in DTYPES.items()} == ITEM_BYTES
+
+
+def test_a_pool_cuts_aligned_views_that_do_not_overlap_until_it_starts_again() -> None:
+    pool = Pool(torch.zeros(1024, dtype=torch.bfloat16))
+    views = [pool.cut((10, 10)) for _ in range(8)]
+    assert [view.storage_offset() for view in views] == [0, 128, 256, 384, 512, 640, 768, 896]
+    assert pool.cut((3, 50)).storage_offset() == 0
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp8", "fp32"])
+def test_floating_point_is_normal_and_the_same_for_the_same_seed(dtype) -> None:
+    drawn = Pool.random(10_000, DTYPES[dtype], "cpu").cut((10_000,)).float()
+    assert float(drawn.std()) == pytest.approx(0.5, rel=0.05)
+    assert torch.equal(drawn, Pool.random(10_000, DTYPES[dtype], "cpu").cut((10_000,)).float())
+    assert not torch.equal(drawn, Pool.random(10_000, DTYPES[dtype], "cpu", seed=1).cut((10_000,)).float())
+
+
+@pytest.mark.parametrize("dtype", ["int32", "uint8"])
+def test_integers_are_random_bits(dtype) -> None:
+    drawn = Pool.random(10_000, DTYPES[dtype], "cpu").cut((10_000,))
+    bits = torch.stack([(drawn >> bit) & 1 for bit in range(8 * drawn.element_size())]).double()
+    assert float((bits.mean(dim=1) - 0.5).abs().max()) < 0.03
+
+
+def test_pools_hand_out_operands_of_every_dtype_one_after_the_other() -> None:
+    pools = Pools("cpu", limit_bytes=4096)
+    for name, dtype in DTYPES.items():
+        first, second = pools.cut(Operand((3, 5), name)), pools.cut(Operand((2,), name))
+        assert (first.shape, first.dtype) == ((3, 5), dtype)
+        assert second.storage_offset() * dtype.itemsize == 256
+
+
+def test_what_is_written_is_nan_before_it_is_written() -> None:
+    pools = Pools("cpu", limit_bytes=4096)
+    result = pools.cut_output(Operand((3, 5), "bf16"))
+    assert bool(result.isnan().all())
+    assert result.data_ptr() != pools.cut(Operand((3, 5), "bf16")).data_ptr()
+
+
+def test_an_operand_that_does_not_fit_says_so() -> None:
+    pools = Pools("cpu", limit_bytes=2**20)
+    assert pools.cut(Operand((2**19,), "bf16")).numel() == 2**19
+    for cut in (pools.cut, pools.cut_output):
+        with pytest.raises(TooLargeError) as error:
+            cut(Operand((2**29, 3), "bf16"))
+        assert str(error.value) == "an operand of 3.00 GiB does not fit the 0.00 GiB set aside for operands"
+        assert (error.value.needed, error.value.available) == (3 * 2**30, 2**20)

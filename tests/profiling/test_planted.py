@@ -1,0 +1,180 @@
+"""Cliffs planted in latencies that a synthetic clock spoils: how many are found, and how much that is found is true."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from gac.profiling.cliffs import Cliffs, find_cliffs
+from gac.profiling.records import Measurement
+from gac.profiling.table import Sweep
+from gac.sites import Floats, Ints
+
+Clock = Callable[[Floats, np.random.Generator], Floats]
+SEEDS = range(12)
+PLANTED = 0.08  # a difference that has to be found
+NOTHING = 0.02  # one that must not be
+
+
+def aligned(dims: Ints, *slowdowns: float) -> Floats:
+    """``slowdowns`` of the dims that 1, 2, 4, ... is the largest power of two to divide; 1 for coarser ones."""
+    factor = np.ones(len(dims))
+    for power, slowdown in enumerate(slowdowns):
+        factor[(dims & -dims) == 2**power] = slowdown
+    return factor
+
+
+def stairs(dims: Ints, *templates: int) -> Floats:
+    """The first template that holds the dim."""
+    return np.array(templates, dtype=np.float64)[np.searchsorted(templates, dims)]
+
+
+def waves(dims: Ints, tile: int, processors: int) -> Floats:
+    """Waves of 32 rows of CTAs, each ``tile`` wide."""
+    return np.ceil(32 * np.ceil(dims / tile) / processors)
+
+
+WIDE = np.arange(512, 1089)
+HEADS = np.arange(33, 257)
+COARSE = np.arange(256, 4097, 8)
+TEMPLATES = (64, 96, 128, 160, 192, 256)
+SHAPES = {
+    "alignment to 8, steep": (WIDE, (20 + WIDE / 100) * aligned(WIDE, 5, 2.5, 2.5), 8),
+    "alignment to 8, shallow": (WIDE, 20 * aligned(WIDE, 1.3, 1.2, 1.15), 8),
+    "alignment to 16": (WIDE, (20 + WIDE / 200) * aligned(WIDE, 3, 2, 2, 1.3), 16),
+    "alignment to 64": (WIDE, 20 * aligned(WIDE, 2, 2, 2, 1.5, 1.5, 1.3), 64),
+    "templates": (HEADS, stairs(HEADS, *TEMPLATES), 1),
+    "templates and padding": (HEADS, stairs(HEADS, *TEMPLATES) * aligned(HEADS, 1.8, 1.8, 1.8), 8),
+    "waves": (COARSE, waves(COARSE, 256, 132), 1),
+    "waves and alignment": (WIDE, (4 + waves(WIDE, 128, 132)) * aligned(WIDE, 2, 1.5, 1.5), 8),
+    "a slow kernel between fast ones": (COARSE, 50 * np.where((COARSE > 1728) & (COARSE < 2304), 1.3, 1.0), 1),
+    "flat": (WIDE, np.full(len(WIDE), 20.0), 1),
+    "in proportion": (COARSE, COARSE / 10.0, 1),
+}
+
+
+def calm(true: Floats, _random: np.random.Generator) -> Floats:
+    """One pass without noise."""
+    return true
+
+
+def rough(true: Floats, random: np.random.Generator) -> Floats:
+    """One pass in an order of its own: 1 % noise, 3 % drift, 1 % of outliers and a burst of throttling, 30 % each."""
+    count = len(true)
+    when = random.permutation(count) / count
+    burst = random.uniform(0, 0.99)
+    spoilt = (random.random(count) < 0.01) | ((when >= burst) & (when < burst + 0.01))
+    return true * (1 + 0.01 * random.standard_normal(count)) * (1 + 0.03 * when) * np.where(spoilt, 1.3, 1.0)
+
+
+def measured(dims: Ints, true: Floats, clock: Clock, seed: int) -> Sweep:
+    """What a profile holds after three passes by this clock."""
+    random = np.random.default_rng(seed)
+    passes = np.array([clock(1000 * true, random) for _ in range(3)])
+    rows = [_row(int(dim), one) for dim, one in zip(dims, passes.T.tolist(), strict=True)]
+    ns = np.array([row.median_ns for row in rows])
+    iqr = np.array([row.spread_ns for row in rows])
+    return Sweep("linear", "bf16", "cold", "n", (("m", 1024), ("k", 64)), dims, ns, iqr, ((),) * len(dims))
+
+
+def _row(dim: int, passes: list[float]) -> Measurement:
+    shape = {"m": 1024, "k": 64, "n": dim}
+    first = Measurement("linear", shape, "bf16", "cold", passes[0], 0.003 * passes[0], 10, 1980, True)
+    return first.with_passes(passes)
+
+
+@dataclass
+class Tally:
+    """Planted cliffs, those of them that were found, and findings where nothing was planted."""
+
+    planted: int = 0
+    found: int = 0
+    false: int = 0
+
+    def count(self, found: Ints, planted: Ints, possible: Ints) -> None:
+        self.planted += len(planted)
+        self.found += len(np.intersect1d(found, planted))
+        self.false += len(np.setdiff1d(found, possible))
+
+    @property
+    def recall(self) -> float:
+        return self.found / self.planted
+
+    @property
+    def precision(self) -> float:
+        return self.found / (self.found + self.false)
+
+
+def slower_than_a_larger(dims: Ints, true: Floats, by: float) -> Ints:
+    best = np.append(np.minimum.accumulate(true[::-1])[::-1][1:], np.inf)
+    return dims[true - best > by * true]
+
+
+def jumps(dims: Ints, true: Floats, by: float) -> Ints:
+    """Dims before a jump of more than ``by`` beyond proportion, among those that nothing larger beats."""
+    kept = ~np.isin(dims, slower_than_a_larger(dims, true, NOTHING))
+    dims, true = dims[kept], true[kept]
+    return dims[:-1][true[1:] / true[:-1] - dims[1:] / dims[:-1] > by]
+
+
+def tallies(clock: Clock, seeds: Iterable[int]) -> tuple[Tally, Tally]:
+    """Of collapsed dims and of sweet spots, over every shape."""
+    collapsed, edges = Tally(), Tally()
+    for dims, true, _ in SHAPES.values():
+        for seed in seeds:
+            cliffs = find_cliffs(measured(dims, true, clock, seed))
+            within = (slower_than_a_larger(dims, true, PLANTED), slower_than_a_larger(dims, true, NOTHING))
+            collapsed.count(cliffs.collapsed, *within)
+            edges.count(cliffs.sweet_spots, jumps(dims, true, PLANTED), jumps(dims, true, NOTHING))
+    return collapsed, edges
+
+
+@pytest.fixture(scope="module")
+def in_the_rough() -> tuple[Tally, Tally]:
+    return tallies(rough, SEEDS)
+
+
+def test_without_noise_everything_is_found_and_nothing_else() -> None:
+    for tally in tallies(calm, [0]):
+        assert (tally.recall, tally.precision) == (1.0, 1.0)
+
+
+def test_collapsed_dims_are_found_in_the_rough(in_the_rough: tuple[Tally, Tally]) -> None:
+    tally, _ = in_the_rough
+    assert tally.planted > 10_000
+    assert tally.recall >= 0.95
+    assert tally.precision >= 0.99
+
+
+def test_staircases_are_found_in_the_rough(in_the_rough: tuple[Tally, Tally]) -> None:
+    _, tally = in_the_rough
+    assert tally.planted > 150
+    assert tally.recall >= 0.95
+    assert tally.precision >= 0.99
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_period_is_the_planted_one(shape: str) -> None:
+    dims, true, period = SHAPES[shape]
+    found: list[Cliffs] = [find_cliffs(measured(dims, true, rough, seed)) for seed in SEEDS]
+    assert [cliffs.period for cliffs in found] == [period] * len(SEEDS)
+
+
+def test_a_rescue_is_truly_faster() -> None:
+    for dims, true, _ in SHAPES.values():
+        latency = dict(zip(dims.tolist(), true.tolist(), strict=True))
+        cliffs = find_cliffs(measured(dims, true, rough, seed=0))
+        pairs = list(zip(cliffs.collapsed.tolist(), cliffs.rescue.tolist(), strict=True))
+        faster = [latency[rescue] < latency[dim] for dim, rescue in pairs]
+        assert sum(faster) >= 0.99 * len(faster)
+
+
+def test_false_cliffs_are_rarer_than_one_dim_in_a_thousand() -> None:
+    """Noise and drift alone, no outliers: what an A/A test would see."""
+
+    def steady(true: Floats, random: np.random.Generator) -> Floats:
+        return true * (1 + 0.01 * random.standard_normal(len(true))) * (1 + 0.03 * random.permutation(len(true)) / 577)
+
+    found = [find_cliffs(measured(WIDE, np.full(len(WIDE), 20.0), steady, seed)) for seed in range(40)]
+    assert sum(len(cliffs.collapsed) for cliffs in found) <= 0.001 * 40 * len(WIDE)

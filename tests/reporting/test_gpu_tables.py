@@ -1,0 +1,79 @@
+"""Tables of profiles and cliffs: what is in them, and that they fit into 100 columns."""
+
+import numpy as np
+import pytest
+from rich.console import Console, RenderableType
+
+from gac.profiling.cliffs import find_cliffs
+from gac.profiling.mechanisms.causes import Cause
+from gac.profiling.records import Launch
+from gac.profiling.table import Sweep
+from gac.reporting.gpu_tables import Told, alignment_table, cliffs_table, points_table, profiles_table
+
+ALIGN1 = "cutlass::Kernel2<cutlass_75_tensorop_bf16_s1688gemm_bf16_128x128_tn_align1>"
+
+
+def shown(table: RenderableType) -> list[str]:
+    """The lines of a table in a file, without the space around them."""
+    console = Console(width=100, markup=False, highlight=False, file=None)
+    with console.capture() as capture:
+        console.print(table)
+    return [" ".join(line.split()) for line in capture.get().splitlines()]
+
+
+@pytest.fixture
+def told() -> Told:
+    """Ranks 960 to 1088, odd ones five times and even ones 2.5 times as slow; the cause of the first is not known."""
+    dims = np.arange(960, 1089)
+    ns = 3e4 * np.where(dims % 8 == 0, 1.0, np.where(dims % 2, 5.0, 2.5))
+    launches = tuple((Launch(ALIGN1, (64, 1, 1), (128, 1, 1), 0),) for _ in dims)
+    fixed = (("m", 1024), ("k", 4096), ("n", 4096))
+    sweep = Sweep("low_rank", "bf16", "cold", "r", fixed, dims, ns, 0.002 * ns, launches)
+    cliffs = find_cliffs(sweep)
+    cause = Cause("alignment tier", "evidence", "slow", "fast")
+    return Told(sweep, cliffs, (None, *[cause] * (len(cliffs.collapsed) - 1)))
+
+
+def test_cliffs_name_the_worst_dim_its_rescue_and_the_causes(told: Told) -> None:
+    lines = shown(cliffs_table("a GPU", [told]))
+    assert lines[0] == "a GPU"
+    assert "low_rank bf16 m=1024 k=4096 n=4096, r 129 112 961 -> 968, 5.00x 8 0" in lines
+    assert lines[-1] == "causes of the 112 collapsed dims: alignment tier 99.1%, the record does not tell 0.9%"
+
+
+def test_the_evidence_for_a_period_marks_the_classes_that_do_not_keep_up(told: Told) -> None:
+    lines = shown(alignment_table([told]))
+    assert lines[0] == "sweep period odd 2 4 8 16 32"
+    assert lines[2] == "low_rank bf16 m=1024 k=4096 n=4096, r 8 5.00* 2.50* 2.50* 1.00 1.00 -"
+
+
+def test_points_show_what_rescues_a_collapsed_dim_and_why(told: Told) -> None:
+    rows = [line for line in shown(points_table(told, 961, 968)) if line[:2] == "96"]
+    assert rows[0] == "961 150.0 0.1 5.00x 968 ? cutlass_75_tensorop_bf1...x128_tn_align1"
+    assert rows[1] == "962 75.0 0.1 2.50x 968 alignment tier cutlass_75_tensorop_bf1...x128_tn_align1"
+    assert rows[-1] == "968 30.0 0.0 cutlass_75_tensorop_bf1...x128_tn_align1"
+
+
+def test_a_sweep_without_cliffs(told: Told) -> None:
+    told.sweep.ns[:] = 3e4
+    flat = Told(told.sweep, find_cliffs(told.sweep), ())
+    lines = shown(cliffs_table("a GPU", [flat]))
+    assert "low_rank bf16 m=1024 k=4096 n=4096, r 129 0 none 1 0" in lines
+    assert lines[-1] == "no dim is collapsed"
+
+
+def test_the_longest_label_fits(told: Told) -> None:
+    sizes = (("b", 4), ("h", 32), ("kv", 32), ("s", 2048), ("t", 2048))
+    old = told.sweep
+    long = Sweep("sdpa_efficient_causal", "bf16", "hot", "d", sizes, old.dims, old.ns, old.iqr, old.launches)
+    for table in (cliffs_table("a GPU", [Told(long, told.cliffs, ())]), alignment_table([Told(long, told.cliffs, ())])):
+        assert not any("…" in line for line in shown(table))
+
+
+def test_profiles_show_what_is_wrong_with_one() -> None:
+    good = {"name": "a", "where": "shipped", "gpu": "A GPU", "shapes": 1234, "operators": ["linear", "sdpa"]}
+    entries = [
+        good | {"date": "d", "digest": "0123456789abcdef"},
+        {"name": "b", "where": "saved", "problem": "torn"},
+    ]
+    assert shown(profiles_table(entries))[2:] == ["a shipped A GPU 1,234 2 d 0123456789ab", "b saved torn"]

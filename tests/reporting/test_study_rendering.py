@@ -1,0 +1,60 @@
+"""Tables of studies and explanations: headings, figures, verdicts."""
+
+from rich.console import Console, RenderableType
+
+from gac.profiling.mechanisms import explain
+from gac.profiling.studies import Column, StudyResult
+from gac.reporting.study_tables import explanation_tables, studies_table, study_tables, verdicts_table
+
+RESULT = StudyResult(
+    "gemm-k",
+    "misaligned K costs 25-60 %",
+    "somebody, A100",
+    (Column("K"), Column("here", "ms"), Column("A100", "ms"), Column("kernel", side="<")),
+    ((107, 0.08912, 0.089, "align1"), (112, 0.05, None, "nvjet"), (4096, 12345.6, 1.0, "nvjet")),
+    "held",
+    "Holds on this GPU: 1.78x.",
+    ("rule: 1.25x to 1.60x",),
+)
+
+
+def shown(tables: list[RenderableType]) -> list[str]:
+    console = Console(width=100, markup=False, highlight=False, file=None)
+    with console.capture() as capture:
+        console.print(*tables, sep="\n")
+    return [" ".join(line.split()) for line in capture.get().splitlines()]
+
+
+def test_a_study_is_its_table_its_verdict_the_claim_and_the_rule() -> None:
+    lines = shown(study_tables(RESULT))
+    assert lines[:3] == ["gemm-k", "here A100", "K (ms) (ms) kernel"]
+    assert lines[4:] == [
+        "107 0.08912 0.089 align1",
+        "112 0.05 - nvjet",
+        "4096 12,346 1 nvjet",
+        "held: Holds on this GPU: 1.78x.",
+        "published: misaligned K costs 25-60 % (somebody, A100)",
+        "rule: 1.25x to 1.60x",
+    ]
+
+
+def test_verdicts_are_one_line_a_study() -> None:
+    assert shown([verdicts_table("a GPU", [RESULT])])[3:] == ["gemm-k held Holds on this GPU: 1.78x."]
+
+
+def test_the_list_of_studies() -> None:
+    entries = [{"name": "gemm-k", "claim": "misaligned K costs 25-60 %", "shapes": 1193}]
+    assert shown([studies_table(entries)])[2] == "gemm-k misaligned K costs 25-60 % 1,193"
+
+
+def test_a_broken_rule_shows_the_nearest_dims_that_keep_it() -> None:
+    lines = shown(explanation_tables(explain("sdpa", 107)))
+    assert any(line.startswith("BROKEN SDPA backend selection") and "104, 112 sm_75" in line for line in lines)
+    assert any(line.startswith("cost of SDPA backend selection: ") for line in lines)
+
+
+def test_each_broken_rule_cites_its_sources() -> None:
+    told = explain("sdpa", 107)
+    page = "".join(shown(explanation_tables(told)))
+    assert told.broken
+    assert all(source.title.split(",")[0] in page for finding in told.broken for source in finding.rule.sources)
