@@ -306,7 +306,8 @@ def _summary_lines(plan: Plan) -> list[str]:
 
 def _latency_line(workload: WorkloadLatency) -> str:
     if workload.dense_ns is None or workload.plan_ns is None:
-        return f"{workload.workload}: unknown, the profile lacks the shapes of {workload.unknown} weights"
+        missing = f"the profile lacks the shapes of {workload.unknown} weights"
+        return f"{workload.workload}: unknown, {missing} (gac profile --model ... measures them)"
     ratio = workload.plan_ns / workload.dense_ns
     counts = f"{workload.measured} measured, {workload.interpolated} interpolated"
     return (

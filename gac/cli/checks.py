@@ -12,7 +12,10 @@ def check_writable(path: Path, error: type[GacError]) -> None:
     Raises:
         GacError: of the class ``error``.
     """
-    folder = next(parent for parent in path.absolute().parents if parent.exists())
+    try:
+        folder = next(parent for parent in path.absolute().parents if parent.exists())
+    except OSError as failure:
+        raise error(f"{path}: {failure.strerror}", "a writable path", "Choose another path.") from failure
     if not folder.is_dir():
         raise error(f"{path}: {folder} is a file", "a path below a directory", "Choose another path.")
     try:
@@ -29,8 +32,11 @@ def check_file(path: Path, error: type[GacError]) -> None:
     Raises:
         GacError: of the class ``error``.
     """
-    if path.is_dir():
-        raise error(f"{path} is a directory", "the path of a file", "Name a file in it.")
+    try:
+        if path.is_dir():
+            raise error(f"{path} is a directory", "the path of a file", "Name a file in it.")
+    except OSError as failure:
+        raise error(f"{path}: {failure.strerror}", "the path of a file", "Choose another path.") from failure
     check_writable(path, error)
 
 

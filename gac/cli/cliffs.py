@@ -68,11 +68,12 @@ def _check_plot(plot: Path) -> None:
 
 def _told(measured: "Profile", sweep: "Sweep") -> "Told":
     from gac.profiling.cliffs import find_cliffs
-    from gac.profiling.mechanisms.causes import causes_of
+    from gac.profiling.mechanisms import causes_of, edge_causes
     from gac.reporting.gpu_tables import Told
 
     found = find_cliffs(sweep)
-    return Told(sweep, found, causes_of(sweep, found, measured.header))
+    header = measured.header
+    return Told(sweep, found, causes_of(sweep, found, header), edge_causes(sweep, found, header))
 
 
 def _matching(
@@ -84,6 +85,12 @@ def _matching(
         for sweep in every
         if operator in (None, sweep.operator) and axis in (None, sweep.axis) and _has(sweep, shape, dims)
     ]
+    if not every:
+        raise ProfileError(
+            f"profile {measured.path.stem} has no sweep",
+            "at least 8 dims along one axis with all else fixed",
+            "Measure them with gac profile.",
+        )
     if not found:
         words = [operator or "any operator"] + ([f"along {axis}"] if axis else [])
         words += [f"{name}={size}" for name, size in shape.items()] + ([f"dims {dims[0]}:{dims[1]}"] if dims else [])
@@ -119,7 +126,7 @@ def _document(told: "Told", dims: Dims) -> dict[str, Any]:
     sweep, found = told.sweep, told.cliffs
     first, last = dims or (int(sweep.dims[0]), int(sweep.dims[-1]))
     rescues = zip(found.collapsed.tolist(), found.rescue.tolist(), found.slowdown.tolist(), told.causes, strict=True)
-    steps = zip(found.sweet_spots.tolist(), found.edges.tolist(), found.jumps.tolist(), strict=True)
+    steps = zip(found.sweet_spots.tolist(), found.edges.tolist(), found.jumps.tolist(), told.edges, strict=True)
     document: dict[str, Any] = {
         "operator": sweep.operator,
         "dtype": sweep.dtype,
@@ -136,7 +143,9 @@ def _document(told: "Told", dims: Dims) -> dict[str, Any]:
             if first <= dim <= last
         ],
         "staircase": [
-            {"sweet_spot": dim, "edge": edge, "jump": jump} for dim, edge, jump in steps if first <= dim <= last
+            {"sweet_spot": dim, "edge": edge, "jump": jump, "cause": None if cause is None else asdict(cause)}
+            for dim, edge, jump, cause in steps
+            if first <= dim <= last
         ],
     }
     return document if dims is None else document | {"measured": _points(sweep, first, last)}

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gac.cli.options import shape_option
+from gac.cli.options import LARGEST, shape_option
 from gac.cli.verb import Answer, Verb
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @click.command(cls=Verb, resume="Nothing was written; run it again.")
 @click.argument("operator")
-@click.argument("dim", type=click.IntRange(min=1))
+@click.argument("dim", type=click.IntRange(min=1, max=LARGEST))
 @click.option("--axis", metavar="AXIS", help="Which axis the dim is of; by default the one that compression moves.")
 @shape_option
 @click.option("--dtype", default="bf16", show_default=True, help="bf16, fp16 or fp8.")
@@ -45,7 +45,7 @@ def _document(told: "Explanation") -> dict[str, Any]:
 
 
 def _ran(ran: "Ran") -> dict[str, Any]:
-    counts = {name: getattr(ran, name) for name in ("grid", "tiles", "waves", "last_wave")}
+    counts = {name: getattr(ran, name) for name in ("grid", "tiles", "waves", "last_wave", "exact")}
     return asdict(ran.kernel) | counts
 
 

@@ -2,23 +2,33 @@
 
 import click
 
+LARGEST = 2**63 - 1
+"""The largest size that a latency table can hold."""
+
 
 def _sizes(_ctx: click.Context, _option: click.Parameter, text: str | None) -> dict[str, int]:
     pairs = [part.partition("=") for part in text.split(",")] if text else []
     try:
-        return {axis: int(size) for axis, _, size in pairs}
+        sizes = {axis.strip(): int(size) for axis, _, size in pairs}
     except ValueError as failure:
         raise click.BadParameter(f"{text!r} is not like m=1024,k=4096.") from failure
+    if len(sizes) < len(pairs):
+        raise click.BadParameter(f"{text!r} names an axis twice.")
+    if not all(1 <= size <= LARGEST for size in sizes.values()):
+        raise click.BadParameter(f"{text!r} has a size outside 1 to {LARGEST}.")
+    return sizes
 
 
 def _range(_ctx: click.Context, _option: click.Parameter, text: str | None) -> tuple[int, int] | None:
     if text is None:
         return None
-    first, _, last = text.partition(":")
     try:
-        return int(first), int(last)
+        first, last = map(int, text.split(":"))
     except ValueError as failure:
         raise click.BadParameter(f"{text!r} is not like 1016:1040.") from failure
+    if first > last:
+        raise click.BadParameter(f"{text!r} ends before it begins.")
+    return first, last
 
 
 shape_option = click.option(

@@ -1,5 +1,6 @@
 """Commands that measure this machine's GPU, and list what was measured."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -17,6 +18,13 @@ if TYPE_CHECKING:
     from gac.profiling.table import Profile
 
 GENERAL = "general"
+
+
+def _number(_ctx: click.Context, _option: click.Parameter, value: float | None) -> float | None:
+    """Refuse NaN, which is in every range and would never be reached."""
+    if value is not None and math.isnan(value):
+        raise click.BadParameter("nan is not a number.")
+    return value
 
 
 @click.command(
@@ -49,7 +57,12 @@ GENERAL = "general"
 @click.option("--dtype", default="bf16", show_default=True, help="bf16 or fp16, of models and of the general sweep.")
 @passes_option
 @click.option("--aa", is_flag=True, help="Time every shape as A and as B, and say how often they seem to differ.")
-@click.option("--seconds", type=click.FloatRange(min=0), help="Stop after about this long; the next run goes on.")
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=0),
+    callback=_number,
+    help="Stop after about this long; the next run goes on.",
+)
 @click.option("--estimate", "only_estimate", is_flag=True, help="Say what there is to do, and stop.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="The file; by default this GPU's own place.")
 def profile(

@@ -2,13 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from gac.cli.checks import check_file
 from gac.cli.options import passes_option
 from gac.cli.verb import Answer, Verb, note
-from gac.errors import GacError
+from gac.errors import GacError, ProfileError
 
 if TYPE_CHECKING:
     from gac.profiling.studies import Study, StudyResult
@@ -16,24 +18,30 @@ if TYPE_CHECKING:
 
 
 @click.command(
-    cls=Verb, resume="Every timing that was taken is in the GPU's profile; the same command goes on from there."
+    cls=Verb, resume="Every timing that was taken is in the studies' file; the same command goes on from there."
 )
 @click.argument("names", nargs=-1, metavar="[NAME]...")
 @click.option("--all", "every", is_flag=True, help="Every study.")
 @click.option("--profile", metavar="NAME|FILE", help="Judge from this recorded profile: no GPU is needed.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="The file; by default the studies' own place.")
 @passes_option
-def study(names: Sequence[str], every: bool, profile: str | None, passes: int) -> Answer:
+def study(names: Sequence[str], every: bool, profile: str | None, output: Path | None, passes: int) -> Answer:
     """Run a published experiment on this GPU, and say whether its claim holds.
 
-    Measures what this GPU's profile lacks, sets the result beside the published table, and judges. Without NAME, the
-    studies are listed.
+    Measures what the studies' file of this GPU lacks, sets the result beside the published table, and judges.
+    Without NAME, the studies are listed.
     """
     from gac.profiling.studies import STUDIES, study_named
 
-    chosen = tuple(STUDIES.values()) if every else tuple(study_named(name) for name in dict.fromkeys(names))
+    named = tuple(study_named(name) for name in dict.fromkeys(names))
+    if output is not None:
+        check_file(output, ProfileError)
+    chosen = tuple(STUDIES.values()) if every else named
+    if not chosen and profile is not None:
+        raise click.UsageError("--profile judges studies: name them, or give --all.")
     if not chosen:
         return _listed(tuple(STUDIES.values()))
-    measured = _measured(chosen, profile, passes)
+    measured = _measured(chosen, profile, output, passes)
     results, problems = _judged(chosen, measured)
     return _answer(measured, results, problems)
 
@@ -48,18 +56,19 @@ def _listed(studies: Sequence["Study"]) -> Answer:
     return Answer({"studies": entries}, lambda: [studies_table(entries)])
 
 
-def _measured(studies: Sequence["Study"], profile: str | None, passes: int) -> "Profile":
-    """The recorded profile, or this GPU's own with the studies' points in it."""
+def _measured(studies: Sequence["Study"], profile: str | None, output: Path | None, passes: int) -> "Profile":
+    """The recorded profile, or this GPU's studies measured to the end."""
     from gac.profiling.table import Profile
 
     if profile is not None:
         return Profile.load(profile)
-    from gac.profiling.device import require_gpu
+    from gac.profiling.device import require_gpu, studies_path
     from gac.profiling.profiler import profile_gpu
 
-    require_gpu()
+    gpu = require_gpu()
+    path = output or studies_path(gpu)
     points = tuple(dict.fromkeys(point for one in studies for point in one.points()))
-    return Profile.load(profile_gpu(points, passes=passes))
+    return Profile.load(profile_gpu(points, path, passes))
 
 
 def _judged(studies: Sequence["Study"], measured: "Profile") -> tuple[list["StudyResult"], dict[str, str]]:

@@ -1,5 +1,6 @@
 """What every command shares: ``--json``, one answer, errors in words or in JSON, the exit status."""
 
+import errno
 import json
 import logging
 import sys
@@ -50,10 +51,17 @@ class Verb(click.Command):
         except KeyboardInterrupt:
             stop = GacError("interrupted", "the command to come to its end", self.resume)
             _fail(ctx, stop, as_json, INTERRUPTED)
-        if as_json:
-            click.echo(json.dumps(answer.document, indent=2, allow_nan=False))
-        else:
-            _show(answer.tables())
+        try:
+            if as_json:
+                click.echo(json.dumps(answer.document, indent=2, allow_nan=False))
+            else:
+                _show(answer.tables())
+            sys.stdout.flush()
+        except OSError as failure:
+            if failure.errno == errno.EPIPE:
+                raise  # the reader has seen enough; click ends quietly
+            note(f"Error: the answer cannot be written: {failure.strerror}")
+            ctx.exit(FAILED)
 
 
 def note(text: str) -> None:

@@ -1,17 +1,17 @@
 """The A/A test: how often a cliff would be reported between two measurements of one and the same shape."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from gac.errors import ProfileError
-from gac.profiling.cliffs import Noise
+from gac.profiling.cliffs import find_cliffs
 from gac.profiling.records import Measurement
 from gac.profiling.table import Profile, Sweep
-from gac.sites import Floats
 
 _LEAST_DIMS = 8
+_ROOT = 2**0.5  # a ratio of two measurements has this many times the noise of one
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class AaReport:
 
     Attributes:
         dims: how many were timed as both.
-        false_cliffs: in how many of them A and B differ by more than the noise that a cliff has to exceed.
+        false_cliffs: how many of them seem collapsed in a sweep that is flat but for what A and B differ by.
         median_difference: median of ``|A / B - 1|``.
         largest_difference: the largest of them.
     """
@@ -45,22 +45,26 @@ class AaReport:
 def aa_report(profile: Profile) -> AaReport:
     """Compare A, the passes of even number, with B, those of odd number, which were taken in between.
 
-    In every sweep of at least eight dims, each dim as A is judged beside itself as B with the noise that
-    ``gac.profiling.cliffs.find_cliffs`` finds in such a sweep.
+    Of every sweep of at least eight dims a flat one is made, in which each dim takes ``(A / B) ** (1 / sqrt 2)``:
+    nothing but noise, as much as one measurement has. Whatever ``find_cliffs`` finds there is false.
 
     Raises:
         ProfileError: no sweep was timed an even number of times.
     """
-    sweeps = [rows for sweep in profile.sweeps(_LEAST_DIMS) if len(rows := _paired(profile, sweep)) >= _LEAST_DIMS]
+    sweeps = [
+        _flat(sweep, rows)
+        for sweep in profile.sweeps(_LEAST_DIMS)
+        if len(rows := _paired(profile, sweep)) >= _LEAST_DIMS
+    ]
     if not sweeps:
         raise ProfileError(
             f"profile {profile.path.stem} has no sweep that was timed an even number of times",
             "at least two passes",
             "Measure with gac profile --aa.",
         )
-    false, differences = zip(*(_compare(rows) for rows in sweeps), strict=True)
-    every = np.concatenate(differences)
-    return AaReport(len(every), sum(false), float(np.median(every)), float(every.max()))
+    every = np.concatenate([np.abs(flat.ns**_ROOT - 1) for flat in sweeps])
+    false = sum(len(find_cliffs(flat).collapsed) for flat in sweeps)
+    return AaReport(len(every), false, float(np.median(every)), float(every.max()))
 
 
 def _paired(profile: Profile, sweep: Sweep) -> list[Measurement]:
@@ -70,11 +74,12 @@ def _paired(profile: Profile, sweep: Sweep) -> list[Measurement]:
     return [row for row in rows if row is not None and row.passes and len(row.passes) % 2 == 0]
 
 
-def _compare(rows: Sequence[Measurement]) -> tuple[int, Floats]:
-    """False cliffs in one sweep, and by how much A and B differ at each dim."""
-    a, b = ([row.with_passes(row.passes[side::2]) for row in rows] for side in (0, 1))
-    ns = np.array([row.median_ns for row in (*a, *b)], dtype=np.float64)
-    spread = np.array([row.spread_ns for row in (*a, *b)])
-    one, other = np.arange(len(rows)), np.arange(len(rows), 2 * len(rows))
-    noise = Noise.among(ns, spread, len(rows)).between(one, other)
-    return int((np.abs(ns[one] - ns[other]) > noise).sum()), np.abs(ns[one] / ns[other] - 1)
+def _flat(sweep: Sweep, rows: Sequence[Measurement]) -> Sweep:
+    """The sweep as it would look if every dim took the same: around 1, with the noise of one measurement."""
+    a, b = (
+        np.array([row.with_passes(row.passes[side::2]).median_ns for row in rows], dtype=np.float64) for side in (0, 1)
+    )
+    spread = np.array([row.with_passes(row.passes[0::2]).spread_ns for row in rows])
+    ns = (a / b) ** (1 / _ROOT)
+    dims = np.array([row.shape[sweep.axis] for row in rows], dtype=np.int64)
+    return replace(sweep, dims=dims, ns=ns, iqr=spread / a * ns, launches=((),) * len(rows))

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from gac.profiling.table import COARSEST_CLASS, Profile, Sweep, alignment_class, interpolate
 from gac.sites import Floats, Ints
 
-NOISE_FLOOR = 0.03
+NOISE_FLOOR = 0.04
 """Two latencies closer than this are the same, however small their spread: an H100's repetitions lie as far apart."""
 
 FALSE_ALARMS = 0.001
@@ -66,7 +66,8 @@ class Cliffs:
         sweet_spots: among the other dims, the last before a jump of the latency per unit of dim.
         edges: for each sweet spot, the first dim after the jump.
         jumps: for each sweet spot, the latency at the edge over its own.
-        period: the smallest power of two (up to 64) whose multiples keep up; 1 where alignment does not matter.
+        period: the smallest power of two (up to 64) whose multiples were seen to keep up; 1 where alignment does not
+            matter.
         evidence: what the period rests on: one entry for each alignment class with at least three dims to compare.
         noise: the smallest relative difference that is told from noise.
     """
@@ -90,11 +91,11 @@ class Cliffs:
 def find_cliffs(sweep: Sweep) -> Cliffs:
     """Collapsed dims, staircase edges and alignment period of one sweep.
 
-    The noise between two points is the largest of 3 % of the slower one; what the sweep's typical spread (the median
+    The noise between two points is the largest of 4 % of the slower one; what the sweep's typical spread (the median
     over its points of IQR / latency) explains by chance among as many comparisons as the sweep has points; and, for
     collapsed dims, the two points' own interquartile ranges, so that a point whose passes disagree proves nothing.
     """
-    noise = Noise.of(sweep)
+    noise = _Noise.of(sweep)
     rescue = _rescues(sweep, noise.between)
     collapsed = rescue >= 0
     fast = rescue[collapsed]
@@ -186,12 +187,15 @@ def _steps(first: int, last: int = COARSEST_CLASS // 2) -> Iterator[int]:
 
 
 def _period(evidence: Sequence[ClassEvidence]) -> int:
-    """Twice the coarsest class that does not keep up."""
-    return 2 * max((one.step for one in evidence if not one.keeps_up), default=0) or 1
+    """The finest class that was seen to keep up, among those coarser than all that do not; 64 where none was seen."""
+    worst = max((one.step for one in evidence if not one.keeps_up), default=0)
+    if not worst:
+        return 1
+    return min((one.step for one in evidence if one.step > worst), default=COARSEST_CLASS)
 
 
 @dataclass(frozen=True, eq=False)
-class Noise:
+class _Noise:
     """How far two points of a sweep may lie apart by chance; ``one`` and ``other`` are indices.
 
     Attributes:
@@ -207,15 +211,10 @@ class Noise:
     chance: float
 
     @classmethod
-    def of(cls, sweep: Sweep) -> "Noise":
+    def of(cls, sweep: Sweep) -> "_Noise":
         """The noise of a sweep, which may be empty."""
-        return cls.among(sweep.ns, sweep.iqr, len(sweep))
-
-    @classmethod
-    def among(cls, ns: Floats, iqr: Floats, comparisons: int) -> "Noise":
-        """The noise among points of which so many pairs are compared."""
-        spread = float(np.median(iqr / ns)) if len(ns) else 0.0
-        return cls(ns, iqr, spread * NormalDist().inv_cdf(1 - FALSE_ALARMS / max(comparisons, 1)))
+        spread = float(np.median(sweep.iqr / sweep.ns)) if len(sweep) else 0.0
+        return cls(sweep.ns, sweep.iqr, spread * NormalDist().inv_cdf(1 - FALSE_ALARMS / max(len(sweep), 1)))
 
     def typical(self, one: Ints | int, other: Ints | int) -> Floats:
         """From the spread of the whole sweep."""
@@ -242,7 +241,7 @@ def _rescues(sweep: Sweep, noise: Callable[[int, Ints], Floats]) -> Ints:
     return found
 
 
-def _staircase(sweep: Sweep, noise: Noise) -> tuple[Ints, Ints]:
+def _staircase(sweep: Sweep, noise: _Noise) -> tuple[Ints, Ints]:
     """Indices before and after each jump beyond the noise and beyond growth in proportion to the dim.
 
     Everything is compared by the typical noise: a burst of noise in one pass widens a point's own spread and leaves

@@ -61,8 +61,8 @@ def fingerprint() -> Header:
     )
 
 
-def require_gpu() -> None:
-    """Refuse to go on without a CUDA device.
+def require_gpu() -> str:
+    """The name of the current CUDA device.
 
     Raises:
         ProfileError: there is none, with the profiles that can be used instead.
@@ -75,6 +75,7 @@ def require_gpu() -> None:
             + (", ".join(path.stem for path in shipped_profiles()) or "(none is shipped)")
             + ".",
         )
+    return torch.cuda.get_device_name()
 
 
 def slug(gpu: str) -> str:
@@ -85,6 +86,11 @@ def slug(gpu: str) -> str:
 def default_path(gpu: str) -> Path:
     """Where a profile of this GPU is saved when no path is given."""
     return saved_folder() / f"{slug(gpu)}.jsonl"
+
+
+def studies_path(gpu: str) -> Path:
+    """Where the studies of this GPU are saved: apart, for allocation takes the file of the GPU's own name."""
+    return saved_folder() / f"{slug(gpu)}-studies.jsonl"
 
 
 def local_profile() -> Path | None:

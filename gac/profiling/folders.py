@@ -6,6 +6,8 @@ from pathlib import Path
 from gac.errors import ProfileError
 from gac.files import home
 
+_SHOWN = 200
+
 
 def shipped_profiles() -> tuple[Path, ...]:
     """The profiles that come with GAC, by name: inside an installed package, or in a checkout's ``profiles/``."""
@@ -33,15 +35,24 @@ def find_profile(path_or_name: str | Path) -> Path:
         ProfileError: there is none, with the names there are and the nearest of them.
     """
     path = Path(path_or_name)
-    if path.is_file():
+    if _is_file(path):
         return path
-    known = {file.stem: file for file in (*shipped_profiles(), *saved_profiles())}
+    known = {file.stem: file for file in (*shipped_profiles(), *saved_profiles()) if file.is_file() or not file.is_symlink()}
     name = str(path_or_name)
     if name in known:
         return known[name]
-    near = difflib.get_close_matches(Path(name).stem.lower(), known, n=1, cutoff=0.5)
+    shown = name if len(name) <= _SHOWN else f"{name[:_SHOWN]}..."
+    near = difflib.get_close_matches(Path(name[:_SHOWN]).stem.lower(), known, n=1, cutoff=0.5)
     raise ProfileError(
-        f"profile {name!r} is neither a file nor a known name",
+        f"profile {shown!r} is neither a file nor a known name",
         f"a path, or one of {', '.join(known) or '(no profile is installed)'}",
         f"Did you mean {near[0]!r}?" if near else "Measure this GPU with gac profile, or correct the path.",
     )
+
+
+def _is_file(path: Path) -> bool:
+    """Whether it is a file; what the system will not even look up (a name of thousands of letters) is none."""
+    try:
+        return path.is_file()
+    except OSError:
+        return False

@@ -15,10 +15,12 @@ from gac.profiling.records import (
     KernelLine,
     Launch,
     Line,
+    LostLine,
     Measurement,
     Point,
     RowLine,
     SentinelLine,
+    SharedLine,
     parse,
 )
 
@@ -47,7 +49,7 @@ class Journal:
     def __enter__(self) -> "Journal":
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = self.path.open("a+b")
+            self._file = self.path.open("a+b", buffering=0)
         except OSError as failure:
             raise ProfileError(
                 f"profile {self.path} cannot be written: {failure.strerror}", "a writable path", "Choose another path."
@@ -61,7 +63,6 @@ class Journal:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._file.flush()
         os.fsync(self._file.fileno())
         self._file.close()
 
@@ -87,6 +88,16 @@ class Journal:
         """Append a timing of a point that is a sentinel; it is no pass."""
         self._write(SentinelLine("sentinel", self._places[point], median_ns))
 
+    def add_failure(self, row: Measurement) -> None:
+        """Keep that the GPU failed at a point, whether or not the file holds numbers of it."""
+        place = self._places.get(row.point)
+        if place is None:
+            self.add(row)
+        elif self.rows[place].error is None:
+            assert row.error is not None
+            self._write(LostLine("lost", place, row.error))
+            self.rows[place] = self.rows[place].without_number(row.error)
+
     def _kernel(self, launch: Launch) -> int:
         line = KernelLine("kernel", launch.name, launch.block, launch.shared_bytes)
         if line not in self._kernels:
@@ -100,11 +111,23 @@ class Journal:
 
     def _write(self, line: Line) -> None:
         fields = {name: value for name, value in asdict(line).items() if (name, value) != ("error", None)}
-        self._file.write(json.dumps(fields, separators=(",", ":"), allow_nan=False).encode() + b"\n")
-        self._file.flush()
-        if time.monotonic() - self._synced > _SYNC_SECONDS:
-            os.fsync(self._file.fileno())
-            self._synced = time.monotonic()
+        data = json.dumps(fields, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+        try:
+            whole = self._file.write(data) == len(data)
+            if time.monotonic() - self._synced > _SYNC_SECONDS:
+                os.fsync(self._file.fileno())
+                self._synced = time.monotonic()
+        except OSError as failure:
+            raise self._full(failure.strerror or "input/output error") from failure
+        if not whole:
+            raise self._full("no room")
+
+    def _full(self, reason: str) -> ProfileError:
+        return ProfileError(
+            f"profile {self.path} cannot be written to the end: {reason}",
+            "room for a line of some hundred bytes",
+            "Make room and run the same command again: every whole line counts.",
+        )
 
     def _lock(self) -> None:
         import fcntl
@@ -124,21 +147,29 @@ class Journal:
         whole = content.rfind(b"\n") + 1
         if whole:
             found = parse(content[:whole], self.path)
-            self._check(found.header)
+            check_same_machine(self.path, found.header, self._header)
             self._kernels = {kernel: index for index, kernel in enumerate(found.kernels)}
             for row in found.measurements:
                 self._keep(row)
         self._file.truncate(whole)
         if not whole:
             self._write(HeaderLine("header", self._header))
+        elif self._header.shared_with not in ("", found.header.shared_with):
+            self._write(SharedLine("shared", self._header.shared_with))
 
-    def _check(self, found: Header) -> None:
-        different = found.differences(self._header)
-        if different:
-            was, now = vars(found), vars(self._header)
-            raise ProfileError(
-                f"profile {self.path} has "
-                + ", ".join(f"{name} {was[name]!r} where this machine has {now[name]!r}" for name in different),
-                "a file begun on this machine with this software",
-                "Write to another file.",
-            )
+
+def check_same_machine(path: Path, found: Header, here: Header) -> None:
+    """Refuse a file that was begun on another machine or with other software.
+
+    Raises:
+        ProfileError: naming what differs.
+    """
+    different = found.differences(here)
+    if different:
+        was, now = vars(found), vars(here)
+        raise ProfileError(
+            f"profile {path} has "
+            + ", ".join(f"{name} {was[name]!r} where this machine has {now[name]!r}" for name in different),
+            "a file begun on this machine with this software",
+            "Write to another file.",
+        )

@@ -19,6 +19,9 @@ def trace(prepare: Sequence[Callable[[], Callable[[], object]]]) -> list[tuple[L
     """Prepare and run each call once, and say which kernels the call launched, in order; empty for one that fails.
 
     Each call has the device to itself between two synchronisations.
+
+    Raises:
+        CallLostError: the device itself has failed.
     """
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], acc_events=True) as traced:
         for number, make in enumerate(prepare):
@@ -28,14 +31,29 @@ def trace(prepare: Sequence[Callable[[], Callable[[], object]]]) -> list[tuple[L
                 with record_function(f"{_MARK}{number}"):
                     call()
                     torch.cuda.synchronize()
-            except RuntimeError:
-                continue  # the timing meets the same failure and records it
+            except RuntimeError as failure:
+                _check_alive(number, failure)  # else the timing meets the same failure and records it
     with TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
         traced.export_chrome_trace(str(path))
         events = json.loads(path.read_text())["traceEvents"]
     found = launches_by_mark(events)
     return [found.get(number, ()) for number in range(len(prepare))]
+
+
+class CallLostError(Exception):
+    """The call of this number, counted from 0, made the GPU itself fail."""
+
+    def __init__(self, number: int, failure: Exception) -> None:
+        super().__init__(str(failure))
+        self.number = number
+
+
+def _check_alive(number: int, failure: Exception) -> None:
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError as lost:
+        raise CallLostError(number, failure) from lost
 
 
 def launches_by_mark(events: Iterable[Mapping[str, Any]]) -> dict[int, tuple[Launch, ...]]:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gac.profiling.launches import trace
+from gac.profiling.launches import CallLostError, trace
 from gac.profiling.operands import Pools
 from gac.profiling.records import Header, Launch, Measurement, Point
 from gac.profiling.runners import RUNNERS
@@ -53,10 +53,17 @@ class GpuMeasurer:
         return row
 
     def launches(self, points: Sequence[Point]) -> list[tuple[Launch, ...]]:
-        """The kernels that each point launches, in order; empty where it fails or they cannot be seen."""
+        """The kernels that each point launches, in order; empty where it fails or they cannot be seen.
+
+        Raises:
+            DeviceLostError: the device itself has failed.
+        """
         with torch.cuda.stream(self._watch.stream), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # why a backend refuses a shape is told when it is measured
-            return trace([self._later(point) for point in points])
+            try:
+                return trace([self._later(point) for point in points])
+            except CallLostError as lost:
+                raise DeviceLostError(_failed(points[lost.number], lost)) from lost
 
     def _time(self, point: Point) -> Timing:
         with torch.cuda.stream(self._watch.stream):

@@ -78,10 +78,6 @@ class Pool:
         assert dtype.is_floating_point, "results are floating point"
         return cls(torch.full((elements,), math.nan, dtype=dtype, device=device))
 
-    def rewind(self) -> None:
-        """Start again at the front."""
-        self._next = 0
-
     def cut(self, shape: tuple[int, ...]) -> Tensor:
         """The next contiguous view of this shape.
 
@@ -135,11 +131,6 @@ class Pools:
             elements, dtype = self._size_of(operand)
             self._unset[operand.dtype] = Pool.unset(elements, dtype, self._device)
         return self._unset[operand.dtype].cut(operand.shape)
-
-    def rewind(self) -> None:
-        """Cut what comes next from the front of every pool again."""
-        for pool in (*self._random.values(), *self._unset.values()):
-            pool.rewind()
 
     def _size_of(self, operand: Operand) -> tuple[int, torch.dtype]:
         dtype = DTYPES[operand.dtype]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from gac.errors import ProfileError
 from gac.profiling.device import default_path, fingerprint
+from gac.profiling.journal import check_same_machine
 from gac.profiling.operators import OPERATORS
 from gac.profiling.records import Header, Measurement, Point
 from gac.profiling.sweep import PASSES, missing, run_sweep
@@ -41,7 +42,7 @@ def estimate(points: Sequence[Point], path: str | Path | None = None, passes: in
     """What ``profile_gpu`` with the same arguments would have to do on this GPU.
 
     Raises:
-        ProfileError: there is no GPU, ``passes`` is below 1, or the file is malformed.
+        ProfileError: there is no GPU, ``passes`` is below 1, or the file is malformed or of another machine.
     """
     _check_passes(passes)
     header = fingerprint()
@@ -116,7 +117,9 @@ def _estimate(points: Sequence[Point], target: Path, passes: int, header: Header
     """Twelve replays a timing, at half the tensor cores' rate or half the memory's, and some ms for everything else."""
     known: dict[Point, Measurement] = {}
     if target.is_file() and target.stat().st_size:
-        known = {row.point: row for row in Profile.load(target).measurements}
+        found = Profile.load(target)
+        check_same_machine(target, found.header, header)
+        known = {row.point: row for row in found.measurements}
     todo = [one for number in range(passes) for one in missing(points, known.get, number)]
     rate = header.sm_count * header.sm_clock_max_mhz * 1e6 * _FLOPS_PER_CYCLE
     seconds = sum(_OVERHEAD_SECONDS + _REPLAYS * max(TARGET_NS / 1e9, _launch_seconds(one, rate)) for one in todo)

@@ -1,10 +1,12 @@
 """What a profile file holds: a header, measurements, and the strict reading of the lines they are written as.
 
 The file is JSON Lines: the header first; then, as they are measured, the kernels, a row for every point, and a short
-line for every later pass over a row and for every time a sentinel was timed.
+line for every later pass over a row, for every time a sentinel was timed, for a row at which the GPU failed later, and
+for others who used the GPU when the file was resumed.
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -18,6 +20,10 @@ SCHEMA = 2
 DTYPE_NAMES = ("bf16", "fp16", "fp8")
 _STRICT = {"extra": "forbid", "allow_inf_nan": False}
 _INCIDENTAL = frozenset({"date", "gac_version", "shared_with"})
+
+_LARGEST = 2**50
+_SHOWN = 40
+_SHORTEST_NS, _LONGEST_NS = 1e-3, 1e15
 
 Cache = Literal["cold", "hot"]
 Extent = tuple[int, int, int]
@@ -33,7 +39,7 @@ class Header:
         power_limit_w: None where the driver does not tell.
         dtype_policy: how GEMMs may accumulate.
         timing: how a number was come by.
-        shared_with: who else used the GPU when the file was begun; empty where nobody did.
+        shared_with: who else used the GPU when the file was begun or resumed; empty where nobody did.
     """
 
     schema_version: int
@@ -138,6 +144,10 @@ class Measurement:
         """This measurement with the medians of all its passes, the first one included."""
         return replace(self, median_ns=_quantile(sorted(passes), 0.5), passes=tuple(passes))
 
+    def without_number(self, error: str) -> "Measurement":
+        """This measurement with the reason why it does not count."""
+        return replace(self, median_ns=None, iqr_ns=None, converged=False, error=error, passes=())
+
 
 def _quantile(ordered: Sequence[float], share: float) -> float:
     """Linear interpolation between order statistics, as numpy does it, without its overhead on three numbers."""
@@ -204,7 +214,26 @@ class SentinelLine:
     __pydantic_config__ = _STRICT
 
 
-Line = HeaderLine | KernelLine | RowLine | AgainLine | SentinelLine
+@dataclass(frozen=True)
+class LostLine:
+    """The GPU failed when it came by the row of this number once more: from then on the row has no number."""
+
+    record: Literal["lost"]
+    row: int
+    error: str
+    __pydantic_config__ = _STRICT
+
+
+@dataclass(frozen=True)
+class SharedLine:
+    """Who else used the GPU when the file was resumed."""
+
+    record: Literal["shared"]
+    shared_with: str
+    __pydantic_config__ = _STRICT
+
+
+Line = HeaderLine | KernelLine | RowLine | AgainLine | SentinelLine | LostLine | SharedLine
 
 
 @cache
@@ -247,6 +276,10 @@ def parse(content: bytes, source: str | Path) -> Contents:
             raise _malformed(f"{source}:{number}: a {record.record} line")
         if isinstance(record, HeaderLine):
             header = record.header
+            _check_header(header, f"{source}:{number}")
+        elif isinstance(record, SharedLine):
+            assert header is not None
+            header = replace(header, shared_with=record.shared_with)
         else:
             table.take(record, f"{source}:{number}")
     assert header is not None
@@ -274,19 +307,26 @@ class _Rows:
         if isinstance(record, KernelLine):
             self.kernels.append(record)
         elif isinstance(record, AgainLine):
-            self._check_known(record, where)
+            self._check_timing(record, where)
             self._passes[record.row].append(record.median_ns)
         elif isinstance(record, SentinelLine):
-            self._check_known(record, where)
+            self._check_timing(record, where)
             self.sentinels.setdefault(record.row, []).append(record.median_ns)
+        elif isinstance(record, LostLine):
+            self._check_known(record.row, where)
+            self._rows[record.row] = self._rows[record.row].without_number(record.error)
+            self._passes[record.row] = []
         elif isinstance(record, RowLine):
             self._row(record, where)
 
-    def _check_known(self, record: AgainLine | SentinelLine, where: str) -> None:
-        if not 0 <= record.row < len(self._rows) or not self._passes[record.row]:
-            raise _malformed(f"{where}: row: {record.row} is none of the {len(self._rows)} rows above it with a number")
-        if record.median_ns <= 0:
+    def _check_timing(self, record: AgainLine | SentinelLine, where: str) -> None:
+        self._check_known(record.row, where)
+        if not _is_time(record.median_ns):
             raise _malformed(f"{where}: median_ns: {record.median_ns}")
+
+    def _check_known(self, row: int, where: str) -> None:
+        if not 0 <= row < len(self._rows) or not self._passes[row]:
+            raise _malformed(f"{where}: row: {row} is none of the {len(self._rows)} rows above it with a number")
 
     def _row(self, record: RowLine, where: str) -> None:
         axes = tuple(record.shape)
@@ -329,11 +369,11 @@ def _check_version(line: bytes, where: str) -> None:
     """Say 'another version' before complaining about that version's fields."""
     try:
         version = json.loads(line)["header"]["schema_version"]
-    except (ValueError, KeyError, TypeError) as failure:
+    except (ValueError, KeyError, TypeError, RecursionError) as failure:
         raise _malformed(f"{where}: no header with a schema_version") from failure
     if version != SCHEMA:
         raise ProfileError(
-            f"{where}: header.schema_version is {version!r}",
+            f"{where}: header.schema_version is {repr(version)[:_SHOWN]}",
             f"version {SCHEMA}",
             "Measure again with gac profile, or open it with the version of GAC that wrote it.",
         )
@@ -351,10 +391,30 @@ def _read_line(line: bytes, where: str) -> Line:
     return record
 
 
+def _check_header(header: Header, where: str) -> None:
+    counts = ("sm_count", "l2_bytes", "memory_bytes", "shared_memory_bytes", "sm_clock_max_mhz", "memory_clock_mhz")
+    for name in counts:
+        if not 1 <= getattr(header, name) <= _LARGEST:
+            raise _malformed(f"{where}: header.{name}: {getattr(header, name)}")
+    if not re.fullmatch(r"\d{1,3}\.\d{1,3}", header.compute_capability):
+        raise _malformed(f"{where}: header.compute_capability: {header.compute_capability[:_SHOWN]!r}")
+    if not header.gpu.isprintable() or not header.gpu:
+        raise _malformed(f"{where}: header.gpu: {header.gpu[:_SHOWN]!r}")
+
+
 def _check_numbers(row: RowLine, where: str) -> None:
-    if any(size < 1 for size in row.shape.values()):
-        raise _malformed(f"{where}: shape: {row.shape} has a size below 1")
+    if not all(1 <= size <= _LARGEST for size in row.shape.values()):
+        raise _malformed(f"{where}: shape: {row.shape} has a size below 1 or above 2**50")
+    if row.dtype not in DTYPE_NAMES:
+        raise _malformed(f"{where}: dtype: {row.dtype[:_SHOWN]!r}")
+    if row.samples < 0 or (row.sm_clock_mhz is not None and row.sm_clock_mhz < 1):
+        raise _malformed(f"{where}: samples {row.samples} at sm_clock_mhz {row.sm_clock_mhz}")
     if (row.median_ns is None) == (row.error is None) or (row.median_ns is None) != (row.iqr_ns is None):
         raise _malformed(f"{where}: median_ns: {row.median_ns} with iqr_ns {row.iqr_ns} and error {row.error!r}")
-    if row.median_ns is not None and row.iqr_ns is not None and (row.median_ns <= 0 or row.iqr_ns < 0):
+    if row.median_ns is not None and row.iqr_ns is not None and not (_is_time(row.median_ns) and row.iqr_ns >= 0):
         raise _malformed(f"{where}: median_ns: {row.median_ns} with iqr_ns {row.iqr_ns}")
+
+
+def _is_time(ns: float) -> bool:
+    """From a picosecond to some days."""
+    return _SHORTEST_NS <= ns <= _LONGEST_NS

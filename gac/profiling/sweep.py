@@ -39,7 +39,11 @@ class Measurer(Protocol):
         """
 
     def launches(self, points: Sequence[Point]) -> Sequence[tuple[Launch, ...]]:
-        """The kernels that each point launches."""
+        """The kernels that each point launches.
+
+        Raises:
+            DeviceLostError: nothing more can be measured.
+        """
 
 
 Find = Callable[[Point], Measurement | None]
@@ -80,22 +84,22 @@ def run_sweep(
             failed (what it failed at is in the file, and left out by the next run).
     """
     begun = time.monotonic()
-    timed, failed = 0, 0
     with Journal(path, header) as journal:
         todo = [missing(points, journal.find, number) for number in range(passes)]
         total = sum(map(len, todo))
-        sentinels = _Sentinels(points, journal, measurer)
         with _bar(total, progress) as advance:
-            for point, launches in _in_order(todo, measurer):
-                if seconds is not None and time.monotonic() - begun >= seconds:
-                    break
-                failed += _time_once(journal, measurer, point, launches)
-                timed += 1
-                advance()
-                sentinels.look()
-        if timed:
-            sentinels.time_all()
-    return SweepReport(path, timed, total - timed, failed, time.monotonic() - begun)
+            run = _Run(journal, measurer, _Sentinels(points, journal, measurer))
+            try:
+                for point, launches in _in_order(todo, measurer):
+                    if seconds is not None and time.monotonic() - begun >= seconds:
+                        break
+                    run.time_once(point, launches)
+                    advance()
+                run.finish()
+            except DeviceLostError as lost:
+                journal.add_failure(lost.row)
+                raise _lost(path, lost.row) from lost
+    return SweepReport(path, run.timed, total - run.timed, run.failed, time.monotonic() - begun)
 
 
 def missing(points: Sequence[Point], find: Find, number: int) -> list[Point]:
@@ -114,22 +118,34 @@ def _in_order(todo: Sequence[list[Point]], measurer: Measurer) -> Iterator[tuple
         yield from ((point, ()) for point in later)
 
 
-def _time_once(journal: Journal, measurer: Measurer, point: Point, launches: tuple[Launch, ...]) -> bool:
-    """Append one timing; True if the point is new and failed."""
-    known = journal.find(point)
-    if known is not None and known.error:
-        return False  # it failed in this run's first pass
-    try:
-        row = measurer.measure(point)
-    except DeviceLostError as lost:
+class _Run:
+    """One run of a sweep: counts what it timed, and what was new and failed."""
+
+    def __init__(self, journal: Journal, measurer: Measurer, sentinels: "_Sentinels") -> None:
+        self.timed = 0
+        self.failed = 0
+        self._journal = journal
+        self._measurer = measurer
+        self._sentinels = sentinels
+
+    def time_once(self, point: Point, launches: tuple[Launch, ...]) -> None:
+        """Append one timing, and look after the sentinels."""
+        self.timed += 1
+        known = self._journal.find(point)
+        if known is not None and known.error:
+            return  # it failed in this run's first pass
+        row = self._measurer.measure(point)
         if known is None:
-            journal.add(replace(lost.row, launches=launches))
-        raise _lost(journal.path, lost.row) from lost
-    if known is None:
-        journal.add(replace(row, launches=launches))
-    elif row.median_ns is not None:
-        journal.add_again(point, row.median_ns)
-    return known is None and row.error is not None
+            self._journal.add(replace(row, launches=launches))
+            self.failed += row.error is not None
+        elif row.median_ns is not None:
+            self._journal.add_again(point, row.median_ns)
+        self._sentinels.look()
+
+    def finish(self) -> None:
+        """Time the sentinels a last time, if anything was timed."""
+        if self.timed:
+            self._sentinels.time_all()
 
 
 def _lost(path: Path, row: Measurement) -> ProfileError:

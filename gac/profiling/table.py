@@ -21,6 +21,8 @@ __all__ = ["Header", "Measurement", "Profile", "Sweep", "saved_profiles", "shipp
 
 COARSEST_CLASS = 64
 
+_LEAST_HALF = 4
+
 
 @dataclass(frozen=True, eq=False)
 class Sweep:
@@ -52,7 +54,7 @@ class Sweep:
     def label(self) -> str:
         """For example ``low_rank bf16 m=1024 k=4096 n=4096, r``; hot sweeps say so."""
         kind = self.dtype if self.cache == "cold" else f"{self.dtype} {self.cache}"
-        return f"{self.operator} {kind} {' '.join(f'{axis}={size}' for axis, size in self.fixed)}, {self.axis}"
+        return f"{' '.join([self.operator, kind, *(f'{axis}={size}' for axis, size in self.fixed)])}, {self.axis}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,9 +176,10 @@ class Profile:
     def drift(self) -> float:
         """By how much the sentinels' timings rose or fell while the file was written, as a fraction; the worst of them.
 
-        Of each sentinel with at least six timings, the median of the last third is set beside that of the first.
+        The medians of the earlier and the later half of a sentinel's timings, at least four each, are set beside each
+        other; where the two halves overlap that is noise, and no drift.
         """
-        return max((_change(timings) for timings in self.sentinels.values() if len(timings) >= 6), default=0.0)
+        return max(map(_change, self.sentinels.values()), default=0.0)
 
     @property
     def spread(self) -> float:
@@ -222,8 +225,11 @@ class Profile:
 
 
 def _change(timings: Sequence[float]) -> float:
-    third = len(timings) // 3
-    return abs(float(np.median(timings[-third:]) / np.median(timings[:third])) - 1)
+    half = len(timings) // 2
+    early, late = timings[:half], timings[-half:]
+    if half < _LEAST_HALF or (min(late) <= max(early) and min(early) <= max(late)):
+        return 0.0
+    return abs(float(np.median(late) / np.median(early)) - 1)
 
 
 def _columns_of(rows: Sequence[Measurement]) -> _Columns:

@@ -31,11 +31,12 @@ _UNTOLD = "the record does not tell"
 
 @dataclass(frozen=True, eq=False)
 class Told:
-    """One sweep, its cliffs, and the cause of each collapsed dim where the record tells it."""
+    """One sweep, its cliffs, and the cause of each collapsed dim and of each edge where the record tells it."""
 
     sweep: Sweep
     cliffs: Cliffs
     causes: tuple[Cause | None, ...]
+    edges: tuple[Cause | None, ...]
 
 
 def profiles_table(entries: Sequence[Mapping[str, Any]]) -> Table:

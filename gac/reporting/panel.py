@@ -42,6 +42,9 @@ _AXES = {
     "low": "low, smallest head_dim",
     "high": "high, largest head_dim",
 }
+_NARROW: Any = {"fontsize": 6, "handlelength": 1.2, "handletextpad": 0.5, "columnspacing": 0.8}
+"""So narrow that the longest legends of two panels fit a page's width."""
+
 _MOST_EDGES = 8
 _MOST_SWITCHES = 3
 
@@ -107,23 +110,33 @@ def _draw_staircase(ax: "Axes", sweep: Sweep, latency: Floats, cliffs: Cliffs, s
     some = f"{len(largest)} largest of {len(visible)}" if len(largest) < len(visible) else f"all {len(visible)}"
     spots = [int(dim) for dim in sweep.dims[before]], latency[before]
     ax.plot(*spots, "v", color="black", ms=4, label=f"sweet spots ({some})", zorder=4)
-    _name_switches(ax, sweep, shown, list(zip(before, after, strict=True)))
+    _name_switches(ax, sweep, latency, shown, list(zip(before, after, strict=True)))
 
 
-def _name_switches(ax: "Axes", sweep: Sweep, shown: NDArray[np.bool_], steps: Sequence[tuple[int, int]]) -> None:
+def _name_switches(
+    ax: "Axes", sweep: Sweep, latency: Floats, shown: NDArray[np.bool_], steps: Sequence[tuple[int, int]]
+) -> None:
     """Beside at most three edges, far enough apart to be read, what the kernel became."""
     room = 0.08 * float(np.ptp(sweep.dims[shown]))
     last, named = -np.inf, 0
     for left, right in steps:
         words, where = _changed(sweep, left, right), float(sweep.dims[left] + sweep.dims[right]) / 2
         if words and where - last >= room and named < _MOST_SWITCHES:
-            _write_along(ax, where, words)
+            _write_along(ax, where, words, low=_emptier_below(ax, sweep.dims[shown], latency[shown], where))
             last, named = where, named + 1
 
 
-def _write_along(ax: "Axes", where: float, words: str) -> None:
-    """Small text along a vertical line, at the end where fewer points are."""
-    low = ax.get_yscale() == "linear"
+def _emptier_below(ax: "Axes", dims: Ints, latency: Floats, where: float) -> bool:
+    """Whether fewer points lie in the lower third of the panel than in the upper one, just right of a dim."""
+    ax.autoscale_view()
+    places = ax.transAxes.inverted().transform(ax.transData.transform(np.column_stack((dims, latency))))
+    begin = ax.transAxes.inverted().transform(ax.transData.transform((where, latency[0])))[0]
+    heights = places[np.abs(places[:, 0] - begin - 0.02) < 0.05, 1]
+    return bool((heights < 1 / 3).sum() < (heights > 2 / 3).sum())
+
+
+def _write_along(ax: "Axes", where: float, words: str, low: bool) -> None:
+    """Small text along a vertical line, at its lower or its upper end."""
     ax.annotate(
         words,
         (where, 0.02 if low else 0.99),
@@ -163,7 +176,7 @@ def _label(ax: "Axes", sweep: Sweep, unit: str) -> None:
     ax.xaxis.set_major_locator(MaxNLocator(6))
     ax.set_xlabel(_AXES.get(f"{sweep.operator} {sweep.axis}", _AXES.get(sweep.axis, sweep.axis)))
     ax.set_ylabel(f"latency ({unit})")
-    ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.24), ncols=2, handlelength=1.2, columnspacing=1.0)
+    ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.24), ncols=2, **_NARROW)
 
 
 def _log_scale(ax: "Axes") -> None:

@@ -102,7 +102,9 @@ def check_figure(path: Path) -> None:
     require_matplotlib()
     if path.suffix.lower() not in ENDINGS:
         raise GacError(
-            f"figure {path} ends in {path.suffix or 'nothing'!r}", f"one of {', '.join(ENDINGS)}", "Change the ending."
+            f"figure {path} ends in {repr(path.suffix) if path.suffix else 'nothing'}",
+            f"one of {', '.join(ENDINGS)}",
+            "Change the ending.",
         )
 
 

@@ -1,6 +1,7 @@
 """Studies beside what was published, and explanations of a dim, as rich tables, at most 100 columns wide."""
 
 from collections.abc import Mapping, Sequence
+from textwrap import wrap
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -10,6 +11,9 @@ from rich.text import Text
 from gac.profiling.mechanisms import Explanation, Finding, Ran, Source
 from gac.profiling.studies import StudyResult
 from gac.reporting.layout import legend, new_table
+
+HEADING_WIDTH = 13
+"""Characters of a line of a heading; a longer word keeps its line."""
 
 _HOLDS = {True: "kept", False: "BROKEN", None: "?"}
 _RULES = """\
@@ -27,14 +31,14 @@ def studies_table(entries: Sequence[Mapping[str, Any]]) -> Group:
 
 
 def study_tables(result: StudyResult) -> list[RenderableType]:
-    """One study: its table, the verdict, the claim with its source, and the notes."""
+    """One study: its table, the sentence that says its verdict, the claim with its source, and the notes."""
     table = new_table([(_heading(column.heading, column.unit), column.side) for column in result.columns])
     for row in result.rows:
         table.add_row(*map(_cell, row))
     claim = legend(f"published: {result.claim} ({result.source})")
     notes = [legend(note) for note in result.notes]
     title = Text(result.study, style="bold")
-    return [Group(title, table, Text(f"{result.verdict}: {result.sentence}", style="bold"), claim, *notes)]
+    return [Group(title, table, Text(result.sentence, style="bold"), claim, *notes)]
 
 
 def verdicts_table(gpu: str, results: Sequence[StudyResult]) -> Group:
@@ -46,7 +50,9 @@ def verdicts_table(gpu: str, results: Sequence[StudyResult]) -> Group:
 
 
 def _heading(heading: str, unit: str) -> str:
-    return f"{heading}\n({unit})" if unit else heading
+    """Lines of few words, the unit on the last: eleven columns have to fit in."""
+    lines = wrap(heading, HEADING_WIDTH, break_long_words=False, break_on_hyphens=False)
+    return "\n".join([*lines, f"({unit})"] if unit else lines)
 
 
 def _cell(value: str | int | float | None) -> str:
@@ -66,6 +72,8 @@ def explanation_tables(told: Explanation) -> list[RenderableType]:
     tables: list[RenderableType] = [Text(told.summary, style="bold")]
     if told.ran:
         tables.append(_ran_table(told))
+    if not told.findings:
+        return tables
     tables.append(Group(_rules_table(told), legend(_RULES)))
     if told.broken:
         tables.append(_costs(told))
@@ -94,7 +102,7 @@ def _ran_cells(ran: Ran) -> tuple[str, ...]:
     kernel = ran.kernel
     tile = "" if kernel.tile is None else "x".join(map(str, kernel.tile))
     tier = "" if kernel.tier is None else str(kernel.tier)
-    waves = "" if ran.waves is None else str(ran.waves)
+    waves = "" if ran.waves is None else f"{'' if ran.exact else '>='}{ran.waves}"
     last = "" if ran.last_wave is None else f"{ran.last_wave:.0%}"
     return kernel.label, kernel.family, tier, tile, "x".join(map(str, ran.grid)), waves, last
 

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from commands import answer, run
+from commands import answer, ranks, run, write_profile
 
 SHAPE = "m=1024,k=4096,n=4096"
 
@@ -96,10 +96,33 @@ def test_an_unknown_profile_with_json(tmp_path: Path, monkeypatch: pytest.Monkey
     [
         ((), "Missing argument 'PROFILE'."),
         (("p", "--shape", "m"), "'m' is not like m=1024,k=4096."),
+        (("p", "--shape", "m=1,m=2"), "'m=1,m=2' names an axis twice."),
+        (("p", "--shape", "m=0"), "'m=0' has a size outside 1 to 9223372036854775807."),
         (("p", "--dims", "1016"), "'1016' is not like 1016:1040."),
+        (("p", "--dims", "1040:1016"), "'1040:1016' ends before it begins."),
     ],
 )
 def test_wrong_usage_exits_with_2(arguments: tuple[str, ...], message: str) -> None:
     result = run("cliffs", *arguments)
     assert (result.exit_code, result.stdout) == (2, "")
     assert message in result.stderr
+
+
+def test_spaces_in_a_shape_do_not_matter(recorded: Path) -> None:
+    assert answer("cliffs", recorded, "--shape", "m = 1024, k=4096") == answer("cliffs", recorded, "--shape", SHAPE)
+
+
+def test_a_name_that_no_file_system_takes(tmp_path: Path) -> None:
+    path = tmp_path / f"{'a' * 300}.png"
+    result = run("cliffs", "p", "--plot", path)
+    assert result.exit_code == 1
+    assert result.stderr == (f"Error: {path}: File name too long; expected the path of a file. Choose another path.\n")
+
+
+def test_a_profile_without_sweeps(tmp_path: Path) -> None:
+    result = run("cliffs", write_profile(tmp_path / "short.jsonl", ranks(range(8, 64, 8)), lambda point: 8))
+    assert result.exit_code == 1
+    assert result.stderr == (
+        "Error: profile short has no sweep; expected at least 8 dims along one axis with all else fixed. "
+        "Measure them with gac profile.\n"
+    )

@@ -50,4 +50,10 @@ def test_an_unknown_operator_names_the_nearest() -> None:
 def test_a_dim_below_one_is_wrong_usage() -> None:
     result = run("explain", "low_rank", 0)
     assert result.exit_code == 2
-    assert "0 is not in the range x>=1." in result.stderr
+    assert "0 is not in the range 1<=x<=9223372036854775807." in result.stderr
+
+
+def test_a_dim_larger_than_any_table_can_hold_is_wrong_usage() -> None:
+    result = run("explain", "low_rank", 10**400)
+    assert result.exit_code == 2
+    assert "is not in the range 1<=x<=9223372036854775807." in result.stderr

@@ -84,8 +84,8 @@ def test_a_and_b_are_twice_the_passes(profiler: Profiler, tmp_path: Path) -> Non
     profiler.recorded = path
     document = answer("profile", "--aa")
     assert profiler.rest == (None, 6, None)
-    assert (document["aa"]["dims"], document["aa"]["false_cliffs"], document["aa"]["fraction"]) == (9, 9, 1.0)
-    assert "A/A: 9 false cliffs in 9 dims" in " ".join(run("profile", "--aa").stdout.split())
+    assert (document["aa"]["dims"], document["aa"]["false_cliffs"], document["aa"]["fraction"]) == (9, 8, 8 / 9)
+    assert "A/A: 8 false cliffs in 9 dims" in " ".join(run("profile", "--aa").stdout.split())
 
 
 def test_the_summary_says_how_far_to_trust_it(profiler: Profiler) -> None:
@@ -138,3 +138,9 @@ def test_profiles_says_which_file_cannot_be_read(tmp_path: Path, monkeypatch: py
     (tmp_path / "profiles" / "torn.jsonl").write_text("torn\n")
     entry = next(entry for entry in answer("profiles")["profiles"] if entry["name"] == "torn")
     assert "torn.jsonl:1: no header with a schema_version" in entry["problem"]
+
+
+def test_nan_seconds_are_wrong_usage() -> None:
+    result = run("profile", "--seconds", "nan")
+    assert result.exit_code == 2
+    assert "nan is not a number." in result.stderr

@@ -41,7 +41,8 @@ def test_a_recorded_profile_is_judged_without_a_gpu(studied: Path) -> None:
 def test_the_table_ends_with_the_verdict_and_the_published_claim(studied: Path) -> None:
     document = answer("study", "gemm-k", "--profile", studied)["results"][0]
     shown = " ".join(run("study", "gemm-k", "--profile", studied).stdout.split())
-    assert " ".join(f"{document['verdict']}: {document['sentence']}".split()) in shown
+    assert " ".join(document["sentence"].split()) in shown
+    assert f"{document['verdict']}: " not in shown
     assert "published: K % 8 != 0 costs 25-60 %" in shown
 
 
@@ -66,14 +67,14 @@ def test_among_others_it_is_a_problem_beside_their_results(studied: Path) -> Non
 def test_without_a_profile_what_is_missing_is_measured_first(studied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
 
-    def profile_gpu(points: tuple[Point, ...], passes: int) -> Path:
-        asked.append((points, passes))
+    def profile_gpu(points: tuple[Point, ...], path: Path, passes: int) -> Path:
+        asked.append((points, path.name, passes))
         return studied
 
-    monkeypatch.setattr("gac.profiling.device.require_gpu", lambda: None)
+    monkeypatch.setattr("gac.profiling.device.require_gpu", lambda: "NVIDIA H100 80GB HBM3")
     monkeypatch.setattr("gac.profiling.profiler.profile_gpu", profile_gpu)
     document = answer("study", "gemm-k", "gemm-k", "--passes", "2")
-    assert asked == [(STUDIES["gemm-k"].points(), 2)]
+    assert asked == [(STUDIES["gemm-k"].points(), "nvidia-h100-80gb-hbm3-studies.jsonl", 2)]
     assert document["profile"] == "studied"
 
 
@@ -81,3 +82,13 @@ def test_an_unknown_study_names_the_nearest() -> None:
     result = run("study", "gemm-kk")
     assert result.exit_code == 1
     assert result.stderr.endswith("Did you mean 'gemm-k'?\n")
+
+
+def test_a_misspelt_study_is_named_beside_all(studied: Path) -> None:
+    assert run("study", "--all", "gemm-kk", "--profile", studied).exit_code == 1
+
+
+def test_a_profile_without_a_study_is_wrong_usage(studied: Path) -> None:
+    result = run("study", "--profile", studied)
+    assert result.exit_code == 2
+    assert "--profile judges studies: name them, or give --all." in result.stderr

@@ -10,7 +10,7 @@ from gac.forms import low_rank
 from gac.profiling import sweep
 from gac.profiling.aa import aa_report
 from gac.profiling.journal import Journal
-from gac.profiling.profiler import profile_gpu, summary
+from gac.profiling.profiler import estimate, profile_gpu, summary
 from gac.profiling.records import Launch, Measurement, Point
 from gac.profiling.sweep import DeviceLostError, run_sweep
 from gac.profiling.table import Profile
@@ -151,6 +151,30 @@ def test_one_file_has_one_writer(path, header) -> None:
         run_sweep(POINTS, path, FakeMeasurer(), header, progress=False)
 
 
+def test_a_full_disk_stops_the_sweep_and_keeps_every_whole_line(path, header, monkeypatch) -> None:
+    run_sweep(POINTS[:5], path, FakeMeasurer(), header, passes=1, progress=False)
+    with Journal(path, header) as journal:
+        monkeypatch.setattr(journal, "_file", FullAfter(journal._file, 50))
+        with pytest.raises(ProfileError, match=r"gpu\.jsonl cannot be written to the end: no room; expected room for"):
+            journal.add(FakeMeasurer().measure(POINTS[6]))
+    assert len(Profile.load(path).measurements) == 5
+    run_sweep(POINTS, path, FakeMeasurer(), header, passes=1, progress=False)
+    assert len(Profile.load(path).measurements) == 30
+
+
+class FullAfter:
+    """A file that has room for so many bytes more."""
+
+    def __init__(self, file, room: int) -> None:
+        self._file, self._room = file, room
+
+    def write(self, data: bytes) -> int:
+        return self._file.write(data[: self._room])
+
+    def __getattr__(self, name: str):
+        return getattr(self._file, name)
+
+
 def test_a_place_that_cannot_be_written_is_an_error(tmp_path, header) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ProfileError, match="cannot be written"):
@@ -188,6 +212,42 @@ def test_a_lost_device_marks_the_shape_and_the_next_run_goes_on(path, header) ->
     assert [row.shape["r"] for row in profile.failed] == [11]
 
 
+def test_a_device_lost_in_a_later_pass_takes_the_shapes_number_away(path, header) -> None:
+    run_sweep(POINTS, path, FakeMeasurer(), header, passes=1, progress=False)
+    with pytest.raises(ProfileError, match="the GPU failed at low_rank bf16 m=1 k=64 r=11 n=64: out of memory"):
+        run_sweep(POINTS, path, FakeMeasurer(lost_at=11), header, passes=2, progress=False)
+    run_sweep(POINTS, path, FakeMeasurer(lost_at=11), header, passes=2, progress=False)
+    profile = Profile.load(path)
+    assert [(row.shape["r"], row.error, row.median_ns) for row in profile.failed] == [(11, "out of memory", None)]
+    assert {len(row.passes) for row in profile.measurements} == {0, 2}
+
+
+def test_a_device_lost_while_kernels_are_looked_up_marks_the_shape_that_did_it(path, header) -> None:
+    class Fragile(FakeMeasurer):
+        def launches(self, points) -> list[tuple[Launch, ...]]:
+            for point in points:
+                if point.operation.axes["r"] == 11:
+                    axes = point.operation.axes
+                    raise DeviceLostError(
+                        Measurement("low_rank", axes, "bf16", "cold", None, None, 0, None, False, error="lost")
+                    )
+            return super().launches(points)
+
+    with pytest.raises(ProfileError, match="the GPU failed at low_rank bf16 m=1 k=64 r=11 n=64: lost"):
+        run_sweep(POINTS, path, Fragile(), header, passes=1, progress=False)
+    assert [row.shape["r"] for row in Profile.load(path).failed] == [11]
+    assert run_sweep(POINTS, path, Fragile(), header, passes=1, progress=False).remaining == 0
+
+
+def test_a_complete_file_of_another_machine_is_refused_before_anything_is_said_of_it(path, header, monkeypatch) -> None:
+    run_sweep(POINTS, path, FakeMeasurer(), header, progress=False)
+    here = dataclasses.replace(header, driver="600.0")
+    monkeypatch.setattr("gac.profiling.profiler.fingerprint", lambda: here)
+    for ask in (profile_gpu, estimate):
+        with pytest.raises(ProfileError, match=r"has driver '580\.1' where this machine has '600\.0'"):
+            ask(POINTS, path)
+
+
 def test_another_gpu_of_the_same_model_is_another_machine(path, header) -> None:
     run_sweep(POINTS[:3], path, FakeMeasurer(), header, passes=1, progress=False)
     with pytest.raises(ProfileError, match="has device '0123456789abcdef' where this machine has 'fedcba9876543210'"):
@@ -198,6 +258,15 @@ def test_a_gpu_that_was_shared_is_said_with_every_summary(path, header) -> None:
     busy = dataclasses.replace(header, shared_with="2 other processes on it")
     run_sweep(POINTS[:3], path, FakeMeasurer(), busy, passes=1, progress=False)
     assert summary(Profile.load(path)).endswith("; DOUBTFUL: 2 other processes on it")
+
+
+def test_a_gpu_that_was_shared_when_the_file_was_resumed_is_said_too(path, header) -> None:
+    run_sweep(POINTS[:3], path, FakeMeasurer(), header, passes=1, progress=False)
+    for _ in range(2):
+        busy = dataclasses.replace(header, shared_with="2 other processes on it")
+        run_sweep(POINTS[:6], path, FakeMeasurer(), busy, passes=1, progress=False)
+    assert Profile.load(path).header.shared_with == "2 other processes on it"
+    assert path.read_text().count('"record":"shared"') == 1
 
 
 # --- the same shape as A and as B ---
@@ -219,9 +288,9 @@ def test_two_halves_that_differ_are_false_cliffs(profile_file) -> None:
         for ns in (110.0 if row == 3 else 101.0, 100.0, 110.0 if row == 3 else 101.0):
             profile_file.line(record="again", row=row, median_ns=ns)
     report = aa_report(Profile.load(profile_file.write()))
-    assert (report.dims, report.false_cliffs, report.fraction) == (10, 1, 0.1)
+    assert (report.dims, report.false_cliffs, report.fraction) == (10, 3, 0.3)  # the three dims below the fast one
     assert str(report) == (
-        "A/A: 1 false cliffs in 10 dims (10.00%); A and B differ by 0.99% in the median, 9.1% at most"
+        "A/A: 3 false cliffs in 10 dims (30.00%); A and B differ by 0.99% in the median, 9.1% at most"
     )
 
 

@@ -180,6 +180,53 @@ def test_a_number_that_is_not_finite_is_refused(profile_file, number) -> None:
         Profile.load(path)
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("compute_capability", "banana", "header.compute_capability: 'banana'"),
+        ("sm_count", 0, "header.sm_count: 0"),
+        ("memory_bytes", 2**60, "header.memory_bytes: 1152921504606846976"),
+        ("gpu", "NVIDIA\x1b[31m", "header.gpu: 'NVIDIA\\x1b[31m'"),
+    ],
+)
+def test_a_header_that_cannot_be_is_refused(profile_file, field, value, message) -> None:
+    profile_file.lines[0]["header"] = {**profile_file.lines[0]["header"], field: value}
+    path = profile_file.write()
+    with pytest.raises(ProfileError) as caught:
+        Profile.load(path)
+    assert str(caught.value).startswith(f"{path}:1: {message}")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        ({"dtype": "int3"}, "dtype: 'int3'"),
+        ({"samples": -5}, "samples -5 at sm_clock_mhz 1980"),
+        ({"sm_clock_mhz": -1}, "samples 10 at sm_clock_mhz -1"),
+        ({"median_ns": 5e-324, "iqr_ns": 0.0}, "median_ns: 5e-324 with iqr_ns 0.0"),
+        ({"shape": {"m": 2**63 - 1, "k": 1, "n": 1}}, "shape: {'m': 9223372036854775807, 'k': 1, 'n': 1} has a size"),
+    ],
+)
+def test_a_row_that_cannot_be_is_refused(profile_file, spoil, message) -> None:
+    profile_file.row("linear", SHAPE, 1.0).lines[-1] |= spoil
+    path = profile_file.write()
+    with pytest.raises(ProfileError) as caught:
+        Profile.load(path)
+    assert str(caught.value).startswith(f"{path}:2: {message}")
+
+
+def test_a_first_line_of_many_levels_is_no_header(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_bytes(b"[" * 100_000 + b"]" * 100_000 + b"\n")
+    with pytest.raises(ProfileError, match=r"x\.jsonl:1: no header with a schema_version"):
+        Profile.load(path)
+
+
+def test_a_name_of_thousands_of_letters_is_unknown() -> None:
+    with pytest.raises(ProfileError, match=r"profile 'x{200}\.\.\.' is neither a file nor a known name"):
+        Profile.load("x" * 5000)
+
+
 def test_a_missing_field_is_named(profile_file) -> None:
     profile_file.row("linear", SHAPE, 1.0)
     del profile_file.lines[-1]["dtype"]
@@ -286,13 +333,39 @@ def test_a_number_is_the_median_of_its_passes_and_their_spread_is_its_noise(prof
 
 def test_the_sentinels_tell_how_far_the_machine_drifted(profile_file) -> None:
     profile_file.ranks({8: 100.0, 16: 200.0})
-    for ns in (100.0, 100.0, 150.0, 103.0, 104.0, 104.0):
+    for ns in (100.0, 101.0, 100.0, 99.0, 104.0, 150.0, 103.0, 104.0):
         profile_file.line(record="sentinel", row=0, median_ns=ns)
     profile_file.line(record="sentinel", row=1, median_ns=300.0)
     profile = Profile.load(profile_file.write())
-    assert profile.sentinels == {0: (100.0, 100.0, 150.0, 103.0, 104.0, 104.0), 1: (300.0,)}
+    assert profile.sentinels == {0: (100.0, 101.0, 100.0, 99.0, 104.0, 150.0, 103.0, 104.0), 1: (300.0,)}
     assert profile.drift == pytest.approx(0.04)
     assert [row.passes for row in profile.measurements] == [(100.0,), (200.0,)]
+
+
+@pytest.mark.parametrize("timings", [(100.0, 101.0, 104.0, 104.0), (100.0, 104.0, 100.0, 104.0) * 2])
+def test_a_few_timings_and_halves_that_overlap_are_no_drift(profile_file, timings) -> None:
+    profile_file.ranks({8: 100.0})
+    for ns in timings:
+        profile_file.line(record="sentinel", row=0, median_ns=ns)
+    assert Profile.load(profile_file.write()).drift == 0.0
+
+
+def test_a_row_at_which_the_gpu_failed_later_has_no_number(profile_file) -> None:
+    profile_file.ranks({8: 100.0, 16: 200.0}).line(record="lost", row=1, error="illegal address")
+    profile = Profile.load(profile_file.write())
+    assert [(row.shape["r"], row.error) for row in profile.failed] == [(16, "illegal address")]
+    assert profile.point(low_rank(1024, 4096, 16, 4096)) is None
+
+
+def test_a_row_cannot_be_lost_twice(profile_file) -> None:
+    profile_file.ranks({8: 100.0}).line(record="lost", row=0, error="x").line(record="lost", row=0, error="x")
+    with pytest.raises(ProfileError, match=r"test\.jsonl:4: row: 0 is none of the 1 rows above it with a number"):
+        Profile.load(profile_file.write())
+
+
+def test_others_who_came_later_are_in_the_header(profile_file) -> None:
+    profile_file.ranks({8: 100.0}).line(record="shared", shared_with="1 other process on it")
+    assert Profile.load(profile_file.write()).header.shared_with == "1 other process on it"
 
 
 def test_a_saved_profile_is_found_by_its_name(profile_file, tmp_path: Path, monkeypatch) -> None:

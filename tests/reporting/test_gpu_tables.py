@@ -31,7 +31,7 @@ def told() -> Told:
     sweep = Sweep("low_rank", "bf16", "cold", "r", fixed, dims, ns, 0.002 * ns, launches)
     cliffs = find_cliffs(sweep)
     cause = Cause("alignment tier", "evidence", "slow", "fast")
-    return Told(sweep, cliffs, (None, *[cause] * (len(cliffs.collapsed) - 1)))
+    return Told(sweep, cliffs, (None, *[cause] * (len(cliffs.collapsed) - 1)), ())
 
 
 def test_cliffs_name_the_worst_dim_its_rescue_and_the_causes(told: Told) -> None:
@@ -56,7 +56,7 @@ def test_points_show_what_rescues_a_collapsed_dim_and_why(told: Told) -> None:
 
 def test_a_sweep_without_cliffs(told: Told) -> None:
     told.sweep.ns[:] = 3e4
-    flat = Told(told.sweep, find_cliffs(told.sweep), ())
+    flat = Told(told.sweep, find_cliffs(told.sweep), (), ())
     lines = shown(cliffs_table("a GPU", [flat]))
     assert "low_rank bf16 m=1024 k=4096 n=4096, r 129 0 none 1 0" in lines
     assert lines[-1] == "no dim is collapsed"
@@ -66,7 +66,8 @@ def test_the_longest_label_fits(told: Told) -> None:
     sizes = (("b", 4), ("h", 32), ("kv", 32), ("s", 2048), ("t", 2048))
     old = told.sweep
     long = Sweep("sdpa_efficient_causal", "bf16", "hot", "d", sizes, old.dims, old.ns, old.iqr, old.launches)
-    for table in (cliffs_table("a GPU", [Told(long, told.cliffs, ())]), alignment_table([Told(long, told.cliffs, ())])):
+    found = [Told(long, told.cliffs, (), ())]
+    for table in (cliffs_table("a GPU", found), alignment_table(found)):
         assert not any("…" in line for line in shown(table))
 
 

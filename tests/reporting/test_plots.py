@@ -1,12 +1,14 @@
 """Figures of cliffs: what is drawn, how it is told apart without colour, and how it is saved."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.text import Annotation
 
 from gac.errors import GacError
 from gac.profiling.cliffs import find_cliffs
@@ -78,6 +80,15 @@ def test_a_kernel_switch_is_named_beside_its_edge() -> None:
     assert [text.get_text() for text in drawn(sweep()).texts] == ["to 256x128"]
 
 
+@pytest.mark.parametrize(("slowest", "height"), [(1, 0.02), (3, 0.99)])
+def test_the_name_of_a_switch_stands_where_fewer_points_are(slowest: int, height: float) -> None:
+    one = sweep()
+    one.ns[-2] *= slowest  # all others, and so those at the switch, are low in the panel
+    (words,) = (text for text in drawn(one).texts if text.get_text() == "to 256x128")
+    assert isinstance(words, Annotation)
+    assert words.xy[1] == height
+
+
 def test_a_stretch_of_dims_shows_no_others() -> None:
     low, high = drawn(sweep(), (100, 140)).get_xlim()
     assert low > 90
@@ -123,6 +134,21 @@ def test_a_profile_without_sweeps_has_no_atlas(header: Header) -> None:
         atlas(profile(header, []))
 
 
+def test_the_longest_legends_of_two_panels_fit_side_by_side() -> None:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    cudnn = Launch(
+        "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_64x128x128", (1, 1, 1), (1, 1, 1), 0
+    )
+    one = sweep()
+    long = replace(one, launches=tuple((cudnn,) for _ in one.dims))
+    figure = figure_of_sweeps([(long, find_cliffs(long))] * 2, "two")
+    renderer = FigureCanvasAgg(figure).get_renderer()
+    figure.draw_without_rendering()
+    boxes = [box.get_window_extent(renderer) for ax in figure.axes if (box := ax.get_legend())]
+    assert 0 <= boxes[0].x0 < boxes[0].x1 <= boxes[1].x0 < boxes[1].x1 <= figure.bbox.width
+
+
 def test_too_many_sweeps_for_one_page() -> None:
     found = [(sweep(), find_cliffs(sweep()))] * 13
     with pytest.raises(GacError, match="13 sweeps to plot; expected at most 12"):
@@ -137,7 +163,7 @@ def test_a_figure_is_saved_as_its_ending_says(ending: str, magic: bytes, tmp_pat
     assert list(target.parent.iterdir()) == [target]
 
 
-@pytest.mark.parametrize(("name", "shown"), [("figure.gif", "'.gif'"), ("figure", "'nothing'")])
+@pytest.mark.parametrize(("name", "shown"), [("figure.gif", "'.gif'"), ("figure", "nothing")])
 def test_an_unknown_ending_is_refused(name: str, shown: str) -> None:
     with pytest.raises(GacError) as failure:
         check_figure(Path(name))

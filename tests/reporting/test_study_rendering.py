@@ -1,5 +1,7 @@
 """Tables of studies and explanations: headings, figures, verdicts."""
 
+from dataclasses import replace
+
 from rich.console import Console, RenderableType
 
 from gac.profiling.mechanisms import explain
@@ -32,10 +34,15 @@ def test_a_study_is_its_table_its_verdict_the_claim_and_the_rule() -> None:
         "107 0.08912 0.089 align1",
         "112 0.05 - nvjet",
         "4096 12,346 1 nvjet",
-        "held: Holds on this GPU: 1.78x.",
+        "Holds on this GPU: 1.78x.",
         "published: misaligned K costs 25-60 % (somebody, A100)",
         "rule: 1.25x to 1.60x",
     ]
+
+
+def test_a_long_heading_takes_several_lines_and_keeps_its_table_narrow() -> None:
+    result = replace(RESULT, columns=(Column("over next multiple of 8", "x"), *RESULT.columns[1:]))
+    assert shown(study_tables(result))[1:4] == ["over next", "multiple of 8 here A100", "(x) (ms) (ms) kernel"]
 
 
 def test_verdicts_are_one_line_a_study() -> None:
@@ -51,6 +58,10 @@ def test_a_broken_rule_shows_the_nearest_dims_that_keep_it() -> None:
     lines = shown(explanation_tables(explain("sdpa", 107)))
     assert any(line.startswith("BROKEN SDPA backend selection") and "104, 112 sm_75" in line for line in lines)
     assert any(line.startswith("cost of SDPA backend selection: ") for line in lines)
+
+
+def test_an_operator_under_no_rule_is_one_sentence() -> None:
+    assert shown(explanation_tables(explain("copy", 1000))) == ["copy n=1000 is under no rule."]
 
 
 def test_each_broken_rule_cites_its_sources() -> None:

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from gac.profiling.operators import ITEM_BYTES
+
 Sides = str
 """The roles of an axis in the GEMMs of its operator: ``k`` (rows of both operands), ``n`` (rows of the result)."""
 
@@ -52,3 +54,13 @@ def natural_axis(operator: str) -> str:
     if operator.startswith("batched_gemm_"):
         return "high"
     return _NATURAL.get(operator, "k")
+
+
+def element_bytes(operator: str, dtype: str) -> int:
+    """Bytes of an element of the matrices that its kernels read: PyTorch's math attention computes in float32."""
+    return ITEM_BYTES["fp32"] if is_math(operator) else ITEM_BYTES[dtype]
+
+
+def is_math(operator: str) -> bool:
+    """Whether it is attention by the math backend: GEMMs, a softmax and copies, in float32, without Tensor Cores."""
+    return operator.startswith("sdpa_math")

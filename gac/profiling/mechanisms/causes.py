@@ -1,4 +1,8 @@
-"""Why a collapsed dim is slower than the dim that rescues it, from the kernels that were recorded at both."""
+"""Why a collapsed dim is slower than the dim that rescues it, from the kernels that were recorded at both.
+
+Waves never explain a collapse by themselves: with the same kernel, the larger dim has at least as many tiles. They show
+as evidence of a kernel switch, and they make the edges of staircases (``edges.edge_causes``).
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -7,12 +11,11 @@ from typing import Literal
 
 from gac.forms import Operation
 from gac.profiling.cliffs import Cliffs
-from gac.profiling.mechanisms.axes import ROWS
+from gac.profiling.mechanisms.axes import ROWS, element_bytes
 from gac.profiling.mechanisms.kernels import Kernel, describe
 from gac.profiling.mechanisms.runs import Pair, Run, pairs_of
 from gac.profiling.mechanisms.sectors import lines_touched, row_alignment
-from gac.profiling.mechanisms.waves import padding, tile_count, waves_of
-from gac.profiling.operators import ITEM_BYTES
+from gac.profiling.mechanisms.waves import padding, tile_count
 from gac.profiling.records import Header, Launch
 from gac.profiling.table import Sweep
 
@@ -31,15 +34,17 @@ MORE_PADDING = 0.01
 class Cause:
     """The strongest difference between what ran at a collapsed dim and what ran at its rescue.
 
+    Or between what ran at the edge of a staircase and what ran at the sweet spot before it.
+
     Attributes:
         kind: ``alignment tier``: a kernel for less aligned operands, or for an older architecture; ``template``:
             another attention backend or head_dim template; ``extra kernels``: copies, paddings or launches that the
-            rescue does without; ``kernel switch``: another kernel of the same tier; ``wave``: the same kernel in more
-            waves, or with a last wave that is nearly empty; ``row alignment``: the same kernel and waves, on rows that
-            lie across more cache lines; ``tile padding``: the same kernel, waves and alignment, less of the tiles used.
+            rescue does without; ``kernel switch``: another kernel of the same tier; ``row alignment``: the same kernel
+            on operands whose rows lie across more cache lines; ``tile padding``: the same kernel and alignment, less
+            of the tiles used; ``wave``: the same kernel in more waves (edges of staircases only).
         evidence: one sentence with the kernels, grids or waves that show it.
-        slow: the kernel that ran at the collapsed dim.
-        fast: the kernel that ran in its place at the rescue; empty where none did.
+        slow: the kernel that ran at the collapsed dim (or edge).
+        fast: the kernel that ran in its place at the rescue (or sweet spot); empty where none did.
     """
 
     kind: CauseKind
@@ -54,7 +59,7 @@ def cause_of(
     header: Header,
     slow_at: Operation | None = None,
     fast_at: Operation | None = None,
-    element_bytes: int = 2,
+    item_bytes: int = 2,
 ) -> Cause | None:
     """Why ``slow`` takes longer than ``fast``: the strongest cause that the record shows.
 
@@ -62,23 +67,29 @@ def cause_of(
         slow: what ran at the collapsed dim, in order.
         fast: what ran at its rescue.
         slow_at, fast_at: the operations; without them the rows are not known, nor the tiles of a persistent kernel.
-        element_bytes: bytes of an element of the operands.
+        item_bytes: bytes of an element of the operands.
 
     Returns:
         None where the record does not tell: kernels were not recorded, or were the same in every respect.
     """
     if not slow or not fast:
         return None
-    pairs = pairs_of(slow, fast, slow_at, fast_at, header.sm_count)
+    pairs = pairs_of(slow, fast, slow_at, fast_at, header)
+    return (
+        other_kernels(slow, fast, pairs)
+        or _row_alignment(pairs, slow_at, fast_at, item_bytes)
+        or first_of(_tile_padding, pairs)
+    )
+
+
+def other_kernels(slow: Sequence[Launch], fast: Sequence[Launch], pairs: Sequence[Pair]) -> Cause | None:
+    """The cause, where other kernels ran at ``slow`` than at ``fast``; ``pairs`` are their steps."""
     return (
         _tier(pairs)
-        or _first(_template, pairs)
+        or first_of(_template, pairs)
         or _extra(slow, fast)
-        or _first(_switch, pairs)
+        or first_of(_switch, pairs)
         or _fewer(slow, fast)
-        or _first(_wave, pairs)
-        or _row_alignment(pairs, slow_at, fast_at, element_bytes)
-        or _first(_tile_padding, pairs)
     )
 
 
@@ -92,7 +103,7 @@ def causes_of(sweep: Sweep, cliffs: Cliffs, header: Header) -> tuple[Cause | Non
             header,
             operation_at(sweep, slow),
             operation_at(sweep, fast),
-            ITEM_BYTES[sweep.dtype],
+            element_bytes(sweep.operator, sweep.dtype),
         )
         for slow, fast in zip(cliffs.collapsed.tolist(), cliffs.rescue.tolist(), strict=True)
     )
@@ -103,11 +114,13 @@ def operation_at(sweep: Sweep, dim: int) -> Operation:
     return Operation(sweep.operator, (*sweep.fixed, (sweep.axis, dim)))
 
 
-def _first(find: Callable[[Pair], Cause | None], pairs: Sequence[Pair]) -> Cause | None:
+def first_of(find: Callable[[Pair], Cause | None], pairs: Sequence[Pair]) -> Cause | None:
+    """The first cause that is found, in the order of the steps."""
     return next((cause for cause in map(find, pairs) if cause is not None), None)
 
 
-def _cause(kind: CauseKind, pair: Pair, evidence: str) -> Cause:
+def cause_at(kind: CauseKind, pair: Pair, evidence: str) -> Cause:
+    """A cause that one step shows."""
     return Cause(kind, evidence, pair.slow.launch.name, pair.fast.launch.name)
 
 
@@ -120,7 +133,7 @@ def _tier(pairs: Sequence[Pair]) -> Cause | None:
     slow, fast = first.slow.kernel, first.fast.kernel
     also = "".join(f"; so did {pair.step}" for pair in others)
     evidence = f"{first.step} ran {slow.label} ({_demands(slow)}) instead of {fast.label} ({_demands(fast)}){also}"
-    return _cause("alignment tier", first, evidence)
+    return cause_at("alignment tier", first, evidence)
 
 
 def _fell(slow: Kernel, fast: Kernel) -> bool:
@@ -146,11 +159,11 @@ def _template(pair: Pair) -> Cause | None:
     if "attention" not in {slow.role, fast.role}:
         return None
     if slow.family != fast.family:
-        return _cause("template", pair, f"{_backend(slow)} instead of {_backend(fast)}")
+        return cause_at("template", pair, f"{_backend(slow)} instead of {_backend(fast)}")
     if slow.template_head_dim == fast.template_head_dim:
         return None
     sizes = f"head_dim {slow.template_head_dim} instead of {fast.template_head_dim}"
-    return _cause("template", pair, f"attention ran the {slow.family} kernel compiled for {sizes}")
+    return cause_at("template", pair, f"attention ran the {slow.family} kernel compiled for {sizes}")
 
 
 def _backend(kernel: Kernel) -> str:
@@ -187,15 +200,30 @@ def _switch(pair: Pair) -> Cause | None:
     """Another kernel, or the same one with k shared out differently."""
     slow, fast = pair.slow, pair.fast
     if slow.launch.name != fast.launch.name:
-        return _cause("kernel switch", pair, f"{pair.step} ran {_config(slow)} instead of {_config(fast)}")
+        same = (slow.kernel.label, slow.kernel.even_k) == (fast.kernel.label, fast.kernel.even_k)
+        other = " (with other template arguments)" if same else ""
+        evidence = f"{pair.step} ran {_config(slow)}{other} instead of {_config(fast)}{_waves(slow, fast)}"
+        return cause_at("kernel switch", pair, evidence)
     if slow.reduced != fast.reduced:
         words = ("with", "without") if slow.reduced else ("without", "with")
         evidence = f"{pair.step} ran {slow.kernel.label} {words[0]} a split-k reduction, the rescue {words[1]} one"
-        return _cause("kernel switch", pair, evidence)
+        return cause_at("kernel switch", pair, evidence)
     if _same_outputs(slow, fast) and (slow.launch.grid, slow.launch.block) != (fast.launch.grid, fast.launch.block):
         evidence = f"{pair.step} ran {slow.kernel.label} on {_extent(slow.launch)} instead of {_extent(fast.launch)}"
-        return _cause("kernel switch", pair, evidence)
+        return cause_at("kernel switch", pair, evidence)
     return None
+
+
+def _waves(slow: Run, fast: Run) -> str:
+    """More waves than the other kernel, or a last one that is nearly empty, where the record tells exactly."""
+    one, other = slow.waves, fast.waves
+    if one is None or other is None or one.last is None or other.last is None:
+        return ""
+    if one.count > other.count:
+        return f": {one.count} waves instead of {other.count}"
+    if one.count > 1 and one.last < NEARLY_EMPTY <= other.last:
+        return f": the last of its {one.count} waves is {one.last:.0%} full"
+    return ""
 
 
 def _same_outputs(slow: Run, fast: Run) -> bool:
@@ -213,7 +241,9 @@ def _extent(launch: Launch) -> str:
 
 
 def _config(run: Run) -> str:
-    return f"{run.kernel.label}{' and a split-k reduction' if run.reduced else ''} on {_grid(run.launch)}"
+    kernel = run.kernel
+    even = "" if kernel.even_k is None else f" (is_even_K {str(kernel.even_k).lower()})"
+    return f"{kernel.label}{even}{' and a split-k reduction' if run.reduced else ''} on {_grid(run.launch)}"
 
 
 def _grid(launch: Launch) -> str:
@@ -229,35 +259,17 @@ def _fewer(slow: Sequence[Launch], fast: Sequence[Launch]) -> Cause | None:
     return Cause("kernel switch", evidence, slow[0].name, fast[0].name)
 
 
-def _wave(pair: Pair) -> Cause | None:
-    """The same kernel in more waves, or with a last wave that is nearly empty."""
-    slow = waves_of(pair.slow.launch, pair.slow.kernel, pair.sm_count, pair.slow.gemm)
-    fast = waves_of(pair.fast.launch, pair.fast.kernel, pair.sm_count, pair.fast.gemm)
-    if slow is None or fast is None:
-        return None
-    if slow.count > fast.count:
-        how = f"in {slow.count} waves of {slow.at_once} instead of {fast.count} of {fast.at_once}"
-    elif slow.count == fast.count > 1 and slow.last < NEARLY_EMPTY <= fast.last:
-        how = f"with a last wave that is {slow.last:.0%} full instead of {fast.last:.0%}"
-    else:
-        return None
-    evidence = f"{pair.step} ran {pair.slow.kernel.label} {how} ({slow.tiles} tiles instead of {fast.tiles})"
-    return _cause("wave", pair, evidence)
-
-
 def _row_alignment(
-    pairs: Sequence[Pair], slow_at: Operation | None, fast_at: Operation | None, element_bytes: int
+    pairs: Sequence[Pair], slow_at: Operation | None, fast_at: Operation | None, item_bytes: int
 ) -> Cause | None:
-    """The same kernels, on rows that begin at smaller powers of two within a cache line than the rescue's."""
+    """The same kernels, reading rows that begin at smaller powers of two within a cache line than the rescue's."""
     if slow_at is None or fast_at is None or not pairs:
         return None
     moved = [axis for axis, size in slow_at.shape if fast_at.axes[axis] != size]
     sides = ROWS.get((slow_at.operator, moved[0]), "") if len(moved) == 1 else ""
-    if "k" not in sides and slow_at.axes.get("m", 1) == 1:
-        return None  # the result is one row
-    if not sides:
-        return None
-    slow, fast = (at.axes[moved[0]] * element_bytes for at in (slow_at, fast_at))
+    if "k" not in sides:
+        return None  # rows of the result alone: on an H100 the same launches take as long however those are aligned
+    slow, fast = (at.axes[moved[0]] * item_bytes for at in (slow_at, fast_at))
     if row_alignment(slow) >= row_alignment(fast):
         return None
     evidence = (
@@ -280,4 +292,4 @@ def _tile_padding(pair: Pair) -> Cause | None:
     evidence = (
         f"{pair.step} ran {pair.slow.kernel.label}; {before:.1%} of its {size} tiles is padding instead of {after:.1%}"
     )
-    return _cause("tile padding", pair, evidence)
+    return cause_at("tile padding", pair, evidence)

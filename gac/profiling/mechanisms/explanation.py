@@ -36,7 +36,8 @@ class Finding:
         rule: the rule.
         holds: whether the dim keeps it; None where only the recorded kernels could tell.
         detail: the numbers behind it, one clause.
-        below: the nearest smaller dim that keeps the rule; None where there is none, or ``holds`` is not False.
+        below: the nearest smaller dim that keeps the rule, or that by the record another backend served; None where
+            there is none, or ``holds`` is not False.
         above: the nearest larger one.
         cost: what breaking it costs; None unless broken. A measured cost is that of all the broken rules together.
     """
@@ -54,11 +55,12 @@ class Ran:
     """One kernel that was recorded at the dim.
 
     Attributes:
-        kernel: what its name tells.
+        kernel: what its name and grid tell.
         grid: CTAs launched, (x, y, z).
-        tiles: CTAs, or for a persistent kernel the tiles that it goes through; None where not known.
-        waves: in how many waves the SMs work them off, one tile an SM at a time; None where not known.
-        last_wave: fraction of the SMs that the last wave keeps busy.
+        tiles: output tiles (as many for each share of k where it is split); None where not known.
+        waves: in how many waves the SMs work them off; None where not known.
+        last_wave: how full the last wave is; None where not known exactly.
+        exact: whether ``waves`` is; else it is the fewest, since an SM may hold several CTAs of the kernel.
     """
 
     kernel: Kernel
@@ -66,6 +68,7 @@ class Ran:
     tiles: int | None = None
     waves: int | None = None
     last_wave: float | None = None
+    exact: bool = True
 
 
 @dataclass(frozen=True)

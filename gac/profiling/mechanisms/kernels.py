@@ -33,6 +33,7 @@ class Kernel:
         cluster: CTAs of a thread block cluster, (x, y).
         persistent: whether a CTA goes on to further tiles, so that the grid need not count the tiles.
         template_head_dim: attention: the head_dim that the kernel was compiled for.
+        even_k: FlashAttention-2: whether it was compiled for exactly that head_dim, without bounds checks (is_even_K).
     """
 
     name: str
@@ -47,6 +48,7 @@ class Kernel:
     cluster: tuple[int, int] | None = None
     persistent: bool = False
     template_head_dim: int | None = None
+    even_k: bool | None = None
 
     @property
     def main(self) -> bool:
@@ -137,14 +139,17 @@ def _cublas(name: str, found: re.Match[str]) -> Kernel:
 
 
 def _xmma(name: str, found: re.Match[str]) -> Kernel:
-    """``sm80_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x32_stage4_warpsize2x2x1_...``, native to its GPU."""
-    architecture, first, second, k_tile, stages = found.groups()
+    """``sm80_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x32_stage4_warpsize2x2x1_...``, native to its GPU.
+
+    Those that do without Tensor Cores (``..._ffma_aligna4_alignc4_...``) name their alignment.
+    """
+    architecture, first, second, k_tile, stages, tier = found.groups()
     return Kernel(
         name,
         "xmma",
         "gemm",
         int(architecture),
-        tier=8,
+        tier=8 if tier is None else int(tier),
         tile=(int(first), int(second)),
         k_tile=int(k_tile),
         stages=_number(stages),
@@ -174,8 +179,14 @@ def _cutlass_type(name: str, found: re.Match[str]) -> Kernel:
 
 
 def _flash(name: str, found: re.Match[str]) -> Kernel:
-    """``flash_fwd_kernel<Flash_fwd_kernel_traits<128, 128, 64, 4, ...>>``: head_dim, query rows, key columns, warps."""
+    """``flash_fwd_kernel<Flash_fwd_kernel_traits<128, 128, 64, 4, ...>>``: head_dim, query rows, key columns, warps.
+
+    Then ``is_dropout`` (not where keys are split), ``is_causal``, ``is_local``, ``has_alibi``, ``is_even_MN``,
+    ``is_even_K``, ...
+    """
     head_dim, rows, columns = map(int, found.groups())
+    flags = re.search(r"> ?>((?:, (?:true|false))+)>", name)
+    split = "splitkv" in name
     return Kernel(
         name,
         "flash",
@@ -183,15 +194,17 @@ def _flash(name: str, found: re.Match[str]) -> Kernel:
         80,
         tier=8,
         tile=(rows, columns),
-        split_k="splitkv" in name,
+        split_k=split,
         template_head_dim=head_dim,
+        even_k=flags[1].removeprefix(", ").split(", ")[4 if split else 5] == "true" if flags else None,
     )
 
 
 def _cudnn(name: str, found: re.Match[str]) -> Kernel:
     """``cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_64x128x128_4x1x1_...``.
 
-    Query rows, key columns, head_dim; then the warpgroups. Needs head_dim to be a multiple of 8.
+    Query rows, key columns, head_dim; then the warpgroups. Needs head_dim to be a multiple of 8. Those for Hopper
+    launch a CTA an SM whatever the shape (b=1 s=1024 and b=4 s=2048 alike on an H100), so they are persistent.
     """
     architecture, rows, columns, head_dim = found.groups()
     tile = None if rows is None else (int(rows), int(columns))
@@ -202,6 +215,7 @@ def _cudnn(name: str, found: re.Match[str]) -> Kernel:
         int(architecture),
         tier=8,
         tile=tile,
+        persistent=int(architecture) >= 90,
         template_head_dim=_number(head_dim),
     )
 
@@ -236,7 +250,7 @@ _READERS: tuple[tuple[re.Pattern[str], Callable[[str, re.Match[str]], Kernel]], 
         ),
         _cublas,
     ),
-    (re.compile(r"sm(\d+)_xmma_gemm\w*?tilesize(\d+)x(\d+)x(\d+)(?:_stage(\d+))?"), _xmma),
+    (re.compile(r"sm(\d+)_xmma_gemm\w*?tilesize(\d+)x(\d+)x(\d+)(?:_stage(\d+))?(?:\w*?_aligna(\d+))?"), _xmma),
     (re.compile(r"flash_fwd_(?:splitkv_)?kernel<\s*Flash_fwd_kernel_traits<(\d+), (\d+), (\d+)"), _flash),
     (re.compile(r"sdpa_sm(\d+)_flash_fprop(?:\w*?_(\d+)x(\d+)x(\d+))?"), _cudnn),
     (re.compile(r"fmha_cutlassF_\w*?_?(aligned|notaligned)_(\d+)x(\d+)_\w*?sm(\d+)"), _efficient),

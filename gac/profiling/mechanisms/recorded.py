@@ -7,12 +7,12 @@ from functools import cached_property
 from math import prod
 
 from gac.profiling.cliffs import Cliffs, find_cliffs
+from gac.profiling.mechanisms.axes import element_bytes
 from gac.profiling.mechanisms.causes import cause_of, operation_at
 from gac.profiling.mechanisms.explanation import Collapse, Cost, Ran
 from gac.profiling.mechanisms.kernels import describe
-from gac.profiling.mechanisms.waves import gemms_of, waves_of
-from gac.profiling.operators import ITEM_BYTES
-from gac.profiling.records import Header
+from gac.profiling.mechanisms.waves import Gemm, gemms_of, read, waves_of
+from gac.profiling.records import Header, Launch
 from gac.profiling.table import COARSEST_CLASS, Profile, Sweep
 
 
@@ -48,21 +48,32 @@ class Recorded:
     def latency_ns(self) -> float | None:
         return None if self.place is None else float(self.sweep.ns[self.place])
 
+    def launches(self, dim: int) -> tuple[Launch, ...]:
+        """What was recorded at a dim of the sweep; empty where nothing was."""
+        return self._launches.get(dim, ())
+
+    @cached_property
+    def _launches(self) -> dict[int, tuple[Launch, ...]]:
+        return dict(zip(self.sweep.dims.tolist(), self.sweep.launches, strict=True))
+
     @property
     def ran(self) -> tuple[Ran, ...]:
         """The kernels at the dim, with the waves in which the SMs work off their tiles."""
-        if self.place is None:
-            return ()
-        launches = self.sweep.launches[self.place]
-        kernels = [describe(launch.name) for launch in launches]
+        launches = self.launches(self.dim)
+        main = [describe(launch.name).main for launch in launches]
         gemms = gemms_of(operation_at(self.sweep, self.dim))
-        ours = iter(gemms if len(gemms) == sum(kernel.main for kernel in kernels) else ())
-        ran = []
-        for launch, kernel in zip(launches, kernels, strict=True):
-            waves = waves_of(launch, kernel, self.header.sm_count, next(ours, None) if kernel.main else None)
-            told = (None, None, None) if waves is None else (waves.tiles, waves.count, waves.last)
-            ran.append(Ran(kernel, launch.grid, *told))
-        return tuple(ran)
+        ours = iter(gemms if len(gemms) == sum(main) else ())
+        return tuple(
+            self._ran(launch, next(ours, None) if counts else None)
+            for launch, counts in zip(launches, main, strict=True)
+        )
+
+    def _ran(self, launch: Launch, gemm: Gemm | None) -> Ran:
+        kernel = read(launch, gemm)
+        waves = waves_of(launch, kernel, self.header, gemm)
+        if waves is None:
+            return Ran(kernel, launch.grid)
+        return Ran(kernel, launch.grid, waves.tiles, waves.count, waves.last, waves.exact)
 
     @cached_property
     def collapse(self) -> Collapse | None:
@@ -80,13 +91,17 @@ class Recorded:
             self.header,
             operation_at(self.sweep, self.dim),
             operation_at(self.sweep, rescue),
-            ITEM_BYTES[self.sweep.dtype],
+            element_bytes(self.sweep.operator, self.sweep.dtype),
         )
         return Collapse(rescue, float(self.cliffs.slowdown[at]), cause)
 
-    def cost(self, sound: Callable[[int], bool]) -> Cost | None:
-        """This dim against the nearest larger measured one that is sound; else its alignment class; else None."""
-        after = (place for place, dim in enumerate(self.sweep.dims.tolist()) if dim > self.dim and sound(dim))
+    def cost(self, sound: Callable[[int], bool], reach: int) -> Cost | None:
+        """This dim against the nearest larger measured one that is sound; else its alignment class; else None.
+
+        Dims that are ``reach`` or more larger do not count.
+        """
+        dims = enumerate(self.sweep.dims.tolist())
+        after = (place for place, dim in dims if self.dim < dim < self.dim + reach and sound(dim))
         against = next(after, None)
         if self.place is None or against is None:
             return self._class_cost()

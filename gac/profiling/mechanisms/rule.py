@@ -6,6 +6,7 @@ from typing import Literal
 
 from gac.profiling.mechanisms.axes import ROWS
 from gac.profiling.mechanisms.sources import Source
+from gac.profiling.records import Launch
 
 Level = Literal["framework", "library", "hardware", "memory"]
 
@@ -18,9 +19,10 @@ class Setting:
         operator: name of the operator.
         axis: the axis that the dim is on.
         dtype: ``bf16``, ``fp16`` or ``fp8``.
-        element_bytes: bytes of an element of that dtype.
+        element_bytes: bytes of an element of the matrices that the kernels read.
         compute_capability: ``"9.0"``; None where no GPU is named.
         shared_bytes: shared memory that one CTA may have; None where not known.
+        ran: what was recorded at the dim, in order; empty where nothing was.
     """
 
     operator: str
@@ -29,6 +31,7 @@ class Setting:
     element_bytes: int
     compute_capability: str | None = None
     shared_bytes: int | None = None
+    ran: tuple[Launch, ...] = ()
 
     @property
     def sides(self) -> str:
@@ -60,6 +63,7 @@ class Rule:
         before: first compute capability on which it holds no more; None: still holds.
         sources: where it is documented.
         published: what breaking it cost elsewhere.
+        aliases: other names for the mechanism.
     """
 
     name: str
@@ -72,6 +76,7 @@ class Rule:
     before: str | None
     sources: tuple[Source, ...]
     published: Published
+    aliases: tuple[str, ...] = ()
 
     def holds_on(self, compute_capability: str) -> bool:
         """Whether GPUs of this compute capability impose it."""

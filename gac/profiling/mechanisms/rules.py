@@ -9,13 +9,20 @@ from gac.profiling.mechanisms import checks, sources
 from gac.profiling.mechanisms.rule import Level, Published, Rule, Setting
 from gac.profiling.mechanisms.sectors import SECTOR, VECTOR
 
-__all__ = ["RULES", "Level", "Published", "Rule", "Setting", "rules_for"]
+__all__ = ["RULES", "Level", "Published", "Rule", "Setting", "rule_named", "rules_for"]
 
 KERNEL_RULE = "cuBLAS heuristic"
+"""The rule that a recorded kernel switch breaks."""
+
 WAVE_RULE = "CTA wave quantisation"
-"""Two rules of which only a record tells."""
+"""A rule of which only a record tells."""
 
 _STUDY = "the published A100 study behind GAC (arXiv 2604.09595)"
+
+
+def rule_named(name: str) -> Rule | None:
+    """The rule of this name or alias; None where there is none."""
+    return next((rule for rule in RULES if name in (rule.name, *rule.aliases)), None)
 
 
 def rules_for(setting: Setting) -> tuple[Rule, ...]:
@@ -42,26 +49,16 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "FlashAttention-2 template",
         "framework",
-        "head_dim is one of 32, 64, 96, 128, 160, 192, 224, 256",
+        "head_dim is one of 32, 64, 96, 128, 160, 192, 224, 256: else the next larger template's tile serves it, with "
+        "bounds checks (is_even_K is false)",
         checks.head_dim("", "flash"),
         checks.is_template,
         checks.say_template,
         "8.0",
         None,
         (sources.FLASH_SWITCH, sources.FLASH_LAUNCH),
-        Published("the next template's tile: a step in latency", "A100", _STUDY),
-    ),
-    Rule(
-        "FlashAttention-2 is_even_K",
-        "framework",
-        "head_dim equals its template",
-        checks.head_dim("", "flash"),
-        checks.is_template,
-        checks.say_template,
-        "8.0",
-        None,
-        (sources.FLASH_LAUNCH,),
-        Published("bounds checks", "A100", _STUDY),
+        Published("the next template's tile: a step in latency; and bounds checks", "A100", _STUDY),
+        ("FlashAttention-2 is_even_K",),
     ),
     Rule(
         "FlashAttention-2 padding waste",
@@ -78,7 +75,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "cuBLAS alignment tier",
         "library",
-        "k and n are multiples of 16 bytes: of 8 elements of two bytes, of 16 of FP8",
+        "k and n are multiples of 16 bytes: of 8 elements of two bytes, 16 of FP8, 4 of FP32",
         checks.gemm_rows,
         checks.aligned_rows(VECTOR),
         checks.say_tier,
@@ -86,6 +83,7 @@ RULES: tuple[Rule, ...] = (
         None,
         (sources.CUBLAS, sources.MATMUL_GUIDE),
         Published("25-60 %", "A100", _STUDY),
+        ("cuBLAS kernel tier",),
     ),
     Rule(
         KERNEL_RULE,
@@ -115,7 +113,7 @@ RULES: tuple[Rule, ...] = (
         "Tensor Core tile",
         "hardware",
         "k is a multiple of 32 bytes (16 elements of two bytes), n a multiple of 8",
-        checks.rows,
+        checks.tensor_core_rows,
         checks.whole_mma,
         checks.say_mma,
         "8.0",
@@ -150,10 +148,11 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "cp.async",
         "hardware",
-        "rows begin at multiples of 16 bytes",
+        "rows begin at multiples of 16 bytes, the widest copy and the only one past L1 (.cg); at 8 or 4 bytes copies "
+        "are narrower, below 4 there are none",
         checks.rows,
         checks.aligned_rows(VECTOR),
-        checks.say_rows,
+        checks.say_async,
         "8.0",
         None,
         (sources.CP_ASYNC,),
@@ -170,11 +169,13 @@ RULES: tuple[Rule, ...] = (
         None,
         (sources.TMA,),
         Published("no bulk copies: a pre-Hopper kernel serves it", "Hopper, not measured there", _STUDY),
+        ("TMA (Hopper)",),
     ),
     Rule(
         "WGMMA tile",
         "hardware",
-        "n is a multiple of 8, as in m64nNk16",
+        "n is a multiple of 8, the step of the instruction's N (m64nNk16); other n are padded to tiles, and what keeps "
+        "a Hopper kernel from serving them is TMA",
         checks.wgmma_rows,
         checks.multiple_of_8,
         checks.say_wgmma,
@@ -182,6 +183,7 @@ RULES: tuple[Rule, ...] = (
         "10.0",
         (sources.WGMMA,),
         Published("a pre-Hopper kernel serves it", "Hopper, not measured there", _STUDY),
+        ("WGMMA (Hopper)",),
     ),
     Rule(
         "FP8 packing",
@@ -198,14 +200,16 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "shared-memory tile budget",
         "memory",
-        "a tile of 128 queries and 128 keys fits the shared memory of a CTA",
+        "the Q, K and V tiles of its template fit the shared memory of a CTA; they and the registers for scores and "
+        "output grow with head_dim, so that larger templates have smaller tiles",
         checks.head_dim("", "flash"),
-        checks.full_tile,
+        checks.fitting_tile,
         checks.say_budget,
         "8.0",
         None,
         (sources.SPECIFICATIONS, sources.FLASH_LAUNCH, sources.FLASH_PAPER),
         Published("smaller tiles as head_dim grows: a staircase", "A100", _STUDY),
+        ("shared memory budget",),
     ),
     Rule(
         "shared-memory banks",

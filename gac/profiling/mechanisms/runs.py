@@ -6,30 +6,30 @@ from itertools import zip_longest
 
 from gac.forms import Operation
 from gac.profiling.mechanisms.kernels import Kernel, describe
-from gac.profiling.mechanisms.waves import Gemm, gemms_of
-from gac.profiling.records import Launch
+from gac.profiling.mechanisms.waves import Gemm, Waves, gemms_of, read, waves_of
+from gac.profiling.records import Header, Launch
 
 _ORDINALS = ("first", "second", "third", "fourth")
 
 
 @dataclass(frozen=True)
 class Run:
-    """One launch that does arithmetic, with the split-k reduction that may follow it, and its GEMM where known."""
+    """One launch that does arithmetic, with the split-k reduction that may follow it; GEMM and waves where known."""
 
     launch: Launch
     kernel: Kernel
     reduced: bool
     gemm: Gemm | None
+    waves: Waves | None
 
 
 @dataclass(frozen=True)
 class Pair:
-    """The same step of the operation at the collapsed dim and at its rescue."""
+    """The same step of the operation at two dims: the collapsed one and its rescue, or an edge and its sweet spot."""
 
     step: str
     slow: Run
     fast: Run
-    sm_count: int
 
 
 def pairs_of(
@@ -37,30 +37,31 @@ def pairs_of(
     fast: Sequence[Launch],
     slow_at: Operation | None,
     fast_at: Operation | None,
-    sm_count: int,
+    header: Header,
 ) -> list[Pair]:
-    """The steps at a collapsed dim and at its rescue, in order, as far as both have them."""
-    before, after = _runs(slow, slow_at), _runs(fast, fast_at)
+    """The steps at both dims, in order, as far as both have them."""
+    before, after = _runs(slow, slow_at, header), _runs(fast, fast_at, header)
     return [
-        Pair(_step(place, len(before), old.kernel), old, new, sm_count)
+        Pair(_step(place, len(before), old.kernel), old, new)
         for place, (old, new) in enumerate(zip(before, after, strict=False))
     ]
 
 
-def _runs(launches: Sequence[Launch], at: Operation | None) -> list[Run]:
+def _runs(launches: Sequence[Launch], at: Operation | None, header: Header) -> list[Run]:
     kernels = [describe(launch.name) for launch in launches]
     main = [index for index, kernel in enumerate(kernels) if kernel.main]
     gemms = gemms_of(at) if at is not None else ()
-    known = len(gemms) == len(main)
-    return [
-        Run(
-            launches[index],
-            kernels[index],
-            any(kernel.family == "split-k reduce" for kernel in kernels[index + 1 : end]),
-            gemms[place] if known else None,
-        )
-        for place, (index, end) in enumerate(zip_longest(main, main[1:]))
+    known = gemms if len(gemms) == len(main) else (None,) * len(main)
+    reduced = [
+        any(kernel.family == "split-k reduce" for kernel in kernels[index + 1 : end])
+        for index, end in zip_longest(main, main[1:])
     ]
+    return [_run(launches[index], added, gemm, header) for index, added, gemm in zip(main, reduced, known, strict=True)]
+
+
+def _run(launch: Launch, reduced: bool, gemm: Gemm | None, header: Header) -> Run:
+    kernel = read(launch, gemm)
+    return Run(launch, kernel, reduced, gemm, waves_of(launch, kernel, header, gemm))
 
 
 def _step(place: int, count: int, kernel: Kernel) -> str:

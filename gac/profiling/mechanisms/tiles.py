@@ -1,9 +1,10 @@
-"""Why attention's tiles shrink as head_dim grows: the bytes of a FlashAttention-2 tile against an SM's shared memory.
+"""The tiles of FlashAttention-2's forward kernels, their bytes, and the study's heuristic for why they shrink.
 
-A CTA keeps a block of query rows and walks over blocks of keys and values. Q, K and V lie in shared memory; the scores
-and the accumulator lie in registers, but must be kept as well. The model charges all five to one budget, the shared
-memory that a CTA may have, and takes the widest block of keys that fits. (FlashAttention-2, Dao 2023, arXiv 2307.08691,
-section 3.3, names these two limits, shared memory and registers, as what block sizes are tuned against.)
+A CTA keeps a block of query rows and walks over blocks of keys and values. Q, K and V lie in shared memory, and their
+bytes are what a launch asks for; the scores and the accumulator lie in registers, spread over the warps of the CTA.
+Which tile a template has is written in its source (``flash_tile``). The published A100 study explains the shrinking
+tiles by charging all five operands to one budget (``widest_tile``): that reproduces its table, though registers are no
+shared memory, and it is not how the source chooses: at 192 the source keeps 64 keys by doubling the warps.
 """
 
 from collections.abc import Sequence
@@ -17,6 +18,9 @@ RETIRED = (160, 224)
 
 BLOCK_ROWS = 128
 BLOCK_COLS = (128, 64, 32)
+
+RESERVED = 1024
+"""Bytes of an SM's shared memory that the system keeps for itself for every CTA (compute capability 8.0 and later)."""
 
 _KIB = 1024
 _SHARED_KIB = {
@@ -42,14 +46,14 @@ class AttentionTile:
         rows: query rows of a CTA.
         cols: keys of one step.
         element_bytes: of q, k and v; scores and accumulator are float32.
-        stages: blocks of keys (and of values) that are held at once.
+        warps: of a CTA, which share the rows.
     """
 
     head_dim: int
     rows: int
     cols: int
     element_bytes: int = 2
-    stages: int = 1
+    warps: int = 4
 
     @property
     def query(self) -> int:
@@ -57,7 +61,7 @@ class AttentionTile:
 
     @property
     def key(self) -> int:
-        return self.stages * self.cols * self.head_dim * self.element_bytes
+        return self.cols * self.head_dim * self.element_bytes
 
     @property
     def value(self) -> int:
@@ -78,7 +82,7 @@ class AttentionTile:
 
     @property
     def total(self) -> int:
-        """All five tiles."""
+        """All five operands, whether they lie in shared memory or in registers: what the study's heuristic counts."""
         return self.shared + self.score + self.accumulator
 
 
@@ -89,15 +93,66 @@ def template_for(head_dim: int, templates: Sequence[int] = TEMPLATES) -> int | N
 
 def shared_limit(compute_capability: str) -> int | None:
     """Bytes of shared memory that one CTA may have; None for a capability that is not in the table."""
-    major, _, minor = compute_capability.partition(".")
-    kib = _SHARED_KIB.get((int(major), int(minor)))
+    kib = _SHARED_KIB.get(version(compute_capability))
     return None if kib is None else kib * _KIB
 
 
-def widest_tile(head_dim: int, limit: int, element_bytes: int = 2) -> AttentionTile:
-    """The tile of the template that serves a head_dim, with the widest block of keys that fits into ``limit`` bytes.
+def version(compute_capability: str) -> tuple[int, int]:
+    """Major and minor number of a compute capability."""
+    major, _, minor = compute_capability.partition(".")
+    return int(major), int(minor)
 
-    Where none fits, the narrowest: the accumulator then needs more warps, or spills. See ``fits``.
+
+# --- what the source says -------------------------------------------------------------------------------------------
+
+_TILES = {32: (128, 128, 4), 64: (128, 128, 4), 96: (128, 64, 4), 128: (128, 64, 4), 160: (128, 32, 4)}
+"""Query rows, keys and warps by template; from 192 on see ``_wide``."""
+
+_SM8X = {96: (128, 64, 4), 128: (128, 32, 4), 160: (128, 64, 8)}
+_SM8X_CAUSAL = dict.fromkeys((96, 128, 160), (64, 64, 4))
+"""Where compute capability 8.6, 8.7 and 8.9 differ from that."""
+
+
+def flash_tile(template: int, compute_capability: str, limit: int, *, causal: bool = False) -> AttentionTile:
+    """The tile of a template's forward kernel (two-byte elements, no dropout, keys not split between CTAs).
+
+    Source: FlashAttention's ``flash_fwd_launch_template.h``, ``run_mha_fwd_hdim32`` to ``run_mha_fwd_hdim256``, and
+    PyTorch's copy of it, which still had 160 and 224.
+
+    Args:
+        template: one of ``TEMPLATES``.
+        limit: bytes of shared memory that one CTA may have.
+    """
+    major, minor = version(compute_capability)
+    rows, cols, warps = _TILES[template] if template in _TILES else _wide(template, limit)
+    if major == 8 and minor > 0:
+        rows, cols, warps = (_SM8X_CAUSAL if causal else _SM8X).get(template, (rows, cols, warps))
+    return AttentionTile(template, rows, cols, warps=warps)
+
+
+def _wide(template: int, limit: int) -> tuple[int, int, int]:
+    """224 and 256 look at the shared memory: 128 rows where they fit, but at 256 not where two CTAs of 64 rows do."""
+    wide, narrow = (128, 64, 8), (64, 64, 4)
+    if template == 192:
+        return wide
+    fit = limit >= AttentionTile(template, *wide[:2]).shared
+    two = limit + RESERVED >= 2 * AttentionTile(template, *narrow[:2]).shared
+    return wide if fit and not (template == 256 and two) else narrow
+
+
+def split_tile(template: int) -> AttentionTile:
+    """The tile where keys are split between CTAs, as in decoding: ``run_mha_fwd_splitkv_dispatch`` of the same file."""
+    return AttentionTile(template, 64, 256 if template <= 64 else 128 if template <= 128 else 64)
+
+
+# --- the study's heuristic ------------------------------------------------------------------------------------------
+
+
+def widest_tile(head_dim: int, limit: int, element_bytes: int = 2) -> AttentionTile:
+    """The widest block of keys with which all five operands fit into ``limit`` bytes, for the template of a head_dim.
+
+    Where none fits, the narrowest. See ``fits``. (FlashAttention-2, Dao 2023, arXiv 2307.08691, section 3.3, names
+    both limits, shared memory and registers, as what block sizes are tuned against.)
     """
     template = template_for(head_dim)
     assert template is not None, "no template serves a head_dim above 256"
@@ -106,5 +161,5 @@ def widest_tile(head_dim: int, limit: int, element_bytes: int = 2) -> AttentionT
 
 
 def fits(tile: AttentionTile, limit: int) -> bool:
-    """Whether all five tiles together stay within ``limit`` bytes."""
+    """Whether all five operands together stay within ``limit`` bytes."""
     return tile.total <= limit

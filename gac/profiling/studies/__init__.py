@@ -6,13 +6,14 @@ from types import MappingProxyType
 
 from gac.errors import ProfileError
 from gac.profiling.studies.attention import SDPA_BACKENDS, SDPA_BANDWIDTH, SDPA_DENSE
-from gac.profiling.studies.gemms import GEMM_K, GEMM_M, GEMM_N, GEMV
+from gac.profiling.studies.gemms import GEMM_K, GEMM_N, GEMV
 from gac.profiling.studies.hardware import L2_SECTOR, TENSOR_CORE, VECTOR_WIDTH
 from gac.profiling.studies.heads import HEAD_DIM_132, HETEROGENEOUS_HEADS
 from gac.profiling.studies.int4 import INT4_REGIMES
 from gac.profiling.studies.kernels import FA_TEMPLATES, KERNEL_TIERS
 from gac.profiling.studies.records import Cell, Column, Find, Study, StudyResult, Verdict
 from gac.profiling.studies.repair import PADDING_RESCUE, ROUND_TO_ALIGNED
+from gac.profiling.studies.switches import GEMM_M
 
 __all__ = ["STUDIES", "Cell", "Column", "Find", "Study", "StudyResult", "Verdict", "study_named"]
 

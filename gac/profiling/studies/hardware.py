@@ -9,8 +9,9 @@ from gac.profiling.studies import published
 from gac.profiling.studies.gemms import GEMV_DIMS, gemv_by_k
 from gac.profiling.studies.readings import Readings
 from gac.profiling.studies.records import Cell, Column, Finding, Study, Verdict
+from gac.profiling.studies.served import instead, kernels_note
 from gac.profiling.studies.shapes import PointAt, copy, gemm, gemm_by_k
-from gac.profiling.studies.verdicts import ABSENT, percent, stated
+from gac.profiling.studies.verdicts import ABSENT, close, percent, stated, times
 
 DIMS = range(100, 129)
 """K of the published classes (105 to 128), and the class members between them."""
@@ -79,10 +80,21 @@ def _tensor_core(readings: Readings) -> Finding:
         verdict = "held"
     columns = (Column("class", side="<"), Column("measured", "TFLOP/s"), Column("lost", "%"), Column("A100", "TFLOP/s"))
     said = (
-        f"against {full:.0f} TFLOP/s at K % 16 == 0, odd K reach {ours['odd K']:.0f} ({percent(odd)} lost, A100: 58 %) "
-        f"and K % 16 == 8 {ours['K % 16 == 8']:.0f} ({percent(eight)} lost, A100: 16 %)"
+        f"against {full:.0f} TFLOP/s at K % 16 == 0, odd K reach {ours['odd K']:.0f} "
+        f"({percent(odd, NO_LOSS, *TILE_LOST)} lost, A100: 58 %) and K % 16 == 8 {ours['K % 16 == 8']:.0f} "
+        f"({percent(eight, EIGHT_LOST)} lost, A100: 16 %)"
     )
-    return Finding(columns, rows, verdict, stated(verdict, said))
+    notes = (
+        *_served(readings, tile_by_k),
+        *close("odd K lose", odd, NO_LOSS, *TILE_LOST, write=percent),
+        *close("K % 16 == 8 loses", eight, EIGHT_LOST, write=percent),
+    )
+    return Finding(columns, rows, verdict, stated(verdict, said), notes)
+
+
+def _served(readings: Readings, at: PointAt, dims: Sequence[int] = DIMS) -> tuple[str, ...]:
+    """Which kernels serve each class: a loss between different kernels is not alignment's alone."""
+    return kernels_note(readings, {name: [at(k) for k in _members(step, dims)] for name, step in CLASSES.items()})
 
 
 TENSOR_CORE = Study(
@@ -116,15 +128,26 @@ def _vector_width(readings: Readings) -> Finding:
     verdict: Verdict = "did not hold" if lost < NO_LOSS else "held" if least <= lost <= most else "other"
     columns = (
         Column("class", side="<"),
-        Column("load", "bytes"),
+        Column("widest load", "bytes"),
         *(Column(text, unit) for text, unit in (("GEMM", "TFLOP/s"), ("GEMM", "GB/s"), ("GEMV", "GB/s"))),
         Column("A100 GEMM", "TFLOP/s"),
     )
     said = (
-        f"two-byte loads lose {percent(lost)} of a GEMM's throughput (A100: 50 %) and {percent(gemv_lost)} of a GEMV's "
-        "bandwidth"
+        f"odd K (two-byte loads, and {_other_kernel(readings, gemm_by_k, DIMS)}) lose "
+        f"{percent(lost, NO_LOSS, *LOAD_LOST)} of a GEMM's throughput (A100: 50 %) and {percent(gemv_lost)} of a "
+        f"GEMV's bandwidth ({_other_kernel(readings, gemv_by_k, GEMV_DIMS)})"
     )
-    return Finding(columns, tuple(rows), verdict, stated(verdict, said), _bandwidth_note(readings))
+    notes = (
+        "load: the widest that the alignment of rows allows, not measured; GB/s: the fewest bytes to move, a second",
+        *_bandwidth_note(readings),
+        *close("", lost, NO_LOSS, *LOAD_LOST, write=percent),
+    )
+    return Finding(columns, tuple(rows), verdict, stated(verdict, said), notes)
+
+
+def _other_kernel(readings: Readings, at: PointAt, dims: Sequence[int]) -> str:
+    """Whether odd K are served by another kernel than K % 16 == 0."""
+    return instead(readings, (at(k) for k in _members(1, dims)), (at(k) for k in _members(16, dims)))
 
 
 def _class_gb_s(readings: Readings, at: PointAt, step: int, dims: Sequence[int]) -> float:
@@ -133,7 +156,7 @@ def _class_gb_s(readings: Readings, at: PointAt, step: int, dims: Sequence[int])
 
 def _bandwidth_note(readings: Readings) -> tuple[str, ...]:
     measured = readings.gb_s(copy())
-    return () if measured is None else (f"a copy of 256 MiB moves {measured:.0f} GB/s",)
+    return () if measured is None else (f"a copy of 256 MiB reads and writes {measured:,.0f} GB/s",)
 
 
 VECTOR_WIDTH = Study(
@@ -192,7 +215,13 @@ def _l2_sector(readings: Readings) -> Finding:
         Column("A100", "GB/s"),
         Column("A100 in vain", "%"),
     )
-    return Finding(columns, tuple(rows), verdict, stated(verdict, _sector_words(sector, other)))
+    notes = (
+        "fetched in vain: computed from the bytes of a row, not measured",
+        *_served(readings, gemm_by_k, SECTOR_DIMS),
+        *close("", max(sector, other), ABSENT),
+        *(close("share of the cost", _share(sector, other), MAIN_CAUSE, write=percent) if other >= ABSENT else ()),
+    )
+    return Finding(columns, tuple(rows), verdict, stated(verdict, _sector_words(readings, sector, other)), notes)
 
 
 def _class_cost(readings: Readings, at: PointAt, ks: Sequence[int], name: str) -> float:
@@ -208,10 +237,28 @@ def _sector_verdict(sector: float, other: float) -> Verdict:
     return "held" if sector - 1 <= MAIN_CAUSE * (other - 1) else "other"
 
 
-def _sector_words(sector: float, other: float) -> str:
+def _share(sector: float, other: float) -> float:
+    """Of what misaligned rows cost, the part that breaking the sector rule alone costs."""
+    return (sector - 1) / (other - 1)
+
+
+def _sector_words(readings: Readings, sector: float, other: float) -> str:
+    costs = f"breaking only the sector rule costs a GEMM {times(sector, ABSENT)}, misaligned K {times(other, ABSENT)}"
     if max(sector, other) < ABSENT:
-        return f"misaligned K cost nothing in a GEMM ({other:.2f}x), so there is no cause to look for"
-    return f"breaking only the sector rule costs a GEMM {sector:.2f}x, misaligned K {other:.2f}x"
+        return f"misaligned K cost nothing in a GEMM ({times(other, ABSENT)}), so there is no cause to look for"
+    if other < ABSENT:
+        return costs
+    before, after = (_sector_gb_s(readings, name) for name in ("K % 16 == 0", "K % 8 != 0"))
+    return (
+        f"{costs}: sectors are {percent(_share(sector, other), MAIN_CAUSE)} of the cost; bandwidth goes from "
+        f"{before:,.0f} to {after:,.0f} GB/s (A100: 209 to 215)"
+    )
+
+
+def _sector_gb_s(readings: Readings, name: str) -> float:
+    """The median bandwidth of the GEMM at a class of K."""
+    ks = [k for step in _SECTORS[name] for k in _members(step, SECTOR_DIMS)]
+    return readings.middle([readings.gb_s(gemm_by_k(k)) for k in ks], f"the bandwidth at {name}")
 
 
 L2_SECTOR = Study(

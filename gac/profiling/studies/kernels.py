@@ -1,18 +1,19 @@
 """Studies of the kernels themselves: cuBLAS's alignment tiers and FlashAttention's templates."""
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
+from statistics import median
 from types import MappingProxyType
 
 from gac.profiling.mechanisms.kernels import Kernel, describe
 from gac.profiling.mechanisms.tiles import AttentionTile, shared_limit, widest_tile
-from gac.profiling.records import Launch, Point
+from gac.profiling.records import Point
 from gac.profiling.studies import published
 from gac.profiling.studies.gemms import gemm_by_n
 from gac.profiling.studies.readings import Readings
 from gac.profiling.studies.records import Cell, Column, Finding, Study, Verdict
+from gac.profiling.studies.served import kind, serving, words
 from gac.profiling.studies.shapes import PointAt, gemm_by_k, sdpa
-from gac.profiling.studies.verdicts import stated
+from gac.profiling.studies.verdicts import close, stated, times
 
 _AXES: Mapping[str, tuple[PointAt, Sequence[int]]] = MappingProxyType(
     {"K": (gemm_by_k, range(96, 129)), "N": (gemm_by_n, range(1000, 1033))}
@@ -30,25 +31,13 @@ def _tier_points() -> tuple[Point, ...]:
     return tuple(at(dim) for at, dims in _AXES.values() for dim in dims)
 
 
-def _gemm_kernel(launches: Sequence[Launch]) -> Kernel:
-    """The kernel that multiplies; the first one where no name says so."""
-    kernels = [describe(launch.name) for launch in launches]
-    return next((kernel for kernel in kernels if kernel.main), kernels[0])
-
-
 def _most_common(readings: Readings, axis: str, tier: str) -> tuple[Kernel, float]:
     """The kind of kernel (family, architecture, tier) that serves most of a tier's dims, and its share."""
     at, dims = _AXES[axis]
-    ran = [readings.launches(at(dim)) for dim in dims if _tier_of(dim) == tier]
-    kernels = [_gemm_kernel(launches) for launches in ran if launches]
-    readings.middle([float(len(kernels)) or None], f"the kernels of {tier} along {axis}")
-    counts = Counter(map(_kind, kernels))
-    kind, count = counts.most_common(1)[0]
-    return next(kernel for kernel in kernels if _kind(kernel) == kind), count / len(kernels)
-
-
-def _kind(kernel: Kernel) -> tuple[str, int | None, int | None]:
-    return kernel.family, kernel.architecture, kernel.tier
+    found = serving(readings, (at(dim) for dim in dims if _tier_of(dim) == tier))
+    readings.middle([None if found is None else found[1]], f"the kernels of {tier} along {axis}")
+    assert found is not None
+    return found
 
 
 def _kernel_tiers(readings: Readings) -> Finding:
@@ -59,40 +48,37 @@ def _kernel_tiers(readings: Readings) -> Finding:
         for row in published.kernel_tiers():
             kernel, share = _most_common(readings, axis, row.tier)
             kinds[axis, row.tier] = kernel
-            rows.append((axis, row.condition, _words(kernel), 100 * share, kernel.label, row.kernel_family))
-    separate = all(len({_kind(kinds[axis, tier]) for tier in _TIER_NUMBERS}) == 3 for axis in _AXES)
+            rows.append((axis, row.condition, words(kernel), 100 * share, row.kernel_family))
+    separate = all(len({kind(kinds[axis, tier]) for tier in _TIER_NUMBERS}) == 3 for axis in _AXES)
     same = all(_as_published(kernel, tier) for (_, tier), kernel in kinds.items())
-    split = any(_kind(kinds[axis, "align8"]) != _kind(kinds[axis, "align1"]) for axis in _AXES)
+    split = any(kind(kinds[axis, "align8"]) != kind(kinds[axis, "align1"]) for axis in _AXES)
     verdict: Verdict = "held" if same and separate else "other" if split else "did not hold"
     columns = (
         Column("axis", side="<"),
         Column("condition", side="<"),
         Column("served by", side="<"),
         Column("of its dims", "%"),
-        Column("for example", side="<"),
         Column("A100", side="<"),
     )
-    return Finding(columns, tuple(rows), verdict, stated(verdict, _tiers_said(kinds)))
+    examples = ", ".join(dict.fromkeys(kernel.label for kernel in kinds.values()))
+    notes = ("% 2 == 0: the even dims that are no multiple of 8", f"kernels, for example: {examples}")
+    return Finding(columns, tuple(rows), verdict, stated(verdict, _tiers_said(kinds)), notes)
 
 
 def _tiers_said(kinds: Mapping[tuple[str, str], Kernel]) -> str:
+    """Which kernels serve which dims; axes that the same kernels serve are named together."""
     conditions = {row.tier: row.condition.removeprefix("dim ") for row in published.kernel_tiers()}
-    by_axis = (
-        f"{axis}: " + ", ".join(f"{conditions[tier]} by {_words(kinds[axis, tier])}" for tier in conditions)
-        for axis in _AXES
-    )
-    return "; ".join(by_axis)
+    axes: dict[str, list[str]] = {}
+    for axis in _AXES:
+        text = ", ".join(f"{condition} by {words(kinds[axis, tier])}" for tier, condition in conditions.items())
+        axes.setdefault(text, []).append(axis)
+    return "; ".join(f"{' and '.join(names)}: {text}" for text, names in axes.items())
 
 
 def _as_published(kernel: Kernel, tier: str) -> bool:
     return (kernel.architecture, kernel.tier) == (_A100_ARCHITECTURES[tier], _TIER_NUMBERS[tier]) and (
         (kernel.family == "cutlass") == (tier != "align8")
     )
-
-
-def _words(kernel: Kernel) -> str:
-    architecture = "" if kernel.architecture is None else f" sm{kernel.architecture}"
-    return f"{kernel.family}{architecture}" + ("" if kernel.tier is None else f" align{kernel.tier}")
 
 
 KERNEL_TIERS = Study(
@@ -124,18 +110,23 @@ def _fa_templates(readings: Readings) -> Finding:
     readings.middle(steps.values(), "the staircase of the flash backend")
     found = [edge for edge, rise in steps.items() if rise is not None and rise >= STEP]
     verdict: Verdict = "held" if len(found) == len(_EDGES) else "other" if found else "did not hold"
-    said = "beyond growth in proportion, latency rises " + ", ".join(
-        f"{rise:.2f}x past {edge}" for edge, rise in steps.items() if rise is not None
-    )
+    known = {edge: rise for edge, rise in steps.items() if rise is not None}
+    grown = ", ".join(f"{times(rise, STEP)} past {edge}" for edge, rise in known.items())
+    missing = [str(edge) for edge, rise in known.items() if rise < STEP]
+    said = f"over growth in proportion to head_dim, latency is {grown}"
+    said += f": no step past {', '.join(missing)}" if missing else ""
     columns = (
         Column("head_dim", side="<"),
         *(Column(text, "ms") for text in ("first", "last")),
-        *(Column(text, side="<") for text in ("templates, tiles that ran", "tile of the model", "A100 tile")),
+        *(Column(text, side="<") for text in ("templates, tiles that ran", "tile model of sm_80", "A100 tile")),
         Column("A100", "ms"),
     )
-    return Finding(
-        columns, rows, verdict, stated(verdict, said), (*_shared_note(readings), *_misaligned_note(readings))
+    notes = (
+        *_shared_note(readings),
+        *_misaligned_note(readings),
+        *(text for edge, rise in known.items() for text in close(f"past {edge}", rise, STEP)),
     )
+    return Finding(columns, rows, verdict, stated(verdict, said), notes)
 
 
 def _template_row(readings: Readings, row: published.Template) -> tuple[Cell, ...]:
@@ -193,7 +184,9 @@ def _misaligned_note(readings: Readings) -> tuple[str, ...]:
     base = figures[112]
     assert base is not None
     ours = readings.middle(ratios, "flash at misaligned head dims")
-    return (f"113 to 121 that are no multiple of 8 take {ours:.2f}x as long as 112 (A100: {max(theirs) / base:.2f}x)",)
+    return (
+        f"113 to 121 that are no multiple of 8 take {ours:.2f}x as long as 112 (A100: {median(theirs) / base:.2f}x)",
+    )
 
 
 FA_TEMPLATES = Study(

@@ -10,7 +10,7 @@ from gac.profiling.studies.gemms import TIER_BAND, gemm_by_n
 from gac.profiling.studies.readings import Readings
 from gac.profiling.studies.records import Cell, Column, Finding, Study
 from gac.profiling.studies.shapes import PointAt, gemm_by_k, rounded, sdpa
-from gac.profiling.studies.verdicts import band_rule, graded, stated
+from gac.profiling.studies.verdicts import ABSENT, band_rule, close, graded, stated, times
 
 RESCUE_BAND = (1.2, 2.0)
 """Published: padding a misaligned head_dim to a multiple of 8 wins 1.31x to 1.39x, a K of 107 to 112 wins 1.78x."""
@@ -57,14 +57,17 @@ def _padding(readings: Readings) -> Finding:
     columns = (
         Column("operator", side="<"),
         Column("dim"),
-        Column("padded to"),
+        Column("to"),
         *(Column(text, "ms") for text in ("as it is", "padded")),
         Column("won", "x"),
-        *(Column(text, "ms") for text in ("A100 as it is", "A100 padded")),
+        *(Column(f"A100 {text}", "ms") for text in ("as it is", "padded")),
         Column("A100 won", "x"),
     )
-    said = f"zero-padding to the next multiple of 8 makes a misaligned dim {factor:.2f}x as fast (A100: 1.31x to 1.78x)"
-    return Finding(columns, tuple(rows), verdict, stated(verdict, said))
+    said = (
+        f"zero-padding to the next multiple of 8 makes a misaligned dim {times(factor, *RESCUE_BAND)} as fast "
+        "(A100: 1.31x to 1.78x)"
+    )
+    return Finding(columns, tuple(rows), verdict, stated(verdict, said), close("", factor, ABSENT, *RESCUE_BAND))
 
 
 PADDING_RESCUE = Study(
@@ -111,11 +114,14 @@ def _rounding(readings: Readings) -> Finding:
         Column("axis", side="<"),
         Column("dim"),
         Column("as it is", "us"),
-        *(Column(f"won by rounding to {step}", "x") for step in STEPS),
-        Column("A100, to 8", "x"),
+        *(Column(f"won by {step}", "x") for step in STEPS),
+        Column("A100 by 8", "x"),
     )
-    said = f"107, 214 and 321 rounded up to a multiple of 8 run {factor:.2f}x as fast (A100, K 107 to 112: 1.78x)"
-    return Finding(columns, tuple(rows), verdict, stated(verdict, said))
+    said = (
+        f"107, 214 and 321 rounded up to a multiple of 8 run {times(factor, *TIER_BAND)} as fast "
+        "(A100, K 107 to 112: 1.78x)"
+    )
+    return Finding(columns, tuple(rows), verdict, stated(verdict, said), close("", factor, ABSENT, *TIER_BAND))
 
 
 ROUND_TO_ALIGNED = Study(

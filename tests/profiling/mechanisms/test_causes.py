@@ -137,6 +137,11 @@ def test_the_alignment_of_a_single_row_of_results_explains_nothing(cause) -> Non
     assert cause(ran(GEMV), ran(GEMV), linear(1, 576, 642), linear(1, 576, 704)) is None
 
 
+def test_the_alignment_of_results_explains_nothing_where_the_tiles_do(cause) -> None:
+    found = cause(ran(SMALL), ran(SMALL), linear(1024, 4096, 608), linear(1024, 4096, 640))
+    assert found.evidence == f"the GEMM ran {SMALL}; 5.0% of its 64x64 tiles is padding instead of 0.0%"
+
+
 def test_less_of_the_tiles_used(cause) -> None:
     found = cause(ran(SMALL), ran(SMALL), linear(4096, 576, 328), linear(4096, 576, 344))
     assert found.kind == "tile padding"

@@ -69,7 +69,7 @@ def test_an_aligned_rank_keeps_its_rules(profile) -> None:
     found = explain("low_rank", 1024, profile)
     assert (found.collapse, found.broken) == (None, ())
     assert found.summary == (
-        "low_rank r=1024 on NVIDIA Test GPU takes 32.0 us, and no larger dim is faster; breaks no rule."
+        "low_rank r=1024 on NVIDIA Test GPU takes 32.0 us, and no larger measured dim is faster; breaks no rule."
     )
     waves = next(finding for finding in found.findings if finding.rule.name == "CTA wave quantisation")
     assert waves.detail == "32 tiles in 1 wave, the last 24% full; then 128 tiles in 1 wave, the last 97% full"

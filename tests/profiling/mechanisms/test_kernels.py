@@ -113,6 +113,17 @@ def test_attention_names_give_the_head_dim_they_were_compiled_for() -> None:
     assert cudnn.tile == (64, 128)
 
 
+@pytest.mark.parametrize(("architecture", "persistent"), [(80, False), (90, True)])
+def test_cudnn_attention_is_persistent_on_hopper(architecture, persistent) -> None:
+    kernel = describe(f"cudnn_generated_fort_native_sdpa_sm{architecture}_flash_fprop_f16_knob_7_64x128x128_4x1x1")
+    assert kernel.persistent is persistent
+
+
+def test_a_gemm_without_tensor_cores_names_its_alignment() -> None:
+    name = "sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize64x64x8_stage3_warpsize1x4x1_ffma_aligna4_alignc4_execute"
+    assert (describe(name).tier, describe(name).stages) == (4, 3)
+
+
 @pytest.mark.parametrize(("aligned", "tier"), [("aligned", 8), ("notaligned", 1)])
 def test_mem_efficient_attention_says_whether_it_is_aligned(aligned, tier) -> None:
     kernel = describe(f"fmha_cutlassF_bf16_{aligned}_64x128_rf_sm80")

@@ -70,7 +70,9 @@ def a100(point: Point) -> Answer:
         return _a100_linear(point)
     if operator == "low_rank":
         return (0.1 if axes["r"] % 8 == 0 else 0.178), ALIGN8
-    return {"batched_gemm_separate": 1.6, "batched_gemm_bucketed": 1.2}.get(operator, 1.0), ALIGN8
+    if operator == "batched_gemm_separate":
+        return (1.6 if axes["low"] < axes["high"] else 1.2), ALIGN8
+    return (1.2 if operator == "batched_gemm_bucketed" else 1.0), ALIGN8
 
 
 def _a100_sdpa(operator: str, d: int) -> Answer:

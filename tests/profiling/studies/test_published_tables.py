@@ -5,7 +5,7 @@ import pytest
 from gac.errors import ProfileError
 from gac.profiling.studies import published
 from gac.profiling.studies.published import HeadDimThroughput, SdpaLatency, parse
-from gac.profiling.studies.verdicts import graded, percent
+from gac.profiling.studies.verdicts import close, graded, percent, times
 
 
 def test_every_table_is_read() -> None:
@@ -65,3 +65,14 @@ def test_a_factor_is_graded_against_the_published_band() -> None:
 
 def test_a_share_never_reads_minus_zero() -> None:
     assert [percent(share) for share in (0.584, -1e-9, -0.03)] == ["58 %", "0 %", "-3 %"]
+
+
+def test_a_figure_has_digits_enough_to_differ_from_its_edges() -> None:
+    assert [percent(share, 0.10) for share in (0.09869, 0.0999, 0.10, 0.12)] == ["9.9 %", "9.99 %", "10 %", "12 %"]
+    assert [times(factor, 1.25, 2.5) for factor in (2.42, 2.4996, 2.5)] == ["2.42x", "2.4996x", "2.50x"]
+
+
+def test_a_figure_within_five_per_cent_of_an_edge_is_noted_with_both() -> None:
+    assert close("", 2.42, 1.25, 2.5) == ("close to the edge: 2.42x, edge 2.50x",)
+    assert close("odd K lose", 0.74, 0.45, 0.75, write=percent) == ("close to the edge: odd K lose 74 %, edge 75 %",)
+    assert close("", 2.3, 1.25, 2.5) == ()
