@@ -37,7 +37,9 @@ def find_profile(path_or_name: str | Path) -> Path:
     path = Path(path_or_name)
     if _is_file(path):
         return path
-    known = {file.stem: file for file in (*shipped_profiles(), *saved_profiles()) if file.is_file() or not file.is_symlink()}
+    known = {
+        file.stem: file for file in (*shipped_profiles(), *saved_profiles()) if file.is_file() or not file.is_symlink()
+    }
     name = str(path_or_name)
     if name in known:
         return known[name]

@@ -32,6 +32,14 @@ def test_the_document_has_each_collapsed_dim_with_its_cause(recorded: Path) -> N
     assert sweep["measured"][2]["launches"][0]["grid"] == [132, 1, 1]
 
 
+def test_the_document_has_each_edge_of_a_staircase_with_its_cause() -> None:
+    choice = ("--operator", "linear_rowwise", "--axis", "n", "--shape", "m=1024,k=4096")
+    (sweep,) = answer("cliffs", "nvidia-h100-80gb-hbm3", *choice)["sweeps"]
+    (step,) = (one for one in sweep["staircase"] if one["sweet_spot"] == 2048)
+    assert (step["edge"], step["cause"]["kind"]) == (2112, "wave")
+    assert step["cause"]["evidence"].endswith("in 2 waves of 132 instead of 1 (136 tiles instead of 128)")
+
+
 def test_a_stretch_of_dims_is_shown_dim_by_dim(recorded: Path) -> None:
     shown = [" ".join(line.split()) for line in run("cliffs", recorded, "--dims", "1023:1024").stdout.splitlines()]
     assert any(line.startswith("1023 151.2 0.1 5.00x 1024 alignment tier cutlass_75_tensorop") for line in shown)

@@ -6,6 +6,7 @@ from typing import Literal
 
 from gac.profiling.mechanisms.axes import ROWS
 from gac.profiling.mechanisms.sources import Source
+from gac.profiling.mechanisms.tiles import version
 from gac.profiling.records import Launch
 
 Level = Literal["framework", "library", "hardware", "memory"]
@@ -80,9 +81,5 @@ class Rule:
 
     def holds_on(self, compute_capability: str) -> bool:
         """Whether GPUs of this compute capability impose it."""
-        here = _version(compute_capability)
-        return _version(self.since) <= here and (self.before is None or here < _version(self.before))
-
-
-def _version(capability: str) -> tuple[int, ...]:
-    return tuple(map(int, capability.split(".")))
+        here = version(compute_capability)
+        return version(self.since) <= here and (self.before is None or here < version(self.before))

@@ -5,7 +5,7 @@ result), never the number of rows m; a low-rank pair's r is n of its first GEMM 
 head_dim is k of its first GEMM and n of its second.
 """
 
-from gac.profiling.mechanisms import checks, sources
+from gac.profiling.mechanisms import checks, flash, sources
 from gac.profiling.mechanisms.rule import Level, Published, Rule, Setting
 from gac.profiling.mechanisms.sectors import SECTOR, VECTOR
 
@@ -52,8 +52,8 @@ RULES: tuple[Rule, ...] = (
         "head_dim is one of 32, 64, 96, 128, 160, 192, 224, 256: else the next larger template's tile serves it, with "
         "bounds checks (is_even_K is false)",
         checks.head_dim("", "flash"),
-        checks.is_template,
-        checks.say_template,
+        flash.is_template,
+        flash.say_template,
         "8.0",
         None,
         (sources.FLASH_SWITCH, sources.FLASH_LAUNCH),
@@ -63,10 +63,10 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "FlashAttention-2 padding waste",
         "framework",
-        f"head_dim is less than {checks.TOLERATED_PADDING:.0%} below its template",
+        f"head_dim is less than {flash.TOLERATED_PADDING:.0%} below its template",
         checks.head_dim("", "flash"),
-        checks.little_padding,
-        checks.say_template,
+        flash.little_padding,
+        flash.say_template,
         "8.0",
         None,
         (sources.FLASH_SWITCH,),
@@ -203,8 +203,8 @@ RULES: tuple[Rule, ...] = (
         "the Q, K and V tiles of its template fit the shared memory of a CTA; they and the registers for scores and "
         "output grow with head_dim, so that larger templates have smaller tiles",
         checks.head_dim("", "flash"),
-        checks.fitting_tile,
-        checks.say_budget,
+        flash.fitting_tile,
+        flash.say_budget,
         "8.0",
         None,
         (sources.SPECIFICATIONS, sources.FLASH_LAUNCH, sources.FLASH_PAPER),
@@ -217,7 +217,7 @@ RULES: tuple[Rule, ...] = (
         "rows read together begin in different banks",
         checks.head_dim("", "flash", "efficient", "cudnn"),
         checks.untold,
-        checks.say_banks,
+        flash.say_banks,
         "5.0",
         None,
         (sources.SHARED_MEMORY,),

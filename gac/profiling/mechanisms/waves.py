@@ -114,12 +114,12 @@ def waves_of(launch: Launch, kernel: Kernel, header: Header, gemm: Gemm | None =
     if kernel.role not in {"gemm", "attention"}:
         return None
     counted = None if gemm is None or kernel.tile is None else (gemm, kernel.tile)
-    ctas = prod(launch.grid)
-    if kernel.persistent:
-        if counted is None:
-            return None
-        tiles = tile_count(*counted, kernel.cluster or (1, 1))
-        return Waves(max(tiles, ctas if kernel.split_k else 1), ctas)
-    most = resident(launch, header)
-    tiles = ctas if counted is None else tile_count(*counted) * _shares(launch, kernel, gemm)
-    return Waves(tiles, header.sm_count * most, exact=most == 1)
+    ctas, most = prod(launch.grid), resident(launch, header)
+    room = header.sm_count * most
+    if not kernel.persistent:
+        tiles = ctas if counted is None else tile_count(*counted) * _shares(launch, kernel, gemm)
+        return Waves(tiles, room, exact=most == 1)
+    if counted is None:
+        return None
+    tiles = tile_count(*counted, kernel.cluster or (1, 1))
+    return Waves(max(tiles, ctas if kernel.split_k else 1), min(ctas, room), exact=most == 1 or ctas <= room)

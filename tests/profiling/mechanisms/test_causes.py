@@ -21,8 +21,8 @@ FILL = "at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<c10
 GEMV = "internal::gemvx::kernel<int, int, __nv_bfloat16, 7>"
 
 
-def ran(*names: str, grid: tuple[int, int, int] = (132, 1, 1)) -> tuple[Launch, ...]:
-    return tuple(Launch(name, grid, (128, 1, 1), 0) for name in names)
+def ran(*names: str, grid: tuple[int, int, int] = (132, 1, 1), shared: int = 0) -> tuple[Launch, ...]:
+    return tuple(Launch(name, grid, (128, 1, 1), shared) for name in names)
 
 
 @pytest.fixture
@@ -101,25 +101,54 @@ def test_the_same_kernel_on_another_grid_for_the_same_tiles_is_a_kernel_switch(c
     )
 
 
-def test_more_waves_of_the_same_kernel(cause) -> None:
-    found = cause(ran(ALIGN2, grid=(133, 1, 1)), ran(ALIGN2, grid=(132, 1, 1)))
-    assert found.kind == "wave"
-    assert found.evidence.endswith("in 2 waves of 132 instead of 1 of 132 (133 tiles instead of 132)")
+def test_a_switch_to_a_kernel_with_more_waves_says_so(cause) -> None:
+    other = ALIGN2.replace("128x64_64x3", "128x128_64x3")
+    found = cause(ran(ALIGN2, grid=(265, 1, 1), shared=180_000), ran(other, grid=(132, 1, 1), shared=180_000))
+    assert found.kind == "kernel switch"
+    assert found.evidence.endswith("on 132 CTAs: 3 waves instead of 1")
 
 
-def test_a_last_wave_that_is_nearly_empty(cause) -> None:
-    found = cause(ran(ALIGN2, grid=(140, 1, 1)), ran(ALIGN2, grid=(264, 1, 1)))
-    assert found.kind == "wave"
-    assert "with a last wave that is 6% full instead of 100%" in found.evidence
+def test_a_switch_to_a_kernel_whose_last_wave_is_nearly_empty_says_so(cause) -> None:
+    other = ALIGN2.replace("128x64_64x3", "128x128_64x3")
+    found = cause(ran(ALIGN2, grid=(140, 1, 1), shared=180_000), ran(other, grid=(264, 1, 1), shared=180_000))
+    assert found.evidence.endswith("on 264 CTAs: the last of its 2 waves is 6% full")
 
 
-def test_the_tiles_of_a_persistent_kernel_are_counted_from_the_shape(cause) -> None:
-    slow, fast = ran(NVJET, grid=(66, 1, 1)), ran(NVJET, grid=(132, 1, 1))
-    operations = linear(4096, 512, 4096), linear(4096, 512, 4224)
-    assert cause(slow, fast) is None
-    found = cause(slow, fast, *operations)
-    assert found.kind == "wave"
-    assert found.evidence.endswith("in 8 waves of 66 instead of 4 of 132 (512 tiles instead of 528)")
+def test_waves_that_are_only_bounded_are_no_evidence(cause) -> None:
+    other = ALIGN2.replace("128x64_64x3", "128x128_64x3")
+    assert cause(ran(ALIGN2, grid=(1000, 1, 1)), ran(other)).evidence.endswith("on 132 CTAs")
+
+
+def test_the_same_kernel_in_other_waves_explains_no_collapse(cause) -> None:
+    assert cause(ran(ALIGN2, grid=(140, 1, 1), shared=180_000), ran(ALIGN2, grid=(264, 1, 1), shared=180_000)) is None
+
+
+def test_bounds_checks_on_the_head_dim_are_a_kernel_switch(cause) -> None:
+    flags = (
+        "pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<192, 128, 64, 8, false, Flash_kernel_traits<1> >{}>"
+    )
+    checked, even = (flags.format(f"{', false' * 5}, {even}, false, false") for even in ("false", "true"))
+    found = cause(ran(checked), ran(even))
+    assert found.kind == "kernel switch"
+    label = "pytorch_flash::flash_fwd_kernel<192, 128, 64>"
+    assert found.evidence == (
+        f"attention ran {label} (is_even_K false) on 132 CTAs instead of {label} (is_even_K true) on 132 CTAs"
+    )
+
+
+def test_kernels_that_differ_in_template_arguments_only_say_so(cause) -> None:
+    found = cause(ran(GEMV), ran(GEMV.replace("7", "6")))
+    assert found.evidence.startswith("the GEMM ran internal::gemvx::kernel on 132 CTAs (with other template arguments)")
+
+
+def test_math_attention_has_rows_of_float32(header) -> None:
+    xmma = "sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize64x64x8_stage3_warpsize1x4x1_ffma_aligna4_alignc4_execute"
+    dims = np.arange(96, 129, 8)
+    ns = np.where(dims == 104, 40.0, 30.0)
+    fixed = (("b", 1), ("h", 8), ("kv", 8), ("s", 1024), ("t", 1024))
+    sweep = Sweep("sdpa_math", "bf16", "cold", "d", fixed, dims, ns, 0.001 * ns, (ran(xmma, xmma),) * 5)
+    (found,) = causes_of(sweep, find_cliffs(sweep), header)
+    assert found.evidence.startswith("the same kernels ran on rows of 416 bytes, multiples of 32 instead of 64")
 
 
 def test_rows_that_lie_across_cache_lines(cause) -> None:

@@ -15,7 +15,7 @@ FIXED = {"m": 1024, "k": 4096, "n": 4096}
 def profile(profile_file) -> Profile:
     """Ranks 960 to 1088 by alignment: 32, 82 and 168 us; 1040 has a kernel of its own. And a short sweep at one row."""
     for name in (NVJET, ALIGN2, ALIGN1, SMALL):
-        profile_file.kernel(name, 384, 0)
+        profile_file.kernel(name, 384, 200_000)
     for rank in range(960, 1089):
         if rank in (1001, 1021):
             continue
@@ -36,8 +36,8 @@ def test_a_collapsed_rank_with_its_rescue_cause_kernels_and_measured_cost(profil
     assert (found.collapse.rescue, found.collapse.slowdown) == (1024, 5.25)
     assert found.collapse.cause.kind == "alignment tier"
     assert [(one.kernel.tier, one.grid, one.tiles, one.waves) for one in found.ran] == [
-        (1, (32, 8, 1), 256, 2),
-        (1, (2, 66, 1), 132, 1),
+        (1, (32, 8, 1), 64, 1),
+        (1, (2, 66, 1), 256, 2),
     ]
     tier = next(finding for finding in found.findings if finding.rule.name == "cuBLAS alignment tier")
     assert (tier.holds, tier.below, tier.above) == (False, 1016, 1024)
@@ -92,10 +92,56 @@ def test_a_sweep_that_has_the_dim_is_preferred_to_a_larger_one(profile) -> None:
 
 
 def test_where_no_larger_dim_keeps_every_rule_only_the_smaller_one_is_named(profile) -> None:
-    assert explain("sdpa_flash", 256, profile).summary == (
-        "sdpa_flash d=256 on NVIDIA Test GPU was not measured; breaks 1 of 11 rules (shared-memory tile budget); the "
-        "nearest that break none: 128."
+    assert explain("sdpa_flash", 304, profile).summary == (
+        "sdpa_flash d=304 on NVIDIA Test GPU was not measured; breaks 3 of 10 rules (FlashAttention-2 template, "
+        "FlashAttention-2 padding waste, shared-memory tile budget); the nearest that break none: 256."
     )
+
+
+def test_a_cost_is_measured_against_a_dim_within_reach_only(profile_file) -> None:
+    for rank, ns in ((1023, 9000.0), (2047, 9900.0), (2048, 3000.0)):
+        profile_file.row("low_rank", {"m": 1024, "k": 4096, "r": rank, "n": 4096}, ns)
+    sparse = Profile.load(profile_file.write())
+    assert {one.cost.basis for one in explain("low_rank", 1023, sparse, fixed=FIXED).broken} == {"published"}
+    assert {one.cost.against for one in explain("low_rank", 2047, sparse, fixed=FIXED).broken} == {2048}
+
+
+FLASH_RULES = ("FlashAttention-2 template", "FlashAttention-2 padding waste", "shared-memory tile budget")
+
+
+@pytest.mark.parametrize("dim", [104, 112])
+def test_where_cudnn_served_the_rules_of_flash_are_not_broken_and_cost_nothing(dim) -> None:
+    found = explain("sdpa", dim, Profile.load("nvidia-h100-80gb-hbm3"))
+    flash = [one for one in found.findings if one.rule.name in FLASH_RULES]
+    assert [(one.holds, one.detail, one.cost) for one in flash] == [(None, "cuDNN served it", None)] * 3
+
+
+def test_what_flash_served_is_compared_with_the_dim_that_cudnn_serves() -> None:
+    found = explain("sdpa", 107, Profile.load("nvidia-h100-80gb-hbm3"))
+    (template,) = (one for one in found.broken if one.rule.name == FLASH_RULES[0])
+    assert (template.below, template.above, template.cost.against) == (104, 112, 112)
+
+
+@pytest.mark.parametrize(("dim", "tile"), [(64, "128x128"), (128, "128x64"), (160, "128x64"), (256, "64x64")])
+def test_the_tile_that_is_said_is_the_one_that_ran(dim, tile) -> None:
+    found = explain("sdpa_flash", dim, Profile.load("nvidia-h100-80gb-hbm3"))
+    (budget,) = (one for one in found.findings if one.rule.name == FLASH_RULES[2])
+    (ran,) = (one.kernel for one in found.ran if one.kernel.family == "flash")
+    assert "x".join(map(str, ran.tile)) == tile
+    assert budget.detail.startswith(f"{tile} tile of")
+
+
+@pytest.mark.parametrize(("dim", "even"), [(104, "false"), (128, "true")])
+def test_whether_bounds_were_checked_is_told_by_the_record(dim, even) -> None:
+    found = explain("sdpa_flash", dim, Profile.load("nvidia-h100-80gb-hbm3"))
+    (template,) = (one for one in found.findings if one.rule.name == FLASH_RULES[0])
+    assert template.detail.endswith(f"; it ran with is_even_K {even}")
+
+
+def test_waves_that_are_only_bounded_say_so() -> None:
+    found = explain("sdpa_flash", 128, Profile.load("nvidia-h100-80gb-hbm3"))
+    (waves,) = (one.detail for one in found.findings if one.rule.name == "CTA wave quantisation")
+    assert waves == "256 tiles in at least 1 wave"
 
 
 def test_without_a_profile_costs_are_published_ones() -> None:

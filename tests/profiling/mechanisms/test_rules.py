@@ -1,8 +1,11 @@
+from dataclasses import replace
+
 import pytest
 
-from gac.profiling.mechanisms.axes import ROWS, SDPA, natural_axis
-from gac.profiling.mechanisms.rules import RULES, Setting, rules_for
+from gac.profiling.mechanisms.axes import ROWS, SDPA, element_bytes, natural_axis
+from gac.profiling.mechanisms.rules import RULES, Setting, rule_named, rules_for
 from gac.profiling.operators import OPERATORS
+from gac.profiling.records import Launch
 
 
 def setting(operator: str, axis: str, dtype: str = "bf16", capability: str | None = "9.0") -> Setting:
@@ -14,7 +17,7 @@ def broken(dim: int, where: Setting) -> set[str]:
 
 
 ROW_RULES = {"vectorised access", "L2 sector", "cp.async", "Tensor Core tile", "TMA alignment", "WGMMA tile"}
-FLASH_RULES = {"FlashAttention-2 template", "FlashAttention-2 is_even_K"}
+FLASH_RULES = {"FlashAttention-2 template"}
 PADDING = "FlashAttention-2 padding waste"
 BACKEND = "SDPA backend selection"
 
@@ -26,7 +29,7 @@ BACKEND = "SDPA backend selection"
         (112, FLASH_RULES),
         (104, FLASH_RULES | {PADDING, "L2 sector", "Tensor Core tile"}),
         (128, set()),
-        (132, ROW_RULES | FLASH_RULES | {BACKEND, PADDING, "shared-memory tile budget"}),
+        (132, ROW_RULES | FLASH_RULES | {BACKEND, PADDING}),
     ],
 )
 def test_rules_that_a_head_dim_breaks_on_an_h100(head_dim, expected) -> None:
@@ -90,16 +93,107 @@ def test_fp8_packing_starts_with_ada() -> None:
     assert [rule.holds_on(capability) for capability in ("8.6", "8.9", "9.0", "12.0")] == [False, True, True, True]
 
 
-def test_the_tile_budget_is_larger_on_hopper() -> None:
-    rule = next(rule for rule in RULES if rule.name == "shared-memory tile budget")
-    keeps = {
-        cc: [rule.keeps(d, setting("sdpa_flash", "d", capability=cc)) for d in (64, 128, 160)] for cc in ("8.0", "9.0")
-    }
-    assert keeps == {"8.0": [True, False, False], "9.0": [True, True, False]}
+BUDGET = "shared-memory tile budget"
+
+
+def test_the_budget_counts_q_k_and_v_of_the_sources_tile() -> None:
+    rule = rule_named(BUDGET)
+    assert [rule.keeps(d, setting("sdpa_flash", "d")) for d in (64, 128, 256, 257)] == [True, True, True, False]
     assert rule.keeps(128, setting("sdpa_flash", "d", capability=None)) is None
     assert rule.detail(128, setting("sdpa_flash", "d", capability="8.0")) == (
-        "128x64 tile: Q 32 + K 16 + V 16 + scores 32 + output 64 = 160 of 163 KiB"
+        "128x64 tile of 4 warps (in the source): Q, K and V take 64 of 163 KiB; 160 KiB with scores and output, in "
+        "registers"
     )
+    assert rule.detail(64, setting("sdpa_flash", "d")) == (
+        "128x128 tile of 4 warps (in the source): Q, K and V take 48 of 227 KiB"
+    )
+
+
+FLASH = "pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<192, 128, 64, 8, false>>"
+CUDNN = "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_64x128x128_4x1x1"
+
+
+def recorded(name: str, shared: int = 98304) -> Setting:
+    return replace(setting("sdpa", "d"), ran=(Launch(name, (8, 1, 32), (256, 1, 1), shared),))
+
+
+def test_the_recorded_template_and_tile_are_what_is_said() -> None:
+    assert rule_named("FlashAttention-2 template").keeps(160, recorded(FLASH)) is False
+    assert rule_named(PADDING).keeps(160, recorded(FLASH)) is False
+    assert rule_named(PADDING).detail(160, recorded(FLASH)) == (
+        "the template for 192 serves 160: 16.7% of its work is padding"
+    )
+    assert (
+        rule_named(BUDGET)
+        .detail(160, recorded(FLASH))
+        .startswith("128x64 tile of 8 warps (recorded): Q, K and V take 96 of 227 KiB")
+    )
+    assert rule_named("shared-memory banks").detail(160, recorded(FLASH)).startswith("eight rows of 384 bytes")
+
+
+@pytest.mark.parametrize("rule", ["FlashAttention-2 template", PADDING, BUDGET])
+def test_rules_of_flash_say_nothing_where_another_backend_served(rule) -> None:
+    assert rule_named(rule).keeps(104, recorded(CUDNN)) is None
+    assert rule_named(rule).detail(104, recorded(CUDNN)) == "cuDNN served it"
+    math = recorded("sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize64x64x8_stage3")
+    assert rule_named(rule).detail(104, math) == "the math backend served it"
+
+
+def test_a_kernel_that_nobody_knows_changes_no_rule() -> None:
+    unknown = recorded("some_kernel")
+    assert rule_named("FlashAttention-2 template").keeps(104, unknown) is False
+    assert "(in the source)" in rule_named(BUDGET).detail(104, unknown)
+
+
+def test_math_attention_computes_in_float32_without_tensor_cores() -> None:
+    where = Setting("sdpa_math", "d", "bf16", element_bytes("sdpa_math", "bf16"), "9.0")
+    assert where.element_bytes == element_bytes("sdpa_math_causal", "fp16") == 4
+    assert element_bytes("sdpa", "bf16") == 2
+    assert broken(104, where) == set()
+    assert broken(100, where) == {"L2 sector"}
+    assert broken(102, where) == {"cuBLAS alignment tier", "vectorised access", "L2 sector", "cp.async"}
+
+
+def test_what_falls_back_below_sixteen_bytes() -> None:
+    rule = rule_named("cp.async")
+    where = setting("linear", "k")
+    assert [rule.detail(dim, where) for dim in (104, 108, 106, 107)] == [
+        "rows of 208 bytes: cp.async of 16 bytes",
+        "rows of 216 bytes: cp.async of 8 bytes",
+        "rows of 212 bytes: cp.async of 4 bytes",
+        "rows of 214 bytes: plain loads instead of cp.async",
+    ]
+
+
+def test_the_step_of_wgmma_is_told_from_the_limit_of_tma() -> None:
+    rule = rule_named("WGMMA tile")
+    assert "TMA" in rule.constraint
+    assert rule.detail(1023, setting("linear", "n")) == "1023 % 8 = 7: 1 of padding"
+
+
+@pytest.mark.parametrize(
+    "mechanism",
+    [
+        "SDPA backend selection",
+        "FlashAttention-2 template",
+        "FlashAttention-2 is_even_K",
+        "FlashAttention-2 padding waste",
+        "cuBLAS kernel tier",
+        "cuBLAS heuristic",
+        "vectorised access",
+        "Tensor Core tile",
+        "L2 sector",
+        "CTA wave quantisation",
+        "cp.async",
+        "TMA (Hopper)",
+        "WGMMA (Hopper)",
+        "FP8 packing",
+        "shared memory budget",
+    ],
+)
+def test_every_published_mechanism_is_found_by_its_name(mechanism) -> None:
+    assert rule_named(mechanism) in RULES
+    assert rule_named(f"{mechanism}?") is None
 
 
 def test_a_retired_template_is_told_by_the_record_only() -> None:
@@ -111,7 +205,7 @@ def test_a_retired_template_is_told_by_the_record_only() -> None:
 
 
 def test_every_rule_has_a_level_a_source_and_a_published_cost() -> None:
-    assert len({rule.name for rule in RULES}) == len(RULES) == 16
+    assert len({rule.name for rule in RULES}) == len(RULES) == 15
     assert {rule.level for rule in RULES} == {"framework", "library", "hardware", "memory"}
     for rule in RULES:
         assert rule.sources
