@@ -83,9 +83,9 @@ def profile(
     """
     if output is not None:
         check_file(output, ProfileError)
-    from gac.profiling.device import require_gpu
-    from gac.profiling.profiler import estimate, profile_gpu
+    from gac.profiling.sweeps.profiler import estimate, profile_gpu
     from gac.profiling.table import Profile
+    from gac.profiling.timing.device import require_gpu
 
     require_gpu()
     points = _points(models, workloads, sweeps or (() if models else (GENERAL,)), dtype)
@@ -100,7 +100,7 @@ def profile(
 
 def _points(models: Sequence[str], workloads: Sequence[str], sweeps: Sequence[str], dtype: str) -> tuple["Point", ...]:
     """What was asked for, each point once."""
-    from gac.profiling.coverage import model_points
+    from gac.profiling.sweeps.coverage import model_points
     from gac.sites import Workload
 
     parsed = [Workload.parse(text) for text in workloads]
@@ -120,7 +120,7 @@ def _sweep_points(name: str, dtype: str) -> tuple["Point", ...]:
     if name == GENERAL:
         import torch
 
-        from gac.profiling.coverage import general_points
+        from gac.profiling.sweeps.coverage import general_points
 
         return general_points(dtype, torch.cuda.get_device_capability())
     from gac.profiling.studies import study_named
@@ -130,7 +130,7 @@ def _sweep_points(name: str, dtype: str) -> tuple["Point", ...]:
 
 def _profiled(path: Path, measured: "Profile", aa: bool) -> Answer:
     from gac.profiling.aa import aa_report
-    from gac.profiling.profiler import summary
+    from gac.profiling.sweeps.profiler import summary
 
     document: dict[str, Any] = {
         "path": str(path),

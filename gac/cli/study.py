@@ -62,8 +62,8 @@ def _measured(studies: Sequence["Study"], profile: str | None, output: Path | No
 
     if profile is not None:
         return Profile.load(profile)
-    from gac.profiling.device import require_gpu, studies_path
-    from gac.profiling.profiler import profile_gpu
+    from gac.profiling.sweeps.profiler import profile_gpu
+    from gac.profiling.timing.device import require_gpu, studies_path
 
     gpu = require_gpu()
     path = output or studies_path(gpu)

@@ -149,6 +149,14 @@ class Measurement:
         return replace(self, median_ns=None, iqr_ns=None, converged=False, error=error, passes=())
 
 
+class DeviceLostError(Exception):
+    """The GPU itself has failed: nothing more can be measured in this process. ``row`` says at which point, and why."""
+
+    def __init__(self, row: Measurement) -> None:
+        super().__init__(row.error)
+        self.row = row
+
+
 def _quantile(ordered: Sequence[float], share: float) -> float:
     """Linear interpolation between order statistics, as numpy does it, without its overhead on three numbers."""
     place = share * (len(ordered) - 1)

@@ -6,8 +6,8 @@ import torch
 
 from gac.errors import ProfileError
 from gac.plan import ProfileUsed
-from gac.profiling.device import local_profile
 from gac.profiling.table import Profile
+from gac.profiling.timing.device import local_profile
 
 DEFAULT = "nvidia-h100-80gb-hbm3"
 

@@ -21,10 +21,10 @@ import torch
 from triton.testing import do_bench, do_bench_cudagraph
 
 from gac.forms import linear, low_rank
-from gac.profiling.device import fingerprint
-from gac.profiling.measure import GpuMeasurer
 from gac.profiling.operators import OPERATORS, operation
 from gac.profiling.records import Cache, Point
+from gac.profiling.timing.device import fingerprint
+from gac.profiling.timing.measure import GpuMeasurer
 
 SHAPES = 100
 COLD_LEAST_NS = 200_000

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from commands import answer, ranks, run, write_profile
 
-from gac.profiling.coverage import general_points, model_points
-from gac.profiling.profiler import Estimate
 from gac.profiling.records import Point
 from gac.profiling.studies import STUDIES
+from gac.profiling.sweeps.coverage import general_points, model_points
+from gac.profiling.sweeps.profiler import Estimate
 
 
 class Profiler:
@@ -34,10 +34,10 @@ class Profiler:
 @pytest.fixture
 def profiler(recorded: Path, monkeypatch: pytest.MonkeyPatch) -> Profiler:
     fake = Profiler(recorded)
-    monkeypatch.setattr("gac.profiling.device.require_gpu", lambda: None)
+    monkeypatch.setattr("gac.profiling.timing.device.require_gpu", lambda: None)
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda: (8, 0))
-    monkeypatch.setattr("gac.profiling.profiler.profile_gpu", fake.profile_gpu)
-    monkeypatch.setattr("gac.profiling.profiler.estimate", fake.estimate)
+    monkeypatch.setattr("gac.profiling.sweeps.profiler.profile_gpu", fake.profile_gpu)
+    monkeypatch.setattr("gac.profiling.sweeps.profiler.estimate", fake.estimate)
     return fake
 
 

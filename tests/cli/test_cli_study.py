@@ -71,8 +71,8 @@ def test_without_a_profile_what_is_missing_is_measured_first(studied: Path, monk
         asked.append((points, path.name, passes))
         return studied
 
-    monkeypatch.setattr("gac.profiling.device.require_gpu", lambda: "NVIDIA H100 80GB HBM3")
-    monkeypatch.setattr("gac.profiling.profiler.profile_gpu", profile_gpu)
+    monkeypatch.setattr("gac.profiling.timing.device.require_gpu", lambda: "NVIDIA H100 80GB HBM3")
+    monkeypatch.setattr("gac.profiling.sweeps.profiler.profile_gpu", profile_gpu)
     document = answer("study", "gemm-k", "gemm-k", "--passes", "2")
     assert asked == [(STUDIES["gemm-k"].points(), "nvidia-h100-80gb-hbm3-studies.jsonl", 2)]
     assert document["profile"] == "studied"

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from gac.profiling.records import Launch, Measurement, Point
-from gac.profiling.timing import Batch, Clocks, sample_until
+from gac.profiling.timing.sampling import Batch, Clocks, sample_until
 
 MAX_MHZ = 1980
 

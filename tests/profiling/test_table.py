@@ -10,8 +10,8 @@ from gac.errors import ProfileError
 from gac.forms import linear, low_rank
 from gac.models.shapes import SHAPES
 from gac.profiling import folders
-from gac.profiling.coverage import model_points
 from gac.profiling.records import Launch, Point
+from gac.profiling.sweeps.coverage import model_points
 from gac.profiling.table import Profile, Sweep, interpolate
 
 SHAPE = {"m": 1, "k": 64, "n": 64}

@@ -1,7 +1,8 @@
 """The operators that can be timed, as descriptions: axes, operands, FLOPs, bytes, and the shapes that are refused.
 
-An operator is added by deriving from ``Operator``, naming it here, and naming its runner in ``gac.profiling.runners``;
-the contract suites in ``tests/profiling/operators`` and ``tests/profiling/runners`` then run over both.
+An operator is added by deriving from ``Operator``, naming it here, and naming its runner in
+``gac.profiling.timing.runners``; the contract suites in ``tests/profiling/operators`` and
+``tests/profiling/timing/runners`` then run over both.
 """
 
 from collections.abc import Mapping

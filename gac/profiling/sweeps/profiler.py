@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gac.errors import ProfileError
-from gac.profiling.device import default_path, fingerprint
-from gac.profiling.journal import check_same_machine
 from gac.profiling.operators import OPERATORS
 from gac.profiling.records import Header, Measurement, Point
-from gac.profiling.sweep import PASSES, missing, run_sweep
+from gac.profiling.sweeps.journal import check_same_machine
+from gac.profiling.sweeps.sweep import PASSES, missing, run_sweep
 from gac.profiling.table import Profile
-from gac.profiling.timing import BATCH, TARGET_NS
+from gac.profiling.timing.device import default_path, fingerprint
+from gac.profiling.timing.sampling import BATCH, TARGET_NS
 
 DRIFT = 0.03
 
@@ -78,7 +78,7 @@ def profile_gpu(
     if header.shared_with:
         _say(f"This GPU is not ours alone: {header.shared_with}. Latencies may be too high.", True)
     if ahead.remaining:
-        from gac.profiling.measure import GpuMeasurer
+        from gac.profiling.timing.measure import GpuMeasurer
 
         report = run_sweep(
             points, target, GpuMeasurer(header), header, passes=passes, seconds=seconds, progress=progress

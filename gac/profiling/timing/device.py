@@ -18,7 +18,7 @@ import gac
 from gac.errors import ProfileError
 from gac.profiling.folders import saved_folder, saved_profiles, shipped_profiles
 from gac.profiling.records import SCHEMA, Header
-from gac.profiling.timing import METHOD
+from gac.profiling.timing.sampling import METHOD
 
 _backends: Any = torch.backends  # its functions carry no annotations
 

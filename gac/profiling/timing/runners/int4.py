@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gac.profiling.operators import Axes, Operand
 from gac.profiling.operators.int4 import uncut
-from gac.profiling.runners.base import Result, Runner, corners, edges, single
+from gac.profiling.timing.runners.base import Result, Runner, corners, edges, single
 
 _INNER_TILES = (8, 4, 2)
 _TILE = 16

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from gac.profiling.runners.base import Result, Runner, corners, edges, joined, single
+from gac.profiling.timing.runners.base import Result, Runner, corners, edges, joined, single
 
 
 class LinearRunner(Runner):

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from gac.profiling.operands import Pools
 from gac.profiling.operators import operation
-from gac.profiling.runners import RUNNERS, Result, relative_error
-from gac.profiling.runners.base import edges
-from gac.profiling.runners.int4 import inner_tiles
+from gac.profiling.timing.operands import Pools
+from gac.profiling.timing.runners import RUNNERS, Result, relative_error
+from gac.profiling.timing.runners.base import edges
+from gac.profiling.timing.runners.int4 import inner_tiles
 
 
 def run(name: str, dtype: str = "bf16", **axes: int) -> tuple[Sequence[Tensor], Result]:

@@ -11,7 +11,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from gac.profiling.operators.attention import Backend, Sdpa
-from gac.profiling.runners.base import Result, Runner, edges, joined, single
+from gac.profiling.timing.runners.base import Result, Runner, edges, joined, single
 
 _KERNELS: Mapping[Backend, SDPBackend] = MappingProxyType(
     {

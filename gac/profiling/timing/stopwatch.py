@@ -9,7 +9,16 @@ import numpy as np
 import torch
 
 from gac.profiling.records import Cache
-from gac.profiling.timing import BATCH, ROTATION, STEADY_CLOCK, Batch, Clocks, Timing, plan_launches, sample_until
+from gac.profiling.timing.sampling import (
+    BATCH,
+    ROTATION,
+    STEADY_CLOCK,
+    Batch,
+    Clocks,
+    Timing,
+    plan_launches,
+    sample_until,
+)
 
 _cuda: Any = torch.cuda  # its constructors carry no annotations
 

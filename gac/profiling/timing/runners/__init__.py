@@ -5,12 +5,12 @@ from types import MappingProxyType
 
 from gac.profiling.operators import OPERATORS
 from gac.profiling.operators.attention import Sdpa
-from gac.profiling.runners.attention import SdpaRunner
-from gac.profiling.runners.base import WORST_ERROR, Result, Runner, relative_error
-from gac.profiling.runners.batched import BatchedRunner, HeadsRunner, SeparateHeadsRunner
-from gac.profiling.runners.gemm import LinearRunner, LowRankRunner, SharedLowRankRunner
-from gac.profiling.runners.int4 import DequantisedInt4Runner, FusedInt4Runner
-from gac.profiling.runners.memory import CopyRunner
+from gac.profiling.timing.runners.attention import SdpaRunner
+from gac.profiling.timing.runners.base import WORST_ERROR, Result, Runner, relative_error
+from gac.profiling.timing.runners.batched import BatchedRunner, HeadsRunner, SeparateHeadsRunner
+from gac.profiling.timing.runners.gemm import LinearRunner, LowRankRunner, SharedLowRankRunner
+from gac.profiling.timing.runners.int4 import DequantisedInt4Runner, FusedInt4Runner
+from gac.profiling.timing.runners.memory import CopyRunner
 
 __all__ = ["RUNNERS", "WORST_ERROR", "Result", "Runner", "relative_error"]
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from gac.errors import ProfileError
-from gac.profiling.journal import Journal
 from gac.profiling.operators import OPERATORS
-from gac.profiling.records import Header, Launch, Measurement, Point
+from gac.profiling.records import DeviceLostError, Header, Launch, Measurement, Point
+from gac.profiling.sweeps.journal import Journal
 
 PASSES = 3
 
@@ -20,16 +20,8 @@ _SENTINELS = 3
 _BATCH = 256
 
 
-class DeviceLostError(Exception):
-    """The GPU itself has failed: nothing more can be measured in this process. ``row`` says at which point, and why."""
-
-    def __init__(self, row: Measurement) -> None:
-        super().__init__(row.error)
-        self.row = row
-
-
 class Measurer(Protocol):
-    """What a sweep measures with; ``gac.profiling.measure.GpuMeasurer`` is the real one."""
+    """What a sweep measures with; ``gac.profiling.timing.measure.GpuMeasurer`` is the real one."""
 
     def measure(self, point: Point) -> Measurement:
         """Time one point; a failing one is a row with an error.

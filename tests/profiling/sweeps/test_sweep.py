@@ -7,12 +7,12 @@ import pytest
 
 from gac.errors import ProfileError
 from gac.forms import low_rank
-from gac.profiling import sweep
 from gac.profiling.aa import aa_report
-from gac.profiling.journal import Journal
-from gac.profiling.profiler import estimate, profile_gpu, summary
-from gac.profiling.records import Launch, Measurement, Point
-from gac.profiling.sweep import DeviceLostError, run_sweep
+from gac.profiling.records import DeviceLostError, Launch, Measurement, Point
+from gac.profiling.sweeps import sweep
+from gac.profiling.sweeps.journal import Journal
+from gac.profiling.sweeps.profiler import estimate, profile_gpu, summary
+from gac.profiling.sweeps.sweep import run_sweep
 from gac.profiling.table import Profile
 from tests.profiling.synthetic import SyntheticGpu
 
@@ -242,7 +242,7 @@ def test_a_device_lost_while_kernels_are_looked_up_marks_the_shape_that_did_it(p
 def test_a_complete_file_of_another_machine_is_refused_before_anything_is_said_of_it(path, header, monkeypatch) -> None:
     run_sweep(POINTS, path, FakeMeasurer(), header, progress=False)
     here = dataclasses.replace(header, driver="600.0")
-    monkeypatch.setattr("gac.profiling.profiler.fingerprint", lambda: here)
+    monkeypatch.setattr("gac.profiling.sweeps.profiler.fingerprint", lambda: here)
     for ask in (profile_gpu, estimate):
         with pytest.raises(ProfileError, match=r"has driver '580\.1' where this machine has '600\.0'"):
             ask(POINTS, path)
@@ -325,5 +325,5 @@ def test_a_summary_says_how_far_a_profile_can_be_trusted(path, header) -> None:
 
 
 def test_planning_a_sweep_and_reading_a_profile_load_no_torch() -> None:
-    code = "import gac.profiling.sweep, gac.profiling.cliffs, sys; print('torch' in sys.modules)"
+    code = "import gac.profiling.sweeps.sweep, gac.profiling.cliffs, sys; print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "False"

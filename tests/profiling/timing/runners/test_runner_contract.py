@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from gac.profiling.operands import Pools
 from gac.profiling.operators import OPERATORS
-from gac.profiling.runners import RUNNERS, WORST_ERROR, Runner, relative_error
+from gac.profiling.timing.operands import Pools
+from gac.profiling.timing.runners import RUNNERS, WORST_ERROR, Runner, relative_error
 
 ATTENTION = {"b": 2, "h": 6, "kv": 3, "s": 70, "t": 70, "d": 24}
 HEADS = {"m": 70, "k": 33, "heads": 4, "low": 67, "high": 90}

@@ -11,10 +11,10 @@ from transformers import AutoConfig
 from gac.errors import ModelError, ProfileError
 from gac.forms import Operation, linear, low_rank
 from gac.models.shapes import SHAPES, Shapes
-from gac.profiling import coverage
-from gac.profiling.coverage import every_dim, general_points, model_points, spaced_dims
 from gac.profiling.operators import OPERATORS, operation
 from gac.profiling.records import Point
+from gac.profiling.sweeps import coverage
+from gac.profiling.sweeps.coverage import every_dim, general_points, model_points, spaced_dims
 from gac.profiling.table import Sweep, alignment_class, interpolate
 from gac.sites import Workload
 
@@ -241,7 +241,7 @@ def test_parts_overlap_little() -> None:
 
 def test_choosing_shapes_loads_no_torch() -> None:
     code = (
-        "import sys, gac.profiling.coverage as made; made.general_points(); made.model_points('llama-3-8b');"
+        "import sys, gac.profiling.sweeps.coverage as made; made.general_points(); made.model_points('llama-3-8b');"
         "print({'torch', 'transformers'} & set(sys.modules))"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "set()"

@@ -7,14 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gac.profiling.launches import CallLostError, trace
-from gac.profiling.operands import Pools
-from gac.profiling.records import Header, Launch, Measurement, Point
-from gac.profiling.runners import RUNNERS
-from gac.profiling.runners.base import WORST_ERROR, relative_error
-from gac.profiling.stopwatch import Stopwatch
-from gac.profiling.sweep import DeviceLostError
-from gac.profiling.timing import Timing
+from gac.profiling.records import DeviceLostError, Header, Launch, Measurement, Point
+from gac.profiling.timing.launches import CallLostError, trace
+from gac.profiling.timing.operands import Pools
+from gac.profiling.timing.runners import RUNNERS
+from gac.profiling.timing.runners.base import WORST_ERROR, relative_error
+from gac.profiling.timing.sampling import Timing
+from gac.profiling.timing.stopwatch import Stopwatch
 
 _cuda: Any = torch.cuda
 _POOL_SHARE = 0.1

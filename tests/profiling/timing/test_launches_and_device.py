@@ -3,9 +3,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from gac.profiling import device
-from gac.profiling.launches import launches_by_mark, short_name
 from gac.profiling.records import Launch
+from gac.profiling.timing import device
+from gac.profiling.timing.launches import launches_by_mark, short_name
 
 
 @pytest.mark.parametrize(

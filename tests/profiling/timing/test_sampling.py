@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from gac.profiling.timing import Batch, Clocks, Timing, half_width, plan_launches, sample_until
+from gac.profiling.timing.sampling import Batch, Clocks, Timing, half_width, plan_launches, sample_until
 
 L2 = 50_000_000
 CLOCKS = Clocks(1960.0, 1980)

@@ -1,0 +1,1 @@
+"""Which points to time, in which order, into a file that survives."""
