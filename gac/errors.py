@@ -1,5 +1,7 @@
 """What GAC raises: one base class, and every error names its value, its expectation and its remedy."""
 
+from collections.abc import Iterable
+
 
 class GacError(Exception):
     """A failure that the caller can mend.
@@ -42,3 +44,11 @@ class PlanError(GacError):
 
 class CheckpointError(GacError):
     """A checkpoint directory that cannot be written or read."""
+
+
+def did_you_mean(name: str, known: Iterable[str], otherwise: str, cutoff: float = 0.6) -> str:
+    """The remedy for an unknown name: the nearest known one, or ``otherwise`` where none is as near as ``cutoff``."""
+    from difflib import get_close_matches
+
+    near = get_close_matches(name, list(known), n=1, cutoff=cutoff)
+    return f"Did you mean {near[0]!r}?" if near else otherwise

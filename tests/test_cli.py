@@ -6,26 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 import gac
-from gac.cli import main
 from gac.plan import Plan
+from tests.cli.commands import answer, run
 
 H100 = "nvidia-h100-80gb-hbm3"
-
-
-def run(*arguments: object) -> Result:
-    return CliRunner().invoke(main, [str(argument) for argument in arguments])
-
-
-def answer(*arguments: object) -> dict[str, Any]:
-    """What the command prints with ``--json``: one document, and nothing beside it."""
-    result = run(*arguments, "--json")
-    assert result.exit_code == 0, result.output
-    document: dict[str, Any] = json.loads(result.stdout)
-    return document
 
 
 @pytest.fixture

@@ -7,7 +7,8 @@ import numpy as np
 
 from gac.errors import ProfileError
 from gac.profiling.cliffs import find_cliffs
-from gac.profiling.records import Measurement
+from gac.profiling.operators import operation
+from gac.profiling.records import Measurement, Point
 from gac.profiling.table import Profile, Sweep
 
 _LEAST_DIMS = 8
@@ -69,8 +70,8 @@ def aa_report(profile: Profile) -> AaReport:
 
 def _paired(profile: Profile, sweep: Sweep) -> list[Measurement]:
     """The rows of a sweep that have as many passes for A as for B."""
-    axes = [dict(sweep.fixed) | {sweep.axis: int(dim)} for dim in sweep.dims]
-    rows = (profile.measured(sweep.operator, one, sweep.dtype, sweep.cache) for one in axes)
+    shapes = (operation(sweep.operator, **dict(sweep.fixed), **{sweep.axis: int(dim)}) for dim in sweep.dims)
+    rows = (profile.find(Point(shape, sweep.dtype, sweep.cache)) for shape in shapes)
     return [row for row in rows if row is not None and row.passes and len(row.passes) % 2 == 0]
 
 

@@ -1,9 +1,8 @@
 """Where profiles are: shipped with GAC, or saved on this machine."""
 
-import difflib
 from pathlib import Path
 
-from gac.errors import ProfileError
+from gac.errors import ProfileError, did_you_mean
 from gac.files import home
 
 _SHOWN = 200
@@ -44,11 +43,11 @@ def find_profile(path_or_name: str | Path) -> Path:
     if name in known:
         return known[name]
     shown = name if len(name) <= _SHOWN else f"{name[:_SHOWN]}..."
-    near = difflib.get_close_matches(Path(name[:_SHOWN]).stem.lower(), known, n=1, cutoff=0.5)
+    otherwise = "Measure this GPU with gac profile, or correct the path."
     raise ProfileError(
         f"profile {shown!r} is neither a file nor a known name",
         f"a path, or one of {', '.join(known) or '(no profile is installed)'}",
-        f"Did you mean {near[0]!r}?" if near else "Measure this GPU with gac profile, or correct the path.",
+        did_you_mean(Path(name[:_SHOWN]).stem.lower(), known, otherwise, cutoff=0.5),
     )
 
 

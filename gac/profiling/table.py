@@ -105,16 +105,6 @@ class Profile:
         """The measurement of this point (which may be an error); None where the profile lacks it."""
         return self._points.get(point)
 
-    def measured(
-        self, operator: str, axes: Mapping[str, int], dtype: str = "bf16", cache: Cache = "cold"
-    ) -> Measurement | None:
-        """The measurement of an operator at these axes, in whatever order they are given; None where there is none."""
-        if (operator, dtype, cache) not in self._columns:
-            return None
-        order = self._columns[operator, dtype, cache].axes
-        operation = Operation(operator, tuple((axis, axes[axis]) for axis in order))
-        return self.find(Point(operation, dtype, cache))
-
     def rows_of(
         self, operator: str, fixed: Mapping[str, int], axis: str, dtype: str = "bf16", cache: Cache = "cold"
     ) -> Sweep:

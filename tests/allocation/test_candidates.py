@@ -11,8 +11,9 @@ from gac.allocation.candidates import candidates, dense_candidate
 from gac.allocation.choose import choose
 from gac.errors import PlanError, ProfileError
 from gac.forms import Weight, form_named
-from gac.profiling.table import Header, Measurement, Profile
+from gac.profiling.table import Measurement, Profile
 from gac.sites import CandidateSet, LossCurve, Site, SiteCurves, Workload
+from tests.headers import make_header
 
 PREFILL, DECODE = Workload.parse("prefill:1x1024"), Workload.parse("decode:1@1024")
 Q = Site("q", 0, "q_proj", (Weight("q", 64, 64),))
@@ -34,23 +35,7 @@ def row(operator: str, ns: float, **shape: int) -> Measurement:
 
 
 def profile(*rows: Measurement) -> Profile:
-    header = Header(
-        schema_version=2,
-        gpu="Test",
-        device="1",
-        compute_capability="9.0",
-        sm_count=1,
-        l2_bytes=1,
-        memory_bytes=1,
-        shared_memory_bytes=1,
-        sm_clock_max_mhz=1,
-        memory_clock_mhz=1,
-        power_limit_w=None,
-        **dict.fromkeys(("driver", "cuda", "cublas", "cudnn", "torch", "gac_version", "dtype_policy", "timing"), "1"),
-        date="2026-01-01",
-        shared_with="",
-    )
-    return Profile(Path("test.jsonl"), header, rows, "digest", {})
+    return Profile(Path("test.jsonl"), make_header(), rows, "digest", {})
 
 
 def pairs(m: int, k: int, n: int) -> list[Measurement]:

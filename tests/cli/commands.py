@@ -10,30 +10,8 @@ from click.testing import CliRunner, Result
 from gac.cli import main
 from gac.profiling.operators import operation
 from gac.profiling.records import Point
+from tests.headers import MACHINE
 
-HEADER = {
-    "schema_version": 2,
-    "gpu": "NVIDIA Test GPU",
-    "device": "0123456789abcdef",
-    "compute_capability": "9.0",
-    "sm_count": 132,
-    "l2_bytes": 50_000_000,
-    "memory_bytes": 80_000_000_000,
-    "shared_memory_bytes": 232_448,
-    "sm_clock_max_mhz": 1980,
-    "memory_clock_mhz": 2619,
-    "power_limit_w": 700.0,
-    "driver": "580.1",
-    "cuda": "13.0",
-    "cublas": "13.1.0",
-    "cudnn": "91200",
-    "torch": "2.11.0",
-    "gac_version": "0.1.0",
-    "dtype_policy": "default",
-    "timing": "by hand",
-    "date": "2026-01-01",
-    "shared_with": "",
-}
 KERNELS = (
     "nvjet_sm90_tst_128x256_64x4_2x1_v_bz_coopA_TNN",
     "cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_bf16_256x128_64x3_tn_align2>",
@@ -64,7 +42,7 @@ def ranks(dims: Iterable[int] = range(960, 1089)) -> list[Point]:
 
 def write_profile(path: Path, points: Iterable[Point], moved: Callable[[Point], int]) -> Path:
     """A profile of these points; ``moved`` names the dim that decides kernel and latency."""
-    lines: list[dict[str, Any]] = [{"record": "header", "header": HEADER}]
+    lines: list[dict[str, Any]] = [{"record": "header", "header": MACHINE}]
     lines += [{"record": "kernel", "name": name, "block": [384, 1, 1], "shared_bytes": 0} for name in KERNELS]
     for point in points:
         kernel = hopper(moved(point))

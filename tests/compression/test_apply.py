@@ -5,32 +5,17 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from gac.compression.apply import BUILDERS, build_modules, changed_sites, swap_in
+from gac.compression.apply import BUILDERS, changed_sites
 from gac.compression.layers import LowRankLinear
 from gac.errors import PlanError
 from gac.forms import FORMS
 from gac.models.families import family_of
 from gac.plan import Plan
-from gac.sensitivity.calibration import stream_moments
-from gac.sensitivity.methods import method_named
+from tests.compression.applying import IDS, applied, logits
 
 MakePlan = Callable[..., Plan]
-IDS = torch.arange(40).reshape(2, 20)
-
-
-def applied(model: LlamaForCausalLM, plan: Plan) -> LlamaForCausalLM:
-    sites = changed_sites(plan, family_of(model.config).sites(model.config))
-    stream = stream_moments(model, sites, IDS, power=1.0, progress=False)
-    swap_in(model, build_modules(model, plan, sites, stream, method_named("kfac")))
-    return model
-
-
-def logits(model: LlamaForCausalLM) -> Tensor:
-    with torch.no_grad():
-        return model(IDS).logits
 
 
 def test_every_form_has_a_builder() -> None:

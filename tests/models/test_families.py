@@ -6,18 +6,14 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from gac.compression.apply import build_modules, changed_sites, swap_in
 from gac.errors import ModelError
 from gac.forms import FORMS, Weight
 from gac.models.families import family_of, supported, text_config
 from gac.plan import Plan
-from gac.sensitivity.calibration import stream_moments
-from gac.sensitivity.methods import method_named
+from tests.compression.applying import applied, logits
 
-IDS = torch.arange(40).reshape(2, 20)
 SMALL = {
     "vocab_size": 258,
     "hidden_size": 64,
@@ -38,18 +34,6 @@ def small_model(model_type: str) -> PreTrainedModel:
     torch.manual_seed(0)
     config: Any = AutoConfig.for_model(model_type, **SMALL)
     return AutoModelForCausalLM.from_config(config).eval()
-
-
-def applied(model: PreTrainedModel, plan: Plan) -> PreTrainedModel:
-    sites = changed_sites(plan, family_of(model.config).sites(model.config))
-    stream = stream_moments(model, sites, IDS, power=1.0, progress=False)
-    swap_in(model, build_modules(model, plan, sites, stream, method_named("kfac")))
-    return model
-
-
-def logits(model: PreTrainedModel) -> Tensor:
-    with torch.no_grad():
-        return model(IDS).logits
 
 
 def test_the_sites_are_the_weights_of_the_model(tiny_config: LlamaConfig, tiny_model: LlamaForCausalLM) -> None:

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from rich.console import Console, RenderableType
+from rendering import shown
 
 from gac.profiling.cliffs import find_cliffs
 from gac.profiling.mechanisms.causes import Cause
@@ -11,14 +11,6 @@ from gac.profiling.table import Sweep
 from gac.reporting.gpu_tables import Told, alignment_table, cliffs_table, points_table, profiles_table
 
 ALIGN1 = "cutlass::Kernel2<cutlass_75_tensorop_bf16_s1688gemm_bf16_128x128_tn_align1>"
-
-
-def shown(table: RenderableType) -> list[str]:
-    """The lines of a table in a file, without the space around them."""
-    console = Console(width=100, markup=False, highlight=False, file=None)
-    with console.capture() as capture:
-        console.print(table)
-    return [" ".join(line.split()) for line in capture.get().splitlines()]
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from gac.profiling.records import Header, Launch, Measurement
 from gac.profiling.table import Profile, Sweep
 from gac.reporting.panel import plot_sweep
 from gac.reporting.plots import atlas, check_figure, figure_of_sweeps, save_figure
+from tests.headers import make_header
 
 NVJET = Launch("nvjet_sm90_tst_128x256_64x4_2x1_v_bz_coopA_TNN", (132, 1, 1), (384, 1, 1), 0)
 WIDER = Launch("nvjet_sm90_tst_256x128_64x4_2x1_v_bz_coopA_TNN", (132, 1, 1), (384, 1, 1), 0)
@@ -114,11 +115,7 @@ def profile(header: Header, sweeps: list[tuple[str, str, str]]) -> Profile:
 
 @pytest.fixture
 def header() -> Header:
-    words = {"gpu": "NVIDIA Test GPU", "device": "0", "compute_capability": "9.0", "driver": "580", "cuda": "13.0"}
-    words |= {"cublas": "13.1", "cudnn": "91900", "torch": "2.11.0", "gac_version": "0.1.0", "dtype_policy": ""}
-    numbers = ("sm_count", "l2_bytes", "memory_bytes", "shared_memory_bytes", "sm_clock_max_mhz", "memory_clock_mhz")
-    rest = {"schema_version": 2, "power_limit_w": None, "timing": "", "date": "2026-01-01", "shared_with": ""}
-    return Header(**words, **dict.fromkeys(numbers, 1), **rest)
+    return make_header()
 
 
 def test_the_atlas_has_one_panel_of_each_kind_that_was_measured(header: Header) -> None:

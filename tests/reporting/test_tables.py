@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 import pytest
-from rich.console import Console, RenderableType
+from rendering import shown
 from transformers import LlamaConfig
 
 from gac.evaluation.perplexity import Perplexity
@@ -12,14 +12,6 @@ from gac.reporting.comparison import Comparison, Measured
 from gac.reporting.tables import perplexity_table, plan_line, plan_summary, plan_table
 
 PROTOCOL = "wiki-sample, 32 windows x 1024 from token 204800, non-overlapping, no BOS"
-
-
-def shown(table: RenderableType) -> list[str]:
-    """The lines of a table in a file, without the space around them."""
-    console = Console(width=100, markup=False, highlight=False, file=None)
-    with console.capture() as capture:
-        console.print(table)
-    return [" ".join(line.split()) for line in capture.get().splitlines()]
 
 
 @pytest.fixture

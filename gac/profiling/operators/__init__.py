@@ -6,10 +6,9 @@ An operator is added by deriving from ``Operator``, naming it here, and naming i
 """
 
 from collections.abc import Mapping
-from difflib import get_close_matches
 from types import MappingProxyType
 
-from gac.errors import ProfileError
+from gac.errors import ProfileError, did_you_mean
 from gac.forms import Operation
 from gac.profiling.operators.attention import BACKENDS, Sdpa
 from gac.profiling.operators.base import ITEM_BYTES, Axes, Operand, Operator
@@ -47,12 +46,8 @@ def operator_named(name: str) -> Operator:
         ProfileError: there is no such operator; the message names the nearest.
     """
     if name not in OPERATORS:
-        near = get_close_matches(name, OPERATORS, n=1)
-        raise ProfileError(
-            f"operator {name!r} is unknown",
-            f"one of {', '.join(OPERATORS)}",
-            f"Did you mean {near[0]!r}?" if near else "Correct the name.",
-        )
+        hint = did_you_mean(name, OPERATORS, "Correct the name.")
+        raise ProfileError(f"operator {name!r} is unknown", f"one of {', '.join(OPERATORS)}", hint)
     return OPERATORS[name]
 
 

@@ -1,10 +1,9 @@
 """Studies: published experiments that run again on the GPU at hand, their table beside the published one."""
 
 from collections.abc import Mapping
-from difflib import get_close_matches
 from types import MappingProxyType
 
-from gac.errors import ProfileError
+from gac.errors import ProfileError, did_you_mean
 from gac.profiling.studies.attention import SDPA_BACKENDS, SDPA_BANDWIDTH, SDPA_DENSE
 from gac.profiling.studies.gemms import GEMM_K, GEMM_N, GEMV
 from gac.profiling.studies.hardware import L2_SECTOR, TENSOR_CORE, VECTOR_WIDTH
@@ -49,10 +48,6 @@ def study_named(name: str) -> Study:
         ProfileError: there is no such study; the message names the nearest.
     """
     if name not in STUDIES:
-        near = get_close_matches(name, STUDIES, n=1)
-        raise ProfileError(
-            f"study {name!r} is unknown",
-            f"one of {', '.join(STUDIES)}",
-            f"Did you mean {near[0]!r}?" if near else "Correct the name.",
-        )
+        hint = did_you_mean(name, STUDIES, "Correct the name.")
+        raise ProfileError(f"study {name!r} is unknown", f"one of {', '.join(STUDIES)}", hint)
     return STUDIES[name]

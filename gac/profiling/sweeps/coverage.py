@@ -1,11 +1,10 @@
 """Which shapes a sweep measures: those that one model's allocation needs, or those that describe a GPU generally."""
 
-import difflib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from gac.errors import ModelError, ProfileError
+from gac.errors import ModelError, ProfileError, did_you_mean
 from gac.forms import FORMS, Form, Operation, Weight
 from gac.models.families import family_of, text_config
 from gac.models.shapes import SHAPES
@@ -123,11 +122,10 @@ def _config(model: Any) -> Any:
         return model
     if model in SHAPES:
         return SHAPES[model]
-    near = difflib.get_close_matches(model, SHAPES, n=1)
     raise ModelError(
         f"no shapes are known for model {model!r}",
         f"one of {', '.join(SHAPES)}, or a transformers config",
-        f"Did you mean {near[0]!r}?" if near else "Pass the model's config.",
+        did_you_mean(model, SHAPES, "Pass the model's config."),
     )
 
 

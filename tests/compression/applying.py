@@ -1,0 +1,25 @@
+"""A plan applied to a random model, as the pipeline does it, and what the model then says."""
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from gac.compression.apply import build_modules, changed_sites, swap_in
+from gac.models.families import family_of
+from gac.plan import Plan
+from gac.sensitivity.calibration import stream_moments
+from gac.sensitivity.methods import method_named
+
+IDS = torch.arange(40).reshape(2, 20)
+
+
+def applied(model: PreTrainedModel, plan: Plan) -> PreTrainedModel:
+    sites = changed_sites(plan, family_of(model.config).sites(model.config))
+    stream = stream_moments(model, sites, IDS, power=1.0, progress=False)
+    swap_in(model, build_modules(model, plan, sites, stream, method_named("kfac")))
+    return model
+
+
+def logits(model: PreTrainedModel) -> Tensor:
+    with torch.no_grad():
+        return model(IDS).logits
