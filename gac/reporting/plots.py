@@ -130,7 +130,7 @@ def require_matplotlib() -> None:
     try:
         import matplotlib  # noqa: F401
     except ImportError as failure:
-        raise GacError("matplotlib is not installed", "it, for a figure", "Run pip install 'gac[plots]'.") from failure
+        raise GacError("matplotlib is not installed", "it, for a figure", "Run pip install matplotlib.") from failure
 
 
 def _longest(profile: Profile, operators: Sequence[str], dtypes: Sequence[str], axes: Sequence[str]) -> Sweep | None:

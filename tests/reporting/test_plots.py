@@ -171,6 +171,4 @@ def test_without_matplotlib_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(GacError) as failure:
         check_figure(Path("figure.png"))
-    assert str(failure.value) == (
-        "matplotlib is not installed; expected it, for a figure. Run pip install 'gac[plots]'."
-    )
+    assert str(failure.value) == ("matplotlib is not installed; expected it, for a figure. Run pip install matplotlib.")

@@ -62,7 +62,7 @@ def profile_gpu(
         path: the file; by default the place where this GPU's profile is looked for.
         passes: how often to time every point.
         seconds: stop after about this long; the next call goes on.
-        progress: say on standard error how much there is to do, how it goes, and how it went.
+        progress: say on standard error how much there is to do, how it goes, and what is left.
 
     Returns:
         the file's path.
@@ -84,7 +84,6 @@ def profile_gpu(
             points, target, GpuMeasurer(header), header, passes=passes, seconds=seconds, progress=progress
         )
         _say(f"{report.timed:,} timings in {report.seconds:.0f} s, {report.remaining:,} left", progress)
-    _say(summary(Profile.load(target)), progress)
     return target
 
 
