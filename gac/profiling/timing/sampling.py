@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gac.profiling.records import Cache
+from gac.sites import Floats
 
 TARGET_NS = 300_000.0
 BATCH = 10
@@ -15,6 +16,9 @@ LEAST_BATCH = 3
 MOST_BATCHES = 6
 BATCH_NS = 200_000_000.0
 PRECISION = 0.01
+AGREEMENT = 0.03
+"""How far the middle eight of ten samples may lie apart: two of ten at another latency are no outliers."""
+
 STEADY_CLOCK = 0.97
 SLOWEST_CLOCK = 0.75
 PATIENCE = 16
@@ -23,18 +27,23 @@ ROTATION = 6
 
 METHOD = (
     "CUDA graph replays of at least 0.3 ms between CUDA events; cold: every launch on other buffers until 6x L2 has "
-    "gone by, L2 flushed with as much before a replay that touches less; hot: always the same buffers; median of 10 to "
-    "60 replays (3 to 18 where they take long), until 1.57 IQR / sqrt(n) <= 1 %; SM clock measured beside them by a "
-    "kernel of known cycles; up to 16 batches discarded that are over 3 % below its usual value, and then up to 16 "
-    "below 75 % of the highest"
+    "gone by, L2 flushed with as much before each replay; hot: always the same buffers; median of ten means (three "
+    "where replays take long), each of one to six replays, until 1.57 IQR / sqrt(n) <= 1 % and the middle eight lie "
+    "within 3 %; a batch is queued while a kernel holds the GPU back, and discarded if the GPU reached any of it too "
+    "early; SM clock measured beside them by a kernel of known cycles; up to 16 batches discarded that are over 3 % "
+    "below its usual value, and then up to 16 below 75 % of the highest"
 )
 
 
 class Batch(NamedTuple):
-    """Samples in ns a launch that were taken together, and the lowest SM clock in MHz beside them."""
+    """Samples in ns a launch that were taken together, and the lowest SM clock in MHz beside them.
+
+    ``late``: the GPU waited for us to queue one of them, so that launch overhead is in it.
+    """
 
     ns: Sequence[float]
     clock_mhz: int
+    late: bool = False
 
 
 Sampler = Callable[[int], Batch]
@@ -50,7 +59,7 @@ class Clocks:
 
 @dataclass(frozen=True)
 class Timing:
-    """Median and interquartile range in ns of ``samples`` samples, the lowest SM clock beside them, batches dropped."""
+    """Median and interquartile range in ns of the means of ``samples`` samples, the lowest SM clock beside them."""
 
     median_ns: float
     iqr_ns: float
@@ -60,7 +69,7 @@ class Timing:
     discarded: int = 0
 
 
-def half_width(samples: Sequence[float]) -> float:
+def half_width(samples: Sequence[float] | Floats) -> float:
     """Half-width of the 95 % confidence interval of the median: 1.57 IQR / sqrt(n).
 
     McGill, Tukey & Larsen, "Variations of box plots" (1978).
@@ -70,32 +79,51 @@ def half_width(samples: Sequence[float]) -> float:
 
 
 def sample_until(sampler: Sampler, clocks: Clocks, rest: Callable[[int], None], batch_size: int = BATCH) -> Timing:
-    """Take samples in batches until the median is known to within 1 %, or there are six batches.
+    """Take samples in batches until the median of their means is known to within 1 %, or there are six batches.
+
+    Known: its half-width is at most 1 %, and the middle eight of ten means lie within 3 %.
+
+    A mean is taken over the batches, of the samples in the same place of each. Many kernels have two latencies, some
+    6 % apart, and take either by chance: a median of single samples would be one or the other. A median of means lies
+    where it should, and yet ignores an outlier (Nemirovsky & Yudin, "Problem complexity and method efficiency in
+    optimization" (1983)).
 
     After a burst of heavy work the power limit holds the clock down for a while. A batch over 3 % below the usual
     clock is discarded and taken again after a rest, 16 times at most; after that, and again 16 times at most, only
-    one below 75 % of the highest clock is. A timing with either in it counts as unconverged.
+    one below 75 % of the highest clock is. A batch that was queued too late is discarded as well, without a rest. A
+    timing with any of them in it counts as unconverged.
 
     Args:
         sampler: returns as many new samples as it is asked for.
         rest: waits, the longer the more batches were discarded before (it is told how many).
     """
-    samples: list[float] = []
-    slowest = clocks.max_mhz
-    discarded = 0
-    while len(samples) < MOST_BATCHES * batch_size:
+    batches: list[Sequence[float]] = []
+    means = np.empty(0)
+    slowest, late, discarded = clocks.max_mhz, False, 0
+    while len(batches) < MOST_BATCHES:
         batch = sampler(batch_size)
-        if discarded < 2 * PATIENCE and batch.clock_mhz < _least(clocks, discarded):
+        if discarded < 2 * PATIENCE and (batch.late or batch.clock_mhz < _least(clocks, discarded)):
             discarded += 1
-            rest(discarded)
+            if not batch.late:
+                rest(discarded)
             continue
-        samples += batch.ns
-        slowest = min(slowest, batch.clock_mhz)
-        if half_width(samples) <= PRECISION * float(np.median(samples)):
+        batches.append(batch.ns)
+        means = np.mean(batches, axis=0)
+        slowest, late = min(slowest, batch.clock_mhz), late or batch.late
+        if _known(means) and _agree(means):
             break
-    low, median, high = (float(value) for value in np.percentile(samples, (25, 50, 75)))
-    converged = half_width(samples) <= PRECISION * median and slowest >= _least(clocks, discarded=0)
-    return Timing(median, high - low, len(samples), converged, slowest, discarded)
+    low, median, high = (float(value) for value in np.percentile(means, (25, 50, 75)))
+    converged = not late and slowest >= _least(clocks, discarded=0) and _known(means)
+    return Timing(median, high - low, len(batches) * batch_size, converged, slowest, discarded)
+
+
+def _known(samples: Floats) -> bool:
+    return half_width(samples) <= PRECISION * float(np.median(samples))
+
+
+def _agree(samples: Floats) -> bool:
+    ends = len(samples) // 10
+    return float(np.ptp(np.sort(samples)[ends : len(samples) - ends])) <= AGREEMENT * float(np.median(samples))
 
 
 def _least(clocks: Clocks, discarded: int) -> float:
@@ -118,9 +146,9 @@ class Replay(NamedTuple):
 def plan_launches(launch_ns: float, bytes_each: int, l2_bytes: int, cache: Cache) -> Replay:
     """Enough launches for a replay of 0.3 ms, so that short ones are timed together.
 
-    Cold: sets of buffers until six times L2 has gone by, in whole rounds, so that the last launch of a replay does not
-    warm the first of the next one. Where the sets of one replay hold less than that, each is used once a replay, and a
-    flush between replays makes it cold again. Hot: one set. A batch lasts at most about 0.2 s.
+    Cold: sets of buffers until six times L2 has gone by, in whole rounds. L2 is flushed before each replay unless one
+    launch does it: what the last replay left there would warm the next one, or hold it, for as long as the graph is
+    replayed, in one of the latencies that the kernel can have. Hot: one set. A batch lasts at most about 0.2 s.
     """
     count = max(1, math.ceil(TARGET_NS / launch_ns))
     batch = max(LEAST_BATCH, min(BATCH, int(BATCH_NS / (count * launch_ns))))
@@ -128,4 +156,4 @@ def plan_launches(launch_ns: float, bytes_each: int, l2_bytes: int, cache: Cache
         return Replay(count, 1, False, batch)
     sets = min(count, math.ceil(ROTATION * l2_bytes / bytes_each))
     rounds = math.ceil(count / sets)
-    return Replay(rounds * sets, sets, sets * bytes_each < ROTATION * l2_bytes, batch)
+    return Replay(rounds * sets, sets, bytes_each < ROTATION * l2_bytes, batch)

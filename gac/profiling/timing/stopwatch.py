@@ -28,8 +28,27 @@ _RECENT = 101
 _PRESUMED = 21
 _WARM_UP_SECONDS = 1.0
 _LEAST_NS = 1000.0
+_ESTIMATES = 8
+_LEAST_LEAD = 200_000
+_MOST_LEAD = 40_000_000
+_SHORTER = 0.98
 
 Call = Callable[[], object]
+
+
+class Lead:
+    """How many cycles the GPU is held back while a batch is queued: doubled after a late one, else shortened by 2 %.
+
+    How long queueing takes is the host's matter: from 0.1 ms to some milliseconds where it is slow or shared.
+    """
+
+    def __init__(self) -> None:
+        self.cycles = 2 * _LEAST_LEAD
+
+    def learn(self, late: bool) -> None:
+        """Take in whether the GPU had to wait for the last batch."""
+        lead = 2 * self.cycles if late else int(_SHORTER * self.cycles)
+        self.cycles = min(max(lead, _LEAST_LEAD), _MOST_LEAD)
 
 
 class Stopwatch:
@@ -47,6 +66,7 @@ class Stopwatch:
         self._large = torch.ones(ROTATION * l2_bytes // 4, dtype=torch.float32, device="cuda")
         self._sum = torch.empty((), dtype=torch.float32, device="cuda")
         self._recent: deque[int] = deque([round(STEADY_CLOCK * max_clock_mhz)] * _PRESUMED, maxlen=_RECENT)
+        self._lead = Lead()
         self._spins = [(_cuda.Event(enable_timing=True), _cuda.Event(enable_timing=True)) for _ in range(2)]
         self._starts = [_cuda.Event(enable_timing=True) for _ in range(BATCH)]
         self._ends = [_cuda.Event(enable_timing=True) for _ in range(BATCH)]
@@ -81,37 +101,45 @@ class Stopwatch:
             self.stream.synchronize()
 
     def _batch(self, graph: torch.cuda.CUDAGraph, count: int, launches: int, flush: bool) -> Batch:
-        """Time ``count`` replays. They are queued behind an untimed one, so that the GPU never waits for us."""
+        """Time ``count`` replays, queued while the GPU is held back, so that it never waits for us."""
         timed = list(zip(self._starts[:count], self._ends[:count], strict=True))
         graph.replay()
-        self._spin(*self._spins[0])
+        _cuda._sleep(self._lead.cycles)
+        late = self._timed(*self._spins[0], self._spin)
         for start, end in timed:
             if flush:
                 self._flush()
-            start.record()
-            graph.replay()
-            end.record()
-        self._spin(*self._spins[1])
+            late |= self._timed(start, end, graph.replay)
+        late |= self._timed(*self._spins[1], self._spin)
         self.stream.synchronize()
+        self._lead.learn(late)
         slowest = round(min(_SPIN_CYCLES / (1e3 * start.elapsed_time(end)) for start, end in self._spins))
-        self._recent.append(slowest)
-        return Batch([1e6 * start.elapsed_time(end) / launches for start, end in timed], slowest)
+        if not late:
+            self._recent.append(slowest)
+        return Batch([1e6 * start.elapsed_time(end) / launches for start, end in timed], slowest, late)
 
-    def _spin(self, start: torch.cuda.Event, end: torch.cuda.Event) -> None:
-        """A kernel of known cycles between two events: cycles over time is the clock, less 1 % for the launch."""
+    def _timed(self, start: Any, end: Any, work: Call) -> bool:
+        """Queue work between two events; whether the GPU had reached the first of them before all was queued."""
         start.record()
-        _cuda._sleep(_SPIN_CYCLES)
+        work()
         end.record()
+        return bool(start.query())
+
+    def _spin(self) -> None:
+        """A kernel of known cycles: cycles over its time is the clock, less 1 % for the launch."""
+        _cuda._sleep(_SPIN_CYCLES)
 
     def _estimate(self, call: Call, launches: int = 3) -> float:
-        """Rough ns a launch. The flushes keep the GPU busy while we queue, so that launch overhead is not counted."""
+        """Rough ns a launch, likewise without launch overhead."""
         call()
-        self._flush()
-        self._starts[0].record()
-        for _ in range(launches):
-            call()
-        self._ends[0].record()
-        self.stream.synchronize()
+        for _ in range(_ESTIMATES):
+            self._flush()
+            _cuda._sleep(self._lead.cycles)
+            late = self._timed(self._starts[0], self._ends[0], lambda: [call() for _ in range(launches)])
+            self.stream.synchronize()
+            self._lead.learn(late)
+            if not late:
+                break
         return max(1e6 * float(self._starts[0].elapsed_time(self._ends[0])) / launches, _LEAST_NS)
 
     def _capture(self, calls: Sequence[Call]) -> torch.cuda.CUDAGraph:

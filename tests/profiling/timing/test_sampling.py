@@ -57,6 +57,24 @@ def test_the_median_ignores_an_outlier() -> None:
     assert timing == Timing(100.0, 0.0, 10, True, 1970)
 
 
+def test_two_latencies_by_chance_give_their_mean() -> None:
+    chance = np.random.default_rng(1)
+    timings = [
+        sample_until(lambda count: Batch(list(chance.choice([1000.0, 1060.0], count)), 1970), CLOCKS, rest=pytest.fail)
+        for _ in range(200)
+    ]
+    medians = np.array([timing.median_ns for timing in timings])
+    assert abs(medians.mean() - 1030) < 3
+    assert np.quantile(np.abs(medians - 1030), 0.9) < 15
+    assert np.mean([timing.converged for timing in timings]) > 0.95
+
+
+def test_a_mean_with_an_outlier_is_ignored() -> None:
+    batches = iter([[1000.0, *[1060.0] * 4, *[1000.0] * 5], *[[1e6, *[1030.0] * 9]] * 5])
+    timing = sample_until(lambda count: Batch(next(batches), 1970), CLOCKS, rest=pytest.fail)
+    assert timing.median_ns == pytest.approx(1030, rel=0.02)
+
+
 def test_half_width_is_the_notch_of_a_box_plot() -> None:
     assert half_width([1.0, 2.0, 3.0, 4.0]) == pytest.approx(1.57 * 1.5 / 2)
 
@@ -90,11 +108,22 @@ def test_throttled_samples_never_mix_with_good_ones() -> None:
     assert (timing.median_ns, timing.discarded) == (1970.0, 17)
 
 
+def test_a_batch_that_was_queued_too_late_is_taken_again_at_once() -> None:
+    batches = iter([Batch([2000.0] * 10, 700, late=True), Batch([1000.0] * 10, 1970)])
+    timing = sample_until(lambda count: next(batches), CLOCKS, rest=pytest.fail)
+    assert timing == Timing(1000.0, 0.0, 10, True, 1970, discarded=1)
+
+
+def test_where_every_batch_is_late_the_timing_is_not_trusted() -> None:
+    timing = sample_until(lambda count: Batch([1000.0] * count, 1970, late=True), CLOCKS, rest=pytest.fail)
+    assert (timing.converged, timing.discarded) == (False, 32)
+
+
 @pytest.mark.parametrize(
     ("launch_ns", "bytes_each", "expected"),
     [
         (2_000, 10_000, (150, 150, True, 10)),  # small: every launch on its own buffers, L2 flushed before each replay
-        (20_000, 40_000_000, (16, 8, False, 10)),  # the rotation passes six times L2 by itself, in whole rounds
+        (20_000, 40_000_000, (16, 8, True, 10)),  # the rotation passes six times L2, in whole rounds
         (6_000_000, 300_000_000, (1, 1, False, 10)),  # one launch passes six times L2
         (600_000, 40_000_000, (1, 1, True, 10)),
         (20_000, 15_000_000, (15, 15, True, 10)),
