@@ -10,6 +10,7 @@ from gac.profiling.cliffs import find_cliffs
 from gac.profiling.operators import operation
 from gac.profiling.records import Measurement, Point
 from gac.profiling.table import Profile, Sweep
+from gac.sites import Floats
 
 _LEAST_DIMS = 8
 _ROOT = 2**0.5  # a ratio of two measurements has this many times the noise of one
@@ -77,10 +78,17 @@ def _paired(profile: Profile, sweep: Sweep) -> list[Measurement]:
 
 def _flat(sweep: Sweep, rows: Sequence[Measurement]) -> Sweep:
     """The sweep as it would look if every dim took the same: around 1, with the noise of one measurement."""
-    a, b = (
-        np.array([row.with_passes(row.passes[side::2]).median_ns for row in rows], dtype=np.float64) for side in (0, 1)
-    )
-    spread = np.array([row.with_passes(row.passes[0::2]).spread_ns for row in rows])
-    ns = (a / b) ** (1 / _ROOT)
+    a, b = ([row.with_passes(row.passes[side::2]) for row in rows] for side in (0, 1))
+    ns = (_medians(a) / _medians(b)) ** (1 / _ROOT)
+    spread = np.hypot(_spreads(a), _spreads(b)) / _ROOT
     dims = np.array([row.shape[sweep.axis] for row in rows], dtype=np.int64)
-    return replace(sweep, dims=dims, ns=ns, iqr=spread / a * ns, launches=((),) * len(rows))
+    return replace(sweep, dims=dims, ns=ns, iqr=spread * ns, launches=((),) * len(rows))
+
+
+def _medians(rows: Sequence[Measurement]) -> Floats:
+    return np.array([row.median_ns for row in rows], dtype=np.float64)
+
+
+def _spreads(rows: Sequence[Measurement]) -> Floats:
+    """Of each row, in units of its latency."""
+    return np.array([row.spread_ns for row in rows], dtype=np.float64) / _medians(rows)

@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 from gac.profiling.table import COARSEST_CLASS, Profile, Sweep, alignment_class, interpolate
 from gac.sites import Floats, Ints
 
-NOISE_FLOOR = 0.04
-"""Two latencies closer than this are the same, however small their spread: an H100's repetitions lie as far apart."""
+NOISE_FLOOR = 0.06
+"""Two latencies closer than this are the same, however small their spread: many kernels on an H100 have two latencies
+that lie as far apart, and keep to one of them for as long as a timing lasts."""
 
 FALSE_ALARMS = 0.001
 """How often noise alone may make a cliff of a dim, over all the dims that it is compared with."""
@@ -91,9 +92,10 @@ class Cliffs:
 def find_cliffs(sweep: Sweep) -> Cliffs:
     """Collapsed dims, staircase edges and alignment period of one sweep.
 
-    The noise between two points is the largest of 4 % of the slower one; what the sweep's typical spread (the median
+    The noise between two points is the largest of 6 % of the slower one; what the sweep's typical spread (the median
     over its points of IQR / latency) explains by chance among as many comparisons as the sweep has points; and, for
-    collapsed dims, the two points' own interquartile ranges, so that a point whose passes disagree proves nothing.
+    collapsed dims, twice the two points' own interquartile ranges (of three passes that is their range), so that a
+    point whose passes disagree proves nothing.
     """
     noise = _Noise.of(sweep)
     rescue = _rescues(sweep, noise.between)
@@ -224,7 +226,7 @@ class _Noise:
 
     def between(self, one: Ints | int, other: Ints | int) -> Floats:
         """From that and from the two points' own spread."""
-        noise: Floats = np.maximum(self.typical(one, other), np.hypot(self.iqr[one], self.iqr[other]))
+        noise: Floats = np.maximum(self.typical(one, other), 2 * np.hypot(self.iqr[one], self.iqr[other]))
         return noise
 
 
