@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import gac
-from gac.allocation.assemble import Provenance, assemble
-from gac.allocation.candidates import candidates, dense_candidate
-from gac.allocation.choose import budget_limit, choose, latency_limits
+from gac.allocation.assemble import Provenance
+from gac.allocation.choose import budget_limit
+from gac.allocation.problem import Problem, decide
 from gac.allocation.reach import check_reachable
 from gac.compression.apply import build_modules, changed_sites, swap_in
 from gac.compression.checkpoint import load_checkpoint, save_checkpoint
@@ -74,45 +74,20 @@ def allocate(
     Raises:
         GacError: the budget cannot be met, or the model, profile, text or an argument is not usable.
     """
-    parsed = tuple(Workload.parse(workload) for workload in workloads)
-    names = tuple(form_named(name).name for name in forms)
-    how = method_named(method)
-    spec = TextSpec.parse(calibration)
-    table, used = select_profile(profile)
-    logger.info("profile of %s: %s", used.gpu, used.note)
-    loaded = load_model(model, tokenizer)
-    family = family_of(loaded.model.config)
-    sites = family.sites(loaded.model.config)
-    total = sum(site.params for site in sites)
-    limit = budget_limit(budget, total)
-    check_reachable(sites, limit, forms=names, profile=table, workloads=parsed, align=align)
-    windows = calibration_windows(spec, loaded.tokenizer, seed)
-    check_finite(loaded.model)
-    digest = model_digest(loaded.model, [weight.name for site in sites for weight in site.weights])
-    store = _store(digest, windows, how)
-    curves = measure_curves(loaded.model, sites, windows.ids, how, store, progress=progress)
-    sets = [
-        candidates(site, curve, forms=names, profile=table, workloads=parsed, align=align, keep_latency=bool(latency))
-        for site, curve in zip(sites, curves.sites, strict=True)
-    ]
-    dense = [dense_candidate(site, profile=table, workloads=parsed) for site in sites]
-    fractions = _fractions(latency, parsed)
-    rows, certificate = choose(sites, sets, limit, latency_limits(dense, parsed, fractions))
-    made_from = Provenance(
-        model=loaded.name,
-        model_digest=digest,
-        model_params=sum(parameter.numel() for parameter in loaded.model.parameters()),
-        family=loaded.model.config.model_type,
+    problem, made_from = _measured(
+        model,
+        tokenizer,
+        budget=budget,
+        profile=profile,
         method=method,
-        forms=names,
+        forms=forms,
+        workloads=workloads,
+        calibration=calibration,
         align=align,
         seed=seed,
-        calibration=Calibration(spec.name, len(windows), windows.length, windows.digest, curves.dense_loss),
-        profile=used,
-        factor=FACTOR,
+        progress=progress,
     )
-    chosen = [candidate_set.row(row) for candidate_set, row in zip(sets, rows, strict=True)]
-    return assemble(sites, chosen, dense, budget, limit, parsed, fractions, certificate, made_from)
+    return decide(problem, budget, _fractions(latency, problem.workloads), made_from)
 
 
 def compress(
@@ -209,6 +184,53 @@ def perplexity(
         GacError: a window's loss is not finite.
     """
     return measure_perplexity(model, tokenizer, text, windows=windows, length=length, progress=progress)
+
+
+def _measured(
+    model: "PreTrainedModel | str | Path",
+    tokenizer: "PreTrainedTokenizerBase | None",
+    *,
+    budget: float,
+    profile: Profile | str | Path | None,
+    method: str,
+    forms: Sequence[str],
+    workloads: Sequence[str],
+    calibration: str,
+    align: bool,
+    seed: int,
+    progress: bool,
+) -> tuple[Problem, Provenance]:
+    """The loss curves of a model's sites beside a latency table; a budget out of reach is refused before that."""
+    parsed = tuple(Workload.parse(workload) for workload in workloads)
+    names = tuple(form_named(name).name for name in forms)
+    how = method_named(method)
+    spec = TextSpec.parse(calibration)
+    table, used = select_profile(profile)
+    logger.info("profile of %s: %s", used.gpu, used.note)
+    loaded = load_model(model, tokenizer)
+    family = family_of(loaded.model.config)
+    sites = family.sites(loaded.model.config)
+    limit = budget_limit(budget, sum(site.params for site in sites))
+    check_reachable(sites, limit, forms=names, profile=table, workloads=parsed, align=align)
+    windows = calibration_windows(spec, loaded.tokenizer, seed)
+    check_finite(loaded.model)
+    digest = model_digest(loaded.model, [weight.name for site in sites for weight in site.weights])
+    store = _store(digest, windows, how)
+    curves = measure_curves(loaded.model, sites, windows.ids, how, store, progress=progress)
+    made_from = Provenance(
+        model=loaded.name,
+        model_digest=digest,
+        model_params=sum(parameter.numel() for parameter in loaded.model.parameters()),
+        family=loaded.model.config.model_type,
+        method=method,
+        forms=names,
+        align=align,
+        seed=seed,
+        calibration=Calibration(spec.name, len(windows), windows.length, windows.digest, curves.dense_loss),
+        profile=used,
+        factor=FACTOR,
+    )
+    return Problem(sites, curves.sites, names, table, parsed, align), made_from
 
 
 def _store(digest: str, windows: Windows, method: Method) -> StatisticsStore:

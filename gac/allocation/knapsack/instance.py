@@ -26,9 +26,15 @@ class Reduced:
     items: Ragged
     divisors: Ints
 
+    def positions(self, choice: Sequence[int]) -> Ints:
+        """Where the items of a choice within the limits stand in the instance."""
+        found = np.flatnonzero(np.asarray(choice)[self.items.group] == self.items.origin)
+        assert len(found) == len(choice), "a choice within the limits was left out"
+        return found
 
-def reduced(groups: Sequence[Group], limits: Sequence[int]) -> Reduced:
-    """Flatten the groups, subtract each group's cheapest cost and smallest value, and divide out each limit's gcd.
+
+def reduced(items: Ragged, limits: Sequence[int]) -> Reduced:
+    """Subtract each group's cheapest cost and smallest value, and divide out each limit's gcd.
 
     Items that break a limit even beside the cheapest of every other group are left out.
 
@@ -36,7 +42,6 @@ def reduced(groups: Sequence[Group], limits: Sequence[int]) -> Reduced:
         OutOfReachError: a limit cannot be met, even taken alone.
         GacError: the costs are so large that their sums would overflow.
     """
-    items = _flatten(groups)
     room = [limit - sum(row) for limit, row in zip(limits, items.cheapest.tolist(), strict=True)]
     if min(room) < 0:
         raise OutOfReachError
@@ -48,8 +53,7 @@ def reduced(groups: Sequence[Group], limits: Sequence[int]) -> Reduced:
     items = items.keep(fits)
     divisors = np.maximum(np.gcd.reduce(items.costs, axis=1), 1)
     costs = items.costs // divisors[:, None]
-    spread = [sum(row) for row in np.maximum.reduceat(costs, items.starts, axis=1).tolist()]
-    _check_spread(max(spread))
+    spread = [spread_of(row, items) for row in costs]
     lowest = np.minimum.reduceat(items.values, items.starts)
     return Reduced(
         replace(
@@ -62,7 +66,8 @@ def reduced(groups: Sequence[Group], limits: Sequence[int]) -> Reduced:
     )
 
 
-def _flatten(groups: Sequence[Group]) -> Ragged:
+def flatten(groups: Sequence[Group]) -> Ragged:
+    """The groups' items end to end, with a slack of 0 under every limit."""
     sizes = np.array([len(group.values) for group in groups])
     starts = np.cumsum(sizes) - sizes
     values = np.concatenate([group.values for group in groups])
@@ -71,13 +76,20 @@ def _flatten(groups: Sequence[Group]) -> Ragged:
     return Ragged(values, costs, starts, origin, np.zeros(len(costs), dtype=np.int64))
 
 
-def _check_spread(spread: int) -> None:
+def spread_of(costs: Ints, items: Ragged) -> int:
+    """The largest sum that costs (from 0) can come to with one item a group.
+
+    Raises:
+        GacError: it does not fit int64.
+    """
+    spread: int = sum(np.maximum.reduceat(costs, items.starts).tolist())
     if spread >= 1 << COST_BITS:
         raise GacError(
             f"the groups' costs spread over {spread} units in all",
             f"less than 2**{COST_BITS}, so that sums fit int64",
             "Give the costs in a larger unit.",
         )
+    return spread
 
 
 def unit_of(total: float, groups: int) -> float:

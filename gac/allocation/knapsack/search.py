@@ -1,6 +1,5 @@
 """The proof: widen the search round the bound until what it finds, or fails to find, settles the optimum."""
 
-import time
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -8,13 +7,14 @@ import numpy as np
 from gac.allocation.knapsack.bounds import Bound
 from gac.allocation.knapsack.core import better
 from gac.allocation.knapsack.cp import cp_sat
+from gac.allocation.knapsack.deadline import Deadline
 from gac.allocation.knapsack.ragged import Ragged
 from gac.sites import Ints
 
 _FIRST, _FINEST = 24, 16
 _REACH = 2
-_LEAST_SECONDS = 1.0
-_GROWTH, _SLOW_GROWTH, _DEAR = 1.3, 1.1, 1 << 16
+_FAST_GROWTH, _GROWTH, _SLOW_GROWTH = 2.0, 1.3, 1.1
+_CHEAP, _DEAR = 1 << 12, 1 << 16
 _LISTS, _CP_SAT = "lists joined in the middle", "CP-SAT"
 
 
@@ -29,38 +29,33 @@ class Outcome:
     search: str
 
 
-def settle(items: Ragged, bound: Bound, choice: Ints, seconds: float) -> Outcome:
+def settle(items: Ragged, bound: Bound, choice: Ints, deadline: Deadline, enough: int = 0) -> Outcome:
     """Search ever wider margins above the bound; where ``value`` and ``lower`` come out equal, the choice is optimal.
 
     A choice with a value below ``bound.lower + margin`` consists of items whose reduced values are below the margin
     (reduced-cost fixing), so searching those alone decides whether there is one. Margins grow until one
     holds the optimum or reaches the best known value. Where a search gives up, CP-SAT is asked once.
 
-    After ``seconds`` no further search is begun, and what has been found and proved so far is returned.
+    Past the deadline, or with a value of ``enough`` or less, what has been found and proved so far is returned.
     """
     value, lower = _value(items, choice), bound.lower
     margin, core, work = _first_margin(items, bound, value), 0, 0
-    deadline = time.monotonic() + seconds
-    while lower < value:
+    while lower < value and value > enough and not deadline.passed:
         target = min(value, bound.lower + margin)
         near = bound.reduced < target - bound.lower
         part, core = items.keep(near), int(near.sum())
-        found = better(part, bound.keep(near), target, min(value, bound.lower + _REACH * margin))
+        found = better(part, bound.keep(near), target, min(value, bound.lower + _REACH * margin), deadline)
         if found.choice is not None:
             choice = np.flatnonzero(near)[found.choice]
             value = _value(items, choice)
-        left = deadline - time.monotonic()
-        if not found.complete and lower < value:
-            return _settle_by_cp_sat(items, bound, choice, lower, max(left, _LEAST_SECONDS))
+        if not found.complete:
+            return _settle_by_cp_sat(items, bound, choice, lower, deadline)
         lower = min(value, target)
-        if left < 0:
-            break
-        cheap = found.work < max(_DEAR, 2 * work)
-        margin, work = int(margin * (_GROWTH if cheap else _SLOW_GROWTH)) + 1, found.work
+        margin, work = int(margin * _growth(found.work, work)) + 1, found.work
     return Outcome(choice, value, max(lower, 0), core, _LISTS)
 
 
-def _settle_by_cp_sat(items: Ragged, bound: Bound, choice: Ints, lower: int, seconds: float) -> Outcome:
+def _settle_by_cp_sat(items: Ragged, bound: Bound, choice: Ints, lower: int, deadline: Deadline) -> Outcome:
     """Ask CP-SAT for a choice better than this one; only a completed search is a proof, its float bound is not.
 
     In each group the smallest value and the lowest costs count 0, so that the sums fit int64 if they can.
@@ -84,6 +79,13 @@ def _settle_by_cp_sat(items: Ragged, bound: Bound, choice: Ints, lower: int, sec
     if answer.status in ("OPTIMAL", "INFEASIBLE"):
         lower = value
     return Outcome(choice, value, max(lower, 0), len(part), _CP_SAT)
+
+
+def _growth(work: int, before: int) -> float:
+    """How much wider the next margin is: work grows faster than the margin, the more so the more there is of it."""
+    if work < _CHEAP:
+        return _FAST_GROWTH
+    return _GROWTH if work < max(_DEAR, 2 * before) else _SLOW_GROWTH
 
 
 def _value(items: Ragged, choice: Ints) -> int:

@@ -5,12 +5,11 @@ import operator
 from collections.abc import Sequence
 from typing import Literal
 
-import numpy as np
-
 from gac.allocation.knapsack.bounds import Bound, lagrangian
+from gac.allocation.knapsack.deadline import Deadline
 from gac.allocation.knapsack.feasibility import within_limits
 from gac.allocation.knapsack.groups import Group, Solution
-from gac.allocation.knapsack.instance import OutOfReachError, Reduced, reduced, scaled, unit_of
+from gac.allocation.knapsack.instance import OutOfReachError, Reduced, flatten, reduced, scaled, unit_of
 from gac.allocation.knapsack.relaxation import relax
 from gac.allocation.knapsack.search import Outcome, settle
 from gac.errors import GacError
@@ -44,29 +43,31 @@ def knapsack(
         groups: at least one; all with the same number of limits.
         limits: the largest allowed sum of costs, one a column of the groups' costs.
         names: what an error calls the limits (``limit 1``, ``limit 2``, ... where not given).
-        seconds: after this time no further search is begun, and the status may be ``feasible``, with the gap that is
-            left. A search that grows too large is handed to CP-SAT for the rest of the time.
+        seconds: after this time the search stops, and the status may be ``feasible``, with the gap that is left. A
+            search that grows too large is handed to CP-SAT for the rest of the time.
 
     Raises:
-        BudgetError: no choice is within the limits; says by how much, what is reachable, and which limit binds.
+        BudgetError: no choice is within the limits; says by how much, what is reachable, and which limit and group
+            bind. Or the time was too short to find one or to prove that there is none.
         GacError: no group or no limit; groups with another number of limits; a limit that is no integer.
     """
     limits = _limits(groups, limits)
     names = tuple(names) or tuple(f"limit {number}" for number in range(1, len(limits) + 1))
+    deadline, items = Deadline.after(seconds), flatten(groups)
     try:
-        instance = reduced(groups, limits)
+        instance = reduced(items, limits)
     except OutOfReachError:
-        within_limits(groups, limits, names, knapsack)
+        within_limits(groups, items, limits, names, deadline)
         raise AssertionError("a limit out of reach was met") from None
     relaxation = relax(instance.items)
     start = relaxation.choice
     if start is None:
-        start = _positions(instance, within_limits(groups, limits, names, knapsack))
+        start = instance.positions(within_limits(groups, items, limits, names, deadline))
     if not instance.items.values[start].any():
         return _all_smallest(groups, instance, start)
     items, start, unit = scaled(instance.items, start)
     bound = lagrangian(items, relaxation.multipliers / unit)
-    outcome = settle(items, bound, start, seconds)
+    outcome = settle(items, bound, start, deadline)
     return _proved(groups, items.origin[outcome.choice], outcome, instance, bound, unit)
 
 
@@ -88,14 +89,6 @@ def _limits(groups: Sequence[Group], limits: Sequence[int]) -> tuple[int, ...]:
         raise GacError(
             f"limits {list(limits)}", "integers", "Round the limits down to whole units (parameters, ns, bytes)."
         ) from None
-
-
-def _positions(instance: Reduced, choice: Sequence[int]) -> Ints:
-    """Where the items of a choice stand in the instance."""
-    wanted = np.asarray(choice)[instance.items.group] == instance.items.origin
-    found = np.flatnonzero(wanted)
-    assert len(found) == len(choice), "a choice within the limits was left out"
-    return found
 
 
 def _all_smallest(groups: Sequence[Group], instance: Reduced, start: Ints) -> Solution:
