@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gac.allocation.knapsack import knapsack
-    from gac.api import allocate, compress, load, perplexity, save
+    from gac.api import allocate, compress, frontier, load, perplexity, save
     from gac.errors import GacError
     from gac.evaluation.perplexity import Perplexity
     from gac.plan import Plan
@@ -19,6 +19,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "allocate": "gac.api",
     "compress": "gac.api",
+    "frontier": "gac.api",
     "save": "gac.api",
     "load": "gac.api",
     "perplexity": "gac.api",
@@ -37,6 +38,7 @@ __all__ = [
     "__version__",
     "allocate",
     "compress",
+    "frontier",
     "knapsack",
     "load",
     "perplexity",

@@ -8,18 +8,23 @@ from typing import TYPE_CHECKING, Any
 
 import gac
 from gac.allocation.assemble import Provenance
-from gac.allocation.choose import budget_limit
-from gac.allocation.problem import Problem, decide
+from gac.allocation.crosscheck import check_installed, verified
+from gac.allocation.frontier import PARAMS, Frontier, check_asked, check_profiled
+from gac.allocation.frontier import frontier as whole_range
+from gac.allocation.limits import budget_limit
+from gac.allocation.problem import Problem
 from gac.allocation.reach import check_reachable
+from gac.allocation.rules import Rule, decide_by
 from gac.compression.apply import build_modules, changed_sites, swap_in
 from gac.compression.checkpoint import load_checkpoint, save_checkpoint
+from gac.compression.fusing import fuse_inputs
 from gac.errors import ModelError, PlanError
 from gac.evaluation.perplexity import Perplexity
 from gac.evaluation.perplexity import perplexity as measure_perplexity
 from gac.files import home
 from gac.forms import form_named
 from gac.models.families import family_of
-from gac.models.loading import Loaded, check_finite, load_model, load_tokenizer, model_digest
+from gac.models.loading import Loaded, check_finite, load_config, load_model, load_tokenizer, model_digest
 from gac.plan import Calibration, Plan
 from gac.profiling.select import select_profile
 from gac.profiling.table import Profile
@@ -27,7 +32,7 @@ from gac.sensitivity.calibration import StatisticsStore, stream_moments
 from gac.sensitivity.curves import measure_curves
 from gac.sensitivity.methods import FACTOR, Method, method_named
 from gac.sensitivity.text import TextSpec, Windows, calibration_windows
-from gac.sites import Workload
+from gac.sites import Workload, curves_together, run_together
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -47,6 +52,9 @@ def allocate(
     calibration: str = "wiki-sample",
     tokenizer: "PreTrainedTokenizerBase | None" = None,
     align: bool = True,
+    fuse: bool = False,
+    rule: str = "loss",
+    verify: bool = False,
     seed: int = 0,
     progress: bool = True,
 ) -> Plan:
@@ -54,7 +62,8 @@ def allocate(
 
     Args:
         model: a loaded transformers causal LM, a local directory, a hub id, or ``"smollm2"``.
-        budget: kept fraction of the parameters of the targeted weights, in (0, 1]; never exceeded.
+        budget: kept fraction of the parameters of the targeted weights, in (0, 1]; never exceeded
+            by the rules ``loss`` and ``importance`` (``plan.budget.over`` says by how much another one did).
         profile: a latency table, its path, or the name of a shipped one; None takes the local GPU's, and the
             shipped H100's where there is no GPU (the plan says so).
         method: the metric that errors are measured in: ``kfac``, ``svd-llm`` or ``svd``.
@@ -65,15 +74,28 @@ def allocate(
             windows and tokens, as in ``wiki-sample:64x1024``.
         tokenizer: needed where ``model`` is a loaded model of which no tokenizer can be found.
         align: keep to dims that the profile shows to be sound; False allows every integer.
+        fuse: run the first GEMMs of weights that read the same input (q/k/v, gate/up) as one, and choose their dims
+            together for it; the profile has to hold those shapes (``gac profile --model ... --fuse``) where latency is
+            limited or to be predicted.
+        rule: how the choice is made. ``loss`` is exact over the loss curves. Others to compare it with: ``importance``
+            (scores times parameters in a window of the unaligned ranks, solved exactly), ``uniform`` (SVD-LLM's) and
+            ``fisher`` (PaLU's), the last two also rounded: ``uniform:down8``, ``fisher:nearest32``, ``uniform:pad64``.
+        verify: solve the instance a second time, with OR-Tools CP-SAT, and raise where the two disagree.
         seed: which windows of the calibration text are used; 0 takes the first.
         progress: show progress bars.
 
     Returns:
-        The plan, proved optimal over its candidates (or with the gap that is left, in its certificate).
+        The plan, proved optimal over its candidates (or with the gap that is left, or that a rule gave away, in its
+        certificate).
 
     Raises:
-        GacError: the budget cannot be met, or the model, profile, text or an argument is not usable.
+        GacError: the budget cannot be met, the cross-check disagrees, or the model, profile, text or an argument is
+            not usable.
     """
+    how = Rule.parse(rule)
+    how.check(forms, latency)
+    if verify:
+        check_installed()
     problem, made_from = _measured(
         model,
         tokenizer,
@@ -84,10 +106,67 @@ def allocate(
         workloads=workloads,
         calibration=calibration,
         align=align,
+        fuse=fuse,
         seed=seed,
         progress=progress,
     )
-    return decide(problem, budget, _fractions(latency, problem.workloads), made_from)
+    decision = decide_by(how, problem, budget, _fractions(latency, problem.workloads), made_from)
+    return verified(decision) if verify else decision.plan
+
+
+def frontier(
+    model: "PreTrainedModel | str | Path",
+    *,
+    points: int = 100,
+    limit: str = PARAMS,
+    profile: Profile | str | Path | None = None,
+    method: str = "kfac",
+    forms: Sequence[str] = ("low_rank", "narrow"),
+    workloads: Sequence[str] = ("prefill:1x1024", "decode:1@1024"),
+    calibration: str = "wiki-sample",
+    tokenizer: "PreTrainedTokenizerBase | None" = None,
+    align: bool = True,
+    fuse: bool = False,
+    seed: int = 0,
+    progress: bool = True,
+) -> Frontier:
+    """Choose for the whole range of budgets at once; each choice is proved as ``allocate`` proves its one.
+
+    Args:
+        points: how many budgets, in even steps from the smallest that can be met; those at which nothing is gained are
+            left out.
+        limit: ``params``, or the one of the workloads whose latency is limited instead.
+        model, profile, method, forms, workloads, calibration, tokenizer, align, fuse, seed, progress: as for
+            ``allocate``.
+
+    Returns:
+        The frontier; ``frontier.plan(index)`` is the plan of a point.
+
+    Raises:
+        GacError: fewer than 2 points, a limit that is no workload, a profile that lacks the limited latency, or the
+            model, profile, text or an argument is not usable.
+    """
+    parsed = tuple(Workload.parse(workload) for workload in workloads)
+    check_asked(points, limit, parsed)
+    if limit != PARAMS:
+        config = load_config(str(model)) if isinstance(model, (str, Path)) else model.config
+        sites = family_of(config).sites(config)
+        check_profiled(run_together(sites) if fuse else sites, select_profile(profile)[0], parsed, limit)
+    problem, made_from = _measured(
+        model,
+        tokenizer,
+        budget=1.0,
+        profile=profile,
+        method=method,
+        forms=forms,
+        workloads=workloads,
+        calibration=calibration,
+        align=align,
+        fuse=fuse,
+        seed=seed,
+        progress=progress,
+    )
+    return whole_range(problem, made_from, points=points, limit=limit)
 
 
 def compress(
@@ -108,6 +187,8 @@ def compress(
     """
     loaded = load_model(model, tokenizer)
     sites = family_of(loaded.model.config).sites(loaded.model.config)
+    if plan.fused:
+        sites = run_together(sites)
     changed = changed_sites(plan, sites)
     check_finite(loaded.model)
     digest = model_digest(loaded.model, [weight.name for site in sites for weight in site.weights])
@@ -123,6 +204,7 @@ def compress(
     stream = stream_moments(loaded.model, changed, windows.ids, power=method.power, store=store, progress=progress)
     modules = build_modules(loaded.model, plan, changed, stream, method)
     swap_in(loaded.model, modules)
+    fuse_inputs(loaded.model, sites)
     compressed: Any = loaded.model
     compressed.gac_plan = plan
     return loaded.model
@@ -197,6 +279,7 @@ def _measured(
     workloads: Sequence[str],
     calibration: str,
     align: bool,
+    fuse: bool,
     seed: int,
     progress: bool,
 ) -> tuple[Problem, Provenance]:
@@ -210,8 +293,9 @@ def _measured(
     loaded = load_model(model, tokenizer)
     family = family_of(loaded.model.config)
     sites = family.sites(loaded.model.config)
+    planned = run_together(sites) if fuse else sites
     limit = budget_limit(budget, sum(site.params for site in sites))
-    check_reachable(sites, limit, forms=names, profile=table, workloads=parsed, align=align)
+    check_reachable(planned, limit, forms=names, profile=table, workloads=parsed, align=align)
     windows = calibration_windows(spec, loaded.tokenizer, seed)
     check_finite(loaded.model)
     digest = model_digest(loaded.model, [weight.name for site in sites for weight in site.weights])
@@ -229,8 +313,9 @@ def _measured(
         calibration=Calibration(spec.name, len(windows), windows.length, windows.digest, curves.dense_loss),
         profile=used,
         factor=FACTOR,
+        fused=fuse,
     )
-    return Problem(sites, curves.sites, names, table, parsed, align), made_from
+    return Problem(planned, curves_together(planned, curves.sites), names, table, parsed, align), made_from
 
 
 def _store(digest: str, windows: Windows, method: Method) -> StatisticsStore:

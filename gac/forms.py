@@ -20,12 +20,14 @@ class Weight:
     Attributes:
         name: dotted module name, for example ``model.layers.0.self_attn.q_proj``.
         neurons: the side that holds an MLP's neurons, and that ``narrow`` shortens; None elsewhere.
+        reads: names the input where other weights read it too (q/k/v, gate/up); None where it is read alone.
     """
 
     name: str
     out_features: int
     in_features: int
     neurons: Literal["out", "in"] | None = None
+    reads: str | None = None
 
     @property
     def params(self) -> int:
@@ -80,6 +82,14 @@ class Form(ABC):
     def axis(self, weight: Weight) -> str | None:
         """The axis of the operation that the dim moves (None: nothing to choose)."""
 
+    @abstractmethod
+    def fused(self, weight: Weight, dim: int) -> int:
+        """Output features that it adds to one GEMM over all weights that read the same input."""
+
+    @abstractmethod
+    def after(self, weight: Weight, dim: int, rows: int) -> Operation | None:
+        """What still runs after that GEMM, moved by the dim along axis k; None where nothing does."""
+
     def largest_useful(self, weight: Weight) -> int:
         """The largest dim with fewer parameters than the dense weight."""
         return (weight.params - 1) // self.params(weight, 1)
@@ -102,6 +112,12 @@ class Dense(Form):
     def axis(self, weight: Weight) -> None:
         return None
 
+    def fused(self, weight: Weight, dim: int) -> int:
+        return weight.out_features
+
+    def after(self, weight: Weight, dim: int, rows: int) -> None:
+        return None
+
 
 class LowRank(Form):
     """W ~ B A with B ``(out, rank)`` and A ``(rank, in)``: two GEMMs."""
@@ -119,6 +135,12 @@ class LowRank(Form):
 
     def axis(self, weight: Weight) -> str:
         return "r"
+
+    def fused(self, weight: Weight, dim: int) -> int:
+        return dim
+
+    def after(self, weight: Weight, dim: int, rows: int) -> Operation:
+        return linear(rows, dim, weight.out_features)
 
 
 class Narrow(Form):
@@ -139,6 +161,13 @@ class Narrow(Form):
 
     def axis(self, weight: Weight) -> str:
         return "n" if weight.neurons == "out" else "k"
+
+    def fused(self, weight: Weight, dim: int) -> int:
+        assert weight.neurons == "out", f"{weight.name} reads the neurons"
+        return dim
+
+    def after(self, weight: Weight, dim: int, rows: int) -> None:
+        return None
 
 
 FORMS: Mapping[str, Form] = MappingProxyType({form.name: form for form in (Dense(), LowRank(), Narrow())})

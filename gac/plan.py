@@ -19,10 +19,12 @@ class Budget:
 
     Attributes:
         asked: kept fraction as the caller gave it.
-        limit: ``floor(asked * total)``, never exceeded.
+        limit: ``floor(asked * total)``.
         used: parameters of the chosen candidates.
         total: parameters of the dense targeted weights.
         model: parameters of the whole dense model, embeddings and head included.
+        over: by how much a rule that keeps no limit overshot it, ``max(0, used - limit)``; 0 in every plan that
+            GAC's own choice made.
     """
 
     asked: float
@@ -30,6 +32,7 @@ class Budget:
     used: int
     total: int
     model: int
+    over: int = 0
     __pydantic_config__ = _STRICT
 
     @property
@@ -163,7 +166,8 @@ class SiteChoice:
 class Plan:
     """One candidate for every site, and everything needed to judge and to apply the choice.
 
-    ``latency`` is the asked limit by workload, as a fraction of the dense targeted weights' latency.
+    ``latency`` is the asked limit by workload, as a fraction of the dense targeted weights' latency. ``fused``: weights
+    that read the same input are planned, and run, with their first GEMMs as one.
     """
 
     schema_version: int
@@ -183,6 +187,7 @@ class Plan:
     prediction: Prediction
     certificate: Certificate
     sites: tuple[SiteChoice, ...]
+    fused: bool = False
     __pydantic_config__ = _STRICT
 
     def __post_init__(self) -> None:
@@ -251,9 +256,86 @@ class Plan:
             ) from failure
         return from_json(cls, text, f"plan {source}", PlanError)
 
+    def compare(self, other: "Plan") -> "PlanComparison":
+        """This plan beside another one for the same model.
+
+        Raises:
+            PlanError: the plans are for different weights.
+        """
+        if self.model_digest != other.model_digest:
+            raise PlanError(
+                f"a plan for {self.model} ({self.model_digest[:12]}) beside one for {other.model} "
+                f"({other.model_digest[:12]})",
+                "plans for the same model",
+                "Compare plans that were made for the same weights.",
+            )
+        pairs = zip(self.weights, other.weights, strict=True)
+        differences = tuple(WeightDifference(a, b) for a, b in pairs if (a.form, a.dim) != (b.form, b.dim))
+        return PlanComparison(self, other, differences)
+
     def summary(self) -> str:
         """The plan in words, a dozen lines of plain text."""
         return "\n".join(_summary_lines(self))
+
+
+@dataclass(frozen=True)
+class WeightDifference:
+    """One weight that two plans choose differently."""
+
+    first: WeightChoice
+    second: WeightChoice
+
+    @property
+    def params(self) -> int:
+        """Parameters that the second plan keeps more than the first."""
+        return self.second.params - self.first.params
+
+
+@dataclass(frozen=True)
+class PlanComparison:
+    """Two plans for one model, side by side; every pair holds the first plan's figure and the second's.
+
+    Attributes:
+        differences: the weights that become something else, in model order.
+    """
+
+    first: Plan
+    second: Plan
+    differences: tuple[WeightDifference, ...]
+
+    @property
+    def params(self) -> tuple[int, int]:
+        """Parameters of the targeted weights."""
+        return self.first.budget.used, self.second.budget.used
+
+    @property
+    def loss(self) -> tuple[float, float]:
+        """Predicted loss, nats a token more than dense; of one scale only where ``same_prediction``."""
+        return self.first.prediction.loss, self.second.prediction.loss
+
+    @property
+    def perplexity(self) -> tuple[float, float]:
+        """Predicted perplexity on the calibration text."""
+        return self.first.prediction.perplexity, self.second.prediction.perplexity
+
+    @property
+    def latency(self) -> dict[str, tuple[int, int]]:
+        """Predicted ns by workload, for those that both plans know."""
+        first, second = (
+            {workload.workload: workload.plan_ns for workload in plan.workloads if workload.plan_ns is not None}
+            for plan in (self.first, self.second)
+        )
+        return {workload: (ns, second[workload]) for workload, ns in first.items() if workload in second}
+
+    @property
+    def alignment(self) -> tuple[dict[str, int], dict[str, int]]:
+        """How many chosen dims are multiples of 64, 32, 16, 8, or none."""
+        return self.first.alignment, self.second.alignment
+
+    @property
+    def same_prediction(self) -> bool:
+        """Whether both losses were measured by the same method, on the same text."""
+        return (self.first.method, self.first.calibration) == (self.second.method, self.second.calibration)
 
 
 def _check_counts(plan: Plan) -> None:
@@ -277,10 +359,11 @@ def _check_counts(plan: Plan) -> None:
                 )
     used = sum(site.params for site in plan.sites)
     total = sum(site.dense_params for site in plan.sites)
-    if (used, total) != (plan.budget.used, plan.budget.total) or used > plan.budget.limit:
+    budget, over = plan.budget, max(0, used - plan.budget.limit)
+    if (used, total, over) != (budget.used, budget.total, budget.over):
         raise PlanError(
-            f"plan states {plan.budget.used} of {plan.budget.total} parameters, limit {plan.budget.limit}",
-            f"{used} of {total}, within the limit",
+            f"plan states {budget.used} of {budget.total} parameters, limit {budget.limit}, {budget.over} over it",
+            f"{used} of {total}, {over} over the limit",
             "Make the plan again; this one was edited.",
         )
 
@@ -292,8 +375,9 @@ def _summary_lines(plan: Plan) -> list[str]:
     return [
         f"GAC plan for {plan.model} ({plan.family}), method {plan.method}, made with GAC {plan.gac_version}",
         f"parameters   {budget.used:,} of {budget.total:,} targeted: {budget.kept:.4f} kept, {budget.asked:g} asked,",
-        f"             {budget.limit:,} allowed; {budget.kept_of_model:.4f} of the whole model",
-        f"forms        {', '.join(f'{count} {form}' for form, count in sorted(forms.items()))}",
+        f"             {budget.limit:,} allowed{_over(budget)}; {budget.kept_of_model:.4f} of the whole model",
+        f"forms        {', '.join(f'{count} {form}' for form, count in sorted(forms.items()))}"
+        f"{'; q/k/v and gate/up fused' if plan.fused else ''}",
         f"alignment    {aligned or 'everything stays dense'}",
         f"loss         +{prediction.loss:.4f} nats a token predicted",
         f"perplexity   {prediction.dense_perplexity:.2f} -> {prediction.perplexity:.2f} predicted on calibration text",
@@ -302,6 +386,10 @@ def _summary_lines(plan: Plan) -> list[str]:
         f"calibration  {text.windows} x {text.window_tokens} tokens of {text.text}, seed {plan.seed}",
         f"certificate  {proof.status}: loss {proof.value:.6g}, bound {proof.lower_bound:.6g}, gap {proof.gap:.3g}",
     ]
+
+
+def _over(budget: Budget) -> str:
+    return f", overshot by {budget.over:,}" if budget.over else ""
 
 
 def _latency_line(workload: WorkloadLatency) -> str:

@@ -1,8 +1,9 @@
 """What is measured and chosen between: sites, workloads, loss curves, candidate sets."""
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Literal
 
 import numpy as np
@@ -24,12 +25,14 @@ class Site:
         layer: index of the decoder layer.
         kind: what it is in the family's words (``q_proj``, ..., ``mlp``); the same in every layer.
         weights: the linear weights it governs; ``narrow`` takes them all at once.
+        fused: positions of the first weights, whose first GEMMs run as one; empty where each runs by itself.
     """
 
     name: str
     layer: int
     kind: str
     weights: tuple[Weight, ...]
+    fused: tuple[int, ...] = ()
 
     @property
     def params(self) -> int:
@@ -42,6 +45,25 @@ class Site:
             if weight.neurons == "in":
                 return weight.in_features
         return None
+
+
+def run_together(sites: Sequence[Site]) -> tuple[Site, ...]:
+    """The sites as they are where weights that read the same input run their first GEMMs as one.
+
+    Neighbouring sites whose weights read the same input become one site, so that their dims are chosen together.
+    """
+    found = []
+    for _, group in groupby(sites, key=lambda site: site.weights[0].reads or site.name):
+        members = list(group)
+        weights = tuple(weight for site in members for weight in site.weights)
+        fused = tuple(at for at, weight in enumerate(weights) if weight.reads is not None)
+        assert fused == tuple(range(len(fused))), f"{members[0].name}: weights that share an input come first"
+        site = members[0]
+        if len(members) > 1:
+            kind = "+".join(member.kind for member in members)
+            site = Site(f"{weights[0].reads}.{kind}", site.layer, kind, weights)
+        found.append(replace(site, fused=fused))
+    return tuple(found)
 
 
 _WORKLOAD = re.compile(r"(prefill):(\d+)x(\d+)|(decode):(\d+)@(\d+)")
@@ -103,6 +125,20 @@ class SiteCurves:
     site: str
     low_rank: Mapping[str, LossCurve]
     narrow: LossCurve | None = None
+
+
+def curves_together(sites: Sequence[Site], curves: Sequence[SiteCurves]) -> tuple[SiteCurves, ...]:
+    """The same curves for sites that ``run_together`` made of the curves' own."""
+    low_rank = {name: curve for one in curves for name, curve in one.low_rank.items()}
+    narrow = {one.site: one.narrow for one in curves}
+    return tuple(
+        SiteCurves(
+            site.name,
+            {weight.name: low_rank[weight.name] for weight in site.weights if weight.name in low_rank},
+            narrow.get(site.name),
+        )
+        for site in sites
+    )
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,6 +2,7 @@
 
 import copy
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,10 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaForCausalLM
 
 import gac
-from gac.allocation.choose import budget_limit
+from gac.allocation.limits import budget_limit
+from gac.compression.fusing import FusedInput
 from gac.errors import BudgetError, ModelError, PlanError, ProfileError, TextError
+from gac.plan import SiteChoice
 
 
 @pytest.fixture
@@ -48,6 +51,57 @@ def test_unaligned_dims_lose_no_more(tiny_model: LlamaForCausalLM, options: dict
     free = gac.allocate(tiny_model, 0.6, align=False, **options)
     assert free.prediction.loss <= aligned.prediction.loss
     assert free.aligned_fraction < 1
+
+
+def test_a_fused_plan_runs_saves_and_loads(
+    tiny_model: LlamaForCausalLM, options: dict[str, Any], tmp_path: Path
+) -> None:
+    plan = gac.allocate(tiny_model, 0.7, fuse=True, **options)
+    assert [site.kind for site in plan.sites[:3]] == ["q_proj+k_proj+v_proj", "o_proj", "mlp"]
+    assert plan.prediction.loss == pytest.approx(gac.allocate(tiny_model, 0.7, **options).prediction.loss)
+    model = gac.compress(copy.deepcopy(tiny_model), plan, tokenizer=options["tokenizer"], progress=False)
+    assert sum(isinstance(module, FusedInput) for module in model.modules()) == 4
+    gac.save(model, tmp_path / "fused", tokenizer=options["tokenizer"])
+    again = gac.load(tmp_path / "fused").to(model.device)
+    assert sum(isinstance(module, FusedInput) for module in again.modules()) == 4
+    ids = torch.arange(12)[None]
+    with torch.no_grad():
+        assert torch.equal(again(ids).logits, model(ids).logits)
+    apart = gac.compress(tiny_model, replace(plan, fused=False, sites=unfused(plan)), tokenizer=options["tokenizer"])
+    with torch.no_grad():
+        assert (apart(ids).logits - model(ids).logits).abs().max() < 1e-4
+
+
+def unfused(plan: gac.Plan) -> tuple[SiteChoice, ...]:
+    """The same choices, with q, k and v in sites of their own."""
+    sites: list[SiteChoice] = []
+    for site in plan.sites:
+        if site.kind.startswith("q_proj"):
+            for weight in site.weights:
+                kind = weight.name.rpartition(".")[2]
+                sites.append(
+                    replace(
+                        site,
+                        site=weight.name,
+                        kind=kind,
+                        weights=(weight,),
+                        params=weight.params,
+                        dense_params=weight.weight.params,
+                    )
+                )
+        else:
+            sites.append(site)
+    return tuple(sites)
+
+
+def test_a_fused_model_generates_with_the_cache_as_without(
+    tiny_model: LlamaForCausalLM, options: dict[str, Any]
+) -> None:
+    plan = gac.allocate(tiny_model, 0.6, fuse=True, **options)
+    model: Any = gac.compress(tiny_model, plan, tokenizer=options["tokenizer"], progress=False)
+    ids = torch.arange(8)[None]
+    said = [model.generate(ids, max_new_tokens=12, do_sample=False, use_cache=cache) for cache in (True, False)]
+    assert torch.equal(*said)
 
 
 def test_the_same_call_gives_the_same_plan(

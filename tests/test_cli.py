@@ -14,6 +14,19 @@ from tests.cli.commands import answer, run
 
 H100 = "nvidia-h100-80gb-hbm3"
 
+COMMANDS = (
+    "profile",
+    "profiles",
+    "cliffs",
+    "explain",
+    "study",
+    "allocate",
+    "frontier",
+    "compare",
+    "compress",
+    "eval",
+)
+
 
 @pytest.fixture
 def model(tiny_model: LlamaForCausalLM, tiny_tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> Path:
@@ -43,12 +56,24 @@ def checkpoint(model: Path, plan: Path, tmp_path: Path) -> Path:
 def test_help_lists_every_command() -> None:
     result = run("--help")
     assert result.exit_code == 0
-    for command in ("profile", "profiles", "cliffs", "explain", "study", "allocate", "compress", "eval"):
+    for command in (
+        "profile",
+        "profiles",
+        "cliffs",
+        "explain",
+        "study",
+        "allocate",
+        "frontier",
+        "compare",
+        "compress",
+        "eval",
+    ):
         assert f"\n  {command} " in result.stdout
 
 
 @pytest.mark.parametrize(
-    "command", ["profile", "profiles", "cliffs", "explain", "study", "allocate", "compress", "eval"]
+    "command",
+    COMMANDS,
 )
 def test_every_command_has_help_and_json(command: str) -> None:
     result = run(command, "--help")

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from transformers import LlamaConfig
 
 from gac.errors import PlanError
-from gac.plan import Plan
+from gac.plan import Plan, WorkloadLatency
 
 CHANGES = {"model.layers.0.self_attn.q_proj": ("low_rank", 24), "model.layers.0.self_attn.o_proj": ("low_rank", 9)}
 
@@ -60,7 +61,8 @@ def test_the_summary_names_budget_forms_and_proof(plan: Plan) -> None:
         (lambda d: d["sites"][0]["weights"][0].update(dim=16), "states 3072 of 4096 parameters"),
         (lambda d: d["sites"][1]["weights"][0].update(dim=10**30), "dim"),
         (lambda d: d["budget"].update(used=1), "plan states 1 of 92160 parameters"),
-        (lambda d: d["budget"].update(limit=1), "limit 1"),
+        (lambda d: d["budget"].update(limit=1), "limit 1, 0 over it"),
+        (lambda d: d["budget"].update(over=5), "5 over it; expected 88192 of 92160, 0 over the limit"),
         (lambda d: d.update(schema_version=2), "schema version 2"),
         (lambda d: d["sites"][0]["weights"][0].update(form="magic"), "form 'magic' is unknown"),
     ],
@@ -89,3 +91,70 @@ def test_a_path_that_cannot_be_written_leaves_nothing(plan: Plan, tmp_path: Path
     with pytest.raises(PlanError, match=r"cannot be written"):
         plan.save(tmp_path / "taken")
     assert [path.name for path in tmp_path.iterdir()] == ["taken"]
+
+
+# --- beyond the limit -----------------------------------------------------------------------------------------------
+
+
+def test_a_plan_beyond_its_limit_states_by_how_much(plan: Plan, tmp_path: Path) -> None:
+    over = replace(plan, budget=replace(plan.budget, limit=plan.budget.used - 5, over=5))
+    over.save(tmp_path / "over.json")
+    assert Plan.load(tmp_path / "over.json") == over
+    assert "allowed, overshot by 5;" in over.summary()
+
+
+def test_a_plan_written_before_rules_could_overshoot_is_read(plan: Plan, saved: Path) -> None:
+    assert Plan.load(edited(saved, lambda d: d["budget"].pop("over"))) == plan
+
+
+# --- side by side ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def other(tiny_config: LlamaConfig, make_plan: Callable[..., Plan]) -> Plan:
+    return make_plan(tiny_config, {"model.layers.0.self_attn.q_proj": ("low_rank", 16)})
+
+
+def test_plans_are_compared_weight_by_weight(plan: Plan, other: Plan) -> None:
+    found = [
+        (one.first.name, one.first.dim, one.second.form, one.second.dim, one.params)
+        for one in plan.compare(other).differences
+    ]
+    assert found == [
+        ("model.layers.0.self_attn.q_proj", 24, "low_rank", 16, -1024),
+        ("model.layers.0.self_attn.o_proj", 9, "dense", 64, 4096 - 9 * 128),
+    ]
+
+
+def test_a_comparison_sets_the_figures_side_by_side(plan: Plan, other: Plan) -> None:
+    costly = replace(other, prediction=replace(other.prediction, loss=0.2, perplexity=299.0))
+    comparison = plan.compare(costly)
+    assert comparison.params == (plan.budget.used, other.budget.used)
+    assert comparison.loss == (0.1, 0.2)
+    assert comparison.perplexity == (271.0, 299.0)
+    assert [counts["unaligned"] for counts in comparison.alignment] == [1, 0]
+
+
+def test_latencies_that_both_know_are_compared(plan: Plan, other: Plan) -> None:
+    known = WorkloadLatency("decode:1@1024", 200, 150, 14, 0, 0)
+    first = replace(plan, workloads=(known, WorkloadLatency("prefill:1x1024", None, None, 0, 0, 14)))
+    second = replace(other, workloads=(replace(known, plan_ns=170), replace(known, workload="prefill:1x1024")))
+    assert first.compare(second).latency == {"decode:1@1024": (150, 170)}
+
+
+def test_a_plan_does_not_differ_from_itself(plan: Plan) -> None:
+    assert plan.compare(plan).differences == ()
+
+
+def test_losses_by_different_methods_are_not_of_one_scale(plan: Plan, other: Plan) -> None:
+    assert plan.compare(other).same_prediction
+    assert not plan.compare(replace(other, method="svd")).same_prediction
+
+
+def test_plans_for_different_models_are_not_compared(plan: Plan, other: Plan) -> None:
+    with pytest.raises(PlanError) as failure:
+        plan.compare(replace(other, model="large", model_digest="f" * 64))
+    assert str(failure.value) == (
+        "a plan for tiny (000000000000) beside one for large (ffffffffffff); expected plans for the same model. "
+        "Compare plans that were made for the same weights."
+    )

@@ -37,6 +37,7 @@ class Provenance:
     calibration: Calibration
     profile: ProfileUsed
     factor: float
+    fused: bool = False
 
 
 def assemble(
@@ -58,6 +59,7 @@ def assemble(
     """
     choices = tuple(_site_choice(site, row) for site, row in zip(sites, chosen, strict=True))
     loss = float(sum(choice.loss for choice in choices))
+    used = sum(choice.params for choice in choices)
     dense_perplexity = float(np.exp(made_from.calibration.loss))
     return Plan(
         schema_version=SCHEMA,
@@ -68,11 +70,17 @@ def assemble(
         method=made_from.method,
         forms=made_from.forms,
         align=made_from.align,
+        fused=made_from.fused,
         seed=made_from.seed,
         calibration=made_from.calibration,
         profile=made_from.profile,
         budget=Budget(
-            budget, limit, sum(c.params for c in choices), sum(site.params for site in sites), made_from.model_params
+            asked=budget,
+            limit=limit,
+            used=used,
+            total=sum(site.params for site in sites),
+            model=made_from.model_params,
+            over=max(0, used - limit),
         ),
         latency=dict(latency),
         workloads=tuple(_workload(i, workload, chosen, dense) for i, workload in enumerate(workloads)),

@@ -1,8 +1,58 @@
-"""How others allocate: the rules that a plan is compared with."""
+"""How others allocate: the rules that a plan is compared with. None of them keeps the budget by itself."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
 
-from gac.forms import Weight
+from gac.forms import Weight, form_named
+from gac.sites import LossCurve
+
+
+@dataclass(frozen=True)
+class Allotted:
+    """What a rule gives a weight.
+
+    Attributes:
+        form: ``low_rank`` or ``dense``.
+        dim: what is stored and run.
+        rank: the dim whose loss it has; below ``dim`` where zeros pad it.
+    """
+
+    form: str
+    dim: int
+    rank: int
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """A way to bring a rank to a multiple of ``step``: ``nearest`` (a half goes up), ``down``, ``up`` or ``pad``.
+
+    ``pad`` fills up with zeros: the dim of ``up`` with the loss of the rank itself. No rank goes below one step.
+    """
+
+    way: str
+    step: int
+
+    def dim(self, rank: int) -> int:
+        return max(1, _STEPS[self.way](rank, self.step)) * self.step
+
+    def __str__(self) -> str:
+        return f"{self.way}{self.step}"
+
+
+def _up(rank: int, step: int) -> int:
+    return -(-rank // step)
+
+
+_STEPS: Mapping[str, Callable[[int, int], int]] = MappingProxyType(
+    {
+        "nearest": lambda rank, step: (rank + step // 2) // step,
+        "down": lambda rank, step: rank // step,
+        "up": _up,
+        "pad": _up,
+    }
+)
+ROUNDINGS = tuple(_STEPS)
 
 
 def uniform_ranks(weights: Sequence[Weight], budget: float) -> dict[str, int]:
@@ -17,3 +67,65 @@ def uniform_ranks(weights: Sequence[Weight], budget: float) -> dict[str, int]:
         weight.name: int(weight.out_features * weight.in_features * budget / (weight.out_features + weight.in_features))
         for weight in weights
     }
+
+
+def fisher_score(weight: Weight, curve: LossCurve) -> float:
+    """How much a parameter of the weight matters: what losing the whole weight costs, over its parameters.
+
+    PaLU scores a weight with the mean over its entries of the root of the mean squared gradient (Chang et al., PaLU,
+    arXiv 2407.21118). From a loss curve the nearest to it is the loss at rank 0, with the curvature of K-FAC
+    ``1/2 tr(G W A W^T)``: squared gradients too, but weighed by the squared weights, and without the root.
+    """
+    return float(curve.loss[0]) / weight.params
+
+
+def fisher_ranks(weights: Sequence[Weight], scores: Mapping[str, float], limit: int) -> dict[str, int]:
+    """PaLU's rule: ranks in proportion to the scores, rounded down, as many as the parameters allow.
+
+    PaLU shares out ranks between weights of one shape, ``rank_i = total * F_i / sum(F)``, and caps them (arXiv
+    2407.21118). Here shapes differ, so parameters are shared out: ``rank_i = floor(t F_i)`` with ``t`` such that the
+    pairs take ``limit`` together. A weight whose pair would be no smaller than itself is capped: it stays dense, and
+    the others share what it leaves.
+
+    Args:
+        scores: by weight name, 0 or more (``fisher_score``).
+        limit: parameters of all weights together.
+
+    Returns:
+        A rank of 1 or more for every weight; above ``largest_useful`` where it stays dense.
+    """
+    low_rank = form_named("low_rank")
+    ranks: dict[str, int] = {}
+    left, sharing = limit, list(weights)
+    while sharing:
+        whole = sum(scores[weight.name] * low_rank.params(weight, 1) for weight in sharing)
+        each = max(left, 0) / whole if whole else 0.0
+        shares = {weight.name: int(each * scores[weight.name]) for weight in sharing}
+        capped = [weight for weight in sharing if shares[weight.name] > low_rank.largest_useful(weight)]
+        if not capped:
+            return ranks | {name: max(1, share) for name, share in shares.items()}
+        ranks |= {weight.name: low_rank.full(weight) for weight in capped}
+        left -= sum(weight.params for weight in capped)
+        sharing = [weight for weight in sharing if weight.name not in ranks]
+    return ranks
+
+
+def allot(weights: Sequence[Weight], ranks: Mapping[str, int], rounding: Rounding | None = None) -> dict[str, Allotted]:
+    """Form and dim of every weight from its rank, rounded where asked.
+
+    A weight whose pair would have no fewer parameters than itself stays dense.
+
+    Args:
+        ranks: by weight name.
+    """
+    dense, low_rank = form_named("dense"), form_named("low_rank")
+    allotted = {}
+    for weight in weights:
+        rank = max(1, ranks[weight.name])
+        dim = rounding.dim(rank) if rounding else rank
+        if dim > low_rank.largest_useful(weight):
+            allotted[weight.name] = Allotted(dense.name, dense.full(weight), dense.full(weight))
+        else:
+            padded = rounding is not None and rounding.way == "pad"
+            allotted[weight.name] = Allotted(low_rank.name, dim, rank if padded else dim)
+    return allotted

@@ -1,34 +1,27 @@
 """From loss curves and a latency table to the candidates of a site."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from gac.allocation.latencies import UNKNOWN, Timing
 from gac.allocation.pareto import front
 from gac.errors import ProfileError
-from gac.forms import Form, Operation, Weight, form_named
-from gac.profiling.cliffs import sound_dims
+from gac.forms import Form, Weight, form_named
 from gac.profiling.table import Profile
 from gac.sites import CandidateSet, Floats, Ints, LossCurve, Site, SiteCurves, Workload
 
-UNKNOWN = -1
 _BATCH = 1 << 20
 
 
 @dataclass(frozen=True, eq=False)
-class Timing:
-    """Where latencies come from: a profile (or None: all unknown), the workloads, and the dtype it is asked for."""
-
-    profile: Profile | None
-    workloads: tuple[Workload, ...]
-    dtype: str
-
-
-@dataclass(frozen=True, eq=False)
 class _Rows:
-    """Candidates of some weights of a site, one a row; columns as in ``CandidateSet``."""
+    """Candidates of some weights of a site, one a row; columns as in ``CandidateSet``.
+
+    ``width``: output features of the GEMM that the weights share, as long as its latency is not in ``latency``.
+    """
 
     forms: NDArray[np.str_]
     dims: Ints
@@ -36,6 +29,7 @@ class _Rows:
     loss: Floats
     latency: Ints
     interpolated: Ints
+    width: Ints
 
     def __len__(self) -> int:
         return len(self.params)
@@ -58,7 +52,8 @@ def candidates(
     """Every form and dim worth choosing for a site.
 
     Each weight may stay dense or take one of its ranks; a site with neurons may instead take one of its
-    widths, the same for all its weights. The combinations of several weights are reduced to those that no other
+    widths, the same for all its weights. Where first GEMMs are fused, the latency is that of the one GEMM, at its own
+    width, and of what is left of each weight. The combinations of several weights are reduced to those that no other
     one beats or equals in params and loss (and in the latency of every workload where ``keep_latency``), which loses no
     optimum as long as nothing else is limited. The dense site always stays.
 
@@ -96,55 +91,64 @@ def dense_candidate(
 def _one_by_one(site: Site, curves: SiteCurves | None, timing: Timing, align: bool, keep_latency: bool) -> _Rows:
     """All combinations of the weights' own choices, reduced after each weight."""
     rows: _Rows | None = None
-    for weight in site.weights:
-        options = _options(form_named("dense"), weight, np.array([form_named("dense").full(weight)]), None, timing)
+    for at, weight in enumerate(site.weights):
+        fused = at in site.fused
+        options = _options(form_named("dense"), weight, _full(weight), None, timing, fused)
         if curves is not None and weight.name in curves.low_rank:
             form = form_named("low_rank")
-            dims = _dims(form, [weight], form.largest_useful(weight), timing, align)
-            options = _concatenated([options, _options(form, weight, dims, curves.low_rank[weight.name], timing)])
+            dims = _dims(form, [weight], form.largest_useful(weight), timing, align, [fused])
+            options = _concatenated(
+                [options, _options(form, weight, dims, curves.low_rank[weight.name], timing, fused)]
+            )
         rows = options if rows is None else _combined(rows, options, keep_latency)
+        if fused and at == site.fused[-1]:
+            rows = _reduced(_with_fused_gemm(rows, weight.in_features, timing), keep_latency)
     assert rows is not None, "a site without weights"
     return rows
 
 
 def _together(form: Form, site: Site, curve: LossCurve, timing: Timing, align: bool) -> _Rows:
     """One dim for all weights of the site, below the full one."""
-    dims = _dims(form, site.weights, curve.full - 1, timing, align)
-    parts = [_options(form, weight, dims, None, timing) for weight in site.weights]
-    rows = parts[0]
-    for part in parts[1:]:
-        rows = _beside(rows, part)
-    return _Rows(rows.forms, rows.dims, rows.params, curve.loss[dims], rows.latency, rows.interpolated)
+    fused = [at in site.fused for at in range(len(site.weights))]
+    dims = _dims(form, site.weights, curve.full - 1, timing, align, fused)
+    return replace(_side_by_side(site, form, [dims] * len(fused), timing), loss=curve.loss[dims])
 
 
-def _dims(form: Form, weights: Sequence[Weight], largest: int, timing: Timing, align: bool) -> Ints:
+def _dense(site: Site, timing: Timing) -> _Rows:
+    return _side_by_side(site, form_named("dense"), [_full(weight) for weight in site.weights], timing)
+
+
+def _side_by_side(site: Site, form: Form, dims: Sequence[Ints], timing: Timing) -> _Rows:
+    """Every weight in the form, each at its dims, row by row."""
+    rows: _Rows | None = None
+    for at, (weight, ours) in enumerate(zip(site.weights, dims, strict=True)):
+        part = _options(form, weight, ours, None, timing, at in site.fused)
+        rows = part if rows is None else _beside(rows, part)
+        if site.fused and at == site.fused[-1]:
+            rows = _with_fused_gemm(rows, weight.in_features, timing)
+    assert rows is not None, "a site without weights"
+    return rows
+
+
+def _full(weight: Weight) -> Ints:
+    return np.array([form_named("dense").full(weight)])
+
+
+def _dims(
+    form: Form, weights: Sequence[Weight], largest: int, timing: Timing, align: bool, fused: Sequence[bool]
+) -> Ints:
     """The dims from 1 to the largest, and of those the sound ones where dims are to be aligned."""
     dims = np.arange(1, largest + 1, dtype=np.int64)
-    if not align:
-        return dims
-    assert timing.profile is not None
-    for weight in weights:
-        operations = [form.operation(weight, 1, rows) for rows in _rows_of(timing.workloads)]
-        axis = form.axis(weight)
-        assert axis is not None
-        fixed = [_fixed(operation, axis) for operation in operations]
-        dims = dims[sound_dims(timing.profile, operations[0].operator, fixed, axis, dims, timing.dtype)]
+    if align:
+        for weight, joins in zip(weights, fused, strict=True):
+            dims = dims[timing.sound(form, weight, dims, joins)]
     return dims
 
 
-def _rows_of(workloads: Sequence[Workload]) -> list[int]:
-    """Rows of each workload; soundness without a workload is asked for a single row."""
-    return [workload.rows for workload in workloads] or [1]
-
-
-def _fixed(operation: Operation, axis: str) -> dict[str, int]:
-    return {name: size for name, size in operation.shape if name != axis}
-
-
-def _options(form: Form, weight: Weight, dims: Ints, curve: LossCurve | None, timing: Timing) -> _Rows:
+def _options(form: Form, weight: Weight, dims: Ints, curve: LossCurve | None, timing: Timing, fused: bool) -> _Rows:
     """One weight in one form at each of the dims."""
     count = len(dims)
-    latency, measured = _latency(form, weight, dims, timing)
+    latency, measured = timing.of_weight(form, weight, dims, fused)
     return _Rows(
         forms=np.full((count, 1), form.name),
         dims=dims[:, None],
@@ -152,37 +156,19 @@ def _options(form: Form, weight: Weight, dims: Ints, curve: LossCurve | None, ti
         loss=np.zeros(count) if curve is None else curve.loss[dims],
         latency=latency,
         interpolated=((latency != UNKNOWN) & ~measured).astype(np.int64),
+        width=np.array([form.fused(weight, dim) if fused else 0 for dim in dims.tolist()], dtype=np.int64),
     )
 
 
-def _latency(form: Form, weight: Weight, dims: Ints, timing: Timing) -> tuple[Ints, NDArray[np.bool_]]:
-    """Latency in ns (-1 where unknown) and whether it was measured, both of shape ``(dims, workloads)``."""
-    shape = (len(dims), len(timing.workloads))
-    latency, measured = np.full(shape, UNKNOWN, dtype=np.int64), np.zeros(shape, dtype=np.bool_)
-    if timing.profile is None or len(dims) == 0:
-        return latency, measured
-    axis = form.axis(weight)
-    for column, workload in enumerate(timing.workloads):
-        operation = form.operation(weight, int(dims[0]), workload.rows)
-        if axis is not None:
-            fixed = _fixed(operation, axis)
-            latency[:, column], measured[:, column] = timing.profile.latency(
-                operation.operator, fixed, axis, dims, timing.dtype
-            )
-        else:
-            point = timing.profile.point(operation, timing.dtype)
-            if point is not None:
-                latency[:, column], measured[:, column] = point, True
-    return latency, measured
-
-
-def _dense(site: Site, timing: Timing) -> _Rows:
-    form = form_named("dense")
-    parts = [_options(form, weight, np.array([form.full(weight)]), None, timing) for weight in site.weights]
-    rows = parts[0]
-    for part in parts[1:]:
-        rows = _beside(rows, part)
-    return rows
+def _with_fused_gemm(rows: _Rows, in_features: int, timing: Timing) -> _Rows:
+    """The same rows with the latency of the GEMM that their weights share, which is then accounted for."""
+    latency, measured = timing.of_fused(in_features, rows.width)
+    return replace(
+        rows,
+        latency=_sum_of_latencies(rows.latency, latency),
+        interpolated=rows.interpolated + ((latency != UNKNOWN) & ~measured),
+        width=np.zeros_like(rows.width),
+    )
 
 
 def _beside(left: _Rows, right: _Rows) -> _Rows:
@@ -194,6 +180,7 @@ def _beside(left: _Rows, right: _Rows) -> _Rows:
         left.loss + right.loss,
         _sum_of_latencies(left.latency, right.latency),
         left.interpolated + right.interpolated,
+        left.width + right.width,
     )
 
 
@@ -220,10 +207,15 @@ def _pair_criteria(left: _Rows, right: _Rows, keep_latency: bool) -> Floats:
 
 
 def _criteria(rows: _Rows, keep_latency: bool) -> Floats:
-    """Params, loss and, where they are to be kept, latencies, infinite where unknown (exact integers below 2**53)."""
+    """Params, loss and, where they are to be kept, latencies, infinite where unknown (exact integers below 2**53).
+
+    The latency of a shared GEMM may fall as it gets wider: until it is known, only rows of one width are compared.
+    """
     columns = [rows.params, rows.loss]
     if keep_latency:
         columns += list(np.where(rows.latency == UNKNOWN, np.inf, rows.latency).T)
+        if rows.width.any():
+            columns += [rows.width, -rows.width]
     return np.stack(columns, axis=1).astype(np.float64)
 
 

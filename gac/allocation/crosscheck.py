@@ -1,15 +1,23 @@
 """The same instance through OR-Tools CP-SAT: a second opinion on an exact answer."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from time import perf_counter
 
 import numpy as np
 
 from gac.allocation.knapsack import Group, Solution
 from gac.allocation.knapsack.cp import cp_sat
 from gac.allocation.knapsack.instance import reduced, to_units
+from gac.allocation.problem import Decision
 from gac.errors import GacError
+from gac.plan import Plan
 
+logger = logging.getLogger("gac")
+
+_SECONDS = 60.0
 _SUM_BITS = 60
 _TOLERANCE = 1e-9
 
@@ -19,15 +27,44 @@ class CrossCheck:
     """What CP-SAT says: its status, the value of its choice (None without one) and its lower bound.
 
     All in units of ``Solution.unit``, with each group's smallest loss counted as 0; ``value`` is the solution's own.
+    ``seconds`` is what it took.
     """
 
     status: str
     objective: int | None
     bound: float
     value: int
+    seconds: float
+
+    @property
+    def verdict(self) -> str:
+        """In words; without a proof of its own, CP-SAT can only fail to contradict."""
+        if self.objective is None:
+            return "CP-SAT found no choice in time, and contradicts nothing"
+        if self.objective < self.value:
+            return f"CP-SAT found a choice that loses {1 - self.objective / self.value:.3g} less, within the stated gap"
+        if self.status == "OPTIMAL":
+            return "CP-SAT agrees: it proved the same optimum"
+        return "CP-SAT found nothing better, and proved nothing in time"
 
 
-def crosscheck(groups: Sequence[Group], limits: Sequence[int], solution: Solution, seconds: float = 60.0) -> CrossCheck:
+def check_installed() -> None:
+    """Refuse to go on without OR-Tools.
+
+    Raises:
+        GacError: it is not installed.
+    """
+    if find_spec("ortools") is None:
+        raise GacError(
+            "OR-Tools is not installed",
+            "the package ortools, whose CP-SAT solves the instance a second time",
+            "Install it with pip install ortools, or do not ask to verify.",
+        )
+
+
+def crosscheck(
+    groups: Sequence[Group], limits: Sequence[int], solution: Solution, seconds: float = _SECONDS
+) -> CrossCheck:
     """Solve the instance with CP-SAT, in the integers that ``knapsack`` compared, and compare.
 
     CP-SAT needs the sum of all coefficients to fit int64; on large instances it is given losses without their last
@@ -37,9 +74,11 @@ def crosscheck(groups: Sequence[Group], limits: Sequence[int], solution: Solutio
         seconds: what CP-SAT may take; out of time, its best choice and its bound must still not contradict.
 
     Raises:
-        GacError: the two disagree (both values are named), the solution breaks a limit, or the costs are too
-            large for CP-SAT.
+        GacError: the two disagree (both values are named), the solution breaks a limit, the costs are too large for
+            CP-SAT, or OR-Tools is not installed.
     """
+    check_installed()
+    began = perf_counter()
     items = reduced(groups, [int(limit) for limit in limits]).items
     chosen = np.flatnonzero(np.asarray(solution.choice)[items.group] == items.origin)
     if len(chosen) != len(groups) or (items.used(chosen) > items.slack).any():
@@ -59,7 +98,7 @@ def crosscheck(groups: Sequence[Group], limits: Sequence[int], solution: Solutio
         )
     found = None if answer.choice is None else np.flatnonzero(worth)[answer.choice]
     objective = None if found is None else int(values[found].sum())
-    record = CrossCheck(answer.status, objective, answer.bound * 2.0**dropped, value)
+    record = CrossCheck(answer.status, objective, answer.bound * 2.0**dropped, value, perf_counter() - began)
     lowest = value if solution.certificate.status == "optimal" else value - solution.certificate.gap / solution.unit
     if (
         record.status == "INFEASIBLE"
@@ -74,3 +113,19 @@ def crosscheck(groups: Sequence[Group], limits: Sequence[int], solution: Solutio
             "Report this as a defect of GAC, with the instance.",
         )
     return record
+
+
+def verified(decision: Decision) -> Plan:
+    """The decision's plan after a cross-check of its instance; the verdict is logged, and kept in the certificate.
+
+    For a plan that a rule made, it is the exact choice behind its bound that is checked.
+
+    Raises:
+        GacError: as for ``crosscheck``.
+    """
+    logger.info("solving the same instance with CP-SAT, for %.0f s at most", _SECONDS)
+    record = crosscheck(decision.instance.groups, decision.instance.limits, decision.solution)
+    proof = decision.plan.certificate
+    verdict = record.verdict if proof is decision.solution.certificate else f"of its bound {record.verdict}"
+    logger.info("%s (%s, %.1f s)", verdict, record.status, record.seconds)
+    return replace(decision.plan, certificate=replace(proof, method=f"{proof.method}; {verdict}"))

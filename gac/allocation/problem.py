@@ -4,9 +4,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
+from numpy.typing import NDArray
+
 from gac.allocation.assemble import Provenance, assemble
 from gac.allocation.candidates import candidates, dense_candidate
-from gac.allocation.choose import budget_limit, choose, latency_limits
+from gac.allocation.knapsack import Group, Solution, knapsack
+from gac.allocation.latencies import UNKNOWN, Timing
+from gac.allocation.limits import budget_limit, latency_limits
 from gac.plan import Plan
 from gac.profiling.table import Profile
 from gac.sites import CandidateSet, Site, SiteCurves, Workload
@@ -36,6 +41,11 @@ class Problem:
     def params(self) -> int:
         """Parameters of the dense sites together."""
         return sum(site.params for site in self.sites)
+
+    @property
+    def timing(self) -> Timing:
+        """Where latencies come from, as for the candidates."""
+        return Timing(self.profile, self.workloads, "bf16")
 
     @cached_property
     def dense(self) -> list[CandidateSet]:
@@ -67,7 +77,69 @@ class Problem:
         ]
 
 
-def decide(problem: Problem, budget: float, latency: Mapping[str, float], made_from: Provenance) -> Plan:
+@dataclass(frozen=True, eq=False)
+class Instance:
+    """Candidates as a knapsack.
+
+    Attributes:
+        sets: for each site the candidates whose latency is known wherever it is limited.
+        groups: the same, with what they cost under each limit.
+        limits: parameters first, then ns for each limited workload.
+        names: what an error calls the limits.
+    """
+
+    sets: tuple[CandidateSet, ...]
+    groups: tuple[Group, ...]
+    limits: tuple[int, ...]
+    names: tuple[str, ...]
+
+    def solve(self) -> Solution:
+        """The choice that loses least, with its proof.
+
+        Raises:
+            BudgetError: the limits cannot be met; says what can be.
+        """
+        return knapsack(self.groups, self.limits, names=self.names)
+
+    def chosen(self, solution: Solution) -> list[CandidateSet]:
+        """The chosen row of each site."""
+        return [rows.row(item) for rows, item in zip(self.sets, solution.choice, strict=True)]
+
+
+@dataclass(frozen=True, eq=False)
+class Decision:
+    """A plan, and the instance whose exact solution made it or bounds it."""
+
+    plan: Plan
+    instance: Instance
+    solution: Solution
+
+
+def pose(sets: Sequence[CandidateSet], params: int, latency: Mapping[Workload, int | None]) -> Instance:
+    """The knapsack of these candidates.
+
+    Args:
+        params: most parameters of all sites together.
+        latency: from ``latency_limits`` (every site then has a candidate of known latency, the dense one); empty where
+            latency is not limited.
+    """
+    limited = {column: workload for column, workload in enumerate(latency) if latency[workload] is not None}
+    columns = list(limited)
+    known = tuple(_part(rows, (rows.latency[:, columns] != UNKNOWN).all(axis=1)) for rows in sets)
+    groups = tuple(
+        Group(rows.site, rows.loss, np.column_stack([rows.params, rows.latency[:, columns]])) for rows in known
+    )
+    limits = (params, *(ns for ns in latency.values() if ns is not None))
+    names = ("the parameter limit", *(f"the latency limit in ns for {workload}" for workload in limited.values()))
+    return Instance(known, groups, limits, names)
+
+
+def _part(rows: CandidateSet, keep: NDArray[np.bool_]) -> CandidateSet:
+    columns = {name: column[keep] for name, column in vars(rows).items() if name != "site"}
+    return CandidateSet(rows.site, **columns)
+
+
+def decide(problem: Problem, budget: float, latency: Mapping[str, float], made_from: Provenance) -> Decision:
     """The plan that loses least within the budget and the latency limits, with its certificate.
 
     Args:
@@ -80,9 +152,18 @@ def decide(problem: Problem, budget: float, latency: Mapping[str, float], made_f
     """
     limit = budget_limit(budget, problem.params)
     limits = latency_limits(problem.dense, problem.workloads, latency)
-    sets = problem.by_params_and_latency if latency else problem.by_params
-    rows, certificate = choose(problem.sites, sets, limit, limits)
-    chosen = [candidate_set.row(row) for candidate_set, row in zip(sets, rows, strict=True)]
-    return assemble(
-        problem.sites, chosen, problem.dense, budget, limit, problem.workloads, latency, certificate, made_from
+    instance = pose(problem.by_params_and_latency if latency else problem.by_params, limit, limits)
+    solution = instance.solve()
+    plan = assemble(
+        problem.sites,
+        instance.chosen(solution),
+        problem.dense,
+        budget,
+        limit,
+        problem.workloads,
+        latency,
+        solution.certificate,
+        made_from,
     )
+    assert not plan.budget.over, f"{plan.budget.used} parameters chosen, {limit} allowed"
+    return Decision(plan, instance, solution)

@@ -6,8 +6,10 @@ import click
 
 import gac
 from gac.cli.cliffs import cliffs
+from gac.cli.compare import compare
 from gac.cli.evaluate import evaluate
 from gac.cli.explain import explain
+from gac.cli.frontier import frontier
 from gac.cli.model import allocate, compress
 from gac.cli.profile import profile, profiles
 from gac.cli.study import study
@@ -29,11 +31,12 @@ def main() -> None:
     """GPU-aligned compression: smaller language models whose dimensions run fast on your GPU.
 
     Measure the GPU and learn where and why it collapses (profile, cliffs, explain, study), choose for every
-    weight at once what it becomes within a budget (allocate), apply that (compress), and check it (eval).
+    weight at once what it becomes within a budget (allocate) or within every budget (frontier), set choices beside
+    each other (compare), apply one (compress), and check it (eval).
     """
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("HF_HUB_VERBOSITY", "error")
 
 
-for _command in (profile, profiles, cliffs, explain, study, allocate, compress, evaluate):
+for _command in (profile, profiles, cliffs, explain, study, allocate, frontier, compare, compress, evaluate):
     main.add_command(_command)

@@ -60,7 +60,7 @@ def cliffs(
 
 
 def _check_plot(plot: Path) -> None:
-    from gac.reporting.plots import check_figure
+    from gac.reporting.page import check_figure
 
     check_figure(plot)
     check_file(plot, GacError)
@@ -108,7 +108,8 @@ def _has(sweep: "Sweep", shape: dict[str, int], dims: Dims) -> bool:
 
 
 def _draw(measured: "Profile", found: Sequence["Told"], dims: Dims, plot: Path, *, chosen: bool) -> None:
-    from gac.reporting.plots import atlas, figure_of_sweeps, save_figure
+    from gac.reporting.page import save_figure
+    from gac.reporting.plots import atlas, figure_of_sweeps
 
     pairs = [(told.sweep, told.cliffs) for told in found]
     save_figure(figure_of_sweeps(pairs, measured.header.gpu, dims) if chosen else atlas(measured), plot)

@@ -9,7 +9,7 @@ import click
 
 from gac.cli.checks import check_file, check_text
 from gac.cli.documents import plan_document
-from gac.cli.model import tokenizer_option
+from gac.cli.measuring import tokenizer_option
 from gac.cli.verb import Answer, Verb, note
 from gac.errors import GacError, ModelError
 from gac.files import atomic_path

@@ -6,14 +6,23 @@ from typing import Any
 
 import click
 
-from gac.cli.checks import check_file, check_text, check_writable
+from gac.cli.checks import check_file, check_writable
 from gac.cli.documents import plan_document
+from gac.cli.measuring import (
+    STATISTICS_KEPT,
+    align_option,
+    calibration_option,
+    form_option,
+    fuse_option,
+    method_option,
+    profile_option,
+    say_cost,
+    seed_option,
+    tokenizer_option,
+    workload_option,
+)
 from gac.cli.verb import Answer, Verb, note
 from gac.errors import CheckpointError, PlanError
-
-_STATISTICS_KEPT = (
-    "Finished layers, and sums at most two minutes old, are kept in GAC_HOME; the same command goes on from there."
-)
 
 
 def _latency(_ctx: click.Context, _option: click.Parameter, texts: Sequence[str]) -> float | dict[str, float] | None:
@@ -28,26 +37,14 @@ def _latency(_ctx: click.Context, _option: click.Parameter, texts: Sequence[str]
     return fractions.get("", fractions or None)
 
 
-tokenizer_option = click.option(
-    "--tokenizer", metavar="NAME", help="A tokenizer's directory or hub id, if not the model's."
-)
-
-
-@click.command(cls=Verb, resume=_STATISTICS_KEPT)
+@click.command(cls=Verb, resume=STATISTICS_KEPT)
 @click.argument("model")
 @click.option(
     "--budget", type=float, default=0.8, show_default=True, help="Kept fraction of the targeted weights' parameters."
 )
-@click.option("--profile", metavar="NAME|FILE", help="Latency table; by default this GPU's, without a GPU the H100's.")
-@click.option("--method", default="kfac", show_default=True, help="How errors are measured: kfac, svd-llm or svd.")
-@click.option(
-    "--form",
-    "forms",
-    multiple=True,
-    default=("low_rank", "narrow"),
-    show_default=True,
-    help="A form that competes with staying dense. Repeatable.",
-)
+@profile_option
+@method_option
+@form_option
 @click.option(
     "--latency",
     multiple=True,
@@ -55,23 +52,19 @@ tokenizer_option = click.option(
     metavar="F|WORKLOAD=F",
     help="Allowed fraction of the dense weights' latency, for every workload or (repeatable) for one.",
 )
+@workload_option
+@calibration_option
+@align_option
+@fuse_option
+@seed_option
 @click.option(
-    "--workload",
-    "workloads",
-    multiple=True,
-    default=("prefill:1x1024", "decode:1@1024"),
+    "--rule",
+    default="loss",
     show_default=True,
-    help="What latency is predicted for: prefill:BxS or decode:B@C. Repeatable.",
+    help="How the choice is made: loss (exact), or to compare it with importance, uniform or fisher; the last two also "
+    "rounded, as in uniform:down8, uniform:nearest16, fisher:pad64.",
 )
-@click.option(
-    "--calibration",
-    default="wiki-sample",
-    show_default=True,
-    metavar="TEXT[:NxL]",
-    help="wiki-sample, wikitext2, c4 or a file, and N windows of L tokens (64x1024).",
-)
-@click.option("--align/--no-align", default=True, show_default=True, help="Keep to dims that the profile shows sound.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Which calibration windows; 0: the first ones.")
+@click.option("--verify", is_flag=True, help="Solve it a second time, with OR-Tools CP-SAT.")
 @tokenizer_option
 @click.option(
     "-o",
@@ -90,7 +83,7 @@ def allocate(
     then picks the form and dim of every weight at once: the least loss within the budget, with a proof.
     """
     check_file(output, PlanError)
-    _say_cost(model, budget, calibration)
+    say_cost(model, budget, calibration)
     from gac.api import allocate as make_plan
     from gac.models.loading import load_tokenizer
     from gac.reporting.tables import plan_summary, plan_table
@@ -102,29 +95,7 @@ def allocate(
     return Answer({"path": str(output)} | plan_document(plan), lambda: [plan_table(plan), plan_summary(plan)])
 
 
-def _say_cost(model: str, budget: float, calibration: str) -> None:
-    """Read what is cheap to read, so that a wrong argument fails now, and say what the rest will take."""
-    from gac.allocation.choose import budget_limit
-    from gac.files import home
-    from gac.models.families import family_of
-    from gac.models.loading import load_config
-    from gac.sensitivity.calibration import STORE_BYTES, moment_bytes
-    from gac.sensitivity.text import TextSpec
-
-    spec = TextSpec.parse(calibration)
-    check_text(spec.name)
-    config = load_config(model)
-    sites = family_of(config).sites(config)
-    budget_limit(budget, sum(site.params for site in sites))
-    size = moment_bytes(sites)
-    kept = f"in {home() / 'statistics'}, used again where they are there" if size <= STORE_BYTES else "not kept on disk"
-    note(
-        f"{model}: {len(sites)} sites; calibration on {spec.windows} windows of {spec.length} tokens of {spec.name}; "
-        f"{size / 1e9:.2g} GB of statistics {kept}"
-    )
-
-
-@click.command(cls=Verb, resume=f"No checkpoint was written. {_STATISTICS_KEPT}")
+@click.command(cls=Verb, resume=f"No checkpoint was written. {STATISTICS_KEPT}")
 @click.argument("model")
 @click.option("--plan", "plan_file", type=click.Path(path_type=Path), required=True, help="Made by gac allocate.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="The checkpoint's directory.")

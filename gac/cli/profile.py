@@ -1,7 +1,7 @@
 """Commands that measure this machine's GPU, and list what was measured."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -47,6 +47,7 @@ def _number(_ctx: click.Context, _option: click.Parameter, value: float | None) 
     show_default=True,
     help="What the models run: prefill:BxS or decode:B@C. Repeatable.",
 )
+@click.option("--fuse", is_flag=True, help="Also what the models run where q/k/v, and gate/up, share one GEMM.")
 @click.option(
     "--sweep",
     "sweeps",
@@ -68,6 +69,7 @@ def _number(_ctx: click.Context, _option: click.Parameter, value: float | None) 
 def profile(
     models: Sequence[str],
     workloads: Sequence[str],
+    fuse: bool,
     sweeps: Sequence[str],
     dtype: str,
     passes: int,
@@ -88,7 +90,11 @@ def profile(
     from gac.profiling.timing.device import require_gpu
 
     require_gpu()
-    points = _points(models, workloads, sweeps or (() if models else (GENERAL,)), dtype)
+    points = (
+        *_model_points(models, workloads, fuse, dtype),
+        *(point for name in sweeps or (() if models else (GENERAL,)) for point in _sweep_points(name, dtype)),
+    )
+    points = tuple(dict.fromkeys(points))
     passes = 2 * passes if aa else passes
     if only_estimate:
         ahead = estimate(points, output, passes)
@@ -98,15 +104,15 @@ def profile(
     return _profiled(path, Profile.load(path), aa)
 
 
-def _points(models: Sequence[str], workloads: Sequence[str], sweeps: Sequence[str], dtype: str) -> tuple["Point", ...]:
-    """What was asked for, each point once."""
-    from gac.profiling.sweeps.coverage import model_points
+def _model_points(models: Sequence[str], workloads: Sequence[str], fuse: bool, dtype: str) -> Iterator["Point"]:
+    from gac.profiling.sweeps.coverage import fused_points, model_points
     from gac.sites import Workload
 
     parsed = [Workload.parse(text) for text in workloads]
-    found = [model_points(_config(model), parsed, dtype) for model in models]
-    found += [_sweep_points(name, dtype) for name in sweeps]
-    return tuple(dict.fromkeys(point for points in found for point in points))
+    for config in map(_config, models):
+        yield from model_points(config, parsed, dtype)
+        if fuse:
+            yield from fused_points(config, parsed, dtype)
 
 
 def _config(model: str) -> Any:
@@ -120,7 +126,7 @@ def _sweep_points(name: str, dtype: str) -> tuple["Point", ...]:
     if name == GENERAL:
         import torch
 
-        from gac.profiling.sweeps.coverage import general_points
+        from gac.profiling.sweeps.general import general_points
 
         return general_points(dtype, torch.cuda.get_device_capability())
     from gac.profiling.studies import study_named

@@ -51,13 +51,13 @@ class Llama(Family):
             block = f"{prefix}.self_attn"
             for kind, out, inside in attention:
                 name = f"{block}.{kind}"
-                found.append(Site(name, layer, kind, (Weight(name, out, inside),)))
+                found.append(Site(name, layer, kind, (Weight(name, out, inside, reads=block),)))
             name = f"{block}.o_proj"
             found.append(Site(name, layer, "o_proj", (Weight(name, hidden, query),)))
             mlp = f"{prefix}.mlp"
             weights = (
-                Weight(f"{mlp}.gate_proj", neurons, hidden, neurons="out"),
-                Weight(f"{mlp}.up_proj", neurons, hidden, neurons="out"),
+                Weight(f"{mlp}.gate_proj", neurons, hidden, neurons="out", reads=mlp),
+                Weight(f"{mlp}.up_proj", neurons, hidden, neurons="out", reads=mlp),
                 Weight(f"{mlp}.down_proj", hidden, neurons, neurons="in"),
             )
             found.append(Site(mlp, layer, "mlp", weights))

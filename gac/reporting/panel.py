@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from gac.profiling.cliffs import Cliffs
 from gac.profiling.mechanisms import Kernel, describe
 from gac.profiling.table import Sweep, alignment_class
+from gac.reporting.page import log_scale
 from gac.sites import Floats, Ints
 
 if TYPE_CHECKING:
@@ -161,7 +162,7 @@ def _changed(sweep: Sweep, before: int, after: int) -> str:
 def _scale(ax: "Axes", latency: Floats) -> None:
     """From zero, but logarithmic where the slowest dim is over 30 times the fastest."""
     if latency.max() > 30 * latency.min():
-        _log_scale(ax)
+        log_scale(ax)
     else:
         ax.set_ylim(0, 1.12 * float(latency.max()))
 
@@ -177,16 +178,6 @@ def _label(ax: "Axes", sweep: Sweep, unit: str) -> None:
     ax.set_xlabel(_AXES.get(f"{sweep.operator} {sweep.axis}", _AXES.get(sweep.axis, sweep.axis)))
     ax.set_ylabel(f"latency ({unit})")
     ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.24), ncols=2, **_NARROW)
-
-
-def _log_scale(ax: "Axes") -> None:
-    """Plain numbers at 1, 2 and 5 of every decade."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
-
-    ax.set_yscale("log")
-    ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-    ax.yaxis.set_minor_locator(NullLocator())
-    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _place: f"{value:,g}"))
 
 
 def _line_label(sweep: Sweep, line: NDArray[np.bool_], step: int) -> str:

@@ -1,37 +1,21 @@
 """Cliffs as figures: some sweeps, or the cliffs of a GPU on one page. matplotlib is loaded when a figure is made."""
 
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gac.errors import GacError, ProfileError
-from gac.files import atomic_path
+from gac.errors import ProfileError
 from gac.profiling.cliffs import Cliffs, find_cliffs
 from gac.profiling.table import Profile, Sweep
+from gac.reporting.page import page, require_matplotlib
 from gac.reporting.panel import plot_sweep
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-ENDINGS = (".png", ".pdf", ".svg")
 MOST_PANELS = 12
 
-_STYLE: Any = {
-    "font.size": 8,
-    "axes.titlesize": 8,
-    "axes.titlelocation": "left",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.linewidth": 0.6,
-    "xtick.major.width": 0.6,
-    "ytick.major.width": 0.6,
-    "legend.frameon": False,
-    "legend.fontsize": 7,
-    "pdf.fonttype": 42,
-    "svg.fonttype": "none",
-}
 _ATLAS = (  # operators, dtypes, axes: the first of each that was measured
     (("linear",), ("bf16", "fp16"), ("k",)),
     (("linear",), ("bf16", "fp16"), ("n",)),
@@ -57,19 +41,9 @@ def figure_of_sweeps(
         raise ProfileError(
             f"{len(found)} sweeps to plot", f"at most {MOST_PANELS}", "Choose fewer by operator, axis and shape."
         )
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-
-    columns = min(2, len(found))
-    rows = -(-len(found) // columns)
-    with rc_context(_STYLE):
-        figure = Figure(figsize=(3.65 * columns if columns > 1 else 5.6, 2.75 * rows + 0.35), layout="constrained")
-        figure.suptitle(title, fontsize=9, fontweight="bold", x=0.01, ha="left")
-        panels = figure.subplots(rows, columns, squeeze=False).flatten()
-        for ax, (sweep, cliffs) in zip(panels, found, strict=False):
+    with page(len(found), title) as (figure, panels):
+        for ax, (sweep, cliffs) in zip(panels, found, strict=True):
             plot_sweep(ax, sweep, cliffs, dims)
-        for ax in panels[len(found) :]:
-            ax.set_axis_off()
     return figure
 
 
@@ -91,46 +65,6 @@ def atlas(profile: Profile) -> "Figure":
         )
     header = profile.header
     return figure_of_sweeps(found, f"{header.gpu}, PyTorch {header.torch}, CUDA {header.cuda}")
-
-
-def check_figure(path: Path) -> None:
-    """Refuse, before any work, a figure that cannot be made.
-
-    Raises:
-        GacError: matplotlib is missing, or the file's ending is not .png, .pdf or .svg.
-    """
-    require_matplotlib()
-    if path.suffix.lower() not in ENDINGS:
-        raise GacError(
-            f"figure {path} ends in {repr(path.suffix) if path.suffix else 'nothing'}",
-            f"one of {', '.join(ENDINGS)}",
-            "Change the ending.",
-        )
-
-
-def save_figure(figure: "Figure", path: Path) -> None:
-    """Write a figure as its ending says, whole or not at all.
-
-    Raises:
-        GacError: as ``check_figure``.
-    """
-    check_figure(path)
-    from matplotlib import rc_context
-
-    with rc_context(_STYLE), atomic_path(path) as temporary:
-        figure.savefig(temporary, format=path.suffix.lower()[1:], dpi=200)
-
-
-def require_matplotlib() -> None:
-    """Refuse to go on without matplotlib.
-
-    Raises:
-        GacError: it is not installed.
-    """
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError as failure:
-        raise GacError("matplotlib is not installed", "it, for a figure", "Run pip install matplotlib.") from failure
 
 
 def _longest(profile: Profile, operators: Sequence[str], dtypes: Sequence[str], axes: Sequence[str]) -> Sweep | None:

@@ -1,44 +1,76 @@
 """Knapsack instances, and the answer by trying every choice."""
 
-import itertools
 import math
 
 import numpy as np
 
 from gac.allocation.knapsack import Group
 
-KINDS = ("ties", "convex", "scales", "correlated", "huge", "staircase", "non-monotone", "single")
+KINDS = (
+    "concave",
+    "staircase",
+    "non-monotone",
+    "ties",
+    "one candidate",
+    "zero costs",
+    "huge costs",
+    "infeasible",
+    "several limits",
+    "scales",
+    "correlated",
+)
 
 
-def random_instance(seed):
-    """Up to 6 groups of up to 7 items and 3 limits, of every kind in turn; some are infeasible."""
+def random_instance(seed, groups=6, items=7):
+    """1 to 4 limits, up to as many groups and items as given, of every kind in turn; some of each are infeasible."""
     rng = np.random.default_rng(seed)
     kind = KINDS[seed % len(KINDS)]
-    count = int(rng.integers(1, 4))
-    groups = [_group(f"g{number}", kind, count, rng) for number in range(int(rng.integers(1, 7)))]
-    low = [sum(int(group.costs[:, limit].min()) for group in groups) for limit in range(count)]
-    high = [sum(int(group.costs[:, limit].max()) for group in groups) for limit in range(count)]
-    shares = rng.uniform(-0.1, 1.1, count)
-    return groups, [math.floor(a + (b - a) * share) for a, b, share in zip(low, high, shares, strict=True)]
+    limits = int(rng.integers(2, 5) if kind == "several limits" else rng.choice([1, 1, 1, 2, 2, 3, 4]))
+    found = [_group(f"g{at}", kind, limits, items, rng) for at in range(int(rng.integers(groups // 6, groups + 1)))]
+    if kind == "infeasible":
+        return found, _just_too_little(found, limits, rng)
+    low, high = (np.array([end(group.costs, axis=0) for group in found]).sum(axis=0) for end in (np.min, np.max))
+    if rng.random() < 0.3:
+        return found, sum(group.costs[rng.integers(len(group.values))] for group in found).tolist()
+    shares = rng.uniform(-0.05, 1.1, limits)
+    return found, [math.floor(a + (b - a) * share) for a, b, share in zip(low, high, shares, strict=True)]
 
 
-def _group(name, kind, limits, rng):
-    items = 1 if kind == "single" and rng.random() < 0.5 else int(rng.integers(1, 8))
-    largest = {"ties": 3, "convex": 20, "huge": 2**53, "staircase": 10, "single": 30}.get(kind, 10**6)
+def _just_too_little(groups, limits, rng):
+    """One limit 1 short alone, or the last one short beside the others (such groups trade one cost for another)."""
+    total = np.array([group.costs.min(axis=0) for group in groups]).sum(axis=0)
+    largest = int(sum(group.costs.max() for group in groups))
+    most = [largest] * limits
+    if limits == 1 or rng.random() < 0.5:
+        at = int(rng.integers(limits))
+        most[at] = int(total[at]) - 1
+    else:
+        most[0] = int(rng.integers(total[0], largest + 1))
+        most[-1] = sum(int(group.costs[0, [0, -1]].sum()) for group in groups) - most[0] - 1
+    return most
+
+
+def _group(name, kind, limits, most, rng):
+    items = 1 if kind == "one candidate" and rng.random() < 0.5 else int(rng.integers(max(1, most // 3), most + 1))
+    largest = {"ties": 3, "huge costs": 2**53, "staircase": 10, "one candidate": 30}.get(kind, 10**6)
     costs = rng.integers(0, largest, (items, limits))
     values = rng.random(items)
     if kind == "ties":
         values = rng.integers(0, 4, items).astype(float)
-    elif kind == "convex":
-        costs, values = np.sort(costs, axis=0), np.sort(values)[::-1] ** 2
+    elif kind == "concave":
+        costs = np.sort(costs, axis=0)
+        values = np.cumsum(np.sort(rng.random(items)))[::-1].copy()
     elif kind == "scales":
         values *= 10.0 ** rng.integers(-12, 12)
     elif kind == "correlated":
-        values = costs.sum(axis=1) / 7
+        values = (2 * 10**6 * limits - costs.sum(axis=1)) / 7
     elif kind == "staircase":
         values = np.floor(values * 3) / 2
-    if rng.random() < 0.2:
-        costs[:, rng.integers(0, limits)] = 0
+    elif kind == "infeasible" and limits > 1:
+        costs[:, -1] = 10**6 - costs[:, 0]
+    if kind == "zero costs":
+        costs[rng.random(costs.shape) < 0.7] = 0
+        costs[:, rng.integers(limits)] *= rng.integers(2)
     return Group(name, values, costs)
 
 
@@ -47,14 +79,26 @@ def within(choice, groups, limits):
     return all(sum(costs) <= limit for costs, limit in zip(zip(*rows, strict=True), limits, strict=True))
 
 
+def every_sum(columns):
+    """The sums of every choice: one column of entries a group."""
+    total = np.zeros(1, columns[0].dtype)
+    for column in columns:
+        total = np.add.outer(total, column).ravel()
+    return total
+
+
+def fitting(groups, limits):
+    """Which of all choices are within the limits."""
+    fits = True
+    for at, limit in enumerate(limits):
+        fits = fits & (every_sum([group.costs[:, at] for group in groups]) <= limit)
+    return fits
+
+
 def brute_force(groups, limits):
     """The smallest sum of values within the limits, or None where there is no choice."""
-    sums = (
-        math.fsum(group.values[item] for group, item in zip(groups, choice, strict=True))
-        for choice in itertools.product(*(range(len(group.values)) for group in groups))
-        if within(choice, groups, limits)
-    )
-    return min(sums, default=None)
+    sums = every_sum([group.values for group in groups])[fitting(groups, limits)]
+    return float(sums.min()) if len(sums) else None
 
 
 def curves(groups=30, items=24, limits=1, seed=0, kept=0.6):

@@ -1,7 +1,75 @@
-from gac.allocation.baselines import uniform_ranks
-from gac.forms import Weight
+import numpy as np
+import pytest
+
+from gac.allocation.baselines import Allotted, Rounding, allot, fisher_ranks, fisher_score, uniform_ranks
+from gac.forms import Weight, form_named
+from gac.sites import LossCurve
+
+Q, K = Weight("q", 64, 64), Weight("k", 32, 64)
 
 
 def test_uniform_ranks_of_llama_3_8b_at_0_8() -> None:
     weights = [Weight("q", 4096, 4096), Weight("k", 1024, 4096), Weight("gate", 14336, 4096)]
     assert uniform_ranks(weights, 0.8) == {"q": 1638, "k": 655, "gate": 2548}
+
+
+def test_a_fisher_score_is_the_loss_at_rank_0_by_parameter() -> None:
+    assert fisher_score(Weight("w", 2, 4), LossCurve(np.array([4.0, 1.0, 0.0]))) == 0.5
+
+
+def test_fisher_ranks_are_proportional_to_the_scores() -> None:
+    weights = [Weight("a", 64, 64), Weight("b", 64, 64)]
+    assert fisher_ranks(weights, {"a": 1.0, "b": 3.0}, 128 * 32) == {"a": 8, "b": 24}
+
+
+def test_fisher_ranks_share_out_parameters_where_shapes_differ() -> None:
+    ranks = fisher_ranks([Q, K], {"q": 1.0, "k": 2.0}, 128 * 5 + 96 * 10)
+    assert ranks == {"q": 5, "k": 10}
+
+
+def test_a_weight_that_fisher_would_grow_stays_dense_and_leaves_the_rest_to_others() -> None:
+    weights = [Q, Weight("b", 64, 64), Weight("c", 64, 64)]
+    ranks = fisher_ranks(weights, {"q": 100.0, "b": 1.0, "c": 1.0}, Q.params + 128 * 20)
+    assert ranks == {"q": 64, "b": 10, "c": 10}
+
+
+@pytest.mark.parametrize("budget", [0.2, 0.5, 0.8, 1.0])
+def test_fisher_ranks_keep_the_limit(budget: float) -> None:
+    draw = np.random.default_rng(0)
+    weights = [Weight(f"w{at}", 64, int(size)) for at, size in enumerate(draw.integers(40, 200, 30))]
+    scores = {weight.name: float(draw.lognormal()) for weight in weights}
+    limit = int(budget * sum(weight.params for weight in weights))
+    given = allot(weights, fisher_ranks(weights, scores, limit))
+    assert sum(form_named(given[w.name].form).params(w, given[w.name].dim) for w in weights) <= limit
+
+
+def test_nothing_scores_anything() -> None:
+    assert fisher_ranks([Q, K], {"q": 0.0, "k": 0.0}, 1000) == {"q": 1, "k": 1}
+
+
+@pytest.mark.parametrize(
+    ("way", "dims"),
+    [
+        ("nearest", [8, 8, 8, 16, 16]),
+        ("down", [8, 8, 8, 8, 16]),
+        ("up", [8, 8, 16, 16, 16]),
+        ("pad", [8, 8, 16, 16, 16]),
+    ],
+)
+def test_roundings_to_8(way: str, dims: list[int]) -> None:
+    assert [Rounding(way, 8).dim(rank) for rank in (1, 8, 11, 12, 16)] == dims
+
+
+def test_padding_keeps_the_loss_of_the_rank_and_stores_the_padded_dim() -> None:
+    assert allot([Q], {"q": 20}, Rounding("pad", 8)) == {"q": Allotted("low_rank", 24, 20)}
+    assert allot([Q], {"q": 20}, Rounding("up", 8)) == {"q": Allotted("low_rank", 24, 24)}
+
+
+def test_a_pair_no_smaller_than_its_weight_stays_dense() -> None:
+    assert allot([Q], {"q": 31}) == {"q": Allotted("low_rank", 31, 31)}
+    assert allot([Q], {"q": 32}) == {"q": Allotted("dense", 64, 64)}
+    assert allot([Q], {"q": 20}, Rounding("pad", 64)) == {"q": Allotted("dense", 64, 64)}
+
+
+def test_no_rank_is_0() -> None:
+    assert allot([Q], {"q": 0}) == {"q": Allotted("low_rank", 1, 1)}

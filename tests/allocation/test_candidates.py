@@ -8,11 +8,11 @@ import pytest
 
 from gac.allocation import candidates as candidates_module
 from gac.allocation.candidates import candidates, dense_candidate
-from gac.allocation.choose import choose
+from gac.allocation.problem import pose
 from gac.errors import PlanError, ProfileError
-from gac.forms import Weight, form_named
+from gac.forms import Weight, form_named, linear
 from gac.profiling.table import Measurement, Profile
-from gac.sites import CandidateSet, LossCurve, Site, SiteCurves, Workload
+from gac.sites import CandidateSet, LossCurve, Site, SiteCurves, Workload, curves_together, run_together
 from tests.headers import make_header
 
 PREFILL, DECODE = Workload.parse("prefill:1x1024"), Workload.parse("decode:1@1024")
@@ -198,8 +198,7 @@ def test_no_optimum_under_a_latency_limit_is_lost(most: int) -> None:
     everything = timed_combinations(table)
     for limit in (250, 300, 400, 576):
         best = min(loss for params, loss, ns in everything if params <= limit and ns <= most)
-        chosen, _ = choose([MLP], [reduced], limit, {PREFILL: most})
-        assert reduced.loss[chosen[0]] == pytest.approx(best, abs=1e-12)
+        assert pose([reduced], limit, {PREFILL: most}).solve().certificate.value == pytest.approx(best, abs=1e-12)
 
 
 def test_latency_of_a_row_is_the_sum_over_its_weights() -> None:
@@ -240,3 +239,108 @@ def test_an_aligned_mlp_keeps_to_the_period_on_both_sides() -> None:
     slow = [row("linear", 300.0 if width % 8 else 100.0 + width, m=1024, k=8, n=width) for width in range(1, 129)]
     found = mlp_candidates(profile(*slow), forms=["narrow"], align=True)
     assert found.dims.tolist() == [[8] * 3, [16] * 3, [8] * 3]
+
+
+# --- weights that share their first GEMM ----------------------------------------------------------------------------
+
+
+QKV = tuple(
+    Site(name, 0, name, (Weight(name, out, 16, reads="attn"),)) for name, out in (("q", 12), ("k", 8), ("v", 8))
+)
+GATED = Site(
+    "mlp",
+    0,
+    "mlp",
+    (Weight("gate", 24, 8, "out", "mlp"), Weight("up", 24, 8, "out", "mlp"), Weight("down", 8, 24, "in")),
+)
+
+
+def fused_profile() -> Profile:
+    """Latencies that have nothing to do with size, of the GEMMs that fused weights run as."""
+    rng = np.random.default_rng(1)
+    shapes = {("n", 16, n) for n in range(3, 29)} | {("k", r, n) for r in range(1, 8) for n in (8, 12)}
+    shapes |= {("n", 8, n) for n in range(2, 49)} | {("k", r, n) for r in range(1, 25) for n in (8, 24)}
+    sizes = sorted({(k, n) for _, k, n in shapes})
+    rows = [row("linear", float(rng.integers(20, 90)), m=1024, k=k, n=n) for k, n in sizes]
+    rows += [row("low_rank", float(rng.integers(20, 90)), m=1024, k=24, r=r, n=8) for r in range(1, 7)]
+    return profile(*rows)
+
+
+def fused_site(sites: tuple[Site, ...]) -> tuple[Site, SiteCurves]:
+    (site,) = run_together(sites)
+    (curves,) = curves_together([site], [curves_of(one) for one in sites])
+    return site, curves
+
+
+def as_it_runs(site: Site, forms, dims, table: Profile) -> int:
+    """One GEMM for what is shared, and what is left of each weight."""
+    width, ns = 0, 0
+    for at, (weight, name, dim) in enumerate(zip(site.weights, forms, dims, strict=True)):
+        form = form_named(name)
+        left = form.after(weight, dim, 1024) if at in site.fused else form.operation(weight, dim, 1024)
+        width += form.fused(weight, dim) if at in site.fused else 0
+        ns += 0 if left is None else table.point(left)
+    return ns + table.point(linear(1024, site.weights[0].in_features, width))
+
+
+def fused_combinations(site: Site, curves: SiteCurves, table: Profile) -> list[tuple[int, float, int]]:
+    """(params, loss, ns) of all rank and dense combinations, and of all widths."""
+    low = form_named("low_rank")
+    options = [
+        [("dense", min(w.out_features, w.in_features), w.params, 0.0)]
+        + [
+            ("low_rank", r, low.params(w, r), curves.low_rank[w.name].loss[r])
+            for r in range(1, low.largest_useful(w) + 1)
+        ]
+        for w in site.weights
+    ]
+    found = []
+    for parts in itertools.product(*options):
+        forms, dims, params, loss = zip(*parts, strict=True)
+        found.append((sum(params), float(sum(loss)), as_it_runs(site, forms, dims, table)))
+    if curves.narrow is not None:
+        found += [
+            (3 * 8 * w, float(curves.narrow.loss[w]), as_it_runs(site, ["narrow"] * 3, [w] * 3, table))
+            for w in range(1, 24)
+        ]
+    return found
+
+
+def test_sites_that_read_the_same_input_become_one() -> None:
+    merged = run_together((*QKV, Q, GATED))
+    assert [(site.name, site.fused) for site in merged] == [("attn.q+k+v", (0, 1, 2)), ("q", ()), ("mlp", (0, 1))]
+    assert [weight.name for weight in merged[0].weights] == ["q", "k", "v"]
+
+
+@pytest.mark.parametrize("sites", [QKV, (GATED,)], ids=["qkv", "gated"])
+def test_the_latency_of_fused_weights_is_that_of_the_gemms_they_run_as(sites) -> None:
+    table = fused_profile()
+    site, curves = fused_site(sites)
+    found = candidates(
+        site, curves, forms=["low_rank", "narrow"], profile=table, workloads=[PREFILL], align=False, keep_latency=True
+    )
+    assert (found.latency > 0).all()
+    for forms, dims, latency in zip(found.forms, found.dims.tolist(), found.latency[:, 0], strict=True):
+        assert as_it_runs(site, forms, dims, table) == latency
+
+
+@pytest.mark.parametrize("sites", [QKV, (GATED,)], ids=["qkv", "gated"])
+@pytest.mark.parametrize("share", [0.3, 0.5, 0.8])
+def test_no_optimum_of_fused_weights_is_lost(sites, share: float) -> None:
+    table = fused_profile()
+    site, curves = fused_site(sites)
+    reduced = candidates(
+        site, curves, forms=["low_rank", "narrow"], profile=table, workloads=[PREFILL], align=False, keep_latency=True
+    )
+    everything = fused_combinations(site, curves, table)
+    limit = int(share * site.params)
+    for most in np.quantile([ns for params, _, ns in everything if params <= limit], [0.01, 0.1, 0.5]).astype(int):
+        best = min(loss for params, loss, ns in everything if params <= limit and ns <= most)
+        solution = pose([reduced], limit, {PREFILL: int(most)}).solve()
+        assert solution.certificate.value == pytest.approx(best, abs=1e-12)
+
+
+def test_a_fused_gemm_that_the_profile_lacks_makes_the_site_unknown() -> None:
+    site, _ = fused_site(QKV)
+    table = profile(*[row("linear", 9.0, m=1024, k=16, n=n) for n in (8, 12)])
+    assert dense_candidate(site, profile=table, workloads=[PREFILL]).latency.tolist() == [[-1]]

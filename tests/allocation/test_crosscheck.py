@@ -1,10 +1,11 @@
+import sys
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from knapsack_instances import curves, random_instance
 
-from gac.allocation.crosscheck import crosscheck
+from gac.allocation.crosscheck import CrossCheck, check_installed, crosscheck
 from gac.allocation.knapsack import Group, knapsack
 from gac.errors import BudgetError, GacError
 
@@ -58,3 +59,26 @@ def test_costs_too_large_for_cp_sat() -> None:
     groups = [Group(f"g{at}", np.linspace(1, 0, 31), costs) for at in range(30)]
     with pytest.raises(GacError, match="sums of all costs that fit int64, for CP-SAT"):
         crosscheck(groups, [2**56], knapsack(groups, [2**56]))
+
+
+@pytest.mark.parametrize(
+    ("status", "objective", "verdict"),
+    [
+        ("OPTIMAL", 100, "CP-SAT agrees: it proved the same optimum"),
+        ("OPTIMAL", 90, "CP-SAT found a choice that loses 0.1 less, within the stated gap"),
+        ("FEASIBLE", 120, "CP-SAT found nothing better, and proved nothing in time"),
+        ("UNKNOWN", None, "CP-SAT found no choice in time, and contradicts nothing"),
+    ],
+)
+def test_a_verdict_claims_no_more_than_was_proved(status: str, objective: int | None, verdict: str) -> None:
+    assert CrossCheck(status, objective, bound=0.0, value=100, seconds=1.0).verdict == verdict
+
+
+def test_without_or_tools_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ortools", None)
+    with pytest.raises(GacError) as caught:
+        check_installed()
+    assert str(caught.value) == (
+        "OR-Tools is not installed; expected the package ortools, whose CP-SAT solves the instance a second time. "
+        "Install it with pip install ortools, or do not ask to verify."
+    )

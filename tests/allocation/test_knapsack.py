@@ -1,14 +1,17 @@
-"""The exact knapsack beside brute force, HiGHS, and what must hold of any optimum."""
+"""The exact knapsack beside its peers, and what must hold of any optimum; ``knapsack_agreement.py`` does 10,000."""
 
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from knapsack_instances import brute_force, curves, random_instance, within
+from knapsack_instances import KINDS, brute_force, curves, random_instance, within
+from knapsack_peers import brute_force_finds, cp_sat_finds, fault, highs_finds
 
-from gac.allocation.knapsack import Group, Solution, core, knapsack
+from gac.allocation.knapsack import Group, Solution, core, deadline, knapsack, search
+from gac.allocation.knapsack.cp import Answer
 from gac.errors import BudgetError, GacError
 
 SMALL = st.integers(0, 12)
@@ -25,17 +28,44 @@ def check_proved(solution: Solution, groups: list[Group], limits: list[int]) -> 
     assert (proof.status, proof.gap, proof.lower_bound) == ("optimal", 0.0, proof.value)
 
 
-@pytest.mark.parametrize("seed", range(400))
-def test_equals_brute_force(seed: int) -> None:
-    groups, limits = random_instance(seed)
-    best = brute_force(groups, limits)
-    if best is None:
-        with pytest.raises(BudgetError):
-            knapsack(groups, limits)
-        return
-    solution = knapsack(groups, limits)
-    check_proved(solution, groups, limits)
-    assert solution.certificate.value == pytest.approx(best, rel=1e-13, abs=len(groups) * solution.unit)
+@pytest.mark.parametrize("seed", range(40 * len(KINDS)))
+def test_no_choice_is_better(seed: int) -> None:
+    assert fault(*random_instance(seed), brute_force_finds) == ""
+
+
+@pytest.mark.parametrize("seed", range(len(KINDS) - 1))
+def test_cp_sat_finds_nothing_better(seed: int) -> None:
+    assert fault(*random_instance(seed, groups=30, items=12), cp_sat_finds) == ""
+
+
+def test_the_value_is_the_sum_of_the_losses() -> None:
+    for seed in range(40):
+        groups, limits = random_instance(seed)
+        best = brute_force(groups, limits)
+        if best is not None:
+            solution = knapsack(groups, limits)
+            check_proved(solution, groups, limits)
+            assert solution.certificate.value == pytest.approx(best, rel=1e-13, abs=len(groups) * solution.unit)
+
+
+@st.composite
+def instances(draw: st.DrawFn) -> tuple[list[Group], list[int]]:
+    """Any losses, costs up to 2**53, and limits that are within 1 of what some choice uses."""
+    limits = draw(st.integers(1, 3))
+    loss = st.floats(0, 1e12) | st.integers(0, 3).map(float)
+    item = st.tuples(loss, st.lists(SMALL | st.integers(0, 2**53), min_size=limits, max_size=limits))
+    rows = draw(st.lists(st.lists(item, min_size=1, max_size=4), min_size=1, max_size=5))
+    groups = [
+        Group(f"g{at}", [loss for loss, _ in items], [costs for _, costs in items]) for at, items in enumerate(rows)
+    ]
+    picked = [draw(st.sampled_from(group.costs.tolist())) for group in groups]
+    return groups, [sum(column) + draw(st.integers(-1, 1)) for column in zip(*picked, strict=True)]
+
+
+@given(instances())
+@settings(max_examples=300, deadline=None)
+def test_limits_that_a_choice_just_meets_or_misses(instance: tuple[list[Group], list[int]]) -> None:
+    assert fault(*instance, brute_force_finds) == ""
 
 
 @given(
@@ -57,26 +87,10 @@ def test_integer_losses_are_solved_to_the_last_one(rows: list[list[tuple[int, in
         assert knapsack(groups, limits).certificate.value == best
 
 
-@pytest.mark.parametrize("limits", [1, 2, 3])
+@pytest.mark.parametrize("limits", [1, 2, 3, 4])
 @pytest.mark.parametrize("seed", [0, 1])
 def test_equals_highs(limits: int, seed: int) -> None:
-    from scipy.optimize import Bounds, LinearConstraint, milp
-
-    groups, most = curves(groups=40, items=16, limits=limits, seed=seed)
-    values = np.concatenate([group.values for group in groups])
-    costs = np.concatenate([group.costs for group in groups])
-    one_each = np.kron(np.eye(40), np.ones(16))
-    answer = milp(
-        values,
-        constraints=[LinearConstraint(one_each, 1, 1), LinearConstraint(costs.T, -np.inf, most)],
-        integrality=np.ones(len(values), dtype=int),
-        bounds=Bounds(0, 1),
-        options={"mip_rel_gap": 0},
-    )
-    solution = knapsack(groups, most)
-    check_proved(solution, groups, most)
-    assert solution.certificate.value == pytest.approx(answer.fun, rel=1e-6)
-    assert solution.certificate.value <= answer.fun + 1e-9
+    assert fault(*curves(groups=30, items=16, limits=limits, seed=seed), highs_finds) == ""
 
 
 @pytest.mark.parametrize("limits", [1, 2])
@@ -163,6 +177,17 @@ def test_subnormal_losses() -> None:
     assert knapsack(groups, [1]).choice == (1, 0)
 
 
+def test_limits_that_cannot_bind_are_not_kept_track_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(points: np.ndarray) -> None:
+        raise AssertionError("one limit needs no front of several columns")
+
+    groups, (most,) = curves(groups=60)
+    loose = [Group(group.name, group.values, np.hstack([group.costs, group.costs // 3])) for group in groups]
+    monkeypatch.setattr(core, "front", refuse)
+    monkeypatch.setattr(core, "_SIFT_FROM", 1)
+    assert knapsack(loose, [most, most]).choice == knapsack(groups, [most]).choice
+
+
 def test_many_equal_groups() -> None:
     groups = [Group(f"g{at}", [3.0, 1.0, 0.0], [[0], [2], [3]]) for at in range(2000)]
     solution = knapsack(groups, [2001])
@@ -179,13 +204,72 @@ def test_a_search_that_grows_too_large_is_settled_by_cp_sat(monkeypatch: pytest.
     assert "CP-SAT" in solution.certificate.method
 
 
+# --- out of time ----------------------------------------------------------------------------------------------------
+
+HARD = random_instance(560, groups=30, items=12)  # three limits, and losses that are a sum of the costs
+
+
+def check_bounded(solution: Solution, groups: list[Group], limits: list[int]) -> None:
+    assert within(solution.choice, groups, limits)
+    proof = solution.certificate
+    assert proof.status == "feasible"
+    assert 0 < proof.gap == pytest.approx(proof.value - proof.lower_bound)
+
+
 def test_out_of_time_it_says_feasible_and_how_far_the_bound_is() -> None:
     groups, most = curves(groups=60, limits=2)
     best = knapsack(groups, most).certificate.value
-    proof = knapsack(groups, most, seconds=0).certificate
-    assert proof.status == "feasible"
-    assert proof.gap == pytest.approx(proof.value - proof.lower_bound)
-    assert 0.99 * best < proof.lower_bound <= best <= proof.value < 1.1 * best
+    solution = knapsack(groups, most, seconds=0)
+    check_bounded(solution, groups, most)
+    assert 0.99 * best < solution.certificate.lower_bound <= best <= solution.certificate.value < 1.1 * best
+
+
+def test_a_hard_instance_without_time() -> None:
+    check_bounded(knapsack(*HARD, seconds=0), *HARD)
+
+
+@pytest.mark.parametrize("readings", [3, 10, 30, 50])
+def test_a_search_is_cut_short_wherever_it_is(monkeypatch: pytest.MonkeyPatch, readings: int) -> None:
+    class Clock:
+        now = 0.0
+
+        def monotonic(self) -> float:
+            self.now += 1.0
+            return self.now
+
+    monkeypatch.setattr(deadline, "time", Clock())
+    monkeypatch.setattr(search, "cp_sat", lambda *_, **__: Answer("UNKNOWN", None, 0.0))
+    groups, most = curves(groups=60, limits=2)
+    early = knapsack(groups, most, seconds=readings)
+    check_bounded(early, groups, most)
+    monkeypatch.undo()
+    best = knapsack(groups, most).certificate.value
+    assert early.certificate.lower_bound <= best <= early.certificate.value
+
+
+def test_what_cp_sat_finds_without_a_proof_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    groups, most = curves(groups=60, limits=2)
+    first = knapsack(groups, most, seconds=0).certificate.value
+    exact = search.cp_sat
+    monkeypatch.setattr(core, "MOST_STATES", 4)
+    monkeypatch.setattr(search, "cp_sat", lambda *given, **hint: replace(exact(*given, **hint), status="FEASIBLE"))
+    solution = knapsack(groups, most)
+    check_bounded(solution, groups, most)
+    assert solution.certificate.value < first
+
+
+def test_cp_sat_loses_no_choice_of_large_costs() -> None:
+    assert fault(*random_instance(4351, groups=30, items=12), cp_sat_finds) == ""
+
+
+def test_out_of_time_before_any_choice_was_found() -> None:
+    groups = [Group(name, [0.0, 1.0], [[cost, 0], [0, cost]]) for name, cost in (("a", 2), ("b", 3), ("c", 3))]
+    with pytest.raises(BudgetError) as caught:
+        knapsack(groups, [4, 4], seconds=0)
+    assert str(caught.value) == (
+        "limit 2 of 4 beside limit 1: the time ran out before a choice was found or ruled out (best 8); expected a "
+        "choice that takes 4 or less. Raise the limit, or allow more seconds."
+    )
 
 
 # --- what cannot be solved ------------------------------------------------------------------------------------------
@@ -211,46 +295,95 @@ def test_limits_that_cannot_be_met_together() -> None:
     )
 
 
+def test_a_later_limit_out_of_reach_alone() -> None:
+    groups = [Group("a", [0.0, 1.0], [[9, 1], [1, 9]]), Group("b", [0.0], [[0, 3]])]
+    with pytest.raises(BudgetError) as caught:
+        knapsack(groups, [1, 3])
+    assert str(caught.value) == (
+        "limit 2 of 3 cannot be met: it falls short by 1; expected 4 or more, the smallest reachable "
+        "(group 'b' alone takes 3). Raise the limit, or add cheaper candidates."
+    )
+
+
 def test_a_group_without_an_item_within_both_limits() -> None:
     groups = [Group("a", [0.0, 1.0], [[9, 1], [1, 9]]), Group("b", [0.0], [[0, 0]])]
-    with pytest.raises(BudgetError, match="limit 2 of 5 cannot be met beside limit 1: it falls short by 4"):
+    with pytest.raises(BudgetError) as caught:
         knapsack(groups, [5, 5])
+    assert str(caught.value) == (
+        "limit 2 of 5 cannot be met beside limit 1: it falls short by 4; expected 9 or more, the smallest reachable "
+        "beside limit 1 (group 'a' alone takes 9). Raise the limit, or add cheaper candidates."
+    )
+
+
+def test_one_unit_short_of_a_sum_beyond_float64() -> None:
+    groups = [Group(name, [0.0, 1.0], [[0, 2**53 + 1], [1, 2**53]]) for name in "abc"]
+    assert knapsack(groups, [2, 3 * 2**53 + 1]).used == (2, 3 * 2**53 + 1)
+    with pytest.raises(BudgetError, match=r"limit 2 of 27021597764222976 .* it falls short by 1;"):
+        knapsack(groups, [2, 3 * 2**53])
+
+
+NUMBERS = "expected one number an item, and one item at least. Give every group a one-dimensional array of losses."
+LOSSES = "expected finite losses, 0 or more. Remove the item, or shift the group's losses so that the smallest is 0."
+WHOLE = "expected integers that fit int64. Round the costs up to whole units (parameters, ns, bytes) first."
+ROWS = "expected shape (2, limits). Give one row an item and one column a limit."
+LENGTHS = "expected one entry an item, all of one length. Give every item one value and one cost under each limit."
 
 
 @pytest.mark.parametrize(
     ("values", "costs", "message"),
     [
-        ([], np.zeros((0, 1), int), "group 'x' has values of shape (0,) and type float64"),
-        ([0.0, np.nan], [[1], [2]], "group 'x' has value nan at item 1"),
-        ([0.0, np.inf], [[1], [2]], "group 'x' has value inf at item 1"),
-        ([-0.5, 1.0], [[1], [2]], "group 'x' has value -0.5 at item 0"),
-        ([0.0, 1.0], [[1.5], [2.0]], "group 'x' has costs of type float64"),
-        ([0.0, 1.0], [[1], [2**70]], "group 'x' has costs of type object"),
-        ([0.0, 1.0], [[1], [-2]], "group 'x' has cost -2 at item 1, limit 0"),
-        ([0.0, 1.0], [1, 2], "group 'x' has costs of shape (2,) for 2 items"),
-        ([0.0, 1.0], [[1]], "group 'x' has costs of shape (1, 1) for 2 items"),
-        ([True, False], [[1], [2]], "group 'x' has values of shape (2,) and type bool"),
+        ([], np.zeros((0, 1), int), f"group 'x' has values of shape (0,) and type float64; {NUMBERS}"),
+        ([True, False], [[1], [2]], f"group 'x' has values of shape (2,) and type bool; {NUMBERS}"),
+        ([0.0, np.nan], [[1], [2]], f"group 'x' has value nan at item 1; {LOSSES}"),
+        ([0.0, np.inf], [[1], [2]], f"group 'x' has value inf at item 1; {LOSSES}"),
+        ([-0.5, 1.0], [[1], [2]], f"group 'x' has value -0.5 at item 0; {LOSSES}"),
+        ([0.0, 1.0], [[1.5], [2.0]], f"group 'x' has costs of type float64; {WHOLE}"),
+        ([0.0, 1.0], [[1], [2**70]], f"group 'x' has costs of type object; {WHOLE}"),
+        ([0.0, 1.0], [1, 2], f"group 'x' has costs of shape (2,) for 2 items; {ROWS}"),
+        ([0.0, 1.0], [[1]], f"group 'x' has costs of shape (1, 1) for 2 items; {ROWS}"),
+        ([0.0, 1.0], [[1], [2, 3]], f"group 'x' has costs that make no array: their lengths differ; {LENGTHS}"),
+        (
+            [0.0, 1.0],
+            [[1], [-2]],
+            "group 'x' has cost -2 at item 1, limit 0; expected costs of 0 or more. "
+            "Correct the cost; an unknown cost cannot be limited.",
+        ),
     ],
 )
 def test_a_malformed_group_is_named(values: list, costs: list, message: str) -> None:
     with pytest.raises(GacError) as caught:
         Group("x", values, costs)
-    assert caught.value.given == message
+    assert str(caught.value) == message
+
+
+ONE = Group("a", [0.0], [[1]])
 
 
 @pytest.mark.parametrize(
-    ("groups", "limits", "message"),
+    ("groups", "limits", "names", "message"),
     [
-        ([], [1], "0 groups and 1 limits"),
-        ([Group("a", [0.0], [[1]])], [], "1 groups and 0 limits"),
-        ([Group("a", [0.0], [[1]])], [1, 2], "group 'a' has costs under 1 limits"),
-        ([Group("a", [0.0], [[1]])], [1.5], "limits [1.5]"),
+        ([], [1], [], "0 groups and 1 limits; expected one of each at least. Give a group and a limit."),
+        ([ONE], [], [], "1 groups and 0 limits; expected one of each at least. Give a group and a limit."),
+        (
+            [ONE],
+            [1, 2],
+            [],
+            "group 'a' has costs under 1 limits; expected 2, as many as there are limits. "
+            "Give one column of costs a limit.",
+        ),
+        (
+            [ONE],
+            [1.5],
+            [],
+            "limits [1.5]; expected integers. Round the limits down to whole units (parameters, ns, bytes).",
+        ),
+        ([ONE], [1], ["a", "b"], "2 names for 1 limits; expected one name a limit. Name every limit, or none."),
     ],
 )
-def test_a_malformed_instance(groups: list[Group], limits: list, message: str) -> None:
+def test_a_malformed_instance(groups: list[Group], limits: list, names: list[str], message: str) -> None:
     with pytest.raises(GacError) as caught:
-        knapsack(groups, limits)
-    assert caught.value.given == message
+        knapsack(groups, limits, names=names)
+    assert str(caught.value) == message
 
 
 def test_costs_whose_sums_would_overflow() -> None:

@@ -1,6 +1,6 @@
 """The exact knapsack beside HiGHS (gap 0) and CP-SAT (2 workers) on the same instances, in ms.
 
-    python tests/benchmarks/bench_knapsack.py [--seconds 60] [--pairs 50]
+    python tests/benchmarks/bench_knapsack.py [--seconds 60] [--pairs 50] [--points 100]
 
 Losses are synthetic: squared singular values that decay as those of a trained model do. Costs are exact.
 """
@@ -149,10 +149,24 @@ def limit_pairs(count: int, seconds: float) -> None:
         print(f"  {name:6} median {statistics.median(samples):9.1f}  largest {max(samples):9.1f}")
 
 
+def many_budgets(points: int) -> None:
+    """Llama-3-8B, every multiple of 64, one exact solve a budget from 0.3 to 1.0."""
+    groups, (total,) = llama(4096, 14336, 1024, 32, 64, 1.0)
+    spent, proved = [], 0
+    for _ in range(REPEATS):
+        start = time.perf_counter()
+        solutions = [knapsack(groups, [int(kept * total)]) for kept in np.linspace(0.3, 1.0, points)]
+        spent.append(time.perf_counter() - start)
+        proved = sum(solution.certificate.status == "optimal" for solution in solutions)
+    print(f"\nLlama-3-8B, multiples of 64, {points} budgets from 0.3 to 1.0: {proved} proved optimal")
+    print(f"  all {points}: median {statistics.median(spent):.2f} s of {REPEATS} (shortest {min(spent):.2f} s)")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=60.0, help="time limit of each peer and instance")
     parser.add_argument("--pairs", type=int, default=50, help="how many pairs of limits")
+    parser.add_argument("--points", type=int, default=100, help="how many budgets in a row")
     given = parser.parse_args()
     print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, NumPy {np.__version__}")
     print(f"{'instance':40}{'items':>11}{'ours ms':>11}{'HiGHS ms':>11}{'CP-SAT ms':>11}   status and loss of each")
@@ -164,6 +178,7 @@ def main() -> None:
         times = "".join(f"{ms:11.1f}" for ms, _ in results)
         print(f"{name:40}{items:11,}{times}   {'; '.join(said for _, said in results)}", flush=True)
     limit_pairs(given.pairs, given.seconds)
+    many_budgets(given.points)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ Runs on the GPU where there is one. ``--windows`` shortens the evaluation; ratio
 
 import argparse
 import copy
-import dataclasses
 import json
 import math
 import platform
@@ -17,11 +16,9 @@ from typing import Any
 import torch
 
 import gac
-from gac.allocation.baselines import uniform_ranks
 from gac.files import atomic_path
-from gac.forms import form_named
 from gac.models.loading import Loaded, load_model
-from gac.plan import Plan, SiteChoice, WeightChoice
+from gac.plan import Plan
 
 
 def main() -> None:
@@ -39,10 +36,10 @@ def main() -> None:
     dense = gac.perplexity(loaded.model, loaded.tokenizer, windows=asked.windows)
     print(f"dense {dense}")
     for budget in asked.budgets:
-        plan = allocate(loaded, budget, asked, "kfac")
+        plan = allocate(loaded, budget, asked, "kfac", "loss")
         rows.append(measured(loaded, plan, "gac kfac", dense.value, asked.windows))
     for budget in asked.baseline_budgets:
-        plan = uniform(allocate(loaded, budget, asked, "svd-llm"), budget)
+        plan = allocate(loaded, budget, asked, "svd-llm", "uniform")
         rows.append(measured(loaded, plan, "uniform svd-llm", dense.value, asked.windows))
     factors = [row["measured"] / row["predicted"] for row in rows if row["allocation"] == "gac kfac"]
     result = {
@@ -60,34 +57,16 @@ def main() -> None:
     print(f"measured / predicted ln(ppl ratio): {', '.join(f'{factor:.3f}' for factor in factors)}")
 
 
-def allocate(loaded: Loaded, budget: float, asked: argparse.Namespace, method: str) -> Plan:
+def allocate(loaded: Loaded, budget: float, asked: argparse.Namespace, method: str, rule: str) -> Plan:
     return gac.allocate(
         loaded.model,
         budget,
         profile=asked.profile,
         method=method,
+        rule=rule,
         calibration=asked.calibration,
         tokenizer=loaded.tokenizer,
     )
-
-
-def uniform(plan: Plan, budget: float) -> Plan:
-    """The same provenance, every weight at SVD-LLM's own rank."""
-    ranks = uniform_ranks([weight.weight for weight in plan.weights], budget)
-    sites = tuple(_at_ranks(site, ranks) for site in plan.sites)
-    used = sum(site.params for site in sites)
-    nothing = dataclasses.replace(plan.prediction, loss=0.0, perplexity=plan.prediction.dense_perplexity)
-    return dataclasses.replace(
-        plan, sites=sites, budget=dataclasses.replace(plan.budget, used=used), prediction=nothing
-    )
-
-
-def _at_ranks(site: SiteChoice, ranks: dict[str, int]) -> SiteChoice:
-    weights: tuple[WeightChoice, ...] = tuple(
-        dataclasses.replace(weight, form="low_rank", dim=ranks[weight.name]) for weight in site.weights
-    )
-    params = sum(form_named(weight.form).params(weight.weight, weight.dim) for weight in weights)
-    return dataclasses.replace(site, weights=weights, params=params)
 
 
 def measured(loaded: Loaded, plan: Plan, name: str, dense: float, windows: int | None) -> dict[str, Any]:

@@ -9,7 +9,8 @@ from commands import answer, ranks, run, write_profile
 
 from gac.profiling.records import Point
 from gac.profiling.studies import STUDIES
-from gac.profiling.sweeps.coverage import general_points, model_points
+from gac.profiling.sweeps.coverage import fused_points, model_points
+from gac.profiling.sweeps.general import general_points
 from gac.profiling.sweeps.profiler import Estimate
 
 
@@ -54,6 +55,11 @@ def test_a_model_is_measured_at_its_workloads(profiler: Profiler) -> None:
     assert run("profile", "--model", "smollm2", "--workload", "decode:4@64", "--dtype", "fp16").exit_code == 0
     assert {point.dtype for point in profiler.points} == {"fp16"}
     assert {point.operation.axes["m"] for point in profiler.points} == {4}
+
+
+def test_fused_shapes_come_on_top(profiler: Profiler) -> None:
+    assert run("profile", "--model", "smollm2", "--fuse").exit_code == 0
+    assert profiler.points == {*model_points("smollm2"), *fused_points("smollm2")}
 
 
 def test_sweeps_and_models_add_up(profiler: Profiler) -> None:

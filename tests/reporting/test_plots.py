@@ -14,8 +14,9 @@ from gac.errors import GacError
 from gac.profiling.cliffs import find_cliffs
 from gac.profiling.records import Header, Launch, Measurement
 from gac.profiling.table import Profile, Sweep
+from gac.reporting.page import check_figure, save_figure
 from gac.reporting.panel import plot_sweep
-from gac.reporting.plots import atlas, check_figure, figure_of_sweeps, save_figure
+from gac.reporting.plots import atlas, figure_of_sweeps
 from tests.headers import make_header
 
 NVJET = Launch("nvjet_sm90_tst_128x256_64x4_2x1_v_bz_coopA_TNN", (132, 1, 1), (384, 1, 1), 0)

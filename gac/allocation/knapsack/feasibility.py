@@ -1,47 +1,90 @@
 """Whether limits can be met at all, and if not, by how much they fall short."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from gac.allocation.knapsack.groups import Group, Solution
+from gac.allocation.knapsack.bounds import lagrangian
+from gac.allocation.knapsack.deadline import Deadline
+from gac.allocation.knapsack.groups import Group
+from gac.allocation.knapsack.instance import flatten, reduced_items, spread_of
+from gac.allocation.knapsack.ragged import Ragged
+from gac.allocation.knapsack.relaxation import relax
+from gac.allocation.knapsack.search import settle
 from gac.errors import BudgetError
 
-Solve = Callable[[Sequence[Group], Sequence[int]], Solution]
+
+@dataclass(frozen=True)
+class _Least:
+    """The choice found (one item index a group), what it takes of a limit, and a proved lower bound of that."""
+
+    choice: tuple[int, ...]
+    used: int
+    lower: int
 
 
 def within_limits(
-    groups: Sequence[Group], limits: Sequence[int], names: Sequence[str], solve: Solve
+    groups: Sequence[Group], limits: Sequence[int], names: Sequence[str], deadline: Deadline
 ) -> tuple[int, ...]:
-    """A choice within all limits: one limit after the other is minimised exactly under those before it.
-
-    Args:
-        solve: the knapsack itself, called with fewer limits and a cost for the loss.
+    """A choice within all limits: one limit after the other is minimised, in exact integers, under those before it.
 
     Raises:
-        BudgetError: there is none; names the limit that cannot be met beside the earlier ones, and what could be.
+        BudgetError: there is none; names the limit that cannot be met alone or beside the earlier ones, and what could
+            be. Or the deadline passed before there was a choice or a proof that there is none.
     """
-    choice = tuple(int(group.costs[:, 0].argmin()) for group in groups)
-    for limit, (name, most) in enumerate(zip(names, limits, strict=True)):
-        if limit:
-            choice = solve([_costs_as_losses(group, limit) for group in groups], limits[:limit]).choice
-        used = [int(group.costs[item, limit]) for group, item in zip(groups, choice, strict=True)]
-        if sum(used) > most:
-            raise _short(groups, name, most, used, names[:limit])
-    return choice
+    items = flatten(groups)
+    for limit, most in enumerate(limits):
+        alone = _cheapest(items, limit)
+        if alone.used > most:
+            raise _short(groups, alone, limit, most, names[limit], "")
+    found = _cheapest(items, 0)
+    for limit in range(1, len(limits)):
+        found = _least(items, limits, limit, found.choice, deadline)
+        if found.used > limits[limit]:
+            beside = f" beside {' and '.join(names[:limit])}"
+            raise _short(groups, found, limit, limits[limit], names[limit], beside)
+    return found.choice
 
 
-def _costs_as_losses(group: Group, limit: int) -> Group:
-    return Group(group.name, group.costs[:, limit].astype(np.float64), group.costs[:, :limit])
+def _cheapest(items: Ragged, limit: int) -> _Least:
+    """The choice that takes least of one limit, whatever it takes of the others."""
+    used = sum(items.cheapest[limit].tolist())
+    return _Least(tuple(items.origin[items.first_minimum(items.costs[limit])].tolist()), used, used)
 
 
-def _short(groups: Sequence[Group], name: str, limit: int, used: Sequence[int], kept: Sequence[str]) -> BudgetError:
-    smallest = sum(used)
+def _least(items: Ragged, limits: Sequence[int], limit: int, known: tuple[int, ...], deadline: Deadline) -> _Least:
+    """The choice that takes least of a limit within those before it, or one that takes no more than is allowed.
+
+    The knapsack itself, with that limit's costs for losses: they are integers already, so nothing is rounded.
+    """
+    instance = reduced_items(replace(items, values=items.costs[limit], costs=items.costs[:limit]), limits[:limit])
+    inside, start = instance.items, instance.positions(known)
+    spread_of(inside.values, inside)
+    used = sum(items.costs[limit, items.starts + np.asarray(known)].tolist())
+    zero = used - int(inside.values[start].sum())
+    relaxation = relax(inside)
+    if relaxation.choice is not None and inside.values[relaxation.choice].sum() < inside.values[start].sum():
+        start = relaxation.choice
+    bound = lagrangian(inside, relaxation.multipliers)
+    outcome = settle(inside, bound, start, deadline, enough=limits[limit] - zero)
+    return _Least(tuple(inside.origin[outcome.choice].tolist()), zero + outcome.value, zero + outcome.lower)
+
+
+def _short(groups: Sequence[Group], found: _Least, limit: int, most: int, name: str, beside: str) -> BudgetError:
+    if found.lower <= most:
+        return BudgetError(
+            f"{name} of {most}{beside}: the time ran out before a choice was found or ruled out (best {found.used})",
+            f"a choice that takes {most} or less",
+            "Raise the limit, or allow more seconds.",
+        )
+    used = [int(group.costs[item, limit]) for group, item in zip(groups, found.choice, strict=True)]
     largest = max(range(len(used)), key=used.__getitem__)
-    beside = f" beside {' and '.join(kept)}" if kept else ""
-    share = f"group {groups[largest].name!r} alone takes {used[largest]}"
+    proved = found.lower == found.used
+    short = f"{'' if proved else 'at least '}{found.lower - most}"
+    reachable = f"{found.lower} or more{', the smallest reachable' if proved else ''}{beside}"
     return BudgetError(
-        f"{name} of {limit} cannot be met{beside}: it falls short by {smallest - limit}",
-        f"{smallest} or more, the smallest reachable{beside} ({share})",
+        f"{name} of {most} cannot be met{beside}: it falls short by {short}",
+        f"{reachable} (group {groups[largest].name!r} alone takes {used[largest]})",
         "Raise the limit, or add cheaper candidates.",
     )

@@ -1,8 +1,10 @@
 """What a knapsack is given and what it returns."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gac.errors import GacError
 from gac.plan import Certificate
@@ -49,8 +51,19 @@ class Solution:
     unit: float
 
 
+def _array(name: str, what: str, given: Floats | Ints) -> NDArray[Any]:
+    try:
+        return np.asarray(given)
+    except ValueError:
+        raise GacError(
+            f"group {name!r} has {what} that make no array: their lengths differ",
+            "one entry an item, all of one length",
+            "Give every item one value and one cost under each limit.",
+        ) from None
+
+
 def _values(name: str, given: Floats) -> Floats:
-    values = np.asarray(given)
+    values = _array(name, "values", given)
     if values.size == 0 or values.ndim != 1 or values.dtype.kind not in "iuf":
         raise GacError(
             f"group {name!r} has values of shape {values.shape} and type {values.dtype}",
@@ -69,7 +82,7 @@ def _values(name: str, given: Floats) -> Floats:
 
 
 def _costs(name: str, given: Ints, items: int) -> Ints:
-    costs = np.asarray(given)
+    costs = _array(name, "costs", given)
     if costs.ndim != 2 or len(costs) != items:
         raise GacError(
             f"group {name!r} has costs of shape {costs.shape} for {items} items",

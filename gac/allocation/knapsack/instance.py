@@ -33,7 +33,12 @@ class Reduced:
         return found
 
 
-def reduced(items: Ragged, limits: Sequence[int]) -> Reduced:
+def reduced(groups: Sequence[Group], limits: Sequence[int]) -> Reduced:
+    """The groups flattened and reduced."""
+    return reduced_items(flatten(groups), limits)
+
+
+def reduced_items(items: Ragged, limits: Sequence[int]) -> Reduced:
     """Subtract each group's cheapest cost and smallest value, and divide out each limit's gcd.
 
     Items that break a limit even beside the cheapest of every other group are left out.
@@ -76,8 +81,8 @@ def flatten(groups: Sequence[Group]) -> Ragged:
     return Ragged(values, costs, starts, origin, np.zeros(len(costs), dtype=np.int64))
 
 
-def spread_of(costs: Ints, items: Ragged) -> int:
-    """The largest sum that costs (from 0) can come to with one item a group.
+def spread_of(costs: Floats | Ints, items: Ragged) -> int:
+    """The largest sum that integer costs (from 0) can come to with one item a group.
 
     Raises:
         GacError: it does not fit int64.

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from gac.allocation.knapsack.deadline import Deadline
 from gac.allocation.knapsack.states import States
 from gac.sites import Floats, Ints
 
@@ -23,16 +24,33 @@ class Joined:
     pairs: int
 
 
-def join(left: States, right: States, free: Ints, below: int, room: int, reach: int, multipliers: Floats) -> Joined:
+@dataclass(frozen=True, eq=False)
+class Wanted:
+    """Which pairs are looked for.
+
+    Attributes:
+        free: what the default choice leaves of each limit; negative where it breaks one.
+        below: the deviation of a choice's value must be smaller.
+        room: only choices whose reduced values sum to less are sure to be considered.
+        reach: a choice whose deviation is just ``below`` exceeds the bound by as much.
+        multipliers: the bound's, of each limit.
+    """
+
+    free: Ints
+    below: int
+    room: int
+    reach: int
+    multipliers: Floats
+
+
+def join(left: States, right: States, wanted: Wanted, deadline: Deadline) -> Joined:
     """The pair whose costs sum to at most ``free`` with the smallest sum of values, if that is less than ``below``.
 
-    Only pairs whose reduced values sum to less than ``room`` are sure to be considered. ``below`` stands for a value
-    that exceeds the bound by ``reach``, which with the bound's multipliers tells how much of a limit may stay unused.
-    Beyond ``MOST_PAIRS`` the rest is left out.
+    Beyond ``MOST_PAIRS``, or past the deadline, the rest is left out.
     """
-    if len(free) == 1:
-        return Joined(_join_one(left, right, int(free[0]), below), True, len(left))
-    return _join_several(left, right, free, below, room, reach, multipliers)
+    if len(wanted.free) == 1:
+        return Joined(_join_one(left, right, int(wanted.free[0]), wanted.below), True, len(left))
+    return _join_several(left, right, wanted, deadline)
 
 
 def _join_one(left: States, right: States, free: int, below: int) -> tuple[int, int] | None:
@@ -52,37 +70,42 @@ def _join_one(left: States, right: States, free: int, below: int) -> tuple[int, 
     return int(fits[best]), int(order[partner])
 
 
-def _join_several(
-    left: States, right: States, free: Ints, below: int, room: int, reach: int, multipliers: Floats
-) -> Joined:
+def _join_several(left: States, right: States, wanted: Wanted, deadline: Deadline) -> Joined:
     """Several limits: look only at the pairs that use nearly all of the limit whose use is tightest.
 
     A choice with reduced values R that leaves u of a limit unused has a value of at least bound + R + multiplier * u,
     so u < (reach - R) / multiplier. The right list is cut into classes of similar R, which keeps that window narrow.
     """
-    best: tuple[int, int] | None = None
-    pairs = 0
-    tightest = int(np.argmax(multipliers * (np.ptp(left.costs, axis=1) + np.ptp(right.costs, axis=1))))
+    best, below, pairs = None, wanted.below, 0
+    tightest = int(np.argmax(wanted.multipliers * (np.ptp(left.costs, axis=1) + np.ptp(right.costs, axis=1))))
+    multiplier = float(wanted.multipliers[tightest])
     by_reduced = np.argsort(right.reduced, kind="stable")
     for members in np.array_split(by_reduced, max(1, len(right) // _CLASS)):
         members = members[np.argsort(right.costs[tightest, members], kind="stable")]
         least = int(right.reduced[members].min()) + left.reduced
-        rows = np.flatnonzero(least < room)
-        most = free[tightest] - left.costs[tightest, rows]
-        first, end = _window(right.costs[tightest, members], most, reach - least[rows], float(multipliers[tightest]))
+        rows = np.flatnonzero(least < wanted.room)
+        most = wanted.free[tightest] - left.costs[tightest, rows]
+        first, end = _window(right.costs[tightest, members], most, wanted.reach - least[rows], multiplier)
         pairs += int((end - first).sum())
-        if pairs > MOST_PAIRS:
+        if pairs > MOST_PAIRS or deadline.passed:
             return Joined(best, False, pairs)
         for a, b in _pairs(rows, first, end):
-            b = members[b]
-            total = left.values[a] + right.values[b]
-            fits = np.flatnonzero(total < below)
-            a, b, total = a[fits], b[fits], total[fits]
-            fits = np.flatnonzero((left.costs[:, a] + right.costs[:, b] <= free[:, None]).all(axis=0))
-            if len(fits):
-                at = fits[total[fits].argmin()]
-                best, below = (int(a[at]), int(b[at])), int(total[at])
+            found = _best_of(left, right, a, members[b], wanted.free, below)
+            if found is not None:
+                best, below = found[:2], found[2]
     return Joined(best, True, pairs)
+
+
+def _best_of(left: States, right: States, a: Ints, b: Ints, free: Ints, below: int) -> tuple[int, int, int] | None:
+    """The pair (of ``a`` in left and ``b`` in right) of the smallest sum of values within the limits, and that sum."""
+    total = left.values[a] + right.values[b]
+    fits = np.flatnonzero(total < below)
+    a, b, total = a[fits], b[fits], total[fits]
+    fits = np.flatnonzero((left.costs[:, a] + right.costs[:, b] <= free[:, None]).all(axis=0))
+    if len(fits) == 0:
+        return None
+    at = fits[total[fits].argmin()]
+    return int(a[at]), int(b[at]), int(total[at])
 
 
 def _window(costs: Ints, most: Ints, spare: Ints, multiplier: float) -> tuple[Ints, Ints]:

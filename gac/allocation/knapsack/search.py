@@ -34,7 +34,8 @@ def settle(items: Ragged, bound: Bound, choice: Ints, deadline: Deadline, enough
 
     A choice with a value below ``bound.lower + margin`` consists of items whose reduced values are below the margin
     (reduced-cost fixing), so searching those alone decides whether there is one. Margins grow until one
-    holds the optimum or reaches the best known value. Where a search gives up, CP-SAT is asked once.
+    holds the optimum or reaches the best known value. Where a search gives up, which it does after half of the time
+    that is left, CP-SAT is asked once.
 
     Past the deadline, or with a value of ``enough`` or less, what has been found and proved so far is returned.
     """
@@ -44,18 +45,21 @@ def settle(items: Ragged, bound: Bound, choice: Ints, deadline: Deadline, enough
         target = min(value, bound.lower + margin)
         near = bound.reduced < target - bound.lower
         part, core = items.keep(near), int(near.sum())
-        found = better(part, bound.keep(near), target, min(value, bound.lower + _REACH * margin), deadline)
+        known = min(value, bound.lower + _REACH * margin)
+        found = better(part, bound.keep(near), target, known, Deadline.after(deadline.left / 2))
         if found.choice is not None:
             choice = np.flatnonzero(near)[found.choice]
             value = _value(items, choice)
-        if not found.complete:
-            return _settle_by_cp_sat(items, bound, choice, lower, deadline)
+        if not found.complete and lower < value:
+            if deadline.passed:
+                break
+            return _settle_by_cp_sat(items, bound, choice, lower, deadline.left)
         lower = min(value, target)
         margin, work = int(margin * _growth(found.work, work)) + 1, found.work
     return Outcome(choice, value, max(lower, 0), core, _LISTS)
 
 
-def _settle_by_cp_sat(items: Ragged, bound: Bound, choice: Ints, lower: int, deadline: Deadline) -> Outcome:
+def _settle_by_cp_sat(items: Ragged, bound: Bound, choice: Ints, lower: int, seconds: float) -> Outcome:
     """Ask CP-SAT for a choice better than this one; only a completed search is a proof, its float bound is not.
 
     In each group the smallest value and the lowest costs count 0, so that the sums fit int64 if they can.
@@ -70,7 +74,7 @@ def _settle_by_cp_sat(items: Ragged, bound: Bound, choice: Ints, lower: int, dea
         costs=part.costs - part.cheapest[:, part.group],
         slack=part.slack - part.cheapest.sum(axis=1),
     )
-    answer = cp_sat(shifted, seconds)
+    answer = cp_sat(shifted, seconds, hint=np.isin(np.flatnonzero(near), choice))
     if answer.choice is not None:
         found = np.flatnonzero(near)[answer.choice]
         assert (items.used(found) <= items.slack).all(), "CP-SAT broke a limit"

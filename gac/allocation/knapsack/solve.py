@@ -9,7 +9,7 @@ from gac.allocation.knapsack.bounds import Bound, lagrangian
 from gac.allocation.knapsack.deadline import Deadline
 from gac.allocation.knapsack.feasibility import within_limits
 from gac.allocation.knapsack.groups import Group, Solution
-from gac.allocation.knapsack.instance import OutOfReachError, Reduced, flatten, reduced, scaled, unit_of
+from gac.allocation.knapsack.instance import OutOfReachError, Reduced, reduced, scaled, unit_of
 from gac.allocation.knapsack.relaxation import relax
 from gac.allocation.knapsack.search import Outcome, settle
 from gac.errors import GacError
@@ -49,20 +49,21 @@ def knapsack(
     Raises:
         BudgetError: no choice is within the limits; says by how much, what is reachable, and which limit and group
             bind. Or the time was too short to find one or to prove that there is none.
-        GacError: no group or no limit; groups with another number of limits; a limit that is no integer.
+        GacError: no group or no limit; groups or names with another number of limits; a limit that is no
+            integer.
     """
     limits = _limits(groups, limits)
-    names = tuple(names) or tuple(f"limit {number}" for number in range(1, len(limits) + 1))
-    deadline, items = Deadline.after(seconds), flatten(groups)
+    names = _names(names, len(limits))
+    deadline = Deadline.after(seconds)
     try:
-        instance = reduced(items, limits)
+        instance = reduced(groups, limits)
     except OutOfReachError:
-        within_limits(groups, items, limits, names, deadline)
+        within_limits(groups, limits, names, deadline)
         raise AssertionError("a limit out of reach was met") from None
     relaxation = relax(instance.items)
     start = relaxation.choice
     if start is None:
-        start = instance.positions(within_limits(groups, items, limits, names, deadline))
+        start = instance.positions(within_limits(groups, limits, names, deadline))
     if not instance.items.values[start].any():
         return _all_smallest(groups, instance, start)
     items, start, unit = scaled(instance.items, start)
@@ -89,6 +90,12 @@ def _limits(groups: Sequence[Group], limits: Sequence[int]) -> tuple[int, ...]:
         raise GacError(
             f"limits {list(limits)}", "integers", "Round the limits down to whole units (parameters, ns, bytes)."
         ) from None
+
+
+def _names(names: Sequence[str], limits: int) -> tuple[str, ...]:
+    if names and len(names) != limits:
+        raise GacError(f"{len(names)} names for {limits} limits", "one name a limit", "Name every limit, or none.")
+    return tuple(names) or tuple(f"limit {number}" for number in range(1, limits + 1))
 
 
 def _all_smallest(groups: Sequence[Group], instance: Reduced, start: Ints) -> Solution:

@@ -1,6 +1,5 @@
 """Lists of partial choices, and the tree that remembers how each came about."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +12,8 @@ from gac.sites import Ints
 class States:
     """Partial choices, as deviations from the default choice.
 
+    One table, so that picking states is one indexing; its rows are the attributes.
+
     Attributes:
         costs: deviation under each limit, shape ``(limits, states)``.
         values: deviation of the value, shape ``(states,)``.
@@ -20,25 +21,33 @@ class States:
         node: place in the tree of choices, shape ``(states,)``.
     """
 
-    costs: Ints
-    values: Ints
-    reduced: Ints
-    node: Ints
+    table: Ints
 
     def __len__(self) -> int:
         return len(self.values)
 
-    def at(self, index: Ints | Mask) -> "States":
-        return States(self.costs[:, index], self.values[index], self.reduced[index], self.node[index])
+    @property
+    def costs(self) -> Ints:
+        costs: Ints = self.table[:-3]
+        return costs
 
-    @staticmethod
-    def concatenated(parts: Sequence["States"]) -> "States":
-        return States(
-            np.concatenate([part.costs for part in parts], axis=1),
-            np.concatenate([part.values for part in parts]),
-            np.concatenate([part.reduced for part in parts]),
-            np.concatenate([part.node for part in parts]),
-        )
+    @property
+    def values(self) -> Ints:
+        values: Ints = self.table[-3]
+        return values
+
+    @property
+    def reduced(self) -> Ints:
+        reduced: Ints = self.table[-2]
+        return reduced
+
+    @property
+    def node(self) -> Ints:
+        node: Ints = self.table[-1]
+        return node
+
+    def at(self, index: Ints | Mask) -> "States":
+        return States(self.table[:, index])
 
 
 class Tree:
@@ -51,8 +60,7 @@ class Tree:
 
     def root(self, limits: int) -> States:
         """The list of the default choice alone."""
-        zero = np.zeros(1, dtype=np.int64)
-        return States(np.zeros((limits, 1), dtype=np.int64), zero, zero, zero)
+        return States(np.zeros((limits + 3, 1), dtype=np.int64))
 
     def add(self, parents: Ints, items: Ints) -> Ints:
         """New nodes, each of one item added to a parent."""

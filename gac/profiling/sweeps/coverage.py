@@ -1,26 +1,21 @@
-"""Which shapes a sweep measures: those that one model's allocation needs, or those that describe a GPU generally."""
+"""Which shapes one model's allocation needs, from its config alone."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 from gac.errors import ModelError, ProfileError, did_you_mean
-from gac.forms import FORMS, Form, Operation, Weight
+from gac.forms import FORMS, Form, Operation, Weight, form_named, linear
 from gac.models.families import family_of, text_config
 from gac.models.shapes import SHAPES
-from gac.profiling.operators import operation
 from gac.profiling.records import Point
-from gac.profiling.table import COARSEST_CLASS
-from gac.sites import Workload
+from gac.profiling.sweeps.spacing import every_dim, spaced_dims
+from gac.sites import Site, Workload, run_together
 
 WORKLOADS = (Workload.parse("prefill:1x1024"), Workload.parse("decode:1@1024"))
 DTYPES = ("bf16", "fp16")
-FP8_SINCE = (8, 9)
 
 _AFFORDED = 700
-
-
-# --- one model ------------------------------------------------------------------------------------------------------
 
 
 def model_points(model: Any, workloads: Sequence[Workload] = WORKLOADS, dtype: str = "bf16") -> tuple[Point, ...]:
@@ -38,65 +33,49 @@ def model_points(model: Any, workloads: Sequence[Workload] = WORKLOADS, dtype: s
         ModelError: the name is unknown, or the config's architecture is not supported.
         ProfileError: there is no workload, or the dtype is none of the two.
     """
-    _check_dtype(dtype)
-    if not workloads:
-        raise ProfileError("no workload", "at least one", f"Use {WORKLOADS[0]} and {WORKLOADS[1]}, the default.")
-    config = text_config(_config(model))
-    weights = {replace(weight, name="") for site in family_of(config).sites(config) for weight in site.weights}
-    rows = sorted({workload.rows for workload in workloads})
+    sites, rows = _sites(model), _rows(workloads, dtype)
+    weights = {replace(weight, name="", reads=None) for site in sites for weight in site.weights}
     shapes = _shapes(weights, every_dim)
     if len(shapes) > _AFFORDED:
         shapes = _shapes(weights, spaced_dims)
-    operations = (form.operation(weight, dim, count) for form, weight, dim in shapes for count in rows)
-    return tuple(dict.fromkeys(Point(one, dtype) for one in operations))
+    return _points((form.operation(weight, dim, count) for form, weight, dim in shapes for count in rows), dtype)
 
 
-def every_dim(largest: int) -> tuple[int, ...]:
-    """The multiples of 8 along an axis that goes up to ``largest``, and misaligned probes; sorted."""
-    return _sorted({*range(8, largest + 1, 8), *_probes(largest)}, largest)
+def fused_points(model: Any, workloads: Sequence[Workload] = WORKLOADS, dtype: str = "bf16") -> tuple[Point, ...]:
+    """What it looks up besides where weights that read the same input (q/k/v, gate/up) are fused.
 
-
-def spaced_dims(largest: int) -> tuple[int, ...]:
-    """The dims to measure where not all can be, sorted; between them no multiple of 8 goes without a latency.
-
-    - The multiples of 32, from 1024 on those of 64, from 4096 on those of 128: most of what an allocation chooses was
-      measured.
-    - Of each alignment class 8, 16 and 32, dims near enough for ``gac.profiling.table.interpolate``.
-    - Misaligned probes: 1, 2 and 4 below powers of two, as evidence for the alignment period.
+    One GEMM, up to the width of all of them, and each second factor by itself, at ``spaced_dims``. Arguments and
+    errors are those of ``model_points``.
     """
-    ladders = (dim for step in (8, 16, 32) for dim in _ladder(step, largest))
-    return _sorted({*_measured(largest), *ladders, *_probes(largest)}, largest)
+    sites, rows = _sites(model), _rows(workloads, dtype)
+    distinct = {(site.kind, *((w.out_features, w.in_features) for w in site.weights)): site for site in sites}
+    return _points((one for site in distinct.values() for count in rows for one in _fused(site, count)), dtype)
 
 
-def _measured(largest: int) -> Iterator[int]:
-    yield from range(32, min(largest, 1024) + 1, 32)
-    yield from range(1024, min(largest, 4096) + 1, 64)
-    yield from range(4096, largest + 1, 128)
-    yield largest // 64 * 64
+def check_dtype(dtype: str) -> None:
+    """Refuse what no sweep measures.
+
+    Raises:
+        ProfileError: the dtype is neither ``bf16`` nor ``fp16``.
+    """
+    if dtype not in DTYPES:
+        raise ProfileError(f"dtype {dtype!r}", f"one of {', '.join(DTYPES)}", "Correct the name.")
 
 
-def _ladder(step: int, largest: int) -> Iterator[int]:
-    """Odd multiples of a step up to the last one, as far apart as interpolation reaches: 64, or a dim's quarter."""
-    last = ((largest // step - 1) | 1) * step
-    dim = step
-    while dim < last:
-        yield dim
-        reach = max(COARSEST_CLASS, (dim + 2 * step) // 4)
-        dim += reach // (2 * step) * (2 * step)
-    yield last
+def _sites(model: Any) -> tuple[Site, ...]:
+    config = text_config(_config(model))
+    return run_together(family_of(config).sites(config))
 
 
-def _probes(largest: int) -> Iterator[int]:
-    """Odd dims, odd multiples of 2 and of 4: at least three of each where the axis reaches 128."""
-    below = (1, 2, 4) if largest >= 256 else (1, 2, 3, 4, 6, 12)
-    anchor = 64
-    while anchor <= largest:
-        yield from (anchor - offset for offset in below)
-        anchor *= 2
+def _rows(workloads: Sequence[Workload], dtype: str) -> list[int]:
+    check_dtype(dtype)
+    if not workloads:
+        raise ProfileError("no workload", "at least one", f"Use {WORKLOADS[0]} and {WORKLOADS[1]}, the default.")
+    return sorted({workload.rows for workload in workloads})
 
 
-def _sorted(dims: Iterable[int], largest: int) -> tuple[int, ...]:
-    return tuple(sorted(dim for dim in dims if 8 <= dim <= largest))
+def _points(operations: Iterable[Operation], dtype: str) -> tuple[Point, ...]:
+    return tuple(dict.fromkeys(Point(one, dtype) for one in operations))
 
 
 def _shapes(weights: Iterable[Weight], dims_of: Callable[[int], tuple[int, ...]]) -> list[tuple[Form, Weight, int]]:
@@ -117,6 +96,18 @@ def _dims(form: Form, weight: Weight, dims_of: Callable[[int], tuple[int, ...]])
     return dims_of(form.largest_useful(weight))
 
 
+def _fused(site: Site, rows: int) -> Iterator[Operation]:
+    weights, dense = [site.weights[at] for at in site.fused], form_named("dense")
+    if not weights:
+        return
+    widest = sum(dense.fused(weight, dense.full(weight)) for weight in weights)
+    yield from (linear(rows, weights[0].in_features, width) for width in sorted({*spaced_dims(widest), widest}))
+    for weight in weights:
+        for form in FORMS.values():
+            after = (form.after(weight, dim, rows) for dim in spaced_dims(form.largest_useful(weight)))
+            yield from (operation for operation in after if operation is not None)
+
+
 def _config(model: Any) -> Any:
     if not isinstance(model, str):
         return model
@@ -127,155 +118,3 @@ def _config(model: Any) -> Any:
         f"one of {', '.join(SHAPES)}, or a transformers config",
         did_you_mean(model, SHAPES, "Pass the model's config."),
     )
-
-
-def _check_dtype(dtype: str) -> None:
-    if dtype not in DTYPES:
-        raise ProfileError(f"dtype {dtype!r}", f"one of {', '.join(DTYPES)}", "Correct the name.")
-
-
-# --- a GPU generally ------------------------------------------------------------------------------------------------
-
-
-def general_points(dtype: str = "bf16", compute_capability: tuple[int, int] = (9, 0)) -> tuple[Point, ...]:
-    """About 5,000 points that describe a GPU: every operator along the axes that compression moves.
-
-    Args:
-        dtype: ``bf16`` or ``fp16``, of everything but the INT4 operators (bf16) and the fp8 ones.
-        compute_capability: fp8 is measured from (8, 9) on.
-
-    Raises:
-        ProfileError: the dtype is none of the two.
-    """
-    _check_dtype(dtype)
-    usual = (
-        *gemm_along_k_and_n(),
-        *gemm_along_m(),
-        *pairs_along_r(),
-        *shared_pairs_along_r(),
-        *batched_along_k_and_n(),
-        *heads_of_different_dims(),
-        *attention_prefill(),
-        *attention_decode(),
-        *attention_by_backend(),
-        *small_enough_for_l2(),
-        *copies(),
-    )
-    points = [Point(one, dtype) for one in usual]
-    points += [Point(one, dtype, "hot") for one in small_enough_for_l2()]
-    points += [Point(one, "bf16") for one in int4_along_m_and_n()]
-    if compute_capability >= FP8_SINCE:
-        points += [Point(one, "fp8") for one in fp8_along_k_and_n()]
-    return tuple(dict.fromkeys(points))
-
-
-def gemm_along_k_and_n() -> Iterator[Operation]:
-    """GEMMs, and GEMVs at m=1, beside 4096: at m=1024 every multiple of 8 and five unbroken stretches of integers."""
-    unbroken = (*_around(128, 24), *_around(256, 8), *_around(512, 8), *_around(1024, 16), *_around(2048, 8))
-    usual = {*range(8, 1025, 8), *range(64, 4097, 64), *_around(128, 24), *_around(1024, 16)}
-    few = {*range(128, 4097, 128), *_around(128, 8), *_around(1024, 8)}
-    dims = {1024: {*range(8, 4097, 8), *unbroken}, 1: usual, 16: few, 4096: few}
-    for m, ours in dims.items():
-        yield from _along("k", ours, "linear", m=m, n=4096)
-        yield from _along("n", ours, "linear", m=m, k=4096)
-
-
-def gemm_along_m() -> Iterator[Operation]:
-    """Where the heuristic changes kernels: every m up to 64, every 8 up to 512, every 64 up to 4096, and stretches."""
-    dims = {*range(1, 65), *range(8, 513, 8), *range(64, 4097, 64), *_around(128, 4), *_around(1024, 4)}
-    yield from _along("m", dims, "linear", k=4096, n=4096)
-    yield from _along("m", {*range(1, 33), *range(64, 2049, 64)}, "linear", k=4096, n=1024)
-
-
-def pairs_along_r() -> Iterator[Operation]:
-    """Low-rank pairs up to the rank that saves no parameters: square, to a narrow and to a wide output."""
-    unbroken = {*_around(256, 8), *_around(512, 8), *_around(1024, 16)}
-    yield from _along("r", {*range(8, 2049, 8), *unbroken}, "low_rank", m=1024, k=4096, n=4096)
-    yield from _along("r", {*range(32, 2049, 32), *unbroken}, "low_rank", m=1, k=4096, n=4096)
-    yield from _along("r", {*range(8, 817, 8), *_around(256, 8)}, "low_rank", m=1024, k=4096, n=1024)
-    yield from _along("r", {*range(64, 3137, 64), *_around(1024, 8)}, "low_rank", m=1024, k=4096, n=14336)
-    yield from _along("r", {*range(64, 3137, 64), *_around(1024, 8)}, "low_rank", m=1024, k=14336, n=4096)
-
-
-def shared_pairs_along_r() -> Iterator[Operation]:
-    """Pairs that share their first GEMM, as q/k/v and gate/up can."""
-    dims = {*range(32, 1025, 32), *_around(512, 4)}
-    for m in (1, 1024):
-        yield from _along("r", dims, "low_rank_shared", m=m, k=4096, n=1024, pairs=3)
-        yield from _along("r", dims, "low_rank_shared", m=m, k=4096, n=4096, pairs=2)
-
-
-def batched_along_k_and_n() -> Iterator[Operation]:
-    """One GEMM a head, the head_dim as K (scores) and as N (values)."""
-    dims = {*range(8, 257, 8), *_around(64, 8), *_around(128, 24)}
-    yield from _along("k", dims, "batched_gemm", b=32, m=512, n=512)
-    yield from _along("n", dims, "batched_gemm", b=32, m=512, k=512)
-
-
-def heads_of_different_dims() -> Iterator[Operation]:
-    """32 heads of dims from ``low`` to 128: one by one, in buckets, padded."""
-    for way in ("separate", "bucketed", "padded"):
-        yield from _along("low", range(64, 129, 8), f"batched_gemm_{way}", m=512, k=512, heads=32, high=128)
-
-
-def attention_prefill() -> Iterator[Operation]:
-    """Every head_dim from 8 to 256, causal and not; with four queries to a key head, multiples of 8 and some more."""
-    some = {*range(8, 257, 8), *_around(64, 4), *_around(112, 20)}
-    for name in ("sdpa", "sdpa_causal"):
-        yield from _along("d", range(8, 257), name, b=1, h=32, kv=32, s=1024, t=1024)
-        yield from _along("d", some, name, b=1, h=32, kv=8, s=1024, t=1024)
-
-
-def attention_decode() -> Iterator[Operation]:
-    """One query a sequence: every head_dim from 8 to 256 with four queries to a key head, and some with one."""
-    some = {*range(8, 257, 8), *_around(128, 8)}
-    yield from _along("d", range(8, 257), "sdpa", b=8, h=32, kv=8, s=1, t=2048)
-    yield from _along("d", some, "sdpa", b=8, h=32, kv=32, s=1, t=2048)
-
-
-def attention_by_backend() -> Iterator[Operation]:
-    """Each backend at multiples of 8, and at 107 and 129, which some refuse; the slow Math backend at fewer."""
-    for suffix in ("", "_causal"):
-        for backend in ("flash", "efficient", "cudnn"):
-            dims = {*range(8, 257, 8), 107, 129}
-            yield from _along("d", dims, f"sdpa_{backend}{suffix}", b=1, h=32, kv=32, s=1024, t=1024)
-        dims = {*range(32, 257, 32), 107, 129}
-        yield from _along("d", dims, f"sdpa_math{suffix}", b=1, h=8, kv=8, s=1024, t=1024)
-
-
-def small_enough_for_l2() -> Iterator[Operation]:
-    """Shapes of at most 16 MB, measured hot and cold: what a weight that stays in L2 would seem to cost."""
-    dims = range(64, 2049, 64)
-    yield from _along("n", dims, "linear", m=1, k=4096)
-    yield from _along("n", dims, "linear", m=1024, k=1024)
-    yield from _along("r", range(64, 1025, 64), "low_rank", m=1, k=4096, n=4096)
-
-
-def copies() -> Iterator[Operation]:
-    """Device bandwidth from 2 KiB to 512 MiB: powers of two and the sizes half-way between."""
-    yield from _along("n", (size for power in range(10, 29) for size in (2**power, 3 * 2 ** (power - 1))), "copy")
-
-
-def int4_along_m_and_n() -> Iterator[Operation]:
-    """Group-quantised weights, fused and dequantised: where fusing stops winning, and along the output."""
-    rows = {*range(1, 33), *range(40, 129, 8), *range(192, 513, 64)}
-    for name in ("int4_linear", "int4_linear_dequantised"):
-        yield from _along("m", rows, name, k=4096, n=4096, group=128)
-        yield from _along("n", range(64, 4097, 64), name, m=1, k=4096, group=128)
-
-
-def fp8_along_k_and_n() -> Iterator[Operation]:
-    """Multiples of 16, and four dims that break that rule; scaled by tensor, and at fewer dims by row."""
-    breaking = {8, 520, 1016, 1023}
-    fine, coarse = {*range(16, 1025, 16), *range(64, 4097, 64), *breaking}, {*range(64, 4097, 64), *breaking}
-    for name, dims in (("linear", fine), ("linear_rowwise", coarse)):
-        yield from _along("k", dims, name, m=1024, n=4096)
-        yield from _along("n", dims, name, m=1024, k=4096)
-
-
-def _along(axis: str, dims: Iterable[int], name: str, **fixed: int) -> Iterator[Operation]:
-    return (operation(name, **fixed, **{axis: dim}) for dim in sorted(dims))
-
-
-def _around(centre: int, half: int) -> range:
-    return range(centre - half, centre + half + 1)

@@ -13,8 +13,10 @@ from gac.forms import Operation, linear, low_rank
 from gac.models.shapes import SHAPES, Shapes
 from gac.profiling.operators import OPERATORS, operation
 from gac.profiling.records import Point
-from gac.profiling.sweeps import coverage
-from gac.profiling.sweeps.coverage import every_dim, general_points, model_points, spaced_dims
+from gac.profiling.sweeps import general
+from gac.profiling.sweeps.coverage import fused_points, model_points
+from gac.profiling.sweeps.general import general_points
+from gac.profiling.sweeps.spacing import every_dim, spaced_dims
 from gac.profiling.table import Sweep, alignment_class, interpolate
 from gac.sites import Workload
 
@@ -92,6 +94,16 @@ def test_most_sweet_spots_are_measured() -> None:
 def test_only_neurons_are_narrowed() -> None:
     wide = dims_along(LLAMA, "linear", "k", m=1, n=1024)
     assert wide == [4096]
+
+
+def test_fused_weights_run_one_gemm_and_second_factors() -> None:
+    points = fused_points("llama-3-8b")
+    widths = dims_along(points, "linear", "n", m=1, k=4096)
+    assert {6144, 28672} <= set(widths)
+    assert max({*dims_along(points, "linear", "k", m=1024, n=1024)} - {4096}) == 816
+    assert max({*dims_along(points, "linear", "k", m=1, n=14336)} - {4096}) == 3184
+    assert {point.operation.operator for point in points} == {"linear"}
+    assert len(set(points) - set(LLAMA)) < 700
 
 
 @pytest.mark.parametrize("largest", [64, 143, 287, 819, 1023, 2047, 4095, 14335, 28671])
@@ -233,7 +245,7 @@ def test_kernel_switches_along_m_are_seen_one_row_at_a_time() -> None:
 
 def test_parts_overlap_little() -> None:
     parts: list[list[Operation]] = [
-        list(getattr(coverage, name)())
+        list(getattr(general, name)())
         for name in ("gemm_along_k_and_n", "gemm_along_m", "pairs_along_r", "attention_prefill", "attention_decode")
     ]
     assert sum(map(len, parts)) - len(set().union(*parts)) < 40
@@ -241,7 +253,8 @@ def test_parts_overlap_little() -> None:
 
 def test_choosing_shapes_loads_no_torch() -> None:
     code = (
-        "import sys, gac.profiling.sweeps.coverage as made; made.general_points(); made.model_points('llama-3-8b');"
+        "import sys; from gac.profiling.sweeps.coverage import model_points; model_points('llama-3-8b');"
+        "from gac.profiling.sweeps.general import general_points; general_points();"
         "print({'torch', 'transformers'} & set(sys.modules))"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "set()"

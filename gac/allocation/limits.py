@@ -1,4 +1,4 @@
-"""The choice: one candidate a site, within the budget and the latency limits."""
+"""What a choice may take: a budget and latency limits, as fractions of the dense model's, in exact integers."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -6,11 +6,9 @@ from fractions import Fraction
 
 import numpy as np
 
-from gac.allocation.candidates import UNKNOWN
-from gac.allocation.knapsack import Group, knapsack
+from gac.allocation.latencies import UNKNOWN
 from gac.errors import BudgetError, ProfileError
-from gac.plan import Certificate
-from gac.sites import CandidateSet, Ints, Site, Workload
+from gac.sites import CandidateSet, Workload
 
 
 def budget_limit(budget: float, total: int) -> int:
@@ -72,59 +70,6 @@ def _latency_limit(dense: Sequence[CandidateSet], column: int, workload: Workloa
         if rows.latency[0, column] == UNKNOWN:
             raise _unprofiled(rows.site, str(workload))
     return _floor(fraction, sum(int(rows.latency[0, column]) for rows in dense))
-
-
-def choose(
-    sites: Sequence[Site],
-    candidate_sets: Sequence[CandidateSet],
-    budget_limit: int,
-    latency_limits: Mapping[Workload, int | None],
-    *,
-    seconds: float = 60.0,
-) -> tuple[list[int], Certificate]:
-    """The candidates that lose least in sum, with the proof.
-
-    Args:
-        sites: in the order of ``candidate_sets``.
-        budget_limit: most parameters of all sites together.
-        latency_limits: most ns of all sites together for each workload, in the order of the columns of the candidates'
-            latencies, None where not limited; empty where none is. Candidates whose latency under a limited workload
-            is unknown are left out.
-        seconds: as for ``knapsack``.
-
-    Returns:
-        The row of each site's candidate set, and the certificate.
-
-    Raises:
-        BudgetError: a limit cannot be met; says what can be.
-        ProfileError: a latency is limited, and a site has no candidate whose latency is known.
-    """
-    limited = [(column, workload) for column, (workload, ns) in enumerate(latency_limits.items()) if ns is not None]
-    columns = [column for column, _ in limited]
-    kept = [
-        _known(site, rows, columns, " and ".join(str(workload) for _, workload in limited))
-        for site, rows in zip(sites, candidate_sets, strict=True)
-    ]
-    groups = [
-        Group(rows.site, rows.loss[at], np.column_stack([rows.params[at], rows.latency[at][:, columns]]))
-        for rows, at in zip(candidate_sets, kept, strict=True)
-    ]
-    limits = [budget_limit, *(limit for limit in latency_limits.values() if limit is not None)]
-    names = ["the parameter limit", *(f"the latency limit in ns for {workload}" for _, workload in limited)]
-    solution = knapsack(groups, limits, names=names, seconds=seconds)
-    chosen = [int(at[item]) for at, item in zip(kept, solution.choice, strict=True)]
-    used = sum(int(rows.params[row]) for rows, row in zip(candidate_sets, chosen, strict=True))
-    assert used <= budget_limit, f"{used} parameters chosen, {budget_limit} allowed"
-    return chosen, solution.certificate
-
-
-def _known(site: Site, rows: CandidateSet, columns: Sequence[int], workloads: str) -> Ints:
-    """Rows whose latency is known in each of the columns."""
-    assert site.name == rows.site, f"candidates of {rows.site} for {site.name}"
-    known = (rows.latency[:, columns] != UNKNOWN).all(axis=1)
-    if not known.any():
-        raise _unprofiled(site.name, workloads)
-    return np.flatnonzero(known)
 
 
 def _unprofiled(site: str, workloads: str) -> ProfileError:

@@ -3,16 +3,12 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from gac.allocation.choose import budget_limit, choose, latency_limits
+from gac.allocation.limits import budget_limit, latency_limits
+from gac.allocation.problem import pose
 from gac.errors import BudgetError, ProfileError
-from gac.forms import Weight
-from gac.sites import CandidateSet, Site, Workload
+from gac.sites import CandidateSet, Workload
 
 PREFILL, DECODE = Workload.parse("prefill:1x1024"), Workload.parse("decode:1@1024")
-
-
-def site(name: str) -> Site:
-    return Site(name, 0, name, (Weight(name, 8, 8),))
 
 
 def rows(name: str, params: list[int], loss: list[float], latency: list[list[int]]) -> CandidateSet:
@@ -29,7 +25,6 @@ def rows(name: str, params: list[int], loss: list[float], latency: list[list[int
     )
 
 
-SITES = [site("a"), site("b")]
 SETS = [
     rows("a", [1, 5, 9], [2.0, 0.5, 0.0], [[10, -1], [12, -1], [30, -1]]),
     rows("b", [1, 5, 9], [3.0, 1.0, 0.0], [[10, -1], [40, -1], [30, -1]]),
@@ -70,37 +65,31 @@ def test_a_budget_outside_0_to_1_is_refused(budget: float) -> None:
 
 
 def test_parameters_alone() -> None:
-    chosen, proof = choose(SITES, SETS, 10, {})
-    assert chosen == [1, 1]
-    assert (proof.status, proof.value) == ("optimal", 1.5)
+    solution = pose(SETS, 10, {}).solve()
+    assert solution.choice == (1, 1)
+    assert (solution.certificate.status, solution.certificate.value) == ("optimal", 1.5)
 
 
 def test_parameters_and_latency() -> None:
-    chosen, _ = choose(SITES, SETS, 18, {PREFILL: 45, DECODE: None})
-    assert chosen == [1, 2]
+    assert pose(SETS, 18, {PREFILL: 45, DECODE: None}).solve().choice == (1, 2)
 
 
 def test_a_budget_that_cannot_be_met_says_what_can() -> None:
     with pytest.raises(BudgetError, match="the parameter limit of 1 cannot be met: it falls short by 1; expected 2 or"):
-        choose(SITES, SETS, 1, {})
+        pose(SETS, 1, {}).solve()
 
 
 def test_a_latency_that_cannot_be_met_says_what_can() -> None:
     with pytest.raises(BudgetError) as caught:
-        choose(SITES, SETS, 10, {PREFILL: 19, DECODE: None})
-    assert caught.value.given == (
-        "the latency limit in ns for prefill:1x1024 of 19 cannot be met beside the parameter limit: it falls short by 1"
-    )
-
-
-def test_unknown_latencies_under_a_limit() -> None:
-    with pytest.raises(ProfileError, match=r"the profile lacks the latency of a for decode:1@1024; expected measured"):
-        choose(SITES, SETS, 10, {PREFILL: None, DECODE: 100})
+        pose(SETS, 10, {PREFILL: 19, DECODE: None}).solve()
+    assert caught.value.given == ("the latency limit in ns for prefill:1x1024 of 19 cannot be met: it falls short by 1")
 
 
 def test_a_candidate_of_unknown_latency_is_left_out() -> None:
     sets = [rows("a", [1, 5], [2.0, 0.0], [[10], [-1]]), rows("b", [1, 5], [3.0, 0.0], [[10], [20]])]
-    assert choose(SITES, sets, 10, {PREFILL: 100})[0] == [0, 1]
+    instance = pose(sets, 10, {PREFILL: 100})
+    chosen = instance.chosen(instance.solve())
+    assert [int(row.params[0]) for row in chosen] == [1, 5]
 
 
 DENSE = [rows("a", [9], [0.0], [[30, 7]]), rows("b", [9], [0.0], [[31, -1]])]

@@ -1,0 +1,203 @@
+"""The frontier: for the whole range of budgets at once, the choice that loses least, each with its own proof."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import fsum
+
+import numpy as np
+
+import gac
+from gac.allocation.assemble import Provenance
+from gac.allocation.candidates import dense_candidate
+from gac.allocation.frontier_record import (
+    PARAMS,
+    SCHEMA,
+    Frontier,
+    FrontierPoint,
+    Option,
+    SiteOptions,
+    predicted_perplexity,
+    summed_latency,
+)
+from gac.allocation.knapsack import Group, knapsack
+from gac.allocation.latencies import UNKNOWN
+from gac.allocation.limits import budget_limit, latency_limits
+from gac.allocation.pareto import front
+from gac.allocation.problem import Problem
+from gac.errors import BudgetError
+from gac.plan import Certificate
+from gac.profiling.table import Profile
+from gac.sites import CandidateSet, Ints, Site, Workload
+
+__all__ = ["PARAMS", "Frontier", "FrontierPoint", "check_asked", "check_profiled", "frontier"]
+
+_STEPS = 10**6
+
+
+@dataclass(frozen=True, eq=False)
+class _Range:
+    """What is limited, ready to be solved for any limit.
+
+    Attributes:
+        groups: the candidates that matter under this one limit.
+        rows: for each group, where its items stand in the site's candidate set.
+        name: the limit in an error.
+        dense: what the limits are fractions of.
+    """
+
+    groups: list[Group]
+    rows: list[Ints]
+    name: str
+    dense: int
+
+
+@dataclass(frozen=True)
+class _Solved:
+    asked: float
+    limit: int
+    chosen: tuple[int, ...]
+    certificate: Certificate
+
+
+def frontier(problem: Problem, made_from: Provenance, *, points: int = 100, limit: str = PARAMS) -> Frontier:
+    """The least loss within each of ``points`` limits, from the smallest that can be met up.
+
+    The steps are even, and end at the smallest limit beyond which nothing is gained (normally everything dense). The
+    candidates are made once, and reduced to those that matter under this one limit. A limit whose best choice loses no
+    less than that of a smaller limit gets no point: the earlier choice is as good there. So there may be fewer points
+    than asked for, and the loss falls strictly from point to point.
+
+    Args:
+        points: how many limits, at least 2; each is a whole number of millionths of the dense amount.
+        limit: ``params``, or the workload whose latency is limited (parameters are then not).
+
+    Raises:
+        BudgetError: fewer than 2 points, or a limit on something that is none of the workloads.
+        ProfileError: a latency is limited, and the profile lacks it.
+    """
+    check_asked(points, limit, problem.workloads)
+    sets = problem.by_params if limit == PARAMS else problem.by_params_and_latency
+    limited = _limited_params(problem, sets) if limit == PARAMS else _limited_latency(problem, sets, limit)
+    solved = _solve(limited, _fractions(limited, points))
+    sites, choices = _options(problem, sets, [one.chosen for one in solved])
+    return Frontier(
+        schema_version=SCHEMA,
+        gac_version=gac.__version__,
+        made_from=made_from,
+        limit=limit,
+        workloads=tuple(map(str, problem.workloads)),
+        sites=sites,
+        points=tuple(_point(one, sites, at, made_from) for one, at in zip(solved, choices, strict=True)),
+    )
+
+
+def check_asked(points: int, limit: str, workloads: Sequence[Workload]) -> None:
+    """Refuse what no frontier can be made for, before anything is measured.
+
+    Raises:
+        BudgetError: fewer than 2 points, or a limit that is neither ``params`` nor one of the workloads.
+    """
+    if isinstance(points, bool) or not isinstance(points, (int, np.integer)) or points < 2:
+        raise BudgetError(f"{points!r} points", "a whole number, 2 or more", "Ask for 100 points.")
+    if limit != PARAMS and limit not in map(str, workloads):
+        raise BudgetError(
+            f"a frontier over {limit!r}",
+            f"params or one of the workloads ({', '.join(map(str, workloads)) or 'none'})",
+            "Name one of these, or add it to the workloads.",
+        )
+
+
+def check_profiled(sites: Sequence[Site], profile: Profile, workloads: Sequence[Workload], limit: str) -> None:
+    """Refuse a frontier over a latency that the profile does not know for the dense sites.
+
+    Raises:
+        ProfileError: names the first site that lacks it.
+    """
+    if limit != PARAMS:
+        dense = [dense_candidate(site, profile=profile, workloads=workloads) for site in sites]
+        latency_limits(dense, workloads, {limit: 1.0})
+
+
+def _limited_params(problem: Problem, sets: Sequence[CandidateSet]) -> _Range:
+    costs = [rows.params for rows in sets]
+    return _range(sets, costs, "the parameter limit", problem.params)
+
+
+def _limited_latency(problem: Problem, sets: Sequence[CandidateSet], limit: str) -> _Range:
+    """Only the candidates whose latency is known; the dense ones are, or there is nothing to take a fraction of."""
+    dense = latency_limits(problem.dense, problem.workloads, {limit: 1.0})[Workload.parse(limit)]
+    assert dense is not None
+    column = list(map(str, problem.workloads)).index(limit)
+    costs = [rows.latency[:, column] for rows in sets]
+    return _range(sets, costs, f"the latency limit in ns for {limit}", dense)
+
+
+def _range(sets: Sequence[CandidateSet], costs: Sequence[Ints], name: str, dense: int) -> _Range:
+    """Of each site the candidates that no other one beats or equals in cost and loss; fewest parameters where equal."""
+    groups, rows = [], []
+    for candidates, cost in zip(sets, costs, strict=True):
+        known = np.flatnonzero(cost != UNKNOWN)
+        kept = known[front(np.column_stack([cost[known], candidates.loss[known]]))]
+        groups.append(Group(candidates.site, candidates.loss[kept], cost[kept, None]))
+        rows.append(kept)
+    return _Range(groups, rows, name, dense)
+
+
+def _fractions(limited: _Range, points: int) -> list[float]:
+    """Even steps, in millionths, from the smallest sum of costs to that of every site at its smallest loss."""
+    smallest = sum(int(group.costs.min()) for group in limited.groups)
+    largest = sum(int(group.costs[group.values.argmin(), 0]) for group in limited.groups)
+    first, last = (-(-cost * _STEPS // limited.dense) for cost in (smallest, largest))
+    steps = dict.fromkeys(first + (last - first) * at // (points - 1) for at in range(points))
+    return [step / _STEPS for step in steps]
+
+
+def _solve(limited: _Range, fractions: Sequence[float]) -> list[_Solved]:
+    """Exactly, one limit after the other; only choices that lose less than those before."""
+    solved: list[_Solved] = []
+    for asked in fractions:
+        limit = budget_limit(asked, limited.dense)
+        solution = knapsack(limited.groups, [limit], names=[limited.name])
+        if not solved or solution.certificate.value < solved[-1].certificate.value:
+            chosen = tuple(int(rows[item]) for rows, item in zip(limited.rows, solution.choice, strict=True))
+            solved.append(_Solved(asked, limit, chosen, solution.certificate))
+    return solved
+
+
+def _options(
+    problem: Problem, sets: Sequence[CandidateSet], chosen: Sequence[tuple[int, ...]]
+) -> tuple[tuple[SiteOptions, ...], list[tuple[int, ...]]]:
+    """Each site's candidates that are chosen anywhere, written down once, and every point's choice among them."""
+    sites, columns = [], []
+    for site, dense, rows, picked in zip(problem.sites, problem.dense, sets, zip(*chosen, strict=True), strict=True):
+        used = sorted(set(picked))
+        place = {row: index for index, row in enumerate(used)}
+        sites.append(SiteOptions(site, _option(dense, 0), tuple(_option(rows, row) for row in used)))
+        columns.append([place[row] for row in picked])
+    return tuple(sites), list(zip(*columns, strict=True))
+
+
+def _option(rows: CandidateSet, row: int) -> Option:
+    return Option(
+        forms=tuple(rows.forms[row].tolist()),
+        dims=tuple(rows.dims[row].tolist()),
+        params=int(rows.params[row]),
+        loss=float(rows.loss[row]),
+        latency_ns=tuple(None if ns == UNKNOWN else ns for ns in rows.latency[row].tolist()),
+        interpolated=tuple(rows.interpolated[row].tolist()),
+    )
+
+
+def _point(one: _Solved, sites: Sequence[SiteOptions], choice: tuple[int, ...], made_from: Provenance) -> FrontierPoint:
+    options = [site.options[at] for site, at in zip(sites, choice, strict=True)]
+    loss = fsum(option.loss for option in options)
+    return FrontierPoint(
+        asked=one.asked,
+        limit=one.limit,
+        params=sum(option.params for option in options),
+        loss=loss,
+        perplexity=predicted_perplexity(made_from, loss),
+        latency_ns=summed_latency(options),
+        choice=choice,
+        certificate=one.certificate,
+    )

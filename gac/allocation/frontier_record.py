@@ -1,0 +1,281 @@
+"""The record of a frontier: its points, and the candidates that they choose among; counted again when read."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import exp, fsum, isclose
+from pathlib import Path
+
+import numpy as np
+
+from gac.allocation.assemble import Provenance, assemble
+from gac.allocation.latencies import UNKNOWN
+from gac.allocation.limits import budget_limit
+from gac.errors import PlanError
+from gac.files import atomic_path, from_json, to_json
+from gac.forms import form_named
+from gac.plan import Certificate, Plan
+from gac.sites import CandidateSet, Site, Workload
+
+SCHEMA = 1
+PARAMS = "params"
+_LARGEST = 709.0  # e to this power is about 8e307, near the largest float64
+_STRICT = {"extra": "forbid", "allow_inf_nan": False}
+_EDITED = "Make the frontier again; this one was edited."
+
+
+@dataclass(frozen=True)
+class Option:
+    """One candidate of a site, one form and dim a weight; one latency (None: unknown) and count a workload."""
+
+    forms: tuple[str, ...]
+    dims: tuple[int, ...]
+    params: int
+    loss: float
+    latency_ns: tuple[int | None, ...]
+    interpolated: tuple[int, ...]
+    __pydantic_config__ = _STRICT
+
+
+@dataclass(frozen=True)
+class SiteOptions:
+    """A site as it is, and those of its candidates that some point chooses."""
+
+    site: Site
+    dense: Option
+    options: tuple[Option, ...]
+    __pydantic_config__ = _STRICT
+
+
+@dataclass(frozen=True)
+class FrontierPoint:
+    """The choice that loses least within one limit.
+
+    Attributes:
+        asked: the limit as a fraction of the dense amount; ``gac.allocate`` takes it as it is.
+        limit: ``floor(asked * dense amount)``, parameters or ns.
+        params: parameters of the targeted weights.
+        loss: predicted nats a token more than dense.
+        perplexity: predicted, on the calibration text; e**709 stands for anything larger.
+        latency_ns: of the targeted weights, one a workload; None where the profile lacks a shape.
+        choice: for each site the index of its option.
+        certificate: the proof for this limit.
+    """
+
+    asked: float
+    limit: int
+    params: int
+    loss: float
+    perplexity: float
+    latency_ns: tuple[int | None, ...]
+    choice: tuple[int, ...]
+    certificate: Certificate
+    __pydantic_config__ = _STRICT
+
+
+@dataclass(frozen=True)
+class Frontier:
+    """The least loss for every budget from the smallest one that can be met.
+
+    Attributes:
+        made_from: model, method, forms, calibration, profile and factor, as for a plan.
+        limit: what is limited: ``params``, or the workload whose latency is.
+        workloads: the columns of every ``latency_ns``.
+        sites: in model order.
+        points: limits rise and losses fall strictly. A limit that a smaller one's choice serves as well has no point.
+    """
+
+    schema_version: int
+    gac_version: str
+    made_from: Provenance
+    limit: str
+    workloads: tuple[str, ...]
+    sites: tuple[SiteOptions, ...]
+    points: tuple[FrontierPoint, ...]
+    __pydantic_config__ = _STRICT
+
+    def __post_init__(self) -> None:
+        if self.schema_version != SCHEMA:
+            raise PlanError(
+                f"frontier has schema version {self.schema_version}",
+                f"version {SCHEMA}",
+                "Make the frontier again with this version of GAC.",
+            )
+        _check(self)
+
+    @property
+    def dense_params(self) -> int:
+        """Parameters of the dense targeted weights."""
+        return sum(one.site.params for one in self.sites)
+
+    @property
+    def dense_ns(self) -> tuple[int | None, ...]:
+        """Latency of the dense targeted weights, one a workload; None where the profile lacks a shape."""
+        return summed_latency([one.dense for one in self.sites])
+
+    @property
+    def dense_perplexity(self) -> float:
+        """On the calibration text."""
+        return exp(self.made_from.calibration.loss)
+
+    def plan(self, index: int) -> Plan:
+        """The plan of one point, as ``gac.allocate`` makes it for ``points[index].asked``.
+
+        Raises:
+            IndexError: there is no such point.
+        """
+        point = self.points[index]
+        options = [one.options[chosen] for one, chosen in zip(self.sites, point.choice, strict=True)]
+        by_params = self.limit == PARAMS
+        return assemble(
+            [one.site for one in self.sites],
+            [_row(one.site, option) for one, option in zip(self.sites, options, strict=True)],
+            [_row(one.site, one.dense) for one in self.sites],
+            point.asked if by_params else 1.0,
+            point.limit if by_params else self.dense_params,
+            [Workload.parse(workload) for workload in self.workloads],
+            {} if by_params else {self.limit: point.asked},
+            point.certificate,
+            self.made_from,
+        )
+
+    def save(self, path: str | Path) -> None:
+        """Write the frontier as JSON; the file is whole or absent.
+
+        Raises:
+            PlanError: the path cannot be written.
+        """
+        target = Path(path)
+        try:
+            with atomic_path(target) as temporary:
+                temporary.write_bytes(to_json(self) + b"\n")
+        except OSError as failure:
+            raise PlanError(
+                f"frontier cannot be written to {target}: {failure.strerror}", "a writable path", "Choose another path."
+            ) from failure
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Frontier":
+        """Read a frontier back and count everything again.
+
+        Raises:
+            PlanError: the file is unreadable, is no frontier, or contradicts itself.
+        """
+        source = Path(path)
+        try:
+            text = source.read_bytes()
+        except OSError as failure:
+            raise PlanError(
+                f"frontier {source} cannot be read: {failure.strerror}",
+                "a frontier written by Frontier.save",
+                "Check the path.",
+            ) from failure
+        return from_json(cls, text, f"frontier {source}", PlanError)
+
+
+def summed_latency(options: Sequence[Option]) -> tuple[int | None, ...]:
+    """Summed ns for each workload; None where one is unknown."""
+    columns = zip(*(option.latency_ns for option in options), strict=True)
+    return tuple(None if None in column else sum(ns for ns in column if ns is not None) for column in columns)
+
+
+def predicted_perplexity(made_from: Provenance, loss: float) -> float:
+    """On the calibration text, for a predicted loss; the smallest budgets of large models lose hundreds of nats."""
+    return exp(min(made_from.calibration.loss + loss, _LARGEST))
+
+
+def _row(site: Site, option: Option) -> CandidateSet:
+    latency = [UNKNOWN if ns is None else ns for ns in option.latency_ns]
+    return CandidateSet(
+        site.name,
+        np.array([option.forms]),
+        np.array([option.dims], dtype=np.int64),
+        np.array([option.params], dtype=np.int64),
+        np.array([option.loss]),
+        np.array([latency], dtype=np.int64).reshape(1, -1),
+        np.array([option.interpolated], dtype=np.int64).reshape(1, -1),
+    )
+
+
+# --- checks: everything is counted again, in exact integers ---------------------------------------------------------
+
+
+def _check(frontier: Frontier) -> None:
+    if frontier.limit not in (PARAMS, *frontier.workloads):
+        raise PlanError(
+            f"frontier limits {frontier.limit!r}",
+            f"params or one of its workloads ({', '.join(frontier.workloads) or 'none'})",
+            _EDITED,
+        )
+    if not frontier.points:
+        raise PlanError("frontier has no points", "one at least", _EDITED)
+    for workload in frontier.workloads:
+        Workload.parse(workload)
+    for one in frontier.sites:
+        for option in (one.dense, *one.options):
+            _check_option(one.site, option, len(frontier.workloads))
+    amount = _dense_amount(frontier)
+    for number, point in enumerate(frontier.points):
+        _check_point(frontier, number, point, amount)
+    for before, after in pairwise(frontier.points):
+        if not (before.limit < after.limit and before.loss > after.loss):
+            raise PlanError(
+                f"points at {before.limit:,} and {after.limit:,} lose {before.loss:g} and {after.loss:g}",
+                "a larger limit, and a smaller loss, from point to point",
+                _EDITED,
+            )
+
+
+def _dense_amount(frontier: Frontier) -> int:
+    """What the limits are fractions of."""
+    if frontier.limit == PARAMS:
+        return frontier.dense_params
+    ns = frontier.dense_ns[frontier.workloads.index(frontier.limit)]
+    if ns is None:
+        raise PlanError(f"frontier limits {frontier.limit}, whose dense latency is unknown", "a known latency", _EDITED)
+    return ns
+
+
+def _check_option(site: Site, option: Option, workloads: int) -> None:
+    sizes = {len(option.forms), len(option.dims)} | {len(site.weights)}
+    if len(sizes) > 1 or (len(option.latency_ns), len(option.interpolated)) != (workloads, workloads):
+        raise PlanError(
+            f"an option of site {site.name} has {len(option.forms)} forms and {len(option.latency_ns)} latencies",
+            f"{len(site.weights)}, one a weight, and {workloads}, one a workload",
+            _EDITED,
+        )
+    counted = 0
+    for weight, name, dim in zip(site.weights, option.forms, option.dims, strict=True):
+        form = form_named(name)
+        if not 0 < dim <= form.full(weight):
+            raise PlanError(f"weight {weight.name} has {name} dim {dim}", f"1 to {form.full(weight)}", _EDITED)
+        counted += form.params(weight, dim)
+    if counted != option.params:
+        raise PlanError(
+            f"an option of site {site.name} states {option.params} parameters",
+            f"{counted}, as its dims say",
+            _EDITED,
+        )
+
+
+def _check_point(frontier: Frontier, number: int, point: FrontierPoint, amount: int) -> None:
+    if len(point.choice) != len(frontier.sites) or not all(
+        0 <= chosen < len(one.options) for one, chosen in zip(frontier.sites, point.choice, strict=True)
+    ):
+        raise PlanError(f"point {number} chooses options that are not there", "one of each site's options", _EDITED)
+    options = [one.options[chosen] for one, chosen in zip(frontier.sites, point.choice, strict=True)]
+    counted = sum(option.params for option in options), fsum(option.loss for option in options)
+    latency = summed_latency(options)
+    if (point.params, point.loss, point.latency_ns) != (*counted, latency):
+        raise PlanError(
+            f"point {number} states {point.params} parameters, loss {point.loss!r} and latencies {point.latency_ns}",
+            f"{counted[0]}, {counted[1]!r} and {latency}, the sums of its options",
+            _EDITED,
+        )
+    used = point.params if frontier.limit == PARAMS else latency[frontier.workloads.index(frontier.limit)]
+    limit = budget_limit(point.asked, amount)
+    if point.limit != limit or used is None or used > limit:
+        raise PlanError(f"point {number} states limit {point.limit} and uses {used}", f"at most {limit}", _EDITED)
+    perplexity = predicted_perplexity(frontier.made_from, point.loss)
+    if not isclose(point.perplexity, perplexity):
+        raise PlanError(f"point {number} states perplexity {point.perplexity:g}", f"{perplexity:g}", _EDITED)

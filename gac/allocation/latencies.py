@@ -1,0 +1,81 @@
+"""What a form takes at each dim, looked up in a latency table."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gac.forms import Form, Operation, Weight, linear
+from gac.profiling.cliffs import sound_dims
+from gac.profiling.table import Profile
+from gac.sites import Ints, Workload
+
+UNKNOWN = -1
+
+Known = tuple[Ints, NDArray[np.bool_]]
+"""Latency in ns (-1 where unknown) and whether it was measured, both of shape ``(dims, workloads)``."""
+
+
+@dataclass(frozen=True, eq=False)
+class Timing:
+    """Where latencies come from: a profile (or None: all unknown), the workloads, and the dtype it is asked for."""
+
+    profile: Profile | None
+    workloads: tuple[Workload, ...]
+    dtype: str
+
+    def of_weight(self, form: Form, weight: Weight, dims: Ints, fused: bool) -> Known:
+        """One weight in one form at each of the dims; where ``fused``, without the GEMM that it shares."""
+        if not fused:
+            return self._along(lambda dim, rows: form.operation(weight, dim, rows), form.axis(weight), dims)
+        if form.after(weight, 1, 1) is None:
+            shape = (len(dims), len(self.workloads))
+            return np.zeros(shape, dtype=np.int64), np.ones(shape, dtype=np.bool_)
+        return self._along(lambda dim, rows: _after(form, weight, dim, rows), "k", dims)
+
+    def of_fused(self, in_features: int, widths: Ints) -> Known:
+        """The GEMM that several weights share, at each of its output widths."""
+        return self._along(lambda width, rows: linear(rows, in_features, width), "n", widths)
+
+    def sound(self, form: Form, weight: Weight, dims: Ints, fused: bool) -> NDArray[np.bool_]:
+        """Which dims the profile shows to be sound for all workloads (for a single row where there is none).
+
+        A dim that is moved by the shared GEMM alone is judged by the weight's own.
+        """
+        assert self.profile is not None, "soundness needs a profile"
+        after = fused and form.after(weight, 1, 1) is not None
+        axis = "k" if after else form.axis(weight)
+        assert axis is not None
+        rows = [workload.rows for workload in self.workloads] or [1]
+        operations = [_after(form, weight, 1, m) if after else form.operation(weight, 1, m) for m in rows]
+        fixed = [_fixed(operation, axis) for operation in operations]
+        return sound_dims(self.profile, operations[0].operator, fixed, axis, dims, self.dtype)
+
+    def _along(self, operation_at: Callable[[int, int], Operation], axis: str | None, dims: Ints) -> Known:
+        """``operation_at`` of a dim and a number of rows, at each of the dims along an axis (None: at one shape)."""
+        shape = (len(dims), len(self.workloads))
+        latency, measured = np.full(shape, UNKNOWN, dtype=np.int64), np.zeros(shape, dtype=np.bool_)
+        if self.profile is None or len(dims) == 0:
+            return latency, measured
+        for column, workload in enumerate(self.workloads):
+            operation = operation_at(int(dims[0]), workload.rows)
+            if axis is not None:
+                latency[:, column], measured[:, column] = self.profile.latency(
+                    operation.operator, _fixed(operation, axis), axis, dims, self.dtype
+                )
+            else:
+                point = self.profile.point(operation, self.dtype)
+                if point is not None:
+                    latency[:, column], measured[:, column] = point, True
+        return latency, measured
+
+
+def _after(form: Form, weight: Weight, dim: int, rows: int) -> Operation:
+    operation = form.after(weight, dim, rows)
+    assert operation is not None
+    return operation
+
+
+def _fixed(operation: Operation, axis: str) -> dict[str, int]:
+    return {name: size for name, size in operation.shape if name != axis}

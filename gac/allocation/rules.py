@@ -1,0 +1,201 @@
+"""Ways to choose, by name: the exact choice over the loss curves, and the rules it is compared with."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import fsum
+from typing import Literal
+
+import numpy as np
+
+from gac.allocation.assemble import Provenance, assemble
+from gac.allocation.baselines import (
+    ROUNDINGS,
+    Allotted,
+    Rounding,
+    allot,
+    fisher_ranks,
+    fisher_score,
+    uniform_ranks,
+)
+from gac.allocation.importance import most_important
+from gac.allocation.knapsack import Solution
+from gac.allocation.latencies import UNKNOWN, Timing
+from gac.allocation.limits import budget_limit
+from gac.allocation.problem import Decision, Problem, decide, pose
+from gac.errors import GacError, did_you_mean
+from gac.forms import form_named
+from gac.plan import Certificate
+from gac.sites import CandidateSet, Ints, LossCurve, Site
+
+RULES = ("loss", "importance", "uniform", "fisher")
+_ROUNDED = ("uniform", "fisher")
+_COMMON_STEPS = (8, 16, 32, 64)
+_PATTERN = re.compile(rf"(\w+)(?::({'|'.join(ROUNDINGS)})([1-9]\d*))?")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How the choice is made; ``str(rule)`` is what ``parse`` reads.
+
+    Attributes:
+        name: ``loss`` (exact over the loss curves), ``importance``, ``uniform`` or ``fisher``.
+        rounding: of the ranks that ``uniform`` and ``fisher`` give; None leaves them as they fall.
+    """
+
+    name: str
+    rounding: Rounding | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> "Rule":
+        """Read ``loss``, ``uniform``, ``uniform:down8``, ``fisher:nearest32``, ``uniform:pad64``, ...
+
+        Raises:
+            GacError: there is no such rule; names the nearest.
+        """
+        match = _PATTERN.fullmatch(text)
+        if match is None or match[1] not in RULES or (match[2] and match[1] not in _ROUNDED):
+            rounded = [f"{name}:{way}{step}" for name in _ROUNDED for way in ROUNDINGS for step in _COMMON_STEPS]
+            raise GacError(
+                f"rule {text!r} is unknown",
+                f"one of {', '.join(RULES)}; the last two also rounded ({', '.join(ROUNDINGS)}), as in uniform:down8",
+                did_you_mean(text, [*RULES, *rounded], "Correct the name."),
+            )
+        return cls(match[1], Rounding(match[2], int(match[3])) if match[2] else None)
+
+    def check(self, forms: Sequence[str], latency: object) -> None:
+        """Refuse what the rule knows nothing of.
+
+        Raises:
+            GacError: a rule other than ``loss`` without the form ``low_rank``, or with a latency limit.
+        """
+        if self.name == "loss":
+            return
+        if "low_rank" not in forms:
+            raise GacError(
+                f"rule {self} with forms {', '.join(forms) or 'none'}",
+                "low_rank among the forms, the only one the rule gives",
+                "Add the form low_rank, or use the rule loss.",
+            )
+        if latency not in (None, {}):
+            raise GacError(
+                f"rule {self} with a latency limit",
+                "a budget alone, which is all that the rule knows",
+                "Drop the latency limit, or use the rule loss.",
+            )
+
+    def __str__(self) -> str:
+        return f"{self.name}:{self.rounding}" if self.rounding else self.name
+
+
+def decide_by(
+    rule: Rule, problem: Problem, budget: float, latency: Mapping[str, float], made_from: Provenance
+) -> Decision:
+    """The plan that a rule makes, set beside the exact choice.
+
+    The certificate of a rule's plan holds what the plan loses, and as its bound what the exact choice loses with as
+    many parameters as are allowed, or as the rule used where it took more. That choice is over the problem's
+    candidates together with the rule's own, so the gap is what the rule gives away. The plan's ``align`` is that of
+    the rule: ``uniform`` and ``fisher`` know no sound dims.
+
+    A plan padded with zeros has the loss of the ranks before; ``compress`` fills the padding with further directions
+    instead of zeros, and so loses no more.
+
+    Args:
+        latency: limits for the rule ``loss``, as in ``decide``; empty for any other.
+
+    Raises:
+        BudgetError: the budget cannot be met, or is no number.
+    """
+    if rule.name == "loss":
+        return decide(problem, budget, latency, made_from)
+    assert not latency, "Rule.check refuses latency limits"
+    limit = budget_limit(budget, problem.params)
+    allotted, curves = _allotted(rule, problem, budget, limit), _low_rank(problem)
+    chosen = [_row(site, allotted, curves, problem.timing) for site in problem.sites]
+    used = sum(int(rows.params[0]) for rows in chosen)
+    instance = pose([_with(*pair) for pair in zip(problem.by_params, chosen, strict=True)], max(limit, used), {})
+    solution = instance.solve()
+    plan = assemble(
+        problem.sites,
+        chosen,
+        problem.dense,
+        budget,
+        limit,
+        problem.workloads,
+        {},
+        _certificate(rule, chosen, solution),
+        made_from if rule.name == "importance" else replace(made_from, align=False),
+    )
+    return Decision(plan, instance, solution)
+
+
+def _certificate(rule: Rule, chosen: Sequence[CandidateSet], solution: Solution) -> Certificate:
+    proof = solution.certificate
+    value = fsum(float(rows.loss[0]) for rows in chosen)
+    bound = min(proof.lower_bound, value)
+    status: Literal["optimal", "feasible"] = "optimal" if value == bound else "feasible"
+    return Certificate(status, value, bound, value - bound, proof.multipliers, str(rule))
+
+
+def _allotted(rule: Rule, problem: Problem, budget: float, limit: int) -> dict[str, Allotted]:
+    """What the rule gives every weight, by name."""
+    weights = [weight for site in problem.sites for weight in site.weights]
+    ranks = uniform_ranks(weights, budget)
+    if rule.name == "uniform":
+        return allot(weights, ranks, rule.rounding)
+    curves = _low_rank(problem)
+    scores = {weight.name: fisher_score(weight, curves[weight.name]) for weight in weights}
+    if rule.name == "fisher":
+        return allot(weights, fisher_ranks(weights, scores, limit), rule.rounding)
+    return most_important(weights, scores, allot(weights, ranks), _sound_ranks(problem), limit)
+
+
+def _low_rank(problem: Problem) -> dict[str, LossCurve]:
+    return {name: curve for one in problem.curves for name, curve in one.low_rank.items()}
+
+
+def _sound_ranks(problem: Problem) -> dict[str, Ints]:
+    """The ranks of each weight that save parameters, and where dims are to be aligned are sound."""
+    form, found = form_named("low_rank"), {}
+    for site in problem.sites:
+        for at, weight in enumerate(site.weights):
+            ranks = np.arange(1, form.largest_useful(weight) + 1, dtype=np.int64)
+            sound = problem.timing.sound(form, weight, ranks, at in site.fused) if problem.align else slice(None)
+            found[weight.name] = ranks[sound]
+    return found
+
+
+def _row(site: Site, allotted: Mapping[str, Allotted], curves: Mapping[str, LossCurve], timing: Timing) -> CandidateSet:
+    """What was allotted to a site's weights, as its only candidate."""
+    given = [allotted[weight.name] for weight in site.weights]
+    forms = [form_named(one.form) for one in given]
+    known = [
+        timing.of_weight(form, weight, np.array([one.dim]), at in site.fused)
+        for at, (form, weight, one) in enumerate(zip(forms, site.weights, given, strict=True))
+    ]
+    if site.fused:
+        widths = [forms[at].fused(site.weights[at], given[at].dim) for at in site.fused]
+        known.append(timing.of_fused(site.weights[0].in_features, np.array([sum(widths)])))
+    latency, measured = (np.stack(column) for column in zip(*known, strict=True))
+    lost = [
+        float(curves[weight.name].loss[one.rank]) if one.form == "low_rank" else 0.0
+        for weight, one in zip(site.weights, given, strict=True)
+    ]
+    params = [form.params(weight, one.dim) for form, weight, one in zip(forms, site.weights, given, strict=True)]
+    return CandidateSet(
+        site.name,
+        np.array([[one.form for one in given]]),
+        np.array([[one.dim for one in given]]),
+        np.array([sum(params)]),
+        np.array([fsum(lost)]),
+        np.where((latency == UNKNOWN).any(axis=0), UNKNOWN, latency.sum(axis=0)),
+        ((latency != UNKNOWN) & ~measured).sum(axis=0),
+    )
+
+
+def _with(rows: CandidateSet, own: CandidateSet) -> CandidateSet:
+    """A site's candidates and the rule's own."""
+    ours, theirs = vars(rows), vars(own)
+    columns = {name: np.concatenate([ours[name], theirs[name]]) for name in ours if name != "site"}
+    return CandidateSet(rows.site, **columns)

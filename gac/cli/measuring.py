@@ -1,0 +1,78 @@
+"""What the commands that measure a model share: their options, and what they say before they begin."""
+
+import click
+
+from gac.cli.checks import check_text
+from gac.cli.verb import note
+
+STATISTICS_KEPT = (
+    "Finished layers, and sums at most two minutes old, are kept in GAC_HOME; the same command goes on from there."
+)
+
+profile_option = click.option(
+    "--profile", metavar="NAME|FILE", help="Latency table; by default this GPU's, without a GPU the H100's."
+)
+method_option = click.option(
+    "--method", default="kfac", show_default=True, help="How errors are measured: kfac, svd-llm or svd."
+)
+form_option = click.option(
+    "--form",
+    "forms",
+    multiple=True,
+    default=("low_rank", "narrow"),
+    show_default=True,
+    help="A form that competes with staying dense. Repeatable.",
+)
+workload_option = click.option(
+    "--workload",
+    "workloads",
+    multiple=True,
+    default=("prefill:1x1024", "decode:1@1024"),
+    show_default=True,
+    help="What latency is predicted for: prefill:BxS or decode:B@C. Repeatable.",
+)
+calibration_option = click.option(
+    "--calibration",
+    default="wiki-sample",
+    show_default=True,
+    metavar="TEXT[:NxL]",
+    help="wiki-sample, wikitext2, c4 or a file, and N windows of L tokens (64x1024).",
+)
+align_option = click.option(
+    "--align/--no-align", default=True, show_default=True, help="Keep to dims that the profile shows sound."
+)
+fuse_option = click.option(
+    "--fuse", is_flag=True, help="Run q/k/v, and gate/up, with their first GEMMs as one, and plan them for it."
+)
+seed_option = click.option(
+    "--seed", type=int, default=0, show_default=True, help="Which calibration windows; 0: the first ones."
+)
+tokenizer_option = click.option(
+    "--tokenizer", metavar="NAME", help="A tokenizer's directory or hub id, if not the model's."
+)
+
+
+def say_cost(model: str, budget: float, calibration: str) -> None:
+    """Read what is cheap to read, so that a wrong argument fails now, and say what the rest will take.
+
+    Raises:
+        GacError: the model, its family, the text or the budget is not usable.
+    """
+    from gac.allocation.limits import budget_limit
+    from gac.files import home
+    from gac.models.families import family_of
+    from gac.models.loading import load_config
+    from gac.sensitivity.calibration import STORE_BYTES, moment_bytes
+    from gac.sensitivity.text import TextSpec
+
+    spec = TextSpec.parse(calibration)
+    check_text(spec.name)
+    config = load_config(model)
+    sites = family_of(config).sites(config)
+    budget_limit(budget, sum(site.params for site in sites))
+    size = moment_bytes(sites)
+    kept = f"in {home() / 'statistics'}, used again where they are there" if size <= STORE_BYTES else "not kept on disk"
+    note(
+        f"{model}: {len(sites)} sites; calibration on {spec.windows} windows of {spec.length} tokens of {spec.name}; "
+        f"{size / 1e9:.2g} GB of statistics {kept}"
+    )

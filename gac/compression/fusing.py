@@ -1,0 +1,153 @@
+"""Weights that read the same input run their first GEMM as one: q/k/v, gate/up, whatever their forms."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from gac.compression.layers import LowRankLinear
+from gac.sites import Site
+
+
+class FusedInput(nn.Module):
+    """One GEMM whose output features are, one after the other, those of several weights.
+
+    Of a low-rank pair these are its rank, of any other weight its output features. ``weight`` has shape
+    ``(sum of features, in)``, ``bias`` shape ``(sum of features,)`` or is None.
+
+    Its parameters appear in ``state_dict`` under the names of the weights, as if they were not fused.
+    """
+
+    def __init__(self, firsts: Sequence[nn.Linear]) -> None:
+        super().__init__()
+        reference = firsts[0].weight
+        self.weight = nn.Parameter(torch.cat([first.weight.detach() for first in firsts]), reference.requires_grad)
+        biases = [first.weight.new_zeros(first.out_features) if first.bias is None else first.bias for first in firsts]
+        fused = (
+            torch.cat([bias.detach() for bias in biases]) if any(first.bias is not None for first in firsts) else None
+        )
+        self.bias = None if fused is None else nn.Parameter(fused, reference.requires_grad)
+        self.read: Tensor | None = None
+        self.output: Tensor | None = None
+
+    def run(self, x: Tensor) -> Tensor:
+        """Multiply, and keep the output for the weights that read the same tensor."""
+        output = functional.linear(x, self.weight, self.bias)
+        self.read, self.output = x, output
+        return output
+
+    def forget(self) -> None:
+        """Let the last input and output go."""
+        self.read = self.output = None
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        """Nothing: each weight writes its own part."""
+
+    def _load_from_state_dict(self, *_: Any) -> None:
+        """Nothing: each weight reads its own part."""
+
+
+class FusedMember(nn.Module):
+    """A weight that takes its part of the fused GEMM's output, and multiplies it by its second factor if it has one.
+
+    The first member runs the GEMM, the others find its output as long as they are called with the same tensor, and
+    the last one lets it go. Not for threads that share a model.
+
+    Args:
+        fused: the GEMM; the first member has it as a submodule.
+        start: where its part of the output begins.
+        weight: the module that it stands for.
+        first: whether it is called before the others.
+        last: whether it is called after the others.
+    """
+
+    def __init__(
+        self, fused: FusedInput, start: int, weight: nn.Linear | LowRankLinear, first: bool, last: bool
+    ) -> None:
+        super().__init__()
+        self._link = (fused,)
+        if first:
+            self.fused = fused
+        self.second = weight.second if isinstance(weight, LowRankLinear) else None
+        self.in_features, self.out_features = weight.in_features, weight.out_features
+        features = _first(weight).out_features
+        self._part = slice(start, start + features)
+        self._biased = _first(weight).bias is not None
+        self._is_first, self._is_last = first, last
+
+    def forward(self, x: Tensor) -> Tensor:
+        (fused,) = self._link
+        output = fused.output
+        if self._is_first or output is None or fused.read is not x:
+            output = fused.run(x)
+        if self._is_last:
+            fused.forget()
+        part = output[..., self._part]
+        return part if self.second is None else self.second(part)
+
+    def extra_repr(self) -> str:
+        return f"in_features={self.in_features}, out_features={self.out_features}, features={self._part}"
+
+    def _parts(self) -> Iterator[tuple[str, Tensor]]:
+        """Its rows of the fused parameters, under the names that it has unfused."""
+        (fused,) = self._link
+        prefix = "" if self.second is None else "first."
+        yield f"{prefix}weight", fused.weight[self._part]
+        if self._biased:
+            assert fused.bias is not None
+            yield f"{prefix}bias", fused.bias[self._part]
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        for name, value in self._parts():
+            destination[prefix + name] = value if keep_vars else value.detach()
+
+    def _load_from_state_dict(
+        self,
+        state_dict: Any,
+        prefix: str,
+        local_metadata: Any,
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        for name, value in self._parts():
+            given = state_dict.get(prefix + name)
+            if given is None:
+                missing_keys.append(prefix + name)
+            elif given.shape != value.shape:
+                error_msgs.append(f"{prefix}{name} has shape {tuple(given.shape)}, not {tuple(value.shape)}")
+            else:
+                with torch.no_grad():
+                    value.copy_(given)
+
+
+def fuse_inputs(model: nn.Module, sites: Sequence[Site]) -> None:
+    """Let the weights of each site that are marked as fused share one GEMM; the model is changed in place.
+
+    Outputs are the same up to rounding, and so are the names and values in ``state_dict``.
+
+    Args:
+        sites: from ``run_together``.
+    """
+    for site in sites:
+        names = [site.weights[at].name for at in site.fused]
+        if len(names) > 1:
+            _fuse(model, names)
+
+
+def _fuse(model: nn.Module, names: Sequence[str]) -> None:
+    weights: list[Any] = [model.get_submodule(name) for name in names]
+    fused = FusedInput([_first(weight) for weight in weights])
+    start = 0
+    for at, (name, weight) in enumerate(zip(names, weights, strict=True)):
+        member = FusedMember(fused, start, weight, first=at == 0, last=at == len(names) - 1)
+        model.set_submodule(name, member.train(weight.training))
+        start += _first(weight).out_features
+
+
+def _first(weight: nn.Linear | LowRankLinear) -> nn.Linear:
+    """The GEMM that reads the input."""
+    return weight.first if isinstance(weight, LowRankLinear) else weight

@@ -1,0 +1,128 @@
+"""A frontier as a table and as a figure: predicted perplexity against parameters and against latency."""
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from rich.console import Group
+
+from gac.allocation.frontier import PARAMS, Frontier, FrontierPoint
+from gac.reporting.layout import legend, new_table
+from gac.reporting.page import log_scale, page
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_ROWS = 12
+_READABLE = 20.0
+_COLOUR = "#0072B2"
+
+
+def readable(frontier: Frontier) -> list[FrontierPoint]:
+    """The points with at most 20 times the dense perplexity: beyond, a prediction says only that the model is lost.
+
+    All of them where there are none.
+    """
+    top = _READABLE * frontier.dense_perplexity
+    return [point for point in frontier.points if point.perplexity <= top] or list(frontier.points)
+
+
+def _limited(frontier: Frontier) -> str:
+    return "parameters" if frontier.limit == PARAMS else f"latency on {frontier.limit}"
+
+
+# --- the table ------------------------------------------------------------------------------------------------------
+
+
+def frontier_table(frontier: Frontier) -> Group:
+    """A dozen readable points: kept fraction, parameters, predicted perplexity, latency relative to dense."""
+    columns = [("kept", ">"), ("params", ">"), ("loss", ">"), ("perplexity", ">")]
+    table = new_table(columns + [(workload, ">") for workload in frontier.workloads])
+    for point in reversed(_some(readable(frontier))):
+        kept = f"{point.params / frontier.dense_params:.4f}"
+        ratios = [_ratio(ns, dense) for ns, dense in zip(point.latency_ns, frontier.dense_ns, strict=True)]
+        table.add_row(kept, f"{point.params:,}", f"{point.loss:.4f}", f"{point.perplexity:,.2f}", *ratios)
+    return Group(table, legend("\n".join(_told(frontier))))
+
+
+def _some(points: Sequence[FrontierPoint]) -> list[FrontierPoint]:
+    """At most 12, evenly spread in what is limited, the first and the last among them."""
+    limits = np.array([point.limit for point in points], dtype=np.float64)
+    wanted = np.linspace(limits[0], limits[-1], _ROWS)
+    return [points[at] for at in np.unique(np.abs(limits - wanted[:, None]).argmin(axis=1)).tolist()]
+
+
+def _ratio(ns: int | None, dense: int | None) -> str:
+    return "-" if ns is None or dense is None else f"{ns / dense:.3f}x"
+
+
+def _told(frontier: Frontier) -> Iterator[str]:
+    points, dense = frontier.points, frontier.dense_perplexity
+    proved = sum(point.certificate.status == "optimal" for point in points)
+    yield f"{len(points)} points, {proved} of them proved to lose least for their {_limited(frontier)}"
+    yield f"loss (nats a token) and perplexity predicted on calibration text, {dense:.2f} dense; latency over dense"
+    lost = len(points) - len(readable(frontier))
+    if lost:
+        yield f"not shown: {lost} smaller points, beyond {_READABLE:g} times the dense perplexity"
+    unknown = [name for name, ns in zip(frontier.workloads, frontier.dense_ns, strict=True) if ns is None]
+    if unknown:
+        yield f"-: the profile lacks shapes for {' and '.join(unknown)} (gac profile --model ... measures them)"
+
+
+# --- the figure -----------------------------------------------------------------------------------------------------
+
+
+def figure_of_frontier(frontier: Frontier) -> "Figure":
+    """Perplexity against parameters, and against the latency of each workload that the profile knows.
+
+    Raises:
+        GacError: matplotlib is missing.
+    """
+    known = [at for at, ns in enumerate(frontier.dense_ns) if ns is not None]
+    made = frontier.made_from
+    with page(1 + len(known), f"{made.model}, {made.method}, {made.profile.gpu}") as (figure, axes):
+        _plot_params(axes[0], frontier)
+        for ax, at in zip(axes[1:], known, strict=True):
+            _plot_latency(ax, frontier, at)
+    return figure
+
+
+def _plot_params(ax: "Axes", frontier: Frontier) -> None:
+    scale, unit = (1e9, "billions") if frontier.dense_params >= 1e9 else (1e6, "millions")
+    sizes = [point.params / scale for point in readable(frontier)]
+    _plot(ax, frontier, sizes, frontier.dense_params / scale, limited=frontier.limit == PARAMS)
+    lost = len(frontier.points) - len(readable(frontier))
+    ax.set_title("parameters" + (f" ({lost} points beyond {_READABLE:g}x dense not shown)" if lost else ""), pad=4)
+    ax.set_xlabel(f"parameters of the targeted weights ({unit})")
+
+
+def _plot_latency(ax: "Axes", frontier: Frontier, at: int) -> None:
+    """One unit for the whole figure."""
+    dense, workload = frontier.dense_ns[at], frontier.workloads[at]
+    assert dense is not None
+    scale, unit = (1e6, "ms") if max(ns or 0 for ns in frontier.dense_ns) >= 1e7 else (1e3, "µs")
+    latency = [np.nan if (ns := point.latency_ns[at]) is None else ns / scale for point in readable(frontier)]
+    _plot(ax, frontier, latency, dense / scale, limited=frontier.limit == workload)
+    ax.set_title(workload, pad=4)
+    ax.set_xlabel(f"latency of the targeted weights ({unit})")
+
+
+def _plot(ax: "Axes", frontier: Frontier, sizes: Sequence[float], dense: float, *, limited: bool) -> None:
+    """The readable points, joined where they are limited along this axis, hollow where not proved; the dense model."""
+    from matplotlib.ticker import MaxNLocator
+
+    points = readable(frontier)
+    x, perplexity = np.array(sizes), np.array([point.perplexity for point in points])
+    proved = np.array([point.certificate.status == "optimal" for point in points])
+    name = "least loss for each limit" if limited else f"the same choices, limited in {_limited(frontier)}"
+    ax.plot(x, perplexity, "o", color=_COLOUR, ms=1.8, lw=0.9, ls="-" if limited else "none", label=name, zorder=2)
+    if not proved.all():
+        hollow: dict[str, Any] = {"mec": _COLOUR, "mfc": "white", "ms": 3.6, "ls": "none"}
+        ax.plot(x[~proved], perplexity[~proved], "o", label="not proved in time", zorder=3, **hollow)
+    at_dense = f"dense, {frontier.dense_perplexity:.2f}"
+    ax.plot([dense], [frontier.dense_perplexity], "D", color="black", ms=4, label=at_dense, zorder=4)
+    log_scale(ax)
+    ax.xaxis.set_major_locator(MaxNLocator(6))
+    ax.set_ylabel("predicted perplexity")
+    ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.24), ncols=2, fontsize=6, handlelength=1.2)

@@ -1,0 +1,102 @@
+"""A page of panels: size, style, and the file it is written to. matplotlib is loaded when a page is made."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gac.errors import GacError
+from gac.files import atomic_path
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+ENDINGS = (".png", ".pdf", ".svg")
+
+_STYLE: Any = {
+    "font.size": 8,
+    "axes.titlesize": 8,
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.linewidth": 0.6,
+    "xtick.major.width": 0.6,
+    "ytick.major.width": 0.6,
+    "legend.frameon": False,
+    "legend.fontsize": 7,
+    "pdf.fonttype": 42,
+    "svg.fonttype": "none",
+}
+
+
+@contextmanager
+def page(panels: int, title: str) -> Iterator[tuple["Figure", Sequence["Axes"]]]:
+    """A figure of some panels, two in a row, to be drawn on inside the block.
+
+    Raises:
+        GacError: matplotlib is missing.
+    """
+    require_matplotlib()
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    columns = min(2, panels)
+    rows = -(-panels // columns)
+    with rc_context(_STYLE):
+        figure = Figure(figsize=(3.65 * columns if columns > 1 else 5.6, 2.75 * rows + 0.35), layout="constrained")
+        figure.suptitle(title, fontsize=9, fontweight="bold", x=0.01, ha="left")
+        axes = figure.subplots(rows, columns, squeeze=False).flatten().tolist()
+        for ax in axes[panels:]:
+            ax.set_axis_off()
+        yield figure, axes[:panels]
+
+
+def log_scale(ax: "Axes") -> None:
+    """A logarithmic y axis with plain numbers at 1, 2 and 5 of every decade."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    ax.set_yscale("log")
+    ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    ax.yaxis.set_minor_locator(NullLocator())
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _place: f"{value:,g}"))
+
+
+def check_figure(path: Path) -> None:
+    """Refuse, before any work, a figure that cannot be made.
+
+    Raises:
+        GacError: matplotlib is missing, or the file's ending is not .png, .pdf or .svg.
+    """
+    require_matplotlib()
+    if path.suffix.lower() not in ENDINGS:
+        raise GacError(
+            f"figure {path} ends in {repr(path.suffix) if path.suffix else 'nothing'}",
+            f"one of {', '.join(ENDINGS)}",
+            "Change the ending.",
+        )
+
+
+def save_figure(figure: "Figure", path: Path) -> None:
+    """Write a figure as its ending says, whole or not at all.
+
+    Raises:
+        GacError: as ``check_figure``.
+    """
+    check_figure(path)
+    from matplotlib import rc_context
+
+    with rc_context(_STYLE), atomic_path(path) as temporary:
+        figure.savefig(temporary, format=path.suffix.lower()[1:], dpi=200)
+
+
+def require_matplotlib() -> None:
+    """Refuse to go on without matplotlib.
+
+    Raises:
+        GacError: it is not installed.
+    """
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as failure:
+        raise GacError("matplotlib is not installed", "it, for a figure", "Run pip install matplotlib.") from failure

@@ -1,0 +1,62 @@
+"""Problems small enough to try every choice: square weights of 12, ranks 1 to 5 or dense."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from gac.allocation.assemble import Provenance
+from gac.allocation.problem import Problem
+from gac.forms import Weight
+from gac.plan import Calibration, ProfileUsed
+from gac.profiling.table import Measurement, Profile
+from gac.sites import LossCurve, Site, SiteCurves, Workload
+from tests.headers import make_header
+
+PREFILL, DECODE = "prefill:1x8", "decode:1@8"
+SIDE, RANKS = 12, 5
+MADE_FROM = Provenance(
+    model="tiny",
+    model_digest="0" * 64,
+    model_params=10_000,
+    family="llama",
+    method="kfac",
+    forms=("low_rank",),
+    align=False,
+    seed=0,
+    calibration=Calibration("wiki-sample", 64, 1024, "1" * 64, 2.0),
+    profile=ProfileUsed("NVIDIA Test GPU", "2" * 64, "asked for; no GPU here to compare with"),
+    factor=0.6,
+)
+
+
+def problem(
+    losses: Sequence[Sequence[float]], latencies: Sequence[int], workloads: Sequence[str] = (PREFILL, DECODE)
+) -> Problem:
+    """One site a row of losses.
+
+    Args:
+        losses: what ranks 1 to 5 lose, never rising; dense loses nothing.
+        latencies: ns of ranks 1 to 5 and of dense under ``prefill:1x8``; under ``decode:1@8`` the same in reverse.
+            Other workloads are unknown.
+    """
+    sites = tuple(Site(f"site{at}", at, "q_proj", (Weight(f"site{at}", SIDE, SIDE),)) for at in range(len(losses)))
+    curves = [
+        SiteCurves(site.name, {site.name: LossCurve(np.array([row[0], *row, *[0.0] * (SIDE - RANKS)]))})
+        for site, row in zip(sites, losses, strict=True)
+    ]
+    table = profile([*rows(8, latencies), *rows(1, latencies[::-1])])
+    return Problem(sites, curves, ("low_rank",), table, tuple(map(Workload.parse, workloads)), align=False)
+
+
+def rows(m: int, latencies: Sequence[int]) -> list[Measurement]:
+    pairs = [measured("low_rank", ns, m=m, k=SIDE, r=at + 1, n=SIDE) for at, ns in enumerate(latencies[:-1])]
+    return [*pairs, measured("linear", latencies[-1], m=m, k=SIDE, n=SIDE)]
+
+
+def measured(operator: str, ns: int, **shape: int) -> Measurement:
+    return Measurement(operator, shape, "bf16", "cold", float(ns), 0.0, 10, 1980, True)
+
+
+def profile(rows: Sequence[Measurement]) -> Profile:
+    return Profile(Path("test.jsonl"), make_header(), tuple(rows), "2" * 64, {})

@@ -1,0 +1,145 @@
+from dataclasses import replace
+
+import pytest
+from small_problems import DECODE, MADE_FROM, PREFILL, problem
+
+from gac.allocation.baselines import Rounding
+from gac.allocation.crosscheck import verified
+from gac.allocation.problem import Problem, decide
+from gac.allocation.rules import Rule, decide_by
+from gac.errors import GacError
+from gac.forms import Weight
+from gac.plan import Plan
+from gac.sites import Site
+
+LOSSES = [[0.5, 0.4, 0.3, 0.2, 0.1], [1.5, 1.0, 0.6, 0.3, 0.1], [9.0, 5.0, 3.0, 2.0, 1.0]]
+LATENCIES = [10, 11, 12, 13, 14, 20]
+SMALL = problem(LOSSES, LATENCIES)
+
+
+def plan(rule: str, budget: float = 0.7, of: Problem = SMALL) -> Plan:
+    return decide_by(Rule.parse(rule), of, budget, {}, MADE_FROM).plan
+
+
+def dims(made: Plan) -> list[tuple[str, int]]:
+    return [(weight.form, weight.dim) for weight in made.weights]
+
+
+# --- names ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", ["loss", "importance", "uniform", "fisher", "uniform:down8", "fisher:pad64"])
+def test_a_rule_is_written_as_it_is_read(text: str) -> None:
+    assert str(Rule.parse(text)) == text
+
+
+def test_a_rounding_is_read() -> None:
+    assert Rule.parse("uniform:nearest16") == Rule("uniform", Rounding("nearest", 16))
+
+
+def test_an_unknown_rule_names_the_nearest() -> None:
+    with pytest.raises(GacError) as caught:
+        Rule.parse("uniform:dwn8")
+    assert str(caught.value) == (
+        "rule 'uniform:dwn8' is unknown; expected one of loss, importance, uniform, fisher; the last two also rounded "
+        "(nearest, down, up, pad), as in uniform:down8. Did you mean 'uniform:down8'?"
+    )
+
+
+@pytest.mark.parametrize("text", ["", "loss:down8", "uniform:", "uniform:down", "uniform:down0", "uniform:8", "Loss"])
+def test_what_is_no_rule(text: str) -> None:
+    with pytest.raises(GacError, match=f"rule '{text}' is unknown"):
+        Rule.parse(text)
+
+
+def test_a_rule_knows_no_latency() -> None:
+    with pytest.raises(GacError, match="rule uniform with a latency limit; expected a budget alone"):
+        Rule("uniform").check(["low_rank"], 0.9)
+
+
+def test_a_rule_gives_ranks() -> None:
+    with pytest.raises(GacError, match="rule fisher with forms narrow; expected low_rank among the forms"):
+        Rule("fisher").check(["narrow"], None)
+
+
+def test_the_exact_choice_takes_any_form_and_limit() -> None:
+    assert decide_by(Rule("loss"), SMALL, 0.7, {PREFILL: 0.9}, MADE_FROM).plan.latency == {PREFILL: 0.9}
+
+
+# --- plans ----------------------------------------------------------------------------------------------------------
+
+
+def test_uniform_gives_every_weight_the_same_rank() -> None:
+    made = plan("uniform")
+    assert dims(made) == [("low_rank", 4)] * 3
+    assert made.prediction.loss == pytest.approx(0.2 + 0.3 + 2.0)
+
+
+def test_fisher_gives_more_to_what_matters_more() -> None:
+    assert dims(plan("fisher")) == [("low_rank", 1), ("low_rank", 4), ("dense", 12)]
+
+
+def test_the_certificate_is_the_gap_to_the_exact_choice() -> None:
+    proof, exact = plan("uniform").certificate, plan("loss").certificate
+    assert (proof.status, proof.method) == ("feasible", "uniform")
+    assert proof.value == pytest.approx(2.5)
+    assert proof.lower_bound == exact.value
+    assert proof.gap == proof.value - proof.lower_bound
+
+
+def test_a_rule_that_overshoots_says_by_how_much() -> None:
+    budget = plan("uniform:up5").budget
+    assert (budget.limit, budget.used, budget.over) == (302, 360, 58)
+
+
+def test_what_overshoots_is_set_beside_the_exact_choice_of_as_many_parameters() -> None:
+    proof = plan("uniform:up5").certificate
+    assert proof.lower_bound == decide(SMALL, 360 / 432, {}, MADE_FROM).plan.certificate.value
+
+
+def test_padding_costs_the_padded_params_and_latency_and_keeps_the_loss() -> None:
+    padded, plain, up = plan("uniform:pad5"), plan("uniform"), plan("uniform:up5")
+    assert padded.prediction.loss == plain.prediction.loss
+    assert padded.budget.used == up.budget.used
+    assert [(w.plan_ns, w.dense_ns) for w in padded.workloads] == [(3 * 14, 60), (3 * 11, 30)]
+
+
+def test_the_importance_rule_keeps_the_budget() -> None:
+    made = plan("importance")
+    assert dims(made) == [("low_rank", 2), ("low_rank", 5), ("low_rank", 5)]
+    assert made.budget.over == 0
+    assert made.certificate.gap > 0
+
+
+def test_a_rule_is_at_its_best_where_everything_stays_dense() -> None:
+    proof = plan("uniform", budget=1.0).certificate
+    assert (proof.status, proof.value, proof.gap) == ("optimal", 0.0, 0.0)
+
+
+def test_ranks_as_they_fall_are_not_aligned() -> None:
+    aligned = replace(MADE_FROM, align=True)
+    assert not decide_by(Rule("uniform"), SMALL, 0.7, {}, aligned).plan.align
+    assert decide_by(Rule("importance"), SMALL, 0.7, {}, aligned).plan.align
+
+
+def test_an_unknown_latency_stays_unknown() -> None:
+    made = plan("uniform", of=problem(LOSSES, LATENCIES, [PREFILL, DECODE, "decode:3@8"]))
+    assert [(workload.plan_ns, workload.unknown) for workload in made.workloads] == [(39, 0), (36, 0), (None, 3)]
+
+
+def test_weights_that_run_together_are_timed_together() -> None:
+    """Two pairs of 4 over one GEMM of width 8, which this profile lacks, unlike the pairs by themselves."""
+    weights = tuple(Weight(f"site{at}", 12, 12, reads="x") for at in range(2))
+    curves = replace(SMALL.curves[0], site="both", low_rank=SMALL.curves[0].low_rank | SMALL.curves[1].low_rank)
+    both = replace(SMALL, sites=(Site("both", 0, "q_proj", weights, fused=(0, 1)),), curves=[curves])
+    assert [workload.plan_ns for workload in plan("uniform", of=both).workloads] == [None, None]
+
+
+def test_a_verified_plan_says_so() -> None:
+    made = verified(decide(SMALL, 0.7, {}, MADE_FROM))
+    assert made.certificate.method.endswith("; CP-SAT agrees: it proved the same optimum")
+
+
+def test_of_a_rule_the_bound_is_verified() -> None:
+    made = verified(decide_by(Rule("uniform"), SMALL, 0.7, {}, MADE_FROM))
+    assert made.certificate.method == "uniform; of its bound CP-SAT agrees: it proved the same optimum"

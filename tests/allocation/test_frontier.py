@@ -1,0 +1,249 @@
+"""Every point of a frontier is the choice that a plan for its limit would be."""
+
+import json
+from collections.abc import Callable
+from itertools import product
+from math import exp
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gac.allocation.frontier import Frontier, check_profiled, frontier
+from gac.allocation.problem import Problem, decide
+from gac.errors import BudgetError, PlanError, ProfileError
+from tests.allocation.small_problems import DECODE, MADE_FROM, PREFILL, measured, problem, profile
+
+FALLING = st.lists(st.integers(0, 100), min_size=5, max_size=5).map(lambda row: sorted(row, reverse=True))
+PROBLEMS = st.builds(
+    lambda rows, latencies: problem([[loss / 8 for loss in row] for row in rows], latencies),
+    st.lists(FALLING, min_size=1, max_size=4),
+    st.lists(st.integers(1, 50), min_size=6, max_size=6),
+)
+TWO = problem([[8, 4, 2, 1, 0.5], [6, 3, 1.5, 0.75, 0.375]], [10, 20, 30, 40, 50, 60])
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    path = tmp_path / "frontier.json"
+    frontier(TWO, MADE_FROM, points=5).save(path)
+    return path
+
+
+# --- the choices ----------------------------------------------------------------------------------------------------
+
+
+def test_points_from_the_smallest_reachable_to_dense() -> None:
+    found = frontier(TWO, MADE_FROM, points=5)
+    assert [(point.asked, point.limit, point.params, point.loss) for point in found.points] == [
+        (0.166667, 48, 48, 14.0),
+        (0.375, 108, 96, 7.0),
+        (0.583333, 167, 144, 3.5),
+        (0.791666, 227, 216, 1.25),
+        (1.0, 288, 288, 0.0),
+    ]
+    assert {(point.certificate.status, point.certificate.gap) for point in found.points} == {("optimal", 0.0)}
+
+
+def test_points_over_the_latency_of_a_workload() -> None:
+    found = frontier(TWO, MADE_FROM, points=3, limit=PREFILL)
+    assert [(point.asked, point.limit, point.latency_ns, point.loss) for point in found.points] == [
+        (0.166667, 20, (20, 120), 14.0),
+        (0.583333, 69, (60, 80), 3.5),
+        (1.0, 120, (120, 20), 0.0),
+    ]
+
+
+@settings(max_examples=60, deadline=None)
+@given(PROBLEMS, st.integers(2, 12), st.sampled_from(["params", PREFILL, DECODE]))
+def test_every_point_is_the_decision_for_its_limit(small: Problem, points: int, limit: str) -> None:
+    found = frontier(small, MADE_FROM, points=points, limit=limit)
+    for index, point in enumerate(found.points):
+        budget, latency = (point.asked, {}) if limit == "params" else (1.0, {limit: point.asked})
+        decided = decide(small, budget, latency, MADE_FROM).plan
+        assert point.loss == decided.prediction.loss
+        assert point.certificate.status == decided.certificate.status == "optimal"
+        plan = found.plan(index)
+        assert (plan.budget.asked, plan.budget.limit, plan.latency) == (budget, decided.budget.limit, latency)
+
+
+@settings(max_examples=60, deadline=None)
+@given(PROBLEMS, st.integers(2, 12), st.sampled_from(["params", PREFILL, DECODE]))
+def test_loss_falls_and_the_end_loses_nothing_avoidable(small: Problem, points: int, limit: str) -> None:
+    found = frontier(small, MADE_FROM, points=points, limit=limit).points
+    assert [point.loss for point in found] == sorted({point.loss for point in found}, reverse=True)
+    assert len(found) <= points
+    assert found[-1].loss == 0.0
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(FALLING, min_size=1, max_size=3))
+def test_no_choice_at_all_is_better(losses: list[list[int]]) -> None:
+    small = problem(losses, [1, 2, 3, 4, 5, 6])
+    every = [
+        (sum(params for params, _ in choice), sum(loss for _, loss in choice))
+        for choice in product(
+            *[[(24 * rank, row[rank - 1]) for rank in range(1, 6)] + [(144, 0)] for row in losses],
+        )
+    ]
+    for point in frontier(small, MADE_FROM, points=10).points:
+        assert point.loss == min(loss for params, loss in every if params <= point.limit)
+
+
+def test_a_limit_at_which_nothing_is_gained_has_no_point() -> None:
+    flat = problem([[1.0, 1.0, 1.0, 1.0, 1.0]], [1, 2, 3, 4, 5, 6])
+    found = frontier(flat, MADE_FROM, points=100)
+    assert [(point.params, point.loss) for point in found.points] == [(24, 1.0), (144, 0.0)]
+
+
+def test_of_equal_losses_the_fewest_parameters_are_kept() -> None:
+    found = frontier(problem([[1.0, 0.0, 0.0, 0.0, 0.0]], [7] * 6), MADE_FROM, limit=PREFILL)
+    assert [(point.params, point.loss) for point in found.points] == [(48, 0.0)]
+
+
+def test_perplexity_is_the_dense_one_times_the_predicted_change() -> None:
+    found = frontier(TWO, MADE_FROM, points=3)
+    assert found.dense_perplexity == exp(2.0)
+    assert found.points[-1].perplexity == found.dense_perplexity
+    assert found.points[0].perplexity == pytest.approx(exp(2.0 + 14.0))
+
+
+def test_a_loss_beyond_all_perplexities() -> None:
+    found = frontier(problem([[2000.0, 1, 1, 1, 1]], [1] * 6), MADE_FROM, points=2)
+    assert [point.perplexity for point in found.points] == [exp(709), exp(2)]
+
+
+def test_an_unknown_latency_is_none() -> None:
+    found = frontier(problem([[1.0] * 5], [1] * 6, [PREFILL, "decode:4@8"]), MADE_FROM)
+    assert found.dense_ns == (1, None)
+    assert {point.latency_ns for point in found.points} == {(1, None)}
+
+
+# --- a plan from a point --------------------------------------------------------------------------------------------
+
+
+def test_a_point_makes_the_plan_of_its_budget() -> None:
+    found = frontier(TWO, MADE_FROM, points=5)
+    decided = decide(TWO, found.points[1].asked, {}, MADE_FROM).plan
+    assert found.plan(1) == decided
+
+
+def test_a_point_makes_the_plan_of_its_latency() -> None:
+    found = frontier(TWO, MADE_FROM, points=5, limit=PREFILL)
+    plan = found.plan(2)
+    decided = decide(TWO, 1.0, {PREFILL: found.points[2].asked}, MADE_FROM).plan
+    assert (plan.sites, plan.workloads, plan.latency) == (decided.sites, decided.workloads, decided.latency)
+
+
+def test_a_plan_for_a_point_that_is_not_there() -> None:
+    with pytest.raises(IndexError):
+        frontier(TWO, MADE_FROM, points=2).plan(2)
+
+
+# --- bad input ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("points", [1, 0, -3, 2.5, True, "ten"])
+def test_fewer_than_two_points(points: Any) -> None:
+    with pytest.raises(BudgetError) as caught:
+        frontier(TWO, MADE_FROM, points=points)
+    assert str(caught.value) == f"{points!r} points; expected a whole number, 2 or more. Ask for 100 points."
+
+
+def test_a_limit_that_is_no_workload() -> None:
+    with pytest.raises(BudgetError) as caught:
+        frontier(TWO, MADE_FROM, limit="decode:8@8")
+    assert str(caught.value) == (
+        "a frontier over 'decode:8@8'; expected params or one of the workloads (prefill:1x8, decode:1@8). "
+        "Name one of these, or add it to the workloads."
+    )
+
+
+def test_a_latency_that_the_profile_lacks() -> None:
+    lacking = problem([[1.0] * 5], [1] * 6, ["decode:4@8"])
+    for refused in (
+        lambda: frontier(lacking, MADE_FROM, limit="decode:4@8"),
+        lambda: check_profiled(lacking.sites, lacking.profile, lacking.workloads, "decode:4@8"),
+    ):
+        with pytest.raises(ProfileError) as caught:
+            refused()
+        assert str(caught.value) == (
+            "the profile lacks the latency of site0 for decode:4@8; expected measured latencies, since latency is "
+            "limited. Profile this model's shapes with gac profile, or plan without a latency limit."
+        )
+
+
+def test_parameters_need_no_latencies() -> None:
+    empty = profile([measured("linear", 1, m=8, k=64, n=64)])
+    check_profiled(TWO.sites, empty, TWO.workloads, "params")
+    with pytest.raises(ProfileError):
+        check_profiled(TWO.sites, empty, TWO.workloads, PREFILL)
+
+
+# --- on disk --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("limit", ["params", DECODE])
+def test_a_frontier_is_read_back_equal(limit: str, tmp_path: Path) -> None:
+    found = frontier(TWO, MADE_FROM, limit=limit)
+    found.save(tmp_path / "new" / "frontier.json")
+    assert Frontier.load(tmp_path / "new" / "frontier.json") == found
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["frontier.json"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda d: d.update(extra=1), "extra: Unexpected keyword argument"),
+        (lambda d: d["sites"][0]["site"].update(extra=1), "sites.0.site.extra: Unexpected keyword argument"),
+        (lambda d: d["made_from"].update(extra=1), "made_from.extra: Unexpected keyword argument"),
+        (lambda d: d.pop("limit"), "limit: Field required"),
+        (lambda d: d["points"][0].update(params="48"), "points.0.params: Input should be a valid integer"),
+        (lambda d: d.update(schema_version=2), "frontier has schema version 2; expected version 1."),
+        (lambda d: d.update(limit="decode:4@8"), "frontier limits 'decode:4@8'; expected params or one of its"),
+        (lambda d: d.update(points=[]), "frontier has no points; expected one at least."),
+        (lambda d: d["sites"][0]["options"][0].update(dims=[2]), "an option of site site0 states 24 parameters"),
+        (lambda d: d["sites"][0]["options"][0].update(dims=[13]), "weight site0 has low_rank dim 13; expected 1 to 12"),
+        (lambda d: d["sites"][0]["options"][0].update(forms=["magic"]), "form 'magic' is unknown"),
+        (lambda d: d["sites"][0]["options"][0].update(forms=[]), "an option of site site0 has 0 forms and 2 latencies"),
+        (lambda d: d["points"][1].update(params=1), "point 1 states 1 parameters"),
+        (lambda d: d["points"][1].update(loss=1.0), "point 1 states 96 parameters, loss 1.0"),
+        (lambda d: d["points"][1].update(latency_ns=[1, 1]), "latencies (1, 1)"),
+        (lambda d: d["points"][1].update(choice=[9, 0]), "point 1 chooses options that are not there"),
+        (lambda d: d["points"][1].update(limit=95), "point 1 states limit 95 and uses 96; expected at most 108"),
+        (lambda d: d["points"][1].update(asked=0.2), "point 1 states limit 108 and uses 96; expected at most 57"),
+        (lambda d: d["points"][1].update(perplexity=1.0), "point 1 states perplexity 1; expected"),
+        (
+            lambda d: d["points"].reverse(),
+            "points at 288 and 227 lose 0 and 1.25; expected a larger limit",
+        ),
+    ],
+)
+def test_an_edited_frontier_is_refused(saved: Path, change: Callable[[dict[str, Any]], None], message: str) -> None:
+    document = json.loads(saved.read_text())
+    change(document)
+    saved.write_text(json.dumps(document))
+    with pytest.raises(PlanError) as failure:
+        Frontier.load(saved)
+    assert message in str(failure.value)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff\xfe", b"null"])
+def test_a_file_that_is_no_frontier_is_refused(saved: Path, content: bytes) -> None:
+    saved.write_bytes(content)
+    with pytest.raises(PlanError, match=r"expected a Frontier as this version of GAC writes it"):
+        Frontier.load(saved)
+
+
+def test_a_missing_frontier_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match=r"none.json cannot be read: No such file or directory"):
+        Frontier.load(tmp_path / "none.json")
+
+
+def test_a_path_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "taken").mkdir()
+    with pytest.raises(PlanError, match=r"frontier cannot be written to"):
+        frontier(TWO, MADE_FROM, points=2).save(tmp_path / "taken")
+    assert [path.name for path in tmp_path.iterdir()] == ["taken"]

@@ -1,0 +1,151 @@
+"""``gac frontier`` on a tiny model, and on a file that it wrote."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+
+import gac
+from gac.allocation.frontier import Frontier, frontier
+from tests.allocation.small_problems import MADE_FROM, PREFILL, problem
+from tests.cli.commands import answer, run
+
+
+@pytest.fixture
+def model(tiny_model: LlamaForCausalLM, tiny_tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> Path:
+    """A tiny model's directory, with its tokenizer."""
+    tiny_model.save_pretrained(tmp_path / "model")
+    tiny_tokenizer.save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    losses = [[8, 4, 2, 1, 0.5], [6, 3, 1.5, 0.75, 0.375]]
+    frontier(problem(losses, [10, 20, 30, 40, 50, 60]), MADE_FROM, points=5).save(tmp_path / "saved.json")
+    return tmp_path / "saved.json"
+
+
+# --- from a model ---------------------------------------------------------------------------------------------------
+
+
+def test_it_writes_a_frontier_and_answers_with_it(model: Path, text_file: Path, tmp_path: Path) -> None:
+    target = tmp_path / "new" / "frontier.json"
+    document = answer("frontier", model, "--points", 7, "--calibration", f"{text_file}:4x64", "-o", target)
+    found = Frontier.load(target)
+    assert document["path"] == str(target)
+    assert [point["params"] for point in document["points"]] == [point.params for point in found.points]
+    assert document["points"][-1]["kept"] == 1.0
+    assert document["dense"]["params"] == 92160
+    assert "sites" not in document
+    assert {point.certificate.status for point in found.points} == {"optimal"}
+
+
+def test_a_point_is_the_plan_that_allocate_makes(
+    tiny_model: LlamaForCausalLM, tiny_tokenizer: PreTrainedTokenizerFast, text_file: Path
+) -> None:
+    options: dict[str, Any] = {
+        "tokenizer": tiny_tokenizer,
+        "calibration": f"{text_file}:4x64",
+        "profile": "nvidia-h100-80gb-hbm3",
+        "progress": False,
+    }
+    found = gac.frontier(tiny_model, points=5, **options)
+    plan = gac.allocate(tiny_model, found.points[2].asked, **options)
+    assert found.plan(2).prediction == plan.prediction
+    assert (found.plan(2).budget, found.plan(2).workloads) == (plan.budget, plan.workloads)
+
+
+def test_it_says_what_it_costs_and_shows_some_points(model: Path, text_file: Path, tmp_path: Path) -> None:
+    target, figure = tmp_path / "frontier.json", tmp_path / "frontier.svg"
+    options = ("--points", 5, "--calibration", f"{text_file}:4x64", "-o", target, "--plot", figure)
+    result = run("frontier", model, *options)
+    assert result.exit_code == 0, result.output
+    assert f"calibration on 4 windows of 64 tokens of {text_file}" in result.stderr
+    assert result.stderr.endswith(f"saved as {target}\ndrawn in {figure}\n")
+    assert "kept params loss perplexity prefill:1x1024 decode:1@1024" in " ".join(result.stdout.split())
+    assert figure.read_bytes().startswith(b"<?xml")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--points", 1], "Error: 1 points; expected a whole number, 2 or more. Ask for 100 points.\n"),
+        (
+            ["--limit", "latency"],
+            "Error: a frontier over 'latency'; expected params or one of the workloads (prefill:1x1024, decode:1@1024)."
+            " Name one of these, or add it to the workloads.\n",
+        ),
+        (
+            ["--limit", "decode:1@1024"],
+            "Error: the profile lacks the latency of model.layers.0.self_attn.q_proj for decode:1@1024; ",
+        ),
+        (["--workload", "chat"], "Error: workload 'chat'; expected prefill:BxS or decode:B@C with positive integers. "),
+        (["--plot", "figure.gif"], "Error: figure figure.gif ends in '.gif'; expected one of .png, .pdf, .svg. "),
+    ],
+)
+def test_it_refuses_before_anything_is_measured(
+    options: list[object],
+    message: str,
+    model: Path,
+    text_file: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delattr("gac.api.measure_curves")
+    target = tmp_path / "frontier.json"
+    result = run("frontier", model, "--calibration", f"{text_file}:4x64", *options, "-o", target)
+    assert result.exit_code == 1
+    assert message in result.stderr
+    assert not target.exists()
+
+
+def test_a_model_that_is_not_there(tmp_path: Path) -> None:
+    result = run("frontier", tmp_path / "nothing", "-o", tmp_path / "frontier.json")
+    assert result.exit_code == 1
+    assert result.stderr.startswith(f"Error: model '{tmp_path / 'nothing'}': no such directory; ")
+
+
+# --- from a file ----------------------------------------------------------------------------------------------------
+
+
+def test_a_saved_frontier_is_drawn_without_a_model(saved: Path, tmp_path: Path) -> None:
+    result = run("frontier", saved, "--plot", tmp_path / "again.png")
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / "again.png").read_bytes().startswith(b"\x89PNG")
+    assert "5 points, 5 of them proved to lose least for their parameters" in result.stdout
+
+
+def test_a_saved_frontier_as_a_document(saved: Path) -> None:
+    document = answer("frontier", saved)
+    assert document["path"] == str(saved)
+    assert (document["limit"], document["workloads"]) == ("params", [PREFILL, "decode:1@8"])
+    assert document["dense"]["latency_ns"] == [120, 20]
+    assert document["points"][0] | {"certificate": None} == {
+        "asked": 0.166667,
+        "limit": 48,
+        "params": 48,
+        "kept": 48 / 288,
+        "loss": 14.0,
+        "perplexity": pytest.approx(8886110.5),
+        "latency_ns": [20, 120],
+        "certificate": None,
+    }
+
+
+@pytest.mark.parametrize("option", [["--points", 5], ["--seed", 1], ["-o", "other.json"], ["--no-align"]])
+def test_what_a_saved_frontier_does_not_heed_is_refused(saved: Path, option: list[object]) -> None:
+    result = run("frontier", saved, *option)
+    assert result.exit_code == 2
+    assert f"goes with a model; {saved} is a saved frontier." in result.stderr
+
+
+def test_a_file_that_is_no_frontier(saved: Path, tmp_path: Path) -> None:
+    saved.write_text(json.dumps({"plan": 1}))
+    result = run("frontier", saved)
+    assert result.exit_code == 1
+    assert f"Error: frontier {saved}: " in result.stderr
+    missing = run("frontier", tmp_path / "none.json")
+    assert f"frontier {tmp_path / 'none.json'} cannot be read: No such file or directory" in missing.stderr

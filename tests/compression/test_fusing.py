@@ -1,0 +1,179 @@
+"""Fused inputs: the same outputs, the same names, one GEMM."""
+
+import copy
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+from torch.nn import functional
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+
+from gac.compression.fusing import FusedInput, FusedMember, fuse_inputs
+from gac.models.families import family_of
+from gac.plan import Plan
+from gac.sites import run_together
+from tests.compression.applying import IDS, applied, logits
+
+MakePlan = Callable[[LlamaConfig, Mapping[str, tuple[str, int]]], Plan]
+
+ATTENTION, MLP = "model.layers.0.self_attn", "model.layers.1.mlp"
+CHANGES = {
+    f"{ATTENTION}.q_proj": ("low_rank", 16),
+    f"{ATTENTION}.v_proj": ("low_rank", 8),
+    "model.layers.0.mlp.gate_proj": ("low_rank", 24),
+    **{f"{MLP}.{name}": ("narrow", 96) for name in ("gate_proj", "up_proj", "down_proj")},
+}
+
+
+@pytest.fixture
+def plain(tiny_model: LlamaForCausalLM, tiny_config: LlamaConfig, make_plan: MakePlan) -> LlamaForCausalLM:
+    """Some weights low rank, some narrow, the rest dense; every GEMM by itself."""
+    model = applied(tiny_model, make_plan(tiny_config, CHANGES))
+    assert isinstance(model, LlamaForCausalLM)
+    return model
+
+
+def fused(model: nn.Module) -> nn.Module:
+    other = copy.deepcopy(model)
+    fuse_inputs(other, run_together(family_of(other.config).sites(other.config)))
+    return other
+
+
+def test_outputs_are_the_same(plain: LlamaForCausalLM) -> None:
+    assert (logits(fused(plain)) - logits(plain)).abs().max() < 1e-5
+
+
+def test_a_layer_has_a_gemm_for_q_k_v_and_one_for_gate_and_up(plain: LlamaForCausalLM) -> None:
+    model = fused(plain)
+    found = {name: module.weight.shape[0] for name, module in model.named_modules() if isinstance(module, FusedInput)}
+    assert found == {
+        "model.layers.0.self_attn.q_proj.fused": 16 + 32 + 8,
+        "model.layers.0.mlp.gate_proj.fused": 24 + 176,
+        "model.layers.1.self_attn.q_proj.fused": 64 + 32 + 32,
+        "model.layers.1.mlp.gate_proj.fused": 2 * 96,
+    }
+
+
+def test_the_gemm_runs_once_a_forward_pass(plain: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = fused(plain)
+    widths = []
+    run = FusedInput.run
+
+    def counted(self: FusedInput, x: torch.Tensor) -> torch.Tensor:
+        widths.append(self.weight.shape[0])
+        return run(self, x)
+
+    monkeypatch.setattr(FusedInput, "run", counted)
+    logits(model)
+    assert widths == [56, 200, 128, 192]
+
+
+def test_parameters_are_as_many(plain: LlamaForCausalLM) -> None:
+    assert sum(p.numel() for p in fused(plain).parameters()) == sum(p.numel() for p in plain.parameters())
+
+
+def test_names_and_values_stay_those_of_the_weights(plain: LlamaForCausalLM) -> None:
+    ours, theirs = fused(plain).state_dict(), plain.state_dict()
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+def test_a_fused_model_loads_what_an_unfused_one_saved(plain: LlamaForCausalLM) -> None:
+    model = fused(plain)
+    for parameter in model.parameters():
+        nn.init.zeros_(parameter)
+    assert not model.load_state_dict(plain.state_dict()).missing_keys
+    assert (logits(model) - logits(plain)).abs().max() < 1e-5
+
+
+def test_a_missing_or_misshapen_part_is_named(plain: LlamaForCausalLM) -> None:
+    model, given = fused(plain), dict(plain.state_dict())
+    del given[f"{ATTENTION}.k_proj.weight"]
+    given[f"{ATTENTION}.v_proj.first.weight"] = torch.zeros(9, 64)
+    with pytest.raises(RuntimeError, match=r"(?s)v_proj.first.weight has shape \(9, 64\), not \(8, 64\)") as caught:
+        model.load_state_dict(given)
+    assert f"{ATTENTION}.k_proj.weight" in str(caught.value)
+
+
+def test_files_hold_every_weight_by_itself(plain: LlamaForCausalLM, tmp_path: Path) -> None:
+    fused(plain).save_pretrained(tmp_path)
+    stored = load_file(tmp_path / "model.safetensors")
+    assert stored.keys() == plain.state_dict().keys()
+    assert all(torch.equal(stored[name], value) for name, value in plain.state_dict().items())
+
+
+def test_biases_stay_with_their_weights() -> None:
+    config = Qwen2Config(
+        vocab_size=40, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4,
+        num_key_value_heads=2,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = Qwen2ForCausalLM(config).eval()
+    for name in ("q_proj", "k_proj", "v_proj"):
+        nn.init.normal_(model.get_submodule(f"model.layers.0.self_attn.{name}").bias)
+    ids = IDS % 40
+    with torch.no_grad():
+        assert (fused(model)(ids).logits - model(ids).logits).abs().max() < 1e-5
+    assert fused(model).state_dict().keys() == model.state_dict().keys()
+
+
+def test_a_member_called_alone_is_right(plain: LlamaForCausalLM) -> None:
+    model, x = fused(plain), torch.randn(3, 64)
+    with torch.no_grad():
+        for name in ("k_proj", "v_proj", "q_proj", "k_proj"):
+            ours, theirs = (one.get_submodule(f"{ATTENTION}.{name}")(x) for one in (model, plain))
+            assert (ours - theirs).abs().max() < 1e-5
+
+
+def test_a_tensor_that_was_changed_in_place_is_read_again(plain: LlamaForCausalLM) -> None:
+    """A CUDA graph, say, has one input tensor for every step."""
+    model, x = fused(plain), torch.randn(3, 64)
+    with torch.no_grad():
+        for _ in range(2):
+            for name in ("q_proj", "k_proj", "v_proj"):
+                ours, theirs = (one.get_submodule(f"{ATTENTION}.{name}")(x) for one in (model, plain))
+                assert (ours - theirs).abs().max() < 1e-5
+            x.add_(1.0)
+
+
+def test_nothing_is_kept_after_the_last_member(plain: LlamaForCausalLM) -> None:
+    model = fused(plain)
+    logits(model)
+    inputs = [module for module in model.modules() if isinstance(module, FusedInput)]
+    assert inputs
+    assert all(one.read is None and one.output is None for one in inputs)
+
+
+def test_gradients_reach_every_part(plain: LlamaForCausalLM) -> None:
+    model = fused(plain)
+    model(IDS, labels=IDS).loss.backward()
+    gradients = {name: p.grad for name, p in model.named_parameters()}
+    plain(IDS, labels=IDS).loss.backward()
+    whole = gradients[f"{ATTENTION}.q_proj.fused.weight"]
+    assert whole is not None
+    parts = [
+        plain.get_submodule(f"{ATTENTION}.{name}").weight.grad for name in ("q_proj.first", "k_proj", "v_proj.first")
+    ]
+    assert (whole - torch.cat(parts)).abs().max() < 1e-6
+
+
+def test_it_compiles_as_one_graph(plain: LlamaForCausalLM) -> None:
+    attention = fused(plain).get_submodule(ATTENTION)
+
+    def project(x: torch.Tensor) -> torch.Tensor:
+        return functional.relu(torch.cat([attention.get_submodule(n)(x) for n in ("q_proj", "k_proj", "v_proj")], -1))
+
+    compiled = torch.compile(project, backend="eager", fullgraph=True)
+    x = torch.randn(3, 64)
+    with torch.no_grad():
+        assert torch.equal(compiled(x), project(x))
+        assert torch.equal(compiled(2 * x), project(2 * x))
+
+
+def test_members_say_what_they_stand_for(plain: LlamaForCausalLM) -> None:
+    member = fused(plain).get_submodule(f"{ATTENTION}.v_proj")
+    assert isinstance(member, FusedMember)
+    assert (member.in_features, member.out_features) == (64, 32)

@@ -1,0 +1,114 @@
+"""A frontier for people: which points are told, and what is drawn against what."""
+
+from dataclasses import replace
+
+import pytest
+from matplotlib.axes import Axes
+from rendering import shown
+
+from gac.allocation.frontier import Frontier, frontier
+from gac.reporting.frontier import figure_of_frontier, frontier_table, readable
+from tests.allocation.small_problems import DECODE, MADE_FROM, PREFILL, problem
+
+TWO = [[8, 4, 2, 1, 0.5], [6, 3, 1.5, 0.75, 0.375]]
+LATENCIES = [10, 20, 30, 40, 50, 60]
+
+
+@pytest.fixture
+def found() -> Frontier:
+    """5 points, of which those that lose more than ln 20 are lost."""
+    return frontier(problem(TWO, LATENCIES), MADE_FROM, points=5)
+
+
+def panel(of: Frontier, number: int) -> Axes:
+    return figure_of_frontier(of).axes[number]
+
+
+def legend(ax: Axes) -> list[str]:
+    box = ax.get_legend()
+    assert box is not None
+    return [text.get_text() for text in box.get_texts()]
+
+
+# --- the table ------------------------------------------------------------------------------------------------------
+
+
+def test_points_from_dense_down(found: Frontier) -> None:
+    assert shown(frontier_table(found)) == [
+        "kept params loss perplexity prefill:1x8 decode:1@8",
+        "───────────────────────────────────────────────────────────",
+        "1.0000 288 0.0000 7.39 1.000x 1.000x",
+        "0.7500 216 1.2500 25.79 0.750x 2.500x",
+        "5 points, 5 of them proved to lose least for their parameters",
+        "loss (nats a token) and perplexity predicted on calibration text, 7.39 dense; latency over dense",
+        "not shown: 3 smaller points, beyond 20 times the dense perplexity",
+    ]
+
+
+def test_a_dozen_points_of_many() -> None:
+    losses = [[row * (at + 1) / 50 for row in (8, 4, 2, 1, 0.5)] for at in range(8)]
+    many = frontier(problem(losses, LATENCIES), MADE_FROM)
+    assert len(many.points) > 30
+    lines = shown(frontier_table(many))
+    assert len(lines) == 2 + 12 + 3
+    assert lines[2].startswith("1.0000 1,152 0.0000 ")
+
+
+def test_unknown_latencies_are_said() -> None:
+    lacking = frontier(problem([[1.0] * 5], [1] * 6, ["decode:4@8"]), MADE_FROM)
+    lines = shown(frontier_table(lacking))
+    assert lines[2:4] == ["1.0000 144 0.0000 7.39 -", "0.1667 24 1.0000 20.09 -"]
+    assert lines[-1] == "-: the profile lacks shapes for decode:4@8 (gac profile --model ... measures them)"
+
+
+def test_what_was_limited_is_said() -> None:
+    lines = shown(frontier_table(frontier(problem(TWO, LATENCIES), MADE_FROM, limit=DECODE)))
+    assert "proved to lose least for their latency on decode:1@8" in "\n".join(lines)
+
+
+def test_where_all_is_lost_all_is_shown(found: Frontier) -> None:
+    assert readable(replace(found, points=found.points[:2])) == list(found.points[:2])
+
+
+# --- the figure -----------------------------------------------------------------------------------------------------
+
+
+def test_a_panel_for_parameters_and_one_a_workload(found: Frontier) -> None:
+    figure = figure_of_frontier(found)
+    assert [(ax.get_title(loc="left") or ax.get_title(), ax.get_xlabel()) for ax in figure.axes if ax.axison] == [
+        ("parameters (3 points beyond 20x dense not shown)", "parameters of the targeted weights (millions)"),
+        ("prefill:1x8", "latency of the targeted weights (µs)"),
+        ("decode:1@8", "latency of the targeted weights (µs)"),
+    ]
+    assert {ax.get_ylabel() for ax in figure.axes if ax.axison} == {"predicted perplexity"}
+    assert figure.get_suptitle() == "tiny, kfac, NVIDIA Test GPU"
+
+
+def test_only_the_limited_axis_has_a_line(found: Frontier) -> None:
+    params, prefill = panel(found, 0), panel(found, 1)
+    assert [panel.lines[0].get_linestyle() for panel in (params, prefill)] == ["-", "None"]
+    assert legend(params) == ["least loss for each limit", "dense, 7.39"]
+    assert legend(prefill) == ["the same choices, limited in parameters", "dense, 7.39"]
+
+
+def test_points_stand_where_they_are(found: Frontier) -> None:
+    line, dense = panel(found, 1).lines
+    assert list(line.get_xdata()) == [0.09, 0.12]
+    assert list(line.get_ydata()) == [point.perplexity for point in found.points[-2:]]
+    assert (list(dense.get_xdata()), list(dense.get_ydata())) == ([0.12], [found.dense_perplexity])
+
+
+def test_points_that_are_not_proved_are_hollow(found: Frontier) -> None:
+    last = found.points[-1]
+    open_end = replace(last, certificate=replace(last.certificate, status="feasible"))
+    ax = panel(replace(found, points=(*found.points[:-1], open_end)), 0)
+    assert legend(ax) == ["least loss for each limit", "not proved in time", "dense, 7.39"]
+    assert ax.lines[1].get_markerfacecolor() == "white"
+
+
+def test_a_workload_that_is_not_known_has_no_panel() -> None:
+    lacking = frontier(problem([[1.0] * 5], [1] * 6, [PREFILL, "decode:4@8"]), MADE_FROM)
+    assert [ax.get_title(loc="left") or ax.get_title() for ax in figure_of_frontier(lacking).axes] == [
+        "parameters",
+        "prefill:1x8",
+    ]
