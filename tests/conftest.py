@@ -29,6 +29,11 @@ from gac.sites import Site
 Changes = Mapping[str, tuple[str, int]]
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest tests first, so that the other worker is not idle at the end."""
+    items.sort(key=lambda item: item.path.name != "test_end_to_end.py")
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Tests keep what they measure to themselves."""

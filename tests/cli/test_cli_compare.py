@@ -29,8 +29,8 @@ def allocated(model: Path, calibration: tuple[str, str], rule: str, *options: ob
     return target
 
 
-def test_every_rule_makes_a_plan_that_can_be_compared(model: Path, calibration: tuple[str, str]) -> None:
-    rules = ("loss", "importance", "uniform", "uniform:down8", "uniform:pad8", "fisher", "fisher:nearest8")
+def test_plans_by_rule_can_be_compared(model: Path, calibration: tuple[str, str]) -> None:
+    rules = ("loss", "importance", "uniform:pad8", "fisher")
     files = [allocated(model, calibration, rule) for rule in rules]
     plans = [Plan.load(file) for file in files]
     best, *others = (plan.certificate for plan in plans)
