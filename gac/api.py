@@ -32,7 +32,7 @@ from gac.sensitivity.calibration import StatisticsStore, stream_moments
 from gac.sensitivity.curves import measure_curves
 from gac.sensitivity.methods import FACTOR, Method, method_named
 from gac.sensitivity.text import TextSpec, Windows, calibration_windows
-from gac.sites import Workload, curves_together, run_together
+from gac.sites import Workload, as_run, curves_together
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -151,7 +151,7 @@ def frontier(
     if limit != PARAMS:
         config = load_config(str(model)) if isinstance(model, (str, Path)) else model.config
         sites = family_of(config).sites(config)
-        check_profiled(run_together(sites) if fuse else sites, select_profile(profile)[0], parsed, limit)
+        check_profiled(as_run(sites, fuse), select_profile(profile)[0], parsed, limit)
     problem, made_from = _measured(
         model,
         tokenizer,
@@ -186,9 +186,7 @@ def compress(
         GacError: the model or the text cannot be read.
     """
     loaded = load_model(model, tokenizer)
-    sites = family_of(loaded.model.config).sites(loaded.model.config)
-    if plan.fused:
-        sites = run_together(sites)
+    sites = as_run(family_of(loaded.model.config).sites(loaded.model.config), plan.fused)
     changed = changed_sites(plan, sites)
     check_finite(loaded.model)
     digest = model_digest(loaded.model, [weight.name for site in sites for weight in site.weights])
@@ -293,7 +291,7 @@ def _measured(
     loaded = load_model(model, tokenizer)
     family = family_of(loaded.model.config)
     sites = family.sites(loaded.model.config)
-    planned = run_together(sites) if fuse else sites
+    planned = as_run(sites, fuse)
     limit = budget_limit(budget, sum(site.params for site in sites))
     check_reachable(planned, limit, forms=names, profile=table, workloads=parsed, align=align)
     windows = calibration_windows(spec, loaded.tokenizer, seed)

@@ -71,3 +71,41 @@ def from_json(kind: type[T], text: str | bytes, what: str, error: type[GacError]
             f"a {kind.__name__} as this version of GAC writes it",
             "Make it again, or open it with the version of GAC that wrote it.",
         ) from failure
+
+
+def write_record(record: Any, path: str | Path, what: str, error: type[GacError], indent: int | None = None) -> None:
+    """Write a frozen dataclass as a JSON file that is whole or absent.
+
+    Args:
+        what: how to name it in an error: ``plan``.
+        error: which ``GacError`` to raise.
+
+    Raises:
+        GacError: of the class ``error``, where the path cannot be written.
+    """
+    target = Path(path)
+    try:
+        with atomic_path(target) as temporary:
+            temporary.write_bytes(to_json(record, indent) + b"\n")
+    except OSError as failure:
+        raise error(
+            f"{what} cannot be written to {target}: {failure.strerror}", "a writable path", "Choose another path."
+        ) from failure
+
+
+def read_record(kind: type[T], path: str | Path, what: str, error: type[GacError]) -> T:
+    """Read back what ``write_record`` wrote, as strictly as ``from_json``.
+
+    Raises:
+        GacError: of the class ``error``, where the file cannot be read or is none.
+    """
+    source = Path(path)
+    try:
+        text = source.read_bytes()
+    except OSError as failure:
+        raise error(
+            f"{what} {source} cannot be read: {failure.strerror}",
+            f"a {what} written by {kind.__name__}.save",
+            "Check the path.",
+        ) from failure
+    return from_json(kind, text, f"{what} {source}", error)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from gac.errors import PlanError
-from gac.files import atomic_path, from_json, to_json
+from gac.files import read_record, write_record
 from gac.forms import Weight, form_named
 
 SCHEMA = 1
@@ -227,16 +227,7 @@ class Plan:
         Raises:
             PlanError: the path cannot be written.
         """
-        target = Path(path)
-        try:
-            with atomic_path(target) as temporary:
-                temporary.write_bytes(to_json(self, indent=1) + b"\n")
-        except OSError as failure:
-            raise PlanError(
-                f"plan cannot be written to {target}: {failure.strerror}",
-                "a writable path",
-                "Choose another path.",
-            ) from failure
+        write_record(self, path, "plan", PlanError, indent=1)
 
     @classmethod
     def load(cls, path: str | Path) -> "Plan":
@@ -245,16 +236,7 @@ class Plan:
         Raises:
             PlanError: the file is unreadable, is not a plan, or contradicts itself.
         """
-        source = Path(path)
-        try:
-            text = source.read_bytes()
-        except OSError as failure:
-            raise PlanError(
-                f"plan {source} cannot be read: {failure.strerror}",
-                "a plan written by Plan.save",
-                "Check the path.",
-            ) from failure
-        return from_json(cls, text, f"plan {source}", PlanError)
+        return read_record(cls, path, "plan", PlanError)
 
     def compare(self, other: "Plan") -> "PlanComparison":
         """This plan beside another one for the same model.

@@ -66,6 +66,11 @@ def run_together(sites: Sequence[Site]) -> tuple[Site, ...]:
     return tuple(found)
 
 
+def as_run(sites: Sequence[Site], fused: bool) -> tuple[Site, ...]:
+    """The sites of a plan: together where it is ``fused``, otherwise as they are."""
+    return run_together(sites) if fused else tuple(sites)
+
+
 _WORKLOAD = re.compile(r"(prefill):(\d+)x(\d+)|(decode):(\d+)@(\d+)")
 
 
@@ -168,7 +173,10 @@ class CandidateSet:
 
     def row(self, index: int) -> "CandidateSet":
         """One candidate, as a set of one."""
-        cut = slice(index, index + 1)
+        return self.at(slice(index, index + 1))
+
+    def at(self, cut: slice | NDArray[np.bool_]) -> "CandidateSet":
+        """Some of the candidates."""
         return CandidateSet(
             self.site,
             self.forms[cut],

@@ -56,25 +56,11 @@ def checkpoint(model: Path, plan: Path, tmp_path: Path) -> Path:
 def test_help_lists_every_command() -> None:
     result = run("--help")
     assert result.exit_code == 0
-    for command in (
-        "profile",
-        "profiles",
-        "cliffs",
-        "explain",
-        "study",
-        "allocate",
-        "frontier",
-        "compare",
-        "compress",
-        "eval",
-    ):
+    for command in COMMANDS:
         assert f"\n  {command} " in result.stdout
 
 
-@pytest.mark.parametrize(
-    "command",
-    COMMANDS,
-)
+@pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_help_and_json(command: str) -> None:
     result = run(command, "--help")
     assert result.exit_code == 0

@@ -2,8 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-
-import numpy as np
+from math import exp
 
 import gac
 from gac.forms import form_named
@@ -20,6 +19,8 @@ from gac.plan import (
     WorkloadLatency,
 )
 from gac.sites import CandidateSet, Site, Workload
+
+_LARGEST = 709.0  # e to this power is about 8e307, near the largest float64
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,6 @@ def assemble(
     choices = tuple(_site_choice(site, row) for site, row in zip(sites, chosen, strict=True))
     loss = float(sum(choice.loss for choice in choices))
     used = sum(choice.params for choice in choices)
-    dense_perplexity = float(np.exp(made_from.calibration.loss))
     return Plan(
         schema_version=SCHEMA,
         gac_version=gac.__version__,
@@ -84,10 +84,17 @@ def assemble(
         ),
         latency=dict(latency),
         workloads=tuple(_workload(i, workload, chosen, dense) for i, workload in enumerate(workloads)),
-        prediction=Prediction(loss, made_from.factor, dense_perplexity, dense_perplexity * float(np.exp(loss))),
+        prediction=Prediction(
+            loss, made_from.factor, predicted_perplexity(made_from, 0.0), predicted_perplexity(made_from, loss)
+        ),
         certificate=certificate,
         sites=choices,
     )
+
+
+def predicted_perplexity(made_from: Provenance, loss: float) -> float:
+    """On the calibration text, for a predicted loss; the smallest budgets of large models lose hundreds of nats."""
+    return exp(min(made_from.calibration.loss + loss, _LARGEST))
 
 
 def _site_choice(site: Site, row: CandidateSet) -> SiteChoice:

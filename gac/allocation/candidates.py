@@ -88,6 +88,12 @@ def dense_candidate(
     return _candidate_set(site, _dense(site, Timing(profile, tuple(workloads), dtype)))
 
 
+def candidate_at(site: Site, forms: Sequence[str], dims: Sequence[int], loss: float, timing: Timing) -> CandidateSet:
+    """One form and dim a weight as the site's only candidate, with a loss that is known already."""
+    rows = _side_by_side(site, [form_named(name) for name in forms], [np.array([dim]) for dim in dims], timing)
+    return _candidate_set(site, replace(rows, loss=np.array([loss])))
+
+
 def _one_by_one(site: Site, curves: SiteCurves | None, timing: Timing, align: bool, keep_latency: bool) -> _Rows:
     """All combinations of the weights' own choices, reduced after each weight."""
     rows: _Rows | None = None
@@ -111,17 +117,18 @@ def _together(form: Form, site: Site, curve: LossCurve, timing: Timing, align: b
     """One dim for all weights of the site, below the full one."""
     fused = [at in site.fused for at in range(len(site.weights))]
     dims = _dims(form, site.weights, curve.full - 1, timing, align, fused)
-    return replace(_side_by_side(site, form, [dims] * len(fused), timing), loss=curve.loss[dims])
+    return replace(_side_by_side(site, [form] * len(fused), [dims] * len(fused), timing), loss=curve.loss[dims])
 
 
 def _dense(site: Site, timing: Timing) -> _Rows:
-    return _side_by_side(site, form_named("dense"), [_full(weight) for weight in site.weights], timing)
+    dense = [form_named("dense")] * len(site.weights)
+    return _side_by_side(site, dense, [_full(weight) for weight in site.weights], timing)
 
 
-def _side_by_side(site: Site, form: Form, dims: Sequence[Ints], timing: Timing) -> _Rows:
-    """Every weight in the form, each at its dims, row by row."""
+def _side_by_side(site: Site, forms: Sequence[Form], dims: Sequence[Ints], timing: Timing) -> _Rows:
+    """Every weight in its form, each at its dims, row by row; no loss is looked up."""
     rows: _Rows | None = None
-    for at, (weight, ours) in enumerate(zip(site.weights, dims, strict=True)):
+    for at, (weight, form, ours) in enumerate(zip(site.weights, forms, dims, strict=True)):
         part = _options(form, weight, ours, None, timing, at in site.fused)
         rows = part if rows is None else _beside(rows, part)
         if site.fused and at == site.fused[-1]:

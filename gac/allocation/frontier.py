@@ -7,7 +7,7 @@ from math import fsum
 import numpy as np
 
 import gac
-from gac.allocation.assemble import Provenance
+from gac.allocation.assemble import Provenance, predicted_perplexity
 from gac.allocation.candidates import dense_candidate
 from gac.allocation.frontier_record import (
     PARAMS,
@@ -16,7 +16,6 @@ from gac.allocation.frontier_record import (
     FrontierPoint,
     Option,
     SiteOptions,
-    predicted_perplexity,
     summed_latency,
 )
 from gac.allocation.knapsack import Group, knapsack

@@ -3,23 +3,22 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from math import exp, fsum, isclose
+from math import fsum, isclose
 from pathlib import Path
 
 import numpy as np
 
-from gac.allocation.assemble import Provenance, assemble
+from gac.allocation.assemble import Provenance, assemble, predicted_perplexity
 from gac.allocation.latencies import UNKNOWN
 from gac.allocation.limits import budget_limit
 from gac.errors import PlanError
-from gac.files import atomic_path, from_json, to_json
+from gac.files import read_record, write_record
 from gac.forms import form_named
 from gac.plan import Certificate, Plan
 from gac.sites import CandidateSet, Site, Workload
 
 SCHEMA = 1
 PARAMS = "params"
-_LARGEST = 709.0  # e to this power is about 8e307, near the largest float64
 _STRICT = {"extra": "forbid", "allow_inf_nan": False}
 _EDITED = "Make the frontier again; this one was edited."
 
@@ -116,7 +115,7 @@ class Frontier:
     @property
     def dense_perplexity(self) -> float:
         """On the calibration text."""
-        return exp(self.made_from.calibration.loss)
+        return predicted_perplexity(self.made_from, 0.0)
 
     def plan(self, index: int) -> Plan:
         """The plan of one point, as ``gac.allocate`` makes it for ``points[index].asked``.
@@ -145,14 +144,7 @@ class Frontier:
         Raises:
             PlanError: the path cannot be written.
         """
-        target = Path(path)
-        try:
-            with atomic_path(target) as temporary:
-                temporary.write_bytes(to_json(self) + b"\n")
-        except OSError as failure:
-            raise PlanError(
-                f"frontier cannot be written to {target}: {failure.strerror}", "a writable path", "Choose another path."
-            ) from failure
+        write_record(self, path, "frontier", PlanError)
 
     @classmethod
     def load(cls, path: str | Path) -> "Frontier":
@@ -161,27 +153,13 @@ class Frontier:
         Raises:
             PlanError: the file is unreadable, is no frontier, or contradicts itself.
         """
-        source = Path(path)
-        try:
-            text = source.read_bytes()
-        except OSError as failure:
-            raise PlanError(
-                f"frontier {source} cannot be read: {failure.strerror}",
-                "a frontier written by Frontier.save",
-                "Check the path.",
-            ) from failure
-        return from_json(cls, text, f"frontier {source}", PlanError)
+        return read_record(cls, path, "frontier", PlanError)
 
 
 def summed_latency(options: Sequence[Option]) -> tuple[int | None, ...]:
     """Summed ns for each workload; None where one is unknown."""
     columns = zip(*(option.latency_ns for option in options), strict=True)
     return tuple(None if None in column else sum(ns for ns in column if ns is not None) for column in columns)
-
-
-def predicted_perplexity(made_from: Provenance, loss: float) -> float:
-    """On the calibration text, for a predicted loss; the smallest budgets of large models lose hundreds of nats."""
-    return exp(min(made_from.calibration.loss + loss, _LARGEST))
 
 
 def _row(site: Site, option: Option) -> CandidateSet:

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gac.allocation.assemble import Provenance, assemble
 from gac.allocation.candidates import candidates, dense_candidate
@@ -125,18 +124,13 @@ def pose(sets: Sequence[CandidateSet], params: int, latency: Mapping[Workload, i
     """
     limited = {column: workload for column, workload in enumerate(latency) if latency[workload] is not None}
     columns = list(limited)
-    known = tuple(_part(rows, (rows.latency[:, columns] != UNKNOWN).all(axis=1)) for rows in sets)
+    known = tuple(rows.at((rows.latency[:, columns] != UNKNOWN).all(axis=1)) for rows in sets)
     groups = tuple(
         Group(rows.site, rows.loss, np.column_stack([rows.params, rows.latency[:, columns]])) for rows in known
     )
     limits = (params, *(ns for ns in latency.values() if ns is not None))
     names = ("the parameter limit", *(f"the latency limit in ns for {workload}" for workload in limited.values()))
     return Instance(known, groups, limits, names)
-
-
-def _part(rows: CandidateSet, keep: NDArray[np.bool_]) -> CandidateSet:
-    columns = {name: column[keep] for name, column in vars(rows).items() if name != "site"}
-    return CandidateSet(rows.site, **columns)
 
 
 def decide(problem: Problem, budget: float, latency: Mapping[str, float], made_from: Provenance) -> Decision:

@@ -18,9 +18,10 @@ from gac.allocation.baselines import (
     fisher_score,
     uniform_ranks,
 )
+from gac.allocation.candidates import candidate_at
 from gac.allocation.importance import most_important
 from gac.allocation.knapsack import Solution
-from gac.allocation.latencies import UNKNOWN, Timing
+from gac.allocation.latencies import Timing
 from gac.allocation.limits import budget_limit
 from gac.allocation.problem import Decision, Problem, decide, pose
 from gac.errors import GacError, did_you_mean
@@ -169,29 +170,11 @@ def _sound_ranks(problem: Problem) -> dict[str, Ints]:
 def _row(site: Site, allotted: Mapping[str, Allotted], curves: Mapping[str, LossCurve], timing: Timing) -> CandidateSet:
     """What was allotted to a site's weights, as its only candidate."""
     given = [allotted[weight.name] for weight in site.weights]
-    forms = [form_named(one.form) for one in given]
-    known = [
-        timing.of_weight(form, weight, np.array([one.dim]), at in site.fused)
-        for at, (form, weight, one) in enumerate(zip(forms, site.weights, given, strict=True))
-    ]
-    if site.fused:
-        widths = [forms[at].fused(site.weights[at], given[at].dim) for at in site.fused]
-        known.append(timing.of_fused(site.weights[0].in_features, np.array([sum(widths)])))
-    latency, measured = (np.stack(column) for column in zip(*known, strict=True))
     lost = [
         float(curves[weight.name].loss[one.rank]) if one.form == "low_rank" else 0.0
         for weight, one in zip(site.weights, given, strict=True)
     ]
-    params = [form.params(weight, one.dim) for form, weight, one in zip(forms, site.weights, given, strict=True)]
-    return CandidateSet(
-        site.name,
-        np.array([[one.form for one in given]]),
-        np.array([[one.dim for one in given]]),
-        np.array([sum(params)]),
-        np.array([fsum(lost)]),
-        np.where((latency == UNKNOWN).any(axis=0), UNKNOWN, latency.sum(axis=0)),
-        ((latency != UNKNOWN) & ~measured).sum(axis=0),
-    )
+    return candidate_at(site, [one.form for one in given], [one.dim for one in given], fsum(lost), timing)
 
 
 def _with(rows: CandidateSet, own: CandidateSet) -> CandidateSet:

@@ -8,19 +8,7 @@ import click
 from click.core import ParameterSource
 
 from gac.cli.checks import check_file
-from gac.cli.measuring import (
-    STATISTICS_KEPT,
-    align_option,
-    calibration_option,
-    form_option,
-    fuse_option,
-    method_option,
-    profile_option,
-    say_cost,
-    seed_option,
-    tokenizer_option,
-    workload_option,
-)
+from gac.cli.measuring import STATISTICS_KEPT, measuring_options, say_cost
 from gac.cli.verb import Answer, Verb, note
 from gac.errors import GacError, PlanError
 
@@ -40,15 +28,7 @@ _OF_FILES = ("source", "plot", "as_json")
     metavar="params|WORKLOAD",
     help="What is limited: parameters, or the latency of one of the workloads.",
 )
-@profile_option
-@method_option
-@form_option
-@workload_option
-@calibration_option
-@align_option
-@fuse_option
-@seed_option
-@tokenizer_option
+@measuring_options
 @click.option(
     "-o",
     "--output",

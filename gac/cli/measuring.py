@@ -1,21 +1,26 @@
 """What the commands that measure a model share: their options, and what they say before they begin."""
 
+from collections.abc import Callable
+from typing import Any, TypeVar
+
 import click
 
 from gac.cli.checks import check_text
 from gac.cli.verb import note
 
+Command = TypeVar("Command", bound=Callable[..., Any])
+
 STATISTICS_KEPT = (
     "Finished layers, and sums at most two minutes old, are kept in GAC_HOME; the same command goes on from there."
 )
 
-profile_option = click.option(
+_profile_option = click.option(
     "--profile", metavar="NAME|FILE", help="Latency table; by default this GPU's, without a GPU the H100's."
 )
-method_option = click.option(
+_method_option = click.option(
     "--method", default="kfac", show_default=True, help="How errors are measured: kfac, svd-llm or svd."
 )
-form_option = click.option(
+_form_option = click.option(
     "--form",
     "forms",
     multiple=True,
@@ -23,7 +28,7 @@ form_option = click.option(
     show_default=True,
     help="A form that competes with staying dense. Repeatable.",
 )
-workload_option = click.option(
+_workload_option = click.option(
     "--workload",
     "workloads",
     multiple=True,
@@ -31,25 +36,44 @@ workload_option = click.option(
     show_default=True,
     help="What latency is predicted for: prefill:BxS or decode:B@C. Repeatable.",
 )
-calibration_option = click.option(
+_calibration_option = click.option(
     "--calibration",
     default="wiki-sample",
     show_default=True,
     metavar="TEXT[:NxL]",
     help="wiki-sample, wikitext2, c4 or a file, and N windows of L tokens (64x1024).",
 )
-align_option = click.option(
+_align_option = click.option(
     "--align/--no-align", default=True, show_default=True, help="Keep to dims that the profile shows sound."
 )
-fuse_option = click.option(
+_fuse_option = click.option(
     "--fuse", is_flag=True, help="Run q/k/v, and gate/up, with their first GEMMs as one, and plan them for it."
 )
-seed_option = click.option(
+_seed_option = click.option(
     "--seed", type=int, default=0, show_default=True, help="Which calibration windows; 0: the first ones."
 )
 tokenizer_option = click.option(
     "--tokenizer", metavar="NAME", help="A tokenizer's directory or hub id, if not the model's."
 )
+
+_OPTIONS = (
+    _profile_option,
+    _method_option,
+    _form_option,
+    _workload_option,
+    _calibration_option,
+    _align_option,
+    _fuse_option,
+    _seed_option,
+    tokenizer_option,
+)
+
+
+def measuring_options(command: Command) -> Command:
+    """The options of every command that measures what a model's choices lose, in this order."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
 
 
 def say_cost(model: str, budget: float, calibration: str) -> None:

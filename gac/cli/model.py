@@ -8,19 +8,7 @@ import click
 
 from gac.cli.checks import check_file, check_writable
 from gac.cli.documents import plan_document
-from gac.cli.measuring import (
-    STATISTICS_KEPT,
-    align_option,
-    calibration_option,
-    form_option,
-    fuse_option,
-    method_option,
-    profile_option,
-    say_cost,
-    seed_option,
-    tokenizer_option,
-    workload_option,
-)
+from gac.cli.measuring import STATISTICS_KEPT, measuring_options, say_cost, tokenizer_option
 from gac.cli.verb import Answer, Verb, note
 from gac.errors import CheckpointError, PlanError
 
@@ -42,9 +30,7 @@ def _latency(_ctx: click.Context, _option: click.Parameter, texts: Sequence[str]
 @click.option(
     "--budget", type=float, default=0.8, show_default=True, help="Kept fraction of the targeted weights' parameters."
 )
-@profile_option
-@method_option
-@form_option
+@measuring_options
 @click.option(
     "--latency",
     multiple=True,
@@ -52,11 +38,6 @@ def _latency(_ctx: click.Context, _option: click.Parameter, texts: Sequence[str]
     metavar="F|WORKLOAD=F",
     help="Allowed fraction of the dense weights' latency, for every workload or (repeatable) for one.",
 )
-@workload_option
-@calibration_option
-@align_option
-@fuse_option
-@seed_option
 @click.option(
     "--rule",
     default="loss",
@@ -65,7 +46,6 @@ def _latency(_ctx: click.Context, _option: click.Parameter, texts: Sequence[str]
     "rounded, as in uniform:down8, uniform:nearest16, fisher:pad64.",
 )
 @click.option("--verify", is_flag=True, help="Solve it a second time, with OR-Tools CP-SAT.")
-@tokenizer_option
 @click.option(
     "-o",
     "--output",

@@ -23,7 +23,7 @@ from gac.files import from_json, open_to_umask
 from gac.models.families import family_of
 from gac.models.loading import default_device, is_checkpoint, quiet_transformers
 from gac.plan import Plan, WeightChoice
-from gac.sites import run_together
+from gac.sites import as_run
 
 __all__ = ["is_checkpoint", "load_checkpoint", "save_checkpoint"]
 
@@ -119,8 +119,7 @@ def load_checkpoint(
     _check_complete(source, report)
     model.__class__ = model.__class__.__base__
     model.gac_plan = plan
-    if plan.fused:
-        fuse_inputs(model, run_together(family_of(config).sites(config)))
+    fuse_inputs(model, as_run(family_of(config).sites(config), plan.fused))
     loaded: PreTrainedModel = model.eval().to(device or default_device())
     return loaded
 

@@ -130,7 +130,7 @@ def fuse_inputs(model: nn.Module, sites: Sequence[Site]) -> None:
     Outputs are the same up to rounding, and so are the names and values in ``state_dict``.
 
     Args:
-        sites: from ``run_together``.
+        sites: from ``as_run``; nothing happens where none is marked.
     """
     for site in sites:
         names = [site.weights[at].name for at in site.fused]
