@@ -1,11 +1,12 @@
-"""Sets GAC's medians beside those of ``triton.testing`` on the local GPU, with the operands in the same place.
+"""Sets GAC's medians beside those of ``triton.testing.do_bench`` on the local GPU, with the operands in the same place.
 
-Hot: 100 shapes beside ``do_bench_cudagraph``, which replays launches on one set of buffers. Cold: 100 shapes of at
-least 0.5 ms beside ``do_bench``, which times each call by itself, so that a shorter one would be charged for its
-launches. ``do_bench`` clears L2 by writing to it, and the call then pays for the lines that are written back: here it
-clears L2 as GAC does, by reading. Triton does not look at the clock: it is given a rest and few repetitions, and a turn
-of either during which the clock dropped is taken again. They take three turns each, in alternation; shapes that take
-over 4 ms, or whose clock never holds, are left out. The bar: 2 %.
+Cold: 100 shapes of at least 0.5 ms, one launch at a time. ``do_bench`` clears L2 by writing to it, and the call then
+pays for the lines that are written back: here it clears L2 as GAC does, by reading. Hot: 100 shapes of any length on
+one set of buffers; L2 is not cleared, and what is timed is as many launches in a row as take 3 ms, for ``do_bench``
+would charge a short call for its launch. Either way the launches are a CUDA graph, for the gaps between eager kernels
+are the host's. Triton does not look at the clock: it is given a rest and few repetitions, and a turn of either during
+which the clock dropped is taken again. They take five turns each, in alternation; shapes that take over 4 ms, or whose
+clock never holds, are left out. The bar: 2 %.
 
     python tests/benchmarks/bench_timing.py --output results.json
 """
@@ -25,28 +26,29 @@ import numpy as np
 import torch
 from tqdm import tqdm
 from triton import runtime
-from triton.testing import do_bench, do_bench_cudagraph
+from triton.testing import do_bench
 
 from gac.forms import linear, low_rank
 from gac.profiling.operators import OPERATORS, operation
 from gac.profiling.records import Cache, Point
 from gac.profiling.timing.device import fingerprint
 from gac.profiling.timing.measure import GpuMeasurer
-from gac.profiling.timing.sampling import STEADY_CLOCK
+from gac.profiling.timing.sampling import LEAST_NS, STEADY_CLOCK
 from gac.profiling.timing.stopwatch import _SPIN_CYCLES
 
 SHAPES = 100
 COLD_LEAST_NS = 500_000
 MOST_NS = 4_000_000
+REPETITION_MS = {"cold": 10, "hot": 30}
 REST_SECONDS = 0.02
-TURNS = 3
+TURNS = 5
 PATIENCE = 4
 
 
 def candidates() -> Iterator[Point]:
     """Shapes of several operators, from a few microseconds to tens of milliseconds."""
     for m in (1, 64, 1024, 4096, 8192, 16384):
-        for k in (1024, 4095, 4096, 8192):
+        for k in (1024, 2048, 4095, 4096, 6144, 8192):
             yield from (
                 Point(linear(m, k, n), dtype) for n in (1024, 4096, 4098, 8192, 14336) for dtype in ("bf16", "fp16")
             )
@@ -63,7 +65,7 @@ def compare(measurer: GpuMeasurer, cache: Cache) -> list[dict[str, object]]:
     rows: list[dict[str, object]] = []
     for point in tqdm(points, desc=cache, mininterval=5):
         contest = Contest(measurer, point)
-        if not (COLD_LEAST_NS if cache == "cold" else 0) < contest.estimate() < MOST_NS:
+        if not (COLD_LEAST_NS if cache == "cold" else 0) < contest.estimate < MOST_NS:
             continue
         turns = list(takewhile(lambda turn: not any(map(math.isnan, turn)), contest.turns()))
         if len(turns) < TURNS:
@@ -85,11 +87,10 @@ class Contest:
         self.make = lambda: measurer._call(point)
         self.call = self.make()
         self.bytes = OPERATORS[point.operation.operator].bytes(point.operation.axes, point.dtype)
-
-    def estimate(self) -> float:
-        """Roughly how many ns a launch takes."""
         with torch.cuda.stream(self.watch.stream):
-            return self.watch._estimate(self.call)
+            self.estimate = self.watch._estimate(self.call)
+            self.launches = 1 if point.cache == "cold" else math.ceil(LEAST_NS["hot"] / self.estimate)
+            self.graph = self.watch._capture([self.call] * self.launches)
 
     def turns(self) -> Iterator[tuple[float, float]]:
         """Nanoseconds by GAC and by Triton, in alternation."""
@@ -112,11 +113,10 @@ class Contest:
 
     def triton(self) -> tuple[float, float]:
         """Nanoseconds by Triton, and MHz right after."""
-        if self.point.cache == "cold":
-            with patch.object(runtime.driver.active, "clear_cache", lambda _: self.watch._flush()):
-                ns = 1e6 * float(do_bench(self.call, warmup=1, rep=10, return_mode="median"))
-        else:
-            ns = 1e6 * float(do_bench_cudagraph(self.call, rep=5, return_mode="median"))
+        clear = self.watch._flush if self.point.cache == "cold" else _nothing
+        with patch.object(runtime.driver.active, "clear_cache", lambda _: clear()):
+            ms = do_bench(self.graph.replay, warmup=1, rep=REPETITION_MS[self.point.cache], return_mode="median")
+        ns = 1e6 * float(ms) / self.launches
         return ns, self._clock_mhz()
 
     def _clock_mhz(self) -> float:
@@ -131,6 +131,10 @@ class Contest:
 
     def _calls(self, count: int) -> list[Callable[[], object]]:
         return [self.call, *(self.make() for _ in range(count - 1))]
+
+
+def _nothing() -> None:
+    """Leaves L2 as it is."""
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ from gac.profiling.sweeps.journal import check_same_machine
 from gac.profiling.sweeps.sweep import PASSES, missing, run_sweep
 from gac.profiling.table import Profile
 from gac.profiling.timing.device import default_path, fingerprint
-from gac.profiling.timing.sampling import BATCH, TARGET_NS
+from gac.profiling.timing.sampling import BATCH, LEAST_NS
 
 DRIFT = 0.03
 
@@ -121,7 +121,9 @@ def _estimate(points: Sequence[Point], target: Path, passes: int, header: Header
         known = {row.point: row for row in found.measurements}
     todo = [one for number in range(passes) for one in missing(points, known.get, number)]
     rate = header.sm_count * header.sm_clock_max_mhz * 1e6 * _FLOPS_PER_CYCLE
-    seconds = sum(_OVERHEAD_SECONDS + _REPLAYS * max(TARGET_NS / 1e9, _launch_seconds(one, rate)) for one in todo)
+    seconds = sum(
+        _OVERHEAD_SECONDS + _REPLAYS * max(LEAST_NS[one.cache] / 1e9, _launch_seconds(one, rate)) for one in todo
+    )
     return Estimate(target, len(points), len(todo), seconds)
 
 

@@ -10,7 +10,9 @@ import numpy as np
 from gac.profiling.records import Cache
 from gac.sites import Floats
 
-TARGET_NS = 300_000.0
+LEAST_NS: dict[Cache, float] = {"cold": 300_000.0, "hot": 3_000_000.0}
+"""Least length of a replay. Hot, what is in L2 settles only after hundreds of launches."""
+
 BATCH = 10
 LEAST_BATCH = 3
 MOST_BATCHES = 6
@@ -27,11 +29,11 @@ ROTATION = 6
 
 METHOD = (
     "CUDA graph replays of at least 0.3 ms between CUDA events; cold: every launch on other buffers until 6x L2 has "
-    "gone by, L2 flushed with as much before each replay; hot: always the same buffers; median of ten means (three "
-    "where replays take long), each of one to six replays, until 1.57 IQR / sqrt(n) <= 1 % and the middle eight lie "
-    "within 3 %; a batch is queued while a kernel holds the GPU back, and discarded if the GPU reached any of it too "
-    "early; SM clock measured beside them by a kernel of known cycles; up to 16 batches discarded that are over 3 % "
-    "below its usual value, and then up to 16 below 75 % of the highest"
+    "gone by, L2 flushed with as much before each replay; hot: always the same buffers, at least 3 ms; median of ten "
+    "means (three where replays take long), each of one to six replays, until 1.57 IQR / sqrt(n) <= 1 % and the "
+    "middle eight lie within 3 %; a batch is queued while a kernel holds the GPU back, and discarded if the GPU "
+    "reached any of it too early; SM clock measured beside them by a kernel of known cycles; up to 16 batches "
+    "discarded that are over 3 % below its usual value, and then up to 16 below 75 % of the highest"
 )
 
 
@@ -144,13 +146,13 @@ class Replay(NamedTuple):
 
 
 def plan_launches(launch_ns: float, bytes_each: int, l2_bytes: int, cache: Cache) -> Replay:
-    """Enough launches for a replay of 0.3 ms, so that short ones are timed together.
+    """Enough launches for a replay of 0.3 ms (cold) or 3 ms (hot), so that short ones are timed together.
 
     Cold: sets of buffers until six times L2 has gone by, in whole rounds. L2 is flushed before each replay unless one
     launch does it: what the last replay left there would warm the next one, or hold it, for as long as the graph is
     replayed, in one of the latencies that the kernel can have. Hot: one set. A batch lasts at most about 0.2 s.
     """
-    count = max(1, math.ceil(TARGET_NS / launch_ns))
+    count = max(1, math.ceil(LEAST_NS[cache] / launch_ns))
     batch = max(LEAST_BATCH, min(BATCH, int(BATCH_NS / (count * launch_ns))))
     if cache == "hot":
         return Replay(count, 1, False, batch)

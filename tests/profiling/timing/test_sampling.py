@@ -134,7 +134,7 @@ def test_a_replay_is_long_enough_and_cold(launch_ns, bytes_each, expected) -> No
 
 
 def test_a_hot_replay_stays_on_one_set_of_buffers() -> None:
-    assert plan_launches(2_000, 40_000_000, L2, "hot") == (150, 1, False, 10)
+    assert plan_launches(2_000, 40_000_000, L2, "hot") == (1500, 1, False, 10)
 
 
 def test_long_launches_are_taken_in_small_batches() -> None:
