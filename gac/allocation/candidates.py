@@ -16,6 +16,14 @@ from gac.sites import CandidateSet, Floats, Ints, LossCurve, Site, SiteCurves, W
 _BATCH = 1 << 20
 
 
+@dataclass(frozen=True)
+class Limited:
+    """What will be limited: parameters, and the latency of these workloads (positions among a problem's)."""
+
+    params: bool
+    workloads: tuple[int, ...] = ()
+
+
 @dataclass(frozen=True, eq=False)
 class _Rows:
     """Candidates of some weights of a site, one a row; columns as in ``CandidateSet``.
@@ -47,20 +55,20 @@ def candidates(
     workloads: Sequence[Workload],
     align: bool,
     dtype: str = "bf16",
-    keep_latency: bool,
+    limited: Limited,
 ) -> CandidateSet:
     """Every form and dim worth choosing for a site.
 
     Each weight may stay dense or take one of its ranks; a site with neurons may instead take one of its
     widths, the same for all its weights. Where first GEMMs are fused, the latency is that of the one GEMM, at its own
     width, and of what is left of each weight. The combinations of several weights are reduced to those that no other
-    one beats or equals in params and loss (and in the latency of every workload where ``keep_latency``), which loses no
-    optimum as long as nothing else is limited. The dense site always stays.
+    one beats or equals in loss and in all that is limited, which loses no optimum as long as nothing else is. The dense
+    site always stays.
 
     Args:
         forms: which forms besides dense (``low_rank``, ``narrow``).
         align: only dims that the profile shows to be sound for all workloads; otherwise every integer dim.
-        keep_latency: latency will be limited too.
+        limited: what choices will be limited in.
 
     Raises:
         ProfileError: ``align`` without a profile.
@@ -74,10 +82,10 @@ def candidates(
         )
     timing = Timing(profile, tuple(workloads), dtype)
     allowed = {form_named(name).name for name in forms}
-    rows = _one_by_one(site, curves if "low_rank" in allowed else None, timing, align, keep_latency)
+    rows = _one_by_one(site, curves if "low_rank" in allowed else None, timing, align, limited)
     if "narrow" in allowed and site.neurons is not None and curves.narrow is not None:
         rows = _concatenated([rows, _together(form_named("narrow"), site, curves.narrow, timing, align)])
-        rows = _reduced(rows, keep_latency)
+        rows = _reduced(rows, limited)
     return _candidate_set(site, _with_dense(rows, site, timing))
 
 
@@ -94,7 +102,7 @@ def candidate_at(site: Site, forms: Sequence[str], dims: Sequence[int], loss: fl
     return _candidate_set(site, replace(rows, loss=np.array([loss])))
 
 
-def _one_by_one(site: Site, curves: SiteCurves | None, timing: Timing, align: bool, keep_latency: bool) -> _Rows:
+def _one_by_one(site: Site, curves: SiteCurves | None, timing: Timing, align: bool, limited: Limited) -> _Rows:
     """All combinations of the weights' own choices, reduced after each weight."""
     rows: _Rows | None = None
     for at, weight in enumerate(site.weights):
@@ -106,9 +114,9 @@ def _one_by_one(site: Site, curves: SiteCurves | None, timing: Timing, align: bo
             options = _concatenated(
                 [options, _options(form, weight, dims, curves.low_rank[weight.name], timing, fused)]
             )
-        rows = options if rows is None else _combined(rows, options, keep_latency)
+        rows = options if rows is None else _combined(rows, options, limited)
         if fused and at == site.fused[-1]:
-            rows = _reduced(_with_fused_gemm(rows, weight.in_features, timing), keep_latency)
+            rows = _reduced(_with_fused_gemm(rows, weight.in_features, timing), limited)
     assert rows is not None, "a site without weights"
     return rows
 
@@ -196,39 +204,40 @@ def _sum_of_latencies(left: Ints, right: Ints) -> Ints:
     return np.where((left == UNKNOWN) | (right == UNKNOWN), UNKNOWN, left + right)
 
 
-def _combined(left: _Rows, right: _Rows, keep_latency: bool) -> _Rows:
+def _combined(left: _Rows, right: _Rows, limited: Limited) -> _Rows:
     """Every left row beside every right row, reduced; in batches of left rows, so that memory stays bounded."""
     width = max(1, _BATCH // len(right))
     parts = []
     for start in range(0, len(left), width):
         part = left.at(np.arange(start, min(start + width, len(left))))
-        at_left, at_right = np.divmod(np.flatnonzero(front(_pair_criteria(part, right, keep_latency))), len(right))
+        at_left, at_right = np.divmod(np.flatnonzero(front(_pair_criteria(part, right, limited))), len(right))
         parts.append(_beside(part.at(at_left), right.at(at_right)))
-    return parts[0] if len(parts) == 1 else _reduced(_concatenated(parts), keep_latency)
+    return parts[0] if len(parts) == 1 else _reduced(_concatenated(parts), limited)
 
 
-def _pair_criteria(left: _Rows, right: _Rows, keep_latency: bool) -> Floats:
+def _pair_criteria(left: _Rows, right: _Rows, limited: Limited) -> Floats:
     """The criteria of every left row beside every right row, left rows outermost."""
-    first, second = _criteria(left, keep_latency), _criteria(right, keep_latency)
+    first, second = _criteria(left, limited), _criteria(right, limited)
     return (first[:, None, :] + second[None, :, :]).reshape(-1, first.shape[1])
 
 
-def _criteria(rows: _Rows, keep_latency: bool) -> Floats:
-    """Params, loss and, where they are to be kept, latencies, infinite where unknown (exact integers below 2**53).
+def _criteria(rows: _Rows, limited: Limited) -> Floats:
+    """Loss and what is limited; a latency is infinite where unknown (exact integers below 2**53).
 
     The latency of a shared GEMM may fall as it gets wider: until it is known, only rows of one width are compared.
     """
-    columns = [rows.params, rows.loss]
-    if keep_latency:
-        columns += list(np.where(rows.latency == UNKNOWN, np.inf, rows.latency).T)
-        if rows.width.any():
-            columns += [rows.width, -rows.width]
+    columns: list[Ints | Floats] = [rows.params] if limited.params else []
+    columns.append(rows.loss)
+    latency = rows.latency[:, list(limited.workloads)]
+    columns += list(np.where(latency == UNKNOWN, np.inf, latency).T)
+    if limited.workloads and rows.width.any():
+        columns += [rows.width, -rows.width]
     return np.stack(columns, axis=1).astype(np.float64)
 
 
-def _reduced(rows: _Rows, keep_latency: bool) -> _Rows:
+def _reduced(rows: _Rows, limited: Limited) -> _Rows:
     """Without the rows that another one beats or equals; an unknown latency is worse than any known one."""
-    return rows.at(front(_criteria(rows, keep_latency)))
+    return rows.at(front(_criteria(rows, limited)))
 
 
 def _concatenated(parts: Iterable[_Rows]) -> _Rows:

@@ -8,7 +8,7 @@ import numpy as np
 
 import gac
 from gac.allocation.assemble import Provenance, predicted_perplexity
-from gac.allocation.candidates import dense_candidate
+from gac.allocation.candidates import Limited, dense_candidate
 from gac.allocation.frontier_record import (
     PARAMS,
     SCHEMA,
@@ -75,8 +75,12 @@ def frontier(problem: Problem, made_from: Provenance, *, points: int = 100, limi
         ProfileError: a latency is limited, and the profile lacks it.
     """
     check_asked(points, limit, problem.workloads)
-    sets = problem.by_params if limit == PARAMS else problem.by_params_and_latency
-    limited = _limited_params(problem, sets) if limit == PARAMS else _limited_latency(problem, sets, limit)
+    if limit == PARAMS:
+        sets = problem.by_params
+        limited = _limited_params(problem, sets)
+    else:
+        sets = problem.candidates(Limited(params=False, workloads=(_column(problem, limit),)))
+        limited = _limited_latency(problem, sets, limit)
     solved = _solve(limited, _fractions(limited, points))
     sites, choices = _options(problem, sets, [one.chosen for one in solved])
     return Frontier(
@@ -126,13 +130,17 @@ def _limited_latency(problem: Problem, sets: Sequence[CandidateSet], limit: str)
     """Only the candidates whose latency is known; the dense ones are, or there is nothing to take a fraction of."""
     dense = latency_limits(problem.dense, problem.workloads, {limit: 1.0})[Workload.parse(limit)]
     assert dense is not None
-    column = list(map(str, problem.workloads)).index(limit)
+    column = _column(problem, limit)
     costs = [rows.latency[:, column] for rows in sets]
     return _range(sets, costs, f"the latency limit in ns for {limit}", dense)
 
 
+def _column(problem: Problem, workload: str) -> int:
+    return list(map(str, problem.workloads)).index(workload)
+
+
 def _range(sets: Sequence[CandidateSet], costs: Sequence[Ints], name: str, dense: int) -> _Range:
-    """Of each site the candidates that no other one beats or equals in cost and loss; fewest parameters where equal."""
+    """Of each site the candidates that no other one beats or equals in cost and loss; of equals the first."""
     groups, rows = [], []
     for candidates, cost in zip(sets, costs, strict=True):
         known = np.flatnonzero(cost != UNKNOWN)

@@ -7,7 +7,7 @@ from functools import cached_property
 import numpy as np
 
 from gac.allocation.assemble import Provenance, assemble
-from gac.allocation.candidates import candidates, dense_candidate
+from gac.allocation.candidates import Limited, candidates, dense_candidate
 from gac.allocation.knapsack import Group, Solution, knapsack
 from gac.allocation.latencies import UNKNOWN, Timing
 from gac.allocation.limits import budget_limit, latency_limits
@@ -54,14 +54,10 @@ class Problem:
     @cached_property
     def by_params(self) -> list[CandidateSet]:
         """The candidates of each site that matter where parameters alone are limited."""
-        return self._candidates(keep_latency=False)
+        return self.candidates(Limited(params=True))
 
-    @cached_property
-    def by_params_and_latency(self) -> list[CandidateSet]:
-        """The candidates of each site that matter where latency is limited too."""
-        return self._candidates(keep_latency=True)
-
-    def _candidates(self, keep_latency: bool) -> list[CandidateSet]:
+    def candidates(self, limited: Limited) -> list[CandidateSet]:
+        """The candidates of each site that matter where this is limited."""
         return [
             candidates(
                 site,
@@ -70,7 +66,7 @@ class Problem:
                 profile=self.profile,
                 workloads=self.workloads,
                 align=self.align,
-                keep_latency=keep_latency,
+                limited=limited,
             )
             for site, curves in zip(self.sites, self.curves, strict=True)
         ]
@@ -146,7 +142,9 @@ def decide(problem: Problem, budget: float, latency: Mapping[str, float], made_f
     """
     limit = budget_limit(budget, problem.params)
     limits = latency_limits(problem.dense, problem.workloads, latency)
-    instance = pose(problem.by_params_and_latency if latency else problem.by_params, limit, limits)
+    columns = tuple(column for column, ns in enumerate(limits.values()) if ns is not None)
+    sets = problem.candidates(Limited(True, columns)) if columns else problem.by_params
+    instance = pose(sets, limit, limits)
     solution = instance.solve()
     plan = assemble(
         problem.sites,

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gac.allocation.candidates import candidates
+from gac.allocation.candidates import Limited, candidates
 from gac.errors import BudgetError
 from gac.forms import form_named
 from gac.profiling.table import Profile
@@ -29,7 +29,13 @@ def check_reachable(
     for site in sites:
         if site.kind not in of_kind:
             found = candidates(
-                site, _flat(site), forms=forms, profile=profile, workloads=workloads, align=align, keep_latency=False
+                site,
+                _flat(site),
+                forms=forms,
+                profile=profile,
+                workloads=workloads,
+                align=align,
+                limited=Limited(params=True),
             )
             of_kind[site.kind] = int(found.params.min())
     smallest = sum(of_kind[site.kind] for site in sites)

@@ -18,13 +18,14 @@ KINDS = (
     "several limits",
     "scales",
     "correlated",
+    "divisors",
 )
 
 
-def random_instance(seed, groups=6, items=7):
+def random_instance(seed, groups=6, items=7, kind=None):
     """1 to 4 limits, up to as many groups and items as given, of every kind in turn; some of each are infeasible."""
     rng = np.random.default_rng(seed)
-    kind = KINDS[seed % len(KINDS)]
+    kind = kind or KINDS[seed % len(KINDS)]
     limits = int(rng.integers(2, 5) if kind == "several limits" else rng.choice([1, 1, 1, 2, 2, 3, 4]))
     found = [_group(f"g{at}", kind, limits, items, rng) for at in range(int(rng.integers(groups // 6, groups + 1)))]
     if kind == "infeasible":
@@ -68,6 +69,11 @@ def _group(name, kind, limits, most, rng):
         values = np.floor(values * 3) / 2
     elif kind == "infeasible" and limits > 1:
         costs[:, -1] = 10**6 - costs[:, 0]
+    elif kind == "divisors":
+        costs = rng.integers(0, 10**3) + rng.choice([1, 4, 9, 16, 36, 36, 36]) * np.sort(
+            rng.integers(0, 60, (items, limits)), axis=0
+        )
+        values = np.sort(values)[::-1] / rng.integers(1, 30)
     if kind == "zero costs":
         costs[rng.random(costs.shape) < 0.7] = 0
         costs[:, rng.integers(limits)] *= rng.integers(2)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from gac.allocation import candidates as candidates_module
-from gac.allocation.candidates import candidates, dense_candidate
+from gac.allocation.candidates import Limited, candidates, dense_candidate
 from gac.allocation.problem import pose
 from gac.errors import PlanError, ProfileError
 from gac.forms import Weight, form_named, linear
@@ -49,7 +49,7 @@ Q_PROFILE = profile(*pairs(1024, 64, 64), *pairs(1, 64, 64))
 
 def q_candidates(**changed) -> CandidateSet:
     given = {"forms": ["low_rank"], "profile": Q_PROFILE, "workloads": [PREFILL, DECODE], "align": True}
-    return candidates(Q, curves_of(Q), **{**given, "keep_latency": False, **changed})
+    return candidates(Q, curves_of(Q), **{**given, "limited": Limited(params=True), **changed})
 
 
 def test_a_linear_site_has_its_sound_ranks_and_dense() -> None:
@@ -84,7 +84,7 @@ def test_a_shape_that_the_profile_lacks_is_unknown_and_keeps_the_period_of_the_o
         profile=Q_PROFILE,
         workloads=[PREFILL],
         align=True,
-        keep_latency=False,
+        limited=Limited(params=True),
     )
     assert found.dims[:, 0].tolist() == [8, 16, 24, 48]
     assert (found.latency == -1).all()
@@ -117,7 +117,7 @@ def test_the_dense_site_for_comparison() -> None:
 
 
 def mlp_candidates(table: Profile | None = None, **changed) -> CandidateSet:
-    given = {"forms": ["low_rank", "narrow"], "workloads": [PREFILL], "align": False, "keep_latency": False}
+    given = {"forms": ["low_rank", "narrow"], "workloads": [PREFILL], "align": False, "limited": Limited(params=True)}
     return candidates(MLP, curves_of(MLP), profile=table, **{**given, **changed})
 
 
@@ -194,7 +194,7 @@ def timed_combinations(table: Profile) -> list[tuple[int, float, int]]:
 @pytest.mark.parametrize("most", [110, 130, 160, 200])
 def test_no_optimum_under_a_latency_limit_is_lost(most: int) -> None:
     table = mlp_profile()
-    reduced = mlp_candidates(table, keep_latency=True)
+    reduced = mlp_candidates(table, limited=Limited(True, (0,)))
     everything = timed_combinations(table)
     for limit in (250, 300, 400, 576):
         best = min(loss for params, loss, ns in everything if params <= limit and ns <= most)
@@ -203,7 +203,7 @@ def test_no_optimum_under_a_latency_limit_is_lost(most: int) -> None:
 
 def test_latency_of_a_row_is_the_sum_over_its_weights() -> None:
     table = mlp_profile()
-    found = mlp_candidates(table, keep_latency=True)
+    found = mlp_candidates(table, limited=Limited(True, (0,)))
     for forms, dims, latency in zip(found.forms, found.dims, found.latency[:, 0], strict=True):
         operations = [
             form_named(f).operation(w, int(d), 1024) for f, d, w in zip(forms, dims, MLP.weights, strict=True)
@@ -221,16 +221,16 @@ def test_a_product_of_many_ranks_is_reduced_as_it_is_multiplied() -> None:
     wide = Site("mlp", 0, "mlp", weights)
     assert form_named("low_rank").largest_useful(weights[0]) == 53
     found = candidates(
-        wide, curves_of(wide), forms=["low_rank"], profile=None, workloads=[], align=False, keep_latency=True
+        wide, curves_of(wide), forms=["low_rank"], profile=None, workloads=[], align=False, limited=Limited(True)
     )
     assert (np.diff(found.params) > 0).all()
     assert (np.diff(found.loss) < 0).all()
 
 
 def test_products_in_batches_give_the_same_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = mlp_candidates(mlp_profile(), keep_latency=True)
+    whole = mlp_candidates(mlp_profile(), limited=Limited(True, (0,)))
     monkeypatch.setattr(candidates_module, "_BATCH", 20)
-    parts = mlp_candidates(mlp_profile(), keep_latency=True)
+    parts = mlp_candidates(mlp_profile(), limited=Limited(True, (0,)))
     for column in ("params", "loss", "latency"):
         assert getattr(parts, column).tolist() == getattr(whole, column).tolist()
 
@@ -317,7 +317,13 @@ def test_the_latency_of_fused_weights_is_that_of_the_gemms_they_run_as(sites) ->
     table = fused_profile()
     site, curves = fused_site(sites)
     found = candidates(
-        site, curves, forms=["low_rank", "narrow"], profile=table, workloads=[PREFILL], align=False, keep_latency=True
+        site,
+        curves,
+        forms=["low_rank", "narrow"],
+        profile=table,
+        workloads=[PREFILL],
+        align=False,
+        limited=Limited(True, (0,)),
     )
     assert (found.latency > 0).all()
     for forms, dims, latency in zip(found.forms, found.dims.tolist(), found.latency[:, 0], strict=True):
@@ -330,7 +336,13 @@ def test_no_optimum_of_fused_weights_is_lost(sites, share: float) -> None:
     table = fused_profile()
     site, curves = fused_site(sites)
     reduced = candidates(
-        site, curves, forms=["low_rank", "narrow"], profile=table, workloads=[PREFILL], align=False, keep_latency=True
+        site,
+        curves,
+        forms=["low_rank", "narrow"],
+        profile=table,
+        workloads=[PREFILL],
+        align=False,
+        limited=Limited(True, (0,)),
     )
     everything = fused_combinations(site, curves, table)
     limit = int(share * site.params)

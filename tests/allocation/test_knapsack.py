@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from knapsack_instances import KINDS, brute_force, curves, random_instance, within
 from knapsack_peers import brute_force_finds, cp_sat_finds, fault, highs_finds
 
-from gac.allocation.knapsack import Group, Solution, core, deadline, knapsack, search
+from gac.allocation.knapsack import Group, Solution, deadline, growth, knapsack, search
 from gac.allocation.knapsack.cp import Answer
 from gac.errors import BudgetError, GacError
 
@@ -183,8 +183,8 @@ def test_limits_that_cannot_bind_are_not_kept_track_of(monkeypatch: pytest.Monke
 
     groups, (most,) = curves(groups=60)
     loose = [Group(group.name, group.values, np.hstack([group.costs, group.costs // 3])) for group in groups]
-    monkeypatch.setattr(core, "front", refuse)
-    monkeypatch.setattr(core, "_SIFT_FROM", 1)
+    monkeypatch.setattr(growth, "front", refuse)
+    monkeypatch.setattr(growth, "_SIFT_FROM", 1)
     assert knapsack(loose, [most, most]).choice == knapsack(groups, [most]).choice
 
 
@@ -197,7 +197,7 @@ def test_many_equal_groups() -> None:
 def test_a_search_that_grows_too_large_is_settled_by_cp_sat(monkeypatch: pytest.MonkeyPatch) -> None:
     groups, most = curves(groups=60, limits=2)
     best = knapsack(groups, most).certificate.value
-    monkeypatch.setattr(core, "MOST_STATES", 4)
+    monkeypatch.setattr(growth, "MOST_STATES", 4)
     solution = knapsack(groups, most)
     check_proved(solution, groups, most)
     assert solution.certificate.value == best
@@ -206,7 +206,9 @@ def test_a_search_that_grows_too_large_is_settled_by_cp_sat(monkeypatch: pytest.
 
 # --- out of time ----------------------------------------------------------------------------------------------------
 
-HARD = random_instance(560, groups=30, items=12)  # three limits, and losses that are a sum of the costs
+HARD = random_instance(
+    560, groups=30, items=12, kind="correlated"
+)  # three limits, and losses that are a sum of the costs
 
 
 def check_bounded(solution: Solution, groups: list[Group], limits: list[int]) -> None:
@@ -251,7 +253,7 @@ def test_what_cp_sat_finds_without_a_proof_is_kept(monkeypatch: pytest.MonkeyPat
     groups, most = curves(groups=60, limits=2)
     first = knapsack(groups, most, seconds=0).certificate.value
     exact = search.cp_sat
-    monkeypatch.setattr(core, "MOST_STATES", 4)
+    monkeypatch.setattr(growth, "MOST_STATES", 4)
     monkeypatch.setattr(search, "cp_sat", lambda *given, **hint: replace(exact(*given, **hint), status="FEASIBLE"))
     solution = knapsack(groups, most)
     check_bounded(solution, groups, most)
@@ -259,7 +261,7 @@ def test_what_cp_sat_finds_without_a_proof_is_kept(monkeypatch: pytest.MonkeyPat
 
 
 def test_cp_sat_loses_no_choice_of_large_costs() -> None:
-    assert fault(*random_instance(4351, groups=30, items=12), cp_sat_finds) == ""
+    assert fault(*random_instance(4351, groups=30, items=12, kind="huge costs"), cp_sat_finds) == ""
 
 
 def test_out_of_time_before_any_choice_was_found() -> None:

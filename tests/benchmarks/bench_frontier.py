@@ -17,6 +17,7 @@ from typing import TypeVar
 import numpy as np
 
 from gac.allocation.assemble import Provenance
+from gac.allocation.candidates import Limited
 from gac.allocation.frontier import Frontier, frontier
 from gac.allocation.problem import Problem
 from gac.forms import Weight
@@ -31,12 +32,27 @@ PROFILE = "nvidia-h100-80gb-hbm3"
 WORKLOADS = ("prefill:1x1024", "decode:1@1024")
 
 
-class Coarse(Problem):
-    """Only multiples of 64, and dense."""
+class Once(Problem):
+    """Makes the candidates for one kind of limits only once."""
 
     @cached_property
-    def by_params(self) -> list[CandidateSet]:
-        return [coarse(rows) for rows in super().by_params]
+    def made(self) -> dict[Limited, list[CandidateSet]]:
+        return {}
+
+    def candidates(self, limited: Limited) -> list[CandidateSet]:
+        if limited not in self.made:
+            self.made[limited] = self.make(limited)
+        return self.made[limited]
+
+    def make(self, limited: Limited) -> list[CandidateSet]:
+        return super().candidates(limited)
+
+
+class Coarse(Once):
+    """Only multiples of 64, and dense."""
+
+    def make(self, limited: Limited) -> list[CandidateSet]:
+        return [coarse(rows) for rows in super().make(limited)]
 
 
 def coarse(rows: CandidateSet) -> CandidateSet:
@@ -81,7 +97,7 @@ def instances() -> Iterator[tuple[str, Problem, str]]:
     shapes = SHAPES["llama-3-8b"]
     sites = family_of(shapes).sites(shapes)
     yield "224 weights, multiples of 64", synthetic(one_by_one(sites), ("low_rank",), Coarse), "params"
-    whole = synthetic(sites, ("low_rank", "narrow"), Problem)
+    whole = synthetic(sites, ("low_rank", "narrow"), Once)
     for limit in ("params", *WORKLOADS):
         yield "160 sites, every sound dim and width", whole, limit
 
@@ -89,7 +105,7 @@ def instances() -> Iterator[tuple[str, Problem, str]]:
 def candidates_of(problem: Problem, limit: str) -> list[CandidateSet]:
     """What is made once, however many points: the candidates and the dense sites."""
     assert problem.dense
-    return problem.by_params if limit == "params" else problem.by_params_and_latency
+    return problem.candidates(Limited(True) if limit == "params" else Limited(False, (WORKLOADS.index(limit),)))
 
 
 def told(found: Frontier) -> str:

@@ -6,37 +6,11 @@ import numpy as np
 
 from gac.allocation.knapsack.bounds import Bound
 from gac.allocation.knapsack.deadline import Deadline
+from gac.allocation.knapsack.growth import Core, GivenUpError, grown_lists
 from gac.allocation.knapsack.join import Wanted, join
+from gac.allocation.knapsack.lattice import Lattice
 from gac.allocation.knapsack.ragged import Ragged
-from gac.allocation.knapsack.states import States, Tree
-from gac.allocation.pareto import front
 from gac.sites import Ints
-
-MOST_STATES = 1 << 18
-MOST_CHILDREN = 1 << 20
-_SIFT_FROM = 1 << 11
-_BLOCK = 1 << 17
-_BATCH = 1 << 21
-
-
-@dataclass(frozen=True, eq=False)
-class Core:
-    """Items as deviations from the default choice (the item of each group whose reduced value is 0).
-
-    Attributes:
-        alternatives: positions of the items that are no default, shape ``(n,)``, group after group.
-        starts: position in ``alternatives`` of each group's first, with the end appended; only groups that have one.
-        steps: what each adds to a state's costs (under the limits that can bind), value and reduced values, and a row
-            for its node, shape ``(limits + 3, n)``.
-        reduced: reduced values, shape ``(n,)``.
-        wanted: which choices are looked for.
-    """
-
-    alternatives: Ints
-    starts: Ints
-    steps: Ints
-    reduced: Ints
-    wanted: Wanted
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,21 +32,17 @@ def better(items: Ragged, bound: Bound, target: int, known: int, deadline: Deadl
     """The best choice within the limits whose value is below ``target``, or failing that, perhaps one below ``known``.
 
     Every choice below the target has reduced values that sum to less than ``target - bound.lower``; all of those are
-    enumerated, but for the ones that another one beats or equals in every cost and in value. So if a complete search
-    finds nothing below the target, there is nothing. What it finds between target and known is a better incumbent,
-    not an optimum. Where a list outgrows ``MOST_STATES``, or the deadline passes, the search gives up.
+    enumerated, but for the ones that another one beats or equals in every cost and in value, and those that are bound
+    to leave so much of the limit unused that they cannot be below the target. So if a complete search finds nothing
+    below the target, there is nothing. What it finds between target and known is a better incumbent, not an optimum.
+    Where a list grows too long, or the deadline passes, the search gives up.
     """
     default = items.first_minimum(bound.reduced)
     core = _core(items, bound, default, target, known)
-    tree = Tree()
-    lists = [_Growing(tree.root(len(core.wanted.free)), _SIFT_FROM)] * 2
-    for group in _hardest_first(core):
-        shorter, longer = sorted(lists, key=lambda growing: len(growing.states))
-        grown = _grown(shorter, core, group, tree, deadline)
-        if grown is None:
-            return Found(None, False, len(shorter.states) + len(longer.states))
-        lists = [grown, longer]
-    left, right = (growing.states for growing in lists)
+    try:
+        left, right, tree = grown_lists(core, deadline)
+    except GivenUpError as given_up:
+        return Found(None, False, given_up.work)
     joined = join(left, right, core.wanted, deadline)
     work = len(left) + len(right) + joined.pairs
     if joined.best is None:
@@ -95,18 +65,20 @@ def _core(items: Ragged, bound: Bound, default: Ints, target: int, known: int) -
     values = np.asarray(items.values[alternatives] - items.values[instead], dtype=np.int64)
     starts, free = np.flatnonzero(np.diff(group, prepend=-1)), items.slack - items.used(default)
     limits = _that_can_bind(costs, starts, free)
+    free, multipliers = free[limits], bound.multipliers[limits]
     return Core(
         alternatives=alternatives,
         starts=np.append(starts, len(group)),
         steps=np.vstack([costs[limits], values, reduced, np.zeros_like(values)]),
         reduced=reduced,
         wanted=Wanted(
-            free=free[limits],
+            free=free,
             below=known - int(items.values[default].sum()),
             room=room,
             reach=known - bound.lower,
-            multipliers=bound.multipliers[limits],
+            multipliers=multipliers,
         ),
+        lattice=Lattice(int(free[0]), float(multipliers[0])) if len(free) == 1 else None,
     )
 
 
@@ -117,85 +89,3 @@ def _that_can_bind(costs: Ints, starts: Ints, free: Ints) -> Ints:
     most = np.maximum(np.maximum.reduceat(costs, starts, axis=1), 0).sum(axis=1)
     binding = np.flatnonzero(most > free)
     return binding if len(binding) else np.zeros(1, dtype=np.int64)
-
-
-def _hardest_first(core: Core) -> list[int]:
-    """Groups by their least reduced value, the largest first: lists stay short until the last groups."""
-    if len(core.alternatives) == 0:
-        return []
-    least = np.minimum.reduceat(core.reduced, core.starts[:-1])
-    order: list[int] = np.argsort(-least, kind="stable").tolist()
-    return order
-
-
-@dataclass(frozen=True, eq=False)
-class _Growing:
-    """A list, and the length from which it is worth looking for dominated states under several limits."""
-
-    states: States
-    sift_from: int
-
-
-def _grown(growing: _Growing, core: Core, group: int, tree: Tree, deadline: Deadline) -> _Growing | None:
-    """The list after one more group, without dominated states; None where it is too long, or past the deadline.
-
-    Under several limits dominated states are dear to find. Instances with many equal costs have so many that their
-    lists stay short; where the first look finds few, the next is put off until the list would otherwise be too long.
-    """
-    if deadline.passed or _children(growing.states, core, group) > MOST_CHILDREN:
-        return None
-    states, sift_from = _extended(growing.states, core, group, tree), growing.sift_from
-    if len(core.wanted.free) == 1:
-        states = _undominated(states)
-    elif len(states) >= sift_from or len(states) > MOST_STATES:
-        before = len(states)
-        states = _sifted(states, deadline)
-        sift_from = len(states) if 4 * len(states) < 3 * before else MOST_STATES
-    return _Growing(states, sift_from) if len(states) <= MOST_STATES else None
-
-
-def _children(states: States, core: Core, group: int) -> int:
-    """How many states the group adds at most; counted only where that could be too many."""
-    reduced = core.reduced[core.starts[group] : core.starts[group + 1]]
-    if len(reduced) * len(states) <= MOST_CHILDREN:
-        return len(reduced) * len(states)
-    return int(np.searchsorted(np.sort(states.reduced), core.wanted.room - reduced).sum())
-
-
-def _extended(states: States, core: Core, group: int, tree: Tree) -> States:
-    """The states themselves (the group keeps its default), and each of them with each alternative that leaves room."""
-    first, end = core.starts[group : group + 2].tolist()
-    parts = [states.table]
-    for batch in _batches(first, end, len(states)):
-        which, parent = np.nonzero(states.reduced < core.wanted.room - core.reduced[batch, None])
-        item = batch.start + which
-        added = states.table[:, parent] + core.steps[:, item]
-        added[-1] = tree.add(states.node[parent], core.alternatives[item])
-        parts.append(added)
-    return States(np.concatenate(parts, axis=1))
-
-
-def _batches(first: int, end: int, states: int) -> list[slice]:
-    width = max(1, _BATCH // states)
-    return [slice(start, min(end, start + width)) for start in range(first, end, width)]
-
-
-def _sifted(states: States, deadline: Deadline) -> States:
-    """Several limits: without the states that one of the same block (half a second's work) beats or equals."""
-    points = np.vstack([states.costs, states.values]).T
-    size = max(_BLOCK >> 2 * (points.shape[1] - 3), _SIFT_FROM)
-    kept = np.ones(len(points), dtype=np.bool_)
-    for start in range(0, len(points), size):
-        if deadline.passed:
-            break
-        kept[start : start + size] = front(points[start : start + size])
-    return states.at(kept)
-
-
-def _undominated(states: States) -> States:
-    """One limit: by rising cost, only states with a smaller value than all cheaper ones."""
-    order = np.lexsort((states.values, states.costs[0]))
-    values = states.values[order]
-    fresh = np.ones(len(order), dtype=np.bool_)
-    fresh[1:] = values[1:] < np.minimum.accumulate(values)[:-1]
-    return states.at(order[fresh])

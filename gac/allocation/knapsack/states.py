@@ -24,7 +24,7 @@ class States:
     table: Ints
 
     def __len__(self) -> int:
-        return len(self.values)
+        return int(self.table.shape[1])
 
     @property
     def costs(self) -> Ints:
@@ -45,6 +45,10 @@ class States:
     def node(self) -> Ints:
         node: Ints = self.table[-1]
         return node
+
+    def least_reduced(self, otherwise: int) -> int:
+        """The smallest reduced value of a state, at most ``otherwise``."""
+        return int(self.reduced.min(initial=otherwise))
 
     def at(self, index: Ints | Mask) -> "States":
         return States(self.table[:, index])

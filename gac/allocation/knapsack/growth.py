@@ -1,0 +1,184 @@
+"""Two lists of partial choices that hold all groups between them, each without what another one beats."""
+
+from dataclasses import dataclass
+from math import gcd
+
+import numpy as np
+
+from gac.allocation.knapsack.deadline import Deadline
+from gac.allocation.knapsack.join import Wanted
+from gac.allocation.knapsack.lattice import Lattice, by_divisor
+from gac.allocation.knapsack.states import States, Tree
+from gac.allocation.pareto import front
+from gac.sites import Ints
+
+MOST_STATES = 1 << 18
+MOST_CHILDREN = 1 << 20
+_SIFT_FROM = 1 << 11
+_APART = 1 << 12
+_BLOCK = 1 << 17
+_BATCH = 1 << 21
+
+
+class GivenUpError(Exception):
+    """A list grew beyond ``MOST_STATES``, or the deadline passed; ``work`` is how many states there were by then."""
+
+    def __init__(self, work: int) -> None:
+        super().__init__(f"given up at {work} states")
+        self.work = work
+
+
+@dataclass(frozen=True, eq=False)
+class Core:
+    """Items as deviations from the default choice (the item of each group whose reduced value is 0).
+
+    Attributes:
+        alternatives: positions of the items that are no default, shape ``(n,)``, group after group.
+        starts: position in ``alternatives`` of each group's first, with the end appended; only groups that have one.
+        steps: what each adds to a state's costs (under the limits that can bind), value and reduced values, and a row
+            for its node, shape ``(limits + 3, n)``.
+        reduced: reduced values, shape ``(n,)``.
+        wanted: which choices are looked for.
+        lattice: what common divisors of the costs tell; None under several limits.
+    """
+
+    alternatives: Ints
+    starts: Ints
+    steps: Ints
+    reduced: Ints
+    wanted: Wanted
+    lattice: Lattice | None
+
+    @property
+    def least(self) -> Ints:
+        """The smallest reduced value of each group."""
+        return np.minimum.reduceat(self.reduced, self.starts[:-1]) if len(self.reduced) else self.reduced
+
+    @property
+    def divisors(self) -> Ints:
+        """The greatest common divisor of each group's costs under the first limit."""
+        return np.gcd.reduceat(np.abs(self.steps[0]), self.starts[:-1]) if len(self.reduced) else self.reduced
+
+
+def grown_lists(core: Core, deadline: Deadline) -> tuple[States, States, Tree]:
+    """The lists, and the tree that tells their choices.
+
+    Raises:
+        GivenUpError: a list is too long, or the deadline passed.
+    """
+    tree = Tree()
+    grow = _under_several_limits if core.lattice is None else _under_one_limit
+    return *grow(core, tree, deadline), tree
+
+
+def _under_one_limit(core: Core, tree: Tree, deadline: Deadline) -> tuple[States, States]:
+    """The shorter list takes the next group; but what stands in the way of a large common divisor goes to the left.
+
+    From then on each state there tells how much of the limit a choice with it is bound to waste. That counts as part
+    of its reduced value, and what the least of them comes to is room that the right list has not got either.
+    """
+    assert core.lattice is not None
+    lattice, room, divisors, least = core.lattice, core.wanted.room, core.divisors.tolist(), core.least.tolist()
+    order, coming = by_divisor(core.divisors, core.least)
+    apart = next((place for place, step in enumerate(coming[: len(coming) // 2]) if lattice.wide(step, room)), 0)
+    step, by_right = coming[0], 0
+    left, right = _wasting(tree.root(1), lattice, 1, step, room), tree.root(1)
+    spare = room - left.least_reduced(room)
+    for place, group in enumerate(order):
+        if least[group] >= spare:
+            continue
+        if len(left) <= len(right) or (place < apart and len(left) < _APART):
+            left, before = _undominated(_extended(left, core, group, tree, room, deadline)), step
+            step = gcd(by_right, coming[place + 1])
+            left = _wasting(left, lattice, before, step, room)
+            spare = room - left.least_reduced(room)
+        else:
+            right = _undominated(_extended(right, core, group, tree, spare, deadline))
+            by_right = gcd(by_right, divisors[group])
+    return left, right
+
+
+def _wasting(states: States, lattice: Lattice, before: int, step: int, room: int) -> States:
+    """The states with room left once their reduced values tell what ``step`` wastes, not what the one before did."""
+    if step in (before, 0):
+        return states
+    costs, table = states.costs[0], states.table.copy()
+    table[-2] += lattice.wasted(costs, step) - lattice.wasted(costs, before)
+    return States(table[:, table[-2] < room])
+
+
+def _under_several_limits(core: Core, tree: Tree, deadline: Deadline) -> tuple[States, States]:
+    """The shorter list takes the next group, by falling least reduced value, so that they stay short until the last.
+
+    Dominated states are dear to find. Instances with many equal costs have so many that their lists stay short; where
+    the first look finds few, the next is put off until the list would otherwise be too long.
+    """
+    lists, sift_from = [tree.root(len(core.wanted.free))] * 2, [_SIFT_FROM] * 2
+    for group in np.argsort(-core.least, kind="stable").tolist():
+        at = int(len(lists[1]) < len(lists[0]))
+        grown = _extended(lists[at], core, group, tree, core.wanted.room, deadline)
+        if len(grown) >= sift_from[at] or len(grown) > MOST_STATES:
+            before, grown = len(grown), _sifted(grown, deadline)
+            sift_from[at] = len(grown) if 4 * len(grown) < 3 * before else MOST_STATES
+        lists[at] = _short(grown)
+    return lists[0], lists[1]
+
+
+def _short(states: States) -> States:
+    if len(states) > MOST_STATES:
+        raise GivenUpError(len(states))
+    return states
+
+
+def _extended(states: States, core: Core, group: int, tree: Tree, room: int, deadline: Deadline) -> States:
+    """The states themselves (the group keeps its default), and each of them with each alternative that leaves room."""
+    first, end = core.starts[group : group + 2].tolist()
+    if deadline.passed or _children(states, core.reduced[first:end], room) > MOST_CHILDREN:
+        raise GivenUpError(len(states))
+    parts = [states.table]
+    for batch in _batches(first, end, len(states)):
+        which, parent = np.nonzero(states.reduced < room - core.reduced[batch, None])
+        if len(which) == 0:
+            continue
+        item = batch.start + which
+        added = states.table[:, parent] + core.steps[:, item]
+        added[-1] = tree.add(states.node[parent], core.alternatives[item])
+        parts.append(added)
+    return States(np.concatenate(parts, axis=1)) if len(parts) > 1 else states
+
+
+def _children(states: States, reduced: Ints, room: int) -> int:
+    """How many states a group adds at most; counted only where that could be too many."""
+    if len(reduced) * len(states) <= MOST_CHILDREN:
+        return len(reduced) * len(states)
+    return int(np.searchsorted(np.sort(states.reduced), room - reduced).sum())
+
+
+def _batches(first: int, end: int, states: int) -> list[slice]:
+    width = max(1, _BATCH // max(1, states))
+    return [slice(start, min(end, start + width)) for start in range(first, end, width)]
+
+
+def _sifted(states: States, deadline: Deadline) -> States:
+    """Several limits: without the states that one of the same block (half a second's work) beats or equals."""
+    points = np.vstack([states.costs, states.values]).T
+    size = max(_BLOCK >> 2 * (points.shape[1] - 3), _SIFT_FROM)
+    kept = np.ones(len(points), dtype=np.bool_)
+    for start in range(0, len(points), size):
+        if deadline.passed:
+            break
+        kept[start : start + size] = front(points[start : start + size])
+    return states.at(kept)
+
+
+def _undominated(states: States) -> States:
+    """One limit: by rising cost, only states with a smaller value than all cheaper ones.
+
+    Raises:
+        GivenUpError: they are too many.
+    """
+    order = np.lexsort((states.values, states.costs[0]))
+    values = states.values[order]
+    fresh = np.ones(len(order), dtype=np.bool_)
+    fresh[1:] = values[1:] < np.minimum.accumulate(values)[:-1]
+    return _short(states.at(order[fresh]))
