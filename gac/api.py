@@ -13,7 +13,7 @@ from gac.allocation.frontier import PARAMS, Frontier, check_asked, check_profile
 from gac.allocation.frontier import frontier as whole_range
 from gac.allocation.limits import budget_limit
 from gac.allocation.problem import Problem
-from gac.allocation.reach import check_reachable
+from gac.allocation.reach import check_cache_reachable, check_reachable
 from gac.allocation.rules import Rule, decide_by
 from gac.compression.apply import build_modules, changed_sites, swap_in
 from gac.compression.checkpoint import load_checkpoint, save_checkpoint
@@ -22,7 +22,7 @@ from gac.errors import ModelError, PlanError
 from gac.evaluation.perplexity import Perplexity
 from gac.evaluation.perplexity import perplexity as measure_perplexity
 from gac.files import home
-from gac.forms import form_named
+from gac.forms import DEFAULT_FORMS, form_named
 from gac.models.families import family_of
 from gac.models.loading import Loaded, check_finite, load_config, load_model, load_tokenizer, model_digest
 from gac.plan import Calibration, Plan
@@ -32,7 +32,7 @@ from gac.sensitivity.calibration import StatisticsStore, stream_moments
 from gac.sensitivity.curves import measure_curves
 from gac.sensitivity.methods import FACTOR, Method, method_named
 from gac.sensitivity.text import TextSpec, Windows, calibration_windows
-from gac.sites import Workload, as_run, curves_together
+from gac.sites import Workload, as_planned, curves_together
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -46,8 +46,9 @@ def allocate(
     *,
     profile: Profile | str | Path | None = None,
     method: str = "kfac",
-    forms: Sequence[str] = ("low_rank", "narrow"),
+    forms: Sequence[str] = DEFAULT_FORMS,
     latency: float | Mapping[str, float] | None = None,
+    kv_cache: float | None = None,
     workloads: Sequence[str] = ("prefill:1x1024", "decode:1@1024"),
     calibration: str = "wiki-sample",
     tokenizer: "PreTrainedTokenizerBase | None" = None,
@@ -67,8 +68,10 @@ def allocate(
         profile: a latency table, its path, or the name of a shipped one; None takes the local GPU's, and the
             shipped H100's where there is no GPU (the plan says so).
         method: the metric that errors are measured in: ``kfac``, ``svd-llm`` or ``svd``.
-        forms: forms that compete with staying dense.
+        forms: forms that compete with staying dense: ``low_rank``, ``narrow`` (fewer neurons of an MLP), ``head_dim``
+            (shorter value vectors, in v_proj, o_proj and the KV cache).
         latency: allowed fraction of the dense weights' latency, for every workload or by workload.
+        kv_cache: allowed fraction of the dense model's KV cache; needs the form ``head_dim``.
         workloads: what latency is predicted for: ``prefill:BxS``, ``decode:B@C``.
         calibration: text to take statistics from: ``wiki-sample``, ``wikitext2``, ``c4`` or a path, optionally with
             windows and tokens, as in ``wiki-sample:64x1024``.
@@ -93,7 +96,7 @@ def allocate(
             not usable.
     """
     how = Rule.parse(rule)
-    how.check(forms, latency)
+    how.check(forms, latency, kv_cache)
     if verify:
         check_installed()
     problem, made_from = _measured(
@@ -109,8 +112,9 @@ def allocate(
         fuse=fuse,
         seed=seed,
         progress=progress,
+        kv_cache=kv_cache,
     )
-    decision = decide_by(how, problem, budget, _fractions(latency, problem.workloads), made_from)
+    decision = decide_by(how, problem, budget, _fractions(latency, problem.workloads), made_from, kv_cache)
     return verified(decision) if verify else decision.plan
 
 
@@ -121,7 +125,7 @@ def frontier(
     limit: str = PARAMS,
     profile: Profile | str | Path | None = None,
     method: str = "kfac",
-    forms: Sequence[str] = ("low_rank", "narrow"),
+    forms: Sequence[str] = DEFAULT_FORMS,
     workloads: Sequence[str] = ("prefill:1x1024", "decode:1@1024"),
     calibration: str = "wiki-sample",
     tokenizer: "PreTrainedTokenizerBase | None" = None,
@@ -151,7 +155,7 @@ def frontier(
     if limit != PARAMS:
         config = load_config(str(model)) if isinstance(model, (str, Path)) else model.config
         sites = family_of(config).sites(config)
-        check_profiled(as_run(sites, fuse), select_profile(profile)[0], parsed, limit)
+        check_profiled(as_planned(sites, forms, fuse), select_profile(profile)[0], parsed, limit)
     problem, made_from = _measured(
         model,
         tokenizer,
@@ -186,7 +190,7 @@ def compress(
         GacError: the model or the text cannot be read.
     """
     loaded = load_model(model, tokenizer)
-    sites = as_run(family_of(loaded.model.config).sites(loaded.model.config), plan.fused)
+    sites = as_planned(family_of(loaded.model.config).sites(loaded.model.config), plan.forms, plan.fused)
     changed = changed_sites(plan, sites)
     check_finite(loaded.model)
     digest = model_digest(loaded.model, [weight.name for site in sites for weight in site.weights])
@@ -280,6 +284,7 @@ def _measured(
     fuse: bool,
     seed: int,
     progress: bool,
+    kv_cache: float | None = None,
 ) -> tuple[Problem, Provenance]:
     """The loss curves of a model's sites beside a latency table; a budget out of reach is refused before that."""
     parsed = tuple(Workload.parse(workload) for workload in workloads)
@@ -291,9 +296,11 @@ def _measured(
     loaded = load_model(model, tokenizer)
     family = family_of(loaded.model.config)
     sites = family.sites(loaded.model.config)
-    planned = as_run(sites, fuse)
+    planned = as_planned(sites, names, fuse)
     limit = budget_limit(budget, sum(site.params for site in sites))
     check_reachable(planned, limit, forms=names, profile=table, workloads=parsed, align=align)
+    if kv_cache is not None:
+        check_cache_reachable(planned, kv_cache, names, align)
     windows = calibration_windows(spec, loaded.tokenizer, seed)
     check_finite(loaded.model)
     digest = model_digest(loaded.model, [weight.name for site in sites for weight in site.weights])

@@ -21,6 +21,10 @@ class Weight:
         name: dotted module name, for example ``model.layers.0.self_attn.q_proj``.
         neurons: the side that holds an MLP's neurons, and that ``narrow`` shortens; None elsewhere.
         reads: names the input where other weights read it too (q/k/v, gate/up); None where it is read alone.
+        values: the side that holds the value vectors of an attention's heads, and that ``head_dim`` shortens: ``out``
+            of v_proj, ``in`` of o_proj; None elsewhere.
+        cached: whether the KV cache keeps its output (k_proj, v_proj).
+        heads: how many heads that side consists of (v_proj: key-value heads, o_proj: query heads); 0 elsewhere.
     """
 
     name: str
@@ -28,6 +32,9 @@ class Weight:
     in_features: int
     neurons: Literal["out", "in"] | None = None
     reads: str | None = None
+    values: Literal["out", "in"] | None = None
+    heads: int = 0
+    cached: bool = False
 
     @property
     def params(self) -> int:
@@ -62,9 +69,14 @@ def low_rank(m: int, k: int, r: int, n: int) -> Operation:
 
 
 class Form(ABC):
-    """A way to store and run one weight, chosen with one integer: the dim."""
+    """A way to store and run one weight, chosen with one integer: the dim.
+
+    Attributes:
+        step: dims are multiples of it where they are to be aligned, whatever the weight's own GEMM would take.
+    """
 
     name: ClassVar[str]
+    step: ClassVar[int] = 1
 
     @abstractmethod
     def full(self, weight: Weight) -> int:
@@ -89,6 +101,18 @@ class Form(ABC):
     @abstractmethod
     def after(self, weight: Weight, dim: int, rows: int) -> Operation | None:
         """What still runs after that GEMM, moved by the dim along axis k; None where nothing does."""
+
+    def shortens(self, weight: Weight) -> Literal["out", "in"] | None:
+        """The side of the weight that it shortens, as it does the side of another weight that meets it there."""
+        return None
+
+    def size(self, weight: Weight, dim: int) -> int:
+        """How long that dim makes the axis that it moves."""
+        return dim
+
+    def cached(self, weight: Weight, dim: int) -> int:
+        """Numbers that the KV cache keeps of a token for this weight."""
+        return weight.out_features if weight.cached else 0
 
     def largest_useful(self, weight: Weight) -> int:
         """The largest dim with fewer parameters than the dense weight."""
@@ -143,34 +167,71 @@ class LowRank(Form):
         return linear(rows, dim, weight.out_features)
 
 
-class Narrow(Form):
-    """The MLP with fewer neurons: the same GEMM, shorter on the side of the neurons."""
+class Shorter(Form):
+    """The same GEMM, shorter on one side, as is the side of another weight that it meets there."""
 
-    name = "narrow"
+    @abstractmethod
+    def shortens(self, weight: Weight) -> Literal["out", "in"] | None: ...
 
     def full(self, weight: Weight) -> int:
-        return weight.out_features if weight.neurons == "out" else weight.in_features
+        return self._length(weight) // self.size(weight, 1)
 
     def params(self, weight: Weight, dim: int) -> int:
-        return dim * (weight.in_features if weight.neurons == "out" else weight.out_features)
+        return self.size(weight, dim) * (weight.params // self._length(weight))
 
     def operation(self, weight: Weight, dim: int, rows: int) -> Operation:
-        if weight.neurons == "out":
-            return linear(rows, weight.in_features, dim)
-        return linear(rows, dim, weight.out_features)
+        if self.shortens(weight) == "out":
+            return linear(rows, weight.in_features, self.size(weight, dim))
+        return linear(rows, self.size(weight, dim), weight.out_features)
 
     def axis(self, weight: Weight) -> str:
-        return "n" if weight.neurons == "out" else "k"
+        return "n" if self.shortens(weight) == "out" else "k"
 
     def fused(self, weight: Weight, dim: int) -> int:
-        assert weight.neurons == "out", f"{weight.name} reads the neurons"
-        return dim
+        assert self.shortens(weight) == "out", f"{weight.name} is shorter on the side of its input"
+        return self.size(weight, dim)
 
     def after(self, weight: Weight, dim: int, rows: int) -> None:
         return None
 
+    def cached(self, weight: Weight, dim: int) -> int:
+        shorter = self.shortens(weight) == "out"
+        return (self.size(weight, dim) if shorter else weight.out_features) if weight.cached else 0
 
-FORMS: Mapping[str, Form] = MappingProxyType({form.name: form for form in (Dense(), LowRank(), Narrow())})
+    def _length(self, weight: Weight) -> int:
+        return weight.out_features if self.shortens(weight) == "out" else weight.in_features
+
+
+class Narrow(Shorter):
+    """The MLP with fewer neurons."""
+
+    name = "narrow"
+
+    def shortens(self, weight: Weight) -> Literal["out", "in"] | None:
+        return weight.neurons
+
+
+class HeadDim(Shorter):
+    """Attention with shorter value vectors, the same length in every head of a layer: v_proj and o_proj are smaller.
+
+    So is the cache of values. Queries and keys keep their length, for rotary embeddings turn theirs. Attention kernels
+    read rows of 16 bytes (FlashAttention and cuDNN take 16-bit head_dims that are multiples of 8), hence the step.
+    """
+
+    name = "head_dim"
+    step = 8
+
+    def shortens(self, weight: Weight) -> Literal["out", "in"] | None:
+        return weight.values
+
+    def size(self, weight: Weight, dim: int) -> int:
+        return weight.heads * dim
+
+
+DEFAULT_FORMS = ("low_rank", "narrow")
+"""What competes with staying dense where nothing else is asked for."""
+
+FORMS: Mapping[str, Form] = MappingProxyType({form.name: form for form in (Dense(), LowRank(), Narrow(), HeadDim())})
 
 
 def form_named(name: str) -> Form:

@@ -45,6 +45,22 @@ class Budget:
 
 
 @dataclass(frozen=True)
+class KvCache:
+    """What the KV cache keeps of a token in all layers together, in numbers (of 2 bytes each in bf16).
+
+    Attributes:
+        asked: the allowed fraction of the dense model's; None: not limited.
+        limit: ``floor(asked * total)``; None: not limited.
+    """
+
+    used: int
+    total: int
+    asked: float | None = None
+    limit: int | None = None
+    __pydantic_config__ = _STRICT
+
+
+@dataclass(frozen=True)
 class Calibration:
     """The text that the statistics were taken from.
 
@@ -136,11 +152,22 @@ class WeightChoice:
     out_features: int
     in_features: int
     neurons: Literal["out", "in"] | None
+    values: Literal["out", "in"] | None = None
+    heads: int = 0
+    cached: bool = False
     __pydantic_config__ = _STRICT
 
     @property
     def weight(self) -> Weight:
-        return Weight(self.name, self.out_features, self.in_features, self.neurons)
+        return Weight(
+            self.name,
+            self.out_features,
+            self.in_features,
+            self.neurons,
+            values=self.values,
+            heads=self.heads,
+            cached=self.cached,
+        )
 
     @property
     def params(self) -> int:
@@ -188,6 +215,7 @@ class Plan:
     certificate: Certificate
     sites: tuple[SiteChoice, ...]
     fused: bool = False
+    kv_cache: KvCache | None = None
     __pydantic_config__ = _STRICT
 
     def __post_init__(self) -> None:
@@ -339,6 +367,17 @@ def _check_counts(plan: Plan) -> None:
                     f"a dim from 1 to {full}",
                     "Make the plan again; this one was edited.",
                 )
+    for site in plan.sites:
+        _check_sides_meet(site)
+    if (cache := plan.kv_cache) is not None:
+        kept = sum(form_named(one.form).cached(one.weight, one.dim) for one in plan.weights)
+        whole = sum(form_named("dense").cached(one.weight, one.dim) for one in plan.weights)
+        if (kept, whole) != (cache.used, cache.total) or (cache.limit is not None and kept > cache.limit):
+            raise PlanError(
+                f"plan states {cache.used} of {cache.total} numbers a token in the KV cache, limit {cache.limit}",
+                f"{kept} of {whole}, within the limit",
+                "Make the plan again; this one was edited.",
+            )
     used = sum(site.params for site in plan.sites)
     total = sum(site.dense_params for site in plan.sites)
     budget, over = plan.budget, max(0, used - plan.budget.limit)
@@ -346,6 +385,18 @@ def _check_counts(plan: Plan) -> None:
         raise PlanError(
             f"plan states {budget.used} of {budget.total} parameters, limit {budget.limit}, {budget.over} over it",
             f"{used} of {total}, {over} over the limit",
+            "Make the plan again; this one was edited.",
+        )
+
+
+def _check_sides_meet(site: SiteChoice) -> None:
+    """Weights that are shorter on sides that meet have one dim."""
+    shorter = {(one.form, one.dim) for one in site.weights if form_named(one.form).shortens(one.weight)}
+    met = {form_named(one.form).shortens(one.weight) for one in site.weights} - {None}
+    if len(shorter) > 1 or (shorter and met != {"out", "in"}):
+        raise PlanError(
+            f"site {site.site} has {', '.join(f'{form} dim {dim}' for form, dim in sorted(shorter))}",
+            "one form and dim for all weights that it shortens together",
             "Make the plan again; this one was edited.",
         )
 
@@ -364,6 +415,7 @@ def _summary_lines(plan: Plan) -> list[str]:
         f"loss         +{prediction.loss:.4f} nats a token predicted",
         f"perplexity   {prediction.dense_perplexity:.2f} -> {prediction.perplexity:.2f} predicted on calibration text",
         *(f"latency      {_latency_line(workload)}" for workload in plan.workloads),
+        *([f"KV cache     {_cache_line(plan.kv_cache)}"] if plan.kv_cache else []),
         f"profile      {plan.profile.gpu}, {plan.profile.digest[:12]}; {plan.profile.note}",
         f"calibration  {text.windows} x {text.window_tokens} tokens of {text.text}, seed {plan.seed}",
         f"certificate  {proof.status}: loss {proof.value:.6g}, bound {proof.lower_bound:.6g}, gap {proof.gap:.3g}",
@@ -372,6 +424,11 @@ def _summary_lines(plan: Plan) -> list[str]:
 
 def _over(budget: Budget) -> str:
     return f", overshot by {budget.over:,}" if budget.over else ""
+
+
+def _cache_line(cache: KvCache) -> str:
+    asked = "" if cache.limit is None else f", {cache.limit:,} allowed"
+    return f"{cache.used:,} of {cache.total:,} numbers a token: {cache.used / cache.total:.4f} kept{asked}"
 
 
 def _latency_line(workload: WorkloadLatency) -> str:

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Literal
 
@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gac.errors import GacError
-from gac.forms import Weight
+from gac.forms import Form, Weight, form_named
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -24,7 +24,7 @@ class Site:
         name: dotted module name (``model.layers.0.mlp``, ``model.layers.0.self_attn.q_proj``).
         layer: index of the decoder layer.
         kind: what it is in the family's words (``q_proj``, ..., ``mlp``); the same in every layer.
-        weights: the linear weights it governs; ``narrow`` takes them all at once.
+        weights: the linear weights it governs; ``narrow`` and ``head_dim`` take several of them at once.
         fused: positions of the first weights, whose first GEMMs run as one; empty where each runs by itself.
     """
 
@@ -38,13 +38,11 @@ class Site:
     def params(self) -> int:
         return sum(weight.params for weight in self.weights)
 
-    @property
-    def neurons(self) -> int | None:
-        """How many neurons ``narrow`` can remove from, or None where the site has none."""
-        for weight in self.weights:
-            if weight.neurons == "in":
-                return weight.in_features
-        return None
+    def taken_by(self, form: Form) -> tuple[int, ...]:
+        """Positions of the weights that a form shortens together; empty where it finds no two sides that meet."""
+        found = tuple(at for at, weight in enumerate(self.weights) if form.shortens(weight))
+        sides = {form.shortens(self.weights[at]) for at in found}
+        return found if sides == {"out", "in"} else ()
 
 
 def run_together(sites: Sequence[Site]) -> tuple[Site, ...]:
@@ -66,9 +64,27 @@ def run_together(sites: Sequence[Site]) -> tuple[Site, ...]:
     return tuple(found)
 
 
-def as_run(sites: Sequence[Site], fused: bool) -> tuple[Site, ...]:
-    """The sites of a plan: together where it is ``fused``, otherwise as they are."""
+def as_planned(sites: Sequence[Site], forms: Sequence[str], fused: bool) -> tuple[Site, ...]:
+    """The family's sites as a plan decides on them.
+
+    Neighbours that one of the forms shortens on sides that meet (v_proj and o_proj, by ``head_dim``) become one site,
+    and where it is ``fused`` so do those that read the same input.
+    """
+    for form in map(form_named, forms):
+        sites = _joined(sites, form)
     return run_together(sites) if fused else tuple(sites)
+
+
+def _joined(sites: Sequence[Site], form: Form) -> list[Site]:
+    found: list[Site] = []
+    for site in sites:
+        last = found[-1] if found else None
+        if last and form.shortens(last.weights[-1]) == "out" and form.shortens(site.weights[0]) == "in":
+            kind = f"{last.kind}+{site.kind}"
+            found[-1] = Site(f"{last.name}+{site.kind}", site.layer, kind, last.weights + site.weights)
+        else:
+            found.append(site)
+    return found
 
 
 _WORKLOAD = re.compile(r"(prefill):(\d+)x(\d+)|(decode):(\d+)@(\d+)")
@@ -125,25 +141,28 @@ class LossCurve:
 
 @dataclass(frozen=True, eq=False)
 class SiteCurves:
-    """The loss curves of one site: ``low_rank`` by weight name, and ``narrow`` where it has neurons."""
+    """The loss curves of one site.
+
+    Attributes:
+        low_rank: by weight name.
+        shorter: of the forms that shorten several weights together, by the name of the one they shorten on its input.
+    """
 
     site: str
     low_rank: Mapping[str, LossCurve]
-    narrow: LossCurve | None = None
+    shorter: Mapping[str, LossCurve] = field(default_factory=dict)
 
 
 def curves_together(sites: Sequence[Site], curves: Sequence[SiteCurves]) -> tuple[SiteCurves, ...]:
-    """The same curves for sites that ``run_together`` made of the curves' own."""
+    """The same curves for sites that ``as_planned`` made of the curves' own."""
     low_rank = {name: curve for one in curves for name, curve in one.low_rank.items()}
-    narrow = {one.site: one.narrow for one in curves}
-    return tuple(
-        SiteCurves(
-            site.name,
-            {weight.name: low_rank[weight.name] for weight in site.weights if weight.name in low_rank},
-            narrow.get(site.name),
-        )
-        for site in sites
-    )
+    shorter = {name: curve for one in curves for name, curve in one.shorter.items()}
+    found = []
+    for site in sites:
+        names = [weight.name for weight in site.weights]
+        of_site = ({name: curves[name] for name in names if name in curves} for curves in (low_rank, shorter))
+        found.append(SiteCurves(site.name, *of_site))
+    return tuple(found)
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,6 +177,7 @@ class CandidateSet:
         loss: predicted loss increase in nats a token, shape ``(n,)``.
         latency: ns for each workload, rounded up, shape ``(n, workloads)``; -1 where unknown.
         interpolated: how many of the weights' latencies were interpolated, ``(n, workloads)``.
+        cached: numbers that the KV cache keeps of a token, shape ``(n,)``.
     """
 
     site: str
@@ -167,6 +187,7 @@ class CandidateSet:
     loss: Floats
     latency: Ints
     interpolated: Ints
+    cached: Ints
 
     def __len__(self) -> int:
         return len(self.params)
@@ -185,4 +206,5 @@ class CandidateSet:
             self.loss[cut],
             self.latency[cut],
             self.interpolated[cut],
+            self.cached[cut],
         )

@@ -24,7 +24,7 @@ from gac.plan import (
     SiteChoice,
     WeightChoice,
 )
-from gac.sites import Site
+from gac.sites import Site, as_planned
 
 Changes = Mapping[str, tuple[str, int]]
 
@@ -107,7 +107,9 @@ def make_plan() -> Callable[[LlamaConfig, Changes], Plan]:
 
 
 def _make_plan(config: LlamaConfig, changes: Changes) -> Plan:
-    sites = tuple(_site_choice(site, changes) for site in family_of(config).sites(config))
+    forms = tuple(dict.fromkeys(("low_rank", "narrow", *(form for form, _ in changes.values() if form != "dense"))))
+    planned = as_planned(family_of(config).sites(config), forms, fused=False)
+    sites = tuple(_site_choice(site, changes) for site in planned)
     used, total = sum(site.params for site in sites), sum(site.dense_params for site in sites)
     return Plan(
         schema_version=SCHEMA,
@@ -116,7 +118,7 @@ def _make_plan(config: LlamaConfig, changes: Changes) -> Plan:
         model_digest="0" * 64,
         family="llama",
         method="kfac",
-        forms=("low_rank", "narrow"),
+        forms=forms,
         align=True,
         seed=0,
         calibration=Calibration("wiki-sample", 64, 1024, "1" * 64, 5.5),
@@ -138,4 +140,14 @@ def _site_choice(site: Site, changes: Changes) -> SiteChoice:
 
 def _weight_choice(weight: Weight, changes: Changes) -> WeightChoice:
     form, dim = changes.get(weight.name, ("dense", form_named("dense").full(weight)))
-    return WeightChoice(weight.name, form, dim, weight.out_features, weight.in_features, weight.neurons)
+    return WeightChoice(
+        weight.name,
+        form,
+        dim,
+        weight.out_features,
+        weight.in_features,
+        weight.neurons,
+        weight.values,
+        weight.heads,
+        weight.cached,
+    )

@@ -13,7 +13,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaForCausalLM
 import gac
 from gac.allocation.limits import budget_limit
 from gac.compression.fusing import FusedInput
-from gac.errors import BudgetError, ModelError, PlanError, ProfileError, TextError
+from gac.errors import BudgetError, GacError, ModelError, PlanError, ProfileError, TextError
 from gac.plan import SiteChoice
 
 
@@ -70,6 +70,35 @@ def test_a_fused_plan_runs_saves_and_loads(
     apart = gac.compress(tiny_model, replace(plan, fused=False, sites=unfused(plan)), tokenizer=options["tokenizer"])
     with torch.no_grad():
         assert (apart(ids).logits - model(ids).logits).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("fuse", [False, True])
+def test_a_smaller_cache_is_planned_compressed_and_kept(
+    tiny_model: LlamaForCausalLM, options: dict[str, Any], tmp_path: Path, fuse: bool
+) -> None:
+    forms = ("low_rank", "narrow", "head_dim")
+    plan = gac.allocate(tiny_model, 0.8, forms=forms, kv_cache=0.75, fuse=fuse, **options)
+    assert plan.kv_cache is not None
+    assert (plan.kv_cache.used, plan.kv_cache.total) == (2 * (32 + 16), 2 * (32 + 32))
+    plan.save(tmp_path / "plan.json")
+    assert gac.Plan.load(tmp_path / "plan.json") == plan
+    model = gac.compress(tiny_model, plan, tokenizer=options["tokenizer"], progress=False)
+    gac.save(model, tmp_path / "small", tokenizer=options["tokenizer"])
+    again = gac.load(tmp_path / "small").to(model.device)
+    ids = torch.arange(12)[None]
+    with torch.no_grad():
+        found = again(ids, use_cache=True)
+        assert torch.equal(found.logits, model(ids).logits)
+    assert [layer.values.shape[-1] for layer in found.past_key_values.layers] == [8, 8]
+
+
+def test_a_cache_that_no_form_makes_smaller_is_refused_at_once(
+    tiny_model: LlamaForCausalLM, options: dict[str, Any]
+) -> None:
+    with pytest.raises(BudgetError, match="add the form head_dim"):
+        gac.allocate(tiny_model, 0.8, kv_cache=0.75, **options)
+    with pytest.raises(GacError, match="rule uniform with a KV-cache limit"):
+        gac.allocate(tiny_model, 0.8, kv_cache=0.75, rule="uniform", **options)
 
 
 def unfused(plan: gac.Plan) -> tuple[SiteChoice, ...]:

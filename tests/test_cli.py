@@ -132,8 +132,12 @@ def test_the_options_of_allocate_reach_the_plan(model: Path, text_file: Path, tm
             "expected one of wiki-sample, wikitext2, c4, or a path. Check the name or the path.\n",
         ),
         (["--method", "magic"], "Error: method 'magic' is unknown; expected one of svd, svd-llm, kfac. "),
-        (["--form", "head_dim"], "Error: form 'head_dim' is unknown; expected one of dense, low_rank, narrow. "),
+        (["--form", "wide"], "Error: form 'wide' is unknown; expected one of dense, low_rank, narrow, head_dim. "),
         (["--workload", "chat"], "Error: workload 'chat'; expected prefill:BxS or decode:B@C with positive integers. "),
+        (
+            ["--kv-cache", "0.5", "--form", "head_dim", "--budget", "1"],
+            "Error: a KV-cache limit of 0.5; expected at least 0.7500, the smallest that forms head_dim can reach. ",
+        ),
         (["--latency", "decode:1@1024=0.9"], "Error: the profile lacks the latency of model.layers.0.self_attn.q_proj"),
     ],
 )

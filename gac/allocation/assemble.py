@@ -5,12 +5,14 @@ from dataclasses import dataclass
 from math import exp
 
 import gac
+from gac.allocation.limits import cache_limit
 from gac.forms import form_named
 from gac.plan import (
     SCHEMA,
     Budget,
     Calibration,
     Certificate,
+    KvCache,
     Plan,
     Prediction,
     ProfileUsed,
@@ -51,6 +53,7 @@ def assemble(
     latency: Mapping[str, float],
     certificate: Certificate,
     made_from: Provenance,
+    kv_cache: float | None = None,
 ) -> Plan:
     """Write down one chosen candidate a site.
 
@@ -83,6 +86,7 @@ def assemble(
             over=max(0, used - limit),
         ),
         latency=dict(latency),
+        kv_cache=_kv_cache(chosen, dense, kv_cache),
         workloads=tuple(_workload(i, workload, chosen, dense) for i, workload in enumerate(workloads)),
         prediction=Prediction(
             loss, made_from.factor, predicted_perplexity(made_from, 0.0), predicted_perplexity(made_from, loss)
@@ -90,6 +94,11 @@ def assemble(
         certificate=certificate,
         sites=choices,
     )
+
+
+def _kv_cache(chosen: Sequence[CandidateSet], dense: Sequence[CandidateSet], asked: float | None) -> KvCache:
+    used, total = (sum(int(rows.cached[0]) for rows in sets) for sets in (chosen, dense))
+    return KvCache(used, total, asked, None if asked is None else cache_limit(asked, total))
 
 
 def predicted_perplexity(made_from: Provenance, loss: float) -> float:
@@ -100,7 +109,17 @@ def predicted_perplexity(made_from: Provenance, loss: float) -> float:
 def _site_choice(site: Site, row: CandidateSet) -> SiteChoice:
     assert len(row) == 1
     weights = tuple(
-        WeightChoice(weight.name, str(form), int(dim), weight.out_features, weight.in_features, weight.neurons)
+        WeightChoice(
+            weight.name,
+            str(form),
+            int(dim),
+            weight.out_features,
+            weight.in_features,
+            weight.neurons,
+            weight.values,
+            weight.heads,
+            weight.cached,
+        )
         for weight, form, dim in zip(site.weights, row.forms[0], row.dims[0], strict=True)
     )
     params = sum(form_named(weight.form).params(weight.weight, weight.dim) for weight in weights)

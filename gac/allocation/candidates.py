@@ -18,10 +18,11 @@ _BATCH = 1 << 20
 
 @dataclass(frozen=True)
 class Limited:
-    """What will be limited: parameters, and the latency of these workloads (positions among a problem's)."""
+    """What will be limited: parameters, the latency of these workloads (positions among a problem's), the KV cache."""
 
     params: bool
     workloads: tuple[int, ...] = ()
+    cached: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,6 +38,7 @@ class _Rows:
     loss: Floats
     latency: Ints
     interpolated: Ints
+    cached: Ints
     width: Ints
 
     def __len__(self) -> int:
@@ -59,14 +61,14 @@ def candidates(
 ) -> CandidateSet:
     """Every form and dim worth choosing for a site.
 
-    Each weight may stay dense or take one of its ranks; a site with neurons may instead take one of its
-    widths, the same for all its weights. Where first GEMMs are fused, the latency is that of the one GEMM, at its own
-    width, and of what is left of each weight. The combinations of several weights are reduced to those that no other
-    one beats or equals in loss and in all that is limited, which loses no optimum as long as nothing else is. The dense
-    site always stays.
+    Each weight may stay dense or take one of its ranks; those that a form shortens together (``narrow``,
+    ``head_dim``) may instead take one of its dims, the same for all. Where first GEMMs are fused, the latency is that
+    of the one GEMM, at its own width, and of what is left of each weight. The combinations of several weights are
+    reduced to those that no other one beats or equals in loss and in all that is limited, which loses no optimum as
+    long as nothing else is. The dense site always stays.
 
     Args:
-        forms: which forms besides dense (``low_rank``, ``narrow``).
+        forms: which forms besides dense (``low_rank``, ``narrow``, ``head_dim``).
         align: only dims that the profile shows to be sound for all workloads; otherwise every integer dim.
         limited: what choices will be limited in.
 
@@ -81,12 +83,14 @@ def candidates(
             "Name a profile, or align=False.",
         )
     timing = Timing(profile, tuple(workloads), dtype)
-    allowed = {form_named(name).name for name in forms}
-    rows = _one_by_one(site, curves if "low_rank" in allowed else None, timing, align, limited)
-    if "narrow" in allowed and site.neurons is not None and curves.narrow is not None:
-        rows = _concatenated([rows, _together(form_named("narrow"), site, curves.narrow, timing, align)])
-        rows = _reduced(rows, limited)
-    return _candidate_set(site, _with_dense(rows, site, timing))
+    allowed = [form_named(name) for name in dict.fromkeys(forms)]
+    own = _one_by_one(site, curves if form_named("low_rank") in allowed else None, timing, align)
+    rows = [_combinations(site, own, timing, limited)]
+    for form in allowed:
+        if (taken := site.taken_by(form)) and (curve := _curve(site, form, curves)):
+            rows += _together(form, site, taken, curve, own, timing, align, limited)
+    reduced = _reduced(_concatenated(rows), limited) if len(rows) > 1 else rows[0]
+    return _candidate_set(site, _with_dense(reduced, site, timing))
 
 
 def dense_candidate(
@@ -102,30 +106,62 @@ def candidate_at(site: Site, forms: Sequence[str], dims: Sequence[int], loss: fl
     return _candidate_set(site, replace(rows, loss=np.array([loss])))
 
 
-def _one_by_one(site: Site, curves: SiteCurves | None, timing: Timing, align: bool, limited: Limited) -> _Rows:
-    """All combinations of the weights' own choices, reduced after each weight."""
-    rows: _Rows | None = None
+def _one_by_one(site: Site, curves: SiteCurves | None, timing: Timing, align: bool) -> list[_Rows]:
+    """Each weight's own choices."""
+    found, form = [], form_named("low_rank")
     for at, weight in enumerate(site.weights):
         fused = at in site.fused
         options = _options(form_named("dense"), weight, _full(weight), None, timing, fused)
         if curves is not None and weight.name in curves.low_rank:
-            form = form_named("low_rank")
             dims = _dims(form, [weight], form.largest_useful(weight), timing, align, [fused])
             options = _concatenated(
                 [options, _options(form, weight, dims, curves.low_rank[weight.name], timing, fused)]
             )
-        rows = options if rows is None else _combined(rows, options, limited)
-        if fused and at == site.fused[-1]:
+        found.append(options)
+    return found
+
+
+def _combinations(site: Site, options: Sequence[_Rows], timing: Timing, limited: Limited) -> _Rows:
+    """All combinations of the weights' choices, reduced after each weight."""
+    rows: _Rows | None = None
+    for at, (weight, own) in enumerate(zip(site.weights, options, strict=True)):
+        rows = own if rows is None else _combined(rows, own, limited)
+        if site.fused and at == site.fused[-1]:
             rows = _reduced(_with_fused_gemm(rows, weight.in_features, timing), limited)
     assert rows is not None, "a site without weights"
     return rows
 
 
-def _together(form: Form, site: Site, curve: LossCurve, timing: Timing, align: bool) -> _Rows:
-    """One dim for all weights of the site, below the full one."""
-    fused = [at in site.fused for at in range(len(site.weights))]
-    dims = _dims(form, site.weights, curve.full - 1, timing, align, fused)
-    return replace(_side_by_side(site, [form] * len(fused), [dims] * len(fused), timing), loss=curve.loss[dims])
+def _curve(site: Site, form: Form, curves: SiteCurves) -> LossCurve | None:
+    """What a form loses that shortens several weights, by the one that it shortens on its input."""
+    (weight,) = (weight for weight in site.weights if form.shortens(weight) == "in")
+    return curves.shorter.get(weight.name)
+
+
+def _together(
+    form: Form,
+    site: Site,
+    taken: Sequence[int],
+    curve: LossCurve,
+    own: Sequence[_Rows],
+    timing: Timing,
+    align: bool,
+    limited: Limited,
+) -> list[_Rows]:
+    """One dim, below the full one, for all weights that a form takes together, beside the others' own choices."""
+    weights, fused = [site.weights[at] for at in taken], [at in site.fused for at in taken]
+    dims = _dims(form, weights, curve.full - 1, timing, align, fused)
+    if len(taken) == len(own):
+        rows = _side_by_side(site, [form] * len(own), [dims] * len(own), timing)
+        return [replace(rows, loss=curve.loss[dims])]
+    found = []
+    for dim in dims.tolist():
+        options = list(own)
+        for at in taken:
+            options[at] = _options(form, site.weights[at], np.array([dim]), None, timing, at in site.fused)
+        rows = _combinations(site, options, timing, limited)
+        found.append(replace(rows, loss=rows.loss + curve.loss[dim]))
+    return found
 
 
 def _dense(site: Site, timing: Timing) -> _Rows:
@@ -155,6 +191,7 @@ def _dims(
     """The dims from 1 to the largest, and of those the sound ones where dims are to be aligned."""
     dims = np.arange(1, largest + 1, dtype=np.int64)
     if align:
+        dims = dims[dims % form.step == 0]
         for weight, joins in zip(weights, fused, strict=True):
             dims = dims[timing.sound(form, weight, dims, joins)]
     return dims
@@ -171,6 +208,7 @@ def _options(form: Form, weight: Weight, dims: Ints, curve: LossCurve | None, ti
         loss=np.zeros(count) if curve is None else curve.loss[dims],
         latency=latency,
         interpolated=((latency != UNKNOWN) & ~measured).astype(np.int64),
+        cached=np.array([form.cached(weight, dim) for dim in dims.tolist()], dtype=np.int64),
         width=np.array([form.fused(weight, dim) if fused else 0 for dim in dims.tolist()], dtype=np.int64),
     )
 
@@ -195,6 +233,7 @@ def _beside(left: _Rows, right: _Rows) -> _Rows:
         left.loss + right.loss,
         _sum_of_latencies(left.latency, right.latency),
         left.interpolated + right.interpolated,
+        left.cached + right.cached,
         left.width + right.width,
     )
 
@@ -228,6 +267,8 @@ def _criteria(rows: _Rows, limited: Limited) -> Floats:
     """
     columns: list[Ints | Floats] = [rows.params] if limited.params else []
     columns.append(rows.loss)
+    if limited.cached:
+        columns.append(rows.cached)
     latency = rows.latency[:, list(limited.workloads)]
     columns += list(np.where(latency == UNKNOWN, np.inf, latency).T)
     if limited.workloads and rows.width.any():
@@ -252,4 +293,6 @@ def _with_dense(rows: _Rows, site: Site, timing: Timing) -> _Rows:
 
 def _candidate_set(site: Site, rows: _Rows) -> CandidateSet:
     rows = rows.at(np.lexsort((rows.loss, rows.params)))
-    return CandidateSet(site.name, rows.forms, rows.dims, rows.params, rows.loss, rows.latency, rows.interpolated)
+    return CandidateSet(
+        site.name, rows.forms, rows.dims, rows.params, rows.loss, rows.latency, rows.interpolated, rows.cached
+    )

@@ -156,6 +156,11 @@ class Frontier:
         return read_record(cls, path, "frontier", PlanError)
 
 
+def _cached(site: Site, option: Option) -> int:
+    pairs = zip(site.weights, option.forms, option.dims, strict=True)
+    return sum(form_named(form).cached(weight, dim) for weight, form, dim in pairs)
+
+
 def summed_latency(options: Sequence[Option]) -> tuple[int | None, ...]:
     """Summed ns for each workload; None where one is unknown."""
     columns = zip(*(option.latency_ns for option in options), strict=True)
@@ -172,6 +177,7 @@ def _row(site: Site, option: Option) -> CandidateSet:
         np.array([option.loss]),
         np.array([latency], dtype=np.int64).reshape(1, -1),
         np.array([option.interpolated], dtype=np.int64).reshape(1, -1),
+        np.array([_cached(site, option)], dtype=np.int64),
     )
 
 

@@ -28,15 +28,16 @@ class Timing:
     def of_weight(self, form: Form, weight: Weight, dims: Ints, fused: bool) -> Known:
         """One weight in one form at each of the dims; where ``fused``, without the GEMM that it shares."""
         if not fused:
-            return self._along(lambda dim, rows: form.operation(weight, dim, rows), form.axis(weight), dims)
+            sizes = np.array([form.size(weight, dim) for dim in dims.tolist()], dtype=np.int64)
+            return self._along(lambda rows: form.operation(weight, int(dims[0]), rows), form.axis(weight), sizes)
         if form.after(weight, 1, 1) is None:
             shape = (len(dims), len(self.workloads))
             return np.zeros(shape, dtype=np.int64), np.ones(shape, dtype=np.bool_)
-        return self._along(lambda dim, rows: _after(form, weight, dim, rows), "k", dims)
+        return self._along(lambda rows: _after(form, weight, int(dims[0]), rows), "k", dims)
 
     def of_fused(self, in_features: int, widths: Ints) -> Known:
         """The GEMM that several weights share, at each of its output widths."""
-        return self._along(lambda width, rows: linear(rows, in_features, width), "n", widths)
+        return self._along(lambda rows: linear(rows, in_features, int(widths[0])), "n", widths)
 
     def sound(self, form: Form, weight: Weight, dims: Ints, fused: bool) -> NDArray[np.bool_]:
         """Which dims the profile shows to be sound for all workloads (for a single row where there is none).
@@ -50,19 +51,20 @@ class Timing:
         rows = [workload.rows for workload in self.workloads] or [1]
         operations = [_after(form, weight, 1, m) if after else form.operation(weight, 1, m) for m in rows]
         fixed = [_fixed(operation, axis) for operation in operations]
-        return sound_dims(self.profile, operations[0].operator, fixed, axis, dims, self.dtype)
+        sizes = dims if after else np.array([form.size(weight, dim) for dim in dims.tolist()], dtype=np.int64)
+        return sound_dims(self.profile, operations[0].operator, fixed, axis, sizes, self.dtype)
 
-    def _along(self, operation_at: Callable[[int, int], Operation], axis: str | None, dims: Ints) -> Known:
-        """``operation_at`` of a dim and a number of rows, at each of the dims along an axis (None: at one shape)."""
-        shape = (len(dims), len(self.workloads))
+    def _along(self, operation_at: Callable[[int], Operation], axis: str | None, sizes: Ints) -> Known:
+        """What runs for a number of rows, with an axis of each of the sizes (None: as it is)."""
+        shape = (len(sizes), len(self.workloads))
         latency, measured = np.full(shape, UNKNOWN, dtype=np.int64), np.zeros(shape, dtype=np.bool_)
-        if self.profile is None or len(dims) == 0:
+        if self.profile is None or len(sizes) == 0:
             return latency, measured
         for column, workload in enumerate(self.workloads):
-            operation = operation_at(int(dims[0]), workload.rows)
+            operation = operation_at(workload.rows)
             if axis is not None:
                 latency[:, column], measured[:, column] = self.profile.latency(
-                    operation.operator, _fixed(operation, axis), axis, dims, self.dtype
+                    operation.operator, _fixed(operation, axis), axis, sizes, self.dtype
                 )
             else:
                 point = self.profile.point(operation, self.dtype)

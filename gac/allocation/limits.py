@@ -31,6 +31,21 @@ def budget_limit(budget: float, total: int) -> int:
     return _floor(budget, total)
 
 
+def cache_limit(fraction: float, total: int) -> int:
+    """``floor(fraction * total)`` of what the KV cache keeps of a token, in exact integers.
+
+    Raises:
+        BudgetError: the fraction is no number, or not in (0, 1].
+    """
+    if not _is_number(fraction) or not 0 < fraction <= 1:
+        raise BudgetError(
+            f"KV-cache limit {fraction!r}",
+            "a number above 0 and at most 1, the kept fraction of the dense model's KV cache",
+            "Give a limit such as 0.75.",
+        )
+    return _floor(fraction, total)
+
+
 def latency_limits(
     dense: Sequence[CandidateSet], workloads: Sequence[Workload], fractions: Mapping[str, float]
 ) -> dict[Workload, int | None]:

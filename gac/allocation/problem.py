@@ -10,7 +10,7 @@ from gac.allocation.assemble import Provenance, assemble
 from gac.allocation.candidates import Limited, candidates, dense_candidate
 from gac.allocation.knapsack import Group, Solution, knapsack
 from gac.allocation.latencies import UNKNOWN, Timing
-from gac.allocation.limits import budget_limit, latency_limits
+from gac.allocation.limits import budget_limit, cache_limit, latency_limits
 from gac.plan import Plan
 from gac.profiling.table import Profile
 from gac.sites import CandidateSet, Site, SiteCurves, Workload
@@ -79,7 +79,7 @@ class Instance:
     Attributes:
         sets: for each site the candidates whose latency is known wherever it is limited.
         groups: the same, with what they cost under each limit.
-        limits: parameters first, then ns for each limited workload.
+        limits: parameters first, then ns for each limited workload, then numbers a token in the KV cache.
         names: what an error calls the limits.
     """
 
@@ -110,31 +110,48 @@ class Decision:
     solution: Solution
 
 
-def pose(sets: Sequence[CandidateSet], params: int, latency: Mapping[Workload, int | None]) -> Instance:
+def pose(
+    sets: Sequence[CandidateSet], params: int, latency: Mapping[Workload, int | None], cached: int | None = None
+) -> Instance:
     """The knapsack of these candidates.
 
     Args:
         params: most parameters of all sites together.
         latency: from ``latency_limits`` (every site then has a candidate of known latency, the dense one); empty where
             latency is not limited.
+        cached: most numbers a token in the KV cache of all sites; None where it is not limited.
     """
     limited = {column: workload for column, workload in enumerate(latency) if latency[workload] is not None}
     columns = list(limited)
     known = tuple(rows.at((rows.latency[:, columns] != UNKNOWN).all(axis=1)) for rows in sets)
+    caches = [] if cached is None else [cached]
     groups = tuple(
-        Group(rows.site, rows.loss, np.column_stack([rows.params, rows.latency[:, columns]])) for rows in known
+        Group(
+            rows.site,
+            rows.loss,
+            np.column_stack([rows.params, rows.latency[:, columns], *([rows.cached] if caches else [])]),
+        )
+        for rows in known
     )
-    limits = (params, *(ns for ns in latency.values() if ns is not None))
+    limits = (params, *(ns for ns in latency.values() if ns is not None), *caches)
     names = ("the parameter limit", *(f"the latency limit in ns for {workload}" for workload in limited.values()))
+    names += ("the KV-cache limit in numbers a token",) * len(caches)
     return Instance(known, groups, limits, names)
 
 
-def decide(problem: Problem, budget: float, latency: Mapping[str, float], made_from: Provenance) -> Decision:
-    """The plan that loses least within the budget and the latency limits, with its certificate.
+def decide(
+    problem: Problem,
+    budget: float,
+    latency: Mapping[str, float],
+    made_from: Provenance,
+    kv_cache: float | None = None,
+) -> Decision:
+    """The plan that loses least within the budget and the other limits, with its certificate.
 
     Args:
         budget: kept fraction of the sites' parameters.
         latency: allowed fraction of the dense latency, by ``str(workload)``.
+        kv_cache: allowed fraction of what the dense model's KV cache keeps of a token; None: not limited.
 
     Raises:
         BudgetError: a limit cannot be met, or is no number.
@@ -143,8 +160,10 @@ def decide(problem: Problem, budget: float, latency: Mapping[str, float], made_f
     limit = budget_limit(budget, problem.params)
     limits = latency_limits(problem.dense, problem.workloads, latency)
     columns = tuple(column for column, ns in enumerate(limits.values()) if ns is not None)
-    sets = problem.candidates(Limited(True, columns)) if columns else problem.by_params
-    instance = pose(sets, limit, limits)
+    cached = None if kv_cache is None else cache_limit(kv_cache, sum(int(rows.cached[0]) for rows in problem.dense))
+    limited = Limited(True, columns, cached=cached is not None)
+    sets = problem.by_params if limited == Limited(True) else problem.candidates(limited)
+    instance = pose(sets, limit, limits, cached)
     solution = instance.solve()
     plan = assemble(
         problem.sites,
@@ -156,6 +175,7 @@ def decide(problem: Problem, budget: float, latency: Mapping[str, float], made_f
         latency,
         solution.certificate,
         made_from,
+        kv_cache,
     )
     assert not plan.budget.over, f"{plan.budget.used} parameters chosen, {limit} allowed"
     return Decision(plan, instance, solution)

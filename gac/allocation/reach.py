@@ -5,8 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from gac.allocation.candidates import Limited, candidates
+from gac.allocation.limits import cache_limit
 from gac.errors import BudgetError
-from gac.forms import form_named
+from gac.forms import FORMS, form_named
 from gac.profiling.table import Profile
 from gac.sites import LossCurve, Site, SiteCurves, Workload
 
@@ -49,10 +50,37 @@ def check_reachable(
         )
 
 
+def check_cache_reachable(sites: Sequence[Site], fraction: float, forms: Sequence[str], align: bool) -> None:
+    """Refuse a KV-cache limit below what the forms can reach, whatever the profile says of their dims.
+
+    Raises:
+        BudgetError: with the smallest limit that can be reached; or the fraction is not in (0, 1].
+    """
+    dense = form_named("dense")
+    smallest = total = 0
+    for weight in (weight for site in sites for weight in site.weights):
+        whole = dense.cached(weight, dense.full(weight))
+        shorter = [form_named(name) for name in forms if form_named(name).shortens(weight)]
+        smallest += min([whole, *(form.cached(weight, form.step if align else 1) for form in shorter)])
+        total += whole
+    if smallest > cache_limit(fraction, total):
+        raise BudgetError(
+            f"a KV-cache limit of {fraction:g}",
+            f"at least {smallest / total:.4f}, the smallest that forms {', '.join(forms) or 'dense'} can reach",
+            "Allow more, or add the form head_dim, which shortens the cached values.",
+        )
+
+
 def _flat(site: Site) -> SiteCurves:
     """Curves that lose nothing anywhere, so that the smallest candidate is among those that stay."""
     low_rank = {weight.name: _zeros(form_named("low_rank").full(weight)) for weight in site.weights}
-    return SiteCurves(site.name, low_rank, None if site.neurons is None else _zeros(site.neurons))
+    shorter = {
+        weight.name: _zeros(form.full(weight))
+        for form in FORMS.values()
+        for weight in site.weights
+        if form.shortens(weight) == "in"
+    }
+    return SiteCurves(site.name, low_rank, shorter)
 
 
 def _zeros(full: int) -> LossCurve:

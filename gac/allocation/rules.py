@@ -64,11 +64,11 @@ class Rule:
             )
         return cls(match[1], Rounding(match[2], int(match[3])) if match[2] else None)
 
-    def check(self, forms: Sequence[str], latency: object) -> None:
+    def check(self, forms: Sequence[str], latency: object, kv_cache: object = None) -> None:
         """Refuse what the rule knows nothing of.
 
         Raises:
-            GacError: a rule other than ``loss`` without the form ``low_rank``, or with a latency limit.
+            GacError: a rule other than ``loss`` without the form ``low_rank``, or with another limit than the budget.
         """
         if self.name == "loss":
             return
@@ -78,19 +78,25 @@ class Rule:
                 "low_rank among the forms, the only one the rule gives",
                 "Add the form low_rank, or use the rule loss.",
             )
-        if latency not in (None, {}):
-            raise GacError(
-                f"rule {self} with a latency limit",
-                "a budget alone, which is all that the rule knows",
-                "Drop the latency limit, or use the rule loss.",
-            )
+        for name, limit in (("latency", latency), ("KV-cache", kv_cache)):
+            if limit not in (None, {}):
+                raise GacError(
+                    f"rule {self} with a {name} limit",
+                    "a budget alone, which is all that the rule knows",
+                    f"Drop the {name} limit, or use the rule loss.",
+                )
 
     def __str__(self) -> str:
         return f"{self.name}:{self.rounding}" if self.rounding else self.name
 
 
 def decide_by(
-    rule: Rule, problem: Problem, budget: float, latency: Mapping[str, float], made_from: Provenance
+    rule: Rule,
+    problem: Problem,
+    budget: float,
+    latency: Mapping[str, float],
+    made_from: Provenance,
+    kv_cache: float | None = None,
 ) -> Decision:
     """The plan that a rule makes, set beside the exact choice.
 
@@ -104,13 +110,14 @@ def decide_by(
 
     Args:
         latency: limits for the rule ``loss``, as in ``decide``; empty for any other.
+        kv_cache: likewise; None for any other.
 
     Raises:
         BudgetError: the budget cannot be met, or is no number.
     """
     if rule.name == "loss":
-        return decide(problem, budget, latency, made_from)
-    assert not latency, "Rule.check refuses latency limits"
+        return decide(problem, budget, latency, made_from, kv_cache)
+    assert (latency, kv_cache) == ({}, None), "Rule.check refuses other limits"
     limit = budget_limit(budget, problem.params)
     allotted, curves = _allotted(rule, problem, budget, limit), _low_rank(problem)
     chosen = [_row(site, allotted, curves, problem.timing) for site in problem.sites]

@@ -7,6 +7,7 @@ import click
 
 from gac.cli.checks import check_text
 from gac.cli.verb import note
+from gac.forms import DEFAULT_FORMS
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -24,7 +25,7 @@ _form_option = click.option(
     "--form",
     "forms",
     multiple=True,
-    default=("low_rank", "narrow"),
+    default=DEFAULT_FORMS,
     show_default=True,
     help="A form that competes with staying dense. Repeatable.",
 )

@@ -39,6 +39,12 @@ def _latency(_ctx: click.Context, _option: click.Parameter, texts: Sequence[str]
     help="Allowed fraction of the dense weights' latency, for every workload or (repeatable) for one.",
 )
 @click.option(
+    "--kv-cache",
+    type=float,
+    metavar="F",
+    help="Allowed fraction of the dense model's KV cache; needs --form head_dim.",
+)
+@click.option(
     "--rule",
     default="loss",
     show_default=True,

@@ -12,6 +12,7 @@ from gac.cli.checks import check_file
 from gac.cli.options import passes_option
 from gac.cli.verb import Answer, Verb
 from gac.errors import GacError, ProfileError
+from gac.forms import DEFAULT_FORMS
 
 if TYPE_CHECKING:
     from gac.profiling.records import Point
@@ -47,6 +48,14 @@ def _number(_ctx: click.Context, _option: click.Parameter, value: float | None) 
     show_default=True,
     help="What the models run: prefill:BxS or decode:B@C. Repeatable.",
 )
+@click.option(
+    "--form",
+    "forms",
+    multiple=True,
+    default=DEFAULT_FORMS,
+    show_default=True,
+    help="A form that the models' weights may take. Repeatable.",
+)
 @click.option("--fuse", is_flag=True, help="Also what the models run where q/k/v, and gate/up, share one GEMM.")
 @click.option(
     "--sweep",
@@ -69,6 +78,7 @@ def _number(_ctx: click.Context, _option: click.Parameter, value: float | None) 
 def profile(
     models: Sequence[str],
     workloads: Sequence[str],
+    forms: Sequence[str],
     fuse: bool,
     sweeps: Sequence[str],
     dtype: str,
@@ -91,7 +101,7 @@ def profile(
 
     require_gpu()
     points = (
-        *_model_points(models, workloads, fuse, dtype),
+        *_model_points(models, workloads, forms, fuse, dtype),
         *(point for name in sweeps or (() if models else (GENERAL,)) for point in _sweep_points(name, dtype)),
     )
     points = tuple(dict.fromkeys(points))
@@ -104,13 +114,15 @@ def profile(
     return _profiled(path, Profile.load(path), aa)
 
 
-def _model_points(models: Sequence[str], workloads: Sequence[str], fuse: bool, dtype: str) -> Iterator["Point"]:
+def _model_points(
+    models: Sequence[str], workloads: Sequence[str], forms: Sequence[str], fuse: bool, dtype: str
+) -> Iterator["Point"]:
     from gac.profiling.sweeps.coverage import fused_points, model_points
     from gac.sites import Workload
 
     parsed = [Workload.parse(text) for text in workloads]
     for config in map(_config, models):
-        yield from model_points(config, parsed, dtype)
+        yield from model_points(config, parsed, dtype, forms)
         if fuse:
             yield from fused_points(config, parsed, dtype)
 

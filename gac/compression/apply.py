@@ -11,10 +11,11 @@ from torch import Tensor, nn
 from gac.compression.layers import empty_module
 from gac.errors import PlanError
 from gac.forms import Weight
-from gac.plan import Plan, SiteChoice, WeightChoice
+from gac.plan import Plan, WeightChoice
 from gac.sensitivity.calibration import LayerMoments
 from gac.sensitivity.methods import Method, Metric, decompose
 from gac.sensitivity.narrow import compensated, eliminate
+from gac.sensitivity.values import ShortenedValues, shorten_values
 from gac.sites import Site
 
 
@@ -36,8 +37,8 @@ def changed_sites(plan: Plan, sites: Sequence[Site]) -> tuple[Site, ...]:
             f"{first[1]}, as this model has it",
             "Use the plan with the model it was made for, or allocate again.",
         )
-    changed = {site.site for site in plan.sites if any(weight.form != "dense" for weight in site.weights)}
-    return tuple(site for site in sites if site.name in changed)
+    changed = {weight.name for weight in plan.weights if weight.form != "dense"}
+    return tuple(site for site in sites if any(weight.name in changed for weight in site.weights))
 
 
 def build_modules(
@@ -52,12 +53,12 @@ def build_modules(
     Raises:
         ModelError: a statistic is not finite.
     """
-    choices = {choice.site: choice for choice in plan.sites}
+    choices = {choice.name: choice for choice in plan.weights}
     modules: dict[str, nn.Module] = {}
     for layer, moments in stream:
         for site in (site for site in sites if site.layer == layer):
-            work = _Work(model, site, choices[site.name], moments, method)
-            for weight, choice in zip(site.weights, work.choice.weights, strict=True):
+            work = _Work(model, site, [choices[weight.name] for weight in site.weights], moments, method)
+            for weight, choice in zip(site.weights, work.choices, strict=True):
                 if parameters := BUILDERS[choice.form](work, weight, choice):
                     modules[choice.name] = _filled(work.linear(weight), choice, parameters)
     return modules
@@ -75,7 +76,7 @@ class _Work:
 
     model: nn.Module
     site: Site
-    choice: SiteChoice
+    choices: Sequence[WeightChoice]
     moments: LayerMoments
     method: Method
 
@@ -90,9 +91,16 @@ class _Work:
     @cached_property
     def kept(self) -> Tensor:
         """The neurons that stay, shared by the site's weights."""
-        pairs = zip(self.site.weights, self.choice.weights, strict=True)
+        pairs = zip(self.site.weights, self.choices, strict=True)
         down, choice = next(pair for pair in pairs if pair[0].neurons == "in")
         return eliminate(self.linear(down).weight, self.metric(down)).kept(choice.dim)
+
+    @cached_property
+    def values(self) -> ShortenedValues:
+        """The directions in which the value vectors go, shared by v_proj and o_proj."""
+        groups = next(weight.heads for weight in self.site.weights if weight.values == "out")
+        output = next(weight for weight in self.site.weights if weight.values == "in")
+        return shorten_values(self.linear(output).weight, self.metric(output), output.heads, groups)
 
 
 def _dense(work: _Work, weight: Weight, choice: WeightChoice) -> dict[str, Tensor]:
@@ -115,9 +123,18 @@ def _narrow(work: _Work, weight: Weight, choice: WeightChoice) -> dict[str, Tens
     return {"weight": compensated(linear.weight, work.kept, work.metric(weight))} | bias
 
 
+def _head_dim(work: _Work, weight: Weight, choice: WeightChoice) -> dict[str, Tensor]:
+    linear = work.linear(weight)
+    if weight.values == "out":
+        bias = {} if linear.bias is None else {"bias": work.values.values(linear.bias, choice.dim)}
+        return {"weight": work.values.values(linear.weight, choice.dim)} | bias
+    bias = {} if linear.bias is None else {"bias": linear.bias}
+    return {"weight": work.values.outputs(choice.dim, work.metric(weight))} | bias
+
+
 # A form's parameters for one weight; empty where the weight stays as it is.
 BUILDERS: Mapping[str, Callable[[_Work, Weight, WeightChoice], dict[str, Tensor]]] = MappingProxyType(
-    {"dense": _dense, "low_rank": _low_rank, "narrow": _narrow}
+    {"dense": _dense, "low_rank": _low_rank, "narrow": _narrow, "head_dim": _head_dim}
 )
 
 

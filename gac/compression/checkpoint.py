@@ -23,7 +23,7 @@ from gac.files import from_json, open_to_umask
 from gac.models.families import family_of
 from gac.models.loading import default_device, is_checkpoint, quiet_transformers
 from gac.plan import Plan, WeightChoice
-from gac.sites import as_run
+from gac.sites import as_planned
 
 __all__ = ["is_checkpoint", "load_checkpoint", "save_checkpoint"]
 
@@ -119,7 +119,7 @@ def load_checkpoint(
     _check_complete(source, report)
     model.__class__ = model.__class__.__base__
     model.gac_plan = plan
-    fuse_inputs(model, as_run(family_of(config).sites(config), plan.fused))
+    fuse_inputs(model, as_planned(family_of(config).sites(config), plan.forms, plan.fused))
     loaded: PreTrainedModel = model.eval().to(device or default_device())
     return loaded
 
@@ -304,7 +304,9 @@ def _check_against_family(source: Path, config: Any, plan: Plan) -> None:
         if weight is None:
             raise _contradiction(source, f"plan.json names the weight {choice.name}", "a weight that config.json has")
         dims = (choice.out_features, choice.in_features, choice.neurons)
-        if dims != (weight.out_features, weight.in_features, weight.neurons):
+        if dims != (weight.out_features, weight.in_features, weight.neurons) or (
+            choice.values and (choice.values, choice.heads) != (weight.values, weight.heads)
+        ):
             raise _contradiction(
                 source,
                 f"plan.json has {choice.name} {choice.out_features} x {choice.in_features}",

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from gac.compression.layers import LowRankLinear
+from gac.compression.layers import Heads, LowRankLinear, ValueLinear
 from gac.sites import Site
 
 
@@ -76,8 +76,9 @@ class FusedMember(nn.Module):
         self._part = slice(start, start + features)
         self._biased = _first(weight).bias is not None
         self._is_first, self._is_last = first, last
+        self._head_dim = weight.head_dim if isinstance(weight, ValueLinear) else None
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor | Heads:
         (fused,) = self._link
         output = fused.output
         if self._is_first or output is None or fused.read is not x:
@@ -85,6 +86,8 @@ class FusedMember(nn.Module):
         if self._is_last:
             fused.forget()
         part = output[..., self._part]
+        if self._head_dim is not None:
+            return Heads(part, self._head_dim)
         return part if self.second is None else self.second(part)
 
     def extra_repr(self) -> str:
@@ -130,7 +133,7 @@ def fuse_inputs(model: nn.Module, sites: Sequence[Site]) -> None:
     Outputs are the same up to rounding, and so are the names and values in ``state_dict``.
 
     Args:
-        sites: from ``as_run``; nothing happens where none is marked.
+        sites: from ``as_planned``; nothing happens where none is marked.
     """
     for site in sites:
         names = [site.weights[at].name for at in site.fused]

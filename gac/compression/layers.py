@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -49,6 +50,34 @@ class LowRankLinear(nn.Module):
         return f"in_features={self.in_features}, rank={self.rank}, out_features={self.out_features}"
 
 
+class Heads:
+    """What v_proj returns where value vectors are shorter than the keys: it views itself as heads of its own length.
+
+    Attention modules call ``v_proj(x).view(*leading, -1, head_dim)`` with the head_dim that queries and keys have.
+    """
+
+    def __init__(self, features: Tensor, head_dim: int) -> None:
+        self.features, self.head_dim = features, head_dim
+
+    def view(self, *shape: Any) -> Tensor:
+        """The features, shape ``(*leading, heads, head_dim)``, whatever the last dim that is asked for."""
+        asked = shape[0] if len(shape) == 1 else shape
+        return self.features.view(*asked[:-1], self.head_dim)
+
+
+class ValueLinear(nn.Linear):
+    """v_proj with shorter value vectors: a GEMM whose output is split into heads of ``head_dim``."""
+
+    def __init__(
+        self, in_features: int, heads: int, head_dim: int, bias: bool, device: str | None, dtype: torch.dtype | None
+    ) -> None:
+        super().__init__(in_features, heads * head_dim, bias=bias, device=device, dtype=dtype)
+        self.head_dim = head_dim
+
+    def forward(self, x: Tensor) -> Heads:  # type: ignore[override]
+        return Heads(super().forward(x), self.head_dim)
+
+
 def empty_module(choice: WeightChoice, bias: bool, device: torch.device | str, dtype: torch.dtype) -> nn.Module:
     """The module that a weight's form runs as at its dim; its parameters are allocated, not initialised.
 
@@ -74,7 +103,13 @@ def _narrow(weight: Weight, dim: int, bias: bool, dtype: torch.dtype) -> nn.Modu
     return nn.Linear(dim, weight.out_features, bias=bias, device="meta", dtype=dtype)
 
 
+def _head_dim(weight: Weight, dim: int, bias: bool, dtype: torch.dtype) -> nn.Module:
+    if weight.values == "out":
+        return ValueLinear(weight.in_features, weight.heads, dim, bias, "meta", dtype)
+    return nn.Linear(weight.heads * dim, weight.out_features, bias=bias, device="meta", dtype=dtype)
+
+
 # On the meta device, where construction neither allocates nor draws random numbers.
 _BUILDERS: Mapping[str, Callable[[Weight, int, bool, torch.dtype], nn.Module]] = MappingProxyType(
-    {"dense": _dense, "low_rank": _low_rank, "narrow": _narrow}
+    {"dense": _dense, "low_rank": _low_rank, "narrow": _narrow, "head_dim": _head_dim}
 )

@@ -42,18 +42,20 @@ class Llama(Family):
     def sites(self, config: Any) -> tuple[Site, ...]:
         hidden, neurons = config.hidden_size, config.intermediate_size
         head_dim = getattr(config, "head_dim", None) or hidden // config.num_attention_heads
-        query = head_dim * config.num_attention_heads
-        key = head_dim * (config.num_key_value_heads or config.num_attention_heads)
-        attention = (("q_proj", query, hidden), ("k_proj", key, hidden), ("v_proj", key, hidden))
+        heads = config.num_attention_heads
+        groups = config.num_key_value_heads or heads
+        query, key = head_dim * heads, head_dim * groups
         found: list[Site] = []
         for layer in range(config.num_hidden_layers):
             prefix = f"model.layers.{layer}"
             block = f"{prefix}.self_attn"
-            for kind, out, inside in attention:
-                name = f"{block}.{kind}"
-                found.append(Site(name, layer, kind, (Weight(name, out, inside, reads=block),)))
-            name = f"{block}.o_proj"
-            found.append(Site(name, layer, "o_proj", (Weight(name, hidden, query),)))
+            for weight in (
+                Weight(f"{block}.q_proj", query, hidden, reads=block),
+                Weight(f"{block}.k_proj", key, hidden, reads=block, cached=True),
+                Weight(f"{block}.v_proj", key, hidden, reads=block, values="out", heads=groups, cached=True),
+                Weight(f"{block}.o_proj", hidden, query, values="in", heads=heads),
+            ):
+                found.append(Site(weight.name, layer, weight.name.rsplit(".", 1)[1], (weight,)))
             mlp = f"{prefix}.mlp"
             weights = (
                 Weight(f"{mlp}.gate_proj", neurons, hidden, neurons="out", reads=mlp),

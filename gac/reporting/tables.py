@@ -11,7 +11,7 @@ from gac.plan import Plan, SiteChoice, WeightChoice
 from gac.reporting.comparison import Comparison, Measured
 from gac.reporting.layout import legend, new_table
 
-_SYMBOLS = {"low_rank": "r", "narrow": "w"}
+_SYMBOLS = {"low_rank": "r", "narrow": "w", "head_dim": "d"}
 
 
 # --- a plan ---------------------------------------------------------------------------------------------------------
@@ -33,7 +33,10 @@ def plan_table(plan: Plan) -> Group:
         sites = list(group)
         cells = {_kind(weight): _cell(weight) for site in sites for weight in site.weights}
         table.add_row(str(layer), *(cells.get(kind, "") for kind in kinds), *_totals(sites))
-    return Group(table, legend("r: rank of a low-rank pair; w: neurons of a narrower MLP; -: dense"))
+    return Group(
+        table,
+        legend("r: rank of a low-rank pair; w: neurons of a narrower MLP; d: head_dim of values; -: dense"),
+    )
 
 
 def _kind(weight: WeightChoice) -> str:

@@ -14,6 +14,7 @@ from gac.files import atomic_path
 from gac.sensitivity.calibration import LayerMoments, StatisticsStore, stream_moments
 from gac.sensitivity.methods import Method, decompose
 from gac.sensitivity.narrow import eliminate
+from gac.sensitivity.values import shorten_values
 from gac.sites import Floats, LossCurve, Site, SiteCurves
 
 
@@ -34,7 +35,7 @@ def measure_curves(
     *,
     progress: bool = True,
 ) -> ModelCurves:
-    """Calibrate, decompose every weight and order every MLP's neurons; layers that are in the store are read.
+    """Calibrate, decompose every weight, order neurons and value dims; layers that are in the store are read.
 
     Args:
         windows: calibration token ids, int64, shape ``(windows, tokens)``.
@@ -58,24 +59,28 @@ def measure_curves(
 
 
 def _path(store: StatisticsStore | None, method: Method, layer: int) -> Path | None:
-    return store.directory / f"curves-{method.name}-{layer:04d}.safetensors" if store else None
+    return store.directory / f"losses-{method.name}-{layer:04d}.safetensors" if store else None
 
 
 def _layer_curves(model: nn.Module, sites: Sequence[Site], moments: LayerMoments, method: Method) -> dict[str, Floats]:
-    """The curves of one layer, by ``low_rank/<weight>`` and ``narrow/<site>``."""
+    """The curves of one layer, by ``low_rank/<weight>`` and ``shorter/<weight that is shorter on its input>``."""
     curves: dict[str, Floats] = {"loss": np.array(moments.loss)}
-    for site in sites:
-        for weight in site.weights:
-            tensor = model.get_submodule(weight.name).weight
-            metric = method.metric(moments.of(weight))
-            assert isinstance(tensor, Tensor)
-            curves[f"low_rank/{weight.name}"] = decompose(tensor, metric).curve.loss
-            if weight.neurons == "in":
-                curves[f"narrow/{site.name}"] = eliminate(tensor, metric).curve.loss
+    weights = [weight for site in sites for weight in site.weights]
+    groups = next((weight.heads for weight in weights if weight.values == "out"), 0)
+    for weight in weights:
+        tensor = model.get_submodule(weight.name).weight
+        metric = method.metric(moments.of(weight))
+        assert isinstance(tensor, Tensor)
+        curves[f"low_rank/{weight.name}"] = decompose(tensor, metric).curve.loss
+        if weight.neurons == "in":
+            curves[f"shorter/{weight.name}"] = eliminate(tensor, metric).curve.loss
+        if weight.values == "in":
+            curves[f"shorter/{weight.name}"] = shorten_values(tensor, metric, weight.heads, groups).curve.loss
     return curves
 
 
 def _site_curves(site: Site, found: dict[str, Floats]) -> SiteCurves:
-    low_rank = {weight.name: LossCurve(found[f"low_rank/{weight.name}"]) for weight in site.weights}
-    narrow = found.get(f"narrow/{site.name}")
-    return SiteCurves(site.name, low_rank, None if narrow is None else LossCurve(narrow))
+    names = [weight.name for weight in site.weights]
+    low_rank = {name: LossCurve(found[f"low_rank/{name}"]) for name in names}
+    shorter = {name: LossCurve(found[f"shorter/{name}"]) for name in names if f"shorter/{name}" in found}
+    return SiteCurves(site.name, low_rank, shorter)

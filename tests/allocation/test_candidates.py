@@ -27,7 +27,8 @@ def curve(full: int, seed: int = 0) -> LossCurve:
 
 def curves_of(site: Site) -> SiteCurves:
     ranks = {w.name: curve(min(w.out_features, w.in_features), seed) for seed, w in enumerate(site.weights)}
-    return SiteCurves(site.name, ranks, None if site.neurons is None else curve(site.neurons, 9))
+    shorter = {w.name: curve(w.in_features, 9) for w in site.weights if w.neurons == "in"}
+    return SiteCurves(site.name, ranks, shorter)
 
 
 def row(operator: str, ns: float, **shape: int) -> Measurement:
@@ -130,8 +131,8 @@ def every_combination() -> list[tuple[int, float]]:
         for w in MLP.weights
     ]
     found = [(sum(p for p, _ in parts), sum(loss for _, loss in parts)) for parts in itertools.product(*options)]
-    assert curves.narrow is not None
-    return found + [(3 * 8 * width, curves.narrow.loss[width]) for width in range(1, 24)]
+    (narrow,) = curves.shorter.values()
+    return found + [(3 * 8 * width, narrow.loss[width]) for width in range(1, 24)]
 
 
 def test_the_front_of_an_mlp_is_that_of_every_combination() -> None:
@@ -298,10 +299,9 @@ def fused_combinations(site: Site, curves: SiteCurves, table: Profile) -> list[t
     for parts in itertools.product(*options):
         forms, dims, params, loss = zip(*parts, strict=True)
         found.append((sum(params), float(sum(loss)), as_it_runs(site, forms, dims, table)))
-    if curves.narrow is not None:
+    for narrow in curves.shorter.values():
         found += [
-            (3 * 8 * w, float(curves.narrow.loss[w]), as_it_runs(site, ["narrow"] * 3, [w] * 3, table))
-            for w in range(1, 24)
+            (3 * 8 * w, float(narrow.loss[w]), as_it_runs(site, ["narrow"] * 3, [w] * 3, table)) for w in range(1, 24)
         ]
     return found
 

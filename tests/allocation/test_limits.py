@@ -22,6 +22,7 @@ def rows(name: str, params: list[int], loss: list[float], latency: list[list[int
         np.array(loss),
         columns,
         np.zeros_like(columns),
+        np.zeros(count, dtype=np.int64),
     )
 
 

@@ -66,7 +66,7 @@ def synthetic(sites: tuple[Site, ...], forms: tuple[str, ...], kind: type[Proble
         SiteCurves(
             site.name,
             {weight.name: curve(rng, min(weight.out_features, weight.in_features)) for weight in site.weights},
-            None if site.neurons is None else curve(rng, site.neurons),
+            {weight.name: curve(rng, weight.in_features) for weight in site.weights if weight.neurons == "in"},
         )
         for site in sites
     ]

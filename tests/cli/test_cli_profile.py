@@ -62,6 +62,11 @@ def test_fused_shapes_come_on_top(profiler: Profiler) -> None:
     assert profiler.points == {*model_points("smollm2"), *fused_points("smollm2")}
 
 
+def test_forms_can_be_named(profiler: Profiler) -> None:
+    assert run("profile", "--model", "smollm2", "--form", "head_dim").exit_code == 0
+    assert profiler.points == set(model_points("smollm2", forms=("head_dim",)))
+
+
 def test_sweeps_and_models_add_up(profiler: Profiler) -> None:
     options = ("--sweep", "gemm-k", "--sweep", "gemv", "--model", "smollm2", "--passes", "2", "--seconds", "9")
     assert run("profile", *options, "-o", profiler.recorded).exit_code == 0

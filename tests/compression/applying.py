@@ -9,14 +9,15 @@ from gac.models.families import family_of
 from gac.plan import Plan
 from gac.sensitivity.calibration import stream_moments
 from gac.sensitivity.methods import method_named
+from gac.sites import as_planned
 
 IDS = torch.arange(40).reshape(2, 20)
 
 
-def applied(model: PreTrainedModel, plan: Plan) -> PreTrainedModel:
-    sites = changed_sites(plan, family_of(model.config).sites(model.config))
+def applied(model: PreTrainedModel, plan: Plan, method: str = "kfac") -> PreTrainedModel:
+    sites = changed_sites(plan, as_planned(family_of(model.config).sites(model.config), plan.forms, fused=False))
     stream = stream_moments(model, sites, IDS, power=1.0, progress=False)
-    swap_in(model, build_modules(model, plan, sites, stream, method_named("kfac")))
+    swap_in(model, build_modules(model, plan, sites, stream, method_named(method)))
     return model
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from gac.errors import ModelError, ProfileError, did_you_mean
-from gac.forms import FORMS, Form, Operation, Weight, form_named, linear
+from gac.forms import DEFAULT_FORMS, FORMS, Form, Operation, Shorter, Weight, form_named, linear
 from gac.models.families import family_of, text_config
 from gac.models.shapes import SHAPES
 from gac.profiling.records import Point
@@ -18,26 +18,33 @@ DTYPES = ("bf16", "fp16")
 _AFFORDED = 700
 
 
-def model_points(model: Any, workloads: Sequence[Workload] = WORKLOADS, dtype: str = "bf16") -> tuple[Point, ...]:
+def model_points(
+    model: Any,
+    workloads: Sequence[Workload] = WORKLOADS,
+    dtype: str = "bf16",
+    forms: Sequence[str] = DEFAULT_FORMS,
+) -> tuple[Point, ...]:
     """What a model's allocation looks up: every distinct weight shape at each workload's number of rows.
 
-    Each weight is measured dense, as a low-rank pair up to the largest rank that saves parameters, and, where it has
-    neurons, with fewer of them: at ``every_dim`` where that is at most 700 shapes for a number of rows, otherwise
-    at ``spaced_dims``.
+    Each weight is measured dense, and in each form that it can take up to the largest dim that saves parameters: at
+    ``every_dim`` where that is at most 700 shapes for a number of rows, otherwise at ``spaced_dims``.
 
     Args:
         model: a name in ``gac.models.shapes.SHAPES``, or a transformers config; of a multimodal one its text part.
         dtype: ``bf16`` or ``fp16``.
+        forms: which forms besides dense.
 
     Raises:
         ModelError: the name is unknown, or the config's architecture is not supported.
+        PlanError: a form is unknown.
         ProfileError: there is no workload, or the dtype is none of the two.
     """
     sites, rows = _sites(model), _rows(workloads, dtype)
+    taken = [form_named(name) for name in dict.fromkeys(("dense", *forms))]
     weights = {replace(weight, name="", reads=None) for site in sites for weight in site.weights}
-    shapes = _shapes(weights, every_dim)
+    shapes = _shapes(weights, taken, every_dim)
     if len(shapes) > _AFFORDED:
-        shapes = _shapes(weights, spaced_dims)
+        shapes = _shapes(weights, taken, spaced_dims)
     return _points((form.operation(weight, dim, count) for form, weight, dim in shapes for count in rows), dtype)
 
 
@@ -78,12 +85,14 @@ def _points(operations: Iterable[Operation], dtype: str) -> tuple[Point, ...]:
     return tuple(dict.fromkeys(Point(one, dtype) for one in operations))
 
 
-def _shapes(weights: Iterable[Weight], dims_of: Callable[[int], tuple[int, ...]]) -> list[tuple[Form, Weight, int]]:
-    """Every form of every weight, at its full dim or at the dims to measure."""
+def _shapes(
+    weights: Iterable[Weight], forms: Iterable[Form], dims_of: Callable[[int], tuple[int, ...]]
+) -> list[tuple[Form, Weight, int]]:
+    """These forms of every weight, each at its full dim or at the dims to measure."""
     return [
         (form, weight, dim)
         for weight in sorted(weights, key=lambda one: (one.out_features, one.in_features))
-        for form in FORMS.values()
+        for form in forms
         for dim in _dims(form, weight, dims_of)
     ]
 
@@ -91,9 +100,9 @@ def _shapes(weights: Iterable[Weight], dims_of: Callable[[int], tuple[int, ...]]
 def _dims(form: Form, weight: Weight, dims_of: Callable[[int], tuple[int, ...]]) -> tuple[int, ...]:
     if form.axis(weight) is None:
         return (form.full(weight),)
-    if form.name == "narrow" and weight.neurons is None:
+    if isinstance(form, Shorter) and not form.shortens(weight):
         return ()
-    return dims_of(form.largest_useful(weight))
+    return tuple(dim for dim in dims_of(form.largest_useful(weight)) if dim % form.step == 0)
 
 
 def _fused(site: Site, rows: int) -> Iterator[Operation]:
@@ -104,6 +113,8 @@ def _fused(site: Site, rows: int) -> Iterator[Operation]:
     yield from (linear(rows, weights[0].in_features, width) for width in sorted({*spaced_dims(widest), widest}))
     for weight in weights:
         for form in FORMS.values():
+            if form.after(weight, 1, 1) is None:
+                continue
             after = (form.after(weight, dim, rows) for dim in spaced_dims(form.largest_useful(weight)))
             yield from (operation for operation in after if operation is not None)
 

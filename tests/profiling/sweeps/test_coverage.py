@@ -96,6 +96,13 @@ def test_only_neurons_are_narrowed() -> None:
     assert wide == [4096]
 
 
+def test_shorter_values_are_measured_where_they_are_asked_for() -> None:
+    points = model_points("llama-3-8b", forms=("head_dim",))
+    assert {point.operation.operator for point in points} == {"linear"}
+    assert dims_along(points, "linear", "n", m=1, k=4096) == [*range(64, 1024, 64), 1024, 4096, 14336]
+    assert dims_along(points, "linear", "k", m=1024, n=4096) == [*range(256, 4096, 256), 4096, 14336]
+
+
 def test_fused_weights_run_one_gemm_and_second_factors() -> None:
     points = fused_points("llama-3-8b")
     widths = dims_along(points, "linear", "n", m=1, k=4096)

@@ -1,0 +1,97 @@
+"""Shorter value vectors: the directions in which they go, what each length loses, the weights that make up for it.
+
+Attention mixes value vectors linearly: o_proj reads, of head h in group g, z_h = P_h V_g x, whatever the mixture P_h.
+So v_proj may write any projection of its group's vectors, and o_proj may be re-solved for what is left of all heads.
+Which directions: those of the largest eigenvalues of B C, with C the sum of the group's second moments E[z_h z_h^T] and
+B = sum of O_h^T G O_h, which is the best subspace where the heads of a group have equal moments. What a length loses
+is exact for the directions: optimal brain surgeon (LLM Surgeon, arXiv 2312.17244), one neuron of each head at a time.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gac.sensitivity.linalg import cholesky, eigh
+from gac.sensitivity.methods import FACTOR, Metric
+from gac.sensitivity.narrow import compensated
+from gac.sites import LossCurve
+
+
+@dataclass(frozen=True, eq=False)
+class ShortenedValues:
+    """Every length at once.
+
+    Attributes:
+        directions: what v_proj writes instead of a group's vectors, the most valuable first, shape
+            ``(groups, head_dim, head_dim)``; float64.
+        output: o_proj as it reads those, shape ``(out, heads, head_dim)``.
+        inputs: their second moments, shape ``(heads * head_dim, heads * head_dim)``.
+        curve: what each length loses, nats a token.
+    """
+
+    directions: Tensor
+    output: Tensor
+    inputs: Tensor
+    curve: LossCurve
+
+    def values(self, matrix: Tensor, length: int) -> Tensor:
+        """Rows of v_proj (its weight or its bias, ``(groups * head_dim, ...)``) at a length, group after group."""
+        groups = matrix.detach().double().reshape(*self.directions.shape[:2], *matrix.shape[1:])
+        return torch.einsum("gld,gd...->gl...", self.directions[:, :length], groups).flatten(0, 1)
+
+    def outputs(self, length: int, metric: Metric) -> Tensor:
+        """o_proj at a length, re-solved: ``(out, heads * length)``."""
+        heads, head_dim = self.output.shape[1:]
+        kept = (torch.arange(heads)[:, None] * head_dim + torch.arange(length)).flatten().to(self.output.device)
+        return compensated(self.output.flatten(1), kept, Metric(self.inputs, metric.gradients))
+
+
+def shorten_values(output: Tensor, metric: Metric, heads: int, groups: int) -> ShortenedValues:
+    """Order the value dims of every group of heads.
+
+    Args:
+        output: o_proj's weight, shape ``(out, heads * head_dim)``.
+        metric: o_proj's.
+        groups: key-value heads; query head h reads the values of group ``h // (heads // groups)``.
+    """
+    head_dim = output.shape[1] // heads
+    weight = output.detach().double().reshape(-1, heads, head_dim)
+    moments = metric.inputs.reshape(heads, head_dim, heads, head_dim)
+    inward, outward = [], []
+    for members in torch.arange(heads, device=weight.device).view(groups, -1):
+        second = torch.stack([moments[head, :, head] for head in members]).sum(0)
+        loss = torch.stack([weight[:, head].T @ metric.gradients @ weight[:, head] for head in members]).sum(0)
+        root = cholesky(second)
+        _, vectors = eigh(root.T @ loss @ root)
+        inward.append(torch.linalg.solve_triangular(root.T, vectors, upper=True).T)
+        outward.append(root @ vectors)
+    directions, back = torch.stack(inward), torch.stack(outward)
+    by_head = directions.repeat_interleave(heads // groups, 0)
+    turned = _turned(moments, by_head)
+    rotated = torch.einsum("ohd,hdl->ohl", weight, back.repeat_interleave(heads // groups, 0))
+    return ShortenedValues(directions, rotated, turned, _curve(rotated, turned, metric))
+
+
+def _turned(moments: Tensor, by_head: Tensor) -> Tensor:
+    """Moments of what v_proj writes along the directions, shape ``(heads * head_dim, heads * head_dim)``."""
+    left = torch.einsum("hld,hdie->hlie", by_head, moments)
+    turned = torch.einsum("hlie,ime->hlim", left, by_head)
+    return turned.flatten(2).flatten(0, 1)
+
+
+def _curve(weight: Tensor, inputs: Tensor, metric: Metric) -> LossCurve:
+    """Losses of the last dims of all heads, then the last two, and so on.
+
+    Removing the set S and re-solving for the rest loses tr(C_SS (H_SS)^-1), with H = A^-1 and C = W^T G W. With S first
+    in the order of the Cholesky factor H = L L^T that is a running sum over the diagonal of L^-1 C L^-T.
+    """
+    heads, head_dim = weight.shape[1:]
+    last_first = torch.arange(heads * head_dim, device=weight.device).view(heads, head_dim).T.flip(0).flatten()
+    flat = weight.flatten(1)[:, last_first]
+    root = cholesky(torch.cholesky_inverse(cholesky(inputs[last_first][:, last_first])))
+    half = torch.linalg.solve_triangular(root, flat.T @ metric.gradients @ flat, upper=False)
+    steps = torch.linalg.solve_triangular(root, half.T, upper=False).diagonal().clamp_min(0)
+    lost = steps.view(head_dim, heads).sum(1).cumsum(0).cpu().numpy()
+    return LossCurve(FACTOR * np.append(lost[::-1], 0.0))

@@ -1,0 +1,183 @@
+"""Shorter value vectors in the knapsack, and the KV cache as one more limit."""
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from gac.allocation.candidates import Limited, candidates
+from gac.allocation.problem import Problem, decide
+from gac.allocation.reach import check_cache_reachable
+from gac.errors import BudgetError, PlanError
+from gac.forms import Weight, form_named
+from gac.sites import CandidateSet, LossCurve, Site, SiteCurves, Workload, as_planned, curves_together
+from tests.allocation.small_problems import MADE_FROM, profile, rows
+
+HIDDEN, HEADS, GROUPS, HEAD_DIM = 12, 4, 2, 6
+FORMS = ("low_rank", "head_dim")
+WORKLOAD = Workload.parse("prefill:1x8")
+
+
+def layer(at: int) -> tuple[Site, ...]:
+    """k_proj, v_proj and o_proj of one layer."""
+    weights = (
+        Weight(f"{at}.k", GROUPS * HEAD_DIM, HIDDEN, reads=str(at), cached=True),
+        Weight(f"{at}.v", GROUPS * HEAD_DIM, HIDDEN, reads=str(at), values="out", heads=GROUPS, cached=True),
+        Weight(f"{at}.o", HIDDEN, HEADS * HEAD_DIM, values="in", heads=HEADS),
+    )
+    return tuple(Site(weight.name, at, weight.name[-1], (weight,)) for weight in weights)
+
+
+def falling(full: int, seed: int) -> LossCurve:
+    steps = np.random.default_rng(seed).uniform(0.1, 1, full)
+    return LossCurve(np.append(np.cumsum(steps)[::-1], 0.0))
+
+
+def curves_of(site: Site, seed: int) -> SiteCurves:
+    (weight,) = site.weights
+    low_rank = {weight.name: falling(min(weight.out_features, weight.in_features), seed)}
+    return SiteCurves(site.name, low_rank, {weight.name: falling(HEAD_DIM, seed + 1)} if weight.values == "in" else {})
+
+
+def problem(layers: int, fused: bool = False) -> Problem:
+    plain = [site for at in range(layers) for site in layer(at)]
+    curves = [curves_of(site, 3 * at) for at, site in enumerate(plain)]
+    sites = as_planned(plain, FORMS, fused)
+    table = profile(rows(8, [10] * 6))
+    return Problem(sites, curves_together(sites, curves), FORMS, table, (WORKLOAD,), align=False)
+
+
+Row = tuple[int, float, int]
+
+
+def every_choice(site: Site, curves: SiteCurves) -> list[Row]:
+    """(params, loss, numbers in the cache) of every combination."""
+    low, short, dense = (form_named(name) for name in ("low_rank", "head_dim", "dense"))
+    own = []
+    for weight in site.weights:
+        ranks = range(1, low.largest_useful(weight) + 1)
+        cached = dense.cached(weight, 1)
+        options = [(low.params(weight, rank), float(curves.low_rank[weight.name].loss[rank]), cached) for rank in ranks]
+        own.append([*options, (weight.params, 0.0, cached)])
+    found = [total(parts) for parts in itertools.product(*own)]
+    taken = site.taken_by(short)
+    if taken:
+        (loss,) = curves.shorter.values()
+        for dim in range(1, HEAD_DIM):
+            pairs = [(short.params(site.weights[at], dim), 0.0, short.cached(site.weights[at], dim)) for at in taken]
+            rest = [own[at] for at in range(len(own)) if at not in taken]
+            found += [total((*parts, *pairs, (0, float(loss.loss[dim]), 0))) for parts in itertools.product(*rest)]
+    return found
+
+
+def total(parts: tuple[Row, ...]) -> Row:
+    params, loss, cached = zip(*parts, strict=True)
+    return sum(params), sum(loss), sum(cached)
+
+
+def undominated(found: list[Row]) -> set[tuple[int, float, int]]:
+    rounded = {(params, round(loss, 9), cached) for params, loss, cached in found}
+    return {one for one in rounded if not any(other != one and all(np.less_equal(other, one)) for other in rounded)}
+
+
+def as_rows(found: CandidateSet) -> set[Row]:
+    columns = (found.params.tolist(), found.loss.round(9).tolist(), found.cached.tolist())
+    return set(zip(*columns, strict=True))
+
+
+def test_v_and_o_are_one_site_where_the_form_is_allowed() -> None:
+    plain = layer(0)
+    assert as_planned(plain, ("low_rank",), fused=False) == plain
+    joined = as_planned(plain, FORMS, fused=False)
+    assert [(site.name, site.kind, len(site.weights)) for site in joined] == [("0.k", "k", 1), ("0.v+o", "v+o", 2)]
+    (fused,) = as_planned(plain, FORMS, fused=True)
+    assert (fused.kind, fused.fused, fused.taken_by(form_named("head_dim"))) == ("k+v+o", (0, 1), (1, 2))
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_candidates_are_all_that_no_other_one_beats(fused: bool) -> None:
+    of = problem(1, fused)
+    for site, curves, found in zip(of.sites, of.curves, of.candidates(Limited(True, cached=True)), strict=True):
+        assert as_rows(found) == undominated(every_choice(site, curves))
+        assert (found.forms == "head_dim").any() == (len(site.weights) > 1)
+
+
+def test_a_value_dim_is_a_multiple_of_eight_where_dims_are_aligned() -> None:
+    weights = (
+        Weight("v", 64, 48, values="out", heads=2, cached=True),
+        Weight("o", 48, 128, values="in", heads=4),
+    )
+    site = Site("v+o", 0, "v+o", weights)
+    curves = SiteCurves("v+o", {}, {"o": falling(32, 0)})
+    found = candidates(
+        site,
+        curves,
+        forms=FORMS,
+        profile=profile(rows(8, [10] * 6)),
+        workloads=[WORKLOAD],
+        align=True,
+        limited=Limited(True, cached=True),
+    )
+    assert found.forms[:, 0].tolist() == ["head_dim"] * 3 + ["dense"]
+    assert found.dims[:3, 0].tolist() == [8, 16, 24]
+    assert found.cached.tolist() == [16, 32, 48, 64]
+    assert found.params.tolist() == [2 * dim * 48 + 4 * dim * 48 for dim in (8, 16, 24, 32)]
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize(("budget", "kv_cache"), [(0.8, 0.75), (0.5, 0.9), (1.0, 0.6), (0.4, 1.0)])
+def test_the_choice_is_the_best_of_all(budget: float, kv_cache: float, fused: bool) -> None:
+    of = problem(2, fused)
+    plan = decide(of, budget, {}, MADE_FROM, kv_cache).plan
+    assert plan.kv_cache is not None
+    total_cached = 2 * 2 * GROUPS * HEAD_DIM
+    assert plan.kv_cache.total == total_cached
+    assert plan.kv_cache.used <= plan.kv_cache.limit == int(kv_cache * total_cached)
+    sets = [undominated(every_choice(*pair)) for pair in zip(of.sites, of.curves, strict=True)]
+    best = min(
+        loss
+        for params, loss, cached in map(total, itertools.product(*sets))
+        if params <= plan.budget.limit and cached <= plan.kv_cache.limit
+    )
+    assert plan.prediction.loss == pytest.approx(best, abs=1e-7)
+    assert plan.certificate.status == "optimal"
+
+
+@pytest.mark.parametrize("kv_cache", [0, 1.5, float("nan"), "half", True])
+def test_what_is_no_fraction_is_refused(kv_cache: object) -> None:
+    with pytest.raises(BudgetError, match=r"^KV-cache limit .*; expected a number above 0 and at most 1"):
+        decide(problem(1), 0.8, {}, MADE_FROM, kv_cache)  # type: ignore[arg-type]
+
+
+def test_a_limit_out_of_reach_says_what_is_in_reach() -> None:
+    sites = as_planned(layer(0), FORMS, fused=False)
+    with pytest.raises(BudgetError) as caught:
+        check_cache_reachable(sites, 0.5, FORMS, align=False)
+    assert str(caught.value) == (
+        "a KV-cache limit of 0.5; expected at least 0.5833, the smallest that forms low_rank, head_dim can reach. "
+        "Allow more, or add the form head_dim, which shortens the cached values."
+    )
+    with pytest.raises(BudgetError, match=r"expected at least 1\.0000, the smallest that forms low_rank can reach"):
+        check_cache_reachable(layer(0), 0.99, ("low_rank",), align=False)
+    check_cache_reachable(sites, 0.59, FORMS, align=False)
+
+
+def test_an_edited_plan_is_refused() -> None:
+    plan = decide(problem(2), 0.8, {}, MADE_FROM, 0.75).plan
+    assert plan.kv_cache is not None
+    with pytest.raises(PlanError, match="numbers a token in the KV cache"):
+        replace(plan, kv_cache=replace(plan.kv_cache, used=plan.kv_cache.used - 1))
+    at = next(at for at, site in enumerate(plan.sites) if site.weights[0].form == "head_dim")
+    site = plan.sites[at]
+    v, o = site.weights
+    longer = replace(o, dim=o.dim + 1)
+    torn = replace(site, weights=(v, longer), params=v.params + longer.params)
+    with pytest.raises(PlanError, match="one form and dim for all weights that it shortens together"):
+        replace(plan, sites=(*plan.sites[:at], torn, *plan.sites[at + 1 :]))
+
+
+def test_the_summary_tells_the_cache() -> None:
+    assert "KV cache     36 of 48 numbers a token: 0.7500 kept, 36 allowed" in (
+        decide(problem(2), 0.8, {}, MADE_FROM, 0.75).plan.summary()
+    )
