@@ -90,6 +90,10 @@ class Form(ABC):
     def operation(self, weight: Weight, dim: int, rows: int) -> Operation:
         """What runs at this dim for ``rows`` tokens."""
 
+    def gemms(self, weight: Weight, dim: int, rows: int) -> tuple[Operation, ...]:
+        """The GEMMs that make up the operation."""
+        return (self.operation(weight, dim, rows),)
+
     @abstractmethod
     def axis(self, weight: Weight) -> str | None:
         """The axis of the operation that the dim moves (None: nothing to choose)."""
@@ -156,6 +160,9 @@ class LowRank(Form):
 
     def operation(self, weight: Weight, dim: int, rows: int) -> Operation:
         return low_rank(rows, weight.in_features, dim, weight.out_features)
+
+    def gemms(self, weight: Weight, dim: int, rows: int) -> tuple[Operation, ...]:
+        return linear(rows, weight.in_features, dim), linear(rows, dim, weight.out_features)
 
     def axis(self, weight: Weight) -> str:
         return "r"

@@ -20,6 +20,7 @@ COMMANDS = (
     "cliffs",
     "explain",
     "study",
+    "graph",
     "allocate",
     "frontier",
     "compare",

@@ -1,5 +1,8 @@
 """Options that several commands read the same way."""
 
+from pathlib import Path
+from typing import Any
+
 import click
 
 LARGEST = 2**63 - 1
@@ -40,3 +43,10 @@ dims_option = click.option(
 passes_option = click.option(
     "--passes", type=click.IntRange(min=1), default=3, show_default=True, help="How often every shape is timed."
 )
+
+
+def known_or_config(model: str) -> Any:
+    """A known name as it is (so that a misspelt one is recognised), else the model's config."""
+    from gac.models.loading import load_config
+
+    return load_config(model) if "/" in model or Path(model).is_dir() else model

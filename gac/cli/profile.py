@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gac.cli.checks import check_file
-from gac.cli.options import passes_option
+from gac.cli.options import known_or_config, passes_option
 from gac.cli.verb import Answer, Verb
 from gac.errors import GacError, ProfileError
 from gac.forms import DEFAULT_FORMS
@@ -121,17 +121,10 @@ def _model_points(
     from gac.sites import Workload
 
     parsed = [Workload.parse(text) for text in workloads]
-    for config in map(_config, models):
+    for config in map(known_or_config, models):
         yield from model_points(config, parsed, dtype, forms)
         if fuse:
             yield from fused_points(config, parsed, dtype)
-
-
-def _config(model: str) -> Any:
-    """A known name as it is (so that a misspelt one is recognised), else the model's config."""
-    from gac.models.loading import load_config
-
-    return load_config(model) if "/" in model or Path(model).is_dir() else model
 
 
 def _sweep_points(name: str, dtype: str) -> tuple["Point", ...]:

@@ -3,6 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any
+
+from gac.errors import ModelError, did_you_mean
 
 
 @dataclass(frozen=True)
@@ -29,3 +32,20 @@ SHAPES: Mapping[str, Shapes] = MappingProxyType(
         "llama-3-70b": Shapes("llama", 8192, 28672, 80, 64, 8, 128),
     }
 )
+
+
+def shapes_of(model: Any) -> Any:
+    """The shapes of a known name; anything else is taken for a transformers config.
+
+    Raises:
+        ModelError: the name is unknown.
+    """
+    if not isinstance(model, str):
+        return model
+    if model in SHAPES:
+        return SHAPES[model]
+    raise ModelError(
+        f"no shapes are known for model {model!r}",
+        f"one of {', '.join(SHAPES)}, or a transformers config",
+        did_you_mean(model, SHAPES, "Pass the model's config."),
+    )

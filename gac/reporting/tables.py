@@ -11,7 +11,7 @@ from gac.plan import Plan, SiteChoice, WeightChoice
 from gac.reporting.comparison import Comparison, Measured
 from gac.reporting.layout import legend, new_table
 
-_SYMBOLS = {"low_rank": "r", "narrow": "w", "head_dim": "d"}
+SYMBOLS = {"low_rank": "r", "narrow": "w", "head_dim": "d"}
 
 
 # --- a plan ---------------------------------------------------------------------------------------------------------
@@ -44,7 +44,7 @@ def _kind(weight: WeightChoice) -> str:
 
 
 def _cell(weight: WeightChoice) -> str:
-    return "-" if weight.form == "dense" else f"{_SYMBOLS.get(weight.form, weight.form)} {weight.dim}"
+    return "-" if weight.form == "dense" else f"{SYMBOLS.get(weight.form, weight.form)} {weight.dim}"
 
 
 def _totals(sites: Sequence[SiteChoice]) -> tuple[str, str]:

@@ -4,10 +4,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from gac.errors import ModelError, ProfileError, did_you_mean
+from gac.errors import ProfileError
 from gac.forms import DEFAULT_FORMS, FORMS, Form, Operation, Shorter, Weight, form_named, linear
 from gac.models.families import family_of, text_config
-from gac.models.shapes import SHAPES
+from gac.models.shapes import shapes_of
 from gac.profiling.records import Point
 from gac.profiling.sweeps.spacing import every_dim, spaced_dims
 from gac.sites import Site, Workload, run_together
@@ -70,7 +70,7 @@ def check_dtype(dtype: str) -> None:
 
 
 def _sites(model: Any) -> tuple[Site, ...]:
-    config = text_config(_config(model))
+    config = text_config(shapes_of(model))
     return run_together(family_of(config).sites(config))
 
 
@@ -117,15 +117,3 @@ def _fused(site: Site, rows: int) -> Iterator[Operation]:
                 continue
             after = (form.after(weight, dim, rows) for dim in spaced_dims(form.largest_useful(weight)))
             yield from (operation for operation in after if operation is not None)
-
-
-def _config(model: Any) -> Any:
-    if not isinstance(model, str):
-        return model
-    if model in SHAPES:
-        return SHAPES[model]
-    raise ModelError(
-        f"no shapes are known for model {model!r}",
-        f"one of {', '.join(SHAPES)}, or a transformers config",
-        did_you_mean(model, SHAPES, "Pass the model's config."),
-    )
