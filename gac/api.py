@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("gac")
 
+_STATISTICS = 2  # raised when what is kept of a layer changes
+
 
 def allocate(
     model: "PreTrainedModel | str | Path",
@@ -67,7 +69,7 @@ def allocate(
             by the rules ``loss`` and ``importance`` (``plan.budget.over`` says by how much another one did).
         profile: a latency table, its path, or the name of a shipped one; None takes the local GPU's, and the
             shipped H100's where there is no GPU (the plan says so).
-        method: the metric that errors are measured in: ``kfac``, ``svd-llm`` or ``svd``.
+        method: the metric that errors are measured in: ``kfac``, ``svd-llm``, ``asvd`` (``asvd:ALPHA``) or ``svd``.
         forms: forms that compete with staying dense: ``low_rank``, ``narrow`` (fewer neurons of an MLP), ``head_dim``
             (shorter value vectors, in v_proj, o_proj and the KV cache).
         latency: allowed fraction of the dense weights' latency, for every workload or by workload.
@@ -324,7 +326,9 @@ def _measured(
 
 
 def _store(digest: str, windows: Windows, method: Method) -> StatisticsStore:
-    key = hashlib.sha256(f"{gac.__version__} {digest} {windows.digest} {method.power}".encode()).hexdigest()
+    key = hashlib.sha256(
+        f"{gac.__version__} {_STATISTICS} {digest} {windows.digest} {method.power}".encode()
+    ).hexdigest()
     return StatisticsStore(home() / "statistics" / key[:24])
 
 

@@ -132,7 +132,7 @@ def test_the_options_of_allocate_reach_the_plan(model: Path, text_file: Path, tm
             "Error: text 'wiki' is neither known nor a file; "
             "expected one of wiki-sample, wikitext2, c4, or a path. Check the name or the path.\n",
         ),
-        (["--method", "magic"], "Error: method 'magic' is unknown; expected one of svd, svd-llm, kfac. "),
+        (["--method", "magic"], "Error: method 'magic' is unknown; expected one of svd, asvd, svd-llm, kfac. "),
         (["--form", "wide"], "Error: form 'wide' is unknown; expected one of dense, low_rank, narrow, head_dim. "),
         (["--workload", "chat"], "Error: workload 'chat'; expected prefill:BxS or decode:B@C with positive integers. "),
         (

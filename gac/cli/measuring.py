@@ -19,7 +19,10 @@ _profile_option = click.option(
     "--profile", metavar="NAME|FILE", help="Latency table; by default this GPU's, without a GPU the H100's."
 )
 _method_option = click.option(
-    "--method", default="kfac", show_default=True, help="How errors are measured: kfac, svd-llm or svd."
+    "--method",
+    default="kfac",
+    show_default=True,
+    help="How errors are measured: kfac, svd-llm, asvd[:ALPHA] or svd.",
 )
 _form_option = click.option(
     "--form",

@@ -31,10 +31,17 @@ STORE_BYTES = 16 * 2**30
 
 @dataclass(frozen=True, eq=False)
 class Moments:
-    """Second moments of one weight: ``inputs`` A ``(in, in)`` and ``gradients`` G ``(out, out)``, float32."""
+    """What was seen of one weight, float32.
+
+    Attributes:
+        inputs: second moment A of the activations, shape ``(in, in)``.
+        gradients: second moment G of the gradients at the output, shape ``(out, out)``.
+        scale: mean absolute activation of each input feature (weighed as A is), shape ``(in,)``.
+    """
 
     inputs: Tensor
     gradients: Tensor
+    scale: Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +56,7 @@ class LayerMoments:
         return float(self.tensors["loss"])
 
     def of(self, weight: Weight) -> Moments:
-        return Moments(self.tensors[f"inputs/{weight.name}"], self.tensors[f"gradients/{weight.name}"])
+        return Moments(*(self.tensors[f"{what}/{weight.name}"] for what in ("inputs", "gradients", "scale")))
 
 
 @dataclass(frozen=True)
@@ -156,6 +163,11 @@ def _measure(
     device = next(model.parameters()).device
     sites = [site for _, group in layers for site in group]
     sums = {n: torch.zeros(s, s, dtype=torch.float64, device=device) for n, s in _sizes(sites).items()}
+    sums |= {
+        f"scale/{weight.name}": torch.zeros(weight.in_features, dtype=torch.float64, device=device)
+        for site in sites
+        for weight in site.weights
+    }
     scalars = ["loss", *(f"weight/{weight.name}" for site in sites for weight in site.weights)]
     sums |= {name: torch.zeros((), dtype=torch.float64, device=device) for name in scalars}
     first = _restore(store, sums)
@@ -186,7 +198,8 @@ def _means(sites: Sequence[Site], sums: dict[str, Tensor], tokens: int) -> dict[
     means: dict[str, Tensor] = {}
     for weight in (weight for site in sites for weight in site.weights):
         total = sums[f"weight/{weight.name}"].clamp_min(torch.finfo(torch.float64).tiny)
-        means[f"inputs/{weight.name}"] = (sums.pop(f"inputs/{weight.name}") / total).float()
+        for what in ("inputs", "scale"):
+            means[f"{what}/{weight.name}"] = (sums.pop(f"{what}/{weight.name}") / total).float()
         means[f"gradients/{weight.name}"] = (sums.pop(f"gradients/{weight.name}") / tokens).float()
     return means
 
@@ -258,6 +271,7 @@ class _Recorder:
         g = gradients.detach().reshape(-1, gradients.shape[-1]).float()
         weight = g.norm(dim=1) ** self._power
         self._sums[f"weight/{name}"] += weight.sum(dtype=torch.float64)
+        self._sums[f"scale/{name}"] += x.abs().T @ weight
         self._sums[f"inputs/{name}"] += (x * weight[:, None]).T @ x
         self._sums[f"gradients/{name}"] += g.T @ g
 

@@ -5,6 +5,7 @@ rank-r weight is R_g^-T [R_g^T W R_a]_r R_a^-1 (generalised Fisher-weighted SVD,
 cost is the sum of the squared singular values cut off. Methods differ in A and G.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -35,7 +36,7 @@ class Metric:
 class Method(ABC):
     """A compressor that changes dimensions: the metric it truncates in."""
 
-    name: ClassVar[str]
+    name: str
     power: ClassVar[float] = 0.0  # p of the activation statistics, see gac.sensitivity.calibration
 
     @abstractmethod
@@ -50,6 +51,23 @@ class Svd(Method):
 
     def metric(self, moments: Moments) -> Metric:
         return Metric(_identity_like(moments.inputs), _mean_gradient(moments.gradients))
+
+
+class Asvd(Method):
+    """Columns scaled by their mean absolute activation to the power ``alpha`` (S in ASVD, arXiv 2312.05821).
+
+    A feature that never fires counts as the weakest one that does; if none does, all count the same.
+    """
+
+    def __init__(self, alpha: float = 0.5) -> None:
+        self.alpha = alpha
+        self.name = "asvd" if alpha == 0.5 else f"asvd:{alpha:g}"
+
+    def metric(self, moments: Moments) -> Metric:
+        scale = moments.scale.double()
+        fires = scale > 0
+        scale = torch.where(fires, scale, scale[fires].min() if fires.any() else torch.ones_like(scale))
+        return Metric(torch.diag(scale ** (2 * self.alpha)), _mean_gradient(moments.gradients))
 
 
 class SvdLlm(Method):
@@ -74,18 +92,31 @@ class Kfac(Method):
         return Metric(damped(moments.inputs, 1e-2, 3e-2), damped(moments.gradients, 1e-2, 3e-2))
 
 
-METHODS: Mapping[str, Method] = MappingProxyType({method.name: method for method in (Svd(), SvdLlm(), Kfac())})
+METHODS: Mapping[str, Method] = MappingProxyType({method.name: method for method in (Svd(), Asvd(), SvdLlm(), Kfac())})
 
 
 def method_named(name: str) -> Method:
-    """The method of this name.
+    """The method of this name; ``asvd:ALPHA`` has another alpha than 0.5.
 
     Raises:
-        GacError: there is no such method.
+        GacError: there is no such method, or alpha is not in (0, 1].
     """
+    kind, colon, alpha = name.partition(":")
+    if kind == "asvd" and colon:
+        return Asvd(_alpha(alpha))
     if name not in METHODS:
         raise GacError(f"method {name!r} is unknown", f"one of {', '.join(METHODS)}", "Correct the name.")
     return METHODS[name]
+
+
+def _alpha(text: str) -> float:
+    try:
+        alpha = float(text)
+    except ValueError:
+        alpha = math.nan
+    if not 0 < alpha <= 1:
+        raise GacError(f"method asvd:{text}", "asvd:ALPHA with alpha above 0 and at most 1", "Write it like asvd:0.5.")
+    return alpha
 
 
 @dataclass(frozen=True, eq=False)

@@ -50,6 +50,7 @@ def test_the_moments_are_those_of_plain_autograd(
     expected = (activations * share[:, None]).T @ activations / share.sum()
     moments = found[1].of(weight)
     assert torch.allclose(moments.inputs, expected, rtol=1e-4, atol=1e-6)
+    assert torch.allclose(moments.scale, activations.abs().T @ share / share.sum(), rtol=1e-4, atol=1e-6)
     assert torch.allclose(moments.gradients, gradients.T @ gradients / len(gradients), rtol=1e-4, atol=1e-6)
 
 

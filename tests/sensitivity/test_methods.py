@@ -19,7 +19,12 @@ def random_moment(size: int, seed: int, rank: int | None = None) -> Tensor:
 
 
 def random_moments(out: int, inside: int) -> Moments:
-    return Moments(random_moment(inside, 1), random_moment(out, 2))
+    return moments_of(random_moment(inside, 1), random_moment(out, 2))
+
+
+def moments_of(inputs: Tensor, gradients: Tensor) -> Moments:
+    """With the scale that normally distributed activations have."""
+    return Moments(inputs, gradients, (2 / torch.pi * inputs.diagonal()).sqrt())
 
 
 def error(weight: Tensor, approximation: Tensor, metric: Metric) -> float:
@@ -71,7 +76,7 @@ def test_the_best_rank_in_the_metric_beats_plain_svd_there() -> None:
 
 
 def test_rank_deficient_statistics_do_not_fail() -> None:
-    moments = Moments(random_moment(20, 1, rank=3), random_moment(12, 2, rank=2))
+    moments = moments_of(random_moment(20, 1, rank=3), random_moment(12, 2, rank=2))
     weight = torch.randn(12, 20)
     second, first = decompose(weight, METHODS["kfac"].metric(moments)).factors(12)
     assert torch.allclose(second @ first, weight.double(), atol=1e-5)
@@ -79,7 +84,7 @@ def test_rank_deficient_statistics_do_not_fail() -> None:
 
 def test_statistics_of_zero_weigh_every_direction_alike() -> None:
     weight = torch.randn(12, 20)
-    moments = Moments(torch.zeros(20, 20), torch.zeros(12, 12))
+    moments = moments_of(torch.zeros(20, 20), torch.zeros(12, 12))
     squared = torch.linalg.svdvals(weight.double()) ** 2
     loss = decompose(weight, METHODS["kfac"].metric(moments)).curve.loss
     assert loss[5] == pytest.approx(FACTOR * float(squared[5:].sum()))
@@ -91,7 +96,7 @@ def test_the_two_factors_share_the_scale() -> None:
 
 
 def test_non_finite_statistics_are_refused() -> None:
-    moments = Moments(torch.full((20, 20), torch.nan), random_moment(12, 2))
+    moments = moments_of(torch.full((20, 20), torch.nan), random_moment(12, 2))
     with pytest.raises(ModelError, match=r"statistic is not finite"):
         decompose(torch.randn(12, 20), METHODS["kfac"].metric(moments))
 
@@ -99,4 +104,40 @@ def test_non_finite_statistics_are_refused() -> None:
 def test_an_unknown_method_lists_what_there_is() -> None:
     with pytest.raises(GacError) as failure:
         method_named("magic")
-    assert str(failure.value) == "method 'magic' is unknown; expected one of svd, svd-llm, kfac. Correct the name."
+    assert (
+        str(failure.value) == "method 'magic' is unknown; expected one of svd, asvd, svd-llm, kfac. Correct the name."
+    )
+
+
+def test_asvd_scales_columns_by_their_activation() -> None:
+    weight, moments = torch.randn(12, 20), random_moments(12, 20)
+    second, first = decompose(weight, METHODS["asvd"].metric(moments)).factors(4)
+    scale = moments.scale.double() ** 0.5
+    u, s, vh = torch.linalg.svd(weight.double() * scale)
+    assert torch.allclose(second @ first, (u[:, :4] * s[:4]) @ vh[:4] / scale)
+
+
+def test_alpha_is_part_of_the_name() -> None:
+    assert method_named("asvd").name == method_named("asvd:0.5").name == "asvd"
+    assert method_named("asvd:0.25").name == "asvd:0.25"
+    moments = random_moments(12, 20)
+    metric = method_named("asvd:0.25").metric(moments)
+    assert torch.allclose(metric.inputs.diagonal(), moments.scale.double() ** 0.5)
+
+
+@pytest.mark.parametrize("alpha", ["", "0", "-1", "1.5", "nan", "half"])
+def test_an_alpha_out_of_range_is_refused(alpha: str) -> None:
+    with pytest.raises(GacError) as caught:
+        method_named(f"asvd:{alpha}")
+    assert str(caught.value) == (
+        f"method asvd:{alpha}; expected asvd:ALPHA with alpha above 0 and at most 1. Write it like asvd:0.5."
+    )
+
+
+def test_a_feature_that_never_fires_counts_as_the_weakest() -> None:
+    moments = random_moments(12, 20)
+    moments.scale[3] = 0
+    metric = METHODS["asvd"].metric(moments)
+    assert metric.inputs[3, 3] == moments.scale[moments.scale > 0].min().double()
+    moments.scale[:] = 0
+    assert torch.equal(METHODS["asvd"].metric(moments).inputs, torch.eye(20, dtype=torch.float64))
