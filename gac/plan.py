@@ -1,6 +1,7 @@
 """The plan: one candidate a site, with what it was made from and what it promises."""
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -156,6 +157,21 @@ class WeightChoice:
     heads: int = 0
     cached: bool = False
     __pydantic_config__ = _STRICT
+
+    @classmethod
+    def of(cls, weight: Weight, form: str, dim: int) -> "WeightChoice":
+        """This form and dim for a weight."""
+        return cls(
+            weight.name,
+            form,
+            dim,
+            weight.out_features,
+            weight.in_features,
+            weight.neurons,
+            weight.values,
+            weight.heads,
+            weight.cached,
+        )
 
     @property
     def weight(self) -> Weight:
@@ -367,17 +383,9 @@ def _check_counts(plan: Plan) -> None:
                     f"a dim from 1 to {full}",
                     "Make the plan again; this one was edited.",
                 )
-    for site in plan.sites:
         _check_sides_meet(site)
-    if (cache := plan.kv_cache) is not None:
-        kept = sum(form_named(one.form).cached(one.weight, one.dim) for one in plan.weights)
-        whole = sum(form_named("dense").cached(one.weight, one.dim) for one in plan.weights)
-        if (kept, whole) != (cache.used, cache.total) or (cache.limit is not None and kept > cache.limit):
-            raise PlanError(
-                f"plan states {cache.used} of {cache.total} numbers a token in the KV cache, limit {cache.limit}",
-                f"{kept} of {whole}, within the limit",
-                "Make the plan again; this one was edited.",
-            )
+    if plan.kv_cache is not None:
+        _check_cache(plan.weights, plan.kv_cache)
     used = sum(site.params for site in plan.sites)
     total = sum(site.dense_params for site in plan.sites)
     budget, over = plan.budget, max(0, used - plan.budget.limit)
@@ -385,6 +393,17 @@ def _check_counts(plan: Plan) -> None:
         raise PlanError(
             f"plan states {budget.used} of {budget.total} parameters, limit {budget.limit}, {budget.over} over it",
             f"{used} of {total}, {over} over the limit",
+            "Make the plan again; this one was edited.",
+        )
+
+
+def _check_cache(weights: Sequence[WeightChoice], cache: KvCache) -> None:
+    kept = sum(form_named(one.form).cached(one.weight, one.dim) for one in weights)
+    whole = sum(form_named("dense").cached(one.weight, one.dim) for one in weights)
+    if (kept, whole) != (cache.used, cache.total) or (cache.limit is not None and kept > cache.limit):
+        raise PlanError(
+            f"plan states {cache.used} of {cache.total} numbers a token in the KV cache, limit {cache.limit}",
+            f"{kept} of {whole}, within the limit",
             "Make the plan again; this one was edited.",
         )
 

@@ -140,14 +140,4 @@ def _site_choice(site: Site, changes: Changes) -> SiteChoice:
 
 def _weight_choice(weight: Weight, changes: Changes) -> WeightChoice:
     form, dim = changes.get(weight.name, ("dense", form_named("dense").full(weight)))
-    return WeightChoice(
-        weight.name,
-        form,
-        dim,
-        weight.out_features,
-        weight.in_features,
-        weight.neurons,
-        weight.values,
-        weight.heads,
-        weight.cached,
-    )
+    return WeightChoice.of(weight, form, dim)

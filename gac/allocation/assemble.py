@@ -109,17 +109,7 @@ def predicted_perplexity(made_from: Provenance, loss: float) -> float:
 def _site_choice(site: Site, row: CandidateSet) -> SiteChoice:
     assert len(row) == 1
     weights = tuple(
-        WeightChoice(
-            weight.name,
-            str(form),
-            int(dim),
-            weight.out_features,
-            weight.in_features,
-            weight.neurons,
-            weight.values,
-            weight.heads,
-            weight.cached,
-        )
+        WeightChoice.of(weight, str(form), int(dim))
         for weight, form, dim in zip(site.weights, row.forms[0], row.dims[0], strict=True)
     )
     params = sum(form_named(weight.form).params(weight.weight, weight.dim) for weight in weights)

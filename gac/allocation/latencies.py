@@ -28,7 +28,7 @@ class Timing:
     def of_weight(self, form: Form, weight: Weight, dims: Ints, fused: bool) -> Known:
         """One weight in one form at each of the dims; where ``fused``, without the GEMM that it shares."""
         if not fused:
-            sizes = np.array([form.size(weight, dim) for dim in dims.tolist()], dtype=np.int64)
+            sizes = _sizes(form, weight, dims)
             return self._along(lambda rows: form.operation(weight, int(dims[0]), rows), form.axis(weight), sizes)
         if form.after(weight, 1, 1) is None:
             shape = (len(dims), len(self.workloads))
@@ -51,7 +51,7 @@ class Timing:
         rows = [workload.rows for workload in self.workloads] or [1]
         operations = [_after(form, weight, 1, m) if after else form.operation(weight, 1, m) for m in rows]
         fixed = [_fixed(operation, axis) for operation in operations]
-        sizes = dims if after else np.array([form.size(weight, dim) for dim in dims.tolist()], dtype=np.int64)
+        sizes = dims if after else _sizes(form, weight, dims)
         return sound_dims(self.profile, operations[0].operator, fixed, axis, sizes, self.dtype)
 
     def _along(self, operation_at: Callable[[int], Operation], axis: str | None, sizes: Ints) -> Known:
@@ -71,6 +71,11 @@ class Timing:
                 if point is not None:
                     latency[:, column], measured[:, column] = point, True
         return latency, measured
+
+
+def _sizes(form: Form, weight: Weight, dims: Ints) -> Ints:
+    """How long each dim makes the axis that it moves."""
+    return np.array([form.size(weight, dim) for dim in dims.tolist()], dtype=np.int64)
 
 
 def _after(form: Form, weight: Weight, dim: int, rows: int) -> Operation:

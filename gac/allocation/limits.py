@@ -22,13 +22,13 @@ def budget_limit(budget: float, total: int) -> int:
     Raises:
         BudgetError: the budget is no number, or not in (0, 1].
     """
-    if not _is_number(budget) or not 0 < budget <= 1:
-        raise BudgetError(
-            f"budget {budget!r}",
-            "a number above 0 and at most 1, the kept fraction of the targeted parameters",
-            "Give a budget such as 0.8.",
-        )
-    return _floor(budget, total)
+    return _kept(
+        budget,
+        total,
+        f"budget {budget!r}",
+        "a number above 0 and at most 1, the kept fraction of the targeted parameters",
+        "Give a budget such as 0.8.",
+    )
 
 
 def cache_limit(fraction: float, total: int) -> int:
@@ -37,13 +37,13 @@ def cache_limit(fraction: float, total: int) -> int:
     Raises:
         BudgetError: the fraction is no number, or not in (0, 1].
     """
-    if not _is_number(fraction) or not 0 < fraction <= 1:
-        raise BudgetError(
-            f"KV-cache limit {fraction!r}",
-            "a number above 0 and at most 1, the kept fraction of the dense model's KV cache",
-            "Give a limit such as 0.75.",
-        )
-    return _floor(fraction, total)
+    return _kept(
+        fraction,
+        total,
+        f"KV-cache limit {fraction!r}",
+        "a number above 0 and at most 1, the kept fraction of the dense model's KV cache",
+        "Give a limit such as 0.75.",
+    )
 
 
 def latency_limits(
@@ -93,6 +93,13 @@ def _unprofiled(site: str, workloads: str) -> ProfileError:
         "measured latencies, since latency is limited",
         "Profile this model's shapes with gac profile, or plan without a latency limit.",
     )
+
+
+def _kept(fraction: float, total: int, given: str, expected: str, remedy: str) -> int:
+    """That fraction of the total, rounded down; an error in these words where it is none."""
+    if not _is_number(fraction) or not 0 < fraction <= 1:
+        raise BudgetError(given, expected, remedy)
+    return _floor(fraction, total)
 
 
 def _is_number(value: object) -> bool:

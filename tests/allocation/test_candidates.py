@@ -273,6 +273,18 @@ def fused_site(sites: tuple[Site, ...]) -> tuple[Site, SiteCurves]:
     return site, curves
 
 
+def fused_candidates(site: Site, curves: SiteCurves, table: Profile) -> CandidateSet:
+    return candidates(
+        site,
+        curves,
+        forms=["low_rank", "narrow"],
+        profile=table,
+        workloads=[PREFILL],
+        align=False,
+        limited=Limited(True, (0,)),
+    )
+
+
 def as_it_runs(site: Site, forms, dims, table: Profile) -> int:
     """One GEMM for what is shared, and what is left of each weight."""
     width, ns = 0, 0
@@ -316,15 +328,7 @@ def test_sites_that_read_the_same_input_become_one() -> None:
 def test_the_latency_of_fused_weights_is_that_of_the_gemms_they_run_as(sites) -> None:
     table = fused_profile()
     site, curves = fused_site(sites)
-    found = candidates(
-        site,
-        curves,
-        forms=["low_rank", "narrow"],
-        profile=table,
-        workloads=[PREFILL],
-        align=False,
-        limited=Limited(True, (0,)),
-    )
+    found = fused_candidates(site, curves, table)
     assert (found.latency > 0).all()
     for forms, dims, latency in zip(found.forms, found.dims.tolist(), found.latency[:, 0], strict=True):
         assert as_it_runs(site, forms, dims, table) == latency
@@ -335,15 +339,7 @@ def test_the_latency_of_fused_weights_is_that_of_the_gemms_they_run_as(sites) ->
 def test_no_optimum_of_fused_weights_is_lost(sites, share: float) -> None:
     table = fused_profile()
     site, curves = fused_site(sites)
-    reduced = candidates(
-        site,
-        curves,
-        forms=["low_rank", "narrow"],
-        profile=table,
-        workloads=[PREFILL],
-        align=False,
-        limited=Limited(True, (0,)),
-    )
+    reduced = fused_candidates(site, curves, table)
     everything = fused_combinations(site, curves, table)
     limit = int(share * site.params)
     for most in np.quantile([ns for params, _, ns in everything if params <= limit], [0.01, 0.1, 0.5]).astype(int):

@@ -1,6 +1,7 @@
 """Two lists of partial choices that hold all groups between them, each without what another one beats."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from math import gcd
 
 import numpy as np
@@ -49,12 +50,12 @@ class Core:
     wanted: Wanted
     lattice: Lattice | None
 
-    @property
+    @cached_property
     def least(self) -> Ints:
         """The smallest reduced value of each group."""
         return np.minimum.reduceat(self.reduced, self.starts[:-1]) if len(self.reduced) else self.reduced
 
-    @property
+    @cached_property
     def divisors(self) -> Ints:
         """The greatest common divisor of each group's costs under the first limit."""
         return np.gcd.reduceat(np.abs(self.steps[0]), self.starts[:-1]) if len(self.reduced) else self.reduced
@@ -78,8 +79,9 @@ def _under_one_limit(core: Core, tree: Tree, deadline: Deadline) -> tuple[States
     of its reduced value, and what the least of them comes to is room that the right list has not got either.
     """
     assert core.lattice is not None
-    lattice, room, divisors, least = core.lattice, core.wanted.room, core.divisors.tolist(), core.least.tolist()
+    lattice, room = core.lattice, core.wanted.room
     order, coming = by_divisor(core.divisors, core.least)
+    divisors, least = core.divisors.tolist(), core.least.tolist()
     apart = next((place for place, step in enumerate(coming[: len(coming) // 2]) if lattice.wide(step, room)), 0)
     step, by_right = coming[0], 0
     left, right = _wasting(tree.root(1), lattice, 1, step, room), tree.root(1)
