@@ -156,7 +156,7 @@ def main() -> None:
             "largest_difference": float(off.max()),
             "rows": rows,
         }
-        output.write_text(json.dumps(report, indent=1) + "\n")
+        output.write_text(json.dumps(report) + "\n")
         print(cache, {name: value for name, value in report[cache].items() if name != "rows"})  # type: ignore[attr-defined]
 
 
