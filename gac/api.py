@@ -11,7 +11,7 @@ from gac.allocation.assemble import Provenance
 from gac.allocation.crosscheck import check_installed, verified
 from gac.allocation.frontier import PARAMS, Frontier, check_asked, check_profiled
 from gac.allocation.frontier import frontier as whole_range
-from gac.allocation.limits import budget_limit
+from gac.allocation.limits import budget_limit, check_align
 from gac.allocation.problem import Problem
 from gac.allocation.reach import check_cache_reachable, check_reachable
 from gac.allocation.rules import Rule, decide_by
@@ -54,7 +54,7 @@ def allocate(
     workloads: Sequence[str] = ("prefill:1x1024", "decode:1@1024"),
     calibration: str = "wiki-sample",
     tokenizer: "PreTrainedTokenizerBase | None" = None,
-    align: bool = True,
+    align: bool | int = True,
     fuse: bool = False,
     rule: str = "loss",
     verify: bool = False,
@@ -78,7 +78,8 @@ def allocate(
         calibration: text to take statistics from: ``wiki-sample``, ``wikitext2``, ``c4`` or a path, optionally with
             windows and tokens, as in ``wiki-sample:64x1024``.
         tokenizer: needed where ``model`` is a loaded model of which no tokenizer can be found.
-        align: keep to dims that the profile shows to be sound; False allows every integer.
+        align: keep to dims that the profile shows to be sound; a number keeps to its multiples among them, False
+            allows every integer.
         fuse: run the first GEMMs of weights that read the same input (q/k/v, gate/up) as one, and choose their dims
             together for it; the profile has to hold those shapes (``gac profile --model ... --fuse``) where latency is
             limited or to be predicted.
@@ -131,7 +132,7 @@ def frontier(
     workloads: Sequence[str] = ("prefill:1x1024", "decode:1@1024"),
     calibration: str = "wiki-sample",
     tokenizer: "PreTrainedTokenizerBase | None" = None,
-    align: bool = True,
+    align: bool | int = True,
     fuse: bool = False,
     seed: int = 0,
     progress: bool = True,
@@ -282,13 +283,14 @@ def _measured(
     forms: Sequence[str],
     workloads: Sequence[str],
     calibration: str,
-    align: bool,
+    align: bool | int,
     fuse: bool,
     seed: int,
     progress: bool,
     kv_cache: float | None = None,
 ) -> tuple[Problem, Provenance]:
     """The loss curves of a model's sites beside a latency table; a budget out of reach is refused before that."""
+    check_align(align)
     parsed = tuple(Workload.parse(workload) for workload in workloads)
     names = tuple(form_named(name).name for name in forms)
     how = method_named(method)

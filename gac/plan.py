@@ -220,7 +220,7 @@ class Plan:
     family: str
     method: str
     forms: tuple[str, ...]
-    align: bool
+    align: bool | int
     seed: int
     calibration: Calibration
     profile: ProfileUsed

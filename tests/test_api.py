@@ -53,6 +53,22 @@ def test_unaligned_dims_lose_no_more(tiny_model: LlamaForCausalLM, options: dict
     assert free.aligned_fraction < 1
 
 
+def test_dims_can_be_multiples_of_a_number(tiny_model: LlamaForCausalLM, options: dict[str, Any]) -> None:
+    plan = gac.allocate(tiny_model, 0.7, align=16, **options)
+    assert plan.align == 16
+    assert {weight.dim % 16 for weight in plan.weights if weight.form != "dense"} == {0}
+
+
+@pytest.mark.parametrize("align", [0, -8, 8.0, "8"])
+def test_a_step_below_1_is_refused(tiny_model: LlamaForCausalLM, options: dict[str, Any], align: Any) -> None:
+    with pytest.raises(BudgetError) as caught:
+        gac.allocate(tiny_model, 0.7, align=align, **options)
+    assert str(caught.value) == (
+        f"align={align!r}; expected True, False, or the number that dims are to be multiples of. "
+        "Give a number of 1 or more, such as align=16."
+    )
+
+
 def test_a_fused_plan_runs_saves_and_loads(
     tiny_model: LlamaForCausalLM, options: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -119,6 +119,13 @@ def test_the_options_of_allocate_reach_the_plan(model: Path, text_file: Path, tm
     assert [workload.workload for workload in plan.workloads] == ["decode:2@64"]
 
 
+def test_dims_are_aligned_to_a_number(model: Path, text_file: Path, tmp_path: Path) -> None:
+    made = ("allocate", model, "--calibration", f"{text_file}:4x64", "-o", tmp_path / "plan.json", "--align-to", 16)
+    assert run(*made).exit_code == 0
+    assert Plan.load(tmp_path / "plan.json").align == 16
+    assert "--align-to goes without --no-align." in run(*made, "--no-align").stderr
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

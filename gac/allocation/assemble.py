@@ -35,7 +35,7 @@ class Provenance:
     family: str
     method: str
     forms: tuple[str, ...]
-    align: bool
+    align: bool | int
     seed: int
     calibration: Calibration
     profile: ProfileUsed

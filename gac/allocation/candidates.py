@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from math import lcm
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,7 +56,7 @@ def candidates(
     forms: Sequence[str],
     profile: Profile | None,
     workloads: Sequence[Workload],
-    align: bool,
+    align: bool | int,
     dtype: str = "bf16",
     limited: Limited,
 ) -> CandidateSet:
@@ -69,7 +70,8 @@ def candidates(
 
     Args:
         forms: which forms besides dense (``low_rank``, ``narrow``, ``head_dim``).
-        align: only dims that the profile shows to be sound for all workloads; otherwise every integer dim.
+        align: only dims that the profile shows to be sound for all workloads, and of those the multiples of the number
+            that is given; False: every integer dim.
         limited: what choices will be limited in.
 
     Raises:
@@ -106,7 +108,7 @@ def candidate_at(site: Site, forms: Sequence[str], dims: Sequence[int], loss: fl
     return _candidate_set(site, replace(rows, loss=np.array([loss])))
 
 
-def _one_by_one(site: Site, curves: SiteCurves | None, timing: Timing, align: bool) -> list[_Rows]:
+def _one_by_one(site: Site, curves: SiteCurves | None, timing: Timing, align: bool | int) -> list[_Rows]:
     """Each weight's own choices."""
     found, form = [], form_named("low_rank")
     for at, weight in enumerate(site.weights):
@@ -145,7 +147,7 @@ def _together(
     curve: LossCurve,
     own: Sequence[_Rows],
     timing: Timing,
-    align: bool,
+    align: bool | int,
     limited: Limited,
 ) -> list[_Rows]:
     """One dim, below the full one, for all weights that a form takes together, beside the others' own choices."""
@@ -181,17 +183,22 @@ def _side_by_side(site: Site, forms: Sequence[Form], dims: Sequence[Ints], timin
     return rows
 
 
+def step_of(form: Form, align: bool | int) -> int:
+    """What the dims of a form are multiples of, whatever the profile says of them."""
+    return lcm(form.step, int(align)) if align else 1
+
+
 def _full(weight: Weight) -> Ints:
     return np.array([form_named("dense").full(weight)])
 
 
 def _dims(
-    form: Form, weights: Sequence[Weight], largest: int, timing: Timing, align: bool, fused: Sequence[bool]
+    form: Form, weights: Sequence[Weight], largest: int, timing: Timing, align: bool | int, fused: Sequence[bool]
 ) -> Ints:
     """The dims from 1 to the largest, and of those the sound ones where dims are to be aligned."""
     dims = np.arange(1, largest + 1, dtype=np.int64)
     if align:
-        dims = dims[dims % form.step == 0]
+        dims = dims[dims % step_of(form, align) == 0]
         for weight, joins in zip(weights, fused, strict=True):
             dims = dims[timing.sound(form, weight, dims, joins)]
     return dims

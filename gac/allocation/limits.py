@@ -74,6 +74,20 @@ def latency_limits(
     return limits
 
 
+def check_align(align: object) -> None:
+    """Refuse what is neither a switch nor a step of dims.
+
+    Raises:
+        BudgetError: it is no bool and no integer of 1 or more.
+    """
+    if not isinstance(align, int) or (align is not False and align < 1):
+        raise BudgetError(
+            f"align={align!r}",
+            "True, False, or the number that dims are to be multiples of",
+            "Give a number of 1 or more, such as align=16.",
+        )
+
+
 def _latency_limit(dense: Sequence[CandidateSet], column: int, workload: Workload, fraction: float) -> int:
     if not _is_number(fraction) or not 0 < fraction < math.inf:
         raise BudgetError(

@@ -26,7 +26,7 @@ class Problem:
         forms: which forms besides dense.
         profile: the latency table.
         workloads: what latency is looked up for.
-        align: only dims that the profile shows to be sound.
+        align: only dims that the profile shows to be sound, and of those the multiples of the number that is given.
     """
 
     sites: Sequence[Site]
@@ -34,7 +34,7 @@ class Problem:
     forms: tuple[str, ...]
     profile: Profile
     workloads: tuple[Workload, ...]
-    align: bool
+    align: bool | int
 
     @property
     def params(self) -> int:

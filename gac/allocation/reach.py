@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gac.allocation.candidates import Limited, candidates
+from gac.allocation.candidates import Limited, candidates, step_of
 from gac.allocation.limits import cache_limit
 from gac.errors import BudgetError
 from gac.forms import FORMS, form_named
@@ -19,7 +19,7 @@ def check_reachable(
     forms: Sequence[str],
     profile: Profile,
     workloads: Sequence[Workload],
-    align: bool,
+    align: bool | int,
 ) -> None:
     """Refuse a limit below the smallest candidates of all sites together.
 
@@ -50,7 +50,7 @@ def check_reachable(
         )
 
 
-def check_cache_reachable(sites: Sequence[Site], fraction: float, forms: Sequence[str], align: bool) -> None:
+def check_cache_reachable(sites: Sequence[Site], fraction: float, forms: Sequence[str], align: bool | int) -> None:
     """Refuse a KV-cache limit below what the forms can reach, whatever the profile says of their dims.
 
     Raises:
@@ -61,7 +61,7 @@ def check_cache_reachable(sites: Sequence[Site], fraction: float, forms: Sequenc
     for weight in (weight for site in sites for weight in site.weights):
         whole = dense.cached(weight, dense.full(weight))
         shorter = [form_named(name) for name in forms if form_named(name).shortens(weight)]
-        smallest += min([whole, *(form.cached(weight, form.step if align else 1) for form in shorter)])
+        smallest += min([whole, *(form.cached(weight, step_of(form, align)) for form in shorter)])
         total += whole
     if smallest > cache_limit(fraction, total):
         raise BudgetError(

@@ -18,7 +18,7 @@ from gac.allocation.baselines import (
     fisher_score,
     uniform_ranks,
 )
-from gac.allocation.candidates import candidate_at
+from gac.allocation.candidates import candidate_at, step_of
 from gac.allocation.importance import most_important
 from gac.allocation.knapsack import Solution
 from gac.allocation.latencies import Timing
@@ -168,7 +168,8 @@ def _sound_ranks(problem: Problem) -> dict[str, Ints]:
     form, found = form_named("low_rank"), {}
     for site in problem.sites:
         for at, weight in enumerate(site.weights):
-            ranks = np.arange(1, form.largest_useful(weight) + 1, dtype=np.int64)
+            step = step_of(form, problem.align)
+            ranks = np.arange(step, form.largest_useful(weight) + 1, step, dtype=np.int64)
             sound = problem.timing.sound(form, weight, ranks, at in site.fused) if problem.align else slice(None)
             found[weight.name] = ranks[sound]
     return found

@@ -47,8 +47,25 @@ _calibration_option = click.option(
     metavar="TEXT[:NxL]",
     help="wiki-sample, wikitext2, c4 or a file, and N windows of L tokens (64x1024).",
 )
+
+
+def _aligned(ctx: click.Context, _option: click.Parameter, sound: bool) -> bool | int:
+    """What ``--align`` and ``--align-to``, which is read first, say together."""
+    step: int | None = ctx.params.pop("step")
+    if step is not None and not sound:
+        raise click.UsageError("--align-to goes without --no-align.", ctx)
+    return sound if step is None else step
+
+
+_step_option = click.option(
+    "--align-to", "step", type=click.IntRange(min=1), is_eager=True, metavar="N", help="Of those, multiples of N only."
+)
 _align_option = click.option(
-    "--align/--no-align", default=True, show_default=True, help="Keep to dims that the profile shows sound."
+    "--align/--no-align",
+    default=True,
+    show_default=True,
+    callback=_aligned,
+    help="Keep to dims that the profile shows sound.",
 )
 _fuse_option = click.option(
     "--fuse", is_flag=True, help="Run q/k/v, and gate/up, with their first GEMMs as one, and plan them for it."
@@ -67,6 +84,7 @@ _OPTIONS = (
     _workload_option,
     _calibration_option,
     _align_option,
+    _step_option,
     _fuse_option,
     _seed_option,
     tokenizer_option,

@@ -61,6 +61,11 @@ def test_a_linear_site_has_its_sound_ranks_and_dense() -> None:
     assert found.loss.tolist() == [*curve(64).loss[[8, 16, 24]], 0.0]
 
 
+def test_a_step_keeps_its_multiples_among_the_sound_ranks() -> None:
+    assert q_candidates(align=12).dims[:, 0].tolist() == [24, 64]
+    assert q_candidates(align=16).dims[:, 0].tolist() == [16, 64]
+
+
 def test_latency_is_measured_and_rounded_up() -> None:
     found = q_candidates()
     assert found.latency.tolist() == [[108, 108], [116, 116], [124, 124], [151, 151]]
