@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from gac.evaluation.perplexity import Perplexity
     from gac.plan import Plan
     from gac.profiling.table import Profile
+    from gac.sensitivity.documents import Documents
 
 __version__ = "0.1.0"
 
@@ -24,6 +25,7 @@ _HOMES = {
     "load": "gac.api",
     "perplexity": "gac.api",
     "knapsack": "gac.allocation.knapsack",
+    "Documents": "gac.sensitivity.documents",
     "GacError": "gac.errors",
     "Perplexity": "gac.evaluation.perplexity",
     "Plan": "gac.plan",
@@ -31,6 +33,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "Documents",
     "GacError",
     "Perplexity",
     "Plan",

@@ -3,6 +3,7 @@
 import hashlib
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,8 +31,9 @@ from gac.profiling.select import select_profile
 from gac.profiling.table import Profile
 from gac.sensitivity.calibration import StatisticsStore, stream_moments
 from gac.sensitivity.curves import measure_curves
+from gac.sensitivity.documents import Documents, Text
 from gac.sensitivity.methods import FACTOR, Method, method_named
-from gac.sensitivity.text import TextSpec, Windows, calibration_windows
+from gac.sensitivity.text import TextSpec, Windows, calibration_text, calibration_windows
 from gac.sites import Workload, as_planned, curves_together
 
 if TYPE_CHECKING:
@@ -52,7 +54,7 @@ def allocate(
     latency: float | Mapping[str, float] | None = None,
     kv_cache: float | None = None,
     workloads: Sequence[str] = ("prefill:1x1024", "decode:1@1024"),
-    calibration: str = "wiki-sample",
+    calibration: Text = "wiki-sample",
     tokenizer: "PreTrainedTokenizerBase | None" = None,
     align: bool | int = True,
     fuse: bool = False,
@@ -76,7 +78,8 @@ def allocate(
         kv_cache: allowed fraction of the dense model's KV cache; needs the form ``head_dim``.
         workloads: what latency is predicted for: ``prefill:BxS``, ``decode:B@C``.
         calibration: text to take statistics from: ``wiki-sample``, ``wikitext2``, ``c4`` or a path, optionally with
-            windows and tokens, as in ``wiki-sample:64x1024``.
+            windows and tokens, as in ``wiki-sample:64x1024``; or documents, any iterable of strings
+            (``gac.Documents(texts, windows=16, length=512)`` says how they are packed).
         tokenizer: needed where ``model`` is a loaded model of which no tokenizer can be found.
         align: keep to dims that the profile shows to be sound; a number keeps to its multiples among them, False
             allows every integer.
@@ -130,7 +133,7 @@ def frontier(
     method: str = "kfac",
     forms: Sequence[str] = DEFAULT_FORMS,
     workloads: Sequence[str] = ("prefill:1x1024", "decode:1@1024"),
-    calibration: str = "wiki-sample",
+    calibration: Text = "wiki-sample",
     tokenizer: "PreTrainedTokenizerBase | None" = None,
     align: bool | int = True,
     fuse: bool = False,
@@ -180,6 +183,7 @@ def compress(
     model: "PreTrainedModel | str | Path",
     plan: Plan,
     *,
+    calibration: Text | None = None,
     tokenizer: "PreTrainedTokenizerBase | None" = None,
     progress: bool = True,
 ) -> "PreTrainedModel":
@@ -187,6 +191,10 @@ def compress(
 
     A loaded model is changed in place and returned (nothing is changed when this raises); copy it first to keep it.
     The statistics that the allocation took are used again; where they are gone they are measured again.
+
+    Args:
+        calibration: the text that the plan was made with, where it was documents given in memory, or a file that has
+            moved since; as many windows as then are taken of it. None reads it by the plan's own name for it.
 
     Raises:
         PlanError: the plan was made for another model, or for other calibration text.
@@ -203,7 +211,7 @@ def compress(
             f"{plan.model_digest[:12]}, those of {plan.model} that the plan was made for",
             "Use the plan with the model it was made for, or allocate again.",
         )
-    windows = _planned_windows(plan, loaded)
+    windows = _planned_windows(plan, loaded, calibration)
     method = method_named(plan.method)
     store = _store(digest, windows, method)
     stream = stream_moments(loaded.model, changed, windows.ids, power=method.power, store=store, progress=progress)
@@ -253,7 +261,7 @@ def load(directory: str | Path) -> "PreTrainedModel":
 def perplexity(
     model: "PreTrainedModel",
     tokenizer: "PreTrainedTokenizerBase",
-    text: str = "wiki-sample",
+    text: Text = "wiki-sample",
     *,
     windows: int | None = None,
     length: int = 1024,
@@ -262,7 +270,8 @@ def perplexity(
     """Perplexity over non-overlapping windows of text that no calibration uses.
 
     Args:
-        text: ``wiki-sample``, ``wikitext2``, ``c4``, a path, or the text itself.
+        text: ``wiki-sample``, ``wikitext2``, ``c4``, a path, the text itself, or documents as for ``allocate``
+            (windows and length are those given here), none of which the model's plan was calibrated on.
         windows: how many windows at most; None takes all.
         length: tokens in a window.
 
@@ -282,7 +291,7 @@ def _measured(
     method: str,
     forms: Sequence[str],
     workloads: Sequence[str],
-    calibration: str,
+    calibration: Text,
     align: bool | int,
     fuse: bool,
     seed: int,
@@ -294,7 +303,7 @@ def _measured(
     parsed = tuple(Workload.parse(workload) for workload in workloads)
     names = tuple(form_named(name).name for name in forms)
     how = method_named(method)
-    spec = TextSpec.parse(calibration)
+    spec = calibration_text(calibration)
     table, used = select_profile(profile)
     logger.info("profile of %s: %s", used.gpu, used.note)
     loaded = load_model(model, tokenizer)
@@ -319,7 +328,7 @@ def _measured(
         forms=names,
         align=align,
         seed=seed,
-        calibration=Calibration(spec.name, len(windows), windows.length, windows.digest, curves.dense_loss),
+        calibration=_calibration(spec, windows, curves.dense_loss),
         profile=used,
         factor=FACTOR,
         fused=fuse,
@@ -342,13 +351,25 @@ def _fractions(latency: float | Mapping[str, float] | None, workloads: Sequence[
     return {str(workload): latency for workload in workloads}
 
 
-def _planned_windows(plan: Plan, loaded: Loaded) -> Windows:
+def _calibration(spec: TextSpec | Documents, windows: Windows, loss: float) -> Calibration:
+    digests = spec.digests if isinstance(spec, Documents) else ()
+    return Calibration(spec.name, len(windows), windows.length, windows.digest, loss, digests)
+
+
+def _planned_windows(plan: Plan, loaded: Loaded, calibration: Text | None = None) -> Windows:
     text = plan.calibration
-    spec = TextSpec(text.text, text.windows, text.window_tokens)
+    if calibration is None and text.documents:
+        raise PlanError(
+            f"a plan calibrated on {text.text}",
+            f"the same documents, whose windows have digest {text.digest[:12]}",
+            "Pass them: gac.compress(model, plan, calibration=documents).",
+        )
+    spec = TextSpec(text.text) if calibration is None else calibration_text(calibration)
+    spec = replace(spec, windows=text.windows, length=text.window_tokens)
     windows = calibration_windows(spec, loaded.tokenizer, plan.seed)
     if windows.digest != text.digest:
         raise PlanError(
-            f"calibration text {text.text} has digest {windows.digest[:12]} here",
+            f"calibration text {spec.name} has digest {windows.digest[:12]} here",
             f"{text.digest[:12]}, as when the plan was made",
             "Use the same text and tokenizer, or allocate again.",
         )

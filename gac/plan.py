@@ -66,10 +66,12 @@ class Calibration:
     """The text that the statistics were taken from.
 
     Attributes:
-        text: its name, or the path it was read from.
+        text: its name, or the path it was read from; how many documents, where they were given in memory.
         windows: how many windows, each of ``window_tokens`` tokens.
         digest: SHA-256 of the token ids.
         loss: the dense model's mean loss on it, nats a token.
+        documents: the beginning of the SHA-256 of each document, where they were given in memory. Such a plan is
+            applied with the same documents, and says which ones not to evaluate on.
     """
 
     text: str
@@ -77,6 +79,7 @@ class Calibration:
     window_tokens: int
     digest: str
     loss: float
+    documents: tuple[str, ...] = ()
     __pydantic_config__ = _STRICT
 
 

@@ -300,3 +300,75 @@ def test_saving_without_a_tokenizer_is_said(
     gac.save(model, tmp_path / "checkpoint")
     assert "saving without a tokenizer: the model 'LlamaForCausalLM in memory' came without a tokenizer" in caplog.text
     assert gac.load(tmp_path / "checkpoint").gac_plan == plan
+
+
+# --- documents as calibration text ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def documents(prose: str) -> list[str]:
+    return [prose[start : start + 400] for start in range(0, 2000, 400)]
+
+
+@pytest.fixture
+def documented(tiny_model: LlamaForCausalLM, options: dict[str, Any], documents: list[str]) -> gac.Plan:
+    """A plan that was calibrated on documents in memory."""
+    text = gac.Documents(documents, windows=4, length=64)
+    return gac.allocate(tiny_model, 0.7, **(options | {"calibration": text}))
+
+
+def test_a_plan_says_which_documents_it_was_calibrated_on(documented: gac.Plan, documents: list[str]) -> None:
+    text = documented.calibration
+    assert (text.text, text.windows, text.window_tokens) == ("5 documents given in memory", 4, 64)
+    assert text.documents == gac.Documents(documents).digests
+
+
+def test_documents_are_given_again_to_compress(
+    tiny_model: LlamaForCausalLM, options: dict[str, Any], documented: gac.Plan, documents: list[str], tmp_path: Path
+) -> None:
+    documented.save(tmp_path / "plan.json")
+    plan = gac.Plan.load(tmp_path / "plan.json")
+    model = gac.compress(tiny_model, plan, calibration=iter(documents), tokenizer=options["tokenizer"], progress=False)
+    assert total(model) == plan.budget.used
+
+
+def test_compress_asks_for_the_documents(
+    tiny_model: LlamaForCausalLM, options: dict[str, Any], documented: gac.Plan
+) -> None:
+    with pytest.raises(PlanError) as caught:
+        gac.compress(tiny_model, documented, tokenizer=options["tokenizer"])
+    assert str(caught.value) == (
+        "a plan calibrated on 5 documents given in memory; expected the same documents, whose windows have digest "
+        f"{documented.calibration.digest[:12]}. Pass them: gac.compress(model, plan, calibration=documents)."
+    )
+
+
+def test_other_documents_are_refused(
+    tiny_model: LlamaForCausalLM, options: dict[str, Any], documented: gac.Plan, documents: list[str]
+) -> None:
+    with pytest.raises(PlanError, match=r"calibration text 5 documents given in memory has digest .* here; expected"):
+        gac.compress(tiny_model, documented, calibration=documents[::-1], tokenizer=options["tokenizer"])
+
+
+def test_a_file_that_has_moved_is_named_to_compress(
+    tiny_model: LlamaForCausalLM, options: dict[str, Any], text_file: Path
+) -> None:
+    plan = gac.allocate(tiny_model, 0.7, **options)
+    moved = text_file.rename(text_file.with_name("moved.txt"))
+    model = gac.compress(tiny_model, plan, calibration=str(moved), tokenizer=options["tokenizer"], progress=False)
+    assert total(model) == plan.budget.used
+
+
+def test_a_model_is_not_evaluated_on_its_calibration_documents(
+    tiny_model: LlamaForCausalLM, options: dict[str, Any], documented: gac.Plan, documents: list[str]
+) -> None:
+    reader = options["tokenizer"]
+    model = gac.compress(tiny_model, documented, calibration=documents, tokenizer=reader, progress=False)
+    with pytest.raises(TextError) as caught:
+        gac.perplexity(model, reader, ["new words " * 20, documents[2]], length=64)
+    assert str(caught.value) == (
+        "1 of 2 documents given in memory, the first at position 1, are among the plan's calibration text; expected "
+        "text that the model was not calibrated on. Hold documents back for evaluation."
+    )
+    held_back = gac.perplexity(model, reader, ["new words " * 20], length=64, progress=False)
+    assert held_back.protocol == "1 document given in memory, 3 windows x 64 from token 0, non-overlapping, no BOS"

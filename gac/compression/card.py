@@ -14,7 +14,8 @@ def model_card(plan: Plan) -> str:
     base = f"base_model: {plan.model}\n" if _HUB_ID.fullmatch(plan.model) else ""
     model = quote(plan.model)
     calibration = quote(f"{text.text}:{text.windows}x{text.window_tokens}")
-    limits = "".join(f" --latency {workload}={fraction:g}" for workload, fraction in plan.latency.items())
+    limits = "" if plan.align is True else f" --align-to {plan.align}" if plan.align else " --no-align"
+    limits += "".join(f" --latency {workload}={fraction:g}" for workload, fraction in plan.latency.items())
     forms = "".join(f" --form {form}" for form in plan.forms)
     return f"""---
 library_name: gac
@@ -41,7 +42,7 @@ model = gac.load("this directory")  # a transformers causal LM
 
 ## Reproduce
 
-With GAC {plan.gac_version} and the profile `{plan.profile.digest[:12]}` of the {plan.profile.gpu}:
+With GAC {plan.gac_version} and the profile `{plan.profile.digest[:12]}` of the {plan.profile.gpu}{_documents(plan)}:
 
 ```
 gac allocate {model} --budget {plan.budget.asked!r} --method {plan.method}{forms}{limits} \\
@@ -49,3 +50,8 @@ gac allocate {model} --budget {plan.budget.asked!r} --method {plan.method}{forms
 gac compress {model} --plan plan.json -o DIR
 ```
 """
+
+
+def _documents(plan: Plan) -> str:
+    """What the command line cannot say of documents that were given in memory."""
+    return ", with the same documents in a text file, or in Python as they were" if plan.calibration.documents else ""

@@ -14,8 +14,9 @@ from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from gac.errors import ModelError, TextError
+from gac.plan import Plan
+from gac.sensitivity.documents import DEFAULT_LENGTH, Documents, Text
 from gac.sensitivity.text import (
-    DEFAULT_LENGTH,
     Windows,
     check_vocabulary,
     evaluation_windows,
@@ -49,7 +50,7 @@ class Perplexity:
 def perplexity(
     model: PreTrainedModel,
     tokenizer: Any,
-    text: str = "wiki-sample",
+    text: Text = "wiki-sample",
     *,
     windows: int | None = None,
     length: int = DEFAULT_LENGTH,
@@ -61,19 +62,25 @@ def perplexity(
     The model runs where it is and as it is; its logits are taken to float32, and the sum to float64.
 
     Args:
-        text: a named source (its evaluation part), a path to a UTF-8 file, or the text itself.
+        text: a named source (its evaluation part), a path to a UTF-8 file, the text itself, or documents.
         windows: how many, from the first on; None takes every whole window.
         length: tokens of a window.
         batch: windows that run at once; logits take ``batch * length * vocabulary`` elements.
         progress: show a bar on a terminal.
 
     Raises:
-        TextError: unknown or too short a text, or a tokenizer of another model.
+        TextError: unknown or too short a text, a document that the model's plan was calibrated on, or a tokenizer of
+            another model.
         ModelError: the loss of a window is NaN or infinite.
     """
     if length < 2:
         raise TextError(f"windows of {length} tokens", "at least 2: the first is not predicted", "Ask for more.")
-    cut = _windows(text, tokenizer, windows, length)
+    given = _given(text)
+    if isinstance(given, Documents):
+        _check_unseen(given, model)
+        cut = text_windows(given.name, given.text, tokenizer, windows, length)
+    else:
+        cut = evaluation_windows(given, tokenizer, windows, length)
     embedding: Any = model.get_input_embeddings()
     check_vocabulary(cut, embedding.num_embeddings)
     total = 0.0
@@ -111,11 +118,24 @@ def _check_losses(losses: list[float], first: int) -> None:
             )
 
 
-def _windows(text: str, tokenizer: Any, windows: int | None, length: int) -> Windows:
+def _given(text: Text) -> str | Documents:
+    """A name or path, or else documents; a string with white space in it that is neither is one document."""
+    if not isinstance(text, str):
+        return Documents.of(text)
     is_text = any(character.isspace() for character in text) and not os.path.isfile(text)
-    if is_text and text not in text_names():
-        return text_windows("given text", text, tokenizer, windows, length)
-    return evaluation_windows(text, tokenizer, windows, length)
+    return Documents([text]) if is_text and text not in text_names() else text
+
+
+def _check_unseen(documents: Documents, model: nn.Module) -> None:
+    plan = getattr(model, "gac_plan", None)
+    seen = set(plan.calibration.documents) if isinstance(plan, Plan) else set()
+    met = [at for at, digest in enumerate(documents.digests) if digest in seen]
+    if met:
+        raise TextError(
+            f"{len(met)} of {documents.name}, the first at position {met[0]}, are among the plan's calibration text",
+            "text that the model was not calibrated on",
+            "Hold documents back for evaluation.",
+        )
 
 
 def _protocol(cut: Windows) -> str:

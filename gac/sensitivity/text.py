@@ -1,4 +1,4 @@
-"""Calibration and evaluation text: named sources and local files, cut into windows that never overlap."""
+"""Calibration and evaluation text: named sources, local files and documents, cut into windows that never overlap."""
 
 import hashlib
 import os
@@ -16,10 +16,8 @@ import numpy as np
 import torch
 
 from gac.errors import TextError
+from gac.sensitivity.documents import DEFAULT_LENGTH, DEFAULT_WINDOWS, Documents, Text
 from gac.sensitivity.wikipedia import wiki_sample
-
-DEFAULT_WINDOWS = 64
-DEFAULT_LENGTH = 1024
 
 _SIZED = re.compile(r"(.+):(\d+)x(\d+)", re.DOTALL)
 
@@ -86,12 +84,21 @@ class _Source:
     reserved: int | None = None
 
 
-def calibration_windows(spec: TextSpec | str, tokenizer: Any, seed: int = 0) -> Windows:
+def calibration_text(given: Text) -> TextSpec | Documents:
+    """What a caller calls calibration text: a name or path, read by ``TextSpec.parse``, or documents.
+
+    Raises:
+        TextError: a size below 1, or documents that are no strings.
+    """
+    return TextSpec.parse(given) if isinstance(given, str) else Documents.of(given)
+
+
+def calibration_windows(spec: TextSpec | Documents | str, tokenizer: Any, seed: int = 0) -> Windows:
     """The windows that statistics are taken from, out of the source's calibration text.
 
     Args:
         spec: a known name (``wiki-sample``, ``wikitext2``, ``c4``) or a path to a UTF-8 file, and how much of it;
-            a string is read by ``TextSpec.parse``.
+            a string is read by ``TextSpec.parse``; or documents.
         tokenizer: a transformers tokenizer; no special tokens are added.
         seed: 0 takes the first windows; any other draws them from the whole calibration text, in text order.
 
@@ -99,13 +106,20 @@ def calibration_windows(spec: TextSpec | str, tokenizer: Any, seed: int = 0) -> 
         TextError: an unknown source, one that cannot be read, or too few tokens.
     """
     spec = TextSpec.parse(spec) if isinstance(spec, str) else spec
-    found = _source(spec.name)
-    ids = _tokens(found.calibration(), tokenizer)[: found.reserved]
+    ids = _calibration_tokens(spec, tokenizer)
     every = _all_windows(spec.name, ids, spec.windows, spec.length, "calibration")
     if seed == 0:
         return _windows(spec.name, every[: spec.windows])
     drawn = np.random.default_rng(seed).choice(len(every), spec.windows, replace=False)
     return _windows(spec.name, every[torch.from_numpy(np.sort(drawn))])
+
+
+def _calibration_tokens(spec: TextSpec | Documents, tokenizer: Any) -> torch.Tensor:
+    """All that may be calibrated on."""
+    if isinstance(spec, Documents):
+        return _tokens(spec.text, tokenizer)
+    found = _source(spec.name)
+    return _tokens(found.calibration(), tokenizer)[: found.reserved]
 
 
 def evaluation_windows(
