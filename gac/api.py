@@ -32,6 +32,7 @@ from gac.profiling.table import Profile
 from gac.sensitivity.calibration import StatisticsStore, stream_moments
 from gac.sensitivity.curves import measure_curves
 from gac.sensitivity.documents import Documents, Text
+from gac.sensitivity.evidence import measure_evidence
 from gac.sensitivity.methods import FACTOR, Method, method_named
 from gac.sensitivity.text import TextSpec, Windows, calibration_text, calibration_windows
 from gac.sites import Workload, as_planned, curves_together
@@ -87,8 +88,10 @@ def allocate(
             together for it; the profile has to hold those shapes (``gac profile --model ... --fuse``) where latency is
             limited or to be predicted.
         rule: how the choice is made. ``loss`` is exact over the loss curves. Others to compare it with: ``importance``
-            (scores times parameters in a window of the unaligned ranks, solved exactly), ``uniform`` (SVD-LLM's) and
-            ``fisher`` (PaLU's), the last two also rounded: ``uniform:down8``, ``fisher:nearest32``, ``uniform:pad64``.
+            (scores times parameters in a window of the unaligned ranks, solved exactly), and the peers' rules
+            ``uniform`` (SVD-LLM), ``fisher`` (PaLU), ``zero-sum`` (ZS-SVD; one more backward pass over the calibration
+            text) and ``sensitivity`` (ASVD; nine runs of the model for every weight), which can also be rounded:
+            ``uniform:down8``, ``fisher:nearest32``, ``zero-sum:pad64``.
         verify: solve the instance a second time, with OR-Tools CP-SAT, and raise where the two disagree.
         seed: which windows of the calibration text are used; 0 takes the first.
         progress: show progress bars.
@@ -108,6 +111,7 @@ def allocate(
     problem, made_from = _measured(
         model,
         tokenizer,
+        rule=how.name,
         budget=budget,
         profile=profile,
         method=method,
@@ -286,6 +290,7 @@ def _measured(
     model: "PreTrainedModel | str | Path",
     tokenizer: "PreTrainedTokenizerBase | None",
     *,
+    rule: str = "loss",
     budget: float,
     profile: Profile | str | Path | None,
     method: str,
@@ -319,6 +324,7 @@ def _measured(
     digest = model_digest(loaded.model, [weight.name for site in sites for weight in site.weights])
     store = _store(digest, windows, how)
     curves = measure_curves(loaded.model, sites, windows.ids, how, store, progress=progress)
+    evidence = measure_evidence(rule, loaded.model, sites, windows.ids, how, store, progress=progress)
     made_from = Provenance(
         model=loaded.name,
         model_digest=digest,
@@ -333,7 +339,8 @@ def _measured(
         factor=FACTOR,
         fused=fuse,
     )
-    return Problem(planned, curves_together(planned, curves.sites), names, table, parsed, align), made_from
+    together = curves_together(planned, curves.sites)
+    return Problem(planned, together, names, table, parsed, align, evidence), made_from
 
 
 def _store(digest: str, windows: Windows, method: Method) -> StatisticsStore:

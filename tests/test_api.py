@@ -302,6 +302,17 @@ def test_saving_without_a_tokenizer_is_said(
     assert gac.load(tmp_path / "checkpoint").gac_plan == plan
 
 
+@pytest.mark.parametrize("rule", ["zero-sum", "sensitivity", "zero-sum:down8"])
+def test_a_peers_rule_asks_the_model_what_it_needs(
+    tiny_model: LlamaForCausalLM, options: dict[str, Any], rule: str
+) -> None:
+    plan = gac.allocate(tiny_model, 0.6, method="svd-llm", rule=rule, **options)
+    assert plan.certificate.method == rule
+    assert plan.budget.used <= plan.budget.limit
+    model = gac.compress(tiny_model, plan, tokenizer=options["tokenizer"], progress=False)
+    assert total(model) == plan.budget.used
+
+
 # --- documents as calibration text ----------------------------------------------------------------------------------
 
 

@@ -1,11 +1,13 @@
 """How others allocate: the rules that a plan is compared with. None of them keeps the budget by itself."""
 
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from types import MappingProxyType
 
 from gac.forms import Weight, form_named
-from gac.sites import LossCurve
+from gac.sites import Floats, LossCurve
 
 
 @dataclass(frozen=True)
@@ -108,6 +110,35 @@ def fisher_ranks(weights: Sequence[Weight], scores: Mapping[str, float], limit: 
         left -= sum(weight.params for weight in capped)
         sharing = [weight for weight in sharing if weight.name not in ranks]
     return ranks
+
+
+def sensitivity_ranks(weights: Sequence[Weight], probes: Mapping[str, Floats], limit: int) -> dict[str, int]:
+    """ASVD's rule: one threshold for all weights, each of which takes its smallest rank that loses no more than that.
+
+    The threshold is the least one at which the parameters keep the limit (ASVD, arXiv 2312.05821, section 3.3). A
+    weight stays dense where even its largest rank loses more. Where no threshold is high enough, every weight takes its
+    smallest rank, and the limit is exceeded.
+
+    Args:
+        probes: by weight name, ranks and the loss of the model in which that weight alone has each, ``(ranks, 2)``.
+        limit: parameters of all weights together.
+
+    Returns:
+        A rank for every weight; the full one where it stays dense.
+    """
+    low_rank = form_named("low_rank")
+
+    def ranks_at(threshold: float) -> dict[str, int]:
+        found = {weight.name: probes[weight.name][probes[weight.name][:, 1] <= threshold, 0] for weight in weights}
+        return {weight.name: int(found[weight.name].min(initial=low_rank.full(weight))) for weight in weights}
+
+    def used(threshold: float) -> int:
+        ranks = ranks_at(threshold)
+        return sum(min(low_rank.params(weight, ranks[weight.name]), weight.params) for weight in weights)
+
+    thresholds = [-inf, *sorted({loss for weight in weights for loss in probes[weight.name][:, 1].tolist()})]
+    at = bisect_left(thresholds, True, key=lambda threshold: used(threshold) <= limit)
+    return ranks_at(thresholds[min(at, len(thresholds) - 1)])
 
 
 def allot(weights: Sequence[Weight], ranks: Mapping[str, int], rounding: Rounding | None = None) -> dict[str, Allotted]:

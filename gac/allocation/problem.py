@@ -1,7 +1,7 @@
 """What there is to decide, and the decision: from measured curves and a latency table to the plan that loses least."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -13,7 +13,7 @@ from gac.allocation.latencies import UNKNOWN, Timing
 from gac.allocation.limits import budget_limit, cache_limit, latency_limits
 from gac.plan import Plan
 from gac.profiling.table import Profile
-from gac.sites import CandidateSet, Site, SiteCurves, Workload
+from gac.sites import CandidateSet, Floats, Site, SiteCurves, Workload
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,6 +27,7 @@ class Problem:
         profile: the latency table.
         workloads: what latency is looked up for.
         align: only dims that the profile shows to be sound, and of those the multiples of the number that is given.
+        evidence: what the rule asked to be measured besides the curves, by weight name.
     """
 
     sites: Sequence[Site]
@@ -35,6 +36,7 @@ class Problem:
     profile: Profile
     workloads: tuple[Workload, ...]
     align: bool | int
+    evidence: Mapping[str, Floats] = field(default_factory=dict)
 
     @property
     def params(self) -> int:

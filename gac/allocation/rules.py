@@ -1,9 +1,10 @@
 """Ways to choose, by name: the exact choice over the loss curves, and the rules it is compared with."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import fsum
+from types import MappingProxyType
 from typing import Literal
 
 import numpy as np
@@ -16,6 +17,7 @@ from gac.allocation.baselines import (
     allot,
     fisher_ranks,
     fisher_score,
+    sensitivity_ranks,
     uniform_ranks,
 )
 from gac.allocation.candidates import candidate_at, step_of
@@ -24,15 +26,16 @@ from gac.allocation.knapsack import Solution
 from gac.allocation.latencies import Timing
 from gac.allocation.limits import budget_limit
 from gac.allocation.problem import Decision, Problem, decide, pose
+from gac.allocation.zero_sum import zero_sum_ranks
 from gac.errors import GacError, did_you_mean
-from gac.forms import form_named
+from gac.forms import Weight, form_named
 from gac.plan import Certificate
 from gac.sites import CandidateSet, Ints, LossCurve, Site
 
-RULES = ("loss", "importance", "uniform", "fisher")
-_ROUNDED = ("uniform", "fisher")
+_ROUNDED = ("uniform", "fisher", "zero-sum", "sensitivity")
+RULES = ("loss", "importance", *_ROUNDED)
 _COMMON_STEPS = (8, 16, 32, 64)
-_PATTERN = re.compile(rf"(\w+)(?::({'|'.join(ROUNDINGS)})([1-9]\d*))?")
+_PATTERN = re.compile(rf"([\w-]+)(?::({'|'.join(ROUNDINGS)})([1-9]\d*))?")
 
 
 @dataclass(frozen=True)
@@ -40,8 +43,9 @@ class Rule:
     """How the choice is made; ``str(rule)`` is what ``parse`` reads.
 
     Attributes:
-        name: ``loss`` (exact over the loss curves), ``importance``, ``uniform`` or ``fisher``.
-        rounding: of the ranks that ``uniform`` and ``fisher`` give; None leaves them as they fall.
+        name: ``loss`` (exact over the loss curves), ``importance``, or a peer's: ``uniform`` (SVD-LLM), ``fisher``
+            (PaLU), ``zero-sum`` (ZS-SVD), ``sensitivity`` (ASVD).
+        rounding: of the ranks that a peer's rule gives; None leaves them as they fall.
     """
 
     name: str
@@ -59,7 +63,7 @@ class Rule:
             rounded = [f"{name}:{way}{step}" for name in _ROUNDED for way in ROUNDINGS for step in _COMMON_STEPS]
             raise GacError(
                 f"rule {text!r} is unknown",
-                f"one of {', '.join(RULES)}; the last two also rounded ({', '.join(ROUNDINGS)}), as in uniform:down8",
+                f"one of {', '.join(RULES)}; the last four also rounded ({', '.join(ROUNDINGS)}), as in uniform:down8",
                 did_you_mean(text, [*RULES, *rounded], "Correct the name."),
             )
         return cls(match[1], Rounding(match[2], int(match[3])) if match[2] else None)
@@ -103,7 +107,7 @@ def decide_by(
     The certificate of a rule's plan holds what the plan loses, and as its bound what the exact choice loses with as
     many parameters as are allowed, or as the rule used where it took more. That choice is over the problem's
     candidates together with the rule's own, so the gap is what the rule gives away. The plan's ``align`` is that of
-    the rule: ``uniform`` and ``fisher`` know no sound dims.
+    the rule: those of the peers know no sound dims.
 
     A plan padded with zeros has the loss of the ranks before; ``compress`` fills the padding with further directions
     instead of zeros, and so loses no more.
@@ -149,14 +153,26 @@ def _certificate(rule: Rule, chosen: Sequence[CandidateSet], solution: Solution)
 def _allotted(rule: Rule, problem: Problem, budget: float, limit: int) -> dict[str, Allotted]:
     """What the rule gives every weight, by name."""
     weights = [weight for site in problem.sites for weight in site.weights]
-    ranks = uniform_ranks(weights, budget)
-    if rule.name == "uniform":
-        return allot(weights, ranks, rule.rounding)
+    if rule.name == "importance":
+        uniform = allot(weights, uniform_ranks(weights, budget))
+        return most_important(weights, _scores(problem, weights), uniform, _sound_ranks(problem), limit)
+    return allot(weights, _PEERS[rule.name](problem, weights, budget, limit), rule.rounding)
+
+
+def _scores(problem: Problem, weights: Sequence[Weight]) -> dict[str, float]:
     curves = _low_rank(problem)
-    scores = {weight.name: fisher_score(weight, curves[weight.name]) for weight in weights}
-    if rule.name == "fisher":
-        return allot(weights, fisher_ranks(weights, scores, limit), rule.rounding)
-    return most_important(weights, scores, allot(weights, ranks), _sound_ranks(problem), limit)
+    return {weight.name: fisher_score(weight, curves[weight.name]) for weight in weights}
+
+
+# The ranks that a peer's rule gives every weight of a problem, for a budget and its limit.
+_PEERS: Mapping[str, Callable[[Problem, Sequence[Weight], float, int], dict[str, int]]] = MappingProxyType(
+    {
+        "uniform": lambda problem, weights, budget, limit: uniform_ranks(weights, budget),
+        "fisher": lambda problem, weights, budget, limit: fisher_ranks(weights, _scores(problem, weights), limit),
+        "zero-sum": lambda problem, weights, budget, limit: zero_sum_ranks(weights, problem.evidence, limit),
+        "sensitivity": lambda problem, weights, budget, limit: sensitivity_ranks(weights, problem.evidence, limit),
+    }
+)
 
 
 def _low_rank(problem: Problem) -> dict[str, LossCurve]:

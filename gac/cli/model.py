@@ -48,8 +48,8 @@ def _latency(_ctx: click.Context, _option: click.Parameter, texts: Sequence[str]
     "--rule",
     default="loss",
     show_default=True,
-    help="How the choice is made: loss (exact), or to compare it with importance, uniform or fisher; the last two also "
-    "rounded, as in uniform:down8, uniform:nearest16, fisher:pad64.",
+    help="How the choice is made: loss (exact), or to compare it with importance, or a peer's: uniform, fisher, "
+    "zero-sum, sensitivity; these also rounded, as in uniform:down8, zero-sum:nearest16, fisher:pad64.",
 )
 @click.option("--verify", is_flag=True, help="Solve it a second time, with OR-Tools CP-SAT.")
 @click.option(

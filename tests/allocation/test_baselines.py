@@ -1,7 +1,15 @@
 import numpy as np
 import pytest
 
-from gac.allocation.baselines import Allotted, Rounding, allot, fisher_ranks, fisher_score, uniform_ranks
+from gac.allocation.baselines import (
+    Allotted,
+    Rounding,
+    allot,
+    fisher_ranks,
+    fisher_score,
+    sensitivity_ranks,
+    uniform_ranks,
+)
 from gac.forms import Weight, form_named
 from gac.sites import LossCurve
 
@@ -45,6 +53,24 @@ def test_fisher_ranks_keep_the_limit(budget: float) -> None:
 
 def test_nothing_scores_anything() -> None:
     assert fisher_ranks([Q, K], {"q": 0.0, "k": 0.0}, 1000) == {"q": 1, "k": 1}
+
+
+PROBES = {"q": np.array([[8, 3.0], [16, 2.2], [24, 2.1]]), "k": np.array([[4, 2.5], [8, 2.3], [12, 2.0]])}
+
+
+@pytest.mark.parametrize(
+    ("limit", "ranks"),
+    [
+        (4096 + 2048, {"q": 64, "k": 32}),
+        (4096 + 96 * 12, {"q": 64, "k": 12}),
+        (128 * 24 + 96 * 12, {"q": 24, "k": 12}),
+        (128 * 16 + 96 * 8, {"q": 16, "k": 8}),
+        (128 * 16 + 96 * 8 - 1, {"q": 16, "k": 4}),
+        (1, {"q": 8, "k": 4}),
+    ],
+)
+def test_sensitivity_finds_the_least_threshold_that_keeps_the_limit(limit: int, ranks: dict[str, int]) -> None:
+    assert sensitivity_ranks([Q, K], PROBES, limit) == ranks
 
 
 @pytest.mark.parametrize(

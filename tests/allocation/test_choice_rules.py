@@ -1,5 +1,6 @@
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from small_problems import DECODE, MADE_FROM, PREFILL, problem
 
@@ -28,7 +29,9 @@ def dims(made: Plan) -> list[tuple[str, int]]:
 # --- names ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("text", ["loss", "importance", "uniform", "fisher", "uniform:down8", "fisher:pad64"])
+@pytest.mark.parametrize(
+    "text", ["loss", "importance", "uniform", "fisher", "uniform:down8", "fisher:pad64", "zero-sum:down8"]
+)
 def test_a_rule_is_written_as_it_is_read(text: str) -> None:
     assert str(Rule.parse(text)) == text
 
@@ -41,8 +44,9 @@ def test_an_unknown_rule_names_the_nearest() -> None:
     with pytest.raises(GacError) as caught:
         Rule.parse("uniform:dwn8")
     assert str(caught.value) == (
-        "rule 'uniform:dwn8' is unknown; expected one of loss, importance, uniform, fisher; the last two also rounded "
-        "(nearest, down, up, pad), as in uniform:down8. Did you mean 'uniform:down8'?"
+        "rule 'uniform:dwn8' is unknown; expected one of loss, importance, uniform, fisher, zero-sum, "
+        "sensitivity; the last four also rounded (nearest, down, up, pad), as in uniform:down8. "
+        "Did you mean 'uniform:down8'?"
     )
 
 
@@ -77,6 +81,26 @@ def test_uniform_gives_every_weight_the_same_rank() -> None:
 
 def test_fisher_gives_more_to_what_matters_more() -> None:
     assert dims(plan("fisher")) == [("low_rank", 1), ("low_rank", 4), ("dense", 12)]
+
+
+def with_evidence(*evidence: object) -> Problem:
+    return replace(SMALL, evidence={f"site{at}": np.array(values) for at, values in enumerate(evidence)})
+
+
+def test_zero_sum_drops_what_predicts_no_change() -> None:
+    """Of the first site all components but one go before any of the others, which predict more."""
+    made = plan("zero-sum", of=with_evidence([1e-9] * 12, [1.0] * 12, [2.0] * 12))
+    assert dims(made) == [("low_rank", 1), ("low_rank", 5), ("dense", 12)]
+
+
+def test_sensitivity_takes_one_threshold_for_all() -> None:
+    probes = [[[1, 4.0], [3, 2.9], [5, 2.5]], [[1, 3.0], [3, 2.8], [5, 2.5]], [[1, 9.0], [3, 8.0], [5, 3.1]]]
+    assert dims(plan("sensitivity", of=with_evidence(*probes))) == [("low_rank", 3), ("low_rank", 3), ("dense", 12)]
+
+
+def test_what_a_peer_gives_is_rounded() -> None:
+    made = plan("zero-sum:down2", of=with_evidence([1e-9] * 12, [1.0] * 12, [2.0] * 12))
+    assert dims(made) == [("low_rank", 2), ("low_rank", 4), ("dense", 12)]
 
 
 def test_the_certificate_is_the_gap_to_the_exact_choice() -> None:

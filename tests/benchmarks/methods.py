@@ -26,7 +26,7 @@ from gac.models.loading import Loaded, load_model
 from gac.plan import Plan
 
 METHODS = ("svd", "asvd", "svd-llm", "kfac")
-PEERS = (("svd-llm", "uniform"),)
+PEERS = (("svd-llm", "uniform"), ("asvd", "sensitivity"), ("svd-llm", "zero-sum"))
 STEPS = (8, 16, 32, 64)
 COLUMNS = ("method", "rule", "forms", "budget", "align", "kept", "used", "over", "misaligned", "predicted", "ratio")
 

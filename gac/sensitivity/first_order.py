@@ -1,0 +1,136 @@
+"""First-order changes of the loss: what dropping each singular component of a weight is predicted to change.
+
+With D the mean gradient of a weight over the calibration tokens, W - u s v^T changes the loss by about -<D, u s v^T>,
+nats a token. Components are those of the method's decomposition; in whitened coordinates this is ZS-SVD's
+``-sigma_i u_i^T (D R^-T) v_i`` (arXiv 2602.02848), for its whitened ``W R``. The sign is kept, and it cancels in sums.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import groupby
+
+import torch
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from gac.errors import ModelError
+from gac.forms import Weight
+from gac.sensitivity.calibration import CHUNK_BYTES, StatisticsStore, back_propagate, stream_moments
+from gac.sensitivity.methods import Decomposition, Method, decompose
+from gac.sites import Floats, Site
+
+
+def stream_changes(
+    model: nn.Module,
+    sites: Sequence[Site],
+    windows: Tensor,
+    method: Method,
+    store: StatisticsStore | None,
+    progress: bool,
+) -> Iterator[tuple[int, dict[str, Floats]]]:
+    """Yield ``(layer, {weight name: changes})`` in layer order; changes as in ``component_changes``.
+
+    Takes one more backward pass over the windows for each chunk of layers whose gradients fit in ``CHUNK_BYTES``.
+
+    Raises:
+        ModelError: a gradient, the loss or a statistic is not finite.
+    """
+    for chunk in _chunks(sites):
+        weights = [weight for site in chunk for weight in site.weights]
+        gradients = mean_gradients(model, weights, windows, progress)
+        stream = stream_moments(model, chunk, windows, power=method.power, store=store, progress=progress)
+        for layer, moments in stream:
+            yield (
+                layer,
+                {
+                    weight.name: component_changes(
+                        decompose(model.get_parameter(f"{weight.name}.weight"), method.metric(moments.of(weight))),
+                        gradients[weight.name],
+                    )
+                    for site in chunk
+                    if site.layer == layer
+                    for weight in site.weights
+                },
+            )
+
+
+def component_changes(found: Decomposition, gradient: Tensor) -> Floats:
+    """What dropping each component is predicted to change, the largest singular value first.
+
+    Nats a token, float64, shape ``(full,)``.
+
+    Args:
+        gradient: the mean gradient of the weight, shape ``(out, in)``.
+    """
+    changes: Floats = -((found.second.T @ gradient.double()) * found.first).sum(1).cpu().numpy()
+    return changes
+
+
+def mean_gradients(
+    model: nn.Module, weights: Sequence[Weight], windows: Tensor, progress: bool = True
+) -> dict[str, Tensor]:
+    """The gradient of the loss in nats a token at each weight, float32, shape ``(out, in)``, by name.
+
+    Raises:
+        ModelError: a gradient or the loss is not finite.
+    """
+    device = next(model.parameters()).device
+    shapes = {weight.name: (weight.out_features, weight.in_features) for weight in weights}
+    sums = {name: torch.zeros(shape, device=device) for name, shape in shapes.items()}
+    with _only_gradients_of(model, sums):
+        for index, window in enumerate(tqdm(windows, "mean gradients", unit="window", disable=not progress)):
+            back_propagate(model, window.to(device).unsqueeze(0), index)
+    predicted = windows.numel() - len(windows)
+    for name, total in sums.items():
+        if not torch.isfinite(total).all():
+            raise ModelError(
+                f"the gradient of {name} is not finite",
+                "finite gradients",
+                "Load the model in bfloat16 or float32, and check its weights.",
+            )
+    return {name: total / predicted for name, total in sums.items()}
+
+
+@contextmanager
+def _only_gradients_of(model: nn.Module, sums: dict[str, Tensor]) -> Iterator[None]:
+    """In eval mode, and every gradient of these weights is added to its sum and let go; as before on exit."""
+    training = model.training
+    wanted = {parameter: parameter.requires_grad for parameter in model.parameters()}
+    model.eval().requires_grad_(False)
+    handles = []
+    for name, total in sums.items():
+        weight = model.get_parameter(f"{name}.weight").requires_grad_(True)
+        handles.append(weight.register_post_accumulate_grad_hook(_adder(total)))  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+        for parameter, asked in wanted.items():
+            parameter.requires_grad_(asked)
+        model.train(training)
+
+
+def _adder(total: Tensor) -> Callable[[Tensor], None]:
+    def add(weight: Tensor) -> None:
+        assert weight.grad is not None
+        total.add_(weight.grad)
+        weight.grad = None
+
+    return add
+
+
+def _chunks(sites: Sequence[Site]) -> Iterator[list[Site]]:
+    """Whole layers, as many as have float32 gradients of ``CHUNK_BYTES`` together; at least one."""
+    chunk: list[Site] = []
+    size = 0
+    for _, group in groupby(sites, key=lambda site: site.layer):
+        members = list(group)
+        needed = 4 * sum(site.params for site in members)
+        if chunk and size + needed > CHUNK_BYTES:
+            yield chunk
+            chunk, size = [], 0
+        chunk += members
+        size += needed
+    if chunk:
+        yield chunk

@@ -1,0 +1,110 @@
+"""ASVD's sensitivity: the loss of the model with one weight truncated, for every weight and several kept fractions.
+
+Sensitivity-based truncation rank searching (ASVD, arXiv 2312.05821, section 3.3). It is measured and not predicted, and
+so takes as many runs of the model as there are weights and fractions.
+"""
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from tqdm import tqdm
+
+from gac.errors import ModelError
+from gac.sensitivity.calibration import StatisticsStore, stream_moments
+from gac.sensitivity.methods import Decomposition, Method, decompose
+from gac.sites import Floats, Site
+
+KEPT = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+"""The kept fractions of a weight's parameters that are tried, as in ASVD's code."""
+
+WINDOWS = 4
+"""How many calibration windows the loss is measured on, from the first on."""
+
+logger = logging.getLogger("gac")
+
+
+def stream_probes(
+    model: nn.Module,
+    sites: Sequence[Site],
+    windows: Tensor,
+    method: Method,
+    store: StatisticsStore | None,
+    progress: bool,
+) -> Iterator[tuple[int, dict[str, Floats]]]:
+    """Yield ``(layer, {weight name: probes})`` in layer order; says first how many runs of the model it takes.
+
+    Probes have shape ``(fractions, 2)``: the rank, ``int(out in kept / (out + in))`` and at least 1, and the mean loss
+    in nats a token of the model in which that one weight has it.
+
+    Raises:
+        ModelError: a loss or a statistic is not finite.
+    """
+    count = sum(len(site.weights) for site in sites)
+    if not count:
+        return
+    ids = windows[:WINDOWS].to(next(model.parameters()).device)
+    logger.info(
+        "%d weights at %d kept fractions: %d runs of the model over %d windows of %d tokens",
+        count,
+        len(KEPT),
+        count * len(KEPT),
+        *ids.shape,
+    )
+    bar = tqdm(total=count * len(KEPT), desc="probing", unit="run", disable=not progress)
+    with bar:
+        for layer, moments in stream_moments(model, sites, windows, power=method.power, store=store, progress=progress):
+            found = {}
+            for weight in (weight for site in sites if site.layer == layer for weight in site.weights):
+                parameter = model.get_parameter(f"{weight.name}.weight")
+                decomposition = decompose(parameter, method.metric(moments.of(weight)))
+                probes = []
+                for probe in _probes(model, parameter, decomposition, ids):
+                    probes.append(probe)
+                    bar.update()
+                found[weight.name] = np.array(probes, dtype=np.float64)
+            yield layer, found
+
+
+def _probes(model: nn.Module, parameter: Tensor, found: Decomposition, ids: Tensor) -> Iterator[tuple[int, float]]:
+    out, inside = parameter.shape
+    for kept in KEPT:
+        rank = max(1, int(out * inside * kept / (out + inside)))
+        second, first = found.factors(rank)
+        with _replaced(parameter, second @ first):
+            loss = _loss(model, ids)
+        if not np.isfinite(loss):
+            raise ModelError(
+                f"the loss with one weight at rank {rank} is {loss}",
+                "a finite loss",
+                "Load the model in bfloat16 or float32, and check its weights.",
+            )
+        yield rank, loss
+
+
+@contextmanager
+def _replaced(parameter: Tensor, value: Tensor) -> Iterator[None]:
+    """Another value inside, the parameter's own again after."""
+    with torch.no_grad():
+        own = parameter.clone()
+        parameter.copy_(value)
+        try:
+            yield
+        finally:
+            parameter.copy_(own)
+
+
+def _loss(model: nn.Module, ids: Tensor) -> float:
+    """Mean loss over the predicted tokens, nats; one window at a time."""
+    training, total = model.training, 0.0
+    model.eval()
+    with torch.inference_mode():
+        for window in ids:
+            logits = model(input_ids=window.unsqueeze(0), use_cache=False).logits[0, :-1]
+            total += float(cross_entropy(logits.float(), window[1:], reduction="sum"))
+    model.train(training)
+    return total / (ids.numel() - len(ids))

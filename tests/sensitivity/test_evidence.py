@@ -1,0 +1,135 @@
+"""What the peers' rules ask of a model: first-order changes and probes, beside what the model itself says."""
+
+import copy
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+from transformers import LlamaForCausalLM
+
+from gac.errors import ModelError
+from gac.models.families import family_of
+from gac.sensitivity.calibration import StatisticsStore, stream_moments
+from gac.sensitivity.evidence import STREAMS, measure_evidence
+from gac.sensitivity.first_order import mean_gradients
+from gac.sensitivity.methods import METHODS, Decomposition, decompose
+from gac.sensitivity.probes import KEPT, WINDOWS
+from gac.sites import Floats, Site
+
+METHOD = METHODS["svd-llm"]
+NAME = "model.layers.1.mlp.gate_proj"
+
+
+@pytest.fixture
+def windows() -> Tensor:
+    return torch.randint(258, (6, 32), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture
+def sites(tiny_model: LlamaForCausalLM) -> tuple[Site, ...]:
+    return family_of(tiny_model.config).sites(tiny_model.config)
+
+
+def measured(rule: str, model: LlamaForCausalLM, sites: tuple[Site, ...], windows: Tensor) -> dict[str, Floats]:
+    return measure_evidence(rule, model, sites, windows, METHOD, None, progress=False)
+
+
+def decomposed(model: LlamaForCausalLM, sites: tuple[Site, ...], windows: Tensor) -> Decomposition:
+    """Of the weight NAME."""
+    weight = next(weight for site in sites for weight in site.weights if weight.name == NAME)
+    _, moments = list(stream_moments(model, sites, windows, power=METHOD.power, progress=False))[1]
+    return decompose(model.get_parameter(f"{NAME}.weight"), METHOD.metric(moments.of(weight)))
+
+
+def loss(model: LlamaForCausalLM, windows: Tensor) -> float:
+    with torch.no_grad():
+        logits = model(windows).logits[:, :-1].double()
+    return float(cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten()))
+
+
+def test_rules_that_read_curves_alone_ask_for_nothing(
+    tiny_model: LlamaForCausalLM, sites: tuple[Site, ...], windows: Tensor
+) -> None:
+    assert measured("loss", tiny_model, sites, windows) == {}
+
+
+def test_a_change_is_the_slope_of_the_loss_in_its_component(
+    tiny_model: LlamaForCausalLM, sites: tuple[Site, ...], windows: Tensor
+) -> None:
+    tiny_model.double()
+    found = measured("zero-sum", tiny_model, sites, windows)[NAME]
+    parts = decomposed(tiny_model, sites, windows)
+    weight = tiny_model.get_parameter(f"{NAME}.weight")
+    step = 0.05  # norms run in float32, so that smaller steps drown in rounding
+    for at in (0, 5, 63):
+        component = torch.outer(parts.second[:, at], parts.first[at])
+        with torch.no_grad():
+            weight.sub_(step * component)
+            less = loss(tiny_model, windows)
+            weight.add_(2 * step * component)
+            more = loss(tiny_model, windows)
+            weight.sub_(step * component)
+        assert found[at] == pytest.approx((less - more) / (2 * step), rel=1e-2, abs=1e-6)
+
+
+def test_there_is_a_change_for_every_component(
+    tiny_model: LlamaForCausalLM, sites: tuple[Site, ...], windows: Tensor
+) -> None:
+    found = measured("zero-sum", tiny_model, sites, windows)
+    weights = [weight for site in sites for weight in site.weights]
+    assert {name: values.shape for name, values in found.items()} == {
+        weight.name: (min(weight.out_features, weight.in_features),) for weight in weights
+    }
+    assert (found[NAME] < 0).any()
+    assert (found[NAME] > 0).any()
+
+
+def test_a_probe_is_the_loss_of_the_model_with_that_weight_truncated(
+    tiny_model: LlamaForCausalLM, sites: tuple[Site, ...], windows: Tensor
+) -> None:
+    probes = measured("sensitivity", tiny_model, sites, windows)[NAME]
+    assert probes[:, 0].tolist() == [int(176 * 64 * kept / 240) for kept in KEPT]
+    second, first = decomposed(tiny_model, sites, windows).factors(int(probes[2, 0]))
+    with torch.no_grad():
+        tiny_model.get_parameter(f"{NAME}.weight").copy_(second @ first)
+    assert probes[2, 1] == pytest.approx(loss(tiny_model, windows[:WINDOWS]), rel=1e-5)
+
+
+@pytest.mark.parametrize("rule", sorted(STREAMS))
+def test_the_model_is_left_as_it_was(
+    rule: str, tiny_model: LlamaForCausalLM, sites: tuple[Site, ...], windows: Tensor
+) -> None:
+    tiny_model.train()
+    tiny_model.lm_head.requires_grad_(False)
+    before = copy.deepcopy(tiny_model.state_dict())
+    measured(rule, tiny_model, sites, windows)
+    assert tiny_model.training
+    assert [name for name, value in tiny_model.named_parameters() if not value.requires_grad] == ["lm_head.weight"]
+    assert all(value.grad is None for value in tiny_model.parameters())
+    assert all(torch.equal(before[name], value) for name, value in tiny_model.state_dict().items())
+
+
+@pytest.mark.parametrize("rule", sorted(STREAMS))
+def test_a_layer_is_measured_once(
+    rule: str, tiny_model: LlamaForCausalLM, sites: tuple[Site, ...], windows: Tensor, tmp_path: Path
+) -> None:
+    store = StatisticsStore(tmp_path)
+    first = measure_evidence(rule, tiny_model, sites, windows, METHOD, store, progress=False)
+    (tmp_path / f"{rule}-svd-llm-0001.safetensors").unlink()
+    tiny_model.model.embed_tokens.weight.data.zero_()
+    again = measure_evidence(rule, tiny_model, sites, windows, METHOD, store, progress=False)
+    assert set(again) == set(first)
+    kept = "model.layers.0.self_attn.q_proj"
+    assert np.array_equal(again[kept], first[kept])
+    assert not np.array_equal(again[NAME], first[NAME])
+
+
+def test_a_gradient_that_is_not_finite_is_refused(
+    tiny_model: LlamaForCausalLM, sites: tuple[Site, ...], windows: Tensor
+) -> None:
+    tiny_model.get_parameter(f"{NAME}.weight").register_hook(lambda gradient: gradient * torch.nan)
+    with pytest.raises(ModelError, match=r"the gradient of model\.layers\.1\.mlp\.gate_proj is not finite"):
+        mean_gradients(tiny_model, [weight for site in sites for weight in site.weights], windows, progress=False)
