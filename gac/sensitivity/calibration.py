@@ -175,7 +175,7 @@ def _measure(
         bar = tqdm(windows[first:], "calibrating", len(windows), initial=first, unit="window", disable=not progress)
         saved = time.monotonic()
         for done, window in enumerate(bar, start=first + 1):
-            sums["loss"] += back_propagate(model, window.to(device).unsqueeze(0), done - 1)
+            sums["loss"] += _backward(model, window.to(device).unsqueeze(0), done - 1)
             if store is not None and done < len(windows) and time.monotonic() - saved > SNAPSHOT_SECONDS:
                 _snapshot(store, sums, done)
                 saved = time.monotonic()
@@ -276,12 +276,8 @@ class _Recorder:
         self._sums[f"gradients/{name}"] += g.T @ g
 
 
-def back_propagate(model: nn.Module, ids: Tensor, index: int) -> Tensor:
-    """Back-propagate the summed token loss of one window, ids ``(1, tokens)``; returns that sum in nats.
-
-    Raises:
-        ModelError: the loss is not finite; names the window by ``index``.
-    """
+def _backward(model: nn.Module, ids: Tensor, index: int) -> Tensor:
+    """Back-propagate the summed token loss of one window, ids ``(1, tokens)``; returns that sum in nats."""
     embeddings = model.get_input_embeddings()(ids).detach().requires_grad_(True)  # type: ignore[operator]
     logits = model(inputs_embeds=embeddings, use_cache=False).logits
     loss = F.cross_entropy(logits[0, :-1].float(), ids[0, 1:], reduction="sum")

@@ -15,9 +15,12 @@ from tqdm import tqdm
 
 from gac.errors import ModelError
 from gac.forms import Weight
-from gac.sensitivity.calibration import CHUNK_BYTES, StatisticsStore, back_propagate, stream_moments
+from gac.sensitivity.calibration import StatisticsStore, stream_moments
+from gac.sensitivity.losses import window_loss
 from gac.sensitivity.methods import Decomposition, Method, decompose
 from gac.sites import Floats, Site
+
+CHUNK_BYTES = 12 * 2**30
 
 
 def stream_changes(
@@ -78,8 +81,8 @@ def mean_gradients(
     shapes = {weight.name: (weight.out_features, weight.in_features) for weight in weights}
     sums = {name: torch.zeros(shape, device=device) for name, shape in shapes.items()}
     with _only_gradients_of(model, sums):
-        for index, window in enumerate(tqdm(windows, "mean gradients", unit="window", disable=not progress)):
-            back_propagate(model, window.to(device).unsqueeze(0), index)
+        for window in tqdm(windows, "mean gradients", unit="window", disable=not progress):
+            window_loss(model, window.to(device)).backward()  # type: ignore[no-untyped-call]
     predicted = windows.numel() - len(windows)
     for name, total in sums.items():
         if not torch.isfinite(total).all():

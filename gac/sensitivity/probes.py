@@ -11,11 +11,10 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 from tqdm import tqdm
 
-from gac.errors import ModelError
 from gac.sensitivity.calibration import StatisticsStore, stream_moments
+from gac.sensitivity.losses import window_loss
 from gac.sensitivity.methods import Decomposition, Method, decompose
 from gac.sites import Floats, Site
 
@@ -77,12 +76,6 @@ def _probes(model: nn.Module, parameter: Tensor, found: Decomposition, ids: Tens
         second, first = found.factors(rank)
         with _replaced(parameter, second @ first):
             loss = _loss(model, ids)
-        if not np.isfinite(loss):
-            raise ModelError(
-                f"the loss with one weight at rank {rank} is {loss}",
-                "a finite loss",
-                "Load the model in bfloat16 or float32, and check its weights.",
-            )
         yield rank, loss
 
 
@@ -104,7 +97,6 @@ def _loss(model: nn.Module, ids: Tensor) -> float:
     model.eval()
     with torch.inference_mode():
         for window in ids:
-            logits = model(input_ids=window.unsqueeze(0), use_cache=False).logits[0, :-1]
-            total += float(cross_entropy(logits.float(), window[1:], reduction="sum"))
+            total += float(window_loss(model, window))
     model.train(training)
     return total / (ids.numel() - len(ids))

@@ -90,7 +90,7 @@ def test_finished_layers_are_read_back_and_not_measured(
 ) -> None:
     store = StatisticsStore(tmp_path)
     first = measured(tiny_model, sites, windows, store)
-    monkeypatch.setattr(calibration, "back_propagate", lambda *_: pytest.fail("measured again"))
+    monkeypatch.setattr(calibration, "_backward", lambda *_: pytest.fail("measured again"))
     again = measured(tiny_model, sites, windows, store)
     assert all(torch.equal(again[0].tensors[name], tensor) for name, tensor in first[0].tensors.items())
 
@@ -104,7 +104,7 @@ def test_an_interrupted_calibration_goes_on_where_it_stopped(
 ) -> None:
     whole = measured(tiny_model, sites, windows)
     monkeypatch.setattr(calibration, "SNAPSHOT_SECONDS", -1.0)
-    backward, seen = calibration.back_propagate, []
+    backward, seen = calibration._backward, []
 
     def stops_at_the_third(model: LlamaForCausalLM, ids: Tensor, index: int) -> Tensor:
         if index == 2 and len(seen) == 2:
@@ -113,7 +113,7 @@ def test_an_interrupted_calibration_goes_on_where_it_stopped(
         seen.append(index)
         return backward(model, ids, index)
 
-    monkeypatch.setattr(calibration, "back_propagate", stops_at_the_third)
+    monkeypatch.setattr(calibration, "_backward", stops_at_the_third)
     store = StatisticsStore(tmp_path)
     with pytest.raises(KeyboardInterrupt):
         measured(tiny_model, sites, windows, store)
