@@ -19,7 +19,7 @@ from gac.allocation.rules import Rule, decide_by
 from gac.compression.apply import build_modules, changed_sites, swap_in
 from gac.compression.checkpoint import load_checkpoint, save_checkpoint
 from gac.compression.fusing import fuse_inputs
-from gac.errors import ModelError, PlanError
+from gac.errors import GacError, ModelError, PlanError
 from gac.evaluation.perplexity import Perplexity
 from gac.evaluation.perplexity import perplexity as measure_perplexity
 from gac.files import home
@@ -72,7 +72,9 @@ def allocate(
             by the rules ``loss`` and ``importance`` (``plan.budget.over`` says by how much another one did).
         profile: a latency table, its path, or the name of a shipped one; None takes the local GPU's, and the
             shipped H100's where there is no GPU (the plan says so).
-        method: the metric that errors are measured in: ``kfac``, ``svd-llm``, ``asvd`` (``asvd:ALPHA``) or ``svd``.
+        method: the metric that errors are measured in: ``kfac``, ``svd-llm``, ``asvd`` (``asvd:ALPHA``) or ``svd``; or
+            ``palu`` (``palu:N``), which gives k_proj and v_proj its form ``grouped``, in groups of 4 (N) heads, leaves
+            everything else dense, and takes the budget for the kept fraction of the KV cache.
         forms: forms that compete with staying dense: ``low_rank``, ``narrow`` (fewer neurons of an MLP), ``head_dim``
             (shorter value vectors, in v_proj, o_proj and the KV cache).
         latency: allowed fraction of the dense weights' latency, for every workload or by workload.
@@ -105,6 +107,7 @@ def allocate(
             not usable.
     """
     how = Rule.parse(rule)
+    forms, budget, kv_cache = _planned_with(method_named(method), forms, budget, kv_cache)
     how.check(forms, latency, kv_cache)
     if verify:
         check_installed()
@@ -160,6 +163,10 @@ def frontier(
         GacError: fewer than 2 points, a limit that is no workload, a profile that lacks the limited latency, or the
             model, profile, text or an argument is not usable.
     """
+    if (own := method_named(method).form) is not None:
+        raise GacError(
+            f"a frontier of method {method}", "a method for any form", f"allocate plans {own}, one at a time."
+        )
     parsed = tuple(Workload.parse(workload) for workload in workloads)
     check_asked(points, limit, parsed)
     if limit != PARAMS:
@@ -341,6 +348,30 @@ def _measured(
     )
     together = curves_together(planned, curves.sites)
     return Problem(planned, together, names, table, parsed, align, evidence), made_from
+
+
+def _planned_with(
+    method: Method, forms: Sequence[str], budget: float, kv_cache: float | None
+) -> tuple[tuple[str, ...], float, float | None]:
+    """Forms, budget and KV-cache limit to plan with: a method with a form of its own takes the budget for the cache's.
+
+    Raises:
+        GacError: other forms than its own, a second limit of the cache, or such a form with another method.
+    """
+    forms = tuple(forms)
+    if method.form is None:
+        for name in forms:
+            if form_named(name).counts == "cached":
+                given = f"form {name} with method {method.name}"
+                raise GacError(given, "method palu, which measures groups of heads", "Use method='palu'.")
+        return forms, budget, kv_cache
+    if forms not in (DEFAULT_FORMS, (method.form,)):
+        given = f"method {method.name} with forms {', '.join(forms)}"
+        raise GacError(given, f"its own form alone, {method.form}", "Leave the forms out.")
+    if kv_cache is not None:
+        given = f"method {method.name} with budget {budget:g} and a KV-cache limit of {kv_cache:g}"
+        raise GacError(given, "a budget alone, which is the kept fraction of the KV cache", "Drop the KV-cache limit.")
+    return (method.form,), 1.0, budget
 
 
 def _store(digest: str, windows: Windows, method: Method) -> StatisticsStore:

@@ -24,7 +24,8 @@ class Weight:
         values: the side that holds the value vectors of an attention's heads, and that ``head_dim`` shortens: ``out``
             of v_proj, ``in`` of o_proj; None elsewhere.
         cached: whether the KV cache keeps its output (k_proj, v_proj).
-        heads: how many heads that side consists of (v_proj: key-value heads, o_proj: query heads); 0 elsewhere.
+        heads: how many heads its output consists of (k_proj, v_proj: key-value heads) or its input (o_proj: query
+            heads); 0 elsewhere.
     """
 
     name: str
@@ -63,6 +64,11 @@ def linear(m: int, k: int, n: int) -> Operation:
     return Operation("linear", (("m", m), ("k", k), ("n", n)))
 
 
+def batched_gemm(b: int, m: int, k: int, n: int) -> Operation:
+    """``x[b, m, k] @ W[b, n, k].T`` for every b."""
+    return Operation("batched_gemm", (("b", b), ("m", m), ("k", k), ("n", n)))
+
+
 def low_rank(m: int, k: int, r: int, n: int) -> Operation:
     """A pair of GEMMs ``x[m, k] -> r -> n``."""
     return Operation("low_rank", (("m", m), ("k", k), ("r", r), ("n", n)))
@@ -72,11 +78,23 @@ class Form(ABC):
     """A way to store and run one weight, chosen with one integer: the dim.
 
     Attributes:
+        name: as plans write it; a parameter follows after a colon.
         step: dims are multiples of it where they are to be aligned, whatever the weight's own GEMM would take.
+        counts: what a peer's rule shares out between the weights that it gives this form; None: no rule gives it.
     """
 
-    name: ClassVar[str]
+    name: str
     step: ClassVar[int] = 1
+    counts: ClassVar[Literal["params", "cached"] | None] = None
+
+    @property
+    def kind(self) -> str:
+        """The name without its parameter: loss curves, modules and builders are found by it."""
+        return self.name.partition(":")[0]
+
+    def takes(self, weight: Weight) -> bool:
+        """Whether the weight can have this form."""
+        return True
 
     @abstractmethod
     def full(self, weight: Weight) -> int:
@@ -151,6 +169,7 @@ class LowRank(Form):
     """W ~ B A with B ``(out, rank)`` and A ``(rank, in)``: two GEMMs."""
 
     name = "low_rank"
+    counts = "params"
 
     def full(self, weight: Weight) -> int:
         return min(weight.out_features, weight.in_features)
@@ -179,6 +198,9 @@ class Shorter(Form):
 
     @abstractmethod
     def shortens(self, weight: Weight) -> Literal["out", "in"] | None: ...
+
+    def takes(self, weight: Weight) -> bool:
+        return self.shortens(weight) is not None
 
     def full(self, weight: Weight) -> int:
         return self._length(weight) // self.size(weight, 1)
@@ -235,18 +257,94 @@ class HeadDim(Shorter):
         return weight.heads * dim
 
 
+DEFAULT_GROUP = 4
+
+
+class Grouped(Form):
+    """k_proj or v_proj as a low-rank pair for each group of heads, all of one rank (PaLU, arXiv 2407.21118).
+
+    W's rows of one group are B_g A_g with B_g ``(rows of the group, rank)`` and A_g ``(rank, in)``. The A_g are one
+    GEMM together, the B_g a batched GEMM. What the A_g write, the latents, is counted as what the KV cache keeps, as in
+    PaLU's own runtime. Here latents are multiplied out before they are cached: the cache that runs is the dense one.
+    Latency is unknown, for no table holds such a pair. Rows of 16 bytes want ranks that are multiples of 8 in 16 bit.
+
+    Args:
+        group: heads in a group. A layer with no more heads than that is one group.
+    """
+
+    step = 8
+    counts = "cached"
+
+    def __init__(self, group: int = DEFAULT_GROUP) -> None:
+        self.group = group
+        self.name = "grouped" if group == DEFAULT_GROUP else f"grouped:{group}"
+
+    def takes(self, weight: Weight) -> bool:
+        return weight.cached and weight.heads > 0
+
+    def groups(self, weight: Weight) -> int:
+        """How many groups the weight's heads make.
+
+        Raises:
+            PlanError: the heads cannot be divided into such groups.
+        """
+        if weight.heads > self.group and weight.heads % self.group:
+            divisors = [str(size) for size in range(1, weight.heads + 1) if weight.heads % size == 0]
+            raise PlanError(
+                f"groups of {self.group} of the {weight.heads} heads of {weight.name}",
+                f"groups of {', '.join(divisors)} heads",
+                f"Give the number of heads after a colon: grouped:{divisors[-1]}, or the method palu:{divisors[-1]}.",
+            )
+        return max(1, weight.heads // self.group)
+
+    def full(self, weight: Weight) -> int:
+        return min(weight.out_features // self.groups(weight), weight.in_features)
+
+    def params(self, weight: Weight, dim: int) -> int:
+        return dim * (self.groups(weight) * weight.in_features + weight.out_features)
+
+    def cached(self, weight: Weight, dim: int) -> int:
+        return self.groups(weight) * dim
+
+    def largest_useful(self, weight: Weight) -> int:
+        """The largest dim with a smaller cache than the dense weight; its parameters may be more."""
+        return self.full(weight) - 1
+
+    def operation(self, weight: Weight, dim: int, rows: int) -> Operation:
+        pair = low_rank(rows, weight.in_features, dim, weight.out_features)
+        return Operation("grouped_low_rank", (("b", self.groups(weight)), *pair.shape))
+
+    def gemms(self, weight: Weight, dim: int, rows: int) -> tuple[Operation, ...]:
+        return linear(rows, weight.in_features, self.fused(weight, dim)), self.after(weight, dim, rows)
+
+    def axis(self, weight: Weight) -> str:
+        return "r"
+
+    def fused(self, weight: Weight, dim: int) -> int:
+        return self.groups(weight) * dim
+
+    def after(self, weight: Weight, dim: int, rows: int) -> Operation:
+        groups = self.groups(weight)
+        return batched_gemm(groups, rows, dim, weight.out_features // groups)
+
+
 DEFAULT_FORMS = ("low_rank", "narrow")
 """What competes with staying dense where nothing else is asked for."""
 
-FORMS: Mapping[str, Form] = MappingProxyType({form.name: form for form in (Dense(), LowRank(), Narrow(), HeadDim())})
+FORMS: Mapping[str, Form] = MappingProxyType(
+    {form.name: form for form in (Dense(), LowRank(), Narrow(), HeadDim(), Grouped())}
+)
 
 
 def form_named(name: str) -> Form:
-    """The form of this name.
+    """The form of this name; ``grouped:N`` has groups of N heads instead of 4.
 
     Raises:
         PlanError: there is no such form.
     """
+    kind, colon, group = name.partition(":")
+    if kind == "grouped" and colon and group.isdecimal() and int(group):
+        return Grouped(int(group))
     if name not in FORMS:
         raise PlanError(f"form {name!r} is unknown", f"one of {', '.join(FORMS)}", "Correct the name.")
     return FORMS[name]

@@ -16,7 +16,7 @@ class Moved:
     Attributes:
         weight: last part of the weight's name, with ``first`` or ``second`` for a factor of a pair; ``attention``,
             and ``cache`` for what the KV cache keeps of a token.
-        operator: ``linear`` or ``sdpa``; None for the cache.
+        operator: ``linear``, ``batched_gemm`` or ``sdpa``; None for the cache.
         axis: ``k`` or ``n`` of the GEMM ``x[m, k] @ W[n, k].T``, ``values`` of attention (the length of its value
             vectors); None for the cache.
         fixed: the operator's other axes but m, the number of tokens.
@@ -80,7 +80,7 @@ def _choices(site: Site, layers: int, form: Form) -> list[Choice]:
         return [_choice(site.kind, layers, form, taken)]
     if isinstance(form, Shorter) or form.axis(site.weights[0]) is None:
         return []
-    return [_choice(_last(weight), layers, form, [weight]) for weight in site.weights]
+    return [_choice(_last(weight), layers, form, [weight]) for weight in site.weights if form.takes(weight)]
 
 
 def _choice(kind: str, layers: int, form: Form, weights: Sequence[Weight]) -> Choice:
@@ -108,10 +108,10 @@ def _of_attention(form: Form, weight: Weight) -> list[Moved]:
     per_dim = form.cached(weight, 2) - form.cached(weight, 1)
     if not per_dim:
         return []
-    return [
-        Moved("attention", "sdpa", "values", per_dim // weight.heads, {"kv": weight.heads}),
-        Moved("cache", None, None, per_dim, {}),
-    ]
+    cache = Moved("cache", None, None, per_dim, {})
+    if not form.shortens(weight):
+        return [cache]
+    return [Moved("attention", "sdpa", "values", per_dim // weight.heads, {"kv": weight.heads}), cache]
 
 
 def _last(weight: Weight) -> str:

@@ -52,12 +52,14 @@ class KvCache:
     Attributes:
         asked: the allowed fraction of the dense model's; None: not limited.
         limit: ``floor(asked * total)``; None: not limited.
+        over: by how much a rule that keeps no limit overshot it; 0 in every plan that GAC's own choice made.
     """
 
     used: int
     total: int
     asked: float | None = None
     limit: int | None = None
+    over: int = 0
     __pydantic_config__ = _STRICT
 
 
@@ -403,10 +405,12 @@ def _check_counts(plan: Plan) -> None:
 def _check_cache(weights: Sequence[WeightChoice], cache: KvCache) -> None:
     kept = sum(form_named(one.form).cached(one.weight, one.dim) for one in weights)
     whole = sum(form_named("dense").cached(one.weight, one.dim) for one in weights)
-    if (kept, whole) != (cache.used, cache.total) or (cache.limit is not None and kept > cache.limit):
+    over = 0 if cache.limit is None else max(0, kept - cache.limit)
+    if (kept, whole, over) != (cache.used, cache.total, cache.over):
         raise PlanError(
-            f"plan states {cache.used} of {cache.total} numbers a token in the KV cache, limit {cache.limit}",
-            f"{kept} of {whole}, within the limit",
+            f"plan states {cache.used} of {cache.total} numbers a token in the KV cache, limit {cache.limit}, "
+            f"{cache.over} over it",
+            f"{kept} of {whole}, {over} over the limit",
             "Make the plan again; this one was edited.",
         )
 
@@ -444,12 +448,12 @@ def _summary_lines(plan: Plan) -> list[str]:
     ]
 
 
-def _over(budget: Budget) -> str:
-    return f", overshot by {budget.over:,}" if budget.over else ""
+def _over(limited: Budget | KvCache) -> str:
+    return f", overshot by {limited.over:,}" if limited.over else ""
 
 
 def _cache_line(cache: KvCache) -> str:
-    asked = "" if cache.limit is None else f", {cache.limit:,} allowed"
+    asked = "" if cache.limit is None else f", {cache.limit:,} allowed{_over(cache)}"
     return f"{cache.used:,} of {cache.total:,} numbers a token: {cache.used / cache.total:.4f} kept{asked}"
 
 

@@ -145,22 +145,29 @@ class SiteCurves:
 
     Attributes:
         low_rank: by weight name.
+        grouped: likewise, of the weights that groups of heads were measured for.
         shorter: of the forms that shorten several weights together, by the name of the one they shorten on its input.
     """
 
     site: str
     low_rank: Mapping[str, LossCurve]
     shorter: Mapping[str, LossCurve] = field(default_factory=dict)
+    grouped: Mapping[str, LossCurve] = field(default_factory=dict)
+
+    def alone(self, form: Form) -> Mapping[str, LossCurve]:
+        """Of a form that takes a weight by itself, by weight name; empty for the others."""
+        return {"low_rank": self.low_rank, "grouped": self.grouped}.get(form.kind, {})
 
 
 def curves_together(sites: Sequence[Site], curves: Sequence[SiteCurves]) -> tuple[SiteCurves, ...]:
     """The same curves for sites that ``as_planned`` made of the curves' own."""
     low_rank = {name: curve for one in curves for name, curve in one.low_rank.items()}
     shorter = {name: curve for one in curves for name, curve in one.shorter.items()}
+    grouped = {name: curve for one in curves for name, curve in one.grouped.items()}
     found = []
     for site in sites:
         names = [weight.name for weight in site.weights]
-        of_site = ({name: curves[name] for name in names if name in curves} for curves in (low_rank, shorter))
+        of_site = ({name: curves[name] for name in names if name in curves} for curves in (low_rank, shorter, grouped))
         found.append(SiteCurves(site.name, *of_site))
     return tuple(found)
 

@@ -98,7 +98,10 @@ def assemble(
 
 def _kv_cache(chosen: Sequence[CandidateSet], dense: Sequence[CandidateSet], asked: float | None) -> KvCache:
     used, total = (sum(int(rows.cached[0]) for rows in sets) for sets in (chosen, dense))
-    return KvCache(used, total, asked, None if asked is None else cache_limit(asked, total))
+    if asked is None:
+        return KvCache(used, total)
+    limit = cache_limit(asked, total)
+    return KvCache(used, total, asked, limit, max(0, used - limit))
 
 
 def predicted_perplexity(made_from: Provenance, loss: float) -> float:

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from math import inf
 from types import MappingProxyType
 
-from gac.forms import Weight, form_named
+from gac.forms import Form, Weight, form_named
 from gac.sites import Floats, LossCurve
+
+LOW_RANK = form_named("low_rank")
 
 
 @dataclass(frozen=True)
@@ -15,7 +17,7 @@ class Allotted:
     """What a rule gives a weight.
 
     Attributes:
-        form: ``low_rank`` or ``dense``.
+        form: the one that the rule gives, or ``dense``.
         dim: what is stored and run.
         rank: the dim whose loss it has; below ``dim`` where zeros pad it.
     """
@@ -57,18 +59,26 @@ _STEPS: Mapping[str, Callable[[int, int], int]] = MappingProxyType(
 ROUNDINGS = tuple(_STEPS)
 
 
-def uniform_ranks(weights: Sequence[Weight], budget: float) -> dict[str, int]:
+def count(form: Form, weight: Weight, dim: int) -> int:
+    """What is shared out between the weights of a form: their parameters, or their numbers in the KV cache."""
+    return form.params(weight, dim) if form.counts == "params" else form.cached(weight, dim)
+
+
+def count_dense(form: Form, weight: Weight) -> int:
+    """The same of the dense weight."""
+    return weight.params if form.counts == "params" else form_named("dense").cached(weight, 1)
+
+
+def uniform_ranks(weights: Sequence[Weight], budget: float, form: Form = LOW_RANK) -> dict[str, int]:
     """SVD-LLM's rule: every weight keeps the same fraction of its parameters, ``rank = int(m * n * ratio / (m + n))``.
 
     The ranks are as they fall, aligned to nothing (Wang et al., SVD-LLM, arXiv 2403.07378; its code rounds down).
 
     Args:
-        budget: kept fraction of each weight's parameters (the paper's 1 - compression ratio).
+        budget: kept fraction of each weight's parameters (the paper's 1 - compression ratio), or of its KV cache where
+            that is what the form counts.
     """
-    return {
-        weight.name: int(weight.out_features * weight.in_features * budget / (weight.out_features + weight.in_features))
-        for weight in weights
-    }
+    return {weight.name: int(count_dense(form, weight) * budget / count(form, weight, 1)) for weight in weights}
 
 
 def fisher_score(weight: Weight, curve: LossCurve) -> float:
@@ -81,33 +91,34 @@ def fisher_score(weight: Weight, curve: LossCurve) -> float:
     return float(curve.loss[0]) / weight.params
 
 
-def fisher_ranks(weights: Sequence[Weight], scores: Mapping[str, float], limit: int) -> dict[str, int]:
-    """PaLU's rule: ranks in proportion to the scores, rounded down, as many as the parameters allow.
+def fisher_ranks(
+    weights: Sequence[Weight], scores: Mapping[str, float], limit: int, form: Form = LOW_RANK
+) -> dict[str, int]:
+    """PaLU's rule: ranks in proportion to the scores, rounded down, as many as the limit allows.
 
-    PaLU shares out ranks between weights of one shape, ``rank_i = total * F_i / sum(F)``, and caps them (arXiv
-    2407.21118). Here shapes differ, so parameters are shared out: ``rank_i = floor(t F_i)`` with ``t`` such that the
-    pairs take ``limit`` together. A weight whose pair would be no smaller than itself is capped: it stays dense, and
-    the others share what it leaves.
+    PaLU shares out ranks between groups of heads of one shape, ``rank_i = total * F_i / sum(F)``, and caps them (arXiv
+    2407.21118). Here shapes may differ, so what the form counts is shared out: ``rank_i = floor(t F_i)`` with ``t``
+    such that the weights take ``limit`` together. A weight that its form would make no smaller is capped: it stays
+    dense, and the others share what it leaves.
 
     Args:
         scores: by weight name, 0 or more (``fisher_score``).
-        limit: parameters of all weights together.
+        limit: parameters of all weights together, or their numbers in the KV cache where the form counts those.
 
     Returns:
         A rank of 1 or more for every weight; above ``largest_useful`` where it stays dense.
     """
-    low_rank = form_named("low_rank")
     ranks: dict[str, int] = {}
     left, sharing = limit, list(weights)
     while sharing:
-        whole = sum(scores[weight.name] * low_rank.params(weight, 1) for weight in sharing)
+        whole = sum(scores[weight.name] * count(form, weight, 1) for weight in sharing)
         each = max(left, 0) / whole if whole else 0.0
         shares = {weight.name: int(each * scores[weight.name]) for weight in sharing}
-        capped = [weight for weight in sharing if shares[weight.name] > low_rank.largest_useful(weight)]
+        capped = [weight for weight in sharing if shares[weight.name] > form.largest_useful(weight)]
         if not capped:
             return ranks | {name: max(1, share) for name, share in shares.items()}
-        ranks |= {weight.name: low_rank.full(weight) for weight in capped}
-        left -= sum(weight.params for weight in capped)
+        ranks |= {weight.name: form.full(weight) for weight in capped}
+        left -= sum(count_dense(form, weight) for weight in capped)
         sharing = [weight for weight in sharing if weight.name not in ranks]
     return ranks
 
@@ -126,7 +137,7 @@ def sensitivity_ranks(weights: Sequence[Weight], probes: Mapping[str, Floats], l
     Returns:
         A rank for every weight; the full one where it stays dense.
     """
-    low_rank = form_named("low_rank")
+    low_rank = LOW_RANK
 
     def ranks_at(threshold: float) -> dict[str, int]:
         found = {weight.name: probes[weight.name][probes[weight.name][:, 1] <= threshold, 0] for weight in weights}
@@ -141,22 +152,24 @@ def sensitivity_ranks(weights: Sequence[Weight], probes: Mapping[str, Floats], l
     return ranks_at(thresholds[min(at, len(thresholds) - 1)])
 
 
-def allot(weights: Sequence[Weight], ranks: Mapping[str, int], rounding: Rounding | None = None) -> dict[str, Allotted]:
+def allot(
+    weights: Sequence[Weight], ranks: Mapping[str, int], rounding: Rounding | None = None, form: Form = LOW_RANK
+) -> dict[str, Allotted]:
     """Form and dim of every weight from its rank, rounded where asked.
 
-    A weight whose pair would have no fewer parameters than itself stays dense.
+    A weight that the form would make no smaller, or that has no rank, stays dense.
 
     Args:
         ranks: by weight name.
     """
-    dense, low_rank = form_named("dense"), form_named("low_rank")
+    dense = form_named("dense")
     allotted = {}
     for weight in weights:
-        rank = max(1, ranks[weight.name])
+        rank = max(1, ranks.get(weight.name, form.full(weight)))
         dim = rounding.dim(rank) if rounding else rank
-        if dim > low_rank.largest_useful(weight):
+        if weight.name not in ranks or dim > form.largest_useful(weight):
             allotted[weight.name] = Allotted(dense.name, dense.full(weight), dense.full(weight))
         else:
             padded = rounding is not None and rounding.way == "pad"
-            allotted[weight.name] = Allotted(low_rank.name, dim, rank if padded else dim)
+            allotted[weight.name] = Allotted(form.name, dim, rank if padded else dim)
     return allotted

@@ -69,7 +69,7 @@ def candidates(
     long as nothing else is. The dense site always stays.
 
     Args:
-        forms: which forms besides dense (``low_rank``, ``narrow``, ``head_dim``).
+        forms: which forms besides dense (``low_rank``, ``narrow``, ``head_dim``, ``grouped``).
         align: only dims that the profile shows to be sound for all workloads, and of those the multiples of the number
             that is given; False: every integer dim.
         limited: what choices will be limited in.
@@ -86,7 +86,7 @@ def candidates(
         )
     timing = Timing(profile, tuple(workloads), dtype)
     allowed = [form_named(name) for name in dict.fromkeys(forms)]
-    own = _one_by_one(site, curves if form_named("low_rank") in allowed else None, timing, align)
+    own = _one_by_one(site, curves, allowed, timing, align)
     rows = [_combinations(site, own, timing, limited)]
     for form in allowed:
         if (taken := site.taken_by(form)) and (curve := _curve(site, form, curves)):
@@ -108,17 +108,18 @@ def candidate_at(site: Site, forms: Sequence[str], dims: Sequence[int], loss: fl
     return _candidate_set(site, replace(rows, loss=np.array([loss])))
 
 
-def _one_by_one(site: Site, curves: SiteCurves | None, timing: Timing, align: bool | int) -> list[_Rows]:
+def _one_by_one(
+    site: Site, curves: SiteCurves, forms: Sequence[Form], timing: Timing, align: bool | int
+) -> list[_Rows]:
     """Each weight's own choices."""
-    found, form = [], form_named("low_rank")
+    found = []
     for at, weight in enumerate(site.weights):
         fused = at in site.fused
         options = _options(form_named("dense"), weight, _full(weight), None, timing, fused)
-        if curves is not None and weight.name in curves.low_rank:
-            dims = _dims(form, [weight], form.largest_useful(weight), timing, align, [fused])
-            options = _concatenated(
-                [options, _options(form, weight, dims, curves.low_rank[weight.name], timing, fused)]
-            )
+        for form in forms:
+            if form.takes(weight) and (curve := curves.alone(form).get(weight.name)):
+                dims = _dims(form, [weight], form.largest_useful(weight), timing, align, [fused])
+                options = _concatenated([options, _options(form, weight, dims, curve, timing, fused)])
         found.append(options)
     return found
 

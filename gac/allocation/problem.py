@@ -180,4 +180,5 @@ def decide(
         kv_cache,
     )
     assert not plan.budget.over, f"{plan.budget.used} parameters chosen, {limit} allowed"
+    assert not (plan.kv_cache and plan.kv_cache.over), f"{plan.kv_cache} chosen"
     return Decision(plan, instance, solution)

@@ -31,7 +31,7 @@ def check_reachable(
         if site.kind not in of_kind:
             found = candidates(
                 site,
-                _flat(site),
+                _flat(site, forms),
                 forms=forms,
                 profile=profile,
                 workloads=workloads,
@@ -60,8 +60,8 @@ def check_cache_reachable(sites: Sequence[Site], fraction: float, forms: Sequenc
     smallest = total = 0
     for weight in (weight for site in sites for weight in site.weights):
         whole = dense.cached(weight, dense.full(weight))
-        shorter = [form_named(name) for name in forms if form_named(name).shortens(weight)]
-        smallest += min([whole, *(form.cached(weight, step_of(form, align)) for form in shorter)])
+        taken = [form_named(name) for name in forms if form_named(name).takes(weight)]
+        smallest += min([whole, *(form.cached(weight, step_of(form, align)) for form in taken)])
         total += whole
     if smallest > cache_limit(fraction, total):
         raise BudgetError(
@@ -71,16 +71,22 @@ def check_cache_reachable(sites: Sequence[Site], fraction: float, forms: Sequenc
         )
 
 
-def _flat(site: Site) -> SiteCurves:
+def _flat(site: Site, forms: Sequence[str]) -> SiteCurves:
     """Curves that lose nothing anywhere, so that the smallest candidate is among those that stay."""
     low_rank = {weight.name: _zeros(form_named("low_rank").full(weight)) for weight in site.weights}
+    grouped = {
+        weight.name: _zeros(form.full(weight))
+        for form in map(form_named, forms)
+        for weight in site.weights
+        if form.kind == "grouped" and form.takes(weight)
+    }
     shorter = {
         weight.name: _zeros(form.full(weight))
         for form in FORMS.values()
         for weight in site.weights
         if form.shortens(weight) == "in"
     }
-    return SiteCurves(site.name, low_rank, shorter)
+    return SiteCurves(site.name, low_rank, shorter, grouped)
 
 
 def _zeros(full: int) -> LossCurve:

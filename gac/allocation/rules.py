@@ -20,20 +20,21 @@ from gac.allocation.baselines import (
     sensitivity_ranks,
     uniform_ranks,
 )
-from gac.allocation.candidates import candidate_at, step_of
+from gac.allocation.candidates import Limited, candidate_at, step_of
 from gac.allocation.importance import most_important
 from gac.allocation.knapsack import Solution
 from gac.allocation.latencies import Timing
-from gac.allocation.limits import budget_limit
-from gac.allocation.problem import Decision, Problem, decide, pose
+from gac.allocation.limits import budget_limit, cache_limit
+from gac.allocation.problem import Decision, Instance, Problem, decide, pose
 from gac.allocation.zero_sum import zero_sum_ranks
 from gac.errors import GacError, did_you_mean
-from gac.forms import Weight, form_named
+from gac.forms import Form, Weight, form_named
 from gac.plan import Certificate
 from gac.sites import CandidateSet, Ints, LossCurve, Site
 
 _ROUNDED = ("uniform", "fisher", "zero-sum", "sensitivity")
 RULES = ("loss", "importance", *_ROUNDED)
+_OF_GROUPS = ("uniform", "fisher")
 _COMMON_STEPS = (8, 16, 32, 64)
 _PATTERN = re.compile(rf"([\w-]+)(?::({'|'.join(ROUNDINGS)})([1-9]\d*))?")
 
@@ -72,17 +73,24 @@ class Rule:
         """Refuse what the rule knows nothing of.
 
         Raises:
-            GacError: a rule other than ``loss`` without the form ``low_rank``, or with another limit than the budget.
+            GacError: a rule other than ``loss`` without a form that it gives, or with another limit than the one that
+                this form counts.
         """
         if self.name == "loss":
             return
-        if "low_rank" not in forms:
+        if (form := given_form(forms)) is None:
             raise GacError(
                 f"rule {self} with forms {', '.join(forms) or 'none'}",
                 "low_rank among the forms, the only one the rule gives",
                 "Add the form low_rank, or use the rule loss.",
             )
-        for name, limit in (("latency", latency), ("KV-cache", kv_cache)):
+        if form.counts == "cached" and self.name not in _OF_GROUPS:
+            raise GacError(
+                f"rule {self} with form {form.name}",
+                f"one of {', '.join(('loss', *_OF_GROUPS))}, which know groups of heads",
+                "Use one of these rules, or another method.",
+            )
+        for name, limit in (("latency", latency), ("KV-cache", None if form.counts == "cached" else kv_cache)):
             if limit not in (None, {}):
                 raise GacError(
                     f"rule {self} with a {name} limit",
@@ -92,6 +100,11 @@ class Rule:
 
     def __str__(self) -> str:
         return f"{self.name}:{self.rounding}" if self.rounding else self.name
+
+
+def given_form(forms: Sequence[str]) -> Form | None:
+    """The first of these forms that a peer's rule gives."""
+    return next((form for form in map(form_named, forms) if form.counts), None)
 
 
 def decide_by(
@@ -114,19 +127,22 @@ def decide_by(
 
     Args:
         latency: limits for the rule ``loss``, as in ``decide``; empty for any other.
-        kv_cache: likewise; None for any other.
+        kv_cache: likewise, and for rules that give a form which counts the cache; None for any other.
 
     Raises:
         BudgetError: the budget cannot be met, or is no number.
     """
     if rule.name == "loss":
         return decide(problem, budget, latency, made_from, kv_cache)
-    assert (latency, kv_cache) == ({}, None), "Rule.check refuses other limits"
+    form = given_form(problem.forms)
+    assert form is not None, "Rule.check refuses forms that no rule gives"
+    assert (latency, kv_cache is None) == ({}, form.counts == "params"), "Rule.check refuses other limits"
     limit = budget_limit(budget, problem.params)
-    allotted, curves = _allotted(rule, problem, budget, limit), _low_rank(problem)
-    chosen = [_row(site, allotted, curves, problem.timing) for site in problem.sites]
-    used = sum(int(rows.params[0]) for rows in chosen)
-    instance = pose([_with(*pair) for pair in zip(problem.by_params, chosen, strict=True)], max(limit, used), {})
+    cached = None if kv_cache is None else cache_limit(kv_cache, sum(int(rows.cached[0]) for rows in problem.dense))
+    shared, fraction = (limit, budget) if kv_cache is None or cached is None else (cached, kv_cache)
+    allotted = _allotted(rule, problem, form, fraction, shared)
+    chosen = [_row(site, allotted, _curves(problem, form), problem.timing) for site in problem.sites]
+    instance = _bounding(problem, chosen, limit, cached)
     solution = instance.solve()
     plan = assemble(
         problem.sites,
@@ -138,8 +154,17 @@ def decide_by(
         {},
         _certificate(rule, chosen, solution),
         made_from if rule.name == "importance" else replace(made_from, align=False),
+        kv_cache,
     )
     return Decision(plan, instance, solution)
+
+
+def _bounding(problem: Problem, chosen: Sequence[CandidateSet], limit: int, cached: int | None) -> Instance:
+    """The exact choice with as much as is allowed, or as the rule used where it took more."""
+    sets = problem.by_params if cached is None else problem.candidates(Limited(params=True, cached=True))
+    used, kept = (sum(int(getattr(rows, what)[0]) for rows in chosen) for what in ("params", "cached"))
+    all_of = [_with(*pair) for pair in zip(sets, chosen, strict=True)]
+    return pose(all_of, max(limit, used), {}, None if cached is None else max(cached, kept))
 
 
 def _certificate(rule: Rule, chosen: Sequence[CandidateSet], solution: Solution) -> Certificate:
@@ -150,33 +175,38 @@ def _certificate(rule: Rule, chosen: Sequence[CandidateSet], solution: Solution)
     return Certificate(status, value, bound, value - bound, proof.multipliers, str(rule))
 
 
-def _allotted(rule: Rule, problem: Problem, budget: float, limit: int) -> dict[str, Allotted]:
-    """What the rule gives every weight, by name."""
+def _allotted(rule: Rule, problem: Problem, form: Form, budget: float, limit: int) -> dict[str, Allotted]:
+    """What the rule gives every weight, by name; budget and limit are of what the form counts."""
     weights = [weight for site in problem.sites for weight in site.weights]
     if rule.name == "importance":
         uniform = allot(weights, uniform_ranks(weights, budget))
-        return most_important(weights, _scores(problem, weights), uniform, _sound_ranks(problem), limit)
-    return allot(weights, _PEERS[rule.name](problem, weights, budget, limit), rule.rounding)
+        return most_important(weights, _scores(problem, weights, form), uniform, _sound_ranks(problem), limit)
+    taking = [weight for weight in weights if form.takes(weight)]
+    return allot(weights, _PEERS[rule.name](problem, taking, form, budget, limit), rule.rounding, form)
 
 
-def _scores(problem: Problem, weights: Sequence[Weight]) -> dict[str, float]:
-    curves = _low_rank(problem)
+def _scores(problem: Problem, weights: Sequence[Weight], form: Form) -> dict[str, float]:
+    curves = _curves(problem, form)
     return {weight.name: fisher_score(weight, curves[weight.name]) for weight in weights}
 
 
-# The ranks that a peer's rule gives every weight of a problem, for a budget and its limit.
-_PEERS: Mapping[str, Callable[[Problem, Sequence[Weight], float, int], dict[str, int]]] = MappingProxyType(
+# The ranks that a peer's rule gives these weights of a problem in a form, for a budget and its limit.
+_PEERS: Mapping[str, Callable[[Problem, Sequence[Weight], Form, float, int], dict[str, int]]] = MappingProxyType(
     {
-        "uniform": lambda problem, weights, budget, limit: uniform_ranks(weights, budget),
-        "fisher": lambda problem, weights, budget, limit: fisher_ranks(weights, _scores(problem, weights), limit),
-        "zero-sum": lambda problem, weights, budget, limit: zero_sum_ranks(weights, problem.evidence, limit),
-        "sensitivity": lambda problem, weights, budget, limit: sensitivity_ranks(weights, problem.evidence, limit),
+        "uniform": lambda _, weights, form, budget, limit: uniform_ranks(weights, budget, form),
+        "fisher": lambda problem, weights, form, budget, limit: fisher_ranks(
+            weights, _scores(problem, weights, form), limit, form
+        ),
+        "zero-sum": lambda problem, weights, form, budget, limit: zero_sum_ranks(weights, problem.evidence, limit),
+        "sensitivity": lambda problem, weights, form, budget, limit: sensitivity_ranks(
+            weights, problem.evidence, limit
+        ),
     }
 )
 
 
-def _low_rank(problem: Problem) -> dict[str, LossCurve]:
-    return {name: curve for one in problem.curves for name, curve in one.low_rank.items()}
+def _curves(problem: Problem, form: Form) -> dict[str, LossCurve]:
+    return {name: curve for one in problem.curves for name, curve in one.alone(form).items()}
 
 
 def _sound_ranks(problem: Problem) -> dict[str, Ints]:
@@ -195,7 +225,7 @@ def _row(site: Site, allotted: Mapping[str, Allotted], curves: Mapping[str, Loss
     """What was allotted to a site's weights, as its only candidate."""
     given = [allotted[weight.name] for weight in site.weights]
     lost = [
-        float(curves[weight.name].loss[one.rank]) if one.form == "low_rank" else 0.0
+        0.0 if one.form == "dense" else float(curves[weight.name].loss[one.rank])
         for weight, one in zip(site.weights, given, strict=True)
     ]
     return candidate_at(site, [one.form for one in given], [one.dim for one in given], fsum(lost), timing)

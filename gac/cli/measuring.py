@@ -22,7 +22,7 @@ _method_option = click.option(
     "--method",
     default="kfac",
     show_default=True,
-    help="How errors are measured: kfac, svd-llm, asvd[:ALPHA] or svd.",
+    help="How errors are measured: kfac, svd-llm, asvd[:ALPHA], svd, or palu[:HEADS].",
 )
 _form_option = click.option(
     "--form",

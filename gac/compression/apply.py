@@ -10,9 +10,10 @@ from torch import Tensor, nn
 
 from gac.compression.layers import empty_module
 from gac.errors import PlanError
-from gac.forms import Weight
+from gac.forms import Grouped, Weight, form_named
 from gac.plan import Plan, WeightChoice
 from gac.sensitivity.calibration import LayerMoments
+from gac.sensitivity.groups import decompose_groups
 from gac.sensitivity.methods import Method, Metric, decompose
 from gac.sensitivity.narrow import compensated, eliminate
 from gac.sensitivity.values import ShortenedValues, shorten_values
@@ -59,7 +60,7 @@ def build_modules(
         for site in (site for site in sites if site.layer == layer):
             work = _Work(model, site, [choices[weight.name] for weight in site.weights], moments, method)
             for weight, choice in zip(site.weights, work.choices, strict=True):
-                if parameters := BUILDERS[choice.form](work, weight, choice):
+                if parameters := BUILDERS[form_named(choice.form).kind](work, weight, choice):
                     modules[choice.name] = _filled(work.linear(weight), choice, parameters)
     return modules
 
@@ -132,9 +133,17 @@ def _head_dim(work: _Work, weight: Weight, choice: WeightChoice) -> dict[str, Te
     return {"weight": work.values.outputs(choice.dim, work.metric(weight))} | bias
 
 
+def _grouped(work: _Work, weight: Weight, choice: WeightChoice) -> dict[str, Tensor]:
+    linear, form = work.linear(weight), form_named(choice.form)
+    assert isinstance(form, Grouped)
+    second, first = decompose_groups(linear.weight, work.metric(weight), form.groups(weight)).factors(choice.dim)
+    bias = {} if linear.bias is None else {"second.bias": linear.bias}
+    return {"first.weight": first, "second.weight": second} | bias
+
+
 # A form's parameters for one weight; empty where the weight stays as it is.
 BUILDERS: Mapping[str, Callable[[_Work, Weight, WeightChoice], dict[str, Tensor]]] = MappingProxyType(
-    {"dense": _dense, "low_rank": _low_rank, "narrow": _narrow, "head_dim": _head_dim}
+    {"dense": _dense, "low_rank": _low_rank, "narrow": _narrow, "head_dim": _head_dim, "grouped": _grouped}
 )
 
 

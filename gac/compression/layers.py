@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gac.forms import Weight
+from gac.forms import Form, Grouped, Weight, form_named
 from gac.plan import WeightChoice
 
 
@@ -16,6 +16,8 @@ class LowRankLinear(nn.Module):
 
     ``first`` holds A, ``second`` holds B and the bias. x has shape ``(..., in)``, y ``(..., out)``.
     """
+
+    second: "nn.Linear | BlockLinear"
 
     def __init__(
         self,
@@ -48,6 +50,45 @@ class LowRankLinear(nn.Module):
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, rank={self.rank}, out_features={self.out_features}"
+
+
+class BlockLinear(nn.Module):
+    """y_g = B_g z_g for every block g of the input, and the bias: one batched GEMM.
+
+    ``weight`` holds the B_g, shape ``(blocks, rows, rank)``; x has shape ``(..., blocks * rank)``, y
+    ``(..., blocks * rows)``.
+    """
+
+    def __init__(
+        self, blocks: int, rank: int, rows: int, bias: bool, device: str | None, dtype: torch.dtype | None
+    ) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(blocks, rows, rank, device=device, dtype=dtype))
+        self.bias = nn.Parameter(torch.empty(blocks * rows, device=device, dtype=dtype)) if bias else None
+        self.in_features, self.out_features = blocks * rank, blocks * rows
+
+    def forward(self, x: Tensor) -> Tensor:
+        blocks, rows, rank = self.weight.shape
+        latents = x.reshape(-1, blocks, rank).transpose(0, 1)
+        y = torch.bmm(latents, self.weight.transpose(1, 2)).transpose(0, 1).reshape(*x.shape[:-1], blocks * rows)
+        return y if self.bias is None else y + self.bias
+
+    def extra_repr(self) -> str:
+        return f"blocks={len(self.weight)}, in_features={self.in_features}, out_features={self.out_features}"
+
+
+class GroupedLinear(LowRankLinear):
+    """y = blockdiag(B_1, B_2, ...) (A x) + bias: a low-rank pair for each group of output features.
+
+    ``first`` holds the A_g, one above the other, shape ``(groups * rank, in)``; ``second`` is a ``BlockLinear``.
+    """
+
+    def __init__(
+        self, in_features: int, groups: int, rank: int, out_features: int, bias: bool, dtype: torch.dtype
+    ) -> None:
+        nn.Module.__init__(self)
+        self.first = nn.Linear(in_features, groups * rank, bias=False, device="meta", dtype=dtype)
+        self.second = BlockLinear(groups, rank, out_features // groups, bias, "meta", dtype)
 
 
 class Heads:
@@ -85,31 +126,37 @@ def empty_module(choice: WeightChoice, bias: bool, device: torch.device | str, d
         bias: whether it adds one, as the dense weight did.
         device: where to put it; ``meta`` allocates nothing.
     """
-    module = _BUILDERS[choice.form](choice.weight, choice.dim, bias, dtype)
+    form = form_named(choice.form)
+    module = _BUILDERS[form.kind](form, choice.weight, choice.dim, bias, dtype)
     return module.to_empty(device=device)
 
 
-def _dense(weight: Weight, dim: int, bias: bool, dtype: torch.dtype) -> nn.Module:
+def _dense(form: Form, weight: Weight, dim: int, bias: bool, dtype: torch.dtype) -> nn.Module:
     return nn.Linear(weight.in_features, weight.out_features, bias=bias, device="meta", dtype=dtype)
 
 
-def _low_rank(weight: Weight, dim: int, bias: bool, dtype: torch.dtype) -> nn.Module:
+def _low_rank(form: Form, weight: Weight, dim: int, bias: bool, dtype: torch.dtype) -> nn.Module:
     return LowRankLinear(weight.in_features, dim, weight.out_features, bias=bias, device="meta", dtype=dtype)
 
 
-def _narrow(weight: Weight, dim: int, bias: bool, dtype: torch.dtype) -> nn.Module:
+def _narrow(form: Form, weight: Weight, dim: int, bias: bool, dtype: torch.dtype) -> nn.Module:
     if weight.neurons == "out":
         return nn.Linear(weight.in_features, dim, bias=bias, device="meta", dtype=dtype)
     return nn.Linear(dim, weight.out_features, bias=bias, device="meta", dtype=dtype)
 
 
-def _head_dim(weight: Weight, dim: int, bias: bool, dtype: torch.dtype) -> nn.Module:
+def _head_dim(form: Form, weight: Weight, dim: int, bias: bool, dtype: torch.dtype) -> nn.Module:
     if weight.values == "out":
         return ValueLinear(weight.in_features, weight.heads, dim, bias, "meta", dtype)
     return nn.Linear(weight.heads * dim, weight.out_features, bias=bias, device="meta", dtype=dtype)
 
 
+def _grouped(form: Form, weight: Weight, dim: int, bias: bool, dtype: torch.dtype) -> nn.Module:
+    assert isinstance(form, Grouped)
+    return GroupedLinear(weight.in_features, form.groups(weight), dim, weight.out_features, bias, dtype)
+
+
 # On the meta device, where construction neither allocates nor draws random numbers.
-_BUILDERS: Mapping[str, Callable[[Weight, int, bool, torch.dtype], nn.Module]] = MappingProxyType(
-    {"dense": _dense, "low_rank": _low_rank, "narrow": _narrow, "head_dim": _head_dim}
+_BUILDERS: Mapping[str, Callable[[Form, Weight, int, bool, torch.dtype], nn.Module]] = MappingProxyType(
+    {"dense": _dense, "low_rank": _low_rank, "narrow": _narrow, "head_dim": _head_dim, "grouped": _grouped}
 )

@@ -51,7 +51,7 @@ class Llama(Family):
             block = f"{prefix}.self_attn"
             for weight in (
                 Weight(f"{block}.q_proj", query, hidden, reads=block),
-                Weight(f"{block}.k_proj", key, hidden, reads=block, cached=True),
+                Weight(f"{block}.k_proj", key, hidden, reads=block, heads=groups, cached=True),
                 Weight(f"{block}.v_proj", key, hidden, reads=block, values="out", heads=groups, cached=True),
                 Weight(f"{block}.o_proj", hidden, query, values="in", heads=heads),
             ):

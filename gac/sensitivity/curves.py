@@ -11,7 +11,9 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from gac.files import atomic_path
+from gac.forms import Grouped, form_named
 from gac.sensitivity.calibration import LayerMoments, StatisticsStore, stream_moments
+from gac.sensitivity.groups import decompose_groups
 from gac.sensitivity.methods import Method, decompose
 from gac.sensitivity.narrow import eliminate
 from gac.sensitivity.values import shorten_values
@@ -63,7 +65,10 @@ def _path(store: StatisticsStore | None, method: Method, layer: int) -> Path | N
 
 
 def _layer_curves(model: nn.Module, sites: Sequence[Site], moments: LayerMoments, method: Method) -> dict[str, Floats]:
-    """The curves of one layer, by ``low_rank/<weight>`` and ``shorter/<weight that is shorter on its input>``."""
+    """The curves of one layer, by ``low_rank/<weight>``, ``grouped/<weight>`` and ``shorter/<weight>``.
+
+    The last stands for the weights that a form shortens together, and names the one that is shorter on its input.
+    """
     curves: dict[str, Floats] = {"loss": np.array(moments.loss)}
     weights = [weight for site in sites for weight in site.weights]
     groups = next((weight.heads for weight in weights if weight.values == "out"), 0)
@@ -72,6 +77,9 @@ def _layer_curves(model: nn.Module, sites: Sequence[Site], moments: LayerMoments
         metric = method.metric(moments.of(weight))
         assert isinstance(tensor, Tensor)
         curves[f"low_rank/{weight.name}"] = decompose(tensor, metric).curve.loss
+        if method.form and (form := form_named(method.form)).takes(weight):
+            assert isinstance(form, Grouped)
+            curves[f"grouped/{weight.name}"] = decompose_groups(tensor, metric, form.groups(weight)).curve.loss
         if weight.neurons == "in":
             curves[f"shorter/{weight.name}"] = eliminate(tensor, metric).curve.loss
         if weight.values == "in":
@@ -83,4 +91,5 @@ def _site_curves(site: Site, found: dict[str, Floats]) -> SiteCurves:
     names = [weight.name for weight in site.weights]
     low_rank = {name: LossCurve(found[f"low_rank/{name}"]) for name in names}
     shorter = {name: LossCurve(found[f"shorter/{name}"]) for name in names if f"shorter/{name}" in found}
-    return SiteCurves(site.name, low_rank, shorter)
+    grouped = {name: LossCurve(found[f"grouped/{name}"]) for name in names if f"grouped/{name}" in found}
+    return SiteCurves(site.name, low_rank, shorter, grouped)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from gac.errors import GacError
+from gac.forms import DEFAULT_GROUP, Grouped
 from gac.sensitivity.calibration import Moments
 from gac.sensitivity.linalg import damped, eigh
 from gac.sites import LossCurve
@@ -38,6 +39,7 @@ class Method(ABC):
 
     name: str
     power: ClassVar[float] = 0.0  # p of the activation statistics, see gac.sensitivity.calibration
+    form: str | None = None  # the one form that it is made for; None: any but those of other methods
 
     @abstractmethod
     def metric(self, moments: Moments) -> Metric:
@@ -79,6 +81,17 @@ class SvdLlm(Method):
         return Metric(damped(moments.inputs, 1e-6), _mean_gradient(moments.gradients))
 
 
+class Palu(SvdLlm):
+    """PaLU: SVD-LLM's whitening, applied to groups of heads of k_proj and v_proj (arXiv 2407.21118).
+
+    Everything else stays dense, and the budget is of the KV cache. A weight's groups have one rank.
+    """
+
+    def __init__(self, group: int = DEFAULT_GROUP) -> None:
+        form = Grouped(group)
+        self.form, self.name = form.name, form.name.replace(form.kind, "palu")
+
+
 class Kfac(Method):
     """Two-sided curvature: activations and gradients (K-FAC, arXiv 1503.05671), its tokens weighed by gradient.
 
@@ -92,18 +105,22 @@ class Kfac(Method):
         return Metric(damped(moments.inputs, 1e-2, 3e-2), damped(moments.gradients, 1e-2, 3e-2))
 
 
-METHODS: Mapping[str, Method] = MappingProxyType({method.name: method for method in (Svd(), Asvd(), SvdLlm(), Kfac())})
+METHODS: Mapping[str, Method] = MappingProxyType(
+    {method.name: method for method in (Svd(), Asvd(), SvdLlm(), Kfac(), Palu())}
+)
 
 
 def method_named(name: str) -> Method:
-    """The method of this name; ``asvd:ALPHA`` has another alpha than 0.5.
+    """The method of this name; ``asvd:ALPHA`` has another alpha than 0.5, ``palu:N`` groups of N heads instead of 4.
 
     Raises:
-        GacError: there is no such method, or alpha is not in (0, 1].
+        GacError: there is no such method, alpha is not in (0, 1], or N is no positive integer.
     """
-    kind, colon, alpha = name.partition(":")
+    kind, colon, value = name.partition(":")
     if kind == "asvd" and colon:
-        return Asvd(_alpha(alpha))
+        return Asvd(_alpha(value))
+    if kind == "palu" and colon:
+        return Palu(_group(value))
     if name not in METHODS:
         raise GacError(f"method {name!r} is unknown", f"one of {', '.join(METHODS)}", "Correct the name.")
     return METHODS[name]
@@ -117,6 +134,12 @@ def _alpha(text: str) -> float:
     if not 0 < alpha <= 1:
         raise GacError(f"method asvd:{text}", "asvd:ALPHA with alpha above 0 and at most 1", "Write it like asvd:0.5.")
     return alpha
+
+
+def _group(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise GacError(f"method palu:{text}", "palu:N with a number of heads of 1 or more", "Write it like palu:4.")
+    return int(text)
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from gac.errors import ProfileError
-from gac.forms import DEFAULT_FORMS, FORMS, Form, Operation, Shorter, Weight, form_named, linear
+from gac.forms import DEFAULT_FORMS, Form, Operation, Weight, form_named, linear
 from gac.models.families import family_of, text_config
 from gac.models.shapes import shapes_of
 from gac.profiling.records import Point
@@ -100,7 +100,7 @@ def _shapes(
 def _dims(form: Form, weight: Weight, dims_of: Callable[[int], tuple[int, ...]]) -> tuple[int, ...]:
     if form.axis(weight) is None:
         return (form.full(weight),)
-    if isinstance(form, Shorter) and not form.shortens(weight):
+    if not form.takes(weight):
         return ()
     return tuple(dim for dim in dims_of(form.largest_useful(weight)) if dim % form.step == 0)
 
@@ -112,7 +112,7 @@ def _fused(site: Site, rows: int) -> Iterator[Operation]:
     widest = sum(dense.fused(weight, dense.full(weight)) for weight in weights)
     yield from (linear(rows, weights[0].in_features, width) for width in sorted({*spaced_dims(widest), widest}))
     for weight in weights:
-        for form in FORMS.values():
+        for form in map(form_named, DEFAULT_FORMS):
             if form.after(weight, 1, 1) is None:
                 continue
             after = (form.after(weight, dim, rows) for dim in spaced_dims(form.largest_useful(weight)))
