@@ -165,7 +165,9 @@ def frontier(
     """
     if (own := method_named(method).form) is not None:
         raise GacError(
-            f"a frontier of method {method}", "a method for any form", f"allocate plans {own}, one at a time."
+            f"a frontier of method {method}, whose budget is of the KV cache",
+            "a method for any form",
+            f"Plan {own} with gac.allocate.",
         )
     parsed = tuple(Workload.parse(workload) for workload in workloads)
     check_asked(points, limit, parsed)

@@ -313,6 +313,70 @@ def test_a_peers_rule_asks_the_model_what_it_needs(
     assert total(model) == plan.budget.used
 
 
+# --- PaLU -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rule", ["loss", "uniform", "fisher", "fisher:nearest8"])
+def test_palu_takes_the_budget_for_the_kv_cache(
+    tiny_model: LlamaForCausalLM, options: dict[str, Any], rule: str
+) -> None:
+    plan = gac.allocate(tiny_model, 0.5, method="palu:1", rule=rule, **options)
+    assert plan.forms == ("grouped:1",)
+    assert plan.kv_cache is not None
+    assert (plan.kv_cache.asked, plan.kv_cache.limit, plan.kv_cache.total) == (0.5, 64, 128)
+    assert plan.kv_cache.over == max(0, plan.kv_cache.used - 64)
+    changed = {weight.name.rpartition(".")[2] for weight in plan.weights if weight.form != "dense"}
+    assert changed <= {"k_proj", "v_proj"}
+    model = gac.compress(tiny_model, plan, tokenizer=options["tokenizer"], progress=False)
+    assert total(model) == plan.budget.used
+
+
+def test_the_exact_choice_loses_least_of_all_rules(tiny_model: LlamaForCausalLM, options: dict[str, Any]) -> None:
+    free = options | {"align": False}
+    loss, peer = (gac.allocate(tiny_model, 0.5, method="palu:1", rule=rule, **free) for rule in ("loss", "uniform"))
+    assert loss.certificate.status == "optimal"
+    assert peer.certificate.lower_bound == pytest.approx(loss.prediction.loss)
+    assert loss.prediction.loss < peer.prediction.loss
+
+
+def test_more_of_the_cache_than_the_rule_was_allowed_is_said(
+    tiny_model: LlamaForCausalLM, options: dict[str, Any]
+) -> None:
+    plan = gac.allocate(tiny_model, 0.4, method="palu:1", rule="uniform:up8", align=False, **options)
+    assert "KV cache     64 of 128 numbers a token: 0.5000 kept, 51 allowed, overshot by 13" in plan.summary()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            {"method": "palu", "forms": ("narrow",)},
+            "method palu with forms narrow; expected its own form alone, grouped. Leave the forms out.",
+        ),
+        (
+            {"method": "palu:2", "kv_cache": 0.5},
+            "method palu:2 with budget 0.8 and a KV-cache limit of 0.5; expected a budget alone, which is the kept "
+            "fraction of the KV cache. Drop the KV-cache limit.",
+        ),
+        (
+            {"forms": ("grouped",)},
+            "form grouped with method kfac; expected method palu, which measures groups of heads. Use method='palu'.",
+        ),
+    ],
+)
+def test_palu_and_its_form_go_together(
+    tiny_model: LlamaForCausalLM, options: dict[str, Any], given: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(GacError) as caught:
+        gac.allocate(tiny_model, 0.8, **options, **given)
+    assert str(caught.value) == message
+
+
+def test_there_is_no_frontier_of_palu(tiny_model: LlamaForCausalLM, options: dict[str, Any]) -> None:
+    with pytest.raises(GacError, match="a frontier of method palu"):
+        gac.frontier(tiny_model, method="palu", **options)
+
+
 # --- documents as calibration text ----------------------------------------------------------------------------------
 
 

@@ -139,8 +139,11 @@ def test_dims_are_aligned_to_a_number(model: Path, text_file: Path, tmp_path: Pa
             "Error: text 'wiki' is neither known nor a file; "
             "expected one of wiki-sample, wikitext2, c4, or a path. Check the name or the path.\n",
         ),
-        (["--method", "magic"], "Error: method 'magic' is unknown; expected one of svd, asvd, svd-llm, kfac. "),
-        (["--form", "wide"], "Error: form 'wide' is unknown; expected one of dense, low_rank, narrow, head_dim. "),
+        (["--method", "magic"], "Error: method 'magic' is unknown; expected one of svd, asvd, svd-llm, kfac, palu. "),
+        (
+            ["--form", "wide"],
+            "Error: form 'wide' is unknown; expected one of dense, low_rank, narrow, head_dim, grouped. ",
+        ),
         (["--workload", "chat"], "Error: workload 'chat'; expected prefill:BxS or decode:B@C with positive integers. "),
         (
             ["--kv-cache", "0.5", "--form", "head_dim", "--budget", "1"],

@@ -60,6 +60,16 @@ def test_a_head_dim_moves_two_gemms_attention_and_the_cache() -> None:
     )
 
 
+def test_the_rank_of_groups_moves_two_gemms_and_the_cache() -> None:
+    found = of_llama("grouped")
+    assert [kind for kind, _ in found] == ["k_proj", "v_proj"]
+    assert found["k_proj", "grouped"].moved == (
+        Moved("k_proj.first", "linear", "n", 2, {"k": 4096}),
+        Moved("k_proj.second", "batched_gemm", "k", 1, {"b": 2, "n": 512}),
+        Moved("cache", None, None, 2, {}),
+    )
+
+
 def test_layers_of_other_shapes_are_told_apart() -> None:
     sites = [Site(f"{at}.up", at, "up", (Weight(f"{at}.up", 64 if at else 96, 32),)) for at in range(3)]
     assert [(one.layers, one.largest) for one in choices(sites, ["low_rank"])] == [(1, 23), (2, 21)]
@@ -73,10 +83,10 @@ def test_dense_has_nothing_to_choose_and_an_unknown_form_is_refused() -> None:
 
 @pytest.mark.parametrize("name", sorted(FORMS))
 def test_gemms_have_the_parameters_of_their_form(name: str) -> None:
-    form, weight = form_named(name), Weight("w", 96, 64, neurons="out", values="out", heads=8)
+    form, weight = form_named(name), Weight("w", 96, 64, neurons="out", values="out", heads=8, cached=True)
     for dim in (1, 3):
         shapes = [gemm.axes for gemm in form.gemms(weight, dim, rows=5)]
-        assert sum(axes["k"] * axes["n"] for axes in shapes) == form.params(weight, dim)
+        assert sum(axes.get("b", 1) * axes["k"] * axes["n"] for axes in shapes) == form.params(weight, dim)
         assert {axes["m"] for axes in shapes} == {5}
 
 

@@ -7,11 +7,12 @@ from math import exp
 from rich.console import Group
 from rich.text import Text
 
+from gac.forms import form_named
 from gac.plan import Plan, SiteChoice, WeightChoice
 from gac.reporting.comparison import Comparison, Measured
 from gac.reporting.layout import legend, new_table
 
-SYMBOLS = {"low_rank": "r", "narrow": "w", "head_dim": "d"}
+SYMBOLS = {"low_rank": "r", "narrow": "w", "head_dim": "d", "grouped": "g"}
 
 
 # --- a plan ---------------------------------------------------------------------------------------------------------
@@ -35,7 +36,7 @@ def plan_table(plan: Plan) -> Group:
         table.add_row(str(layer), *(cells.get(kind, "") for kind in kinds), *_totals(sites))
     return Group(
         table,
-        legend("r: rank of a low-rank pair; w: neurons of a narrower MLP; d: head_dim of values; -: dense"),
+        legend("r: rank of a pair; g: rank per head group; w: neurons of the MLP; d: head_dim of values; -: dense"),
     )
 
 
@@ -44,7 +45,7 @@ def _kind(weight: WeightChoice) -> str:
 
 
 def _cell(weight: WeightChoice) -> str:
-    return "-" if weight.form == "dense" else f"{SYMBOLS.get(weight.form, weight.form)} {weight.dim}"
+    return "-" if weight.form == "dense" else f"{SYMBOLS[form_named(weight.form).kind]} {weight.dim}"
 
 
 def _totals(sites: Sequence[SiteChoice]) -> tuple[str, str]:

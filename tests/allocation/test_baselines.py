@@ -55,6 +55,15 @@ def test_nothing_scores_anything() -> None:
     assert fisher_ranks([Q, K], {"q": 0.0, "k": 0.0}, 1000) == {"q": 1, "k": 1}
 
 
+def test_of_groups_the_cache_is_shared_out() -> None:
+    """Two groups of 32 rows: a rank costs 2 numbers of a token, whatever its parameters."""
+    form, weights = form_named("grouped:2"), [Weight(name, 64, 48, heads=4, cached=True) for name in "ab"]
+    assert uniform_ranks(weights, 0.5, form) == {"a": 16, "b": 16}
+    assert fisher_ranks(weights, {"a": 1.0, "b": 3.0}, 64, form) == {"a": 8, "b": 24}
+    assert fisher_ranks(weights, {"a": 1.0, "b": 30.0}, 80, form) == {"a": 8, "b": 32}
+    assert allot(weights, {"a": 8, "b": 32}, None, form)["b"] == Allotted("dense", 48, 48)
+
+
 PROBES = {"q": np.array([[8, 3.0], [16, 2.2], [24, 2.1]]), "k": np.array([[4, 2.5], [8, 2.3], [12, 2.0]])}
 
 

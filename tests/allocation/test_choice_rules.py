@@ -70,6 +70,16 @@ def test_the_exact_choice_takes_any_form_and_limit() -> None:
     assert decide_by(Rule("loss"), SMALL, 0.7, {PREFILL: 0.9}, MADE_FROM).plan.latency == {PREFILL: 0.9}
 
 
+@pytest.mark.parametrize("rule", ["zero-sum", "sensitivity:down8", "importance"])
+def test_a_rule_that_knows_no_groups_is_refused(rule: str) -> None:
+    with pytest.raises(GacError) as caught:
+        Rule.parse(rule).check(["grouped:2"], None, 0.5)
+    assert str(caught.value) == (
+        f"rule {rule} with form grouped:2; expected one of loss, uniform, fisher, which know groups of heads. "
+        "Use one of these rules, or another method."
+    )
+
+
 # --- plans ----------------------------------------------------------------------------------------------------------
 
 

@@ -28,12 +28,20 @@ from gac.plan import Plan
 METHODS = ("svd", "asvd", "svd-llm", "kfac")
 PEERS = (("svd-llm", "uniform"), ("asvd", "sensitivity"), ("svd-llm", "zero-sum"))
 STEPS = (8, 16, 32, 64)
-COLUMNS = ("method", "rule", "forms", "budget", "align", "kept", "used", "over", "misaligned", "predicted", "ratio")
+COLUMNS = (
+    *("method", "rule", "forms", "budget", "align"),
+    *("kept", "used", "over", "cache", "misaligned", "predicted", "ratio"),
+)
 
 
 @dataclass(frozen=True)
 class Case:
-    """One row to measure; ``align`` is that of ``gac.allocate``, which a rule's own rounding stands in for."""
+    """One row to measure.
+
+    Attributes:
+        budget: kept fraction of the parameters; of the KV cache for ``palu``.
+        align: that of ``gac.allocate``, which a peer's own rounding stands in for.
+    """
 
     method: str
     rule: str
@@ -42,14 +50,24 @@ class Case:
     align: bool | int
 
 
-def cases(budgets: list[float]) -> Iterator[Case]:
+def cases(budgets: list[float], cache_budgets: list[float]) -> Iterator[Case]:
     for budget in budgets:
         for method in METHODS:
-            for align in (False, *STEPS):
-                yield Case(method, "loss", ("low_rank", "narrow"), budget, align)
+            yield from exact(method, ("low_rank", "narrow"), budget)
         for method, rule in PEERS:
-            for rounding in ("", *(f":nearest{step}" for step in STEPS)):
-                yield Case(method, rule + rounding, ("low_rank",), budget, False)
+            yield from rounded(method, rule, ("low_rank",), budget)
+    for budget in cache_budgets:
+        yield from exact("palu", ("grouped",), budget)
+        yield from rounded("palu", "fisher", ("grouped",), budget)
+
+
+def exact(method: str, forms: tuple[str, ...], budget: float) -> Iterator[Case]:
+    return (Case(method, "loss", forms, budget, align) for align in (False, *STEPS))
+
+
+def rounded(method: str, rule: str, forms: tuple[str, ...], budget: float) -> Iterator[Case]:
+    roundings = ("", *(f":nearest{step}" for step in STEPS))
+    return (Case(method, rule + rounding, forms, budget, False) for rounding in roundings)
 
 
 def main() -> None:
@@ -61,13 +79,14 @@ def main() -> None:
     parser.add_argument("--windows", type=int, help="evaluation windows; all where not given")
     parser.add_argument("--profile", default="nvidia-h100-80gb-hbm3")
     parser.add_argument("--budgets", type=float, nargs="*", default=[0.9, 0.8, 0.7, 0.6])
+    parser.add_argument("--cache-budgets", type=float, nargs="*", default=[0.7, 0.5], help="of the KV cache, for palu")
     parser.add_argument("--only", default="", help="rows whose method and rule contain this")
     parser.add_argument("--output", type=Path, required=True)
     asked = parser.parse_args()
     loaded = load_model(asked.model)
     result = resumed(asked, loaded)
     done = [{key: row[key] for key in ("method", "rule", "forms", "budget", "align")} for row in result["rows"]]
-    for case in cases(asked.budgets):
+    for case in cases(asked.budgets, asked.cache_budgets):
         key = json.loads(json.dumps(asdict(case)))
         if key not in done and asked.only in f"{case.method} {case.rule}":
             result["rows"].append(key | outcome(loaded, case, asked, result["dense"]))
@@ -130,6 +149,7 @@ def figures(plan: Plan) -> dict[str, Any]:
         "kept": plan.budget.kept,
         "used": plan.budget.used,
         "over": plan.budget.over,
+        "cache": plan.kv_cache.used / plan.kv_cache.total if plan.kv_cache else 1.0,
         "misaligned": 1 - plan.aligned_fraction,
         "alignment": plan.alignment,
         "predicted": plan.prediction.loss,
@@ -148,7 +168,7 @@ def write(result: dict[str, Any], output: Path) -> None:
 
 
 def line(row: dict[str, Any]) -> str:
-    """A row of the table; what is predicted is ln(ratio)."""
+    """A row of the table; ``cache`` is the kept fraction of the KV cache, and what is predicted is ln(ratio)."""
     cells = {name: f"{value:.4f}" if isinstance(value, float) else str(value) for name, value in row.items()}
     ratio = f"{row['ratio']:.4g}" if "ratio" in row else "out of reach"
     cells |= {"forms": ", ".join(row["forms"]), "ratio": ratio, "budget": f"{row['budget']:g}"}

@@ -108,10 +108,12 @@ def test_a_text_config_is_its_own_text_part(tiny_config: LlamaConfig) -> None:
 @pytest.mark.parametrize("name", sorted(FORMS))
 @pytest.mark.parametrize("side", ["out", "in"])
 def test_contract_of_every_form(name: str, side: Literal["out", "in"]) -> None:
-    form, weight = FORMS[name], Weight("w", 96, 64, neurons=side, values=side, heads=8)
+    form, weight = FORMS[name], Weight("w", 96, 64, neurons=side, values=side, heads=8, cached=True)
     full = form.full(weight)
+    assert form.takes(weight)
     assert form.params(weight, full) >= weight.params
-    assert form.params(weight, form.largest_useful(weight) or full) <= weight.params
+    cost = form.cached if form.counts == "cached" else form.params
+    assert cost(weight, form.largest_useful(weight) or full) <= cost(weight, full)
     operation = form.operation(weight, full, rows=5)
     assert operation.axes["m"] == 5
     axis = form.axis(weight)

@@ -104,8 +104,8 @@ def test_non_finite_statistics_are_refused() -> None:
 def test_an_unknown_method_lists_what_there_is() -> None:
     with pytest.raises(GacError) as failure:
         method_named("magic")
-    assert (
-        str(failure.value) == "method 'magic' is unknown; expected one of svd, asvd, svd-llm, kfac. Correct the name."
+    assert str(failure.value) == (
+        "method 'magic' is unknown; expected one of svd, asvd, svd-llm, kfac, palu. Correct the name."
     )
 
 
