@@ -74,7 +74,8 @@ def allocate(
             shipped H100's where there is no GPU (the plan says so).
         method: the metric that errors are measured in: ``kfac``, ``svd-llm``, ``asvd`` (``asvd:ALPHA``) or ``svd``; or
             ``palu`` (``palu:N``), which gives k_proj and v_proj its form ``grouped``, in groups of 4 (N) heads, leaves
-            everything else dense, and takes the budget for the kept fraction of the KV cache.
+            everything else dense, and takes the budget for the kept fraction of the KV cache; ``palu-fold`` has groups
+            of one head, and folds V's second factor into o_proj.
         forms: forms that compete with staying dense: ``low_rank``, ``narrow`` (fewer neurons of an MLP), ``head_dim``
             (shorter value vectors, in v_proj, o_proj and the KV cache).
         latency: allowed fraction of the dense weights' latency, for every workload or by workload.
@@ -163,11 +164,11 @@ def frontier(
         GacError: fewer than 2 points, a limit that is no workload, a profile that lacks the limited latency, or the
             model, profile, text or an argument is not usable.
     """
-    if (own := method_named(method).form) is not None:
+    if own := method_named(method).forms:
         raise GacError(
             f"a frontier of method {method}, whose budget is of the KV cache",
             "a method for any form",
-            f"Plan {own} with gac.allocate.",
+            f"Plan {', '.join(own)} with gac.allocate.",
         )
     parsed = tuple(Workload.parse(workload) for workload in workloads)
     check_asked(points, limit, parsed)
@@ -361,19 +362,19 @@ def _planned_with(
         GacError: other forms than its own, a second limit of the cache, or such a form with another method.
     """
     forms = tuple(forms)
-    if method.form is None:
+    if not method.forms:
         for name in forms:
             if form_named(name).counts == "cached":
                 given = f"form {name} with method {method.name}"
                 raise GacError(given, "method palu, which measures groups of heads", "Use method='palu'.")
         return forms, budget, kv_cache
-    if forms not in (DEFAULT_FORMS, (method.form,)):
+    if forms not in (DEFAULT_FORMS, method.forms):
         given = f"method {method.name} with forms {', '.join(forms)}"
-        raise GacError(given, f"its own form alone, {method.form}", "Leave the forms out.")
+        raise GacError(given, f"its own, {', '.join(method.forms)}", "Leave the forms out.")
     if kv_cache is not None:
         given = f"method {method.name} with budget {budget:g} and a KV-cache limit of {kv_cache:g}"
         raise GacError(given, "a budget alone, which is the kept fraction of the KV cache", "Drop the KV-cache limit.")
-    return (method.form,), 1.0, budget
+    return method.forms, 1.0, budget
 
 
 def _store(digest: str, windows: Windows, method: Method) -> StatisticsStore:

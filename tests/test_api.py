@@ -331,6 +331,17 @@ def test_palu_takes_the_budget_for_the_kv_cache(
     assert total(model) == plan.budget.used
 
 
+def test_folded_values_are_cached_shorter(tiny_model: LlamaForCausalLM, options: dict[str, Any]) -> None:
+    plan = gac.allocate(tiny_model, 0.6, method="palu-fold", **options)
+    assert plan.kv_cache is not None
+    assert plan.kv_cache.used <= plan.kv_cache.limit == 76
+    forms = {(weight.name.rpartition(".")[2], weight.form) for weight in plan.weights if weight.form != "dense"}
+    assert forms <= {("k_proj", "grouped:1"), ("v_proj", "head_dim"), ("o_proj", "head_dim")}
+    assert ("o_proj", "head_dim") in forms
+    model = gac.compress(tiny_model, plan, tokenizer=options["tokenizer"], progress=False)
+    assert total(model) == plan.budget.used
+
+
 def test_the_exact_choice_loses_least_of_all_rules(tiny_model: LlamaForCausalLM, options: dict[str, Any]) -> None:
     free = options | {"align": False}
     loss, peer = (gac.allocate(tiny_model, 0.5, method="palu:1", rule=rule, **free) for rule in ("loss", "uniform"))
@@ -351,7 +362,7 @@ def test_more_of_the_cache_than_the_rule_was_allowed_is_said(
     [
         (
             {"method": "palu", "forms": ("narrow",)},
-            "method palu with forms narrow; expected its own form alone, grouped. Leave the forms out.",
+            "method palu with forms narrow; expected its own, grouped. Leave the forms out.",
         ),
         (
             {"method": "palu:2", "kv_cache": 0.5},

@@ -139,7 +139,10 @@ def test_dims_are_aligned_to_a_number(model: Path, text_file: Path, tmp_path: Pa
             "Error: text 'wiki' is neither known nor a file; "
             "expected one of wiki-sample, wikitext2, c4, or a path. Check the name or the path.\n",
         ),
-        (["--method", "magic"], "Error: method 'magic' is unknown; expected one of svd, asvd, svd-llm, kfac, palu. "),
+        (
+            ["--method", "magic"],
+            "Error: method 'magic' is unknown; expected one of svd, asvd, svd-llm, kfac, palu, palu-fold. ",
+        ),
         (
             ["--form", "wide"],
             "Error: form 'wide' is unknown; expected one of dense, low_rank, narrow, head_dim, grouped. ",

@@ -84,12 +84,8 @@ class Rule:
                 "low_rank among the forms, the only one the rule gives",
                 "Add the form low_rank, or use the rule loss.",
             )
-        if form.counts == "cached" and self.name not in _OF_GROUPS:
-            raise GacError(
-                f"rule {self} with form {form.name}",
-                f"one of {', '.join(('loss', *_OF_GROUPS))}, which know groups of heads",
-                "Use one of these rules, or another method.",
-            )
+        if form.counts == "cached":
+            self._check_of_groups(forms)
         for name, limit in (("latency", latency), ("KV-cache", None if form.counts == "cached" else kv_cache)):
             if limit not in (None, {}):
                 raise GacError(
@@ -97,6 +93,20 @@ class Rule:
                     "a budget alone, which is all that the rule knows",
                     f"Drop the {name} limit, or use the rule loss.",
                 )
+
+    def _check_of_groups(self, forms: Sequence[str]) -> None:
+        if self.name not in _OF_GROUPS:
+            raise GacError(
+                f"rule {self} with form {', '.join(forms)}",
+                f"one of {', '.join(('loss', *_OF_GROUPS))}, which know groups of heads",
+                "Use one of these rules, or another method.",
+            )
+        if len(forms) > 1:
+            raise GacError(
+                f"rule {self} with forms {', '.join(forms)}",
+                "one form of groups of heads, which is all that the rule gives",
+                "Use the rule loss, or the method palu.",
+            )
 
     def __str__(self) -> str:
         return f"{self.name}:{self.rounding}" if self.rounding else self.name

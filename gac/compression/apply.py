@@ -13,10 +13,11 @@ from gac.errors import PlanError
 from gac.forms import Grouped, Weight, form_named
 from gac.plan import Plan, WeightChoice
 from gac.sensitivity.calibration import LayerMoments
+from gac.sensitivity.fold import Measured, shortened
 from gac.sensitivity.groups import decompose_groups
 from gac.sensitivity.methods import Method, Metric, decompose
 from gac.sensitivity.narrow import compensated, eliminate
-from gac.sensitivity.values import ShortenedValues, shorten_values
+from gac.sensitivity.values import ShortenedValues
 from gac.sites import Site
 
 
@@ -99,9 +100,9 @@ class _Work:
     @cached_property
     def values(self) -> ShortenedValues:
         """The directions in which the value vectors go, shared by v_proj and o_proj."""
-        groups = next(weight.heads for weight in self.site.weights if weight.values == "out")
-        output = next(weight for weight in self.site.weights if weight.values == "in")
-        return shorten_values(self.linear(output).weight, self.metric(output), output.heads, groups)
+        values, output = (next(one for one in self.site.weights if one.values == side) for side in ("out", "in"))
+        written, read = (Measured(self.linear(one).weight, self.metric(one)) for one in (values, output))
+        return shortened(self.method, written, read, output.heads, values.heads)
 
 
 def _dense(work: _Work, weight: Weight, choice: WeightChoice) -> dict[str, Tensor]:

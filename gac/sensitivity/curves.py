@@ -13,10 +13,10 @@ from tqdm import tqdm
 from gac.files import atomic_path
 from gac.forms import Grouped, form_named
 from gac.sensitivity.calibration import LayerMoments, StatisticsStore, stream_moments
+from gac.sensitivity.fold import Measured, shortened
 from gac.sensitivity.groups import decompose_groups
 from gac.sensitivity.methods import Method, decompose
 from gac.sensitivity.narrow import eliminate
-from gac.sensitivity.values import shorten_values
 from gac.sites import Floats, LossCurve, Site, SiteCurves
 
 
@@ -71,19 +71,22 @@ def _layer_curves(model: nn.Module, sites: Sequence[Site], moments: LayerMoments
     """
     curves: dict[str, Floats] = {"loss": np.array(moments.loss)}
     weights = [weight for site in sites for weight in site.weights]
-    groups = next((weight.heads for weight in weights if weight.values == "out"), 0)
+    grouped = [form for form in map(form_named, method.forms) if isinstance(form, Grouped)]
     for weight in weights:
         tensor = model.get_submodule(weight.name).weight
         metric = method.metric(moments.of(weight))
         assert isinstance(tensor, Tensor)
         curves[f"low_rank/{weight.name}"] = decompose(tensor, metric).curve.loss
-        if method.form and (form := form_named(method.form)).takes(weight):
-            assert isinstance(form, Grouped)
+        folded = method.folds and weight.values == "out"
+        for form in (form for form in grouped if form.takes(weight) and not folded):
             curves[f"grouped/{weight.name}"] = decompose_groups(tensor, metric, form.groups(weight)).curve.loss
         if weight.neurons == "in":
             curves[f"shorter/{weight.name}"] = eliminate(tensor, metric).curve.loss
         if weight.values == "in":
-            curves[f"shorter/{weight.name}"] = shorten_values(tensor, metric, weight.heads, groups).curve.loss
+            values = next(other for other in weights if other.values == "out")
+            written = Measured(model.get_parameter(f"{values.name}.weight"), method.metric(moments.of(values)))
+            of_values = shortened(method, written, Measured(tensor, metric), weight.heads, values.heads)
+            curves[f"shorter/{weight.name}"] = of_values.curve.loss
     return curves
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from gac.errors import GacError
-from gac.forms import DEFAULT_GROUP, Grouped
+from gac.forms import DEFAULT_GROUP, Grouped, HeadDim
 from gac.sensitivity.calibration import Moments
 from gac.sensitivity.linalg import damped, eigh
 from gac.sites import LossCurve
@@ -39,7 +39,8 @@ class Method(ABC):
 
     name: str
     power: ClassVar[float] = 0.0  # p of the activation statistics, see gac.sensitivity.calibration
-    form: str | None = None  # the one form that it is made for; None: any but those of other methods
+    forms: tuple[str, ...] = ()  # the forms that it is made for; empty: any but those of other methods
+    folds: ClassVar[bool] = False  # whether v_proj is truncated by itself and folded into o_proj, for head_dim
 
     @abstractmethod
     def metric(self, moments: Moments) -> Metric:
@@ -89,7 +90,19 @@ class Palu(SvdLlm):
 
     def __init__(self, group: int = DEFAULT_GROUP) -> None:
         form = Grouped(group)
-        self.form, self.name = form.name, form.name.replace(form.kind, "palu")
+        self.forms, self.name = (form.name,), form.name.replace(form.kind, "palu")
+
+
+class PaluFold(SvdLlm):
+    """PaLU with groups of one head, and V's second factor folded into o_proj: the form ``head_dim`` for the values.
+
+    Groups of several heads would be folded too if attention read one latent for all heads of a group. Here it reads
+    one for each key-value head, so that folding a larger group would cache its latent once for each of its heads.
+    """
+
+    name = "palu-fold"
+    forms = (Grouped(1).name, HeadDim.name)
+    folds = True
 
 
 class Kfac(Method):
@@ -106,7 +119,7 @@ class Kfac(Method):
 
 
 METHODS: Mapping[str, Method] = MappingProxyType(
-    {method.name: method for method in (Svd(), Asvd(), SvdLlm(), Kfac(), Palu())}
+    {method.name: method for method in (Svd(), Asvd(), SvdLlm(), Kfac(), Palu(), PaluFold())}
 )
 
 

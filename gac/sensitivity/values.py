@@ -27,13 +27,13 @@ class ShortenedValues:
         directions: what v_proj writes instead of a group's vectors, the most valuable first, shape
             ``(groups, head_dim, head_dim)``; float64.
         output: o_proj as it reads those, shape ``(out, heads, head_dim)``.
-        inputs: their second moments, shape ``(heads * head_dim, heads * head_dim)``.
+        inputs: their second moments, shape ``(heads * head_dim, heads * head_dim)``; None: o_proj is not re-solved.
         curve: what each length loses, nats a token.
     """
 
     directions: Tensor
     output: Tensor
-    inputs: Tensor
+    inputs: Tensor | None
     curve: LossCurve
 
     def values(self, matrix: Tensor, length: int) -> Tensor:
@@ -42,7 +42,9 @@ class ShortenedValues:
         return torch.einsum("gld,gd...->gl...", self.directions[:, :length], groups).flatten(0, 1)
 
     def outputs(self, length: int, metric: Metric) -> Tensor:
-        """o_proj at a length, re-solved: ``(out, heads * length)``."""
+        """o_proj at a length, re-solved for it where ``inputs`` are known: ``(out, heads * length)``."""
+        if self.inputs is None:
+            return self.output[:, :, :length].flatten(1)
         heads, head_dim = self.output.shape[1:]
         kept = (torch.arange(heads)[:, None] * head_dim + torch.arange(length)).flatten().to(self.output.device)
         return compensated(self.output.flatten(1), kept, Metric(self.inputs, metric.gradients))

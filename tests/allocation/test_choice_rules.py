@@ -80,6 +80,15 @@ def test_a_rule_that_knows_no_groups_is_refused(rule: str) -> None:
     )
 
 
+def test_a_rule_gives_one_form() -> None:
+    with pytest.raises(GacError) as caught:
+        Rule.parse("fisher").check(["grouped:1", "head_dim"], None, 0.5)
+    assert str(caught.value) == (
+        "rule fisher with forms grouped:1, head_dim; expected one form of groups of heads, which is all that the rule "
+        "gives. Use the rule loss, or the method palu."
+    )
+
+
 # --- plans ----------------------------------------------------------------------------------------------------------
 
 

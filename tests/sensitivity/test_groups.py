@@ -47,8 +47,8 @@ def test_one_group_is_the_whole_weight(metric: Metric) -> None:
 
 
 def test_the_size_of_a_group_is_part_of_the_methods_name() -> None:
-    assert (METHODS["palu"].name, METHODS["palu"].form) == ("palu", "grouped")
-    assert (method_named("palu:2").name, method_named("palu:2").form) == ("palu:2", "grouped:2")
+    assert (METHODS["palu"].name, METHODS["palu"].forms) == ("palu", ("grouped",))
+    assert (method_named("palu:2").name, method_named("palu:2").forms) == ("palu:2", ("grouped:2",))
     assert Palu(4).name == "palu"
 
 

@@ -105,7 +105,7 @@ def test_an_unknown_method_lists_what_there_is() -> None:
     with pytest.raises(GacError) as failure:
         method_named("magic")
     assert str(failure.value) == (
-        "method 'magic' is unknown; expected one of svd, asvd, svd-llm, kfac, palu. Correct the name."
+        "method 'magic' is unknown; expected one of svd, asvd, svd-llm, kfac, palu, palu-fold. Correct the name."
     )
 
 

@@ -1,0 +1,72 @@
+"""V truncated by itself and folded into o_proj: the same model as without folding, with a shorter cache."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from gac.plan import Plan
+from gac.sensitivity.fold import Measured, fold_values
+from gac.sensitivity.groups import decompose_groups
+from gac.sensitivity.linalg import damped
+from gac.sensitivity.methods import METHODS, Metric
+from tests.compression.applying import IDS, applied, logits
+
+MakePlan = Callable[[Any, Mapping[str, tuple[str, int]]], Plan]
+HEADS, GROUPS, HEAD_DIM = 4, 2, 8
+
+
+@pytest.fixture
+def values() -> Measured:
+    torch.manual_seed(0)
+    inputs = torch.randn(100, 24)
+    metric = Metric(damped(inputs.T @ inputs / 100, 1e-6), 0.3 * torch.eye(GROUPS * HEAD_DIM, dtype=torch.float64))
+    return Measured(torch.randn(GROUPS * HEAD_DIM, 24), metric)
+
+
+@pytest.fixture
+def output() -> Tensor:
+    return torch.randn(24, HEADS * HEAD_DIM, generator=torch.Generator().manual_seed(1))
+
+
+def by_heads(groups: Tensor) -> Tensor:
+    """What each query head reads of v_proj's rows, one head above the other."""
+    return groups.view(GROUPS, -1, groups.shape[1]).repeat_interleave(HEADS // GROUPS, 0).flatten(0, 1)
+
+
+@pytest.mark.parametrize("length", [1, 5, HEAD_DIM])
+def test_the_product_is_that_of_the_truncated_values(values: Measured, output: Tensor, length: int) -> None:
+    found = fold_values(values, output, HEADS, GROUPS)
+    second, first = decompose_groups(values.weight, values.metric, GROUPS).factors(length)
+    truncated = by_heads(torch.block_diag(*second) @ first)
+    folded = torch.einsum(
+        "ohl,hli->ohi",
+        found.outputs(length, values.metric).view(24, HEADS, length),
+        by_heads(found.values(values.weight, length)).view(HEADS, length, 24),
+    )
+    unfolded = torch.einsum("ohd,hdi->ohi", output.double().view(24, HEADS, -1), truncated.view(HEADS, -1, 24))
+    assert torch.allclose(folded, unfolded)
+
+
+def test_it_loses_what_groups_of_one_head_lose(values: Measured, output: Tensor) -> None:
+    curve = fold_values(values, output, HEADS, GROUPS).curve
+    assert np.allclose(curve.loss, decompose_groups(values.weight, values.metric, GROUPS).curve.loss)
+
+
+def test_a_folded_model_is_the_model_with_groups_of_one_head(
+    tiny_config: LlamaConfig, tiny_model: LlamaForCausalLM, make_plan: MakePlan
+) -> None:
+    v_proj, o_proj = (f"model.layers.1.self_attn.{name}" for name in ("v_proj", "o_proj"))
+    torch.manual_seed(0)
+    other = LlamaForCausalLM(tiny_config).eval()
+    grouped = applied(tiny_model, make_plan(tiny_config, {v_proj: ("grouped:1", 6)}), "palu:1")
+    folded: Any = applied(
+        other, make_plan(tiny_config, dict.fromkeys((v_proj, o_proj), ("head_dim", 6))), METHODS["palu-fold"].name
+    )
+    assert (logits(folded) - logits(grouped)).abs().max() < 1e-5
+    with torch.no_grad():
+        assert folded(IDS, use_cache=True).past_key_values.layers[1].values.shape == (2, 2, 20, 6)
