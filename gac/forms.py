@@ -80,11 +80,13 @@ class Form(ABC):
     Attributes:
         name: as plans write it; a parameter follows after a colon.
         step: dims are multiples of it where they are to be aligned, whatever the weight's own GEMM would take.
+        timed: whether its operation is one that latency tables hold.
         counts: what a peer's rule shares out between the weights that it gives this form; None: no rule gives it.
     """
 
     name: str
     step: ClassVar[int] = 1
+    timed: ClassVar[bool] = True
     counts: ClassVar[Literal["params", "cached"] | None] = None
 
     @property
@@ -273,6 +275,7 @@ class Grouped(Form):
     """
 
     step = 8
+    timed = False
     counts = "cached"
 
     def __init__(self, group: int = DEFAULT_GROUP) -> None:

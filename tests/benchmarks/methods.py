@@ -83,7 +83,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="rows whose method and rule contain this")
     parser.add_argument("--output", type=Path, required=True)
     asked = parser.parse_args()
-    loaded = load_model(asked.model)
+    loaded = read(asked.model)
     result = resumed(asked, loaded)
     done = [{key: row[key] for key in ("method", "rule", "forms", "budget", "align")} for row in result["rows"]]
     for case in cases(asked.budgets, asked.cache_budgets):
@@ -92,6 +92,19 @@ def main() -> None:
             result["rows"].append(key | outcome(loaded, case, asked, result["dense"]))
             write(result, asked.output)
             print(line(result["rows"][-1]), flush=True)
+
+
+def read(name: str) -> Loaded:
+    """The model, with a tokenizer that cuts each text only once for all rows."""
+    loaded = load_model(name)
+    tokens: dict[str, Any] = {}
+
+    def tokenizer(text: str, **options: Any) -> Any:
+        if text not in tokens:
+            tokens[text] = loaded.tokenizer(text, **options)
+        return tokens[text]
+
+    return load_model(loaded.model, tokenizer)
 
 
 def resumed(asked: argparse.Namespace, loaded: Loaded) -> dict[str, Any]:
@@ -160,7 +173,7 @@ def write(result: dict[str, Any], output: Path) -> None:
     """The JSON, and the table with its rows by budget and then by perplexity."""
     with atomic_path(output) as temporary:
         temporary.write_text(json.dumps(result, indent=1) + "\n")
-    rows = sorted(result["rows"], key=lambda row: (-row["budget"], row.get("ratio", math.inf)))
+    rows = sorted(result["rows"], key=lambda row: (row["method"] == "palu", -row["budget"], row.get("ratio", math.inf)))
     head = f"Dense perplexity {result['dense']:.3f}: {result['protocol']}; {result['settings']['device']}.\n\n"
     table = [" | ".join(["", *COLUMNS, ""]).strip(), "| --- " * len(COLUMNS) + "|", *map(line, rows)]
     with atomic_path(output.with_suffix(".md")) as temporary:

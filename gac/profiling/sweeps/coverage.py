@@ -37,10 +37,13 @@ def model_points(
     Raises:
         ModelError: the name is unknown, or the config's architecture is not supported.
         PlanError: a form is unknown.
-        ProfileError: there is no workload, or the dtype is none of the two.
+        ProfileError: there is no workload, the dtype is none of the two, or a form's operation is none that is measured.
     """
     sites, rows = _sites(model), _rows(workloads, dtype)
     taken = [form_named(name) for name in dict.fromkeys(("dense", *forms))]
+    for form in taken:
+        if not form.timed:
+            raise ProfileError(f"form {form.name}", "a form whose latency is measured", "Leave it out.")
     weights = {replace(weight, name="", reads=None) for site in sites for weight in site.weights}
     shapes = _shapes(weights, taken, every_dim)
     if len(shapes) > _AFFORDED:

@@ -171,6 +171,12 @@ def test_an_unknown_model_is_named_with_the_nearest() -> None:
     )
 
 
+def test_a_form_that_no_table_holds_is_refused() -> None:
+    with pytest.raises(ProfileError) as caught:
+        model_points("llama-3-8b", forms=["low_rank", "grouped"])
+    assert str(caught.value) == "form grouped; expected a form whose latency is measured. Leave it out."
+
+
 def test_a_wrong_dtype_and_no_workload_are_named() -> None:
     with pytest.raises(ProfileError) as caught:
         model_points("smollm2", dtype="int3")
