@@ -37,7 +37,7 @@ def model_points(
     Raises:
         ModelError: the name is unknown, or the config's architecture is not supported.
         PlanError: a form is unknown.
-        ProfileError: there is no workload, the dtype is none of the two, or a form's operation is none that is measured.
+        ProfileError: there is no workload, the dtype is none of the two, or what a form runs is not measured.
     """
     sites, rows = _sites(model), _rows(workloads, dtype)
     taken = [form_named(name) for name in dict.fromkeys(("dense", *forms))]
