@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from gac.files import atomic_path
+from gac.models.linears import as_linear
 from gac.sensitivity.calibration import LayerMoments, StatisticsStore, stream_moments
 from gac.sensitivity.methods import Method, decompose
 from gac.sensitivity.narrow import eliminate
@@ -68,7 +69,7 @@ def _layer_curves(model: nn.Module, sites: Sequence[Site], moments: LayerMoments
     weights = [weight for site in sites for weight in site.weights]
     groups = next((weight.heads for weight in weights if weight.values == "out"), 0)
     for weight in weights:
-        tensor = model.get_submodule(weight.name).weight
+        tensor = as_linear(model.get_submodule(weight.name)).weight
         metric = method.metric(moments.of(weight))
         assert isinstance(tensor, Tensor)
         curves[f"low_rank/{weight.name}"] = decompose(tensor, metric).curve.loss
