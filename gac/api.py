@@ -32,7 +32,7 @@ from gac.sensitivity.calibration import StatisticsStore, stream_moments
 from gac.sensitivity.curves import measure_curves
 from gac.sensitivity.methods import FACTOR, Method, method_named
 from gac.sensitivity.text import TextSpec, Windows, calibration_windows
-from gac.sites import Workload, as_planned, curves_together
+from gac.sites import Workload, as_planned, check_forms_fit, curves_together
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -298,6 +298,7 @@ def _measured(
     loaded = load_model(model, tokenizer)
     family = family_of(loaded.model.config)
     sites = family.sites(loaded.model.config)
+    check_forms_fit(sites, names, loaded.model.config.model_type)
     planned = as_planned(sites, names, fuse)
     limit = budget_limit(budget, sum(site.params for site in sites))
     check_reachable(planned, limit, forms=names, profile=table, workloads=parsed, align=align)
