@@ -16,7 +16,7 @@ from gac.compression.checkpoint import load_checkpoint, save_checkpoint
 from gac.compression.fusing import fuse_inputs
 from gac.errors import ModelError, PlanError
 from gac.forms import FORMS, Weight, linear
-from gac.models.families import family_of, supported, text_config
+from gac.models.families import Family, family_of, supported, text_config
 from gac.models.linears import as_linear
 from gac.plan import Plan
 from gac.sites import check_forms_fit, run_together
@@ -24,6 +24,7 @@ from tests.compression.applying import IDS, applied, logits
 from tests.models.small import NEURONS, SMALL, every_family, small_config, small_model, weights_of
 
 MakePlan = Callable[..., Plan]
+README = Path(__file__).parents[2] / "README.md"
 
 
 def full_dims(weights: Sequence[Weight]) -> dict[str, tuple[str, int]]:
@@ -203,8 +204,13 @@ def test_one_expert_is_dense() -> None:
     assert "llama" in family_of(config).model_types
 
 
+def test_the_readme_has_a_family_as_it_is() -> None:
+    (entry,) = re.findall(r"```python\n(Family\(.*?\n\))\n```", README.read_text(), re.DOTALL)
+    assert eval(entry, {"Family": Family}) == family_of(small_config("gpt_neox"))
+
+
 def test_the_readme_names_every_architecture() -> None:
-    text = (Path(__file__).parents[2] / "README.md").read_text()
+    text = README.read_text()
     (line,) = re.findall(r"Families: ([^:]*?)\.\s", text)
     assert tuple(re.findall(r"`(\w+)`", line)) == supported()
 
