@@ -295,6 +295,8 @@ def _measured(
     spec = TextSpec.parse(calibration)
     table, used = select_profile(profile)
     logger.info("profile of %s: %s", used.gpu, used.note)
+    if isinstance(model, (str, Path)):
+        family_of(load_config(str(model)))  # refused before the weights are fetched
     loaded = load_model(model, tokenizer)
     family = family_of(loaded.model.config)
     sites = family.sites(loaded.model.config)
