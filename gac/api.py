@@ -35,7 +35,7 @@ from gac.sensitivity.documents import Documents, Text
 from gac.sensitivity.evidence import measure_evidence
 from gac.sensitivity.methods import FACTOR, Method, method_named
 from gac.sensitivity.text import TextSpec, Windows, calibration_text, calibration_windows
-from gac.sites import Workload, as_planned, curves_together
+from gac.sites import Workload, as_planned, check_forms_fit, curves_together
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -321,9 +321,12 @@ def _measured(
     spec = calibration_text(calibration)
     table, used = select_profile(profile)
     logger.info("profile of %s: %s", used.gpu, used.note)
+    if isinstance(model, (str, Path)):
+        family_of(load_config(str(model)))  # refused before the weights are fetched
     loaded = load_model(model, tokenizer)
     family = family_of(loaded.model.config)
     sites = family.sites(loaded.model.config)
+    check_forms_fit(sites, names, loaded.model.config.model_type)
     planned = as_planned(sites, names, fuse)
     limit = budget_limit(budget, sum(site.params for site in sites))
     check_reachable(planned, limit, forms=names, profile=table, workloads=parsed, align=align)

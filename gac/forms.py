@@ -20,10 +20,12 @@ class Weight:
     Attributes:
         name: dotted module name, for example ``model.layers.0.self_attn.q_proj``.
         neurons: the side that holds an MLP's neurons, and that ``narrow`` shortens; None elsewhere.
+        blocks: how many vectors of neurons that side holds, one after the other: 2 where gate and up are one weight.
         reads: names the input where other weights read it too (q/k/v, gate/up); None where it is read alone.
         values: the side that holds the value vectors of an attention's heads, and that ``head_dim`` shortens: ``out``
             of v_proj, ``in`` of o_proj; None elsewhere.
-        cached: whether the KV cache keeps its output (k_proj, v_proj).
+        cached: whether the KV cache keeps its output (k_proj, v_proj), all but the queries.
+        queries: how many of its outputs are queries, where one weight writes queries, keys and values.
         heads: how many heads its output consists of (k_proj, v_proj: key-value heads) or its input (o_proj: query
             heads); 0 elsewhere.
     """
@@ -36,11 +38,18 @@ class Weight:
     values: Literal["out", "in"] | None = None
     heads: int = 0
     cached: bool = False
+    blocks: int = 1
+    queries: int = 0
 
     @property
     def params(self) -> int:
         """Parameters of the dense weight (biases are not counted)."""
         return self.out_features * self.in_features
+
+    @property
+    def kept(self) -> int:
+        """Numbers that the KV cache keeps of a token for the dense weight."""
+        return self.out_features - self.queries if self.cached else 0
 
 
 @dataclass(frozen=True)
@@ -136,7 +145,7 @@ class Form(ABC):
 
     def cached(self, weight: Weight, dim: int) -> int:
         """Numbers that the KV cache keeps of a token for this weight."""
-        return weight.out_features if weight.cached else 0
+        return weight.kept
 
     def largest_useful(self, weight: Weight) -> int:
         """The largest dim with fewer parameters than the dense weight."""
@@ -226,8 +235,8 @@ class Shorter(Form):
         return None
 
     def cached(self, weight: Weight, dim: int) -> int:
-        shorter = self.shortens(weight) == "out"
-        return (self.size(weight, dim) if shorter else weight.out_features) if weight.cached else 0
+        shorter = weight.cached and self.shortens(weight) == "out"
+        return self.size(weight, dim) if shorter else weight.kept
 
     def _length(self, weight: Weight) -> int:
         return weight.out_features if self.shortens(weight) == "out" else weight.in_features
@@ -240,6 +249,9 @@ class Narrow(Shorter):
 
     def shortens(self, weight: Weight) -> Literal["out", "in"] | None:
         return weight.neurons
+
+    def size(self, weight: Weight, dim: int) -> int:
+        return weight.blocks * dim
 
 
 class HeadDim(Shorter):

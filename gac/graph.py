@@ -1,10 +1,11 @@
 """Which dims of which operators a choice moves: what one integer of a plan does to the GEMMs and to attention."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import groupby
 
 from gac.forms import Form, Shorter, Weight, form_named
-from gac.sites import Site, as_planned
+from gac.sites import Site, as_planned, short_names
 
 _FACTORS = ("first", "second")
 
@@ -14,8 +15,8 @@ class Moved:
     """One axis of one operator, whose size is ``per_dim`` times the dim that is chosen.
 
     Attributes:
-        weight: last part of the weight's name, with ``first`` or ``second`` for a factor of a pair; ``attention``,
-            and ``cache`` for what the KV cache keeps of a token.
+        weight: the weight's short name, with ``first`` or ``second`` for a factor of a pair; ``attention``, and
+            ``cache`` for what the KV cache keeps of a token.
         operator: ``linear``, ``batched_gemm`` or ``sdpa``; None for the cache.
         axis: ``k`` or ``n`` of the GEMM ``x[m, k] @ W[n, k].T``, ``values`` of attention (the length of its value
             vectors); None for the cache.
@@ -58,7 +59,7 @@ def choices(sites: Sequence[Site], forms: Sequence[str]) -> tuple[Choice, ...]:
     Raises:
         PlanError: a form is unknown.
     """
-    planned = sorted(as_planned(sites, forms, fused=False), key=lambda site: site.layer)
+    planned = _shortly_named(as_planned(sites, forms, fused=False))
     found: list[Choice] = []
     alike: dict[tuple[object, ...], list[Site]] = {}
     for site in planned:
@@ -67,6 +68,18 @@ def choices(sites: Sequence[Site], forms: Sequence[str]) -> tuple[Choice, ...]:
         for name in dict.fromkeys(forms):
             found += _choices(members[0], len(members), form_named(name))
     return tuple(found)
+
+
+def _shortly_named(sites: Sequence[Site]) -> list[Site]:
+    """The sites layer by layer, whose weights have their short names."""
+    found = []
+    for _, layer in groupby(sorted(sites, key=lambda site: site.layer), key=lambda site: site.layer):
+        members = list(layer)
+        called = short_names([weight.name for site in members for weight in site.weights])
+        for site in members:
+            weights = tuple(replace(weight, name=called[weight.name]) for weight in site.weights)
+            found.append(replace(site, weights=weights))
+    return found
 
 
 def _shape(weight: Weight) -> tuple[int, int, int]:
@@ -80,7 +93,7 @@ def _choices(site: Site, layers: int, form: Form) -> list[Choice]:
         return [_choice(site.kind, layers, form, taken)]
     if isinstance(form, Shorter) or form.axis(site.weights[0]) is None:
         return []
-    return [_choice(_last(weight), layers, form, [weight]) for weight in site.weights if form.takes(weight)]
+    return [_choice(weight.name, layers, form, [weight]) for weight in site.weights if form.takes(weight)]
 
 
 def _choice(kind: str, layers: int, form: Form, weights: Sequence[Weight]) -> Choice:
@@ -94,7 +107,7 @@ def _of_gemms(form: Form, weight: Weight) -> list[Moved]:
     found = []
     pairs = list(zip(form.gemms(weight, 1, 1), form.gemms(weight, 2, 1), strict=True))
     for factor, (at_one, at_two) in zip(_FACTORS, pairs, strict=False):
-        name = _last(weight) if len(pairs) == 1 else f"{_last(weight)}.{factor}"
+        name = weight.name if len(pairs) == 1 else f"{weight.name}.{factor}"
         one, two = at_one.axes, at_two.axes
         fixed = {axis: size for axis, size in one.items() if axis != "m" and two[axis] == size}
         found += [
@@ -112,7 +125,3 @@ def _of_attention(form: Form, weight: Weight) -> list[Moved]:
     if not form.shortens(weight):
         return [cache]
     return [Moved("attention", "sdpa", "values", per_dim // weight.heads, {"kv": weight.heads}), cache]
-
-
-def _last(weight: Weight) -> str:
-    return weight.name.rsplit(".", 1)[-1]

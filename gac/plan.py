@@ -161,6 +161,8 @@ class WeightChoice:
     values: Literal["out", "in"] | None = None
     heads: int = 0
     cached: bool = False
+    blocks: int = 1
+    queries: int = 0
     __pydantic_config__ = _STRICT
 
     @classmethod
@@ -176,6 +178,8 @@ class WeightChoice:
             weight.values,
             weight.heads,
             weight.cached,
+            weight.blocks,
+            weight.queries,
         )
 
     @property
@@ -188,6 +192,8 @@ class WeightChoice:
             values=self.values,
             heads=self.heads,
             cached=self.cached,
+            blocks=self.blocks,
+            queries=self.queries,
         )
 
     @property

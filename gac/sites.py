@@ -1,6 +1,7 @@
 """What is measured and chosen between: sites, workloads, loss curves, candidate sets."""
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
@@ -9,8 +10,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from gac.errors import GacError
-from gac.forms import Form, Weight, form_named
+from gac.errors import GacError, PlanError
+from gac.forms import FORMS, Form, Shorter, Weight, form_named
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -85,6 +86,40 @@ def _joined(sites: Sequence[Site], form: Form) -> list[Site]:
         else:
             found.append(site)
     return found
+
+
+def check_forms_fit(sites: Sequence[Site], forms: Sequence[str], model_type: str) -> None:
+    """Refuse a form that no weight of the model can take.
+
+    Args:
+        sites: the family's.
+        model_type: what the error calls the model.
+
+    Raises:
+        PlanError: there is such a form, or a form is unknown.
+    """
+    fitting = [name for name, form in FORMS.items() if _fits(sites, form)]
+    for name in forms:
+        if form_named(name).kind not in fitting:
+            raise PlanError(
+                f"form {name}, which fits no weight of a {model_type} model",
+                f"one of {', '.join(fitting)}",
+                "Leave it out.",
+            )
+
+
+def _fits(sites: Sequence[Site], form: Form) -> bool:
+    """Forms that shorten a side need another weight that meets it there; the others take any weight."""
+    if not isinstance(form, Shorter):
+        return any(form.takes(weight) for site in sites for weight in site.weights)
+    return any(site.taken_by(form) for site in as_planned(sites, [form.name], fused=False))
+
+
+def short_names(names: Sequence[str]) -> dict[str, str]:
+    """What to call the weights of one layer: the last part of a name, after the part before it where two end alike."""
+    parts = {name: name.split(".") for name in names}
+    ends = Counter(found[-1] for found in parts.values())
+    return {name: ".".join(found[-2:] if ends[found[-1]] > 1 else found[-1:]) for name, found in parts.items()}
 
 
 _WORKLOAD = re.compile(r"(prefill):(\d+)x(\d+)|(decode):(\d+)@(\d+)")

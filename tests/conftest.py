@@ -100,7 +100,7 @@ def text_file(tmp_path: Path, prose: str) -> Path:
     return path
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def make_plan() -> Callable[[LlamaConfig, Changes], Plan]:
     """``make_plan(config, {"model.layers.0.self_attn.q_proj": ("low_rank", 16)})``: the rest stays dense."""
     return _make_plan

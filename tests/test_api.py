@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaForCausalLM
+from transformers import LlamaForCausalLM, MixtralConfig
 
 import gac
 from gac.allocation.limits import budget_limit
 from gac.compression.fusing import FusedInput
 from gac.errors import BudgetError, GacError, ModelError, PlanError, ProfileError, TextError
 from gac.plan import SiteChoice
+from tests.models.small import small_config, small_model
 
 
 @pytest.fixture
@@ -214,13 +215,52 @@ def test_an_unreachable_budget_says_what_can_be_reached(tiny_model: LlamaForCaus
         gac.allocate(tiny_model, smallest - 2e-5, **options)
 
 
-def test_a_family_that_is_not_supported_lists_those_that_are(options: dict[str, Any]) -> None:
-    model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=16, n_head=2, vocab_size=258))
+def test_a_mixture_of_experts_is_refused_before_its_weights_are_read(options: dict[str, Any], tmp_path: Path) -> None:
+    MixtralConfig().save_pretrained(tmp_path)
     with pytest.raises(ModelError) as failure:
-        gac.allocate(model, 0.8, **options)
+        gac.allocate(tmp_path, 0.8, **options)
     assert str(failure.value) == (
-        "model type 'gpt2'; expected a supported architecture (gemma, gemma2, gemma3_text, granite, llama, mistral, "
-        "olmo2, qwen2, qwen3, smollm3). Use a model of one of these architectures."
+        "model type 'mixtral', a mixture of experts (8 experts a layer); expected one MLP a layer, which every token "
+        "passes. Use a dense model: experts have no loss curves."
+    )
+
+
+@pytest.mark.parametrize("forms", [("low_rank",), ("narrow",)])
+@pytest.mark.parametrize("model_type", ["glm", "gpt2", "gpt_neox", "opt", "phi3"])
+def test_every_layout_is_planned_compressed_and_saved(
+    model_type: str, forms: tuple[str, ...], options: dict[str, Any], tmp_path: Path
+) -> None:
+    dense = small_model(small_config(model_type))
+    plan = gac.allocate(dense, 0.7, forms=forms, fuse=True, **options)
+    assert {weight.form for weight in plan.weights} == {"dense", *forms}
+    plan.save(tmp_path / "plan.json")
+    assert gac.Plan.load(tmp_path / "plan.json") == plan
+    model = gac.compress(dense, plan, tokenizer=options["tokenizer"], progress=False)
+    targeted = tuple(f"{weight.name}." for weight in plan.weights)
+    stored = model.state_dict().items()
+    counted = sum(value.numel() for name, value in stored if name.startswith(targeted) and name.endswith("weight"))
+    assert counted == plan.budget.used
+    gac.save(model, tmp_path / "small", tokenizer=options["tokenizer"])
+    ids = torch.arange(12)[None]
+    with torch.no_grad():
+        assert torch.equal(gac.load(tmp_path / "small")(ids).logits, model(ids).logits)
+
+
+def test_a_form_that_fits_no_weight_is_refused(options: dict[str, Any]) -> None:
+    model = small_model(small_config("gpt2"))
+    with pytest.raises(PlanError) as failure:
+        gac.allocate(model, 0.8, forms=("low_rank", "head_dim"), **options)
+    assert str(failure.value) == (
+        "form head_dim, which fits no weight of a gpt2 model; expected one of dense, low_rank, narrow. Leave it out."
+    )
+
+
+def test_a_cache_that_no_form_can_make_smaller_is_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(BudgetError) as failure:
+        gac.allocate(small_model(small_config("phi3")), 0.8, kv_cache=0.75, **options)
+    assert str(failure.value) == (
+        "a KV-cache limit of 0.75; expected at least 1.0000, the smallest that forms low_rank, narrow can reach. "
+        "Allow more."
     )
 
 

@@ -14,6 +14,7 @@ from gac.graph import Choice, Moved, choices
 from gac.models.families import family_of
 from gac.models.shapes import SHAPES
 from gac.sites import Site
+from tests.models.small import small_config
 
 LLAMA = SHAPES["llama-3-8b"]
 
@@ -110,6 +111,57 @@ def test_the_command_reads_a_config(tmp_path: Path, tiny_config: LlamaConfig) ->
         "per_dim": 1,
         "fixed": {"n": 64},
     }
+
+
+def moved_in(directory: Path, model_type: str) -> list[tuple[str, str, int, list[str]]]:
+    """Every choice of a model of this architecture, and what it moves, as the command tells it."""
+    small_config(model_type).save_pretrained(directory)
+    document = json.loads(CliRunner().invoke(main, ["graph", str(directory), "--json"]).stdout)
+    return [
+        (
+            one["kind"],
+            one["form"],
+            one["largest"],
+            [f"{moved['weight']} {moved['axis']} {moved['per_dim']}" for moved in one["moved"]],
+        )
+        for one in document["choices"]
+    ]
+
+
+def test_gate_and_up_in_one_weight_move_together(tmp_path: Path) -> None:
+    assert moved_in(tmp_path, "phi3") == [
+        ("qkv_proj", "low_rank", 42, ["qkv_proj.first n 1", "qkv_proj.second k 1"]),
+        ("o_proj", "low_rank", 31, ["o_proj.first n 1", "o_proj.second k 1"]),
+        ("gate_up_proj", "low_rank", 54, ["gate_up_proj.first n 1", "gate_up_proj.second k 1"]),
+        ("down_proj", "low_rank", 46, ["down_proj.first n 1", "down_proj.second k 1"]),
+        ("mlp", "narrow", 175, ["gate_up_proj n 2", "down_proj k 1"]),
+    ]
+
+
+def test_weights_that_are_called_alike_are_told_apart(tmp_path: Path) -> None:
+    assert moved_in(tmp_path, "gpt2") == [
+        ("c_attn", "low_rank", 47, ["c_attn.first n 1", "c_attn.second k 1"]),
+        ("attn.c_proj", "low_rank", 31, ["attn.c_proj.first n 1", "attn.c_proj.second k 1"]),
+        ("c_fc", "low_rank", 46, ["c_fc.first n 1", "c_fc.second k 1"]),
+        ("mlp.c_proj", "low_rank", 46, ["mlp.c_proj.first n 1", "mlp.c_proj.second k 1"]),
+        ("mlp", "narrow", 175, ["c_fc n 1", "mlp.c_proj k 1"]),
+    ]
+
+
+def test_an_mlp_without_a_gate_has_two_weights(tmp_path: Path) -> None:
+    assert moved_in(tmp_path, "gpt_neox")[-1] == (
+        "mlp",
+        "narrow",
+        175,
+        ["dense_h_to_4h n 1", "dense_4h_to_h k 1"],
+    )
+
+
+def test_a_form_that_fits_nothing_is_refused_where_it_is_named(tmp_path: Path) -> None:
+    small_config("phi3").save_pretrained(tmp_path)
+    result = CliRunner().invoke(main, ["graph", str(tmp_path), "--form", "head_dim"])
+    assert result.exit_code == 1
+    assert "form head_dim, which fits no weight of a phi3 model" in result.stderr
 
 
 def test_a_misspelt_name_is_recognised() -> None:

@@ -67,8 +67,17 @@ def check_cache_reachable(sites: Sequence[Site], fraction: float, forms: Sequenc
         raise BudgetError(
             f"a KV-cache limit of {fraction:g}",
             f"at least {smallest / total:.4f}, the smallest that forms {', '.join(forms) or 'dense'} can reach",
-            "Allow more, or add the form head_dim, which shortens the cached values.",
+            _smaller_cache(sites, forms),
         )
+
+
+def _smaller_cache(sites: Sequence[Site], forms: Sequence[str]) -> str:
+    """What to do where the forms make the cache no smaller: name those that would."""
+    weights = [weight for site in sites for weight in site.weights if weight.cached]
+    others = [
+        name for name, form in FORMS.items() if name not in forms and any(form.shortens(weight) for weight in weights)
+    ]
+    return f"Allow more, or add the form {others[0]}, which shortens the cached values." if others else "Allow more."
 
 
 def _flat(site: Site, forms: Sequence[str]) -> SiteCurves:
@@ -78,7 +87,7 @@ def _flat(site: Site, forms: Sequence[str]) -> SiteCurves:
         weight.name: _zeros(form.full(weight))
         for form in map(form_named, forms)
         for weight in site.weights
-        if form.kind == "grouped" and form.takes(weight)
+        if form.counts == "cached" and form.takes(weight)
     }
     shorter = {
         weight.name: _zeros(form.full(weight))

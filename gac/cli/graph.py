@@ -16,21 +16,22 @@ from gac.forms import FORMS
     "--form",
     "forms",
     multiple=True,
-    default=tuple(name for name in FORMS if name != "dense"),
-    show_default=True,
-    help="A form to show. Repeatable.",
+    help="A form to show. Repeatable; every form where none is named.",
 )
 def graph(model: str, forms: Sequence[str]) -> Answer:
     """Show which dims of which operators every choice for MODEL moves.
 
     MODEL is a known name (llama-3-8b), a directory or a hub id; only its config is read. A low-rank pair's rank is N of
-    one GEMM and K of the next, a width N, N and K of three, and so on.
+    one GEMM and K of the next, a width N of the MLP's first ones and K of its last, and so on.
     """
     from gac.graph import choices
     from gac.models.families import family_of, text_config
     from gac.models.shapes import shapes_of
     from gac.reporting.graph import graph_table
+    from gac.sites import check_forms_fit
 
     config = text_config(shapes_of(known_or_config(model)))
-    found = choices(family_of(config).sites(config), forms)
+    sites = family_of(config).sites(config)
+    check_forms_fit(sites, forms, config.model_type)
+    found = choices(sites, forms or tuple(FORMS))
     return Answer({"model": model, "choices": [asdict(one) for one in found]}, lambda: [graph_table(found)])

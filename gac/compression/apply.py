@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from gac.compression.layers import empty_module
 from gac.errors import PlanError
 from gac.forms import Grouped, Weight, form_named
+from gac.models.linears import as_linear
 from gac.plan import Plan, WeightChoice
 from gac.sensitivity.calibration import LayerMoments
 from gac.sensitivity.fold import Measured, shortened
@@ -83,7 +84,7 @@ class _Work:
     method: Method
 
     def linear(self, weight: Weight) -> nn.Linear:
-        module = self.model.get_submodule(weight.name)
+        module = as_linear(self.model.get_submodule(weight.name))
         assert isinstance(module, nn.Linear)
         return module
 
@@ -119,8 +120,10 @@ def _low_rank(work: _Work, weight: Weight, choice: WeightChoice) -> dict[str, Te
 def _narrow(work: _Work, weight: Weight, choice: WeightChoice) -> dict[str, Tensor]:
     linear = work.linear(weight)
     if weight.neurons == "out":
-        bias = {} if linear.bias is None else {"bias": linear.bias[work.kept]}
-        return {"weight": linear.weight[work.kept]} | bias
+        blocks = range(0, weight.out_features, weight.out_features // weight.blocks)
+        rows = torch.cat([start + work.kept for start in blocks])
+        bias = {} if linear.bias is None else {"bias": linear.bias[rows]}
+        return {"weight": linear.weight[rows]} | bias
     bias = {} if linear.bias is None else {"bias": linear.bias}
     return {"weight": compensated(linear.weight, work.kept, work.metric(weight))} | bias
 

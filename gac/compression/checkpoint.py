@@ -21,6 +21,7 @@ from gac.compression.layers import empty_module
 from gac.errors import CheckpointError, GacError
 from gac.files import from_json, open_to_umask
 from gac.models.families import family_of
+from gac.models.linears import as_linear
 from gac.models.loading import default_device, is_checkpoint, quiet_transformers
 from gac.plan import Plan, WeightChoice
 from gac.sites import as_planned
@@ -137,6 +138,8 @@ def _compressed_class(config: Any, choices: tuple[WeightChoice, ...]) -> Any:
         for choice in choices:
             weight = self.get_submodule(choice.name)
             self.set_submodule(choice.name, _replacement(weight, choice))
+            # Some architectures (GPT-2) initialise a weight through the module that holds it, which no longer finds it.
+            self.get_submodule(choice.name.rpartition(".")[0])._is_hf_initialized = True
 
     return type(dense.__name__, (dense,), {"__init__": build, "__module__": dense.__module__})
 
@@ -153,7 +156,7 @@ def _check_matches(model: PreTrainedModel, plan: Plan) -> None:
     """The model's modules are the plan's, all in one dtype: a checkpoint has but one."""
     for choice in plan.weights:
         module: Any = model.get_submodule(choice.name)
-        found = {name: tuple(value.shape) for name, value in module.state_dict().items()}
+        found = {name: tuple(value.shape) for name, value in as_linear(module).state_dict().items()}
         wanted = empty_module(choice, any(name.endswith("bias") for name in found), "meta", model.dtype).state_dict()
         if found != {name: tuple(value.shape) for name, value in wanted.items()}:
             raise CheckpointError(
@@ -303,8 +306,8 @@ def _check_against_family(source: Path, config: Any, plan: Plan) -> None:
         weight = weights.get(choice.name)
         if weight is None:
             raise _contradiction(source, f"plan.json names the weight {choice.name}", "a weight that config.json has")
-        dims = (choice.out_features, choice.in_features, choice.neurons)
-        if dims != (weight.out_features, weight.in_features, weight.neurons) or (
+        dims = (choice.out_features, choice.in_features, choice.neurons, choice.blocks)
+        if dims != (weight.out_features, weight.in_features, weight.neurons, weight.blocks) or (
             choice.values and (choice.values, choice.heads) != (weight.values, weight.heads)
         ):
             raise _contradiction(

@@ -141,7 +141,7 @@ def _low_rank(form: Form, weight: Weight, dim: int, bias: bool, dtype: torch.dty
 
 def _narrow(form: Form, weight: Weight, dim: int, bias: bool, dtype: torch.dtype) -> nn.Module:
     if weight.neurons == "out":
-        return nn.Linear(weight.in_features, dim, bias=bias, device="meta", dtype=dtype)
+        return nn.Linear(weight.in_features, weight.blocks * dim, bias=bias, device="meta", dtype=dtype)
     return nn.Linear(dim, weight.out_features, bias=bias, device="meta", dtype=dtype)
 
 

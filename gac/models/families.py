@@ -1,73 +1,142 @@
 """Families: what a model of each architecture can have changed, read from its config alone."""
 
-from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any
 
 from gac.errors import ModelError
 from gac.forms import Weight
 from gac.sites import Site
 
 
-class Family(ABC):
-    """One architecture: which sites it has and where their weights live."""
+@dataclass(frozen=True)
+class Family:
+    """One layout of decoder layers: what they call their linear weights, and which of these are stacked in one.
 
-    model_types: ClassVar[tuple[str, ...]]
+    What lies between the weights may differ: norms, biases, rotary embeddings, the activation, what is added to what.
 
-    @abstractmethod
-    def sites(self, config: Any) -> tuple[Site, ...]:
-        """Every site in model order, from a transformers config (no weights are needed)."""
-
-
-class Llama(Family):
-    """Llama's layout: q/k/v/o projections and a gated MLP in every layer, GQA, head_dim free of the hidden size.
-
-    What lies between the weights (norms of q and k, soft-capping, sliding windows, the MLP's activation) may differ.
+    Attributes:
+        model_types: of the transformers configs.
+        layers: name of the list of layers in the model; all names below are names in a layer.
+        qkv: the weights that write queries, keys and values, in this order; or the one that writes all three.
+        output: the weight that reads what attention mixed.
+        up: the weights that write the MLP's neurons: gate and up, or the only one.
+        down: the weight that reads them.
+        blocks: how many vectors of neurons each of ``up`` writes, one after the other: 2 where it is gate above up.
+        neurons: what the config calls their number; where that is None, they are 4 times the hidden size.
     """
 
-    model_types = (
-        "gemma",
-        "gemma2",
-        "gemma3_text",
-        "granite",
-        "llama",
-        "mistral",
-        "olmo2",
-        "qwen2",
-        "qwen3",
-        "smollm3",
-    )
+    model_types: tuple[str, ...]
+    layers: str = "model.layers"
+    qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+    output: str = "self_attn.o_proj"
+    up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
+    down: str = "mlp.down_proj"
+    blocks: int = 1
+    neurons: str = "intermediate_size"
 
     def sites(self, config: Any) -> tuple[Site, ...]:
-        hidden, neurons = config.hidden_size, config.intermediate_size
-        head_dim = getattr(config, "head_dim", None) or hidden // config.num_attention_heads
-        heads = config.num_attention_heads
-        groups = config.num_key_value_heads or heads
-        query, key = head_dim * heads, head_dim * groups
+        """Every site in model order, from a transformers config (no weights are needed)."""
         found: list[Site] = []
         for layer in range(config.num_hidden_layers):
-            prefix = f"model.layers.{layer}"
-            block = f"{prefix}.self_attn"
-            for weight in (
-                Weight(f"{block}.q_proj", query, hidden, reads=block),
-                Weight(f"{block}.k_proj", key, hidden, reads=block, heads=groups, cached=True),
-                Weight(f"{block}.v_proj", key, hidden, reads=block, values="out", heads=groups, cached=True),
-                Weight(f"{block}.o_proj", hidden, query, values="in", heads=heads),
-            ):
-                found.append(Site(weight.name, layer, weight.name.rsplit(".", 1)[1], (weight,)))
-            mlp = f"{prefix}.mlp"
-            weights = (
-                Weight(f"{mlp}.gate_proj", neurons, hidden, neurons="out", reads=mlp),
-                Weight(f"{mlp}.up_proj", neurons, hidden, neurons="out", reads=mlp),
-                Weight(f"{mlp}.down_proj", hidden, neurons, neurons="in"),
-            )
-            found.append(Site(mlp, layer, "mlp", weights))
+            prefix = f"{self.layers}.{layer}."
+            for weight in self._attention(config):
+                here = _within(prefix, weight)
+                found.append(Site(here.name, layer, _last(here.name), (here,)))
+            weights = tuple(_within(prefix, weight) for weight in self._mlp(config))
+            found.append(Site(_owner(weights[-1].name), layer, "mlp", weights))
         return tuple(found)
 
+    def _attention(self, config: Any) -> Iterator[Weight]:
+        hidden, heads = config.hidden_size, config.num_attention_heads
+        head_dim = getattr(config, "head_dim", None) or hidden // heads
+        groups = getattr(config, "num_key_value_heads", None) or heads
+        query, key = head_dim * heads, head_dim * groups
+        if len(self.qkv) == 1:
+            yield Weight(self.qkv[0], query + 2 * key, hidden, cached=True, queries=query)
+            yield Weight(self.output, hidden, query)
+            return
+        q_proj, k_proj, v_proj = self.qkv
+        block = _owner(q_proj)
+        yield Weight(q_proj, query, hidden, reads=block)
+        yield Weight(k_proj, key, hidden, reads=block, heads=groups, cached=True)
+        yield Weight(v_proj, key, hidden, reads=block, values="out", heads=groups, cached=True)
+        yield Weight(self.output, hidden, query, values="in", heads=heads)
 
+    def _mlp(self, config: Any) -> Iterator[Weight]:
+        hidden = config.hidden_size
+        neurons = getattr(config, self.neurons) or 4 * hidden
+        reads = _owner(self.up[0]) if len(self.up) > 1 else None
+        for name in self.up:
+            yield Weight(name, self.blocks * neurons, hidden, neurons="out", reads=reads, blocks=self.blocks)
+        yield Weight(self.down, hidden, neurons, neurons="in")
+
+
+def _within(prefix: str, weight: Weight) -> Weight:
+    reads = None if weight.reads is None else prefix + weight.reads
+    return replace(weight, name=prefix + weight.name, reads=reads)
+
+
+def _owner(name: str) -> str:
+    return name.rpartition(".")[0]
+
+
+def _last(name: str) -> str:
+    return name.rpartition(".")[2]
+
+
+LLAMA = (
+    "cohere",
+    "cohere2",
+    "ernie4_5",
+    "exaone4",
+    "gemma",
+    "gemma2",
+    "gemma3_text",
+    "granite",
+    "hunyuan_v1_dense",
+    "llama",
+    "ministral",
+    "mistral",
+    "olmo2",
+    "olmo3",
+    "qwen2",
+    "qwen3",
+    "seed_oss",
+    "smollm3",
+    "stablelm",
+)
+"""Architectures whose layers are named and shaped as Llama's: q/k/v/o and a gated MLP, GQA, any head_dim."""
+
+_ALL = (
+    Family(LLAMA),
+    Family(("apertus", "arcee", "nemotron"), up=("mlp.up_proj",)),
+    Family(("starcoder2",), up=("mlp.c_fc",), down="mlp.c_proj"),
+    Family(("phi",), output="self_attn.dense", up=("mlp.fc1",), down="mlp.fc2"),
+    Family(("opt",), "model.decoder.layers", output="self_attn.out_proj", up=("fc1",), down="fc2", neurons="ffn_dim"),
+    Family(("glm", "glm4"), up=("mlp.gate_up_proj",), blocks=2),
+    Family(("phi3",), qkv=("self_attn.qkv_proj",), up=("mlp.gate_up_proj",), blocks=2),
+    Family(
+        ("gpt2",),
+        layers="transformer.h",
+        qkv=("attn.c_attn",),
+        output="attn.c_proj",
+        up=("mlp.c_fc",),
+        down="mlp.c_proj",
+        neurons="n_inner",
+    ),
+    Family(
+        ("gpt_neox",),
+        layers="gpt_neox.layers",
+        qkv=("attention.query_key_value",),
+        output="attention.dense",
+        up=("mlp.dense_h_to_4h",),
+        down="mlp.dense_4h_to_h",
+    ),
+)
 _FAMILIES: Mapping[str, Family] = MappingProxyType(
-    {model_type: family for family in (Llama(),) for model_type in family.model_types}
+    {model_type: family for family in _ALL for model_type in family.model_types}
 )
 
 
@@ -85,9 +154,15 @@ def family_of(config: Any) -> Family:
     """The family of a transformers config. A multimodal model has none: its weights have other names.
 
     Raises:
-        ModelError: the architecture is not supported.
+        ModelError: the architecture is not supported, or the model is a mixture of experts.
     """
     model_type = str(getattr(config, "model_type", None))
+    if (experts := _experts(config)) > 1:
+        raise ModelError(
+            f"model type {model_type!r}, a mixture of experts ({experts} experts a layer)",
+            "one MLP a layer, which every token passes",
+            "Use a dense model: experts have no loss curves.",
+        )
     if model_type not in _FAMILIES:
         raise ModelError(
             f"model type {model_type!r}",
@@ -95,3 +170,13 @@ def family_of(config: Any) -> Family:
             "Use a model of one of these architectures.",
         )
     return _FAMILIES[model_type]
+
+
+_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+
+
+def _experts(config: Any) -> int:
+    """How many experts a layer has at most; 0 where the config says nothing of experts."""
+    parts = (config, text_config(config), getattr(config, "ffn_config", None))
+    counts = (getattr(part, name, None) for part in parts for name in _EXPERTS)
+    return max((max(count) if isinstance(count, (list, tuple)) else count for count in counts if count), default=0)

@@ -11,6 +11,7 @@ from gac.forms import form_named
 from gac.plan import Plan, SiteChoice, WeightChoice
 from gac.reporting.comparison import Comparison, Measured
 from gac.reporting.layout import legend, new_table
+from gac.sites import short_names
 
 SYMBOLS = {"low_rank": "r", "narrow": "w", "head_dim": "d", "grouped": "g"}
 
@@ -27,21 +28,24 @@ def plan_summary(plan: Plan) -> Text:
 
 def plan_table(plan: Plan) -> Group:
     """One row a layer: the form and dim of every weight, the parameters kept and the loss in nats a token."""
-    kinds = list(dict.fromkeys(_kind(weight) for weight in plan.weights))
+    layers = [(layer, list(group)) for layer, group in groupby(plan.sites, key=lambda site: site.layer)]
+    cells = [_cells(sites) for _, sites in layers]
+    kinds = list(dict.fromkeys(kind for of_layer in cells for kind in of_layer))
     columns = [("layer", ">"), *((kind.removesuffix("_proj"), ">") for kind in kinds), ("kept", ">"), ("loss", ">")]
     table = new_table(columns)
-    for layer, group in groupby(plan.sites, key=lambda site: site.layer):
-        sites = list(group)
-        cells = {_kind(weight): _cell(weight) for site in sites for weight in site.weights}
-        table.add_row(str(layer), *(cells.get(kind, "") for kind in kinds), *_totals(sites))
+    for (layer, sites), of_layer in zip(layers, cells, strict=True):
+        table.add_row(str(layer), *(of_layer.get(kind, "") for kind in kinds), *_totals(sites))
     return Group(
         table,
         legend("r: rank of a pair; g: rank per head group; w: neurons of the MLP; d: head_dim of values; -: dense"),
     )
 
 
-def _kind(weight: WeightChoice) -> str:
-    return weight.name.rpartition(".")[2]
+def _cells(sites: Sequence[SiteChoice]) -> dict[str, str]:
+    """What every weight of a layer becomes, by its short name."""
+    weights = [weight for site in sites for weight in site.weights]
+    called = short_names([weight.name for weight in weights])
+    return {called[weight.name]: _cell(weight) for weight in weights}
 
 
 def _cell(weight: WeightChoice) -> str:

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from gac.files import atomic_path
-from gac.forms import Grouped, form_named
+from gac.forms import Grouped, Weight, form_named
+from gac.models.linears import as_linear
 from gac.sensitivity.calibration import LayerMoments, StatisticsStore, stream_moments
 from gac.sensitivity.fold import Measured, shortened
 from gac.sensitivity.groups import decompose_groups
@@ -73,9 +74,8 @@ def _layer_curves(model: nn.Module, sites: Sequence[Site], moments: LayerMoments
     weights = [weight for site in sites for weight in site.weights]
     grouped = [form for form in map(form_named, method.forms) if isinstance(form, Grouped)]
     for weight in weights:
-        tensor = model.get_submodule(weight.name).weight
+        tensor = _weight(model, weight)
         metric = method.metric(moments.of(weight))
-        assert isinstance(tensor, Tensor)
         curves[f"low_rank/{weight.name}"] = decompose(tensor, metric).curve.loss
         folded = method.folds and weight.values == "out"
         for form in (form for form in grouped if form.takes(weight) and not folded):
@@ -84,10 +84,16 @@ def _layer_curves(model: nn.Module, sites: Sequence[Site], moments: LayerMoments
             curves[f"shorter/{weight.name}"] = eliminate(tensor, metric).curve.loss
         if weight.values == "in":
             values = next(other for other in weights if other.values == "out")
-            written = Measured(model.get_parameter(f"{values.name}.weight"), method.metric(moments.of(values)))
+            written = Measured(_weight(model, values), method.metric(moments.of(values)))
             of_values = shortened(method, written, Measured(tensor, metric), weight.heads, values.heads)
             curves[f"shorter/{weight.name}"] = of_values.curve.loss
     return curves
+
+
+def _weight(model: nn.Module, weight: Weight) -> Tensor:
+    tensor = as_linear(model.get_submodule(weight.name)).weight
+    assert isinstance(tensor, Tensor)
+    return tensor
 
 
 def _site_curves(site: Site, found: dict[str, Floats]) -> SiteCurves:

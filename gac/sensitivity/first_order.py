@@ -15,6 +15,7 @@ from tqdm import tqdm
 
 from gac.errors import ModelError
 from gac.forms import Weight
+from gac.models.linears import as_linear
 from gac.sensitivity.calibration import StatisticsStore, stream_moments
 from gac.sensitivity.losses import window_loss
 from gac.sensitivity.methods import Decomposition, Method, decompose
@@ -47,7 +48,7 @@ def stream_changes(
                 layer,
                 {
                     weight.name: component_changes(
-                        decompose(model.get_parameter(f"{weight.name}.weight"), method.metric(moments.of(weight))),
+                        decompose(_linear(model, weight.name).weight, method.metric(moments.of(weight))),
                         gradients[weight.name],
                     )
                     for site in chunk
@@ -78,8 +79,8 @@ def mean_gradients(
         ModelError: a gradient or the loss is not finite.
     """
     device = next(model.parameters()).device
-    shapes = {weight.name: (weight.out_features, weight.in_features) for weight in weights}
-    sums = {name: torch.zeros(shape, device=device) for name, shape in shapes.items()}
+    names = [weight.name for weight in weights]
+    sums = {name: torch.zeros_like(model.get_parameter(f"{name}.weight"), dtype=torch.float32) for name in names}
     with _only_gradients_of(model, sums):
         for window in tqdm(windows, "mean gradients", unit="window", disable=not progress):
             window_loss(model, window.to(device)).backward()  # type: ignore[no-untyped-call]
@@ -91,7 +92,15 @@ def mean_gradients(
                 "finite gradients",
                 "Load the model in bfloat16 or float32, and check its weights.",
             )
-    return {name: total / predicted for name, total in sums.items()}
+    turned = {name: _linear(model, name) is not model.get_submodule(name) for name in names}
+    return {name: (total.T if turned[name] else total) / predicted for name, total in sums.items()}
+
+
+def _linear(model: nn.Module, name: str) -> nn.Linear:
+    """The weight with W of shape ``(out, in)``, however the model keeps it."""
+    linear = as_linear(model.get_submodule(name))
+    assert isinstance(linear, nn.Linear)
+    return linear
 
 
 @contextmanager

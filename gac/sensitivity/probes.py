@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from gac.models.linears import as_linear
 from gac.sensitivity.calibration import StatisticsStore, stream_moments
 from gac.sensitivity.losses import window_loss
 from gac.sensitivity.methods import Decomposition, Method, decompose
@@ -59,7 +60,8 @@ def stream_probes(
         for layer, moments in stream_moments(model, sites, windows, power=method.power, store=store, progress=progress):
             found = {}
             for weight in (weight for site in sites if site.layer == layer for weight in site.weights):
-                parameter = model.get_parameter(f"{weight.name}.weight")
+                parameter = as_linear(model.get_submodule(weight.name)).weight
+                assert isinstance(parameter, Tensor)
                 decomposition = decompose(parameter, method.metric(moments.of(weight)))
                 probes = []
                 for probe in _probes(model, parameter, decomposition, ids):

@@ -14,6 +14,7 @@ from gac.forms import FORMS
 from gac.models.families import family_of
 from gac.plan import Plan
 from tests.compression.applying import IDS, applied, logits
+from tests.models.small import NEURONS, small_config, small_model
 
 MakePlan = Callable[..., Plan]
 
@@ -76,6 +77,18 @@ def test_biases_follow_their_outputs(tiny_config: LlamaConfig, make_plan: MakePl
     changes = {f"{mlp}.{name}": ("narrow", 176) for name in ("gate_proj", "up_proj", "down_proj")}
     changes |= {"model.layers.0.self_attn.o_proj": ("low_rank", 64)}
     assert (logits(applied(model, make_plan(config, changes))) - dense).abs().max() < 1e-4
+
+
+def test_gate_and_up_in_one_weight_keep_the_same_neurons(make_plan: MakePlan) -> None:
+    config, name = small_config("phi3"), "model.layers.0.mlp"
+    dense = small_model(config).get_submodule(f"{name}.gate_up_proj").weight.tolist()
+    changes = {f"{name}.gate_up_proj": ("narrow", 40), f"{name}.down_proj": ("narrow", 40)}
+    rows = (
+        applied(small_model(config), make_plan(config, changes)).get_submodule(f"{name}.gate_up_proj").weight.tolist()
+    )
+    kept = [dense.index(row) for row in rows]
+    assert kept[40:] == [NEURONS + neuron for neuron in kept[:40]]
+    assert max(kept[:40]) < NEURONS
 
 
 def test_a_plan_for_another_model_is_refused(tiny_config: LlamaConfig, make_plan: MakePlan) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from gac.compression.checkpoint import load_checkpoint, save_checkpoint
 from gac.compression.fusing import fuse_inputs
@@ -16,70 +16,70 @@ from gac.models.families import family_of, supported
 from gac.plan import Plan
 from gac.sites import as_planned
 from tests.compression.applying import IDS, applied, logits
+from tests.models.small import small_config, small_model, weights_of
 
 MakePlan = Callable[[Any, Mapping[str, tuple[str, int]]], Plan]
 SHORT, HEADS, GROUPS, HEAD_DIM = 8, 4, 2, 16
 FORMS = ("low_rank", "narrow", "head_dim")
-
-
-def config_of(model_type: str) -> Any:
-    config: Any = AutoConfig.for_model(
-        model_type,
-        vocab_size=258,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=HEADS,
-        num_key_value_heads=GROUPS,
-        head_dim=HEAD_DIM,
-        max_position_embeddings=128,
-        bos_token_id=1,
-        eos_token_id=2,
-        pad_token_id=0,
-    )
-    return config
+SEPARATE = [name for name in supported() if any(weight.values for weight in weights_of(small_config(name)))]
 
 
 def dense_model(config: Any, span: int = HEAD_DIM) -> PreTrainedModel:
     """A random model; its value vectors lie in as many directions as ``span`` says."""
-    torch.manual_seed(0)
-    model: PreTrainedModel = AutoModelForCausalLM.from_config(config).eval()
-    for layer in model.model.layers:
-        weight = layer.self_attn.v_proj.weight
-        rows = torch.randn(GROUPS, HEAD_DIM, span) @ torch.randn(GROUPS, span, weight.shape[1]) / span
-        with torch.no_grad():
-            weight.copy_(rows.flatten(0, 1))
+    model = small_model(config)
+    for weight in weights_of(config):
+        if weight.values == "out":
+            v_proj: Any = model.get_submodule(weight.name)
+            groups, features = weight.heads, weight.in_features
+            rows = torch.randn(groups, HEAD_DIM, span) @ torch.randn(groups, span, features) / span
+            with torch.no_grad():
+                v_proj.weight.copy_(rows.flatten(0, 1))
+                if v_proj.bias is not None:
+                    v_proj.bias.copy_(v_proj.weight @ torch.randn(features))
     return model
 
 
-def changes(layers: int = 2) -> dict[str, tuple[str, int]]:
-    names = [f"model.layers.{layer}.self_attn.{name}" for layer in range(layers) for name in ("v_proj", "o_proj")]
-    return dict.fromkeys(names, ("head_dim", SHORT))
+def changes(config: Any) -> dict[str, tuple[str, int]]:
+    return {weight.name: ("head_dim", SHORT) for weight in weights_of(config) if weight.values}
 
 
-@pytest.mark.parametrize("model_type", supported())
+def test_most_architectures_have_values_of_their_own() -> None:
+    assert set(supported()) - set(SEPARATE) == {"gpt2", "gpt_neox", "phi3"}
+
+
+@pytest.mark.parametrize("model_type", SEPARATE)
 def test_nothing_is_lost_where_values_lie_in_few_directions(model_type: str, make_plan: MakePlan) -> None:
-    config = config_of(model_type)
+    config = small_config(model_type, head_dim=HEAD_DIM)
     model = dense_model(config, span=SHORT)
     before = logits(model)
-    small = applied(model, make_plan(config, changes()), "svd-llm")  # which damps least
-    attention: Any = small.get_submodule("model.layers.1.self_attn")
-    assert attention.v_proj.weight.shape == (GROUPS * SHORT, 64)
-    assert attention.o_proj.weight.shape == (64, HEADS * SHORT)
+    small = applied(model, make_plan(config, changes(config)), "svd-llm")  # which damps least
+    for weight in weights_of(config):
+        module: Any = small.get_submodule(weight.name)
+        shorter = (weight.heads * SHORT, weight.in_features), (weight.out_features, weight.heads * SHORT)
+        if weight.values:
+            assert module.weight.shape == shorter[weight.values == "in"]
     assert (logits(small) - before).abs().max() < 1e-3 * before.abs().max()
+
+
+@pytest.mark.parametrize("model_type", SEPARATE)
+def test_every_architecture_generates_from_shorter_values(model_type: str, make_plan: MakePlan) -> None:
+    config = small_config(model_type, head_dim=HEAD_DIM)
+    small: Any = applied(dense_model(config), make_plan(config, changes(config)))
+    given: dict[str, Any] = {"max_new_tokens": 4, "do_sample": False, "attention_mask": torch.ones_like(IDS)}
+    assert torch.equal(small.generate(IDS, **given), small.generate(IDS, use_cache=False, **given))
 
 
 @pytest.fixture
 def small(make_plan: MakePlan) -> PreTrainedModel:
-    config = config_of("llama")
-    plan = make_plan(config, changes() | {"model.layers.0.self_attn.q_proj": ("low_rank", 16)})
+    config = small_config("llama", head_dim=HEAD_DIM)
+    plan = make_plan(config, changes(config) | {"model.layers.0.self_attn.q_proj": ("low_rank", 16)})
     model = applied(dense_model(config), plan)
     model.gac_plan = plan
     return model
 
 
 def test_the_loss_is_small_but_there(small: PreTrainedModel) -> None:
-    before = logits(dense_model(config_of("llama")))
+    before = logits(dense_model(small_config("llama", head_dim=HEAD_DIM)))
     assert 1e-4 < (logits(small) - before).abs().max() < before.abs().max()
 
 
@@ -122,15 +122,10 @@ def test_inputs_can_be_fused(small: PreTrainedModel) -> None:
 
 
 def test_a_bias_comes_along(make_plan: MakePlan) -> None:
-    config = LlamaConfig(**(config_of("llama").to_dict() | {"attention_bias": True}))
+    config = LlamaConfig(**(small_config("llama", head_dim=HEAD_DIM).to_dict() | {"attention_bias": True}))
     model = dense_model(config, span=SHORT)
-    for layer in model.model.layers:
-        attention = layer.self_attn
-        with torch.no_grad():
-            attention.v_proj.bias.copy_(attention.v_proj.weight @ torch.randn(64))
-            attention.o_proj.bias.normal_()
     before = logits(model)
-    small = applied(model, make_plan(config, changes()), "svd-llm")
+    small = applied(model, make_plan(config, changes(config)), "svd-llm")
     assert (logits(small) - before).abs().max() < 1e-3 * before.abs().max()
 
 

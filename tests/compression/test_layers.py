@@ -11,6 +11,7 @@ CHOICES = [
     WeightChoice("q", "low_rank", 7, 40, 24, None),
     WeightChoice("up", "narrow", 16, 24, 40, "out"),
     WeightChoice("down", "narrow", 16, 24, 40, "in"),
+    WeightChoice("gate_up", "narrow", 8, 24, 40, "out", blocks=2),
 ]
 
 
@@ -32,7 +33,7 @@ def test_it_has_the_parameters_that_the_plan_counts(choice: WeightChoice, bias: 
 def test_it_runs_at_the_widths_of_its_form(choice: WeightChoice, dtype: torch.dtype) -> None:
     module = empty_module(choice, True, "cpu", dtype)
     inside = choice.dim if (choice.form, choice.neurons) == ("narrow", "in") else choice.in_features
-    outside = choice.dim if (choice.form, choice.neurons) == ("narrow", "out") else choice.out_features
+    outside = choice.blocks * choice.dim if (choice.form, choice.neurons) == ("narrow", "out") else choice.out_features
     for parameter in module.parameters():
         torch.nn.init.normal_(parameter)
     y = module(torch.randn(2, 3, inside, dtype=dtype))

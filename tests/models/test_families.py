@@ -1,39 +1,52 @@
-"""Sites from a config alone, how they count, and that they are there in every supported architecture."""
+"""Sites from a config alone, how they count, and the contract that every supported architecture keeps."""
 
-from collections.abc import Callable
+import copy
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from torch import nn
+from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM
 
-from gac.errors import ModelError
-from gac.forms import FORMS, Weight
-from gac.models.families import family_of, supported, text_config
+from gac.compression.checkpoint import load_checkpoint, save_checkpoint
+from gac.compression.fusing import fuse_inputs
+from gac.errors import ModelError, PlanError
+from gac.forms import FORMS, Weight, linear
+from gac.models.families import Family, family_of, supported, text_config
+from gac.models.linears import as_linear
 from gac.plan import Plan
-from tests.compression.applying import applied, logits
+from gac.sites import check_forms_fit, run_together
+from tests.compression.applying import IDS, applied, logits
+from tests.models.small import NEURONS, SMALL, every_family, small_config, small_model, weights_of
 
-SMALL = {
-    "vocab_size": 258,
-    "hidden_size": 64,
-    "intermediate_size": 176,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 32,
-    "max_position_embeddings": 512,
-    "bos_token_id": 256,
-    "eos_token_id": 257,
-    "pad_token_id": 257,
-}
+MakePlan = Callable[..., Plan]
+README = Path(__file__).parents[2] / "README.md"
 
 
-def small_model(model_type: str) -> PreTrainedModel:
-    """Two random layers whose heads, 4 of 32, are wider than the hidden size of 64."""
-    torch.manual_seed(0)
-    config: Any = AutoConfig.for_model(model_type, **SMALL)
-    return AutoModelForCausalLM.from_config(config).eval()
+def full_dims(weights: Sequence[Weight]) -> dict[str, tuple[str, int]]:
+    """Full rank everywhere in the first layer, full width in the second."""
+    full = {w.name: ("low_rank", min(w.out_features, w.in_features)) for w in weights if ".0." in w.name}
+    return full | {w.name: ("narrow", NEURONS) for w in weights if ".1." in w.name and w.neurons}
+
+
+def smaller_dims(weights: Sequence[Weight]) -> dict[str, tuple[str, int]]:
+    """Every form but head_dim, at dims that cost something."""
+    small = {w.name: ("low_rank", 8) for w in weights if ".0." in w.name}
+    return small | {w.name: ("narrow", 40) for w in weights if ".1." in w.name and w.neurons}
+
+
+@pytest.fixture(scope="module", params=supported())
+def compressed(request: pytest.FixtureRequest, make_plan: MakePlan) -> Any:
+    """A model of each architecture with smaller layers."""
+    config = small_config(request.param)
+    plan = make_plan(config, smaller_dims(weights_of(config)))
+    model: Any = applied(small_model(config), plan)
+    model.gac_plan = plan
+    return model
 
 
 def test_the_sites_are_the_weights_of_the_model(tiny_config: LlamaConfig, tiny_model: LlamaForCausalLM) -> None:
@@ -47,27 +60,58 @@ def test_the_sites_are_the_weights_of_the_model(tiny_config: LlamaConfig, tiny_m
     assert ours == theirs
 
 
-@pytest.mark.parametrize("model_type", supported())
+@every_family
 def test_the_sites_are_all_matrices_of_the_layers(model_type: str) -> None:
-    model = small_model(model_type)
-    weights = [weight for site in family_of(model.config).sites(model.config) for weight in site.weights]
-    assert {weight.name: (weight.out_features, weight.in_features) for weight in weights} == {
-        name.removesuffix(".weight"): tuple(parameter.shape)
-        for name, parameter in model.named_parameters()
-        if ".layers." in name and parameter.ndim == 2
+    config = small_config(model_type)
+    theirs = {
+        name: tuple(as_linear(module).weight.shape)
+        for name, module in small_model(config).named_modules()
+        if re.search(r"\.\d+\.", name) and isinstance(as_linear(module), nn.Linear)
     }
-    query, _, _, output = weights[:4]
-    assert (query.out_features, query.in_features, output.out_features, output.in_features) == (128, 64, 64, 128)
+    assert {weight.name: (weight.out_features, weight.in_features) for weight in weights_of(config)} == theirs
 
 
-@pytest.mark.parametrize("model_type", supported())
-def test_full_dims_lose_nothing_in_any_architecture(model_type: str, make_plan: Callable[..., Plan]) -> None:
-    model = small_model(model_type)
-    dense = logits(model)
-    weights = [weight for site in family_of(model.config).sites(model.config) for weight in site.weights]
-    full = {w.name: ("low_rank", min(w.out_features, w.in_features)) for w in weights if "layers.0" in w.name}
-    full |= {w.name: ("narrow", 176) for w in weights if "layers.1" in w.name and w.neurons}
-    assert (logits(applied(model, make_plan(model.config, full))) - dense).abs().max() < 1e-4 * dense.abs().max()
+@every_family
+def test_full_dims_lose_nothing(model_type: str, make_plan: MakePlan) -> None:
+    config = small_config(model_type)
+    dense = logits(small_model(config))
+    full = applied(small_model(config), make_plan(config, full_dims(weights_of(config))))
+    assert (logits(full) - dense).abs().max() < 1e-4 * dense.abs().max()
+
+
+def test_parameters_are_those_of_the_plan(compressed: Any) -> None:
+    modules = [compressed.get_submodule(choice.name) for choice in compressed.gac_plan.weights]
+    counted = [p.numel() for module in modules for name, p in module.named_parameters() if name.endswith("weight")]
+    assert sum(counted) == compressed.gac_plan.budget.used
+
+
+def test_files_give_back_the_same_bits(compressed: Any, tmp_path: Path) -> None:
+    save_checkpoint(compressed, tmp_path / "saved")
+    loaded: Any = load_checkpoint(tmp_path / "saved")
+    assert loaded.gac_plan == compressed.gac_plan
+    assert torch.equal(logits(loaded), logits(compressed))
+
+
+def test_generation_with_the_cache_equals_generation_without(compressed: Any) -> None:
+    given: dict[str, Any] = {"attention_mask": torch.ones_like(IDS), "max_new_tokens": 6, "do_sample": False}
+    assert torch.equal(compressed.generate(IDS, **given), compressed.generate(IDS, use_cache=False, **given))
+
+
+def test_weights_that_read_the_same_input_can_be_fused(compressed: Any) -> None:
+    fused = copy.deepcopy(compressed)
+    fuse_inputs(fused, run_together(family_of(fused.config).sites(fused.config)))
+    assert set(fused.state_dict()) == set(compressed.state_dict())
+    assert (logits(fused) - logits(compressed)).abs().max() < 1e-5
+
+
+@every_family
+def test_the_cache_keeps_what_is_counted(model_type: str) -> None:
+    config = small_config(model_type)
+    with torch.no_grad():
+        cache = small_model(config)(IDS, use_cache=True).past_key_values
+    tokens = IDS.numel()
+    kept = sum(layer.keys.numel() + layer.values.numel() for layer in cache.layers)
+    assert kept == tokens * sum(weight.kept for weight in weights_of(config))
 
 
 def test_an_explicit_head_dim_counts() -> None:
@@ -81,18 +125,98 @@ def test_the_mlp_is_one_site_with_neurons(tiny_config: LlamaConfig) -> None:
     assert (site.kind, site.weights[2].in_features, len(site.weights)) == ("mlp", 176, 3)
 
 
+def test_two_blocks_of_neurons_lose_the_same_rows() -> None:
+    """Gate above up in one weight: a width takes rows of both."""
+    weight = Weight("gate_up", 2 * NEURONS, 64, neurons="out", blocks=2)
+    narrow = FORMS["narrow"]
+    assert (narrow.full(weight), narrow.largest_useful(weight)) == (NEURONS, NEURONS - 1)
+    assert narrow.params(weight, 40) == 2 * 40 * 64
+    assert narrow.operation(weight, 40, rows=5) == linear(5, 64, 80)
+
+
+def test_neurons_that_are_not_given_are_four_times_the_hidden_size() -> None:
+    config = small_config("gpt2")
+    config.n_inner = None
+    assert [weight.out_features for weight in weights_of(config)[2:4]] == [256, 64]
+
+
+@pytest.mark.parametrize("model_type", ["gpt2", "gpt_neox", "phi3"])
+def test_a_form_that_fits_no_weight_is_refused(model_type: str) -> None:
+    config = small_config(model_type)
+    with pytest.raises(PlanError) as caught:
+        check_forms_fit(family_of(config).sites(config), ("low_rank", "head_dim"), model_type)
+    assert str(caught.value) == (
+        f"form head_dim, which fits no weight of a {model_type} model; expected one of dense, low_rank, narrow. "
+        "Leave it out."
+    )
+
+
 def test_an_unknown_architecture_lists_the_supported(tiny_config: LlamaConfig) -> None:
     tiny_config.model_type = "mamba"
     with pytest.raises(ModelError) as caught:
         family_of(tiny_config)
     assert str(caught.value) == (
-        "model type 'mamba'; expected a supported architecture (gemma, gemma2, gemma3_text, granite, llama, mistral, "
-        "olmo2, qwen2, qwen3, smollm3). Use a model of one of these architectures."
+        "model type 'mamba'; expected a supported architecture (apertus, arcee, cohere, cohere2, ernie4_5, exaone4, "
+        "gemma, gemma2, gemma3_text, glm, glm4, gpt2, gpt_neox, granite, hunyuan_v1_dense, llama, ministral, mistral, "
+        "nemotron, olmo2, olmo3, opt, phi, phi3, qwen2, qwen3, seed_oss, smollm3, stablelm, starcoder2). "
+        "Use a model of one of these architectures."
     )
 
 
+@pytest.mark.parametrize(
+    ("model_type", "experts"),
+    [
+        ("deepseek_v2", 64),
+        ("deepseek_v3", 256),
+        ("ernie4_5_moe", 64),
+        ("gpt_oss", 128),
+        ("granitemoe", 8),
+        ("jamba", 16),
+        ("llama4", 16),
+        ("llama4_text", 16),
+        ("mixtral", 8),
+        ("olmoe", 64),
+        ("phimoe", 16),
+        ("qwen2_moe", 60),
+        ("qwen3_moe", 128),
+    ],
+)
+def test_a_mixture_of_experts_is_refused_for_its_experts(model_type: str, experts: int) -> None:
+    with pytest.raises(ModelError) as caught:
+        family_of(AutoConfig.for_model(model_type))
+    assert str(caught.value) == (
+        f"model type '{model_type}', a mixture of experts ({experts} experts a layer); expected one MLP a layer, which "
+        "every token passes. Use a dense model: experts have no loss curves."
+    )
+
+
+def test_experts_are_found_in_any_config() -> None:
+    dbrx = SimpleNamespace(model_type="dbrx", ffn_config=SimpleNamespace(moe_num_experts=4))
+    by_layer = SimpleNamespace(model_type="hunyuan_v1_moe", num_experts=[1, 16])
+    for config, experts in ((dbrx, 4), (by_layer, 16)):
+        with pytest.raises(ModelError, match=rf"\({experts} experts a layer\)"):
+            family_of(config)
+
+
+def test_one_expert_is_dense() -> None:
+    config = small_config("llama")
+    config.num_local_experts = 1
+    assert "llama" in family_of(config).model_types
+
+
+def test_the_readme_has_a_family_as_it_is() -> None:
+    (entry,) = re.findall(r"```python\n(Family\(.*?\n\))\n```", README.read_text(), re.DOTALL)
+    assert eval(entry, {"Family": Family}) == family_of(small_config("gpt_neox"))
+
+
+def test_the_readme_names_every_architecture() -> None:
+    text = README.read_text()
+    (line,) = re.findall(r"Families: ([^:]*?)\.\s", text)
+    assert tuple(re.findall(r"`(\w+)`", line)) == supported()
+
+
 def test_a_multimodal_config_has_a_text_part_and_no_family() -> None:
-    config: Any = AutoConfig.for_model("gemma3", text_config=SMALL)
+    config: Any = AutoConfig.for_model("gemma3", text_config=SMALL | {"intermediate_size": NEURONS})
     assert text_config(config) is config.text_config
     assert len(family_of(text_config(config)).sites(text_config(config))) == 10
     with pytest.raises(ModelError, match=r"^model type 'gemma3'; expected a supported architecture"):
@@ -107,8 +231,9 @@ def test_a_text_config_is_its_own_text_part(tiny_config: LlamaConfig) -> None:
 
 @pytest.mark.parametrize("name", sorted(FORMS))
 @pytest.mark.parametrize("side", ["out", "in"])
-def test_contract_of_every_form(name: str, side: Literal["out", "in"]) -> None:
-    form, weight = FORMS[name], Weight("w", 96, 64, neurons=side, values=side, heads=8, cached=True)
+@pytest.mark.parametrize("blocks", [1, 2])
+def test_contract_of_every_form(name: str, side: Literal["out", "in"], blocks: int) -> None:
+    form, weight = FORMS[name], Weight("w", 96, 64, neurons=side, values=side, heads=8, cached=True, blocks=blocks)
     full = form.full(weight)
     assert form.takes(weight)
     assert form.params(weight, full) >= weight.params

@@ -10,6 +10,7 @@ from gac.evaluation.perplexity import Perplexity
 from gac.plan import Plan
 from gac.reporting.comparison import Comparison, Measured
 from gac.reporting.tables import perplexity_table, plan_line, plan_summary, plan_table
+from tests.models.small import small_config
 
 PROTOCOL = "wiki-sample, 32 windows x 1024 from token 204800, non-overlapping, no BOS"
 
@@ -27,6 +28,16 @@ def test_a_plan_by_layer(plan: Plan) -> None:
         "0 r 16 - - - - - - 0.956 0.0000",
         "1 - - - - w 128 w 128 w 128 0.800 0.0000",
         "r: rank of a pair; g: rank per head group; w: neurons of the MLP; d: head_dim of values; -: dense",
+    ]
+
+
+def test_weights_that_are_called_alike_have_columns_of_their_own(make_plan: Callable[..., Plan]) -> None:
+    changes = {"transformer.h.0.attn.c_proj": ("low_rank", 8), "transformer.h.1.mlp.c_proj": ("low_rank", 16)}
+    lines = shown(plan_table(make_plan(small_config("gpt2"), changes)))
+    assert [line.rsplit(maxsplit=2)[0] for line in (lines[0], *lines[2:4])] == [
+        "layer c_attn attn.c c_fc mlp.c",
+        "0 - r 8 - -",
+        "1 - - - r 16",
     ]
 
 

@@ -2,6 +2,7 @@
 
 import copy
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from gac.sensitivity.first_order import mean_gradients
 from gac.sensitivity.methods import METHODS, Decomposition, decompose
 from gac.sensitivity.probes import KEPT, WINDOWS
 from gac.sites import Floats, Site
+from tests.models.small import small_config, small_model, weights_of
 
 METHOD = METHODS["svd-llm"]
 NAME = "model.layers.1.mlp.gate_proj"
@@ -133,3 +135,24 @@ def test_a_gradient_that_is_not_finite_is_refused(
     tiny_model.get_parameter(f"{NAME}.weight").register_hook(lambda gradient: gradient * torch.nan)
     with pytest.raises(ModelError, match=r"the gradient of model\.layers\.1\.mlp\.gate_proj is not finite"):
         mean_gradients(tiny_model, [weight for site in sites for weight in site.weights], windows, progress=False)
+
+
+def test_weights_that_are_kept_the_other_way_round(windows: Tensor) -> None:
+    """GPT-2 keeps its weights as (in, out)."""
+    model: Any = small_model(small_config("gpt2"))
+    weights = weights_of(model.config)
+    found = mean_gradients(model, weights, windows, progress=False)
+    logits = model(windows).logits[:, :-1]
+    cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten()).backward()
+    for weight in weights:
+        assert found[weight.name].shape == (weight.out_features, weight.in_features)
+        assert torch.allclose(found[weight.name], model.get_parameter(f"{weight.name}.weight").grad.T, atol=1e-6)
+
+
+def test_probes_of_weights_that_are_kept_the_other_way_round(windows: Tensor) -> None:
+    model: Any = small_model(small_config("gpt2"))
+    before = copy.deepcopy(model.state_dict())
+    probes = measured("sensitivity", model, family_of(model.config).sites(model.config), windows)
+    losses = probes["transformer.h.0.mlp.c_fc"][:, 1]
+    assert len(set(losses.tolist())) == len(KEPT)
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())

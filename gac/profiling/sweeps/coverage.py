@@ -10,7 +10,7 @@ from gac.models.families import family_of, text_config
 from gac.models.shapes import shapes_of
 from gac.profiling.records import Point
 from gac.profiling.sweeps.spacing import every_dim, spaced_dims
-from gac.sites import Site, Workload, run_together
+from gac.sites import Site, Workload, check_forms_fit, run_together
 
 WORKLOADS = (Workload.parse("prefill:1x1024"), Workload.parse("decode:1@1024"))
 DTYPES = ("bf16", "fp16")
@@ -36,10 +36,11 @@ def model_points(
 
     Raises:
         ModelError: the name is unknown, or the config's architecture is not supported.
-        PlanError: a form is unknown.
+        PlanError: a form is unknown, or fits no weight of the model.
         ProfileError: there is no workload, the dtype is none of the two, or what a form runs is not measured.
     """
     sites, rows = _sites(model), _rows(workloads, dtype)
+    check_forms_fit(sites, forms, text_config(shapes_of(model)).model_type)
     taken = [form_named(name) for name in dict.fromkeys(("dense", *forms))]
     for form in taken:
         if not form.timed:
@@ -57,7 +58,7 @@ def fused_points(model: Any, workloads: Sequence[Workload] = WORKLOADS, dtype: s
     One GEMM, up to the width of all of them, and each second factor by itself, at ``spaced_dims``. Arguments and
     errors are those of ``model_points``.
     """
-    sites, rows = _sites(model), _rows(workloads, dtype)
+    sites, rows = run_together(_sites(model)), _rows(workloads, dtype)
     distinct = {(site.kind, *((w.out_features, w.in_features) for w in site.weights)): site for site in sites}
     return _points((one for site in distinct.values() for count in rows for one in _fused(site, count)), dtype)
 
@@ -74,7 +75,7 @@ def check_dtype(dtype: str) -> None:
 
 def _sites(model: Any) -> tuple[Site, ...]:
     config = text_config(shapes_of(model))
-    return run_together(family_of(config).sites(config))
+    return family_of(config).sites(config)
 
 
 def _rows(workloads: Sequence[Workload], dtype: str) -> list[int]:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from transformers import AutoConfig
 
-from gac.errors import ModelError, ProfileError
+from gac.errors import ModelError, PlanError, ProfileError
 from gac.forms import Operation, linear, low_rank
 from gac.models.shapes import SHAPES, Shapes
 from gac.profiling.operators import OPERATORS, operation
@@ -19,6 +19,7 @@ from gac.profiling.sweeps.general import general_points
 from gac.profiling.sweeps.spacing import every_dim, spaced_dims
 from gac.profiling.table import Sweep, alignment_class, interpolate
 from gac.sites import Workload
+from tests.models.small import NEURONS, small_config
 
 LLAMA = model_points("llama-3-8b")
 GENERAL = general_points()
@@ -101,6 +102,18 @@ def test_shorter_values_are_measured_where_they_are_asked_for() -> None:
     assert {point.operation.operator for point in points} == {"linear"}
     assert dims_along(points, "linear", "n", m=1, k=4096) == [*range(64, 1024, 64), 1024, 4096, 14336]
     assert dims_along(points, "linear", "k", m=1024, n=4096) == [*range(256, 4096, 256), 4096, 14336]
+
+
+def test_a_width_counts_twice_where_gate_and_up_are_one_weight() -> None:
+    points = model_points(small_config("phi3"), forms=("narrow",))
+    narrow = every_dim(NEURONS - 1)
+    assert dims_along(points, "linear", "k", m=1, n=64) == sorted({*narrow, 64, NEURONS})
+    assert dims_along(points, "linear", "n", m=1, k=64) == sorted({*(2 * dim for dim in narrow), 64, 128, 2 * NEURONS})
+
+
+def test_a_form_that_fits_no_weight_is_refused() -> None:
+    with pytest.raises(PlanError, match="form head_dim, which fits no weight of a phi3 model"):
+        model_points(small_config("phi3"), forms=("head_dim",))
 
 
 def test_fused_weights_run_one_gemm_and_second_factors() -> None:

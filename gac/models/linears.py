@@ -1,0 +1,17 @@
+"""The one place that knows how a dense model stores a linear weight."""
+
+from torch import nn
+from transformers.pytorch_utils import Conv1D
+
+
+def as_linear(module: nn.Module) -> nn.Module:
+    """A linear weight as ``nn.Linear``, with W of shape ``(out, in)``; any other module as it is.
+
+    GPT-2's ``Conv1D`` keeps W as ``(in, out)``: what is returned for it has the same bias and looks at the same memory.
+    """
+    if not isinstance(module, Conv1D):
+        return module
+    linear = nn.Linear(module.nx, module.nf, device="meta")
+    linear.weight = nn.Parameter(module.weight.detach().T, module.weight.requires_grad)
+    linear.bias = module.bias
+    return linear.train(module.training)

@@ -1,0 +1,50 @@
+"""A small random model of every supported architecture; the contract suites take their parameters from here."""
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel
+
+from gac.forms import Weight
+from gac.models.families import family_of, supported
+
+SMALL = {
+    "vocab_size": 258,
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": 512,
+    "bos_token_id": 256,
+    "eos_token_id": 257,
+    "pad_token_id": 257,
+}
+NEURONS = 176
+
+every_family = pytest.mark.parametrize("model_type", supported())
+
+
+def small_config(model_type: str, **changed: Any) -> Any:
+    """Two layers; 4 heads that are wider than the hidden size of 64 and share 2 values, where the architecture can."""
+    kind = CONFIG_MAPPING[model_type]
+    named = {kind.attribute_map.get(name, name): value for name, value in (SMALL | changed).items()}
+    known = vars(kind()).keys()
+    neurons = {family_of(kind()).neurons: NEURONS}
+    return kind(**{name: value for name, value in named.items() if name in known}, **neurons)
+
+
+def small_model(config: Any) -> PreTrainedModel:
+    """Random weights, the same every time, and biases that are not zero where there are any."""
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            torch.nn.init.normal_(parameter, std=0.1)
+    return model
+
+
+def weights_of(config: Any) -> list[Weight]:
+    """Every weight that can change, in model order."""
+    return [weight for site in family_of(config).sites(config) for weight in site.weights]

@@ -1,0 +1,61 @@
+"""How a dense model stores a linear weight, and that everything reads it the same way."""
+
+import copy
+
+import numpy as np
+import torch
+from torch import nn
+from transformers.pytorch_utils import Conv1D
+
+from gac.models.families import family_of
+from gac.models.linears import as_linear
+from gac.sensitivity.curves import measure_curves
+from gac.sensitivity.methods import method_named
+from tests.compression.applying import IDS
+from tests.models.small import small_config, small_model, weights_of
+
+KFAC = method_named("kfac")
+
+
+def test_a_transposed_weight_computes_the_same() -> None:
+    torch.manual_seed(0)
+    stored = Conv1D(24, 40)
+    nn.init.normal_(stored.bias)
+    linear = as_linear(stored)
+    assert isinstance(linear, nn.Linear)
+    assert linear.weight.shape == (24, 40)
+    x = torch.randn(2, 3, 40)
+    torch.testing.assert_close(linear(x), stored(x))
+
+
+def test_it_looks_at_the_same_memory() -> None:
+    stored = Conv1D(24, 40).to(torch.bfloat16).eval().requires_grad_(False)
+    linear = as_linear(stored)
+    assert linear.weight.data_ptr() == stored.weight.data_ptr()
+    assert linear.bias is stored.bias
+    assert (linear.weight.dtype, linear.weight.requires_grad, linear.training) == (torch.bfloat16, False, False)
+
+
+def test_anything_else_is_left_as_it_is() -> None:
+    linear = nn.Linear(3, 2)
+    assert as_linear(linear) is linear
+
+
+def test_loss_curves_are_those_of_the_same_linear_layers() -> None:
+    stored = small_model(small_config("gpt2"))
+    linear = copy.deepcopy(stored)
+    for weight in weights_of(stored.config):
+        twin = nn.Linear(weight.in_features, weight.out_features)
+        with torch.no_grad():
+            twin.weight.copy_(stored.get_submodule(weight.name).weight.T)
+            twin.bias.copy_(stored.get_submodule(weight.name).bias)
+        linear.set_submodule(weight.name, twin)
+    ours, theirs = (
+        measure_curves(model, family_of(stored.config).sites(stored.config), IDS, KFAC, None, progress=False).sites
+        for model in (stored, linear)
+    )
+    for our, their in zip(ours, theirs, strict=True):
+        for name, curve in our.low_rank.items():
+            np.testing.assert_allclose(curve.loss, their.low_rank[name].loss, rtol=1e-3, atol=1e-7)
+        for name, curve in our.shorter.items():
+            np.testing.assert_allclose(curve.loss, their.shorter[name].loss, rtol=1e-3, atol=1e-7)
