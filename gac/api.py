@@ -170,6 +170,7 @@ def frontier(
             "a method for any form",
             f"Plan {', '.join(own)} with gac.allocate.",
         )
+    _planned_with(method_named(method), forms, 1.0, None)
     parsed = tuple(Workload.parse(workload) for workload in workloads)
     check_asked(points, limit, parsed)
     if limit != PARAMS:

@@ -12,6 +12,7 @@ from transformers import LlamaForCausalLM, MixtralConfig
 
 import gac
 from gac.allocation.limits import budget_limit
+from gac.compression.card import model_card
 from gac.compression.fusing import FusedInput
 from gac.errors import BudgetError, GacError, ModelError, PlanError, ProfileError, TextError
 from gac.plan import SiteChoice
@@ -426,6 +427,24 @@ def test_palu_and_its_form_go_together(
 def test_there_is_no_frontier_of_palu(tiny_model: LlamaForCausalLM, options: dict[str, Any]) -> None:
     with pytest.raises(GacError, match="a frontier of method palu"):
         gac.frontier(tiny_model, method="palu", **options)
+    with pytest.raises(GacError, match="form grouped with method kfac"):
+        gac.frontier(tiny_model, forms=("grouped",), **options)
+
+
+@pytest.mark.parametrize(
+    ("given", "command"),
+    [
+        ({"method": "palu:1"}, "--budget 0.5 --method palu:1 --form grouped:1 "),
+        ({"forms": ("head_dim",), "kv_cache": 0.75}, "--budget 1.0 --method kfac --form head_dim --kv-cache 0.75 "),
+        ({"align": 16}, "--budget 0.7 --method kfac --form low_rank --form narrow --align-to 16 "),
+        ({"align": False}, "--budget 0.7 --method kfac --form low_rank --form narrow --no-align "),
+    ],
+)
+def test_the_card_says_how_a_plan_was_made(
+    tiny_model: LlamaForCausalLM, options: dict[str, Any], given: dict[str, Any], command: str
+) -> None:
+    budget = float(command.split()[1])
+    assert command in model_card(gac.allocate(tiny_model, budget, **options, **given))
 
 
 # --- documents as calibration text ----------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ import re
 from shlex import quote
 
 from gac.plan import Plan
+from gac.sensitivity.methods import method_named
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
@@ -16,6 +17,7 @@ def model_card(plan: Plan) -> str:
     calibration = quote(f"{text.text}:{text.windows}x{text.window_tokens}")
     limits = "" if plan.align is True else f" --align-to {plan.align}" if plan.align else " --no-align"
     limits += "".join(f" --latency {workload}={fraction:g}" for workload, fraction in plan.latency.items())
+    budget, limits = _budget(plan), limits + _cache_limit(plan)
     forms = "".join(f" --form {form}" for form in plan.forms)
     return f"""---
 library_name: gac
@@ -45,11 +47,22 @@ model = gac.load("this directory")  # a transformers causal LM
 With GAC {plan.gac_version} and the profile `{plan.profile.digest[:12]}` of the {plan.profile.gpu}{_documents(plan)}:
 
 ```
-gac allocate {model} --budget {plan.budget.asked!r} --method {plan.method}{forms}{limits} \\
+gac allocate {model} --budget {budget!r} --method {plan.method}{forms}{limits} \\
   --calibration {calibration} --seed {plan.seed} -o plan.json
 gac compress {model} --plan plan.json -o DIR
 ```
 """
+
+
+def _budget(plan: Plan) -> float:
+    """What was asked for: the kept fraction of the KV cache, where the method takes the budget for that."""
+    of_cache = method_named(plan.method).forms and plan.kv_cache and plan.kv_cache.asked
+    return of_cache or plan.budget.asked
+
+
+def _cache_limit(plan: Plan) -> str:
+    limited = plan.kv_cache is not None and plan.kv_cache.asked is not None and not method_named(plan.method).forms
+    return f" --kv-cache {plan.kv_cache.asked:g}" if limited and plan.kv_cache else ""
 
 
 def _documents(plan: Plan) -> str:
