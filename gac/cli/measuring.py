@@ -99,8 +99,9 @@ def say_cost(model: str, budget: float, calibration: str) -> None:
     sites = family_of(config).sites(config)
     budget_limit(budget, sum(site.params for site in sites))
     size = moment_bytes(sites)
-    kept = f"in {home() / 'statistics'}, used again where they are there" if size <= STORE_BYTES else "not kept on disk"
+    folder = home() / "statistics"
+    kept = f"and factors in {folder}" if size <= STORE_BYTES else f"not kept on disk, factors in {folder}"
     note(
         f"{model}: {len(sites)} sites; calibration on {spec.windows} windows of {spec.length} tokens of {spec.name}; "
-        f"{size / 1e9:.2g} GB of statistics {kept}"
+        f"{size / 1e9:.2g} GB of statistics {kept}, used again where they are there"
     )

@@ -15,7 +15,7 @@ from gac.forms import Weight
 from gac.sensitivity.calibration import LayerMoments, Moments
 from gac.sensitivity.linalg import packed, unpacked
 from gac.sensitivity.methods import Method, decompose
-from gac.sensitivity.narrow import eliminate
+from gac.sensitivity.narrow import eliminate, last_to_go
 from gac.sensitivity.values import shorten_values
 from gac.sites import Floats, Site
 
@@ -32,8 +32,7 @@ class LayerFactors:
 
     def kept(self, weight: Weight, width: int) -> Tensor:
         """Indices of the neurons that stay at a width, ascending; ``weight`` is the one that reads them."""
-        order = self.tensors[f"order/{weight.name}"]
-        return order[len(order) - width :].sort().values
+        return last_to_go(self.tensors[f"order/{weight.name}"], width)
 
     def moments(self, weight: Weight) -> Moments:
         """Of a weight that a form shortens on its input."""

@@ -72,7 +72,8 @@ class LayerwiseBackward:
         losses = []
         try:
             with frozen(self._model):
-                for self._window, ids in enumerate(self._windows):
+                for window, ids in enumerate(self._windows):
+                    self._window = window
                     losses.append(self._to_loss(ids))
                     tick()
         finally:

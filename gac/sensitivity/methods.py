@@ -162,7 +162,8 @@ def decompose(weight: Tensor, metric: Metric) -> Decomposition:
 
 def _solved(root: Tensor, vectors: Tensor) -> Tensor:
     """R^-T V of a lower triangular root R."""
-    return torch.linalg.solve_triangular(root.T, vectors, upper=True)
+    solved: Tensor = torch.linalg.solve_triangular(root.T, vectors, upper=True)
+    return solved
 
 
 def curve_of(squared: Tensor) -> LossCurve:

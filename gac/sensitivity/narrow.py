@@ -27,7 +27,12 @@ class Elimination:
 
     def kept(self, width: int) -> Tensor:
         """Indices of the neurons that stay at a width, ascending."""
-        return self.order[len(self.order) - width :].sort().values
+        return last_to_go(self.order, width)
+
+
+def last_to_go(order: Tensor, width: int) -> Tensor:
+    """The ``width`` neurons that go last, ascending."""
+    return order[len(order) - width :].sort().values
 
 
 def eliminate(down: Tensor, metric: Metric) -> Elimination:
@@ -85,12 +90,12 @@ class _State:
     def remove(self) -> None:
         """Take out the neuron that costs least."""
         cost, j = (self._quadratic / self._diagonal).min(0, keepdim=True)
-        scale = self._diagonal[j].rsqrt()
+        scale = self._diagonal.index_select(0, j).rsqrt()
         steps, halves = self.pending[:BLOCK], self.pending[BLOCK:]
-        own = self.pending[:, j].view(2, BLOCK)
-        step = torch.addmv(self._inverse[j].view(-1), steps.T, own[0], alpha=-1).mul_(scale)
-        both = torch.addmv(self._gram[j].view(-1), self.pending.T, own.flip(0).view(-1), alpha=-1).mul_(scale)
-        half = both.sub_(step * (cost / 2))
+        own = self.pending.index_select(1, j).view(2, BLOCK)
+        step = torch.addmv(self._inverse.index_select(0, j)[0], steps.T, own[0], alpha=-1).mul_(scale)
+        half = torch.addmv(self._gram.index_select(0, j)[0], self.pending.T, own.flip(0).view(-1), alpha=-1).mul_(scale)
+        half -= step * (cost / 2)
         steps.index_copy_(0, self._row, step[None])
         halves.index_copy_(0, self._row, half[None])
         self._quadratic.addcmul_(step, half, value=-2).clamp_min_(0)

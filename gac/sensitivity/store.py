@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -13,6 +14,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from gac.files import atomic_path
+
+_safe_open: Any = safe_open  # not annotated
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,7 @@ class TensorFile(Mapping[str, Tensor]):
     """The tensors of a safetensors file by name, each read when it is asked for."""
 
     def __init__(self, path: Path, device: torch.device) -> None:
-        self._file = safe_open(path, framework="pt", device=str(device))
+        self._file = _safe_open(path, framework="pt", device=str(device))
         self._names = frozenset(self._file.keys())
 
     def __getitem__(self, name: str) -> Tensor:
