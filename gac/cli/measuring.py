@@ -12,7 +12,7 @@ from gac.forms import DEFAULT_FORMS
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 STATISTICS_KEPT = (
-    "Finished layers, and sums at most two minutes old, are kept in GAC_HOME; the same command goes on from there."
+    "Finished layers, and gradients at most two minutes old, are kept in GAC_HOME; the same command goes on from there."
 )
 
 _profile_option = click.option(
