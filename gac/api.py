@@ -24,7 +24,15 @@ from gac.evaluation.perplexity import perplexity as measure_perplexity
 from gac.files import home
 from gac.forms import DEFAULT_FORMS, form_named
 from gac.models.families import family_of
-from gac.models.loading import Loaded, check_finite, load_config, load_model, load_tokenizer, model_digest
+from gac.models.loading import (
+    Loaded,
+    check_finite,
+    check_in_memory,
+    load_config,
+    load_model,
+    load_tokenizer,
+    model_digest,
+)
 from gac.plan import Calibration, Plan
 from gac.profiling.select import select_profile
 from gac.profiling.table import Profile
@@ -194,6 +202,7 @@ def compress(
     loaded = load_model(model, tokenizer)
     sites = as_planned(family_of(loaded.model.config).sites(loaded.model.config), plan.forms, plan.fused)
     changed = changed_sites(plan, sites)
+    check_in_memory(loaded.model)
     check_finite(loaded.model)
     digest = model_digest(loaded.model, [weight.name for site in sites for weight in site.weights])
     if digest != plan.model_digest:

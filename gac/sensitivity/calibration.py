@@ -22,6 +22,7 @@ from tqdm import tqdm
 
 from gac.errors import ModelError
 from gac.forms import Weight
+from gac.models.loading import read_parameter
 from gac.sensitivity.layerwise import LayerwiseBackward
 from gac.sensitivity.linalg import tf32_products
 from gac.sensitivity.store import StatisticsStore, read_tensors, write_tensors
@@ -96,8 +97,8 @@ def stream_moments(
     keeps = store if moment_bytes(sites) <= STORE_BYTES else None
     for layer in [layer for layer in weights if keeps and keeps.moments(layer).exists()]:
         assert keeps is not None
-        device = model.get_submodule(weights.pop(layer)[0].name).weight.device
-        yield layer, LayerMoments(read_tensors(keeps.moments(layer), device))  # type: ignore[arg-type]
+        device = read_parameter(model, f"{weights.pop(layer)[0].name}.weight").device
+        yield layer, LayerMoments(read_tensors(keeps.moments(layer), device))
     if not weights:
         return
     for layer, moments in _measure(model, weights, windows, power, store, progress):

@@ -9,6 +9,7 @@ from safetensors.numpy import load_file
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from gac.models.loading import read_parameter
 from gac.sensitivity.calibration import stream_moments
 from gac.sensitivity.factors import LayerFactors, LayerFit, fit_layer
 from gac.sensitivity.methods import Method
@@ -101,7 +102,7 @@ def _keep(writer: Writer, store: StatisticsStore, method: Method, layer: int, fi
 
 
 def _device(model: nn.Module, sites: Sequence[Site]) -> torch.device:
-    return model.get_parameter(f"{sites[0].weights[0].name}.weight").device
+    return read_parameter(model, f"{sites[0].weights[0].name}.weight").device
 
 
 def _site_curves(site: Site, found: Mapping[str, Floats]) -> SiteCurves:

@@ -12,6 +12,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from gac.forms import Weight
+from gac.models.loading import read_parameter
 from gac.sensitivity.calibration import LayerMoments, Moments
 from gac.sensitivity.linalg import packed, unpacked
 from gac.sensitivity.methods import Method, decompose
@@ -72,7 +73,7 @@ def fit_layer(model: nn.Module, sites: Sequence[Site], moments: LayerMoments, me
 def _fit_weight(
     model: nn.Module, weight: Weight, moments: Moments, method: Method, groups: int
 ) -> tuple[dict[str, Floats], dict[str, Tensor]]:
-    matrix = model.get_parameter(f"{weight.name}.weight").detach()
+    matrix = read_parameter(model, f"{weight.name}.weight")
     metric = method.metric(moments)
     found = decompose(matrix, metric)
     losses = {"low_rank": found.curve.loss}
