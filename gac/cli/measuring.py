@@ -90,7 +90,7 @@ def say_cost(model: str, budget: float, calibration: str) -> None:
     from gac.files import home
     from gac.models.families import family_of
     from gac.models.loading import load_config
-    from gac.sensitivity.calibration import STORE_BYTES, moment_bytes
+    from gac.sensitivity.calibration import kept_on_disk, moment_bytes
     from gac.sensitivity.text import TextSpec
 
     spec = TextSpec.parse(calibration)
@@ -100,7 +100,7 @@ def say_cost(model: str, budget: float, calibration: str) -> None:
     budget_limit(budget, sum(site.params for site in sites))
     size = moment_bytes(sites)
     folder = home() / "statistics"
-    kept = f"and factors in {folder}" if size <= STORE_BYTES else f"not kept on disk, factors in {folder}"
+    kept = f"and factors in {folder}" if kept_on_disk(sites) else f"not kept on disk, factors in {folder}"
     note(
         f"{model}: {len(sites)} sites; calibration on {spec.windows} windows of {spec.length} tokens of {spec.name}; "
         f"{size / 1e9:.2g} GB of statistics {kept}, used again where they are there"

@@ -29,7 +29,8 @@ from gac.sensitivity.store import StatisticsStore, read_tensors, write_tensors
 from gac.sites import Site
 
 SNAPSHOT_SECONDS = 120.0
-STORE_BYTES = 16 * 2**30
+LAYER_BYTES = 2**29
+"""Moments of larger layers are not kept on disk."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,6 +63,12 @@ class LayerMoments:
         return Moments(*(self.tensors[f"{what}/{weight.name}"] for what in ("inputs", "gradients", "scale")))
 
 
+def kept_on_disk(sites: Sequence[Site]) -> bool:
+    """Whether the moments of these sites' layers are small enough to be kept."""
+    layers = {site.layer for site in sites}
+    return moment_bytes(sites) <= LAYER_BYTES * len(layers)
+
+
 def moment_bytes(sites: Sequence[Site]) -> int:
     """Bytes of the float32 moments of these sites."""
     return 4 * sum(weight.in_features**2 + weight.out_features**2 for site in sites for weight in site.weights)
@@ -78,8 +85,8 @@ def stream_moments(
 ) -> Iterator[tuple[int, LayerMoments]]:
     """Yield ``(layer, moments)`` for the weights of ``sites``: kept layers, then measured ones from last to first.
 
-    Moments of more than ``STORE_BYTES`` are not kept on disk. Where there is a store, a run that is cut short goes on
-    at most ``SNAPSHOT_SECONDS`` before the layer where it stopped, once every layer above has been asked for.
+    Moments of more than ``LAYER_BYTES`` a layer are not kept on disk. A run that was cut short goes on from a boundary
+    between layers that was written at most ``SNAPSHOT_SECONDS`` before, where the layers above it are not asked for.
 
     Args:
         model: a causal LM; runs on the devices it is on, its parameters are left alone.
@@ -94,7 +101,7 @@ def stream_moments(
     weights: dict[int, list[Weight]] = {}
     for site in sites:
         weights.setdefault(site.layer, []).extend(site.weights)
-    keeps = store if moment_bytes(sites) <= STORE_BYTES else None
+    keeps = store if kept_on_disk(sites) else None
     for layer in [layer for layer in weights if keeps and keeps.moments(layer).exists()]:
         assert keeps is not None
         device = read_parameter(model, f"{weights.pop(layer)[0].name}.weight").device
@@ -227,10 +234,11 @@ class _Sums:
     def _add_square(self, name: str, rows: Tensor) -> None:
         """Add rows^T rows; where the sum is as precise as the rows, the product is never written by itself."""
         total = self._total(name, (rows.shape[1], rows.shape[1]), rows.device)
+        columns = rows.T.contiguous()  # Hopper's TF32 instructions want what is summed over to be contiguous
         if total.dtype == rows.dtype:
-            total.addmm_(rows.T, rows)
+            total.addmm_(columns, columns.T)
         else:
-            total += rows.T @ rows
+            total += columns @ columns.T
 
     def _total(self, name: str, shape: Sequence[int], device: torch.device) -> Tensor:
         if name not in self._sums:

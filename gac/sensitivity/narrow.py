@@ -6,6 +6,8 @@ arXiv 2208.11580): removing neuron j costs ``w_j^T G w_j / [A^-1]_jj`` once the 
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -61,9 +63,18 @@ def _captured(step: Callable[[], None], device: torch.device) -> Callable[[], ob
     if device.type != "cuda":
         return step
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.device(device), torch.cuda.graph(graph, capture_error_mode="thread_local"):
+    with (
+        torch.cuda.device(device),
+        torch.cuda.graph(graph, stream=_capture_stream(device), capture_error_mode="thread_local"),
+    ):
         step()
     return graph.replay
+
+
+@cache
+def _capture_stream(device: torch.device) -> Any:
+    """One stream a GPU, for cuBLAS keeps a workspace for each that it has seen."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 class _State:

@@ -94,7 +94,7 @@ def test_an_interrupted_calibration_goes_on_below_the_last_finished_layer(
     sites = family_of(tiny_config).sites(tiny_config)
     whole = measured(model, sites, windows)
     monkeypatch.setattr(calibration, "SNAPSHOT_SECONDS", -1.0)
-    monkeypatch.setattr(calibration, "STORE_BYTES", 0)
+    monkeypatch.setattr(calibration, "LAYER_BYTES", 0)
     store = StatisticsStore(tmp_path)
     stream = stream_moments(model, sites, windows, power=1.0, store=store, progress=False)
     assert [next(stream)[0] for _ in range(3)] == [4, 3, 2]
@@ -117,7 +117,7 @@ def test_a_boundary_below_a_layer_that_is_wanted_is_not_used(
 ) -> None:
     store = StatisticsStore(tmp_path)
     monkeypatch.setattr(calibration, "SNAPSHOT_SECONDS", -1.0)
-    monkeypatch.setattr(calibration, "STORE_BYTES", 0)
+    monkeypatch.setattr(calibration, "LAYER_BYTES", 0)
     stream = stream_moments(tiny_model, sites, windows, power=1.0, store=store, progress=False)
     next(stream), next(stream)
     stream.close()
