@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from gac.errors import ModelError
@@ -24,15 +24,16 @@ def deep_model(model_type: str) -> PreTrainedModel:
     return AutoModelForCausalLM.from_config(config).eval()
 
 
-def whole_backward(model: nn.Module, name: str) -> tuple[Tensor, Tensor]:
+def whole_backward(model: PreTrainedModel, name: str) -> tuple[Tensor, Tensor]:
     """A at p = 0, and G, of one weight by plain autograd."""
     inputs, gradients = [], []
     for window in WINDOWS:
         seen: list[Tensor] = []
         handle = model.get_submodule(name).register_forward_hook(lambda _m, i, o, seen=seen: seen.extend([i[0], o]))
-        logits = model(window[None]).logits
+        ids = window.to(model.device)
+        logits = model(ids[None]).logits
         handle.remove()
-        loss = F.cross_entropy(logits[0, :-1].float(), window[1:], reduction="sum")
+        loss = F.cross_entropy(logits[0, :-1].float(), ids[1:], reduction="sum")
         inputs.append(seen[0][0].detach())
         gradients.append(torch.autograd.grad(loss, seen[1])[0][0])
     x, g = torch.cat(inputs).double(), torch.cat(gradients).double()
@@ -63,6 +64,13 @@ def test_hidden_states_that_do_not_fit_are_computed_again(monkeypatch: pytest.Mo
 
 def test_bfloat16_agrees_to_its_rounding() -> None:
     check(deep_model("llama").to(torch.bfloat16), 0.03)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="TF32 products, float32 sums")
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.bfloat16, 0.03)])
+def test_a_gpu_measures_the_same(dtype: torch.dtype, tolerance: float) -> None:
+    check(deep_model("llama").to("cuda", dtype), tolerance)
+    assert torch.get_float32_matmul_precision() == "highest"
 
 
 @pytest.mark.parametrize(("room", "every"), [(32, 1), (31, 2), (14, 3), (11, 4), (10, None), (0, None)])
