@@ -4,7 +4,8 @@
 
 The model and its tokens are random; what runs is ``gac.allocate`` and ``gac.compress``. Parts are timed by functions of
 the pipeline, with the GPU waited for on both sides; a part that begins with "of which" lies in the one above it.
-``--layers 2 --windows 16`` is a first look. ``--shrink 64`` makes every dim smaller, for a CPU.
+``--layers 2 --windows 16`` is a first look. ``--shrink 64`` makes every dim smaller, for a CPU. A run that was cut short
+goes on where it has a ``--home`` (37 GB on a disk for Llama-3-8B).
 """
 
 import argparse
@@ -136,7 +137,9 @@ def run(asked: argparse.Namespace, report: Report) -> None:
     kept = sum(file.stat().st_size for file in Path(os.environ["GAC_HOME"]).rglob("*") if file.is_file())
     begun_compressing = now()
     gac.compress(model, plan, tokenizer=object(), progress=False)  # type: ignore[arg-type]
-    report.say("compressed", compress_seconds=now() - begun_compressing, total_seconds=now() - begun, forms=forms)
+    report.say(
+        f"compressed, {forms}", compress_seconds=now() - begun_compressing, total_seconds=now() - begun, forms=forms
+    )
     report.parts()
     report.say(f"{kept / 1e9:.1f} GB kept on disk; {now() - begun:.1f} s in all", kept_gb=kept / 1e9)
 
