@@ -4,7 +4,7 @@
 
 The model and its tokens are random; what runs is ``gac.allocate`` and ``gac.compress``. Parts are timed by functions of
 the pipeline, with the GPU waited for on both sides; a part that begins with "of which" lies in the one above it.
-``--layers 2 --windows 16`` is a first look. ``--shrink 64`` makes every dim smaller, for a CPU. A run that was cut short
+``--layers 2 --windows 16`` is a first look. ``--shrink 64`` makes every dim smaller, for a CPU. A run that is cut short
 goes on where it has a ``--home`` (37 GB on a disk for Llama-3-8B).
 """
 
