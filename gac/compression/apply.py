@@ -1,4 +1,4 @@
-"""Plan and statistics to a smaller model: every module is built before the first one is swapped in."""
+"""Plan and factors to a smaller model: every module is built before the first one is swapped in."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,9 +13,9 @@ from gac.errors import PlanError
 from gac.forms import Weight
 from gac.models.linears import as_linear
 from gac.plan import Plan, WeightChoice
-from gac.sensitivity.calibration import LayerMoments
-from gac.sensitivity.methods import Method, Metric, decompose
-from gac.sensitivity.narrow import compensated, eliminate
+from gac.sensitivity.factors import LayerFactors
+from gac.sensitivity.methods import Method, Metric
+from gac.sensitivity.narrow import compensated
 from gac.sensitivity.values import ShortenedValues, shorten_values
 from gac.sites import Site
 
@@ -43,22 +43,22 @@ def changed_sites(plan: Plan, sites: Sequence[Site]) -> tuple[Site, ...]:
 
 
 def build_modules(
-    model: nn.Module, plan: Plan, sites: Sequence[Site], stream: Iterator[tuple[int, LayerMoments]], method: Method
+    model: nn.Module, plan: Plan, sites: Sequence[Site], stream: Iterator[tuple[int, LayerFactors]], method: Method
 ) -> dict[str, nn.Module]:
     """The new module of every weight that changes, by name; the model itself is not touched.
 
     Args:
         sites: those of ``changed_sites``.
-        stream: their statistics, layer by layer.
+        stream: their factors, layer by layer.
 
     Raises:
         ModelError: a statistic is not finite.
     """
     choices = {choice.name: choice for choice in plan.weights}
     modules: dict[str, nn.Module] = {}
-    for layer, moments in stream:
+    for layer, factors in stream:
         for site in (site for site in sites if site.layer == layer):
-            work = _Work(model, site, [choices[weight.name] for weight in site.weights], moments, method)
+            work = _Work(model, site, [choices[weight.name] for weight in site.weights], factors, method)
             for weight, choice in zip(site.weights, work.choices, strict=True):
                 if parameters := BUILDERS[choice.form](work, weight, choice):
                     modules[choice.name] = _filled(work.linear(weight), choice, parameters)
@@ -78,7 +78,7 @@ class _Work:
     model: nn.Module
     site: Site
     choices: Sequence[WeightChoice]
-    moments: LayerMoments
+    factors: LayerFactors
     method: Method
 
     def linear(self, weight: Weight) -> nn.Linear:
@@ -87,14 +87,14 @@ class _Work:
         return module
 
     def metric(self, weight: Weight) -> Metric:
-        return self.method.metric(self.moments.of(weight))
+        return self.method.metric(self.factors.moments(weight))
 
     @cached_property
     def kept(self) -> Tensor:
         """The neurons that stay, shared by the site's weights."""
         pairs = zip(self.site.weights, self.choices, strict=True)
         down, choice = next(pair for pair in pairs if pair[0].neurons == "in")
-        return eliminate(self.linear(down).weight, self.metric(down)).kept(choice.dim)
+        return self.factors.kept(down, choice.dim)
 
     @cached_property
     def values(self) -> ShortenedValues:
@@ -110,7 +110,7 @@ def _dense(work: _Work, weight: Weight, choice: WeightChoice) -> dict[str, Tenso
 
 def _low_rank(work: _Work, weight: Weight, choice: WeightChoice) -> dict[str, Tensor]:
     linear = work.linear(weight)
-    second, first = decompose(linear.weight, work.metric(weight)).factors(choice.dim)
+    second, first = work.factors.low_rank(weight, choice.dim)
     bias = {} if linear.bias is None else {"second.bias": linear.bias}
     return {"first.weight": first, "second.weight": second} | bias
 
