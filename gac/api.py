@@ -25,15 +25,23 @@ from gac.evaluation.perplexity import perplexity as measure_perplexity
 from gac.files import home
 from gac.forms import DEFAULT_FORMS, form_named
 from gac.models.families import family_of
-from gac.models.loading import Loaded, check_finite, load_config, load_model, load_tokenizer, model_digest
+from gac.models.loading import (
+    Loaded,
+    check_finite,
+    check_in_memory,
+    load_config,
+    load_model,
+    load_tokenizer,
+    model_digest,
+)
 from gac.plan import Calibration, Plan
 from gac.profiling.select import select_profile
 from gac.profiling.table import Profile
-from gac.sensitivity.calibration import StatisticsStore, stream_moments
-from gac.sensitivity.curves import measure_curves
+from gac.sensitivity.curves import measure_curves, stream_fits
 from gac.sensitivity.documents import Documents, Text
 from gac.sensitivity.evidence import measure_evidence
 from gac.sensitivity.methods import FACTOR, Method, method_named
+from gac.sensitivity.store import StatisticsStore
 from gac.sensitivity.text import TextSpec, Windows, calibration_text, calibration_windows
 from gac.sites import Workload, as_planned, check_forms_fit, curves_together
 
@@ -42,7 +50,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("gac")
 
-_STATISTICS = 2  # raised when what is kept of a layer changes
+_STATISTICS = 3  # raised when what is kept of a layer changes
 
 
 def allocate(
@@ -205,7 +213,7 @@ def compress(
     """Give every weight the form and dim of the plan; the same class, on the same device, ready to generate.
 
     A loaded model is changed in place and returned (nothing is changed when this raises); copy it first to keep it.
-    The statistics that the allocation took are used again; where they are gone they are measured again.
+    The factors that the allocation kept are used; where they are gone the model is measured again.
 
     Args:
         calibration: the text that the plan was made with, where it was documents given in memory, or a file that has
@@ -218,6 +226,7 @@ def compress(
     loaded = load_model(model, tokenizer)
     sites = as_planned(family_of(loaded.model.config).sites(loaded.model.config), plan.forms, plan.fused)
     changed = changed_sites(plan, sites)
+    check_in_memory(loaded.model)
     check_finite(loaded.model)
     digest = model_digest(loaded.model, [weight.name for site in sites for weight in site.weights])
     if digest != plan.model_digest:
@@ -229,8 +238,10 @@ def compress(
     windows = _planned_windows(plan, loaded, calibration)
     method = method_named(plan.method)
     store = _store(digest, windows, method)
-    stream = stream_moments(loaded.model, changed, windows.ids, power=method.power, store=store, progress=progress)
-    modules = build_modules(loaded.model, plan, changed, stream, method)
+    layers = {site.layer for site in changed}
+    whole = [site for site in sites if site.layer in layers]
+    fits = stream_fits(loaded.model, whole, windows.ids, method, store, progress=progress)
+    modules = build_modules(loaded.model, plan, changed, ((layer, fit.factors) for layer, fit in fits), method)
     swap_in(loaded.model, modules)
     fuse_inputs(loaded.model, sites)
     compressed: Any = loaded.model

@@ -105,7 +105,7 @@ def test_allocate_writes_a_plan_and_answers_with_it(model: Path, text_file: Path
 def test_allocate_says_what_it_costs_and_shows_the_plan(model: Path, text_file: Path, tmp_path: Path) -> None:
     result = run("allocate", model, "--calibration", f"{text_file}:4x64", "-o", tmp_path / "plan.json")
     assert f"calibration on 4 windows of 64 tokens of {text_file}" in result.stderr
-    assert "of statistics in" in result.stderr
+    assert "of statistics and factors in" in result.stderr
     assert "layer q k v o gate up down kept loss" in " ".join(result.stdout.split())
     assert "GAC plan for" in result.stdout
 

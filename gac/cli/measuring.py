@@ -12,7 +12,7 @@ from gac.forms import DEFAULT_FORMS
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 STATISTICS_KEPT = (
-    "Finished layers, and sums at most two minutes old, are kept in GAC_HOME; the same command goes on from there."
+    "Finished layers, and gradients at most two minutes old, are kept in GAC_HOME; the same command goes on from there."
 )
 
 _profile_option = click.option(
@@ -108,7 +108,7 @@ def say_cost(model: str, budget: float, calibration: str) -> None:
     from gac.files import home
     from gac.models.families import family_of
     from gac.models.loading import load_config
-    from gac.sensitivity.calibration import STORE_BYTES, moment_bytes
+    from gac.sensitivity.calibration import kept_on_disk, moment_bytes
     from gac.sensitivity.text import TextSpec
 
     spec = TextSpec.parse(calibration)
@@ -117,8 +117,9 @@ def say_cost(model: str, budget: float, calibration: str) -> None:
     sites = family_of(config).sites(config)
     budget_limit(budget, sum(site.params for site in sites))
     size = moment_bytes(sites)
-    kept = f"in {home() / 'statistics'}, used again where they are there" if size <= STORE_BYTES else "not kept on disk"
+    folder = home() / "statistics"
+    kept = f"and factors in {folder}" if kept_on_disk(sites) else f"not kept on disk, factors in {folder}"
     note(
         f"{model}: {len(sites)} sites; calibration on {spec.windows} windows of {spec.length} tokens of {spec.name}; "
-        f"{size / 1e9:.2g} GB of statistics {kept}"
+        f"{size / 1e9:.2g} GB of statistics {kept}, used again where they are there"
     )

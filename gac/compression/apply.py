@@ -1,4 +1,4 @@
-"""Plan and statistics to a smaller model: every module is built before the first one is swapped in."""
+"""Plan and factors to a smaller model: every module is built before the first one is swapped in."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,14 +10,13 @@ from torch import Tensor, nn
 
 from gac.compression.layers import empty_module
 from gac.errors import PlanError
-from gac.forms import Grouped, Weight, form_named
+from gac.forms import Weight, form_named
 from gac.models.linears import as_linear
 from gac.plan import Plan, WeightChoice
-from gac.sensitivity.calibration import LayerMoments
-from gac.sensitivity.fold import Measured, shortened
-from gac.sensitivity.groups import decompose_groups
-from gac.sensitivity.methods import Method, Metric, decompose
-from gac.sensitivity.narrow import compensated, eliminate
+from gac.sensitivity.factors import LayerFactors
+from gac.sensitivity.fold import shortened
+from gac.sensitivity.methods import Method, Metric
+from gac.sensitivity.narrow import compensated
 from gac.sensitivity.values import ShortenedValues
 from gac.sites import Site
 
@@ -45,22 +44,22 @@ def changed_sites(plan: Plan, sites: Sequence[Site]) -> tuple[Site, ...]:
 
 
 def build_modules(
-    model: nn.Module, plan: Plan, sites: Sequence[Site], stream: Iterator[tuple[int, LayerMoments]], method: Method
+    model: nn.Module, plan: Plan, sites: Sequence[Site], stream: Iterator[tuple[int, LayerFactors]], method: Method
 ) -> dict[str, nn.Module]:
     """The new module of every weight that changes, by name; the model itself is not touched.
 
     Args:
         sites: those of ``changed_sites``.
-        stream: their statistics, layer by layer.
+        stream: their factors, layer by layer.
 
     Raises:
         ModelError: a statistic is not finite.
     """
     choices = {choice.name: choice for choice in plan.weights}
     modules: dict[str, nn.Module] = {}
-    for layer, moments in stream:
+    for layer, factors in stream:
         for site in (site for site in sites if site.layer == layer):
-            work = _Work(model, site, [choices[weight.name] for weight in site.weights], moments, method)
+            work = _Work(model, site, [choices[weight.name] for weight in site.weights], factors, method)
             for weight, choice in zip(site.weights, work.choices, strict=True):
                 if parameters := BUILDERS[form_named(choice.form).kind](work, weight, choice):
                     modules[choice.name] = _filled(work.linear(weight), choice, parameters)
@@ -80,7 +79,7 @@ class _Work:
     model: nn.Module
     site: Site
     choices: Sequence[WeightChoice]
-    moments: LayerMoments
+    factors: LayerFactors
     method: Method
 
     def linear(self, weight: Weight) -> nn.Linear:
@@ -89,21 +88,20 @@ class _Work:
         return module
 
     def metric(self, weight: Weight) -> Metric:
-        return self.method.metric(self.moments.of(weight))
+        return self.method.metric(self.factors.moments(weight))
 
     @cached_property
     def kept(self) -> Tensor:
         """The neurons that stay, shared by the site's weights."""
         pairs = zip(self.site.weights, self.choices, strict=True)
         down, choice = next(pair for pair in pairs if pair[0].neurons == "in")
-        return eliminate(self.linear(down).weight, self.metric(down)).kept(choice.dim)
+        return self.factors.kept(down, choice.dim)
 
     @cached_property
     def values(self) -> ShortenedValues:
         """The directions in which the value vectors go, shared by v_proj and o_proj."""
         values, output = (next(one for one in self.site.weights if one.values == side) for side in ("out", "in"))
-        written, read = (Measured(self.linear(one).weight, self.metric(one)) for one in (values, output))
-        return shortened(self.method, written, read, output.heads, values.heads)
+        return shortened(self.model, self.method, values, output, self.metric)
 
 
 def _dense(work: _Work, weight: Weight, choice: WeightChoice) -> dict[str, Tensor]:
@@ -112,7 +110,7 @@ def _dense(work: _Work, weight: Weight, choice: WeightChoice) -> dict[str, Tenso
 
 def _low_rank(work: _Work, weight: Weight, choice: WeightChoice) -> dict[str, Tensor]:
     linear = work.linear(weight)
-    second, first = decompose(linear.weight, work.metric(weight)).factors(choice.dim)
+    second, first = work.factors.low_rank(weight, choice.dim)
     bias = {} if linear.bias is None else {"second.bias": linear.bias}
     return {"first.weight": first, "second.weight": second} | bias
 
@@ -138,9 +136,8 @@ def _head_dim(work: _Work, weight: Weight, choice: WeightChoice) -> dict[str, Te
 
 
 def _grouped(work: _Work, weight: Weight, choice: WeightChoice) -> dict[str, Tensor]:
-    linear, form = work.linear(weight), form_named(choice.form)
-    assert isinstance(form, Grouped)
-    second, first = decompose_groups(linear.weight, work.metric(weight), form.groups(weight)).factors(choice.dim)
+    linear = work.linear(weight)
+    second, first = work.factors.grouped(weight, choice.dim)
     bias = {} if linear.bias is None else {"second.bias": linear.bias}
     return {"first.weight": first, "second.weight": second} | bias
 

@@ -1,7 +1,9 @@
 """The one place that knows how a dense model stores a linear weight."""
 
-from torch import nn
+from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
+
+from gac.models.loading import read_parameter
 
 
 def as_linear(module: nn.Module) -> nn.Module:
@@ -15,3 +17,16 @@ def as_linear(module: nn.Module) -> nn.Module:
     linear.weight = nn.Parameter(module.weight.detach().T, module.weight.requires_grad)
     linear.bias = module.bias
     return linear.train(module.training)
+
+
+def read_weight(model: nn.Module, name: str) -> Tensor:
+    """W of a linear weight, shape ``(out, in)``, read back where ``device_map`` has offloaded it.
+
+    Args:
+        name: of the module.
+
+    Raises:
+        ModelError: it has no values.
+    """
+    values = read_parameter(model, f"{name}.weight")
+    return values.T if isinstance(model.get_submodule(name), Conv1D) else values

@@ -112,13 +112,50 @@ def load_config(name: str, *, trust_remote_code: bool = False) -> Any:
         return _AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
 
 
+def read_parameter(model: nn.Module, name: str) -> torch.Tensor:
+    """The values of a parameter, read back where ``device_map`` has offloaded it to the host or to disk.
+
+    Raises:
+        ModelError: the parameter has no values.
+    """
+    values = model.get_parameter(name).detach()
+    if values.is_meta and importlib.util.find_spec("accelerate") is not None:
+        from accelerate.utils import align_module_device
+
+        with align_module_device(model.get_submodule(name.rpartition(".")[0])):
+            values = model.get_parameter(name).detach()
+    if values.is_meta:
+        raise ModelError(f"{name} is on the meta device", "weights that have values", "Load the model's weights.")
+    return values
+
+
+def first_offloaded(model: nn.Module) -> str | None:
+    """The first parameter that accelerate keeps elsewhere until it runs; None where all are in memory."""
+    return next((name for name, parameter in model.named_parameters() if parameter.is_meta), None)
+
+
+def check_in_memory(model: nn.Module) -> None:
+    """Refuse a model of which accelerate keeps weights elsewhere until they run.
+
+    Raises:
+        ModelError: names the first such parameter.
+    """
+    if name := first_offloaded(model):
+        raise ModelError(
+            f"{name} is offloaded by its device_map",
+            "every weight in the memory of a device, where its smaller one can take its place",
+            'Load the model with device_map="cpu" to compress it; a plan can be made as it is.',
+        )
+
+
 def check_finite(model: nn.Module) -> None:
     """Refuse a model with NaN or infinite weights.
 
     Raises:
         ModelError: names the first such parameter, and how many of its values are not finite.
     """
-    for name, parameter in model.named_parameters():
+    for name, _ in model.named_parameters():
+        parameter = read_parameter(model, name)
         finite = torch.isfinite(parameter)
         if not finite.all():
             raise ModelError(
@@ -137,7 +174,7 @@ def model_digest(model: PreTrainedModel, names: Iterable[str]) -> str:
     dims = {field.name: getattr(model.config, field.name, None) for field in dataclasses.fields(Shapes)}
     digest = hashlib.sha256(json.dumps(dims).encode())
     for name in names:
-        weight = model.get_parameter(f"{name}.weight").detach()
+        weight = read_parameter(model, f"{name}.weight")
         digest.update(f"{name} {weight.dtype} {tuple(weight.shape)}".encode())
         # NumPy has no bfloat16, so every dtype is read as bytes.
         digest.update(weight.contiguous().cpu().view(torch.uint8).numpy().data)

@@ -5,28 +5,32 @@ true labels (the empirical Fisher), and A = E[|g|^p x x^T] / E[|g|^p]. Taking th
 A (x) G is K-FAC (arXiv 1503.05671, section 3.1) at p = 0, where x and g count as independent. They are not: tokens with
 huge activations (attention sinks) often have tiny gradients, and at p = 0 they rule A. p = 2 is the exact partial trace
 of the Fisher over the outputs, and noisier. ``tests/benchmarks/README.md`` has what each p measured.
+
+Layers are measured one at a time, the last one first (``gac.sensitivity.layerwise``): one layer's moments are alive,
+whatever the size of the model. They are summed in float64 on a CPU and in float32 on a GPU, in TF32 products where the
+activations are 16-bit: TF32 holds those exactly.
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import groupby
-from pathlib import Path
 
 import torch
-import torch.nn.functional as F
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from tqdm import tqdm
 
 from gac.errors import ModelError
-from gac.files import atomic_path
 from gac.forms import Weight
+from gac.models.loading import read_parameter
+from gac.sensitivity.layerwise import LayerwiseBackward
+from gac.sensitivity.linalg import tf32_products
+from gac.sensitivity.store import StatisticsStore, read_tensors, write_tensors
 from gac.sites import Site
 
 SNAPSHOT_SECONDS = 120.0
-CHUNK_BYTES = 12 * 2**30
-STORE_BYTES = 16 * 2**30
+LAYER_BYTES = 2**29
+"""Moments of larger layers are not kept on disk."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,35 +63,15 @@ class LayerMoments:
         return Moments(*(self.tensors[f"{what}/{weight.name}"] for what in ("inputs", "gradients", "scale")))
 
 
-@dataclass(frozen=True)
-class StatisticsStore:
-    """Finished layers and the running sums on disk, so that calibration resumes and is not repeated.
-
-    Attributes:
-        directory: one directory for one model, one calibration text and one p (name it by their digests).
-    """
-
-    directory: Path
-
-    def layer(self, index: int) -> Path:
-        return self.directory / f"layer-{index:04d}.safetensors"
-
-    @property
-    def partial(self) -> Path:
-        return self.directory / "partial.safetensors"
-
-    def save_layer(self, index: int, moments: LayerMoments) -> None:
-        tensors = {name: tensor.cpu().contiguous() for name, tensor in moments.tensors.items()}
-        with atomic_path(self.layer(index)) as temporary:
-            save_file(tensors, temporary)
-
-    def load_layer(self, index: int, device: torch.device) -> LayerMoments:
-        return LayerMoments(load_file(self.layer(index), device=str(device)))
+def kept_on_disk(sites: Sequence[Site]) -> bool:
+    """Whether the moments of these sites' layers are small enough to be kept."""
+    layers = {site.layer for site in sites}
+    return moment_bytes(sites) <= LAYER_BYTES * len(layers)
 
 
 def moment_bytes(sites: Sequence[Site]) -> int:
     """Bytes of the float32 moments of these sites."""
-    return 4 * sum(size * size for size in _sizes(sites).values())
+    return 4 * sum(weight.in_features**2 + weight.out_features**2 for site in sites for weight in site.weights)
 
 
 def stream_moments(
@@ -99,127 +83,97 @@ def stream_moments(
     store: StatisticsStore | None = None,
     progress: bool = True,
 ) -> Iterator[tuple[int, LayerMoments]]:
-    """Yield ``(layer, moments)`` in layer order for the weights of ``sites``.
+    """Yield ``(layer, moments)`` for the weights of ``sites``: kept layers, then measured ones from last to first.
 
-    The windows are read once for each chunk of layers whose float64 sums fit in ``CHUNK_BYTES``. Moments of more than
-    ``STORE_BYTES`` are not kept on disk: they are measured again when they are needed again.
+    Moments of more than ``LAYER_BYTES`` a layer are not kept on disk. A run that was cut short goes on from a boundary
+    between layers that was written at most ``SNAPSHOT_SECONDS`` before, where the layers above it are not asked for.
 
     Args:
-        model: a causal LM; runs on the device it is on, its parameters are left alone.
+        model: a causal LM; runs on the devices it is on, its parameters are left alone.
         windows: token ids, int64, shape ``(windows, tokens)``.
         power: p, with which a token's gradient weighs its activation.
         sites: whole layers of them, in model order.
         store: where finished layers are kept and found again; None keeps nothing.
 
     Raises:
-        ModelError: the loss or a statistic is not finite.
+        ModelError: the loss or a statistic is not finite, or the model is no stack of decoder layers.
     """
-    device = next(model.parameters()).device
-    if moment_bytes(sites) > STORE_BYTES:
-        store = None
-    layers = [(layer, list(group)) for layer, group in groupby(sites, key=lambda site: site.layer)]
-    for chunk in _chunks(layers):
-        missing = [(layer, group) for layer, group in chunk if store is None or not store.layer(layer).exists()]
-        fresh = _measure(model, missing, windows, power, store, progress) if missing else {}
-        for layer, _ in chunk:
-            if layer in fresh:
-                yield layer, fresh.pop(layer)
-            else:
-                assert store is not None
-                yield layer, store.load_layer(layer, device)
-
-
-def _chunks(layers: Sequence[tuple[int, list[Site]]]) -> Iterator[list[tuple[int, list[Site]]]]:
-    chunk: list[tuple[int, list[Site]]] = []
-    size = 0
-    for layer, group in layers:
-        bytes_needed = 2 * moment_bytes(group)
-        if chunk and size + bytes_needed > CHUNK_BYTES:
-            yield chunk
-            chunk, size = [], 0
-        chunk.append((layer, group))
-        size += bytes_needed
-    if chunk:
-        yield chunk
-
-
-def _sizes(sites: Sequence[Site]) -> dict[str, int]:
-    sizes: dict[str, int] = {}
-    for weight in (weight for site in sites for weight in site.weights):
-        sizes[f"inputs/{weight.name}"] = weight.in_features
-        sizes[f"gradients/{weight.name}"] = weight.out_features
-    return sizes
+    weights: dict[int, list[Weight]] = {}
+    for site in sites:
+        weights.setdefault(site.layer, []).extend(site.weights)
+    keeps = store if kept_on_disk(sites) else None
+    for layer in [layer for layer in weights if keeps and keeps.moments(layer).exists()]:
+        assert keeps is not None
+        device = read_parameter(model, f"{weights.pop(layer)[0].name}.weight").device
+        yield layer, LayerMoments(read_tensors(keeps.moments(layer), device))
+    if not weights:
+        return
+    for layer, moments in _measure(model, weights, windows, power, store, progress):
+        if keeps is not None:
+            write_tensors(keeps.moments(layer), moments.tensors)
+        yield layer, moments
 
 
 def _measure(
     model: nn.Module,
-    layers: Sequence[tuple[int, list[Site]]],
+    weights: Mapping[int, Sequence[Weight]],
     windows: Tensor,
     power: float,
     store: StatisticsStore | None,
     progress: bool,
-) -> dict[int, LayerMoments]:
-    """One pass over the windows; float64 sums, saved every ``SNAPSHOT_SECONDS`` where there is a store."""
-    device = next(model.parameters()).device
-    sites = [site for _, group in layers for site in group]
-    sums = {n: torch.zeros(s, s, dtype=torch.float64, device=device) for n, s in _sizes(sites).items()}
-    sums |= {
-        f"scale/{weight.name}": torch.zeros(weight.in_features, dtype=torch.float64, device=device)
-        for site in sites
-        for weight in site.weights
-    }
-    scalars = ["loss", *(f"weight/{weight.name}" for site in sites for weight in site.weights)]
-    sums |= {name: torch.zeros((), dtype=torch.float64, device=device) for name in scalars}
-    first = _restore(store, sums)
-    with _Recorder(model, sites, sums, power):
-        bar = tqdm(windows[first:], "calibrating", len(windows), initial=first, unit="window", disable=not progress)
+) -> Iterator[tuple[int, LayerMoments]]:
+    """Layers from the last one that is wanted to the first; those between that are not wanted are passed through."""
+    lowest = min(weights)
+    backward = LayerwiseBackward(model, decoder_layers(model, weights), windows, lowest)
+    with tqdm(total=0, desc="calibrating", unit="window", disable=not progress) as bar:
+        bar.reset(len(windows))
+        backward.start(bar.update)
+        loss = backward.loss / (windows.numel() - len(windows))  # the first token of a window is not predicted
+        last = _restore(store, backward, max(weights))
+        bar.reset(len(windows) * (last - lowest + 1))
         saved = time.monotonic()
-        for done, window in enumerate(bar, start=first + 1):
-            sums["loss"] += _backward(model, window.to(device).unsqueeze(0), done - 1)
-            if store is not None and done < len(windows) and time.monotonic() - saved > SNAPSHOT_SECONDS:
-                _snapshot(store, sums, done)
+        for layer in range(last, lowest - 1, -1):
+            sums = _Sums(weights.get(layer, ()), power)
+            with sums.of(model):
+                backward.through(layer, bar.update)
+            if layer in weights:
+                moments = LayerMoments(sums.means(windows.numel()) | {"loss": loss})
+                del sums
+                _check(moments, layer)
+                yield layer, moments
+                del moments
+            if store is not None and layer > lowest and time.monotonic() - saved > SNAPSHOT_SECONDS:
+                write_tensors(store.boundary, {"gradients": backward.gradients, "layer": torch.tensor(layer)})
                 saved = time.monotonic()
-    tokens = windows.numel()
-    loss = sums["loss"] / (tokens - len(windows))  # the first token of a window is not predicted
-    found: dict[int, LayerMoments] = {}
-    for layer, group in layers:
-        moments = LayerMoments(_means(group, sums, tokens) | {"loss": loss})
-        _check(moments, layer)
-        found[layer] = moments
-        if store is not None:
-            store.save_layer(layer, moments)
     if store is not None:
-        store.partial.unlink(missing_ok=True)
-    return found
+        store.boundary.unlink(missing_ok=True)
 
 
-def _means(sites: Sequence[Site], sums: dict[str, Tensor], tokens: int) -> dict[str, Tensor]:
-    """The float32 moments of these sites; their sums are freed."""
-    means: dict[str, Tensor] = {}
-    for weight in (weight for site in sites for weight in site.weights):
-        total = sums[f"weight/{weight.name}"].clamp_min(torch.finfo(torch.float64).tiny)
-        for what in ("inputs", "scale"):
-            means[f"{what}/{weight.name}"] = (sums.pop(f"{what}/{weight.name}") / total).float()
-        means[f"gradients/{weight.name}"] = (sums.pop(f"gradients/{weight.name}") / tokens).float()
-    return means
+def decoder_layers(model: nn.Module, weights: Mapping[int, Sequence[Weight]]) -> Sequence[nn.Module]:
+    """The decoder layers in order: the list that holds every layer's weights under the layer's number.
+
+    Raises:
+        ModelError: there is no such list.
+    """
+    names = {weight.name.partition(f".{layer}.")[0] for layer, found in weights.items() for weight in found}
+    layers = model.get_submodule(min(names)) if len(names) == 1 else None
+    if not isinstance(layers, nn.ModuleList):
+        raise ModelError(
+            f"the layers of a {type(model).__name__} lie in {', '.join(sorted(names))}",
+            "one list of decoder layers",
+            "Use a causal language model of a supported architecture.",
+        )
+    return list(layers)
 
 
-def _restore(store: StatisticsStore | None, sums: dict[str, Tensor]) -> int:
-    """Take up a snapshot of the same sums; returns how many windows are in them."""
-    if store is None or not store.partial.exists():
-        return 0
-    kept = load_file(store.partial)
-    if set(kept) != {*sums, "windows"}:
-        return 0
-    for name, total in sums.items():
-        total.copy_(kept[name])
-    return int(kept["windows"])
-
-
-def _snapshot(store: StatisticsStore, sums: dict[str, Tensor], windows: int) -> None:
-    tensors = {name: total.cpu() for name, total in sums.items()} | {"windows": torch.tensor(windows)}
-    with atomic_path(store.partial) as temporary:
-        save_file(tensors, temporary)
+def _restore(store: StatisticsStore | None, backward: LayerwiseBackward, last: int) -> int:
+    """The layer to begin with: below an interrupted run's boundary where nothing above it is wanted any more."""
+    if store is not None and store.boundary.exists():
+        kept = read_tensors(store.boundary, torch.device("cpu"))
+        if int(kept["layer"]) > last and kept["gradients"].shape == backward.gradients.shape:
+            backward.gradients.copy_(kept["gradients"])
+            return int(kept["layer"]) - 1
+    return backward.last
 
 
 def _check(moments: LayerMoments, layer: int) -> None:
@@ -232,37 +186,37 @@ def _check(moments: LayerMoments, layer: int) -> None:
             )
 
 
-class _Recorder:
-    """Hooks that add each window's statistics to the sums, and are gone on exit."""
+class _Sums:
+    """The running sums of one layer's weights, and the hooks that add each window to them."""
 
-    def __init__(self, model: nn.Module, sites: Sequence[Site], sums: dict[str, Tensor], power: float) -> None:
-        self._model, self._sums, self._power = model, sums, power
-        self._weights = [weight for site in sites for weight in site.weights]
-        self._handles: list[torch.utils.hooks.RemovableHandle] = []
-        self._frozen: list[nn.Parameter] = []
-        self._training = model.training
+    def __init__(self, weights: Sequence[Weight], power: float) -> None:
+        self._weights, self._power = weights, power
+        self._sums: dict[str, Tensor] = {}
 
-    def __enter__(self) -> None:
-        self._model.eval()
-        for parameter in self._model.parameters():
-            if parameter.requires_grad:
-                parameter.requires_grad_(False)
-                self._frozen.append(parameter)
+    @contextmanager
+    def of(self, model: nn.Module) -> Iterator[None]:
+        """Listen to the model's linear weights."""
+        handles = [model.get_submodule(w.name).register_forward_hook(self._listen(w.name)) for w in self._weights]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def means(self, tokens: int) -> dict[str, Tensor]:
+        """The float32 moments; the sums are gone."""
+        means: dict[str, Tensor] = {}
         for weight in self._weights:
-            module = self._model.get_submodule(weight.name)
-            self._handles.append(module.register_forward_hook(self._listen(weight)))
+            total = self._sums.pop(f"weight/{weight.name}").clamp_min(torch.finfo(torch.float32).tiny)
+            for what in ("inputs", "scale"):
+                means[f"{what}/{weight.name}"] = self._sums.pop(f"{what}/{weight.name}").div_(total).float()
+            means[f"gradients/{weight.name}"] = self._sums.pop(f"gradients/{weight.name}").div_(tokens).float()
+        return means
 
-    def __exit__(self, *_: object) -> None:
-        for handle in self._handles:
-            handle.remove()
-        for parameter in self._frozen:
-            parameter.requires_grad_(True)
-        self._model.train(self._training)
-
-    def _listen(self, weight: Weight) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
+    def _listen(self, name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
         def forward(_module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
             activations = inputs[0].detach()
-            output.register_hook(lambda gradients: self._add(weight.name, activations, gradients))  # type: ignore[no-untyped-call]
+            output.register_hook(lambda gradients: self._add(name, activations, gradients))  # type: ignore[no-untyped-call]
 
         return forward
 
@@ -270,22 +224,24 @@ class _Recorder:
         x = activations.reshape(-1, activations.shape[-1]).float()
         g = gradients.detach().reshape(-1, gradients.shape[-1]).float()
         weight = g.norm(dim=1) ** self._power
-        self._sums[f"weight/{name}"] += weight.sum(dtype=torch.float64)
-        self._sums[f"scale/{name}"] += x.abs().T @ weight
-        self._sums[f"inputs/{name}"] += (x * weight[:, None]).T @ x
-        self._sums[f"gradients/{name}"] += g.T @ g
+        self._total(f"weight/{name}", (), weight.device).add_(weight.sum(dtype=torch.float64))
+        self._total(f"scale/{name}", x.shape[1:], x.device).add_(x.abs().T @ weight)
+        with tf32_products(activations):
+            self._add_square(f"inputs/{name}", x * weight.sqrt()[:, None])
+        with tf32_products(gradients):
+            self._add_square(f"gradients/{name}", g)
 
+    def _add_square(self, name: str, rows: Tensor) -> None:
+        """Add rows^T rows; where the sum is as precise as the rows, the product is never written by itself."""
+        total = self._total(name, (rows.shape[1], rows.shape[1]), rows.device)
+        columns = rows.T.contiguous()  # Hopper's TF32 instructions want what is summed over to be contiguous
+        if total.dtype == rows.dtype:
+            total.addmm_(columns, columns.T)
+        else:
+            total += columns @ columns.T
 
-def _backward(model: nn.Module, ids: Tensor, index: int) -> Tensor:
-    """Back-propagate the summed token loss of one window, ids ``(1, tokens)``; returns that sum in nats."""
-    embeddings = model.get_input_embeddings()(ids).detach().requires_grad_(True)  # type: ignore[operator]
-    logits = model(inputs_embeds=embeddings, use_cache=False).logits
-    loss = F.cross_entropy(logits[0, :-1].float(), ids[0, 1:], reduction="sum")
-    if not torch.isfinite(loss):
-        raise ModelError(
-            f"the loss of calibration window {index} is {loss.item()}",
-            "a finite loss",
-            "Load the model in bfloat16 or float32, and check its weights.",
-        )
-    loss.backward()  # type: ignore[no-untyped-call]
-    return loss.detach()
+    def _total(self, name: str, shape: Sequence[int], device: torch.device) -> Tensor:
+        if name not in self._sums:
+            wide = device.type == "cpu" or not shape
+            self._sums[name] = torch.zeros(tuple(shape), dtype=torch.float64 if wide else torch.float32, device=device)
+        return self._sums[name]

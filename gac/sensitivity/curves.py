@@ -1,23 +1,19 @@
-"""Loss curves of every site of a model, layer by layer, kept on disk beside the statistics."""
+"""Loss curves and factors of every site of a model, layer by layer, kept on disk."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from pathlib import Path
 
-import numpy as np
-from safetensors.numpy import load_file, save_file
+import torch
+from safetensors.numpy import load_file
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from gac.files import atomic_path
-from gac.forms import Grouped, Weight, form_named
-from gac.models.linears import as_linear
-from gac.sensitivity.calibration import LayerMoments, StatisticsStore, stream_moments
-from gac.sensitivity.fold import Measured, shortened
-from gac.sensitivity.groups import decompose_groups
-from gac.sensitivity.methods import Method, decompose
-from gac.sensitivity.narrow import eliminate
+from gac.models.loading import read_parameter
+from gac.sensitivity.calibration import stream_moments
+from gac.sensitivity.factors import LayerFactors, LayerFit, fit_layer
+from gac.sensitivity.methods import Method
+from gac.sensitivity.store import StatisticsStore, TensorFile, Writer, background_writer, write_in_order
 from gac.sites import Floats, LossCurve, Site, SiteCurves
 
 
@@ -46,57 +42,70 @@ def measure_curves(
     Raises:
         ModelError: a statistic is not finite.
     """
-    groups = [(layer, list(group)) for layer, group in groupby(sites, key=lambda site: site.layer)]
-    found = {layer: load_file(path) for layer, _ in groups if (path := _path(store, method, layer)) and path.exists()}
-    missing = [site for layer, group in groups if layer not in found for site in group]
-    by_layer = dict(groups)
-    stream = stream_moments(model, missing, windows, power=method.power, store=store, progress=progress)
-    bar = tqdm(stream, "decomposing", len(by_layer) - len(found), unit="layer", disable=not progress or not missing)
-    for layer, moments in bar:
-        found[layer] = _layer_curves(model, by_layer[layer], moments, method)
-        if path := _path(store, method, layer):
-            with atomic_path(path) as temporary:
-                save_file(found[layer], temporary)
-    curves = tuple(_site_curves(site, found[site.layer]) for site in sites)
-    return ModelCurves(curves, float(found[groups[0][0]]["loss"]))
+    fits = stream_fits(model, sites, windows, method, store, progress=progress)
+    losses = {layer: fit.losses for layer, fit in fits}
+    return ModelCurves(
+        tuple(_site_curves(site, losses[site.layer]) for site in sites), float(losses[sites[0].layer]["loss"])
+    )
 
 
-def _path(store: StatisticsStore | None, method: Method, layer: int) -> Path | None:
-    return store.directory / f"losses-{method.name}-{layer:04d}.safetensors" if store else None
+def stream_fits(
+    model: nn.Module,
+    sites: Sequence[Site],
+    windows: Tensor,
+    method: Method,
+    store: StatisticsStore | None,
+    *,
+    progress: bool = True,
+) -> Iterator[tuple[int, LayerFit]]:
+    """Yield ``(layer, curves and factors)``: the layers in the store, then the others, measured from last to first.
 
+    A layer is written while the next one is measured.
 
-def _layer_curves(model: nn.Module, sites: Sequence[Site], moments: LayerMoments, method: Method) -> dict[str, Floats]:
-    """The curves of one layer, by ``low_rank/<weight>``, ``grouped/<weight>`` and ``shorter/<weight>``.
+    Args:
+        sites: whole layers of them, in model order.
+        windows: calibration token ids, int64, shape ``(windows, tokens)``.
 
-    The last stands for the weights that a form shortens together, and names the one that is shorter on its input.
+    Raises:
+        ModelError: a statistic is not finite.
     """
-    curves: dict[str, Floats] = {"loss": np.array(moments.loss)}
-    weights = [weight for site in sites for weight in site.weights]
-    grouped = [form for form in map(form_named, method.forms) if isinstance(form, Grouped)]
-    for weight in weights:
-        tensor = _weight(model, weight)
-        metric = method.metric(moments.of(weight))
-        curves[f"low_rank/{weight.name}"] = decompose(tensor, metric).curve.loss
-        folded = method.folds and weight.values == "out"
-        for form in (form for form in grouped if form.takes(weight) and not folded):
-            curves[f"grouped/{weight.name}"] = decompose_groups(tensor, metric, form.groups(weight)).curve.loss
-        if weight.neurons == "in":
-            curves[f"shorter/{weight.name}"] = eliminate(tensor, metric).curve.loss
-        if weight.values == "in":
-            values = next(other for other in weights if other.values == "out")
-            written = Measured(_weight(model, values), method.metric(moments.of(values)))
-            of_values = shortened(method, written, Measured(tensor, metric), weight.heads, values.heads)
-            curves[f"shorter/{weight.name}"] = of_values.curve.loss
-    return curves
+    by_layer = {layer: list(group) for layer, group in groupby(sites, key=lambda site: site.layer)}
+    for layer in [layer for layer in by_layer if store and _is_kept(store, method, layer)]:
+        assert store is not None
+        yield layer, _read(store, method, layer, _device(model, by_layer.pop(layer)))
+    if not by_layer:
+        return
+    missing = [site for group in by_layer.values() for site in group]
+    stream = stream_moments(model, missing, windows, power=method.power, store=store, progress=progress)
+    with background_writer() as writer:
+        for layer, moments in tqdm(stream, "decomposing", len(by_layer), unit="layer", disable=not progress):
+            fit = fit_layer(model, by_layer[layer], moments, method)
+            if store is not None:
+                _keep(writer, store, method, layer, fit)
+            yield layer, fit
 
 
-def _weight(model: nn.Module, weight: Weight) -> Tensor:
-    tensor = as_linear(model.get_submodule(weight.name)).weight
-    assert isinstance(tensor, Tensor)
-    return tensor
+def _is_kept(store: StatisticsStore, method: Method, layer: int) -> bool:
+    return store.losses(method.name, layer).exists() and store.factors(method.name, layer).exists()
 
 
-def _site_curves(site: Site, found: dict[str, Floats]) -> SiteCurves:
+def _read(store: StatisticsStore, method: Method, layer: int, device: torch.device) -> LayerFit:
+    losses = load_file(store.losses(method.name, layer))
+    return LayerFit(losses, LayerFactors(TensorFile(store.factors(method.name, layer), device)))
+
+
+def _keep(writer: Writer, store: StatisticsStore, method: Method, layer: int, fit: LayerFit) -> None:
+    """The losses are written last: a layer with losses is whole."""
+    losses = {name: torch.from_numpy(loss) for name, loss in fit.losses.items()}
+    files = {store.factors(method.name, layer): fit.factors.tensors, store.losses(method.name, layer): losses}
+    writer.write(write_in_order(files))
+
+
+def _device(model: nn.Module, sites: Sequence[Site]) -> torch.device:
+    return read_parameter(model, f"{sites[0].weights[0].name}.weight").device
+
+
+def _site_curves(site: Site, found: Mapping[str, Floats]) -> SiteCurves:
     names = [weight.name for weight in site.weights]
     low_rank = {name: LossCurve(found[f"low_rank/{name}"]) for name in names}
     shorter = {name: LossCurve(found[f"shorter/{name}"]) for name in names if f"shorter/{name}" in found}

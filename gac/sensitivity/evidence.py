@@ -1,17 +1,18 @@
 """What some peers' rules ask of the model besides loss curves: measured by layer, kept beside the statistics."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from types import MappingProxyType
 
 from safetensors.numpy import load_file, save_file
 from torch import Tensor, nn
 
+from gac.errors import ModelError
 from gac.files import atomic_path
-from gac.sensitivity.calibration import StatisticsStore
+from gac.models.loading import first_offloaded
 from gac.sensitivity.first_order import stream_changes
 from gac.sensitivity.methods import Method
 from gac.sensitivity.probes import stream_probes
+from gac.sensitivity.store import StatisticsStore
 from gac.sites import Floats, Site
 
 Stream = Callable[
@@ -34,26 +35,33 @@ def measure_evidence(
     """What the rule of this name asks for, by weight name; nothing for a rule that reads loss curves alone.
 
     Args:
-        sites: in model order.
+        sites: whole layers of them, in model order.
         windows: calibration token ids, int64, shape ``(windows, tokens)``.
-        store: where layers are found again; None keeps nothing.
+        store: where layers and the factors of their weights are found again; None keeps nothing.
 
     Raises:
-        ModelError: a loss or a statistic is not finite.
+        ModelError: a loss or a statistic is not finite, or a weight is offloaded.
     """
     if rule not in STREAMS:
         return {}
+    _check_in_memory(rule, model)
     layers = dict.fromkeys(site.layer for site in sites)
-    paths = {layer: _path(store, rule, method, layer) for layer in layers}
-    found = {layer: load_file(path) for layer, path in paths.items() if path and path.exists()}
+    paths = {layer: store.evidence(rule, method.name, layer) for layer in layers} if store else {}
+    found = {layer: load_file(path) for layer, path in paths.items() if path.exists()}
     missing = [site for site in sites if site.layer not in found]
     for layer, measured in STREAMS[rule](model, missing, windows, method, store, progress):
         found[layer] = measured
-        if path := paths[layer]:
-            with atomic_path(path) as temporary:
+        if paths:
+            with atomic_path(paths[layer]) as temporary:
                 save_file(measured, temporary)
     return {name: values for layer in layers for name, values in found[layer].items()}
 
 
-def _path(store: StatisticsStore | None, rule: str, method: Method, layer: int) -> Path | None:
-    return store.directory / f"{rule}-{method.name}-{layer:04d}.safetensors" if store else None
+def _check_in_memory(rule: str, model: nn.Module) -> None:
+    """Refuse offloaded weights: their gradients are not kept, and no other values can be tried in their place."""
+    if name := first_offloaded(model):
+        raise ModelError(
+            f"{name} is offloaded by its device_map, under the rule {rule}",
+            "every weight in the memory of a device, where its gradient or its truncation can be measured",
+            'Load the model with device_map="cpu", or take another rule.',
+        )

@@ -16,9 +16,10 @@ from tqdm import tqdm
 from gac.errors import ModelError
 from gac.forms import Weight
 from gac.models.linears import as_linear
-from gac.sensitivity.calibration import StatisticsStore, stream_moments
+from gac.sensitivity.curves import stream_fits
 from gac.sensitivity.losses import window_loss
-from gac.sensitivity.methods import Decomposition, Method, decompose
+from gac.sensitivity.methods import Method
+from gac.sensitivity.store import StatisticsStore
 from gac.sites import Floats, Site
 
 CHUNK_BYTES = 12 * 2**30
@@ -32,9 +33,10 @@ def stream_changes(
     store: StatisticsStore | None,
     progress: bool,
 ) -> Iterator[tuple[int, dict[str, Floats]]]:
-    """Yield ``(layer, {weight name: changes})`` in layer order; changes as in ``component_changes``.
+    """Yield ``(layer, {weight name: changes})``; changes as in ``component_changes``.
 
-    Takes one more backward pass over the windows for each chunk of layers whose gradients fit in ``CHUNK_BYTES``.
+    Components are those of the layers' factors, from the store where it has them. Takes one more backward pass over the
+    windows for each chunk of layers whose gradients fit in ``CHUNK_BYTES``.
 
     Raises:
         ModelError: a gradient, the loss or a statistic is not finite.
@@ -42,15 +44,11 @@ def stream_changes(
     for chunk in _chunks(sites):
         weights = [weight for site in chunk for weight in site.weights]
         gradients = mean_gradients(model, weights, windows, progress)
-        stream = stream_moments(model, chunk, windows, power=method.power, store=store, progress=progress)
-        for layer, moments in stream:
+        for layer, fit in stream_fits(model, chunk, windows, method, store, progress=progress):
             yield (
                 layer,
                 {
-                    weight.name: component_changes(
-                        decompose(_linear(model, weight.name).weight, method.metric(moments.of(weight))),
-                        gradients[weight.name],
-                    )
+                    weight.name: component_changes(*fit.factors.every_rank(weight), gradients[weight.name])
                     for site in chunk
                     if site.layer == layer
                     for weight in site.weights
@@ -58,15 +56,17 @@ def stream_changes(
             )
 
 
-def component_changes(found: Decomposition, gradient: Tensor) -> Floats:
+def component_changes(second: Tensor, first: Tensor, gradient: Tensor) -> Floats:
     """What dropping each component is predicted to change, the largest singular value first.
 
     Nats a token, float64, shape ``(full,)``.
 
     Args:
+        second: shape ``(out, full)``; component i is ``second[:, i]`` times ``first[i]``.
+        first: shape ``(full, in)``.
         gradient: the mean gradient of the weight, shape ``(out, in)``.
     """
-    changes: Floats = -((found.second.T @ gradient.double()) * found.first).sum(1).cpu().numpy()
+    changes: Floats = -((second.double().T @ gradient.double()) * first.double()).sum(1).cpu().numpy()
     return changes
 
 
@@ -78,12 +78,11 @@ def mean_gradients(
     Raises:
         ModelError: a gradient or the loss is not finite.
     """
-    device = next(model.parameters()).device
     names = [weight.name for weight in weights]
     sums = {name: torch.zeros_like(model.get_parameter(f"{name}.weight"), dtype=torch.float32) for name in names}
     with _only_gradients_of(model, sums):
         for window in tqdm(windows, "mean gradients", unit="window", disable=not progress):
-            window_loss(model, window.to(device)).backward()  # type: ignore[no-untyped-call]
+            window_loss(model, window).backward()  # type: ignore[no-untyped-call]
     predicted = windows.numel() - len(windows)
     for name, total in sums.items():
         if not torch.isfinite(total).all():

@@ -5,12 +5,15 @@ place of O_h for every query head h that reads them (PaLU, arXiv 2407.21118). It
 directions are those that lose least of V, and o_proj is multiplied and not re-solved.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from gac.forms import Weight
+from gac.models.linears import read_weight
 from gac.sensitivity.methods import Method, Metric, decompose
 from gac.sensitivity.values import ShortenedValues, shorten_values
 from gac.sites import LossCurve
@@ -24,16 +27,21 @@ class Measured:
     metric: Metric
 
 
-def shortened(method: Method, values: Measured, output: Measured, heads: int, groups: int) -> ShortenedValues:
+def shortened(
+    model: nn.Module, method: Method, values: Weight, output: Weight, metric: Callable[[Weight], Metric]
+) -> ShortenedValues:
     """The value vectors of one layer at every length, as the method makes them.
 
     Args:
-        values: v_proj, of ``groups`` key-value heads.
-        output: o_proj, of ``heads`` query heads.
+        values: v_proj.
+        output: o_proj.
+        metric: gives a weight's; asked for v_proj's where the method folds, and for o_proj's elsewhere.
     """
+    read = read_weight(model, output.name)
     if method.folds:
-        return fold_values(values, output.weight, heads, groups)
-    return shorten_values(output.weight, output.metric, heads, groups)
+        written = Measured(read_weight(model, values.name), metric(values))
+        return fold_values(written, read, output.heads, values.heads)
+    return shorten_values(read, metric(output), output.heads, values.heads)
 
 
 def fold_values(values: Measured, output: Tensor, heads: int, groups: int) -> ShortenedValues:

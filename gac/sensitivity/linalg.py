@@ -1,4 +1,4 @@
-"""Roots and solves that do not fail on rank-deficient statistics; float64 throughout."""
+"""Roots, solves and packing of statistics; roots and solves in float64, and none fails where they lack rank."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,12 +16,13 @@ def damped(moment: Tensor, mean: float, own: float = 0.0) -> Tensor:
     scale-free damping. A moment that is all zero becomes the identity: nothing was seen, so nothing is preferred.
     """
     matrix = moment.double()
-    matrix = (matrix + matrix.T) / 2
+    matrix = (matrix + matrix.T).div_(2)
     diagonal = matrix.diagonal()
     level = diagonal.mean()
     if level == 0:
         return torch.eye(len(matrix), dtype=torch.float64, device=matrix.device)
-    return matrix + torch.diag(own * diagonal + mean * level)
+    diagonal.add_(own * diagonal + mean * level)
+    return matrix
 
 
 def eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
@@ -30,27 +31,71 @@ def eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
     Raises:
         ModelError: the matrix is not finite.
     """
-    if not torch.isfinite(matrix).all():
-        raise ModelError(
-            f"a {tuple(matrix.shape)} statistic is not finite",
-            "finite activations, gradients and weights",
-            "Load the model in bfloat16 or float32, and check its weights.",
-        )
+    _check_finite(matrix)
     values, vectors = torch.linalg.eigh(matrix)
     return values.flip(0).clamp_min(0), vectors.flip(1)
 
 
 def cholesky(matrix: Tensor) -> Tensor:
-    """Lower Cholesky factor; where rounding has made the matrix indefinite, its diagonal is raised until it is not."""
+    """Lower Cholesky factor; where rounding has made the matrix indefinite, its diagonal is raised until it is not.
+
+    Raises:
+        ModelError: the matrix is not finite.
+    """
     factor: Tensor
     factor, failed = torch.linalg.cholesky_ex(matrix)
-    jitter = 1e-12 * matrix.diagonal().mean()
+    if not failed.item():
+        return factor
+    _check_finite(matrix)
+    jitter = 1e-12 * float(matrix.diagonal().mean()) or 1e-12
     while failed.item():
         raised = matrix.clone()
         raised.diagonal().add_(jitter)
         factor, failed = torch.linalg.cholesky_ex(raised)
         jitter *= 10
     return factor
+
+
+PACK = 512
+
+
+def packed(matrix: Tensor) -> Tensor:
+    """A symmetric matrix as one vector of about half its size: its lower triangle, in blocks of ``PACK`` rows."""
+    return torch.cat([matrix[at : at + PACK, : at + PACK].flatten() for at in range(0, len(matrix), PACK)])
+
+
+def unpacked(vector: Tensor, size: int) -> Tensor:
+    """The symmetric matrix ``(size, size)`` that ``packed`` made a vector of."""
+    matrix = vector.new_empty(size, size)
+    for at in range(0, size, PACK):
+        rows = matrix[at : at + PACK, : at + PACK]
+        rows.copy_(vector[: rows.numel()].view_as(rows))
+        matrix[:at, at : at + PACK] = rows[:, :at].T
+        vector = vector[rows.numel() :]
+    return matrix
+
+
+def _check_finite(matrix: Tensor) -> None:
+    if not torch.isfinite(matrix).all():
+        raise ModelError(
+            f"a {tuple(matrix.shape)} statistic is not finite",
+            "finite activations, gradients and weights",
+            "Load the model in bfloat16 or float32, and check its weights.",
+        )
+
+
+@contextmanager
+def tf32_products(like: Tensor) -> Iterator[None]:
+    """Multiply float32 matrices in TF32 where they hold 16-bit numbers on a GPU: it has as many bits as float16."""
+    if like.device.type != "cuda" or like.element_size() != 2:
+        yield
+        return
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 @contextmanager

@@ -1,5 +1,7 @@
 """The loss of a model on one window of tokens."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -13,7 +15,8 @@ def window_loss(model: nn.Module, ids: Tensor) -> Tensor:
     Raises:
         ModelError: it is not finite.
     """
-    logits = model(input_ids=ids.unsqueeze(0), use_cache=False).logits[0, :-1]
+    embedding: Any = model.get_input_embeddings()  # type: ignore[operator]
+    logits = model(input_ids=ids.to(embedding.weight.device).unsqueeze(0), use_cache=False).logits[0, :-1]
     loss = cross_entropy(logits.float(), ids[1:].to(logits.device), reduction="sum")
     if not torch.isfinite(loss):
         raise ModelError(

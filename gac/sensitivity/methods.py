@@ -18,7 +18,7 @@ from torch import Tensor
 from gac.errors import GacError
 from gac.forms import DEFAULT_GROUP, Grouped, HeadDim
 from gac.sensitivity.calibration import Moments
-from gac.sensitivity.linalg import damped, eigh
+from gac.sensitivity.linalg import cholesky, damped, eigh
 from gac.sites import LossCurve
 
 # Between the curvature's sum and the measured loss: theory says 1/2 for small errors; fitted once on
@@ -184,29 +184,28 @@ def decompose(weight: Tensor, metric: Metric) -> Decomposition:
     """
     matrix = weight.detach().double()
     if matrix.shape[0] <= matrix.shape[1]:
-        root, inverse = _root(metric.gradients)
+        root = cholesky(metric.gradients)
         rotated = root.T @ matrix
         values, vectors = eigh(rotated @ metric.inputs @ rotated.T)
-        second, first = inverse.T @ vectors, vectors.T @ rotated
+        second, first = _solved(root, vectors), vectors.T @ rotated
     else:
-        root, inverse = _root(metric.inputs)
+        root = cholesky(metric.inputs)
         rotated = matrix @ root
         values, vectors = eigh(rotated.T @ metric.gradients @ rotated)
-        second, first = rotated @ vectors, vectors.T @ inverse
+        second, first = rotated @ vectors, _solved(root, vectors).T
     return Decomposition(curve_of(values), second, first)
+
+
+def _solved(root: Tensor, vectors: Tensor) -> Tensor:
+    """R^-T V of a lower triangular root R."""
+    solved: Tensor = torch.linalg.solve_triangular(root.T, vectors, upper=True)
+    return solved
 
 
 def curve_of(squared: Tensor) -> LossCurve:
     """The loss curve of squared singular values in descending order, shape ``(full,)``."""
     tail = squared.flip(0).cumsum(0).flip(0)
     return LossCurve(FACTOR * torch.cat([tail, tail.new_zeros(1)]).cpu().numpy())
-
-
-def _root(moment: Tensor) -> tuple[Tensor, Tensor]:
-    """R with R R^T = moment, and its inverse."""
-    values, vectors = eigh(moment)
-    values = values.clamp_min(values[0] * 1e-14).sqrt()
-    return vectors * values, (vectors / values).T
 
 
 def _identity_like(moment: Tensor) -> Tensor:

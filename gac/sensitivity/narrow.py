@@ -4,7 +4,10 @@ Optimal brain surgeon on the input of down_proj (LLM Surgeon, arXiv 2312.17244; 
 arXiv 2208.11580): removing neuron j costs ``w_j^T G w_j / [A^-1]_jj`` once the rest is re-solved.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,7 +17,7 @@ from gac.sensitivity.linalg import cholesky, one_thread
 from gac.sensitivity.methods import FACTOR, Metric
 from gac.sites import LossCurve
 
-BLOCK = 128
+BLOCK = 64
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,61 +29,101 @@ class Elimination:
 
     def kept(self, width: int) -> Tensor:
         """Indices of the neurons that stay at a width, ascending."""
-        return self.order[len(self.order) - width :].sort().values
+        return last_to_go(self.order, width)
+
+
+def last_to_go(order: Tensor, width: int) -> Tensor:
+    """The ``width`` neurons that go last, ascending."""
+    return order[len(order) - width :].sort().values
 
 
 def eliminate(down: Tensor, metric: Metric) -> Elimination:
     """Remove the neurons of down_proj ``(out, neurons)`` one at a time, always the one that costs least.
 
-    With H = A^-1 and C = W^T G W, removing j takes the rank-one ``l l^T`` from H (l = H_j / sqrt(H_jj)) and updates C
-    by ``-l c^T - c l^T + |t|^2 l l^T`` (c = C_j / sqrt(H_jj), |t|^2 = C_jj / H_jj), ``BLOCK`` updates at a time.
+    With H = A^-1 and C = W^T G W, removing j takes the rank-one ``l l^T`` from H (l = H_j / sqrt(H_jj)) and
+    ``l d^T + d l^T`` from C (d = C_j / sqrt(H_jj) - l C_jj / (2 H_jj)), ``BLOCK`` updates at a time.
     """
     weight = down.detach().double()
     inverse = torch.cholesky_inverse(cholesky(metric.inputs))
     state = _State(inverse, weight.T @ metric.gradients @ weight)
+    with one_thread():
+        state.remove()  # by itself, so that everything is loaded before it is captured
+        remove = _captured(state.remove, inverse.device)
     for start in range(0, len(inverse), BLOCK):
         with one_thread():
-            steps, crosses, norms = state.remove(min(BLOCK, len(inverse) - start))
-        state.update(steps, crosses, norms)
-    loss = np.concatenate([[0.0], np.cumsum(torch.stack(state.losses).cpu().numpy())])
-    return Elimination(torch.stack(state.order), LossCurve(FACTOR * loss[::-1].copy()))
+            for _ in range(max(start, 1), min(start + BLOCK, len(inverse))):
+                remove()
+        state.update()
+    loss = np.concatenate([[0.0], np.cumsum(state.losses.cpu().numpy())])
+    return Elimination(state.order, LossCurve(FACTOR * loss[::-1].copy()))
+
+
+def _captured(step: Callable[[], None], device: torch.device) -> Callable[[], object]:
+    """The step as a CUDA graph on a GPU, where launching its small kernels one by one would take most of the time."""
+    if device.type != "cuda":
+        return step
+    graph = torch.cuda.CUDAGraph()
+    with (
+        torch.cuda.device(device),
+        torch.cuda.graph(graph, stream=_capture_stream(device), capture_error_mode="thread_local"),
+    ):
+        step()
+    return graph.replay
+
+
+@cache
+def _capture_stream(device: torch.device) -> Any:
+    """One stream a GPU, for cuBLAS keeps a workspace for each that it has seen."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 class _State:
-    """H and C as of the last whole block, their diagonals as of the last neuron, and what went so far."""
+    """H and C as of the last whole block, their diagonals as of the last neuron, and what went so far.
+
+    Which neuron goes, and how many went, stay on the device: a step never waits for it, so it can be replayed.
+
+    Attributes:
+        pending: l of the block's neurons, and then their d, shape ``(2 * BLOCK, neurons)``; 0 for those still to go.
+        order: neurons in the order in which they went.
+        losses: what each cost.
+    """
 
     def __init__(self, inverse: Tensor, gram: Tensor) -> None:
-        self.inverse, self.gram = inverse, gram
-        self.diagonal, self.quadratic = inverse.diagonal().clone(), gram.diagonal().clone()
-        self.alive = torch.ones(len(inverse), dtype=torch.bool, device=inverse.device)
-        self.order: list[Tensor] = []
-        self.losses: list[Tensor] = []
+        count, device = len(inverse), inverse.device
+        self._inverse, self._gram = inverse, gram
+        self._diagonal, self._quadratic = inverse.diagonal().clone(), gram.diagonal().clone()
+        self.pending = inverse.new_zeros(2 * BLOCK, count)
+        self.order = torch.zeros(count, dtype=torch.int64, device=device)
+        self.losses = inverse.new_zeros(count)
+        self._gone = torch.zeros(1, dtype=torch.int64, device=device)
+        self._row = torch.zeros(1, dtype=torch.int64, device=device)
 
-    def remove(self, size: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Take out ``size`` neurons; returns their l and c ``(neurons, size)`` and |t|^2 ``(size,)``."""
-        steps = self.inverse.new_zeros(len(self.inverse), size)
-        crosses, norms = torch.zeros_like(steps), steps.new_zeros(size)
-        for i in range(size):
-            score = torch.where(self.alive, self.quadratic / self.diagonal, torch.inf)
-            j = score.argmin()
-            scale = self.diagonal[j].sqrt()
-            row, cross = steps[j, :i], crosses[j, :i]
-            step = (self.inverse[j] - steps[:, :i] @ row) / scale
-            column = self.gram[j] - steps[:, :i] @ (cross - norms[:i] * row) - crosses[:, :i] @ row
-            steps[:, i], crosses[:, i] = step, column / scale
-            norms[i] = self.quadratic[j] / self.diagonal[j]
-            self.order.append(j)
-            self.losses.append(score[j])
-            self.alive[j] = False
-            self.quadratic = (self.quadratic - 2 * step * crosses[:, i] + norms[i] * step**2).clamp_min(0)
-            self.diagonal = (self.diagonal - step**2).clamp_min(torch.finfo(torch.float64).tiny)
-        return steps, crosses, norms
+    def remove(self) -> None:
+        """Take out the neuron that costs least."""
+        cost, j = (self._quadratic / self._diagonal).min(0, keepdim=True)
+        scale = self._diagonal.index_select(0, j).rsqrt()
+        steps, halves = self.pending[:BLOCK], self.pending[BLOCK:]
+        own = self.pending.index_select(1, j).view(2, BLOCK)
+        step = torch.addmv(self._inverse.index_select(0, j)[0], steps.T, own[0], alpha=-1).mul_(scale)
+        half = torch.addmv(self._gram.index_select(0, j)[0], self.pending.T, own.flip(0).view(-1), alpha=-1).mul_(scale)
+        half -= step * (cost / 2)
+        steps.index_copy_(0, self._row, step[None])
+        halves.index_copy_(0, self._row, half[None])
+        self._quadratic.addcmul_(step, half, value=-2).clamp_min_(0)
+        self._quadratic.index_fill_(0, j, torch.inf)  # never again the cheapest
+        self._diagonal.addcmul_(step, step, value=-1).clamp_min_(torch.finfo(torch.float64).tiny)
+        self.order.index_copy_(0, self._gone, j)
+        self.losses.index_copy_(0, self._gone, cost)
+        self._gone += 1
+        self._row += 1
 
-    def update(self, steps: Tensor, crosses: Tensor, norms: Tensor) -> None:
+    def update(self) -> None:
         """Bring H and C up to date with a block."""
-        self.inverse -= steps @ steps.T
-        both = steps @ crosses.T
-        self.gram -= both + both.T - (steps * norms) @ steps.T
+        steps, halves = self.pending[:BLOCK], self.pending[BLOCK:]
+        self._inverse.addmm_(steps.T, steps, alpha=-1)
+        self._gram.addmm_(self.pending.T, torch.cat([halves, steps]), alpha=-1)
+        self.pending.zero_()
+        self._row.zero_()
 
 
 def compensated(down: Tensor, kept: Tensor, metric: Metric) -> Tensor:

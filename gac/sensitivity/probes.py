@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from gac.models.linears import as_linear
-from gac.sensitivity.calibration import StatisticsStore, stream_moments
+from gac.sensitivity.curves import stream_fits
 from gac.sensitivity.losses import window_loss
-from gac.sensitivity.methods import Decomposition, Method, decompose
+from gac.sensitivity.methods import Method
+from gac.sensitivity.store import StatisticsStore
 from gac.sites import Floats, Site
 
 KEPT = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
@@ -36,7 +37,7 @@ def stream_probes(
     store: StatisticsStore | None,
     progress: bool,
 ) -> Iterator[tuple[int, dict[str, Floats]]]:
-    """Yield ``(layer, {weight name: probes})`` in layer order; says first how many runs of the model it takes.
+    """Yield ``(layer, {weight name: probes})``; says first how many runs of the model it takes.
 
     Probes have shape ``(fractions, 2)``: the rank, ``int(out in kept / (out + in))`` and at least 1, and the mean loss
     in nats a token of the model in which that one weight has it.
@@ -47,7 +48,7 @@ def stream_probes(
     count = sum(len(site.weights) for site in sites)
     if not count:
         return
-    ids = windows[:WINDOWS].to(next(model.parameters()).device)
+    ids = windows[:WINDOWS]
     logger.info(
         "%d weights at %d kept fractions: %d runs of the model over %d windows of %d tokens",
         count,
@@ -57,26 +58,26 @@ def stream_probes(
     )
     bar = tqdm(total=count * len(KEPT), desc="probing", unit="run", disable=not progress)
     with bar:
-        for layer, moments in stream_moments(model, sites, windows, power=method.power, store=store, progress=progress):
+        for layer, fit in stream_fits(model, sites, windows, method, store, progress=progress):
             found = {}
             for weight in (weight for site in sites if site.layer == layer for weight in site.weights):
                 parameter = as_linear(model.get_submodule(weight.name)).weight
                 assert isinstance(parameter, Tensor)
-                decomposition = decompose(parameter, method.metric(moments.of(weight)))
                 probes = []
-                for probe in _probes(model, parameter, decomposition, ids):
+                for probe in _probes(model, parameter, *fit.factors.every_rank(weight), ids):
                     probes.append(probe)
                     bar.update()
                 found[weight.name] = np.array(probes, dtype=np.float64)
             yield layer, found
 
 
-def _probes(model: nn.Module, parameter: Tensor, found: Decomposition, ids: Tensor) -> Iterator[tuple[int, float]]:
+def _probes(
+    model: nn.Module, parameter: Tensor, second: Tensor, first: Tensor, ids: Tensor
+) -> Iterator[tuple[int, float]]:
     out, inside = parameter.shape
     for kept in KEPT:
         rank = max(1, int(out * inside * kept / (out + inside)))
-        second, first = found.factors(rank)
-        with _replaced(parameter, second @ first):
+        with _replaced(parameter, second[:, :rank] @ first[:rank]):
             loss = _loss(model, ids)
         yield rank, loss
 

@@ -7,7 +7,7 @@ from transformers import PreTrainedModel
 from gac.compression.apply import build_modules, changed_sites, swap_in
 from gac.models.families import family_of
 from gac.plan import Plan
-from gac.sensitivity.calibration import stream_moments
+from gac.sensitivity.curves import stream_fits
 from gac.sensitivity.methods import method_named
 from gac.sites import as_planned
 
@@ -15,9 +15,11 @@ IDS = torch.arange(40).reshape(2, 20)
 
 
 def applied(model: PreTrainedModel, plan: Plan, method: str = "kfac") -> PreTrainedModel:
-    sites = changed_sites(plan, as_planned(family_of(model.config).sites(model.config), plan.forms, fused=False))
-    stream = stream_moments(model, sites, IDS, power=1.0, progress=False)
-    swap_in(model, build_modules(model, plan, sites, stream, method_named(method)))
+    sites = as_planned(family_of(model.config).sites(model.config), plan.forms, fused=False)
+    fits = stream_fits(model, sites, IDS, method_named(method), None, progress=False)
+    factors = ((layer, fit.factors) for layer, fit in fits)
+    changed = changed_sites(plan, sites)
+    swap_in(model, build_modules(model, plan, changed, factors, method_named(method)))
     return model
 
 

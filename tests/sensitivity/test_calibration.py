@@ -6,12 +6,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from transformers import LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from gac.errors import ModelError
 from gac.models.families import family_of
 from gac.sensitivity import calibration
-from gac.sensitivity.calibration import StatisticsStore, stream_moments
+from gac.sensitivity.calibration import stream_moments
+from gac.sensitivity.layerwise import LayerwiseBackward
+from gac.sensitivity.store import StatisticsStore
 from gac.sites import Site
 
 
@@ -62,17 +64,6 @@ def test_the_loss_is_the_models_own(tiny_model: LlamaForCausalLM, sites: tuple[S
     assert found[0].loss == pytest.approx(expected, rel=1e-5)
 
 
-def test_chunks_of_layers_give_what_one_pass_gives(
-    tiny_model: LlamaForCausalLM, sites: tuple[Site, ...], windows: Tensor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole = measured(tiny_model, sites, windows)
-    monkeypatch.setattr(calibration, "CHUNK_BYTES", 1)
-    parts = measured(tiny_model, sites, windows)
-    for layer, moments in whole.items():
-        for name, tensor in moments.tensors.items():
-            assert torch.equal(parts[layer].tensors[name], tensor)
-
-
 def test_the_model_is_left_as_it_was(tiny_model: LlamaForCausalLM, sites: tuple[Site, ...], windows: Tensor) -> None:
     tiny_model.train()
     measured(tiny_model, sites, windows)
@@ -90,37 +81,48 @@ def test_finished_layers_are_read_back_and_not_measured(
 ) -> None:
     store = StatisticsStore(tmp_path)
     first = measured(tiny_model, sites, windows, store)
-    monkeypatch.setattr(calibration, "_backward", lambda *_: pytest.fail("measured again"))
+    monkeypatch.setattr(calibration, "_measure", lambda *_: pytest.fail("measured again"))
     again = measured(tiny_model, sites, windows, store)
     assert all(torch.equal(again[0].tensors[name], tensor) for name, tensor in first[0].tensors.items())
 
 
-def test_an_interrupted_calibration_goes_on_where_it_stopped(
+def test_an_interrupted_calibration_goes_on_below_the_last_finished_layer(
+    tiny_config: LlamaConfig, windows: Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny_config.num_hidden_layers = 5
+    model = LlamaForCausalLM(tiny_config).eval()
+    sites = family_of(tiny_config).sites(tiny_config)
+    whole = measured(model, sites, windows)
+    monkeypatch.setattr(calibration, "SNAPSHOT_SECONDS", -1.0)
+    monkeypatch.setattr(calibration, "LAYER_BYTES", 0)
+    store = StatisticsStore(tmp_path)
+    stream = stream_moments(model, sites, windows, power=1.0, store=store, progress=False)
+    assert [next(stream)[0] for _ in range(3)] == [4, 3, 2]
+    stream.close()
+    ran, through = [], LayerwiseBackward.through
+    monkeypatch.setattr(LayerwiseBackward, "through", lambda self, at, tick: ran.append(at) or through(self, at, tick))
+    left = [site for site in sites if site.layer < 3]
+    resumed = measured(model, tuple(left), windows, store)
+    assert ran == [2, 1, 0]  # the boundary below layer 3 was the last to be written
+    assert not store.boundary.exists()
+    assert all(torch.equal(resumed[1].tensors[name], tensor) for name, tensor in whole[1].tensors.items())
+
+
+def test_a_boundary_below_a_layer_that_is_wanted_is_not_used(
     tiny_model: LlamaForCausalLM,
     sites: tuple[Site, ...],
     windows: Tensor,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    whole = measured(tiny_model, sites, windows)
-    monkeypatch.setattr(calibration, "SNAPSHOT_SECONDS", -1.0)
-    backward, seen = calibration._backward, []
-
-    def stops_at_the_third(model: LlamaForCausalLM, ids: Tensor, index: int) -> Tensor:
-        if index == 2 and len(seen) == 2:
-            seen.append(-1)
-            raise KeyboardInterrupt
-        seen.append(index)
-        return backward(model, ids, index)
-
-    monkeypatch.setattr(calibration, "_backward", stops_at_the_third)
     store = StatisticsStore(tmp_path)
-    with pytest.raises(KeyboardInterrupt):
-        measured(tiny_model, sites, windows, store)
-    resumed = measured(tiny_model, sites, windows, store)
-    assert seen == [0, 1, -1, 2]
-    assert not store.partial.exists()
-    assert all(torch.equal(resumed[1].tensors[name], tensor) for name, tensor in whole[1].tensors.items())
+    monkeypatch.setattr(calibration, "SNAPSHOT_SECONDS", -1.0)
+    monkeypatch.setattr(calibration, "LAYER_BYTES", 0)
+    stream = stream_moments(tiny_model, sites, windows, power=1.0, store=store, progress=False)
+    next(stream), next(stream)
+    stream.close()
+    assert store.boundary.exists()
+    assert sorted(measured(tiny_model, sites, windows, store)) == [0, 1]
 
 
 def test_a_model_whose_loss_is_nan_is_refused(

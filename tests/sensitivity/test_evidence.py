@@ -13,11 +13,14 @@ from transformers import LlamaForCausalLM
 
 from gac.errors import ModelError
 from gac.models.families import family_of
-from gac.sensitivity.calibration import StatisticsStore, stream_moments
+from gac.sensitivity import curves
+from gac.sensitivity.calibration import stream_moments
+from gac.sensitivity.curves import measure_curves
 from gac.sensitivity.evidence import STREAMS, measure_evidence
 from gac.sensitivity.first_order import mean_gradients
 from gac.sensitivity.methods import METHODS, Decomposition, decompose
 from gac.sensitivity.probes import KEPT, WINDOWS
+from gac.sensitivity.store import StatisticsStore
 from gac.sites import Floats, Site
 from tests.models.small import small_config, small_model, weights_of
 
@@ -42,8 +45,8 @@ def measured(rule: str, model: LlamaForCausalLM, sites: tuple[Site, ...], window
 def decomposed(model: LlamaForCausalLM, sites: tuple[Site, ...], windows: Tensor) -> Decomposition:
     """Of the weight NAME."""
     weight = next(weight for site in sites for weight in site.weights if weight.name == NAME)
-    _, moments = list(stream_moments(model, sites, windows, power=METHOD.power, progress=False))[1]
-    return decompose(model.get_parameter(f"{NAME}.weight"), METHOD.metric(moments.of(weight)))
+    moments = dict(stream_moments(model, sites, windows, power=METHOD.power, progress=False))
+    return decompose(model.get_parameter(f"{NAME}.weight"), METHOD.metric(moments[1].of(weight)))
 
 
 def loss(model: LlamaForCausalLM, windows: Tensor) -> float:
@@ -127,6 +130,21 @@ def test_a_layer_is_measured_once(
     kept = "model.layers.0.self_attn.q_proj"
     assert np.array_equal(again[kept], first[kept])
     assert not np.array_equal(again[NAME], first[NAME])
+
+
+@pytest.mark.parametrize("rule", sorted(STREAMS))
+def test_the_factors_that_the_curves_left_are_used(
+    rule: str,
+    tiny_model: LlamaForCausalLM,
+    sites: tuple[Site, ...],
+    windows: Tensor,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store = StatisticsStore(tmp_path)
+    measure_curves(tiny_model, sites, windows, METHOD, store, progress=False)
+    monkeypatch.setattr(curves, "stream_moments", lambda *_, **__: pytest.fail("measured again"))
+    assert NAME in measure_evidence(rule, tiny_model, sites, windows, METHOD, store, progress=False)
 
 
 def test_a_gradient_that_is_not_finite_is_refused(

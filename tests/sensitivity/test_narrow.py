@@ -68,3 +68,12 @@ def test_a_duplicate_neuron_costs_nothing_once_its_twin_takes_over() -> None:
     found = eliminate(weight, Metric(inputs + 1e-9 * torch.eye(70), metric.gradients))
     assert found.order[0].item() in (3, 5)
     assert found.curve.loss[69] < 1e-6 * found.curve.loss[0]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="replays a CUDA graph")
+def test_a_gpu_removes_the_same_neurons() -> None:
+    weight, metric = problem(neurons=200)
+    ours = eliminate(weight.cuda(), Metric(metric.inputs.cuda(), metric.gradients.cuda()))
+    theirs = eliminate(weight, metric)
+    assert torch.equal(ours.order.cpu(), theirs.order)
+    assert np.allclose(ours.curve.loss, theirs.curve.loss, rtol=1e-9)

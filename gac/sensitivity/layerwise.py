@@ -1,0 +1,224 @@
+"""Back-propagation through a decoder layer by layer, so that one layer's graph is alive at a time.
+
+The hidden states at every k-th layer's input are kept and those between are computed again (Training Deep Nets with
+Sublinear Memory Cost, arXiv 1604.06174), for all windows at once: whoever listens to a layer hears all its windows
+before the layer below is run. Layers are called as the model itself calls them, so nothing here knows an architecture.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gac.errors import ModelError
+
+HOST_BYTES = 4 * 2**30
+"""Hidden states kept in host memory while that spares computing them again."""
+
+Tick = Callable[[], object]
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """What a decoder layer is called with beside the hidden states."""
+
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+
+class LayerwiseBackward:
+    """The summed token loss of every window, back-propagated one decoder layer at a time, the last one first.
+
+    ``start()`` runs the model up to the loss; ``through(layer)`` then takes the gradients from a layer's output to its
+    input. No parameter gets a gradient. Hidden states and gradients have shape ``(windows, tokens, hidden)``.
+
+    Args:
+        model: a causal LM.
+        layers: its decoder layers, in order.
+        windows: token ids, int64, shape ``(windows, tokens)``.
+        lowest: the last layer that ``through`` will be asked for.
+    """
+
+    loss: Tensor
+    """Summed over the windows, nats, float64; there once ``start`` has run."""
+    gradients: Tensor
+    """At the output of the layer that comes next."""
+
+    def __init__(self, model: nn.Module, layers: Sequence[nn.Module], windows: Tensor, lowest: int) -> None:
+        self._model, self._layers, self._windows, self._lowest = model, layers, windows, lowest
+        self._calls: dict[int, Call] = {}
+        self._states: dict[int, Tensor] = {}
+        self._window = 0
+        self._output: Tensor | None = None
+
+    @property
+    def last(self) -> int:
+        """The layer that ``through`` is to be called with first."""
+        return len(self._layers) - 1
+
+    def start(self, tick: Tick) -> None:
+        """Run every window forward and back to the last layer's output.
+
+        Raises:
+            ModelError: a loss is not finite, or a layer is not called with hidden states first.
+        """
+        handles = [layer.register_forward_pre_hook(self._enter(at), with_kwargs=True) for at, layer in self._numbered()]
+        handles.append(self._layers[-1].register_forward_hook(self._leave))
+        losses = []
+        try:
+            with frozen(self._model):
+                for window, ids in enumerate(self._windows):
+                    self._window = window
+                    losses.append(self._to_loss(ids))
+                    tick()
+        finally:
+            for handle in handles:
+                handle.remove()
+        self.loss = torch.stack(losses).double().sum()
+
+    def through(self, layer: int, tick: Tick) -> None:
+        """Take the gradients of every window from a layer's output to its input."""
+        inputs = self._inputs_of(layer)
+        with frozen(self._model), torch.enable_grad():
+            for at, gradient in enumerate(self.gradients):
+                hidden = inputs[at].unsqueeze(0).to(gradient.device).detach().requires_grad_(True)
+                output = self._run(layer, hidden)
+                output.backward(gradient.unsqueeze(0).to(output.device))  # type: ignore[no-untyped-call]
+                assert hidden.grad is not None
+                gradient.copy_(hidden.grad[0])
+                tick()
+
+    def _numbered(self) -> Iterator[tuple[int, nn.Module]]:
+        return ((at, layer) for at, layer in enumerate(self._layers) if at >= self._lowest)
+
+    def _enter(self, layer: int) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
+        """Keep how the layer is called, and its input where that is to be kept."""
+
+        def keep(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if not args or not isinstance(args[0], Tensor):
+                raise _not_a_decoder(self._model, "whose layers take something else first")
+            call = Call(args[1:], kwargs)
+            if not _same(self._calls.setdefault(layer, call), call):
+                raise _not_a_decoder(self._model, f"whose layer {layer} also takes what differs between windows")
+            if self._window == 0 and layer == self._lowest:
+                self._allocate(args[0])
+            if layer in self._states:
+                self._states[layer][self._window] = args[0][0]
+
+        return keep
+
+    def _leave(self, _module: nn.Module, _args: tuple[Any, ...], output: Any) -> Any:
+        """Cut the graph off below the last layer's output: what follows is differentiated by itself."""
+        first = output if isinstance(output, Tensor) else output[0]
+        self._output = first.detach().requires_grad_(True)
+        return self._output if isinstance(output, Tensor) else (self._output, *output[1:])
+
+    def _allocate(self, hidden: Tensor) -> None:
+        """Room for the inputs of every k-th layer, k as small as fits."""
+        shape = (len(self._windows), *hidden.shape[1:])
+        count = len(self._layers) - self._lowest
+        room = _room(hidden.device) // (math.prod(shape) * hidden.element_size())
+        every, device = _stride(count, room), hidden.device
+        if every is None:
+            every, device = math.isqrt(count - 1) + 1, torch.device("cpu")
+        for layer in range(self._lowest, len(self._layers), every):
+            self._states[layer] = torch.empty(shape, dtype=hidden.dtype, device=device)
+
+    def _to_loss(self, ids: Tensor) -> Tensor:
+        """Back-propagate the summed token loss of one window, ids ``(tokens,)``; returns that sum in nats."""
+        embedding: Any = self._model.get_input_embeddings()  # type: ignore[operator]
+        with torch.enable_grad():
+            logits = self._model(input_ids=ids.to(embedding.weight.device).unsqueeze(0), use_cache=False).logits
+            loss = F.cross_entropy(logits[0, :-1].float(), ids[1:].to(logits.device), reduction="sum")
+        if not torch.isfinite(loss):
+            raise ModelError(
+                f"the loss of calibration window {self._window} is {loss.item()}",
+                "a finite loss",
+                "Load the model in bfloat16 or float32, and check its weights.",
+            )
+        loss.backward()  # type: ignore[no-untyped-call]
+        assert self._output is not None
+        assert self._output.grad is not None
+        if self._window == 0:
+            self.gradients = torch.empty(
+                len(self._windows), *self._output.shape[1:], dtype=self._output.dtype, device=self._output.device
+            )
+        self.gradients[self._window] = self._output.grad[0]
+        self._output = None
+        return loss.detach()
+
+    def _inputs_of(self, layer: int) -> Tensor:
+        """The hidden states that a layer reads; those that were not kept are computed from the nearest that were."""
+        if layer not in self._states:
+            nearest = max(at for at in self._states if at < layer)
+            kept = self._states[nearest]
+            self._states |= {at: torch.empty_like(kept) for at in range(nearest + 1, layer + 1)}
+            with frozen(self._model), torch.no_grad():
+                for window in range(len(kept)):
+                    hidden = kept[window].unsqueeze(0).to(self.gradients.device)
+                    for at in range(nearest, layer):
+                        hidden = self._run(at, hidden)
+                        self._states[at + 1][window] = hidden[0]
+        return self._states.pop(layer)
+
+    def _run(self, layer: int, hidden: Tensor) -> Tensor:
+        call = self._calls[layer]
+        output = self._layers[layer](hidden, *call.args, **call.kwargs)
+        found: Tensor = output if isinstance(output, Tensor) else output[0]
+        return found
+
+
+@contextmanager
+def frozen(model: nn.Module) -> Iterator[None]:
+    """In eval mode and with no parameter that requires a gradient, and as it was on exit."""
+    training = {module: module.training for module in model.modules()}
+    required = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    model.eval()
+    for parameter in required:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in required:
+            parameter.requires_grad_(True)
+        for module, was in training.items():
+            module.training = was
+
+
+def _stride(layers: int, room: int) -> int | None:
+    """The smallest k at which every k-th input and the k - 1 between two of them fit; None where none does."""
+    return next((k for k in range(1, layers + 1) if math.ceil(layers / k) + k - 1 <= room), None)
+
+
+def _room(device: torch.device) -> int:
+    """Bytes for hidden states: half of what is free on a GPU."""
+    if device.type != "cuda":
+        return HOST_BYTES
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return (torch.cuda.mem_get_info(device)[0] + unused) // 2
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two calls' arguments are equal, tensors by value."""
+    if isinstance(one, Tensor):
+        return isinstance(other, Tensor) and one.shape == other.shape and torch.equal(one, other)
+    if isinstance(one, Call):
+        return _same((one.args, one.kwargs), (other.args, other.kwargs))
+    if isinstance(one, Mapping):
+        return one.keys() == other.keys() and all(_same(value, other[key]) for key, value in one.items())
+    if isinstance(one, tuple | list):
+        return len(one) == len(other) and all(map(_same, one, other))
+    return bool(one == other)
+
+
+def _not_a_decoder(model: nn.Module, why: str) -> ModelError:
+    return ModelError(
+        f"a {type(model).__name__} {why}",
+        "decoder layers that are called with hidden states, and with the same beside them for every window",
+        "Use a causal language model of a supported architecture.",
+    )

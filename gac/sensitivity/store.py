@@ -1,0 +1,119 @@
+"""What calibration keeps on disk of one model and one text: finished layers, and where it was interrupted."""
+
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from gac.files import atomic_path
+
+_safe_open: Any = safe_open  # not annotated
+
+
+@dataclass(frozen=True)
+class StatisticsStore:
+    """Finished layers on disk, so that calibration resumes and is not repeated.
+
+    Attributes:
+        directory: one directory for one model, one calibration text and one p (name it by their digests).
+    """
+
+    directory: Path
+
+    def moments(self, layer: int) -> Path:
+        """Where a layer's moments are kept."""
+        return self.directory / f"layer-{layer:04d}.safetensors"
+
+    def losses(self, method: str, layer: int) -> Path:
+        """Where a layer's loss curves in a method's metric are kept."""
+        return self.directory / f"losses-{method}-{layer:04d}.safetensors"
+
+    def factors(self, method: str, layer: int) -> Path:
+        """Where what compressing a layer needs is kept."""
+        return self.directory / f"factors-{method}-{layer:04d}.safetensors"
+
+    def evidence(self, rule: str, method: str, layer: int) -> Path:
+        """Where what a peer's rule asks of a layer besides its curves is kept."""
+        return self.directory / f"{rule}-{method}-{layer:04d}.safetensors"
+
+    @property
+    def boundary(self) -> Path:
+        """Where an interrupted calibration goes on: the gradients between two layers."""
+        return self.directory / "boundary.safetensors"
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write tensors as one safetensors file that is whole or absent."""
+    with atomic_path(path) as temporary:
+        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, temporary)
+
+
+def read_tensors(path: Path, device: torch.device) -> dict[str, Tensor]:
+    """Every tensor of a file."""
+    return load_file(path, device=str(device))
+
+
+class TensorFile(Mapping[str, Tensor]):
+    """The tensors of a safetensors file by name, each read when it is asked for."""
+
+    def __init__(self, path: Path, device: torch.device) -> None:
+        self._file = _safe_open(path, framework="pt", device=str(device))
+        self._names = frozenset(self._file.keys())
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self._names:
+            raise KeyError(name)
+        tensor: Tensor = self._file.get_tensor(name)
+        return tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+class Writer:
+    """Writes while the GPU works: one file set at a time, so that at most one waits in host memory."""
+
+    def __init__(self, pool: ThreadPoolExecutor) -> None:
+        self._pool = pool
+        self._last: Future[None] | None = None
+
+    def write(self, job: Callable[[], None]) -> None:
+        """Start a job once the one before it is done; raises what that one raised."""
+        self.wait()
+        self._last = self._pool.submit(job)
+
+    def wait(self) -> None:
+        if self._last is not None:
+            last, self._last = self._last, None
+            last.result()
+
+
+@contextmanager
+def background_writer() -> Iterator[Writer]:
+    """A writer whose jobs are all done on exit."""
+    with ThreadPoolExecutor(1, "gac-writer") as pool:
+        writer = Writer(pool)
+        yield writer
+        writer.wait()
+
+
+def write_in_order(files: Mapping[Path, Mapping[str, Tensor]]) -> Callable[[], None]:
+    """A job that writes files one after the other; their tensors are taken to the host now."""
+    taken = [(path, {name: tensor.detach().cpu() for name, tensor in held.items()}) for path, held in files.items()]
+    return partial(_write_all, taken)
+
+
+def _write_all(files: list[tuple[Path, dict[str, Tensor]]]) -> None:
+    for path, tensors in files:
+        write_tensors(path, tensors)

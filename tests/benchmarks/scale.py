@@ -1,0 +1,200 @@
+"""Seconds and memory of measuring, planning and compressing a random model of Llama-3-8B's shapes on one GPU.
+
+    python tests/benchmarks/scale.py --output tests/benchmarks/results/scale.json
+
+The model and its tokens are random; what runs is ``gac.allocate`` and ``gac.compress``. Parts are timed by functions of
+the pipeline, with the GPU waited for on both sides; a part that begins with "of which" lies in the one above it.
+``--layers 2 --windows 16`` is a first look. ``--shrink 64`` makes every dim smaller, for a CPU. A run that is cut short
+goes on where it has a ``--home`` (37 GB on a disk for Llama-3-8B).
+"""
+
+import argparse
+import functools
+import hashlib
+import json
+import os
+import platform
+import resource
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import gac
+from gac import api
+from gac.models.shapes import SHAPES
+from gac.sensitivity import curves, factors, layerwise, methods, narrow
+from gac.sensitivity.text import Windows
+
+VOCABULARY = 128_256
+# Part, where its function is looked up, and the function's name.
+PARTS: tuple[tuple[str, Any, str], ...] = (
+    ("weights checked and digested", api, "check_finite"),
+    ("weights checked and digested", api, "model_digest"),
+    ("forward, loss", layerwise.LayerwiseBackward, "start"),
+    ("layers backward, moments", layerwise.LayerwiseBackward, "through"),
+    ("of which hidden states again", layerwise.LayerwiseBackward, "_inputs_of"),
+    ("fit of the layers", curves, "fit_layer"),
+    ("of which metrics", methods.Kfac, "metric"),
+    ("of which low-rank decompositions", factors, "decompose"),
+    ("of which of which eigh", methods, "eigh"),
+    ("of which eliminations", factors, "eliminate"),
+    ("of which of which block updates", narrow._State, "update"),
+    ("of which values", factors, "shortened"),
+    ("storing (to the host; waiting for the disk)", curves, "_keep"),
+    ("allocation", api, "decide_by"),
+    ("modules from factors", api, "build_modules"),
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="llama-3-8b", choices=sorted(SHAPES))
+    parser.add_argument("--layers", type=int, help="the model's own where not given")
+    parser.add_argument("--windows", type=int, default=128)
+    parser.add_argument("--tokens", type=int, default=2048)
+    parser.add_argument("--budget", type=float, default=0.8)
+    parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
+    parser.add_argument("--shrink", type=int, default=1)
+    parser.add_argument("--home", type=Path, help="where factors are kept; a temporary directory where not given")
+    parser.add_argument("--output", type=Path, required=True)
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="gac-scale-") as temporary:
+        os.environ["GAC_HOME"] = str(asked.home or temporary)
+        run(asked, Report(asked))
+
+
+class Report:
+    """Seconds of every part so far; printed and written as they come, for a run may be cut short."""
+
+    def __init__(self, asked: argparse.Namespace) -> None:
+        self._output: Path = asked.output
+        self.began = time.monotonic()
+        self.seconds: dict[str, float] = {}
+        self.result: dict[str, Any] = {
+            "asked": {name: str(value) for name, value in vars(asked).items()},
+            "device": torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU, {platform.machine()}",
+            "versions": {"gac": gac.__version__, "torch": torch.__version__, "python": platform.python_version()},
+        }
+
+    def timed(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        self.seconds.setdefault(part, 0.0)
+
+        @functools.wraps(function)
+        def run_timed(*args: Any, **kwargs: Any) -> Any:
+            begun = now()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self.seconds[part] += now() - begun
+
+        return run_timed
+
+    def say(self, what: str, **more: Any) -> None:
+        """One line, and the JSON as it stands."""
+        self.result |= more
+        memory = gpu_memory() | {"host_peak_gb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9}
+        self.result |= {"seconds": self.seconds, "memory": memory, "elapsed": now() - self.began}
+        self._output.parent.mkdir(parents=True, exist_ok=True)
+        self._output.write_text(json.dumps(self.result, indent=1) + "\n")
+        held = ", ".join(f"{name} {value:.1f}" for name, value in memory.items())
+        print(f"{now() - self.began:7.1f} s  {what}  [{held}]", flush=True)
+
+    def parts(self) -> None:
+        for part, seconds in self.seconds.items():
+            depth = part.count("of which ")
+            print(f"  {'  ' * depth}{part.replace('of which ', ''):<{46 - 2 * depth}} {seconds:8.1f} s", flush=True)
+
+
+def run(asked: argparse.Namespace, report: Report) -> None:
+    if torch.cuda.is_available():
+        report.say("eigh", eigh_seconds=eigh_seconds(4096 // asked.shrink))
+        print(f"  eigh of {4096 // asked.shrink}: {report.result['eigh_seconds']}", flush=True)
+    model = random_model(asked)
+    report.say(f"model of {sum(p.numel() for p in model.parameters()) / 1e9:.2f} billion parameters")
+    ids = torch.randint(0, model.config.vocab_size, (asked.windows, asked.tokens), generator=torch.Generator())
+    windows = Windows("wiki-sample", ids, hashlib.sha256(ids.numpy().tobytes()).hexdigest())
+    api.calibration_windows = lambda *_: windows  # type: ignore[assignment]
+    for part, owner, name in PARTS:
+        setattr(owner, name, report.timed(part, getattr(owner, name)))
+    keep = curves._keep
+    curves._keep = lambda *args: (keep(*args), report.say(f"layer {args[3]}"), report.parts())  # type: ignore[assignment]
+    begun = now()
+    plan = gac.allocate(
+        model,
+        asked.budget,
+        profile="nvidia-h100-80gb-hbm3",
+        calibration=f"wiki-sample:{asked.windows}x{asked.tokens}",
+        tokenizer=object(),  # type: ignore[arg-type]
+        progress=False,
+    )
+    report.say("allocated", allocate_seconds=now() - begun, prediction=plan.prediction.loss)
+    forms = {form: sum(weight.form == form for weight in plan.weights) for form in ("dense", "low_rank", "narrow")}
+    kept = sum(file.stat().st_size for file in Path(os.environ["GAC_HOME"]).rglob("*") if file.is_file())
+    begun_compressing = now()
+    gac.compress(model, plan, tokenizer=object(), progress=False)  # type: ignore[arg-type]
+    report.say(
+        f"compressed, {forms}", compress_seconds=now() - begun_compressing, total_seconds=now() - begun, forms=forms
+    )
+    report.parts()
+    report.say(f"{kept / 1e9:.1f} GB kept on disk; {now() - begun:.1f} s in all", kept_gb=kept / 1e9)
+
+
+def random_model(asked: argparse.Namespace) -> LlamaForCausalLM:
+    """Random weights as transformers initialises them, made where they will be."""
+    shapes = SHAPES[asked.model]
+    config = LlamaConfig(
+        vocab_size=VOCABULARY // asked.shrink,
+        hidden_size=shapes.hidden_size // asked.shrink,
+        intermediate_size=shapes.intermediate_size // asked.shrink,
+        num_hidden_layers=asked.layers or shapes.num_hidden_layers,
+        num_attention_heads=shapes.num_attention_heads,
+        num_key_value_heads=shapes.num_key_value_heads,
+        head_dim=max(shapes.head_dim // asked.shrink, 2),
+        max_position_embeddings=8192,
+        tie_word_embeddings=False,
+    )
+    torch.manual_seed(0)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(getattr(torch, asked.dtype))
+    try:
+        with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
+            return LlamaForCausalLM(config).eval()
+    finally:
+        torch.set_default_dtype(before)
+
+
+def eigh_seconds(size: int) -> dict[str, float]:
+    """Seconds of one eigendecomposition in each precision, after one that is not counted."""
+    found = {}
+    for dtype in (torch.float64, torch.float32):
+        rows = torch.randn(size, size, dtype=dtype, device="cuda")
+        torch.linalg.eigh(rows @ rows.T)
+        begun = now()
+        torch.linalg.eigh(rows @ rows.T)
+        found[str(dtype)] = round(now() - begun, 3)
+    return found
+
+
+def now() -> float:
+    """Seconds once the GPU has done what it was given."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.monotonic()
+
+
+def gpu_memory() -> dict[str, float]:
+    if not torch.cuda.is_available():
+        return {}
+    return {
+        "gpu_peak_gb": torch.cuda.max_memory_allocated() / 1e9,
+        "gpu_reserved_gb": torch.cuda.max_memory_reserved() / 1e9,
+    }
+
+
+if __name__ == "__main__":
+    main()

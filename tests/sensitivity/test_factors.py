@@ -1,0 +1,103 @@
+"""What is kept of a layer: enough to compress it, and read instead of measured."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import LlamaForCausalLM
+
+from gac.models.families import family_of
+from gac.sensitivity import curves
+from gac.sensitivity.calibration import stream_moments
+from gac.sensitivity.curves import measure_curves, stream_fits
+from gac.sensitivity.groups import decompose_groups
+from gac.sensitivity.linalg import packed, unpacked
+from gac.sensitivity.methods import METHODS, decompose, method_named
+from gac.sensitivity.narrow import eliminate
+from gac.sensitivity.store import StatisticsStore, background_writer
+
+WINDOWS = torch.randint(0, 256, (3, 24), generator=torch.Generator().manual_seed(1))
+KFAC = METHODS["kfac"]
+
+
+@pytest.mark.parametrize("size", [1, 512, 1300])
+def test_a_packed_matrix_comes_back(size: int) -> None:
+    rows = torch.randn(8, size)
+    matrix = rows.T @ rows
+    matrix = (matrix + matrix.T) / 2
+    assert packed(matrix).numel() <= (size + 512) * size // 2 + 512 * 512
+    assert torch.equal(unpacked(packed(matrix), size), matrix)
+
+
+def test_the_factors_are_those_of_the_decomposition(tiny_model: LlamaForCausalLM, tmp_path: Path) -> None:
+    sites = family_of(tiny_model.config).sites(tiny_model.config)
+    measure_curves(tiny_model, sites, WINDOWS, KFAC, StatisticsStore(tmp_path), progress=False)
+    kept = dict(stream_fits(tiny_model, sites, WINDOWS, KFAC, StatisticsStore(tmp_path), progress=False))
+    moments = dict(stream_moments(tiny_model, sites, WINDOWS, power=1.0, progress=False))
+    down = sites[-1].weights[2]
+    matrix, metric = tiny_model.get_submodule(down.name).weight, KFAC.metric(moments[1].of(down))
+    second, first = kept[1].factors.low_rank(down, 9)
+    expected = decompose(matrix, metric).factors(9)
+    assert torch.allclose(second @ first, (expected[0] @ expected[1]).float(), atol=1e-6)
+    assert torch.equal(kept[1].factors.kept(down, 50), eliminate(matrix, metric).kept(50))
+    assert torch.allclose(kept[1].factors.moments(down).inputs, moments[1].of(down).inputs, rtol=1e-5)
+
+
+def test_the_factors_of_groups_are_those_of_their_decomposition(tiny_model: LlamaForCausalLM, tmp_path: Path) -> None:
+    sites, method, store = (
+        family_of(tiny_model.config).sites(tiny_model.config),
+        method_named("palu:1"),
+        StatisticsStore(tmp_path),
+    )
+    measure_curves(tiny_model, sites, WINDOWS, method, store, progress=False)
+    kept = dict(stream_fits(tiny_model, sites, WINDOWS, method, store, progress=False))[1]
+    moments = dict(stream_moments(tiny_model, sites, WINDOWS, power=0.0, progress=False))[1]
+    value = next(weight for site in sites for weight in site.weights if site.layer == 1 and weight.values == "out")
+    found = decompose_groups(tiny_model.get_submodule(value.name).weight, method.metric(moments.of(value)), 2)
+    assert kept.losses[f"grouped/{value.name}"].tolist() == found.curve.loss.tolist()
+    for part, expected in zip(kept.factors.grouped(value, 5), found.factors(5), strict=True):
+        assert torch.equal(part, expected.float())
+    assert not any(name.startswith("inputs/") and name.endswith("v_proj") for name in kept.factors.tensors)
+
+
+def test_folding_keeps_the_moments_of_the_values(tiny_model: LlamaForCausalLM) -> None:
+    sites = family_of(tiny_model.config).sites(tiny_model.config)
+    _, fit = next(stream_fits(tiny_model, sites, WINDOWS, METHODS["palu-fold"], None, progress=False))
+    value = next(weight for site in sites for weight in site.weights if site.layer == 1 and weight.values == "out")
+    assert fit.factors.moments(value).inputs.shape == (value.in_features, value.in_features)
+    assert f"grouped/{value.name}" not in fit.losses
+
+
+def test_factors_are_kept_in_the_models_dtype(tiny_model: LlamaForCausalLM) -> None:
+    model = tiny_model.to(torch.bfloat16)
+    sites = family_of(model.config).sites(model.config)
+    _, fit = next(stream_fits(model, sites, WINDOWS, KFAC, None, progress=False))
+    assert {part.dtype for part in fit.factors.low_rank(sites[-1].weights[0], 5)} == {torch.bfloat16}
+    assert fit.factors.moments(sites[-1].weights[2]).inputs.dtype == torch.float32
+
+
+def test_kept_layers_are_not_measured(
+    tiny_model: LlamaForCausalLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sites, store = family_of(tiny_model.config).sites(tiny_model.config), StatisticsStore(tmp_path)
+    first = measure_curves(tiny_model, sites, WINDOWS, KFAC, store, progress=False)
+    monkeypatch.setattr(curves, "stream_moments", lambda *_, **__: pytest.fail("measured again"))
+    again = measure_curves(tiny_model, sites, WINDOWS, KFAC, store, progress=False)
+    assert again.dense_loss == first.dense_loss
+    assert [curve.site for curve in again.sites] == [site.name for site in sites]
+
+
+def test_a_layer_whose_factors_are_gone_is_measured_again(tiny_model: LlamaForCausalLM, tmp_path: Path) -> None:
+    sites, store = family_of(tiny_model.config).sites(tiny_model.config), StatisticsStore(tmp_path)
+    measure_curves(tiny_model, sites, WINDOWS, KFAC, store, progress=False)
+    store.factors("kfac", 0).unlink()
+    assert [layer for layer, _ in stream_fits(tiny_model, sites, WINDOWS, KFAC, store, progress=False)] == [1, 0]
+    assert store.factors("kfac", 0).exists()
+
+
+def test_what_cannot_be_written_is_said() -> None:
+    def fails() -> None:
+        raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"), background_writer() as writer:
+        writer.write(fails)

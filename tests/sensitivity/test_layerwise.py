@@ -1,0 +1,90 @@
+"""Layer by layer against one backward pass through the whole model, in every architecture."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+
+from gac.errors import ModelError
+from gac.models.families import family_of
+from gac.sensitivity import layerwise
+from gac.sensitivity.calibration import stream_moments
+from gac.sensitivity.layerwise import LayerwiseBackward
+from tests.models.small import every_family, small_config, small_model
+
+LAYERS = 7
+WINDOWS = torch.randint(0, 256, (3, 24), generator=torch.Generator().manual_seed(1))
+
+
+def deep_model(model_type: str) -> PreTrainedModel:
+    """Seven random layers; where the architecture knows sliding windows they are shorter than the text."""
+    return small_model(small_config(model_type, num_hidden_layers=LAYERS, sliding_window=8))
+
+
+def whole_backward(model: PreTrainedModel, name: str) -> tuple[Tensor, Tensor]:
+    """A at p = 0, and G, of one weight by plain autograd."""
+    inputs, gradients = [], []
+    for window in WINDOWS:
+        seen: list[Tensor] = []
+        handle = model.get_submodule(name).register_forward_hook(lambda _m, i, o, seen=seen: seen.extend([i[0], o]))
+        ids = window.to(model.device)
+        logits = model(ids[None]).logits
+        handle.remove()
+        loss = F.cross_entropy(logits[0, :-1].float(), ids[1:], reduction="sum")
+        inputs.append(seen[0].detach().flatten(0, -2))
+        gradients.append(torch.autograd.grad(loss, seen[1])[0].flatten(0, -2))
+    x, g = torch.cat(inputs).double(), torch.cat(gradients).double()
+    return x.T @ x / len(x), g.T @ g / len(g)
+
+
+def check(model: PreTrainedModel, tolerance: float) -> None:
+    sites = family_of(model.config).sites(model.config)
+    found = dict(stream_moments(model, sites, WINDOWS, power=0.0, progress=False))
+    assert sorted(found) == list(range(LAYERS))
+    ends = [(site.layer, weight) for site in (sites[0], sites[-1]) for weight in site.weights]
+    for layer, weight in ends:
+        moments = found[layer].of(weight)
+        inputs, gradients = whole_backward(model, weight.name)
+        assert (moments.inputs - inputs).norm() <= tolerance * inputs.norm(), weight.name
+        assert (moments.gradients - gradients).norm() <= tolerance * gradients.norm(), weight.name
+
+
+@every_family
+def test_the_moments_are_those_of_a_whole_backward_pass(model_type: str) -> None:
+    check(deep_model(model_type), 1e-5)
+
+
+def test_hidden_states_that_do_not_fit_are_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layerwise, "HOST_BYTES", 1)
+    check(deep_model("gemma3_text"), 1e-5)
+
+
+def test_bfloat16_agrees_to_its_rounding() -> None:
+    check(deep_model("llama").to(torch.bfloat16), 0.03)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="TF32 products, float32 sums")
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.bfloat16, 0.03)])
+def test_a_gpu_measures_the_same(dtype: torch.dtype, tolerance: float) -> None:
+    check(deep_model("llama").to("cuda", dtype), tolerance)
+    assert torch.get_float32_matmul_precision() == "highest"
+
+
+@pytest.mark.parametrize(("room", "every"), [(32, 1), (31, 2), (14, 3), (11, 4), (10, None), (0, None)])
+def test_the_stride_is_the_smallest_that_fits(room: int, every: int | None) -> None:
+    assert layerwise._stride(32, room) == every
+
+
+def test_a_layer_that_is_called_with_what_differs_between_windows_is_refused(tiny_config: LlamaConfig) -> None:
+    model = LlamaForCausalLM(tiny_config).eval()
+    model.model.rotary_emb.register_forward_hook(lambda _m, _i, out: tuple(part * torch.rand(()) for part in out))
+    backward = LayerwiseBackward(model, list(model.model.layers), WINDOWS, 0)
+    with pytest.raises(ModelError) as failure:
+        backward.start(lambda: None)
+    assert str(failure.value) == (
+        "a LlamaForCausalLM whose layer 0 also takes what differs between windows; expected decoder layers that are "
+        "called with hidden states, and with the same beside them for every window. "
+        "Use a causal language model of a supported architecture."
+    )
+    assert not any(module._forward_pre_hooks for module in model.modules())

@@ -1,0 +1,94 @@
+"""Models that accelerate has spread over devices; a CPU and a disk stand in for several GPUs."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaForCausalLM
+
+import gac
+from gac.errors import ModelError
+from gac.models.loading import read_parameter
+
+accelerate = pytest.importorskip("accelerate")
+
+
+def dispatched(model: LlamaForCausalLM, second_layer: str, folder: Path) -> LlamaForCausalLM:
+    """A copy whose second layer is where ``second_layer`` says, the rest on the CPU."""
+    parts = ("model.embed_tokens", "model.rotary_emb", "model.layers.0", "model.norm", "lm_head")
+    device_map = dict.fromkeys(parts, "cpu") | {"model.layers.1": second_layer}
+    return accelerate.dispatch_model(
+        copy.deepcopy(model), device_map, main_device="cpu", offload_dir=folder, force_hooks=True
+    )
+
+
+@pytest.fixture
+def options(tiny_tokenizer: Any, text_file: Path) -> dict[str, Any]:
+    return {
+        "profile": "nvidia-h100-80gb-hbm3",
+        "calibration": f"{text_file}:4x64",
+        "tokenizer": tiny_tokenizer,
+        "progress": False,
+    }
+
+
+@pytest.mark.parametrize("where", ["cpu", "disk"])
+def test_the_plan_is_that_of_the_model_in_one_place(
+    tiny_model: LlamaForCausalLM, where: str, options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = gac.allocate(tiny_model, 0.7, **options)
+    monkeypatch.setenv("GAC_HOME", str(tmp_path / "own"))
+    spread = dispatched(tiny_model, where, tmp_path / "offloaded")
+    assert gac.allocate(spread, 0.7, **options) == plan
+    assert gac.allocate(spread, 0.7, **options) == plan  # from what was kept
+
+
+def test_a_dispatched_model_is_compressed_where_it_is(
+    tiny_model: LlamaForCausalLM, options: dict[str, Any], tmp_path: Path
+) -> None:
+    plan = gac.allocate(tiny_model, 0.7, **options)
+    ids = torch.arange(20)[None]
+    ours = gac.compress(dispatched(tiny_model, "cpu", tmp_path), plan, tokenizer=options["tokenizer"], progress=False)
+    theirs = gac.compress(tiny_model, plan, tokenizer=options["tokenizer"], progress=False)
+    with torch.no_grad():
+        assert torch.equal(ours(ids).logits, theirs(ids).logits)
+
+
+def test_offloaded_weights_are_not_compressed(
+    tiny_model: LlamaForCausalLM, options: dict[str, Any], tmp_path: Path
+) -> None:
+    plan = gac.allocate(tiny_model, 0.7, **options)
+    spread = dispatched(tiny_model, "disk", tmp_path)
+    with pytest.raises(ModelError) as failure:
+        gac.compress(spread, plan, tokenizer=options["tokenizer"], progress=False)
+    assert str(failure.value) == (
+        "model.layers.1.self_attn.q_proj.weight is offloaded by its device_map; expected every weight in the memory of "
+        "a device, where its smaller one can take its place. "
+        'Load the model with device_map="cpu" to compress it; a plan can be made as it is.'
+    )
+
+
+def test_rules_that_try_other_values_refuse_offloaded_weights(
+    tiny_model: LlamaForCausalLM, options: dict[str, Any], tmp_path: Path
+) -> None:
+    options |= {"method": "svd-llm", "rule": "zero-sum", "forms": ("low_rank",)}
+    plan = gac.allocate(dispatched(tiny_model, "cpu", tmp_path), 0.7, **options)
+    assert gac.allocate(tiny_model, 0.7, **options) == plan
+    with pytest.raises(ModelError) as failure:
+        gac.allocate(dispatched(tiny_model, "disk", tmp_path), 0.7, **options)
+    assert str(failure.value) == (
+        "model.layers.1.self_attn.q_proj.weight is offloaded by its device_map, under the rule zero-sum; expected "
+        "every weight in the memory of a device, where its gradient or its truncation can be measured. "
+        'Load the model with device_map="cpu", or take another rule.'
+    )
+
+
+def test_weights_without_values_are_refused(tiny_model: LlamaForCausalLM) -> None:
+    with pytest.raises(ModelError) as failure:
+        read_parameter(tiny_model.to("meta"), "lm_head.weight")
+    assert (
+        str(failure.value)
+        == "lm_head.weight is on the meta device; expected weights that have values. Load the model's weights."
+    )
