@@ -2,8 +2,9 @@
 
 import hashlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,8 @@ from gac.allocation.rules import Rule, decide_by
 from gac.compression.apply import build_modules, changed_sites, swap_in
 from gac.compression.checkpoint import load_checkpoint, save_checkpoint
 from gac.compression.fusing import fuse_inputs
+from gac.compression.refit import LEFT, refit_named
+from gac.compression.refit import refit as fit_again
 from gac.errors import GacError, ModelError, PlanError
 from gac.evaluation.perplexity import Perplexity
 from gac.evaluation.perplexity import perplexity as measure_perplexity
@@ -40,17 +43,19 @@ from gac.profiling.table import Profile
 from gac.sensitivity.curves import measure_curves, stream_fits
 from gac.sensitivity.documents import Documents, Text
 from gac.sensitivity.evidence import measure_evidence
+from gac.sensitivity.factors import LayerFactors
 from gac.sensitivity.methods import FACTOR, Method, method_named
 from gac.sensitivity.store import StatisticsStore
 from gac.sensitivity.text import TextSpec, Windows, calibration_text, calibration_windows
-from gac.sites import Workload, as_planned, check_forms_fit, curves_together
+from gac.sites import Site, Workload, as_planned, check_forms_fit, curves_together
 
 if TYPE_CHECKING:
+    from torch import Tensor
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 logger = logging.getLogger("gac")
 
-_STATISTICS = 3  # raised when what is kept of a layer changes
+_STATISTICS = 4  # raised when what is kept of a layer changes
 
 
 def allocate(
@@ -68,6 +73,7 @@ def allocate(
     align: bool | int = True,
     fuse: bool = False,
     rule: str = "loss",
+    refit: str | None = None,
     verify: bool = False,
     seed: int = 0,
     progress: bool = True,
@@ -103,6 +109,11 @@ def allocate(
             ``uniform`` (SVD-LLM), ``fisher`` (PaLU), ``zero-sum`` (ZS-SVD; one more backward pass over the calibration
             text) and ``sensitivity`` (ASVD; nine runs of the model for every weight), which can also be rounded:
             ``uniform:down8``, ``fisher:nearest32``, ``zero-sum:pad64``.
+        refit: how weights are fitted again, layer by layer, to the model as it is compressed so far: ``residual``
+            (dense weights too, to the dense outputs and to what the residual stream has lost), ``update`` (second
+            factors alone, SVD-LLM's closed form) or ``none``. None: ``residual`` for the method ``kfac`` and the rule
+            ``loss`` where layers add what o_proj and down_proj write to the residual stream (not Gemma 2 and 3, OLMo 2
+            and 3, GLM 4, EXAONE 4, Granite). It belongs to the plan, for it changes what is predicted.
         verify: solve the instance a second time, with OR-Tools CP-SAT, and raise where the two disagree.
         seed: which windows of the calibration text are used; 0 takes the first.
         progress: show progress bars.
@@ -124,6 +135,7 @@ def allocate(
         model,
         tokenizer,
         rule=how.name,
+        refit=refit,
         budget=budget,
         profile=profile,
         method=method,
@@ -153,6 +165,7 @@ def frontier(
     tokenizer: "PreTrainedTokenizerBase | None" = None,
     align: bool | int = True,
     fuse: bool = False,
+    refit: str | None = None,
     seed: int = 0,
     progress: bool = True,
 ) -> Frontier:
@@ -162,7 +175,7 @@ def frontier(
         points: how many budgets, in even steps from the smallest that can be met; those at which nothing is gained are
             left out.
         limit: ``params``, or the one of the workloads whose latency is limited instead.
-        model, profile, method, forms, workloads, calibration, tokenizer, align, fuse, seed, progress: as for
+        model, profile, method, forms, workloads, calibration, tokenizer, align, fuse, refit, seed, progress: as for
             ``allocate``.
 
     Returns:
@@ -196,6 +209,7 @@ def frontier(
         calibration=calibration,
         align=align,
         fuse=fuse,
+        refit=refit,
         seed=seed,
         progress=progress,
     )
@@ -238,10 +252,12 @@ def compress(
     windows = _planned_windows(plan, loaded, calibration)
     method = method_named(plan.method)
     store = _store(digest, windows, method)
-    layers = {site.layer for site in changed}
+    layers = _layers_to_fit(plan, changed, sites)
     whole = [site for site in sites if site.layer in layers]
-    fits = stream_fits(loaded.model, whole, windows.ids, method, store, progress=progress)
-    modules = build_modules(loaded.model, plan, changed, ((layer, fit.factors) for layer, fit in fits), method)
+    factors = partial(_factors, loaded.model, whole, windows.ids, method, store, progress)
+    modules = build_modules(loaded.model, plan, changed, factors(), method)
+    if plan.refit != "none":
+        modules = fit_again(loaded.model, modules, plan, sites, dict(factors()), windows.ids, method, progress=progress)
     swap_in(loaded.model, modules)
     fuse_inputs(loaded.model, sites)
     compressed: Any = loaded.model
@@ -313,6 +329,7 @@ def _measured(
     tokenizer: "PreTrainedTokenizerBase | None",
     *,
     rule: str = "loss",
+    refit: str | None,
     budget: float,
     profile: Profile | str | Path | None,
     method: str,
@@ -339,6 +356,7 @@ def _measured(
     family = family_of(loaded.model.config)
     sites = family.sites(loaded.model.config)
     check_forms_fit(sites, names, loaded.model.config.model_type)
+    again = refit_named(refit, rule, how, sites, loaded.model.config.model_type)
     planned = as_planned(sites, names, fuse)
     limit = budget_limit(budget, sum(site.params for site in sites))
     check_reachable(planned, limit, forms=names, profile=table, workloads=parsed, align=align)
@@ -361,10 +379,11 @@ def _measured(
         seed=seed,
         calibration=_calibration(spec, windows, curves.dense_loss),
         profile=used,
-        factor=FACTOR,
+        factor=FACTOR * LEFT[again],
         fused=fuse,
+        refit=again,
     )
-    together = curves_together(planned, curves.sites)
+    together = curves_together(planned, curves.sites, LEFT[again])
     return Problem(planned, together, names, table, parsed, align, evidence), made_from
 
 
@@ -397,6 +416,24 @@ def _store(digest: str, windows: Windows, method: Method) -> StatisticsStore:
         f"{gac.__version__} {_STATISTICS} {digest} {windows.digest} {method.power}".encode()
     ).hexdigest()
     return StatisticsStore(home() / "statistics" / key[:24])
+
+
+def _layers_to_fit(plan: Plan, changed: Sequence[Site], sites: Sequence[Site]) -> set[int]:
+    """The layers whose factors are needed: those that change, and where they are refitted all above the first."""
+    layers = {site.layer for site in changed}
+    return layers if plan.refit == "none" else {site.layer for site in sites if site.layer >= min(layers, default=0)}
+
+
+def _factors(
+    model: "PreTrainedModel",
+    sites: Sequence[Site],
+    windows: "Tensor",
+    method: Method,
+    store: StatisticsStore,
+    progress: bool,
+) -> Iterator[tuple[int, LayerFactors]]:
+    fits = stream_fits(model, sites, windows, method, store, progress=progress)
+    return ((layer, fit.factors) for layer, fit in fits)
 
 
 def _fractions(latency: float | Mapping[str, float] | None, workloads: Sequence[Workload]) -> dict[str, float]:

@@ -28,6 +28,8 @@ class Weight:
         queries: how many of its outputs are queries, where one weight writes queries, keys and values.
         heads: how many heads its output consists of (k_proj, v_proj: key-value heads) or its input (o_proj: query
             heads); 0 elsewhere.
+        writes: whether its output is added to the residual stream as it is (o_proj, down_proj; not where a norm or a
+            factor comes between).
     """
 
     name: str
@@ -40,6 +42,7 @@ class Weight:
     cached: bool = False
     blocks: int = 1
     queries: int = 0
+    writes: bool = False
 
     @property
     def params(self) -> int:

@@ -221,7 +221,8 @@ class Plan:
     """One candidate for every site, and everything needed to judge and to apply the choice.
 
     ``latency`` is the asked limit by workload, as a fraction of the dense targeted weights' latency. ``fused``: weights
-    that read the same input are planned, and run, with their first GEMMs as one.
+    that read the same input are planned, and run, with their first GEMMs as one. ``refit``: how the weights are fitted
+    again to the model that is compressed so far.
     """
 
     schema_version: int
@@ -242,6 +243,7 @@ class Plan:
     certificate: Certificate
     sites: tuple[SiteChoice, ...]
     fused: bool = False
+    refit: Literal["none", "residual", "update"] = "none"
     kv_cache: KvCache | None = None
     __pydantic_config__ = _STRICT
 
@@ -433,6 +435,9 @@ def _check_sides_meet(site: SiteChoice) -> None:
         )
 
 
+_REFITTED = {"none": "", "residual": "; refitted layer by layer", "update": "; second factors refitted (SVD-LLM)"}
+
+
 def _summary_lines(plan: Plan) -> list[str]:
     budget, prediction, proof, text = plan.budget, plan.prediction, plan.certificate, plan.calibration
     forms = Counter(weight.form for weight in plan.weights)
@@ -442,7 +447,7 @@ def _summary_lines(plan: Plan) -> list[str]:
         f"parameters   {budget.used:,} of {budget.total:,} targeted: {budget.kept:.4f} kept, {budget.asked:g} asked,",
         f"             {budget.limit:,} allowed{_over(budget)}; {budget.kept_of_model:.4f} of the whole model",
         f"forms        {', '.join(f'{count} {form}' for form, count in sorted(forms.items()))}"
-        f"{'; q/k/v and gate/up fused' if plan.fused else ''}",
+        f"{'; q/k/v and gate/up fused' if plan.fused else ''}{_REFITTED[plan.refit]}",
         f"alignment    {aligned or 'everything stays dense'}",
         f"loss         +{prediction.loss:.4f} nats a token predicted",
         f"perplexity   {prediction.dense_perplexity:.2f} -> {prediction.perplexity:.2f} predicted on calibration text",

@@ -173,6 +173,10 @@ class LossCurve:
     def full(self) -> int:
         return len(self.loss) - 1
 
+    def scaled(self, share: float) -> "LossCurve":
+        """Where only a share of each loss is expected."""
+        return LossCurve(share * self.loss)
+
 
 @dataclass(frozen=True, eq=False)
 class SiteCurves:
@@ -194,15 +198,17 @@ class SiteCurves:
         return {"low_rank": self.low_rank, "grouped": self.grouped}.get(form.kind, {})
 
 
-def curves_together(sites: Sequence[Site], curves: Sequence[SiteCurves]) -> tuple[SiteCurves, ...]:
-    """The same curves for sites that ``as_planned`` made of the curves' own."""
+def curves_together(sites: Sequence[Site], curves: Sequence[SiteCurves], share: float = 1.0) -> tuple[SiteCurves, ...]:
+    """The same curves for sites that ``as_planned`` made of the curves' own, or a share of every loss."""
     low_rank = {name: curve for one in curves for name, curve in one.low_rank.items()}
     shorter = {name: curve for one in curves for name, curve in one.shorter.items()}
     grouped = {name: curve for one in curves for name, curve in one.grouped.items()}
     found = []
     for site in sites:
         names = [weight.name for weight in site.weights]
-        of_site = ({name: curves[name] for name in names if name in curves} for curves in (low_rank, shorter, grouped))
+        of_site = (
+            {name: one[name].scaled(share) for name in names if name in one} for one in (low_rank, shorter, grouped)
+        )
         found.append(SiteCurves(site.name, *of_site))
     return tuple(found)
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import exp
+from typing import Literal
 
 import gac
 from gac.allocation.limits import cache_limit
@@ -41,6 +42,7 @@ class Provenance:
     profile: ProfileUsed
     factor: float
     fused: bool = False
+    refit: Literal["none", "residual", "update"] = "none"
 
 
 def assemble(
@@ -74,6 +76,7 @@ def assemble(
         forms=made_from.forms,
         align=made_from.align,
         fused=made_from.fused,
+        refit=made_from.refit,
         seed=made_from.seed,
         calibration=made_from.calibration,
         profile=made_from.profile,

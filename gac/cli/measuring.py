@@ -70,6 +70,12 @@ _align_option = click.option(
 _fuse_option = click.option(
     "--fuse", is_flag=True, help="Run q/k/v, and gate/up, with their first GEMMs as one, and plan them for it."
 )
+_refit_option = click.option(
+    "--refit",
+    type=click.Choice(("residual", "update", "none")),
+    help="Fit weights again, layer by layer, to the model as it is compressed so far: to the dense model's outputs and "
+    "residual stream, or (SVD-LLM) second factors alone. By default residual for kfac, where the layers allow it.",
+)
 _seed_option = click.option(
     "--seed", type=int, default=0, show_default=True, help="Which calibration windows; 0: the first ones."
 )
@@ -86,6 +92,7 @@ _OPTIONS = (
     _align_option,
     _step_option,
     _fuse_option,
+    _refit_option,
     _seed_option,
     tokenizer_option,
 )

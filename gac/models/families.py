@@ -25,6 +25,8 @@ class Family:
         down: the weight that reads them.
         blocks: how many vectors of neurons each of ``up`` writes, one after the other: 2 where it is gate above up.
         neurons: what the config calls their number; where that is None, they are 4 times the hidden size.
+        adds: whether what ``output`` and ``down`` write is added to the residual stream as it is; not where a norm or a
+            factor comes between.
     """
 
     model_types: tuple[str, ...]
@@ -35,6 +37,7 @@ class Family:
     down: str = "mlp.down_proj"
     blocks: int = 1
     neurons: str = "intermediate_size"
+    adds: bool = True
 
     def sites(self, config: Any) -> tuple[Site, ...]:
         """Every site in model order, from a transformers config (no weights are needed)."""
@@ -55,14 +58,14 @@ class Family:
         query, key = head_dim * heads, head_dim * groups
         if len(self.qkv) == 1:
             yield Weight(self.qkv[0], query + 2 * key, hidden, cached=True, queries=query)
-            yield Weight(self.output, hidden, query)
+            yield Weight(self.output, hidden, query, writes=self.adds)
             return
         q_proj, k_proj, v_proj = self.qkv
         block = _owner(q_proj)
         yield Weight(q_proj, query, hidden, reads=block)
         yield Weight(k_proj, key, hidden, reads=block, heads=groups, cached=True)
         yield Weight(v_proj, key, hidden, reads=block, values="out", heads=groups, cached=True)
-        yield Weight(self.output, hidden, query, values="in", heads=heads)
+        yield Weight(self.output, hidden, query, values="in", heads=heads, writes=self.adds)
 
     def _mlp(self, config: Any) -> Iterator[Weight]:
         hidden = config.hidden_size
@@ -70,7 +73,7 @@ class Family:
         reads = _owner(self.up[0]) if len(self.up) > 1 else None
         for name in self.up:
             yield Weight(name, self.blocks * neurons, hidden, neurons="out", reads=reads, blocks=self.blocks)
-        yield Weight(self.down, hidden, neurons, neurons="in")
+        yield Weight(self.down, hidden, neurons, neurons="in", writes=self.adds)
 
 
 def _within(prefix: str, weight: Weight) -> Weight:
@@ -90,17 +93,11 @@ LLAMA = (
     "cohere",
     "cohere2",
     "ernie4_5",
-    "exaone4",
     "gemma",
-    "gemma2",
-    "gemma3_text",
-    "granite",
     "hunyuan_v1_dense",
     "llama",
     "ministral",
     "mistral",
-    "olmo2",
-    "olmo3",
     "qwen2",
     "qwen3",
     "seed_oss",
@@ -109,13 +106,18 @@ LLAMA = (
 )
 """Architectures whose layers are named and shaped as Llama's: q/k/v/o and a gated MLP, GQA, any head_dim."""
 
+LLAMA_NORMED = ("exaone4", "gemma2", "gemma3_text", "granite", "olmo2", "olmo3")
+"""The same, but a norm (Granite: a factor) lies between o_proj or down_proj and the residual stream."""
+
 _ALL = (
     Family(LLAMA),
+    Family(LLAMA_NORMED, adds=False),
     Family(("apertus", "arcee", "nemotron"), up=("mlp.up_proj",)),
     Family(("starcoder2",), up=("mlp.c_fc",), down="mlp.c_proj"),
     Family(("phi",), output="self_attn.dense", up=("mlp.fc1",), down="mlp.fc2"),
     Family(("opt",), "model.decoder.layers", output="self_attn.out_proj", up=("fc1",), down="fc2", neurons="ffn_dim"),
-    Family(("glm", "glm4"), up=("mlp.gate_up_proj",), blocks=2),
+    Family(("glm",), up=("mlp.gate_up_proj",), blocks=2),
+    Family(("glm4",), up=("mlp.gate_up_proj",), blocks=2, adds=False),
     Family(("phi3",), qkv=("self_attn.qkv_proj",), up=("mlp.gate_up_proj",), blocks=2),
     Family(
         ("gpt2",),

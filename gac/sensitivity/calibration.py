@@ -59,6 +59,10 @@ class LayerMoments:
         """Mean loss of the dense model over the windows, nats for a predicted token."""
         return float(self.tensors["loss"])
 
+    def tokens(self, weight: Weight) -> Tensor:
+        """How much each token counted in the moments of its inputs, |g|^p, shape ``(windows, tokens)``."""
+        return self.tensors[f"tokens/{weight.name}"]
+
     def of(self, weight: Weight) -> Moments:
         return Moments(*(self.tensors[f"{what}/{weight.name}"] for what in ("inputs", "gradients", "scale")))
 
@@ -192,6 +196,7 @@ class _Sums:
     def __init__(self, weights: Sequence[Weight], power: float) -> None:
         self._weights, self._power = weights, power
         self._sums: dict[str, Tensor] = {}
+        self._tokens: dict[str, list[Tensor]] = {weight.name: [] for weight in weights}
 
     @contextmanager
     def of(self, model: nn.Module) -> Iterator[None]:
@@ -204,8 +209,8 @@ class _Sums:
                 handle.remove()
 
     def means(self, tokens: int) -> dict[str, Tensor]:
-        """The float32 moments; the sums are gone."""
-        means: dict[str, Tensor] = {}
+        """The float32 moments, and what each token counted, ``(windows, tokens)``; the sums are gone."""
+        means = {f"tokens/{name}": torch.stack(counted) for name, counted in self._tokens.items()}
         for weight in self._weights:
             total = self._sums.pop(f"weight/{weight.name}").clamp_min(torch.finfo(torch.float32).tiny)
             for what in ("inputs", "scale"):
@@ -224,6 +229,7 @@ class _Sums:
         x = activations.reshape(-1, activations.shape[-1]).float()
         g = gradients.detach().reshape(-1, gradients.shape[-1]).float()
         weight = g.norm(dim=1) ** self._power
+        self._tokens[name].append(weight)
         self._total(f"weight/{name}", (), weight.device).add_(weight.sum(dtype=torch.float64))
         self._total(f"scale/{name}", x.shape[1:], x.device).add_(x.abs().T @ weight)
         with tf32_products(activations):

@@ -3,7 +3,8 @@
 Of every weight the factors of all ranks, in the model's dtype and balanced, so that those of a rank are its first
 columns and rows; the same for each group of heads where the method has groups. Of a weight that a form shortens on its
 input the moments, packed, for it is re-solved for the dim that is chosen; of v_proj too where the method truncates it
-by itself; and of down_proj the order in which its neurons go.
+by itself; and of down_proj the order in which its neurons go. What fits the factors again to a partly compressed model
+(``gac.compression.refit``) needs how much every token counts, and of the metric of the gradients the part that matters.
 """
 
 from collections.abc import Mapping, Sequence
@@ -43,6 +44,18 @@ class LayerFactors:
         second, first = (self.tensors[f"grouped_{what}/{weight.name}"] for what in ("second", "first"))
         return second[:, :, :rank], first.view(len(second), -1, weight.in_features)[:, :rank].flatten(0, 1)
 
+    def gains(self, weight: Weight) -> Tensor:
+        """Squared lengths, in the metric of the gradients, of the columns of the second factor, float64 ``(full,)``."""
+        return self.tensors[f"gains/{weight.name}"]
+
+    def gradients(self, weight: Weight) -> Tensor:
+        """Second moment of the gradients at the output of a weight that writes to the residual stream."""
+        return unpacked(self.tensors[f"gradients/{weight.name}"], weight.out_features)
+
+    def tokens(self, weight: Weight) -> Tensor:
+        """How much each token counts, shape ``(windows, tokens)``."""
+        return self.tensors[f"tokens/{weight.name}"]
+
     def kept(self, weight: Weight, width: int) -> Tensor:
         """Indices of the neurons that stay at a width, ascending; ``weight`` is the one that reads them."""
         return last_to_go(self.tensors[f"order/{weight.name}"], width)
@@ -52,7 +65,7 @@ class LayerFactors:
         name = weight.name
         return Moments(
             unpacked(self.tensors[f"inputs/{name}"], weight.in_features),
-            unpacked(self.tensors[f"gradients/{name}"], weight.out_features),
+            self.gradients(weight),
             self.tensors[f"scale/{name}"],
         )
 
@@ -81,6 +94,7 @@ def fit_layer(model: nn.Module, sites: Sequence[Site], moments: LayerMoments, me
         of_weight, of_tensors = _fit_weight(model, weight, moments.of(weight), method)
         losses |= {f"{what}/{weight.name}": loss for what, loss in of_weight.items()}
         tensors |= {f"{what}/{weight.name}": tensor for what, tensor in of_tensors.items()}
+        tensors[f"tokens/{weight.name}"] = moments.tokens(weight)
     for output in (weight for weight in weights if weight.values == "in"):
         values = next(weight for weight in weights if weight.values == "out")
         found = shortened(model, method, values, output, lambda weight: method.metric(moments.of(weight)))
@@ -96,7 +110,9 @@ def _fit_weight(
     found = decompose(matrix, metric)
     losses = {"low_rank": found.curve.loss}
     second, first = found.factors(found.curve.full)
-    tensors = {"second": second.to(matrix.dtype), "first": first.to(matrix.dtype)}
+    tensors = {"second": second.to(matrix.dtype), "first": first.to(matrix.dtype), "gains": found.gains}
+    if weight.writes:
+        tensors["gradients"] = packed(moments.gradients)
     folded = method.folds and weight.values == "out"
     if folded or "in" in (weight.neurons, weight.values):
         tensors |= {"inputs": packed(moments.inputs), "gradients": packed(moments.gradients), "scale": moments.scale}

@@ -31,6 +31,56 @@ class Call:
     kwargs: Mapping[str, Any]
 
 
+class LayerStack:
+    """A model's decoder layers, each of which can be run as the model itself runs it.
+
+    Args:
+        model: a causal LM.
+        layers: its decoder layers, in order.
+    """
+
+    def __init__(self, model: nn.Module, layers: Sequence[nn.Module]) -> None:
+        self.model, self.layers = model, layers
+        self._calls: dict[int, Call] = {}
+
+    @contextmanager
+    def traced(self, lowest: int, seen: Callable[[int, Tensor], None]) -> Iterator[None]:
+        """Learn how the layers are called, from one window at a time.
+
+        Args:
+            lowest: the first layer that will be run.
+            seen: hears each of those layers' numbers and input, ``(1, tokens, hidden)``.
+
+        Raises:
+            ModelError: a layer is not called with hidden states first, or with what differs between windows.
+        """
+        numbered = [(at, layer) for at, layer in enumerate(self.layers) if at >= lowest]
+        handles = [layer.register_forward_pre_hook(self._enter(at, seen), with_kwargs=True) for at, layer in numbered]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def run(self, layer: int, hidden: Tensor) -> Tensor:
+        """A layer's output for hidden states ``(1, tokens, hidden)``."""
+        call = self._calls[layer]
+        return _hidden(self.layers[layer](hidden, *call.args, **call.kwargs))
+
+    def _enter(
+        self, layer: int, seen: Callable[[int, Tensor], None]
+    ) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
+        def keep(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if not args or not isinstance(args[0], Tensor):
+                raise _not_a_decoder(self.model, "whose layers take something else first")
+            call = Call(args[1:], kwargs)
+            if not _same(self._calls.setdefault(layer, call), call):
+                raise _not_a_decoder(self.model, f"whose layer {layer} also takes what differs between windows")
+            seen(layer, args[0])
+
+        return keep
+
+
 class LayerwiseBackward:
     """The summed token loss of every window, back-propagated one decoder layer at a time, the last one first.
 
@@ -51,7 +101,7 @@ class LayerwiseBackward:
 
     def __init__(self, model: nn.Module, layers: Sequence[nn.Module], windows: Tensor, lowest: int) -> None:
         self._model, self._layers, self._windows, self._lowest = model, layers, windows, lowest
-        self._calls: dict[int, Call] = {}
+        self._stack = LayerStack(model, layers)
         self._states: dict[int, Tensor] = {}
         self._window = 0
         self._output: Tensor | None = None
@@ -67,18 +117,16 @@ class LayerwiseBackward:
         Raises:
             ModelError: a loss is not finite, or a layer is not called with hidden states first.
         """
-        handles = [layer.register_forward_pre_hook(self._enter(at), with_kwargs=True) for at, layer in self._numbered()]
-        handles.append(self._layers[-1].register_forward_hook(self._leave))
         losses = []
+        handle = self._layers[-1].register_forward_hook(self._leave)
         try:
-            with frozen(self._model):
+            with frozen(self._model), self._stack.traced(self._lowest, self._keep):
                 for window, ids in enumerate(self._windows):
                     self._window = window
                     losses.append(self._to_loss(ids))
                     tick()
         finally:
-            for handle in handles:
-                handle.remove()
+            handle.remove()
         self.loss = torch.stack(losses).double().sum()
 
     def through(self, layer: int, tick: Tick) -> None:
@@ -87,35 +135,22 @@ class LayerwiseBackward:
         with frozen(self._model), torch.enable_grad():
             for at, gradient in enumerate(self.gradients):
                 hidden = inputs[at].unsqueeze(0).to(gradient.device).detach().requires_grad_(True)
-                output = self._run(layer, hidden)
+                output = self._stack.run(layer, hidden)
                 output.backward(gradient.unsqueeze(0).to(output.device))  # type: ignore[no-untyped-call]
                 assert hidden.grad is not None
                 gradient.copy_(hidden.grad[0])
                 tick()
 
-    def _numbered(self) -> Iterator[tuple[int, nn.Module]]:
-        return ((at, layer) for at, layer in enumerate(self._layers) if at >= self._lowest)
-
-    def _enter(self, layer: int) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
-        """Keep how the layer is called, and its input where that is to be kept."""
-
-        def keep(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            if not args or not isinstance(args[0], Tensor):
-                raise _not_a_decoder(self._model, "whose layers take something else first")
-            call = Call(args[1:], kwargs)
-            if not _same(self._calls.setdefault(layer, call), call):
-                raise _not_a_decoder(self._model, f"whose layer {layer} also takes what differs between windows")
-            if self._window == 0 and layer == self._lowest:
-                self._allocate(args[0])
-            if layer in self._states:
-                self._states[layer][self._window] = args[0][0]
-
-        return keep
+    def _keep(self, layer: int, hidden: Tensor) -> None:
+        """Keep a layer's input where that is to be kept."""
+        if self._window == 0 and layer == self._lowest:
+            self._allocate(hidden)
+        if layer in self._states:
+            self._states[layer][self._window] = hidden[0]
 
     def _leave(self, _module: nn.Module, _args: tuple[Any, ...], output: Any) -> Any:
         """Cut the graph off below the last layer's output: what follows is differentiated by itself."""
-        first = output if isinstance(output, Tensor) else output[0]
-        self._output = first.detach().requires_grad_(True)
+        self._output = _hidden(output).detach().requires_grad_(True)
         return self._output if isinstance(output, Tensor) else (self._output, *output[1:])
 
     def _allocate(self, hidden: Tensor) -> None:
@@ -162,15 +197,15 @@ class LayerwiseBackward:
                 for window in range(len(kept)):
                     hidden = kept[window].unsqueeze(0).to(self.gradients.device)
                     for at in range(nearest, layer):
-                        hidden = self._run(at, hidden)
+                        hidden = self._stack.run(at, hidden)
                         self._states[at + 1][window] = hidden[0]
         return self._states.pop(layer)
 
-    def _run(self, layer: int, hidden: Tensor) -> Tensor:
-        call = self._calls[layer]
-        output = self._layers[layer](hidden, *call.args, **call.kwargs)
-        found: Tensor = output if isinstance(output, Tensor) else output[0]
-        return found
+
+def _hidden(output: Any) -> Tensor:
+    """The hidden states that a layer returns, alone or first."""
+    found: Tensor = output if isinstance(output, Tensor) else output[0]
+    return found
 
 
 @contextmanager

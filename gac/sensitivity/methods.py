@@ -41,10 +41,19 @@ class Method(ABC):
     power: ClassVar[float] = 0.0  # p of the activation statistics, see gac.sensitivity.calibration
     forms: tuple[str, ...] = ()  # the forms that it is made for; empty: any but those of other methods
     folds: ClassVar[bool] = False  # whether v_proj is truncated by itself and folded into o_proj, for head_dim
+    refits: ClassVar[bool] = False  # whether its plans are refitted where nothing else is asked for
 
     @abstractmethod
+    def inputs(self, moments: Moments) -> Tensor:
+        """What the inputs' side of an error is measured in, float64 ``(in, in)``."""
+
+    def gradients(self, moments: Moments) -> Tensor:
+        """The outputs' side, float64 ``(out, out)``: the mean squared gradient, the same for all outputs."""
+        return _identity_like(moments.gradients) * moments.gradients.diagonal().double().mean()
+
     def metric(self, moments: Moments) -> Metric:
         """The metric of a weight with these moments."""
+        return Metric(self.inputs(moments), self.gradients(moments))
 
 
 class Svd(Method):
@@ -52,8 +61,8 @@ class Svd(Method):
 
     name = "svd"
 
-    def metric(self, moments: Moments) -> Metric:
-        return Metric(_identity_like(moments.inputs), _mean_gradient(moments.gradients))
+    def inputs(self, moments: Moments) -> Tensor:
+        return _identity_like(moments.inputs)
 
 
 class Asvd(Method):
@@ -66,11 +75,11 @@ class Asvd(Method):
         self.alpha = alpha
         self.name = "asvd" if alpha == 0.5 else f"asvd:{alpha:g}"
 
-    def metric(self, moments: Moments) -> Metric:
+    def inputs(self, moments: Moments) -> Tensor:
         scale = moments.scale.double()
         fires = scale > 0
         scale = torch.where(fires, scale, scale[fires].min() if fires.any() else torch.ones_like(scale))
-        return Metric(torch.diag(scale ** (2 * self.alpha)), _mean_gradient(moments.gradients))
+        return torch.diag(scale ** (2 * self.alpha))
 
 
 class SvdLlm(Method):
@@ -78,8 +87,8 @@ class SvdLlm(Method):
 
     name = "svd-llm"
 
-    def metric(self, moments: Moments) -> Metric:
-        return Metric(damped(moments.inputs, 1e-6), _mean_gradient(moments.gradients))
+    def inputs(self, moments: Moments) -> Tensor:
+        return damped(moments.inputs, 1e-6)
 
 
 class Palu(SvdLlm):
@@ -113,9 +122,13 @@ class Kfac(Method):
 
     name = "kfac"
     power = 1.0
+    refits = True
 
-    def metric(self, moments: Moments) -> Metric:
-        return Metric(damped(moments.inputs, 1e-2, 3e-2), damped(moments.gradients, 1e-2, 3e-2))
+    def inputs(self, moments: Moments) -> Tensor:
+        return damped(moments.inputs, 1e-2, 3e-2)
+
+    def gradients(self, moments: Moments) -> Tensor:
+        return damped(moments.gradients, 1e-2, 3e-2)
 
 
 METHODS: Mapping[str, Method] = MappingProxyType(
@@ -160,17 +173,34 @@ class Decomposition:
     """Every rank of one weight at once: its loss curve and, for a rank, its factors.
 
     ``second[:, :r] @ first[:r]`` is the best rank-r weight; float64 ``second (out, full)`` and ``first (full, in)``.
+    ``squares (full,)`` are the squared lengths of the columns of ``second`` in the metric of the gradients, in which
+    they are orthogonal.
     """
 
     curve: LossCurve
     second: Tensor
     first: Tensor
+    squares: Tensor
 
     def factors(self, rank: int) -> tuple[Tensor, Tensor]:
         """``(second (out, rank), first (rank, in))``, their columns and rows of equal norm."""
-        second, first = self.second[:, :rank], self.first[:rank]
-        ratio = (first.norm(dim=1) / second.norm(dim=0).clamp_min(1e-300)).sqrt().clamp(1e-12, 1e12)
-        return second * ratio, first / ratio[:, None]
+        return balanced(self.second[:, :rank], self.first[:rank])
+
+    @property
+    def gains(self) -> Tensor:
+        """diag(B^T G B) of the second factor B that ``factors`` gives for the full rank, shape ``(full,)``."""
+        return self.squares * _balance(self.second, self.first) ** 2
+
+
+def balanced(second: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
+    """The factors ``(out, rank)`` and ``(rank, in)`` of the same product, their columns and rows of equal norm."""
+    ratio = _balance(second, first)
+    return second * ratio, first / ratio[:, None]
+
+
+def _balance(second: Tensor, first: Tensor) -> Tensor:
+    ratio: Tensor = first.norm(dim=1) / second.norm(dim=0).clamp_min(1e-300)
+    return ratio.sqrt().clamp(1e-12, 1e12)
 
 
 def decompose(weight: Tensor, metric: Metric) -> Decomposition:
@@ -187,13 +217,13 @@ def decompose(weight: Tensor, metric: Metric) -> Decomposition:
         root = cholesky(metric.gradients)
         rotated = root.T @ matrix
         values, vectors = eigh(rotated @ metric.inputs @ rotated.T)
-        second, first = _solved(root, vectors), vectors.T @ rotated
+        second, first, squares = _solved(root, vectors), vectors.T @ rotated, torch.ones_like(values)
     else:
         root = cholesky(metric.inputs)
         rotated = matrix @ root
         values, vectors = eigh(rotated.T @ metric.gradients @ rotated)
-        second, first = rotated @ vectors, _solved(root, vectors).T
-    return Decomposition(curve_of(values), second, first)
+        second, first, squares = rotated @ vectors, _solved(root, vectors).T, values
+    return Decomposition(curve_of(values), second, first, squares)
 
 
 def _solved(root: Tensor, vectors: Tensor) -> Tensor:
@@ -210,7 +240,3 @@ def curve_of(squared: Tensor) -> LossCurve:
 
 def _identity_like(moment: Tensor) -> Tensor:
     return torch.eye(len(moment), dtype=torch.float64, device=moment.device)
-
-
-def _mean_gradient(gradients: Tensor) -> Tensor:
-    return _identity_like(gradients) * gradients.diagonal().double().mean()
