@@ -98,6 +98,8 @@ def refit(
     Raises:
         ModelError: a layer does more to the residual stream than to add what its weights write.
     """
+    if not modules:
+        return {}
     fits = REFITS[plan.refit]
     choices = {choice.name: choice for choice in plan.weights}
     layers = {layer: [w for site in group for w in site.weights] for layer, group in groupby(sites, lambda s: s.layer)}

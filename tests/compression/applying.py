@@ -5,6 +5,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from gac.compression.apply import build_modules, changed_sites, swap_in
+from gac.compression.refit import refit
 from gac.models.families import family_of
 from gac.plan import Plan
 from gac.sensitivity.curves import stream_fits
@@ -16,10 +17,12 @@ IDS = torch.arange(40).reshape(2, 20)
 
 def applied(model: PreTrainedModel, plan: Plan, method: str = "kfac") -> PreTrainedModel:
     sites = as_planned(family_of(model.config).sites(model.config), plan.forms, fused=False)
-    fits = stream_fits(model, sites, IDS, method_named(method), None, progress=False)
-    factors = ((layer, fit.factors) for layer, fit in fits)
-    changed = changed_sites(plan, sites)
-    swap_in(model, build_modules(model, plan, changed, factors, method_named(method)))
+    how = method_named(method)
+    factors = {layer: fit.factors for layer, fit in stream_fits(model, sites, IDS, how, None, progress=False)}
+    modules = build_modules(model, plan, changed_sites(plan, sites), iter(factors.items()), how)
+    if plan.refit != "none":
+        modules = refit(model, modules, plan, sites, factors, IDS, how, progress=False)
+    swap_in(model, modules)
     return model
 
 

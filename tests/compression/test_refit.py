@@ -1,0 +1,189 @@
+"""Weights fitted again to the model as it is compressed so far: nearer to the dense model, and never more than that."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+
+import gac
+from gac.compression import refit as refitting
+from gac.compression.refit import LEFT, REFITS, refit_named
+from gac.compression.side_by_side import SideBySide
+from gac.errors import GacError, ModelError
+from gac.forms import FORMS
+from gac.models.families import family_of, supported
+from gac.plan import Plan
+from gac.sensitivity.calibration import decoder_layers
+from gac.sensitivity.methods import method_named
+from tests.compression.applying import IDS, applied, logits
+from tests.models.small import every_family, small_config, small_model, weights_of
+
+MakePlan = Callable[..., Plan]
+ADDS = [name for name in supported() if any(weight.writes for weight in weights_of(small_config(name)))]
+
+
+def half_of(model: PreTrainedModel, make_plan: MakePlan, refit: str) -> Plan:
+    """Every weight of layers 0 and 2 at half its rank, the rest dense."""
+    halves = {w.name: ("low_rank", min(w.out_features, w.in_features) // 2) for w in weights_of(model.config)}
+    layers = f"{family_of(model.config).layers}.{{}}."
+    kept = {name: half for name, half in halves.items() if name.startswith((layers.format(0), layers.format(2)))}
+    return replace(make_plan(model.config, kept), refit=refit)
+
+
+def off(model: PreTrainedModel, dense: Tensor) -> float:
+    return float((logits(model) - dense).norm())
+
+
+def deep(model_type: str) -> PreTrainedModel:
+    """Four random layers whose weights are larger than usual, so that what they add counts."""
+    model = small_model(small_config(model_type, num_hidden_layers=4))
+    with torch.no_grad():
+        for weight in weights_of(model.config):
+            model.get_submodule(weight.name).weight.mul_(4)
+    return model
+
+
+def test_every_form_can_be_refitted() -> None:
+    assert all(set(fits) == set(FORMS) for fits in REFITS.values())
+    assert set(LEFT) == {"none", *REFITS}
+
+
+@pytest.mark.parametrize("model_type", ADDS)
+def test_a_refitted_model_is_nearer_to_the_dense_one(model_type: str, make_plan: MakePlan) -> None:
+    dense = logits(deep(model_type))
+    plain = applied(deep(model_type), half_of(deep(model_type), make_plan, "none"))
+    fitted = applied(deep(model_type), half_of(deep(model_type), make_plan, "residual"))
+    assert off(fitted, dense) < 0.95 * off(plain, dense)
+
+
+def test_shorter_weights_are_fitted_too(make_plan: MakePlan) -> None:
+    attention, mlp = "model.layers.0.self_attn", "model.layers.0.mlp"
+    changes = {f"{mlp}.{name}": ("narrow", 88) for name in ("gate_proj", "up_proj", "down_proj")}
+    changes |= {f"{attention}.{name}": ("head_dim", 16) for name in ("v_proj", "o_proj")}
+    plan = make_plan(deep("llama").config, changes)
+    dense = logits(deep("llama"))
+    plain, fitted = (applied(deep("llama"), replace(plan, refit=refit)) for refit in ("none", "residual"))
+    assert off(fitted, dense) < 0.95 * off(plain, dense)
+
+
+def test_layers_below_the_first_that_changes_stay_as_they_are(tiny_config: LlamaConfig, make_plan: MakePlan) -> None:
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(tiny_config).eval()
+    before = {name: tensor.clone() for name, tensor in model.model.layers[0].state_dict().items()}
+    plan = replace(make_plan(tiny_config, {"model.layers.1.self_attn.o_proj": ("low_rank", 8)}), refit="residual")
+    after = applied(model, plan).model.layers[0].state_dict()
+    assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
+
+
+def test_full_ranks_lose_nothing_by_it(tiny_model: LlamaForCausalLM, make_plan: MakePlan) -> None:
+    dense = logits(tiny_model)
+    full = {w.name: ("low_rank", min(w.out_features, w.in_features)) for w in weights_of(tiny_model.config)}
+    model = applied(tiny_model, replace(make_plan(tiny_model.config, full), refit="residual"))
+    assert off(model, dense) < 1e-4
+
+
+def test_a_dense_plan_is_not_fitted(tiny_model: LlamaForCausalLM, make_plan: MakePlan) -> None:
+    dense = logits(tiny_model)
+    plan = replace(make_plan(tiny_model.config, {}), refit="residual")
+    assert torch.equal(logits(applied(tiny_model, plan)), dense)
+
+
+def test_the_update_changes_second_factors_alone(make_plan: MakePlan) -> None:
+    plain, fitted = (
+        applied(deep("llama"), half_of(deep("llama"), make_plan, refit), "svd-llm") for refit in ("none", "update")
+    )
+    changed = {
+        name for name, tensor in fitted.state_dict().items() if not torch.equal(tensor, plain.state_dict()[name])
+    }
+    assert changed
+    assert all(name.endswith("second.weight") for name in changed)
+
+
+def test_the_update_is_the_least_squares_fit_for_the_inputs(make_plan: MakePlan) -> None:
+    dense = deep("llama")
+    plain, fitted = (applied(deep("llama"), half_of(dense, make_plan, refit), "svd") for refit in ("none", "update"))
+    q_proj = "model.layers.0.self_attn.q_proj"
+    x = dense.model.layers[0].input_layernorm(dense.model.embed_tokens(IDS)).flatten(0, 1)
+    target = dense.get_submodule(q_proj)(x)
+    first = fitted.get_submodule(q_proj).first(x)
+    least = torch.linalg.lstsq(first, target).solution
+    with torch.no_grad():
+        torch.testing.assert_close(fitted.get_submodule(q_proj)(x), first @ least, atol=1e-4, rtol=1e-4)
+        assert (fitted.get_submodule(q_proj)(x) - target).norm() < (plain.get_submodule(q_proj)(x) - target).norm()
+
+
+def test_the_model_is_as_it_was_when_it_fails(make_plan: MakePlan, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = deep("llama")
+    before, modules = logits(model), dict(model.named_modules())
+
+    def fails(_work: object, _module: nn.Module) -> None:
+        raise RuntimeError("no more memory")
+
+    monkeypatch.setattr(refitting, "REFITS", {"residual": dict.fromkeys(FORMS, fails)})
+    with pytest.raises(RuntimeError, match="no more memory"):
+        applied(model, half_of(model, make_plan, "residual"))
+    assert dict(model.named_modules()) == modules
+    assert torch.equal(logits(model), before)
+
+
+@every_family
+def test_what_a_family_says_of_its_residual_stream_is_so(model_type: str, make_plan: MakePlan) -> None:
+    model = deep(model_type)
+    plan = half_of(model, make_plan, "residual")
+    if model_type in ADDS:
+        applied(model, plan)
+    elif model_type != "granite":  # whose factor is 1 unless its config says so
+        with pytest.raises(ModelError, match=r"adds \d+% other than its weights write"):
+            applied_as_if_it_added(model, plan)
+
+
+def applied_as_if_it_added(model: PreTrainedModel, plan: Plan) -> None:
+    weights = [replace(w, writes=w.neurons == "in" or w.values == "in") for w in weights_of(model.config)]
+    first = [weight for weight in weights if ".0." in weight.name]
+    both = SideBySide(model, decoder_layers(model, {0: first}), IDS)
+    with torch.no_grad():
+        both.start(0)
+        both.dense_pass(0, [[weight] for weight in first])
+
+
+def test_the_default_is_that_of_the_method_the_rule_and_the_layers() -> None:
+    plain, normed = (family_of(c).sites(c) for c in map(small_config, ("llama", "gemma2")))
+    kfac, svd_llm = method_named("kfac"), method_named("svd-llm")
+    assert refit_named(None, "loss", kfac, plain, "llama") == "residual"
+    assert refit_named(None, "uniform", kfac, plain, "llama") == "none"
+    assert refit_named(None, "loss", svd_llm, plain, "llama") == "none"
+    assert refit_named(None, "loss", kfac, normed, "gemma2") == "none"
+    assert refit_named("update", "loss", kfac, normed, "gemma2") == "update"
+
+
+def test_what_cannot_be_refitted_is_refused() -> None:
+    sites = family_of(small_config("gemma2")).sites(small_config("gemma2"))
+    with pytest.raises(GacError) as refused:
+        refit_named("residual", "loss", method_named("kfac"), sites, "gemma2")
+    assert str(refused.value) == (
+        "refit 'residual' of a gemma2 model, whose layers change what o_proj and down_proj write; expected layers that "
+        "add it to the residual stream. Use refit='none'."
+    )
+    with pytest.raises(GacError, match=r"refit 'residuals'; expected one of none, residual, update\. Did you mean"):
+        refit_named("residuals", "loss", method_named("kfac"), sites, "gemma2")
+
+
+def test_the_prediction_knows_of_it(tiny_model: LlamaForCausalLM, tiny_tokenizer: object, text_file: object) -> None:
+    plans = {
+        refit: gac.allocate(
+            tiny_model,
+            0.7,
+            profile="nvidia-h100-80gb-hbm3",
+            calibration=f"{text_file}:4x64",
+            tokenizer=tiny_tokenizer,
+            refit=refit,
+            progress=False,
+        )
+        for refit in ("none", "residual")
+    }
+    assert plans["residual"].weights == plans["none"].weights
+    assert plans["residual"].prediction.loss == pytest.approx(LEFT["residual"] * plans["none"].prediction.loss)
+    assert "refitted layer by layer" in plans["residual"].summary()
