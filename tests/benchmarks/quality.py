@@ -28,6 +28,7 @@ def main() -> None:
     parser.add_argument("--profile", default="nvidia-h100-80gb-hbm3")
     parser.add_argument("--budgets", type=float, nargs="*", default=[0.9, 0.8, 0.7, 0.6])
     parser.add_argument("--baseline-budgets", type=float, nargs="*", default=[0.9, 0.8, 0.7, 0.6])
+    parser.add_argument("--refit", choices=("residual", "update", "none"), help="of GAC's plans; its default if left out")
     parser.add_argument("--windows", type=int, help="evaluation windows; all where not given")
     parser.add_argument("--output", type=Path, required=True)
     asked = parser.parse_args()
@@ -36,7 +37,7 @@ def main() -> None:
     dense = gac.perplexity(loaded.model, loaded.tokenizer, windows=asked.windows)
     print(f"dense {dense}")
     for budget in asked.budgets:
-        plan = allocate(loaded, budget, asked, "kfac", "loss")
+        plan = allocate(loaded, budget, asked, "kfac", "loss", asked.refit)
         rows.append(measured(loaded, plan, "gac kfac", dense.value, asked.windows))
     for budget in asked.baseline_budgets:
         plan = allocate(loaded, budget, asked, "svd-llm", "uniform")
@@ -57,13 +58,16 @@ def main() -> None:
     print(f"measured / predicted ln(ppl ratio): {', '.join(f'{factor:.3f}' for factor in factors)}")
 
 
-def allocate(loaded: Loaded, budget: float, asked: argparse.Namespace, method: str, rule: str) -> Plan:
+def allocate(
+    loaded: Loaded, budget: float, asked: argparse.Namespace, method: str, rule: str, refit: str | None = None
+) -> Plan:
     return gac.allocate(
         loaded.model,
         budget,
         profile=asked.profile,
         method=method,
         rule=rule,
+        refit=refit,
         calibration=asked.calibration,
         tokenizer=loaded.tokenizer,
     )
@@ -74,6 +78,7 @@ def measured(loaded: Loaded, plan: Plan, name: str, dense: float, windows: int |
     found = gac.perplexity(model, loaded.tokenizer, windows=windows)
     row = {
         "allocation": name,
+        "refit": plan.refit,
         "budget": plan.budget.asked,
         "kept": plan.budget.kept,
         "used": plan.budget.used,

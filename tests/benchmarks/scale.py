@@ -48,6 +48,7 @@ PARTS: tuple[tuple[str, Any, str], ...] = (
     ("storing (to the host; waiting for the disk)", curves, "_keep"),
     ("allocation", api, "decide_by"),
     ("modules from factors", api, "build_modules"),
+    ("fitting again", api, "fit_again"),
 )
 
 
@@ -58,6 +59,7 @@ def main() -> None:
     parser.add_argument("--windows", type=int, default=128)
     parser.add_argument("--tokens", type=int, default=2048)
     parser.add_argument("--budget", type=float, default=0.8)
+    parser.add_argument("--refit", default="none", choices=("none", "residual"))
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
     parser.add_argument("--shrink", type=int, default=1)
     parser.add_argument("--home", type=Path, help="where factors are kept; a temporary directory where not given")
@@ -130,6 +132,7 @@ def run(asked: argparse.Namespace, report: Report) -> None:
         profile="nvidia-h100-80gb-hbm3",
         calibration=f"wiki-sample:{asked.windows}x{asked.tokens}",
         tokenizer=object(),  # type: ignore[arg-type]
+        refit=asked.refit,
         progress=False,
     )
     report.say("allocated", allocate_seconds=now() - begun, prediction=plan.prediction.loss)
