@@ -28,7 +28,7 @@ def main() -> None:
     parser.add_argument("--profile", default="nvidia-h100-80gb-hbm3")
     parser.add_argument("--budgets", type=float, nargs="*", default=[0.9, 0.8, 0.7, 0.6])
     parser.add_argument("--baseline-budgets", type=float, nargs="*", default=[0.9, 0.8, 0.7, 0.6])
-    parser.add_argument("--refit", choices=("residual", "update", "none"), help="of GAC's plans; its default if left out")
+    parser.add_argument("--refit", choices=("residual", "update", "none"), help="of GAC's plans")
     parser.add_argument("--windows", type=int, help="evaluation windows; all where not given")
     parser.add_argument("--output", type=Path, required=True)
     asked = parser.parse_args()
