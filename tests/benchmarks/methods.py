@@ -29,7 +29,7 @@ METHODS = ("svd", "asvd", "svd-llm", "kfac")
 PEERS = (("svd-llm", "uniform"), ("asvd", "sensitivity"), ("svd-llm", "zero-sum"))
 STEPS = (8, 16, 32, 64)
 COLUMNS = (
-    *("method", "rule", "forms", "budget", "align"),
+    *("method", "rule", "refit", "forms", "budget", "align"),
     *("kept", "used", "over", "cache", "misaligned", "predicted", "ratio"),
 )
 
@@ -48,12 +48,15 @@ class Case:
     forms: tuple[str, ...]
     budget: float
     align: bool | int
+    refit: str = "none"
 
 
 def cases(budgets: list[float], cache_budgets: list[float]) -> Iterator[Case]:
     for budget in budgets:
         for method in METHODS:
             yield from exact(method, ("low_rank", "narrow"), budget)
+        yield from exact("kfac", ("low_rank", "narrow"), budget, "residual")
+        yield Case("svd-llm", "uniform", ("low_rank",), budget, False, "update")
         for method, rule in PEERS:
             yield from rounded(method, rule, ("low_rank",), budget)
     for budget in cache_budgets:
@@ -61,8 +64,8 @@ def cases(budgets: list[float], cache_budgets: list[float]) -> Iterator[Case]:
         yield from rounded("palu", "fisher", ("grouped",), budget)
 
 
-def exact(method: str, forms: tuple[str, ...], budget: float) -> Iterator[Case]:
-    return (Case(method, "loss", forms, budget, align) for align in (False, *STEPS))
+def exact(method: str, forms: tuple[str, ...], budget: float, refit: str = "none") -> Iterator[Case]:
+    return (Case(method, "loss", forms, budget, align, refit) for align in (False, *STEPS))
 
 
 def rounded(method: str, rule: str, forms: tuple[str, ...], budget: float) -> Iterator[Case]:
@@ -80,15 +83,17 @@ def main() -> None:
     parser.add_argument("--profile", default="nvidia-h100-80gb-hbm3")
     parser.add_argument("--budgets", type=float, nargs="*", default=[0.9, 0.8, 0.7, 0.6])
     parser.add_argument("--cache-budgets", type=float, nargs="*", default=[0.7, 0.5], help="of the KV cache, for palu")
-    parser.add_argument("--only", default="", help="rows whose method and rule contain this")
+    parser.add_argument("--only", default="", help="rows whose method, rule and refit contain this")
     parser.add_argument("--output", type=Path, required=True)
     asked = parser.parse_args()
     loaded = read(asked.model)
     result = resumed(asked, loaded)
-    done = [{key: row[key] for key in ("method", "rule", "forms", "budget", "align")} for row in result["rows"]]
+    done = [
+        {key: row[key] for key in ("method", "rule", "forms", "budget", "align", "refit")} for row in result["rows"]
+    ]
     for case in cases(asked.budgets, asked.cache_budgets):
         key = json.loads(json.dumps(asdict(case)))
-        if key not in done and asked.only in f"{case.method} {case.rule}":
+        if key not in done and asked.only in f"{case.method} {case.rule} {case.refit}":
             result["rows"].append(key | outcome(loaded, case, asked, result["dense"]))
             write(result, asked.output)
             print(line(result["rows"][-1]), flush=True)
@@ -140,6 +145,7 @@ def measured(loaded: Loaded, case: Case, asked: argparse.Namespace, dense: float
         forms=case.forms,
         rule=case.rule,
         align=case.align,
+        refit=case.refit,
         calibration=asked.calibration,
         tokenizer=loaded.tokenizer,
     )
