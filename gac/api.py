@@ -20,7 +20,7 @@ from gac.allocation.rules import Rule, decide_by
 from gac.compression.apply import build_modules, changed_sites, swap_in
 from gac.compression.checkpoint import load_checkpoint, save_checkpoint
 from gac.compression.fusing import fuse_inputs
-from gac.compression.refit import LEFT, refit_named
+from gac.compression.refit import leaves, refit_named
 from gac.compression.refit import refit as fit_again
 from gac.errors import GacError, ModelError, PlanError
 from gac.evaluation.perplexity import Perplexity
@@ -356,7 +356,7 @@ def _measured(
     family = family_of(loaded.model.config)
     sites = family.sites(loaded.model.config)
     check_forms_fit(sites, names, loaded.model.config.model_type)
-    again = refit_named(refit, rule, how, sites, loaded.model.config.model_type)
+    again = refit_named(refit, rule, how, names, sites, loaded.model.config.model_type)
     planned = as_planned(sites, names, fuse)
     limit = budget_limit(budget, sum(site.params for site in sites))
     check_reachable(planned, limit, forms=names, profile=table, workloads=parsed, align=align)
@@ -379,11 +379,11 @@ def _measured(
         seed=seed,
         calibration=_calibration(spec, windows, curves.dense_loss),
         profile=used,
-        factor=FACTOR * LEFT[again],
+        factor=FACTOR * leaves(again, how),
         fused=fuse,
         refit=again,
     )
-    together = curves_together(planned, curves.sites, LEFT[again])
+    together = curves_together(planned, curves.sites, leaves(again, how))
     return Problem(planned, together, names, table, parsed, align, evidence), made_from
 
 
@@ -421,7 +421,9 @@ def _store(digest: str, windows: Windows, method: Method) -> StatisticsStore:
 def _layers_to_fit(plan: Plan, changed: Sequence[Site], sites: Sequence[Site]) -> set[int]:
     """The layers whose factors are needed: those that change, and where they are refitted all above the first."""
     layers = {site.layer for site in changed}
-    return layers if plan.refit == "none" else {site.layer for site in sites if site.layer >= min(layers, default=0)}
+    if plan.refit == "none" or not layers:
+        return layers
+    return {site.layer for site in sites if site.layer >= min(layers)}
 
 
 def _factors(

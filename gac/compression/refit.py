@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import groupby
 from types import MappingProxyType
 from typing import Literal
@@ -43,27 +44,38 @@ from gac.sites import Site
 
 MEAN, OWN = 3e-2, 1e-1
 """Damping of the regressions, see ``gac.sensitivity.linalg.damped``."""
-LEFT: Mapping[str, float] = MappingProxyType({"none": 1.0, "update": 1.0, "residual": 0.8})
-"""What is left of the predicted loss, fitted once on SmolLM2-135M at kept 0.9 to 0.6 as ``FACTOR`` is."""
+RESIDUAL_LEAVES = 0.8
+"""What is left of the loss that ``kfac`` predicts, fitted once on SmolLM2-135M at kept 0.8 to 0.6 as ``FACTOR`` is."""
 Refit = Literal["none", "residual", "update"]
 
 STEP = 0.5
 """How far a weight inside a layer goes towards its dense outputs."""
 
 
-def refit_named(asked: str | None, rule: str, method: Method, sites: Sequence[Site], model_type: str) -> Refit:
+def leaves(refit: Refit, method: Method) -> float:
+    """The share of the predicted loss that is expected where weights are fitted again; 1 where none was fitted."""
+    return RESIDUAL_LEAVES if refit == "residual" and method.refits else 1.0
+
+
+def refit_named(
+    asked: str | None, rule: str, method: Method, forms: Sequence[str], sites: Sequence[Site], model_type: str
+) -> Refit:
     """How a plan's weights are fitted again: what was asked for, or what suits the rule, the method and the layers.
 
     Raises:
-        GacError: there is no such way, or the layers do more to the residual stream than to add.
+        GacError: there is no such way, it fits none of the forms, or the layers do more to the residual stream than to
+            add.
     """
     plain = any(weight.writes for site in sites for weight in site.weights)
     if asked is None:
         return "residual" if rule == "loss" and method.refits and plain else "none"
     if asked == "none":
         return "none"
-    if asked == "update":
+    if asked == "update" and "low_rank" in forms:
         return "update"
+    if asked == "update":
+        given = f"refit 'update' with forms {', '.join(forms) or 'none'}"
+        raise GacError(given, "low_rank among the forms, the only one that it fits", "Use refit='none'.")
     if asked == "residual" and plain:
         return "residual"
     if asked == "residual":
@@ -100,36 +112,93 @@ def refit(
     """
     if not modules:
         return {}
-    fits = REFITS[plan.refit]
-    choices = {choice.name: choice for choice in plan.weights}
     layers = {layer: [w for site in group for w in site.weights] for layer, group in groupby(sites, lambda s: s.layer)}
     lowest = min(layer for layer, weights in layers.items() if any(weight.name in modules for weight in weights))
     both = SideBySide(model, decoder_layers(model, layers), windows)
-    fitted: dict[str, nn.Module] = {}
+    choices = {choice.name: choice for choice in plan.weights}
+    modes = {weight.name: _Mode.of(model.get_submodule(weight.name)) for group in layers.values() for weight in group}
+    fitted = dict(modules)
     with frozen(model), torch.no_grad():
         both.start(lowest)
         for layer in tqdm(range(lowest, len(layers)), "refitting", unit="layer", disable=not progress):
-            stages = _stages(layers[layer])
-            seen = both.dense_pass(layer, stages)
-            dense = {weight.name: _Dense.of(model, weight) for weight in layers[layer]}
-            new = {name: modules.get(name) or deepcopy(model.get_submodule(name)) for name in dense}
-            with _swapped(model, new):
-                for stage in stages:
-                    found = _regressions(both, layer, stage, seen, factors[layer], dense)
-                    for weight in stage:
-                        choice = choices[weight.name]
-                        work = _Work(
-                            weight, choice, dense[weight.name].matrix, factors[layer], found.pop(weight.name), method
-                        )
-                        fits[form_named(choice.form).kind](work, new[weight.name])
-                both.compressed_pass(layer)
-            fitted |= new
+            fit = _LayerFit(model, both, layer, layers[layer], choices, factors[layer], method, REFITS[plan.refit])
+            fitted |= fit.run(modules)
+    for name, module in fitted.items():
+        modes[name].put(module)
     return fitted
 
 
-def _stages(weights: Sequence[Weight]) -> list[list[Weight]]:
-    """Weights in the order in which they run; those that read the same input together."""
-    return [list(stage) for _, stage in groupby(weights, lambda weight: weight.reads or weight.name)]
+@dataclass(frozen=True)
+class _Mode:
+    """Whether a module trains, and whether its weight does."""
+
+    training: bool
+    requires_grad: bool
+
+    @classmethod
+    def of(cls, module: nn.Module) -> "_Mode":
+        return cls(module.training, as_linear(module).weight.requires_grad)  # type: ignore[arg-type]
+
+    def put(self, module: nn.Module) -> None:
+        module.train(self.training).requires_grad_(self.requires_grad)
+
+
+@dataclass(frozen=True, eq=False)
+class _LayerFit:
+    """One layer being fitted."""
+
+    model: nn.Module
+    both: SideBySide
+    layer: int
+    weights: Sequence[Weight]
+    choices: Mapping[str, WeightChoice]
+    factors: LayerFactors
+    method: Method
+    fits: "Mapping[str, Callable[[_Work, nn.Module], None]]"
+
+    def run(self, modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
+        """Fit the layer's weights in the order in which they run, and take both models' states through it."""
+        stages = [list(stage) for _, stage in groupby(self.weights, lambda weight: weight.reads or weight.name)]
+        seen = self.both.dense_pass(self.layer, stages)
+        dense = {weight.name: _Dense.of(self.model, weight) for weight in self.weights}
+        new = {
+            weight.name: modules.get(weight.name) or deepcopy(self.model.get_submodule(weight.name))
+            for weight in self.weights
+            if weight.name in modules or self._fit_of(weight)
+        }
+        with _swapped(self.model, new):
+            for stage in stages:
+                fitted = [weight for weight in stage if self._fit_of(weight)]
+                found = self._regressions(stage, fitted, seen, dense) if fitted else {}
+                for weight in fitted:
+                    sums = found.pop(weight.name).done()
+                    choice, matrix = self.choices[weight.name], dense[weight.name].matrix
+                    self.fits[form_named(choice.form).kind](
+                        _Work(weight, choice, matrix, self.factors, sums, self.method), new[weight.name]
+                    )
+            self.both.compressed_pass(self.layer)
+        return new
+
+    def _fit_of(self, weight: Weight) -> bool:
+        return form_named(self.choices[weight.name].form).kind in self.fits
+
+    def _regressions(
+        self, stage: Sequence[Weight], fitted: Sequence[Weight], seen: Seen, dense: "Mapping[str, _Dense]"
+    ) -> dict[str, "_Sums"]:
+        """What weights that read one input are fitted with, from a run of the compressed layer as far as them."""
+        found: dict[str, _Sums] = {}
+        counts = {weight.name: self.factors.tokens(weight) for weight in fitted}
+        for at, (x, lost) in enumerate(self.both.inputs_of(self.layer, stage, seen)):
+            for weight in fitted:
+                if lost is None:
+                    missing = seen.read[stage[0].name][at].to(x.device).reshape_as(x).float() - x.float()
+                else:
+                    wrote = seen.written[weight.name][at].to(x.device).view_as(lost)
+                    missing = dense[weight.name].product(wrote).float() + lost
+                if weight.name not in found:
+                    found[weight.name] = _Sums(x.shape[1], missing.shape[1], x.device)
+                found[weight.name].add(x, missing, counts[weight.name][at].to(x.device))
+        return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,42 +220,41 @@ class _Dense:
 @contextmanager
 def _swapped(model: nn.Module, modules: Mapping[str, nn.Module]) -> Iterator[None]:
     before = {name: model.get_submodule(name) for name in modules}
-    for name, module in modules.items():
-        model.set_submodule(name, module)
     try:
+        for name, module in modules.items():
+            model.set_submodule(name, module)
         yield
     finally:
         for name, module in before.items():
             model.set_submodule(name, module)
 
 
-def _regressions(
-    both: SideBySide,
-    layer: int,
-    stage: Sequence[Weight],
-    seen: Seen,
-    factors: LayerFactors,
-    dense: Mapping[str, _Dense],
-) -> dict[str, "_Regression"]:
-    """What the weights of a stage are fitted with, from a run of the compressed layer as far as them."""
-    found: dict[str, _Regression] = {}
-    for at, (x, lost) in enumerate(both.inputs_of(layer, stage, seen)):
-        for weight in stage:
-            if lost is None:
-                target = seen.read[stage[0].name][at].reshape(-1, weight.in_features)
-            else:
-                target = dense[weight.name].product(seen.written[weight.name][at].view_as(lost)) + lost
-            if weight.name not in found:
-                found[weight.name] = _Regression(x.shape[1], target.shape[1], x.device)
-            found[weight.name].add(x, target, factors.tokens(weight)[at].to(x.device))
-    return found
-
-
+@dataclass(frozen=True, eq=False)
 class _Regression:
-    """Sums over the tokens that a weight is fitted with: its inputs x' in the compressed model, and its target.
+    """What a weight is fitted with, float64.
 
-    The target t is the dense input of a weight inside a layer, and what is to be written of one that writes.
+    Attributes:
+        square: S = E[x' x'^T] of its inputs x' in the compressed model, shape ``(in, in)``.
+        cross: E[m x'^T]: m is the dense input less x' for a weight inside a layer, shape ``(in, in)``; for one that
+            writes, its dense output without the bias and what the residual stream has lost, shape ``(out, in)``.
+        scale: E[|x'|], shape ``(in,)``.
     """
+
+    square: Tensor
+    cross: Tensor
+    scale: Tensor
+
+    def moments(self, gradients: Tensor) -> Moments:
+        """S in place of the dense model's moment of the inputs."""
+        return Moments(self.square.float(), gradients, self.scale.float())
+
+    def solved(self, missing: Tensor) -> Tensor:
+        """Times (S + D)^-1."""
+        return torch.cholesky_solve(missing.T, cholesky(damped(self.square, MEAN, OWN))).T
+
+
+class _Sums:
+    """A regression's sums over the tokens: float64 on a CPU, float32 on a GPU."""
 
     def __init__(self, inputs: int, targets: int, device: torch.device) -> None:
         kind = torch.float64 if device.type == "cpu" else torch.float32
@@ -195,33 +263,20 @@ class _Regression:
         self._scale = torch.zeros(inputs, dtype=kind, device=device)
         self._count = torch.zeros((), dtype=torch.float64, device=device)
 
-    def add(self, x: Tensor, target: Tensor, counts: Tensor) -> None:
-        """One window: x ``(tokens, in)``, target ``(tokens, out)``, how much each token counts ``(tokens,)``."""
+    def add(self, x: Tensor, missing: Tensor, counts: Tensor) -> None:
+        """One window: x ``(tokens, in)``, m ``(tokens, out)``, how much each token counts ``(tokens,)``."""
         roots = counts.sqrt()[:, None]
-        rows, columns = x.float() * roots, target.float() * roots
+        rows, columns = x.float() * roots, missing * roots
         with tf32_products(x):
             self._square += rows.T @ rows
             self._cross += columns.T @ rows
         self._scale += x.float().abs().T @ counts
         self._count += counts.sum(dtype=torch.float64)
 
-    @property
-    def square(self) -> Tensor:
-        """S, float64."""
-        return self._square.double() / self._total
-
-    @property
-    def cross(self) -> Tensor:
-        """E[t x'^T], float64."""
-        return self._cross.double() / self._total
-
-    def moments(self, gradients: Tensor) -> Moments:
-        """S in place of the dense model's moment of the inputs."""
-        return Moments(self.square.float(), gradients, (self._scale / self._total).float())
-
-    @property
-    def _total(self) -> Tensor:
-        return self._count.clamp_min(torch.finfo(torch.float32).tiny)
+    def done(self) -> _Regression:
+        """The means over the tokens."""
+        total = self._count.clamp_min(torch.finfo(torch.float32).tiny)
+        return _Regression(*(part.double() / total for part in (self._square, self._cross, self._scale)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -235,22 +290,18 @@ class _Work:
     found: _Regression
     method: Method
 
+    @cached_property
     def turn(self) -> Tensor:
         """T of a weight inside a layer."""
-        square = self.found.square
-        eye = torch.eye(len(square), dtype=square.dtype, device=square.device)
-        return eye + STEP * self._solved(self.found.cross - square)
+        eye = torch.eye(len(self.found.square), dtype=torch.float64, device=self.found.square.device)
+        return eye + STEP * self.found.solved(self.found.cross)
 
     def matrix(self, before: Tensor) -> Tensor:
         """What a matrix ``(out, in)`` that reads x' becomes, float64."""
         before = before.detach().double()
         if not self.weight.writes:
-            return before @ self.turn()
-        return before + self._solved(self.found.cross - before @ self.found.square)
-
-    def _solved(self, missing: Tensor) -> Tensor:
-        """Times (S + D)^-1."""
-        return torch.cholesky_solve(missing.T, cholesky(damped(self.found.square, MEAN, OWN))).T
+            return before @ self.turn
+        return before + self.found.solved(self.found.cross - before @ self.found.square)
 
 
 def _whole(work: _Work, module: nn.Module) -> None:
@@ -270,7 +321,7 @@ def _low_rank(work: _Work, module: nn.Module) -> None:
 def _first_only(work: _Work, module: nn.Module) -> None:
     """The first factors of groups of heads; what follows them stays."""
     assert isinstance(module, LowRankLinear)
-    module.first.weight.copy_(module.first.weight.double() @ work.turn())
+    module.first.weight.copy_(module.first.weight.double() @ work.turn)
 
 
 def _second_only(work: _Work, module: nn.Module) -> None:
@@ -283,11 +334,7 @@ def _second_only(work: _Work, module: nn.Module) -> None:
     module.second.weight.copy_(torch.cholesky_solve(right, cholesky(gram)).T)
 
 
-def _as_it_is(work: _Work, module: nn.Module) -> None:
-    """Not fitted."""
-
-
-# How each kind of form takes a fitted weight.
+# How each kind of form takes a fitted weight; kinds that are left out are not fitted.
 REFITS: Mapping[str, Mapping[str, Callable[[_Work, nn.Module], None]]] = MappingProxyType(
     {
         "residual": {
@@ -297,13 +344,7 @@ REFITS: Mapping[str, Mapping[str, Callable[[_Work, nn.Module], None]]] = Mapping
             "head_dim": _whole,
             "grouped": _first_only,
         },
-        "update": {
-            "dense": _as_it_is,
-            "low_rank": _second_only,
-            "narrow": _as_it_is,
-            "head_dim": _as_it_is,
-            "grouped": _as_it_is,
-        },
+        "update": {"low_rank": _second_only},
     }
 )
 
@@ -313,7 +354,8 @@ def _truncated_again(work: _Work) -> tuple[Tensor, Tensor]:
 
     Of a weight inside a layer W T is known by its factors B A T, and the metric of its outputs by the gains
     c = diag(B^T G B): with F = diag(c)^1/2 A T and U the leading eigenvectors of F S F^T the best rank-r weight is
-    B diag(c)^-1/2 U U^T F. So G itself, which for gate and up is the largest statistic, is not needed.
+    B diag(c)^-1/2 U U^T F. So G itself, which for gate and up is the largest statistic, is not needed. B A is W as
+    precisely as the factors are kept, in the model's dtype.
     """
     rank = work.choice.dim
     if work.weight.writes:
@@ -321,8 +363,9 @@ def _truncated_again(work: _Work) -> tuple[Tensor, Tensor]:
         return decompose(work.matrix(work.dense), work.method.metric(moments)).factors(rank)
     second, first = (factor.double() for factor in work.factors.every_rank(work.weight))
     gains = work.factors.gains(work.weight)
-    roots = gains.clamp_min(gains.max() * 1e-24).sqrt()
-    turned = roots[:, None] * (first @ work.turn())
+    least = gains.max() * 1e-24
+    roots = gains.clamp_min(torch.where(least > 0, least, torch.ones_like(least))).sqrt()
+    turned = roots[:, None] * (first @ work.turn)
     inputs = work.method.inputs(work.found.moments(work.found.square))
     _, vectors = eigh(turned @ inputs @ turned.T)
     return balanced(second @ (vectors[:, :rank] / roots[:, None]), vectors[:, :rank].T @ turned)

@@ -27,6 +27,7 @@ class Family:
         neurons: what the config calls their number; where that is None, they are 4 times the hidden size.
         adds: whether what ``output`` and ``down`` write is added to the residual stream as it is; not where a norm or a
             factor comes between.
+        pre_norm: the config's flag without which a norm comes there.
     """
 
     model_types: tuple[str, ...]
@@ -38,6 +39,7 @@ class Family:
     blocks: int = 1
     neurons: str = "intermediate_size"
     adds: bool = True
+    pre_norm: str | None = None
 
     def sites(self, config: Any) -> tuple[Site, ...]:
         """Every site in model order, from a transformers config (no weights are needed)."""
@@ -52,20 +54,23 @@ class Family:
         return tuple(found)
 
     def _attention(self, config: Any) -> Iterator[Weight]:
-        hidden, heads = config.hidden_size, config.num_attention_heads
+        hidden, heads, adds = config.hidden_size, config.num_attention_heads, self._adds(config)
         head_dim = getattr(config, "head_dim", None) or hidden // heads
         groups = getattr(config, "num_key_value_heads", None) or heads
         query, key = head_dim * heads, head_dim * groups
         if len(self.qkv) == 1:
             yield Weight(self.qkv[0], query + 2 * key, hidden, cached=True, queries=query)
-            yield Weight(self.output, hidden, query, writes=self.adds)
+            yield Weight(self.output, hidden, query, writes=adds)
             return
         q_proj, k_proj, v_proj = self.qkv
         block = _owner(q_proj)
         yield Weight(q_proj, query, hidden, reads=block)
         yield Weight(k_proj, key, hidden, reads=block, heads=groups, cached=True)
         yield Weight(v_proj, key, hidden, reads=block, values="out", heads=groups, cached=True)
-        yield Weight(self.output, hidden, query, values="in", heads=heads, writes=self.adds)
+        yield Weight(self.output, hidden, query, values="in", heads=heads, writes=adds)
+
+    def _adds(self, config: Any) -> bool:
+        return self.adds and (self.pre_norm is None or bool(getattr(config, self.pre_norm)))
 
     def _mlp(self, config: Any) -> Iterator[Weight]:
         hidden = config.hidden_size
@@ -73,7 +78,7 @@ class Family:
         reads = _owner(self.up[0]) if len(self.up) > 1 else None
         for name in self.up:
             yield Weight(name, self.blocks * neurons, hidden, neurons="out", reads=reads, blocks=self.blocks)
-        yield Weight(self.down, hidden, neurons, neurons="in", writes=self.adds)
+        yield Weight(self.down, hidden, neurons, neurons="in", writes=self._adds(config))
 
 
 def _within(prefix: str, weight: Weight) -> Weight:
@@ -115,7 +120,15 @@ _ALL = (
     Family(("apertus", "arcee", "nemotron"), up=("mlp.up_proj",)),
     Family(("starcoder2",), up=("mlp.c_fc",), down="mlp.c_proj"),
     Family(("phi",), output="self_attn.dense", up=("mlp.fc1",), down="mlp.fc2"),
-    Family(("opt",), "model.decoder.layers", output="self_attn.out_proj", up=("fc1",), down="fc2", neurons="ffn_dim"),
+    Family(
+        ("opt",),
+        "model.decoder.layers",
+        output="self_attn.out_proj",
+        up=("fc1",),
+        down="fc2",
+        neurons="ffn_dim",
+        pre_norm="do_layer_norm_before",
+    ),
     Family(("glm",), up=("mlp.gate_up_proj",), blocks=2),
     Family(("glm4",), up=("mlp.gate_up_proj",), blocks=2, adds=False),
     Family(("phi3",), qkv=("self_attn.qkv_proj",), up=("mlp.gate_up_proj",), blocks=2),

@@ -157,8 +157,8 @@ class LayerwiseBackward:
         """Room for the inputs of every k-th layer, k as small as fits."""
         shape = (len(self._windows), *hidden.shape[1:])
         count = len(self._layers) - self._lowest
-        room = _room(hidden.device) // (math.prod(shape) * hidden.element_size())
-        every, device = _stride(count, room), hidden.device
+        fitting = room(hidden.device) // (math.prod(shape) * hidden.element_size())
+        every, device = _stride(count, fitting), hidden.device
         if every is None:
             every, device = math.isqrt(count - 1) + 1, torch.device("cpu")
         for layer in range(self._lowest, len(self._layers), every):
@@ -230,7 +230,7 @@ def _stride(layers: int, room: int) -> int | None:
     return next((k for k in range(1, layers + 1) if math.ceil(layers / k) + k - 1 <= room), None)
 
 
-def _room(device: torch.device) -> int:
+def room(device: torch.device) -> int:
     """Bytes for hidden states: half of what is free on a GPU."""
     if device.type != "cuda":
         return HOST_BYTES

@@ -10,7 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 import gac
 from gac.compression import refit as refitting
-from gac.compression.refit import LEFT, REFITS, refit_named
+from gac.compression.refit import REFITS, RESIDUAL_LEAVES, leaves, refit_named
 from gac.compression.side_by_side import SideBySide
 from gac.errors import GacError, ModelError
 from gac.forms import FORMS
@@ -47,8 +47,7 @@ def deep(model_type: str) -> PreTrainedModel:
 
 
 def test_every_form_can_be_refitted() -> None:
-    assert all(set(fits) == set(FORMS) for fits in REFITS.values())
-    assert set(LEFT) == {"none", *REFITS}
+    assert set(REFITS["residual"]) == set(FORMS)
 
 
 @pytest.mark.parametrize("model_type", ADDS)
@@ -152,23 +151,26 @@ def applied_as_if_it_added(model: PreTrainedModel, plan: Plan) -> None:
 def test_the_default_is_that_of_the_method_the_rule_and_the_layers() -> None:
     plain, normed = (family_of(c).sites(c) for c in map(small_config, ("llama", "gemma2")))
     kfac, svd_llm = method_named("kfac"), method_named("svd-llm")
-    assert refit_named(None, "loss", kfac, plain, "llama") == "residual"
-    assert refit_named(None, "uniform", kfac, plain, "llama") == "none"
-    assert refit_named(None, "loss", svd_llm, plain, "llama") == "none"
-    assert refit_named(None, "loss", kfac, normed, "gemma2") == "none"
-    assert refit_named("update", "loss", kfac, normed, "gemma2") == "update"
+    assert refit_named(None, "loss", kfac, ["narrow"], plain, "llama") == "residual"
+    assert refit_named(None, "uniform", kfac, ["low_rank"], plain, "llama") == "none"
+    assert refit_named(None, "loss", svd_llm, ["low_rank"], plain, "llama") == "none"
+    assert refit_named(None, "loss", kfac, ["low_rank"], normed, "gemma2") == "none"
+    assert refit_named("update", "loss", kfac, ["low_rank"], normed, "gemma2") == "update"
+    assert (leaves("residual", kfac), leaves("residual", svd_llm)) == (RESIDUAL_LEAVES, 1.0)
 
 
 def test_what_cannot_be_refitted_is_refused() -> None:
     sites = family_of(small_config("gemma2")).sites(small_config("gemma2"))
     with pytest.raises(GacError) as refused:
-        refit_named("residual", "loss", method_named("kfac"), sites, "gemma2")
+        refit_named("residual", "loss", method_named("kfac"), ["low_rank"], sites, "gemma2")
     assert str(refused.value) == (
         "refit 'residual' of a gemma2 model, whose layers change what o_proj and down_proj write; expected layers that "
         "add it to the residual stream. Use refit='none'."
     )
     with pytest.raises(GacError, match=r"refit 'residuals'; expected one of none, residual, update\. Did you mean"):
-        refit_named("residuals", "loss", method_named("kfac"), sites, "gemma2")
+        refit_named("residuals", "loss", method_named("kfac"), ["low_rank"], sites, "gemma2")
+    with pytest.raises(GacError, match="refit 'update' with forms narrow; expected low_rank among the forms"):
+        refit_named("update", "loss", method_named("kfac"), ["narrow"], sites, "gemma2")
 
 
 def test_the_prediction_knows_of_it(tiny_model: LlamaForCausalLM, tiny_tokenizer: object, text_file: object) -> None:
@@ -185,5 +187,47 @@ def test_the_prediction_knows_of_it(tiny_model: LlamaForCausalLM, tiny_tokenizer
         for refit in ("none", "residual")
     }
     assert plans["residual"].weights == plans["none"].weights
-    assert plans["residual"].prediction.loss == pytest.approx(LEFT["residual"] * plans["none"].prediction.loss)
+    assert plans["residual"].prediction.loss == pytest.approx(RESIDUAL_LEAVES * plans["none"].prediction.loss)
     assert "refitted layer by layer" in plans["residual"].summary()
+
+
+def test_weights_train_as_before(make_plan: MakePlan) -> None:
+    model = deep("llama").train()
+    model.model.layers[1].self_attn.k_proj.weight.requires_grad_(False)
+    fitted = applied(model, half_of(model, make_plan, "residual"))
+    assert all(module.training for module in fitted.modules())
+    frozen = {name for name, parameter in fitted.named_parameters() if not parameter.requires_grad}
+    assert frozen == {"model.layers.1.self_attn.k_proj.weight"}
+
+
+def test_16_bit_models_with_huge_hidden_states_are_fitted(make_plan: MakePlan) -> None:
+    model = deep("llama").to(torch.bfloat16)
+    with torch.no_grad():
+        model.model.embed_tokens.weight.mul_(50)
+        model.model.embed_tokens.weight[3, 5] = 9000.0
+    plan = half_of(model, make_plan, "residual")
+    assert torch.isfinite(logits(applied(model, plan))).all()
+
+
+def test_a_weight_of_zeros_is_fitted(make_plan: MakePlan) -> None:
+    model = deep("llama")
+    torch.nn.init.zeros_(model.model.layers[2].mlp.gate_proj.weight)
+    plan = half_of(model, make_plan, "residual")
+    assert torch.isfinite(logits(applied(model, plan))).all()
+
+
+def test_opt_with_its_norms_behind_is_not_fitted() -> None:
+    ahead, behind = (weights_of(small_config("opt", do_layer_norm_before=before)) for before in (True, False))
+    assert any(weight.writes for weight in ahead)
+    assert not any(weight.writes for weight in behind)
+
+
+def test_states_that_do_not_fit_wait_in_host_memory(monkeypatch: pytest.MonkeyPatch, make_plan: MakePlan) -> None:
+    moved: list[bool] = []
+    monkeypatch.setattr(SideBySide, "_kept", lambda _self, tensor: moved.append(True) or tensor.cpu())
+    model = deep("llama")
+    plan = half_of(model, make_plan, "residual")
+    there = logits(applied(model, plan))
+    assert moved
+    monkeypatch.undo()
+    assert torch.equal(there, logits(applied(deep("llama"), plan)))
