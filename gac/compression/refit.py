@@ -10,12 +10,14 @@ counting as it does in the moments:
 - a weight that writes to the residual stream (o_proj, down_proj) is fitted to its dense output and to what the residual
   stream has lost so far: ``W + (E[t x'^T] - W S) (S + D)^-1``, t being both together.
 
-Then it is truncated again, in the metric of the method with S in place of A. D damps. Dense targets on compressed
+Then it is truncated again, in the metric of the method with S in place of A. D damps, each weight as much as suits
+windows that are held out, and where nothing helps on those the weight stays as it is. Dense targets on compressed
 inputs are GPTAQ's (arXiv 2504.02692), there for quantisation. SVD-LLM's closed-form update (arXiv 2403.07378, section
 3.2) is here too: of low-rank weights it re-solves the second factor alone, for W x'.
 ``tests/benchmarks/README.md`` has what each part gives.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
@@ -43,7 +45,10 @@ from gac.sensitivity.methods import Method, balanced, decompose
 from gac.sites import Site
 
 MEAN, OWN = 3e-2, 1e-1
-"""Damping of the regressions, see ``gac.sensitivity.linalg.damped``."""
+"""Damping of the regressions, see ``gac.sensitivity.linalg.damped``; times one of ``DAMPINGS``."""
+DAMPINGS = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
+HELD_OUT = 4
+"""One window in so many, the last ones, is held out to choose a weight's damping on; then it is fitted to all."""
 RESIDUAL_LEAVES = 0.8
 """What is left of the loss that ``kfac`` predicts, fitted once on SmolLM2-135M at kept 0.8 to 0.6 as ``FACTOR`` is."""
 Refit = Literal["none", "residual", "update"]
@@ -171,11 +176,9 @@ class _LayerFit:
                 fitted = [weight for weight in stage if self._fit_of(weight)]
                 found = self._regressions(stage, fitted, seen, dense) if fitted else {}
                 for weight in fitted:
-                    sums = found.pop(weight.name).done()
                     choice, matrix = self.choices[weight.name], dense[weight.name].matrix
-                    self.fits[form_named(choice.form).kind](
-                        _Work(weight, choice, matrix, self.factors, sums, self.method), new[weight.name]
-                    )
+                    work = _Work(weight, choice, matrix, self.factors, found.pop(weight.name), self.method)
+                    self.fits[form_named(choice.form).kind](work, new[weight.name])
             self.both.compressed_pass(self.layer)
         return new
 
@@ -184,10 +187,11 @@ class _LayerFit:
 
     def _regressions(
         self, stage: Sequence[Weight], fitted: Sequence[Weight], seen: Seen, dense: "Mapping[str, _Dense]"
-    ) -> dict[str, "_Sums"]:
+    ) -> dict[str, "_Regression"]:
         """What weights that read one input are fitted with, from a run of the compressed layer as far as them."""
-        found: dict[str, _Sums] = {}
+        found: dict[str, _Regression] = {}
         counts = {weight.name: self.factors.tokens(weight) for weight in fitted}
+        held = self.both.count - self.both.count // HELD_OUT
         for at, (x, lost) in enumerate(self.both.inputs_of(self.layer, stage, seen)):
             for weight in fitted:
                 if lost is None:
@@ -196,8 +200,8 @@ class _LayerFit:
                     wrote = seen.written[weight.name][at].to(x.device).view_as(lost)
                     missing = dense[weight.name].product(wrote).float() + lost
                 if weight.name not in found:
-                    found[weight.name] = _Sums(x.shape[1], missing.shape[1], x.device)
-                found[weight.name].add(x, missing, counts[weight.name][at].to(x.device))
+                    found[weight.name] = _Regression(x.shape[1], missing.shape[1], x.device)
+                found[weight.name].add(x, missing, counts[weight.name][at].to(x.device), at >= held)
         return found
 
 
@@ -230,8 +234,8 @@ def _swapped(model: nn.Module, modules: Mapping[str, nn.Module]) -> Iterator[Non
 
 
 @dataclass(frozen=True, eq=False)
-class _Regression:
-    """What a weight is fitted with, float64.
+class _Means:
+    """What a weight is fitted with, means over some windows, float64.
 
     Attributes:
         square: S = E[x' x'^T] of its inputs x' in the compressed model, shape ``(in, in)``.
@@ -248,35 +252,70 @@ class _Regression:
         """S in place of the dense model's moment of the inputs."""
         return Moments(self.square.float(), gradients, self.scale.float())
 
-    def solved(self, missing: Tensor) -> Tensor:
+    def solved(self, missing: Tensor, damping: float) -> Tensor:
         """Times (S + D)^-1."""
-        return torch.cholesky_solve(missing.T, cholesky(damped(self.square, MEAN, OWN))).T
+        return torch.cholesky_solve(missing.T, cholesky(damped(self.square, damping * MEAN, damping * OWN))).T
 
 
 class _Sums:
-    """A regression's sums over the tokens: float64 on a CPU, float32 on a GPU."""
+    """Sums over the tokens of some windows: float64 on a CPU, float32 on a GPU."""
 
     def __init__(self, inputs: int, targets: int, device: torch.device) -> None:
         kind = torch.float64 if device.type == "cpu" else torch.float32
-        self._square = torch.zeros(inputs, inputs, dtype=kind, device=device)
-        self._cross = torch.zeros(targets, inputs, dtype=kind, device=device)
-        self._scale = torch.zeros(inputs, dtype=kind, device=device)
-        self._count = torch.zeros((), dtype=torch.float64, device=device)
+        self.square = torch.zeros(inputs, inputs, dtype=kind, device=device)
+        self.cross = torch.zeros(targets, inputs, dtype=kind, device=device)
+        self.scale = torch.zeros(inputs, dtype=kind, device=device)
+        self.count = torch.zeros((), dtype=torch.float64, device=device)
 
     def add(self, x: Tensor, missing: Tensor, counts: Tensor) -> None:
         """One window: x ``(tokens, in)``, m ``(tokens, out)``, how much each token counts ``(tokens,)``."""
         roots = counts.sqrt()[:, None]
         rows, columns = x.float() * roots, missing * roots
         with tf32_products(x):
-            self._square += rows.T @ rows
-            self._cross += columns.T @ rows
-        self._scale += x.float().abs().T @ counts
-        self._count += counts.sum(dtype=torch.float64)
+            self.square += rows.T @ rows
+            self.cross += columns.T @ rows
+        self.scale += x.float().abs().T @ counts
+        self.count += counts.sum(dtype=torch.float64)
 
-    def done(self) -> _Regression:
-        """The means over the tokens."""
-        total = self._count.clamp_min(torch.finfo(torch.float32).tiny)
-        return _Regression(*(part.double() / total for part in (self._square, self._cross, self._scale)))
+    def means(self, *more: "_Sums") -> _Means:
+        """The means over these windows and more."""
+        every = (self, *more)
+        total = torch.stack([sums.count for sums in every]).sum().clamp_min(torch.finfo(torch.float32).tiny)
+        parts = zip(*((sums.square, sums.cross, sums.scale) for sums in every), strict=True)
+        return _Means(*(torch.stack(part).sum(0).double() / total for part in parts))
+
+
+class _Regression:
+    """The windows that a weight's damping is tried on, those that it is chosen on, and all."""
+
+    def __init__(self, inputs: int, targets: int, device: torch.device) -> None:
+        self._tried, self._held = _Sums(inputs, targets, device), _Sums(inputs, targets, device)
+
+    def add(self, x: Tensor, missing: Tensor, counts: Tensor, held: bool) -> None:
+        (self._held if held else self._tried).add(x, missing, counts)
+
+    @cached_property
+    def every(self) -> _Means:
+        return self._tried.means(self._held)
+
+    def damping(self, missing: Callable[[_Means], Tensor]) -> float:
+        """The damping whose fit to some windows leaves least of what is missing in the others.
+
+        Args:
+            missing: of means, what is missing of the weight's outputs times x'^T, ``(out, in)``.
+
+        Returns:
+            One of ``DAMPINGS``, or infinity where none makes up for anything.
+        """
+        if self._held.count == 0:
+            return 1.0
+        tried, held = self._tried.means(), self._held.means()
+        wanted, there = missing(tried), missing(held)
+        left = {math.inf: 0.0}
+        for damping in DAMPINGS:
+            change = tried.solved(wanted, damping)
+            left[damping] = float((change * (change @ held.square - 2 * there)).sum())
+        return min(left, key=lambda damping: left[damping])
 
 
 @dataclass(frozen=True, eq=False)
@@ -293,15 +332,22 @@ class _Work:
     @cached_property
     def turn(self) -> Tensor:
         """T of a weight inside a layer."""
-        eye = torch.eye(len(self.found.square), dtype=torch.float64, device=self.found.square.device)
-        return eye + STEP * self.found.solved(self.found.cross)
+        every, dense = self.found.every, self.dense.double()
+        eye = torch.eye(len(every.square), dtype=torch.float64, device=every.square.device)
+        damping = self.found.damping(lambda means: dense @ means.cross)
+        return eye if damping == math.inf else eye + STEP * every.solved(every.cross, damping)
 
     def matrix(self, before: Tensor) -> Tensor:
         """What a matrix ``(out, in)`` that reads x' becomes, float64."""
         before = before.detach().double()
         if not self.weight.writes:
             return before @ self.turn
-        return before + self.found.solved(self.found.cross - before @ self.found.square)
+
+        def missing(means: _Means) -> Tensor:
+            return means.cross - before @ means.square
+
+        damping, every = self.found.damping(missing), self.found.every
+        return before if damping == math.inf else before + every.solved(missing(every), damping)
 
 
 def _whole(work: _Work, module: nn.Module) -> None:
@@ -328,7 +374,7 @@ def _second_only(work: _Work, module: nn.Module) -> None:
     """SVD-LLM's closed-form update: ``W S A^T (A S A^T)^-1``."""
     assert isinstance(module, LowRankLinear)
     first = module.first.weight.double()
-    square = work.found.square
+    square = work.found.every.square
     gram = damped(first @ square @ first.T, 1e-9)
     right = first @ square @ work.dense.double().T
     module.second.weight.copy_(torch.cholesky_solve(right, cholesky(gram)).T)
@@ -359,13 +405,13 @@ def _truncated_again(work: _Work) -> tuple[Tensor, Tensor]:
     """
     rank = work.choice.dim
     if work.weight.writes:
-        moments = work.found.moments(work.factors.gradients(work.weight))
+        moments = work.found.every.moments(work.factors.gradients(work.weight))
         return decompose(work.matrix(work.dense), work.method.metric(moments)).factors(rank)
     second, first = (factor.double() for factor in work.factors.every_rank(work.weight))
     gains = work.factors.gains(work.weight)
     least = gains.max() * 1e-24
     roots = gains.clamp_min(torch.where(least > 0, least, torch.ones_like(least))).sqrt()
     turned = roots[:, None] * (first @ work.turn)
-    inputs = work.method.inputs(work.found.moments(work.found.square))
+    inputs = work.method.inputs(work.found.every.moments(work.dense))
     _, vectors = eigh(turned @ inputs @ turned.T)
     return balanced(second @ (vectors[:, :rank] / roots[:, None]), vectors[:, :rank].T @ turned)

@@ -52,6 +52,11 @@ class SideBySide:
         self._ours: list[Tensor] = []
         self._on_host = False
 
+    @property
+    def count(self) -> int:
+        """How many windows there are."""
+        return len(self._windows)
+
     def start(self, lowest: int) -> None:
         """Run the dense model as far as its last layer; the passes begin with layer ``lowest``."""
 

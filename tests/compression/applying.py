@@ -15,13 +15,13 @@ from gac.sites import as_planned
 IDS = torch.arange(40).reshape(2, 20)
 
 
-def applied(model: PreTrainedModel, plan: Plan, method: str = "kfac") -> PreTrainedModel:
+def applied(model: PreTrainedModel, plan: Plan, method: str = "kfac", ids: Tensor = IDS) -> PreTrainedModel:
     sites = as_planned(family_of(model.config).sites(model.config), plan.forms, fused=False)
     how = method_named(method)
-    factors = {layer: fit.factors for layer, fit in stream_fits(model, sites, IDS, how, None, progress=False)}
+    factors = {layer: fit.factors for layer, fit in stream_fits(model, sites, ids, how, None, progress=False)}
     modules = build_modules(model, plan, changed_sites(plan, sites), iter(factors.items()), how)
     if plan.refit != "none":
-        modules = refit(model, modules, plan, sites, factors, IDS, how, progress=False)
+        modules = refit(model, modules, plan, sites, factors, ids, how, progress=False)
     swap_in(model, modules)
     return model
 

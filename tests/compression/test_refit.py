@@ -18,7 +18,8 @@ from gac.models.families import family_of, supported
 from gac.plan import Plan
 from gac.sensitivity.calibration import decoder_layers
 from gac.sensitivity.methods import method_named
-from tests.compression.applying import IDS, applied, logits
+from tests.compression import applying
+from tests.compression.applying import IDS
 from tests.models.small import every_family, small_config, small_model, weights_of
 
 MakePlan = Callable[..., Plan]
@@ -31,6 +32,18 @@ def half_of(model: PreTrainedModel, make_plan: MakePlan, refit: str) -> Plan:
     layers = f"{family_of(model.config).layers}.{{}}."
     kept = {name: half for name, half in halves.items() if name.startswith((layers.format(0), layers.format(2)))}
     return replace(make_plan(model.config, kept), refit=refit)
+
+
+WINDOWS = torch.randint(0, 256, (64, 64), generator=torch.Generator().manual_seed(1))
+
+
+def applied(model: PreTrainedModel, plan: Plan, method: str = "kfac") -> PreTrainedModel:
+    return applying.applied(model, plan, method, WINDOWS)
+
+
+def logits(model: PreTrainedModel) -> Tensor:
+    with torch.no_grad():
+        return model(WINDOWS).logits
 
 
 def off(model: PreTrainedModel, dense: Tensor) -> float:
@@ -105,7 +118,7 @@ def test_the_update_is_the_least_squares_fit_for_the_inputs(make_plan: MakePlan)
     dense = deep("llama")
     plain, fitted = (applied(deep("llama"), half_of(dense, make_plan, refit), "svd") for refit in ("none", "update"))
     q_proj = "model.layers.0.self_attn.q_proj"
-    x = dense.model.layers[0].input_layernorm(dense.model.embed_tokens(IDS)).flatten(0, 1)
+    x = dense.model.layers[0].input_layernorm(dense.model.embed_tokens(WINDOWS)).flatten(0, 1)
     target = dense.get_submodule(q_proj)(x)
     first = fitted.get_submodule(q_proj).first(x)
     least = torch.linalg.lstsq(first, target).solution
