@@ -49,7 +49,7 @@ gac compress {quote(plan.model)} --plan plan.json -o DIR
 
 
 def _command(plan: Plan) -> str:
-    """The command that makes the plan again; of what is not the same in every model's plan nothing is left out."""
+    """The command that makes the plan again: all that was asked for, and what was chosen where nothing was."""
     text = plan.calibration
     options = [f"--budget {_budget(plan)!r}", f"--method {plan.method}", *(f"--form {form}" for form in plan.forms)]
     options += [] if plan.align is True else [f"--align-to {plan.align}" if plan.align else "--no-align"]

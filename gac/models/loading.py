@@ -165,7 +165,7 @@ def check_finite(model: nn.Module) -> None:
 
 
 def model_digest(model: PreTrainedModel, names: Iterable[str]) -> str:
-    """SHA-256 of the config and of every parameter in its dtype, so of all that the model's outputs follow from.
+    """SHA-256 of the config and of every parameter in its dtype.
 
     Where the model was read from, and what its config says of generation and of versions, do not count. Parameters
     are taken to the host one at a time; tied ones count once.
