@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM
 
 import gac
 from gac.errors import ModelError
-from gac.models.loading import read_parameter
+from gac.models.loading import model_digest, read_parameter
 
 accelerate = pytest.importorskip("accelerate")
 
@@ -83,6 +83,17 @@ def test_rules_that_try_other_values_refuse_offloaded_weights(
         "every weight in the memory of a device, where its gradient or its truncation can be measured. "
         'Load the model with device_map="cpu", or take another rule.'
     )
+
+
+def test_offloaded_weights_that_are_tied_count_once(tiny_config: LlamaConfig, tmp_path: Path) -> None:
+    tiny_config.tie_word_embeddings = True
+    model = LlamaForCausalLM(tiny_config)
+    digest = model_digest(model, [])
+    parts = ("model.rotary_emb", "model.layers", "model.norm")
+    device_map = dict.fromkeys(parts, "cpu") | dict.fromkeys(("model.embed_tokens", "lm_head"), "disk")
+    spread = accelerate.dispatch_model(model, device_map, main_device="cpu", offload_dir=tmp_path)
+    assert spread.lm_head.weight.is_meta
+    assert model_digest(spread, []) == digest
 
 
 def test_weights_without_values_are_refused(tiny_model: LlamaForCausalLM) -> None:

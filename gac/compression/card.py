@@ -3,6 +3,7 @@
 import re
 from shlex import quote
 
+from gac.allocation.rules import RULES
 from gac.plan import Plan
 from gac.sensitivity.methods import method_named
 
@@ -13,12 +14,6 @@ def model_card(plan: Plan) -> str:
     """README.md for the directory of a compressed model, in Markdown."""
     text = plan.calibration
     base = f"base_model: {plan.model}\n" if _HUB_ID.fullmatch(plan.model) else ""
-    model = quote(plan.model)
-    calibration = quote(f"{text.text}:{text.windows}x{text.window_tokens}")
-    limits = "" if plan.align is True else f" --align-to {plan.align}" if plan.align else " --no-align"
-    limits += "".join(f" --latency {workload}={fraction:g}" for workload, fraction in plan.latency.items())
-    budget, limits = _budget(plan), limits + _cache_limit(plan)
-    forms = "".join(f" --form {form}" for form in plan.forms)
     return f"""---
 library_name: gac
 pipeline_tag: text-generation
@@ -47,11 +42,22 @@ model = gac.load("this directory")  # a transformers causal LM
 With GAC {plan.gac_version} and the profile `{plan.profile.digest[:12]}` of the {plan.profile.gpu}{_documents(plan)}:
 
 ```
-gac allocate {model} --budget {budget!r} --method {plan.method}{forms}{limits} \\
-  --calibration {calibration} --seed {plan.seed} -o plan.json
-gac compress {model} --plan plan.json -o DIR
+{_command(plan)}
+gac compress {quote(plan.model)} --plan plan.json -o DIR
 ```
 """
+
+
+def _command(plan: Plan) -> str:
+    """The command that makes the plan again: all that was asked for, and what was chosen where nothing was."""
+    text = plan.calibration
+    options = [f"--budget {_budget(plan)!r}", f"--method {plan.method}", *(f"--form {form}" for form in plan.forms)]
+    options += [] if plan.align is True else [f"--align-to {plan.align}" if plan.align else "--no-align"]
+    options += [f"--latency {workload}={fraction!r}" for workload, fraction in plan.latency.items()]
+    options += [*_cache_limit(plan), *_rule(plan), f"--refit {plan.refit}", *(["--fuse"] if plan.fused else [])]
+    texts = [f"--workload {workload.workload}" for workload in plan.workloads]
+    texts += [f"--calibration {quote(f'{text.text}:{text.windows}x{text.window_tokens}')}", f"--seed {plan.seed}"]
+    return f"gac allocate {quote(plan.model)} {' '.join(options)} \\\n  {' '.join(texts)} -o plan.json"
 
 
 def _budget(plan: Plan) -> float:
@@ -60,9 +66,15 @@ def _budget(plan: Plan) -> float:
     return of_cache or plan.budget.asked
 
 
-def _cache_limit(plan: Plan) -> str:
-    limited = plan.kv_cache is not None and plan.kv_cache.asked is not None and not method_named(plan.method).forms
-    return f" --kv-cache {plan.kv_cache.asked:g}" if limited and plan.kv_cache else ""
+def _cache_limit(plan: Plan) -> list[str]:
+    asked = plan.kv_cache.asked if plan.kv_cache else None
+    return [] if asked is None or method_named(plan.method).forms else [f"--kv-cache {asked!r}"]
+
+
+def _rule(plan: Plan) -> list[str]:
+    """A rule's plan is certified under the rule's name, one of the exact choice under how it was solved."""
+    made_by = plan.certificate.method
+    return [f"--rule {made_by}"] if made_by.partition(":")[0] in RULES else []
 
 
 def _documents(plan: Plan) -> str:

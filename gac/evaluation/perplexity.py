@@ -1,8 +1,6 @@
 """Perplexity by one protocol, which every number carries with it."""
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from math import exp, isfinite
 from typing import Any
@@ -16,6 +14,7 @@ from transformers import PreTrainedModel
 from gac.errors import ModelError, TextError
 from gac.plan import Plan
 from gac.sensitivity.documents import DEFAULT_LENGTH, Documents, Text
+from gac.sensitivity.layerwise import frozen
 from gac.sensitivity.text import (
     Windows,
     check_vocabulary,
@@ -84,7 +83,7 @@ def perplexity(
     embedding: Any = model.get_input_embeddings()
     check_vocabulary(cut, embedding.num_embeddings)
     total = 0.0
-    with _eval_mode(model), torch.inference_mode():
+    with frozen(model), torch.inference_mode():
         bar = tqdm(total=len(cut), desc="perplexity", unit="window", leave=False, disable=None if progress else True)
         with bar:
             for first in range(0, len(cut), batch):
@@ -140,15 +139,3 @@ def _check_unseen(documents: Documents, model: nn.Module) -> None:
 
 def _protocol(cut: Windows) -> str:
     return f"{cut.name}, {len(cut)} windows x {cut.length} from token {cut.start}, non-overlapping, no BOS"
-
-
-@contextmanager
-def _eval_mode(model: nn.Module) -> Iterator[None]:
-    """Eval mode inside, and every module's own mode again after."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training

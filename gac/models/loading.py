@@ -1,7 +1,6 @@
 """Where a model comes from: a loaded one, a directory, a hub id, or the packaged SmolLM2."""
 
 import contextlib
-import dataclasses
 import hashlib
 import importlib.util
 import io
@@ -21,7 +20,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from gac.errors import ModelError
-from gac.models.shapes import SHAPES, Shapes
+from gac.models.shapes import SHAPES
 
 SMOLLM2 = "smollm2"
 _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
@@ -166,19 +165,47 @@ def check_finite(model: nn.Module) -> None:
 
 
 def model_digest(model: PreTrainedModel, names: Iterable[str]) -> str:
-    """SHA-256 of the config's dims and of the weights of the named modules, in their dtype.
+    """SHA-256 of the config and of every parameter in its dtype.
+
+    Where the model was read from, and what its config says of generation and of versions, do not count. Parameters
+    are taken to the host one at a time; tied ones count once.
 
     Args:
-        names: module names, for example ``model.layers.0.self_attn.q_proj``; their order counts.
+        names: the targeted modules, for example ``model.layers.0.self_attn.q_proj``; they come first, and their order
+            counts.
+
+    Raises:
+        ModelError: a parameter has no values.
     """
-    dims = {field.name: getattr(model.config, field.name, None) for field in dataclasses.fields(Shapes)}
-    digest = hashlib.sha256(json.dumps(dims).encode())
-    for name in names:
-        weight = read_parameter(model, f"{name}.weight")
-        digest.update(f"{name} {weight.dtype} {tuple(weight.shape)}".encode())
+    config = _essential(json.loads(model.config.to_json_string()))
+    digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode())
+    targeted = [f"{name}.weight" for name in names]
+    for name in (*targeted, *sorted(_parameters(model).difference(targeted))):
+        values = read_parameter(model, name)
+        digest.update(f"{name} {values.dtype} {tuple(values.shape)}".encode())
         # NumPy has no bfloat16, so every dtype is read as bytes.
-        digest.update(weight.contiguous().cpu().view(torch.uint8).numpy().data)
+        digest.update(values.contiguous().cpu().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
+
+
+_NOT_OF_THE_MODEL = frozenset({"architectures", "dtype", "torch_dtype", "transformers_version", "use_cache"})
+
+
+def _essential(config: Any) -> Any:
+    """A config as JSON without what no output of the model follows from, in the configs within it too."""
+    if not isinstance(config, dict):
+        return config
+    return {
+        key: _essential(value)
+        for key, value in config.items()
+        if key not in _NOT_OF_THE_MODEL and not key.endswith(("name_or_path", "_token_id"))
+    }
+
+
+def _parameters(model: PreTrainedModel) -> set[str]:
+    """The names of all parameters, of tied ones the first; offloaded, those are no longer one tensor."""
+    tied: Any = model.all_tied_weights_keys
+    return {name for name, values in model.named_parameters() if not (values.is_meta and name in tied)}
 
 
 def is_checkpoint(path: str | Path) -> bool:

@@ -13,7 +13,7 @@ from gac.models.loading import read_parameter
 from gac.sensitivity.calibration import stream_moments
 from gac.sensitivity.factors import LayerFactors, LayerFit, fit_layer
 from gac.sensitivity.methods import Method
-from gac.sensitivity.store import StatisticsStore, TensorFile, Writer, background_writer, write_in_order
+from gac.sensitivity.store import StatisticsStore, TensorFile, Writer, background_writer
 from gac.sites import Floats, LossCurve, Site, SiteCurves
 
 
@@ -97,8 +97,7 @@ def _read(store: StatisticsStore, method: Method, layer: int, device: torch.devi
 def _keep(writer: Writer, store: StatisticsStore, method: Method, layer: int, fit: LayerFit) -> None:
     """The losses are written last: a layer with losses is whole."""
     losses = {name: torch.from_numpy(loss) for name, loss in fit.losses.items()}
-    files = {store.factors(method.name, layer): fit.factors.tensors, store.losses(method.name, layer): losses}
-    writer.write(write_in_order(files))
+    writer.write({store.factors(method.name, layer): fit.factors.tensors, store.losses(method.name, layer): losses})
 
 
 def _device(model: nn.Module, sites: Sequence[Site]) -> torch.device:

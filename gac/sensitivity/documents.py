@@ -48,7 +48,7 @@ class Documents:
     @property
     def name(self) -> str:
         """What plans and reports call them."""
-        count = len(self.digests)
+        count = len(tuple(self.texts))
         return f"{count:,} document{'s' if count > 1 else ''} given in memory"
 
     @property

@@ -17,6 +17,7 @@ from gac.errors import ModelError
 from gac.forms import Weight
 from gac.models.linears import as_linear
 from gac.sensitivity.curves import stream_fits
+from gac.sensitivity.layerwise import frozen
 from gac.sensitivity.losses import window_loss
 from gac.sensitivity.methods import Method
 from gac.sensitivity.store import StatisticsStore
@@ -54,6 +55,7 @@ def stream_changes(
                     for weight in site.weights
                 },
             )
+        del gradients  # before the next chunk's are summed
 
 
 def component_changes(second: Tensor, first: Tensor, gradient: Tensor) -> Floats:
@@ -85,14 +87,14 @@ def mean_gradients(
             window_loss(model, window).backward()  # type: ignore[no-untyped-call]
     predicted = windows.numel() - len(windows)
     for name, total in sums.items():
-        if not torch.isfinite(total).all():
+        if not torch.isfinite(total.div_(predicted)).all():
             raise ModelError(
                 f"the gradient of {name} is not finite",
                 "finite gradients",
                 "Load the model in bfloat16 or float32, and check its weights.",
             )
     turned = {name: _linear(model, name) is not model.get_submodule(name) for name in names}
-    return {name: (total.T if turned[name] else total) / predicted for name, total in sums.items()}
+    return {name: total.T if turned[name] else total for name, total in sums.items()}
 
 
 def _linear(model: nn.Module, name: str) -> nn.Linear:
@@ -105,21 +107,21 @@ def _linear(model: nn.Module, name: str) -> nn.Linear:
 @contextmanager
 def _only_gradients_of(model: nn.Module, sums: dict[str, Tensor]) -> Iterator[None]:
     """In eval mode, and every gradient of these weights is added to its sum and let go; as before on exit."""
-    training = model.training
-    wanted = {parameter: parameter.requires_grad for parameter in model.parameters()}
-    model.eval().requires_grad_(False)
+    own = {name: model.get_parameter(f"{name}.weight").grad for name in sums}
     handles = []
-    for name, total in sums.items():
-        weight = model.get_parameter(f"{name}.weight").requires_grad_(True)
-        handles.append(weight.register_post_accumulate_grad_hook(_adder(total)))  # type: ignore[no-untyped-call]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-        for parameter, asked in wanted.items():
-            parameter.requires_grad_(asked)
-        model.train(training)
+    with frozen(model):
+        try:
+            for name, total in sums.items():
+                weight = model.get_parameter(f"{name}.weight").requires_grad_(True)
+                weight.grad = None
+                handles.append(weight.register_post_accumulate_grad_hook(_adder(total)))  # type: ignore[no-untyped-call]
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+            for name, gradient in own.items():
+                weight = model.get_parameter(f"{name}.weight").requires_grad_(False)
+                weight.grad = gradient
 
 
 def _adder(total: Tensor) -> Callable[[Tensor], None]:

@@ -213,10 +213,10 @@ def frozen(model: nn.Module) -> Iterator[None]:
     """In eval mode and with no parameter that requires a gradient, and as it was on exit."""
     training = {module: module.training for module in model.modules()}
     required = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    model.eval()
-    for parameter in required:
-        parameter.requires_grad_(False)
     try:
+        model.eval()
+        for parameter in required:
+            parameter.requires_grad_(False)
         yield
     finally:
         for parameter in required:

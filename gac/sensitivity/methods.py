@@ -73,7 +73,7 @@ class Asvd(Method):
 
     def __init__(self, alpha: float = 0.5) -> None:
         self.alpha = alpha
-        self.name = "asvd" if alpha == 0.5 else f"asvd:{alpha:g}"
+        self.name = "asvd" if alpha == 0.5 else f"asvd:{alpha!r}"  # every digit: files are called by it
 
     def inputs(self, moments: Moments) -> Tensor:
         scale = moments.scale.double()

@@ -27,13 +27,9 @@ class Elimination:
     order: Tensor
     curve: LossCurve
 
-    def kept(self, width: int) -> Tensor:
-        """Indices of the neurons that stay at a width, ascending."""
-        return last_to_go(self.order, width)
-
 
 def last_to_go(order: Tensor, width: int) -> Tensor:
-    """The ``width`` neurons that go last, ascending."""
+    """Indices of the neurons that stay at a width, ascending: the ``width`` that go last."""
     return order[len(order) - width :].sort().values
 
 

@@ -15,6 +15,7 @@ from tqdm import tqdm
 
 from gac.models.linears import as_linear
 from gac.sensitivity.curves import stream_fits
+from gac.sensitivity.layerwise import frozen
 from gac.sensitivity.losses import window_loss
 from gac.sensitivity.methods import Method
 from gac.sensitivity.store import StatisticsStore
@@ -43,7 +44,7 @@ def stream_probes(
     in nats a token of the model in which that one weight has it.
 
     Raises:
-        ModelError: a loss or a statistic is not finite.
+        ModelError: a statistic, or the loss with a weight truncated, is not finite.
     """
     count = sum(len(site.weights) for site in sites)
     if not count:
@@ -64,7 +65,7 @@ def stream_probes(
                 parameter = as_linear(model.get_submodule(weight.name)).weight
                 assert isinstance(parameter, Tensor)
                 probes = []
-                for probe in _probes(model, parameter, *fit.factors.every_rank(weight), ids):
+                for probe in _probes(model, weight.name, parameter, *fit.factors.every_rank(weight), ids):
                     probes.append(probe)
                     bar.update()
                 found[weight.name] = np.array(probes, dtype=np.float64)
@@ -72,13 +73,13 @@ def stream_probes(
 
 
 def _probes(
-    model: nn.Module, parameter: Tensor, second: Tensor, first: Tensor, ids: Tensor
+    model: nn.Module, name: str, parameter: Tensor, second: Tensor, first: Tensor, ids: Tensor
 ) -> Iterator[tuple[int, float]]:
     out, inside = parameter.shape
     for kept in KEPT:
         rank = max(1, int(out * inside * kept / (out + inside)))
         with _replaced(parameter, second[:, :rank] @ first[:rank]):
-            loss = _loss(model, ids)
+            loss = _loss(model, ids, f"a calibration window with {name} at rank {rank}")
         yield rank, loss
 
 
@@ -87,19 +88,15 @@ def _replaced(parameter: Tensor, value: Tensor) -> Iterator[None]:
     """Another value inside, the parameter's own again after."""
     with torch.no_grad():
         own = parameter.clone()
-        parameter.copy_(value)
         try:
+            parameter.copy_(value)
             yield
         finally:
             parameter.copy_(own)
 
 
-def _loss(model: nn.Module, ids: Tensor) -> float:
+def _loss(model: nn.Module, ids: Tensor, what: str) -> float:
     """Mean loss over the predicted tokens, nats; one window at a time."""
-    training, total = model.training, 0.0
-    model.eval()
-    with torch.inference_mode():
-        for window in ids:
-            total += float(window_loss(model, window))
-    model.train(training)
+    with frozen(model), torch.inference_mode():
+        total = sum(float(window_loss(model, window, what)) for window in ids)
     return total / (ids.numel() - len(ids))

@@ -1,10 +1,9 @@
 """What calibration keeps on disk of one model and one text: finished layers, and where it was interrupted."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -82,16 +81,20 @@ class TensorFile(Mapping[str, Tensor]):
 
 
 class Writer:
-    """Writes while the GPU works: one file set at a time, so that at most one waits in host memory."""
+    """Writes while the GPU works: one set of files at a time, so that at most one is in host memory."""
 
     def __init__(self, pool: ThreadPoolExecutor) -> None:
         self._pool = pool
         self._last: Future[None] | None = None
 
-    def write(self, job: Callable[[], None]) -> None:
-        """Start a job once the one before it is done; raises what that one raised."""
+    def write(self, files: Mapping[Path, Mapping[str, Tensor]]) -> None:
+        """Take tensors to the host once the files before them are written, and begin to write theirs, in order.
+
+        Raises what writing the files before raised.
+        """
         self.wait()
-        self._last = self._pool.submit(job)
+        taken = [(path, {name: tensor.detach().cpu() for name, tensor in held.items()}) for path, held in files.items()]
+        self._last = self._pool.submit(_write_all, taken)
 
     def wait(self) -> None:
         if self._last is not None:
@@ -101,17 +104,11 @@ class Writer:
 
 @contextmanager
 def background_writer() -> Iterator[Writer]:
-    """A writer whose jobs are all done on exit."""
+    """A writer whose files are all written on exit."""
     with ThreadPoolExecutor(1, "gac-writer") as pool:
         writer = Writer(pool)
         yield writer
         writer.wait()
-
-
-def write_in_order(files: Mapping[Path, Mapping[str, Tensor]]) -> Callable[[], None]:
-    """A job that writes files one after the other; their tensors are taken to the host now."""
-    taken = [(path, {name: tensor.detach().cpu() for name, tensor in held.items()}) for path, held in files.items()]
-    return partial(_write_all, taken)
 
 
 def _write_all(files: list[tuple[Path, dict[str, Tensor]]]) -> None:

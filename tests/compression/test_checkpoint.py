@@ -3,6 +3,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,12 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import gac
 from gac.compression import checkpoint
+from gac.compression.card import model_card
 from gac.compression.checkpoint import is_checkpoint, load_checkpoint, save_checkpoint
 from gac.compression.layers import LowRankLinear, empty_module
 from gac.errors import CheckpointError
 from gac.models.loading import load_model
-from gac.plan import Plan
+from gac.plan import Plan, WorkloadLatency
 
 CHANGES = {
     "model.layers.0.self_attn.q_proj": ("low_rank", 8),
@@ -189,6 +191,24 @@ def test_the_card_says_how_to_load_and_to_reproduce(saved: Path, model: LlamaFor
     assert 'gac.load("this directory")' in card
     assert "gac compress tiny --plan plan.json -o DIR" in card
     assert f"With GAC {gac.__version__} and the profile `222222222222` of the NVIDIA H100 80GB HBM3" in card
+
+
+def test_the_cards_command_leaves_nothing_out(model: LlamaForCausalLM) -> None:
+    plan = replace(
+        model.gac_plan,
+        budget=replace(model.gac_plan.budget, asked=0.7),
+        align=16,
+        latency={"decode:1@512": 1 / 3},
+        workloads=(WorkloadLatency("decode:1@512", None, None, 0, 0, 14),),
+        certificate=replace(model.gac_plan.certificate, method="uniform:down8"),
+        refit="update",
+        fused=True,
+    )
+    assert (
+        "gac allocate tiny --budget 0.7 --method kfac --form low_rank --form narrow --align-to 16 "
+        "--latency decode:1@512=0.3333333333333333 --rule uniform:down8 --refit update --fuse \\\n"
+        "  --workload decode:1@512 --calibration wiki-sample:64x1024 --seed 0 -o plan.json\n"
+    ) in model_card(plan)
 
 
 def test_is_checkpoint_tells_a_compressed_directory(saved: Path, tmp_path: Path) -> None:

@@ -185,23 +185,60 @@ def test_the_first_weight_that_is_not_finite_is_named(tiny_model: LlamaForCausal
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_digest_is_of_the_named_weights(tiny_model: LlamaForCausalLM, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    "name",
+    [f"{Q_PROJ}.weight", f"{DOWN_PROJ}.weight", "lm_head.weight", "model.embed_tokens.weight", "model.norm.weight"],
+)
+def test_the_digest_is_of_every_parameter(tiny_model: LlamaForCausalLM, name: str, dtype: torch.dtype) -> None:
     model = tiny_model.to(dtype)
-    names = [Q_PROJ, DOWN_PROJ]
-    before = model_digest(model, names)
+    before = model_digest(model, [Q_PROJ])
     with torch.no_grad():
-        model.lm_head.weight[0, 0] += 1
-    assert model_digest(model, names) == before
-    assert model_digest(model, names[::-1]) != before
-    with torch.no_grad():
-        model.get_parameter(f"{DOWN_PROJ}.weight")[3, 5] += 1
-    assert model_digest(model, names) != before
+        model.get_parameter(name).view(-1)[3] += 1
+    assert model_digest(model, [Q_PROJ]) != before
 
 
-def test_the_digest_is_of_the_dims(tiny_model: LlamaForCausalLM) -> None:
+def test_the_digest_is_of_the_order_of_the_named_weights(tiny_model: LlamaForCausalLM) -> None:
+    assert model_digest(tiny_model, [Q_PROJ, DOWN_PROJ]) != model_digest(tiny_model, [DOWN_PROJ, Q_PROJ])
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("num_attention_heads", 8),
+        ("hidden_act", "gelu"),
+        ("rms_norm_eps", 1e-5),
+        ("rope_parameters", {"rope_type": "default", "rope_theta": 5e5}),
+    ],
+)
+def test_the_digest_is_of_the_config(tiny_model: LlamaForCausalLM, key: str, value: object) -> None:
     before = model_digest(tiny_model, [Q_PROJ])
-    tiny_model.config.num_attention_heads = 8
+    setattr(tiny_model.config, key, value)
     assert model_digest(tiny_model, [Q_PROJ]) != before
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("name_or_path", "a/b"), ("transformers_version", "5.1"), ("use_cache", False), ("pad_token_id", 3)],
+)
+def test_what_no_output_follows_from_is_not_in_the_digest(
+    tiny_model: LlamaForCausalLM, key: str, value: object
+) -> None:
+    before = model_digest(tiny_model, [Q_PROJ])
+    setattr(tiny_model.config, key, value)
+    assert model_digest(tiny_model, [Q_PROJ]) == before
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_a_model_that_is_read_has_the_digest_of_the_one_saved(
+    tmp_path: Path, tiny_config: LlamaConfig, attention: str, tied: bool
+) -> None:
+    tiny_config.tie_word_embeddings = tied
+    model = LlamaForCausalLM(tiny_config)
+    model.save_pretrained(tmp_path)
+    loaded = LlamaForCausalLM.from_pretrained(tmp_path, attn_implementation=attention)
+    digests = {model_digest(one, [Q_PROJ]) for one in (model, loaded, load_model(tmp_path).model)}
+    assert len(digests) == 1
 
 
 def test_progress_bars_are_put_back() -> None:

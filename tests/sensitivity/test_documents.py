@@ -47,6 +47,7 @@ def test_a_seed_draws_windows_in_the_order_of_the_text() -> None:
 def test_windows_are_named_and_their_digest_is_that_of_the_text() -> None:
     one, other = (calibration_windows(Documents(texts, 1, 3), Ordinals()) for texts in (["abc", "d"], ["abd", "d"]))
     assert one.name == "2 documents given in memory"
+    assert Documents(["abc"]).name == "1 document given in memory"
     assert one.digest != other.digest
 
 

@@ -12,11 +12,13 @@ from torch.nn.functional import cross_entropy
 from transformers import LlamaForCausalLM
 
 from gac.errors import ModelError
+from gac.forms import Weight
 from gac.models.families import family_of
 from gac.sensitivity import curves
 from gac.sensitivity.calibration import stream_moments
 from gac.sensitivity.curves import measure_curves
 from gac.sensitivity.evidence import STREAMS, measure_evidence
+from gac.sensitivity.factors import LayerFactors
 from gac.sensitivity.first_order import mean_gradients
 from gac.sensitivity.methods import METHODS, Decomposition, decompose
 from gac.sensitivity.probes import KEPT, WINDOWS
@@ -108,11 +110,14 @@ def test_the_model_is_left_as_it_was(
     rule: str, tiny_model: LlamaForCausalLM, sites: tuple[Site, ...], windows: Tensor
 ) -> None:
     tiny_model.train()
-    tiny_model.lm_head.requires_grad_(False)
+    tiny_model.model.norm.eval()
+    still = {"lm_head.weight", f"{NAME}.weight"}
+    for name in still:
+        tiny_model.get_parameter(name).requires_grad_(False)
     before = copy.deepcopy(tiny_model.state_dict())
     measured(rule, tiny_model, sites, windows)
-    assert tiny_model.training
-    assert [name for name, value in tiny_model.named_parameters() if not value.requires_grad] == ["lm_head.weight"]
+    assert [name for name, module in tiny_model.named_modules() if not module.training] == ["model.norm"]
+    assert {name for name, value in tiny_model.named_parameters() if not value.requires_grad} == still
     assert all(value.grad is None for value in tiny_model.parameters())
     assert all(torch.equal(before[name], value) for name, value in tiny_model.state_dict().items())
 
@@ -145,6 +150,38 @@ def test_the_factors_that_the_curves_left_are_used(
     measure_curves(tiny_model, sites, windows, METHOD, store, progress=False)
     monkeypatch.setattr(curves, "stream_moments", lambda *_, **__: pytest.fail("measured again"))
     assert NAME in measure_evidence(rule, tiny_model, sites, windows, METHOD, store, progress=False)
+
+
+def test_gradients_of_the_callers_own_are_not_counted_and_stay(
+    tiny_model: LlamaForCausalLM, sites: tuple[Site, ...], windows: Tensor
+) -> None:
+    weights = [weight for site in sites for weight in site.weights]
+    before = mean_gradients(tiny_model, weights, windows, progress=False)[NAME]
+    weight = tiny_model.get_parameter(f"{NAME}.weight")
+    weight.grad = own = torch.ones_like(weight)
+    assert torch.equal(mean_gradients(tiny_model, weights, windows, progress=False)[NAME], before)
+    assert weight.grad is own
+    assert torch.equal(own, torch.ones_like(weight))
+
+
+def test_a_probe_that_overflows_is_named(
+    tiny_model: LlamaForCausalLM, sites: tuple[Site, ...], windows: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = copy.deepcopy(tiny_model.state_dict())
+    every_rank = LayerFactors.every_rank
+
+    def overflowing(factors: LayerFactors, weight: Weight) -> tuple[Tensor, Tensor]:
+        second, first = every_rank(factors, weight)
+        return (second * torch.inf if weight.name == NAME else second), first
+
+    monkeypatch.setattr(LayerFactors, "every_rank", overflowing)
+    with pytest.raises(ModelError) as caught:
+        measured("sensitivity", tiny_model, sites, windows)
+    assert str(caught.value) == (
+        f"the loss of a calibration window with {NAME} at rank 4 is nan; expected a finite loss. "
+        "Load the model in bfloat16 or float32, and check its weights."
+    )
+    assert all(torch.equal(before[name], value) for name, value in tiny_model.state_dict().items())
 
 
 def test_a_gradient_that_is_not_finite_is_refused(

@@ -120,6 +120,7 @@ def test_asvd_scales_columns_by_their_activation() -> None:
 def test_alpha_is_part_of_the_name() -> None:
     assert method_named("asvd").name == method_named("asvd:0.5").name == "asvd"
     assert method_named("asvd:0.25").name == "asvd:0.25"
+    assert method_named("asvd:0.12345678").name == "asvd:0.12345678"
     moments = random_moments(12, 20)
     metric = method_named("asvd:0.25").metric(moments)
     assert torch.allclose(metric.inputs.diagonal(), moments.scale.double() ** 0.5)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from gac.sensitivity.methods import FACTOR, Metric
-from gac.sensitivity.narrow import compensated, eliminate
+from gac.sensitivity.narrow import compensated, eliminate, last_to_go
 
 
 def problem(out: int = 10, neurons: int = 70) -> tuple[Tensor, Metric]:
@@ -28,7 +28,7 @@ def loss_at(weight: Tensor, kept: Tensor, metric: Metric) -> float:
 def test_the_curve_is_the_loss_of_the_compensated_weight(width: int) -> None:
     weight, metric = problem()
     found = eliminate(weight, metric)
-    kept = found.kept(width)
+    kept = last_to_go(found.order, width)
     assert len(kept) == width
     assert loss_at(weight, kept, metric) == pytest.approx(found.curve.loss[width], rel=1e-9)
 
