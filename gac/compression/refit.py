@@ -46,7 +46,7 @@ from gac.sites import Site
 
 MEAN, OWN = 3e-2, 1e-1
 """Damping of the regressions, see ``gac.sensitivity.linalg.damped``; times one of ``DAMPINGS``."""
-DAMPINGS = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
+DAMPINGS = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 HELD_OUT = 4
 """One window in so many, the last ones, is held out to choose a weight's damping on; then it is fitted to all."""
 RESIDUAL_LEAVES = 0.8
