@@ -216,6 +216,10 @@ class SiteChoice:
     __pydantic_config__ = _STRICT
 
 
+Refit = Literal["none", "residual", "update"]
+"""How weights are fitted again, see ``gac.compression.refit``."""
+
+
 @dataclass(frozen=True)
 class Plan:
     """One candidate for every site, and everything needed to judge and to apply the choice.
@@ -243,7 +247,7 @@ class Plan:
     certificate: Certificate
     sites: tuple[SiteChoice, ...]
     fused: bool = False
-    refit: Literal["none", "residual", "update"] = "none"
+    refit: Refit = "none"
     kv_cache: KvCache | None = None
     __pydantic_config__ = _STRICT
 

@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import exp
-from typing import Literal
 
 import gac
 from gac.allocation.limits import cache_limit
@@ -17,6 +16,7 @@ from gac.plan import (
     Plan,
     Prediction,
     ProfileUsed,
+    Refit,
     SiteChoice,
     WeightChoice,
     WorkloadLatency,
@@ -42,7 +42,7 @@ class Provenance:
     profile: ProfileUsed
     factor: float
     fused: bool = False
-    refit: Literal["none", "residual", "update"] = "none"
+    refit: Refit = "none"
 
 
 def assemble(

@@ -137,15 +137,14 @@ def sensitivity_ranks(weights: Sequence[Weight], probes: Mapping[str, Floats], l
     Returns:
         A rank for every weight; the full one where it stays dense.
     """
-    low_rank = LOW_RANK
 
     def ranks_at(threshold: float) -> dict[str, int]:
         found = {weight.name: probes[weight.name][probes[weight.name][:, 1] <= threshold, 0] for weight in weights}
-        return {weight.name: int(found[weight.name].min(initial=low_rank.full(weight))) for weight in weights}
+        return {weight.name: int(found[weight.name].min(initial=LOW_RANK.full(weight))) for weight in weights}
 
     def used(threshold: float) -> int:
         ranks = ranks_at(threshold)
-        return sum(min(low_rank.params(weight, ranks[weight.name]), weight.params) for weight in weights)
+        return sum(min(LOW_RANK.params(weight, ranks[weight.name]), weight.params) for weight in weights)
 
     thresholds = [-inf, *sorted({loss for weight in weights for loss in probes[weight.name][:, 1].tolist()})]
     at = bisect_left(thresholds, True, key=lambda threshold: used(threshold) <= limit)

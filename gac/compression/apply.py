@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from gac.compression.layers import empty_module
 from gac.errors import PlanError
 from gac.forms import Weight, form_named
-from gac.models.linears import as_linear
+from gac.models.linears import linear_at
 from gac.plan import Plan, WeightChoice
 from gac.sensitivity.factors import LayerFactors
 from gac.sensitivity.fold import shortened
@@ -83,9 +83,7 @@ class _Work:
     method: Method
 
     def linear(self, weight: Weight) -> nn.Linear:
-        module = as_linear(self.model.get_submodule(weight.name))
-        assert isinstance(module, nn.Linear)
-        return module
+        return linear_at(self.model, weight.name)
 
     def metric(self, weight: Weight) -> Metric:
         return self.method.metric(self.factors.moments(weight))
@@ -109,10 +107,16 @@ def _dense(work: _Work, weight: Weight, choice: WeightChoice) -> dict[str, Tenso
 
 
 def _low_rank(work: _Work, weight: Weight, choice: WeightChoice) -> dict[str, Tensor]:
-    linear = work.linear(weight)
-    second, first = work.factors.low_rank(weight, choice.dim)
-    bias = {} if linear.bias is None else {"second.bias": linear.bias}
-    return {"first.weight": first, "second.weight": second} | bias
+    return _pair(work, weight, *work.factors.low_rank(weight, choice.dim))
+
+
+def _grouped(work: _Work, weight: Weight, choice: WeightChoice) -> dict[str, Tensor]:
+    return _pair(work, weight, *work.factors.grouped(weight, choice.dim))
+
+
+def _pair(work: _Work, weight: Weight, second: Tensor, first: Tensor) -> dict[str, Tensor]:
+    bias = work.linear(weight).bias
+    return {"first.weight": first, "second.weight": second} | ({} if bias is None else {"second.bias": bias})
 
 
 def _narrow(work: _Work, weight: Weight, choice: WeightChoice) -> dict[str, Tensor]:
@@ -133,13 +137,6 @@ def _head_dim(work: _Work, weight: Weight, choice: WeightChoice) -> dict[str, Te
         return {"weight": work.values.values(linear.weight, choice.dim)} | bias
     bias = {} if linear.bias is None else {"bias": linear.bias}
     return {"weight": work.values.outputs(choice.dim, work.metric(weight))} | bias
-
-
-def _grouped(work: _Work, weight: Weight, choice: WeightChoice) -> dict[str, Tensor]:
-    linear = work.linear(weight)
-    second, first = work.factors.grouped(weight, choice.dim)
-    bias = {} if linear.bias is None else {"second.bias": linear.bias}
-    return {"first.weight": first, "second.weight": second} | bias
 
 
 # A form's parameters for one weight; empty where the weight stays as it is.

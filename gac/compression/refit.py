@@ -25,7 +25,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
 from types import MappingProxyType
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -35,8 +34,8 @@ from gac.compression.layers import LowRankLinear
 from gac.compression.side_by_side import Seen, SideBySide
 from gac.errors import GacError, did_you_mean
 from gac.forms import Weight, form_named
-from gac.models.linears import as_linear, read_weight
-from gac.plan import Plan, WeightChoice
+from gac.models.linears import as_linear, linear_at, read_weight
+from gac.plan import Plan, Refit, WeightChoice
 from gac.sensitivity.calibration import Moments, decoder_layers
 from gac.sensitivity.factors import LayerFactors
 from gac.sensitivity.layerwise import frozen
@@ -51,8 +50,6 @@ HELD_OUT = 4
 """One window in so many, the last ones, is held out to choose a weight's damping on; then it is fitted to all."""
 RESIDUAL_LEAVES = 0.8
 """What is left of the loss that ``kfac`` predicts, fitted once on SmolLM2-135M at kept 0.8 to 0.6 as ``FACTOR`` is."""
-Refit = Literal["none", "residual", "update"]
-
 STEP = 0.5
 """How far a weight inside a layer goes towards its dense outputs."""
 
@@ -121,7 +118,7 @@ def refit(
     lowest = min(layer for layer, weights in layers.items() if any(weight.name in modules for weight in weights))
     both = SideBySide(model, decoder_layers(model, layers), windows)
     choices = {choice.name: choice for choice in plan.weights}
-    modes = {weight.name: _Mode.of(model.get_submodule(weight.name)) for group in layers.values() for weight in group}
+    modes = {weight.name: _Mode.of(linear_at(model, weight.name)) for group in layers.values() for weight in group}
     fitted = dict(modules)
     with frozen(model), torch.no_grad():
         both.start(lowest)
@@ -141,8 +138,8 @@ class _Mode:
     requires_grad: bool
 
     @classmethod
-    def of(cls, module: nn.Module) -> "_Mode":
-        return cls(module.training, as_linear(module).weight.requires_grad)  # type: ignore[arg-type]
+    def of(cls, linear: nn.Linear) -> "_Mode":
+        return cls(linear.training, linear.weight.requires_grad)
 
     def put(self, module: nn.Module) -> None:
         module.train(self.training).requires_grad_(self.requires_grad)
@@ -214,7 +211,7 @@ class _Dense:
 
     @classmethod
     def of(cls, model: nn.Module, weight: Weight) -> "_Dense":
-        return cls(read_weight(model, weight.name), as_linear(model.get_submodule(weight.name)).bias)  # type: ignore[arg-type]
+        return cls(read_weight(model, weight.name), linear_at(model, weight.name).bias)
 
     def product(self, output: Tensor) -> Tensor:
         """W x of what the weight has written."""

@@ -19,6 +19,13 @@ def as_linear(module: nn.Module) -> nn.Module:
     return linear.train(module.training)
 
 
+def linear_at(model: nn.Module, name: str) -> nn.Linear:
+    """The linear weight of this name as ``nn.Linear``."""
+    linear = as_linear(model.get_submodule(name))
+    assert isinstance(linear, nn.Linear), f"{name} is a {type(linear).__name__}"
+    return linear
+
+
 def read_weight(model: nn.Module, name: str) -> Tensor:
     """W of a linear weight, shape ``(out, in)``, read back where ``device_map`` has offloaded it.
 

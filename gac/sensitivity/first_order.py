@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from gac.errors import ModelError
 from gac.forms import Weight
-from gac.models.linears import as_linear
+from gac.models.linears import linear_at
 from gac.sensitivity.curves import stream_fits
 from gac.sensitivity.layerwise import frozen
 from gac.sensitivity.losses import window_loss
@@ -93,15 +93,8 @@ def mean_gradients(
                 "finite gradients",
                 "Load the model in bfloat16 or float32, and check its weights.",
             )
-    turned = {name: _linear(model, name) is not model.get_submodule(name) for name in names}
+    turned = {name: linear_at(model, name) is not model.get_submodule(name) for name in names}
     return {name: total.T if turned[name] else total for name, total in sums.items()}
-
-
-def _linear(model: nn.Module, name: str) -> nn.Linear:
-    """The weight with W of shape ``(out, in)``, however the model keeps it."""
-    linear = as_linear(model.get_submodule(name))
-    assert isinstance(linear, nn.Linear)
-    return linear
 
 
 @contextmanager

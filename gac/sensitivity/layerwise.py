@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gac.errors import ModelError
+from gac.sensitivity.losses import window_loss
 
 HOST_BYTES = 4 * 2**30
 """Hidden states kept in host memory while that spares computing them again."""
@@ -166,16 +166,8 @@ class LayerwiseBackward:
 
     def _to_loss(self, ids: Tensor) -> Tensor:
         """Back-propagate the summed token loss of one window, ids ``(tokens,)``; returns that sum in nats."""
-        embedding: Any = self._model.get_input_embeddings()  # type: ignore[operator]
         with torch.enable_grad():
-            logits = self._model(input_ids=ids.to(embedding.weight.device).unsqueeze(0), use_cache=False).logits
-            loss = F.cross_entropy(logits[0, :-1].float(), ids[1:].to(logits.device), reduction="sum")
-        if not torch.isfinite(loss):
-            raise ModelError(
-                f"the loss of calibration window {self._window} is {loss.item()}",
-                "a finite loss",
-                "Load the model in bfloat16 or float32, and check its weights.",
-            )
+            loss = window_loss(self._model, ids, f"calibration window {self._window}")
         loss.backward()  # type: ignore[no-untyped-call]
         assert self._output is not None
         assert self._output.grad is not None

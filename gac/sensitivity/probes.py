@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from gac.models.linears import as_linear
+from gac.models.linears import linear_at
 from gac.sensitivity.curves import stream_fits
 from gac.sensitivity.layerwise import frozen
 from gac.sensitivity.losses import window_loss
@@ -62,8 +62,7 @@ def stream_probes(
         for layer, fit in stream_fits(model, sites, windows, method, store, progress=progress):
             found = {}
             for weight in (weight for site in sites if site.layer == layer for weight in site.weights):
-                parameter = as_linear(model.get_submodule(weight.name)).weight
-                assert isinstance(parameter, Tensor)
+                parameter = linear_at(model, weight.name).weight
                 probes = []
                 for probe in _probes(model, weight.name, parameter, *fit.factors.every_rank(weight), ids):
                     probes.append(probe)

@@ -78,7 +78,7 @@ class Report:
         self.began = time.monotonic()
         self.seconds: dict[str, float] = {}
         self.result: dict[str, Any] = {
-            "asked": {name: str(value) for name, value in vars(asked).items()},
+            "asked": {name: value for name, value in vars(asked).items() if not isinstance(value, Path)},
             "device": torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU, {platform.machine()}",
             "versions": {"gac": gac.__version__, "torch": torch.__version__, "python": platform.python_version()},
         }
