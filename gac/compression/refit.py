@@ -116,14 +116,16 @@ def refit(
         return {}
     layers = {layer: [w for site in group for w in site.weights] for layer, group in groupby(sites, lambda s: s.layer)}
     lowest = min(layer for layer, weights in layers.items() if any(weight.name in modules for weight in weights))
-    both = SideBySide(model, decoder_layers(model, layers), windows)
+    tried = len(windows) - len(windows) // HELD_OUT
+    both = SideBySide(model, decoder_layers(model, layers), windows, cut=tried)
     choices = {choice.name: choice for choice in plan.weights}
     modes = {weight.name: _Mode.of(linear_at(model, weight.name)) for group in layers.values() for weight in group}
     fitted = dict(modules)
     with frozen(model), torch.no_grad():
         both.start(lowest)
         for layer in tqdm(range(lowest, len(layers)), "refitting", unit="layer", disable=not progress):
-            fit = _LayerFit(model, both, layer, layers[layer], choices, factors[layer], method, REFITS[plan.refit])
+            weights, fits = layers[layer], REFITS[plan.refit]
+            fit = _LayerFit(model, both, layer, weights, choices, factors[layer], method, fits, tried)
             fitted |= fit.run(modules)
     for name, module in fitted.items():
         modes[name].put(module)
@@ -157,6 +159,7 @@ class _LayerFit:
     factors: LayerFactors
     method: Method
     fits: "Mapping[str, Callable[[_Work, nn.Module], None]]"
+    tried: int
 
     def run(self, modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
         """Fit the layer's weights in the order in which they run, and take both models' states through it."""
@@ -188,8 +191,8 @@ class _LayerFit:
         """What weights that read one input are fitted with, from a run of the compressed layer as far as them."""
         found: dict[str, _Regression] = {}
         counts = {weight.name: self.factors.tokens(weight) for weight in fitted}
-        held = self.both.count - self.both.count // HELD_OUT
         for at, (x, lost) in enumerate(self.both.inputs_of(self.layer, stage, seen)):
+            part = self.both.parts[at]
             for weight in fitted:
                 if lost is None:
                     missing = seen.read[stage[0].name][at].to(x.device).reshape_as(x).float() - x.float()
@@ -198,7 +201,8 @@ class _LayerFit:
                     missing = dense[weight.name].product(wrote).float() + lost
                 if weight.name not in found:
                     found[weight.name] = _Regression(x.shape[1], missing.shape[1], x.device)
-                found[weight.name].add(x, missing, counts[weight.name][at].to(x.device), at >= held)
+                count = counts[weight.name][part].flatten().to(x.device)
+                found[weight.name].add(x, missing, count, part.start >= self.tried)
         return found
 
 
@@ -265,7 +269,7 @@ class _Sums:
         self.count = torch.zeros((), dtype=torch.float64, device=device)
 
     def add(self, x: Tensor, missing: Tensor, counts: Tensor) -> None:
-        """One window: x ``(tokens, in)``, m ``(tokens, out)``, how much each token counts ``(tokens,)``."""
+        """Some windows: x ``(tokens, in)``, m ``(tokens, out)``, how much each token counts ``(tokens,)``."""
         roots = counts.sqrt()[:, None]
         rows, columns = x.float() * roots, missing * roots
         with tf32_products(x):

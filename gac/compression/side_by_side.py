@@ -15,16 +15,18 @@ PLAIN = 0.02
 """How much of what a layer adds to a token may be something else than what its weights write, relative."""
 SETS = 10
 """Sets of hidden states that are held at most, with what lies between them."""
+TOKENS = 8192
+"""How many run at once, in whole windows: enough to keep a GPU busy with a small model."""
 
 Heard = dict[str, list[Tensor]]
 
 
 @dataclass(frozen=True, eq=False)
 class Seen:
-    """What one layer of the dense model read and wrote, a tensor for each window.
+    """What one layer of the dense model read and wrote, a tensor for each part of the windows.
 
     Attributes:
-        entered: the hidden states at its input, ``(1, tokens, hidden)``.
+        entered: the hidden states at its input, ``(windows, tokens, hidden)``.
         written: the outputs of weights that write to the residual stream, by name, ``(..., out)``.
         read: the inputs of the others, by the name of the first that reads each, ``(..., in)``.
     """
@@ -43,35 +45,39 @@ class SideBySide:
         model: a causal LM, dense; whoever calls puts compressed weights in and takes them out between the passes.
         layers: its decoder layers, in order.
         windows: token ids, int64, shape ``(windows, tokens)``.
+        cut: no part holds windows on both sides of this one.
     """
 
-    def __init__(self, model: nn.Module, layers: Sequence[nn.Module], windows: Tensor) -> None:
+    parts: Sequence[slice]
+    """The windows that run at once."""
+
+    def __init__(self, model: nn.Module, layers: Sequence[nn.Module], windows: Tensor, cut: int) -> None:
         self._model, self._layers, self._windows = model, layers, windows
         self._stack = LayerStack(model, layers)
         self._dense: list[Tensor] = []
         self._ours: list[Tensor] = []
         self._on_host = False
-
-    @property
-    def count(self) -> int:
-        """How many windows there are."""
-        return len(self._windows)
+        at_once = max(1, TOKENS // windows.shape[1])
+        sides = ((0, cut), (cut, len(windows)))
+        self.parts = [slice(at, min(at + at_once, end)) for start, end in sides for at in range(start, end, at_once)]
 
     def start(self, lowest: int) -> None:
         """Run the dense model as far as its last layer; the passes begin with layer ``lowest``."""
+        found: list[Tensor] = []
 
         def seen(layer: int, hidden: Tensor) -> None:
             if layer == lowest:
-                if not self._dense:
+                if not found:
                     needed = SETS * len(self._windows) * hidden.numel() * hidden.element_size()
                     self._on_host = hidden.device.type != "cpu" and needed > room(hidden.device)
-                self._dense.append(self._kept(hidden.clone()))
+                found.append(self._kept(hidden.clone()))
 
         embedding = self._model.get_input_embeddings()  # type: ignore[operator]
         with self._stack.traced(lowest, seen), _stopping(self._layers[-1]):
             for ids in self._windows:
                 with suppress(_StopLayerError):
                     self._model(input_ids=ids.to(embedding.weight.device).unsqueeze(0), use_cache=False)
+        self._dense = [torch.cat(found[part]) for part in self.parts]
         self._ours = list(self._dense)
 
     def dense_pass(self, layer: int, stages: Sequence[Sequence[Weight]]) -> Seen:
@@ -95,7 +101,7 @@ class SideBySide:
         return Seen(entered, written, read)
 
     def inputs_of(self, layer: int, stage: Sequence[Weight], seen: Seen) -> Iterator[tuple[Tensor, Tensor | None]]:
-        """What the weights of a stage read in the compressed model, ``(tokens, in)``, window by window.
+        """What the weights of a stage read in the compressed model, ``(tokens, in)``, part by part.
 
         With it comes, for weights that write, what the residual stream has lost before them, float32
         ``(tokens, hidden)``.

@@ -63,7 +63,7 @@ class LayerStack:
                 handle.remove()
 
     def run(self, layer: int, hidden: Tensor) -> Tensor:
-        """A layer's output for hidden states ``(1, tokens, hidden)``."""
+        """A layer's output for hidden states ``(windows, tokens, hidden)``."""
         call = self._calls[layer]
         return _hidden(self.layers[layer](hidden, *call.args, **call.kwargs))
 

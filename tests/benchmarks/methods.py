@@ -18,11 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from reading import read
 
 import gac
 from gac.errors import BudgetError
 from gac.files import atomic_path
-from gac.models.loading import Loaded, load_model
+from gac.models.loading import Loaded
 from gac.plan import Plan
 
 METHODS = ("svd", "asvd", "svd-llm", "kfac")
@@ -97,19 +98,6 @@ def main() -> None:
             result["rows"].append(key | outcome(loaded, case, asked, result["dense"]))
             write(result, asked.output)
             print(line(result["rows"][-1]), flush=True)
-
-
-def read(name: str) -> Loaded:
-    """The model, with a tokenizer that cuts each text only once for all rows."""
-    loaded = load_model(name)
-    tokens: dict[str, Any] = {}
-
-    def tokenizer(text: str, **options: Any) -> Any:
-        if text not in tokens:
-            tokens[text] = loaded.tokenizer(text, **options)
-        return tokens[text]
-
-    return load_model(loaded.model, tokenizer)
 
 
 def resumed(asked: argparse.Namespace, loaded: Loaded) -> dict[str, Any]:

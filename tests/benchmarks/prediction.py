@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from reading import read
 from scipy.stats import spearmanr
 
 import gac
@@ -25,7 +26,7 @@ from gac import api
 from gac.allocation.assemble import Provenance
 from gac.allocation.problem import Problem, decide
 from gac.files import atomic_path
-from gac.models.loading import Loaded, load_model
+from gac.models.loading import Loaded
 from gac.plan import Plan
 from gac.sites import LossCurve, SiteCurves
 
@@ -41,7 +42,7 @@ def main() -> None:
     parser.add_argument("--windows", type=int, default=40, help="evaluation windows")
     parser.add_argument("--output", type=Path, required=True)
     asked = parser.parse_args()
-    loaded = load_model(asked.model)
+    loaded = read(asked.model)
     problem, made_from = measured(loaded, asked)
     settings = {name: str(value) for name, value in vars(asked).items() if name not in ("plans", "output")}
     rows: list[dict[str, Any]] = []

@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from reading import read
 
 import gac
 from gac.files import atomic_path
-from gac.models.loading import Loaded, load_model
+from gac.models.loading import Loaded
 from gac.plan import Plan
 
 
@@ -32,7 +33,7 @@ def main() -> None:
     parser.add_argument("--windows", type=int, help="evaluation windows; all where not given")
     parser.add_argument("--output", type=Path, required=True)
     asked = parser.parse_args()
-    loaded = load_model(asked.model)
+    loaded = read(asked.model)
     rows: list[dict[str, Any]] = []
     dense = gac.perplexity(loaded.model, loaded.tokenizer, windows=asked.windows)
     print(f"dense {dense}")
