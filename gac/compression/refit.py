@@ -10,14 +10,13 @@ counting as it does in the moments:
 - a weight that writes to the residual stream (o_proj, down_proj) is fitted to its dense output and to what the residual
   stream has lost so far: ``W + (E[t x'^T] - W S) (S + D)^-1``, t being both together.
 
-Then it is truncated again, in the metric of the method with S in place of A. D damps, each weight as much as suits
-windows that are held out, and where nothing helps on those the weight stays as it is. Dense targets on compressed
-inputs are GPTAQ's (arXiv 2504.02692), there for quantisation. SVD-LLM's closed-form update (arXiv 2403.07378, section
-3.2) is here too: of low-rank weights it re-solves the second factor alone, for W x'.
+Then it is truncated again, in the metric of the method with S in place of A. D damps, more where there are few tokens
+for an input feature. Dense targets on compressed inputs are GPTAQ's (arXiv 2504.02692), there for quantisation.
+SVD-LLM's closed-form update (arXiv 2403.07378, section 3.2) is here too: of low-rank weights it re-solves the second
+factor alone, for W x'.
 ``tests/benchmarks/README.md`` has what each part gives.
 """
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
@@ -44,10 +43,9 @@ from gac.sensitivity.methods import Method, balanced, decompose
 from gac.sites import Site
 
 MEAN, OWN = 3e-2, 1e-1
-"""Damping of the regressions, see ``gac.sensitivity.linalg.damped``; times one of ``DAMPINGS``."""
-DAMPINGS = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
-HELD_OUT = 4
-"""One window in so many, the last ones, is held out to choose a weight's damping on; then it is fitted to all."""
+"""Damping of the regressions, see ``gac.sensitivity.linalg.damped``."""
+TOKENS = 128
+"""Tokens for each input feature from which that damping is enough; with fewer it grows as they get fewer."""
 RESIDUAL_LEAVES = 0.8
 """What is left of the loss that ``kfac`` predicts, fitted once on SmolLM2-135M at kept 0.8 to 0.6 as ``FACTOR`` is."""
 STEP = 0.5
@@ -116,16 +114,14 @@ def refit(
         return {}
     layers = {layer: [w for site in group for w in site.weights] for layer, group in groupby(sites, lambda s: s.layer)}
     lowest = min(layer for layer, weights in layers.items() if any(weight.name in modules for weight in weights))
-    tried = len(windows) - len(windows) // HELD_OUT
-    both = SideBySide(model, decoder_layers(model, layers), windows, cut=tried)
+    both = SideBySide(model, decoder_layers(model, layers), windows)
     choices = {choice.name: choice for choice in plan.weights}
     modes = {weight.name: _Mode.of(linear_at(model, weight.name)) for group in layers.values() for weight in group}
     fitted = dict(modules)
     with frozen(model), torch.no_grad():
         both.start(lowest)
         for layer in tqdm(range(lowest, len(layers)), "refitting", unit="layer", disable=not progress):
-            weights, fits = layers[layer], REFITS[plan.refit]
-            fit = _LayerFit(model, both, layer, weights, choices, factors[layer], method, fits, tried)
+            fit = _LayerFit(model, both, layer, layers[layer], choices, factors[layer], method, REFITS[plan.refit])
             fitted |= fit.run(modules)
     for name, module in fitted.items():
         modes[name].put(module)
@@ -159,7 +155,6 @@ class _LayerFit:
     factors: LayerFactors
     method: Method
     fits: "Mapping[str, Callable[[_Work, nn.Module], None]]"
-    tried: int
 
     def run(self, modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
         """Fit the layer's weights in the order in which they run, and take both models' states through it."""
@@ -174,10 +169,10 @@ class _LayerFit:
         with _swapped(self.model, new):
             for stage in stages:
                 fitted = [weight for weight in stage if self._fit_of(weight)]
-                found = self._regressions(stage, fitted, seen, dense) if fitted else {}
+                found = self._sums(stage, fitted, seen, dense) if fitted else {}
                 for weight in fitted:
                     choice, matrix = self.choices[weight.name], dense[weight.name].matrix
-                    work = _Work(weight, choice, matrix, self.factors, found.pop(weight.name), self.method)
+                    work = _Work(weight, choice, matrix, self.factors, found.pop(weight.name).means(), self.method)
                     self.fits[form_named(choice.form).kind](work, new[weight.name])
             self.both.compressed_pass(self.layer)
         return new
@@ -185,11 +180,11 @@ class _LayerFit:
     def _fit_of(self, weight: Weight) -> bool:
         return form_named(self.choices[weight.name].form).kind in self.fits
 
-    def _regressions(
+    def _sums(
         self, stage: Sequence[Weight], fitted: Sequence[Weight], seen: Seen, dense: "Mapping[str, _Dense]"
-    ) -> dict[str, "_Regression"]:
+    ) -> dict[str, "_Sums"]:
         """What weights that read one input are fitted with, from a run of the compressed layer as far as them."""
-        found: dict[str, _Regression] = {}
+        found: dict[str, _Sums] = {}
         counts = {weight.name: self.factors.tokens(weight) for weight in fitted}
         for at, (x, lost) in enumerate(self.both.inputs_of(self.layer, stage, seen)):
             part = self.both.parts[at]
@@ -200,9 +195,8 @@ class _LayerFit:
                     wrote = seen.written[weight.name][at].to(x.device).view_as(lost)
                     missing = dense[weight.name].product(wrote).float() + lost
                 if weight.name not in found:
-                    found[weight.name] = _Regression(x.shape[1], missing.shape[1], x.device)
-                count = counts[weight.name][part].flatten().to(x.device)
-                found[weight.name].add(x, missing, count, part.start >= self.tried)
+                    found[weight.name] = _Sums(x.shape[1], missing.shape[1], x.device)
+                found[weight.name].add(x, missing, counts[weight.name][part].flatten().to(x.device))
         return found
 
 
@@ -236,30 +230,33 @@ def _swapped(model: nn.Module, modules: Mapping[str, nn.Module]) -> Iterator[Non
 
 @dataclass(frozen=True, eq=False)
 class _Means:
-    """What a weight is fitted with, means over some windows, float64.
+    """What a weight is fitted with, means over the tokens, float64.
 
     Attributes:
         square: S = E[x' x'^T] of its inputs x' in the compressed model, shape ``(in, in)``.
         cross: E[m x'^T]: m is the dense input less x' for a weight inside a layer, shape ``(in, in)``; for one that
             writes, its dense output without the bias and what the residual stream has lost, shape ``(out, in)``.
         scale: E[|x'|], shape ``(in,)``.
+        tokens: how many there were.
     """
 
     square: Tensor
     cross: Tensor
     scale: Tensor
+    tokens: int
 
     def moments(self, gradients: Tensor) -> Moments:
         """S in place of the dense model's moment of the inputs."""
         return Moments(self.square.float(), gradients, self.scale.float())
 
-    def solved(self, missing: Tensor, damping: float) -> Tensor:
+    def solved(self, missing: Tensor) -> Tensor:
         """Times (S + D)^-1."""
-        return torch.cholesky_solve(missing.T, cholesky(damped(self.square, damping * MEAN, damping * OWN))).T
+        more = max(1.0, TOKENS * len(self.square) / self.tokens)
+        return torch.cholesky_solve(missing.T, cholesky(damped(self.square, more * MEAN, more * OWN))).T
 
 
 class _Sums:
-    """Sums over the tokens of some windows: float64 on a CPU, float32 on a GPU."""
+    """Sums over the tokens of the windows: float64 on a CPU, float32 on a GPU."""
 
     def __init__(self, inputs: int, targets: int, device: torch.device) -> None:
         kind = torch.float64 if device.type == "cpu" else torch.float32
@@ -267,6 +264,7 @@ class _Sums:
         self.cross = torch.zeros(targets, inputs, dtype=kind, device=device)
         self.scale = torch.zeros(inputs, dtype=kind, device=device)
         self.count = torch.zeros((), dtype=torch.float64, device=device)
+        self.tokens = 0
 
     def add(self, x: Tensor, missing: Tensor, counts: Tensor) -> None:
         """Some windows: x ``(tokens, in)``, m ``(tokens, out)``, how much each token counts ``(tokens,)``."""
@@ -277,46 +275,12 @@ class _Sums:
             self.cross += columns.T @ rows
         self.scale += x.float().abs().T @ counts
         self.count += counts.sum(dtype=torch.float64)
+        self.tokens += len(x)
 
-    def means(self, *more: "_Sums") -> _Means:
-        """The means over these windows and more."""
-        every = (self, *more)
-        total = torch.stack([sums.count for sums in every]).sum().clamp_min(torch.finfo(torch.float32).tiny)
-        parts = zip(*((sums.square, sums.cross, sums.scale) for sums in every), strict=True)
-        return _Means(*(torch.stack(part).sum(0).double() / total for part in parts))
-
-
-class _Regression:
-    """The windows that a weight's damping is tried on, those that it is chosen on, and all."""
-
-    def __init__(self, inputs: int, targets: int, device: torch.device) -> None:
-        self._tried, self._held = _Sums(inputs, targets, device), _Sums(inputs, targets, device)
-
-    def add(self, x: Tensor, missing: Tensor, counts: Tensor, held: bool) -> None:
-        (self._held if held else self._tried).add(x, missing, counts)
-
-    @cached_property
-    def every(self) -> _Means:
-        return self._tried.means(self._held)
-
-    def damping(self, missing: Callable[[_Means], Tensor]) -> float:
-        """The damping whose fit to some windows leaves least of what is missing in the others.
-
-        Args:
-            missing: of means, what is missing of the weight's outputs times x'^T, ``(out, in)``.
-
-        Returns:
-            One of ``DAMPINGS``, or infinity where none makes up for anything.
-        """
-        if self._held.count == 0:
-            return 1.0
-        tried, held = self._tried.means(), self._held.means()
-        wanted, there = missing(tried), missing(held)
-        left = {math.inf: 0.0}
-        for damping in DAMPINGS:
-            change = tried.solved(wanted, damping)
-            left[damping] = float((change * (change @ held.square - 2 * there)).sum())
-        return min(left, key=lambda damping: left[damping])
+    def means(self) -> _Means:
+        total = self.count.clamp_min(torch.finfo(torch.float32).tiny)
+        square, cross, scale = (part.double() / total for part in (self.square, self.cross, self.scale))
+        return _Means(square, cross, scale, self.tokens)
 
 
 @dataclass(frozen=True, eq=False)
@@ -327,28 +291,21 @@ class _Work:
     choice: WeightChoice
     dense: Tensor
     factors: LayerFactors
-    found: _Regression
+    found: _Means
     method: Method
 
     @cached_property
     def turn(self) -> Tensor:
         """T of a weight inside a layer."""
-        every, dense = self.found.every, self.dense.double()
-        eye = torch.eye(len(every.square), dtype=torch.float64, device=every.square.device)
-        damping = self.found.damping(lambda means: dense @ means.cross)
-        return eye if damping == math.inf else eye + STEP * every.solved(every.cross, damping)
+        eye = torch.eye(len(self.found.square), dtype=torch.float64, device=self.found.square.device)
+        return eye + STEP * self.found.solved(self.found.cross)
 
     def matrix(self, before: Tensor) -> Tensor:
         """What a matrix ``(out, in)`` that reads x' becomes, float64."""
         before = before.detach().double()
         if not self.weight.writes:
             return before @ self.turn
-
-        def missing(means: _Means) -> Tensor:
-            return means.cross - before @ means.square
-
-        damping, every = self.found.damping(missing), self.found.every
-        return before if damping == math.inf else before + every.solved(missing(every), damping)
+        return before + self.found.solved(self.found.cross - before @ self.found.square)
 
 
 def _whole(work: _Work, module: nn.Module) -> None:
@@ -375,7 +332,7 @@ def _second_only(work: _Work, module: nn.Module) -> None:
     """SVD-LLM's closed-form update: ``W S A^T (A S A^T)^-1``."""
     assert isinstance(module, LowRankLinear)
     first = module.first.weight.double()
-    square = work.found.every.square
+    square = work.found.square
     gram = damped(first @ square @ first.T, 1e-9)
     right = first @ square @ work.dense.double().T
     module.second.weight.copy_(torch.cholesky_solve(right, cholesky(gram)).T)
@@ -406,13 +363,13 @@ def _truncated_again(work: _Work) -> tuple[Tensor, Tensor]:
     """
     rank = work.choice.dim
     if work.weight.writes:
-        moments = work.found.every.moments(work.factors.gradients(work.weight))
+        moments = work.found.moments(work.factors.gradients(work.weight))
         return decompose(work.matrix(work.dense), work.method.metric(moments)).factors(rank)
     second, first = (factor.double() for factor in work.factors.every_rank(work.weight))
     gains = work.factors.gains(work.weight)
     least = gains.max() * 1e-24
     roots = gains.clamp_min(torch.where(least > 0, least, torch.ones_like(least))).sqrt()
     turned = roots[:, None] * (first @ work.turn)
-    inputs = work.method.inputs(work.found.every.moments(work.dense))
+    inputs = work.method.inputs(work.found.moments(work.dense))
     _, vectors = eigh(turned @ inputs @ turned.T)
     return balanced(second @ (vectors[:, :rank] / roots[:, None]), vectors[:, :rank].T @ turned)

@@ -45,21 +45,19 @@ class SideBySide:
         model: a causal LM, dense; whoever calls puts compressed weights in and takes them out between the passes.
         layers: its decoder layers, in order.
         windows: token ids, int64, shape ``(windows, tokens)``.
-        cut: no part holds windows on both sides of this one.
     """
 
     parts: Sequence[slice]
     """The windows that run at once."""
 
-    def __init__(self, model: nn.Module, layers: Sequence[nn.Module], windows: Tensor, cut: int) -> None:
+    def __init__(self, model: nn.Module, layers: Sequence[nn.Module], windows: Tensor) -> None:
         self._model, self._layers, self._windows = model, layers, windows
         self._stack = LayerStack(model, layers)
         self._dense: list[Tensor] = []
         self._ours: list[Tensor] = []
         self._on_host = False
         at_once = max(1, TOKENS // windows.shape[1])
-        sides = ((0, cut), (cut, len(windows)))
-        self.parts = [slice(at, min(at + at_once, end)) for start, end in sides for at in range(start, end, at_once)]
+        self.parts = [slice(at, at + at_once) for at in range(0, len(windows), at_once)]
 
     def start(self, lowest: int) -> None:
         """Run the dense model as far as its last layer; the passes begin with layer ``lowest``."""

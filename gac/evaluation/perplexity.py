@@ -102,8 +102,8 @@ def _window_losses(model: PreTrainedModel, ids: torch.Tensor) -> list[float]:
     total = torch.zeros(len(ids), dtype=torch.float64, device=ids.device)
     for start in range(0, targets.shape[1], _POSITIONS):
         part = slice(start, start + _POSITIONS)
-        losses = cross_entropy(logits[:, part].float().transpose(1, 2), targets[:, part], reduction="none")
-        total += losses.double().sum(dim=1)
+        losses = cross_entropy(logits[:, part].float().flatten(0, 1), targets[:, part].flatten(), reduction="none")
+        total += losses.double().view(len(ids), -1).sum(dim=1)
     return [float(loss) for loss in total]
 
 

@@ -34,16 +34,20 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True)
     asked = parser.parse_args()
     loaded = read(asked.model)
-    rows: list[dict[str, Any]] = []
     dense = gac.perplexity(loaded.model, loaded.tokenizer, windows=asked.windows)
     print(f"dense {dense}")
-    for budget in asked.budgets:
-        plan = allocate(loaded, budget, asked, "kfac", "loss", asked.refit)
-        rows.append(measured(loaded, plan, "gac kfac", dense.value, asked.windows))
-    for budget in asked.baseline_budgets:
-        plan = allocate(loaded, budget, asked, "svd-llm", "uniform")
-        rows.append(measured(loaded, plan, "uniform svd-llm", dense.value, asked.windows))
+    rows: list[dict[str, Any]] = []
+    cases = [("gac kfac", "kfac", "loss", asked.refit, budget) for budget in asked.budgets]
+    cases += [("uniform svd-llm", "svd-llm", "uniform", None, budget) for budget in asked.baseline_budgets]
+    for name, method, rule, refit, budget in cases:
+        plan = allocate(loaded, budget, asked, method, rule, refit)
+        rows.append(measured(loaded, plan, name, dense.value, asked.windows))
+        write(asked, dense, rows)
     factors = [row["measured"] / row["predicted"] for row in rows if row["allocation"] == "gac kfac"]
+    print(f"measured / predicted ln(ppl ratio): {', '.join(f'{factor:.3f}' for factor in factors)}")
+
+
+def write(asked: argparse.Namespace, dense: gac.Perplexity, rows: list[dict[str, Any]]) -> None:
     result = {
         "model": asked.model,
         "calibration": asked.calibration,
@@ -51,16 +55,14 @@ def main() -> None:
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU, {platform.machine()}",
         "versions": {"gac": gac.__version__, "torch": torch.__version__, "python": platform.python_version()},
         "dense": dense.value,
-        "measured_over_predicted": factors,
         "rows": rows,
     }
     with atomic_path(asked.output) as temporary:
         temporary.write_text(json.dumps(result, indent=1) + "\n")
-    print(f"measured / predicted ln(ppl ratio): {', '.join(f'{factor:.3f}' for factor in factors)}")
 
 
 def allocate(
-    loaded: Loaded, budget: float, asked: argparse.Namespace, method: str, rule: str, refit: str | None = None
+    loaded: Loaded, budget: float, asked: argparse.Namespace, method: str, rule: str, refit: str | None
 ) -> Plan:
     return gac.allocate(
         loaded.model,

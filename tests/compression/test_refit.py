@@ -155,7 +155,7 @@ def test_what_a_family_says_of_its_residual_stream_is_so(model_type: str, make_p
 def applied_as_if_it_added(model: PreTrainedModel, plan: Plan) -> None:
     weights = [replace(w, writes=w.neurons == "in" or w.values == "in") for w in weights_of(model.config)]
     first = [weight for weight in weights if ".0." in weight.name]
-    both = SideBySide(model, decoder_layers(model, {0: first}), IDS, cut=len(IDS))
+    both = SideBySide(model, decoder_layers(model, {0: first}), IDS)
     with torch.no_grad():
         both.start(0)
         both.dense_pass(0, [[weight] for weight in first])
