@@ -14,6 +14,7 @@ import platform
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ from gac.errors import BudgetError
 from gac.files import atomic_path
 from gac.models.loading import Loaded
 from gac.plan import Plan
+
+table = cache(gac.Profile.load)
 
 METHODS = ("svd", "asvd", "svd-llm", "kfac")
 PEERS = (("svd-llm", "uniform"), ("asvd", "sensitivity"), ("svd-llm", "zero-sum"))
@@ -128,7 +131,7 @@ def measured(loaded: Loaded, case: Case, asked: argparse.Namespace, dense: float
     plan = gac.allocate(
         loaded.model,
         case.budget,
-        profile=asked.profile,
+        profile=table(asked.profile),
         method=case.method,
         forms=case.forms,
         rule=case.rule,
