@@ -1,7 +1,7 @@
 """A GEMM of at most 16 rows, and the low-rank pair of two of them, as they read memory fastest (Triton).
 
-Such a GEMM only waits for its weight. A pair waits twice, the second time for a kernel that starts when the first one has
-ended: so the second is launched early (programmatic dependent launch, compute capability 9.0) and has its weight
+Such a GEMM only waits for its weight. A pair waits twice, the second time for a kernel that starts when the first one
+has ended: so the second is launched early (programmatic dependent launch, compute capability 9.0) and has its weight
 brought into L2 while the first still runs.
 """
 

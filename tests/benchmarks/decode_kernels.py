@@ -13,6 +13,7 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from statistics import geometric_mean
 from typing import NamedTuple
@@ -159,7 +160,7 @@ class Bench:
 
     def _time(self, case: Case, run: Callable[..., None]) -> float:
         def calls(count: int) -> list[Callable[[], None]]:
-            return [lambda given=self._operands(case): run(*given) for _ in range(count)]
+            return [partial(run, *self._operands(case)) for _ in range(count)]
 
         return self._watch.time(calls, case.bytes, "cold").median_ns / 1000
 
