@@ -21,7 +21,7 @@ from gac.plan import (
     WeightChoice,
     WorkloadLatency,
 )
-from gac.sites import CandidateSet, Site, Workload
+from gac.sites import CandidateSet, Fusing, Site, Workload
 
 _LARGEST = 709.0  # e to this power is about 8e307, near the largest float64
 
@@ -41,7 +41,7 @@ class Provenance:
     calibration: Calibration
     profile: ProfileUsed
     factor: float
-    fused: bool = False
+    fused: Fusing = False
     refit: Refit = "none"
 
 
@@ -121,7 +121,17 @@ def _site_choice(site: Site, row: CandidateSet) -> SiteChoice:
     params = sum(form_named(weight.form).params(weight.weight, weight.dim) for weight in weights)
     assert params == int(row.params[0])
     latency = tuple(None if ns < 0 else int(ns) for ns in row.latency[0])
-    return SiteChoice(site.name, site.layer, site.kind, weights, params, site.params, float(row.loss[0]), latency)
+    return SiteChoice(
+        site.name,
+        site.layer,
+        site.kind,
+        weights,
+        params,
+        site.params,
+        float(row.loss[0]),
+        latency,
+        shared=bool(row.shared[0]),
+    )
 
 
 def _workload(

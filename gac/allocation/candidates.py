@@ -41,6 +41,7 @@ class _Rows:
     interpolated: Ints
     cached: Ints
     width: Ints
+    shared: NDArray[np.bool_]
 
     def __len__(self) -> int:
         return len(self.params)
@@ -64,9 +65,10 @@ def candidates(
 
     Each weight may stay dense or take one of its ranks; those that a form shortens together (``narrow``,
     ``head_dim``) may instead take one of its dims, the same for all. Where first GEMMs are fused, the latency is that
-    of the one GEMM, at its own width, and of what is left of each weight. The combinations of several weights are
-    reduced to those that no other one beats or equals in loss and in all that is limited, which loses no optimum as
-    long as nothing else is. The dense site always stays.
+    of the one GEMM, at its own width, and of what is left of each weight; where they may be, candidates of both kinds
+    compete. The combinations of several weights are reduced to those that no other one beats or equals in loss and in
+    all that is limited, which loses no optimum as long as nothing else is; of two that are equal and run differently,
+    the faster stays. The dense site always stays.
 
     Args:
         forms: which forms besides dense (``low_rank``, ``narrow``, ``head_dim``, ``grouped``).
@@ -86,26 +88,50 @@ def candidates(
         )
     timing = Timing(profile, tuple(workloads), dtype)
     allowed = [form_named(name) for name in dict.fromkeys(forms)]
-    own = _one_by_one(site, curves, allowed, timing, align)
-    rows = [_combinations(site, own, timing, limited)]
-    for form in allowed:
-        if (taken := site.taken_by(form)) and (curve := _curve(site, form, curves)):
-            rows += _together(form, site, taken, curve, own, timing, align, limited)
-    reduced = _reduced(_concatenated(rows), limited) if len(rows) > 1 else rows[0]
+    rows = [part for layout in site.layouts for part in _parts(layout, curves, allowed, timing, align, limited)]
+    together = _fastest_first(_concatenated(rows), site, timing) if site.either else _concatenated(rows)
+    reduced = _reduced(together, limited) if len(rows) > 1 else rows[0]
     return _candidate_set(site, _with_dense(reduced, site, timing))
 
 
 def dense_candidate(
     site: Site, *, profile: Profile | None, workloads: Sequence[Workload], dtype: str = "bf16"
 ) -> CandidateSet:
-    """The dense site as its only candidate: what a plan's parameters and latency are set beside."""
+    """The dense site as its only candidate: what a plan's parameters and latency are set beside.
+
+    Where its weights may be fused or not, they are not: so the model runs that is compressed.
+    """
     return _candidate_set(site, _dense(site, Timing(profile, tuple(workloads), dtype)))
 
 
 def candidate_at(site: Site, forms: Sequence[str], dims: Sequence[int], loss: float, timing: Timing) -> CandidateSet:
-    """One form and dim a weight as the site's only candidate, with a loss that is known already."""
-    rows = _side_by_side(site, [form_named(name) for name in forms], [np.array([dim]) for dim in dims], timing)
-    return _candidate_set(site, replace(rows, loss=np.array([loss])))
+    """One form and dim a weight as the site's only candidate, with a loss that is known already.
+
+    Where its weights may be fused or not, they are as is faster.
+    """
+    as_forms, as_dims = [form_named(name) for name in forms], [np.array([dim]) for dim in dims]
+    rows = _concatenated(_side_by_side(layout, as_forms, as_dims, timing) for layout in site.layouts)
+    fastest = _fastest_first(rows, site, timing).at(np.array([0]))
+    return _candidate_set(site, replace(fastest, loss=np.array([loss])))
+
+
+def _fastest_first(rows: _Rows, site: Site, timing: Timing) -> _Rows:
+    """By the sum over the workloads of the latency over the dense site's, unknown ones last; else as they were."""
+    dense = _dense(site, timing).latency
+    known = ((rows.latency != UNKNOWN) & (dense != UNKNOWN)).all(axis=1)
+    return rows.at(np.argsort(np.where(known, (rows.latency / np.abs(dense)).sum(axis=1), np.inf), kind="stable"))
+
+
+def _parts(
+    site: Site, curves: SiteCurves, forms: Sequence[Form], timing: Timing, align: bool | int, limited: Limited
+) -> list[_Rows]:
+    """All that a site may become where it is known what is fused."""
+    own = _one_by_one(site, curves, forms, timing, align)
+    rows = [_combinations(site, own, timing, limited)]
+    for form in forms:
+        if (taken := site.taken_by(form)) and (curve := _curve(site, form, curves)):
+            rows += _together(form, site, taken, curve, own, timing, align, limited)
+    return rows
 
 
 def _one_by_one(
@@ -169,7 +195,7 @@ def _together(
 
 def _dense(site: Site, timing: Timing) -> _Rows:
     dense = [form_named("dense")] * len(site.weights)
-    return _side_by_side(site, dense, [_full(weight) for weight in site.weights], timing)
+    return _side_by_side(site.layouts[0], dense, [_full(weight) for weight in site.weights], timing)
 
 
 def _side_by_side(site: Site, forms: Sequence[Form], dims: Sequence[Ints], timing: Timing) -> _Rows:
@@ -218,6 +244,7 @@ def _options(form: Form, weight: Weight, dims: Ints, curve: LossCurve | None, ti
         interpolated=((latency != UNKNOWN) & ~measured).astype(np.int64),
         cached=np.array([form.cached(weight, dim) for dim in dims.tolist()], dtype=np.int64),
         width=np.array([form.fused(weight, dim) if fused else 0 for dim in dims.tolist()], dtype=np.int64),
+        shared=np.full(count, fused),
     )
 
 
@@ -243,6 +270,7 @@ def _beside(left: _Rows, right: _Rows) -> _Rows:
         left.interpolated + right.interpolated,
         left.cached + right.cached,
         left.width + right.width,
+        left.shared | right.shared,
     )
 
 
@@ -295,12 +323,20 @@ def _concatenated(parts: Iterable[_Rows]) -> _Rows:
 
 def _with_dense(rows: _Rows, site: Site, timing: Timing) -> _Rows:
     dense = _dense(site, timing)
-    present = ((rows.forms == dense.forms) & (rows.dims == dense.dims)).all(axis=1).any()
-    return rows if present else _concatenated([rows, dense])
+    same = ((rows.forms == dense.forms) & (rows.dims == dense.dims)).all(axis=1) & (rows.shared == dense.shared)
+    return rows if same.any() else _concatenated([rows, dense])
 
 
 def _candidate_set(site: Site, rows: _Rows) -> CandidateSet:
     rows = rows.at(np.lexsort((rows.loss, rows.params)))
     return CandidateSet(
-        site.name, rows.forms, rows.dims, rows.params, rows.loss, rows.latency, rows.interpolated, rows.cached
+        site.name,
+        rows.forms,
+        rows.dims,
+        rows.params,
+        rows.loss,
+        rows.latency,
+        rows.interpolated,
+        rows.cached,
+        rows.shared,
     )

@@ -133,7 +133,7 @@ def fuse_inputs(model: nn.Module, sites: Sequence[Site]) -> None:
     Outputs are the same up to rounding, and so are the names and values in ``state_dict``.
 
     Args:
-        sites: from ``as_planned``; nothing happens where none is marked.
+        sites: from ``Plan.layout``; nothing happens where none is marked.
     """
     for site in sites:
         names = [site.weights[at].name for at in site.fused]
