@@ -285,7 +285,9 @@ def _combined(left: _Rows, right: _Rows, limited: Limited) -> _Rows:
     parts = []
     for start in range(0, len(left), width):
         part = left.at(np.arange(start, min(start + width, len(left))))
-        at_left, at_right = np.divmod(np.flatnonzero(front(_pair_criteria(part, right, limited))), len(right))
+        widths = (part.width[:, None] + right.width[None, :]).ravel()
+        kept = np.flatnonzero(_front(_pair_criteria(part, right, limited), widths, limited))
+        at_left, at_right = np.divmod(kept, len(right))
         parts.append(_beside(part.at(at_left), right.at(at_right)))
     return parts[0] if len(parts) == 1 else _reduced(_concatenated(parts), limited)
 
@@ -297,24 +299,33 @@ def _pair_criteria(left: _Rows, right: _Rows, limited: Limited) -> Floats:
 
 
 def _criteria(rows: _Rows, limited: Limited) -> Floats:
-    """Loss and what is limited; a latency is infinite where unknown (exact integers below 2**53).
-
-    The latency of a shared GEMM may fall as it gets wider: until it is known, only rows of one width are compared.
-    """
+    """Loss and what is limited; a latency is infinite where unknown (exact integers below 2**53)."""
     columns: list[Ints | Floats] = [rows.params] if limited.params else []
     columns.append(rows.loss)
     if limited.cached:
         columns.append(rows.cached)
     latency = rows.latency[:, list(limited.workloads)]
     columns += list(np.where(latency == UNKNOWN, np.inf, latency).T)
-    if limited.workloads and rows.width.any():
-        columns += [rows.width, -rows.width]
     return np.stack(columns, axis=1).astype(np.float64)
 
 
 def _reduced(rows: _Rows, limited: Limited) -> _Rows:
     """Without the rows that another one beats or equals; an unknown latency is worse than any known one."""
-    return rows.at(front(_criteria(rows, limited)))
+    return rows.at(_front(_criteria(rows, limited), rows.width, limited))
+
+
+def _front(criteria: Floats, widths: Ints, limited: Limited) -> NDArray[np.bool_]:
+    """The rows that no other one beats or equals.
+
+    The latency of a shared GEMM may fall as it gets wider: until it is known, only rows of one width are compared.
+    """
+    if not limited.workloads or not widths.any():
+        return front(criteria)
+    mask = np.zeros(len(widths), dtype=np.bool_)
+    order = np.argsort(widths, kind="stable")
+    for same in np.split(order, np.flatnonzero(np.diff(widths[order])) + 1):
+        mask[same[front(criteria[same])]] = True
+    return mask
 
 
 def _concatenated(parts: Iterable[_Rows]) -> _Rows:
