@@ -61,7 +61,7 @@ def test_points_over_the_latency_of_a_workload() -> None:
 
 
 def test_a_point_keeps_what_is_fused(tmp_path: Path) -> None:
-    """All but the dense pair is faster fused; that is as fast apart as its two GEMMs."""
+    """Pairs of ranks are faster fused, the two dense weights by themselves."""
     weights = tuple(Weight(f"site{at}", SIDE, SIDE, reads="x") for at in range(2))
     curves = [SiteCurves("both", {**TWO.curves[0].low_rank, **TWO.curves[1].low_rank})]
     shared = [measured("linear", 9 if n < 2 * SIDE else 200, m=8, k=SIDE, n=n) for n in range(2, 25) if n != SIDE]

@@ -1,4 +1,4 @@
-"""Low-rank pairs of 1, 4 and 16 rows: the Triton kernels of ``gac.kernels.skinny`` beside two cuBLAS GEMMs.
+"""Low-rank pairs of 1, 4 and 16 rows: the Triton kernels of ``skinny.py`` beside two cuBLAS GEMMs.
 
     python tests/benchmarks/decode_kernels.py --output decode_kernels.json
 
@@ -19,9 +19,9 @@ from statistics import geometric_mean
 from typing import NamedTuple
 
 import torch
+from skinny import PairTiles, Tiles, pair
 from torch import Tensor
 
-from gac.kernels.skinny import PairTiles, Tiles, pair
 from gac.profiling.operators import Operand
 from gac.profiling.records import Header
 from gac.profiling.timing.device import fingerprint
@@ -140,7 +140,7 @@ class Bench:
 
     def _way(self, case: Case, name: str, tiles: PairTiles) -> dict[str, float] | None:
         def run(x: Tensor, first: Tensor, second: Tensor, hidden: Tensor, out: Tensor) -> None:
-            pair(x, first, second, None, tiles, out)
+            pair(x, first, second, out, tiles)
 
         try:
             error = self._error(case, run)

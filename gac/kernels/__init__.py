@@ -1,1 +1,0 @@
-"""Kernels of our own, in Triton: imported only where they run."""
