@@ -19,14 +19,14 @@ from gac.allocation.reach import check_cache_reachable, check_reachable
 from gac.allocation.rules import Rule, decide_by
 from gac.compression.apply import build_modules, changed_sites, swap_in
 from gac.compression.checkpoint import load_checkpoint, save_checkpoint
-from gac.compression.fusing import fuse_inputs
+from gac.compression.fusing import as_run, fuse_inputs
 from gac.compression.refit import leaves, refit_named
 from gac.compression.refit import refit as fit_again
 from gac.errors import GacError, ModelError, PlanError
 from gac.evaluation.perplexity import Perplexity
 from gac.evaluation.perplexity import perplexity as measure_perplexity
 from gac.files import home
-from gac.forms import DEFAULT_FORMS, form_named
+from gac.forms import DEFAULT_FORMS, Fusing, form_named
 from gac.models.families import family_of
 from gac.models.loading import (
     Loaded,
@@ -47,7 +47,7 @@ from gac.sensitivity.factors import LayerFactors
 from gac.sensitivity.methods import FACTOR, Method, method_named
 from gac.sensitivity.store import StatisticsStore
 from gac.sensitivity.text import TextSpec, Windows, calibration_text, calibration_windows
-from gac.sites import Fusing, Site, Workload, as_planned, check_forms_fit, check_fusing, curves_together
+from gac.sites import Site, Workload, as_planned, check_forms_fit, check_fusing, curves_together
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -241,7 +241,7 @@ def compress(
         GacError: the model or the text cannot be read.
     """
     loaded = load_model(model, tokenizer)
-    sites = plan.layout(family_of(loaded.model.config).sites(loaded.model.config))
+    sites = as_run(plan, family_of(loaded.model.config).sites(loaded.model.config))
     changed = changed_sites(plan, sites)
     check_in_memory(loaded.model)
     check_finite(loaded.model)

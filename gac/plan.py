@@ -8,8 +8,7 @@ from typing import Literal
 
 from gac.errors import PlanError
 from gac.files import read_record, write_record
-from gac.forms import Weight, form_named
-from gac.sites import Fusing, Site, as_planned
+from gac.forms import Fusing, Weight, form_named
 
 SCHEMA = 1
 _STRICT = {"extra": "forbid", "allow_inf_nan": False}
@@ -255,12 +254,6 @@ class Plan:
     refit: Refit = "none"
     kv_cache: KvCache | None = None
     __pydantic_config__ = _STRICT
-
-    def layout(self, sites: Sequence[Site]) -> tuple[Site, ...]:
-        """A family's sites as this plan decides on them and has them run."""
-        shared = {choice.site for choice in self.sites if choice.shared}
-        planned = as_planned(sites, self.forms, self.fused)
-        return tuple(site.run(site.name in shared) if site.either else site for site in planned)
 
     def __post_init__(self) -> None:
         if self.schema_version != SCHEMA:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gac.errors import GacError, PlanError
-from gac.forms import FORMS, Form, Shorter, Weight, form_named
+from gac.forms import FORMS, Form, Fusing, Shorter, Weight, form_named
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -55,10 +55,6 @@ class Site:
         found = tuple(at for at, weight in enumerate(self.weights) if form.shortens(weight))
         sides = {form.shortens(self.weights[at]) for at in found}
         return found if sides == {"out", "in"} else ()
-
-
-Fusing = bool | Literal["auto"]
-"""Whether first GEMMs of one input run as one: everywhere, nowhere, or where that is chosen."""
 
 
 def run_together(sites: Sequence[Site], either: bool = False) -> tuple[Site, ...]:

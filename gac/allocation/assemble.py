@@ -6,7 +6,7 @@ from math import exp
 
 import gac
 from gac.allocation.limits import cache_limit
-from gac.forms import form_named
+from gac.forms import Fusing, form_named
 from gac.plan import (
     SCHEMA,
     Budget,
@@ -21,7 +21,7 @@ from gac.plan import (
     WeightChoice,
     WorkloadLatency,
 )
-from gac.sites import CandidateSet, Fusing, Site, Workload
+from gac.sites import CandidateSet, Site, Workload
 
 _LARGEST = 709.0  # e to this power is about 8e307, near the largest float64
 
