@@ -19,14 +19,14 @@ from gac.allocation.reach import check_cache_reachable, check_reachable
 from gac.allocation.rules import Rule, decide_by
 from gac.compression.apply import build_modules, changed_sites, swap_in
 from gac.compression.checkpoint import load_checkpoint, save_checkpoint
-from gac.compression.fusing import fuse_inputs
+from gac.compression.fusing import as_run, fuse_inputs
 from gac.compression.refit import leaves, refit_named
 from gac.compression.refit import refit as fit_again
 from gac.errors import GacError, ModelError, PlanError
 from gac.evaluation.perplexity import Perplexity
 from gac.evaluation.perplexity import perplexity as measure_perplexity
 from gac.files import home
-from gac.forms import DEFAULT_FORMS, form_named
+from gac.forms import DEFAULT_FORMS, Fusing, form_named
 from gac.models.families import family_of
 from gac.models.loading import (
     Loaded,
@@ -47,7 +47,7 @@ from gac.sensitivity.factors import LayerFactors
 from gac.sensitivity.methods import FACTOR, Method, method_named
 from gac.sensitivity.store import StatisticsStore
 from gac.sensitivity.text import TextSpec, Windows, calibration_text, calibration_windows
-from gac.sites import Site, Workload, as_planned, check_forms_fit, curves_together
+from gac.sites import Site, Workload, as_planned, check_forms_fit, check_fusing, curves_together
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -71,7 +71,7 @@ def allocate(
     calibration: Text = "wiki-sample",
     tokenizer: "PreTrainedTokenizerBase | None" = None,
     align: bool | int = True,
-    fuse: bool = False,
+    fuse: Fusing = False,
     rule: str = "loss",
     refit: str | None = None,
     verify: bool = False,
@@ -103,7 +103,9 @@ def allocate(
             allows every integer.
         fuse: run the first GEMMs of weights that read the same input (q/k/v, gate/up) as one, and choose their dims
             together for it; the profile has to hold those shapes (``gac profile --model ... --fuse``) where latency is
-            limited or to be predicted.
+            limited or to be predicted. ``"auto"``: where the plan is better so, chosen with the dims; where only
+            parameters are limited that is where it is faster, and where the profile lacks a shape it is not done. The
+            dense model that latencies are fractions of then runs unfused.
         rule: how the choice is made. ``loss`` is exact over the loss curves. Others to compare it with: ``importance``
             (scores times parameters in a window of the unaligned ranks, solved exactly), and the peers' rules
             ``uniform`` (SVD-LLM), ``fisher`` (PaLU), ``zero-sum`` (ZS-SVD; one more backward pass over the calibration
@@ -164,7 +166,7 @@ def frontier(
     calibration: Text = "wiki-sample",
     tokenizer: "PreTrainedTokenizerBase | None" = None,
     align: bool | int = True,
-    fuse: bool = False,
+    fuse: Fusing = False,
     refit: str | None = None,
     seed: int = 0,
     progress: bool = True,
@@ -194,6 +196,7 @@ def frontier(
     _planned_with(method_named(method), forms, 1.0, None)
     parsed = tuple(Workload.parse(workload) for workload in workloads)
     check_asked(points, limit, parsed)
+    check_fusing(fuse)
     if limit != PARAMS:
         config = load_config(str(model)) if isinstance(model, (str, Path)) else model.config
         sites = family_of(config).sites(config)
@@ -238,7 +241,7 @@ def compress(
         GacError: the model or the text cannot be read.
     """
     loaded = load_model(model, tokenizer)
-    sites = as_planned(family_of(loaded.model.config).sites(loaded.model.config), plan.forms, plan.fused)
+    sites = as_run(plan, family_of(loaded.model.config).sites(loaded.model.config))
     changed = changed_sites(plan, sites)
     check_in_memory(loaded.model)
     check_finite(loaded.model)
@@ -337,13 +340,14 @@ def _measured(
     workloads: Sequence[str],
     calibration: Text,
     align: bool | int,
-    fuse: bool,
+    fuse: Fusing,
     seed: int,
     progress: bool,
     kv_cache: float | None = None,
 ) -> tuple[Problem, Provenance]:
     """The loss curves of a model's sites beside a latency table; a budget out of reach is refused before that."""
     check_align(align)
+    check_fusing(fuse)
     parsed = tuple(Workload.parse(workload) for workload in workloads)
     names = tuple(form_named(name).name for name in forms)
     how = method_named(method)

@@ -12,6 +12,9 @@ from typing import ClassVar, Literal
 
 from gac.errors import PlanError
 
+Fusing = bool | Literal["auto"]
+"""Whether first GEMMs of one input run as one: everywhere, nowhere, or where that is chosen."""
+
 
 @dataclass(frozen=True)
 class Weight:

@@ -8,7 +8,7 @@ from typing import Literal
 
 from gac.errors import PlanError
 from gac.files import read_record, write_record
-from gac.forms import Weight, form_named
+from gac.forms import Fusing, Weight, form_named
 
 SCHEMA = 1
 _STRICT = {"extra": "forbid", "allow_inf_nan": False}
@@ -203,7 +203,10 @@ class WeightChoice:
 
 @dataclass(frozen=True)
 class SiteChoice:
-    """The candidate chosen for a site; ``latency_ns`` has one entry a workload, None where unknown."""
+    """The candidate chosen for a site; ``latency_ns`` has one entry a workload, None where unknown.
+
+    ``shared``: its weights that read the same input run their first GEMMs as one.
+    """
 
     site: str
     layer: int
@@ -213,6 +216,7 @@ class SiteChoice:
     dense_params: int
     loss: float
     latency_ns: tuple[int | None, ...]
+    shared: bool = False
     __pydantic_config__ = _STRICT
 
 
@@ -225,8 +229,8 @@ class Plan:
     """One candidate for every site, and everything needed to judge and to apply the choice.
 
     ``latency`` is the asked limit by workload, as a fraction of the dense targeted weights' latency. ``fused``: weights
-    that read the same input are planned, and run, with their first GEMMs as one. ``refit``: how the weights are fitted
-    again to the model that is compressed so far.
+    that read the same input are planned, and run, with their first GEMMs as one (``auto``: where a site is ``shared``).
+    ``refit``: how the weights are fitted again to the model that is compressed so far.
     """
 
     schema_version: int
@@ -246,7 +250,7 @@ class Plan:
     prediction: Prediction
     certificate: Certificate
     sites: tuple[SiteChoice, ...]
-    fused: bool = False
+    fused: Fusing = False
     refit: Refit = "none"
     kv_cache: KvCache | None = None
     __pydantic_config__ = _STRICT
@@ -451,7 +455,7 @@ def _summary_lines(plan: Plan) -> list[str]:
         f"parameters   {budget.used:,} of {budget.total:,} targeted: {budget.kept:.4f} kept, {budget.asked:g} asked,",
         f"             {budget.limit:,} allowed{_over(budget)}; {budget.kept_of_model:.4f} of the whole model",
         f"forms        {', '.join(f'{count} {form}' for form, count in sorted(forms.items()))}"
-        f"{'; q/k/v and gate/up fused' if plan.fused else ''}{_REFITTED[plan.refit]}",
+        f"{_fusing(plan)}{_REFITTED[plan.refit]}",
         f"alignment    {aligned or 'everything stays dense'}",
         f"loss         +{prediction.loss:.4f} nats a token predicted",
         f"perplexity   {prediction.dense_perplexity:.2f} -> {prediction.perplexity:.2f} predicted on calibration text",
@@ -461,6 +465,13 @@ def _summary_lines(plan: Plan) -> list[str]:
         f"calibration  {text.windows} x {text.window_tokens} tokens of {text.text}, seed {plan.seed}",
         f"certificate  {proof.status}: loss {proof.value:.6g}, bound {proof.lower_bound:.6g}, gap {proof.gap:.3g}",
     ]
+
+
+def _fusing(plan: Plan) -> str:
+    if plan.fused != "auto":
+        return "; q/k/v and gate/up fused" if plan.fused else ""
+    counts = Counter(site.kind for site in plan.sites if site.shared)
+    return f"; fused: {', '.join(f'{count} {kind}' for kind, count in counts.items()) or 'none'}"
 
 
 def _over(limited: Budget | KvCache) -> str:

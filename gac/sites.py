@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gac.errors import GacError, PlanError
-from gac.forms import FORMS, Form, Shorter, Weight, form_named
+from gac.forms import FORMS, Form, Fusing, Shorter, Weight, form_named
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -27,6 +27,7 @@ class Site:
         kind: what it is in the family's words (``q_proj``, ..., ``mlp``); the same in every layer.
         weights: the linear weights it governs; ``narrow`` and ``head_dim`` take several of them at once.
         fused: positions of the first weights, whose first GEMMs run as one; empty where each runs by itself.
+        either: whether they may run by themselves as well, so that this is chosen too.
     """
 
     name: str
@@ -34,6 +35,16 @@ class Site:
     kind: str
     weights: tuple[Weight, ...]
     fused: tuple[int, ...] = ()
+    either: bool = False
+
+    @property
+    def layouts(self) -> "tuple[Site, ...]":
+        """The ways in which it may run: itself, or apart (the first) and fused."""
+        return (self.run(shared=False), self.run(shared=True)) if self.either else (self,)
+
+    def run(self, shared: bool) -> "Site":
+        """The site where it is chosen whether its weights share a GEMM."""
+        return replace(self, fused=self.fused if shared else (), either=False)
 
     @property
     def params(self) -> int:
@@ -46,10 +57,13 @@ class Site:
         return found if sides == {"out", "in"} else ()
 
 
-def run_together(sites: Sequence[Site]) -> tuple[Site, ...]:
+def run_together(sites: Sequence[Site], either: bool = False) -> tuple[Site, ...]:
     """The sites as they are where weights that read the same input run their first GEMMs as one.
 
     Neighbouring sites whose weights read the same input become one site, so that their dims are chosen together.
+
+    Args:
+        either: whether the weights of each such site may run by themselves as well.
     """
     found = []
     for _, group in groupby(sites, key=lambda site: site.weights[0].reads or site.name):
@@ -61,19 +75,29 @@ def run_together(sites: Sequence[Site]) -> tuple[Site, ...]:
         if len(members) > 1:
             kind = "+".join(member.kind for member in members)
             site = Site(f"{weights[0].reads}.{kind}", site.layer, kind, weights)
-        found.append(replace(site, fused=fused))
+        found.append(replace(site, fused=fused, either=either and len(fused) > 1))
     return tuple(found)
 
 
-def as_planned(sites: Sequence[Site], forms: Sequence[str], fused: bool) -> tuple[Site, ...]:
+def as_planned(sites: Sequence[Site], forms: Sequence[str], fused: Fusing) -> tuple[Site, ...]:
     """The family's sites as a plan decides on them.
 
     Neighbours that one of the forms shortens on sides that meet (v_proj and o_proj, by ``head_dim``) become one site,
-    and where it is ``fused`` so do those that read the same input.
+    and where it is ``fused`` (or ``auto``: may be) so do those that read the same input.
     """
     for form in map(form_named, forms):
         sites = _joined(sites, form)
-    return run_together(sites) if fused else tuple(sites)
+    return run_together(sites, either=fused == "auto") if fused else tuple(sites)
+
+
+def check_fusing(fuse: object) -> None:
+    """Refuse what is no way to fuse.
+
+    Raises:
+        PlanError: it is neither a bool nor ``auto``.
+    """
+    if not isinstance(fuse, bool) and fuse != "auto":
+        raise PlanError(f"fuse={fuse!r}", "True, False or 'auto'", "Leave it out to fuse nothing.")
 
 
 def _joined(sites: Sequence[Site], form: Form) -> list[Site]:
@@ -226,6 +250,7 @@ class CandidateSet:
         latency: ns for each workload, rounded up, shape ``(n, workloads)``; -1 where unknown.
         interpolated: how many of the weights' latencies were interpolated, ``(n, workloads)``.
         cached: numbers that the KV cache keeps of a token, shape ``(n,)``.
+        shared: whether the first GEMMs of its fused weights run as one, shape ``(n,)``.
     """
 
     site: str
@@ -236,6 +261,7 @@ class CandidateSet:
     latency: Ints
     interpolated: Ints
     cached: Ints
+    shared: NDArray[np.bool_]
 
     def __len__(self) -> int:
         return len(self.params)
@@ -255,4 +281,5 @@ class CandidateSet:
             self.latency[cut],
             self.interpolated[cut],
             self.cached[cut],
+            self.shared[cut],
         )

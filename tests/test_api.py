@@ -90,9 +90,33 @@ def test_a_fused_plan_runs_saves_and_loads(
         assert (apart(ids).logits - model(ids).logits).abs().max() < 1e-4
 
 
-@pytest.mark.parametrize("fuse", [False, True])
+def test_a_plan_that_chooses_what_is_fused_runs_and_is_read_back(
+    tiny_model: LlamaForCausalLM, options: dict[str, Any], tmp_path: Path
+) -> None:
+    plan = gac.allocate(tiny_model, 0.7, fuse="auto", **options)
+    assert not any(site.shared for site in plan.sites), "the profile has none of the shapes"
+    sites = tuple(replace(site, shared=site.kind == "mlp") for site in plan.sites)
+    chosen = replace(plan, sites=sites)
+    chosen.save(tmp_path / "plan.json")
+    assert gac.Plan.load(tmp_path / "plan.json") == chosen
+    assert "; fused: 2 mlp" in chosen.summary()
+    model = gac.compress(tiny_model, chosen, tokenizer=options["tokenizer"], progress=False)
+    gac.save(model, tmp_path / "small", tokenizer=options["tokenizer"])
+    again = gac.load(tmp_path / "small")
+    for one in (model, again):
+        assert sum(isinstance(module, FusedInput) for module in one.modules()) == 2
+    assert "--fuse-where-faster" in (tmp_path / "small" / "README.md").read_text(encoding="utf-8")
+
+
+def test_what_is_no_way_to_fuse_is_refused(tiny_model: LlamaForCausalLM, options: dict[str, Any]) -> None:
+    with pytest.raises(PlanError) as caught:
+        gac.allocate(tiny_model, 0.7, fuse="sometimes", **options)
+    assert str(caught.value) == "fuse='sometimes'; expected True, False or 'auto'. Leave it out to fuse nothing."
+
+
+@pytest.mark.parametrize("fuse", [False, True, "auto"])
 def test_a_smaller_cache_is_planned_compressed_and_kept(
-    tiny_model: LlamaForCausalLM, options: dict[str, Any], tmp_path: Path, fuse: bool
+    tiny_model: LlamaForCausalLM, options: dict[str, Any], tmp_path: Path, fuse: Any
 ) -> None:
     forms = ("low_rank", "narrow", "head_dim")
     plan = gac.allocate(tiny_model, 0.8, forms=forms, kv_cache=0.75, fuse=fuse, **options)

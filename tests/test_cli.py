@@ -78,6 +78,7 @@ def test_the_version() -> None:
         (["allocate", "m", "--budget", "most"], "'most' is not a valid float."),
         (["allocate", "m", "--latency", "prefill:1x1"], "'prefill:1x1' is not like 0.85 or prefill:1x1024=0.85."),
         (["allocate", "m", "--latency", "1", "--latency", "decode:1@1=1"], "give one fraction for all workloads"),
+        (["allocate", "m", "--fuse", "--fuse-where-faster"], "--fuse goes without --fuse-where-faster."),
         (["eval", "m", "--windows", "0"], "0 is not in the range x>=1."),
         (["squeeze"], "No such command 'squeeze'."),
     ],

@@ -6,7 +6,7 @@ from math import exp
 
 import gac
 from gac.allocation.limits import cache_limit
-from gac.forms import form_named
+from gac.forms import Fusing, form_named
 from gac.plan import (
     SCHEMA,
     Budget,
@@ -41,7 +41,7 @@ class Provenance:
     calibration: Calibration
     profile: ProfileUsed
     factor: float
-    fused: bool = False
+    fused: Fusing = False
     refit: Refit = "none"
 
 
@@ -121,7 +121,17 @@ def _site_choice(site: Site, row: CandidateSet) -> SiteChoice:
     params = sum(form_named(weight.form).params(weight.weight, weight.dim) for weight in weights)
     assert params == int(row.params[0])
     latency = tuple(None if ns < 0 else int(ns) for ns in row.latency[0])
-    return SiteChoice(site.name, site.layer, site.kind, weights, params, site.params, float(row.loss[0]), latency)
+    return SiteChoice(
+        site.name,
+        site.layer,
+        site.kind,
+        weights,
+        params,
+        site.params,
+        float(row.loss[0]),
+        latency,
+        shared=bool(row.shared[0]),
+    )
 
 
 def _workload(

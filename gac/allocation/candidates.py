@@ -41,6 +41,7 @@ class _Rows:
     interpolated: Ints
     cached: Ints
     width: Ints
+    shared: NDArray[np.bool_]
 
     def __len__(self) -> int:
         return len(self.params)
@@ -64,9 +65,10 @@ def candidates(
 
     Each weight may stay dense or take one of its ranks; those that a form shortens together (``narrow``,
     ``head_dim``) may instead take one of its dims, the same for all. Where first GEMMs are fused, the latency is that
-    of the one GEMM, at its own width, and of what is left of each weight. The combinations of several weights are
-    reduced to those that no other one beats or equals in loss and in all that is limited, which loses no optimum as
-    long as nothing else is. The dense site always stays.
+    of the one GEMM, at its own width, and of what is left of each weight; where they may be, candidates of both kinds
+    compete. The combinations of several weights are reduced to those that no other one beats or equals in loss and in
+    all that is limited, which loses no optimum as long as nothing else is; of two that are equal and run differently,
+    the faster stays. The dense site always stays.
 
     Args:
         forms: which forms besides dense (``low_rank``, ``narrow``, ``head_dim``, ``grouped``).
@@ -86,26 +88,50 @@ def candidates(
         )
     timing = Timing(profile, tuple(workloads), dtype)
     allowed = [form_named(name) for name in dict.fromkeys(forms)]
-    own = _one_by_one(site, curves, allowed, timing, align)
-    rows = [_combinations(site, own, timing, limited)]
-    for form in allowed:
-        if (taken := site.taken_by(form)) and (curve := _curve(site, form, curves)):
-            rows += _together(form, site, taken, curve, own, timing, align, limited)
-    reduced = _reduced(_concatenated(rows), limited) if len(rows) > 1 else rows[0]
+    rows = [part for layout in site.layouts for part in _parts(layout, curves, allowed, timing, align, limited)]
+    together = _fastest_first(_concatenated(rows), site, timing) if site.either else _concatenated(rows)
+    reduced = _reduced(together, limited) if len(rows) > 1 else rows[0]
     return _candidate_set(site, _with_dense(reduced, site, timing))
 
 
 def dense_candidate(
     site: Site, *, profile: Profile | None, workloads: Sequence[Workload], dtype: str = "bf16"
 ) -> CandidateSet:
-    """The dense site as its only candidate: what a plan's parameters and latency are set beside."""
+    """The dense site as its only candidate: what a plan's parameters and latency are set beside.
+
+    Where its weights may be fused or not, they are not: so the model runs that is compressed.
+    """
     return _candidate_set(site, _dense(site, Timing(profile, tuple(workloads), dtype)))
 
 
 def candidate_at(site: Site, forms: Sequence[str], dims: Sequence[int], loss: float, timing: Timing) -> CandidateSet:
-    """One form and dim a weight as the site's only candidate, with a loss that is known already."""
-    rows = _side_by_side(site, [form_named(name) for name in forms], [np.array([dim]) for dim in dims], timing)
-    return _candidate_set(site, replace(rows, loss=np.array([loss])))
+    """One form and dim a weight as the site's only candidate, with a loss that is known already.
+
+    Where its weights may be fused or not, they are as is faster.
+    """
+    as_forms, as_dims = [form_named(name) for name in forms], [np.array([dim]) for dim in dims]
+    rows = _concatenated(_side_by_side(layout, as_forms, as_dims, timing) for layout in site.layouts)
+    fastest = _fastest_first(rows, site, timing).at(np.array([0]))
+    return _candidate_set(site, replace(fastest, loss=np.array([loss])))
+
+
+def _fastest_first(rows: _Rows, site: Site, timing: Timing) -> _Rows:
+    """By the sum over the workloads of the latency over the dense site's, unknown ones last; else as they were."""
+    dense = _dense(site, timing).latency
+    known = ((rows.latency != UNKNOWN) & (dense != UNKNOWN)).all(axis=1)
+    return rows.at(np.argsort(np.where(known, (rows.latency / np.abs(dense)).sum(axis=1), np.inf), kind="stable"))
+
+
+def _parts(
+    site: Site, curves: SiteCurves, forms: Sequence[Form], timing: Timing, align: bool | int, limited: Limited
+) -> list[_Rows]:
+    """All that a site may become where it is known what is fused."""
+    own = _one_by_one(site, curves, forms, timing, align)
+    rows = [_combinations(site, own, timing, limited)]
+    for form in forms:
+        if (taken := site.taken_by(form)) and (curve := _curve(site, form, curves)):
+            rows += _together(form, site, taken, curve, own, timing, align, limited)
+    return rows
 
 
 def _one_by_one(
@@ -169,7 +195,7 @@ def _together(
 
 def _dense(site: Site, timing: Timing) -> _Rows:
     dense = [form_named("dense")] * len(site.weights)
-    return _side_by_side(site, dense, [_full(weight) for weight in site.weights], timing)
+    return _side_by_side(site.layouts[0], dense, [_full(weight) for weight in site.weights], timing)
 
 
 def _side_by_side(site: Site, forms: Sequence[Form], dims: Sequence[Ints], timing: Timing) -> _Rows:
@@ -218,6 +244,7 @@ def _options(form: Form, weight: Weight, dims: Ints, curve: LossCurve | None, ti
         interpolated=((latency != UNKNOWN) & ~measured).astype(np.int64),
         cached=np.array([form.cached(weight, dim) for dim in dims.tolist()], dtype=np.int64),
         width=np.array([form.fused(weight, dim) if fused else 0 for dim in dims.tolist()], dtype=np.int64),
+        shared=np.full(count, fused),
     )
 
 
@@ -243,6 +270,7 @@ def _beside(left: _Rows, right: _Rows) -> _Rows:
         left.interpolated + right.interpolated,
         left.cached + right.cached,
         left.width + right.width,
+        left.shared | right.shared,
     )
 
 
@@ -257,7 +285,9 @@ def _combined(left: _Rows, right: _Rows, limited: Limited) -> _Rows:
     parts = []
     for start in range(0, len(left), width):
         part = left.at(np.arange(start, min(start + width, len(left))))
-        at_left, at_right = np.divmod(np.flatnonzero(front(_pair_criteria(part, right, limited))), len(right))
+        widths = (part.width[:, None] + right.width[None, :]).ravel()
+        kept = np.flatnonzero(_front(_pair_criteria(part, right, limited), widths, limited))
+        at_left, at_right = np.divmod(kept, len(right))
         parts.append(_beside(part.at(at_left), right.at(at_right)))
     return parts[0] if len(parts) == 1 else _reduced(_concatenated(parts), limited)
 
@@ -269,24 +299,33 @@ def _pair_criteria(left: _Rows, right: _Rows, limited: Limited) -> Floats:
 
 
 def _criteria(rows: _Rows, limited: Limited) -> Floats:
-    """Loss and what is limited; a latency is infinite where unknown (exact integers below 2**53).
-
-    The latency of a shared GEMM may fall as it gets wider: until it is known, only rows of one width are compared.
-    """
+    """Loss and what is limited; a latency is infinite where unknown (exact integers below 2**53)."""
     columns: list[Ints | Floats] = [rows.params] if limited.params else []
     columns.append(rows.loss)
     if limited.cached:
         columns.append(rows.cached)
     latency = rows.latency[:, list(limited.workloads)]
     columns += list(np.where(latency == UNKNOWN, np.inf, latency).T)
-    if limited.workloads and rows.width.any():
-        columns += [rows.width, -rows.width]
     return np.stack(columns, axis=1).astype(np.float64)
 
 
 def _reduced(rows: _Rows, limited: Limited) -> _Rows:
     """Without the rows that another one beats or equals; an unknown latency is worse than any known one."""
-    return rows.at(front(_criteria(rows, limited)))
+    return rows.at(_front(_criteria(rows, limited), rows.width, limited))
+
+
+def _front(criteria: Floats, widths: Ints, limited: Limited) -> NDArray[np.bool_]:
+    """The rows that no other one beats or equals.
+
+    The latency of a shared GEMM may fall as it gets wider: until it is known, only rows of one width are compared.
+    """
+    if not limited.workloads or not widths.any():
+        return front(criteria)
+    mask = np.zeros(len(widths), dtype=np.bool_)
+    order = np.argsort(widths, kind="stable")
+    for same in np.split(order, np.flatnonzero(np.diff(widths[order])) + 1):
+        mask[same[front(criteria[same])]] = True
+    return mask
 
 
 def _concatenated(parts: Iterable[_Rows]) -> _Rows:
@@ -295,12 +334,20 @@ def _concatenated(parts: Iterable[_Rows]) -> _Rows:
 
 def _with_dense(rows: _Rows, site: Site, timing: Timing) -> _Rows:
     dense = _dense(site, timing)
-    present = ((rows.forms == dense.forms) & (rows.dims == dense.dims)).all(axis=1).any()
-    return rows if present else _concatenated([rows, dense])
+    same = ((rows.forms == dense.forms) & (rows.dims == dense.dims)).all(axis=1) & (rows.shared == dense.shared)
+    return rows if same.any() else _concatenated([rows, dense])
 
 
 def _candidate_set(site: Site, rows: _Rows) -> CandidateSet:
     rows = rows.at(np.lexsort((rows.loss, rows.params)))
     return CandidateSet(
-        site.name, rows.forms, rows.dims, rows.params, rows.loss, rows.latency, rows.interpolated, rows.cached
+        site.name,
+        rows.forms,
+        rows.dims,
+        rows.params,
+        rows.loss,
+        rows.latency,
+        rows.interpolated,
+        rows.cached,
+        rows.shared,
     )

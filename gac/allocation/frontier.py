@@ -192,6 +192,7 @@ def _option(rows: CandidateSet, row: int) -> Option:
         loss=float(rows.loss[row]),
         latency_ns=tuple(None if ns == UNKNOWN else ns for ns in rows.latency[row].tolist()),
         interpolated=tuple(rows.interpolated[row].tolist()),
+        shared=bool(rows.shared[row]),
     )
 
 

@@ -25,7 +25,10 @@ _EDITED = "Make the frontier again; this one was edited."
 
 @dataclass(frozen=True)
 class Option:
-    """One candidate of a site, one form and dim a weight; one latency (None: unknown) and count a workload."""
+    """One candidate of a site, one form and dim a weight; one latency (None: unknown) and count a workload.
+
+    ``shared``: the first GEMMs of the site's fused weights run as one.
+    """
 
     forms: tuple[str, ...]
     dims: tuple[int, ...]
@@ -33,6 +36,7 @@ class Option:
     loss: float
     latency_ns: tuple[int | None, ...]
     interpolated: tuple[int, ...]
+    shared: bool = False
     __pydantic_config__ = _STRICT
 
 
@@ -178,6 +182,7 @@ def _row(site: Site, option: Option) -> CandidateSet:
         np.array([latency], dtype=np.int64).reshape(1, -1),
         np.array([option.interpolated], dtype=np.int64).reshape(1, -1),
         np.array([_cached(site, option)], dtype=np.int64),
+        np.array([option.shared]),
     )
 
 

@@ -1,7 +1,7 @@
 """What the commands that measure a model share: their options, and what they say before they begin."""
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import click
 
@@ -67,8 +67,24 @@ _align_option = click.option(
     callback=_aligned,
     help="Keep to dims that the profile shows sound.",
 )
+
+
+def _fused(ctx: click.Context, _option: click.Parameter, everywhere: bool) -> bool | Literal["auto"]:
+    """What ``--fuse`` and ``--fuse-where-faster``, which is read first, say together."""
+    chosen: bool = ctx.params.pop("chosen")
+    if chosen and everywhere:
+        raise click.UsageError("--fuse goes without --fuse-where-faster.", ctx)
+    return "auto" if chosen else everywhere
+
+
+_where_faster_option = click.option(
+    "--fuse-where-faster", "chosen", is_flag=True, is_eager=True, help="The same where the plan is better so."
+)
 _fuse_option = click.option(
-    "--fuse", is_flag=True, help="Run q/k/v, and gate/up, with their first GEMMs as one, and plan them for it."
+    "--fuse",
+    is_flag=True,
+    callback=_fused,
+    help="Run q/k/v, and gate/up, with their first GEMMs as one, and plan them for it.",
 )
 _refit_option = click.option(
     "--refit",
@@ -92,6 +108,7 @@ _OPTIONS = (
     _align_option,
     _step_option,
     _fuse_option,
+    _where_faster_option,
     _refit_option,
     _seed_option,
     tokenizer_option,

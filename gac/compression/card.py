@@ -54,7 +54,7 @@ def _command(plan: Plan) -> str:
     options = [f"--budget {_budget(plan)!r}", f"--method {plan.method}", *(f"--form {form}" for form in plan.forms)]
     options += [] if plan.align is True else [f"--align-to {plan.align}" if plan.align else "--no-align"]
     options += [f"--latency {workload}={fraction!r}" for workload, fraction in plan.latency.items()]
-    options += [*_cache_limit(plan), *_rule(plan), f"--refit {plan.refit}", *(["--fuse"] if plan.fused else [])]
+    options += [*_cache_limit(plan), *_rule(plan), f"--refit {plan.refit}", *_fusing(plan)]
     texts = [f"--workload {workload.workload}" for workload in plan.workloads]
     texts += [f"--calibration {quote(f'{text.text}:{text.windows}x{text.window_tokens}')}", f"--seed {plan.seed}"]
     return f"gac allocate {quote(plan.model)} {' '.join(options)} \\\n  {' '.join(texts)} -o plan.json"
@@ -69,6 +69,12 @@ def _budget(plan: Plan) -> float:
 def _cache_limit(plan: Plan) -> list[str]:
     asked = plan.kv_cache.asked if plan.kv_cache else None
     return [] if asked is None or method_named(plan.method).forms else [f"--kv-cache {asked!r}"]
+
+
+def _fusing(plan: Plan) -> list[str]:
+    if not plan.fused:
+        return []
+    return ["--fuse-where-faster" if plan.fused == "auto" else "--fuse"]
 
 
 def _rule(plan: Plan) -> list[str]:

@@ -16,7 +16,7 @@ from torch import nn
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, PreTrainedModel
 
 from gac.compression.card import model_card
-from gac.compression.fusing import fuse_inputs
+from gac.compression.fusing import as_run, fuse_inputs
 from gac.compression.layers import empty_module
 from gac.errors import CheckpointError, GacError
 from gac.files import from_json, open_to_umask
@@ -24,7 +24,6 @@ from gac.models.families import family_of
 from gac.models.linears import as_linear
 from gac.models.loading import default_device, is_checkpoint, quiet_transformers
 from gac.plan import Plan, WeightChoice
-from gac.sites import as_planned
 
 __all__ = ["is_checkpoint", "load_checkpoint", "save_checkpoint"]
 
@@ -120,7 +119,7 @@ def load_checkpoint(
     _check_complete(source, report)
     model.__class__ = model.__class__.__base__
     model.gac_plan = plan
-    fuse_inputs(model, as_planned(family_of(config).sites(config), plan.forms, plan.fused))
+    fuse_inputs(model, as_run(plan, family_of(config).sites(config)))
     loaded: PreTrainedModel = model.eval().to(device or default_device())
     return loaded
 

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from gac.compression.layers import Heads, LowRankLinear, ValueLinear
-from gac.sites import Site
+from gac.plan import Plan
+from gac.sites import Site, as_planned
 
 
 class FusedInput(nn.Module):
@@ -127,13 +128,20 @@ class FusedMember(nn.Module):
                     value.copy_(given)
 
 
+def as_run(plan: Plan, sites: Sequence[Site]) -> tuple[Site, ...]:
+    """A family's sites as the plan decides on them, fused where it has them so."""
+    shared = {choice.site for choice in plan.sites if choice.shared}
+    planned = as_planned(sites, plan.forms, plan.fused)
+    return tuple(site.run(site.name in shared) if site.either else site for site in planned)
+
+
 def fuse_inputs(model: nn.Module, sites: Sequence[Site]) -> None:
     """Let the weights of each site that are marked as fused share one GEMM; the model is changed in place.
 
     Outputs are the same up to rounding, and so are the names and values in ``state_dict``.
 
     Args:
-        sites: from ``as_planned``; nothing happens where none is marked.
+        sites: from ``as_run``; nothing happens where none is marked.
     """
     for site in sites:
         names = [site.weights[at].name for at in site.fused]

@@ -262,13 +262,15 @@ GATED = Site(
 
 
 def fused_profile() -> Profile:
-    """Latencies that have nothing to do with size, of the GEMMs that fused weights run as."""
+    """Latencies that have nothing to do with size, of what weights run as, fused or not."""
     rng = np.random.default_rng(1)
     shapes = {("n", 16, n) for n in range(3, 29)} | {("k", r, n) for r in range(1, 8) for n in (8, 12)}
     shapes |= {("n", 8, n) for n in range(2, 49)} | {("k", r, n) for r in range(1, 25) for n in (8, 24)}
     sizes = sorted({(k, n) for _, k, n in shapes})
     rows = [row("linear", float(rng.integers(20, 90)), m=1024, k=k, n=n) for k, n in sizes]
-    rows += [row("low_rank", float(rng.integers(20, 90)), m=1024, k=24, r=r, n=8) for r in range(1, 7)]
+    pairs = {24: [8], 16: [12, 8], 8: [24]}
+    for k, n in ((k, n) for k, outputs in pairs.items() for n in outputs):
+        rows += [row("low_rank", float(rng.integers(20, 90)), m=1024, k=k, r=r, n=n) for r in range(1, 7)]
     return profile(*rows)
 
 
@@ -357,3 +359,40 @@ def test_a_fused_gemm_that_the_profile_lacks_makes_the_site_unknown() -> None:
     site, _ = fused_site(QKV)
     table = profile(*[row("linear", 9.0, m=1024, k=16, n=n) for n in (8, 12)])
     assert dense_candidate(site, profile=table, workloads=[PREFILL]).latency.tolist() == [[-1]]
+
+
+@pytest.mark.parametrize("sites", [QKV, (GATED,)], ids=["qkv", "gated"])
+def test_where_fusing_is_a_choice_the_candidates_of_both_kinds_compete(sites) -> None:
+    table = fused_profile()
+    (site,) = run_together(sites, either=True)
+    _, curves = fused_site(sites)
+    apart, fused, both = (fused_candidates(one, curves, table) for one in (*site.layouts, site))
+    assert {*both.shared.tolist()} == {False, True}
+    for share, quantile in itertools.product((0.3, 0.5, 0.8), (0.01, 0.1, 0.5)):
+        limit, most = int(share * site.params), int(np.quantile(both.latency, quantile))
+        best, *others = (least_loss(one, limit, most) for one in (both, apart, fused))
+        assert best == min(others)
+
+
+def least_loss(rows: CandidateSet, limit: int, most: int) -> float:
+    return min(rows.loss[(rows.params <= limit) & (rows.latency[:, 0] <= most)], default=np.inf)
+
+
+def test_where_fusing_is_a_choice_the_dense_reference_runs_apart() -> None:
+    (site,) = run_together(QKV, either=True)
+    table = fused_profile()
+    ours = dense_candidate(site, profile=table, workloads=[PREFILL])
+    apart = dense_candidate(site.run(shared=False), profile=table, workloads=[PREFILL])
+    assert (ours.latency.tolist(), ours.shared.tolist()) == (apart.latency.tolist(), [False])
+
+
+@pytest.mark.parametrize(("fused_ns", "faster"), [(20.0, True), (40.0, False)])
+def test_where_only_parameters_are_limited_the_faster_way_stays(fused_ns: float, faster: bool) -> None:
+    (site,) = run_together(QKV, either=True)
+    sizes = {8: 10.0, 12: 10.0, sum(weight.out_features for weight in site.weights): fused_ns}
+    table = profile(*[row("linear", ns, m=1024, k=16, n=n) for n, ns in sizes.items()])
+    found = candidates(
+        site, SiteCurves(site.name, {}), forms=[], profile=table, workloads=[PREFILL], align=False,
+        limited=Limited(params=True),
+    )  # fmt: skip
+    assert found.shared[found.latency[:, 0] == min(fused_ns, 30)].tolist() == [faster]

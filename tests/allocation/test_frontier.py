@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import product
 from math import exp
 from pathlib import Path
@@ -14,7 +15,9 @@ from hypothesis import strategies as st
 from gac.allocation.frontier import Frontier, check_profiled, frontier
 from gac.allocation.problem import Problem, decide
 from gac.errors import BudgetError, PlanError, ProfileError
-from tests.allocation.small_problems import DECODE, MADE_FROM, PREFILL, measured, problem, profile
+from gac.forms import Weight
+from gac.sites import Site, SiteCurves
+from tests.allocation.small_problems import DECODE, MADE_FROM, PREFILL, SIDE, measured, problem, profile, rows
 
 FALLING = st.lists(st.integers(0, 100), min_size=5, max_size=5).map(lambda row: sorted(row, reverse=True))
 PROBLEMS = st.builds(
@@ -22,7 +25,8 @@ PROBLEMS = st.builds(
     st.lists(FALLING, min_size=1, max_size=4),
     st.lists(st.integers(1, 50), min_size=6, max_size=6),
 )
-TWO = problem([[8, 4, 2, 1, 0.5], [6, 3, 1.5, 0.75, 0.375]], [10, 20, 30, 40, 50, 60])
+LATENCIES = [10, 20, 30, 40, 50, 60]
+TWO = problem([[8, 4, 2, 1, 0.5], [6, 3, 1.5, 0.75, 0.375]], LATENCIES)
 
 
 @pytest.fixture
@@ -54,6 +58,19 @@ def test_points_over_the_latency_of_a_workload() -> None:
         (0.583333, 69, (60, 80), 3.5),
         (1.0, 120, (120, 20), 0.0),
     ]
+
+
+def test_a_point_keeps_what_is_fused(tmp_path: Path) -> None:
+    """Pairs of ranks are faster fused, the two dense weights by themselves."""
+    weights = tuple(Weight(f"site{at}", SIDE, SIDE, reads="x") for at in range(2))
+    curves = [SiteCurves("both", {**TWO.curves[0].low_rank, **TWO.curves[1].low_rank})]
+    shared = [measured("linear", 9 if n < 2 * SIDE else 200, m=8, k=SIDE, n=n) for n in range(2, 25) if n != SIDE]
+    table = profile([*rows(8, LATENCIES), *shared, *(measured("linear", 1, m=8, k=r, n=SIDE) for r in range(1, 6))])
+    site = Site("both", 0, "q_proj", weights, fused=(0, 1), either=True)
+    chosen = replace(TWO, sites=(site,), curves=curves, profile=table, workloads=TWO.workloads[:1])
+    frontier(chosen, replace(MADE_FROM, fused="auto"), points=3).save(tmp_path / "chosen.json")
+    found = Frontier.load(tmp_path / "chosen.json")
+    assert [found.plan(at).sites[0].shared for at in range(3)] == [True, True, False]
 
 
 @settings(max_examples=60, deadline=None)

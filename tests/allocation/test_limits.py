@@ -23,6 +23,7 @@ def rows(name: str, params: list[int], loss: list[float], latency: list[list[int
         columns,
         np.zeros_like(columns),
         np.zeros(count, dtype=np.int64),
+        np.zeros(count, dtype=np.bool_),
     )
 
 

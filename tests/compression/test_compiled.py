@@ -1,0 +1,116 @@
+"""Models of every form, with inputs shared or not: one graph, no recompiling, every cache, nothing kept."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, StaticCache
+
+from gac.compression.fusing import FusedInput, fuse_inputs
+from gac.models.families import family_of
+from gac.plan import Plan
+from gac.sites import as_planned
+from tests.compression.applying import IDS, applied, logits
+
+MakePlan = Callable[[Any, Mapping[str, tuple[str, int]]], Plan]
+
+ATTENTION, MLP = "model.layers.0.self_attn", "model.layers.0.mlp"
+CHANGES: dict[str, dict[str, tuple[str, int]]] = {
+    "dense": {},
+    "low_rank": {f"{ATTENTION}.q_proj": ("low_rank", 16), f"{ATTENTION}.v_proj": ("low_rank", 8)}
+    | {f"{MLP}.{name}": ("low_rank", 24) for name in ("gate_proj", "up_proj", "down_proj")},
+    "narrow": {f"{MLP}.{name}": ("narrow", 96) for name in ("gate_proj", "up_proj", "down_proj")},
+    "head_dim": {f"{ATTENTION}.{name}": ("head_dim", 8) for name in ("v_proj", "o_proj")},
+    "grouped": {f"{ATTENTION}.{name}": ("grouped:1", 8) for name in ("k_proj", "v_proj")},
+}
+STEPS = 6
+
+
+@pytest.fixture(params=CHANGES)
+def form(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture(params=[False, True], ids=["apart", "fused"])
+def model(
+    form: str,
+    request: pytest.FixtureRequest,
+    tiny_model: LlamaForCausalLM,
+    tiny_config: LlamaConfig,
+    make_plan: MakePlan,
+) -> LlamaForCausalLM:
+    plan = make_plan(tiny_config, CHANGES[form])
+    small = applied(tiny_model, plan, "palu:1" if form == "grouped" else "kfac")
+    assert isinstance(small, LlamaForCausalLM)
+    fuse_inputs(small, as_planned(family_of(tiny_config).sites(tiny_config), plan.forms, fused=request.param))
+    return small
+
+
+@pytest.fixture(autouse=True)
+def _nothing_compiled() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+class Counting:
+    """A backend that runs a graph as it is, and counts the graphs."""
+
+    def __init__(self) -> None:
+        self.graphs = 0
+
+    def __call__(self, graph: torch.fx.GraphModule, _: Any) -> Callable[..., Any]:
+        self.graphs += 1
+        return graph.forward
+
+
+def decoded(model: Any, run: Any, cache: Any) -> torch.Tensor:
+    """Logits of a prompt of 4 tokens and then one token at a time, shape ``(batch, 4 + STEPS, vocabulary)``."""
+    found = [model(IDS[:, :4], past_key_values=cache, use_cache=True).logits]
+    for at in range(4, 4 + STEPS):
+        position = torch.tensor([[at]])
+        found.append(run(IDS[:, at : at + 1], past_key_values=cache, use_cache=True, position_ids=position).logits)
+    return torch.cat(found, 1)
+
+
+def test_the_whole_model_is_one_graph(model: LlamaForCausalLM) -> None:
+    counting = Counting()
+    compiled = torch.compile(model, backend=counting, fullgraph=True)
+    with torch.no_grad():
+        for _ in range(3):
+            assert (compiled(IDS, use_cache=False).logits - logits(model)).abs().max() < 1e-5
+    assert counting.graphs == 1
+    shared = [module for module in model.modules() if isinstance(module, FusedInput)]
+    assert all(one.read is None and one.output is None for one in shared)
+
+
+def test_steps_with_a_static_cache_are_one_graph(model: LlamaForCausalLM) -> None:
+    counting = Counting()
+    cache = StaticCache(config=model.config, max_cache_len=32)
+    with torch.no_grad():
+        found = decoded(model, torch.compile(model, backend=counting, fullgraph=True), cache)
+    assert (found - logits(model)[:, : 4 + STEPS]).abs().max() < 1e-5
+    assert counting.graphs == 1
+
+
+@pytest.mark.parametrize("cache", [None, "static"])
+def test_generation_with_a_cache_equals_generation_without(model: Any, cache: str | None) -> None:
+    given: dict[str, Any] = {"max_new_tokens": 8, "do_sample": False, "attention_mask": torch.ones_like(IDS)}
+    without = model.generate(IDS, use_cache=False, **given)
+    assert torch.equal(model.generate(IDS, cache_implementation=cache, **given), without)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_step_can_be_captured_in_a_cuda_graph(model: Any) -> None:
+    model, ids = model.cuda(), IDS.cuda()
+    with torch.no_grad():
+        stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+        with torch.cuda.stream(stream):
+            model(ids, use_cache=False)
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph):
+            found = model(ids, use_cache=False).logits
+        ids.add_(1)
+        graph.replay()
+        assert (found - model(ids, use_cache=False).logits).abs().max() < 1e-4
