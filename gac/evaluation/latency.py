@@ -1,0 +1,137 @@
+"""Time whole models beside each other: prefill and decode under CUDA graphs, replayed in turns."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from gac.errors import GacError
+from gac.evaluation.steps import step_of
+from gac.evaluation.variants import weight_bytes
+from gac.profiling.timing.device import fingerprint
+from gac.profiling.timing.sampling import PATIENCE, Batch, half_width
+from gac.profiling.timing.stopwatch import Stopwatch
+from gac.sites import Floats, Workload
+
+PRECISION = 0.005
+LEAST_ROUNDS = 9
+MOST_ROUNDS = 31
+MOST_NS = 8e9
+METHOD = (
+    "one CUDA graph a model, replayed in turns (A, B, C, B, C, A, ...) between CUDA events, a round queued while a "
+    "kernel holds the GPU back; 9 to 31 rounds (9 where they take 8 s), until 1.57 IQR / sqrt(n) <= 0.5 % for all; medians"
+)
+
+Held = TypeVar("Held")
+_cuda: Any = torch.cuda
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Median and interquartile range in ns of this many samples."""
+
+    median_ns: float
+    iqr_ns: float
+    samples: int
+
+    @classmethod
+    def of(cls, samples: Floats) -> "Spread":
+        """Of samples in ns."""
+        low, median, high = (float(value) for value in np.percentile(samples, (25, 50, 75)))
+        return cls(median, high - low, len(samples))
+
+
+class Timer(Protocol, Generic[Held]):
+    """Times whole models: the GPU's, or a test's."""
+
+    def hold(self, model: PreTrainedModel, workload: Workload, compiled: bool) -> tuple[Held, int]:
+        """Make a run of the workload ready, and say the bytes that the model and one run of it take."""
+
+    def round(self, held: Sequence[Held]) -> Batch:
+        """Run each once, in this order; ns of each."""
+
+
+def interleaved(round_of: Callable[[Sequence[int]], Batch], count: int) -> Floats:
+    """Samples in ns, shape ``(rounds, count)``: every contestant once a round, in an order that turns.
+
+    Rounds are taken until every median is known to within 0.5 %, at least 9 and at most 31 of them; only 9 where they
+    take 8 seconds. A round that was queued too late, so that launch overhead is in it, is taken again, 16 times at most.
+
+    Args:
+        round_of: runs the contestants in the order that it is told.
+    """
+    rows: list[Floats] = []
+    spent, discarded = 0.0, 0
+    while len(rows) < MOST_ROUNDS:
+        order = [(at + len(rows)) % count for at in range(count)]
+        batch = round_of(order)
+        if batch.late and discarded < PATIENCE:
+            discarded += 1
+            continue
+        rows.append(np.array(batch.ns)[np.argsort(order)])
+        spent += float(rows[-1].sum())
+        if len(rows) >= LEAST_ROUNDS and (spent >= MOST_NS or _known(np.stack(rows))):
+            break
+    return np.stack(rows)
+
+
+def _known(samples: Floats) -> bool:
+    return all(half_width(column) <= PRECISION * float(np.median(column)) for column in samples.T)
+
+
+class GraphTimer:
+    """Times models on the current CUDA device.
+
+    Raises:
+        ProfileError: there is none.
+    """
+
+    def __init__(self) -> None:
+        header = fingerprint()
+        self.gpu = header.gpu
+        self._watch = Stopwatch(header.l2_bytes, header.sm_clock_max_mhz)
+
+    def hold(self, model: PreTrainedModel, workload: Workload, compiled: bool) -> tuple[torch.cuda.CUDAGraph, int]:
+        """Capture one run; bytes of the weights, the cache, and the most that a run allocates beside them.
+
+        Raises:
+            GacError: it does not fit in the GPU's memory.
+        """
+        with _fitting(workload):
+            before = _cuda.memory_allocated()
+            step = step_of(model, workload)
+            if compiled:
+                compile_layers(model)
+            _cuda.reset_peak_memory_stats()
+            step()
+            taken = _cuda.max_memory_allocated() - before
+            return self._watch.graph_of(step), weight_bytes(model) + taken
+
+    def round(self, held: Sequence[torch.cuda.CUDAGraph]) -> Batch:
+        """Replay each once."""
+        return self._watch.round(held)
+
+
+def compile_layers(model: PreTrainedModel) -> None:
+    """Let each decoder layer run through ``torch.compile`` with ``shape_padding``; layers alike share their code."""
+    dynamo: Any = torch._dynamo
+    for module in model.modules():
+        if type(module).__name__.endswith("DecoderLayer"):
+            module.compile(dynamic=False, options={"shape_padding": True})
+    dynamo.config.recompile_limit = max(dynamo.config.recompile_limit, 256)
+
+
+@contextmanager
+def _fitting(workload: Workload) -> Iterator[None]:
+    try:
+        yield
+    except torch.OutOfMemoryError as failure:
+        raise GacError(
+            f"{workload} does not fit in the GPU's memory beside the models that are timed with it",
+            "a smaller batch or context",
+            "Make it smaller, or time fewer models at once.",
+        ) from failure
