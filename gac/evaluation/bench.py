@@ -102,30 +102,25 @@ class Bench:
     timer: Timer[Any]
 
     def run(self, contestants: Sequence[Contestant], workload: Workload) -> Iterator[Result]:
-        """Time them, three at a time beside the dense models."""
+        """Time the dense models, and beside them the contestants, three at a time."""
         for start in range(0, max(len(contestants), 1), GROUP):
-            yield from self._group(contestants[start : start + GROUP], workload)
+            results = self._group(contestants[start : start + GROUP], workload)
+            _free()
+            yield from results[0 if start == 0 else 2 :]
 
-    def _group(self, group: Sequence[Contestant], workload: Workload) -> Iterator[Result]:
+    def _group(self, group: Sequence[Contestant], workload: Workload) -> list[Result]:
         timed = [self.dense, self.fused, *group]
         held = [self.timer.hold(self._built(one), workload, one.compiled) for one in timed]
         memory = [taken for _, taken in held]
         held += [self.timer.hold(hollow(self.model, self.sites, share), workload, False) for share in (1.0, 0.5)]
-        graphs = [graph for graph, _ in held]
-        samples = interleaved(lambda order: self.timer.round([graphs[at] for at in order]), len(graphs))
+        samples = interleaved(lambda order: self.timer.round([held[at][0] for at in order]), len(held))
         spreads = [Spread.of(column) for column in samples.T]
-        first = 0 if not group else 2
-        for at in range(first, len(timed)):
-            yield self._result(timed[at], workload, spreads, at, memory[at])
-        del held, graphs
-        _free()
+        return [self._result(one, workload, spreads, at, memory[at]) for at, one in enumerate(timed)]
 
     def _built(self, one: Contestant) -> PreTrainedModel:
         return variant(self.model, one.choices, run_together(self.sites) if one.fused else ())
 
-    def _result(
-        self, one: Contestant, workload: Workload, spreads: Sequence[Spread], at: int, memory: int
-    ) -> Result:
+    def _result(self, one: Contestant, workload: Workload, spreads: Sequence[Spread], at: int, memory: int) -> Result:
         dense, dense_fused, rest, rest_half = spreads[0], spreads[1], spreads[-2], spreads[-1]
         own = self.fused if one.fused else self.dense
         table, ours = own.table_ns.get(str(workload)), one.table_ns.get(str(workload))

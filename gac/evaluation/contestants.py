@@ -1,4 +1,4 @@
-"""Who runs in a benchmark: the dense model, a compressor's own dims and what is usually done about them, GAC's plans."""
+"""Who runs in a benchmark: the dense model, a compressor's own dims, what is usually done about them, GAC's plans."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -79,7 +79,7 @@ class Field:
     ) -> tuple[Problem, Provenance]:
         """The same model with these forms, alignment and fusing."""
         shortened = any(site.taken_by(form_named(form)) for site in self.sites for form in forms)
-        # Where no form takes several weights, every weight is chosen by itself: the same choices, and far fewer to weigh.
+        # Where no form takes several weights, each is chosen by itself: the same choices, and far fewer to weigh.
         sites = self.sites if shortened or fused else _one_by_one(self.sites)
         planned = as_planned(sites, forms, fused)
         problem = replace(
@@ -142,7 +142,10 @@ def shared_contestants(field: Field, budget: float) -> list[Contestant]:
     64 is there with fusing too, so that what fusing wins is not counted as what alignment does.
     """
     own = field.plan(budget, ("low_rank",), False, False)
-    found = [contestant(UNALIGNED, own), contestant("uniform", field.plan(budget, ("low_rank",), False, False, "uniform"))]
+    found = [
+        contestant(UNALIGNED, own),
+        contestant("uniform", field.plan(budget, ("low_rank",), False, False, "uniform")),
+    ]
     found += [field.padded(own, f"pad {step}", step, fused=False) for step in PADS]
     found.append(field.padded(own, "pad 64, fused", 64, fused=True))
     found += [field.nearest(own, step) for step in NEAREST]

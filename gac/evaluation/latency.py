@@ -3,14 +3,15 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from gac.errors import GacError
-from gac.evaluation.steps import step_of
+from gac.evaluation.steps import Context, Step, decode_step, prefill_step, prepare
 from gac.evaluation.variants import weight_bytes
 from gac.profiling.timing.device import fingerprint
 from gac.profiling.timing.sampling import PATIENCE, Batch, half_width
@@ -23,7 +24,8 @@ MOST_ROUNDS = 31
 MOST_NS = 8e9
 METHOD = (
     "one CUDA graph a model, replayed in turns (A, B, C, B, C, A, ...) between CUDA events, a round queued while a "
-    "kernel holds the GPU back; 9 to 31 rounds (9 where they take 8 s), until 1.57 IQR / sqrt(n) <= 0.5 % for all; medians"
+    "kernel holds the GPU back; 9 to 31 rounds (9 where they take 8 s), until 1.57 IQR / sqrt(n) <= 0.5 % for all; "
+    "medians"
 )
 
 Held = TypeVar("Held")
@@ -59,7 +61,8 @@ def interleaved(round_of: Callable[[Sequence[int]], Batch], count: int) -> Float
     """Samples in ns, shape ``(rounds, count)``: every contestant once a round, in an order that turns.
 
     Rounds are taken until every median is known to within 0.5 %, at least 9 and at most 31 of them; only 9 where they
-    take 8 seconds. A round that was queued too late, so that launch overhead is in it, is taken again, 16 times at most.
+    take 8 seconds. A round that was queued too late, so that launch overhead is in it, is taken again, 16 times at
+    most.
 
     Args:
         round_of: runs the contestants in the order that it is told.
@@ -83,6 +86,13 @@ def _known(samples: Floats) -> bool:
     return all(half_width(column) <= PRECISION * float(np.median(column)) for column in samples.T)
 
 
+class Captured(NamedTuple):
+    """A run as a graph, and what it reads and writes: a graph alone keeps none of its memory."""
+
+    graph: torch.cuda.CUDAGraph
+    step: Step
+
+
 class GraphTimer:
     """Times models on the current CUDA device.
 
@@ -94,26 +104,39 @@ class GraphTimer:
         header = fingerprint()
         self.gpu = header.gpu
         self._watch = Stopwatch(header.l2_bytes, header.sm_clock_max_mhz)
+        self._contexts: dict[Workload, Context] = {}
 
-    def hold(self, model: PreTrainedModel, workload: Workload, compiled: bool) -> tuple[torch.cuda.CUDAGraph, int]:
+    def hold(self, model: PreTrainedModel, workload: Workload, compiled: bool) -> tuple[Captured, int]:
         """Capture one run; bytes of the weights, the cache, and the most that a run allocates beside them.
 
         Raises:
             GacError: it does not fit in the GPU's memory.
         """
         with _fitting(workload):
-            before = _cuda.memory_allocated()
-            step = step_of(model, workload)
+            ids = prepare(model, workload)
+            cached, step = 0, prefill_step(model, ids)
+            if workload.phase == "decode":
+                context = self._context(model, workload, ids)
+                cached, step = context.nbytes, decode_step(model, context)
             if compiled:
                 compile_layers(model)
+                step()
+            before = _cuda.memory_allocated()
             _cuda.reset_peak_memory_stats()
             step()
             taken = _cuda.max_memory_allocated() - before
-            return self._watch.graph_of(step), weight_bytes(model) + taken
+            return Captured(self._watch.graph_of(step), step), weight_bytes(model) + cached + taken
 
-    def round(self, held: Sequence[torch.cuda.CUDAGraph]) -> Batch:
+    def _context(self, model: PreTrainedModel, workload: Workload, ids: Tensor) -> Context:
+        """One for all models that are timed beside each other: with each its own they would not fit."""
+        if workload not in self._contexts:
+            self._contexts.clear()
+            self._contexts[workload] = Context(model, ids)
+        return self._contexts[workload]
+
+    def round(self, held: Sequence[Captured]) -> Batch:
         """Replay each once."""
-        return self._watch.round(held)
+        return self._watch.round([one.graph for one in held])
 
 
 def compile_layers(model: PreTrainedModel) -> None:

@@ -72,11 +72,11 @@ def hollow(model: PreTrainedModel, sites: Sequence[Site], neurons: float = 1.0) 
         neurons: the fraction of each MLP's neurons that there are.
     """
     found = _sharing(model)
-    buffers: dict[tuple[int, int], Tensor] = {}
+    outputs: dict[tuple[int, int], Tensor] = {}
     for site in sites:
         for weight in site.weights:
             share = neurons if weight.neurons == "out" else 1.0
-            found.set_submodule(weight.name, Hollow(int(share * weight.out_features), buffers))
+            found.set_submodule(weight.name, Hollow(int(share * weight.out_features), outputs))
     return found
 
 
@@ -85,19 +85,19 @@ class Hollow(nn.Module):
 
     Args:
         features: of the output.
-        buffers: by rows and features, shared by weights alike.
+        outputs: by rows and features, shared by weights alike.
     """
 
-    def __init__(self, features: int, buffers: dict[tuple[int, int], Tensor]) -> None:
+    def __init__(self, features: int, outputs: dict[tuple[int, int], Tensor]) -> None:
         super().__init__()
-        self._features, self._buffers = features, buffers
+        self._features, self._outputs = features, outputs
 
     def forward(self, x: Tensor) -> Tensor:
         *leading, _ = x.shape
         key = (x.shape[:-1].numel(), self._features)
-        if key not in self._buffers:
-            self._buffers[key] = torch.randn(key, device=x.device).to(x.dtype)
-        return self._buffers[key].view(*leading, self._features)
+        if key not in self._outputs:
+            self._outputs[key] = torch.randn(key, device=x.device).to(x.dtype)
+        return self._outputs[key].view(*leading, self._features)
 
 
 def weight_bytes(model: nn.Module) -> int:

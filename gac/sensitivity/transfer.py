@@ -1,13 +1,12 @@
 """Loss curves for a model of known shapes and no weights: those of a small model's same weights, at the same depth.
 
-What a weight loses is taken as a function of the fraction of its parameters that it keeps. So plans for shapes alone are
-as uneven as real ones: they say which dims such a choice runs with, not what the model would lose.
+What a weight loses is taken as a function of the fraction of its parameters that it keeps. So plans for shapes alone
+are as uneven as real ones: they say which dims such a choice runs with, not what the model would lose.
 """
 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from importlib import resources
 from pathlib import Path
 
 import numpy as np
@@ -30,8 +29,8 @@ class CurveLibrary:
         model: whose curves they are.
         method: how errors were measured.
         calibration: the text, and the dense model's loss on it.
-        curves: by ``low_rank/q_proj`` and the like, losses in nats a token at dims in even steps from 0 to the full one,
-            float32, shape ``(layers, 257)``.
+        curves: by ``low_rank/q_proj`` and the like, losses in nats a token at dims in even steps from 0 to the full
+            one, shape ``(layers, 257)``.
         fractions: likewise, the kept fraction of the weight's parameters at the full dim (over 1 for a low-rank pair).
     """
 
@@ -79,12 +78,12 @@ class CurveLibrary:
     @classmethod
     def load(cls, path: str | Path | None = None) -> "CurveLibrary":
         """Read a library; None reads the shipped one, of SmolLM2-135M-Instruct."""
-        with resources.as_file(resources.files("gac.sensitivity") / _SHIPPED) as shipped, np.load(path or shipped) as read:
+        with np.load(path or Path(__file__).with_name(_SHIPPED)) as read:
             about = json.loads(str(read["about"]))
             curves = {key: read[key].astype(np.float64) for key in read.files if key != "about"}
-        return cls(
-            about["model"], about["method"], Calibration(**_tuples(about["calibration"])), curves, about["fractions"]
-        )
+        text = about["calibration"]
+        calibration = Calibration(**text | {"documents": tuple(text["documents"])})
+        return cls(about["model"], about["method"], calibration, curves, about["fractions"])
 
     def __str__(self) -> str:
         text = self.calibration
@@ -104,10 +103,11 @@ class CurveLibrary:
 
     def _of_site(self, site: Site, depth: float) -> SiteCurves:
         low_rank, shorter = form_named("low_rank"), form_named("narrow")
-        pairs, widths = {}, {}
+        pairs: dict[str, LossCurve] = {}
+        widths: dict[str, LossCurve] = {}
         for weight in site.weights:
             full = low_rank.full(weight)
-            kept = np.arange(full + 1) * (low_rank.params(weight, 1) / weight.params)
+            kept: Floats = np.arange(full + 1) * np.float64(low_rank.params(weight, 1) / weight.params)
             pairs[weight.name] = self._at(f"low_rank/{_short(weight.name)}", depth, kept)
         if taken := site.taken_by(shorter):
             (down,) = (site.weights[at] for at in taken if shorter.shortens(site.weights[at]) == "in")
@@ -139,7 +139,3 @@ def _resampled(curve: LossCurve) -> Floats:
 
 def _short(name: str) -> str:
     return name.rpartition(".")[2].rpartition("/")[2]
-
-
-def _tuples(calibration: dict[str, object]) -> dict[str, object]:
-    return calibration | {"documents": tuple(calibration["documents"])}  # type: ignore[call-overload]

@@ -14,15 +14,18 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from gac.errors import BudgetError, GacError
-from gac.evaluation.bench import Bench, Reference, Result
-from gac.evaluation.contestants import UNALIGNED, Contestant, compiled, fastest_contestant, shared_contestants
+from gac.errors import GacError
+from gac.evaluation.bench import Bench, Result
+from gac.evaluation.contestants import UNALIGNED, Contestant, Field, compiled, fastest_contestant, shared_contestants
 from gac.evaluation.latency import METHOD, GraphTimer, Spread, Timer
 from gac.evaluation.shapes import field_of_shapes, model_of_shapes
 from gac.reporting.latency_tables import latency_markdown
@@ -46,12 +49,8 @@ def main(make_timer: Callable[[], Timer[Any]] = GraphTimer, arguments: list[str]
     record = _Record(asked.output, field.problem.params, str(field.made_from.calibration.text))
     todo = [(workload, kept) for workload in workloads for kept in asked.kept]
     todo = [case for case in todo if _key(*case, asked.compiled) not in record.cases]
-    planned = {}
-    for kept in sorted({kept for _, kept in todo}):
-        planned[kept] = shared_contestants(field, kept)
-        say(begun, f"planned {kept}")
-    lists = {case: [*planned[case[1]], *_fastest(field, *case, planned[case[1]])] for case in todo}
-    say(begun, "planned for latency")
+    lists = _planned(field, todo, asked.processes)
+    say(begun, "planned")
     if asked.plans:
         for (workload, kept), contestants in lists.items():
             show_plans(workload, kept, contestants, field.problem.params)
@@ -66,7 +65,7 @@ def main(make_timer: Callable[[], Timer[Any]] = GraphTimer, arguments: list[str]
             break
         racing = _compiled_ones(contestants) if asked.compiled else contestants
         try:
-            results = [*(bench.run((), workload) if not asked.compiled else ()), *bench.run(racing, workload)]
+            results = list(bench.run(racing, workload))
         except GacError as failure:
             say(begun, f"{workload} at {kept}: {failure}")
             continue
@@ -84,20 +83,33 @@ def _arguments() -> argparse.ArgumentParser:
     parser.add_argument("--kept", type=float, nargs="+", default=[0.85, 0.7, 0.5])
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--compiled", action="store_true", help="only the dense and the compiled contestants")
+    parser.add_argument("--processes", type=int, default=1, help="that plan")
     parser.add_argument("--plans", action="store_true")
     parser.add_argument("--stop", type=float)
     parser.add_argument("--output", type=Path, required=True)
     return parser
 
 
-def _fastest(field: Any, workload: Workload, kept: float, contestants: list[Contestant]) -> list[Contestant]:
+Case = tuple[Workload, float]
+
+
+def _planned(field: Field, cases: list[Case], processes: int) -> dict[Case, list[Contestant]]:
+    """The contestants of every case; plans are made by several processes at once, which takes no GPU."""
+    kept = sorted({kept for _, kept in cases})
+    with ProcessPoolExecutor(max(processes, 1), mp_context=get_context("fork")) as pool:
+        shared = dict(zip(kept, pool.map(partial(shared_contestants, field), kept), strict=True))
+        own = {kept: next(one.loss for one in found if one.name == UNALIGNED) for kept, found in shared.items()}
+        fastest = pool.map(partial(_fastest, field), cases, [own[kept] for _, kept in cases])
+        return {case: [*shared[case[1]], *found] for case, found in zip(cases, fastest, strict=True)}
+
+
+def _fastest(field: Field, case: Case, loss: float) -> list[Contestant]:
     """GAC's plan for this workload that loses no more than the unaligned one; none where the table lacks it."""
-    (own,) = (one for one in contestants if one.name == UNALIGNED)
+    workload, kept = case
     try:
-        return [fastest_contestant(field, kept, workload, own.loss)]
+        return [fastest_contestant(field, kept, workload, loss)]
     except GacError as failure:
         print(f"{workload} at {kept}: {failure}", file=sys.stderr, flush=True)
-        assert isinstance(failure, BudgetError) or "profile" in str(failure)
         return []
 
 
@@ -134,7 +146,9 @@ class _Record:
         lines = []
         for key, rows in self._document["cases"].items():
             lines += [f"### {key}", "", *latency_markdown([_read(row) for row in rows], self._total), ""]
-        errors = [abs(row["error"]) for rows in self._document["cases"].values() for row in rows if row["error"] is not None]
+        errors = [
+            abs(row["error"]) for rows in self._document["cases"].values() for row in rows if row["error"] is not None
+        ]
         if errors:
             within = [sum(error <= bound for error in errors) for bound in (0.03, 0.05)]
             lines.append(f"Predicted within 3 %: {within[0]} of {len(errors)}; within 5 %: {within[1]}.")
@@ -159,8 +173,6 @@ def show_plans(workload: Workload, kept: float, contestants: list[Contestant], t
 def say(begun: float, what: str) -> None:
     print(f"{time.monotonic() - begun:7.1f} s  {what}", file=sys.stderr, flush=True)
 
-
-__all__ = ["Reference", "main"]
 
 if __name__ == "__main__":
     main()

@@ -95,6 +95,7 @@ class Stopwatch:
 
     def graph_of(self, call: Call) -> torch.cuda.CUDAGraph:
         """Capture one call as a graph, after three runs of it that are not captured."""
+        torch.cuda.synchronize()  # what the call reads may still be written on another stream
         with torch.cuda.stream(self.stream):
             for _ in range(_WARM_RUNS):
                 call()
