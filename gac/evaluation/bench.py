@@ -2,14 +2,15 @@
 
 import gc
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from transformers import PreTrainedModel
 
-from gac.evaluation.contestants import DENSE, FUSED, Contestant
-from gac.evaluation.latency import Spread, Timer, interleaved
+from gac.evaluation.contestants import Contestant
+from gac.evaluation.latency import Entry, Spread, Timed, Timer, race
 from gac.evaluation.variants import hollow, variant
 from gac.sites import Site, Workload, run_together
 
@@ -54,35 +55,30 @@ class Result:
     Attributes:
         params: of the targeted weights.
         loss: predicted, nats a token.
-        latency: measured.
+        timed: what was measured.
         dense, dense_fused: of the dense model, in the same rounds.
-        memory_bytes: weights, KV cache and the most that a run allocates.
+        rest: of the model without the GEMMs of its targeted weights, likewise.
         predicted_ns, sum_ns: ``Reference.predict`` and ``predict_by_sum``; None where the table lacks a shape.
     """
 
-    name: str
-    workload: str
     params: int
     loss: float
-    latency: Spread
+    timed: Timed
     dense: Spread
     dense_fused: Spread
-    tokens_per_second: float
-    memory_bytes: int
-    predicted_ns: float | None
-    sum_ns: float | None
-    scale: float | None
-    rest_ns: float
+    rest: Spread
+    predicted_ns: float | None = None
+    sum_ns: float | None = None
 
     @property
     def speedup(self) -> float:
         """Over the dense model with fused weights."""
-        return self.dense_fused.median_ns / self.latency.median_ns
+        return self.dense_fused.median_ns / self.timed.latency.median_ns
 
     @property
     def error(self) -> float | None:
         """Of the prediction, over what is measured."""
-        return None if self.predicted_ns is None else self.predicted_ns / self.latency.median_ns - 1
+        return None if self.predicted_ns is None else self.predicted_ns / self.timed.latency.median_ns - 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,45 +105,37 @@ class Bench:
             yield from results[0 if start == 0 else 2 :]
 
     def _group(self, group: Sequence[Contestant], workload: Workload) -> list[Result]:
-        timed = [self.dense, self.fused, *group]
-        held = [self.timer.hold(self._built(one), workload, one.compiled) for one in timed]
-        memory = [taken for _, taken in held]
-        held += [self.timer.hold(hollow(self.model, self.sites, share), workload, False) for share in (1.0, 0.5)]
-        samples = interleaved(lambda order: self.timer.round([held[at][0] for at in order]), len(held))
-        spreads = [Spread.of(column) for column in samples.T]
-        return [self._result(one, workload, spreads, at, memory[at]) for at, one in enumerate(timed)]
+        contestants = [self.dense, self.fused, *group]
+        entries = [Entry(one.name, partial(self._built, one), one.compiled) for one in contestants]
+        entries += [Entry("rest", partial(hollow, self.model, self.sites, share)) for share in (1.0, 0.5)]
+        *timed, rest, half = race(entries, workload, self.timer)
+        measured = _Rounds(*(one.latency for one in (timed[0], timed[1], rest, half)))
+        return [self._result(one, of_one, measured) for one, of_one in zip(contestants, timed, strict=True)]
 
     def _built(self, one: Contestant) -> PreTrainedModel:
         return variant(self.model, one.choices, run_together(self.sites) if one.fused else ())
 
-    def _result(self, one: Contestant, workload: Workload, spreads: Sequence[Spread], at: int, memory: int) -> Result:
-        dense, dense_fused, rest, rest_half = spreads[0], spreads[1], spreads[-2], spreads[-1]
-        own = self.fused if one.fused else self.dense
-        table, ours = own.table_ns.get(str(workload)), one.table_ns.get(str(workload))
-        reference = Reference(dense_fused if one.fused else dense, table, rest, rest_half) if table else None
-        known = reference is not None and ours is not None and not one.compiled
-        tokens = workload.rows
-        return Result(
-            one.name,
-            str(workload),
-            one.params,
-            one.loss,
-            spreads[at],
-            dense,
-            dense_fused,
-            1e9 * tokens / spreads[at].median_ns,
-            memory,
-            reference.predict(ours, one.neurons) if known else None,  # type: ignore[union-attr, arg-type]
-            reference.predict_by_sum(ours) if known else None,  # type: ignore[union-attr, arg-type]
-            reference.scale if reference else None,
-            rest.median_ns,
-        )
+    def _result(self, one: Contestant, timed: Timed, measured: "_Rounds") -> Result:
+        dense, own = (measured.fused, self.fused) if one.fused else (measured.dense, self.dense)
+        found = Result(one.params, one.loss, timed, measured.dense, measured.fused, measured.rest)
+        dense_ns, ours = own.table_ns.get(timed.workload), one.table_ns.get(timed.workload)
+        if dense_ns is None or ours is None or one.compiled:
+            return found
+        reference = Reference(dense, dense_ns, measured.rest, measured.half)
+        predicted = reference.predict(ours, one.neurons)
+        return replace(found, predicted_ns=predicted, sum_ns=reference.predict_by_sum(ours))
+
+
+class _Rounds(NamedTuple):
+    """What is timed in every group."""
+
+    dense: Spread
+    fused: Spread
+    rest: Spread
+    half: Spread
 
 
 def _free() -> None:
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-
-
-__all__ = ["DENSE", "FUSED", "GROUP", "Bench", "Reference", "Result"]

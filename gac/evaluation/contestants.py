@@ -175,7 +175,7 @@ def fastest_contestant(field: Field, budget: float, workload: Workload, most_los
     return Contestant("GAC, parameters and latency", best.choices, fused, best.loss, {str(workload): best.ns})
 
 
-def compiled(one: Contestant) -> Contestant:
+def through_compiler(one: Contestant) -> Contestant:
     """The same, through ``torch.compile`` with ``shape_padding``."""
     return replace(one, name=f"{one.name}, shape_padding", compiled=True)
 

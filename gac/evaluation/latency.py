@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from gac.errors import GacError
 from gac.evaluation.steps import Context, Step, decode_step, prefill_step, prepare
 from gac.evaluation.variants import weight_bytes
+from gac.models.families import family_of
 from gac.profiling.timing.device import fingerprint
 from gac.profiling.timing.sampling import PATIENCE, Batch, half_width
 from gac.profiling.timing.stopwatch import Stopwatch
@@ -22,6 +23,7 @@ PRECISION = 0.005
 LEAST_ROUNDS = 9
 MOST_ROUNDS = 31
 MOST_NS = 8e9
+_RECOMPILATIONS = 256
 METHOD = (
     "one CUDA graph a model, replayed in turns (A, B, C, B, C, A, ...) between CUDA events, a round queued while a "
     "kernel holds the GPU back; 9 to 31 rounds (9 where they take 8 s), until 1.57 IQR / sqrt(n) <= 0.5 % for all; "
@@ -55,6 +57,46 @@ class Timer(Protocol, Generic[Held]):
 
     def round(self, held: Sequence[Held]) -> Batch:
         """Run each once, in this order; ns of each."""
+
+
+@dataclass(frozen=True, eq=False)
+class Entry:
+    """One model of a race: its name, how to come by it, and whether its layers are compiled."""
+
+    name: str
+    build: Callable[[], PreTrainedModel]
+    compiled: bool = False
+
+
+@dataclass(frozen=True)
+class Timed:
+    """What one run of a workload takes.
+
+    Attributes:
+        latency: of the run.
+        tokens_per_second: read (prefill) or written (decode), of all sequences together.
+        memory_bytes: weights, KV cache and the most that a run allocates.
+    """
+
+    name: str
+    workload: str
+    latency: Spread
+    tokens_per_second: float
+    memory_bytes: int
+
+
+def race(entries: Sequence[Entry], workload: Workload, timer: "Timer[Any]") -> list[Timed]:
+    """Time models in turns; all of them are in memory at once.
+
+    Raises:
+        GacError: they do not fit, or the workload is longer than a model's positions.
+    """
+    held = [timer.hold(entry.build(), workload, entry.compiled) for entry in entries]
+    samples = interleaved(lambda order: timer.round([held[at][0] for at in order]), len(held))
+    return [
+        Timed(entry.name, str(workload), spread, 1e9 * workload.rows / spread.median_ns, taken)
+        for entry, spread, (_, taken) in zip(entries, map(Spread.of, samples.T), held, strict=True)
+    ]
 
 
 def interleaved(round_of: Callable[[Sequence[int]], Batch], count: int) -> Floats:
@@ -142,10 +184,9 @@ class GraphTimer:
 def compile_layers(model: PreTrainedModel) -> None:
     """Let each decoder layer run through ``torch.compile`` with ``shape_padding``; layers alike share their code."""
     dynamo: Any = torch._dynamo
-    for module in model.modules():
-        if type(module).__name__.endswith("DecoderLayer"):
-            module.compile(dynamic=False, options={"shape_padding": True})
-    dynamo.config.recompile_limit = max(dynamo.config.recompile_limit, 256)
+    dynamo.config.recompile_limit = max(dynamo.config.recompile_limit, _RECOMPILATIONS)
+    for layer in model.get_submodule(family_of(model.config).layers).children():
+        layer.compile(dynamic=False, options={"shape_padding": True})
 
 
 @contextmanager

@@ -25,8 +25,15 @@ import torch
 
 from gac.errors import GacError
 from gac.evaluation.bench import Bench, Result
-from gac.evaluation.contestants import UNALIGNED, Contestant, Field, compiled, fastest_contestant, shared_contestants
-from gac.evaluation.latency import METHOD, GraphTimer, Spread, Timer
+from gac.evaluation.contestants import (
+    UNALIGNED,
+    Contestant,
+    Field,
+    fastest_contestant,
+    shared_contestants,
+    through_compiler,
+)
+from gac.evaluation.latency import METHOD, GraphTimer, Spread, Timed, Timer
 from gac.evaluation.shapes import field_of_shapes, model_of_shapes
 from gac.reporting.latency_tables import latency_markdown
 from gac.sites import Workload
@@ -114,7 +121,7 @@ def _fastest(field: Field, case: Case, loss: float) -> list[Contestant]:
 
 
 def _compiled_ones(contestants: list[Contestant]) -> list[Contestant]:
-    return [compiled(one) for one in contestants if one.name == UNALIGNED]
+    return [through_compiler(one) for one in contestants if one.name == UNALIGNED]
 
 
 def _key(workload: Workload, kept: float, through_compiler: bool) -> str:
@@ -157,9 +164,10 @@ class _Record:
 
 def _read(row: dict[str, Any]) -> Result:
     row = {name: value for name, value in row.items() if name not in ("speedup", "error")}
-    for name in ("latency", "dense", "dense_fused"):
+    for name in ("dense", "dense_fused", "rest"):
         row[name] = Spread(**row[name])
-    return Result(**row)
+    timed = row["timed"]
+    return Result(**row | {"timed": Timed(**timed | {"latency": Spread(**timed["latency"])})})
 
 
 def show_plans(workload: Workload, kept: float, contestants: list[Contestant], total: int) -> None:
