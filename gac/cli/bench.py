@@ -16,8 +16,6 @@ from gac.files import atomic_path
 if TYPE_CHECKING:
     from gac.sites import Workload
 
-_METHOD = "turns of CUDA-graph replays; medians"
-
 
 @click.command(cls=Verb, resume="Nothing was written; run it again.")
 @click.argument("models", nargs=-1, metavar="[MODEL_OR_DIR]...")
@@ -61,6 +59,7 @@ def bench(
         raise click.UsageError("--against goes with models; with --shapes the dense model is there.")
     if output is not None:
         check_file(output, GacError)
+    from gac.evaluation.latency import METHOD
     from gac.profiling.timing.device import require_gpu
     from gac.sites import Workload
 
@@ -70,7 +69,7 @@ def bench(
         answer = _of_shapes(shapes, budget, parsed, profile, layers, compiled)
     else:
         answer = _of_models((*([against] if against else ()), *models), parsed, compiled)
-    document = {"gpu": gpu, "method": _METHOD} | dict(answer.document)
+    document = {"gpu": gpu, "method": METHOD} | dict(answer.document)
     if output is not None:
         _write(document, output)
     return Answer(document, answer.tables)
@@ -96,7 +95,8 @@ def _of_shapes(
         lists = {one: [*found, through_compiler(own)] for one, found in lists.items()}
     note("planned")
     model = model_of_shapes(name, layers=layers)
-    bench = Bench(model, field.sites, field.dense(fused=False), field.dense(fused=True), GraphTimer())
+    timer = GraphTimer()
+    bench = Bench(model, field.sites, field.dense(fused=False), field.dense(fused=True), timer, timer.memory_bytes)
     results = [result for workload, found in lists.items() for result in bench.run(found, workload)]
     rows = [asdict(one) | {"speedup": one.speedup, "error": one.error} for one in results]
     document = {"shapes": name, "curves": str(library), "params": field.problem.params, "results": rows}

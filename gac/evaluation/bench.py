@@ -4,6 +4,7 @@ import gc
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from math import inf
 from typing import Any, NamedTuple
 
 import torch
@@ -11,10 +12,13 @@ from transformers import PreTrainedModel
 
 from gac.evaluation.contestants import Contestant
 from gac.evaluation.latency import Entry, Spread, Timed, Timer, race
-from gac.evaluation.variants import hollow, variant
+from gac.evaluation.variants import hollow, variant, weight_bytes
+from gac.profiling.timing.sampling import BATCH
 from gac.sites import Site, Workload, run_together
 
-GROUP = 3
+MOST_IN_GROUP = BATCH - 4  # beside the two dense models and the two without GEMMs
+_USABLE = 0.92
+_WORKSPACE = 4 * 10**9
 
 
 @dataclass(frozen=True)
@@ -89,6 +93,7 @@ class Bench:
         model: on the device where it is timed.
         sites: as its family gives them.
         dense, fused: the dense contestants.
+        memory_bytes: of the device, which says how many contestants are timed at once; None: as many as may be.
     """
 
     model: PreTrainedModel
@@ -96,13 +101,25 @@ class Bench:
     dense: Contestant
     fused: Contestant
     timer: Timer[Any]
+    memory_bytes: int | None = None
 
     def run(self, contestants: Sequence[Contestant], workload: Workload) -> Iterator[Result]:
-        """Time the dense models, and beside them the contestants, three at a time."""
-        for start in range(0, max(len(contestants), 1), GROUP):
-            results = self._group(contestants[start : start + GROUP], workload)
+        """Time the dense models, and beside them the contestants, as many at once as there is room for."""
+        sizes = [one.params * self.model.dtype.itemsize for one in contestants]
+        for first, group in enumerate(grouped(contestants, sizes, self._room(workload))):
+            results = self._group(group, workload)
             _free()
-            yield from results[0 if start == 0 else 2 :]
+            yield from results[2 if first else 0 :]
+
+    def _room(self, workload: Workload) -> float:
+        """Bytes for contestants: what the dense model, its fused copy, the KV cache and workspaces leave."""
+        if self.memory_bytes is None:
+            return inf
+        weights = [weight for site in self.sites for weight in site.weights]
+        copied = sum(weight.params for weight in weights if weight.reads is not None)
+        cached = sum(weight.kept for weight in weights) * workload.batch * workload.tokens
+        taken = weight_bytes(self.model) + (copied + cached) * self.model.dtype.itemsize
+        return _USABLE * self.memory_bytes - taken - _WORKSPACE
 
     def _group(self, group: Sequence[Contestant], workload: Workload) -> list[Result]:
         contestants = [self.dense, self.fused, *group]
@@ -124,6 +141,23 @@ class Bench:
         reference = Reference(dense, dense_ns, measured.rest, measured.half)
         predicted = reference.predict(ours, one.neurons)
         return replace(found, predicted_ns=predicted, sum_ns=reference.predict_by_sum(ours))
+
+
+def grouped(contestants: Sequence[Contestant], sizes: Sequence[int], room: float) -> list[list[Contestant]]:
+    """Neighbours together, as many as fit into the room, at least one and at most six; one empty group where none is.
+
+    Args:
+        sizes: in bytes, of each contestant.
+    """
+    groups: list[list[Contestant]] = [[]]
+    left = room
+    for one, size in zip(contestants, sizes, strict=True):
+        if groups[-1] and (size > left or len(groups[-1]) == MOST_IN_GROUP):
+            groups.append([])
+            left = room
+        groups[-1].append(one)
+        left -= size
+    return groups
 
 
 class _Rounds(NamedTuple):

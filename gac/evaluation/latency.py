@@ -20,13 +20,13 @@ from gac.profiling.timing.stopwatch import Stopwatch
 from gac.sites import Floats, Workload
 
 PRECISION = 0.005
-LEAST_ROUNDS = 9
+LEAST_ROUNDS = 7
 MOST_ROUNDS = 31
-MOST_NS = 8e9
+MOST_NS = 4e9
 _RECOMPILATIONS = 256
 METHOD = (
     "one CUDA graph a model, replayed in turns (A, B, C, B, C, A, ...) between CUDA events, a round queued while a "
-    "kernel holds the GPU back; 9 to 31 rounds (9 where they take 8 s), until 1.57 IQR / sqrt(n) <= 0.5 % for all; "
+    "kernel holds the GPU back; 7 to 31 rounds (7 where they take 4 s), until 1.57 IQR / sqrt(n) <= 0.5 % for all; "
     "medians"
 )
 
@@ -102,8 +102,8 @@ def race(entries: Sequence[Entry], workload: Workload, timer: "Timer[Any]") -> l
 def interleaved(round_of: Callable[[Sequence[int]], Batch], count: int) -> Floats:
     """Samples in ns, shape ``(rounds, count)``: every contestant once a round, in an order that turns.
 
-    Rounds are taken until every median is known to within 0.5 %, at least 9 and at most 31 of them; only 9 where they
-    take 8 seconds. A round that was queued too late, so that launch overhead is in it, is taken again, 16 times at
+    Rounds are taken until every median is known to within 0.5 %, at least 7 and at most 31 of them; only 7 where they
+    take 4 seconds. A round that was queued too late, so that launch overhead is in it, is taken again, 16 times at
     most.
 
     Args:
@@ -144,7 +144,7 @@ class GraphTimer:
 
     def __init__(self) -> None:
         header = fingerprint()
-        self.gpu = header.gpu
+        self.memory_bytes = header.memory_bytes
         self._watch = Stopwatch(header.l2_bytes, header.sm_clock_max_mhz)
         self._contexts: dict[Workload, Context] = {}
 

@@ -63,8 +63,9 @@ def main(make_timer: Callable[[], Timer[Any]] = GraphTimer, arguments: list[str]
             show_plans(workload, kept, contestants, field.problem.params)
         return
     timer = make_timer()
+    memory = torch.cuda.mem_get_info()[1] if torch.cuda.is_available() else None
     model = model_of_shapes(asked.shapes, device=asked.device, layers=asked.layers)
-    bench = Bench(model, field.sites, field.dense(fused=False), field.dense(fused=True), timer)
+    bench = Bench(model, field.sites, field.dense(fused=False), field.dense(fused=True), timer, memory)
     say(begun, "model made")
     for (workload, kept), contestants in lists.items():
         if asked.stop and time.monotonic() - begun > asked.stop:
@@ -158,7 +159,7 @@ class _Record:
         ]
         if errors:
             within = [sum(error <= bound for error in errors) for bound in (0.03, 0.05)]
-            lines.append(f"Predicted within 3 %: {within[0]} of {len(errors)}; within 5 %: {within[1]}.")
+            lines.append(f"Plans predicted within 3 %: {within[0]} of {len(errors)}; within 5 %: {within[1]}.")
         return lines
 
 

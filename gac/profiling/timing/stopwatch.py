@@ -32,7 +32,7 @@ _ESTIMATES = 8
 _LEAST_LEAD = 200_000
 _MOST_LEAD = 40_000_000
 _SHORTER = 0.98
-_WARM_RUNS = 3
+_WARM_RUNS = 2
 
 Call = Callable[[], object]
 
@@ -94,7 +94,7 @@ class Stopwatch:
             return sample_until(lambda count: self._batch(graph, count, launches, flush), clocks, _rest, batch)
 
     def graph_of(self, call: Call) -> torch.cuda.CUDAGraph:
-        """Capture one call as a graph, after three runs of it that are not captured."""
+        """Capture one call as a graph, after two runs of it that are not captured."""
         torch.cuda.synchronize()  # what the call reads may still be written on another stream
         with torch.cuda.stream(self.stream):
             for _ in range(_WARM_RUNS):
