@@ -15,7 +15,7 @@ from gac.evaluation.steps import Context, Step, decode_step, prefill_step, prepa
 from gac.evaluation.variants import weight_bytes
 from gac.models.families import family_of
 from gac.profiling.timing.device import fingerprint
-from gac.profiling.timing.sampling import PATIENCE, Batch, half_width
+from gac.profiling.timing.sampling import BATCH, PATIENCE, Batch, half_width
 from gac.profiling.timing.stopwatch import Stopwatch
 from gac.sites import Floats, Workload
 
@@ -89,8 +89,10 @@ def race(entries: Sequence[Entry], workload: Workload, timer: "Timer[Any]") -> l
     """Time models in turns; all of them are in memory at once.
 
     Raises:
-        GacError: they do not fit, or the workload is longer than a model's positions.
+        GacError: more than ten, they do not fit, or the workload is longer than a model's positions.
     """
+    if len(entries) > BATCH:
+        raise GacError(f"{len(entries)} models at once", f"at most {BATCH}", "Time them in several runs.")
     held = [timer.hold(entry.build(), workload, entry.compiled) for entry in entries]
     samples = interleaved(lambda order: timer.round([held[at][0] for at in order]), len(held))
     return [
@@ -103,14 +105,15 @@ def interleaved(round_of: Callable[[Sequence[int]], Batch], count: int) -> Float
     """Samples in ns, shape ``(rounds, count)``: every contestant once a round, in an order that turns.
 
     Rounds are taken until every median is known to within 0.5 %, at least 7 and at most 31 of them; only 7 where they
-    take 4 seconds. A round that was queued too late, so that launch overhead is in it, is taken again, 16 times at
-    most.
+    take 4 seconds. A first round does not count. One that was queued too late, so that launch overhead is in it, is
+    taken again, 16 times at most.
 
     Args:
         round_of: runs the contestants in the order that it is told.
     """
     rows: list[Floats] = []
     spent, discarded = 0.0, 0
+    round_of(range(count))
     while len(rows) < MOST_ROUNDS:
         order = [(at + len(rows)) % count for at in range(count)]
         batch = round_of(order)

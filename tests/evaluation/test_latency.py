@@ -9,9 +9,9 @@ import torch
 from transformers import PreTrainedModel
 
 from gac.errors import GacError, ProfileError
-from gac.evaluation.bench import Bench, Reference
+from gac.evaluation.bench import Bench, Reference, grouped
 from gac.evaluation.contestants import DENSE, FUSED, UNALIGNED, Field, shared_contestants
-from gac.evaluation.latency import LEAST_ROUNDS, MOST_ROUNDS, GraphTimer, Spread, interleaved
+from gac.evaluation.latency import LEAST_ROUNDS, MOST_ROUNDS, Entry, GraphTimer, Spread, interleaved, race
 from gac.evaluation.shapes import field_of_shapes, model_of_shapes
 from gac.evaluation.steps import Context, Step, decode_step, prefill_step, prepare
 from gac.evaluation.variants import hollow, variant, weight_bytes
@@ -111,7 +111,7 @@ def test_every_contestant_runs_once_a_round_in_an_order_that_turns() -> None:
         return Batch([100.0 + at for at in order], 1980)
 
     samples = interleaved(round_of, 3)
-    assert orders[:3] == [[0, 1, 2], [1, 2, 0], [2, 0, 1]]
+    assert orders[:4] == [[0, 1, 2], [0, 1, 2], [1, 2, 0], [2, 0, 1]]
     assert (samples == [100.0, 101.0, 102.0]).all()
     assert len(samples) == LEAST_ROUNDS
 
@@ -123,7 +123,7 @@ def test_noise_takes_more_rounds() -> None:
 
 
 def test_a_round_that_was_queued_late_is_taken_again() -> None:
-    late = iter([True, False] * MOST_ROUNDS)
+    late = iter([False, *[True, False] * MOST_ROUNDS])
     samples = interleaved(lambda order: Batch([200.0 if (slow := next(late)) else 100.0], 1980, slow), 1)
     assert (samples == 100.0).all()
 
@@ -141,6 +141,21 @@ def test_a_bench_sets_every_contestant_beside_the_dense_models(field: Field, mod
     results = list(bench.run(contestants, PREFILL))
     assert [one.timed.name for one in results] == [DENSE, FUSED, *(one.name for one in contestants)]
     assert all(one.speedup > 1 for one in results[2:])
+
+
+def test_groups_are_as_large_as_there_is_room(field: Field) -> None:
+    contestants = shared_contestants(field, 0.7)[:8]
+    assert [len(group) for group in grouped(contestants, [10] * 8, 35)] == [3, 3, 2]
+    assert [len(group) for group in grouped(contestants, [10] * 8, 5)] == [1] * 8
+    assert [len(group) for group in grouped(contestants, [10] * 8, 1e9)] == [6, 2]
+    assert grouped([], [], 1e9) == [[]]
+
+
+def test_more_models_than_a_round_takes_are_refused(model: PreTrainedModel) -> None:
+    timer: Any = CountingTimer()
+    with pytest.raises(GacError) as caught:
+        race([Entry("model", lambda: model)] * 11, PREFILL, timer)
+    assert str(caught.value) == "11 models at once; expected at most 10. Time them in several runs."
 
 
 def test_timing_needs_a_gpu() -> None:
