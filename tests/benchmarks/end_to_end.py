@@ -154,12 +154,11 @@ class _Record:
         lines = []
         for key, rows in self._document["cases"].items():
             lines += [f"### {key}", "", *latency_markdown([_read(row) for row in rows], self._total), ""]
-        errors = [
-            abs(row["error"]) for rows in self._document["cases"].values() for row in rows if row["error"] is not None
-        ]
-        if errors:
+        plans = [row for rows in self._document["cases"].values() for row in rows[2:] if row["error"] is not None]
+        for name, key in (("scaled", "predicted_ns"), ("plain sum and rest", "sum_ns")):
+            errors = [abs(row[key] / row["timed"]["latency"]["median_ns"] - 1) for row in plans]
             within = [sum(error <= bound for error in errors) for bound in (0.03, 0.05)]
-            lines.append(f"Plans predicted within 3 %: {within[0]} of {len(errors)}; within 5 %: {within[1]}.")
+            lines.append(f"Predicted ({name}): {within[0]} of {len(errors)} within 3 %, {within[1]} within 5 %.  ")
         return lines
 
 

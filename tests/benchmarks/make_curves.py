@@ -2,7 +2,7 @@
 
     python tests/benchmarks/make_curves.py --calibration wiki-sample:64x1024
 
-About 3 minutes on an H100, an hour on a CPU; statistics that are kept already are read.
+With ``wiki-sample:8x512`` about 3 minutes on two CPU cores; statistics that are kept already are read.
 """
 
 import argparse
