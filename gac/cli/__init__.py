@@ -5,6 +5,7 @@ import os
 import click
 
 import gac
+from gac.cli.bench import bench
 from gac.cli.cliffs import cliffs
 from gac.cli.compare import compare
 from gac.cli.evaluate import evaluate
@@ -33,11 +34,12 @@ def main() -> None:
 
     Measure the GPU and learn where and why it collapses (profile, cliffs, explain, study), see what there is to
     choose (graph), choose for every weight at once what it becomes within a budget (allocate) or within every budget
-    (frontier), set choices beside each other (compare), apply one (compress), and check it (eval).
+    (frontier), set choices beside each other (compare), apply one (compress), check it (eval) and time it (bench).
     """
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("HF_HUB_VERBOSITY", "error")
 
 
-for _command in (profile, profiles, cliffs, explain, study, graph, allocate, frontier, compare, compress, evaluate):
+_COMMANDS = (profile, profiles, cliffs, explain, study, graph, allocate, frontier, compare, compress, evaluate, bench)
+for _command in _COMMANDS:
     main.add_command(_command)

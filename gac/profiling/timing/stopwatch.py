@@ -32,6 +32,7 @@ _ESTIMATES = 8
 _LEAST_LEAD = 200_000
 _MOST_LEAD = 40_000_000
 _SHORTER = 0.98
+_WARM_RUNS = 2
 
 Call = Callable[[], object]
 
@@ -92,6 +93,25 @@ class Stopwatch:
             clocks = Clocks(float(np.median(self._recent)), self._max_clock)
             return sample_until(lambda count: self._batch(graph, count, launches, flush), clocks, _rest, batch)
 
+    def graph_of(self, call: Call) -> torch.cuda.CUDAGraph:
+        """Capture one call as a graph, after two runs of it that are not captured."""
+        torch.cuda.synchronize()  # what the call reads may still be written on another stream
+        with torch.cuda.stream(self.stream):
+            for _ in range(_WARM_RUNS):
+                call()
+            self.stream.synchronize()
+            return self._capture([call])
+
+    def round(self, graphs: Sequence[torch.cuda.CUDAGraph]) -> Batch:
+        """Replay each graph once, in this order and without a gap, after one of the last; ns of each.
+
+        Whatever runs before leaves L2 as it leaves it: with graphs that read more than L2 holds, nothing of the next.
+        """
+        assert len(graphs) <= BATCH, f"{len(graphs)} graphs in one round"
+        with torch.cuda.stream(self.stream):
+            graphs[-1].replay()
+            return self._queued(graphs, flush=False)
+
     def _warm_up(self) -> None:
         """Keep the GPU busy until its clock has come up from idling."""
         until = time.monotonic() + _WARM_UP_SECONDS
@@ -101,12 +121,17 @@ class Stopwatch:
             self.stream.synchronize()
 
     def _batch(self, graph: torch.cuda.CUDAGraph, count: int, launches: int, flush: bool) -> Batch:
-        """Time ``count`` replays, queued while the GPU is held back, so that it never waits for us."""
-        timed = list(zip(self._starts[:count], self._ends[:count], strict=True))
+        """Time ``count`` replays of one graph; ns a launch."""
         graph.replay()
+        ns, slowest, late = self._queued([graph] * count, flush)
+        return Batch([one / launches for one in ns], slowest, late)
+
+    def _queued(self, graphs: Sequence[torch.cuda.CUDAGraph], flush: bool) -> Batch:
+        """Time a replay of each, queued while the GPU is held back, so that it never waits for us."""
+        timed = list(zip(self._starts, self._ends, graphs, strict=False))
         _cuda._sleep(self._lead.cycles)
         late = self._timed(*self._spins[0], self._spin)
-        for start, end in timed:
+        for start, end, graph in timed:
             if flush:
                 self._flush()
             late |= self._timed(start, end, graph.replay)
@@ -116,7 +141,7 @@ class Stopwatch:
         slowest = round(min(_SPIN_CYCLES / (1e3 * start.elapsed_time(end)) for start, end in self._spins))
         if not late:
             self._recent.append(slowest)
-        return Batch([1e6 * start.elapsed_time(end) / launches for start, end in timed], slowest, late)
+        return Batch([1e6 * start.elapsed_time(end) for start, end, _ in timed], slowest, late)
 
     def _timed(self, start: Any, end: Any, work: Call) -> bool:
         """Queue work between two events; whether the GPU had reached the first of them before all was queued."""

@@ -1,0 +1,132 @@
+"""The command that times whole models on this machine's GPU."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gac.cli.checks import check_file
+from gac.cli.verb import Answer, Verb, note
+from gac.errors import GacError
+from gac.files import atomic_path
+
+if TYPE_CHECKING:
+    from gac.sites import Workload
+
+
+@click.command(cls=Verb, resume="Nothing was written; run it again.")
+@click.argument("models", nargs=-1, metavar="[MODEL_OR_DIR]...")
+@click.option("--against", metavar="MODEL", help="What speeds are over; by default the first model.")
+@click.option("--shapes", metavar="NAME", help="Time plans for a known model's shapes (llama-3-8b), random weights.")
+@click.option("--budget", type=float, default=0.85, show_default=True, help="With --shapes: kept fraction.")
+@click.option(
+    "--profile", metavar="NAME|FILE", help="With --shapes: latency table to plan with; by default this GPU's."
+)
+@click.option("--layers", type=click.IntRange(min=1), help="With --shapes: fewer layers.")
+@click.option(
+    "--workload",
+    "workloads",
+    multiple=True,
+    default=("prefill:1x1024", "decode:1@1024"),
+    show_default=True,
+    help="What is timed: prefill:BxS or decode:B@C. Repeatable.",
+)
+@click.option("--compiled", is_flag=True, help="Layers through torch.compile with shape_padding, too; takes minutes.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the JSON document to this file too.")
+def bench(
+    models: Sequence[str],
+    against: str | None,
+    shapes: str | None,
+    budget: float,
+    profile: str | None,
+    layers: int | None,
+    workloads: Sequence[str],
+    compiled: bool,
+    output: Path | None,
+) -> Answer:
+    """Time whole models on this machine's GPU: prefill and decode, under CUDA graphs, in turns.
+
+    MODEL_OR_DIR is a directory (dense or compressed), a hub id, or smollm2; all have to fit in memory together. With
+    --shapes no weights are needed: GAC's plans are timed beside the dense model, a compressor's own dims, and these
+    padded and rounded.
+    """
+    if (shapes is None) == (not models):
+        raise click.UsageError("give models, or --shapes.")
+    if shapes is not None and against is not None:
+        raise click.UsageError("--against goes with models; with --shapes the dense model is there.")
+    if output is not None:
+        check_file(output, GacError)
+    from gac.evaluation.latency import METHOD
+    from gac.profiling.timing.device import require_gpu
+    from gac.sites import Workload
+
+    parsed = tuple(map(Workload.parse, workloads))
+    gpu = require_gpu()
+    if shapes is not None:
+        answer = _of_shapes(shapes, budget, parsed, profile, layers, compiled)
+    else:
+        answer = _of_models((*([against] if against else ()), *models), parsed, compiled)
+    document = {"gpu": gpu, "method": METHOD} | dict(answer.document)
+    if output is not None:
+        _write(document, output)
+    return Answer(document, answer.tables)
+
+
+def _of_shapes(
+    name: str, budget: float, workloads: "tuple[Workload, ...]", profile: str | None, layers: int | None, compiled: bool
+) -> Answer:
+    from gac.evaluation.bench import Bench
+    from gac.evaluation.contestants import UNALIGNED, fastest_contestant, shared_contestants, through_compiler
+    from gac.evaluation.latency import GraphTimer
+    from gac.evaluation.shapes import field_of_shapes, model_of_shapes
+    from gac.reporting.latency_tables import latency_table
+    from gac.sensitivity.transfer import CurveLibrary
+
+    library = CurveLibrary.load()
+    note(f"{name} with random weights; planned with {library}")
+    field = field_of_shapes(name, workloads, profile, layers, library)
+    shared = shared_contestants(field, budget)
+    own = next(one for one in shared if one.name == UNALIGNED)
+    lists = {one: [*shared, fastest_contestant(field, budget, one, own.loss)] for one in workloads}
+    if compiled:
+        lists = {one: [*found, through_compiler(own)] for one, found in lists.items()}
+    note("planned")
+    model = model_of_shapes(name, layers=layers)
+    timer = GraphTimer()
+    bench = Bench(model, field.sites, field.dense(fused=False), field.dense(fused=True), timer, timer.memory_bytes)
+    results = [result for workload, found in lists.items() for result in bench.run(found, workload)]
+    rows = [asdict(one) | {"speedup": one.speedup, "error": one.error} for one in results]
+    document = {"shapes": name, "curves": str(library), "params": field.problem.params, "results": rows}
+    return Answer(document, lambda: [latency_table(results, field.problem.params), f"planned with {library}"])
+
+
+def _of_models(names: Sequence[str], workloads: "tuple[Workload, ...]", compiled: bool) -> Answer:
+    from gac.evaluation.latency import Entry, GraphTimer, race
+    from gac.reporting.latency_tables import timed_table
+
+    opened = {name: _open(name) for name in dict.fromkeys(names)}
+    timer = GraphTimer()
+    entries = [Entry(name, lambda model=model: model, compiled) for name, model in opened.items()]  # type: ignore[misc]
+    results = [timed for workload in workloads for timed in race(entries, workload, timer)]
+    return Answer({"results": [asdict(one) for one in results]}, lambda: [timed_table(results)])
+
+
+def _open(name: str) -> Any:
+    """A dense model, or a directory that GAC wrote, in bfloat16 unless it was saved in another 16-bit dtype."""
+    import torch
+
+    from gac.compression.checkpoint import load_checkpoint
+    from gac.models.loading import default_device, is_checkpoint, load_model
+
+    note(f"loading {name}")
+    model = load_checkpoint(name).to(default_device()) if is_checkpoint(name) else load_model(name).model  # type: ignore[arg-type]
+    return model if model.dtype == torch.float16 else model.bfloat16()
+
+
+def _write(document: dict[str, Any], output: Path) -> None:
+    with atomic_path(output) as temporary:
+        temporary.write_text(json.dumps(document, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+    note(f"saved as {output}")

@@ -1,0 +1,175 @@
+"""The benchmark: contestants built, timed in groups that all hold the dense model, and set beside their prediction."""
+
+import gc
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from math import inf
+from typing import Any, NamedTuple
+
+import torch
+from transformers import PreTrainedModel
+
+from gac.evaluation.contestants import Contestant
+from gac.evaluation.latency import Entry, Spread, Timed, Timer, race
+from gac.evaluation.variants import hollow, variant, weight_bytes
+from gac.profiling.timing.sampling import BATCH
+from gac.sites import Site, Workload, run_together
+
+MOST_IN_GROUP = BATCH - 4  # beside the two dense models and the two without GEMMs
+_USABLE = 0.92
+_WORKSPACE = 4 * 10**9
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What predictions of a workload rest on, all of it measured in one run.
+
+    Attributes:
+        dense: the dense model, with the same fusing as what is predicted.
+        table_ns: what the latency table sums up to for it.
+        rest: the model without the GEMMs of its targeted weights.
+        rest_half: the same with half the neurons of every MLP.
+    """
+
+    dense: Spread
+    table_ns: int
+    rest: Spread
+    rest_half: Spread
+
+    @property
+    def scale(self) -> float:
+        """What the GEMMs take in the whole model, over what they take by themselves in the table."""
+        return (self.dense.median_ns - self.rest.median_ns) / self.table_ns
+
+    def predict(self, table_ns: int, neurons: float) -> float:
+        """ns of a model end to end: its GEMMs' sum, scaled as the dense model's, and the rest at its neurons."""
+        slope = 2 * (self.rest.median_ns - self.rest_half.median_ns)
+        return self.scale * table_ns + self.rest.median_ns - slope * (1 - neurons)
+
+    def predict_by_sum(self, table_ns: int) -> float:
+        """The plainer one: the table's sum, and what the dense model takes beyond its own."""
+        return table_ns + self.dense.median_ns - self.table_ns
+
+
+@dataclass(frozen=True)
+class Result:
+    """One contestant at one workload.
+
+    Attributes:
+        params: of the targeted weights.
+        loss: predicted, nats a token.
+        timed: what was measured.
+        dense, dense_fused: of the dense model, in the same rounds.
+        rest: of the model without the GEMMs of its targeted weights, likewise.
+        predicted_ns, sum_ns: ``Reference.predict`` and ``predict_by_sum``; None where the table lacks a shape.
+    """
+
+    params: int
+    loss: float
+    timed: Timed
+    dense: Spread
+    dense_fused: Spread
+    rest: Spread
+    predicted_ns: float | None = None
+    sum_ns: float | None = None
+
+    @property
+    def speedup(self) -> float:
+        """Over the dense model with fused weights."""
+        return self.dense_fused.median_ns / self.timed.latency.median_ns
+
+    @property
+    def error(self) -> float | None:
+        """Of the prediction, over what is measured."""
+        return None if self.predicted_ns is None else self.predicted_ns / self.timed.latency.median_ns - 1
+
+
+@dataclass(frozen=True, eq=False)
+class Bench:
+    """A dense model, and how to time what is made of it.
+
+    Attributes:
+        model: on the device where it is timed.
+        sites: as its family gives them.
+        dense, fused: the dense contestants.
+        memory_bytes: of the device, which says how many contestants are timed at once; None: as many as may be.
+    """
+
+    model: PreTrainedModel
+    sites: Sequence[Site]
+    dense: Contestant
+    fused: Contestant
+    timer: Timer[Any]
+    memory_bytes: int | None = None
+
+    def run(self, contestants: Sequence[Contestant], workload: Workload) -> Iterator[Result]:
+        """Time the dense models, and beside them the contestants, as many at once as there is room for."""
+        sizes = [one.params * self.model.dtype.itemsize for one in contestants]
+        for first, group in enumerate(grouped(contestants, sizes, self._room(workload))):
+            results = self._group(group, workload)
+            _free()
+            yield from results[2 if first else 0 :]
+
+    def _room(self, workload: Workload) -> float:
+        """Bytes for contestants: what the dense model, its fused copy, the KV cache and workspaces leave."""
+        if self.memory_bytes is None:
+            return inf
+        weights = [weight for site in self.sites for weight in site.weights]
+        copied = sum(weight.params for weight in weights if weight.reads is not None)
+        cached = sum(weight.kept for weight in weights) * workload.batch * workload.tokens
+        taken = weight_bytes(self.model) + (copied + cached) * self.model.dtype.itemsize
+        return _USABLE * self.memory_bytes - taken - _WORKSPACE
+
+    def _group(self, group: Sequence[Contestant], workload: Workload) -> list[Result]:
+        contestants = [self.dense, self.fused, *group]
+        entries = [Entry(one.name, partial(self._built, one), one.compiled) for one in contestants]
+        entries += [Entry("rest", partial(hollow, self.model, self.sites, share)) for share in (1.0, 0.5)]
+        *timed, rest, half = race(entries, workload, self.timer)
+        measured = _Rounds(*(one.latency for one in (timed[0], timed[1], rest, half)))
+        return [self._result(one, of_one, measured) for one, of_one in zip(contestants, timed, strict=True)]
+
+    def _built(self, one: Contestant) -> PreTrainedModel:
+        return variant(self.model, one.choices, run_together(self.sites) if one.fused else ())
+
+    def _result(self, one: Contestant, timed: Timed, measured: "_Rounds") -> Result:
+        dense, own = (measured.fused, self.fused) if one.fused else (measured.dense, self.dense)
+        found = Result(one.params, one.loss, timed, measured.dense, measured.fused, measured.rest)
+        dense_ns, ours = own.table_ns.get(timed.workload), one.table_ns.get(timed.workload)
+        if dense_ns is None or ours is None or one.compiled:
+            return found
+        reference = Reference(dense, dense_ns, measured.rest, measured.half)
+        predicted = reference.predict(ours, one.neurons)
+        return replace(found, predicted_ns=predicted, sum_ns=reference.predict_by_sum(ours))
+
+
+def grouped(contestants: Sequence[Contestant], sizes: Sequence[int], room: float) -> list[list[Contestant]]:
+    """Neighbours together, as many as fit into the room, at least one and at most six; one empty group where none is.
+
+    Args:
+        sizes: in bytes, of each contestant.
+    """
+    groups: list[list[Contestant]] = [[]]
+    left = room
+    for one, size in zip(contestants, sizes, strict=True):
+        if groups[-1] and (size > left or len(groups[-1]) == MOST_IN_GROUP):
+            groups.append([])
+            left = room
+        groups[-1].append(one)
+        left -= size
+    return groups
+
+
+class _Rounds(NamedTuple):
+    """What is timed in every group."""
+
+    dense: Spread
+    fused: Spread
+    rest: Spread
+    half: Spread
+
+
+def _free() -> None:
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()

@@ -1,0 +1,199 @@
+"""Who runs in a benchmark: the dense model, a compressor's own dims, what is usually done about them, GAC's plans."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from gac.allocation.assemble import Provenance
+from gac.allocation.candidates import candidate_at
+from gac.allocation.fastest import Fastest, fastest
+from gac.allocation.latencies import UNKNOWN
+from gac.allocation.problem import Problem
+from gac.allocation.rules import Rule, decide_by
+from gac.errors import BudgetError
+from gac.forms import DEFAULT_FORMS, form_named
+from gac.plan import Plan, WeightChoice
+from gac.sites import Site, SiteCurves, Workload, as_planned, curves_together
+
+DENSE, FUSED = "dense", "dense, fused"
+UNALIGNED = "unaligned"
+PADS = (8, 16, 64)
+NEAREST = (8, 32)
+COARSE = 32
+
+
+@dataclass(frozen=True, eq=False)
+class Contestant:
+    """One model to time.
+
+    Attributes:
+        name: as tables call it.
+        choices: form and dim of every weight, in model order.
+        fused: whether weights that read the same input run their first GEMMs as one.
+        loss: predicted, nats a token more than dense.
+        table_ns: what the latency table sums up to, by workload; None where it lacks a shape.
+        compiled: whether the layers run through ``torch.compile`` with ``shape_padding``.
+    """
+
+    name: str
+    choices: tuple[WeightChoice, ...]
+    fused: bool
+    loss: float
+    table_ns: Mapping[str, int | None]
+    compiled: bool = False
+
+    @property
+    def params(self) -> int:
+        """Of the targeted weights."""
+        return sum(choice.params for choice in self.choices)
+
+    @property
+    def neurons(self) -> float:
+        """The fraction of the MLPs' neurons that there are."""
+        kept = total = 0
+        for choice in self.choices:
+            if choice.neurons == "out":
+                weight, form = choice.weight, form_named(choice.form)
+                total += weight.out_features
+                kept += form.size(weight, choice.dim) if form.shortens(weight) == "out" else weight.out_features
+        return kept / total if total else 1.0
+
+
+@dataclass(frozen=True, eq=False)
+class Field:
+    """What contestants are made from.
+
+    Attributes:
+        sites: of the model, as its family gives them.
+        curves: of each site.
+        problem: for its profile and workloads; its own sites, forms and alignment are those of GAC's plans, unfused.
+        made_from: of its plans.
+    """
+
+    sites: Sequence[Site]
+    curves: Sequence[SiteCurves]
+    problem: Problem
+    made_from: Provenance
+
+    def posed(
+        self, forms: Sequence[str], align: bool | int, fused: bool, workloads: Sequence[Workload] | None = None
+    ) -> tuple[Problem, Provenance]:
+        """The same model with these forms, alignment and fusing."""
+        shortened = any(site.taken_by(form_named(form)) for site in self.sites for form in forms)
+        # Where no form takes several weights, each is chosen by itself: the same choices, and far fewer to weigh.
+        sites = self.sites if shortened or fused else _one_by_one(self.sites)
+        planned = as_planned(sites, forms, fused)
+        problem = replace(
+            self.problem,
+            sites=planned,
+            curves=curves_together(planned, self.curves),
+            forms=tuple(forms),
+            align=align,
+            workloads=self.problem.workloads if workloads is None else tuple(workloads),
+        )
+        return problem, replace(self.made_from, forms=tuple(forms), align=align, fused=fused)
+
+    def plan(self, budget: float, forms: Sequence[str], align: bool | int, fused: bool, rule: str = "loss") -> Plan:
+        """A plan limited in parameters alone."""
+        problem, made_from = self.posed(forms, align, fused)
+        return decide_by(Rule.parse(rule), problem, budget, {}, made_from).plan
+
+    def dense(self, fused: bool) -> Contestant:
+        """The dense model."""
+        plan = self.plan(1.0, (), True, fused)
+        return contestant(FUSED if fused else DENSE, plan)
+
+    def padded(self, plan: Plan, name: str, step: int, fused: bool) -> Contestant:
+        """A plan's dims brought up to multiples of ``step``, as zeros would fill them: the loss stays the plan's."""
+        problem, _ = self.posed(plan.forms, False, fused)
+        dims = {choice.name: _up(choice, step) for choice in plan.weights}
+        return self._with_dims(plan, name, dims, problem, fused, plan.prediction.loss)
+
+    def nearest(self, plan: Plan, step: int) -> Contestant:
+        """A plan's dims rounded to the nearest multiples of ``step``, with the loss that they then have."""
+        problem, _ = self.posed(plan.forms, False, False)
+        dims = {choice.name: _nearest(choice, step) for choice in plan.weights}
+        loss = _loss(plan, dims, problem.curves)
+        return self._with_dims(plan, f"nearest {step}", dims, problem, False, loss)
+
+    def _with_dims(
+        self, plan: Plan, name: str, dims: Mapping[str, int], problem: Problem, fused: bool, loss: float
+    ) -> Contestant:
+        choices = {choice.name: replace(choice, dim=dims[choice.name]) for choice in plan.weights}
+        totals: dict[str, int | None] = {str(workload): 0 for workload in problem.workloads}
+        for site in problem.sites:
+            ours = [choices[weight.name] for weight in site.weights]
+            row = candidate_at(site, [one.form for one in ours], [one.dim for one in ours], 0.0, problem.timing)
+            for column, workload in enumerate(totals):
+                ns, so_far = int(row.latency[0, column]), totals[workload]
+                totals[workload] = None if ns == UNKNOWN or so_far is None else so_far + ns
+        return Contestant(name, tuple(choices.values()), fused, loss, totals)
+
+
+def contestant(name: str, plan: Plan) -> Contestant:
+    """A plan as it is."""
+    table = {workload.workload: workload.plan_ns for workload in plan.workloads}
+    return Contestant(name, plan.weights, plan.fused, plan.prediction.loss, table)
+
+
+def shared_contestants(field: Field, budget: float) -> list[Contestant]:
+    """Those of a budget that are the same for every workload.
+
+    The compressor's own dims are the exact choice of ranks, of which any integer will do, without fusing. Padding to
+    64 is there with fusing too, so that what fusing wins is not counted as what alignment does.
+    """
+    own = field.plan(budget, ("low_rank",), False, False)
+    found = [
+        contestant(UNALIGNED, own),
+        contestant("uniform", field.plan(budget, ("low_rank",), False, False, "uniform")),
+    ]
+    found += [field.padded(own, f"pad {step}", step, fused=False) for step in PADS]
+    found.append(field.padded(own, "pad 64, fused", 64, fused=True))
+    found += [field.nearest(own, step) for step in NEAREST]
+    found.append(contestant("GAC, parameters", field.plan(budget, DEFAULT_FORMS, True, True)))
+    return found
+
+
+def fastest_contestant(field: Field, budget: float, workload: Workload, most_loss: float) -> Contestant:
+    """GAC's plan of least latency that keeps the budget and loses at most that much, in dims that are multiples of 32.
+
+    Fused or not, whichever the table says is faster; where neither can be had, the error says so.
+
+    Raises:
+        BudgetError: no aligned choice within the budget loses as little.
+    """
+    found: list[tuple[Fastest, bool]] = []
+    failures: list[BudgetError] = []
+    for fused in (True, False):
+        problem, _ = field.posed(DEFAULT_FORMS, COARSE, fused, [workload])
+        try:
+            found.append((fastest(problem, budget, str(workload), most_loss), fused))
+        except BudgetError as failure:
+            failures.append(failure)
+    if not found:
+        raise failures[0]
+    best, fused = min(found, key=lambda pair: pair[0].ns)
+    return Contestant("GAC, parameters and latency", best.choices, fused, best.loss, {str(workload): best.ns})
+
+
+def through_compiler(one: Contestant) -> Contestant:
+    """The same, through ``torch.compile`` with ``shape_padding``."""
+    return replace(one, name=f"{one.name}, shape_padding", compiled=True)
+
+
+def _one_by_one(sites: Sequence[Site]) -> list[Site]:
+    return [Site(weight.name, site.layer, weight.name, (weight,)) for site in sites for weight in site.weights]
+
+
+def _up(choice: WeightChoice, step: int) -> int:
+    return min(-(-choice.dim // step) * step, form_named(choice.form).full(choice.weight))
+
+
+def _nearest(choice: WeightChoice, step: int) -> int:
+    full = form_named(choice.form).full(choice.weight)
+    return full if choice.dim == full else min(max(1, (choice.dim + step // 2) // step) * step, full)
+
+
+def _loss(plan: Plan, dims: Mapping[str, int], curves: Sequence[SiteCurves]) -> float:
+    """What these ranks lose; dense weights nothing."""
+    pairs = {name: curve for one in curves for name, curve in one.low_rank.items()}
+    return sum(float(pairs[one.name].loss[dims[one.name]]) for one in plan.weights if one.form != "dense")

@@ -1,0 +1,204 @@
+"""Time whole models beside each other: prefill and decode under CUDA graphs, replayed in turns."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from gac.errors import GacError
+from gac.evaluation.steps import Context, Step, decode_step, prefill_step, prepare
+from gac.evaluation.variants import weight_bytes
+from gac.models.families import family_of
+from gac.profiling.timing.device import fingerprint
+from gac.profiling.timing.sampling import BATCH, PATIENCE, Batch, half_width
+from gac.profiling.timing.stopwatch import Stopwatch
+from gac.sites import Floats, Workload
+
+PRECISION = 0.005
+LEAST_ROUNDS = 7
+MOST_ROUNDS = 31
+MOST_NS = 4e9
+_RECOMPILATIONS = 256
+METHOD = (
+    "one CUDA graph a model, replayed in turns (A, B, C, B, C, A, ...) between CUDA events, a round queued while a "
+    "kernel holds the GPU back; 7 to 31 rounds (7 where they take 4 s), until 1.57 IQR / sqrt(n) <= 0.5 % for all; "
+    "medians"
+)
+
+Held = TypeVar("Held")
+_cuda: Any = torch.cuda
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Median and interquartile range in ns of this many samples."""
+
+    median_ns: float
+    iqr_ns: float
+    samples: int
+
+    @classmethod
+    def of(cls, samples: Floats) -> "Spread":
+        """Of samples in ns."""
+        low, median, high = (float(value) for value in np.percentile(samples, (25, 50, 75)))
+        return cls(median, high - low, len(samples))
+
+
+class Timer(Protocol, Generic[Held]):
+    """Times whole models: the GPU's, or a test's."""
+
+    def hold(self, model: PreTrainedModel, workload: Workload, compiled: bool) -> tuple[Held, int]:
+        """Make a run of the workload ready, and say the bytes that the model and one run of it take."""
+
+    def round(self, held: Sequence[Held]) -> Batch:
+        """Run each once, in this order; ns of each."""
+
+
+@dataclass(frozen=True, eq=False)
+class Entry:
+    """One model of a race: its name, how to come by it, and whether its layers are compiled."""
+
+    name: str
+    build: Callable[[], PreTrainedModel]
+    compiled: bool = False
+
+
+@dataclass(frozen=True)
+class Timed:
+    """What one run of a workload takes.
+
+    Attributes:
+        latency: of the run.
+        tokens_per_second: read (prefill) or written (decode), of all sequences together.
+        memory_bytes: weights, KV cache and the most that a run allocates.
+    """
+
+    name: str
+    workload: str
+    latency: Spread
+    tokens_per_second: float
+    memory_bytes: int
+
+
+def race(entries: Sequence[Entry], workload: Workload, timer: "Timer[Any]") -> list[Timed]:
+    """Time models in turns; all of them are in memory at once.
+
+    Raises:
+        GacError: more than ten, they do not fit, or the workload is longer than a model's positions.
+    """
+    if len(entries) > BATCH:
+        raise GacError(f"{len(entries)} models at once", f"at most {BATCH}", "Time them in several runs.")
+    held = [timer.hold(entry.build(), workload, entry.compiled) for entry in entries]
+    samples = interleaved(lambda order: timer.round([held[at][0] for at in order]), len(held))
+    return [
+        Timed(entry.name, str(workload), spread, 1e9 * workload.rows / spread.median_ns, taken)
+        for entry, spread, (_, taken) in zip(entries, map(Spread.of, samples.T), held, strict=True)
+    ]
+
+
+def interleaved(round_of: Callable[[Sequence[int]], Batch], count: int) -> Floats:
+    """Samples in ns, shape ``(rounds, count)``: every contestant once a round, in an order that turns.
+
+    Rounds are taken until every median is known to within 0.5 %, at least 7 and at most 31 of them; only 7 where they
+    take 4 seconds. A first round does not count. One that was queued too late, so that launch overhead is in it, is
+    taken again, 16 times at most.
+
+    Args:
+        round_of: runs the contestants in the order that it is told.
+    """
+    rows: list[Floats] = []
+    spent, discarded = 0.0, 0
+    round_of(range(count))
+    while len(rows) < MOST_ROUNDS:
+        order = [(at + len(rows)) % count for at in range(count)]
+        batch = round_of(order)
+        if batch.late and discarded < PATIENCE:
+            discarded += 1
+            continue
+        rows.append(np.array(batch.ns)[np.argsort(order)])
+        spent += float(rows[-1].sum())
+        if len(rows) >= LEAST_ROUNDS and (spent >= MOST_NS or _known(np.stack(rows))):
+            break
+    return np.stack(rows)
+
+
+def _known(samples: Floats) -> bool:
+    return all(half_width(column) <= PRECISION * float(np.median(column)) for column in samples.T)
+
+
+class Captured(NamedTuple):
+    """A run as a graph, and what it reads and writes: a graph alone keeps none of its memory."""
+
+    graph: torch.cuda.CUDAGraph
+    step: Step
+
+
+class GraphTimer:
+    """Times models on the current CUDA device.
+
+    Raises:
+        ProfileError: there is none.
+    """
+
+    def __init__(self) -> None:
+        header = fingerprint()
+        self.memory_bytes = header.memory_bytes
+        self._watch = Stopwatch(header.l2_bytes, header.sm_clock_max_mhz)
+        self._contexts: dict[Workload, Context] = {}
+
+    def hold(self, model: PreTrainedModel, workload: Workload, compiled: bool) -> tuple[Captured, int]:
+        """Capture one run; bytes of the weights, the cache, and the most that a run allocates beside them.
+
+        Raises:
+            GacError: it does not fit in the GPU's memory.
+        """
+        with _fitting(workload):
+            ids = prepare(model, workload)
+            cached, step = 0, prefill_step(model, ids)
+            if workload.phase == "decode":
+                context = self._context(model, workload, ids)
+                cached, step = context.nbytes, decode_step(model, context)
+            if compiled:
+                compile_layers(model)
+                step()
+            before = _cuda.memory_allocated()
+            _cuda.reset_peak_memory_stats()
+            step()
+            taken = _cuda.max_memory_allocated() - before
+            return Captured(self._watch.graph_of(step), step), weight_bytes(model) + cached + taken
+
+    def _context(self, model: PreTrainedModel, workload: Workload, ids: Tensor) -> Context:
+        """One for all models that are timed beside each other: with each its own they would not fit."""
+        if workload not in self._contexts:
+            self._contexts.clear()
+            self._contexts[workload] = Context(model, ids)
+        return self._contexts[workload]
+
+    def round(self, held: Sequence[Captured]) -> Batch:
+        """Replay each once."""
+        return self._watch.round([one.graph for one in held])
+
+
+def compile_layers(model: PreTrainedModel) -> None:
+    """Let each decoder layer run through ``torch.compile`` with ``shape_padding``; layers alike share their code."""
+    dynamo: Any = torch._dynamo
+    dynamo.config.recompile_limit = max(dynamo.config.recompile_limit, _RECOMPILATIONS)
+    for layer in model.get_submodule(family_of(model.config).layers).children():
+        layer.compile(dynamic=False, options={"shape_padding": True})
+
+
+@contextmanager
+def _fitting(workload: Workload) -> Iterator[None]:
+    try:
+        yield
+    except torch.OutOfMemoryError as failure:
+        raise GacError(
+            f"{workload} does not fit in the GPU's memory beside the models that are timed with it",
+            "a smaller batch or context",
+            "Make it smaller, or time fewer models at once.",
+        ) from failure

@@ -1,0 +1,81 @@
+"""A model of known shapes without weights: random ones to run, and another model's loss curves to plan with."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+
+import torch
+from transformers import PreTrainedModel
+
+from gac.allocation.assemble import Provenance
+from gac.allocation.problem import Problem
+from gac.evaluation.contestants import Field
+from gac.evaluation.variants import random_model
+from gac.forms import DEFAULT_FORMS
+from gac.models.families import family_of
+from gac.models.shapes import Shapes, shapes_of
+from gac.profiling.select import select_profile
+from gac.sensitivity.transfer import CurveLibrary
+from gac.sites import Workload
+
+_VOCABULARY = 32_000
+_VOCABULARIES: Mapping[str, int] = MappingProxyType(
+    {"smollm2": 49_152, "llama-3-8b": 128_256, "llama-3-70b": 128_256, "qwen3-8b": 151_936, "gemma-3-4b": 262_208}
+)
+
+
+def field_of_shapes(
+    name: str,
+    workloads: Sequence[Workload],
+    profile: str | Path | None = None,
+    layers: int | None = None,
+    library: CurveLibrary | None = None,
+) -> Field:
+    """What plans for these shapes are made from; curves are SmolLM2's, see ``CurveLibrary``.
+
+    Args:
+        name: in ``gac.models.shapes.SHAPES``.
+        layers: fewer than the model has.
+
+    Raises:
+        ModelError: the shapes are unknown, or their weights have names of their own.
+        ProfileError: as for ``gac.allocate``.
+    """
+    shapes = _shapes(name, layers)
+    sites = family_of(shapes).sites(shapes)
+    library = library or CurveLibrary.load()
+    curves = library.curves_of(sites)
+    table, used = select_profile(profile)
+    problem = Problem(sites, curves, DEFAULT_FORMS, table, tuple(workloads), True)
+    head = 2 * _VOCABULARIES.get(name, _VOCABULARY) * shapes.hidden_size
+    made_from = Provenance(
+        model=f"{name} (random weights)",
+        model_digest=f"shapes of {name}",
+        model_params=problem.params + head,
+        family=shapes.model_type,
+        method=library.method,
+        forms=DEFAULT_FORMS,
+        align=True,
+        seed=0,
+        calibration=library.calibration,
+        profile=used,
+        factor=1.0,
+    )
+    return Field(sites, curves, problem, made_from)
+
+
+def model_of_shapes(
+    name: str, *, device: str = "cuda", dtype: torch.dtype = torch.bfloat16, layers: int | None = None
+) -> PreTrainedModel:
+    """A dense model of these shapes with random weights, made on the device.
+
+    Raises:
+        ModelError: the shapes are unknown.
+    """
+    return random_model(_shapes(name, layers), _VOCABULARIES.get(name, _VOCABULARY), device=device, dtype=dtype)
+
+
+def _shapes(name: str, layers: int | None) -> Shapes:
+    found: Shapes = shapes_of(name)
+    return replace(found, num_hidden_layers=layers or found.num_hidden_layers)

@@ -1,0 +1,104 @@
+"""What a workload runs: one prefill or one decoded token of a transformers model, ready to be captured as a graph."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AttentionInterface, DynamicCache, PreTrainedModel, StaticCache
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+from gac.errors import GacError
+from gac.sites import Workload
+
+_ATTENTION = "sdpa_whole"
+
+Step = Callable[[], Tensor]
+
+
+class Context:
+    """A static cache that is full but for the last token, for every model of the same keys and values.
+
+    What it holds is what the model wrote that made it; other models only take as long over it.
+
+    Args:
+        model: reads all tokens but the last of each sequence.
+        ids: int64, shape ``(batch, tokens)``.
+    """
+
+    def __init__(self, model: Any, ids: Tensor) -> None:
+        self.before = ids.shape[1] - 1
+        self.token = ids[:, -1:].contiguous()
+        self.position = torch.full((1, 1), self.before, device=ids.device)
+        self.cache = StaticCache(config=model.config, max_cache_len=ids.shape[1])
+        with torch.no_grad():
+            model(input_ids=ids[:, :-1], past_key_values=self.cache, use_cache=True, logits_to_keep=1)
+        layers: Any = self.cache.layers
+        # All layers' lengths in one tensor: a graph then winds them back with one kernel.
+        self.lengths = torch.full((len(layers),), self.before, device=ids.device)
+        for layer, length in zip(layers, self.lengths.unbind(), strict=True):
+            layer.cumulative_length = length
+
+    @property
+    def nbytes(self) -> int:
+        layers: Any = self.cache.layers
+        return sum(layer.keys.nbytes + layer.values.nbytes for layer in layers)
+
+
+def prepare(model: PreTrainedModel, workload: Workload, seed: int = 0) -> Tensor:
+    """Random token ids for the workload, on the model's device, int64, shape ``(batch, tokens)``.
+
+    The model's attention then runs without a mask, in PyTorch's fused kernels with shared key-value heads.
+
+    Raises:
+        GacError: the context is longer than the model has positions for, or has one token.
+    """
+    _check_length(model, workload)
+    AttentionInterface.register(_ATTENTION, sdpa_attention_forward)  # a name without a mask function makes no mask
+    model.set_attn_implementation(_ATTENTION)
+    generator = torch.Generator().manual_seed(seed)
+    vocabulary = int(model.config.get_text_config().vocab_size)
+    return torch.randint(0, vocabulary, (workload.batch, workload.tokens), generator=generator).to(model.device)
+
+
+def prefill_step(model: Any, ids: Tensor) -> Step:
+    """Read all tokens, keep keys and values in a new cache, and return the last logits, as ``generate`` takes them.
+
+    Windows of sliding attention are ignored.
+    """
+
+    @torch.no_grad()
+    def step() -> Tensor:
+        cache = DynamicCache(config=model.config)
+        logits: Tensor = model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1).logits
+        return logits
+
+    return step
+
+
+def decode_step(model: Any, context: Context) -> Step:
+    """Read the last token of each sequence over the context, as often as it is called, and return its logits."""
+
+    @torch.no_grad()
+    def step() -> Tensor:
+        context.lengths.fill_(context.before)
+        logits: Tensor = model(
+            input_ids=context.token,
+            position_ids=context.position,
+            past_key_values=context.cache,
+            use_cache=True,
+            logits_to_keep=1,
+        ).logits
+        return logits
+
+    return step
+
+
+def _check_length(model: PreTrainedModel, workload: Workload) -> None:
+    most = getattr(model.config, "max_position_embeddings", None)
+    if most is not None and workload.tokens > most:
+        raise GacError(
+            f"workload {workload}", f"at most {most} tokens, as the model has positions for", "Use shorter sequences."
+        )
+    if workload.phase == "decode" and workload.tokens < 2:
+        raise GacError(f"workload {workload}", "a context of 2 tokens or more", "Use decode:1@1024.")

@@ -1,0 +1,119 @@
+"""Models to time: a plan's forms and dims with random weights, and a model without its GEMMs."""
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from gac.compression.apply import swap_in
+from gac.compression.fusing import fuse_inputs
+from gac.compression.layers import empty_module
+from gac.models.linears import linear_at
+from gac.models.shapes import Shapes
+from gac.plan import WeightChoice
+from gac.sites import Site
+
+_SCALE = 0.02
+_AutoConfig: Any = transformers.AutoConfig
+_AutoModel: Any = transformers.AutoModelForCausalLM
+_POSITIONS = 131_072
+
+
+def random_model(shapes: Shapes, vocabulary: int, *, device: str, dtype: torch.dtype) -> PreTrainedModel:
+    """A dense causal LM of these shapes, with the random weights that transformers gives it, made where it will be."""
+    config = _AutoConfig.for_model(
+        shapes.model_type,
+        vocab_size=vocabulary,
+        hidden_size=shapes.hidden_size,
+        intermediate_size=shapes.intermediate_size,
+        num_hidden_layers=shapes.num_hidden_layers,
+        num_attention_heads=shapes.num_attention_heads,
+        num_key_value_heads=shapes.num_key_value_heads,
+        head_dim=shapes.head_dim,
+        max_position_embeddings=_POSITIONS,
+        tie_word_embeddings=False,
+    )
+    torch.manual_seed(0)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        with torch.device(device):
+            model: PreTrainedModel = _AutoModel.from_config(config).eval()
+    finally:
+        torch.set_default_dtype(before)
+    return model.requires_grad_(False)
+
+
+def variant(model: PreTrainedModel, choices: Sequence[WeightChoice], fused: Sequence[Site] = ()) -> PreTrainedModel:
+    """The model with these forms and dims: random weights where a weight changes, the model's own elsewhere.
+
+    What does not change is shared with the model, and takes no memory again.
+
+    Args:
+        choices: of every weight.
+        fused: sites whose marked weights run their first GEMMs as one.
+    """
+    found = _sharing(model)
+    swap_in(found, {choice.name: _random(model, choice) for choice in choices if choice.form != "dense"})
+    fuse_inputs(found, fused)
+    return found
+
+
+def hollow(model: PreTrainedModel, sites: Sequence[Site], neurons: float = 1.0) -> PreTrainedModel:
+    """The model without the GEMMs of the sites: each weight hands out a buffer of its outputs instead.
+
+    What is left is attention, norms, activations, embedding and head, and all launches but those of the GEMMs.
+
+    Args:
+        neurons: the fraction of each MLP's neurons that there are.
+    """
+    found = _sharing(model)
+    outputs: dict[tuple[int, int], Tensor] = {}
+    for site in sites:
+        for weight in site.weights:
+            share = neurons if weight.neurons == "out" else 1.0
+            found.set_submodule(weight.name, Hollow(int(share * weight.out_features), outputs))
+    return found
+
+
+class Hollow(nn.Module):
+    """Stands for a linear weight: outputs of its shape, always the same random ones, at no cost.
+
+    Args:
+        features: of the output.
+        outputs: by rows and features, shared by weights alike.
+    """
+
+    def __init__(self, features: int, outputs: dict[tuple[int, int], Tensor]) -> None:
+        super().__init__()
+        self._features, self._outputs = features, outputs
+
+    def forward(self, x: Tensor) -> Tensor:
+        *leading, _ = x.shape
+        key = (x.shape[:-1].numel(), self._features)
+        if key not in self._outputs:
+            self._outputs[key] = torch.randn(key, device=x.device).to(x.dtype)
+        return self._outputs[key].view(*leading, self._features)
+
+
+def weight_bytes(model: nn.Module) -> int:
+    """Bytes of a model's parameters, each counted once."""
+    return sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+
+
+def _sharing(model: PreTrainedModel) -> PreTrainedModel:
+    """A copy of the modules that shares every parameter and buffer."""
+    shared: dict[int, Any] = {id(one): one for one in (*model.parameters(), *model.buffers())}
+    return copy.deepcopy(model, shared)
+
+
+def _random(model: PreTrainedModel, choice: WeightChoice) -> nn.Module:
+    dense = linear_at(model, choice.name)
+    module = empty_module(choice, dense.bias is not None, dense.weight.device, dense.weight.dtype)
+    for parameter in module.parameters():
+        nn.init.normal_(parameter, std=_SCALE)
+    return module.eval().requires_grad_(False)

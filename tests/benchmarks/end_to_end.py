@@ -1,0 +1,186 @@
+"""Llama-3-8B's shapes end to end on one GPU: GAC's plans, the dense model, and a compressor's own dims.
+
+    gac profile --model llama-3-8b --fuse -o profile.jsonl ...    # the shapes, see tests/benchmarks/README.md
+    python tests/benchmarks/end_to_end.py --profile profile.jsonl --output end_to_end.json
+    python tests/benchmarks/end_to_end.py ... --compiled --workload prefill:1x1024 --kept 0.85   # torch.compile too
+
+A case is a workload and a kept fraction; the JSON is written after each, and cases that are in it are not run again.
+Beside it a Markdown file is written. ``--plans`` only plans, on any machine, and needs no GPU. ``--stop SECONDS``
+begins no case after that.
+"""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gac.errors import GacError
+from gac.evaluation.bench import Bench, Result
+from gac.evaluation.contestants import (
+    UNALIGNED,
+    Contestant,
+    Field,
+    fastest_contestant,
+    shared_contestants,
+    through_compiler,
+)
+from gac.evaluation.latency import METHOD, GraphTimer, Spread, Timed, Timer
+from gac.evaluation.shapes import field_of_shapes, model_of_shapes
+from gac.reporting.latency_tables import latency_markdown
+from gac.sites import Workload
+
+WORKLOADS = (
+    "prefill:1x1024",
+    "decode:1@1024",
+    "decode:16@1024",
+    "prefill:4x1024",
+    "decode:64@1024",
+    "prefill:8x1024",
+)
+
+
+def main(make_timer: Callable[[], Timer[Any]] = GraphTimer, arguments: list[str] | None = None) -> None:
+    asked = _arguments().parse_args(arguments)
+    begun = time.monotonic()
+    workloads = tuple(map(Workload.parse, asked.workload or WORKLOADS))
+    field = field_of_shapes(asked.shapes, workloads, asked.profile, asked.layers)
+    record = _Record(asked.output, field.problem.params, str(field.made_from.calibration.text))
+    todo = [(workload, kept) for workload in workloads for kept in asked.kept]
+    todo = [case for case in todo if _key(*case, asked.compiled) not in record.cases]
+    lists = _planned(field, todo, asked.processes)
+    say(begun, "planned")
+    if asked.plans:
+        for (workload, kept), contestants in lists.items():
+            show_plans(workload, kept, contestants, field.problem.params)
+        return
+    timer = make_timer()
+    memory = torch.cuda.mem_get_info()[1] if torch.cuda.is_available() else None
+    model = model_of_shapes(asked.shapes, device=asked.device, layers=asked.layers)
+    bench = Bench(model, field.sites, field.dense(fused=False), field.dense(fused=True), timer, memory)
+    say(begun, "model made")
+    for (workload, kept), contestants in lists.items():
+        if asked.stop and time.monotonic() - begun > asked.stop:
+            say(begun, "stopped; the same command goes on")
+            break
+        racing = _compiled_ones(contestants) if asked.compiled else contestants
+        try:
+            results = list(bench.run(racing, workload))
+        except GacError as failure:
+            say(begun, f"{workload} at {kept}: {failure}")
+            continue
+        record.add(_key(workload, kept, asked.compiled), results)
+        say(begun, f"{workload} at {kept}")
+        print("\n".join(latency_markdown(results, field.problem.params)), flush=True)
+
+
+def _arguments() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shapes", default="llama-3-8b")
+    parser.add_argument("--layers", type=int, help="the model's own where not given")
+    parser.add_argument("--profile", help="latency table; this GPU's own where not given")
+    parser.add_argument("--workload", action="append")
+    parser.add_argument("--kept", type=float, nargs="+", default=[0.85, 0.7, 0.5])
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--compiled", action="store_true", help="only the dense and the compiled contestants")
+    parser.add_argument("--processes", type=int, default=1, help="that plan")
+    parser.add_argument("--plans", action="store_true")
+    parser.add_argument("--stop", type=float)
+    parser.add_argument("--output", type=Path, required=True)
+    return parser
+
+
+Case = tuple[Workload, float]
+
+
+def _planned(field: Field, cases: list[Case], processes: int) -> dict[Case, list[Contestant]]:
+    """The contestants of every case; plans are made by several processes at once, which takes no GPU."""
+    kept = sorted({kept for _, kept in cases})
+    with ProcessPoolExecutor(max(processes, 1), mp_context=get_context("fork")) as pool:
+        shared = dict(zip(kept, pool.map(partial(shared_contestants, field), kept), strict=True))
+        own = {kept: next(one.loss for one in found if one.name == UNALIGNED) for kept, found in shared.items()}
+        fastest = pool.map(partial(_fastest, field), cases, [own[kept] for _, kept in cases])
+        return {case: [*shared[case[1]], *found] for case, found in zip(cases, fastest, strict=True)}
+
+
+def _fastest(field: Field, case: Case, loss: float) -> list[Contestant]:
+    """GAC's plan for this workload that loses no more than the unaligned one; none where the table lacks it."""
+    workload, kept = case
+    try:
+        return [fastest_contestant(field, kept, workload, loss)]
+    except GacError as failure:
+        print(f"{workload} at {kept}: {failure}", file=sys.stderr, flush=True)
+        return []
+
+
+def _compiled_ones(contestants: list[Contestant]) -> list[Contestant]:
+    return [through_compiler(one) for one in contestants if one.name == UNALIGNED]
+
+
+def _key(workload: Workload, kept: float, through_compiler: bool) -> str:
+    return f"{workload} {kept}{' compiled' if through_compiler else ''}"
+
+
+class _Record:
+    """The JSON file and the Markdown beside it, written after every case."""
+
+    def __init__(self, path: Path, total: int, text: str) -> None:
+        self._path, self._total = path, total
+        self._document: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {"cases": {}}
+        self._document |= {"method": METHOD, "params": total, "calibration": text, "torch": torch.__version__}
+        if torch.cuda.is_available():
+            self._document["gpu"] = torch.cuda.get_device_name()
+
+    @property
+    def cases(self) -> dict[str, Any]:
+        return dict(self._document["cases"])
+
+    def add(self, key: str, results: list[Result]) -> None:
+        rows = [asdict(one) | {"speedup": one.speedup, "error": one.error} for one in results]
+        self._document["cases"][key] = rows
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._path.write_text(json.dumps(self._document, indent=1) + "\n")
+        self._path.with_suffix(".md").write_text("\n".join(self._markdown()) + "\n")
+
+    def _markdown(self) -> list[str]:
+        lines = []
+        for key, rows in self._document["cases"].items():
+            lines += [f"### {key}", "", *latency_markdown([_read(row) for row in rows], self._total), ""]
+        plans = [row for rows in self._document["cases"].values() for row in rows[2:] if row["error"] is not None]
+        for name, key in (("scaled", "predicted_ns"), ("plain sum and rest", "sum_ns")):
+            errors = [abs(row[key] / row["timed"]["latency"]["median_ns"] - 1) for row in plans]
+            within = [sum(error <= bound for error in errors) for bound in (0.03, 0.05)]
+            lines.append(f"Predicted ({name}): {within[0]} of {len(errors)} within 3 %, {within[1]} within 5 %.  ")
+        return lines
+
+
+def _read(row: dict[str, Any]) -> Result:
+    row = {name: value for name, value in row.items() if name not in ("speedup", "error")}
+    for name in ("dense", "dense_fused", "rest"):
+        row[name] = Spread(**row[name])
+    timed = row["timed"]
+    return Result(**row | {"timed": Timed(**timed | {"latency": Spread(**timed["latency"])})})
+
+
+def show_plans(workload: Workload, kept: float, contestants: list[Contestant], total: int) -> None:
+    print(f"{workload} at {kept}")
+    for one in contestants:
+        table = one.table_ns.get(str(workload))
+        summed = "unknown" if table is None else f"{table / 1e6:.3f} ms"
+        print(f"  {one.name:<32} kept {one.params / total:.4f}  loss {one.loss:.4f}  GEMMs {summed}", flush=True)
+
+
+def say(begun: float, what: str) -> None:
+    print(f"{time.monotonic() - begun:7.1f} s  {what}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main()

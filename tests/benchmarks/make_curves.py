@@ -1,0 +1,43 @@
+"""Write the loss curves that shapes without weights are planned with: SmolLM2's, measured.
+
+    python tests/benchmarks/make_curves.py --calibration wiki-sample:64x1024
+
+With ``wiki-sample:8x512`` about 3 minutes on two CPU cores; statistics that are kept already are read.
+"""
+
+import argparse
+from pathlib import Path
+
+from gac.api import _measured
+from gac.sensitivity.transfer import CurveLibrary
+
+SHIPPED = Path(__file__).parents[2] / "gac" / "sensitivity" / "smollm2_curves.npz"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--calibration", default="wiki-sample:64x1024")
+    parser.add_argument("--output", type=Path, default=SHIPPED)
+    asked = parser.parse_args()
+    problem, made_from = _measured(
+        "smollm2",
+        None,
+        refit="none",
+        budget=1.0,
+        profile="nvidia-h100-80gb-hbm3",
+        method="kfac",
+        forms=("low_rank", "narrow"),
+        workloads=("decode:1@1024",),
+        calibration=asked.calibration,
+        align=True,
+        fuse=False,
+        seed=0,
+        progress=True,
+    )
+    library = CurveLibrary.of("SmolLM2-135M-Instruct", "kfac", made_from.calibration, problem.sites, problem.curves)
+    library.save(asked.output)
+    print(f"{asked.output}: {asked.output.stat().st_size / 1e3:.0f} kB; {library}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,165 @@
+"""Whole models timed in turns, beside what is predicted, with a clock of the tests' own."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from gac.errors import GacError, ProfileError
+from gac.evaluation.bench import Bench, Reference, grouped
+from gac.evaluation.contestants import DENSE, FUSED, UNALIGNED, Field, shared_contestants
+from gac.evaluation.latency import LEAST_ROUNDS, MOST_ROUNDS, Entry, GraphTimer, Spread, interleaved, race
+from gac.evaluation.shapes import field_of_shapes, model_of_shapes
+from gac.evaluation.steps import Context, Step, decode_step, prefill_step, prepare
+from gac.evaluation.variants import hollow, variant, weight_bytes
+from gac.profiling.timing.sampling import Batch
+from gac.sites import Workload, run_together
+
+PREFILL, DECODE = Workload.parse("prefill:2x8"), Workload.parse("decode:2@8")
+
+
+def step_of(model: PreTrainedModel, workload: Workload) -> Step:
+    ids = prepare(model, workload)
+    return decode_step(model, Context(model, ids)) if workload.phase == "decode" else prefill_step(model, ids)
+
+
+class CountingTimer:
+    """Runs each step once for real, and takes 1 us for every parameter that a model has."""
+
+    def hold(self, model: PreTrainedModel, workload: Workload, compiled: bool) -> tuple[float, int]:
+        assert step_of(model, workload)().isfinite().all()
+        return float(weight_bytes(model)), weight_bytes(model)
+
+    def round(self, held: Sequence[float]) -> Batch:
+        return Batch(list(held), 1980)
+
+
+@pytest.fixture(scope="module")
+def field() -> Field:
+    return field_of_shapes("smollm2", [Workload.parse("prefill:1x1024")], "nvidia-h100-80gb-hbm3", layers=2)
+
+
+@pytest.fixture(scope="module")
+def model() -> PreTrainedModel:
+    return model_of_shapes("smollm2", device="cpu", dtype=torch.float32, layers=2)
+
+
+@pytest.mark.parametrize("workload", [PREFILL, DECODE])
+def test_a_step_gives_what_the_model_gives(model: PreTrainedModel, workload: Workload) -> None:
+    step = step_of(model, workload)
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(0, model.config.vocab_size, (2, 8), generator=generator)
+    model.set_attn_implementation("sdpa")
+    with torch.no_grad():
+        expected = model(input_ids=ids).logits[:, -1:]
+    model.set_attn_implementation("sdpa_whole")
+    assert torch.allclose(step(), expected, atol=1e-4)
+
+
+def test_a_decode_step_can_be_repeated(model: PreTrainedModel) -> None:
+    step = step_of(model, DECODE)
+    first = step()
+    assert all(torch.equal(step(), first) for _ in range(10))
+
+
+def test_a_workload_beyond_the_models_positions_is_refused(model: PreTrainedModel) -> None:
+    with pytest.raises(GacError, match="at most 131072 tokens"):
+        step_of(model, Workload.parse("decode:1@200000"))
+
+
+def test_a_variant_has_the_dims_of_its_plan_and_shares_what_does_not_change(
+    field: Field, model: PreTrainedModel
+) -> None:
+    own = next(one for one in shared_contestants(field, 0.7) if one.name == UNALIGNED)
+    found = variant(model, own.choices)
+    dense = sum(weight.params for site in field.sites for weight in site.weights)
+    assert (weight_bytes(model) - weight_bytes(found)) // 4 == dense - own.params
+    assert found.get_input_embeddings().weight is model.get_input_embeddings().weight
+
+
+def test_a_fused_variant_computes_what_the_model_computes(field: Field, model: PreTrainedModel) -> None:
+    found = variant(model, field.dense(fused=True).choices, run_together(field.sites))
+    assert torch.allclose(step_of(found, PREFILL)(), step_of(model, PREFILL)(), atol=1e-4)
+
+
+def test_a_hollow_model_has_no_targeted_weights(field: Field, model: PreTrainedModel) -> None:
+    dense = sum(weight.params for site in field.sites for weight in site.weights)
+    assert (weight_bytes(model) - weight_bytes(hollow(model, field.sites, 0.5))) // 4 == dense
+
+
+def test_contestants_keep_the_budget_and_only_padding_adds_to_it(field: Field) -> None:
+    found = {one.name: one for one in shared_contestants(field, 0.7)}
+    limit = 0.7 * field.problem.params
+    assert all(found[name].params <= limit for name in (UNALIGNED, "uniform", "GAC, parameters"))
+    assert found[UNALIGNED].params < found["pad 8"].params < found["pad 64"].params
+
+
+def test_padding_keeps_the_loss_and_aligns_every_dim(field: Field) -> None:
+    found = {one.name: one for one in shared_contestants(field, 0.7)}
+    assert found["pad 64"].loss == found[UNALIGNED].loss
+    assert all(one.dim % 64 == 0 for one in found["pad 64"].choices if one.form == "low_rank")
+
+
+def test_every_contestant_runs_once_a_round_in_an_order_that_turns() -> None:
+    orders: list[list[int]] = []
+
+    def round_of(order: Sequence[int]) -> Batch:
+        orders.append(list(order))
+        return Batch([100.0 + at for at in order], 1980)
+
+    samples = interleaved(round_of, 3)
+    assert orders[:4] == [[0, 1, 2], [0, 1, 2], [1, 2, 0], [2, 0, 1]]
+    assert (samples == [100.0, 101.0, 102.0]).all()
+    assert len(samples) == LEAST_ROUNDS
+
+
+def test_noise_takes_more_rounds() -> None:
+    generator = np.random.default_rng(0)
+    samples = interleaved(lambda order: Batch(list(generator.uniform(50, 150, len(order))), 1980), 2)
+    assert len(samples) == MOST_ROUNDS
+
+
+def test_a_round_that_was_queued_late_is_taken_again() -> None:
+    late = iter([False, *[True, False] * MOST_ROUNDS])
+    samples = interleaved(lambda order: Batch([200.0 if (slow := next(late)) else 100.0], 1980, slow), 1)
+    assert (samples == 100.0).all()
+
+
+def test_the_dense_model_is_predicted_as_it_is_measured() -> None:
+    reference = Reference(Spread(100.0, 0, 9), 70, Spread(20.0, 0, 9), Spread(15.0, 0, 9))
+    assert reference.predict(70, 1.0) == 100.0
+    assert reference.predict(0, 0.5) == 15.0
+
+
+def test_a_bench_sets_every_contestant_beside_the_dense_models(field: Field, model: PreTrainedModel) -> None:
+    timer: Any = CountingTimer()
+    bench = Bench(model, field.sites, field.dense(fused=False), field.dense(fused=True), timer)
+    contestants = shared_contestants(field, 0.7)[:4]
+    results = list(bench.run(contestants, PREFILL))
+    assert [one.timed.name for one in results] == [DENSE, FUSED, *(one.name for one in contestants)]
+    assert all(one.speedup > 1 for one in results[2:])
+
+
+def test_groups_are_as_large_as_there_is_room(field: Field) -> None:
+    contestants = shared_contestants(field, 0.7)[:8]
+    assert [len(group) for group in grouped(contestants, [10] * 8, 35)] == [3, 3, 2]
+    assert [len(group) for group in grouped(contestants, [10] * 8, 5)] == [1] * 8
+    assert [len(group) for group in grouped(contestants, [10] * 8, 1e9)] == [6, 2]
+    assert grouped([], [], 1e9) == [[]]
+
+
+def test_more_models_than_a_round_takes_are_refused(model: PreTrainedModel) -> None:
+    timer: Any = CountingTimer()
+    with pytest.raises(GacError) as caught:
+        race([Entry("model", lambda: model)] * 11, PREFILL, timer)
+    assert str(caught.value) == "11 models at once; expected at most 10. Time them in several runs."
+
+
+def test_timing_needs_a_gpu() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    with pytest.raises(ProfileError, match="no CUDA device"):
+        GraphTimer()

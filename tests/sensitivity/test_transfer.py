@@ -1,0 +1,75 @@
+"""Loss curves for shapes without weights."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gac.errors import ModelError
+from gac.models.families import family_of
+from gac.models.shapes import SHAPES
+from gac.plan import Calibration
+from gac.sensitivity.transfer import CurveLibrary
+from gac.sites import LossCurve, SiteCurves
+
+SMALL, LARGE = SHAPES["smollm2"], SHAPES["llama-3-8b"]
+TEXT = Calibration("text", 2, 8, "digest", 3.0)
+
+
+def library() -> CurveLibrary:
+    """Every curve falls from the layer's number plus one to 0, as the square of what is cut off."""
+    sites = family_of(SMALL).sites(SMALL)
+    curves = []
+    for site in sites:
+        pairs = {one.name: falling(site.layer, min(one.out_features, one.in_features)) for one in site.weights}
+        down = {site.weights[-1].name: falling(site.layer, 1536)} if site.kind == "mlp" else {}
+        curves.append(SiteCurves(site.name, pairs, down))
+    return CurveLibrary.of("small", "kfac", TEXT, sites, curves)
+
+
+def falling(layer: int, full: int) -> LossCurve:
+    return LossCurve((layer + 1) * (1 - np.arange(full + 1) / full) ** 2)
+
+
+def test_a_library_reads_back_as_it_was_written(tmp_path: Path) -> None:
+    written = library()
+    written.save(tmp_path / "curves.npz")
+    read = CurveLibrary.load(tmp_path / "curves.npz")
+    assert (read.model, read.calibration, read.fractions) == ("small", TEXT, written.fractions)
+    assert all(np.allclose(read.curves[key], rows) for key, rows in written.curves.items())
+
+
+def test_a_model_of_the_same_shapes_gets_its_own_curves_back() -> None:
+    sites = family_of(SMALL).sites(SMALL)
+    for site, found in zip(sites, library().curves_of(sites), strict=True):
+        for weight in site.weights:
+            full = min(weight.out_features, weight.in_features)
+            assert np.allclose(found.low_rank[weight.name].loss, falling(site.layer, full).loss, atol=1e-3)
+
+
+def test_a_larger_model_loses_as_much_at_the_same_fraction_and_depth() -> None:
+    sites = family_of(LARGE).sites(LARGE)
+    found = library().curves_of(sites)
+    assert found[0].low_rank["model.layers.0.self_attn.q_proj"].loss[2048] == pytest.approx(0.25, abs=1e-3)
+    last = found[-1].shorter["model.layers.31.mlp.down_proj"].loss
+    assert (last[0], last[7168]) == (30.0, pytest.approx(7.5, abs=1e-2))
+
+
+def test_curves_never_rise_and_end_at_nothing() -> None:
+    sites = family_of(LARGE).sites(LARGE)
+    for one in CurveLibrary.load().curves_of(sites):
+        for curve in (*one.low_rank.values(), *one.shorter.values()):
+            assert (np.diff(curve.loss) <= 0).all()
+            assert curve.loss[-1] == 0
+
+
+def test_weights_of_other_names_are_refused() -> None:
+    shapes = SHAPES["llama-3-8b"]
+    sites = family_of(shapes).sites(shapes)
+    few = CurveLibrary("small", "kfac", TEXT, {"low_rank/other": np.zeros((1, 257))}, {"low_rank/other": 1.0})
+    with pytest.raises(ModelError) as caught:
+        few.curves_of(sites)
+    assert str(caught.value) == (
+        "no loss curve is known for q_proj; expected weights called as those of small: other. "
+        "Give weights instead of shapes."
+    )
