@@ -1,0 +1,68 @@
+"""The model gac, as lm-evaluation-harness runs it."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lm_eval
+import pytest
+import torch
+from lm_eval.api.registry import get_model
+from lm_eval.tasks import TaskManager
+from transformers import LlamaForCausalLM
+
+import gac
+from gac.errors import ModelError
+from gac.evaluation.harness import GacLM
+from gac.evaluation.tasks import open_suite
+from gac.plan import Plan
+
+KNOWLEDGE = Path(__file__).parent / "data" / "general_knowledge.yaml"
+
+
+@pytest.fixture
+def directory(tiny_model: LlamaForCausalLM, tiny_tokenizer: Any, tmp_path: Path) -> Path:
+    tiny_model.save_pretrained(tmp_path / "model")
+    tiny_tokenizer.save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def test_the_harness_knows_it() -> None:
+    assert get_model("gac") is GacLM
+
+
+def test_the_harness_opens_a_model_by_name(directory: Path, tiny_model: LlamaForCausalLM, tiny_tokenizer: Any) -> None:
+    suite = open_suite([str(KNOWLEDGE)], limit=4)
+    tasks = list(suite.asked[str(KNOWLEDGE)]["tasks"].values())
+    manager = TaskManager(include_defaults=False)
+    arguments = f"pretrained={directory},dtype=float32"
+    found = lm_eval.simple_evaluate("gac", arguments, tasks, limit=4, device="cpu", task_manager=manager)
+    ours = {score.metric: score.value for score in suite.run(tiny_model, tiny_tokenizer)}
+    assert {metric: found["results"]["general_knowledge"][f"{metric},none"] for metric in ours} == ours
+
+
+def test_a_compressed_checkpoint(
+    tiny_model: LlamaForCausalLM, tiny_tokenizer: Any, make_plan: Callable[..., Plan], tmp_path: Path
+) -> None:
+    compressed: Any = tiny_model
+    compressed.gac_plan = make_plan(tiny_model.config, {})
+    gac.save(tiny_model, tmp_path / "small", tokenizer=tiny_tokenizer)
+    runner = GacLM(str(tmp_path / "small"), device="cpu", dtype="bfloat16")
+    assert runner.model.gac_plan == compressed.gac_plan
+    assert runner.model.dtype == torch.bfloat16
+
+
+def test_an_unknown_dtype(directory: Path) -> None:
+    with pytest.raises(ModelError) as caught:
+        GacLM(str(directory), dtype="half a byte")
+    assert str(caught.value) == (
+        "dtype 'half a byte'; expected auto, or one of PyTorch's, like bfloat16. Name another dtype."
+    )
+
+
+def test_its_command_lists_the_model() -> None:
+    code = "import gac.evaluation.harness; from lm_eval.api.registry import model_registry as r; print('gac' in r)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip().endswith("True")
