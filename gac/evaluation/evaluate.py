@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from gac.errors import GacError
 from gac.evaluation.divergence import side_by_side
-from gac.evaluation.opening import Given, open_model, shared_tokenizer
+from gac.evaluation.opening import Given, check_named, open_model, shared_tokenizer
 from gac.evaluation.perplexity import perplexity_on
 from gac.evaluation.protocol import Sample, dtype_of, take_sample
 from gac.evaluation.results import Evaluated, Evaluation, Perplexity
@@ -58,6 +58,7 @@ def evaluate(
     named = [models] if isinstance(models, PreTrainedModel | str | Path) else list(models)
     _check(named, text, tasks)
     everyone = named if against is None else [*named, against]
+    check_named(everyone)
     reader = shared_tokenizer(everyone) if tokenizer is None else tokenizer
     suite = open_suite(tasks, num_fewshot, limit) if tasks else None
     sample = None if text is None else take_sample(reader, text, windows, length)

@@ -6,6 +6,9 @@ harness's own command, knowing it::
     python -m gac.evaluation.harness --model gac --model_args pretrained=DIR --tasks hellaswag
 """
 
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -41,7 +44,8 @@ class GacLM(HFLM):  # type: ignore[misc]
             if tokenizer is None or isinstance(tokenizer, str | Path):
                 tokenizer = load_tokenizer(str(tokenizer or pretrained))
             pretrained = open_model(pretrained, device=device, dtype=_dtype(dtype)).model
-        super().__init__(pretrained, tokenizer=tokenizer, **options)
+        with _without_advice():
+            super().__init__(pretrained, tokenizer=tokenizer, **options)
 
     def loglikelihood(self, requests: Any, disable_tqdm: bool = False) -> Any:
         """Log-likelihoods as the harness computes them.
@@ -62,6 +66,18 @@ class GacLM(HFLM):  # type: ignore[misc]
         answers = super().loglikelihood_rolling(requests, disable_tqdm)
         _check_finite(answers)
         return answers
+
+
+@contextmanager
+def _without_advice() -> Iterator[None]:
+    """The harness warns of models that are loaded already; here they always are."""
+    logger = logging.getLogger(HFLM.__module__)
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def _dtype(name: str) -> torch.dtype | None:

@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 
 from gac.compression.checkpoint import load_checkpoint
 from gac.errors import ModelError
-from gac.models.loading import Loaded, is_checkpoint, load_model, load_tokenizer
+from gac.models.loading import Loaded, is_checkpoint, load_config, load_model, load_tokenizer
 
 Given = PreTrainedModel | str | Path
 """A loaded model, or the name of one: a directory (a compressed one too), a hub id, ``smollm2``."""
@@ -25,6 +25,17 @@ def open_model(given: Given, *, device: torch.device | str | None = None, dtype:
         name = str(given)
         return Loaded(load_checkpoint(name, device, dtype), name, lambda: load_tokenizer(name))
     return load_model(given, device=device, dtype=dtype)
+
+
+def check_named(models: Sequence[Given]) -> None:
+    """Refuse names of models that are not there, before anything takes long.
+
+    Raises:
+        ModelError: nothing of this name, or its config cannot be read.
+    """
+    for given in models:
+        if isinstance(given, str | Path):
+            load_config(str(given))
 
 
 def shared_tokenizer(models: Sequence[Given]) -> Any:

@@ -19,7 +19,10 @@ from transformers import PreTrainedModel
 from gac.errors import ModelError, TaskError, did_you_mean
 from gac.evaluation.protocol import dtype_of
 from gac.evaluation.results import TaskScore
+from gac.evaluation.task_files import first_line, is_task_file, read_task_file
 from gac.sensitivity.layerwise import frozen
+
+logger = logging.getLogger("gac")
 
 _SEED = 1234  # the harness's own, for the draw of few-shot examples
 
@@ -96,11 +99,9 @@ class Suite:
 def open_suite(tasks: Sequence[str], num_fewshot: int | None = None, limit: int | None = None) -> Suite:
     """Find tasks and fetch their data.
 
-    A local task is a YAML file as the harness reads it, without code (``!function``) and without ``include``; paths
-    under ``data_files`` are taken from where the file is.
-
     Args:
-        tasks: names of the harness's tasks, tags or groups (``hellaswag``), or paths of YAML files.
+        tasks: names of the harness's tasks, tags or groups (``hellaswag``), or paths of task files
+            (``gac.evaluation.task_files``).
 
     Raises:
         TaskError: the harness is not installed, there is no such task, it is malformed, its data cannot be had, or a
@@ -115,7 +116,7 @@ def open_suite(tasks: Sequence[str], num_fewshot: int | None = None, limit: int 
         )
     from lm_eval.tasks import TaskManager
 
-    named = [task for task in tasks if not _is_file(task)]
+    named = [task for task in tasks if not is_task_file(task)]
     manager = TaskManager(include_defaults=bool(named))  # reading thousands of its YAML files takes seconds
     for task in named:
         if task not in manager.task_index:
@@ -127,7 +128,7 @@ def open_suite(tasks: Sequence[str], num_fewshot: int | None = None, limit: int 
     asked: dict[str, Mapping[str, Any]] = {}
     for task in dict.fromkeys(tasks):
         with _quiet(True), _reading(f"task {task} cannot be loaded"):
-            found = manager.load([_local(Path(task)) if _is_file(task) else task])
+            found = manager.load([read_task_file(Path(task)) if is_task_file(task) else task])
         _check_new(found["tasks"], asked)
         asked[task] = found
     return Suite(asked, num_fewshot, limit)
@@ -148,44 +149,6 @@ def _check_new(tasks: Iterable[str], asked: Mapping[str, Mapping[str, Any]]) -> 
                 )
 
 
-def _is_file(task: str) -> bool:
-    return task.endswith((".yaml", ".yml"))
-
-
-def _local(path: Path) -> dict[str, Any]:
-    """A task's YAML file, with its data files' paths made absolute."""
-    import yaml
-
-    try:
-        config = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as failure:
-        raise _malformed(f"{path} cannot be read: {_first_line(failure)}") from failure
-    if not isinstance(config, dict) or not isinstance(config.get("task"), str):
-        raise _malformed(f"{path} has no key task with the task's name")
-    if "include" in config:
-        raise _malformed(f"{path} includes another file")
-    options = config.get("dataset_kwargs")
-    if isinstance(options, dict) and "data_files" in options:
-        options["data_files"] = _absolute(options["data_files"], path.absolute().parent)
-    return config
-
-
-def _absolute(files: Any, folder: Path) -> Any:
-    if isinstance(files, dict):
-        return {split: _absolute(part, folder) for split, part in files.items()}
-    if isinstance(files, list):
-        return [_absolute(part, folder) for part in files]
-    return str(folder / files) if isinstance(files, str) and "://" not in files else files
-
-
-def _malformed(given: str) -> TaskError:
-    return TaskError(
-        given,
-        "a task of lm-eval as one YAML file without code",
-        "See README.md for one, or use python -m gac.evaluation.harness, which runs all that lm-eval does.",
-    )
-
-
 @contextlib.contextmanager
 def _reading(what: str) -> Iterator[None]:
     """Turn what the harness and its data sets raise for a task that cannot be used into one TaskError."""
@@ -197,28 +160,41 @@ def _reading(what: str) -> Iterator[None]:
         yield
     except kinds as failure:
         raise TaskError(
-            f"{what}: {type(failure).__name__}: {_first_line(failure)}",
+            f"{what}: {type(failure).__name__}: {first_line(failure)}",
             "a task whose data is at hand, or can be fetched, and has the columns that it names",
             "Check the task and the network; a task file with its data beside it needs none.",
         ) from failure
 
 
-def _first_line(failure: Exception) -> str:
-    return str(failure).strip().partition("\n")[0].rstrip(".")
+class _Heard(logging.Handler):
+    """Keeps what is logged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.messages: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.messages.append(record.getMessage())
 
 
 @contextlib.contextmanager
 def _quiet(progress: bool) -> Iterator[None]:
-    """No warnings of the harness, and its progress bars on a terminal only; they know no switch."""
-    logger = logging.getLogger("lm_eval")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+    """Take the harness's warnings for GAC's own, and show its progress bars on a terminal only; they know no switch."""
+    theirs, heard = logging.getLogger("lm_eval"), _Heard()
+    before = theirs.level, theirs.propagate
+    theirs.addHandler(heard)
+    theirs.setLevel(logging.WARNING)
+    theirs.propagate = False
     shown = progress and sys.stderr.isatty()
     try:
         with contextlib.nullcontext() if shown else contextlib.redirect_stderr(io.StringIO()):
             yield
     finally:
-        logger.setLevel(level)
+        theirs.removeHandler(heard)
+        theirs.setLevel(before[0])
+        theirs.propagate = before[1]
+        for message in dict.fromkeys(heard.messages):
+            logger.warning("lm-eval: %s", message)
 
 
 def _metrics(found: Mapping[str, Any]) -> list[tuple[str, float, float | None]]:

@@ -131,7 +131,7 @@ def _calibration_tokens(spec: TextSpec | Documents, tokenizer: Any) -> torch.Ten
 def evaluation_windows(source: str, tokenizer: Any, windows: int | None = None, length: int | None = None) -> Windows:
     """The windows that perplexity is measured on; those of a named source share no token with calibration.
 
-    ``wikitext2`` is GPTQ's protocol (arXiv 2210.17323, section 4), ``c4`` SVD-LLM's (arXiv 2403.07378, section 4):
+    ``wikitext2`` is GPTQ's protocol (arXiv 2210.17323), ``c4`` SVD-LLM's (arXiv 2403.07378):
     the documents joined by an empty line, tokenised as one text, and cut into windows of 2048.
 
     Args:

@@ -8,7 +8,7 @@ import pytest
 from transformers import LlamaForCausalLM
 
 import gac
-from gac.errors import GacError, TextError
+from gac.errors import GacError, ModelError, TextError
 from gac.plan import Plan
 
 
@@ -69,6 +69,15 @@ def test_a_text_that_is_too_short_is_refused_before_a_model_is_loaded(
     monkeypatch.setattr("gac.evaluation.evaluate.open_model", refuse)
     with pytest.raises(TextError, match="1 document given in memory has 9 tokens for evaluation"):
         gac.evaluate(directory, text="too short")
+
+
+def test_a_model_that_is_not_there_is_named_first(directory: Path, tmp_path: Path, prose: str) -> None:
+    with pytest.raises(ModelError) as caught:
+        gac.evaluate([directory, tmp_path / "none"], text=prose)
+    assert str(caught.value) == (
+        f"model '{tmp_path / 'none'}': no such directory; expected a directory with a config.json, a hub id like "
+        "org/name, or smollm2. Check the path."
+    )
 
 
 @pytest.mark.parametrize(

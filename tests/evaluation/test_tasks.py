@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from lm_eval.tasks import TaskManager
 from transformers import LlamaForCausalLM
 
 from gac.errors import ModelError, TaskError
-from gac.evaluation.tasks import open_suite
+from gac.evaluation.task_files import read_task_file
+from gac.evaluation.tasks import Suite, open_suite
 
 KNOWLEDGE = Path(__file__).parent / "data" / "general_knowledge.yaml"
 
@@ -33,7 +35,7 @@ def write(folder: Path, **changed: str) -> Path:
         "doc_to_text": "'{{given}}'",
         "doc_to_choice": "'{{choices}}'",
         "doc_to_target": "next",
-        "metric_list": "[{metric: acc}]",
+        "metric_list": "[{metric: acc, aggregation: mean, higher_is_better: true}]",
     }
     path = folder / "letters.yaml"
     path.write_text("".join(f"{key}: {value}\n" for key, value in (keys | changed).items()))
@@ -98,6 +100,35 @@ def test_a_model_that_is_not_finite(tiny_model: LlamaForCausalLM, tiny_tokenizer
         "the log-likelihood of request 0 is nan; expected a finite log-likelihood. "
         "Check the weights, or run the model in bfloat16 or float32."
     )
+
+
+def test_a_group_has_one_score(tiny_model: LlamaForCausalLM, tiny_tokenizer: Any, written: Path) -> None:
+    members = [read_task_file(written) | {"task": f"letters {number}"} for number in range(2)]
+    group = {"group": "twice", "task": members, "aggregate_metric_list": [{"metric": "acc"}]}
+    found = TaskManager(include_defaults=False).load([group])
+    [score] = Suite({"twice": found}).run(tiny_model, tiny_tokenizer)
+    [alone] = open_suite([str(written)]).run(tiny_model, tiny_tokenizer)
+    assert (score.task, score.value, score.items, score.total) == ("twice", alone.value, 6, 6)
+
+
+def test_what_the_harness_warns_of_is_passed_on(
+    tiny_model: LlamaForCausalLM, tiny_tokenizer: Any, written: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = write(written.parent, doc_to_text="'" + 600 * "long " + "{{given}}'")
+    open_suite([str(path)]).run(tiny_model, tiny_tokenizer)
+    [warning] = caplog.messages
+    assert warning.startswith("lm-eval: Combined length of context")
+
+
+def test_nothing_is_printed(
+    tiny_model: LlamaForCausalLM,
+    tiny_tokenizer: Any,
+    written: Path,
+    capfd: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    open_suite([str(written)]).run(tiny_model, tiny_tokenizer)
+    assert (*capfd.readouterr(), caplog.messages) == ("", "", [])
 
 
 def test_an_unknown_task_has_a_near_one() -> None:
