@@ -102,10 +102,16 @@ def test_a_model_that_is_not_finite(tiny_model: LlamaForCausalLM, tiny_tokenizer
     )
 
 
-def test_a_group_has_one_score(tiny_model: LlamaForCausalLM, tiny_tokenizer: Any, written: Path) -> None:
-    members = [read_task_file(written) | {"task": f"letters {number}"} for number in range(2)]
-    group = {"group": "twice", "task": members, "aggregate_metric_list": [{"metric": "acc"}]}
-    found = TaskManager(include_defaults=False).load([group])
+def test_a_group_has_one_score(
+    tiny_model: LlamaForCausalLM, tiny_tokenizer: Any, written: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "group"
+    folder.mkdir()
+    group = {"group": "twice", "task": ["letters 0", "letters 1"], "aggregate_metric_list": [{"metric": "acc"}]}
+    members = [read_task_file(written) | {"task": name} for name in ("letters 0", "letters 1")]
+    for number, config in enumerate([group, *members]):
+        (folder / f"{number}.yaml").write_text(json.dumps(config))
+    found = TaskManager(include_path=folder, include_defaults=False).load(["twice"])
     [score] = Suite({"twice": found}).run(tiny_model, tiny_tokenizer)
     [alone] = open_suite([str(written)]).run(tiny_model, tiny_tokenizer)
     assert (score.task, score.value, score.items, score.total) == ("twice", alone.value, 6, 6)
