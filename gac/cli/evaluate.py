@@ -1,7 +1,6 @@
 """The command that checks models: perplexity, divergence and tasks, of one or of several side by side."""
 
 import json
-from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -83,7 +82,7 @@ def evaluate(
     from gac.evaluation.evaluate import evaluate as measure
     from gac.models.loading import load_tokenizer
 
-    note(_plan_of_work(models, text, how))
+    note(_plan_of_work(text, how))
     reader = load_tokenizer(tokenizer) if tokenizer else None
     result = measure(models, text=text, tokenizer=reader, **how)
     document = _document(result)
@@ -92,7 +91,7 @@ def evaluate(
     return Answer(document, lambda: _tables(result))
 
 
-def _plan_of_work(models: Sequence[str], text: str | None, how: dict[str, Any]) -> str:
+def _plan_of_work(text: str | None, how: dict[str, Any]) -> str:
     from gac.sensitivity.text import window_length
 
     many = f"{how['windows']:,}" if how["windows"] else "all"

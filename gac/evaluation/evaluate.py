@@ -16,7 +16,6 @@ from gac.evaluation.protocol import Sample, dtype_of, take_sample
 from gac.evaluation.results import Evaluated, Evaluation, Perplexity
 from gac.evaluation.tasks import Suite, open_suite
 from gac.models.loading import Loaded, model_digest
-from gac.plan import Plan
 from gac.sensitivity.documents import Text
 
 logger = logging.getLogger("gac")
@@ -68,7 +67,7 @@ def evaluate(
     if against is None:
         return Evaluation(tuple(found for found, _ in measured))
     dense = reference or _open(against)
-    found = tuple(replace(found, predicted=_prediction(found.plan, dense)) for found, _ in measured)
+    found = tuple(replace(found, predicted=_prediction(found, dense)) for found, _ in measured)
     return Evaluation(found, _evaluated(asked, dense, perplexity=measured[0][1]))
 
 
@@ -118,9 +117,10 @@ def _evaluated(asked: _Asked, loaded: Loaded, perplexity: Perplexity | None = No
     return Evaluated(loaded.name, parameters, dtype_of(model), perplexity, scores=scores, plan=plan)
 
 
-def _prediction(plan: Plan | None, dense: Loaded) -> float | None:
+def _prediction(found: Evaluated, dense: Loaded) -> float | None:
     """What the plan promised for ln(perplexity / dense), where ``dense`` is the model it was made for."""
-    if plan is None:
+    plan = found.plan
+    if plan is None or found.perplexity is None:
         return None
     names = [weight.name for weight in plan.weights]
     parameters = {name for name, _ in dense.model.named_parameters()}

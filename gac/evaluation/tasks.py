@@ -108,12 +108,7 @@ def open_suite(tasks: Sequence[str], num_fewshot: int | None = None, limit: int 
             number is out of range.
     """
     _check_numbers(num_fewshot, limit)
-    if importlib.util.find_spec("lm_eval") is None:
-        raise TaskError(
-            "tasks need lm-eval, which is not installed",
-            "the extra evaluation",
-            "In GAC's checkout, run pip install '.[evaluation]'.",
-        )
+    _check_installed()
     from lm_eval.tasks import TaskManager
 
     named = [task for task in tasks if not is_task_file(task)]
@@ -132,6 +127,16 @@ def open_suite(tasks: Sequence[str], num_fewshot: int | None = None, limit: int 
         _check_new(found["tasks"], asked)
         asked[task] = found
     return Suite(asked, num_fewshot, limit)
+
+
+def _check_installed() -> None:
+    for package in ("lm_eval", "accelerate"):
+        if importlib.util.find_spec(package) is None:
+            raise TaskError(
+                f"tasks need {package}, which is not installed",
+                "the extra evaluation",
+                "In GAC's checkout, run pip install '.[evaluation]'.",
+            )
 
 
 def _check_numbers(num_fewshot: int | None, limit: int | None) -> None:

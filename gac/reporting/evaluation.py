@@ -19,7 +19,8 @@ def perplexity_table(result: Evaluation) -> Group:
         table.add_row(model.name, *(row.get(column, "") for column in shown))
         if predicted := _predicted(result, model):
             table.add_row("  predicted by its plan", *(predicted.get(column, "") for column in shown))
-    return Group(table, legend("\n".join(_reading(result, measured))))
+    notes = _reading(result, measured)
+    return Group(table, legend("\n".join(notes))) if notes else Group(table)
 
 
 _COLUMNS = ("parameters", "dtype", "perplexity", "ratio", "ln ratio", "KL", "top-1")

@@ -151,7 +151,7 @@ def test_the_harness_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(TaskError) as caught:
         open_suite(["piqa"])
     assert str(caught.value) == (
-        "tasks need lm-eval, which is not installed; expected the extra evaluation. "
+        "tasks need lm_eval, which is not installed; expected the extra evaluation. "
         "In GAC's checkout, run pip install '.[evaluation]'."
     )
 
