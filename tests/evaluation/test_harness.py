@@ -33,12 +33,15 @@ def test_the_harness_knows_it() -> None:
     assert get_model("gac") is GacLM
 
 
-def test_the_harness_opens_a_model_by_name(directory: Path, tiny_model: LlamaForCausalLM, tiny_tokenizer: Any) -> None:
-    suite = open_suite([str(KNOWLEDGE)], limit=4)
+@pytest.mark.parametrize("model", ["gac", "hf"])
+def test_scores_are_those_of_the_harness_itself(
+    model: str, directory: Path, tiny_model: LlamaForCausalLM, tiny_tokenizer: Any
+) -> None:
+    suite = open_suite([str(KNOWLEDGE)], limit=8)
     tasks = list(suite.asked[str(KNOWLEDGE)]["tasks"].values())
     manager = TaskManager(include_defaults=False)
     arguments = f"pretrained={directory},dtype=float32"
-    found = lm_eval.simple_evaluate("gac", arguments, tasks, limit=4, device="cpu", task_manager=manager)
+    found = lm_eval.simple_evaluate(model, arguments, tasks, limit=8, device="cpu", task_manager=manager)
     ours = {score.metric: score.value for score in suite.run(tiny_model, tiny_tokenizer)}
     assert {metric: found["results"]["general_knowledge"][f"{metric},none"] for metric in ours} == ours
 
