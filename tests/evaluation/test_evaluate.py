@@ -12,13 +12,6 @@ from gac.errors import GacError, ModelError, TextError
 from gac.plan import Plan
 
 
-@pytest.fixture
-def directory(tiny_model: LlamaForCausalLM, tiny_tokenizer: Any, tmp_path: Path) -> Path:
-    tiny_model.save_pretrained(tmp_path / "model")
-    tiny_tokenizer.save_pretrained(tmp_path / "model")
-    return tmp_path / "model"
-
-
 def test_a_loaded_model_and_a_directory_give_the_same(
     tiny_model: LlamaForCausalLM, tiny_tokenizer: Any, directory: Path, prose: str
 ) -> None:

@@ -1,5 +1,6 @@
 """The model gac, as lm-evaluation-harness runs it."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -20,13 +21,6 @@ from gac.evaluation.tasks import open_suite
 from gac.plan import Plan
 
 KNOWLEDGE = Path(__file__).parent / "data" / "general_knowledge.yaml"
-
-
-@pytest.fixture
-def directory(tiny_model: LlamaForCausalLM, tiny_tokenizer: Any, tmp_path: Path) -> Path:
-    tiny_model.save_pretrained(tmp_path / "model")
-    tiny_tokenizer.save_pretrained(tmp_path / "model")
-    return tmp_path / "model"
 
 
 def test_the_harness_knows_it() -> None:
@@ -65,7 +59,10 @@ def test_an_unknown_dtype(directory: Path) -> None:
     )
 
 
-def test_its_command_lists_the_model() -> None:
-    code = "import gac.evaluation.harness; from lm_eval.api.registry import model_registry as r; print('gac' in r)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip().endswith("True")
+def test_the_harness_own_command(directory: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "gac.evaluation.harness", "--model", "gac", "--device", "cpu", "--limit", "2"]
+    command += ["--model_args", f"pretrained={directory}", "--tasks", KNOWLEDGE.name]
+    environment = os.environ | {"HF_DATASETS_CACHE": str(tmp_path / "datasets")}
+    done = subprocess.run(command, cwd=KNOWLEDGE.parent, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "|general_knowledge|      1|none" in done.stdout
