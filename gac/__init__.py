@@ -10,7 +10,9 @@ if TYPE_CHECKING:
     from gac.allocation.knapsack import knapsack
     from gac.api import allocate, compress, frontier, load, perplexity, save
     from gac.errors import GacError
-    from gac.evaluation.perplexity import Perplexity
+    from gac.evaluation.divergence import divergence
+    from gac.evaluation.evaluate import evaluate
+    from gac.evaluation.results import Divergence, Evaluation, Perplexity
     from gac.plan import Plan
     from gac.profiling.table import Profile
     from gac.sensitivity.documents import Documents
@@ -24,16 +26,22 @@ _HOMES = {
     "save": "gac.api",
     "load": "gac.api",
     "perplexity": "gac.api",
+    "divergence": "gac.evaluation.divergence",
+    "evaluate": "gac.evaluation.evaluate",
     "knapsack": "gac.allocation.knapsack",
+    "Divergence": "gac.evaluation.results",
     "Documents": "gac.sensitivity.documents",
+    "Evaluation": "gac.evaluation.results",
     "GacError": "gac.errors",
-    "Perplexity": "gac.evaluation.perplexity",
+    "Perplexity": "gac.evaluation.results",
     "Plan": "gac.plan",
     "Profile": "gac.profiling.table",
 }
 
 __all__ = [
+    "Divergence",
     "Documents",
+    "Evaluation",
     "GacError",
     "Perplexity",
     "Plan",
@@ -41,6 +49,8 @@ __all__ = [
     "__version__",
     "allocate",
     "compress",
+    "divergence",
+    "evaluate",
     "frontier",
     "knapsack",
     "load",

@@ -38,6 +38,10 @@ class TextError(GacError):
     """Calibration or evaluation text that is missing, too short, or of an unknown name."""
 
 
+class TaskError(GacError):
+    """A task to score models on that is unknown, malformed, or whose data cannot be had."""
+
+
 class PlanError(GacError):
     """A plan that cannot be read, or that was made for another model."""
 

@@ -80,6 +80,8 @@ def test_the_version() -> None:
         (["allocate", "m", "--latency", "1", "--latency", "decode:1@1=1"], "give one fraction for all workloads"),
         (["allocate", "m", "--fuse", "--fuse-where-faster"], "--fuse goes without --fuse-where-faster."),
         (["eval", "m", "--windows", "0"], "0 is not in the range x>=1."),
+        (["eval"], "Missing argument 'MODEL_OR_DIR...'."),
+        (["eval", "m", "--tasks", "piqa,"], "'piqa,' is not like hellaswag,piqa or task.yaml."),
         (["squeeze"], "No such command 'squeeze'."),
     ],
 )
@@ -234,15 +236,19 @@ def test_compress_without_a_plan(model: Path, tmp_path: Path) -> None:
 
 def test_eval_of_a_dense_model(model: Path, text_file: Path) -> None:
     document = answer("eval", model, "--text", text_file, "--windows", 3, "--length", 64)
-    assert document["perplexity"]["tokens"] == 3 * 63
-    assert set(document) == {"model", "perplexity"}
+    assert set(document) == {"models"}
+    [found] = document["models"]
+    assert found["perplexity"]["tokens"] == 3 * 63
+    assert set(found) == {"name", "parameters", "dtype", "perplexity"}
 
 
 def test_eval_sets_the_prediction_beside_what_is_measured(model: Path, checkpoint: Path, text_file: Path) -> None:
     arguments = ("eval", checkpoint, "--text", text_file, "--windows", 3, "--length", 64, "--against", model)
     document = answer(*arguments)
-    assert document["ratio"] == document["perplexity"]["value"] / document["against"]["perplexity"]["value"]
-    assert document["predicted_log_ratio"] == document["plan"]["prediction"]["loss"]
+    [found], dense = document["models"], document["against"]
+    assert found["ratio"] == pytest.approx(found["perplexity"]["value"] / dense["perplexity"]["value"])
+    assert found["predicted"] == found["plan"]["prediction"]["loss"]
+    assert found["divergence"]["tokens"] == 3 * 63
     shown = run(*arguments).stdout
     assert "predicted by its plan" in shown
     assert "chosen dims are multiples of 8" in shown
@@ -250,9 +256,9 @@ def test_eval_sets_the_prediction_beside_what_is_measured(model: Path, checkpoin
 
 def test_eval_against_another_model_predicts_nothing(checkpoint: Path, text_file: Path) -> None:
     arguments = ("eval", checkpoint, "--text", text_file, "--windows", 2, "--length", 64, "--against", checkpoint)
-    document = answer(*arguments)
-    assert document["ratio"] == 1.0
-    assert "predicted_log_ratio" not in document
+    [found] = answer(*arguments)["models"]
+    assert (found["ratio"], found["divergence"]["kl"], found["divergence"]["top1"]) == (1.0, 0.0, 1.0)
+    assert "predicted" not in found
     assert "its prediction is left out" in run(*arguments).stderr
 
 
@@ -274,6 +280,43 @@ def test_eval_saves_its_document(model: Path, text_file: Path, tmp_path: Path) -
     report = tmp_path / "report.json"
     document = answer("eval", model, "--text", text_file, "--windows", 2, "--length", 64, "-o", report)
     assert json.loads(report.read_text()) == document
+
+
+def test_eval_of_several_models(model: Path, checkpoint: Path, text_file: Path) -> None:
+    arguments = (
+        "eval",
+        checkpoint,
+        checkpoint,
+        "--text",
+        text_file,
+        "--windows",
+        2,
+        "--length",
+        64,
+        "--against",
+        model,
+    )
+    document = answer(*arguments, "--no-kl")
+    first, second = document["models"]
+    assert first == second
+    assert "divergence" not in first
+    assert run(*arguments).stdout.count("predicted by its plan") == 2
+
+
+def test_eval_on_a_local_task(model: Path, checkpoint: Path) -> None:
+    task = Path(__file__).parent / "evaluation" / "data" / "general_knowledge.yaml"
+    arguments = ("eval", checkpoint, "--against", model, "--tasks", task, "--limit", 3)
+    document = answer(*arguments)
+    scores = [*document["models"][0]["scores"], *document["against"]["scores"]]
+    assert [(score["metric"], score["items"]) for score in scores] == [("acc", 3), ("acc_norm", 3)] * 2
+    assert "perplexity" not in document["against"]
+    assert "the first 3 of 40 items of general_knowledge 1.0" in run(*arguments).stdout
+
+
+def test_eval_on_an_unknown_task(model: Path) -> None:
+    result = run("eval", model, "--tasks", model / "none.yaml")
+    assert result.exit_code == 1
+    assert f"{model / 'none.yaml'} cannot be read: [Errno 2] No such file or directory" in result.stderr
 
 
 def test_eval_of_unknown_text(model: Path) -> None:

@@ -30,6 +30,8 @@ PLANNING = (
     "gac.profiling.operators",
     "gac.profiling.studies",
     "gac.profiling.sweeps.sweep",
+    "gac.evaluation.results",
+    "gac.reporting.evaluation",
     "gac.reporting.gpu_tables",
     "gac.reporting.panel",
     "gac.reporting.plots",

@@ -1,7 +1,7 @@
-"""The command that checks a model: perplexity, alone or beside another model's on the same tokens."""
+"""The command that checks models: perplexity, divergence and tasks, of one or of several side by side."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,118 +11,123 @@ from gac.cli.checks import check_file, check_text
 from gac.cli.documents import plan_document
 from gac.cli.measuring import tokenizer_option
 from gac.cli.verb import Answer, Verb, note
-from gac.errors import GacError, ModelError
+from gac.errors import GacError
 from gac.files import atomic_path
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from rich.console import RenderableType
 
-    from gac.plan import Plan
-    from gac.reporting.comparison import Comparison, Measured
+    from gac.evaluation.results import Evaluated, Evaluation
+
+_TEXT = "wiki-sample"
+
+
+def _names(_ctx: click.Context, _option: click.Parameter, text: str | None) -> tuple[str, ...]:
+    names = [name.strip() for name in text.split(",")] if text is not None else []
+    if not all(names):
+        raise click.BadParameter(f"{text!r} is not like hellaswag,piqa or task.yaml.")
+    return tuple(names)
 
 
 @click.command("eval", cls=Verb, resume="Nothing was written; run it again.")
-@click.argument("model", metavar="MODEL_OR_DIR")
+@click.argument("models", metavar="MODEL_OR_DIR...", nargs=-1, required=True)
 @click.option(
-    "--text", default="wiki-sample", show_default=True, metavar="TEXT", help="wiki-sample, wikitext2, c4 or a file."
+    "--text",
+    metavar="TEXT",
+    help=f"wiki-sample, wikitext2, c4 or a file; by default {_TEXT}, or no text where there are --tasks.",
 )
 @click.option("--windows", type=click.IntRange(min=1), help="How many windows; by default all that the text has.")
-@click.option("--length", type=click.IntRange(min=2), default=1024, show_default=True, help="Tokens of a window.")
-@click.option("--against", metavar="MODEL", help="Evaluate this one too (the dense one, say), on the same tokens.")
+@click.option(
+    "--length",
+    type=click.IntRange(min=2),
+    help="Tokens of a window; by default 2048 for wikitext2 and c4, as published figures have it, else 1024.",
+)
+@click.option("--against", metavar="MODEL", help="Compare with this one (the dense one, say), on the same tokens.")
+@click.option(
+    "--kl/--no-kl",
+    default=True,
+    show_default=True,
+    help="With --against, KL divergence and top-1 agreement too; it needs two models in memory at once.",
+)
+@click.option(
+    "--tasks",
+    callback=_names,
+    metavar="NAME|FILE,...",
+    help="Tasks of lm-evaluation-harness, like hellaswag,piqa, or YAML files of local ones.",
+)
+@click.option("--num-fewshot", type=click.IntRange(min=0), help="Examples before every item; by default the task's.")
+@click.option("--limit", type=click.IntRange(min=1), help="Items of each task, from the first on; by default all.")
+@click.option(
+    "--batch",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Windows, and requests of a task, that run at once.",
+)
 @tokenizer_option
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the JSON document to this file too.")
 def evaluate(
-    model: str, against: str | None, tokenizer: str | None, output: Path | None, text: str, **size: Any
+    models: tuple[str, ...], text: str | None, tokenizer: str | None, output: Path | None, **how: Any
 ) -> Answer:
-    """Measure perplexity on text that no calibration uses.
+    """Measure models on text that no calibration uses, and on tasks, side by side.
 
-    MODEL_OR_DIR is a directory (dense or compressed), a hub id, or smollm2. With --against, what a compressed
-    model's plan predicted is set beside what is measured.
+    MODEL_OR_DIR is a directory (dense or compressed), a hub id, or smollm2; several are measured alike, one after the
+    other. With --against, what a compressed model's plan predicted is set beside what is measured.
     """
-    from gac.reporting.comparison import Comparison
-
     if output is not None:
         check_file(output, GacError)
-    check_text(text)
-    reader = _reader(model, against, tokenizer)
-    many = f"{size['windows']:,}" if size["windows"] else "all"
-    note(f"on each model {many} windows of {size['length']:,} tokens of {text}")
-    opened = _open(model)
-    plan = getattr(opened, "gac_plan", None)
-    result = Comparison(_measure(model, opened, reader, text, size))
-    del opened  # two models need not fit in memory together
-    if against is not None:
-        other = _open(against)
-        reference = _measure(against, other, reader, text, size)
-        result = Comparison(result.model, reference, _prediction(plan, against, other))
-    document = _document(result, plan)
-    if output is not None:
-        _write(document, output)
-    return Answer(document, lambda: _tables(result, plan))
-
-
-def _open(name: str) -> "PreTrainedModel":
-    """A dense model, or a directory that GAC wrote."""
-    from gac.compression.checkpoint import load_checkpoint
-    from gac.models.loading import is_checkpoint, load_model
-
-    note(f"loading {name}")
-    return load_checkpoint(name) if is_checkpoint(name) else load_model(name).model
-
-
-def _measure(name: str, model: "PreTrainedModel", reader: Any, text: str, size: dict[str, Any]) -> "Measured":
-    from gac.api import perplexity
-    from gac.reporting.comparison import Measured
-
-    found = perplexity(model, reader, text, **size)
-    note(f"{name}: {found}")
-    return Measured(name, found)
-
-
-def _reader(model: str, against: str | None, tokenizer: str | None) -> Any:
-    """The tokenizer of both models, which has to be the same."""
+    text = _TEXT if text is None and not how["tasks"] else text
+    if text is not None:
+        check_text(text)
+    from gac.evaluation.evaluate import evaluate as measure
     from gac.models.loading import load_tokenizer
 
-    reader = load_tokenizer(tokenizer or model)
-    if tokenizer is None and against is not None and load_tokenizer(against).get_vocab() != reader.get_vocab():
-        raise ModelError(
-            f"{model} and {against} have different vocabularies",
-            "two models of the same tokens: perplexities by the token compare nothing else",
-            "Evaluate each on its own.",
-        )
-    return reader
+    note(_plan_of_work(text, how))
+    reader = load_tokenizer(tokenizer) if tokenizer else None
+    result = measure(models, text=text, tokenizer=reader, **how)
+    document = _document(result)
+    if output is not None:
+        _write(document, output)
+    return Answer(document, lambda: _tables(result))
 
 
-def _prediction(plan: "Plan | None", name: str, against: "PreTrainedModel") -> float | None:
-    """What the plan promised for ln(perplexity / dense), where ``against`` is the dense model it was made for."""
-    from gac.models.loading import model_digest
+def _plan_of_work(text: str | None, how: dict[str, Any]) -> str:
+    from gac.sensitivity.text import window_length
 
-    if plan is None:
-        return None
-    names = [weight.name for weight in plan.weights]
-    parameters = {name for name, _ in against.named_parameters()}
-    if parameters.issuperset(f"{name}.weight" for name in names) and (
-        model_digest(against, names) == plan.model_digest
-    ):
-        return plan.prediction.loss
-    note(f"{name} is not the model that the plan was made for ({plan.model}): its prediction is left out")
-    return None
+    many = f"{how['windows']:,}" if how["windows"] else "all"
+    parts = [f"{many} windows of {how['length'] or window_length(text):,} tokens of {text}"] if text else []
+    parts += [f"the tasks {', '.join(how['tasks'])}"] if how["tasks"] else []
+    return f"on each model {' and '.join(parts)}"
 
 
-def _document(result: "Comparison", plan: "Plan | None") -> dict[str, Any]:
-    document: dict[str, Any] = {"model": result.model.name, "perplexity": asdict(result.model.perplexity)}
-    if result.against is not None:
-        document["against"] = {"model": result.against.name, "perplexity": asdict(result.against.perplexity)}
-        document |= {"ratio": result.ratio, "log_ratio": result.log_ratio}
-    if result.predicted is not None:
-        document |= {"predicted_log_ratio": result.predicted, "predicted_perplexity": result.predicted_perplexity}
-    return document if plan is None else document | {"plan": plan_document(plan)}
+def _document(result: "Evaluation") -> dict[str, Any]:
+    document: dict[str, Any] = {"models": [_figures(result, model) for model in result.models]}
+    return document if result.against is None else document | {"against": _figures(result, result.against)}
 
 
-def _tables(result: "Comparison", plan: "Plan | None") -> list[Any]:
-    from gac.reporting.tables import perplexity_table, plan_line
+def _figures(result: "Evaluation", model: "Evaluated") -> dict[str, Any]:
+    """What was measured of a model, without what was not, and the ratios that follow."""
+    from math import exp
 
-    return [perplexity_table(result), *([plan_line(plan)] if plan else [])]
+    document = asdict(replace(model, plan=None))
+    document = {key: value for key, value in document.items() if value not in (None, ())}
+    log_ratio = result.log_ratio(model)
+    if log_ratio is not None and model is not result.against:
+        document |= {"ratio": exp(log_ratio), "log_ratio": log_ratio}
+    if model.predicted is not None:
+        document["predicted_perplexity"] = result.predicted_perplexity(model)
+    return document if model.plan is None else document | {"plan": plan_document(model.plan)}
+
+
+def _tables(result: "Evaluation") -> list["RenderableType"]:
+    from gac.reporting.evaluation import perplexity_table, task_table
+    from gac.reporting.tables import plan_line
+
+    tables: list[RenderableType] = [perplexity_table(result)]
+    if result.models[0].scores:
+        tables.append(task_table(result))
+    plan = result.models[0].plan
+    return [*tables, plan_line(plan)] if plan is not None and len(result.models) == 1 else tables
 
 
 def _write(document: dict[str, Any], output: Path) -> None:

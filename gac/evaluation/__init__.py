@@ -1,1 +1,1 @@
-"""Check: perplexity and latency of a model."""
+"""Check: perplexity, divergence, tasks and latency of a model."""

@@ -1,49 +1,23 @@
 """Perplexity by one protocol, which every number carries with it."""
 
-import os
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from math import exp, isfinite
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor
 from torch.nn.functional import cross_entropy
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
-from gac.errors import ModelError, TextError
-from gac.plan import Plan
-from gac.sensitivity.documents import DEFAULT_LENGTH, Documents, Text
+from gac.errors import ModelError
+from gac.evaluation.protocol import Sample, dtype_of, take_sample
+from gac.evaluation.results import Perplexity
+from gac.sensitivity.documents import Text
 from gac.sensitivity.layerwise import frozen
-from gac.sensitivity.text import (
-    Windows,
-    check_vocabulary,
-    evaluation_windows,
-    text_names,
-    text_windows,
-)
 
-_POSITIONS = 512  # float32 logits are made for this many positions at a time: 256 MB at 128k words
-
-
-@dataclass(frozen=True)
-class Perplexity:
-    """A perplexity and how it was come by.
-
-    Attributes:
-        value: exp of the mean negative log-likelihood.
-        tokens: how many tokens were predicted.
-        protocol: text, windows, length, where they begin, overlap, BOS.
-        dtype: of the model's weights.
-    """
-
-    value: float
-    tokens: int
-    protocol: str
-    dtype: str
-
-    def __str__(self) -> str:
-        return f"{self.value:.3f} ({self.protocol}; {self.tokens:,} tokens predicted, {self.dtype})"
+POSITIONS = 512
+"""Float32 logits are made for this many positions at a time: 256 MB at 128k words."""
 
 
 def perplexity(
@@ -52,7 +26,7 @@ def perplexity(
     text: Text = "wiki-sample",
     *,
     windows: int | None = None,
-    length: int = DEFAULT_LENGTH,
+    length: int | None = None,
     batch: int = 1,
     progress: bool = True,
 ) -> Perplexity:
@@ -63,79 +37,94 @@ def perplexity(
     Args:
         text: a named source (its evaluation part), a path to a UTF-8 file, the text itself, or documents.
         windows: how many, from the first on; None takes every whole window.
-        length: tokens of a window.
+        length: tokens of a window; None takes 2048 for ``wikitext2`` and ``c4``, as published figures do, else 1024.
         batch: windows that run at once; logits take ``batch * length * vocabulary`` elements.
         progress: show a bar on a terminal.
 
     Raises:
         TextError: unknown or too short a text, a document that the model's plan was calibrated on, or a tokenizer of
             another model.
-        ModelError: the loss of a window is NaN or infinite.
+        ModelError: the loss of a window is NaN or infinite, or windows are longer than the model has positions.
     """
-    if length < 2:
-        raise TextError(f"windows of {length} tokens", "at least 2: the first is not predicted", "Ask for more.")
-    given = _given(text)
-    if isinstance(given, Documents):
-        _check_unseen(given, model)
-        cut = text_windows(given.name, given.text, tokenizer, windows, length)
-    else:
-        cut = evaluation_windows(given, tokenizer, windows, length)
-    embedding: Any = model.get_input_embeddings()
-    check_vocabulary(cut, embedding.num_embeddings)
+    return perplexity_on(model, take_sample(tokenizer, text, windows, length), batch, progress)
+
+
+def perplexity_on(model: PreTrainedModel, sample: Sample, batch: int = 1, progress: bool = True) -> Perplexity:
+    """As ``perplexity``, on a sample that is cut already.
+
+    Raises:
+        GacError: as for ``perplexity``.
+    """
+    sample.check(model)
     total = 0.0
     with frozen(model), torch.inference_mode():
-        bar = tqdm(total=len(cut), desc="perplexity", unit="window", leave=False, disable=None if progress else True)
-        with bar:
-            for first in range(0, len(cut), batch):
-                losses = _window_losses(model, cut.ids[first : first + batch].to(model.device))
-                _check_losses(losses, first)
-                total += sum(losses)
-                bar.update(len(losses))
-    tokens = len(cut) * (length - 1)
-    return Perplexity(exp(total / tokens), tokens, _protocol(cut), str(model.dtype).removeprefix("torch."))
+        for first, ids in batches(sample, batch, "perplexity", progress):
+            total += sum(finite_losses(window_losses(next_token_logits(model, ids), ids[:, 1:]), first))
+    return perplexity_of(total, sample, model)
 
 
-def _window_losses(model: PreTrainedModel, ids: torch.Tensor) -> list[float]:
-    """Summed negative log-likelihood of each window, float64; ids has shape ``(batch, length)``."""
-    logits = model(input_ids=ids, use_cache=False).logits[:, :-1]
-    targets = ids[:, 1:]
-    total = torch.zeros(len(ids), dtype=torch.float64, device=ids.device)
-    for start in range(0, targets.shape[1], _POSITIONS):
-        part = slice(start, start + _POSITIONS)
+def perplexity_of(total: float, sample: Sample, model: PreTrainedModel) -> Perplexity:
+    """The perplexity of a summed negative log-likelihood, nats.
+
+    Raises:
+        ModelError: it is beyond what a float can hold.
+    """
+    mean = total / sample.tokens
+    try:
+        return Perplexity(exp(mean), sample.tokens, sample.protocol, dtype_of(model))
+    except OverflowError as failure:
+        raise _not_finite(f"a mean loss of {mean:.0f} nats a token", "a finite perplexity") from failure
+
+
+def batches(sample: Sample, batch: int, doing: str, progress: bool) -> Iterator[tuple[int, Tensor]]:
+    """The number of a batch's first window, and the batch's ids, ``(batch, length)``, under a bar on a terminal."""
+    cut = sample.cut
+    with tqdm(total=len(cut), desc=doing, unit="window", leave=False, disable=None if progress else True) as bar:
+        for first in range(0, len(cut), batch):
+            ids = cut.ids[first : first + batch]
+            yield first, ids
+            bar.update(len(ids))
+
+
+def next_token_logits(model: PreTrainedModel, ids: Tensor) -> Tensor:
+    """Logits of all tokens but the first of each window, ``(batch, length - 1, vocabulary)``, where the model is."""
+    logits: Tensor = model(input_ids=ids.to(model.device), use_cache=False).logits[:, :-1]
+    return logits
+
+
+def window_losses(logits: Tensor, targets: Tensor) -> Tensor:
+    """Summed negative log-likelihood of each window, float64, shape ``(batch,)``.
+
+    Args:
+        logits: ``(batch, positions, vocabulary)``.
+        targets: the tokens that came next, ``(batch, positions)``.
+    """
+    targets = targets.to(logits.device)
+    total = torch.zeros(len(targets), dtype=torch.float64, device=logits.device)
+    for part in parts(targets.shape[1]):
+        # As rows: over the middle dimension of three, cross_entropy takes tens of times as long on a GPU.
         losses = cross_entropy(logits[:, part].float().flatten(0, 1), targets[:, part].flatten(), reduction="none")
-        total += losses.double().view(len(ids), -1).sum(dim=1)
-    return [float(loss) for loss in total]
+        total += losses.double().view(len(targets), -1).sum(dim=1)
+    return total
 
 
-def _check_losses(losses: list[float], first: int) -> None:
-    for offset, loss in enumerate(losses):
+def parts(positions: int) -> Sequence[slice]:
+    """Slices of at most ``POSITIONS`` positions."""
+    return [slice(start, start + POSITIONS) for start in range(0, positions, POSITIONS)]
+
+
+def finite_losses(losses: Tensor, first: int) -> list[float]:
+    """A number for each window, the first of which is number ``first``.
+
+    Raises:
+        ModelError: names the first window whose loss is NaN or infinite.
+    """
+    found: list[float] = losses.tolist()
+    for offset, loss in enumerate(found):
         if not isfinite(loss):
-            raise ModelError(
-                f"the loss of window {first + offset} is {loss}",
-                "a finite loss",
-                "Check the weights, or run the model in bfloat16 or float32.",
-            )
+            raise _not_finite(f"the loss of window {first + offset} is {loss}", "a finite loss")
+    return found
 
 
-def _given(text: Text) -> str | Documents:
-    """A name or path, or else documents; a string with white space in it that is neither is one document."""
-    if not isinstance(text, str):
-        return Documents.of(text)
-    is_text = any(character.isspace() for character in text) and not os.path.isfile(text)
-    return Documents([text]) if is_text and text not in text_names() else text
-
-
-def _check_unseen(documents: Documents, model: nn.Module) -> None:
-    plan = getattr(model, "gac_plan", None)
-    seen = set(plan.calibration.documents) if isinstance(plan, Plan) else set()
-    met = [at for at, digest in enumerate(documents.digests) if digest in seen]
-    if met:
-        raise TextError(
-            f"{len(met)} of {documents.name}, the first at position {met[0]}, are among the plan's calibration text",
-            "text that the model was not calibrated on",
-            "Hold documents back for evaluation.",
-        )
-
-
-def _protocol(cut: Windows) -> str:
-    return f"{cut.name}, {len(cut)} windows x {cut.length} from token {cut.start}, non-overlapping, no BOS"
+def _not_finite(given: str, expected: str) -> ModelError:
+    return ModelError(given, expected, "Check the weights, or run the model in bfloat16 or float32.")

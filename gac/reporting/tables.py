@@ -1,15 +1,13 @@
-"""Plans and perplexities as rich tables, at most 100 columns wide; nothing is printed here."""
+"""Plans as rich tables, at most 100 columns wide; nothing is printed here."""
 
 from collections.abc import Sequence
 from itertools import groupby
-from math import exp
 
 from rich.console import Group
 from rich.text import Text
 
 from gac.forms import form_named
 from gac.plan import Plan, SiteChoice, WeightChoice
-from gac.reporting.comparison import Comparison, Measured
 from gac.reporting.layout import legend, new_table
 from gac.sites import short_names
 
@@ -64,27 +62,3 @@ def plan_line(plan: Plan) -> Text:
         f"budget     {budget.used:,} of {budget.total:,} targeted parameters; {budget.limit:,} allowed\n"
         f"alignment  {plan.aligned_fraction:.1%} of {chosen} chosen dims are multiples of 8"
     )
-
-
-# --- a check --------------------------------------------------------------------------------------------------------
-
-
-def perplexity_table(result: Comparison) -> Group:
-    """Perplexity of a model, and where there is another one: the ratio, and the plan's prediction beside it."""
-    columns = [("", "<"), ("perplexity", ">"), ("ratio", ">"), ("ln ratio", ">")]
-    table = new_table(columns)
-    if result.against is not None:
-        table.add_row(result.against.name, f"{result.against.perplexity.value:.3f}", "1", "0")
-    table.add_row(result.model.name, f"{result.model.perplexity.value:.3f}", *_change(result.log_ratio))
-    if result.predicted_perplexity is not None:
-        table.add_row("  predicted by its plan", f"{result.predicted_perplexity:.3f}", *_change(result.predicted))
-    return Group(table, legend(_protocol(result.model)))
-
-
-def _change(log_ratio: float | None) -> tuple[str, ...]:
-    return () if log_ratio is None else (f"{exp(log_ratio):.4f}", f"{log_ratio:.4f}")
-
-
-def _protocol(measured: Measured) -> str:
-    value = measured.perplexity
-    return f"{value.protocol}\n{value.tokens:,} tokens predicted, {value.dtype}"

@@ -4,7 +4,7 @@ import hashlib
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import partial
 from itertools import islice
@@ -55,12 +55,14 @@ class Windows:
         ids: token ids, int64, shape ``(windows, length)``.
         digest: SHA-256 of the token ids.
         start: where the first window begins, in tokens of the text.
+        bos: the first token is the BOS that the tokenizer put at the head of the text.
     """
 
     name: str
     ids: torch.Tensor
     digest: str
     start: int = 0
+    bos: bool = False
 
     def __len__(self) -> int:
         return int(self.ids.shape[0])
@@ -76,12 +78,16 @@ class _Source:
     """Where a named text comes from.
 
     ``reserved`` is how many tokens at the head of the one text are for calibration alone; None where
-    calibration and evaluation are different texts already.
+    calibration and evaluation are different texts already. ``length`` is that of an evaluation window unless another
+    is asked for. ``headed``: the evaluation text is tokenised as the tokenizer does by itself, with a BOS at its
+    head (not at that of every window) where there is one, which is how published perplexities are measured.
     """
 
     calibration: Callable[[], str]
     evaluation: Callable[[], str]
     reserved: int | None = None
+    length: int = DEFAULT_LENGTH
+    headed: bool = False
 
 
 def calibration_text(given: Text) -> TextSpec | Documents:
@@ -122,23 +128,31 @@ def _calibration_tokens(spec: TextSpec | Documents, tokenizer: Any) -> torch.Ten
     return _tokens(found.calibration(), tokenizer)[: found.reserved]
 
 
-def evaluation_windows(
-    source: str, tokenizer: Any, windows: int | None = None, length: int = DEFAULT_LENGTH
-) -> Windows:
+def evaluation_windows(source: str, tokenizer: Any, windows: int | None = None, length: int | None = None) -> Windows:
     """The windows that perplexity is measured on; those of a named source share no token with calibration.
+
+    ``wikitext2`` is GPTQ's protocol (arXiv 2210.17323), ``c4`` SVD-LLM's (arXiv 2403.07378):
+    the documents joined by an empty line, tokenised as one text, and cut into windows of 2048.
 
     Args:
         source: a known name or a path to a UTF-8 file, all of which is evaluated.
-        tokenizer: a transformers tokenizer; no special tokens are added.
+        tokenizer: a transformers tokenizer; it adds special tokens at the head of ``wikitext2`` and ``c4`` alone.
         windows: how many, from the first on; None takes every whole window.
+        length: tokens of a window; None takes the source's own, ``window_length(source)``.
 
     Raises:
         TextError: an unknown source, one that cannot be read, or too few tokens.
     """
     found = _source(source)
-    start = found.reserved or 0
-    ids = _tokens(found.evaluation(), tokenizer)[start:]
-    return _windows(source, _all_windows(source, ids, windows, length, "evaluation")[:windows], start)
+    start, length = found.reserved or 0, length or found.length
+    ids = _tokens(found.evaluation(), tokenizer, found.headed)[start:]
+    cut = _windows(source, _all_windows(source, ids, windows, length, "evaluation")[:windows], start)
+    return replace(cut, bos=found.headed and int(cut.ids[0, 0]) == tokenizer.bos_token_id)
+
+
+def window_length(text: Text) -> int:
+    """Tokens of an evaluation window of a text, unless others are asked for: 2048 for ``wikitext2`` and ``c4``."""
+    return _SOURCES[text].length if isinstance(text, str) and text in _SOURCES else DEFAULT_LENGTH
 
 
 def text_windows(
@@ -176,9 +190,9 @@ def _check_size(windows: int | None, length: int) -> None:
         )
 
 
-def _tokens(text: str, tokenizer: Any) -> torch.Tensor:
+def _tokens(text: str, tokenizer: Any, headed: bool = False) -> torch.Tensor:
     """Token ids of the whole text, int64, shape ``(tokens,)``; a BOS in mid-text would be no text at all."""
-    encoded = tokenizer(text, add_special_tokens=False, return_attention_mask=False, verbose=False)
+    encoded = tokenizer(text, add_special_tokens=headed, return_attention_mask=False, verbose=False)
     return torch.tensor(encoded["input_ids"], dtype=torch.int64)
 
 
@@ -254,12 +268,13 @@ def _column(dataset: str, split: str, **options: Any) -> Iterator[str]:
 
 
 _WIKI_CALIBRATION_TOKENS = 200 * 1024
+_published = partial(_Source, length=2048, headed=True)
 
 _SOURCES: Mapping[str, _Source] = MappingProxyType(
     {
         "wiki-sample": _Source(wiki_sample, wiki_sample, _WIKI_CALIBRATION_TOKENS),
-        "wikitext2": _Source(partial(_wikitext2, "train"), partial(_wikitext2, "test")),
-        "c4": _Source(
+        "wikitext2": _published(partial(_wikitext2, "train"), partial(_wikitext2, "test")),
+        "c4": _published(
             partial(_c4, "train", "en/c4-train.00000-of-01024.json.gz"),
             partial(_c4, "validation", "en/c4-validation.00000-of-00008.json.gz"),
         ),

@@ -2,12 +2,14 @@ import math
 from pathlib import Path
 from typing import Any
 
+import datasets
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from gac.errors import ModelError, TextError
-from gac.evaluation.perplexity import Perplexity, perplexity
+from gac.evaluation.perplexity import perplexity
+from gac.evaluation.results import Perplexity
 from gac.models.loading import Loaded
 
 
@@ -30,7 +32,9 @@ def test_it_is_the_mean_over_the_predicted_tokens(
     assert measured.tokens == 4 * 31
 
 
-def test_long_windows_are_summed_in_parts(tiny_model: LlamaForCausalLM, tiny_tokenizer: Any, prose: str) -> None:
+def test_long_windows_are_summed_in_parts(tiny_config: LlamaConfig, tiny_tokenizer: Any, prose: str) -> None:
+    tiny_config.max_position_embeddings = 2048
+    tiny_model = LlamaForCausalLM(tiny_config).eval()
     measured = perplexity(tiny_model, tiny_tokenizer, prose, windows=1, length=1300, progress=False)
     ids = torch.tensor([tiny_tokenizer(prose, add_special_tokens=False)["input_ids"][:1300]])
     with torch.no_grad():
@@ -90,6 +94,38 @@ def test_the_window_that_is_not_finite_is_named(tiny_model: LlamaForCausalLM, ti
 def test_a_window_needs_two_tokens(tiny_model: LlamaForCausalLM, tiny_tokenizer: Any, prose: str) -> None:
     with pytest.raises(TextError, match="windows of 1 tokens; expected at least 2: the first is not predicted"):
         perplexity(tiny_model, tiny_tokenizer, prose, length=1)
+
+
+def test_a_window_longer_than_the_model_can_read(tiny_model: LlamaForCausalLM, tiny_tokenizer: Any, prose: str) -> None:
+    with pytest.raises(ModelError) as caught:
+        perplexity(tiny_model, tiny_tokenizer, prose)
+    assert str(caught.value) == (
+        "windows of 1,024 tokens for a model of 512 positions; expected windows that the model can read. "
+        "Ask for a length of at most 512."
+    )
+
+
+def test_a_perplexity_that_no_float_can_hold(tiny_model: LlamaForCausalLM, tiny_tokenizer: Any) -> None:
+    torch.nn.init.zeros_(tiny_model.lm_head.weight)
+    tiny_model.lm_head.bias = torch.nn.Parameter(torch.zeros(258))
+    with torch.no_grad():
+        tiny_model.lm_head.bias[0] = 1000.0
+    with pytest.raises(ModelError, match="a mean loss of 1000 nats a token; expected a finite perplexity"):
+        perplexity(tiny_model, tiny_tokenizer, "a b c d e f", length=4, progress=False)
+
+
+def test_published_perplexities_have_a_bos_at_the_head_of_the_text(
+    tiny_config: LlamaConfig, tiny_tokenizer: Any, prose: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: [{"text": prose}, {"text": prose}])
+    tiny_config.max_position_embeddings = 2048
+    model = LlamaForCausalLM(tiny_config).eval()
+    measured = perplexity(model, tiny_tokenizer, "wikitext2", windows=2, progress=False)
+    ids = tiny_tokenizer(f"{prose}\n\n{prose}", return_tensors="pt")["input_ids"][:, : 2 * 2048].reshape(2, 2048)
+    with torch.no_grad():
+        losses = [model(input_ids=row[None], labels=row[None]).loss.double() for row in ids]
+    assert measured.value == pytest.approx(math.exp(sum(losses) / 2), rel=1e-5)
+    assert measured.protocol == "wikitext2, 2 windows x 2048 from token 0, non-overlapping, BOS at the head of the text"
 
 
 def test_another_models_tokenizer_is_refused(tiny_config: LlamaConfig, tiny_tokenizer: Any, prose: str) -> None:

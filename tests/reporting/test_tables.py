@@ -6,13 +6,9 @@ import pytest
 from rendering import shown
 from transformers import LlamaConfig
 
-from gac.evaluation.perplexity import Perplexity
 from gac.plan import Plan
-from gac.reporting.comparison import Comparison, Measured
-from gac.reporting.tables import perplexity_table, plan_line, plan_summary, plan_table
+from gac.reporting.tables import plan_line, plan_summary, plan_table
 from tests.models.small import small_config
-
-PROTOCOL = "wiki-sample, 32 windows x 1024 from token 204800, non-overlapping, no BOS"
 
 
 @pytest.fixture
@@ -51,24 +47,3 @@ def test_budget_and_alignment(plan: Plan) -> None:
         f"budget {budget.used:,} of {budget.total:,} targeted parameters; {budget.limit:,} allowed",
         "alignment 100.0% of 4 chosen dims are multiples of 8",
     ]
-
-
-def test_perplexity_of_one_model() -> None:
-    result = Comparison(Measured("smollm2", Perplexity(17.5384, 32736, PROTOCOL, "float32")))
-    assert shown(perplexity_table(result))[2:] == ["smollm2 17.538", PROTOCOL, "32,736 tokens predicted, float32"]
-
-
-def test_a_prediction_stands_beside_the_measured_change() -> None:
-    dense = Measured("smollm2", Perplexity(20.0, 32736, PROTOCOL, "float32"))
-    small = Measured("small", Perplexity(25.0, 32736, PROTOCOL, "float32"))
-    comparison = Comparison(small, dense, predicted=0.25)
-    assert shown(perplexity_table(comparison))[2:5] == [
-        "smollm2 20.000 1 0",
-        "small 25.000 1.2500 0.2231",
-        "predicted by its plan 25.681 1.2840 0.2500",
-    ]
-
-
-def test_names_are_no_markup() -> None:
-    result = Comparison(Measured("models/[bold]", Perplexity(2.0, 63, PROTOCOL, "float32")))
-    assert shown(perplexity_table(result))[2] == "models/[bold] 2.000"

@@ -18,16 +18,18 @@ from gac.sensitivity.text import (
     evaluation_windows,
     text_names,
     text_windows,
+    window_length,
 )
 from gac.sensitivity.wikipedia import wiki_sample
 
 
 class Ordinals:
-    """A tokenizer of one token a character: its code point."""
+    """A tokenizer of one token a character, its code point, and a BOS of 0 where special tokens are added."""
 
-    def __call__(self, text: str, **options: Any) -> dict[str, list[int]]:
-        assert options["add_special_tokens"] is False
-        return {"input_ids": [ord(character) for character in text]}
+    bos_token_id = 0
+
+    def __call__(self, text: str, *, add_special_tokens: bool, **_: Any) -> dict[str, list[int]]:
+        return {"input_ids": [0] * add_special_tokens + [ord(character) for character in text]}
 
 
 @pytest.mark.parametrize(
@@ -163,8 +165,27 @@ def test_data_sets_give_other_splits_to_evaluation(
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     texts = (calibration_windows(f"{name}:1x8", Ordinals()), evaluation_windows(name, Ordinals(), length=8))
-    assert ["".join(map(chr, windows.ids[0].tolist())) for windows in texts] == [joined, joined]
+    assert ["".join(map(chr, windows.ids[0].tolist())) for windows in texts] == [joined, f"\0{joined}"[:8]]
+    assert [windows.bos for windows in texts] == [False, True]
     assert asked == splits
+
+
+@pytest.mark.parametrize(
+    ("name", "length"), [("wikitext2", 2048), ("c4", 2048), ("wiki-sample", 1024), ("a.txt", 1024)]
+)
+def test_a_text_has_windows_of_its_own_length(name: str, length: int) -> None:
+    assert window_length(name) == length
+
+
+def test_a_tokenizer_without_bos_adds_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Headless(Ordinals):
+        bos_token_id = None  # type: ignore[assignment]
+
+        def __call__(self, text: str, **_: Any) -> dict[str, list[int]]:
+            return super().__call__(text, add_special_tokens=False)
+
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: [{"text": "one two"}])
+    assert not evaluation_windows("wikitext2", Headless(), length=4).bos
 
 
 def test_c4_is_read_no_further_than_needed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,7 +197,7 @@ def test_c4_is_read_no_further_than_needed(monkeypatch: pytest.MonkeyPatch) -> N
             yield {"text": "x"}
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    assert evaluation_windows("c4", Ordinals(), length=1).ids.numel() == 2000 + 2 * 1999
+    assert evaluation_windows("c4", Ordinals(), length=1).ids.numel() == 1 + 2000 + 2 * 1999
     assert len(read) == 2000
 
 

@@ -1,0 +1,134 @@
+"""Evaluate models alike: perplexity, divergence from the dense model, and tasks."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from gac.errors import GacError
+from gac.evaluation.divergence import side_by_side
+from gac.evaluation.opening import Given, check_named, open_model, shared_tokenizer
+from gac.evaluation.perplexity import perplexity_on
+from gac.evaluation.protocol import Sample, dtype_of, take_sample
+from gac.evaluation.results import Evaluated, Evaluation, Perplexity
+from gac.evaluation.tasks import Suite, open_suite
+from gac.models.loading import Loaded, model_digest
+from gac.sensitivity.documents import Text
+
+logger = logging.getLogger("gac")
+
+
+def evaluate(
+    models: Given | Sequence[Given],
+    *,
+    against: Given | None = None,
+    text: Text | None = "wiki-sample",
+    windows: int | None = None,
+    length: int | None = None,
+    tasks: Sequence[str] = (),
+    num_fewshot: int | None = None,
+    limit: int | None = None,
+    batch: int = 1,
+    kl: bool = True,
+    tokenizer: Any = None,
+    progress: bool = True,
+) -> Evaluation:
+    """Measure models alike, on the same tokens and tasks, one after the other.
+
+    Args:
+        models: one or more loaded models, or names: directories (compressed or dense), hub ids, ``smollm2``.
+        against: the model that the others are compared with, the dense one.
+        text: what perplexity is measured on, as for ``gac.perplexity``; None measures none.
+        windows, length: as for ``gac.perplexity``.
+        tasks: names of lm-evaluation-harness's tasks, or paths of task files (``gac.evaluation.tasks.open_suite``).
+        num_fewshot, limit: examples before every item, and items, of each task.
+        batch: windows, and requests of a task, that run at once.
+        kl: measure KL divergence from ``against`` and top-1 agreement with it too. Both models are in memory then,
+            else one at a time is.
+        tokenizer: of all models; None takes the first's, and refuses models of other tokens.
+        progress: show bars on a terminal.
+
+    Raises:
+        GacError: nothing is asked for, a model, text or task cannot be read, or what is measured is not finite.
+    """
+    named = [models] if isinstance(models, PreTrainedModel | str | Path) else list(models)
+    _check(named, text, tasks)
+    everyone = named if against is None else [*named, against]
+    check_named(everyone)
+    reader = shared_tokenizer(everyone) if tokenizer is None else tokenizer
+    suite = open_suite(tasks, num_fewshot, limit) if tasks else None
+    sample = None if text is None else take_sample(reader, text, windows, length)
+    asked = _Asked(reader, sample, suite, batch, progress)
+    reference = _open(against) if against is not None and kl and sample is not None else None
+    measured = [_measure(asked, given, reference) for given in named]
+    if against is None:
+        return Evaluation(tuple(found for found, _ in measured))
+    dense = reference or _open(against)
+    found = tuple(replace(found, predicted=_prediction(found, dense)) for found, _ in measured)
+    return Evaluation(found, _evaluated(asked, dense, perplexity=measured[0][1]))
+
+
+@dataclass(frozen=True, eq=False)
+class _Asked:
+    """What is to be measured of every model."""
+
+    tokenizer: Any
+    sample: Sample | None
+    suite: Suite | None
+    batch: int
+    progress: bool
+
+
+def _check(models: Sequence[Given], text: Text | None, tasks: Sequence[str]) -> None:
+    if not models:
+        raise GacError("no model", "at least one", "Name a model.")
+    if text is None and not tasks:
+        raise GacError("no text and no tasks", "something to measure", "Name a text, or tasks.")
+
+
+def _open(given: Given) -> Loaded:
+    if isinstance(given, str | Path):
+        logger.info("loading %s", given)
+    return open_model(given)
+
+
+def _measure(asked: _Asked, given: Given, reference: Loaded | None) -> tuple[Evaluated, Perplexity | None]:
+    """Everything of one model, which is let go of at the end; and the reference's perplexity out of the same pass."""
+    loaded = _open(given)
+    if reference is None or asked.sample is None:
+        return _evaluated(asked, loaded), None
+    own, other, divergence = side_by_side(loaded.model, reference.model, asked.sample, asked.batch, asked.progress)
+    return replace(_evaluated(asked, loaded, own), divergence=divergence), other
+
+
+def _evaluated(asked: _Asked, loaded: Loaded, perplexity: Perplexity | None = None) -> Evaluated:
+    """Perplexity, where there is none yet, and scores."""
+    model = loaded.model
+    if perplexity is None and asked.sample is not None:
+        perplexity = perplexity_on(model, asked.sample, asked.batch, asked.progress)
+    if perplexity is not None:
+        logger.info("%s: %s", loaded.name, perplexity)
+    scores = asked.suite.run(model, asked.tokenizer, asked.batch, asked.progress) if asked.suite else ()
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    plan = getattr(model, "gac_plan", None)
+    return Evaluated(loaded.name, parameters, dtype_of(model), perplexity, scores=scores, plan=plan)
+
+
+def _prediction(found: Evaluated, dense: Loaded) -> float | None:
+    """What the plan promised for ln(perplexity / dense), where ``dense`` is the model it was made for."""
+    plan = found.plan
+    if plan is None or found.perplexity is None:
+        return None
+    names = [weight.name for weight in plan.weights]
+    parameters = {name for name, _ in dense.model.named_parameters()}
+    if parameters.issuperset(f"{name}.weight" for name in names) and (
+        model_digest(dense.model, names) == plan.model_digest
+    ):
+        return plan.prediction.loss
+    logger.info(
+        "%s is not the model that the plan was made for (%s): its prediction is left out", dense.name, plan.model
+    )
+    return None

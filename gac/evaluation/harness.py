@@ -1,0 +1,103 @@
+"""The model ``gac`` of lm-evaluation-harness: dense models and compressed checkpoints alike.
+
+Importing this module registers it, for ``lm_eval.simple_evaluate("gac", model_args="pretrained=DIR", ...)``. The
+harness's own command, knowing it::
+
+    python -m gac.evaluation.harness --model gac --model_args pretrained=DIR --tasks hellaswag
+"""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+import torch
+from lm_eval.api.registry import register_model
+from lm_eval.models.huggingface import HFLM
+
+from gac.errors import ModelError
+from gac.evaluation.opening import open_model
+from gac.models.loading import load_tokenizer
+
+
+@register_model("gac")
+class GacLM(HFLM):  # type: ignore[misc]
+    """A causal LM as the harness's Hugging Face model runs it.
+
+    Args:
+        pretrained: a directory that ``gac.save`` wrote, any other name that ``gac.allocate`` takes, or a loaded model.
+        tokenizer: a tokenizer, or the name of one; None takes the model's own.
+        device: where to load it; None takes the GPU if there is one.
+        dtype: to load it in, as in ``bfloat16``; ``auto`` takes the checkpoint's own.
+        options: what else the harness's Hugging Face model takes (``batch_size``, ``max_length``, ``add_bos_token``).
+
+    Raises:
+        GacError: the model or its tokenizer cannot be read.
+    """
+
+    def __init__(
+        self, pretrained: Any, tokenizer: Any = None, device: str | None = None, dtype: str = "auto", **options: Any
+    ) -> None:
+        if isinstance(pretrained, str | Path):
+            if tokenizer is None or isinstance(tokenizer, str | Path):
+                tokenizer = load_tokenizer(str(tokenizer or pretrained))
+            pretrained = open_model(pretrained, device=device, dtype=_dtype(dtype)).model
+        with _without_advice():
+            super().__init__(pretrained, tokenizer=tokenizer, **options)
+
+    def loglikelihood(self, requests: Any, disable_tqdm: bool = False) -> Any:
+        """Log-likelihoods as the harness computes them.
+
+        Raises:
+            ModelError: one is NaN or infinite.
+        """
+        answers = super().loglikelihood(requests, disable_tqdm)
+        _check_finite(value for value, _ in answers)
+        return answers
+
+    def loglikelihood_rolling(self, requests: Any, disable_tqdm: bool = False) -> Any:
+        """Log-likelihoods of whole texts, as the harness computes them.
+
+        Raises:
+            ModelError: one is NaN or infinite.
+        """
+        answers = super().loglikelihood_rolling(requests, disable_tqdm)
+        _check_finite(answers)
+        return answers
+
+
+@contextmanager
+def _without_advice() -> Iterator[None]:
+    """The harness warns of models that are loaded already; here they always are."""
+    logger = logging.getLogger(HFLM.__module__)
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+def _dtype(name: str) -> torch.dtype | None:
+    dtype = None if name == "auto" else getattr(torch, name, name)
+    if isinstance(dtype, str):
+        raise ModelError(f"dtype {name!r}", "auto, or one of PyTorch's, like bfloat16", "Name another dtype.")
+    return dtype
+
+
+def _check_finite(values: Any) -> None:
+    for number, value in enumerate(values):
+        if not isfinite(value):
+            raise ModelError(
+                f"the log-likelihood of request {number} is {value}",
+                "a finite log-likelihood",
+                "Check the weights, or run the model in bfloat16 or float32.",
+            )
+
+
+if __name__ == "__main__":
+    from lm_eval.__main__ import cli_evaluate
+
+    cli_evaluate()

@@ -1,0 +1,63 @@
+"""Models and tokenizers to evaluate, whether GAC compressed them or not."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from gac.compression.checkpoint import load_checkpoint
+from gac.errors import ModelError
+from gac.models.loading import Loaded, is_checkpoint, load_config, load_model, load_tokenizer
+
+Given = PreTrainedModel | str | Path
+"""A loaded model, or the name of one: a directory (a compressed one too), a hub id, ``smollm2``."""
+
+
+def open_model(given: Given, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Loaded:
+    """A dense model, or a compressed one with its plan as ``gac_plan``; a loaded one is taken as it is.
+
+    Raises:
+        GacError: it cannot be read.
+    """
+    if isinstance(given, str | Path) and is_checkpoint(given):
+        name = str(given)
+        return Loaded(load_checkpoint(name, device, dtype), name, lambda: load_tokenizer(name))
+    return load_model(given, device=device, dtype=dtype)
+
+
+def check_named(models: Sequence[Given]) -> None:
+    """Refuse names of models that are not there, before anything takes long.
+
+    Raises:
+        ModelError: nothing of this name, or its config cannot be read.
+    """
+    for given in models:
+        if isinstance(given, str | Path):
+            load_config(str(given))
+
+
+def shared_tokenizer(models: Sequence[Given]) -> Any:
+    """The first model's tokenizer, where all models have the same tokens.
+
+    Raises:
+        ModelError: a model without a tokenizer, or two of different vocabularies.
+    """
+    first, *others = [(given, _tokenizer(given)) for given in models]
+    for given, tokenizer in others:
+        if tokenizer.get_vocab() != first[1].get_vocab():
+            raise ModelError(
+                f"{_name(first[0])} and {_name(given)} have different vocabularies",
+                "models of the same tokens: perplexities by the token compare nothing else",
+                "Evaluate each on its own.",
+            )
+    return first[1]
+
+
+def _tokenizer(given: Given) -> Any:
+    return load_tokenizer(str(given)) if isinstance(given, str | Path) else load_model(given).tokenizer
+
+
+def _name(given: Given) -> str:
+    return str(given) if isinstance(given, str | Path) else load_model(given).name

@@ -1,0 +1,224 @@
+"""Tasks of lm-evaluation-harness: its own by name, and local ones that need no network."""
+
+import contextlib
+import importlib.util
+import io
+import logging
+import math
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from importlib.metadata import version
+from numbers import Real
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from gac.errors import ModelError, TaskError, did_you_mean
+from gac.evaluation.protocol import dtype_of
+from gac.evaluation.results import TaskScore
+from gac.evaluation.task_files import first_line, is_task_file, read_task_file
+from gac.sensitivity.layerwise import frozen
+
+logger = logging.getLogger("gac")
+
+_SEED = 1234  # the harness's own, for the draw of few-shot examples
+
+
+@dataclass(frozen=True, eq=False)
+class Suite:
+    """Tasks with their data, to be run on one model after the other.
+
+    Attributes:
+        asked: for each task, tag, group or file that was asked for, the harness's groups and tasks by name.
+        num_fewshot: examples before every item; None takes each task's own number.
+        limit: items of each task, from the first on; None takes all.
+    """
+
+    asked: Mapping[str, Mapping[str, Any]]
+    num_fewshot: int | None = None
+    limit: int | None = None
+
+    def run(
+        self, model: PreTrainedModel, tokenizer: Any, batch: int = 1, progress: bool = True
+    ) -> tuple[TaskScore, ...]:
+        """Score a model, where it is and as it is.
+
+        Args:
+            batch: requests that run at once.
+
+        Raises:
+            TaskError: the data does not fit the task.
+            ModelError: a log-likelihood or a score is NaN or infinite.
+        """
+        from lm_eval import evaluate
+
+        from gac.evaluation.harness import GacLM
+
+        tasks, groups = self._merged("tasks"), self._merged("groups")
+        self._prepare(tasks.values())
+        with _quiet(progress), frozen(model), _reading(f"tasks {', '.join(self.asked)} cannot be run"):
+            # The harness gives a tokenizer without a padding token one.
+            runner = GacLM(model, deepcopy(tokenizer), batch_size=batch)
+            results = evaluate(runner, {"tasks": tasks, "groups": groups}, limit=self.limit, log_samples=False)
+        return tuple(self._scores(results, dtype_of(model)))
+
+    def _merged(self, kind: str) -> dict[str, Any]:
+        return {name: found for one in self.asked.values() for name, found in one.get(kind, {}).items()}
+
+    def _prepare(self, tasks: Iterable[Any]) -> None:
+        """Set the number of examples as the harness's own command does, and draw the same ones for every model."""
+        for task in tasks:
+            own = task.get_config("num_fewshot")
+            if own is None or (self.num_fewshot is not None and own != 0):
+                task.set_config(key="num_fewshot", value=self.num_fewshot or 0)
+            task.set_fewshot_seed(seed=_SEED)
+
+    def _scores(self, results: Any, dtype: str) -> Iterator[TaskScore]:
+        for one in self.asked.values():
+            whole = [name for name in one.get("groups", {}) if _metrics(results["results"].get(name, {}))][:1]
+            for name in whole or one["tasks"]:
+                counts = [results["n-samples"][task] for task in (one["tasks"] if whole else [name])]
+                for metric, value, stderr in _metrics(results["results"][name]):
+                    yield TaskScore(
+                        name,
+                        metric,
+                        _finite(value, f"{metric} of {name}"),
+                        stderr,
+                        items=sum(count["effective"] for count in counts),
+                        total=sum(count["original"] for count in counts),
+                        num_fewshot=results["n-shot"].get(name),
+                        version=str(results["versions"].get(name, "")),
+                        harness=f"lm-eval {version('lm_eval')}",
+                        dtype=dtype,
+                    )
+
+
+def open_suite(tasks: Sequence[str], num_fewshot: int | None = None, limit: int | None = None) -> Suite:
+    """Find tasks and fetch their data.
+
+    Args:
+        tasks: names of the harness's tasks, tags or groups (``hellaswag``), or paths of task files
+            (``gac.evaluation.task_files``).
+
+    Raises:
+        TaskError: the harness is not installed, there is no such task, it is malformed, its data cannot be had, or a
+            number is out of range.
+    """
+    _check_numbers(num_fewshot, limit)
+    _check_installed()
+    from lm_eval.tasks import TaskManager
+
+    named = [task for task in tasks if not is_task_file(task)]
+    manager = TaskManager(include_defaults=bool(named))  # reading thousands of its YAML files takes seconds
+    for task in named:
+        if task not in manager.task_index:
+            raise TaskError(
+                f"task {task!r} is unknown",
+                "a task, tag or group of lm-eval, or the path of a YAML file",
+                did_you_mean(task, manager.all_tasks, "Run lm-eval ls tasks for the list."),
+            )
+    asked: dict[str, Mapping[str, Any]] = {}
+    for task in dict.fromkeys(tasks):
+        with _quiet(True), _reading(f"task {task} cannot be loaded"):
+            found = manager.load([read_task_file(Path(task)) if is_task_file(task) else task])
+        _check_new(found["tasks"], asked)
+        asked[task] = found
+    return Suite(asked, num_fewshot, limit)
+
+
+def _check_installed() -> None:
+    for package in ("lm_eval", "accelerate"):
+        if importlib.util.find_spec(package) is None:
+            raise TaskError(
+                f"tasks need {package}, which is not installed",
+                "the extra evaluation",
+                "In GAC's checkout, run pip install '.[evaluation]'.",
+            )
+
+
+def _check_numbers(num_fewshot: int | None, limit: int | None) -> None:
+    for what, number, least in (("num_fewshot", num_fewshot, 0), ("limit", limit, 1)):
+        if number is not None and number < least:
+            raise TaskError(f"{what} {number}", f"at least {least}", "Give another number, or leave it out.")
+
+
+def _check_new(tasks: Iterable[str], asked: Mapping[str, Mapping[str, Any]]) -> None:
+    for task in tasks:
+        for earlier, found in asked.items():
+            if task in found["tasks"]:
+                raise TaskError(
+                    f"the task {task} a second time, {earlier} has it already", "every task once", "Leave one out."
+                )
+
+
+@contextlib.contextmanager
+def _reading(what: str) -> Iterator[None]:
+    """Turn what the harness and its data sets raise for a task that cannot be used into one TaskError."""
+    from datasets.exceptions import DatasetsError
+    from jinja2 import TemplateError
+
+    kinds = (OSError, ImportError, ValueError, LookupError, TypeError, AttributeError, TemplateError, DatasetsError)
+    try:
+        yield
+    except kinds as failure:
+        raise TaskError(
+            f"{what}: {type(failure).__name__}: {first_line(failure)}",
+            "a task whose data is at hand, or can be fetched, and has the columns that it names",
+            "Check the task and the network; a task file with its data beside it needs none.",
+        ) from failure
+
+
+class _Heard(logging.Handler):
+    """Keeps what is logged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.messages: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.messages.append(record.getMessage())
+
+
+@contextlib.contextmanager
+def _quiet(progress: bool) -> Iterator[None]:
+    """Take the harness's warnings for GAC's own, and show its progress bars on a terminal only; they know no switch."""
+    theirs, heard = logging.getLogger("lm_eval"), _Heard()
+    before = theirs.level, theirs.propagate
+    theirs.addHandler(heard)
+    theirs.setLevel(logging.WARNING)
+    theirs.propagate = False
+    shown = progress and sys.stderr.isatty()
+    try:
+        with contextlib.nullcontext() if shown else contextlib.redirect_stderr(io.StringIO()):
+            yield
+    finally:
+        theirs.removeHandler(heard)
+        theirs.setLevel(before[0])
+        theirs.propagate = before[1]
+        for message in dict.fromkeys(heard.messages):
+            logger.warning("lm-eval: %s", message)
+
+
+def _metrics(found: Mapping[str, Any]) -> list[tuple[str, float, float | None]]:
+    """Name, value and standard error of every metric; the harness calls them ``acc,none``: metric, filter."""
+    metrics = []
+    for key, value in found.items():
+        metric, _, by = key.partition(",")
+        if by and isinstance(value, Real) and not metric.endswith("_stderr"):
+            stderr = _number(found.get(f"{metric}_stderr,{by}"))
+            metrics.append((metric if by == "none" else key, float(value), stderr))
+    return metrics
+
+
+def _number(value: Any) -> float | None:
+    """None for what the harness writes where there is no standard error: ``N/A``, or NaN for one item."""
+    return float(value) if isinstance(value, Real) and math.isfinite(value) else None
+
+
+def _finite(value: float, what: str) -> float:
+    if not math.isfinite(value):
+        raise ModelError(f"{what} is {value}", "a finite score", "Check the weights and the task.")
+    return value

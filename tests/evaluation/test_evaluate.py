@@ -1,0 +1,86 @@
+"""Several models measured alike."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import LlamaForCausalLM
+
+import gac
+from gac.errors import GacError, ModelError, TextError
+from gac.plan import Plan
+
+
+def test_a_loaded_model_and_a_directory_give_the_same(
+    tiny_model: LlamaForCausalLM, tiny_tokenizer: Any, directory: Path, prose: str
+) -> None:
+    found = gac.evaluate([tiny_model, directory], text=prose, windows=2, length=32, tokenizer=tiny_tokenizer)
+    one, other = found.models
+    assert one.perplexity == other.perplexity == gac.perplexity(tiny_model, tiny_tokenizer, prose, windows=2, length=32)
+    assert (other.name, other.dtype) == (str(directory), "float32")
+    assert other.parameters == sum(parameter.numel() for parameter in tiny_model.parameters())
+
+
+def test_one_model_needs_no_list(directory: Path, prose: str) -> None:
+    [found] = gac.evaluate(directory, text=prose, windows=1, length=32).models
+    assert found.perplexity is not None
+
+
+def test_the_dense_model_is_measured_once(directory: Path, prose: str) -> None:
+    found = gac.evaluate([directory, str(directory)], against=directory, text=prose, windows=2, length=32)
+    assert found.against is not None
+    assert [found.log_ratio(model) for model in found.models] == [0.0, 0.0]
+    assert [model.divergence.kl for model in found.models if model.divergence] == [0.0, 0.0]
+
+
+def test_without_divergence_the_same_perplexities(directory: Path, prose: str) -> None:
+    how: dict[str, Any] = {"against": directory, "text": prose, "windows": 2, "length": 32}
+    one, other = (gac.evaluate(directory, kl=kl, **how) for kl in (True, False))
+    assert other.models[0].divergence is None
+    assert (one.models[0].perplexity, one.against) == (other.models[0].perplexity, other.against)
+
+
+def test_a_plan_for_another_model_predicts_nothing(
+    tiny_model: LlamaForCausalLM, directory: Path, prose: str, make_plan: Callable[..., Plan]
+) -> None:
+    compressed: Any = tiny_model
+    compressed.gac_plan = make_plan(tiny_model.config, {})
+    tiny_model.config.name_or_path = str(directory)
+    found = gac.evaluate(tiny_model, against=directory, text=prose, windows=1, length=32)
+    assert found.models[0].plan is compressed.gac_plan
+    assert found.models[0].predicted is None
+    assert found.predicted_perplexity(found.models[0]) is None
+
+
+def test_a_text_that_is_too_short_is_refused_before_a_model_is_loaded(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_arguments: Any, **_options: Any) -> None:
+        raise AssertionError("a model was loaded")
+
+    monkeypatch.setattr("gac.evaluation.evaluate.open_model", refuse)
+    with pytest.raises(TextError, match="1 document given in memory has 9 tokens for evaluation"):
+        gac.evaluate(directory, text="too short")
+
+
+def test_a_model_that_is_not_there_is_named_first(directory: Path, tmp_path: Path, prose: str) -> None:
+    with pytest.raises(ModelError) as caught:
+        gac.evaluate([directory, tmp_path / "none"], text=prose)
+    assert str(caught.value) == (
+        f"model '{tmp_path / 'none'}': no such directory; expected a directory with a config.json, a hub id like "
+        "org/name, or smollm2. Check the path."
+    )
+
+
+@pytest.mark.parametrize(
+    ("models", "text", "message"),
+    [
+        ([], "wiki-sample", "no model; expected at least one. Name a model."),
+        (["m"], None, "no text and no tasks; expected something to measure. Name a text, or tasks."),
+    ],
+)
+def test_nothing_to_measure(models: list[str], text: str | None, message: str) -> None:
+    with pytest.raises(GacError) as caught:
+        gac.evaluate(models, text=text)
+    assert str(caught.value) == message

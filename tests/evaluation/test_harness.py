@@ -1,0 +1,68 @@
+"""The model gac, as lm-evaluation-harness runs it."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lm_eval
+import pytest
+import torch
+from lm_eval.api.registry import get_model
+from lm_eval.tasks import TaskManager
+from transformers import LlamaForCausalLM
+
+import gac
+from gac.errors import ModelError
+from gac.evaluation.harness import GacLM
+from gac.evaluation.tasks import open_suite
+from gac.plan import Plan
+
+KNOWLEDGE = Path(__file__).parent / "data" / "general_knowledge.yaml"
+
+
+def test_the_harness_knows_it() -> None:
+    assert get_model("gac") is GacLM
+
+
+@pytest.mark.parametrize("model", ["gac", "hf"])
+def test_scores_are_those_of_the_harness_itself(
+    model: str, directory: Path, tiny_model: LlamaForCausalLM, tiny_tokenizer: Any
+) -> None:
+    suite = open_suite([str(KNOWLEDGE)], limit=8)
+    tasks = list(suite.asked[str(KNOWLEDGE)]["tasks"].values())
+    manager = TaskManager(include_defaults=False)
+    arguments = f"pretrained={directory},dtype=float32"
+    found = lm_eval.simple_evaluate(model, arguments, tasks, limit=8, device="cpu", task_manager=manager)
+    ours = {score.metric: score.value for score in suite.run(tiny_model, tiny_tokenizer)}
+    assert {metric: found["results"]["general_knowledge"][f"{metric},none"] for metric in ours} == ours
+
+
+def test_a_compressed_checkpoint(
+    tiny_model: LlamaForCausalLM, tiny_tokenizer: Any, make_plan: Callable[..., Plan], tmp_path: Path
+) -> None:
+    compressed: Any = tiny_model
+    compressed.gac_plan = make_plan(tiny_model.config, {})
+    gac.save(tiny_model, tmp_path / "small", tokenizer=tiny_tokenizer)
+    runner = GacLM(str(tmp_path / "small"), device="cpu", dtype="bfloat16")
+    assert runner.model.gac_plan == compressed.gac_plan
+    assert runner.model.dtype == torch.bfloat16
+
+
+def test_an_unknown_dtype(directory: Path) -> None:
+    with pytest.raises(ModelError) as caught:
+        GacLM(str(directory), dtype="half a byte")
+    assert str(caught.value) == (
+        "dtype 'half a byte'; expected auto, or one of PyTorch's, like bfloat16. Name another dtype."
+    )
+
+
+def test_the_harness_own_command(directory: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "gac.evaluation.harness", "--model", "gac", "--device", "cpu", "--limit", "2"]
+    command += ["--model_args", f"pretrained={directory}", "--tasks", KNOWLEDGE.name]
+    environment = os.environ | {"HF_DATASETS_CACHE": str(tmp_path / "datasets")}
+    done = subprocess.run(command, cwd=KNOWLEDGE.parent, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "|general_knowledge|      1|none" in done.stdout

@@ -1,0 +1,211 @@
+"""Tasks of lm-evaluation-harness on a tiny model, without a network."""
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lm_eval.tasks import TaskManager
+from transformers import LlamaForCausalLM
+
+from gac.errors import ModelError, TaskError
+from gac.evaluation.task_files import read_task_file
+from gac.evaluation.tasks import Suite, open_suite
+from gac.models.loading import Loaded
+
+KNOWLEDGE = Path(__file__).parent / "data" / "general_knowledge.yaml"
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Path:
+    """A task that asks for the letter after another, in a file with its data beside it."""
+    items = [{"given": letter, "choices": ["b", "c", "d"], "next": at} for at, letter in enumerate("abc")]
+    (tmp_path / "letters.jsonl").write_text("".join(json.dumps(item) + "\n" for item in items))
+    return write(tmp_path)
+
+
+def write(folder: Path, **changed: str) -> Path:
+    keys = {
+        "task": "letters",
+        "dataset_path": "json",
+        "dataset_kwargs": "{data_files: {test: letters.jsonl}}",
+        "test_split": "test",
+        "output_type": "multiple_choice",
+        "doc_to_text": "'{{given}}'",
+        "doc_to_choice": "'{{choices}}'",
+        "doc_to_target": "next",
+        "metric_list": "[{metric: acc, aggregation: mean, higher_is_better: true}]",
+    }
+    path = folder / "letters.yaml"
+    path.write_text("".join(f"{key}: {value}\n" for key, value in (keys | changed).items()))
+    return path
+
+
+def test_a_task_file_is_scored(tiny_model: LlamaForCausalLM, tiny_tokenizer: Any) -> None:
+    scores = open_suite([str(KNOWLEDGE)], limit=8).run(tiny_model, tiny_tokenizer)
+    assert [(score.task, score.metric) for score in scores] == [
+        ("general_knowledge", "acc"),
+        ("general_knowledge", "acc_norm"),
+    ]
+    for score in scores:
+        assert (score.items, score.total, score.num_fewshot, score.version) == (8, 40, 0, "1.0")
+        assert score.harness.startswith("lm-eval 0.")
+        assert score.dtype == "float32"
+
+
+def test_the_likeliest_ending_is_the_answer(tiny_model: LlamaForCausalLM, tiny_tokenizer: Any, written: Path) -> None:
+    [score] = open_suite([str(written)]).run(tiny_model, tiny_tokenizer)
+    ids = tiny_tokenizer([f"{given} {choice}" for given in "abc" for choice in "bcd"], return_tensors="pt")["input_ids"]
+    with torch.no_grad():
+        likely = tiny_model(input_ids=ids).logits.log_softmax(-1)
+    ending = ids.shape[1] - 2
+    sums = [sum(likely[row, at, ids[row, at + 1]] for at in range(ending - 1, ending + 1)) for row in range(9)]
+    chosen = torch.tensor(sums).reshape(3, 3).argmax(1)
+    assert score.value == pytest.approx(float((chosen == torch.arange(3)).double().mean()))
+
+
+def test_models_are_scored_alike_one_after_the_other(
+    tiny_model: LlamaForCausalLM, tiny_tokenizer: Any, written: Path
+) -> None:
+    suite = open_suite([str(written)])
+    assert suite.run(tiny_model, tiny_tokenizer) == suite.run(tiny_model, tiny_tokenizer, batch=4)
+
+
+def test_examples_before_every_item(tiny_model: LlamaForCausalLM, tiny_tokenizer: Any, tmp_path: Path) -> None:
+    items = [{"given": letter, "choices": ["b", "c", "d"], "next": at} for at, letter in enumerate("abc")]
+    (tmp_path / "letters.jsonl").write_text("".join(json.dumps(item) + "\n" for item in items))
+    suite = open_suite([str(write(tmp_path, fewshot_split="test"))], num_fewshot=2)
+    first, again = suite.run(tiny_model, tiny_tokenizer), suite.run(tiny_model, tiny_tokenizer)
+    assert first == again
+    assert first[0].num_fewshot == 2
+
+
+def test_the_model_and_the_tokenizer_are_left_as_they_were(
+    tiny_model: LlamaForCausalLM, tiny_tokenizer: Any, written: Path
+) -> None:
+    tiny_model.train()
+    padding = tiny_tokenizer.pad_token
+    open_suite([str(written)]).run(tiny_model, tiny_tokenizer)
+    assert tiny_model.training
+    assert all(parameter.requires_grad for parameter in tiny_model.parameters())
+    assert tiny_tokenizer.pad_token == padding
+
+
+def test_a_model_that_is_not_finite(tiny_model: LlamaForCausalLM, tiny_tokenizer: Any, written: Path) -> None:
+    torch.nn.init.constant_(tiny_model.lm_head.weight, float("nan"))
+    with pytest.raises(ModelError) as caught:
+        open_suite([str(written)]).run(tiny_model, tiny_tokenizer)
+    assert str(caught.value) == (
+        "the log-likelihood of request 0 is nan; expected a finite log-likelihood. "
+        "Check the weights, or run the model in bfloat16 or float32."
+    )
+
+
+def test_a_group_has_one_score(
+    tiny_model: LlamaForCausalLM, tiny_tokenizer: Any, written: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "group"
+    folder.mkdir()
+    group = {"group": "twice", "task": ["letters 0", "letters 1"], "aggregate_metric_list": [{"metric": "acc"}]}
+    members = [read_task_file(written) | {"task": name} for name in ("letters 0", "letters 1")]
+    for number, config in enumerate([group, *members]):
+        (folder / f"{number}.yaml").write_text(json.dumps(config))
+    found = TaskManager(include_path=folder, include_defaults=False).load(["twice"])
+    [score] = Suite({"twice": found}).run(tiny_model, tiny_tokenizer)
+    [alone] = open_suite([str(written)]).run(tiny_model, tiny_tokenizer)
+    assert (score.task, score.value, score.items, score.total) == ("twice", alone.value, 6, 6)
+
+
+def test_what_the_harness_warns_of_is_passed_on(
+    tiny_model: LlamaForCausalLM, tiny_tokenizer: Any, written: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = write(written.parent, doc_to_text="'" + 600 * "long " + "{{given}}'")
+    open_suite([str(path)]).run(tiny_model, tiny_tokenizer)
+    [warning] = caplog.messages
+    assert warning.startswith("lm-eval: Combined length of context")
+
+
+def test_nothing_is_printed(
+    tiny_model: LlamaForCausalLM,
+    tiny_tokenizer: Any,
+    written: Path,
+    capfd: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    open_suite([str(written)]).run(tiny_model, tiny_tokenizer)
+    assert (*capfd.readouterr(), caplog.messages) == ("", "", [])
+
+
+def test_an_unknown_task_has_a_near_one() -> None:
+    with pytest.raises(TaskError) as caught:
+        open_suite(["helaswag"])
+    assert str(caught.value) == (
+        "task 'helaswag' is unknown; expected a task, tag or group of lm-eval, or the path of a YAML file. "
+        "Did you mean 'hellaswag'?"
+    )
+
+
+def test_the_harness_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    with pytest.raises(TaskError) as caught:
+        open_suite(["piqa"])
+    assert str(caught.value) == (
+        "tasks need lm_eval, which is not installed; expected the extra evaluation. "
+        "In GAC's checkout, run pip install '.[evaluation]'."
+    )
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"task": "[letters"}, "cannot be read: while parsing a flow sequence"),
+        ({"task": "{a: 1}"}, "has no key task with the task's name"),
+        ({"include": "other.yaml"}, "includes another file"),
+        ({"doc_to_text": "!function utils.text"}, "could not determine a constructor for the tag '!function'"),
+        ({"dataset_kwargs": "{data_files: {test: none.jsonl}}"}, "cannot be loaded: FileNotFoundError: Unable to find"),
+        ({"doc_to_choice": "'{{endings}}'"}, "cannot be loaded: "),
+        ({"test_split": "train"}, "cannot be loaded: KeyError"),
+        ({"output_type": "essay"}, "cannot be loaded: "),
+        ({"metric_list": "[{metric: taste}]"}, "cannot be loaded: "),
+    ],
+)
+def test_a_task_file_that_cannot_be_used(changed: dict[str, str], message: str, written: Path) -> None:
+    path = write(written.parent, **changed)
+    with pytest.raises(TaskError) as caught:
+        open_suite([str(path)])
+    assert str(path) in caught.value.given
+    assert message in caught.value.given
+
+
+def test_a_data_file_that_is_no_data(written: Path) -> None:
+    (written.parent / "letters.jsonl").write_text("a, b, c\n")
+    with pytest.raises(TaskError, match=r"letters\.yaml cannot be loaded: "):
+        open_suite([str(written)])
+
+
+def test_one_task_by_two_names(written: Path) -> None:
+    copy = written.with_name("copy.yaml")
+    copy.write_bytes(written.read_bytes())
+    with pytest.raises(TaskError) as caught:
+        open_suite([str(written), str(copy)])
+    assert str(caught.value) == (
+        f"the task letters a second time, {written} has it already; expected every task once. Leave one out."
+    )
+
+
+@pytest.mark.smollm2
+def test_smollm2_has_general_knowledge(smollm2: Loaded) -> None:
+    scores = open_suite([str(KNOWLEDGE)], limit=8).run(smollm2.model, smollm2.tokenizer, batch=8)
+    assert {score.metric: score.value >= 0.5 for score in scores} == {"acc": True, "acc_norm": True}
+
+
+@pytest.mark.parametrize(
+    ("number", "message"),
+    [({"limit": 0}, "limit 0; expected at least 1."), ({"num_fewshot": -1}, "num_fewshot -1; expected at least 0.")],
+)
+def test_a_number_out_of_range(number: dict[str, int], message: str) -> None:
+    with pytest.raises(TaskError) as caught:
+        open_suite(["piqa"], **number)
+    assert str(caught.value).startswith(message)
