@@ -34,8 +34,8 @@ def main() -> None:
 
     Measure the GPU and learn where and why it collapses (profile, cliffs, explain, study), see what there is to
     choose (graph), choose for every weight at once what it becomes within a budget (allocate) or within every budget
-    (frontier), set choices beside each other (compare), apply one (compress), and check it (eval). Or align what someone
-    else has compressed (repair).
+    (frontier), set choices beside each other (compare), apply one (compress), and check it (eval). What others have
+    compressed can be aligned (repair).
     """
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("HF_HUB_VERBOSITY", "error")

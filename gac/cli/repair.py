@@ -18,8 +18,8 @@ from gac.errors import CheckpointError
     default="minimal",
     show_default=True,
     help="What a dim becomes: the next multiple of 8 (minimal) or 16 (optimal); the next of FlashAttention-2's head "
-    "dims, beyond 256 of 64 (predefined); the next multiple of 32, else of 16, else of 8, that adds at most 10 % "
-    "(tradeoff); the cheapest measured one (profile).",
+    "dims, beyond 256 of 64 (predefined); if it is no multiple of 8, the next one of 32, else of 16, else of 8, that "
+    "adds at most 10 % (tradeoff); the cheapest measured one (profile).",
 )
 @click.option("--max-overhead", type=float, metavar="F", help="By which fraction a dim may grow at most: 0.1.")
 @click.option("--profile", metavar="NAME|FILE", help="Latency table; by default this GPU's, without a GPU the H100's.")

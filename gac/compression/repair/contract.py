@@ -21,10 +21,12 @@ class ShapeContract:
 
     Attributes:
         strategy: its name in ``STRATEGIES``.
-        steps: the next multiple of the first is taken, where ``most_overhead`` forbids that of the second, and so on.
+        steps: a multiple of the last stays as it is. Any other dim becomes the next multiple of the first, or where
+            ``most_overhead`` forbids that of the second, and so on.
         dims: up to the largest of these, the next of them is taken instead.
         measured: the cheapest dim that a latency table has measured at or above it is taken instead.
         most_overhead: by which fraction a dim may grow at most; one that would grow more stays as it is. None: any.
+            It counts from the dim that is found: with ``measured``, a second repair may grow it again.
     """
 
     strategy: str
@@ -75,6 +77,8 @@ class ShapeContract:
             yield from (size for size in latency if size >= dim)
         elif self.dims and dim <= self.dims[-1]:
             yield next(size for size in self.dims if size >= dim)
+        elif dim % self.steps[-1] == 0:
+            yield dim
         else:
             yield from (_up(dim, step) for step in self.steps)
 

@@ -115,14 +115,15 @@ def measured_dims(profile: Profile, block: Block, seam: Seam, workloads: Sequenc
         ProfileError: there is no such dim.
     """
     runs = [run for run in block.runs if run.only(seam.name)]
-    found = [_along(profile, run, seam, workload.rows) for run in runs for workload in workloads]
-    dims = set.intersection(*(set(one) for one in found))
+    asked = [(run, workload.rows) for run in runs for workload in workloads]
+    found = [_along(profile, run, seam, rows) for run, rows in asked]
+    dims = set.intersection(*map(set, found))
     if not dims:
-        lacking = next(run for run in runs for workload in workloads if not _along(profile, run, seam, workload.rows))
-        sizes = " ".join(f"{axis}={size}" for axis, size in lacking.fixed)
+        run, rows = min(zip(asked, found, strict=True), key=lambda pair: len(pair[1]))[0]
+        sizes = " ".join(f"{axis}={size}" for axis, size in (("m", rows), *run.fixed))
         raise ProfileError(
             f"profile {profile.path.stem} has measured no dim from {seam.dim} on for {seam.name} "
-            f"({lacking.operator} {sizes}, {lacking.axis})",
+            f"({run.operator} {sizes}, {run.axis})",
             "dims measured at this shape, for every workload",
             "Measure them with gac profile --model DENSE_MODEL, or use another strategy.",
         )

@@ -74,14 +74,18 @@ def _safe_name(source: Source, file: str) -> str:
 
 def _write_file(source: Source, file: str, part: Path, put_in: Insertions) -> None:
     target = part / _safe_name(source, file)
-    tensors = [name for name, stored in source.tensors.items() if stored.file == file]
-    if not source.pickled and put_in.keys().isdisjoint(tensors):
+    names = [name for name, stored in source.tensors.items() if stored.file == file]
+    if not source.pickled and put_in.keys().isdisjoint(names):
         shutil.copyfile(source.directory / file, target)
         return
-    read = source.read(file)
-    # Tied weights share their memory in a pickle, which safetensors refuses.
-    whole = {name: padded(values, put_in.get(name, ())).clone().contiguous() for name, values in read.items()}
-    save_file(whole, target, metadata={"format": "pt"})
+    tensors = source.read(file)
+    if source.pickled:  # where tied weights share their memory, which safetensors refuses
+        tensors = {name: values.clone().contiguous() for name, values in tensors.items()}
+    save_file(
+        {name: padded(values, put_in.get(name, ())) for name, values in tensors.items()},
+        target,
+        metadata={"format": "pt"},
+    )
     open_to_umask(target)
 
 

@@ -1,7 +1,7 @@
 """Value vectors of latent attention (DeepSeek-V2's MLA), which kv_b_proj writes and o_proj reads.
 
-Their length may be any; longer ones that end in zeros give the same outputs. Those of queries and keys stay: the softmax is
-scaled by their length. So do the latents: a norm takes their mean square.
+Their length may be any; longer ones that end in zeros give the same outputs. Those of queries and keys stay, for the
+softmax is scaled by their length. So do the latents: a norm takes their mean square.
 """
 
 from collections.abc import Iterator

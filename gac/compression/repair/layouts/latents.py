@@ -1,7 +1,7 @@
 """k_proj and v_proj in groups of heads, each of a rank of its own, as PaLU stores them.
 
-A weight's ``VT`` ``(sum of ranks, in)`` writes the latents of all groups, one after the other; ``U.g`` ``(rows of a group,
-rank)`` reads those of group g. ``head_wise_ranks`` of ``config.json`` has the ranks (arXiv 2407.21118).
+A weight's ``VT`` ``(sum of ranks, in)`` writes the latents of all groups, one after the other; ``U.g`` ``(rows of a
+group, rank)`` reads those of group g. ``head_wise_ranks`` of ``config.json`` has the ranks (arXiv 2407.21118).
 """
 
 from collections.abc import Iterator

@@ -11,7 +11,7 @@ from gac.models.families import Family
 
 
 def mlp_widths(source: Source, dense: DenseModel) -> list[Block]:
-    """The MLP of every layer whose weights are dense; the config's number of neurons follows where it is that of all."""
+    """The MLPs whose weights are dense; the config's number of neurons moves with them where it is that of all."""
     if dense.family is None:
         return []
     prefixes = [f"{dense.family.layers}.{layer}." for layer in range(dense.layers)]
