@@ -342,13 +342,13 @@ def repair(
         ProfileError: the table lacks what ``profile`` needs, or there is no GPU to measure on.
         GacError: the strategy, the limit or a workload is none.
     """
-    contract = strategy if isinstance(strategy, ShapeContract) else ShapeContract.named(strategy, max_overhead)
+    contract = strategy if isinstance(strategy, ShapeContract) else ShapeContract.named(strategy)
     parsed = [Workload.parse(workload) for workload in workloads]
     table, used = select_profile(profile)
     return repair_checkpoint(
         Path(directory),
         Path(output),
-        contract,
+        contract.limited(max_overhead),
         table,
         used.note,
         parsed,

@@ -20,13 +20,15 @@ class ShapeContract:
     """What a dim becomes. No dim ever gets smaller.
 
     Attributes:
-        strategy: its name in ``STRATEGIES``.
+        strategy: its name: one of ``STRATEGIES``, or one of your own.
         steps: a multiple of the last stays as it is. Any other dim becomes the next multiple of the first, or where
             ``most_overhead`` forbids that of the second, and so on.
         dims: up to the largest of these, the next of them is taken instead.
         measured: the cheapest dim that a latency table has measured at or above it is taken instead.
         most_overhead: by which fraction a dim may grow at most; one that would grow more stays as it is. None: any.
             It counts from the dim that is found: with ``measured``, a second repair may grow it again.
+
+    Making one raises GacError where it has no step, or a size or limit that is none.
     """
 
     strategy: str
@@ -35,12 +37,27 @@ class ShapeContract:
     measured: bool = False
     most_overhead: float | None = None
 
+    def __post_init__(self) -> None:
+        sizes = (*self.steps, *self.dims)
+        if not (self.steps or self.measured) or min(sizes, default=1) < 1 or list(self.dims) != sorted(self.dims):
+            raise GacError(
+                f"a contract with steps {self.steps} and dims {self.dims}",
+                "a positive step at least, and dims that rise",
+                "Correct them.",
+            )
+        if self.most_overhead is not None and not self.most_overhead >= 0:
+            raise GacError(
+                f"a maximum overhead of {self.most_overhead}",
+                "a fraction of at least 0, such as 0.1",
+                "Correct the number.",
+            )
+
     @classmethod
-    def named(cls, strategy: str, most_overhead: float | None = None) -> "ShapeContract":
-        """The contract of a strategy, with a limit of its own where one is given.
+    def named(cls, strategy: str) -> "ShapeContract":
+        """The contract of a strategy.
 
         Raises:
-            GacError: there is no such strategy, or the limit is negative or no number.
+            GacError: there is no such strategy; names the nearest.
         """
         if strategy not in STRATEGIES:
             raise GacError(
@@ -48,13 +65,15 @@ class ShapeContract:
                 f"one of {', '.join(STRATEGIES)}",
                 did_you_mean(strategy, STRATEGIES, "Correct the name."),
             )
-        if most_overhead is None:
-            return STRATEGIES[strategy]
-        if not most_overhead >= 0:
-            raise GacError(
-                f"a maximum overhead of {most_overhead}", "a fraction of at least 0, such as 0.1", "Correct the number."
-            )
-        return replace(STRATEGIES[strategy], most_overhead=most_overhead)
+        return STRATEGIES[strategy]
+
+    def limited(self, most_overhead: float | None) -> "ShapeContract":
+        """The same with another limit, where one is given.
+
+        Raises:
+            GacError: it is negative or no number.
+        """
+        return self if most_overhead is None else replace(self, most_overhead=most_overhead)
 
     def becomes(self, dim: int, most: int | None = None, latency: Mapping[int, int] = MappingProxyType({})) -> int:
         """The dim that this one is padded to; itself where it is kept or every choice is too large.

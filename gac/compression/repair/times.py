@@ -9,7 +9,7 @@ import numpy as np
 
 from gac.compression.repair.seams import Block, Dims, Run, Seam
 from gac.errors import ProfileError
-from gac.profiling.records import Measurement, Point
+from gac.profiling.records import DeviceLostError, Measurement, Point
 from gac.profiling.table import Profile
 from gac.sites import Workload
 
@@ -82,8 +82,7 @@ def on_gpu(blocks: Sequence[Block], dims: tuple[Dims, Dims], workloads: Sequence
     """Time every shape once on the current CUDA device; its name, and what was found.
 
     Raises:
-        ProfileError: there is no CUDA device.
-        DeviceLostError: it has failed.
+        ProfileError: there is no CUDA device, or it has failed.
     """
     from gac.profiling.timing.device import fingerprint
     from gac.profiling.timing.measure import GpuMeasurer
@@ -94,7 +93,10 @@ def on_gpu(blocks: Sequence[Block], dims: tuple[Dims, Dims], workloads: Sequence
     points = dict.fromkeys(
         Point(run.operation(side, workload.rows), DTYPE) for workload in workloads for side in dims for run in runs
     )
-    rows = {point: measurer.measure(point) for point in points}
+    try:
+        rows = {point: measurer.measure(point) for point in points}
+    except DeviceLostError as lost:
+        raise ProfileError(f"the GPU failed: {lost}", "a GPU that runs every shape", "Run it again.") from lost
     return header.gpu, found_in(rows)
 
 

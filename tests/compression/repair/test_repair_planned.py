@@ -4,10 +4,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import gac
 from gac.compression.checkpoint import load_checkpoint, save_checkpoint
+from gac.errors import CheckpointError
 from gac.plan import Plan
 from tests.compression.applying import applied, logits
 from tests.compression.repair.checkpoints import relative
@@ -81,3 +83,15 @@ def test_overwriting(compressed: Callable[[Changes], Path], tmp_path: Path) -> N
     gac.repair(source, tmp_path / "ours", strategy="optimal", profile=H100, overwrite=True)
     dims = {choice.dim for choice in Plan.load(tmp_path / "ours" / "plan.json").weights if choice.form == "low_rank"}
     assert dims == {16, 32}
+
+
+def test_a_tensor_that_is_not_as_planned(compressed: Callable[[Changes], Path], tmp_path: Path) -> None:
+    source, name = compressed(FORMS["low_rank"]), f"{ATTENTION}.q_proj.first.weight"
+    tensors = load_file(source / "model.safetensors")
+    save_file(tensors | {name: tensors[name][:12].clone()}, source / "model.safetensors")
+    with pytest.raises(CheckpointError) as caught:
+        gac.repair(source, tmp_path / "ours", profile=H100)
+    assert str(caught.value) == (
+        f"{source}: {name} is of shape (12, 64); expected 13 along axis 0, as plan.json says. "
+        "Save or copy the checkpoint again."
+    )

@@ -40,7 +40,7 @@ def test_of_measured_dims_as_cheap_the_smallest() -> None:
 
 
 def test_measured_dims_within_the_limit() -> None:
-    contract = ShapeContract.named("profile", most_overhead=0.05)
+    contract = ShapeContract.named("profile").limited(0.05)
     assert contract.becomes(1000, latency={1000: 900, 1024: 300, 1088: 200}) == 1024
 
 
@@ -49,7 +49,7 @@ def test_a_largest_dim() -> None:
 
 
 def test_a_limit_that_nothing_meets() -> None:
-    assert ShapeContract.named("minimal", most_overhead=0.01).becomes(107) == 107
+    assert ShapeContract.named("minimal").limited(0.01).becomes(107) == 107
 
 
 def test_a_strategy_that_is_unknown() -> None:
@@ -64,7 +64,22 @@ def test_a_strategy_that_is_unknown() -> None:
 @pytest.mark.parametrize("limit", [-0.1, float("nan")])
 def test_a_limit_that_is_none(limit: float) -> None:
     with pytest.raises(GacError) as caught:
-        ShapeContract.named("minimal", limit)
+        ShapeContract.named("minimal").limited(limit)
     assert str(caught.value) == (
         f"a maximum overhead of {limit}; expected a fraction of at least 0, such as 0.1. Correct the number."
+    )
+
+
+def test_a_contract_of_ones_own() -> None:
+    contract = ShapeContract("mine", steps=(128, 64), dims=(64, 192), most_overhead=0.5)
+    assert [contract.becomes(dim) for dim in (60, 65, 129, 193, 200, 250)] == [64, 65, 192, 256, 256, 256]
+
+
+@pytest.mark.parametrize(("steps", "dims"), [((), ()), ((0,), ()), ((8,), (64, 32))])
+def test_a_contract_that_is_none(steps: tuple[int, ...], dims: tuple[int, ...]) -> None:
+    with pytest.raises(GacError) as caught:
+        ShapeContract("mine", steps=steps, dims=dims)
+    assert str(caught.value) == (
+        f"a contract with steps {steps} and dims {dims}; expected a positive step at least, and dims that rise. "
+        "Correct them."
     )

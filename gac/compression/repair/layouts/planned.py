@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 from gac.compression.checkpoint import read_plan
+from gac.compression.repair.layouts.wrong import contradiction
 from gac.compression.repair.seams import Block, Place, Run, Seam, ends, run_of
 from gac.compression.repair.stored import Source
 from gac.forms import Form, Grouped, Operation, form_named
@@ -29,8 +30,18 @@ def _block(source: Source, name: str, choices: Sequence[WeightChoice]) -> Block:
         for place in PLACES[form_named(one.form).kind](one)
         if place.tensor in source.tensors or not place.tensor.endswith(".bias")
     )
+    for place in places:
+        _check_stored(source, place)
     runs = tuple(run for one in choices for run in _runs(name, one))
     return Block((Seam(name, choices[0].dim, places, most),), runs)
+
+
+def _check_stored(source: Source, place: Place) -> None:
+    stored = source.tensors.get(place.tensor)
+    if stored is None or len(stored.shape) <= place.axis or stored.shape[place.axis] != place.ends[-1]:
+        found = "missing" if stored is None else f"of shape {stored.shape}"
+        planned = f"{place.ends[-1]} along axis {place.axis}, as plan.json says"
+        raise contradiction(source, f"{place.tensor} is {found}", planned)
 
 
 def _runs(name: str, choice: WeightChoice) -> Iterator[Run]:
