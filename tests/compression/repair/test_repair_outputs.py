@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import DeepseekV3Config, DeepseekV3ForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, DeepseekV3Config, DeepseekV3ForCausalLM, LlamaConfig, LlamaForCausalLM
 
 import gac
 from gac.compression.repair.contract import STRATEGIES
 from gac.compression.repair.report import Moved
+from gac.models.families import family_of
 from tests.compression.repair.checkpoints import (
     Naming,
     Tensors,
@@ -26,7 +27,7 @@ from tests.compression.repair.checkpoints import (
     weight_names,
     write,
 )
-from tests.models.small import small_model
+from tests.models.small import every_family, small_config, small_model
 
 RANK = 13
 H100 = "nvidia-h100-80gb-hbm3"
@@ -100,6 +101,20 @@ def test_a_width_that_the_config_states_moves_there_too(tiny_model: LlamaForCaus
     assert ours.config.intermediate_size == 112
     ids = torch.arange(20)[None]
     assert relative(ours(ids).logits, theirs(ids).logits) < 1e-5
+
+
+@every_family
+def test_widths_of_every_family(model_type: str, tmp_path: Path) -> None:
+    config = small_config(model_type)
+    neurons = family_of(config).neurons
+    setattr(config, neurons, 107)
+    model = small_model(config)
+    model.save_pretrained(tmp_path / "theirs")
+    gac.repair(tmp_path / "theirs", tmp_path / "ours", profile=H100)
+    ours = AutoModelForCausalLM.from_pretrained(tmp_path / "ours").eval()
+    assert getattr(ours.config, neurons) == 112
+    ids = torch.arange(20)[None]
+    assert relative(ours(ids).logits, model(ids).logits) < 1e-5
 
 
 def test_values_of_latent_attention(tmp_path: Path) -> None:

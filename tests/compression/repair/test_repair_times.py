@@ -8,13 +8,14 @@ import pytest
 from gac.compression.repair.contract import ShapeContract
 from gac.compression.repair.run import decide
 from gac.compression.repair.seams import Block, Run, Seam
-from gac.compression.repair.times import DTYPE, found_in, in_table, measured_dims, summed
+from gac.compression.repair.times import DTYPE, found_in, in_table, measured_dims, on_gpu, summed
 from gac.errors import ProfileError
 from gac.profiling.operators import operation
-from gac.profiling.records import Measurement, Point
+from gac.profiling.records import DeviceLostError, Header, Measurement, Point
 from gac.profiling.table import Profile
 from gac.sites import Workload
 from tests.cli.commands import write_profile
+from tests.headers import make_header
 
 PREFILL = Workload.parse("prefill:1x1024")
 PAIR = Block(
@@ -52,6 +53,38 @@ def test_measured_times() -> None:
     dims = {"q_proj": 1023}, {"q_proj": 1024}
     times = summed("measured", "a GPU", [PAIR], dims, PREFILL, found_in(rows))
     assert (times.before_ns, times.after_ns) == (168_000, 32_001)
+
+
+class Machine:
+    """Stands in for a GPU: a launch takes as many ns as its dims add up to."""
+
+    def __init__(self, header: Header) -> None:
+        self.asked: list[Point] = []
+
+    def measure(self, point: Point) -> Measurement:
+        assert point not in self.asked
+        self.asked.append(point)
+        if point.operation.axes["r"] == 1:
+            raise DeviceLostError(measurement(point, 1.0))
+        return measurement(point, float(sum(point.operation.axes.values())))
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gac.profiling.timing.device.fingerprint", make_header)
+    monkeypatch.setattr("gac.profiling.timing.measure.GpuMeasurer", Machine)
+
+
+def test_every_shape_is_measured_once(machine: None) -> None:
+    dims = {"q_proj": 1023}, {"q_proj": 1024}
+    gpu, look = on_gpu([PAIR, PAIR], dims, [PREFILL])
+    times = summed("measured", gpu, [PAIR, PAIR], dims, PREFILL, look)
+    assert (times.gpu, times.before_ns, times.after_ns) == ("NVIDIA Test GPU", 2 * 10_239, 2 * 10_240)
+
+
+def test_a_gpu_that_fails(machine: None) -> None:
+    with pytest.raises(ProfileError, match=r"the GPU failed: .*; expected a GPU that runs every shape"):
+        on_gpu([PAIR], ({"q_proj": 1}, {"q_proj": 8}), [PREFILL])
 
 
 def measurement(point: Point, ns: float) -> Measurement:
