@@ -268,10 +268,8 @@ def print_row(row: dict[str, Any]) -> None:
     print(f"\n{row['model']}, {row['dtype']}, {row['strategy']}: {dims}")
     print(f"  outputs   {'same' if same(row) else 'DIFFERENT'} (limit {row['limit']:.0e})")
     print(f"            of a pair, given the same inputs: relative difference at most {row['pairs']:.2e}")
-    print(
-        f"            of the model: {row['difference']:.2e}; from the weights run in float32 it is {row['error']:.2e}"
-    )
-    print(f"            away, and the model before repair {row['own_error']:.2e}")
+    print(f"            of the model's logits: {row['difference']:.2e}; from those of the weights run in float32")
+    print(f"            {row['error']:.2e}, and those before repair {row['own_error']:.2e}")
     theirs = row["published_overhead"]
     beside = "" if theirs is None else f"; A100, padded head dims, published: {theirs:.2%}"
     print(f"  memory    +{row['overhead']:.2%}{beside}")
