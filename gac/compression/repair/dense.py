@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+from huggingface_hub.errors import StrictDataclassError
 from transformers import CONFIG_MAPPING
 
 from gac.errors import CheckpointError, ModelError
@@ -53,8 +54,9 @@ def dense_model(config: Mapping[str, Any]) -> DenseModel:
         weights = {weight.name: weight for site in family.sites(whole) for weight in site.weights}
     except ModelError:
         return DenseModel(None, {}, 0, 0)
-    except (TypeError, ValueError, AttributeError) as failure:
+    except (TypeError, ValueError, AttributeError, StrictDataclassError) as failure:
+        reason = " ".join(str(failure).split()).rstrip(".")
         raise CheckpointError(
-            f"config.json is no config of a {architecture} model: {failure}", "its own config", "Copy it again."
+            f"config.json is no config of a {architecture} model: {reason}", "its own config", "Copy it again."
         ) from failure
     return DenseModel(family, weights, whole.num_hidden_layers, whole.hidden_size)

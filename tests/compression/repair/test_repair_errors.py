@@ -209,3 +209,9 @@ def test_a_config_that_is_none(pairs: Tensors, written: Callable[..., Path]) -> 
     source = written(pairs)
     (source / "config.json").write_text(json.dumps([1]))
     assert failure(source) == f"{source / 'config.json'} holds a list; expected a JSON object. Check the path."
+
+
+def test_a_config_of_wrong_types(pairs: Tensors, written: Callable[..., Path]) -> None:
+    message = failure(written(pairs, hidden_size="wide"))
+    assert message.startswith("config.json is no config of a llama model: ")
+    assert message.endswith("; expected its own config. Copy it again.")
