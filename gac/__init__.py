@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gac.allocation.knapsack import knapsack
-    from gac.api import allocate, compress, frontier, load, perplexity, save
+    from gac.api import allocate, compress, frontier, load, perplexity, repair, save
+    from gac.compression.repair.contract import ShapeContract
     from gac.errors import GacError
     from gac.evaluation.divergence import divergence
     from gac.evaluation.evaluate import evaluate
@@ -23,6 +24,7 @@ _HOMES = {
     "allocate": "gac.api",
     "compress": "gac.api",
     "frontier": "gac.api",
+    "repair": "gac.api",
     "save": "gac.api",
     "load": "gac.api",
     "perplexity": "gac.api",
@@ -36,6 +38,7 @@ _HOMES = {
     "Perplexity": "gac.evaluation.results",
     "Plan": "gac.plan",
     "Profile": "gac.profiling.table",
+    "ShapeContract": "gac.compression.repair.contract",
 }
 
 __all__ = [
@@ -46,6 +49,7 @@ __all__ = [
     "Perplexity",
     "Plan",
     "Profile",
+    "ShapeContract",
     "__version__",
     "allocate",
     "compress",
@@ -55,6 +59,7 @@ __all__ = [
     "knapsack",
     "load",
     "perplexity",
+    "repair",
     "save",
 ]
 

@@ -14,6 +14,7 @@ from gac.cli.frontier import frontier
 from gac.cli.graph import graph
 from gac.cli.model import allocate, compress
 from gac.cli.profile import profile, profiles
+from gac.cli.repair import repair
 from gac.cli.study import study
 
 _EPILOG = """\b
@@ -35,11 +36,26 @@ def main() -> None:
     Measure the GPU and learn where and why it collapses (profile, cliffs, explain, study), see what there is to
     choose (graph), choose for every weight at once what it becomes within a budget (allocate) or within every budget
     (frontier), set choices beside each other (compare), apply one (compress), check it (eval) and time it (bench).
+    What others have compressed can be aligned (repair).
     """
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("HF_HUB_VERBOSITY", "error")
 
 
-_COMMANDS = (profile, profiles, cliffs, explain, study, graph, allocate, frontier, compare, compress, evaluate, bench)
+_COMMANDS = (
+    profile,
+    profiles,
+    cliffs,
+    explain,
+    study,
+    graph,
+    allocate,
+    frontier,
+    compare,
+    compress,
+    repair,
+    evaluate,
+    bench,
+)
 for _command in _COMMANDS:
     main.add_command(_command)

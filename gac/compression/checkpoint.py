@@ -18,6 +18,7 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, PreTrainedMode
 from gac.compression.card import model_card
 from gac.compression.fusing import as_run, fuse_inputs
 from gac.compression.layers import empty_module
+from gac.compression.shards import check_there, shard_names
 from gac.errors import CheckpointError, GacError
 from gac.files import from_json, open_to_umask
 from gac.models.families import family_of
@@ -77,12 +78,12 @@ def save_checkpoint(
     _check_matches(model, plan)
     try:
         check_free(target, overwrite)
-        with _new_directory(target) as part:
+        with new_directory(target) as part:
             with quiet_transformers():
                 model.save_pretrained(part)
             if tokenizer is not None:
                 tokenizer.save_pretrained(part)
-            _write_header(part / "config.json", plan)
+            write_header(part / "config.json", plan)
             plan.save(part / "plan.json")
             (part / "README.md").write_text(model_card(plan), encoding="utf-8")
             for shard in part.glob("*.safetensors"):
@@ -108,8 +109,11 @@ def load_checkpoint(
         CheckpointError: a file is missing or damaged, or the files contradict one another.
     """
     source = Path(directory)
-    plan = _read_plan(source)
-    _check_shards(source)
+    plan = read_plan(source)
+    if (source / _INDEX).exists():
+        shard_names(source, _INDEX)
+    else:
+        check_there(source, "model.safetensors")
     config = _read_config(source)
     _check_against_family(source, config, plan)
     with _reading(source), quiet_transformers():
@@ -191,14 +195,17 @@ def check_free(target: Path, overwrite: bool) -> None:
 
 
 @contextlib.contextmanager
-def _new_directory(target: Path) -> Iterator[Path]:
-    """Yield a temporary directory beside ``target``; move it there on success, remove it on failure."""
+def new_directory(target: Path) -> Iterator[Path]:
+    """Yield a temporary directory beside ``target``; move it there on success, remove it on failure.
+
+    A compressed checkpoint that is there is replaced: ``check_free`` says before whether it may be.
+    """
     target.parent.mkdir(parents=True, exist_ok=True)
     part = target.parent / f".{target.name}.{secrets.token_hex(4)}.part"
     part.mkdir()
     try:
         yield part
-        for file in part.iterdir():
+        for file in filter(Path.is_file, part.rglob("*")):
             with file.open("rb") as written:
                 os.fsync(written.fileno())
         _move(part, target)
@@ -221,14 +228,15 @@ def _move(part: Path, target: Path) -> None:
     shutil.rmtree(old)
 
 
-def _write_header(path: Path, plan: Plan) -> None:
+def write_header(path: Path, plan: Plan) -> None:
+    """Write the forms and dims of a plan under ``gac`` of a ``config.json``."""
     modules = {choice.name: {"form": choice.form, "dim": choice.dim} for choice in _changed(plan)}
     config = json.loads(path.read_bytes())
     config["gac"] = {"schema_version": SCHEMA, "modules": modules}
     path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
-def _read_plan(source: Path) -> Plan:
+def read_plan(source: Path) -> Plan:
     """The plan, where ``config.json`` agrees with it."""
     if not is_checkpoint(source):
         raise CheckpointError(
@@ -262,22 +270,6 @@ def _in_words(module: _Module | None) -> str:
 
 def _contradiction(source: Path, given: str, expected: str) -> CheckpointError:
     return CheckpointError(f"{source}: {given}", expected, "Save the model again; these files were changed.")
-
-
-def _check_shards(source: Path) -> None:
-    """The index names files of this directory, and they are there."""
-    path = source / _INDEX
-    names = {"model.safetensors"}
-    if path.exists():
-        try:
-            names = set(json.loads(path.read_bytes())["weight_map"].values())
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as failure:
-            raise _contradiction(source, f"{_INDEX} is no index", "a weight_map from weights to files") from failure
-    for name in sorted(map(str, names)):
-        if Path(name).name != name or not name.endswith(".safetensors"):
-            raise _contradiction(source, f"{_INDEX} names the file {name!r}", "a safetensors file of this directory")
-        if not (source / name).is_file():
-            raise _contradiction(source, f"{name} is missing", "every file that gac.save wrote")
 
 
 @contextlib.contextmanager

@@ -132,7 +132,7 @@ class Field:
 def contestant(name: str, plan: Plan) -> Contestant:
     """A plan as it is."""
     table = {workload.workload: workload.plan_ns for workload in plan.workloads}
-    return Contestant(name, plan.weights, plan.fused, plan.prediction.loss, table)
+    return Contestant(name, plan.weights, plan.fused is True, plan.prediction.loss, table)
 
 
 def shared_contestants(field: Field, budget: float) -> list[Contestant]:

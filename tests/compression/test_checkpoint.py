@@ -410,7 +410,7 @@ def test_an_index_names_only_safetensors_of_its_directory(shard: str, saved: Pat
         load_checkpoint(saved)
     assert str(caught.value) == (
         f"{saved}: model.safetensors.index.json names the file {shard!r}; "
-        "expected a safetensors file of this directory. Save the model again; these files were changed."
+        "expected a safetensors file of this directory. Save or copy the model again."
     )
 
 

@@ -1,0 +1,62 @@
+"""The model before it was compressed, as its config states it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from huggingface_hub.errors import StrictDataclassError
+from transformers import CONFIG_MAPPING
+
+from gac.errors import CheckpointError, ModelError
+from gac.forms import Weight
+from gac.models.families import Family, family_of
+
+# What compressors write as the model_type, and the architecture that they compressed.
+COMPRESSED_TYPES: Mapping[str, str] = MappingProxyType(
+    {
+        "asvd_llama": "llama",
+        "asvd_mistral": "mistral",
+        "asvd_opt": "opt",
+        "palullama": "llama",
+        "palumistral": "mistral",
+    }
+)
+
+
+@dataclass(frozen=True)
+class DenseModel:
+    """The linear weights of the dense model, by name.
+
+    Attributes:
+        family: None where the architecture is not supported; there are no weights then, and no shape is stated.
+    """
+
+    family: Family | None
+    weights: Mapping[str, Weight]
+    layers: int
+    hidden: int
+
+
+def dense_model(config: Mapping[str, Any]) -> DenseModel:
+    """Read it from ``config.json``.
+
+    Raises:
+        CheckpointError: the config is not one of its architecture.
+    """
+    model_type = str(config.get("model_type"))
+    architecture = COMPRESSED_TYPES.get(model_type, model_type)
+    if architecture not in CONFIG_MAPPING:
+        return DenseModel(None, {}, 0, 0)
+    try:
+        whole: Any = CONFIG_MAPPING[architecture].from_dict(dict(config) | {"model_type": architecture})
+        family = family_of(whole)
+        weights = {weight.name: weight for site in family.sites(whole) for weight in site.weights}
+    except ModelError:
+        return DenseModel(None, {}, 0, 0)
+    except (TypeError, ValueError, AttributeError, StrictDataclassError) as failure:
+        reason = " ".join(str(failure).split()).rstrip(".")
+        raise CheckpointError(
+            f"config.json is no config of a {architecture} model: {reason}", "its own config", "Copy it again."
+        ) from failure
+    return DenseModel(family, weights, whole.num_hidden_layers, whole.hidden_size)

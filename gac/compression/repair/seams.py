@@ -1,0 +1,86 @@
+"""Where a dim lies in a checkpoint's tensors, and which GEMMs it moves."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from gac.forms import Operation
+from gac.profiling.operators import operation
+
+Dims = Mapping[str, int]
+"""A dim for every seam, by name."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where zeros go in a tensor: along ``axis``, at each of the positions ``ends``, as many as the dim grows by."""
+
+    tensor: str
+    axis: int
+    ends: tuple[int, ...]
+
+
+def ends(dim: int, copies: int = 1) -> tuple[int, ...]:
+    """The ends of vectors of ``dim`` that lie one after the other."""
+    return tuple(dim * (copy + 1) for copy in range(copies))
+
+
+@dataclass(frozen=True)
+class Seam:
+    """One dim that several tensors share: what one writes, the next reads.
+
+    Attributes:
+        name: whose it is, as in ``model.layers.0.self_attn.q_proj``.
+        places: where it lies; zeros at the end of it change no output.
+        most: the largest dim that the checkpoint's format allows; None: any.
+        stated: the keys under which ``config.json`` states the dim; empty where it does not.
+    """
+
+    name: str
+    dim: int
+    places: tuple[Place, ...]
+    most: int | None = None
+    stated: tuple[str | int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Run:
+    """A GEMM, or a pair of them, of which seams move one axis: its size is ``rest`` + the sum of times * dim.
+
+    Attributes:
+        fixed: the other axes, without the rows m.
+        moved: names of the seams, each with how often its dim counts.
+    """
+
+    operator: str
+    fixed: tuple[tuple[str, int], ...]
+    axis: str
+    moved: tuple[tuple[str, int], ...]
+    rest: int = 0
+
+    def size(self, dims: Dims) -> int:
+        return self.rest + sum(times * dims[name] for name, times in self.moved)
+
+    def operation(self, dims: Dims, rows: int) -> Operation:
+        """What runs for ``rows`` tokens."""
+        return operation(self.operator, m=rows, **dict(self.fixed), **{self.axis: self.size(dims)})
+
+    def only(self, name: str) -> bool:
+        """Whether no other seam moves it."""
+        return [seam for seam, _ in self.moved] == [name]
+
+
+def run_of(name: str, at: Callable[[int], Operation]) -> Run:
+    """The run of one seam, from what runs at each dim (for a single row)."""
+    one, two = at(1).axes, at(2).axes
+    axis = next(axis for axis in one if one[axis] != two[axis])
+    times = two[axis] - one[axis]
+    fixed = tuple((other, size) for other, size in one.items() if other not in ("m", axis))
+    return Run(at(1).operator, fixed, axis, ((name, times),), one[axis] - times)
+
+
+@dataclass(frozen=True)
+class Block:
+    """Seams that are repaired together, and what runs there."""
+
+    seams: tuple[Seam, ...]
+    runs: tuple[Run, ...]

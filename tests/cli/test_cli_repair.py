@@ -1,0 +1,47 @@
+"""Repair on the command line."""
+
+from pathlib import Path
+
+import pytest
+from commands import answer, run
+from transformers import LlamaForCausalLM
+
+from tests.compression.repair.checkpoints import factored, svd_llm, write
+
+H100 = ("--profile", "nvidia-h100-80gb-hbm3")
+
+
+@pytest.fixture
+def theirs(tiny_model: LlamaForCausalLM, tmp_path: Path) -> Path:
+    """Every weight as two factors of rank 13, as SVD-LLM stores them."""
+    return write(tmp_path / "theirs", tiny_model.config, factored(tiny_model, 13, svd_llm))
+
+
+def test_the_tables(theirs: Path, tmp_path: Path) -> None:
+    result = run("repair", theirs, "-o", tmp_path / "ours", *H100)
+    assert result.exit_code == 0, result.output
+    lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
+    assert "model.layers.*.mlp.down_proj 2 13 16 23.08% 5,760" in lines
+    assert "dims 14 of 14 moved, 0 kept that are no multiple of 8" in lines
+    assert "prefill:1x1024 predicted unknown: 14 of 14 GEMMs unknown: 14 of 14 GEMMs" in lines
+    assert (tmp_path / "ours" / "config.json").is_file()
+
+
+def test_json(theirs: Path, tmp_path: Path) -> None:
+    document = answer("repair", theirs, "-o", tmp_path / "ours", "--strategy", "optimal", *H100)
+    assert document["contract"]["strategy"] == "optimal"
+    assert len(document["moved"]) == document["dims"] == 14
+    assert document["bytes_after"] - document["bytes_before"] == document["added_bytes"]
+    assert [one["workload"] for one in document["times"]] == ["prefill:1x1024", "decode:1@1024"]
+
+
+def test_an_error_in_json(theirs: Path) -> None:
+    result = run("repair", theirs, "-o", theirs, *H100, "--json")
+    assert result.exit_code == 1
+    assert f'"given": "the output {theirs} is the input"' in result.stdout
+
+
+def test_an_unknown_strategy(theirs: Path, tmp_path: Path) -> None:
+    result = run("repair", theirs, "-o", tmp_path / "ours", "--strategy", "tradeof")
+    assert result.exit_code == 1
+    assert "Did you mean 'tradeoff'?" in result.stderr
