@@ -49,7 +49,7 @@ from gac.sensitivity.evidence import measure_evidence
 from gac.sensitivity.factors import LayerFactors
 from gac.sensitivity.methods import FACTOR, Method, method_named
 from gac.sensitivity.store import StatisticsStore
-from gac.sensitivity.text import TextSpec, Windows, calibration_text, calibration_windows
+from gac.sensitivity.text import TextSpec, Windows, calibration_text, calibration_windows, check_vocabulary
 from gac.sites import Site, Workload, as_planned, check_forms_fit, check_fusing, curves_together
 
 if TYPE_CHECKING:
@@ -426,7 +426,7 @@ def _measured(
     check_reachable(planned, limit, forms=names, profile=table, workloads=parsed, align=align)
     if kv_cache is not None:
         check_cache_reachable(planned, kv_cache, names, align)
-    windows = calibration_windows(spec, loaded.tokenizer, seed)
+    windows = _calibration_windows(spec, loaded, seed)
     check_finite(loaded.model)
     digest = model_digest(loaded.model, [weight.name for site in sites for weight in site.weights])
     store = _store(digest, windows, how)
@@ -515,6 +515,13 @@ def _calibration(spec: TextSpec | Documents, windows: Windows, loss: float) -> C
     return Calibration(spec.name, len(windows), windows.length, windows.digest, loss, digests)
 
 
+def _calibration_windows(spec: TextSpec | Documents, loaded: Loaded, seed: int) -> Windows:
+    windows = calibration_windows(spec, loaded.tokenizer, seed)
+    embedding: Any = loaded.model.get_input_embeddings()
+    check_vocabulary(windows, embedding.num_embeddings)
+    return windows
+
+
 def _planned_windows(plan: Plan, loaded: Loaded, calibration: Text | None = None) -> Windows:
     text = plan.calibration
     if calibration is None and text.documents:
@@ -525,7 +532,7 @@ def _planned_windows(plan: Plan, loaded: Loaded, calibration: Text | None = None
         )
     spec = TextSpec(text.text) if calibration is None else calibration_text(calibration)
     spec = replace(spec, windows=text.windows, length=text.window_tokens)
-    windows = calibration_windows(spec, loaded.tokenizer, plan.seed)
+    windows = _calibration_windows(spec, loaded, plan.seed)
     if windows.digest != text.digest:
         raise PlanError(
             f"calibration text {spec.name} has digest {windows.digest[:12]} here",

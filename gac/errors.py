@@ -34,6 +34,10 @@ class ModelError(GacError):
     """A model that cannot be loaded, is of no supported family, or holds non-finite weights."""
 
 
+class StatisticsError(GacError):
+    """Kept statistics, curves or factors of a model that cannot be written or read."""
+
+
 class TextError(GacError):
     """Calibration or evaluation text that is missing, too short, or of an unknown name."""
 

@@ -19,7 +19,11 @@ def home() -> Path:
 
 @contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
-    """Yield a temporary name beside ``path``; rename it onto ``path`` on success, remove it on failure."""
+    """Yield a temporary name beside ``path``; rename it onto ``path`` on success, remove it on failure.
+
+    The content is on the disk before the name is, and the name before this returns. A process that is killed leaves
+    a hidden ``.part`` file, which nothing reads.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
     os.close(handle)
@@ -30,8 +34,20 @@ def atomic_path(path: Path) -> Iterator[Path]:
             os.fsync(written.fileno())
         open_to_umask(temporary)
         temporary.replace(path)
+        sync_directory(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def sync_directory(path: Path) -> None:
+    """Put the names in a directory on the disk, where the system can: a new file's name is not part of the file."""
+    if os.name != "posix":
+        return
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def open_to_umask(path: Path) -> None:

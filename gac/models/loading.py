@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 import transformers
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from torch import nn
 from transformers import PreTrainedModel
@@ -325,13 +326,14 @@ def _reading(name: str) -> Iterator[None]:
     """Turn what transformers raises for a checkpoint it cannot read into one ModelError."""
     try:
         yield
-    except (OSError, ValueError, RuntimeError, SafetensorError) as failure:
+    except (OSError, ValueError, RuntimeError, ArithmeticError, SafetensorError, StrictDataclassError) as failure:
+        said = failure.__cause__ if isinstance(failure, StrictDataclassError) else None
         raise ModelError(
-            f"model {name!r} cannot be loaded: {_first_line(failure)}",
+            f"model {name!r} cannot be loaded: {_first_line(said or failure)}",
             "a directory or hub id of a causal language model that transformers can read",
             "Check the name and the network; smollm2 needs neither.",
         ) from failure
 
 
-def _first_line(failure: Exception) -> str:
+def _first_line(failure: BaseException) -> str:
     return str(failure).strip().partition("\n")[0].rstrip(".")

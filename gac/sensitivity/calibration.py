@@ -102,6 +102,7 @@ def stream_moments(
 
     Raises:
         ModelError: the loss or a statistic is not finite, or the model is no stack of decoder layers.
+        StatisticsError: what is kept cannot be written or read.
     """
     weights: dict[int, list[Weight]] = {}
     for site in sites:
@@ -173,11 +174,15 @@ def decoder_layers(model: nn.Module, weights: Mapping[int, Sequence[Weight]]) ->
 
 def _restore(store: StatisticsStore | None, backward: LayerwiseBackward, last: int) -> int:
     """The layer to begin with: below an interrupted run's boundary where nothing above it is wanted any more."""
-    if store is not None and store.boundary.exists():
+    if store is None:
+        return backward.last
+    try:
         kept = read_tensors(store.boundary, torch.device("cpu"))
-        if int(kept["layer"]) > last and kept["gradients"].shape == backward.gradients.shape:
-            backward.gradients.copy_(kept["gradients"])
-            return int(kept["layer"]) - 1
+    except FileNotFoundError:
+        return backward.last
+    if int(kept["layer"]) > last and kept["gradients"].shape == backward.gradients.shape:
+        backward.gradients.copy_(kept["gradients"])
+        return int(kept["layer"]) - 1
     return backward.last
 
 

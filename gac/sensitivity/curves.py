@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from itertools import groupby
 
 import torch
-from safetensors.numpy import load_file
 from torch import Tensor, nn
 from tqdm import tqdm
 
@@ -13,7 +12,7 @@ from gac.models.loading import read_parameter
 from gac.sensitivity.calibration import stream_moments
 from gac.sensitivity.factors import LayerFactors, LayerFit, fit_layer
 from gac.sensitivity.methods import Method
-from gac.sensitivity.store import StatisticsStore, TensorFile, Writer, background_writer
+from gac.sensitivity.store import StatisticsStore, TensorFile, Writer, background_writer, read_arrays
 from gac.sites import Floats, LossCurve, Site, SiteCurves
 
 
@@ -41,6 +40,7 @@ def measure_curves(
 
     Raises:
         ModelError: a statistic is not finite.
+        StatisticsError: what is kept cannot be written or read.
     """
     fits = stream_fits(model, sites, windows, method, store, progress=progress)
     losses = {layer: fit.losses for layer, fit in fits}
@@ -68,6 +68,7 @@ def stream_fits(
 
     Raises:
         ModelError: a statistic is not finite.
+        StatisticsError: what is kept cannot be written or read.
     """
     by_layer = {layer: list(group) for layer, group in groupby(sites, key=lambda site: site.layer)}
     for layer in [layer for layer in by_layer if store and _is_kept(store, method, layer)]:
@@ -90,7 +91,7 @@ def _is_kept(store: StatisticsStore, method: Method, layer: int) -> bool:
 
 
 def _read(store: StatisticsStore, method: Method, layer: int, device: torch.device) -> LayerFit:
-    losses = load_file(store.losses(method.name, layer))
+    losses = read_arrays(store.losses(method.name, layer))
     return LayerFit(losses, LayerFactors(TensorFile(store.factors(method.name, layer), device)))
 
 

@@ -3,16 +3,14 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
-from safetensors.numpy import load_file, save_file
 from torch import Tensor, nn
 
 from gac.errors import ModelError
-from gac.files import atomic_path
 from gac.models.loading import first_offloaded
 from gac.sensitivity.first_order import stream_changes
 from gac.sensitivity.methods import Method
 from gac.sensitivity.probes import stream_probes
-from gac.sensitivity.store import StatisticsStore
+from gac.sensitivity.store import StatisticsStore, read_arrays, write_arrays
 from gac.sites import Floats, Site
 
 Stream = Callable[
@@ -41,19 +39,19 @@ def measure_evidence(
 
     Raises:
         ModelError: a loss or a statistic is not finite, or a weight is offloaded.
+        StatisticsError: what is kept cannot be written or read.
     """
     if rule not in STREAMS:
         return {}
     _check_in_memory(rule, model)
     layers = dict.fromkeys(site.layer for site in sites)
     paths = {layer: store.evidence(rule, method.name, layer) for layer in layers} if store else {}
-    found = {layer: load_file(path) for layer, path in paths.items() if path.exists()}
+    found = {layer: read_arrays(path) for layer, path in paths.items() if path.exists()}
     missing = [site for site in sites if site.layer not in found]
     for layer, measured in STREAMS[rule](model, missing, windows, method, store, progress):
         found[layer] = measured
         if paths:
-            with atomic_path(paths[layer]) as temporary:
-                save_file(measured, temporary)
+            write_arrays(paths[layer], measured)
     return {name: values for layer in layers for name, values in found[layer].items()}
 
 

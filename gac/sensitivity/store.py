@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from gac.errors import StatisticsError
 from gac.files import atomic_path
+from gac.sites import Floats
 
 _safe_open: Any = safe_open  # not annotated
 
@@ -50,21 +52,68 @@ class StatisticsStore:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write tensors as one safetensors file that is whole or absent."""
-    with atomic_path(path) as temporary:
-        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, temporary)
+    """Write tensors as one safetensors file that is whole or absent.
+
+    Raises:
+        StatisticsError: the place is not writable, or full.
+    """
+    held = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    try:
+        with atomic_path(path) as temporary:
+            save_file(held, temporary)
+    except (OSError, SafetensorError) as failure:
+        raise StatisticsError(
+            f"statistics cannot be written to {path}: {failure}",
+            "a writable place with room, which GAC_HOME names",
+            "Make room or set GAC_HOME, and run the same again: finished layers are kept.",
+        ) from failure
+
+
+def write_arrays(path: Path, arrays: Mapping[str, Floats]) -> None:
+    """Write arrays as ``write_tensors`` writes tensors."""
+    write_tensors(path, {name: torch.from_numpy(array) for name, array in arrays.items()})
 
 
 def read_tensors(path: Path, device: torch.device) -> dict[str, Tensor]:
-    """Every tensor of a file."""
-    return load_file(path, device=str(device))
+    """Every tensor of a file.
+
+    Raises:
+        FileNotFoundError: there is none.
+        StatisticsError: the file is damaged or cannot be read.
+    """
+    with _reading(path):
+        return load_file(path, device=str(device))
+
+
+def read_arrays(path: Path) -> dict[str, Floats]:
+    """Every array of a file that ``write_arrays`` wrote; raises as ``read_tensors`` does."""
+    return {name: tensor.numpy() for name, tensor in read_tensors(path, torch.device("cpu")).items()}
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except (OSError, SafetensorError) as failure:
+        raise StatisticsError(
+            f"kept statistics {path} cannot be read: {failure}",
+            "a file as calibration wrote it",
+            "Delete it: what it held is measured again.",
+        ) from failure
 
 
 class TensorFile(Mapping[str, Tensor]):
-    """The tensors of a safetensors file by name, each read when it is asked for."""
+    """The tensors of a safetensors file by name, each read when it is asked for.
+
+    Raises:
+        StatisticsError: the file is damaged or cannot be read.
+    """
 
     def __init__(self, path: Path, device: torch.device) -> None:
-        self._file = _safe_open(path, framework="pt", device=str(device))
+        with _reading(path):
+            self._file = _safe_open(path, framework="pt", device=str(device))
         self._names = frozenset(self._file.keys())
 
     def __getitem__(self, name: str) -> Tensor:

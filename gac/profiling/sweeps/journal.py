@@ -7,7 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 
-from gac.errors import ProfileError
+from gac.errors import GacError, ProfileError
+from gac.files import sync_directory
 from gac.profiling.records import (
     AgainLine,
     Header,
@@ -51,20 +52,25 @@ class Journal:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._file = self.path.open("a+b", buffering=0)
         except OSError as failure:
-            raise ProfileError(
-                f"profile {self.path} cannot be written: {failure.strerror}", "a writable path", "Choose another path."
-            ) from failure
+            raise self._unwritable(failure) from failure
         try:
             self._lock()
             self._resume()
+        except OSError as failure:
+            self._file.close()
+            raise self._unwritable(failure) from failure
         except BaseException:
             self._file.close()
             raise
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        os.fsync(self._file.fileno())
-        self._file.close()
+        with self._file:
+            try:
+                os.fsync(self._file.fileno())
+            except OSError as failure:
+                if not isinstance(error, GacError):  # which already says what failed
+                    raise self._full(failure.strerror or "input/output error") from failure
 
     def find(self, point: Point) -> Measurement | None:
         """The measurement of this point, if the file holds it."""
@@ -122,6 +128,11 @@ class Journal:
         if not whole:
             raise self._full("no room")
 
+    def _unwritable(self, failure: OSError) -> ProfileError:
+        return ProfileError(
+            f"profile {self.path} cannot be written: {failure.strerror}", "a writable path", "Choose another path."
+        )
+
     def _full(self, reason: str) -> ProfileError:
         return ProfileError(
             f"profile {self.path} cannot be written to the end: {reason}",
@@ -154,6 +165,8 @@ class Journal:
         self._file.truncate(whole)
         if not whole:
             self._write(HeaderLine("header", self._header))
+            os.fsync(self._file.fileno())
+            sync_directory(self.path.parent)
         elif self._header.shared_with not in ("", found.header.shared_with):
             self._write(SharedLine("shared", self._header.shared_with))
 

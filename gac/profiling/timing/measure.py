@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gac.errors import ProfileError
 from gac.profiling.records import DeviceLostError, Header, Launch, Measurement, Point
 from gac.profiling.timing.launches import CallLostError, trace
 from gac.profiling.timing.operands import Pools
@@ -25,15 +26,25 @@ class GpuMeasurer:
 
     Args:
         header: the device's fingerprint.
+
+    Raises:
+        ProfileError: the device has no room for the operands, or does not run at all.
     """
 
     def __init__(self, header: Header) -> None:
-        _cuda.empty_cache()  # an earlier measurer's memory counts as free
-        free, _ = _cuda.mem_get_info()
-        self._pools = Pools("cuda", int(_POOL_SHARE * free))
-        self._watch = Stopwatch(header.l2_bytes, header.sm_clock_max_mhz)
         self._checked: set[Point] = set()
-        torch.cuda.synchronize()
+        try:
+            _cuda.empty_cache()  # an earlier measurer's memory counts as free
+            free, _ = _cuda.mem_get_info()
+            self._pools = Pools("cuda", int(_POOL_SHARE * free))
+            self._watch = Stopwatch(header.l2_bytes, header.sm_clock_max_mhz)
+            torch.cuda.synchronize()
+        except RuntimeError as failure:
+            raise ProfileError(
+                f"the GPU cannot be prepared: {_first_line(failure)}",
+                "a GPU that works, with a tenth of its memory free",
+                "Look at nvidia-smi: end what else uses the GPU, or restart it.",
+            ) from failure
 
     def measure(self, point: Point) -> Measurement:
         """Time one point; one that runs wrong or not at all gets an error and no number.

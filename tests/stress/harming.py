@@ -1,0 +1,110 @@
+"""Runs a job of ``tests.stress.victims`` in a process of its own, harms it, and looks at what it leaves."""
+
+import hashlib
+import multiprocessing
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+import gac.api
+from gac.profiling.table import Profile
+from gac.sensitivity.store import read_tensors
+from tests.stress import victims
+from tests.stress.victims import Harm, serve
+
+_context = multiprocessing.get_context("forkserver")  # forks a process that has torch loaded and does nothing else
+_context.set_forkserver_preload(["tests.stress.victims"])
+
+KILLED = "killed"
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a process ended: ``done``, a GacError in words, or ``killed``; and how many calls it made until then."""
+
+    outcome: str
+    calls: int = 0
+
+
+class Victim:
+    """A process that runs a job; ``end`` waits for it."""
+
+    def __init__(self, job: str, world: Path, trial: Path, harm: Harm | None = None) -> None:
+        trial.mkdir(exist_ok=True)
+        self._said, theirs = _context.Pipe(duplex=False)
+        self._process = _context.Process(target=serve, args=(job, world, trial, harm or Harm(), theirs))
+        self._process.start()
+        theirs.close()
+        try:
+            assert self._said.recv() == "ready"
+        except EOFError:
+            self._said.close()  # killed by its very first calls
+
+    def end(self, kill_after: float | None = None) -> Ended:
+        """Wait for it, or for so many seconds and kill it.
+
+        Raises:
+            AssertionError: it ended by another exception than a GacError.
+        """
+        if kill_after is not None:
+            time.sleep(kill_after)
+            self._process.kill()
+        try:
+            ended = Ended(*self._said.recv())
+        except (EOFError, OSError):
+            ended = Ended(KILLED)
+        self._process.join()
+        assert ended.outcome != KILLED or self._process.exitcode == -9, f"exit status {self._process.exitcode}"
+        return ended
+
+
+def make_world(world: Path) -> None:
+    """What the jobs read, made in a process of its own."""
+    process = _context.Process(target=victims.make_world, args=(world,))
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+
+
+def run(job: str, world: Path, trial: Path, harm: Harm | None = None) -> Ended:
+    return Victim(job, world, trial, harm).end()
+
+
+def check_whole(trial: Path) -> None:
+    """Whatever has its final name can be read to its end; hidden files and directories are nobody's."""
+    for path in sorted(trial.rglob("*")):
+        if any(part.startswith(".") for part in path.relative_to(trial).parts):
+            continue
+        if path.suffix == ".jsonl" and b"\n" in path.read_bytes():
+            Profile.load(path)
+        elif path.name == "plan.json":
+            gac.Plan.load(path)
+        elif path.suffix == ".safetensors":
+            read_tensors(path, torch.device("cpu"))
+        elif path.name == "small":
+            gac.api.load(path)
+
+
+def result(job: str, trial: Path) -> object:
+    """What the job is for, in a form that can be compared."""
+    if job == "profile":
+        measured = Profile.load(trial / "gpu.jsonl").measurements
+        return {row.point: (row.passes, row.launches) for row in measured}
+    if job == "allocate":
+        return (trial / "plan.json").read_bytes()
+    files = sorted((trial / "small").iterdir())
+    return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+
+
+def timings(trial: Path) -> tuple[int, int]:
+    """How many timings the profile holds, passes and sentinels, and how many were taken in all runs."""
+    counted = trial / "counted"
+    taken = counted.stat().st_size if counted.exists() else 0
+    path = trial / "gpu.jsonl"
+    if not path.exists() or b"\n" not in path.read_bytes():
+        return 0, taken
+    held = Profile.load(path)
+    kept = sum(len(row.passes) for row in held.measurements) + sum(map(len, held.sentinels.values()))
+    return kept, taken

@@ -1,0 +1,203 @@
+"""Jobs that are killed, run out of room, or run beside themselves: the next run finishes with the same result.
+
+``tests/benchmarks/crashes.py`` does the same as often as it is told.
+"""
+
+import dataclasses
+import random
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+from gac.errors import ProfileError, StatisticsError
+from gac.profiling.sweeps.journal import Journal
+from gac.profiling.sweeps.sweep import run_sweep
+from gac.profiling.table import Profile
+from gac.sensitivity.store import write_arrays, write_tensors
+from tests.headers import make_header
+from tests.stress.harming import KILLED, Victim, check_whole, make_world, result, run, timings
+from tests.stress.victims import JOBS, POINTS, CountingMeasurer, Harm
+
+LEAST_FILE = 200  # what the tests themselves write is smaller
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A job that nothing happened to: what came of it, its calls, its seconds, and its largest file in bytes."""
+
+    result: object
+    calls: int
+    seconds: float
+    largest: int
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("world")
+    make_world(made)
+    return made
+
+
+@pytest.fixture(scope="module")
+def wholes(world: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Whole]:
+    found = {}
+    for job in JOBS:
+        trial = tmp_path_factory.mktemp(job)
+        victim, begun = Victim(job, world, trial), time.monotonic()
+        ended = victim.end()
+        assert ended.outcome == "done"
+        largest = max(path.stat().st_size for path in trial.rglob("*") if path.is_file())
+        found[job] = Whole(result(job, trial), ended.calls, time.monotonic() - begun, largest)
+    return found
+
+
+def check_finishes(job: str, world: Path, trial: Path, whole: Whole) -> None:
+    check_whole(trial)
+    assert run(job, world, trial).outcome == "done"
+    assert result(job, trial) == whole.result
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("job", JOBS)
+def test_killed_at_a_call_it_is_finished_by_the_next_run(
+    job: str, seed: int, world: Path, tmp_path: Path, wholes: dict[str, Whole]
+) -> None:
+    call = random.Random(f"{job} {seed}").randint(1, int(0.95 * wholes[job].calls))
+    assert run(job, world, tmp_path, Harm(at_call=call)).outcome == KILLED
+    check_finishes(job, world, tmp_path, wholes[job])
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_killed_at_a_moment_it_is_finished_by_the_next_run(
+    job: str, world: Path, tmp_path: Path, wholes: dict[str, Whole]
+) -> None:
+    for seed in range(2):  # the second time what the first left is there
+        Victim(job, world, tmp_path).end(kill_after=random.Random(seed).uniform(0, 0.8 * wholes[job].seconds))
+    check_finishes(job, world, tmp_path, wholes[job])
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_at_most_the_timing_that_is_being_written_is_lost(
+    seed: int, world: Path, tmp_path: Path, wholes: dict[str, Whole]
+) -> None:
+    call = random.Random(f"timing {seed}").randint(1, wholes["profile"].calls)
+    run("profile", world, tmp_path, Harm(at_call=call))
+    kept, taken = timings(tmp_path)
+    assert taken - 1 <= kept <= taken
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_profile_that_ends_anywhere_goes_on_there(seed: int, tmp_path: Path, wholes: dict[str, Whole]) -> None:
+    path = tmp_path / "gpu.jsonl"
+    run_sweep(POINTS, path, CountingMeasurer(tmp_path / "first"), make_header(), progress=False)
+    whole = path.read_bytes()
+    cut = random.Random(seed).randint(0, len(whole))
+    path.write_bytes(whole[:cut])
+    lost = whole[whole.rfind(b"\n", 0, cut) + 1 :].count(b'"row"') + whole[cut:].count(b'"again"')
+    report = run_sweep(POINTS, path, CountingMeasurer(tmp_path / "again"), make_header(), progress=False)
+    assert report.timed <= lost + 1
+    assert result("profile", tmp_path) == wholes["profile"].result
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("job", JOBS)
+def test_on_a_full_disk_it_says_so_and_is_finished_by_the_next_run(
+    job: str, seed: int, world: Path, tmp_path: Path, wholes: dict[str, Whole]
+) -> None:
+    room = random.Random(f"{job} {seed}").randint(LEAST_FILE, wholes[job].largest - 1)
+    ended = run(job, world, tmp_path, Harm(largest_file=room))
+    assert "File too large" in ended.outcome or "no room" in ended.outcome
+    assert ended.outcome.startswith({"profile": "ProfileError"}.get(job, ("StatisticsError", "CheckpointError")))
+    check_finishes(job, world, tmp_path, wholes[job])
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_two_at_once_do_not_spoil_each_other(job: str, world: Path, tmp_path: Path, wholes: dict[str, Whole]) -> None:
+    both = [Victim(job, world, tmp_path), Victim(job, world, tmp_path)]
+    outcomes = sorted(victim.end().outcome for victim in both)
+    assert outcomes[-1] == "done"
+    assert outcomes[0] == "done" or outcomes[0].startswith(("ProfileError", "CheckpointError"))
+    check_finishes(job, world, tmp_path, wholes[job])
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_the_wall_clock_decides_nothing(job: str, world: Path, tmp_path: Path, wholes: dict[str, Whole]) -> None:
+    assert run(job, world, tmp_path, Harm(wild_clock=True)).outcome == "done"
+    assert result(job, tmp_path) == wholes[job].result
+
+
+def test_a_profile_is_resumed_at_an_earlier_date(tmp_path: Path) -> None:
+    path = tmp_path / "gpu.jsonl"
+    for date, points in (("2031-01-01", POINTS[:9]), ("1970-01-01", POINTS)):
+        header = dataclasses.replace(make_header(), date=date)
+        run_sweep(points, path, CountingMeasurer(tmp_path / "counted"), header, passes=1, progress=False)
+    assert len(Profile.load(path).measurements) == len(POINTS)
+
+
+# --- places that cannot be written, and files that were damaged -------------------------------------------------------
+
+NOWHERE = Path("/proc/gac")  # not even root can make a file there
+
+
+def test_statistics_that_cannot_be_written_are_named() -> None:
+    with pytest.raises(StatisticsError) as caught:
+        write_arrays(NOWHERE / "losses.safetensors", {"loss": torch.zeros(1).numpy()})
+    assert str(caught.value) == (
+        "statistics cannot be written to /proc/gac/losses.safetensors: [Errno 2] No such file or directory: "
+        "'/proc/gac'; expected a writable place with room, which GAC_HOME names. Make room or set GAC_HOME, and run "
+        "the same again: finished layers are kept."
+    )
+
+
+def test_a_profile_that_cannot_be_written_is_named() -> None:
+    with pytest.raises(ProfileError, match=r"profile /proc/gac/gpu\.jsonl cannot be written: No such file"):
+        Journal(NOWHERE / "gpu.jsonl", make_header()).__enter__()
+
+
+def test_a_file_system_without_locks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    with pytest.raises(ProfileError, match=r"gpu\.jsonl cannot be written: No locks available; expected a writable"):
+        Journal(tmp_path / "gpu.jsonl", make_header()).__enter__()
+
+
+def test_a_disk_that_fails_at_the_end_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with (
+        pytest.raises(ProfileError, match=r"gpu\.jsonl cannot be written to the end: Input/output error"),
+        Journal(tmp_path / "gpu.jsonl", make_header()),
+    ):
+        monkeypatch.setattr("os.fsync", _io_error)
+
+
+def _io_error(_handle: int) -> None:
+    raise OSError(5, "Input/output error")
+
+
+def test_kept_statistics_that_were_damaged_are_named(world: Path, tmp_path: Path) -> None:
+    assert run("allocate", world, tmp_path).outcome == "done"
+    for damaged in (tmp_path / "home").rglob("losses-*-0001.safetensors"):
+        damaged.write_bytes(damaged.read_bytes()[:-8])
+    outcome = run("allocate", world, tmp_path).outcome
+    assert outcome.startswith("StatisticsError: kept statistics ")
+    assert outcome.endswith("expected a file as calibration wrote it. Delete it: what it held is measured again.")
+
+
+def test_a_damaged_boundary_is_named(world: Path, tmp_path: Path) -> None:
+    run("allocate", world, tmp_path)
+    store = next((tmp_path / "home" / "statistics").iterdir())
+    for path in store.iterdir():
+        path.unlink()
+    (store / "boundary.safetensors").write_bytes(b"torn")
+    assert "boundary.safetensors cannot be read" in run("allocate", world, tmp_path).outcome
+
+
+def test_a_file_is_on_the_disk_before_its_name_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[bool] = []
+    monkeypatch.setattr("os.fsync", lambda _handle: seen.append((tmp_path / "x.safetensors").exists()))
+    write_tensors(tmp_path / "x.safetensors", {"x": torch.zeros(4)})
+    assert seen == [False, True]  # the content, and then the directory that holds the name

@@ -1,0 +1,172 @@
+"""What is harmed: jobs that write files, each run in a process of its own, in a world that was made beforehand."""
+
+import os
+import random
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tqdm import tqdm
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+import gac.api
+from gac.errors import GacError
+from gac.forms import low_rank
+from gac.profiling.records import Launch, Measurement, Point
+from gac.profiling.sweeps import sweep
+from gac.sensitivity import calibration
+from tests.headers import make_header
+
+POINTS = [Point(low_rank(1, 64, rank, 64)) for rank in range(1, 31)]
+WRITERS = (
+    "gac/files.py",
+    "gac/sensitivity/store.py",
+    "gac/sensitivity/evidence.py",
+    "gac/profiling/sweeps/journal.py",
+    "gac/compression/checkpoint.py",
+    "safetensors/torch.py",
+    "/shutil.py",
+    "/tempfile.py",
+)
+"""The code that files go through; a process is killed at one of its calls."""
+
+
+def make_world(world: Path) -> None:
+    """A model of two layers with a tokenizer, text to calibrate it on, a latency table, and a plan."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=256,
+        hidden_size=32,
+        intermediate_size=88,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=128,
+        tie_word_embeddings=False,
+    )
+    LlamaForCausalLM(config).save_pretrained(world / "model")
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend = Tokenizer(models.BPE(vocab={byte: index for index, byte in enumerate(alphabet)}, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    PreTrainedTokenizerFast(tokenizer_object=backend).save_pretrained(world / "model")
+    draw = random.Random(0)
+    words = ["the", "rank", "of", "a", "weight", "is", "small", "where", "curvature", "falls", "off"]
+    (world / "text.txt").write_text(" ".join(draw.choice(words) for _ in range(500)), encoding="utf-8")
+    profile(world, world)
+    allocate(world, world)
+
+
+class CountingMeasurer:
+    """100 ns a unit of rank; every timing leaves a byte in a file of its own before it is handed over."""
+
+    def __init__(self, counted: Path) -> None:
+        self._counted = os.open(counted, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+    def measure(self, point: Point) -> Measurement:
+        os.write(self._counted, b".")
+        axes = point.operation.axes
+        return Measurement("low_rank", axes, "bf16", "cold", 100.0 * axes["r"], 1.0, 10, 1980, True)
+
+    def launches(self, points: Sequence[Point]) -> list[tuple[Launch, ...]]:
+        name = {0: "gemm", 1: "gemm_odd"}
+        return [(Launch(name[point.operation.axes["r"] % 2], (2, 1, 1), (128, 1, 1), 0),) for point in points]
+
+
+def profile(_world: Path, trial: Path) -> None:
+    sweep.SENTINEL_SECONDS = 1e9  # the last three alone
+    counted = trial / "counted"
+    sweep.run_sweep(POINTS, trial / "gpu.jsonl", CountingMeasurer(counted), make_header(), passes=3, progress=False)
+
+
+def allocate(world: Path, trial: Path) -> None:
+    os.environ["GAC_HOME"] = str(trial / "home")
+    calibration.SNAPSHOT_SECONDS = -1.0  # a boundary between any two layers
+    plan = gac.api.allocate(
+        world / "model",
+        0.6,
+        calibration=f"{world / 'text.txt'}:4x32",
+        profile=world / "gpu.jsonl",
+        align=False,
+        rule="zero-sum",  # keeps files of its own beside the curves
+        progress=False,
+    )
+    plan.save(trial / "plan.json")
+
+
+def compress(world: Path, trial: Path) -> None:
+    os.environ["GAC_HOME"] = str(trial / "home")
+    plan = gac.Plan.load(world / "plan.json")
+    model = gac.api.compress(world / "model", plan, progress=False)
+    if not (trial / "small").exists():
+        gac.api.save(model, trial / "small")
+
+
+JOBS: dict[str, Callable[[Path, Path], None]] = {"profile": profile, "allocate": allocate, "compress": compress}
+
+
+@dataclass(frozen=True)
+class Harm:
+    """What befalls a process; nothing by default.
+
+    Attributes:
+        at_call: it is killed at this call of the code in ``WRITERS``; 0: never.
+        largest_file: bytes after which a file takes no more, as on a full disk; None: any number.
+        wild_clock: the wall clock jumps by years between two readings.
+    """
+
+    at_call: int = 0
+    largest_file: int | None = None
+    wild_clock: bool = False
+
+
+def serve(job: str, world: Path, trial: Path, harm: Harm, said: Connection) -> None:
+    """Run a job under a harm; says ``ready``, and then what came of it and how many calls were counted."""
+    torch.set_num_threads(1)
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    tqdm.set_lock(threading.RLock())  # its own would be a semaphore that a killed process leaves behind
+    calls = _count_calls(harm.at_call)
+    if harm.largest_file is not None:
+        _limit_files(harm.largest_file)
+    if harm.wild_clock:
+        draw = random.Random(0)
+        time.time = lambda: draw.uniform(0, 4e9)  # type: ignore[assignment]
+    said.send("ready")
+    outcome = "done"
+    try:
+        JOBS[job](world, trial)
+    except GacError as failure:
+        outcome = f"{type(failure).__name__}: {failure}"
+    sys.setprofile(None)
+    said.send((outcome, calls[0]))
+
+
+def _count_calls(last: int) -> list[int]:
+    """Count the calls that ``WRITERS`` enter or make; at the last one the process ends as by ``kill -9``."""
+    count = [0]
+
+    def look(frame: FrameType, event: str, _argument: Any) -> None:
+        if event in ("call", "c_call") and frame.f_code.co_filename.endswith(WRITERS):
+            count[0] += 1
+            if count[0] == last:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.setprofile(look)
+    sys.setprofile(look)
+    return count
+
+
+def _limit_files(largest: int) -> None:
+    import resource
+
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (largest, largest))
