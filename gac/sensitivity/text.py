@@ -35,7 +35,7 @@ class TextSpec:
         """Read ``NAME`` or ``NAME:WINDOWSxLENGTH`` (``wiki-sample:16x512``); a size in the text wins.
 
         Raises:
-            TextError: no window, or windows of less than 2 tokens.
+            TextError: a size below 1.
         """
         match = _SIZED.fullmatch(text)
         spec = cls(match[1], int(match[2]), int(match[3])) if match else cls(text, windows, length)
@@ -94,7 +94,7 @@ def calibration_text(given: Text) -> TextSpec | Documents:
     """What a caller calls calibration text: a name or path, read by ``TextSpec.parse``, or documents.
 
     Raises:
-        TextError: no window, windows of less than 2 tokens, or documents that are no strings.
+        TextError: a size below 1, or documents that are no strings.
     """
     return TextSpec.parse(given) if isinstance(given, str) else Documents.of(given)
 
@@ -109,9 +109,13 @@ def calibration_windows(spec: TextSpec | Documents | str, tokenizer: Any, seed: 
         seed: 0 takes the first windows; any other draws them from the whole calibration text, in text order.
 
     Raises:
-        TextError: an unknown source, one that cannot be read, or too few tokens.
+        TextError: an unknown source, one that cannot be read, too few tokens, or windows of one token.
     """
     spec = TextSpec.parse(spec) if isinstance(spec, str) else spec
+    if spec.length < 2:
+        raise TextError(
+            f"calibration windows of {spec.length} token", "at least 2: the first is not predicted", "Ask for more."
+        )
     ids = _calibration_tokens(spec, tokenizer)
     every = _all_windows(spec.name, ids, spec.windows, spec.length, "calibration")
     if seed == 0:
@@ -182,10 +186,10 @@ def check_vocabulary(windows: Windows, vocabulary: int) -> None:
 
 
 def _check_size(windows: int | None, length: int) -> None:
-    if length < 2 or (windows is not None and windows < 1):
+    if length < 1 or (windows is not None and windows < 1):
         raise TextError(
             f"{windows} windows of {length} tokens",
-            "at least 1 window of at least 2 tokens: the first is not predicted",
+            "at least 1 window of at least 1 token",
             "Ask for a positive size, like wiki-sample:64x1024.",
         )
 

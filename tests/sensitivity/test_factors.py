@@ -7,6 +7,7 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
+from gac.errors import StatisticsError
 from gac.models.families import family_of
 from gac.sensitivity import curves
 from gac.sensitivity.calibration import stream_moments
@@ -98,7 +99,7 @@ def test_a_layer_whose_factors_are_gone_is_measured_again(tiny_model: LlamaForCa
 
 def test_what_cannot_be_written_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(FileExistsError), background_writer() as writer:
+    with pytest.raises(StatisticsError, match=r"in it: .* File exists"), background_writer() as writer:
         writer.write({tmp_path / "file" / "in it": {"one": torch.ones(1)}})
 
 

@@ -100,7 +100,7 @@ def result(job: str, trial: Path) -> object:
 
 def timings(trial: Path) -> tuple[int, int]:
     """How many timings the profile holds, passes and sentinels, and how many were taken in all runs."""
-    counted = trial / "counted"
+    counted = victims.counted(trial)
     taken = counted.stat().st_size if counted.exists() else 0
     path = trial / "gpu.jsonl"
     if not path.exists() or b"\n" not in path.read_bytes():

@@ -60,7 +60,7 @@ def check_finishes(job: str, world: Path, trial: Path, whole: Whole) -> None:
     assert result(job, trial) == whole.result
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("job", JOBS)
 def test_killed_at_a_call_it_is_finished_by_the_next_run(
     job: str, seed: int, world: Path, tmp_path: Path, wholes: dict[str, Whole]
@@ -102,7 +102,7 @@ def test_a_profile_that_ends_anywhere_goes_on_there(seed: int, tmp_path: Path, w
     assert result("profile", tmp_path) == wholes["profile"].result
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", range(1))
 @pytest.mark.parametrize("job", JOBS)
 def test_on_a_full_disk_it_says_so_and_is_finished_by_the_next_run(
     job: str, seed: int, world: Path, tmp_path: Path, wholes: dict[str, Whole]

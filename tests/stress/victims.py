@@ -82,10 +82,15 @@ class CountingMeasurer:
         return [(Launch(name[point.operation.axes["r"] % 2], (2, 1, 1), (128, 1, 1), 0),) for point in points]
 
 
+def counted(trial: Path) -> Path:
+    """Where the timings that were taken are counted: beside the trial, whose disk may be full."""
+    return trial.with_name(f"{trial.name}.counted")
+
+
 def profile(_world: Path, trial: Path) -> None:
     sweep.SENTINEL_SECONDS = 1e9  # the last three alone
-    counted = trial / "counted"
-    sweep.run_sweep(POINTS, trial / "gpu.jsonl", CountingMeasurer(counted), make_header(), passes=3, progress=False)
+    measurer = CountingMeasurer(counted(trial))
+    sweep.run_sweep(POINTS, trial / "gpu.jsonl", measurer, make_header(), passes=3, progress=False)
 
 
 def allocate(world: Path, trial: Path) -> None:

@@ -65,12 +65,13 @@ class Journal:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        with self._file:
-            try:
-                os.fsync(self._file.fileno())
-            except OSError as failure:
-                if not isinstance(error, GacError):  # which already says what failed
-                    raise self._full(failure.strerror or "input/output error") from failure
+        try:
+            os.fsync(self._file.fileno())
+        except OSError as failure:
+            if not isinstance(error, GacError):  # which already says what failed
+                raise self._full(failure.strerror or "input/output error") from failure
+        finally:
+            self._file.close()
 
     def find(self, point: Point) -> Measurement | None:
         """The measurement of this point, if the file holds it."""

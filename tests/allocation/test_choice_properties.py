@@ -1,0 +1,109 @@
+"""What must hold of any plan's choice, whatever the curves: laws of budgets, of order and of units."""
+
+from collections.abc import Sequence
+
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from gac.allocation.knapsack import Group, Solution, knapsack
+from gac.allocation.problem import decide
+from gac.errors import BudgetError
+from gac.plan import Plan
+from tests.allocation.small_problems import DECODE, MADE_FROM, PREFILL, problem
+
+Row = list[float]
+
+LATENCIES = [10, 20, 30, 40, 50, 60]
+# Halves and whole numbers, so that sums of losses are exact in any order.
+ROWS = st.lists(
+    st.lists(st.integers(0, 200).map(lambda half: half / 2), min_size=5, max_size=5).map(
+        lambda row: sorted(row, reverse=True)
+    ),
+    min_size=1,
+    max_size=6,
+)
+BUDGETS = st.floats(0.2, 1.0)
+GROUPS = st.lists(
+    st.lists(st.tuples(st.integers(0, 2**20), st.integers(0, 50)), min_size=1, max_size=6), min_size=1, max_size=6
+)
+
+
+def planned(losses: Sequence[Sequence[float]], budget: float, latency: dict[str, float] | None = None) -> Plan:
+    return decide(problem(losses, LATENCIES), budget, latency or {}, MADE_FROM).plan
+
+
+def solved(rows: Sequence[Sequence[tuple[int, int]]], limit: int, factor: float = 1.0) -> Solution:
+    groups = [
+        Group(f"g{at}", [factor * loss for loss, _ in items], [[cost] for _, cost in items])
+        for at, items in enumerate(rows)
+    ]
+    return knapsack(groups, [limit])
+
+
+def cheapest(rows: Sequence[Sequence[tuple[int, int]]]) -> int:
+    return sum(min(cost for _, cost in items) for items in rows)
+
+
+@settings(max_examples=60, deadline=None)
+@given(ROWS, BUDGETS, BUDGETS)
+def test_more_budget_never_predicts_more_loss(losses: list[list[float]], one: float, other: float) -> None:
+    less, more = (planned(losses, budget) for budget in sorted((one, other)))
+    assert more.prediction.loss <= less.prediction.loss
+    assert less.budget.used <= less.budget.limit <= more.budget.limit
+
+
+@settings(max_examples=40, deadline=None)
+@given(ROWS, st.sampled_from([PREFILL, DECODE]), BUDGETS, BUDGETS)
+def test_more_time_never_predicts_more_loss(losses: list[list[float]], workload: str, one: float, other: float) -> None:
+    less, more = sorted((one, other))
+    try:
+        tight = planned(losses, 1.0, {workload: less})
+    except BudgetError:
+        assume(False)
+    assert planned(losses, 1.0, {workload: more}).prediction.loss <= tight.prediction.loss
+
+
+@settings(max_examples=60, deadline=None)
+@given(ROWS.flatmap(lambda rows: st.tuples(st.just(rows), st.permutations(rows))), BUDGETS)
+def test_the_order_of_sites_changes_no_optimum(
+    both: tuple[list[list[float]], list[list[float]]], budget: float
+) -> None:
+    one, other = (planned(losses, budget) for losses in both)
+    assert one.prediction.loss == other.prediction.loss
+    assert one.certificate.status == other.certificate.status == "optimal"
+
+
+@settings(max_examples=60, deadline=None)
+@given(ROWS, BUDGETS, st.integers(-300, 300))
+def test_a_unit_of_loss_that_is_a_power_of_two_changes_no_dim(
+    losses: list[list[float]], budget: float, power: int
+) -> None:
+    scaled = planned([[loss * 2.0**power for loss in row] for row in losses], budget)
+    plain = planned(losses, budget)
+    assert [site.weights for site in scaled.sites] == [site.weights for site in plain.sites]
+    assert scaled.prediction.loss == plain.prediction.loss * 2.0**power
+
+
+@settings(max_examples=100, deadline=None)
+@given(GROUPS, st.integers(0, 300), st.floats(1e-200, 1e200))
+def test_any_unit_of_loss_gives_a_choice_that_is_as_good(
+    rows: list[list[tuple[int, int]]], room: int, factor: float
+) -> None:
+    limit = cheapest(rows) + room
+    plain, scaled = solved(rows, limit), solved(rows, limit, factor)
+    lost = [sum(items[at][0] for items, at in zip(rows, one.choice, strict=True)) for one in (plain, scaled)]
+    assert lost[0] == lost[1]
+
+
+@settings(max_examples=100, deadline=None)
+@given(GROUPS, st.integers(0, 300))
+def test_an_item_that_nothing_speaks_for_changes_no_optimum(rows: list[list[tuple[int, int]]], room: int) -> None:
+    limit = cheapest(rows) + room
+    worse = [[*items, (max(loss for loss, _ in items) + 1, max(cost for _, cost in items) + 1)] for items in rows]
+    assert solved(worse, limit).certificate.value == solved(rows, limit).certificate.value
+
+
+@settings(max_examples=40, deadline=None)
+@given(ROWS, BUDGETS)
+def test_the_same_inputs_give_the_same_bytes(losses: list[list[float]], budget: float) -> None:
+    assert planned(losses, budget) == planned(losses, budget)

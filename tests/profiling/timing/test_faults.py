@@ -1,0 +1,187 @@
+"""The real measurer on a GPU that is made up of this CPU, and what goes wrong with it in the middle of a sweep."""
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from gac.errors import ProfileError
+from gac.forms import low_rank
+from gac.profiling.records import Header, Launch, Measurement, Point
+from gac.profiling.sweeps.sweep import run_sweep
+from gac.profiling.table import Profile
+from gac.profiling.timing import device, measure
+from gac.profiling.timing.operands import Pools
+from gac.profiling.timing.runners import RUNNERS
+from gac.profiling.timing.sampling import Batch, Clocks, Timing, sample_until
+
+POINTS = [Point(low_rank(4, 64, rank, 64)) for rank in range(8, 20)]
+BAD = 11
+KERNEL = Launch("gemm", (1, 1, 1), (32, 1, 1), 0)
+
+
+class Watch:
+    """Takes the place of the stopwatch: 1 us a launch, at a clock that a test can hold down."""
+
+    stream = None
+
+    def __init__(self, _l2_bytes: int, max_clock_mhz: int) -> None:
+        self.clock = self.most = max_clock_mhz
+
+    def time(self, call_on: Callable[[int], Sequence[Callable[[], object]]], _bytes: int, _cache: str) -> Timing:
+        for call in call_on(2):
+            call()
+        return sample_until(lambda n: Batch([1000.0] * n, self.clock), Clocks(self.most, self.most), lambda _: None)
+
+
+class Gpu:
+    """The made-up GPU; ``at_bad`` is what happens where rank 11 runs, and ``lost`` whether the device is then gone."""
+
+    def __init__(self) -> None:
+        self.at_bad: Callable[[Sequence[torch.Tensor]], object] = lambda _outputs: None
+        self.kills = False
+        self.lost = False
+        self.free = 2**24
+
+    def synchronize(self) -> None:
+        if self.lost:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered\nmore words")
+
+    def mem_get_info(self) -> tuple[int, int]:
+        return self.free, self.free
+
+    def start(self) -> None:
+        """A new process: what was lost is there again."""
+        self.lost = False
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
+    made = Gpu()
+    runner = RUNNERS["low_rank"]
+    run = runner.run
+
+    def harmed(inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> Any:
+        result = run(inputs, outputs)
+        if any(BAD in tensor.shape for tensor in inputs):
+            made.lost = made.kills
+            made.at_bad([result] if isinstance(result, torch.Tensor) else list(result))
+        return result
+
+    monkeypatch.setattr(runner, "run", harmed)
+    monkeypatch.setattr(measure, "Pools", lambda _device, limit: Pools("cpu", limit))
+    monkeypatch.setattr(measure, "Stopwatch", Watch)
+    monkeypatch.setattr(
+        measure, "_cuda", SimpleNamespace(empty_cache=lambda: None, mem_get_info=lambda: made.mem_get_info())
+    )
+    monkeypatch.setattr("torch.cuda.synchronize", made.synchronize)
+    monkeypatch.setattr(
+        measure, "trace", lambda prepare: [(Launch("gemm", (1, 1, 1), (32, 1, 1), 0),) for _ in prepare]
+    )
+    return made
+
+
+def swept(path: Path, header: Header, gpu: Gpu) -> dict[int, Measurement]:
+    """The rows by rank after a run in a new process."""
+    gpu.start()
+    run_sweep(POINTS, path, measure.GpuMeasurer(header), header, progress=False)
+    return {row.shape["r"]: row for row in Profile.load(path).measurements}
+
+
+def check_only_bad_failed(rows: dict[int, Measurement], reason: str) -> None:
+    assert {rank: len(row.passes) for rank, row in rows.items()} == {rank: 3 * (rank != BAD) for rank in range(8, 20)}
+    assert rows[BAD].error is not None
+    assert rows[BAD].error.startswith(reason)
+
+
+def raising(failure: Exception) -> Callable[[object], None]:
+    def fail(_outputs: object) -> None:
+        raise failure
+
+    return fail
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB."),
+        RuntimeError("CUDA error: CUBLAS_STATUS_NOT_SUPPORTED when calling `cublasGemmEx`"),
+        NotImplementedError("no kernel for this shape"),
+    ],
+)
+def test_a_shape_that_fails_is_marked_and_the_sweep_goes_on(
+    failure: Exception, gpu: Gpu, header: Header, tmp_path: Path
+) -> None:
+    gpu.at_bad = raising(failure)
+    rows = swept(tmp_path / "gpu.jsonl", header, gpu)
+    check_only_bad_failed(rows, str(failure))
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, 0.0, 3.0])
+def test_a_wrong_result_is_marked(value: float, gpu: Gpu, header: Header, tmp_path: Path) -> None:
+    gpu.at_bad = lambda outputs: [output.fill_(value) for output in outputs]
+    check_only_bad_failed(swept(tmp_path / "gpu.jsonl", header, gpu), "wrong result: relative error ")
+
+
+def test_a_driver_that_fails_ends_the_run_and_the_next_one_leaves_the_shape_out(
+    gpu: Gpu, header: Header, tmp_path: Path
+) -> None:
+    gpu.kills, gpu.at_bad = True, raising(RuntimeError("CUDA error: unspecified launch failure"))
+    with pytest.raises(ProfileError) as caught:
+        swept(tmp_path / "gpu.jsonl", header, gpu)
+    assert caught.value.given == (
+        "the GPU failed at low_rank bf16 m=4 k=64 r=11 n=64: CUDA error: unspecified launch failure"
+    )
+    check_only_bad_failed(swept(tmp_path / "gpu.jsonl", header, gpu), "CUDA error: unspecified launch failure")
+
+
+def test_a_shape_that_fails_in_a_later_pass_keeps_its_timings_and_is_tried_again(
+    gpu: Gpu, header: Header, tmp_path: Path
+) -> None:
+    path = tmp_path / "gpu.jsonl"
+    run_sweep(POINTS, path, measure.GpuMeasurer(header), header, passes=1, progress=False)
+    gpu.at_bad = raising(torch.OutOfMemoryError("CUDA out of memory."))
+    assert len(swept(path, header, gpu)[BAD].passes) == 1
+    gpu.at_bad = lambda _outputs: None
+    assert len(swept(path, header, gpu)[BAD].passes) == 3
+
+
+def test_a_throttled_gpu_is_said_with_every_row(gpu: Gpu, header: Header, tmp_path: Path) -> None:
+    measurer = measure.GpuMeasurer(header)
+    watch: Any = measurer._watch
+    watch.clock = 900
+    run_sweep(POINTS, tmp_path / "gpu.jsonl", measurer, header, progress=False)
+    rows = Profile.load(tmp_path / "gpu.jsonl").measurements
+    assert {(row.converged, row.sm_clock_mhz) for row in rows} == {(False, 900)}
+
+
+def test_an_operand_larger_than_the_memory_is_marked(gpu: Gpu, header: Header, tmp_path: Path) -> None:
+    gpu.free = 10_000
+    rows = swept(tmp_path / "gpu.jsonl", header, gpu)
+    assert {row.error for row in rows.values()} == {
+        "an operand of 0.00 GiB does not fit the 0.00 GiB set aside for operands"
+    }
+
+
+def test_a_gpu_without_room_to_begin_with_is_named(
+    gpu: Gpu, header: Header, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measure, "Stopwatch", lambda *_: raising(torch.OutOfMemoryError("CUDA out of memory."))(None))
+    with pytest.raises(ProfileError) as caught:
+        swept(tmp_path / "gpu.jsonl", header, gpu)
+    assert str(caught.value) == (
+        "the GPU cannot be prepared: CUDA out of memory.; expected a GPU that works, with a tenth of its memory free. "
+        "Look at nvidia-smi: end what else uses the GPU, or restart it."
+    )
+    assert not (tmp_path / "gpu.jsonl").exists()
+
+
+def test_a_driver_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    pynvml = pytest.importorskip("pynvml")
+    monkeypatch.setattr(pynvml, "nvmlInit", lambda: (_ for _ in ()).throw(pynvml.NVMLError(pynvml.NVML_ERROR_UNKNOWN)))
+    with pytest.raises(ProfileError, match="the NVIDIA driver does not answer: Unknown Error; expected its word"):
+        device._card("0")

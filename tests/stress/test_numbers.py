@@ -1,0 +1,276 @@
+"""Models and text at the edge of what numbers can hold: what comes out is right, or it is refused in words."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from transformers import LlamaForCausalLM, OPTConfig, OPTForCausalLM
+
+import gac
+from gac.errors import ModelError, TextError
+from gac.models.families import family_of
+from gac.sensitivity.calibration import Moments
+from gac.sensitivity.curves import ModelCurves, measure_curves, stream_fits
+from gac.sensitivity.methods import FACTOR, METHODS, Metric, decompose
+from gac.sensitivity.narrow import compensated, eliminate, last_to_go
+from tests.models.small import small_config, small_model
+
+EVERY_METHOD = pytest.mark.parametrize("method", METHODS.values(), ids=list(METHODS))
+
+
+def loss_of(weight: Tensor, other: Tensor, metric: Metric) -> float:
+    """FACTOR tr(G E A E^T), as the design has it."""
+    error = weight.double() - other
+    return FACTOR * float((metric.gradients @ error @ metric.inputs * error).sum())
+
+
+def moments_of(inputs: Tensor, gradients: Tensor) -> Moments:
+    """Of activations ``(tokens, in)`` and gradients ``(tokens, out)``."""
+    return Moments(
+        (inputs.T @ inputs / len(inputs)).float(),
+        (gradients.T @ gradients / len(gradients)).float(),
+        inputs.abs().mean(0).float(),
+    )
+
+
+def hard_statistics(kind: str) -> Moments:
+    """Of a weight 24 x 16, in one of the ways that statistics are hard."""
+    draw = torch.Generator().manual_seed(0)
+    x = torch.randn(512, 16, generator=draw, dtype=torch.float64)
+    g = torch.randn(512, 24, generator=draw, dtype=torch.float64)
+    if kind == "ill-conditioned":
+        x, g = x * torch.logspace(0, -12, 16), g * torch.logspace(-9, 0, 24)
+    elif kind == "one token":
+        x, g = x[:1], g[:1]
+    elif kind == "rank 3":
+        x = x[:, :3] @ torch.randn(3, 16, generator=draw, dtype=torch.float64)
+    elif kind == "dead inputs":
+        x[:, ::2] = 0
+    elif kind == "nothing seen":
+        x, g = 0 * x, 0 * g
+    elif kind == "tiny":
+        x, g = 1e-8 * x, 1e-8 * g
+    elif kind == "huge":
+        x, g = 1e8 * x, 1e8 * g
+    elif kind == "one huge feature":
+        x[:, 5] *= 1e6
+    return moments_of(x, g)
+
+
+KINDS = (
+    "ill-conditioned", "one token", "rank 3", "dead inputs", "nothing seen", "tiny", "huge", "one huge feature",
+)  # fmt: skip
+EVERY_KIND = pytest.mark.parametrize("kind", KINDS)
+
+
+@EVERY_KIND
+@EVERY_METHOD
+def test_a_curve_is_what_its_factors_lose(kind: str, method: Any) -> None:
+    weight = torch.randn(24, 16, generator=torch.Generator().manual_seed(1))
+    metric = method.metric(hard_statistics(kind))
+    found = decompose(weight, metric)
+    loss = found.curve.loss
+    assert np.isfinite(loss).all()
+    assert (np.diff(loss) <= 0).all()
+    assert loss[-1] == 0
+    for rank in (1, 7, 15, 16):
+        second, first = found.factors(rank)
+        assert torch.isfinite(second).all()
+        assert torch.isfinite(first).all()
+        assert loss_of(weight, second @ first, metric) == pytest.approx(loss[rank], rel=1e-6, abs=1e-9 * loss[0])
+
+
+@EVERY_KIND
+def test_neurons_go_in_an_order_that_costs_what_it_says(kind: str) -> None:
+    weight = torch.randn(24, 16, generator=torch.Generator().manual_seed(1))
+    metric = METHODS["kfac"].metric(hard_statistics(kind))
+    found = eliminate(weight, metric)
+    assert sorted(found.order.tolist()) == list(range(16))
+    for width in (1, 8, 15):
+        kept = last_to_go(found.order, width)
+        smaller = torch.zeros(24, 16, dtype=torch.float64)
+        smaller[:, kept] = compensated(weight, kept, metric)
+        lost = loss_of(weight, smaller, metric)
+        assert lost == pytest.approx(found.curve.loss[width], rel=1e-5, abs=1e-9 * found.curve.loss[0])
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(-8, 8), st.integers(-8, 8))
+def test_the_scale_of_statistics_scales_the_curve(inputs: int, gradients: int) -> None:
+    draw = torch.Generator().manual_seed(0)
+    x, g = torch.randn(64, 16, generator=draw).double(), torch.randn(64, 24, generator=draw).double()
+    weight = torch.randn(24, 16, generator=draw)
+    plain, scaled = (
+        decompose(weight, METHODS["kfac"].metric(moments_of(x * a, g * b))).curve.loss
+        for a, b in ((1.0, 1.0), (10.0**inputs, 10.0**gradients))
+    )
+    assert np.allclose(scaled, plain * 10.0 ** (2 * inputs + 2 * gradients), rtol=1e-4, atol=0)
+
+
+# --- whole models -----------------------------------------------------------------------------------------------------
+
+
+def windows(count: int = 4, length: int = 32, vocabulary: int = 258) -> Tensor:
+    return torch.randint(0, vocabulary, (count, length), generator=torch.Generator().manual_seed(1))
+
+
+def curves(model: Any, ids: Tensor) -> ModelCurves:
+    sites = family_of(model.config).sites(model.config)
+    return measure_curves(model, sites, ids, METHODS["kfac"], None, progress=False)
+
+
+def check_sound(found: ModelCurves) -> None:
+    for site in found.sites:
+        for curve in (*site.low_rank.values(), *site.shorter.values()):
+            assert np.isfinite(curve.loss).all()
+            assert (curve.loss >= 0).all()
+            assert curve.loss[-1] == 0
+
+
+@pytest.mark.parametrize("exponent", [-8, -4, 4, 8])
+def test_a_model_that_only_looks_scaled_has_the_same_curves(exponent: int, tiny_model: LlamaForCausalLM) -> None:
+    plain = curves(tiny_model, windows())
+    with torch.no_grad():
+        for layer in tiny_model.model.layers:
+            layer.mlp.up_proj.weight.mul_(10.0**exponent)
+            layer.mlp.down_proj.weight.div_(10.0**exponent)
+    scaled = curves(tiny_model, windows())
+    assert scaled.dense_loss == pytest.approx(plain.dense_loss, rel=1e-6)
+    for one, other in zip(plain.sites, scaled.sites, strict=True):
+        for name, curve in one.low_rank.items():
+            assert np.allclose(other.low_rank[name].loss, curve.loss, rtol=1e-3, atol=1e-6 * curve.loss[0])
+
+
+@pytest.mark.parametrize("exponent", [-8, 8])
+def test_weights_of_any_scale_give_sound_curves(exponent: int, tiny_model: LlamaForCausalLM) -> None:
+    with torch.no_grad():
+        for name, weight in tiny_model.named_parameters():
+            if "proj" in name:
+                weight.mul_(10.0**exponent)
+    check_sound(curves(tiny_model, windows()))
+
+
+@pytest.mark.parametrize("exponent", [-30, 30])
+def test_scales_beyond_float32_are_refused(exponent: int, tiny_model: LlamaForCausalLM) -> None:
+    with torch.no_grad():
+        for layer in tiny_model.model.layers:
+            layer.mlp.up_proj.weight.mul_(10.0**exponent)
+            layer.mlp.down_proj.weight.div_(10.0**exponent)
+    with pytest.raises(ModelError, match="of layer 1 is not finite; expected finite activations and gradients"):
+        curves(tiny_model, windows())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_an_overflow_is_refused(dtype: torch.dtype, tiny_model: LlamaForCausalLM) -> None:
+    model = tiny_model.to(dtype)
+    with torch.no_grad():
+        model.model.layers[1].self_attn.v_proj.weight.fill_(torch.finfo(dtype).max / 2)
+    with pytest.raises(ModelError, match=r"the loss of calibration window 0 is nan; expected a finite loss"):
+        curves(model, windows())
+
+
+def test_dead_neurons_go_first(tiny_model: LlamaForCausalLM) -> None:
+    with torch.no_grad():
+        for layer in tiny_model.model.layers:
+            layer.mlp.up_proj.weight[100:].zero_()
+    sites = family_of(tiny_model.config).sites(tiny_model.config)
+    for layer, fit in stream_fits(tiny_model, sites, windows(), METHODS["kfac"], None, progress=False):
+        down = next(
+            weight for site in sites if site.layer == layer for weight in site.weights if weight.neurons == "in"
+        )
+        assert fit.factors.kept(down, 100).tolist() == list(range(100))
+        loss = fit.losses[f"shorter/{down.name}"]
+        assert loss[100] < 0.02 * loss[0]  # damping keeps what was never seen from being free
+
+
+def test_a_model_of_zeros_costs_nothing(tiny_model: LlamaForCausalLM) -> None:
+    with torch.no_grad():
+        for weight in tiny_model.parameters():
+            weight.zero_()
+    found = curves(tiny_model, windows())
+    check_sound(found)
+    assert found.dense_loss == pytest.approx(math.log(258))
+    assert {float(curve.loss[0]) for site in found.sites for curve in site.low_rank.values()} == {0.0}
+
+
+def test_two_tokens_are_enough(tiny_model: LlamaForCausalLM) -> None:
+    check_sound(curves(tiny_model, windows(1, 2)))
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"num_hidden_layers": 1},
+        {"hidden_size": 61, "num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 62},
+        {"hidden_size": 1, "num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 2},
+        {"vocab_size": 1, "pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 0},
+    ],
+    ids=["one layer", "prime hidden size", "hidden size 1", "vocabulary of 1"],
+)
+def test_small_and_odd_dims(changed: dict[str, int]) -> None:
+    model = small_model(small_config("llama", **changed))
+    check_sound(curves(model, windows(vocabulary=model.config.vocab_size)))
+
+
+def heads_of_one() -> OPTForCausalLM:
+    torch.manual_seed(0)
+    config = OPTConfig(
+        vocab_size=258, hidden_size=61, word_embed_proj_dim=61, ffn_dim=173, num_hidden_layers=1,
+        num_attention_heads=61, max_position_embeddings=128,
+    )  # fmt: skip
+    return OPTForCausalLM(config).eval()
+
+
+def test_heads_of_one_dim_and_primes_everywhere(text_file: Path, tiny_tokenizer: Any) -> None:
+    made = {"tokenizer": tiny_tokenizer, "progress": False}
+    plan = gac.allocate(
+        heads_of_one(), 0.6, calibration=f"{text_file}:4x32", profile="nvidia-h100-80gb-hbm3", align=False, **made
+    )
+    assert plan.budget.used <= plan.budget.limit
+    model: Any = gac.compress(heads_of_one(), plan, **made)
+    with torch.no_grad():
+        assert torch.isfinite(model(windows(1, 8)).logits).all()
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "why"),
+    [
+        (61, "RoPE requires an even rotary dimension, but got `head_dim`=61"),
+        (0, "0.0 cannot be raised to a negative power"),
+    ],
+)
+def test_a_config_that_no_model_can_have_is_refused(
+    head_dim: int, why: str, tiny_model: LlamaForCausalLM, tmp_path: Path
+) -> None:
+    tiny_model.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"head_dim": head_dim}))
+    with pytest.raises(ModelError, match=f"cannot be loaded: {why}"):
+        gac.allocate(tmp_path, 0.8, progress=False)
+
+
+def test_a_tokenizer_of_another_model_is_refused(text_file: Path, tiny_tokenizer: Any) -> None:
+    model = small_model(small_config("llama", vocab_size=50, bos_token_id=0, eos_token_id=0, pad_token_id=0))
+    with pytest.raises(TextError, match=r"the tokenizer gives token id \d+ on .*; expected ids below the model's vo"):
+        gac.allocate(
+            model, 0.8, calibration=f"{text_file}:4x32", tokenizer=tiny_tokenizer, profile="nvidia-h100-80gb-hbm3",
+            progress=False,
+        )  # fmt: skip
+
+
+def test_windows_of_one_token_are_refused(tiny_model: LlamaForCausalLM, text_file: Path, tiny_tokenizer: Any) -> None:
+    with pytest.raises(TextError) as caught:
+        gac.allocate(
+            tiny_model, 0.8, calibration=f"{text_file}:4x1", tokenizer=tiny_tokenizer, profile="nvidia-h100-80gb-hbm3",
+            progress=False,
+        )  # fmt: skip
+    assert str(caught.value) == (
+        "calibration windows of 1 token; expected at least 2: the first is not predicted. Ask for more."
+    )
