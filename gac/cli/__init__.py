@@ -40,5 +40,18 @@ def main() -> None:
     os.environ.setdefault("HF_HUB_VERBOSITY", "error")
 
 
-for _command in (profile, profiles, cliffs, explain, study, graph, allocate, frontier, compare, plot, compress, evaluate):
+for _command in (
+    profile,
+    profiles,
+    cliffs,
+    explain,
+    study,
+    graph,
+    allocate,
+    frontier,
+    compare,
+    plot,
+    compress,
+    evaluate,
+):
     main.add_command(_command)

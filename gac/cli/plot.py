@@ -42,9 +42,7 @@ _plans = click.argument(
 
 def _command(name: str | None = None) -> Callable[[Callable[..., Answer]], click.Command]:
     """One figure."""
-    return lambda callback: plot.command(name, cls=Verb, resume="Nothing was written; run it again.")(
-        _output(callback)
-    )
+    return lambda callback: plot.command(name, cls=Verb, resume="Nothing was written; run it again.")(_output(callback))
 
 
 def _drawn(kind: str, output: Path, draw: Drawn) -> Answer:
@@ -179,7 +177,9 @@ def plan_figure(file: Path, title: str | None, output: Path) -> Answer:
 
 @_command()
 @_plans
-@click.option("--weight", "weights", multiple=True, metavar="NAME", help="Only this projection (down_proj). Repeatable.")
+@click.option(
+    "--weight", "weights", multiple=True, metavar="NAME", help="Only this projection (down_proj). Repeatable."
+)
 @_title
 def dims(files: tuple[Path, ...], weights: Sequence[str], title: str | None, output: Path) -> Answer:
     """The dims of plans for one model, layer by layer: PaLU's, ASVD's, SVD-LLM's beside GAC's.
@@ -279,7 +279,7 @@ def _outcome(path: Path) -> "Outcome":
         report: Any = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as failure:
         raise GacError(f"report {path} cannot be read: {failure}", expected, "Check the path.") from failure
-    values = [report.get(name) if isinstance(report, dict) else None for name in ("predicted_log_ratio", "log_ratio")]
+    values: list[Any] = [report.get(name) if isinstance(report, dict) else None for name in ("predicted_log_ratio", "log_ratio")]
     if not all(isinstance(value, (int, float)) for value in values):
         given = f"report {path} has no predicted and measured loss"
         raise GacError(given, expected, "Evaluate a compressed directory against the model it was made of.")

@@ -11,6 +11,7 @@ from torch.nn.functional import cross_entropy
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
+from gac.display import Shown
 from gac.errors import ModelError, TextError
 from gac.plan import Plan
 from gac.sensitivity.documents import DEFAULT_LENGTH, Documents, Text
@@ -26,8 +27,8 @@ from gac.sensitivity.text import (
 _POSITIONS = 512  # float32 logits are made for this many positions at a time: 256 MB at 128k words
 
 
-@dataclass(frozen=True)
-class Perplexity:
+@dataclass(frozen=True, repr=False)
+class Perplexity(Shown):
     """A perplexity and how it was come by.
 
     Attributes:

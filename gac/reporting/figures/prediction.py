@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isfinite
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gac.errors import GacError
 from gac.reporting.page import panel
@@ -31,7 +31,9 @@ def prediction(outcomes: Sequence[Outcome], *, title: str | None = None, ax: "Ax
         GacError: matplotlib is missing, there are no outcomes, or one is not finite.
     """
     if not outcomes:
-        raise GacError("no outcomes to draw", "one or more", "Measure a compressed model: gac eval DIR --against MODEL.")
+        raise GacError(
+            "no outcomes to draw", "one or more", "Measure a compressed model: gac eval DIR --against MODEL."
+        )
     for one in outcomes:
         if not isfinite(one.predicted) or not isfinite(one.measured):
             given = f"{one.name}: predicted {one.predicted}, measured {one.measured}"
@@ -61,5 +63,5 @@ def _name(ax: "Axes", outcomes: Sequence[Outcome], top: float) -> None:
     """Each point's name, to the left of those near the right edge."""
     for one in outcomes:
         right = one.predicted > 0.6 * top
-        place = {"xytext": (-6 if right else 6, -3), "textcoords": "offset points", "ha": "right" if right else "left"}
-        ax.annotate(one.name, (one.predicted, one.measured), fontsize=6.5, va="top", **place)
+        place: dict[str, Any] = {"textcoords": "offset points", "ha": "right" if right else "left"}
+        ax.annotate(one.name, (one.predicted, one.measured), (-6 if right else 6, -3), fontsize=6.5, va="top", **place)
