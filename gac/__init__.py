@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from gac.allocation.frontier import Frontier
     from gac.allocation.knapsack import knapsack
     from gac.api import allocate, compress, frontier, load, perplexity, save
     from gac.errors import GacError
@@ -25,6 +26,7 @@ _HOMES = {
     "load": "gac.api",
     "perplexity": "gac.api",
     "knapsack": "gac.allocation.knapsack",
+    "Frontier": "gac.allocation.frontier",
     "Documents": "gac.sensitivity.documents",
     "GacError": "gac.errors",
     "Perplexity": "gac.evaluation.perplexity",
@@ -34,6 +36,7 @@ _HOMES = {
 
 __all__ = [
     "Documents",
+    "Frontier",
     "GacError",
     "Perplexity",
     "Plan",

@@ -30,6 +30,9 @@ PLANNING = (
     "gac.profiling.operators",
     "gac.profiling.studies",
     "gac.profiling.sweeps.sweep",
+    "gac.display",
+    "gac.plots",
+    "gac.reporting.views",
     "gac.reporting.gpu_tables",
     "gac.reporting.panel",
     "gac.reporting.plots",
@@ -50,6 +53,10 @@ def test_the_package_loads_nothing_heavy() -> None:
 
 def test_the_command_line_loads_nothing_heavy() -> None:
     assert loaded_by("import gac.cli").isdisjoint({*HEAVY, "numpy"})
+
+
+def test_a_plan_loads_nothing_to_show_itself_with() -> None:
+    assert loaded_by("import gac.plan").isdisjoint({*HEAVY, "pandas", "matplotlib"})
 
 
 @pytest.mark.parametrize("module", PLANNING)

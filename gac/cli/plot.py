@@ -279,7 +279,8 @@ def _outcome(path: Path) -> "Outcome":
         report: Any = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as failure:
         raise GacError(f"report {path} cannot be read: {failure}", expected, "Check the path.") from failure
-    values: list[Any] = [report.get(name) if isinstance(report, dict) else None for name in ("predicted_log_ratio", "log_ratio")]
+    names = ("predicted_log_ratio", "log_ratio")
+    values: list[Any] = [report.get(name) if isinstance(report, dict) else None for name in names]
     if not all(isinstance(value, (int, float)) for value in values):
         given = f"report {path} has no predicted and measured loss"
         raise GacError(given, expected, "Evaluate a compressed directory against the model it was made of.")
