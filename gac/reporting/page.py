@@ -68,13 +68,14 @@ def panel(ax: "Axes | None", size: tuple[float, float]) -> Iterator["Axes"]:
         GacError: matplotlib is missing.
     """
     require_matplotlib()
-    from matplotlib import rc_context
+    from matplotlib import pyplot, rc_context
 
+    # Outside the style's context: with the first figure a notebook sets parameters that are to stay.
+    figure = pyplot.figure(figsize=size, layout="constrained") if ax is None else None
     with rc_context(_STYLE):
         if ax is None:
-            from matplotlib import pyplot
-
-            _, ax = pyplot.subplots(figsize=size, layout="constrained")
+            assert figure is not None
+            ax = figure.subplots()
         yield ax
         literal(ax)
 

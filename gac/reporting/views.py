@@ -39,7 +39,8 @@ class View:
 
     def text(self, result: Any) -> str:
         """The table without colours."""
-        console = Console(width=_WIDTH, markup=False, highlight=False, emoji=False, no_color=True, force_terminal=False)
+        plain: dict[str, Any] = {"markup": False, "highlight": False, "emoji": False, "no_color": True}
+        console = Console(width=_WIDTH, force_terminal=False, force_jupyter=False, **plain)
         with console.capture() as captured:
             console.print(self.table(result))
         return "\n".join(line.rstrip() for line in captured.get().splitlines())
