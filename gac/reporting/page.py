@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 
 ENDINGS = (".png", ".pdf", ".svg")
 
+_SCREEN = 110
+"""Dots an inch in a notebook, where the smallest words are to be read."""
+
 _STYLE: Any = {
     "font.size": 8,
     "axes.titlesize": 8,
@@ -68,16 +71,22 @@ def panel(ax: "Axes | None", size: tuple[float, float]) -> Iterator["Axes"]:
         GacError: matplotlib is missing.
     """
     require_matplotlib()
-    from matplotlib import pyplot, rc_context
+    from matplotlib import rc_context
 
     # Outside the style's context: with the first figure a notebook sets parameters that are to stay.
-    figure = pyplot.figure(figsize=size, layout="constrained") if ax is None else None
+    figure = _new_figure(size) if ax is None else None
     with rc_context(_STYLE):
         if ax is None:
             assert figure is not None
             ax = figure.subplots()
         yield ax
         literal(ax)
+
+
+def _new_figure(size: tuple[float, float]) -> "Figure":
+    from matplotlib import pyplot
+
+    return pyplot.figure(figsize=size, dpi=_SCREEN, layout="constrained")
 
 
 def literal(ax: "Axes") -> None:

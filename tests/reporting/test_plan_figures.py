@@ -202,7 +202,7 @@ def test_chosen_plans_stand_on_the_frontier() -> None:
 
 def test_a_plan_for_another_model_is_not_on_the_frontier(aligned: Plan) -> None:
     found = frontier(problem([[8, 4, 2, 1, 0.5]], [10, 20, 30, 40, 50, 60]), MADE_FROM, points=5)
-    with pytest.raises(PlanError, match="plan a for another .* on a frontier of tiny"):
+    with pytest.raises(PlanError, match=r"plan a for another .* on a frontier of tiny"):
         plots.frontier(found, {"a": replace(aligned, model="another", model_digest="1" * 64)})
     text = replace(MADE_FROM.calibration, windows=8)
     with pytest.raises(PlanError, match="plan a, calibrated on 8 x 1024 tokens of wiki-sample; expected 64 x 1024"):
@@ -227,7 +227,7 @@ def test_outcomes_stand_where_they_are() -> None:
 def test_outcomes_that_cannot_be_drawn() -> None:
     with pytest.raises(GacError, match="no outcomes to draw; expected one or more"):
         plots.prediction([])
-    with pytest.raises(GacError, match="x: predicted nan, measured 0.1; expected finite losses"):
+    with pytest.raises(GacError, match=r"x: predicted nan, measured 0\.1; expected finite losses"):
         plots.prediction([plots.Outcome("x", float("nan"), 0.1)])
 
 
