@@ -23,7 +23,7 @@ from gac.reporting.figures.prediction import Outcome, prediction
 from gac.reporting.figures.published import published_heads
 from gac.reporting.frontier import figure_of_frontier
 from gac.reporting.frontier import plot_frontier as frontier
-from gac.reporting.page import panel, save_figure
+from gac.reporting.page import panel, require_matplotlib, save_figure
 from gac.reporting.panel import plot_sweep
 from gac.reporting.plots import atlas
 
@@ -71,5 +71,9 @@ def save(drawn: "Axes | Figure", path: str | Path) -> None:
     Raises:
         GacError: the ending is another one, or the path cannot be written.
     """
-    figure = drawn.figure if hasattr(drawn, "get_title") else drawn
-    save_figure(figure, Path(path))  # type: ignore[arg-type]
+    require_matplotlib()
+    from matplotlib.figure import Figure
+
+    figure = drawn if isinstance(drawn, Figure) else drawn.get_figure()
+    assert isinstance(figure, Figure), "axes of a subfigure are saved by their figure"
+    save_figure(figure, Path(path))

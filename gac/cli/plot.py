@@ -47,7 +47,7 @@ def _command(name: str | None = None) -> Callable[[Callable[..., Answer]], click
 
 def _drawn(kind: str, output: Path, draw: Drawn) -> Answer:
     """Make one figure, without a window, and write it."""
-    from gac.reporting.page import check_figure, save_figure
+    from gac.reporting.page import check_figure
 
     check_figure(output)
     check_file(output, GacError)
@@ -55,12 +55,11 @@ def _drawn(kind: str, output: Path, draw: Drawn) -> Answer:
 
     matplotlib.use("agg")
     from matplotlib import pyplot
-    from matplotlib.figure import Figure
+
+    from gac import plots
 
     try:
-        made = draw()
-        figure = made if isinstance(made, Figure) else made.figure
-        save_figure(figure, output)  # type: ignore[arg-type]
+        plots.save(draw(), output)
     finally:
         pyplot.close("all")
     return Answer({"figure": str(output), "kind": kind}, lambda: [f"{kind} drawn in {output}"])
