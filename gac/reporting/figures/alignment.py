@@ -19,6 +19,7 @@ MOST_ROWS = 40
 
 _STEPS = tuple(2**power for power in range(COARSEST_CLASS.bit_length() - 1))
 _TOP = 4.0  # times: darker shades would tell no more
+_DARK = 2.6  # times above which white words have more contrast than black ones
 
 
 def alignment(
@@ -47,7 +48,7 @@ def alignment(
         for (row, column), value in np.ndenumerate(slowdown):
             if np.isfinite(value):
                 words = f"{value:.2f}x{'*' if value > MUCH_SLOWER else ''}"
-                colour = "white" if value > 0.62 * _TOP else "black"
+                colour = "white" if value > _DARK else "black"
                 where = float(column) + 0.5, float(row) + 0.5
                 ax.text(*where, words, ha="center", va="center_baseline", fontsize=6.5, color=colour)
         ax.set_yticks(np.arange(len(chosen)) + 0.5, [f"{one.operator} {one.dtype}, {one.axis}" for one in chosen])

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _TALLEST = 9.6  # inches: a page
 _ROW = 0.155
 _SMALLEST, _LARGEST = 3.2, 6.5  # points
-_DARK = 0.55  # kept fraction below which words are white
+_DARK = 0.47  # kept fraction below which white words have more contrast than black ones
 
 
 def plan(plan: Plan, *, title: str | None = None, ax: "Axes | None" = None) -> "Axes":
