@@ -45,12 +45,7 @@ def alignment(
     slowdown = np.array([_row(sweep) for sweep in chosen])
     with panel(ax, (6.2, 1.2 + 0.2 * len(chosen))) as ax:
         mesh = ax.pcolormesh(slowdown, cmap=f"{MAP}_r", vmin=1, vmax=_TOP, edgecolors="white", linewidth=0.5)
-        for (row, column), value in np.ndenumerate(slowdown):
-            if np.isfinite(value):
-                words = f"{value:.2f}x{'*' if value > MUCH_SLOWER else ''}"
-                colour = "white" if value > _DARK else "black"
-                where = float(column) + 0.5, float(row) + 0.5
-                ax.text(*where, words, ha="center", va="center_baseline", fontsize=6.5, color=colour)
+        _write_cells(ax, slowdown)
         ax.set_yticks(np.arange(len(chosen)) + 0.5, [f"{one.operator} {one.dtype}, {one.axis}" for one in chosen])
         ax.set_xticks(np.arange(len(_STEPS)) + 0.5, ["odd", *(f"{step} x odd" for step in _STEPS[1:])])
         ax.tick_params(length=0)
@@ -61,6 +56,15 @@ def alignment(
         bar = ax.figure.colorbar(mesh, ax=ax, fraction=0.04, pad=0.02, extend="max")
         bar.set_label("latency over the padded dim's (times)")
     return ax
+
+
+def _write_cells(ax: "Axes", slowdown: Floats) -> None:
+    for (row, column), value in np.ndenumerate(slowdown):
+        if np.isfinite(value):
+            words = f"{value:.2f}x{'*' if value > MUCH_SLOWER else ''}"
+            colour = "white" if value > _DARK else "black"
+            where = float(column) + 0.5, float(row) + 0.5
+            ax.text(*where, words, ha="center", va="center_baseline", fontsize=6.5, color=colour)
 
 
 def longest_sweeps(profile: Profile) -> list[Sweep]:
