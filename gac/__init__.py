@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from gac.allocation.frontier import Frontier
     from gac.allocation.knapsack import knapsack
     from gac.api import allocate, compress, frontier, load, perplexity, repair, save
     from gac.compression.repair.contract import ShapeContract
@@ -32,6 +33,7 @@ _HOMES = {
     "evaluate": "gac.evaluation.evaluate",
     "knapsack": "gac.allocation.knapsack",
     "Divergence": "gac.evaluation.results",
+    "Frontier": "gac.allocation.frontier",
     "Documents": "gac.sensitivity.documents",
     "Evaluation": "gac.evaluation.results",
     "GacError": "gac.errors",
@@ -45,6 +47,7 @@ __all__ = [
     "Divergence",
     "Documents",
     "Evaluation",
+    "Frontier",
     "GacError",
     "Perplexity",
     "Plan",

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from gac.display import Shown
 from gac.errors import PlanError
 from gac.files import read_record, write_record
 from gac.forms import Fusing, Weight, form_named
@@ -224,8 +225,8 @@ Refit = Literal["none", "residual", "update"]
 """How weights are fitted again, see ``gac.compression.refit``."""
 
 
-@dataclass(frozen=True)
-class Plan:
+@dataclass(frozen=True, repr=False)
+class Plan(Shown):
     """One candidate for every site, and everything needed to judge and to apply the choice.
 
     ``latency`` is the asked limit by workload, as a fraction of the dense targeted weights' latency. ``fused``: weights
@@ -387,6 +388,8 @@ class PlanComparison:
 
 def _check_counts(plan: Plan) -> None:
     """Count everything again in exact integers; a plan that contradicts itself is refused."""
+    if not plan.sites:
+        raise PlanError("plan has no sites", "one at least", "Make the plan again; this one was edited.")
     for site in plan.sites:
         counted = sum(weight.params for weight in site.weights)
         dense = sum(weight.weight.params for weight in site.weights)

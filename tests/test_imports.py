@@ -32,6 +32,9 @@ PLANNING = (
     "gac.profiling.sweeps.sweep",
     "gac.evaluation.results",
     "gac.reporting.evaluation",
+    "gac.display",
+    "gac.plots",
+    "gac.reporting.views",
     "gac.reporting.gpu_tables",
     "gac.reporting.panel",
     "gac.reporting.plots",
@@ -52,6 +55,10 @@ def test_the_package_loads_nothing_heavy() -> None:
 
 def test_the_command_line_loads_nothing_heavy() -> None:
     assert loaded_by("import gac.cli").isdisjoint({*HEAVY, "numpy"})
+
+
+def test_a_plan_loads_nothing_to_show_itself_with() -> None:
+    assert loaded_by("import gac.plan").isdisjoint({*HEAVY, "pandas", "matplotlib"})
 
 
 @pytest.mark.parametrize("module", PLANNING)

@@ -11,6 +11,7 @@ import numpy as np
 from gac.allocation.assemble import Provenance, assemble, predicted_perplexity
 from gac.allocation.latencies import UNKNOWN
 from gac.allocation.limits import budget_limit
+from gac.display import Shown
 from gac.errors import PlanError
 from gac.files import read_record, write_record
 from gac.forms import form_named
@@ -76,8 +77,8 @@ class FrontierPoint:
     __pydantic_config__ = _STRICT
 
 
-@dataclass(frozen=True)
-class Frontier:
+@dataclass(frozen=True, repr=False)
+class Frontier(Shown):
     """The least loss for every budget from the smallest one that can be met.
 
     Attributes:

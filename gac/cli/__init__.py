@@ -13,6 +13,7 @@ from gac.cli.explain import explain
 from gac.cli.frontier import frontier
 from gac.cli.graph import graph
 from gac.cli.model import allocate, compress
+from gac.cli.plot import plot
 from gac.cli.profile import profile, profiles
 from gac.cli.repair import repair
 from gac.cli.study import study
@@ -35,8 +36,8 @@ def main() -> None:
 
     Measure the GPU and learn where and why it collapses (profile, cliffs, explain, study), see what there is to
     choose (graph), choose for every weight at once what it becomes within a budget (allocate) or within every budget
-    (frontier), set choices beside each other (compare), apply one (compress), check it (eval) and time it (bench).
-    What others have compressed can be aligned (repair).
+    (frontier), set choices beside each other (compare), look at them (plot), apply one (compress), check it (eval) and
+    time it (bench). What others have compressed can be aligned (repair).
     """
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("HF_HUB_VERBOSITY", "error")
@@ -52,6 +53,7 @@ _COMMANDS = (
     allocate,
     frontier,
     compare,
+    plot,
     compress,
     repair,
     evaluate,
