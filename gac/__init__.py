@@ -1,10 +1,13 @@
 """GAC: GPU-aligned compression of large language models.
 
-Importing this package loads neither torch nor transformers; each name below is fetched on first use.
+Importing this package loads neither torch nor transformers; each name below is fetched on first use. transformers'
+``from_pretrained`` opens compressed checkpoints from then on.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from gac.registration import register_with_transformers
 
 if TYPE_CHECKING:
     from gac.allocation.knapsack import knapsack
@@ -57,3 +60,6 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted(__all__)
+
+
+register_with_transformers()

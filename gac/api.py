@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import gac
 from gac.allocation.assemble import Provenance
@@ -18,6 +18,7 @@ from gac.allocation.problem import Problem
 from gac.allocation.reach import check_cache_reachable, check_reachable
 from gac.allocation.rules import Rule, decide_by
 from gac.compression.apply import build_modules, changed_sites, swap_in
+from gac.compression.carrying import carry_plan, check_class
 from gac.compression.checkpoint import load_checkpoint, save_checkpoint
 from gac.compression.fusing import fuse_inputs
 from gac.compression.refit import leaves, refit_named
@@ -224,7 +225,9 @@ def compress(
     tokenizer: "PreTrainedTokenizerBase | None" = None,
     progress: bool = True,
 ) -> "PreTrainedModel":
-    """Give every weight the form and dim of the plan; the same class, on the same device, ready to generate.
+    """Give every weight the form and dim of the plan; on the same device, ready to generate.
+
+    The class becomes a subclass of the model's own, whose ``save_pretrained`` and ``push_to_hub`` write the plan too.
 
     A loaded model is changed in place and returned (nothing is changed when this raises); copy it first to keep it.
     The factors that the allocation kept are used; where they are gone the model is measured again.
@@ -240,6 +243,7 @@ def compress(
     loaded = load_model(model, tokenizer)
     sites = as_planned(family_of(loaded.model.config).sites(loaded.model.config), plan.forms, plan.fused)
     changed = changed_sites(plan, sites)
+    check_class(loaded.model)
     check_in_memory(loaded.model)
     check_finite(loaded.model)
     digest = model_digest(loaded.model, [weight.name for site in sites for weight in site.weights])
@@ -260,8 +264,7 @@ def compress(
         modules = fit_again(loaded.model, modules, plan, sites, dict(factors()), windows.ids, method, progress=progress)
     swap_in(loaded.model, modules)
     fuse_inputs(loaded.model, sites)
-    compressed: Any = loaded.model
-    compressed.gac_plan = plan
+    carry_plan(loaded.model, plan)
     return loaded.model
 
 

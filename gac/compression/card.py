@@ -15,8 +15,10 @@ def model_card(plan: Plan) -> str:
     text = plan.calibration
     base = f"base_model: {plan.model}\n" if _HUB_ID.fullmatch(plan.model) else ""
     return f"""---
-library_name: gac
+library_name: transformers
 pipeline_tag: text-generation
+tags:
+- gac
 {base}---
 
 # {plan.model}, compressed to {plan.budget.kept:.3f} of its targeted weights
@@ -33,8 +35,18 @@ of {text.text}, non-overlapping, no BOS. `plan.json` has every choice.
 
 ```python
 import gac
+from transformers import AutoModelForCausalLM
 
-model = gac.load("this directory")  # a transformers causal LM
+model = gac.load("this directory")  # checks every file against the plan
+model = AutoModelForCausalLM.from_pretrained("this directory")  # takes all of transformers' options
+```
+
+Neither runs code of the directory. Without GAC, its `modeling_gac.py` does the same:
+
+```python
+from transformers import AutoModelForCausalLM
+
+model = AutoModelForCausalLM.from_pretrained("this directory", trust_remote_code=True)
 ```
 
 ## Reproduce

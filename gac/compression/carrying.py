@@ -1,0 +1,128 @@
+"""A model that carries its plan: transformers' own methods save, push and load it whole."""
+
+import copy
+from dataclasses import asdict
+from typing import Any
+
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedModel
+
+from gac.compression.card import model_card
+from gac.compression.header import header_of, read_header
+from gac.compression.modeling import CompressedModel
+from gac.compression.standalone import FILE, auto_map, source_for
+from gac.errors import CheckpointError
+from gac.files import from_json, to_json
+from gac.models.families import COMPRESSED
+from gac.plan import Plan
+
+
+class PlannedModel(CompressedModel):
+    """A compressed model where GAC is installed: what it is loaded from has to agree with its plan.
+
+    Attributes:
+        gac_plan: that plan.
+    """
+
+    gac_plan: Plan
+
+    @classmethod
+    def from_pretrained(cls: Any, source: Any, *args: Any, output_loading_info: bool = False, **options: Any) -> Any:
+        """As of any transformers model.
+
+        Raises:
+            CheckpointError: there is no plan, or the config contradicts it.
+            ValueError, OSError: as transformers does for what it cannot read.
+        """
+        model, report = super().from_pretrained(source, *args, output_loading_info=True, **options)
+        model.gac_plan = _agreeing_plan(model, source)
+        return (model, report) if output_loading_info else model
+
+
+def carry_plan(model: PreTrainedModel, plan: Plan) -> None:
+    """Make a model that was compressed in memory one of the class that loads such models; it is changed in place.
+
+    Its class becomes a subclass of what it was, and its config one that names the modules, so that
+    ``save_pretrained`` and ``push_to_hub`` write a whole checkpoint.
+
+    Args:
+        model: with the plan's modules in it.
+
+    Raises:
+        CheckpointError: its class is none of transformers' own causal LMs.
+    """
+    from gac.compression.classes import classes_of
+
+    config = model.config
+    model_type = config.model_type.removeprefix(COMPRESSED)
+    classes = classes_of(model_type)
+    check_class(model)
+    model.__class__ = classes.causal_lm
+    described = copy.deepcopy(config)
+    described.__class__ = classes.config
+    described.gac = asdict(header_of(plan, config))
+    described.auto_map = auto_map(model_type)
+    carried: Any = model
+    for module in carried.modules():
+        if getattr(module, "config", None) is config:
+            module.config = described
+    carried.gac_plan = plan
+    carried.gac_files = {
+        "plan.json": to_json(plan, indent=1).decode() + "\n",
+        "README.md": model_card(plan),
+        f"{FILE}.py": source_for(model_type),
+    }
+
+
+def check_class(model: PreTrainedModel) -> None:
+    """Refuse a model of a class that no checkpoint can name.
+
+    Raises:
+        CheckpointError: it is neither transformers' own causal LM of its architecture nor a compressed one.
+    """
+    if not isinstance(model, CompressedModel):
+        dense: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(model.config)]
+        if type(model) is not dense:
+            raise CheckpointError(
+                f"a {type(model).__name__}", f"a {dense.__name__} of transformers", "Load it with AutoModelForCausalLM."
+            )
+
+
+def _agreeing_plan(model: Any, source: Any) -> Plan:
+    text = model.gac_files.get("plan.json")
+    if text is None:
+        raise CheckpointError(f"{source} has no plan.json", "every file that gac.save wrote", "Copy it whole.")
+    plan = from_json(Plan, text, f"{source}: plan.json", CheckpointError)
+    check_agrees(plan, model.config, source)
+    return plan
+
+
+def check_agrees(plan: Plan, config: Any, source: Any) -> None:
+    """The modules that the config names are the plan's.
+
+    Args:
+        source: how to name what both were read from.
+
+    Raises:
+        CheckpointError: names the first that is not.
+    """
+    header = read_header(config.gac, f"{source}: config.json, key gac")
+    planned = header_of(plan, config)
+    if header == planned:
+        return
+    names = sorted(
+        name for name in {*header.modules, *planned.modules} if _differ(header.modules, planned.modules, name)
+    )
+    given, expected = (
+        (f"{names[0]} {one.modules.get(names[0], 'dense')}" if names else f"fused {list(one.fused)}")
+        for one in (header, planned)
+    )
+    raise contradiction(source, f"config.json has {given}", f"{expected}, as plan.json says")
+
+
+def contradiction(source: Any, given: str, expected: str) -> CheckpointError:
+    """The error for files of a checkpoint that do not belong together."""
+    return CheckpointError(f"{source}: {given}", expected, "Save the model again; these files were changed.")
+
+
+def _differ(first: dict[str, Any], second: dict[str, Any], name: str) -> bool:
+    return first.get(name) != second.get(name)
