@@ -53,7 +53,7 @@ class CompressedModel:
         """As of any transformers model; weights that are missing are an error, not random numbers."""
         load: Any = super()
         model, report = load.from_pretrained(source, *args, output_loading_info=True, **options)
-        _check_loaded(model, source, report)
+        _check_loaded(source, report)
         model.gac_files = _companions(source, {key: options[key] for key in _HUB_OPTIONS if key in options})
         _fuse_where_possible(model)
         return (model, report) if output_loading_info else model
@@ -152,21 +152,13 @@ def _wrong(given: str, expected: str) -> ValueError:
     return ValueError(f"config.json, key gac: {given}; expected {expected}.")
 
 
-def _check_loaded(model: Any, source: Any, report: Any) -> None:
-    """Every weight was in the files, and no quantiser put a module of its own where heads have a length of theirs."""
+def _check_loaded(source: Any, report: Any) -> None:
+    """Every weight was in the files; transformers would make up what is missing."""
     for problem in ("missing_keys", "mismatched_keys"):
         if names := sorted(map(str, report[problem])):
             raise ValueError(
                 f"{source}: {names[0]} is {problem.removesuffix('_keys')} ({len(names)} in all); expected every weight "
                 "that config.json describes."
-            )
-    for name, described in _weights_of(model.config).items():
-        name, kind = _own_name(model, name), KINDS[described["module"]][0]
-        if not isinstance(module := model.get_submodule(name), kind):
-            raise ValueError(
-                f"{name} was quantised to a {type(module).__name__}; expected a {kind.__name__}, whose heads have a "
-                f"length of their own. Leave it out, as in llm_int8_skip_modules=[{name.rpartition('.')[2]!r}, "
-                "'lm_head']."
             )
 
 
