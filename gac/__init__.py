@@ -11,7 +11,7 @@ from gac.registration import register_with_transformers
 
 if TYPE_CHECKING:
     from gac.allocation.knapsack import knapsack
-    from gac.api import allocate, compress, frontier, load, perplexity, save
+    from gac.api import allocate, compress, export, frontier, load, perplexity, save
     from gac.errors import GacError
     from gac.evaluation.perplexity import Perplexity
     from gac.plan import Plan
@@ -23,6 +23,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "allocate": "gac.api",
     "compress": "gac.api",
+    "export": "gac.api",
     "frontier": "gac.api",
     "save": "gac.api",
     "load": "gac.api",
@@ -44,6 +45,7 @@ __all__ = [
     "__version__",
     "allocate",
     "compress",
+    "export",
     "frontier",
     "knapsack",
     "load",

@@ -13,13 +13,14 @@ from gac.allocation.assemble import Provenance
 from gac.allocation.crosscheck import check_installed, verified
 from gac.allocation.frontier import PARAMS, Frontier, check_asked, check_profiled
 from gac.allocation.frontier import frontier as whole_range
-from gac.allocation.limits import budget_limit, check_align
+from gac.allocation.limits import budget_limit, parse_align
 from gac.allocation.problem import Problem
 from gac.allocation.reach import check_cache_reachable, check_reachable
 from gac.allocation.rules import Rule, decide_by
 from gac.compression.apply import build_modules, changed_sites, swap_in
 from gac.compression.carrying import carry_plan, check_class
 from gac.compression.checkpoint import load_checkpoint, save_checkpoint
+from gac.compression.export import export_plain
 from gac.compression.fusing import fuse_inputs
 from gac.compression.refit import leaves, refit_named
 from gac.compression.refit import refit as fit_again
@@ -71,7 +72,7 @@ def allocate(
     workloads: Sequence[str] = ("prefill:1x1024", "decode:1@1024"),
     calibration: Text = "wiki-sample",
     tokenizer: "PreTrainedTokenizerBase | None" = None,
-    align: bool | int = True,
+    align: bool | int | str = True,
     fuse: bool = False,
     rule: str = "loss",
     refit: str | None = None,
@@ -101,7 +102,7 @@ def allocate(
             (``gac.Documents(texts, windows=16, length=512)`` says how they are packed).
         tokenizer: needed where ``model`` is a loaded model of which no tokenizer can be found.
         align: keep to dims that the profile shows to be sound; a number keeps to its multiples among them, False
-            allows every integer.
+            allows every integer. ``profile,group=128``: whole groups of 128, for weights that are quantised later.
         fuse: run the first GEMMs of weights that read the same input (q/k/v, gate/up) as one, and choose their dims
             together for it; the profile has to hold those shapes (``gac profile --model ... --fuse``) where latency is
             limited or to be predicted.
@@ -164,7 +165,7 @@ def frontier(
     workloads: Sequence[str] = ("prefill:1x1024", "decode:1@1024"),
     calibration: Text = "wiki-sample",
     tokenizer: "PreTrainedTokenizerBase | None" = None,
-    align: bool | int = True,
+    align: bool | int | str = True,
     fuse: bool = False,
     refit: str | None = None,
     seed: int = 0,
@@ -287,11 +288,34 @@ def save(
     """
     plan = getattr(model, "gac_plan", None)
     if tokenizer is None and isinstance(plan, Plan):
-        try:
-            tokenizer = load_tokenizer(plan.model)
-        except ModelError as failure:
-            logger.warning("saving without a tokenizer: %s", failure)
+        tokenizer = _tokenizer_of(plan.model)
     save_checkpoint(model, directory, tokenizer, overwrite=overwrite)
+
+
+def export(
+    model: "PreTrainedModel | str | Path",
+    directory: str | Path,
+    *,
+    merge: bool = False,
+    tokenizer: "PreTrainedTokenizerBase | None" = None,
+) -> None:
+    """Write a compressed model as one of its stock architecture, which needs no GAC and no code.
+
+    Args:
+        model: from ``compress`` or ``load``, or the directory of one.
+        merge: give every weight its dense dims again: the same function up to rounding, neither smaller nor faster
+            than the dense model. False keeps the dims, which is possible where MLPs alone are narrower, by as much in
+            every layer.
+        tokenizer: None looks for the model's own.
+
+    Raises:
+        CheckpointError: there is no such model, a stock config cannot say its dims, or the directory cannot be written
+            or is in use.
+    """
+    loaded = load_checkpoint(model) if isinstance(model, (str, Path)) else model
+    if merge:
+        logger.warning("a merged model has the dense model's dims: it is neither smaller nor faster")
+    export_plain(loaded, directory, tokenizer or _tokenizer_of(str(loaded.config.name_or_path)), merge=merge)
 
 
 def load(directory: str | Path) -> "PreTrainedModel":
@@ -327,6 +351,16 @@ def perplexity(
     return measure_perplexity(model, tokenizer, text, windows=windows, length=length, progress=progress)
 
 
+def _tokenizer_of(name: str) -> "PreTrainedTokenizerBase | None":
+    """The tokenizer of that name, where there is one."""
+    try:
+        found: PreTrainedTokenizerBase = load_tokenizer(name)
+    except ModelError as failure:
+        logger.warning("saving without a tokenizer: %s", failure)
+        return None
+    return found
+
+
 def _measured(
     model: "PreTrainedModel | str | Path",
     tokenizer: "PreTrainedTokenizerBase | None",
@@ -339,14 +373,14 @@ def _measured(
     forms: Sequence[str],
     workloads: Sequence[str],
     calibration: Text,
-    align: bool | int,
+    align: bool | int | str,
     fuse: bool,
     seed: int,
     progress: bool,
     kv_cache: float | None = None,
 ) -> tuple[Problem, Provenance]:
     """The loss curves of a model's sites beside a latency table; a budget out of reach is refused before that."""
-    check_align(align)
+    align = parse_align(align)
     parsed = tuple(Workload.parse(workload) for workload in workloads)
     names = tuple(form_named(name).name for name in forms)
     how = method_named(method)

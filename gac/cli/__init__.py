@@ -11,7 +11,7 @@ from gac.cli.evaluate import evaluate
 from gac.cli.explain import explain
 from gac.cli.frontier import frontier
 from gac.cli.graph import graph
-from gac.cli.model import allocate, compress
+from gac.cli.model import allocate, compress, export
 from gac.cli.profile import profile, profiles
 from gac.cli.study import study
 
@@ -33,11 +33,25 @@ def main() -> None:
 
     Measure the GPU and learn where and why it collapses (profile, cliffs, explain, study), see what there is to
     choose (graph), choose for every weight at once what it becomes within a budget (allocate) or within every budget
-    (frontier), set choices beside each other (compare), apply one (compress), and check it (eval).
+    (frontier), set choices beside each other (compare), apply one (compress), check it (eval), and write it for tools
+    that know nothing of GAC (export).
     """
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("HF_HUB_VERBOSITY", "error")
 
 
-for _command in (profile, profiles, cliffs, explain, study, graph, allocate, frontier, compare, compress, evaluate):
+for _command in (
+    profile,
+    profiles,
+    cliffs,
+    explain,
+    study,
+    graph,
+    allocate,
+    frontier,
+    compare,
+    compress,
+    evaluate,
+    export,
+):
     main.add_command(_command)

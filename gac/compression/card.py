@@ -13,13 +13,12 @@ _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 def model_card(plan: Plan) -> str:
     """README.md for the directory of a compressed model, in Markdown."""
     text = plan.calibration
-    base = f"base_model: {plan.model}\n" if _HUB_ID.fullmatch(plan.model) else ""
     return f"""---
 library_name: transformers
 pipeline_tag: text-generation
 tags:
 - gac
-{base}---
+{_base_model(plan)}---
 
 # {plan.model}, compressed to {plan.budget.kept:.3f} of its targeted weights
 
@@ -58,6 +57,35 @@ With GAC {plan.gac_version} and the profile `{plan.profile.digest[:12]}` of the 
 gac compress {quote(plan.model)} --plan plan.json -o DIR
 ```
 """
+
+
+def export_card(plan: Plan, merged: bool) -> str:
+    """README.md for the directory of a compressed model that was exported to its stock architecture."""
+    what = (
+        "It was exported merged: pairs are multiplied out, and what was removed is filled with zeros. So it has as "
+        "many parameters as the dense model, and is neither smaller nor faster."
+        if merged
+        else "Its MLPs are narrower, which the config of its stock architecture says."
+    )
+    return f"""---
+library_name: transformers
+pipeline_tag: text-generation
+tags:
+- gac
+{_base_model(plan)}---
+
+# {plan.model}, compressed to {plan.budget.kept:.3f} of its targeted weights, exported
+
+{what} No code but transformers is needed.
+
+```
+{plan.summary()}
+```
+"""
+
+
+def _base_model(plan: Plan) -> str:
+    return f"base_model: {plan.model}\n" if _HUB_ID.fullmatch(plan.model) else ""
 
 
 def _command(plan: Plan) -> str:

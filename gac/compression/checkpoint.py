@@ -61,19 +61,11 @@ def save_checkpoint(
         )
     _check_matches(model, plan)
     carry_plan(model, plan)
-    try:
-        check_free(target, overwrite)
-        with _new_directory(target) as part:
-            with quiet_transformers():
-                model.save_pretrained(part, max_shard_size=max_shard_size)
-            if tokenizer is not None:
-                tokenizer.save_pretrained(part)
-            for shard in part.glob("*.safetensors"):
-                open_to_umask(shard)
-    except (OSError, SafetensorError) as failure:
-        raise CheckpointError(
-            f"{target} cannot be written: {failure}", "a writable place with room", "Choose another directory."
-        ) from failure
+    check_free(target, overwrite)
+    with complete_directory(target) as part:
+        model.save_pretrained(part, max_shard_size=max_shard_size)
+        if tokenizer is not None:
+            tokenizer.save_pretrained(part)
 
 
 def load_checkpoint(
@@ -151,17 +143,36 @@ def check_free(target: Path, overwrite: bool) -> None:
 
 
 @contextlib.contextmanager
-def _new_directory(target: Path) -> Iterator[Path]:
-    """Yield a temporary directory beside ``target``; move it there on success, remove it on failure."""
+def complete_directory(target: Path) -> Iterator[Path]:
+    """Yield a temporary directory beside ``target``; move it there on success, remove it on failure.
+
+    Raises:
+        CheckpointError: something cannot be written.
+    """
+    try:
+        with _beside(target) as part:
+            with quiet_transformers():
+                yield part
+            for shard in part.glob("*.safetensors"):
+                open_to_umask(shard)
+            for file in part.iterdir():
+                with file.open("rb") as written:
+                    os.fsync(written.fileno())
+            _move(part, target)
+    except (OSError, SafetensorError) as failure:
+        raise CheckpointError(
+            f"{target} cannot be written: {failure}", "a writable place with room", "Choose another directory."
+        ) from failure
+
+
+@contextlib.contextmanager
+def _beside(target: Path) -> Iterator[Path]:
+    """A temporary directory, which is gone afterwards unless it was moved."""
     target.parent.mkdir(parents=True, exist_ok=True)
     part = target.parent / f".{target.name}.{secrets.token_hex(4)}.part"
     part.mkdir()
     try:
         yield part
-        for file in part.iterdir():
-            with file.open("rb") as written:
-                os.fsync(written.fileno())
-        _move(part, target)
     finally:
         shutil.rmtree(part, ignore_errors=True)
 

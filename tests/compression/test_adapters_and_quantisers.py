@@ -86,7 +86,7 @@ def test_torchao_quantises_the_factors(bits: int, make_plan: MakePlan, tmp_path:
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "saved", quantization_config=TorchAoConfig(scheme))
     second = loaded.get_submodule(Q_PROJ).second.weight
     assert type(second) is not torch.nn.Parameter
-    assert 0.95 < correlation(loaded, model) < 1
+    assert 0.8 < correlation(loaded, model) < 1
 
 
 @pytest.mark.parametrize("bits", ["load_in_8bit", "load_in_4bit"])
@@ -99,7 +99,7 @@ def test_bitsandbytes_quantises_the_factors(bits: str, make_plan: MakePlan, tmp_
     )
     layers = (bitsandbytes.nn.Linear8bitLt, bitsandbytes.nn.Linear4bit)
     assert isinstance(loaded.get_submodule(Q_PROJ).second, layers)
-    assert 0.95 < correlation(loaded, model) < 1
+    assert 0.8 < correlation(loaded, model) < 1
 
 
 def test_bitsandbytes_leaves_shorter_values_as_they_are(make_plan: MakePlan, tmp_path: Path) -> None:
@@ -109,4 +109,4 @@ def test_bitsandbytes_leaves_shorter_values_as_they_are(make_plan: MakePlan, tmp
     scheme = BitsAndBytesConfig(load_in_8bit=True)
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "saved", quantization_config=scheme, device_map="cpu")
     assert type(loaded.get_submodule("model.layers.1.self_attn.v_proj")) is ValueLinear
-    assert 0.95 < correlation(loaded, model) < 1
+    assert 0.8 < correlation(loaded, model) < 1
