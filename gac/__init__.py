@@ -12,6 +12,7 @@ from gac.registration import register_with_transformers
 if TYPE_CHECKING:
     from gac.allocation.knapsack import knapsack
     from gac.api import allocate, compress, export, frontier, load, perplexity, save
+    from gac.entry import GacConfig
     from gac.errors import GacError
     from gac.evaluation.perplexity import Perplexity
     from gac.plan import Plan
@@ -29,6 +30,7 @@ _HOMES = {
     "load": "gac.api",
     "perplexity": "gac.api",
     "knapsack": "gac.allocation.knapsack",
+    "GacConfig": "gac.entry",
     "Documents": "gac.sensitivity.documents",
     "GacError": "gac.errors",
     "Perplexity": "gac.evaluation.perplexity",
@@ -38,6 +40,7 @@ _HOMES = {
 
 __all__ = [
     "Documents",
+    "GacConfig",
     "GacError",
     "Perplexity",
     "Plan",

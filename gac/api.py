@@ -18,7 +18,7 @@ from gac.allocation.problem import Problem
 from gac.allocation.reach import check_cache_reachable, check_reachable
 from gac.allocation.rules import Rule, decide_by
 from gac.compression.apply import build_modules, changed_sites, swap_in
-from gac.compression.carrying import carry_plan, check_class
+from gac.compression.carrying import carry_plan, check_class, check_dense
 from gac.compression.checkpoint import load_checkpoint, save_checkpoint
 from gac.compression.export import export_plain
 from gac.compression.fusing import fuse_inputs
@@ -242,6 +242,7 @@ def compress(
         GacError: the model or the text cannot be read.
     """
     loaded = load_model(model, tokenizer)
+    check_dense(loaded.model)
     sites = as_planned(family_of(loaded.model.config).sites(loaded.model.config), plan.forms, plan.fused)
     changed = changed_sites(plan, sites)
     check_class(loaded.model)
@@ -390,6 +391,7 @@ def _measured(
     if isinstance(model, (str, Path)):
         family_of(load_config(str(model)))  # refused before the weights are fetched
     loaded = load_model(model, tokenizer)
+    check_dense(loaded.model)
     family = family_of(loaded.model.config)
     sites = family.sites(loaded.model.config)
     check_forms_fit(sites, names, loaded.model.config.model_type)

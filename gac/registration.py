@@ -1,5 +1,6 @@
 """``import gac`` makes transformers open compressed checkpoints, without loading transformers."""
 
+import importlib
 import importlib.util
 import sys
 from collections.abc import Sequence
@@ -23,9 +24,7 @@ def register_with_transformers() -> None:
 
 
 def _register() -> None:
-    from gac.compression.classes import register
-
-    register()
+    importlib.import_module("gac.compression.classes").register()
 
 
 class _Waiting(MetaPathFinder):

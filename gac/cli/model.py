@@ -112,7 +112,7 @@ def compress(model: str, plan_file: Path, output: Path, overwrite: bool, tokeniz
     loaded = load_model(model, tokenizer)
     small = apply_plan(loaded.model, plan, tokenizer=loaded.tokenizer)
     save(small, output, tokenizer=loaded.tokenizer, overwrite=overwrite)
-    size = sum(file.stat().st_size for file in output.rglob("*") if file.is_file())
+    size = _bytes(output)
     document = {
         "directory": str(output),
         "bytes": size,
@@ -142,7 +142,10 @@ def export(directory: Path, output: Path, merge: bool) -> Answer:
 
     model = load(directory)
     write_plain(model, output, merge=merge)
-    size = sum(file.stat().st_size for file in output.rglob("*") if file.is_file())
-    return Answer(
-        {"directory": str(output), "bytes": size, "merged": merge}, lambda: [f"saved in {output}, {size / 1e6:,.1f} MB"]
-    )
+    size = _bytes(output)
+    document = {"directory": str(output), "bytes": size, "merged": merge}
+    return Answer(document, lambda: [f"saved in {output}, {size / 1e6:,.1f} MB"])
+
+
+def _bytes(directory: Path) -> int:
+    return sum(file.stat().st_size for file in directory.rglob("*") if file.is_file())

@@ -10,7 +10,7 @@ from gac.compression.card import model_card
 from gac.compression.header import header_of, read_header
 from gac.compression.modeling import CompressedModel
 from gac.compression.standalone import FILE, auto_map, source_for
-from gac.errors import CheckpointError
+from gac.errors import CheckpointError, ModelError
 from gac.files import from_json, to_json
 from gac.models.families import COMPRESSED
 from gac.plan import Plan
@@ -55,8 +55,9 @@ def carry_plan(model: PreTrainedModel, plan: Plan) -> None:
     config = model.config
     model_type = config.model_type.removeprefix(COMPRESSED)
     classes = classes_of(model_type)
-    check_class(model)
-    model.__class__ = classes.causal_lm
+    if not isinstance(model, CompressedModel):
+        check_class(model)
+        model.__class__ = classes.causal_lm
     described = copy.deepcopy(config)
     described.__class__ = classes.config
     described.gac = asdict(header_of(plan, config))
@@ -73,18 +74,29 @@ def carry_plan(model: PreTrainedModel, plan: Plan) -> None:
     }
 
 
-def check_class(model: PreTrainedModel) -> None:
-    """Refuse a model of a class that no checkpoint can name.
+def check_dense(model: PreTrainedModel) -> None:
+    """Refuse a model that is compressed already.
 
     Raises:
-        CheckpointError: it is neither transformers' own causal LM of its architecture nor a compressed one.
+        ModelError: it is.
     """
-    if not isinstance(model, CompressedModel):
-        dense: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(model.config)]
-        if type(model) is not dense:
-            raise CheckpointError(
-                f"a {type(model).__name__}", f"a {dense.__name__} of transformers", "Load it with AutoModelForCausalLM."
-            )
+    if isinstance(model, CompressedModel):
+        raise ModelError(
+            f"a {type(model).__name__}, which is compressed", "a dense model", "Load the one it came from."
+        )
+
+
+def check_class(model: PreTrainedModel) -> None:
+    """Refuse a dense model of a class that no checkpoint can name.
+
+    Raises:
+        CheckpointError: it is not transformers' own causal LM of its architecture.
+    """
+    dense: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(model.config)]
+    if type(model) is not dense:
+        raise CheckpointError(
+            f"a {type(model).__name__}", f"a {dense.__name__} of transformers", "Load it with AutoModelForCausalLM."
+        )
 
 
 def _agreeing_plan(model: Any, source: Any) -> Plan:

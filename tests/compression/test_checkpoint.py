@@ -446,3 +446,22 @@ def test_code_in_the_directory_is_not_run(saved: Path, tmp_path: Path) -> None:
     edit(saved / "config.json", lambda config: config.update(auto_map=auto_map))
     load_checkpoint(saved)
     assert not (tmp_path / "ran").exists()
+
+
+def test_a_full_disk_leaves_nothing_behind(saved: Path, tmp_path: Path) -> None:
+    """No file of the process may grow beyond 64 kB: the weights' file fails as it does on a full disk."""
+    script = (
+        "import sys, resource\n"
+        "import gac\n"
+        "model = gac.load(sys.argv[1])\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (65536, 65536))\n"
+        "try:\n"
+        "    gac.save(model, sys.argv[2])\n"
+        "except gac.GacError as failure:\n"
+        "    print(failure)\n"
+    )
+    target = tmp_path / "full" / "saved"
+    arguments = [sys.executable, "-c", script, str(saved), str(target)]
+    done = subprocess.run(arguments, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith(f"{target} cannot be written: ")
+    assert not list(target.parent.iterdir())
