@@ -28,25 +28,31 @@ def _register() -> None:
 
 
 class _Waiting(MetaPathFinder):
-    """Finds nothing but the one module, once, and only to be told when it is loaded."""
+    """Finds nothing but the one module, and that only to be told when it is loaded."""
+
+    def __init__(self) -> None:
+        self._asking = False
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname != _FACTORIES:
+        if fullname != _FACTORIES or self._asking:
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(fullname)
+        self._asking = True
+        try:
+            spec = importlib.util.find_spec(fullname)
+        finally:
+            self._asking = False
         if spec is not None and spec.loader is not None:
-            spec.loader = _ThenRegister(spec.loader)
+            spec.loader = _ThenRegister(spec.loader, self)
         return spec
 
 
 class _ThenRegister(Loader):
     """The module's own loader, which steps back into its place, and then the registration."""
 
-    def __init__(self, loader: Loader) -> None:
-        self._loader = loader
+    def __init__(self, loader: Loader, waiting: _Waiting) -> None:
+        self._loader, self._waiting = loader, waiting
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         return self._loader.create_module(spec)
@@ -55,4 +61,6 @@ class _ThenRegister(Loader):
         assert module.__spec__ is not None
         module.__spec__.loader = module.__loader__ = self._loader
         self._loader.exec_module(module)
-        _register()
+        if self._waiting in sys.meta_path:
+            sys.meta_path.remove(self._waiting)
+            _register()

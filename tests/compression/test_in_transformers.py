@@ -11,6 +11,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, LlamaForCa
 from transformers.utils import hub
 
 import gac
+from gac.compression.carrying import PlannedModel
 from gac.compression.layers import LowRankLinear
 from gac.compression.modeling import CompressedModel
 from gac.errors import CheckpointError
@@ -56,6 +57,11 @@ def test_a_config_can_be_opened_alone(saved: Path) -> None:
 
 def test_the_plan_comes_along(saved: Path, model: Any) -> None:
     assert AutoModelForCausalLM.from_pretrained(saved).gac_plan == model.gac_plan
+
+
+def test_where_gac_is_imported_no_code_of_the_directory_is_run(saved: Path) -> None:
+    (saved / "modeling_gac.py").write_text("raise SystemExit('the code was run')")
+    assert isinstance(AutoModelForCausalLM.from_pretrained(saved, trust_remote_code=True), PlannedModel)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", torch.float16])
