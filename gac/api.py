@@ -276,6 +276,7 @@ def save(
     *,
     tokenizer: "PreTrainedTokenizerBase | None" = None,
     overwrite: bool = False,
+    max_shard_size: int | str = "5GB",
 ) -> None:
     """Write a compressed model as a directory: safetensors, config, plan and tokenizer; whole or absent.
 
@@ -283,6 +284,7 @@ def save(
         model: from ``compress`` or ``load``.
         tokenizer: None looks for that of the model the plan was made for, and says so where there is none.
         overwrite: replace a compressed checkpoint that is there already.
+        max_shard_size: bytes, or as in ``5GB``, after which another file of weights begins.
 
     Raises:
         CheckpointError: the model was not compressed by GAC, or the directory cannot be written or is in use.
@@ -290,7 +292,7 @@ def save(
     plan = getattr(model, "gac_plan", None)
     if tokenizer is None and isinstance(plan, Plan):
         tokenizer = _tokenizer_of(plan.model)
-    save_checkpoint(model, directory, tokenizer, overwrite=overwrite)
+    save_checkpoint(model, directory, tokenizer, overwrite=overwrite, max_shard_size=max_shard_size)
 
 
 def export(

@@ -51,6 +51,7 @@ class CompressedModel:
     @classmethod
     def from_pretrained(cls: Any, source: Any, *args: Any, output_loading_info: bool = False, **options: Any) -> Any:
         """As of any transformers model; weights that are missing are an error, not random numbers."""
+        _check_whole(options)
         load: Any = super()
         model, report = load.from_pretrained(source, *args, output_loading_info=True, **options)
         _check_loaded(source, report)
@@ -63,7 +64,8 @@ class CompressedModel:
         auto_map = getattr(self.config, "auto_map", {})
         self.config.auto_map = {auto: found.rpartition("--")[2] for auto, found in auto_map.items()}
         super().save_pretrained(directory, *args, **options)  # type: ignore[misc]
-        self._write_companions(directory)
+        if not getattr(self, "_hf_peft_config_loaded", False):  # of which transformers saves the adapter alone
+            self._write_companions(directory)
 
     def _upload_modified_files(self: Any, working_dir: Any, *args: Any, **options: Any) -> Any:
         """What transformers pushes to the hub; it would put a card of its own in the place of ours."""
@@ -150,6 +152,14 @@ def _checked(name: str, dense: Any, described: Any) -> tuple[Any, dict[str, int]
 
 def _wrong(given: str, expected: str) -> ValueError:
     return ValueError(f"config.json, key gac: {given}; expected {expected}.")
+
+
+def _check_whole(options: dict[str, Any]) -> None:
+    """No tensor parallelism: its plans name the dense weights, and would split what the others do not expect."""
+    distributed = options.get("distributed_config")
+    for name in ("tp_plan", "tp_size"):
+        if (options.get(name) or getattr(distributed, name, None)) is not None:
+            raise ValueError(f"{name} was given; expected whole weights of a compressed model. Use device_map instead.")
 
 
 def _check_loaded(source: Any, report: Any) -> None:

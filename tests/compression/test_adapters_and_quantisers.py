@@ -110,3 +110,13 @@ def test_bitsandbytes_leaves_shorter_values_as_they_are(make_plan: MakePlan, tmp
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "saved", quantization_config=scheme, device_map="cpu")
     assert type(loaded.get_submodule("model.layers.1.self_attn.v_proj")) is ValueLinear
     assert 0.8 < correlation(loaded, model) < 1
+
+
+def test_quantised_factors_can_be_saved(make_plan: MakePlan, tmp_path: Path) -> None:
+    pytest.importorskip("bitsandbytes")
+    low_rank(make_plan).save_pretrained(tmp_path / "saved")
+    scheme = BitsAndBytesConfig(load_in_8bit=True)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "saved", quantization_config=scheme, device_map="cpu")
+    loaded.save_pretrained(tmp_path / "quantised")
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "quantised", device_map="cpu")
+    assert torch.equal(logits(again), logits(loaded))
