@@ -70,8 +70,9 @@ def main() -> None:
 
 def written(asked: argparse.Namespace, dense: Path, small: Path) -> dict[str, int]:
     """Both directories, and the bytes of the compressed one."""
-    loaded = load_model(asked.model, dtype=torch.bfloat16)
-    loaded.model.save_pretrained(dense)
+    whole = load_model(asked.model)
+    whole.model.to(torch.bfloat16).save_pretrained(dense)
+    loaded = load_model(str(dense), whole.tokenizer)
     options: dict[str, Any] = {"tokenizer": loaded.tokenizer, "progress": False}
     plan = gac.allocate(
         loaded.model,
@@ -86,8 +87,8 @@ def written(asked: argparse.Namespace, dense: Path, small: Path) -> dict[str, in
     model.save_pretrained(small)
     alone = sum(file.stat().st_size for file in small.iterdir())
     loaded.tokenizer.save_pretrained(small)
-    whole = sum(file.stat().st_size for file in small.iterdir())
-    return {"parameters": parameters, "directory": alone, "with_tokenizer": whole}
+    with_tokenizer = sum(file.stat().st_size for file in small.iterdir())
+    return {"parameters": parameters, "directory": alone, "with_tokenizer": with_tokenizer}
 
 
 def loading_times(places: dict[str, Path], loads: int) -> dict[str, list[float]]:
