@@ -1,6 +1,7 @@
 """A model that carries its plan: transformers' own methods save, push and load it whole."""
 
 import copy
+import hashlib
 from dataclasses import asdict
 from typing import Any
 
@@ -17,24 +18,37 @@ from gac.plan import Plan
 
 
 class PlannedModel(CompressedModel):
-    """A compressed model where GAC is installed: what it is loaded from has to agree with its plan.
+    """A compressed model where GAC is installed: its plan comes along, read when it is first asked for."""
 
-    Attributes:
-        gac_plan: that plan.
-    """
+    _gac_plan: Plan
 
-    gac_plan: Plan
+    @property
+    def gac_plan(self) -> Plan:
+        """The plan that the model was compressed by.
+
+        Raises:
+            CheckpointError: the plan in the checkpoint is none.
+        """
+        if "_gac_plan" not in vars(self):
+            if "plan.json" not in vars(self).get("gac_files", {}):
+                raise AttributeError(f"this {type(self).__name__} was not read from a checkpoint")
+            self._gac_plan = from_json(Plan, self.gac_files["plan.json"], "plan.json", CheckpointError)
+        return self._gac_plan
+
+    @gac_plan.setter
+    def gac_plan(self, plan: Plan) -> None:
+        self._gac_plan = plan
 
     @classmethod
     def from_pretrained(cls: Any, source: Any, *args: Any, output_loading_info: bool = False, **options: Any) -> Any:
         """As of any transformers model.
 
         Raises:
-            CheckpointError: there is no plan, or the config contradicts it.
+            CheckpointError: there is no plan, or not the one that the weights were saved with.
             ValueError, OSError: as transformers does for what it cannot read.
         """
         model, report = super().from_pretrained(source, *args, output_loading_info=True, **options)
-        model.gac_plan = _agreeing_plan(model, source)
+        _check_plan(source, model.gac_files.get("plan.json"), model.config.gac.get("plan"))
         return (model, report) if output_loading_info else model
 
 
@@ -60,7 +74,8 @@ def carry_plan(model: PreTrainedModel, plan: Plan) -> None:
         model.__class__ = classes.causal_lm
     described = copy.deepcopy(config)
     described.__class__ = classes.config
-    described.gac = asdict(header_of(plan, config))
+    text = to_json(plan, indent=1).decode() + "\n"
+    described.gac = asdict(header_of(plan, config, _digest(text)))
     described.auto_map = auto_map(model_type)
     carried: Any = model
     for module in carried.modules():
@@ -68,7 +83,7 @@ def carry_plan(model: PreTrainedModel, plan: Plan) -> None:
             module.config = described
     carried.gac_plan = plan
     carried.gac_files = {
-        "plan.json": to_json(plan, indent=1).decode() + "\n",
+        "plan.json": text,
         "README.md": model_card(plan),
         f"{FILE}.py": source_for(model_type),
     }
@@ -99,13 +114,17 @@ def check_class(model: PreTrainedModel) -> None:
         )
 
 
-def _agreeing_plan(model: Any, source: Any) -> Plan:
-    text = model.gac_files.get("plan.json")
+def _check_plan(source: Any, text: str | None, digest: Any) -> None:
     if text is None:
         raise CheckpointError(f"{source} has no plan.json", "every file that gac.save wrote", "Copy it whole.")
-    plan = from_json(Plan, text, f"{source}: plan.json", CheckpointError)
-    check_agrees(plan, model.config, source)
-    return plan
+    if _digest(text) != digest:
+        raise contradiction(
+            source, f"plan.json has digest {_digest(text)[:12]}", f"{str(digest)[:12]}, as config.json says"
+        )
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def check_agrees(plan: Plan, config: Any, source: Any) -> None:
@@ -118,7 +137,7 @@ def check_agrees(plan: Plan, config: Any, source: Any) -> None:
         CheckpointError: names the first that is not.
     """
     header = read_header(config.gac, f"{source}: config.json, key gac")
-    planned = header_of(plan, config)
+    planned = header_of(plan, config, header.plan)
     if header == planned:
         return
     names = sorted(

@@ -99,6 +99,7 @@ def load_checkpoint(
             source, config=config, dtype=dtype or "auto", use_safetensors=True, output_loading_info=True
         )
     _check_complete(source, report)
+    model.gac_plan = plan
     loaded: PreTrainedModel = model.eval().to(device or default_device())
     return loaded
 

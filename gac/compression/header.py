@@ -37,20 +37,21 @@ class Module:
 
 @dataclass(frozen=True)
 class Header:
-    """All of them by name, and the names of those that share their first GEMM."""
+    """All of them by name, the names of those that share their first GEMM, and the SHA-256 of ``plan.json``."""
 
     schema_version: int
     modules: dict[str, Module]
     fused: tuple[tuple[str, ...], ...]
+    plan: str
     __pydantic_config__ = _STRICT
 
 
-def header_of(plan: Plan, config: Any) -> Header:
-    """What the plan makes of a model with this config, dense or compressed."""
+def header_of(plan: Plan, config: Any, digest: str = "") -> Header:
+    """What the plan makes of a model with this config, dense or compressed; ``digest`` is that of the plan's file."""
     sites = as_planned(family_of(config).sites(config), plan.forms, plan.fused)
     groups = [tuple(site.weights[at].name for at in site.fused) for site in sites]
     modules = {choice.name: _module(choice) for choice in plan.weights if choice.form != "dense"}
-    return Header(SCHEMA, modules, tuple(names for names in groups if len(names) > 1))
+    return Header(SCHEMA, modules, tuple(names for names in groups if len(names) > 1), digest)
 
 
 def read_header(content: Any, where: str) -> Header:

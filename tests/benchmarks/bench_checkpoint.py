@@ -24,9 +24,8 @@ from gac.models.loading import load_model
 
 LOAD = """
 import sys, time
-import torch, gac
+import torch, gac, gac.api, pydantic.type_adapter
 from transformers import AutoModelForCausalLM
-import gac.api
 way, place, device = sys.argv[1:]
 began = time.perf_counter()
 if way == "gac.load":

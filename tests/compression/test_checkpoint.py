@@ -358,7 +358,10 @@ def test_a_header_that_contradicts_the_plan_is_refused(saved: Path) -> None:
         ({"schema_version": 1, "modules": {}}, "schema version 1; expected version 2"),
         ({"schema_version": 2}, "key gac: modules: Field required"),
         ({"schema_version": 2, "modules": {"a": {"form": "dense", "dim": "8"}}}, r"key gac: modules\.a\.dim: Input"),
-        ({"schema_version": 2, "modules": {}, "fused": [], "code": "x"}, "key gac: code: Unexpected keyword argument"),
+        (
+            {"schema_version": 2, "modules": {}, "fused": [], "plan": "", "code": "x"},
+            "key gac: code: Unexpected keyword argument",
+        ),
         (7, "key gac: the document: "),
     ],
 )
