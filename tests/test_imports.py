@@ -74,3 +74,14 @@ def test_listing_and_looking_up_profiles_loads_no_torch() -> None:
 def test_every_public_name_is_there() -> None:
     code = "import gac\nfor name in gac.__all__: getattr(gac, name)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_transformers_learns_of_compressed_models_when_it_is_loaded() -> None:
+    code = (
+        "import gac, sys, importlib.util\n"
+        "importlib.util.find_spec('transformers.models.auto.configuration_auto')\n"  # a look does not count
+        "from transformers import CONFIG_MAPPING\n"
+        "assert 'gac_llama' in CONFIG_MAPPING\n"
+        "assert not [finder for finder in sys.meta_path if type(finder).__module__.startswith('gac')]\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
