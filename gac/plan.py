@@ -202,8 +202,24 @@ class WeightChoice:
 
 
 @dataclass(frozen=True)
+class Alternative:
+    """A candidate that a site could have had: one form and dim a weight, the rest as for ``SiteChoice``."""
+
+    forms: tuple[str, ...]
+    dims: tuple[int, ...]
+    params: int
+    loss: float
+    latency_ns: tuple[int | None, ...]
+    __pydantic_config__ = _STRICT
+
+
+@dataclass(frozen=True)
 class SiteChoice:
-    """The candidate chosen for a site; ``latency_ns`` has one entry a workload, None where unknown."""
+    """The candidate chosen for a site; ``latency_ns`` has one entry a workload, None where unknown.
+
+    ``alternatives``: where the choice was the exact one, the best candidate with fewer parameters and the best with
+    more, at the prices of the certificate (``gac.allocation.alternatives``).
+    """
 
     site: str
     layer: int
@@ -213,6 +229,7 @@ class SiteChoice:
     dense_params: int
     loss: float
     latency_ns: tuple[int | None, ...]
+    alternatives: tuple[Alternative, ...] = ()
     __pydantic_config__ = _STRICT
 
 
@@ -383,6 +400,8 @@ class PlanComparison:
 
 def _check_counts(plan: Plan) -> None:
     """Count everything again in exact integers; a plan that contradicts itself is refused."""
+    if not plan.sites:
+        raise PlanError("plan has no sites", "one at least", "Make the plan again; this one was edited.")
     for site in plan.sites:
         counted = sum(weight.params for weight in site.weights)
         dense = sum(weight.weight.params for weight in site.weights)
@@ -401,6 +420,7 @@ def _check_counts(plan: Plan) -> None:
                     "Make the plan again; this one was edited.",
                 )
         _check_sides_meet(site)
+        _check_alternatives(site)
     if plan.kv_cache is not None:
         _check_cache(plan.weights, plan.kv_cache)
     used = sum(site.params for site in plan.sites)
@@ -412,6 +432,26 @@ def _check_counts(plan: Plan) -> None:
             f"{used} of {total}, {over} over the limit",
             "Make the plan again; this one was edited.",
         )
+
+
+def _check_alternatives(site: SiteChoice) -> None:
+    """They give every weight a form and a dim, and their parameters are those of their dims."""
+    for other in site.alternatives:
+        sizes = len(other.forms), len(other.dims), len(other.latency_ns)
+        if sizes != (len(site.weights), len(site.weights), len(site.latency_ns)):
+            raise PlanError(
+                f"an alternative of site {site.site} has {sizes[0]} forms, {sizes[1]} dims and {sizes[2]} latencies",
+                f"{len(site.weights)} of the former, one a weight, and {len(site.latency_ns)} latencies",
+                "Make the plan again; this one was edited.",
+            )
+        choices = zip(site.weights, other.forms, other.dims, strict=True)
+        counted = sum(form_named(form).params(one.weight, dim) for one, form, dim in choices)
+        if counted != other.params:
+            raise PlanError(
+                f"an alternative of site {site.site} states {other.params} parameters",
+                f"{counted}, as its dims say",
+                "Make the plan again; this one was edited.",
+            )
 
 
 def _check_cache(weights: Sequence[WeightChoice], cache: KvCache) -> None:

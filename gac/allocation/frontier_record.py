@@ -120,6 +120,8 @@ class Frontier:
     def plan(self, index: int) -> Plan:
         """The plan of one point, as ``gac.allocate`` makes it for ``points[index].asked``.
 
+        It has no alternatives: a frontier keeps only the candidates that some point chooses.
+
         Raises:
             IndexError: there is no such point.
         """

@@ -13,6 +13,7 @@ from gac.cli.frontier import frontier
 from gac.cli.graph import graph
 from gac.cli.model import allocate, compress
 from gac.cli.profile import profile, profiles
+from gac.cli.report import report
 from gac.cli.study import study
 
 _EPILOG = """\b
@@ -33,11 +34,12 @@ def main() -> None:
 
     Measure the GPU and learn where and why it collapses (profile, cliffs, explain, study), see what there is to
     choose (graph), choose for every weight at once what it becomes within a budget (allocate) or within every budget
-    (frontier), set choices beside each other (compare), apply one (compress), and check it (eval).
+    (frontier), set choices beside each other (compare), look at one (report), apply it (compress), and check it (eval).
     """
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("HF_HUB_VERBOSITY", "error")
 
 
-for _command in (profile, profiles, cliffs, explain, study, graph, allocate, frontier, compare, compress, evaluate):
+_CHOOSING = (graph, allocate, frontier, compare, report)
+for _command in (profile, profiles, cliffs, explain, study, *_CHOOSING, compress, evaluate):
     main.add_command(_command)
