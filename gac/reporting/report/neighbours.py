@@ -1,12 +1,16 @@
 """What the next dims would take on the GPU, from the profile that the plan names."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from math import lcm
 
 import numpy as np
 
+from gac.allocation.candidates import step_of
 from gac.allocation.latencies import UNKNOWN, Timing
 from gac.forms import form_named
 from gac.plan import Plan, WeightChoice
+from gac.profiling.cliffs import operator_period
 from gac.profiling.table import Profile
 from gac.reporting.report.words import duration
 from gac.sites import Workload
@@ -37,26 +41,36 @@ class Neighbours:
         workloads = tuple(Workload.parse(one.workload) for one in self.plan.workloads)
         timing = Timing(profile, workloads, "bf16")
         after = np.arange(dim + 1, min(form.full(weight.weight), dim + _REACH) + 1)
-        sound = after[timing.sound(form, weight.weight, after, fused=False)]
-        dims = [dim, dim + 1, *(int(found) for found in sound[:1] if found > dim + 1)]
+        sound = after[timing.sound(form, weight.weight, after, fused=False)].tolist()
+        dims = [dim, dim + 1, *sound[:1]]
         latency, _ = timing.of_weight(form, weight.weight, np.array(dims), fused=False)
-        candidate = dims[-1] if len(sound) else None
+        broken = self._broken(weight, profile, dim + 1, sound)
         return tuple(
-            _sentence(str(workload), dims, latency[:, at].tolist(), candidate) for at, workload in enumerate(workloads)
+            _sentence(str(workload), list(zip(dims, latency[:, at].tolist(), strict=True)), broken)
+            for at, workload in enumerate(workloads)
         )
 
-
-def _sentence(workload: str, dims: list[int], latency: list[int], candidate: int | None) -> str:
-    ours, following = latency[0], latency[1]
-    said = f"On the GPU, {workload}: {dims[0]:,} takes {_known(ours)}; the next dim, {dims[1]:,}, {_known(following)}"
-    if UNKNOWN not in (ours, following):
-        said += f" ({following / ours:.2f}x)"
-    if candidate is None:
-        return f"{said}. No sound dim follows."
-    if candidate == dims[1]:
-        return f"{said}."
-    return f"{said} and is not sound; the next sound one, {candidate:,}, {_known(latency[2])}."
+    def _broken(self, weight: WeightChoice, profile: Profile, following: int, sound: Sequence[int]) -> str:
+        """What keeps the following dim from being sound; nothing where it is."""
+        if following in sound[:1]:
+            return ""
+        form = form_named(weight.form)
+        period = operator_period(profile, form.operation(weight.weight, 1, 1).operator)
+        step = lcm(step_of(form, self.plan.align), period)
+        return f"no multiple of {step}" if following % step else "a larger dim is faster"
 
 
-def _known(ns: int) -> str:
+def _sentence(workload: str, known: Sequence[tuple[int, int]], broken: str) -> str:
+    """``known``: dim and ns of the chosen dim, of the next one, and of the next sound one where there is one."""
+    (dim, ours), (following, theirs), *sound = known
+    said = f"On the GPU, {workload}: {dim:,} takes {_time(ours)}; the next dim, {following:,}, {_time(theirs)}"
+    notes = [f"{theirs / ours:.2f}x"] if UNKNOWN not in (ours, theirs) else []
+    notes += [broken] if broken else []
+    said += f" ({', '.join(notes)})" if notes else ""
+    if broken:
+        said += "".join(f"; the next sound one, {one:,}, {_time(ns)}" for one, ns in sound) or "; no sound one follows"
+    return f"{said}."
+
+
+def _time(ns: int) -> str:
     return "an unknown time" if ns == UNKNOWN else duration(ns)

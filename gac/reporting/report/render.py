@@ -74,6 +74,7 @@ def _content(sources: Sources) -> dict[str, Any]:
         "charts": charts(sources),
         "size": (WIDTH, HEIGHT),
         "frontier": sources.frontier,
+        "unlike": sources.unlike,
         "others": _others(sources),
         "alike": all(comparison.same_prediction for comparison in sources.comparisons),
         "table": site_table(plan),

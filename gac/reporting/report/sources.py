@@ -56,6 +56,21 @@ class Sources:
         """The plan beside each of the others."""
         return [self.plan.plan.compare(other.plan) for other in self.against]
 
+    @property
+    def unlike(self) -> tuple[str, ...]:
+        """What the frontier was made with otherwise than the plan: ``refit residual instead of none``."""
+        if self.frontier is None:
+            return ()
+        ours, theirs = self.plan.plan, self.frontier.made_from
+        pairs = {
+            "refit": (theirs.refit, ours.refit),
+            "forms": ("+".join(theirs.forms), "+".join(ours.forms)),
+            "align": (theirs.align, ours.align),
+            "fused": (theirs.fused, ours.fused),
+            "profile": (theirs.profile.digest[:12], ours.profile.digest[:12]),
+        }
+        return tuple(f"{name} {made} instead of {plan}" for name, (made, plan) in pairs.items() if made != plan)
+
 
 def profile_of(plan: Plan) -> Profile | None:
     """The shipped or saved profile that a plan names by its digest; None where it is not at hand."""
@@ -72,15 +87,10 @@ def _check_frontier(plan: Plan, frontier: Frontier) -> None:
             "a frontier of the same model",
             "Make it for the same weights, or leave it out.",
         )
-    ours = plan.method, plan.calibration, plan.prediction.factor
-    if ours != (made.method, made.calibration, made.factor):
+    if (plan.method, plan.calibration) != (made.method, made.calibration):
         raise PlanError(
-            f"a plan by {_scale(plan.method, plan.calibration.digest, plan.prediction.factor)} beside a frontier by "
-            f"{_scale(made.method, made.calibration.digest, made.factor)}",
-            "losses of one scale: the same method, calibration text and refit",
+            f"a plan by {plan.method} on text {plan.calibration.digest[:12]} beside a frontier by {made.method} "
+            f"on text {made.calibration.digest[:12]}",
+            "losses of one scale: the same method and calibration text",
             "Make the frontier as the plan was made, or leave it out.",
         )
-
-
-def _scale(method: str, digest: str, factor: float) -> str:
-    return f"{method} on text {digest[:12]} with factor {factor:g}"

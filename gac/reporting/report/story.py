@@ -32,8 +32,8 @@ def summary(sources: Sources) -> tuple[str, ...]:
 
 def _budget(plan: Plan) -> str:
     budget = plan.budget
-    left = budget.limit - budget.used
-    end = f"{left:,} are left" if left >= 0 else f"{budget.over:,} too many"
+    left = f"{budget.limit - budget.used:,} are left" if budget.used < budget.limit else "all of it is used"
+    end = f"{budget.over:,} too many are used" if budget.over else left
     return (
         f"The plan keeps {budget.used:,} of {counted(budget.total, 'targeted parameter')} ({budget.kept:.4f}). The "
         f"budget was {budget.asked:g}, that is {budget.limit:,}; {end}. With embeddings and head, "
@@ -107,14 +107,14 @@ class Stayed:
 
     Attributes:
         where: in which layers, as ranges.
-        nearest: the site that came nearest to a smaller candidate, and what that was; None where it is not known.
+        nearest: of all smaller candidates the one that came nearest, and the layer it is of; None where not known.
     """
 
     name: str
     count: int
     layers: int
     where: str
-    site: str
+    layer: int
     nearest: Trade | None
 
 
@@ -137,12 +137,12 @@ def _named(plan: Plan) -> Iterator[tuple[SiteChoice, str, bool]]:
 
 
 def _stayed(plan: Plan, name: str, sites: Sequence[SiteChoice], layers: int) -> Stayed:
-    smaller = [(trade, site.site) for site in sites for trade in trades(plan, site) if trade.freed > 0]
+    smaller = [(trade, site.layer) for site in sites for trade in trades(plan, site) if trade.freed > 0]
     where = ranges([site.layer for site in sites])
     if rule_of(plan) or not smaller:
-        return Stayed(name, len(sites), layers, where, "", None)
-    trade, site = min(smaller, key=lambda pair: pair[0].lost - pair[0].worth)
-    return Stayed(name, len(sites), layers, where, site, trade)
+        return Stayed(name, len(sites), layers, where, -1, None)
+    trade, layer = min(smaller, key=lambda pair: pair[0].lost - pair[0].worth)
+    return Stayed(name, len(sites), layers, where, layer, trade)
 
 
 def about_dense(plan: Plan) -> str:

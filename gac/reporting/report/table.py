@@ -49,7 +49,7 @@ def _row(plan: Plan, site: SiteChoice, told: bool) -> Row:
     kept = site.params / site.dense_params
     entries = [
         Entry(str(site.layer), site.layer),
-        Entry(site.site),
+        Entry(site.kind),
         Entry(chosen(site)),
         Entry(f"{site.params:,}", site.params),
         Entry(f"{kept:.1%}", kept),

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import groupby
+from math import floor, log10
 
 from gac.plan import SiteChoice, WeightChoice
 from gac.sites import short_names
@@ -17,8 +18,10 @@ def duration(ns: int | None) -> str:
 
 
 def nats(loss: float) -> str:
-    """Three significant digits."""
-    return f"{loss:.3g}"
+    """Three significant digits, written out down to a millionth."""
+    if not 1e-6 <= abs(loss) < 1:
+        return f"{loss:.3g}"
+    return f"{loss:.{2 - floor(log10(abs(loss)))}f}"
 
 
 def ranges(numbers: Sequence[int]) -> str:
@@ -33,8 +36,8 @@ def counted(count: int, what: str) -> str:
 
 
 def choice(form: str, dim: int) -> str:
-    """What one weight becomes: ``dense``, ``low_rank 128``."""
-    return form if form == "dense" else f"{form} {dim:,}"
+    """What one weight becomes: ``dense``, ``low_rank 128`` (not to be broken between the two)."""
+    return form if form == "dense" else f"{form}\N{NO-BREAK SPACE}{dim:,}"
 
 
 def choices(weights: Sequence[WeightChoice], forms: Sequence[str], dims: Sequence[int]) -> str:
