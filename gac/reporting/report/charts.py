@@ -23,10 +23,9 @@ class Tick:
 
 @dataclass(frozen=True)
 class Mark:
-    """A plan on a chart: ``letter`` names it in the legend (P: the page's plan, D: dense)."""
+    """A plan on a chart: ``letter`` is its mark in the table of plans (P: the page's own; D: dense)."""
 
     letter: str
-    name: str
     x: float
     y: float
     told: str
@@ -40,7 +39,6 @@ class Chart:
         unit: of the cost, in the axis label.
         line: points of the frontier, ``x,y`` pairs; empty where there is none.
         joined: whether the frontier limits this cost, so that its points bound everything below them.
-        rows: the same in words, for a table: name, cost, perplexity.
     """
 
     title: str
@@ -50,7 +48,6 @@ class Chart:
     line: tuple[tuple[float, float], ...]
     joined: bool
     marks: tuple[Mark, ...]
-    rows: tuple[tuple[str, str, str], ...]
 
 
 @dataclass(frozen=True)
@@ -117,9 +114,7 @@ def _chart(title: str, unit: str, points: Sequence[_Point], line: Sequence[tuple
     x = _Axis.over([*(point.cost for point in points), *(cost for cost, _ in line)], _LEFT, WIDTH - _RIGHT)
     heights = [*(point.perplexity for point in points), *(perplexity for _, perplexity in line)]
     y = _Axis.over(heights, HEIGHT - _BOTTOM, _TOP, log=True)
-    marks = [
-        Mark(point.letter, point.name, x.place(point.cost), y.place(point.perplexity), _told(point)) for point in points
-    ]
+    marks = [Mark(point.letter, x.place(point.cost), y.place(point.perplexity), _told(point)) for point in points]
     return Chart(
         title,
         unit,
@@ -128,7 +123,6 @@ def _chart(title: str, unit: str, points: Sequence[_Point], line: Sequence[tuple
         tuple((x.place(cost), y.place(perplexity)) for cost, perplexity in line),
         joined,
         tuple(marks),
-        tuple((point.name, f"{point.cost:,.4g}", f"{point.perplexity:,.2f}") for point in points),
     )
 
 

@@ -43,7 +43,7 @@ def _trade(plan: Plan, site: SiteChoice, other: Alternative) -> Trade:
         choices(site.weights, other.forms, other.dims),
         site.params - other.params,
         other.loss - site.loss,
-        -sum(price * amount for price, amount in zip(prices, used, strict=True)),
+        sum(price * -amount for price, amount in zip(prices, used, strict=True)),
         tuple((plan.workloads[at].workload, ns) for at, ns in zip(limited, slower, strict=True) if ns is not None),
     )
 
@@ -81,14 +81,15 @@ def _smaller(plan: Plan, trade: Trade) -> str:
     offer += f"{_change(trade.lost)}. "
     if not any(plan.certificate.multipliers):
         return f"{offer}No limit binds, so nothing would be won with what is freed."
-    verdict = "less than it loses" if trade.worth < trade.lost else "a near tie, which the exact search decided"
+    near = "no less than it loses, yet no choice elsewhere was found that uses it"
+    verdict = "less than it loses" if trade.worth < trade.lost else near
     return f"{offer}Spent elsewhere, that is worth {nats(trade.worth)}: {verdict}."
 
 
 def _larger(plan: Plan, trade: Trade) -> str:
     offer = f"Why not larger: {trade.choice} would take {counted(-trade.freed, 'parameter')} more{_time(trade)} and "
     offer += f"{_change(trade.lost)}. "
-    near = "less than what it wins, so it is a near tie, which the exact search decided"
+    near = "no more than it wins, yet the limits leave no room for it"
     verdict = "more than it wins" if -trade.worth > -trade.lost else near
     said = f"{offer}Elsewhere, that is worth {nats(-trade.worth)}: {verdict}."
     left = plan.budget.limit - plan.budget.used
