@@ -421,6 +421,7 @@ def _check_counts(plan: Plan) -> None:
                 )
         _check_sides_meet(site)
         _check_alternatives(site)
+    _check_prices(plan)
     if plan.kv_cache is not None:
         _check_cache(plan.weights, plan.kv_cache)
     used = sum(site.params for site in plan.sites)
@@ -452,6 +453,17 @@ def _check_alternatives(site: SiteChoice) -> None:
                 f"{counted}, as its dims say",
                 "Make the plan again; this one was edited.",
             )
+
+
+def _check_prices(plan: Plan) -> None:
+    """Alternatives are weighed at one price a limit: parameters, the limited latencies, the KV cache."""
+    limits = 1 + len(plan.latency) + (plan.kv_cache is not None and plan.kv_cache.limit is not None)
+    if any(site.alternatives for site in plan.sites) and len(plan.certificate.multipliers) != limits:
+        raise PlanError(
+            f"plan has alternatives and {len(plan.certificate.multipliers)} multipliers",
+            f"{limits}, one a limit",
+            "Make the plan again; this one was edited.",
+        )
 
 
 def _check_cache(weights: Sequence[WeightChoice], cache: KvCache) -> None:

@@ -139,7 +139,7 @@ def test_a_profile_that_the_plan_does_not_name() -> None:
 
 def test_a_profile_without_the_operator() -> None:
     page = report_page(Sources(Named("a", decided()), profile=profile([])))
-    assert "takes an unknown time" in cells(page)[0]["reasons"][-1]
+    assert "the latency table holds no time of 4 or of the next dims" in cells(page)[0]["reasons"][-1]
     assert "driver 580.1, CUDA 13.0" in words(page)
 
 

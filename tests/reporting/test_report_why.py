@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from gac.forms import Weight
-from gac.plan import WeightChoice
+from gac.plan import Alternative, KvCache, SiteChoice, WeightChoice
 from gac.reporting.report.neighbours import Neighbours
 from gac.reporting.report.story import about_dense, stayed_dense
 from gac.reporting.report.why import reasons, trades
@@ -39,6 +39,27 @@ def test_time_counts_where_it_is_limited() -> None:
     assert larger.slower[0][1] > 0
 
 
+def test_the_cache_counts_where_it_is_limited() -> None:
+    weight = Weight("k_proj", 12, 12, heads=4, cached=True)
+    dense, other = WeightChoice.of(weight, "dense", 12), Alternative(("grouped",), (4,), 96, 0.5, ())
+    site = SiteChoice("k_proj", 0, "k_proj", (dense,), 144, 144, 0.0, (), (other,))
+    plan = decided(1.0, ())
+    proof = replace(plan.certificate, multipliers=(0.0, 0.01))
+    limited = replace(
+        plan,
+        sites=(site,),
+        budget=replace(plan.budget, limit=144, used=144, total=144),
+        kv_cache=KvCache(12, 12, 1.0, 12),
+        certificate=proof,
+    )
+    (trade,) = trades(limited, site)
+    assert (trade.cached, trade.worth) == (8, pytest.approx(0.08))
+    assert reasons(limited, site)[0] == (
+        "Why not smaller: grouped\N{NO-BREAK SPACE}4 would free 48 parameters, 8 numbers a token less in the "
+        "cache and lose 0.500 nats a token more. Spent elsewhere, that is worth 0.0800: less than it loses."
+    )
+
+
 def test_where_no_limit_binds() -> None:
     plan = decided(1.0)
     smaller, largest = reasons(plan, plan.sites[0])
@@ -54,12 +75,15 @@ def test_a_rule_gives_no_reasons() -> None:
 def test_a_plan_without_alternatives_says_so() -> None:
     plan = decided()
     bare = replace(plan, sites=tuple(replace(site, alternatives=()) for site in plan.sites))
-    assert reasons(bare, bare.sites[0]) == (
-        "The plan holds no other candidate of this site, so it does not say what one would have cost.",
-    )
-    assert about_dense(bare) == (
-        "The plan does not hold what its sites could have had instead; gac allocate writes that now."
-    )
+    said = "The plan does not hold what its sites could have had instead; gac allocate writes that now."
+    assert (reasons(bare, bare.sites[0]), about_dense(bare)) == ((said,), said)
+
+
+def test_a_site_that_no_form_takes() -> None:
+    plan = decided()
+    first, second = plan.sites
+    one = replace(plan, sites=(replace(first, alternatives=()), second))
+    assert reasons(one, one.sites[0]) == ("None of the plan's forms gives this site another candidate.",)
 
 
 def test_dense_weights_by_projection() -> None:
@@ -88,7 +112,7 @@ def test_a_table_that_lacks_the_operator() -> None:
     table = profile([measured("linear", 30, m=8, k=64, n=64)])
     weight = WeightChoice.of(Weight("w", 64, 64), "low_rank", 8)
     assert Neighbours(decided(), table).sentences(weight) == (
-        "On the GPU, prefill:1x8: 8 takes an unknown time; the next dim, 9, an unknown time.",
+        "On the GPU, prefill:1x8: the latency table holds no time of 8 or of the next dims.",
     )
 
 

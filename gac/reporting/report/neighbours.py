@@ -63,6 +63,8 @@ class Neighbours:
 def _sentence(workload: str, known: Sequence[tuple[int, int]], broken: str) -> str:
     """``known``: dim and ns of the chosen dim, of the next one, and of the next sound one where there is one."""
     (dim, ours), (following, theirs), *sound = known
+    if all(ns == UNKNOWN for _, ns in known):
+        return f"On the GPU, {workload}: the latency table holds no time of {dim:,} or of the next dims."
     said = f"On the GPU, {workload}: {dim:,} takes {_time(ours)}; the next dim, {following:,}, {_time(theirs)}"
     notes = [f"{theirs / ours:.2f}x"] if UNKNOWN not in (ours, theirs) else []
     notes += [broken] if broken else []

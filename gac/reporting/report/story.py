@@ -10,7 +10,7 @@ from gac.allocation.reproduce import allocate_command, rule_of
 from gac.plan import Plan, SiteChoice
 from gac.profiling.table import Profile
 from gac.reporting.report.sources import Sources
-from gac.reporting.report.why import Trade, trades
+from gac.reporting.report.why import Trade, trades, unweighed
 from gac.reporting.report.words import counted, duration, nats, ranges
 from gac.sites import short_names
 
@@ -150,7 +150,7 @@ def about_dense(plan: Plan) -> str:
     if rule := rule_of(plan):
         return f"The rule {rule} weighs no other choice against staying dense."
     if not any(site.alternatives for site in plan.sites):
-        return "The plan does not hold what its sites could have had instead; gac allocate writes that now."
+        return unweighed(plan)
     return (
         "A site stays dense where each smaller candidate loses more than the parameters that it frees would win "
         "elsewhere. Of each projection, the candidate that came nearest:"

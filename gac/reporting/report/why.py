@@ -18,6 +18,7 @@ class Trade:
         lost: nats a token that it loses more; negative: less.
         worth: what all that it uses less is worth at the prices of the certificate, in nats a token.
         slower: ns that it takes more, by limited workload, where known.
+        cached: numbers that the KV cache keeps of a token less, where that is limited; else 0.
     """
 
     choice: str
@@ -25,6 +26,7 @@ class Trade:
     lost: float
     worth: float
     slower: tuple[tuple[str, int], ...]
+    cached: int
 
 
 def trades(plan: Plan, site: SiteChoice) -> tuple[Trade, ...]:
@@ -36,15 +38,16 @@ def _trade(plan: Plan, site: SiteChoice, other: Alternative) -> Trade:
     limited = [at for at, workload in enumerate(plan.workloads) if workload.workload in plan.latency]
     slower = [_slower(site, other, at) for at in limited]
     used = [other.params - site.params, *(ns or 0 for ns in slower)]
-    used += [_cached(site, other)] if plan.kv_cache and plan.kv_cache.limit is not None else []
+    cached = _cached(site, other) if plan.kv_cache and plan.kv_cache.limit is not None else None
+    used += [] if cached is None else [cached]
     prices = plan.certificate.multipliers
-    assert len(prices) == len(used), "one price a limit"
     return Trade(
         choices(site.weights, other.forms, other.dims),
         site.params - other.params,
         other.loss - site.loss,
         sum(price * -amount for price, amount in zip(prices, used, strict=True)),
         tuple((plan.workloads[at].workload, ns) for at, ns in zip(limited, slower, strict=True) if ns is not None),
+        -(cached or 0),
     )
 
 
@@ -66,7 +69,7 @@ def reasons(plan: Plan, site: SiteChoice) -> tuple[str, ...]:
         return (f"The rule {rule} gave this; it weighs no other choice.",)
     found = trades(plan, site)
     if not found:
-        return ("The plan holds no other candidate of this site, so it does not say what one would have cost.",)
+        return (unweighed(plan),)
     said = [_smaller(plan, trade) if trade.freed > 0 else _larger(plan, trade) for trade in found]
     if found[0].freed < 0:
         said.insert(0, "No candidate is smaller.")
@@ -76,8 +79,15 @@ def reasons(plan: Plan, site: SiteChoice) -> tuple[str, ...]:
     return tuple(said)
 
 
+def unweighed(plan: Plan) -> str:
+    """Why a site has no alternatives."""
+    if any(site.alternatives for site in plan.sites):
+        return "None of the plan's forms gives this site another candidate."
+    return "The plan does not hold what its sites could have had instead; gac allocate writes that now."
+
+
 def _smaller(plan: Plan, trade: Trade) -> str:
-    offer = f"Why not smaller: {trade.choice} would free {counted(trade.freed, 'parameter')}{_time(trade)} and "
+    offer = f"Why not smaller: {trade.choice} would free {counted(trade.freed, 'parameter')}{_beside(trade)} and "
     offer += f"{_change(trade.lost)}. "
     if not any(plan.certificate.multipliers):
         return f"{offer}No limit binds, so nothing would be won with what is freed."
@@ -87,7 +97,7 @@ def _smaller(plan: Plan, trade: Trade) -> str:
 
 
 def _larger(plan: Plan, trade: Trade) -> str:
-    offer = f"Why not larger: {trade.choice} would take {counted(-trade.freed, 'parameter')} more{_time(trade)} and "
+    offer = f"Why not larger: {trade.choice} would take {counted(-trade.freed, 'parameter')} more{_beside(trade)} and "
     offer += f"{_change(trade.lost)}. "
     near = "no more than it wins, yet the limits leave no room for it"
     verdict = "more than it wins" if -trade.worth > -trade.lost else near
@@ -100,7 +110,9 @@ def _change(lost: float) -> str:
     return f"lose {nats(lost)} nats a token more" if lost >= 0 else f"lose {nats(-lost)} nats a token less"
 
 
-def _time(trade: Trade) -> str:
-    return "".join(
-        f", {duration(abs(ns))} {'slower' if ns > 0 else 'faster'} at {workload}" for workload, ns in trade.slower if ns
-    )
+def _beside(trade: Trade) -> str:
+    """What it changes of the other limits."""
+    parts = [f"{duration(abs(ns))} {'slower' if ns > 0 else 'faster'} at {name}" for name, ns in trade.slower if ns]
+    if trade.cached:
+        parts.append(f"{abs(trade.cached):,} numbers a token {'less' if trade.cached > 0 else 'more'} in the cache")
+    return "".join(f", {part}" for part in parts)
