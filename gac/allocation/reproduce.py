@@ -7,14 +7,19 @@ from gac.forms import form_named
 from gac.plan import Plan
 
 
-def allocate_command(plan: Plan) -> str:
-    """All that was asked for, and what was chosen where nothing was; two lines."""
+def allocate_command(plan: Plan, profile: str | None = None) -> str:
+    """All that was asked for, and what was chosen where nothing was; two lines.
+
+    Args:
+        profile: the name of the latency table; None leaves it to be found.
+    """
     text = plan.calibration
     options = [f"--budget {_budget(plan)!r}", f"--method {plan.method}", *(f"--form {form}" for form in plan.forms)]
     options += [] if plan.align is True else [f"--align-to {plan.align}" if plan.align else "--no-align"]
     options += [f"--latency {workload}={fraction!r}" for workload, fraction in plan.latency.items()]
     options += [*_cache_limit(plan), *_rule(plan), f"--refit {plan.refit}", *(["--fuse"] if plan.fused else [])]
     texts = [f"--workload {workload.workload}" for workload in plan.workloads]
+    texts += [] if profile is None else [f"--profile {quote(profile)}"]
     texts += [f"--calibration {quote(f'{text.text}:{text.windows}x{text.window_tokens}')}", f"--seed {plan.seed}"]
     return f"gac allocate {quote(plan.model)} {' '.join(options)} \\\n  {' '.join(texts)} -o plan.json"
 

@@ -42,7 +42,9 @@ def test_the_profile_is_found_by_its_digest(plan: Path, tmp_path: Path) -> None:
     result = run("report", plan, "-o", tmp_path / "report.html")
     assert result.exit_code == 0
     assert "not at hand" not in result.stderr
-    assert f"driver {found.header.driver}" in (tmp_path / "report.html").read_text(encoding="utf-8")
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert f"driver {found.header.driver}" in page
+    assert " --profile nvidia-h100-80gb-hbm3 --calibration " in page
 
 
 def test_another_profile_is_refused(plan: Path, tmp_path: Path) -> None:

@@ -170,6 +170,7 @@ def test_it_prints_without_the_panel_and_with_every_row(opened: Callable[..., Pa
     page.emulate_media(media="print")
     assert not page.locator("#told").is_visible()
     assert page.locator(".tall").evaluate("box => getComputedStyle(box).maxHeight") == "none"
+    assert page.locator("#all").evaluate("table => table.scrollWidth") <= DESK[0]
     assert page.pdf().startswith(b"%PDF")
 
 

@@ -8,7 +8,7 @@ from shlex import quote
 import gac
 from gac.allocation.reproduce import allocate_command, rule_of
 from gac.plan import Plan, SiteChoice
-from gac.profiling.table import Profile
+from gac.profiling.table import Profile, saved_profiles, shipped_profiles
 from gac.reporting.report.sources import Sources
 from gac.reporting.report.why import Trade, trades, unweighed
 from gac.reporting.report.words import counted, duration, nats, ranges
@@ -234,9 +234,11 @@ def commands(sources: Sources) -> str:
     """What makes the plan again, and applies and checks it."""
     plan = sources.plan.plan
     model = quote(plan.model)
+    profile = sources.profile
+    known = profile is not None and profile.path in (*shipped_profiles(), *saved_profiles())
     return "\n".join(
         [
-            allocate_command(plan),
+            allocate_command(plan, profile.path.stem if profile is not None and known else None),
             f"gac compress {model} --plan plan.json -o DIR",
             f"gac eval DIR --against {model}",
         ]
