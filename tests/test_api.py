@@ -158,6 +158,7 @@ def unfused(plan: gac.Plan) -> tuple[SiteChoice, ...]:
                         weights=(weight,),
                         params=weight.params,
                         dense_params=weight.weight.params,
+                        alternatives=(),
                     )
                 )
         else:

@@ -17,6 +17,7 @@ PLANNING = (
     "gac.allocation.candidates",
     "gac.allocation.limits",
     "gac.allocation.knapsack",
+    "gac.allocation.reproduce",
     "gac.allocation.rules",
     "gac.allocation.crosscheck",
     "gac.allocation.frontier",
@@ -38,6 +39,7 @@ PLANNING = (
     "gac.reporting.gpu_tables",
     "gac.reporting.panel",
     "gac.reporting.plots",
+    "gac.reporting.report.render",
     "gac.reporting.study_tables",
     "gac.reporting.tables",
 )

@@ -125,6 +125,8 @@ class Frontier(Shown):
     def plan(self, index: int) -> Plan:
         """The plan of one point, as ``gac.allocate`` makes it for ``points[index].asked``.
 
+        It has no alternatives: a frontier keeps only the candidates that some point chooses.
+
         Raises:
             IndexError: there is no such point.
         """

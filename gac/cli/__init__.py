@@ -16,6 +16,7 @@ from gac.cli.model import allocate, compress, export
 from gac.cli.plot import plot
 from gac.cli.profile import profile, profiles
 from gac.cli.repair import repair
+from gac.cli.report import report
 from gac.cli.study import study
 
 _EPILOG = """\b
@@ -36,9 +37,9 @@ def main() -> None:
 
     Measure the GPU and learn where and why it collapses (profile, cliffs, explain, study), see what there is to
     choose (graph), choose for every weight at once what it becomes within a budget (allocate) or within every budget
-    (frontier), set choices beside each other (compare), look at them (plot), apply one (compress), check it (eval),
-    time it (bench), and write it for tools that know nothing of GAC (export). What others have compressed can be
-    aligned (repair).
+    (frontier), set choices beside each other (compare), look at them (plot, report), apply one (compress), check it
+    (eval), time it (bench), and write it for tools that know nothing of GAC (export). What others have compressed can
+    be aligned (repair).
     """
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("HF_HUB_VERBOSITY", "error")
@@ -55,6 +56,7 @@ _COMMANDS = (
     frontier,
     compare,
     plot,
+    report,
     compress,
     repair,
     evaluate,
