@@ -46,4 +46,8 @@ clean: ## remove the environment and what the demo made
 
 .venv/tests.stamp: .venv/demo.stamp
 	$(BIN)/pip install --quiet $(CONSTRAINTS) -e '.[tests]'
+	@for name in chromium chromium-browser google-chrome; do command -v $$name > /dev/null && exit 0; done; \
+	echo 'Installing Chromium, in which the tests open a report.'; \
+	{ apt-get update && apt-get install --yes --no-install-recommends chromium; } > .venv/chromium.log 2>&1 || \
+	{ echo 'Chromium could not be installed (.venv/chromium.log): install it, then make test again.'; exit 1; }
 	touch $@

@@ -1,15 +1,20 @@
 """GAC: GPU-aligned compression of large language models.
 
-Importing this package loads neither torch nor transformers; each name below is fetched on first use.
+Importing this package loads neither torch nor transformers; each name below is fetched on first use. transformers'
+``from_pretrained`` opens compressed checkpoints from then on.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from gac.registration import register_with_transformers
+
 if TYPE_CHECKING:
+    from gac.allocation.frontier import Frontier
     from gac.allocation.knapsack import knapsack
-    from gac.api import allocate, compress, frontier, load, perplexity, repair, save
+    from gac.api import allocate, compress, export, frontier, load, perplexity, repair, save
     from gac.compression.repair.contract import ShapeContract
+    from gac.entry import GacConfig
     from gac.errors import GacError
     from gac.evaluation.divergence import divergence
     from gac.evaluation.evaluate import evaluate
@@ -23,6 +28,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "allocate": "gac.api",
     "compress": "gac.api",
+    "export": "gac.api",
     "frontier": "gac.api",
     "repair": "gac.api",
     "save": "gac.api",
@@ -32,6 +38,8 @@ _HOMES = {
     "evaluate": "gac.evaluation.evaluate",
     "knapsack": "gac.allocation.knapsack",
     "Divergence": "gac.evaluation.results",
+    "Frontier": "gac.allocation.frontier",
+    "GacConfig": "gac.entry",
     "Documents": "gac.sensitivity.documents",
     "Evaluation": "gac.evaluation.results",
     "GacError": "gac.errors",
@@ -45,6 +53,8 @@ __all__ = [
     "Divergence",
     "Documents",
     "Evaluation",
+    "Frontier",
+    "GacConfig",
     "GacError",
     "Perplexity",
     "Plan",
@@ -55,6 +65,7 @@ __all__ = [
     "compress",
     "divergence",
     "evaluate",
+    "export",
     "frontier",
     "knapsack",
     "load",
@@ -72,3 +83,6 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted(__all__)
+
+
+register_with_transformers()

@@ -6,19 +6,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import gac
 from gac.allocation.assemble import Provenance
 from gac.allocation.crosscheck import check_installed, verified
 from gac.allocation.frontier import PARAMS, Frontier, check_asked, check_profiled
 from gac.allocation.frontier import frontier as whole_range
-from gac.allocation.limits import budget_limit, check_align
+from gac.allocation.limits import budget_limit, parse_align
 from gac.allocation.problem import Problem
 from gac.allocation.reach import check_cache_reachable, check_reachable
 from gac.allocation.rules import Rule, decide_by
 from gac.compression.apply import build_modules, changed_sites, swap_in
+from gac.compression.carrying import carry_plan, check_class, check_dense
 from gac.compression.checkpoint import load_checkpoint, save_checkpoint
+from gac.compression.export import export_plain
 from gac.compression.fusing import as_run, fuse_inputs
 from gac.compression.refit import leaves, refit_named
 from gac.compression.refit import refit as fit_again
@@ -73,7 +75,7 @@ def allocate(
     workloads: Sequence[str] = ("prefill:1x1024", "decode:1@1024"),
     calibration: Text = "wiki-sample",
     tokenizer: "PreTrainedTokenizerBase | None" = None,
-    align: bool | int = True,
+    align: bool | int | str = True,
     fuse: Fusing = False,
     rule: str = "loss",
     refit: str | None = None,
@@ -103,7 +105,7 @@ def allocate(
             (``gac.Documents(texts, windows=16, length=512)`` says how they are packed).
         tokenizer: needed where ``model`` is a loaded model of which no tokenizer can be found.
         align: keep to dims that the profile shows to be sound; a number keeps to its multiples among them, False
-            allows every integer.
+            allows every integer. ``profile,group=128``: whole groups of 128, for weights that are quantised later.
         fuse: run the first GEMMs of weights that read the same input (q/k/v, gate/up) as one, and choose their dims
             together for it; the profile has to hold those shapes (``gac profile --model ... --fuse``) where latency is
             limited or to be predicted. ``"auto"``: where the plan is better so, chosen with the dims; where only
@@ -168,7 +170,7 @@ def frontier(
     workloads: Sequence[str] = ("prefill:1x1024", "decode:1@1024"),
     calibration: Text = "wiki-sample",
     tokenizer: "PreTrainedTokenizerBase | None" = None,
-    align: bool | int = True,
+    align: bool | int | str = True,
     fuse: Fusing = False,
     refit: str | None = None,
     seed: int = 0,
@@ -230,7 +232,9 @@ def compress(
     tokenizer: "PreTrainedTokenizerBase | None" = None,
     progress: bool = True,
 ) -> "PreTrainedModel":
-    """Give every weight the form and dim of the plan; the same class, on the same device, ready to generate.
+    """Give every weight the form and dim of the plan; on the same device, ready to generate.
+
+    The class becomes a subclass of the model's own, whose ``save_pretrained`` and ``push_to_hub`` write the plan too.
 
     A loaded model is changed in place and returned (nothing is changed when this raises); copy it first to keep it.
     The factors that the allocation kept are used; where they are gone the model is measured again.
@@ -244,8 +248,10 @@ def compress(
         GacError: the model or the text cannot be read.
     """
     loaded = load_model(model, tokenizer)
+    check_dense(loaded.model)
     sites = as_run(plan, family_of(loaded.model.config).sites(loaded.model.config))
     changed = changed_sites(plan, sites)
+    check_class(loaded.model)
     check_in_memory(loaded.model)
     check_finite(loaded.model)
     digest = model_digest(loaded.model, [weight.name for site in sites for weight in site.weights])
@@ -266,8 +272,7 @@ def compress(
         modules = fit_again(loaded.model, modules, plan, sites, dict(factors()), windows.ids, method, progress=progress)
     swap_in(loaded.model, modules)
     fuse_inputs(loaded.model, sites)
-    compressed: Any = loaded.model
-    compressed.gac_plan = plan
+    carry_plan(loaded.model, plan)
     return loaded.model
 
 
@@ -277,6 +282,7 @@ def save(
     *,
     tokenizer: "PreTrainedTokenizerBase | None" = None,
     overwrite: bool = False,
+    max_shard_size: int | str = "5GB",
 ) -> None:
     """Write a compressed model as a directory: safetensors, config, plan and tokenizer; whole or absent.
 
@@ -284,17 +290,41 @@ def save(
         model: from ``compress`` or ``load``.
         tokenizer: None looks for that of the model the plan was made for, and says so where there is none.
         overwrite: replace a compressed checkpoint that is there already.
+        max_shard_size: bytes, or as in ``5GB``, after which another file of weights begins.
 
     Raises:
         CheckpointError: the model was not compressed by GAC, or the directory cannot be written or is in use.
     """
     plan = getattr(model, "gac_plan", None)
     if tokenizer is None and isinstance(plan, Plan):
-        try:
-            tokenizer = load_tokenizer(plan.model)
-        except ModelError as failure:
-            logger.warning("saving without a tokenizer: %s", failure)
-    save_checkpoint(model, directory, tokenizer, overwrite=overwrite)
+        tokenizer = _tokenizer_of(plan.model)
+    save_checkpoint(model, directory, tokenizer, overwrite=overwrite, max_shard_size=max_shard_size)
+
+
+def export(
+    model: "PreTrainedModel | str | Path",
+    directory: str | Path,
+    *,
+    merge: bool = False,
+    tokenizer: "PreTrainedTokenizerBase | None" = None,
+) -> None:
+    """Write a compressed model as one of its stock architecture, which needs no GAC and no code.
+
+    Args:
+        model: from ``compress`` or ``load``, or the directory of one.
+        merge: give every weight its dense dims again: the same function up to rounding, neither smaller nor faster
+            than the dense model. False keeps the dims, which is possible where MLPs alone are narrower, by as much in
+            every layer.
+        tokenizer: None looks for the model's own.
+
+    Raises:
+        CheckpointError: there is no such model, a stock config cannot say its dims, or the directory cannot be written
+            or is in use.
+    """
+    loaded = load_checkpoint(model) if isinstance(model, (str, Path)) else model
+    if merge:
+        logger.warning("a merged model has the dense model's dims: it is neither smaller nor faster")
+    export_plain(loaded, directory, tokenizer or _tokenizer_of(str(loaded.config.name_or_path)), merge=merge)
 
 
 def load(directory: str | Path) -> "PreTrainedModel":
@@ -387,6 +417,16 @@ def perplexity(
     return measure_perplexity(model, tokenizer, text, windows=windows, length=length, progress=progress)
 
 
+def _tokenizer_of(name: str) -> "PreTrainedTokenizerBase | None":
+    """The tokenizer of that name, where there is one."""
+    try:
+        found: PreTrainedTokenizerBase = load_tokenizer(name)
+    except ModelError as failure:
+        logger.warning("saving without a tokenizer: %s", failure)
+        return None
+    return found
+
+
 def _measured(
     model: "PreTrainedModel | str | Path",
     tokenizer: "PreTrainedTokenizerBase | None",
@@ -399,14 +439,14 @@ def _measured(
     forms: Sequence[str],
     workloads: Sequence[str],
     calibration: Text,
-    align: bool | int,
+    align: bool | int | str,
     fuse: Fusing,
     seed: int,
     progress: bool,
     kv_cache: float | None = None,
 ) -> tuple[Problem, Provenance]:
     """The loss curves of a model's sites beside a latency table; a budget out of reach is refused before that."""
-    check_align(align)
+    align = parse_align(align)
     check_fusing(fuse)
     parsed = tuple(Workload.parse(workload) for workload in workloads)
     names = tuple(form_named(name).name for name in forms)
@@ -417,6 +457,7 @@ def _measured(
     if isinstance(model, (str, Path)):
         family_of(load_config(str(model)))  # refused before the weights are fetched
     loaded = load_model(model, tokenizer)
+    check_dense(loaded.model)
     family = family_of(loaded.model.config)
     sites = family.sites(loaded.model.config)
     check_forms_fit(sites, names, loaded.model.config.model_type)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from gac.display import Shown
 from gac.errors import PlanError
 from gac.files import read_record, write_record
 from gac.forms import Fusing, Weight, form_named
@@ -202,10 +203,24 @@ class WeightChoice:
 
 
 @dataclass(frozen=True)
+class Alternative:
+    """A candidate that a site could have had: one form and dim a weight, the rest as for ``SiteChoice``."""
+
+    forms: tuple[str, ...]
+    dims: tuple[int, ...]
+    params: int
+    loss: float
+    latency_ns: tuple[int | None, ...]
+    __pydantic_config__ = _STRICT
+
+
+@dataclass(frozen=True)
 class SiteChoice:
     """The candidate chosen for a site; ``latency_ns`` has one entry a workload, None where unknown.
 
     ``shared``: its weights that read the same input run their first GEMMs as one.
+    ``alternatives``: where the choice was the exact one, the best candidate with fewer parameters and the best with
+    more, at the prices of the certificate (``gac.allocation.alternatives``).
     """
 
     site: str
@@ -217,6 +232,7 @@ class SiteChoice:
     loss: float
     latency_ns: tuple[int | None, ...]
     shared: bool = False
+    alternatives: tuple[Alternative, ...] = ()
     __pydantic_config__ = _STRICT
 
 
@@ -224,8 +240,8 @@ Refit = Literal["none", "residual", "update"]
 """How weights are fitted again, see ``gac.compression.refit``."""
 
 
-@dataclass(frozen=True)
-class Plan:
+@dataclass(frozen=True, repr=False)
+class Plan(Shown):
     """One candidate for every site, and everything needed to judge and to apply the choice.
 
     ``latency`` is the asked limit by workload, as a fraction of the dense targeted weights' latency. ``fused``: weights
@@ -387,6 +403,8 @@ class PlanComparison:
 
 def _check_counts(plan: Plan) -> None:
     """Count everything again in exact integers; a plan that contradicts itself is refused."""
+    if not plan.sites:
+        raise PlanError("plan has no sites", "one at least", "Make the plan again; this one was edited.")
     for site in plan.sites:
         counted = sum(weight.params for weight in site.weights)
         dense = sum(weight.weight.params for weight in site.weights)
@@ -405,6 +423,8 @@ def _check_counts(plan: Plan) -> None:
                     "Make the plan again; this one was edited.",
                 )
         _check_sides_meet(site)
+        _check_alternatives(site)
+    _check_prices(plan)
     if plan.kv_cache is not None:
         _check_cache(plan.weights, plan.kv_cache)
     used = sum(site.params for site in plan.sites)
@@ -414,6 +434,37 @@ def _check_counts(plan: Plan) -> None:
         raise PlanError(
             f"plan states {budget.used} of {budget.total} parameters, limit {budget.limit}, {budget.over} over it",
             f"{used} of {total}, {over} over the limit",
+            "Make the plan again; this one was edited.",
+        )
+
+
+def _check_alternatives(site: SiteChoice) -> None:
+    """They give every weight a form and a dim, and their parameters are those of their dims."""
+    for other in site.alternatives:
+        sizes = len(other.forms), len(other.dims), len(other.latency_ns)
+        if sizes != (len(site.weights), len(site.weights), len(site.latency_ns)):
+            raise PlanError(
+                f"an alternative of site {site.site} has {sizes[0]} forms, {sizes[1]} dims and {sizes[2]} latencies",
+                f"{len(site.weights)} of the former, one a weight, and {len(site.latency_ns)} latencies",
+                "Make the plan again; this one was edited.",
+            )
+        choices = zip(site.weights, other.forms, other.dims, strict=True)
+        counted = sum(form_named(form).params(one.weight, dim) for one, form, dim in choices)
+        if counted != other.params:
+            raise PlanError(
+                f"an alternative of site {site.site} states {other.params} parameters",
+                f"{counted}, as its dims say",
+                "Make the plan again; this one was edited.",
+            )
+
+
+def _check_prices(plan: Plan) -> None:
+    """Alternatives are weighed at one price a limit: parameters, the limited latencies, the KV cache."""
+    limits = 1 + len(plan.latency) + (plan.kv_cache is not None and plan.kv_cache.limit is not None)
+    if any(site.alternatives for site in plan.sites) and len(plan.certificate.multipliers) != limits:
+        raise PlanError(
+            f"plan has alternatives and {len(plan.certificate.multipliers)} multipliers",
+            f"{limits}, one a limit",
             "Make the plan again; this one was edited.",
         )
 

@@ -66,7 +66,7 @@ def test_a_step_below_1_is_refused(tiny_model: LlamaForCausalLM, options: dict[s
     with pytest.raises(BudgetError) as caught:
         gac.allocate(tiny_model, 0.7, align=align, **options)
     assert str(caught.value) == (
-        f"align={align!r}; expected True, False, or the number that dims are to be multiples of. "
+        f"align={align!r}; expected True, False, the number that dims are to be multiples of, or 'profile,group=N'. "
         "Give a number of 1 or more, such as align=16."
     )
 
@@ -158,6 +158,7 @@ def unfused(plan: gac.Plan) -> tuple[SiteChoice, ...]:
                         weights=(weight,),
                         params=weight.params,
                         dense_params=weight.weight.params,
+                        alternatives=(),
                     )
                 )
         else:

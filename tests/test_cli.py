@@ -26,6 +26,7 @@ COMMANDS = (
     "compare",
     "compress",
     "eval",
+    "export",
 )
 
 

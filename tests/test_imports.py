@@ -17,6 +17,7 @@ PLANNING = (
     "gac.allocation.candidates",
     "gac.allocation.limits",
     "gac.allocation.knapsack",
+    "gac.allocation.reproduce",
     "gac.allocation.rules",
     "gac.allocation.crosscheck",
     "gac.allocation.frontier",
@@ -32,9 +33,13 @@ PLANNING = (
     "gac.profiling.sweeps.sweep",
     "gac.evaluation.results",
     "gac.reporting.evaluation",
+    "gac.display",
+    "gac.plots",
+    "gac.reporting.views",
     "gac.reporting.gpu_tables",
     "gac.reporting.panel",
     "gac.reporting.plots",
+    "gac.reporting.report.render",
     "gac.reporting.study_tables",
     "gac.reporting.tables",
 )
@@ -54,6 +59,10 @@ def test_the_command_line_loads_nothing_heavy() -> None:
     assert loaded_by("import gac.cli").isdisjoint({*HEAVY, "numpy"})
 
 
+def test_a_plan_loads_nothing_to_show_itself_with() -> None:
+    assert loaded_by("import gac.plan").isdisjoint({*HEAVY, "pandas", "matplotlib"})
+
+
 @pytest.mark.parametrize("module", PLANNING)
 def test_planning_loads_no_torch(module: str) -> None:
     assert loaded_by(f"import {module}").isdisjoint({"torch", "transformers"})
@@ -66,4 +75,15 @@ def test_listing_and_looking_up_profiles_loads_no_torch() -> None:
 
 def test_every_public_name_is_there() -> None:
     code = "import gac\nfor name in gac.__all__: getattr(gac, name)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_transformers_learns_of_compressed_models_when_it_is_loaded() -> None:
+    code = (
+        "import gac, sys, importlib.util\n"
+        "importlib.util.find_spec('transformers.models.auto.configuration_auto')\n"  # a look does not count
+        "from transformers import CONFIG_MAPPING\n"
+        "assert 'gac_llama' in CONFIG_MAPPING\n"
+        "assert not [finder for finder in sys.meta_path if type(finder).__module__.startswith('gac')]\n"
+    )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -10,7 +10,7 @@ import pytest
 from transformers import LlamaConfig
 
 from gac.errors import PlanError
-from gac.plan import Plan, WorkloadLatency
+from gac.plan import Alternative, Plan, WorkloadLatency
 
 CHANGES = {"model.layers.0.self_attn.q_proj": ("low_rank", 24), "model.layers.0.self_attn.o_proj": ("low_rank", 9)}
 
@@ -63,6 +63,7 @@ def test_the_summary_names_budget_forms_and_proof(plan: Plan) -> None:
         (lambda d: d["budget"].update(used=1), "plan states 1 of 92160 parameters"),
         (lambda d: d["budget"].update(limit=1), "limit 1, 0 over it"),
         (lambda d: d["budget"].update(over=5), "5 over it; expected 88192 of 92160, 0 over the limit"),
+        (lambda d: d.update(sites=[]), "plan has no sites; expected one at least."),
         (lambda d: d.update(schema_version=2), "schema version 2"),
         (lambda d: d["sites"][0]["weights"][0].update(form="magic"), "form 'magic' is unknown"),
     ],
@@ -158,3 +159,43 @@ def test_plans_for_different_models_are_not_compared(plan: Plan, other: Plan) ->
         "a plan for tiny (000000000000) beside one for large (ffffffffffff); expected plans for the same model. "
         "Compare plans that were made for the same weights."
     )
+
+
+# --- alternatives ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def weighed(plan: Plan, tmp_path: Path) -> Path:
+    """A plan whose first site, a q_proj of 64 x 64, could have had rank 16."""
+    other = Alternative(("low_rank",), (16,), 2048, 0.2, ())
+    first, *rest = plan.sites
+    path = tmp_path / "weighed.json"
+    replace(plan, sites=(replace(first, alternatives=(other,)), *rest)).save(path)
+    return path
+
+
+def test_alternatives_are_read_back(weighed: Path) -> None:
+    assert Plan.load(weighed).sites[0].alternatives == (Alternative(("low_rank",), (16,), 2048, 0.2, ()),)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda d: d["sites"][0]["alternatives"][0].update(dims=[17]),
+            "an alternative of site model.layers.0.self_attn.q_proj states 2048 parameters; expected 2176, as its dims",
+        ),
+        (
+            lambda d: d["sites"][0]["alternatives"][0].update(forms=[]),
+            "an alternative of site model.layers.0.self_attn.q_proj has 0 forms, 1 dims and 0 latencies; expected 1 of",
+        ),
+        (
+            lambda d: d["certificate"].update(multipliers=[]),
+            "plan has alternatives and 0 multipliers; expected 1, one a limit.",
+        ),
+    ],
+)
+def test_edited_alternatives_are_refused(weighed: Path, change: Callable[[dict[str, Any]], None], message: str) -> None:
+    with pytest.raises(PlanError) as failure:
+        Plan.load(edited(weighed, change))
+    assert message in str(failure.value)

@@ -9,6 +9,7 @@ from gac.allocation.limits import cache_limit
 from gac.forms import Fusing, form_named
 from gac.plan import (
     SCHEMA,
+    Alternative,
     Budget,
     Calibration,
     Certificate,
@@ -56,14 +57,17 @@ def assemble(
     certificate: Certificate,
     made_from: Provenance,
     kv_cache: float | None = None,
+    alternatives: Sequence[tuple[Alternative, ...]] | None = None,
 ) -> Plan:
     """Write down one chosen candidate a site.
 
     Args:
         chosen: for each site its candidate set, cut to the one row that was chosen.
         dense: for each site the dense candidate, for comparison.
+        alternatives: for each site what it could have had instead; None where that is not known.
     """
-    choices = tuple(_site_choice(site, row) for site, row in zip(sites, chosen, strict=True))
+    others = alternatives or [()] * len(sites)
+    choices = tuple(_site_choice(*one) for one in zip(sites, chosen, others, strict=True))
     loss = float(sum(choice.loss for choice in choices))
     used = sum(choice.params for choice in choices)
     return Plan(
@@ -112,7 +116,7 @@ def predicted_perplexity(made_from: Provenance, loss: float) -> float:
     return exp(min(made_from.calibration.loss + loss, _LARGEST))
 
 
-def _site_choice(site: Site, row: CandidateSet) -> SiteChoice:
+def _site_choice(site: Site, row: CandidateSet, others: tuple[Alternative, ...]) -> SiteChoice:
     assert len(row) == 1
     weights = tuple(
         WeightChoice.of(weight, str(form), int(dim))
@@ -131,6 +135,7 @@ def _site_choice(site: Site, row: CandidateSet) -> SiteChoice:
         float(row.loss[0]),
         latency,
         shared=bool(row.shared[0]),
+        alternatives=others,
     )
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from gac.allocation.assemble import Provenance, assemble, predicted_perplexity
 from gac.allocation.latencies import UNKNOWN
 from gac.allocation.limits import budget_limit
+from gac.display import Shown
 from gac.errors import PlanError
 from gac.files import read_record, write_record
 from gac.forms import form_named
@@ -76,8 +77,8 @@ class FrontierPoint:
     __pydantic_config__ = _STRICT
 
 
-@dataclass(frozen=True)
-class Frontier:
+@dataclass(frozen=True, repr=False)
+class Frontier(Shown):
     """The least loss for every budget from the smallest one that can be met.
 
     Attributes:
@@ -123,6 +124,8 @@ class Frontier:
 
     def plan(self, index: int) -> Plan:
         """The plan of one point, as ``gac.allocate`` makes it for ``points[index].asked``.
+
+        It has no alternatives: a frontier keeps only the candidates that some point chooses.
 
         Raises:
             IndexError: there is no such point.

@@ -1,6 +1,7 @@
 """What a choice may take: a budget and latency limits, as fractions of the dense model's, in exact integers."""
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 
@@ -9,6 +10,8 @@ import numpy as np
 from gac.allocation.latencies import UNKNOWN
 from gac.errors import BudgetError, ProfileError
 from gac.sites import CandidateSet, Workload
+
+_ALIGN = re.compile(r"profile(?:, ?group=(\d+))?")
 
 
 def budget_limit(budget: float, total: int) -> int:
@@ -74,18 +77,31 @@ def latency_limits(
     return limits
 
 
-def check_align(align: object) -> None:
-    """Refuse what is neither a switch nor a step of dims.
+def parse_align(align: object) -> bool | int:
+    """What dims are kept to: True for those that the profile shows to be sound, a number for its multiples among them.
+
+    >>> parse_align("profile,group=128"), parse_align("profile"), parse_align(16)
+    (128, True, 16)
+
+    Args:
+        align: a bool, a number, ``profile``, or ``profile,group=N``, where N is how many neighbouring inputs share a
+            scale in weights that are quantised later on (GPTQ, AWQ and torchao: 128): every rank and width is then a
+            whole number of groups.
 
     Raises:
-        BudgetError: it is no bool and no integer of 1 or more.
+        BudgetError: it is none of these.
     """
-    if not isinstance(align, int) or (align is not False and align < 1):
-        raise BudgetError(
-            f"align={align!r}",
-            "True, False, or the number that dims are to be multiples of",
-            "Give a number of 1 or more, such as align=16.",
-        )
+    found = align
+    if isinstance(align, str):
+        match = _ALIGN.fullmatch(align)
+        found = None if match is None else True if match[1] is None else int(match[1])
+    if isinstance(found, bool) or (isinstance(found, int) and found >= 1):
+        return found
+    raise BudgetError(
+        f"align={align!r}",
+        "True, False, the number that dims are to be multiples of, or 'profile,group=N'",
+        "Give a number of 1 or more, such as align=16.",
+    )
 
 
 def _latency_limit(dense: Sequence[CandidateSet], column: int, workload: Workload, fraction: float) -> int:

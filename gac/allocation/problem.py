@@ -6,12 +6,13 @@ from functools import cached_property
 
 import numpy as np
 
+from gac.allocation.alternatives import nearest
 from gac.allocation.assemble import Provenance, assemble
 from gac.allocation.candidates import Limited, candidates, dense_candidate
 from gac.allocation.knapsack import Group, Solution, knapsack
 from gac.allocation.latencies import UNKNOWN, Timing
 from gac.allocation.limits import budget_limit, cache_limit, latency_limits
-from gac.plan import Plan
+from gac.plan import Alternative, Plan
 from gac.profiling.table import Profile
 from gac.sites import CandidateSet, Floats, Site, SiteCurves, Workload
 
@@ -102,6 +103,12 @@ class Instance:
         """The chosen row of each site."""
         return [rows.row(item) for rows, item in zip(self.sets, solution.choice, strict=True)]
 
+    def alternatives(self, solution: Solution) -> list[tuple[Alternative, ...]]:
+        """For each site the candidates that come nearest to the chosen one."""
+        prices = solution.certificate.multipliers
+        items = zip(self.sets, solution.choice, self.groups, strict=True)
+        return [nearest(rows, item, group.costs, prices) for rows, item, group in items]
+
 
 @dataclass(frozen=True, eq=False)
 class Decision:
@@ -178,6 +185,7 @@ def decide(
         solution.certificate,
         made_from,
         kv_cache,
+        instance.alternatives(solution),
     )
     assert not plan.budget.over, f"{plan.budget.used} parameters chosen, {limit} allowed"
     assert not (plan.kv_cache and plan.kv_cache.over), f"{plan.kv_cache} chosen"

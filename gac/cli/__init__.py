@@ -12,9 +12,11 @@ from gac.cli.evaluate import evaluate
 from gac.cli.explain import explain
 from gac.cli.frontier import frontier
 from gac.cli.graph import graph
-from gac.cli.model import allocate, compress
+from gac.cli.model import allocate, compress, export
+from gac.cli.plot import plot
 from gac.cli.profile import profile, profiles
 from gac.cli.repair import repair
+from gac.cli.report import report
 from gac.cli.study import study
 
 _EPILOG = """\b
@@ -35,8 +37,9 @@ def main() -> None:
 
     Measure the GPU and learn where and why it collapses (profile, cliffs, explain, study), see what there is to
     choose (graph), choose for every weight at once what it becomes within a budget (allocate) or within every budget
-    (frontier), set choices beside each other (compare), apply one (compress), check it (eval) and time it (bench).
-    What others have compressed can be aligned (repair).
+    (frontier), set choices beside each other (compare), look at them (plot, report), apply one (compress), check it
+    (eval), time it (bench), and write it for tools that know nothing of GAC (export). What others have compressed can
+    be aligned (repair).
     """
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("HF_HUB_VERBOSITY", "error")
@@ -52,10 +55,13 @@ _COMMANDS = (
     allocate,
     frontier,
     compare,
+    plot,
+    report,
     compress,
     repair,
     evaluate,
     bench,
+    export,
 )
 for _command in _COMMANDS:
     main.add_command(_command)

@@ -112,7 +112,7 @@ def compress(model: str, plan_file: Path, output: Path, overwrite: bool, tokeniz
     loaded = load_model(model, tokenizer)
     small = apply_plan(loaded.model, plan, tokenizer=loaded.tokenizer)
     save(small, output, tokenizer=loaded.tokenizer, overwrite=overwrite)
-    size = sum(file.stat().st_size for file in output.rglob("*") if file.is_file())
+    size = _bytes(output)
     document = {
         "directory": str(output),
         "bytes": size,
@@ -121,3 +121,31 @@ def compress(model: str, plan_file: Path, output: Path, overwrite: bool, tokeniz
         "plan": plan_document(plan),
     }
     return Answer(document, lambda: [f"saved in {output}, {size / 1e6:,.1f} MB", plan_line(plan)])
+
+
+@click.command(cls=Verb, resume="Nothing was written; run it again.")
+@click.argument("directory", type=click.Path(path_type=Path))
+@click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="The new directory.")
+@click.option("--merge", is_flag=True, help="Give every weight its dense dims again: neither smaller nor faster.")
+def export(directory: Path, output: Path, merge: bool) -> Answer:
+    """Write a compressed model as one of its stock architecture.
+
+    DIRECTORY was written by gac compress. Tools that know nothing of GAC open the new one without any code. A stock
+    architecture can keep the dims where MLPs alone are narrower, by as much in every layer; --merge does without.
+    """
+    from gac.compression.checkpoint import check_free
+
+    check_writable(output, CheckpointError)
+    check_free(output, overwrite=False)
+    from gac.api import export as write_plain
+    from gac.api import load
+
+    model = load(directory)
+    write_plain(model, output, merge=merge)
+    size = _bytes(output)
+    document = {"directory": str(output), "bytes": size, "merged": merge}
+    return Answer(document, lambda: [f"saved in {output}, {size / 1e6:,.1f} MB"])
+
+
+def _bytes(directory: Path) -> int:
+    return sum(file.stat().st_size for file in directory.rglob("*") if file.is_file())

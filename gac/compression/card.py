@@ -3,9 +3,8 @@
 import re
 from shlex import quote
 
-from gac.allocation.rules import RULES
+from gac.allocation.reproduce import allocate_command
 from gac.plan import Plan
-from gac.sensitivity.methods import method_named
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
@@ -13,11 +12,12 @@ _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 def model_card(plan: Plan) -> str:
     """README.md for the directory of a compressed model, in Markdown."""
     text = plan.calibration
-    base = f"base_model: {plan.model}\n" if _HUB_ID.fullmatch(plan.model) else ""
     return f"""---
-library_name: gac
+library_name: transformers
 pipeline_tag: text-generation
-{base}---
+tags:
+- gac
+{_base_model(plan)}---
 
 # {plan.model}, compressed to {plan.budget.kept:.3f} of its targeted weights
 
@@ -33,8 +33,18 @@ of {text.text}, non-overlapping, no BOS. `plan.json` has every choice.
 
 ```python
 import gac
+from transformers import AutoModelForCausalLM
 
-model = gac.load("this directory")  # a transformers causal LM
+model = gac.load("this directory")  # checks every file against the plan
+model = AutoModelForCausalLM.from_pretrained("this directory")  # takes all of transformers' options
+```
+
+Neither runs code of the directory. Without GAC, its `modeling_gac.py` does the same:
+
+```python
+from transformers import AutoModelForCausalLM
+
+model = AutoModelForCausalLM.from_pretrained("this directory", trust_remote_code=True)
 ```
 
 ## Reproduce
@@ -42,45 +52,39 @@ model = gac.load("this directory")  # a transformers causal LM
 With GAC {plan.gac_version} and the profile `{plan.profile.digest[:12]}` of the {plan.profile.gpu}{_documents(plan)}:
 
 ```
-{_command(plan)}
+{allocate_command(plan)}
 gac compress {quote(plan.model)} --plan plan.json -o DIR
 ```
 """
 
 
-def _command(plan: Plan) -> str:
-    """The command that makes the plan again: all that was asked for, and what was chosen where nothing was."""
-    text = plan.calibration
-    options = [f"--budget {_budget(plan)!r}", f"--method {plan.method}", *(f"--form {form}" for form in plan.forms)]
-    options += [] if plan.align is True else [f"--align-to {plan.align}" if plan.align else "--no-align"]
-    options += [f"--latency {workload}={fraction!r}" for workload, fraction in plan.latency.items()]
-    options += [*_cache_limit(plan), *_rule(plan), f"--refit {plan.refit}", *_fusing(plan)]
-    texts = [f"--workload {workload.workload}" for workload in plan.workloads]
-    texts += [f"--calibration {quote(f'{text.text}:{text.windows}x{text.window_tokens}')}", f"--seed {plan.seed}"]
-    return f"gac allocate {quote(plan.model)} {' '.join(options)} \\\n  {' '.join(texts)} -o plan.json"
+def export_card(plan: Plan, merged: bool) -> str:
+    """README.md for the directory of a compressed model that was exported to its stock architecture."""
+    what = (
+        "It was exported merged: pairs are multiplied out, and what was removed is filled with zeros. So it has as "
+        "many parameters as the dense model, and is neither smaller nor faster."
+        if merged
+        else "Its MLPs are narrower, which the config of its stock architecture says."
+    )
+    return f"""---
+library_name: transformers
+pipeline_tag: text-generation
+tags:
+- gac
+{_base_model(plan)}---
+
+# {plan.model}, compressed to {plan.budget.kept:.3f} of its targeted weights, exported
+
+{what} No code but transformers is needed.
+
+```
+{plan.summary()}
+```
+"""
 
 
-def _budget(plan: Plan) -> float:
-    """What was asked for: the kept fraction of the KV cache, where the method takes the budget for that."""
-    of_cache = method_named(plan.method).forms and plan.kv_cache and plan.kv_cache.asked
-    return of_cache or plan.budget.asked
-
-
-def _cache_limit(plan: Plan) -> list[str]:
-    asked = plan.kv_cache.asked if plan.kv_cache else None
-    return [] if asked is None or method_named(plan.method).forms else [f"--kv-cache {asked!r}"]
-
-
-def _fusing(plan: Plan) -> list[str]:
-    if not plan.fused:
-        return []
-    return ["--fuse-where-faster" if plan.fused == "auto" else "--fuse"]
-
-
-def _rule(plan: Plan) -> list[str]:
-    """A rule's plan is certified under the rule's name, one of the exact choice under how it was solved."""
-    made_by = plan.certificate.method
-    return [f"--rule {made_by}"] if made_by.partition(":")[0] in RULES else []
+def _base_model(plan: Plan) -> str:
+    return f"base_model: {plan.model}\n" if _HUB_ID.fullmatch(plan.model) else ""
 
 
 def _documents(plan: Plan) -> str:

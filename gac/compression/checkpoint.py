@@ -6,64 +6,50 @@ import os
 import secrets
 import shutil
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from torch import nn
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
-from gac.compression.card import model_card
-from gac.compression.fusing import as_run, fuse_inputs
+from gac.compression.carrying import carry_plan, check_agrees, contradiction, digest_of
+from gac.compression.classes import classes_of
+from gac.compression.header import header_of, read_header
 from gac.compression.layers import empty_module
 from gac.compression.shards import check_there, shard_names
 from gac.errors import CheckpointError, GacError
-from gac.files import from_json, open_to_umask
-from gac.models.families import family_of
+from gac.files import open_to_umask
+from gac.models.families import COMPRESSED, family_of, supported
 from gac.models.linears import as_linear
 from gac.models.loading import default_device, is_checkpoint, quiet_transformers
-from gac.plan import Plan, WeightChoice
+from gac.plan import Plan
 
 __all__ = ["is_checkpoint", "load_checkpoint", "save_checkpoint"]
 
-SCHEMA = 1
 _INDEX = "model.safetensors.index.json"
-_STRICT = {"extra": "forbid"}
-
-
-@dataclass(frozen=True)
-class _Module:
-    """What ``config.json`` says of one weight that is no longer dense."""
-
-    form: str
-    dim: int
-    __pydantic_config__ = _STRICT
-
-
-@dataclass(frozen=True)
-class _Header:
-    """The key ``gac`` of ``config.json``: everything needed to build the modules."""
-
-    schema_version: int
-    modules: dict[str, _Module]
-    __pydantic_config__ = _STRICT
 
 
 def save_checkpoint(
-    model: PreTrainedModel, directory: str | Path, tokenizer: Any = None, *, overwrite: bool = False
+    model: PreTrainedModel,
+    directory: str | Path,
+    tokenizer: Any = None,
+    *,
+    overwrite: bool = False,
+    max_shard_size: int | str = "5GB",
 ) -> None:
     """Write a compressed model as a directory that appears whole or not at all.
 
     It holds sharded safetensors, ``config.json`` with the forms and dims under ``gac``, the generation config,
-    ``plan.json``, a model card, and the tokenizer's files where one is given. Loading it gives the same logits
-    bit for bit. (A model that was cast by ``.to(torch.bfloat16)`` has rounded its rotary frequencies too, which
-    are no weights; load it in the dtype instead.)
+    ``plan.json``, a model card, the code that opens it without GAC, and the tokenizer's files where one is given.
+    Loading it gives the same logits bit for bit. (A model that was cast by ``.to(torch.bfloat16)`` has rounded its
+    rotary frequencies too, which are no weights; load it in the dtype instead.)
 
     Args:
         model: made by ``gac.compress`` or loaded from such a directory; its plan is ``model.gac_plan``.
         overwrite: replace a compressed checkpoint that is there already, once the new one is complete.
+        max_shard_size: bytes, or as in ``5GB``, after which another file of weights begins.
 
     Raises:
         CheckpointError: the model carries no plan or no longer matches it, or the directory is in use or
@@ -76,22 +62,12 @@ def save_checkpoint(
             f"a {type(model).__name__} without a plan", "a model from gac.compress", "Compress it before saving."
         )
     _check_matches(model, plan)
-    try:
-        check_free(target, overwrite)
-        with new_directory(target) as part:
-            with quiet_transformers():
-                model.save_pretrained(part)
-            if tokenizer is not None:
-                tokenizer.save_pretrained(part)
-            write_header(part / "config.json", plan)
-            plan.save(part / "plan.json")
-            (part / "README.md").write_text(model_card(plan), encoding="utf-8")
-            for shard in part.glob("*.safetensors"):
-                open_to_umask(shard)
-    except (OSError, SafetensorError) as failure:
-        raise CheckpointError(
-            f"{target} cannot be written: {failure}", "a writable place with room", "Choose another directory."
-        ) from failure
+    carry_plan(model, plan)
+    check_free(target, overwrite)
+    with complete_directory(target) as part:
+        model.save_pretrained(part, max_shard_size=max_shard_size)
+        if tokenizer is not None:
+            tokenizer.save_pretrained(part)
 
 
 def load_checkpoint(
@@ -109,50 +85,61 @@ def load_checkpoint(
         CheckpointError: a file is missing or damaged, or the files contradict one another.
     """
     source = Path(directory)
-    plan = read_plan(source)
+    plan, config = _read(source)
     if (source / _INDEX).exists():
         shard_names(source, _INDEX)
     else:
         check_there(source, "model.safetensors")
-    config = _read_config(source)
-    _check_against_family(source, config, plan)
+    classes = classes_of(_model_type(source))
     with _reading(source), quiet_transformers():
-        model, report = _compressed_class(config, _changed(plan)).from_pretrained(
+        model, report = classes.causal_lm.from_pretrained(
             source, config=config, dtype=dtype or "auto", use_safetensors=True, output_loading_info=True
         )
     _check_complete(source, report)
-    model.__class__ = model.__class__.__base__
     model.gac_plan = plan
-    fuse_inputs(model, as_run(plan, family_of(config).sites(config)))
     loaded: PreTrainedModel = model.eval().to(device or default_device())
     return loaded
 
 
-def _compressed_class(config: Any, choices: tuple[WeightChoice, ...]) -> Any:
-    """A subclass of the model's class that builds the compressed modules.
+def read_plan(source: Path) -> Plan:
+    """The plan of a directory, where ``config.json`` agrees with it.
 
-    So transformers' own loading does the rest as for any model: meta tensors, shards, tied weights, buffers
-    that are in no file. The instance gets its own class back when it is loaded.
+    Raises:
+        CheckpointError: it does not, or one of the two is missing or damaged.
     """
-    dense: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-
-    def build(self: Any, config: Any, *args: Any, **options: Any) -> None:
-        dense.__init__(self, config, *args, **options)
-        for choice in choices:
-            weight = self.get_submodule(choice.name)
-            self.set_submodule(choice.name, _replacement(weight, choice))
-            # Some architectures (GPT-2) initialise a weight through the module that holds it, which no longer finds it.
-            self.get_submodule(choice.name.rpartition(".")[0])._is_hf_initialized = True
-
-    return type(dense.__name__, (dense,), {"__init__": build, "__module__": dense.__module__})
+    return _read(source)[0]
 
 
-def _replacement(dense: Any, choice: WeightChoice) -> nn.Module:
-    return empty_module(choice, dense.bias is not None, dense.weight.device, dense.weight.dtype)
+def write_header(directory: Path) -> None:
+    """Say in ``config.json`` what the ``plan.json`` beside it has become.
+
+    Raises:
+        CheckpointError: one of the two is missing or damaged.
+    """
+    text = (directory / "plan.json").read_text(encoding="utf-8")
+    with _reading(directory):
+        described = classes_of(_model_type(directory)).config.from_pretrained(directory)
+    config = json.loads((directory / "config.json").read_bytes())
+    config["gac"] = asdict(header_of(_load_plan(directory), described, digest_of(text)))
+    (directory / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
-def _changed(plan: Plan) -> tuple[WeightChoice, ...]:
-    return tuple(choice for choice in plan.weights if choice.form != "dense")
+def _read(source: Path) -> tuple[Plan, Any]:
+    """Plan and config, which belong together."""
+    model_type = _model_type(source)
+    plan = _load_plan(source)
+    with _reading(source):
+        config = classes_of(model_type).config.from_pretrained(source)
+    _check_against_family(source, config, plan)
+    check_agrees(plan, config, source)
+    return plan, config
+
+
+def _load_plan(source: Path) -> Plan:
+    try:
+        return Plan.load(source / "plan.json")
+    except GacError as failure:
+        raise CheckpointError(failure.given, failure.expected, "Save the model again.") from failure
 
 
 def _check_matches(model: PreTrainedModel, plan: Plan) -> None:
@@ -195,20 +182,36 @@ def check_free(target: Path, overwrite: bool) -> None:
 
 
 @contextlib.contextmanager
-def new_directory(target: Path) -> Iterator[Path]:
+def complete_directory(target: Path) -> Iterator[Path]:
     """Yield a temporary directory beside ``target``; move it there on success, remove it on failure.
 
-    A compressed checkpoint that is there is replaced: ``check_free`` says before whether it may be.
+    Raises:
+        CheckpointError: something cannot be written.
     """
+    try:
+        with _beside(target) as part:
+            with quiet_transformers():
+                yield part
+            for shard in part.glob("*.safetensors"):
+                open_to_umask(shard)
+            for file in filter(Path.is_file, part.rglob("*")):
+                with file.open("rb") as written:
+                    os.fsync(written.fileno())
+            _move(part, target)
+    except (OSError, SafetensorError) as failure:
+        raise CheckpointError(
+            f"{target} cannot be written: {failure}", "a writable place with room", "Choose another directory."
+        ) from failure
+
+
+@contextlib.contextmanager
+def _beside(target: Path) -> Iterator[Path]:
+    """A temporary directory, which is gone afterwards unless it was moved."""
     target.parent.mkdir(parents=True, exist_ok=True)
     part = target.parent / f".{target.name}.{secrets.token_hex(4)}.part"
     part.mkdir()
     try:
         yield part
-        for file in filter(Path.is_file, part.rglob("*")):
-            with file.open("rb") as written:
-                os.fsync(written.fileno())
-        _move(part, target)
     finally:
         shutil.rmtree(part, ignore_errors=True)
 
@@ -228,16 +231,8 @@ def _move(part: Path, target: Path) -> None:
     shutil.rmtree(old)
 
 
-def write_header(path: Path, plan: Plan) -> None:
-    """Write the forms and dims of a plan under ``gac`` of a ``config.json``."""
-    modules = {choice.name: {"form": choice.form, "dim": choice.dim} for choice in _changed(plan)}
-    config = json.loads(path.read_bytes())
-    config["gac"] = {"schema_version": SCHEMA, "modules": modules}
-    path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-
-
-def read_plan(source: Path) -> Plan:
-    """The plan, where ``config.json`` agrees with it."""
+def _model_type(source: Path) -> str:
+    """The dense architecture's, out of a ``config.json`` whose key ``gac`` is of this schema."""
     if not is_checkpoint(source):
         raise CheckpointError(
             f"{source} has no config.json with a key gac",
@@ -245,31 +240,12 @@ def read_plan(source: Path) -> Plan:
             "Check the path; open a dense model with transformers.",
         )
     config = json.loads((source / "config.json").read_bytes())
-    header = from_json(_Header, json.dumps(config["gac"]), f"{source / 'config.json'}, key gac", CheckpointError)
-    if header.schema_version != SCHEMA:
-        raise CheckpointError(
-            f"{source} has schema version {header.schema_version}",
-            f"version {SCHEMA}",
-            "Open it with the version of GAC that wrote it.",
-        )
-    try:
-        plan = Plan.load(source / "plan.json")
-    except GacError as failure:
-        raise CheckpointError(failure.given, failure.expected, "Save the model again.") from failure
-    planned = {choice.name: _Module(choice.form, choice.dim) for choice in _changed(plan)}
-    if planned != header.modules:
-        name = min(name for name, _ in planned.items() ^ header.modules.items())
-        given, expected = (_in_words(modules.get(name)) for modules in (header.modules, planned))
-        raise _contradiction(source, f"config.json has {name} {given}", f"{expected}, as plan.json says")
-    return plan
-
-
-def _in_words(module: _Module | None) -> str:
-    return f"{module.form} with dim {module.dim}" if module else "dense"
-
-
-def _contradiction(source: Path, given: str, expected: str) -> CheckpointError:
-    return CheckpointError(f"{source}: {given}", expected, "Save the model again; these files were changed.")
+    read_header(config["gac"], f"{source / 'config.json'}, key gac")
+    model_type = str(config.get("model_type"))
+    dense = model_type.removeprefix(COMPRESSED)
+    if dense == model_type or dense not in supported():
+        raise contradiction(source, f"config.json has the model_type {model_type!r}", f"one like {COMPRESSED}llama")
+    return dense
 
 
 @contextlib.contextmanager
@@ -284,24 +260,18 @@ def _reading(source: Path) -> Iterator[None]:
         ) from failure
 
 
-def _read_config(source: Path) -> Any:
-    auto: Any = AutoConfig
-    with _reading(source):
-        return auto.from_pretrained(source, trust_remote_code=False)
-
-
 def _check_against_family(source: Path, config: Any, plan: Plan) -> None:
     """The plan's weights are weights of this config, with its dims."""
     weights = {weight.name: weight for site in family_of(config).sites(config) for weight in site.weights}
     for choice in plan.weights:
         weight = weights.get(choice.name)
         if weight is None:
-            raise _contradiction(source, f"plan.json names the weight {choice.name}", "a weight that config.json has")
+            raise contradiction(source, f"plan.json names the weight {choice.name}", "a weight that config.json has")
         dims = (choice.out_features, choice.in_features, choice.neurons, choice.blocks)
         if dims != (weight.out_features, weight.in_features, weight.neurons, weight.blocks) or (
             choice.values and (choice.values, choice.heads) != (weight.values, weight.heads)
         ):
-            raise _contradiction(
+            raise contradiction(
                 source,
                 f"plan.json has {choice.name} {choice.out_features} x {choice.in_features}",
                 f"{weight.out_features} x {weight.in_features}, as config.json says",
@@ -309,8 +279,7 @@ def _check_against_family(source: Path, config: Any, plan: Plan) -> None:
 
 
 def _check_complete(source: Path, report: Mapping[str, Any]) -> None:
-    for problem in ("missing", "unexpected", "mismatched"):
-        names = sorted(map(str, report[f"{problem}_keys"]))
-        if names:
-            given = f"{names[0]} is {problem} ({len(names)} in all)"
-            raise _contradiction(source, given, "the weights of the plan, each once")
+    """Nothing lies in the files that the model has no place for."""
+    if names := sorted(map(str, report["unexpected_keys"])):
+        given = f"{names[0]} is unexpected ({len(names)} in all)"
+        raise contradiction(source, given, "the weights of the plan, each once")

@@ -3,11 +3,12 @@
 from dataclasses import dataclass
 from math import exp, log
 
+from gac.display import Shown
 from gac.plan import Plan
 
 
-@dataclass(frozen=True)
-class Perplexity:
+@dataclass(frozen=True, repr=False)
+class Perplexity(Shown):
     """A perplexity and how it was come by.
 
     Attributes:

@@ -165,13 +165,19 @@ def text_config(config: Any) -> Any:
     return getattr(config, "text_config", None) or config
 
 
+COMPRESSED = "gac_"
+"""What the ``model_type`` of a compressed checkpoint begins with; the dense one's follows."""
+
+
 def family_of(config: Any) -> Family:
-    """The family of a transformers config. A multimodal model has none: its weights have other names.
+    """The family of a transformers config, dense or compressed.
+
+    A multimodal model has none: its weights have other names.
 
     Raises:
         ModelError: the architecture is not supported, or the model is a mixture of experts.
     """
-    model_type = str(getattr(config, "model_type", None))
+    model_type = str(getattr(config, "model_type", None)).removeprefix(COMPRESSED)
     if (experts := _experts(config)) > 1:
         raise ModelError(
             f"model type {model_type!r}, a mixture of experts ({experts} experts a layer)",

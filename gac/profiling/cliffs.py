@@ -9,6 +9,7 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
+from gac.display import Shown
 from gac.profiling.table import COARSEST_CLASS, Profile, Sweep, alignment_class, interpolate
 from gac.sites import Floats, Ints
 
@@ -56,8 +57,8 @@ class ClassEvidence:
         return self.slowdown <= MUCH_SLOWER
 
 
-@dataclass(frozen=True, eq=False)
-class Cliffs:
+@dataclass(frozen=True, eq=False, repr=False)
+class Cliffs(Shown):
     """What is wrong along one sweep.
 
     Attributes:

@@ -1,5 +1,6 @@
 """Where profiles are: shipped with GAC, or saved on this machine."""
 
+import hashlib
 from pathlib import Path
 
 from gac.errors import ProfileError, did_you_mean
@@ -49,6 +50,12 @@ def find_profile(path_or_name: str | Path) -> Path:
         f"a path, or one of {', '.join(known) or '(no profile is installed)'}",
         did_you_mean(Path(name[:_SHOWN]).stem.lower(), known, otherwise, cutoff=0.5),
     )
+
+
+def profile_with(digest: str) -> Path | None:
+    """The shipped or saved profile whose bytes have this SHA-256; None where there is none."""
+    files = (file for file in (*shipped_profiles(), *saved_profiles()) if _is_file(file))
+    return next((file for file in files if hashlib.sha256(file.read_bytes()).hexdigest() == digest), None)
 
 
 def _is_file(path: Path) -> bool:

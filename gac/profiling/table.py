@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gac.display import Shown
 from gac.errors import ProfileError
 from gac.forms import Operation
 from gac.profiling.folders import find_profile, saved_profiles, shipped_profiles
@@ -68,8 +69,8 @@ class _Columns:
     launches: tuple[tuple[Launch, ...], ...]
 
 
-@dataclass(frozen=True, eq=False)
-class Profile:
+@dataclass(frozen=True, eq=False, repr=False)
+class Profile(Shown):
     """A latency table: its header, its measurements, and the SHA-256 of its bytes.
 
     ``sentinels`` has the timings in ns, in order, of each point that was timed again and again.

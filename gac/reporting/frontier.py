@@ -1,14 +1,17 @@
 """A frontier as a table and as a figure: predicted perplexity against parameters and against latency."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich.console import Group
 
 from gac.allocation.frontier import PARAMS, Frontier, FrontierPoint
+from gac.errors import GacError, PlanError
+from gac.plan import Calibration, Plan
+from gac.reporting.figures.marks import MARKERS, check_many
 from gac.reporting.layout import legend, new_table
-from gac.reporting.page import log_scale, page
+from gac.reporting.page import log_scale, page, panel
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -17,6 +20,7 @@ if TYPE_CHECKING:
 _ROWS = 12
 _READABLE = 20.0
 _COLOUR = "#0072B2"
+_PLAN_MARKERS = ("*", *MARKERS[1:])
 
 
 def readable(frontier: Frontier) -> list[FrontierPoint]:
@@ -73,43 +77,115 @@ def _told(frontier: Frontier) -> Iterator[str]:
 # --- the figure -----------------------------------------------------------------------------------------------------
 
 
-def figure_of_frontier(frontier: Frontier) -> "Figure":
+def figure_of_frontier(frontier: Frontier, plans: Mapping[str, Plan] | None = None) -> "Figure":
     """Perplexity against parameters, and against the latency of each workload that the profile knows.
 
+    Args:
+        plans: plans to mark in every panel, by the name to show.
+
     Raises:
-        GacError: matplotlib is missing.
+        PlanError: a plan is for another model, or was calibrated on other text.
+        GacError: matplotlib is missing, or there are more than 6 plans.
     """
-    known = [at for at, ns in enumerate(frontier.dense_ns) if ns is not None]
+    known = [name for name, ns in zip(frontier.workloads, frontier.dense_ns, strict=True) if ns is not None]
     made = frontier.made_from
     with page(1 + len(known), f"{made.model}, {made.method}, {made.profile.gpu}") as (figure, axes):
-        _plot_params(axes[0], frontier)
-        for ax, at in zip(axes[1:], known, strict=True):
-            _plot_latency(ax, frontier, at)
+        for ax, against in zip(axes, (PARAMS, *known), strict=True):
+            plot_frontier(frontier, plans, against=against, ax=ax)
     return figure
 
 
-def _plot_params(ax: "Axes", frontier: Frontier) -> None:
+def plot_frontier(
+    frontier: Frontier, plans: Mapping[str, Plan] | None = None, *, against: str = PARAMS, ax: "Axes | None" = None
+) -> "Axes":
+    """Predicted perplexity of every point against its parameters, or its latency, with chosen plans among them.
+
+    Args:
+        plans: plans to mark, by the name to show; at most 6.
+        against: ``params``, or one of the frontier's workloads.
+
+    Raises:
+        PlanError: a plan is for another model, or was calibrated on other text.
+        GacError: matplotlib is missing, nothing is known of the workload, or there are more than 6 plans.
+    """
+    plans = plans or {}
+    _check_plans(frontier, plans)
+    known = dict(zip(frontier.workloads, frontier.dense_ns, strict=True))
+    if against != PARAMS and known.get(against) is None:
+        names = ", ".join((PARAMS, *(name for name, ns in known.items() if ns is not None)))
+        raise GacError(f"a frontier against {against!r}", f"one of {names}", "Name one of these.")
+    with panel(ax, (4.6, 3.2)) as ax:
+        (_plot_params if against == PARAMS else _plot_latency)(ax, frontier, against, plans)
+    return ax
+
+
+def _check_plans(frontier: Frontier, plans: Mapping[str, Plan]) -> None:
+    if plans:
+        check_many(len(plans), "plans")
+    made = frontier.made_from
+    for name, plan in plans.items():
+        if plan.model_digest != made.model_digest:
+            raise PlanError(
+                f"plan {name} for {plan.model} ({plan.model_digest[:12]}) on a frontier of {made.model} "
+                f"({made.model_digest[:12]})",
+                "a plan for the same model",
+                "Mark plans that were made for the same weights.",
+            )
+        if plan.calibration != made.calibration:
+            raise PlanError(
+                f"plan {name}, calibrated on {_told_text(plan.calibration)}",
+                f"{_told_text(made.calibration)}, as the frontier: perplexities on other text are of another scale",
+                "Make the plan with the frontier's calibration.",
+            )
+
+
+def _told_text(text: Calibration) -> str:
+    return f"{text.windows} x {text.window_tokens} tokens of {text.text}"
+
+
+def _plot_params(ax: "Axes", frontier: Frontier, _against: str, plans: Mapping[str, Plan]) -> None:
     scale, unit = (1e9, "billions") if frontier.dense_params >= 1e9 else (1e6, "millions")
     sizes = [point.params / scale for point in readable(frontier)]
-    _plot(ax, frontier, sizes, frontier.dense_params / scale, limited=frontier.limit == PARAMS)
+    marked = {name: plan.budget.used / scale for name, plan in plans.items()}
+    _plot(ax, frontier, sizes, frontier.dense_params / scale, _named(plans, marked), limited=frontier.limit == PARAMS)
     lost = len(frontier.points) - len(readable(frontier))
     ax.set_title("parameters" + (f" ({lost} points beyond {_READABLE:g}x dense not shown)" if lost else ""), pad=4)
     ax.set_xlabel(f"parameters of the targeted weights ({unit})")
 
 
-def _plot_latency(ax: "Axes", frontier: Frontier, at: int) -> None:
+def _plot_latency(ax: "Axes", frontier: Frontier, workload: str, plans: Mapping[str, Plan]) -> None:
     """One unit for the whole figure."""
-    dense, workload = frontier.dense_ns[at], frontier.workloads[at]
+    at = frontier.workloads.index(workload)
+    dense = frontier.dense_ns[at]
     assert dense is not None
     scale, unit = (1e6, "ms") if max(ns or 0 for ns in frontier.dense_ns) >= 1e7 else (1e3, "µs")
     latency = [np.nan if (ns := point.latency_ns[at]) is None else ns / scale for point in readable(frontier)]
-    _plot(ax, frontier, latency, dense / scale, limited=frontier.limit == workload)
+    marked = {
+        name: one.plan_ns / scale
+        for name, plan in plans.items()
+        for one in plan.workloads
+        if one.workload == workload and one.plan_ns is not None
+    }
+    _plot(ax, frontier, latency, dense / scale, _named(plans, marked), limited=frontier.limit == workload)
     ax.set_title(workload, pad=4)
     ax.set_xlabel(f"latency of the targeted weights ({unit})")
 
 
-def _plot(ax: "Axes", frontier: Frontier, sizes: Sequence[float], dense: float, *, limited: bool) -> None:
-    """The readable points, joined where they are limited along this axis, hollow where not proved; the dense model."""
+def _named(plans: Mapping[str, Plan], places: Mapping[str, float]) -> dict[str, tuple[float, float]]:
+    """Where each plan stands; a plan without a latency stands nowhere."""
+    return {name: (place, plans[name].prediction.perplexity) for name, place in places.items()}
+
+
+def _plot(
+    ax: "Axes",
+    frontier: Frontier,
+    sizes: Sequence[float],
+    dense: float,
+    plans: Mapping[str, tuple[float, float]],
+    *,
+    limited: bool,
+) -> None:
+    """The readable points, joined where they are limited along this axis, hollow where not proved; dense; plans."""
     from matplotlib.ticker import MaxNLocator
 
     points = readable(frontier)
@@ -122,6 +198,10 @@ def _plot(ax: "Axes", frontier: Frontier, sizes: Sequence[float], dense: float, 
         ax.plot(x[~proved], perplexity[~proved], "o", label="not proved in time", zorder=3, **hollow)
     at_dense = f"dense, {frontier.dense_perplexity:.2f}"
     ax.plot([dense], [frontier.dense_perplexity], "D", color="black", ms=4, label=at_dense, zorder=4)
+    for number, (label, (place, height)) in enumerate(plans.items()):
+        look: dict[str, Any] = {"color": "#D55E00", "mec": "black", "mew": 0.6, "ms": 7, "ls": "none"}
+        words = f"{' ' if label.startswith('_') else ''}{label}, {height:.2f}"
+        ax.plot([place], [height], _PLAN_MARKERS[number], label=words, zorder=5, **look)
     log_scale(ax)
     ax.xaxis.set_major_locator(MaxNLocator(6))
     ax.set_ylabel("predicted perplexity")

@@ -15,7 +15,7 @@ def new_table(columns: Iterable[tuple[str, str]]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
     for heading, side in columns:
         justify: JustifyMethod = "right" if side == ">" else "left"
-        table.add_column(heading, justify=justify, overflow="fold", no_wrap=heading in _WHOLE)
+        table.add_column(Text(heading), justify=justify, overflow="fold", no_wrap=heading in _WHOLE)
     return table
 
 

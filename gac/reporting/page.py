@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 
 ENDINGS = (".png", ".pdf", ".svg")
 
+_SCREEN = 110
+"""Dots an inch in a notebook, where the smallest words are to be read."""
+
 _STYLE: Any = {
     "font.size": 8,
     "axes.titlesize": 8,
@@ -25,6 +28,7 @@ _STYLE: Any = {
     "ytick.major.width": 0.6,
     "legend.frameon": False,
     "legend.fontsize": 7,
+    "hatch.linewidth": 0.4,
     "pdf.fonttype": 42,
     "svg.fonttype": "none",
 }
@@ -45,11 +49,55 @@ def page(panels: int, title: str) -> Iterator[tuple["Figure", Sequence["Axes"]]]
     rows = -(-panels // columns)
     with rc_context(_STYLE):
         figure = Figure(figsize=(3.65 * columns if columns > 1 else 5.6, 2.75 * rows + 0.35), layout="constrained")
-        figure.suptitle(title, fontsize=9, fontweight="bold", x=0.01, ha="left")
+        figure.suptitle(title, fontsize=9, fontweight="bold", x=0.01, ha="left", parse_math=False)
         axes = figure.subplots(rows, columns, squeeze=False).flatten().tolist()
         for ax in axes[panels:]:
             ax.set_axis_off()
         yield figure, axes[:panels]
+        for ax in axes[:panels]:
+            literal(ax)
+
+
+@contextmanager
+def panel(ax: "Axes | None", size: tuple[float, float]) -> Iterator["Axes"]:
+    """The axes to draw on inside the block: those given, or new ones that a notebook shows by itself.
+
+    What is written on them is taken as it is: a dollar sign in a model's name begins no formula.
+
+    Args:
+        size: width and height of a new figure, inches.
+
+    Raises:
+        GacError: matplotlib is missing.
+    """
+    require_matplotlib()
+    from matplotlib import rc_context
+
+    # Outside the style's context: with the first figure a notebook sets parameters that are to stay.
+    figure = _new_figure(size) if ax is None else None
+    with rc_context(_STYLE):
+        if ax is None:
+            assert figure is not None
+            ax = figure.subplots()
+        yield ax
+        literal(ax)
+
+
+def _new_figure(size: tuple[float, float]) -> "Figure":
+    from matplotlib import pyplot
+
+    return pyplot.figure(figsize=size, dpi=_SCREEN, layout="constrained")
+
+
+def literal(ax: "Axes") -> None:
+    """No formulas in titles, labels, legends and words beside the data."""
+    from matplotlib.text import Text
+
+    legend = ax.get_legend()
+    for text in (*(child for child in ax.get_children() if isinstance(child, Text)), ax.xaxis.label, ax.yaxis.label):
+        text.set_parse_math(False)
+    for text in legend.get_texts() if legend else ():
+        text.set_parse_math(False)
 
 
 def log_scale(ax: "Axes") -> None:

@@ -46,6 +46,9 @@ _AXES = {
 _NARROW: Any = {"fontsize": 6, "handlelength": 1.2, "handletextpad": 0.5, "columnspacing": 0.8}
 """So narrow that the longest legends of two panels fit a page's width."""
 
+_FEW = 40
+"""So few points of the line are told from one another."""
+
 _MOST_EDGES = 8
 _MOST_SWITCHES = 3
 
@@ -61,7 +64,9 @@ def plot_sweep(ax: "Axes", sweep: Sweep, cliffs: Cliffs, dims: tuple[int, int] |
     scale, unit = (1e6, "ms") if sweep.ns[shown].max() >= 1e7 else (1e3, "µs")
     latency = sweep.ns / scale
     line = shown & (sweep.dims % step == 0)
-    ax.plot(sweep.dims[line], latency[line], color="black", lw=0.9, label=_line_label(sweep, line, step), zorder=2)
+    dots = "." if line.sum() < _FEW else ""
+    look: dict[str, Any] = {"color": "black", "lw": 0.9, "marker": dots, "ms": 4}
+    ax.plot(sweep.dims[line], latency[line], label=_line_label(sweep, line, step), zorder=2, **look)
     _draw_classes(ax, sweep, latency, shown & (sweep.dims % step != 0), cliffs.collapsed)
     on_line = line & np.isin(sweep.dims, cliffs.collapsed)
     if on_line.any():

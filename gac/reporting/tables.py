@@ -26,8 +26,8 @@ def plan_summary(plan: Plan) -> Text:
 
 def plan_table(plan: Plan) -> Group:
     """One row a layer: the form and dim of every weight, the parameters kept and the loss in nats a token."""
-    layers = [(layer, list(group)) for layer, group in groupby(plan.sites, key=lambda site: site.layer)]
-    cells = [_cells(sites) for _, sites in layers]
+    layers = _by_layer(plan)
+    cells = [{kind: cell_of(weight) for kind, weight in weights.items()} for _, weights in weights_by_layer(plan)]
     kinds = list(dict.fromkeys(kind for of_layer in cells for kind in of_layer))
     columns = [("layer", ">"), *((kind.removesuffix("_proj"), ">") for kind in kinds), ("kept", ">"), ("loss", ">")]
     table = new_table(columns)
@@ -39,14 +39,22 @@ def plan_table(plan: Plan) -> Group:
     )
 
 
-def _cells(sites: Sequence[SiteChoice]) -> dict[str, str]:
-    """What every weight of a layer becomes, by its short name."""
-    weights = [weight for site in sites for weight in site.weights]
-    called = short_names([weight.name for weight in weights])
-    return {called[weight.name]: _cell(weight) for weight in weights}
+def _by_layer(plan: Plan) -> list[tuple[int, list[SiteChoice]]]:
+    return [(layer, list(group)) for layer, group in groupby(plan.sites, key=lambda site: site.layer)]
 
 
-def _cell(weight: WeightChoice) -> str:
+def weights_by_layer(plan: Plan) -> list[tuple[int, dict[str, WeightChoice]]]:
+    """Layer by layer, what every weight becomes, by its short name."""
+    found = []
+    for layer, sites in _by_layer(plan):
+        weights = [weight for site in sites for weight in site.weights]
+        called = short_names([weight.name for weight in weights])
+        found.append((layer, {called[weight.name]: weight for weight in weights}))
+    return found
+
+
+def cell_of(weight: WeightChoice) -> str:
+    """Form and dim in a few letters: ``r 192``; a dash for dense."""
     return "-" if weight.form == "dense" else f"{SYMBOLS[form_named(weight.form).kind]} {weight.dim}"
 
 

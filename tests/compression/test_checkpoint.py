@@ -71,7 +71,7 @@ def logits(model: LlamaForCausalLM) -> torch.Tensor:
 
 def test_a_round_trip_changes_no_bit(model: LlamaForCausalLM, saved: Path) -> None:
     loaded = load_checkpoint(saved)
-    assert type(loaded) is LlamaForCausalLM
+    assert isinstance(loaded, LlamaForCausalLM)
     assert isinstance(loaded.model.layers[0].self_attn.q_proj, LowRankLinear)
     assert loaded.model.layers[1].mlp.up_proj.weight.shape == (96, 64)
     assert not loaded.training
@@ -167,6 +167,7 @@ def test_the_directory_holds_no_pickles(saved: Path) -> None:
         "config.json",
         "generation_config.json",
         "model.safetensors",
+        "modeling_gac.py",
         "plan.json",
     ]
     assert saved.stat().st_mode & 0o777 == 0o777 & ~_umask()
@@ -180,13 +181,20 @@ def _umask() -> int:
 
 def test_the_config_names_every_form_and_dim(saved: Path) -> None:
     header = json.loads((saved / "config.json").read_text())["gac"]
-    assert header["schema_version"] == 1
-    assert header["modules"] == {name: {"form": form, "dim": dim} for name, (form, dim) in CHANGES.items()}
+    assert header["schema_version"] == 2
+    assert {name: (one["form"], one["dim"]) for name, one in header["modules"].items()} == CHANGES
+    assert header["modules"]["model.layers.0.self_attn.q_proj"] == {
+        "form": "low_rank",
+        "dim": 8,
+        "module": "LowRankLinear",
+        "sizes": {"in_features": 64, "rank": 8, "out_features": 64},
+    }
+    assert header["fused"] == []
 
 
 def test_the_card_says_how_to_load_and_to_reproduce(saved: Path, model: LlamaForCausalLM) -> None:
     card = (saved / "README.md").read_text()
-    assert card.startswith("---\nlibrary_name: gac\npipeline_tag: text-generation\n---\n")
+    assert card.startswith("---\nlibrary_name: transformers\npipeline_tag: text-generation\ntags:\n- gac\n---\n")
     assert model.gac_plan.summary() in card
     assert 'gac.load("this directory")' in card
     assert "gac compress tiny --plan plan.json -o DIR" in card
@@ -333,11 +341,13 @@ def edit(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
 
 def test_a_header_that_contradicts_the_plan_is_refused(saved: Path) -> None:
     name = "model.layers.0.self_attn.q_proj"
-    edit(saved / "config.json", lambda config: config["gac"]["modules"].update({name: {"form": "low_rank", "dim": 9}}))
+    edit(saved / "config.json", lambda config: config["gac"]["modules"][name].update(dim=9))
     with pytest.raises(CheckpointError) as caught:
         load_checkpoint(saved)
     assert str(caught.value) == (
-        f"{saved}: config.json has {name} low_rank with dim 9; expected low_rank with dim 8, as plan.json says. "
+        f"{saved}: config.json has {name} low_rank with dim 9, LowRankLinear(in_features=64, out_features=64, rank=8); "
+        f"expected {name} low_rank with dim 8, LowRankLinear(in_features=64, out_features=64, rank=8), "
+        "as plan.json says. "
         "Save the model again; these files were changed."
     )
 
@@ -345,10 +355,13 @@ def test_a_header_that_contradicts_the_plan_is_refused(saved: Path) -> None:
 @pytest.mark.parametrize(
     ("header", "message"),
     [
-        ({"schema_version": 2, "modules": {}}, "schema version 2; expected version 1"),
-        ({"schema_version": 1}, "key gac: modules: Field required"),
-        ({"schema_version": 1, "modules": {"a": {"form": "dense", "dim": "8"}}}, r"key gac: modules\.a\.dim: Input"),
-        ({"schema_version": 1, "modules": {}, "code": "x"}, "key gac: code: Unexpected keyword argument"),
+        ({"schema_version": 1, "modules": {}}, "schema version 1; expected version 2"),
+        ({"schema_version": 2}, "key gac: modules: Field required"),
+        ({"schema_version": 2, "modules": {"a": {"form": "dense", "dim": "8"}}}, r"key gac: modules\.a\.dim: Input"),
+        (
+            {"schema_version": 2, "modules": {}, "fused": [], "plan": "", "code": "x"},
+            "key gac: code: Unexpected keyword argument",
+        ),
         (7, "key gac: the document: "),
     ],
 )
@@ -385,8 +398,8 @@ def test_a_missing_weight_is_refused(saved: Path) -> None:
     with pytest.raises(CheckpointError) as caught:
         load_checkpoint(saved)
     assert str(caught.value) == (
-        f"{saved}: {FIRST} is missing (1 in all); expected the weights of the plan, each once. "
-        "Save the model again; these files were changed."
+        f"{saved} cannot be loaded: {saved}: {FIRST} is missing (1 in all); expected every weight that config.json "
+        "describes; expected files as gac.save wrote them. Save or copy the model again."
     )
 
 
@@ -421,12 +434,8 @@ def test_an_index_that_is_none_is_refused(index: str, saved: Path) -> None:
         load_checkpoint(saved)
 
 
-def test_shards_come_back(model: LlamaForCausalLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = LlamaForCausalLM.save_pretrained
-    monkeypatch.setattr(
-        LlamaForCausalLM, "save_pretrained", lambda model, place: whole(model, place, max_shard_size="100KB")
-    )
-    save_checkpoint(model, tmp_path / "saved")
+def test_shards_come_back(model: LlamaForCausalLM, tmp_path: Path) -> None:
+    save_checkpoint(model, tmp_path / "saved", max_shard_size="100KB")
     assert len(list((tmp_path / "saved").glob("*.safetensors"))) > 1
     assert torch.equal(logits(load_checkpoint(tmp_path / "saved")), logits(model))
     next((tmp_path / "saved").glob("*.safetensors")).unlink()
@@ -440,3 +449,22 @@ def test_code_in_the_directory_is_not_run(saved: Path, tmp_path: Path) -> None:
     edit(saved / "config.json", lambda config: config.update(auto_map=auto_map))
     load_checkpoint(saved)
     assert not (tmp_path / "ran").exists()
+
+
+def test_a_full_disk_leaves_nothing_behind(saved: Path, tmp_path: Path) -> None:
+    """No file of the process may grow beyond 64 kB: the weights' file fails as it does on a full disk."""
+    script = (
+        "import sys, resource\n"
+        "import gac\n"
+        "model = gac.load(sys.argv[1])\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (65536, 65536))\n"
+        "try:\n"
+        "    gac.save(model, sys.argv[2])\n"
+        "except gac.GacError as failure:\n"
+        "    print(failure)\n"
+    )
+    target = tmp_path / "full" / "saved"
+    arguments = [sys.executable, "-c", script, str(saved), str(target)]
+    done = subprocess.run(arguments, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith(f"{target} cannot be written: ")
+    assert not list(target.parent.iterdir())

@@ -3,9 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from safetensors import SafetensorError
-
-from gac.compression.checkpoint import check_free, new_directory
+from gac.compression.checkpoint import check_free, complete_directory
 from gac.compression.repair.contract import ShapeContract
 from gac.compression.repair.layouts import find_blocks
 from gac.compression.repair.padding import Insertions, added_bytes, insertions
@@ -114,13 +112,8 @@ def _measured(blocks: Sequence[Block], dims: tuple[Dims, Dims], workloads: Seque
 def _write(
     source: Source, target: Path, blocks: tuple[Block, ...], dims: Dims, put_in: Insertions, bytes_: int
 ) -> None:
-    try:
-        with new_directory(target) as part:
-            write(source, part, blocks, dims, put_in, bytes_)
-    except (OSError, SafetensorError) as failure:
-        raise CheckpointError(
-            f"{target} cannot be written: {failure}", "a writable place with room", "Choose another directory."
-        ) from failure
+    with complete_directory(target) as part:
+        write(source, part, blocks, dims, put_in, bytes_)
 
 
 def _moved(source: Source, blocks: Sequence[Block], dims: Dims) -> list[Moved]:

@@ -179,6 +179,20 @@ def palu_dims() -> tuple[int, ...]:
     return tuple(map(int, found.split()))
 
 
+@dataclass(frozen=True)
+class PaluCounts:
+    """Key-value heads that were scored, and how many of them got a multiple of 8."""
+
+    heads: int
+    aligned: int
+
+
+def palu_counts() -> PaluCounts:
+    """How many heads PaLU's score was taken of, and how many of their dims are aligned."""
+    found = {row.quantity: row.value for row in _read("palu_dims.csv", PaluQuantity)}
+    return PaluCounts(int(found["kv_heads"]), int(found["aligned_to_8"]))
+
+
 def head_dims() -> tuple[HeadDimThroughput, ...]:
     """Megatron at head_dim 128 and 132."""
     return _read("megatron_head_dim.csv", HeadDimThroughput)

@@ -1,0 +1,42 @@
+"""What a site could have had instead: the candidates that come nearest to the one that was chosen."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gac.allocation.latencies import UNKNOWN
+from gac.plan import Alternative
+from gac.sites import CandidateSet, Floats, Ints
+
+
+def nearest(rows: CandidateSet, chosen: int, costs: Ints, prices: Sequence[float]) -> tuple[Alternative, ...]:
+    """The best candidate with fewer parameters than the chosen one, and the best with more, where there are any.
+
+    Best is the smallest loss with what is used priced at the multipliers of the certificate (a candidate's Lagrangian
+    value). So what holds against these two holds all the more against every other candidate of the site.
+
+    Args:
+        rows: the site's candidates.
+        chosen: which of them is the plan's.
+        costs: under each limit, shape ``(len(rows), limits)``.
+        prices: loss per unit of each limit.
+    """
+    priced = rows.loss + costs @ np.array(prices)
+    sides = rows.params < rows.params[chosen], rows.params > rows.params[chosen]
+    return tuple(_alternative(rows, _smallest(priced, side)) for side in sides if side.any())
+
+
+def _smallest(priced: Floats, side: NDArray[np.bool_]) -> int:
+    places = np.flatnonzero(side)
+    return int(places[np.argmin(priced[places])])
+
+
+def _alternative(rows: CandidateSet, row: int) -> Alternative:
+    return Alternative(
+        forms=tuple(rows.forms[row].tolist()),
+        dims=tuple(rows.dims[row].tolist()),
+        params=int(rows.params[row]),
+        loss=float(rows.loss[row]),
+        latency_ns=tuple(None if ns == UNKNOWN else ns for ns in rows.latency[row].tolist()),
+    )

@@ -1,0 +1,160 @@
+"""A model that carries its plan: transformers' own methods save, push and load it whole."""
+
+import copy
+import hashlib
+from dataclasses import asdict
+from typing import Any
+
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedModel
+
+from gac.compression.card import model_card
+from gac.compression.header import header_of, read_header
+from gac.compression.modeling import CompressedModel
+from gac.compression.standalone import FILE, auto_map, source_for
+from gac.errors import CheckpointError, ModelError
+from gac.files import from_json, to_json
+from gac.models.families import COMPRESSED
+from gac.plan import Plan
+
+
+class PlannedModel(CompressedModel):
+    """A compressed model where GAC is installed: its plan comes along, read when it is first asked for."""
+
+    _gac_plan: Plan
+
+    @property
+    def gac_plan(self) -> Plan:
+        """The plan that the model was compressed by.
+
+        Raises:
+            CheckpointError: the plan in the checkpoint is none.
+        """
+        if "_gac_plan" not in vars(self):
+            if "plan.json" not in vars(self).get("gac_files", {}):
+                raise AttributeError(f"this {type(self).__name__} was not read from a checkpoint")
+            self._gac_plan = from_json(Plan, self.gac_files["plan.json"], "plan.json", CheckpointError)
+        return self._gac_plan
+
+    @gac_plan.setter
+    def gac_plan(self, plan: Plan) -> None:
+        self._gac_plan = plan
+
+    @classmethod
+    def from_pretrained(cls: Any, source: Any, *args: Any, output_loading_info: bool = False, **options: Any) -> Any:
+        """As of any transformers model.
+
+        Raises:
+            CheckpointError: there is no plan, or not the one that the weights were saved with.
+            ValueError, OSError: as transformers does for what it cannot read.
+        """
+        model, report = super().from_pretrained(source, *args, output_loading_info=True, **options)
+        _check_plan(source, model.gac_files.get("plan.json"), model.config.gac.get("plan"))
+        return (model, report) if output_loading_info else model
+
+
+def carry_plan(model: PreTrainedModel, plan: Plan) -> None:
+    """Make a model that was compressed in memory one of the class that loads such models; it is changed in place.
+
+    Its class becomes a subclass of what it was, and its config one that names the modules, so that
+    ``save_pretrained`` and ``push_to_hub`` write a whole checkpoint.
+
+    Args:
+        model: with the plan's modules in it.
+
+    Raises:
+        CheckpointError: its class is none of transformers' own causal LMs.
+    """
+    from gac.compression.classes import classes_of
+
+    config = model.config
+    model_type = config.model_type.removeprefix(COMPRESSED)
+    classes = classes_of(model_type)
+    if not isinstance(model, CompressedModel):
+        check_class(model)
+        model.__class__ = classes.causal_lm
+    described = copy.deepcopy(config)
+    described.__class__ = classes.config
+    text = to_json(plan, indent=1).decode() + "\n"
+    described.gac = asdict(header_of(plan, config, digest_of(text)))
+    described.auto_map = auto_map(model_type)
+    carried: Any = model
+    for module in carried.modules():
+        if getattr(module, "config", None) is config:
+            module.config = described
+    carried.gac_plan = plan
+    carried.gac_files = {
+        "plan.json": text,
+        "README.md": model_card(plan),
+        f"{FILE}.py": source_for(model_type),
+    }
+
+
+def check_dense(model: PreTrainedModel) -> None:
+    """Refuse a model that is compressed already.
+
+    Raises:
+        ModelError: it is.
+    """
+    if isinstance(model, CompressedModel):
+        raise ModelError(
+            f"a {type(model).__name__}, which is compressed", "a dense model", "Load the one it came from."
+        )
+
+
+def check_class(model: PreTrainedModel) -> None:
+    """Refuse a dense model of a class that no checkpoint can name.
+
+    Raises:
+        CheckpointError: it is not transformers' own causal LM of its architecture.
+    """
+    dense: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(model.config)]
+    if type(model) is not dense:
+        raise CheckpointError(
+            f"a {type(model).__name__}", f"a {dense.__name__} of transformers", "Load it with AutoModelForCausalLM."
+        )
+
+
+def _check_plan(source: Any, text: str | None, digest: Any) -> None:
+    if text is None:
+        raise CheckpointError(f"{source} has no plan.json", "every file that gac.save wrote", "Copy it whole.")
+    if digest_of(text) != digest:
+        raise contradiction(
+            source, f"plan.json has digest {digest_of(text)[:12]}", f"{str(digest)[:12]}, as config.json says"
+        )
+
+
+def digest_of(text: str) -> str:
+    """SHA-256 of a plan's file."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def check_agrees(plan: Plan, config: Any, source: Any) -> None:
+    """The modules that the config names are the plan's.
+
+    Args:
+        source: how to name what both were read from.
+
+    Raises:
+        CheckpointError: names the first that is not.
+    """
+    header = read_header(config.gac, f"{source}: config.json, key gac")
+    planned = header_of(plan, config, header.plan)
+    if header == planned:
+        return
+    names = sorted(
+        name for name in {*header.modules, *planned.modules} if _differ(header.modules, planned.modules, name)
+    )
+    given, expected = (
+        (f"{names[0]} {one.modules.get(names[0], 'dense')}" if names else f"fused {list(one.fused)}")
+        for one in (header, planned)
+    )
+    raise contradiction(source, f"config.json has {given}", f"{expected}, as plan.json says")
+
+
+def contradiction(source: Any, given: str, expected: str) -> CheckpointError:
+    """The error for files of a checkpoint that do not belong together."""
+    return CheckpointError(f"{source}: {given}", expected, "Save the model again; these files were changed.")
+
+
+def _differ(first: dict[str, Any], second: dict[str, Any], name: str) -> bool:
+    return first.get(name) != second.get(name)

@@ -1,0 +1,150 @@
+"""A compressed model as one of its stock architecture, for tools that know nothing of GAC."""
+
+import copy
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from gac.compression.card import export_card
+from gac.compression.checkpoint import check_free, complete_directory
+from gac.compression.header import Module, header_of
+from gac.errors import CheckpointError
+from gac.forms import form_named
+from gac.models.families import COMPRESSED, family_of
+from gac.models.loading import check_in_memory
+from gac.plan import Plan, WeightChoice
+
+Parameters = Mapping[str, Tensor]
+
+
+def export_plain(model: PreTrainedModel, directory: str | Path, tokenizer: Any = None, *, merge: bool = False) -> None:
+    """Write a directory of the stock architecture, that appears whole or not at all.
+
+    Args:
+        model: made by ``gac.compress`` or ``gac.load``.
+        merge: multiply low-rank pairs out and fill with zeros what was shortened, up to the dense dims: the same
+            function up to rounding, with as many parameters as the dense model. Without it the dims stay, which a
+            stock config can say only where MLPs alone are narrower, by as much in every layer.
+
+    Raises:
+        CheckpointError: the model carries no plan, a stock config cannot say its dims, or the directory is in use or
+            cannot be written.
+        ModelError: a weight is not in memory.
+    """
+    plan, target = getattr(model, "gac_plan", None), Path(directory).resolve()
+    if not isinstance(plan, Plan):
+        raise CheckpointError(
+            f"a {type(model).__name__} without a plan", "a model from gac.compress or gac.load", "Compress it first."
+        )
+    check_in_memory(model)
+    config = _dense_config(model.config)
+    if not merge:
+        config = _narrower(config, plan)
+    plain = _empty(model, config)
+    state = _state(model, plain, plan, merge)
+    check_free(target, overwrite=False)
+    with complete_directory(target) as part:
+        plain.generation_config = model.generation_config
+        plain.save_pretrained(part, state_dict=state)
+        if tokenizer is not None:
+            tokenizer.save_pretrained(part)
+        (part / "README.md").write_text(export_card(plan, merge), encoding="utf-8")
+
+
+def _dense_config(config: Any) -> Any:
+    dense = copy.deepcopy(config)
+    dense.__class__ = type(config).__base__
+    del dense.gac, dense.auto_map
+    dense.model_type = dense.model_type.removeprefix(COMPRESSED)
+    return dense
+
+
+def _narrower(config: Any, plan: Plan) -> Any:
+    """The config with the width that all MLPs have, where that is all there is to say of the plan."""
+    modules = header_of(plan, config).modules
+    widths = [one.sizes["in_features"] for choice in plan.weights if (one := _shortened(choice, modules))]
+    narrow = copy.deepcopy(config)
+    if widths:
+        setattr(narrow, family_of(config).neurons, widths[0])
+    for site in family_of(narrow).sites(narrow):
+        for weight in site.weights:
+            found = modules.get(weight.name)
+            was = next(choice for choice in plan.weights if choice.name == weight.name)
+            dims = {"in_features": weight.in_features, "out_features": weight.out_features}
+            sizes = found.sizes if found else {"in_features": was.in_features, "out_features": was.out_features}
+            if sizes != dims or (found and found.module != nn.Linear.__name__):
+                raise CheckpointError(
+                    f"{weight.name} is {found or f'dense, {was.out_features} x {was.in_features}'}",
+                    "a plan that a stock config can say: MLPs alone narrower, by as much in every layer",
+                    "Export it merged (--merge, merge=True), with the dense dims; or open the checkpoint as it is.",
+                )
+    return narrow
+
+
+def _shortened(choice: WeightChoice, modules: Mapping[str, Module]) -> Module | None:
+    """What became of a weight that reads an MLP's neurons, where it is one GEMM still."""
+    found = modules.get(choice.name) if choice.neurons == "in" else None
+    return found if found and found.module == nn.Linear.__name__ else None
+
+
+def _empty(model: Any, config: Any) -> Any:
+    """The dense class without values, to say what is stored how."""
+    dense = next(base for base in type(model).__mro__ if base.__module__.startswith("transformers."))
+    with torch.device("meta"):
+        return dense(config).to(model.dtype)
+
+
+def _state(model: nn.Module, plain: nn.Module, plan: Plan, merge: bool) -> dict[str, Tensor]:
+    """The plain model's parameters, under its names, in its layout."""
+    state = {name: value.detach() for name, value in model.state_dict().items()}
+    for choice in plan.weights:
+        if choice.form == "dense":
+            continue
+        own = {name: state.pop(name) for name in [*state] if name.startswith(f"{choice.name}.")}
+        own = {name.removeprefix(f"{choice.name}."): value for name, value in own.items()}
+        if merge:
+            own = _MERGED[form_named(choice.form).kind](choice, own)
+        if isinstance(plain.get_submodule(choice.name), Conv1D):
+            own["weight"] = own["weight"].T
+        state |= {f"{choice.name}.{name}": value.contiguous() for name, value in own.items()}
+    return state
+
+
+def _product(choice: WeightChoice, own: Parameters) -> dict[str, Tensor]:
+    """W = B A of a pair, or of a pair for each group of rows, multiplied in double precision."""
+    first, second = own["first.weight"].double(), own["second.weight"].double()
+    if second.dim() == 3:
+        first = first.reshape(len(second), -1, choice.in_features)
+    product = (second @ first).reshape(choice.out_features, choice.in_features).to(own["first.weight"].dtype)
+    return {"weight": product} | ({"bias": own["second.bias"]} if "second.bias" in own else {})
+
+
+def _filled(choice: WeightChoice, own: Parameters) -> dict[str, Tensor]:
+    """Zeros where neurons or directions of values were removed: nothing comes of them."""
+    form, weight = form_named(choice.form), choice.weight
+    parts, missing = form.size(weight, 1), form.full(weight) - choice.dim
+    if form.shortens(weight) == "out":
+        filled = {name: _longer(value, 0, parts, missing) for name, value in own.items()}
+    else:
+        filled = {name: _longer(value, 1, parts, missing) if value.dim() == 2 else value for name, value in own.items()}
+    return filled
+
+
+def _longer(values: Tensor, axis: int, parts: int, missing: int) -> Tensor:
+    """Zeros after each of the equal parts that an axis consists of."""
+    filled = []
+    for part in values.chunk(parts, axis):
+        zeros = part.new_zeros([missing if at == axis else size for at, size in enumerate(part.shape)])
+        filled += [part, zeros]
+    return torch.cat(filled, axis)
+
+
+_MERGED: Mapping[str, Callable[[WeightChoice, Parameters], dict[str, Tensor]]] = MappingProxyType(
+    {"low_rank": _product, "grouped": _product, "narrow": _filled, "head_dim": _filled}
+)

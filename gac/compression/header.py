@@ -1,0 +1,102 @@
+"""The key ``gac`` of a checkpoint's ``config.json``: every module that is no longer dense, as the plan decided."""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import nn
+
+from gac.compression.fusing import as_run
+from gac.compression.layers import GroupedLinear, LowRankLinear, ValueLinear, empty_module
+from gac.compression.modeling import SCHEMA
+from gac.errors import CheckpointError
+from gac.files import from_json
+from gac.models.families import family_of
+from gac.plan import Plan, WeightChoice
+
+_STRICT = {"extra": "forbid"}
+
+
+@dataclass(frozen=True)
+class Module:
+    """What one weight became: the plan's form and dim, and the module that runs it with its sizes."""
+
+    form: str
+    dim: int
+    module: str
+    sizes: dict[str, int]
+    __pydantic_config__ = _STRICT
+
+    def __str__(self) -> str:
+        sizes = ", ".join(f"{name}={size}" for name, size in sorted(self.sizes.items()))
+        return f"{self.form} with dim {self.dim}, {self.module}({sizes})"
+
+
+@dataclass(frozen=True)
+class Header:
+    """All of them by name, the names of those that share their first GEMM, and the SHA-256 of ``plan.json``."""
+
+    schema_version: int
+    modules: dict[str, Module]
+    fused: tuple[tuple[str, ...], ...]
+    plan: str
+    __pydantic_config__ = _STRICT
+
+
+def header_of(plan: Plan, config: Any, digest: str = "") -> Header:
+    """What the plan makes of a model with this config, dense or compressed; ``digest`` is that of the plan's file."""
+    sites = as_run(plan, family_of(config).sites(config))
+    groups = [tuple(site.weights[at].name for at in site.fused) for site in sites]
+    modules = {choice.name: _module(choice) for choice in plan.weights if choice.form != "dense"}
+    return Header(SCHEMA, modules, tuple(names for names in groups if len(names) > 1), digest)
+
+
+def read_header(content: Any, where: str) -> Header:
+    """The key as it stands in a file, strictly.
+
+    Args:
+        content: the value of the key.
+        where: how to name it in an error.
+
+    Raises:
+        CheckpointError: it is of another schema version, or no such header.
+    """
+    version = content.get("schema_version") if isinstance(content, dict) else SCHEMA
+    if isinstance(version, int) and version != SCHEMA:
+        raise CheckpointError(
+            f"{where}: schema version {version}",
+            f"version {SCHEMA}",
+            "Open it with the version of GAC that wrote it, or compress the model again with its plan.json.",
+        )
+    return from_json(Header, json.dumps(content), where, CheckpointError)
+
+
+def _module(choice: WeightChoice) -> Module:
+    built: Any = empty_module(choice, False, "meta", torch.float32)
+    return Module(choice.form, choice.dim, type(built).__name__, dict(_SIZES[type(built)](built)))
+
+
+_SIZES: Mapping[type[nn.Module], Callable[[Any], dict[str, int]]] = MappingProxyType(
+    {
+        nn.Linear: lambda one: {"in_features": one.in_features, "out_features": one.out_features},
+        LowRankLinear: lambda one: {
+            "in_features": one.in_features,
+            "rank": one.rank,
+            "out_features": one.out_features,
+        },
+        GroupedLinear: lambda one: {
+            "in_features": one.in_features,
+            "groups": len(one.second.weight),
+            "rank": one.second.weight.shape[2],
+            "out_features": one.out_features,
+        },
+        ValueLinear: lambda one: {
+            "in_features": one.in_features,
+            "heads": one.out_features // one.head_dim,
+            "head_dim": one.head_dim,
+        },
+    }
+)

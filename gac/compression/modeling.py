@@ -1,0 +1,198 @@
+"""What a compressed model adds to its architecture in transformers.
+
+``gac.compression.standalone`` writes this code, with the modules that it uses, into every checkpoint: it runs there
+without GAC. So it imports torch and transformers, of GAC only modules that do the same, and what is wrong with a
+checkpoint is a ``ValueError``, as everywhere in transformers.
+"""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from transformers.pytorch_utils import Conv1D
+from transformers.utils.hub import cached_file
+
+from gac.compression.fusing import _fuse
+from gac.compression.layers import GroupedLinear, LowRankLinear, ValueLinear
+
+SCHEMA = 2
+COMPANIONS = ("plan.json", "README.md", "modeling_gac.py")
+"""Files of a checkpoint that transformers knows nothing of; they stay with the model wherever it is saved."""
+KINDS: dict[str, tuple[type[nn.Module], tuple[str, ...]]] = {
+    "Linear": (nn.Linear, ("in_features", "out_features")),
+    "LowRankLinear": (LowRankLinear, ("in_features", "rank", "out_features")),
+    "GroupedLinear": (GroupedLinear, ("in_features", "groups", "rank", "out_features")),
+    "ValueLinear": (ValueLinear, ("in_features", "heads", "head_dim")),
+}
+"""The modules that a weight can be, by the name that ``config.json`` gives them, and the sizes that make one."""
+_HUB_OPTIONS = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder")
+_logger = logging.getLogger("gac")
+
+
+class CompressedModel:
+    """The architecture with the modules that the key ``gac`` of its config names; a mixin before the dense class.
+
+    Construction replaces the dense weights, so transformers loads shards, dtypes, device maps and quantised weights
+    as for any model. A config without the key makes the dense model.
+    """
+
+    gac_files: dict[str, str]
+
+    def __init__(self: Any, config: Any, *args: Any, **options: Any) -> None:
+        super().__init__(config, *args, **options)  # type: ignore[call-arg]
+        for name, described in _weights_of(config).items():
+            name = _own_name(self, name)
+            self.set_submodule(name, _replacement(name, _dense_at(self, name), described))
+            # Some architectures (GPT-2) initialise a weight through the module that holds it, which no longer finds it.
+            self.get_submodule(name.rpartition(".")[0])._is_hf_initialized = True
+        _check_fused(self, config)
+
+    @classmethod
+    def from_pretrained(cls: Any, source: Any, *args: Any, output_loading_info: bool = False, **options: Any) -> Any:
+        """As of any transformers model; weights that are missing are an error, not random numbers."""
+        _check_whole(options)
+        load: Any = super()
+        model, report = load.from_pretrained(source, *args, output_loading_info=True, **options)
+        _check_loaded(source, report)
+        model.gac_files = _companions(source, {key: options[key] for key in _HUB_OPTIONS if key in options})
+        _fuse_where_possible(model)
+        return (model, report) if output_loading_info else model
+
+    def save_pretrained(self: Any, directory: Any, *args: Any, **options: Any) -> None:
+        """As of any transformers model, with the plan, the card and the code beside the weights."""
+        auto_map = getattr(self.config, "auto_map", {})
+        self.config.auto_map = {auto: found.rpartition("--")[2] for auto, found in auto_map.items()}
+        super().save_pretrained(directory, *args, **options)  # type: ignore[misc]
+        if not getattr(self, "_hf_peft_config_loaded", False):  # of which transformers saves the adapter alone
+            self._write_companions(directory)
+
+    def _upload_modified_files(self: Any, working_dir: Any, *args: Any, **options: Any) -> Any:
+        """What transformers pushes to the hub; it would put a card of its own in the place of ours."""
+        self._write_companions(working_dir)
+        return super()._upload_modified_files(working_dir, *args, **options)  # type: ignore[misc]
+
+    def _write_companions(self, directory: Any) -> None:
+        for name, text in getattr(self, "gac_files", {}).items():
+            Path(directory, name).write_text(text, encoding="utf-8")
+
+
+def _weights_of(config: Any) -> dict[str, Any]:
+    """By module name, what ``config.json`` says of every weight that is no longer dense."""
+    header = getattr(config, "gac", None)
+    if header is None:
+        return {}
+    if not isinstance(header, dict) or header.get("schema_version") != SCHEMA:
+        version = header.get("schema_version") if isinstance(header, dict) else header
+        raise _wrong(f"schema_version is {version!r}", f"{SCHEMA}. Open it with the version of GAC that wrote it")
+    if not isinstance(header.get("modules"), dict):
+        raise _wrong(f"modules is {header.get('modules')!r}", "an object with a member for every weight that changed")
+    modules: dict[str, Any] = header["modules"]
+    return modules
+
+
+def _check_fused(model: Any, config: Any) -> None:
+    """The names of what shares a GEMM are those of linear weights."""
+    groups = _fused_of(config)
+    modules = dict(model.named_modules())
+    for names in groups if isinstance(groups, list | tuple) else [groups]:
+        named = [str(name) for name in names] if isinstance(names, list | tuple) else []
+        if not named or not all(hasattr(modules.get(_own_name(model, name)), "in_features") for name in named):
+            raise _wrong(f"fused has {names!r}", "lists of names of linear weights")
+
+
+def _fused_of(config: Any) -> Any:
+    return (getattr(config, "gac", None) or {}).get("fused", [])
+
+
+def _own_name(model: Any, name: str) -> str:
+    """Without the prefix that it has in a causal LM, where the model is the one within."""
+    inner, prefix = model.base_model is model, f"{model.base_model_prefix}."
+    return name.removeprefix(prefix) if inner else name
+
+
+def _dense_at(model: Any, name: str) -> Any:
+    try:
+        dense = model.get_submodule(name)
+    except AttributeError:
+        dense = None
+    if not isinstance(dense, nn.Linear | Conv1D):
+        raise _wrong(f"modules names {name!r}", "a linear weight of this model")
+    return dense
+
+
+def _replacement(name: str, dense: Any, described: Any) -> nn.Module:
+    """The module that ``described`` names, its parameters allocated beside those of the dense one."""
+    kind, sizes = _checked(name, dense, described)
+    weight: nn.Parameter = dense.weight
+    device = {} if kind is GroupedLinear else {"device": "meta"}  # which is made there whatever is asked for
+    module: nn.Module = kind(**sizes, **device, bias=dense.bias is not None, dtype=weight.dtype)
+    module = module.to_empty(device=weight.device).train(dense.training)
+    if not weight.is_meta:  # a random model: weights that are read from files are on the meta device until then
+        for parameter in module.parameters():
+            nn.init.normal_(parameter, std=0.02)
+    return module
+
+
+def _checked(name: str, dense: Any, described: Any) -> tuple[Any, dict[str, int]]:
+    """The class and its sizes, all of them there, whole, positive and no larger than the dense weight's."""
+    described = described if isinstance(described, dict) else {}
+    if described.get("module") not in KINDS:
+        raise _wrong(f"{name}.module is {described.get('module')!r}", f"one of {', '.join(KINDS)}")
+    kind, names = KINDS[described["module"]]
+    sizes = described.get("sizes")
+    if not isinstance(sizes, dict) or set(sizes) != set(names):
+        raise _wrong(f"{name}.sizes is {sizes!r}", f"an object with {', '.join(names)}")
+    largest = max(dense.weight.shape)
+    for size, value in sizes.items():
+        if type(value) is not int or not 1 <= value <= largest:
+            raise _wrong(f"{name}.sizes.{size} is {value!r}", f"an integer from 1 to {largest}")
+    return kind, sizes
+
+
+def _wrong(given: str, expected: str) -> ValueError:
+    return ValueError(f"config.json, key gac: {given}; expected {expected}.")
+
+
+def _check_whole(options: dict[str, Any]) -> None:
+    """No tensor parallelism: its plans name the dense weights, and would split what the others do not expect."""
+    distributed = options.get("distributed_config")
+    for name in ("tp_plan", "tp_size"):
+        if (options.get(name) or getattr(distributed, name, None)) is not None:
+            raise ValueError(f"{name} was given; expected whole weights of a compressed model. Use device_map instead.")
+
+
+def _check_loaded(source: Any, report: Any) -> None:
+    """Every weight was in the files; transformers would make up what is missing."""
+    for problem in ("missing_keys", "mismatched_keys"):
+        if names := sorted(map(str, report[problem])):
+            raise ValueError(
+                f"{source}: {names[0]} is {problem.removesuffix('_keys')} ({len(names)} in all); expected every weight "
+                "that config.json describes."
+            )
+
+
+def _companions(source: Any, options: dict[str, Any]) -> dict[str, str]:
+    """The text of those companions that lie beside the weights; ``source`` is a directory or a hub id."""
+    if source is None:
+        return {}
+    paths = {
+        name: cached_file(source, name, _raise_exceptions_for_missing_entries=False, **options) for name in COMPANIONS
+    }
+    return {name: Path(path).read_text(encoding="utf-8") for name, path in paths.items() if path is not None}
+
+
+def _fuse_where_possible(model: Any) -> None:
+    """Let the weights that were planned so share their first GEMM.
+
+    Quantised or offloaded weights cannot be put into one; by themselves they compute the same.
+    """
+    groups = _fused_of(model.config)
+    if not groups:
+        return
+    weights = [model.get_submodule(_own_name(model, name)) for names in groups for name in names]
+    if getattr(model, "hf_quantizer", None) or any(one.is_meta for weight in weights for one in weight.parameters()):
+        _logger.warning("weights that read the same input run by themselves: they are quantised or offloaded")
+        return
+    for names in groups:
+        _fuse(model, [_own_name(model, name) for name in names])

@@ -1,0 +1,51 @@
+"""Results that show themselves: a table in a terminal, HTML in a notebook, a pandas DataFrame.
+
+What is shown is decided in ``gac.reporting.views``, which is loaded when something is to be shown.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from gac.errors import GacError
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+    from rich.console import RenderableType
+
+_VIEWS = "gac.reporting.views"
+
+
+class Shown:
+    """A result with a view; a subclass is a dataclass with ``repr=False``, named in ``gac.reporting.views``."""
+
+    def __rich__(self) -> "RenderableType":
+        """The table that rich prints."""
+        return self._view().table(self)  # type: ignore[no-any-return]
+
+    def __repr__(self) -> str:
+        """The table as text, at most 100 columns wide."""
+        return self._view().text(self)  # type: ignore[no-any-return]
+
+    def _repr_html_(self) -> str:
+        """The table as HTML, everything in it escaped."""
+        return self._view().html(self)  # type: ignore[no-any-return]
+
+    def to_dataframe(self) -> "DataFrame":
+        """The result as a pandas DataFrame.
+
+        A plan has one row a weight; what is known of a site alone (``site_loss``, ``site_latency_ns WORKLOAD``) stands
+        in each row of its weights. A profile has one row a measurement, a frontier one a point, cliffs one a collapsed
+        dim or sweet spot, a perplexity is one row.
+
+        Raises:
+            GacError: pandas is not installed.
+        """
+        try:
+            from pandas import DataFrame
+        except ImportError as failure:
+            given = "pandas is not installed"
+            raise GacError(given, "it, for a DataFrame", "Run pip install pandas.") from failure
+        return DataFrame(self._view().rows(self))
+
+    def _view(self) -> Any:
+        return import_module(_VIEWS).view_of(self)

@@ -1,0 +1,59 @@
+"""Compress while loading: transformers' ``from_pretrained`` with a plan, through its seam for quantisers."""
+
+from pathlib import Path
+from typing import Any
+
+from transformers.quantizers.auto import register_quantization_config, register_quantizer
+from transformers.quantizers.base import HfQuantizer
+from transformers.utils.quantization_config import QuantizationConfigMixin
+
+from gac.api import compress
+from gac.plan import Plan
+from gac.sensitivity.documents import Text
+
+METHOD = "gac"
+
+
+@register_quantization_config(METHOD)
+class GacConfig(QuantizationConfigMixin):
+    """``from_pretrained(base, quantization_config=gac.GacConfig("plan.json"))``: the base model, compressed.
+
+    The dense weights are loaded whole and on one device, then compressed as ``gac.compress`` does it: what the plan was
+    calibrated on is read, or measured again. The result is what ``gac.compress`` returns, and nothing of the config
+    stays in it.
+
+    Args:
+        plan: a plan, or the path of one.
+        calibration, tokenizer: as for ``gac.compress``.
+
+    Raises:
+        PlanError: the plan cannot be read.
+    """
+
+    def __init__(self, plan: Plan | str | Path, calibration: Text | None = None, tokenizer: Any = None) -> None:
+        self.quant_method: Any = METHOD
+        self.plan = plan if isinstance(plan, Plan) else Plan.load(plan)
+        self.calibration, self.tokenizer = calibration, tokenizer
+
+
+@register_quantizer(METHOD)
+class GacQuantizer(HfQuantizer):
+    """What transformers calls while it loads a model with a ``GacConfig``: nothing, until the weights are there."""
+
+    def postprocess_model(self, model: Any, **_: Any) -> None:
+        """Compress the loaded model in place.
+
+        Raises:
+            GacError: as ``gac.compress``.
+        """
+        quantizer: Any = self
+        asked = quantizer.quantization_config
+        quantizer.remove_quantization_config(model)
+        compress(model, asked.plan, calibration=asked.calibration, tokenizer=asked.tokenizer, progress=False)
+
+    def is_serializable(self) -> bool:
+        return True
+
+    @property
+    def is_trainable(self) -> bool:
+        return True

@@ -1,0 +1,83 @@
+"""What misalignment costs on a GPU: operators and axes by alignment class, in one look."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gac.errors import ProfileError
+from gac.profiling.cliffs import MUCH_SLOWER, find_cliffs
+from gac.profiling.table import COARSEST_CLASS, Profile, Sweep
+from gac.reporting.figures.marks import MAP
+from gac.reporting.page import panel
+from gac.sites import Floats
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+MOST_ROWS = 40
+
+_STEPS = tuple(2**power for power in range(COARSEST_CLASS.bit_length() - 1))
+_TOP = 4.0  # times: darker shades would tell no more
+_DARK = 2.6  # times above which white words have more contrast than black ones
+
+
+def alignment(
+    profile: Profile, sweeps: Sequence[Sweep] | None = None, *, title: str | None = None, ax: "Axes | None" = None
+) -> "Axes":
+    """How many times slower the dims of each alignment class are than the coarser dims that padding makes of them.
+
+    One row a sweep, one column for each largest power of two that divides a dim. In the cells stands the median
+    slowdown, with an asterisk where the class does not keep up (over 1.10x); empty cells: fewer than three dims.
+
+    Args:
+        sweeps: some of the profile's; None takes for each operator, dtype and axis the one with the most dims.
+
+    Raises:
+        ProfileError: there is no sweep, or there are more than 40.
+        GacError: matplotlib is missing.
+    """
+    chosen = longest_sweeps(profile) if sweeps is None else list(sweeps)
+    if not 1 <= len(chosen) <= MOST_ROWS:
+        raise ProfileError(
+            f"{len(chosen)} sweeps of {profile.path.stem} to draw", f"1 to {MOST_ROWS}", "Choose by operator or axis."
+        )
+    slowdown = np.array([_row(sweep) for sweep in chosen])
+    with panel(ax, (6.2, 1.2 + 0.2 * len(chosen))) as ax:
+        mesh = ax.pcolormesh(slowdown, cmap=f"{MAP}_r", vmin=1, vmax=_TOP, edgecolors="white", linewidth=0.5)
+        _write_cells(ax, slowdown)
+        ax.set_yticks(np.arange(len(chosen)) + 0.5, [f"{one.operator} {one.dtype}, {one.axis}" for one in chosen])
+        ax.set_xticks(np.arange(len(_STEPS)) + 0.5, ["odd", *(f"{step} x odd" for step in _STEPS[1:])])
+        ax.tick_params(length=0)
+        ax.invert_yaxis()
+        ax.set_xlabel("alignment class: the largest power of two that divides the dim")
+        ax.set_ylabel("operator and axis")
+        ax.set_title(f"{profile.header.gpu}: what misaligned dims cost" if title is None else title, pad=6)
+        bar = ax.figure.colorbar(mesh, ax=ax, fraction=0.04, pad=0.02, extend="max")
+        bar.set_label("latency over the padded dim's (times)")
+    return ax
+
+
+def _write_cells(ax: "Axes", slowdown: Floats) -> None:
+    for (row, column), value in np.ndenumerate(slowdown):
+        if np.isfinite(value):
+            words = f"{value:.2f}x{'*' if value > MUCH_SLOWER else ''}"
+            colour = "white" if value > _DARK else "black"
+            where = float(column) + 0.5, float(row) + 0.5
+            ax.text(*where, words, ha="center", va="center_baseline", fontsize=6.5, color=colour)
+
+
+def longest_sweeps(profile: Profile) -> list[Sweep]:
+    """For each operator, dtype and axis with evidence about alignment, the cold sweep with the most dims."""
+    best: dict[tuple[str, str, str], Sweep] = {}
+    for sweep in profile.sweeps():
+        key = sweep.operator, sweep.dtype, sweep.axis
+        longer = key not in best or len(sweep) > len(best[key])
+        if sweep.cache == "cold" and longer:
+            best[key] = sweep
+    return [sweep for sweep in best.values() if np.isfinite(_row(sweep)).any()]
+
+
+def _row(sweep: Sweep) -> Floats:
+    known = find_cliffs(sweep).class_slowdown
+    return np.array([known.get(step, np.nan) for step in _STEPS])

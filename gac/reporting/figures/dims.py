@@ -1,0 +1,164 @@
+"""Dims layer by layer, of one plan beside others; and head by head."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gac.errors import PlanError
+from gac.forms import form_named
+from gac.plan import Plan, WeightChoice
+from gac.reporting.figures.marks import ALIGNED, check_many, marker, proxy
+from gac.reporting.page import page, panel, require_matplotlib
+from gac.reporting.tables import weights_by_layer
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+
+_APART = 0.5  # of a layer's width: what the plans' markers are spread over
+_HOLLOW = "hollow: no multiple of 8"
+_BARRED = "bar across: shortened together with other weights"
+
+
+def dims(plans: Mapping[str, Plan], weight: str, *, ax: "Axes | None" = None, legend: bool = True) -> "Axes":
+    """The dim that each plan gives one projection, layer by layer; weights that stay dense stand on the top line.
+
+    Args:
+        plans: by the name to show, all for one model; at most 6.
+        weight: short name of the projection, ``down_proj``.
+
+    Raises:
+        PlanError: the plans are for different models, or their layers have no such weight.
+        GacError: matplotlib is missing, or there are no plans or more than 6.
+    """
+    check_plans(plans)
+    chosen = {name: _of(plan, weight) for name, plan in plans.items()}
+    with panel(ax, (5.6, 3.0)) as ax:
+        top = 1.1 * max((one.dim for of in chosen.values() for one in of.values() if one.form != "dense"), default=8)
+        for number, of_plan in enumerate(chosen.values()):
+            _draw(ax, of_plan, number, len(chosen), top)
+        _label(ax, weight, top)
+        if legend:
+            ax.legend(handles=_legend(list(plans)), loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=3, fontsize=6)
+    return ax
+
+
+def figure_of_dims(plans: Mapping[str, Plan], weights: Sequence[str] = (), title: str | None = None) -> "Figure":
+    """``dims`` for several projections, by default all, on one page with one legend.
+
+    Raises:
+        GacError: as ``dims``.
+    """
+    require_matplotlib()
+    check_plans(plans)
+    first = next(iter(plans.values()))
+    names = list(weights) or list(dict.fromkeys(name for _, of in weights_by_layer(first) for name in of))
+    with page(len(names), first.model if title is None else title) as (figure, axes):
+        for ax, name in zip(axes, names, strict=True):
+            dims(plans, name, ax=ax, legend=False)
+        box = figure.legend(handles=_legend(list(plans)), loc="outside lower center", ncols=3, fontsize=7)
+        for text in box.get_texts():
+            text.set_parse_math(False)
+    return figure
+
+
+def check_plans(plans: Mapping[str, Plan]) -> None:
+    """Refuse plans that cannot be drawn in one figure.
+
+    Raises:
+        PlanError: they are for different models.
+        GacError: there are none, or more than 6.
+    """
+    check_many(len(plans), "plans")
+    first, *others = plans.values()
+    for other in others:
+        first.compare(other)
+
+
+def _of(plan: Plan, weight: str) -> dict[int, WeightChoice]:
+    """The choices for a projection, by layer."""
+    layers = weights_by_layer(plan)
+    found = {layer: of[weight] for layer, of in layers if weight in of}
+    if not found:
+        known = dict.fromkeys(name for _, of in layers for name in of)
+        raise PlanError(f"weight {weight!r} of {plan.model}", f"one of {', '.join(known)}", "Name one of these.")
+    return found
+
+
+def _draw(ax: "Axes", chosen: Mapping[int, WeightChoice], number: int, of: int, top: float) -> None:
+    shift = 0.0 if of == 1 else _APART * (number / (of - 1) - 0.5)
+    for layer, choice in chosen.items():
+        dense = choice.form == "dense"
+        height = top if dense else choice.dim
+        style = marker(number, hollow=not dense and choice.dim % ALIGNED != 0, size=2.6 if dense else 4.0)
+        ax.plot([layer + shift], [height], **style, zorder=3)
+        if form_named(choice.form).shortens(choice.weight):
+            ax.plot([layer + shift], [height], "_", color="black", ms=5.5, mew=0.8, zorder=4)
+
+
+def _label(ax: "Axes", weight: str, top: float) -> None:
+    from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
+
+    ax.axhline(top, color="#999999", lw=0.6, ls=(0, (1, 2)), zorder=1)
+    ax.set_ylim(0, 1.06 * top)
+    ticks = [tick for tick in MaxNLocator(5, integer=True).tick_values(0, top) if tick < 0.95 * top]
+    ax.yaxis.set_major_locator(FixedLocator([*ticks, top]))
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: "dense" if value == top else f"{value:,.0f}"))
+    ax.xaxis.set_major_locator(MaxNLocator(8, integer=True))
+    ax.set_title(weight, pad=4)
+    ax.set_xlabel("decoder layer")
+    ax.set_ylabel("dim (rank or width)")
+
+
+def _legend(names: Sequence[str]) -> list["Line2D"]:
+    entries = [proxy(name, **marker(number)) for number, name in enumerate(names)]
+    grey = {"marker": "o", "mec": "#555555", "ls": "none", "ms": 4.0}
+    entries.append(proxy(_HOLLOW, mfc="none", **grey))
+    entries.append(proxy(_BARRED, marker="_", color="black", ls="none", ms=7))
+    return entries
+
+
+# --- head by head ---------------------------------------------------------------------------------------------------
+
+
+def heads(plan: Plan, *, ax: "Axes | None" = None) -> "Axes":
+    """Numbers that the KV cache keeps of a token for each key-value head, hollow where they are no multiple of 8.
+
+    Heads are counted layer by layer; keys and values differ by their markers.
+
+    Raises:
+        PlanError: no weight of the plan has key-value heads of its own.
+        GacError: matplotlib is missing.
+    """
+    layers = weights_by_layer(plan)
+    cached = [
+        (layer, name, one) for layer, of in layers for name, one in of.items() if one.weight.cached and one.heads > 0
+    ]
+    if not cached:
+        given = f"plan for {plan.model}, whose weights are not of single key-value heads"
+        raise PlanError(given, "k_proj and v_proj as weights of their own", "Draw it as a heat map: gac plot plan.")
+    names = list(dict.fromkeys(name for _, name, _ in cached))
+    with panel(ax, (5.6, 2.8)) as ax:
+        for number, name in enumerate(names):
+            _scatter(ax, [one for _, kind, one in cached if kind == name], number)
+        full = max(one.weight.kept / one.heads for _, _, one in cached)
+        ax.axhline(full, color="#999999", lw=0.6, ls=(0, (1, 2)), zorder=1)
+        entries = [proxy(name, **marker(number)) for number, name in enumerate(names)]
+        entries.append(proxy(_HOLLOW, marker="o", mec="#555555", mfc="none", ls="none", ms=4.0))
+        ax.legend(handles=entries, loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=len(entries), fontsize=6)
+        ax.set_ylim(0, 1.08 * full)
+        ax.set_xlabel(f"key-value head, layer by layer ({cached[0][2].heads} a layer)")
+        ax.set_ylabel("dims a head (numbers cached a token)")
+        ax.set_title(f"{plan.model}, {plan.method}; dotted: the dense head", pad=4)
+    return ax
+
+
+def _scatter(ax: "Axes", choices: Sequence[WeightChoice], number: int) -> None:
+    kept = [form_named(one.form).cached(one.weight, one.dim) / one.heads for one in choices]
+    each = np.repeat(np.array(kept), [one.heads for one in choices])
+    places = np.arange(len(each))
+    for hollow in (False, True):
+        shown = (each % ALIGNED != 0) == hollow
+        ax.plot(places[shown], each[shown], **marker(number, hollow=hollow, size=3.2), zorder=3)

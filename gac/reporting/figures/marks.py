@@ -1,0 +1,45 @@
+"""How things are told apart without colour: markers, hatches, and the palette of Okabe and Ito beside them."""
+
+from typing import TYPE_CHECKING, Any
+
+from gac.errors import GacError
+
+if TYPE_CHECKING:
+    from matplotlib.lines import Line2D
+
+MARKERS = ("o", "s", "^", "D", "v", "P")
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#000000")
+HATCHES = ("", "////", "....", "\\\\\\\\", "xxxx", "----", "oooo", "++++")
+MAP = "cividis"
+
+ALIGNED = 8
+
+
+def check_many(number: int, what: str) -> None:
+    """Refuse more things in one panel than there are markers, or none.
+
+    Raises:
+        GacError: there are none, or more than 6.
+    """
+    if not 1 <= number <= len(MARKERS):
+        raise GacError(f"{number} {what} in one figure", f"1 to {len(MARKERS)}", "Draw fewer at a time.")
+
+
+def marker(number: int, *, hollow: bool = False, size: float = 4.0) -> dict[str, Any]:
+    """The look of the points of one thing among several; hollow ones are not aligned."""
+    colour = COLOURS[number]
+    return {
+        "marker": MARKERS[number],
+        "mec": colour,
+        "mfc": "none" if hollow else colour,
+        "mew": 0.9,
+        "ms": size,
+        "ls": "none",
+    }
+
+
+def proxy(label: str, **style: Any) -> "Line2D":
+    """An entry of a legend; matplotlib leaves out labels that begin with an underscore, so none does."""
+    from matplotlib.lines import Line2D
+
+    return Line2D([], [], label=f" {label}" if label.startswith("_") else label, **style)

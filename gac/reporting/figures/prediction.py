@@ -1,0 +1,67 @@
+"""Predicted loss against measured loss."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import isfinite
+from typing import TYPE_CHECKING, Any
+
+from gac.errors import GacError
+from gac.reporting.page import panel
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_BAND = 1.25
+_COLOUR = "#0072B2"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a plan promised and what came of it: ``ln(perplexity / dense)``, nats a token."""
+
+    name: str
+    predicted: float
+    measured: float
+
+
+def prediction(outcomes: Sequence[Outcome], *, title: str | None = None, ax: "Axes | None" = None) -> "Axes":
+    """One point a compressed model, beside the line on which predictions come true and a band of 1.25x around it.
+
+    Raises:
+        GacError: matplotlib is missing, there are no outcomes, or one is not finite.
+    """
+    if not outcomes:
+        raise GacError(
+            "no outcomes to draw", "one or more", "Measure a compressed model: gac eval DIR --against MODEL."
+        )
+    for one in outcomes:
+        if not isfinite(one.predicted) or not isfinite(one.measured):
+            given = f"{one.name}: predicted {one.predicted}, measured {one.measured}"
+            raise GacError(given, "finite losses", "Leave it out.")
+    with panel(ax, (3.9, 3.6)) as ax:
+        top = 1.15 * max(max(one.predicted, one.measured, 0.01) for one in outcomes)
+        ax.plot([0, top], [0, top], color="black", lw=0.8, label="as predicted", zorder=2)
+        ax.fill_between(
+            [0, top], [0, top / _BAND], [0, top * _BAND], color="#DDDDDD", lw=0, label=f"within {_BAND:g}x", zorder=1
+        )
+        ax.plot(*_places(outcomes), "o", color=_COLOUR, ms=4.5, zorder=3)
+        _name(ax, outcomes, top)
+        ax.set_xlim(min(0.0, *_places(outcomes)[0]), top)
+        ax.set_ylim(min(0.0, *_places(outcomes)[1]), top)
+        ax.set_xlabel("predicted ln(perplexity / dense), nats a token")
+        ax.set_ylabel("measured ln(perplexity / dense), nats a token")
+        ax.set_title("predicted and measured" if title is None else title, pad=4)
+        ax.legend(loc="upper left")
+    return ax
+
+
+def _places(outcomes: Sequence[Outcome]) -> tuple[list[float], list[float]]:
+    return [one.predicted for one in outcomes], [one.measured for one in outcomes]
+
+
+def _name(ax: "Axes", outcomes: Sequence[Outcome], top: float) -> None:
+    """Each point's name, to the left of those near the right edge."""
+    for one in outcomes:
+        right = one.predicted > 0.6 * top
+        place: dict[str, Any] = {"textcoords": "offset points", "ha": "right" if right else "left"}
+        ax.annotate(one.name, (one.predicted, one.measured), (-6 if right else 6, -3), fontsize=6.5, va="top", **place)

@@ -1,0 +1,1 @@
+"""One page for a plan: HTML that needs nothing but itself."""

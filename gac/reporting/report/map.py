@@ -1,0 +1,121 @@
+"""The heat map: layers by projections, with what is told of every weight."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count, groupby
+
+from gac.forms import form_named
+from gac.plan import Plan, SiteChoice, WeightChoice
+from gac.reporting.report.neighbours import Neighbours
+from gac.reporting.report.sources import Sources
+from gac.reporting.report.why import reasons
+from gac.reporting.report.words import choice, chosen, duration, nats
+from gac.reporting.tables import SYMBOLS
+from gac.sites import short_names
+
+SHADES = (0.8, 0.65, 0.5, 0.35, 0.2, 0.1)
+"""The least kept fraction of each shade but the last; a weight as large as dense has none."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One weight: what stands in its cell, and what is told of it.
+
+    Attributes:
+        number: its place in reading order.
+        text: for example ``r 128``; a dash where dense.
+        shade: 0 as large as dense, then 1 to 7, the less is kept the larger.
+        label: the cell in words.
+        facts: name and value pairs.
+        reasons: sentences.
+    """
+
+    number: int
+    text: str
+    shade: int
+    label: str
+    facts: tuple[tuple[str, str], ...]
+    reasons: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class HeatMap:
+    """``rows``: by layer, one entry a column; None where the layer has no such weight."""
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[int, tuple[Cell | None, ...]], ...]
+
+    @property
+    def cells(self) -> Iterator[Cell]:
+        """In reading order."""
+        return (cell for _, row in self.rows for cell in row if cell is not None)
+
+
+def heat_map(sources: Sources) -> HeatMap:
+    """Every weight of the plan."""
+    plan = sources.plan.plan
+    layers = [(layer, list(group)) for layer, group in groupby(plan.sites, key=lambda site: site.layer)]
+    called = [short_names([weight.name for site in sites for weight in site.weights]) for _, sites in layers]
+    columns = tuple(dict.fromkeys(name for names in called for name in names.values()))
+    others = [{weight.name: weight for weight in other.plan.weights} for other in sources.against]
+    teller = _Teller(sources, Neighbours(plan, sources.profile), others)
+    number = count()
+    rows = []
+    for (layer, sites), names in zip(layers, called, strict=True):
+        found = {names[weight.name]: (site, weight) for site in sites for weight in site.weights}
+        cells = (teller.cell(next(number), name, *found[name]) if name in found else None for name in columns)
+        rows.append((layer, tuple(cells)))
+    return HeatMap(columns, tuple(rows))
+
+
+@dataclass(frozen=True)
+class _Teller:
+    sources: Sources
+    neighbours: Neighbours
+    others: Sequence[dict[str, WeightChoice]]
+
+    def cell(self, number: int, name: str, site: SiteChoice, weight: WeightChoice) -> Cell:
+        dense = weight.weight.params
+        kept = weight.params / dense
+        what = choice(weight.form, weight.dim)
+        symbol = SYMBOLS.get(form_named(weight.form).kind)
+        return Cell(
+            number,
+            f"{symbol} {weight.dim}" if symbol else "-",
+            0 if weight.form == "dense" else shade(kept),
+            f"layer {site.layer}, {name}: {what}, {kept:.0%} kept",
+            tuple(self._facts(site, weight)),
+            (*reasons(self.sources.plan.plan, site), *self.neighbours.sentences(weight)),
+        )
+
+    def _facts(self, site: SiteChoice, weight: WeightChoice) -> Iterator[tuple[str, str]]:
+        dense = weight.weight.params
+        yield "Weight", f"{weight.name}, {weight.out_features:,} x {weight.in_features:,}"
+        yield "Becomes", choice(weight.form, weight.dim)
+        yield "Parameters", f"{weight.params:,} of {dense:,} ({weight.params / dense:.1%})"
+        if len(site.weights) > 1:
+            yield "Site", f"{site.site}: {chosen(site)}; {site.params:,} parameters. Loss and latency are the site's."
+        yield "Loss", f"+{nats(site.loss)} nats a token"
+        plan = self.sources.plan.plan
+        for workload, ns in zip(plan.workloads, site.latency_ns, strict=True):
+            yield workload.workload, duration(ns)
+        for other, weights in zip(self.sources.against, self.others, strict=True):
+            theirs = weights[weight.name]
+            yield f"In {other.name}", choice(theirs.form, theirs.dim)
+
+
+def shade(kept: float) -> int:
+    """Of what is not dense: 1 where most is kept, 7 where least is."""
+    return 1 + next((at for at, least in enumerate(SHADES) if kept >= least), len(SHADES))
+
+
+def legend_of(plan: Plan) -> str:
+    """What the letters of the cells mean, of the forms in the plan."""
+    meaning = {
+        "low_rank": "r: rank of a pair",
+        "narrow": "w: neurons that an MLP keeps",
+        "head_dim": "d: head_dim of the values",
+        "grouped": "g: rank for each group of heads",
+    }
+    kinds = dict.fromkeys(form_named(weight.form).kind for weight in plan.weights)
+    return "; ".join([*(meaning[kind] for kind in kinds if kind in meaning), "-: dense, as it was"])

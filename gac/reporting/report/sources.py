@@ -1,0 +1,96 @@
+"""What a page is made from, checked to belong together."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from gac.allocation.frontier import Frontier
+from gac.errors import PlanError, ProfileError
+from gac.plan import Plan, PlanComparison
+from gac.profiling.folders import profile_with
+from gac.profiling.table import Profile
+
+
+@dataclass(frozen=True)
+class Named:
+    """A plan and what the page calls it."""
+
+    name: str
+    plan: Plan
+
+
+@dataclass(frozen=True, eq=False)
+class Sources:
+    """A plan, and what it is set beside.
+
+    Attributes:
+        plan: what the page is about.
+        against: other plans for the same model.
+        frontier: the least loss for other budgets, where one was made.
+        profile: the latency table that the plan names, where it is at hand.
+
+    Raises:
+        PlanError: a plan or the frontier is for another model, or the frontier's losses are of another scale.
+        ProfileError: the profile is not the one that the plan names.
+    """
+
+    plan: Named
+    against: tuple[Named, ...] = ()
+    frontier: Frontier | None = None
+    profile: Profile | None = None
+
+    def __post_init__(self) -> None:
+        assert len(self.comparisons) == len(self.against)
+        if self.frontier is not None:
+            _check_frontier(self.plan.plan, self.frontier)
+        digest = self.plan.plan.profile.digest
+        if self.profile is not None and self.profile.digest != digest:
+            raise ProfileError(
+                f"profile {self.profile.path} has digest {self.profile.digest[:12]}",
+                f"{digest[:12]}, the one that the plan was made with",
+                "Leave it out, or name that one.",
+            )
+
+    @cached_property
+    def comparisons(self) -> Sequence[PlanComparison]:
+        """The plan beside each of the others."""
+        return [self.plan.plan.compare(other.plan) for other in self.against]
+
+    @property
+    def unlike(self) -> tuple[str, ...]:
+        """What the frontier was made with otherwise than the plan: ``refit residual instead of none``."""
+        if self.frontier is None:
+            return ()
+        ours, theirs = self.plan.plan, self.frontier.made_from
+        pairs = {
+            "refit": (theirs.refit, ours.refit),
+            "forms": ("+".join(theirs.forms), "+".join(ours.forms)),
+            "align": (theirs.align, ours.align),
+            "fused": (theirs.fused, ours.fused),
+            "profile": (theirs.profile.digest[:12], ours.profile.digest[:12]),
+        }
+        return tuple(f"{name} {made} instead of {plan}" for name, (made, plan) in pairs.items() if made != plan)
+
+
+def profile_of(plan: Plan) -> Profile | None:
+    """The shipped or saved profile that a plan names by its digest; None where it is not at hand."""
+    path = profile_with(plan.profile.digest)
+    return None if path is None else Profile.load(path)
+
+
+def _check_frontier(plan: Plan, frontier: Frontier) -> None:
+    made = frontier.made_from
+    if made.model_digest != plan.model_digest:
+        raise PlanError(
+            f"a plan for {plan.model} ({plan.model_digest[:12]}) beside a frontier for {made.model} "
+            f"({made.model_digest[:12]})",
+            "a frontier of the same model",
+            "Make it for the same weights, or leave it out.",
+        )
+    if (plan.method, plan.calibration) != (made.method, made.calibration):
+        raise PlanError(
+            f"a plan by {plan.method} on text {plan.calibration.digest[:12]} beside a frontier by {made.method} "
+            f"on text {made.calibration.digest[:12]}",
+            "losses of one scale: the same method and calibration text",
+            "Make the frontier as the plan was made, or leave it out.",
+        )

@@ -1,0 +1,118 @@
+"""Why a site is not smaller and not larger, from the plan's own alternatives and prices."""
+
+from dataclasses import dataclass
+
+from gac.allocation.reproduce import rule_of
+from gac.forms import form_named
+from gac.plan import Alternative, Plan, SiteChoice
+from gac.reporting.report.words import choices, counted, duration, nats
+
+
+@dataclass(frozen=True)
+class Trade:
+    """What taking an alternative instead would change.
+
+    Attributes:
+        choice: the alternative in words.
+        freed: parameters that it uses less; negative: more.
+        lost: nats a token that it loses more; negative: less.
+        worth: what all that it uses less is worth at the prices of the certificate, in nats a token.
+        slower: ns that it takes more, by limited workload, where known.
+        cached: numbers that the KV cache keeps of a token less, where that is limited; else 0.
+    """
+
+    choice: str
+    freed: int
+    lost: float
+    worth: float
+    slower: tuple[tuple[str, int], ...]
+    cached: int
+
+
+def trades(plan: Plan, site: SiteChoice) -> tuple[Trade, ...]:
+    """One for each of the site's alternatives, the smaller one first."""
+    return tuple(_trade(plan, site, other) for other in site.alternatives)
+
+
+def _trade(plan: Plan, site: SiteChoice, other: Alternative) -> Trade:
+    limited = [at for at, workload in enumerate(plan.workloads) if workload.workload in plan.latency]
+    slower = [_slower(site, other, at) for at in limited]
+    used = [other.params - site.params, *(ns or 0 for ns in slower)]
+    cached = _cached(site, other) if plan.kv_cache and plan.kv_cache.limit is not None else None
+    used += [] if cached is None else [cached]
+    prices = plan.certificate.multipliers
+    return Trade(
+        choices(site.weights, other.forms, other.dims),
+        site.params - other.params,
+        other.loss - site.loss,
+        sum(price * -amount for price, amount in zip(prices, used, strict=True)),
+        tuple((plan.workloads[at].workload, ns) for at, ns in zip(limited, slower, strict=True) if ns is not None),
+        -(cached or 0),
+    )
+
+
+def _slower(site: SiteChoice, other: Alternative, at: int) -> int | None:
+    ours, theirs = site.latency_ns[at], other.latency_ns[at]
+    return None if ours is None or theirs is None else theirs - ours
+
+
+def _cached(site: SiteChoice, other: Alternative) -> int:
+    """Numbers that the KV cache would keep of a token more."""
+    ours = sum(form_named(one.form).cached(one.weight, one.dim) for one in site.weights)
+    given = zip(site.weights, other.forms, other.dims, strict=True)
+    return sum(form_named(form).cached(one.weight, dim) for one, form, dim in given) - ours
+
+
+def reasons(plan: Plan, site: SiteChoice) -> tuple[str, ...]:
+    """Sentences: why no smaller candidate, why no larger one."""
+    if rule := rule_of(plan):
+        return (f"The rule {rule} gave this; it weighs no other choice.",)
+    found = trades(plan, site)
+    if not found:
+        return (unweighed(plan),)
+    said = [_smaller(plan, trade) if trade.freed > 0 else _larger(plan, trade) for trade in found]
+    if found[0].freed < 0:
+        said.insert(0, "No candidate is smaller.")
+    if found[-1].freed > 0:
+        whole = all(weight.form == "dense" for weight in site.weights)
+        said.append("Dense is the largest there is." if whole else "No candidate is larger.")
+    return tuple(said)
+
+
+def unweighed(plan: Plan) -> str:
+    """Why a site has no alternatives."""
+    if any(site.alternatives for site in plan.sites):
+        return "None of the plan's forms gives this site another candidate."
+    return "The plan does not hold what its sites could have had instead; gac allocate writes that now."
+
+
+def _smaller(plan: Plan, trade: Trade) -> str:
+    offer = f"Why not smaller: {trade.choice} would free {counted(trade.freed, 'parameter')}{_beside(trade)} and "
+    offer += f"{_change(trade.lost)}. "
+    if not any(plan.certificate.multipliers):
+        return f"{offer}No limit binds, so nothing would be won with what is freed."
+    near = "no less than it loses, yet no choice elsewhere was found that uses it"
+    verdict = "less than it loses" if trade.worth < trade.lost else near
+    return f"{offer}Spent elsewhere, that is worth {nats(trade.worth)}: {verdict}."
+
+
+def _larger(plan: Plan, trade: Trade) -> str:
+    offer = f"Why not larger: {trade.choice} would take {counted(-trade.freed, 'parameter')} more{_beside(trade)} and "
+    offer += f"{_change(trade.lost)}. "
+    near = "no more than it wins, yet the limits leave no room for it"
+    verdict = "more than it wins" if -trade.worth > -trade.lost else near
+    said = f"{offer}Elsewhere, that is worth {nats(-trade.worth)}: {verdict}."
+    left = plan.budget.limit - plan.budget.used
+    return said if -trade.freed <= left else f"{said} The budget has {left:,} left."
+
+
+def _change(lost: float) -> str:
+    return f"lose {nats(lost)} nats a token more" if lost >= 0 else f"lose {nats(-lost)} nats a token less"
+
+
+def _beside(trade: Trade) -> str:
+    """What it changes of the other limits."""
+    parts = [f"{duration(abs(ns))} {'slower' if ns > 0 else 'faster'} at {name}" for name, ns in trade.slower if ns]
+    if trade.cached:
+        parts.append(f"{abs(trade.cached):,} numbers a token {'less' if trade.cached > 0 else 'more'} in the cache")
+    return "".join(f", {part}" for part in parts)

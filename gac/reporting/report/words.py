@@ -1,0 +1,54 @@
+"""How the page writes numbers and choices."""
+
+from collections.abc import Sequence
+from itertools import groupby
+from math import floor, log10
+
+from gac.plan import SiteChoice, WeightChoice
+from gac.sites import short_names
+
+
+def duration(ns: int | None) -> str:
+    """For example ``30.4 µs``; ``unknown`` for None."""
+    if ns is None:
+        return "unknown"
+    if abs(ns) < 1_000:
+        return f"{ns} ns"
+    return f"{ns / 1e3:,.1f} µs" if abs(ns) < 1_000_000 else f"{ns / 1e6:,.3f} ms"
+
+
+def nats(loss: float) -> str:
+    """Three significant digits, written out down to a millionth."""
+    if not 1e-6 <= abs(loss) < 1:
+        return f"{loss:.3g}"
+    return f"{loss:.{2 - floor(log10(abs(loss)))}f}"
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """Ascending whole numbers, neighbours drawn together: ``0-4, 7``."""
+    runs = [[number for _, number in run] for _, run in groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0])]
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+
+
+def counted(count: int, what: str) -> str:
+    """For example ``1 weight``, ``2 weights``."""
+    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
+
+
+def choice(form: str, dim: int) -> str:
+    """What one weight becomes: ``dense``, ``low_rank 128`` (not to be broken between the two)."""
+    return form if form == "dense" else f"{form}\N{NO-BREAK SPACE}{dim:,}"
+
+
+def choices(weights: Sequence[WeightChoice], forms: Sequence[str], dims: Sequence[int]) -> str:
+    """What the weights of a site become: once where all become the same."""
+    found = [choice(form, dim) for form, dim in zip(forms, dims, strict=True)]
+    if len(set(found)) == 1:
+        return found[0]
+    called = short_names([weight.name for weight in weights])
+    return ", ".join(f"{called[weight.name]} {one}" for weight, one in zip(weights, found, strict=True))
+
+
+def chosen(site: SiteChoice) -> str:
+    """What a site becomes."""
+    return choices(site.weights, [weight.form for weight in site.weights], [weight.dim for weight in site.weights])

@@ -1,0 +1,105 @@
+"""``gac plot``: every figure is written, and what cannot be drawn is refused in words."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from transformers import LlamaConfig
+
+from gac.allocation.frontier import frontier
+from gac.cli.plot import plot
+from gac.plan import Plan
+from tests.allocation.small_problems import MADE_FROM, problem
+from tests.cli.commands import answer, ranks, run, write_profile
+
+MAGIC = {"pdf": b"%PDF", "png": b"\x89PNG", "svg": b"<?xml"}
+
+
+@pytest.fixture
+def plan(make_plan: Callable[[LlamaConfig, dict[str, tuple[str, int]]], Plan], tiny_config: LlamaConfig) -> Plan:
+    return make_plan(tiny_config, {"model.layers.0.mlp.up_proj": ("low_rank", 24)})
+
+
+@pytest.fixture
+def places(plan: Plan, tmp_path: Path) -> dict[str, Path]:
+    """A file of each kind that can be drawn."""
+    plan.save(tmp_path / "plan.json")
+    replace(plan, model_digest="1" * 64).save(tmp_path / "elsewhere.json")
+    found = frontier(problem([[8, 4, 2, 1, 0.5]], [10, 20, 30, 40, 50, 60]), MADE_FROM, points=5)
+    found.save(tmp_path / "frontier.json")
+    found.plan(1).save(tmp_path / "point.json")
+    (tmp_path / "report.json").write_text(json.dumps({"predicted_log_ratio": 0.2, "log_ratio": 0.25}))
+    write_profile(tmp_path / "gpu.jsonl", ranks(), lambda point: point.operation.axes["r"])
+    return {path.stem: path for path in tmp_path.iterdir()}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("plan", "plan", "--title", "$x_"),
+        ("dims", "plan", "--weight", "up_proj"),
+        ("heads", "plan"),
+        ("frontier", "frontier", "--plan", "point"),
+        ("prediction", "report"),
+        ("latency", "gpu", "--operator", "low_rank", "--shape", "m=1024", "--dims", "1000:1050", "--title", "$x_"),
+        ("atlas", "gpu"),
+        ("alignment", "gpu"),
+        ("published",),
+    ],
+    ids=lambda words: words[0],
+)
+def test_each_figure_is_written(words: tuple[str, ...], places: dict[str, Path], tmp_path: Path) -> None:
+    kind, *rest = words
+    target = tmp_path / "new" / "figure.pdf"
+    document = answer("plot", kind, *(places.get(word, word) for word in rest), "-o", target)
+    assert document == {"figure": str(target), "kind": kind}
+    assert target.read_bytes().startswith(b"%PDF")
+
+
+@pytest.mark.parametrize("kind", plot.commands)
+def test_every_kind_has_help_and_json(kind: str) -> None:
+    result = run("plot", kind, "--help")
+    assert result.exit_code == 0
+    assert "--json" in result.stdout
+
+
+@pytest.mark.parametrize("ending", MAGIC)
+def test_the_ending_says_the_format(ending: str, places: dict[str, Path], tmp_path: Path) -> None:
+    result = run("plot", "plan", places["plan"], "-o", tmp_path / f"figure.{ending}")
+    assert result.stdout == f"plan drawn in {tmp_path / f'figure.{ending}'}\n"
+    assert (tmp_path / f"figure.{ending}").read_bytes().startswith(MAGIC[ending])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("plan", "plan", "-o", "figure.gif"), "figure figure.gif ends in '.gif'; expected one of .png, .pdf, .svg."),
+        (("dims", "plan", "elsewhere", "-o", "x.png"), "beside one for tiny (111111111111); expected plans for the"),
+        (("latency", "gpu", "--operator", "sdpa", "-o", "x.png"), "gpu has no sweep of operator sdpa; expected one of"),
+        (
+            ("latency", "gpu", "--operator", "low_rank", "--axis", "k", "-o", "x.png"),
+            "no sweep of low_rank in gpu is of the axis and shape asked for; expected one like low_rank bf16 m=1024",
+        ),
+        (("layer", "plan", "--profile", "gpu", "-o", "x.png"), "plan for tiny names no workload; expected one"),
+        (
+            ("layer", "plan", "--profile", "gpu", "--workload", "prefill:1x8", "-o", "x.png"),
+            "profile gpu lacks linear m=8 k=64 n=64, which model.layers.0.self_attn.q_proj runs; expected measured",
+        ),
+        (("prediction", "plan", "-o", "x.png"), "has no predicted and measured loss; expected a report of gac eval"),
+        (("prediction", "none.json", "-o", "x.png"), "report none.json cannot be read: "),
+    ],
+)
+def test_what_cannot_be_drawn(
+    words: tuple[str, ...],
+    message: str,
+    places: dict[str, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = run("plot", *(places.get(word, word) if at else word for at, word in enumerate(words)))
+    assert result.exit_code == 1
+    assert message in result.stderr
+    assert not (tmp_path / "x.png").exists()

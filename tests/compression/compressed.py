@@ -1,0 +1,58 @@
+"""Small compressed models of any family, with random modules of many forms in them."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from gac.compression.carrying import carry_plan
+from gac.compression.fusing import fuse_inputs
+from gac.compression.layers import empty_module
+from gac.models.families import family_of
+from gac.models.linears import as_linear
+from gac.plan import Plan
+from gac.sites import as_planned
+from tests.models.small import small_config, small_model
+
+MakePlan = Callable[[Any, Mapping[str, tuple[str, int]]], Plan]
+RANK, WIDTH, HEAD_DIM = 16, 96, 8
+
+
+def changes_of(config: Any) -> dict[str, tuple[str, int]]:
+    """Low rank in the first layer; a narrower MLP in the second, and shorter values where there can be any."""
+    found = {}
+    for site in family_of(config).sites(config):
+        for weight in site.weights:
+            if site.layer == 0:
+                found[weight.name] = ("low_rank", RANK)
+            elif weight.neurons:
+                found[weight.name] = ("narrow", WIDTH)
+            elif weight.values:
+                found[weight.name] = ("head_dim", HEAD_DIM)
+    return found
+
+
+def compressed(
+    model: PreTrainedModel, make_plan: MakePlan, changes: Mapping[str, tuple[str, int]], fused: bool = False
+) -> Any:
+    """The model with those changes, in place; its new weights are random, its plan is with it."""
+    plan = replace(make_plan(model.config, changes), fused=fused, family=model.config.model_type)
+    torch.manual_seed(1)
+    for choice in plan.weights:
+        if choice.form != "dense":
+            dense: Any = as_linear(model.get_submodule(choice.name))
+            module = empty_module(choice, dense.bias is not None, "cpu", model.dtype)
+            for parameter in module.parameters():
+                torch.nn.init.normal_(parameter, std=0.1)
+            model.set_submodule(choice.name, module)
+    fuse_inputs(model, as_planned(family_of(model.config).sites(model.config), plan.forms, fused))
+    carry_plan(model, plan)
+    return model.eval()
+
+
+def small_compressed(model_type: str, make_plan: MakePlan, fused: bool = False) -> Any:
+    """A small compressed model of an architecture."""
+    config = small_config(model_type)
+    return compressed(small_model(config), make_plan, changes_of(config), fused)

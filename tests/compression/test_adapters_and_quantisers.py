@@ -1,0 +1,122 @@
+"""LoRA on the factors, and factors in 8 and 4 bits."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig, TorchAoConfig
+
+import gac
+from gac.compression.layers import ValueLinear
+from gac.plan import Plan
+from tests.compression.applying import IDS, logits
+from tests.compression.compressed import compressed, small_compressed
+from tests.models.small import small_config, small_model, weights_of
+
+Q_PROJ = "model.layers.0.self_attn.q_proj"
+MakePlan = Callable[..., Plan]
+
+
+@pytest.fixture
+def lora() -> Any:
+    return pytest.importorskip("peft", exc_type=ImportError)
+
+
+def test_a_lora_step_on_the_factors_lowers_the_loss(lora: Any, make_plan: MakePlan) -> None:
+    torch.manual_seed(0)
+    model = small_compressed("llama", make_plan)
+    adapted = lora.get_peft_model(model, lora.LoraConfig(r=4, target_modules=["first", "second"]))
+    trained = {name for name, parameter in adapted.named_parameters() if parameter.requires_grad}
+    assert len(trained) == 2 * 2 * 7  # A and B, first and second, of seven weights
+    optimizer = torch.optim.Adam((p for p in adapted.parameters() if p.requires_grad), lr=1e-2)
+    losses = []
+    for _ in range(3):
+        loss = adapted(input_ids=IDS, labels=IDS).loss
+        losses.append(loss.item())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert losses[0] > losses[1] > losses[2]
+
+
+def test_a_merged_adapter_is_saved_with_the_plan(lora: Any, make_plan: MakePlan, tmp_path: Path) -> None:
+    model = small_compressed("llama", make_plan)
+    adapted = lora.get_peft_model(
+        model, lora.LoraConfig(r=4, target_modules=["first", "second"], init_lora_weights=False)
+    )
+    merged = adapted.merge_and_unload()
+    merged.save_pretrained(tmp_path / "merged")
+    assert torch.equal(logits(gac.load(tmp_path / "merged")), logits(merged))
+
+
+def test_an_adapter_of_its_own_finds_its_model(lora: Any, make_plan: MakePlan, tmp_path: Path) -> None:
+    small_compressed("llama", make_plan).save_pretrained(tmp_path / "saved")
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
+    adapted = lora.get_peft_model(
+        loaded, lora.LoraConfig(r=4, target_modules=["first", "second"], init_lora_weights=False)
+    )
+    adapted.save_pretrained(tmp_path / "adapter")
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "adapter")
+    assert torch.equal(logits(again), logits(adapted))
+
+
+def correlation(first: Any, second: Any) -> float:
+    """Between the logits of two models."""
+    return float(torch.corrcoef(torch.stack([logits(model).flatten().float() for model in (first, second)]))[0, 1])
+
+
+def low_rank(make_plan: MakePlan) -> Any:
+    """Every rank a multiple of the group of 64 in which 4-bit weights share a scale."""
+    config = small_config("llama")
+    config.intermediate_size = 192
+    return compressed(small_model(config), make_plan, {weight.name: ("low_rank", 64) for weight in weights_of(config)})
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_torchao_quantises_the_factors(bits: int, make_plan: MakePlan, tmp_path: Path) -> None:
+    quantization = pytest.importorskip("torchao.quantization")
+    scheme = quantization.Int8WeightOnlyConfig()
+    if bits == 4:  # not Int4WeightOnlyConfig, whose kernels need a GPU
+        groups = quantization.granularity.PerGroup(64)
+        scheme = quantization.IntxWeightOnlyConfig(weight_dtype=torch.int4, granularity=groups)
+    model = low_rank(make_plan)
+    model.save_pretrained(tmp_path / "saved")
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "saved", quantization_config=TorchAoConfig(scheme))
+    second = loaded.get_submodule(Q_PROJ).second.weight
+    assert type(second) is not torch.nn.Parameter
+    assert 0.8 < correlation(loaded, model) < 1
+
+
+@pytest.mark.parametrize("bits", ["load_in_8bit", "load_in_4bit"])
+def test_bitsandbytes_quantises_the_factors(bits: str, make_plan: MakePlan, tmp_path: Path) -> None:
+    bitsandbytes = pytest.importorskip("bitsandbytes")
+    model = low_rank(make_plan)
+    model.save_pretrained(tmp_path / "saved")
+    loaded = AutoModelForCausalLM.from_pretrained(
+        tmp_path / "saved", quantization_config=BitsAndBytesConfig(**{bits: True}), device_map="cpu"
+    )
+    layers = (bitsandbytes.nn.Linear8bitLt, bitsandbytes.nn.Linear4bit)
+    assert isinstance(loaded.get_submodule(Q_PROJ).second, layers)
+    assert 0.8 < correlation(loaded, model) < 1
+
+
+def test_bitsandbytes_leaves_shorter_values_as_they_are(make_plan: MakePlan, tmp_path: Path) -> None:
+    pytest.importorskip("bitsandbytes")
+    model = small_compressed("llama", make_plan)
+    model.save_pretrained(tmp_path / "saved")
+    scheme = BitsAndBytesConfig(load_in_8bit=True)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "saved", quantization_config=scheme, device_map="cpu")
+    assert type(loaded.get_submodule("model.layers.1.self_attn.v_proj")) is ValueLinear
+    assert 0.8 < correlation(loaded, model) < 1
+
+
+def test_quantised_factors_can_be_saved(make_plan: MakePlan, tmp_path: Path) -> None:
+    pytest.importorskip("bitsandbytes")
+    low_rank(make_plan).save_pretrained(tmp_path / "saved")
+    scheme = BitsAndBytesConfig(load_in_8bit=True)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "saved", quantization_config=scheme, device_map="cpu")
+    loaded.save_pretrained(tmp_path / "quantised")
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "quantised", device_map="cpu")
+    assert torch.equal(logits(again), logits(loaded))

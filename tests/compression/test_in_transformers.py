@@ -1,0 +1,207 @@
+"""What users of transformers do with a model, done with a compressed one."""
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from huggingface_hub.errors import EntryNotFoundError
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, LlamaForCausalLM, pipeline
+from transformers.utils import hub
+
+import gac
+from gac.compression.carrying import PlannedModel
+from gac.compression.layers import LowRankLinear
+from gac.compression.modeling import CompressedModel
+from gac.errors import CheckpointError
+from gac.plan import Plan
+from tests.compression.applying import IDS, logits
+from tests.compression.compressed import RANK, small_compressed
+
+Q_PROJ = "model.layers.0.self_attn.q_proj"
+PLACES = {
+    "model.embed_tokens": "cpu",
+    "model.layers.0": "cpu",
+    "model.layers.1": "disk",
+    "model.norm": "cpu",
+    "model.rotary_emb": "cpu",
+    "lm_head": "cpu",
+}
+
+
+@pytest.fixture
+def model(make_plan: Callable[..., Plan]) -> Any:
+    return small_compressed("llama", make_plan)
+
+
+@pytest.fixture
+def saved(model: Any, tiny_tokenizer: Any, tmp_path: Path) -> Path:
+    model.save_pretrained(tmp_path / "saved")
+    tiny_tokenizer.save_pretrained(tmp_path / "saved")
+    return tmp_path / "saved"
+
+
+def test_the_class_is_a_subclass_of_the_architectures(model: Any) -> None:
+    assert isinstance(model, LlamaForCausalLM)
+    assert isinstance(model, CompressedModel)
+    assert model.config.model_type == "gac_llama"
+    assert model.model.config is model.config
+
+
+def test_a_config_can_be_opened_alone(saved: Path) -> None:
+    config = AutoConfig.from_pretrained(saved)
+    assert config.gac["modules"][Q_PROJ]["dim"] == RANK
+    assert config.hidden_size == 64
+
+
+def test_the_plan_comes_along(saved: Path, model: Any) -> None:
+    assert AutoModelForCausalLM.from_pretrained(saved).gac_plan == model.gac_plan
+
+
+def test_where_gac_is_imported_no_code_of_the_directory_is_run(saved: Path) -> None:
+    (saved / "modeling_gac.py").write_text("raise SystemExit('the code was run')")
+    assert isinstance(AutoModelForCausalLM.from_pretrained(saved, trust_remote_code=True), PlannedModel)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", torch.float16])
+def test_a_dtype_can_be_asked_for(dtype: Any, saved: Path) -> None:
+    loaded = AutoModelForCausalLM.from_pretrained(saved, dtype=dtype)
+    wanted = getattr(torch, dtype) if isinstance(dtype, str) else dtype
+    assert {parameter.dtype for parameter in loaded.parameters()} == {wanted}
+
+
+def test_it_says_whether_a_checkpoint_was_complete(saved: Path) -> None:
+    loaded, report = AutoModelForCausalLM.from_pretrained(saved, output_loading_info=True)
+    assert isinstance(loaded, CompressedModel)
+    assert not report["missing_keys"]
+    assert not report["unexpected_keys"]
+
+
+def test_a_device_map_places_it(saved: Path, model: Any) -> None:
+    loaded = AutoModelForCausalLM.from_pretrained(saved, device_map="auto")
+    assert torch.equal(loaded(IDS.to(loaded.device)).logits.cpu(), logits(model))
+
+
+def test_weights_can_stay_on_disk(saved: Path, model: Any, tmp_path: Path) -> None:
+    loaded = AutoModelForCausalLM.from_pretrained(saved, device_map=PLACES, offload_folder=tmp_path / "offloaded")
+    assert loaded.get_parameter("model.layers.1.mlp.down_proj.weight").is_meta
+    assert torch.equal(logits(loaded), logits(model))
+
+
+def test_offloaded_weights_are_not_fused(
+    make_plan: Callable[..., Plan], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    fused = small_compressed("llama", make_plan, fused=True)
+    fused.save_pretrained(tmp_path / "saved")
+    loaded = AutoModelForCausalLM.from_pretrained(
+        tmp_path / "saved", device_map=PLACES, offload_folder=tmp_path / "offloaded"
+    )
+    assert "run by themselves: they are quantised or offloaded" in caplog.text
+    assert (logits(loaded) - logits(fused)).abs().max() < 1e-5
+
+
+def test_tensor_parallelism_is_refused(saved: Path) -> None:
+    with pytest.raises(ValueError) as caught:
+        AutoModelForCausalLM.from_pretrained(saved, tp_plan="auto")
+    assert str(caught.value) == (
+        "tp_plan was given; expected whole weights of a compressed model. Use device_map instead."
+    )
+
+
+def test_it_can_be_built_on_the_meta_device(saved: Path) -> None:
+    with torch.device("meta"):
+        empty = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(saved))
+    assert empty.get_parameter(f"{Q_PROJ}.first.weight").shape == (RANK, 64)
+    assert all(parameter.is_meta for parameter in empty.parameters())
+
+
+def test_a_random_model_has_finite_weights(saved: Path) -> None:
+    random = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(saved))
+    assert torch.isfinite(logits(random)).all()
+
+
+def test_the_model_without_a_head_is_the_one_within(saved: Path, model: Any) -> None:
+    base = AutoModel.from_pretrained(saved)
+    assert isinstance(base.get_submodule(Q_PROJ.removeprefix("model.")), LowRankLinear)
+    with torch.no_grad():
+        assert torch.equal(base(IDS).last_hidden_state, model.model(IDS).last_hidden_state)
+
+
+def test_a_pipeline_generates(saved: Path) -> None:
+    generate = pipeline("text-generation", model=str(saved), device="cpu")
+    (answer,) = generate("rank", max_new_tokens=4, do_sample=False, return_full_text=True)
+    assert answer["generated_text"].startswith("rank")
+
+
+def test_saving_twice_changes_nothing(saved: Path, tmp_path: Path) -> None:
+    AutoModelForCausalLM.from_pretrained(saved).save_pretrained(tmp_path / "again", max_shard_size="100KB")
+    assert len(list((tmp_path / "again").glob("*.safetensors"))) > 1
+    assert torch.equal(logits(gac.load(tmp_path / "again")), logits(gac.load(saved)))
+
+
+@pytest.mark.parametrize("how", ["push_to_hub", "save_pretrained"])
+def test_a_push_uploads_plan_card_and_code(
+    how: str, model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pushed: dict[str, str] = {}
+    hub_of_one = FakeHub(pushed)
+    monkeypatch.setattr(hub, "hf_api", lambda: hub_of_one)
+    monkeypatch.setattr("transformers.modeling_utils.hf_api", lambda: hub_of_one)
+    monkeypatch.setattr(hub.ModelCard, "load", classmethod(not_there))
+    if how == "push_to_hub":
+        model.push_to_hub("me/small")
+    else:
+        model.save_pretrained(tmp_path / "pushed", push_to_hub=True, repo_id="me/small")
+    assert sorted(pushed) == [
+        "README.md",
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "modeling_gac.py",
+        "plan.json",
+    ]
+    assert "compressed to" in pushed["README.md"]
+
+
+class FakeHub:
+    """A hub that keeps the text of what is committed."""
+
+    def __init__(self, pushed: dict[str, str]) -> None:
+        self.pushed = pushed
+
+    def create_repo(self, repo_id: str, **_: Any) -> Any:
+        return type("Repo", (), {"repo_id": repo_id})
+
+    def create_branch(self, **_: Any) -> None:
+        pass
+
+    def create_commit(self, operations: Any, **_: Any) -> str:
+        for operation in operations:
+            content = Path(operation.path_or_fileobj).read_bytes()
+            self.pushed[operation.path_in_repo] = content.decode(errors="replace")
+        return "commit"
+
+
+def not_there(*_: Any, **__: Any) -> Any:
+    raise EntryNotFoundError("no card")
+
+
+def test_another_plan_is_refused(saved: Path) -> None:
+    plan, digest = (saved / "plan.json").read_text(), AutoConfig.from_pretrained(saved).gac["plan"]
+    (saved / "plan.json").write_text(plan.replace('"dim": 16', '"dim": 17', 1))
+    with pytest.raises(CheckpointError) as caught:
+        AutoModelForCausalLM.from_pretrained(saved)
+    found = hashlib.sha256((saved / "plan.json").read_bytes()).hexdigest()
+    assert str(caught.value) == (
+        f"{saved}: plan.json has digest {found[:12]}; expected {digest[:12]}, as config.json says. "
+        "Save the model again; these files were changed."
+    )
+
+
+def test_a_directory_without_its_plan_is_refused(saved: Path) -> None:
+    (saved / "plan.json").unlink()
+    with pytest.raises(CheckpointError) as caught:
+        AutoModelForCausalLM.from_pretrained(saved)
+    assert str(caught.value) == f"{saved} has no plan.json; expected every file that gac.save wrote. Copy it whole."

@@ -1,0 +1,107 @@
+"""What the code that every checkpoint carries refuses: a config that was damaged, weights that are not there."""
+
+import copy
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from gac.plan import Plan
+from tests.compression.compressed import small_compressed
+
+Q_PROJ = "model.layers.0.self_attn.q_proj"
+Change = Callable[[dict[str, Any]], Any]
+
+
+@pytest.fixture
+def model(make_plan: Callable[..., Plan]) -> Any:
+    return small_compressed("llama", make_plan)
+
+
+def sizes(**changed: Any) -> Change:
+    return lambda header: header["modules"][Q_PROJ]["sizes"].update(changed)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (sizes(rank=-3), f"{Q_PROJ}.sizes.rank is -3; expected an integer from 1 to 128."),
+        (sizes(rank=0), f"{Q_PROJ}.sizes.rank is 0; expected an integer from 1 to 128."),
+        (sizes(rank=10**12), f"{Q_PROJ}.sizes.rank is 1000000000000; expected an integer from 1 to 128."),
+        (sizes(rank="16"), f"{Q_PROJ}.sizes.rank is '16'; expected an integer from 1 to 128."),
+        (sizes(rank=16.0), f"{Q_PROJ}.sizes.rank is 16.0; expected an integer from 1 to 128."),
+        (sizes(rank=True), f"{Q_PROJ}.sizes.rank is True; expected an integer from 1 to 128."),
+        (
+            lambda header: header["modules"][Q_PROJ]["sizes"].pop("rank"),
+            f"{Q_PROJ}.sizes is {{'in_features': 64, 'out_features': 128}}; "
+            "expected an object with in_features, rank, out_features.",
+        ),
+        (
+            lambda header: header["modules"][Q_PROJ].update(module="os.system"),
+            f"{Q_PROJ}.module is 'os.system'; expected one of Linear, LowRankLinear, GroupedLinear, ValueLinear.",
+        ),
+        (
+            lambda header: header["modules"].update({"model.layers.9.mlp": {}}),
+            "modules names 'model.layers.9.mlp'; expected a linear weight of this model.",
+        ),
+        (
+            lambda header: header["modules"].update({"model.embed_tokens": {}}),
+            "modules names 'model.embed_tokens'; expected a linear weight of this model.",
+        ),
+        (
+            lambda header: header.update(modules=[]),
+            "modules is []; expected an object with a member for every weight that changed.",
+        ),
+        (
+            lambda header: header.update(schema_version=1),
+            "schema_version is 1; expected 2. Open it with the version of GAC that wrote it.",
+        ),
+        (
+            lambda header: header.update(fused=[["model.layers.0.input_layernorm"]]),
+            "fused has ['model.layers.0.input_layernorm']; expected lists of names of linear weights.",
+        ),
+        (lambda header: header.update(fused=7), "fused has 7; expected lists of names of linear weights."),
+    ],
+)
+def test_a_damaged_config_is_refused(model: Any, change: Change, message: str) -> None:
+    config = copy.deepcopy(model.config)
+    change(config.gac)
+    with pytest.raises(ValueError) as caught:
+        type(model)(config)
+    assert str(caught.value) == f"config.json, key gac: {message}"
+
+
+def test_weights_that_are_missing_are_not_made_up(model: Any, tmp_path: Path) -> None:
+    model.save_pretrained(tmp_path / "saved")
+    file = tmp_path / "saved" / "model.safetensors"
+    tensors = load_file(file)
+    del tensors[f"{Q_PROJ}.first.weight"]
+    save_file(tensors, file, metadata={"format": "pt"})
+    with pytest.raises(ValueError) as caught:
+        AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
+    assert str(caught.value) == (
+        f"{tmp_path / 'saved'}: {Q_PROJ}.first.weight is missing (1 in all); "
+        "expected every weight that config.json describes."
+    )
+
+
+def test_a_shard_that_is_missing_is_named(model: Any, tmp_path: Path) -> None:
+    model.save_pretrained(tmp_path / "saved", max_shard_size="100KB")
+    shard = sorted((tmp_path / "saved").glob("*.safetensors"))[1]
+    shard.unlink()
+    with pytest.raises(OSError, match=shard.name):
+        AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
+
+
+def test_weights_of_other_dims_are_refused(model: Any, tmp_path: Path) -> None:
+    model.save_pretrained(tmp_path / "saved")
+    config = tmp_path / "saved" / "config.json"
+    content = json.loads(config.read_bytes())
+    content["gac"]["modules"][Q_PROJ]["sizes"]["rank"] = 15
+    config.write_text(json.dumps(content))
+    with pytest.raises(RuntimeError):
+        AutoModelForCausalLM.from_pretrained(tmp_path / "saved")

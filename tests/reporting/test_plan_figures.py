@@ -1,0 +1,252 @@
+"""Figures of plans: what stands where, what tells things apart without colour, and what is refused."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from matplotlib import pyplot
+from matplotlib.axes import Axes
+from transformers import LlamaConfig
+
+from gac import plots
+from gac.allocation.frontier import frontier
+from gac.errors import GacError, PlanError, ProfileError
+from gac.plan import Plan
+from tests.allocation.small_problems import MADE_FROM, PREFILL, measured, problem, profile
+
+Q, V, DOWN = (f"model.layers.1.{name}" for name in ("self_attn.q_proj", "self_attn.v_proj", "mlp.down_proj"))
+Make = Callable[[LlamaConfig, dict[str, tuple[str, int]]], Plan]
+
+
+@pytest.fixture(autouse=True)
+def _closed() -> Iterator[None]:
+    yield
+    pyplot.close("all")
+
+
+@pytest.fixture
+def aligned(make_plan: Make, tiny_config: LlamaConfig) -> Plan:
+    return make_plan(tiny_config, {Q: ("low_rank", 16), DOWN: ("low_rank", 24)})
+
+
+@pytest.fixture
+def other(make_plan: Make, tiny_config: LlamaConfig) -> Plan:
+    return make_plan(tiny_config, {Q: ("low_rank", 15)})
+
+
+def words(ax: Axes) -> list[str]:
+    return [text.get_text() for text in ax.texts]
+
+
+def legend(ax: Axes) -> list[str]:
+    box = ax.get_legend()
+    assert box is not None
+    return [text.get_text() for text in box.get_texts()]
+
+
+# --- the heat map ---------------------------------------------------------------------------------------------------
+
+
+def test_a_row_a_layer_and_a_column_a_projection(aligned: Plan) -> None:
+    ax = plots.plan(aligned)
+    assert [label.get_text() for label in ax.get_xticklabels()] == ["q", "k", "v", "o", "gate", "up", "down"]
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["0", "1"]
+    assert words(ax) == ["-"] * 7 + ["r 16", "-", "-", "-", "-", "-", "r 24"]
+
+
+def test_a_dim_that_is_no_multiple_of_8_has_an_asterisk(other: Plan) -> None:
+    assert words(plots.plan(other))[7] == "r 15*"
+
+
+def test_the_given_axes_are_drawn_on(aligned: Plan) -> None:
+    ax = pyplot.figure().subplots()
+    assert plots.plan(aligned, ax=ax) is ax
+
+
+def test_560_weights_fit_a_page(make_plan: Make) -> None:
+    config = LlamaConfig(
+        hidden_size=8192, intermediate_size=28672, num_hidden_layers=80, num_attention_heads=64, num_key_value_heads=8
+    )
+    ax = plots.plan(make_plan(config, {DOWN: ("low_rank", 4096)}))
+    ax.figure.canvas.draw()
+    assert len(words(ax)) == 560
+    assert ax.figure.get_size_inches()[1] < 10
+
+
+@pytest.mark.parametrize("name", ["$\\frac{", "<b>model</b>", "[bold]"])
+def test_markup_in_a_name_is_taken_as_it_is(aligned: Plan, name: str) -> None:
+    named = replace(aligned, model=name)
+    for ax in (plots.plan(named), plots.heads(named), plots.dims({name: named}, "q_proj")):
+        ax.figure.canvas.draw()
+    figure = plots.figure_of_dims({name: named})
+    figure.draw_without_rendering()
+    assert name in plots.plan(named).get_title(loc="left") + plots.plan(named).get_title()
+
+
+# --- dims -----------------------------------------------------------------------------------------------------------
+
+
+def test_dims_are_hollow_where_misaligned_and_on_the_top_line_where_dense(aligned: Plan, other: Plan) -> None:
+    ax = plots.dims({"ours": aligned, "_theirs": other}, "q_proj")
+    marks = [line for line in ax.lines if line.get_marker() in ("o", "s")]
+    top = 1.1 * 16
+    assert [line.get_ydata()[0] for line in marks] == [top, 16, top, 15]
+    assert [line.get_markerfacecolor() == "none" for line in marks] == [False, False, False, True]
+    assert legend(ax)[:2] == ["ours", " _theirs"]
+
+
+def test_one_panel_a_projection(aligned: Plan, other: Plan) -> None:
+    figure = plots.figure_of_dims({"ours": aligned, "theirs": other}, ["q_proj", "down_proj"])
+    assert [ax.get_title(loc="left") or ax.get_title() for ax in figure.axes if ax.axison] == ["q_proj", "down_proj"]
+
+
+def test_plans_of_different_models_are_refused(aligned: Plan) -> None:
+    elsewhere = replace(aligned, model="another", model_digest="1" * 64)
+    with pytest.raises(PlanError) as failure:
+        plots.dims({"a": aligned, "b": elsewhere}, "q_proj")
+    assert str(failure.value) == (
+        "a plan for tiny (000000000000) beside one for another (111111111111); expected plans for the same model. "
+        "Compare plans that were made for the same weights."
+    )
+
+
+@pytest.mark.parametrize("number", [0, 7])
+def test_no_plans_or_more_than_there_are_markers(aligned: Plan, number: int) -> None:
+    with pytest.raises(GacError) as failure:
+        plots.dims({str(at): aligned for at in range(number)}, "q_proj")
+    assert str(failure.value) == f"{number} plans in one figure; expected 1 to 6. Draw fewer at a time."
+
+
+def test_a_projection_that_is_not_there(aligned: Plan) -> None:
+    with pytest.raises(PlanError) as failure:
+        plots.dims({"a": aligned}, "up")
+    assert str(failure.value) == (
+        "weight 'up' of tiny; expected one of q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj. "
+        "Name one of these."
+    )
+
+
+# --- heads ----------------------------------------------------------------------------------------------------------
+
+
+def test_every_key_value_head_has_a_point(make_plan: Make, tiny_config: LlamaConfig) -> None:
+    ax = plots.heads(make_plan(tiny_config, {V: ("grouped:1", 5)}))
+    points = [(list(line.get_xdata()), list(line.get_ydata())) for line in ax.lines if line.get_marker() in ("o", "s")]
+    assert points == [([0, 1, 2, 3], [16] * 4), ([], []), ([0, 1], [16, 16]), ([2, 3], [5, 5])]
+
+
+def test_published_dims_and_how_many_heads_have_them() -> None:
+    ax = plots.published_heads()
+    assert legend(ax) == ["16 heads: a multiple of 8", "496 heads: these, no multiples of 8"]
+    assert words(ax)[0] == "114"
+
+
+# --- latency of a layer ---------------------------------------------------------------------------------------------
+
+
+def shapes(*left_out: str) -> list[Any]:
+    """What the tiny model and its plan run at 8 rows, 1 µs for each weight and 3 µs for the pairs."""
+    sizes = {"q": (64, 64), "k": (64, 32), "mlp": (64, 176), "down": (176, 64)}
+    rows = [measured("linear", 1000, m=8, k=k, n=n) for name, (k, n) in sizes.items() if name not in left_out]
+    return [
+        *rows,
+        measured("low_rank", 3000, m=8, k=64, r=16, n=64),
+        measured("low_rank", 3000, m=8, k=176, r=24, n=64),
+    ]
+
+
+def test_a_bar_of_the_dense_layer_and_one_a_plan(aligned: Plan) -> None:
+    ax = plots.layer_time({"ours": aligned}, profile(shapes()), PREFILL, layer=1)
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["dense", "ours"]
+    assert words(ax) == [" 7.0", " 11.0 (1.57x)"]
+    assert ax.get_xlabel() == "predicted latency of the targeted weights (µs)"
+    assert len({patch.get_hatch() for patch in ax.patches}) == 7
+
+
+def test_all_layers_are_summed(aligned: Plan) -> None:
+    assert words(plots.layer_time({"ours": aligned}, profile(shapes()), PREFILL)) == [" 14.0", " 18.0 (1.29x)"]
+
+
+def test_a_profile_that_lacks_a_shape(aligned: Plan) -> None:
+    with pytest.raises(ProfileError) as failure:
+        plots.layer_time({"ours": aligned}, profile(shapes("down")), PREFILL)
+    assert str(failure.value) == (
+        "profile test lacks linear m=8 k=176 n=64, which model.layers.0.mlp.down_proj runs; expected measured "
+        "latencies of every weight. Profile this model's shapes with gac profile --model, or choose another workload."
+    )
+
+
+def test_a_layer_that_is_not_there(aligned: Plan) -> None:
+    with pytest.raises(PlanError, match="layer 2 of tiny; expected one from 0 to 1"):
+        plots.layer_time({"ours": aligned}, profile(shapes()), PREFILL, layer=2)
+
+
+def test_fused_plans_have_no_weight_by_itself(aligned: Plan) -> None:
+    with pytest.raises(PlanError, match="plan ours, whose weights share their first GEMMs; expected"):
+        plots.layer_time({"ours": replace(aligned, fused=True)}, profile(shapes()), PREFILL)
+
+
+# --- frontier and prediction ----------------------------------------------------------------------------------------
+
+
+def test_chosen_plans_stand_on_the_frontier() -> None:
+    found = frontier(problem([[8, 4, 2, 1, 0.5]], [10, 20, 30, 40, 50, 60]), MADE_FROM, points=5)
+    chosen = found.plan(len(found.points) - 2)
+    star = plots.frontier(found, {"chosen": chosen}).lines[-1]
+    assert (star.get_marker(), star.get_xdata()[0]) == ("*", chosen.budget.used / 1e6)
+    assert plots.frontier(found, {"chosen": chosen}, against=PREFILL).get_xlabel() == (
+        "latency of the targeted weights (µs)"
+    )
+
+
+def test_a_plan_for_another_model_is_not_on_the_frontier(aligned: Plan) -> None:
+    found = frontier(problem([[8, 4, 2, 1, 0.5]], [10, 20, 30, 40, 50, 60]), MADE_FROM, points=5)
+    with pytest.raises(PlanError, match=r"plan a for another .* on a frontier of tiny"):
+        plots.frontier(found, {"a": replace(aligned, model="another", model_digest="1" * 64)})
+    text = replace(MADE_FROM.calibration, windows=8)
+    with pytest.raises(PlanError, match="plan a, calibrated on 8 x 1024 tokens of wiki-sample; expected 64 x 1024"):
+        plots.frontier(found, {"a": replace(aligned, calibration=text)})
+
+
+def test_a_workload_that_the_frontier_does_not_know() -> None:
+    found = frontier(problem([[8, 4, 2, 1, 0.5]], [10, 20, 30, 40, 50, 60]), MADE_FROM, points=5)
+    with pytest.raises(GacError) as failure:
+        plots.frontier(found, against="chat")
+    assert str(failure.value) == (
+        "a frontier against 'chat'; expected one of params, prefill:1x8, decode:1@8. Name one of these."
+    )
+
+
+def test_outcomes_stand_where_they_are() -> None:
+    ax = plots.prediction([plots.Outcome("kept 0.8", 0.2, 0.25), plots.Outcome("kept 0.6", 0.8, 0.7)])
+    assert [list(axis) for axis in ax.lines[-1].get_data()] == [[0.2, 0.8], [0.25, 0.7]]
+    assert words(ax) == ["kept 0.8", "kept 0.6"]
+
+
+def test_outcomes_that_cannot_be_drawn() -> None:
+    with pytest.raises(GacError, match="no outcomes to draw; expected one or more"):
+        plots.prediction([])
+    with pytest.raises(GacError, match=r"x: predicted nan, measured 0\.1; expected finite losses"):
+        plots.prediction([plots.Outcome("x", float("nan"), 0.1)])
+
+
+# --- a GPU ----------------------------------------------------------------------------------------------------------
+
+
+def test_alignment_classes_that_do_not_keep_up_have_an_asterisk() -> None:
+    rows = [measured("linear", 1000 if n % 8 == 0 else 2000, m=8, k=64, n=n) for n in range(64, 257)]
+    ax = plots.alignment(profile(rows))
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["linear bf16, n"]
+    assert words(ax) == ["2.00x*", "2.00x*", "2.00x*", "1.00x", "1.00x", "1.00x"]
+
+
+def test_a_profile_without_sweeps_has_no_alignment() -> None:
+    with pytest.raises(ProfileError, match="0 sweeps of test to draw; expected 1 to 40"):
+        plots.alignment(profile([]))
+
+
+def test_latency_draws_a_sweep_and_finds_its_cliffs() -> None:
+    rows = [measured("linear", 1000 if n % 8 == 0 else 2000, m=8, k=64, n=n) for n in range(64, 129)]
+    (sweep,) = profile(rows).sweeps()
+    assert "odd" in legend(plots.latency(sweep))

@@ -1,0 +1,204 @@
+"""The page in headless Chromium: no error, no request, usable by keyboard and touch, on a phone and in the dark."""
+
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import axe_playwright_python
+import pytest
+from playwright.sync_api import Browser, Page, sync_playwright
+from transformers import LlamaConfig
+
+from gac.plan import Alternative, Plan, SiteChoice
+from gac.reporting.report.render import write_report
+from gac.reporting.report.sources import Named, Sources
+from tests.reporting.report_plans import by_rule, decided, renamed, whole_range
+
+AXE = (Path(axe_playwright_python.__file__).parent / "axe.min.js").read_text(encoding="utf-8")
+CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
+PHONE, DESK = (390, 844), (1280, 900)
+
+CONTRAST = """() => {
+  const channel = (value) => (value /= 255) <= 0.04045 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4;
+  const light = (colour) => {
+    const [r, g, b] = colour.match(/[0-9.]+/g).map(Number);
+    return 0.2126 * channel(r) + 0.7152 * channel(g) + 0.0722 * channel(b);
+  };
+  const button = document.querySelector("#heat button");
+  return [0, 1, 2, 3, 4, 5, 6, 7].map((shade) => {
+    button.className = `s${shade}`;
+    const style = getComputedStyle(button);
+    const [low, high] = [light(style.color), light(style.backgroundColor)].sort((a, b) => a - b);
+    return (high + 0.05) / (low + 0.05);
+  });
+}"""
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    found = next((path for name in CHROMIUM if (path := shutil.which(name))), None)
+    assert found, f"these tests need one of {', '.join(CHROMIUM)}: apt-get install chromium"
+    with sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=found)
+        yield opened
+        opened.close()
+
+
+@pytest.fixture
+def opened(browser: Browser, tmp_path: Path) -> Iterator[Callable[..., Page]]:
+    """``opened(sources, size, scheme)``: the page in a window; afterwards nothing was said and nothing asked for."""
+    heard: list[str] = []
+    contexts = []
+
+    def _open(sources: Sources, size: tuple[int, int] = DESK, scheme: str = "light") -> Page:
+        path = tmp_path / "report.html"
+        assert write_report(sources, path) < 2_000_000
+        viewport = {"width": size[0], "height": size[1]}
+        context = browser.new_context(viewport=viewport, color_scheme=scheme, has_touch=size == PHONE)
+        contexts.append(context)
+        page = context.new_page()
+        page.on("console", lambda message: heard.append(message.text))
+        page.on("pageerror", lambda error: heard.append(str(error)))
+        page.on("dialog", lambda dialog: heard.append(dialog.message))
+        page.on("request", lambda request: heard.append(request.url) if request.url != path.as_uri() else None)
+        page.goto(path.as_uri())
+        return page
+
+    yield _open
+    for context in contexts:
+        context.close()
+    assert heard == []
+
+
+@pytest.fixture
+def sources() -> Sources:
+    return Sources(Named("ours", decided()), (Named("theirs", by_rule()),), whole_range())
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("size", [PHONE, DESK])
+def test_accessibility_rules_hold(
+    opened: Callable[..., Page], sources: Sources, size: tuple[int, int], scheme: str
+) -> None:
+    page = opened(sources, size, scheme)
+    page.locator("#heat button").first.focus()
+    page.evaluate(AXE)
+    found = page.evaluate("axe.run(document)")
+    assert [(rule["id"], [node["html"] for node in rule["nodes"]]) for rule in found["violations"]] == []
+    assert page.evaluate("document.documentElement.scrollWidth") == size[0]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_shade_can_be_read(opened: Callable[..., Page], sources: Sources, scheme: str) -> None:
+    assert min(opened(sources, DESK, scheme).evaluate(CONTRAST)) >= 4.5
+
+
+def test_the_tab_key_goes_through_the_page_in_order(opened: Callable[..., Page], sources: Sources) -> None:
+    page = opened(sources)
+    stops = []
+    for _ in range(16):
+        page.keyboard.press("Tab")
+        stops.append(page.evaluate("document.activeElement.ariaLabel || document.activeElement.textContent.trim()"))
+    assert stops[:8] == [
+        "Skip to the plan",
+        "Map",
+        "Stayed dense",
+        "Frontier",
+        "Sites",
+        "Proof",
+        "Origin",
+        "Reproduce",
+    ]
+    assert stops[8] == "layer 0, site0: low_rank\N{NO-BREAK SPACE}4, 67% kept"
+    assert stops[9:11] == ["The chosen cell", "Plans"]
+
+
+def test_arrow_keys_move_between_cells_and_tell_of_them(opened: Callable[..., Page]) -> None:
+    page = opened(Sources(Named("ours", renamed(decided(), "q_proj"))))
+    told = page.locator("#told h3")
+    page.locator("#heat button").first.focus()
+    assert told.inner_text().startswith("layer 0, q_proj: ")
+    page.keyboard.press("ArrowDown")
+    assert told.inner_text().startswith("layer 1, q_proj: ")
+    page.keyboard.press("ArrowDown")
+    assert told.inner_text().startswith("layer 1, q_proj: ")
+    assert page.locator('#heat button[tabindex="0"]').count() == 1
+
+
+def test_hover_and_tap_tell_of_a_cell(opened: Callable[..., Page], sources: Sources) -> None:
+    desk = opened(sources)
+    desk.locator("#heat button").nth(1).hover()
+    assert desk.locator("#told h3").inner_text().startswith("layer 1, site1: ")
+    phone = opened(sources, PHONE)
+    phone.locator("#heat button").nth(1).tap()
+    assert "Why not smaller" in phone.locator("#told").inner_text()
+
+
+def test_the_table_sorts(opened: Callable[..., Page], sources: Sources) -> None:
+    page = opened(sources)
+    losses = page.locator("#all tbody td:nth-child(6)")
+    heading = page.get_by_role("button", name="Loss", exact=True)
+    heading.click()
+    assert losses.all_inner_texts() == ["0.750", "1"]
+    heading.click()
+    assert losses.all_inner_texts() == ["1", "0.750"]
+    assert page.locator("#all th[aria-sort]").get_attribute("aria-sort") == "descending"
+
+
+def test_the_table_filters(opened: Callable[..., Page], sources: Sources) -> None:
+    page = opened(sources)
+    page.get_by_label("Find").fill("low_rank 0.750")
+    assert page.locator("#shown").inner_text() == "1 of 2 sites"
+    assert page.locator("#all tbody tr:visible").count() == 1
+    page.get_by_label("Find").fill("")
+    assert page.locator("#shown").inner_text() == "2 sites"
+
+
+def test_markup_in_names_does_nothing(opened: Callable[..., Page]) -> None:
+    hostile = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
+    plan = renamed(decided(), hostile)
+    page = opened(Sources(Named(hostile, plan), (Named(hostile, plan),)))
+    page.locator("#heat button").first.focus()
+    assert page.locator("h1").inner_text() == hostile
+    assert page.locator("img").count() == 0
+    assert hostile in page.locator("#told").inner_text()
+
+
+def test_it_prints_without_the_panel_and_with_every_row(opened: Callable[..., Page], sources: Sources) -> None:
+    page = opened(sources)
+    page.emulate_media(media="print")
+    assert not page.locator("#told").is_visible()
+    assert page.locator(".tall").evaluate("box => getComputedStyle(box).maxHeight") == "none"
+    assert page.locator("#all").evaluate("table => table.scrollWidth") <= DESK[0]
+    assert page.pdf().startswith(b"%PDF")
+
+
+def test_a_model_of_560_weights(opened: Callable[..., Page], make_plan: Callable[..., Plan]) -> None:
+    page = opened(Sources(Named("plan", large(make_plan))), PHONE)
+    assert page.locator("#heat button").count() == 560
+    page.locator("#heat button").nth(555).tap()
+    assert page.locator("#told h3").inner_text().startswith("layer 79, v_proj: ")
+    assert page.evaluate("document.documentElement.scrollWidth") == PHONE[0]
+
+
+def large(make_plan: Callable[..., Plan]) -> Plan:
+    """Llama-3-70B's shapes, a low-rank pair in every other layer, an alternative for every site."""
+    config = LlamaConfig(
+        hidden_size=8192,
+        intermediate_size=28672,
+        num_hidden_layers=80,
+        num_attention_heads=64,
+        num_key_value_heads=8,
+        vocab_size=128256,
+    )
+    changes = {f"model.layers.{layer}.self_attn.q_proj": ("low_rank", 2048) for layer in range(0, 80, 2)}
+    plan = make_plan(config, changes)
+    return replace(plan, sites=tuple(replace(site, alternatives=(alternative(site),)) for site in plan.sites))
+
+
+def alternative(site: SiteChoice) -> Alternative:
+    """Every weight as a pair of rank 512."""
+    count = len(site.weights)
+    params = sum(512 * (weight.out_features + weight.in_features) for weight in site.weights)
+    return Alternative(("low_rank",) * count, (512,) * count, params, 0.25, ())

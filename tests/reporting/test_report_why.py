@@ -1,0 +1,134 @@
+"""Why a site is what it is: sentences from the plan's own alternatives, and from the latency table."""
+
+from dataclasses import replace
+
+import pytest
+
+from gac.forms import Weight
+from gac.plan import Alternative, KvCache, SiteChoice, WeightChoice
+from gac.reporting.report.neighbours import Neighbours
+from gac.reporting.report.story import about_dense, stayed_dense
+from gac.reporting.report.why import reasons, trades
+from gac.reporting.report.words import duration, nats, ranges
+from tests.allocation.small_problems import PREFILL, measured, profile
+from tests.reporting.report_plans import by_rule, decided, renamed
+
+
+def test_smaller_and_larger_are_weighed_at_the_plans_prices() -> None:
+    plan = decided()
+    (price,) = plan.certificate.multipliers
+    smaller, larger = trades(plan, plan.sites[0])
+    assert (smaller.choice, smaller.freed, smaller.lost) == ("low_rank\N{NO-BREAK SPACE}3", 24, 1.0)
+    assert (larger.freed, larger.lost) == (-24, -0.5)
+    assert smaller.worth == pytest.approx(24 * price)
+    assert reasons(plan, plan.sites[0]) == (
+        f"Why not smaller: low_rank\N{NO-BREAK SPACE}3 would free 24 parameters and lose 1 nats a token more. "
+        f"Spent elsewhere, that is worth {nats(24 * price)}: less than it loses.",
+        "Why not larger: low_rank\N{NO-BREAK SPACE}5 would take 24 parameters more and lose 0.500 nats a token less. "
+        f"Elsewhere, that is worth {nats(24 * price)}: no more than it wins, yet the limits leave no room for it. "
+        "The budget has 0 left.",
+    )
+
+
+def test_time_counts_where_it_is_limited() -> None:
+    plan = decided(1.0, latency={PREFILL: 0.5})
+    smaller, larger = trades(plan, plan.sites[0])
+    assert smaller.slower == ((PREFILL, -10),)
+    assert smaller.worth == pytest.approx(10 * plan.certificate.multipliers[1])
+    assert "would free 24 parameters, 10 ns faster at prefill:1x8 and lose" in reasons(plan, plan.sites[0])[0]
+    assert larger.slower[0][1] > 0
+
+
+def test_the_cache_counts_where_it_is_limited() -> None:
+    weight = Weight("k_proj", 12, 12, heads=4, cached=True)
+    dense, other = WeightChoice.of(weight, "dense", 12), Alternative(("grouped",), (4,), 96, 0.5, ())
+    site = SiteChoice("k_proj", 0, "k_proj", (dense,), 144, 144, 0.0, (), (other,))
+    plan = decided(1.0, ())
+    proof = replace(plan.certificate, multipliers=(0.0, 0.01))
+    limited = replace(
+        plan,
+        sites=(site,),
+        budget=replace(plan.budget, limit=144, used=144, total=144),
+        kv_cache=KvCache(12, 12, 1.0, 12),
+        certificate=proof,
+    )
+    (trade,) = trades(limited, site)
+    assert (trade.cached, trade.worth) == (8, pytest.approx(0.08))
+    assert reasons(limited, site)[0] == (
+        "Why not smaller: grouped\N{NO-BREAK SPACE}4 would free 48 parameters, 8 numbers a token less in the "
+        "cache and lose 0.500 nats a token more. Spent elsewhere, that is worth 0.0800: less than it loses."
+    )
+
+
+def test_where_no_limit_binds() -> None:
+    plan = decided(1.0)
+    smaller, largest = reasons(plan, plan.sites[0])
+    assert smaller.endswith("No limit binds, so nothing would be won with what is freed.")
+    assert largest == "Dense is the largest there is."
+
+
+def test_a_rule_gives_no_reasons() -> None:
+    plan = by_rule()
+    assert reasons(plan, plan.sites[0]) == ("The rule uniform gave this; it weighs no other choice.",)
+
+
+def test_a_plan_without_alternatives_says_so() -> None:
+    plan = decided()
+    bare = replace(plan, sites=tuple(replace(site, alternatives=()) for site in plan.sites))
+    said = "The plan does not hold what its sites could have had instead; gac allocate writes that now."
+    assert (reasons(bare, bare.sites[0]), about_dense(bare)) == ((said,), said)
+
+
+def test_a_site_that_no_form_takes() -> None:
+    plan = decided()
+    first, second = plan.sites
+    one = replace(plan, sites=(replace(first, alternatives=()), second))
+    assert reasons(one, one.sites[0]) == ("None of the plan's forms gives this site another candidate.",)
+
+
+def test_dense_weights_by_projection() -> None:
+    (found,) = stayed_dense(renamed(decided(1.0), "q_proj"))
+    assert (found.count, found.layers, found.where) == (2, 2, "0-1")
+    assert found.nearest is not None
+    assert (found.layer, found.nearest.lost) == (1, 0.375)
+
+
+# --- on the GPU -----------------------------------------------------------------------------------------------------
+
+
+def test_the_next_dim_on_the_gpu() -> None:
+    times = {rank: 90 if rank % 8 else 30 + rank // 8 for rank in range(1, 65)}
+    table = profile([measured("low_rank", ns, m=8, k=64, r=rank, n=64) for rank, ns in times.items()])
+    plan = replace(decided(), align=True)
+    weight = WeightChoice.of(Weight("w", 64, 64), "low_rank", 8)
+    (said,) = Neighbours(plan, table).sentences(weight)
+    assert said == (
+        "On the GPU, prefill:1x8: 8 takes 31 ns; the next dim, 9, 90 ns (2.90x, no multiple of 8); the next sound one, "
+        "16, 32 ns."
+    )
+
+
+def test_a_table_that_lacks_the_operator() -> None:
+    table = profile([measured("linear", 30, m=8, k=64, n=64)])
+    weight = WeightChoice.of(Weight("w", 64, 64), "low_rank", 8)
+    assert Neighbours(decided(), table).sentences(weight) == (
+        "On the GPU, prefill:1x8: the latency table holds no time of 8 or of the next dims.",
+    )
+
+
+def test_a_table_that_is_not_at_hand() -> None:
+    weight = WeightChoice.of(Weight("w", 64, 64), "low_rank", 8)
+    dense = WeightChoice.of(Weight("w", 64, 64), "dense", 64)
+    assert Neighbours(decided(), None).sentences(weight) == (
+        "What the next dim takes is not told: the profile is not at hand.",
+    )
+    assert Neighbours(decided(), None).sentences(dense) == ()
+
+
+# --- how it is written ----------------------------------------------------------------------------------------------
+
+
+def test_numbers_in_words() -> None:
+    assert [duration(ns) for ns in (None, 12, 30_400, 1_166_072)] == ["unknown", "12 ns", "30.4 µs", "1.166 ms"]
+    assert [nats(loss) for loss in (0.0, 0.0000517, 0.25, 2.5, 1e-9)] == ["0", "0.0000517", "0.250", "2.5", "1e-09"]
+    assert ranges([0, 1, 2, 4, 7, 8]) == "0-2, 4, 7-8"

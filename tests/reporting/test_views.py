@@ -1,0 +1,164 @@
+"""Results that show themselves: as text, as HTML that nothing can break out of, as DataFrames."""
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+from rich.console import Console
+from transformers import LlamaConfig
+
+from gac import Perplexity
+from gac.allocation.frontier import Frontier, frontier
+from gac.errors import GacError, PlanError
+from gac.plan import Budget, Plan
+from gac.profiling.cliffs import Cliffs, find_cliffs
+from gac.profiling.table import Profile
+from tests.allocation.small_problems import MADE_FROM, measured, problem, profile
+
+UP = "model.layers.0.mlp.up_proj"
+HOSTILE = "<script>alert(1)</script>[bold]"
+
+
+@pytest.fixture
+def plan(make_plan: Callable[[LlamaConfig, dict[str, tuple[str, int]]], Plan], tiny_config: LlamaConfig) -> Plan:
+    return make_plan(tiny_config, {UP: ("low_rank", 24)})
+
+
+@pytest.fixture
+def table() -> Profile:
+    return profile([measured("linear", 1000 if n % 8 == 0 else 2000, m=8, k=64, n=n) for n in range(64, 129)])
+
+
+@pytest.fixture
+def cliffs(table: Profile) -> Cliffs:
+    return find_cliffs(table.sweeps()[0])
+
+
+@pytest.fixture
+def found() -> Frontier:
+    return frontier(problem([[2, 1, 0.5, 0.25, 0.125]], [10, 20, 30, 40, 50, 60]), MADE_FROM, points=3)
+
+
+PERPLEXITY = Perplexity(17.9047, 40_920, "wiki-sample, 40 windows x 1024", "float32")
+
+
+class _Tags(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: object) -> None:
+        self.found.append(tag)
+
+
+def tags(html: str) -> set[str]:
+    parser = _Tags()
+    parser.feed(html)
+    return set(parser.found)
+
+
+# --- text -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_plan_is_a_table_and_its_summary(plan: Plan) -> None:
+    lines = repr(plan).splitlines()
+    assert lines[0].split() == ["layer", "q", "k", "v", "o", "gate", "up", "down", "kept", "loss"]
+    assert lines[2].split()[:8] == ["0", "-", "-", "-", "-", "-", "r", "24"]
+    assert lines[-1] == plan.summary().splitlines()[-1] == "certificate  optimal: loss 0.1, bound 0.1, gap 0"
+
+
+def test_a_profile_says_whose_it_is_and_what_it_holds(table: Profile) -> None:
+    lines = [" ".join(line.split()) for line in repr(table).splitlines()]
+    assert lines[0] == "profile test: NVIDIA Test GPU"
+    assert lines[3] == "linear bf16 65 0 1.0 µs 2.0 µs"
+
+
+def test_cliffs_say_which_classes_keep_up(cliffs: Cliffs) -> None:
+    lines = [" ".join(line.split()) for line in repr(cliffs).splitlines()]
+    assert lines[2] == "odd 32 2.00x multiples of 8 no"
+    assert lines[-2].startswith("56 collapsed dims, the worst 65 (2.00x the latency of 72); ")
+    assert lines[-1] == "period 8; differences under 6.0% are noise"
+
+
+def test_a_perplexity_keeps_its_protocol() -> None:
+    lines = [" ".join(line.split()) for line in repr(PERPLEXITY).splitlines()]
+    assert lines[2:] == ["17.905 40,920 float32", "wiki-sample, 40 windows x 1024"]
+    assert str(PERPLEXITY) == "17.905 (wiki-sample, 40 windows x 1024; 40,920 tokens predicted, float32)"
+
+
+def test_a_frontier_says_what_it_is_of(found: Frontier) -> None:
+    assert repr(found).splitlines()[0] == "frontier of tiny, kfac, NVIDIA Test GPU"
+    assert "3 points, 3 of them proved to lose least for their parameters" in repr(found)
+
+
+def test_rich_prints_the_same_table(plan: Plan) -> None:
+    console = Console(width=100, force_terminal=False)
+    with console.capture() as captured:
+        console.print(replace(plan, model=HOSTILE))
+    assert HOSTILE in captured.get()
+
+
+# --- HTML -----------------------------------------------------------------------------------------------------------
+
+
+def test_each_result_is_a_table_in_a_notebook(plan: Plan, table: Profile, cliffs: Cliffs, found: Frontier) -> None:
+    for result in (plan, table, cliffs, found, PERPLEXITY):
+        assert tags(result._repr_html_()) >= {"table", "thead", "tbody", "th", "td"}
+
+
+def test_markup_in_names_is_escaped(plan: Plan, found: Frontier) -> None:
+    hostile = replace(found, made_from=replace(found.made_from, model=HOSTILE))
+    for result in (replace(plan, model=HOSTILE), hostile, replace(PERPLEXITY, protocol=HOSTILE)):
+        html = result._repr_html_()
+        assert "script" not in tags(html)
+        assert "&lt;script&gt;alert(1)&lt;/script&gt;[bold]" in html
+
+
+# --- DataFrames -----------------------------------------------------------------------------------------------------
+
+
+def test_a_plan_has_a_row_a_weight(plan: Plan) -> None:
+    frame = plan.to_dataframe()
+    assert len(frame) == len(plan.weights) == 14
+    assert int(frame["params"].sum()) == plan.budget.used
+    row = frame[frame["weight"] == UP].iloc[0]
+    assert (row["layer"], row["kind"], row["form"], row["dim"], row["aligned"]) == (0, "up_proj", "low_rank", 24, True)
+
+
+def test_a_profile_has_a_row_a_measurement(table: Profile) -> None:
+    frame = table.to_dataframe()
+    assert (len(frame), frame["n"].max(), frame["median_ns"].max()) == (65, 128, 2000.0)
+
+
+def test_cliffs_have_a_row_a_dim(cliffs: Cliffs) -> None:
+    frame = cliffs.to_dataframe()
+    assert (frame["is"] == "collapsed").sum() == len(cliffs.collapsed)
+    assert frame.iloc[0].to_dict() == {"dim": 65, "is": "collapsed", "beside": 72, "times": 2.0}
+
+
+def test_a_frontier_has_a_row_a_point(found: Frontier) -> None:
+    frame = found.to_dataframe()
+    assert list(frame["params"]) == [point.params for point in found.points]
+    assert list(frame["latency_ns prefill:1x8"]) == [point.latency_ns[0] for point in found.points]
+
+
+def test_a_perplexity_is_one_row() -> None:
+    assert PERPLEXITY.to_dataframe()["value"].tolist() == [17.9047]
+
+
+def test_without_pandas_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(GacError) as failure:
+        PERPLEXITY.to_dataframe()
+    assert str(failure.value) == "pandas is not installed; expected it, for a DataFrame. Run pip install pandas."
+
+
+# --- bad input ------------------------------------------------------------------------------------------------------
+
+
+def test_an_empty_plan_is_refused(plan: Plan) -> None:
+    with pytest.raises(PlanError) as failure:
+        replace(plan, sites=(), budget=Budget(1.0, 0, 0, 0, 1))
+    assert str(failure.value) == "plan has no sites; expected one at least. Make the plan again; this one was edited."

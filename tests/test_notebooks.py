@@ -1,0 +1,43 @@
+"""The notebooks run from what comes with the package, and their outputs are stored."""
+
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+FOLDER = Path(__file__).parent.parent / "notebooks"
+NAMES = [
+    "01_cliffs_of_a_gpu",
+    "02_a_plan_versus_palu",
+    pytest.param("03_from_model_to_checkpoint", marks=pytest.mark.smollm2),
+]
+
+
+def cells(name: str) -> list[Any]:
+    notebook = nbformat.read(FOLDER / f"{name}.ipynb", as_version=4)
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
+
+
+def test_every_notebook_is_tested() -> None:
+    assert {path.stem for path in FOLDER.glob("*.ipynb")} == {str(getattr(one, "values", (one,))[0]) for one in NAMES}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_notebook_runs(name: str) -> None:
+    notebook = nbformat.read(FOLDER / f"{name}.ipynb", as_version=4)
+    NotebookClient(notebook, timeout=600, kernel_name="python3", resources={"metadata": {"path": FOLDER}}).execute()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_stored_was_run_in_order_and_failed_nowhere(name: str) -> None:
+    assert [cell.execution_count for cell in cells(name)] == list(range(1, len(cells(name)) + 1))
+    assert not [output for cell in cells(name) for output in cell.outputs if output.output_type == "error"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_nothing_about_the_machine_is_stored(name: str) -> None:
+    text = (FOLDER / f"{name}.ipynb").read_text(encoding="utf-8")
+    assert "/home/" not in text
+    assert "/tmp/" not in text
