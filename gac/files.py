@@ -1,5 +1,6 @@
 """Files at the boundary: whole or absent, validated when read."""
 
+import errno
 import os
 import tempfile
 from collections.abc import Iterator
@@ -10,6 +11,9 @@ from typing import Any, TypeVar
 from gac.errors import GacError
 
 T = TypeVar("T")
+
+# What file systems say that cannot sync a directory, and one that may not be read.
+_NOT_FOR_DIRECTORIES = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES})
 
 
 def home() -> Path:
@@ -43,11 +47,15 @@ def sync_directory(path: Path) -> None:
     """Put the names in a directory on the disk, where the system can: a new file's name is not part of the file."""
     if os.name != "posix":
         return
-    handle = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+    except OSError as failure:
+        if failure.errno not in _NOT_FOR_DIRECTORIES:
+            raise
 
 
 def open_to_umask(path: Path) -> None:

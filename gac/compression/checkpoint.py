@@ -20,7 +20,7 @@ from gac.compression.header import header_of, read_header
 from gac.compression.layers import empty_module
 from gac.compression.shards import check_there, shard_names
 from gac.errors import CheckpointError, GacError
-from gac.files import open_to_umask
+from gac.files import open_to_umask, sync_directory
 from gac.models.families import COMPRESSED, family_of, supported
 from gac.models.linears import as_linear
 from gac.models.loading import default_device, is_checkpoint, quiet_transformers
@@ -197,7 +197,9 @@ def complete_directory(target: Path) -> Iterator[Path]:
             for file in filter(Path.is_file, part.rglob("*")):
                 with file.open("rb") as written:
                     os.fsync(written.fileno())
+            sync_directory(part)
             _move(part, target)
+            sync_directory(target.parent)
     except (OSError, SafetensorError) as failure:
         raise CheckpointError(
             f"{target} cannot be written: {failure}", "a writable place with room", "Choose another directory."

@@ -4,11 +4,15 @@
 """
 
 import dataclasses
+import errno
+import os
 import random
+import stat
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -16,7 +20,7 @@ from gac.errors import ProfileError, StatisticsError
 from gac.profiling.sweeps.journal import Journal
 from gac.profiling.sweeps.sweep import run_sweep
 from gac.profiling.table import Profile
-from gac.sensitivity.store import write_arrays, write_tensors
+from gac.sensitivity.store import read_arrays, write_arrays, write_tensors
 from tests.headers import make_header
 from tests.stress.harming import KILLED, Victim, check_whole, make_world, result, run, timings
 from tests.stress.victims import JOBS, POINTS, CountingMeasurer, Harm
@@ -144,12 +148,22 @@ NOWHERE = Path("/proc/gac")  # not even root can make a file there
 
 def test_statistics_that_cannot_be_written_are_named() -> None:
     with pytest.raises(StatisticsError) as caught:
-        write_arrays(NOWHERE / "losses.safetensors", {"loss": torch.zeros(1).numpy()})
+        write_arrays(NOWHERE / "losses.safetensors", {"loss": np.zeros(1)})
     assert str(caught.value) == (
         "statistics cannot be written to /proc/gac/losses.safetensors: [Errno 2] No such file or directory: "
         "'/proc/gac'; expected a writable place with room, which GAC_HOME names. Make room or set GAC_HOME, and run "
         "the same again: finished layers are kept."
     )
+
+
+def test_a_file_system_that_syncs_no_directories_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def sync(handle: int) -> None:
+        if stat.S_ISDIR(os.fstat(handle).st_mode):
+            raise OSError(errno.EINVAL, "Invalid argument")
+
+    monkeypatch.setattr("os.fsync", sync)
+    write_arrays(tmp_path / "losses.safetensors", {"loss": np.zeros(1)})
+    assert read_arrays(tmp_path / "losses.safetensors")["loss"].tolist() == [0.0]
 
 
 def test_a_profile_that_cannot_be_written_is_named() -> None:

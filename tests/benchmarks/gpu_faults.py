@@ -1,0 +1,114 @@
+"""Break a real GPU in the middle of a sweep, in every way that a program can, and resume.
+
+    python -m tests.benchmarks.gpu_faults --output gpu-faults.json
+
+Each fault befalls one shape of a small sweep in a process of its own, for a failed device is gone for its process. Then
+the same sweep is run again, without the fault. Printed is how the first run ended, what the shape's row says after
+each, and how many timings of the others the second run had to take again.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from gac.errors import GacError
+from gac.forms import low_rank
+from gac.profiling.records import Point
+from gac.profiling.sweeps.sweep import run_sweep
+from gac.profiling.table import Profile
+from gac.profiling.timing.device import fingerprint, require_gpu
+from gac.profiling.timing.measure import GpuMeasurer
+from gac.profiling.timing.runners import RUNNERS
+
+POINTS = [Point(low_rank(128, 1024, rank, 1024)) for rank in range(64, 512, 32)]
+BAD = 256
+
+
+def out_of_memory(_outputs: Sequence[torch.Tensor]) -> None:
+    torch.empty(2**40, dtype=torch.uint8, device="cuda")
+
+
+def wrong_result(outputs: Sequence[torch.Tensor]) -> None:
+    for output in outputs:
+        output.mul_(1.5)
+
+
+def refused(outputs: Sequence[torch.Tensor]) -> None:
+    torch.mm(outputs[0], outputs[0].T.float())
+
+
+def device_assert(_outputs: Sequence[torch.Tensor]) -> None:
+    torch.zeros(1, device="cuda")[torch.tensor([7], device="cuda")].sum()
+
+
+FAULTS = {fault.__name__: fault for fault in (out_of_memory, wrong_result, refused, device_assert)}
+
+
+def sweep(path: Path, fault: str) -> None:
+    """One run in this process; a fault befalls every launch of rank 256."""
+    runner = RUNNERS["low_rank"]
+    run = runner.run
+
+    def harmed(inputs, outputs):
+        result = run(inputs, outputs)
+        if any(BAD in tensor.shape for tensor in inputs):
+            FAULTS[fault](outputs)
+        return result
+
+    if fault:
+        runner.run = harmed
+    header = fingerprint()
+    try:
+        report = run_sweep(POINTS, path, GpuMeasurer(header), header, progress=False)
+    except GacError as failure:
+        print(json.dumps({"ended": f"{type(failure).__name__}: {failure.given}"}))
+    else:
+        print(json.dumps({"ended": "done", "timed": report.timed}))
+
+
+def tried(fault: str, folder: Path) -> dict[str, object]:
+    path = folder / f"{fault}.jsonl"
+    first, again = (_in_a_process(path, one) for one in (fault, ""))
+    rows = {row.shape["r"]: row for row in Profile.load(path).measurements}
+    return {
+        "first_run": first,
+        "second_run": again,
+        "row": rows[BAD].error,
+        "others_timed": sum(len(row.passes) == 3 for rank, row in rows.items() if rank != BAD),
+        "others": len(POINTS) - 1,
+    }
+
+
+def _in_a_process(path: Path, fault: str) -> object:
+    command = [sys.executable, "-m", "tests.benchmarks.gpu_faults", "--sweep", str(path), "--fault", fault]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    lines = ended.stdout.strip().splitlines()
+    return json.loads(lines[-1]) if ended.returncode == 0 and lines else {"raw": ended.stderr[-2000:]}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path)
+    parser.add_argument("--sweep", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--fault", default="", help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.sweep:
+        return sweep(asked.sweep, asked.fault)
+    require_gpu()
+    with tempfile.TemporaryDirectory() as folder:
+        found = {fault: tried(fault, Path(folder)) for fault in FAULTS}
+    text = json.dumps(found, indent=2)
+    print(text)
+    if asked.output:
+        asked.output.write_text(text + "\n")
+    return None
+
+
+if __name__ == "__main__":
+    main()
