@@ -128,6 +128,7 @@ def tried(job: Job, fault: Callable[[Job, Path, random.Random], str], trials: in
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trials", type=int, default=100, help="of every fault with every job")
+    parser.add_argument("--job", choices=JOBS, action="append", help="all by default; repeatable")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--tmpfs", action="store_true", help="full disks are tmpfs mounts too; needs root")
     parser.add_argument("--output", type=Path)
@@ -137,7 +138,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         world = Path(folder)
         make_world(world)
-        for name in JOBS:
+        for name in asked.job or JOBS:
             job = undisturbed(name, world, world / name)
             for fault in faults:
                 found.setdefault(name, {})[fault.__name__] = harmed = tried(job, fault, asked.trials, asked.seed)
