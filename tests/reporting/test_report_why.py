@@ -42,7 +42,7 @@ def test_time_counts_where_it_is_limited() -> None:
 def test_the_cache_counts_where_it_is_limited() -> None:
     weight = Weight("k_proj", 12, 12, heads=4, cached=True)
     dense, other = WeightChoice.of(weight, "dense", 12), Alternative(("grouped",), (4,), 96, 0.5, ())
-    site = SiteChoice("k_proj", 0, "k_proj", (dense,), 144, 144, 0.0, (), (other,))
+    site = SiteChoice("k_proj", 0, "k_proj", (dense,), 144, 144, 0.0, (), alternatives=(other,))
     plan = decided(1.0, ())
     proof = replace(plan.certificate, multipliers=(0.0, 0.01))
     limited = replace(
