@@ -1,5 +1,6 @@
 """Files at the boundary: whole or absent, validated when read."""
 
+import json
 import os
 import tempfile
 from collections.abc import Iterator
@@ -7,9 +8,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from gac.errors import GacError
+from gac.errors import UNSAFE, GacError
 
 T = TypeVar("T")
+_LARGEST = 2**62
 
 
 def home() -> Path:
@@ -51,6 +53,8 @@ def to_json(value: Any, indent: int | None = None) -> bytes:
 def from_json(kind: type[T], text: str | bytes, what: str, error: type[GacError]) -> T:
     """Read a frozen dataclass back, strictly: unknown keys, wrong types and missing fields are errors.
 
+    So are keys that are there twice, integers beyond 2**62, and control characters.
+
     Args:
         kind: the dataclass; its ``__pydantic_config__`` should forbid extra keys.
         what: how to name the source in an error (a path, a line).
@@ -61,16 +65,54 @@ def from_json(kind: type[T], text: str | bytes, what: str, error: type[GacError]
     """
     from pydantic import TypeAdapter, ValidationError
 
+    expected = f"a {kind.__name__} as this version of GAC writes it"
+    remedy = "Make it again, or open it with the version of GAC that wrote it."
+    reason = _suspicion(text)
+    if reason and not reason.startswith("Invalid JSON"):
+        raise error(f"{what}: {reason}", expected, remedy)
     try:
-        return TypeAdapter(kind).validate_json(text, strict=True)
+        found = TypeAdapter(kind).validate_json(text, strict=True)
     except ValidationError as failure:
         first = failure.errors()[0]
         field = ".".join(str(part) for part in first["loc"]) or "the document"
-        raise error(
-            f"{what}: {field}: {first['msg']}",
-            f"a {kind.__name__} as this version of GAC writes it",
-            "Make it again, or open it with the version of GAC that wrote it.",
-        ) from failure
+        raise error(f"{what}: {field}: {first['msg']}", expected, remedy) from failure
+    if reason:  # what one of two readers cannot read is not read
+        raise error(f"{what}: {reason}", expected, remedy)
+    return found
+
+
+class _SuspiciousError(Exception):
+    pass
+
+
+def _suspicion(text: str | bytes) -> str | None:
+    """What no file of ours holds, though its types are right."""
+    try:
+        json.loads(text, object_pairs_hook=_checked_pairs, parse_int=_checked_int)
+    except _SuspiciousError as found:
+        return str(found)
+    except (ValueError, RecursionError) as failure:
+        return f"Invalid JSON: {failure}"
+    return None
+
+
+def _checked_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise _SuspiciousError(f"the key {next(key for key in keys if keys.count(key) > 1)!r} is there twice")
+    for key, value in pairs:
+        values = value if isinstance(value, list) else [value]
+        wrong = next((one for one in (key, *values) if isinstance(one, str) and UNSAFE.search(one)), None)
+        if wrong is not None:
+            raise _SuspiciousError(f"{key[:40]!r} holds a control character: {wrong[:40]!r}")
+    return found
+
+
+def _checked_int(text: str) -> int:
+    if len(text) > len(str(-_LARGEST)) or abs(int(text)) > _LARGEST:
+        raise _SuspiciousError(f"the integer {text[:40]} is beyond 2**62")
+    return int(text)
 
 
 def write_record(record: Any, path: str | Path, what: str, error: type[GacError], indent: int | None = None) -> None:

@@ -22,7 +22,7 @@ from gac.errors import CheckpointError, GacError
 from gac.files import from_json, open_to_umask
 from gac.models.families import family_of
 from gac.models.linears import as_linear
-from gac.models.loading import default_device, is_checkpoint, quiet_transformers
+from gac.models.loading import UNREADABLE, default_device, is_checkpoint, quiet_transformers
 from gac.plan import Plan, WeightChoice
 
 __all__ = ["is_checkpoint", "load_checkpoint", "save_checkpoint"]
@@ -271,7 +271,7 @@ def _check_shards(source: Path) -> None:
     if path.exists():
         try:
             names = set(json.loads(path.read_bytes())["weight_map"].values())
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as failure:
+        except UNREADABLE as failure:
             raise _contradiction(source, f"{_INDEX} is no index", "a weight_map from weights to files") from failure
     for name in sorted(map(str, names)):
         if Path(name).name != name or not name.endswith(".safetensors"):
@@ -285,7 +285,7 @@ def _reading(source: Path) -> Iterator[None]:
     """Turn what transformers raises for files it cannot read into one CheckpointError."""
     try:
         yield
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as failure:
+    except UNREADABLE as failure:
         reason = str(failure).strip().partition("\n")[0].rstrip(".")
         raise CheckpointError(
             f"{source} cannot be loaded: {reason}", "files as gac.save wrote them", "Save or copy the model again."
