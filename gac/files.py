@@ -67,7 +67,7 @@ def from_json(kind: type[T], text: str | bytes, what: str, error: type[GacError]
 
     expected = f"a {kind.__name__} as this version of GAC writes it"
     remedy = "Make it again, or open it with the version of GAC that wrote it."
-    reason = _suspicion(text)
+    reason = suspicion(text)
     if reason and not reason.startswith("Invalid JSON"):
         raise error(f"{what}: {reason}", expected, remedy)
     try:
@@ -85,7 +85,7 @@ class _SuspiciousError(Exception):
     pass
 
 
-def _suspicion(text: str | bytes) -> str | None:
+def suspicion(text: str | bytes) -> str | None:
     """What no file of ours holds, though its types are right."""
     try:
         json.loads(text, object_pairs_hook=_checked_pairs, parse_int=_checked_int)

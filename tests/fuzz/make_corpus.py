@@ -35,7 +35,9 @@ def main() -> None:
         "profile/small": _profile(),
         "plan/changed": to_json(plan),
         "plan/head_dim": to_json(_with_cache(heads)),
-        "frontier/small": to_json(frontier(problem([[8, 4, 2, 1, 0.5]], [10, 20, 30, 40, 50, 60]), MADE_FROM, points=3)),
+        "frontier/small": to_json(
+            frontier(problem([[8, 4, 2, 1, 0.5]], [10, 20, 30, 40, 50, 60]), MADE_FROM, points=3)
+        ),
         "checkpoint/small": _checkpoint(config, plan),
         "name/prefill": b"prefill:1x1024",
         "name/decode": b"decode:1@1024",

@@ -1,8 +1,8 @@
 """Fuzz a reader, guided by coverage: ``python tests/fuzz/run.py plan --seconds 600``. Needs ``pip install atheris``.
 
-Half of the inputs are documents with some values changed, the others are libFuzzer's own mutations. It begins with the kept
-corpus and adds to a folder of its own; what fails is left there as ``crash-*``, ``timeout-*`` or ``oom-*``. An input that
-takes over 10 s or 2 GB fails too. It ends with the number of inputs, or at the first failure.
+Half of the inputs are documents with some values changed, the others are libFuzzer's own mutations. It begins with the
+kept corpus and adds to a folder of its own; what fails is left there as ``crash-*``, ``timeout-*`` or ``oom-*``. An
+input that takes over 10 s or 2 GB fails too. It ends with the number of inputs, or at the first failure.
 """
 
 import argparse
@@ -37,7 +37,12 @@ def main() -> None:
     found = options.folder / options.target
     found.mkdir(parents=True, exist_ok=True)
     limits = [f"-max_total_time={options.seconds}", "-timeout=10", "-rss_limit_mb=2048", "-max_len=65536"]
-    arguments = [f"-artifact_prefix={found}/", "-print_final_stats=1", str(found), str(HERE / "corpus" / options.target)]
+    arguments = [
+        f"-artifact_prefix={found}/",
+        "-print_final_stats=1",
+        str(found),
+        str(HERE / "corpus" / options.target),
+    ]
     atheris.Setup([sys.argv[0], *limits, *arguments], lambda data: void(options.target, data), custom_mutator=mutate)
     atheris.Fuzz()
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import TracebackType
 
 from gac.errors import ProfileError
+from gac.profiling.reading import parse
 from gac.profiling.records import (
     AgainLine,
     Header,
@@ -21,7 +22,6 @@ from gac.profiling.records import (
     RowLine,
     SentinelLine,
     SharedLine,
-    parse,
 )
 
 _SYNC_SECONDS = 1.0
