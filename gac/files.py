@@ -12,6 +12,7 @@ from gac.errors import UNSAFE, GacError
 
 T = TypeVar("T")
 _LARGEST = 2**62
+_BEYOND = object()
 
 
 def home() -> Path:
@@ -102,17 +103,24 @@ def _checked_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         keys = [key for key, _ in pairs]
         raise _SuspiciousError(f"the key {next(key for key in keys if keys.count(key) > 1)!r} is there twice")
     for key, value in pairs:
-        values = value if isinstance(value, list) else [value]
-        wrong = next((one for one in (key, *values) if isinstance(one, str) and UNSAFE.search(one)), None)
-        if wrong is not None:
-            raise _SuspiciousError(f"{key[:40]!r} holds a control character: {wrong[:40]!r}")
+        for one in (key, *_leaves(value)):
+            if isinstance(one, str) and UNSAFE.search(one):
+                raise _SuspiciousError(f"{key[:40]!r} holds a control character: {one[:40]!r}")
+            if one is _BEYOND:
+                raise _SuspiciousError(f"{key[:40]}: an integer beyond 2**62")
     return found
 
 
-def _checked_int(text: str) -> int:
-    if len(text) > len(str(-_LARGEST)) or abs(int(text)) > _LARGEST:
-        raise _SuspiciousError(f"the integer {text[:40]} is beyond 2**62")
-    return int(text)
+def _leaves(value: Any) -> Iterator[Any]:
+    if isinstance(value, list):
+        for one in value:
+            yield from _leaves(one)
+    else:
+        yield value
+
+
+def _checked_int(text: str) -> Any:
+    return _BEYOND if len(text) > len(str(-_LARGEST)) or abs(int(text)) > _LARGEST else int(text)
 
 
 def write_record(record: Any, path: str | Path, what: str, error: type[GacError], indent: int | None = None) -> None:
