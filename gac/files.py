@@ -13,6 +13,7 @@ from gac.errors import UNSAFE, GacError
 T = TypeVar("T")
 _LARGEST = 2**62
 _BEYOND = object()
+_MOST_BYTES, _MOST_VALUES, _MOST_LETTERS = 2**28, 2_000_000, 2**16
 
 
 def home() -> Path:
@@ -44,6 +45,25 @@ def open_to_umask(path: Path) -> None:
     path.chmod(0o666 & ~mask)
 
 
+def check_inside(folder: Path, error: type[GacError]) -> None:
+    """Refuse a directory in which a symlink leads out of it: whoever sent it would choose what is read.
+
+    Those of a Hugging Face cache are followed, from ``snapshots/REVISION`` to the ``blobs`` beside ``snapshots``.
+
+    Raises:
+        GacError: of the class ``error``, naming the link.
+    """
+    root = folder.resolve()
+    homes = [root, *([root.parent.parent / "blobs"] if root.parent.name == "snapshots" else [])]
+    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+        if path.is_symlink() and not any(path.resolve().is_relative_to(home) for home in homes):
+            raise error(
+                f"{path} is a symlink to {path.readlink()}, outside of the directory",
+                "files of this directory",
+                "Copy the file there if you trust it.",
+            )
+
+
 def to_json(value: Any, indent: int | None = None) -> bytes:
     """A frozen dataclass as JSON; NaN and infinity are refused by never being written as numbers."""
     from pydantic import TypeAdapter
@@ -54,7 +74,7 @@ def to_json(value: Any, indent: int | None = None) -> bytes:
 def from_json(kind: type[T], text: str | bytes, what: str, error: type[GacError]) -> T:
     """Read a frozen dataclass back, strictly: unknown keys, wrong types and missing fields are errors.
 
-    So are keys that are there twice, integers beyond 2**62, and control characters.
+    So are keys that are there twice, integers beyond 2**62, control characters, and millions of values.
 
     Args:
         kind: the dataclass; its ``__pydantic_config__`` should forbid extra keys.
@@ -88,6 +108,9 @@ class _SuspiciousError(Exception):
 
 def suspicion(text: str | bytes) -> str | None:
     """What no file of ours holds, though its types are right."""
+    separators = text.count("," if isinstance(text, str) else b",")
+    if separators > _MOST_VALUES:  # pydantic keeps an error for each, which is what takes the memory
+        return f"{separators:,} commas, more than {_MOST_VALUES:,}"
     try:
         json.loads(text, object_pairs_hook=_checked_pairs, parse_int=_checked_int)
     except _SuspiciousError as found:
@@ -106,6 +129,8 @@ def _checked_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         for one in (key, *_leaves(value)):
             if isinstance(one, str) and UNSAFE.search(one):
                 raise _SuspiciousError(f"{key[:40]!r} holds a control character: {one[:40]!r}")
+            if isinstance(one, str) and len(one) > _MOST_LETTERS:
+                raise _SuspiciousError(f"{key[:40]}: a string of {len(one):,} characters")
             if one is _BEYOND:
                 raise _SuspiciousError(f"{key[:40]}: an integer beyond 2**62")
     return found
@@ -151,11 +176,14 @@ def read_record(kind: type[T], path: str | Path, what: str, error: type[GacError
     """
     source = Path(path)
     try:
-        text = source.read_bytes()
+        with source.open("rb") as file:
+            text = file.read(_MOST_BYTES + 1)
     except OSError as failure:
         raise error(
             f"{what} {source} cannot be read: {failure.strerror}",
             f"a {what} written by {kind.__name__}.save",
             "Check the path.",
         ) from failure
+    if len(text) > _MOST_BYTES:
+        raise error(f"{what} {source} is larger than {_MOST_BYTES:,} bytes", f"a {what}", "Check the path.")
     return from_json(kind, text, f"{what} {source}", error)

@@ -19,7 +19,7 @@ from gac.compression.card import model_card
 from gac.compression.fusing import as_run, fuse_inputs
 from gac.compression.layers import empty_module
 from gac.errors import CheckpointError, GacError
-from gac.files import from_json, open_to_umask
+from gac.files import check_inside, from_json, open_to_umask
 from gac.models.families import family_of
 from gac.models.linears import as_linear
 from gac.models.loading import UNREADABLE, default_device, is_checkpoint, quiet_transformers
@@ -108,6 +108,7 @@ def load_checkpoint(
         CheckpointError: a file is missing or damaged, or the files contradict one another.
     """
     source = Path(directory)
+    check_inside(source, CheckpointError)
     plan = _read_plan(source)
     _check_shards(source)
     config = _read_config(source)

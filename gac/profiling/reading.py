@@ -37,6 +37,7 @@ from gac.sites import Floats, Ints
 
 _CHUNK_BYTES = 2**18
 _LARGEST = 2**50
+_LONGEST_LINE = 2**20
 _SHOWN = 40
 _SHORTEST_NS, _LONGEST_NS = 1e-3, 1e15
 
@@ -73,6 +74,7 @@ def parse(content: bytes, source: str | Path) -> Contents:
     end = content.find(b"\n") + 1
     if not end:
         raise _malformed(f"profile {source} has no complete line")
+    _check_length(content[:end], f"{source}:1")
     _check_version(content[: end - 1], f"{source}:1")
     record = _read_line(content[: end - 1], f"{source}:1")
     if not isinstance(record, HeaderLine):
@@ -347,6 +349,9 @@ class _Table:
 
     def take(self, chunk: bytes) -> None:
         """Check some lines and keep what they say."""
+        if len(chunk) > _CHUNK_BYTES:
+            for place, line in enumerate(chunk.split(b"\n")):
+                _check_length(line, f"{self.source}:{self.lines + place + 1}")
         try:
             records = _records(chunk)
             self._take(records, list(map(itemgetter("record"), records)), chunk)
@@ -477,6 +482,11 @@ def _malformed(given: str) -> ProfileError:
         "JSON Lines as gac profile writes them: a header, then kernel names and rows",
         "Restore the file, or measure again with gac profile.",
     )
+
+
+def _check_length(line: bytes, where: str) -> None:
+    if len(line) > _LONGEST_LINE:
+        raise _malformed(f"{where}: a line of {len(line):,} bytes")
 
 
 def _check_version(line: bytes, where: str) -> None:

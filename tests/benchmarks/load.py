@@ -49,6 +49,53 @@ def profile(path: Path, rows: int, passes: int) -> tuple[float, str]:
     return taken, f"a profile of {rows:,} rows, {passes} passes, {path.stat().st_size / 1e6:.0f} MB, opened"
 
 
+def plan(folder: Path) -> tuple[float, str]:
+    """Choose for a model of Llama-3-70B's shape: 80 layers of 7 weights, every multiple of 8 as a rank."""
+    import numpy as np
+
+    import gac
+    from gac.allocation.knapsack import Group
+
+    widths = {"q": (8192, 8192), "k": (1024, 8192), "v": (1024, 8192), "o": (8192, 8192)}
+    widths |= {"gate": (28672, 8192), "up": (28672, 8192), "down": (8192, 28672)}
+    draw = np.random.default_rng(0)
+    groups = []
+    for layer in range(80):
+        for name, (rows, columns) in widths.items():
+            ranks = np.arange(8, min(rows, columns) + 1, 8)
+            costs = np.append(np.minimum(ranks * (rows + columns), rows * columns), rows * columns)
+            decay = np.exp(-ranks / ranks[-1] * draw.uniform(2, 6)) * draw.uniform(0.001, 0.02)
+            groups.append(Group(f"{layer}.{name}", np.append(decay, 0.0), costs[:, None]))
+    candidates = sum(len(group.values) for group in groups)
+    total = int(sum(group.costs[-1, 0] for group in groups))
+    begun = time.perf_counter()
+    solution = gac.knapsack(groups, limits=[total * 8 // 10])
+    taken = time.perf_counter() - begun
+    assert solution.certificate.status == "optimal"
+    return taken, f"a choice for {len(groups)} sites among {candidates:,} candidates, proved optimal"
+
+
+def compare(folder: Path) -> tuple[float, str]:
+    """``gac compare`` over a hundred plans of 560 weights."""
+    from click.testing import CliRunner
+    from transformers import LlamaConfig
+
+    from gac.cli import main
+    from tests.conftest import _make_plan
+
+    config = LlamaConfig(
+        hidden_size=8192, intermediate_size=28672, num_hidden_layers=80, num_attention_heads=64, num_key_value_heads=8
+    )
+    for number in range(100):
+        changes = {f"model.layers.{at}.self_attn.q_proj": ("low_rank", 8 * (number + 1)) for at in range(80)}
+        _make_plan(config, changes).save(folder / f"{number}.json")
+    begun = time.perf_counter()
+    done = CliRunner().invoke(main, ["compare", *(str(path) for path in sorted(folder.glob("*.json")))])
+    taken = time.perf_counter() - begun
+    assert done.exit_code == 0, done.output
+    return taken, "100 plans of 560 weights compared"
+
+
 def write_profile(path: Path, rows: int, passes: int) -> None:
     from tests.headers import MACHINE
 
