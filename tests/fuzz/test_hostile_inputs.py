@@ -51,7 +51,7 @@ def test_any_bytes_are_read_or_refused(target: str, data: bytes) -> None:
 @given(st.integers(0, 2**32))
 def test_documents_with_wrong_values_are_read_or_refused(target: str, seed: int) -> None:
     draw = random.Random(seed)
-    first = [path for path in KEPT if path.parent.name == target]
+    first = [path for path in KEPT if path.parent.name == target and len(path.name) < 12]
     survives(target, spoiled(draw.choice(first).read_bytes(), draw))
 
 
@@ -180,3 +180,11 @@ def test_a_huge_file_is_refused_in_seconds_and_bounded_memory(name: str, tmp_pat
     command = [sys.executable, "-c", code, str(tmp_path / "plan.json")]
     done = subprocess.run(command, capture_output=True, text=True, preexec_fn=limited, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", "")
+
+
+def test_the_fuzzer_runs(tmp_path: Path) -> None:
+    pytest.importorskip("atheris")
+    command = [sys.executable, str(CORPUS.parent / "run.py"), "plan", "--seconds", "2", "--folder", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "stat::number_of_executed_units" in done.stderr
