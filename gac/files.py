@@ -108,7 +108,7 @@ class _SuspiciousError(Exception):
 
 def suspicion(text: str | bytes) -> str | None:
     """What no file of ours holds, though its types are right."""
-    separators = text.count("," if isinstance(text, str) else b",")
+    separators = text.count(",") if isinstance(text, str) else text.count(b",")
     if separators > _MOST_VALUES:  # pydantic keeps an error for each, which is what takes the memory
         return f"{separators:,} commas, more than {_MOST_VALUES:,}"
     try:
