@@ -1,6 +1,12 @@
 """What GAC raises: one base class, and every error names its value, its expectation and its remedy."""
 
+import re
 from collections.abc import Iterable
+
+UNSAFE = re.compile(r"[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Characters that move a terminal's cursor, turn the direction of text, or are no text at all."""
+
+_LONGEST = 2000
 
 
 class GacError(Exception):
@@ -10,16 +16,22 @@ class GacError(Exception):
         given: what was given or found, with its value.
         expected: what would have been accepted.
         remedy: what to do next, as an imperative.
+
+    Each is made safe to print: what a hostile file put into it is cut after 2000 characters, and control characters
+    are escaped.
     """
 
     def __init__(self, given: str, expected: str, remedy: str) -> None:
-        super().__init__(given, expected, remedy)
-        self.given = given
-        self.expected = expected
-        self.remedy = remedy
+        self.given, self.expected, self.remedy = map(_readable, (given, expected, remedy))
+        super().__init__(self.given, self.expected, self.remedy)
 
     def __str__(self) -> str:
         return f"{self.given}; expected {self.expected}. {self.remedy}"
+
+
+def _readable(text: str) -> str:
+    cut = text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+    return UNSAFE.sub(lambda found: found[0] if found[0] == "\n" else ascii(found[0])[1:-1], cut)
 
 
 class BudgetError(GacError):

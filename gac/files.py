@@ -1,6 +1,7 @@
 """Files at the boundary: whole or absent, validated when read."""
 
 import errno
+import json
 import os
 import tempfile
 from collections.abc import Iterator
@@ -8,9 +9,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from gac.errors import GacError
+from gac.errors import UNSAFE, GacError
 
 T = TypeVar("T")
+_LARGEST = 2**62
+_BEYOND = object()
+_MOST_BYTES, _MOST_VALUES, _MOST_LETTERS = 2**28, 2_000_000, 2**16
 
 # What file systems say that cannot sync a directory, and one that may not be read.
 _NOT_FOR_DIRECTORIES = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES})
@@ -65,6 +69,25 @@ def open_to_umask(path: Path) -> None:
     path.chmod(0o666 & ~mask)
 
 
+def check_inside(folder: Path, error: type[GacError]) -> None:
+    """Refuse a directory in which a symlink leads out of it: whoever sent it would choose what is read.
+
+    Those of a Hugging Face cache are followed, from ``snapshots/REVISION`` to the ``blobs`` beside ``snapshots``.
+
+    Raises:
+        GacError: of the class ``error``, naming the link.
+    """
+    root = folder.resolve()
+    homes = [root, *([root.parent.parent / "blobs"] if root.parent.name == "snapshots" else [])]
+    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+        if path.is_symlink() and not any(path.resolve().is_relative_to(home) for home in homes):
+            raise error(
+                f"{path} is a symlink to {path.readlink()}, outside of the directory",
+                "files of this directory",
+                "Copy the file there if you trust it.",
+            )
+
+
 def to_json(value: Any, indent: int | None = None) -> bytes:
     """A frozen dataclass as JSON; NaN and infinity are refused by never being written as numbers."""
     from pydantic import TypeAdapter
@@ -74,6 +97,8 @@ def to_json(value: Any, indent: int | None = None) -> bytes:
 
 def from_json(kind: type[T], text: str | bytes, what: str, error: type[GacError]) -> T:
     """Read a frozen dataclass back, strictly: unknown keys, wrong types and missing fields are errors.
+
+    So are keys that are there twice, integers beyond 2**62, control characters, and millions of values.
 
     Args:
         kind: the dataclass; its ``__pydantic_config__`` should forbid extra keys.
@@ -85,16 +110,66 @@ def from_json(kind: type[T], text: str | bytes, what: str, error: type[GacError]
     """
     from pydantic import TypeAdapter, ValidationError
 
+    expected = f"a {kind.__name__} as this version of GAC writes it"
+    remedy = "Make it again, or open it with the version of GAC that wrote it."
+    reason = suspicion(text)
+    if reason and not reason.startswith("Invalid JSON"):
+        raise error(f"{what}: {reason}", expected, remedy)
     try:
-        return TypeAdapter(kind).validate_json(text, strict=True)
+        found = TypeAdapter(kind).validate_json(text, strict=True)
     except ValidationError as failure:
         first = failure.errors()[0]
         field = ".".join(str(part) for part in first["loc"]) or "the document"
-        raise error(
-            f"{what}: {field}: {first['msg']}",
-            f"a {kind.__name__} as this version of GAC writes it",
-            "Make it again, or open it with the version of GAC that wrote it.",
-        ) from failure
+        raise error(f"{what}: {field}: {first['msg']}", expected, remedy) from failure
+    if reason:  # what one of two readers cannot read is not read
+        raise error(f"{what}: {reason}", expected, remedy)
+    return found
+
+
+class _SuspiciousError(Exception):
+    pass
+
+
+def suspicion(text: str | bytes) -> str | None:
+    """What no file of ours holds, though its types are right."""
+    separators = text.count(",") if isinstance(text, str) else text.count(b",")
+    if separators > _MOST_VALUES:  # pydantic keeps an error for each, which is what takes the memory
+        return f"{separators:,} commas, more than {_MOST_VALUES:,}"
+    try:
+        json.loads(text, object_pairs_hook=_checked_pairs, parse_int=_checked_int)
+    except _SuspiciousError as found:
+        return str(found)
+    except (ValueError, RecursionError) as failure:
+        return f"Invalid JSON: {failure}"
+    return None
+
+
+def _checked_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise _SuspiciousError(f"the key {next(key for key in keys if keys.count(key) > 1)!r} is there twice")
+    for key, value in pairs:
+        for one in (key, *_leaves(value)):
+            if isinstance(one, str) and UNSAFE.search(one):
+                raise _SuspiciousError(f"{key[:40]!r} holds a control character: {one[:40]!r}")
+            if isinstance(one, str) and len(one) > _MOST_LETTERS:
+                raise _SuspiciousError(f"{key[:40]}: a string of {len(one):,} characters")
+            if one is _BEYOND:
+                raise _SuspiciousError(f"{key[:40]}: an integer beyond 2**62")
+    return found
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    if isinstance(value, list):
+        for one in value:
+            yield from _leaves(one)
+    else:
+        yield value
+
+
+def _checked_int(text: str) -> Any:
+    return _BEYOND if len(text) > len(str(-_LARGEST)) or abs(int(text)) > _LARGEST else int(text)
 
 
 def write_record(record: Any, path: str | Path, what: str, error: type[GacError], indent: int | None = None) -> None:
@@ -125,11 +200,14 @@ def read_record(kind: type[T], path: str | Path, what: str, error: type[GacError
     """
     source = Path(path)
     try:
-        text = source.read_bytes()
+        with source.open("rb") as file:
+            text = file.read(_MOST_BYTES + 1)
     except OSError as failure:
         raise error(
             f"{what} {source} cannot be read: {failure.strerror}",
             f"a {what} written by {kind.__name__}.save",
             "Check the path.",
         ) from failure
+    if len(text) > _MOST_BYTES:
+        raise error(f"{what} {source} is larger than {_MOST_BYTES:,} bytes", f"a {what}", "Check the path.")
     return from_json(kind, text, f"{what} {source}", error)

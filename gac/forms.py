@@ -4,6 +4,7 @@ Nothing outside a form's own code asks which form it is: counting, timing and bu
 the registry here (parameters, operations) and in ``gac.compression.layers`` (modules).
 """
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,6 +12,9 @@ from types import MappingProxyType
 from typing import ClassVar, Literal
 
 from gac.errors import PlanError
+
+_GROUP = re.compile(r"[1-9][0-9]{0,5}")
+_LARGEST_SIZE, _MOST_HEADS = 2**31, 2**16
 
 Fusing = bool | Literal["auto"]
 """Whether first GEMMs of one input run as one: everywhere, nowhere, or where that is chosen."""
@@ -56,6 +60,28 @@ class Weight:
     def kept(self) -> int:
         """Numbers that the KV cache keeps of a token for the dense weight."""
         return self.out_features - self.queries if self.cached else 0
+
+
+def check_weight(weight: Weight) -> None:
+    """Refuse a weight that cannot be, as an edited file may have it: all that forms count with divides.
+
+    Raises:
+        PlanError: a size is out of range, or neurons or heads do not divide the side that holds them.
+    """
+    sides = {"out": weight.out_features, "in": weight.in_features}
+    divided = [(weight.neurons, weight.blocks), (weight.values, weight.heads)]
+    if (
+        not all(1 <= size <= _LARGEST_SIZE for size in sides.values())
+        or not (weight.blocks >= 1 and 0 <= weight.heads <= _MOST_HEADS and 0 <= weight.queries <= weight.out_features)
+        or (weight.cached and weight.heads > weight.out_features)
+        or any(side and (count < 1 or sides[side] % count) for side, count in divided)
+    ):
+        raise PlanError(
+            f"weight {weight.name} is {weight.out_features} x {weight.in_features} with {weight.blocks} blocks, "
+            f"{weight.heads} heads and {weight.queries} queries",
+            "sizes of at least 1 that blocks and heads divide",
+            "Make it again; this file was edited.",
+        )
 
 
 @dataclass(frozen=True)
@@ -364,7 +390,7 @@ def form_named(name: str) -> Form:
         PlanError: there is no such form.
     """
     kind, colon, group = name.partition(":")
-    if kind == "grouped" and colon and group.isdecimal() and int(group):
+    if kind == "grouped" and colon and _GROUP.fullmatch(group):
         return Grouped(int(group))
     if name not in FORMS:
         raise PlanError(f"form {name!r} is unknown", f"one of {', '.join(FORMS)}", "Correct the name.")

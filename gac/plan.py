@@ -9,7 +9,7 @@ from typing import Literal
 from gac.display import Shown
 from gac.errors import PlanError
 from gac.files import read_record, write_record
-from gac.forms import Fusing, Weight, form_named
+from gac.forms import Fusing, Weight, check_weight, form_named
 
 SCHEMA = 1
 _STRICT = {"extra": "forbid", "allow_inf_nan": False}
@@ -405,7 +405,9 @@ def _check_counts(plan: Plan) -> None:
     """Count everything again in exact integers; a plan that contradicts itself is refused."""
     if not plan.sites:
         raise PlanError("plan has no sites", "one at least", "Make the plan again; this one was edited.")
+    _check_ranges(plan)
     for site in plan.sites:
+        _check_takes(site)
         counted = sum(weight.params for weight in site.weights)
         dense = sum(weight.weight.params for weight in site.weights)
         if (counted, dense) != (site.params, site.dense_params):
@@ -454,6 +456,34 @@ def _check_alternatives(site: SiteChoice) -> None:
             raise PlanError(
                 f"an alternative of site {site.site} states {other.params} parameters",
                 f"{counted}, as its dims say",
+                "Make the plan again; this one was edited.",
+            )
+
+
+def _check_ranges(plan: Plan) -> None:
+    """What is counted is not negative, and what is divided by is not 0."""
+    budget = plan.budget
+    counts = {
+        "weights of a site": min((len(site.weights) for site in plan.sites), default=0),
+        "calibration.windows": plan.calibration.windows,
+        "calibration.window_tokens": plan.calibration.window_tokens,
+        "budget.limit": budget.limit + 1,
+        "budget.model": budget.model - budget.total + 1,
+        **{f"{one.workload}.dense_ns": one.dense_ns for one in plan.workloads if one.dense_ns is not None},
+        **{f"{one.workload}.plan_ns": one.plan_ns for one in plan.workloads if one.plan_ns is not None},
+    }
+    for name, count in counts.items():
+        if count < 1:
+            raise PlanError(f"plan has {name} out of range", "counts that can be", "Make the plan again.")
+
+
+def _check_takes(site: SiteChoice) -> None:
+    for choice in site.weights:
+        check_weight(choice.weight)
+        if not form_named(choice.form).takes(choice.weight):
+            raise PlanError(
+                f"weight {choice.name} has the form {choice.form}",
+                "a form that it can take",
                 "Make the plan again; this one was edited.",
             )
 
@@ -511,7 +541,7 @@ def _summary_lines(plan: Plan) -> list[str]:
         f"loss         +{prediction.loss:.4f} nats a token predicted",
         f"perplexity   {prediction.dense_perplexity:.2f} -> {prediction.perplexity:.2f} predicted on calibration text",
         *(f"latency      {_latency_line(workload)}" for workload in plan.workloads),
-        *([f"KV cache     {_cache_line(plan.kv_cache)}"] if plan.kv_cache else []),
+        *([f"KV cache     {_cache_line(plan.kv_cache)}"] if plan.kv_cache and plan.kv_cache.total else []),
         f"profile      {plan.profile.gpu}, {plan.profile.digest[:12]}; {plan.profile.note}",
         f"calibration  {text.windows} x {text.window_tokens} tokens of {text.text}, seed {plan.seed}",
         f"certificate  {proof.status}: loss {proof.value:.6g}, bound {proof.lower_bound:.6g}, gap {proof.gap:.3g}",

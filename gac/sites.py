@@ -146,7 +146,7 @@ def short_names(names: Sequence[str]) -> dict[str, str]:
     return {name: ".".join(found[-2:] if ends[found[-1]] > 1 else found[-1:]) for name, found in parts.items()}
 
 
-_WORKLOAD = re.compile(r"(prefill):(\d+)x(\d+)|(decode):(\d+)@(\d+)")
+_WORKLOAD = re.compile(r"(prefill):([0-9]{1,9})x([0-9]{1,9})|(decode):([0-9]{1,9})@([0-9]{1,9})")
 
 
 @dataclass(frozen=True)

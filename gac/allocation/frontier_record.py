@@ -14,7 +14,7 @@ from gac.allocation.limits import budget_limit
 from gac.display import Shown
 from gac.errors import PlanError
 from gac.files import read_record, write_record
-from gac.forms import form_named
+from gac.forms import check_weight, form_named
 from gac.plan import Certificate, Plan
 from gac.sites import CandidateSet, Site, Workload
 
@@ -206,6 +206,12 @@ def _check(frontier: Frontier) -> None:
     for one in frontier.sites:
         for option in (one.dense, *one.options):
             _check_option(one.site, option, len(frontier.workloads))
+    if not 1 <= frontier.dense_params <= frontier.made_from.model_params:
+        raise PlanError(
+            f"frontier of {frontier.dense_params:,} targeted parameters of {frontier.made_from.model_params:,}",
+            "one at least, and no more than the model has",
+            _EDITED,
+        )
     amount = _dense_amount(frontier)
     for number, point in enumerate(frontier.points):
         _check_point(frontier, number, point, amount)
@@ -236,9 +242,18 @@ def _check_option(site: Site, option: Option, workloads: int) -> None:
             f"{len(site.weights)}, one a weight, and {workloads}, one a workload",
             _EDITED,
         )
+    if any(ns is not None and ns < 1 for ns in option.latency_ns) or any(count < 0 for count in option.interpolated):
+        raise PlanError(
+            f"an option of site {site.name} has latencies {option.latency_ns}, {option.interpolated} interpolated",
+            "positive ns and counts",
+            _EDITED,
+        )
     counted = 0
     for weight, name, dim in zip(site.weights, option.forms, option.dims, strict=True):
         form = form_named(name)
+        check_weight(weight)
+        if not form.takes(weight):
+            raise PlanError(f"weight {weight.name} has the form {name}", "a form that it can take", _EDITED)
         if not 0 < dim <= form.full(weight):
             raise PlanError(f"weight {weight.name} has {name} dim {dim}", f"1 to {form.full(weight)}", _EDITED)
         counted += form.params(weight, dim)

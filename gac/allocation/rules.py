@@ -36,7 +36,7 @@ _ROUNDED = ("uniform", "fisher", "zero-sum", "sensitivity")
 RULES = ("loss", "importance", *_ROUNDED)
 _OF_GROUPS = ("uniform", "fisher")
 _COMMON_STEPS = (8, 16, 32, 64)
-_PATTERN = re.compile(rf"([\w-]+)(?::({'|'.join(ROUNDINGS)})([1-9]\d*))?")
+_PATTERN = re.compile(rf"([\w-]+)(?::({'|'.join(ROUNDINGS)})([1-9][0-9]{{0,8}}))?")
 
 
 @dataclass(frozen=True)

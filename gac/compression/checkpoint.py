@@ -20,10 +20,10 @@ from gac.compression.header import header_of, read_header
 from gac.compression.layers import empty_module
 from gac.compression.shards import check_there, shard_names
 from gac.errors import CheckpointError, GacError
-from gac.files import open_to_umask, sync_directory
+from gac.files import check_inside, open_to_umask, sync_directory
 from gac.models.families import COMPRESSED, family_of, supported
 from gac.models.linears import as_linear
-from gac.models.loading import default_device, is_checkpoint, quiet_transformers
+from gac.models.loading import UNREADABLE, default_device, is_checkpoint, quiet_transformers
 from gac.plan import Plan
 
 __all__ = ["is_checkpoint", "load_checkpoint", "save_checkpoint"]
@@ -85,6 +85,7 @@ def load_checkpoint(
         CheckpointError: a file is missing or damaged, or the files contradict one another.
     """
     source = Path(directory)
+    check_inside(source, CheckpointError)
     plan, config = _read(source)
     if (source / _INDEX).exists():
         shard_names(source, _INDEX)
@@ -255,7 +256,7 @@ def _reading(source: Path) -> Iterator[None]:
     """Turn what transformers raises for files it cannot read into one CheckpointError."""
     try:
         yield
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as failure:
+    except UNREADABLE as failure:
         reason = str(failure).strip().partition("\n")[0].rstrip(".")
         raise CheckpointError(
             f"{source} cannot be loaded: {reason}", "files as gac.save wrote them", "Save or copy the model again."

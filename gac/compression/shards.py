@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 from gac.errors import CheckpointError
+from gac.models.loading import UNREADABLE
 
 
 def shard_names(directory: Path, index: str, suffix: str = ".safetensors") -> tuple[str, ...]:
@@ -18,7 +19,7 @@ def shard_names(directory: Path, index: str, suffix: str = ".safetensors") -> tu
     """
     try:
         names = set(json.loads((directory / index).read_bytes())["weight_map"].values())
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as failure:
+    except UNREADABLE as failure:
         raise _wrong(directory, f"{index} is no index", "a weight_map from weights to files") from failure
     ordered = tuple(sorted(map(str, names)))
     for name in ordered:

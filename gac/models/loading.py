@@ -25,6 +25,11 @@ from gac.models.shapes import SHAPES
 
 SMOLLM2 = "smollm2"
 _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
+# A hostile config makes transformers fail in any of these ways, far from where the field was read.
+UNREADABLE = (
+    *(OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError, AssertionError),
+    SafetensorError,
+)
 # The annotations of transformers' factories say less than they return, so they are taken for what they are at run time.
 _AutoConfig: Any = transformers.AutoConfig
 _AutoModel: Any = transformers.AutoModelForCausalLM
@@ -212,9 +217,10 @@ def _parameters(model: PreTrainedModel) -> set[str]:
 def is_checkpoint(path: str | Path) -> bool:
     """Whether a directory holds a model that GAC compressed and saved."""
     try:
-        return "gac" in json.loads((Path(path) / "config.json").read_bytes())
-    except (OSError, ValueError, TypeError):
+        config = json.loads((Path(path) / "config.json").read_bytes())
+    except (OSError, ValueError, RecursionError):
         return False
+    return isinstance(config, dict) and "gac" in config
 
 
 def default_device() -> str:
@@ -326,7 +332,7 @@ def _reading(name: str) -> Iterator[None]:
     """Turn what transformers raises for a checkpoint it cannot read into one ModelError."""
     try:
         yield
-    except (OSError, ValueError, RuntimeError, ArithmeticError, SafetensorError, StrictDataclassError) as failure:
+    except (*UNREADABLE, StrictDataclassError) as failure:
         said = failure.__cause__ if isinstance(failure, StrictDataclassError) else None
         raise ModelError(
             f"model {name!r} cannot be loaded: {_first_line(said or failure)}",

@@ -15,7 +15,9 @@ from gac.display import Shown
 from gac.errors import ProfileError
 from gac.forms import Operation
 from gac.profiling.folders import find_profile, saved_profiles, shipped_profiles
-from gac.profiling.records import Cache, Header, Launch, Measurement, Point, parse
+from gac.profiling.reading import parse
+from gac.profiling.records import Cache, Header, Launch, Measurement, Point
+from gac.profiling.rows import Rows
 from gac.sites import Floats, Ints
 
 __all__ = ["Header", "Measurement", "Profile", "Sweep", "saved_profiles", "shipped_profiles"]
@@ -60,13 +62,16 @@ class Sweep:
 
 @dataclass(frozen=True, eq=False)
 class _Columns:
-    """The successful rows of one operator, dtype and cache: ``sizes`` has shape ``(rows, axes)``."""
+    """The successful rows of one operator, dtype and cache.
+
+    ``sizes`` has shape ``(rows, axes)``; ``launched`` says what each row ran, for ``Rows.launches_of``.
+    """
 
     axes: tuple[str, ...]
     sizes: Ints
     ns: Floats
     iqr: Floats
-    launches: tuple[tuple[Launch, ...], ...]
+    launched: Ints
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -78,7 +83,7 @@ class Profile(Shown):
 
     path: Path
     header: Header
-    measurements: tuple[Measurement, ...]
+    measurements: Rows
     digest: str
     sentinels: Mapping[int, tuple[float, ...]]
 
@@ -104,7 +109,7 @@ class Profile(Shown):
 
     def find(self, point: Point) -> Measurement | None:
         """The measurement of this point (which may be an error); None where the profile lacks it."""
-        return self._points.get(point)
+        return self.measurements.find(point)
 
     def rows_of(
         self, operator: str, fixed: Mapping[str, int], axis: str, dtype: str = "bf16", cache: Cache = "cold"
@@ -136,7 +141,7 @@ class Profile(Shown):
 
     def point(self, operation: Operation, dtype: str = "bf16") -> int | None:
         """Measured latency of one shape in ns, rounded up; None where the profile has no number for it."""
-        row = self._points.get(Point(operation, dtype))
+        row = self.find(Point(operation, dtype))
         return None if row is None or row.median_ns is None else ceil(row.median_ns)
 
     def sweeps(self, least: int = 8) -> tuple[Sweep, ...]:
@@ -155,13 +160,13 @@ class Profile(Shown):
     @property
     def failed(self) -> tuple[Measurement, ...]:
         """The shapes that ran wrong or not at all."""
-        return tuple(row for row in self.measurements if row.error is not None)
+        return tuple(self.measurements[row] for row in sorted(self.measurements.errors))
 
     @property
     def converged_fraction(self) -> float:
         """Fraction of the successful measurements whose median is known to within 1 %."""
-        good = [row.converged for row in self.measurements if row.error is None]
-        return sum(good) / len(good) if good else 0.0
+        good = self.measurements.converged[self.measurements.counts > 0]
+        return float(good.mean()) if len(good) else 0.0
 
     @property
     def drift(self) -> float:
@@ -175,24 +180,27 @@ class Profile(Shown):
     @property
     def spread(self) -> float:
         """How far the passes of a shape lie apart, ``(max - min) / median``; the 95th percentile over the shapes."""
-        ranges = [np.ptp(row.passes) / np.median(row.passes) for row in self.measurements if len(row.passes) > 1]
-        return float(np.percentile(ranges, 95)) if ranges else 0.0
+        ordered = [passes for _, passes in self.measurements.by_count() if passes.shape[1] > 1]
+        ranges = [(passes[:, -1] - passes[:, 0]) / np.median(passes, axis=1) for passes in ordered]
+        return float(np.percentile(np.concatenate(ranges), 95)) if ranges else 0.0
 
     @cached_property
     def _sweeps(self) -> dict[Any, Sweep]:
         return {}
 
     @cached_property
-    def _points(self) -> dict[Point, Measurement]:
-        return {row.point: row for row in self.measurements}
-
-    @cached_property
     def _columns(self) -> dict[tuple[str, str, Cache], _Columns]:
-        groups: dict[tuple[str, str, Cache], list[Measurement]] = {}
-        for row in self.measurements:
-            if row.error is None:
-                groups.setdefault((row.operator, row.dtype, row.cache), []).append(row)
-        return {key: _columns_of(rows) for key, rows in groups.items()}
+        rows = self.measurements
+        found = {}
+        for number, kind in enumerate(rows.kinds):
+            ours = np.flatnonzero((rows.kind == number) & (rows.counts > 0))
+            if len(ours):
+                sizes = rows.sizes[ours, : len(kind.axes)]
+                ns, spread = rows.median_ns[ours], rows.spread_ns[ours]
+                found[kind.operator, kind.dtype, kind.cache] = _Columns(
+                    kind.axes, sizes, ns, spread, rows.launched[ours]
+                )
+        return found
 
     def _select(self, operator: str, fixed: Mapping[str, int], axis: str, dtype: str, cache: Cache) -> Sweep:
         label = tuple(fixed.items())
@@ -211,7 +219,7 @@ class Profile(Shown):
         varied = np.array([name == axis for name in columns.axes])
         rows = np.flatnonzero(((columns.sizes == wanted) | varied).all(axis=1))
         rows = rows[np.argsort(sizes[rows], kind="stable")]
-        launches = tuple(columns.launches[row] for row in rows)
+        launches = tuple(map(self.measurements.launches_of, columns.launched[rows].tolist()))
         return Sweep(operator, dtype, cache, axis, label, sizes[rows], columns.ns[rows], columns.iqr[rows], launches)
 
 
@@ -221,17 +229,6 @@ def _change(timings: Sequence[float]) -> float:
     if half < _LEAST_HALF or (min(late) <= max(early) and min(early) <= max(late)):
         return 0.0
     return abs(float(np.median(late) / np.median(early)) - 1)
-
-
-def _columns_of(rows: Sequence[Measurement]) -> _Columns:
-    axes = tuple(rows[0].shape)
-    return _Columns(
-        axes,
-        np.array([[row.shape[axis] for axis in axes] for row in rows], dtype=np.int64),
-        np.array([row.median_ns for row in rows], dtype=np.float64),
-        np.array([row.spread_ns for row in rows], dtype=np.float64),
-        tuple(row.launches for row in rows),
-    )
 
 
 def alignment_class(dims: Ints) -> Ints:

@@ -19,7 +19,7 @@ from gac.errors import TextError
 from gac.sensitivity.documents import DEFAULT_LENGTH, DEFAULT_WINDOWS, Documents, Text
 from gac.sensitivity.wikipedia import wiki_sample
 
-_SIZED = re.compile(r"(.+):(\d+)x(\d+)", re.DOTALL)
+_SIZED = re.compile(r"(.+):([0-9]{1,9})x([0-9]{1,9})", re.DOTALL)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from gac.allocation.assemble import Provenance
 from gac.allocation.problem import Problem
 from gac.forms import Weight
 from gac.plan import Calibration, ProfileUsed
+from gac.profiling.rows import Rows
 from gac.profiling.table import Measurement, Profile
 from gac.sites import LossCurve, Site, SiteCurves, Workload
 from tests.headers import make_header
@@ -59,4 +60,4 @@ def measured(operator: str, ns: int, **shape: int) -> Measurement:
 
 
 def profile(rows: Sequence[Measurement]) -> Profile:
-    return Profile(Path("test.jsonl"), make_header(), tuple(rows), "2" * 64, {})
+    return Profile(Path("test.jsonl"), make_header(), Rows.of(rows), "2" * 64, {})

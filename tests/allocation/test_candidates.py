@@ -11,6 +11,7 @@ from gac.allocation.candidates import Limited, candidates, dense_candidate
 from gac.allocation.problem import pose
 from gac.errors import PlanError, ProfileError
 from gac.forms import Weight, form_named, linear
+from gac.profiling.rows import Rows
 from gac.profiling.table import Measurement, Profile
 from gac.sites import CandidateSet, LossCurve, Site, SiteCurves, Workload, curves_together, run_together
 from tests.headers import make_header
@@ -36,7 +37,7 @@ def row(operator: str, ns: float, **shape: int) -> Measurement:
 
 
 def profile(*rows: Measurement) -> Profile:
-    return Profile(Path("test.jsonl"), make_header(), rows, "digest", {})
+    return Profile(Path("test.jsonl"), make_header(), Rows.of(rows), "digest", {})
 
 
 def pairs(m: int, k: int, n: int) -> list[Measurement]:

@@ -10,6 +10,7 @@ from gac.forms import form_named
 from gac.models.families import family_of
 from gac.models.shapes import SHAPES
 from gac.profiling.records import Measurement, Point
+from gac.profiling.rows import Rows
 from gac.profiling.sweeps.coverage import WORKLOADS, fused_points, model_points
 from gac.profiling.table import Profile
 from gac.sites import Site, run_together
@@ -24,7 +25,7 @@ def flat(points: tuple[Point, ...]) -> Timing:
         Measurement(one.operation.operator, one.operation.axes, "bf16", "cold", 1.0, 0.0, 10, 1980, True)
         for one in dict.fromkeys(points)
     ]
-    return Timing(Profile(Path("flat.jsonl"), make_header(), tuple(rows), "digest", {}), WORKLOADS, "bf16")
+    return Timing(Profile(Path("flat.jsonl"), make_header(), Rows.of(rows), "digest", {}), WORKLOADS, "bf16")
 
 
 @pytest.fixture(scope="module", params=["smollm2", "qwen3-8b"])

@@ -186,7 +186,7 @@ def test_a_number_that_is_not_finite_is_refused(profile_file, number) -> None:
         ("compute_capability", "banana", "header.compute_capability: 'banana'"),
         ("sm_count", 0, "header.sm_count: 0"),
         ("memory_bytes", 2**60, "header.memory_bytes: 1152921504606846976"),
-        ("gpu", "NVIDIA\x1b[31m", "header.gpu: 'NVIDIA\\x1b[31m'"),
+        ("gpu", "NVIDIA\x1b[31m", "'gpu' holds a control character: 'NVIDIA\\x1b[31m'"),
     ],
 )
 def test_a_header_that_cannot_be_is_refused(profile_file, field, value, message) -> None:

@@ -13,6 +13,7 @@ from matplotlib.text import Annotation
 from gac.errors import GacError
 from gac.profiling.cliffs import find_cliffs
 from gac.profiling.records import Header, Launch, Measurement
+from gac.profiling.rows import Rows
 from gac.profiling.table import Profile, Sweep
 from gac.reporting.page import check_figure, save_figure
 from gac.reporting.panel import plot_sweep
@@ -111,7 +112,7 @@ def profile(header: Header, sweeps: list[tuple[str, str, str]]) -> Profile:
         for operator, dtype, axis in sweeps
         for dim in range(64, 1088, 64)
     ]
-    return Profile(Path("test.jsonl"), header, tuple(rows), "0" * 64, {})
+    return Profile(Path("test.jsonl"), header, Rows.of(rows), "0" * 64, {})
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from types import TracebackType
 
 from gac.errors import GacError, ProfileError
 from gac.files import sync_directory
+from gac.profiling.reading import parse
 from gac.profiling.records import (
     AgainLine,
     Header,
@@ -22,7 +23,6 @@ from gac.profiling.records import (
     RowLine,
     SentinelLine,
     SharedLine,
-    parse,
 )
 
 _SYNC_SECONDS = 1.0

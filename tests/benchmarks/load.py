@@ -1,0 +1,126 @@
+"""How much GAC holds: a profile of a million rows, a plan of Llama-3-70B's size, a hundred plans side by side.
+
+``python tests/benchmarks/load.py`` prints seconds and the most memory of each, every one in a process of its own.
+"""
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent.parent
+CASES = ("profile", "plan", "compare")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("case", nargs="?", choices=CASES)
+    parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--passes", type=int, default=1)
+    options = parser.parse_args()
+    if options.case is None:
+        for case in CASES:
+            arguments = [case, "--rows", str(options.rows), "--passes", str(options.passes)]
+            subprocess.run([sys.executable, __file__, *arguments], check=True, cwd=ROOT)
+        return
+    sys.path.insert(0, str(ROOT))
+    with tempfile.TemporaryDirectory() as folder:
+        if options.case == "profile":
+            seconds, what = profile(Path(folder) / "large.jsonl", options.rows, options.passes)
+        else:
+            seconds, what = {"plan": plan, "compare": compare}[options.case](Path(folder))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    print(f"{what}: {seconds:.2f} s, {peak / 1e9:.2f} GB")
+
+
+def profile(path: Path, rows: int, passes: int) -> tuple[float, str]:
+    """Open a profile of so many rows; each has its own shape, and one of some thousand grids."""
+    write_profile(path, rows, passes)
+    from gac.profiling.table import Profile
+
+    begun = time.perf_counter()
+    found = Profile.load(path)
+    taken = time.perf_counter() - begun
+    assert len(found.measurements) == rows
+    return taken, f"a profile of {rows:,} rows, {passes} passes, {path.stat().st_size / 1e6:.0f} MB, opened"
+
+
+def plan(folder: Path) -> tuple[float, str]:
+    """Choose for a model of Llama-3-70B's shape: 80 layers of 7 weights, every multiple of 8 as a rank."""
+    import numpy as np
+
+    import gac
+    from gac.allocation.knapsack import Group
+
+    widths = {"q": (8192, 8192), "k": (1024, 8192), "v": (1024, 8192), "o": (8192, 8192)}
+    widths |= {"gate": (28672, 8192), "up": (28672, 8192), "down": (8192, 28672)}
+    draw = np.random.default_rng(0)
+    groups = []
+    for layer in range(80):
+        for name, (rows, columns) in widths.items():
+            ranks = np.arange(8, min(rows, columns) + 1, 8)
+            costs = np.append(np.minimum(ranks * (rows + columns), rows * columns), rows * columns)
+            decay = np.exp(-ranks / ranks[-1] * draw.uniform(2, 6)) * draw.uniform(0.001, 0.02)
+            groups.append(Group(f"{layer}.{name}", np.append(decay, 0.0), costs[:, None]))
+    candidates = sum(len(group.values) for group in groups)
+    total = int(sum(group.costs[-1, 0] for group in groups))
+    begun = time.perf_counter()
+    solution = gac.knapsack(groups, limits=[total * 8 // 10])
+    taken = time.perf_counter() - begun
+    assert solution.certificate.status == "optimal"
+    return taken, f"a choice for {len(groups)} sites among {candidates:,} candidates, proved optimal"
+
+
+def compare(folder: Path) -> tuple[float, str]:
+    """``gac compare`` over a hundred plans of 560 weights."""
+    from click.testing import CliRunner
+    from transformers import LlamaConfig
+
+    from gac.cli import main
+    from tests.conftest import _make_plan
+
+    config = LlamaConfig(
+        hidden_size=8192, intermediate_size=28672, num_hidden_layers=80, num_attention_heads=64, num_key_value_heads=8
+    )
+    for number in range(100):
+        changes = {f"model.layers.{at}.self_attn.q_proj": ("low_rank", 8 * (number + 1)) for at in range(80)}
+        _make_plan(config, changes).save(folder / f"{number}.json")
+    begun = time.perf_counter()
+    done = CliRunner().invoke(main, ["compare", *(str(path) for path in sorted(folder.glob("*.json")))])
+    taken = time.perf_counter() - begun
+    assert done.exit_code == 0, done.output
+    return taken, "100 plans of 560 weights compared"
+
+
+def write_profile(path: Path, rows: int, passes: int) -> None:
+    from tests.headers import MACHINE
+
+    with path.open("w") as file:
+        file.write(json.dumps({"record": "header", "header": MACHINE}, separators=(",", ":")) + "\n")
+        for kernel in range(64):
+            line = {"record": "kernel", "name": f"nvjet_sm90_tst_{kernel}", "block": [384, 1, 1], "shared_bytes": 0}
+            file.write(json.dumps(line, separators=(",", ":")) + "\n")
+        for row in range(rows):
+            file.write(_row(row))
+        for _ in range(passes - 1):
+            for row in range(rows):
+                file.write(f'{{"record":"again","row":{row},"median_ns":{20_000 + row % 977}}}\n')
+
+
+def _row(row: int) -> str:
+    """As ``gac profile`` writes it."""
+    shape = f'{{"m":1024,"k":{4096 + row // 5000},"n":{1 + row % 5000}}}'
+    timing = f'"median_ns":{20_000 + row % 1009}.5,"iqr_ns":{row % 211}.25,"samples":10,"sm_clock_mhz":1935'
+    launch = f"[[{row % 64},{1 + row % 5000},8,1]]"
+    return (
+        f'{{"record":"row","operator":"linear","shape":{shape},"dtype":"bf16","cache":"cold",{timing},'
+        f'"converged":true,"launches":{launch}}}\n'
+    )
+
+
+if __name__ == "__main__":
+    main()

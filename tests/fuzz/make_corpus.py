@@ -1,0 +1,81 @@
+"""Write the first inputs of the fuzzer: ``python -m tests.fuzz.make_corpus``. A valid file of each kind, small."""
+
+import json
+import tempfile
+from pathlib import Path
+
+from transformers import LlamaConfig
+
+from gac.allocation.frontier import frontier
+from gac.compression.checkpoint import SCHEMA
+from gac.files import to_json
+from gac.plan import KvCache, Plan, WorkloadLatency
+from tests.allocation.small_problems import MADE_FROM, problem
+from tests.cli.commands import ranks, write_profile
+from tests.conftest import _make_plan
+from tests.fuzz.targets import SEPARATOR
+
+CORPUS = Path(__file__).parent / "corpus"
+CHANGES = {
+    "model.layers.0.self_attn.q_proj": ("low_rank", 24),
+    "model.layers.0.mlp.gate_proj": ("narrow", 96),
+    "model.layers.0.mlp.up_proj": ("narrow", 96),
+    "model.layers.0.mlp.down_proj": ("narrow", 96),
+}
+
+
+def main() -> None:
+    config = LlamaConfig(
+        vocab_size=258, hidden_size=64, intermediate_size=176, num_hidden_layers=1, num_attention_heads=4,
+        num_key_value_heads=2,
+    )  # fmt: skip
+    plan = _make_plan(config, CHANGES)
+    heads = _make_plan(config, {f"model.layers.0.self_attn.{name}": ("head_dim", 8) for name in ("v_proj", "o_proj")})
+    for name, content in {
+        "profile/small": _profile(),
+        "plan/changed": to_json(plan),
+        "plan/head_dim": to_json(_with_cache(heads)),
+        "frontier/small": to_json(
+            frontier(problem([[8, 4, 2, 1, 0.5]], [10, 20, 30, 40, 50, 60]), MADE_FROM, points=3)
+        ),
+        "checkpoint/small": _checkpoint(config, plan),
+        "name/prefill": b"prefill:1x1024",
+        "name/decode": b"decode:1@1024",
+        "name/grouped": b"grouped:2",
+        "name/rule": b"fisher:nearest32",
+    }.items():
+        path = CORPUS / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+
+
+def _profile() -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        content = write_profile(Path(folder) / "p", ranks(range(1022, 1027)), lambda point: point.operation.axes["r"])
+        later = [
+            {"record": "again", "row": 0, "median_ns": 9.5},
+            {"record": "sentinel", "row": 1, "median_ns": 9.5},
+            {"record": "lost", "row": 2, "error": "no GPU"},
+            {"record": "shared", "shared_with": "1 process"},
+        ]
+        return content.read_bytes() + b"".join(json.dumps(line).encode() + b"\n" for line in later)
+
+
+def _with_cache(plan: Plan) -> Plan:
+    from dataclasses import replace
+
+    kept = sum(8 * 2 if one.form == "head_dim" else one.weight.kept for one in plan.weights if one.cached)
+    whole = sum(one.weight.kept for one in plan.weights)
+    known = WorkloadLatency("decode:1@1024", 200, 150, 7, 0, 0)
+    return replace(plan, kv_cache=KvCache(kept, whole, 0.75, kept), workloads=(known,))
+
+
+def _checkpoint(config: LlamaConfig, plan: Plan) -> bytes:
+    modules = {one.name: {"form": one.form, "dim": one.dim} for one in plan.weights if one.form != "dense"}
+    document = json.loads(config.to_json_string()) | {"gac": {"schema_version": SCHEMA, "modules": modules}}
+    index = {"metadata": {}, "weight_map": {"lm_head.weight": "model-00001-of-00001.safetensors"}}
+    return SEPARATOR.join([json.dumps(document).encode(), to_json(plan), json.dumps(index).encode()])
+
+
+if __name__ == "__main__":
+    main()

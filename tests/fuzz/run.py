@@ -1,0 +1,55 @@
+"""Fuzz a reader, guided by coverage: ``python tests/fuzz/run.py plan --seconds 600``. Needs ``pip install atheris``.
+
+Half of the inputs are documents with some values changed, the others are libFuzzer's own mutations. It begins with the
+kept corpus and adds to a folder of its own; what fails is left there as ``crash-*``, ``timeout-*`` or ``oom-*``. An
+input that takes over 10 s or 2 GB fails too. It ends with the number of inputs, or at the first failure.
+"""
+
+import argparse
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+import atheris
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent.parent))
+
+with atheris.instrument_imports(include=["gac"]):
+    from tests.fuzz.hostile import spoiled
+    from tests.fuzz.targets import TARGETS, survives
+
+
+def mutate(data: bytes, largest: int, seed: int) -> Any:
+    draw = random.Random(seed)
+    if draw.random() < 0.5:
+        return atheris.Mutate(data, largest)
+    return spoiled(data, draw)[:largest]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("target", choices=list(TARGETS))
+    parser.add_argument("--seconds", type=int, default=600)
+    parser.add_argument("--folder", type=Path, default=Path("fuzzed"), help="for new inputs and for what fails")
+    options = parser.parse_args()
+    found = options.folder / options.target
+    found.mkdir(parents=True, exist_ok=True)
+    limits = [f"-max_total_time={options.seconds}", "-timeout=10", "-rss_limit_mb=2048", "-max_len=65536"]
+    arguments = [
+        f"-artifact_prefix={found}/",
+        "-print_final_stats=1",
+        str(found),
+        str(HERE / "corpus" / options.target),
+    ]
+    atheris.Setup([sys.argv[0], *limits, *arguments], lambda data: void(options.target, data), custom_mutator=mutate)
+    atheris.Fuzz()
+
+
+def void(target: str, data: bytes) -> None:
+    survives(target, data)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+"""What is fuzzed: every reader of a file or a name that comes from someone else. Bytes in, or a GacError."""
+
+import tempfile
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from gac.allocation.frontier_record import Frontier
+from gac.allocation.rules import Rule
+from gac.errors import UNSAFE, GacError, PlanError
+from gac.files import from_json
+from gac.forms import form_named
+from gac.plan import Plan
+from gac.profiling.reading import parse
+from gac.sites import Workload
+
+CHECKPOINT_FILES = ("config.json", "plan.json", "model.safetensors.index.json")
+SEPARATOR = b"\n%%\n"
+
+
+def read_profile(data: bytes) -> None:
+    """Parse, and build every row."""
+    tuple(parse(data, "profile").measurements)
+
+
+def read_plan(data: bytes) -> None:
+    """Read, and derive everything that a command shows."""
+    plan = from_json(Plan, data, "plan", PlanError)
+    plan.summary()
+    assert plan.compare(plan).differences == ()
+    assert 0 <= plan.aligned_fraction <= 1
+    assert plan.budget.kept >= 0
+    assert plan.budget.kept_of_model >= 0
+
+
+def read_frontier(data: bytes) -> None:
+    """Read, and make the plans of its ends."""
+    found = from_json(Frontier, data, "frontier", PlanError)
+    for index in (0, -1):
+        found.plan(index).summary()
+
+
+def read_checkpoint(data: bytes) -> None:
+    """Open a directory whose config, plan and shard index are given; it has no weights, so it is never opened."""
+    from gac.compression.checkpoint import load_checkpoint
+
+    with tempfile.TemporaryDirectory() as folder:
+        for name, content in zip(CHECKPOINT_FILES, data.split(SEPARATOR), strict=False):
+            (Path(folder) / name).write_bytes(content)
+        load_checkpoint(Path(folder))
+
+
+def read_name(data: bytes) -> None:
+    """What a user or a plan calls workloads, forms and rules; each alone may refuse it."""
+    text = data.decode("utf-8", "replace")
+    for read in (Workload.parse, form_named, Rule.parse):
+        with suppress(GacError):
+            read(text)
+
+
+TARGETS: Mapping[str, Callable[[bytes], None]] = {
+    "profile": read_profile,
+    "plan": read_plan,
+    "frontier": read_frontier,
+    "checkpoint": read_checkpoint,
+    "name": read_name,
+}
+
+
+def survives(target: str, data: bytes) -> bool:
+    """Whether the bytes were read; False where a GacError that can be shown refused them. Anything else is raised."""
+    refused = ""
+    try:
+        TARGETS[target](data)
+    except GacError as failure:
+        refused = str(failure)
+    assert len(refused) < 10_000
+    assert not UNSAFE.search(refused.replace("\n", " "))
+    return not refused

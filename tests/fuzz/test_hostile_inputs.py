@@ -1,0 +1,190 @@
+"""Whatever a file or a name holds, it is read or refused with a GacError: no crash, no hang, bounded memory."""
+
+import json
+import random
+import resource
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gac.errors import UNSAFE, GacError, PlanError, ProfileError
+from gac.files import from_json
+from gac.forms import Weight, check_weight, form_named
+from gac.plan import Plan
+from gac.profiling.reading import parse
+from gac.sites import Workload
+from tests.fuzz.hostile import spoiled
+from tests.fuzz.targets import TARGETS, survives
+
+CORPUS = Path(__file__).parent / "corpus"
+KEPT = sorted(CORPUS.glob("*/*"))
+PLAN = (CORPUS / "plan" / "changed").read_bytes()
+PROFILE = (CORPUS / "profile" / "small").read_bytes()
+QUICK = settings(max_examples=60, deadline=None)
+
+
+@pytest.mark.parametrize("path", KEPT, ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_the_kept_corpus_is_read_or_refused(path: Path) -> None:
+    survives(path.parent.name, path.read_bytes())
+
+
+@pytest.mark.parametrize("name", ["plan/changed", "plan/head_dim", "frontier/small", "profile/small"])
+def test_the_first_inputs_are_read(name: str) -> None:
+    assert survives(name.partition("/")[0], (CORPUS / name).read_bytes())
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@QUICK
+@given(st.binary(max_size=200))
+def test_any_bytes_are_read_or_refused(target: str, data: bytes) -> None:
+    survives(target, data)
+
+
+@pytest.mark.parametrize("target", ["profile", "plan", "frontier", "checkpoint"])
+@QUICK
+@given(st.integers(0, 2**32))
+def test_documents_with_wrong_values_are_read_or_refused(target: str, seed: int) -> None:
+    draw = random.Random(seed)
+    first = [path for path in KEPT if path.parent.name == target and len(path.name) < 12]
+    survives(target, spoiled(draw.choice(first).read_bytes(), draw))
+
+
+# --- found by the fuzzer, or by looking where it would ---------------------------------------------------------------
+
+
+def changed(path: str, value: Any) -> bytes:
+    """The plan with one field changed."""
+    document = json.loads(PLAN)
+    *parents, last = path.split(".")
+    place = document
+    for key in parents:
+        place = place[int(key) if key.isdigit() else key]
+    place[last] = value
+    return json.dumps(document).encode()
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (PLAN.replace(b'"seed":0', b'"seed":1,"seed":0'), "plan: the key 'seed' is there twice;"),
+        (changed("seed", 10**400), "plan: seed: an integer beyond 2**62;"),
+        (changed("model", "\x1b[2J"), "plan: 'model' holds a control character: '\\x1b[2J';"),
+        (changed("model", "\u202egpj"), "plan: 'model' holds a control character: '\\u202egpj';"),
+        (changed("sites", []), "plan has sites out of range;"),
+        (changed("budget.model", 0), "plan has budget.model out of range;"),
+        (changed("calibration.windows", -1), "plan has calibration.windows out of range;"),
+        (changed("sites.0.weights.0.out_features", 0), "weight model.layers.0.self_attn.q_proj is 0 x 64 with 1 "),
+        (changed("sites.0.weights.0.blocks", 0), "weight model.layers.0.self_attn.q_proj is 64 x 64 with 0 blocks"),
+        (changed("sites.0.weights.0.form", "narrow"), "weight model.layers.0.self_attn.q_proj has the form narrow;"),
+        (changed("sites.0.weights.0.form", "grouped:" + "9" * 5000), "form 'grouped:999"),
+        (b"[" * 100_000, "plan: the document: Invalid JSON: recursion limit exceeded"),
+    ],
+)
+def test_a_plan_that_cannot_be_is_refused(data: bytes, message: str) -> None:
+    with pytest.raises(PlanError) as caught:
+        from_json(Plan, data, "plan", PlanError)
+    assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (b'"samples": 10', b'"samples": 10, "samples": 11', "p:5: the key 'samples' is there twice;"),
+        (b'"samples": 10', b'"samples": 1' + b"0" * 30, "p:5: samples 1000000000000000000000000000000 at sm_clock"),
+        (b'"samples": 10', b'"samples": true', "p:5: samples: Input should be a valid integer"),
+        (b"[[2, 132, 1, 1]", b"[[2.0, 132, 1, 1]", "p:6: launches.0.0: Input should be a valid integer"),
+        (b'"low_rank"', b'"\\u001b[2J"', "p:5: 'operator' holds a control character: '\\x1b[2J'"),
+    ],
+)
+def test_a_profile_line_that_cannot_be_is_refused(old: bytes, new: bytes, message: str) -> None:
+    assert old in PROFILE
+    with pytest.raises(ProfileError) as caught:
+        parse(PROFILE.replace(old, new, 1), "p")
+    assert str(caught.value).startswith(message)
+
+
+def test_lines_that_only_make_sense_together_are_refused() -> None:
+    lines = PROFILE.split(b"\n")
+    lines[4:6] = [lines[4][:-1], lines[5][1:] + b"," + lines[5]]
+    with pytest.raises(ProfileError, match="p:5: the line: Invalid JSON"):
+        parse(b"\n".join(lines), "p")
+
+
+def test_a_string_over_two_lines_is_refused() -> None:
+    with pytest.raises(ProfileError, match="p:12: the line: Invalid JSON"):
+        parse(PROFILE.replace(b'"no GPU"', b'"no\n{GPU"'), "p")
+
+
+def test_spaces_before_a_line_are_read() -> None:
+    assert parse(PROFILE.replace(b"\n{", b"\n {"), "p").measurements == parse(PROFILE, "p").measurements
+
+
+@pytest.mark.parametrize("text", ["prefill:" + "9" * 5000 + "x1", "decode:1@\u0661", "prefill:0x1"])
+def test_a_workload_of_no_size_is_refused(text: str) -> None:
+    with pytest.raises(GacError, match="prefill:BxS or decode:B@C with positive integers"):
+        Workload.parse(text)
+
+
+def test_heads_that_cannot_be_are_refused_at_once() -> None:
+    with pytest.raises(PlanError, match="sizes of at least 1 that blocks and heads divide"):
+        check_weight(Weight("k_proj", 2**31, 64, cached=True, heads=2**31 - 1))
+
+
+def test_an_unknown_form_of_thousands_of_letters_is_cut() -> None:
+    with pytest.raises(PlanError) as caught:
+        form_named("\x1b" * 5000)
+    assert len(str(caught.value)) < 10_000
+    assert not UNSAFE.search(str(caught.value))
+
+
+# --- limits ----------------------------------------------------------------------------------------------------------
+
+HUGE: dict[str, Callable[[], bytes]] = {
+    "a billion entries": lambda: PLAN.replace(b'"sites":[', b'"sites":[' + b"0," * 20_000_000),
+    "a long string": lambda: PLAN.replace(b'"tiny"', b'"' + b"x" * 40_000_000 + b'"'),
+    "many levels": lambda: PLAN.replace(b'"tiny"', b"[" * 20_000_000),
+    "many digits": lambda: PLAN.replace(b'"seed":0', b'"seed":' + b"1" * 20_000_000),
+    "many keys": lambda: PLAN.replace(b'"latency":{', b'"latency":{' + b'"a":1,' * 3_000_000 + b'"b":1'),
+}
+
+
+def limited() -> None:
+    """3 GB of address space (the interpreter and its libraries included), 30 s of processor time."""
+    resource.setrlimit(resource.RLIMIT_AS, (3 * 2**30, 3 * 2**30))
+    resource.setrlimit(resource.RLIMIT_CPU, (30, 30))
+
+
+def test_a_row_of_millions_of_launches_is_refused() -> None:
+    with pytest.raises(ProfileError, match=r"p:5: a line of 10,000,\d\d\d bytes"):
+        parse(PROFILE.replace(b'"launches": [', b'"launches": [' + b"0," * 5_000_000, 1), "p")
+
+
+def test_what_never_ends_is_not_read_to_the_end() -> None:
+    with pytest.raises(PlanError, match="plan /dev/zero is larger than 268,435,456 bytes"):
+        Plan.load("/dev/zero")
+
+
+@pytest.mark.parametrize("name", HUGE)
+def test_a_huge_file_is_refused_in_seconds_and_bounded_memory(name: str, tmp_path: Path) -> None:
+    (tmp_path / "plan.json").write_bytes(HUGE[name]())
+    code = (
+        "import sys\nfrom gac.errors import PlanError\nfrom gac.plan import Plan\n"
+        "try: Plan.load(sys.argv[1])\nexcept PlanError as failure: print(len(str(failure)) < 10_000)"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "plan.json")]
+    done = subprocess.run(command, capture_output=True, text=True, preexec_fn=limited, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", "")
+
+
+def test_the_fuzzer_runs(tmp_path: Path) -> None:
+    pytest.importorskip("atheris")
+    command = [sys.executable, str(CORPUS.parent / "run.py"), "plan", "--seconds", "2", "--folder", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "stat::number_of_executed_units" in done.stderr

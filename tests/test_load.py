@@ -1,0 +1,46 @@
+"""What is large is still right; ``tests/benchmarks/load.py`` has the sizes that people promise, and the seconds."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from transformers import LlamaConfig
+
+from gac.forms import linear
+from gac.plan import Plan
+from gac.profiling.records import Point
+from gac.profiling.table import Profile
+from tests.benchmarks import load
+from tests.cli.commands import answer, run
+
+
+def test_a_profile_of_many_chunks_keeps_its_rows_passes_and_lookups(tmp_path: Path) -> None:
+    load.write_profile(tmp_path / "p.jsonl", rows=12_000, passes=3)
+    profile = Profile.load(tmp_path / "p.jsonl")
+    assert len(profile.measurements) == 12_000
+    row = profile.measurements[11_000]
+    assert (row.shape, row.passes) == ({"m": 1024, "k": 4098, "n": 1001}, (20_910.5, 20_253.0, 20_253.0))
+    assert profile.find(Point(linear(1024, 4098, 1001))) == row
+    assert profile.find(Point(linear(1024, 4098, 9001))) is None
+    assert len(profile.rows_of("linear", {"m": 1024, "k": 4097}, "n")) == 5000
+
+
+def test_a_point_that_is_there_again_thousands_of_lines_later_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "p.jsonl"
+    load.write_profile(path, rows=5000, passes=1)
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([*lines, lines[100]]))
+    result = run("cliffs", path)
+    assert result.exit_code == 1
+    assert f"{path}:5066: linear {{'m': 1024, 'k': 4096, 'n': 36}} is there twice" in result.stderr
+
+
+def test_a_choice_for_a_model_of_llama_3_70b_size_is_proved_optimal(tmp_path: Path) -> None:
+    _, what = load.plan(tmp_path)
+    assert what == "a choice for 560 sites among 430,640 candidates, proved optimal"
+
+
+def test_a_hundred_plans_are_compared(tmp_path: Path, tiny_config: LlamaConfig, make_plan: Callable[..., Plan]) -> None:
+    files = [tmp_path / f"{number:03}.json" for number in range(100)]
+    for number, file in enumerate(files):
+        make_plan(tiny_config, {"model.layers.0.self_attn.q_proj": ("low_rank", number % 30 + 1)}).save(file)
+    assert [Path(plan["path"]).name for plan in answer("compare", *files)["plans"]] == [file.name for file in files]

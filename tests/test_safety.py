@@ -1,0 +1,150 @@
+"""No file that GAC opens can run code, and none leads out of its directory."""
+
+import ast
+import json
+import pickle
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig
+
+import gac
+from gac.compression.checkpoint import load_checkpoint
+from gac.errors import CheckpointError
+from gac.files import check_inside
+from gac.plan import Plan
+from gac.profiling.table import Profile
+
+SOURCES = sorted(Path(gac.__file__).parent.rglob("*.py"))
+RUNS_CODE = {"eval", "exec", "compile", "__import__"}
+READS_PICKLES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal", "yaml"}
+FORBIDDEN_CALLS = {("torch", "load"), ("np", "fromfile"), ("os", "system"), ("os", "popen")}
+
+
+def dangers(tree: ast.AST) -> list[str]:
+    """What in a module could run what it reads, with its line."""
+    found = []
+    for node in ast.walk(tree):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names if alias.name.partition(".")[0] in READS_PICKLES]
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] in READS_PICKLES:
+            names = [str(node.module)]
+        elif isinstance(node, ast.Call):
+            called = node.func
+            if isinstance(called, ast.Name) and called.id in RUNS_CODE:
+                names = [called.id]
+            elif isinstance(called, ast.Attribute) and isinstance(called.value, ast.Name):
+                pair = (called.value.id, called.attr)
+                names = [".".join(pair)] if pair in FORBIDDEN_CALLS else []
+            unsafe = {"allow_pickle", "shell"}
+            names += [f"{one.arg}=" for one in node.keywords if one.arg in unsafe and ast.unparse(one.value) != "False"]
+        found += [f"{name} at line {getattr(node, 'lineno', 0)}" for name in names]
+    return found
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(SOURCES[0].parent.parent)))
+def test_no_module_can_run_what_it_reads(path: Path) -> None:
+    assert dangers(ast.parse(path.read_text(encoding="utf-8"))) == []
+
+
+@pytest.mark.parametrize(
+    "code", ["import pickle", "torch.load(f)", "np.load(f, allow_pickle=True)", "eval(x)", "from yaml import load"]
+)
+def test_the_check_finds_what_it_looks_for(code: str) -> None:
+    assert len(dangers(ast.parse(code))) == 1
+
+
+def test_remote_code_is_off_wherever_it_can_be_asked_for() -> None:
+    defaults = []
+    for path in SOURCES:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef):
+                named = [*zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)]
+                defaults += [ast.unparse(value) for one, value in named if one.arg == "trust_remote_code" and value]
+    assert set(defaults) == {"False"}
+
+
+@pytest.fixture
+def no_pickles(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: Any, **options: Any) -> None:
+        raise AssertionError("a pickle is read")
+
+    for module, name in ((pickle, "load"), (pickle, "loads"), (pickle, "Unpickler"), (torch, "load")):
+        monkeypatch.setattr(module, name, refuse)
+
+
+@pytest.fixture
+def plan(tiny_config: LlamaConfig, make_plan: Callable[..., Plan]) -> Plan:
+    return make_plan(tiny_config, {"model.layers.0.self_attn.q_proj": ("low_rank", 24)})
+
+
+@pytest.fixture
+def folder(plan: Plan, tmp_path: Path, tiny_config: LlamaConfig) -> Path:
+    """A checkpoint's files, but for its weights."""
+    folder = tmp_path / "checkpoint"
+    folder.mkdir()
+    plan.save(folder / "plan.json")
+    changed = [one for one in plan.weights if one.form != "dense"]
+    modules = {one.name: {"form": one.form, "dim": one.dim} for one in changed}
+    config = json.loads(tiny_config.to_json_string()) | {"gac": {"schema_version": 1, "modules": modules}}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.mark.usefixtures("no_pickles")
+def test_readers_read_no_pickles(folder: Path, plan: Plan) -> None:
+    assert Plan.load(folder / "plan.json") == plan
+    assert len(Profile.load("nvidia-h100-80gb-hbm3").measurements) > 10_000
+    with pytest.raises(CheckpointError, match=r"model\.safetensors is missing"):
+        load_checkpoint(folder)
+
+
+@pytest.mark.usefixtures("no_pickles")
+def test_weights_that_are_a_pickle_are_not_opened(folder: Path) -> None:
+    (folder / "pytorch_model.bin").write_bytes(b"\x80\x04cos\nsystem\n")
+    with pytest.raises(CheckpointError, match=r"model\.safetensors is missing"):
+        load_checkpoint(folder)
+
+
+@pytest.mark.parametrize("name", ["plan.json", "config.json", "model.safetensors", "tokenizer.json"])
+def test_a_symlink_that_leads_out_is_not_followed(folder: Path, name: str) -> None:
+    outside = folder.parent / "outside"
+    if (folder / name).exists():
+        shutil.move(folder / name, outside)
+    (folder / name).symlink_to(outside)
+    with pytest.raises(CheckpointError) as caught:
+        load_checkpoint(folder)
+    assert str(caught.value) == (
+        f"{folder / name} is a symlink to {outside}, outside of the directory; expected files of this directory. "
+        "Copy the file there if you trust it."
+    )
+
+
+def test_symlinks_within_the_directory_and_of_the_hub_cache_are_followed(tmp_path: Path) -> None:
+    revision = tmp_path / "snapshots" / "0a1b"
+    for place in (revision, tmp_path / "blobs"):
+        place.mkdir(parents=True)
+    (revision / "inside").symlink_to(revision / "config.json")
+    (revision / "config.json").symlink_to(Path("../../blobs/1234"))
+    check_inside(revision, CheckpointError)
+
+
+def test_importing_everything_runs_no_pickle() -> None:
+    code = (
+        "import pickle, pkgutil, importlib\n"
+        "def refuse(*args, **options): raise SystemExit('a pickle is read')\n"
+        "pickle.load = pickle.loads = refuse\n"
+        "import gac\n"
+        "names = [one.name for one in pkgutil.walk_packages(gac.__path__, 'gac.') if one.name != 'gac.__main__']\n"
+        "for name in names: importlib.import_module(name)\n"
+        "print(len(names) > 100)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
