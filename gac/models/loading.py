@@ -29,6 +29,7 @@ _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 UNREADABLE = (
     *(OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError, AssertionError),
     SafetensorError,
+    StrictDataclassError,
 )
 # The annotations of transformers' factories say less than they return, so they are taken for what they are at run time.
 _AutoConfig: Any = transformers.AutoConfig
@@ -332,7 +333,7 @@ def _reading(name: str) -> Iterator[None]:
     """Turn what transformers raises for a checkpoint it cannot read into one ModelError."""
     try:
         yield
-    except (*UNREADABLE, StrictDataclassError) as failure:
+    except UNREADABLE as failure:
         said = failure.__cause__ if isinstance(failure, StrictDataclassError) else None
         raise ModelError(
             f"model {name!r} cannot be loaded: {_first_line(said or failure)}",

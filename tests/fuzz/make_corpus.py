@@ -2,13 +2,16 @@
 
 import json
 import tempfile
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from transformers import LlamaConfig
 
 from gac.allocation.frontier import frontier
-from gac.compression.checkpoint import SCHEMA
+from gac.compression.carrying import digest_of
+from gac.compression.header import header_of
 from gac.files import to_json
+from gac.models.families import COMPRESSED
 from gac.plan import KvCache, Plan, WorkloadLatency
 from tests.allocation.small_problems import MADE_FROM, problem
 from tests.cli.commands import ranks, write_profile
@@ -62,8 +65,6 @@ def _profile() -> bytes:
 
 
 def _with_cache(plan: Plan) -> Plan:
-    from dataclasses import replace
-
     kept = sum(8 * 2 if one.form == "head_dim" else one.weight.kept for one in plan.weights if one.cached)
     whole = sum(one.weight.kept for one in plan.weights)
     known = WorkloadLatency("decode:1@1024", 200, 150, 7, 0, 0)
@@ -71,10 +72,17 @@ def _with_cache(plan: Plan) -> Plan:
 
 
 def _checkpoint(config: LlamaConfig, plan: Plan) -> bytes:
-    modules = {one.name: {"form": one.form, "dim": one.dim} for one in plan.weights if one.form != "dense"}
-    document = json.loads(config.to_json_string()) | {"gac": {"schema_version": SCHEMA, "modules": modules}}
+    plan_text, config_text = header_files(config, plan)
     index = {"metadata": {}, "weight_map": {"lm_head.weight": "model-00001-of-00001.safetensors"}}
-    return SEPARATOR.join([json.dumps(document).encode(), to_json(plan), json.dumps(index).encode()])
+    return SEPARATOR.join([config_text.encode(), plan_text.encode(), json.dumps(index).encode()])
+
+
+def header_files(config: LlamaConfig, plan: Plan) -> tuple[str, str]:
+    """``plan.json`` and ``config.json`` of a checkpoint."""
+    text = to_json(plan).decode()
+    header = asdict(header_of(plan, config, digest_of(text)))
+    document = json.loads(config.to_json_string()) | {"model_type": f"{COMPRESSED}{config.model_type}", "gac": header}
+    return text, json.dumps(document)
 
 
 if __name__ == "__main__":

@@ -76,7 +76,7 @@ def changed(path: str, value: Any) -> bytes:
         (changed("seed", 10**400), "plan: seed: an integer beyond 2**62;"),
         (changed("model", "\x1b[2J"), "plan: 'model' holds a control character: '\\x1b[2J';"),
         (changed("model", "\u202egpj"), "plan: 'model' holds a control character: '\\u202egpj';"),
-        (changed("sites", []), "plan has sites out of range;"),
+        (changed("sites", []), "plan has no sites; "),
         (changed("budget.model", 0), "plan has budget.model out of range;"),
         (changed("calibration.windows", -1), "plan has calibration.windows out of range;"),
         (changed("sites.0.weights.0.out_features", 0), "weight model.layers.0.self_attn.q_proj is 0 x 64 with 1 "),
