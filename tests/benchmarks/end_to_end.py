@@ -5,8 +5,8 @@
     python tests/benchmarks/end_to_end.py ... --compiled --workload prefill:1x1024 --kept 0.85   # torch.compile too
 
 A case is a workload and a kept fraction; the JSON is written after each, and cases that are in it are not run again.
-Beside it a Markdown file is written. ``--plans`` only plans, on any machine, and needs no GPU. ``--stop SECONDS``
-begins no case after that.
+Beside it a Markdown file is written. ``--plans FILE`` reads who runs from a file, or writes it where there is none and
+stops: that takes minutes of a CPU, and no GPU. ``--stop SECONDS`` begins no case after that.
 """
 
 import argparse
@@ -35,6 +35,7 @@ from gac.evaluation.contestants import (
 )
 from gac.evaluation.latency import METHOD, GraphTimer, Spread, Timed, Timer
 from gac.evaluation.shapes import field_of_shapes, model_of_shapes
+from gac.files import from_json, to_json
 from gac.reporting.latency_tables import latency_markdown
 from gac.sites import Workload
 
@@ -56,12 +57,14 @@ def main(make_timer: Callable[[], Timer[Any]] = GraphTimer, arguments: list[str]
     record = _Record(asked.output, field.problem.params, str(field.made_from.calibration.text))
     todo = [(workload, kept) for workload in workloads for kept in asked.kept]
     todo = [case for case in todo if _key(*case, asked.compiled) not in record.cases]
-    lists = _planned(field, todo, asked.processes)
-    say(begun, "planned")
-    if asked.plans:
+    if asked.plans and not asked.plans.exists():
+        lists = _planned(field, todo, asked.processes)
+        asked.plans.write_bytes(to_json({_key(*case, False): contestants for case, contestants in lists.items()}))
         for (workload, kept), contestants in lists.items():
             show_plans(workload, kept, contestants, field.problem.params)
         return
+    lists = _read_plans(asked.plans, todo) if asked.plans else _planned(field, todo, asked.processes)
+    say(begun, "planned")
     timer = make_timer()
     memory = torch.cuda.mem_get_info()[1] if torch.cuda.is_available() else None
     model = model_of_shapes(asked.shapes, device=asked.device, layers=asked.layers)
@@ -92,7 +95,7 @@ def _arguments() -> argparse.ArgumentParser:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--compiled", action="store_true", help="only the dense and the compiled contestants")
     parser.add_argument("--processes", type=int, default=1, help="that plan")
-    parser.add_argument("--plans", action="store_true")
+    parser.add_argument("--plans", type=Path)
     parser.add_argument("--stop", type=float)
     parser.add_argument("--output", type=Path, required=True)
     return parser
@@ -109,6 +112,11 @@ def _planned(field: Field, cases: list[Case], processes: int) -> dict[Case, list
         own = {kept: next(one.loss for one in found if one.name == UNALIGNED) for kept, found in shared.items()}
         fastest = pool.map(partial(_fastest, field), cases, [own[kept] for _, kept in cases])
         return {case: [*shared[case[1]], *found] for case, found in zip(cases, fastest, strict=True)}
+
+
+def _read_plans(path: Path, cases: list[Case]) -> dict[Case, list[Contestant]]:
+    kept = from_json(dict[str, list[Contestant]], path.read_bytes(), str(path), GacError)
+    return {case: kept[_key(*case, False)] for case in cases}
 
 
 def _fastest(field: Field, case: Case, loss: float) -> list[Contestant]:
