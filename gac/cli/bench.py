@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gac.cli.checks import check_file
+from gac.cli.options import workloads_option
 from gac.cli.verb import Answer, Verb, note
 from gac.errors import GacError
 from gac.files import atomic_path
@@ -26,14 +27,7 @@ if TYPE_CHECKING:
     "--profile", metavar="NAME|FILE", help="With --shapes: latency table to plan with; by default this GPU's."
 )
 @click.option("--layers", type=click.IntRange(min=1), help="With --shapes: fewer layers.")
-@click.option(
-    "--workload",
-    "workloads",
-    multiple=True,
-    default=("prefill:1x1024", "decode:1@1024"),
-    show_default=True,
-    help="What is timed: prefill:BxS or decode:B@C. Repeatable.",
-)
+@workloads_option("What is timed")
 @click.option("--compiled", is_flag=True, help="Layers through torch.compile with shape_padding, too; takes minutes.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the JSON document to this file too.")
 def bench(

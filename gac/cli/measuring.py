@@ -6,6 +6,7 @@ from typing import Any, Literal, TypeVar
 import click
 
 from gac.cli.checks import check_text
+from gac.cli.options import table_option, workloads_option
 from gac.cli.verb import note
 from gac.forms import DEFAULT_FORMS
 
@@ -15,9 +16,6 @@ STATISTICS_KEPT = (
     "Finished layers, and gradients at most two minutes old, are kept in GAC_HOME; the same command goes on from there."
 )
 
-_profile_option = click.option(
-    "--profile", metavar="NAME|FILE", help="Latency table; by default this GPU's, without a GPU the H100's."
-)
 _method_option = click.option(
     "--method",
     default="kfac",
@@ -31,14 +29,6 @@ _form_option = click.option(
     default=DEFAULT_FORMS,
     show_default=True,
     help="A form that competes with staying dense. Repeatable.",
-)
-_workload_option = click.option(
-    "--workload",
-    "workloads",
-    multiple=True,
-    default=("prefill:1x1024", "decode:1@1024"),
-    show_default=True,
-    help="What latency is predicted for: prefill:BxS or decode:B@C. Repeatable.",
 )
 _calibration_option = click.option(
     "--calibration",
@@ -100,10 +90,10 @@ tokenizer_option = click.option(
 )
 
 _OPTIONS = (
-    _profile_option,
+    table_option,
     _method_option,
     _form_option,
-    _workload_option,
+    workloads_option("What latency is predicted for"),
     _calibration_option,
     _align_option,
     _step_option,

@@ -1,10 +1,12 @@
 """Options that several commands read the same way."""
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
+T = TypeVar("T", bound=Callable[..., Any])
 LARGEST = 2**63 - 1
 """The largest size that a latency table can hold."""
 
@@ -43,6 +45,22 @@ dims_option = click.option(
 passes_option = click.option(
     "--passes", type=click.IntRange(min=1), default=3, show_default=True, help="How often every shape is timed."
 )
+table_option = click.option(
+    "--profile", metavar="NAME|FILE", help="Latency table; by default this GPU's, without a GPU the H100's."
+)
+
+
+def workloads_option(what: str) -> Callable[[T], T]:
+    """``--workload``, repeatable; ``what`` says in the help what workloads are there for."""
+    return click.option(
+        "--workload",
+        "workloads",
+        multiple=True,
+        metavar="WORKLOAD",
+        default=("prefill:1x1024", "decode:1@1024"),
+        show_default=True,
+        help=f"{what}: prefill:BxS or decode:B@C. Repeatable.",
+    )
 
 
 def known_or_config(model: str) -> Any:

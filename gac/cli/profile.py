@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gac.cli.checks import check_file
-from gac.cli.options import known_or_config, passes_option
+from gac.cli.options import known_or_config, passes_option, workloads_option
 from gac.cli.verb import Answer, Verb
 from gac.errors import GacError, ProfileError
 from gac.forms import DEFAULT_FORMS
@@ -39,15 +39,7 @@ def _number(_ctx: click.Context, _option: click.Parameter, value: float | None) 
     help="Measure what this model's allocation needs: a known name, a directory or a hub id, of which only the "
     "config is read. Repeatable.",
 )
-@click.option(
-    "--workload",
-    "workloads",
-    multiple=True,
-    metavar="WORKLOAD",
-    default=("prefill:1x1024", "decode:1@1024"),
-    show_default=True,
-    help="What the models run: prefill:BxS or decode:B@C. Repeatable.",
-)
+@workloads_option("What the models run")
 @click.option(
     "--form",
     "forms",

@@ -6,6 +6,7 @@ from pathlib import Path
 import click
 
 from gac.cli.checks import check_writable
+from gac.cli.options import table_option, workloads_option
 from gac.cli.verb import Answer, Verb
 from gac.errors import CheckpointError
 
@@ -22,15 +23,8 @@ from gac.errors import CheckpointError
     "adds at most 10 % (tradeoff); the cheapest measured one (profile).",
 )
 @click.option("--max-overhead", type=float, metavar="F", help="By which fraction a dim may grow at most: 0.1.")
-@click.option("--profile", metavar="NAME|FILE", help="Latency table; by default this GPU's, without a GPU the H100's.")
-@click.option(
-    "--workload",
-    "workloads",
-    multiple=True,
-    default=("prefill:1x1024", "decode:1@1024"),
-    show_default=True,
-    help="What times are given for: prefill:BxS or decode:B@C. Repeatable.",
-)
+@table_option
+@workloads_option("What times are given for")
 @click.option("--measure", is_flag=True, help="Also time the GEMMs before and after on this machine's GPU.")
 @click.option("--allow-pickle", is_flag=True, help="Read .bin and .pt files too, as tensors only.")
 @click.option("--overwrite", is_flag=True, help="Replace a checkpoint of GAC that is there.")

@@ -8,7 +8,8 @@ With ``wiki-sample:8x512`` about 3 minutes on two CPU cores; statistics that are
 import argparse
 from pathlib import Path
 
-from gac.api import _measured
+from reading import measured, read
+
 from gac.sensitivity.transfer import CurveLibrary
 
 SHIPPED = Path(__file__).parents[2] / "gac" / "sensitivity" / "smollm2_curves.npz"
@@ -19,21 +20,7 @@ def main() -> None:
     parser.add_argument("--calibration", default="wiki-sample:64x1024")
     parser.add_argument("--output", type=Path, default=SHIPPED)
     asked = parser.parse_args()
-    problem, made_from = _measured(
-        "smollm2",
-        None,
-        refit="none",
-        budget=1.0,
-        profile="nvidia-h100-80gb-hbm3",
-        method="kfac",
-        forms=("low_rank", "narrow"),
-        workloads=("decode:1@1024",),
-        calibration=asked.calibration,
-        align=True,
-        fuse=False,
-        seed=0,
-        progress=True,
-    )
+    problem, made_from = measured(read("smollm2"), asked.calibration, "nvidia-h100-80gb-hbm3", "decode:1@1024")
     library = CurveLibrary.of("SmolLM2-135M-Instruct", "kfac", made_from.calibration, problem.sites, problem.curves)
     library.save(asked.output)
     print(f"{asked.output}: {asked.output.stat().st_size / 1e3:.0f} kB; {library}")

@@ -18,15 +18,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from reading import read
+from reading import measured, read
 from scipy.stats import spearmanr
 
 import gac
-from gac import api
 from gac.allocation.assemble import Provenance
 from gac.allocation.problem import Problem, decide
 from gac.files import atomic_path
-from gac.models.loading import Loaded
 from gac.plan import Plan
 from gac.sites import LossCurve, SiteCurves
 
@@ -43,7 +41,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True)
     asked = parser.parse_args()
     loaded = read(asked.model)
-    problem, made_from = measured(loaded, asked)
+    problem, made_from = measured(loaded, asked.calibration, asked.profile, "prefill:1x1024", asked.refit)
     settings = {name: str(value) for name, value in vars(asked).items() if name not in ("plans", "output")}
     rows: list[dict[str, Any]] = []
     if asked.output.exists() and (before := json.loads(asked.output.read_text()))["settings"] == settings:
@@ -58,25 +56,6 @@ def main() -> None:
         print(" ".join(f"{name}={value:.4g}" for name, value in rows[-1].items()), flush=True)
         write(asked.output, settings, dense, rows)
     print(f"rank correlation over {len(rows)} plans: {correlation(rows):.4f}")
-
-
-def measured(loaded: Loaded, asked: argparse.Namespace) -> tuple[Problem, Provenance]:
-    """The model's loss curves beside the latency table, as ``gac.allocate`` has them."""
-    return api._measured(
-        loaded.model,
-        loaded.tokenizer,
-        refit=asked.refit,
-        budget=1.0,
-        profile=asked.profile,
-        method="kfac",
-        forms=("low_rank", "narrow"),
-        workloads=("prefill:1x1024",),
-        calibration=asked.calibration,
-        align=True,
-        fuse=False,
-        seed=0,
-        progress=True,
-    )
 
 
 def random_plan(problem: Problem, made_from: Provenance, seed: int, budgets: tuple[float, float]) -> tuple[Plan, float]:

@@ -2,6 +2,9 @@
 
 from typing import Any
 
+from gac import api
+from gac.allocation.assemble import Provenance
+from gac.allocation.problem import Problem
 from gac.models.loading import Loaded, load_model
 
 
@@ -16,3 +19,24 @@ def read(name: str) -> Loaded:
         return tokens[text]
 
     return load_model(loaded.model, tokenizer)
+
+
+def measured(
+    loaded: Loaded, calibration: str, profile: str, workload: str, refit: str | None = "none"
+) -> tuple[Problem, Provenance]:
+    """A model's loss curves beside a latency table, as ``gac.allocate`` has them for ``kfac`` and its forms."""
+    return api._measured(
+        loaded.model,
+        loaded.tokenizer,
+        refit=refit,
+        budget=1.0,
+        profile=profile,
+        method="kfac",
+        forms=("low_rank", "narrow"),
+        workloads=(workload,),
+        calibration=calibration,
+        align=True,
+        fuse=False,
+        seed=0,
+        progress=True,
+    )
