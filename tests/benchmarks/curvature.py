@@ -1,10 +1,11 @@
-"""What other ways to take the curvature win: a second shot, and labels drawn from the model (the sampled Fisher).
+"""What other ways to take the curvature win: a second shot, and the labels of the text (the empirical Fisher).
 
     python tests/benchmarks/curvature.py --calibration wiki-sample:190x1024 --only "two shots" --output shots.json
 
-``two shots``: the statistics are taken on the model compressed to ``--first`` (its weights multiplied out again), and
-the dense model is planned and compressed with them. ``sampled``: the loss whose gradients are taken is that of labels
-drawn from the model itself. ``one shot`` is what GAC does. Each way keeps its statistics in a folder of its own.
+``two shots``: gradients are those of the model compressed to ``--first`` (its weights multiplied out again), inputs the
+dense model's, and the dense model is planned and compressed with them. ``text``: the loss whose gradients are taken is
+that of the text itself. ``one shot`` is what GAC does: labels drawn from the dense model. Each way keeps its statistics
+in a folder of its own.
 """
 
 import argparse
@@ -23,12 +24,12 @@ from unittest import mock
 import torch
 from reading import read
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
 import gac
 from gac.files import atomic_path, home
 from gac.models.loading import Loaded, load_model
-from gac.sensitivity.calibration import stream_moments
+from gac.sensitivity.calibration import LayerMoments, stream_moments
+from gac.sensitivity.losses import window_loss
 
 
 def main() -> None:
@@ -104,23 +105,24 @@ def two_shots(loaded: Loaded, asked: argparse.Namespace) -> Iterator[None]:
         like = loaded.model
         first = load_model(Path(folder) / "first", loaded.tokenizer, device=like.device, dtype=like.dtype).model
 
-    def moments(_model: Any, *arguments: Any, **options: Any) -> Any:
-        return stream_moments(first, *arguments, **options)
+    def moments(model: Any, *arguments: Any, **options: Any) -> Iterator[tuple[int, LayerMoments]]:
+        inputs = stream_moments(model, *arguments, **options)
+        gradients = stream_moments(first, *arguments, **options | {"store": None})
+        for (layer, own), (_, other) in zip(inputs, gradients, strict=True):
+            taken = {name: of for name, of in other.tensors.items() if name.startswith(("gradients/", "tokens/"))}
+            yield layer, LayerMoments(own.tensors | taken)
 
     with own_statistics(), mock.patch("gac.sensitivity.curves.stream_moments", moments):
         yield
 
 
 @contextmanager
-def sampled(_loaded: Loaded, _asked: argparse.Namespace) -> Iterator[None]:
-    """Labels drawn from the model's own distribution, one for each token (K-FAC, arXiv 1503.05671, section 5)."""
-    torch.manual_seed(0)
+def of_the_text(_loaded: Loaded, _asked: argparse.Namespace) -> Iterator[None]:
+    def loss(model: Any, ids: Tensor, what: str, seed: int) -> tuple[Tensor, Tensor]:
+        found = window_loss(model, ids, what)
+        return found.detach(), found
 
-    def drawn(logits: Tensor, _labels: Tensor, reduction: str) -> Tensor:
-        labels = torch.multinomial(logits.detach().softmax(-1), 1)[:, 0]
-        return cross_entropy(logits, labels, reduction=reduction)
-
-    with own_statistics(), mock.patch("gac.sensitivity.losses.cross_entropy", drawn):
+    with own_statistics(), mock.patch("gac.sensitivity.layerwise.drawn_loss", loss):
         yield
 
 
@@ -137,7 +139,7 @@ def own_statistics() -> Iterator[None]:
 WAYS: dict[str, Callable[[Loaded, argparse.Namespace], Any]] = {
     "one shot": one_shot,
     "two shots": two_shots,
-    "sampled": sampled,
+    "text": of_the_text,
 }
 
 
