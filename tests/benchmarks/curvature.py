@@ -4,8 +4,8 @@
 
 ``two shots``: gradients are those of the model compressed to ``--first`` (its weights multiplied out again), inputs the
 dense model's, and the dense model is planned and compressed with them. ``text``: the loss whose gradients are taken is
-that of the text itself. ``one shot`` is what GAC does: labels drawn from the dense model. Each way keeps its statistics
-in a folder of its own.
+that of the text itself. ``tuned``: ``--power`` and ``--damping`` stand in for those of ``kfac``. ``one shot`` is what GAC
+does: labels drawn from the dense model. Each way keeps its statistics in a folder of its own.
 """
 
 import argparse
@@ -28,8 +28,10 @@ from torch import Tensor
 import gac
 from gac.files import atomic_path, home
 from gac.models.loading import Loaded, load_model
-from gac.sensitivity.calibration import LayerMoments, stream_moments
+from gac.sensitivity.calibration import LayerMoments, Moments, stream_moments
+from gac.sensitivity.linalg import damped
 from gac.sensitivity.losses import window_loss
+from gac.sensitivity.methods import Kfac
 
 
 def main() -> None:
@@ -39,6 +41,8 @@ def main() -> None:
     parser.add_argument("--profile", default="nvidia-h100-80gb-hbm3")
     parser.add_argument("--budgets", type=float, nargs="*", default=[0.8, 0.6])
     parser.add_argument("--first", type=float, default=0.8, help="kept fraction of the first shot")
+    parser.add_argument("--power", type=float, default=Kfac.power, help="p, see gac.sensitivity.calibration")
+    parser.add_argument("--damping", type=float, nargs=2, default=(1e-2, 3e-2), metavar=("MEAN", "OWN"))
     parser.add_argument("--only", choices=tuple(WAYS), action="append", help="repeatable; all by default")
     parser.add_argument("--windows", type=int, help="evaluation windows; all where not given")
     parser.add_argument("--output", type=Path, required=True)
@@ -59,6 +63,7 @@ def main() -> None:
 def write(asked: argparse.Namespace, dense: gac.Perplexity, rows: list[dict[str, Any]]) -> None:
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
     head = {"model": asked.model, "calibration": asked.calibration, "protocol": dense.protocol, "first": asked.first}
+    head |= {"power": asked.power, "damping": asked.damping}
     head |= {"device": device, "torch": torch.__version__, "gac": gac.__version__, "dense": dense.value}
     with atomic_path(asked.output) as temporary:
         temporary.write_text(json.dumps(head | {"rows": rows}, indent=1) + "\n")
@@ -127,11 +132,28 @@ def of_the_text(_loaded: Loaded, _asked: argparse.Namespace) -> Iterator[None]:
 
 
 @contextmanager
-def own_statistics() -> Iterator[None]:
-    """A GAC_HOME with the texts of this one, and no statistics."""
+def tuned(_loaded: Loaded, asked: argparse.Namespace) -> Iterator[None]:
+    def inputs(_method: Kfac, moments: Moments) -> Tensor:
+        return damped(moments.inputs, *asked.damping)
+
+    def gradients(_method: Kfac, moments: Moments) -> Tensor:
+        return damped(moments.gradients, *asked.damping)
+
+    with own_statistics("layer-*"), mock.patch.multiple(Kfac, power=asked.power, inputs=inputs, gradients=gradients):
+        yield
+
+
+@contextmanager
+def own_statistics(*patterns: str) -> Iterator[None]:
+    """A GAC_HOME with the texts of this one, and of the statistics no other files than those that are named."""
     with tempfile.TemporaryDirectory() as folder:
-        if (home() / "text").is_dir():
-            shutil.copytree(home() / "text", Path(folder) / "text")
+        for path in [
+            *home().glob("text/*"),
+            *(path for one in patterns for path in home().glob(f"statistics/*/{one}")),
+        ]:
+            copy_to = Path(folder) / path.relative_to(home())
+            copy_to.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(path, copy_to)
         with mock.patch.dict(os.environ, {"GAC_HOME": folder}):
             yield
 
@@ -140,6 +162,7 @@ WAYS: dict[str, Callable[[Loaded, argparse.Namespace], Any]] = {
     "one shot": one_shot,
     "two shots": two_shots,
     "text": of_the_text,
+    "tuned": tuned,
 }
 
 
