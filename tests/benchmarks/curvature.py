@@ -4,8 +4,8 @@
 
 ``two shots``: gradients are those of the model compressed to ``--first`` (its weights multiplied out again), inputs the
 dense model's, and the dense model is planned and compressed with them. ``text``: the loss whose gradients are taken is
-that of the text itself. ``tuned``: ``--power`` and ``--damping`` stand in for those of ``kfac``. ``one shot`` is what GAC
-does: labels drawn from the dense model. Each way keeps its statistics in a folder of its own.
+that of the text itself. ``tuned``: ``--power`` and ``--damping`` stand in for those of ``kfac``. ``one shot`` is what
+GAC does: labels drawn from the dense model. Each way keeps its statistics in a folder of its own.
 """
 
 import argparse
