@@ -1,0 +1,47 @@
+"""What vLLM's Transformers backend has to find in a compressed model; transformers itself never asks.
+
+The backend builds the model by its config with ``vllm`` as the attention implementation, merges linear weights that
+read the same input, and puts layers of its own in the place of every ``nn.Linear``.
+"""
+
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+from torch import nn
+
+_BACKENDS = ("vllm", "vllm_mla")
+
+
+def _prepare_for_vllm(model: Any, names: Iterable[str]) -> None:
+    """Let vLLM, where it is what builds the model, merge only weights that are still linear.
+
+    It decides once for all modules that have the same class and the same names of children. So a module in which a
+    weight is something else gets one more child, which does nothing, and whose name says which.
+
+    Args:
+        names: of the weights that were replaced, in the model.
+
+    Raises:
+        ValueError: it was asked to split the weights.
+    """
+    if model.config._attn_implementation not in _BACKENDS:
+        return
+    _check_not_split()
+    others: dict[str, list[str]] = {}
+    for name in names:
+        owner, _, child = name.rpartition(".")
+        if not isinstance(replaced := model.get_submodule(name), nn.Linear):
+            others.setdefault(owner, []).append(f"{child}_{type(replaced).__name__}")
+    for owner, children in others.items():
+        model.get_submodule(owner).add_module("with_" + "_".join(sorted(children)), nn.Identity())
+
+
+def _check_not_split() -> None:
+    """Its plans for tensor parallelism name the dense weights."""
+    size = sys.modules["vllm.distributed"].get_tensor_model_parallel_world_size()
+    if size > 1:
+        raise ValueError(
+            f"tensor_parallel_size is {size}; expected 1: the weights of a compressed model are not split. "
+            "Use pipeline_parallel_size or data_parallel_size instead."
+        )
