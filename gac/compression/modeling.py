@@ -15,7 +15,7 @@ from transformers.utils.hub import cached_file
 
 from gac.compression.fusing import _fuse
 from gac.compression.layers import GroupedLinear, LowRankLinear, ValueLinear
-from gac.compression.served import _prepare_for_vllm
+from gac.compression.served import prepare_for_vllm
 
 SCHEMA = 2
 COMPANIONS = ("plan.json", "README.md", "modeling_gac.py")
@@ -45,7 +45,7 @@ class CompressedModel:
         super().__init__(config, *args, **options)  # type: ignore[call-arg]
         names = _replace_weights(self, config)
         _check_fused(self, config)
-        _prepare_for_vllm(self, names)
+        prepare_for_vllm(self, names)
 
     @classmethod
     def from_pretrained(cls: Any, source: Any, *args: Any, output_loading_info: bool = False, **options: Any) -> Any:

@@ -1,8 +1,4 @@
-"""What vLLM's Transformers backend has to find in a compressed model; transformers itself never asks.
-
-The backend builds the model by its config with ``vllm`` as the attention implementation, merges linear weights that
-read the same input, and puts layers of its own in the place of every ``nn.Linear``.
-"""
+"""What servers have to find in a compressed model; transformers itself never asks."""
 
 import sys
 from collections.abc import Iterable
@@ -10,14 +6,26 @@ from typing import Any
 
 from torch import nn
 
-_BACKENDS = ("vllm", "vllm_mla")
+_VLLM = "vllm"
+"""How vLLM attends, as it registers it with transformers."""
 
 
-def _prepare_for_vllm(model: Any, names: Iterable[str]) -> None:
+def show_to_serve(model_class: type) -> None:
+    """Let ``transformers serve``, where it is what runs, find a class: it looks in transformers, by the architecture.
+
+    Not every module has the same transformers: loading one of its own parts makes it anew.
+    """
+    manager = sys.modules.get("transformers.cli.serving.model_manager")
+    if manager is not None:
+        setattr(manager.transformers, model_class.__name__, model_class)
+
+
+def prepare_for_vllm(model: Any, names: Iterable[str]) -> None:
     """Let vLLM, where it is what builds the model, merge only weights that are still linear.
 
-    It decides once for all modules that have the same class and the same names of children. So a module in which a
-    weight is something else gets one more child, which does nothing, and whose name says which.
+    Its Transformers backend puts layers of its own in the place of every ``nn.Linear``, and merges those that read the
+    same input. What to merge it decides once for all modules of the same class with the same names of children. So a
+    module in which a weight is something else gets one more child, which does nothing, and whose name says what.
 
     Args:
         names: of the weights that were replaced, in the model.
@@ -25,7 +33,7 @@ def _prepare_for_vllm(model: Any, names: Iterable[str]) -> None:
     Raises:
         ValueError: it was asked to split the weights.
     """
-    if model.config._attn_implementation not in _BACKENDS:
+    if model.config._attn_implementation != _VLLM:
         return
     _check_not_split()
     others: dict[str, list[str]] = {}
