@@ -51,5 +51,5 @@ def _check_not_split() -> None:
     if size > 1:
         raise ValueError(
             f"tensor_parallel_size is {size}; expected 1: the weights of a compressed model are not split. "
-            "Use pipeline_parallel_size or data_parallel_size instead."
+            "Use data_parallel_size instead."
         )

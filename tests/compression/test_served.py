@@ -77,7 +77,7 @@ def test_weights_are_not_split(vllm: Any, make_plan: MakePlan) -> None:
         built_for_vllm(small_compressed("llama", make_plan))
     assert str(caught.value) == (
         "tensor_parallel_size is 2; expected 1: the weights of a compressed model are not split. "
-        "Use pipeline_parallel_size or data_parallel_size instead."
+        "Use data_parallel_size instead."
     )
 
 
