@@ -6,7 +6,6 @@ import signal
 import socket
 import subprocess
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
@@ -28,11 +27,13 @@ def served(command: list[str], folder: Path, environment: Mapping[str, str] | No
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
     offline = {"HF_HUB_OFFLINE": "1", "HF_MODULES_CACHE": str(folder / "modules"), **(environment or {})}
+    # No GAC but one that is installed where the server is.
+    inherited = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     with (folder / "server.log").open("w") as log:
         server = subprocess.Popen(
-            [*command, "--port", str(port)],
+            [*command, "--host", "localhost", "--port", str(port)],
             cwd=folder,
-            env=os.environ | offline,
+            env=inherited | offline,
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
