@@ -8,7 +8,7 @@ from typing import Any
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedModel
 
 from gac.compression.card import model_card
-from gac.compression.header import header_of, read_header
+from gac.compression.header import Header, header_of
 from gac.compression.modeling import CompressedModel
 from gac.compression.standalone import FILE, auto_map, source_for
 from gac.errors import CheckpointError, ModelError
@@ -128,16 +128,16 @@ def digest_of(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def check_agrees(plan: Plan, config: Any, source: Any) -> None:
+def check_agrees(header: Header, plan: Plan, config: Any, source: Any) -> None:
     """The modules that the config names are the plan's.
 
     Args:
+        header: what the config says.
         source: how to name what both were read from.
 
     Raises:
         CheckpointError: names the first that is not.
     """
-    header = read_header(config.gac, f"{source}: config.json, key gac")
     planned = header_of(plan, config, header.plan)
     if header == planned:
         return

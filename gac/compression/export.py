@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import CONFIG_MAPPING, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from gac.compression.card import export_card
@@ -59,9 +59,9 @@ def export_plain(model: PreTrainedModel, directory: str | Path, tokenizer: Any =
 
 def _dense_config(config: Any) -> Any:
     dense = copy.deepcopy(config)
-    dense.__class__ = type(config).__base__
-    del dense.gac, dense.auto_map
     dense.model_type = dense.model_type.removeprefix(COMPRESSED)
+    dense.__class__ = CONFIG_MAPPING[dense.model_type]
+    del dense.gac, dense.auto_map
     return dense
 
 
