@@ -235,7 +235,7 @@ def _move(part: Path, target: Path) -> None:
 
 
 def _model_type(source: Path) -> tuple[str, Header]:
-    """The dense architecture's, out of a ``config.json`` whose key ``gac`` is of this schema; and what that key says."""
+    """The dense architecture's, out of a ``config.json`` with a key ``gac`` of this schema, and what that key says."""
     if not is_checkpoint(source):
         raise CheckpointError(
             f"{source} has no config.json with a key gac",
