@@ -94,7 +94,8 @@ def check_inside(folder: Path, error: type[GacError]) -> None:
 
 def to_json(value: Any, indent: int | None = None) -> bytes:
     """A frozen dataclass as JSON; NaN and infinity are refused by never being written as numbers."""
-    return _adapter(type(value)).dump_json(value, indent=indent)
+    written: bytes = _adapter(type(value)).dump_json(value, indent=indent)  # type: ignore[arg-type]  # is hashable
+    return written
 
 
 def from_json(kind: type[T], text: str | bytes, what: str, error: type[GacError]) -> T:
@@ -118,7 +119,7 @@ def from_json(kind: type[T], text: str | bytes, what: str, error: type[GacError]
     if reason and not reason.startswith("Invalid JSON"):
         raise error(f"{what}: {reason}", expected, remedy)
     try:
-        found: T = _adapter(kind).validate_json(text, strict=True)
+        found: T = _adapter(kind).validate_json(text, strict=True)  # type: ignore[arg-type]  # a class is hashable
     except ValidationError as failure:
         first = failure.errors()[0]
         field = ".".join(str(part) for part in first["loc"]) or "the document"

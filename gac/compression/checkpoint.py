@@ -5,7 +5,7 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from gac.models.families import COMPRESSED, family_of, supported
 from gac.models.linears import as_linear
 from gac.models.loading import UNREADABLE, default_device, is_checkpoint, quiet_transformers
 from gac.plan import Plan
+from gac.sites import Site
 
 __all__ = ["is_checkpoint", "load_checkpoint", "save_checkpoint"]
 
@@ -120,8 +121,9 @@ def write_header(directory: Path) -> None:
     text = (directory / "plan.json").read_text(encoding="utf-8")
     with _reading(directory):
         described = classes_of(_model_type(directory)[0]).config.from_pretrained(directory)
+    sites = family_of(described).sites(described)
     config = json.loads((directory / "config.json").read_bytes())
-    config["gac"] = asdict(header_of(_load_plan(directory), described, digest_of(text)))
+    config["gac"] = asdict(header_of(_load_plan(directory), sites, digest_of(text)))
     (directory / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
@@ -131,8 +133,9 @@ def _read(source: Path) -> tuple[Plan, Any, str]:
     plan = _load_plan(source)
     with _reading(source):
         config = classes_of(model_type).config.from_pretrained(source)
-    _check_against_family(source, config, plan)
-    check_agrees(header, plan, config, source)
+    sites = family_of(config).sites(config)
+    _check_against_family(source, sites, plan)
+    check_agrees(header, plan, sites, source)
     return plan, config, model_type
 
 
@@ -263,9 +266,9 @@ def _reading(source: Path) -> Iterator[None]:
         ) from failure
 
 
-def _check_against_family(source: Path, config: Any, plan: Plan) -> None:
-    """The plan's weights are weights of this config, with its dims."""
-    weights = {weight.name: weight for site in family_of(config).sites(config) for weight in site.weights}
+def _check_against_family(source: Path, sites: Sequence[Site], plan: Plan) -> None:
+    """The plan's weights are weights of the config, with its dims."""
+    weights = {weight.name: weight for site in sites for weight in site.weights}
     for choice in plan.weights:
         weight = weights.get(choice.name)
         if weight is None:

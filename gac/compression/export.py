@@ -67,7 +67,7 @@ def _dense_config(config: Any) -> Any:
 
 def _narrower(config: Any, plan: Plan) -> Any:
     """The config with the width that all MLPs have, where that is all there is to say of the plan."""
-    modules = header_of(plan, config).modules
+    modules = header_of(plan, family_of(config).sites(config)).modules
     widths = [one.sizes["in_features"] for choice in plan.weights if (one := _shortened(choice, modules))]
     narrow = copy.deepcopy(config)
     if widths:

@@ -1,6 +1,7 @@
 """The key ``gac`` of a checkpoint's ``config.json``: every module that is no longer dense, as the plan decided."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,8 +10,8 @@ from gac.compression.layers import module_of
 from gac.compression.modeling import SCHEMA
 from gac.errors import CheckpointError
 from gac.files import from_json
-from gac.models.families import family_of
 from gac.plan import Plan, WeightChoice
+from gac.sites import Site
 
 _STRICT = {"extra": "forbid"}
 
@@ -41,10 +42,9 @@ class Header:
     __pydantic_config__ = _STRICT
 
 
-def header_of(plan: Plan, config: Any, digest: str = "") -> Header:
-    """What the plan makes of a model with this config, dense or compressed; ``digest`` is that of the plan's file."""
-    sites = as_run(plan, family_of(config).sites(config))
-    groups = [tuple(site.weights[at].name for at in site.fused) for site in sites]
+def header_of(plan: Plan, sites: Sequence[Site], digest: str = "") -> Header:
+    """What the plan makes of a model with its family's ``sites``; ``digest`` is that of the plan's file."""
+    groups = [tuple(site.weights[at].name for at in site.fused) for site in as_run(plan, sites)]
     modules = {choice.name: _module(choice) for choice in plan.weights if choice.form != "dense"}
     return Header(SCHEMA, modules, tuple(names for names in groups if len(names) > 1), digest)
 

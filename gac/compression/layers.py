@@ -24,7 +24,7 @@ def empty_linear(
     dtype: torch.dtype | None = None,
 ) -> nn.Linear:
     """An ``nn.Linear`` that is allocated, not initialised: drawing its numbers takes most of the time to make one."""
-    linear = _EmptyLinear(in_features, out_features, bias, device, dtype)
+    linear: nn.Linear = _EmptyLinear(in_features, out_features, bias, device, dtype)
     linear.__class__ = nn.Linear
     return linear
 

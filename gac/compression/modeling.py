@@ -63,7 +63,7 @@ class CompressedModel:
     gac_files: dict[str, str]
 
     def __init__(self: Any, config: Any, *args: Any, **options: Any) -> None:
-        with _NoValuesOnMeta():
+        with _Uninitialised():
             super().__init__(config, *args, **options)  # type: ignore[call-arg]
         modules = dict(self.named_modules())
         for name, described in _weights_of(config).items():
@@ -71,10 +71,8 @@ class CompressedModel:
             module = _replacement(name, _dense_at(modules, name), described)
             holder, _, attribute = name.rpartition(".")
             setattr(modules[holder], attribute, module)
-            # Transformers goes through every module once more and gives it values where it finds none. These have
-            # theirs; and some architectures (GPT-2) would look for the dense weight in the module that held it.
-            for filled in (modules[holder], *module.modules()):
-                filled._is_hf_initialized = True
+            # Some architectures (GPT-2) initialise a weight through the module that holds it, which no longer finds it.
+            modules[holder]._is_hf_initialized = True
         _check_fused(self, config)
 
     @classmethod
@@ -119,15 +117,13 @@ def _uncollected() -> Iterator[None]:
             gc.enable()
 
 
-class _NoValuesOnMeta(TorchFunctionMode):
-    """Skips the initialisation of weights on the meta device, which have no values to initialise."""
+class _Uninitialised(TorchFunctionMode):
+    """Skips the initialisation of weights on the meta device: they have no values, and pretending takes its time."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), options: Any = None) -> Any:
         options = options or {}
-        if getattr(function, "__module__", None) == nn.init.__name__:
-            tensor = options["tensor"] if "tensor" in options else args[0]
-            if tensor.is_meta:
-                return tensor
+        if getattr(function, "__module__", None) == "torch.nn.init" and options["tensor"].is_meta:
+            return options["tensor"]
         return function(*args, **options)
 
 
