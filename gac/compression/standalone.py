@@ -40,7 +40,7 @@ def source_for(model_type: str) -> str:
 
 
 def _classes(names: Names) -> str:
-    return f'''class Gac{names.config}({names.config}):
+    return f'''class Gac{names.config}(CompressedConfig, {names.config}):
     model_type = "{names.model_type}"
 
 
