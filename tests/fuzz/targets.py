@@ -11,7 +11,9 @@ from gac.errors import UNSAFE, GacError, PlanError
 from gac.files import from_json
 from gac.forms import form_named
 from gac.plan import Plan
+from gac.profiling.lines import read_line
 from gac.profiling.reading import parse
+from gac.profiling.records import Line, RowLine
 from gac.sites import Workload
 
 CHECKPOINT_FILES = ("config.json", "plan.json", "model.safetensors.index.json")
@@ -19,8 +21,23 @@ SEPARATOR = b"\n%%\n"
 
 
 def read_profile(data: bytes) -> None:
-    """Parse, and build every row."""
-    tuple(parse(data, "profile").measurements)
+    """Parse, and build every row; lines that were decoded together say the same when they are read one by one."""
+    measured = parse(data, "profile").measurements
+    _, *rest = data[: data.rfind(b"\n")].split(b"\n")
+    rows = [line for line in map(_line, rest) if isinstance(line, RowLine)]
+    for together, alone in zip(measured, rows, strict=True):
+        launches = tuple((one.name, *one.grid) for one in together.launches)
+        assert launches == tuple((measured.kernels[kernel].name, *grid) for kernel, *grid in alone.launches)
+        for name in ("operator", "shape", "dtype", "cache", "samples", "sm_clock_mhz"):
+            assert getattr(together, name) == getattr(alone, name), name
+        assert together.error is not None or (together.passes[0], together.iqr_ns) == (alone.median_ns, alone.iqr_ns)
+
+
+def _line(text: bytes) -> Line:
+    try:
+        return read_line(text, "alone")
+    except GacError as failure:
+        raise AssertionError(f"read among others, and refused alone: {failure}") from failure
 
 
 def read_plan(data: bytes) -> None:
