@@ -1,6 +1,7 @@
 """No file that GAC opens can run code, and none leads out of its directory."""
 
 import ast
+import json
 import pickle
 import shutil
 import subprocess
@@ -166,3 +167,15 @@ def test_importing_everything_runs_no_pickle() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
+
+
+@pytest.mark.parametrize("layers", [2**53, 10**400, 0, "2", None, [1]])
+def test_a_number_of_layers_that_cannot_be_is_refused(folder: Path, layers: Any) -> None:
+    config = json.loads((folder / "config.json").read_bytes())
+    (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": layers}))
+    with pytest.raises(CheckpointError) as caught:
+        load_checkpoint(folder)
+    assert str(caught.value) == (
+        f"{folder}: config.json has num_hidden_layers {str(layers)[:40]}; expected at most 4,096 layers. "
+        "Save the model again; these files were changed."
+    )

@@ -9,6 +9,8 @@ from gac.errors import ModelError
 from gac.forms import Weight
 from gac.sites import Site
 
+MOST_LAYERS = 4096
+
 
 @dataclass(frozen=True)
 class Family:
@@ -42,7 +44,15 @@ class Family:
     pre_norm: str | None = None
 
     def sites(self, config: Any) -> tuple[Site, ...]:
-        """Every site in model order, from a transformers config (no weights are needed)."""
+        """Every site in model order, from a transformers config (no weights are needed).
+
+        Raises:
+            ModelError: the config has more layers than any model.
+        """
+        if config.num_hidden_layers > MOST_LAYERS:
+            raise ModelError(
+                f"a config with {config.num_hidden_layers} layers", f"at most {MOST_LAYERS:,}", "Check config.json."
+            )
         found: list[Site] = []
         for layer in range(config.num_hidden_layers):
             prefix = f"{self.layers}.{layer}."

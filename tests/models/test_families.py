@@ -49,6 +49,13 @@ def compressed(request: pytest.FixtureRequest, make_plan: MakePlan) -> Any:
     return model
 
 
+def test_a_config_of_more_layers_than_any_model_has_is_refused(tiny_config: LlamaConfig) -> None:
+    tiny_config.num_hidden_layers = 2**53
+    with pytest.raises(ModelError) as caught:
+        family_of(tiny_config).sites(tiny_config)
+    assert str(caught.value) == "a config with 9007199254740992 layers; expected at most 4,096. Check config.json."
+
+
 def test_the_sites_are_the_weights_of_the_model(tiny_config: LlamaConfig, tiny_model: LlamaForCausalLM) -> None:
     weights = [weight for site in family_of(tiny_config).sites(tiny_config) for weight in site.weights]
     ours = {weight.name: (weight.out_features, weight.in_features) for weight in weights}
