@@ -19,6 +19,10 @@ _MOST_BYTES, _MOST_VALUES, _MOST_LETTERS = 2**28, 2_000_000, 2**16
 # What file systems say that cannot sync a directory, and one that may not be read.
 _NOT_FOR_DIRECTORIES = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES})
 
+# Of Linux's renameat2, and what it says where the file system cannot exchange.
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2
+_NO_EXCHANGE = frozenset({errno.EINVAL, errno.ENOSYS, errno.ENOTSUP})
+
 
 def home() -> Path:
     """Where GAC keeps what it measured on this machine: ``$GAC_HOME``, or ``~/.cache/gac``."""
@@ -60,6 +64,26 @@ def sync_directory(path: Path) -> None:
     except OSError as failure:
         if failure.errno not in _NOT_FOR_DIRECTORIES:
             raise
+
+
+def exchange(first: Path, second: Path) -> bool:
+    """Let two names of a file system swap what they name, in one step: at no time is either of them nothing.
+
+    Returns:
+        False where there is no such step: it is Linux's, and not all file systems have it.
+
+    Raises:
+        OSError: as a rename does.
+    """
+    import ctypes
+
+    if not hasattr(library := ctypes.CDLL(None, use_errno=True), "renameat2"):
+        return False
+    if library.renameat2(_AT_FDCWD, os.fsencode(first), _AT_FDCWD, os.fsencode(second), _RENAME_EXCHANGE) == 0:
+        return True
+    if (number := ctypes.get_errno()) in _NO_EXCHANGE:
+        return False
+    raise OSError(number, os.strerror(number), str(first), None, str(second))
 
 
 def open_to_umask(path: Path) -> None:

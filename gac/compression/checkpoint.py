@@ -20,7 +20,7 @@ from gac.compression.header import header_of, read_header
 from gac.compression.layers import empty_module
 from gac.compression.shards import check_there, shard_names
 from gac.errors import CheckpointError, GacError
-from gac.files import check_inside, open_to_umask, sync_directory
+from gac.files import check_inside, exchange, open_to_umask, sync_directory
 from gac.models.families import COMPRESSED, MOST_LAYERS, family_of, supported
 from gac.models.linears import as_linear
 from gac.models.loading import UNREADABLE, default_device, is_checkpoint, quiet_transformers
@@ -211,7 +211,7 @@ def complete_directory(target: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _beside(target: Path) -> Iterator[Path]:
-    """A temporary directory, which is gone afterwards unless it was moved."""
+    """A temporary directory; what has its name afterwards is removed."""
     target.parent.mkdir(parents=True, exist_ok=True)
     part = target.parent / f".{target.name}.{secrets.token_hex(4)}.part"
     part.mkdir()
@@ -222,9 +222,11 @@ def _beside(target: Path) -> Iterator[Path]:
 
 
 def _move(part: Path, target: Path) -> None:
-    """Rename onto ``target``; what was there steps aside first, and comes back if that fails."""
+    """Rename onto ``target``; a checkpoint that is there changes places with ``part``, or steps aside first."""
     if not is_checkpoint(target):
         part.rename(target)  # an empty directory is replaced
+        return
+    if exchange(part, target):
         return
     old = part.with_suffix(".old")
     target.rename(old)

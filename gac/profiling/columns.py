@@ -180,7 +180,7 @@ def _times(rows: Sequence[Any], places: Ints, place: Place) -> tuple[Floats, Flo
 
     wrong = (np.isnan(ns) != failed) | (np.isnan(ns) != np.isnan(spread))
     place.refuse(places, wrong, lambda at: f"{given(at)} and error {rows[at].error!r}")
-    place.refuse(places, ~failed & ~(_are_times(ns) & (spread >= 0) & np.isfinite(spread)), given)
+    place.refuse(places, ~failed & ~(_are_times(ns) & (spread >= 0) & (spread <= _LONGEST_NS)), given)
     return ns, spread
 
 

@@ -204,6 +204,7 @@ def test_a_header_that_cannot_be_is_refused(profile_file, field, value, message)
         ({"samples": -5}, "samples -5 at sm_clock_mhz 1980"),
         ({"sm_clock_mhz": -1}, "samples 10 at sm_clock_mhz -1"),
         ({"median_ns": 5e-324, "iqr_ns": 0.0}, "median_ns: 5e-324 with iqr_ns 0.0"),
+        ({"iqr_ns": 2**63}, "median_ns: 1.0 with iqr_ns 9.223372036854776e+18"),
         ({"shape": {"m": 2**63 - 1, "k": 1, "n": 1}}, "shape: {'m': 9223372036854775807, 'k': 1, 'n': 1} has a size"),
     ],
 )
