@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import LlamaConfig
@@ -179,3 +180,19 @@ def test_a_number_of_layers_that_cannot_be_is_refused(folder: Path, layers: Any)
         f"{folder}: config.json has num_hidden_layers {str(layers)[:40]}; expected at most 4,096 layers. "
         "Save the model again; these files were changed."
     )
+
+
+def test_advisories_are_looked_up(tmp_path: Path) -> None:
+    advisory = {"id": "GHSA-1", "severity": "LOW", "v": ">=1,<1000", "advisory": "made up"}
+    (tmp_path / "known.json").write_text(json.dumps({"NumPy": [advisory], "torch": [advisory | {"v": "<0.1"}]}))
+    script = Path(__file__).parent / "benchmarks" / "audit.py"
+    done = subprocess.run(
+        [sys.executable, script, tmp_path / "known.json"], capture_output=True, text=True, check=False
+    )
+    *found, summary = done.stdout.splitlines()
+    assert done.returncode == 1
+    assert found == [
+        "numpy 1.26 (oldest allowed): GHSA-1 LOW, >=1,<1000: made up",
+        f"numpy {np.__version__} (installed): GHSA-1 LOW, >=1,<1000: made up",
+    ]
+    assert summary.endswith("packages, 2 of them with advisories, of which 2 apply")
