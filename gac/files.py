@@ -156,16 +156,20 @@ class _SuspiciousError(Exception):
 
 def suspicion(text: str | bytes) -> str | None:
     """What no file of ours holds, though its types are right."""
-    separators = text.count(",") if isinstance(text, str) else text.count(b",")
-    if separators > _MOST_VALUES:  # pydantic keeps an error for each, which is what takes the memory
-        return f"{separators:,} commas, more than {_MOST_VALUES:,}"
     try:
+        _check_count(text)  # pydantic keeps an error for each value, which is what takes the memory
         json.loads(text, object_pairs_hook=_checked_pairs, parse_int=_checked_int)
     except _SuspiciousError as found:
         return str(found)
     except (ValueError, RecursionError) as failure:
         return f"Invalid JSON: {failure}"
     return None
+
+
+def _check_count(text: str | bytes) -> None:
+    separators = text.count(",") if isinstance(text, str) else text.count(b",")
+    if separators > _MOST_VALUES:
+        raise _SuspiciousError(f"{separators:,} commas, more than {_MOST_VALUES:,}")
 
 
 def _checked_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -223,15 +227,35 @@ def read_record(kind: type[T], path: str | Path, what: str, error: type[GacError
         GacError: of the class ``error``, where the file cannot be read or is none.
     """
     source = Path(path)
+    text = _read(source, what, f"a {what} written by {kind.__name__}.save", error)
+    return from_json(kind, text, f"{what} {source}", error)
+
+
+def read_document(path: str | Path, what: str, expected: str, error: type[GacError]) -> Any:
+    """Read JSON of which only some fields are looked at, whatever else it holds. Huge integers become no numbers.
+
+    Args:
+        what: how to name it in an error: ``report``.
+        expected: what would have been accepted.
+        error: which ``GacError`` to raise.
+
+    Raises:
+        GacError: of the class ``error``, where the file cannot be read or is no JSON.
+    """
+    text = _read(Path(path), what, expected, error)
+    try:
+        _check_count(text)
+        return json.loads(text, parse_int=_checked_int)
+    except (ValueError, RecursionError, _SuspiciousError) as failure:
+        raise error(f"{what} {path} cannot be read: {failure}", expected, "Check the path.") from failure
+
+
+def _read(source: Path, what: str, expected: str, error: type[GacError]) -> bytes:
     try:
         with source.open("rb") as file:
             text = file.read(_MOST_BYTES + 1)
     except OSError as failure:
-        raise error(
-            f"{what} {source} cannot be read: {failure.strerror}",
-            f"a {what} written by {kind.__name__}.save",
-            "Check the path.",
-        ) from failure
+        raise error(f"{what} {source} cannot be read: {failure.strerror}", expected, "Check the path.") from failure
     if len(text) > _MOST_BYTES:
         raise error(f"{what} {source} is larger than {_MOST_BYTES:,} bytes", f"a {what}", "Check the path.")
-    return from_json(kind, text, f"{what} {source}", error)
+    return text

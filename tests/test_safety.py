@@ -17,8 +17,9 @@ from transformers import LlamaConfig
 
 import gac
 from gac.compression.checkpoint import load_checkpoint
-from gac.errors import CheckpointError
+from gac.errors import CheckpointError, ModelError
 from gac.files import check_inside
+from gac.models.loading import load_config, load_model
 from gac.plan import Plan
 from gac.profiling.table import Profile
 from tests.fuzz.make_corpus import header_files
@@ -177,9 +178,18 @@ def test_a_number_of_layers_that_cannot_be_is_refused(folder: Path, layers: Any)
     with pytest.raises(CheckpointError) as caught:
         load_checkpoint(folder)
     assert str(caught.value) == (
-        f"{folder}: config.json has num_hidden_layers {str(layers)[:40]}; expected at most 4,096 layers. "
-        "Save the model again; these files were changed."
+        f"{folder} cannot be loaded: num_hidden_layers is {str(layers)[:40]}, and not from 1 to 4,096; "
+        "expected files as gac.save wrote them. Save or copy the model again."
     )
+
+
+@pytest.mark.parametrize("model_type", ["llama", "qwen2", "gpt2"])
+def test_a_dense_model_of_too_many_layers_is_refused_at_once(model_type: str, tmp_path: Path) -> None:
+    name = "n_layer" if model_type == "gpt2" else "num_hidden_layers"
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type, name: 2**40}))
+    for load in (load_config, load_model):
+        with pytest.raises(ModelError, match=f"cannot be loaded: {name} is 1099511627776, and not from 1 to 4,096;"):
+            load(str(tmp_path))
 
 
 def test_advisories_are_looked_up(tmp_path: Path) -> None:
@@ -195,4 +205,4 @@ def test_advisories_are_looked_up(tmp_path: Path) -> None:
         "numpy 1.26 (oldest allowed): GHSA-1 LOW, >=1,<1000: made up",
         f"numpy {np.__version__} (installed): GHSA-1 LOW, >=1,<1000: made up",
     ]
-    assert summary.endswith("packages, 2 of them with advisories, of which 2 apply")
+    assert summary.endswith("packages, 2 of them with advisories; 2 advisories apply")

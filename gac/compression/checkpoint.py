@@ -21,7 +21,7 @@ from gac.compression.layers import empty_module
 from gac.compression.shards import check_there, shard_names
 from gac.errors import CheckpointError, GacError
 from gac.files import check_inside, exchange, open_to_umask, sync_directory
-from gac.models.families import COMPRESSED, MOST_LAYERS, family_of, supported
+from gac.models.families import COMPRESSED, check_layers, family_of, supported
 from gac.models.linears import as_linear
 from gac.models.loading import UNREADABLE, default_device, is_checkpoint, quiet_transformers
 from gac.plan import Plan
@@ -29,8 +29,6 @@ from gac.plan import Plan
 __all__ = ["is_checkpoint", "load_checkpoint", "save_checkpoint"]
 
 _INDEX = "model.safetensors.index.json"
-_LAYERS = {"num_hidden_layers", "n_layer"}
-"""What configs call the number of layers: transformers makes lists of that length when it reads one."""
 
 
 def save_checkpoint(
@@ -252,10 +250,8 @@ def _model_type(source: Path) -> str:
     dense = model_type.removeprefix(COMPRESSED)
     if dense == model_type or dense not in supported():
         raise contradiction(source, f"config.json has the model_type {model_type!r}", f"one like {COMPRESSED}llama")
-    for name in _LAYERS & config.keys():
-        if not isinstance(config[name], int) or not 1 <= config[name] <= MOST_LAYERS:
-            given = f"config.json has {name} {str(config[name])[:40]}"
-            raise contradiction(source, given, f"at most {MOST_LAYERS:,} layers")
+    with _reading(source):
+        check_layers(config)
     return dense
 
 

@@ -40,9 +40,8 @@ def main() -> None:
                 affected += 1
                 print(f"{name} {version} ({which}): {one['id']} {one['severity']}, {one['v']}: {one['advisory']}")
     packages = {name for name, _, which in versions if which == "installed"}
-    print(
-        f"{len(packages)} installed packages, {len(packages & known.keys())} of them with advisories; {affected} apply"
-    )
+    listed = len(packages & known.keys())
+    print(f"{len(packages)} packages, {listed} of them with advisories; {affected} advisories apply")
     sys.exit(bool(affected))
 
 

@@ -9,7 +9,8 @@ from gac.allocation.frontier_record import Frontier
 from gac.allocation.rules import Rule
 from gac.errors import UNSAFE, GacError, PlanError
 from gac.files import from_json
-from gac.forms import form_named
+from gac.forms import FORMS, form_named
+from gac.models.families import family_of, text_config
 from gac.plan import Plan
 from gac.profiling.lines import read_line
 from gac.profiling.reading import parse
@@ -67,6 +68,27 @@ def read_checkpoint(data: bytes) -> None:
         load_checkpoint(Path(folder))
 
 
+def read_report(data: bytes) -> None:
+    """Read what ``gac eval`` wrote, and draw it."""
+    from gac.cli.plot import outcome_of
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "report.json"
+        path.write_bytes(data)
+        outcome_of(path)
+
+
+def read_config(data: bytes) -> None:
+    """Open a directory of which only the config is read, and list what every choice moves."""
+    from gac.graph import choices
+    from gac.models.loading import load_config
+
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_bytes(data)
+        config = text_config(load_config(folder))
+        choices(family_of(config).sites(config), tuple(FORMS))
+
+
 def read_name(data: bytes) -> None:
     """What a user or a plan calls workloads, forms and rules; each alone may refuse it."""
     text = data.decode("utf-8", "replace")
@@ -80,6 +102,8 @@ TARGETS: Mapping[str, Callable[[bytes], None]] = {
     "plan": read_plan,
     "frontier": read_frontier,
     "checkpoint": read_checkpoint,
+    "report": read_report,
+    "config": read_config,
     "name": read_name,
 }
 

@@ -19,6 +19,7 @@ from gac.forms import Weight, check_weight, form_named
 from gac.plan import Plan
 from gac.profiling.reading import parse
 from gac.sites import Workload
+from tests.cli.commands import run
 from tests.fuzz.hostile import spoiled
 from tests.fuzz.targets import TARGETS, survives
 
@@ -26,6 +27,7 @@ CORPUS = Path(__file__).parent / "corpus"
 KEPT = sorted(CORPUS.glob("*/*"))
 PLAN = (CORPUS / "plan" / "changed").read_bytes()
 PROFILE = (CORPUS / "profile" / "small").read_bytes()
+FIRST = ("plan/changed", "plan/head_dim", "frontier/small", "profile/small", "report/small", "config/small")
 TIMED = b'"median_ns": 75550.0, "iqr_ns": 75.55'
 QUICK = settings(max_examples=60, deadline=None)
 
@@ -35,7 +37,7 @@ def test_the_kept_corpus_is_read_or_refused(path: Path) -> None:
     survives(path.parent.name, path.read_bytes())
 
 
-@pytest.mark.parametrize("name", ["plan/changed", "plan/head_dim", "frontier/small", "profile/small"])
+@pytest.mark.parametrize("name", FIRST)
 def test_the_first_inputs_are_read(name: str) -> None:
     assert survives(name.partition("/")[0], (CORPUS / name).read_bytes())
 
@@ -47,7 +49,7 @@ def test_any_bytes_are_read_or_refused(target: str, data: bytes) -> None:
     survives(target, data)
 
 
-@pytest.mark.parametrize("target", ["profile", "plan", "frontier", "checkpoint"])
+@pytest.mark.parametrize("target", ["profile", "plan", "frontier", "checkpoint", "report", "config"])
 @QUICK
 @given(st.integers(0, 2**32))
 def test_documents_with_wrong_values_are_read_or_refused(target: str, seed: int) -> None:
@@ -139,6 +141,31 @@ def test_what_looks_like_json_in_a_string_is_read_as_it_is(text: str) -> None:
     data = PROFILE.replace(b'"no GPU"', f'"{text}"'.encode())
     assert survives("profile", data)
     assert parse(data, "p").measurements[2].error == json.loads(f'"{text}"')
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[" * 100_000, "report r.json cannot be read: maximum recursion depth exceeded"),
+        (
+            '{"log_ratio": 1' + "0" * 400 + ', "predicted_log_ratio": 1}',
+            "report r.json has no predicted and measured loss",
+        ),
+        ('{"log_ratio": NaN, "predicted_log_ratio": 1}', "r: predicted 1.0, measured nan; expected finite losses"),
+        ('{"log_ratio": 1, "predicted_log_ratio": 1e308}', "r: predicted 1e+308, measured 1.0; expected finite losses"),
+        ("0," * 2_000_001, "report r.json cannot be read: 2,000,001 commas, more than 2,000,000"),
+        ("\udcff", "report r.json cannot be read: 'utf-8' codec can't decode byte 0xff"),
+    ],
+    ids=["levels", "digits", "nan", "large", "commas", "bytes"],
+)
+def test_a_report_that_cannot_be_is_refused(
+    text: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("r.json").write_bytes(text.encode("utf-8", "surrogateescape"))
+    result = run("plot", "prediction", "r.json", "-o", "x.png")
+    assert result.exit_code == 1
+    assert message in result.stderr
 
 
 @pytest.mark.parametrize("text", ["prefill:" + "9" * 5000 + "x1", "decode:1@\u0661", "prefill:0x1"])
