@@ -6,7 +6,7 @@ those of the slow reader; where anything about them is strange they are read aga
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
-from functools import cache, reduce
+from functools import cache, cached_property, reduce
 from operator import or_
 from typing import Any, get_args, get_type_hints
 
@@ -37,7 +37,6 @@ class Lines:
 
     Attributes:
         text: the lines, without the last newline.
-        ends: where each ends in it, int64.
         records: what each says, with the fields of its class in ``gac.profiling.records``; launches are not decoded.
         kinds: ``ROW``, ``AGAIN``, ``SENTINEL``, ``KERNEL`` or ``OTHER`` for each, int64.
         alone: those that are only decoded as yet, and have to be read by ``read_line`` too: all but timings and rows
@@ -45,22 +44,24 @@ class Lines:
     """
 
     text: bytes
-    ends: Ints
     records: list[Any]
     kinds: Ints
     alone: tuple[int, ...]
 
     @classmethod
-    def of(cls, text: bytes, ends: Ints, records: list[Any]) -> "Lines":
+    def of(cls, text: bytes, records: list[Any]) -> "Lines":
         kinds = np.fromiter(map(_decoder()[1].__getitem__, map(type, records)), np.int64, len(records))
         alone = kinds >= KERNEL
         rows, places = _select(records, kinds, ROW)
         alone[places] = [row.error is not None for row in rows]
-        return cls(text, ends, records, kinds, tuple(np.flatnonzero(alone).tolist()))
+        return cls(text, records, kinds, tuple(np.flatnonzero(alone).tolist()))
 
     def __getitem__(self, place: int) -> bytes:
-        start = self.ends[place - 1] + 1 if place else 0
-        return self.text[start : self.ends[place]]
+        return self._split[place]
+
+    @cached_property
+    def _split(self) -> list[bytes]:
+        return self.text.split(b"\n")
 
     def select(self, kind: int) -> tuple[list[Any], Ints]:
         """The records of a kind, and which lines they are."""
@@ -73,7 +74,8 @@ class Lines:
         keys = _row_keys(self.select(ROW)[0]) - _row_keys(failed)
         for kind in (AGAIN, SENTINEL):
             keys += _keys(AgainLine) * int((self.kinds == kind).sum())
-        return keys == self.text.count(b":") - sum(self[place].count(b":") for place in self.alone)
+        colons = np.count_nonzero(np.frombuffer(self.text, dtype=np.uint8) == ord(":"))
+        return bool(keys == colons - sum(self[place].count(b":") for place in self.alone))
 
 
 def _select(records: list[Any], kinds: Ints, kind: int) -> tuple[list[Any], Ints]:
@@ -107,19 +109,17 @@ def decode(text: bytes) -> Lines:
     Raises:
         WrongError: one of them is none of a profile's lines, or has a key twice.
     """
-    letters = np.frombuffer(text, dtype=np.uint8)
-    ends = np.append(np.flatnonzero(letters == ord("\n")), len(text))
-    if np.diff(ends, prepend=0).max() > _LONGEST_LINE:
+    if len(text) > _LONGEST_LINE and max(map(len, text.split(b"\n"))) > _LONGEST_LINE:
         raise WrongError
     decoder, _ = _decoder()
     try:
-        if _are_objects(letters, ends):
-            records = decoder.decode_lines(text)
-            if len(records) == len(ends) and (found := Lines.of(text, ends, records)).have_each_key_once:
+        if _are_objects(text):
+            found = Lines.of(text, decoder.decode_lines(text))
+            if len(found.records) == text.count(b"\n") + 1 and found.have_each_key_once:
                 return found
         split = text.split(b"\n")
         if not any(map(suspicion, split)):
-            return Lines.of(text, ends, list(map(decoder.decode, split)))
+            return Lines.of(text, list(map(decoder.decode, split)))
     except (ValueError, RecursionError) as failure:
         raise WrongError from failure
     raise WrongError
@@ -137,11 +137,13 @@ def decode_launches(texts: Sequence[bytes]) -> list[Any]:
         raise WrongError from failure
 
 
-def _are_objects(letters: Any, ends: Ints) -> bool:
+def _are_objects(text: bytes) -> bool:
     """Each line begins and ends with a brace: then none ends within an object."""
-    if (np.diff(ends, prepend=-1) == 1).any():
+    if text[:1] != b"{" or text[-1:] != b"}":
         return False
-    return bool((letters[ends - 1] == ord("}")).all() and (letters[np.append(0, ends[:-1] + 1)] == ord("{")).all())
+    letters = np.frombuffer(text, dtype=np.uint8)
+    between = np.flatnonzero(letters == ord("\n"))
+    return bool((letters[between - 1] == ord("}")).all() and (letters[between + 1] == ord("{")).all())
 
 
 @cache
