@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import cache, cached_property, reduce
 from operator import or_
-from typing import Any, get_args, get_type_hints
+from typing import Any, Protocol, get_args, get_type_hints
 
 import numpy as np
 
@@ -25,6 +25,12 @@ ROW, AGAIN, SENTINEL, KERNEL, OTHER = range(5)
 
 _KINDS = {RowLine: ROW, AgainLine: AGAIN, SentinelLine: SENTINEL, KernelLine: KERNEL}
 _OPTIONAL = frozenset({"error"})
+
+
+class Readable(Protocol):
+    """What bytes come from, up to ``size`` at a time; none at the end."""
+
+    def read(self, size: int, /) -> bytes: ...
 
 
 class WrongError(Exception):
@@ -94,13 +100,21 @@ def _keys(line: type) -> int:
     return sum(field.name not in _OPTIONAL for field in fields(line))
 
 
-def chunks(content: bytes, start: int) -> Iterator[bytes]:
-    """Whole lines, few enough that their objects stay in a core's cache, without the last newline."""
-    last = content.rfind(b"\n")
-    while start <= last:
-        end = last if last - start <= _CHUNK_BYTES else content.find(b"\n", start + _CHUNK_BYTES)
-        yield content[start:end]
-        start = end + 1
+def chunks(file: Readable) -> Iterator[bytes]:
+    """Whole lines, few enough that their objects stay near a core, without the last newline.
+
+    What follows the last newline is left out, but for what is too long to be a line.
+    """
+    rest = b""
+    while block := file.read(_CHUNK_BYTES):
+        lines, newline, last = block.rpartition(b"\n")
+        if newline:
+            yield rest + lines
+            rest = last
+        else:
+            rest += last
+        if len(rest) > _LONGEST_LINE:
+            yield rest
 
 
 def decode(text: bytes) -> Lines:
@@ -204,7 +218,7 @@ def _reader() -> Any:
 def check_length(line: bytes, where: str) -> None:
     """Refuse a line that no profile has, before anything is made of it."""
     if len(line) > _LONGEST_LINE:
-        raise malformed(f"{where}: a line of {len(line):,} bytes")
+        raise malformed(f"{where}: a line of over {_LONGEST_LINE:,} bytes")
 
 
 def malformed(given: str) -> ProfileError:

@@ -1,11 +1,13 @@
 """The strict reading of a profile: every line, every number, and what lines say of one another."""
 
 import gc
+import io
 import json
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import NoReturn
 
@@ -18,6 +20,7 @@ from gac.profiling.lines import (
     ROW,
     SENTINEL,
     Lines,
+    Readable,
     WrongError,
     check_length,
     chunks,
@@ -44,24 +47,30 @@ class Contents:
 
 
 def parse(content: bytes, source: str | Path) -> Contents:
-    """Read a profile's bytes; what follows the last newline is ignored.
+    """``read`` a profile's bytes."""
+    return read(io.BytesIO(content), source)
+
+
+def read(file: Readable, source: str | Path) -> Contents:
+    """Read a profile, some lines at a time; what follows the last newline is ignored.
 
     Raises:
         ProfileError: with ``source``, line and field, where something is wrong.
     """
-    end = content.find(b"\n") + 1
-    if not end:
+    texts = chunks(file)
+    first, more, rest = next(texts, b"").partition(b"\n")
+    if not first:
         raise malformed(f"profile {source} has no complete line")
-    check_length(content[:end], f"{source}:1")
-    _check_version(content[: end - 1], f"{source}:1")
-    record = read_line(content[: end - 1], f"{source}:1")
+    check_length(first, f"{source}:1")
+    _check_version(first, f"{source}:1")
+    record = read_line(first, f"{source}:1")
     if not isinstance(record, HeaderLine):
         raise malformed(f"{source}:1: a {record.record} line")
     _check_header(record.header, f"{source}:1")
     table = _Table(source, record.header)
     with _no_collecting():
-        for chunk in chunks(content, end):
-            table.take(chunk)
+        for text in chain([rest] if more else [], texts):
+            table.take(text)
         return table.contents()
 
 

@@ -44,6 +44,7 @@ def main() -> None:
         str(found),
         str(HERE / "corpus" / options.target),
     ]
+    void(options.target, b"")  # imports what it needs, which may take longer than an input
     atheris.Setup([sys.argv[0], *limits, *arguments], lambda data: void(options.target, data), custom_mutator=mutate)
     atheris.Fuzz()
 

@@ -18,6 +18,7 @@ from gac.files import from_json
 from gac.forms import Weight, check_weight, form_named
 from gac.plan import Plan
 from gac.profiling.reading import parse
+from gac.profiling.table import Profile
 from gac.sites import Workload
 from tests.cli.commands import run
 from tests.fuzz.hostile import spoiled
@@ -223,13 +224,20 @@ def test_many_lines_about_few_rows_are_read_in_time(tmp_path: Path) -> None:
 
 
 def test_a_row_of_millions_of_launches_is_refused() -> None:
-    with pytest.raises(ProfileError, match=r"p:5: a line of 10,000,\d\d\d bytes"):
+    with pytest.raises(ProfileError, match="p:5: a line of over 1,048,576 bytes"):
         parse(PROFILE.replace(b'"launches": [', b'"launches": [' + b"0," * 5_000_000, 1), "p")
 
 
 def test_what_never_ends_is_not_read_to_the_end() -> None:
     with pytest.raises(PlanError, match="plan /dev/zero is larger than 268,435,456 bytes"):
         Plan.load("/dev/zero")
+
+
+def test_a_profile_of_a_terabyte_without_a_line_is_not_read_to_the_end(tmp_path: Path) -> None:
+    with (tmp_path / "p.jsonl").open("wb") as file:
+        file.truncate(2**40)  # takes no room on the disk
+    with pytest.raises(ProfileError, match=r"p\.jsonl:1: a line of over 1,048,576 bytes"):
+        Profile.load(tmp_path / "p.jsonl")
 
 
 @pytest.mark.parametrize("name", HUGE)

@@ -273,6 +273,14 @@ def test_what_is_no_profile_is_refused(tmp_path: Path, content: bytes) -> None:
         Profile.load(path)
 
 
+@pytest.mark.parametrize("rows", [0, 1])
+def test_an_empty_line_is_refused(profile_file, rows) -> None:
+    for _ in range(rows):
+        profile_file.row("linear", SHAPE, 1.0)
+    with pytest.raises(ProfileError, match=rf"test\.jsonl:{rows + 2}: the line: Invalid JSON"):
+        Profile.load(profile_file.write(tail="\n"))
+
+
 def test_a_line_of_two_rows_is_refused(profile_file) -> None:
     path = profile_file.row("linear", SHAPE, 1.0).write()
     line = path.read_text().splitlines()[1]
