@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from gac.forms import Form, Grouped, Weight, form_named
 from gac.plan import WeightChoice
@@ -106,17 +107,26 @@ class Heads:
         return self.features.view(*asked[:-1], self.head_dim)
 
 
-class ValueLinear(nn.Linear):
-    """v_proj with shorter value vectors: a GEMM whose output is split into heads of ``head_dim``."""
+class ValueLinear(nn.Module):
+    """v_proj with shorter value vectors: a GEMM whose output is split into heads of ``head_dim``.
+
+    ``weight`` has shape ``(heads * head_dim, in)``, ``bias`` shape ``(heads * head_dim,)`` or is None. It is no
+    ``nn.Linear``: what puts layers of its own in the place of those (vLLM, quantisers) would lose the heads.
+    """
 
     def __init__(
         self, in_features: int, heads: int, head_dim: int, bias: bool, device: str | None, dtype: torch.dtype | None
     ) -> None:
-        super().__init__(in_features, heads * head_dim, bias=bias, device=device, dtype=dtype)
-        self.head_dim = head_dim
+        super().__init__()
+        self.in_features, self.out_features, self.head_dim = in_features, heads * head_dim, head_dim
+        self.weight = nn.Parameter(torch.empty(self.out_features, in_features, device=device, dtype=dtype))
+        self.bias = nn.Parameter(torch.empty(self.out_features, device=device, dtype=dtype)) if bias else None
 
-    def forward(self, x: Tensor) -> Heads:  # type: ignore[override]
-        return Heads(super().forward(x), self.head_dim)
+    def forward(self, x: Tensor) -> Heads:
+        return Heads(functional.linear(x, self.weight, self.bias), self.head_dim)
+
+    def extra_repr(self) -> str:
+        return f"in_features={self.in_features}, out_features={self.out_features}, head_dim={self.head_dim}"
 
 
 def empty_module(choice: WeightChoice, bias: bool, device: torch.device | str, dtype: torch.dtype) -> nn.Module:

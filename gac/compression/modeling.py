@@ -15,6 +15,7 @@ from transformers.utils.hub import cached_file
 
 from gac.compression.fusing import _fuse
 from gac.compression.layers import GroupedLinear, LowRankLinear, ValueLinear
+from gac.compression.served import prepare_for_vllm
 
 SCHEMA = 2
 COMPANIONS = ("plan.json", "README.md", "modeling_gac.py")
@@ -39,14 +40,12 @@ class CompressedModel:
 
     gac_files: dict[str, str]
 
-    def __init__(self: Any, config: Any, *args: Any, **options: Any) -> None:
+    # self has no annotation: vLLM would take it for that of the config, and check it.
+    def __init__(self, config: Any, *args: Any, **options: Any) -> None:
         super().__init__(config, *args, **options)  # type: ignore[call-arg]
-        for name, described in _weights_of(config).items():
-            name = _own_name(self, name)
-            self.set_submodule(name, _replacement(name, _dense_at(self, name), described))
-            # Some architectures (GPT-2) initialise a weight through the module that holds it, which no longer finds it.
-            self.get_submodule(name.rpartition(".")[0])._is_hf_initialized = True
+        names = _replace_weights(self, config)
         _check_fused(self, config)
+        prepare_for_vllm(self, names)
 
     @classmethod
     def from_pretrained(cls: Any, source: Any, *args: Any, output_loading_info: bool = False, **options: Any) -> Any:
@@ -75,6 +74,18 @@ class CompressedModel:
     def _write_companions(self, directory: Any) -> None:
         for name, text in getattr(self, "gac_files", {}).items():
             Path(directory, name).write_text(text, encoding="utf-8")
+
+
+def _replace_weights(model: Any, config: Any) -> list[str]:
+    """Put the modules that the config describes in the place of dense weights, and return their names in the model."""
+    names = []
+    for name, described in _weights_of(config).items():
+        name = _own_name(model, name)
+        model.set_submodule(name, _replacement(name, _dense_at(model, name), described))
+        # Some architectures (GPT-2) initialise a weight through the module that holds it, which no longer finds it.
+        model.get_submodule(name.rpartition(".")[0])._is_hf_initialized = True
+        names.append(name)
+    return names
 
 
 def _weights_of(config: Any) -> dict[str, Any]:
