@@ -23,6 +23,10 @@ _MOST_BYTES, _MOST_VALUES, _MOST_LETTERS = 2**28, 2_000_000, 2**16
 # What file systems say that cannot sync a directory, and one that may not be read.
 _NOT_FOR_DIRECTORIES = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES})
 
+# Of Linux's renameat2, and what it says where the file system cannot exchange.
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2
+_NO_EXCHANGE = frozenset({errno.EINVAL, errno.ENOSYS, errno.ENOTSUP})
+
 
 def home() -> Path:
     """Where GAC keeps what it measured on this machine: ``$GAC_HOME``, or ``~/.cache/gac``."""
@@ -64,6 +68,26 @@ def sync_directory(path: Path) -> None:
     except OSError as failure:
         if failure.errno not in _NOT_FOR_DIRECTORIES:
             raise
+
+
+def exchange(first: Path, second: Path) -> bool:
+    """Let two names of a file system swap what they name, in one step: at no time is either of them nothing.
+
+    Returns:
+        False where there is no such step: it is Linux's, and not all file systems have it.
+
+    Raises:
+        OSError: as a rename does.
+    """
+    import ctypes
+
+    if not hasattr(library := ctypes.CDLL(None, use_errno=True), "renameat2"):
+        return False
+    if library.renameat2(_AT_FDCWD, os.fsencode(first), _AT_FDCWD, os.fsencode(second), _RENAME_EXCHANGE) == 0:
+        return True
+    if (number := ctypes.get_errno()) in _NO_EXCHANGE:
+        return False
+    raise OSError(number, os.strerror(number), str(first), None, str(second))
 
 
 def open_to_umask(path: Path) -> None:
@@ -142,10 +166,8 @@ class _SuspiciousError(Exception):
 
 def suspicion(text: str | bytes) -> str | None:
     """What no file of ours holds, though its types are right."""
-    separators = text.count(",") if isinstance(text, str) else text.count(b",")
-    if separators > _MOST_VALUES:  # pydantic keeps an error for each, which is what takes the memory
-        return f"{separators:,} commas, more than {_MOST_VALUES:,}"
     try:
+        _check_count(text)  # pydantic keeps an error for each value, which is what takes the memory
         if _is_plain(text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text):
             json.loads(text, object_pairs_hook=_without_repeats)
         else:
@@ -155,6 +177,12 @@ def suspicion(text: str | bytes) -> str | None:
     except (ValueError, RecursionError) as failure:
         return f"Invalid JSON: {failure}"
     return None
+
+
+def _check_count(text: str | bytes) -> None:
+    separators = text.count(",") if isinstance(text, str) else text.count(b",")
+    if separators > _MOST_VALUES:
+        raise _SuspiciousError(f"{separators:,} commas, more than {_MOST_VALUES:,}")
 
 
 def _is_plain(text: bytes) -> bool:
@@ -224,15 +252,35 @@ def read_record(kind: type[T], path: str | Path, what: str, error: type[GacError
         GacError: of the class ``error``, where the file cannot be read or is none.
     """
     source = Path(path)
+    text = _read(source, what, f"a {what} written by {kind.__name__}.save", error)
+    return from_json(kind, text, f"{what} {source}", error)
+
+
+def read_document(path: str | Path, what: str, expected: str, error: type[GacError]) -> Any:
+    """Read JSON of which only some fields are looked at, whatever else it holds. Huge integers become no numbers.
+
+    Args:
+        what: how to name it in an error: ``report``.
+        expected: what would have been accepted.
+        error: which ``GacError`` to raise.
+
+    Raises:
+        GacError: of the class ``error``, where the file cannot be read or is no JSON.
+    """
+    text = _read(Path(path), what, expected, error)
+    try:
+        _check_count(text)
+        return json.loads(text, parse_int=_checked_int)
+    except (ValueError, RecursionError, _SuspiciousError) as failure:
+        raise error(f"{what} {path} cannot be read: {failure}", expected, "Check the path.") from failure
+
+
+def _read(source: Path, what: str, expected: str, error: type[GacError]) -> bytes:
     try:
         with source.open("rb") as file:
             text = file.read(_MOST_BYTES + 1)
     except OSError as failure:
-        raise error(
-            f"{what} {source} cannot be read: {failure.strerror}",
-            f"a {what} written by {kind.__name__}.save",
-            "Check the path.",
-        ) from failure
+        raise error(f"{what} {source} cannot be read: {failure.strerror}", expected, "Check the path.") from failure
     if len(text) > _MOST_BYTES:
         raise error(f"{what} {source} is larger than {_MOST_BYTES:,} bytes", f"a {what}", "Check the path.")
-    return from_json(kind, text, f"{what} {source}", error)
+    return text

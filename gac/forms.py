@@ -14,7 +14,7 @@ from typing import ClassVar, Literal
 from gac.errors import PlanError
 
 _GROUP = re.compile(r"[1-9][0-9]{0,5}")
-_LARGEST_SIZE, _MOST_HEADS = 2**31, 2**16
+LARGEST_SIZE, _MOST_HEADS = 2**31, 2**16
 
 Fusing = bool | Literal["auto"]
 """Whether first GEMMs of one input run as one: everywhere, nowhere, or where that is chosen."""
@@ -71,7 +71,7 @@ def check_weight(weight: Weight) -> None:
     sides = {"out": weight.out_features, "in": weight.in_features}
     divided = [(weight.neurons, weight.blocks), (weight.values, weight.heads)]
     if (
-        not all(1 <= size <= _LARGEST_SIZE for size in sides.values())
+        not all(1 <= size <= LARGEST_SIZE for size in sides.values())
         or not (weight.blocks >= 1 and 0 <= weight.heads <= _MOST_HEADS and 0 <= weight.queries <= weight.out_features)
         or (weight.cached and weight.heads > weight.out_features)
         or any(side and (count < 1 or sides[side] % count) for side, count in divided)

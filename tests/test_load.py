@@ -1,5 +1,7 @@
 """What is large is still right; ``tests/benchmarks/load.py`` has the sizes that people promise, and the seconds."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,6 +24,13 @@ def test_a_profile_of_many_chunks_keeps_its_rows_passes_and_lookups(tmp_path: Pa
     assert profile.find(Point(linear(1024, 4098, 1001))) == row
     assert profile.find(Point(linear(1024, 4098, 9001))) is None
     assert len(profile.rows_of("linear", {"m": 1024, "k": 4097}, "n")) == 5000
+
+
+def test_a_profile_of_a_million_rows_takes_less_than_a_gigabyte() -> None:
+    done = subprocess.run([sys.executable, load.__file__, "profile"], capture_output=True, text=True, check=True)
+    what, _, gigabytes = done.stdout.rpartition(", ")
+    assert what.startswith("a profile of 1,000,000 rows, 1 passes, 216 MB, opened: ")
+    assert float(gigabytes.removesuffix(" GB\n")) < 1
 
 
 def test_a_point_that_is_there_again_thousands_of_lines_later_is_refused(tmp_path: Path) -> None:

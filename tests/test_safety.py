@@ -1,6 +1,7 @@
 """No file that GAC opens can run code, and none leads out of its directory."""
 
 import ast
+import json
 import pickle
 import shutil
 import subprocess
@@ -9,14 +10,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import LlamaConfig
 
 import gac
 from gac.compression.checkpoint import load_checkpoint
-from gac.errors import CheckpointError
+from gac.errors import CheckpointError, ModelError
 from gac.files import check_inside
+from gac.models.loading import load_config, load_model
 from gac.plan import Plan
 from gac.profiling.table import Profile
 from tests.fuzz.make_corpus import header_files
@@ -166,3 +169,40 @@ def test_importing_everything_runs_no_pickle() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
+
+
+@pytest.mark.parametrize("layers", [2**53, 10**400, 0, "2", None, [1]])
+def test_a_number_of_layers_that_cannot_be_is_refused(folder: Path, layers: Any) -> None:
+    config = json.loads((folder / "config.json").read_bytes())
+    (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": layers}))
+    with pytest.raises(CheckpointError) as caught:
+        load_checkpoint(folder)
+    assert str(caught.value) == (
+        f"{folder} cannot be loaded: num_hidden_layers is {str(layers)[:40]}, and not from 1 to 4,096; "
+        "expected files as gac.save wrote them. Save or copy the model again."
+    )
+
+
+@pytest.mark.parametrize("model_type", ["llama", "qwen2", "gpt2"])
+def test_a_dense_model_of_too_many_layers_is_refused_at_once(model_type: str, tmp_path: Path) -> None:
+    name = "n_layer" if model_type == "gpt2" else "num_hidden_layers"
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type, name: 2**40}))
+    for load in (load_config, load_model):
+        with pytest.raises(ModelError, match=f"cannot be loaded: {name} is 1099511627776, and not from 1 to 4,096;"):
+            load(str(tmp_path))
+
+
+def test_advisories_are_looked_up(tmp_path: Path) -> None:
+    advisory = {"id": "GHSA-1", "severity": "LOW", "v": ">=1,<1000", "advisory": "made up"}
+    (tmp_path / "known.json").write_text(json.dumps({"NumPy": [advisory], "torch": [advisory | {"v": "<0.1"}]}))
+    script = Path(__file__).parent / "benchmarks" / "audit.py"
+    done = subprocess.run(
+        [sys.executable, script, tmp_path / "known.json"], capture_output=True, text=True, check=False
+    )
+    *found, summary = done.stdout.splitlines()
+    assert done.returncode == 1
+    assert found == [
+        "numpy 1.26 (oldest allowed): GHSA-1 LOW, >=1,<1000: made up",
+        f"numpy {np.__version__} (installed): GHSA-1 LOW, >=1,<1000: made up",
+    ]
+    assert summary.endswith("packages, 2 of them with advisories; 2 advisories apply")

@@ -1,6 +1,5 @@
 """The commands that draw: one figure each, as PDF, PNG or SVG."""
 
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +10,7 @@ from gac.cli.checks import check_file
 from gac.cli.options import dims_option, shape_option
 from gac.cli.verb import Answer, Verb
 from gac.errors import GacError, ProfileError
+from gac.files import read_document
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -265,19 +265,16 @@ def prediction(files: tuple[str, ...], title: str | None, output: Path) -> Answe
     def draw() -> "Axes":
         from gac import plots
 
-        return plots.prediction([_outcome(Path(file)) for file in files], title=title)
+        return plots.prediction([outcome_of(Path(file)) for file in files], title=title)
 
     return _drawn("prediction", output, draw)
 
 
-def _outcome(path: Path) -> "Outcome":
+def outcome_of(path: Path) -> "Outcome":
     from gac.reporting.figures.prediction import Outcome
 
     expected = "a report of gac eval DIR --against MODEL -o REPORT.json"
-    try:
-        report: Any = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as failure:
-        raise GacError(f"report {path} cannot be read: {failure}", expected, "Check the path.") from failure
+    report = read_document(path, "report", expected, GacError)
     names = ("predicted_log_ratio", "log_ratio")
     values: list[Any] = [report.get(name) if isinstance(report, dict) else None for name in names]
     if not all(isinstance(value, (int, float)) for value in values):

@@ -20,8 +20,8 @@ from gac.compression.header import Header, header_of, read_header
 from gac.compression.layers import empty_module
 from gac.compression.shards import check_there, shard_names
 from gac.errors import CheckpointError, GacError
-from gac.files import check_inside, open_to_umask, sync_directory
-from gac.models.families import COMPRESSED, family_of, supported
+from gac.files import check_inside, exchange, open_to_umask, sync_directory
+from gac.models.families import COMPRESSED, check_layers, family_of, supported
 from gac.models.linears import as_linear
 from gac.models.loading import UNREADABLE, default_device, is_checkpoint, quiet_transformers
 from gac.plan import Plan
@@ -212,7 +212,7 @@ def complete_directory(target: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _beside(target: Path) -> Iterator[Path]:
-    """A temporary directory, which is gone afterwards unless it was moved."""
+    """A temporary directory; what has its name afterwards is removed."""
     target.parent.mkdir(parents=True, exist_ok=True)
     part = target.parent / f".{target.name}.{secrets.token_hex(4)}.part"
     part.mkdir()
@@ -223,9 +223,11 @@ def _beside(target: Path) -> Iterator[Path]:
 
 
 def _move(part: Path, target: Path) -> None:
-    """Rename onto ``target``; what was there steps aside first, and comes back if that fails."""
+    """Rename onto ``target``; a checkpoint that is there changes places with ``part``, or steps aside first."""
     if not is_checkpoint(target):
         part.rename(target)  # an empty directory is replaced
+        return
+    if exchange(part, target):
         return
     old = part.with_suffix(".old")
     target.rename(old)
@@ -251,6 +253,8 @@ def _model_type(source: Path) -> tuple[str, Header]:
     dense = model_type.removeprefix(COMPRESSED)
     if dense == model_type or dense not in supported():
         raise contradiction(source, f"config.json has the model_type {model_type!r}", f"one like {COMPRESSED}llama")
+    with _reading(source):
+        check_layers(config)
     return dense, header
 
 

@@ -5,9 +5,11 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
-from gac.errors import ModelError
-from gac.forms import Weight
+from gac.errors import ModelError, PlanError
+from gac.forms import LARGEST_SIZE, Weight, check_weight
 from gac.sites import Site
+
+MOST_LAYERS = 4096
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,12 @@ class Family:
     pre_norm: str | None = None
 
     def sites(self, config: Any) -> tuple[Site, ...]:
-        """Every site in model order, from a transformers config (no weights are needed)."""
+        """Every site in model order, from a transformers config (no weights are needed).
+
+        Raises:
+            ModelError: no model can have these sizes.
+        """
+        self._check(config)
         found: list[Site] = []
         for layer in range(config.num_hidden_layers):
             prefix = f"{self.layers}.{layer}."
@@ -52,6 +59,19 @@ class Family:
             weights = tuple(_within(prefix, weight) for weight in self._mlp(config))
             found.append(Site(_owner(weights[-1].name), layer, "mlp", weights))
         return tuple(found)
+
+    def _check(self, config: Any) -> None:
+        """Refuse sizes that no model can have: an edited config may hold any."""
+        names = ("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", self.neurons)
+        for name, most in (("num_hidden_layers", MOST_LAYERS), *((name, LARGEST_SIZE) for name in names)):
+            size = getattr(config, name, None)
+            if size is not None and not 1 <= size <= most:
+                raise ModelError(f"a config with {name} {size}", f"1 to {most:,}", "Check config.json.")
+        try:
+            for weight in (*self._attention(config), *self._mlp(config)):
+                check_weight(weight)
+        except PlanError as failure:
+            raise ModelError(f"a config whose {failure.given}", failure.expected, "Check config.json.") from failure
 
     def _attention(self, config: Any) -> Iterator[Weight]:
         hidden, heads, adds = config.hidden_size, config.num_attention_heads, self._adds(config)
@@ -163,6 +183,20 @@ def supported() -> tuple[str, ...]:
 def text_config(config: Any) -> Any:
     """The language model's part of a config: a multimodal one (Gemma 3's, say) keeps it in ``text_config``."""
     return getattr(config, "text_config", None) or config
+
+
+def check_layers(content: Any) -> None:
+    """Refuse the content of a ``config.json`` with more layers than any model: transformers lists them as it reads it.
+
+    Raises:
+        ValueError: their number is none.
+    """
+    parts = [part for part in (content, content.get("text_config")) if isinstance(part, dict)]
+    for part in parts:
+        for name in ("num_hidden_layers", "n_layer"):
+            count = part.get(name, 1)
+            if not isinstance(count, int) or not 1 <= count <= MOST_LAYERS:
+                raise ValueError(f"{name} is {str(count)[:40]}, and not from 1 to {MOST_LAYERS:,}")
 
 
 COMPRESSED = "gac_"

@@ -21,6 +21,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from gac.errors import ModelError
+from gac.models.families import check_layers
 from gac.models.shapes import SHAPES
 
 SMOLLM2 = "smollm2"
@@ -332,6 +333,8 @@ def _check_name(name: str) -> None:
 def _reading(name: str) -> Iterator[None]:
     """Turn what transformers raises for a checkpoint it cannot read into one ModelError."""
     try:
+        if (path := Path(name) / "config.json").is_file():
+            check_layers(json.loads(path.read_bytes()))
         yield
     except UNREADABLE as failure:
         said = failure.__cause__ if isinstance(failure, StrictDataclassError) else None

@@ -59,6 +59,12 @@ def killed_twice(job: Job, trial: Path, draw: random.Random) -> str:
     return killed_at_a_moment(job, trial, draw)
 
 
+def killed_when_all_is_there(job: Job, trial: Path, draw: random.Random) -> str:
+    """What the first run wrote is kept by the second, or replaced."""
+    run(job.name, job.world, trial)
+    return killed_at_a_call(job, trial, draw)
+
+
 def full_disk(job: Job, trial: Path, draw: random.Random) -> str:
     return run(job.name, job.world, trial, Harm(largest_file=draw.randint(LEAST_FILE, job.largest))).outcome
 
@@ -96,6 +102,7 @@ FAULTS: tuple[Callable[[Job, Path, random.Random], str], ...] = (
     killed_at_a_call,
     killed_at_a_moment,
     killed_twice,
+    killed_when_all_is_there,
     full_disk,
     two_at_once,
     two_of_which_one_is_killed,

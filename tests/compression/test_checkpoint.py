@@ -19,6 +19,7 @@ from gac.compression.card import model_card
 from gac.compression.checkpoint import is_checkpoint, load_checkpoint, save_checkpoint
 from gac.compression.layers import LowRankLinear, empty_module
 from gac.errors import CheckpointError
+from gac.files import exchange
 from gac.models.loading import load_model
 from gac.plan import Plan, WorkloadLatency
 
@@ -261,13 +262,41 @@ def test_a_directory_in_use_is_left_alone(model: LlamaForCausalLM, saved: Path) 
     assert (saved / "mine").exists()
 
 
-def test_overwrite_replaces_a_checkpoint(model: LlamaForCausalLM, saved: Path) -> None:
+@pytest.mark.parametrize("flag", [2, 2**30], ids=["exchanged", "where the system cannot"])
+def test_overwrite_replaces_a_checkpoint(
+    flag: int, model: LlamaForCausalLM, saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gac.files._RENAME_EXCHANGE", flag)
     (saved / "old").write_text("gone")
     torch.nn.init.ones_(model.lm_head.weight)
     save_checkpoint(model, saved, overwrite=True)
     assert torch.equal(logits(load_checkpoint(saved)), logits(model))
     assert not (saved / "old").exists()
     assert [path.name for path in saved.parent.iterdir()] == ["saved"]
+
+
+def test_a_checkpoint_is_there_at_every_call_that_replaces_it(model: LlamaForCausalLM, saved: Path) -> None:
+    seen = []
+
+    def look(*_: Any) -> None:
+        seen.append((saved / "config.json").exists())
+
+    (saved / "old").write_text("gone")
+    sys.setprofile(look)
+    try:
+        save_checkpoint(model, saved, overwrite=True)
+    finally:
+        sys.setprofile(None)
+    assert len(seen) > 1000
+    assert all(seen)
+    assert not (saved / "old").exists()
+
+
+def test_a_directory_that_cannot_be_exchanged_is_named(tmp_path: Path) -> None:
+    (tmp_path / "first").mkdir()
+    with pytest.raises(FileNotFoundError) as caught:
+        exchange(tmp_path / "first", tmp_path / "second")
+    assert (caught.value.filename, caught.value.filename2) == (str(tmp_path / "first"), str(tmp_path / "second"))
 
 
 @pytest.mark.parametrize("overwrite", [False, True])

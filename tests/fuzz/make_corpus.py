@@ -42,6 +42,8 @@ def main() -> None:
             frontier(problem([[8, 4, 2, 1, 0.5]], [10, 20, 30, 40, 50, 60]), MADE_FROM, points=3)
         ),
         "checkpoint/small": _checkpoint(config, plan),
+        "config/small": json.dumps(config.to_dict()).encode(),
+        "report/small": b'{"perplexity": 18.4, "predicted_log_ratio": 0.07, "log_ratio": 0.05, "tasks": {}}',
         "name/prefill": b"prefill:1x1024",
         "name/decode": b"decode:1@1024",
         "name/grouped": b"grouped:2",

@@ -9,9 +9,12 @@ from gac.allocation.frontier_record import Frontier
 from gac.allocation.rules import Rule
 from gac.errors import UNSAFE, GacError, PlanError
 from gac.files import from_json
-from gac.forms import form_named
+from gac.forms import FORMS, form_named
+from gac.models.families import family_of, text_config
 from gac.plan import Plan
+from gac.profiling.lines import read_line
 from gac.profiling.reading import parse
+from gac.profiling.records import Line, RowLine
 from gac.sites import Workload
 
 CHECKPOINT_FILES = ("config.json", "plan.json", "model.safetensors.index.json")
@@ -19,8 +22,23 @@ SEPARATOR = b"\n%%\n"
 
 
 def read_profile(data: bytes) -> None:
-    """Parse, and build every row."""
-    tuple(parse(data, "profile").measurements)
+    """Parse, and build every row; lines that were decoded together say the same when they are read one by one."""
+    measured = parse(data, "profile").measurements
+    _, *rest = data[: data.rfind(b"\n")].split(b"\n")
+    rows = [line for line in map(_line, rest) if isinstance(line, RowLine)]
+    for together, alone in zip(measured, rows, strict=True):
+        launches = tuple((one.name, *one.grid) for one in together.launches)
+        assert launches == tuple((measured.kernels[kernel].name, *grid) for kernel, *grid in alone.launches)
+        for name in ("operator", "shape", "dtype", "cache", "samples", "sm_clock_mhz"):
+            assert getattr(together, name) == getattr(alone, name), name
+        assert together.error is not None or (together.passes[0], together.iqr_ns) == (alone.median_ns, alone.iqr_ns)
+
+
+def _line(text: bytes) -> Line:
+    try:
+        return read_line(text, "alone")
+    except GacError as failure:
+        raise AssertionError(f"read among others, and refused alone: {failure}") from failure
 
 
 def read_plan(data: bytes) -> None:
@@ -50,6 +68,27 @@ def read_checkpoint(data: bytes) -> None:
         load_checkpoint(Path(folder))
 
 
+def read_report(data: bytes) -> None:
+    """Read what ``gac eval`` wrote, and draw it."""
+    from gac.cli.plot import outcome_of
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "report.json"
+        path.write_bytes(data)
+        outcome_of(path)
+
+
+def read_config(data: bytes) -> None:
+    """Open a directory of which only the config is read, and list what every choice moves."""
+    from gac.graph import choices
+    from gac.models.loading import load_config
+
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_bytes(data)
+        config = text_config(load_config(folder))
+        choices(family_of(config).sites(config), tuple(FORMS))
+
+
 def read_name(data: bytes) -> None:
     """What a user or a plan calls workloads, forms and rules; each alone may refuse it."""
     text = data.decode("utf-8", "replace")
@@ -63,6 +102,8 @@ TARGETS: Mapping[str, Callable[[bytes], None]] = {
     "plan": read_plan,
     "frontier": read_frontier,
     "checkpoint": read_checkpoint,
+    "report": read_report,
+    "config": read_config,
     "name": read_name,
 }
 

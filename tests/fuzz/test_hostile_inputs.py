@@ -18,7 +18,9 @@ from gac.files import from_json, suspicion
 from gac.forms import Weight, check_weight, form_named
 from gac.plan import Plan
 from gac.profiling.reading import parse
+from gac.profiling.table import Profile
 from gac.sites import Workload
+from tests.cli.commands import run
 from tests.fuzz.hostile import spoiled
 from tests.fuzz.targets import TARGETS, survives
 
@@ -26,6 +28,8 @@ CORPUS = Path(__file__).parent / "corpus"
 KEPT = sorted(CORPUS.glob("*/*"))
 PLAN = (CORPUS / "plan" / "changed").read_bytes()
 PROFILE = (CORPUS / "profile" / "small").read_bytes()
+FIRST = ("plan/changed", "plan/head_dim", "frontier/small", "profile/small", "report/small", "config/small")
+TIMED = b'"median_ns": 75550.0, "iqr_ns": 75.55'
 QUICK = settings(max_examples=60, deadline=None)
 
 
@@ -34,7 +38,7 @@ def test_the_kept_corpus_is_read_or_refused(path: Path) -> None:
     survives(path.parent.name, path.read_bytes())
 
 
-@pytest.mark.parametrize("name", ["plan/changed", "plan/head_dim", "frontier/small", "profile/small"])
+@pytest.mark.parametrize("name", FIRST)
 def test_the_first_inputs_are_read(name: str) -> None:
     assert survives(name.partition("/")[0], (CORPUS / name).read_bytes())
 
@@ -46,7 +50,7 @@ def test_any_bytes_are_read_or_refused(target: str, data: bytes) -> None:
     survives(target, data)
 
 
-@pytest.mark.parametrize("target", ["profile", "plan", "frontier", "checkpoint"])
+@pytest.mark.parametrize("target", ["profile", "plan", "frontier", "checkpoint", "report", "config"])
 @QUICK
 @given(st.integers(0, 2**32))
 def test_documents_with_wrong_values_are_read_or_refused(target: str, seed: int) -> None:
@@ -96,10 +100,17 @@ def test_a_plan_that_cannot_be_is_refused(data: bytes, message: str) -> None:
     ("old", "new", "message"),
     [
         (b'"samples": 10', b'"samples": 10, "samples": 11', "p:5: the key 'samples' is there twice;"),
+        (b'"samples": 10', b'"samples": 11, "samples" : 10', "p:5: the key 'samples' is there twice;"),
+        (b'"samples": 10', b'"samples": 11, "sample\\u0073": 10', "p:5: the key 'samples' is there twice;"),
         (b'"samples": 10', b'"samples": 1' + b"0" * 30, "p:5: samples 1000000000000000000000000000000 at sm_clock"),
         (b'"samples": 10', b'"samples": true', "p:5: samples: Input should be a valid integer"),
         (b"[[2, 132, 1, 1]", b"[[2.0, 132, 1, 1]", "p:6: launches.0.0: Input should be a valid integer"),
         (b'"low_rank"', b'"\\u001b[2J"', "p:5: 'operator' holds a control character: '\\x1b[2J'"),
+        (
+            TIMED,
+            b'"median_ns": null, "iqr_ns": null, "error": "\\u001b[2J"',
+            "p:5: 'error' holds a control character: ",
+        ),
     ],
 )
 def test_a_profile_line_that_cannot_be_is_refused(old: bytes, new: bytes, message: str) -> None:
@@ -121,8 +132,41 @@ def test_a_string_over_two_lines_is_refused() -> None:
         parse(PROFILE.replace(b'"no GPU"', b'"no\n{GPU"'), "p")
 
 
-def test_spaces_before_a_line_are_read() -> None:
-    assert parse(PROFILE.replace(b"\n{", b"\n {"), "p").measurements == parse(PROFILE, "p").measurements
+@pytest.mark.parametrize(("old", "new"), [(b"\n{", b"\n {"), (b"}\n", b"}\r\n"), (b'":', b'" :'), (b"[[", b"[ [")])
+def test_spaces_make_no_difference(old: bytes, new: bytes) -> None:
+    assert parse(PROFILE.replace(old, new), "p").measurements == parse(PROFILE, "p").measurements
+
+
+@pytest.mark.parametrize("text", ["{", "}", "1:2", '\\"a\\": 1', "\\u003a"])
+def test_what_looks_like_json_in_a_string_is_read_as_it_is(text: str) -> None:
+    data = PROFILE.replace(b'"no GPU"', f'"{text}"'.encode())
+    assert survives("profile", data)
+    assert parse(data, "p").measurements[2].error == json.loads(f'"{text}"')
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[" * 100_000, "report r.json cannot be read: maximum recursion depth exceeded"),
+        (
+            '{"log_ratio": 1' + "0" * 400 + ', "predicted_log_ratio": 1}',
+            "report r.json has no predicted and measured loss",
+        ),
+        ('{"log_ratio": NaN, "predicted_log_ratio": 1}', "r: predicted 1.0, measured nan; expected finite losses"),
+        ('{"log_ratio": 1, "predicted_log_ratio": 1e308}', "r: predicted 1e+308, measured 1.0; expected finite losses"),
+        ("0," * 2_000_001, "report r.json cannot be read: 2,000,001 commas, more than 2,000,000"),
+        ("\udcff", "report r.json cannot be read: 'utf-8' codec can't decode byte 0xff"),
+    ],
+    ids=["levels", "digits", "nan", "large", "commas", "bytes"],
+)
+def test_a_report_that_cannot_be_is_refused(
+    text: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("r.json").write_bytes(text.encode("utf-8", "surrogateescape"))
+    result = run("plot", "prediction", "r.json", "-o", "x.png")
+    assert result.exit_code == 1
+    assert message in result.stderr
 
 
 @pytest.mark.parametrize("text", ["prefill:" + "9" * 5000 + "x1", "decode:1@\u0661", "prefill:0x1"])
@@ -160,14 +204,40 @@ def limited() -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (30, 30))
 
 
+def run_limited(code: str, path: Path) -> tuple[int, str, str]:
+    command = [sys.executable, "-c", code, str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, preexec_fn=limited, check=False)
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_many_lines_about_few_rows_are_read_in_time(tmp_path: Path) -> None:
+    first, *rows = PROFILE.split(b"\n")[:5]
+    shapes = [rows[-1].replace(b'"r": 1022', f'"r": {rank}'.encode()) for rank in range(1, 40_001)]
+    timed = [b'{"record": "sentinel", "row": 0, "median_ns": 9.5}'] * 200_000
+    lost = [f'{{"record": "lost", "row": {row}, "error": "no GPU"}}'.encode() for row in range(40_000)]
+    (tmp_path / "p.jsonl").write_bytes(b"\n".join([first, *rows[:-1], *shapes, *timed, *lost, b""]))
+    code = (
+        "import sys\nfrom gac.profiling.table import Profile\nfound = Profile.load(sys.argv[1])\n"
+        "print(len(found.measurements), len(found.failed), sum(map(len, found.sentinels.values())))"
+    )
+    assert run_limited(code, tmp_path / "p.jsonl") == (0, "40000 40000 200000\n", "")
+
+
 def test_a_row_of_millions_of_launches_is_refused() -> None:
-    with pytest.raises(ProfileError, match=r"p:5: a line of 10,000,\d\d\d bytes"):
+    with pytest.raises(ProfileError, match="p:5: a line of over 1,048,576 bytes"):
         parse(PROFILE.replace(b'"launches": [', b'"launches": [' + b"0," * 5_000_000, 1), "p")
 
 
 def test_what_never_ends_is_not_read_to_the_end() -> None:
     with pytest.raises(PlanError, match="plan /dev/zero is larger than 268,435,456 bytes"):
         Plan.load("/dev/zero")
+
+
+def test_a_profile_of_a_terabyte_without_a_line_is_not_read_to_the_end(tmp_path: Path) -> None:
+    with (tmp_path / "p.jsonl").open("wb") as file:
+        file.truncate(2**40)  # takes no room on the disk
+    with pytest.raises(ProfileError, match=r"p\.jsonl:1: a line of over 1,048,576 bytes"):
+        Profile.load(tmp_path / "p.jsonl")
 
 
 @pytest.mark.parametrize("name", HUGE)
@@ -177,9 +247,7 @@ def test_a_huge_file_is_refused_in_seconds_and_bounded_memory(name: str, tmp_pat
         "import sys\nfrom gac.errors import PlanError\nfrom gac.plan import Plan\n"
         "try: Plan.load(sys.argv[1])\nexcept PlanError as failure: print(len(str(failure)) < 10_000)"
     )
-    command = [sys.executable, "-c", code, str(tmp_path / "plan.json")]
-    done = subprocess.run(command, capture_output=True, text=True, preexec_fn=limited, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", "")
+    assert run_limited(code, tmp_path / "plan.json") == (0, "True\n", "")
 
 
 def test_the_fuzzer_runs(tmp_path: Path) -> None:

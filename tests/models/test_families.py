@@ -49,6 +49,22 @@ def compressed(request: pytest.FixtureRequest, make_plan: MakePlan) -> Any:
     return model
 
 
+@pytest.mark.parametrize(
+    ("name", "size", "message"),
+    [
+        ("num_hidden_layers", 2**53, "a config with num_hidden_layers 9007199254740992; expected 1 to 4,096."),
+        ("num_attention_heads", 0, "a config with num_attention_heads 0; expected 1 to 2,147,483,648."),
+        ("hidden_size", -1, "a config with hidden_size -1; expected 1 to 2,147,483,648."),
+        ("num_key_value_heads", 2**31, "a config whose weight self_attn.k_proj is 34359738368 x 64 with 1 blocks"),
+    ],
+)
+def test_a_size_that_no_model_can_have_is_refused(name: str, size: int, message: str, tiny_config: LlamaConfig) -> None:
+    setattr(tiny_config, name, size)
+    with pytest.raises(ModelError) as caught:
+        family_of(tiny_config).sites(tiny_config)
+    assert str(caught.value).startswith(message)
+
+
 def test_the_sites_are_the_weights_of_the_model(tiny_config: LlamaConfig, tiny_model: LlamaForCausalLM) -> None:
     weights = [weight for site in family_of(tiny_config).sites(tiny_config) for weight in site.weights]
     ours = {weight.name: (weight.out_features, weight.in_features) for weight in weights}

@@ -204,6 +204,7 @@ def test_a_header_that_cannot_be_is_refused(profile_file, field, value, message)
         ({"samples": -5}, "samples -5 at sm_clock_mhz 1980"),
         ({"sm_clock_mhz": -1}, "samples 10 at sm_clock_mhz -1"),
         ({"median_ns": 5e-324, "iqr_ns": 0.0}, "median_ns: 5e-324 with iqr_ns 0.0"),
+        ({"iqr_ns": 2**63}, "median_ns: 1.0 with iqr_ns 9.223372036854776e+18"),
         ({"shape": {"m": 2**63 - 1, "k": 1, "n": 1}}, "shape: {'m': 9223372036854775807, 'k': 1, 'n': 1} has a size"),
     ],
 )
@@ -270,6 +271,14 @@ def test_what_is_no_profile_is_refused(tmp_path: Path, content: bytes) -> None:
     path.write_bytes(content)
     with pytest.raises(ProfileError, match=r"x\.jsonl"):
         Profile.load(path)
+
+
+@pytest.mark.parametrize("rows", [0, 1])
+def test_an_empty_line_is_refused(profile_file, rows) -> None:
+    for _ in range(rows):
+        profile_file.row("linear", SHAPE, 1.0)
+    with pytest.raises(ProfileError, match=rf"test\.jsonl:{rows + 2}: the line: Invalid JSON"):
+        Profile.load(profile_file.write(tail="\n"))
 
 
 def test_a_line_of_two_rows_is_refused(profile_file) -> None:

@@ -15,7 +15,7 @@ from tests.stress import victims
 from tests.stress.victims import Harm, serve
 
 _context = multiprocessing.get_context("forkserver")  # forks a process that has torch loaded and does nothing else
-_context.set_forkserver_preload(["tests.stress.victims"])
+_context.set_forkserver_preload(["tests.stress.victims", "msgspec", "pydantic.dataclasses", "pydantic.type_adapter"])
 
 KILLED = "killed"
 

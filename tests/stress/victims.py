@@ -112,8 +112,7 @@ def compress(world: Path, trial: Path) -> None:
     os.environ["GAC_HOME"] = str(trial / "home")
     plan = gac.Plan.load(world / "plan.json")
     model = gac.api.compress(world / "model", plan, progress=False)
-    if not (trial / "small").exists():
-        gac.api.save(model, trial / "small")
+    gac.api.save(model, trial / "small", overwrite=True)
 
 
 JOBS: dict[str, Callable[[Path, Path], None]] = {"profile": profile, "allocate": allocate, "compress": compress}

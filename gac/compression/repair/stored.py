@@ -63,7 +63,7 @@ class Source:
         path = self.directory / "config.json"
         try:
             config = json.loads(path.read_bytes())
-        except (OSError, ValueError) as failure:
+        except (OSError, ValueError, RecursionError) as failure:
             raise CheckpointError(
                 f"{path} cannot be read: {failure}", "the config of a transformers model", "Check the path."
             ) from failure

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gac.errors import ProfileError
+from gac.errors import UNSAFE, ProfileError
 from gac.profiling.records import DeviceLostError, Header, Launch, Measurement, Point
 from gac.profiling.timing.launches import CallLostError, trace
 from gac.profiling.timing.operands import Pools
@@ -146,7 +146,8 @@ def _failed(point: Point, failure: Exception) -> Measurement:
 
 
 def _first_line(failure: Exception) -> str:
-    return str(failure).strip().split("\n")[0] or type(failure).__name__
+    """As it can be kept in a profile, whose reader refuses control characters."""
+    return UNSAFE.sub(" ", str(failure).strip().split("\n")[0]) or type(failure).__name__
 
 
 def _reason(warning: warnings.WarningMessage) -> str:

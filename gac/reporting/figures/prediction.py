@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from gac.errors import GacError
@@ -12,6 +11,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _BAND = 1.25
+_LARGEST = 1000
 _COLOUR = "#0072B2"
 
 
@@ -28,16 +28,16 @@ def prediction(outcomes: Sequence[Outcome], *, title: str | None = None, ax: "Ax
     """One point a compressed model, beside the line on which predictions come true and a band of 1.25x around it.
 
     Raises:
-        GacError: matplotlib is missing, there are no outcomes, or one is not finite.
+        GacError: matplotlib is missing, there are no outcomes, or one is no loss that a model can have.
     """
     if not outcomes:
         raise GacError(
             "no outcomes to draw", "one or more", "Measure a compressed model: gac eval DIR --against MODEL."
         )
     for one in outcomes:
-        if not isfinite(one.predicted) or not isfinite(one.measured):
+        if not (abs(one.predicted) <= _LARGEST and abs(one.measured) <= _LARGEST):
             given = f"{one.name}: predicted {one.predicted}, measured {one.measured}"
-            raise GacError(given, "finite losses", "Leave it out.")
+            raise GacError(given, f"finite losses, of at most {_LARGEST:,} nats", "Leave it out.")
     with panel(ax, (3.9, 3.6)) as ax:
         top = 1.15 * max(max(one.predicted, one.measured, 0.01) for one in outcomes)
         ax.plot([0, top], [0, top], color="black", lw=0.8, label="as predicted", zorder=2)

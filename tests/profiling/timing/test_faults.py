@@ -121,6 +121,11 @@ def test_a_shape_that_fails_is_marked_and_the_sweep_goes_on(
     check_only_bad_failed(rows, str(failure))
 
 
+def test_a_reason_with_control_characters_can_be_read_back(gpu: Gpu, header: Header, tmp_path: Path) -> None:
+    gpu.at_bad = raising(RuntimeError("CUDA error:\tout of \x1b[31mluck\nmore words"))
+    assert swept(tmp_path / "gpu.jsonl", header, gpu)[BAD].error == "CUDA error: out of  [31mluck"
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf, 0.0, 3.0])
 def test_a_wrong_result_is_marked(value: float, gpu: Gpu, header: Header, tmp_path: Path) -> None:
     gpu.at_bad = lambda outputs: [output.fill_(value) for output in outputs]
