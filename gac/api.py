@@ -357,8 +357,8 @@ def repair(
         strategy: what a dim becomes: ``minimal`` (the next multiple of 8), ``optimal`` (of 16), ``predefined`` (the
             next head_dim that FlashAttention-2 has a template for, beyond 256 the next multiple of 64), ``tradeoff``
             (a multiple of 8 stays, any other becomes the next multiple of 32 where that adds at most 10 %, else of 16,
-            else of 8), ``profile`` (the smallest of
-            the dims from this one on whose measured latency is within 1 % of the lowest); or a contract of your own.
+            else of 8), ``profile`` (the smallest of the dims from this one on whose measured latency is within 1 % of
+            the lowest); or a contract of your own.
         max_overhead: by which fraction a dim may grow at most; one that would grow more stays as it is.
         profile: the latency table for predictions and for ``profile``; None as for ``allocate``.
         workloads: what times are given for.

@@ -88,10 +88,13 @@ def candidates(
         )
     timing = Timing(profile, tuple(workloads), dtype)
     allowed = [form_named(name) for name in dict.fromkeys(forms)]
-    rows = [part for layout in site.layouts for part in _parts(layout, curves, allowed, timing, align, limited)]
-    together = _fastest_first(_concatenated(rows), site, timing) if site.either else _concatenated(rows)
-    reduced = _reduced(together, limited) if len(rows) > 1 else rows[0]
-    return _candidate_set(site, _with_dense(reduced, site, timing))
+    parts = [part for layout in site.layouts for part in _parts(layout, curves, allowed, timing, align, limited)]
+    rows = _concatenated(parts)
+    if site.either:
+        rows = _fastest_first(rows, site, timing)
+    if len(parts) > 1:
+        rows = _reduced(rows, limited)
+    return _candidate_set(site, _with_dense(rows, site, timing))
 
 
 def dense_candidate(

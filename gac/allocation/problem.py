@@ -49,6 +49,10 @@ class Problem:
         """Where latencies come from, as for the candidates."""
         return Timing(self.profile, self.workloads, "bf16")
 
+    def column(self, workload: str) -> int:
+        """Where the latencies of one of the workloads stand."""
+        return list(map(str, self.workloads)).index(workload)
+
     @cached_property
     def dense(self) -> list[CandidateSet]:
         """Every site as it is."""

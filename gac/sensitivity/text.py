@@ -148,7 +148,7 @@ def evaluation_windows(source: str, tokenizer: Any, windows: int | None = None, 
         TextError: an unknown source, one that cannot be read, or too few tokens.
     """
     found = _source(source)
-    start, length = found.reserved or 0, length or found.length
+    start, length = found.reserved or 0, found.length if length is None else length
     ids = _tokens(found.evaluation(), tokenizer, found.headed)[start:]
     cut = _windows(source, _all_windows(source, ids, windows, length, "evaluation")[:windows], start)
     return replace(cut, bos=found.headed and int(cut.ids[0, 0]) == tokenizer.bos_token_id)

@@ -177,6 +177,11 @@ def test_a_text_has_windows_of_its_own_length(name: str, length: int) -> None:
     assert window_length(name) == length
 
 
+def test_windows_of_no_tokens_are_refused(text_file: Path) -> None:
+    with pytest.raises(TextError, match="windows of 0 tokens"):
+        evaluation_windows(str(text_file), Ordinals(), length=0)
+
+
 def test_a_tokenizer_without_bos_adds_none(monkeypatch: pytest.MonkeyPatch) -> None:
     class Headless(Ordinals):
         bos_token_id = None  # type: ignore[assignment]
