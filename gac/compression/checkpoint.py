@@ -23,7 +23,7 @@ from gac.errors import CheckpointError, GacError
 from gac.files import check_inside, open_to_umask, sync_directory
 from gac.models.families import COMPRESSED, family_of, supported
 from gac.models.linears import as_linear
-from gac.models.loading import UNREADABLE, default_device, is_checkpoint, quiet_transformers
+from gac.models.loading import UNREADABLE, default_device, first_line, is_checkpoint, quiet_transformers
 from gac.plan import Plan
 
 __all__ = ["is_checkpoint", "load_checkpoint", "save_checkpoint"]
@@ -91,7 +91,7 @@ def load_checkpoint(
         shard_names(source, _INDEX)
     else:
         check_there(source, "model.safetensors")
-    classes = classes_of(_model_type(source))
+    classes = classes_of(config.model_type.removeprefix(COMPRESSED))
     with _reading(source), quiet_transformers():
         model, report = classes.causal_lm.from_pretrained(
             source, config=config, dtype=dtype or "auto", use_safetensors=True, output_loading_info=True
@@ -257,9 +257,10 @@ def _reading(source: Path) -> Iterator[None]:
     try:
         yield
     except UNREADABLE as failure:
-        reason = str(failure).strip().partition("\n")[0].rstrip(".")
         raise CheckpointError(
-            f"{source} cannot be loaded: {reason}", "files as gac.save wrote them", "Save or copy the model again."
+            f"{source} cannot be loaded: {first_line(failure)}",
+            "files as gac.save wrote them",
+            "Save or copy the model again.",
         ) from failure
 
 

@@ -101,8 +101,8 @@ def load_tokenizer(name: str, *, trust_remote_code: bool = False) -> Any:
         raise _no_tokenizer(f"the model {name!r} came without a tokenizer")
     try:
         return _AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError) as failure:
-        raise _no_tokenizer(f"no tokenizer can be read from {name!r} ({_first_line(failure)})") from failure
+    except UNREADABLE as failure:
+        raise _no_tokenizer(f"no tokenizer can be read from {name!r} ({first_line(failure)})") from failure
 
 
 def load_config(name: str, *, trust_remote_code: bool = False) -> Any:
@@ -336,11 +336,12 @@ def _reading(name: str) -> Iterator[None]:
     except UNREADABLE as failure:
         said = failure.__cause__ if isinstance(failure, StrictDataclassError) else None
         raise ModelError(
-            f"model {name!r} cannot be loaded: {_first_line(said or failure)}",
+            f"model {name!r} cannot be loaded: {first_line(said or failure)}",
             "a directory or hub id of a causal language model that transformers can read",
             "Check the name and the network; smollm2 needs neither.",
         ) from failure
 
 
-def _first_line(failure: BaseException) -> str:
+def first_line(failure: BaseException) -> str:
+    """What a failure says, as far as it fits into a sentence of ours."""
     return str(failure).strip().partition("\n")[0].rstrip(".")

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from gac.compression.shards import shard_names
 from gac.errors import CheckpointError
+from gac.models.loading import UNREADABLE, first_line
 
 SAFE, PICKLED = "model.safetensors", "pytorch_model.bin"
 PICKLES = (".bin", ".pt", ".pth")
@@ -63,7 +64,7 @@ class Source:
         path = self.directory / "config.json"
         try:
             config = json.loads(path.read_bytes())
-        except (OSError, ValueError) as failure:
+        except (OSError, ValueError, RecursionError) as failure:
             raise CheckpointError(
                 f"{path} cannot be read: {failure}", "the config of a transformers model", "Check the path."
             ) from failure
@@ -153,10 +154,9 @@ def _unpickled(path: Path) -> dict[str, Tensor]:
     expected = "a state_dict: tensors by name, and nothing else"
     try:
         found: Any = torch.load(path, map_location="cpu", weights_only=True)
-    except (OSError, RuntimeError, ValueError, EOFError, KeyError, pickle.UnpicklingError) as failure:
-        reason = str(failure).strip().partition("\n")[0].rstrip(".")
+    except (*UNREADABLE, EOFError, pickle.UnpicklingError) as failure:
         raise CheckpointError(
-            f"{path} cannot be read: {reason}",
+            f"{path} cannot be read: {first_line(failure)}",
             expected,
             "Save model.state_dict() where you trust the code that the pickle names.",
         ) from failure
