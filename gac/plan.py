@@ -13,6 +13,7 @@ from gac.forms import Fusing, Weight, check_weight, form_named
 
 SCHEMA = 1
 _STRICT = {"extra": "forbid", "allow_inf_nan": False}
+_EDITED = "Make the plan again; this one was edited."
 
 
 @dataclass(frozen=True)
@@ -404,39 +405,44 @@ class PlanComparison:
 def _check_counts(plan: Plan) -> None:
     """Count everything again in exact integers; a plan that contradicts itself is refused."""
     if not plan.sites:
-        raise PlanError("plan has no sites", "one at least", "Make the plan again; this one was edited.")
+        raise PlanError("plan has no sites", "one at least", _EDITED)
     _check_ranges(plan)
     for site in plan.sites:
         _check_takes(site)
-        counted = sum(weight.params for weight in site.weights)
-        dense = sum(weight.weight.params for weight in site.weights)
-        if (counted, dense) != (site.params, site.dense_params):
-            raise PlanError(
-                f"site {site.site} states {site.params} of {site.dense_params} parameters",
-                f"{counted} of {dense}, as its dims say",
-                "Make the plan again; this one was edited.",
-            )
-        for weight in site.weights:
-            full = form_named(weight.form).full(weight.weight)
-            if not 0 < weight.dim <= full:
-                raise PlanError(
-                    f"weight {weight.name} has {weight.form} dim {weight.dim}",
-                    f"a dim from 1 to {full}",
-                    "Make the plan again; this one was edited.",
-                )
+        _check_params(site)
         _check_sides_meet(site)
         _check_alternatives(site)
     _check_prices(plan)
     if plan.kv_cache is not None:
         _check_cache(plan.weights, plan.kv_cache)
-    used = sum(site.params for site in plan.sites)
-    total = sum(site.dense_params for site in plan.sites)
-    budget, over = plan.budget, max(0, used - plan.budget.limit)
+    _check_budget(plan.sites, plan.budget)
+
+
+def _check_params(site: SiteChoice) -> None:
+    counted = sum(weight.params for weight in site.weights)
+    dense = sum(weight.weight.params for weight in site.weights)
+    if (counted, dense) != (site.params, site.dense_params):
+        raise PlanError(
+            f"site {site.site} states {site.params} of {site.dense_params} parameters",
+            f"{counted} of {dense}, as its dims say",
+            _EDITED,
+        )
+    for weight in site.weights:
+        full = form_named(weight.form).full(weight.weight)
+        if not 0 < weight.dim <= full:
+            raise PlanError(
+                f"weight {weight.name} has {weight.form} dim {weight.dim}", f"a dim from 1 to {full}", _EDITED
+            )
+
+
+def _check_budget(sites: Sequence[SiteChoice], budget: Budget) -> None:
+    used, total = sum(site.params for site in sites), sum(site.dense_params for site in sites)
+    over = max(0, used - budget.limit)
     if (used, total, over) != (budget.used, budget.total, budget.over):
         raise PlanError(
             f"plan states {budget.used} of {budget.total} parameters, limit {budget.limit}, {budget.over} over it",
             f"{used} of {total}, {over} over the limit",
-            "Make the plan again; this one was edited.",
+            _EDITED,
         )
 
 
@@ -448,7 +454,7 @@ def _check_alternatives(site: SiteChoice) -> None:
             raise PlanError(
                 f"an alternative of site {site.site} has {sizes[0]} forms, {sizes[1]} dims and {sizes[2]} latencies",
                 f"{len(site.weights)} of the former, one a weight, and {len(site.latency_ns)} latencies",
-                "Make the plan again; this one was edited.",
+                _EDITED,
             )
         choices = zip(site.weights, other.forms, other.dims, strict=True)
         counted = sum(form_named(form).params(one.weight, dim) for one, form, dim in choices)
@@ -456,7 +462,7 @@ def _check_alternatives(site: SiteChoice) -> None:
             raise PlanError(
                 f"an alternative of site {site.site} states {other.params} parameters",
                 f"{counted}, as its dims say",
-                "Make the plan again; this one was edited.",
+                _EDITED,
             )
 
 
@@ -464,7 +470,7 @@ def _check_ranges(plan: Plan) -> None:
     """What is counted is not negative, and what is divided by is not 0."""
     budget = plan.budget
     counts = {
-        "weights of a site": min((len(site.weights) for site in plan.sites), default=0),
+        "weights of a site": min(len(site.weights) for site in plan.sites),
         "calibration.windows": plan.calibration.windows,
         "calibration.window_tokens": plan.calibration.window_tokens,
         "budget.limit": budget.limit + 1,
@@ -481,11 +487,7 @@ def _check_takes(site: SiteChoice) -> None:
     for choice in site.weights:
         check_weight(choice.weight)
         if not form_named(choice.form).takes(choice.weight):
-            raise PlanError(
-                f"weight {choice.name} has the form {choice.form}",
-                "a form that it can take",
-                "Make the plan again; this one was edited.",
-            )
+            raise PlanError(f"weight {choice.name} has the form {choice.form}", "a form that it can take", _EDITED)
 
 
 def _check_prices(plan: Plan) -> None:
@@ -495,7 +497,7 @@ def _check_prices(plan: Plan) -> None:
         raise PlanError(
             f"plan has alternatives and {len(plan.certificate.multipliers)} multipliers",
             f"{limits}, one a limit",
-            "Make the plan again; this one was edited.",
+            _EDITED,
         )
 
 
@@ -508,7 +510,7 @@ def _check_cache(weights: Sequence[WeightChoice], cache: KvCache) -> None:
             f"plan states {cache.used} of {cache.total} numbers a token in the KV cache, limit {cache.limit}, "
             f"{cache.over} over it",
             f"{kept} of {whole}, {over} over the limit",
-            "Make the plan again; this one was edited.",
+            _EDITED,
         )
 
 
@@ -520,7 +522,7 @@ def _check_sides_meet(site: SiteChoice) -> None:
         raise PlanError(
             f"site {site.site} has {', '.join(f'{form} dim {dim}' for form, dim in sorted(shorter))}",
             "one form and dim for all weights that it shortens together",
-            "Make the plan again; this one was edited.",
+            _EDITED,
         )
 
 
