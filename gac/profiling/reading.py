@@ -39,6 +39,7 @@ _CHUNK_BYTES = 2**18
 _LARGEST = 2**50
 _LONGEST_LINE = 2**20
 _SHOWN = 40
+_MOST_AXES = 16
 _SHORTEST_NS, _LONGEST_NS = 1e-3, 1e15
 
 Record = dict[str, Any]
@@ -203,6 +204,8 @@ class _Columns:
             operator, dtype, cached, axes = group
             _check_types([group[:3]], [{str}])
             where = lines.where(place)
+            if len(axes) > _MOST_AXES:  # each makes every row of the file wider
+                raise _malformed(f"{where}: shape: {len(axes):,} axes")
             known = self.axes.setdefault(operator, axes)
             if known != axes:
                 raise _malformed(f"{where}: shape: {operator} has axes {', '.join(axes)}, above {', '.join(known)}")
@@ -414,16 +417,18 @@ class _Table:
             kind, sizes = rows.kinds[rows.kind[twice]], rows.sizes[twice].tolist()
             shape = dict(zip(kind.axes, sizes, strict=False))
             raise _malformed(f"{self.source}:{at[twice]}: {kind.operator} {shape} is there twice")
-        timed: dict[int, tuple[float, ...]] = {}
+        timed: dict[int, list[float]] = {}
         for row, ns in zip(sentinels[0].tolist(), sentinels[1].tolist(), strict=True):
-            timed[row] = (*timed.get(row, ()), ns)
-        return Contents(self.header, rows, tuple(self.kernels), timed)
+            timed.setdefault(row, []).append(ns)
+        return Contents(self.header, rows, tuple(self.kernels), {row: tuple(ns) for row, ns in timed.items()})
 
     def _check_have_numbers(self, rows: Ints, at: Ints) -> None:
         """No row was timed again that had failed, or that was lost above."""
-        wrong = np.isin(rows, np.fromiter(self.rows.errors, np.int64, len(self.rows.errors)))
+        failed_at = np.full(self.rows.count, np.iinfo(np.int64).max)
         for row, (_, line) in self.lost.items():
-            wrong |= (rows == row) & (at > line)
+            failed_at[row] = line
+        failed_at[np.fromiter(self.rows.errors, np.int64, len(self.rows.errors))] = 0
+        wrong = at > failed_at[rows]
         if wrong.any():
             first = int(np.argmax(wrong))
             raise _malformed(f"{self.source}:{at[first]}: {_no_row(int(rows[first]), self.rows.count)}")

@@ -165,6 +165,17 @@ def test_a_row_of_millions_of_launches_is_refused() -> None:
         parse(PROFILE.replace(b'"launches": [', b'"launches": [' + b"0," * 5_000_000, 1), "p")
 
 
+def test_a_row_of_thousands_of_axes_is_refused() -> None:
+    axes = b"".join(b'"a%d": 1, ' % number for number in range(5_000))
+    with pytest.raises(ProfileError, match=r"p:5: shape: 5,004 axes"):
+        parse(PROFILE.replace(b'"shape": {', b'"shape": {' + axes, 1), "p")
+
+
+def test_a_sentinel_of_many_timings_is_read() -> None:
+    timings = b'{"record": "sentinel", "row": 1, "median_ns": 9.5}\n' * 200_000
+    assert len(parse(PROFILE + timings, "p").sentinels[1]) >= 200_000
+
+
 def test_what_never_ends_is_not_read_to_the_end() -> None:
     with pytest.raises(PlanError, match="plan /dev/zero is larger than 268,435,456 bytes"):
         Plan.load("/dev/zero")
