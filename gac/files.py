@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -147,8 +148,8 @@ def suspicion(text: str | bytes) -> str | None:
 def _checked_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        keys = [key for key, _ in pairs]
-        raise _SuspiciousError(f"the key {next(key for key in keys if keys.count(key) > 1)!r} is there twice")
+        counts = Counter(key for key, _ in pairs)
+        raise _SuspiciousError(f"the key {next(key for key, count in counts.items() if count > 1)!r} is there twice")
     for key, value in pairs:
         for one in (key, *_leaves(value)):
             if isinstance(one, str) and UNSAFE.search(one):
@@ -161,11 +162,14 @@ def _checked_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _leaves(value: Any) -> Iterator[Any]:
-    if isinstance(value, list):
-        for one in value:
-            yield from _leaves(one)
-    else:
-        yield value
+    """What lies in lists of lists; a generator a level would take as many steps for each."""
+    waiting = [value]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, list):
+            waiting.extend(reversed(one))
+        else:
+            yield one
 
 
 def _checked_int(text: str) -> Any:

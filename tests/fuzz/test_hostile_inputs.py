@@ -151,7 +151,13 @@ HUGE: dict[str, Callable[[], bytes]] = {
     "many levels": lambda: PLAN.replace(b'"tiny"', b"[" * 20_000_000),
     "many digits": lambda: PLAN.replace(b'"seed":0', b'"seed":' + b"1" * 20_000_000),
     "many keys": lambda: PLAN.replace(b'"latency":{', b'"latency":{' + b'"a":1,' * 3_000_000 + b'"b":1'),
+    "a late repeated key": lambda: PLAN.replace(b'"latency":{', b'"latency":{' + keys(900_000) + b'"z":1,"z":1'),
+    "many entries far down": lambda: PLAN.replace(b'"tiny"', b"[" * 900 + b"0," * 1_900_000 + b"0" + b"]" * 900),
 }
+
+
+def keys(count: int) -> bytes:
+    return b"".join(b'"%d":1,' % number for number in range(count))
 
 
 def limited() -> None:
