@@ -100,6 +100,11 @@ def literal(ax: "Axes") -> None:
         text.set_parse_math(False)
 
 
+def time_unit(longest_ns: float) -> tuple[float, str]:
+    """What to divide latencies in ns by so that the longest can be read, and the unit that this makes of them."""
+    return (1e6, "ms") if longest_ns >= 1e7 else (1e3, "µs")
+
+
 def log_scale(ax: "Axes") -> None:
     """A logarithmic y axis with plain numbers at 1, 2 and 5 of every decade."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator

@@ -15,7 +15,7 @@ from gac.profiling.cliffs import Cliffs
 from gac.profiling.table import Profile
 from gac.reporting.frontier import frontier_table
 from gac.reporting.html_tables import html_of
-from gac.reporting.layout import legend, new_table
+from gac.reporting.layout import class_name, legend, new_table
 from gac.reporting.tables import plan_summary, plan_table, weights_by_layer
 
 _WIDTH = 100
@@ -126,9 +126,10 @@ def _cliffs(cliffs: Cliffs) -> Group:
     columns = [("alignment class", "<"), ("dims", ">"), ("slowdown", ">"), ("padded to", ">"), ("keeps up", "<")]
     table = new_table(columns)
     for one in cliffs.evidence:
-        called = "odd" if one.step == 1 else f"{one.step} x odd"
         keeps_up = "yes" if one.keeps_up else "no"
-        table.add_row(called, f"{one.dims:,}", f"{one.slowdown:.2f}x", f"multiples of {one.against}", keeps_up)
+        table.add_row(
+            class_name(one.step), f"{one.dims:,}", f"{one.slowdown:.2f}x", f"multiples of {one.against}", keeps_up
+        )
     worst = ""
     if len(cliffs.collapsed):
         at = int(cliffs.slowdown.argmax())
@@ -175,13 +176,13 @@ def _frontier_rows(frontier: Frontier) -> list[Row]:
     ]
 
 
-def _perplexity(found: "Perplexity") -> Group:
+def _perplexity(found: Perplexity) -> Group:
     table = new_table([("perplexity", ">"), ("tokens predicted", ">"), ("dtype", "<")])
     table.add_row(f"{found.value:.3f}", f"{found.tokens:,}", found.dtype)
     return Group(table, legend(found.protocol))
 
 
-def _perplexity_rows(found: "Perplexity") -> list[Row]:
+def _perplexity_rows(found: Perplexity) -> list[Row]:
     return [{"value": found.value, "tokens": found.tokens, "protocol": found.protocol, "dtype": found.dtype}]
 
 

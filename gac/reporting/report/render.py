@@ -10,7 +10,7 @@ from gac.errors import GacError
 from gac.files import atomic_path
 from gac.plan import Plan
 from gac.reporting.report import story
-from gac.reporting.report.charts import HEIGHT, WIDTH, charts, letter_of
+from gac.reporting.report.charts import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, charts, letter_of
 from gac.reporting.report.map import heat_map, legend_of
 from gac.reporting.report.sources import Sources
 from gac.reporting.report.table import site_table
@@ -73,6 +73,7 @@ def _content(sources: Sources) -> dict[str, Any]:
         "nats": nats,
         "charts": charts(sources),
         "size": (WIDTH, HEIGHT),
+        "frame": {"left": LEFT, "right": RIGHT, "top": TOP, "bottom": BOTTOM},
         "frontier": sources.frontier,
         "unlike": sources.unlike,
         "others": _others(sources),
