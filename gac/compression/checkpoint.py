@@ -19,11 +19,11 @@ from gac.compression.classes import classes_of
 from gac.compression.header import header_of, read_header
 from gac.compression.layers import empty_module
 from gac.compression.shards import check_there, shard_names
-from gac.errors import CheckpointError, GacError
+from gac.errors import CheckpointError, GacError, first_line
 from gac.files import check_inside, open_to_umask, sync_directory
 from gac.models.families import COMPRESSED, family_of, supported
 from gac.models.linears import as_linear
-from gac.models.loading import UNREADABLE, default_device, first_line, is_checkpoint, quiet_transformers
+from gac.models.loading import UNREADABLE, default_device, is_checkpoint, quiet_transformers
 from gac.plan import Plan
 
 __all__ = ["is_checkpoint", "load_checkpoint", "save_checkpoint"]

@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 from torch import nn
 from transformers import PreTrainedModel
 
-from gac.errors import ModelError
+from gac.errors import ModelError, first_line
 from gac.models.shapes import SHAPES
 
 SMOLLM2 = "smollm2"
@@ -340,8 +340,3 @@ def _reading(name: str) -> Iterator[None]:
             "a directory or hub id of a causal language model that transformers can read",
             "Check the name and the network; smollm2 needs neither.",
         ) from failure
-
-
-def first_line(failure: BaseException) -> str:
-    """What a failure says, as far as it fits into a sentence of ours."""
-    return str(failure).strip().partition("\n")[0].rstrip(".")

@@ -5,7 +5,6 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from gac.errors import TextError
+from gac.errors import TextError, did_you_mean
 from gac.sensitivity.documents import DEFAULT_LENGTH, DEFAULT_WINDOWS, Documents, Text
 from gac.sensitivity.wikipedia import wiki_sample
 
@@ -229,9 +228,11 @@ def _source(name: str) -> _Source:
         return _SOURCES[name]
     if os.path.isfile(name):
         return _Source(partial(_local, name), partial(_local, name))
-    near = get_close_matches(name, _SOURCES, n=1)
-    hint = f"Did you mean {near[0]}?" if near else "Check the name or the path."
-    raise TextError(f"text {name!r} is neither known nor a file", f"one of {', '.join(_SOURCES)}, or a path", hint)
+    raise TextError(
+        f"text {name!r} is neither known nor a file",
+        f"one of {', '.join(_SOURCES)}, or a path",
+        did_you_mean(name, _SOURCES, "Check the name or the path."),
+    )
 
 
 def _local(path: str) -> str:

@@ -127,7 +127,7 @@ def test_an_unknown_name_lists_the_known_ones() -> None:
         evaluation_windows("wikitext-2", Ordinals())
     assert str(caught.value) == (
         "text 'wikitext-2' is neither known nor a file; expected one of wiki-sample, wikitext2, c4, or a path. "
-        "Did you mean wikitext2?"
+        "Did you mean 'wikitext2'?"
     )
     assert text_names() == ("wiki-sample", "wikitext2", "c4")
 

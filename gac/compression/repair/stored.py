@@ -16,8 +16,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from gac.compression.shards import shard_names
-from gac.errors import CheckpointError
-from gac.models.loading import UNREADABLE, first_line
+from gac.errors import CheckpointError, first_line
+from gac.models.loading import UNREADABLE
 
 SAFE, PICKLED = "model.safetensors", "pytorch_model.bin"
 PICKLES = (".bin", ".pt", ".pth")
