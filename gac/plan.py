@@ -538,7 +538,7 @@ def _summary_lines(plan: Plan) -> list[str]:
         f"parameters   {budget.used:,} of {budget.total:,} targeted: {budget.kept:.4f} kept, {budget.asked:g} asked,",
         f"             {budget.limit:,} allowed{_over(budget)}; {budget.kept_of_model:.4f} of the whole model",
         f"forms        {', '.join(f'{count} {form}' for form, count in sorted(forms.items()))}"
-        f"{_fusing(plan)}{_REFITTED[plan.refit]}",
+        f"{fusing(plan)}{_REFITTED[plan.refit]}",
         f"alignment    {aligned or 'everything stays dense'}",
         f"loss         +{prediction.loss:.4f} nats a token predicted",
         f"perplexity   {prediction.dense_perplexity:.2f} -> {prediction.perplexity:.2f} predicted on calibration text",
@@ -550,7 +550,8 @@ def _summary_lines(plan: Plan) -> list[str]:
     ]
 
 
-def _fusing(plan: Plan) -> str:
+def fusing(plan: Plan) -> str:
+    """What runs with its first GEMMs as one, to follow the forms; nothing where nothing may."""
     if plan.fused != "auto":
         return "; q/k/v and gate/up fused" if plan.fused else ""
     counts = Counter(site.kind for site in plan.sites if site.shared)

@@ -224,10 +224,18 @@ def _shorter(usable: int, length: int) -> str:
 
 
 def _source(name: str) -> _Source:
-    if name in _SOURCES:
-        return _SOURCES[name]
-    if os.path.isfile(name):
-        return _Source(partial(_local, name), partial(_local, name))
+    check_text(name)
+    return _SOURCES.get(name) or _Source(partial(_local, name), partial(_local, name))
+
+
+def check_text(name: str) -> None:
+    """Refuse a text that is neither known nor a file.
+
+    Raises:
+        TextError: with the known names.
+    """
+    if name in _SOURCES or os.path.isfile(name):
+        return
     raise TextError(
         f"text {name!r} is neither known nor a file",
         f"one of {', '.join(_SOURCES)}, or a path",

@@ -83,7 +83,7 @@ class _Teller:
             0 if weight.form == "dense" else shade(kept),
             f"layer {site.layer}, {name}: {what}, {kept:.0%} kept",
             tuple(self._facts(site, weight)),
-            (*reasons(self.sources.plan.plan, site), *self.neighbours.sentences(weight)),
+            (*reasons(self.sources.plan.plan, site), *self.neighbours.sentences(weight, shared=site.shared)),
         )
 
     def _facts(self, site: SiteChoice, weight: WeightChoice) -> Iterator[tuple[str, str]]:
