@@ -176,6 +176,26 @@ def _checked_int(text: str) -> Any:
     return _BEYOND if len(text) > len(str(-_LARGEST)) or abs(int(text)) > _LARGEST else int(text)
 
 
+@contextmanager
+def whole_file(path: Path, what: str, error: type[GacError] = GacError) -> Iterator[Path]:
+    """``atomic_path`` for a path that somebody has chosen.
+
+    Args:
+        what: how to name the content in an error: ``plan``.
+        error: which ``GacError`` to raise.
+
+    Raises:
+        GacError: of the class ``error``, where the path cannot be written.
+    """
+    try:
+        with atomic_path(path) as temporary:
+            yield temporary
+    except OSError as failure:
+        raise error(
+            f"{what} cannot be written to {path}: {failure.strerror}", "a writable path", "Choose another path."
+        ) from failure
+
+
 def write_record(record: Any, path: str | Path, what: str, error: type[GacError], indent: int | None = None) -> None:
     """Write a frozen dataclass as a JSON file that is whole or absent.
 
@@ -186,14 +206,8 @@ def write_record(record: Any, path: str | Path, what: str, error: type[GacError]
     Raises:
         GacError: of the class ``error``, where the path cannot be written.
     """
-    target = Path(path)
-    try:
-        with atomic_path(target) as temporary:
-            temporary.write_bytes(to_json(record, indent) + b"\n")
-    except OSError as failure:
-        raise error(
-            f"{what} cannot be written to {target}: {failure.strerror}", "a writable path", "Choose another path."
-        ) from failure
+    with whole_file(Path(path), what, error) as temporary:
+        temporary.write_bytes(to_json(record, indent) + b"\n")
 
 
 def read_record(kind: type[T], path: str | Path, what: str, error: type[GacError]) -> T:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from gac.cli.verb import note
-from gac.files import atomic_path, to_json
+from gac.files import to_json, whole_file
 from gac.plan import Plan
 
 
@@ -20,7 +20,7 @@ def plan_document(plan: Plan) -> dict[str, Any]:
 
 def write_document(document: dict[str, Any], output: Path) -> None:
     """Write what ``--json`` would print to a file too."""
-    with atomic_path(output) as temporary:
+    with whole_file(output, "document") as temporary:
         temporary.write_text(json.dumps(document, indent=2, allow_nan=False) + "\n", encoding="utf-8")
     note(f"saved as {output}")
 

@@ -92,12 +92,14 @@ def _profile(profile: Profile) -> Group:
     table = new_table(
         [("operator", "<"), ("dtype", "<"), ("shapes", ">"), ("failed", ">"), ("fastest", ">"), ("slowest", ">")]
     )
-    kinds = sorted({(row.operator, row.dtype) for row in profile.measurements})
-    for kind in kinds:
-        rows = [row for row in profile.measurements if (row.operator, row.dtype) == kind]
-        known = [row.median_ns for row in rows if row.median_ns is not None]
+    kinds: dict[tuple[str, str], list[float | None]] = {}
+    for row in profile.measurements:
+        kinds.setdefault((row.operator, row.dtype), []).append(row.median_ns)
+    for kind in sorted(kinds):
+        medians = kinds[kind]
+        known = [ns for ns in medians if ns is not None]
         times = [f"{pick(known) / 1e3:,.1f} µs" for pick in (min, max)] if known else ["-", "-"]
-        table.add_row(*(Text(name) for name in kind), f"{len(rows):,}", f"{len(rows) - len(known):,}", *times)
+        table.add_row(*(Text(name) for name in kind), f"{len(medians):,}", f"{len(medians) - len(known):,}", *times)
     header = profile.header
     title = Text(f"profile {profile.path.stem}: {header.gpu}", style="bold")
     software = f"driver {header.driver}, CUDA {header.cuda}, cuBLAS {header.cublas}, PyTorch {header.torch}"

@@ -7,6 +7,7 @@ from typing import Literal
 
 import numpy as np
 
+from gac.allocation.latencies import UNKNOWN
 from gac.compression.repair.seams import Block, Dims, Run, Seam
 from gac.errors import ProfileError
 from gac.profiling.records import DeviceLostError, Measurement, Point
@@ -73,7 +74,7 @@ def in_table(profile: Profile) -> Look:
     def look(run: Run, dims: Dims, rows: int) -> int | None:
         size = np.array([run.size(dims)], dtype=np.int64)
         ns, _ = profile.latency(run.operator, {"m": rows, **dict(run.fixed)}, run.axis, size, DTYPE)
-        return None if ns[0] < 0 else int(ns[0])
+        return None if ns[0] == UNKNOWN else int(ns[0])
 
     return look
 

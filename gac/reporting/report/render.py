@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gac.errors import GacError
-from gac.files import atomic_path
+from gac.files import whole_file
 from gac.plan import Plan
 from gac.reporting.report import story
 from gac.reporting.report.charts import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, charts, letter_of
@@ -40,13 +39,8 @@ def write_report(sources: Sources, path: Path) -> int:
         GacError: the path cannot be written.
     """
     content = report_page(sources).encode()
-    try:
-        with atomic_path(path) as temporary:
-            temporary.write_bytes(content)
-    except OSError as failure:
-        raise GacError(
-            f"report cannot be written to {path}: {failure.strerror}", "a writable path", "Choose another path."
-        ) from failure
+    with whole_file(path, "report") as temporary:
+        temporary.write_bytes(content)
     return len(content)
 
 
