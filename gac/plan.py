@@ -9,7 +9,7 @@ from typing import Literal
 from gac.display import Shown
 from gac.errors import PlanError
 from gac.files import read_record, write_record
-from gac.forms import Fusing, Weight, check_weight, form_named
+from gac.forms import Fusing, Weight, check_choice, form_named
 
 SCHEMA = 1
 _STRICT = {"extra": "forbid", "allow_inf_nan": False}
@@ -408,7 +408,8 @@ def _check_counts(plan: Plan) -> None:
         raise PlanError("plan has no sites", "one at least", _EDITED)
     _check_ranges(plan)
     for site in plan.sites:
-        _check_takes(site)
+        for choice in site.weights:
+            check_choice(choice.weight, choice.form, choice.dim)
         _check_params(site)
         _check_sides_meet(site)
         _check_alternatives(site)
@@ -427,12 +428,6 @@ def _check_params(site: SiteChoice) -> None:
             f"{counted} of {dense}, as its dims say",
             _EDITED,
         )
-    for weight in site.weights:
-        full = form_named(weight.form).full(weight.weight)
-        if not 0 < weight.dim <= full:
-            raise PlanError(
-                f"weight {weight.name} has {weight.form} dim {weight.dim}", f"a dim from 1 to {full}", _EDITED
-            )
 
 
 def _check_budget(sites: Sequence[SiteChoice], budget: Budget) -> None:
@@ -447,7 +442,7 @@ def _check_budget(sites: Sequence[SiteChoice], budget: Budget) -> None:
 
 
 def _check_alternatives(site: SiteChoice) -> None:
-    """They give every weight a form and a dim, and their parameters are those of their dims."""
+    """They give every weight a form and a dim that it can have, and their parameters are those of their dims."""
     for other in site.alternatives:
         sizes = len(other.forms), len(other.dims), len(other.latency_ns)
         if sizes != (len(site.weights), len(site.weights), len(site.latency_ns)):
@@ -456,8 +451,11 @@ def _check_alternatives(site: SiteChoice) -> None:
                 f"{len(site.weights)} of the former, one a weight, and {len(site.latency_ns)} latencies",
                 _EDITED,
             )
-        choices = zip(site.weights, other.forms, other.dims, strict=True)
-        counted = sum(form_named(form).params(one.weight, dim) for one, form, dim in choices)
+        weights = [one.weight for one in site.weights]
+        choices = list(zip(weights, other.forms, other.dims, strict=True))
+        for choice in choices:
+            check_choice(*choice)
+        counted = sum(form_named(form).params(weight, dim) for weight, form, dim in choices)
         if counted != other.params:
             raise PlanError(
                 f"an alternative of site {site.site} states {other.params} parameters",
@@ -481,13 +479,6 @@ def _check_ranges(plan: Plan) -> None:
     for name, count in counts.items():
         if count < 1:
             raise PlanError(f"plan has {name} out of range", "counts that can be", "Make the plan again.")
-
-
-def _check_takes(site: SiteChoice) -> None:
-    for choice in site.weights:
-        check_weight(choice.weight)
-        if not form_named(choice.form).takes(choice.weight):
-            raise PlanError(f"weight {choice.name} has the form {choice.form}", "a form that it can take", _EDITED)
 
 
 def _check_prices(plan: Plan) -> None:
