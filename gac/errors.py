@@ -67,8 +67,8 @@ class CheckpointError(GacError):
 
 
 def first_line(failure: BaseException) -> str:
-    """What a failure says, as far as it fits into a sentence of ours."""
-    return str(failure).strip().partition("\n")[0].rstrip(".")
+    """What a failure says, as far as it fits into a sentence of ours; its class where it says nothing."""
+    return str(failure).strip().partition("\n")[0].rstrip(".") or type(failure).__name__
 
 
 def did_you_mean(name: str, known: Iterable[str], otherwise: str, cutoff: float = 0.6) -> str:

@@ -69,15 +69,14 @@ def _dense_config(config: Any) -> Any:
 
 def _narrower(config: Any, plan: Plan) -> Any:
     """The config with the width that all MLPs have, where that is all there is to say of the plan."""
-    modules = header_of(plan, config).modules
+    modules, choices = header_of(plan, config).modules, {choice.name: choice for choice in plan.weights}
     widths = [one.sizes["in_features"] for choice in plan.weights if (one := _shortened(choice, modules))]
     narrow = copy.deepcopy(config)
     if widths:
         setattr(narrow, family_of(config).neurons, widths[0])
     for site in family_of(narrow).sites(narrow):
         for weight in site.weights:
-            found = modules.get(weight.name)
-            was = next(choice for choice in plan.weights if choice.name == weight.name)
+            found, was = modules.get(weight.name), choices[weight.name]
             dims = {"in_features": weight.in_features, "out_features": weight.out_features}
             sizes = found.sizes if found else {"in_features": was.in_features, "out_features": was.out_features}
             if sizes != dims or (found and found.module != nn.Linear.__name__):
