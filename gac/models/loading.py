@@ -60,9 +60,8 @@ def load_model(
     *,
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
-    trust_remote_code: bool = False,
 ) -> Loaded:
-    """Load a causal language model, in eval mode, or take a loaded one as it is.
+    """Load a causal language model, in eval mode, or take a loaded one as it is; code that comes with it is not run.
 
     Args:
         model: a transformers causal LM, a local directory, a hub id, or ``"smollm2"`` (packaged).
@@ -70,7 +69,6 @@ def load_model(
         device: where to put it; None takes the GPU if there is one, and leaves a loaded model where it is.
         dtype: to read the weights in; None keeps the checkpoint's own (float32 for ``smollm2``). A loaded model
             keeps its own: casting it would round its rotary frequencies too.
-        trust_remote_code: run code that comes with the checkpoint.
 
     Raises:
         ModelError: nothing of this name, no causal LM, missing weights, a package to install, or a loaded model
@@ -78,17 +76,17 @@ def load_model(
     """
     if isinstance(model, str | Path):
         name = str(model)
-        loaded: Any = _read(name, dtype, trust_remote_code).eval().to(device or default_device())
+        loaded: Any = _read(name, dtype).eval().to(device or default_device())
     else:
         loaded = _taken(model, dtype)
         name = loaded.config.name_or_path or f"{type(loaded).__name__} in memory"
         loaded = loaded if device is None else loaded.to(device)
     if tokenizer is not None and not isinstance(tokenizer, str | Path):
         return Loaded(loaded, name, lambda: tokenizer)
-    return Loaded(loaded, name, lambda: load_tokenizer(str(tokenizer or name), trust_remote_code=trust_remote_code))
+    return Loaded(loaded, name, lambda: load_tokenizer(str(tokenizer or name)))
 
 
-def load_tokenizer(name: str, *, trust_remote_code: bool = False) -> Any:
+def load_tokenizer(name: str) -> Any:
     """The tokenizer of a directory (a compressed one too), a hub id, or ``"smollm2"``.
 
     Raises:
@@ -100,12 +98,12 @@ def load_tokenizer(name: str, *, trust_remote_code: bool = False) -> Any:
     if not (Path(name).is_dir() or _HUB_ID.fullmatch(name)):
         raise _no_tokenizer(f"the model {name!r} came without a tokenizer")
     try:
-        return _AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
+        return _AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     except UNREADABLE as failure:
         raise _no_tokenizer(f"no tokenizer can be read from {name!r} ({first_line(failure)})") from failure
 
 
-def load_config(name: str, *, trust_remote_code: bool = False) -> Any:
+def load_config(name: str) -> Any:
     """The dims of a model without its weights: ``Shapes`` for a name in ``SHAPES``, else a transformers config.
 
     Raises:
@@ -115,7 +113,7 @@ def load_config(name: str, *, trust_remote_code: bool = False) -> Any:
         return SHAPES[name]
     _check_name(name)
     with _reading(name):
-        return _AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
+        return _AutoConfig.from_pretrained(name, trust_remote_code=False)
 
 
 def read_parameter(model: nn.Module, name: str) -> torch.Tensor:
@@ -254,7 +252,7 @@ def _taken(model: Any, dtype: torch.dtype | None) -> PreTrainedModel:
     return model
 
 
-def _read(name: str, dtype: torch.dtype | None, trust_remote_code: bool) -> Any:
+def _read(name: str, dtype: torch.dtype | None) -> Any:
     if name == SMOLLM2:
         return _read_smollm2(dtype or torch.float32)
     _check_name(name)
@@ -262,7 +260,7 @@ def _read(name: str, dtype: torch.dtype | None, trust_remote_code: bool) -> Any:
         raise ModelError(f"{name} was compressed by GAC", "a dense model", "Open it with gac.load.")
     with _reading(name), quiet_transformers():
         model, report = _AutoModel.from_pretrained(
-            name, dtype=dtype or "auto", trust_remote_code=trust_remote_code, output_loading_info=True
+            name, dtype=dtype or "auto", trust_remote_code=False, output_loading_info=True
         )
     missing = report["missing_keys"]
     if missing:
