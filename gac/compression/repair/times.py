@@ -7,14 +7,12 @@ from typing import Literal
 
 import numpy as np
 
-from gac.allocation.latencies import UNKNOWN
+from gac.allocation.latencies import DTYPE, UNKNOWN
 from gac.compression.repair.seams import Block, Dims, Run, Seam
 from gac.errors import ProfileError
 from gac.profiling.records import DeviceLostError, Measurement, Point
 from gac.profiling.table import Profile
 from gac.sites import Workload
-
-DTYPE = "bf16"
 
 Look = Callable[[Run, Dims, int], int | None]
 """ns of a run at these dims for a number of rows; None where unknown."""

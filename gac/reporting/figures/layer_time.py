@@ -20,8 +20,6 @@ from gac.sites import Workload
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_DTYPE = "bf16"
-
 
 @dataclass(frozen=True)
 class _Bar:
@@ -54,7 +52,7 @@ def layer_time(
     """
     check_plans(plans)
     parsed = Workload.parse(_workload(plans, workload))
-    bars = _bars(plans, Timing(profile, (parsed,), _DTYPE), layer)
+    bars = _bars(plans, Timing(profile, (parsed,)), layer)
     with panel(ax, (6.2, 1.4 + 0.36 * len(bars))) as ax:
         _draw(ax, bars)
         where = "all layers" if layer is None else f"layer {layer}"
