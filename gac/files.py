@@ -7,6 +7,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,6 +16,9 @@ from gac.errors import UNSAFE, GacError
 T = TypeVar("T")
 _LARGEST = 2**62
 _BEYOND = object()
+# Digits as zeros, what can stand before a number as spaces: so a large integer is a space and many zeros.
+_OUTLINE = bytes.maketrans(b"123456789-,:[\t\n\r", b"000000000       ")
+_LARGE = b" " + b"0" * len(str(_LARGEST))
 _MOST_BYTES, _MOST_VALUES, _MOST_LETTERS = 2**28, 2_000_000, 2**16
 
 # What file systems say that cannot sync a directory, and one that may not be read.
@@ -91,9 +95,8 @@ def check_inside(folder: Path, error: type[GacError]) -> None:
 
 def to_json(value: Any, indent: int | None = None) -> bytes:
     """A frozen dataclass as JSON; NaN and infinity are refused by never being written as numbers."""
-    from pydantic import TypeAdapter
-
-    return TypeAdapter(type(value)).dump_json(value, indent=indent)
+    written: bytes = _adapter(type(value)).dump_json(value, indent=indent)  # type: ignore[arg-type]  # is hashable
+    return written
 
 
 def from_json(kind: type[T], text: str | bytes, what: str, error: type[GacError]) -> T:
@@ -109,7 +112,7 @@ def from_json(kind: type[T], text: str | bytes, what: str, error: type[GacError]
     Raises:
         GacError: of the class ``error``, naming the path to the first wrong field.
     """
-    from pydantic import TypeAdapter, ValidationError
+    from pydantic import ValidationError
 
     expected = f"a {kind.__name__} as this version of GAC writes it"
     remedy = "Make it again, or open it with the version of GAC that wrote it."
@@ -117,7 +120,7 @@ def from_json(kind: type[T], text: str | bytes, what: str, error: type[GacError]
     if reason and not reason.startswith("Invalid JSON"):
         raise error(f"{what}: {reason}", expected, remedy)
     try:
-        found = TypeAdapter(kind).validate_json(text, strict=True)
+        found: T = _adapter(kind).validate_json(text, strict=True)  # type: ignore[arg-type]  # a class is hashable
     except ValidationError as failure:
         first = failure.errors()[0]
         field = ".".join(str(part) for part in first["loc"]) or "the document"
@@ -125,6 +128,13 @@ def from_json(kind: type[T], text: str | bytes, what: str, error: type[GacError]
     if reason:  # what one of two readers cannot read is not read
         raise error(f"{what}: {reason}", expected, remedy)
     return found
+
+
+@cache
+def _adapter(kind: type) -> Any:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(kind)
 
 
 class _SuspiciousError(Exception):
@@ -137,12 +147,27 @@ def suspicion(text: str | bytes) -> str | None:
     if separators > _MOST_VALUES:  # pydantic keeps an error for each, which is what takes the memory
         return f"{separators:,} commas, more than {_MOST_VALUES:,}"
     try:
-        json.loads(text, object_pairs_hook=_checked_pairs, parse_int=_checked_int)
+        if _is_plain(text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text):
+            json.loads(text, object_pairs_hook=_without_repeats)
+        else:
+            json.loads(text, object_pairs_hook=_checked_pairs, parse_int=_checked_int)
     except _SuspiciousError as found:
         return str(found)
     except (ValueError, RecursionError) as failure:
         return f"Invalid JSON: {failure}"
     return None
+
+
+def _is_plain(text: bytes) -> bool:
+    """Whether a few searches say already that no string in a JSON text is unsafe or long, and no integer large."""
+    if b"\\" in text or UNSAFE.search(text.translate(None, b"\t\n\r").decode("utf-8", "surrogatepass")):
+        return False
+    return _LARGE not in b" " + text.translate(_OUTLINE) and max(map(len, text.split(b'"'))) <= _MOST_LETTERS
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    return found if len(found) == len(pairs) else _checked_pairs(pairs)
 
 
 def _checked_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
@@ -184,7 +185,7 @@ class WeightChoice:
             weight.queries,
         )
 
-    @property
+    @cached_property
     def weight(self) -> Weight:
         return Weight(
             self.name,

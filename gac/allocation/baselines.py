@@ -164,11 +164,12 @@ def allot(
     dense = form_named("dense")
     allotted = {}
     for weight in weights:
-        rank = max(1, ranks.get(weight.name, form.full(weight)))
+        allotted[weight.name] = Allotted(dense.name, dense.full(weight), dense.full(weight))
+        if weight.name not in ranks:
+            continue
+        rank = max(1, ranks[weight.name])
         dim = rounding.dim(rank) if rounding else rank
-        if weight.name not in ranks or dim > form.largest_useful(weight):
-            allotted[weight.name] = Allotted(dense.name, dense.full(weight), dense.full(weight))
-        else:
+        if dim <= form.largest_useful(weight):
             padded = rounding is not None and rounding.way == "pad"
             allotted[weight.name] = Allotted(form.name, dim, rank if padded else dim)
     return allotted

@@ -2,19 +2,21 @@
 
 import copy
 import hashlib
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedModel
 
 from gac.compression.card import model_card
-from gac.compression.header import header_of, read_header
+from gac.compression.header import Header, header_of
 from gac.compression.modeling import CompressedModel
 from gac.compression.standalone import FILE, auto_map, source_for
 from gac.errors import CheckpointError, ModelError
 from gac.files import from_json, to_json
-from gac.models.families import COMPRESSED
+from gac.models.families import COMPRESSED, family_of
 from gac.plan import Plan
+from gac.sites import Site
 
 
 class PlannedModel(CompressedModel):
@@ -75,7 +77,8 @@ def carry_plan(model: PreTrainedModel, plan: Plan) -> None:
     described = copy.deepcopy(config)
     described.__class__ = classes.config
     text = to_json(plan, indent=1).decode() + "\n"
-    described.gac = asdict(header_of(plan, config, digest_of(text)))
+    sites = family_of(config).sites(config)
+    described.gac = asdict(header_of(plan, sites, digest_of(text)))
     described.auto_map = auto_map(model_type)
     carried: Any = model
     for module in carried.modules():
@@ -128,17 +131,18 @@ def digest_of(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def check_agrees(plan: Plan, config: Any, source: Any) -> None:
+def check_agrees(header: Header, plan: Plan, sites: Sequence[Site], source: Any) -> None:
     """The modules that the config names are the plan's.
 
     Args:
+        header: what the config says.
+        sites: those of its family.
         source: how to name what both were read from.
 
     Raises:
         CheckpointError: names the first that is not.
     """
-    header = read_header(config.gac, f"{source}: config.json, key gac")
-    planned = header_of(plan, config, header.plan)
+    planned = header_of(plan, sites, header.plan)
     if header == planned:
         return
     stated, due = header.modules, planned.modules

@@ -5,7 +5,7 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from gac.compression.carrying import carry_plan, check_agrees, contradiction, digest_of
 from gac.compression.classes import classes_of
-from gac.compression.header import header_of, read_header
+from gac.compression.header import Header, header_of, read_header
 from gac.compression.layers import empty_module
 from gac.compression.shards import check_there, shard_names
 from gac.errors import CheckpointError, GacError, first_line
@@ -25,6 +25,7 @@ from gac.models.families import COMPRESSED, family_of, supported
 from gac.models.linears import as_linear
 from gac.models.loading import UNREADABLE, default_device, is_checkpoint, quiet_transformers
 from gac.plan import Plan
+from gac.sites import Site
 
 __all__ = ["is_checkpoint", "load_checkpoint", "save_checkpoint"]
 
@@ -86,12 +87,12 @@ def load_checkpoint(
     """
     source = Path(directory)
     check_inside(source, CheckpointError)
-    plan, config = _read(source)
+    plan, config, model_type = _read(source)
     if (source / _INDEX).exists():
         shard_names(source, _INDEX)
     else:
         check_there(source, "model.safetensors")
-    classes = classes_of(config.model_type.removeprefix(COMPRESSED))
+    classes = classes_of(model_type)
     with _reading(source), quiet_transformers():
         model, report = classes.causal_lm.from_pretrained(
             source, config=config, dtype=dtype or "auto", use_safetensors=True, output_loading_info=True
@@ -119,21 +120,23 @@ def write_header(directory: Path) -> None:
     """
     text = (directory / "plan.json").read_text(encoding="utf-8")
     with _reading(directory):
-        described = classes_of(_model_type(directory)).config.from_pretrained(directory)
+        described = classes_of(_model_type(directory)[0]).config.from_pretrained(directory)
+    sites = family_of(described).sites(described)
     config = json.loads((directory / "config.json").read_bytes())
-    config["gac"] = asdict(header_of(_load_plan(directory), described, digest_of(text)))
+    config["gac"] = asdict(header_of(_load_plan(directory), sites, digest_of(text)))
     (directory / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
-def _read(source: Path) -> tuple[Plan, Any]:
-    """Plan and config, which belong together."""
-    model_type = _model_type(source)
+def _read(source: Path) -> tuple[Plan, Any, str]:
+    """Plan and config, which belong together, and the dense architecture's type."""
+    model_type, header = _model_type(source)
     plan = _load_plan(source)
     with _reading(source):
         config = classes_of(model_type).config.from_pretrained(source)
-    _check_against_family(source, config, plan)
-    check_agrees(plan, config, source)
-    return plan, config
+    sites = family_of(config).sites(config)
+    _check_against_family(source, sites, plan)
+    check_agrees(header, plan, sites, source)
+    return plan, config, model_type
 
 
 def _load_plan(source: Path) -> Plan:
@@ -234,8 +237,8 @@ def _move(part: Path, target: Path) -> None:
     shutil.rmtree(old)
 
 
-def _model_type(source: Path) -> str:
-    """The dense architecture's, out of a ``config.json`` whose key ``gac`` is of this schema."""
+def _model_type(source: Path) -> tuple[str, Header]:
+    """The dense architecture's, out of a ``config.json`` with a key ``gac`` of this schema, and what that key says."""
     if not is_checkpoint(source):
         raise CheckpointError(
             f"{source} has no config.json with a key gac",
@@ -243,12 +246,12 @@ def _model_type(source: Path) -> str:
             "Check the path; open a dense model with transformers.",
         )
     config = json.loads((source / "config.json").read_bytes())
-    read_header(config["gac"], f"{source / 'config.json'}, key gac")
+    header = read_header(config["gac"], f"{source / 'config.json'}, key gac")
     model_type = str(config.get("model_type"))
     dense = model_type.removeprefix(COMPRESSED)
     if dense == model_type or dense not in supported():
         raise contradiction(source, f"config.json has the model_type {model_type!r}", f"one like {COMPRESSED}llama")
-    return dense
+    return dense, header
 
 
 @contextlib.contextmanager
@@ -264,9 +267,9 @@ def _reading(source: Path) -> Iterator[None]:
         ) from failure
 
 
-def _check_against_family(source: Path, config: Any, plan: Plan) -> None:
-    """The plan's weights are weights of this config, with its dims."""
-    weights = {weight.name: weight for site in family_of(config).sites(config) for weight in site.weights}
+def _check_against_family(source: Path, sites: Sequence[Site], plan: Plan) -> None:
+    """The plan's weights are weights of the config, with its dims."""
+    weights = {weight.name: weight for site in sites for weight in site.weights}
     for choice in plan.weights:
         weight = weights.get(choice.name)
         if weight is None:

@@ -62,9 +62,12 @@ def classes_of(model_type: str) -> Classes:
     from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
     from gac.compression.carrying import PlannedModel
+    from gac.compression.modeling import CompressedConfig
 
     names = names_of(model_type)
-    config = _subclass(names.config, (getattr(transformers, names.config),), model_type=names.model_type)
+    config = _subclass(
+        names.config, (CompressedConfig, getattr(transformers, names.config)), model_type=names.model_type
+    )
     base, causal_lm = (
         _subclass(name, (PlannedModel, getattr(transformers, name)), config_class=config)
         for name in (names.base, names.causal_lm)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import CONFIG_MAPPING, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from gac.compression.card import export_card
@@ -61,15 +61,16 @@ def export_plain(model: PreTrainedModel, directory: str | Path, tokenizer: Any =
 
 def _dense_config(config: Any) -> Any:
     dense = copy.deepcopy(config)
-    dense.__class__ = type(config).__base__
-    del dense.gac, dense.auto_map
     dense.model_type = dense.model_type.removeprefix(COMPRESSED)
+    dense.__class__ = CONFIG_MAPPING[dense.model_type]
+    del dense.gac, dense.auto_map
     return dense
 
 
 def _narrower(config: Any, plan: Plan) -> Any:
     """The config with the width that all MLPs have, where that is all there is to say of the plan."""
-    modules, choices = header_of(plan, config).modules, {choice.name: choice for choice in plan.weights}
+    modules = header_of(plan, family_of(config).sites(config)).modules
+    choices = {choice.name: choice for choice in plan.weights}
     widths = [one.sizes["in_features"] for choice in plan.weights if (one := _shortened(choice, modules))]
     narrow = copy.deepcopy(config)
     if widths:

@@ -1,21 +1,17 @@
 """The key ``gac`` of a checkpoint's ``config.json``: every module that is no longer dense, as the plan decided."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
-import torch
-from torch import nn
-
 from gac.compression.fusing import as_run
-from gac.compression.layers import GroupedLinear, LowRankLinear, ValueLinear, empty_module
+from gac.compression.layers import module_of
 from gac.compression.modeling import SCHEMA
 from gac.errors import CheckpointError
 from gac.files import from_json
-from gac.models.families import family_of
 from gac.plan import Plan, WeightChoice
+from gac.sites import Site
 
 _STRICT = {"extra": "forbid"}
 
@@ -46,10 +42,9 @@ class Header:
     __pydantic_config__ = _STRICT
 
 
-def header_of(plan: Plan, config: Any, digest: str = "") -> Header:
-    """What the plan makes of a model with this config, dense or compressed; ``digest`` is that of the plan's file."""
-    sites = as_run(plan, family_of(config).sites(config))
-    groups = [tuple(site.weights[at].name for at in site.fused) for site in sites]
+def header_of(plan: Plan, sites: Sequence[Site], digest: str = "") -> Header:
+    """What the plan makes of a model with its family's ``sites``; ``digest`` is that of the plan's file."""
+    groups = [tuple(site.weights[at].name for at in site.fused) for site in as_run(plan, sites)]
     modules = {choice.name: _module(choice) for choice in plan.weights if choice.form != "dense"}
     return Header(SCHEMA, modules, tuple(names for names in groups if len(names) > 1), digest)
 
@@ -75,28 +70,5 @@ def read_header(content: Any, where: str) -> Header:
 
 
 def _module(choice: WeightChoice) -> Module:
-    built: Any = empty_module(choice, False, "meta", torch.float32)
-    return Module(choice.form, choice.dim, type(built).__name__, dict(_SIZES[type(built)](built)))
-
-
-_SIZES: Mapping[type[nn.Module], Callable[[Any], dict[str, int]]] = MappingProxyType(
-    {
-        nn.Linear: lambda one: {"in_features": one.in_features, "out_features": one.out_features},
-        LowRankLinear: lambda one: {
-            "in_features": one.in_features,
-            "rank": one.rank,
-            "out_features": one.out_features,
-        },
-        GroupedLinear: lambda one: {
-            "in_features": one.in_features,
-            "groups": len(one.second.weight),
-            "rank": one.second.weight.shape[2],
-            "out_features": one.out_features,
-        },
-        ValueLinear: lambda one: {
-            "in_features": one.in_features,
-            "heads": one.out_features // one.head_dim,
-            "head_dim": one.head_dim,
-        },
-    }
-)
+    name, sizes = module_of(choice)
+    return Module(choice.form, choice.dim, name, sizes)

@@ -6,15 +6,35 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from gac.forms import Form, Grouped, Weight, form_named
 from gac.plan import WeightChoice
+
+
+class _EmptyLinear(nn.Linear):
+    def reset_parameters(self) -> None:
+        """Nothing: values come out of files."""
+
+
+def empty_linear(
+    in_features: int,
+    out_features: int,
+    bias: bool,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+) -> nn.Linear:
+    """An ``nn.Linear`` that is allocated, not initialised: drawing its numbers takes most of the time to make one."""
+    linear: nn.Linear = _EmptyLinear(in_features, out_features, bias, device, dtype)
+    linear.__class__ = nn.Linear
+    return linear
 
 
 class LowRankLinear(nn.Module):
     """y = B (A x) + bias with A ``(rank, in)`` and B ``(out, rank)``: two GEMMs.
 
     ``first`` holds A, ``second`` holds B and the bias. x has shape ``(..., in)``, y ``(..., out)``.
+    Both are allocated, not initialised.
     """
 
     second: "nn.Linear | BlockLinear"
@@ -29,8 +49,8 @@ class LowRankLinear(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self.first = nn.Linear(in_features, rank, bias=False, device=device, dtype=dtype)
-        self.second = nn.Linear(rank, out_features, bias=bias, device=device, dtype=dtype)
+        self.first = empty_linear(in_features, rank, bias=False, device=device, dtype=dtype)
+        self.second = empty_linear(rank, out_features, bias=bias, device=device, dtype=dtype)
 
     @property
     def in_features(self) -> int:
@@ -60,7 +80,13 @@ class BlockLinear(nn.Module):
     """
 
     def __init__(
-        self, blocks: int, rank: int, rows: int, bias: bool, device: str | None, dtype: torch.dtype | None
+        self,
+        blocks: int,
+        rank: int,
+        rows: int,
+        bias: bool,
+        device: torch.device | str | None,
+        dtype: torch.dtype | None,
     ) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(blocks, rows, rank, device=device, dtype=dtype))
@@ -84,11 +110,18 @@ class GroupedLinear(LowRankLinear):
     """
 
     def __init__(
-        self, in_features: int, groups: int, rank: int, out_features: int, bias: bool, dtype: torch.dtype
+        self,
+        in_features: int,
+        groups: int,
+        rank: int,
+        out_features: int,
+        bias: bool,
+        device: torch.device | str | None,
+        dtype: torch.dtype | None,
     ) -> None:
         nn.Module.__init__(self)
-        self.first = nn.Linear(in_features, groups * rank, bias=False, device="meta", dtype=dtype)
-        self.second = BlockLinear(groups, rank, out_features // groups, bias, "meta", dtype)
+        self.first = empty_linear(in_features, groups * rank, bias=False, device=device, dtype=dtype)
+        self.second = BlockLinear(groups, rank, out_features // groups, bias, device, dtype)
 
 
 class Heads:
@@ -106,17 +139,48 @@ class Heads:
         return self.features.view(*asked[:-1], self.head_dim)
 
 
-class ValueLinear(nn.Linear):
-    """v_proj with shorter value vectors: a GEMM whose output is split into heads of ``head_dim``."""
+class ValueLinear(nn.Module):
+    """v_proj with shorter value vectors: a GEMM whose output is split into heads of ``head_dim``.
+
+    ``weight`` has shape ``(heads * head_dim, in)``, ``bias`` shape ``(heads * head_dim,)`` or is None. It is no
+    ``nn.Linear``: what puts layers of its own in the place of those (vLLM, quantisers) would lose the heads.
+    """
 
     def __init__(
-        self, in_features: int, heads: int, head_dim: int, bias: bool, device: str | None, dtype: torch.dtype | None
+        self,
+        in_features: int,
+        heads: int,
+        head_dim: int,
+        bias: bool,
+        device: torch.device | str | None,
+        dtype: torch.dtype | None,
     ) -> None:
-        super().__init__(in_features, heads * head_dim, bias=bias, device=device, dtype=dtype)
-        self.head_dim = head_dim
+        super().__init__()
+        self.in_features, self.out_features, self.head_dim = in_features, heads * head_dim, head_dim
+        self.weight = nn.Parameter(torch.empty(self.out_features, in_features, device=device, dtype=dtype))
+        self.bias = nn.Parameter(torch.empty(self.out_features, device=device, dtype=dtype)) if bias else None
 
-    def forward(self, x: Tensor) -> Heads:  # type: ignore[override]
-        return Heads(super().forward(x), self.head_dim)
+    def forward(self, x: Tensor) -> Heads:
+        return Heads(functional.linear(x, self.weight, self.bias), self.head_dim)
+
+    def extra_repr(self) -> str:
+        return f"in_features={self.in_features}, out_features={self.out_features}, head_dim={self.head_dim}"
+
+
+KINDS: dict[str, tuple[Callable[..., nn.Module], tuple[str, ...]]] = {
+    "Linear": (empty_linear, ("in_features", "out_features")),
+    "LowRankLinear": (LowRankLinear, ("in_features", "rank", "out_features")),
+    "GroupedLinear": (GroupedLinear, ("in_features", "groups", "rank", "out_features")),
+    "ValueLinear": (ValueLinear, ("in_features", "heads", "head_dim")),
+}
+"""The modules that a weight can be, by the name that ``config.json`` gives them, and the sizes that make one."""
+
+
+def module_of(choice: WeightChoice) -> tuple[str, dict[str, int]]:
+    """The module that a weight's form runs as at its dim: its name in ``KINDS``, and its sizes."""
+    form = form_named(choice.form)
+    name, sizes = _MODULES[form.kind](form, choice.weight, choice.dim)
+    return name, dict(zip(KINDS[name][1], sizes, strict=True))
 
 
 def empty_module(choice: WeightChoice, bias: bool, device: torch.device | str, dtype: torch.dtype) -> nn.Module:
@@ -126,37 +190,38 @@ def empty_module(choice: WeightChoice, bias: bool, device: torch.device | str, d
         bias: whether it adds one, as the dense weight did.
         device: where to put it; ``meta`` allocates nothing.
     """
-    form = form_named(choice.form)
-    module = _BUILDERS[form.kind](form, choice.weight, choice.dim, bias, dtype)
-    return module.to_empty(device=device)
+    name, sizes = module_of(choice)
+    return KINDS[name][0](**sizes, bias=bias, device=device, dtype=dtype)
 
 
-def _dense(form: Form, weight: Weight, dim: int, bias: bool, dtype: torch.dtype) -> nn.Module:
-    return nn.Linear(weight.in_features, weight.out_features, bias=bias, device="meta", dtype=dtype)
+_Built = tuple[str, tuple[int, ...]]
 
 
-def _low_rank(form: Form, weight: Weight, dim: int, bias: bool, dtype: torch.dtype) -> nn.Module:
-    return LowRankLinear(weight.in_features, dim, weight.out_features, bias=bias, device="meta", dtype=dtype)
+def _dense(form: Form, weight: Weight, dim: int) -> _Built:
+    return "Linear", (weight.in_features, weight.out_features)
 
 
-def _narrow(form: Form, weight: Weight, dim: int, bias: bool, dtype: torch.dtype) -> nn.Module:
+def _low_rank(form: Form, weight: Weight, dim: int) -> _Built:
+    return "LowRankLinear", (weight.in_features, dim, weight.out_features)
+
+
+def _narrow(form: Form, weight: Weight, dim: int) -> _Built:
     if weight.neurons == "out":
-        return nn.Linear(weight.in_features, weight.blocks * dim, bias=bias, device="meta", dtype=dtype)
-    return nn.Linear(dim, weight.out_features, bias=bias, device="meta", dtype=dtype)
+        return "Linear", (weight.in_features, weight.blocks * dim)
+    return "Linear", (dim, weight.out_features)
 
 
-def _head_dim(form: Form, weight: Weight, dim: int, bias: bool, dtype: torch.dtype) -> nn.Module:
+def _head_dim(form: Form, weight: Weight, dim: int) -> _Built:
     if weight.values == "out":
-        return ValueLinear(weight.in_features, weight.heads, dim, bias, "meta", dtype)
-    return nn.Linear(weight.heads * dim, weight.out_features, bias=bias, device="meta", dtype=dtype)
+        return "ValueLinear", (weight.in_features, weight.heads, dim)
+    return "Linear", (weight.heads * dim, weight.out_features)
 
 
-def _grouped(form: Form, weight: Weight, dim: int, bias: bool, dtype: torch.dtype) -> nn.Module:
+def _grouped(form: Form, weight: Weight, dim: int) -> _Built:
     assert isinstance(form, Grouped)
-    return GroupedLinear(weight.in_features, form.groups(weight), dim, weight.out_features, bias, dtype)
+    return "GroupedLinear", (weight.in_features, form.groups(weight), dim, weight.out_features)
 
 
-# On the meta device, where construction neither allocates nor draws random numbers.
-_BUILDERS: Mapping[str, Callable[[Form, Weight, int, bool, torch.dtype], nn.Module]] = MappingProxyType(
+_MODULES: Mapping[str, Callable[[Form, Weight, int], _Built]] = MappingProxyType(
     {"dense": _dense, "low_rank": _low_rank, "narrow": _narrow, "head_dim": _head_dim, "grouped": _grouped}
 )

@@ -5,29 +5,53 @@ without GAC. So it imports torch and transformers, of GAC only modules that do t
 checkpoint is a ``ValueError``, as everywhere in transformers.
 """
 
+import gc
 import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from torch import nn
+from torch.overrides import TorchFunctionMode
 from transformers.pytorch_utils import Conv1D
 from transformers.utils.hub import cached_file
 
 from gac.compression.fusing import _fuse
-from gac.compression.layers import GroupedLinear, LowRankLinear, ValueLinear
+from gac.compression.layers import KINDS
+from gac.compression.served import prepare_for_vllm
 
 SCHEMA = 2
 COMPANIONS = ("plan.json", "README.md", "modeling_gac.py")
 """Files of a checkpoint that transformers knows nothing of; they stay with the model wherever it is saved."""
-KINDS: dict[str, tuple[type[nn.Module], tuple[str, ...]]] = {
-    "Linear": (nn.Linear, ("in_features", "out_features")),
-    "LowRankLinear": (LowRankLinear, ("in_features", "rank", "out_features")),
-    "GroupedLinear": (GroupedLinear, ("in_features", "groups", "rank", "out_features")),
-    "ValueLinear": (ValueLinear, ("in_features", "heads", "head_dim")),
-}
-"""The modules that a weight can be, by the name that ``config.json`` gives them, and the sizes that make one."""
 _HUB_OPTIONS = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder")
 _logger = logging.getLogger("gac")
+
+
+class CompressedConfig:
+    """A config with the key ``gac``; a mixin before the dense class.
+
+    Transformers copies the config of a model several times and writes it out for its log. Hundreds of entries would
+    take longer than reading the weights, so the copies share them, and the log goes without.
+    """
+
+    @classmethod
+    def from_dict(cls: Any, config_dict: dict[str, Any], **options: Any) -> Any:
+        """As of any transformers config."""
+        parent: Any = super()
+        dense = {name: value for name, value in config_dict.items() if name != "gac"}
+        config, unused = parent.from_dict(dense, **options | {"return_unused_kwargs": True})
+        if "gac" in config_dict:
+            header = config_dict["gac"]
+            config.gac = _Shared(header) if isinstance(header, dict) else header
+        return (config, unused) if options.get("return_unused_kwargs") else config
+
+
+class _Shared(dict[str, Any]):
+    """What a copy of its holder shares."""
+
+    def __deepcopy__(self, memo: Any) -> "_Shared":
+        return self
 
 
 class CompressedModel:
@@ -39,21 +63,21 @@ class CompressedModel:
 
     gac_files: dict[str, str]
 
-    def __init__(self: Any, config: Any, *args: Any, **options: Any) -> None:
-        super().__init__(config, *args, **options)  # type: ignore[call-arg]
-        for name, described in _weights_of(config).items():
-            name = _own_name(self, name)
-            self.set_submodule(name, _replacement(name, _dense_at(self, name), described))
-            # Some architectures (GPT-2) initialise a weight through the module that holds it, which no longer finds it.
-            self.get_submodule(name.rpartition(".")[0])._is_hf_initialized = True
+    # self has no annotation: vLLM would take it for that of the config, and check it.
+    def __init__(self, config: Any, *args: Any, **options: Any) -> None:
+        with _Uninitialised():
+            super().__init__(config, *args, **options)  # type: ignore[call-arg]
+        names = _replace_weights(self, config)
         _check_fused(self, config)
+        prepare_for_vllm(self, names)
 
     @classmethod
     def from_pretrained(cls: Any, source: Any, *args: Any, output_loading_info: bool = False, **options: Any) -> Any:
         """As of any transformers model; weights that are missing are an error, not random numbers."""
         _check_whole(options)
         load: Any = super()
-        model, report = load.from_pretrained(source, *args, output_loading_info=True, **options)
+        with _uncollected():
+            model, report = load.from_pretrained(source, *args, output_loading_info=True, **options)
         _check_loaded(source, report)
         model.gac_files = _companions(source, {key: options[key] for key in _HUB_OPTIONS if key in options})
         _fuse_where_possible(model)
@@ -77,6 +101,42 @@ class CompressedModel:
             Path(directory, name).write_text(text, encoding="utf-8")
 
 
+def _replace_weights(model: Any, config: Any) -> list[str]:
+    """Put the modules that the config describes in the place of dense weights, and return their names in the model."""
+    modules, names = dict(model.named_modules()), []
+    for name, described in _weights_of(config).items():
+        name = _own_name(model, name)
+        module = _replacement(name, _dense_at(modules, name), described)
+        holder, _, attribute = name.rpartition(".")
+        setattr(modules[holder], attribute, module)
+        # Some architectures (GPT-2) initialise a weight through the module that holds it, which no longer finds it.
+        modules[holder]._is_hf_initialized = True
+        names.append(name)
+    return names
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Leave the garbage collector off: it would walk everything that Python has loaded, and all that is new stays."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+class _Uninitialised(TorchFunctionMode):
+    """Skips the initialisation of weights on the meta device: they have no values, and pretending takes its time."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), options: Any = None) -> Any:
+        options = options or {}
+        if getattr(function, "__module__", None) == "torch.nn.init" and options["tensor"].is_meta:
+            return options["tensor"]
+        return function(*args, **options)
+
+
 def _weights_of(config: Any) -> dict[str, Any]:
     """By module name, what ``config.json`` says of every weight that is no longer dense."""
     header = getattr(config, "gac", None)
@@ -94,7 +154,7 @@ def _weights_of(config: Any) -> dict[str, Any]:
 def _check_fused(model: Any, config: Any) -> None:
     """The names of what shares a GEMM are those of linear weights."""
     groups = _fused_of(config)
-    modules = dict(model.named_modules())
+    modules = dict(model.named_modules()) if groups else {}
     for names in groups if isinstance(groups, list | tuple) else [groups]:
         named = [str(name) for name in names] if isinstance(names, list | tuple) else []
         if not named or not all(hasattr(modules.get(_own_name(model, name)), "in_features") for name in named):
@@ -111,11 +171,8 @@ def _own_name(model: Any, name: str) -> str:
     return name.removeprefix(prefix) if inner else name
 
 
-def _dense_at(model: Any, name: str) -> Any:
-    try:
-        dense = model.get_submodule(name)
-    except AttributeError:
-        dense = None
+def _dense_at(modules: Mapping[str, Any], name: str) -> Any:
+    dense = modules.get(name)
     if not isinstance(dense, nn.Linear | Conv1D):
         raise _wrong(f"modules names {name!r}", "a linear weight of this model")
     return dense
@@ -125,9 +182,7 @@ def _replacement(name: str, dense: Any, described: Any) -> nn.Module:
     """The module that ``described`` names, its parameters allocated beside those of the dense one."""
     kind, sizes = _checked(name, dense, described)
     weight: nn.Parameter = dense.weight
-    device = {} if kind is GroupedLinear else {"device": "meta"}  # which is made there whatever is asked for
-    module: nn.Module = kind(**sizes, **device, bias=dense.bias is not None, dtype=weight.dtype)
-    module = module.to_empty(device=weight.device).train(dense.training)
+    module: nn.Module = kind(**sizes, bias=dense.bias is not None, device=weight.device, dtype=weight.dtype)
     if not weight.is_meta:  # a random model: weights that are read from files are on the meta device until then
         for parameter in module.parameters():
             nn.init.normal_(parameter, std=0.02)

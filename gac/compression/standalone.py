@@ -8,6 +8,7 @@ from importlib import import_module
 
 import gac
 from gac.compression.classes import Names, names_of
+from gac.compression.served import show_to_serve
 
 FILE = "modeling_gac"
 _ROOT = "gac.compression.modeling"
@@ -39,7 +40,7 @@ def source_for(model_type: str) -> str:
 
 
 def _classes(names: Names) -> str:
-    return f'''class Gac{names.config}({names.config}):
+    return f'''class Gac{names.config}(CompressedConfig, {names.config}):
     model_type = "{names.model_type}"
 
 
@@ -48,7 +49,10 @@ class Gac{names.base}(CompressedModel, {names.base}):
 
 
 class Gac{names.causal_lm}(CompressedModel, {names.causal_lm}):
-    config_class = Gac{names.config}'''
+    config_class = Gac{names.config}
+
+
+show_to_serve(Gac{names.causal_lm})'''
 
 
 @cache
@@ -57,6 +61,7 @@ def _collected() -> tuple[tuple[str, ...], tuple[str, ...]]:
     found = _Collector()
     for name in _Module(_ROOT).definitions:
         found.add(_ROOT, name)
+    found.add(show_to_serve.__module__, show_to_serve.__name__)
     return tuple(found.imports), tuple(found.definitions.values())
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from gac.errors import ModelError
-from gac.sensitivity.losses import window_loss
+from gac.sensitivity.losses import drawn_loss
 
 HOST_BYTES = 4 * 2**30
 """Hidden states kept in host memory while that spares computing them again."""
@@ -165,10 +165,10 @@ class LayerwiseBackward:
             self._states[layer] = torch.empty(shape, dtype=hidden.dtype, device=device)
 
     def _to_loss(self, ids: Tensor) -> Tensor:
-        """Back-propagate the summed token loss of one window, ids ``(tokens,)``; returns that sum in nats."""
+        """Back-propagate the loss of labels drawn for one window, ids ``(tokens,)``; returns the window's own, nats."""
         with torch.enable_grad():
-            loss = window_loss(self._model, ids, f"calibration window {self._window}")
-        loss.backward()  # type: ignore[no-untyped-call]
+            loss, drawn = drawn_loss(self._model, ids, f"calibration window {self._window}", seed=self._window)
+        drawn.backward()  # type: ignore[no-untyped-call]
         assert self._output is not None
         assert self._output.grad is not None
         if self._window == 0:
@@ -177,7 +177,7 @@ class LayerwiseBackward:
             )
         self.gradients[self._window] = self._output.grad[0]
         self._output = None
-        return loss.detach()
+        return loss
 
     def _inputs_of(self, layer: int) -> Tensor:
         """The hidden states that a layer reads; those that were not kept are computed from the nearest that were."""

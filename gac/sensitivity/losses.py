@@ -1,4 +1,4 @@
-"""The loss of a model on one window of tokens."""
+"""The loss of a model on one window of tokens, and the one whose gradients make the Fisher matrix."""
 
 from typing import Any
 
@@ -18,9 +18,42 @@ def window_loss(model: nn.Module, ids: Tensor, what: str = "a calibration window
     Raises:
         ModelError: it is not finite.
     """
+    return _finite(_summed(_logits(model, ids), ids[1:]), what)
+
+
+def drawn_loss(model: nn.Module, ids: Tensor, what: str, seed: int) -> tuple[Tensor, Tensor]:
+    """The summed token loss of one window, and that under labels which the model itself draws; nats, both.
+
+    E[g g^T] over gradients of the second is the Fisher matrix; over those of the first, the empirical one, which fits
+    the text that it is measured on (K-FAC, arXiv 1503.05671, section 5).
+
+    Args:
+        ids: shape ``(tokens,)``.
+        what: what an error calls the window.
+        seed: of the draw; the same labels every time on the same kind of device.
+
+    Raises:
+        ModelError: the loss is not finite.
+    """
+    logits = _logits(model, ids)
+    observed = _finite(_summed(logits.detach(), ids[1:]), what)
+    dice = torch.Generator(logits.device).manual_seed(seed)
+    drawn = torch.multinomial(logits.detach().softmax(-1), 1, generator=dice)[:, 0]
+    return observed, _summed(logits, drawn)
+
+
+def _logits(model: nn.Module, ids: Tensor) -> Tensor:
+    """Those that predict a token of the window, float32, ``(tokens - 1, vocabulary)``."""
     embedding: Any = model.get_input_embeddings()  # type: ignore[operator]
-    logits = model(input_ids=ids.to(embedding.weight.device).unsqueeze(0), use_cache=False).logits[0, :-1]
-    loss = cross_entropy(logits.float(), ids[1:].to(logits.device), reduction="sum")
+    found: Tensor = model(input_ids=ids.to(embedding.weight.device).unsqueeze(0), use_cache=False).logits[0, :-1]
+    return found.float()
+
+
+def _summed(logits: Tensor, labels: Tensor) -> Tensor:
+    return cross_entropy(logits, labels.to(logits.device), reduction="sum")
+
+
+def _finite(loss: Tensor, what: str) -> Tensor:
     if not torch.isfinite(loss):
         raise ModelError(
             f"the loss of {what} is {loss.item()}",

@@ -108,3 +108,8 @@ def test_a_pair_no_smaller_than_its_weight_stays_dense() -> None:
 
 def test_no_rank_is_0() -> None:
     assert allot([Q], {"q": 0}) == {"q": Allotted("low_rank", 1, 1)}
+
+
+def test_a_weight_without_a_rank_is_not_asked_what_the_form_would_make_of_it() -> None:
+    nine = Weight("o", 576, 576, values="in", heads=9)
+    assert allot([nine], {}, None, form_named("grouped")) == {"o": Allotted("dense", 576, 576)}

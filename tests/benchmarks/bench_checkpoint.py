@@ -1,106 +1,195 @@
-"""Bytes of a compressed checkpoint beside those of its parameters, and seconds to load it beside the dense model's.
+"""Seconds to load a compressed checkpoint in each of the three ways beside those of the dense model.
 
-    python tests/benchmarks/bench_checkpoint.py --output tests/benchmarks/results/checkpoint.json
+    python -m tests.benchmarks.bench_checkpoint --output tests/benchmarks/results/loading-smollm2-cpu.json
 
-Each load is a process of its own, dense and compressed in turns, files in the page cache; the time is that of the
-call, without imports. The plan is made from little text: what is measured is its directory, not its quality.
+Random weights of SmolLM2's shapes in bf16, files in the page cache, imports not counted. Two directories: ``plan``,
+what a plan for 0.8 makes of the model, and ``pairs``, in which each of the 210 weights is a low-rank pair. ``first``:
+each load in a process of its own. ``again``: dense and compressed in turns in one process, the garbage of the load
+before collected. Beside the seconds that passed are those of the processor, which other work on the machine changes
+less.
 """
 
 import argparse
 import json
+import os
 import platform
 import statistics
 import subprocess
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
+from transformers import LlamaConfig, LlamaForCausalLM
 
 import gac
+from gac.compression.carrying import carry_plan
+from gac.compression.layers import empty_module
 from gac.files import atomic_path
-from gac.models.loading import load_model
+from gac.plan import Plan, SiteChoice, WeightChoice
 
+WAYS = ("gac.load", "import gac", "no gac")
 LOAD = """
-import sys, time
-import torch, gac, gac.api, pydantic.type_adapter
-from transformers import AutoModelForCausalLM
-way, place, device = sys.argv[1:]
-began = time.perf_counter()
-if way == "gac.load":
-    model = gac.load(place)
+import gc, json, sys, time
+import pydantic.dataclasses
+import torch
+import transformers.dynamic_module_utils
+import transformers.generation.utils
+import transformers.modeling_utils
+
+way, loads, *places = sys.argv[1:]
+pydantic.TypeAdapter(int)  # looks for plugins, once
+if way == "no gac":
+    sys.modules["gac"] = None
 else:
-    model = AutoModelForCausalLM.from_pretrained(place).to(device)
-if device == "cuda":
-    torch.cuda.synchronize()
-print(time.perf_counter() - began)
+    import gac.api
+from transformers import AutoModelForCausalLM
+
+def load(place):
+    if way == "gac.load" and not place.endswith("dense"):
+        return gac.load(place)
+    return AutoModelForCausalLM.from_pretrained(place, trust_remote_code=way == "no gac")
+
+for turn in range(int(loads)):
+    for place in places[:: -1 if turn % 2 else 1]:
+        if turn:
+            gc.collect()
+        began, used = time.perf_counter(), time.process_time()
+        model = load(place)
+        print(json.dumps([turn, place, time.perf_counter() - began, time.process_time() - used]))
+        del model
 """
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="smollm2")
-    parser.add_argument("--budget", type=float, default=0.8)
-    parser.add_argument("--calibration", default="wiki-sample:2x256")
-    parser.add_argument("--loads", type=int, default=7, help="of each kind")
+    parser.add_argument("--plan", type=Path, default=Path("notebooks/plans/gac.json"))
+    parser.add_argument("--loads", type=int, default=9, help="of each kind, first and again")
     parser.add_argument("--output", type=Path, required=True)
     asked = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        dense, small = Path(folder) / "dense", Path(folder) / "small"
-        size = written(asked, dense, small)
-        times = loading_times({"dense": dense, "from_pretrained": small, "gac.load": small}, asked.loads)
-    medians = {way: statistics.median(found) for way, found in times.items()}
+    plan = Plan.load(asked.plan)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        dense_model().save_pretrained(folder / "dense")
+        places = {"plan": plan, "pairs": pairs_only(plan)}
+        for place, made in places.items():
+            compressed(dense_model(), made).save_pretrained(folder / place)
+        first, again = first_loads(folder, [*places], asked.loads), later_loads(folder, [*places], asked.loads)
     result = {
-        "model": asked.model,
-        "budget": asked.budget,
-        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU, {platform.machine()}",
-        "versions": {"gac": gac.__version__, "torch": torch.__version__, "python": platform.python_version()},
-        "bytes": size,
-        "seconds": times,
-        "over_dense": {way: seconds / medians["dense"] for way, seconds in medians.items()},
+        "command": f"python -m tests.benchmarks.bench_checkpoint --loads {asked.loads}",
+        "device": f"CPU, {platform.machine()}",
+        "versions": {
+            "gac": gac.__version__,
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+            "python": platform.python_version(),
+        },
+        "first": first,
+        "again": again,
     }
     with atomic_path(asked.output) as temporary:
         temporary.write_text(json.dumps(result, indent=1) + "\n")
-    over = size["directory"] / size["parameters"] - 1
-    print(f"{size['directory']:,} bytes, {over:.3%} over its parameters; with the tokenizer {size['with_tokenizer']:,}")
-    print(", ".join(f"{way} {seconds:.3f} s" for way, seconds in medians.items()))
+    for name, times in (("first", first), ("again", again)):
+        for place, ways in times.items():
+            print(name, place, {way: {kind: one["over_dense"] for kind, one in ways[way].items()} for way in WAYS})
 
 
-def written(asked: argparse.Namespace, dense: Path, small: Path) -> dict[str, int]:
-    """Both directories, and the bytes of the compressed one."""
-    whole = load_model(asked.model)
-    whole.model.to(torch.bfloat16).save_pretrained(dense)
-    loaded = load_model(str(dense), whole.tokenizer)
-    options: dict[str, Any] = {"tokenizer": loaded.tokenizer, "progress": False}
-    plan = gac.allocate(
-        loaded.model,
-        asked.budget,
-        profile="nvidia-h100-80gb-hbm3",
-        calibration=asked.calibration,
-        refit="none",
-        **options,
+def dense_model() -> LlamaForCausalLM:
+    """Random weights of SmolLM2-135M's shapes."""
+    config = LlamaConfig(
+        vocab_size=49152,
+        hidden_size=576,
+        intermediate_size=1536,
+        num_hidden_layers=30,
+        num_attention_heads=9,
+        num_key_value_heads=3,
+        tie_word_embeddings=True,
+        dtype=torch.bfloat16,
     )
-    model = gac.compress(loaded.model, plan, **options)
-    parameters = sum(parameter.nbytes for parameter in model.parameters())
-    model.save_pretrained(small)
-    alone = sum(file.stat().st_size for file in small.iterdir())
-    loaded.tokenizer.save_pretrained(small)
-    with_tokenizer = sum(file.stat().st_size for file in small.iterdir())
-    return {"parameters": parameters, "directory": alone, "with_tokenizer": with_tokenizer}
+    torch.manual_seed(0)
+    model: Any = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    return model
 
 
-def loading_times(places: dict[str, Path], loads: int) -> dict[str, list[float]]:
-    """Seconds of each load; the first of each kind, which fills the page cache, does not count."""
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    times: dict[str, list[float]] = {way: [] for way in places}
+def pairs_only(plan: Plan) -> Plan:
+    """The plan with a pair in the place of every weight, of as many parameters."""
+
+    def pair(choice: WeightChoice) -> WeightChoice:
+        rows, columns = choice.out_features, choice.in_features
+        rank = int(plan.budget.asked * rows * columns / (rows + columns)) // 8 * 8
+        return WeightChoice.of(choice.weight, "low_rank", rank)
+
+    def paired(site: SiteChoice) -> SiteChoice:
+        weights = tuple(map(pair, site.weights))
+        return replace(site, weights=weights, params=sum(weight.params for weight in weights), alternatives=())
+
+    sites = tuple(map(paired, plan.sites))
+    used = sum(site.params for site in sites)
+    return replace(plan, sites=sites, budget=replace(plan.budget, used=used))
+
+
+def compressed(model: Any, plan: Plan) -> Any:
+    """The model with the plan's modules, random too."""
+    for choice in plan.weights:
+        if choice.form != "dense":
+            module = empty_module(choice, False, "cpu", torch.bfloat16)
+            for parameter in module.parameters():
+                torch.nn.init.normal_(parameter, std=0.02)
+            model.set_submodule(choice.name, module)
+    carry_plan(model, plan)
+    return model
+
+
+Times = dict[str, dict[str, Any]]
+
+
+def first_loads(folder: Path, places: list[str], loads: int) -> Times:
+    """Each in a process of its own, in turns; the first of each kind, which fills the page cache, does not count."""
+    jobs = [("import gac", "dense"), *((way, place) for place in places for way in WAYS)]
+    found: dict[tuple[str, str], list[Any]] = {job: [] for job in jobs}
     for load in range(loads + 1):
-        for way, place in places.items():
-            command = [sys.executable, "-c", LOAD, way, str(place), device]
-            done = subprocess.run(command, capture_output=True, text=True, check=True)
-            if load:
-                times[way].append(float(done.stdout.split()[-1]))
+        for way, place in jobs[:: -1 if load % 2 else 1]:
+            timed = in_a_process(folder, way, [place], 1)
+            found[way, place] += timed if load else []
+    dense = [row[2:] for row in found["import gac", "dense"]]
+    return {place: {way: beside(dense, [row[2:] for row in found[way, place]]) for way in WAYS} for place in places}
+
+
+def later_loads(folder: Path, places: list[str], loads: int) -> Times:
+    """All in one process a way; the first two turns do not count."""
+    times: Times = {place: {} for place in places}
+    for way in WAYS:
+        seconds: dict[str, list[Any]] = {place: [] for place in ("dense", *places)}
+        for turn, place, *taken in in_a_process(folder, way, [*seconds], loads + 2):
+            if turn > 1:
+                seconds[Path(place).name].append(taken)
+        for place in places:
+            times[place][way] = beside(seconds["dense"], seconds[place])
     return times
+
+
+def in_a_process(folder: Path, way: str, places: list[str], loads: int) -> list[Any]:
+    """Turn, place, seconds and processor seconds of each load."""
+    environment = os.environ | {"HF_MODULES_CACHE": str(folder / "modules"), "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, "-c", LOAD, way, str(loads), *(str(folder / place) for place in places)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def beside(dense: list[Any], small: list[Any]) -> dict[str, Any]:
+    """Both kinds of seconds, sorted, and the ratio of their medians."""
+    found: dict[str, Any] = {}
+    for at, kind in enumerate(("seconds", "processor_seconds")):
+        one, other = (sorted(round(row[at], 4) for row in rows) for rows in (dense, small))
+        found[kind] = {
+            "dense": one,
+            "compressed": other,
+            "over_dense": round(statistics.median(other) / statistics.median(one), 3),
+        }
+    return found
 
 
 if __name__ == "__main__":

@@ -87,7 +87,7 @@ def main() -> None:
     parser.add_argument("--profile", default="nvidia-h100-80gb-hbm3")
     parser.add_argument("--budgets", type=float, nargs="*", default=[0.9, 0.8, 0.7, 0.6])
     parser.add_argument("--cache-budgets", type=float, nargs="*", default=[0.7, 0.5], help="of the KV cache, for palu")
-    parser.add_argument("--only", default="", help="rows whose method, rule and refit contain this")
+    parser.add_argument("--only", default="", help="rows whose method, rule and refit begin with this")
     parser.add_argument("--output", type=Path, required=True)
     asked = parser.parse_args()
     loaded = read(asked.model)
@@ -97,7 +97,7 @@ def main() -> None:
     ]
     for case in cases(asked.budgets, asked.cache_budgets):
         key = json.loads(json.dumps(asdict(case)))
-        if key not in done and asked.only in f"{case.method} {case.rule} {case.refit}":
+        if key not in done and f"{case.method} {case.rule} {case.refit}".startswith(asked.only):
             result["rows"].append(key | outcome(loaded, case, asked, result["dense"]))
             write(result, asked.output)
             print(line(result["rows"][-1]), flush=True)

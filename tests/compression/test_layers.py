@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from gac.compression.layers import _BUILDERS, LowRankLinear, empty_module
+from gac.compression.layers import _MODULES, LowRankLinear, empty_module
 from gac.forms import FORMS
 from gac.plan import WeightChoice
 
@@ -16,7 +16,7 @@ CHOICES = [
 
 
 def test_every_form_can_be_built() -> None:
-    assert _BUILDERS.keys() == FORMS.keys()
+    assert _MODULES.keys() == FORMS.keys()
 
 
 @pytest.mark.parametrize("choice", CHOICES, ids=str)
@@ -47,15 +47,23 @@ def test_on_meta_nothing_is_allocated(choice: WeightChoice) -> None:
     }
 
 
-def test_building_draws_no_random_numbers() -> None:
+@pytest.mark.parametrize("choice", CHOICES, ids=str)
+def test_building_draws_no_random_numbers(choice: WeightChoice) -> None:
     before = torch.get_rng_state()
-    empty_module(CHOICES[1], True, "cpu", torch.float32)
+    empty_module(choice, True, "cpu", torch.float32)
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_what_is_built_is_the_stock_linear_module() -> None:
+    pair = empty_module(CHOICES[1], True, "cpu", torch.float32)
+    assert {type(module) for module in pair.children()} == {torch.nn.Linear}
 
 
 def test_a_low_rank_pair_is_the_product_of_its_factors() -> None:
     torch.manual_seed(0)
     pair = LowRankLinear(40, 8, 24)
+    for parameter in pair.parameters():
+        torch.nn.init.normal_(parameter)
     x = torch.randn(5, 40)
     product = x @ (pair.second.weight @ pair.first.weight).T + pair.second.bias
     torch.testing.assert_close(pair(x), product)

@@ -1,12 +1,14 @@
 """What the code that every checkpoint carries refuses: a config that was damaged, weights that are not there."""
 
 import copy
+import gc
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
@@ -105,3 +107,35 @@ def test_weights_of_other_dims_are_refused(model: Any, tmp_path: Path) -> None:
     config.write_text(json.dumps(content))
     with pytest.raises(RuntimeError):
         AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
+
+
+def test_copies_of_a_config_that_was_read_share_its_modules(model: Any, tmp_path: Path) -> None:
+    model.save_pretrained(tmp_path / "saved")
+    config = AutoModelForCausalLM.from_pretrained(tmp_path / "saved").config
+    again = copy.deepcopy(config)
+    assert again.gac is config.gac
+    assert again.to_dict() == config.to_dict()
+    assert (
+        json.loads(again.to_json_string())["gac"] == json.loads((tmp_path / "saved" / "config.json").read_text())["gac"]
+    )
+
+
+@pytest.mark.parametrize("collects", [True, False])
+def test_loading_leaves_the_garbage_collector_as_it_was(collects: bool, model: Any, tmp_path: Path) -> None:
+    model.save_pretrained(tmp_path / "saved")
+    (gc.enable if collects else gc.disable)()
+    try:
+        AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
+        assert gc.isenabled() == collects
+        (tmp_path / "saved" / "model.safetensors").unlink()
+        with pytest.raises(OSError, match=r"model\.safetensors"):
+            AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
+        assert gc.isenabled() == collects
+    finally:
+        gc.enable()
+
+
+def test_a_model_that_is_not_read_is_initialised(model: Any) -> None:
+    fresh = type(model)(model.config)
+    assert all(parameter.std() > 0.005 for parameter in fresh.parameters() if parameter.ndim == 2)
+    assert all(torch.isfinite(parameter).all() for parameter in fresh.parameters())

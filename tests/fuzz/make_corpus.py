@@ -12,7 +12,7 @@ from gac.compression.carrying import digest_of
 from gac.compression.header import header_of
 from gac.files import to_json
 from gac.forms import form_named
-from gac.models.families import COMPRESSED
+from gac.models.families import COMPRESSED, family_of
 from gac.plan import KvCache, Plan, WorkloadLatency
 from tests.allocation.small_problems import MADE_FROM, problem
 from tests.cli.commands import ranks, write_profile
@@ -81,7 +81,7 @@ def _checkpoint(config: LlamaConfig, plan: Plan) -> bytes:
 def header_files(config: LlamaConfig, plan: Plan) -> tuple[str, str]:
     """``plan.json`` and ``config.json`` of a checkpoint."""
     text = to_json(plan).decode()
-    header = asdict(header_of(plan, config, digest_of(text)))
+    header = asdict(header_of(plan, family_of(config).sites(config), digest_of(text)))
     document = json.loads(config.to_json_string()) | {"model_type": f"{COMPRESSED}{config.model_type}", "gac": header}
     return text, json.dumps(document)
 

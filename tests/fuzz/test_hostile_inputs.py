@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gac.errors import UNSAFE, GacError, PlanError, ProfileError
-from gac.files import from_json
+from gac.files import from_json, suspicion
 from gac.forms import Weight, check_weight, form_named
 from gac.plan import Plan
 from gac.profiling.reading import parse
@@ -205,3 +205,21 @@ def test_the_fuzzer_runs(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "stat::number_of_executed_units" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ('{"a": 4611686018427387904, "b": -4611686018427387904}', None),
+        ('{"a": 0.00012345678901234567, "b": "12345678901234567890"}', None),
+        ('{"a":\n\t4611686018427387905}', "a: an integer beyond 2**62"),
+        ('{"a":[1,[-4611686018427387905]]}', "a: an integer beyond 2**62"),
+        ('[{"a": 1, "b": 2, "a": 1}]', "the key 'a' is there twice"),
+        ('{"a": "\\u001b"}', "'a' holds a control character: '\\x1b'"),
+        ('{"a": ["\u202e"]}', "'a' holds a control character: '\\u202e'"),
+        ('{"a": "' + "x" * 65537 + '"}', "a: a string of 65,537 characters"),
+    ],
+)
+def test_what_no_file_of_ours_holds_is_seen(text: str, reason: str | None) -> None:
+    assert suspicion(text) == reason
+    assert suspicion(text.encode()) == reason

@@ -22,16 +22,22 @@ def deep_model(model_type: str) -> PreTrainedModel:
     return small_model(small_config(model_type, num_hidden_layers=LAYERS, sliding_window=8))
 
 
+def drawn(logits: Tensor, seed: int) -> Tensor:
+    """A label for each row of logits, from the distribution that it is of."""
+    dice = torch.Generator(logits.device).manual_seed(seed)
+    return torch.multinomial(logits.detach().softmax(-1), 1, generator=dice)[:, 0]
+
+
 def whole_backward(model: PreTrainedModel, name: str) -> tuple[Tensor, Tensor]:
     """A at p = 0, and G, of one weight by plain autograd."""
     inputs, gradients = [], []
-    for window in WINDOWS:
+    for seed, window in enumerate(WINDOWS):
         seen: list[Tensor] = []
         handle = model.get_submodule(name).register_forward_hook(lambda _m, i, o, seen=seen: seen.extend([i[0], o]))
         ids = window.to(model.device)
         logits = model(ids[None]).logits
         handle.remove()
-        loss = F.cross_entropy(logits[0, :-1].float(), ids[1:], reduction="sum")
+        loss = F.cross_entropy(logits[0, :-1].float(), drawn(logits[0, :-1].float(), seed), reduction="sum")
         inputs.append(seen[0].detach().flatten(0, -2))
         gradients.append(torch.autograd.grad(loss, seen[1])[0].flatten(0, -2))
     x, g = torch.cat(inputs).double(), torch.cat(gradients).double()

@@ -1,0 +1,115 @@
+"""What servers find in a compressed model: vLLM's Transformers backend, and ``transformers serve``."""
+
+import inspect
+import sys
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from gac.compression.modeling import CompressedModel
+from gac.compression.served import show_to_serve
+from gac.plan import Plan
+from tests.compression.applying import logits
+from tests.compression.compressed import compressed, small_compressed
+from tests.models.small import every_family, small_config, small_model
+
+GATE, UP = "mlp.gate_proj", "mlp.up_proj"
+MakePlan = Callable[..., Plan]
+Build = Callable[[Any], Any]
+
+
+@pytest.fixture
+def vllm(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """As much of vLLM as a model can see while it is built."""
+    backend = SimpleNamespace(get_tensor_model_parallel_world_size=lambda: 1)
+    monkeypatch.setitem(sys.modules, "vllm.distributed", backend)
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._local_mapping, "vllm", ALL_ATTENTION_FUNCTIONS["sdpa"])
+    return backend
+
+
+def built_for_vllm(model: Any) -> Any:
+    config = type(model.config)(**model.config.to_dict())
+    config._attn_implementation = "vllm"
+    return type(model)(config).eval()
+
+
+def in_layers(model: Any, changes: dict[int, list[str]], make_plan: MakePlan) -> Any:
+    return compressed(
+        model,
+        make_plan,
+        {f"model.layers.{layer}.{name}": ("low_rank", 16) for layer, names in changes.items() for name in names},
+    )
+
+
+def children(model: Any, layer: int) -> set[str]:
+    return {name for name, _ in model.get_submodule(f"model.layers.{layer}.mlp").named_children()}
+
+
+def test_modules_with_other_weights_are_no_longer_alike(vllm: Any, make_plan: MakePlan) -> None:
+    config = small_config("llama", num_hidden_layers=4)
+    model = in_layers(small_model(config), {1: [GATE], 2: [GATE], 3: [GATE, UP]}, make_plan)
+    served = built_for_vllm(model)
+    dense = {"gate_proj", "up_proj", "down_proj", "act_fn"}
+    assert children(served, 0) == dense
+    assert children(served, 1) == children(served, 2) == dense | {"with_gate_proj_LowRankLinear"}
+    assert children(served, 3) == dense | {"with_gate_proj_LowRankLinear_up_proj_LowRankLinear"}
+    assert children(model, 1) == dense
+
+
+def test_a_narrower_weight_is_as_linear_as_before(vllm: Any, make_plan: MakePlan) -> None:
+    served = built_for_vllm(small_compressed("llama", make_plan))  # whose second layer has a narrower MLP
+    assert children(served, 1) == {"gate_proj", "up_proj", "down_proj", "act_fn"}
+
+
+def test_weights_have_the_same_names(vllm: Any, make_plan: MakePlan) -> None:
+    model = small_compressed("llama", make_plan)
+    assert set(built_for_vllm(model).state_dict()) == set(model.state_dict())
+
+
+def test_weights_are_not_split(vllm: Any, make_plan: MakePlan) -> None:
+    vllm.get_tensor_model_parallel_world_size = lambda: 2
+    with pytest.raises(ValueError) as caught:
+        built_for_vllm(small_compressed("llama", make_plan))
+    assert str(caught.value) == (
+        "tensor_parallel_size is 2; expected 1: the weights of a compressed model are not split. "
+        "Use data_parallel_size instead."
+    )
+
+
+class Other(nn.Module):
+    """A server's own layer in the place of a linear one."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.weight, self.bias = linear.weight, linear.bias
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.linear(x, self.weight, self.bias)
+
+
+@every_family
+def test_other_layers_can_stand_for_the_linear_ones(model_type: str, make_plan: MakePlan) -> None:
+    model = small_compressed(model_type, make_plan)
+    expected = logits(model)
+    linears = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+    for name, linear in linears.items():
+        model.set_submodule(name, Other(linear))
+    assert torch.equal(logits(model), expected)
+
+
+def test_the_model_itself_is_not_annotated() -> None:
+    """vLLM compares the type of the config with the first annotation that it finds."""
+    parameters = inspect.signature(CompressedModel.__init__).parameters
+    assert parameters["self"].annotation is inspect.Parameter.empty
+
+
+def test_transformers_serve_finds_the_class(monkeypatch: pytest.MonkeyPatch) -> None:
+    manager = SimpleNamespace(transformers=SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "transformers.cli.serving.model_manager", manager)
+    show_to_serve(CompressedModel)
+    assert manager.transformers.CompressedModel is CompressedModel
