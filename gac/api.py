@@ -247,14 +247,13 @@ def compress(
         PlanError: the plan was made for another model, or for other calibration text.
         GacError: the model or the text cannot be read.
     """
-    loaded = load_model(model, tokenizer)
-    check_dense(loaded.model)
+    loaded = _dense(model, tokenizer)
     sites = as_run(plan, family_of(loaded.model.config).sites(loaded.model.config))
     changed = changed_sites(plan, sites)
     check_class(loaded.model)
     check_in_memory(loaded.model)
     check_finite(loaded.model)
-    digest = model_digest(loaded.model, [weight.name for site in sites for weight in site.weights])
+    digest = _digest(loaded, sites)
     if digest != plan.model_digest:
         raise PlanError(
             f"the model's weights have digest {digest[:12]}",
@@ -357,8 +356,8 @@ def repair(
         strategy: what a dim becomes: ``minimal`` (the next multiple of 8), ``optimal`` (of 16), ``predefined`` (the
             next head_dim that FlashAttention-2 has a template for, beyond 256 the next multiple of 64), ``tradeoff``
             (a multiple of 8 stays, any other becomes the next multiple of 32 where that adds at most 10 %, else of 16,
-            else of 8), ``profile`` (the smallest of
-            the dims from this one on whose measured latency is within 1 % of the lowest); or a contract of your own.
+            else of 8), ``profile`` (the smallest of the dims from this one on whose measured latency is within 1 % of
+            the lowest); or a contract of your own.
         max_overhead: by which fraction a dim may grow at most; one that would grow more stays as it is.
         profile: the latency table for predictions and for ``profile``; None as for ``allocate``.
         workloads: what times are given for.
@@ -454,12 +453,8 @@ def _measured(
     spec = calibration_text(calibration)
     table, used = select_profile(profile)
     logger.info("profile of %s: %s", used.gpu, used.note)
-    if isinstance(model, (str, Path)):
-        family_of(load_config(str(model)))  # refused before the weights are fetched
-    loaded = load_model(model, tokenizer)
-    check_dense(loaded.model)
-    family = family_of(loaded.model.config)
-    sites = family.sites(loaded.model.config)
+    loaded = _dense(model, tokenizer)
+    sites = family_of(loaded.model.config).sites(loaded.model.config)
     check_forms_fit(sites, names, loaded.model.config.model_type)
     again = refit_named(refit, rule, how, names, sites, loaded.model.config.model_type)
     planned = as_planned(sites, names, fuse)
@@ -469,7 +464,7 @@ def _measured(
         check_cache_reachable(planned, kv_cache, names, align)
     windows = _calibration_windows(spec, loaded, seed)
     check_finite(loaded.model)
-    digest = model_digest(loaded.model, [weight.name for site in sites for weight in site.weights])
+    digest = _digest(loaded, sites)
     store = _store(digest, windows, how)
     curves = measure_curves(loaded.model, sites, windows.ids, how, store, progress=progress)
     evidence = measure_evidence(rule, loaded.model, sites, windows.ids, how, store, progress=progress)
@@ -490,6 +485,19 @@ def _measured(
     )
     together = curves_together(planned, curves.sites, leaves(again, how))
     return Problem(planned, together, names, table, parsed, align, evidence), made_from
+
+
+def _dense(model: "PreTrainedModel | str | Path", tokenizer: "PreTrainedTokenizerBase | None") -> Loaded:
+    """The model, which no one has compressed yet; of an unknown family it is refused before its weights are fetched."""
+    if isinstance(model, (str, Path)):
+        family_of(load_config(str(model)))
+    loaded = load_model(model, tokenizer)
+    check_dense(loaded.model)
+    return loaded
+
+
+def _digest(loaded: Loaded, sites: Sequence[Site]) -> str:
+    return model_digest(loaded.model, [weight.name for site in sites for weight in site.weights])
 
 
 def _planned_with(

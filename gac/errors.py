@@ -66,6 +66,11 @@ class CheckpointError(GacError):
     """A checkpoint directory that cannot be written or read."""
 
 
+def first_line(failure: BaseException) -> str:
+    """What a failure says, as far as it fits into a sentence of ours; its class where it says nothing."""
+    return str(failure).strip().partition("\n")[0].rstrip(".") or type(failure).__name__
+
+
 def did_you_mean(name: str, known: Iterable[str], otherwise: str, cutoff: float = 0.6) -> str:
     """The remedy for an unknown name: the nearest known one, or ``otherwise`` where none is as near as ``cutoff``."""
     from difflib import get_close_matches

@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -200,8 +201,8 @@ def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _checked_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        keys = [key for key, _ in pairs]
-        raise _SuspiciousError(f"the key {next(key for key in keys if keys.count(key) > 1)!r} is there twice")
+        counts = Counter(key for key, _ in pairs)
+        raise _SuspiciousError(f"the key {next(key for key, count in counts.items() if count > 1)!r} is there twice")
     for key, value in pairs:
         for one in (key, *_leaves(value)):
             if isinstance(one, str) and UNSAFE.search(one):
@@ -214,15 +215,38 @@ def _checked_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _leaves(value: Any) -> Iterator[Any]:
-    if isinstance(value, list):
-        for one in value:
-            yield from _leaves(one)
-    else:
-        yield value
+    """What lies in lists of lists; a generator a level would take as many steps for each."""
+    waiting = [value]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, list):
+            waiting.extend(reversed(one))
+        else:
+            yield one
 
 
 def _checked_int(text: str) -> Any:
     return _BEYOND if len(text) > len(str(-_LARGEST)) or abs(int(text)) > _LARGEST else int(text)
+
+
+@contextmanager
+def whole_file(path: Path, what: str, error: type[GacError] = GacError) -> Iterator[Path]:
+    """``atomic_path`` for a path that somebody has chosen.
+
+    Args:
+        what: how to name the content in an error: ``plan``.
+        error: which ``GacError`` to raise.
+
+    Raises:
+        GacError: of the class ``error``, where the path cannot be written.
+    """
+    try:
+        with atomic_path(path) as temporary:
+            yield temporary
+    except OSError as failure:
+        raise error(
+            f"{what} cannot be written to {path}: {failure.strerror}", "a writable path", "Choose another path."
+        ) from failure
 
 
 def write_record(record: Any, path: str | Path, what: str, error: type[GacError], indent: int | None = None) -> None:
@@ -235,14 +259,8 @@ def write_record(record: Any, path: str | Path, what: str, error: type[GacError]
     Raises:
         GacError: of the class ``error``, where the path cannot be written.
     """
-    target = Path(path)
-    try:
-        with atomic_path(target) as temporary:
-            temporary.write_bytes(to_json(record, indent) + b"\n")
-    except OSError as failure:
-        raise error(
-            f"{what} cannot be written to {target}: {failure.strerror}", "a writable path", "Choose another path."
-        ) from failure
+    with whole_file(Path(path), what, error) as temporary:
+        temporary.write_bytes(to_json(record, indent) + b"\n")
 
 
 def read_record(kind: type[T], path: str | Path, what: str, error: type[GacError]) -> T:

@@ -14,6 +14,7 @@ from typing import ClassVar, Literal
 from gac.errors import PlanError
 
 _GROUP = re.compile(r"[1-9][0-9]{0,5}")
+_EDITED = "Make it again; this file was edited."
 LARGEST_SIZE, _MOST_HEADS = 2**31, 2**16
 
 Fusing = bool | Literal["auto"]
@@ -80,8 +81,22 @@ def check_weight(weight: Weight) -> None:
             f"weight {weight.name} is {weight.out_features} x {weight.in_features} with {weight.blocks} blocks, "
             f"{weight.heads} heads and {weight.queries} queries",
             "sizes of at least 1 that blocks and heads divide",
-            "Make it again; this file was edited.",
+            _EDITED,
         )
+
+
+def check_choice(weight: Weight, form: str, dim: int) -> None:
+    """Refuse a form and dim that a weight cannot have, or a weight that cannot be.
+
+    Raises:
+        PlanError: the form is unknown or none that the weight can take, or the dim is not one from 1 to the full one.
+    """
+    check_weight(weight)
+    known = form_named(form)
+    if not known.takes(weight):
+        raise PlanError(f"weight {weight.name} has the form {form}", "a form that it can take", _EDITED)
+    if not 0 < dim <= known.full(weight):
+        raise PlanError(f"weight {weight.name} has {form} dim {dim}", f"a dim from 1 to {known.full(weight)}", _EDITED)
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,11 @@ from typing import Literal
 from gac.display import Shown
 from gac.errors import PlanError
 from gac.files import read_record, write_record
-from gac.forms import Fusing, Weight, check_weight, form_named
+from gac.forms import Fusing, Weight, check_choice, form_named
 
 SCHEMA = 1
 _STRICT = {"extra": "forbid", "allow_inf_nan": False}
+_EDITED = "Make the plan again; this one was edited."
 
 
 @dataclass(frozen=True)
@@ -405,59 +406,62 @@ class PlanComparison:
 def _check_counts(plan: Plan) -> None:
     """Count everything again in exact integers; a plan that contradicts itself is refused."""
     if not plan.sites:
-        raise PlanError("plan has no sites", "one at least", "Make the plan again; this one was edited.")
+        raise PlanError("plan has no sites", "one at least", _EDITED)
     _check_ranges(plan)
     for site in plan.sites:
-        _check_takes(site)
-        counted = sum(weight.params for weight in site.weights)
-        dense = sum(weight.weight.params for weight in site.weights)
-        if (counted, dense) != (site.params, site.dense_params):
-            raise PlanError(
-                f"site {site.site} states {site.params} of {site.dense_params} parameters",
-                f"{counted} of {dense}, as its dims say",
-                "Make the plan again; this one was edited.",
-            )
-        for weight in site.weights:
-            full = form_named(weight.form).full(weight.weight)
-            if not 0 < weight.dim <= full:
-                raise PlanError(
-                    f"weight {weight.name} has {weight.form} dim {weight.dim}",
-                    f"a dim from 1 to {full}",
-                    "Make the plan again; this one was edited.",
-                )
+        for choice in site.weights:
+            check_choice(choice.weight, choice.form, choice.dim)
+        _check_params(site)
         _check_sides_meet(site)
         _check_alternatives(site)
     _check_prices(plan)
     if plan.kv_cache is not None:
         _check_cache(plan.weights, plan.kv_cache)
-    used = sum(site.params for site in plan.sites)
-    total = sum(site.dense_params for site in plan.sites)
-    budget, over = plan.budget, max(0, used - plan.budget.limit)
+    _check_budget(plan.sites, plan.budget)
+
+
+def _check_params(site: SiteChoice) -> None:
+    counted = sum(weight.params for weight in site.weights)
+    dense = sum(weight.weight.params for weight in site.weights)
+    if (counted, dense) != (site.params, site.dense_params):
+        raise PlanError(
+            f"site {site.site} states {site.params} of {site.dense_params} parameters",
+            f"{counted} of {dense}, as its dims say",
+            _EDITED,
+        )
+
+
+def _check_budget(sites: Sequence[SiteChoice], budget: Budget) -> None:
+    used, total = sum(site.params for site in sites), sum(site.dense_params for site in sites)
+    over = max(0, used - budget.limit)
     if (used, total, over) != (budget.used, budget.total, budget.over):
         raise PlanError(
             f"plan states {budget.used} of {budget.total} parameters, limit {budget.limit}, {budget.over} over it",
             f"{used} of {total}, {over} over the limit",
-            "Make the plan again; this one was edited.",
+            _EDITED,
         )
 
 
 def _check_alternatives(site: SiteChoice) -> None:
-    """They give every weight a form and a dim, and their parameters are those of their dims."""
+    """They give every weight a form and a dim that it can have, and their parameters are those of their dims."""
     for other in site.alternatives:
         sizes = len(other.forms), len(other.dims), len(other.latency_ns)
         if sizes != (len(site.weights), len(site.weights), len(site.latency_ns)):
             raise PlanError(
                 f"an alternative of site {site.site} has {sizes[0]} forms, {sizes[1]} dims and {sizes[2]} latencies",
                 f"{len(site.weights)} of the former, one a weight, and {len(site.latency_ns)} latencies",
-                "Make the plan again; this one was edited.",
+                _EDITED,
             )
-        choices = zip(site.weights, other.forms, other.dims, strict=True)
-        counted = sum(form_named(form).params(one.weight, dim) for one, form, dim in choices)
+        weights = [one.weight for one in site.weights]
+        choices = list(zip(weights, other.forms, other.dims, strict=True))
+        for choice in choices:
+            check_choice(*choice)
+        counted = sum(form_named(form).params(weight, dim) for weight, form, dim in choices)
         if counted != other.params:
             raise PlanError(
                 f"an alternative of site {site.site} states {other.params} parameters",
                 f"{counted}, as its dims say",
-                "Make the plan again; this one was edited.",
+                _EDITED,
             )
 
 
@@ -465,7 +469,7 @@ def _check_ranges(plan: Plan) -> None:
     """What is counted is not negative, and what is divided by is not 0."""
     budget = plan.budget
     counts = {
-        "weights of a site": min((len(site.weights) for site in plan.sites), default=0),
+        "weights of a site": min(len(site.weights) for site in plan.sites),
         "calibration.windows": plan.calibration.windows,
         "calibration.window_tokens": plan.calibration.window_tokens,
         "budget.limit": budget.limit + 1,
@@ -478,17 +482,6 @@ def _check_ranges(plan: Plan) -> None:
             raise PlanError(f"plan has {name} out of range", "counts that can be", "Make the plan again.")
 
 
-def _check_takes(site: SiteChoice) -> None:
-    for choice in site.weights:
-        check_weight(choice.weight)
-        if not form_named(choice.form).takes(choice.weight):
-            raise PlanError(
-                f"weight {choice.name} has the form {choice.form}",
-                "a form that it can take",
-                "Make the plan again; this one was edited.",
-            )
-
-
 def _check_prices(plan: Plan) -> None:
     """Alternatives are weighed at one price a limit: parameters, the limited latencies, the KV cache."""
     limits = 1 + len(plan.latency) + (plan.kv_cache is not None and plan.kv_cache.limit is not None)
@@ -496,7 +489,7 @@ def _check_prices(plan: Plan) -> None:
         raise PlanError(
             f"plan has alternatives and {len(plan.certificate.multipliers)} multipliers",
             f"{limits}, one a limit",
-            "Make the plan again; this one was edited.",
+            _EDITED,
         )
 
 
@@ -509,7 +502,7 @@ def _check_cache(weights: Sequence[WeightChoice], cache: KvCache) -> None:
             f"plan states {cache.used} of {cache.total} numbers a token in the KV cache, limit {cache.limit}, "
             f"{cache.over} over it",
             f"{kept} of {whole}, {over} over the limit",
-            "Make the plan again; this one was edited.",
+            _EDITED,
         )
 
 
@@ -521,7 +514,7 @@ def _check_sides_meet(site: SiteChoice) -> None:
         raise PlanError(
             f"site {site.site} has {', '.join(f'{form} dim {dim}' for form, dim in sorted(shorter))}",
             "one form and dim for all weights that it shortens together",
-            "Make the plan again; this one was edited.",
+            _EDITED,
         )
 
 
@@ -537,7 +530,7 @@ def _summary_lines(plan: Plan) -> list[str]:
         f"parameters   {budget.used:,} of {budget.total:,} targeted: {budget.kept:.4f} kept, {budget.asked:g} asked,",
         f"             {budget.limit:,} allowed{_over(budget)}; {budget.kept_of_model:.4f} of the whole model",
         f"forms        {', '.join(f'{count} {form}' for form, count in sorted(forms.items()))}"
-        f"{_fusing(plan)}{_REFITTED[plan.refit]}",
+        f"{fusing(plan)}{_REFITTED[plan.refit]}",
         f"alignment    {aligned or 'everything stays dense'}",
         f"loss         +{prediction.loss:.4f} nats a token predicted",
         f"perplexity   {prediction.dense_perplexity:.2f} -> {prediction.perplexity:.2f} predicted on calibration text",
@@ -549,7 +542,8 @@ def _summary_lines(plan: Plan) -> list[str]:
     ]
 
 
-def _fusing(plan: Plan) -> str:
+def fusing(plan: Plan) -> str:
+    """What runs with its first GEMMs as one, to follow the forms; nothing where nothing may."""
     if plan.fused != "auto":
         return "; q/k/v and gate/up fused" if plan.fused else ""
     counts = Counter(site.kind for site in plan.sites if site.shared)

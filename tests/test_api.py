@@ -61,7 +61,7 @@ def test_dims_can_be_multiples_of_a_number(tiny_model: LlamaForCausalLM, options
     assert {weight.dim % 16 for weight in plan.weights if weight.form != "dense"} == {0}
 
 
-@pytest.mark.parametrize("align", [0, -8, 8.0, "8"])
+@pytest.mark.parametrize("align", [0, -8, 8.0, "8", "profile,group=0", f"profile,group={10**9}"])
 def test_a_step_below_1_is_refused(tiny_model: LlamaForCausalLM, options: dict[str, Any], align: Any) -> None:
     with pytest.raises(BudgetError) as caught:
         gac.allocate(tiny_model, 0.7, align=align, **options)

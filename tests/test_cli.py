@@ -141,7 +141,7 @@ def test_dims_are_aligned_to_a_number(model: Path, text_file: Path, tmp_path: Pa
         (
             ["--calibration", "wiki"],
             "Error: text 'wiki' is neither known nor a file; "
-            "expected one of wiki-sample, wikitext2, c4, or a path. Check the name or the path.\n",
+            "expected one of wiki-sample, wikitext2, c4, or a path. Did you mean 'wikitext2'?\n",
         ),
         (
             ["--method", "magic"],

@@ -186,6 +186,14 @@ def test_alternatives_are_read_back(weighed: Path) -> None:
             "an alternative of site model.layers.0.self_attn.q_proj states 2048 parameters; expected 2176, as its dims",
         ),
         (
+            lambda d: d["sites"][0]["alternatives"][0].update(dims=[-16], params=-2048),
+            "weight model.layers.0.self_attn.q_proj has low_rank dim -16; expected a dim from 1 to 64",
+        ),
+        (
+            lambda d: d["sites"][0]["alternatives"][0].update(forms=["narrow"], params=1024),
+            "weight model.layers.0.self_attn.q_proj has the form narrow; expected a form that it can take",
+        ),
+        (
             lambda d: d["sites"][0]["alternatives"][0].update(forms=[]),
             "an alternative of site model.layers.0.self_attn.q_proj has 0 forms, 1 dims and 0 latencies; expected 1 of",
         ),

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from gac.allocation.latencies import UNKNOWN
+from gac.allocation.latencies import recorded
 from gac.plan import Alternative
 from gac.sites import CandidateSet, Floats, Ints
 
@@ -38,5 +38,5 @@ def _alternative(rows: CandidateSet, row: int) -> Alternative:
         dims=tuple(rows.dims[row].tolist()),
         params=int(rows.params[row]),
         loss=float(rows.loss[row]),
-        latency_ns=tuple(None if ns == UNKNOWN else ns for ns in rows.latency[row].tolist()),
+        latency_ns=recorded(rows.latency[row]),
     )

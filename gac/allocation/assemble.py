@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from math import exp
 
 import gac
+from gac.allocation.latencies import UNKNOWN, recorded
 from gac.allocation.limits import cache_limit
 from gac.forms import Fusing, form_named
 from gac.plan import (
@@ -118,13 +119,9 @@ def predicted_perplexity(made_from: Provenance, loss: float) -> float:
 
 def _site_choice(site: Site, row: CandidateSet, others: tuple[Alternative, ...]) -> SiteChoice:
     assert len(row) == 1
-    weights = tuple(
-        WeightChoice.of(weight, str(form), int(dim))
-        for weight, form, dim in zip(site.weights, row.forms[0], row.dims[0], strict=True)
-    )
+    weights = weight_choices(site, row)
     params = sum(form_named(weight.form).params(weight.weight, weight.dim) for weight in weights)
     assert params == int(row.params[0])
-    latency = tuple(None if ns < 0 else int(ns) for ns in row.latency[0])
     return SiteChoice(
         site.name,
         site.layer,
@@ -133,23 +130,31 @@ def _site_choice(site: Site, row: CandidateSet, others: tuple[Alternative, ...])
         params,
         site.params,
         float(row.loss[0]),
-        latency,
+        recorded(row.latency[0]),
         shared=bool(row.shared[0]),
         alternatives=others,
+    )
+
+
+def weight_choices(site: Site, row: CandidateSet) -> tuple[WeightChoice, ...]:
+    """Form and dim of each weight of a site in its one candidate."""
+    return tuple(
+        WeightChoice.of(weight, str(form), int(dim))
+        for weight, form, dim in zip(site.weights, row.forms[0], row.dims[0], strict=True)
     )
 
 
 def _workload(
     index: int, workload: Workload, chosen: Sequence[CandidateSet], dense: Sequence[CandidateSet]
 ) -> WorkloadLatency:
-    plan_ns, unknown = _total(index, chosen)
-    dense_ns, _ = _total(index, dense)
+    plan_ns, unknown = total_ns(index, chosen)
+    dense_ns, _ = total_ns(index, dense)
     weights = sum(row.dims.shape[1] for row in chosen)
     interpolated = int(sum(row.interpolated[0, index] for row in chosen))
     return WorkloadLatency(str(workload), dense_ns, plan_ns, weights - interpolated - unknown, interpolated, unknown)
 
 
-def _total(index: int, rows: Sequence[CandidateSet]) -> tuple[int | None, int]:
+def total_ns(index: int, rows: Sequence[CandidateSet]) -> tuple[int | None, int]:
     """Summed ns, or None with the number of weights in the sites whose latency is unknown."""
-    unknown = sum(row.dims.shape[1] for row in rows if row.latency[0, index] < 0)
+    unknown = sum(row.dims.shape[1] for row in rows if row.latency[0, index] == UNKNOWN)
     return (None, unknown) if unknown else (sum(int(row.latency[0, index]) for row in rows), 0)

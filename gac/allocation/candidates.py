@@ -58,7 +58,6 @@ def candidates(
     profile: Profile | None,
     workloads: Sequence[Workload],
     align: bool | int,
-    dtype: str = "bf16",
     limited: Limited,
 ) -> CandidateSet:
     """Every form and dim worth choosing for a site.
@@ -86,22 +85,23 @@ def candidates(
             "a profile that shows which dims are sound",
             "Name a profile, or align=False.",
         )
-    timing = Timing(profile, tuple(workloads), dtype)
+    timing = Timing(profile, tuple(workloads))
     allowed = [form_named(name) for name in dict.fromkeys(forms)]
-    rows = [part for layout in site.layouts for part in _parts(layout, curves, allowed, timing, align, limited)]
-    together = _fastest_first(_concatenated(rows), site, timing) if site.either else _concatenated(rows)
-    reduced = _reduced(together, limited) if len(rows) > 1 else rows[0]
-    return _candidate_set(site, _with_dense(reduced, site, timing))
+    parts = [part for layout in site.layouts for part in _parts(layout, curves, allowed, timing, align, limited)]
+    rows = _concatenated(parts)
+    if site.either:
+        rows = _fastest_first(rows, site, timing)
+    if len(parts) > 1:
+        rows = _reduced(rows, limited)
+    return _candidate_set(site, _with_dense(rows, site, timing))
 
 
-def dense_candidate(
-    site: Site, *, profile: Profile | None, workloads: Sequence[Workload], dtype: str = "bf16"
-) -> CandidateSet:
+def dense_candidate(site: Site, *, profile: Profile | None, workloads: Sequence[Workload]) -> CandidateSet:
     """The dense site as its only candidate: what a plan's parameters and latency are set beside.
 
     Where its weights may be fused or not, they are not: so the model runs that is compressed.
     """
-    return _candidate_set(site, _dense(site, Timing(profile, tuple(workloads), dtype)))
+    return _candidate_set(site, _dense(site, Timing(profile, tuple(workloads))))
 
 
 def candidate_at(site: Site, forms: Sequence[str], dims: Sequence[int], loss: float, timing: Timing) -> CandidateSet:

@@ -6,8 +6,8 @@ from math import fsum
 
 import numpy as np
 
+from gac.allocation.assemble import weight_choices
 from gac.allocation.candidates import Limited
-from gac.allocation.frontier import check_asked
 from gac.allocation.knapsack import Group, knapsack
 from gac.allocation.latencies import UNKNOWN
 from gac.allocation.limits import budget_limit, latency_limits
@@ -51,13 +51,12 @@ def fastest(problem: Problem, budget: float, workload: str, most_loss: float) ->
         most_loss: nats a token; compared in whole nano-nats, each candidate's rounded up.
 
     Raises:
-        BudgetError: no choice within the budget loses as little.
+        BudgetError: no choice within the budget loses as little, or the workload is none of the problem's.
         ProfileError: the profile lacks the latency of a dense site.
     """
-    check_asked(2, workload, problem.workloads)
     limit, most = budget_limit(budget, problem.params), int(most_loss * _LOSS_UNITS)
     latency_limits(problem.dense, problem.workloads, {workload: 1.0})
-    column = list(map(str, problem.workloads)).index(workload)
+    column = problem.column(workload)
     found = _cheapest(problem, _sets(problem, column, params=False), column, most, 0.0)
     if found.params <= limit:
         return replace(found, proved=True)
@@ -103,10 +102,6 @@ def _cheapest(problem: Problem, sets: Sequence[CandidateSet], column: int, most:
     ]
     solution = knapsack(groups, [most], names=["the loss limit in nano-nats"])
     chosen = [rows.row(item) for rows, item in zip(sets, solution.choice, strict=True)]
-    choices = tuple(
-        WeightChoice.of(weight, str(form), int(dim))
-        for site, row in zip(problem.sites, chosen, strict=True)
-        for weight, form, dim in zip(site.weights, row.forms[0], row.dims[0], strict=True)
-    )
+    choices = tuple(choice for pair in zip(problem.sites, chosen, strict=True) for choice in weight_choices(*pair))
     ns = sum(int(row.latency[0, column]) for row in chosen)
     return Fastest(choices, ns, sum(int(row.params[0]) for row in chosen), fsum(row.loss[0] for row in chosen), False)

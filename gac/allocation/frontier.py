@@ -19,7 +19,7 @@ from gac.allocation.frontier_record import (
     summed_latency,
 )
 from gac.allocation.knapsack import Group, knapsack
-from gac.allocation.latencies import UNKNOWN
+from gac.allocation.latencies import UNKNOWN, recorded
 from gac.allocation.limits import budget_limit, latency_limits
 from gac.allocation.pareto import front
 from gac.allocation.problem import Problem
@@ -79,7 +79,7 @@ def frontier(problem: Problem, made_from: Provenance, *, points: int = 100, limi
         sets = problem.by_params
         limited = _limited_params(problem, sets)
     else:
-        sets = problem.candidates(Limited(params=False, workloads=(_column(problem, limit),)))
+        sets = problem.candidates(Limited(params=False, workloads=(problem.column(limit),)))
         limited = _limited_latency(problem, sets, limit)
     solved = _solve(limited, _fractions(limited, points))
     sites, choices = _options(problem, sets, [one.chosen for one in solved])
@@ -130,13 +130,9 @@ def _limited_latency(problem: Problem, sets: Sequence[CandidateSet], limit: str)
     """Only the candidates whose latency is known; the dense ones are, or there is nothing to take a fraction of."""
     dense = latency_limits(problem.dense, problem.workloads, {limit: 1.0})[Workload.parse(limit)]
     assert dense is not None
-    column = _column(problem, limit)
+    column = problem.column(limit)
     costs = [rows.latency[:, column] for rows in sets]
     return _range(sets, costs, f"the latency limit in ns for {limit}", dense)
-
-
-def _column(problem: Problem, workload: str) -> int:
-    return list(map(str, problem.workloads)).index(workload)
 
 
 def _range(sets: Sequence[CandidateSet], costs: Sequence[Ints], name: str, dense: int) -> _Range:
@@ -190,7 +186,7 @@ def _option(rows: CandidateSet, row: int) -> Option:
         dims=tuple(rows.dims[row].tolist()),
         params=int(rows.params[row]),
         loss=float(rows.loss[row]),
-        latency_ns=tuple(None if ns == UNKNOWN else ns for ns in rows.latency[row].tolist()),
+        latency_ns=recorded(rows.latency[row]),
         interpolated=tuple(rows.interpolated[row].tolist()),
         shared=bool(rows.shared[row]),
     )

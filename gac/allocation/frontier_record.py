@@ -14,7 +14,7 @@ from gac.allocation.limits import budget_limit
 from gac.display import Shown
 from gac.errors import PlanError
 from gac.files import read_record, write_record
-from gac.forms import check_weight, form_named
+from gac.forms import check_choice, form_named
 from gac.plan import Certificate, Plan
 from gac.sites import CandidateSet, Site, Workload
 
@@ -248,15 +248,10 @@ def _check_option(site: Site, option: Option, workloads: int) -> None:
             "positive ns and counts",
             _EDITED,
         )
-    counted = 0
-    for weight, name, dim in zip(site.weights, option.forms, option.dims, strict=True):
-        form = form_named(name)
-        check_weight(weight)
-        if not form.takes(weight):
-            raise PlanError(f"weight {weight.name} has the form {name}", "a form that it can take", _EDITED)
-        if not 0 < dim <= form.full(weight):
-            raise PlanError(f"weight {weight.name} has {name} dim {dim}", f"1 to {form.full(weight)}", _EDITED)
-        counted += form.params(weight, dim)
+    choices = list(zip(site.weights, option.forms, option.dims, strict=True))
+    for choice in choices:
+        check_choice(*choice)
+    counted = sum(form_named(form).params(weight, dim) for weight, form, dim in choices)
     if counted != option.params:
         raise PlanError(
             f"an option of site {site.name} states {option.params} parameters",

@@ -12,6 +12,8 @@ from gac.profiling.table import Profile
 from gac.sites import Ints, Workload
 
 UNKNOWN = -1
+DTYPE = "bf16"
+"""What latencies are looked up in."""
 
 Known = tuple[Ints, NDArray[np.bool_]]
 """Latency in ns (-1 where unknown) and whether it was measured, both of shape ``(dims, workloads)``."""
@@ -19,11 +21,10 @@ Known = tuple[Ints, NDArray[np.bool_]]
 
 @dataclass(frozen=True, eq=False)
 class Timing:
-    """Where latencies come from: a profile (or None: all unknown), the workloads, and the dtype it is asked for."""
+    """Where latencies come from: a profile (or None: all unknown), and the workloads; all in bf16."""
 
     profile: Profile | None
     workloads: tuple[Workload, ...]
-    dtype: str
 
     def of_weight(self, form: Form, weight: Weight, dims: Ints, fused: bool) -> Known:
         """One weight in one form at each of the dims; where ``fused``, without the GEMM that it shares."""
@@ -52,7 +53,7 @@ class Timing:
         operations = [_after(form, weight, 1, m) if after else form.operation(weight, 1, m) for m in rows]
         fixed = [_fixed(operation, axis) for operation in operations]
         sizes = dims if after else _sizes(form, weight, dims)
-        return sound_dims(self.profile, operations[0].operator, fixed, axis, sizes, self.dtype)
+        return sound_dims(self.profile, operations[0].operator, fixed, axis, sizes, DTYPE)
 
     def _along(self, operation_at: Callable[[int], Operation], axis: str | None, sizes: Ints) -> Known:
         """What runs for a number of rows, with an axis of each of the sizes (None: as it is)."""
@@ -64,13 +65,18 @@ class Timing:
             operation = operation_at(workload.rows)
             if axis is not None:
                 latency[:, column], measured[:, column] = self.profile.latency(
-                    operation.operator, _fixed(operation, axis), axis, sizes, self.dtype
+                    operation.operator, _fixed(operation, axis), axis, sizes, DTYPE
                 )
             else:
-                point = self.profile.point(operation, self.dtype)
+                point = self.profile.point(operation, DTYPE)
                 if point is not None:
                     latency[:, column], measured[:, column] = point, True
         return latency, measured
+
+
+def recorded(latency: Ints) -> tuple[int | None, ...]:
+    """One candidate's ns for each workload, as records have them: None where unknown."""
+    return tuple(None if ns == UNKNOWN else ns for ns in latency.tolist())
 
 
 def _sizes(form: Form, weight: Weight, dims: Ints) -> Ints:

@@ -11,7 +11,7 @@ from gac.allocation.latencies import UNKNOWN
 from gac.errors import BudgetError, ProfileError
 from gac.sites import CandidateSet, Workload
 
-_ALIGN = re.compile(r"profile(?:, ?group=(\d+))?")
+_ALIGN = re.compile(r"profile(?:, ?group=([0-9]{1,9}))?")
 
 
 def budget_limit(budget: float, total: int) -> int:

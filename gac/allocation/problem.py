@@ -47,7 +47,11 @@ class Problem:
     @property
     def timing(self) -> Timing:
         """Where latencies come from, as for the candidates."""
-        return Timing(self.profile, self.workloads, "bf16")
+        return Timing(self.profile, self.workloads)
+
+    def column(self, workload: str) -> int:
+        """Where the latencies of one of the workloads stand."""
+        return list(map(str, self.workloads)).index(workload)
 
     @cached_property
     def dense(self) -> list[CandidateSet]:

@@ -1,6 +1,7 @@
 """The command that makes a plan again."""
 
-from shlex import quote
+from collections.abc import Iterator
+from shlex import join
 
 from gac.allocation.rules import RULES
 from gac.forms import form_named
@@ -8,49 +9,47 @@ from gac.plan import Plan
 
 
 def allocate_command(plan: Plan, profile: str | None = None) -> str:
-    """All that was asked for, and what was chosen where nothing was; two lines.
+    """All that was asked for, and what was chosen where nothing was; two lines, its words quoted for a shell.
 
     Args:
         profile: the name of the latency table; None leaves it to be found.
     """
-    text = plan.calibration
-    options = [f"--budget {_budget(plan)!r}", f"--method {plan.method}", *(f"--form {form}" for form in plan.forms)]
-    options += [] if plan.align is True else [f"--align-to {plan.align}" if plan.align else "--no-align"]
-    options += [f"--latency {workload}={fraction!r}" for workload, fraction in plan.latency.items()]
-    options += [*_cache_limit(plan), *_rule(plan), f"--refit {plan.refit}", *_fusing(plan)]
-    texts = [f"--workload {workload.workload}" for workload in plan.workloads]
-    texts += [] if profile is None else [f"--profile {quote(profile)}"]
-    texts += [f"--calibration {quote(f'{text.text}:{text.windows}x{text.window_tokens}')}", f"--seed {plan.seed}"]
-    return f"gac allocate {quote(plan.model)} {' '.join(options)} \\\n  {' '.join(texts)} -o plan.json"
+    first, second = join([plan.model, *_choice(plan)]), join([*_texts(plan, profile), "-o", "plan.json"])
+    return f"gac allocate {first} \\\n  {second}"
 
 
 def rule_of(plan: Plan) -> str | None:
     """The rule that made it: its plan is certified under the rule's name. None for the exact choice."""
-    made_by = plan.certificate.method
+    made_by = plan.certificate.method.partition(";")[0]  # what follows was added by a cross-check or a repair
     return made_by if made_by.partition(":")[0] in RULES else None
 
 
-def _limits_cache(plan: Plan) -> bool:
-    """Whether the budget is the kept fraction of the KV cache, as for methods whose form counts that."""
-    return any(form_named(form).counts == "cached" for form in plan.forms)
+def _choice(plan: Plan) -> Iterator[str]:
+    """Options that say what is chosen among, and how."""
+    of_cache = any(form_named(form).counts == "cached" for form in plan.forms)  # then the budget is of the KV cache
+    cache = plan.kv_cache.asked if plan.kv_cache else None
+    budget = cache if of_cache and cache else plan.budget.asked
+    yield from ("--budget", repr(budget), "--method", plan.method)
+    for form in plan.forms:
+        yield from ("--form", form)
+    if plan.align is not True:
+        yield from ("--align-to", str(plan.align)) if plan.align else ("--no-align",)
+    for workload, fraction in plan.latency.items():
+        yield from ("--latency", f"{workload}={fraction!r}")
+    if cache is not None and not of_cache:
+        yield from ("--kv-cache", repr(cache))
+    if rule := rule_of(plan):
+        yield from ("--rule", rule)
+    yield from ("--refit", plan.refit)
+    if plan.fused:
+        yield "--fuse-where-faster" if plan.fused == "auto" else "--fuse"
 
 
-def _budget(plan: Plan) -> float:
-    of_cache = _limits_cache(plan) and plan.kv_cache and plan.kv_cache.asked
-    return of_cache or plan.budget.asked
-
-
-def _cache_limit(plan: Plan) -> list[str]:
-    asked = plan.kv_cache.asked if plan.kv_cache else None
-    return [] if asked is None or _limits_cache(plan) else [f"--kv-cache {asked!r}"]
-
-
-def _fusing(plan: Plan) -> list[str]:
-    if not plan.fused:
-        return []
-    return ["--fuse-where-faster" if plan.fused == "auto" else "--fuse"]
-
-
-def _rule(plan: Plan) -> list[str]:
-    rule = rule_of(plan)
-    return [] if rule is None else [f"--rule {rule}"]
+def _texts(plan: Plan, profile: str | None) -> Iterator[str]:
+    """Options that say what is measured."""
+    text = plan.calibration
+    for workload in plan.workloads:
+        yield from ("--workload", workload.workload)
+    if profile is not None:
+        yield from ("--profile", profile)
+    yield from ("--calibration", f"{text.text}:{text.windows}x{text.window_tokens}", "--seed", str(plan.seed))

@@ -1,6 +1,5 @@
 """The command that times whole models on this machine's GPU."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -9,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gac.cli.checks import check_file
+from gac.cli.documents import write_document
 from gac.cli.options import workloads_option
 from gac.cli.verb import Answer, Verb, note
 from gac.errors import GacError
-from gac.files import atomic_path
 
 if TYPE_CHECKING:
     from gac.sites import Workload
@@ -65,7 +64,7 @@ def bench(
         answer = _of_models((*([against] if against else ()), *models), parsed, compiled)
     document = {"gpu": gpu, "method": METHOD} | dict(answer.document)
     if output is not None:
-        _write(document, output)
+        write_document(document, output)
     return Answer(document, answer.tables)
 
 
@@ -112,15 +111,8 @@ def _open(name: str) -> Any:
     """A dense model, or a directory that GAC wrote, in bfloat16 unless it was saved in another 16-bit dtype."""
     import torch
 
-    from gac.compression.checkpoint import load_checkpoint
-    from gac.models.loading import default_device, is_checkpoint, load_model
+    from gac.evaluation.opening import open_model
 
     note(f"loading {name}")
-    model = load_checkpoint(name).to(default_device()) if is_checkpoint(name) else load_model(name).model  # type: ignore[arg-type]
+    model = open_model(name).model
     return model if model.dtype == torch.float16 else model.bfloat16()
-
-
-def _write(document: dict[str, Any], output: Path) -> None:
-    with atomic_path(output) as temporary:
-        temporary.write_text(json.dumps(document, indent=2, allow_nan=False) + "\n", encoding="utf-8")
-    note(f"saved as {output}")

@@ -1,9 +1,9 @@
-"""What a command checks before minutes of work: where it may write, and that a text is there."""
+"""What a command checks before minutes of work: where it may write."""
 
 from pathlib import Path
 from tempfile import TemporaryFile
 
-from gac.errors import GacError, TextError
+from gac.errors import GacError
 
 
 def check_writable(path: Path, error: type[GacError]) -> None:
@@ -38,19 +38,3 @@ def check_file(path: Path, error: type[GacError]) -> None:
     except OSError as failure:
         raise error(f"{path}: {failure.strerror}", "the path of a file", "Choose another path.") from failure
     check_writable(path, error)
-
-
-def check_text(name: str) -> None:
-    """Refuse a text that is neither known nor a file.
-
-    Raises:
-        TextError: with the known names.
-    """
-    from gac.sensitivity.text import text_names
-
-    if name not in text_names() and not Path(name).is_file():
-        raise TextError(
-            f"text {name!r} is neither known nor a file",
-            f"one of {', '.join(text_names())}, or a path",
-            "Check the name or the path.",
-        )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gac.cli.documents import plan_document
+from gac.cli.documents import names_of, plan_document
 from gac.cli.verb import Answer, Verb
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def compare(files: tuple[Path, ...]) -> Answer:
 def _tables(pairs: Sequence[tuple[Path, "Plan"]], comparisons: Sequence["PlanComparison"]) -> list["RenderableType"]:
     from gac.reporting.plan_comparison import comparison_table, differences_table
 
-    short = len({file.stem for file, _ in pairs}) == len(pairs)
-    named = [(file.stem if short else str(file), plan) for file, plan in pairs]
+    names = names_of([file for file, _ in pairs])
+    named = [(name, plan) for name, (_, plan) in zip(names, pairs, strict=True)]
     differences = [differences_table(comparisons[0])] if len(comparisons) == 1 else []
     return [comparison_table(named), *differences]

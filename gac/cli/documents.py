@@ -1,9 +1,12 @@
-"""Results as JSON documents for machines."""
+"""Results as JSON documents for machines, and what the files of plans are called for people."""
 
 import json
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-from gac.files import to_json
+from gac.cli.verb import note
+from gac.files import to_json, whole_file
 from gac.plan import Plan
 
 
@@ -13,3 +16,16 @@ def plan_document(plan: Plan) -> dict[str, Any]:
     del document["sites"]
     document["budget"] |= {"kept": plan.budget.kept, "kept_of_model": plan.budget.kept_of_model}
     return document | {"alignment": plan.alignment, "aligned_fraction": plan.aligned_fraction}
+
+
+def write_document(document: dict[str, Any], output: Path) -> None:
+    """Write what ``--json`` would print to a file too."""
+    with whole_file(output, "document") as temporary:
+        temporary.write_text(json.dumps(document, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+    note(f"saved as {output}")
+
+
+def names_of(files: Sequence[Path]) -> list[str]:
+    """Files without folder and ending, where that tells them apart."""
+    short = len({file.stem for file in files}) == len(files)
+    return [file.stem if short else str(file) for file in files]

@@ -1,18 +1,16 @@
 """The command that checks models: perplexity, divergence and tasks, of one or of several side by side."""
 
-import json
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from gac.cli.checks import check_file, check_text
-from gac.cli.documents import plan_document
+from gac.cli.checks import check_file
+from gac.cli.documents import plan_document, write_document
 from gac.cli.measuring import tokenizer_option
 from gac.cli.verb import Answer, Verb, note
 from gac.errors import GacError
-from gac.files import atomic_path
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -77,6 +75,8 @@ def evaluate(
     if output is not None:
         check_file(output, GacError)
     text = _TEXT if text is None and not how["tasks"] else text
+    from gac.sensitivity.text import check_text
+
     if text is not None:
         check_text(text)
     from gac.evaluation.evaluate import evaluate as measure
@@ -87,7 +87,7 @@ def evaluate(
     result = measure(models, text=text, tokenizer=reader, **how)
     document = _document(result)
     if output is not None:
-        _write(document, output)
+        write_document(document, output)
     return Answer(document, lambda: _tables(result))
 
 
@@ -128,9 +128,3 @@ def _tables(result: "Evaluation") -> list["RenderableType"]:
         tables.append(task_table(result))
     plan = result.models[0].plan
     return [*tables, plan_line(plan)] if plan is not None and len(result.models) == 1 else tables
-
-
-def _write(document: dict[str, Any], output: Path) -> None:
-    with atomic_path(output) as temporary:
-        temporary.write_text(json.dumps(document, indent=2, allow_nan=False) + "\n", encoding="utf-8")
-    note(f"saved as {output}")

@@ -5,7 +5,6 @@ from typing import Any, Literal, TypeVar
 
 import click
 
-from gac.cli.checks import check_text
 from gac.cli.options import table_option, workloads_option
 from gac.cli.verb import note
 from gac.forms import DEFAULT_FORMS
@@ -123,7 +122,7 @@ def say_cost(model: str, budget: float, calibration: str) -> None:
     from gac.models.families import family_of
     from gac.models.loading import load_config
     from gac.sensitivity.calibration import kept_on_disk, moment_bytes
-    from gac.sensitivity.text import TextSpec
+    from gac.sensitivity.text import TextSpec, check_text
 
     spec = TextSpec.parse(calibration)
     check_text(spec.name)

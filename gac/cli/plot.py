@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gac.cli.checks import check_file
+from gac.cli.documents import names_of
 from gac.cli.options import dims_option, shape_option
 from gac.cli.verb import Answer, Verb
 from gac.errors import GacError, ProfileError
@@ -246,11 +247,9 @@ def frontier(file: Path, plans: tuple[Path, ...], output: Path) -> Answer:
 
 
 def _loaded(files: Sequence[Path]) -> dict[str, "Plan"]:
-    """Plans by file name, or by path where two names are alike."""
     from gac.plan import Plan
 
-    short = len({file.stem for file in files}) == len(files)
-    return {file.stem if short else str(file): Plan.load(file) for file in files}
+    return dict(zip(names_of(files), map(Plan.load, files), strict=True))
 
 
 # --- what came of them ----------------------------------------------------------------------------------------------

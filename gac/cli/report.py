@@ -1,19 +1,18 @@
 """The command that writes the page of a plan."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from gac.cli.checks import check_file
+from gac.cli.documents import names_of
 from gac.cli.verb import Answer, Verb, note
 from gac.errors import GacError
 
 if TYPE_CHECKING:
     from gac.plan import Plan
     from gac.profiling.table import Profile
-    from gac.reporting.report.sources import Named
 
 
 @click.command(cls=Verb, resume="Nothing was written; run it again.")
@@ -57,23 +56,15 @@ def report(
     from gac.allocation.frontier import Frontier
     from gac.plan import Plan
     from gac.reporting.report.render import write_report
-    from gac.reporting.report.sources import Sources
+    from gac.reporting.report.sources import Named, Sources
 
     files = (plan_file, *against)
-    plan, *others = _named(files, [Plan.load(file) for file in files])
+    plan, *others = (Named(name, Plan.load(file)) for name, file in zip(names_of(files), files, strict=True))
     frontier = None if frontier_file is None else Frontier.load(frontier_file)
     sources = Sources(plan, tuple(others), frontier, _profile(plan.plan, profile_name))
     size = write_report(sources, output)
     document = {"path": str(output), "bytes": size, "sites": len(plan.plan.sites)}
     return Answer(document, lambda: [f"saved as {output}, {size / 1e3:,.0f} kB"])
-
-
-def _named(files: Sequence[Path], plans: Sequence["Plan"]) -> list["Named"]:
-    """Files without folder and ending, as far as that tells them apart."""
-    from gac.reporting.report.sources import Named
-
-    short = len({file.stem for file in files}) == len(files)
-    return [Named(file.stem if short else str(file), plan) for file, plan in zip(files, plans, strict=True)]
 
 
 def _profile(plan: "Plan", name: str | None) -> "Profile | None":

@@ -9,27 +9,7 @@ from gac.plan import Plan
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
-def model_card(plan: Plan) -> str:
-    """README.md for the directory of a compressed model, in Markdown."""
-    text = plan.calibration
-    return f"""---
-library_name: transformers
-pipeline_tag: text-generation
-tags:
-- gac
-{_base_model(plan)}---
-
-# {plan.model}, compressed to {plan.budget.kept:.3f} of its targeted weights
-
-Every weight has the form and the dim that lose least, all chosen at once, within the budget and for the GPU named
-below. The predicted perplexity holds for the calibration text: {text.windows} windows of {text.window_tokens} tokens
-of {text.text}, non-overlapping, no BOS. `plan.json` has every choice.
-
-```
-{plan.summary()}
-```
-
-## Load
+_LOAD = """## Load
 
 ```python
 import gac
@@ -46,7 +26,19 @@ from transformers import AutoModelForCausalLM
 
 model = AutoModelForCausalLM.from_pretrained("this directory", trust_remote_code=True)
 ```
+"""
 
+
+def model_card(plan: Plan) -> str:
+    """README.md for the directory of a compressed model, in Markdown."""
+    text = plan.calibration
+    what = (
+        "Every weight has the form and the dim that lose least, all chosen at once, within the budget and for the GPU "
+        f"named\nbelow. The predicted perplexity holds for the calibration text: {text.windows} windows of "
+        f"{text.window_tokens} tokens\nof {text.text}, non-overlapping, no BOS. `plan.json` has every choice."
+    )
+    return f"""{_about(plan, "", what)}
+{_LOAD}
 ## Reproduce
 
 With GAC {plan.gac_version} and the profile `{plan.profile.digest[:12]}` of the {plan.profile.gpu}{_documents(plan)}:
@@ -66,25 +58,27 @@ def export_card(plan: Plan, merged: bool) -> str:
         if merged
         else "Its MLPs are narrower, which the config of its stock architecture says."
     )
+    return _about(plan, ", exported", f"{what} No code but transformers is needed.")
+
+
+def _about(plan: Plan, how: str, what: str) -> str:
+    """The hub's front matter, the title, a paragraph on what the directory is, and the plan in numbers."""
+    base_model = f"base_model: {plan.model}\n" if _HUB_ID.fullmatch(plan.model) else ""
     return f"""---
 library_name: transformers
 pipeline_tag: text-generation
 tags:
 - gac
-{_base_model(plan)}---
+{base_model}---
 
-# {plan.model}, compressed to {plan.budget.kept:.3f} of its targeted weights, exported
+# {plan.model}, compressed to {plan.budget.kept:.3f} of its targeted weights{how}
 
-{what} No code but transformers is needed.
+{what}
 
 ```
 {plan.summary()}
 ```
 """
-
-
-def _base_model(plan: Plan) -> str:
-    return f"base_model: {plan.model}\n" if _HUB_ID.fullmatch(plan.model) else ""
 
 
 def _documents(plan: Plan) -> str:

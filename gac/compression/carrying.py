@@ -145,9 +145,8 @@ def check_agrees(header: Header, plan: Plan, sites: Sequence[Site], source: Any)
     planned = header_of(plan, sites, header.plan)
     if header == planned:
         return
-    names = sorted(
-        name for name in {*header.modules, *planned.modules} if _differ(header.modules, planned.modules, name)
-    )
+    stated, due = header.modules, planned.modules
+    names = sorted(name for name in {*stated, *due} if stated.get(name) != due.get(name))
     given, expected = (
         (f"{names[0]} {one.modules.get(names[0], 'dense')}" if names else f"fused {list(one.fused)}")
         for one in (header, planned)
@@ -158,7 +157,3 @@ def check_agrees(header: Header, plan: Plan, sites: Sequence[Site], source: Any)
 def contradiction(source: Any, given: str, expected: str) -> CheckpointError:
     """The error for files of a checkpoint that do not belong together."""
     return CheckpointError(f"{source}: {given}", expected, "Save the model again; these files were changed.")
-
-
-def _differ(first: dict[str, Any], second: dict[str, Any], name: str) -> bool:
-    return first.get(name) != second.get(name)

@@ -19,7 +19,7 @@ from gac.compression.classes import classes_of
 from gac.compression.header import Header, header_of, read_header
 from gac.compression.layers import empty_module
 from gac.compression.shards import check_there, shard_names
-from gac.errors import CheckpointError, GacError
+from gac.errors import CheckpointError, GacError, first_line
 from gac.files import check_inside, exchange, open_to_umask, sync_directory
 from gac.models.families import COMPRESSED, check_layers, family_of, supported
 from gac.models.linears import as_linear
@@ -264,9 +264,10 @@ def _reading(source: Path) -> Iterator[None]:
     try:
         yield
     except UNREADABLE as failure:
-        reason = str(failure).strip().partition("\n")[0].rstrip(".")
         raise CheckpointError(
-            f"{source} cannot be loaded: {reason}", "files as gac.save wrote them", "Save or copy the model again."
+            f"{source} cannot be loaded: {first_line(failure)}",
+            "files as gac.save wrote them",
+            "Save or copy the model again.",
         ) from failure
 
 

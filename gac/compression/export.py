@@ -14,6 +14,8 @@ from transformers.pytorch_utils import Conv1D
 from gac.compression.card import export_card
 from gac.compression.checkpoint import check_free, complete_directory
 from gac.compression.header import Module, header_of
+from gac.compression.repair.layouts.planned import PLACES
+from gac.compression.repair.padding import Insertion, padded
 from gac.errors import CheckpointError
 from gac.forms import form_named
 from gac.models.families import COMPRESSED, family_of
@@ -68,14 +70,14 @@ def _dense_config(config: Any) -> Any:
 def _narrower(config: Any, plan: Plan) -> Any:
     """The config with the width that all MLPs have, where that is all there is to say of the plan."""
     modules = header_of(plan, family_of(config).sites(config)).modules
+    choices = {choice.name: choice for choice in plan.weights}
     widths = [one.sizes["in_features"] for choice in plan.weights if (one := _shortened(choice, modules))]
     narrow = copy.deepcopy(config)
     if widths:
         setattr(narrow, family_of(config).neurons, widths[0])
     for site in family_of(narrow).sites(narrow):
         for weight in site.weights:
-            found = modules.get(weight.name)
-            was = next(choice for choice in plan.weights if choice.name == weight.name)
+            found, was = modules.get(weight.name), choices[weight.name]
             dims = {"in_features": weight.in_features, "out_features": weight.out_features}
             sizes = found.sizes if found else {"in_features": was.in_features, "out_features": was.out_features}
             if sizes != dims or (found and found.module != nn.Linear.__name__):
@@ -127,22 +129,13 @@ def _product(choice: WeightChoice, own: Parameters) -> dict[str, Tensor]:
 
 def _filled(choice: WeightChoice, own: Parameters) -> dict[str, Tensor]:
     """Zeros where neurons or directions of values were removed: nothing comes of them."""
-    form, weight = form_named(choice.form), choice.weight
-    parts, missing = form.size(weight, 1), form.full(weight) - choice.dim
-    if form.shortens(weight) == "out":
-        filled = {name: _longer(value, 0, parts, missing) for name, value in own.items()}
-    else:
-        filled = {name: _longer(value, 1, parts, missing) if value.dim() == 2 else value for name, value in own.items()}
+    form, filled = form_named(choice.form), dict(own)
+    missing = form.full(choice.weight) - choice.dim
+    for place in PLACES[form.kind](choice):
+        name = place.tensor.removeprefix(f"{choice.name}.")
+        if name in own:
+            filled[name] = padded(own[name], [Insertion(place.axis, end, missing) for end in place.ends])
     return filled
-
-
-def _longer(values: Tensor, axis: int, parts: int, missing: int) -> Tensor:
-    """Zeros after each of the equal parts that an axis consists of."""
-    filled = []
-    for part in values.chunk(parts, axis):
-        zeros = part.new_zeros([missing if at == axis else size for at, size in enumerate(part.shape)])
-        filled += [part, zeros]
-    return torch.cat(filled, axis)
 
 
 _MERGED: Mapping[str, Callable[[WeightChoice, Parameters], dict[str, Tensor]]] = MappingProxyType(

@@ -69,9 +69,11 @@ class SideBySide:
                     needed = SETS * len(self._windows) * hidden.numel() * hidden.element_size()
                     self._on_host = hidden.device.type != "cpu" and needed > room(hidden.device)
                 found.append(self._kept(hidden.clone()))
+            if layer == len(self._layers) - 1:
+                raise _StopLayerError
 
         embedding = self._model.get_input_embeddings()  # type: ignore[operator]
-        with self._stack.traced(lowest, seen), _stopping(self._layers[-1]):
+        with self._stack.traced(lowest, seen):
             for ids in self._windows:
                 with suppress(_StopLayerError):
                     self._model(input_ids=ids.to(embedding.weight.device).unsqueeze(0), use_cache=False)
@@ -169,20 +171,6 @@ def _listening(model: nn.Module, heard: Heard, hook: Callable[[list[Tensor]], Ca
 
 def _flat(tensor: Tensor) -> Tensor:
     return tensor.reshape(-1, tensor.shape[-1])
-
-
-@contextmanager
-def _stopping(layer: nn.Module) -> Iterator[None]:
-    """Stop when a layer is about to run."""
-
-    def hook(_module: nn.Module, _inputs: tuple[Tensor, ...]) -> None:
-        raise _StopLayerError
-
-    handle = layer.register_forward_pre_hook(hook)
-    try:
-        yield
-    finally:
-        handle.remove()
 
 
 def _check_plain(layer: int, entered: Tensor, left: Tensor, written: Sequence[Tensor]) -> None:

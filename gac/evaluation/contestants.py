@@ -3,10 +3,10 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from gac.allocation.assemble import Provenance
+from gac.allocation.assemble import Provenance, total_ns
+from gac.allocation.baselines import Rounding
 from gac.allocation.candidates import candidate_at
 from gac.allocation.fastest import Fastest, fastest
-from gac.allocation.latencies import UNKNOWN
 from gac.allocation.problem import Problem
 from gac.allocation.rules import Rule, decide_by
 from gac.errors import BudgetError
@@ -105,13 +105,13 @@ class Field:
     def padded(self, plan: Plan, name: str, step: int, fused: bool) -> Contestant:
         """A plan's dims brought up to multiples of ``step``, as zeros would fill them: the loss stays the plan's."""
         problem, _ = self.posed(plan.forms, False, fused)
-        dims = {choice.name: _up(choice, step) for choice in plan.weights}
+        dims = {choice.name: _rounded(choice, Rounding("pad", step)) for choice in plan.weights}
         return self._with_dims(plan, name, dims, problem, fused, plan.prediction.loss)
 
     def nearest(self, plan: Plan, step: int) -> Contestant:
         """A plan's dims rounded to the nearest multiples of ``step``, with the loss that they then have."""
         problem, _ = self.posed(plan.forms, False, False)
-        dims = {choice.name: _nearest(choice, step) for choice in plan.weights}
+        dims = {choice.name: _rounded(choice, Rounding("nearest", step)) for choice in plan.weights}
         loss = _loss(plan, dims, problem.curves)
         return self._with_dims(plan, f"nearest {step}", dims, problem, False, loss)
 
@@ -119,14 +119,12 @@ class Field:
         self, plan: Plan, name: str, dims: Mapping[str, int], problem: Problem, fused: bool, loss: float
     ) -> Contestant:
         choices = {choice.name: replace(choice, dim=dims[choice.name]) for choice in plan.weights}
-        totals: dict[str, int | None] = {str(workload): 0 for workload in problem.workloads}
+        rows = []
         for site in problem.sites:
             ours = [choices[weight.name] for weight in site.weights]
-            row = candidate_at(site, [one.form for one in ours], [one.dim for one in ours], 0.0, problem.timing)
-            for column, workload in enumerate(totals):
-                ns, so_far = int(row.latency[0, column]), totals[workload]
-                totals[workload] = None if ns == UNKNOWN or so_far is None else so_far + ns
-        return Contestant(name, tuple(choices.values()), fused, loss, totals)
+            rows.append(candidate_at(site, [one.form for one in ours], [one.dim for one in ours], 0.0, problem.timing))
+        table = {str(workload): total_ns(column, rows)[0] for column, workload in enumerate(problem.workloads)}
+        return Contestant(name, tuple(choices.values()), fused, loss, table)
 
 
 def contestant(name: str, plan: Plan) -> Contestant:
@@ -184,13 +182,10 @@ def _one_by_one(sites: Sequence[Site]) -> list[Site]:
     return [Site(weight.name, site.layer, weight.name, (weight,)) for site in sites for weight in site.weights]
 
 
-def _up(choice: WeightChoice, step: int) -> int:
-    return min(-(-choice.dim // step) * step, form_named(choice.form).full(choice.weight))
-
-
-def _nearest(choice: WeightChoice, step: int) -> int:
+def _rounded(choice: WeightChoice, rounding: Rounding) -> int:
+    """No more than the full dim, which stays as it is."""
     full = form_named(choice.form).full(choice.weight)
-    return full if choice.dim == full else min(max(1, (choice.dim + step // 2) // step) * step, full)
+    return full if choice.dim == full else min(rounding.dim(choice.dim), full)
 
 
 def _loss(plan: Plan, dims: Mapping[str, int], curves: Sequence[SiteCurves]) -> float:

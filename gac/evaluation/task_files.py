@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from gac.errors import TaskError
+from gac.errors import TaskError, first_line
 
 
 def is_task_file(task: str) -> bool:
@@ -41,11 +41,6 @@ def _absolute(files: Any, folder: Path) -> Any:
     if isinstance(files, list):
         return [_absolute(part, folder) for part in files]
     return str(folder / files) if isinstance(files, str) and "://" not in files else files
-
-
-def first_line(failure: Exception) -> str:
-    """What an error says first, to stand within a sentence."""
-    return str(failure).strip().partition("\n")[0].rstrip(".")
 
 
 def _malformed(given: str) -> TaskError:

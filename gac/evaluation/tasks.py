@@ -16,10 +16,10 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from gac.errors import ModelError, TaskError, did_you_mean
+from gac.errors import ModelError, TaskError, did_you_mean, first_line
 from gac.evaluation.protocol import dtype_of
 from gac.evaluation.results import TaskScore
-from gac.evaluation.task_files import first_line, is_task_file, read_task_file
+from gac.evaluation.task_files import is_task_file, read_task_file
 from gac.sensitivity.layerwise import frozen
 
 logger = logging.getLogger("gac")

@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 from torch import nn
 from transformers import PreTrainedModel
 
-from gac.errors import ModelError
+from gac.errors import ModelError, first_line
 from gac.models.families import check_layers
 from gac.models.shapes import SHAPES
 
@@ -61,9 +61,8 @@ def load_model(
     *,
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
-    trust_remote_code: bool = False,
 ) -> Loaded:
-    """Load a causal language model, in eval mode, or take a loaded one as it is.
+    """Load a causal language model, in eval mode, or take a loaded one as it is; code that comes with it is not run.
 
     Args:
         model: a transformers causal LM, a local directory, a hub id, or ``"smollm2"`` (packaged).
@@ -71,7 +70,6 @@ def load_model(
         device: where to put it; None takes the GPU if there is one, and leaves a loaded model where it is.
         dtype: to read the weights in; None keeps the checkpoint's own (float32 for ``smollm2``). A loaded model
             keeps its own: casting it would round its rotary frequencies too.
-        trust_remote_code: run code that comes with the checkpoint.
 
     Raises:
         ModelError: nothing of this name, no causal LM, missing weights, a package to install, or a loaded model
@@ -79,17 +77,17 @@ def load_model(
     """
     if isinstance(model, str | Path):
         name = str(model)
-        loaded: Any = _read(name, dtype, trust_remote_code).eval().to(device or default_device())
+        loaded: Any = _read(name, dtype).eval().to(device or default_device())
     else:
         loaded = _taken(model, dtype)
         name = loaded.config.name_or_path or f"{type(loaded).__name__} in memory"
         loaded = loaded if device is None else loaded.to(device)
     if tokenizer is not None and not isinstance(tokenizer, str | Path):
         return Loaded(loaded, name, lambda: tokenizer)
-    return Loaded(loaded, name, lambda: load_tokenizer(str(tokenizer or name), trust_remote_code=trust_remote_code))
+    return Loaded(loaded, name, lambda: load_tokenizer(str(tokenizer or name)))
 
 
-def load_tokenizer(name: str, *, trust_remote_code: bool = False) -> Any:
+def load_tokenizer(name: str) -> Any:
     """The tokenizer of a directory (a compressed one too), a hub id, or ``"smollm2"``.
 
     Raises:
@@ -101,12 +99,12 @@ def load_tokenizer(name: str, *, trust_remote_code: bool = False) -> Any:
     if not (Path(name).is_dir() or _HUB_ID.fullmatch(name)):
         raise _no_tokenizer(f"the model {name!r} came without a tokenizer")
     try:
-        return _AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError) as failure:
-        raise _no_tokenizer(f"no tokenizer can be read from {name!r} ({_first_line(failure)})") from failure
+        return _AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+    except UNREADABLE as failure:
+        raise _no_tokenizer(f"no tokenizer can be read from {name!r} ({first_line(failure)})") from failure
 
 
-def load_config(name: str, *, trust_remote_code: bool = False) -> Any:
+def load_config(name: str) -> Any:
     """The dims of a model without its weights: ``Shapes`` for a name in ``SHAPES``, else a transformers config.
 
     Raises:
@@ -116,7 +114,7 @@ def load_config(name: str, *, trust_remote_code: bool = False) -> Any:
         return SHAPES[name]
     _check_name(name)
     with _reading(name):
-        return _AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
+        return _AutoConfig.from_pretrained(name, trust_remote_code=False)
 
 
 def read_parameter(model: nn.Module, name: str) -> torch.Tensor:
@@ -255,7 +253,7 @@ def _taken(model: Any, dtype: torch.dtype | None) -> PreTrainedModel:
     return model
 
 
-def _read(name: str, dtype: torch.dtype | None, trust_remote_code: bool) -> Any:
+def _read(name: str, dtype: torch.dtype | None) -> Any:
     if name == SMOLLM2:
         return _read_smollm2(dtype or torch.float32)
     _check_name(name)
@@ -263,7 +261,7 @@ def _read(name: str, dtype: torch.dtype | None, trust_remote_code: bool) -> Any:
         raise ModelError(f"{name} was compressed by GAC", "a dense model", "Open it with gac.load.")
     with _reading(name), quiet_transformers():
         model, report = _AutoModel.from_pretrained(
-            name, dtype=dtype or "auto", trust_remote_code=trust_remote_code, output_loading_info=True
+            name, dtype=dtype or "auto", trust_remote_code=False, output_loading_info=True
         )
     missing = report["missing_keys"]
     if missing:
@@ -339,11 +337,7 @@ def _reading(name: str) -> Iterator[None]:
     except UNREADABLE as failure:
         said = failure.__cause__ if isinstance(failure, StrictDataclassError) else None
         raise ModelError(
-            f"model {name!r} cannot be loaded: {_first_line(said or failure)}",
+            f"model {name!r} cannot be loaded: {first_line(said or failure)}",
             "a directory or hub id of a causal language model that transformers can read",
             "Check the name and the network; smollm2 needs neither.",
         ) from failure
-
-
-def _first_line(failure: BaseException) -> str:
-    return str(failure).strip().partition("\n")[0].rstrip(".")

@@ -29,6 +29,9 @@ MUCH_SLOWER = 1.10
 TOLERATED = 1.05
 """A dim may be this much slower than a larger one and still be offered as a candidate."""
 
+CLASSES = (1, 2, 4, 8, 16, 32)
+"""The alignment classes that have a coarser one, by the largest power of two that divides their dims."""
+
 _EVIDENCE = 3
 
 
@@ -165,14 +168,14 @@ def class_evidence(sweep: Sweep) -> tuple[ClassEvidence, ...]:
     multiple of 64 than alignment wins back, while the next multiple of 8 shows it. Comparisons with fewer than three
     dims are left out.
     """
-    compared = (max(_comparisons(sweep, step), key=lambda one: one.slowdown, default=None) for step in _steps(1))
+    compared = (max(_comparisons(sweep, step), key=lambda one: one.slowdown, default=None) for step in CLASSES)
     return tuple(evidence for evidence in compared if evidence is not None)
 
 
 def _comparisons(sweep: Sweep, step: int) -> Iterator[ClassEvidence]:
     """The dims of one class over the next larger multiple of each coarser step."""
     ours = alignment_class(sweep.dims) == step
-    for against in _steps(2 * step, COARSEST_CLASS):
+    for against in (*CLASSES[CLASSES.index(step) + 1 :], COARSEST_CLASS):
         coarser = sweep.dims % against == 0
         following = np.searchsorted(sweep.dims[coarser], sweep.dims[ours])
         inside = following < coarser.sum()
@@ -180,13 +183,6 @@ def _comparisons(sweep: Sweep, step: int) -> Iterator[ClassEvidence]:
             ratio = sweep.ns[ours][inside] / sweep.ns[coarser][following[inside]]
             low, middle, high = map(float, np.quantile(ratio, (0.25, 0.5, 0.75)))
             yield ClassEvidence(step, against, int(inside.sum()), middle, low, high)
-
-
-def _steps(first: int, last: int = COARSEST_CLASS // 2) -> Iterator[int]:
-    """The powers of two from ``first`` to ``last``."""
-    while first <= last:
-        yield first
-        first *= 2
 
 
 def _period(evidence: Sequence[ClassEvidence]) -> int:

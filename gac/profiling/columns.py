@@ -15,6 +15,7 @@ from gac.sites import Floats, Ints
 
 LARGEST = 2**50
 SHOWN = 40
+_MOST_AXES = 16
 _SHORTEST_NS, _LONGEST_NS = 1e-3, 1e15
 Launches = tuple[tuple[int, int, int, int], ...]
 
@@ -120,6 +121,8 @@ class RowColumns:
         groups = [(row.operator, row.dtype, row.cache, tuple(row.shape)) for row in rows]
         numbers, new, first = self.kinds.of(groups, places)
         for (operator, dtype, _, axes), line in zip(new, first.tolist(), strict=True):
+            if len(axes) > _MOST_AXES:  # each makes every row of the file wider
+                raise malformed(f"{place.where(line)}: shape: {len(axes):,} axes")
             known = self.axes.setdefault(operator, axes)
             if known != axes:
                 given = f"shape: {operator} has axes {', '.join(axes)}, above {', '.join(known)}"

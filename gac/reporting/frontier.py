@@ -9,9 +9,9 @@ from rich.console import Group
 from gac.allocation.frontier import PARAMS, Frontier, FrontierPoint
 from gac.errors import GacError, PlanError
 from gac.plan import Calibration, Plan
-from gac.reporting.figures.marks import MARKERS, check_many
+from gac.reporting.figures.marks import COLOURS, MARKERS, check_many, entry
 from gac.reporting.layout import legend, new_table
-from gac.reporting.page import log_scale, page, panel
+from gac.reporting.page import log_scale, page, panel, time_unit
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _ROWS = 12
 _READABLE = 20.0
-_COLOUR = "#0072B2"
+_COLOUR, _PLAN_COLOUR = COLOURS[:2]
 _PLAN_MARKERS = ("*", *MARKERS[1:])
 
 
@@ -30,6 +30,11 @@ def readable(frontier: Frontier) -> list[FrontierPoint]:
     """
     top = _READABLE * frontier.dense_perplexity
     return [point for point in frontier.points if point.perplexity <= top] or list(frontier.points)
+
+
+def params_unit(dense: int) -> tuple[float, str]:
+    """What to divide parameters by on an axis that reaches to the dense model, and what this makes of them."""
+    return (1e9, "billions") if dense >= 1e9 else (1e6, "millions")
 
 
 def _limited(frontier: Frontier) -> str:
@@ -115,7 +120,10 @@ def plot_frontier(
         names = ", ".join((PARAMS, *(name for name, ns in known.items() if ns is not None)))
         raise GacError(f"a frontier against {against!r}", f"one of {names}", "Name one of these.")
     with panel(ax, (4.6, 3.2)) as ax:
-        (_plot_params if against == PARAMS else _plot_latency)(ax, frontier, against, plans)
+        if against == PARAMS:
+            _plot_params(ax, frontier, plans)
+        else:
+            _plot_latency(ax, frontier, against, plans)
     return ax
 
 
@@ -143,8 +151,8 @@ def _told_text(text: Calibration) -> str:
     return f"{text.windows} x {text.window_tokens} tokens of {text.text}"
 
 
-def _plot_params(ax: "Axes", frontier: Frontier, _against: str, plans: Mapping[str, Plan]) -> None:
-    scale, unit = (1e9, "billions") if frontier.dense_params >= 1e9 else (1e6, "millions")
+def _plot_params(ax: "Axes", frontier: Frontier, plans: Mapping[str, Plan]) -> None:
+    scale, unit = params_unit(frontier.dense_params)
     sizes = [point.params / scale for point in readable(frontier)]
     marked = {name: plan.budget.used / scale for name, plan in plans.items()}
     _plot(ax, frontier, sizes, frontier.dense_params / scale, _named(plans, marked), limited=frontier.limit == PARAMS)
@@ -158,7 +166,7 @@ def _plot_latency(ax: "Axes", frontier: Frontier, workload: str, plans: Mapping[
     at = frontier.workloads.index(workload)
     dense = frontier.dense_ns[at]
     assert dense is not None
-    scale, unit = (1e6, "ms") if max(ns or 0 for ns in frontier.dense_ns) >= 1e7 else (1e3, "µs")
+    scale, unit = time_unit(max(ns or 0 for ns in frontier.dense_ns))
     latency = [np.nan if (ns := point.latency_ns[at]) is None else ns / scale for point in readable(frontier)]
     marked = {
         name: one.plan_ns / scale
@@ -199,9 +207,8 @@ def _plot(
     at_dense = f"dense, {frontier.dense_perplexity:.2f}"
     ax.plot([dense], [frontier.dense_perplexity], "D", color="black", ms=4, label=at_dense, zorder=4)
     for number, (label, (place, height)) in enumerate(plans.items()):
-        look: dict[str, Any] = {"color": "#D55E00", "mec": "black", "mew": 0.6, "ms": 7, "ls": "none"}
-        words = f"{' ' if label.startswith('_') else ''}{label}, {height:.2f}"
-        ax.plot([place], [height], _PLAN_MARKERS[number], label=words, zorder=5, **look)
+        look: dict[str, Any] = {"color": _PLAN_COLOUR, "mec": "black", "mew": 0.6, "ms": 7, "ls": "none"}
+        ax.plot([place], [height], _PLAN_MARKERS[number], label=entry(f"{label}, {height:.2f}"), zorder=5, **look)
     log_scale(ax)
     ax.xaxis.set_major_locator(MaxNLocator(6))
     ax.set_ylabel("predicted perplexity")

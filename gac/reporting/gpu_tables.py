@@ -9,10 +9,10 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from gac.profiling.cliffs import Cliffs
+from gac.profiling.cliffs import CLASSES, Cliffs
 from gac.profiling.mechanisms.causes import Cause
 from gac.profiling.mechanisms.kernels import describe
-from gac.profiling.table import COARSEST_CLASS, Sweep
+from gac.profiling.table import Sweep
 from gac.reporting.layout import legend, new_table
 
 _KERNEL_WIDTH = 40
@@ -90,12 +90,11 @@ def _causes(found: Sequence[Told]) -> str:
 
 def alignment_table(found: Sequence[Told]) -> Group:
     """The evidence for each sweep's period: how every alignment class keeps up."""
-    steps = [2**power for power in range(COARSEST_CLASS.bit_length() - 1)]
-    columns = [("sweep", "<"), ("period", ">"), *(("odd" if step == 1 else str(step), ">") for step in steps)]
+    columns = [("sweep", "<"), ("period", ">"), *(("odd" if step == 1 else str(step), ">") for step in CLASSES)]
     table = new_table(columns)
     for told in found:
         ratios = {one.step: f"{one.slowdown:.2f}{' ' if one.keeps_up else '*'}" for one in told.cliffs.evidence}
-        table.add_row(told.sweep.label, str(told.cliffs.period), *(ratios.get(step, "- ") for step in steps))
+        table.add_row(told.sweep.label, str(told.cliffs.period), *(ratios.get(step, "- ") for step in CLASSES))
     return Group(table, legend(_ALIGNMENT))
 
 

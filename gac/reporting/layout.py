@@ -1,4 +1,4 @@
-"""What the tables share: their look, and a legend's."""
+"""What the tables share: their look, a legend's, and what an alignment class is called."""
 
 from collections.abc import Iterable
 
@@ -22,3 +22,8 @@ def new_table(columns: Iterable[tuple[str, str]]) -> Table:
 def legend(text: str) -> Text:
     """What stands below a table to read it by."""
     return Text(text, style="dim")
+
+
+def class_name(step: int) -> str:
+    """What an alignment class is called: ``odd``, ``8 x odd``."""
+    return "odd" if step == 1 else f"{step} x odd"

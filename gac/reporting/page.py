@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gac.errors import GacError
-from gac.files import atomic_path
+from gac.files import whole_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -100,6 +100,11 @@ def literal(ax: "Axes") -> None:
         text.set_parse_math(False)
 
 
+def time_unit(longest_ns: float) -> tuple[float, str]:
+    """What to divide latencies in ns by so that the longest can be read, and the unit that this makes of them."""
+    return (1e6, "ms") if longest_ns >= 1e7 else (1e3, "µs")
+
+
 def log_scale(ax: "Axes") -> None:
     """A logarithmic y axis with plain numbers at 1, 2 and 5 of every decade."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
@@ -129,12 +134,12 @@ def save_figure(figure: "Figure", path: Path) -> None:
     """Write a figure as its ending says, whole or not at all.
 
     Raises:
-        GacError: as ``check_figure``.
+        GacError: as ``check_figure``, or the path cannot be written.
     """
     check_figure(path)
     from matplotlib import rc_context
 
-    with rc_context(_STYLE), atomic_path(path) as temporary:
+    with rc_context(_STYLE), whole_file(path, "figure") as temporary:
         figure.savefig(temporary, format=path.suffix.lower()[1:], dpi=200)
 
 

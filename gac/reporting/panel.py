@@ -14,7 +14,9 @@ from numpy.typing import NDArray
 from gac.profiling.cliffs import Cliffs
 from gac.profiling.mechanisms import Kernel, describe
 from gac.profiling.table import Sweep, alignment_class
-from gac.reporting.page import log_scale
+from gac.reporting.figures.marks import DOTTED
+from gac.reporting.layout import class_name
+from gac.reporting.page import log_scale, time_unit
 from gac.sites import Floats, Ints
 
 if TYPE_CHECKING:
@@ -61,7 +63,7 @@ def plot_sweep(ax: "Axes", sweep: Sweep, cliffs: Cliffs, dims: tuple[int, int] |
     """
     shown = _window(sweep, dims)
     step = cliffs.period if cliffs.period > 1 else 1
-    scale, unit = (1e6, "ms") if sweep.ns[shown].max() >= 1e7 else (1e3, "µs")
+    scale, unit = time_unit(sweep.ns[shown].max())
     latency = sweep.ns / scale
     line = shown & (sweep.dims % step == 0)
     dots = "." if line.sum() < _FEW else ""
@@ -93,7 +95,7 @@ def _draw_classes(ax: "Axes", sweep: Sweep, latency: Floats, misaligned: NDArray
         ours = misaligned & (classes == step) & fallen
         if ours.any():
             style: dict[str, Any] = {"mec": colour, "mfc": "none", "ms": size, "mew": 0.8, "ls": "none"}
-            label = ("odd" if step == 1 else f"{step} x odd") + _ran(sweep, ours)
+            label = class_name(step) + _ran(sweep, ours)
             ax.plot(sweep.dims[ours], latency[ours], marker=marker, label=label, zorder=3, **style)
     rest = misaligned & ~fallen
     if rest.any():
@@ -112,7 +114,7 @@ def _draw_staircase(ax: "Axes", sweep: Sweep, latency: Floats, cliffs: Cliffs, s
     before = [place[dim] for dim in cliffs.sweet_spots[largest].tolist()]
     after = [place[dim] for dim in cliffs.edges[largest].tolist()]
     for left, right in zip(before, after, strict=True):
-        ax.axvline(float(sweep.dims[left] + sweep.dims[right]) / 2, color="#999999", lw=0.6, ls=(0, (1, 2)), zorder=1)
+        ax.axvline(float(sweep.dims[left] + sweep.dims[right]) / 2, **DOTTED)
     some = f"{len(largest)} largest of {len(visible)}" if len(largest) < len(visible) else f"all {len(visible)}"
     spots = [int(dim) for dim in sweep.dims[before]], latency[before]
     ax.plot(*spots, "v", color="black", ms=4, label=f"sweet spots ({some})", zorder=4)

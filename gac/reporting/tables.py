@@ -1,6 +1,6 @@
 """Plans as rich tables, at most 100 columns wide; nothing is printed here."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 
 from rich.console import Group
@@ -14,9 +14,6 @@ from gac.sites import short_names
 SYMBOLS = {"low_rank": "r", "narrow": "w", "head_dim": "d", "grouped": "g"}
 
 
-# --- a plan ---------------------------------------------------------------------------------------------------------
-
-
 def plan_summary(plan: Plan) -> Text:
     """``Plan.summary`` with its first line standing out."""
     text = Text(plan.summary())
@@ -26,13 +23,13 @@ def plan_summary(plan: Plan) -> Text:
 
 def plan_table(plan: Plan) -> Group:
     """One row a layer: the form and dim of every weight, the parameters kept and the loss in nats a token."""
-    layers = _by_layer(plan)
-    cells = [{kind: cell_of(weight) for kind, weight in weights.items()} for _, weights in weights_by_layer(plan)]
-    kinds = list(dict.fromkeys(kind for of_layer in cells for kind in of_layer))
+    layers = weights_by_layer(plan)
+    kinds = kinds_of(layers)
     columns = [("layer", ">"), *((kind.removesuffix("_proj"), ">") for kind in kinds), ("kept", ">"), ("loss", ">")]
     table = new_table(columns)
-    for (layer, sites), of_layer in zip(layers, cells, strict=True):
-        table.add_row(str(layer), *(of_layer.get(kind, "") for kind in kinds), *_totals(sites))
+    for (layer, weights), (_, sites) in zip(layers, _by_layer(plan), strict=True):
+        cells = (cell_of(weights[kind]) if kind in weights else "" for kind in kinds)
+        table.add_row(str(layer), *cells, *_totals(sites))
     return Group(
         table,
         legend("r: rank of a pair; g: rank per head group; w: neurons of the MLP; d: head_dim of values; -: dense"),
@@ -51,6 +48,11 @@ def weights_by_layer(plan: Plan) -> list[tuple[int, dict[str, WeightChoice]]]:
         called = short_names([weight.name for weight in weights])
         found.append((layer, {called[weight.name]: weight for weight in weights}))
     return found
+
+
+def kinds_of(layers: Iterable[tuple[int, Mapping[str, WeightChoice]]]) -> list[str]:
+    """The short names in any of the layers, in the order of the model."""
+    return list(dict.fromkeys(kind for _, weights in layers for kind in weights))
 
 
 def cell_of(weight: WeightChoice) -> str:

@@ -15,7 +15,7 @@ from gac.profiling.cliffs import Cliffs
 from gac.profiling.table import Profile
 from gac.reporting.frontier import frontier_table
 from gac.reporting.html_tables import html_of
-from gac.reporting.layout import legend, new_table
+from gac.reporting.layout import class_name, legend, new_table
 from gac.reporting.tables import plan_summary, plan_table, weights_by_layer
 
 _WIDTH = 100
@@ -92,12 +92,14 @@ def _profile(profile: Profile) -> Group:
     table = new_table(
         [("operator", "<"), ("dtype", "<"), ("shapes", ">"), ("failed", ">"), ("fastest", ">"), ("slowest", ">")]
     )
-    kinds = sorted({(row.operator, row.dtype) for row in profile.measurements})
-    for kind in kinds:
-        rows = [row for row in profile.measurements if (row.operator, row.dtype) == kind]
-        known = [row.median_ns for row in rows if row.median_ns is not None]
+    kinds: dict[tuple[str, str], list[float | None]] = {}
+    for row in profile.measurements:
+        kinds.setdefault((row.operator, row.dtype), []).append(row.median_ns)
+    for kind in sorted(kinds):
+        medians = kinds[kind]
+        known = [ns for ns in medians if ns is not None]
         times = [f"{pick(known) / 1e3:,.1f} µs" for pick in (min, max)] if known else ["-", "-"]
-        table.add_row(*(Text(name) for name in kind), f"{len(rows):,}", f"{len(rows) - len(known):,}", *times)
+        table.add_row(*(Text(name) for name in kind), f"{len(medians):,}", f"{len(medians) - len(known):,}", *times)
     header = profile.header
     title = Text(f"profile {profile.path.stem}: {header.gpu}", style="bold")
     software = f"driver {header.driver}, CUDA {header.cuda}, cuBLAS {header.cublas}, PyTorch {header.torch}"
@@ -126,9 +128,10 @@ def _cliffs(cliffs: Cliffs) -> Group:
     columns = [("alignment class", "<"), ("dims", ">"), ("slowdown", ">"), ("padded to", ">"), ("keeps up", "<")]
     table = new_table(columns)
     for one in cliffs.evidence:
-        called = "odd" if one.step == 1 else f"{one.step} x odd"
         keeps_up = "yes" if one.keeps_up else "no"
-        table.add_row(called, f"{one.dims:,}", f"{one.slowdown:.2f}x", f"multiples of {one.against}", keeps_up)
+        table.add_row(
+            class_name(one.step), f"{one.dims:,}", f"{one.slowdown:.2f}x", f"multiples of {one.against}", keeps_up
+        )
     worst = ""
     if len(cliffs.collapsed):
         at = int(cliffs.slowdown.argmax())
@@ -175,13 +178,13 @@ def _frontier_rows(frontier: Frontier) -> list[Row]:
     ]
 
 
-def _perplexity(found: "Perplexity") -> Group:
+def _perplexity(found: Perplexity) -> Group:
     table = new_table([("perplexity", ">"), ("tokens predicted", ">"), ("dtype", "<")])
     table.add_row(f"{found.value:.3f}", f"{found.tokens:,}", found.dtype)
     return Group(table, legend(found.protocol))
 
 
-def _perplexity_rows(found: "Perplexity") -> list[Row]:
+def _perplexity_rows(found: Perplexity) -> list[Row]:
     return [{"value": found.value, "tokens": found.tokens, "protocol": found.protocol, "dtype": found.dtype}]
 
 

@@ -5,7 +5,6 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from gac.errors import TextError
+from gac.errors import TextError, did_you_mean
 from gac.sensitivity.documents import DEFAULT_LENGTH, DEFAULT_WINDOWS, Documents, Text
 from gac.sensitivity.wikipedia import wiki_sample
 
@@ -148,7 +147,7 @@ def evaluation_windows(source: str, tokenizer: Any, windows: int | None = None, 
         TextError: an unknown source, one that cannot be read, or too few tokens.
     """
     found = _source(source)
-    start, length = found.reserved or 0, length or found.length
+    start, length = found.reserved or 0, found.length if length is None else length
     ids = _tokens(found.evaluation(), tokenizer, found.headed)[start:]
     cut = _windows(source, _all_windows(source, ids, windows, length, "evaluation")[:windows], start)
     return replace(cut, bos=found.headed and int(cut.ids[0, 0]) == tokenizer.bos_token_id)
@@ -225,13 +224,23 @@ def _shorter(usable: int, length: int) -> str:
 
 
 def _source(name: str) -> _Source:
-    if name in _SOURCES:
-        return _SOURCES[name]
-    if os.path.isfile(name):
-        return _Source(partial(_local, name), partial(_local, name))
-    near = get_close_matches(name, _SOURCES, n=1)
-    hint = f"Did you mean {near[0]}?" if near else "Check the name or the path."
-    raise TextError(f"text {name!r} is neither known nor a file", f"one of {', '.join(_SOURCES)}, or a path", hint)
+    check_text(name)
+    return _SOURCES.get(name) or _Source(partial(_local, name), partial(_local, name))
+
+
+def check_text(name: str) -> None:
+    """Refuse a text that is neither known nor a file.
+
+    Raises:
+        TextError: with the known names.
+    """
+    if name in _SOURCES or os.path.isfile(name):
+        return
+    raise TextError(
+        f"text {name!r} is neither known nor a file",
+        f"one of {', '.join(_SOURCES)}, or a path",
+        did_you_mean(name, _SOURCES, "Check the name or the path."),
+    )
 
 
 def _local(path: str) -> str:

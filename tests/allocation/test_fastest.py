@@ -51,3 +51,9 @@ def test_nothing_is_faster_site_by_site(problem: Problem) -> None:
 def test_a_loss_that_no_choice_within_the_budget_keeps_is_refused(problem: Problem) -> None:
     with pytest.raises(BudgetError, match=r"budget 0.5 with a loss of at most 0.001; expected \d+ parameters or more"):
         fastest(problem, 0.5, WORKLOAD, 0.001)
+
+
+def test_the_latency_of_no_workload_is_refused(problem: Problem) -> None:
+    for workload in ("decode:1@7", "params"):
+        with pytest.raises(BudgetError, match=rf"workload '{workload}'; expected one of the plan's workloads"):
+            fastest(problem, 0.9, workload, 0.05)

@@ -228,7 +228,10 @@ def test_a_frontier_is_read_back_equal(limit: str, tmp_path: Path) -> None:
         (lambda d: d.update(limit="decode:4@8"), "frontier limits 'decode:4@8'; expected params or one of its"),
         (lambda d: d.update(points=[]), "frontier has no points; expected one at least."),
         (lambda d: d["sites"][0]["options"][0].update(dims=[2]), "an option of site site0 states 24 parameters"),
-        (lambda d: d["sites"][0]["options"][0].update(dims=[13]), "weight site0 has low_rank dim 13; expected 1 to 12"),
+        (
+            lambda d: d["sites"][0]["options"][0].update(dims=[13]),
+            "weight site0 has low_rank dim 13; expected a dim from 1 to 12",
+        ),
         (lambda d: d["sites"][0]["options"][0].update(forms=["magic"]), "form 'magic' is unknown"),
         (lambda d: d["sites"][0]["options"][0].update(forms=[]), "an option of site site0 has 0 forms and 2 latencies"),
         (lambda d: d["points"][1].update(params=1), "point 1 states 1 parameters"),

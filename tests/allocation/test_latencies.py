@@ -25,7 +25,7 @@ def flat(points: tuple[Point, ...]) -> Timing:
         Measurement(one.operation.operator, one.operation.axes, "bf16", "cold", 1.0, 0.0, 10, 1980, True)
         for one in dict.fromkeys(points)
     ]
-    return Timing(Profile(Path("flat.jsonl"), make_header(), Rows.of(rows), "digest", {}), WORKLOADS, "bf16")
+    return Timing(Profile(Path("flat.jsonl"), make_header(), Rows.of(rows), "digest", {}), WORKLOADS)
 
 
 @pytest.fixture(scope="module", params=["smollm2", "qwen3-8b"])

@@ -16,34 +16,21 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
-from tests.stress.harming import KILLED, Victim, check_whole, make_world, result, run, timings
+from tests.stress.harming import (
+    KILLED,
+    LEAST_FILE,
+    Job,
+    Victim,
+    check_whole,
+    make_world,
+    result,
+    run,
+    timings,
+    undisturbed,
+)
 from tests.stress.victims import JOBS, Harm, counted
-
-LEAST_FILE = 200
-
-
-@dataclass(frozen=True)
-class Job:
-    """A job, what comes of it, and what it takes: calls, seconds, and bytes of its largest file and of all."""
-
-    name: str
-    world: Path
-    result: object
-    calls: int
-    seconds: float
-    largest: int
-    total: int
-
-
-def undisturbed(name: str, world: Path, trial: Path) -> Job:
-    victim, begun = Victim(name, world, trial), time.monotonic()
-    ended = victim.end()
-    seconds = time.monotonic() - begun
-    sizes = [path.stat().st_size for path in trial.rglob("*") if path.is_file()]
-    return Job(name, world, result(name, trial), ended.calls, seconds, max(sizes), sum(sizes))
 
 
 def killed_at_a_call(job: Job, trial: Path, draw: random.Random) -> str:

@@ -67,7 +67,7 @@ def test_it_reads_as_a_sentence() -> None:
 
 
 def test_a_word_that_is_no_source_is_no_text(tiny_model: LlamaForCausalLM, tiny_tokenizer: Any) -> None:
-    with pytest.raises(TextError, match=r"text 'wikisample' is neither known .* Did you mean wiki-sample\?"):
+    with pytest.raises(TextError, match=r"text 'wikisample' is neither known .* Did you mean 'wiki-sample'\?"):
         perplexity(tiny_model, tiny_tokenizer, "wikisample")
 
 

@@ -11,6 +11,7 @@ from gac.allocation.frontier import frontier
 from gac.compression.carrying import digest_of
 from gac.compression.header import header_of
 from gac.files import to_json
+from gac.forms import form_named
 from gac.models.families import COMPRESSED, family_of
 from gac.plan import KvCache, Plan, WorkloadLatency
 from tests.allocation.small_problems import MADE_FROM, problem
@@ -67,7 +68,7 @@ def _profile() -> bytes:
 
 
 def _with_cache(plan: Plan) -> Plan:
-    kept = sum(8 * 2 if one.form == "head_dim" else one.weight.kept for one in plan.weights if one.cached)
+    kept = sum(form_named(one.form).cached(one.weight, one.dim) for one in plan.weights)
     whole = sum(one.weight.kept for one in plan.weights)
     known = WorkloadLatency("decode:1@1024", 200, 150, 7, 0, 0)
     return replace(plan, kv_cache=KvCache(kept, whole, 0.75, kept), workloads=(known,))

@@ -195,7 +195,13 @@ HUGE: dict[str, Callable[[], bytes]] = {
     "many levels": lambda: PLAN.replace(b'"tiny"', b"[" * 20_000_000),
     "many digits": lambda: PLAN.replace(b'"seed":0', b'"seed":' + b"1" * 20_000_000),
     "many keys": lambda: PLAN.replace(b'"latency":{', b'"latency":{' + b'"a":1,' * 3_000_000 + b'"b":1'),
+    "a late repeated key": lambda: PLAN.replace(b'"latency":{', b'"latency":{' + keys(900_000) + b'"z":1,"z":1'),
+    "many entries far down": lambda: PLAN.replace(b'"tiny"', b"[" * 900 + b"0," * 1_900_000 + b"0" + b"]" * 900),
 }
+
+
+def keys(count: int) -> bytes:
+    return b"".join(b'"%d":1,' % number for number in range(count))
 
 
 def limited() -> None:
@@ -226,6 +232,17 @@ def test_many_lines_about_few_rows_are_read_in_time(tmp_path: Path) -> None:
 def test_a_row_of_millions_of_launches_is_refused() -> None:
     with pytest.raises(ProfileError, match="p:5: a line of over 1,048,576 bytes"):
         parse(PROFILE.replace(b'"launches": [', b'"launches": [' + b"0," * 5_000_000, 1), "p")
+
+
+def test_a_row_of_thousands_of_axes_is_refused() -> None:
+    axes = b"".join(b'"a%d": 1, ' % number for number in range(5_000))
+    with pytest.raises(ProfileError, match=r"p:5: shape: 5,004 axes"):
+        parse(PROFILE.replace(b'"shape": {', b'"shape": {' + axes, 1), "p")
+
+
+def test_a_sentinel_of_many_timings_is_read() -> None:
+    timings = b'{"record": "sentinel", "row": 1, "median_ns": 9.5}\n' * 200_000
+    assert len(parse(PROFILE + timings, "p").sentinels[1]) >= 200_000
 
 
 def test_what_never_ends_is_not_read_to_the_end() -> None:

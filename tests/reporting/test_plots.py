@@ -162,6 +162,16 @@ def test_a_figure_is_saved_as_its_ending_says(ending: str, magic: bytes, tmp_pat
     assert list(target.parent.iterdir()) == [target]
 
 
+def test_a_figure_where_nothing_can_be_written_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(GacError) as caught:
+        save_figure(figure_of_sweeps([(sweep(), find_cliffs(sweep()))], "one"), tmp_path / "file" / "one.png")
+    assert str(caught.value) == (
+        f"figure cannot be written to {tmp_path / 'file' / 'one.png'}: File exists; expected a writable path. "
+        "Choose another path."
+    )
+
+
 @pytest.mark.parametrize(("name", "shown"), [("figure.gif", "'.gif'"), ("figure", "nothing")])
 def test_an_unknown_ending_is_refused(name: str, shown: str) -> None:
     with pytest.raises(GacError) as failure:

@@ -127,7 +127,7 @@ def test_an_unknown_name_lists_the_known_ones() -> None:
         evaluation_windows("wikitext-2", Ordinals())
     assert str(caught.value) == (
         "text 'wikitext-2' is neither known nor a file; expected one of wiki-sample, wikitext2, c4, or a path. "
-        "Did you mean wikitext2?"
+        "Did you mean 'wikitext2'?"
     )
     assert text_names() == ("wiki-sample", "wikitext2", "c4")
 
@@ -175,6 +175,11 @@ def test_data_sets_give_other_splits_to_evaluation(
 )
 def test_a_text_has_windows_of_its_own_length(name: str, length: int) -> None:
     assert window_length(name) == length
+
+
+def test_windows_of_no_tokens_are_refused(text_file: Path) -> None:
+    with pytest.raises(TextError, match="windows of 0 tokens"):
+        evaluation_windows(str(text_file), Ordinals(), length=0)
 
 
 def test_a_tokenizer_without_bos_adds_none(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ _context = multiprocessing.get_context("forkserver")  # forks a process that has
 _context.set_forkserver_preload(["tests.stress.victims", "msgspec", "pydantic.dataclasses", "pydantic.type_adapter"])
 
 KILLED = "killed"
+LEAST_FILE = 200  # what the tests themselves write is smaller
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,29 @@ def make_world(world: Path) -> None:
 
 def run(job: str, world: Path, trial: Path, harm: Harm | None = None) -> Ended:
     return Victim(job, world, trial, harm).end()
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job, what comes of it, and what it takes: calls, seconds, and bytes of its largest file and of all."""
+
+    name: str
+    world: Path
+    result: object
+    calls: int
+    seconds: float
+    largest: int
+    total: int
+
+
+def undisturbed(name: str, world: Path, trial: Path) -> Job:
+    """A job that nothing happens to."""
+    victim, begun = Victim(name, world, trial), time.monotonic()
+    ended = victim.end()
+    seconds = time.monotonic() - begun
+    assert ended.outcome == "done"
+    sizes = [path.stat().st_size for path in trial.rglob("*") if path.is_file()]
+    return Job(name, world, result(name, trial), ended.calls, seconds, max(sizes), sum(sizes))
 
 
 def check_whole(trial: Path) -> None:

@@ -8,8 +8,6 @@ import errno
 import os
 import random
 import stat
-import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -22,20 +20,19 @@ from gac.profiling.sweeps.sweep import run_sweep
 from gac.profiling.table import Profile
 from gac.sensitivity.store import read_arrays, write_arrays, write_tensors
 from tests.headers import make_header
-from tests.stress.harming import KILLED, Victim, check_whole, make_world, result, run, timings
+from tests.stress.harming import (
+    KILLED,
+    LEAST_FILE,
+    Job,
+    Victim,
+    check_whole,
+    make_world,
+    result,
+    run,
+    timings,
+    undisturbed,
+)
 from tests.stress.victims import JOBS, POINTS, CountingMeasurer, Harm
-
-LEAST_FILE = 200  # what the tests themselves write is smaller
-
-
-@dataclass(frozen=True)
-class Whole:
-    """A job that nothing happened to: what came of it, its calls, its seconds, and its largest file in bytes."""
-
-    result: object
-    calls: int
-    seconds: float
-    largest: int
 
 
 @pytest.fixture(scope="module")
@@ -46,19 +43,11 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def wholes(world: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Whole]:
-    found = {}
-    for job in JOBS:
-        trial = tmp_path_factory.mktemp(job)
-        victim, begun = Victim(job, world, trial), time.monotonic()
-        ended = victim.end()
-        assert ended.outcome == "done"
-        largest = max(path.stat().st_size for path in trial.rglob("*") if path.is_file())
-        found[job] = Whole(result(job, trial), ended.calls, time.monotonic() - begun, largest)
-    return found
+def wholes(world: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Job]:
+    return {job: undisturbed(job, world, tmp_path_factory.mktemp(job)) for job in JOBS}
 
 
-def check_finishes(job: str, world: Path, trial: Path, whole: Whole) -> None:
+def check_finishes(job: str, world: Path, trial: Path, whole: Job) -> None:
     check_whole(trial)
     assert run(job, world, trial).outcome == "done"
     assert result(job, trial) == whole.result
@@ -67,7 +56,7 @@ def check_finishes(job: str, world: Path, trial: Path, whole: Whole) -> None:
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("job", JOBS)
 def test_killed_at_a_call_it_is_finished_by_the_next_run(
-    job: str, seed: int, world: Path, tmp_path: Path, wholes: dict[str, Whole]
+    job: str, seed: int, world: Path, tmp_path: Path, wholes: dict[str, Job]
 ) -> None:
     call = random.Random(f"{job} {seed}").randint(1, int(0.95 * wholes[job].calls))
     assert run(job, world, tmp_path, Harm(at_call=call)).outcome == KILLED
@@ -76,7 +65,7 @@ def test_killed_at_a_call_it_is_finished_by_the_next_run(
 
 @pytest.mark.parametrize("job", JOBS)
 def test_killed_at_a_moment_it_is_finished_by_the_next_run(
-    job: str, world: Path, tmp_path: Path, wholes: dict[str, Whole]
+    job: str, world: Path, tmp_path: Path, wholes: dict[str, Job]
 ) -> None:
     for seed in range(2):  # the second time what the first left is there
         Victim(job, world, tmp_path).end(kill_after=random.Random(seed).uniform(0, 0.8 * wholes[job].seconds))
@@ -85,7 +74,7 @@ def test_killed_at_a_moment_it_is_finished_by_the_next_run(
 
 @pytest.mark.parametrize("seed", range(4))
 def test_at_most_the_timing_that_is_being_written_is_lost(
-    seed: int, world: Path, tmp_path: Path, wholes: dict[str, Whole]
+    seed: int, world: Path, tmp_path: Path, wholes: dict[str, Job]
 ) -> None:
     call = random.Random(f"timing {seed}").randint(1, wholes["profile"].calls)
     run("profile", world, tmp_path, Harm(at_call=call))
@@ -94,7 +83,7 @@ def test_at_most_the_timing_that_is_being_written_is_lost(
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_a_profile_that_ends_anywhere_goes_on_there(seed: int, tmp_path: Path, wholes: dict[str, Whole]) -> None:
+def test_a_profile_that_ends_anywhere_goes_on_there(seed: int, tmp_path: Path, wholes: dict[str, Job]) -> None:
     path = tmp_path / "gpu.jsonl"
     run_sweep(POINTS, path, CountingMeasurer(tmp_path / "first"), make_header(), progress=False)
     whole = path.read_bytes()
@@ -109,7 +98,7 @@ def test_a_profile_that_ends_anywhere_goes_on_there(seed: int, tmp_path: Path, w
 @pytest.mark.parametrize("seed", range(1))
 @pytest.mark.parametrize("job", JOBS)
 def test_on_a_full_disk_it_says_so_and_is_finished_by_the_next_run(
-    job: str, seed: int, world: Path, tmp_path: Path, wholes: dict[str, Whole]
+    job: str, seed: int, world: Path, tmp_path: Path, wholes: dict[str, Job]
 ) -> None:
     room = random.Random(f"{job} {seed}").randint(LEAST_FILE, wholes[job].largest - 1)
     ended = run(job, world, tmp_path, Harm(largest_file=room))
@@ -119,7 +108,7 @@ def test_on_a_full_disk_it_says_so_and_is_finished_by_the_next_run(
 
 
 @pytest.mark.parametrize("job", JOBS)
-def test_two_at_once_do_not_spoil_each_other(job: str, world: Path, tmp_path: Path, wholes: dict[str, Whole]) -> None:
+def test_two_at_once_do_not_spoil_each_other(job: str, world: Path, tmp_path: Path, wholes: dict[str, Job]) -> None:
     both = [Victim(job, world, tmp_path), Victim(job, world, tmp_path)]
     outcomes = sorted(victim.end().outcome for victim in both)
     assert outcomes[-1] == "done"
@@ -128,7 +117,7 @@ def test_two_at_once_do_not_spoil_each_other(job: str, world: Path, tmp_path: Pa
 
 
 @pytest.mark.parametrize("job", JOBS)
-def test_the_wall_clock_decides_nothing(job: str, world: Path, tmp_path: Path, wholes: dict[str, Whole]) -> None:
+def test_the_wall_clock_decides_nothing(job: str, world: Path, tmp_path: Path, wholes: dict[str, Job]) -> None:
     assert run(job, world, tmp_path, Harm(wild_clock=True)).outcome == "done"
     assert result(job, tmp_path) == wholes[job].result
 

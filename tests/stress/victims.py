@@ -14,7 +14,6 @@ from types import FrameType
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from tqdm import tqdm
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -24,6 +23,7 @@ from gac.forms import low_rank
 from gac.profiling.records import Launch, Measurement, Point
 from gac.profiling.sweeps import sweep
 from gac.sensitivity import calibration
+from tests.conftest import byte_backend
 from tests.headers import make_header
 
 POINTS = [Point(low_rank(1, 64, rank, 64)) for rank in range(1, 31)]
@@ -54,11 +54,7 @@ def make_world(world: Path) -> None:
         tie_word_embeddings=False,
     )
     LlamaForCausalLM(config).save_pretrained(world / "model")
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    backend = Tokenizer(models.BPE(vocab={byte: index for index, byte in enumerate(alphabet)}, merges=[]))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    PreTrainedTokenizerFast(tokenizer_object=backend).save_pretrained(world / "model")
+    PreTrainedTokenizerFast(tokenizer_object=byte_backend()).save_pretrained(world / "model")
     draw = random.Random(0)
     words = ["the", "rank", "of", "a", "weight", "is", "small", "where", "curvature", "falls", "off"]
     (world / "text.txt").write_text(" ".join(draw.choice(words) for _ in range(500)), encoding="utf-8")

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from huggingface_hub.errors import StrictDataclassError
 from transformers import CONFIG_MAPPING
 
 from gac.errors import CheckpointError, ModelError
 from gac.forms import Weight
 from gac.models.families import Family, family_of
+from gac.models.loading import UNREADABLE
 
 # What compressors write as the model_type, and the architecture that they compressed.
 COMPRESSED_TYPES: Mapping[str, str] = MappingProxyType(
@@ -54,7 +54,7 @@ def dense_model(config: Mapping[str, Any]) -> DenseModel:
         weights = {weight.name: weight for site in family.sites(whole) for weight in site.weights}
     except ModelError:
         return DenseModel(None, {}, 0, 0)
-    except (TypeError, ValueError, AttributeError, StrictDataclassError) as failure:
+    except UNREADABLE as failure:
         reason = " ".join(str(failure).split()).rstrip(".")
         raise CheckpointError(
             f"config.json is no config of a {architecture} model: {reason}", "its own config", "Copy it again."

@@ -11,7 +11,7 @@ def padded_plan(plan: Plan, dims: Dims) -> Plan:
     """The plan with new dims, counted again in exact integers.
 
     What it loses is as before, for zeros change no output. That no choice within the budget loses less is no longer
-    proved of it, and its latencies, which were those of other dims, are left out.
+    proved of it; its latencies and what its sites could have had instead, which are of other dims, are left out.
 
     Args:
         dims: by the name of the weight, or of the site that is shorter as a whole.
@@ -32,7 +32,8 @@ def padded_plan(plan: Plan, dims: Dims) -> Plan:
 
 def _padded_site(site: SiteChoice, dims: Dims) -> SiteChoice:
     weights = tuple(replace(one, dim=_dim(site, one, dims)) for one in site.weights)
-    return replace(site, weights=weights, params=sum(one.params for one in weights), latency_ns=())
+    params = sum(one.params for one in weights)
+    return replace(site, weights=weights, params=params, latency_ns=(), alternatives=())
 
 
 def _dim(site: SiteChoice, choice: WeightChoice, dims: Dims) -> int:

@@ -6,7 +6,7 @@ from pathlib import Path
 from gac.compression.checkpoint import check_free, complete_directory
 from gac.compression.repair.contract import ShapeContract
 from gac.compression.repair.layouts import find_blocks
-from gac.compression.repair.padding import Insertions, added_bytes, insertions
+from gac.compression.repair.padding import added_bytes, insertions
 from gac.compression.repair.report import Moved, Repaired
 from gac.compression.repair.seams import Block, Dims
 from gac.compression.repair.stored import Source, open_source
@@ -55,7 +55,8 @@ def repair_checkpoint(
     times += _measured(found.blocks, (before, after), workloads) if measure else []
     held = sum(stored.bytes for stored in source.tensors.values())
     grown = held + sum(added_bytes(source.tensors[name], more) for name, more in put_in.items())
-    _write(source, output.resolve(), found.blocks, after, put_in, grown)
+    with complete_directory(output.resolve()) as part:
+        write(source, part, found.blocks, after, put_in, grown)
     return Repaired(
         source=str(directory),
         output=str(output),
@@ -107,13 +108,6 @@ def check_apart(directory: Path, output: Path) -> None:
 def _measured(blocks: Sequence[Block], dims: tuple[Dims, Dims], workloads: Sequence[Workload]) -> list[Times]:
     gpu, look = on_gpu(blocks, dims, workloads)
     return [summed("measured", gpu, blocks, dims, workload, look) for workload in workloads]
-
-
-def _write(
-    source: Source, target: Path, blocks: tuple[Block, ...], dims: Dims, put_in: Insertions, bytes_: int
-) -> None:
-    with complete_directory(target) as part:
-        write(source, part, blocks, dims, put_in, bytes_)
 
 
 def _moved(source: Source, blocks: Sequence[Block], dims: Dims) -> list[Moved]:

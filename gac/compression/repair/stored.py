@@ -16,7 +16,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from gac.compression.shards import shard_names
-from gac.errors import CheckpointError
+from gac.errors import CheckpointError, first_line
+from gac.models.loading import UNREADABLE
 
 SAFE, PICKLED = "model.safetensors", "pytorch_model.bin"
 PICKLES = (".bin", ".pt", ".pth")
@@ -153,10 +154,9 @@ def _unpickled(path: Path) -> dict[str, Tensor]:
     expected = "a state_dict: tensors by name, and nothing else"
     try:
         found: Any = torch.load(path, map_location="cpu", weights_only=True)
-    except (OSError, RuntimeError, ValueError, EOFError, KeyError, pickle.UnpicklingError) as failure:
-        reason = str(failure).strip().partition("\n")[0].rstrip(".")
+    except (*UNREADABLE, EOFError, pickle.UnpicklingError) as failure:
         raise CheckpointError(
-            f"{path} cannot be read: {reason}",
+            f"{path} cannot be read: {first_line(failure)}",
             expected,
             "Save model.state_dict() where you trust the code that the pickle names.",
         ) from failure

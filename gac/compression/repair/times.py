@@ -7,13 +7,12 @@ from typing import Literal
 
 import numpy as np
 
+from gac.allocation.latencies import DTYPE, UNKNOWN
 from gac.compression.repair.seams import Block, Dims, Run, Seam
 from gac.errors import ProfileError
 from gac.profiling.records import DeviceLostError, Measurement, Point
 from gac.profiling.table import Profile
 from gac.sites import Workload
-
-DTYPE = "bf16"
 
 Look = Callable[[Run, Dims, int], int | None]
 """ns of a run at these dims for a number of rows; None where unknown."""
@@ -73,7 +72,7 @@ def in_table(profile: Profile) -> Look:
     def look(run: Run, dims: Dims, rows: int) -> int | None:
         size = np.array([run.size(dims)], dtype=np.int64)
         ns, _ = profile.latency(run.operator, {"m": rows, **dict(run.fixed)}, run.axis, size, DTYPE)
-        return None if ns[0] < 0 else int(ns[0])
+        return None if ns[0] == UNKNOWN else int(ns[0])
 
     return look
 

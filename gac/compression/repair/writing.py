@@ -1,5 +1,6 @@
 """Write the repaired checkpoint: the same layout, in safetensors, whole or absent."""
 
+import copy
 import json
 import shutil
 from collections.abc import Mapping
@@ -16,6 +17,8 @@ from gac.compression.repair.seams import Block, Dims
 from gac.compression.repair.stored import PICKLED, PICKLES, SAFE, Source
 from gac.files import open_to_umask
 from gac.models.loading import is_checkpoint
+
+_LEFT_OUT = (*PICKLES, ".pkl", ".ckpt")
 
 
 def write(source: Source, part: Path, blocks: tuple[Block, ...], dims: Dims, put_in: Insertions, bytes_: int) -> None:
@@ -47,7 +50,7 @@ def left_out(source: Source) -> tuple[str, ...]:
 
 
 def _pickle(path: Path) -> bool:
-    return path.suffix in (*PICKLES, ".pkl", ".ckpt")
+    return path.suffix in _LEFT_OUT
 
 
 def _copy_rest(source: Source, part: Path) -> None:
@@ -57,7 +60,7 @@ def _copy_rest(source: Source, part: Path) -> None:
         if path.name in done or _pickle(path):
             continue
         if path.is_dir():
-            patterns = shutil.ignore_patterns(*(f"*{suffix}" for suffix in (*PICKLES, ".pkl", ".ckpt")))
+            patterns = shutil.ignore_patterns(*(f"*{suffix}" for suffix in _LEFT_OUT))
             shutil.copytree(path, part / path.name, ignore=patterns)
         else:
             shutil.copyfile(path, part / path.name)
@@ -110,7 +113,7 @@ def _write_config(source: Source, part: Path, blocks: tuple[Block, ...], dims: D
     if not moved:
         shutil.copyfile(source.directory / "config.json", part / "config.json")
         return
-    config = json.loads((source.directory / "config.json").read_bytes())
+    config = copy.deepcopy(source.config)
     for path, dim in moved.items():
         _set(config, path, dim)
     (part / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

@@ -51,17 +51,16 @@ class Journal:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._file = self.path.open("a+b", buffering=0)
+            try:
+                self._lock()
+                self._resume()
+            except BaseException:
+                self._file.close()
+                raise
         except OSError as failure:
-            raise self._unwritable(failure) from failure
-        try:
-            self._lock()
-            self._resume()
-        except OSError as failure:
-            self._file.close()
-            raise self._unwritable(failure) from failure
-        except BaseException:
-            self._file.close()
-            raise
+            raise ProfileError(
+                f"profile {self.path} cannot be written: {failure.strerror}", "a writable path", "Choose another path."
+            ) from failure
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -69,7 +68,7 @@ class Journal:
             os.fsync(self._file.fileno())
         except OSError as failure:
             if not isinstance(error, GacError):  # which already says what failed
-                raise self._full(failure.strerror or "input/output error") from failure
+                raise self._full(failure.strerror) from failure
         finally:
             self._file.close()
 
@@ -125,18 +124,13 @@ class Journal:
                 os.fsync(self._file.fileno())
                 self._synced = time.monotonic()
         except OSError as failure:
-            raise self._full(failure.strerror or "input/output error") from failure
+            raise self._full(failure.strerror) from failure
         if not whole:
             raise self._full("no room")
 
-    def _unwritable(self, failure: OSError) -> ProfileError:
+    def _full(self, reason: str | None) -> ProfileError:
         return ProfileError(
-            f"profile {self.path} cannot be written: {failure.strerror}", "a writable path", "Choose another path."
-        )
-
-    def _full(self, reason: str) -> ProfileError:
-        return ProfileError(
-            f"profile {self.path} cannot be written to the end: {reason}",
+            f"profile {self.path} cannot be written to the end: {reason or 'input/output error'}",
             "room for a line of some hundred bytes",
             "Make room and run the same command again: every whole line counts.",
         )

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gac.errors import ProfileError
-from gac.profiling.cliffs import MUCH_SLOWER, find_cliffs
-from gac.profiling.table import COARSEST_CLASS, Profile, Sweep
+from gac.profiling.cliffs import CLASSES, MUCH_SLOWER, find_cliffs
+from gac.profiling.table import Profile, Sweep
 from gac.reporting.figures.marks import MAP
+from gac.reporting.layout import class_name
 from gac.reporting.page import panel
 from gac.sites import Floats
 
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
 
 MOST_ROWS = 40
 
-_STEPS = tuple(2**power for power in range(COARSEST_CLASS.bit_length() - 1))
 _TOP = 4.0  # times: darker shades would tell no more
 _DARK = 2.6  # times above which white words have more contrast than black ones
 
@@ -47,7 +47,7 @@ def alignment(
         mesh = ax.pcolormesh(slowdown, cmap=f"{MAP}_r", vmin=1, vmax=_TOP, edgecolors="white", linewidth=0.5)
         _write_cells(ax, slowdown)
         ax.set_yticks(np.arange(len(chosen)) + 0.5, [f"{one.operator} {one.dtype}, {one.axis}" for one in chosen])
-        ax.set_xticks(np.arange(len(_STEPS)) + 0.5, ["odd", *(f"{step} x odd" for step in _STEPS[1:])])
+        ax.set_xticks(np.arange(len(CLASSES)) + 0.5, [class_name(step) for step in CLASSES])
         ax.tick_params(length=0)
         ax.invert_yaxis()
         ax.set_xlabel("alignment class: the largest power of two that divides the dim")
@@ -80,4 +80,4 @@ def longest_sweeps(profile: Profile) -> list[Sweep]:
 
 def _row(sweep: Sweep) -> Floats:
     known = find_cliffs(sweep).class_slowdown
-    return np.array([known.get(step, np.nan) for step in _STEPS])
+    return np.array([known.get(step, np.nan) for step in CLASSES])

@@ -8,9 +8,9 @@ import numpy as np
 from gac.errors import PlanError
 from gac.forms import form_named
 from gac.plan import Plan, WeightChoice
-from gac.reporting.figures.marks import ALIGNED, check_many, marker, proxy
+from gac.reporting.figures.marks import ALIGNED, DOTTED, check_many, marker, proxy
 from gac.reporting.page import page, panel, require_matplotlib
-from gac.reporting.tables import weights_by_layer
+from gac.reporting.tables import kinds_of, weights_by_layer
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from matplotlib.lines import Line2D
 
 _APART = 0.5  # of a layer's width: what the plans' markers are spread over
-_HOLLOW = "hollow: no multiple of 8"
 _BARRED = "bar across: shortened together with other weights"
 
 
@@ -54,7 +53,7 @@ def figure_of_dims(plans: Mapping[str, Plan], weights: Sequence[str] = (), title
     require_matplotlib()
     check_plans(plans)
     first = next(iter(plans.values()))
-    names = list(weights) or list(dict.fromkeys(name for _, of in weights_by_layer(first) for name in of))
+    names = list(weights) or kinds_of(weights_by_layer(first))
     with page(len(names), first.model if title is None else title) as (figure, axes):
         for ax, name in zip(axes, names, strict=True):
             dims(plans, name, ax=ax, legend=False)
@@ -82,8 +81,8 @@ def _of(plan: Plan, weight: str) -> dict[int, WeightChoice]:
     layers = weights_by_layer(plan)
     found = {layer: of[weight] for layer, of in layers if weight in of}
     if not found:
-        known = dict.fromkeys(name for _, of in layers for name in of)
-        raise PlanError(f"weight {weight!r} of {plan.model}", f"one of {', '.join(known)}", "Name one of these.")
+        known = ", ".join(kinds_of(layers))
+        raise PlanError(f"weight {weight!r} of {plan.model}", f"one of {known}", "Name one of these.")
     return found
 
 
@@ -101,7 +100,7 @@ def _draw(ax: "Axes", chosen: Mapping[int, WeightChoice], number: int, of: int, 
 def _label(ax: "Axes", weight: str, top: float) -> None:
     from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
 
-    ax.axhline(top, color="#999999", lw=0.6, ls=(0, (1, 2)), zorder=1)
+    ax.axhline(top, **DOTTED)
     ax.set_ylim(0, 1.06 * top)
     ticks = [tick for tick in MaxNLocator(5, integer=True).tick_values(0, top) if tick < 0.95 * top]
     ax.yaxis.set_major_locator(FixedLocator([*ticks, top]))
@@ -113,11 +112,13 @@ def _label(ax: "Axes", weight: str, top: float) -> None:
 
 
 def _legend(names: Sequence[str]) -> list["Line2D"]:
-    entries = [proxy(name, **marker(number)) for number, name in enumerate(names)]
-    grey = {"marker": "o", "mec": "#555555", "ls": "none", "ms": 4.0}
-    entries.append(proxy(_HOLLOW, mfc="none", **grey))
-    entries.append(proxy(_BARRED, marker="_", color="black", ls="none", ms=7))
-    return entries
+    return [*_entries(names), proxy(_BARRED, marker="_", color="black", ls="none", ms=7)]
+
+
+def _entries(names: Sequence[str]) -> list["Line2D"]:
+    """One a name, by its marker, and what hollow ones mean."""
+    hollow = proxy("hollow: no multiple of 8", marker="o", mec="#555555", mfc="none", ls="none", ms=4.0)
+    return [*(proxy(name, **marker(number)) for number, name in enumerate(names)), hollow]
 
 
 # --- head by head ---------------------------------------------------------------------------------------------------
@@ -144,9 +145,8 @@ def heads(plan: Plan, *, ax: "Axes | None" = None) -> "Axes":
         for number, name in enumerate(names):
             _scatter(ax, [one for _, kind, one in cached if kind == name], number)
         full = max(one.weight.kept / one.heads for _, _, one in cached)
-        ax.axhline(full, color="#999999", lw=0.6, ls=(0, (1, 2)), zorder=1)
-        entries = [proxy(name, **marker(number)) for number, name in enumerate(names)]
-        entries.append(proxy(_HOLLOW, marker="o", mec="#555555", mfc="none", ls="none", ms=4.0))
+        ax.axhline(full, **DOTTED)
+        entries = _entries(names)
         ax.legend(handles=entries, loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=len(entries), fontsize=6)
         ax.set_ylim(0, 1.08 * full)
         ax.set_xlabel(f"key-value head, layer by layer ({cached[0][2].heads} a layer)")

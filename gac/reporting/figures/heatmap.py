@@ -7,7 +7,7 @@ import numpy as np
 from gac.plan import Plan, WeightChoice
 from gac.reporting.figures.marks import ALIGNED, MAP
 from gac.reporting.page import panel
-from gac.reporting.tables import cell_of, weights_by_layer
+from gac.reporting.tables import cell_of, kinds_of, weights_by_layer
 from gac.sites import Floats
 
 if TYPE_CHECKING:
@@ -33,12 +33,13 @@ def plan(plan: Plan, *, title: str | None = None, ax: "Axes | None" = None) -> "
         GacError: matplotlib is missing.
     """
     layers = weights_by_layer(plan)
-    kinds = list(dict.fromkeys(kind for _, weights in layers for kind in weights))
+    kinds = kinds_of(layers)
     height = min(_TALLEST, 1.1 + _ROW * len(layers))
     with panel(ax, (0.9 + 0.68 * len(kinds), height)) as ax:
-        kept = np.array([[_kept(weights.get(kind)) for kind in kinds] for _, weights in layers])
+        choices = [[weights.get(kind) for kind in kinds] for _, weights in layers]
+        kept = np.array([[_kept(choice) for choice in row] for row in choices])
         mesh = ax.pcolormesh(kept, cmap=MAP, vmin=0, vmax=1, edgecolors="white", linewidth=0.4)
-        _write_cells(ax, [[weights.get(kind) for kind in kinds] for _, weights in layers], kept, height)
+        _write_cells(ax, choices, kept, height)
         _label(ax, plan, [layer for layer, _ in layers], kinds, title)
         bar = ax.figure.colorbar(mesh, ax=ax, fraction=0.04, pad=0.02, aspect=40)
         bar.set_label("kept fraction of the weight's parameters")

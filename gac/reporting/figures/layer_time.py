@@ -13,14 +13,12 @@ from gac.plan import Plan, WeightChoice
 from gac.profiling.table import Profile
 from gac.reporting.figures.dims import check_plans
 from gac.reporting.figures.marks import HATCHES, MAP
-from gac.reporting.page import panel
+from gac.reporting.page import panel, time_unit
 from gac.reporting.tables import weights_by_layer
 from gac.sites import Workload
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-_DTYPE = "bf16"
 
 
 @dataclass(frozen=True)
@@ -54,7 +52,7 @@ def layer_time(
     """
     check_plans(plans)
     parsed = Workload.parse(_workload(plans, workload))
-    bars = _bars(plans, Timing(profile, (parsed,), _DTYPE), layer)
+    bars = _bars(plans, Timing(profile, (parsed,)), layer)
     with panel(ax, (6.2, 1.4 + 0.36 * len(bars))) as ax:
         _draw(ax, bars)
         where = "all layers" if layer is None else f"layer {layer}"
@@ -116,7 +114,7 @@ def _draw(ax: "Axes", bars: list[_Bar]) -> None:
 
     kinds = list(dict.fromkeys(kind for bar in bars for kind in bar.ns))
     longest = max(sum(bar.ns.values()) for bar in bars)
-    scale, unit = (1e6, "ms") if longest >= 1e7 else (1e3, "µs")
+    scale, unit = time_unit(longest)
     colours = colormaps[MAP](np.linspace(0.25, 1, max(2, len(kinds))))
     left = np.zeros(len(bars))
     for at, kind in enumerate(kinds):

@@ -14,6 +14,9 @@ MAP = "cividis"
 
 ALIGNED = 8
 
+DOTTED: Any = {"color": "#999999", "lw": 0.6, "ls": (0, (1, 2)), "zorder": 1}
+"""Lines to read the data by."""
+
 
 def check_many(number: int, what: str) -> None:
     """Refuse more things in one panel than there are markers, or none.
@@ -39,7 +42,12 @@ def marker(number: int, *, hollow: bool = False, size: float = 4.0) -> dict[str,
 
 
 def proxy(label: str, **style: Any) -> "Line2D":
-    """An entry of a legend; matplotlib leaves out labels that begin with an underscore, so none does."""
+    """An entry of a legend that stands for no line of the panel."""
     from matplotlib.lines import Line2D
 
-    return Line2D([], [], label=f" {label}" if label.startswith("_") else label, **style)
+    return Line2D([], [], label=entry(label), **style)
+
+
+def entry(label: str) -> str:
+    """A label that a legend shows: matplotlib leaves out those that begin with an underscore."""
+    return f" {label}" if label.startswith("_") else label

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gac.errors import GacError
+from gac.reporting.figures.marks import COLOURS
 from gac.reporting.page import panel
 
 if TYPE_CHECKING:
@@ -12,7 +13,6 @@ if TYPE_CHECKING:
 
 _BAND = 1.25
 _LARGEST = 1000
-_COLOUR = "#0072B2"
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ def prediction(outcomes: Sequence[Outcome], *, title: str | None = None, ax: "Ax
         ax.fill_between(
             [0, top], [0, top / _BAND], [0, top * _BAND], color="#DDDDDD", lw=0, label=f"within {_BAND:g}x", zorder=1
         )
-        ax.plot(*_places(outcomes), "o", color=_COLOUR, ms=4.5, zorder=3)
+        ax.plot(*_places(outcomes), "o", color=COLOURS[0], ms=4.5, zorder=3)
         _name(ax, outcomes, top)
         ax.set_xlim(min(0.0, *_places(outcomes)[0]), top)
         ax.set_ylim(min(0.0, *_places(outcomes)[1]), top)

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from gac.profiling.studies import published
-from gac.reporting.figures.marks import ALIGNED
+from gac.reporting.figures.marks import ALIGNED, COLOURS, DOTTED
 from gac.reporting.page import panel
 
 if TYPE_CHECKING:
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 HEAD_DIM = 128
 """Of Llama-3-8B, whose heads were scored."""
 
-_ALIGNED, _NOT = "#0072B2", "#D55E00"
+_ALIGNED, _NOT = COLOURS[:2]
 
 
 def published_heads(*, ax: "Axes | None" = None) -> "Axes":
@@ -26,7 +26,7 @@ def published_heads(*, ax: "Axes | None" = None) -> "Axes":
     dims, counts = published.palu_dims(), published.palu_counts()
     with panel(ax, (5.6, 1.9)) as ax:
         for step in range(dims[0] // ALIGNED * ALIGNED, HEAD_DIM + 1, ALIGNED):
-            ax.axvline(step, color="#999999", lw=0.6, ls=(0, (1, 2)), zorder=1)
+            ax.axvline(step, **DOTTED)
         on, off = ([dim for dim in dims if (dim % ALIGNED == 0) == aligned] for aligned in (True, False))
         rest = counts.heads - counts.aligned
         ax.plot(on, [0] * len(on), "s", color=_ALIGNED, ms=8, label=f"{counts.aligned} heads: a multiple of 8")

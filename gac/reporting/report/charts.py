@@ -5,11 +5,13 @@ from dataclasses import dataclass
 from math import ceil, floor, log10
 
 from gac.allocation.frontier import PARAMS
-from gac.reporting.frontier import readable
+from gac.reporting.frontier import params_unit, readable
 from gac.reporting.report.sources import Sources
 
 WIDTH, HEIGHT = 420, 300
-_LEFT, _RIGHT, _TOP, _BOTTOM = 56, 14, 14, 44
+LEFT, RIGHT, TOP, BOTTOM = 56, WIDTH - 14, 14, HEIGHT - 44
+"""Between which the marks stand."""
+
 _MARGIN = 0.06
 _TICKS = 5
 _DECADES = (1, 2, 3, 5, 7)
@@ -61,14 +63,9 @@ class _Point:
 def charts(sources: Sources) -> tuple[Chart, ...]:
     """One against the parameters, one against the latency of each workload that the plan knows."""
     plan = sources.plan.plan
-    scale, unit = (1e9, "billions") if plan.budget.total >= 1e9 else (1e6, "millions")
-    found = [_params(sources, scale, f"parameters of the targeted weights ({unit})")]
+    found = [_params(sources)]
     found += [_latency(sources, at) for at, one in enumerate(plan.workloads) if one.dense_ns and one.plan_ns]
     return tuple(found)
-
-
-def _letters(sources: Sources) -> list[tuple[str, str]]:
-    return [(letter_of(at), other.name) for at, other in enumerate(sources.against)]
 
 
 def letter_of(at: int) -> str:
@@ -76,17 +73,19 @@ def letter_of(at: int) -> str:
     return "ABC"[at] if at < 3 else str(at + 1)
 
 
-def _params(sources: Sources, scale: float, unit: str) -> Chart:
+def _params(sources: Sources) -> Chart:
     plan, frontier = sources.plan.plan, sources.frontier
+    scale, unit = params_unit(plan.budget.total)
     points = [_Point("D", "dense", plan.budget.total / scale, plan.prediction.dense_perplexity)]
     points += [
-        _Point(letter, name, other.plan.budget.used / scale, other.plan.prediction.perplexity)
-        for (letter, name), other in zip(_letters(sources), sources.against, strict=True)
+        _Point(letter_of(at), other.name, other.plan.budget.used / scale, other.plan.prediction.perplexity)
+        for at, other in enumerate(sources.against)
     ]
     points.append(_Point("P", sources.plan.name, plan.budget.used / scale, plan.prediction.perplexity))
     line = [(point.params / scale, point.perplexity) for point in readable(frontier)] if frontier else []
     joined = frontier is not None and frontier.limit == PARAMS
-    return _chart("Perplexity against parameters", unit, points, line, joined)
+    axis = f"parameters of the targeted weights ({unit})"
+    return _chart("Perplexity against parameters", axis, points, line, joined)
 
 
 def _latency(sources: Sources, at: int) -> Chart:
@@ -96,10 +95,10 @@ def _latency(sources: Sources, at: int) -> Chart:
     assert own.plan_ns is not None
     scale, unit = (1e6, "ms") if own.dense_ns >= 1e6 else (1e3, "µs")
     points = [_Point("D", "dense", own.dense_ns / scale, plan.prediction.dense_perplexity)]
-    for (letter, name), other in zip(_letters(sources), sources.against, strict=True):
+    for number, other in enumerate(sources.against):
         theirs = {one.workload: one.plan_ns for one in other.plan.workloads}.get(own.workload)
         if theirs is not None:
-            points.append(_Point(letter, name, theirs / scale, other.plan.prediction.perplexity))
+            points.append(_Point(letter_of(number), other.name, theirs / scale, other.plan.prediction.perplexity))
     points.append(_Point("P", sources.plan.name, own.plan_ns / scale, plan.prediction.perplexity))
     line: list[tuple[float, float]] = []
     if frontier is not None and own.workload in frontier.workloads:
@@ -111,9 +110,9 @@ def _latency(sources: Sources, at: int) -> Chart:
 
 
 def _chart(title: str, unit: str, points: Sequence[_Point], line: Sequence[tuple[float, float]], joined: bool) -> Chart:
-    x = _Axis.over([*(point.cost for point in points), *(cost for cost, _ in line)], _LEFT, WIDTH - _RIGHT)
+    x = _Axis.over([*(point.cost for point in points), *(cost for cost, _ in line)], LEFT, RIGHT)
     heights = [*(point.perplexity for point in points), *(perplexity for _, perplexity in line)]
-    y = _Axis.over(heights, HEIGHT - _BOTTOM, _TOP, log=True)
+    y = _Axis.over(heights, BOTTOM, TOP, log=True)
     marks = [Mark(point.letter, x.place(point.cost), y.place(point.perplexity), _told(point)) for point in points]
     return Chart(
         title,

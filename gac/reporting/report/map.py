@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import count, groupby
+from itertools import count
 
 from gac.forms import form_named
 from gac.plan import Plan, SiteChoice, WeightChoice
@@ -10,8 +10,7 @@ from gac.reporting.report.neighbours import Neighbours
 from gac.reporting.report.sources import Sources
 from gac.reporting.report.why import reasons
 from gac.reporting.report.words import choice, chosen, duration, nats
-from gac.reporting.tables import SYMBOLS
-from gac.sites import short_names
+from gac.reporting.tables import cell_of, kinds_of, weights_by_layer
 
 SHADES = (0.8, 0.65, 0.5, 0.35, 0.2, 0.1)
 """The least kept fraction of each shade but the last; a weight as large as dense has none."""
@@ -54,15 +53,15 @@ class HeatMap:
 def heat_map(sources: Sources) -> HeatMap:
     """Every weight of the plan."""
     plan = sources.plan.plan
-    layers = [(layer, list(group)) for layer, group in groupby(plan.sites, key=lambda site: site.layer)]
-    called = [short_names([weight.name for site in sites for weight in site.weights]) for _, sites in layers]
-    columns = tuple(dict.fromkeys(name for names in called for name in names.values()))
+    layers = weights_by_layer(plan)
+    columns = tuple(kinds_of(layers))
+    site_of = {weight.name: site for site in plan.sites for weight in site.weights}
     others = [{weight.name: weight for weight in other.plan.weights} for other in sources.against]
     teller = _Teller(sources, Neighbours(plan, sources.profile), others)
     number = count()
     rows = []
-    for (layer, sites), names in zip(layers, called, strict=True):
-        found = {names[weight.name]: (site, weight) for site in sites for weight in site.weights}
+    for layer, weights in layers:
+        found = {name: (site_of[weight.name], weight) for name, weight in weights.items()}
         cells = (teller.cell(next(number), name, *found[name]) if name in found else None for name in columns)
         rows.append((layer, tuple(cells)))
     return HeatMap(columns, tuple(rows))
@@ -78,14 +77,13 @@ class _Teller:
         dense = weight.weight.params
         kept = weight.params / dense
         what = choice(weight.form, weight.dim)
-        symbol = SYMBOLS.get(form_named(weight.form).kind)
         return Cell(
             number,
-            f"{symbol} {weight.dim}" if symbol else "-",
+            cell_of(weight),
             0 if weight.form == "dense" else shade(kept),
             f"layer {site.layer}, {name}: {what}, {kept:.0%} kept",
             tuple(self._facts(site, weight)),
-            (*reasons(self.sources.plan.plan, site), *self.neighbours.sentences(weight)),
+            (*reasons(self.sources.plan.plan, site), *self.neighbours.sentences(weight, shared=site.shared)),
         )
 
     def _facts(self, site: SiteChoice, weight: WeightChoice) -> Iterator[tuple[str, str]]:

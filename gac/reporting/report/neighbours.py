@@ -25,21 +25,25 @@ class Neighbours:
     plan: Plan
     profile: Profile | None
 
-    def sentences(self, weight: WeightChoice) -> tuple[str, ...]:
-        """One a workload: latency at the dim, at the next dim, and at the next sound one; none for a dense weight."""
+    def sentences(self, weight: WeightChoice, *, shared: bool) -> tuple[str, ...]:
+        """One a workload: latency at the dim, at the next dim, and at the next sound one; none for a dense weight.
+
+        Args:
+            shared: weights of its site run their first GEMMs as one.
+        """
         form = form_named(weight.form)
         if form.axis(weight.weight) is None or weight.dim >= form.full(weight.weight):
             return ()
         if self.profile is None:
             return ("What the next dim takes is not told: the profile is not at hand.",)
-        if self.plan.fused:
-            return ("What the next dim takes is not told: its GEMM is shared with other weights.",)
+        if shared:
+            return ("What the next dim takes is not told: weights of this site share a GEMM.",)
         return self._told(weight, self.profile)
 
     def _told(self, weight: WeightChoice, profile: Profile) -> tuple[str, ...]:
         form, dim = form_named(weight.form), weight.dim
         workloads = tuple(Workload.parse(one.workload) for one in self.plan.workloads)
-        timing = Timing(profile, workloads, "bf16")
+        timing = Timing(profile, workloads)
         after = np.arange(dim + 1, min(form.full(weight.weight), dim + _REACH) + 1)
         sound = after[timing.sound(form, weight.weight, after, fused=False)].tolist()
         dims = [dim, dim + 1, *sound[:1]]

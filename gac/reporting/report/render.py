@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gac.errors import GacError
-from gac.files import atomic_path
+from gac.files import whole_file
 from gac.plan import Plan
 from gac.reporting.report import story
-from gac.reporting.report.charts import HEIGHT, WIDTH, charts, letter_of
+from gac.reporting.report.charts import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, charts, letter_of
 from gac.reporting.report.map import heat_map, legend_of
 from gac.reporting.report.sources import Sources
 from gac.reporting.report.table import site_table
@@ -40,13 +39,8 @@ def write_report(sources: Sources, path: Path) -> int:
         GacError: the path cannot be written.
     """
     content = report_page(sources).encode()
-    try:
-        with atomic_path(path) as temporary:
-            temporary.write_bytes(content)
-    except OSError as failure:
-        raise GacError(
-            f"report cannot be written to {path}: {failure.strerror}", "a writable path", "Choose another path."
-        ) from failure
+    with whole_file(path, "report") as temporary:
+        temporary.write_bytes(content)
     return len(content)
 
 
@@ -73,6 +67,7 @@ def _content(sources: Sources) -> dict[str, Any]:
         "nats": nats,
         "charts": charts(sources),
         "size": (WIDTH, HEIGHT),
+        "frame": {"left": LEFT, "right": RIGHT, "top": TOP, "bottom": BOTTOM},
         "frontier": sources.frontier,
         "unlike": sources.unlike,
         "others": _others(sources),

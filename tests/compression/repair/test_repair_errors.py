@@ -215,3 +215,32 @@ def test_a_config_of_wrong_types(pairs: Tensors, written: Callable[..., Path]) -
     message = failure(written(pairs, hidden_size="wide"))
     assert message.startswith("config.json is no config of a llama model: ")
     assert message.endswith("; expected its own config. Copy it again.")
+
+
+def test_a_config_that_is_too_deep(pairs: Tensors, written: Callable[..., Path]) -> None:
+    source = written(pairs)
+    (source / "config.json").write_text("[" * 100_000)
+    assert failure(source).startswith(f"{source / 'config.json'} cannot be read: ")
+
+
+def test_neurons_in_a_vector(tiny_model: LlamaForCausalLM, written: Callable[..., Path]) -> None:
+    tensors = narrowed(tiny_model, [107, 93])
+    tensors["model.layers.0.mlp.up_proj.weight"] = torch.ones(107)
+    source = written(tensors)
+    assert failure(source) == (
+        f"{source}: model.layers.0.mlp.up_proj.weight of shape (107,); expected a matrix. {AGAIN}"
+    )
+
+
+def test_a_head_group_that_is_a_number(tiny_model: LlamaForCausalLM, written: Callable[..., Path]) -> None:
+    tensors = grouped(tiny_model, {KEYS: [11, 7]})
+    tensors[f"{KEYS}.U.0.weight"] = torch.tensor(1.0)
+    assert "expected factors that multiply to 32 x 64" in failure(written(tensors))
+
+
+@pytest.mark.parametrize("stated", [{KEYS: 7}, {KEYS: "11, 7"}])
+def test_ranks_of_head_groups_that_the_config_states_otherwise(
+    tiny_model: LlamaForCausalLM, written: Callable[..., Path], stated: object
+) -> None:
+    source = written(grouped(tiny_model, {KEYS: [11, 7]}), head_wise_ranks=stated)
+    assert "expected [11, 7], as they are stored" in failure(source)

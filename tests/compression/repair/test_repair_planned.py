@@ -1,6 +1,7 @@
 """GAC's own checkpoints: every form is padded by its plan, and an aligned one comes back as it was."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,8 +10,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import gac
 from gac.compression.checkpoint import load_checkpoint, save_checkpoint
+from gac.compression.repair.replan import padded_plan
 from gac.errors import CheckpointError
-from gac.plan import Plan
+from gac.plan import Alternative, Plan, WorkloadLatency
 from tests.compression.applying import applied, logits
 from tests.compression.repair.checkpoints import relative
 
@@ -60,6 +62,25 @@ def test_the_plan_counts_again(compressed: Callable[[Changes], Path], tmp_path: 
     assert after.certificate.method == "by hand; zero-padded by gac repair"
     assert after.certificate.status == "feasible"
     assert after.prediction == before.prediction
+
+
+def test_what_was_weighed_against_other_dims_is_left_out(
+    tiny_model: LlamaForCausalLM, make_plan: MakePlan, tmp_path: Path
+) -> None:
+    plan = make_plan(tiny_model.config, FORMS["low_rank"])
+    smaller = Alternative(("low_rank",), (5,), 5 * 128, 0.2, (10,))
+    first = replace(plan.sites[0], latency_ns=(20,), alternatives=(smaller,))
+    rest = [replace(site, latency_ns=(20,)) for site in plan.sites[1:]]
+    total = 20 * len(plan.sites)
+    limited = replace(
+        plan,
+        sites=(first, *rest),
+        workloads=(WorkloadLatency("prefill:1x8", total, total, len(plan.weights), 0, 0),),
+        latency={"prefill:1x8": 1.0},
+        certificate=replace(plan.certificate, multipliers=(1e-6, 1e-3)),
+    )
+    after = padded_plan(limited, {f"{ATTENTION}.q_proj": 16})
+    assert (after.sites[0].alternatives, after.workloads, after.latency) == ((), (), {})
 
 
 def test_a_dim_that_the_form_does_not_reach_stays(compressed: Callable[[Changes], Path], tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ softmax is scaled by their length. So do the latents: a norm takes their mean sq
 from collections.abc import Iterator
 
 from gac.compression.repair.dense import DenseModel
-from gac.compression.repair.layouts.wrong import contradiction
+from gac.compression.repair.layouts.wrong import contradiction, matrix
 from gac.compression.repair.seams import Block, Place, Run, Seam, ends
 from gac.compression.repair.stored import Source
 
@@ -20,17 +20,18 @@ def value_heads(source: Source, dense: DenseModel) -> Iterator[Block]:
     if not all(isinstance(source.config.get(name), int) for name in _DIMS):
         return
     heads, keys, values = (int(source.config[name]) for name in _DIMS)
-    for name, stored in source.tensors.items():
+    for name in source.tensors:
         if name.endswith(WRITES):
             output = name.removesuffix(WRITES) + READS
-            read = source.tensors.get(output)
-            if read is None or stored.shape[0] != heads * (keys + values) or read.shape[-1] != heads * values:
+            written = matrix(source, name)
+            read = matrix(source, output) if output in source.tensors else None
+            if read is None or written[0] != heads * (keys + values) or read[1] != heads * values:
                 raise contradiction(
                     source,
-                    f"{name} {stored.shape} and {output} {read.shape if read else 'missing'}",
+                    f"{name} {written} and {output} {read or 'missing'}",
                     f"{heads * (keys + values)} rows and {heads * values} columns, as config.json states",
                 )
-            yield _block(name.removesuffix(WRITES), heads, keys, values, stored.shape[1], read.shape[0])
+            yield _block(name.removesuffix(WRITES), heads, keys, values, written[1], read[0])
 
 
 def _block(name: str, heads: int, keys: int, values: int, latent: int, hidden: int) -> Block:

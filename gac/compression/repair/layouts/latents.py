@@ -26,8 +26,9 @@ def _groups(source: Source, dense: DenseModel, name: str) -> Block:
     seconds = list(takewhile(source.tensors.__contains__, (name + SECOND.format(group) for group in count())))
     first = name + FIRST
     ranks, rows = _ranks(source, dense, name, seconds)
-    stated = (source.config.get(STATED) or {}).get(name)
-    if stated is not None and list(stated) != ranks:
+    known = source.config.get(STATED)
+    stated = known.get(name) if isinstance(known, dict) else None
+    if stated is not None and stated != ranks:
         raise contradiction(source, f"config.json states ranks {stated} for {name}", f"{ranks}, as they are stored")
     starts = list(accumulate(ranks))
     seams = tuple(
@@ -51,8 +52,8 @@ def _ranks(source: Source, dense: DenseModel, name: str, seconds: list[str]) -> 
     shapes = [source.tensors[second].shape for second in seconds]
     weight = dense.weights.get(name)
     multiply = (
-        len({shape[0] for shape in shapes}) == 1
-        and all(len(shape) == 2 for shape in (first, *shapes))
+        all(len(shape) == 2 for shape in (first, *shapes))
+        and len({shape[0] for shape in shapes}) == 1
         and sum(shape[1] for shape in shapes) == first[0]
         and (weight is None or (weight.out_features, weight.in_features) == (shapes[0][0] * len(shapes), first[1]))
     )

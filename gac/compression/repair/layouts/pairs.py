@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from gac.compression.repair.dense import DenseModel
-from gac.compression.repair.layouts.wrong import contradiction
+from gac.compression.repair.layouts.wrong import contradiction, matrix
 from gac.compression.repair.seams import Block, Place, Seam, run_of
 from gac.compression.repair.stored import Source
 from gac.forms import Weight, form_named
@@ -53,7 +53,7 @@ def _pair(source: Source, dense: DenseModel, peer: Peer, stem: str) -> Block:
     called = [name.format(stem) for name in peer.weights]
     stated = next((dense.weights[name] for name in called if name in dense.weights), None)
     name = called[0] if stated is None else stated.name
-    (out, rank), (inner, into) = (_matrix(source, tensor) for tensor in (second, first))
+    (out, rank), (inner, into) = (matrix(source, tensor) for tensor in (second, first))
     whole = (out, into) if stated is None else (stated.out_features, stated.in_features)
     if rank != inner or (out, into) != whole:
         raise contradiction(
@@ -65,13 +65,6 @@ def _pair(source: Source, dense: DenseModel, peer: Peer, stem: str) -> Block:
     seam = Seam(name, rank, (Place(second, 1, (rank,)), Place(first, 0, (rank,))), stated=path)
     weight = Weight(name, out, into)
     return Block((seam,), (run_of(name, lambda dim: _LOW_RANK.operation(weight, dim, 1)),))
-
-
-def _matrix(source: Source, name: str) -> tuple[int, int]:
-    shape = source.tensors[name].shape
-    if len(shape) != 2:
-        raise contradiction(source, f"{name} of shape {shape}", "a matrix")
-    return shape[0], shape[1]
 
 
 def _stated_at(source: Source, peer: Peer, name: str, rank: int) -> tuple[str, ...]:

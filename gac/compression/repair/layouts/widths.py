@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from gac.compression.repair.dense import DenseModel
-from gac.compression.repair.layouts.wrong import contradiction
+from gac.compression.repair.layouts.wrong import contradiction, matrix
 from gac.compression.repair.seams import Block, Place, Run, Seam, ends
 from gac.compression.repair.stored import Source
 from gac.models.families import Family
@@ -27,12 +27,14 @@ def _mlp(source: Source, dense: DenseModel, family: Family, prefix: str) -> Iter
     ups, down = [f"{prefix}{name}.weight" for name in family.up], f"{prefix}{family.down}.weight"
     if not all(name in source.tensors for name in (*ups, down)):
         return  # they are factored
-    shapes = [source.tensors[name].shape for name in (*ups, down)]
+    shapes = [matrix(source, name) for name in (*ups, down)]
     flip = _transposed(shapes, dense.hidden)
     *above, below = [shape[::-1] if flip else shape for shape in shapes]
     width, hidden = below[1], dense.hidden
     if below[0] != hidden or any(shape != (family.blocks * width, hidden) for shape in above):
-        given = ", ".join(f"{name} {' x '.join(map(str, source.tensors[name].shape))}" for name in (*ups, down))
+        given = ", ".join(
+            f"{name} {rows} x {columns}" for name, (rows, columns) in zip((*ups, down), shapes, strict=True)
+        )
         raise contradiction(source, given, f"weights that share their neurons, and a hidden size of {hidden}")
     name = down.removesuffix(".weight").rpartition(".")[0]
     biases = [bias for bias in (up.removesuffix("weight") + "bias" for up in ups) if bias in source.tensors]
@@ -46,7 +48,7 @@ def _mlp(source: Source, dense: DenseModel, family: Family, prefix: str) -> Iter
     yield Block((Seam(name, width, places),), (*(writes for _ in ups), reads))
 
 
-def _transposed(shapes: list[tuple[int, ...]], hidden: int) -> bool:
+def _transposed(shapes: list[tuple[int, int]], hidden: int) -> bool:
     """Whether the weights lie as ``(in, out)`` (GPT-2)."""
     *above, below = shapes
     as_usual = all(shape[1] == hidden for shape in above) and below[0] == hidden
