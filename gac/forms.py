@@ -6,7 +6,7 @@ the registry here (parameters, operations) and in ``gac.compression.layers`` (mo
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import ClassVar, Literal
@@ -97,6 +97,23 @@ def check_choice(weight: Weight, form: str, dim: int) -> None:
         raise PlanError(f"weight {weight.name} has the form {form}", "a form that it can take", _EDITED)
     if not 0 < dim <= known.full(weight):
         raise PlanError(f"weight {weight.name} has {form} dim {dim}", f"a dim from 1 to {known.full(weight)}", _EDITED)
+
+
+def check_choices(weights: Sequence[Weight], forms: Sequence[str], dims: Sequence[int], params: int, what: str) -> None:
+    """Refuse forms and dims, one a weight, that ``check_choice`` refuses, or that do not make ``params`` parameters.
+
+    Args:
+        what: how an error names them: ``an option of site ...``.
+
+    Raises:
+        PlanError: naming the weight, or both numbers of parameters.
+    """
+    choices = list(zip(weights, forms, dims, strict=True))
+    for choice in choices:
+        check_choice(*choice)
+    counted = sum(form_named(form).params(weight, dim) for weight, form, dim in choices)
+    if counted != params:
+        raise PlanError(f"{what} states {params} parameters", f"{counted}, as its dims say", _EDITED)
 
 
 @dataclass(frozen=True)

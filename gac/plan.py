@@ -10,7 +10,7 @@ from typing import Literal
 from gac.display import Shown
 from gac.errors import PlanError
 from gac.files import read_record, write_record
-from gac.forms import Fusing, Weight, check_choice, form_named
+from gac.forms import Fusing, Weight, check_choice, check_choices, form_named
 
 SCHEMA = 1
 _STRICT = {"extra": "forbid", "allow_inf_nan": False}
@@ -453,16 +453,7 @@ def _check_alternatives(site: SiteChoice) -> None:
                 _EDITED,
             )
         weights = [one.weight for one in site.weights]
-        choices = list(zip(weights, other.forms, other.dims, strict=True))
-        for choice in choices:
-            check_choice(*choice)
-        counted = sum(form_named(form).params(weight, dim) for weight, form, dim in choices)
-        if counted != other.params:
-            raise PlanError(
-                f"an alternative of site {site.site} states {other.params} parameters",
-                f"{counted}, as its dims say",
-                _EDITED,
-            )
+        check_choices(weights, other.forms, other.dims, other.params, f"an alternative of site {site.site}")
 
 
 def _check_ranges(plan: Plan) -> None:

@@ -14,7 +14,7 @@ from gac.allocation.limits import budget_limit
 from gac.display import Shown
 from gac.errors import PlanError
 from gac.files import read_record, write_record
-from gac.forms import check_choice, form_named
+from gac.forms import check_choices, form_named
 from gac.plan import Certificate, Plan
 from gac.sites import CandidateSet, Site, Workload
 
@@ -248,16 +248,7 @@ def _check_option(site: Site, option: Option, workloads: int) -> None:
             "positive ns and counts",
             _EDITED,
         )
-    choices = list(zip(site.weights, option.forms, option.dims, strict=True))
-    for choice in choices:
-        check_choice(*choice)
-    counted = sum(form_named(form).params(weight, dim) for weight, form, dim in choices)
-    if counted != option.params:
-        raise PlanError(
-            f"an option of site {site.name} states {option.params} parameters",
-            f"{counted}, as its dims say",
-            _EDITED,
-        )
+    check_choices(site.weights, option.forms, option.dims, option.params, f"an option of site {site.name}")
 
 
 def _check_point(frontier: Frontier, number: int, point: FrontierPoint, amount: int) -> None:

@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import torch
-from reading import read
+from reading import machine, read
 from torch import Tensor
 
 import gac
@@ -61,10 +60,8 @@ def main() -> None:
 
 
 def write(asked: argparse.Namespace, dense: gac.Perplexity, rows: list[dict[str, Any]]) -> None:
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
     head = {"model": asked.model, "calibration": asked.calibration, "protocol": dense.protocol, "first": asked.first}
-    head |= {"power": asked.power, "damping": asked.damping}
-    head |= {"device": device, "torch": torch.__version__, "gac": gac.__version__, "dense": dense.value}
+    head |= {"power": asked.power, "damping": asked.damping, **machine(), "dense": dense.value}
     with atomic_path(asked.output) as temporary:
         temporary.write_text(json.dumps(head | {"rows": rows}, indent=1) + "\n")
 

@@ -10,7 +10,6 @@ import argparse
 import copy
 import json
 import math
-import platform
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from reading import read
+from reading import machine, read
 
 import gac
 from gac.errors import BudgetError
@@ -107,7 +106,7 @@ def resumed(asked: argparse.Namespace, loaded: Loaded) -> dict[str, Any]:
     """What was measured before under the same settings, or a new result with the dense perplexity."""
     settings = {name: getattr(asked, name) for name in ("model", "calibration", "text", "length", "windows", "profile")}
     settings |= {"dtype": str(loaded.model.dtype), "gac": gac.__version__, "torch": torch.__version__}
-    settings["device"] = torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU, {platform.machine()}"
+    settings["device"] = machine()["device"]
     if asked.output.exists():
         found: dict[str, Any] = json.loads(asked.output.read_text())
         if found["settings"] != settings:

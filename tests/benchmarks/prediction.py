@@ -11,14 +11,12 @@ import argparse
 import copy
 import json
 import math
-import platform
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from reading import measured, read
+from reading import machine, measured, read
 from scipy.stats import spearmanr
 
 import gac
@@ -92,8 +90,7 @@ def correlation(rows: list[dict[str, Any]]) -> float:
 def write(output: Path, settings: dict[str, str], dense: float, rows: list[dict[str, Any]]) -> None:
     result = {
         "settings": settings,
-        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU, {platform.machine()}",
-        "versions": {"gac": gac.__version__, "torch": torch.__version__, "python": platform.python_version()},
+        **machine(),
         "dense": dense,
         "rank_correlation": correlation(rows) if len(rows) > 1 else None,
         "rows": rows,

@@ -9,12 +9,10 @@ import argparse
 import copy
 import json
 import math
-import platform
 from pathlib import Path
 from typing import Any
 
-import torch
-from reading import read
+from reading import machine, read
 
 import gac
 from gac.files import atomic_path
@@ -52,8 +50,7 @@ def write(asked: argparse.Namespace, dense: gac.Perplexity, rows: list[dict[str,
         "model": asked.model,
         "calibration": asked.calibration,
         "protocol": dense.protocol,
-        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU, {platform.machine()}",
-        "versions": {"gac": gac.__version__, "torch": torch.__version__, "python": platform.python_version()},
+        **machine(),
         "dense": dense.value,
         "rows": rows,
     }

@@ -1,7 +1,11 @@
 """What the benchmarks that measure many plans of one model read it with."""
 
+import platform
 from typing import Any
 
+import torch
+
+import gac
 from gac import api
 from gac.allocation.assemble import Provenance
 from gac.allocation.problem import Problem
@@ -19,6 +23,14 @@ def read(name: str) -> Loaded:
         return tokens[text]
 
     return load_model(loaded.model, tokenizer)
+
+
+def machine() -> dict[str, Any]:
+    """Where figures come from, as the results' headers say it."""
+    return {
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU, {platform.machine()}",
+        "versions": {"gac": gac.__version__, "torch": torch.__version__, "python": platform.python_version()},
+    }
 
 
 def measured(

@@ -14,7 +14,6 @@ otherwise, and a model of many layers amplifies what one rounding changes.
 
 import argparse
 import json
-import platform
 import statistics
 import sys
 import tempfile
@@ -23,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from reading import machine
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -56,9 +56,7 @@ def main() -> None:
     rows = [row for dtype in asked.dtypes for row in measured(asked, getattr(torch, dtype))]
     print_published()
     if asked.output:
-        device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU, {platform.machine()}"
-        versions = {"gac": gac.__version__, "torch": torch.__version__, "python": platform.python_version()}
-        asked.output.write_text(json.dumps({"device": device, "versions": versions, "rows": rows}, indent=1) + "\n")
+        asked.output.write_text(json.dumps(machine() | {"rows": rows}, indent=1) + "\n")
     sys.exit(not all(map(same, rows)))
 
 

@@ -13,7 +13,6 @@ import functools
 import hashlib
 import json
 import os
-import platform
 import resource
 import tempfile
 import time
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from reading import machine
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import gac
@@ -79,8 +79,7 @@ class Report:
         self.seconds: dict[str, float] = {}
         self.result: dict[str, Any] = {
             "asked": {name: value for name, value in vars(asked).items() if not isinstance(value, Path)},
-            "device": torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU, {platform.machine()}",
-            "versions": {"gac": gac.__version__, "torch": torch.__version__, "python": platform.python_version()},
+            **machine(),
         }
 
     def timed(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
