@@ -7,7 +7,7 @@ from math import lcm
 import numpy as np
 from numpy.typing import NDArray
 
-from gac.allocation.latencies import UNKNOWN, Timing
+from gac.allocation.latencies import UNKNOWN, Timing, sum_of_latencies
 from gac.allocation.pareto import front
 from gac.errors import ProfileError
 from gac.forms import Form, Weight, form_named
@@ -30,7 +30,8 @@ class Limited:
 class _Rows:
     """Candidates of some weights of a site, one a row; columns as in ``CandidateSet``.
 
-    ``width``: output features of the GEMM that the weights share, as long as its latency is not in ``latency``.
+    ``width``: output features of the GEMM that the weights share, by workload, as long as its latency is not in
+    ``latency``.
     """
 
     forms: NDArray[np.str_]
@@ -234,7 +235,7 @@ def _dims(
 def _options(form: Form, weight: Weight, dims: Ints, curve: LossCurve | None, timing: Timing, fused: bool) -> _Rows:
     """One weight in one form at each of the dims."""
     count = len(dims)
-    latency, measured = timing.of_weight(form, weight, dims, fused)
+    latency, measured = (timing.after_fused if fused else timing.of_weight)(form, weight, dims)
     return _Rows(
         forms=np.full((count, 1), form.name),
         dims=dims[:, None],
@@ -243,7 +244,7 @@ def _options(form: Form, weight: Weight, dims: Ints, curve: LossCurve | None, ti
         latency=latency,
         interpolated=((latency != UNKNOWN) & ~measured).astype(np.int64),
         cached=np.array([form.cached(weight, dim) for dim in dims.tolist()], dtype=np.int64),
-        width=np.array([form.fused(weight, dim) if fused else 0 for dim in dims.tolist()], dtype=np.int64),
+        width=timing.joined(form, weight, dims) if fused else np.zeros_like(latency),
         shared=np.full(count, fused),
     )
 
@@ -253,7 +254,7 @@ def _with_fused_gemm(rows: _Rows, in_features: int, timing: Timing) -> _Rows:
     latency, measured = timing.of_fused(in_features, rows.width)
     return replace(
         rows,
-        latency=_sum_of_latencies(rows.latency, latency),
+        latency=sum_of_latencies(rows.latency, latency),
         interpolated=rows.interpolated + ((latency != UNKNOWN) & ~measured),
         width=np.zeros_like(rows.width),
     )
@@ -266,7 +267,7 @@ def _beside(left: _Rows, right: _Rows) -> _Rows:
         np.concatenate([left.dims, right.dims], axis=1),
         left.params + right.params,
         left.loss + right.loss,
-        _sum_of_latencies(left.latency, right.latency),
+        sum_of_latencies(left.latency, right.latency),
         left.interpolated + right.interpolated,
         left.cached + right.cached,
         left.width + right.width,
@@ -274,18 +275,13 @@ def _beside(left: _Rows, right: _Rows) -> _Rows:
     )
 
 
-def _sum_of_latencies(left: Ints, right: Ints) -> Ints:
-    """The sum, unknown where either is."""
-    return np.where((left == UNKNOWN) | (right == UNKNOWN), UNKNOWN, left + right)
-
-
 def _combined(left: _Rows, right: _Rows, limited: Limited) -> _Rows:
     """Every left row beside every right row, reduced; in batches of left rows, so that memory stays bounded."""
-    width = max(1, _BATCH // len(right))
+    width, workloads = max(1, _BATCH // len(right)), right.width.shape[1]
     parts = []
     for start in range(0, len(left), width):
         part = left.at(np.arange(start, min(start + width, len(left))))
-        widths = (part.width[:, None] + right.width[None, :]).ravel()
+        widths = (part.width[:, None] + right.width[None, :]).reshape(len(part) * len(right), workloads)
         kept = np.flatnonzero(_front(_pair_criteria(part, right, limited), widths, limited))
         at_left, at_right = np.divmod(kept, len(right))
         parts.append(_beside(part.at(at_left), right.at(at_right)))
@@ -319,11 +315,12 @@ def _front(criteria: Floats, widths: Ints, limited: Limited) -> NDArray[np.bool_
 
     The latency of a shared GEMM may fall as it gets wider: until it is known, only rows of one width are compared.
     """
-    if not limited.workloads or not widths.any():
+    widths = widths[:, list(limited.workloads)]
+    if not widths.any():
         return front(criteria)
     mask = np.zeros(len(widths), dtype=np.bool_)
-    order = np.argsort(widths, kind="stable")
-    for same in np.split(order, np.flatnonzero(np.diff(widths[order])) + 1):
+    order = np.lexsort(widths.T)
+    for same in np.split(order, np.flatnonzero(np.diff(widths[order], axis=0).any(axis=1)) + 1):
         mask[same[front(criteria[same])]] = True
     return mask
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from gac.forms import Form, Operation, Weight, linear
+from gac.forms import Form, Operation, Weight, apart_from, linear
 from gac.profiling.cliffs import sound_dims
 from gac.profiling.table import Profile
 from gac.sites import Ints, Workload
@@ -26,19 +26,28 @@ class Timing:
     profile: Profile | None
     workloads: tuple[Workload, ...]
 
-    def of_weight(self, form: Form, weight: Weight, dims: Ints, fused: bool) -> Known:
-        """One weight in one form at each of the dims; where ``fused``, without the GEMM that it shares."""
-        if not fused:
-            sizes = _sizes(form, weight, dims)
-            return self._along(lambda rows: form.operation(weight, int(dims[0]), rows), form.axis(weight), sizes)
-        if form.after(weight, 1, 1) is None:
-            shape = (len(dims), len(self.workloads))
-            return np.zeros(shape, dtype=np.int64), np.ones(shape, dtype=np.bool_)
-        return self._along(lambda rows: _after(form, weight, int(dims[0]), rows), "k", dims)
+    def of_weight(self, form: Form, weight: Weight, dims: Ints) -> Known:
+        """One weight in one form at each of the dims."""
+        sizes = self._for_all(_sizes(form, weight, dims))
+        return self._along(lambda rows: form.operation(weight, int(dims[0]), rows), form.axis(weight), sizes)
+
+    def after_fused(self, form: Form, weight: Weight, dims: Ints) -> Known:
+        """What such a weight takes beside the GEMM that it shares, and in its place where it runs apart."""
+        after = None
+        if form.after(weight, 1, 1) is not None:
+            after = self._along(lambda rows: _after(form, weight, int(dims[0]), rows), "k", self._for_all(dims))
+        first = self._features(form, weight, dims)
+        apart = self.of_fused(weight.in_features, np.where(self._apart(first), first, 0))
+        return apart if after is None else (sum_of_latencies(apart[0], after[0]), apart[1] & after[1])
+
+    def joined(self, form: Form, weight: Weight, dims: Ints) -> Ints:
+        """Output features that it adds to the GEMM that it shares, ``(dims, workloads)``: 0 where it runs apart."""
+        features = self._features(form, weight, dims)
+        return np.where(self._apart(features), 0, features)
 
     def of_fused(self, in_features: int, widths: Ints) -> Known:
-        """The GEMM that several weights share, at each of its output widths."""
-        return self._along(lambda rows: linear(rows, in_features, int(widths[0])), "n", widths)
+        """The GEMM that several weights share, at each of its output widths ``(dims, workloads)``; none for 0."""
+        return self._along(lambda rows: linear(rows, in_features, 1), "n", widths)
 
     def sound(self, form: Form, weight: Weight, dims: Ints, fused: bool) -> NDArray[np.bool_]:
         """Which dims the profile shows to be sound for all workloads (for a single row where there is none).
@@ -55,23 +64,42 @@ class Timing:
         sizes = dims if after else _sizes(form, weight, dims)
         return sound_dims(self.profile, operations[0].operator, fixed, axis, sizes, DTYPE)
 
+    def _for_all(self, sizes: Ints) -> Ints:
+        return np.repeat(sizes[:, None], len(self.workloads), axis=1)
+
+    def _features(self, form: Form, weight: Weight, dims: Ints) -> Ints:
+        """Of its first GEMM, ``(dims, workloads)``."""
+        return self._for_all(np.array([form.fused(weight, dim) for dim in dims.tolist()], dtype=np.int64))
+
+    def _apart(self, features: Ints) -> NDArray[np.bool_]:
+        return features >= np.array([apart_from(workload.rows) for workload in self.workloads], dtype=np.int64)
+
     def _along(self, operation_at: Callable[[int], Operation], axis: str | None, sizes: Ints) -> Known:
-        """What runs for a number of rows, with an axis of each of the sizes (None: as it is)."""
-        shape = (len(sizes), len(self.workloads))
-        latency, measured = np.full(shape, UNKNOWN, dtype=np.int64), np.zeros(shape, dtype=np.bool_)
+        """What runs for a number of rows, with an axis of each of the sizes ``(dims, workloads)``; nothing for 0.
+
+        Without an axis it runs as it is.
+        """
+        latency, measured = np.full(sizes.shape, UNKNOWN, dtype=np.int64), np.zeros(sizes.shape, dtype=np.bool_)
         if self.profile is None or len(sizes) == 0:
             return latency, measured
         for column, workload in enumerate(self.workloads):
             operation = operation_at(workload.rows)
             if axis is not None:
-                latency[:, column], measured[:, column] = self.profile.latency(
-                    operation.operator, _fixed(operation, axis), axis, sizes, DTYPE
+                runs = sizes[:, column] > 0
+                latency[~runs, column], measured[~runs, column] = 0, True
+                latency[runs, column], measured[runs, column] = self.profile.latency(
+                    operation.operator, _fixed(operation, axis), axis, sizes[runs, column], DTYPE
                 )
             else:
                 point = self.profile.point(operation, DTYPE)
                 if point is not None:
                     latency[:, column], measured[:, column] = point, True
         return latency, measured
+
+
+def sum_of_latencies(left: Ints, right: Ints) -> Ints:
+    """The sum, unknown where either is."""
+    return np.where((left == UNKNOWN) | (right == UNKNOWN), UNKNOWN, left + right)
 
 
 def recorded(latency: Ints) -> tuple[int | None, ...]:

@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 )
 @click.option("--layers", type=click.IntRange(min=1), help="With --shapes: fewer layers.")
 @workloads_option("What is timed")
-@click.option("--compiled", is_flag=True, help="Layers through torch.compile with shape_padding, too; takes minutes.")
+@click.option(
+    "--compiled", is_flag=True, help="Also layers through torch.compile with shape_padding; takes minutes."
+)
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the JSON document to this file too.")
 def bench(
     models: Sequence[str],
@@ -72,7 +74,7 @@ def _of_shapes(
     name: str, budget: float, workloads: "tuple[Workload, ...]", profile: str | None, layers: int | None, compiled: bool
 ) -> Answer:
     from gac.evaluation.bench import Bench
-    from gac.evaluation.contestants import UNALIGNED, fastest_contestant, shared_contestants, through_compiler
+    from gac.evaluation.contestants import UNALIGNED, compiled_contestants, fastest_contestant, shared_contestants
     from gac.evaluation.latency import GraphTimer
     from gac.evaluation.shapes import field_of_shapes, model_of_shapes
     from gac.reporting.latency_tables import latency_table
@@ -85,7 +87,7 @@ def _of_shapes(
     own = next(one for one in shared if one.name == UNALIGNED)
     lists = {one: [*shared, fastest_contestant(field, budget, one, own.loss)] for one in workloads}
     if compiled:
-        lists = {one: [*found, through_compiler(own)] for one, found in lists.items()}
+        lists = {one: [*found, *compiled_contestants(field, found)] for one, found in lists.items()}
     note("planned")
     model = model_of_shapes(name, layers=layers)
     timer = GraphTimer()

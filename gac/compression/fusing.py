@@ -1,6 +1,7 @@
 """Weights that read the same input run their first GEMM as one: q/k/v, gate/up, whatever their forms."""
 
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -8,21 +9,27 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from gac.compression.layers import Heads, LowRankLinear, ValueLinear
+from gac.forms import apart_from
 from gac.plan import Plan
 from gac.sites import Site, as_planned
 
 
 class FusedInput(nn.Module):
-    """One GEMM whose output features are, one after the other, those of several weights.
+    """One GEMM whose output features are, one after the other, those of several weights, the shortest first.
 
     Of a low-rank pair these are its rank, of any other weight its output features. ``weight`` has shape
-    ``(sum of features, in)``, ``bias`` shape ``(sum of features,)`` or is None.
+    ``(sum of features, in)``, ``bias`` shape ``(sum of features,)`` or is None. With so many rows that a part runs
+    apart, so do the longer ones behind it, and the GEMM ends before them.
 
     Its parameters appear in ``state_dict`` under the names of the weights, as if they were not fused.
     """
 
     def __init__(self, firsts: Sequence[nn.Linear]) -> None:
         super().__init__()
+        by_length = sorted(range(len(firsts)), key=lambda at: firsts[at].out_features)
+        ends = dict(zip(by_length, accumulate(firsts[at].out_features for at in by_length), strict=True))
+        self.parts = tuple(slice(ends[at] - first.out_features, ends[at]) for at, first in enumerate(firsts))
+        firsts = [firsts[at] for at in by_length]
         reference = firsts[0].weight
         self.weight = nn.Parameter(torch.cat([first.weight.detach() for first in firsts]), reference.requires_grad)
         biases = [first.weight.new_zeros(first.out_features) if first.bias is None else first.bias for first in firsts]
@@ -33,11 +40,18 @@ class FusedInput(nn.Module):
         self.read: Tensor | None = None
         self.output: Tensor | None = None
 
-    def run(self, x: Tensor) -> Tensor:
-        """Multiply, and keep the output for the weights that read the same tensor."""
-        output = functional.linear(x, self.weight, self.bias)
-        self.read, self.output = x, output
-        return output
+    def part_of(self, x: Tensor, part: slice) -> Tensor:
+        """This part's output for x ``(..., in)``: of the GEMM that ran for the same tensor, or that runs now."""
+        apart = apart_from(x.numel() // x.shape[-1])
+        if part.stop - part.start >= apart:
+            return self._multiplied(x, part)
+        if self.output is None or self.read is not x:
+            joined = max(one.stop for one in self.parts if one.stop - one.start < apart)
+            self.read, self.output = x, self._multiplied(x, slice(joined))
+        return self.output[..., part]
+
+    def _multiplied(self, x: Tensor, part: slice) -> Tensor:
+        return functional.linear(x, self.weight[part], None if self.bias is None else self.bias[part])
 
     def forget(self) -> None:
         """Let the last input and output go."""
@@ -58,35 +72,29 @@ class FusedMember(nn.Module):
 
     Args:
         fused: the GEMM; the first member has it as a submodule.
-        start: where its part of the output begins.
         weight: the module that it stands for.
-        first: whether it is called before the others.
-        last: whether it is called after the others.
+        at: which of the members it is, in the order in which they are called.
     """
 
-    def __init__(
-        self, fused: FusedInput, start: int, weight: nn.Linear | LowRankLinear, first: bool, last: bool
-    ) -> None:
+    def __init__(self, fused: FusedInput, weight: nn.Linear | LowRankLinear, at: int) -> None:
         super().__init__()
         self._link = (fused,)
-        if first:
+        if at == 0:
             self.fused = fused
         self.second = weight.second if isinstance(weight, LowRankLinear) else None
         self.in_features, self.out_features = weight.in_features, weight.out_features
-        features = _first(weight).out_features
-        self._part = slice(start, start + features)
+        self._part = fused.parts[at]
         self._biased = _first(weight).bias is not None
-        self._is_first, self._is_last = first, last
+        self._is_first, self._is_last = at == 0, at == len(fused.parts) - 1
         self._head_dim = weight.head_dim if isinstance(weight, ValueLinear) else None
 
     def forward(self, x: Tensor) -> Tensor | Heads:
         (fused,) = self._link
-        output = fused.output
-        if self._is_first or output is None or fused.read is not x:
-            output = fused.run(x)
+        if self._is_first:
+            fused.forget()
+        part = fused.part_of(x, self._part)
         if self._is_last:
             fused.forget()
-        part = output[..., self._part]
         if self._head_dim is not None:
             return Heads(part, self._head_dim)
         return part if self.second is None else self.second(part)
@@ -152,11 +160,8 @@ def fuse_inputs(model: nn.Module, sites: Sequence[Site]) -> None:
 def _fuse(model: nn.Module, names: Sequence[str]) -> None:
     weights: list[Any] = [model.get_submodule(name) for name in names]
     fused = FusedInput([_first(weight) for weight in weights])
-    start = 0
     for at, (name, weight) in enumerate(zip(names, weights, strict=True)):
-        member = FusedMember(fused, start, weight, first=at == 0, last=at == len(names) - 1)
-        model.set_submodule(name, member.train(weight.training))
-        start += _first(weight).out_features
+        model.set_submodule(name, FusedMember(fused, weight, at).train(weight.training))
 
 
 def _first(weight: nn.Linear | LowRankLinear) -> nn.Linear:

@@ -16,6 +16,7 @@ from gac.sites import Site, SiteCurves, Workload, as_planned, curves_together
 
 DENSE, FUSED = "dense", "dense, fused"
 UNALIGNED = "unaligned"
+FASTEST = "GAC, parameters and latency"
 PADS = (8, 16, 64)
 NEAREST = (8, 32)
 COARSE = 32
@@ -170,12 +171,13 @@ def fastest_contestant(field: Field, budget: float, workload: Workload, most_los
     if not found:
         raise failures[0]
     best, fused = min(found, key=lambda pair: pair[0].ns)
-    return Contestant("GAC, parameters and latency", best.choices, fused, best.loss, {str(workload): best.ns})
+    return Contestant(FASTEST, best.choices, fused, best.loss, {str(workload): best.ns})
 
 
-def through_compiler(one: Contestant) -> Contestant:
-    """The same, through ``torch.compile`` with ``shape_padding``."""
-    return replace(one, name=f"{one.name}, shape_padding", compiled=True)
+def compiled_contestants(field: Field, contestants: Sequence[Contestant]) -> list[Contestant]:
+    """The dense model, the unaligned one and the fastest, their layers through ``torch.compile``."""
+    chosen = [field.dense(fused=True), *(one for one in contestants if one.name in (UNALIGNED, FASTEST))]
+    return [replace(one, name=f"{one.name}, compiled", compiled=True) for one in chosen]
 
 
 def _one_by_one(sites: Sequence[Site]) -> list[Site]:

@@ -25,7 +25,7 @@ MOST_ROUNDS = 31
 MOST_NS = 4e9
 _RECOMPILATIONS = 256
 METHOD = (
-    "one CUDA graph a model, replayed in turns (A, B, C, B, C, A, ...) between CUDA events, a round queued while a "
+    "one CUDA graph a model, replayed in turns between CUDA events, every round in another order, queued while a "
     "kernel holds the GPU back; 7 to 31 rounds (7 where they take 4 s), until 1.57 IQR / sqrt(n) <= 0.5 % for all; "
     "medians"
 )
@@ -102,7 +102,9 @@ def race(entries: Sequence[Entry], workload: Workload, timer: "Timer[Any]") -> l
 
 
 def interleaved(round_of: Callable[[Sequence[int]], Batch], count: int) -> Floats:
-    """Samples in ns, shape ``(rounds, count)``: every contestant once a round, in an order that turns.
+    """Samples in ns, shape ``(rounds, count)``: every contestant once a round, in an order drawn anew (seed 0).
+
+    A GPU at its power limit is faster after a run that took little power, so none may always follow the same one.
 
     Rounds are taken until every median is known to within 0.5 %, at least 7 and at most 31 of them; only 7 where they
     take 4 seconds. A first round does not count. One that was queued too late, so that launch overhead is in it, is
@@ -113,9 +115,10 @@ def interleaved(round_of: Callable[[Sequence[int]], Batch], count: int) -> Float
     """
     rows: list[Floats] = []
     spent, discarded = 0.0, 0
+    dice = np.random.default_rng(0)
     round_of(range(count))
     while len(rows) < MOST_ROUNDS:
-        order = [(at + len(rows)) % count for at in range(count)]
+        order = dice.permutation(count).tolist()
         batch = round_of(order)
         if batch.late and discarded < PATIENCE:
             discarded += 1

@@ -10,7 +10,7 @@ from gac.allocation import candidates as candidates_module
 from gac.allocation.candidates import Limited, candidates, dense_candidate
 from gac.allocation.problem import pose
 from gac.errors import PlanError, ProfileError
-from gac.forms import Weight, form_named, linear
+from gac.forms import Weight, apart_from, form_named, linear
 from gac.profiling.rows import Rows
 from gac.profiling.table import Measurement, Profile
 from gac.sites import CandidateSet, LossCurve, Site, SiteCurves, Workload, curves_together, run_together
@@ -265,8 +265,8 @@ GATED = Site(
 def fused_profile() -> Profile:
     """Latencies that have nothing to do with size, of what weights run as, fused or not."""
     rng = np.random.default_rng(1)
-    shapes = {("n", 16, n) for n in range(3, 29)} | {("k", r, n) for r in range(1, 8) for n in (8, 12)}
-    shapes |= {("n", 8, n) for n in range(2, 49)} | {("k", r, n) for r in range(1, 25) for n in (8, 24)}
+    shapes = {("n", 16, n) for n in range(1, 29)} | {("k", r, n) for r in range(1, 8) for n in (8, 12)}
+    shapes |= {("n", 8, n) for n in range(1, 49)} | {("k", r, n) for r in range(1, 25) for n in (8, 24)}
     sizes = sorted({(k, n) for _, k, n in shapes})
     rows = [row("linear", float(rng.integers(20, 90)), m=1024, k=k, n=n) for k, n in sizes]
     pairs = {24: [8], 16: [12, 8], 8: [24]}
@@ -294,14 +294,18 @@ def fused_candidates(site: Site, curves: SiteCurves, table: Profile) -> Candidat
 
 
 def as_it_runs(site: Site, forms, dims, table: Profile) -> int:
-    """One GEMM for what is shared, and what is left of each weight."""
+    """One GEMM for what is shared, those of the parts that run apart, and what is left of each weight."""
     width, ns = 0, 0
     for at, (weight, name, dim) in enumerate(zip(site.weights, forms, dims, strict=True)):
         form = form_named(name)
         left = form.after(weight, dim, 1024) if at in site.fused else form.operation(weight, dim, 1024)
-        width += form.fused(weight, dim) if at in site.fused else 0
         ns += 0 if left is None else table.point(left)
-    return ns + table.point(linear(1024, site.weights[0].in_features, width))
+        features = form.fused(weight, dim) if at in site.fused else 0
+        if features >= apart_from(1024):
+            ns += table.point(linear(1024, weight.in_features, features))
+        else:
+            width += features
+    return ns + (table.point(linear(1024, site.weights[0].in_features, width)) if width else 0)
 
 
 def fused_combinations(site: Site, curves: SiteCurves, table: Profile) -> list[tuple[int, float, int]]:
@@ -332,6 +336,13 @@ def test_sites_that_read_the_same_input_become_one() -> None:
     assert [weight.name for weight in merged[0].weights] == ["q", "k", "v"]
 
 
+@pytest.fixture(params=[1 << 22, 10 << 10, 4 << 10], ids=["none", "some", "most"])
+def _apart(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How many weights run apart for their many outputs."""
+    monkeypatch.setattr("gac.forms._ENOUGH_OUTPUTS", request.param)
+
+
+@pytest.mark.usefixtures("_apart")
 @pytest.mark.parametrize("sites", [QKV, (GATED,)], ids=["qkv", "gated"])
 def test_the_latency_of_fused_weights_is_that_of_the_gemms_they_run_as(sites) -> None:
     table = fused_profile()
@@ -342,6 +353,7 @@ def test_the_latency_of_fused_weights_is_that_of_the_gemms_they_run_as(sites) ->
         assert as_it_runs(site, forms, dims, table) == latency
 
 
+@pytest.mark.usefixtures("_apart")
 @pytest.mark.parametrize("sites", [QKV, (GATED,)], ids=["qkv", "gated"])
 @pytest.mark.parametrize("share", [0.3, 0.5, 0.8])
 def test_no_optimum_of_fused_weights_is_lost(sites, share: float) -> None:

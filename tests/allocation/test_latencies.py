@@ -6,17 +6,18 @@ import numpy as np
 import pytest
 
 from gac.allocation.latencies import Timing
-from gac.forms import form_named
+from gac.forms import apart_from, form_named
 from gac.models.families import family_of
 from gac.models.shapes import SHAPES
 from gac.profiling.records import Measurement, Point
 from gac.profiling.rows import Rows
 from gac.profiling.sweeps.coverage import WORKLOADS, fused_points, model_points
 from gac.profiling.table import Profile
-from gac.sites import Site, run_together
+from gac.sites import Site, Workload, run_together
 from tests.headers import make_header
 
 LOW_RANK = form_named("low_rank")
+PREFILL, DECODE = (WORKLOADS.index(Workload.parse(name)) for name in ("prefill:1x1024", "decode:1@1024"))
 
 
 def flat(points: tuple[Point, ...]) -> Timing:
@@ -43,7 +44,8 @@ def test_every_fused_width_has_a_latency(name: str) -> None:
     for site in (site for site in first_layer(name) if site.fused):
         weights = [site.weights[at] for at in site.fused]
         widths = np.arange(8, sum(weight.out_features for weight in weights) + 1, 8)
-        assert (timing.of_fused(weights[0].in_features, widths)[0] == 1).all()
+        for_all = np.repeat(widths[:, None], len(WORKLOADS), axis=1)
+        assert (timing.of_fused(weights[0].in_features, for_all)[0] == 1).all()
 
 
 def test_every_rank_has_a_latency_fused_or_not(name: str) -> None:
@@ -51,11 +53,28 @@ def test_every_rank_has_a_latency_fused_or_not(name: str) -> None:
     for site in first_layer(name):
         for at, weight in enumerate(site.weights):
             ranks = np.arange(8, LOW_RANK.largest_useful(weight) + 1, 8)
-            for fused in {False, at in site.fused}:
-                assert (timing.of_weight(LOW_RANK, weight, ranks, fused)[0] == 1).all()
+            assert (timing.of_weight(LOW_RANK, weight, ranks)[0] == 1).all()
+            if at in site.fused:
+                apart = ranks >= apart_from(1024)
+                assert timing.after_fused(LOW_RANK, weight, ranks)[0][:, PREFILL].tolist() == (1 + apart).tolist()
+                assert (timing.after_fused(LOW_RANK, weight, ranks)[0][:, DECODE] == 1).all()
 
 
 def test_what_is_left_of_a_dense_weight_takes_no_time() -> None:
     weight = first_layer("smollm2")[0].weights[0]
-    latency, measured = flat(()).of_weight(form_named("dense"), weight, np.array([576]), fused=True)
+    latency, measured = flat(()).after_fused(form_named("dense"), weight, np.array([576]))
     assert (latency.tolist(), measured.tolist()) == ([[0, 0]], [[True, True]])
+
+
+def test_a_weight_that_fills_the_gpu_runs_apart_and_adds_nothing_to_the_shared_gemm() -> None:
+    timing = flat((*model_points("qwen3-8b"), *fused_points("qwen3-8b")))
+    (gated,) = (site for site in first_layer("qwen3-8b") if site.kind == "mlp")
+    dense, gate = form_named("dense"), gated.weights[0]
+    full = np.array([dense.full(gate)])
+    assert timing.after_fused(dense, gate, full)[0][0, [PREFILL, DECODE]].tolist() == [1, 0]
+    assert timing.joined(dense, gate, full)[0, [PREFILL, DECODE]].tolist() == [0, gate.out_features]
+
+
+@pytest.mark.parametrize(("rows", "features"), [(1, 4_194_304), (1024, 4096), (3, 1_398_102), (8_388_608, 1)])
+def test_four_mi_outputs_are_enough_to_run_apart(rows: int, features: int) -> None:
+    assert apart_from(rows) == features

@@ -29,9 +29,9 @@ from gac.evaluation.contestants import (
     UNALIGNED,
     Contestant,
     Field,
+    compiled_contestants,
     fastest_contestant,
     shared_contestants,
-    through_compiler,
 )
 from gac.evaluation.latency import METHOD, GraphTimer, Spread, Timed, Timer
 from gac.evaluation.shapes import field_of_shapes, model_of_shapes
@@ -74,7 +74,7 @@ def main(make_timer: Callable[[], Timer[Any]] = GraphTimer, arguments: list[str]
         if asked.stop and time.monotonic() - begun > asked.stop:
             say(begun, "stopped; the same command goes on")
             break
-        racing = _compiled_ones(contestants) if asked.compiled else contestants
+        racing = compiled_contestants(field, contestants) if asked.compiled else contestants
         try:
             results = list(bench.run(racing, workload))
         except GacError as failure:
@@ -129,12 +129,8 @@ def _fastest(field: Field, case: Case, loss: float) -> list[Contestant]:
         return []
 
 
-def _compiled_ones(contestants: list[Contestant]) -> list[Contestant]:
-    return [through_compiler(one) for one in contestants if one.name == UNALIGNED]
-
-
-def _key(workload: Workload, kept: float, through_compiler: bool) -> str:
-    return f"{workload} {kept}{' compiled' if through_compiler else ''}"
+def _key(workload: Workload, kept: float, compiled: bool) -> str:
+    return f"{workload} {kept}{' compiled' if compiled else ''}"
 
 
 class _Record:

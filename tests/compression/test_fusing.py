@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -59,16 +60,45 @@ def test_a_layer_has_a_gemm_for_q_k_v_and_one_for_gate_and_up(plain: LlamaForCau
 
 def test_the_gemm_runs_once_a_forward_pass(plain: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
     model = fused(plain)
+    assert widths_run(model, monkeypatch) == [56, 200, 128, 192]
+
+
+def widths_run(model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Output features of each GEMM of fused inputs that one forward pass runs."""
     widths = []
-    run = FusedInput.run
 
-    def counted(self: FusedInput, x: torch.Tensor) -> torch.Tensor:
-        widths.append(self.weight.shape[0])
-        return run(self, x)
+    def counted(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        widths.append(weight.shape[0])
+        return functional.linear(x, weight, bias)
 
-    monkeypatch.setattr(FusedInput, "run", counted)
+    monkeypatch.setattr("gac.compression.fusing.functional", SimpleNamespace(linear=counted))
     logits(model)
-    assert widths == [56, 200, 128, 192]
+    return widths
+
+
+@pytest.mark.parametrize(
+    ("features", "widths"),
+    [
+        (176, [56, 24, 176, 128, 192]),
+        (32, [24, 32, 24, 176, 64, 32, 32, 96, 96]),
+        (8, [16, 32, 8, 24, 176, 64, 32, 32, 96, 96]),
+    ],
+)
+def test_long_parts_run_apart_and_the_others_share_what_is_left(
+    plain: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch, features: int, widths: list[int]
+) -> None:
+    monkeypatch.setattr("gac.forms._ENOUGH_OUTPUTS", features * IDS.numel())
+    assert widths_run(fused(plain), monkeypatch) == widths
+    assert (logits(fused(plain)) - logits(plain)).abs().max() < 1e-5
+
+
+def test_the_output_of_what_runs_apart_is_contiguous(plain: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    up, x = fused(plain).get_submodule(f"{MLP}.up_proj"), torch.randn(3, 64)
+    with torch.no_grad():
+        shared = up(x)
+        monkeypatch.setattr("gac.forms._ENOUGH_OUTPUTS", 96 * 3)
+        apart = up(x)
+    assert (shared.is_contiguous(), apart.is_contiguous()) == (False, True)
 
 
 def test_parameters_are_as_many(plain: LlamaForCausalLM) -> None:
@@ -155,7 +185,7 @@ def test_gradients_reach_every_part(plain: LlamaForCausalLM) -> None:
     whole = gradients[f"{ATTENTION}.q_proj.fused.weight"]
     assert whole is not None
     parts = [
-        plain.get_submodule(f"{ATTENTION}.{name}").weight.grad for name in ("q_proj.first", "k_proj", "v_proj.first")
+        plain.get_submodule(f"{ATTENTION}.{name}").weight.grad for name in ("v_proj.first", "q_proj.first", "k_proj")
     ]
     assert (whole - torch.cat(parts)).abs().max() < 1e-6
 

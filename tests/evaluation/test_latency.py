@@ -103,7 +103,7 @@ def test_padding_keeps_the_loss_and_aligns_every_dim(field: Field) -> None:
     assert all(one.dim % 64 == 0 for one in found["pad 64"].choices if one.form == "low_rank")
 
 
-def test_every_contestant_runs_once_a_round_in_an_order_that_turns() -> None:
+def test_every_contestant_runs_once_a_round_in_an_order_drawn_anew() -> None:
     orders: list[list[int]] = []
 
     def round_of(order: Sequence[int]) -> Batch:
@@ -111,7 +111,8 @@ def test_every_contestant_runs_once_a_round_in_an_order_that_turns() -> None:
         return Batch([100.0 + at for at in order], 1980)
 
     samples = interleaved(round_of, 3)
-    assert orders[:4] == [[0, 1, 2], [0, 1, 2], [1, 2, 0], [2, 0, 1]]
+    assert all(sorted(order) == [0, 1, 2] for order in orders)
+    assert len({*map(tuple, orders)}) > 3
     assert (samples == [100.0, 101.0, 102.0]).all()
     assert len(samples) == LEAST_ROUNDS
 

@@ -96,7 +96,7 @@ def _summed(plan: Plan, timing: Timing, layer: int | None, *, dense: bool) -> di
 def _latency(choice: WeightChoice, timing: Timing, *, dense: bool) -> int:
     form = form_named("dense" if dense else choice.form)
     dim = form.full(choice.weight) if dense else choice.dim
-    ns, _ = timing.of_weight(form, choice.weight, np.array([dim], dtype=np.int64), fused=False)
+    ns, _ = timing.of_weight(form, choice.weight, np.array([dim], dtype=np.int64))
     if int(ns[0, 0]) == UNKNOWN:
         operation = form.operation(choice.weight, dim, timing.workloads[0].rows)
         shape = " ".join(f"{axis}={size}" for axis, size in operation.shape)

@@ -47,7 +47,7 @@ class Neighbours:
         after = np.arange(dim + 1, min(form.full(weight.weight), dim + _REACH) + 1)
         sound = after[timing.sound(form, weight.weight, after, fused=False)].tolist()
         dims = [dim, dim + 1, *sound[:1]]
-        latency, _ = timing.of_weight(form, weight.weight, np.array(dims), fused=False)
+        latency, _ = timing.of_weight(form, weight.weight, np.array(dims))
         broken = self._broken(weight, profile, dim + 1, sound)
         return tuple(
             _sentence(str(workload), list(zip(dims, latency[:, at].tolist(), strict=True)), broken)
