@@ -4,6 +4,11 @@
 
 Logits are compared bit for bit, greedy tokens one by one, with the KV cache and without, in float32 and in bfloat16,
 with those of the model before it was saved. The bytes of each directory are set beside those of the parameters.
+
+The plan's calibration is taken again where its statistics are not kept. On a CPU give it a plan of few windows:
+
+    gac allocate smollm2 --budget 0.8 --calibration wiki-sample:8x1024 --refit none -o plan.json
+    python -m tests.benchmarks.round_trip --plan plan.json --output round-trip.json
 """
 
 import argparse
