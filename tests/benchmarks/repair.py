@@ -2,7 +2,7 @@
 
     python tests/benchmarks/repair.py --output tests/benchmarks/results/repair.json
 
-SmolLM2, factored by SVD (leave it out with ``--no-smollm2``), and a random model of some layers of Llama-3-8B's shapes
+SmolLM2, compressed as SVD-LLM does (leave it out with ``--no-smollm2``), and a random model of some layers of Llama-3-8B's shapes
 (``--layers 2``), in SVD-LLM's names, at its ranks ``int(out * in * ratio / (out + in))``: 1638, 655 and 2548 at 0.8. On
 the GPU where there is one; ``--shrink 16`` makes the second model small enough for a CPU, and ``--strategies`` has to
 leave out ``profile`` then.
@@ -44,6 +44,7 @@ WORKLOADS = ("prefill:1x1024", "decode:1@1024")
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ratio", type=float, default=0.8)
+    parser.add_argument("--calibration", default="wiki-sample:16x512", help="of SmolLM2")
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--shrink", type=int, default=1)
     parser.add_argument("--strategies", nargs="+", default=tuple(STRATEGIES), choices=tuple(STRATEGIES))
@@ -87,11 +88,11 @@ def timed(dtype: torch.dtype) -> bool:
 
 def checkpoints(asked: argparse.Namespace, dtype: torch.dtype) -> Iterator[tuple[str, LlamaConfig, dict[str, Tensor]]]:
     if asked.smollm2:
-        model = load_model("smollm2").model
+        model = by_svd_llm(asked.ratio, asked.calibration)
         weights = dict(model.state_dict())
-        for name, out, into in linear_weights(model.config):
-            weights |= by_svd(name, weights.pop(f"{name}.weight"), rank(out, into, asked.ratio))
-        yield "smollm2", model.config, {name: values.to(dtype).cpu() for name, values in weights.items()}
+        for name, _, _ in linear_weights(model.config):
+            weights |= pair(name, weights.pop(f"{name}.second.weight"), weights.pop(f"{name}.first.weight"))
+        yield "smollm2", load_model("smollm2").model.config, {name: one.to(dtype).cpu() for name, one in weights.items()}
     config = shaped(asked.layers, asked.shrink)
     yield "llama-3-8b shapes", config, random_weights(config, asked.ratio, dtype)
 
@@ -120,9 +121,21 @@ def linear_weights(config: Any) -> list[tuple[str, int, int]]:
     return [(weight.name, weight.out_features, weight.in_features) for site in sites for weight in site.weights]
 
 
-def by_svd(name: str, weight: Tensor, rank: int) -> dict[str, Tensor]:
-    u, s, v = torch.linalg.svd(weight.float(), full_matrices=False)
-    return pair(name, u[:, :rank] * s[:rank], v[:rank])
+def by_svd_llm(ratio: float, calibration: str) -> nn.Module:
+    """SmolLM2 with SVD-LLM's whitened factors at its own ranks."""
+    loaded = load_model("smollm2")
+    plan = gac.allocate(
+        loaded.model,
+        ratio,
+        method="svd-llm",
+        forms=["low_rank"],
+        rule="uniform",
+        align=False,
+        refit="none",
+        calibration=calibration,
+        tokenizer=loaded.tokenizer,
+    )
+    return gac.compress(loaded.model, plan, tokenizer=loaded.tokenizer)
 
 
 def pair(name: str, second: Tensor, first: Tensor) -> dict[str, Tensor]:
