@@ -22,7 +22,7 @@ from gac.compression.apply import build_modules, changed_sites, swap_in
 from gac.compression.carrying import carry_plan, check_class, check_dense
 from gac.compression.checkpoint import load_checkpoint, save_checkpoint
 from gac.compression.export import export_plain
-from gac.compression.first_shot import FIRST_KEPT, check_shots, first_shot
+from gac.compression.first_shot import FIRST_KEPT, check_held, check_shots, first_shot
 from gac.compression.fusing import as_run, fuse_inputs
 from gac.compression.refit import leaves, refit_named
 from gac.compression.refit import refit as fit_again
@@ -472,7 +472,7 @@ def _measured(
     again = refit_named(refit, rule, how, names, sites, loaded.model.config.model_type)
     taken = check_shots(shots, how, rule, sites, loaded.model.config.model_type)
     if taken == 2:
-        check_in_memory(loaded.model)
+        check_held(loaded.model)
     planned = as_planned(sites, names, fuse)
     limit = budget_limit(budget, sum(site.params for site in sites))
     check_reachable(planned, limit, forms=names, profile=table, workloads=parsed, align=align)

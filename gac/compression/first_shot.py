@@ -18,10 +18,11 @@ from gac.compression.apply import build_modules
 from gac.compression.layers import empty_linear
 from gac.compression.merging import merged
 from gac.compression.refit import refit
-from gac.errors import GacError
+from gac.errors import GacError, ModelError
 from gac.forms import DEFAULT_FORMS
 from gac.models.families import family_of
 from gac.models.linears import as_linear
+from gac.models.loading import first_offloaded
 from gac.plan import Shots, WeightChoice
 from gac.sensitivity.curves import measure_curves, stream_fits
 from gac.sensitivity.methods import METHODS, Method
@@ -61,6 +62,20 @@ def check_shots(shots: object, method: Method, rule: str, sites: Sequence[Site],
         expected = "layers that add it to the residual stream, for the first shot is fitted again to that"
         raise GacError(given, expected, "Use shots=1.")
     return 2
+
+
+def check_held(model: nn.Module) -> None:
+    """Refuse offloaded weights, which no first shot can be made of.
+
+    Raises:
+        ModelError: names the first such parameter.
+    """
+    if name := first_offloaded(model):
+        raise ModelError(
+            f"{name} is offloaded by its device_map, with shots=2",
+            "every weight in the memory of a device, where the first shot is made of it",
+            'Load the model with device_map="cpu", or use shots=1.',
+        )
 
 
 def first_shot(
