@@ -1,6 +1,5 @@
 """The pipeline, readable as the algorithm: measure the model, decide, apply, check."""
 
-import hashlib
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -8,7 +7,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import gac
 from gac.allocation.assemble import Provenance
 from gac.allocation.crosscheck import check_installed, verified
 from gac.allocation.frontier import PARAMS, Frontier, check_asked, check_profiled
@@ -22,17 +20,17 @@ from gac.compression.apply import build_modules, changed_sites, swap_in
 from gac.compression.carrying import carry_plan, check_class, check_dense
 from gac.compression.checkpoint import load_checkpoint, save_checkpoint
 from gac.compression.export import export_plain
-from gac.compression.first_shot import FIRST_KEPT, check_held, check_shots, first_shot
+from gac.compression.first_shot import check_held, check_shots
 from gac.compression.fusing import as_run, fuse_inputs
 from gac.compression.refit import leaves, refit_named
 from gac.compression.refit import refit as fit_again
 from gac.compression.repair.contract import ShapeContract
 from gac.compression.repair.report import Repaired
 from gac.compression.repair.run import repair_checkpoint
+from gac.compression.statistics import statistics
 from gac.errors import GacError, ModelError, PlanError
 from gac.evaluation.perplexity import perplexity as measure_perplexity
 from gac.evaluation.results import Perplexity
-from gac.files import home
 from gac.forms import DEFAULT_FORMS, Fusing, form_named
 from gac.models.families import family_of
 from gac.models.loading import (
@@ -44,16 +42,14 @@ from gac.models.loading import (
     load_tokenizer,
     model_digest,
 )
-from gac.plan import Calibration, Plan, Shots
+from gac.plan import Calibration, Plan
 from gac.profiling.select import select_profile
 from gac.profiling.table import Profile
-from gac.sensitivity.calibration import LayerMoments
 from gac.sensitivity.curves import Source, measure_curves, stream_fits
 from gac.sensitivity.documents import Documents, Text
 from gac.sensitivity.evidence import measure_evidence
 from gac.sensitivity.factors import LayerFactors
 from gac.sensitivity.methods import FACTOR, Method, method_named
-from gac.sensitivity.second_shot import stream_second
 from gac.sensitivity.store import StatisticsStore
 from gac.sensitivity.text import TextSpec, Windows, calibration_text, calibration_windows, check_vocabulary
 from gac.sites import Site, Workload, as_planned, check_forms_fit, check_fusing, curves_together
@@ -63,8 +59,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 logger = logging.getLogger("gac")
-
-_STATISTICS = 6  # raised when what is kept of a layer changes
 
 
 def allocate(
@@ -271,7 +265,7 @@ def compress(
     windows = _planned_windows(plan, loaded, calibration)
     method = method_named(plan.method)
     shots = check_shots(plan.shots, method, rule_of(plan) or "loss", sites, loaded.model.config.model_type)
-    store, source = _statistics(loaded.model, digest, windows, method, shots, progress)
+    store, source = statistics(loaded.model, digest, windows, method, shots, progress=progress)
     layers = _layers_to_fit(plan, changed, sites)
     whole = [site for site in sites if site.layer in layers]
     factors = partial(_factors, loaded.model, whole, windows.ids, method, store, source, progress)
@@ -471,8 +465,7 @@ def _measured(
     check_forms_fit(sites, names, loaded.model.config.model_type)
     again = refit_named(refit, rule, how, names, sites, loaded.model.config.model_type)
     taken = check_shots(shots, how, rule, sites, loaded.model.config.model_type)
-    if taken == 2:
-        check_held(loaded.model)
+    check_held(loaded.model, taken)
     planned = as_planned(sites, names, fuse)
     limit = budget_limit(budget, sum(site.params for site in sites))
     check_reachable(planned, limit, forms=names, profile=table, workloads=parsed, align=align)
@@ -481,7 +474,7 @@ def _measured(
     windows = _calibration_windows(spec, loaded, seed)
     check_finite(loaded.model)
     digest = _digest(loaded, sites)
-    store, source = _statistics(loaded.model, digest, windows, how, taken, progress)
+    store, source = statistics(loaded.model, digest, windows, how, taken, progress=progress)
     curves = measure_curves(loaded.model, sites, windows.ids, how, store, source=source, progress=progress)
     evidence = measure_evidence(rule, loaded.model, sites, windows.ids, how, store, progress=progress)
     made_from = Provenance(
@@ -550,28 +543,6 @@ def _planned_with(
         given = f"method {method.name} with budget {budget:g} and a KV-cache limit of {kv_cache:g}"
         raise GacError(given, "a budget alone, which is the kept fraction of the KV cache", "Drop the KV-cache limit.")
     return method.forms, 1.0, budget
-
-
-def _statistics(
-    model: "PreTrainedModel", digest: str, windows: Windows, method: Method, shots: Shots, progress: bool
-) -> tuple[StatisticsStore, Source | None]:
-    """Where curves and factors are kept, and what makes those that are not; None: the model's own moments do."""
-    one = _store(f"{digest} {windows.digest} {method.power}")
-    if shots == 1:
-        return one, None
-    two = _store(f"{digest} {windows.digest} {method.power}, gradients at {FIRST_KEPT}")
-
-    def second(sites: Sequence[Site]) -> Iterator[tuple[int, LayerMoments]]:
-        first = first_shot(model, windows.ids, method, one, progress=progress)
-        stores = one, two
-        return stream_second(model, first, sites, windows.ids, power=method.power, stores=stores, progress=progress)
-
-    return two, second
-
-
-def _store(of: str) -> StatisticsStore:
-    key = hashlib.sha256(f"{gac.__version__} {_STATISTICS} {of}".encode()).hexdigest()
-    return StatisticsStore(home() / "statistics" / key[:24])
 
 
 def _layers_to_fit(plan: Plan, changed: Sequence[Site], sites: Sequence[Site]) -> set[int]:

@@ -78,7 +78,7 @@ def test_they_serve_every_budget_and_form(
     tiny_model: LlamaForCausalLM, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gac.allocate(tiny_model, 0.8, shots=2, **options)
-    monkeypatch.setattr("gac.api.first_shot", lambda *_, **__: pytest.fail("measured again"))
+    monkeypatch.setattr("gac.compression.statistics.first_shot", lambda *_, **__: pytest.fail("measured again"))
     gac.allocate(tiny_model, 0.6, shots=2, align=False, forms=("low_rank", "head_dim"), fuse=True, **options)
     gac.frontier(tiny_model, shots=2, points=3, **options)
 

@@ -64,13 +64,13 @@ def check_shots(shots: object, method: Method, rule: str, sites: Sequence[Site],
     return 2
 
 
-def check_held(model: nn.Module) -> None:
-    """Refuse offloaded weights, which no first shot can be made of.
+def check_held(model: nn.Module, shots: Shots) -> None:
+    """Refuse offloaded weights where a first shot is to be made of them.
 
     Raises:
         ModelError: names the first such parameter.
     """
-    if name := first_offloaded(model):
+    if shots == 2 and (name := first_offloaded(model)):
         raise ModelError(
             f"{name} is offloaded by its device_map, with shots=2",
             "every weight in the memory of a device, where the first shot is made of it",

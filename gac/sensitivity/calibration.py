@@ -120,6 +120,7 @@ def stream_moments(
         if keeps is not None:
             write_tensors(keeps.moments(layer), moments.tensors)
         yield layer, moments
+        del moments  # before the next layer's are summed
     next(measured, None)  # what it does after its last layer
 
 

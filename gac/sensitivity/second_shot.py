@@ -45,7 +45,10 @@ def stream_second(
         stream_moments(model, sites, windows, power=power, store=store, progress=progress)
         for model, store in zip((dense, first), stores, strict=True)
     )
-    for (layer, own), (same, other) in zip(inputs, gradients, strict=True):
+    for layer, own in inputs:
+        same, other = next(gradients)
         assert layer == same
-        taken = {name: tensor for name, tensor in other.tensors.items() if name.startswith(_OF_GRADIENTS)}
-        yield layer, LayerMoments(own.tensors | taken)
+        own.tensors.update((name, found) for name, found in other.tensors.items() if name.startswith(_OF_GRADIENTS))
+        other.tensors.clear()  # so that what is not asked for is let go before the layer is decomposed
+        yield layer, own
+    next(gradients, None)  # what it does after its last layer
