@@ -241,6 +241,9 @@ class SiteChoice:
 Refit = Literal["none", "residual", "update"]
 """How weights are fitted again, see ``gac.compression.refit``."""
 
+Shots = Literal[1, 2]
+"""How often the gradients were taken, see ``gac.sensitivity.second_shot``."""
+
 
 @dataclass(frozen=True, repr=False)
 class Plan(Shown):
@@ -248,7 +251,8 @@ class Plan(Shown):
 
     ``latency`` is the asked limit by workload, as a fraction of the dense targeted weights' latency. ``fused``: weights
     that read the same input are planned, and run, with their first GEMMs as one (``auto``: where a site is ``shared``).
-    ``refit``: how the weights are fitted again to the model that is compressed so far.
+    ``refit``: how the weights are fitted again to the model that is compressed so far. ``shots``: 2 where the gradients
+    are those of a model that was compressed before.
     """
 
     schema_version: int
@@ -271,6 +275,7 @@ class Plan(Shown):
     fused: Fusing = False
     refit: Refit = "none"
     kv_cache: KvCache | None = None
+    shots: Shots = 1
     __pydantic_config__ = _STRICT
 
     def __post_init__(self) -> None:
@@ -399,8 +404,9 @@ class PlanComparison:
 
     @property
     def same_prediction(self) -> bool:
-        """Whether both losses were measured by the same method, on the same text."""
-        return (self.first.method, self.first.calibration) == (self.second.method, self.second.calibration)
+        """Whether both losses were measured by the same method, in as many shots, on the same text."""
+        first, second = ((plan.method, plan.shots, plan.calibration) for plan in (self.first, self.second))
+        return first == second
 
 
 def _check_counts(plan: Plan) -> None:
@@ -528,7 +534,8 @@ def _summary_lines(plan: Plan) -> list[str]:
         *(f"latency      {_latency_line(workload)}" for workload in plan.workloads),
         *([f"KV cache     {_cache_line(plan.kv_cache)}"] if plan.kv_cache and plan.kv_cache.total else []),
         f"profile      {plan.profile.gpu}, {plan.profile.digest[:12]}; {plan.profile.note}",
-        f"calibration  {text.windows} x {text.window_tokens} tokens of {text.text}, seed {plan.seed}",
+        f"calibration  {text.windows} x {text.window_tokens} tokens of {text.text}, seed {plan.seed}"
+        f"{', two shots' if plan.shots == 2 else ''}",
         f"certificate  {proof.status}: loss {proof.value:.6g}, bound {proof.lower_bound:.6g}, gap {proof.gap:.3g}",
     ]
 

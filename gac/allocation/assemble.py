@@ -19,6 +19,7 @@ from gac.plan import (
     Prediction,
     ProfileUsed,
     Refit,
+    Shots,
     SiteChoice,
     WeightChoice,
     WorkloadLatency,
@@ -45,6 +46,7 @@ class Provenance:
     factor: float
     fused: Fusing = False
     refit: Refit = "none"
+    shots: Shots = 1
 
 
 def assemble(
@@ -82,6 +84,7 @@ def assemble(
         align=made_from.align,
         fused=made_from.fused,
         refit=made_from.refit,
+        shots=made_from.shots,
         seed=made_from.seed,
         calibration=made_from.calibration,
         profile=made_from.profile,

@@ -73,18 +73,18 @@ def candidates(
     Args:
         forms: which forms besides dense (``low_rank``, ``narrow``, ``head_dim``, ``grouped``).
         align: only dims that the profile shows to be sound for all workloads, and of those the multiples of the number
-            that is given; False: every integer dim.
+            that is given (all of its multiples where there is no profile); False: every integer dim.
         limited: what choices will be limited in.
 
     Raises:
         ProfileError: ``align`` without a profile.
         PlanError: a form is unknown.
     """
-    if align and profile is None:
+    if align is True and profile is None:
         raise ProfileError(
             "align=True without a profile",
             "a profile that shows which dims are sound",
-            "Name a profile, or align=False.",
+            "Name a profile, a number to align to, or align=False.",
         )
     timing = Timing(profile, tuple(workloads))
     allowed = [form_named(name) for name in dict.fromkeys(forms)]
@@ -223,10 +223,11 @@ def _full(weight: Weight) -> Ints:
 def _dims(
     form: Form, weights: Sequence[Weight], largest: int, timing: Timing, align: bool | int, fused: Sequence[bool]
 ) -> Ints:
-    """The dims from 1 to the largest, and of those the sound ones where dims are to be aligned."""
+    """The dims from 1 to the largest, and of those the aligned and sound ones where dims are to be aligned."""
     dims = np.arange(1, largest + 1, dtype=np.int64)
     if align:
         dims = dims[dims % step_of(form, align) == 0]
+    if align and timing.profile is not None:
         for weight, joins in zip(weights, fused, strict=True):
             dims = dims[timing.sound(form, weight, dims, joins)]
     return dims

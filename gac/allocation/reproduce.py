@@ -53,3 +53,5 @@ def _texts(plan: Plan, profile: str | None) -> Iterator[str]:
     if profile is not None:
         yield from ("--profile", profile)
     yield from ("--calibration", f"{text.text}:{text.windows}x{text.window_tokens}", "--seed", str(plan.seed))
+    if plan.shots != 1:
+        yield from ("--shots", str(plan.shots))

@@ -85,7 +85,7 @@ def _saved(source: str) -> "Frontier":
 
 def _made(model: str, output: Path, *, tokenizer: str | None, calibration: str, **options: Any) -> "Frontier":
     check_file(output, PlanError)
-    say_cost(model, 1.0, calibration)
+    say_cost(model, 1.0, calibration, options["method"], options["shots"])
     from gac.api import frontier as make_frontier
     from gac.models.loading import load_tokenizer
 

@@ -81,6 +81,14 @@ _refit_option = click.option(
     help="Fit weights again, layer by layer, to the model as it is compressed so far: to the dense model's outputs and "
     "residual stream, or (SVD-LLM) second factors alone. By default residual for kfac, where the layers allow it.",
 )
+_shots_option = click.option(
+    "--shots",
+    type=int,
+    default=1,
+    show_default=True,
+    help="2: take the gradients again, from the model compressed to 0.8, and plan with those. Loses less, and takes "
+    "twice as long to calibrate and a second copy of the weights.",
+)
 _seed_option = click.option(
     "--seed", type=int, default=0, show_default=True, help="Which calibration windows; 0: the first ones."
 )
@@ -99,6 +107,7 @@ _OPTIONS = (
     _fuse_option,
     _where_faster_option,
     _refit_option,
+    _shots_option,
     _seed_option,
     tokenizer_option,
 )
@@ -111,17 +120,19 @@ def measuring_options(command: Command) -> Command:
     return command
 
 
-def say_cost(model: str, budget: float, calibration: str) -> None:
+def say_cost(model: str, budget: float, calibration: str, method: str, shots: int, rule: str = "loss") -> None:
     """Read what is cheap to read, so that a wrong argument fails now, and say what the rest will take.
 
     Raises:
-        GacError: the model, its family, the text or the budget is not usable.
+        GacError: the model, its family, the text, the budget or the method is not usable, or not in so many shots.
     """
     from gac.allocation.limits import budget_limit
+    from gac.compression.first_shot import FIRST_KEPT, check_shots
     from gac.files import home
     from gac.models.families import family_of
     from gac.models.loading import load_config
     from gac.sensitivity.calibration import kept_on_disk, moment_bytes
+    from gac.sensitivity.methods import method_named
     from gac.sensitivity.text import TextSpec, check_text
 
     spec = TextSpec.parse(calibration)
@@ -129,6 +140,7 @@ def say_cost(model: str, budget: float, calibration: str) -> None:
     config = load_config(model)
     sites = family_of(config).sites(config)
     budget_limit(budget, sum(site.params for site in sites))
+    check_shots(shots, method_named(method), rule, sites, config.model_type)
     size = moment_bytes(sites)
     folder = home() / "statistics"
     kept = f"and factors in {folder}" if kept_on_disk(sites) else f"not kept on disk, factors in {folder}"
@@ -136,3 +148,9 @@ def say_cost(model: str, budget: float, calibration: str) -> None:
         f"{model}: {len(sites)} sites; calibration on {spec.windows} windows of {spec.length} tokens of {spec.name}; "
         f"{size / 1e9:.2g} GB of statistics {kept}, used again where they are there"
     )
+    if shots == 2:
+        times = "twice" if kept_on_disk(sites) else "three times"
+        note(
+            f"two shots: calibration takes {times} as long and twice the disk, and there has to be room "
+            f"for a second copy of the weights, compressed to {FIRST_KEPT:g}"
+        )

@@ -69,7 +69,7 @@ def allocate(
     then picks the form and dim of every weight at once: the least loss within the budget, with a proof.
     """
     check_file(output, PlanError)
-    say_cost(model, budget, calibration)
+    say_cost(model, budget, calibration, options["method"], options["shots"], options["rule"])
     from gac.api import allocate as make_plan
     from gac.models.loading import load_tokenizer
     from gac.reporting.tables import plan_summary, plan_table
@@ -107,7 +107,7 @@ def compress(model: str, plan_file: Path, output: Path, overwrite: bool, tokeniz
     text = plan.calibration
     note(
         f"loading {model}; its statistics on {text.windows} windows of {text.window_tokens} tokens of {text.text} are "
-        "read, or taken again where they are gone"
+        "read, or taken again where they are gone" + (" (in two shots)" if plan.shots == 2 else "")
     )
     loaded = load_model(model, tokenizer)
     small = apply_plan(loaded.model, plan, tokenizer=loaded.tokenizer)

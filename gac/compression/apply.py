@@ -44,18 +44,23 @@ def changed_sites(plan: Plan, sites: Sequence[Site]) -> tuple[Site, ...]:
 
 
 def build_modules(
-    model: nn.Module, plan: Plan, sites: Sequence[Site], stream: Iterator[tuple[int, LayerFactors]], method: Method
+    model: nn.Module,
+    weights: Sequence[WeightChoice],
+    sites: Sequence[Site],
+    stream: Iterator[tuple[int, LayerFactors]],
+    method: Method,
 ) -> dict[str, nn.Module]:
     """The new module of every weight that changes, by name; the model itself is not touched.
 
     Args:
-        sites: those of ``changed_sites``.
+        weights: what every weight becomes.
+        sites: all that change, such as those of ``changed_sites``.
         stream: their factors, layer by layer.
 
     Raises:
         ModelError: a statistic is not finite.
     """
-    choices = {choice.name: choice for choice in plan.weights}
+    choices = {choice.name: choice for choice in weights}
     modules: dict[str, nn.Module] = {}
     for layer, factors in stream:
         for site in (site for site in sites if site.layer == layer):

@@ -1,9 +1,8 @@
 """A compressed model as one of its stock architecture, for tools that know nothing of GAC."""
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -14,15 +13,11 @@ from transformers.pytorch_utils import Conv1D
 from gac.compression.card import export_card
 from gac.compression.checkpoint import check_free, complete_directory
 from gac.compression.header import Module, header_of
-from gac.compression.repair.layouts.planned import PLACES
-from gac.compression.repair.padding import Insertion, padded
+from gac.compression.merging import merged
 from gac.errors import CheckpointError
-from gac.forms import form_named
 from gac.models.families import COMPRESSED, family_of
 from gac.models.loading import check_in_memory
 from gac.plan import Plan, WeightChoice
-
-Parameters = Mapping[str, Tensor]
 
 
 def export_plain(model: PreTrainedModel, directory: str | Path, tokenizer: Any = None, *, merge: bool = False) -> None:
@@ -111,33 +106,8 @@ def _state(model: nn.Module, plain: nn.Module, plan: Plan, merge: bool) -> dict[
         own = {name: state.pop(name) for name in [*state] if name.startswith(f"{choice.name}.")}
         own = {name.removeprefix(f"{choice.name}."): value for name, value in own.items()}
         if merge:
-            own = _MERGED[form_named(choice.form).kind](choice, own)
+            own = merged(choice, own)
         if isinstance(plain.get_submodule(choice.name), Conv1D):
             own["weight"] = own["weight"].T
         state |= {f"{choice.name}.{name}": value.contiguous() for name, value in own.items()}
     return state
-
-
-def _product(choice: WeightChoice, own: Parameters) -> dict[str, Tensor]:
-    """W = B A of a pair, or of a pair for each group of rows, multiplied in double precision."""
-    first, second = own["first.weight"].double(), own["second.weight"].double()
-    if second.dim() == 3:
-        first = first.reshape(len(second), -1, choice.in_features)
-    product = (second @ first).reshape(choice.out_features, choice.in_features).to(own["first.weight"].dtype)
-    return {"weight": product} | ({"bias": own["second.bias"]} if "second.bias" in own else {})
-
-
-def _filled(choice: WeightChoice, own: Parameters) -> dict[str, Tensor]:
-    """Zeros where neurons or directions of values were removed: nothing comes of them."""
-    form, filled = form_named(choice.form), dict(own)
-    missing = form.full(choice.weight) - choice.dim
-    for place in PLACES[form.kind](choice):
-        name = place.tensor.removeprefix(f"{choice.name}.")
-        if name in own:
-            filled[name] = padded(own[name], [Insertion(place.axis, end, missing) for end in place.ends])
-    return filled
-
-
-_MERGED: Mapping[str, Callable[[WeightChoice, Parameters], dict[str, Tensor]]] = MappingProxyType(
-    {"low_rank": _product, "grouped": _product, "narrow": _filled, "head_dim": _filled}
-)

@@ -34,7 +34,7 @@ from gac.compression.side_by_side import Seen, SideBySide
 from gac.errors import GacError, did_you_mean
 from gac.forms import Weight, form_named
 from gac.models.linears import as_linear, linear_at, read_weight
-from gac.plan import Plan, Refit, WeightChoice
+from gac.plan import Refit, WeightChoice
 from gac.sensitivity.calibration import Moments, decoder_layers
 from gac.sensitivity.factors import LayerFactors
 from gac.sensitivity.layerwise import frozen
@@ -89,7 +89,8 @@ def refit_named(
 def refit(
     model: nn.Module,
     modules: Mapping[str, nn.Module],
-    plan: Plan,
+    weights: Sequence[WeightChoice],
+    how: Refit,
     sites: Sequence[Site],
     factors: Mapping[int, LayerFactors],
     windows: Tensor,
@@ -97,13 +98,15 @@ def refit(
     *,
     progress: bool = True,
 ) -> dict[str, nn.Module]:
-    """The modules of a plan fitted as it says (``plan.refit``), and fitted copies of the weights that stay dense.
+    """The modules of compressed weights fitted again, and fitted copies of the weights that stay dense.
 
     The model is as it was when this returns or raises.
 
     Args:
         model: the dense model.
         modules: the new module of every weight that changes, by name; what they hold is changed.
+        weights: what every weight becomes.
+        how: one of ``REFITS``.
         sites: all of the model's, as planned.
         factors: by layer, from the first that changes on.
         windows: calibration token ids, int64, shape ``(windows, tokens)``.
@@ -116,13 +119,13 @@ def refit(
     layers = {layer: [w for site in group for w in site.weights] for layer, group in groupby(sites, lambda s: s.layer)}
     lowest = min(layer for layer, weights in layers.items() if any(weight.name in modules for weight in weights))
     both = SideBySide(model, decoder_layers(model, layers), windows)
-    choices = {choice.name: choice for choice in plan.weights}
+    choices = {choice.name: choice for choice in weights}
     modes = {weight.name: _Mode.of(linear_at(model, weight.name)) for group in layers.values() for weight in group}
     fitted = dict(modules)
     with frozen(model), torch.no_grad():
         both.start(lowest)
         for layer in tqdm(range(lowest, len(layers)), "refitting", unit="layer", disable=not progress):
-            fit = _LayerFit(model, both, layer, layers[layer], choices, factors[layer], method, REFITS[plan.refit])
+            fit = _LayerFit(model, both, layer, layers[layer], choices, factors[layer], method, REFITS[how])
             fitted |= fit.run(modules)
     for name, module in fitted.items():
         modes[name].put(module)

@@ -8,7 +8,7 @@ from rich.text import Text
 from gac.plan import Plan, PlanComparison, WeightChoice
 from gac.reporting.layout import legend, new_table
 
-_UNLIKE = "predicted by different methods or on different text: these losses are not of one scale"
+_UNLIKE = "predicted by different methods, shots or text: these losses are not of one scale"
 
 
 def comparison_table(plans: Sequence[tuple[str, Plan]]) -> Group:

@@ -89,7 +89,7 @@ def stream_moments(
     store: StatisticsStore | None = None,
     progress: bool = True,
 ) -> Iterator[tuple[int, LayerMoments]]:
-    """Yield ``(layer, moments)`` for the weights of ``sites``: kept layers, then measured ones from last to first.
+    """Yield ``(layer, moments)`` for the weights of ``sites``, from the last layer to the first; kept ones are read.
 
     Moments of more than ``LAYER_BYTES`` a layer are not kept on disk. A run that was cut short goes on from a boundary
     between layers that was written at most ``SNAPSHOT_SECONDS`` before, where the layers above it are not asked for.
@@ -109,16 +109,19 @@ def stream_moments(
     for site in sites:
         weights.setdefault(site.layer, []).extend(site.weights)
     keeps = store if kept_on_disk(sites) else None
-    for layer in [layer for layer in weights if keeps and keeps.moments(layer).exists()]:
-        assert keeps is not None
-        device = read_parameter(model, f"{weights.pop(layer)[0].name}.weight").device
-        yield layer, LayerMoments(read_tensors(keeps.moments(layer), device))
-    if not weights:
-        return
-    for layer, moments in _measure(model, weights, windows, power, store, progress):
+    missing = {layer: of for layer, of in weights.items() if keeps is None or not keeps.moments(layer).exists()}
+    measured = _measure(model, missing, windows, power, store, progress) if missing else iter(())
+    for layer in sorted(weights, reverse=True):
+        if keeps is not None and layer not in missing:
+            device = read_parameter(model, f"{weights[layer][0].name}.weight").device
+            yield layer, LayerMoments(read_tensors(keeps.moments(layer), device))
+            continue
+        _, moments = next(measured)
         if keeps is not None:
             write_tensors(keeps.moments(layer), moments.tensors)
         yield layer, moments
+        del moments  # before the next layer's are summed
+    next(measured, None)  # what it does after its last layer
 
 
 def _measure(

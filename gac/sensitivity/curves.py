@@ -1,6 +1,6 @@
 """Loss curves and factors of every site of a model, layer by layer, kept on disk."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -9,11 +9,14 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from gac.models.loading import read_parameter
-from gac.sensitivity.calibration import stream_moments
+from gac.sensitivity.calibration import LayerMoments, stream_moments
 from gac.sensitivity.factors import LayerFactors, LayerFit, fit_layer
 from gac.sensitivity.methods import Method
 from gac.sensitivity.store import StatisticsStore, TensorFile, Writer, background_writer, read_arrays
 from gac.sites import Floats, LossCurve, Site, SiteCurves
+
+Source = Callable[[Sequence[Site]], Iterator[tuple[int, LayerMoments]]]
+"""Streams the moments of some sites' layers, from the last layer to the first, as ``stream_moments`` does."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,18 +34,20 @@ def measure_curves(
     method: Method,
     store: StatisticsStore | None,
     *,
+    source: Source | None = None,
     progress: bool = True,
 ) -> ModelCurves:
     """Calibrate, decompose every weight, order neurons and value dims; layers that are in the store are read.
 
     Args:
         windows: calibration token ids, int64, shape ``(windows, tokens)``.
+        source: as for ``stream_fits``.
 
     Raises:
         ModelError: a statistic is not finite.
         StatisticsError: what is kept cannot be written or read.
     """
-    fits = stream_fits(model, sites, windows, method, store, progress=progress)
+    fits = stream_fits(model, sites, windows, method, store, source=source, progress=progress)
     losses = {layer: fit.losses for layer, fit in fits}
     return ModelCurves(
         tuple(_site_curves(site, losses[site.layer]) for site in sites), float(losses[sites[0].layer]["loss"])
@@ -56,6 +61,7 @@ def stream_fits(
     method: Method,
     store: StatisticsStore | None,
     *,
+    source: Source | None = None,
     progress: bool = True,
 ) -> Iterator[tuple[int, LayerFit]]:
     """Yield ``(layer, curves and factors)``: the layers in the store, then the others, measured from last to first.
@@ -65,6 +71,7 @@ def stream_fits(
     Args:
         sites: whole layers of them, in model order.
         windows: calibration token ids, int64, shape ``(windows, tokens)``.
+        source: asked once for the moments of the layers that are not in the store; None takes the model's own.
 
     Raises:
         ModelError: a statistic is not finite.
@@ -77,7 +84,11 @@ def stream_fits(
     if not by_layer:
         return
     missing = [site for group in by_layer.values() for site in group]
-    stream = stream_moments(model, missing, windows, power=method.power, store=store, progress=progress)
+    stream = (
+        source(missing)
+        if source is not None
+        else stream_moments(model, missing, windows, power=method.power, store=store, progress=progress)
+    )
     with background_writer() as writer:
         for layer, moments in tqdm(stream, "decomposing", len(by_layer), unit="layer", disable=not progress):
             fit = fit_layer(model, by_layer[layer], moments, method)

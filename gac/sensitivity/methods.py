@@ -42,6 +42,7 @@ class Method(ABC):
     forms: tuple[str, ...] = ()  # the forms that it is made for; empty: any but those of other methods
     folds: ClassVar[bool] = False  # whether v_proj is truncated by itself and folded into o_proj, for head_dim
     refits: ClassVar[bool] = False  # whether its plans are refitted where nothing else is asked for
+    two_sided: ClassVar[bool] = False  # whether errors of outputs are weighed by the gradients there
 
     @abstractmethod
     def inputs(self, moments: Moments) -> Tensor:
@@ -123,6 +124,7 @@ class Kfac(Method):
     name = "kfac"
     power = 1.0
     refits = True
+    two_sided = True
 
     def inputs(self, moments: Moments) -> Tensor:
         return damped(moments.inputs, 1e-2, 3e-2)

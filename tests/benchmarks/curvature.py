@@ -2,10 +2,9 @@
 
     python tests/benchmarks/curvature.py --calibration wiki-sample:190x1024 --only "two shots" --output shots.json
 
-``two shots``: gradients are those of the model compressed to ``--first`` (its weights multiplied out again), inputs the
-dense model's, and the dense model is planned and compressed with them. ``text``: the loss whose gradients are taken is
-that of the text itself. ``tuned``: ``--power`` and ``--damping`` stand in for those of ``kfac``. ``one shot`` is what
-GAC does: labels drawn from the dense model. Each way keeps its statistics in a folder of its own.
+``two shots`` is ``gac.allocate(..., shots=2)``. ``text``: the loss whose gradients are taken is that of the text
+itself. ``tuned``: ``--power`` and ``--damping`` stand in for those of ``kfac``. ``one shot`` is what GAC does by
+default: labels drawn from the dense model. No way's statistics are mixed with another's.
 """
 
 import argparse
@@ -25,9 +24,10 @@ from reading import machine, read
 from torch import Tensor
 
 import gac
+from gac.compression.first_shot import FIRST_KEPT
 from gac.files import atomic_path, home
-from gac.models.loading import Loaded, load_model
-from gac.sensitivity.calibration import LayerMoments, Moments, stream_moments
+from gac.models.loading import Loaded
+from gac.sensitivity.calibration import Moments
 from gac.sensitivity.linalg import damped
 from gac.sensitivity.losses import window_loss
 from gac.sensitivity.methods import Kfac
@@ -39,7 +39,6 @@ def main() -> None:
     parser.add_argument("--calibration", default="wiki-sample:64x1024")
     parser.add_argument("--profile", default="nvidia-h100-80gb-hbm3")
     parser.add_argument("--budgets", type=float, nargs="*", default=[0.8, 0.6])
-    parser.add_argument("--first", type=float, default=0.8, help="kept fraction of the first shot")
     parser.add_argument("--power", type=float, default=Kfac.power, help="p, see gac.sensitivity.calibration")
     parser.add_argument("--damping", type=float, nargs=2, default=(1e-2, 3e-2), metavar=("MEAN", "OWN"))
     parser.add_argument("--only", choices=tuple(WAYS), action="append", help="repeatable; all by default")
@@ -51,25 +50,34 @@ def main() -> None:
     print(f"dense {dense}")
     rows: list[dict[str, Any]] = []
     for way in asked.only or WAYS:
-        with WAYS[way](loaded, asked):
+        with WAYS[way](asked):
             for budget in asked.budgets:
                 for refit in ("none", "residual"):
-                    rows.append({"way": way} | measured(loaded, budget, refit, asked, dense.value))
+                    rows.append({"way": way} | measured(loaded, way, budget, refit, asked, dense.value))
                     print(rows[-1], flush=True)
                     write(asked, dense, rows)
 
 
 def write(asked: argparse.Namespace, dense: gac.Perplexity, rows: list[dict[str, Any]]) -> None:
-    head = {"model": asked.model, "calibration": asked.calibration, "protocol": dense.protocol, "first": asked.first}
+    head = {"model": asked.model, "calibration": asked.calibration, "protocol": dense.protocol, "first": FIRST_KEPT}
     head |= {"power": asked.power, "damping": asked.damping, **machine(), "dense": dense.value}
     with atomic_path(asked.output) as temporary:
         temporary.write_text(json.dumps(head | {"rows": rows}, indent=1) + "\n")
 
 
 def measured(
-    loaded: Loaded, budget: float, refit: str, asked: argparse.Namespace, dense: float
+    loaded: Loaded, way: str, budget: float, refit: str, asked: argparse.Namespace, dense: float
 ) -> dict[str, float | str]:
-    compressed, plan = made(loaded, budget, refit, asked)
+    plan = gac.allocate(
+        loaded.model,
+        budget,
+        profile=asked.profile,
+        refit=refit,
+        shots=2 if way == "two shots" else 1,
+        calibration=asked.calibration,
+        tokenizer=loaded.tokenizer,
+    )
+    compressed = gac.compress(copy.deepcopy(loaded.model), plan, tokenizer=loaded.tokenizer)
     found = gac.perplexity(compressed, loaded.tokenizer, windows=asked.windows)
     ratio = found.value / dense
     return {
@@ -81,45 +89,13 @@ def measured(
     }
 
 
-def made(loaded: Loaded, budget: float, refit: str, asked: argparse.Namespace) -> tuple[Any, gac.Plan]:
-    plan = gac.allocate(
-        loaded.model,
-        budget,
-        profile=asked.profile,
-        refit=refit,
-        calibration=asked.calibration,
-        tokenizer=loaded.tokenizer,
-    )
-    return gac.compress(copy.deepcopy(loaded.model), plan, tokenizer=loaded.tokenizer), plan
-
-
 @contextmanager
-def one_shot(_loaded: Loaded, _asked: argparse.Namespace) -> Iterator[None]:
+def as_it_is(_asked: argparse.Namespace) -> Iterator[None]:
     yield
 
 
 @contextmanager
-def two_shots(loaded: Loaded, asked: argparse.Namespace) -> Iterator[None]:
-    """Statistics of the same windows in the model that the first shot makes, as dense as the one that is planned."""
-    compressed, _ = made(loaded, asked.first, "residual", asked)
-    with tempfile.TemporaryDirectory() as folder:
-        gac.export(compressed, Path(folder) / "first", merge=True)
-        like = loaded.model
-        first = load_model(Path(folder) / "first", loaded.tokenizer, device=like.device, dtype=like.dtype).model
-
-    def moments(model: Any, *arguments: Any, **options: Any) -> Iterator[tuple[int, LayerMoments]]:
-        inputs = stream_moments(model, *arguments, **options)
-        gradients = stream_moments(first, *arguments, **options | {"store": None})
-        for (layer, own), (_, other) in zip(inputs, gradients, strict=True):
-            taken = {name: of for name, of in other.tensors.items() if name.startswith(("gradients/", "tokens/"))}
-            yield layer, LayerMoments(own.tensors | taken)
-
-    with own_statistics(), mock.patch("gac.sensitivity.curves.stream_moments", moments):
-        yield
-
-
-@contextmanager
-def of_the_text(_loaded: Loaded, _asked: argparse.Namespace) -> Iterator[None]:
+def of_the_text(_asked: argparse.Namespace) -> Iterator[None]:
     def loss(model: Any, ids: Tensor, what: str, seed: int) -> tuple[Tensor, Tensor]:
         found = window_loss(model, ids, what)
         return found.detach(), found
@@ -129,7 +105,7 @@ def of_the_text(_loaded: Loaded, _asked: argparse.Namespace) -> Iterator[None]:
 
 
 @contextmanager
-def tuned(_loaded: Loaded, asked: argparse.Namespace) -> Iterator[None]:
+def tuned(asked: argparse.Namespace) -> Iterator[None]:
     def inputs(_method: Kfac, moments: Moments) -> Tensor:
         return damped(moments.inputs, *asked.damping)
 
@@ -155,9 +131,9 @@ def own_statistics(*patterns: str) -> Iterator[None]:
             yield
 
 
-WAYS: dict[str, Callable[[Loaded, argparse.Namespace], Any]] = {
-    "one shot": one_shot,
-    "two shots": two_shots,
+WAYS: dict[str, Callable[[argparse.Namespace], Any]] = {
+    "one shot": as_it_is,
+    "two shots": as_it_is,
     "text": of_the_text,
     "tuned": tuned,
 }

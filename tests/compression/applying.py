@@ -19,9 +19,9 @@ def applied(model: PreTrainedModel, plan: Plan, method: str = "kfac", ids: Tenso
     sites = as_planned(family_of(model.config).sites(model.config), plan.forms, fused=False)
     how = method_named(method)
     factors = {layer: fit.factors for layer, fit in stream_fits(model, sites, ids, how, None, progress=False)}
-    modules = build_modules(model, plan, changed_sites(plan, sites), iter(factors.items()), how)
+    modules = build_modules(model, plan.weights, changed_sites(plan, sites), iter(factors.items()), how)
     if plan.refit != "none":
-        modules = refit(model, modules, plan, sites, factors, ids, how, progress=False)
+        modules = refit(model, modules, plan.weights, plan.refit, sites, factors, ids, how, progress=False)
     swap_in(model, modules)
     return model
 

@@ -44,7 +44,7 @@ def test_one_row_a_plan(plan: Plan, other: Plan) -> None:
 
 def test_predictions_of_different_scales_are_marked(plan: Plan, other: Plan) -> None:
     table = comparison_table([("a", plan), ("b", replace(other, method="svd"))])
-    assert shown(table)[-1] == "predicted by different methods or on different text: these losses are not of one scale"
+    assert shown(table)[-1] == "predicted by different methods, shots or text: these losses are not of one scale"
 
 
 def test_the_weights_that_differ_most_come_first(plan: Plan, other: Plan) -> None:

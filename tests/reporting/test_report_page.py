@@ -87,6 +87,8 @@ def test_a_frontier_is_drawn_and_its_other_settings_are_said() -> None:
     assert "The frontier was made otherwise" not in page
     unlike = report_page(Sources(Named("plan", replace(plan, refit="residual")), frontier=frontier))
     assert "made otherwise than the plan, with refit none instead of residual." in words(unlike)
+    second = report_page(Sources(Named("plan", replace(plan, shots=2)), frontier=frontier))
+    assert "made otherwise than the plan, with shots 1 instead of 2." in words(second)
 
 
 # --- what it lets through -------------------------------------------------------------------------------------------

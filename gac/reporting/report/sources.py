@@ -64,6 +64,7 @@ class Sources:
         ours, theirs = self.plan.plan, self.frontier.made_from
         pairs = {
             "refit": (theirs.refit, ours.refit),
+            "shots": (theirs.shots, ours.shots),
             "forms": ("+".join(theirs.forms), "+".join(ours.forms)),
             "align": (theirs.align, ours.align),
             "fused": (theirs.fused, ours.fused),

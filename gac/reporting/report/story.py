@@ -189,7 +189,7 @@ def provenance(sources: Sources) -> Rows:
     text = plan.calibration
     rows = [
         ("Model", f"{plan.model} ({plan.family}), weights {plan.model_digest[:12]}"),
-        ("Method", f"{plan.method}; refit {plan.refit}; factor {plan.prediction.factor:g}"),
+        ("Method", f"{plan.method}; shots {plan.shots}; refit {plan.refit}; factor {plan.prediction.factor:g}"),
         ("Forms", f"dense, {', '.join(plan.forms)}{fusing(plan)}"),
         ("Dims", _dims(plan)),
         ("Calibration", f"{text.windows} x {text.window_tokens} tokens of {text.text}, digest {text.digest[:12]}"),

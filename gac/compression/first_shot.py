@@ -1,0 +1,134 @@
+"""The model of a first shot, where the gradients of a second one are taken (``gac.sensitivity.second_shot``).
+
+It is the dense model compressed to ``FIRST_KEPT`` by its plan of one shot, whatever is planned next: so the statistics
+of the second shot serve every budget, form and profile. ``tests/benchmarks/README.md`` has what it gives.
+"""
+
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from gac.allocation.assemble import weight_choices
+from gac.allocation.candidates import Limited, candidates
+from gac.allocation.limits import budget_limit
+from gac.allocation.problem import pose
+from gac.compression.apply import build_modules
+from gac.compression.layers import empty_linear
+from gac.compression.merging import merged
+from gac.compression.refit import refit
+from gac.errors import GacError, ModelError
+from gac.forms import DEFAULT_FORMS
+from gac.models.families import family_of
+from gac.models.linears import as_linear
+from gac.models.loading import first_offloaded
+from gac.plan import Shots, WeightChoice
+from gac.sensitivity.curves import measure_curves, stream_fits
+from gac.sensitivity.methods import METHODS, Method
+from gac.sensitivity.store import StatisticsStore
+from gac.sites import Site, SiteCurves
+
+FIRST_KEPT = 0.8
+"""Kept fraction of the first shot: measured for second shots to 0.8 and to 0.6."""
+STEP = 8
+"""What the dims of the first shot are multiples of, on any GPU."""
+
+
+def check_shots(shots: object, method: Method, rule: str, sites: Sequence[Site], model_type: str) -> Shots:
+    """The number of shots, where the method, the rule and the layers go with it.
+
+    Args:
+        sites: the family's.
+        model_type: what the error calls the model.
+
+    Raises:
+        GacError: it is neither 1 nor 2; or it is 2, and the method does not measure errors by gradients, the rule is a
+            peer's, or the first shot could not be fitted again.
+    """
+    if isinstance(shots, bool) or shots not in (1, 2):
+        raise GacError(f"shots={shots!r}", "1 or 2", "Leave it out for one shot.")
+    if shots == 1:
+        return 1
+    if not method.two_sided:
+        known = ", ".join(name for name, one in METHODS.items() if one.two_sided)
+        given = f"shots=2 with method {method.name}, which measures errors without the gradients of single outputs"
+        raise GacError(given, f"method {known}, whose gradients a second shot takes again", "Use shots=1.")
+    if rule != "loss":
+        given = f"shots=2 with rule {rule}"
+        raise GacError(given, "rule loss: the others are compared as they come, in one shot", "Use shots=1.")
+    if not any(weight.writes for site in sites for weight in site.weights):
+        given = f"shots=2 of a {model_type} model, whose layers change what o_proj and down_proj write"
+        expected = "layers that add it to the residual stream, for the first shot is fitted again to that"
+        raise GacError(given, expected, "Use shots=1.")
+    return 2
+
+
+def check_held(model: nn.Module, shots: Shots) -> None:
+    """Refuse offloaded weights where a first shot is to be made of them.
+
+    Raises:
+        ModelError: names the first such parameter.
+    """
+    if shots == 2 and (name := first_offloaded(model)):
+        raise ModelError(
+            f"{name} is offloaded by its device_map, with shots=2",
+            "every weight in the memory of a device, where the first shot is made of it",
+            'Load the model with device_map="cpu", or use shots=1.',
+        )
+
+
+def first_shot(
+    model: PreTrainedModel, windows: Tensor, method: Method, store: StatisticsStore, *, progress: bool = True
+) -> nn.Module:
+    """The dense model compressed to ``FIRST_KEPT`` and fitted again, with weights of the dense shapes.
+
+    It shares with the dense model all that is not compressed; the rest is a second copy on the same devices. The same
+    model and windows give the same first shot.
+
+    Args:
+        model: a dense causal LM, all of it in memory; it is as it was when this returns or raises.
+        windows: calibration token ids, int64, shape ``(windows, tokens)``.
+        store: where the statistics of one shot are found, or else kept.
+
+    Raises:
+        BudgetError: so small a model cannot be compressed so far.
+        ModelError: a statistic is not finite, or a layer does more to the residual stream than to add.
+        StatisticsError: what is kept cannot be written or read.
+    """
+    sites = family_of(model.config).sites(model.config)
+    curves = measure_curves(model, sites, windows, method, store, progress=progress)
+    weights = _chosen(sites, curves.sites)
+    fits = stream_fits(model, sites, windows, method, store, progress=progress)
+    factors = {layer: fit.factors for layer, fit in fits}
+    modules = build_modules(model, weights, sites, iter(factors.items()), method)
+    fitted = refit(model, modules, weights, "residual", sites, factors, windows, method, progress=progress)
+    return _multiplied_out(model, weights, fitted)
+
+
+def _chosen(sites: Sequence[Site], curves: Sequence[SiteCurves]) -> list[WeightChoice]:
+    """What every weight becomes: the least loss, whatever the GPU."""
+    sets = [
+        candidates(site, own, forms=DEFAULT_FORMS, profile=None, workloads=(), align=STEP, limited=Limited(params=True))
+        for site, own in zip(sites, curves, strict=True)
+    ]
+    instance = pose(sets, budget_limit(FIRST_KEPT, sum(site.params for site in sites)), {})
+    chosen = instance.chosen(instance.solve())
+    return [choice for site, row in zip(sites, chosen, strict=True) for choice in weight_choices(site, row)]
+
+
+def _multiplied_out(model: nn.Module, weights: Sequence[WeightChoice], modules: Mapping[str, nn.Module]) -> nn.Module:
+    """A model that shares everything with this one but the weights that the modules stand for."""
+    shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    copied = deepcopy(model, shared)
+    for choice in weights:
+        if choice.name in modules:
+            module = as_linear(modules[choice.name])
+            dense = merged(choice, module.state_dict())
+            reference = dense["weight"]
+            linear = empty_linear(
+                choice.in_features, choice.out_features, "bias" in dense, reference.device, reference.dtype
+            )
+            linear.load_state_dict(dense)
+            copied.set_submodule(choice.name, linear)
+    return copied

@@ -1,0 +1,151 @@
+"""The model of a first shot: compressed, of the dense shapes, and beside a dense model that is left as it was."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import LlamaForCausalLM, PreTrainedModel
+
+from gac.allocation.limits import budget_limit
+from gac.compression import first_shot as shot
+from gac.compression.apply import build_modules, swap_in
+from gac.compression.first_shot import FIRST_KEPT, STEP, check_shots, first_shot
+from gac.compression.layers import module_of
+from gac.compression.refit import refit
+from gac.errors import GacError
+from gac.forms import form_named
+from gac.models.families import family_of
+from gac.plan import WeightChoice
+from gac.sensitivity.curves import measure_curves, stream_fits
+from gac.sensitivity.methods import METHODS, method_named
+from gac.sensitivity.store import StatisticsStore
+from tests.models.small import small_config, small_model
+
+WINDOWS = torch.randint(0, 256, (8, 64), generator=torch.Generator().manual_seed(1))
+KFAC = METHODS["kfac"]
+
+
+def made(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
+    first: Any = first_shot(model, WINDOWS, KFAC, StatisticsStore(folder), progress=False)
+    return first
+
+
+def choices(model: PreTrainedModel, folder: Path) -> list[WeightChoice]:
+    """What the first shot makes of every weight."""
+    sites = family_of(model.config).sites(model.config)
+    found = measure_curves(model, sites, WINDOWS, KFAC, StatisticsStore(folder), progress=False)
+    return shot._chosen(sites, found.sites)
+
+
+def swapped(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
+    """The model that runs what the first shot chooses, in place."""
+    weights, sites = choices(model, folder), family_of(model.config).sites(model.config)
+    fits = stream_fits(model, sites, WINDOWS, KFAC, StatisticsStore(folder), progress=False)
+    factors = {layer: fit.factors for layer, fit in fits}
+    modules = build_modules(model, weights, sites, iter(factors.items()), KFAC)
+    modules = refit(model, modules, weights, "residual", sites, factors, WINDOWS, KFAC, progress=False)
+    swap_in(model, modules)
+    return model
+
+
+def logits(model: PreTrainedModel) -> Tensor:
+    with torch.no_grad():
+        return model(WINDOWS).logits
+
+
+@pytest.mark.parametrize("model_type", ["llama", "gpt2", "opt", "phi3"])
+def test_it_computes_what_the_compressed_model_does(model_type: str, tmp_path: Path) -> None:
+    model = small_model(small_config(model_type))
+    dense, first = logits(model), logits(made(model, tmp_path))
+    assert (first - dense).norm() > 1e-3 * dense.norm()
+    assert (first - logits(swapped(model, tmp_path))).norm() < 1e-5 * dense.norm()
+
+
+def test_it_keeps_its_fraction_in_aligned_dims(tiny_model: LlamaForCausalLM, tmp_path: Path) -> None:
+    found = choices(tiny_model, tmp_path)
+    whole = sum(choice.weight.params for choice in found)
+    assert 0.95 * FIRST_KEPT * whole < sum(choice.params for choice in found) <= budget_limit(FIRST_KEPT, whole)
+    assert {choice.dim % STEP for choice in found if choice.form != "dense"} == {0}
+    assert len({module_of(choice)[0] for choice in found}) > 1
+
+
+def test_it_shares_what_is_not_compressed(tiny_model: LlamaForCausalLM, tmp_path: Path) -> None:
+    first = made(tiny_model, tmp_path)
+    assert first.lm_head.weight is tiny_model.lm_head.weight
+    assert first.model.layers[0].input_layernorm.weight is tiny_model.model.layers[0].input_layernorm.weight
+    shapes = {name: tensor.shape for name, tensor in tiny_model.state_dict().items()}
+    assert {name: tensor.shape for name, tensor in first.state_dict().items()} == shapes
+
+
+def test_the_dense_model_is_left_as_it_was(tiny_model: LlamaForCausalLM, tmp_path: Path) -> None:
+    before, modules = logits(tiny_model), dict(tiny_model.named_modules())
+    made(tiny_model.train(), tmp_path)
+    assert tiny_model.training
+    assert dict(tiny_model.named_modules()) == modules
+    assert torch.equal(logits(tiny_model.eval()), before)
+
+
+def test_it_is_the_same_from_kept_statistics(tiny_model: LlamaForCausalLM, tmp_path: Path) -> None:
+    once, again = (made(tiny_model, tmp_path).state_dict() for _ in range(2))
+    other = made(tiny_model, tmp_path / "other").state_dict()
+    assert all(torch.equal(once[name], again[name]) and torch.equal(once[name], other[name]) for name in once)
+
+
+@pytest.mark.parametrize(
+    ("shots", "method", "rule", "message"),
+    [
+        (0, "kfac", "loss", "shots=0; expected 1 or 2. Leave it out for one shot."),
+        (3, "kfac", "loss", "shots=3; expected 1 or 2. Leave it out for one shot."),
+        (True, "kfac", "loss", "shots=True; expected 1 or 2. Leave it out for one shot."),
+        ("2", "kfac", "loss", "shots='2'; expected 1 or 2. Leave it out for one shot."),
+        (
+            2,
+            "svd",
+            "loss",
+            "shots=2 with method svd, which measures errors without the gradients of single outputs; expected method "
+            "kfac, whose gradients a second shot takes again. Use shots=1.",
+        ),
+        (
+            2,
+            "kfac",
+            "zero-sum",
+            "shots=2 with rule zero-sum; expected rule loss: the others are compared as they come, in one shot. Use "
+            "shots=1.",
+        ),
+    ],
+)
+def test_what_goes_with_no_second_shot_is_refused(shots: Any, method: str, rule: str, message: str) -> None:
+    config = small_config("llama")
+    with pytest.raises(GacError) as refused:
+        check_shots(shots, method_named(method), rule, family_of(config).sites(config), "llama")
+    assert str(refused.value) == message
+
+
+def test_layers_that_cannot_be_fitted_again_are_refused() -> None:
+    config = small_config("gemma2")
+    sites = family_of(config).sites(config)
+    assert check_shots(1, KFAC, "uniform", sites, "gemma2") == 1
+    with pytest.raises(GacError) as refused:
+        check_shots(2, KFAC, "loss", sites, "gemma2")
+    assert str(refused.value) == (
+        "shots=2 of a gemma2 model, whose layers change what o_proj and down_proj write; expected layers that add it "
+        "to the residual stream, for the first shot is fitted again to that. Use shots=1."
+    )
+
+
+def test_every_two_sided_method_weighs_outputs_by_gradients() -> None:
+    from gac.sensitivity.calibration import Moments
+
+    moments = Moments(torch.eye(3), torch.tensor([[2.0, 1.0], [1.0, 3.0]]), torch.ones(3))
+    for method in METHODS.values():
+        found = method.gradients(moments)
+        assert bool((found != found.diagonal().diag()).any()) == method.two_sided
+
+
+def test_every_form_has_a_dense_weight() -> None:
+    from gac.compression.merging import _MERGED
+    from gac.forms import FORMS
+
+    assert {form_named(name).kind for name in FORMS} == set(_MERGED)
