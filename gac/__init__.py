@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from gac.evaluation.results import Divergence, Evaluation, Perplexity
     from gac.plan import Plan
     from gac.profiling.table import Profile
+    from gac.reporting.report.page import report
     from gac.sensitivity.documents import Documents
 
 __version__ = "0.1.0"
@@ -34,6 +35,7 @@ _HOMES = {
     "save": "gac.api",
     "load": "gac.api",
     "perplexity": "gac.api",
+    "report": "gac.reporting.report.page",
     "divergence": "gac.evaluation.divergence",
     "evaluate": "gac.evaluation.evaluate",
     "knapsack": "gac.allocation.knapsack",
@@ -71,6 +73,7 @@ __all__ = [
     "load",
     "perplexity",
     "repair",
+    "report",
     "save",
 ]
 

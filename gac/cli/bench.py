@@ -27,9 +27,7 @@ if TYPE_CHECKING:
 )
 @click.option("--layers", type=click.IntRange(min=1), help="With --shapes: fewer layers.")
 @workloads_option("What is timed")
-@click.option(
-    "--compiled", is_flag=True, help="Also layers through torch.compile with shape_padding; takes minutes."
-)
+@click.option("--compiled", is_flag=True, help="Also layers through torch.compile with shape_padding; takes minutes.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the JSON document to this file too.")
 def bench(
     models: Sequence[str],

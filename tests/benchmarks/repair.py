@@ -2,10 +2,10 @@
 
     python tests/benchmarks/repair.py --output tests/benchmarks/results/repair.json
 
-SmolLM2, compressed as SVD-LLM does (leave it out with ``--no-smollm2``), and a random model of some layers of Llama-3-8B's shapes
-(``--layers 2``), in SVD-LLM's names, at its ranks ``int(out * in * ratio / (out + in))``: 1638, 655 and 2548 at 0.8. On
-the GPU where there is one; ``--shrink 16`` makes the second model small enough for a CPU, and ``--strategies`` has to
-leave out ``profile`` then.
+SmolLM2, compressed as SVD-LLM does (leave it out with ``--no-smollm2``), and a random model of some layers of
+Llama-3-8B's shapes (``--layers 2``), in SVD-LLM's names, at its ranks ``int(out * in * ratio / (out + in))``: 1638,
+655 and 2548 at 0.8. On the GPU where there is one; ``--shrink 16`` makes the second model small enough for a CPU, and
+``--strategies`` has to leave out ``profile`` then.
 
 Exits with 1 where the output of a pair, given the same inputs, differs by more than 1e-5 (float32) or 1e-2 (bfloat16),
 or the logits by more than that and more than twice what running the weights in float32 changes: other kernels round
@@ -92,7 +92,8 @@ def checkpoints(asked: argparse.Namespace, dtype: torch.dtype) -> Iterator[tuple
         weights = dict(model.state_dict())
         for name, _, _ in linear_weights(model.config):
             weights |= pair(name, weights.pop(f"{name}.second.weight"), weights.pop(f"{name}.first.weight"))
-        yield "smollm2", load_model("smollm2").model.config, {name: one.to(dtype).cpu() for name, one in weights.items()}
+        config = load_model("smollm2").model.config
+        yield "smollm2", config, {name: values.to(dtype).cpu() for name, values in weights.items()}
     config = shaped(asked.layers, asked.shrink)
     yield "llama-3-8b shapes", config, random_weights(config, asked.ratio, dtype)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import gac
 from gac.errors import PlanError, ProfileError
 from gac.reporting.frontier import readable
 from gac.reporting.report.render import report_page, write_report
@@ -155,3 +156,21 @@ def test_the_file_is_the_page(tmp_path: Path) -> None:
     size = write_report(sources, tmp_path / "report.html")
     assert (tmp_path / "report.html").read_text(encoding="utf-8") == report_page(sources)
     assert size == (tmp_path / "report.html").stat().st_size
+
+
+# --- from Python ----------------------------------------------------------------------------------------------------
+
+
+def test_python_writes_the_same_page(tmp_path: Path) -> None:
+    plan, other = decided(), by_rule()
+    path = gac.report(plan, tmp_path / "page.html", against={"theirs": other}, frontier=whole_range(), name="ours")
+    expected = report_page(Sources(Named("ours", plan), (Named("theirs", other),), whole_range()))
+    assert (path, path.read_text(encoding="utf-8")) == (tmp_path / "page.html", expected)
+
+
+def test_python_refuses_a_plan_for_another_model_and_keeps_the_page_that_was_there(tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    page.write_text("before")
+    with pytest.raises(PlanError, match=r"expected plans for the same model\."):
+        gac.report(decided(), page, against={"theirs": replace(decided(), model_digest="3" * 64)})
+    assert page.read_text() == "before"
