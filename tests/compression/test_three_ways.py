@@ -126,7 +126,7 @@ def test_the_code_is_small_and_names_no_module_of_gac(model_type: str) -> None:
     compile(source, "modeling_gac.py", "exec")
     assert "import gac" not in source
     assert "from gac" not in source
-    assert len(source) < 30_000
+    assert len(source) < 32_000
 
 
 def test_every_architecture_has_its_classes() -> None:
