@@ -43,6 +43,9 @@ def launch(x: Tensor, first: Tensor, second: Tensor, bias: Tensor | None, hidden
         bias: shape ``(out,)``, or None.
         hidden: ``rank`` elements, written.
         out: ``out`` elements, written. All are contiguous, in one dtype, and on one device.
+
+    Raises:
+        RuntimeError: Triton is not installed.
     """
     features = _features(len(first), torch.cuda.get_device_properties(x.device).multi_processor_count)
     with torch.cuda.device(x.device):  # Triton launches on the current one
@@ -63,6 +66,8 @@ def _launch(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, feature
 
 @cache
 def _kernel() -> Any:
+    if not HAS_TRITON:
+        raise RuntimeError("Triton is not installed")
     triton, tl = import_module("triton"), import_module("triton.language")
 
     @triton.jit  # type: ignore[untyped-decorator]
@@ -76,7 +81,7 @@ def _kernel() -> Any:
         FEATURES: tl.constexpr,  # type: ignore[name-defined]
         INPUTS: tl.constexpr,  # type: ignore[name-defined]
     ):
-        """``out = w @ x + bias`` with w ``(n, k)``: a program takes FEATURES rows of w, INPUTS numbers of each a step."""
+        """``out = w @ x + bias`` with w ``(n, k)``: a program reads FEATURES of its rows, INPUTS numbers a step."""
         features = tl.program_id(0) * FEATURES + tl.arange(0, FEATURES)
         there = features < n
         rows = w + features.to(tl.int64)[:, None] * k
