@@ -41,7 +41,9 @@ def row(measurer: GpuMeasurer, k: int, r: int, n: int) -> dict:
     turns = [(timed(measurer, low_rank(1, k, r, n)), timed(measurer, low_rank_triton(k, r, n))) for _ in range(TURNS)]
     cublas, triton = zip(*turns, strict=True)
     first, second = median(cublas), median(triton)
-    print(f"{k:5} -> {r:4} -> {n:5}  cuBLAS {first:6.2f} us  Triton {second:6.2f} us  {first / second:.2f}x", flush=True)
+    print(
+        f"{k:5} -> {r:4} -> {n:5}  cuBLAS {first:6.2f} us  Triton {second:6.2f} us  {first / second:.2f}x", flush=True
+    )
     shape = {"m": 1, "k": k, "r": r, "n": n, "cublas_us": first, "triton_us": second}
     return shape | {"cublas_turns_us": [min(cublas), max(cublas)], "triton_turns_us": [min(triton), max(triton)]}
 
