@@ -54,7 +54,7 @@ def launch(x: Tensor, first: Tensor, second: Tensor, bias: Tensor | None, hidden
 
 
 def _features(count: int, sms: int) -> int:
-    """Features a program of the first GEMM: a power of two, so that programs are at least as many as SMs, up to 16."""
+    """Features a program of the first GEMM: the most, a power of two up to 16, that leave a program for every SM."""
     return max(1, min(16, 1 << max(0, (count // sms).bit_length() - 1)))
 
 
