@@ -95,7 +95,8 @@ def allocate(
             everything else dense, and takes the budget for the kept fraction of the KV cache; ``palu-fold`` has groups
             of one head, and folds V's second factor into o_proj.
         forms: forms that compete with staying dense: ``low_rank``, ``narrow`` (fewer neurons of an MLP), ``head_dim``
-            (shorter value vectors, in v_proj, o_proj and the KV cache).
+            (shorter value vectors, in v_proj, o_proj and the KV cache), ``low_rank:triton`` (pairs that decode one
+            sequence in Triton kernels). Of two that differ in nothing that is limited, the first stays.
         latency: allowed fraction of the dense weights' latency, for every workload or by workload.
         kv_cache: allowed fraction of the dense model's KV cache; needs the form ``head_dim``.
         workloads: what latency is predicted for: ``prefill:BxS``, ``decode:B@C``.

@@ -147,6 +147,11 @@ def low_rank(m: int, k: int, r: int, n: int) -> Operation:
     return Operation("low_rank", (("m", m), ("k", k), ("r", r), ("n", n)))
 
 
+def low_rank_triton(k: int, r: int, n: int) -> Operation:
+    """The same for one row, in two Triton kernels."""
+    return Operation("low_rank_triton", low_rank(1, k, r, n).shape)
+
+
 class Form(ABC):
     """A way to store and run one weight, chosen with one integer: the dim.
 
@@ -266,6 +271,22 @@ class LowRank(Form):
 
     def after(self, weight: Weight, dim: int, rows: int) -> Operation:
         return linear(rows, dim, weight.out_features)
+
+
+class TritonLowRank(LowRank):
+    """A low-rank pair whose GEMMs run as Triton kernels for one row; for more rows, and on a CPU, as any other pair.
+
+    The kernels load 16 bytes at once only where rows are multiples of 16 numbers, which Triton knows by itself: hence
+    the step. A pair that shares its first GEMM with other weights runs as any other.
+    """
+
+    name = "low_rank:triton"
+    step = 16
+
+    def operation(self, weight: Weight, dim: int, rows: int) -> Operation:
+        if rows == 1:
+            return low_rank_triton(weight.in_features, dim, weight.out_features)
+        return super().operation(weight, dim, rows)
 
 
 class Shorter(Form):
@@ -425,10 +446,15 @@ DEFAULT_FORMS = ("low_rank", "narrow")
 FORMS: Mapping[str, Form] = MappingProxyType(
     {form.name: form for form in (Dense(), LowRank(), Narrow(), HeadDim(), Grouped())}
 )
+"""One form of every kind."""
+
+_VARIANTS: Mapping[str, Form] = MappingProxyType({form.name: form for form in (TritonLowRank(),)})
 
 
 def form_named(name: str) -> Form:
-    """The form of this name; ``grouped:N`` has groups of N heads instead of 4.
+    """The form of this name.
+
+    ``grouped:N`` has groups of N heads instead of 4; ``low_rank:triton`` runs one row in Triton kernels.
 
     Raises:
         PlanError: there is no such form.
@@ -436,6 +462,7 @@ def form_named(name: str) -> Form:
     kind, colon, group = name.partition(":")
     if kind == "grouped" and colon and _GROUP.fullmatch(group):
         return Grouped(int(group))
-    if name not in FORMS:
-        raise PlanError(f"form {name!r} is unknown", f"one of {', '.join(FORMS)}", "Correct the name.")
-    return FORMS[name]
+    known = {**FORMS, **_VARIANTS}
+    if name not in known:
+        raise PlanError(f"form {name!r} is unknown", f"one of {', '.join(known)}", "Correct the name.")
+    return known[name]

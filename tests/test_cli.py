@@ -149,7 +149,8 @@ def test_dims_are_aligned_to_a_number(model: Path, text_file: Path, tmp_path: Pa
         ),
         (
             ["--form", "wide"],
-            "Error: form 'wide' is unknown; expected one of dense, low_rank, narrow, head_dim, grouped. ",
+            "Error: form 'wide' is unknown; expected one of dense, low_rank, narrow, head_dim, grouped, "
+            "low_rank:triton. ",
         ),
         (["--workload", "chat"], "Error: workload 'chat'; expected prefill:BxS or decode:B@C with positive integers. "),
         (

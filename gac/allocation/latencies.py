@@ -60,9 +60,11 @@ class Timing:
         assert axis is not None
         rows = [workload.rows for workload in self.workloads] or [1]
         operations = [_after(form, weight, 1, m) if after else form.operation(weight, 1, m) for m in rows]
-        fixed = [_fixed(operation, axis) for operation in operations]
         sizes = dims if after else _sizes(form, weight, dims)
-        return sound_dims(self.profile, operations[0].operator, fixed, axis, sizes, DTYPE)
+        sound = np.ones(len(dims), dtype=np.bool_)
+        for operation in operations:
+            sound &= sound_dims(self.profile, operation.operator, [_fixed(operation, axis)], axis, sizes, DTYPE)
+        return sound
 
     def _for_all(self, sizes: Ints) -> Ints:
         return np.repeat(sizes[:, None], len(self.workloads), axis=1)

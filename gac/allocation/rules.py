@@ -189,8 +189,8 @@ def _allotted(rule: Rule, problem: Problem, form: Form, budget: float, limit: in
     """What the rule gives every weight, by name; budget and limit are of what the form counts."""
     weights = [weight for site in problem.sites for weight in site.weights]
     if rule.name == "importance":
-        uniform = allot(weights, uniform_ranks(weights, budget))
-        return most_important(weights, _scores(problem, weights, form), uniform, _sound_ranks(problem), limit)
+        uniform = allot(weights, uniform_ranks(weights, budget, form), None, form)
+        return most_important(weights, _scores(problem, weights, form), uniform, _sound_ranks(problem, form), limit)
     taking = [weight for weight in weights if form.takes(weight)]
     return allot(weights, _PEERS[rule.name](problem, taking, form, budget, limit), rule.rounding, form)
 
@@ -219,9 +219,9 @@ def _curves(problem: Problem, form: Form) -> dict[str, LossCurve]:
     return {name: curve for one in problem.curves for name, curve in one.alone(form).items()}
 
 
-def _sound_ranks(problem: Problem) -> dict[str, Ints]:
+def _sound_ranks(problem: Problem, form: Form) -> dict[str, Ints]:
     """The ranks of each weight that save parameters, and where dims are to be aligned are sound."""
-    form, found = form_named("low_rank"), {}
+    found = {}
     for site in problem.sites:
         for at, weight in enumerate(site.weights):
             step = step_of(form, problem.align)

@@ -72,7 +72,7 @@ def refit_named(
         return "residual" if rule == "loss" and method.refits and plain else "none"
     if asked == "none":
         return "none"
-    if asked == "update" and "low_rank" in forms:
+    if asked == "update" and any(form_named(name).kind in REFITS[asked] for name in forms):
         return "update"
     if asked == "update":
         given = f"refit 'update' with forms {', '.join(forms) or 'none'}"

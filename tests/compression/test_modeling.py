@@ -44,7 +44,8 @@ def sizes(**changed: Any) -> Change:
         ),
         (
             lambda header: header["modules"][Q_PROJ].update(module="os.system"),
-            f"{Q_PROJ}.module is 'os.system'; expected one of Linear, LowRankLinear, GroupedLinear, ValueLinear.",
+            f"{Q_PROJ}.module is 'os.system'; expected one of Linear, LowRankLinear, TritonLowRankLinear, "
+            "GroupedLinear, ValueLinear.",
         ),
         (
             lambda header: header["modules"].update({"model.layers.9.mlp": {}}),

@@ -28,7 +28,7 @@ MODELS = {
     "gemma3_text": False,
     "phi3": False,
     "gpt2": False,
-    "mistral": False,  # with keys and values in groups of heads
+    "mistral": False,  # with keys and values in groups of heads, and a pair that would run one row in Triton kernels
 }
 GAC = "import gac\nmodel = gac.load(place)"
 AFTER_IMPORT = (
@@ -76,6 +76,7 @@ def in_a_fresh_process(way: str, folder: Path, names: list[str]) -> None:
 def grouped(make_plan: Callable[..., Plan]) -> Any:
     config = small_config("mistral")
     changes = {weight.name: ("grouped:1", 8) for weight in weights_of(config) if weight.cached}
+    changes["model.layers.0.self_attn.q_proj"] = ("low_rank:triton", 16)
     return compressed(small_model(config), make_plan, changes)
 
 
@@ -126,7 +127,8 @@ def test_the_code_is_small_and_names_no_module_of_gac(model_type: str) -> None:
     compile(source, "modeling_gac.py", "exec")
     assert "import gac" not in source
     assert "from gac" not in source
-    assert len(source) < 30_000
+    assert "import triton" not in source  # transformers would ask for it
+    assert len(source) < 32_000
 
 
 def test_every_architecture_has_its_classes() -> None:

@@ -22,6 +22,8 @@ ROWS: Mapping[tuple[str, str], Sides] = MappingProxyType(
         ("low_rank", "k"): "k",
         ("low_rank", "r"): "nk",
         ("low_rank", "n"): "n",
+        ("low_rank_triton", "k"): "k",
+        ("low_rank_triton", "r"): "k",
         ("low_rank_shared", "k"): "k",
         ("low_rank_shared", "r"): "nk",
         ("low_rank_shared", "n"): "n",
@@ -40,10 +42,11 @@ ROWS: Mapping[tuple[str, str], Sides] = MappingProxyType(
     }
 )
 """(operator, axis) to its sides; the number of rows (m, b, h, s, t) is never one. Bucketed and padded heads are
-rounded up to multiples of 8 before they run, so their dims are not either."""
+rounded up to multiples of 8 before they run, so their dims are not either; and the result of one row has no second row
+that could be misaligned."""
 
 _NATURAL: Mapping[str, str] = MappingProxyType(
-    {"low_rank": "r", "low_rank_shared": "r", "batched_gemm": "n", "copy": "n"}
+    {"low_rank": "r", "low_rank_triton": "r", "low_rank_shared": "r", "batched_gemm": "n", "copy": "n"}
 )
 
 

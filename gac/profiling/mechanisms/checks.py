@@ -21,9 +21,9 @@ def rows(setting: Setting) -> bool:
 
 
 def gemm(setting: Setting) -> bool:
-    """GEMMs that cuBLAS runs: all but the fused kernels for INT4 and attention, and element-wise copies."""
+    """GEMMs that cuBLAS runs: all but the kernels for INT4, one row and attention, and element-wise copies."""
     fused = setting.operator in SDPA and not is_math(setting.operator)
-    return not fused and setting.operator not in {"copy", "int4_linear"}
+    return not fused and setting.operator not in {"copy", "int4_linear", "low_rank_triton"}
 
 
 def gemm_rows(setting: Setting) -> bool:
@@ -31,8 +31,8 @@ def gemm_rows(setting: Setting) -> bool:
 
 
 def tensor_core_rows(setting: Setting) -> bool:
-    """Rows that Tensor Cores work on: not those of math attention, whose GEMMs are in float32."""
-    return rows(setting) and not is_math(setting.operator)
+    """Rows that Tensor Cores work on: not those of math attention, whose GEMMs are in float32, nor of a single row."""
+    return rows(setting) and not is_math(setting.operator) and setting.operator != "low_rank_triton"
 
 
 def tma_rows(setting: Setting) -> bool:

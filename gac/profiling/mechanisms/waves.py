@@ -62,7 +62,7 @@ def gemms_of(operation: Operation) -> tuple[Gemm, ...]:
         return (Gemm(axes["m"], axes["k"], axes["n"]),)
     if operation.operator == "batched_gemm":
         return (Gemm(axes["m"], axes["k"], axes["n"], axes["b"]),)
-    if operation.operator in {"low_rank", "low_rank_shared"}:
+    if operation.operator in {"low_rank", "low_rank_triton", "low_rank_shared"}:
         pairs = axes.get("pairs", 1)
         second = Gemm(axes["m"], axes["r"], axes["n"])
         return (Gemm(axes["m"], axes["k"], pairs * axes["r"]), *(second for _ in range(pairs)))

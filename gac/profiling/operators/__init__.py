@@ -13,7 +13,7 @@ from gac.forms import Operation
 from gac.profiling.operators.attention import BACKENDS, Sdpa
 from gac.profiling.operators.base import ITEM_BYTES, Axes, Operand, Operator
 from gac.profiling.operators.batched import BatchedGemm, BucketedHeads, PaddedHeads, SeparateHeads
-from gac.profiling.operators.gemm import Linear, LowRank, RowwiseLinear, SharedLowRank
+from gac.profiling.operators.gemm import Linear, LowRank, RowwiseLinear, SharedLowRank, TritonLowRank
 from gac.profiling.operators.int4 import DequantisedInt4Linear, Int4Linear
 from gac.profiling.operators.memory import Copy
 
@@ -23,6 +23,7 @@ _ALL: tuple[Operator, ...] = (
     Linear(),
     RowwiseLinear(),
     LowRank(),
+    TritonLowRank(),
     SharedLowRank(),
     BatchedGemm(),
     SeparateHeads(),

@@ -66,6 +66,15 @@ class LowRank(Operator):
         return 2 * axes["m"] * axes["r"] * (axes["k"] + axes["n"])
 
 
+class TritonLowRank(LowRank):
+    """The pair of one row in two Triton kernels, those of ``gac.one_row``."""
+
+    name = "low_rank_triton"
+
+    def unmet(self, axes: Axes) -> str | None:
+        return None if axes["m"] == 1 else "one row: m=1"
+
+
 class SharedLowRank(Operator):
     """Low-rank pairs of one input: ``hidden = x[m, k] @ A[pairs * r, k].T``, then each slice of r columns @ B[n, r].T.
 

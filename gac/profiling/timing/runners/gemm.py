@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from gac.one_row import launch
 from gac.profiling.timing.runners.base import Result, Runner, corners, edges, joined, single
 
 
@@ -45,6 +46,18 @@ class LowRankRunner(Runner):
         rows, columns = (edges(len(operand), x.device) for operand in (x, second))
         hidden = x[rows].float() @ first.float().t()
         return corners(single(result)), hidden @ second[columns].float().t()
+
+
+class TritonLowRankRunner(LowRankRunner):
+    """Two Triton kernels in a row; they need a GPU."""
+
+    devices = ("cuda",)
+
+    def run(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Result:
+        x, first, second = inputs
+        hidden, result = outputs
+        launch(x, first, second, None, hidden, result)
+        return result
 
 
 class SharedLowRankRunner(Runner):
