@@ -34,7 +34,8 @@ def source_for(model_type: str) -> str:
     """
     imports, definitions = _collected()
     names = names_of(model_type)
-    theirs = f"from transformers import {', '.join(sorted({names.config, names.base, names.causal_lm}))}"
+    theirs = {"AutoModel", "AutoModelForCausalLM", names.config, names.base, names.causal_lm}
+    theirs = f"from transformers import {', '.join(sorted(theirs))}"
     head = "\n".join([*sorted({*imports, theirs})])
     return "\n\n\n".join([_HEADER.format(version=gac.__version__) + "\n" + head, *definitions, _classes(names)]) + "\n"
 
@@ -52,6 +53,10 @@ class Gac{names.causal_lm}(CompressedModel, {names.causal_lm}):
     config_class = Gac{names.config}
 
 
+# As transformers would, once it has looked through this file for the model as it did for the config: so it need not.
+for auto, model in ((AutoModel, Gac{names.base}), (AutoModelForCausalLM, Gac{names.causal_lm})):
+    auto.register(Gac{names.config}, model, exist_ok=True)
+    model.register_for_auto_class(auto.__name__)
 show_to_serve(Gac{names.causal_lm})'''
 
 
