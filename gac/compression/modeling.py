@@ -111,8 +111,9 @@ class CompressedModel:
 def _replace_weights(model: Any, config: Any) -> list[str]:
     """Put the modules that the config describes in the place of dense weights, and return their names in the model."""
     modules, names = dict(model.named_modules()), []
+    prefix = _own_prefix(model)
     for name, described in _weights_of(config).items():
-        name = _own_name(model, name)
+        name = name.removeprefix(prefix)
         module = _replacement(name, _dense_at(modules, name), described)
         holder, _, attribute = name.rpartition(".")
         setattr(modules[holder], attribute, module)
@@ -182,9 +183,12 @@ def _fused_of(config: Any) -> Any:
 
 
 def _own_name(model: Any, name: str) -> str:
-    """Without the prefix that it has in a causal LM, where the model is the one within."""
-    inner, prefix = model.base_model is model, f"{model.base_model_prefix}."
-    return name.removeprefix(prefix) if inner else name
+    return name.removeprefix(_own_prefix(model))
+
+
+def _own_prefix(model: Any) -> str:
+    """What names have in a causal LM and not in this model, where it is the one within."""
+    return f"{model.base_model_prefix}." if model.base_model is model else ""
 
 
 def _dense_at(modules: Mapping[str, Any], name: str) -> Any:
