@@ -89,10 +89,11 @@ def load_checkpoint(
     with uncollected():
         model = _load(Path(directory), dtype or "auto")
     place = torch.device(device or default_device())
-    return model if model.device == place else model.to(place)  # to looks at every parameter
+    loaded: PreTrainedModel = model if model.device == place else model.to(place)  # which looks at every parameter
+    return loaded
 
 
-def _load(source: Path, dtype: torch.dtype | str) -> PreTrainedModel:
+def _load(source: Path, dtype: torch.dtype | str) -> Any:
     check_inside(source, CheckpointError)
     plan, config, model_type = _read(source)
     if (source / _INDEX).exists():
@@ -106,8 +107,7 @@ def _load(source: Path, dtype: torch.dtype | str) -> PreTrainedModel:
         )
     _check_complete(source, report)
     model.gac_plan = plan
-    loaded: PreTrainedModel = model
-    return loaded
+    return model
 
 
 def read_plan(source: Path) -> Plan:

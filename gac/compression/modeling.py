@@ -143,9 +143,9 @@ def _uninitialised() -> Iterator[None]:
     """
     initialise = nn.Linear.reset_parameters
 
-    def reset_parameters(linear: nn.Linear) -> None:
-        if not linear.weight.is_meta:
-            initialise(linear)
+    def reset_parameters(self: nn.Linear) -> None:
+        if not self.weight.is_meta:
+            initialise(self)
 
     nn.Linear.reset_parameters = reset_parameters  # type: ignore[method-assign]
     try:
