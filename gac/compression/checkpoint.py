@@ -18,6 +18,7 @@ from gac.compression.carrying import carry_plan, check_agrees, contradiction, di
 from gac.compression.classes import classes_of
 from gac.compression.header import Header, header_of, read_header
 from gac.compression.layers import empty_module
+from gac.compression.modeling import uncollected
 from gac.compression.shards import check_there, shard_names
 from gac.errors import CheckpointError, GacError, first_line
 from gac.files import check_inside, exchange, open_to_umask, sync_directory
@@ -85,7 +86,14 @@ def load_checkpoint(
     Raises:
         CheckpointError: a file is missing or damaged, or the files contradict one another.
     """
-    source = Path(directory)
+    with uncollected():
+        model = _load(Path(directory), dtype or "auto")
+    place = torch.device(device or default_device())
+    loaded: PreTrainedModel = model if model.device == place else model.to(place)  # which looks at every parameter
+    return loaded
+
+
+def _load(source: Path, dtype: torch.dtype | str) -> Any:
     check_inside(source, CheckpointError)
     plan, config, model_type = _read(source)
     if (source / _INDEX).exists():
@@ -95,12 +103,11 @@ def load_checkpoint(
     classes = classes_of(model_type)
     with _reading(source), quiet_transformers():
         model, report = classes.causal_lm.from_pretrained(
-            source, config=config, dtype=dtype or "auto", use_safetensors=True, output_loading_info=True
+            source, config=config, dtype=dtype, use_safetensors=True, output_loading_info=True
         )
     _check_complete(source, report)
     model.gac_plan = plan
-    loaded: PreTrainedModel = model.eval().to(device or default_device())
-    return loaded
+    return model
 
 
 def read_plan(source: Path) -> Plan:

@@ -5,6 +5,7 @@ without GAC. So it imports torch and transformers, of GAC only modules that do t
 checkpoint is a ``ValueError``, as everywhere in transformers.
 """
 
+import copy
 import gc
 import logging
 from collections.abc import Iterator, Mapping
@@ -13,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from torch import nn
-from torch.overrides import TorchFunctionMode
 from transformers.pytorch_utils import Conv1D
 from transformers.utils.hub import cached_file
 
@@ -32,7 +32,7 @@ class CompressedConfig:
     """A config with the key ``gac``; a mixin before the dense class.
 
     Transformers copies the config of a model several times and writes it out for its log. Hundreds of entries would
-    take longer than reading the weights, so the copies share them, and the log goes without.
+    take longer than reading the weights, so the copies share them, the log goes without, and nothing walks over them.
     """
 
     @classmethod
@@ -45,6 +45,13 @@ class CompressedConfig:
             header = config_dict["gac"]
             config.gac = _Shared(header) if isinstance(header, dict) else header
         return (config, unused) if options.get("return_unused_kwargs") else config
+
+    def to_dict(self: Any) -> dict[str, Any]:
+        """As of any transformers config."""
+        dense = copy.copy(self)
+        header = vars(dense).pop("gac", None)
+        found: dict[str, Any] = super(CompressedConfig, dense).to_dict()  # type: ignore[misc]
+        return found if header is None else found | {"gac": header}
 
 
 class _Shared(dict[str, Any]):
@@ -65,7 +72,7 @@ class CompressedModel:
 
     # self has no annotation: vLLM would take it for that of the config, and check it.
     def __init__(self, config: Any, *args: Any, **options: Any) -> None:
-        with _Uninitialised():
+        with _uninitialised():
             super().__init__(config, *args, **options)  # type: ignore[call-arg]
         names = _replace_weights(self, config)
         _check_fused(self, config)
@@ -76,7 +83,7 @@ class CompressedModel:
         """As of any transformers model; weights that are missing are an error, not random numbers."""
         _check_whole(options)
         load: Any = super()
-        with _uncollected():
+        with uncollected():
             model, report = load.from_pretrained(source, *args, output_loading_info=True, **options)
         _check_loaded(source, report)
         model.gac_files = _companions(source, {key: options[key] for key in _HUB_OPTIONS if key in options})
@@ -104,8 +111,9 @@ class CompressedModel:
 def _replace_weights(model: Any, config: Any) -> list[str]:
     """Put the modules that the config describes in the place of dense weights, and return their names in the model."""
     modules, names = dict(model.named_modules()), []
+    prefix = _own_prefix(model)
     for name, described in _weights_of(config).items():
-        name = _own_name(model, name)
+        name = name.removeprefix(prefix)
         module = _replacement(name, _dense_at(modules, name), described)
         holder, _, attribute = name.rpartition(".")
         setattr(modules[holder], attribute, module)
@@ -116,7 +124,7 @@ def _replace_weights(model: Any, config: Any) -> list[str]:
 
 
 @contextmanager
-def _uncollected() -> Iterator[None]:
+def uncollected() -> Iterator[None]:
     """Leave the garbage collector off: it would walk everything that Python has loaded, and all that is new stays."""
     was_on = gc.isenabled()
     gc.disable()
@@ -127,14 +135,23 @@ def _uncollected() -> Iterator[None]:
             gc.enable()
 
 
-class _Uninitialised(TorchFunctionMode):
-    """Skips the initialisation of weights on the meta device: they have no values, and pretending takes its time."""
+@contextmanager
+def _uninitialised() -> Iterator[None]:
+    """Leave out the initialisation of linear weights on the meta device: they have no values, and it takes its time.
 
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), options: Any = None) -> Any:
-        options = options or {}
-        if getattr(function, "__module__", None) == "torch.nn.init" and options["tensor"].is_meta:
-            return options["tensor"]
-        return function(*args, **options)
+    Whatever other threads build meanwhile is not on that device, or has no values either.
+    """
+    initialise = nn.Linear.reset_parameters
+
+    def reset_parameters(self: nn.Linear) -> None:
+        if not self.weight.is_meta:
+            initialise(self)
+
+    nn.Linear.reset_parameters = reset_parameters  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        nn.Linear.reset_parameters = initialise  # type: ignore[method-assign]
 
 
 def _weights_of(config: Any) -> dict[str, Any]:
@@ -166,9 +183,12 @@ def _fused_of(config: Any) -> Any:
 
 
 def _own_name(model: Any, name: str) -> str:
-    """Without the prefix that it has in a causal LM, where the model is the one within."""
-    inner, prefix = model.base_model is model, f"{model.base_model_prefix}."
-    return name.removeprefix(prefix) if inner else name
+    return name.removeprefix(_own_prefix(model))
+
+
+def _own_prefix(model: Any) -> str:
+    """What names have in a causal LM and not in this model, where it is the one within."""
+    return f"{model.base_model_prefix}." if model.base_model is model else ""
 
 
 def _dense_at(modules: Mapping[str, Any], name: str) -> Any:

@@ -5,6 +5,7 @@ import inspect
 from collections.abc import Iterator
 from functools import cache
 from importlib import import_module
+from textwrap import indent
 
 import gac
 from gac.compression.classes import Names, names_of
@@ -17,6 +18,11 @@ _HEADER = '''"""A model that GAC {version} compressed, for transformers' trust_r
 Written by GAC from its own modules. Where GAC is imported, transformers uses those and not this file.
 """
 '''
+_ASKED = "from transformers.utils import is_torch_available"
+_CONDITION = """
+# Always so. Each time that transformers opens this file it searches it for imports, but not below this line.
+if is_torch_available():
+"""
 
 
 def auto_map(model_type: str) -> dict[str, str]:
@@ -34,9 +40,10 @@ def source_for(model_type: str) -> str:
     """
     imports, definitions = _collected()
     names = names_of(model_type)
-    theirs = f"from transformers import {', '.join(sorted({names.config, names.base, names.causal_lm}))}"
-    head = "\n".join([*sorted({*imports, theirs})])
-    return "\n\n\n".join([_HEADER.format(version=gac.__version__) + "\n" + head, *definitions, _classes(names)]) + "\n"
+    theirs = sorted({"AutoModel", "AutoModelForCausalLM", names.config, names.base, names.causal_lm})
+    head = sorted({*imports, f"from transformers import {', '.join(theirs)}", _ASKED})
+    body = indent("\n\n\n".join([*definitions, _classes(names)]), "    ")
+    return "\n".join([_HEADER.format(version=gac.__version__), *head, _CONDITION + body, ""])
 
 
 def _classes(names: Names) -> str:
@@ -52,6 +59,10 @@ class Gac{names.causal_lm}(CompressedModel, {names.causal_lm}):
     config_class = Gac{names.config}
 
 
+# As transformers would, once it has looked through this file for the model as it did for the config: so it need not.
+for auto, model in ((AutoModel, Gac{names.base}), (AutoModelForCausalLM, Gac{names.causal_lm})):
+    auto.register(Gac{names.config}, model, exist_ok=True)
+    model.register_for_auto_class(auto.__name__)
 show_to_serve(Gac{names.causal_lm})'''
 
 

@@ -4,9 +4,10 @@
 
 Random weights of SmolLM2's shapes in bf16, files in the page cache, imports not counted. Two directories: ``plan``,
 what a plan for 0.8 makes of the model, and ``pairs``, in which each of the 210 weights is a low-rank pair. ``first``:
-each load in a process of its own. ``again``: dense and compressed in turns in one process, the garbage of the load
-before collected. Beside the seconds that passed are those of the processor, which other work on the machine changes
-less.
+each load in a process of its own. ``again``: dense and compressed in turns in one process, each right after a load of
+the same directory that does not count (transformers keeps some of what it made for the last names that it met) and
+whose garbage is collected. Python keeps the bytecode of what it imports, as it does unless it is told not to. Beside
+the seconds that passed are those of the processor, which other work on the machine changes less.
 """
 
 import argparse
@@ -55,7 +56,8 @@ def load(place):
 
 for turn in range(int(loads)):
     for place in places[:: -1 if turn % 2 else 1]:
-        if turn:
+        if len(places) > 1:
+            load(place)
             gc.collect()
         began, used = time.perf_counter(), time.process_time()
         model = load(place)
@@ -174,6 +176,7 @@ def later_loads(folder: Path, places: list[str], loads: int) -> Times:
 def in_a_process(folder: Path, way: str, places: list[str], loads: int) -> list[Any]:
     """Turn, place, seconds and processor seconds of each load."""
     environment = os.environ | {"HF_MODULES_CACHE": str(folder / "modules"), "HF_HUB_OFFLINE": "1"}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     command = [sys.executable, "-c", LOAD, way, str(loads), *(str(folder / place) for place in places)]
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     return [json.loads(line) for line in done.stdout.splitlines()]

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import nn
 from transformers import AutoModelForCausalLM
 
 from gac.plan import Plan
@@ -140,3 +141,15 @@ def test_a_model_that_is_not_read_is_initialised(model: Any) -> None:
     fresh = type(model)(model.config)
     assert all(parameter.std() > 0.005 for parameter in fresh.parameters() if parameter.ndim == 2)
     assert all(torch.isfinite(parameter).all() for parameter in fresh.parameters())
+
+
+def test_construction_leaves_the_initialisation_of_linear_weights_as_it_was(model: Any) -> None:
+    before = nn.Linear.reset_parameters
+    with torch.device("meta"):
+        type(model)(model.config)
+    assert nn.Linear.reset_parameters is before
+
+
+def test_a_config_as_a_dictionary_has_the_key(model: Any) -> None:
+    assert model.config.to_dict()["gac"] == model.config.gac
+    assert "gac" in vars(model.config)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers.dynamic_module_utils import get_imports
 
 import gac
 from gac.compression.classes import classes_of
@@ -106,6 +107,19 @@ def test_a_fresh_process_says_the_same(way: str, saved: Mapping[str, Any]) -> No
         assert sorted(path.name for path in again.iterdir()) == sorted(path.name for path in first.iterdir())
         for file in ("config.json", "plan.json", "modeling_gac.py", "README.md"):
             assert (again / file).read_text() == (first / file).read_text(), (model_type, file)
+
+
+def test_the_code_is_searched_for_imports_once(saved: Mapping[str, Any]) -> None:
+    counted = (
+        "from transformers import dynamic_module_utils as dynamic\ncheck, searched = dynamic.check_imports, []\n"
+        "dynamic.check_imports = lambda file: searched.append(file) or check(file)\n"
+    )
+    in_a_fresh_process(f"{counted}{WITHOUT_GAC}\nassert len(searched) == 1, searched", saved["folder"], ["llama"])
+
+
+def test_what_the_code_imports_is_found(saved: Mapping[str, Any]) -> None:
+    found = get_imports(saved["folder"] / "llama" / "modeling_gac.py")
+    assert [name for name in found if name not in sys.stdlib_module_names] == ["torch", "transformers"]
 
 
 def test_without_gac_and_without_trust_nothing_is_opened(saved: Mapping[str, Any]) -> None:
