@@ -142,7 +142,7 @@ def test_the_code_is_small_and_names_no_module_of_gac(model_type: str) -> None:
     assert "import gac" not in source
     assert "from gac" not in source
     assert "import triton" not in source  # transformers would ask for it
-    assert len(source) < 32_000
+    assert len(source) < 38_000
 
 
 def test_every_architecture_has_its_classes() -> None:
