@@ -65,7 +65,6 @@ def pairs_along_r() -> Iterator[Operation]:
     unbroken = {*_around(256, 8), *_around(512, 8), *_around(1024, 16)}
     yield from _along("r", {*range(8, 2049, 8), *unbroken}, "low_rank", m=1024, k=4096, n=4096)
     yield from _along("r", {*range(32, 2049, 32), *unbroken}, "low_rank", m=1, k=4096, n=4096)
-    yield from _along("r", {*range(32, 2049, 32), *_around(256, 16)}, "low_rank_triton", m=1, k=4096, n=4096)
     yield from _along("r", {*range(8, 817, 8), *_around(256, 8)}, "low_rank", m=1024, k=4096, n=1024)
     yield from _along("r", {*range(64, 3137, 64), *_around(1024, 8)}, "low_rank", m=1024, k=4096, n=14336)
     yield from _along("r", {*range(64, 3137, 64), *_around(1024, 8)}, "low_rank", m=1024, k=14336, n=4096)
