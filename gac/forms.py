@@ -428,6 +428,9 @@ class Grouped(Form):
         return batched_gemm(groups, rows, dim, weight.out_features // groups)
 
 
+_ENOUGH_OUTPUTS = 1 << 22
+
+
 def apart_from(rows: int) -> int:
     """Output features from which a weight is multiplied by itself, though it shares a GEMM with others.
 
@@ -435,9 +438,6 @@ def apart_from(rows: int) -> int:
     in the shared output, which slows down what reads it: gate and up of Llama-3-8B at 1,024 tokens.
     """
     return -(-_ENOUGH_OUTPUTS // rows)
-
-
-_ENOUGH_OUTPUTS = 1 << 22
 
 
 DEFAULT_FORMS = ("low_rank", "narrow")
@@ -448,7 +448,7 @@ FORMS: Mapping[str, Form] = MappingProxyType(
 )
 """One form of every kind."""
 
-_VARIANTS: Mapping[str, Form] = MappingProxyType({form.name: form for form in (TritonLowRank(),)})
+_KNOWN: Mapping[str, Form] = MappingProxyType({**FORMS, TritonLowRank.name: TritonLowRank()})
 
 
 def form_named(name: str) -> Form:
@@ -462,7 +462,6 @@ def form_named(name: str) -> Form:
     kind, colon, group = name.partition(":")
     if kind == "grouped" and colon and _GROUP.fullmatch(group):
         return Grouped(int(group))
-    known = {**FORMS, **_VARIANTS}
-    if name not in known:
-        raise PlanError(f"form {name!r} is unknown", f"one of {', '.join(known)}", "Correct the name.")
-    return known[name]
+    if name not in _KNOWN:
+        raise PlanError(f"form {name!r} is unknown", f"one of {', '.join(_KNOWN)}", "Correct the name.")
+    return _KNOWN[name]

@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, library
 
 HAS_TRITON = find_spec("triton") is not None
 _AT_ONCE = 4096  # numbers of a weight that a program loads in one step
@@ -113,7 +113,7 @@ def _like_pair(x: Tensor, first: Tensor, second: Tensor, bias: Tensor | None) ->
 
 def _operator() -> Any:
     schema = "(Tensor x, Tensor first, Tensor second, Tensor? bias) -> Tensor"
-    operator = torch.library.custom_op("gac::one_row_pair", _pair, mutates_args=(), schema=schema)
+    operator = library.custom_op("gac::one_row_pair", _pair, mutates_args=(), schema=schema)
     operator.register_fake(_like_pair)
     return operator
 

@@ -13,11 +13,13 @@ otherwise, and a model of many layers amplifies what one rounding changes.
 """
 
 import argparse
+import copy
 import json
 import statistics
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -88,12 +90,8 @@ def timed(dtype: torch.dtype) -> bool:
 
 def checkpoints(asked: argparse.Namespace, dtype: torch.dtype) -> Iterator[tuple[str, LlamaConfig, dict[str, Tensor]]]:
     if asked.smollm2:
-        model = by_svd_llm(asked.ratio, asked.calibration)
-        weights = dict(model.state_dict())
-        for name, _, _ in linear_weights(model.config):
-            weights |= pair(name, weights.pop(f"{name}.second.weight"), weights.pop(f"{name}.first.weight"))
-        config = load_model("smollm2").model.config
-        yield "smollm2", config, {name: values.to(dtype).cpu() for name, values in weights.items()}
+        config, weights = by_svd_llm(asked.ratio, asked.calibration)
+        yield "smollm2", config, {name: values.to(dtype) for name, values in weights.items()}
     config = shaped(asked.layers, asked.shrink)
     yield "llama-3-8b shapes", config, random_weights(config, asked.ratio, dtype)
 
@@ -122,9 +120,11 @@ def linear_weights(config: Any) -> list[tuple[str, int, int]]:
     return [(weight.name, weight.out_features, weight.in_features) for site in sites for weight in site.weights]
 
 
-def by_svd_llm(ratio: float, calibration: str) -> nn.Module:
-    """SmolLM2 with SVD-LLM's whitened factors at its own ranks."""
+@cache
+def by_svd_llm(ratio: float, calibration: str) -> tuple[LlamaConfig, dict[str, Tensor]]:
+    """SmolLM2 with SVD-LLM's whitened factors at its own ranks, under its names."""
     loaded = load_model("smollm2")
+    config = copy.deepcopy(loaded.model.config)
     plan = gac.allocate(
         loaded.model,
         ratio,
@@ -136,7 +136,11 @@ def by_svd_llm(ratio: float, calibration: str) -> nn.Module:
         calibration=calibration,
         tokenizer=loaded.tokenizer,
     )
-    return gac.compress(loaded.model, plan, tokenizer=loaded.tokenizer)
+    model = gac.compress(loaded.model, plan, tokenizer=loaded.tokenizer)
+    weights = {name: values.cpu() for name, values in model.state_dict().items()}
+    for name, _, _ in linear_weights(config):
+        weights |= pair(name, weights.pop(f"{name}.second.weight"), weights.pop(f"{name}.first.weight"))
+    return config, weights
 
 
 def pair(name: str, second: Tensor, first: Tensor) -> dict[str, Tensor]:
