@@ -22,14 +22,15 @@ class GacError(Exception):
     """
 
     def __init__(self, given: str, expected: str, remedy: str) -> None:
-        self.given, self.expected, self.remedy = map(_readable, (given, expected, remedy))
+        self.given, self.expected, self.remedy = map(printable, (given, expected, remedy))
         super().__init__(self.given, self.expected, self.remedy)
 
     def __str__(self) -> str:
         return f"{self.given}; expected {self.expected}. {self.remedy}"
 
 
-def _readable(text: str) -> str:
+def printable(text: str) -> str:
+    """The text with its control characters escaped, and cut after 2000 characters; line breaks stay."""
     cut = text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
     return UNSAFE.sub(lambda found: found[0] if found[0] == "\n" else ascii(found[0])[1:-1], cut)
 

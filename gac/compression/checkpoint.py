@@ -24,7 +24,7 @@ from gac.errors import CheckpointError, GacError, first_line
 from gac.files import check_inside, exchange, open_to_umask, sync_directory
 from gac.models.families import COMPRESSED, check_layers, family_of, supported
 from gac.models.linears import as_linear
-from gac.models.loading import UNREADABLE, default_device, is_checkpoint, quiet_transformers
+from gac.models.loading import UNREADABLE, default_device, escaped_logs, is_checkpoint, quiet_transformers
 from gac.plan import Plan
 from gac.sites import Site
 
@@ -269,7 +269,8 @@ def _model_type(source: Path) -> tuple[str, Header]:
 def _reading(source: Path) -> Iterator[None]:
     """Turn what transformers raises for files it cannot read into one CheckpointError."""
     try:
-        yield
+        with escaped_logs():
+            yield
     except UNREADABLE as failure:
         raise CheckpointError(
             f"{source} cannot be loaded: {first_line(failure)}",

@@ -5,6 +5,7 @@ import hashlib
 import importlib.util
 import io
 import json
+import logging
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -20,7 +21,7 @@ from safetensors import SafetensorError
 from torch import nn
 from transformers import PreTrainedModel
 
-from gac.errors import ModelError, first_line
+from gac.errors import ModelError, first_line, printable
 from gac.models.families import check_layers
 from gac.models.shapes import SHAPES
 
@@ -241,6 +242,24 @@ def quiet_transformers() -> Iterator[None]:
         _logging.enable_progress_bar()
 
 
+@contextlib.contextmanager
+def escaped_logs() -> Iterator[None]:
+    """What transformers logs of a config that comes from someone else, without its control characters."""
+    handlers = logging.getLogger("transformers").handlers
+    for handler in handlers:
+        handler.addFilter(_escape)
+    try:
+        yield
+    finally:
+        for handler in handlers:
+            handler.removeFilter(_escape)
+
+
+def _escape(record: logging.LogRecord) -> bool:
+    record.msg, record.args = printable(record.getMessage()), ()
+    return True
+
+
 def _taken(model: Any, dtype: torch.dtype | None) -> PreTrainedModel:
     if not isinstance(model, PreTrainedModel) or not model.can_generate():
         raise ModelError(
@@ -333,7 +352,8 @@ def _reading(name: str) -> Iterator[None]:
     try:
         if (path := Path(name) / "config.json").is_file():
             check_layers(json.loads(path.read_bytes()))
-        yield
+        with escaped_logs():
+            yield
     except UNREADABLE as failure:
         said = failure.__cause__ if isinstance(failure, StrictDataclassError) else None
         raise ModelError(

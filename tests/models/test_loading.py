@@ -1,5 +1,6 @@
 import importlib.util
 import json
+import logging
 from pathlib import Path
 
 import pytest
@@ -258,3 +259,15 @@ def test_smollm2_saves_as_any_other_model(smollm2: Loaded, tmp_path: Path) -> No
     again = load_model(tmp_path, device="cpu").model
     for name, weight in smollm2.model.state_dict().items():
         assert torch.equal(again.state_dict()[name], weight)
+
+
+def test_what_transformers_logs_of_a_config_moves_no_terminal(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = directory / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"rope_parameters": {"rope_type": "\ud800\x1b[2J"}}))
+    logger = logging.getLogger("transformers")
+    monkeypatch.setattr(logger, "propagate", True)  # so that it is seen here; transformers does so in CI
+    load_config(str(directory))
+    assert "'rope_type'='\\ud800\\x1b[2J'" in caplog.text
+    assert not any(handler.filters for handler in logger.handlers)
