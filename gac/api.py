@@ -13,7 +13,7 @@ from gac.allocation.frontier import PARAMS, Frontier, check_asked, check_profile
 from gac.allocation.frontier import frontier as whole_range
 from gac.allocation.limits import budget_limit, parse_align
 from gac.allocation.problem import Problem
-from gac.allocation.reach import check_cache_reachable, check_reachable
+from gac.allocation.reach import check_cache_reachable, check_one_row, check_reachable
 from gac.allocation.reproduce import rule_of
 from gac.allocation.rules import Rule, decide_by
 from gac.compression.apply import build_modules, changed_sites, swap_in
@@ -27,12 +27,14 @@ from gac.compression.refit import refit as fit_again
 from gac.compression.repair.contract import ShapeContract
 from gac.compression.repair.report import Repaired
 from gac.compression.repair.run import repair_checkpoint
+from gac.compression.single_row import run_one_row_in_triton
 from gac.compression.statistics import statistics
 from gac.errors import GacError, ModelError, PlanError
 from gac.evaluation.perplexity import perplexity as measure_perplexity
 from gac.evaluation.results import Perplexity
 from gac.forms import DEFAULT_FORMS, Fusing, form_named
 from gac.models.families import family_of
+from gac.models.linears import check_rows_together
 from gac.models.loading import (
     Loaded,
     check_finite,
@@ -52,7 +54,7 @@ from gac.sensitivity.factors import LayerFactors
 from gac.sensitivity.methods import FACTOR, Method, method_named
 from gac.sensitivity.store import StatisticsStore
 from gac.sensitivity.text import TextSpec, Windows, calibration_text, calibration_windows, check_vocabulary
-from gac.sites import Site, Workload, as_planned, check_forms_fit, check_fusing, curves_together
+from gac.sites import Site, Workload, as_planned, check_forms_fit, check_run, curves_together
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -75,6 +77,7 @@ def allocate(
     tokenizer: "PreTrainedTokenizerBase | None" = None,
     align: bool | int | str = True,
     fuse: Fusing = False,
+    one_row: bool = False,
     rule: str = "loss",
     refit: str | None = None,
     shots: int = 1,
@@ -95,8 +98,8 @@ def allocate(
             everything else dense, and takes the budget for the kept fraction of the KV cache; ``palu-fold`` has groups
             of one head, and folds V's second factor into o_proj.
         forms: forms that compete with staying dense: ``low_rank``, ``narrow`` (fewer neurons of an MLP), ``head_dim``
-            (shorter value vectors, in v_proj, o_proj and the KV cache), ``low_rank:triton`` (pairs that decode one
-            sequence in Triton kernels). Of two that differ in nothing that is limited, the first stays.
+            (shorter value vectors, in v_proj, o_proj and the KV cache). Of two that differ in nothing that is limited,
+            the first stays.
         latency: allowed fraction of the dense weights' latency, for every workload or by workload.
         kv_cache: allowed fraction of the dense model's KV cache; needs the form ``head_dim``.
         workloads: what latency is predicted for: ``prefill:BxS``, ``decode:B@C``.
@@ -111,6 +114,10 @@ def allocate(
             limited or to be predicted. ``"auto"``: where the plan is better so, chosen with the dims; where only
             parameters are limited that is where it is faster, and where the profile lacks a shape it is not done. The
             dense model that latencies are fractions of then runs unfused.
+        one_row: run every linear weight but the head in a Triton kernel where it has one row, which is decoding one
+            sequence, and choose dims for it; in CUDA graphs and compiled code, for launching takes longer than the
+            kernel. Where such a workload is asked for, the profile has to hold its shapes (``gac profile --model ...
+            --one-row``). The dense model that latencies are fractions of runs as it is.
         rule: how the choice is made. ``loss`` is exact over the loss curves. Others to compare it with: ``importance``
             (scores times parameters in a window of the unaligned ranks, solved exactly), and the peers' rules
             ``uniform`` (SVD-LLM), ``fisher`` (PaLU), ``zero-sum`` (ZS-SVD; one more backward pass over the calibration
@@ -158,6 +165,7 @@ def allocate(
         calibration=calibration,
         align=align,
         fuse=fuse,
+        one_row=one_row,
         seed=seed,
         progress=progress,
         kv_cache=kv_cache,
@@ -179,6 +187,7 @@ def frontier(
     tokenizer: "PreTrainedTokenizerBase | None" = None,
     align: bool | int | str = True,
     fuse: Fusing = False,
+    one_row: bool = False,
     refit: str | None = None,
     shots: int = 1,
     seed: int = 0,
@@ -190,8 +199,8 @@ def frontier(
         points: how many budgets, in even steps from the smallest that can be met; those at which nothing is gained are
             left out.
         limit: ``params``, or the one of the workloads whose latency is limited instead.
-        model, profile, method, forms, workloads, calibration, tokenizer, align, fuse, refit, shots, seed,
-            progress: as for ``allocate``.
+        model, profile, method, forms, workloads, calibration, tokenizer, align, fuse, one_row, refit, shots,
+            seed, progress: as for ``allocate``.
 
     Returns:
         The frontier; ``frontier.plan(index)`` is the plan of a point.
@@ -209,7 +218,7 @@ def frontier(
     _planned_with(method_named(method), forms, 1.0, None)
     parsed = tuple(Workload.parse(workload) for workload in workloads)
     check_asked(points, limit, parsed)
-    check_fusing(fuse)
+    check_run(fuse, one_row)
     if limit != PARAMS:
         config = load_config(str(model)) if isinstance(model, (str, Path)) else model.config
         sites = family_of(config).sites(config)
@@ -225,6 +234,7 @@ def frontier(
         calibration=calibration,
         align=align,
         fuse=fuse,
+        one_row=one_row,
         refit=refit,
         shots=shots,
         seed=seed,
@@ -278,6 +288,8 @@ def compress(
         )
     swap_in(loaded.model, modules)
     fuse_inputs(loaded.model, sites)
+    if plan.one_row:
+        run_one_row_in_triton(loaded.model)
     carry_plan(loaded.model, plan)
     return loaded.model
 
@@ -448,13 +460,14 @@ def _measured(
     calibration: Text,
     align: bool | int | str,
     fuse: Fusing,
+    one_row: bool,
     seed: int,
     progress: bool,
     kv_cache: float | None = None,
 ) -> tuple[Problem, Provenance]:
     """The loss curves of a model's sites beside a latency table; a budget out of reach is refused before that."""
     align = parse_align(align)
-    check_fusing(fuse)
+    check_run(fuse, one_row)
     parsed = tuple(Workload.parse(workload) for workload in workloads)
     names = tuple(form_named(name).name for name in forms)
     how = method_named(method)
@@ -468,8 +481,11 @@ def _measured(
     taken = check_shots(shots, how, rule, sites, loaded.model.config.model_type)
     check_held(loaded.model, taken)
     planned = as_planned(sites, names, fuse)
+    if one_row:
+        check_rows_together(loaded.model, [weight.name for site in sites for weight in site.weights])
+        check_one_row(planned, table, parsed)
     limit = budget_limit(budget, sum(site.params for site in sites))
-    check_reachable(planned, limit, forms=names, profile=table, workloads=parsed, align=align)
+    check_reachable(planned, limit, forms=names, profile=table, workloads=parsed, align=align, one_row=one_row)
     if kv_cache is not None:
         check_cache_reachable(planned, kv_cache, names, align)
     windows = _calibration_windows(spec, loaded, seed)
@@ -493,9 +509,10 @@ def _measured(
         fused=fuse,
         refit=again,
         shots=taken,
+        one_row=one_row,
     )
     together = curves_together(planned, curves.sites, leaves(again, how))
-    return Problem(planned, together, names, table, parsed, align, evidence), made_from
+    return Problem(planned, together, names, table, parsed, align, evidence, one_row), made_from
 
 
 def _dense(model: "PreTrainedModel | str | Path", tokenizer: "PreTrainedTokenizerBase | None") -> Loaded:

@@ -147,9 +147,11 @@ def low_rank(m: int, k: int, r: int, n: int) -> Operation:
     return Operation("low_rank", (("m", m), ("k", k), ("r", r), ("n", n)))
 
 
-def low_rank_triton(k: int, r: int, n: int) -> Operation:
-    """The same for one row, in two Triton kernels."""
-    return Operation("low_rank_triton", low_rank(1, k, r, n).shape)
+def at_one_row(operation: Operation) -> Operation:
+    """What runs instead where GEMMs of one row run in Triton, see ``gac.one_row``; else the operation itself."""
+    if operation.operator in ("linear", "low_rank") and operation.axes["m"] == 1:
+        return Operation(f"{operation.operator}_triton", operation.shape)
+    return operation
 
 
 class Form(ABC):
@@ -271,22 +273,6 @@ class LowRank(Form):
 
     def after(self, weight: Weight, dim: int, rows: int) -> Operation:
         return linear(rows, dim, weight.out_features)
-
-
-class TritonLowRank(LowRank):
-    """A low-rank pair whose GEMMs run as Triton kernels for one row; for more rows, and on a CPU, as any other pair.
-
-    The kernels load 16 bytes at once only where rows are multiples of 16 numbers, which Triton knows by itself: hence
-    the step. A pair that shares its first GEMM with other weights runs as any other.
-    """
-
-    name = "low_rank:triton"
-    step = 16
-
-    def operation(self, weight: Weight, dim: int, rows: int) -> Operation:
-        if rows == 1:
-            return low_rank_triton(weight.in_features, dim, weight.out_features)
-        return super().operation(weight, dim, rows)
 
 
 class Shorter(Form):
@@ -448,13 +434,11 @@ FORMS: Mapping[str, Form] = MappingProxyType(
 )
 """One form of every kind."""
 
-_KNOWN: Mapping[str, Form] = MappingProxyType({**FORMS, TritonLowRank.name: TritonLowRank()})
-
 
 def form_named(name: str) -> Form:
     """The form of this name.
 
-    ``grouped:N`` has groups of N heads instead of 4; ``low_rank:triton`` runs one row in Triton kernels.
+    ``grouped:N`` has groups of N heads instead of 4.
 
     Raises:
         PlanError: there is no such form.
@@ -462,6 +446,6 @@ def form_named(name: str) -> Form:
     kind, colon, group = name.partition(":")
     if kind == "grouped" and colon and _GROUP.fullmatch(group):
         return Grouped(int(group))
-    if name not in _KNOWN:
-        raise PlanError(f"form {name!r} is unknown", f"one of {', '.join(_KNOWN)}", "Correct the name.")
-    return _KNOWN[name]
+    if name not in FORMS:
+        raise PlanError(f"form {name!r} is unknown", f"one of {', '.join(FORMS)}", "Correct the name.")
+    return FORMS[name]

@@ -1,10 +1,11 @@
-"""A low-rank pair of one row, as batch-1 decode has it, in two Triton kernels.
+"""Linear weights of one row, as decoding one sequence has them, in a Triton kernel.
 
-At one row a GEMM only waits for its weight to be read. Each kernel gives a program some output features, and reads
-their rows of the weight in wide loads, several in flight. ``tests/benchmarks/README.md`` says what that gains on an
-H100, and why it stops at one row.
+At one row a GEMM only waits for its weight to be read. The kernel gives a program some output features, and reads their
+rows of the weight in wide loads, several in flight. ``tests/benchmarks/README.md`` says what that gains on an H100, and
+why it stops at one row.
 
-Triton is imported when a pair is first launched: nothing here needs it before that.
+Python takes longer to launch a Triton kernel than the kernel takes. So it runs in CUDA graphs and in compiled code.
+Triton is imported when the kernel is first launched: nothing here needs it before that.
 """
 
 from functools import cache
@@ -13,55 +14,106 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
-from torch import Tensor, library
+from torch import Tensor, library, nn
+from torch.nn import functional
 
 HAS_TRITON = find_spec("triton") is not None
+_SIXTEEN_BIT = (torch.bfloat16, torch.float16)
 _AT_ONCE = 4096  # numbers of a weight that a program loads in one step
-_SECOND = 16  # features a program of the second GEMM, whose rows are short
+_MOST = 16  # features of a program
+_SCHEMA = "(Tensor x, Tensor weight, Tensor? bias) -> Tensor"
+_run_before: set[tuple[Any, ...]] = set()
 
 
-def takes(x: Tensor) -> bool:
-    """Whether the kernels take x: one row on a CUDA GPU, in 16 bit, with Triton there and no gradients kept."""
+def multiply(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """``x @ weight.T + bias`` as PyTorch has it, in the kernel where that can run and is faster; after ``prepare``.
+
+    Args:
+        x: shape ``(..., in)``.
+        weight: shape ``(out, in)``.
+        bias: shape ``(out,)``, or None.
+    """
+    if _is_one_row(x) and _is_worthwhile(x, weight, bias):
+        y: Tensor = _operator()(x, weight, bias)
+        return y
+    return functional.linear(x, weight, bias)
+
+
+def _operator() -> Any:
+    return torch.ops.gac.one_row_linear
+
+
+def _is_one_row(x: Tensor) -> bool:
+    return x.is_cuda and x.numel() == x.shape[-1] and x.dtype in _SIXTEEN_BIT
+
+
+def _is_worthwhile(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+    """Whether the kernel can run, and launching it costs nothing: in compiled code, and in a graph that is captured.
+
+    And the first time, for while a graph is captured no kernel can be loaded.
+    """
+    if torch.compiler.is_compiling() or torch.cuda.is_current_stream_capturing():
+        return takes(x, weight, bias)
+    known = (weight.device, weight.dtype, weight.shape, bias is None)
+    if known in _run_before or not takes(x, weight, bias):
+        return False
+    prepare()
+    _run_before.add(known)
+    return True
+
+
+def takes(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+    """Whether the kernel can run: one row on a CUDA GPU, in 16 bit, with Triton there and no gradients kept.
+
+    Not where a quantiser has taken the place of the weight, or where that lies elsewhere.
+    """
     return (
-        x.is_cuda
-        and x.dtype in (torch.bfloat16, torch.float16)
-        and x.numel() == x.shape[-1]
-        and not torch.is_grad_enabled()
+        _is_one_row(x)
         and HAS_TRITON
+        and not torch.is_grad_enabled()
+        and all(_beside(x, one) for one in (weight, bias) if one is not None)
     )
 
 
-def launch(x: Tensor, first: Tensor, second: Tensor, bias: Tensor | None, hidden: Tensor, out: Tensor) -> None:
-    """``hidden = first @ x``, ``out = second @ hidden + bias``: two launches, which a CUDA graph can capture.
+def _beside(x: Tensor, values: Tensor) -> bool:
+    plain = type(values) in (nn.Parameter, Tensor) and values.is_contiguous()
+    return plain and (values.dtype, values.device) == (x.dtype, x.device)
 
-    Sums are taken in float32 and in a fixed order; the hidden activations are rounded as two GEMMs round them.
+
+def launch(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
+    """``out = weight @ x + bias``: one launch, which a CUDA graph can capture.
+
+    Sums are taken in float32 and in a fixed order.
 
     Args:
         x: one row, with ``in`` elements.
-        first: shape ``(rank, in)``.
-        second: shape ``(out, rank)``.
+        weight: shape ``(out, in)``.
         bias: shape ``(out,)``, or None.
-        hidden: ``rank`` elements, written.
         out: ``out`` elements, written. All are contiguous, in one dtype, and on one device.
 
     Raises:
         RuntimeError: Triton is not installed.
     """
-    features = _features(len(first), torch.cuda.get_device_properties(x.device).multi_processor_count)
-    with torch.cuda.device(x.device):  # Triton launches on the current one
-        _launch(x, first, None, hidden, features)
-        _launch(hidden, second, bias, out, _SECOND)
+    _launch(_kernel(), x, weight, bias, out)
 
 
-def _features(count: int, sms: int) -> int:
-    """Features a program of the first GEMM: the most, a power of two up to 16, that leave a program for every SM."""
-    return max(1, min(16, 1 << max(0, (count // sms).bit_length() - 1)))
-
-
-def _launch(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, features: int) -> None:
+def _launch(kernel: Any, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
     count, size = weight.shape
-    grid = (-(-count // features),)
-    _kernel()[grid](x, weight, bias, out, count, size, FEATURES=features, INPUTS=_AT_ONCE // features, num_warps=4)
+    features = _features(count, size, torch.cuda.get_device_properties(x.device).multi_processor_count)
+    with torch.cuda.device(x.device):  # Triton launches on the current one
+        kernel[(-(-count // features),)](
+            x, weight, bias, out, count, size, FEATURES=features, INPUTS=_AT_ONCE // features, num_warps=4
+        )
+
+
+def _features(count: int, size: int, sms: int) -> int:
+    """Output features of a program, a power of two up to 16.
+
+    The most that leave a program for every SM, or more where the rows of the weight are shorter than one step.
+    """
+    for_sms = 1 << max(0, (count // sms).bit_length() - 1)
+    for_rows = _AT_ONCE >> (size - 1).bit_length() if size <= _AT_ONCE else 1
+    return min(_MOST, max(for_sms, for_rows))
 
 
 @cache
@@ -100,23 +152,16 @@ def _kernel() -> Any:
     return gemv_one_row
 
 
-def _pair(x: Tensor, first: Tensor, second: Tensor, bias: Tensor | None) -> Tensor:
-    out = x.new_empty(*x.shape[:-1], len(second))
-    launch(x.contiguous(), first, second, bias, x.new_empty(len(first)), out)
+def prepare() -> None:
+    """Make the kernel an operator into which torch.compile can look, ``gac::one_row_linear``; nothing without Triton.
+
+    That loads what compiles it, so nobody has it done who does not ask for it.
+    """
+    if HAS_TRITON and not hasattr(torch.ops.gac, "one_row_linear"):
+        library.triton_op("gac::one_row_linear", _one_row, mutates_args=(), schema=_SCHEMA)
+
+
+def _one_row(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    out = x.new_empty(*x.shape[:-1], len(weight))
+    _launch(library.wrap_triton(_kernel()), x.contiguous(), weight, bias, out)
     return out
-
-
-def _like_pair(x: Tensor, first: Tensor, second: Tensor, bias: Tensor | None) -> Tensor:
-    """What torch.compile has to know of the result."""
-    return x.new_empty(*x.shape[:-1], len(second))
-
-
-def _operator() -> Any:
-    schema = "(Tensor x, Tensor first, Tensor second, Tensor? bias) -> Tensor"
-    operator = library.custom_op("gac::one_row_pair", _pair, mutates_args=(), schema=schema)
-    operator.register_fake(_like_pair)
-    return operator
-
-
-one_row_pair = _operator()
-"""``second @ (first @ x) + bias`` of one row x, shape ``(..., in)``, as an operator that torch.compile leaves whole."""

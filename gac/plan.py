@@ -252,7 +252,7 @@ class Plan(Shown):
     ``latency`` is the asked limit by workload, as a fraction of the dense targeted weights' latency. ``fused``: weights
     that read the same input are planned, and run, with their first GEMMs as one (``auto``: where a site is ``shared``).
     ``refit``: how the weights are fitted again to the model that is compressed so far. ``shots``: 2 where the gradients
-    are those of a model that was compressed before.
+    are those of a model that was compressed before. ``one_row``: GEMMs of one row are planned, and run, in Triton.
     """
 
     schema_version: int
@@ -276,6 +276,7 @@ class Plan(Shown):
     refit: Refit = "none"
     kv_cache: KvCache | None = None
     shots: Shots = 1
+    one_row: bool = False
     __pydantic_config__ = _STRICT
 
     def __post_init__(self) -> None:
@@ -527,7 +528,7 @@ def _summary_lines(plan: Plan) -> list[str]:
         f"parameters   {budget.used:,} of {budget.total:,} targeted: {budget.kept:.4f} kept, {budget.asked:g} asked,",
         f"             {budget.limit:,} allowed{_over(budget)}; {budget.kept_of_model:.4f} of the whole model",
         f"forms        {', '.join(f'{count} {form}' for form, count in sorted(forms.items()))}"
-        f"{fusing(plan)}{_REFITTED[plan.refit]}",
+        f"{fusing(plan)}{'; one row in Triton' if plan.one_row else ''}{_REFITTED[plan.refit]}",
         f"alignment    {aligned or 'everything stays dense'}",
         f"loss         +{prediction.loss:.4f} nats a token predicted",
         f"perplexity   {prediction.dense_perplexity:.2f} -> {prediction.perplexity:.2f} predicted on calibration text",

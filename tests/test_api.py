@@ -14,6 +14,8 @@ import gac
 from gac.allocation.limits import budget_limit
 from gac.compression.card import model_card
 from gac.compression.fusing import FusedInput
+from gac.compression.layers import LowRankLinear
+from gac.compression.single_row import OneRowLinear
 from gac.errors import BudgetError, GacError, ModelError, PlanError, ProfileError, TextError
 from gac.plan import SiteChoice
 from tests.models.small import small_config, small_model
@@ -112,6 +114,32 @@ def test_what_is_no_way_to_fuse_is_refused(tiny_model: LlamaForCausalLM, options
     with pytest.raises(PlanError) as caught:
         gac.allocate(tiny_model, 0.7, fuse="sometimes", **options)
     assert str(caught.value) == "fuse='sometimes'; expected True, False or 'auto'. Leave it out to fuse nothing."
+
+
+def test_a_plan_for_one_row_in_triton_runs_saves_and_loads(
+    tiny_model: LlamaForCausalLM, options: dict[str, Any], tmp_path: Path
+) -> None:
+    plan = gac.allocate(tiny_model, 0.7, one_row=True, fuse=True, workloads=["prefill:1x64"], **options)
+    assert plan.one_row
+    assert {weight.dim % 16 for weight in plan.weights if weight.form != "dense"} == {0}
+    model = gac.compress(tiny_model, plan, tokenizer=options["tokenizer"], progress=False)
+    gac.save(model, tmp_path / "small", tokenizer=options["tokenizer"])
+    again = gac.load(tmp_path / "small").to(model.device)
+    for one in (model, again):
+        assert isinstance(one.model.layers[0].mlp.down_proj, OneRowLinear | LowRankLinear)
+        assert sum(isinstance(module, OneRowLinear) for module in one.modules()) > 2
+    ids = torch.arange(12)[None]
+    with torch.no_grad():
+        assert torch.equal(again(ids).logits, model(ids).logits)
+        assert torch.equal(again(ids[:, :1]).logits, model(ids[:, :1]).logits)
+
+
+def test_one_row_in_triton_asks_for_latencies_of_its_own(tiny_model: LlamaForCausalLM, options: dict[str, Any]) -> None:
+    with pytest.raises(ProfileError, match="q_proj for decode:1@1024 in Triton; expected a profile of this model's"):
+        gac.allocate(tiny_model, 0.7, one_row=True, **options)
+    with pytest.raises(PlanError) as caught:
+        gac.allocate(tiny_model, 0.7, one_row=16, **options)
+    assert str(caught.value) == ("one_row=16; expected True or False. Leave it out to run one row as PyTorch does.")
 
 
 @pytest.mark.parametrize("fuse", [False, True, "auto"])

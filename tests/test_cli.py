@@ -149,8 +149,7 @@ def test_dims_are_aligned_to_a_number(model: Path, text_file: Path, tmp_path: Pa
         ),
         (
             ["--form", "wide"],
-            "Error: form 'wide' is unknown; expected one of dense, low_rank, narrow, head_dim, grouped, "
-            "low_rank:triton. ",
+            "Error: form 'wide' is unknown; expected one of dense, low_rank, narrow, head_dim, grouped. ",
         ),
         (["--workload", "chat"], "Error: workload 'chat'; expected prefill:BxS or decode:B@C with positive integers. "),
         (
@@ -158,6 +157,10 @@ def test_dims_are_aligned_to_a_number(model: Path, text_file: Path, tmp_path: Pa
             "Error: a KV-cache limit of 0.5; expected at least 0.7500, the smallest that forms head_dim can reach. ",
         ),
         (["--latency", "decode:1@1024=0.9"], "Error: the profile lacks the latency of model.layers.0.self_attn.q_proj"),
+        (
+            ["--one-row"],
+            "Error: the profile lacks the latency of model.layers.0.self_attn.q_proj for decode:1@1024 in ",
+        ),
     ],
 )
 def test_allocate_refuses(options: list[str], message: str, model: Path, text_file: Path, tmp_path: Path) -> None:

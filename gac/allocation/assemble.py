@@ -47,6 +47,7 @@ class Provenance:
     fused: Fusing = False
     refit: Refit = "none"
     shots: Shots = 1
+    one_row: bool = False
 
 
 def assemble(
@@ -85,6 +86,7 @@ def assemble(
         fused=made_from.fused,
         refit=made_from.refit,
         shots=made_from.shots,
+        one_row=made_from.one_row,
         seed=made_from.seed,
         calibration=made_from.calibration,
         profile=made_from.profile,

@@ -60,6 +60,7 @@ def candidates(
     workloads: Sequence[Workload],
     align: bool | int,
     limited: Limited,
+    one_row: bool = False,
 ) -> CandidateSet:
     """Every form and dim worth choosing for a site.
 
@@ -75,6 +76,7 @@ def candidates(
         align: only dims that the profile shows to be sound for all workloads, and of those the multiples of the number
             that is given (all of its multiples where there is no profile); False: every integer dim.
         limited: what choices will be limited in.
+        one_row: whether GEMMs of one row run in Triton.
 
     Raises:
         ProfileError: ``align`` without a profile.
@@ -86,7 +88,7 @@ def candidates(
             "a profile that shows which dims are sound",
             "Name a profile, a number to align to, or align=False.",
         )
-    timing = Timing(profile, tuple(workloads))
+    timing = Timing(profile, tuple(workloads), one_row)
     allowed = [form_named(name) for name in dict.fromkeys(forms)]
     parts = [part for layout in site.layouts for part in _parts(layout, curves, allowed, timing, align, limited)]
     rows = _concatenated(parts)
@@ -97,12 +99,14 @@ def candidates(
     return _candidate_set(site, _with_dense(rows, site, timing))
 
 
-def dense_candidate(site: Site, *, profile: Profile | None, workloads: Sequence[Workload]) -> CandidateSet:
+def dense_candidate(
+    site: Site, *, profile: Profile | None, workloads: Sequence[Workload], one_row: bool = False
+) -> CandidateSet:
     """The dense site as its only candidate: what a plan's parameters and latency are set beside.
 
     Where its weights may be fused or not, they are not: so the model runs that is compressed.
     """
-    return _candidate_set(site, _dense(site, Timing(profile, tuple(workloads))))
+    return _candidate_set(site, _dense(site, Timing(profile, tuple(workloads), one_row)))
 
 
 def candidate_at(site: Site, forms: Sequence[str], dims: Sequence[int], loss: float, timing: Timing) -> CandidateSet:

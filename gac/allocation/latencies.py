@@ -6,12 +6,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from gac.forms import Form, Operation, Weight, apart_from, linear
+from gac.forms import Form, Operation, Weight, apart_from, at_one_row, linear
 from gac.profiling.cliffs import sound_dims
 from gac.profiling.table import Profile
 from gac.sites import Ints, Workload
 
 UNKNOWN = -1
+_LOADED = 16  # Triton reads rows that are multiples of as many numbers 16 bytes at a time, and others one by one
 DTYPE = "bf16"
 """What latencies are looked up in."""
 
@@ -21,10 +22,14 @@ Known = tuple[Ints, NDArray[np.bool_]]
 
 @dataclass(frozen=True, eq=False)
 class Timing:
-    """Where latencies come from: a profile (or None: all unknown), and the workloads; all in bf16."""
+    """Where latencies come from: a profile (or None: all unknown), and the workloads; all in bf16.
+
+    ``one_row``: GEMMs of one row run in Triton, see ``gac.one_row``.
+    """
 
     profile: Profile | None
     workloads: tuple[Workload, ...]
+    one_row: bool = False
 
     def of_weight(self, form: Form, weight: Weight, dims: Ints) -> Known:
         """One weight in one form at each of the dims."""
@@ -59,12 +64,15 @@ class Timing:
         axis = "k" if after else form.axis(weight)
         assert axis is not None
         rows = [workload.rows for workload in self.workloads] or [1]
-        operations = [_after(form, weight, 1, m) if after else form.operation(weight, 1, m) for m in rows]
+        operations = [self._run(_after(form, weight, 1, m) if after else form.operation(weight, 1, m)) for m in rows]
         sizes = dims if after else _sizes(form, weight, dims)
-        sound = np.ones(len(dims), dtype=np.bool_)
+        sound = sizes % _LOADED == 0 if self.one_row else np.ones(len(dims), dtype=np.bool_)
         for operation in operations:
             sound &= sound_dims(self.profile, operation.operator, [_fixed(operation, axis)], axis, sizes, DTYPE)
         return sound
+
+    def _run(self, operation: Operation) -> Operation:
+        return at_one_row(operation) if self.one_row else operation
 
     def _for_all(self, sizes: Ints) -> Ints:
         return np.repeat(sizes[:, None], len(self.workloads), axis=1)
@@ -85,7 +93,7 @@ class Timing:
         if self.profile is None or len(sizes) == 0:
             return latency, measured
         for column, workload in enumerate(self.workloads):
-            operation = operation_at(workload.rows)
+            operation = self._run(operation_at(workload.rows))
             if axis is not None:
                 runs = sizes[:, column] > 0
                 latency[~runs, column], measured[~runs, column] = 0, True

@@ -28,6 +28,7 @@ class Problem:
         profile: the latency table.
         workloads: what latency is looked up for.
         align: only dims that the profile shows to be sound, and of those the multiples of the number that is given.
+        one_row: whether GEMMs of one row run in Triton, those of dense weights too; the dense model's do not.
         evidence: what the rule asked to be measured besides the curves, by weight name.
     """
 
@@ -38,6 +39,7 @@ class Problem:
     workloads: tuple[Workload, ...]
     align: bool | int
     evidence: Mapping[str, Floats] = field(default_factory=dict)
+    one_row: bool = False
 
     @property
     def params(self) -> int:
@@ -47,7 +49,7 @@ class Problem:
     @property
     def timing(self) -> Timing:
         """Where latencies come from, as for the candidates."""
-        return Timing(self.profile, self.workloads)
+        return Timing(self.profile, self.workloads, self.one_row)
 
     def column(self, workload: str) -> int:
         """Where the latencies of one of the workloads stand."""
@@ -74,6 +76,7 @@ class Problem:
                 workloads=self.workloads,
                 align=self.align,
                 limited=limited,
+                one_row=self.one_row,
             )
             for site, curves in zip(self.sites, self.curves, strict=True)
         ]

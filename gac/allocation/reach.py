@@ -4,9 +4,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gac.allocation.candidates import Limited, candidates, step_of
+from gac.allocation.candidates import Limited, candidates, dense_candidate, step_of
+from gac.allocation.latencies import UNKNOWN
 from gac.allocation.limits import cache_limit
-from gac.errors import BudgetError
+from gac.errors import BudgetError, ProfileError
 from gac.forms import FORMS, form_named
 from gac.profiling.table import Profile
 from gac.sites import LossCurve, Site, SiteCurves, Workload
@@ -20,6 +21,7 @@ def check_reachable(
     profile: Profile,
     workloads: Sequence[Workload],
     align: bool | int,
+    one_row: bool = False,
 ) -> None:
     """Refuse a limit below the smallest candidates of all sites together.
 
@@ -37,6 +39,7 @@ def check_reachable(
                 workloads=workloads,
                 align=align,
                 limited=Limited(params=True),
+                one_row=one_row,
             )
             of_kind[site.kind] = int(found.params.min())
     smallest = sum(of_kind[site.kind] for site in sites)
@@ -48,6 +51,24 @@ def check_reachable(
             f"at least {smallest:,}, the smallest that forms {', '.join(forms) or 'dense'} can reach",
             f"Ask for a budget of {least:g} or more, or allow more forms.",
         )
+
+
+def check_one_row(sites: Sequence[Site], profile: Profile, workloads: Sequence[Workload]) -> None:
+    """Refuse to plan for one row in Triton with a profile that does not know what the dense weights take so.
+
+    Raises:
+        ProfileError: names the first site and workload.
+    """
+    single = [workload for workload in workloads if workload.rows == 1]
+    for site in sites:
+        rows = dense_candidate(site, profile=profile, workloads=single, one_row=True)
+        for workload, ns in zip(single, rows.latency[0].tolist(), strict=True):
+            if ns == UNKNOWN:
+                raise ProfileError(
+                    f"the profile lacks the latency of {site.name} for {workload} in Triton",
+                    "a profile of this model's shapes at one row",
+                    "Measure it with gac profile --model NAME --one-row (and --fuse), or plan without one_row.",
+                )
 
 
 def check_cache_reachable(sites: Sequence[Site], fraction: float, forms: Sequence[str], align: bool | int) -> None:

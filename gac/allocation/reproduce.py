@@ -43,6 +43,8 @@ def _choice(plan: Plan) -> Iterator[str]:
     yield from ("--refit", plan.refit)
     if plan.fused:
         yield "--fuse-where-faster" if plan.fused == "auto" else "--fuse"
+    if plan.one_row:
+        yield "--one-row"
 
 
 def _texts(plan: Plan, profile: str | None) -> Iterator[str]:

@@ -72,7 +72,7 @@ def _of_shapes(
     name: str, budget: float, workloads: "tuple[Workload, ...]", profile: str | None, layers: int | None, compiled: bool
 ) -> Answer:
     from gac.evaluation.bench import Bench
-    from gac.evaluation.contestants import UNALIGNED, compiled_contestants, fastest_contestant, shared_contestants
+    from gac.evaluation.contestants import UNALIGNED, compiled_contestants, fastest_contestants, shared_contestants
     from gac.evaluation.latency import GraphTimer
     from gac.evaluation.shapes import field_of_shapes, model_of_shapes
     from gac.reporting.latency_tables import latency_table
@@ -83,7 +83,7 @@ def _of_shapes(
     field = field_of_shapes(name, workloads, profile, layers, library)
     shared = shared_contestants(field, budget)
     own = next(one for one in shared if one.name == UNALIGNED)
-    lists = {one: [*shared, fastest_contestant(field, budget, one, own.loss)] for one in workloads}
+    lists = {one: [*shared, *fastest_contestants(field, budget, one, own.loss)] for one in workloads}
     if compiled:
         lists = {one: [*found, *compiled_contestants(field, found)] for one, found in lists.items()}
     note("planned")

@@ -75,6 +75,12 @@ _fuse_option = click.option(
     callback=_fused,
     help="Run q/k/v, and gate/up, with their first GEMMs as one, and plan them for it.",
 )
+_one_row_option = click.option(
+    "--one-row",
+    is_flag=True,
+    help="Run linear weights in Triton where they have one row (decoding one sequence, in CUDA graphs or compiled), "
+    "and plan for it; the profile has to hold those shapes.",
+)
 _refit_option = click.option(
     "--refit",
     type=click.Choice(("residual", "update", "none")),
@@ -106,6 +112,7 @@ _OPTIONS = (
     _step_option,
     _fuse_option,
     _where_faster_option,
+    _one_row_option,
     _refit_option,
     _shots_option,
     _seed_option,

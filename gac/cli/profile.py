@@ -49,6 +49,7 @@ def _number(_ctx: click.Context, _option: click.Parameter, value: float | None) 
     help="A form that the models' weights may take. Repeatable.",
 )
 @click.option("--fuse", is_flag=True, help="Also what the models run where q/k/v, and gate/up, share one GEMM.")
+@click.option("--one-row", is_flag=True, help="Also GEMMs of one row in Triton, of workloads that have one row.")
 @click.option(
     "--sweep",
     "sweeps",
@@ -72,6 +73,7 @@ def profile(
     workloads: Sequence[str],
     forms: Sequence[str],
     fuse: bool,
+    one_row: bool,
     sweeps: Sequence[str],
     dtype: str,
     passes: int,
@@ -93,7 +95,7 @@ def profile(
 
     require_gpu()
     points = (
-        *_model_points(models, workloads, forms, fuse, dtype),
+        *_model_points(models, workloads, forms, fuse, one_row, dtype),
         *(point for name in sweeps or (() if models else (GENERAL,)) for point in _sweep_points(name, dtype)),
     )
     points = tuple(dict.fromkeys(points))
@@ -107,16 +109,19 @@ def profile(
 
 
 def _model_points(
-    models: Sequence[str], workloads: Sequence[str], forms: Sequence[str], fuse: bool, dtype: str
+    models: Sequence[str], workloads: Sequence[str], forms: Sequence[str], fuse: bool, one_row: bool, dtype: str
 ) -> Iterator["Point"]:
-    from gac.profiling.sweeps.coverage import fused_points, model_points
+    from gac.profiling.sweeps.coverage import fused_points, model_points, one_row_points
     from gac.sites import Workload
 
     parsed = [Workload.parse(text) for text in workloads]
     for config in map(known_or_config, models):
-        yield from model_points(config, parsed, dtype, forms)
+        points = model_points(config, parsed, dtype, forms)
         if fuse:
-            yield from fused_points(config, parsed, dtype)
+            points += fused_points(config, parsed, dtype)
+        yield from points
+        if one_row:
+            yield from one_row_points(points)
 
 
 def _sweep_points(name: str, dtype: str) -> tuple["Point", ...]:

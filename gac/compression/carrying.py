@@ -148,7 +148,9 @@ def check_agrees(header: Header, plan: Plan, sites: Sequence[Site], source: Any)
     stated, due = header.modules, planned.modules
     names = sorted(name for name in {*stated, *due} if stated.get(name) != due.get(name))
     given, expected = (
-        (f"{names[0]} {one.modules.get(names[0], 'dense')}" if names else f"fused {list(one.fused)}")
+        f"{names[0]} {one.modules.get(names[0], 'dense')}"
+        if names
+        else f"fused {list(one.fused)}, one_row {one.one_row}"
         for one in (header, planned)
     )
     raise contradiction(source, f"config.json has {given}", f"{expected}, as plan.json says")

@@ -1,6 +1,6 @@
 """Weights that read the same input run their first GEMM as one: q/k/v, gate/up, whatever their forms."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -26,6 +26,7 @@ class FusedInput(nn.Module):
 
     def __init__(self, firsts: Sequence[nn.Linear]) -> None:
         super().__init__()
+        self.multiply: Callable[..., Tensor] = functional.linear
         by_length = sorted(range(len(firsts)), key=lambda at: firsts[at].out_features)
         ends = dict(zip(by_length, accumulate(firsts[at].out_features for at in by_length), strict=True))
         self.parts = tuple(slice(ends[at] - first.out_features, ends[at]) for at, first in enumerate(firsts))
@@ -51,7 +52,7 @@ class FusedInput(nn.Module):
         return self.output[..., part]
 
     def _multiplied(self, x: Tensor, part: slice) -> Tensor:
-        return functional.linear(x, self.weight[part], None if self.bias is None else self.bias[part])
+        return self.multiply(x, self.weight[part], None if self.bias is None else self.bias[part])
 
     def forget(self) -> None:
         """Let the last input and output go."""

@@ -33,12 +33,16 @@ class Module:
 
 @dataclass(frozen=True)
 class Header:
-    """All of them by name, the names of those that share their first GEMM, and the SHA-256 of ``plan.json``."""
+    """All of them by name, the names of those that share their first GEMM, and the SHA-256 of ``plan.json``.
+
+    ``one_row``: GEMMs of one row run in Triton.
+    """
 
     schema_version: int
     modules: dict[str, Module]
     fused: tuple[tuple[str, ...], ...]
     plan: str
+    one_row: bool = False
     __pydantic_config__ = _STRICT
 
 
@@ -46,7 +50,7 @@ def header_of(plan: Plan, sites: Sequence[Site], digest: str = "") -> Header:
     """What the plan makes of a model with its family's ``sites``; ``digest`` is that of the plan's file."""
     groups = [tuple(site.weights[at].name for at in site.fused) for site in as_run(plan, sites)]
     modules = {choice.name: _module(choice) for choice in plan.weights if choice.form != "dense"}
-    return Header(SCHEMA, modules, tuple(names for names in groups if len(names) > 1), digest)
+    return Header(SCHEMA, modules, tuple(names for names in groups if len(names) > 1), digest, plan.one_row)
 
 
 def read_header(content: Any, where: str) -> Header:

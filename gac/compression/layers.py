@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from gac.forms import Form, Grouped, TritonLowRank, Weight, form_named
-from gac.one_row import one_row_pair, takes
+from gac.forms import Form, Grouped, Weight, form_named
 from gac.plan import WeightChoice
 
 
@@ -71,31 +70,6 @@ class LowRankLinear(nn.Module):
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, rank={self.rank}, out_features={self.out_features}"
-
-
-class TritonLowRankLinear(LowRankLinear):
-    """A pair whose two GEMMs run as Triton kernels where x is one row: decoding one sequence.
-
-    That is on a CUDA GPU, in 16 bit, without gradients, and where Triton is installed. Otherwise it runs as any pair,
-    as it does where something stands in the place of a factor: an adapter, a quantised weight.
-    """
-
-    def forward(self, x: Tensor) -> Tensor:
-        if takes(x) and all(_is_plain(factor, x) for factor in (self.first, self.second)):
-            y: Tensor = one_row_pair(x, self.first.weight, self.second.weight, self.second.bias)
-            return y
-        return super().forward(x)
-
-
-def _is_plain(factor: nn.Module, x: Tensor) -> bool:
-    """Whether a factor is no more than its weight, which lies beside x."""
-    weight = factor.weight
-    return (
-        type(factor) is nn.Linear
-        and type(weight) is nn.Parameter
-        and (weight.dtype, weight.device) == (x.dtype, x.device)
-        and weight.is_contiguous()
-    )
 
 
 class BlockLinear(nn.Module):
@@ -182,12 +156,13 @@ class ValueLinear(nn.Module):
         dtype: torch.dtype | None,
     ) -> None:
         super().__init__()
+        self.multiply: Callable[..., Tensor] = functional.linear
         self.in_features, self.out_features, self.head_dim = in_features, heads * head_dim, head_dim
         self.weight = nn.Parameter(torch.empty(self.out_features, in_features, device=device, dtype=dtype))
         self.bias = nn.Parameter(torch.empty(self.out_features, device=device, dtype=dtype)) if bias else None
 
     def forward(self, x: Tensor) -> Heads:
-        return Heads(functional.linear(x, self.weight, self.bias), self.head_dim)
+        return Heads(self.multiply(x, self.weight, self.bias), self.head_dim)
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, head_dim={self.head_dim}"
@@ -196,7 +171,6 @@ class ValueLinear(nn.Module):
 KINDS: dict[str, tuple[Callable[..., nn.Module], tuple[str, ...]]] = {
     "Linear": (empty_linear, ("in_features", "out_features")),
     "LowRankLinear": (LowRankLinear, ("in_features", "rank", "out_features")),
-    "TritonLowRankLinear": (TritonLowRankLinear, ("in_features", "rank", "out_features")),
     "GroupedLinear": (GroupedLinear, ("in_features", "groups", "rank", "out_features")),
     "ValueLinear": (ValueLinear, ("in_features", "heads", "head_dim")),
 }
@@ -229,8 +203,7 @@ def _dense(form: Form, weight: Weight, dim: int) -> _Built:
 
 
 def _low_rank(form: Form, weight: Weight, dim: int) -> _Built:
-    name = "TritonLowRankLinear" if isinstance(form, TritonLowRank) else "LowRankLinear"
-    return name, (weight.in_features, dim, weight.out_features)
+    return "LowRankLinear", (weight.in_features, dim, weight.out_features)
 
 
 def _narrow(form: Form, weight: Weight, dim: int) -> _Built:

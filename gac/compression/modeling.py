@@ -20,6 +20,7 @@ from transformers.utils.hub import cached_file
 from gac.compression.fusing import _fuse
 from gac.compression.layers import KINDS
 from gac.compression.served import prepare_for_vllm
+from gac.compression.single_row import run_one_row_in_triton
 
 SCHEMA = 2
 COMPANIONS = ("plan.json", "README.md", "modeling_gac.py")
@@ -75,7 +76,7 @@ class CompressedModel:
         with _uninitialised():
             super().__init__(config, *args, **options)  # type: ignore[call-arg]
         names = _replace_weights(self, config)
-        _check_fused(self, config)
+        _check_run(self, config)
         prepare_for_vllm(self, names)
 
     @classmethod
@@ -88,6 +89,8 @@ class CompressedModel:
         _check_loaded(source, report)
         model.gac_files = _companions(source, {key: options[key] for key in _HUB_OPTIONS if key in options})
         _fuse_where_possible(model)
+        if _of_header(model.config, "one_row"):
+            run_one_row_in_triton(model)
         return (model, report) if output_loading_info else model
 
     def save_pretrained(self: Any, directory: Any, *args: Any, **options: Any) -> None:
@@ -168,9 +171,11 @@ def _weights_of(config: Any) -> dict[str, Any]:
     return modules
 
 
-def _check_fused(model: Any, config: Any) -> None:
-    """The names of what shares a GEMM are those of linear weights."""
-    groups = _fused_of(config)
+def _check_run(model: Any, config: Any) -> None:
+    """The names of what shares a GEMM are those of linear weights; one row runs in Triton or does not."""
+    if (one_row := _of_header(config, "one_row")) not in (None, False, True):
+        raise _wrong(f"one_row is {one_row!r}", "true or false")
+    groups = _of_header(config, "fused") or []
     modules = dict(model.named_modules()) if groups else {}
     for names in groups if isinstance(groups, list | tuple) else [groups]:
         named = [str(name) for name in names] if isinstance(names, list | tuple) else []
@@ -178,8 +183,8 @@ def _check_fused(model: Any, config: Any) -> None:
             raise _wrong(f"fused has {names!r}", "lists of names of linear weights")
 
 
-def _fused_of(config: Any) -> Any:
-    return (getattr(config, "gac", None) or {}).get("fused", [])
+def _of_header(config: Any, key: str) -> Any:
+    return (getattr(config, "gac", None) or {}).get(key)
 
 
 def _own_name(model: Any, name: str) -> str:
@@ -262,7 +267,7 @@ def _fuse_where_possible(model: Any) -> None:
 
     Quantised or offloaded weights cannot be put into one; by themselves they compute the same.
     """
-    groups = _fused_of(model.config)
+    groups = _of_header(model.config, "fused")
     if not groups:
         return
     weights = [model.get_submodule(_own_name(model, name)) for names in groups for name in names]

@@ -130,7 +130,7 @@ class Bench:
         return [self._result(one, of_one, measured) for one, of_one in zip(contestants, timed, strict=True)]
 
     def _built(self, one: Contestant) -> PreTrainedModel:
-        return variant(self.model, one.choices, run_together(self.sites) if one.fused else ())
+        return variant(self.model, one.choices, run_together(self.sites) if one.fused else (), one.one_row)
 
     def _result(self, one: Contestant, timed: Timed, measured: "_Rounds") -> Result:
         dense, own = (measured.fused, self.fused) if one.fused else (measured.dense, self.dense)

@@ -17,6 +17,7 @@ from gac.sites import Site, SiteCurves, Workload, as_planned, curves_together
 DENSE, FUSED = "dense", "dense, fused"
 UNALIGNED = "unaligned"
 FASTEST = "GAC, parameters and latency"
+ONE_ROW = ", one row in Triton"
 PADS = (8, 16, 64)
 NEAREST = (8, 32)
 COARSE = 32
@@ -33,6 +34,7 @@ class Contestant:
         loss: predicted, nats a token more than dense.
         table_ns: what the latency table sums up to, by workload; None where it lacks a shape.
         compiled: whether the layers run through ``torch.compile`` with ``shape_padding``.
+        one_row: whether one row runs in Triton.
     """
 
     name: str
@@ -41,6 +43,7 @@ class Contestant:
     loss: float
     table_ns: Mapping[str, int | None]
     compiled: bool = False
+    one_row: bool = False
 
     @property
     def params(self) -> int:
@@ -76,9 +79,14 @@ class Field:
     made_from: Provenance
 
     def posed(
-        self, forms: Sequence[str], align: bool | int, fused: bool, workloads: Sequence[Workload] | None = None
+        self,
+        forms: Sequence[str],
+        align: bool | int,
+        fused: bool,
+        workloads: Sequence[Workload] | None = None,
+        one_row: bool = False,
     ) -> tuple[Problem, Provenance]:
-        """The same model with these forms, alignment and fusing."""
+        """The same model with these forms, alignment and fusing, and one row in Triton or not."""
         shortened = any(site.taken_by(form_named(form)) for site in self.sites for form in forms)
         # Where no form takes several weights, each is chosen by itself: the same choices, and far fewer to weigh.
         sites = self.sites if shortened or fused else _one_by_one(self.sites)
@@ -90,18 +98,20 @@ class Field:
             forms=tuple(forms),
             align=align,
             workloads=self.problem.workloads if workloads is None else tuple(workloads),
+            one_row=one_row,
         )
-        return problem, replace(self.made_from, forms=tuple(forms), align=align, fused=fused)
+        return problem, replace(self.made_from, forms=tuple(forms), align=align, fused=fused, one_row=one_row)
 
     def plan(self, budget: float, forms: Sequence[str], align: bool | int, fused: bool, rule: str = "loss") -> Plan:
         """A plan limited in parameters alone."""
         problem, made_from = self.posed(forms, align, fused)
         return decide_by(Rule.parse(rule), problem, budget, {}, made_from).plan
 
-    def dense(self, fused: bool) -> Contestant:
+    def dense(self, fused: bool, one_row: bool = False) -> Contestant:
         """The dense model."""
-        plan = self.plan(1.0, (), True, fused)
-        return contestant(FUSED if fused else DENSE, plan)
+        problem, made_from = self.posed((), True, fused, one_row=one_row)
+        plan = decide_by(Rule.parse("loss"), problem, 1.0, {}, made_from).plan
+        return contestant((FUSED if fused else DENSE) + (ONE_ROW if one_row else ""), plan)
 
     def padded(self, plan: Plan, name: str, step: int, fused: bool) -> Contestant:
         """A plan's dims brought up to multiples of ``step``, as zeros would fill them: the loss stays the plan's."""
@@ -131,7 +141,7 @@ class Field:
 def contestant(name: str, plan: Plan) -> Contestant:
     """A plan as it is."""
     table = {workload.workload: workload.plan_ns for workload in plan.workloads}
-    return Contestant(name, plan.weights, plan.fused is True, plan.prediction.loss, table)
+    return Contestant(name, plan.weights, plan.fused is True, plan.prediction.loss, table, one_row=plan.one_row)
 
 
 def shared_contestants(field: Field, budget: float) -> list[Contestant]:
@@ -152,18 +162,28 @@ def shared_contestants(field: Field, budget: float) -> list[Contestant]:
     return found
 
 
-def fastest_contestant(field: Field, budget: float, workload: Workload, most_loss: float) -> Contestant:
+def fastest_contestants(field: Field, budget: float, workload: Workload, most_loss: float) -> list[Contestant]:
     """GAC's plan of least latency that keeps the budget and loses at most that much, in dims that are multiples of 32.
 
-    Fused or not, whichever the table says is faster; where neither can be had, the error says so.
+    Fused or not, whichever the table says is faster; where neither can be had, the error says so. For workloads of one
+    row whose shapes the table holds in Triton, the dense model and GAC's plan with it follow.
 
     Raises:
         BudgetError: no aligned choice within the budget loses as little.
     """
+    found = [_fastest(field, budget, workload, most_loss, one_row=False)]
+    if workload.rows == 1:
+        dense = field.dense(fused=True, one_row=True)
+        if dense.table_ns[str(workload)] is not None:
+            found += [dense, _fastest(field, budget, workload, most_loss, one_row=True)]
+    return found
+
+
+def _fastest(field: Field, budget: float, workload: Workload, most_loss: float, one_row: bool) -> Contestant:
     found: list[tuple[Fastest, bool]] = []
     failures: list[BudgetError] = []
     for fused in (True, False):
-        problem, _ = field.posed(DEFAULT_FORMS, COARSE, fused, [workload])
+        problem, _ = field.posed(DEFAULT_FORMS, COARSE, fused, [workload], one_row)
         try:
             found.append((fastest(problem, budget, str(workload), most_loss), fused))
         except BudgetError as failure:
@@ -171,7 +191,8 @@ def fastest_contestant(field: Field, budget: float, workload: Workload, most_los
     if not found:
         raise failures[0]
     best, fused = min(found, key=lambda pair: pair[0].ns)
-    return Contestant(FASTEST, best.choices, fused, best.loss, {str(workload): best.ns})
+    name, table = FASTEST + (ONE_ROW if one_row else ""), {str(workload): best.ns}
+    return Contestant(name, best.choices, fused, best.loss, table, one_row=one_row)
 
 
 def compiled_contestants(field: Field, contestants: Sequence[Contestant]) -> list[Contestant]:

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from gac.compression.apply import swap_in
 from gac.compression.fusing import fuse_inputs
 from gac.compression.layers import empty_module
+from gac.compression.single_row import run_one_row_in_triton
 from gac.models.linears import linear_at
 from gac.models.shapes import Shapes
 from gac.plan import WeightChoice
@@ -48,7 +49,9 @@ def random_model(shapes: Shapes, vocabulary: int, *, device: str, dtype: torch.d
     return model.requires_grad_(False)
 
 
-def variant(model: PreTrainedModel, choices: Sequence[WeightChoice], fused: Sequence[Site] = ()) -> PreTrainedModel:
+def variant(
+    model: PreTrainedModel, choices: Sequence[WeightChoice], fused: Sequence[Site] = (), one_row: bool = False
+) -> PreTrainedModel:
     """The model with these forms and dims: random weights where a weight changes, the model's own elsewhere.
 
     What does not change is shared with the model, and takes no memory again.
@@ -56,10 +59,13 @@ def variant(model: PreTrainedModel, choices: Sequence[WeightChoice], fused: Sequ
     Args:
         choices: of every weight.
         fused: sites whose marked weights run their first GEMMs as one.
+        one_row: whether one row runs in Triton.
     """
     found = _sharing(model)
     swap_in(found, {choice.name: _random(model, choice) for choice in choices if choice.form != "dense"})
     fuse_inputs(found, fused)
+    if one_row:
+        run_one_row_in_triton(found)
     return found
 
 

@@ -1,8 +1,11 @@
 """The one place that knows how a dense model stores a linear weight."""
 
+from collections.abc import Iterable
+
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
+from gac.errors import ModelError
 from gac.models.loading import read_parameter
 
 
@@ -24,6 +27,21 @@ def linear_at(model: nn.Module, name: str) -> nn.Linear:
     linear = as_linear(model.get_submodule(name))
     assert isinstance(linear, nn.Linear), f"{name} is a {type(linear).__name__}"
     return linear
+
+
+def check_rows_together(model: nn.Module, names: Iterable[str]) -> None:
+    """Refuse weights that are not kept as ``(out, in)``, which is how the kernel for one row reads them.
+
+    Raises:
+        ModelError: names the first.
+    """
+    for name in names:
+        if isinstance(module := model.get_submodule(name), Conv1D):
+            raise ModelError(
+                f"{name} is a {type(module).__name__}, and one row is to run in Triton",
+                "weights of shape (out, in), as nn.Linear keeps them",
+                "Plan without one_row.",
+            )
 
 
 def read_weight(model: nn.Module, name: str) -> Tensor:

@@ -11,8 +11,7 @@ from gac.reporting.tables import SYMBOLS
 
 _LEGEND = (
     "a GEMM is x[M, K] @ W[N, K].T; M, the number of tokens, moves with every token that is kept or batched\n"
-    "d is a multiple of 8 where dims are aligned, r of low_rank:triton one of 16, and every dim what the profile shows "
-    "to be sound"
+    "d is a multiple of 8 where dims are aligned, and every dim what the profile shows to be sound"
 )
 
 

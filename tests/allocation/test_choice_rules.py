@@ -66,14 +66,6 @@ def test_a_rule_gives_ranks() -> None:
         Rule("fisher").check(["narrow"], None)
 
 
-@pytest.mark.parametrize("rule", ["uniform", "fisher", "importance"])
-def test_a_rule_gives_the_kind_of_pair_that_was_asked_for(rule: str) -> None:
-    forms = ("low_rank:triton",)
-    found = decide_by(Rule(rule), replace(SMALL, forms=forms), 0.7, {}, replace(MADE_FROM, forms=forms)).plan
-    assert {weight.form for weight in found.weights} <= {"dense", *forms}
-    assert [weight.dim for weight in found.weights] == [weight.dim for weight in plan(rule).weights]
-
-
 def test_the_exact_choice_takes_any_form_and_limit() -> None:
     assert decide_by(Rule("loss"), SMALL, 0.7, {PREFILL: 0.9}, MADE_FROM).plan.latency == {PREFILL: 0.9}
 

@@ -27,6 +27,11 @@ def test_a_rule_is_told_whatever_was_noted_of_its_plan_since(plan: Plan, rule: s
     assert f" --rule {rule} --refit none" in allocate_command(certified(plan, rule + note))
 
 
+def test_how_it_runs_is_told(plan: Plan) -> None:
+    assert "--one-row" not in allocate_command(plan)
+    assert " --fuse --one-row \\\n" in allocate_command(replace(plan, fused=True, one_row=True))
+
+
 def test_the_exact_choice_is_by_no_rule(plan: Plan) -> None:
     assert rule_of(certified(plan, "Lagrangian bound; losses in units of 1e-16; uniform")) is None
 

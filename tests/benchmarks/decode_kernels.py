@@ -1,4 +1,4 @@
-"""Low-rank pairs of one row: the Triton kernels of ``gac.one_row`` beside two cuBLAS GEMMs.
+"""Linear weights and low-rank pairs of one row: the Triton kernel of ``gac.one_row`` beside cuBLAS.
 
     python tests/benchmarks/decode_kernels.py --output decode_kernels.json
 
@@ -12,12 +12,13 @@ import sys
 from pathlib import Path
 from statistics import geometric_mean, median
 
-from gac.forms import Operation, low_rank, low_rank_triton
+from gac.forms import Operation, at_one_row, linear, low_rank
 from gac.profiling.records import Point
 from gac.profiling.timing.device import fingerprint
 from gac.profiling.timing.measure import GpuMeasurer
 
 SHAPES = ((4096, 1024), (4096, 4096), (4096, 14336), (14336, 4096))
+FUSED = ((4096, 6144), (4096, 28672))
 RANKS = (256, 512, 1024, 1536, 2048)
 TURNS = 3
 
@@ -28,24 +29,28 @@ def main() -> None:
     asked = parser.parse_args()
     header = fingerprint()
     measurer = GpuMeasurer(header)
-    rows = [row(measurer, k, r, n) for k, n in SHAPES for r in RANKS if r * (k + n) < k * n]
-    gains = [one["cublas_us"] / one["triton_us"] for one in rows]
-    print(f"cuBLAS / Triton: geometric mean {geometric_mean(gains):.3f}, {min(gains):.3f} to {max(gains):.3f}")
+    pairs = [low_rank(1, k, r, n) for k, n in SHAPES for r in RANKS if r * (k + n) < k * n]
+    rows = [row(measurer, one) for one in (*(linear(1, k, n) for k, n in (*SHAPES, *FUSED)), *pairs)]
+    for operator in ("linear", "low_rank"):
+        gains = [one["cublas_us"] / one["triton_us"] for one in rows if one["operator"] == operator]
+        print(
+            f"{operator}: cuBLAS / Triton, geometric mean {geometric_mean(gains):.3f}, "
+            f"{min(gains):.3f} to {max(gains):.3f}"
+        )
     if asked.output:
         record = {"command": sys.argv, "gpu": header.gpu, "torch": header.torch, "cuda": header.cuda, "rows": rows}
         asked.output.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 
-def row(measurer: GpuMeasurer, k: int, r: int, n: int) -> dict:
-    """Microseconds of both at one shape, in ``TURNS`` turns."""
-    turns = [(timed(measurer, low_rank(1, k, r, n)), timed(measurer, low_rank_triton(k, r, n))) for _ in range(TURNS)]
+def row(measurer: GpuMeasurer, operation: Operation) -> dict:
+    """Microseconds of both, in ``TURNS`` turns."""
+    turns = [(timed(measurer, operation), timed(measurer, at_one_row(operation))) for _ in range(TURNS)]
     cublas, triton = zip(*turns, strict=True)
     first, second = median(cublas), median(triton)
-    print(
-        f"{k:5} -> {r:4} -> {n:5}  cuBLAS {first:6.2f} us  Triton {second:6.2f} us  {first / second:.2f}x", flush=True
-    )
-    shape = {"m": 1, "k": k, "r": r, "n": n, "cublas_us": first, "triton_us": second}
-    return shape | {"cublas_turns_us": [min(cublas), max(cublas)], "triton_turns_us": [min(triton), max(triton)]}
+    shape = " -> ".join(f"{operation.axes[axis]:5}" for axis in ("k", "r", "n") if axis in operation.axes)
+    print(f"{shape:24} cuBLAS {first:6.2f} us  Triton {second:6.2f} us  {first / second:.2f}x", flush=True)
+    found = {"operator": operation.operator, **operation.axes, "cublas_us": first, "triton_us": second}
+    return found | {"cublas_turns_us": [min(cublas), max(cublas)], "triton_turns_us": [min(triton), max(triton)]}
 
 
 def timed(measurer: GpuMeasurer, operation: Operation) -> float:

@@ -30,7 +30,7 @@ from gac.evaluation.contestants import (
     Contestant,
     Field,
     compiled_contestants,
-    fastest_contestant,
+    fastest_contestants,
     shared_contestants,
 )
 from gac.evaluation.latency import METHOD, GraphTimer, Spread, Timed, Timer
@@ -123,7 +123,7 @@ def _fastest(field: Field, case: Case, loss: float) -> list[Contestant]:
     """GAC's plan for this workload that loses no more than the unaligned one; none where the table lacks it."""
     workload, kept = case
     try:
-        return [fastest_contestant(field, kept, workload, loss)]
+        return fastest_contestants(field, kept, workload, loss)
     except GacError as failure:
         print(f"{workload} at {kept}: {failure}", file=sys.stderr, flush=True)
         return []

@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 from gac.compression.carrying import carry_plan
 from gac.compression.fusing import fuse_inputs
 from gac.compression.layers import empty_module
+from gac.compression.single_row import run_one_row_in_triton
 from gac.models.families import family_of
 from gac.models.linears import as_linear
 from gac.plan import Plan
@@ -35,10 +36,15 @@ def changes_of(config: Any) -> dict[str, tuple[str, int]]:
 
 
 def compressed(
-    model: PreTrainedModel, make_plan: MakePlan, changes: Mapping[str, tuple[str, int]], fused: bool = False
+    model: PreTrainedModel,
+    make_plan: MakePlan,
+    changes: Mapping[str, tuple[str, int]],
+    fused: bool = False,
+    one_row: bool = False,
 ) -> Any:
     """The model with those changes, in place; its new weights are random, its plan is with it."""
-    plan = replace(make_plan(model.config, changes), fused=fused, family=model.config.model_type)
+    plan = make_plan(model.config, changes)
+    plan = replace(plan, fused=fused, one_row=one_row, family=model.config.model_type)
     torch.manual_seed(1)
     for choice in plan.weights:
         if choice.form != "dense":
@@ -48,11 +54,13 @@ def compressed(
                 torch.nn.init.normal_(parameter, std=0.1)
             model.set_submodule(choice.name, module)
     fuse_inputs(model, as_planned(family_of(model.config).sites(model.config), plan.forms, fused))
+    if one_row:
+        run_one_row_in_triton(model)
     carry_plan(model, plan)
     return model.eval()
 
 
-def small_compressed(model_type: str, make_plan: MakePlan, fused: bool = False) -> Any:
+def small_compressed(model_type: str, make_plan: MakePlan, fused: bool = False, one_row: bool = False) -> Any:
     """A small compressed model of an architecture."""
     config = small_config(model_type)
-    return compressed(small_model(config), make_plan, changes_of(config), fused)
+    return compressed(small_model(config), make_plan, changes_of(config), fused, one_row)

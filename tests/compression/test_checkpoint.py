@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import gac
@@ -18,10 +19,13 @@ from gac.compression import checkpoint
 from gac.compression.card import model_card
 from gac.compression.checkpoint import is_checkpoint, load_checkpoint, save_checkpoint
 from gac.compression.layers import LowRankLinear, empty_module
+from gac.compression.single_row import OneRowLinear
 from gac.errors import CheckpointError
 from gac.files import exchange
 from gac.models.loading import load_model
+from gac.one_row import multiply
 from gac.plan import Plan, WorkloadLatency
+from tests.compression.compressed import small_compressed
 
 CHANGES = {
     "model.layers.0.self_attn.q_proj": ("low_rank", 8),
@@ -191,6 +195,7 @@ def test_the_config_names_every_form_and_dim(saved: Path) -> None:
         "sizes": {"in_features": 64, "rank": 8, "out_features": 64},
     }
     assert header["fused"] == []
+    assert header["one_row"] is False
 
 
 def test_the_card_says_how_to_load_and_to_reproduce(saved: Path, model: LlamaForCausalLM) -> None:
@@ -212,10 +217,11 @@ def test_the_cards_command_leaves_nothing_out(model: LlamaForCausalLM) -> None:
         certificate=replace(model.gac_plan.certificate, method="uniform:down8"),
         refit="update",
         fused=True,
+        one_row=True,
     )
     assert (
         "gac allocate tiny --budget 0.7 --method kfac --form low_rank --form narrow --align-to 16 "
-        "--latency decode:1@512=0.3333333333333333 --rule uniform:down8 --refit update --fuse \\\n"
+        "--latency decode:1@512=0.3333333333333333 --rule uniform:down8 --refit update --fuse --one-row \\\n"
         "  --workload decode:1@512 --calibration wiki-sample:64x1024 --seed 0 -o plan.json\n"
     ) in model_card(plan)
 
@@ -379,6 +385,31 @@ def test_a_header_that_contradicts_the_plan_is_refused(saved: Path) -> None:
         "as plan.json says. "
         "Save the model again; these files were changed."
     )
+
+
+def test_how_one_row_runs_is_the_plans(saved: Path) -> None:
+    edit(saved / "config.json", lambda config: config["gac"].update(one_row=True))
+    with pytest.raises(
+        CheckpointError, match=r"config.json has fused .*, one_row True; expected fused .*, one_row False"
+    ):
+        load_checkpoint(saved)
+
+
+def test_a_header_of_before_one_row_is_read(saved: Path, model: LlamaForCausalLM) -> None:
+    edit(saved / "config.json", lambda config: config["gac"].pop("one_row"))
+    assert torch.equal(logits(load_checkpoint(saved, "cpu")), logits(model))
+
+
+def test_a_model_of_one_row_is_one_again(tmp_path: Path, make_plan: Callable[..., Plan]) -> None:
+    model = small_compressed("llama", make_plan, fused=True, one_row=True)
+    save_checkpoint(model, tmp_path / "saved")
+    loaded = load_checkpoint(tmp_path / "saved", "cpu")
+    for one in (model, loaded):
+        assert one.gac_plan.one_row
+        assert isinstance(one.model.layers[0].self_attn.o_proj.second, OneRowLinear)
+        assert one.model.layers[0].self_attn.q_proj.fused.multiply is multiply
+        assert type(one.lm_head) is nn.Linear
+    assert torch.equal(logits(loaded), logits(model))
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ ATTENTION, MLP = "model.layers.0.self_attn", "model.layers.0.mlp"
 CHANGES: dict[str, dict[str, tuple[str, int]]] = {
     "dense": {},
     "low_rank": {f"{ATTENTION}.q_proj": ("low_rank", 16), f"{ATTENTION}.v_proj": ("low_rank", 8)}
-    | {f"{MLP}.{name}": ("low_rank:triton", 32) for name in ("gate_proj", "up_proj", "down_proj")},
+    | {f"{MLP}.{name}": ("low_rank", 32) for name in ("gate_proj", "up_proj", "down_proj")},
     "narrow": {f"{MLP}.{name}": ("narrow", 96) for name in ("gate_proj", "up_proj", "down_proj")},
     "head_dim": {f"{ATTENTION}.{name}": ("head_dim", 8) for name in ("v_proj", "o_proj")},
     "grouped": {f"{ATTENTION}.{name}": ("grouped:1", 8) for name in ("k_proj", "v_proj")},

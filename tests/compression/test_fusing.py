@@ -3,7 +3,6 @@
 import copy
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -58,12 +57,11 @@ def test_a_layer_has_a_gemm_for_q_k_v_and_one_for_gate_and_up(plain: LlamaForCau
     }
 
 
-def test_the_gemm_runs_once_a_forward_pass(plain: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = fused(plain)
-    assert widths_run(model, monkeypatch) == [56, 200, 128, 192]
+def test_the_gemm_runs_once_a_forward_pass(plain: LlamaForCausalLM) -> None:
+    assert widths_run(fused(plain)) == [56, 200, 128, 192]
 
 
-def widths_run(model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def widths_run(model: nn.Module) -> list[int]:
     """Output features of each GEMM of fused inputs that one forward pass runs."""
     widths = []
 
@@ -71,7 +69,9 @@ def widths_run(model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> list[int]:
         widths.append(weight.shape[0])
         return functional.linear(x, weight, bias)
 
-    monkeypatch.setattr("gac.compression.fusing.functional", SimpleNamespace(linear=counted))
+    for module in model.modules():
+        if isinstance(module, FusedInput):
+            module.multiply = counted
     logits(model)
     return widths
 
@@ -88,7 +88,7 @@ def test_long_parts_run_apart_and_the_others_share_what_is_left(
     plain: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch, features: int, widths: list[int]
 ) -> None:
     monkeypatch.setattr("gac.forms._ENOUGH_OUTPUTS", features * IDS.numel())
-    assert widths_run(fused(plain), monkeypatch) == widths
+    assert widths_run(fused(plain)) == widths
     assert (logits(fused(plain)) - logits(plain)).abs().max() < 1e-5
 
 

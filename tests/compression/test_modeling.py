@@ -45,8 +45,7 @@ def sizes(**changed: Any) -> Change:
         ),
         (
             lambda header: header["modules"][Q_PROJ].update(module="os.system"),
-            f"{Q_PROJ}.module is 'os.system'; expected one of Linear, LowRankLinear, TritonLowRankLinear, "
-            "GroupedLinear, ValueLinear.",
+            f"{Q_PROJ}.module is 'os.system'; expected one of Linear, LowRankLinear, GroupedLinear, ValueLinear.",
         ),
         (
             lambda header: header["modules"].update({"model.layers.9.mlp": {}}),
@@ -69,6 +68,7 @@ def sizes(**changed: Any) -> Change:
             "fused has ['model.layers.0.input_layernorm']; expected lists of names of linear weights.",
         ),
         (lambda header: header.update(fused=7), "fused has 7; expected lists of names of linear weights."),
+        (lambda header: header.update(one_row="yes"), "one_row is 'yes'; expected true or false."),
     ],
 )
 def test_a_damaged_config_is_refused(model: Any, change: Change, message: str) -> None:

@@ -169,7 +169,6 @@ def test_the_default_is_that_of_the_method_the_rule_and_the_layers() -> None:
     assert refit_named(None, "loss", svd_llm, ["low_rank"], plain, "llama") == "none"
     assert refit_named(None, "loss", kfac, ["low_rank"], normed, "gemma2") == "none"
     assert refit_named("update", "loss", kfac, ["low_rank"], normed, "gemma2") == "update"
-    assert refit_named("update", "loss", kfac, ["narrow", "low_rank:triton"], normed, "gemma2") == "update"
     assert (leaves("residual", kfac), leaves("residual", svd_llm)) == (RESIDUAL_LEAVES, 1.0)
 
 

@@ -19,6 +19,7 @@ ROWS: Mapping[tuple[str, str], Sides] = MappingProxyType(
         ("linear", "n"): "n",
         ("linear_rowwise", "k"): "k",
         ("linear_rowwise", "n"): "n",
+        ("linear_triton", "k"): "k",
         ("low_rank", "k"): "k",
         ("low_rank", "r"): "nk",
         ("low_rank", "n"): "n",
@@ -44,6 +45,9 @@ ROWS: Mapping[tuple[str, str], Sides] = MappingProxyType(
 """(operator, axis) to its sides; the number of rows (m, b, h, s, t) is never one. Bucketed and padded heads are
 rounded up to multiples of 8 before they run, so their dims are not either; and the result of one row has no second row
 that could be misaligned."""
+
+ONE_ROW = frozenset({"linear_triton", "low_rank_triton"})
+"""Kernels of ours for one row."""
 
 _NATURAL: Mapping[str, str] = MappingProxyType(
     {"low_rank": "r", "low_rank_triton": "r", "low_rank_shared": "r", "batched_gemm": "n", "copy": "n"}

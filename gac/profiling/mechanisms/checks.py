@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from gac.profiling.mechanisms.axes import SDPA, is_math
+from gac.profiling.mechanisms.axes import ONE_ROW, SDPA, is_math
 from gac.profiling.mechanisms.rule import Setting
 from gac.profiling.mechanisms.sectors import VECTOR, fetched_over_used, vector_bytes
 
@@ -23,7 +23,7 @@ def rows(setting: Setting) -> bool:
 def gemm(setting: Setting) -> bool:
     """GEMMs that cuBLAS runs: all but the kernels for INT4, one row and attention, and element-wise copies."""
     fused = setting.operator in SDPA and not is_math(setting.operator)
-    return not fused and setting.operator not in {"copy", "int4_linear", "low_rank_triton"}
+    return not fused and setting.operator not in {"copy", "int4_linear", *ONE_ROW}
 
 
 def gemm_rows(setting: Setting) -> bool:
@@ -32,7 +32,7 @@ def gemm_rows(setting: Setting) -> bool:
 
 def tensor_core_rows(setting: Setting) -> bool:
     """Rows that Tensor Cores work on: not those of math attention, whose GEMMs are in float32, nor of a single row."""
-    return rows(setting) and not is_math(setting.operator) and setting.operator != "low_rank_triton"
+    return rows(setting) and not is_math(setting.operator) and setting.operator not in ONE_ROW
 
 
 def tma_rows(setting: Setting) -> bool:

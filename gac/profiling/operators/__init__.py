@@ -13,7 +13,7 @@ from gac.forms import Operation
 from gac.profiling.operators.attention import BACKENDS, Sdpa
 from gac.profiling.operators.base import ITEM_BYTES, Axes, Operand, Operator
 from gac.profiling.operators.batched import BatchedGemm, BucketedHeads, PaddedHeads, SeparateHeads
-from gac.profiling.operators.gemm import Linear, LowRank, RowwiseLinear, SharedLowRank, TritonLowRank
+from gac.profiling.operators.gemm import Linear, LowRank, RowwiseLinear, SharedLowRank, TritonLinear, TritonLowRank
 from gac.profiling.operators.int4 import DequantisedInt4Linear, Int4Linear
 from gac.profiling.operators.memory import Copy
 
@@ -22,6 +22,7 @@ __all__ = ["ITEM_BYTES", "OPERATORS", "Axes", "Operand", "Operator", "operation"
 _ALL: tuple[Operator, ...] = (
     Linear(),
     RowwiseLinear(),
+    TritonLinear(),
     LowRank(),
     TritonLowRank(),
     SharedLowRank(),

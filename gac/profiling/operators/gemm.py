@@ -66,13 +66,27 @@ class LowRank(Operator):
         return 2 * axes["m"] * axes["r"] * (axes["k"] + axes["n"])
 
 
+class TritonLinear(Linear):
+    """The GEMM of one row in the Triton kernel of ``gac.one_row``."""
+
+    name = "linear_triton"
+    dtypes = ("bf16", "fp16")
+
+    def unmet(self, axes: Axes) -> str | None:
+        return _several_rows(axes)
+
+
 class TritonLowRank(LowRank):
-    """The pair of one row in two Triton kernels, those of ``gac.one_row``."""
+    """The pair of one row in two of these kernels."""
 
     name = "low_rank_triton"
 
     def unmet(self, axes: Axes) -> str | None:
-        return None if axes["m"] == 1 else "one row: m=1"
+        return _several_rows(axes)
+
+
+def _several_rows(axes: Axes) -> str | None:
+    return None if axes["m"] == 1 else "one row: m=1"
 
 
 class SharedLowRank(Operator):

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from gac.errors import ProfileError
-from gac.forms import DEFAULT_FORMS, Form, Operation, Weight, form_named, linear
+from gac.forms import DEFAULT_FORMS, Form, Operation, Weight, at_one_row, form_named, linear
 from gac.models.families import family_of, text_config
 from gac.models.shapes import shapes_of
 from gac.profiling.records import Point
@@ -61,6 +61,13 @@ def fused_points(model: Any, workloads: Sequence[Workload] = WORKLOADS, dtype: s
     sites, rows = run_together(_sites(model)), _rows(workloads, dtype)
     distinct = {(site.kind, *((w.out_features, w.in_features) for w in site.weights)): site for site in sites}
     return _points((one for site in distinct.values() for count in rows for one in _fused(site, count)), dtype)
+
+
+def one_row_points(points: Sequence[Point]) -> tuple[Point, ...]:
+    """What it looks up instead of these where GEMMs of one row run in Triton."""
+    found = dict.fromkeys(replace(point, operation=at_one_row(point.operation)) for point in points)
+    known = set(points)
+    return tuple(one for one in found if one not in known)
 
 
 def check_dtype(dtype: str) -> None:

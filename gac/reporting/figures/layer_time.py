@@ -1,7 +1,7 @@
 """Where the time of a layer goes: the weights of the dense model and of plans, side by side."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -77,7 +77,7 @@ def _bars(plans: Mapping[str, Plan], timing: Timing, layer: int | None) -> list[
         if plan.fused:
             given = f"plan {name}, whose weights share their first GEMMs"
             raise PlanError(given, "a plan in which each weight runs by itself", "Plan without fuse.")
-        bars.append(_Bar(name, _summed(plan, timing, layer, dense=False)))
+        bars.append(_Bar(name, _summed(plan, replace(timing, one_row=plan.one_row), layer, dense=False)))
     return bars
 
 

@@ -43,7 +43,7 @@ class Neighbours:
     def _told(self, weight: WeightChoice, profile: Profile) -> tuple[str, ...]:
         form, dim = form_named(weight.form), weight.dim
         workloads = tuple(Workload.parse(one.workload) for one in self.plan.workloads)
-        timing = Timing(profile, workloads)
+        timing = Timing(profile, workloads, self.plan.one_row)
         after = np.arange(dim + 1, min(form.full(weight.weight), dim + _REACH) + 1)
         sound = after[timing.sound(form, weight.weight, after, fused=False)].tolist()
         dims = [dim, dim + 1, *sound[:1]]

@@ -68,6 +68,7 @@ class Sources:
             "forms": ("+".join(theirs.forms), "+".join(ours.forms)),
             "align": (theirs.align, ours.align),
             "fused": (theirs.fused, ours.fused),
+            "one row in Triton": (theirs.one_row, ours.one_row),
             "profile": (theirs.profile.digest[:12], ours.profile.digest[:12]),
         }
         return tuple(f"{name} {made} instead of {plan}" for name, (made, plan) in pairs.items() if made != plan)

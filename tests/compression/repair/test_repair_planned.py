@@ -23,7 +23,6 @@ MakePlan = Callable[[LlamaConfig, Changes], Plan]
 
 FORMS: dict[str, Changes] = {
     "low_rank": {f"{ATTENTION}.q_proj": ("low_rank", 13), f"{MLP}.down_proj": ("low_rank", 21)},
-    "low_rank:triton": {f"{ATTENTION}.q_proj": ("low_rank:triton", 13)},
     "narrow": {f"{MLP}.{name}": ("narrow", 107) for name in ("gate_proj", "up_proj", "down_proj")},
     "head_dim": {f"{ATTENTION}.{name}": ("head_dim", 5) for name in ("v_proj", "o_proj")},
     "grouped": {f"{ATTENTION}.k_proj": ("grouped:1", 5)},

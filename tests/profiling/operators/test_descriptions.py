@@ -24,6 +24,7 @@ def test_the_names_are_those_of_profiles() -> None:
     assert set(OPERATORS) == {
         "linear",
         "linear_rowwise",
+        "linear_triton",
         "low_rank",
         "low_rank_triton",
         "low_rank_shared",
@@ -50,6 +51,7 @@ def test_operations_are_those_of_the_forms_whatever_the_order_of_their_axes() ->
         ("linear", {"m": 2, "k": 3}, "linear with m=2, k=3; expected the axes m, k, n. Give every axis"),
         ("linear", {}, "linear with no axes; expected the axes m, k, n."),
         ("copy", {"n": 1, "m": 2}, "copy with n=1, m=2; expected the axes n."),
+        ("linear_triton", {"m": 2, "k": 3, "n": 7}, "linear_triton with m=2, k=3, n=7; expected one row: m=1. Correct"),
         (
             "low_rank_triton",
             {"m": 2, "k": 3, "r": 5, "n": 7},
@@ -78,7 +80,7 @@ def test_an_unknown_operator_brings_the_nearest_to_mind() -> None:
     with pytest.raises(ProfileError) as error:
         operator_named("sdpa_flesh")
     assert error.value.given == "operator 'sdpa_flesh' is unknown"
-    assert error.value.expected.startswith("one of linear, linear_rowwise, low_rank, ")
+    assert error.value.expected.startswith("one of linear, linear_rowwise, linear_triton, ")
     assert error.value.remedy == "Did you mean 'sdpa_flash'?"
     with pytest.raises(ProfileError, match=r"Correct the name\.$"):
         operator_named("xyz")

@@ -15,6 +15,7 @@ INT4 = {"m": 2, "k": 64, "n": 8, "group": 32}
 EXAMPLES: Mapping[str, Mapping[str, int]] = {
     "linear": {"m": 2, "k": 3, "n": 7},
     "linear_rowwise": {"m": 2, "k": 16, "n": 32},
+    "linear_triton": {"m": 1, "k": 3, "n": 7},
     "low_rank": {"m": 2, "k": 3, "r": 5, "n": 7},
     "low_rank_triton": {"m": 1, "k": 3, "r": 5, "n": 7},
     "low_rank_shared": {"m": 2, "k": 3, "r": 5, "n": 7, "pairs": 3},
@@ -50,6 +51,7 @@ def heads(m: int, k: int, heads: int, low: int, high: int) -> int:
 COUNTS: Mapping[str, Callable[..., int]] = {
     "linear": lambda m, k, n: multiplications(m, k, n),
     "linear_rowwise": lambda m, k, n: multiplications(m, k, n),
+    "linear_triton": lambda m, k, n: multiplications(m, k, n),
     "low_rank": lambda m, k, r, n: multiplications(m, k, r) + multiplications(m, r, n),
     "low_rank_triton": lambda m, k, r, n: multiplications(m, k, r) + multiplications(m, r, n),
     "low_rank_shared": lambda m, k, r, n, pairs: multiplications(m, k, pairs * r) + multiplications(pairs, m, r, n),

@@ -8,7 +8,13 @@ from gac.profiling.operators.attention import Sdpa
 from gac.profiling.timing.runners.attention import SdpaRunner
 from gac.profiling.timing.runners.base import WORST_ERROR, Result, Runner, relative_error
 from gac.profiling.timing.runners.batched import BatchedRunner, HeadsRunner, SeparateHeadsRunner
-from gac.profiling.timing.runners.gemm import LinearRunner, LowRankRunner, SharedLowRankRunner, TritonLowRankRunner
+from gac.profiling.timing.runners.gemm import (
+    LinearRunner,
+    LowRankRunner,
+    SharedLowRankRunner,
+    TritonLinearRunner,
+    TritonLowRankRunner,
+)
 from gac.profiling.timing.runners.int4 import DequantisedInt4Runner, FusedInt4Runner
 from gac.profiling.timing.runners.memory import CopyRunner
 
@@ -17,6 +23,7 @@ __all__ = ["RUNNERS", "WORST_ERROR", "Result", "Runner", "relative_error"]
 _ALL: tuple[Runner, ...] = (
     LinearRunner(OPERATORS["linear"]),
     LinearRunner(OPERATORS["linear_rowwise"]),
+    TritonLinearRunner(OPERATORS["linear_triton"]),
     LowRankRunner(OPERATORS["low_rank"]),
     TritonLowRankRunner(OPERATORS["low_rank_triton"]),
     SharedLowRankRunner(OPERATORS["low_rank_shared"]),

@@ -48,15 +48,27 @@ class LowRankRunner(Runner):
         return corners(single(result)), hidden @ second[columns].float().t()
 
 
+class TritonLinearRunner(LinearRunner):
+    """One Triton kernel; it needs a GPU."""
+
+    devices = ("cuda",)
+
+    def run(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Result:
+        x, weight = inputs
+        launch(x, weight, None, outputs[0])
+        return outputs[0]
+
+
 class TritonLowRankRunner(LowRankRunner):
-    """Two Triton kernels in a row; they need a GPU."""
+    """Two of them in a row."""
 
     devices = ("cuda",)
 
     def run(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Result:
         x, first, second = inputs
         hidden, result = outputs
-        launch(x, first, second, None, hidden, result)
+        launch(x, first, None, hidden)
+        launch(hidden, second, None, result)
         return result
 
 

@@ -1,0 +1,136 @@
+"""Plans for linear weights that multiply one row in Triton: latencies of their own, and dims that it reads fast."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from small_problems import MADE_FROM, PREFILL, SIDE, measured, problem, profile, rows
+
+from gac.allocation.latencies import UNKNOWN, Timing
+from gac.allocation.problem import decide
+from gac.allocation.reach import check_one_row
+from gac.errors import PlanError, ProfileError
+from gac.files import from_json, to_json
+from gac.forms import Weight, at_one_row, batched_gemm, form_named, linear, low_rank
+from gac.plan import Plan
+from gac.profiling.sweeps.coverage import fused_points, model_points, one_row_points
+from gac.profiling.table import Profile
+from gac.sites import Workload
+
+LOSSES = [[0.5, 0.4, 0.3, 0.2, 0.1], [1.5, 1.0, 0.6, 0.3, 0.1]]
+ONE = "decode:1@8"
+WORKLOADS = (Workload.parse(PREFILL), Workload.parse(ONE))
+WEIGHT = Weight("q", SIDE, SIDE)
+
+
+def table(dense_ns: int = 45) -> Profile:
+    """Pairs in 40 ns at one row and 10 ns at eight, dense in 50: in Triton pairs in 20 and dense in ``dense_ns``."""
+    return profile(
+        [
+            *rows(8, [10, 10, 10, 10, 10, 50]),
+            *rows(1, [40, 40, 40, 40, 40, 50]),
+            *(measured("low_rank_triton", 20, m=1, k=SIDE, r=rank, n=SIDE) for rank in range(1, 6)),
+            measured("linear_triton", dense_ns, m=1, k=SIDE, n=SIDE),
+        ]
+    )
+
+
+def plan(one_row: bool, latency: Mapping[str, float]) -> Plan:
+    posed = replace(problem(LOSSES, [0] * 6, [PREFILL, ONE]), profile=table(), one_row=one_row)
+    return decide(posed, 0.9, latency, replace(MADE_FROM, one_row=one_row)).plan
+
+
+@pytest.mark.parametrize(
+    ("operation", "operator"),
+    [
+        (linear(1, 4, 8), "linear_triton"),
+        (low_rank(1, 4, 2, 8), "low_rank_triton"),
+        (linear(2, 4, 8), "linear"),
+        (low_rank(16, 4, 2, 8), "low_rank"),
+        (batched_gemm(2, 1, 4, 8), "batched_gemm"),
+    ],
+)
+def test_what_runs_in_triton(operation, operator: str) -> None:
+    assert at_one_row(operation) == replace(operation, operator=operator)
+
+
+def test_at_one_row_latencies_are_tritons_and_at_more_they_are_not() -> None:
+    timing = Timing(table(), WORKLOADS, one_row=True)
+    for form, dim, expected in (("low_rank", 3, [10, 20]), ("dense", SIDE, [50, 45])):
+        latency, measured_ = timing.of_weight(form_named(form), WEIGHT, np.array([dim]))
+        assert latency.tolist() == [expected]
+        assert measured_.all()
+
+
+def test_so_is_the_gemm_that_weights_share() -> None:
+    shared = profile([measured("linear_triton", 7, m=1, k=SIDE, n=30), measured("linear", 9, m=1, k=SIDE, n=30)])
+    for one_row, expected in ((True, 7), (False, 9)):
+        latency, _ = Timing(shared, WORKLOADS[1:], one_row).of_fused(SIDE, np.array([[30]]))
+        assert latency.tolist() == [[expected]]
+
+
+def test_a_latency_that_cublas_cannot_meet_is_met() -> None:
+    made = plan(True, {ONE: 0.5})
+    assert {weight.form for weight in made.weights} == {"low_rank"}
+    assert made.one_row
+    assert made.sites[0].latency_ns == (10, 20)
+    assert not plan(False, {ONE: 0.9}).one_row
+    with pytest.raises(Exception, match="latency"):
+        plan(False, {ONE: 0.5})
+
+
+def test_the_dense_model_beside_it_runs_as_it_is() -> None:
+    made = plan(True, {})
+    assert [one.dense_ns for one in made.workloads] == [100, 100]
+    assert plan(True, {ONE: 0.95}).workloads[1].plan_ns <= 95
+
+
+def test_a_plan_with_it_is_read_back_and_one_from_before_it_has_none() -> None:
+    made = plan(True, {})
+    text = to_json(made)
+    assert from_json(Plan, text, "plan.json", PlanError) == made
+    assert "one row in Triton" in made.summary()
+    before = from_json(Plan, text.replace(b',"one_row":true', b""), "plan.json", PlanError)
+    assert before == replace(made, one_row=False)
+    assert "Triton" not in before.summary()
+
+
+def test_dims_are_multiples_of_16_and_sound_for_what_runs_at_each_number_of_rows() -> None:
+    """At one row the table shows rank 16 five times slower than rank 32; at eight rows 48 than 64."""
+    sizes = (8, 16, 32, 48, 64)
+    ns = {("low_rank_triton", 1): (9, 50, 10, 20, 30), ("low_rank", 8): (10, 10, 20, 90, 30)}
+    sweep = profile(
+        [
+            measured(operator, taken, m=m, k=SIDE, r=rank, n=SIDE)
+            for (operator, m), column in ns.items()
+            for rank, taken in zip(sizes, column, strict=True)
+        ]
+    )
+    timing = Timing(sweep, WORKLOADS, one_row=True)
+    sound = timing.sound(form_named("low_rank"), WEIGHT, np.array(sizes), False)
+    assert sound.tolist() == [False, False, True, False, True]
+
+
+def test_a_profile_without_these_shapes_is_refused_where_one_row_is_asked_for() -> None:
+    posed = problem(LOSSES, [40, 40, 40, 40, 40, 50])
+    with pytest.raises(ProfileError) as caught:
+        check_one_row(posed.sites, posed.profile, WORKLOADS)
+    assert str(caught.value) == (
+        "the profile lacks the latency of site0 for decode:1@8 in Triton; expected a profile of this model's shapes at "
+        "one row. Measure it with gac profile --model NAME --one-row (and --fuse), or plan without one_row."
+    )
+    check_one_row(posed.sites, posed.profile, WORKLOADS[:1])
+    check_one_row(posed.sites, table(), WORKLOADS)
+    unknown = Timing(posed.profile, WORKLOADS, one_row=True).of_weight(form_named("dense"), WEIGHT, np.array([SIDE]))
+    assert unknown[0].tolist() == [[50, UNKNOWN]]
+
+
+def test_a_sweep_for_it_measures_what_has_one_row_again() -> None:
+    for points in (model_points("smollm2"), fused_points("smollm2")):
+        added = one_row_points(points)
+        assert {point.operation.operator for point in added} <= {"linear_triton", "low_rank_triton"}
+        single = [point for point in points if point.operation.axes["m"] == 1]
+        assert len(added) == len(single) == len(set(added))
+        assert [point.operation.shape for point in added] == [point.operation.shape for point in single]
+    assert one_row_points(model_points("smollm2", [Workload.parse("decode:8@8")])) == ()
