@@ -528,7 +528,7 @@ def _summary_lines(plan: Plan) -> list[str]:
         f"parameters   {budget.used:,} of {budget.total:,} targeted: {budget.kept:.4f} kept, {budget.asked:g} asked,",
         f"             {budget.limit:,} allowed{_over(budget)}; {budget.kept_of_model:.4f} of the whole model",
         f"forms        {', '.join(f'{count} {form}' for form, count in sorted(forms.items()))}"
-        f"{fusing(plan)}{'; one row in Triton' if plan.one_row else ''}{_REFITTED[plan.refit]}",
+        f"{run_as(plan)}{_REFITTED[plan.refit]}",
         f"alignment    {aligned or 'everything stays dense'}",
         f"loss         +{prediction.loss:.4f} nats a token predicted",
         f"perplexity   {prediction.dense_perplexity:.2f} -> {prediction.perplexity:.2f} predicted on calibration text",
@@ -541,8 +541,12 @@ def _summary_lines(plan: Plan) -> list[str]:
     ]
 
 
-def fusing(plan: Plan) -> str:
-    """What runs with its first GEMMs as one, to follow the forms; nothing where nothing may."""
+def run_as(plan: Plan) -> str:
+    """What does not run weight by weight as PyTorch does, to follow the forms; nothing where all of it does."""
+    return f"{_fusing(plan)}{'; one row in Triton' if plan.one_row else ''}"
+
+
+def _fusing(plan: Plan) -> str:
     if plan.fused != "auto":
         return "; q/k/v and gate/up fused" if plan.fused else ""
     counts = Counter(site.kind for site in plan.sites if site.shared)

@@ -7,7 +7,7 @@ from shlex import quote
 
 import gac
 from gac.allocation.reproduce import allocate_command, rule_of
-from gac.plan import Plan, SiteChoice, fusing
+from gac.plan import Plan, SiteChoice, run_as
 from gac.profiling.table import Profile, saved_profiles, shipped_profiles
 from gac.reporting.report.sources import Sources
 from gac.reporting.report.why import Trade, trades, unweighed
@@ -190,7 +190,7 @@ def provenance(sources: Sources) -> Rows:
     rows = [
         ("Model", f"{plan.model} ({plan.family}), weights {plan.model_digest[:12]}"),
         ("Method", f"{plan.method}; shots {plan.shots}; refit {plan.refit}; factor {plan.prediction.factor:g}"),
-        ("Forms", f"dense, {', '.join(plan.forms)}{fusing(plan)}"),
+        ("Forms", f"dense, {', '.join(plan.forms)}{run_as(plan)}"),
         ("Dims", _dims(plan)),
         ("Calibration", f"{text.windows} x {text.window_tokens} tokens of {text.text}, digest {text.digest[:12]}"),
         ("Seed", str(plan.seed)),
