@@ -270,7 +270,7 @@ def read_record(kind: type[T], path: str | Path, what: str, error: type[GacError
         GacError: of the class ``error``, where the file cannot be read or is none.
     """
     source = Path(path)
-    text = _read(source, what, f"a {what} written by {kind.__name__}.save", error)
+    text = read_bytes(source, what, f"a {what} written by {kind.__name__}.save", error)
     return from_json(kind, text, f"{what} {source}", error)
 
 
@@ -285,7 +285,7 @@ def read_document(path: str | Path, what: str, expected: str, error: type[GacErr
     Raises:
         GacError: of the class ``error``, where the file cannot be read or is no JSON.
     """
-    text = _read(Path(path), what, expected, error)
+    text = read_bytes(Path(path), what, expected, error)
     try:
         _check_count(text)
         return json.loads(text, parse_int=_checked_int)
@@ -293,7 +293,17 @@ def read_document(path: str | Path, what: str, expected: str, error: type[GacErr
         raise error(f"{what} {path} cannot be read: {failure}", expected, "Check the path.") from failure
 
 
-def _read(source: Path, what: str, expected: str, error: type[GacError]) -> bytes:
+def read_bytes(source: Path, what: str, expected: str, error: type[GacError]) -> bytes:
+    """A file that is not larger than any of ours.
+
+    Args:
+        what: how to name it in an error: ``report``.
+        expected: what would have been accepted.
+        error: which ``GacError`` to raise.
+
+    Raises:
+        GacError: of the class ``error``, where the file cannot be read or is larger.
+    """
     try:
         with source.open("rb") as file:
             text = file.read(_MOST_BYTES + 1)

@@ -3,16 +3,17 @@
 import copy
 import hashlib
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import replace
 from typing import Any
 
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedModel
 
 from gac.compression.card import model_card
-from gac.compression.header import Header, header_of
+from gac.compression.header import Header, header_of, read_header
 from gac.compression.modeling import CompressedModel
+from gac.compression.seal import sealed
 from gac.compression.standalone import FILE, auto_map, source_for
-from gac.errors import CheckpointError, ModelError
+from gac.errors import CheckpointError, GacError, ModelError
 from gac.files import from_json, to_json
 from gac.models.families import COMPRESSED, family_of
 from gac.plan import Plan
@@ -29,12 +30,13 @@ class PlannedModel(CompressedModel):
         """The plan that the model was compressed by.
 
         Raises:
-            CheckpointError: the plan in the checkpoint is none.
+            CheckpointError: the plan in the checkpoint is none, or not the one that its config was made by.
         """
         if "_gac_plan" not in vars(self):
             if "plan.json" not in vars(self).get("gac_files", {}):
                 raise AttributeError(f"this {type(self).__name__} was not read from a checkpoint")
-            self._gac_plan = from_json(Plan, self.gac_files["plan.json"], "plan.json", CheckpointError)
+            model: Any = self
+            self._gac_plan = _read_plan(self.gac_files["plan.json"], model.config)
         return self._gac_plan
 
     @gac_plan.setter
@@ -78,7 +80,7 @@ def carry_plan(model: PreTrainedModel, plan: Plan) -> None:
     described.__class__ = classes.config
     text = to_json(plan, indent=1).decode() + "\n"
     sites = family_of(config).sites(config)
-    described.gac = asdict(header_of(plan, sites, digest_of(text)))
+    described.gac = sealed(header_of(plan, sites, digest_of(text)), described)
     described.auto_map = auto_map(model_type)
     carried: Any = model
     for module in carried.modules():
@@ -126,13 +128,23 @@ def _check_plan(source: Any, text: str | None, digest: Any) -> None:
         )
 
 
-def digest_of(text: str) -> str:
+def _read_plan(text: str, config: Any) -> Plan:
+    try:
+        plan = from_json(Plan, text, "plan.json", CheckpointError)
+    except GacError as failure:
+        raise CheckpointError(failure.given, failure.expected, "Save the model again.") from failure
+    header = read_header(getattr(config, "gac", None), "config.json, key gac")
+    check_agrees(header, plan, family_of(config).sites(config), config.name_or_path or "the checkpoint")
+    return plan
+
+
+def digest_of(text: str | bytes) -> str:
     """SHA-256 of a plan's file."""
-    return hashlib.sha256(text.encode()).hexdigest()
+    return hashlib.sha256(text.encode() if isinstance(text, str) else text).hexdigest()
 
 
 def check_agrees(header: Header, plan: Plan, sites: Sequence[Site], source: Any) -> None:
-    """The modules that the config names are the plan's.
+    """The plan's weights are weights of the config, with its dims, and the modules that the config names the plan's.
 
     Args:
         header: what the config says.
@@ -142,7 +154,8 @@ def check_agrees(header: Header, plan: Plan, sites: Sequence[Site], source: Any)
     Raises:
         CheckpointError: names the first that is not.
     """
-    planned = header_of(plan, sites, header.plan)
+    _check_against_family(source, sites, plan)
+    planned = replace(header_of(plan, sites, header.plan), seal=header.seal)
     if header == planned:
         return
     stated, due = header.modules, planned.modules
@@ -154,6 +167,23 @@ def check_agrees(header: Header, plan: Plan, sites: Sequence[Site], source: Any)
         for one in (header, planned)
     )
     raise contradiction(source, f"config.json has {given}", f"{expected}, as plan.json says")
+
+
+def _check_against_family(source: Any, sites: Sequence[Site], plan: Plan) -> None:
+    weights = {weight.name: weight for site in sites for weight in site.weights}
+    for choice in plan.weights:
+        weight = weights.get(choice.name)
+        if weight is None:
+            raise contradiction(source, f"plan.json names the weight {choice.name}", "a weight that config.json has")
+        dims = (choice.out_features, choice.in_features, choice.neurons, choice.blocks)
+        if dims != (weight.out_features, weight.in_features, weight.neurons, weight.blocks) or (
+            choice.values and (choice.values, choice.heads) != (weight.values, weight.heads)
+        ):
+            raise contradiction(
+                source,
+                f"plan.json has {choice.name} {choice.out_features} x {choice.in_features}",
+                f"{weight.out_features} x {weight.in_features}, as config.json says",
+            )
 
 
 def contradiction(source: Any, given: str, expected: str) -> CheckpointError:

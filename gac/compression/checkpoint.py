@@ -5,8 +5,7 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +15,17 @@ from transformers import PreTrainedModel
 
 from gac.compression.carrying import carry_plan, check_agrees, contradiction, digest_of
 from gac.compression.classes import classes_of
-from gac.compression.header import Header, header_of, read_header
+from gac.compression.header import check_version, header_of, read_header
 from gac.compression.layers import empty_module
 from gac.compression.modeling import uncollected
+from gac.compression.seal import is_sealed, sealed
 from gac.compression.shards import check_there, shard_names
 from gac.errors import CheckpointError, GacError, first_line
-from gac.files import check_inside, exchange, open_to_umask, sync_directory
+from gac.files import check_inside, exchange, open_to_umask, read_bytes, sync_directory
 from gac.models.families import COMPRESSED, check_layers, family_of, supported
 from gac.models.linears import as_linear
 from gac.models.loading import UNREADABLE, default_device, escaped_logs, is_checkpoint, quiet_transformers
 from gac.plan import Plan
-from gac.sites import Site
 
 __all__ = ["is_checkpoint", "load_checkpoint", "save_checkpoint"]
 
@@ -77,7 +76,8 @@ def load_checkpoint(
 ) -> PreTrainedModel:
     """Open a directory that ``save_checkpoint`` wrote; in eval mode, with its plan as ``gac_plan``.
 
-    No code and no pickle of the directory is run.
+    No code and no pickle of the directory is run. Where plan, header and dims are as they were sealed, the plan is not
+    read before it is asked for; otherwise it is read and compared here.
 
     Args:
         device: None takes the GPU if there is one.
@@ -95,7 +95,8 @@ def load_checkpoint(
 
 def _load(source: Path, dtype: torch.dtype | str) -> Any:
     check_inside(source, CheckpointError)
-    plan, config, model_type = _read(source)
+    header, config, model_type = _described(source)
+    plan = None if _is_untouched(source, header, config) else _planned(source, header, config)
     if (source / _INDEX).exists():
         shard_names(source, _INDEX)
     else:
@@ -106,7 +107,8 @@ def _load(source: Path, dtype: torch.dtype | str) -> Any:
             source, config=config, dtype=dtype, use_safetensors=True, output_loading_info=True
         )
     _check_complete(source, report)
-    model.gac_plan = plan
+    if plan is not None:
+        model.gac_plan = plan
     return model
 
 
@@ -116,7 +118,8 @@ def read_plan(source: Path) -> Plan:
     Raises:
         CheckpointError: it does not, or one of the two is missing or damaged.
     """
-    return _read(source)[0]
+    header, config, _ = _described(source)
+    return _planned(source, header, config)
 
 
 def write_header(directory: Path) -> None:
@@ -125,25 +128,31 @@ def write_header(directory: Path) -> None:
     Raises:
         CheckpointError: one of the two is missing or damaged.
     """
-    text = (directory / "plan.json").read_text(encoding="utf-8")
-    with _reading(directory):
-        described = classes_of(_model_type(directory)[0]).config.from_pretrained(directory)
+    text = (directory / "plan.json").read_bytes()
+    _, described, _ = _described(directory)
     sites = family_of(described).sites(described)
     config = json.loads((directory / "config.json").read_bytes())
-    config["gac"] = asdict(header_of(_load_plan(directory), sites, digest_of(text)))
+    config["gac"] = sealed(header_of(_load_plan(directory), sites, digest_of(text)), described)
     (directory / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
-def _read(source: Path) -> tuple[Plan, Any, str]:
-    """Plan and config, which belong together, and the dense architecture's type."""
-    model_type, header = _model_type(source)
+def _is_untouched(source: Path, header: Any, config: Any) -> bool:
+    """Whether plan, header and the dims of weights are those that were sealed together."""
+    if not is_sealed(header, config):
+        return False
+    try:
+        text = read_bytes(source / "plan.json", "plan", "a plan", CheckpointError)
+    except CheckpointError:  # which whoever reads the plan will say
+        return False
+    return bool(header.get("plan") == digest_of(text))
+
+
+def _planned(source: Path, header: Any, config: Any) -> Plan:
+    """The plan, with which header and config agree."""
+    described = read_header(header, _named(source))
     plan = _load_plan(source)
-    with _reading(source):
-        config = classes_of(model_type).config.from_pretrained(source)
-    sites = family_of(config).sites(config)
-    _check_against_family(source, sites, plan)
-    check_agrees(header, plan, sites, source)
-    return plan, config, model_type
+    check_agrees(described, plan, family_of(config).sites(config), source)
+    return plan
 
 
 def _load_plan(source: Path) -> Plan:
@@ -246,23 +255,28 @@ def _move(part: Path, target: Path) -> None:
     shutil.rmtree(old)
 
 
-def _model_type(source: Path) -> tuple[str, Header]:
-    """The dense architecture's, out of a ``config.json`` with a key ``gac`` of this schema, and what that key says."""
+def _described(source: Path) -> tuple[Any, Any, str]:
+    """The key ``gac`` of a ``config.json``, which is of this schema, the config, and the dense architecture's type."""
     if not is_checkpoint(source):
         raise CheckpointError(
             f"{source} has no config.json with a key gac",
             "a directory that gac.save wrote",
             "Check the path; open a dense model with transformers.",
         )
-    config = json.loads((source / "config.json").read_bytes())
-    header = read_header(config["gac"], f"{source / 'config.json'}, key gac")
-    model_type = str(config.get("model_type"))
+    document = json.loads((source / "config.json").read_bytes())
+    check_version(document["gac"], _named(source))
+    model_type = str(document.get("model_type"))
     dense = model_type.removeprefix(COMPRESSED)
     if dense == model_type or dense not in supported():
         raise contradiction(source, f"config.json has the model_type {model_type!r}", f"one like {COMPRESSED}llama")
     with _reading(source):
-        check_layers(config)
-    return dense, header
+        check_layers(document)
+        config = classes_of(dense).config.from_pretrained(source)
+    return document["gac"], config, dense
+
+
+def _named(source: Path) -> str:
+    return f"{source / 'config.json'}, key gac"
 
 
 @contextlib.contextmanager
@@ -277,24 +291,6 @@ def _reading(source: Path) -> Iterator[None]:
             "files as gac.save wrote them",
             "Save or copy the model again.",
         ) from failure
-
-
-def _check_against_family(source: Path, sites: Sequence[Site], plan: Plan) -> None:
-    """The plan's weights are weights of the config, with its dims."""
-    weights = {weight.name: weight for site in sites for weight in site.weights}
-    for choice in plan.weights:
-        weight = weights.get(choice.name)
-        if weight is None:
-            raise contradiction(source, f"plan.json names the weight {choice.name}", "a weight that config.json has")
-        dims = (choice.out_features, choice.in_features, choice.neurons, choice.blocks)
-        if dims != (weight.out_features, weight.in_features, weight.neurons, weight.blocks) or (
-            choice.values and (choice.values, choice.heads) != (weight.values, weight.heads)
-        ):
-            raise contradiction(
-                source,
-                f"plan.json has {choice.name} {choice.out_features} x {choice.in_features}",
-                f"{weight.out_features} x {weight.in_features}, as config.json says",
-            )
 
 
 def _check_complete(source: Path, report: Mapping[str, Any]) -> None:

@@ -35,7 +35,8 @@ class Module:
 class Header:
     """All of them by name, the names of those that share their first GEMM, and the SHA-256 of ``plan.json``.
 
-    ``one_row``: GEMMs of one row run in Triton.
+    ``one_row``: GEMMs of one row run in Triton. ``seal``: see ``gac.compression.seal``; empty in a header that was just
+    made, or before there were any.
     """
 
     schema_version: int
@@ -43,6 +44,7 @@ class Header:
     fused: tuple[tuple[str, ...], ...]
     plan: str
     one_row: bool = False
+    seal: str = ""
     __pydantic_config__ = _STRICT
 
 
@@ -63,6 +65,19 @@ def read_header(content: Any, where: str) -> Header:
     Raises:
         CheckpointError: it is of another schema version, or no such header.
     """
+    check_version(content, where)
+    return from_json(Header, json.dumps(content), where, CheckpointError)
+
+
+def check_version(content: Any, where: str) -> None:
+    """Refuse a key of another schema version; whatever else is wrong with it is seen when it is read.
+
+    Args:
+        content, where: as for ``read_header``.
+
+    Raises:
+        CheckpointError: it is of another one.
+    """
     version = content.get("schema_version") if isinstance(content, dict) else SCHEMA
     if isinstance(version, int) and version != SCHEMA:
         raise CheckpointError(
@@ -70,7 +85,6 @@ def read_header(content: Any, where: str) -> Header:
             f"version {SCHEMA}",
             "Open it with the version of GAC that wrote it, or compress the model again with its plan.json.",
         )
-    return from_json(Header, json.dumps(content), where, CheckpointError)
 
 
 def _module(choice: WeightChoice) -> Module:

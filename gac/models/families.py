@@ -10,6 +10,7 @@ from gac.forms import LARGEST_SIZE, Weight, check_weight
 from gac.sites import Site
 
 MOST_LAYERS = 4096
+_SIZES = ("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim")
 
 
 @dataclass(frozen=True)
@@ -60,9 +61,20 @@ class Family:
             found.append(Site(_owner(weights[-1].name), layer, "mlp", weights))
         return tuple(found)
 
+    def sizes(self, config: Any) -> tuple[Any, ...]:
+        """All of the config that ``sites`` follow from: where these are the same, so are those.
+
+        Raises:
+            ModelError: no model can have these sizes.
+        """
+        self._check(config)
+        model_type = config.model_type.removeprefix(COMPRESSED)
+        names = ("num_hidden_layers", *_SIZES, self.neurons, *filter(None, [self.pre_norm]))
+        return (model_type, *(getattr(config, name, None) for name in names))
+
     def _check(self, config: Any) -> None:
         """Refuse sizes that no model can have: an edited config may hold any."""
-        names = ("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", self.neurons)
+        names = (*_SIZES, self.neurons)
         for name, most in (("num_hidden_layers", MOST_LAYERS), *((name, LARGEST_SIZE) for name in names)):
             size = getattr(config, name, None)
             if size is not None and not 1 <= size <= most:

@@ -17,10 +17,13 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import gac
 from gac.compression import checkpoint
 from gac.compression.card import model_card
+from gac.compression.carrying import digest_of
 from gac.compression.checkpoint import is_checkpoint, load_checkpoint, save_checkpoint
+from gac.compression.header import read_header
 from gac.compression.layers import LowRankLinear, empty_module
+from gac.compression.seal import is_sealed, sealed
 from gac.compression.single_row import OneRowLinear
-from gac.errors import CheckpointError
+from gac.errors import CheckpointError, GacError
 from gac.files import exchange
 from gac.models.loading import load_model
 from gac.one_row import multiply
@@ -439,6 +442,88 @@ def test_dims_of_another_config_are_refused(saved: Path) -> None:
         f"{saved}: plan.json has model.layers.0.mlp.gate_proj 176 x 64; expected 160 x 64, as config.json says. "
         "Save the model again; these files were changed."
     )
+
+
+def test_the_plan_of_an_untouched_checkpoint_is_read_when_it_is_asked_for(
+    model: LlamaForCausalLM, saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[Any] = []
+    monkeypatch.setattr(checkpoint, "_planned", lambda *_: read.append(1))
+    loaded = load_checkpoint(saved)
+    assert not read
+    assert "_gac_plan" not in vars(loaded)
+    assert loaded.gac_plan == model.gac_plan
+
+
+def test_a_checkpoint_without_a_seal_is_compared_while_it_is_loaded(model: LlamaForCausalLM, saved: Path) -> None:
+    edit(saved / "config.json", lambda config: config["gac"].pop("seal"))
+    loaded = load_checkpoint(saved)
+    assert vars(loaded)["_gac_plan"] == model.gac_plan
+    assert torch.equal(logits(loaded), logits(model))
+
+
+def test_fields_that_no_dim_follows_from_leave_the_seal_whole(saved: Path) -> None:
+    edit(saved / "config.json", lambda config: config.update(use_cache=False, bos_token_id=3))
+    loaded = load_checkpoint(saved)
+    assert is_sealed(loaded.config.gac, loaded.config)
+    assert not is_sealed(loaded.config.gac | {"fused": [["a", "b"]]}, loaded.config)
+    loaded.config.num_key_value_heads = 1
+    assert not is_sealed(loaded.config.gac, loaded.config)
+
+
+def reseal(
+    saved: Path, header: Callable[[dict[str, Any]], Any] | None = None, plan: tuple[str, str] = ("", "")
+) -> None:
+    """Change the header or the plan, and seal that: files that contradict one another, of somebody who means it."""
+    config = load_checkpoint(saved).config
+    content = json.loads((saved / "config.json").read_bytes())["gac"]
+    if header is not None:
+        header(content)
+    text = (saved / "plan.json").read_text().replace(*plan, 1)
+    (saved / "plan.json").write_text(text)
+    changed = replace(read_header(content, "here"), plan=digest_of(text))
+    edit(saved / "config.json", lambda document: document.update(gac=sealed(changed, config)))
+
+
+def test_a_contradiction_under_a_seal_is_refused_when_the_plan_is_asked_for(saved: Path, tmp_path: Path) -> None:
+    name = "model.layers.0.self_attn.q_proj"
+    reseal(saved, lambda header: header["modules"][name].update(dim=9))
+    loaded = load_checkpoint(saved)
+    with pytest.raises(CheckpointError) as caught:
+        save_checkpoint(loaded, tmp_path / "again")
+    assert str(caught.value) == (
+        f"{saved}: config.json has {name} low_rank with dim 9, LowRankLinear(in_features=64, out_features=64, rank=8); "
+        f"expected {name} low_rank with dim 8, LowRankLinear(in_features=64, out_features=64, rank=8), "
+        "as plan.json says. "
+        "Save the model again; these files were changed."
+    )
+
+
+@pytest.mark.parametrize(("old", "new"), [('"used": ', '"used": 1'), ('"shots"', '"shot"'), ("{", "[")])
+def test_a_plan_under_a_seal_is_read_strictly(old: str, new: str, saved: Path) -> None:
+    reseal(saved, plan=(old, new))
+    loaded = load_checkpoint(saved)
+    with pytest.raises(CheckpointError, match="Save the model again"):
+        _ = loaded.gac_plan
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"sizes": {"in_features": 64, "rank": 0, "out_features": 64}}, "sizes.rank is 0; expected an integer"),
+        ({"module": "Evil"}, "module is 'Evil'; expected one of Linear"),
+    ],
+)
+def test_a_header_under_a_seal_is_built_as_strictly(change: dict[str, Any], message: str, saved: Path) -> None:
+    reseal(saved, lambda header: header["modules"]["model.layers.0.self_attn.q_proj"].update(change))
+    with pytest.raises(CheckpointError, match=message):
+        load_checkpoint(saved)
+
+
+def test_sizes_that_no_model_has_are_refused_under_a_seal(saved: Path) -> None:
+    edit(saved / "config.json", lambda config: config.update(num_attention_heads=2**40))
+    with pytest.raises(GacError, match="num_attention_heads"):
+        load_checkpoint(saved)
 
 
 def respell(saved: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> None:

@@ -2,7 +2,7 @@
 
 import json
 import tempfile
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 from transformers import LlamaConfig
@@ -10,6 +10,7 @@ from transformers import LlamaConfig
 from gac.allocation.frontier import frontier
 from gac.compression.carrying import digest_of
 from gac.compression.header import header_of
+from gac.compression.seal import sealed
 from gac.files import to_json
 from gac.forms import form_named
 from gac.models.families import COMPRESSED, family_of
@@ -42,7 +43,7 @@ def main() -> None:
         "frontier/small": to_json(
             frontier(problem([[8, 4, 2, 1, 0.5]], [10, 20, 30, 40, 50, 60]), MADE_FROM, points=3)
         ),
-        "checkpoint/small": _checkpoint(config, plan),
+        "checkpoint/sealed": _checkpoint(config, plan),
         "config/small": json.dumps(config.to_dict()).encode(),
         "report/small": b'{"perplexity": 18.4, "predicted_log_ratio": 0.07, "log_ratio": 0.05, "tasks": {}}',
         "name/prefill": b"prefill:1x1024",
@@ -83,7 +84,7 @@ def _checkpoint(config: LlamaConfig, plan: Plan) -> bytes:
 def header_files(config: LlamaConfig, plan: Plan) -> tuple[str, str]:
     """``plan.json`` and ``config.json`` of a checkpoint."""
     text = to_json(plan).decode()
-    header = asdict(header_of(plan, family_of(config).sites(config), digest_of(text)))
+    header = sealed(header_of(plan, family_of(config).sites(config), digest_of(text)), config)
     document = json.loads(config.to_json_string()) | {"model_type": f"{COMPRESSED}{config.model_type}", "gac": header}
     return text, json.dumps(document)
 

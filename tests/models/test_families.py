@@ -87,6 +87,26 @@ def test_the_sites_are_all_matrices_of_the_layers(model_type: str) -> None:
     assert {weight.name: (weight.out_features, weight.in_features) for weight in weights_of(config)} == theirs
 
 
+class Reading:
+    """A config that remembers which of its fields were read."""
+
+    def __init__(self, config: Any) -> None:
+        self.config, self.read = config, set()
+
+    def __getattr__(self, name: str) -> Any:
+        self.read.add(name)
+        return getattr(self.config, name)
+
+
+@every_family
+def test_the_sites_follow_from_the_sizes(model_type: str) -> None:
+    sites, sizes = Reading(small_config(model_type)), Reading(small_config(model_type))
+    family = family_of(sites.config)
+    family.sites(sites)
+    assert family.sizes(sizes)[0] == model_type
+    assert sites.read <= sizes.read
+
+
 @every_family
 def test_full_dims_lose_nothing(model_type: str, make_plan: MakePlan) -> None:
     config = small_config(model_type)
