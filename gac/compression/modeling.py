@@ -128,13 +128,20 @@ def _replace_weights(model: Any, config: Any) -> list[str]:
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Leave the garbage collector off: it would walk everything that Python has loaded, and all that is new stays."""
+    """Leave the garbage collector off: it would walk everything that Python has loaded, and all that is new stays.
+
+    So that it does not walk all of that at once when it is on again, what is new is counted among what is old: frozen
+    and released, which moves lists and looks at no object. Not where somebody keeps objects frozen, which stay so.
+    """
     was_on = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
         if was_on:
+            if not gc.get_freeze_count():
+                gc.freeze()
+                gc.unfreeze()
             gc.enable()
 
 

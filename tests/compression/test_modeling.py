@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import AutoModelForCausalLM
 
+from gac.compression.modeling import uncollected
 from gac.plan import Plan
 from tests.compression.compressed import small_compressed
 
@@ -135,6 +136,33 @@ def test_loading_leaves_the_garbage_collector_as_it_was(collects: bool, model: A
         assert gc.isenabled() == collects
     finally:
         gc.enable()
+
+
+def test_what_was_made_without_the_collector_is_not_walked_when_it_is_on_again() -> None:
+    walked: list[Any] = []
+    gc.callbacks.append(lambda phase, info: walked.append(info["generation"]) if phase == "start" else None)
+    try:
+        with uncollected():
+            made = [[] for _ in range(20_000)]
+        made += [[] for _ in range(10)]
+    finally:
+        gc.callbacks.pop()
+    assert not walked
+    assert gc.get_count()[0] < 1000
+    assert gc.get_freeze_count() == 0
+    first = made[0]
+    assert any(found is first for found in gc.get_objects(generation=2))
+
+
+def test_what_somebody_has_frozen_stays_so() -> None:
+    gc.freeze()
+    try:
+        frozen = gc.get_freeze_count()
+        with uncollected():
+            pass
+        assert gc.get_freeze_count() == frozen > 0
+    finally:
+        gc.unfreeze()
 
 
 def test_a_model_that_is_not_read_is_initialised(model: Any) -> None:
