@@ -2,8 +2,9 @@
 
 import copy
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedModel
@@ -36,7 +37,9 @@ class PlannedModel(CompressedModel):
             if "plan.json" not in vars(self).get("gac_files", {}):
                 raise AttributeError(f"this {type(self).__name__} was not read from a checkpoint")
             model: Any = self
-            self._gac_plan = _read_plan(self.gac_files["plan.json"], model.config)
+            text, source = self.gac_files["plan.json"], model.config.name_or_path or "the checkpoint"
+            read = partial(from_json, Plan, text, "plan.json", CheckpointError)
+            self._gac_plan = agreed_plan(read, model.config, source, "config.json, key gac")
         return self._gac_plan
 
     @gac_plan.setter
@@ -128,14 +131,33 @@ def _check_plan(source: Any, text: str | None, digest: Any) -> None:
         )
 
 
-def _read_plan(text: str, config: Any) -> Plan:
+def agreed_plan(read: Callable[[], Plan], config: Any, source: Any, where: str) -> Plan:
+    """The plan of a checkpoint, with which the key ``gac`` of its config and the dims in it agree.
+
+    Args:
+        read: reads the plan.
+        source: how to name the checkpoint in an error.
+        where: how to name the key.
+
+    Raises:
+        CheckpointError: they do not, or one of them is damaged.
+    """
+    header = read_header(getattr(config, "gac", None), where)
+    plan = own_plan(read)
+    check_agrees(header, plan, family_of(config).sites(config), source)
+    return plan
+
+
+def own_plan(read: Callable[[], Plan]) -> Plan:
+    """What ``read`` reads, the plan of a checkpoint.
+
+    Raises:
+        CheckpointError: it cannot be read.
+    """
     try:
-        plan = from_json(Plan, text, "plan.json", CheckpointError)
+        return read()
     except GacError as failure:
         raise CheckpointError(failure.given, failure.expected, "Save the model again.") from failure
-    header = read_header(getattr(config, "gac", None), "config.json, key gac")
-    check_agrees(header, plan, family_of(config).sites(config), config.name_or_path or "the checkpoint")
-    return plan
 
 
 def digest_of(text: str | bytes) -> str:

@@ -5,7 +5,8 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,14 @@ import torch
 from safetensors import SafetensorError
 from transformers import PreTrainedModel
 
-from gac.compression.carrying import carry_plan, check_agrees, contradiction, digest_of
+from gac.compression.carrying import agreed_plan, carry_plan, contradiction, digest_of, own_plan
 from gac.compression.classes import classes_of
-from gac.compression.header import check_version, header_of, read_header
+from gac.compression.header import check_version, header_of
 from gac.compression.layers import empty_module
 from gac.compression.modeling import uncollected
 from gac.compression.seal import is_sealed, sealed
 from gac.compression.shards import check_there, shard_names
-from gac.errors import CheckpointError, GacError, first_line
+from gac.errors import CheckpointError, first_line
 from gac.files import check_inside, exchange, open_to_umask, read_bytes, sync_directory
 from gac.models.families import COMPRESSED, check_layers, family_of, supported
 from gac.models.linears import as_linear
@@ -95,8 +96,8 @@ def load_checkpoint(
 
 def _load(source: Path, dtype: torch.dtype | str) -> Any:
     check_inside(source, CheckpointError)
-    header, config, model_type = _described(source)
-    plan = None if _is_untouched(source, header, config) else _planned(source, header, config)
+    config, model_type = _described(source)
+    plan = None if _is_untouched(source, config) else _planned(source, config)
     if (source / _INDEX).exists():
         shard_names(source, _INDEX)
     else:
@@ -118,8 +119,7 @@ def read_plan(source: Path) -> Plan:
     Raises:
         CheckpointError: it does not, or one of the two is missing or damaged.
     """
-    header, config, _ = _described(source)
-    return _planned(source, header, config)
+    return _planned(source, _described(source)[0])
 
 
 def write_header(directory: Path) -> None:
@@ -129,37 +129,30 @@ def write_header(directory: Path) -> None:
         CheckpointError: one of the two is missing or damaged.
     """
     text = (directory / "plan.json").read_bytes()
-    _, described, _ = _described(directory)
+    described, _ = _described(directory)
     sites = family_of(described).sites(described)
     config = json.loads((directory / "config.json").read_bytes())
-    config["gac"] = sealed(header_of(_load_plan(directory), sites, digest_of(text)), described)
+    config["gac"] = sealed(header_of(own_plan(_reader(directory)), sites, digest_of(text)), described)
     (directory / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
-def _is_untouched(source: Path, header: Any, config: Any) -> bool:
+def _is_untouched(source: Path, config: Any) -> bool:
     """Whether plan, header and the dims of weights are those that were sealed together."""
-    if not is_sealed(header, config):
+    if not is_sealed(config.gac, config):
         return False
     try:
         text = read_bytes(source / "plan.json", "plan", "a plan", CheckpointError)
     except CheckpointError:  # which whoever reads the plan will say
         return False
-    return bool(header.get("plan") == digest_of(text))
+    return bool(config.gac.get("plan") == digest_of(text))
 
 
-def _planned(source: Path, header: Any, config: Any) -> Plan:
-    """The plan, with which header and config agree."""
-    described = read_header(header, _named(source))
-    plan = _load_plan(source)
-    check_agrees(described, plan, family_of(config).sites(config), source)
-    return plan
+def _planned(source: Path, config: Any) -> Plan:
+    return agreed_plan(_reader(source), config, source, _named(source))
 
 
-def _load_plan(source: Path) -> Plan:
-    try:
-        return Plan.load(source / "plan.json")
-    except GacError as failure:
-        raise CheckpointError(failure.given, failure.expected, "Save the model again.") from failure
+def _reader(source: Path) -> Callable[[], Plan]:
+    return partial(Plan.load, source / "plan.json")
 
 
 def _check_matches(model: PreTrainedModel, plan: Plan) -> None:
@@ -255,8 +248,8 @@ def _move(part: Path, target: Path) -> None:
     shutil.rmtree(old)
 
 
-def _described(source: Path) -> tuple[Any, Any, str]:
-    """The key ``gac`` of a ``config.json``, which is of this schema, the config, and the dense architecture's type."""
+def _described(source: Path) -> tuple[Any, str]:
+    """A config whose key ``gac`` is of this schema, and the dense architecture's type."""
     if not is_checkpoint(source):
         raise CheckpointError(
             f"{source} has no config.json with a key gac",
@@ -272,7 +265,7 @@ def _described(source: Path) -> tuple[Any, Any, str]:
     with _reading(source):
         check_layers(document)
         config = classes_of(dense).config.from_pretrained(source)
-    return document["gac"], config, dense
+    return config, dense
 
 
 def _named(source: Path) -> str:

@@ -102,15 +102,22 @@ class Field:
         )
         return problem, replace(self.made_from, forms=tuple(forms), align=align, fused=fused, one_row=one_row)
 
-    def plan(self, budget: float, forms: Sequence[str], align: bool | int, fused: bool, rule: str = "loss") -> Plan:
+    def plan(
+        self,
+        budget: float,
+        forms: Sequence[str],
+        align: bool | int,
+        fused: bool,
+        rule: str = "loss",
+        one_row: bool = False,
+    ) -> Plan:
         """A plan limited in parameters alone."""
-        problem, made_from = self.posed(forms, align, fused)
+        problem, made_from = self.posed(forms, align, fused, one_row=one_row)
         return decide_by(Rule.parse(rule), problem, budget, {}, made_from).plan
 
     def dense(self, fused: bool, one_row: bool = False) -> Contestant:
         """The dense model."""
-        problem, made_from = self.posed((), True, fused, one_row=one_row)
-        plan = decide_by(Rule.parse("loss"), problem, 1.0, {}, made_from).plan
+        plan = self.plan(1.0, (), True, fused, one_row=one_row)
         return contestant((FUSED if fused else DENSE) + (ONE_ROW if one_row else ""), plan)
 
     def padded(self, plan: Plan, name: str, step: int, fused: bool) -> Contestant:
