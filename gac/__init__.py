@@ -7,20 +7,20 @@ Importing this package loads neither torch nor transformers; each name below is 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from gac.registration import register_with_transformers
+from gac.checkpoint.registration import register_with_transformers
 
 if TYPE_CHECKING:
     from gac.allocation.frontier import Frontier
     from gac.allocation.knapsack import knapsack
     from gac.api import allocate, compress, export, frontier, load, perplexity, repair, save
-    from gac.compression.repair.contract import ShapeContract
-    from gac.entry import GacConfig
     from gac.errors import GacError
     from gac.evaluation.divergence import divergence
     from gac.evaluation.evaluate import evaluate
     from gac.evaluation.results import Divergence, Evaluation, Perplexity
     from gac.plan import Plan
     from gac.profiling.table import Profile
+    from gac.quantizer import GacConfig
+    from gac.repairs.contract import ShapeContract
     from gac.reporting.report.page import report
     from gac.sensitivity.documents import Documents
 
@@ -41,14 +41,14 @@ _HOMES = {
     "knapsack": "gac.allocation.knapsack",
     "Divergence": "gac.evaluation.results",
     "Frontier": "gac.allocation.frontier",
-    "GacConfig": "gac.entry",
+    "GacConfig": "gac.quantizer",
     "Documents": "gac.sensitivity.documents",
     "Evaluation": "gac.evaluation.results",
     "GacError": "gac.errors",
     "Perplexity": "gac.evaluation.results",
     "Plan": "gac.plan",
     "Profile": "gac.profiling.table",
-    "ShapeContract": "gac.compression.repair.contract",
+    "ShapeContract": "gac.repairs.contract",
 }
 
 __all__ = [

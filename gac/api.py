@@ -9,25 +9,21 @@ from typing import TYPE_CHECKING, Any
 
 from gac.allocation.assemble import Provenance
 from gac.allocation.crosscheck import check_installed, verified
+from gac.allocation.feasibility import check_cache_reachable, check_one_row, check_reachable
 from gac.allocation.frontier import PARAMS, Frontier, check_asked, check_profiled
 from gac.allocation.frontier import frontier as whole_range
 from gac.allocation.limits import budget_limit, parse_align
 from gac.allocation.problem import Problem
-from gac.allocation.reach import check_cache_reachable, check_one_row, check_reachable
 from gac.allocation.reproduce import rule_of
 from gac.allocation.rules import Rule, decide_by
+from gac.baselines.measurements import measure_evidence
+from gac.checkpoint.attach import carry_plan, check_class, check_dense
+from gac.checkpoint.directory import load_checkpoint, save_checkpoint
+from gac.checkpoint.export import export_plain
 from gac.compression.apply import build_modules, changed_sites, swap_in
-from gac.compression.carrying import carry_plan, check_class, check_dense
-from gac.compression.checkpoint import load_checkpoint, save_checkpoint
-from gac.compression.export import export_plain
 from gac.compression.first_shot import check_held, check_shots
-from gac.compression.fusing import as_run, fuse_inputs
 from gac.compression.refit import leaves, refit_named
 from gac.compression.refit import refit as fit_again
-from gac.compression.repair.contract import ShapeContract
-from gac.compression.repair.report import Repaired
-from gac.compression.repair.run import repair_checkpoint
-from gac.compression.single_row import run_one_row_in_triton
 from gac.compression.statistics import statistics
 from gac.errors import GacError, ModelError, PlanError
 from gac.evaluation.perplexity import perplexity as measure_perplexity
@@ -47,9 +43,13 @@ from gac.models.loading import (
 from gac.plan import Calibration, Plan
 from gac.profiling.select import select_profile
 from gac.profiling.table import Profile
+from gac.repairs.contract import ShapeContract
+from gac.repairs.report import Repaired
+from gac.repairs.run import repair_checkpoint
+from gac.runtime.decode import run_one_row_in_triton
+from gac.runtime.shared_gemm import as_run, fuse_inputs
 from gac.sensitivity.curves import Source, measure_curves, stream_fits
 from gac.sensitivity.documents import Documents, Text
-from gac.sensitivity.evidence import measure_evidence
 from gac.sensitivity.factors import LayerFactors
 from gac.sensitivity.methods import FACTOR, Method, method_named
 from gac.sensitivity.store import StatisticsStore

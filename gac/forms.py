@@ -1,7 +1,7 @@
 """The forms a weight can take: what each costs in parameters, and which operation it runs as.
 
 Nothing outside a form's own code asks which form it is: counting, timing and building go through
-the registry here (parameters, operations) and in ``gac.compression.layers`` (modules).
+the registry here (parameters, operations) and in ``gac.runtime.modules`` (modules).
 """
 
 import re
@@ -148,7 +148,7 @@ def low_rank(m: int, k: int, r: int, n: int) -> Operation:
 
 
 def at_one_row(operation: Operation) -> Operation:
-    """What runs instead where GEMMs of one row run in Triton, see ``gac.one_row``; else the operation itself."""
+    """What runs instead where GEMMs of one row run in Triton (``gac.runtime.decode_kernel``); else the operation."""
     if operation.operator in ("linear", "low_rank") and operation.axes["m"] == 1:
         return Operation(f"{operation.operator}_triton", operation.shape)
     return operation

@@ -9,8 +9,8 @@ from typing import Literal
 
 from gac.display import Shown
 from gac.errors import PlanError
-from gac.files import read_record, write_record
 from gac.forms import Fusing, Weight, check_choice, check_choices, form_named
+from gac.io import read_record, write_record
 
 SCHEMA = 1
 _STRICT = {"extra": "forbid", "allow_inf_nan": False}

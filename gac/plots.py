@@ -13,6 +13,7 @@ They can be read in black and white: what colour tells is told by markers, hatch
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gac.lab.figures import published_heads
 from gac.profiling.cliffs import Cliffs, find_cliffs
 from gac.profiling.table import Sweep
 from gac.reporting.figures.alignment import alignment
@@ -20,7 +21,6 @@ from gac.reporting.figures.dims import dims, figure_of_dims, heads
 from gac.reporting.figures.heatmap import plan
 from gac.reporting.figures.layer_time import layer_time
 from gac.reporting.figures.prediction import Outcome, prediction
-from gac.reporting.figures.published import published_heads
 from gac.reporting.frontier import figure_of_frontier
 from gac.reporting.frontier import plot_frontier as frontier
 from gac.reporting.page import panel, require_matplotlib, save_figure

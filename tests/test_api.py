@@ -12,12 +12,12 @@ from transformers import LlamaForCausalLM, MixtralConfig
 
 import gac
 from gac.allocation.limits import budget_limit
-from gac.compression.card import model_card
-from gac.compression.fusing import FusedInput
-from gac.compression.layers import LowRankLinear
-from gac.compression.single_row import OneRowLinear
+from gac.checkpoint.card import model_card
 from gac.errors import BudgetError, GacError, ModelError, PlanError, ProfileError, TextError
 from gac.plan import SiteChoice
+from gac.runtime.decode import OneRowLinear
+from gac.runtime.modules import LowRankLinear
+from gac.runtime.shared_gemm import FusedInput
 from tests.models.small import small_config, small_model
 
 

@@ -9,7 +9,7 @@ HEAVY = ("torch", "transformers", "scipy", "ortools", "datasets", "pydantic", "r
 
 PLANNING = (
     "gac.plan",
-    "gac.files",
+    "gac.io",
     "gac.sites",
     "gac.forms",
     "gac.errors",
@@ -27,9 +27,9 @@ PLANNING = (
     "gac.profiling.cliffs",
     "gac.profiling.aa",
     "gac.profiling.sweeps.coverage",
-    "gac.profiling.mechanisms",
+    "gac.lab.mechanisms",
     "gac.profiling.operators",
-    "gac.profiling.studies",
+    "gac.lab.studies",
     "gac.profiling.sweeps.sweep",
     "gac.evaluation.results",
     "gac.reporting.evaluation",
@@ -40,7 +40,7 @@ PLANNING = (
     "gac.reporting.panel",
     "gac.reporting.plots",
     "gac.reporting.report.render",
-    "gac.reporting.study_tables",
+    "gac.lab.tables",
     "gac.reporting.tables",
 )
 

@@ -16,9 +16,9 @@ import torch
 from transformers import LlamaConfig
 
 import gac
-from gac.compression.checkpoint import load_checkpoint
+from gac.checkpoint.directory import load_checkpoint
 from gac.errors import CheckpointError, ModelError
-from gac.files import check_inside
+from gac.io import check_inside
 from gac.models.loading import load_config, load_model
 from gac.plan import Plan
 from gac.profiling.table import Profile

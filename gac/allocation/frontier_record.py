@@ -13,8 +13,8 @@ from gac.allocation.latencies import UNKNOWN
 from gac.allocation.limits import budget_limit
 from gac.display import Shown
 from gac.errors import PlanError
-from gac.files import read_record, write_record
 from gac.forms import check_choices, form_named
+from gac.io import read_record, write_record
 from gac.plan import Certificate, Plan
 from gac.sites import CandidateSet, Site, Workload
 

@@ -24,7 +24,7 @@ Known = tuple[Ints, NDArray[np.bool_]]
 class Timing:
     """Where latencies come from: a profile (or None: all unknown), and the workloads; all in bf16.
 
-    ``one_row``: GEMMs of one row run in Triton, see ``gac.one_row``.
+    ``one_row``: GEMMs of one row run in Triton, see ``gac.runtime.decode_kernel``.
     """
 
     profile: Profile | None

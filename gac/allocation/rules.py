@@ -10,7 +10,13 @@ from typing import Literal
 import numpy as np
 
 from gac.allocation.assemble import Provenance, assemble
-from gac.allocation.baselines import (
+from gac.allocation.candidates import Limited, candidate_at, step_of
+from gac.allocation.knapsack import Solution
+from gac.allocation.latencies import Timing
+from gac.allocation.limits import budget_limit, cache_limit
+from gac.allocation.problem import Decision, Instance, Problem, decide, pose
+from gac.baselines.importance import most_important
+from gac.baselines.ranks import (
     ROUNDINGS,
     Allotted,
     Rounding,
@@ -20,13 +26,7 @@ from gac.allocation.baselines import (
     sensitivity_ranks,
     uniform_ranks,
 )
-from gac.allocation.candidates import Limited, candidate_at, step_of
-from gac.allocation.importance import most_important
-from gac.allocation.knapsack import Solution
-from gac.allocation.latencies import Timing
-from gac.allocation.limits import budget_limit, cache_limit
-from gac.allocation.problem import Decision, Instance, Problem, decide, pose
-from gac.allocation.zero_sum import zero_sum_ranks
+from gac.baselines.zero_sum import zero_sum_ranks
 from gac.errors import GacError, did_you_mean
 from gac.forms import Form, Weight, form_named
 from gac.plan import Certificate

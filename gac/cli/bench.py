@@ -72,11 +72,11 @@ def _of_shapes(
     name: str, budget: float, workloads: "tuple[Workload, ...]", profile: str | None, layers: int | None, compiled: bool
 ) -> Answer:
     from gac.evaluation.bench import Bench
-    from gac.evaluation.contestants import UNALIGNED, compiled_contestants, fastest_contestants, shared_contestants
+    from gac.evaluation.compared import UNALIGNED, compiled_contestants, fastest_contestants, shared_contestants
     from gac.evaluation.latency import GraphTimer
     from gac.evaluation.shapes import field_of_shapes, model_of_shapes
     from gac.reporting.latency_tables import latency_table
-    from gac.sensitivity.transfer import CurveLibrary
+    from gac.sensitivity.curve_library import CurveLibrary
 
     library = CurveLibrary.load()
     note(f"{name} with random weights; planned with {library}")

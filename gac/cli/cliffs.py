@@ -67,8 +67,8 @@ def _check_plot(plot: Path) -> None:
 
 
 def _told(measured: "Profile", sweep: "Sweep") -> "Told":
+    from gac.lab.mechanisms import causes_of, edge_causes
     from gac.profiling.cliffs import find_cliffs
-    from gac.profiling.mechanisms import causes_of, edge_causes
     from gac.reporting.gpu_tables import Told
 
     found = find_cliffs(sweep)

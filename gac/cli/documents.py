@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from gac.cli.verb import note
-from gac.files import to_json, whole_file
+from gac.io import to_json, whole_file
 from gac.plan import Plan
 
 

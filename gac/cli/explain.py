@@ -9,7 +9,7 @@ from gac.cli.options import LARGEST, shape_option
 from gac.cli.verb import Answer, Verb
 
 if TYPE_CHECKING:
-    from gac.profiling.mechanisms import Explanation, Finding, Ran
+    from gac.lab.mechanisms import Explanation, Finding, Ran
 
 
 @click.command(cls=Verb, resume="Nothing was written; run it again.")
@@ -25,9 +25,9 @@ def explain(operator: str, dim: int, axis: str | None, shape: dict[str, int], dt
     OPERATOR is linear, low_rank, sdpa, ...; DIM is the size of one of its axes: a rank, a head_dim, a width. Without
     --profile the rules of every architecture are listed, with costs that others published.
     """
-    from gac.profiling.mechanisms.explain import explain as look_up
+    from gac.lab.mechanisms.explain import explain as look_up
+    from gac.lab.tables import explanation_tables
     from gac.profiling.table import Profile
-    from gac.reporting.study_tables import explanation_tables
 
     measured = None if name is None else Profile.load(name)
     told = look_up(operator, dim, measured, axis, shape or None, dtype)

@@ -104,7 +104,7 @@ def _tables(found: "Frontier") -> list[Any]:
 
 def _document(found: "Frontier") -> dict[str, Any]:
     """The frontier without its sites and choices, and with the fractions that follow from them."""
-    from gac.files import to_json
+    from gac.io import to_json
 
     document: dict[str, Any] = json.loads(to_json(found))
     del document["sites"]

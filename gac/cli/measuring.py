@@ -135,7 +135,7 @@ def say_cost(model: str, budget: float, calibration: str, method: str, shots: in
     """
     from gac.allocation.limits import budget_limit
     from gac.compression.first_shot import FIRST_KEPT, check_shots
-    from gac.files import home
+    from gac.io import home
     from gac.models.families import family_of
     from gac.models.loading import load_config
     from gac.sensitivity.calibration import kept_on_disk, moment_bytes

@@ -11,7 +11,7 @@ from gac.cli.documents import names_of
 from gac.cli.options import dims_option, shape_option
 from gac.cli.verb import Answer, Verb
 from gac.errors import GacError, ProfileError
-from gac.files import read_document
+from gac.io import read_document
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

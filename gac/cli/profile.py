@@ -131,7 +131,7 @@ def _sweep_points(name: str, dtype: str) -> tuple["Point", ...]:
         from gac.profiling.sweeps.general import general_points
 
         return general_points(dtype, torch.cuda.get_device_capability())
-    from gac.profiling.studies import study_named
+    from gac.lab.studies import study_named
 
     return study_named(name).points()
 

@@ -13,7 +13,7 @@ from gac.cli.verb import Answer, Verb, note
 from gac.errors import GacError, ProfileError
 
 if TYPE_CHECKING:
-    from gac.profiling.studies import Study, StudyResult
+    from gac.lab.studies import Study, StudyResult
     from gac.profiling.table import Profile
 
 
@@ -31,7 +31,7 @@ def study(names: Sequence[str], every: bool, profile: str | None, output: Path |
     Measures what the studies' file of this GPU lacks, sets the result beside the published table, and judges.
     Without NAME, the studies are listed.
     """
-    from gac.profiling.studies import STUDIES, study_named
+    from gac.lab.studies import STUDIES, study_named
 
     named = tuple(study_named(name) for name in dict.fromkeys(names))
     if output is not None:
@@ -47,7 +47,7 @@ def study(names: Sequence[str], every: bool, profile: str | None, output: Path |
 
 
 def _listed(studies: Sequence["Study"]) -> Answer:
-    from gac.reporting.study_tables import studies_table
+    from gac.lab.tables import studies_table
 
     entries = [
         {"name": one.name, "title": one.title, "claim": one.claim, "source": one.source, "shapes": len(one.points())}
@@ -88,7 +88,7 @@ def _judged(studies: Sequence["Study"], measured: "Profile") -> tuple[list["Stud
 
 
 def _answer(measured: "Profile", results: Sequence["StudyResult"], problems: dict[str, str]) -> Answer:
-    from gac.reporting.study_tables import study_tables, verdicts_table
+    from gac.lab.tables import study_tables, verdicts_table
 
     document: dict[str, Any] = {
         "gpu": measured.header.gpu,

@@ -8,13 +8,13 @@ from types import MappingProxyType
 import torch
 from torch import Tensor, nn
 
-from gac.compression.layers import empty_module
+from gac.baselines.fold import shortened
 from gac.errors import PlanError
 from gac.forms import Weight, form_named
 from gac.models.linears import linear_at
 from gac.plan import Plan, WeightChoice
+from gac.runtime.modules import empty_module
 from gac.sensitivity.factors import LayerFactors
-from gac.sensitivity.fold import shortened
 from gac.sensitivity.methods import Method, Metric
 from gac.sensitivity.narrow import compensated
 from gac.sensitivity.values import ShortenedValues

@@ -15,8 +15,7 @@ from gac.allocation.candidates import Limited, candidates
 from gac.allocation.limits import budget_limit
 from gac.allocation.problem import pose
 from gac.compression.apply import build_modules
-from gac.compression.layers import empty_linear
-from gac.compression.merging import merged
+from gac.compression.merge import merged
 from gac.compression.refit import refit
 from gac.errors import GacError, ModelError
 from gac.forms import DEFAULT_FORMS
@@ -24,6 +23,7 @@ from gac.models.families import family_of
 from gac.models.linears import as_linear
 from gac.models.loading import first_offloaded
 from gac.plan import Shots, WeightChoice
+from gac.runtime.modules import empty_linear
 from gac.sensitivity.curves import measure_curves, stream_fits
 from gac.sensitivity.methods import METHODS, Method
 from gac.sensitivity.store import StatisticsStore

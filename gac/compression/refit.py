@@ -29,12 +29,12 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from gac.compression.layers import LowRankLinear
-from gac.compression.side_by_side import Seen, SideBySide
+from gac.compression.paired_run import Seen, SideBySide
 from gac.errors import GacError, did_you_mean
 from gac.forms import Weight, form_named
 from gac.models.linears import as_linear, linear_at, read_weight
 from gac.plan import Refit, WeightChoice
+from gac.runtime.modules import LowRankLinear
 from gac.sensitivity.calibration import Moments, decoder_layers
 from gac.sensitivity.factors import LayerFactors
 from gac.sensitivity.layerwise import frozen

@@ -7,7 +7,7 @@ from transformers import PreTrainedModel
 
 import gac
 from gac.compression.first_shot import FIRST_KEPT, first_shot
-from gac.files import home
+from gac.io import home
 from gac.plan import Shots
 from gac.sensitivity.calibration import LayerMoments
 from gac.sensitivity.curves import Source

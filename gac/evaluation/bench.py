@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from transformers import PreTrainedModel
 
-from gac.evaluation.contestants import Contestant
+from gac.evaluation.compared import Contestant
 from gac.evaluation.latency import Entry, Spread, Timed, Timer, race
 from gac.evaluation.variants import hollow, variant, weight_bytes
 from gac.profiling.timing.sampling import BATCH

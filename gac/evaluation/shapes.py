@@ -10,13 +10,13 @@ from transformers import PreTrainedModel
 
 from gac.allocation.assemble import Provenance
 from gac.allocation.problem import Problem
-from gac.evaluation.contestants import Field
+from gac.evaluation.compared import Field
 from gac.evaluation.variants import random_model
 from gac.forms import DEFAULT_FORMS
 from gac.models.families import family_of
 from gac.models.shapes import Shapes, shapes_of
 from gac.profiling.select import select_profile
-from gac.sensitivity.transfer import CurveLibrary
+from gac.sensitivity.curve_library import CurveLibrary
 from gac.sites import Workload
 
 _VOCABULARY = 32_000

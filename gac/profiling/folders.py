@@ -4,7 +4,7 @@ import hashlib
 from pathlib import Path
 
 from gac.errors import ProfileError, did_you_mean
-from gac.files import home
+from gac.io import home
 
 _SHOWN = 200
 

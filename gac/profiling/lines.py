@@ -13,7 +13,7 @@ from typing import Any, Protocol, get_args, get_type_hints
 import numpy as np
 
 from gac.errors import ProfileError
-from gac.files import suspicion
+from gac.io import suspicion
 from gac.profiling.records import AgainLine, KernelLine, Line, RowLine, SentinelLine
 from gac.sites import Ints
 

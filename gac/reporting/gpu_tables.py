@@ -9,9 +9,9 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from gac.lab.mechanisms.causes import Cause
+from gac.lab.mechanisms.kernels import describe
 from gac.profiling.cliffs import CLASSES, Cliffs
-from gac.profiling.mechanisms.causes import Cause
-from gac.profiling.mechanisms.kernels import describe
 from gac.profiling.table import Sweep
 from gac.reporting.layout import legend, new_table
 

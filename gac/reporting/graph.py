@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from rich.console import Group
 
 from gac.forms import form_named
-from gac.graph import Choice, Moved
+from gac.reporting.dims_moved import Choice, Moved
 from gac.reporting.layout import legend, new_table
 from gac.reporting.tables import SYMBOLS
 

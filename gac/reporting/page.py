@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gac.errors import GacError
-from gac.files import whole_file
+from gac.io import whole_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gac.lab.mechanisms import Kernel, describe
 from gac.profiling.cliffs import Cliffs
-from gac.profiling.mechanisms import Kernel, describe
 from gac.profiling.table import Sweep, alignment_class
 from gac.reporting.figures.marks import DOTTED
 from gac.reporting.layout import class_name

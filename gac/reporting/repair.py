@@ -11,8 +11,8 @@ from rich.text import Text
 from gac.reporting.layout import legend, new_table
 
 if TYPE_CHECKING:
-    from gac.compression.repair.report import Moved, Repaired
-    from gac.compression.repair.times import Times
+    from gac.repairs.report import Moved, Repaired
+    from gac.repairs.times import Times
 
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 

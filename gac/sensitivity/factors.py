@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor, nn
 
+from gac.baselines.fold import shortened
 from gac.forms import Grouped, Weight, form_named
 from gac.models.linears import read_weight
 from gac.sensitivity.calibration import LayerMoments, Moments
-from gac.sensitivity.fold import shortened
 from gac.sensitivity.groups import decompose_groups
 from gac.sensitivity.linalg import packed, unpacked
 from gac.sensitivity.methods import Method, decompose

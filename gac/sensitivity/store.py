@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from gac.errors import StatisticsError
-from gac.files import atomic_path
+from gac.io import atomic_path
 from gac.sites import Floats
 
 _safe_open: Any = safe_open  # not annotated

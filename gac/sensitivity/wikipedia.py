@@ -13,7 +13,7 @@ from xml.etree.ElementTree import iterparse
 from tqdm import tqdm
 
 from gac.errors import TextError
-from gac.files import atomic_path, home
+from gac.io import atomic_path, home
 
 _log = logging.getLogger("gac")
 _DUMP = "enwiki-latest-pages-articles1.xml-p000000010p000030302-shortened.bz2"

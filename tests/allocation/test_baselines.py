@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from gac.allocation.baselines import (
+from gac.baselines.ranks import (
     Allotted,
     Rounding,
     allot,

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from small_problems import DECODE, MADE_FROM, PREFILL, problem
 
-from gac.allocation.baselines import Rounding
 from gac.allocation.crosscheck import verified
 from gac.allocation.problem import Problem, decide
 from gac.allocation.rules import Rule, decide_by
+from gac.baselines.ranks import Rounding
 from gac.errors import GacError
 from gac.forms import Weight
 from gac.plan import Plan

@@ -3,8 +3,8 @@ from itertools import product
 import numpy as np
 import pytest
 
-from gac.allocation.baselines import Allotted
-from gac.allocation.importance import importance_group, most_important
+from gac.baselines.importance import importance_group, most_important
+from gac.baselines.ranks import Allotted
 from gac.errors import BudgetError
 from gac.forms import Weight
 

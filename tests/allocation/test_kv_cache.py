@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from gac.allocation.candidates import Limited, candidates
+from gac.allocation.feasibility import check_cache_reachable
 from gac.allocation.problem import Problem, decide
-from gac.allocation.reach import check_cache_reachable
 from gac.errors import BudgetError, PlanError
 from gac.forms import Weight, form_named
 from gac.sites import CandidateSet, LossCurve, Site, SiteCurves, Workload, as_planned, curves_together

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from small_problems import MADE_FROM, PREFILL, SIDE, measured, problem, profile, rows
 
+from gac.allocation.feasibility import check_one_row
 from gac.allocation.latencies import UNKNOWN, Timing
 from gac.allocation.problem import decide
-from gac.allocation.reach import check_one_row
 from gac.errors import PlanError, ProfileError
-from gac.files import from_json, to_json
 from gac.forms import Weight, at_one_row, batched_gemm, form_named, linear, low_rank
+from gac.io import from_json, to_json
 from gac.plan import Plan
 from gac.profiling.sweeps.coverage import fused_points, model_points, one_row_points
 from gac.profiling.table import Profile

@@ -27,10 +27,10 @@ import transformers
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import gac
-from gac.compression.carrying import carry_plan
-from gac.compression.layers import empty_module
-from gac.files import atomic_path
+from gac.checkpoint.attach import carry_plan
+from gac.io import atomic_path
 from gac.plan import Plan, SiteChoice, WeightChoice
+from gac.runtime.modules import empty_module
 
 WAYS = ("gac.load", "import gac", "no gac")
 LOAD = """

@@ -8,8 +8,8 @@ from collections import Counter
 
 import numpy as np
 
+from gac.lab.mechanisms import causes_of
 from gac.profiling.cliffs import find_cliffs
-from gac.profiling.mechanisms import causes_of
 from gac.profiling.table import Profile
 
 

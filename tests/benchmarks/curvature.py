@@ -25,7 +25,7 @@ from torch import Tensor
 
 import gac
 from gac.compression.first_shot import FIRST_KEPT
-from gac.files import atomic_path, home
+from gac.io import atomic_path, home
 from gac.models.loading import Loaded
 from gac.sensitivity.calibration import Moments
 from gac.sensitivity.linalg import damped

@@ -1,4 +1,4 @@
-"""Linear weights and low-rank pairs of one row: the Triton kernel of ``gac.one_row`` beside cuBLAS.
+"""Linear weights and low-rank pairs of one row: the Triton kernel of ``gac.runtime.decode_kernel`` beside cuBLAS.
 
     python tests/benchmarks/decode_kernels.py --output decode_kernels.json
 

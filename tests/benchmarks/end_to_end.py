@@ -25,7 +25,7 @@ import torch
 
 from gac.errors import GacError
 from gac.evaluation.bench import Bench, Result
-from gac.evaluation.contestants import (
+from gac.evaluation.compared import (
     UNALIGNED,
     Contestant,
     Field,
@@ -35,7 +35,7 @@ from gac.evaluation.contestants import (
 )
 from gac.evaluation.latency import METHOD, GraphTimer, Spread, Timed, Timer
 from gac.evaluation.shapes import field_of_shapes, model_of_shapes
-from gac.files import from_json, to_json
+from gac.io import from_json, to_json
 from gac.reporting.latency_tables import latency_markdown
 from gac.sites import Workload
 

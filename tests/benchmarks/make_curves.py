@@ -10,7 +10,7 @@ from pathlib import Path
 
 from reading import measured, read
 
-from gac.sensitivity.transfer import CurveLibrary
+from gac.sensitivity.curve_library import CurveLibrary
 
 SHIPPED = Path(__file__).parents[2] / "gac" / "sensitivity" / "smollm2_curves.npz"
 

@@ -22,7 +22,7 @@ from reading import machine, read
 
 import gac
 from gac.errors import BudgetError
-from gac.files import atomic_path
+from gac.io import atomic_path
 from gac.models.loading import Loaded
 from gac.plan import Plan
 

@@ -21,8 +21,8 @@ from reading import machine
 from torch import Tensor
 from transformers import StaticCache
 
-from gac.compression.single_row import run_one_row_in_triton
 from gac.evaluation.shapes import model_of_shapes
+from gac.runtime.decode import run_one_row_in_triton
 
 MODES = (None, "default", "reduce-overhead")
 CONTEXT, TURNS, TOKENS, FIRST = 1024, 15, 10, 4

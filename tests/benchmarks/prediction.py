@@ -22,7 +22,7 @@ from scipy.stats import spearmanr
 import gac
 from gac.allocation.assemble import Provenance
 from gac.allocation.problem import Problem, decide
-from gac.files import atomic_path
+from gac.io import atomic_path
 from gac.plan import Plan
 from gac.sites import LossCurve, SiteCurves
 

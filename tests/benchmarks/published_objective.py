@@ -15,9 +15,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gac.allocation.baselines import Allotted, allot, uniform_ranks
-from gac.allocation.importance import WINDOW, most_important
 from gac.allocation.limits import budget_limit
+from gac.baselines.importance import WINDOW, most_important
+from gac.baselines.ranks import Allotted, allot, uniform_ranks
 from gac.forms import Weight, form_named
 from gac.models.families import family_of
 from gac.models.shapes import SHAPES

@@ -15,7 +15,7 @@ from typing import Any
 from reading import machine, read
 
 import gac
-from gac.files import atomic_path
+from gac.io import atomic_path
 from gac.models.loading import Loaded
 from gac.plan import Plan
 

@@ -30,12 +30,12 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import gac
-from gac.compression.repair.contract import STRATEGIES
-from gac.compression.repair.report import Repaired
+from gac.lab.studies import published
 from gac.models.families import family_of
 from gac.models.loading import load_model
 from gac.models.shapes import SHAPES
-from gac.profiling.studies import published
+from gac.repairs.contract import STRATEGIES
+from gac.repairs.report import Repaired
 
 LIMITS = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
 PUBLISHED = {"minimal": 0.0372, "optimal": 0.0720}  # memory that padding head dims added on an A100

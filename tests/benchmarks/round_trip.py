@@ -29,7 +29,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 import gac
-from gac.files import atomic_path
+from gac.io import atomic_path
 from gac.models.loading import load_tokenizer
 from tests.compression.test_three_ways import AFTER_IMPORT, GAC, WITHOUT_GAC, answers
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from commands import answer, ranks, run, write_profile
 
+from gac.lab.studies import STUDIES
 from gac.profiling.records import Point
-from gac.profiling.studies import STUDIES
 from gac.profiling.sweeps.coverage import fused_points, model_points
 from gac.profiling.sweeps.general import general_points
 from gac.profiling.sweeps.profiler import Estimate

@@ -6,7 +6,7 @@ import pytest
 from commands import answer, run
 from transformers import LlamaForCausalLM
 
-from tests.compression.repair.checkpoints import factored, svd_llm, write
+from tests.repairs.checkpoints import factored, svd_llm, write
 
 H100 = ("--profile", "nvidia-h100-80gb-hbm3")
 

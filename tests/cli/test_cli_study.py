@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from commands import answer, run, write_profile
 
+from gac.lab.studies import STUDIES
 from gac.profiling.records import Point
-from gac.profiling.studies import STUDIES
 
 NAMES = ("gemm-k", "round-to-aligned")
 

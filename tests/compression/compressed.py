@@ -7,13 +7,13 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from gac.compression.carrying import carry_plan
-from gac.compression.fusing import fuse_inputs
-from gac.compression.layers import empty_module
-from gac.compression.single_row import run_one_row_in_triton
+from gac.checkpoint.attach import carry_plan
 from gac.models.families import family_of
 from gac.models.linears import as_linear
 from gac.plan import Plan
+from gac.runtime.decode import run_one_row_in_triton
+from gac.runtime.modules import empty_module
+from gac.runtime.shared_gemm import fuse_inputs
 from gac.sites import as_planned
 from tests.models.small import small_config, small_model
 

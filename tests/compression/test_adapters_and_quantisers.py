@@ -9,8 +9,8 @@ import torch
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig, TorchAoConfig
 
 import gac
-from gac.compression.layers import ValueLinear
 from gac.plan import Plan
+from gac.runtime.modules import ValueLinear
 from tests.compression.applying import IDS, logits
 from tests.compression.compressed import compressed, small_compressed
 from tests.models.small import small_config, small_model, weights_of

@@ -8,11 +8,11 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from gac.compression.apply import BUILDERS, changed_sites
-from gac.compression.layers import LowRankLinear
 from gac.errors import PlanError
 from gac.forms import FORMS
 from gac.models.families import family_of
 from gac.plan import Plan
+from gac.runtime.modules import LowRankLinear
 from tests.compression.applying import IDS, applied, logits
 from tests.models.small import NEURONS, small_config, small_model
 

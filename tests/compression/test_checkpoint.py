@@ -15,19 +15,19 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import gac
-from gac.compression import checkpoint
-from gac.compression.card import model_card
-from gac.compression.carrying import digest_of
-from gac.compression.checkpoint import is_checkpoint, load_checkpoint, save_checkpoint
-from gac.compression.header import read_header
-from gac.compression.layers import LowRankLinear, empty_module
-from gac.compression.seal import is_sealed, sealed
-from gac.compression.single_row import OneRowLinear
+from gac.checkpoint import directory as checkpoint
+from gac.checkpoint.attach import digest_of
+from gac.checkpoint.card import model_card
+from gac.checkpoint.digest import is_sealed, sealed
+from gac.checkpoint.directory import is_checkpoint, load_checkpoint, save_checkpoint
+from gac.checkpoint.header import read_header
 from gac.errors import CheckpointError, GacError
-from gac.files import exchange
+from gac.io import exchange
 from gac.models.loading import load_model
-from gac.one_row import multiply
 from gac.plan import Plan, WorkloadLatency
+from gac.runtime.decode import OneRowLinear
+from gac.runtime.decode_kernel import multiply
+from gac.runtime.modules import LowRankLinear, empty_module
 from tests.compression.compressed import small_compressed
 
 CHANGES = {
@@ -90,7 +90,7 @@ def test_a_round_trip_changes_no_bit(model: LlamaForCausalLM, saved: Path) -> No
 def test_a_new_process_gets_the_same_bits(model: LlamaForCausalLM, saved: Path, tmp_path: Path) -> None:
     script = (
         "import sys, torch\n"
-        "from gac.compression.checkpoint import load_checkpoint\n"
+        "from gac.checkpoint.directory import load_checkpoint\n"
         "from safetensors.torch import load_file, save_file\n"
         "model = load_checkpoint(sys.argv[1], device='cpu')\n"
         "with torch.no_grad():\n"
@@ -275,7 +275,7 @@ def test_a_directory_in_use_is_left_alone(model: LlamaForCausalLM, saved: Path) 
 def test_overwrite_replaces_a_checkpoint(
     flag: int, model: LlamaForCausalLM, saved: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gac.files._RENAME_EXCHANGE", flag)
+    monkeypatch.setattr("gac.io._RENAME_EXCHANGE", flag)
     (saved / "old").write_text("gone")
     torch.nn.init.ones_(model.lm_head.weight)
     save_checkpoint(model, saved, overwrite=True)

@@ -7,9 +7,9 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, StaticCache
 
-from gac.compression.fusing import FusedInput, fuse_inputs
 from gac.models.families import family_of
 from gac.plan import Plan
+from gac.runtime.shared_gemm import FusedInput, fuse_inputs
 from gac.sites import as_planned
 from tests.compression.applying import IDS, applied, logits
 

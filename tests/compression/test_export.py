@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, GPT2LMHeadModel, LlamaForCausalLM
 
 import gac
-from gac.compression.export import export_plain
+from gac.checkpoint.export import export_plain
 from gac.errors import CheckpointError
 from gac.plan import Plan
 from tests.compression.applying import logits

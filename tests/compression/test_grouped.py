@@ -9,13 +9,13 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from gac.compression.checkpoint import load_checkpoint, save_checkpoint
-from gac.compression.fusing import fuse_inputs
-from gac.compression.layers import BlockLinear, GroupedLinear, empty_module
+from gac.checkpoint.directory import load_checkpoint, save_checkpoint
 from gac.errors import PlanError
 from gac.forms import Grouped, Weight, form_named
 from gac.models.families import family_of
 from gac.plan import Plan, WeightChoice
+from gac.runtime.modules import BlockLinear, GroupedLinear, empty_module
+from gac.runtime.shared_gemm import fuse_inputs
 from gac.sites import as_planned
 from tests.compression.applying import IDS, applied, logits
 

@@ -12,11 +12,11 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, LlamaForCa
 from transformers.utils import hub
 
 import gac
-from gac.compression.carrying import PlannedModel
-from gac.compression.layers import LowRankLinear
-from gac.compression.modeling import CompressedModel
+from gac.checkpoint.attach import PlannedModel
 from gac.errors import CheckpointError
 from gac.plan import Plan
+from gac.runtime.modeling import CompressedModel
+from gac.runtime.modules import LowRankLinear
 from tests.compression.applying import IDS, logits
 from tests.compression.compressed import RANK, small_compressed
 

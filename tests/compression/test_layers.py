@@ -1,9 +1,9 @@
 import pytest
 import torch
 
-from gac.compression.layers import _MODULES, LowRankLinear, empty_module
 from gac.forms import FORMS
 from gac.plan import WeightChoice
+from gac.runtime.modules import _MODULES, LowRankLinear, empty_module
 
 CHOICES = [
     WeightChoice("q", "dense", 24, 24, 40, None),

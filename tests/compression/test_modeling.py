@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-from gac.compression.modeling import uncollected
 from gac.plan import Plan
+from gac.runtime.modeling import uncollected
 from tests.compression.compressed import small_compressed
 
 Q_PROJ = "model.layers.0.self_attn.q_proj"

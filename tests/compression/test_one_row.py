@@ -9,10 +9,10 @@ from torch import Tensor, library, nn
 from torch.nn import functional
 from transformers import LlamaForCausalLM
 
-from gac import one_row
-from gac.compression.fusing import FusedInput
-from gac.compression.layers import LowRankLinear, ValueLinear
-from gac.compression.single_row import OneRowLinear, run_one_row_in_triton
+from gac.runtime import decode_kernel as one_row
+from gac.runtime.decode import OneRowLinear, run_one_row_in_triton
+from gac.runtime.modules import LowRankLinear, ValueLinear
+from gac.runtime.shared_gemm import FusedInput
 from tests.compression.applying import logits
 
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="Triton kernels need a GPU")

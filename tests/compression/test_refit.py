@@ -10,8 +10,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 import gac
 from gac.compression import refit as refitting
+from gac.compression.paired_run import SideBySide
 from gac.compression.refit import REFITS, RESIDUAL_LEAVES, leaves, refit_named
-from gac.compression.side_by_side import SideBySide
 from gac.errors import GacError, ModelError
 from gac.forms import FORMS
 from gac.models.families import family_of, supported

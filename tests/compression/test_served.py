@@ -11,9 +11,9 @@ import torch
 from torch import nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from gac.compression.modeling import CompressedModel
-from gac.compression.served import show_to_serve
 from gac.plan import Plan
+from gac.runtime.modeling import CompressedModel
+from gac.runtime.serving import show_to_serve
 from tests.compression.applying import logits
 from tests.compression.compressed import compressed, small_compressed
 from tests.models.small import every_family, small_config, small_model

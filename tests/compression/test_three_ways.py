@@ -15,8 +15,8 @@ from safetensors.torch import load_file
 from transformers.dynamic_module_utils import get_imports
 
 import gac
-from gac.compression.classes import classes_of
-from gac.compression.standalone import source_for
+from gac.checkpoint.classes import classes_of
+from gac.checkpoint.standalone import source_for
 from gac.models.families import supported
 from gac.plan import Plan
 from tests.compression.applying import IDS

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from gac.errors import GacError, ProfileError
 from gac.evaluation.bench import Bench, Reference, grouped
-from gac.evaluation.contestants import DENSE, FUSED, UNALIGNED, Field, shared_contestants
+from gac.evaluation.compared import DENSE, FUSED, UNALIGNED, Field, shared_contestants
 from gac.evaluation.latency import LEAST_ROUNDS, MOST_ROUNDS, Entry, GraphTimer, Spread, interleaved, race
 from gac.evaluation.shapes import field_of_shapes, model_of_shapes
 from gac.evaluation.steps import Context, Step, decode_step, prefill_step, prepare

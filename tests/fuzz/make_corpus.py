@@ -8,11 +8,11 @@ from pathlib import Path
 from transformers import LlamaConfig
 
 from gac.allocation.frontier import frontier
-from gac.compression.carrying import digest_of
-from gac.compression.header import header_of
-from gac.compression.seal import sealed
-from gac.files import to_json
+from gac.checkpoint.attach import digest_of
+from gac.checkpoint.digest import sealed
+from gac.checkpoint.header import header_of
 from gac.forms import form_named
+from gac.io import to_json
 from gac.models.families import COMPRESSED, family_of
 from gac.plan import KvCache, Plan, WorkloadLatency
 from tests.allocation.small_problems import MADE_FROM, problem

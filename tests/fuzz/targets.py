@@ -8,8 +8,8 @@ from pathlib import Path
 from gac.allocation.frontier_record import Frontier
 from gac.allocation.rules import Rule
 from gac.errors import UNSAFE, GacError, PlanError
-from gac.files import from_json
 from gac.forms import FORMS, form_named
+from gac.io import from_json
 from gac.models.families import family_of, text_config
 from gac.plan import Plan
 from gac.profiling.lines import read_line
@@ -60,7 +60,7 @@ def read_frontier(data: bytes) -> None:
 
 def read_checkpoint(data: bytes) -> None:
     """Open a directory whose config, plan and shard index are given; it has no weights, so it is never opened."""
-    from gac.compression.checkpoint import load_checkpoint
+    from gac.checkpoint.directory import load_checkpoint
 
     with tempfile.TemporaryDirectory() as folder:
         for name, content in zip(CHECKPOINT_FILES, data.split(SEPARATOR), strict=False):
@@ -80,8 +80,8 @@ def read_report(data: bytes) -> None:
 
 def read_config(data: bytes) -> None:
     """Open a directory of which only the config is read, and list what every choice moves."""
-    from gac.graph import choices
     from gac.models.loading import load_config
+    from gac.reporting.dims_moved import choices
 
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_bytes(data)

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gac.errors import UNSAFE, GacError, PlanError, ProfileError
-from gac.files import from_json, suspicion
 from gac.forms import Weight, check_weight, form_named
+from gac.io import from_json, suspicion
 from gac.plan import Plan
 from gac.profiling.reading import parse
 from gac.profiling.table import Profile

@@ -12,13 +12,13 @@ import torch
 from torch import nn
 from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM
 
-from gac.compression.checkpoint import load_checkpoint, save_checkpoint
-from gac.compression.fusing import fuse_inputs
+from gac.checkpoint.directory import load_checkpoint, save_checkpoint
 from gac.errors import ModelError, PlanError
 from gac.forms import FORMS, Weight, linear
 from gac.models.families import Family, family_of, supported, text_config
 from gac.models.linears import as_linear
 from gac.plan import Plan
+from gac.runtime.shared_gemm import fuse_inputs
 from gac.sites import check_forms_fit, run_together
 from tests.compression.applying import IDS, applied, logits
 from tests.models.small import NEURONS, SMALL, every_family, small_config, small_model, weights_of

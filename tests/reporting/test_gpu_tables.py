@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from rendering import shown
 
+from gac.lab.mechanisms.causes import Cause
 from gac.profiling.cliffs import find_cliffs
-from gac.profiling.mechanisms.causes import Cause
 from gac.profiling.records import Launch
 from gac.profiling.table import Sweep
 from gac.reporting.gpu_tables import Told, alignment_table, cliffs_table, points_table, profiles_table

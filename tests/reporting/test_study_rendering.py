@@ -4,9 +4,9 @@ from dataclasses import replace
 
 from rich.console import Console, RenderableType
 
-from gac.profiling.mechanisms import explain
-from gac.profiling.studies import Column, StudyResult
-from gac.reporting.study_tables import explanation_tables, studies_table, study_tables, verdicts_table
+from gac.lab.mechanisms import explain
+from gac.lab.studies import Column, StudyResult
+from gac.lab.tables import explanation_tables, studies_table, study_tables, verdicts_table
 
 RESULT = StudyResult(
     "gemm-k",

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from gac.baselines.fold import Measured, fold_values
 from gac.plan import Plan
-from gac.sensitivity.fold import Measured, fold_values
 from gac.sensitivity.groups import decompose_groups
 from gac.sensitivity.linalg import damped
 from gac.sensitivity.methods import METHODS, Metric

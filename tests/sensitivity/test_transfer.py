@@ -9,7 +9,7 @@ from gac.errors import ModelError
 from gac.models.families import family_of
 from gac.models.shapes import SHAPES
 from gac.plan import Calibration
-from gac.sensitivity.transfer import CurveLibrary
+from gac.sensitivity.curve_library import CurveLibrary
 from gac.sites import LossCurve, SiteCurves
 
 SMALL, LARGE = SHAPES["smollm2"], SHAPES["llama-3-8b"]

@@ -28,11 +28,11 @@ from tests.headers import make_header
 
 POINTS = [Point(low_rank(1, 64, rank, 64)) for rank in range(1, 31)]
 WRITERS = (
-    "gac/files.py",
+    "gac/io.py",
     "gac/sensitivity/store.py",
-    "gac/sensitivity/evidence.py",
+    "gac/baselines/measurements.py",
     "gac/profiling/sweeps/journal.py",
-    "gac/compression/checkpoint.py",
+    "gac/checkpoint/directory.py",
     "safetensors/torch.py",
     "/shutil.py",
     "/tempfile.py",

@@ -67,7 +67,7 @@ class LowRank(Operator):
 
 
 class TritonLinear(Linear):
-    """The GEMM of one row in the Triton kernel of ``gac.one_row``."""
+    """The GEMM of one row in the Triton kernel of ``gac.runtime.decode_kernel``."""
 
     name = "linear_triton"
     dtypes = ("bf16", "fp16")

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import TracebackType
 
 from gac.errors import GacError, ProfileError
-from gac.files import sync_directory
+from gac.io import sync_directory
 from gac.profiling.reading import parse
 from gac.profiling.records import (
     AgainLine,

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from gac.one_row import launch
 from gac.profiling.timing.runners.base import Result, Runner, corners, edges, joined, single
+from gac.runtime.decode_kernel import launch
 
 
 class LinearRunner(Runner):

@@ -1,0 +1,1 @@
+"""Peers' methods and rules, to compare with."""

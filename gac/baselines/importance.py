@@ -1,0 +1,68 @@
+"""The importance objective: scores times parameters, over the ranks near those that another rule gave."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from gac.allocation.knapsack import Group, knapsack
+from gac.baselines.ranks import Allotted
+from gac.forms import Weight, form_named
+from gac.sites import Ints
+
+WINDOW = 64
+"""How far from the unaligned rank a candidate may lie, either way."""
+
+
+def most_important(
+    weights: Sequence[Weight],
+    scores: Mapping[str, float],
+    start: Mapping[str, Allotted],
+    ranks: Mapping[str, Ints],
+    limit: int,
+    window: int = WINDOW,
+) -> dict[str, Allotted]:
+    """The exact optimum of the importance objective, over the ranks in a window round the unaligned ones.
+
+    Published is: maximise ``sum_i s_i (|W_i| - |W_i*|)`` within the budget, where ``|W_i|`` counts the parameters of a
+    candidate, ``|W_i*|`` those at the unaligned rank and ``s_i`` scores the weight. ``|W_i*|`` is a constant, so the
+    same choice minimises ``sum_i s_i (max |W_i| - |W_i|)``, whose terms are 0 or more.
+
+    The objective is linear in the parameters: a weight that scores above the exchange rate of the budget goes to the
+    top of its window and any other to the bottom, so that the window decides and not the loss.
+
+    Args:
+        scores: by weight name, 0 or more.
+        start: the unaligned form and dim of each weight; one that is dense there stays dense.
+        ranks: what each weight may take; without any in its window it takes the nearest, without any at all it stays
+            dense.
+        limit: most parameters of all weights together.
+
+    Raises:
+        BudgetError: the smallest candidates take more than the limit.
+    """
+    choices = [_near(weight, start[weight.name], ranks[weight.name], window) for weight in weights]
+    groups = [
+        importance_group(weight, scores[weight.name], [_params(weight, choice) for choice in near])
+        for weight, near in zip(weights, choices, strict=True)
+    ]
+    picked = knapsack(groups, [limit], names=["the parameter limit"]).choice
+    return {weight.name: near[item] for weight, near, item in zip(weights, choices, picked, strict=True)}
+
+
+def importance_group(weight: Weight, score: float, params: Sequence[int]) -> Group:
+    """A weight's candidates under the importance objective, by what they fall short of the largest."""
+    counts = np.array(params, dtype=np.int64)
+    return Group(weight.name, score * (counts.max() - counts).astype(np.float64), counts[:, None])
+
+
+def _near(weight: Weight, start: Allotted, ranks: Ints, window: int) -> list[Allotted]:
+    if start.form == "dense" or len(ranks) == 0:
+        full = form_named("dense").full(weight)
+        return [Allotted("dense", full, full)]
+    distance = np.abs(ranks - start.dim)
+    near = ranks[distance <= max(window, int(distance.min()))]
+    return [Allotted(start.form, rank, rank) for rank in near.tolist()]
+
+
+def _params(weight: Weight, choice: Allotted) -> int:
+    return form_named(choice.form).params(weight, choice.dim)

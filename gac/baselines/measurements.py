@@ -1,0 +1,65 @@
+"""What some peers' rules ask of the model besides loss curves: measured by layer, kept beside the statistics."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+
+from torch import Tensor, nn
+
+from gac.baselines.first_order import stream_changes
+from gac.baselines.truncation_losses import stream_probes
+from gac.errors import ModelError
+from gac.models.loading import first_offloaded
+from gac.sensitivity.methods import Method
+from gac.sensitivity.store import StatisticsStore, read_arrays, write_arrays
+from gac.sites import Floats, Site
+
+Stream = Callable[
+    [nn.Module, Sequence[Site], Tensor, Method, StatisticsStore | None, bool], Iterator[tuple[int, dict[str, Floats]]]
+]
+
+STREAMS: Mapping[str, Stream] = MappingProxyType({"zero-sum": stream_changes, "sensitivity": stream_probes})
+
+
+def measure_evidence(
+    rule: str,
+    model: nn.Module,
+    sites: Sequence[Site],
+    windows: Tensor,
+    method: Method,
+    store: StatisticsStore | None,
+    *,
+    progress: bool = True,
+) -> dict[str, Floats]:
+    """What the rule of this name asks for, by weight name; nothing for a rule that reads loss curves alone.
+
+    Args:
+        sites: whole layers of them, in model order.
+        windows: calibration token ids, int64, shape ``(windows, tokens)``.
+        store: where layers and the factors of their weights are found again; None keeps nothing.
+
+    Raises:
+        ModelError: a loss or a statistic is not finite, or a weight is offloaded.
+        StatisticsError: what is kept cannot be written or read.
+    """
+    if rule not in STREAMS:
+        return {}
+    _check_in_memory(rule, model)
+    layers = dict.fromkeys(site.layer for site in sites)
+    paths = {layer: store.evidence(rule, method.name, layer) for layer in layers} if store else {}
+    found = {layer: read_arrays(path) for layer, path in paths.items() if path.exists()}
+    missing = [site for site in sites if site.layer not in found]
+    for layer, measured in STREAMS[rule](model, missing, windows, method, store, progress):
+        found[layer] = measured
+        if paths:
+            write_arrays(paths[layer], measured)
+    return {name: values for layer in layers for name, values in found[layer].items()}
+
+
+def _check_in_memory(rule: str, model: nn.Module) -> None:
+    """Refuse offloaded weights: their gradients are not kept, and no other values can be tried in their place."""
+    if name := first_offloaded(model):
+        raise ModelError(
+            f"{name} is offloaded by its device_map, under the rule {rule}",
+            "every weight in the memory of a device, where its gradient or its truncation can be measured",
+            'Load the model with device_map="cpu", or take another rule.',
+        )

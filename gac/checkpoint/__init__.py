@@ -1,0 +1,1 @@
+"""Save, load and export a compressed model."""

@@ -1,0 +1,1 @@
+"""Studies of the published experiments, and why a dim is slow."""

@@ -1,0 +1,31 @@
+"""Why dims collapse: rules with their sources, and what the recorded kernels tell."""
+
+from gac.lab.mechanisms.causes import Cause, cause_of, causes_of
+from gac.lab.mechanisms.edges import edge_causes
+from gac.lab.mechanisms.explain import explain
+from gac.lab.mechanisms.explanation import Collapse, Cost, Explanation, Finding, Ran
+from gac.lab.mechanisms.kernels import Kernel, describe
+from gac.lab.mechanisms.rules import RULES, Published, Rule, Setting, rule_named, rules_for
+from gac.lab.mechanisms.sources import Source
+
+__all__ = [
+    "RULES",
+    "Cause",
+    "Collapse",
+    "Cost",
+    "Explanation",
+    "Finding",
+    "Kernel",
+    "Published",
+    "Ran",
+    "Rule",
+    "Setting",
+    "Source",
+    "cause_of",
+    "causes_of",
+    "describe",
+    "edge_causes",
+    "explain",
+    "rule_named",
+    "rules_for",
+]

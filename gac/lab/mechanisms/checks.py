@@ -1,0 +1,142 @@
+"""What the rules look at: whether they concern an axis, whether a dim keeps them, and the numbers behind that."""
+
+from collections.abc import Callable
+
+from gac.lab.mechanisms.axes import ONE_ROW, SDPA, is_math
+from gac.lab.mechanisms.rule import Setting
+from gac.lab.mechanisms.sectors import VECTOR, fetched_over_used, vector_bytes
+
+# --- which operators ------------------------------------------------------------------------------------------------
+
+
+def head_dim(*backends: str) -> Callable[[Setting], bool]:
+    """Head_dim of attention with one of these backends (empty: PyTorch chooses), causal or not."""
+    names = {f"sdpa{'_' if backend else ''}{backend}{causal}" for backend in backends for causal in ("", "_causal")}
+    assert names <= SDPA
+    return lambda setting: setting.axis == "d" and setting.operator in names
+
+
+def rows(setting: Setting) -> bool:
+    return bool(setting.sides)
+
+
+def gemm(setting: Setting) -> bool:
+    """GEMMs that cuBLAS runs: all but the kernels for INT4, one row and attention, and element-wise copies."""
+    fused = setting.operator in SDPA and not is_math(setting.operator)
+    return not fused and setting.operator not in {"copy", "int4_linear", *ONE_ROW}
+
+
+def gemm_rows(setting: Setting) -> bool:
+    return gemm(setting) and rows(setting)
+
+
+def tensor_core_rows(setting: Setting) -> bool:
+    """Rows that Tensor Cores work on: not those of math attention, whose GEMMs are in float32, nor of a single row."""
+    return rows(setting) and not is_math(setting.operator) and setting.operator not in ONE_ROW
+
+
+def tma_rows(setting: Setting) -> bool:
+    """Rows that a Hopper kernel would read by TMA: cuBLAS's GEMMs, and attention where cuDNN serves it."""
+    return (gemm_rows(setting) and tensor_core_rows(setting)) or head_dim("", "cudnn")(setting)
+
+
+def wgmma_rows(setting: Setting) -> bool:
+    return tma_rows(setting) and "n" in setting.sides
+
+
+def launched(setting: Setting) -> bool:
+    return setting.operator != "copy"
+
+
+def fp8(setting: Setting) -> bool:
+    return setting.dtype == "fp8" and rows(setting)
+
+
+# --- what each asks -------------------------------------------------------------------------------------------------
+
+
+def _row_bytes(dim: int, setting: Setting) -> int:
+    return dim * setting.element_bytes
+
+
+def untold(_dim: int, _setting: Setting) -> None:
+    return None
+
+
+def aligned_rows(divisor: int) -> Callable[[int, Setting], bool]:
+    return lambda dim, setting: _row_bytes(dim, setting) % divisor == 0
+
+
+def multiple_of_8(dim: int, _setting: Setting) -> bool:
+    return dim % 8 == 0
+
+
+def whole_mma(dim: int, setting: Setting) -> bool:
+    """An instruction takes 32 bytes of k (16 elements of 2 bytes, 32 of FP8) and 8 columns of n."""
+    whole_k = "k" not in setting.sides or _row_bytes(dim, setting) % 32 == 0
+    return whole_k and ("n" not in setting.sides or dim % 8 == 0)
+
+
+def multiple_of_16(dim: int, _setting: Setting) -> bool:
+    return dim % 16 == 0
+
+
+# --- the numbers behind it ------------------------------------------------------------------------------------------
+
+
+def say_backend(dim: int, _setting: Setting) -> str:
+    if dim % 8 == 0:
+        return f"{dim} = 8 x {dim // 8}: every backend takes it (up to its largest head_dim)"
+    return f"{dim} is not a multiple of 8: only flash and math take it, flash after copies padded to {dim + -dim % 8}"
+
+
+def say_async(dim: int, setting: Setting) -> str:
+    size = _row_bytes(dim, setting)
+    width = vector_bytes(size)
+    how = "plain loads instead of cp.async" if width < 4 else f"cp.async of {width} bytes"
+    return f"rows of {size} bytes: {how}"
+
+
+def say_rows(dim: int, setting: Setting) -> str:
+    size = _row_bytes(dim, setting)
+    rest = f"{size % VECTOR} past a multiple of 16" if size % VECTOR else "a multiple of 16"
+    return f"rows of {size} bytes, {rest}"
+
+
+def say_tier(dim: int, setting: Setting) -> str:
+    elements = vector_bytes(_row_bytes(dim, setting)) // setting.element_bytes
+    return (
+        f"rows begin at multiples of {max(elements, 1)} element{'s' if elements > 1 else ''}: align{max(elements, 1)}"
+    )
+
+
+def say_vector(dim: int, setting: Setting) -> str:
+    size = _row_bytes(dim, setting)
+    return f"rows of {size} bytes: loads of {vector_bytes(size)} bytes"
+
+
+def say_sector(dim: int, setting: Setting) -> str:
+    size = _row_bytes(dim, setting)
+    return f"rows of {size} bytes: {fetched_over_used(size):.3f} bytes fetched a byte used, each row read on its own"
+
+
+def say_mma(dim: int, setting: Setting) -> str:
+    step = 32 // setting.element_bytes
+    parts = [f"{dim} % {step} = {dim % step} along k"] if "k" in setting.sides else []
+    return " and ".join([*parts, *([f"{dim} % 8 = {dim % 8} along n"] if "n" in setting.sides else [])])
+
+
+def say_wgmma(dim: int, _setting: Setting) -> str:
+    return f"{dim} % 8 = {dim % 8}: {-dim % 8} of padding"
+
+
+def say_fp8(dim: int, _setting: Setting) -> str:
+    return f"{dim} % 16 = {dim % 16}"
+
+
+def say_kernel(_dim: int, _setting: Setting) -> str:
+    return "which kernel the library chooses shows in the recorded names only"
+
+
+def say_waves(_dim: int, _setting: Setting) -> str:
+    return "the number of tiles follows from the kernel's tile, so it shows in the record only"

@@ -1,0 +1,154 @@
+"""What the rules of FlashAttention-2 look at: by the record of the dim where there is one, else by the source."""
+
+from math import prod
+
+from gac.lab.mechanisms.kernels import Kernel, describe
+from gac.lab.mechanisms.rule import Setting
+from gac.lab.mechanisms.sectors import bank_conflicts
+from gac.lab.mechanisms.tiles import (
+    BLOCK_COLS,
+    BLOCK_ROWS,
+    RETIRED,
+    TEMPLATES,
+    AttentionTile,
+    flash_tile,
+    shared_limit,
+    template_for,
+)
+from gac.profiling.records import Launch
+
+WARP = 32
+
+TOLERATED_PADDING = 0.15
+"""A template may be this much larger than the head_dim: from here on the study calls the padding waste."""
+
+_NAMES = {"cudnn attention": "cuDNN", "mem-efficient": "the memory-efficient kernel"}
+
+# --- what each asks -------------------------------------------------------------------------------------------------
+
+
+def is_template(dim: int, setting: Setting) -> bool | None:
+    if not by_flash(setting):
+        return None
+    recorded = _recorded_flash(setting)
+    if recorded is not None:
+        return dim == recorded[1].template_head_dim
+    return None if dim in RETIRED else dim in TEMPLATES
+
+
+def little_padding(dim: int, setting: Setting) -> bool | None:
+    if not by_flash(setting):
+        return None
+    template = _template(dim, setting)
+    return template is not None and 1 - dim / template < TOLERATED_PADDING
+
+
+def fitting_tile(dim: int, setting: Setting) -> bool | None:
+    if not by_flash(setting):
+        return None
+    if _template(dim, setting) is None:
+        return False
+    asked, limit = _asked(dim, setting), _limit(setting)
+    return None if asked is None or limit is None else asked[1] <= limit
+
+
+# --- the numbers behind it ------------------------------------------------------------------------------------------
+
+
+def say_template(dim: int, setting: Setting) -> str:
+    if not by_flash(setting):
+        return by_other(setting)
+    template, recorded = _template(dim, setting), _recorded_flash(setting)
+    if template is None:
+        return f"{dim} is larger than the largest template, {TEMPLATES[-1]}"
+    if dim in RETIRED and recorded is None:
+        larger = template_for(dim + 1)
+        return f"older releases have a template for {dim}, newer ones serve it with {larger}; the kernel's name tells"
+    even = None if recorded is None else recorded[1].even_k
+    said = "" if even is None else f"; it ran with is_even_K {str(even).lower()}"
+    return f"the template for {template} serves {dim}: {1 - dim / template:.1%} of its work is padding{said}"
+
+
+def say_budget(dim: int, setting: Setting) -> str:
+    if not by_flash(setting):
+        return by_other(setting)
+    if _template(dim, setting) is None:
+        return f"{dim} is larger than the largest template, {TEMPLATES[-1]}"
+    asked, limit = _asked(dim, setting), _limit(setting)
+    if asked is None or limit is None:
+        return "the GPU's shared memory is not known"
+    tile, shared = asked
+    source = "in the source" if _recorded_flash(setting) is None else "recorded"
+    full = (tile.rows, tile.cols) == (BLOCK_ROWS, BLOCK_COLS[0])
+    return (
+        f"{tile.rows}x{tile.cols} tile of {tile.warps} warps ({source}): Q, K and V take {shared // 1024} of "
+        f"{limit // 1024} KiB" + ("" if full else f"; {tile.total // 1024} KiB with scores and output, in registers")
+    )
+
+
+def say_banks(dim: int, setting: Setting) -> str:
+    template = _template(dim, setting)
+    size = (template or dim) * setting.element_bytes
+    ways = bank_conflicts(size)
+    return (
+        f"eight rows of {size} bytes would take {ways} passes; the libraries swizzle them, so kernels should take one"
+    )
+
+
+# --- what served, with which tile -----------------------------------------------------------------------------------
+
+
+def by_flash(setting: Setting) -> bool:
+    """Whether FlashAttention-2 serves attention: unless another backend was recorded."""
+    return _other_backend(setting) is None
+
+
+def by_other(setting: Setting) -> str:
+    """What served attention instead of FlashAttention-2."""
+    return f"{_other_backend(setting)} served it"
+
+
+def _other_backend(setting: Setting) -> str | None:
+    found = _attention(setting)
+    if found is not None:
+        return _NAMES.get(found[1].family)
+    return "the math backend" if any(describe(launch.name).main for launch in setting.ran) else None
+
+
+def _attention(setting: Setting) -> tuple[Launch, Kernel] | None:
+    """The attention kernel that was recorded at the dim."""
+    kernels = ((launch, describe(launch.name)) for launch in setting.ran)
+    return next((pair for pair in kernels if pair[1].role == "attention"), None)
+
+
+def _recorded_flash(setting: Setting) -> tuple[Launch, Kernel] | None:
+    found = _attention(setting)
+    return found if found is not None and found[1].family == "flash" else None
+
+
+def _template(dim: int, setting: Setting) -> int | None:
+    recorded = _recorded_flash(setting)
+    return template_for(dim) if recorded is None else recorded[1].template_head_dim
+
+
+def _asked(dim: int, setting: Setting) -> tuple[AttentionTile, int] | None:
+    """The tile and the shared memory that a launch asks for: as recorded, else by FlashAttention's source."""
+    recorded = _recorded_flash(setting)
+    if recorded is not None:
+        launch, kernel = recorded
+        assert kernel.template_head_dim is not None, "a flash kernel's name tells its template"
+        assert kernel.tile is not None, "a flash kernel's name tells its tile"
+        warps = prod(launch.block) // WARP
+        return AttentionTile(kernel.template_head_dim, *kernel.tile, warps=warps), launch.shared_bytes
+    template, limit = template_for(dim), _limit(setting)
+    if template is None or limit is None or setting.compute_capability is None:
+        return None
+    causal = setting.operator.endswith("_causal")
+    tile = flash_tile(template, setting.compute_capability, limit, causal=causal)
+    return tile, tile.shared
+
+
+def _limit(setting: Setting) -> int | None:
+    if setting.shared_bytes is not None:
+        return setting.shared_bytes
+    return None if setting.compute_capability is None else shared_limit(setting.compute_capability)

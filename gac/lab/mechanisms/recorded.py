@@ -1,0 +1,137 @@
+"""What a profile has about one dim: latency, kernels, whether it is collapsed, what misalignment costs there."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+
+from gac.lab.mechanisms.axes import element_bytes
+from gac.lab.mechanisms.causes import cause_of, operation_at
+from gac.lab.mechanisms.explanation import Collapse, Cost, Ran
+from gac.lab.mechanisms.kernels import describe
+from gac.lab.mechanisms.waves import Gemm, gemms_of, read, waves_of
+from gac.profiling.cliffs import Cliffs, find_cliffs
+from gac.profiling.records import Header, Launch
+from gac.profiling.table import COARSEST_CLASS, Profile, Sweep
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """One sweep of a profile, seen from one of its dims (which the sweep need not have)."""
+
+    header: Header
+    sweep: Sweep
+    dim: int
+
+    @classmethod
+    def of(
+        cls, profile: Profile, operator: str, axis: str, dtype: str, dim: int, fixed: Mapping[str, int] | None
+    ) -> "Recorded | None":
+        """The sweep with these other axes, by default those of ``_fullest``; None where the profile has none."""
+        others = _fullest(profile, operator, axis, dtype, dim) if fixed is None else fixed
+        if others is None:
+            return None
+        sweep = profile.rows_of(operator, others, axis, dtype)
+        return cls(profile.header, sweep, dim) if len(sweep) else None
+
+    @cached_property
+    def place(self) -> int | None:
+        """Where the dim is in the sweep."""
+        return _place(self.sweep, self.dim)
+
+    @cached_property
+    def cliffs(self) -> Cliffs:
+        return find_cliffs(self.sweep)
+
+    @property
+    def latency_ns(self) -> float | None:
+        return None if self.place is None else float(self.sweep.ns[self.place])
+
+    def launches(self, dim: int) -> tuple[Launch, ...]:
+        """What was recorded at a dim of the sweep; empty where nothing was."""
+        return self._launches.get(dim, ())
+
+    @cached_property
+    def _launches(self) -> dict[int, tuple[Launch, ...]]:
+        return dict(zip(self.sweep.dims.tolist(), self.sweep.launches, strict=True))
+
+    @property
+    def ran(self) -> tuple[Ran, ...]:
+        """The kernels at the dim, with the waves in which the SMs work off their tiles."""
+        launches = self.launches(self.dim)
+        main = [describe(launch.name).main for launch in launches]
+        gemms = gemms_of(operation_at(self.sweep, self.dim))
+        ours = iter(gemms if len(gemms) == sum(main) else ())
+        return tuple(
+            self._ran(launch, next(ours, None) if counts else None)
+            for launch, counts in zip(launches, main, strict=True)
+        )
+
+    def _ran(self, launch: Launch, gemm: Gemm | None) -> Ran:
+        kernel = read(launch, gemm)
+        waves = waves_of(launch, kernel, self.header, gemm)
+        if waves is None:
+            return Ran(kernel, launch.grid)
+        return Ran(kernel, launch.grid, waves.tiles, waves.count, waves.last, waves.exact)
+
+    @cached_property
+    def collapse(self) -> Collapse | None:
+        """Which larger dim is faster, by how much and why; None where none is."""
+        found = self.cliffs.collapsed.tolist()
+        if self.place is None or self.dim not in found:
+            return None
+        at = found.index(self.dim)
+        rescue = int(self.cliffs.rescue[at])
+        fast = _place(self.sweep, rescue)
+        assert fast is not None, "a rescue is a measured dim"
+        cause = cause_of(
+            self.sweep.launches[self.place],
+            self.sweep.launches[fast],
+            self.header,
+            operation_at(self.sweep, self.dim),
+            operation_at(self.sweep, rescue),
+            element_bytes(self.sweep.operator, self.sweep.dtype),
+        )
+        return Collapse(rescue, float(self.cliffs.slowdown[at]), cause)
+
+    def cost(self, sound: Callable[[int], bool], reach: int) -> Cost | None:
+        """This dim against the nearest larger measured one that is sound; else its alignment class; else None.
+
+        Dims that are ``reach`` or more larger do not count.
+        """
+        dims = enumerate(self.sweep.dims.tolist())
+        after = (place for place, dim in dims if self.dim < dim < self.dim + reach and sound(dim))
+        against = next(after, None)
+        if self.place is None or against is None:
+            return self._class_cost()
+        slowdown, other = float(self.sweep.ns[self.place] / self.sweep.ns[against]), int(self.sweep.dims[against])
+        return Cost("measured", f"{slowdown:.2f}x the latency of {other} ({self.sweep.label})", slowdown, other)
+
+    def _class_cost(self) -> Cost | None:
+        step = min(self.dim & -self.dim, COARSEST_CLASS)
+        median = self.cliffs.class_slowdown.get(step)
+        if median is None:
+            return None
+        kind = "odd dims" if step == 1 else f"odd multiples of {step}"
+        words = f"{median:.2f}x, the median of the {kind} over the aligned dims they pad to ({self.sweep.label})"
+        return Cost("alignment class", words, float(median))
+
+
+def _fullest(profile: Profile, operator: str, axis: str, dtype: str, dim: int) -> dict[str, int] | None:
+    """The other axes with which most dims were measured, sooner where this dim was; of equals, the largest sizes."""
+    counts: Counter[tuple[tuple[str, int], ...]] = Counter()
+    here = set()
+    for row in profile.measurements:
+        if (row.operator, row.dtype, row.cache) == (operator, dtype, "cold") and row.error is None:
+            others = tuple((name, size) for name, size in row.shape.items() if name != axis)
+            counts[others] += 1
+            if row.shape[axis] == dim:
+                here.add(others)
+    best = max(counts, key=lambda one: (one in here, counts[one], prod(size for _, size in one)), default=None)
+    return None if best is None else dict(best)
+
+
+def _place(sweep: Sweep, dim: int) -> int | None:
+    place = int(sweep.dims.searchsorted(dim))
+    return place if place < len(sweep) and sweep.dims[place] == dim else None

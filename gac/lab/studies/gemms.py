@@ -1,0 +1,148 @@
+"""Studies of the GEMM along K and N, and of the GEMV."""
+
+from gac.lab.studies import published
+from gac.lab.studies.readings import Readings
+from gac.lab.studies.records import Column, Finding, Study, Verdict
+from gac.lab.studies.shapes import classes_note, gemm, gemm_by_k, slowdowns
+from gac.lab.studies.verdicts import ABSENT, NOISE, band_rule, close, graded, percent, stated, times
+from gac.profiling.records import Point
+
+TIER_BAND = (1.25, 2.5)
+"""Published: 25 to 60 % (of the throughput: 1.33x to 2.5x; 107 against 112 is 1.78x)."""
+
+K_DIMS = range(64, 257)
+N_DIMS = range(1000, 1065)
+GEMV_DIMS = range(4064, 4129)
+
+GEMV_BAND = (ABSENT, 1.25)
+"""Published: about 12 % on K and 4 % on N."""
+
+_TIER_RULE = band_rule("median over misaligned dims of latency over that of the next multiple of 8", *TIER_BAND)
+
+
+def gemm_by_n(n: int) -> Point:
+    """A GEMM 4096 x N x 4096."""
+    return gemm(4096, 4096, n)
+
+
+def _gemm_k(readings: Readings) -> Finding:
+    figures = {int(row.k): row.latency_ms for row in published.gemm("G3")}
+    shown = sorted({*figures, 104, 105, 106, 108, 120})
+    rows = tuple(
+        (k, readings.ms(gemm_by_k(k)), slowdowns(readings, gemm_by_k, [k])[0] if k % 8 else None, figures.get(k))
+        for k in shown
+    )
+    factor = readings.middle(slowdowns(readings, gemm_by_k, K_DIMS), "the slowdown of misaligned K")
+    verdict = graded(factor, *TIER_BAND)
+    columns = (Column("K"), Column("measured", "ms"), Column("over next multiple of 8", "x"), Column("A100", "ms"))
+    at_107 = readings.ratio(gemm_by_k(107), gemm_by_k(112))
+    example = "" if at_107 is None else f"; 107 takes {at_107:.2f}x as long as 112 (A100: 1.78x)"
+    said = f"K that are no multiple of 8 take {times(factor, *TIER_BAND)} as long as the next multiple{example}"
+    notes = (classes_note(readings, gemm_by_k, K_DIMS, "K"), *close("", factor, ABSENT, *TIER_BAND))
+    return Finding(columns, rows, verdict, stated(verdict, said), notes)
+
+
+GEMM_K = Study(
+    "gemm-k",
+    "GEMM 4096 x 4096 x K",
+    "K % 8 != 0 costs 25-60 % (0.089 ms at K=107, 0.050 ms at K=112 and K=128)",
+    "GAC's study, experiment G3, A100-80GB, GEMM 4096 x 4096 x K fp16",
+    _TIER_RULE,
+    lambda: tuple(gemm_by_k(k) for k in K_DIMS),
+    _gemm_k,
+)
+
+
+def _gemm_n(readings: Readings) -> Finding:
+    cost = published.constraint("cuBLAS kernel tier").cost_when_broken
+    shown = (1000, 1001, 1002, 1004, 1008, 1016, 1017, 1018, 1020, 1024, 1025, 1032)
+    rows = tuple(
+        (
+            n,
+            readings.ms(gemm_by_n(n)),
+            slowdowns(readings, gemm_by_n, [n])[0] if n % 8 else None,
+            cost if n % 8 else None,
+        )
+        for n in shown
+    )
+    factor = readings.middle(slowdowns(readings, gemm_by_n, N_DIMS), "the slowdown of misaligned N")
+    verdict = graded(factor, *TIER_BAND)
+    columns = (
+        Column("N"),
+        Column("measured", "ms"),
+        Column("over next multiple of 8", "x"),
+        Column("A100, lost throughput"),
+    )
+    taken = times(factor, *TIER_BAND)
+    said = f"N that are no multiple of 8 take {taken} as long as the next multiple (A100: 1.33x to 2.5x)"
+    notes = (classes_note(readings, gemm_by_n, N_DIMS, "N"), *close("", factor, ABSENT, *TIER_BAND))
+    return Finding(columns, rows, verdict, stated(verdict, said), notes)
+
+
+GEMM_N = Study(
+    "gemm-n",
+    "GEMM 4096 x N x 4096",
+    "N % 8 != 0 costs 25-60 %, as K does",
+    "GAC's study, cuBLAS kernel tiers, A100-80GB, fp16",
+    _TIER_RULE,
+    lambda: tuple(gemm_by_n(n) for n in N_DIMS),
+    _gemm_n,
+)
+
+
+def gemv_by_k(k: int) -> Point:
+    """A GEMV 1 x 4096 x K."""
+    return gemm(1, k, 4096)
+
+
+def gemv_by_n(n: int) -> Point:
+    """A GEMV 1 x N x 4096."""
+    return gemm(1, 4096, n)
+
+
+def _gemv(readings: Readings) -> Finding:
+    costs = {
+        axis: readings.middle(slowdowns(readings, at, GEMV_DIMS), f"the slowdown of misaligned {axis.upper()}")
+        for axis, at in (("k", gemv_by_k), ("n", gemv_by_n))
+    }
+    rows = tuple(
+        (axis.upper(), cost, 1 + published.gemm_sweep(f"gemv {axis}").cost_percent / 100)
+        for axis, cost in costs.items()
+    )
+    verdict = _gemv_verdict(costs["k"], costs["n"])
+    columns = (Column("axis", side="<"), Column("over next multiple of 8", "x"), Column("A100", "x"))
+    said = (
+        f"misaligned K take {times(costs['k'], *GEMV_BAND)} as long as the next multiple of 8 and misaligned N "
+        f"{times(costs['n'])} (A100: 1.12x and 1.04x)"
+    )
+    notes = (
+        classes_note(readings, gemv_by_k, GEMV_DIMS, "K"),
+        classes_note(readings, gemv_by_n, GEMV_DIMS, "N"),
+        *close("K", costs["k"], *GEMV_BAND),
+        *(close("N over K", costs["n"] / costs["k"], 1 + NOISE) if _in_band(costs["k"]) else ()),
+    )
+    return Finding(columns, rows, verdict, stated(verdict, said), notes)
+
+
+def _gemv_verdict(k: float, n: float) -> Verdict:
+    if k < ABSENT:
+        return "did not hold"
+    return "held" if _in_band(k) and n <= (1 + NOISE) * k else "other"
+
+
+def _in_band(k: float) -> bool:
+    least, most = GEMV_BAND
+    return least <= k <= most
+
+
+GEMV = Study(
+    "gemv",
+    "GEMV 1 x N x K near 4096",
+    "at M = 1 the penalty is smaller: about 12 % on K and 4 % on N",
+    "arXiv 2604.09595, section 3.2, A100-80GB, M = 1, K and N near 4096, fp16",
+    "rule: median over misaligned dims of latency over that of the next multiple of 8; held where K costs "
+    f"{GEMV_BAND[0]:.2f}x to {GEMV_BAND[1]:.2f}x and N no more than K (within {percent(NOISE)}), did not hold where K "
+    f"costs less than {ABSENT:.2f}x, other otherwise",
+    lambda: (*(gemv_by_k(k) for k in GEMV_DIMS), *(gemv_by_n(n) for n in GEMV_DIMS)),
+    _gemv,
+)

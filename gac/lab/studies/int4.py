@@ -1,0 +1,149 @@
+"""The study of INT4 weights by batch: the fused kernel against two steps and against the GEMM of 16-bit weights."""
+
+from gac.lab.studies import published
+from gac.lab.studies.readings import Readings
+from gac.lab.studies.records import Cell, Column, Finding, Study, Verdict
+from gac.lab.studies.shapes import copy, gemm
+from gac.lab.studies.verdicts import NOISE, close, percent, stated
+from gac.profiling.operators import operation
+from gac.profiling.records import Point
+
+GROUP = 128
+BATCHES = (1, 2, 4, 8, 16, 32)
+SHAPES = {"mlp_gate_up": (8960, 1536), "attn_q_o": (1536, 1536)}
+"""n and k."""
+
+WIN = 1 + NOISE
+"""The GEMM takes at least this many times longer where the fused kernel beats it."""
+
+PUBLISHED_LAST = {"mlp_gate_up": 1, "attn_q_o": 0}
+"""The last batch at which the fused kernel beat the FP16 GEMM; 0: none."""
+
+
+def _fused(projection: str, batch: int) -> Point:
+    n, k = SHAPES[projection]
+    return Point(operation("int4_linear", m=batch, k=k, n=n, group=GROUP), "bf16")
+
+
+def _two_op(projection: str, batch: int) -> Point:
+    n, k = SHAPES[projection]
+    return Point(operation("int4_linear_dequantised", m=batch, k=k, n=n, group=GROUP), "bf16")
+
+
+def _full(projection: str, batch: int) -> Point:
+    n, k = SHAPES[projection]
+    return gemm(batch, k, n, "bf16")
+
+
+def _points() -> tuple[Point, ...]:
+    kinds = (_fused, _two_op, _full)
+    timed = (kind(projection, batch) for projection in SHAPES for batch in BATCHES for kind in kinds)
+    return (*timed, copy())
+
+
+def _last_win(readings: Readings, projection: str) -> int:
+    """The last batch up to which the fused kernel beats the GEMM, beyond noise, at every batch; 0: not at one row."""
+    last = 0
+    for batch in BATCHES:
+        won = _advantage(readings, projection, batch)
+        if won is None or won < WIN:
+            break
+        last = batch
+    return last
+
+
+def _advantage(readings: Readings, projection: str, batch: int) -> float | None:
+    """How many times longer than the fused kernel the GEMM takes."""
+    return readings.ratio(_full(projection, batch), _fused(projection, batch))
+
+
+def _edges(readings: Readings, projection: str, last: int) -> tuple[str, ...]:
+    """Notes for the last win and for the batch after it, where either is close."""
+    deciding = [batch for batch in (last, next((batch for batch in BATCHES if batch > last), 0)) if batch]
+    advantages = ((batch, _advantage(readings, projection, batch)) for batch in deciding)
+    return tuple(
+        text
+        for batch, won in advantages
+        if won is not None
+        for text in close(f"{projection} at batch {batch}", won, WIN)
+    )
+
+
+def _regimes(readings: Readings) -> Finding:
+    for projection in SHAPES:
+        readings.middle([readings.ns(_fused(projection, batch)) for batch in BATCHES], "the fused kernel's latency")
+    rows = tuple(_row(readings, row) for row in published.int4_regimes())
+    last = {projection: _last_win(readings, projection) for projection in SHAPES}
+    verdict = _verdict(last)
+    columns = (
+        Column("projection", side="<"),
+        Column("batch"),
+        *(Column(text, "us") for text in ("fused", "two-op", "GEMM")),
+        *(Column(text, "x") for text in ("two-op", "GEMM")),
+        Column("fused", "GB/s"),
+        *(Column(f"RTX 4070 {text}", "x") for text in ("two-op", "GEMM")),
+        Column("RTX 4070 fused", "GB/s"),
+    )
+    said = ", ".join(
+        f"{_won(last[projection])} on {projection} (RTX 4070: {_won(PUBLISHED_LAST[projection])})"
+        for projection in SHAPES
+    )
+    edges = (text for projection in SHAPES for text in _edges(readings, projection, last[projection]))
+    notes = ("x: latency over that of the fused kernel; GEMM: of bf16 weights", *_notes(readings), *edges)
+    return Finding(columns, rows, verdict, stated(verdict, f"the fused kernel beats the GEMM {said}"), notes)
+
+
+def _row(readings: Readings, row: published.Int4Regime) -> tuple[Cell, ...]:
+    fused, two_op, full = (kind(row.projection, row.batch) for kind in (_fused, _two_op, _full))
+    return (
+        row.projection,
+        row.batch,
+        *(readings.us(point) for point in (fused, two_op, full)),
+        *(readings.ratio(point, fused) for point in (two_op, full)),
+        readings.gb_s(fused),
+        row.speedup_vs_two_op,
+        row.speedup_vs_fp16_gemm,
+        row.fused_gb_s,
+    )
+
+
+def _verdict(last: dict[str, int]) -> Verdict:
+    if last == PUBLISHED_LAST:
+        return "held"
+    return "other" if any(last.values()) else "did not hold"
+
+
+def _won(last: int) -> str:
+    return f"up to batch {last}" if last else "at no batch"
+
+
+def _notes(readings: Readings) -> tuple[str, ...]:
+    copied = readings.gb_s(copy())
+    best = max(
+        (rate, projection, batch)
+        for projection in SHAPES
+        for batch in BATCHES
+        if (rate := readings.gb_s(_fused(projection, batch))) is not None
+    )
+    counting = "the RTX 4070's GB/s count the weights once a row of the batch, the measured ones once"
+    if copied is None:
+        return (counting,)
+    rate, projection, batch = best
+    return (
+        counting,
+        f"a copy of 256 MiB reads and writes {copied:,.0f} GB/s; the fused kernel at best {rate:,.0f} GB/s "
+        f"({projection}, batch {batch}: {percent(rate / copied)})",
+    )
+
+
+INT4_REGIMES = Study(
+    "int4-regimes",
+    "INT4 weights at batch 1 to 32: fused, two-op, 16-bit GEMM",
+    "the fused kernel beats the FP16 GEMM at batch 1 only (2.38x on 8960 x 1536, never on 1536 x 1536)",
+    "fused INT4 dequantise-GEMV, RTX 4070 Laptop, group 128, Qwen2.5-1.5B shapes",
+    f"rule: the last batch up to which fused beats the GEMM, which takes at least {WIN:.2f}x as long; held where it is "
+    "1 on 8960 x 1536 and none on 1536 x 1536, did not hold where fused beats the GEMM at one row on neither, other "
+    "otherwise",
+    _points,
+    _regimes,
+)

@@ -1,0 +1,201 @@
+"""Studies of the kernels themselves: cuBLAS's alignment tiers and FlashAttention's templates."""
+
+from collections.abc import Mapping, Sequence
+from statistics import median
+from types import MappingProxyType
+
+from gac.lab.mechanisms.kernels import Kernel, describe
+from gac.lab.mechanisms.tiles import AttentionTile, shared_limit, widest_tile
+from gac.lab.studies import published
+from gac.lab.studies.gemms import gemm_by_n
+from gac.lab.studies.readings import Readings
+from gac.lab.studies.records import Cell, Column, Finding, Study, Verdict
+from gac.lab.studies.served import kind, serving, words
+from gac.lab.studies.shapes import PointAt, gemm_by_k, sdpa
+from gac.lab.studies.verdicts import close, stated, times
+from gac.profiling.records import Point
+
+_AXES: Mapping[str, tuple[PointAt, Sequence[int]]] = MappingProxyType(
+    {"K": (gemm_by_k, range(96, 129)), "N": (gemm_by_n, range(1000, 1033))}
+)
+
+_A100_ARCHITECTURES = MappingProxyType({"align8": 80, "align2": 80, "align1": 75})
+_TIER_NUMBERS = MappingProxyType({"align8": 8, "align2": 2, "align1": 1})
+
+
+def _tier_of(dim: int) -> str:
+    return "align1" if dim % 2 else "align2" if dim % 8 else "align8"
+
+
+def _tier_points() -> tuple[Point, ...]:
+    return tuple(at(dim) for at, dims in _AXES.values() for dim in dims)
+
+
+def _most_common(readings: Readings, axis: str, tier: str) -> tuple[Kernel, float]:
+    """The kind of kernel (family, architecture, tier) that serves most of a tier's dims, and its share."""
+    at, dims = _AXES[axis]
+    found = serving(readings, (at(dim) for dim in dims if _tier_of(dim) == tier))
+    readings.middle([None if found is None else found[1]], f"the kernels of {tier} along {axis}")
+    assert found is not None
+    return found
+
+
+def _kernel_tiers(readings: Readings) -> Finding:
+    readings.require_kernels(_tier_points())
+    rows: list[tuple[Cell, ...]] = []
+    kinds: dict[tuple[str, str], Kernel] = {}
+    for axis in _AXES:
+        for row in published.kernel_tiers():
+            kernel, share = _most_common(readings, axis, row.tier)
+            kinds[axis, row.tier] = kernel
+            rows.append((axis, row.condition, words(kernel), 100 * share, row.kernel_family))
+    separate = all(len({kind(kinds[axis, tier]) for tier in _TIER_NUMBERS}) == 3 for axis in _AXES)
+    same = all(_as_published(kernel, tier) for (_, tier), kernel in kinds.items())
+    split = any(kind(kinds[axis, "align8"]) != kind(kinds[axis, "align1"]) for axis in _AXES)
+    verdict: Verdict = "held" if same and separate else "other" if split else "did not hold"
+    columns = (
+        Column("axis", side="<"),
+        Column("condition", side="<"),
+        Column("served by", side="<"),
+        Column("of its dims", "%"),
+        Column("A100", side="<"),
+    )
+    examples = ", ".join(dict.fromkeys(kernel.label for kernel in kinds.values()))
+    notes = ("% 2 == 0: the even dims that are no multiple of 8", f"kernels, for example: {examples}")
+    return Finding(columns, tuple(rows), verdict, stated(verdict, _tiers_said(kinds)), notes)
+
+
+def _tiers_said(kinds: Mapping[tuple[str, str], Kernel]) -> str:
+    """Which kernels serve which dims; axes that the same kernels serve are named together."""
+    conditions = {row.tier: row.condition.removeprefix("dim ") for row in published.kernel_tiers()}
+    axes: dict[str, list[str]] = {}
+    for axis in _AXES:
+        text = ", ".join(f"{condition} by {words(kinds[axis, tier])}" for tier, condition in conditions.items())
+        axes.setdefault(text, []).append(axis)
+    return "; ".join(f"{' and '.join(names)}: {text}" for text, names in axes.items())
+
+
+def _as_published(kernel: Kernel, tier: str) -> bool:
+    return (kernel.architecture, kernel.tier) == (_A100_ARCHITECTURES[tier], _TIER_NUMBERS[tier]) and (
+        (kernel.family == "cutlass") == (tier != "align8")
+    )
+
+
+KERNEL_TIERS = Study(
+    "kernel-tiers",
+    "which cuBLAS kernel serves which alignment",
+    "dim % 8 == 0 runs cuBLAS's own sm80 kernels, even dims CUTLASS sm80 align2, odd dims CUTLASS sm75 align1",
+    "arXiv 2604.09595, section 3.2, A100-80GB, read with Nsight Compute",
+    "rule: by the names of the kernels that served most dims; held where the three tiers are those of the A100, other "
+    "where aligned and odd dims have different kernels, did not hold where one kernel serves both",
+    _tier_points,
+    _kernel_tiers,
+)
+
+STEP = 1.05
+"""Latency rises at a template's edge by at least this much more than in proportion to head_dim."""
+
+_EDGES = (64, 96, 128, 160)
+_STAIRS = range(8, 257, 8)
+_MISALIGNED = range(112, 122)
+
+
+def _flash(d: int) -> Point:
+    return sdpa(d, "flash")
+
+
+def _fa_templates(readings: Readings) -> Finding:
+    rows = tuple(_template_row(readings, row) for row in published.templates())
+    steps = {edge: _excess(readings, edge) for edge in _EDGES}
+    readings.middle(steps.values(), "the staircase of the flash backend")
+    found = [edge for edge, rise in steps.items() if rise is not None and rise >= STEP]
+    verdict: Verdict = "held" if len(found) == len(_EDGES) else "other" if found else "did not hold"
+    known = {edge: rise for edge, rise in steps.items() if rise is not None}
+    grown = ", ".join(f"{times(rise, STEP)} past {edge}" for edge, rise in known.items())
+    missing = [str(edge) for edge, rise in known.items() if rise < STEP]
+    said = f"over growth in proportion to head_dim, latency is {grown}"
+    said += f": no step past {', '.join(missing)}" if missing else ""
+    columns = (
+        Column("head_dim", side="<"),
+        *(Column(text, "ms") for text in ("first", "last")),
+        *(Column(text, side="<") for text in ("templates, tiles that ran", "tile model of sm_80", "A100 tile")),
+        Column("A100", "ms"),
+    )
+    notes = (
+        *_shared_note(readings),
+        *_misaligned_note(readings),
+        *(text for edge, rise in known.items() for text in close(f"past {edge}", rise, STEP)),
+    )
+    return Finding(columns, rows, verdict, stated(verdict, said), notes)
+
+
+def _template_row(readings: Readings, row: published.Template) -> tuple[Cell, ...]:
+    dims = [d for d in _STAIRS if row.low_exclusive < d <= row.high_inclusive]
+    limit = shared_limit("8.0")
+    assert limit is not None
+    model = dict.fromkeys(f"{tile.rows}x{tile.cols}" for tile in (widest_tile(d, limit) for d in dims))
+    return (
+        f"{dims[0]} to {dims[-1]}",
+        readings.ms(_flash(dims[0])),
+        readings.ms(_flash(dims[-1])),
+        ", ".join(dict.fromkeys(tile for d in dims for tile in _ran(readings, d))) or None,
+        ", ".join(model),
+        f"{row.block_rows}x{row.block_cols}",
+        row.latency_ms,
+    )
+
+
+def _ran(readings: Readings, d: int) -> list[str]:
+    """Template and tile of the attention kernels that ran at a head_dim."""
+    kernels = [describe(launch.name) for launch in readings.launches(_flash(d))]
+    return [
+        f"{kernel.template_head_dim}: {kernel.tile[0]}x{kernel.tile[1]}"
+        for kernel in kernels
+        if kernel.template_head_dim is not None and kernel.tile is not None
+    ]
+
+
+def _excess(readings: Readings, edge: int) -> float | None:
+    """Rise of the latency from a template's last multiple of 8 to the next one, over the rise of head_dim."""
+    ratio = readings.ratio(_flash(edge + 8), _flash(edge))
+    return None if ratio is None else ratio * edge / (edge + 8)
+
+
+def _shared_note(readings: Readings) -> tuple[str, ...]:
+    """Whether the tile model's bytes of Q, K and V are the shared memory that the kernels asked for."""
+    pairs: dict[int, tuple[int, int]] = {}
+    for d in _STAIRS:
+        for launch in readings.launches(_flash(d)):
+            kernel = describe(launch.name)
+            if kernel.template_head_dim is not None and kernel.tile is not None:
+                model = AttentionTile(kernel.template_head_dim, *kernel.tile).shared
+                pairs[kernel.template_head_dim] = (launch.shared_bytes, model)
+    if not pairs:
+        return ()
+    texts = (f"{template}: {asked / 1024:.0f} ({model / 1024:.0f})" for template, (asked, model) in pairs.items())
+    return (f"shared memory in KiB by template, in parentheses the model's Q, K and V: {', '.join(texts)}",)
+
+
+def _misaligned_note(readings: Readings) -> tuple[str, ...]:
+    """What experiment C21 saw at 112 to 121."""
+    figures = {row.head_dim: row.latency_ms for row in published.sdpa("C21")}
+    ratios = [readings.ratio(_flash(d), _flash(112)) for d in _MISALIGNED if d % 8]
+    theirs = [figure for d in _MISALIGNED if d % 8 and (figure := figures[d]) is not None]
+    base = figures[112]
+    assert base is not None
+    ours = readings.middle(ratios, "flash at misaligned head dims")
+    return (
+        f"113 to 121 that are no multiple of 8 take {ours:.2f}x as long as 112 (A100: {median(theirs) / base:.2f}x)",
+    )
+
+
+FA_TEMPLATES = Study(
+    "fa-templates",
+    "FlashAttention-2 templates: tile model against the measured staircase",
+    "latency is a staircase in head_dim with steps past 64, 96, 128 and 160, where the next template's tile is smaller",
+    "arXiv 2604.09595, section 3.1, A100-80GB, B=4 S=2048 H=32 fp16",
+    f"rule: at each of the four edges the latency of the next multiple of 8 rises at least {STEP:.2f}x more than "
+    "head_dim does; held with all four steps, other with some, did not hold with none",
+    lambda: (*(_flash(d) for d in _STAIRS), *(_flash(d) for d in _MISALIGNED)),
+    _fa_templates,
+)

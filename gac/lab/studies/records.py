@@ -1,0 +1,117 @@
+"""What a study is, and what it finds: measured figures beside published ones, and whether the claim holds here."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from gac.lab.studies.readings import Readings, RefusedError, label
+from gac.profiling.records import Measurement, Point
+
+Verdict = Literal["held", "did not hold", "other"]
+Cell = str | int | float | None
+Find = Callable[[Point], Measurement | None]
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a study's table.
+
+    Attributes:
+        heading: what it holds; published columns name their GPU.
+        unit: ``ms``, ``us``, ``TFLOP/s``, ``GB/s``, ``x`` (a ratio), ``%``; empty where there is none.
+        side: ``<`` for text, ``>`` for numbers.
+    """
+
+    heading: str
+    unit: str = ""
+    side: Literal["<", ">"] = ">"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a study's judgement comes to; rows have one cell a column, None where there is no figure."""
+
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    verdict: Verdict
+    sentence: str
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class StudyResult:
+    """A study's table and verdict on one GPU.
+
+    Attributes:
+        study: the study's name.
+        claim: the published sentence or figure.
+        source: whose, measured on what.
+        columns: of the table, measured figures beside published ones.
+        rows: one cell a column: text, a number in the column's unit, or None where there is none.
+        verdict: ``held``; ``did not hold``: the effect is absent; ``other``: it is there in another form or size, or
+            the GPU refuses what the verdict rests on.
+        sentence: one line: whether the claim holds on this GPU, with the figures.
+        notes: the rule behind the verdict, and what was refused, with its reason.
+    """
+
+    study: str
+    claim: str
+    source: str
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    verdict: Verdict
+    sentence: str
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Study:
+    """A published experiment that runs again on the GPU at hand.
+
+    Attributes:
+        name: as in ``gac study NAME``.
+        title: what it is about, a few words.
+        claim: the published sentence or figure.
+        source: whose, measured on what.
+        rule: the thresholds that the verdict rests on.
+        plan: the points to time.
+        assess: from the timings to the table and the verdict.
+    """
+
+    name: str
+    title: str
+    claim: str
+    source: str
+    rule: str
+    plan: Callable[[], tuple[Point, ...]]
+    assess: Callable[[Readings], Finding]
+
+    def points(self) -> tuple[Point, ...]:
+        """What is timed, each point once."""
+        return tuple(dict.fromkeys(self.plan()))
+
+    def judge(self, find: Find) -> StudyResult:
+        """The table and the verdict, from measurements alone.
+
+        Args:
+            find: the measurement of a point; None where it was not measured.
+
+        Raises:
+            ProfileError: points were not measured, or a verdict by kernels lacks them.
+        """
+        readings = Readings.of(self.name, self.points(), find)
+        try:
+            found = self.assess(readings)
+        except RefusedError as reason:
+            found = _refused(readings, str(reason))
+        notes = (self.rule, *found.notes, *readings.refusals)
+        return StudyResult(
+            self.name, self.claim, self.source, found.columns, found.rows, found.verdict, found.sentence, notes
+        )
+
+
+def _refused(readings: Readings, reason: str) -> Finding:
+    """What is left to show where the verdict cannot be told: the points that were refused."""
+    rows = tuple((label(point), row.error) for point, row in readings.rows.items() if row.error is not None)
+    columns = (Column("refused", side="<"), Column("reason", side="<"))
+    return Finding(columns, rows, "other", f"Cannot be told on this GPU, which refuses {reason}.")

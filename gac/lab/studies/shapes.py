@@ -1,0 +1,53 @@
+"""The points of the published settings, and alignment arithmetic on dims."""
+
+from collections.abc import Callable, Iterable
+
+from gac.lab.studies.readings import Readings
+from gac.profiling.operators import operation
+from gac.profiling.records import Point
+
+PointAt = Callable[[int], Point]
+
+COPIED = 1 << 27
+"""Elements of the copy that says what bandwidth the device has: 256 MiB, past any L2."""
+
+
+def gemm(m: int, k: int, n: int, dtype: str = "fp16") -> Point:
+    """One GEMM (GEMV where m = 1)."""
+    return Point(operation("linear", m=m, k=k, n=n), dtype)
+
+
+def gemm_by_k(k: int) -> Point:
+    """The published GEMM 4096 x 4096 x K."""
+    return gemm(4096, k, 4096)
+
+
+def sdpa(d: int, backend: str = "auto", causal: bool = False, dtype: str = "fp16") -> Point:
+    """The published attention: B=4 S=2048 H=32."""
+    name = "sdpa" + ("" if backend == "auto" else f"_{backend}") + ("_causal" if causal else "")
+    return Point(operation(name, b=4, h=32, kv=32, s=2048, t=2048, d=d), dtype)
+
+
+def copy() -> Point:
+    """The copy that says what bandwidth the device has."""
+    return Point(operation("copy", n=COPIED), "bf16")
+
+
+def rounded(dim: int, step: int) -> int:
+    """The next multiple of ``step``, the dim itself where it is one."""
+    return -(-dim // step) * step
+
+
+def slowdowns(readings: Readings, at: PointAt, dims: Iterable[int], step: int = 8) -> tuple[float | None, ...]:
+    """For every dim that is no multiple of ``step``, its latency over that of the next multiple."""
+    return tuple(readings.ratio(at(dim), at(rounded(dim, step))) for dim in dims if dim % step)
+
+
+def classes_note(readings: Readings, at: PointAt, dims: Iterable[int], axis: str) -> str:
+    """The median slowdown of each alignment class below 8 over the next multiple of 8, in words."""
+    steps = {1: f"odd {axis}", 2: f"{axis} % 4 == 2", 4: f"{axis} % 8 == 4"}
+    parts = []
+    for step, name in steps.items():
+        ours = [dim for dim in dims if dim & -dim == step]
+        parts.append(f"{name} {readings.middle(slowdowns(readings, at, ours), name):.2f}x")
+    return f"median over the next multiple of 8: {', '.join(parts)}"

@@ -1,0 +1,198 @@
+"""The study of the GEMM along M: where the heuristic switches kernels, and whether a rise of latency there stays."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
+
+from gac.lab.mechanisms.kernels import Kernel
+from gac.lab.studies import published
+from gac.lab.studies.readings import Readings
+from gac.lab.studies.records import Cell, Column, Finding, Study, Verdict
+from gac.lab.studies.served import main_kernel
+from gac.lab.studies.shapes import gemm
+from gac.lab.studies.verdicts import ABSENT, close, stated, times
+from gac.profiling.records import Point
+
+M_DIMS = tuple(sorted({m for base in range(1024, 2049, 8) for m in (base, base + 1)}))
+
+SWITCH_JUMP = 1.25
+"""A rise by this much or more is the published cliff (about 30 %)."""
+
+WINDOW = 8
+"""Measured M on each side of a switch (32 values of M) whose medians say whether its rise stays."""
+
+LEAST = 4
+"""Short of this many M on a side nothing is said to stay."""
+
+NAMED = ((1088, 1089), (1152, 1153), (1728, 1729))
+"""The published switches; the last one raises the latency."""
+
+SHOWN = 8
+
+
+@dataclass(frozen=True)
+class Switch:
+    """Neighbouring M that different kernels serve.
+
+    Attributes:
+        low: the M before.
+        high: the M after.
+        rise: latency at ``high`` over that at ``low``.
+        stays: how much of the rise is there to stay: the median latency of the M after over that of the M before,
+            at most ``rise``; None where too few M were measured on a side.
+        alone: whether the M after the next falls back to where the latency was.
+    """
+
+    low: int
+    high: int
+    rise: float
+    stays: float | None
+    alone: bool
+
+    @property
+    def lasting(self) -> float:
+        """The rise that stays; 1 where there is none or it cannot be told."""
+        return self.stays if self.stays is not None else 1.0
+
+
+def gemm_by_m(m: int) -> Point:
+    """The published GEMM M x 2048 x 128."""
+    return gemm(m, 128, 2048)
+
+
+def _switches(readings: Readings) -> list[Switch]:
+    """Every switch of kernels, by M."""
+    latencies = [readings.ns(gemm_by_m(m)) for m in M_DIMS]
+    found = []
+    for number, (low, high) in enumerate(pairwise(M_DIMS), start=1):
+        rise = readings.ratio(gemm_by_m(high), gemm_by_m(low))
+        if rise is None or _names(readings, low) == _names(readings, high):
+            continue
+        before, after = latencies[max(0, number - WINDOW) : number], latencies[number : number + WINDOW]
+        found.append(Switch(low, high, rise, _stays(before, after, rise), _falls_back(before, after)))
+    return found
+
+
+def _stays(before: Sequence[float | None], after: Sequence[float | None], rise: float) -> float | None:
+    below, above = _known(before), _known(after)
+    return min(rise, median(above) / median(below)) if min(len(below), len(above)) >= LEAST else None
+
+
+def _falls_back(before: Sequence[float | None], after: Sequence[float | None]) -> bool:
+    """Whether the M after the first is no slower than the last M before the switch."""
+    low, following = before[-1], next(iter(_known(after[1:])), None)
+    return low is not None and following is not None and following < ABSENT * low
+
+
+def _known(values: Sequence[float | None]) -> list[float]:
+    return [value for value in values if value is not None]
+
+
+def _names(readings: Readings, m: int) -> tuple[str, ...]:
+    return tuple(launch.name for launch in readings.launches(gemm_by_m(m)))
+
+
+def _gemm_m(readings: Readings) -> Finding:
+    readings.require_kernels(gemm_by_m(m) for m in M_DIMS)
+    readings.middle((readings.ns(gemm_by_m(m)) for m in M_DIMS), "the GEMM by M")
+    switches = _switches(readings)
+    worst = max((switch.rise for switch in switches), default=1.0)
+    lasting = max((switch.lasting for switch in switches), default=1.0)
+    verdict: Verdict = "held" if lasting >= SWITCH_JUMP else "other" if worst > ABSENT else "did not hold"
+    columns = (
+        Column("M", side="<"),
+        *(Column(text, "x") for text in ("rise", "rise that stays")),
+        *(Column(text, side="<") for text in ("from", "to", "A100")),
+    )
+    notes = (
+        *_counted(switches),
+        *close("the largest rise that stays", lasting, SWITCH_JUMP),
+        *close("the largest rise", worst, ABSENT),
+    )
+    return Finding(columns, _rows(readings, switches), verdict, stated(verdict, _said(readings, switches)), notes)
+
+
+def _rows(readings: Readings, switches: Sequence[Switch]) -> tuple[tuple[Cell, ...], ...]:
+    """The switches that raise the latency most, and the published ones."""
+    by_pair = {(switch.low, switch.high): switch for switch in switches}
+    steepest = sorted(switches, key=lambda switch: -switch.rise)[:SHOWN]
+    pairs = sorted({*NAMED, *((switch.low, switch.high) for switch in steepest)})
+    cost = f"switch, ~{published.gemm_sweep('m').cost_percent} %"
+    theirs = {pair: cost if pair == NAMED[-1] else "switch" for pair in NAMED}
+    return tuple(
+        (
+            f"{low} to {high}",
+            readings.ratio(gemm_by_m(high), gemm_by_m(low)),
+            by_pair[low, high].stays if (low, high) in by_pair else None,
+            *_kernels(readings, low, high),
+            theirs.get((low, high)),
+        )
+        for low, high in pairs
+    )
+
+
+def _kernels(readings: Readings, low: int, high: int) -> tuple[str | None, str | None]:
+    """Both kernels by family and tile; by their names where that does not tell them apart."""
+    kernels = [main_kernel(readings.launches(gemm_by_m(m))) for m in (low, high)]
+    before, after = ("" if kernel is None else _tiled(kernel) for kernel in kernels)
+    if before == after and _names(readings, low) != _names(readings, high):
+        before, after = ("" if kernel is None else kernel.label for kernel in kernels)
+    return before or None, after or None
+
+
+def _tiled(kernel: Kernel) -> str:
+    return kernel.label if kernel.tile is None else f"{kernel.family} {kernel.tile[0]}x{kernel.tile[1]}"
+
+
+def _said(readings: Readings, switches: Sequence[Switch]) -> str:
+    """How many switches there are, what they cost, and what the published one costs here."""
+    at_published = readings.ratio(*(gemm_by_m(m) for m in reversed(NAMED[-1])))
+    here = "" if at_published is None else f"{times(at_published)} here, "
+    published_one = f"M 1728 to 1729: {here}about 1.30x on the A100"
+    if not switches:
+        return f"no kernel switch between M {M_DIMS[0]} and {M_DIMS[-1]} ({published_one})"
+    slower, cliffs, stay = _counts(switches)
+    return (
+        f"of {len(switches)} kernel switches between M {M_DIMS[0]} and {M_DIMS[-1]}, {slower} raise the latency by "
+        f"more than 5 %, {cliffs} by at least 25 %, {stay} of them for good; the steepest {_steepest(switches)} "
+        f"({published_one})"
+    )
+
+
+def _counts(switches: Sequence[Switch]) -> tuple[int, int, int]:
+    """Switches that raise the latency by more than 5 %, by 25 %, and by 25 % for good."""
+    return (
+        sum(switch.rise > ABSENT for switch in switches),
+        sum(switch.rise >= SWITCH_JUMP for switch in switches),
+        sum(switch.lasting >= SWITCH_JUMP for switch in switches),
+    )
+
+
+def _steepest(switches: Sequence[Switch]) -> str:
+    worst = max(switches, key=lambda switch: switch.rise)
+    alone = f", M {worst.high} alone" if worst.alone and worst.rise > ABSENT else ""
+    return f"is {times(worst.rise, ABSENT, SWITCH_JUMP)} at M {worst.low} to {worst.high}{alone}"
+
+
+def _counted(switches: Sequence[Switch]) -> tuple[str, ...]:
+    """The largest rise that stays, and where."""
+    told = [switch for switch in switches if switch.stays is not None]
+    if not told:
+        return ()
+    most = max(told, key=lambda switch: switch.lasting)
+    return (f"the largest rise that stays: {times(most.lasting, SWITCH_JUMP)} at M {most.low} to {most.high}",)
+
+
+GEMM_M = Study(
+    "gemm-m",
+    "GEMM M x 2048 x 128: kernel switches",
+    "where the heuristic switches kernels latency jumps: about 30 % at M 1728 to 1729 (M is else not sensitive)",
+    "arXiv 2604.09595, section 3.2, A100-80GB, M = 1024 to 2048, N = 2048, K = 128 fp16",
+    "rule: M at every multiple of 8 and one past it; a rise at a switch of kernels stays as far as the median of the "
+    f"{WINDOW} measured M after it exceeds that of the {WINDOW} before; held where a rise of at least "
+    f"{SWITCH_JUMP:.2f}x stays, other where a switch raises the latency by more than 5 %, if only at a single M, did "
+    "not hold where none does",
+    lambda: tuple(gemm_by_m(m) for m in M_DIMS),
+    _gemm_m,
+)

@@ -1,0 +1,140 @@
+"""Studies beside what was published, and explanations of a dim, as rich tables, at most 100 columns wide."""
+
+from collections.abc import Mapping, Sequence
+from textwrap import wrap
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from gac.lab.mechanisms import Explanation, Finding, Ran, Source
+from gac.lab.studies import StudyResult
+from gac.reporting.layout import legend, new_table
+
+HEADING_WIDTH = 13
+"""Characters of a line of a heading; a longer word keeps its line."""
+
+_HOLDS = {True: "kept", False: "BROKEN", None: "?"}
+_RULES = """\
+?: the dim alone does not tell, the recorded kernels do; nearest: the dims below and above that keep the rule"""
+
+
+def studies_table(entries: Sequence[Mapping[str, Any]]) -> Group:
+    """The studies that there are: ``name``, ``claim``, and how many ``shapes`` each measures."""
+    table = new_table([("study", "<"), ("published claim", "<"), ("shapes", ">")])
+    for entry in entries:
+        table.add_row(entry["name"], entry["claim"], f"{entry['shapes']:,}")
+    return Group(
+        table, legend("gac study NAME measures and judges; gac study NAME --profile P judges what is recorded")
+    )
+
+
+def study_tables(result: StudyResult) -> list[RenderableType]:
+    """One study: its table, the sentence that says its verdict, the claim with its source, and the notes."""
+    table = new_table([(_heading(column.heading, column.unit), column.side) for column in result.columns])
+    for row in result.rows:
+        table.add_row(*map(_cell, row))
+    claim = legend(f"published: {result.claim} ({result.source})")
+    notes = [legend(note) for note in result.notes]
+    title = Text(result.study, style="bold")
+    return [Group(title, table, Text(result.sentence, style="bold"), claim, *notes)]
+
+
+def verdicts_table(gpu: str, results: Sequence[StudyResult]) -> Group:
+    """One line a study: whether the published claim holds on this GPU."""
+    table = new_table([("study", "<"), ("verdict", "<"), ("on this GPU", "<")])
+    for result in results:
+        table.add_row(result.study, result.verdict, result.sentence)
+    return Group(Text(gpu, style="bold"), table)
+
+
+def _heading(heading: str, unit: str) -> str:
+    """Lines of few words, the unit on the last: eleven columns have to fit in."""
+    lines = wrap(heading, HEADING_WIDTH, break_long_words=False, break_on_hyphens=False)
+    return "\n".join([*lines, f"({unit})"] if unit else lines)
+
+
+def _cell(value: str | int | float | None) -> str:
+    """Four significant figures, whole numbers whole, nothing where there is no figure."""
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+    return f"{value:,}" if isinstance(value, int) and abs(value) >= 10_000 else str(value)
+
+
+# --- one dim --------------------------------------------------------------------------------------------------------
+
+
+def explanation_tables(told: Explanation) -> list[RenderableType]:
+    """What is known about one dim: a sentence, the kernels that ran, the rules, their cost and their sources."""
+    tables: list[RenderableType] = [Text(told.summary, style="bold")]
+    if told.ran:
+        tables.append(_ran_table(told))
+    if not told.findings:
+        return tables
+    tables.append(Group(_rules_table(told), legend(_RULES)))
+    if told.broken:
+        tables.append(_costs(told))
+    return [*tables, _sources(told)]
+
+
+def _ran_table(told: Explanation) -> Group:
+    """The kernels recorded at the dim, in order."""
+    columns = [
+        ("kernel", "<"),
+        ("family", "<"),
+        ("tier", ">"),
+        ("tile", ">"),
+        ("grid", ">"),
+        ("waves", ">"),
+        ("last", ">"),
+    ]
+    table = new_table(columns)
+    for ran in told.ran:
+        table.add_row(*_ran_cells(ran))
+    sizes = " ".join(f"{axis}={size}" for axis, size in told.fixed)
+    return Group(Text(f"recorded at {told.axis}={told.dim}, {sizes}"), table)
+
+
+def _ran_cells(ran: Ran) -> tuple[str, ...]:
+    kernel = ran.kernel
+    tile = "" if kernel.tile is None else "x".join(map(str, kernel.tile))
+    tier = "" if kernel.tier is None else str(kernel.tier)
+    waves = "" if ran.waves is None else f"{'' if ran.exact else '>='}{ran.waves}"
+    last = "" if ran.last_wave is None else f"{ran.last_wave:.0%}"
+    return kernel.label, kernel.family, tier, tile, "x".join(map(str, ran.grid)), waves, last
+
+
+def _rules_table(told: Explanation) -> Table:
+    table = new_table([("", "<"), ("rule", "<"), ("asks", "<"), ("here", "<"), ("nearest", ">"), ("since", ">")])
+    for finding in told.findings:
+        rule = finding.rule
+        since = f"sm_{rule.since.replace('.', '')}"
+        row = (_HOLDS[finding.holds], rule.name, rule.constraint, finding.detail, _nearest(finding), since)
+        table.add_row(*row, style="bold" if finding.holds is False else None)
+    return table
+
+
+def _nearest(finding: Finding) -> str:
+    return ", ".join(str(dim) for dim in (finding.below, finding.above) if dim is not None)
+
+
+def _costs(told: Explanation) -> Group:
+    """What breaking the rules costs: what was measured is one figure for all of them together."""
+    costs: dict[str, list[str]] = {}
+    for finding in told.broken:
+        if finding.cost is not None:
+            costs.setdefault(finding.cost.words, []).append(finding.rule.name)
+    return Group(*(Text(f"cost of {', '.join(names)}: {words}") for words, names in costs.items()))
+
+
+def _sources(told: Explanation) -> Text:
+    """Where the broken rules are documented (all rules, where none is broken)."""
+    rules = [finding.rule for finding in told.broken or told.findings]
+    return legend("\n".join(dict.fromkeys(_cite(source) for rule in rules for source in rule.sources)))
+
+
+def _cite(source: Source) -> str:
+    return f"{source.author}, {source.title}, {source.section}\n  {source.url}"

@@ -1,0 +1,121 @@
+"""The rules of repair: what a dim may become, and at which cost."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+from gac.errors import GacError, did_you_mean
+from gac.lab.mechanisms.tiles import TEMPLATES
+
+WITHIN = 1.01
+"""A measured latency is known to 1 %, so dims that far apart are equally cheap."""
+
+
+def _up(dim: int, step: int) -> int:
+    return -(-dim // step) * step
+
+
+@dataclass(frozen=True)
+class ShapeContract:
+    """What a dim becomes. No dim ever gets smaller.
+
+    Attributes:
+        strategy: its name: one of ``STRATEGIES``, or one of your own.
+        steps: a multiple of the last stays as it is. Any other dim becomes the next multiple of the first, or where
+            ``most_overhead`` forbids that of the second, and so on.
+        dims: up to the largest of these, the next of them is taken instead.
+        measured: the cheapest dim that a latency table has measured at or above it is taken instead.
+        most_overhead: by which fraction a dim may grow at most; one that would grow more stays as it is. None: any.
+            It counts from the dim that is found: with ``measured``, a second repair may grow it again.
+
+    Making one raises GacError where it has no step, or a size or limit that is none.
+    """
+
+    strategy: str
+    steps: tuple[int, ...] = ()
+    dims: tuple[int, ...] = ()
+    measured: bool = False
+    most_overhead: float | None = None
+
+    def __post_init__(self) -> None:
+        sizes = (*self.steps, *self.dims)
+        if not (self.steps or self.measured) or min(sizes, default=1) < 1 or list(self.dims) != sorted(self.dims):
+            raise GacError(
+                f"a contract with steps {self.steps} and dims {self.dims}",
+                "a positive step at least, and dims that rise",
+                "Correct them.",
+            )
+        if self.most_overhead is not None and not self.most_overhead >= 0:
+            raise GacError(
+                f"a maximum overhead of {self.most_overhead}",
+                "a fraction of at least 0, such as 0.1",
+                "Correct the number.",
+            )
+
+    @classmethod
+    def named(cls, strategy: str) -> "ShapeContract":
+        """The contract of a strategy.
+
+        Raises:
+            GacError: there is no such strategy; names the nearest.
+        """
+        if strategy not in STRATEGIES:
+            raise GacError(
+                f"strategy {strategy!r} is unknown",
+                f"one of {', '.join(STRATEGIES)}",
+                did_you_mean(strategy, STRATEGIES, "Correct the name."),
+            )
+        return STRATEGIES[strategy]
+
+    def limited(self, most_overhead: float | None) -> "ShapeContract":
+        """The same with another limit, where one is given.
+
+        Raises:
+            GacError: it is negative or no number.
+        """
+        return self if most_overhead is None else replace(self, most_overhead=most_overhead)
+
+    def becomes(self, dim: int, most: int | None = None, latency: Mapping[int, int] = MappingProxyType({})) -> int:
+        """The dim that this one is padded to; itself where it is kept or every choice is too large.
+
+        Args:
+            most: the largest dim that the place allows; None: any.
+            latency: ns by measured dim, where the contract is ``measured``.
+        """
+        allowed = [size for size in self._choices(dim, latency) if self._allows(dim, size, most)]
+        if not allowed:
+            return dim
+        if not self.measured:
+            return allowed[0]
+        cheapest = min(latency[size] for size in allowed)
+        return min(size for size in allowed if latency[size] <= WITHIN * cheapest)
+
+    def _choices(self, dim: int, latency: Mapping[int, int]) -> Iterator[int]:
+        """What it could become, the preferred one first."""
+        if self.measured:
+            yield from (size for size in latency if size >= dim)
+        elif self.dims and dim <= self.dims[-1]:
+            yield next(size for size in self.dims if size >= dim)
+        elif dim % self.steps[-1] == 0:
+            yield dim
+        else:
+            yield from (_up(dim, step) for step in self.steps)
+
+    def _allows(self, dim: int, size: int, most: int | None) -> bool:
+        grown = self.most_overhead is None or size - dim <= self.most_overhead * dim
+        return grown and (most is None or size <= most)
+
+
+STRATEGIES: Mapping[str, ShapeContract] = MappingProxyType(
+    {
+        contract.strategy: contract
+        for contract in (
+            ShapeContract("minimal", steps=(8,)),
+            ShapeContract("optimal", steps=(16,)),
+            # FlashAttention-2's templates, and beyond them the coarsest alignment that latency tables tell apart.
+            ShapeContract("predefined", steps=(64,), dims=TEMPLATES),
+            ShapeContract("tradeoff", steps=(32, 16, 8), most_overhead=0.1),
+            ShapeContract("profile", measured=True),
+        )
+    }
+)

@@ -1,0 +1,55 @@
+"""MLPs with fewer neurons, a number for each layer, as LLM-Pruner leaves them."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from gac.models.families import Family
+from gac.repairs.dense import DenseModel
+from gac.repairs.layouts.wrong import contradiction, matrix
+from gac.repairs.seams import Block, Place, Run, Seam, ends
+from gac.repairs.stored import Source
+
+
+def mlp_widths(source: Source, dense: DenseModel) -> list[Block]:
+    """The MLPs whose weights are dense; the config's number of neurons moves with them where it is that of all."""
+    if dense.family is None:
+        return []
+    prefixes = [f"{dense.family.layers}.{layer}." for layer in range(dense.layers)]
+    found = [block for prefix in prefixes for block in _mlp(source, dense, dense.family, prefix)]
+    widths = {seam.dim for block in found for seam in block.seams}
+    key = dense.family.neurons
+    if len(found) < dense.layers or widths != {source.config.get(key)}:
+        return found
+    return [replace(block, seams=tuple(replace(seam, stated=(key,)) for seam in block.seams)) for block in found]
+
+
+def _mlp(source: Source, dense: DenseModel, family: Family, prefix: str) -> Iterator[Block]:
+    ups, down = [f"{prefix}{name}.weight" for name in family.up], f"{prefix}{family.down}.weight"
+    if not all(name in source.tensors for name in (*ups, down)):
+        return  # they are factored
+    shapes = [matrix(source, name) for name in (*ups, down)]
+    flip = _transposed(shapes, dense.hidden)
+    *above, below = [shape[::-1] if flip else shape for shape in shapes]
+    width, hidden = below[1], dense.hidden
+    if below[0] != hidden or any(shape != (family.blocks * width, hidden) for shape in above):
+        given = ", ".join(
+            f"{name} {rows} x {columns}" for name, (rows, columns) in zip((*ups, down), shapes, strict=True)
+        )
+        raise contradiction(source, given, f"weights that share their neurons, and a hidden size of {hidden}")
+    name = down.removesuffix(".weight").rpartition(".")[0]
+    biases = [bias for bias in (up.removesuffix("weight") + "bias" for up in ups) if bias in source.tensors]
+    places = (
+        *(Place(up, int(flip), ends(width, family.blocks)) for up in ups),
+        *(Place(bias, 0, ends(width, family.blocks)) for bias in biases),
+        Place(down, 1 - int(flip), (width,)),
+    )
+    writes = Run("linear", (("k", hidden),), "n", ((name, family.blocks),))
+    reads = Run("linear", (("n", hidden),), "k", ((name, 1),))
+    yield Block((Seam(name, width, places),), (*(writes for _ in ups), reads))
+
+
+def _transposed(shapes: list[tuple[int, int]], hidden: int) -> bool:
+    """Whether the weights lie as ``(in, out)`` (GPT-2)."""
+    *above, below = shapes
+    as_usual = all(shape[1] == hidden for shape in above) and below[0] == hidden
+    return not as_usual and all(shape[0] == hidden for shape in above) and below[1] == hidden

@@ -1,0 +1,126 @@
+"""Write the repaired checkpoint: the same layout, in safetensors, whole or absent."""
+
+import copy
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+
+from gac.checkpoint.card import model_card
+from gac.checkpoint.directory import read_plan, write_header
+from gac.io import open_to_umask
+from gac.models.loading import is_checkpoint
+from gac.repairs.padding import Insertions, padded
+from gac.repairs.replan import padded_plan
+from gac.repairs.seams import Block, Dims
+from gac.repairs.stored import PICKLED, PICKLES, SAFE, Source
+
+_LEFT_OUT = (*PICKLES, ".pkl", ".ckpt")
+
+
+def write(source: Source, part: Path, blocks: tuple[Block, ...], dims: Dims, put_in: Insertions, bytes_: int) -> None:
+    """Fill the empty directory ``part``.
+
+    Args:
+        dims: the new ones, by the seam's name.
+        put_in: what that puts into the tensors.
+        bytes_: of all tensors then.
+    """
+    _copy_rest(source, part)
+    for file in source.files:
+        _write_file(source, file, part, put_in)
+    if source.index is not None:
+        _write_index(source, part, bytes_)
+    _write_config(source, part, blocks, dims)
+    if is_checkpoint(source.directory) and put_in:
+        plan = padded_plan(read_plan(source.directory), dims)
+        plan.save(part / "plan.json")
+        write_header(part)
+        (part / "README.md").write_text(model_card(plan), encoding="utf-8")
+
+
+def left_out(source: Source) -> tuple[str, ...]:
+    """Pickles beside the weights, which are not copied."""
+    return tuple(
+        sorted(path.name for path in source.directory.iterdir() if _pickle(path) and path.name not in source.files)
+    )
+
+
+def _pickle(path: Path) -> bool:
+    return path.suffix in _LEFT_OUT
+
+
+def _copy_rest(source: Source, part: Path) -> None:
+    """Everything but weights, their index, the config and pickles."""
+    done = {*source.files, source.index, "config.json"}
+    for path in source.directory.iterdir():
+        if path.name in done or _pickle(path):
+            continue
+        if path.is_dir():
+            patterns = shutil.ignore_patterns(*(f"*{suffix}" for suffix in _LEFT_OUT))
+            shutil.copytree(path, part / path.name, ignore=patterns)
+        else:
+            shutil.copyfile(path, part / path.name)
+
+
+def _safe_name(source: Source, file: str) -> str:
+    """What a file of weights is called when it is a safetensors file."""
+    if not source.pickled:
+        return file
+    if source.index is None:
+        return SAFE
+    return file.replace(Path(PICKLED).stem, Path(SAFE).stem, 1).removesuffix(".bin") + ".safetensors"
+
+
+def _write_file(source: Source, file: str, part: Path, put_in: Insertions) -> None:
+    target = part / _safe_name(source, file)
+    names = [name for name, stored in source.tensors.items() if stored.file == file]
+    if not source.pickled and put_in.keys().isdisjoint(names):
+        shutil.copyfile(source.directory / file, target)
+        return
+    tensors = source.read(file)
+    if source.pickled:  # where tied weights share their memory, which safetensors refuses
+        tensors = {name: values.clone().contiguous() for name, values in tensors.items()}
+    save_file(
+        {name: padded(values, put_in.get(name, ())) for name, values in tensors.items()},
+        target,
+        metadata={"format": "pt"},
+    )
+    open_to_umask(target)
+
+
+def _write_index(source: Source, part: Path, bytes_: int) -> None:
+    assert source.index is not None
+    name = source.index
+    index = json.loads((source.directory / name).read_bytes())
+    index["metadata"] = dict(index.get("metadata") or {}) | {"total_size": bytes_}
+    index["weight_map"] = {tensor: _safe_name(source, stored.file) for tensor, stored in source.tensors.items()}
+    target = part / f"{SAFE}.index.json"
+    target.write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+
+
+def _write_config(source: Source, part: Path, blocks: tuple[Block, ...], dims: Dims) -> None:
+    """The config with the dims that it states; copied where none of them moved."""
+    moved = {
+        seam.stated: dims[seam.name]
+        for block in blocks
+        for seam in block.seams
+        if seam.stated and dims[seam.name] != seam.dim
+    }
+    if not moved:
+        shutil.copyfile(source.directory / "config.json", part / "config.json")
+        return
+    config = copy.deepcopy(source.config)
+    for path, dim in moved.items():
+        _set(config, path, dim)
+    (part / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+
+def _set(config: Mapping[str, Any], path: tuple[str | int, ...], value: int) -> None:
+    inner: Any = config
+    for key in path[:-1]:
+        inner = inner[key]
+    inner[path[-1]] = value

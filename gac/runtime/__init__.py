@@ -1,0 +1,1 @@
+"""What runs: modules, shared GEMMs, kernels, the modelling file. Imports torch, transformers, triton and itself."""

@@ -1,0 +1,131 @@
+from collections import Counter
+from dataclasses import replace
+from math import prod
+
+import pytest
+
+from gac.forms import Operation, linear, low_rank
+from gac.lab.mechanisms.kernels import describe
+from gac.lab.mechanisms.waves import Gemm, Waves, gemms_of, padding, read, resident, tile_count, waves_of
+from gac.profiling.records import Launch
+from gac.profiling.table import Profile
+
+NVJET = describe("nvjet_sm90_tst_72x256_64x5_1x2_h_bz_TNN")
+CUTLASS = describe("cutlass::Kernel2<cutlass_75_tensorop_bf16_s1688gemm_bf16_128x128_tn_align1>")
+
+
+def test_tiles_waves_and_the_last_wave() -> None:
+    waves = Waves(tiles=265, at_once=132)
+    assert (waves.count, waves.last) == (3, pytest.approx(1 / 132))
+    assert (Waves(264, 132).count, Waves(264, 132).last) == (2, 1.0)
+
+
+def test_the_first_side_of_a_tile_lies_along_the_features() -> None:
+    assert tile_count(Gemm(m=1024, k=4096, n=2344), (72, 256)) == 33 * 4
+    assert tile_count(Gemm(m=128, k=64, n=128, batch=8), (128, 128)) == 8
+
+
+def test_padding_is_what_the_tiles_cover_beyond_the_output() -> None:
+    assert padding(Gemm(m=128, k=64, n=96), (128, 128)) == pytest.approx(0.25)
+    assert padding(Gemm(m=128, k=64, n=128), (128, 128)) == 0
+
+
+def test_both_sides_of_a_tile_count_are_rounded_up_to_the_cluster() -> None:
+    gemm = Gemm(m=1024, k=4096, n=2320)
+    assert [tile_count(gemm, (64, 256), cluster) for cluster in ((1, 1), (2, 1), (4, 1), (1, 8))] == [
+        148,
+        152,
+        160,
+        296,
+    ]
+
+
+def ctas(grid: tuple[int, int, int], threads: int = 256, shared: int = 180_000, name: str = CUTLASS.name) -> Launch:
+    return Launch(name, grid, (threads, 1, 1), shared)
+
+
+def test_a_large_tile_has_an_sm_for_itself(header) -> None:
+    assert waves_of(ctas((9, 32, 1)), CUTLASS, header) == Waves(288, 132, exact=True)
+    assert waves_of(ctas((9, 32, 1)), CUTLASS, header).last == pytest.approx(24 / 132)
+
+
+def test_small_tiles_share_an_sm_so_that_their_waves_are_a_lower_bound(header) -> None:
+    waves = waves_of(ctas((9, 32, 1), shared=65536), CUTLASS, header)
+    assert waves == Waves(288, 3 * 132, exact=False)
+    assert (waves.count, waves.last) == (1, None)
+
+
+def test_an_sm_holds_what_its_shared_memory_its_threads_and_its_slots_allow(header) -> None:
+    assert [resident(ctas((1, 1, 1), threads=128, shared=shared), header) for shared in (232448, 98304, 1024, 0)] == [
+        1,
+        2,
+        16,
+        16,
+    ]
+    assert resident(ctas((1, 1, 1), threads=32, shared=0), header) == 32
+    ada = replace(header, compute_capability="8.9", shared_memory_bytes=99 * 1024)
+    assert [resident(ctas((1, 1, 1), threads, 0), ada) for threads in (512, 32)] == [3, 24]
+
+
+def test_empty_places_of_a_grid_are_no_tiles(header) -> None:
+    assert waves_of(ctas((32, 3, 1)), CUTLASS, header, Gemm(m=1024, k=1022, n=1152)).tiles == 8 * 9
+
+
+def test_a_single_gemm_has_the_shares_of_k_along_z(header) -> None:
+    launch, gemm = ctas((8, 1, 16)), Gemm(m=1024, k=8192, n=126)
+    assert read(launch, gemm).split_k
+    assert waves_of(launch, CUTLASS, header, gemm).tiles == 8 * 16
+    assert not read(ctas((8, 1, 1)), gemm).split_k
+
+
+def test_a_batch_has_its_gemms_along_z(header) -> None:
+    launch, gemm = ctas((16, 1, 32)), Gemm(m=512, k=66, n=512, batch=32)
+    assert not read(launch, gemm).split_k
+    assert waves_of(launch, CUTLASS, header, gemm).tiles == 16 * 32
+
+
+def test_the_int4_kernel_has_rows_along_z() -> None:
+    name = "at::native::tinygemm_m16n8k16_chunk_kernel<8, 8>"
+    assert not read(ctas((1, 512, 2), name=name), Gemm(m=30, k=4096, n=4096)).split_k
+
+
+def test_a_persistent_kernel_needs_the_shape(header) -> None:
+    launch = Launch(NVJET.name, (2, 66, 1), (384, 1, 1), 0)
+    assert waves_of(launch, NVJET, header) is None
+    assert waves_of(launch, NVJET, header, Gemm(m=2048, k=4096, n=2344)) == Waves(264, 132)
+
+
+def test_the_grids_that_an_h100_recorded_hold_the_tiles() -> None:
+    """nvjet launches a CTA a tile, up to 132 or with clusters of 4 and 8 sometimes 120; CUTLASS may have more."""
+    profile = Profile.load("nvidia-h100-80gb-hbm3")
+    agreed: Counter[tuple[str, bool]] = Counter()
+    for row in profile.measurements:
+        main = [launch for launch in row.launches if describe(launch.name).main]
+        for launch, gemm in zip(main, gemms_of(row.operation), strict=False):
+            kernel = read(launch, gemm)
+            waves = waves_of(launch, kernel, profile.header, gemm)
+            if waves is None or kernel.family not in {"nvjet", "cutlass"} or kernel.tile is None:
+                continue
+            places = prod(launch.grid)
+            if kernel.family == "cutlass":
+                agreed["cutlass", waves.tiles <= places] += 1
+            elif not kernel.split_k:
+                agreed["nvjet", places == waves.tiles or 120 <= places < waves.tiles] += 1
+    assert set(agreed) == {("nvjet", True), ("cutlass", True)}
+    assert agreed["nvjet", True] > 10_000
+    assert agreed["cutlass", True] > 1000
+
+
+def test_a_gemv_makes_no_tiles(header) -> None:
+    gemv = describe("gemv2T_kernel_val<int, int, float>")
+    assert waves_of(Launch(gemv.name, (1024, 1, 1), (128, 1, 1), 0), gemv, header) is None
+
+
+def test_the_gemms_of_an_operation() -> None:
+    assert gemms_of(linear(4, 8, 16)) == (Gemm(4, 8, 16),)
+    assert gemms_of(low_rank(4, 8, 2, 16)) == (Gemm(4, 8, 2), Gemm(4, 2, 16))
+    shared = Operation("low_rank_shared", (("m", 4), ("k", 8), ("r", 2), ("n", 16), ("pairs", 2)))
+    assert gemms_of(shared) == (Gemm(4, 8, 4), Gemm(4, 2, 16), Gemm(4, 2, 16))
+    batched = Operation("batched_gemm", (("b", 3), ("m", 4), ("k", 8), ("n", 16)))
+    assert gemms_of(batched) == (Gemm(4, 8, 16, batch=3),)
+    assert gemms_of(Operation("copy", (("n", 4),))) == ()

@@ -1,0 +1,78 @@
+from importlib.resources import files
+
+import pytest
+
+from gac.errors import ProfileError
+from gac.lab.studies import published
+from gac.lab.studies.published import HeadDimThroughput, SdpaLatency, parse
+from gac.lab.studies.verdicts import close, graded, percent, times
+
+
+def test_every_table_is_read() -> None:
+    assert len(published.sdpa("S1")) == 7
+    assert len(published.sdpa("S2")) == 24
+    assert published.gemm("G3")[0].latency_ms == 0.089
+    assert published.gemm("C23")[2].tflops == "61-71"
+    assert published.gemm_sweep("m").cost_percent == 30
+    assert [row.wasted_percent for row in published.hypothesis("H2")] == [0.0, 5.8]
+    assert [tier.tier for tier in published.kernel_tiers()] == ["align8", "align2", "align1"]
+    assert [template.high_inclusive for template in published.templates()] == [64, 96, 128, 160, 256]
+    assert published.constraint("cuBLAS kernel tier").cost_when_broken == "25-60 %"
+    assert published.palu_dims() == (114, 116, 117, 118, 120, 121, 122, 123, 124, 125)
+    assert published.repairs()[0].pad_to_8_ms == 1.490
+    assert [row.tflops for row in published.head_dims()] == [370, 219]
+    assert len(published.int4_regimes()) == 12
+
+
+def test_a_refused_backend_has_no_latency() -> None:
+    refused = [row for row in published.sdpa("S2") if row.latency_ms is None]
+    assert refused == [SdpaLatency(107, "mem_efficient", None, "S2")]
+
+
+def test_the_readme_says_what_each_table_is() -> None:
+    folder = files("gac.lab.studies") / "published"
+    readme = (folder / "README.md").read_text(encoding="utf-8")
+    tables = [entry.name for entry in folder.iterdir() if entry.name.endswith(".csv")]
+    assert [name for name in tables if f"| `{name}` |" not in readme] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "given"),
+    [
+        ("", "t.csv:1: nothing"),
+        ("head_dim,tflop\n128,370\n", "t.csv:1: head_dim,tflop"),
+        ("head_dim,tflops\n128\n", "t.csv:2: 1 cells"),
+        ("head_dim,tflops\n128,many\n", "t.csv:2: tflops: 'many'"),
+        ("head_dim,tflops\n128,\n", "t.csv:2: tflops: ''"),
+        ("head_dim,tflops\n128.5,370\n", "t.csv:2: head_dim: '128.5'"),
+    ],
+)
+def test_a_spoilt_table_is_refused_with_its_line(text: str, given: str) -> None:
+    with pytest.raises(ProfileError) as caught:
+        parse(text, "t.csv", HeadDimThroughput)
+    assert caught.value.given == f"published table {given}"
+
+
+def test_a_factor_is_graded_against_the_published_band() -> None:
+    assert [graded(factor, 1.25, 2.0) for factor in (1.04, 1.1, 1.25, 2.0, 2.1)] == [
+        "did not hold",
+        "other",
+        "held",
+        "held",
+        "other",
+    ]
+
+
+def test_a_share_never_reads_minus_zero() -> None:
+    assert [percent(share) for share in (0.584, -1e-9, -0.03)] == ["58 %", "0 %", "-3 %"]
+
+
+def test_a_figure_has_digits_enough_to_differ_from_its_edges() -> None:
+    assert [percent(share, 0.10) for share in (0.09869, 0.0999, 0.10, 0.12)] == ["9.9 %", "9.99 %", "10 %", "12 %"]
+    assert [times(factor, 1.25, 2.5) for factor in (2.42, 2.4996, 2.5)] == ["2.42x", "2.4996x", "2.50x"]
+
+
+def test_a_figure_within_five_per_cent_of_an_edge_is_noted_with_both() -> None:
+    assert close("", 2.42, 1.25, 2.5) == ("close to the edge: 2.42x, edge 2.50x",)
+    assert close("odd K lose", 0.74, 0.45, 0.75, write=percent) == ("close to the edge: odd K lose 74 %, edge 75 %",)
+    assert close("", 2.3, 1.25, 2.5) == ()

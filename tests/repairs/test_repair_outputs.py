@@ -1,0 +1,222 @@
+"""A repaired checkpoint computes what the original does, in every layout."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, DeepseekV3Config, DeepseekV3ForCausalLM, LlamaConfig, LlamaForCausalLM
+
+import gac
+from gac.models.families import family_of
+from gac.repairs.contract import STRATEGIES
+from gac.repairs.report import Moved
+from tests.models.small import every_family, small_config, small_model
+from tests.repairs.checkpoints import (
+    Naming,
+    Tensors,
+    asvd,
+    factored,
+    grouped,
+    logits,
+    narrowed,
+    read,
+    relative,
+    size,
+    svd_llm,
+    weight_names,
+    write,
+)
+
+RANK = 13
+H100 = "nvidia-h100-80gb-hbm3"
+KEYS, VALUES = "model.layers.0.self_attn.k_proj", "model.layers.1.self_attn.v_proj"
+LIMITS: Mapping[torch.dtype, float] = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
+every_dtype = pytest.mark.parametrize("dtype", LIMITS)
+every_naming = pytest.mark.parametrize("naming", [svd_llm, asvd])
+
+
+def cast(tensors: Tensors, dtype: torch.dtype) -> Tensors:
+    return {name: tensor.to(dtype) for name, tensor in tensors.items()}
+
+
+@every_dtype
+@every_naming
+def test_factored_pairs(naming: Naming, dtype: torch.dtype, tiny_model: LlamaForCausalLM, tmp_path: Path) -> None:
+    tensors = cast(factored(tiny_model, RANK, naming), dtype)
+    source = write(tmp_path / "theirs", tiny_model.config, tensors)
+    gac.repair(source, tmp_path / "ours", profile=H100)
+    assert {shape for name in naming("", *[torch.zeros(1)] * 2) for shape in shapes(tmp_path / "ours", name)} == {16}
+    limit = LIMITS[dtype]
+    ours, theirs = (logits(tmp_path / place, tiny_model.config) for place in ("ours", "theirs"))
+    assert relative(ours, theirs) < limit
+
+
+def shapes(directory: Path, suffix: str) -> set[int]:
+    """The ranks of the factors whose names end so."""
+    return {min(tensor.shape) for name, tensor in read(directory).items() if name.endswith(suffix)}
+
+
+def test_zeros_are_all_that_is_added(tiny_model: LlamaForCausalLM, tmp_path: Path) -> None:
+    source = write(tmp_path / "theirs", tiny_model.config, factored(tiny_model, RANK, svd_llm))
+    gac.repair(source, tmp_path / "ours", profile=H100)
+    ours, theirs = read(tmp_path / "ours"), read(source)
+    for name, tensor in theirs.items():
+        rows, columns = (*tensor.shape, 1)[:2]
+        whole = ours[name].reshape(ours[name].shape[0], -1)
+        assert torch.equal(whole[:rows, :columns], tensor.reshape(rows, -1))
+        assert whole.count_nonzero() == tensor.count_nonzero()
+
+
+@every_dtype
+def test_head_groups(dtype: torch.dtype, tiny_model: LlamaForCausalLM, tmp_path: Path) -> None:
+    ranks = {KEYS: [11, 7], VALUES: [8, 13]}
+    tensors = cast(grouped(tiny_model, ranks), dtype)
+    source = write(tmp_path / "theirs", tiny_model.config, tensors, model_type="palullama", head_wise_ranks=ranks)
+    repaired = gac.repair(source, tmp_path / "ours", profile=H100)
+    assert repaired.layouts == ("head groups of PaLU", "MLP widths")
+    config = json.loads((tmp_path / "ours" / "config.json").read_bytes())
+    assert config["head_wise_ranks"] == {KEYS: [16, 8], VALUES: [8, 16]}
+    ours, theirs = (logits(tmp_path / place, tiny_model.config) for place in ("ours", "theirs"))
+    assert relative(ours, theirs) < LIMITS[dtype]
+
+
+def test_pruned_widths(tiny_model: LlamaForCausalLM, tmp_path: Path) -> None:
+    source = write(tmp_path / "theirs", tiny_model.config, narrowed(tiny_model, [107, 93]))
+    repaired = gac.repair(source, tmp_path / "ours", profile=H100)
+    assert [(one.name, one.dim, one.becomes) for one in repaired.moved] == [
+        ("model.layers.0.mlp", 107, 112),
+        ("model.layers.1.mlp", 93, 96),
+    ]
+    ours, theirs = (logits(tmp_path / place, tiny_model.config) for place in ("ours", "theirs"))
+    assert relative(ours, theirs) < 1e-5
+
+
+def test_a_width_that_the_config_states_moves_there_too(tiny_model: LlamaForCausalLM, tmp_path: Path) -> None:
+    stated = {"intermediate_size": 107}
+    source = write(tmp_path / "theirs", tiny_model.config, narrowed(tiny_model, [107, 107]), **stated)
+    gac.repair(source, tmp_path / "ours", strategy="optimal", profile=H100)
+    ours, theirs = (LlamaForCausalLM.from_pretrained(tmp_path / place) for place in ("ours", "theirs"))
+    assert ours.config.intermediate_size == 112
+    ids = torch.arange(20)[None]
+    assert relative(ours(ids).logits, theirs(ids).logits) < 1e-5
+
+
+@every_family
+def test_widths_of_every_family(model_type: str, tmp_path: Path) -> None:
+    config = small_config(model_type)
+    neurons = family_of(config).neurons
+    setattr(config, neurons, 107)
+    model = small_model(config)
+    model.save_pretrained(tmp_path / "theirs")
+    gac.repair(tmp_path / "theirs", tmp_path / "ours", profile=H100)
+    ours = AutoModelForCausalLM.from_pretrained(tmp_path / "ours").eval()
+    assert getattr(ours.config, neurons) == 112
+    ids = torch.arange(20)[None]
+    assert relative(ours(ids).logits, model(ids).logits) < 1e-5
+
+
+def test_values_of_latent_attention(tmp_path: Path) -> None:
+    config = DeepseekV3Config(
+        vocab_size=258,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        kv_lora_rank=24,
+        q_lora_rank=None,
+        qk_nope_head_dim=16,
+        qk_rope_head_dim=8,
+        v_head_dim=13,
+        first_k_dense_replace=2,
+    )
+    model = small_model(config)
+    model.save_pretrained(tmp_path / "theirs")
+    gac.repair(tmp_path / "theirs", tmp_path / "ours", profile=H100)
+    ours = DeepseekV3ForCausalLM.from_pretrained(tmp_path / "ours").eval()
+    assert ours.config.v_head_dim == 16
+    ids = torch.arange(20)[None]
+    assert relative(ours(ids).logits, model(ids).logits) < 1e-5
+
+
+@pytest.mark.parametrize("strategy", [name for name in STRATEGIES if name != "profile"])
+def test_repairing_twice_changes_nothing(strategy: str, tiny_model: LlamaForCausalLM, tmp_path: Path) -> None:
+    source = write(tmp_path / "theirs", tiny_model.config, factored(tiny_model, RANK, asvd))
+    first = gac.repair(source, tmp_path / "once", strategy=strategy, profile=H100)
+    second = gac.repair(tmp_path / "once", tmp_path / "twice", strategy=strategy, profile=H100)
+    assert first.moved or strategy == "tradeoff"
+    assert not second.moved
+    assert files(tmp_path / "once") == files(tmp_path / "twice")
+
+
+def files(directory: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in directory.iterdir()}
+
+
+def test_the_report_counts_exact_bytes(tiny_model: LlamaForCausalLM, tmp_path: Path) -> None:
+    tensors = factored(tiny_model, RANK, svd_llm)
+    repaired = gac.repair(write(tmp_path / "theirs", tiny_model.config, tensors), tmp_path / "ours", profile=H100)
+    assert Moved("model.layers.0.mlp.down_proj", 13, 16, 3 * (64 + 176) * 4) in repaired.moved
+    assert repaired.dims == len(repaired.moved) == len(weight_names(tiny_model.config))
+    assert (repaired.bytes_before, repaired.bytes_after) == (size(tensors), size(read(tmp_path / "ours")))
+    assert repaired.added_bytes == sum(one.added_bytes for one in repaired.moved)
+    index = json.loads((tmp_path / "ours" / "model.safetensors.index.json").read_bytes())
+    assert index["metadata"]["total_size"] == repaired.bytes_after
+
+
+def test_a_limit_keeps_what_would_grow_more(tiny_model: LlamaForCausalLM, tmp_path: Path) -> None:
+    source = write(tmp_path / "theirs", tiny_model.config, factored(tiny_model, RANK, svd_llm))
+    repaired = gac.repair(source, tmp_path / "ours", max_overhead=0.2, profile=H100)
+    assert not repaired.moved
+    assert len(repaired.kept) == repaired.dims
+
+
+def test_the_ranks_that_a_config_states_move_too(tiny_model: LlamaForCausalLM, tmp_path: Path) -> None:
+    ranks = dict.fromkeys(weight_names(tiny_model.config), RANK)
+    tensors = factored(tiny_model, RANK, asvd)
+    source = write(tmp_path / "theirs", tiny_model.config, tensors, model_type="asvd_llama", truncation_ranks=ranks)
+    gac.repair(source, tmp_path / "ours", profile=H100)
+    config = json.loads((tmp_path / "ours" / "config.json").read_bytes())
+    assert config["truncation_ranks"] == dict.fromkeys(ranks, 16)
+
+
+def test_everything_else_is_copied(tiny_model: LlamaForCausalLM, tmp_path: Path) -> None:
+    source = write(tmp_path / "theirs", tiny_model.config, factored(tiny_model, RANK, svd_llm))
+    (source / "training_args.bin").write_bytes(b"a pickle")
+    before = files(source)
+    repaired = gac.repair(source, tmp_path / "ours", profile=H100)
+    assert repaired.left_out == ("training_args.bin",)
+    assert {file.name for file in (tmp_path / "ours").iterdir()} == before.keys() - {"training_args.bin"}
+    assert files(source) == before
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_pickled_weights_become_safetensors(shards: int, tiny_model: LlamaForCausalLM, tmp_path: Path) -> None:
+    tensors = factored(tiny_model, RANK, svd_llm)
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
+    source = pickled(tmp_path / "theirs", tiny_model.config, tensors, shards)
+    repaired = gac.repair(source, tmp_path / "ours", profile=H100, allow_pickle=True)
+    assert repaired.left_out == ()
+    assert not list((tmp_path / "ours").glob("*.bin*"))
+    assert (tmp_path / "ours" / "model.safetensors.index.json").exists() == (shards > 1)
+    assert read(tmp_path / "ours").keys() == tensors.keys()
+    write(tmp_path / "safe", tiny_model.config, {name: tensor.clone() for name, tensor in tensors.items()})
+    assert relative(logits(tmp_path / "ours", tiny_model.config), logits(tmp_path / "safe", tiny_model.config)) < 1e-5
+
+
+def pickled(directory: Path, config: LlamaConfig, tensors: Tensors, shards: int) -> Path:
+    directory.mkdir()
+    (directory / "config.json").write_text(json.dumps(config.to_dict()))
+    if shards == 1:
+        torch.save(tensors, directory / "pytorch_model.bin")
+        return directory
+    names = sorted(tensors)
+    weight_map = {}
+    for shard in range(shards):
+        file = f"pytorch_model-0000{shard + 1}-of-0000{shards}.bin"
+        torch.save({name: tensors[name] for name in names[shard::shards]}, directory / file)
+        weight_map |= dict.fromkeys(names[shard::shards], file)
+    (directory / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    return directory

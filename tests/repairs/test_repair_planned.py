@@ -1,0 +1,118 @@
+"""GAC's own checkpoints: every form is padded by its plan, and an aligned one comes back as it was."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file, save_file
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import gac
+from gac.checkpoint.directory import load_checkpoint, save_checkpoint
+from gac.errors import CheckpointError
+from gac.plan import Alternative, Plan, WorkloadLatency
+from gac.repairs.replan import padded_plan
+from tests.compression.applying import applied, logits
+from tests.repairs.checkpoints import relative
+
+H100 = "nvidia-h100-80gb-hbm3"
+ATTENTION, MLP = "model.layers.0.self_attn", "model.layers.0.mlp"
+Changes = Mapping[str, tuple[str, int]]
+MakePlan = Callable[[LlamaConfig, Changes], Plan]
+
+FORMS: dict[str, Changes] = {
+    "low_rank": {f"{ATTENTION}.q_proj": ("low_rank", 13), f"{MLP}.down_proj": ("low_rank", 21)},
+    "narrow": {f"{MLP}.{name}": ("narrow", 107) for name in ("gate_proj", "up_proj", "down_proj")},
+    "head_dim": {f"{ATTENTION}.{name}": ("head_dim", 5) for name in ("v_proj", "o_proj")},
+    "grouped": {f"{ATTENTION}.k_proj": ("grouped:1", 5)},
+}
+ALIGNED = {f"{ATTENTION}.q_proj": ("low_rank", 16), f"{MLP}.down_proj": ("low_rank", 24)}
+
+
+@pytest.fixture
+def compressed(tiny_model: LlamaForCausalLM, make_plan: MakePlan, tmp_path: Path) -> Callable[[Changes], Path]:
+    def save(changes: Changes) -> Path:
+        plan = make_plan(tiny_model.config, changes)
+        model = applied(tiny_model, plan, "palu:1" if "grouped:1" in plan.forms else "kfac")
+        model.gac_plan = plan
+        save_checkpoint(model, tmp_path / "gac")
+        return tmp_path / "gac"
+
+    return save
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form(form: str, compressed: Callable[[Changes], Path], tmp_path: Path) -> None:
+    source = compressed(FORMS[form])
+    repaired = gac.repair(source, tmp_path / "ours", profile=H100)
+    ours, theirs = load_checkpoint(tmp_path / "ours", "cpu"), load_checkpoint(source, "cpu")
+    assert repaired.layouts == ("GAC",)
+    assert relative(logits(ours), logits(theirs)) < 1e-5
+    assert ours.gac_plan.aligned_fraction == 1.0
+
+
+def test_the_plan_counts_again(compressed: Callable[[Changes], Path], tmp_path: Path) -> None:
+    source = compressed(FORMS["low_rank"])
+    repaired = gac.repair(source, tmp_path / "ours", profile=H100)
+    before, after = (Plan.load(place / "plan.json") for place in (source, tmp_path / "ours"))
+    added = 3 * (64 + 64) + 3 * (64 + 176)
+    assert (after.budget.used - before.budget.used, after.budget.over) == (added, added)
+    assert repaired.added_bytes == 4 * added
+    assert after.certificate.method == "by hand; zero-padded by gac repair"
+    assert after.certificate.status == "feasible"
+    assert after.prediction == before.prediction
+
+
+def test_what_was_weighed_against_other_dims_is_left_out(
+    tiny_model: LlamaForCausalLM, make_plan: MakePlan, tmp_path: Path
+) -> None:
+    plan = make_plan(tiny_model.config, FORMS["low_rank"])
+    smaller = Alternative(("low_rank",), (5,), 5 * 128, 0.2, (10,))
+    first = replace(plan.sites[0], latency_ns=(20,), alternatives=(smaller,))
+    rest = [replace(site, latency_ns=(20,)) for site in plan.sites[1:]]
+    total = 20 * len(plan.sites)
+    limited = replace(
+        plan,
+        sites=(first, *rest),
+        workloads=(WorkloadLatency("prefill:1x8", total, total, len(plan.weights), 0, 0),),
+        latency={"prefill:1x8": 1.0},
+        certificate=replace(plan.certificate, multipliers=(1e-6, 1e-3)),
+    )
+    after = padded_plan(limited, {f"{ATTENTION}.q_proj": 16})
+    assert (after.sites[0].alternatives, after.workloads, after.latency) == ((), (), {})
+
+
+def test_a_dim_that_the_form_does_not_reach_stays(compressed: Callable[[Changes], Path], tmp_path: Path) -> None:
+    source = compressed({f"{ATTENTION}.k_proj": ("low_rank", 31)})
+    repaired = gac.repair(source, tmp_path / "ours", strategy="predefined", profile=H100)
+    assert [one.becomes for one in repaired.moved] == [32]
+    again = gac.repair(source, tmp_path / "kept", strategy="predefined", max_overhead=0.01, profile=H100)
+    assert again.kept == (f"{ATTENTION}.k_proj",)
+
+
+def test_an_aligned_checkpoint_comes_back_as_it_was(compressed: Callable[[Changes], Path], tmp_path: Path) -> None:
+    source = compressed(ALIGNED)
+    assert not gac.repair(source, tmp_path / "ours", profile=H100).moved
+    ours, theirs = ({file.name: file.read_bytes() for file in place.iterdir()} for place in (tmp_path / "ours", source))
+    assert ours == theirs
+
+
+def test_overwriting(compressed: Callable[[Changes], Path], tmp_path: Path) -> None:
+    source = compressed(FORMS["low_rank"])
+    gac.repair(source, tmp_path / "ours", profile=H100)
+    gac.repair(source, tmp_path / "ours", strategy="optimal", profile=H100, overwrite=True)
+    dims = {choice.dim for choice in Plan.load(tmp_path / "ours" / "plan.json").weights if choice.form == "low_rank"}
+    assert dims == {16, 32}
+
+
+def test_a_tensor_that_is_not_as_planned(compressed: Callable[[Changes], Path], tmp_path: Path) -> None:
+    source, name = compressed(FORMS["low_rank"]), f"{ATTENTION}.q_proj.first.weight"
+    tensors = load_file(source / "model.safetensors")
+    save_file(tensors | {name: tensors[name][:12].clone()}, source / "model.safetensors")
+    with pytest.raises(CheckpointError) as caught:
+        gac.repair(source, tmp_path / "ours", profile=H100)
+    assert str(caught.value) == (
+        f"{source}: {name} is of shape (12, 64); expected 13 along axis 0, as plan.json says. "
+        "Save or copy the checkpoint again."
+    )

@@ -1,0 +1,123 @@
+"""Times before and after: from a table without a guess, measured where there is a GPU, and the cheapest dim."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from gac.errors import ProfileError
+from gac.profiling.operators import operation
+from gac.profiling.records import DeviceLostError, Header, Measurement, Point
+from gac.profiling.table import Profile
+from gac.repairs.contract import ShapeContract
+from gac.repairs.run import decide
+from gac.repairs.seams import Block, Run, Seam
+from gac.repairs.times import DTYPE, found_in, in_table, measured_dims, on_gpu, summed
+from gac.sites import Workload
+from tests.cli.commands import write_profile
+from tests.headers import make_header
+
+PREFILL = Workload.parse("prefill:1x1024")
+PAIR = Block(
+    (Seam("q_proj", 1023, ()),),
+    (Run("low_rank", (("k", 4096), ("n", 4096)), "r", (("q_proj", 1),)),),
+)
+
+
+@pytest.fixture
+def profile(tmp_path: Path) -> Profile:
+    """Ranks from 960 to 1088; those that are no multiple of 8 are 2.5 or 5 times as slow."""
+    return Profile.load(recorded(tmp_path, range(960, 1089)))
+
+
+def recorded(tmp_path: Path, dims: Iterable[int]) -> Path:
+    points = [Point(operation("low_rank", m=1024, k=4096, r=rank, n=4096)) for rank in dims]
+    return write_profile(tmp_path / "recorded.jsonl", points, lambda point: point.operation.axes["r"])
+
+
+def test_predicted_times(profile: Profile) -> None:
+    dims = {"q_proj": 1023}, {"q_proj": 1024}
+    times = summed("predicted", "a GPU", [PAIR, PAIR], dims, PREFILL, in_table(profile))
+    assert (times.gemms, times.before_ns, times.after_ns) == (2, 2 * 151_150, 2 * 30_240)
+    assert (times.before_unknown, times.after_unknown) == (0, 0)
+
+
+def test_what_a_table_lacks_is_unknown(profile: Profile) -> None:
+    times = summed("predicted", "a GPU", [PAIR], ({"q_proj": 1023}, {"q_proj": 2048}), PREFILL, in_table(profile))
+    assert (times.before_ns, times.after_ns, times.after_unknown) == (151_150, None, 1)
+
+
+def test_measured_times() -> None:
+    before, after = (Point(operation("low_rank", m=1024, k=4096, r=rank, n=4096), DTYPE) for rank in (1023, 1024))
+    rows = {before: measurement(before, 168_000.0), after: measurement(after, 32_000.5)}
+    dims = {"q_proj": 1023}, {"q_proj": 1024}
+    times = summed("measured", "a GPU", [PAIR], dims, PREFILL, found_in(rows))
+    assert (times.before_ns, times.after_ns) == (168_000, 32_001)
+
+
+class Machine:
+    """Stands in for a GPU: a launch takes as many ns as its dims add up to."""
+
+    def __init__(self, header: Header) -> None:
+        self.asked: list[Point] = []
+
+    def measure(self, point: Point) -> Measurement:
+        assert point not in self.asked
+        self.asked.append(point)
+        if point.operation.axes["r"] == 1:
+            raise DeviceLostError(measurement(point, 1.0))
+        return measurement(point, float(sum(point.operation.axes.values())))
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gac.profiling.timing.device.fingerprint", make_header)
+    monkeypatch.setattr("gac.profiling.timing.measure.GpuMeasurer", Machine)
+
+
+def test_every_shape_is_measured_once(machine: None) -> None:
+    dims = {"q_proj": 1023}, {"q_proj": 1024}
+    gpu, look = on_gpu([PAIR, PAIR], dims, [PREFILL])
+    times = summed("measured", gpu, [PAIR, PAIR], dims, PREFILL, look)
+    assert (times.gpu, times.before_ns, times.after_ns) == ("NVIDIA Test GPU", 2 * 10_239, 2 * 10_240)
+
+
+def test_a_gpu_that_fails(machine: None) -> None:
+    with pytest.raises(ProfileError, match=r"the GPU failed: .*; expected a GPU that runs every shape"):
+        on_gpu([PAIR], ({"q_proj": 1}, {"q_proj": 8}), [PREFILL])
+
+
+def measurement(point: Point, ns: float) -> Measurement:
+    operation = point.operation
+    return Measurement(operation.operator, operation.axes, DTYPE, "cold", ns, 1.0, 10, 1980, True)
+
+
+def test_the_cheapest_measured_dim_is_taken(profile: Profile) -> None:
+    assert decide([PAIR], ShapeContract.named("profile"), profile, [PREFILL]) == {"q_proj": 1024}
+
+
+def test_only_measured_dims_are_taken(tmp_path: Path) -> None:
+    sparse = Profile.load(recorded(tmp_path, [960, 1022, 1056, 1088]))
+    assert decide([PAIR], ShapeContract.named("profile"), sparse, [PREFILL]) == {"q_proj": 1056}
+
+
+def test_a_dim_has_to_be_measured_for_every_workload(profile: Profile) -> None:
+    with pytest.raises(ProfileError) as caught:
+        measured_dims(profile, PAIR, PAIR.seams[0], [PREFILL, Workload.parse("decode:1@1024")])
+    assert str(caught.value) == (
+        "profile recorded has measured no dim from 1023 on for q_proj (low_rank m=1 k=4096 n=4096, r); "
+        "expected dims measured at this shape, for every workload. "
+        "Measure them with gac profile --model DENSE_MODEL, or use another strategy."
+    )
+
+
+def test_gemms_that_are_alike_all_count(profile: Profile) -> None:
+    twice = Block(PAIR.seams, PAIR.runs * 2)
+    once = measured_dims(profile, PAIR, PAIR.seams[0], [PREFILL])
+    assert measured_dims(profile, twice, PAIR.seams[0], [PREFILL]) == {dim: 2 * ns for dim, ns in once.items()}
+
+
+def test_an_axis_that_several_dims_make_up() -> None:
+    run = Run("linear", (("k", 64),), "n", (("a", 1), ("b", 4)), rest=3)
+    assert run.operation({"a": 10, "b": 5}, rows=7) == operation("linear", m=7, k=64, n=33)
+    assert not run.only("a")

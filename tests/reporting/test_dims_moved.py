@@ -1,0 +1,170 @@
+"""What each choice moves, from a config alone."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from transformers import LlamaConfig
+
+from gac.cli import main
+from gac.errors import PlanError
+from gac.forms import FORMS, Weight, form_named
+from gac.models.families import family_of
+from gac.models.shapes import SHAPES
+from gac.reporting.dims_moved import Choice, Moved, choices
+from gac.sites import Site
+from tests.models.small import small_config
+
+LLAMA = SHAPES["llama-3-8b"]
+
+
+def of_llama(*forms: str) -> dict[tuple[str, str], Choice]:
+    found = choices(family_of(LLAMA).sites(LLAMA), forms)
+    return {(one.kind, one.form): one for one in found}
+
+
+def test_a_rank_is_n_of_one_gemm_and_k_of_the_next() -> None:
+    found = of_llama("low_rank")
+    assert [kind for kind, _ in found] == [f"{name}_proj" for name in ("q", "k", "v", "o", "gate", "up", "down")]
+    assert found["k_proj", "low_rank"] == Choice(
+        "k_proj",
+        32,
+        "low_rank",
+        819,
+        1,
+        (
+            Moved("k_proj.first", "linear", "n", 1, {"k": 4096}),
+            Moved("k_proj.second", "linear", "k", 1, {"n": 1024}),
+        ),
+    )
+
+
+def test_a_width_is_n_of_two_gemms_and_k_of_the_third() -> None:
+    (found,) = of_llama("narrow").values()
+    assert (found.kind, found.largest) == ("mlp", 14335)
+    assert [(one.weight, one.axis, one.per_dim) for one in found.moved] == [
+        ("gate_proj", "n", 1),
+        ("up_proj", "n", 1),
+        ("down_proj", "k", 1),
+    ]
+
+
+def test_a_head_dim_moves_two_gemms_attention_and_the_cache() -> None:
+    (found,) = of_llama("head_dim").values()
+    assert (found.kind, found.largest, found.step) == ("v_proj+o_proj", 127, 8)
+    assert found.moved == (
+        Moved("v_proj", "linear", "n", 8, {"k": 4096}),
+        Moved("attention", "sdpa", "values", 1, {"kv": 8}),
+        Moved("cache", None, None, 8, {}),
+        Moved("o_proj", "linear", "k", 32, {"n": 4096}),
+    )
+
+
+def test_the_rank_of_groups_moves_two_gemms_and_the_cache() -> None:
+    found = of_llama("grouped")
+    assert [kind for kind, _ in found] == ["k_proj", "v_proj"]
+    assert found["k_proj", "grouped"].moved == (
+        Moved("k_proj.first", "linear", "n", 2, {"k": 4096}),
+        Moved("k_proj.second", "batched_gemm", "k", 1, {"b": 2, "n": 512}),
+        Moved("cache", None, None, 2, {}),
+    )
+
+
+def test_layers_of_other_shapes_are_told_apart() -> None:
+    sites = [Site(f"{at}.up", at, "up", (Weight(f"{at}.up", 64 if at else 96, 32),)) for at in range(3)]
+    assert [(one.layers, one.largest) for one in choices(sites, ["low_rank"])] == [(1, 23), (2, 21)]
+
+
+def test_dense_has_nothing_to_choose_and_an_unknown_form_is_refused() -> None:
+    assert of_llama("dense") == {}
+    with pytest.raises(PlanError, match="form 'wide' is unknown"):
+        of_llama("wide")
+
+
+@pytest.mark.parametrize("name", sorted(FORMS))
+def test_gemms_have_the_parameters_of_their_form(name: str) -> None:
+    form, weight = form_named(name), Weight("w", 96, 64, neurons="out", values="out", heads=8, cached=True)
+    for dim in (1, 3):
+        shapes = [gemm.axes for gemm in form.gemms(weight, dim, rows=5)]
+        assert sum(axes.get("b", 1) * axes["k"] * axes["n"] for axes in shapes) == form.params(weight, dim)
+        assert {axes["m"] for axes in shapes} == {5}
+
+
+def test_the_command_draws_a_known_model() -> None:
+    result = CliRunner().invoke(main, ["graph", "llama-3-8b"], env={"COLUMNS": "120"})
+    assert result.exit_code == 0
+    lines = " ".join(result.stdout.split())
+    assert "v_proj+o_proj 32 head_dim d 1 to 127 v_proj: N = 8 d (K = 4,096)" in lines
+    assert "KV cache: 8 d values a token o_proj: K = 32 d (N = 4,096)" in lines
+
+
+def test_the_command_reads_a_config(tmp_path: Path, tiny_config: LlamaConfig) -> None:
+    tiny_config.save_pretrained(tmp_path)
+    result = CliRunner().invoke(main, ["graph", str(tmp_path), "--form", "narrow", "--json"])
+    document = json.loads(result.stdout)
+    assert [(one["kind"], one["layers"], one["largest"]) for one in document["choices"]] == [("mlp", 2, 175)]
+    assert document["choices"][0]["moved"][2] == {
+        "weight": "down_proj",
+        "operator": "linear",
+        "axis": "k",
+        "per_dim": 1,
+        "fixed": {"n": 64},
+    }
+
+
+def moved_in(directory: Path, model_type: str) -> list[tuple[str, str, int, list[str]]]:
+    """Every choice of a model of this architecture, and what it moves, as the command tells it."""
+    small_config(model_type).save_pretrained(directory)
+    document = json.loads(CliRunner().invoke(main, ["graph", str(directory), "--json"]).stdout)
+    return [
+        (
+            one["kind"],
+            one["form"],
+            one["largest"],
+            [f"{moved['weight']} {moved['axis']} {moved['per_dim']}" for moved in one["moved"]],
+        )
+        for one in document["choices"]
+    ]
+
+
+def test_gate_and_up_in_one_weight_move_together(tmp_path: Path) -> None:
+    assert moved_in(tmp_path, "phi3") == [
+        ("qkv_proj", "low_rank", 42, ["qkv_proj.first n 1", "qkv_proj.second k 1"]),
+        ("o_proj", "low_rank", 31, ["o_proj.first n 1", "o_proj.second k 1"]),
+        ("gate_up_proj", "low_rank", 54, ["gate_up_proj.first n 1", "gate_up_proj.second k 1"]),
+        ("down_proj", "low_rank", 46, ["down_proj.first n 1", "down_proj.second k 1"]),
+        ("mlp", "narrow", 175, ["gate_up_proj n 2", "down_proj k 1"]),
+    ]
+
+
+def test_weights_that_are_called_alike_are_told_apart(tmp_path: Path) -> None:
+    assert moved_in(tmp_path, "gpt2") == [
+        ("c_attn", "low_rank", 47, ["c_attn.first n 1", "c_attn.second k 1"]),
+        ("attn.c_proj", "low_rank", 31, ["attn.c_proj.first n 1", "attn.c_proj.second k 1"]),
+        ("c_fc", "low_rank", 46, ["c_fc.first n 1", "c_fc.second k 1"]),
+        ("mlp.c_proj", "low_rank", 46, ["mlp.c_proj.first n 1", "mlp.c_proj.second k 1"]),
+        ("mlp", "narrow", 175, ["c_fc n 1", "mlp.c_proj k 1"]),
+    ]
+
+
+def test_an_mlp_without_a_gate_has_two_weights(tmp_path: Path) -> None:
+    assert moved_in(tmp_path, "gpt_neox")[-1] == (
+        "mlp",
+        "narrow",
+        175,
+        ["dense_h_to_4h n 1", "dense_4h_to_h k 1"],
+    )
+
+
+def test_a_form_that_fits_nothing_is_refused_where_it_is_named(tmp_path: Path) -> None:
+    small_config("phi3").save_pretrained(tmp_path)
+    result = CliRunner().invoke(main, ["graph", str(tmp_path), "--form", "head_dim"])
+    assert result.exit_code == 1
+    assert "form head_dim, which fits no weight of a phi3 model" in result.stderr
+
+
+def test_a_misspelt_name_is_recognised() -> None:
+    result = CliRunner().invoke(main, ["graph", "llama-3-8B"])
+    assert result.exit_code == 1
+    assert "Did you mean 'llama-3-8b'?" in result.stderr
