@@ -1,0 +1,111 @@
+"""Names of what can be exchanged: forms, schemes, methods, rules. A registry takes a name or an object.
+
+What GAC ships is named by where it is, ``module:attribute``, and imported when it is first asked for. So names can be
+checked without torch, and rooms that nothing of the core imports can still be asked for by name.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from importlib import import_module
+from typing import Any, Generic, TypeVar
+
+from gac.errors import GacError, did_you_mean
+
+T = TypeVar("T")
+
+
+class Registry(Generic[T]):
+    """The objects of one seam by name.
+
+    A name may carry a parameter after a colon (``asvd:0.5``): the object of the name before the colon makes the one
+    with that parameter, by its method ``with_parameter(text)``.
+
+    Args:
+        seam: what one of them is called in errors, ``form`` for example.
+        shipped: the names of those that come with GAC, and where they are.
+        check: refuses an object that breaks the contract of the seam; raises ``GacError``.
+        error: raised for names that are unknown.
+    """
+
+    def __init__(
+        self,
+        seam: str,
+        shipped: Mapping[str, str],
+        check: Callable[[Any], None],
+        error: type[GacError] = GacError,
+    ) -> None:
+        self._seam, self._shipped, self._check, self._error = seam, dict(shipped), check, error
+        self._known: dict[str, T] = {}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All that are known, those of GAC first."""
+        return tuple(dict.fromkeys((*self._shipped, *self._known)))
+
+    def __iter__(self) -> Iterator[T]:
+        return map(self.get, self.names)
+
+    def get(self, asked: str | T) -> T:
+        """The object of this name; an object is registered first where it is not yet.
+
+        Raises:
+            GacError: the name is unknown, its parameter is none, or the object breaks the contract of the seam.
+        """
+        if not isinstance(asked, str):
+            return self.register(asked)
+        if asked in self._known:
+            return self._known[asked]
+        kind, colon, parameter = asked.partition(":")
+        if asked in self._shipped:
+            module, _, attribute = self._shipped[asked].partition(":")
+            found: Any = getattr(import_module(module), attribute)
+            self._known[asked] = found() if isinstance(found, type) else found
+            return self._known[asked]
+        if colon and kind in self.names and hasattr(self.get(kind), "with_parameter"):
+            made: T = self.get(kind).with_parameter(parameter)  # type: ignore[attr-defined]
+            return made
+        raise self._error(
+            f"{self._seam} {asked!r} is unknown",
+            f"one of {', '.join(self.names)}",
+            did_you_mean(asked, self.names, f"Correct the name, or register your own {self._seam}."),
+        )
+
+    def name(self, asked: str | T) -> str:
+        """The name under which ``get`` finds this again; raises as it does."""
+        return str(self.get(asked).name)  # type: ignore[attr-defined]
+
+    def register(self, own: T) -> T:
+        """Make an object known under its ``name``, for this process.
+
+        Returns:
+            The object itself.
+
+        Raises:
+            GacError: it breaks the contract of the seam (names what is missing), or another one has that name.
+        """
+        self._check(own)
+        name: str = own.name  # type: ignore[attr-defined]
+        if name in self.names and self.get(name) is not own:
+            raise self._error(
+                f"{self._seam} {name!r} is registered already",
+                "a name of its own",
+                f"Rename it; taken are {', '.join(self.names)}.",
+            )
+        self._known[name] = own
+        return own
+
+
+def check_contract(seam: str, own: object, members: Iterable[str], base: type) -> None:
+    """Refuse an object that is no ``base``, or that lacks a member or a name.
+
+    Raises:
+        GacError: names what is missing.
+    """
+    missing = [member for member in ("name", *members) if not hasattr(own, member)]
+    if isinstance(own, type) or missing or not isinstance(own, base):
+        lacks = f", which lacks {', '.join(missing)}" if missing else ""
+        what = f"the class {own.__name__}" if isinstance(own, type) else f"a {type(own).__name__}"
+        raise GacError(
+            f"{what} as a {seam}{lacks}",
+            f"an instance of a subclass of {base.__module__}.{base.__name__}",
+            f"See docs/extending.md; gac.testing checks the whole contract of a {seam}.",
+        )
