@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from gac.checkpoint.registration import register_with_transformers
+from gac.version import __version__
 
 if TYPE_CHECKING:
     from gac.allocation.frontier import Frontier
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
     from gac.repairs.contract import ShapeContract
     from gac.reporting.report.page import report
     from gac.sensitivity.documents import Documents
-
-__version__ = "0.1.0"
 
 _HOMES = {
     "allocate": "gac.api",

@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import exp
 
-import gac
 from gac.allocation.latencies import UNKNOWN, recorded
 from gac.allocation.limits import cache_limit
 from gac.forms import Fusing, form_named
@@ -25,6 +24,7 @@ from gac.plan import (
     WorkloadLatency,
 )
 from gac.sites import CandidateSet, Site, Workload
+from gac.version import __version__
 
 _LARGEST = 709.0  # e to this power is about 8e307, near the largest float64
 
@@ -76,7 +76,7 @@ def assemble(
     used = sum(choice.params for choice in choices)
     return Plan(
         schema_version=SCHEMA,
-        gac_version=gac.__version__,
+        gac_version=__version__,
         model=made_from.model,
         model_digest=made_from.model_digest,
         family=made_from.family,

@@ -6,7 +6,6 @@ from math import fsum
 
 import numpy as np
 
-import gac
 from gac.allocation.assemble import Provenance, predicted_perplexity
 from gac.allocation.candidates import Limited, dense_candidate
 from gac.allocation.frontier_record import (
@@ -27,6 +26,7 @@ from gac.errors import BudgetError
 from gac.plan import Certificate
 from gac.profiling.table import Profile
 from gac.sites import CandidateSet, Ints, Site, Workload
+from gac.version import __version__
 
 __all__ = ["PARAMS", "Frontier", "FrontierPoint", "check_asked", "check_profiled", "frontier"]
 
@@ -85,7 +85,7 @@ def frontier(problem: Problem, made_from: Provenance, *, points: int = 100, limi
     sites, choices = _options(problem, sets, [one.chosen for one in solved])
     return Frontier(
         schema_version=SCHEMA,
-        gac_version=gac.__version__,
+        gac_version=__version__,
         made_from=made_from,
         limit=limit,
         workloads=tuple(map(str, problem.workloads)),

@@ -4,7 +4,6 @@ import os
 
 import click
 
-import gac
 from gac.cli.bench import bench
 from gac.cli.cliffs import cliffs
 from gac.cli.compare import compare
@@ -18,6 +17,7 @@ from gac.cli.profile import profile, profiles
 from gac.cli.repair import repair
 from gac.cli.report import report
 from gac.cli.study import study
+from gac.version import __version__
 
 _EPILOG = """\b
 A first plan needs no network and no GPU (see README.md for the packages):
@@ -31,7 +31,7 @@ Notes and progress go to standard error."""
 
 
 @click.group(epilog=_EPILOG, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.version_option(gac.__version__, prog_name="gac")
+@click.version_option(__version__, prog_name="gac")
 def main() -> None:
     """GPU-aligned compression: smaller language models whose dimensions run fast on your GPU.
 

@@ -5,7 +5,6 @@ from collections.abc import Iterator, Sequence
 
 from transformers import PreTrainedModel
 
-import gac
 from gac.compression.first_shot import FIRST_KEPT, first_shot
 from gac.io import home
 from gac.plan import Shots
@@ -16,6 +15,7 @@ from gac.sensitivity.second_shot import stream_second
 from gac.sensitivity.store import StatisticsStore
 from gac.sensitivity.text import Windows
 from gac.sites import Site
+from gac.version import __version__
 
 _FORMAT = 6  # raised when what is kept of a layer changes, or how a first shot is made
 
@@ -46,5 +46,5 @@ def statistics(
 
 
 def _store(of: str) -> StatisticsStore:
-    key = hashlib.sha256(f"{gac.__version__} {_FORMAT} {of}".encode()).hexdigest()
+    key = hashlib.sha256(f"{__version__} {_FORMAT} {of}".encode()).hexdigest()
     return StatisticsStore(home() / "statistics" / key[:24])

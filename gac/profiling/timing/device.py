@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 
-import gac
 from gac.errors import ProfileError
 from gac.profiling.folders import saved_folder, saved_profiles, shipped_profiles
 from gac.profiling.records import SCHEMA, Header
 from gac.profiling.timing.sampling import METHOD
+from gac.version import __version__
 
 _backends: Any = torch.backends  # its functions carry no annotations
 
@@ -53,7 +53,7 @@ def fingerprint() -> Header:
         cublas=_cublas_version(),
         cudnn=str(_backends.cudnn.version()),
         torch=torch.__version__,
-        gac_version=gac.__version__,
+        gac_version=__version__,
         dtype_policy=_dtype_policy(),
         timing=METHOD,
         date=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),

@@ -5,7 +5,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from shlex import quote
 
-import gac
 from gac.allocation.reproduce import allocate_command, rule_of
 from gac.plan import Plan, SiteChoice, run_as
 from gac.profiling.table import Profile, saved_profiles, shipped_profiles
@@ -13,6 +12,7 @@ from gac.reporting.report.sources import Sources
 from gac.reporting.report.why import Trade, trades, unweighed
 from gac.reporting.report.words import counted, duration, nats, ranges
 from gac.sites import short_names
+from gac.version import __version__
 
 Rows = tuple[tuple[str, str], ...]
 
@@ -194,7 +194,7 @@ def provenance(sources: Sources) -> Rows:
         ("Dims", _dims(plan)),
         ("Calibration", f"{text.windows} x {text.window_tokens} tokens of {text.text}, digest {text.digest[:12]}"),
         ("Seed", str(plan.seed)),
-        ("Made with", f"GAC {plan.gac_version}; this page with GAC {gac.__version__}"),
+        ("Made with", f"GAC {plan.gac_version}; this page with GAC {__version__}"),
         ("GPU", plan.profile.gpu),
         ("Latency table", f"{plan.profile.digest[:12]}{f'; {plan.profile.note}' if plan.profile.note else ''}"),
         *_looked_up(plan),
