@@ -25,10 +25,12 @@ from gac.compression.first_shot import check_held, check_shots
 from gac.compression.refit import leaves, refit_named
 from gac.compression.refit import refit as fit_again
 from gac.compression.statistics import statistics
+from gac.curves import curves_together
 from gac.errors import GacError, ModelError, PlanError
 from gac.evaluation.perplexity import perplexity as measure_perplexity
 from gac.evaluation.results import Perplexity
-from gac.forms import DEFAULT_FORMS, Fusing, form_named
+from gac.forms import DEFAULT_FORMS, form_named
+from gac.forms.planned_sites import Fusing, as_planned, check_forms_fit, check_run
 from gac.models.families import family_of
 from gac.models.linears import check_rows_together
 from gac.models.loading import (
@@ -40,6 +42,7 @@ from gac.models.loading import (
     load_tokenizer,
     model_digest,
 )
+from gac.models.sites import Site
 from gac.plan import Calibration, Plan
 from gac.profiling.select import select_profile
 from gac.profiling.table import Profile
@@ -54,7 +57,7 @@ from gac.sensitivity.factors import LayerFactors
 from gac.sensitivity.methods import FACTOR, Method, method_named
 from gac.sensitivity.store import StatisticsStore
 from gac.sensitivity.text import TextSpec, Windows, calibration_text, calibration_windows, check_vocabulary
-from gac.sites import Site, Workload, as_planned, check_forms_fit, check_run, curves_together
+from gac.workloads import Workload
 
 if TYPE_CHECKING:
     from torch import Tensor

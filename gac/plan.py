@@ -9,8 +9,10 @@ from typing import Literal
 
 from gac.display import Shown
 from gac.errors import PlanError
-from gac.forms import Fusing, Weight, check_choice, check_choices, form_named
+from gac.forms import check_choice, check_choices, form_named
+from gac.forms.planned_sites import Fusing
 from gac.io import read_record, write_record
+from gac.models.weights import Weight
 
 SCHEMA = 1
 _STRICT = {"extra": "forbid", "allow_inf_nan": False}

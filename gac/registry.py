@@ -60,8 +60,8 @@ class Registry(Generic[T]):
             found: Any = getattr(import_module(module), attribute)
             self._known[asked] = found() if isinstance(found, type) else found
             return self._known[asked]
-        if colon and kind in self.names and hasattr(self.get(kind), "with_parameter"):
-            made: T = self.get(kind).with_parameter(parameter)  # type: ignore[attr-defined]
+        if colon and kind in self.names and (make := getattr(self.get(kind), "with_parameter", None)):
+            made: T = make(parameter)
             return made
         raise self._error(
             f"{self._seam} {asked!r} is unknown",

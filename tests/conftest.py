@@ -10,9 +10,12 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 import gac
-from gac.forms import Weight, form_named
+from gac.forms import form_named
+from gac.forms.planned_sites import as_planned
 from gac.models.families import family_of
 from gac.models.loading import Loaded, load_model
+from gac.models.sites import Site
+from gac.models.weights import Weight
 from gac.plan import (
     SCHEMA,
     Budget,
@@ -24,7 +27,6 @@ from gac.plan import (
     SiteChoice,
     WeightChoice,
 )
-from gac.sites import Site, as_planned
 
 Changes = Mapping[str, tuple[str, int]]
 

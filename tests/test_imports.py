@@ -10,7 +10,9 @@ HEAVY = ("torch", "transformers", "scipy", "ortools", "datasets", "pydantic", "r
 PLANNING = (
     "gac.plan",
     "gac.io",
-    "gac.sites",
+    "gac.models.sites",
+    "gac.forms.planned_sites",
+    "gac.curves",
     "gac.forms",
     "gac.errors",
     "gac.allocation.assemble",

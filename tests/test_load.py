@@ -7,7 +7,7 @@ from pathlib import Path
 
 from transformers import LlamaConfig
 
-from gac.forms import linear
+from gac.operations import linear
 from gac.plan import Plan
 from gac.profiling.records import Point
 from gac.profiling.table import Profile

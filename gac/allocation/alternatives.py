@@ -5,9 +5,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from gac.allocation.candidates import CandidateSet
 from gac.allocation.latencies import recorded
+from gac.arrays import Floats, Ints
 from gac.plan import Alternative
-from gac.sites import CandidateSet, Floats, Ints
 
 
 def nearest(rows: CandidateSet, chosen: int, costs: Ints, prices: Sequence[float]) -> tuple[Alternative, ...]:

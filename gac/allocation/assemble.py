@@ -4,9 +4,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import exp
 
+from gac.allocation.candidates import CandidateSet
 from gac.allocation.latencies import UNKNOWN, recorded
 from gac.allocation.limits import cache_limit
-from gac.forms import Fusing, form_named
+from gac.forms import form_named
+from gac.forms.planned_sites import Fusing
+from gac.models.sites import Site
 from gac.plan import (
     SCHEMA,
     Alternative,
@@ -23,8 +26,8 @@ from gac.plan import (
     WeightChoice,
     WorkloadLatency,
 )
-from gac.sites import CandidateSet, Site, Workload
 from gac.version import __version__
+from gac.workloads import Workload
 
 _LARGEST = 709.0  # e to this power is about 8e307, near the largest float64
 

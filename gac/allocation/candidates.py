@@ -9,10 +9,14 @@ from numpy.typing import NDArray
 
 from gac.allocation.latencies import UNKNOWN, Timing, sum_of_latencies
 from gac.allocation.pareto import front
+from gac.arrays import Floats, Ints
+from gac.curves import LossCurve, SiteCurves
 from gac.errors import ProfileError
-from gac.forms import Form, Weight, form_named
+from gac.forms import Form, form_named
+from gac.models.sites import Site
+from gac.models.weights import Weight
 from gac.profiling.table import Profile
-from gac.sites import CandidateSet, Floats, Ints, LossCurve, Site, SiteCurves, Workload
+from gac.workloads import Workload
 
 _BATCH = 1 << 20
 
@@ -24,6 +28,54 @@ class Limited:
     params: bool
     workloads: tuple[int, ...] = ()
     cached: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class CandidateSet:
+    """The candidates of one site, one a row, sorted by params and then loss.
+
+    Attributes:
+        site: the site's name.
+        forms: form name of each weight, shape ``(n, weights)``, dtype str.
+        dims: dim of each weight, shape ``(n, weights)``.
+        params: exact parameters, shape ``(n,)``.
+        loss: predicted loss increase in nats a token, shape ``(n,)``.
+        latency: ns for each workload, rounded up, shape ``(n, workloads)``; -1 where unknown.
+        interpolated: how many of the weights' latencies were interpolated, ``(n, workloads)``.
+        cached: numbers that the KV cache keeps of a token, shape ``(n,)``.
+        shared: whether the first GEMMs of its fused weights run as one, shape ``(n,)``.
+    """
+
+    site: str
+    forms: NDArray[np.str_]
+    dims: Ints
+    params: Ints
+    loss: Floats
+    latency: Ints
+    interpolated: Ints
+    cached: Ints
+    shared: NDArray[np.bool_]
+
+    def __len__(self) -> int:
+        return len(self.params)
+
+    def row(self, index: int) -> "CandidateSet":
+        """One candidate, as a set of one."""
+        return self.at(slice(index, index + 1))
+
+    def at(self, cut: slice | NDArray[np.bool_]) -> "CandidateSet":
+        """Some of the candidates."""
+        return CandidateSet(
+            self.site,
+            self.forms[cut],
+            self.dims[cut],
+            self.params[cut],
+            self.loss[cut],
+            self.latency[cut],
+            self.interpolated[cut],
+            self.cached[cut],
+            self.shared[cut],
+        )
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,14 +7,13 @@ from math import fsum
 import numpy as np
 
 from gac.allocation.assemble import weight_choices
-from gac.allocation.candidates import Limited
+from gac.allocation.candidates import CandidateSet, Limited
 from gac.allocation.knapsack import Group, knapsack
 from gac.allocation.latencies import UNKNOWN
 from gac.allocation.limits import budget_limit, latency_limits
 from gac.allocation.problem import Problem
 from gac.errors import BudgetError
 from gac.plan import WeightChoice
-from gac.sites import CandidateSet
 
 _LOSS_UNITS = 10**9
 _HALVINGS = 12

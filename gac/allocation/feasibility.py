@@ -7,10 +7,12 @@ import numpy as np
 from gac.allocation.candidates import Limited, candidates, dense_candidate, step_of
 from gac.allocation.latencies import UNKNOWN
 from gac.allocation.limits import cache_limit
+from gac.curves import LossCurve, SiteCurves
 from gac.errors import BudgetError, ProfileError
 from gac.forms import FORMS, form_named
+from gac.models.sites import Site
 from gac.profiling.table import Profile
-from gac.sites import LossCurve, Site, SiteCurves, Workload
+from gac.workloads import Workload
 
 
 def check_reachable(

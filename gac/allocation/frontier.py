@@ -7,7 +7,7 @@ from math import fsum
 import numpy as np
 
 from gac.allocation.assemble import Provenance, predicted_perplexity
-from gac.allocation.candidates import Limited, dense_candidate
+from gac.allocation.candidates import CandidateSet, Limited, dense_candidate
 from gac.allocation.frontier_record import (
     PARAMS,
     SCHEMA,
@@ -22,11 +22,13 @@ from gac.allocation.latencies import UNKNOWN, recorded
 from gac.allocation.limits import budget_limit, latency_limits
 from gac.allocation.pareto import front
 from gac.allocation.problem import Problem
+from gac.arrays import Ints
 from gac.errors import BudgetError
+from gac.models.sites import Site
 from gac.plan import Certificate
 from gac.profiling.table import Profile
-from gac.sites import CandidateSet, Ints, Site, Workload
 from gac.version import __version__
+from gac.workloads import Workload
 
 __all__ = ["PARAMS", "Frontier", "FrontierPoint", "check_asked", "check_profiled", "frontier"]
 

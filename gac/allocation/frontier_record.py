@@ -9,14 +9,16 @@ from pathlib import Path
 import numpy as np
 
 from gac.allocation.assemble import Provenance, assemble, predicted_perplexity
+from gac.allocation.candidates import CandidateSet
 from gac.allocation.latencies import UNKNOWN
 from gac.allocation.limits import budget_limit
 from gac.display import Shown
 from gac.errors import PlanError
 from gac.forms import check_choices, form_named
 from gac.io import read_record, write_record
+from gac.models.sites import Site
 from gac.plan import Certificate, Plan
-from gac.sites import CandidateSet, Site, Workload
+from gac.workloads import Workload
 
 SCHEMA = 1
 PARAMS = "params"

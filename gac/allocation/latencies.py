@@ -6,10 +6,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from gac.forms import Form, Operation, Weight, apart_from, at_one_row, linear
+from gac.arrays import Ints
+from gac.forms import Form
+from gac.models.weights import Weight
+from gac.operations import Operation, apart_from, at_one_row, linear
 from gac.profiling.cliffs import sound_dims
 from gac.profiling.table import Profile
-from gac.sites import Ints, Workload
+from gac.workloads import Workload
 
 UNKNOWN = -1
 _LOADED = 16  # Triton reads rows that are multiples of as many numbers 16 bytes at a time, and others one by one

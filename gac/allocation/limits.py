@@ -7,9 +7,10 @@ from fractions import Fraction
 
 import numpy as np
 
+from gac.allocation.candidates import CandidateSet
 from gac.allocation.latencies import UNKNOWN
 from gac.errors import BudgetError, ProfileError
-from gac.sites import CandidateSet, Workload
+from gac.workloads import Workload
 
 _ALIGN = re.compile(r"profile(?:, ?group=([0-9]{1,9}))?")
 

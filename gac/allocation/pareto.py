@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from gac.sites import Floats, Ints
+from gac.arrays import Floats, Ints
 
 Mask = NDArray[np.bool_]
 Points = Floats | Ints

@@ -8,13 +8,16 @@ import numpy as np
 
 from gac.allocation.alternatives import nearest
 from gac.allocation.assemble import Provenance, assemble
-from gac.allocation.candidates import Limited, candidates, dense_candidate
+from gac.allocation.candidates import CandidateSet, Limited, candidates, dense_candidate
 from gac.allocation.knapsack import Group, Solution, knapsack
 from gac.allocation.latencies import UNKNOWN, Timing
 from gac.allocation.limits import budget_limit, cache_limit, latency_limits
+from gac.arrays import Floats
+from gac.curves import SiteCurves
+from gac.models.sites import Site
 from gac.plan import Alternative, Plan
 from gac.profiling.table import Profile
-from gac.sites import CandidateSet, Floats, Site, SiteCurves, Workload
+from gac.workloads import Workload
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,11 +10,12 @@ from typing import Literal
 import numpy as np
 
 from gac.allocation.assemble import Provenance, assemble
-from gac.allocation.candidates import Limited, candidate_at, step_of
+from gac.allocation.candidates import CandidateSet, Limited, candidate_at, step_of
 from gac.allocation.knapsack import Solution
 from gac.allocation.latencies import Timing
 from gac.allocation.limits import budget_limit, cache_limit
 from gac.allocation.problem import Decision, Instance, Problem, decide, pose
+from gac.arrays import Ints
 from gac.baselines.importance import most_important
 from gac.baselines.ranks import (
     ROUNDINGS,
@@ -27,10 +28,12 @@ from gac.baselines.ranks import (
     uniform_ranks,
 )
 from gac.baselines.zero_sum import zero_sum_ranks
+from gac.curves import LossCurve
 from gac.errors import GacError, did_you_mean
-from gac.forms import Form, Weight, form_named
+from gac.forms import Form, form_named
+from gac.models.sites import Site
+from gac.models.weights import Weight
 from gac.plan import Certificate
-from gac.sites import CandidateSet, Ints, LossCurve, Site
 
 _ROUNDED = ("uniform", "fisher", "zero-sum", "sensitivity")
 RULES = ("loss", "importance", *_ROUNDED)

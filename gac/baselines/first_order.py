@@ -13,15 +13,16 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from gac.arrays import Floats
 from gac.errors import ModelError
-from gac.forms import Weight
 from gac.models.linears import linear_at
+from gac.models.sites import Site
+from gac.models.weights import Weight
 from gac.sensitivity.curves import stream_fits
 from gac.sensitivity.layerwise import frozen
 from gac.sensitivity.losses import window_loss
 from gac.sensitivity.methods import Method
 from gac.sensitivity.store import StatisticsStore
-from gac.sites import Floats, Site
 
 CHUNK_BYTES = 12 * 2**30
 

@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gac.forms import Weight
+from gac.curves import LossCurve
 from gac.models.linears import read_weight
+from gac.models.weights import Weight
 from gac.sensitivity.methods import Method, Metric, decompose
 from gac.sensitivity.values import ShortenedValues, shorten_values
-from gac.sites import LossCurve
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,9 +5,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from gac.allocation.knapsack import Group, knapsack
+from gac.arrays import Ints
 from gac.baselines.ranks import Allotted
-from gac.forms import Weight, form_named
-from gac.sites import Ints
+from gac.forms import form_named
+from gac.models.weights import Weight
 
 WINDOW = 64
 """How far from the unaligned rank a candidate may lie, either way."""

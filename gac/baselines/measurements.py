@@ -5,13 +5,14 @@ from types import MappingProxyType
 
 from torch import Tensor, nn
 
+from gac.arrays import Floats
 from gac.baselines.first_order import stream_changes
 from gac.baselines.truncation_losses import stream_probes
 from gac.errors import ModelError
 from gac.models.loading import first_offloaded
+from gac.models.sites import Site
 from gac.sensitivity.methods import Method
 from gac.sensitivity.store import StatisticsStore, read_arrays, write_arrays
-from gac.sites import Floats, Site
 
 Stream = Callable[
     [nn.Module, Sequence[Site], Tensor, Method, StatisticsStore | None, bool], Iterator[tuple[int, dict[str, Floats]]]

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from math import inf
 from types import MappingProxyType
 
-from gac.forms import Form, Weight, form_named
-from gac.sites import Floats, LossCurve
+from gac.arrays import Floats
+from gac.curves import LossCurve
+from gac.forms import Form, form_named
+from gac.models.weights import Weight
 
 LOW_RANK = form_named("low_rank")
 

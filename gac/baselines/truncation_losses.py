@@ -13,13 +13,14 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from gac.arrays import Floats
 from gac.models.linears import linear_at
+from gac.models.sites import Site
 from gac.sensitivity.curves import stream_fits
 from gac.sensitivity.layerwise import frozen
 from gac.sensitivity.losses import window_loss
 from gac.sensitivity.methods import Method
 from gac.sensitivity.store import StatisticsStore
-from gac.sites import Floats, Site
 
 KEPT = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 """The kept fractions of a weight's parameters that are tried, as in ASVD's code."""

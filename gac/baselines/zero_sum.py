@@ -3,8 +3,9 @@
 from collections.abc import Mapping, Sequence
 from heapq import heappop, heappush
 
-from gac.forms import Weight, form_named
-from gac.sites import Floats
+from gac.arrays import Floats
+from gac.forms import form_named
+from gac.models.weights import Weight
 
 
 def zero_sum_ranks(weights: Sequence[Weight], changes: Mapping[str, Floats], limit: int) -> dict[str, int]:

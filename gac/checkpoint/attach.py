@@ -16,9 +16,9 @@ from gac.checkpoint.standalone import FILE, auto_map, source_for
 from gac.errors import CheckpointError, GacError, ModelError
 from gac.io import from_json, to_json
 from gac.models.families import COMPRESSED, family_of
+from gac.models.sites import Site
 from gac.plan import Plan
 from gac.runtime.modeling import CompressedModel
-from gac.sites import Site
 
 
 class PlannedModel(CompressedModel):

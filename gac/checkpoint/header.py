@@ -7,11 +7,11 @@ from typing import Any
 
 from gac.errors import CheckpointError
 from gac.io import from_json
+from gac.models.sites import Site
 from gac.plan import Plan, WeightChoice
 from gac.runtime.modeling import SCHEMA
 from gac.runtime.modules import module_of
 from gac.runtime.shared_gemm import as_run
-from gac.sites import Site
 
 _STRICT = {"extra": "forbid"}
 

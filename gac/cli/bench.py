@@ -14,7 +14,7 @@ from gac.cli.verb import Answer, Verb, note
 from gac.errors import GacError
 
 if TYPE_CHECKING:
-    from gac.sites import Workload
+    from gac.workloads import Workload
 
 
 @click.command(cls=Verb, resume="Nothing was written; run it again.")
@@ -54,7 +54,7 @@ def bench(
         check_file(output, GacError)
     from gac.evaluation.latency import METHOD
     from gac.profiling.timing.device import require_gpu
-    from gac.sites import Workload
+    from gac.workloads import Workload
 
     parsed = tuple(map(Workload.parse, workloads))
     gpu = require_gpu()

@@ -24,11 +24,11 @@ def graph(model: str, forms: Sequence[str]) -> Answer:
     MODEL is a known name (llama-3-8b), a directory or a hub id; only its config is read. A low-rank pair's rank is N of
     one GEMM and K of the next, a width N of the MLP's first ones and K of its last, and so on.
     """
+    from gac.forms.planned_sites import check_forms_fit
     from gac.models.families import family_of, text_config
     from gac.models.shapes import shapes_of
     from gac.reporting.dims_moved import choices
     from gac.reporting.graph import graph_table
-    from gac.sites import check_forms_fit
 
     config = text_config(shapes_of(known_or_config(model)))
     sites = family_of(config).sites(config)

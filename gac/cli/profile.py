@@ -112,7 +112,7 @@ def _model_points(
     models: Sequence[str], workloads: Sequence[str], forms: Sequence[str], fuse: bool, one_row: bool, dtype: str
 ) -> Iterator["Point"]:
     from gac.profiling.sweeps.coverage import fused_points, model_points, one_row_points
-    from gac.sites import Workload
+    from gac.workloads import Workload
 
     parsed = [Workload.parse(text) for text in workloads]
     for config in map(known_or_config, models):

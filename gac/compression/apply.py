@@ -10,15 +10,16 @@ from torch import Tensor, nn
 
 from gac.baselines.fold import shortened
 from gac.errors import PlanError
-from gac.forms import Weight, form_named
+from gac.forms import form_named
 from gac.models.linears import linear_at
+from gac.models.sites import Site
+from gac.models.weights import Weight
 from gac.plan import Plan, WeightChoice
 from gac.runtime.modules import empty_module
 from gac.sensitivity.factors import LayerFactors
 from gac.sensitivity.methods import Method, Metric
 from gac.sensitivity.narrow import compensated
 from gac.sensitivity.values import ShortenedValues
-from gac.sites import Site
 
 
 def changed_sites(plan: Plan, sites: Sequence[Site]) -> tuple[Site, ...]:

@@ -17,17 +17,18 @@ from gac.allocation.problem import pose
 from gac.compression.apply import build_modules
 from gac.compression.merge import merged
 from gac.compression.refit import refit
+from gac.curves import SiteCurves
 from gac.errors import GacError, ModelError
 from gac.forms import DEFAULT_FORMS
 from gac.models.families import family_of
 from gac.models.linears import as_linear
 from gac.models.loading import first_offloaded
+from gac.models.sites import Site
 from gac.plan import Shots, WeightChoice
 from gac.runtime.modules import empty_linear
 from gac.sensitivity.curves import measure_curves, stream_fits
 from gac.sensitivity.methods import METHODS, Method
 from gac.sensitivity.store import StatisticsStore
-from gac.sites import Site, SiteCurves
 
 FIRST_KEPT = 0.8
 """Kept fraction of the first shot: measured for second shots to 0.8 and to 0.6."""

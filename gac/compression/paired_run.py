@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from gac.errors import ModelError
-from gac.forms import Weight
+from gac.models.weights import Weight
 from gac.sensitivity.layerwise import LayerStack, room
 
 PLAIN = 0.02

@@ -31,8 +31,10 @@ from tqdm import tqdm
 
 from gac.compression.paired_run import Seen, SideBySide
 from gac.errors import GacError, did_you_mean
-from gac.forms import Weight, form_named
+from gac.forms import form_named
 from gac.models.linears import as_linear, linear_at, read_weight
+from gac.models.sites import Site
+from gac.models.weights import Weight
 from gac.plan import Refit, WeightChoice
 from gac.runtime.modules import LowRankLinear
 from gac.sensitivity.calibration import Moments, decoder_layers
@@ -40,7 +42,6 @@ from gac.sensitivity.factors import LayerFactors
 from gac.sensitivity.layerwise import frozen
 from gac.sensitivity.linalg import cholesky, damped, eigh, tf32_products
 from gac.sensitivity.methods import Method, balanced, decompose
-from gac.sites import Site
 
 MEAN, OWN = 3e-2, 1e-1
 """Damping of the regressions, see ``gac.sensitivity.linalg.damped``."""

@@ -7,6 +7,7 @@ from transformers import PreTrainedModel
 
 from gac.compression.first_shot import FIRST_KEPT, first_shot
 from gac.io import home
+from gac.models.sites import Site
 from gac.plan import Shots
 from gac.sensitivity.calibration import LayerMoments
 from gac.sensitivity.curves import Source
@@ -14,7 +15,6 @@ from gac.sensitivity.methods import Method
 from gac.sensitivity.second_shot import stream_second
 from gac.sensitivity.store import StatisticsStore
 from gac.sensitivity.text import Windows
-from gac.sites import Site
 from gac.version import __version__
 
 _FORMAT = 6  # raised when what is kept of a layer changes, or how a first shot is made

@@ -13,8 +13,10 @@ from transformers import PreTrainedModel
 from gac.evaluation.compared import Contestant
 from gac.evaluation.latency import Entry, Spread, Timed, Timer, race
 from gac.evaluation.variants import hollow, variant, weight_bytes
+from gac.forms.planned_sites import run_together
+from gac.models.sites import Site
 from gac.profiling.timing.sampling import BATCH
-from gac.sites import Site, Workload, run_together
+from gac.workloads import Workload
 
 MOST_IN_GROUP = BATCH - 4  # beside the two dense models and the two without GEMMs
 _USABLE = 0.92

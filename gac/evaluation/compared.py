@@ -9,10 +9,13 @@ from gac.allocation.fastest import Fastest, fastest
 from gac.allocation.problem import Problem
 from gac.allocation.rules import Rule, decide_by
 from gac.baselines.ranks import Rounding
+from gac.curves import SiteCurves, curves_together
 from gac.errors import BudgetError
 from gac.forms import DEFAULT_FORMS, form_named
+from gac.forms.planned_sites import as_planned
+from gac.models.sites import Site
 from gac.plan import Plan, WeightChoice
-from gac.sites import Site, SiteCurves, Workload, as_planned, curves_together
+from gac.workloads import Workload
 
 DENSE, FUSED = "dense", "dense, fused"
 UNALIGNED = "unaligned"

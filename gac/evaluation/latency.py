@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from gac.arrays import Floats
 from gac.errors import GacError
 from gac.evaluation.steps import Context, Step, decode_step, prefill_step, prepare
 from gac.evaluation.variants import weight_bytes
@@ -17,7 +18,7 @@ from gac.models.families import family_of
 from gac.profiling.timing.device import fingerprint
 from gac.profiling.timing.sampling import BATCH, PATIENCE, Batch, half_width
 from gac.profiling.timing.stopwatch import Stopwatch
-from gac.sites import Floats, Workload
+from gac.workloads import Workload
 
 PRECISION = 0.005
 LEAST_ROUNDS = 7

@@ -17,7 +17,7 @@ from gac.models.families import family_of
 from gac.models.shapes import Shapes, shapes_of
 from gac.profiling.select import select_profile
 from gac.sensitivity.curve_library import CurveLibrary
-from gac.sites import Workload
+from gac.workloads import Workload
 
 _VOCABULARY = 32_000
 _VOCABULARIES: Mapping[str, int] = MappingProxyType(

@@ -9,7 +9,7 @@ from transformers import AttentionInterface, DynamicCache, PreTrainedModel, Stat
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from gac.errors import GacError
-from gac.sites import Workload
+from gac.workloads import Workload
 
 _ATTENTION = "sdpa_whole"
 

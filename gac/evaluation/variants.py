@@ -12,11 +12,11 @@ from transformers import PreTrainedModel
 from gac.compression.apply import swap_in
 from gac.models.linears import linear_at
 from gac.models.shapes import Shapes
+from gac.models.sites import Site
 from gac.plan import WeightChoice
 from gac.runtime.decode import run_one_row_in_triton
 from gac.runtime.modules import empty_module
 from gac.runtime.shared_gemm import fuse_inputs
-from gac.sites import Site
 
 _SCALE = 0.02
 _AutoConfig: Any = transformers.AutoConfig

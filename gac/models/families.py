@@ -6,8 +6,8 @@ from types import MappingProxyType
 from typing import Any
 
 from gac.errors import ModelError, PlanError
-from gac.forms import LARGEST_SIZE, Weight, check_weight
-from gac.sites import Site
+from gac.models.sites import Site
+from gac.models.weights import LARGEST_SIZE, Weight, check_weight
 
 MOST_LAYERS = 4096
 _SIZES = ("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim")

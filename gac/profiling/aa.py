@@ -5,12 +5,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from gac.arrays import Floats
 from gac.errors import ProfileError
 from gac.profiling.cliffs import find_cliffs
 from gac.profiling.operators import operation
 from gac.profiling.records import Measurement, Point
 from gac.profiling.table import Profile, Sweep
-from gac.sites import Floats
 
 _LEAST_DIMS = 8
 _ROOT = 2**0.5  # a ratio of two measurements has this many times the noise of one

@@ -9,9 +9,9 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
+from gac.arrays import Floats, Ints
 from gac.display import Shown
 from gac.profiling.table import COARSEST_CLASS, Profile, Sweep, alignment_class, interpolate
-from gac.sites import Floats, Ints
 
 NOISE_FLOOR = 0.06
 """Two latencies closer than this are the same, however small their spread: many kernels on an H100 have two latencies

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from gac.arrays import Floats, Ints
 from gac.errors import UNSAFE
 from gac.profiling.lines import KERNEL, ROW, Lines, WrongError, decode_launches, malformed
 from gac.profiling.records import DTYPE_NAMES
-from gac.sites import Floats, Ints
 
 LARGEST = 2**50
 SHOWN = 40

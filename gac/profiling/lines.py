@@ -12,10 +12,10 @@ from typing import Any, Protocol, get_args, get_type_hints
 
 import numpy as np
 
+from gac.arrays import Ints
 from gac.errors import ProfileError
 from gac.io import suspicion
 from gac.profiling.records import AgainLine, KernelLine, Line, RowLine, SentinelLine
-from gac.sites import Ints
 
 _CHUNK_BYTES = 2**19
 _LONGEST_LINE = 2**20

@@ -13,6 +13,7 @@ from typing import NoReturn
 
 import numpy as np
 
+from gac.arrays import Floats, Ints
 from gac.errors import ProfileError
 from gac.profiling.columns import LARGEST, SHOWN, Place, RowColumns, Timings, no_row
 from gac.profiling.lines import (
@@ -30,7 +31,6 @@ from gac.profiling.lines import (
 )
 from gac.profiling.records import SCHEMA, Header, HeaderLine, KernelLine, Line, LostLine, SharedLine
 from gac.profiling.rows import Kind, Rows
-from gac.sites import Floats, Ints
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from gac.forms import Operation
+from gac.operations import Operation
 
 SCHEMA = 2
 DTYPE_NAMES = ("bf16", "fp16", "fp8")

@@ -8,8 +8,8 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from gac.arrays import Floats, Ints
 from gac.profiling.records import Cache, KernelLine, Launch, Measurement, Point
-from gac.sites import Floats, Ints
 
 Bools = NDArray[np.bool_]
 

@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gac.arrays import Floats, Ints
 from gac.display import Shown
 from gac.errors import ProfileError
-from gac.forms import Operation
+from gac.operations import Operation
 from gac.profiling.folders import find_profile, saved_profiles, shipped_profiles
 from gac.profiling.lines import Readable
 from gac.profiling.reading import read
 from gac.profiling.records import Cache, Header, Launch, Measurement, Point
 from gac.profiling.rows import Rows
-from gac.sites import Floats, Ints
 
 __all__ = ["Header", "Measurement", "Profile", "Sweep", "saved_profiles", "shipped_profiles"]
 

@@ -8,9 +8,9 @@ from typing import Any
 from transformers import CONFIG_MAPPING
 
 from gac.errors import CheckpointError, ModelError
-from gac.forms import Weight
 from gac.models.families import Family, family_of
 from gac.models.loading import UNREADABLE
+from gac.models.weights import Weight
 
 # What compressors write as the model_type, and the architecture that they compressed.
 COMPRESSED_TYPES: Mapping[str, str] = MappingProxyType(

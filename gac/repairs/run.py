@@ -14,7 +14,7 @@ from gac.repairs.seams import Block, Dims
 from gac.repairs.stored import Source, open_source
 from gac.repairs.times import Times, in_table, measured_dims, on_gpu, summed
 from gac.repairs.writing import left_out, write
-from gac.sites import Workload
+from gac.workloads import Workload
 
 UNALIGNED = 8
 

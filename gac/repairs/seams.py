@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from gac.forms import Operation
+from gac.operations import Operation
 from gac.profiling.operators import operation
 
 Dims = Mapping[str, int]

@@ -12,7 +12,7 @@ from gac.errors import ProfileError
 from gac.profiling.records import DeviceLostError, Measurement, Point
 from gac.profiling.table import Profile
 from gac.repairs.seams import Block, Dims, Run, Seam
-from gac.sites import Workload
+from gac.workloads import Workload
 
 Look = Callable[[Run, Dims, int], int | None]
 """ns of a run at these dims for a number of rows; None where unknown."""

@@ -4,8 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
-from gac.forms import Form, Shorter, Weight, form_named
-from gac.sites import Site, as_planned, short_names
+from gac.forms import Form, Shorter, form_named
+from gac.forms.planned_sites import as_planned
+from gac.models.sites import Site, short_names
+from gac.models.weights import Weight
 
 _FACTORS = ("first", "second")
 

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gac.arrays import Floats, Ints
 from gac.lab.mechanisms import Kernel, describe
 from gac.profiling.cliffs import Cliffs
 from gac.profiling.table import Sweep, alignment_class
 from gac.reporting.figures.marks import DOTTED
 from gac.reporting.layout import class_name
 from gac.reporting.page import log_scale, time_unit
-from gac.sites import Floats, Ints
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

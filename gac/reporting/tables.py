@@ -7,9 +7,9 @@ from rich.console import Group
 from rich.text import Text
 
 from gac.forms import form_named
+from gac.models.sites import short_names
 from gac.plan import Plan, SiteChoice, WeightChoice
 from gac.reporting.layout import legend, new_table
-from gac.sites import short_names
 
 SYMBOLS = {"low_rank": "r", "narrow": "w", "head_dim": "d", "grouped": "g"}
 

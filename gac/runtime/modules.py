@@ -8,7 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from gac.forms import Form, Grouped, Weight, form_named
+from gac.forms import Form, form_named
+from gac.forms.grouped.spec import Grouped
+from gac.models.weights import Weight
 from gac.plan import WeightChoice
 
 

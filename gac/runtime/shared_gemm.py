@@ -8,10 +8,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from gac.forms import apart_from
+from gac.forms.planned_sites import as_planned
+from gac.models.sites import Site
+from gac.operations import apart_from
 from gac.plan import Plan
 from gac.runtime.modules import Heads, LowRankLinear, ValueLinear
-from gac.sites import Site, as_planned
 
 
 class FusedInput(nn.Module):

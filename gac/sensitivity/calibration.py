@@ -23,12 +23,12 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from gac.errors import ModelError
-from gac.forms import Weight
 from gac.models.loading import read_parameter
+from gac.models.sites import Site
+from gac.models.weights import Weight
 from gac.sensitivity.layerwise import LayerwiseBackward
 from gac.sensitivity.linalg import tf32_products
 from gac.sensitivity.store import StatisticsStore, read_tensors, write_tensors
-from gac.sites import Site
 
 SNAPSHOT_SECONDS = 120.0
 LAYER_BYTES = 2**29

@@ -12,10 +12,12 @@ from pathlib import Path
 import numpy as np
 from scipy.interpolate import PchipInterpolator
 
+from gac.arrays import Floats
+from gac.curves import LossCurve, SiteCurves
 from gac.errors import ModelError
 from gac.forms import form_named
+from gac.models.sites import Site
 from gac.plan import Calibration
-from gac.sites import Floats, LossCurve, Site, SiteCurves
 
 _POINTS = 257
 _SHIPPED = "smollm2_curves.npz"

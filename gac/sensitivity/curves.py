@@ -8,12 +8,14 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from gac.arrays import Floats
+from gac.curves import LossCurve, SiteCurves
 from gac.models.loading import read_parameter
+from gac.models.sites import Site
 from gac.sensitivity.calibration import LayerMoments, stream_moments
 from gac.sensitivity.factors import LayerFactors, LayerFit, fit_layer
 from gac.sensitivity.methods import Method
 from gac.sensitivity.store import StatisticsStore, TensorFile, Writer, background_writer, read_arrays
-from gac.sites import Floats, LossCurve, Site, SiteCurves
 
 Source = Callable[[Sequence[Site]], Iterator[tuple[int, LayerMoments]]]
 """Streams the moments of some sites' layers, from the last layer to the first, as ``stream_moments`` does."""

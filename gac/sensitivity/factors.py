@@ -13,15 +13,18 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor, nn
 
+from gac.arrays import Floats
 from gac.baselines.fold import shortened
-from gac.forms import Grouped, Weight, form_named
+from gac.forms import form_named
+from gac.forms.grouped.spec import Grouped
 from gac.models.linears import read_weight
+from gac.models.sites import Site
+from gac.models.weights import Weight
 from gac.sensitivity.calibration import LayerMoments, Moments
 from gac.sensitivity.groups import decompose_groups
 from gac.sensitivity.linalg import packed, unpacked
 from gac.sensitivity.methods import Method, decompose
 from gac.sensitivity.narrow import eliminate, last_to_go
-from gac.sites import Floats, Site
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gac.curves import LossCurve
 from gac.sensitivity.methods import Decomposition, Metric, decompose
-from gac.sites import LossCurve
 
 
 @dataclass(frozen=True, eq=False)

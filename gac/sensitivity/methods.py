@@ -15,11 +15,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from gac.curves import LossCurve
 from gac.errors import GacError
-from gac.forms import DEFAULT_GROUP, Grouped, HeadDim
+from gac.forms.grouped.spec import DEFAULT_GROUP, Grouped
+from gac.forms.head_dim.spec import HeadDim
 from gac.sensitivity.calibration import Moments
 from gac.sensitivity.linalg import cholesky, damped, eigh
-from gac.sites import LossCurve
 
 # Between the curvature's sum and the measured loss: theory says 1/2 for small errors; fitted once on
 # SmolLM2-135M at kept 0.9 to 0.6 (tests/benchmarks/quality.py prints the fit).

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gac.curves import LossCurve
 from gac.sensitivity.linalg import cholesky, one_thread
 from gac.sensitivity.methods import FACTOR, Metric
-from gac.sites import LossCurve
 
 BLOCK = 64
 

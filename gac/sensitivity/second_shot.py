@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 
 from torch import Tensor, nn
 
+from gac.models.sites import Site
 from gac.sensitivity.calibration import LayerMoments, stream_moments
 from gac.sensitivity.store import StatisticsStore
-from gac.sites import Site
 
 _OF_GRADIENTS = ("gradients/", "tokens/")
 

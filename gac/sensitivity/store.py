@@ -12,9 +12,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from gac.arrays import Floats
 from gac.errors import StatisticsError
 from gac.io import atomic_path
-from gac.sites import Floats
 
 _safe_open: Any = safe_open  # not annotated
 

@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gac.curves import LossCurve
 from gac.sensitivity.linalg import cholesky, eigh
 from gac.sensitivity.methods import FACTOR, Metric
 from gac.sensitivity.narrow import compensated
-from gac.sites import LossCurve
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,11 +7,13 @@ import numpy as np
 
 from gac.allocation.assemble import Provenance
 from gac.allocation.problem import Problem
-from gac.forms import Weight
+from gac.curves import LossCurve, SiteCurves
+from gac.models.sites import Site
+from gac.models.weights import Weight
 from gac.plan import Calibration, ProfileUsed
 from gac.profiling.rows import Rows
 from gac.profiling.table import Measurement, Profile
-from gac.sites import LossCurve, Site, SiteCurves, Workload
+from gac.workloads import Workload
 from tests.headers import make_header
 
 PREFILL, DECODE = "prefill:1x8", "decode:1@8"

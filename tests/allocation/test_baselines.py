@@ -10,8 +10,9 @@ from gac.baselines.ranks import (
     sensitivity_ranks,
     uniform_ranks,
 )
-from gac.forms import Weight, form_named
-from gac.sites import LossCurve
+from gac.curves import LossCurve
+from gac.forms import form_named
+from gac.models.weights import Weight
 
 Q, K = Weight("q", 64, 64), Weight("k", 32, 64)
 

@@ -7,13 +7,18 @@ import numpy as np
 import pytest
 
 from gac.allocation import candidates as candidates_module
-from gac.allocation.candidates import Limited, candidates, dense_candidate
+from gac.allocation.candidates import CandidateSet, Limited, candidates, dense_candidate
 from gac.allocation.problem import pose
+from gac.curves import LossCurve, SiteCurves, curves_together
 from gac.errors import PlanError, ProfileError
-from gac.forms import Weight, apart_from, form_named, linear
+from gac.forms import form_named
+from gac.forms.planned_sites import run_together
+from gac.models.sites import Site
+from gac.models.weights import Weight
+from gac.operations import apart_from, linear
 from gac.profiling.rows import Rows
 from gac.profiling.table import Measurement, Profile
-from gac.sites import CandidateSet, LossCurve, Site, SiteCurves, Workload, curves_together, run_together
+from gac.workloads import Workload
 from tests.headers import make_header
 
 PREFILL, DECODE = Workload.parse("prefill:1x1024"), Workload.parse("decode:1@1024")

@@ -9,9 +9,9 @@ from gac.allocation.problem import Problem, decide
 from gac.allocation.rules import Rule, decide_by
 from gac.baselines.ranks import Rounding
 from gac.errors import GacError
-from gac.forms import Weight
+from gac.models.sites import Site
+from gac.models.weights import Weight
 from gac.plan import Plan
-from gac.sites import Site
 
 LOSSES = [[0.5, 0.4, 0.3, 0.2, 0.1], [1.5, 1.0, 0.6, 0.3, 0.1], [9.0, 5.0, 3.0, 2.0, 1.0]]
 LATENCIES = [10, 11, 12, 13, 14, 20]

@@ -10,7 +10,7 @@ from gac.allocation.problem import Problem
 from gac.errors import BudgetError
 from gac.evaluation.shapes import field_of_shapes
 from gac.forms import DEFAULT_FORMS
-from gac.sites import Workload
+from gac.workloads import Workload
 
 WORKLOAD = "decode:1@1024"
 

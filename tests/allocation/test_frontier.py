@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 
 from gac.allocation.frontier import Frontier, check_profiled, frontier
 from gac.allocation.problem import Problem, decide
+from gac.curves import SiteCurves
 from gac.errors import BudgetError, PlanError, ProfileError
-from gac.forms import Weight
+from gac.models.sites import Site
+from gac.models.weights import Weight
 from gac.plan import Plan
-from gac.sites import Site, SiteCurves
 from tests.allocation.small_problems import DECODE, MADE_FROM, PREFILL, SIDE, measured, problem, profile, rows
 
 FALLING = st.lists(st.integers(0, 100), min_size=5, max_size=5).map(lambda row: sorted(row, reverse=True))

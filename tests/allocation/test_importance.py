@@ -6,7 +6,7 @@ import pytest
 from gac.baselines.importance import importance_group, most_important
 from gac.baselines.ranks import Allotted
 from gac.errors import BudgetError
-from gac.forms import Weight
+from gac.models.weights import Weight
 
 WEIGHTS = [Weight(name, 64, 64) for name in "abc"]
 SCORES = {"a": 1.0, "b": 2.0, "c": 3.0}

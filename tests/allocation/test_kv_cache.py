@@ -6,12 +6,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gac.allocation.candidates import Limited, candidates
+from gac.allocation.candidates import CandidateSet, Limited, candidates
 from gac.allocation.feasibility import check_cache_reachable
 from gac.allocation.problem import Problem, decide
+from gac.curves import LossCurve, SiteCurves, curves_together
 from gac.errors import BudgetError, PlanError
-from gac.forms import Weight, form_named
-from gac.sites import CandidateSet, LossCurve, Site, SiteCurves, Workload, as_planned, curves_together
+from gac.forms import form_named
+from gac.forms.planned_sites import as_planned
+from gac.models.sites import Site
+from gac.models.weights import Weight
+from gac.workloads import Workload
 from tests.allocation.small_problems import MADE_FROM, profile, rows
 
 HIDDEN, HEADS, GROUPS, HEAD_DIM = 12, 4, 2, 6

@@ -6,14 +6,17 @@ import numpy as np
 import pytest
 
 from gac.allocation.latencies import Timing
-from gac.forms import apart_from, form_named
+from gac.forms import form_named
+from gac.forms.planned_sites import run_together
 from gac.models.families import family_of
 from gac.models.shapes import SHAPES
+from gac.models.sites import Site
+from gac.operations import apart_from
 from gac.profiling.records import Measurement, Point
 from gac.profiling.rows import Rows
 from gac.profiling.sweeps.coverage import WORKLOADS, fused_points, model_points
 from gac.profiling.table import Profile
-from gac.sites import Site, Workload, run_together
+from gac.workloads import Workload
 from tests.headers import make_header
 
 LOW_RANK = form_named("low_rank")

@@ -3,10 +3,11 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
+from gac.allocation.candidates import CandidateSet
 from gac.allocation.limits import budget_limit, latency_limits
 from gac.allocation.problem import pose
 from gac.errors import BudgetError, ProfileError
-from gac.sites import CandidateSet, Workload
+from gac.workloads import Workload
 
 PREFILL, DECODE = Workload.parse("prefill:1x1024"), Workload.parse("decode:1@1024")
 

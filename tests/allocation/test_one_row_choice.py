@@ -11,12 +11,14 @@ from gac.allocation.feasibility import check_one_row
 from gac.allocation.latencies import UNKNOWN, Timing
 from gac.allocation.problem import decide
 from gac.errors import PlanError, ProfileError
-from gac.forms import Weight, at_one_row, batched_gemm, form_named, linear, low_rank
+from gac.forms import form_named
 from gac.io import from_json, to_json
+from gac.models.weights import Weight
+from gac.operations import at_one_row, batched_gemm, linear, low_rank
 from gac.plan import Plan
 from gac.profiling.sweeps.coverage import fused_points, model_points, one_row_points
 from gac.profiling.table import Profile
-from gac.sites import Workload
+from gac.workloads import Workload
 
 LOSSES = [[0.5, 0.4, 0.3, 0.2, 0.1], [1.5, 1.0, 0.6, 0.3, 0.1]]
 ONE = "decode:1@8"

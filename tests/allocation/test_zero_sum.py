@@ -2,7 +2,8 @@ import numpy as np
 import pytest
 
 from gac.baselines.zero_sum import zero_sum_ranks
-from gac.forms import Weight, form_named
+from gac.forms import form_named
+from gac.models.weights import Weight
 
 A, B = Weight("a", 8, 8), Weight("b", 8, 8)  # a pair saves from rank 3 on, 16 parameters a component
 SAVES = 3

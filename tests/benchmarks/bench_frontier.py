@@ -17,15 +17,17 @@ from typing import TypeVar
 import numpy as np
 
 from gac.allocation.assemble import Provenance
-from gac.allocation.candidates import Limited
+from gac.allocation.candidates import CandidateSet, Limited
 from gac.allocation.frontier import Frontier, frontier
 from gac.allocation.problem import Problem
-from gac.forms import Weight
+from gac.curves import LossCurve, SiteCurves
 from gac.models.families import family_of
 from gac.models.shapes import SHAPES
+from gac.models.sites import Site
+from gac.models.weights import Weight
 from gac.plan import Calibration, ProfileUsed
 from gac.profiling.table import Profile
-from gac.sites import CandidateSet, LossCurve, Site, SiteCurves, Workload
+from gac.workloads import Workload
 
 T = TypeVar("T")
 PROFILE = "nvidia-h100-80gb-hbm3"

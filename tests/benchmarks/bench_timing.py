@@ -28,7 +28,7 @@ from tqdm import tqdm
 from triton import runtime
 from triton.testing import do_bench
 
-from gac.forms import linear, low_rank
+from gac.operations import linear, low_rank
 from gac.profiling.operators import OPERATORS, operation
 from gac.profiling.records import Cache, Point
 from gac.profiling.timing.device import fingerprint

@@ -37,7 +37,7 @@ from gac.evaluation.latency import METHOD, GraphTimer, Spread, Timed, Timer
 from gac.evaluation.shapes import field_of_shapes, model_of_shapes
 from gac.io import from_json, to_json
 from gac.reporting.latency_tables import latency_markdown
-from gac.sites import Workload
+from gac.workloads import Workload
 
 WORKLOADS = (
     "prefill:1x1024",

@@ -22,9 +22,9 @@ from scipy.stats import spearmanr
 import gac
 from gac.allocation.assemble import Provenance
 from gac.allocation.problem import Problem, decide
+from gac.curves import LossCurve, SiteCurves
 from gac.io import atomic_path
 from gac.plan import Plan
-from gac.sites import LossCurve, SiteCurves
 
 
 def main() -> None:

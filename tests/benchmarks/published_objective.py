@@ -16,12 +16,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from gac.allocation.limits import budget_limit
+from gac.arrays import Ints
 from gac.baselines.importance import WINDOW, most_important
 from gac.baselines.ranks import Allotted, allot, uniform_ranks
-from gac.forms import Weight, form_named
+from gac.forms import form_named
 from gac.models.families import family_of
 from gac.models.shapes import SHAPES
-from gac.sites import Ints
+from gac.models.weights import Weight
 
 LOW_RANK = form_named("low_rank")
 TOLERANCE = 0.0005

@@ -6,11 +6,11 @@ from transformers import PreTrainedModel
 
 from gac.compression.apply import build_modules, changed_sites, swap_in
 from gac.compression.refit import refit
+from gac.forms.planned_sites import as_planned
 from gac.models.families import family_of
 from gac.plan import Plan
 from gac.sensitivity.curves import stream_fits
 from gac.sensitivity.methods import method_named
-from gac.sites import as_planned
 
 IDS = torch.arange(40).reshape(2, 20)
 

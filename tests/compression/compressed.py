@@ -8,13 +8,13 @@ import torch
 from transformers import PreTrainedModel
 
 from gac.checkpoint.attach import carry_plan
+from gac.forms.planned_sites import as_planned
 from gac.models.families import family_of
 from gac.models.linears import as_linear
 from gac.plan import Plan
 from gac.runtime.decode import run_one_row_in_triton
 from gac.runtime.modules import empty_module
 from gac.runtime.shared_gemm import fuse_inputs
-from gac.sites import as_planned
 from tests.models.small import small_config, small_model
 
 MakePlan = Callable[[Any, Mapping[str, tuple[str, int]]], Plan]

@@ -7,10 +7,10 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, StaticCache
 
+from gac.forms.planned_sites import as_planned
 from gac.models.families import family_of
 from gac.plan import Plan
 from gac.runtime.shared_gemm import FusedInput, fuse_inputs
-from gac.sites import as_planned
 from tests.compression.applying import IDS, applied, logits
 
 MakePlan = Callable[[Any, Mapping[str, tuple[str, int]]], Plan]

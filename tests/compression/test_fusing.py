@@ -11,10 +11,10 @@ from torch import nn
 from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
+from gac.forms.planned_sites import run_together
 from gac.models.families import family_of
 from gac.plan import Plan
 from gac.runtime.shared_gemm import FusedInput, FusedMember, fuse_inputs
-from gac.sites import run_together
 from tests.compression.applying import IDS, applied, logits
 
 MakePlan = Callable[[LlamaConfig, Mapping[str, tuple[str, int]]], Plan]

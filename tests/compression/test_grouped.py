@@ -11,12 +11,14 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from gac.checkpoint.directory import load_checkpoint, save_checkpoint
 from gac.errors import PlanError
-from gac.forms import Grouped, Weight, form_named
+from gac.forms import form_named
+from gac.forms.grouped.spec import Grouped
+from gac.forms.planned_sites import as_planned
 from gac.models.families import family_of
+from gac.models.weights import Weight
 from gac.plan import Plan, WeightChoice
 from gac.runtime.modules import BlockLinear, GroupedLinear, empty_module
 from gac.runtime.shared_gemm import fuse_inputs
-from gac.sites import as_planned
 from tests.compression.applying import IDS, applied, logits
 
 MakePlan = Callable[[Any, Mapping[str, tuple[str, int]]], Plan]

@@ -10,11 +10,11 @@ import torch
 from transformers import LlamaConfig, PreTrainedModel
 
 from gac.checkpoint.directory import load_checkpoint, save_checkpoint
+from gac.forms.planned_sites import as_planned
 from gac.models.families import family_of, supported
 from gac.plan import Plan
 from gac.runtime.modules import ValueLinear
 from gac.runtime.shared_gemm import fuse_inputs
-from gac.sites import as_planned
 from tests.compression.applying import IDS, applied, logits
 from tests.models.small import small_config, small_model, weights_of
 

@@ -15,8 +15,9 @@ from gac.evaluation.latency import LEAST_ROUNDS, MOST_ROUNDS, Entry, GraphTimer,
 from gac.evaluation.shapes import field_of_shapes, model_of_shapes
 from gac.evaluation.steps import Context, Step, decode_step, prefill_step, prepare
 from gac.evaluation.variants import hollow, variant, weight_bytes
+from gac.forms.planned_sites import run_together
 from gac.profiling.timing.sampling import Batch
-from gac.sites import Workload, run_together
+from gac.workloads import Workload
 
 PREFILL, DECODE = Workload.parse("prefill:2x8"), Workload.parse("decode:2@8")
 

@@ -15,7 +15,7 @@ from gac.plan import Plan
 from gac.profiling.lines import read_line
 from gac.profiling.reading import parse
 from gac.profiling.records import Line, RowLine
-from gac.sites import Workload
+from gac.workloads import Workload
 
 CHECKPOINT_FILES = ("config.json", "plan.json", "model.safetensors.index.json")
 SEPARATOR = b"\n%%\n"

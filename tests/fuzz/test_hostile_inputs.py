@@ -14,12 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gac.errors import UNSAFE, GacError, PlanError, ProfileError
-from gac.forms import Weight, check_weight, form_named
+from gac.forms import form_named
 from gac.io import from_json, suspicion
+from gac.models.weights import Weight, check_weight
 from gac.plan import Plan
 from gac.profiling.reading import parse
 from gac.profiling.table import Profile
-from gac.sites import Workload
+from gac.workloads import Workload
 from tests.cli.commands import run
 from tests.fuzz.hostile import spoiled
 from tests.fuzz.targets import TARGETS, survives

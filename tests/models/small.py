@@ -6,8 +6,8 @@ import pytest
 import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel
 
-from gac.forms import Weight
 from gac.models.families import family_of, supported
+from gac.models.weights import Weight
 
 SMALL = {
     "vocab_size": 258,

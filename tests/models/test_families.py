@@ -14,12 +14,14 @@ from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM
 
 from gac.checkpoint.directory import load_checkpoint, save_checkpoint
 from gac.errors import ModelError, PlanError
-from gac.forms import FORMS, Weight, linear
+from gac.forms import FORMS
+from gac.forms.planned_sites import check_forms_fit, run_together
 from gac.models.families import Family, family_of, supported, text_config
 from gac.models.linears import as_linear
+from gac.models.weights import Weight
+from gac.operations import linear
 from gac.plan import Plan
 from gac.runtime.shared_gemm import fuse_inputs
-from gac.sites import check_forms_fit, run_together
 from tests.compression.applying import IDS, applied, logits
 from tests.models.small import NEURONS, SMALL, every_family, small_config, small_model, weights_of
 
@@ -164,7 +166,7 @@ def test_the_mlp_is_one_site_with_neurons(tiny_config: LlamaConfig) -> None:
 def test_two_blocks_of_neurons_lose_the_same_rows() -> None:
     """Gate above up in one weight: a width takes rows of both."""
     weight = Weight("gate_up", 2 * NEURONS, 64, neurons="out", blocks=2)
-    narrow = FORMS["narrow"]
+    narrow = FORMS.get("narrow")
     assert (narrow.full(weight), narrow.largest_useful(weight)) == (NEURONS, NEURONS - 1)
     assert narrow.params(weight, 40) == 2 * 40 * 64
     assert narrow.operation(weight, 40, rows=5) == linear(5, 64, 80)

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
+from gac.arrays import Floats, Ints
 from gac.profiling.cliffs import Cliffs, find_cliffs
 from gac.profiling.records import Measurement
 from gac.profiling.table import Sweep
-from gac.sites import Floats, Ints
 
 Clock = Callable[[Floats, np.random.Generator], Floats]
 SEEDS = range(12)

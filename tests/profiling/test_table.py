@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gac.errors import ProfileError
-from gac.forms import linear, low_rank
 from gac.models.shapes import SHAPES
+from gac.operations import linear, low_rank
 from gac.profiling import folders
 from gac.profiling.records import Launch, Point
 from gac.profiling.sweeps.coverage import model_points

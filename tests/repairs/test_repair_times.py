@@ -13,7 +13,7 @@ from gac.repairs.contract import ShapeContract
 from gac.repairs.run import decide
 from gac.repairs.seams import Block, Run, Seam
 from gac.repairs.times import DTYPE, found_in, in_table, measured_dims, on_gpu, summed
-from gac.sites import Workload
+from gac.workloads import Workload
 from tests.cli.commands import write_profile
 from tests.headers import make_header
 

@@ -9,11 +9,12 @@ from transformers import LlamaConfig
 
 from gac.cli import main
 from gac.errors import PlanError
-from gac.forms import FORMS, Weight, form_named
+from gac.forms import FORMS, form_named
 from gac.models.families import family_of
 from gac.models.shapes import SHAPES
+from gac.models.sites import Site
+from gac.models.weights import Weight
 from gac.reporting.dims_moved import Choice, Moved, choices
-from gac.sites import Site
 from tests.models.small import small_config
 
 LLAMA = SHAPES["llama-3-8b"]

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from gac.forms import Weight
+from gac.models.weights import Weight
 from gac.plan import Alternative, KvCache, SiteChoice, WeightChoice
 from gac.reporting.report.neighbours import Neighbours
 from gac.reporting.report.story import about_dense, stayed_dense

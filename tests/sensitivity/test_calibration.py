@@ -10,11 +10,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from gac.errors import ModelError
 from gac.models.families import family_of
+from gac.models.sites import Site
 from gac.sensitivity import calibration
 from gac.sensitivity.calibration import stream_moments
 from gac.sensitivity.layerwise import LayerwiseBackward
 from gac.sensitivity.store import StatisticsStore
-from gac.sites import Site
 
 
 @pytest.fixture

@@ -11,19 +11,20 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import LlamaForCausalLM
 
+from gac.arrays import Floats
 from gac.baselines.first_order import mean_gradients
 from gac.baselines.measurements import STREAMS, measure_evidence
 from gac.baselines.truncation_losses import KEPT, WINDOWS
 from gac.errors import ModelError
-from gac.forms import Weight
 from gac.models.families import family_of
+from gac.models.sites import Site
+from gac.models.weights import Weight
 from gac.sensitivity import curves
 from gac.sensitivity.calibration import stream_moments
 from gac.sensitivity.curves import measure_curves
 from gac.sensitivity.factors import LayerFactors
 from gac.sensitivity.methods import METHODS, Decomposition, decompose
 from gac.sensitivity.store import StatisticsStore
-from gac.sites import Floats, Site
 from tests.models.small import small_config, small_model, weights_of
 
 METHOD = METHODS["svd-llm"]

@@ -5,12 +5,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from gac.curves import LossCurve, SiteCurves
 from gac.errors import ModelError
 from gac.models.families import family_of
 from gac.models.shapes import SHAPES
 from gac.plan import Calibration
 from gac.sensitivity.curve_library import CurveLibrary
-from gac.sites import LossCurve, SiteCurves
 
 SMALL, LARGE = SHAPES["smollm2"], SHAPES["llama-3-8b"]
 TEXT = Calibration("text", 2, 8, "digest", 3.0)

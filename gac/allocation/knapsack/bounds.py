@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gac.allocation.knapsack.ragged import Mask, Ragged
-from gac.sites import Floats, Ints
+from gac.arrays import Floats, Ints
 
 _DOWN = 1 - 2.0**-50
 _UP = 1 + 2.0**-50

@@ -10,7 +10,7 @@ from gac.allocation.knapsack.growth import Core, GivenUpError, grown_lists
 from gac.allocation.knapsack.join import Wanted, join
 from gac.allocation.knapsack.lattice import Lattice
 from gac.allocation.knapsack.ragged import Ragged
-from gac.sites import Ints
+from gac.arrays import Ints
 
 
 @dataclass(frozen=True, eq=False)

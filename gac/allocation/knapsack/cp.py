@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gac.allocation.knapsack.ragged import Mask, Ragged
-from gac.sites import Ints
+from gac.arrays import Ints
 
 
 @dataclass(frozen=True, eq=False)

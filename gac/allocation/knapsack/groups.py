@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gac.arrays import Floats, Ints
 from gac.errors import GacError
 from gac.plan import Certificate
-from gac.sites import Floats, Ints
 
 
 @dataclass(frozen=True, eq=False)

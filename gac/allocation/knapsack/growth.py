@@ -11,7 +11,7 @@ from gac.allocation.knapsack.join import Wanted
 from gac.allocation.knapsack.lattice import Lattice, by_divisor
 from gac.allocation.knapsack.states import States, Tree
 from gac.allocation.pareto import front
-from gac.sites import Ints
+from gac.arrays import Ints
 
 MOST_STATES = 1 << 18
 MOST_CHILDREN = 1 << 20

@@ -7,7 +7,7 @@ import numpy as np
 
 from gac.allocation.knapsack.deadline import Deadline
 from gac.allocation.knapsack.states import States
-from gac.sites import Floats, Ints
+from gac.arrays import Floats, Ints
 
 MOST_PAIRS = 1 << 26
 _BATCH = 1 << 21

@@ -5,7 +5,7 @@ from math import gcd
 
 import numpy as np
 
-from gac.sites import Ints
+from gac.arrays import Ints
 
 _DOWN = 1 - 2.0**-50
 _LARGEST = 2.0**61

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from gac.allocation.knapsack.ragged import Ragged
-from gac.sites import Floats, Ints
+from gac.arrays import Floats, Ints
 
 _ROUNDS = 100
 _CLOSE = 1e-12

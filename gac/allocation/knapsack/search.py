@@ -9,7 +9,7 @@ from gac.allocation.knapsack.core import better
 from gac.allocation.knapsack.cp import cp_sat
 from gac.allocation.knapsack.deadline import Deadline
 from gac.allocation.knapsack.ragged import Ragged
-from gac.sites import Ints
+from gac.arrays import Ints
 
 _FIRST, _FINEST = 24, 16
 _REACH = 2

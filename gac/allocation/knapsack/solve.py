@@ -12,9 +12,9 @@ from gac.allocation.knapsack.groups import Group, Solution
 from gac.allocation.knapsack.instance import OutOfReachError, Reduced, reduced, scaled, unit_of
 from gac.allocation.knapsack.relaxation import relax
 from gac.allocation.knapsack.search import Outcome, settle
+from gac.arrays import Ints
 from gac.errors import GacError
 from gac.plan import Certificate
-from gac.sites import Ints
 
 
 def knapsack(

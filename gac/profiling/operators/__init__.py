@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from gac.errors import ProfileError, did_you_mean
-from gac.forms import Operation
+from gac.operations import Operation
 from gac.profiling.operators.attention import BACKENDS, Sdpa
 from gac.profiling.operators.base import ITEM_BYTES, Axes, Operand, Operator
 from gac.profiling.operators.batched import BatchedGemm, BucketedHeads, PaddedHeads, SeparateHeads

@@ -5,12 +5,16 @@ from dataclasses import replace
 from typing import Any
 
 from gac.errors import ProfileError
-from gac.forms import DEFAULT_FORMS, Form, Operation, Weight, at_one_row, form_named, linear
+from gac.forms import DEFAULT_FORMS, Form, form_named
+from gac.forms.planned_sites import check_forms_fit, run_together
 from gac.models.families import family_of, text_config
 from gac.models.shapes import shapes_of
+from gac.models.sites import Site
+from gac.models.weights import Weight
+from gac.operations import Operation, at_one_row, linear
 from gac.profiling.records import Point
 from gac.profiling.sweeps.spacing import every_dim, spaced_dims
-from gac.sites import Site, Workload, check_forms_fit, run_together
+from gac.workloads import Workload
 
 WORKLOADS = (Workload.parse("prefill:1x1024"), Workload.parse("decode:1@1024"))
 DTYPES = ("bf16", "fp16")

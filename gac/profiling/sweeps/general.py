@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 
-from gac.forms import Operation
+from gac.operations import Operation
 from gac.profiling.operators import operation
 from gac.profiling.records import Point
 from gac.profiling.sweeps.coverage import check_dtype

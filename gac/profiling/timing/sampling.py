@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from gac.arrays import Floats
 from gac.profiling.records import Cache
-from gac.sites import Floats
 
 LEAST_NS: dict[Cache, float] = {"cold": 300_000.0, "hot": 3_000_000.0}
 """Least length of a replay. Hot, what is in L2 settles only after hundreds of launches."""

@@ -3,7 +3,8 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from gac.forms import Weight, form_named
+from gac.forms import form_named
+from gac.models.weights import Weight
 from gac.repairs.dense import DenseModel
 from gac.repairs.layouts.wrong import contradiction, matrix
 from gac.repairs.seams import Block, Place, Seam, run_of

@@ -4,7 +4,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 from gac.checkpoint.directory import read_plan
-from gac.forms import Form, Grouped, Operation, form_named
+from gac.forms import Form, form_named
+from gac.forms.grouped.spec import Grouped
+from gac.operations import Operation
 from gac.plan import WeightChoice
 from gac.repairs.layouts.wrong import contradiction
 from gac.repairs.seams import Block, Place, Run, Seam, ends, run_of

@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from gac.arrays import Floats
 from gac.errors import ProfileError
 from gac.profiling.cliffs import CLASSES, MUCH_SLOWER, find_cliffs
 from gac.profiling.table import Profile, Sweep
 from gac.reporting.figures.marks import MAP
 from gac.reporting.layout import class_name
 from gac.reporting.page import panel
-from gac.sites import Floats
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

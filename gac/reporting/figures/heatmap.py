@@ -4,11 +4,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from gac.arrays import Floats
 from gac.plan import Plan, WeightChoice
 from gac.reporting.figures.marks import ALIGNED, MAP
 from gac.reporting.page import panel
 from gac.reporting.tables import cell_of, kinds_of, weights_by_layer
-from gac.sites import Floats
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -15,7 +15,7 @@ from gac.reporting.figures.dims import check_plans
 from gac.reporting.figures.marks import HATCHES, MAP
 from gac.reporting.page import panel, time_unit
 from gac.reporting.tables import weights_by_layer
-from gac.sites import Workload
+from gac.workloads import Workload
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

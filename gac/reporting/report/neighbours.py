@@ -13,7 +13,7 @@ from gac.plan import Plan, WeightChoice
 from gac.profiling.cliffs import operator_period
 from gac.profiling.table import Profile
 from gac.reporting.report.words import duration
-from gac.sites import Workload
+from gac.workloads import Workload
 
 _REACH = 256
 

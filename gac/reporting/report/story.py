@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from shlex import quote
 
 from gac.allocation.reproduce import allocate_command, rule_of
+from gac.models.sites import short_names
 from gac.plan import Plan, SiteChoice, run_as
 from gac.profiling.table import Profile, saved_profiles, shipped_profiles
 from gac.reporting.report.sources import Sources
 from gac.reporting.report.why import Trade, trades, unweighed
 from gac.reporting.report.words import counted, duration, nats, ranges
-from gac.sites import short_names
 from gac.version import __version__
 
 Rows = tuple[tuple[str, str], ...]

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from itertools import groupby
 from math import floor, log10
 
+from gac.models.sites import short_names
 from gac.plan import SiteChoice, WeightChoice
-from gac.sites import short_names
 
 
 def duration(ns: int | None) -> str:

@@ -3,8 +3,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gac.forms import Operation, linear, low_rank
 from gac.lab.mechanisms.causes import Cause, cause_of, causes_of
+from gac.operations import Operation, linear, low_rank
 from gac.profiling.cliffs import find_cliffs
 from gac.profiling.records import Launch
 from gac.profiling.table import Sweep

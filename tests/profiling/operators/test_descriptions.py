@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from gac.errors import ProfileError
-from gac.forms import linear, low_rank
+from gac.operations import linear, low_rank
 from gac.profiling.operators import OPERATORS, Operand, operation, operator_named
 
 

@@ -9,8 +9,8 @@ import pytest
 from transformers import AutoConfig
 
 from gac.errors import ModelError, PlanError, ProfileError
-from gac.forms import Operation, linear, low_rank
 from gac.models.shapes import SHAPES, Shapes
+from gac.operations import Operation, linear, low_rank
 from gac.profiling.operators import OPERATORS, operation
 from gac.profiling.records import Point
 from gac.profiling.sweeps import general
@@ -18,7 +18,7 @@ from gac.profiling.sweeps.coverage import fused_points, model_points
 from gac.profiling.sweeps.general import general_points
 from gac.profiling.sweeps.spacing import every_dim, spaced_dims
 from gac.profiling.table import Sweep, alignment_class, interpolate
-from gac.sites import Workload
+from gac.workloads import Workload
 from tests.models.small import NEURONS, small_config
 
 LLAMA = model_points("llama-3-8b")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from gac.errors import ProfileError
-from gac.forms import low_rank
+from gac.operations import low_rank
 from gac.profiling.aa import aa_report
 from gac.profiling.records import DeviceLostError, Launch, Measurement, Point
 from gac.profiling.sweeps import sweep

@@ -1,0 +1,69 @@
+"""What a weight can become: one folder a form. Nothing outside asks which form it has; it asks the form."""
+
+from collections.abc import Sequence
+
+from gac.errors import PlanError
+from gac.forms.base import Form, Shorter
+from gac.models.weights import Weight, check_weight
+from gac.registry import Registry, check_contract
+
+__all__ = ["DEFAULT_FORMS", "FORMS", "Form", "Shorter", "check_choice", "check_choices", "form_named"]
+
+_EDITED = "Make it again; this file was edited."
+
+FORMS: Registry[Form] = Registry(
+    "form",
+    {
+        "dense": "gac.forms.dense.spec:Dense",
+        "low_rank": "gac.forms.low_rank.spec:LowRank",
+        "narrow": "gac.forms.narrow.spec:Narrow",
+        "head_dim": "gac.forms.head_dim.spec:HeadDim",
+        "grouped": "gac.forms.grouped.spec:Grouped",
+    },
+    lambda own: check_contract("form", own, (), Form),
+    PlanError,
+)
+"""Every form by name; ``grouped:N`` has groups of N heads."""
+
+DEFAULT_FORMS = ("low_rank", "narrow")
+"""What competes with staying dense where nothing else is asked for."""
+
+
+def form_named(name: str) -> Form:
+    """The form of this name.
+
+    Raises:
+        PlanError: there is no such form.
+    """
+    return FORMS.get(name)
+
+
+def check_choice(weight: Weight, form: str, dim: int) -> None:
+    """Refuse a form and dim that a weight cannot have, or a weight that cannot be.
+
+    Raises:
+        PlanError: the form is unknown or none that the weight can take, or the dim is not one from 1 to the full one.
+    """
+    check_weight(weight)
+    known = form_named(form)
+    if not known.takes(weight):
+        raise PlanError(f"weight {weight.name} has the form {form}", "a form that it can take", _EDITED)
+    if not 0 < dim <= known.full(weight):
+        raise PlanError(f"weight {weight.name} has {form} dim {dim}", f"a dim from 1 to {known.full(weight)}", _EDITED)
+
+
+def check_choices(weights: Sequence[Weight], forms: Sequence[str], dims: Sequence[int], params: int, what: str) -> None:
+    """Refuse forms and dims, one a weight, that ``check_choice`` refuses, or that do not make ``params`` parameters.
+
+    Args:
+        what: how an error names them: ``an option of site ...``.
+
+    Raises:
+        PlanError: naming the weight, or both numbers of parameters.
+    """
+    choices = list(zip(weights, forms, dims, strict=True))
+    for choice in choices:
+        check_choice(*choice)
+    counted = sum(form_named(form).params(weight, dim) for weight, form, dim in choices)
+    if counted != params:
+        raise PlanError(f"{what} states {params} parameters", f"{counted}, as its dims say", _EDITED)

@@ -1,0 +1,1 @@
+"""A weight as it is."""

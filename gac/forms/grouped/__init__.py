@@ -1,0 +1,1 @@
+"""A low-rank pair for each group of heads."""

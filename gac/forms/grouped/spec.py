@@ -1,0 +1,92 @@
+"""A low-rank pair for each group of heads."""
+
+import re
+
+from gac.errors import PlanError
+from gac.forms.base import Form
+from gac.models.weights import Weight
+from gac.operations import Operation, batched_gemm, linear, low_rank
+
+_GROUP = re.compile(r"[1-9][0-9]{0,5}")
+DEFAULT_GROUP = 4
+
+
+class Grouped(Form):
+    """k_proj or v_proj as a low-rank pair for each group of heads, all of one rank (PaLU, arXiv 2407.21118).
+
+    W's rows of one group are B_g A_g with B_g ``(rows of the group, rank)`` and A_g ``(rank, in)``. The A_g are one
+    GEMM together, the B_g a batched GEMM. What the A_g write, the latents, is counted as what the KV cache keeps, as in
+    PaLU's own runtime. Here latents are multiplied out before they are cached: the cache that runs is the dense one.
+    Latency is unknown, for no table holds such a pair. Rows of 16 bytes want ranks that are multiples of 8 in 16 bit.
+
+    Args:
+        group: heads in a group. A layer with no more heads than that is one group.
+    """
+
+    step = 8
+    timed = False
+    counts = "cached"
+
+    def __init__(self, group: int = DEFAULT_GROUP) -> None:
+        self.group = group
+        self.name = "grouped" if group == DEFAULT_GROUP else f"grouped:{group}"
+
+    def with_parameter(self, text: str) -> "Grouped":
+        """Groups of N heads, from the text of N.
+
+        Raises:
+            PlanError: it is no such number.
+        """
+        if not _GROUP.fullmatch(text):
+            raise PlanError(
+                f"form grouped:{text}", "grouped:N with a number of heads of 1 or more", "Correct the name."
+            )
+        return Grouped(int(text))
+
+    def takes(self, weight: Weight) -> bool:
+        return weight.cached and weight.heads > 0
+
+    def groups(self, weight: Weight) -> int:
+        """How many groups the weight's heads make.
+
+        Raises:
+            PlanError: the heads cannot be divided into such groups.
+        """
+        if weight.heads > self.group and weight.heads % self.group:
+            divisors = [str(size) for size in range(1, weight.heads + 1) if weight.heads % size == 0]
+            raise PlanError(
+                f"groups of {self.group} of the {weight.heads} heads of {weight.name}",
+                f"groups of {', '.join(divisors)} heads",
+                f"Give the number of heads after a colon: grouped:{divisors[-1]}, or the method palu:{divisors[-1]}.",
+            )
+        return max(1, weight.heads // self.group)
+
+    def full(self, weight: Weight) -> int:
+        return min(weight.out_features // self.groups(weight), weight.in_features)
+
+    def params(self, weight: Weight, dim: int) -> int:
+        return dim * (self.groups(weight) * weight.in_features + weight.out_features)
+
+    def cached(self, weight: Weight, dim: int) -> int:
+        return self.groups(weight) * dim
+
+    def largest_useful(self, weight: Weight) -> int:
+        """The largest dim with a smaller cache than the dense weight; its parameters may be more."""
+        return self.full(weight) - 1
+
+    def operation(self, weight: Weight, dim: int, rows: int) -> Operation:
+        pair = low_rank(rows, weight.in_features, dim, weight.out_features)
+        return Operation("grouped_low_rank", (("b", self.groups(weight)), *pair.shape))
+
+    def gemms(self, weight: Weight, dim: int, rows: int) -> tuple[Operation, ...]:
+        return linear(rows, weight.in_features, self.fused(weight, dim)), self.after(weight, dim, rows)
+
+    def axis(self, weight: Weight) -> str:
+        return "r"
+
+    def fused(self, weight: Weight, dim: int) -> int:
+        return self.groups(weight) * dim
+
+    def after(self, weight: Weight, dim: int, rows: int) -> Operation:
+        groups = self.groups(weight)
+        return batched_gemm(groups, rows, dim, weight.out_features // groups)

@@ -1,0 +1,1 @@
+"""Attention with shorter value vectors."""

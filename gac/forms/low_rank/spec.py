@@ -1,0 +1,33 @@
+"""A weight as two factors."""
+
+from gac.forms.base import Form
+from gac.models.weights import Weight
+from gac.operations import Operation, linear, low_rank
+
+
+class LowRank(Form):
+    """W ~ B A with B ``(out, rank)`` and A ``(rank, in)``: two GEMMs."""
+
+    name = "low_rank"
+    counts = "params"
+
+    def full(self, weight: Weight) -> int:
+        return min(weight.out_features, weight.in_features)
+
+    def params(self, weight: Weight, dim: int) -> int:
+        return dim * (weight.out_features + weight.in_features)
+
+    def operation(self, weight: Weight, dim: int, rows: int) -> Operation:
+        return low_rank(rows, weight.in_features, dim, weight.out_features)
+
+    def gemms(self, weight: Weight, dim: int, rows: int) -> tuple[Operation, ...]:
+        return linear(rows, weight.in_features, dim), linear(rows, dim, weight.out_features)
+
+    def axis(self, weight: Weight) -> str:
+        return "r"
+
+    def fused(self, weight: Weight, dim: int) -> int:
+        return dim
+
+    def after(self, weight: Weight, dim: int, rows: int) -> Operation:
+        return linear(rows, dim, weight.out_features)

@@ -1,0 +1,1 @@
+"""An MLP with fewer neurons."""

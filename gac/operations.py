@@ -1,0 +1,53 @@
+"""Operations: an operator and a shape, which is what latency tables know."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One timed shape of an operator.
+
+    ``linear`` has axes m, k, n: ``x[m, k] @ W[n, k].T``. ``low_rank`` has axes m, k, r, n:
+    ``x[m, k] -> r -> n``, two GEMMs. m is the number of rows (tokens).
+    """
+
+    operator: str
+    shape: tuple[tuple[str, int], ...]
+
+    @property
+    def axes(self) -> dict[str, int]:
+        return dict(self.shape)
+
+
+def linear(m: int, k: int, n: int) -> Operation:
+    """A GEMM ``x[m, k] @ W[n, k].T``."""
+    return Operation("linear", (("m", m), ("k", k), ("n", n)))
+
+
+def batched_gemm(b: int, m: int, k: int, n: int) -> Operation:
+    """``x[b, m, k] @ W[b, n, k].T`` for every b."""
+    return Operation("batched_gemm", (("b", b), ("m", m), ("k", k), ("n", n)))
+
+
+def low_rank(m: int, k: int, r: int, n: int) -> Operation:
+    """A pair of GEMMs ``x[m, k] -> r -> n``."""
+    return Operation("low_rank", (("m", m), ("k", k), ("r", r), ("n", n)))
+
+
+def at_one_row(operation: Operation) -> Operation:
+    """What runs instead where GEMMs of one row run in Triton (``gac.runtime.decode_kernel``); else the operation."""
+    if operation.operator in ("linear", "low_rank") and operation.axes["m"] == 1:
+        return Operation(f"{operation.operator}_triton", operation.shape)
+    return operation
+
+
+_ENOUGH_OUTPUTS = 1 << 22
+
+
+def apart_from(rows: int) -> int:
+    """Output features from which a weight is multiplied by itself, though it shares a GEMM with others.
+
+    4 Mi outputs, 256 tiles of 128 x 128, fill a GPU alone. Sharing wins nothing then, and its part would lie scattered
+    in the shared output, which slows down what reads it: gate and up of Llama-3-8B at 1,024 tokens.
+    """
+    return -(-_ENOUGH_OUTPUTS // rows)
