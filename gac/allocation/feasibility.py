@@ -98,7 +98,7 @@ def _smaller_cache(sites: Sequence[Site], forms: Sequence[str]) -> str:
     """What to do where the forms make the cache no smaller: name those that would."""
     weights = [weight for site in sites for weight in site.weights if weight.cached]
     others = [
-        name for name, form in FORMS.items() if name not in forms and any(form.shortens(weight) for weight in weights)
+        form.name for form in FORMS if form.name not in forms and any(form.shortens(weight) for weight in weights)
     ]
     return f"Allow more, or add the form {others[0]}, which shortens the cached values." if others else "Allow more."
 
@@ -114,7 +114,7 @@ def _flat(site: Site, forms: Sequence[str]) -> SiteCurves:
     }
     shorter = {
         weight.name: _zeros(form.full(weight))
-        for form in FORMS.values()
+        for form in FORMS
         for weight in site.weights
         if form.shortens(weight) == "in"
     }

@@ -33,5 +33,5 @@ def graph(model: str, forms: Sequence[str]) -> Answer:
     config = text_config(shapes_of(known_or_config(model)))
     sites = family_of(config).sites(config)
     check_forms_fit(sites, forms, config.model_type)
-    found = choices(sites, forms or tuple(FORMS))
+    found = choices(sites, forms or FORMS.names)
     return Answer({"model": model, "choices": [asdict(one) for one in found]}, lambda: [graph_table(found)])

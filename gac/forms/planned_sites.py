@@ -80,7 +80,7 @@ def check_forms_fit(sites: Sequence[Site], forms: Sequence[str], model_type: str
     Raises:
         PlanError: there is such a form, or a form is unknown.
     """
-    fitting = [name for name, form in FORMS.items() if _fits(sites, form)]
+    fitting = [form.name for form in FORMS if _fits(sites, form)]
     for name in forms:
         if form_named(name).kind not in fitting:
             raise PlanError(

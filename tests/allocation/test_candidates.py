@@ -344,7 +344,7 @@ def test_sites_that_read_the_same_input_become_one() -> None:
 @pytest.fixture(params=[1 << 22, 10 << 10, 4 << 10], ids=["none", "some", "most"])
 def _apart(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """How many weights run apart for their many outputs."""
-    monkeypatch.setattr("gac.forms._ENOUGH_OUTPUTS", request.param)
+    monkeypatch.setattr("gac.operations._ENOUGH_OUTPUTS", request.param)
 
 
 @pytest.mark.usefixtures("_apart")

@@ -148,4 +148,4 @@ def test_every_form_has_a_dense_weight() -> None:
     from gac.compression.merge import _MERGED
     from gac.forms import FORMS
 
-    assert {form_named(name).kind for name in FORMS} == set(_MERGED)
+    assert {form_named(name).kind for name in FORMS.names} == set(_MERGED)

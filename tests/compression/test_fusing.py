@@ -87,7 +87,7 @@ def widths_run(model: nn.Module) -> list[int]:
 def test_long_parts_run_apart_and_the_others_share_what_is_left(
     plain: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch, features: int, widths: list[int]
 ) -> None:
-    monkeypatch.setattr("gac.forms._ENOUGH_OUTPUTS", features * IDS.numel())
+    monkeypatch.setattr("gac.operations._ENOUGH_OUTPUTS", features * IDS.numel())
     assert widths_run(fused(plain)) == widths
     assert (logits(fused(plain)) - logits(plain)).abs().max() < 1e-5
 
@@ -96,7 +96,7 @@ def test_the_output_of_what_runs_apart_is_contiguous(plain: LlamaForCausalLM, mo
     up, x = fused(plain).get_submodule(f"{MLP}.up_proj"), torch.randn(3, 64)
     with torch.no_grad():
         shared = up(x)
-        monkeypatch.setattr("gac.forms._ENOUGH_OUTPUTS", 96 * 3)
+        monkeypatch.setattr("gac.operations._ENOUGH_OUTPUTS", 96 * 3)
         apart = up(x)
     assert (shared.is_contiguous(), apart.is_contiguous()) == (False, True)
 

@@ -60,7 +60,7 @@ def deep(model_type: str) -> PreTrainedModel:
 
 
 def test_every_form_can_be_refitted() -> None:
-    assert set(REFITS["residual"]) == set(FORMS)
+    assert set(REFITS["residual"]) == set(FORMS.names)
 
 
 @pytest.mark.parametrize("model_type", ADDS)

@@ -86,7 +86,7 @@ def read_config(data: bytes) -> None:
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_bytes(data)
         config = text_config(load_config(folder))
-        choices(family_of(config).sites(config), tuple(FORMS))
+        choices(family_of(config).sites(config), tuple(FORMS.names))
 
 
 def read_name(data: bytes) -> None:

@@ -83,7 +83,7 @@ def test_dense_has_nothing_to_choose_and_an_unknown_form_is_refused() -> None:
         of_llama("wide")
 
 
-@pytest.mark.parametrize("name", sorted(FORMS))
+@pytest.mark.parametrize("name", sorted(FORMS.names))
 def test_gemms_have_the_parameters_of_their_form(name: str) -> None:
     form, weight = form_named(name), Weight("w", 96, 64, neurons="out", values="out", heads=8, cached=True)
     for dim in (1, 3):
