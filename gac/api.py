@@ -54,7 +54,8 @@ from gac.runtime.shared_gemm import as_run, fuse_inputs
 from gac.sensitivity.curves import Source, measure_curves, stream_fits
 from gac.sensitivity.documents import Documents, Text
 from gac.sensitivity.factors import LayerFactors
-from gac.sensitivity.methods import FACTOR, Method, method_named
+from gac.sensitivity.methods import FACTOR, Method
+from gac.sensitivity.registry import METHODS
 from gac.sensitivity.store import StatisticsStore
 from gac.sensitivity.text import TextSpec, Windows, calibration_text, calibration_windows, check_vocabulary
 from gac.workloads import Workload
@@ -150,7 +151,7 @@ def allocate(
             not usable.
     """
     how = Rule.parse(rule)
-    forms, budget, kv_cache = _planned_with(method_named(method), forms, budget, kv_cache)
+    forms, budget, kv_cache = _planned_with(METHODS.get(method), forms, budget, kv_cache)
     how.check(forms, latency, kv_cache)
     if verify:
         check_installed()
@@ -212,13 +213,13 @@ def frontier(
         GacError: fewer than 2 points, a limit that is no workload, a profile that lacks the limited latency, or the
             model, profile, text or an argument is not usable.
     """
-    if own := method_named(method).forms:
+    if own := METHODS.get(method).forms:
         raise GacError(
             f"a frontier of method {method}, whose budget is of the KV cache",
             "a method for any form",
             f"Plan {', '.join(own)} with gac.allocate.",
         )
-    _planned_with(method_named(method), forms, 1.0, None)
+    _planned_with(METHODS.get(method), forms, 1.0, None)
     parsed = tuple(Workload.parse(workload) for workload in workloads)
     check_asked(points, limit, parsed)
     check_run(fuse, one_row)
@@ -277,7 +278,7 @@ def compress(
     check_finite(loaded.model)
     digest = _planned_digest(plan, loaded, sites)
     windows = _planned_windows(plan, loaded, calibration)
-    method = method_named(plan.method)
+    method = METHODS.get(plan.method)
     shots = check_shots(plan.shots, method, rule_of(plan) or "loss", sites, loaded.model.config.model_type)
     store, source = statistics(loaded.model, digest, windows, method, shots, progress=progress)
     layers = _layers_to_fit(plan, changed, sites)
@@ -473,7 +474,7 @@ def _measured(
     check_run(fuse, one_row)
     parsed = tuple(Workload.parse(workload) for workload in workloads)
     names = tuple(form_named(name).name for name in forms)
-    how = method_named(method)
+    how = METHODS.get(method)
     spec = calibration_text(calibration)
     table, used = select_profile(profile)
     logger.info("profile of %s: %s", used.gpu, used.note)

@@ -4,6 +4,7 @@ What GAC ships is named by where it is, ``module:attribute``, and imported when 
 checked without torch, and rooms that nothing of the core imports can still be asked for by name.
 """
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib import import_module
 from typing import Any, Generic, TypeVar
@@ -11,6 +12,8 @@ from typing import Any, Generic, TypeVar
 from gac.errors import GacError, did_you_mean
 
 T = TypeVar("T")
+
+_NAME = re.compile(r"[A-Za-z][\w.+:-]*", re.ASCII)
 
 
 class Registry(Generic[T]):
@@ -63,15 +66,28 @@ class Registry(Generic[T]):
         if colon and kind in self.names and (make := getattr(self.get(kind), "with_parameter", None)):
             made: T = make(parameter)
             return made
-        raise self._error(
-            f"{self._seam} {asked!r} is unknown",
-            f"one of {', '.join(self.names)}",
-            did_you_mean(asked, self.names, f"Correct the name, or register your own {self._seam}."),
-        )
+        raise self._unknown(asked)
+
+    def check_name(self, name: str) -> None:
+        """Refuse a name that is unknown, without importing what it names; a parameter is looked at by ``get``.
+
+        Raises:
+            GacError: lists what there is, and names the nearest.
+        """
+        if name.partition(":")[0] not in self.names and name not in self.names:
+            raise self._unknown(name)
 
     def name(self, asked: str | T) -> str:
         """The name under which ``get`` finds this again; raises as it does."""
         return str(self.get(asked).name)  # type: ignore[attr-defined]
+
+    def _unknown(self, name: str) -> GacError:
+        remedy = f"Correct the name, or register your own {self._seam}."
+        return self._error(
+            f"{self._seam} {name!r} is unknown",
+            f"one of {', '.join(self.names)}",
+            did_you_mean(name, self.names, remedy),
+        )
 
     def register(self, own: T) -> T:
         """Make an object known under its ``name``, for this process.
@@ -95,7 +111,7 @@ class Registry(Generic[T]):
 
 
 def check_contract(seam: str, own: object, members: Iterable[str], base: type) -> None:
-    """Refuse an object that is no ``base``, or that lacks a member or a name.
+    """Refuse an object that is no ``base``, or that lacks a member or a name; names go into files and options.
 
     Raises:
         GacError: names what is missing.
@@ -109,3 +125,7 @@ def check_contract(seam: str, own: object, members: Iterable[str], base: type) -
             f"an instance of a subclass of {base.__module__}.{base.__name__}",
             f"See docs/extending.md; gac.testing checks the whole contract of a {seam}.",
         )
+    name = own.name  # type: ignore[attr-defined]
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        expected = "letters, digits and . _ - + : alone, beginning with a letter"
+        raise GacError(f"a {seam} with the name {name!r}", expected, "Rename it.")

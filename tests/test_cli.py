@@ -145,7 +145,7 @@ def test_dims_are_aligned_to_a_number(model: Path, text_file: Path, tmp_path: Pa
         ),
         (
             ["--method", "magic"],
-            "Error: method 'magic' is unknown; expected one of svd, asvd, svd-llm, kfac, palu, palu-fold. ",
+            "Error: method 'magic' is unknown; expected one of kfac, svd, asvd, svd-llm, palu, palu-fold. ",
         ),
         (
             ["--form", "wide"],

@@ -5,43 +5,13 @@ place of O_h for every query head h that reads them (PaLU, arXiv 2407.21118). It
 directions are those that lose least of V, and o_proj is multiplied and not re-solved.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
-
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from gac.curves import LossCurve
-from gac.models.linears import read_weight
-from gac.models.weights import Weight
-from gac.sensitivity.methods import Method, Metric, decompose
-from gac.sensitivity.values import ShortenedValues, shorten_values
-
-
-@dataclass(frozen=True, eq=False)
-class Measured:
-    """A weight ``(out, in)`` and its metric."""
-
-    weight: Tensor
-    metric: Metric
-
-
-def shortened(
-    model: nn.Module, method: Method, values: Weight, output: Weight, metric: Callable[[Weight], Metric]
-) -> ShortenedValues:
-    """The value vectors of one layer at every length, as the method makes them.
-
-    Args:
-        values: v_proj.
-        output: o_proj.
-        metric: gives a weight's; asked for v_proj's where the method folds, and for o_proj's elsewhere.
-    """
-    read = read_weight(model, output.name)
-    if method.folds:
-        written = Measured(read_weight(model, values.name), metric(values))
-        return fold_values(written, read, output.heads, values.heads)
-    return shorten_values(read, metric(output), output.heads, values.heads)
+from gac.sensitivity.methods import Measured, Metric, decompose
+from gac.sensitivity.values import ShortenedValues
 
 
 def fold_values(values: Measured, output: Tensor, heads: int, groups: int) -> ShortenedValues:

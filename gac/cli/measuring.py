@@ -139,7 +139,7 @@ def say_cost(model: str, budget: float, calibration: str, method: str, shots: in
     from gac.models.families import family_of
     from gac.models.loading import load_config
     from gac.sensitivity.calibration import kept_on_disk, moment_bytes
-    from gac.sensitivity.methods import method_named
+    from gac.sensitivity.registry import METHODS
     from gac.sensitivity.text import TextSpec, check_text
 
     spec = TextSpec.parse(calibration)
@@ -147,7 +147,7 @@ def say_cost(model: str, budget: float, calibration: str, method: str, shots: in
     config = load_config(model)
     sites = family_of(config).sites(config)
     budget_limit(budget, sum(site.params for site in sites))
-    check_shots(shots, method_named(method), rule, sites, config.model_type)
+    check_shots(shots, METHODS.get(method), rule, sites, config.model_type)
     size = moment_bytes(sites)
     folder = home() / "statistics"
     kept = f"and factors in {folder}" if kept_on_disk(sites) else f"not kept on disk, factors in {folder}"

@@ -8,7 +8,6 @@ from types import MappingProxyType
 import torch
 from torch import Tensor, nn
 
-from gac.baselines.fold import shortened
 from gac.errors import PlanError
 from gac.forms import form_named
 from gac.models.linears import linear_at
@@ -19,7 +18,7 @@ from gac.runtime.modules import empty_module
 from gac.sensitivity.factors import LayerFactors
 from gac.sensitivity.methods import Method, Metric
 from gac.sensitivity.narrow import compensated
-from gac.sensitivity.values import ShortenedValues
+from gac.sensitivity.values import ShortenedValues, shortened
 
 
 def changed_sites(plan: Plan, sites: Sequence[Site]) -> tuple[Site, ...]:

@@ -27,7 +27,8 @@ from gac.models.sites import Site
 from gac.plan import Shots, WeightChoice
 from gac.runtime.modules import empty_linear
 from gac.sensitivity.curves import measure_curves, stream_fits
-from gac.sensitivity.methods import METHODS, Method
+from gac.sensitivity.methods import Method
+from gac.sensitivity.registry import METHODS
 from gac.sensitivity.store import StatisticsStore
 
 FIRST_KEPT = 0.8
@@ -52,7 +53,7 @@ def check_shots(shots: object, method: Method, rule: str, sites: Sequence[Site],
     if shots == 1:
         return 1
     if not method.two_sided:
-        known = ", ".join(name for name, one in METHODS.items() if one.two_sided)
+        known = ", ".join(one.name for one in METHODS if one.two_sided)
         given = f"shots=2 with method {method.name}, which measures errors without the gradients of single outputs"
         raise GacError(given, f"method {known}, whose gradients a second shot takes again", "Use shots=1.")
     if rule != "loss":

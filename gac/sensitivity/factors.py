@@ -14,7 +14,6 @@ import numpy as np
 from torch import Tensor, nn
 
 from gac.arrays import Floats
-from gac.baselines.fold import shortened
 from gac.forms import form_named
 from gac.forms.grouped.spec import Grouped
 from gac.models.linears import read_weight
@@ -25,6 +24,7 @@ from gac.sensitivity.groups import decompose_groups
 from gac.sensitivity.linalg import packed, unpacked
 from gac.sensitivity.methods import Method, decompose
 from gac.sensitivity.narrow import eliminate, last_to_go
+from gac.sensitivity.values import shortened
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,22 +5,19 @@ rank-r weight is R_g^-T [R_g^T W R_a]_r R_a^-1 (generalised Fisher-weighted SVD,
 cost is the sum of the squared singular values cut off. Methods differ in A and G.
 """
 
-import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
 
 from gac.curves import LossCurve
-from gac.errors import GacError
-from gac.forms.grouped.spec import DEFAULT_GROUP, Grouped
-from gac.forms.head_dim.spec import HeadDim
 from gac.sensitivity.calibration import Moments
 from gac.sensitivity.linalg import cholesky, damped, eigh
+
+if TYPE_CHECKING:
+    from gac.sensitivity.values import ShortenedValues
 
 # Between the curvature's sum and the measured loss: theory says 1/2 for small errors; fitted once on
 # SmolLM2-135M at kept 0.9 to 0.6 (tests/benchmarks/quality.py prints the fit).
@@ -35,15 +32,34 @@ class Metric:
     gradients: Tensor
 
 
+@dataclass(frozen=True, eq=False)
+class Measured:
+    """A weight ``(out, in)`` and its metric."""
+
+    weight: Tensor
+    metric: Metric
+
+
 class Method(ABC):
-    """A compressor that changes dimensions: the metric it truncates in."""
+    """How errors of weights are measured; ``gac.testing.check_method`` checks one of your own.
+
+    What was measured is kept on disk under the method's name: a method that measures differently needs another name.
+
+    Attributes:
+        name: as users give it, with its parameter where it has one.
+        power: p of the activation statistics, see ``gac.sensitivity.calibration``.
+        forms: the forms that it is made for; empty: any but those that other methods are made for.
+        folds: whether v_proj is truncated by itself for the form ``head_dim``, by ``fold``.
+        refits: whether its plans are refitted where nothing else is asked for.
+        two_sided: whether errors of outputs are weighed by the gradients of each output, not by their mean.
+    """
 
     name: str
-    power: ClassVar[float] = 0.0  # p of the activation statistics, see gac.sensitivity.calibration
-    forms: tuple[str, ...] = ()  # the forms that it is made for; empty: any but those of other methods
-    folds: ClassVar[bool] = False  # whether v_proj is truncated by itself and folded into o_proj, for head_dim
-    refits: ClassVar[bool] = False  # whether its plans are refitted where nothing else is asked for
-    two_sided: ClassVar[bool] = False  # whether errors of outputs are weighed by the gradients there
+    power: ClassVar[float] = 0.0
+    forms: tuple[str, ...] = ()
+    folds: ClassVar[bool] = False
+    refits: ClassVar[bool] = False
+    two_sided: ClassVar[bool] = False
 
     @abstractmethod
     def inputs(self, moments: Moments) -> Tensor:
@@ -51,69 +67,22 @@ class Method(ABC):
 
     def gradients(self, moments: Moments) -> Tensor:
         """The outputs' side, float64 ``(out, out)``: the mean squared gradient, the same for all outputs."""
-        return _identity_like(moments.gradients) * moments.gradients.diagonal().double().mean()
+        return identity_like(moments.gradients) * moments.gradients.diagonal().double().mean()
 
     def metric(self, moments: Moments) -> Metric:
         """The metric of a weight with these moments."""
         return Metric(self.inputs(moments), self.gradients(moments))
 
+    def fold(self, values: Measured, output: Tensor, heads: int, groups: int) -> "ShortenedValues":
+        """Value vectors at every length, from v_proj alone; asked of methods that ``folds``.
 
-class Svd(Method):
-    """Plain truncated SVD; curves weighted by tr(G)/out so that weights can be compared."""
-
-    name = "svd"
-
-    def inputs(self, moments: Moments) -> Tensor:
-        return _identity_like(moments.inputs)
-
-
-class Asvd(Method):
-    """Columns scaled by their mean absolute activation to the power ``alpha`` (S in ASVD, arXiv 2312.05821).
-
-    A feature that never fires counts as the weakest one that does; if none does, all count the same.
-    """
-
-    def __init__(self, alpha: float = 0.5) -> None:
-        self.alpha = alpha
-        self.name = "asvd" if alpha == 0.5 else f"asvd:{alpha!r}"  # every digit: files are called by it
-
-    def inputs(self, moments: Moments) -> Tensor:
-        scale = moments.scale.double()
-        fires = scale > 0
-        scale = torch.where(fires, scale, scale[fires].min() if fires.any() else torch.ones_like(scale))
-        return torch.diag(scale ** (2 * self.alpha))
-
-
-class SvdLlm(Method):
-    """Whitening by the activations (SVD-LLM, arXiv 2403.07378, section 3.1), with a root that cannot fail."""
-
-    name = "svd-llm"
-
-    def inputs(self, moments: Moments) -> Tensor:
-        return damped(moments.inputs, 1e-6)
-
-
-class Palu(SvdLlm):
-    """PaLU: SVD-LLM's whitening, applied to groups of heads of k_proj and v_proj (arXiv 2407.21118).
-
-    Everything else stays dense, and the budget is of the KV cache. A weight's groups have one rank.
-    """
-
-    def __init__(self, group: int = DEFAULT_GROUP) -> None:
-        form = Grouped(group)
-        self.forms, self.name = (form.name,), form.name.replace(form.kind, "palu")
-
-
-class PaluFold(SvdLlm):
-    """PaLU with groups of one head, and V's second factor folded into o_proj: the form ``head_dim`` for the values.
-
-    Groups of several heads would be folded too if attention read one latent for all heads of a group. Here it reads
-    one for each key-value head, so that folding a larger group would cache its latent once for each of its heads.
-    """
-
-    name = "palu-fold"
-    forms = (Grouped(1).name, HeadDim.name)
-    folds = True
+        Args:
+            values: v_proj.
+            output: o_proj's weight, shape ``(out, heads * head_dim)``.
+            heads: query heads.
+            groups: key-value heads.
+        """
+        raise NotImplementedError
 
 
 class Kfac(Method):
@@ -132,43 +101,6 @@ class Kfac(Method):
 
     def gradients(self, moments: Moments) -> Tensor:
         return damped(moments.gradients, 1e-2, 3e-2)
-
-
-METHODS: Mapping[str, Method] = MappingProxyType(
-    {method.name: method for method in (Svd(), Asvd(), SvdLlm(), Kfac(), Palu(), PaluFold())}
-)
-
-
-def method_named(name: str) -> Method:
-    """The method of this name; ``asvd:ALPHA`` has another alpha than 0.5, ``palu:N`` groups of N heads instead of 4.
-
-    Raises:
-        GacError: there is no such method, alpha is not in (0, 1], or N is no positive integer.
-    """
-    kind, colon, value = name.partition(":")
-    if kind == "asvd" and colon:
-        return Asvd(_alpha(value))
-    if kind == "palu" and colon:
-        return Palu(_group(value))
-    if name not in METHODS:
-        raise GacError(f"method {name!r} is unknown", f"one of {', '.join(METHODS)}", "Correct the name.")
-    return METHODS[name]
-
-
-def _alpha(text: str) -> float:
-    try:
-        alpha = float(text)
-    except ValueError:
-        alpha = math.nan
-    if not 0 < alpha <= 1:
-        raise GacError(f"method asvd:{text}", "asvd:ALPHA with alpha above 0 and at most 1", "Write it like asvd:0.5.")
-    return alpha
-
-
-def _group(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise GacError(f"method palu:{text}", "palu:N with a number of heads of 1 or more", "Write it like palu:4.")
-    return int(text)
 
 
 @dataclass(frozen=True, eq=False)
@@ -241,5 +173,6 @@ def curve_of(squared: Tensor) -> LossCurve:
     return LossCurve(FACTOR * torch.cat([tail, tail.new_zeros(1)]).cpu().numpy())
 
 
-def _identity_like(moment: Tensor) -> Tensor:
+def identity_like(moment: Tensor) -> Tensor:
+    """The float64 identity of a moment's shape, on its device."""
     return torch.eye(len(moment), dtype=torch.float64, device=moment.device)

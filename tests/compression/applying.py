@@ -10,14 +10,14 @@ from gac.forms.planned_sites import as_planned
 from gac.models.families import family_of
 from gac.plan import Plan
 from gac.sensitivity.curves import stream_fits
-from gac.sensitivity.methods import method_named
+from gac.sensitivity.registry import METHODS
 
 IDS = torch.arange(40).reshape(2, 20)
 
 
 def applied(model: PreTrainedModel, plan: Plan, method: str = "kfac", ids: Tensor = IDS) -> PreTrainedModel:
     sites = as_planned(family_of(model.config).sites(model.config), plan.forms, fused=False)
-    how = method_named(method)
+    how = METHODS.get(method)
     factors = {layer: fit.factors for layer, fit in stream_fits(model, sites, ids, how, None, progress=False)}
     modules = build_modules(model, plan.weights, changed_sites(plan, sites), iter(factors.items()), how)
     if plan.refit != "none":

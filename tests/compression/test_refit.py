@@ -17,7 +17,7 @@ from gac.forms import FORMS
 from gac.models.families import family_of, supported
 from gac.plan import Plan
 from gac.sensitivity.calibration import decoder_layers
-from gac.sensitivity.methods import method_named
+from gac.sensitivity.registry import METHODS
 from tests.compression import applying
 from tests.compression.applying import IDS
 from tests.models.small import every_family, small_config, small_model, weights_of
@@ -163,7 +163,7 @@ def applied_as_if_it_added(model: PreTrainedModel, plan: Plan) -> None:
 
 def test_the_default_is_that_of_the_method_the_rule_and_the_layers() -> None:
     plain, normed = (family_of(c).sites(c) for c in map(small_config, ("llama", "gemma2")))
-    kfac, svd_llm = method_named("kfac"), method_named("svd-llm")
+    kfac, svd_llm = METHODS.get("kfac"), METHODS.get("svd-llm")
     assert refit_named(None, "loss", kfac, ["narrow"], plain, "llama") == "residual"
     assert refit_named(None, "uniform", kfac, ["low_rank"], plain, "llama") == "none"
     assert refit_named(None, "loss", svd_llm, ["low_rank"], plain, "llama") == "none"
@@ -175,15 +175,15 @@ def test_the_default_is_that_of_the_method_the_rule_and_the_layers() -> None:
 def test_what_cannot_be_refitted_is_refused() -> None:
     sites = family_of(small_config("gemma2")).sites(small_config("gemma2"))
     with pytest.raises(GacError) as refused:
-        refit_named("residual", "loss", method_named("kfac"), ["low_rank"], sites, "gemma2")
+        refit_named("residual", "loss", METHODS.get("kfac"), ["low_rank"], sites, "gemma2")
     assert str(refused.value) == (
         "refit 'residual' of a gemma2 model, whose layers change what o_proj and down_proj write; expected layers that "
         "add it to the residual stream. Use refit='none'."
     )
     with pytest.raises(GacError, match=r"refit 'residuals'; expected one of none, residual, update\. Did you mean"):
-        refit_named("residuals", "loss", method_named("kfac"), ["low_rank"], sites, "gemma2")
+        refit_named("residuals", "loss", METHODS.get("kfac"), ["low_rank"], sites, "gemma2")
     with pytest.raises(GacError, match="refit 'update' with forms narrow; expected low_rank among the forms"):
-        refit_named("update", "loss", method_named("kfac"), ["narrow"], sites, "gemma2")
+        refit_named("update", "loss", METHODS.get("kfac"), ["narrow"], sites, "gemma2")
 
 
 def test_the_prediction_knows_of_it(tiny_model: LlamaForCausalLM, tiny_tokenizer: object, text_file: object) -> None:

@@ -12,11 +12,11 @@ from gac.errors import ModelError
 from gac.models.families import family_of
 from gac.models.linears import as_linear, check_rows_together
 from gac.sensitivity.curves import measure_curves
-from gac.sensitivity.methods import method_named
+from gac.sensitivity.registry import METHODS
 from tests.compression.applying import IDS
 from tests.models.small import small_config, small_model, weights_of
 
-KFAC = method_named("kfac")
+KFAC = METHODS.get("kfac")
 
 
 def test_what_the_kernel_for_one_row_cannot_read_is_refused() -> None:

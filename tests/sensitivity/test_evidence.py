@@ -23,11 +23,12 @@ from gac.sensitivity import curves
 from gac.sensitivity.calibration import stream_moments
 from gac.sensitivity.curves import measure_curves
 from gac.sensitivity.factors import LayerFactors
-from gac.sensitivity.methods import METHODS, Decomposition, decompose
+from gac.sensitivity.methods import Decomposition, decompose
+from gac.sensitivity.registry import METHODS
 from gac.sensitivity.store import StatisticsStore
 from tests.models.small import small_config, small_model, weights_of
 
-METHOD = METHODS["svd-llm"]
+METHOD = METHODS.get("svd-llm")
 NAME = "model.layers.1.mlp.gate_proj"
 
 

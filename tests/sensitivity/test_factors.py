@@ -14,12 +14,13 @@ from gac.sensitivity.calibration import stream_moments
 from gac.sensitivity.curves import measure_curves, stream_fits
 from gac.sensitivity.groups import decompose_groups
 from gac.sensitivity.linalg import packed, unpacked
-from gac.sensitivity.methods import METHODS, decompose, method_named
+from gac.sensitivity.methods import decompose
 from gac.sensitivity.narrow import eliminate, last_to_go
+from gac.sensitivity.registry import METHODS
 from gac.sensitivity.store import StatisticsStore, background_writer
 
 WINDOWS = torch.randint(0, 256, (3, 24), generator=torch.Generator().manual_seed(1))
-KFAC = METHODS["kfac"]
+KFAC = METHODS.get("kfac")
 
 
 @pytest.mark.parametrize("size", [1, 512, 1300])
@@ -48,7 +49,7 @@ def test_the_factors_are_those_of_the_decomposition(tiny_model: LlamaForCausalLM
 def test_the_factors_of_groups_are_those_of_their_decomposition(tiny_model: LlamaForCausalLM, tmp_path: Path) -> None:
     sites, method, store = (
         family_of(tiny_model.config).sites(tiny_model.config),
-        method_named("palu:1"),
+        METHODS.get("palu:1"),
         StatisticsStore(tmp_path),
     )
     measure_curves(tiny_model, sites, WINDOWS, method, store, progress=False)
@@ -64,7 +65,7 @@ def test_the_factors_of_groups_are_those_of_their_decomposition(tiny_model: Llam
 
 def test_folding_keeps_the_moments_of_the_values(tiny_model: LlamaForCausalLM) -> None:
     sites = family_of(tiny_model.config).sites(tiny_model.config)
-    _, fit = next(stream_fits(tiny_model, sites, WINDOWS, METHODS["palu-fold"], None, progress=False))
+    _, fit = next(stream_fits(tiny_model, sites, WINDOWS, METHODS.get("palu-fold"), None, progress=False))
     value = next(weight for site in sites for weight in site.weights if site.layer == 1 and weight.values == "out")
     assert fit.factors.moments(value).inputs.shape == (value.in_features, value.in_features)
     assert f"grouped/{value.name}" not in fit.losses

@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from gac.baselines.fold import Measured, fold_values
+from gac.baselines.fold import fold_values
 from gac.plan import Plan
 from gac.sensitivity.groups import decompose_groups
 from gac.sensitivity.linalg import damped
-from gac.sensitivity.methods import METHODS, Metric
+from gac.sensitivity.methods import Measured, Metric
+from gac.sensitivity.registry import METHODS
 from tests.compression.applying import IDS, applied, logits
 
 MakePlan = Callable[[Any, Mapping[str, tuple[str, int]]], Plan]
@@ -65,7 +66,7 @@ def test_a_folded_model_is_the_model_with_groups_of_one_head(
     other = LlamaForCausalLM(tiny_config).eval()
     grouped = applied(tiny_model, make_plan(tiny_config, {v_proj: ("grouped:1", 6)}), "palu:1")
     folded: Any = applied(
-        other, make_plan(tiny_config, dict.fromkeys((v_proj, o_proj), ("head_dim", 6))), METHODS["palu-fold"].name
+        other, make_plan(tiny_config, dict.fromkeys((v_proj, o_proj), ("head_dim", 6))), METHODS.get("palu-fold").name
     )
     assert (logits(folded) - logits(grouped)).abs().max() < 1e-5
     with torch.no_grad():

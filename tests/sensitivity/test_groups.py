@@ -3,10 +3,12 @@
 import pytest
 import torch
 
+from gac.baselines.methods import Palu
 from gac.errors import GacError
 from gac.sensitivity.groups import decompose_groups
 from gac.sensitivity.linalg import damped
-from gac.sensitivity.methods import FACTOR, METHODS, Metric, Palu, decompose, method_named
+from gac.sensitivity.methods import FACTOR, Metric, decompose
+from gac.sensitivity.registry import METHODS
 
 
 @pytest.fixture
@@ -47,15 +49,15 @@ def test_one_group_is_the_whole_weight(metric: Metric) -> None:
 
 
 def test_the_size_of_a_group_is_part_of_the_methods_name() -> None:
-    assert (METHODS["palu"].name, METHODS["palu"].forms) == ("palu", ("grouped",))
-    assert (method_named("palu:2").name, method_named("palu:2").forms) == ("palu:2", ("grouped:2",))
+    assert (METHODS.get("palu").name, METHODS.get("palu").forms) == ("palu", ("grouped",))
+    assert (METHODS.get("palu:2").name, METHODS.get("palu:2").forms) == ("palu:2", ("grouped:2",))
     assert Palu(4).name == "palu"
 
 
 @pytest.mark.parametrize("group", ["", "0", "-2", "two", "1.5"])
 def test_a_group_of_no_heads_is_refused(group: str) -> None:
     with pytest.raises(GacError) as caught:
-        method_named(f"palu:{group}")
+        METHODS.get(f"palu:{group}")
     assert str(caught.value) == (
         f"method palu:{group}; expected palu:N with a number of heads of 1 or more. Write it like palu:4."
     )

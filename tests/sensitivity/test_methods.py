@@ -7,7 +7,8 @@ from torch import Tensor
 
 from gac.errors import GacError, ModelError
 from gac.sensitivity.calibration import Moments
-from gac.sensitivity.methods import FACTOR, METHODS, Metric, decompose, method_named
+from gac.sensitivity.methods import FACTOR, Metric, decompose
+from gac.sensitivity.registry import METHODS
 
 SHAPES = [(12, 20), (20, 12), (16, 16)]
 
@@ -33,21 +34,21 @@ def error(weight: Tensor, approximation: Tensor, metric: Metric) -> float:
     return FACTOR * float(torch.trace(metric.gradients @ lost @ metric.inputs @ lost.T))
 
 
-@pytest.mark.parametrize("name", sorted(METHODS))
+@pytest.mark.parametrize("name", METHODS.names)
 @pytest.mark.parametrize(("out", "inside"), SHAPES)
 def test_full_rank_reproduces_the_weight(name: str, out: int, inside: int) -> None:
     weight = torch.randn(out, inside)
-    found = decompose(weight, METHODS[name].metric(random_moments(out, inside)))
+    found = decompose(weight, METHODS.get(name).metric(random_moments(out, inside)))
     second, first = found.factors(min(out, inside))
     assert torch.allclose(second @ first, weight.double(), atol=1e-8)
     assert found.curve.loss[-1] == 0
 
 
-@pytest.mark.parametrize("name", sorted(METHODS))
+@pytest.mark.parametrize("name", METHODS.names)
 @pytest.mark.parametrize(("out", "inside"), SHAPES)
 def test_the_curve_is_the_error_of_the_factors(name: str, out: int, inside: int) -> None:
     weight = torch.randn(out, inside)
-    metric = METHODS[name].metric(random_moments(out, inside))
+    metric = METHODS.get(name).metric(random_moments(out, inside))
     found = decompose(weight, metric)
     for rank in (1, 3, 7):
         second, first = found.factors(rank)
@@ -56,10 +57,10 @@ def test_the_curve_is_the_error_of_the_factors(name: str, out: int, inside: int)
         assert error(weight, second @ first, metric) == pytest.approx(found.curve.loss[rank], rel=1e-6)
 
 
-@pytest.mark.parametrize("name", sorted(METHODS))
+@pytest.mark.parametrize("name", METHODS.names)
 def test_the_curve_falls_from_the_loss_of_the_whole_weight(name: str) -> None:
     weight = torch.randn(12, 20)
-    metric = METHODS[name].metric(random_moments(12, 20))
+    metric = METHODS.get(name).metric(random_moments(12, 20))
     curve = decompose(weight, metric).curve
     assert curve.full == 12
     assert np.all(np.diff(curve.loss) <= 0)
@@ -69,16 +70,16 @@ def test_the_curve_falls_from_the_loss_of_the_whole_weight(name: str) -> None:
 def test_the_best_rank_in_the_metric_beats_plain_svd_there() -> None:
     weight = torch.randn(12, 20)
     moments = random_moments(12, 20)
-    metric = METHODS["kfac"].metric(moments)
+    metric = METHODS.get("kfac").metric(moments)
     ours = decompose(weight, metric).factors(4)
-    plain = decompose(weight, METHODS["svd"].metric(moments)).factors(4)
+    plain = decompose(weight, METHODS.get("svd").metric(moments)).factors(4)
     assert error(weight, ours[0] @ ours[1], metric) < error(weight, plain[0] @ plain[1], metric)
 
 
 def test_rank_deficient_statistics_do_not_fail() -> None:
     moments = moments_of(random_moment(20, 1, rank=3), random_moment(12, 2, rank=2))
     weight = torch.randn(12, 20)
-    second, first = decompose(weight, METHODS["kfac"].metric(moments)).factors(12)
+    second, first = decompose(weight, METHODS.get("kfac").metric(moments)).factors(12)
     assert torch.allclose(second @ first, weight.double(), atol=1e-5)
 
 
@@ -86,50 +87,51 @@ def test_statistics_of_zero_weigh_every_direction_alike() -> None:
     weight = torch.randn(12, 20)
     moments = moments_of(torch.zeros(20, 20), torch.zeros(12, 12))
     squared = torch.linalg.svdvals(weight.double()) ** 2
-    loss = decompose(weight, METHODS["kfac"].metric(moments)).curve.loss
+    loss = decompose(weight, METHODS.get("kfac").metric(moments)).curve.loss
     assert loss[5] == pytest.approx(FACTOR * float(squared[5:].sum()))
 
 
 def test_the_two_factors_share_the_scale() -> None:
-    second, first = decompose(torch.randn(12, 20), METHODS["kfac"].metric(random_moments(12, 20))).factors(5)
+    second, first = decompose(torch.randn(12, 20), METHODS.get("kfac").metric(random_moments(12, 20))).factors(5)
     assert torch.allclose(second.norm(dim=0), first.norm(dim=1))
 
 
 def test_non_finite_statistics_are_refused() -> None:
     moments = moments_of(torch.full((20, 20), torch.nan), random_moment(12, 2))
     with pytest.raises(ModelError, match=r"statistic is not finite"):
-        decompose(torch.randn(12, 20), METHODS["kfac"].metric(moments))
+        decompose(torch.randn(12, 20), METHODS.get("kfac").metric(moments))
 
 
 def test_an_unknown_method_lists_what_there_is() -> None:
     with pytest.raises(GacError) as failure:
-        method_named("magic")
+        METHODS.get("magic")
     assert str(failure.value) == (
-        "method 'magic' is unknown; expected one of svd, asvd, svd-llm, kfac, palu, palu-fold. Correct the name."
+        "method 'magic' is unknown; expected one of kfac, svd, asvd, svd-llm, palu, palu-fold. "
+        "Correct the name, or register your own method."
     )
 
 
 def test_asvd_scales_columns_by_their_activation() -> None:
     weight, moments = torch.randn(12, 20), random_moments(12, 20)
-    second, first = decompose(weight, METHODS["asvd"].metric(moments)).factors(4)
+    second, first = decompose(weight, METHODS.get("asvd").metric(moments)).factors(4)
     scale = moments.scale.double() ** 0.5
     u, s, vh = torch.linalg.svd(weight.double() * scale)
     assert torch.allclose(second @ first, (u[:, :4] * s[:4]) @ vh[:4] / scale)
 
 
 def test_alpha_is_part_of_the_name() -> None:
-    assert method_named("asvd").name == method_named("asvd:0.5").name == "asvd"
-    assert method_named("asvd:0.25").name == "asvd:0.25"
-    assert method_named("asvd:0.12345678").name == "asvd:0.12345678"
+    assert METHODS.get("asvd").name == METHODS.get("asvd:0.5").name == "asvd"
+    assert METHODS.get("asvd:0.25").name == "asvd:0.25"
+    assert METHODS.get("asvd:0.12345678").name == "asvd:0.12345678"
     moments = random_moments(12, 20)
-    metric = method_named("asvd:0.25").metric(moments)
+    metric = METHODS.get("asvd:0.25").metric(moments)
     assert torch.allclose(metric.inputs.diagonal(), moments.scale.double() ** 0.5)
 
 
 @pytest.mark.parametrize("alpha", ["", "0", "-1", "1.5", "nan", "half"])
 def test_an_alpha_out_of_range_is_refused(alpha: str) -> None:
     with pytest.raises(GacError) as caught:
-        method_named(f"asvd:{alpha}")
+        METHODS.get(f"asvd:{alpha}")
     assert str(caught.value) == (
         f"method asvd:{alpha}; expected asvd:ALPHA with alpha above 0 and at most 1. Write it like asvd:0.5."
     )
@@ -138,7 +140,7 @@ def test_an_alpha_out_of_range_is_refused(alpha: str) -> None:
 def test_a_feature_that_never_fires_counts_as_the_weakest() -> None:
     moments = random_moments(12, 20)
     moments.scale[3] = 0
-    metric = METHODS["asvd"].metric(moments)
+    metric = METHODS.get("asvd").metric(moments)
     assert metric.inputs[3, 3] == moments.scale[moments.scale > 0].min().double()
     moments.scale[:] = 0
-    assert torch.equal(METHODS["asvd"].metric(moments).inputs, torch.eye(20, dtype=torch.float64))
+    assert torch.equal(METHODS.get("asvd").metric(moments).inputs, torch.eye(20, dtype=torch.float64))

@@ -18,11 +18,12 @@ from gac.errors import ModelError, TextError
 from gac.models.families import family_of
 from gac.sensitivity.calibration import Moments
 from gac.sensitivity.curves import ModelCurves, measure_curves, stream_fits
-from gac.sensitivity.methods import FACTOR, METHODS, Metric, decompose
+from gac.sensitivity.methods import FACTOR, Metric, decompose
 from gac.sensitivity.narrow import compensated, eliminate, last_to_go
+from gac.sensitivity.registry import METHODS
 from tests.models.small import small_config, small_model
 
-EVERY_METHOD = pytest.mark.parametrize("method", METHODS.values(), ids=list(METHODS))
+EVERY_METHOD = pytest.mark.parametrize("method", list(METHODS), ids=METHODS.names)
 
 
 def loss_of(weight: Tensor, other: Tensor, metric: Metric) -> float:
@@ -90,7 +91,7 @@ def test_a_curve_is_what_its_factors_lose(kind: str, method: Any) -> None:
 @EVERY_KIND
 def test_neurons_go_in_an_order_that_costs_what_it_says(kind: str) -> None:
     weight = torch.randn(24, 16, generator=torch.Generator().manual_seed(1))
-    metric = METHODS["kfac"].metric(hard_statistics(kind))
+    metric = METHODS.get("kfac").metric(hard_statistics(kind))
     found = eliminate(weight, metric)
     assert sorted(found.order.tolist()) == list(range(16))
     for width in (1, 8, 15):
@@ -108,7 +109,7 @@ def test_the_scale_of_statistics_scales_the_curve(inputs: int, gradients: int) -
     x, g = torch.randn(64, 16, generator=draw).double(), torch.randn(64, 24, generator=draw).double()
     weight = torch.randn(24, 16, generator=draw)
     plain, scaled = (
-        decompose(weight, METHODS["kfac"].metric(moments_of(x * a, g * b))).curve.loss
+        decompose(weight, METHODS.get("kfac").metric(moments_of(x * a, g * b))).curve.loss
         for a, b in ((1.0, 1.0), (10.0**inputs, 10.0**gradients))
     )
     assert np.allclose(scaled, plain * 10.0 ** (2 * inputs + 2 * gradients), rtol=1e-4, atol=0)
@@ -123,7 +124,7 @@ def windows(count: int = 4, length: int = 32, vocabulary: int = 258) -> Tensor:
 
 def curves(model: Any, ids: Tensor) -> ModelCurves:
     sites = family_of(model.config).sites(model.config)
-    return measure_curves(model, sites, ids, METHODS["kfac"], None, progress=False)
+    return measure_curves(model, sites, ids, METHODS.get("kfac"), None, progress=False)
 
 
 def check_sound(found: ModelCurves) -> None:
@@ -181,7 +182,7 @@ def test_dead_neurons_go_first(tiny_model: LlamaForCausalLM) -> None:
         for layer in tiny_model.model.layers:
             layer.mlp.up_proj.weight[100:].zero_()
     sites = family_of(tiny_model.config).sites(tiny_model.config)
-    for layer, fit in stream_fits(tiny_model, sites, windows(), METHODS["kfac"], None, progress=False):
+    for layer, fit in stream_fits(tiny_model, sites, windows(), METHODS.get("kfac"), None, progress=False):
         down = next(
             weight for site in sites if site.layer == layer for weight in site.weights if weight.neurons == "in"
         )
