@@ -1,8 +1,15 @@
-"""The fingerprint of a machine that does not exist."""
+"""The fingerprint of a machine that does not exist, and profiles of it."""
 
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
-from gac.profiling.records import SCHEMA, Header
+import msgspec
+
+from gac.profiling.lines import HeaderLine, RowLine, StrictHeader
+from gac.profiling.reading import parse
+from gac.profiling.records import SCHEMA, Header, Measurement
+from gac.profiling.table import Profile
 
 MACHINE: dict[str, Any] = {
     "schema_version": SCHEMA,
@@ -31,3 +38,11 @@ MACHINE: dict[str, Any] = {
 
 def make_header() -> Header:
     return Header(**MACHINE)
+
+
+def make_profile(rows: Iterable[Measurement], header: Header | None = None, digest: str = "2" * 64) -> Profile:
+    """A profile of these measurements, whose kernels are not known."""
+    lines = [HeaderLine(StrictHeader(**vars(header or make_header())))]
+    lines += [RowLine(**{name: getattr(row, name) for name in RowLine.__struct_fields__}) for row in rows]
+    found = parse(b"\n".join(map(msgspec.json.encode, lines)) + b"\n", "test.jsonl")
+    return Profile(Path("test.jsonl"), found.header, found.measurements, digest, {})

@@ -1,19 +1,15 @@
-"""What a profile file holds: a header, measurements, and the lines they are written as.
-
-The file is JSON Lines: the header first; then, as they are measured, the kernels, a row for every point, and a short
-line for every later pass over a row, for every time a sentinel was timed, for a row at which the GPU failed later, and
-for others who used the GPU when the file was resumed.
-"""
+"""What a profile holds: a header, and a measurement for every point that was timed."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from statistics import median
 from typing import Literal
+
+import numpy as np
 
 from gac.operations import Operation
 
 SCHEMA = 2
-DTYPE_NAMES = ("bf16", "fp16", "fp8")
-_STRICT = {"extra": "forbid", "allow_inf_nan": False}
 _INCIDENTAL = frozenset({"date", "gac_version", "shared_with"})
 
 Cache = Literal["cold", "hot"]
@@ -29,7 +25,7 @@ class Header:
         shared_memory_bytes: the most shared memory that a CTA can have.
         power_limit_w: None where the driver does not tell.
         dtype_policy: how GEMMs may accumulate.
-        timing: how a number was come by.
+        timing: how each number was obtained.
         shared_with: who else used the GPU when the file was begun or resumed; empty where nobody did.
     """
 
@@ -54,7 +50,6 @@ class Header:
     timing: str
     date: str
     shared_with: str
-    __pydantic_config__ = _STRICT
 
     def differences(self, other: "Header") -> tuple[str, ...]:
         """Names of the fields that say another machine or other software (the date, say, does not)."""
@@ -83,7 +78,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class Measurement:
-    """One timed point. A sweep comes by several times, minutes apart, for what a burst of noise hides from one pass.
+    """One timed point. A sweep times it in several passes, minutes apart, so that no burst of noise hits them all.
 
     Attributes:
         shape: size of each axis, as in ``gac.forms.Operation``.
@@ -126,14 +121,13 @@ class Measurement:
 
     @property
     def spread_ns(self) -> float:
-        """How far the number is to be trusted, in ns: the IQR of the samples, or of the passes if that is more."""
-        ordered = sorted(self.passes)
-        between = _quantile(ordered, 0.75) - _quantile(ordered, 0.25) if ordered else 0.0
-        return max(self.iqr_ns or 0.0, between)
+        """The noise of the number in ns: the IQR of the samples, or of the passes if that is more."""
+        low, high = np.quantile(self.passes, (0.25, 0.75)) if self.passes else (0.0, 0.0)
+        return max(self.iqr_ns or 0.0, float(high - low))
 
     def with_passes(self, passes: Sequence[float]) -> "Measurement":
         """This measurement with the medians of all its passes, the first one included."""
-        return replace(self, median_ns=_quantile(sorted(passes), 0.5), passes=tuple(passes))
+        return replace(self, median_ns=float(median(passes)), passes=tuple(passes))
 
     def without_number(self, error: str) -> "Measurement":
         """This measurement with the reason why it does not count."""
@@ -146,90 +140,3 @@ class DeviceLostError(Exception):
     def __init__(self, row: Measurement) -> None:
         super().__init__(row.error)
         self.row = row
-
-
-def _quantile(ordered: Sequence[float], share: float) -> float:
-    """Linear interpolation between order statistics, as numpy does it, without its overhead on three numbers."""
-    place = share * (len(ordered) - 1)
-    low = int(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (place - low) * (ordered[high] - ordered[low])
-
-
-@dataclass(frozen=True)
-class HeaderLine:
-    record: Literal["header"]
-    header: Header
-    __pydantic_config__ = _STRICT
-
-
-@dataclass(frozen=True)
-class KernelLine:
-    """A kernel; rows refer to kernels by their order in the file."""
-
-    record: Literal["kernel"]
-    name: str
-    block: Extent
-    shared_bytes: int
-    __pydantic_config__ = _STRICT
-
-
-@dataclass(frozen=True)
-class RowLine:
-    """The first pass over a point. A launch is a kernel's place in the file and its grid along x, y and z."""
-
-    record: Literal["row"]
-    operator: str
-    shape: dict[str, int]
-    dtype: str
-    cache: Cache
-    median_ns: float | None
-    iqr_ns: float | None
-    samples: int
-    sm_clock_mhz: int | None
-    converged: bool
-    launches: tuple[tuple[int, int, int, int], ...]
-    error: str | None = None
-    __pydantic_config__ = _STRICT
-
-
-@dataclass(frozen=True)
-class AgainLine:
-    """A later pass over the row of this number, counted from 0."""
-
-    record: Literal["again"]
-    row: int
-    median_ns: float
-    __pydantic_config__ = _STRICT
-
-
-@dataclass(frozen=True)
-class SentinelLine:
-    """The row of this number timed once more, beside the passes: it shows whether the machine drifts."""
-
-    record: Literal["sentinel"]
-    row: int
-    median_ns: float
-    __pydantic_config__ = _STRICT
-
-
-@dataclass(frozen=True)
-class LostLine:
-    """The GPU failed when it came by the row of this number once more: from then on the row has no number."""
-
-    record: Literal["lost"]
-    row: int
-    error: str
-    __pydantic_config__ = _STRICT
-
-
-@dataclass(frozen=True)
-class SharedLine:
-    """Who else used the GPU when the file was resumed."""
-
-    record: Literal["shared"]
-    shared_with: str
-    __pydantic_config__ = _STRICT
-
-
-Line = HeaderLine | KernelLine | RowLine | AgainLine | SentinelLine | LostLine | SharedLine

@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gac.arrays import Floats, Ints
-from gac.profiling.records import Cache, KernelLine, Launch, Measurement, Point
+from gac.profiling.lines import KernelLine
+from gac.profiling.records import Cache, Launch, Measurement, Point
 
 Bools = NDArray[np.bool_]
 
@@ -56,40 +57,6 @@ class Rows(Sequence[Measurement]):
     errors: Mapping[int, str]
     passes: Floats
     starts: Ints
-
-    @classmethod
-    def of(cls, measurements: Sequence[Measurement]) -> "Rows":
-        """Measurements that are at hand, as columns."""
-        kinds: dict[Kind, int] = {}
-        launches: dict[Any, int] = {}
-        kernels: dict[KernelLine, int] = {}
-        numbers, ran = [], []
-        for row in measurements:
-            kind = Kind(row.operator, row.dtype, row.cache, tuple(row.shape))
-            numbers.append(kinds.setdefault(kind, len(kinds)))
-            lines = [KernelLine("kernel", one.name, one.block, one.shared_bytes) for one in row.launches]
-            pairs = zip(lines, row.launches, strict=True)
-            key = tuple((kernels.setdefault(line, len(kernels)), *one.grid) for line, one in pairs)
-            ran.append(launches.setdefault(key, len(launches)))
-        sizes = np.zeros((len(measurements), max((len(row.shape) for row in measurements), default=0)), dtype=np.int64)
-        for at, row in enumerate(measurements):
-            sizes[at, : len(row.shape)] = list(row.shape.values())
-        passes = [row.passes or ([] if row.median_ns is None else [row.median_ns]) for row in measurements]
-        return cls(
-            tuple(kinds),
-            np.array(numbers, dtype=np.int64),
-            sizes,
-            np.array([np.nan if row.iqr_ns is None else row.iqr_ns for row in measurements], dtype=np.float64),
-            np.array([row.samples for row in measurements], dtype=np.int64),
-            np.array([row.sm_clock_mhz or 0 for row in measurements], dtype=np.int64),
-            np.array([row.converged for row in measurements], dtype=np.bool_),
-            np.array(ran, dtype=np.int64),
-            tuple(launches),
-            tuple(kernels),
-            {at: row.error for at, row in enumerate(measurements) if row.error is not None},
-            np.array([ns for one in passes for ns in one], dtype=np.float64),
-            np.cumsum([0, *map(len, passes)]),
-        )
 
     def __len__(self) -> int:
         return len(self.kind)
@@ -178,14 +145,11 @@ class Rows(Sequence[Measurement]):
             yield rows, np.sort(self.passes[self.starts[rows][:, None] + np.arange(count)], axis=1)
 
     def _quantiles(self, share: float) -> Floats:
-        """Linear interpolation between the order statistics of each row's passes."""
+        """Of each row's passes; NaN where it has none."""
         found = np.full(len(self), np.nan)
         for rows, ordered in self.by_count():
-            if last := ordered.shape[1]:
-                place = share * (last - 1)
-                low = int(place)
-                high = min(low + 1, last - 1)
-                found[rows] = ordered[:, low] + (place - low) * (ordered[:, high] - ordered[:, low])
+            if ordered.shape[1]:
+                found[rows] = np.quantile(ordered, share, axis=1)
         return found
 
     @cached_property

@@ -16,8 +16,7 @@ from gac.display import Shown
 from gac.errors import ProfileError
 from gac.operations import Operation
 from gac.profiling.folders import find_profile, saved_profiles, shipped_profiles
-from gac.profiling.lines import Readable
-from gac.profiling.reading import read
+from gac.profiling.reading import Readable, read
 from gac.profiling.records import Cache, Header, Launch, Measurement, Point
 from gac.profiling.rows import Rows
 

@@ -1,7 +1,6 @@
 """Problems small enough to try every choice: square weights of 12, ranks 1 to 5 or dense."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 
@@ -11,10 +10,9 @@ from gac.curves import LossCurve, SiteCurves
 from gac.models.sites import Site
 from gac.models.weights import Weight
 from gac.plan import Calibration, ProfileUsed
-from gac.profiling.rows import Rows
 from gac.profiling.table import Measurement, Profile
 from gac.workloads import Workload
-from tests.headers import make_header
+from tests.headers import make_profile
 
 PREFILL, DECODE = "prefill:1x8", "decode:1@8"
 SIDE, RANKS = 12, 5
@@ -62,4 +60,4 @@ def measured(operator: str, ns: int, **shape: int) -> Measurement:
 
 
 def profile(rows: Sequence[Measurement]) -> Profile:
-    return Profile(Path("test.jsonl"), make_header(), Rows.of(rows), "2" * 64, {})
+    return make_profile(rows)

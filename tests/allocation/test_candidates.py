@@ -1,7 +1,6 @@
 """Candidate sets from curves and a hand-made latency table."""
 
 import itertools
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,10 +15,9 @@ from gac.forms.planned_sites import run_together
 from gac.models.sites import Site
 from gac.models.weights import Weight
 from gac.operations import apart_from, linear
-from gac.profiling.rows import Rows
 from gac.profiling.table import Measurement, Profile
 from gac.workloads import Workload
-from tests.headers import make_header
+from tests.headers import make_profile
 
 PREFILL, DECODE = Workload.parse("prefill:1x1024"), Workload.parse("decode:1@1024")
 Q = Site("q", 0, "q_proj", (Weight("q", 64, 64),))
@@ -42,7 +40,7 @@ def row(operator: str, ns: float, **shape: int) -> Measurement:
 
 
 def profile(*rows: Measurement) -> Profile:
-    return Profile(Path("test.jsonl"), make_header(), Rows.of(rows), "digest", {})
+    return make_profile(rows, digest="digest")
 
 
 def pairs(m: int, k: int, n: int) -> list[Measurement]:

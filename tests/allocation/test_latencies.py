@@ -1,7 +1,5 @@
 """Latencies as weights run: what a sweep measures for a model answers whatever its allocation asks."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -13,11 +11,9 @@ from gac.models.shapes import SHAPES
 from gac.models.sites import Site
 from gac.operations import apart_from
 from gac.profiling.records import Measurement, Point
-from gac.profiling.rows import Rows
 from gac.profiling.sweeps.coverage import WORKLOADS, fused_points, model_points
-from gac.profiling.table import Profile
 from gac.workloads import Workload
-from tests.headers import make_header
+from tests.headers import make_profile
 
 LOW_RANK = form_named("low_rank")
 PREFILL, DECODE = (WORKLOADS.index(Workload.parse(name)) for name in ("prefill:1x1024", "decode:1@1024"))
@@ -29,7 +25,7 @@ def flat(points: tuple[Point, ...]) -> Timing:
         Measurement(one.operation.operator, one.operation.axes, "bf16", "cold", 1.0, 0.0, 10, 1980, True)
         for one in dict.fromkeys(points)
     ]
-    return Timing(Profile(Path("flat.jsonl"), make_header(), Rows.of(rows), "digest", {}), WORKLOADS)
+    return Timing(make_profile(rows), WORKLOADS)
 
 
 @pytest.fixture(scope="module", params=["smollm2", "qwen3-8b"])

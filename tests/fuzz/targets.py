@@ -12,9 +12,8 @@ from gac.forms import FORMS, form_named
 from gac.io import from_json
 from gac.models.families import family_of, text_config
 from gac.plan import Plan
-from gac.profiling.lines import read_line
-from gac.profiling.reading import parse
-from gac.profiling.records import Line, RowLine
+from gac.profiling.lines import Line, RowLine
+from gac.profiling.reading import parse, read_line
 from gac.workloads import Workload
 
 CHECKPOINT_FILES = ("config.json", "plan.json", "model.safetensors.index.json")

@@ -103,9 +103,9 @@ def test_a_plan_that_cannot_be_is_refused(data: bytes, message: str) -> None:
         (b'"samples": 10', b'"samples": 10, "samples": 11', "p:5: the key 'samples' is there twice;"),
         (b'"samples": 10', b'"samples": 11, "samples" : 10', "p:5: the key 'samples' is there twice;"),
         (b'"samples": 10', b'"samples": 11, "sample\\u0073": 10', "p:5: the key 'samples' is there twice;"),
-        (b'"samples": 10', b'"samples": 1' + b"0" * 30, "p:5: samples 1000000000000000000000000000000 at sm_clock"),
-        (b'"samples": 10', b'"samples": true', "p:5: samples: Input should be a valid integer"),
-        (b"[[2, 132, 1, 1]", b"[[2.0, 132, 1, 1]", "p:6: launches.0.0: Input should be a valid integer"),
+        (b'"samples": 10', b'"samples": 1' + b"0" * 30, "p:5: samples: Expected `int` <= 1125899906842624"),
+        (b'"samples": 10', b'"samples": true', "p:5: samples: Expected `int`, got `bool`"),
+        (b"[[2, 132, 1, 1]", b"[[2.0, 132, 1, 1]", "p:6: launches[0][0]: Expected `int`, got `float`"),
         (b'"low_rank"', b'"\\u001b[2J"', "p:5: 'operator' holds a control character: '\\x1b[2J'"),
         (
             TIMED,
@@ -237,7 +237,7 @@ def test_a_row_of_millions_of_launches_is_refused() -> None:
 
 def test_a_row_of_thousands_of_axes_is_refused() -> None:
     axes = b"".join(b'"a%d": 1, ' % number for number in range(5_000))
-    with pytest.raises(ProfileError, match=r"p:5: shape: 5,004 axes"):
+    with pytest.raises(ProfileError, match=r"p:5: shape: Expected `object` of length <= 16"):
         parse(PROFILE.replace(b'"shape": {', b'"shape": {' + axes, 1), "p")
 
 

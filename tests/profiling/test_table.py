@@ -150,18 +150,27 @@ def test_an_interpolated_value_lies_between_measured_ones_of_its_class(points, a
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        ({"colour": "red"}, "{path}:2: colour: Unexpected keyword argument"),
-        ({"samples": "10"}, "{path}:2: samples: Input should be a valid integer"),
-        ({"converged": 1}, "{path}:2: converged: Input should be a valid boolean"),
-        ({"cache": "warm"}, "{path}:2: cache: Input should be 'cold' or 'hot'"),
-        ({"shape": {"m": 1.5}}, "{path}:2: shape.m: Input should be a valid integer"),
-        ({"shape": {"m": 0}}, "{path}:2: shape: {'m': 0} has a size below 1"),
-        ({"record": "rows"}, "{path}:2: the line: Input tag 'rows' found using 'record' does not match"),
-        ({"median_ns": -1.0}, "{path}:2: median_ns: -1.0 with iqr_ns 0.001"),
-        ({"median_ns": None}, "{path}:2: median_ns: None with iqr_ns 0.001 and error None"),
-        ({"error": "no memory"}, "{path}:2: median_ns: 1.0 with iqr_ns 0.001 and error 'no memory'"),
-        ({"launches": [[0, 1, 1, 1]]}, "{path}:2: launches: kernel 0 of 0 above it"),
-        ({"launches": [[0, 1, 1]]}, "{path}:2: launches.0.3: Field required"),
+        ({"colour": "red"}, "colour: Object contains unknown field `colour`"),
+        ({"samples": "10"}, "samples: Expected `int`, got `str`"),
+        ({"samples": -5}, "samples: Expected `int` >= 0"),
+        ({"converged": 1}, "converged: Expected `bool`, got `int`"),
+        ({"cache": "warm"}, "cache: Invalid enum value 'warm'"),
+        ({"dtype": "int3"}, "dtype: Invalid enum value 'int3'"),
+        ({"sm_clock_mhz": -1}, "sm_clock_mhz: Expected `int` >= 1"),
+        ({"shape": {"m": 1.5}}, "shape[...]: Expected `int`, got `float`"),
+        ({"shape": {"m": 0}}, "shape[...]: Expected `int` >= 1"),
+        ({"shape": {"m": 2**63 - 1, "k": 1, "n": 1}}, "shape[...]: Expected `int` <= 1125899906842624"),
+        ({"record": "rows"}, "record: Invalid value 'rows'"),
+        ({"median_ns": -1.0}, "median_ns: Expected `float` >= 0.001"),
+        ({"median_ns": 5e-324, "iqr_ns": 0.0}, "median_ns: Expected `float` >= 0.001"),
+        ({"median_ns": float("nan")}, "median_ns: Expected `float | null`, got `str`"),
+        ({"iqr_ns": float("inf")}, "iqr_ns: Expected `float | null`, got `str`"),
+        ({"iqr_ns": 2**63}, "iqr_ns: Expected `float` <= 1000000000000000.0"),
+        ({"median_ns": None}, "median_ns: None with iqr_ns 0.001 and error None"),
+        ({"error": "no memory"}, "median_ns: 1.0 with iqr_ns 0.001 and error 'no memory'"),
+        ({"launches": [[0, 1, 1, 1]]}, "launches: kernel 0 of 0 above it"),
+        ({"launches": [[0, 1, 1]]}, "launches[0]: Expected `array` of length 4"),
+        ({"launches": [[0, 1, 0, 1]]}, "launches[0][2]: Expected `int` >= 1"),
     ],
 )
 def test_a_wrong_field_is_named_with_its_line(profile_file, spoil, message) -> None:
@@ -169,24 +178,18 @@ def test_a_wrong_field_is_named_with_its_line(profile_file, spoil, message) -> N
     path = profile_file.write()
     with pytest.raises(ProfileError) as caught:
         Profile.load(path)
-    assert str(caught.value).startswith(message.replace("{path}", str(path)))
-
-
-@pytest.mark.parametrize("number", ["NaN", "Infinity"])
-def test_a_number_that_is_not_finite_is_refused(profile_file, number) -> None:
-    path = profile_file.row("linear", SHAPE, 1.0).write()
-    path.write_text(path.read_text().replace('"median_ns": 1.0', f'"median_ns": {number}'))
-    with pytest.raises(ProfileError, match=r"test\.jsonl:2: .*median_ns.*finite number"):
-        Profile.load(path)
+    assert str(caught.value).startswith(f"{path}:2: {message}")
 
 
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("compute_capability", "banana", "header.compute_capability: 'banana'"),
-        ("sm_count", 0, "header.sm_count: 0"),
-        ("memory_bytes", 2**60, "header.memory_bytes: 1152921504606846976"),
+        ("compute_capability", "banana", "header.compute_capability: Expected `str` matching regex"),
+        ("sm_count", 0, "header.sm_count: Expected `int` >= 1"),
+        ("memory_bytes", 2**60, "header.memory_bytes: Expected `int` <= 1125899906842624"),
+        ("gpu", "", "header.gpu: ''"),
         ("gpu", "NVIDIA\x1b[31m", "'gpu' holds a control character: 'NVIDIA\\x1b[31m'"),
+        ("fan", 1, "header.fan: Object contains unknown field `fan`"),
     ],
 )
 def test_a_header_that_cannot_be_is_refused(profile_file, field, value, message) -> None:
@@ -195,25 +198,6 @@ def test_a_header_that_cannot_be_is_refused(profile_file, field, value, message)
     with pytest.raises(ProfileError) as caught:
         Profile.load(path)
     assert str(caught.value).startswith(f"{path}:1: {message}")
-
-
-@pytest.mark.parametrize(
-    ("spoil", "message"),
-    [
-        ({"dtype": "int3"}, "dtype: 'int3'"),
-        ({"samples": -5}, "samples -5 at sm_clock_mhz 1980"),
-        ({"sm_clock_mhz": -1}, "samples 10 at sm_clock_mhz -1"),
-        ({"median_ns": 5e-324, "iqr_ns": 0.0}, "median_ns: 5e-324 with iqr_ns 0.0"),
-        ({"iqr_ns": 2**63}, "median_ns: 1.0 with iqr_ns 9.223372036854776e+18"),
-        ({"shape": {"m": 2**63 - 1, "k": 1, "n": 1}}, "shape: {'m': 9223372036854775807, 'k': 1, 'n': 1} has a size"),
-    ],
-)
-def test_a_row_that_cannot_be_is_refused(profile_file, spoil, message) -> None:
-    profile_file.row("linear", SHAPE, 1.0).lines[-1] |= spoil
-    path = profile_file.write()
-    with pytest.raises(ProfileError) as caught:
-        Profile.load(path)
-    assert str(caught.value).startswith(f"{path}:2: {message}")
 
 
 def test_a_first_line_of_many_levels_is_no_header(tmp_path: Path) -> None:
@@ -231,25 +215,13 @@ def test_a_name_of_thousands_of_letters_is_unknown() -> None:
 def test_a_missing_field_is_named(profile_file) -> None:
     profile_file.row("linear", SHAPE, 1.0)
     del profile_file.lines[-1]["dtype"]
-    with pytest.raises(ProfileError, match=r"test\.jsonl:2: dtype: Field required"):
+    with pytest.raises(ProfileError, match=r"test\.jsonl:2: dtype: Object missing required field `dtype`"):
         Profile.load(profile_file.write())
-
-
-def test_a_grid_without_blocks_is_refused(profile_file) -> None:
-    path = profile_file.kernel("a", 1, 0).row("linear", SHAPE, 1.0, launches=[[0, 1, 0, 1]]).write()
-    with pytest.raises(ProfileError, match=r"test\.jsonl:3: launches: a grid of \[1, 0, 1\]"):
-        Profile.load(path)
 
 
 def test_another_schema_version_is_said_before_its_fields(profile_file) -> None:
     profile_file.lines[0]["header"] |= {"schema_version": 1, "new_field": 1}
     with pytest.raises(ProfileError, match=r"test\.jsonl:1: header\.schema_version is 1; expected version 2\."):
-        Profile.load(profile_file.write())
-
-
-def test_an_unknown_header_field_is_named(profile_file) -> None:
-    profile_file.lines[0]["header"] |= {"fan": 1}
-    with pytest.raises(ProfileError, match=r"test\.jsonl:1: header\.fan: Unexpected keyword argument"):
         Profile.load(profile_file.write())
 
 
@@ -295,17 +267,18 @@ def test_a_row_that_is_there_twice_is_refused(profile_file) -> None:
         Profile.load(path)
 
 
-@pytest.mark.parametrize("row", [-1, 1])
-def test_a_later_pass_over_no_row_is_refused(profile_file, row) -> None:
-    path = profile_file.row("linear", SHAPE, 1.0).line(record="again", row=row, median_ns=1.0).write()
-    with pytest.raises(ProfileError, match=rf"test\.jsonl:3: row: {row} is none of the 1 rows above it with a number"):
-        Profile.load(path)
-
-
-def test_a_later_pass_over_a_failed_row_is_refused(profile_file) -> None:
-    path = profile_file.row("linear", SHAPE, None, error="x").line(record="again", row=0, median_ns=1.0).write()
-    with pytest.raises(ProfileError, match="row: 0 is none of the 1 rows"):
-        Profile.load(path)
+@pytest.mark.parametrize(
+    ("ns", "error", "again", "message"),
+    [
+        (1.0, None, -1, "Expected `int` >= 0"),
+        (1.0, None, 1, "1 is none of the 1 rows above it with a number"),
+        (None, "no memory", 0, "0 is none of the 1 rows above it with a number"),
+    ],
+)
+def test_a_later_pass_over_no_row_with_a_number_is_refused(profile_file, ns, error, again, message) -> None:
+    row = profile_file.row("linear", SHAPE, ns, **({"error": error} if error else {}))
+    with pytest.raises(ProfileError, match=rf"test\.jsonl:3: row: {message}"):
+        Profile.load(row.line(record="again", row=again, median_ns=1.0).write())
 
 
 def test_an_operator_with_two_sets_of_axes_is_refused(profile_file) -> None:

@@ -13,12 +13,11 @@ from matplotlib.text import Annotation
 from gac.errors import GacError
 from gac.profiling.cliffs import find_cliffs
 from gac.profiling.records import Header, Launch, Measurement
-from gac.profiling.rows import Rows
 from gac.profiling.table import Profile, Sweep
 from gac.reporting.page import check_figure, save_figure
 from gac.reporting.panel import plot_sweep
 from gac.reporting.plots import atlas, figure_of_sweeps
-from tests.headers import make_header
+from tests.headers import make_header, make_profile
 
 NVJET = Launch("nvjet_sm90_tst_128x256_64x4_2x1_v_bz_coopA_TNN", (132, 1, 1), (384, 1, 1), 0)
 WIDER = Launch("nvjet_sm90_tst_256x128_64x4_2x1_v_bz_coopA_TNN", (132, 1, 1), (384, 1, 1), 0)
@@ -112,7 +111,7 @@ def profile(header: Header, sweeps: list[tuple[str, str, str]]) -> Profile:
         for operator, dtype, axis in sweeps
         for dim in range(64, 1088, 64)
     ]
-    return Profile(Path("test.jsonl"), header, Rows.of(rows), "0" * 64, {})
+    return make_profile(rows, header)
 
 
 @pytest.fixture

@@ -3,27 +3,26 @@
 import json
 import os
 import time
-from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 
+import msgspec
+
 from gac.errors import GacError, ProfileError
 from gac.io import sync_directory
-from gac.profiling.reading import parse
-from gac.profiling.records import (
+from gac.profiling.lines import (
     AgainLine,
-    Header,
     HeaderLine,
     KernelLine,
-    Launch,
     Line,
     LostLine,
-    Measurement,
-    Point,
     RowLine,
     SentinelLine,
     SharedLine,
+    StrictHeader,
 )
+from gac.profiling.reading import parse
+from gac.profiling.records import Header, Launch, Measurement, Point
 
 _SYNC_SECONDS = 1.0
 
@@ -81,18 +80,18 @@ class Journal:
         """Append a first measurement, after the kernels that the file does not hold yet."""
         launches = tuple((self._kernel(launch), *launch.grid) for launch in row.launches)
         fields = {name: value for name, value in vars(row).items() if name not in {"launches", "passes"}}
-        self._write(RowLine("row", **fields, launches=launches))
+        self._write(RowLine(**fields, launches=launches))
         self._keep(row if row.median_ns is None else row.with_passes((row.median_ns,)))
 
     def add_again(self, point: Point, median_ns: float) -> None:
         """Append another pass over a point that the file holds."""
         place = self._places[point]
-        self._write(AgainLine("again", place, median_ns))
+        self._write(AgainLine(place, median_ns))
         self.rows[place] = self.rows[place].with_passes((*self.rows[place].passes, median_ns))
 
     def add_sentinel(self, point: Point, median_ns: float) -> None:
         """Append a timing of a point that is a sentinel; it is no pass."""
-        self._write(SentinelLine("sentinel", self._places[point], median_ns))
+        self._write(SentinelLine(self._places[point], median_ns))
 
     def add_failure(self, row: Measurement) -> None:
         """Keep that the GPU failed at a point, whether or not the file holds numbers of it."""
@@ -101,11 +100,11 @@ class Journal:
             self.add(row)
         elif self.rows[place].error is None:
             assert row.error is not None
-            self._write(LostLine("lost", place, row.error))
+            self._write(LostLine(place, row.error))
             self.rows[place] = self.rows[place].without_number(row.error)
 
     def _kernel(self, launch: Launch) -> int:
-        line = KernelLine("kernel", launch.name, launch.block, launch.shared_bytes)
+        line = KernelLine(launch.name, launch.block, launch.shared_bytes)
         if line not in self._kernels:
             self._kernels[line] = len(self._kernels)
             self._write(line)
@@ -116,8 +115,7 @@ class Journal:
         self.rows.append(row)
 
     def _write(self, line: Line) -> None:
-        fields = {name: value for name, value in asdict(line).items() if (name, value) != ("error", None)}
-        data = json.dumps(fields, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+        data = json.dumps(msgspec.to_builtins(line), separators=(",", ":"), allow_nan=False).encode() + b"\n"
         try:
             whole = self._file.write(data) == len(data)
             if time.monotonic() - self._synced > _SYNC_SECONDS:
@@ -159,11 +157,11 @@ class Journal:
                 self._keep(row)
         self._file.truncate(whole)
         if not whole:
-            self._write(HeaderLine("header", self._header))
+            self._write(HeaderLine(StrictHeader(**vars(self._header))))
             os.fsync(self._file.fileno())
             sync_directory(self.path.parent)
         elif self._header.shared_with not in ("", found.header.shared_with):
-            self._write(SharedLine("shared", self._header.shared_with))
+            self._write(SharedLine(self._header.shared_with))
 
 
 def check_same_machine(path: Path, found: Header, here: Header) -> None:
