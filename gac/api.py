@@ -15,8 +15,7 @@ from gac.allocation.frontier import frontier as whole_range
 from gac.allocation.limits import budget_limit, parse_align
 from gac.allocation.problem import Problem
 from gac.allocation.reproduce import rule_of
-from gac.allocation.rules import Rule, decide_by
-from gac.baselines.measurements import measure_evidence
+from gac.allocation.rules import RULES, Rule
 from gac.checkpoint.attach import carry_plan, check_class, check_dense
 from gac.checkpoint.directory import load_checkpoint, save_checkpoint
 from gac.checkpoint.export import export_plain
@@ -150,7 +149,7 @@ def allocate(
         GacError: the budget cannot be met, the cross-check disagrees, or the model, profile, text or an argument is
             not usable.
     """
-    how = Rule.parse(rule)
+    how = RULES.get(rule)
     forms, budget, kv_cache = _planned_with(METHODS.get(method), forms, budget, kv_cache)
     how.check(forms, latency, kv_cache)
     if verify:
@@ -158,7 +157,7 @@ def allocate(
     problem, made_from = _measured(
         model,
         tokenizer,
-        rule=how.name,
+        rule=how,
         refit=refit,
         shots=shots,
         budget=budget,
@@ -174,7 +173,7 @@ def allocate(
         progress=progress,
         kv_cache=kv_cache,
     )
-    decision = decide_by(how, problem, budget, _fractions(latency, problem.workloads), made_from, kv_cache)
+    decision = how.decide(problem, budget, _fractions(latency, problem.workloads), made_from, kv_cache)
     return verified(decision) if verify else decision.plan
 
 
@@ -453,7 +452,7 @@ def _measured(
     model: "PreTrainedModel | str | Path",
     tokenizer: "PreTrainedTokenizerBase | None",
     *,
-    rule: str = "loss",
+    rule: Rule | None = None,
     refit: str | None,
     shots: int = 1,
     budget: float,
@@ -470,6 +469,7 @@ def _measured(
     kv_cache: float | None = None,
 ) -> tuple[Problem, Provenance]:
     """The loss curves of a model's sites beside a latency table; a budget out of reach is refused before that."""
+    rule = rule or RULES.get("loss")
     align = parse_align(align)
     check_run(fuse, one_row)
     parsed = tuple(Workload.parse(workload) for workload in workloads)
@@ -481,8 +481,8 @@ def _measured(
     loaded = _dense(model, tokenizer)
     sites = family_of(loaded.model.config).sites(loaded.model.config)
     check_forms_fit(sites, names, loaded.model.config.model_type)
-    again = refit_named(refit, rule, how, names, sites, loaded.model.config.model_type)
-    taken = check_shots(shots, how, rule, sites, loaded.model.config.model_type)
+    again = refit_named(refit, rule.name, how, names, sites, loaded.model.config.model_type)
+    taken = check_shots(shots, how, rule.name, sites, loaded.model.config.model_type)
     check_held(loaded.model, taken)
     planned = as_planned(sites, names, fuse)
     if one_row:
@@ -497,7 +497,7 @@ def _measured(
     digest = _digest(loaded, sites)
     store, source = statistics(loaded.model, digest, windows, how, taken, progress=progress)
     curves = measure_curves(loaded.model, sites, windows.ids, how, store, source=source, progress=progress)
-    evidence = measure_evidence(rule, loaded.model, sites, windows.ids, how, store, progress=progress)
+    measured = rule.measure(loaded.model, sites, windows.ids, how, store, progress=progress)
     made_from = Provenance(
         model=loaded.name,
         model_digest=digest,
@@ -516,7 +516,7 @@ def _measured(
         one_row=one_row,
     )
     together = curves_together(planned, curves.sites, leaves(again, how))
-    return Problem(planned, together, names, table, parsed, align, evidence, one_row), made_from
+    return Problem(planned, together, names, table, parsed, align, measured, one_row), made_from
 
 
 def _dense(model: "PreTrainedModel | str | Path", tokenizer: "PreTrainedTokenizerBase | None") -> Loaded:

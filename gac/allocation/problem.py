@@ -32,7 +32,7 @@ class Problem:
         workloads: what latency is looked up for.
         align: only dims that the profile shows to be sound, and of those the multiples of the number that is given.
         one_row: whether GEMMs of one row run in Triton, those of dense weights too; the dense model's do not.
-        evidence: what the rule asked to be measured besides the curves, by weight name.
+        measured: what the rule reads of the model besides the curves, by weight name.
     """
 
     sites: Sequence[Site]
@@ -41,7 +41,7 @@ class Problem:
     profile: Profile
     workloads: tuple[Workload, ...]
     align: bool | int
-    evidence: Mapping[str, Floats] = field(default_factory=dict)
+    measured: Mapping[str, Floats] = field(default_factory=dict)
     one_row: bool = False
 
     @property

@@ -21,7 +21,7 @@ def allocate_command(plan: Plan, profile: str | None = None) -> str:
 def rule_of(plan: Plan) -> str | None:
     """The rule that made it: its plan is certified under the rule's name. None for the exact choice."""
     made_by = plan.certificate.method.partition(";")[0]  # what follows was added by a cross-check or a repair
-    return made_by if made_by.partition(":")[0] in RULES else None
+    return made_by if made_by.partition(":")[0] in RULES.names else None
 
 
 def _choice(plan: Plan) -> Iterator[str]:

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from gac.allocation.knapsack import Group, knapsack
+from gac.allocation.weight_rules import Chosen
 from gac.arrays import Ints
-from gac.baselines.ranks import Allotted
 from gac.forms import form_named
 from gac.models.weights import Weight
 
@@ -17,11 +17,11 @@ WINDOW = 64
 def most_important(
     weights: Sequence[Weight],
     scores: Mapping[str, float],
-    start: Mapping[str, Allotted],
+    start: Mapping[str, Chosen],
     ranks: Mapping[str, Ints],
     limit: int,
     window: int = WINDOW,
-) -> dict[str, Allotted]:
+) -> dict[str, Chosen]:
     """The exact optimum of the importance objective, over the ranks in a window round the unaligned ones.
 
     Published is: maximise ``sum_i s_i (|W_i| - |W_i*|)`` within the budget, where ``|W_i|`` counts the parameters of a
@@ -56,14 +56,14 @@ def importance_group(weight: Weight, score: float, params: Sequence[int]) -> Gro
     return Group(weight.name, score * (counts.max() - counts).astype(np.float64), counts[:, None])
 
 
-def _near(weight: Weight, start: Allotted, ranks: Ints, window: int) -> list[Allotted]:
+def _near(weight: Weight, start: Chosen, ranks: Ints, window: int) -> list[Chosen]:
     if start.form == "dense" or len(ranks) == 0:
         full = form_named("dense").full(weight)
-        return [Allotted("dense", full, full)]
+        return [Chosen("dense", full, full)]
     distance = np.abs(ranks - start.dim)
     near = ranks[distance <= max(window, int(distance.min()))]
-    return [Allotted(start.form, rank, rank) for rank in near.tolist()]
+    return [Chosen(start.form, rank, rank) for rank in near.tolist()]
 
 
-def _params(weight: Weight, choice: Allotted) -> int:
+def _params(weight: Weight, choice: Chosen) -> int:
     return form_named(choice.form).params(weight, choice.dim)

@@ -1,13 +1,10 @@
 """What some peers' rules ask of the model besides loss curves: measured by layer, kept beside the statistics."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Callable, Iterator, Sequence
 
 from torch import Tensor, nn
 
 from gac.arrays import Floats
-from gac.baselines.first_order import stream_changes
-from gac.baselines.truncation_losses import stream_probes
 from gac.errors import ModelError
 from gac.models.loading import first_offloaded
 from gac.models.sites import Site
@@ -18,11 +15,10 @@ Stream = Callable[
     [nn.Module, Sequence[Site], Tensor, Method, StatisticsStore | None, bool], Iterator[tuple[int, dict[str, Floats]]]
 ]
 
-STREAMS: Mapping[str, Stream] = MappingProxyType({"zero-sum": stream_changes, "sensitivity": stream_probes})
 
-
-def measure_evidence(
+def measure_layers(
     rule: str,
+    stream: Stream,
     model: nn.Module,
     sites: Sequence[Site],
     windows: Tensor,
@@ -31,9 +27,11 @@ def measure_evidence(
     *,
     progress: bool = True,
 ) -> dict[str, Floats]:
-    """What the rule of this name asks for, by weight name; nothing for a rule that reads loss curves alone.
+    """What a rule asks for, by weight name.
 
     Args:
+        rule: under whose name it is kept.
+        stream: measures it, layer by layer.
         sites: whole layers of them, in model order.
         windows: calibration token ids, int64, shape ``(windows, tokens)``.
         store: where layers and the factors of their weights are found again; None keeps nothing.
@@ -42,14 +40,12 @@ def measure_evidence(
         ModelError: a loss or a statistic is not finite, or a weight is offloaded.
         StatisticsError: what is kept cannot be written or read.
     """
-    if rule not in STREAMS:
-        return {}
     _check_in_memory(rule, model)
     layers = dict.fromkeys(site.layer for site in sites)
-    paths = {layer: store.evidence(rule, method.name, layer) for layer in layers} if store else {}
+    paths = {layer: store.measured(rule, method.name, layer) for layer in layers} if store else {}
     found = {layer: read_arrays(path) for layer, path in paths.items() if path.exists()}
     missing = [site for site in sites if site.layer not in found]
-    for layer, measured in STREAMS[rule](model, missing, windows, method, store, progress):
+    for layer, measured in stream(model, missing, windows, method, store, progress):
         found[layer] = measured
         if paths:
             write_arrays(paths[layer], measured)

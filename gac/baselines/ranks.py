@@ -1,10 +1,8 @@
 """How others allocate: the rules that a plan is compared with. None of them keeps the budget by itself."""
 
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from math import inf
-from types import MappingProxyType
 
 from gac.arrays import Floats
 from gac.curves import LossCurve
@@ -14,59 +12,12 @@ from gac.models.weights import Weight
 LOW_RANK = form_named("low_rank")
 
 
-@dataclass(frozen=True)
-class Allotted:
-    """What a rule gives a weight.
-
-    Attributes:
-        form: the one that the rule gives, or ``dense``.
-        dim: what is stored and run.
-        rank: the dim whose loss it has; below ``dim`` where zeros pad it.
-    """
-
-    form: str
-    dim: int
-    rank: int
-
-
-@dataclass(frozen=True)
-class Rounding:
-    """A way to bring a rank to a multiple of ``step``: ``nearest`` (a half goes up), ``down``, ``up`` or ``pad``.
-
-    ``pad`` fills up with zeros: the dim of ``up`` with the loss of the rank itself. No rank goes below one step.
-    """
-
-    way: str
-    step: int
-
-    def dim(self, rank: int) -> int:
-        return max(1, _STEPS[self.way](rank, self.step)) * self.step
-
-    def __str__(self) -> str:
-        return f"{self.way}{self.step}"
-
-
-def _up(rank: int, step: int) -> int:
-    return -(-rank // step)
-
-
-_STEPS: Mapping[str, Callable[[int, int], int]] = MappingProxyType(
-    {
-        "nearest": lambda rank, step: (rank + step // 2) // step,
-        "down": lambda rank, step: rank // step,
-        "up": _up,
-        "pad": _up,
-    }
-)
-ROUNDINGS = tuple(_STEPS)
-
-
-def count(form: Form, weight: Weight, dim: int) -> int:
+def _count(form: Form, weight: Weight, dim: int) -> int:
     """What is shared out between the weights of a form: their parameters, or their numbers in the KV cache."""
     return form.params(weight, dim) if form.counts == "params" else form.cached(weight, dim)
 
 
-def count_dense(form: Form, weight: Weight) -> int:
+def _count_dense(form: Form, weight: Weight) -> int:
     """The same of the dense weight."""
     return weight.params if form.counts == "params" else form_named("dense").cached(weight, 1)
 
@@ -80,7 +31,7 @@ def uniform_ranks(weights: Sequence[Weight], budget: float, form: Form = LOW_RAN
         budget: kept fraction of each weight's parameters (the paper's 1 - compression ratio), or of its KV cache where
             that is what the form counts.
     """
-    return {weight.name: int(count_dense(form, weight) * budget / count(form, weight, 1)) for weight in weights}
+    return {weight.name: int(_count_dense(form, weight) * budget / _count(form, weight, 1)) for weight in weights}
 
 
 def fisher_score(weight: Weight, curve: LossCurve) -> float:
@@ -113,19 +64,19 @@ def fisher_ranks(
     ranks: dict[str, int] = {}
     left, sharing = limit, list(weights)
     while sharing:
-        whole = sum(scores[weight.name] * count(form, weight, 1) for weight in sharing)
+        whole = sum(scores[weight.name] * _count(form, weight, 1) for weight in sharing)
         each = max(left, 0) / whole if whole else 0.0
         shares = {weight.name: int(each * scores[weight.name]) for weight in sharing}
         capped = [weight for weight in sharing if shares[weight.name] > form.largest_useful(weight)]
         if not capped:
             return ranks | {name: max(1, share) for name, share in shares.items()}
         ranks |= {weight.name: form.full(weight) for weight in capped}
-        left -= sum(count_dense(form, weight) for weight in capped)
+        left -= sum(_count_dense(form, weight) for weight in capped)
         sharing = [weight for weight in sharing if weight.name not in ranks]
     return ranks
 
 
-def sensitivity_ranks(weights: Sequence[Weight], probes: Mapping[str, Floats], limit: int) -> dict[str, int]:
+def sensitivity_ranks(weights: Sequence[Weight], losses: Mapping[str, Floats], limit: int) -> dict[str, int]:
     """ASVD's rule: one threshold for all weights, each of which takes its smallest rank that loses no more than that.
 
     The threshold is the least one at which the parameters keep the limit (ASVD, arXiv 2312.05821, section 3.3). A
@@ -133,7 +84,7 @@ def sensitivity_ranks(weights: Sequence[Weight], probes: Mapping[str, Floats], l
     smallest rank, and the limit is exceeded.
 
     Args:
-        probes: by weight name, ranks and the loss of the model in which that weight alone has each, ``(ranks, 2)``.
+        losses: by weight name, ranks and the loss of the model in which that weight alone has each, ``(ranks, 2)``.
         limit: parameters of all weights together.
 
     Returns:
@@ -141,37 +92,13 @@ def sensitivity_ranks(weights: Sequence[Weight], probes: Mapping[str, Floats], l
     """
 
     def ranks_at(threshold: float) -> dict[str, int]:
-        found = {weight.name: probes[weight.name][probes[weight.name][:, 1] <= threshold, 0] for weight in weights}
+        found = {weight.name: losses[weight.name][losses[weight.name][:, 1] <= threshold, 0] for weight in weights}
         return {weight.name: int(found[weight.name].min(initial=LOW_RANK.full(weight))) for weight in weights}
 
     def used(threshold: float) -> int:
         ranks = ranks_at(threshold)
         return sum(min(LOW_RANK.params(weight, ranks[weight.name]), weight.params) for weight in weights)
 
-    thresholds = [-inf, *sorted({loss for weight in weights for loss in probes[weight.name][:, 1].tolist()})]
+    thresholds = [-inf, *sorted({loss for weight in weights for loss in losses[weight.name][:, 1].tolist()})]
     at = bisect_left(thresholds, True, key=lambda threshold: used(threshold) <= limit)
     return ranks_at(thresholds[min(at, len(thresholds) - 1)])
-
-
-def allot(
-    weights: Sequence[Weight], ranks: Mapping[str, int], rounding: Rounding | None = None, form: Form = LOW_RANK
-) -> dict[str, Allotted]:
-    """Form and dim of every weight from its rank, rounded where asked.
-
-    A weight that the form would make no smaller, or that has no rank, stays dense.
-
-    Args:
-        ranks: by weight name.
-    """
-    dense = form_named("dense")
-    allotted = {}
-    for weight in weights:
-        allotted[weight.name] = Allotted(dense.name, dense.full(weight), dense.full(weight))
-        if weight.name not in ranks:
-            continue
-        rank = max(1, ranks[weight.name])
-        dim = rounding.dim(rank) if rounding else rank
-        if dim <= form.largest_useful(weight):
-            padded = rounding is not None and rounding.way == "pad"
-            allotted[weight.name] = Allotted(form.name, dim, rank if padded else dim)
-    return allotted

@@ -31,7 +31,7 @@ WINDOWS = 4
 logger = logging.getLogger("gac")
 
 
-def stream_probes(
+def stream_truncation_losses(
     model: nn.Module,
     sites: Sequence[Site],
     windows: Tensor,
@@ -39,9 +39,9 @@ def stream_probes(
     store: StatisticsStore | None,
     progress: bool,
 ) -> Iterator[tuple[int, dict[str, Floats]]]:
-    """Yield ``(layer, {weight name: probes})``; says first how many runs of the model it takes.
+    """Yield ``(layer, {weight name: losses})``; says first how many runs of the model it takes.
 
-    Probes have shape ``(fractions, 2)``: the rank, ``int(out in kept / (out + in))`` and at least 1, and the mean loss
+    Losses have shape ``(fractions, 2)``: the rank, ``int(out in kept / (out + in))`` and at least 1, and the mean loss
     in nats a token of the model in which that one weight has it.
 
     Raises:
@@ -58,21 +58,21 @@ def stream_probes(
         count * len(KEPT),
         *ids.shape,
     )
-    bar = tqdm(total=count * len(KEPT), desc="probing", unit="run", disable=not progress)
+    bar = tqdm(total=count * len(KEPT), desc="truncating", unit="run", disable=not progress)
     with bar:
         for layer, fit in stream_fits(model, sites, windows, method, store, progress=progress):
             found = {}
             for weight in (weight for site in sites if site.layer == layer for weight in site.weights):
                 parameter = linear_at(model, weight.name).weight
-                probes = []
-                for probe in _probes(model, weight.name, parameter, *fit.factors.every_rank(weight), ids):
-                    probes.append(probe)
+                losses = []
+                for measured in _truncated(model, weight.name, parameter, *fit.factors.every_rank(weight), ids):
+                    losses.append(measured)
                     bar.update()
-                found[weight.name] = np.array(probes, dtype=np.float64)
+                found[weight.name] = np.array(losses, dtype=np.float64)
             yield layer, found
 
 
-def _probes(
+def _truncated(
     model: nn.Module, name: str, parameter: Tensor, second: Tensor, first: Tensor, ids: Tensor
 ) -> Iterator[tuple[int, float]]:
     out, inside = parameter.shape

@@ -7,8 +7,8 @@ from gac.allocation.assemble import Provenance, total_ns
 from gac.allocation.candidates import candidate_at
 from gac.allocation.fastest import Fastest, fastest
 from gac.allocation.problem import Problem
-from gac.allocation.rules import Rule, decide_by
-from gac.baselines.ranks import Rounding
+from gac.allocation.rules import RULES
+from gac.allocation.weight_rules import Rounding
 from gac.curves import SiteCurves, curves_together
 from gac.errors import BudgetError
 from gac.forms import DEFAULT_FORMS, form_named
@@ -116,7 +116,7 @@ class Field:
     ) -> Plan:
         """A plan limited in parameters alone."""
         problem, made_from = self.posed(forms, align, fused, one_row=one_row)
-        return decide_by(Rule.parse(rule), problem, budget, {}, made_from).plan
+        return RULES.get(rule).decide(problem, budget, {}, made_from).plan
 
     def dense(self, fused: bool, one_row: bool = False) -> Contestant:
         """The dense model."""

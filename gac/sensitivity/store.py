@@ -41,8 +41,8 @@ class StatisticsStore:
         """Where what compressing a layer needs is kept."""
         return self.directory / f"factors-{method}-{layer:04d}.safetensors"
 
-    def evidence(self, rule: str, method: str, layer: int) -> Path:
-        """Where what a peer's rule asks of a layer besides its curves is kept."""
+    def measured(self, rule: str, method: str, layer: int) -> Path:
+        """Where what a rule measures of a layer besides its curves is kept."""
         return self.directory / f"{rule}-{method}-{layer:04d}.safetensors"
 
     @property

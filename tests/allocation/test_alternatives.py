@@ -3,7 +3,7 @@
 import pytest
 
 from gac.allocation.problem import decide
-from gac.allocation.rules import Rule, decide_by
+from gac.allocation.rules import RULES
 from gac.plan import Plan
 from tests.allocation.small_problems import MADE_FROM, problem
 
@@ -39,5 +39,5 @@ def test_no_larger_one_than_dense() -> None:
 
 
 def test_a_rule_weighs_none() -> None:
-    plan = decide_by(Rule.parse("uniform"), problem(LOSSES, LATENCIES), 0.5, {}, MADE_FROM).plan
+    plan = RULES.get("uniform").decide(problem(LOSSES, LATENCIES), 0.5, {}, MADE_FROM).plan
     assert [site.alternatives for site in plan.sites] == [(), ()]

@@ -16,9 +16,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from gac.allocation.limits import budget_limit
+from gac.allocation.weight_rules import Chosen, at_ranks
 from gac.arrays import Ints
 from gac.baselines.importance import WINDOW, most_important
-from gac.baselines.ranks import Allotted, allot, uniform_ranks
+from gac.baselines.ranks import uniform_ranks
 from gac.forms import form_named
 from gac.models.families import family_of
 from gac.models.shapes import SHAPES
@@ -35,7 +36,7 @@ class Setting:
 
     weights: list[Weight]
     scores: dict[str, float]
-    start: dict[str, Allotted]
+    start: dict[str, Chosen]
     ranks: dict[str, Ints]
     limit: int
 
@@ -74,7 +75,7 @@ def llama(budget: float, step: int, seed: int) -> Setting:
     weights = [weight for site in family_of(shapes).sites(shapes) for weight in site.weights]
     draw = np.random.default_rng(seed).lognormal(sigma=1.0, size=len(weights))
     scores = {weight.name: 1e-8 * float(score) for weight, score in zip(weights, draw, strict=True)}
-    start = allot(weights, uniform_ranks(weights, budget))
+    start = at_ranks(weights, uniform_ranks(weights, budget), None, LOW_RANK)
     ranks = {}
     for weight in weights:
         every = np.arange(step, LOW_RANK.largest_useful(weight) + 1, step)

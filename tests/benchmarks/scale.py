@@ -26,6 +26,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import gac
 from gac import api
+from gac.allocation import rules
 from gac.models.shapes import SHAPES
 from gac.sensitivity import curves, factors, layerwise, methods, narrow
 from gac.sensitivity.text import Windows
@@ -46,7 +47,7 @@ PARTS: tuple[tuple[str, Any, str], ...] = (
     ("of which of which block updates", narrow._State, "update"),
     ("of which values", factors, "shortened"),
     ("storing (to the host; waiting for the disk)", curves, "_keep"),
-    ("allocation", api, "decide_by"),
+    ("allocation", rules, "decide"),
     ("modules from factors", api, "build_modules"),
     ("fitting again", api, "fit_again"),
 )

@@ -6,7 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from gac.allocation.frontier_record import Frontier
-from gac.allocation.rules import Rule
+from gac.allocation.rules import RULES
 from gac.errors import UNSAFE, GacError, PlanError
 from gac.forms import FORMS, form_named
 from gac.io import from_json
@@ -91,7 +91,7 @@ def read_config(data: bytes) -> None:
 def read_name(data: bytes) -> None:
     """What a user or a plan calls workloads, forms and rules; each alone may refuse it."""
     text = data.decode("utf-8", "replace")
-    for read in (Workload.parse, form_named, Rule.parse):
+    for read in (Workload.parse, form_named, RULES.get):
         with suppress(GacError):
             read(text)
 

@@ -6,7 +6,7 @@ from types import MappingProxyType
 
 from gac.allocation.frontier import Frontier, frontier
 from gac.allocation.problem import decide
-from gac.allocation.rules import Rule, decide_by
+from gac.allocation.rules import RULES
 from gac.plan import Plan, SiteChoice
 from tests.allocation.small_problems import MADE_FROM, PREFILL, problem
 
@@ -22,7 +22,7 @@ def decided(
 
 
 def by_rule(rule: str = "uniform", budget: float = 0.5) -> Plan:
-    return decide_by(Rule.parse(rule), problem(LOSSES, SLOPE, [PREFILL]), budget, {}, MADE_FROM).plan
+    return RULES.get(rule).decide(problem(LOSSES, SLOPE, [PREFILL]), budget, {}, MADE_FROM).plan
 
 
 def whole_range() -> Frontier:

@@ -1,4 +1,4 @@
-"""What the peers' rules ask of a model: first-order changes and probes, beside what the model itself says."""
+"""What the peers' rules measure of a model, beside what the model itself says."""
 
 import copy
 from pathlib import Path
@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import LlamaForCausalLM
 
+from gac.allocation.rules import RULES
 from gac.arrays import Floats
 from gac.baselines.first_order import mean_gradients
-from gac.baselines.measurements import STREAMS, measure_evidence
 from gac.baselines.truncation_losses import KEPT, WINDOWS
 from gac.errors import ModelError
 from gac.models.families import family_of
@@ -28,6 +28,7 @@ from gac.sensitivity.registry import METHODS
 from gac.sensitivity.store import StatisticsStore
 from tests.models.small import small_config, small_model, weights_of
 
+MEASURING = ("zero-sum", "sensitivity:down8")
 METHOD = METHODS.get("svd-llm")
 NAME = "model.layers.1.mlp.gate_proj"
 
@@ -43,7 +44,7 @@ def sites(tiny_model: LlamaForCausalLM) -> tuple[Site, ...]:
 
 
 def measured(rule: str, model: LlamaForCausalLM, sites: tuple[Site, ...], windows: Tensor) -> dict[str, Floats]:
-    return measure_evidence(rule, model, sites, windows, METHOD, None, progress=False)
+    return dict(RULES.get(rule).measure(model, sites, windows, METHOD, None, progress=False))
 
 
 def decomposed(model: LlamaForCausalLM, sites: tuple[Site, ...], windows: Tensor) -> Decomposition:
@@ -96,18 +97,18 @@ def test_there_is_a_change_for_every_component(
     assert (found[NAME] > 0).any()
 
 
-def test_a_probe_is_the_loss_of_the_model_with_that_weight_truncated(
+def test_a_loss_is_that_of_the_model_with_that_weight_truncated(
     tiny_model: LlamaForCausalLM, sites: tuple[Site, ...], windows: Tensor
 ) -> None:
-    probes = measured("sensitivity", tiny_model, sites, windows)[NAME]
-    assert probes[:, 0].tolist() == [int(176 * 64 * kept / 240) for kept in KEPT]
-    second, first = decomposed(tiny_model, sites, windows).factors(int(probes[2, 0]))
+    truncated = measured("sensitivity", tiny_model, sites, windows)[NAME]
+    assert truncated[:, 0].tolist() == [int(176 * 64 * kept / 240) for kept in KEPT]
+    second, first = decomposed(tiny_model, sites, windows).factors(int(truncated[2, 0]))
     with torch.no_grad():
         tiny_model.get_parameter(f"{NAME}.weight").copy_(second @ first)
-    assert probes[2, 1] == pytest.approx(loss(tiny_model, windows[:WINDOWS]), rel=1e-5)
+    assert truncated[2, 1] == pytest.approx(loss(tiny_model, windows[:WINDOWS]), rel=1e-5)
 
 
-@pytest.mark.parametrize("rule", sorted(STREAMS))
+@pytest.mark.parametrize("rule", MEASURING)
 def test_the_model_is_left_as_it_was(
     rule: str, tiny_model: LlamaForCausalLM, sites: tuple[Site, ...], windows: Tensor
 ) -> None:
@@ -124,22 +125,22 @@ def test_the_model_is_left_as_it_was(
     assert all(torch.equal(before[name], value) for name, value in tiny_model.state_dict().items())
 
 
-@pytest.mark.parametrize("rule", sorted(STREAMS))
+@pytest.mark.parametrize("rule", MEASURING)
 def test_a_layer_is_measured_once(
     rule: str, tiny_model: LlamaForCausalLM, sites: tuple[Site, ...], windows: Tensor, tmp_path: Path
 ) -> None:
     store = StatisticsStore(tmp_path)
-    first = measure_evidence(rule, tiny_model, sites, windows, METHOD, store, progress=False)
-    (tmp_path / f"{rule}-svd-llm-0001.safetensors").unlink()
+    first = RULES.get(rule).measure(tiny_model, sites, windows, METHOD, store, progress=False)
+    (tmp_path / f"{rule.partition(':')[0]}-svd-llm-0001.safetensors").unlink()
     tiny_model.model.embed_tokens.weight.data.zero_()
-    again = measure_evidence(rule, tiny_model, sites, windows, METHOD, store, progress=False)
+    again = RULES.get(rule).measure(tiny_model, sites, windows, METHOD, store, progress=False)
     assert set(again) == set(first)
     kept = "model.layers.0.self_attn.q_proj"
     assert np.array_equal(again[kept], first[kept])
     assert not np.array_equal(again[NAME], first[NAME])
 
 
-@pytest.mark.parametrize("rule", sorted(STREAMS))
+@pytest.mark.parametrize("rule", MEASURING)
 def test_the_factors_that_the_curves_left_are_used(
     rule: str,
     tiny_model: LlamaForCausalLM,
@@ -151,7 +152,7 @@ def test_the_factors_that_the_curves_left_are_used(
     store = StatisticsStore(tmp_path)
     measure_curves(tiny_model, sites, windows, METHOD, store, progress=False)
     monkeypatch.setattr(curves, "stream_moments", lambda *_, **__: pytest.fail("measured again"))
-    assert NAME in measure_evidence(rule, tiny_model, sites, windows, METHOD, store, progress=False)
+    assert NAME in RULES.get(rule).measure(tiny_model, sites, windows, METHOD, store, progress=False)
 
 
 def test_gradients_of_the_callers_own_are_not_counted_and_stay(
@@ -166,7 +167,7 @@ def test_gradients_of_the_callers_own_are_not_counted_and_stay(
     assert torch.equal(own, torch.ones_like(weight))
 
 
-def test_a_probe_that_overflows_is_named(
+def test_a_loss_that_overflows_is_named(
     tiny_model: LlamaForCausalLM, sites: tuple[Site, ...], windows: Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = copy.deepcopy(tiny_model.state_dict())
@@ -206,10 +207,10 @@ def test_weights_that_are_kept_the_other_way_round(windows: Tensor) -> None:
         assert torch.allclose(found[weight.name], model.get_parameter(f"{weight.name}.weight").grad.T, atol=1e-6)
 
 
-def test_probes_of_weights_that_are_kept_the_other_way_round(windows: Tensor) -> None:
+def test_losses_of_weights_that_are_kept_the_other_way_round(windows: Tensor) -> None:
     model: Any = small_model(small_config("gpt2"))
     before = copy.deepcopy(model.state_dict())
-    probes = measured("sensitivity", model, family_of(model.config).sites(model.config), windows)
-    losses = probes["transformer.h.0.mlp.c_fc"][:, 1]
+    truncated = measured("sensitivity", model, family_of(model.config).sites(model.config), windows)
+    losses = truncated["transformer.h.0.mlp.c_fc"][:, 1]
     assert len(set(losses.tolist())) == len(KEPT)
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())

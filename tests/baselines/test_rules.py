@@ -2,16 +2,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from small_problems import DECODE, MADE_FROM, PREFILL, problem
 
 from gac.allocation.crosscheck import verified
 from gac.allocation.problem import Problem, decide
-from gac.allocation.rules import Rule, decide_by
-from gac.baselines.ranks import Rounding
+from gac.allocation.rules import RULES
 from gac.errors import GacError
 from gac.models.sites import Site
 from gac.models.weights import Weight
 from gac.plan import Plan
+from tests.allocation.small_problems import DECODE, MADE_FROM, PREFILL, problem
 
 LOSSES = [[0.5, 0.4, 0.3, 0.2, 0.1], [1.5, 1.0, 0.6, 0.3, 0.1], [9.0, 5.0, 3.0, 2.0, 1.0]]
 LATENCIES = [10, 11, 12, 13, 14, 20]
@@ -19,7 +18,7 @@ SMALL = problem(LOSSES, LATENCIES)
 
 
 def plan(rule: str, budget: float = 0.7, of: Problem = SMALL) -> Plan:
-    return decide_by(Rule.parse(rule), of, budget, {}, MADE_FROM).plan
+    return RULES.get(rule).decide(of, budget, {}, MADE_FROM).plan
 
 
 def dims(made: Plan) -> list[tuple[str, int]]:
@@ -33,47 +32,52 @@ def dims(made: Plan) -> list[tuple[str, int]]:
     "text", ["loss", "importance", "uniform", "fisher", "uniform:down8", "fisher:pad64", "zero-sum:down8"]
 )
 def test_a_rule_is_written_as_it_is_read(text: str) -> None:
-    assert str(Rule.parse(text)) == text
-
-
-def test_a_rounding_is_read() -> None:
-    assert Rule.parse("uniform:nearest16") == Rule("uniform", Rounding("nearest", 16))
+    assert RULES.name(text) == text
 
 
 def test_an_unknown_rule_names_the_nearest() -> None:
     with pytest.raises(GacError) as caught:
-        Rule.parse("uniform:dwn8")
+        RULES.get("unifrom")
     assert str(caught.value) == (
-        "rule 'uniform:dwn8' is unknown; expected one of loss, importance, uniform, fisher, zero-sum, "
-        "sensitivity; the last four also rounded (nearest, down, up, pad), as in uniform:down8. "
-        "Did you mean 'uniform:down8'?"
+        "rule 'unifrom' is unknown; expected one of loss, importance, uniform, fisher, zero-sum, sensitivity. "
+        "Did you mean 'uniform'?"
     )
 
 
-@pytest.mark.parametrize("text", ["", "loss:down8", "uniform:", "uniform:down", "uniform:down0", "uniform:8", "Loss"])
+@pytest.mark.parametrize("text", ["", "dwn8", "down", "down0", "8", "down-8", "down8down8", "down1234567890"])
+def test_what_is_no_rounding(text: str) -> None:
+    with pytest.raises(GacError) as caught:
+        RULES.get(f"uniform:{text}")
+    assert str(caught.value) == (
+        f"rule uniform:{text}; expected a way to round (nearest, down, up, pad) and a number. "
+        "Write it like uniform:down8."
+    )
+
+
+@pytest.mark.parametrize("text", ["", "loss:down8", "importance:down8", "Loss"])
 def test_what_is_no_rule(text: str) -> None:
     with pytest.raises(GacError, match=f"rule '{text}' is unknown"):
-        Rule.parse(text)
+        RULES.get(text)
 
 
 def test_a_rule_knows_no_latency() -> None:
     with pytest.raises(GacError, match="rule uniform with a latency limit; expected a budget alone"):
-        Rule("uniform").check(["low_rank"], 0.9)
+        RULES.get("uniform").check(["low_rank"], 0.9)
 
 
 def test_a_rule_gives_ranks() -> None:
     with pytest.raises(GacError, match="rule fisher with forms narrow; expected low_rank among the forms"):
-        Rule("fisher").check(["narrow"], None)
+        RULES.get("fisher").check(["narrow"], None)
 
 
 def test_the_exact_choice_takes_any_form_and_limit() -> None:
-    assert decide_by(Rule("loss"), SMALL, 0.7, {PREFILL: 0.9}, MADE_FROM).plan.latency == {PREFILL: 0.9}
+    assert RULES.get("loss").decide(SMALL, 0.7, {PREFILL: 0.9}, MADE_FROM).plan.latency == {PREFILL: 0.9}
 
 
 @pytest.mark.parametrize("rule", ["zero-sum", "sensitivity:down8", "importance"])
 def test_a_rule_that_knows_no_groups_is_refused(rule: str) -> None:
     with pytest.raises(GacError) as caught:
-        Rule.parse(rule).check(["grouped:2"], None, 0.5)
+        RULES.get(rule).check(["grouped:2"], None, 0.5)
     assert str(caught.value) == (
         f"rule {rule} with form grouped:2; expected one of loss, uniform, fisher, which know groups of heads. "
         "Use one of these rules, or another method."
@@ -82,7 +86,7 @@ def test_a_rule_that_knows_no_groups_is_refused(rule: str) -> None:
 
 def test_a_rule_gives_one_form() -> None:
     with pytest.raises(GacError) as caught:
-        Rule.parse("fisher").check(["grouped:1", "head_dim"], None, 0.5)
+        RULES.get("fisher").check(["grouped:1", "head_dim"], None, 0.5)
     assert str(caught.value) == (
         "rule fisher with forms grouped:1, head_dim; expected one form of groups of heads, which is all that the rule "
         "gives. Use the rule loss, or the method palu."
@@ -102,23 +106,23 @@ def test_fisher_gives_more_to_what_matters_more() -> None:
     assert dims(plan("fisher")) == [("low_rank", 1), ("low_rank", 4), ("dense", 12)]
 
 
-def with_evidence(*evidence: object) -> Problem:
-    return replace(SMALL, evidence={f"site{at}": np.array(values) for at, values in enumerate(evidence)})
+def with_measured(*measured: object) -> Problem:
+    return replace(SMALL, measured={f"site{at}": np.array(values) for at, values in enumerate(measured)})
 
 
 def test_zero_sum_drops_what_predicts_no_change() -> None:
     """Of the first site all components but one go before any of the others, which predict more."""
-    made = plan("zero-sum", of=with_evidence([1e-9] * 12, [1.0] * 12, [2.0] * 12))
+    made = plan("zero-sum", of=with_measured([1e-9] * 12, [1.0] * 12, [2.0] * 12))
     assert dims(made) == [("low_rank", 1), ("low_rank", 5), ("dense", 12)]
 
 
 def test_sensitivity_takes_one_threshold_for_all() -> None:
-    probes = [[[1, 4.0], [3, 2.9], [5, 2.5]], [[1, 3.0], [3, 2.8], [5, 2.5]], [[1, 9.0], [3, 8.0], [5, 3.1]]]
-    assert dims(plan("sensitivity", of=with_evidence(*probes))) == [("low_rank", 3), ("low_rank", 3), ("dense", 12)]
+    losses = [[[1, 4.0], [3, 2.9], [5, 2.5]], [[1, 3.0], [3, 2.8], [5, 2.5]], [[1, 9.0], [3, 8.0], [5, 3.1]]]
+    assert dims(plan("sensitivity", of=with_measured(*losses))) == [("low_rank", 3), ("low_rank", 3), ("dense", 12)]
 
 
 def test_what_a_peer_gives_is_rounded() -> None:
-    made = plan("zero-sum:down2", of=with_evidence([1e-9] * 12, [1.0] * 12, [2.0] * 12))
+    made = plan("zero-sum:down2", of=with_measured([1e-9] * 12, [1.0] * 12, [2.0] * 12))
     assert dims(made) == [("low_rank", 2), ("low_rank", 4), ("dense", 12)]
 
 
@@ -161,8 +165,8 @@ def test_a_rule_is_at_its_best_where_everything_stays_dense() -> None:
 
 def test_ranks_as_they_fall_are_not_aligned() -> None:
     aligned = replace(MADE_FROM, align=True)
-    assert not decide_by(Rule("uniform"), SMALL, 0.7, {}, aligned).plan.align
-    assert decide_by(Rule("importance"), SMALL, 0.7, {}, aligned).plan.align
+    assert not RULES.get("uniform").decide(SMALL, 0.7, {}, aligned).plan.align
+    assert RULES.get("importance").decide(SMALL, 0.7, {}, aligned).plan.align
 
 
 def test_an_unknown_latency_stays_unknown() -> None:
@@ -186,5 +190,5 @@ def test_a_verified_plan_says_so() -> None:
 
 
 def test_of_a_rule_the_bound_is_verified() -> None:
-    made = verified(decide_by(Rule("uniform"), SMALL, 0.7, {}, MADE_FROM))
+    made = verified(RULES.get("uniform").decide(SMALL, 0.7, {}, MADE_FROM))
     assert made.certificate.method == "uniform; of its bound CP-SAT agrees: it proved the same optimum"

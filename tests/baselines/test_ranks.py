@@ -1,10 +1,8 @@
 import numpy as np
 import pytest
 
+from gac.allocation.weight_rules import Chosen, Rounding, at_ranks
 from gac.baselines.ranks import (
-    Allotted,
-    Rounding,
-    allot,
     fisher_ranks,
     fisher_score,
     sensitivity_ranks,
@@ -14,6 +12,7 @@ from gac.curves import LossCurve
 from gac.forms import form_named
 from gac.models.weights import Weight
 
+LOW_RANK = form_named("low_rank")
 Q, K = Weight("q", 64, 64), Weight("k", 32, 64)
 
 
@@ -48,7 +47,7 @@ def test_fisher_ranks_keep_the_limit(budget: float) -> None:
     weights = [Weight(f"w{at}", 64, int(size)) for at, size in enumerate(draw.integers(40, 200, 30))]
     scores = {weight.name: float(draw.lognormal()) for weight in weights}
     limit = int(budget * sum(weight.params for weight in weights))
-    given = allot(weights, fisher_ranks(weights, scores, limit))
+    given = at_ranks(weights, fisher_ranks(weights, scores, limit), None, LOW_RANK)
     assert sum(form_named(given[w.name].form).params(w, given[w.name].dim) for w in weights) <= limit
 
 
@@ -62,10 +61,10 @@ def test_of_groups_the_cache_is_shared_out() -> None:
     assert uniform_ranks(weights, 0.5, form) == {"a": 16, "b": 16}
     assert fisher_ranks(weights, {"a": 1.0, "b": 3.0}, 64, form) == {"a": 8, "b": 24}
     assert fisher_ranks(weights, {"a": 1.0, "b": 30.0}, 80, form) == {"a": 8, "b": 32}
-    assert allot(weights, {"a": 8, "b": 32}, None, form)["b"] == Allotted("dense", 48, 48)
+    assert at_ranks(weights, {"a": 8, "b": 32}, None, form)["b"] == Chosen("dense", 48, 48)
 
 
-PROBES = {"q": np.array([[8, 3.0], [16, 2.2], [24, 2.1]]), "k": np.array([[4, 2.5], [8, 2.3], [12, 2.0]])}
+LOSSES = {"q": np.array([[8, 3.0], [16, 2.2], [24, 2.1]]), "k": np.array([[4, 2.5], [8, 2.3], [12, 2.0]])}
 
 
 @pytest.mark.parametrize(
@@ -80,7 +79,7 @@ PROBES = {"q": np.array([[8, 3.0], [16, 2.2], [24, 2.1]]), "k": np.array([[4, 2.
     ],
 )
 def test_sensitivity_finds_the_least_threshold_that_keeps_the_limit(limit: int, ranks: dict[str, int]) -> None:
-    assert sensitivity_ranks([Q, K], PROBES, limit) == ranks
+    assert sensitivity_ranks([Q, K], LOSSES, limit) == ranks
 
 
 @pytest.mark.parametrize(
@@ -97,20 +96,20 @@ def test_roundings_to_8(way: str, dims: list[int]) -> None:
 
 
 def test_padding_keeps_the_loss_of_the_rank_and_stores_the_padded_dim() -> None:
-    assert allot([Q], {"q": 20}, Rounding("pad", 8)) == {"q": Allotted("low_rank", 24, 20)}
-    assert allot([Q], {"q": 20}, Rounding("up", 8)) == {"q": Allotted("low_rank", 24, 24)}
+    assert at_ranks([Q], {"q": 20}, Rounding("pad", 8), LOW_RANK) == {"q": Chosen("low_rank", 24, 20)}
+    assert at_ranks([Q], {"q": 20}, Rounding("up", 8), LOW_RANK) == {"q": Chosen("low_rank", 24, 24)}
 
 
 def test_a_pair_no_smaller_than_its_weight_stays_dense() -> None:
-    assert allot([Q], {"q": 31}) == {"q": Allotted("low_rank", 31, 31)}
-    assert allot([Q], {"q": 32}) == {"q": Allotted("dense", 64, 64)}
-    assert allot([Q], {"q": 20}, Rounding("pad", 64)) == {"q": Allotted("dense", 64, 64)}
+    assert at_ranks([Q], {"q": 31}, None, LOW_RANK) == {"q": Chosen("low_rank", 31, 31)}
+    assert at_ranks([Q], {"q": 32}, None, LOW_RANK) == {"q": Chosen("dense", 64, 64)}
+    assert at_ranks([Q], {"q": 20}, Rounding("pad", 64), LOW_RANK) == {"q": Chosen("dense", 64, 64)}
 
 
 def test_no_rank_is_0() -> None:
-    assert allot([Q], {"q": 0}) == {"q": Allotted("low_rank", 1, 1)}
+    assert at_ranks([Q], {"q": 0}, None, LOW_RANK) == {"q": Chosen("low_rank", 1, 1)}
 
 
 def test_a_weight_without_a_rank_is_not_asked_what_the_form_would_make_of_it() -> None:
     nine = Weight("o", 576, 576, values="in", heads=9)
-    assert allot([nine], {}, None, form_named("grouped")) == {"o": Allotted("dense", 576, 576)}
+    assert at_ranks([nine], {}, None, form_named("grouped")) == {"o": Chosen("dense", 576, 576)}

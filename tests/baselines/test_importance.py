@@ -3,14 +3,14 @@ from itertools import product
 import numpy as np
 import pytest
 
+from gac.allocation.weight_rules import Chosen
 from gac.baselines.importance import importance_group, most_important
-from gac.baselines.ranks import Allotted
 from gac.errors import BudgetError
 from gac.models.weights import Weight
 
 WEIGHTS = [Weight(name, 64, 64) for name in "abc"]
 SCORES = {"a": 1.0, "b": 2.0, "c": 3.0}
-START = {weight.name: Allotted("low_rank", 20, 20) for weight in WEIGHTS}
+START = {weight.name: Chosen("low_rank", 20, 20) for weight in WEIGHTS}
 RANKS = {weight.name: np.arange(8, 32, 4) for weight in WEIGHTS}
 
 
@@ -51,12 +51,12 @@ def test_without_a_rank_in_the_window_the_nearest_is_taken() -> None:
 
 
 def test_without_any_rank_a_weight_stays_dense() -> None:
-    assert most_important(WEIGHTS[:1], SCORES, START, {"a": np.arange(0)}, 4096)["a"] == Allotted("dense", 64, 64)
+    assert most_important(WEIGHTS[:1], SCORES, START, {"a": np.arange(0)}, 4096)["a"] == Chosen("dense", 64, 64)
 
 
 def test_what_starts_dense_stays_dense() -> None:
-    start = {"a": Allotted("dense", 64, 64)}
-    assert most_important(WEIGHTS[:1], SCORES, start, RANKS, 4096)["a"] == Allotted("dense", 64, 64)
+    start = {"a": Chosen("dense", 64, 64)}
+    assert most_important(WEIGHTS[:1], SCORES, start, RANKS, 4096)["a"] == Chosen("dense", 64, 64)
 
 
 def test_a_window_above_the_budget() -> None:

@@ -1,0 +1,279 @@
+"""Rules that choose for every weight by itself; their plans are set beside the exact choice of as much."""
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, replace
+from math import fsum
+from types import MappingProxyType
+from typing import ClassVar, Literal, Self
+
+import numpy as np
+
+from gac.allocation.assemble import Provenance, assemble
+from gac.allocation.candidates import CandidateSet, Limited, candidate_at
+from gac.allocation.knapsack import Solution
+from gac.allocation.latencies import Timing
+from gac.allocation.limits import budget_limit, cache_limit
+from gac.allocation.problem import Decision, Instance, Problem, pose
+from gac.allocation.rules import RULES, Rule
+from gac.curves import LossCurve
+from gac.errors import GacError
+from gac.forms import Form, form_named
+from gac.models.sites import Site
+from gac.models.weights import Weight
+from gac.plan import Certificate
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """A way to bring a rank to a multiple of ``step``: ``nearest`` (a half goes up), ``down``, ``up`` or ``pad``.
+
+    ``pad`` fills up with zeros: the dim of ``up`` with the loss of the rank itself. No rank goes below one step.
+    """
+
+    way: str
+    step: int
+
+    @classmethod
+    def parse(cls, text: str) -> "Rounding | None":
+        """Read ``down8``; None where it is no rounding."""
+        way, step = text.rstrip("0123456789"), text.lstrip("abcdefghijklmnopqrstuvwxyz")
+        valid = way in _STEPS and way + step == text and 0 < len(step) < 10 and step[0] != "0"
+        return cls(way, int(step)) if valid else None
+
+    def dim(self, rank: int) -> int:
+        return max(1, _STEPS[self.way](rank, self.step)) * self.step
+
+    def __str__(self) -> str:
+        return f"{self.way}{self.step}"
+
+
+def _up(rank: int, step: int) -> int:
+    return -(-rank // step)
+
+
+_STEPS: Mapping[str, Callable[[int, int], int]] = MappingProxyType(
+    {
+        "nearest": lambda rank, step: (rank + step // 2) // step,
+        "down": lambda rank, step: rank // step,
+        "up": _up,
+        "pad": _up,
+    }
+)
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What a rule gives a weight.
+
+    Attributes:
+        form: the one that the rule gives, or ``dense``.
+        dim: what is stored and run.
+        rank: the dim whose loss it has; below ``dim`` where zeros pad it.
+    """
+
+    form: str
+    dim: int
+    rank: int
+
+
+class WeightRule(Rule):
+    """A rule that gives every weight one form, and keeps to a budget alone.
+
+    Its plan's certificate holds what the plan loses, and as its bound what the exact choice loses with as many
+    parameters as are allowed, or as the rule used where it took more. That choice is over the problem's candidates
+    together with the rule's own, so the gap is what the rule gives away.
+
+    A plan padded with zeros has the loss of the ranks before; ``compress`` fills the padding with further directions
+    instead of zeros, and so loses no more.
+
+    Attributes:
+        aligned: whether it keeps to dims that the profile shows to be sound, where the problem asks for those.
+    """
+
+    aligned: ClassVar[bool] = False
+
+    @abstractmethod
+    def choose(self, problem: Problem, form: Form, fraction: float, limit: int) -> Mapping[str, Chosen]:
+        """What every weight of the problem gets, by name.
+
+        Args:
+            form: the one that it gives, or leaves a weight dense.
+            fraction: kept of what the form counts, its parameters or its numbers in the KV cache.
+            limit: the same fraction of all weights together, rounded down.
+        """
+
+    def check(self, forms: Sequence[str], latency: object, kv_cache: object = None) -> None:
+        form, listed = _given_form(forms), ", ".join(forms)
+        if form is None:
+            raise GacError(
+                f"rule {self.name} with forms {listed or 'none'}",
+                "low_rank among the forms, the only one the rule gives",
+                "Add the form low_rank, or use the rule loss.",
+            )
+        if form.counts == "cached" and not self.limits_cache:
+            known = ", ".join(rule.name for rule in RULES if rule.limits_cache)
+            raise GacError(
+                f"rule {self.name} with form {listed}",
+                f"one of {known}, which know groups of heads",
+                "Use one of these rules, or another method.",
+            )
+        if form.counts == "cached" and len(forms) > 1:
+            raise GacError(
+                f"rule {self.name} with forms {listed}",
+                "one form of groups of heads, which is all that the rule gives",
+                "Use the rule loss, or the method palu.",
+            )
+        for name, limit in (("latency", latency), ("KV-cache", None if form.counts == "cached" else kv_cache)):
+            if limit not in (None, {}):
+                raise GacError(
+                    f"rule {self.name} with a {name} limit",
+                    "a budget alone, which is all that the rule knows",
+                    f"Drop the {name} limit, or use the rule loss.",
+                )
+
+    def decide(
+        self,
+        problem: Problem,
+        budget: float,
+        latency: Mapping[str, float],
+        made_from: Provenance,
+        kv_cache: float | None = None,
+    ) -> Decision:
+        form = _given_form(problem.forms)
+        assert form is not None, "check refuses forms that no rule gives"
+        assert (latency, kv_cache is None) == ({}, form.counts == "params"), "check refuses other limits"
+        limit = budget_limit(budget, problem.params)
+        cached = None if kv_cache is None else cache_limit(kv_cache, sum(int(rows.cached[0]) for rows in problem.dense))
+        shared = (budget, limit) if kv_cache is None or cached is None else (kv_cache, cached)
+        given = self.choose(problem, form, *shared)
+        chosen = [_row(site, given, curves_of(problem, form), problem.timing) for site in problem.sites]
+        instance = _bounding(problem, chosen, limit, cached)
+        solution = instance.solve()
+        plan = assemble(
+            problem.sites,
+            chosen,
+            problem.dense,
+            budget,
+            limit,
+            problem.workloads,
+            {},
+            _certificate(self.name, chosen, solution),
+            made_from if self.aligned else replace(made_from, align=False),
+            kv_cache,
+        )
+        return Decision(plan, instance, solution)
+
+
+class RankRule(WeightRule):
+    """A rule that gives ranks, which can be rounded: ``NAME:down8``, ``NAME:nearest32``, ``NAME:pad64``.
+
+    Attributes:
+        rounding: of the ranks; None leaves them as they fall.
+    """
+
+    rounding: Rounding | None = None
+
+    @abstractmethod
+    def ranks(
+        self, problem: Problem, weights: Sequence[Weight], form: Form, fraction: float, limit: int
+    ) -> Mapping[str, int]:
+        """A rank by weight name; a weight without one, or that its form would make no smaller, stays dense.
+
+        Args:
+            weights: those that can have the form.
+            form, fraction, limit: as for ``choose``.
+        """
+
+    def with_parameter(self, text: str) -> Self:
+        """The same rule with its ranks rounded.
+
+        Raises:
+            GacError: the text is no rounding.
+        """
+        rounding = Rounding.parse(text)
+        if rounding is None:
+            ways = ", ".join(_STEPS)
+            remedy = f"Write it like {self.name}:down8."
+            raise GacError(f"rule {self.name}:{text}", f"a way to round ({ways}) and a number", remedy)
+        rounded = copy(self)
+        rounded.name, rounded.rounding = f"{self.name}:{rounding}", rounding
+        return rounded
+
+    def choose(self, problem: Problem, form: Form, fraction: float, limit: int) -> Mapping[str, Chosen]:
+        weights = weights_of(problem)
+        taking = [weight for weight in weights if form.takes(weight)]
+        return at_ranks(weights, self.ranks(problem, taking, form, fraction, limit), self.rounding, form)
+
+
+def weights_of(problem: Problem) -> list[Weight]:
+    """In model order."""
+    return [weight for site in problem.sites for weight in site.weights]
+
+
+def curves_of(problem: Problem, form: Form) -> dict[str, LossCurve]:
+    """What each dim of a form loses, by weight name."""
+    return {name: curve for one in problem.curves for name, curve in one.alone(form).items()}
+
+
+def at_ranks(
+    weights: Sequence[Weight], ranks: Mapping[str, int], rounding: Rounding | None, form: Form
+) -> dict[str, Chosen]:
+    """Form and dim of every weight from its rank, rounded where asked.
+
+    A weight that the form would make no smaller, or that has no rank, stays dense.
+
+    Args:
+        ranks: by weight name.
+    """
+    dense = form_named("dense")
+    chosen = {}
+    for weight in weights:
+        chosen[weight.name] = Chosen(dense.name, dense.full(weight), dense.full(weight))
+        if weight.name not in ranks:
+            continue
+        rank = max(1, ranks[weight.name])
+        dim = rounding.dim(rank) if rounding else rank
+        if dim <= form.largest_useful(weight):
+            padded = rounding is not None and rounding.way == "pad"
+            chosen[weight.name] = Chosen(form.name, dim, rank if padded else dim)
+    return chosen
+
+
+def _given_form(forms: Sequence[str]) -> Form | None:
+    """The first of these forms that counts something to share out."""
+    return next((form for form in map(form_named, forms) if form.counts), None)
+
+
+def _bounding(problem: Problem, chosen: Sequence[CandidateSet], limit: int, cached: int | None) -> Instance:
+    """The exact choice with as much as is allowed, or as the rule used where it took more."""
+    sets = problem.by_params if cached is None else problem.candidates(Limited(params=True, cached=True))
+    used, kept = (sum(int(getattr(rows, what)[0]) for rows in chosen) for what in ("params", "cached"))
+    all_of = [_with(*pair) for pair in zip(sets, chosen, strict=True)]
+    return pose(all_of, max(limit, used), {}, None if cached is None else max(cached, kept))
+
+
+def _certificate(rule: str, chosen: Sequence[CandidateSet], solution: Solution) -> Certificate:
+    proof = solution.certificate
+    value = fsum(float(rows.loss[0]) for rows in chosen)
+    bound = min(proof.lower_bound, value)
+    status: Literal["optimal", "feasible"] = "optimal" if value == bound else "feasible"
+    return Certificate(status, value, bound, value - bound, proof.multipliers, rule)
+
+
+def _row(site: Site, given: Mapping[str, Chosen], curves: Mapping[str, LossCurve], timing: Timing) -> CandidateSet:
+    """What was given to a site's weights, as its only candidate."""
+    chosen = [given[weight.name] for weight in site.weights]
+    lost = [
+        0.0 if one.form == "dense" else float(curves[weight.name].loss[one.rank])
+        for weight, one in zip(site.weights, chosen, strict=True)
+    ]
+    return candidate_at(site, [one.form for one in chosen], [one.dim for one in chosen], fsum(lost), timing)
+
+
+def _with(rows: CandidateSet, own: CandidateSet) -> CandidateSet:
+    """A site's candidates and the rule's own."""
+    ours, theirs = vars(rows), vars(own)
+    columns = {name: np.concatenate([ours[name], theirs[name]]) for name in ours if name != "site"}
+    return CandidateSet(rows.site, **columns)
