@@ -27,7 +27,7 @@ test: .venv/tests.stamp ## lint, types, the import rule and the tests
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile
 
 test-vllm: .venv/tests.stamp .venv/vllm.stamp ## the tests of serving, with a CPU build of vLLM in an environment of its own
 	OMP_NUM_THREADS=1 GAC_VLLM=$(CURDIR)/$(VLLM)/bin/vllm $(BIN)/pytest tests/serving

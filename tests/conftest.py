@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -13,7 +14,6 @@ import gac
 from gac.forms import form_named
 from gac.forms.planned_sites import as_planned
 from gac.models.families import family_of
-from gac.models.loading import Loaded, load_model
 from gac.models.sites import Site
 from gac.models.weights import Weight
 from gac.plan import (
@@ -29,6 +29,13 @@ from gac.plan import (
 )
 
 Changes = Mapping[str, tuple[str, int]]
+
+# The same examples every time, whatever the machine and its load. `--hypothesis-profile search` draws others, more of
+# them, and prints how to draw a failing one again.
+TIMELESS = settings(database=None, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("same", TIMELESS, derandomize=True, max_examples=60)
+settings.register_profile("search", TIMELESS, max_examples=1000, print_blob=True)
+settings.load_profile("same")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -85,12 +92,6 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
     backend.add_special_tokens(["<s>", "</s>"])
     backend.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 256)])
     return PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", eos_token="</s>", pad_token="</s>")
-
-
-@pytest.fixture(scope="session")
-def smollm2() -> Loaded:
-    """SmolLM2 on the CPU, read once: copy the model before changing it."""
-    return load_model("smollm2", device="cpu")
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from gac.allocation.knapsack import Group, Solution, knapsack
@@ -44,7 +44,6 @@ def cheapest(rows: Sequence[Sequence[tuple[int, int]]]) -> int:
     return sum(min(cost for _, cost in items) for items in rows)
 
 
-@settings(max_examples=60, deadline=None)
 @given(ROWS, BUDGETS, BUDGETS)
 def test_more_budget_never_predicts_more_loss(losses: list[list[float]], one: float, other: float) -> None:
     less, more = (planned(losses, budget) for budget in sorted((one, other)))
@@ -52,7 +51,6 @@ def test_more_budget_never_predicts_more_loss(losses: list[list[float]], one: fl
     assert less.budget.used <= less.budget.limit <= more.budget.limit
 
 
-@settings(max_examples=40, deadline=None)
 @given(ROWS, st.sampled_from([PREFILL, DECODE]), BUDGETS, BUDGETS)
 def test_more_time_never_predicts_more_loss(losses: list[list[float]], workload: str, one: float, other: float) -> None:
     less, more = sorted((one, other))
@@ -63,7 +61,6 @@ def test_more_time_never_predicts_more_loss(losses: list[list[float]], workload:
     assert planned(losses, 1.0, {workload: more}).prediction.loss <= tight.prediction.loss
 
 
-@settings(max_examples=60, deadline=None)
 @given(ROWS.flatmap(lambda rows: st.tuples(st.just(rows), st.permutations(rows))), BUDGETS)
 def test_the_order_of_sites_changes_no_optimum(
     both: tuple[list[list[float]], list[list[float]]], budget: float
@@ -73,7 +70,6 @@ def test_the_order_of_sites_changes_no_optimum(
     assert one.certificate.status == other.certificate.status == "optimal"
 
 
-@settings(max_examples=60, deadline=None)
 @given(ROWS, BUDGETS, st.integers(-300, 300))
 def test_a_unit_of_loss_that_is_a_power_of_two_changes_no_dim(
     losses: list[list[float]], budget: float, power: int
@@ -84,7 +80,6 @@ def test_a_unit_of_loss_that_is_a_power_of_two_changes_no_dim(
     assert scaled.prediction.loss == plain.prediction.loss * 2.0**power
 
 
-@settings(max_examples=100, deadline=None)
 @given(GROUPS, st.integers(0, 300), st.floats(1e-200, 1e200))
 def test_any_unit_of_loss_gives_a_choice_that_is_as_good(
     rows: list[list[tuple[int, int]]], room: int, factor: float
@@ -95,7 +90,6 @@ def test_any_unit_of_loss_gives_a_choice_that_is_as_good(
     assert lost[0] == lost[1]
 
 
-@settings(max_examples=100, deadline=None)
 @given(GROUPS, st.integers(0, 300))
 def test_an_item_that_nothing_speaks_for_changes_no_optimum(rows: list[list[tuple[int, int]]], room: int) -> None:
     limit = cheapest(rows) + room
@@ -103,7 +97,6 @@ def test_an_item_that_nothing_speaks_for_changes_no_optimum(rows: list[list[tupl
     assert solved(worse, limit).certificate.value == solved(rows, limit).certificate.value
 
 
-@settings(max_examples=40, deadline=None)
 @given(ROWS, BUDGETS)
 def test_the_same_inputs_give_the_same_bytes(losses: list[list[float]], budget: float) -> None:
     assert planned(losses, budget) == planned(losses, budget)

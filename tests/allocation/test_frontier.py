@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gac.allocation.frontier import Frontier, check_profiled, frontier
@@ -75,7 +75,6 @@ def test_a_point_keeps_what_is_fused(tmp_path: Path) -> None:
     assert [found.plan(at).sites[0].shared for at in range(3)] == [True, True, False]
 
 
-@settings(max_examples=60, deadline=None)
 @given(PROBLEMS, st.integers(2, 12), st.sampled_from(["params", PREFILL, DECODE]))
 def test_every_point_is_the_decision_for_its_limit(small: Problem, points: int, limit: str) -> None:
     found = frontier(small, MADE_FROM, points=points, limit=limit)
@@ -88,7 +87,6 @@ def test_every_point_is_the_decision_for_its_limit(small: Problem, points: int, 
         assert (plan.budget.asked, plan.budget.limit, plan.latency) == (budget, decided.budget.limit, latency)
 
 
-@settings(max_examples=60, deadline=None)
 @given(PROBLEMS, st.integers(2, 12), st.sampled_from(["params", PREFILL, DECODE]))
 def test_loss_falls_and_the_end_loses_nothing_avoidable(small: Problem, points: int, limit: str) -> None:
     found = frontier(small, MADE_FROM, points=points, limit=limit).points
@@ -97,7 +95,6 @@ def test_loss_falls_and_the_end_loses_nothing_avoidable(small: Problem, points: 
     assert found[-1].loss == 0.0
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.lists(FALLING, min_size=1, max_size=3))
 def test_no_choice_at_all_is_better(losses: list[list[int]]) -> None:
     small = problem(losses, [1, 2, 3, 4, 5, 6])

@@ -5,7 +5,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from knapsack_instances import KINDS, brute_force, curves, random_instance, within
 from knapsack_peers import brute_force_finds, cp_sat_finds, fault, highs_finds
@@ -63,7 +63,6 @@ def instances(draw: st.DrawFn) -> tuple[list[Group], list[int]]:
 
 
 @given(instances())
-@settings(max_examples=300, deadline=None)
 def test_limits_that_a_choice_just_meets_or_misses(instance: tuple[list[Group], list[int]]) -> None:
     assert fault(*instance, brute_force_finds) == ""
 
@@ -73,7 +72,6 @@ def test_limits_that_a_choice_just_meets_or_misses(instance: tuple[list[Group], 
     st.lists(st.integers(0, 40), min_size=2, max_size=2),
 )
 @example([[(0, 1, 1), (4, 0, 1), (1, 0, 0), (0, 0, 0)]], [1, 1])  # the relaxation's optimum is 0
-@settings(max_examples=300, deadline=None)
 def test_integer_losses_are_solved_to_the_last_one(rows: list[list[tuple[int, int, int]]], limits: list[int]) -> None:
     groups = [
         Group(f"g{at}", np.array([row[0] for row in items], float), np.array([row[1:] for row in items]))

@@ -10,7 +10,6 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from gac.errors import ModelError, TextError
 from gac.evaluation.perplexity import perplexity
 from gac.evaluation.results import Perplexity
-from gac.models.loading import Loaded
 
 
 def test_equal_logits_are_as_perplexed_as_the_vocabulary_is_large(
@@ -133,10 +132,3 @@ def test_another_models_tokenizer_is_refused(tiny_config: LlamaConfig, tiny_toke
     tiny_config.bos_token_id = tiny_config.eos_token_id = tiny_config.pad_token_id = 1
     with pytest.raises(TextError, match=r"expected ids below the model's vocabulary of 40\."):
         perplexity(LlamaForCausalLM(tiny_config), tiny_tokenizer, prose, length=16)
-
-
-@pytest.mark.smollm2
-def test_smollm2_knows_english(smollm2: Loaded) -> None:
-    measured = perplexity(smollm2.model, smollm2.tokenizer, windows=1, length=256)
-    assert measured.protocol == "wiki-sample, 1 windows x 256 from token 204800, non-overlapping, no BOS"
-    assert 10 < measured.value < 40

@@ -33,19 +33,27 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("target", choices=list(TARGETS))
     parser.add_argument("--seconds", type=int, default=600)
+    parser.add_argument("--runs", type=int, default=-1, help="inputs at most; as many as there is time for by default")
+    parser.add_argument("--seed", type=int, default=random.randrange(1, 2**31), help="drawn and printed by default")
     parser.add_argument("--folder", type=Path, default=Path("fuzzed"), help="for new inputs and for what fails")
     options = parser.parse_args()
+    print(f"{options.target}: seed {options.seed}", flush=True)
     found = options.folder / options.target
     found.mkdir(parents=True, exist_ok=True)
-    limits = [f"-max_total_time={options.seconds}", "-timeout=10", "-rss_limit_mb=4096", "-max_len=65536"]
     arguments = [
+        f"-seed={options.seed}",
+        f"-runs={options.runs}",
+        f"-max_total_time={options.seconds}",
+        "-timeout=10",
+        "-rss_limit_mb=4096",
+        "-max_len=65536",
         f"-artifact_prefix={found}/",
         "-print_final_stats=1",
         str(found),
         str(HERE / "corpus" / options.target),
     ]
     void(options.target, b"")  # imports what it needs, which may take longer than an input
-    atheris.Setup([sys.argv[0], *limits, *arguments], lambda data: void(options.target, data), custom_mutator=mutate)
+    atheris.Setup([sys.argv[0], *arguments], lambda data: void(options.target, data), custom_mutator=mutate)
     atheris.Fuzz()
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gac.errors import UNSAFE, GacError, PlanError, ProfileError
@@ -31,7 +31,6 @@ PLAN = (CORPUS / "plan" / "changed").read_bytes()
 PROFILE = (CORPUS / "profile" / "small").read_bytes()
 FIRST = ("plan/changed", "plan/head_dim", "frontier/small", "profile/small", "report/small", "config/small")
 TIMED = b'"median_ns": 75550.0, "iqr_ns": 75.55'
-QUICK = settings(max_examples=60, deadline=None)
 
 
 @pytest.mark.parametrize("path", KEPT, ids=lambda path: f"{path.parent.name}/{path.name}")
@@ -45,14 +44,12 @@ def test_the_first_inputs_are_read(name: str) -> None:
 
 
 @pytest.mark.parametrize("target", TARGETS)
-@QUICK
 @given(st.binary(max_size=200))
 def test_any_bytes_are_read_or_refused(target: str, data: bytes) -> None:
     survives(target, data)
 
 
 @pytest.mark.parametrize("target", ["profile", "plan", "frontier", "checkpoint", "report", "config"])
-@QUICK
 @given(st.integers(0, 2**32))
 def test_documents_with_wrong_values_are_read_or_refused(target: str, seed: int) -> None:
     draw = random.Random(seed)
@@ -270,10 +267,12 @@ def test_a_huge_file_is_refused_in_seconds_and_bounded_memory(name: str, tmp_pat
 
 def test_the_fuzzer_runs(tmp_path: Path) -> None:
     pytest.importorskip("atheris")
-    command = [sys.executable, str(CORPUS.parent / "run.py"), "plan", "--seconds", "2", "--folder", str(tmp_path)]
+    command = [sys.executable, str(CORPUS.parent / "run.py"), "plan", "--runs", "500", "--seed", "1"]
+    command += ["--folder", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert "stat::number_of_executed_units" in done.stderr
+    assert "plan: seed 1\n" in done.stdout
+    assert "stat::number_of_executed_units: 500" in done.stderr
 
 
 @pytest.mark.parametrize(

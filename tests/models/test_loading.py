@@ -10,7 +10,6 @@ from transformers import LlamaConfig, LlamaForCausalLM, LlamaModel
 
 from gac.errors import ModelError
 from gac.models.loading import (
-    Loaded,
     check_finite,
     is_checkpoint,
     load_config,
@@ -248,17 +247,6 @@ def test_progress_bars_are_put_back() -> None:
     with pytest.raises(KeyError), quiet_transformers():
         raise KeyError
     assert logging.is_progress_bar_enabled() == before
-
-
-@pytest.mark.smollm2
-def test_smollm2_saves_as_any_other_model(smollm2: Loaded, tmp_path: Path) -> None:
-    assert (smollm2.name, smollm2.model.dtype) == ("smollm2", torch.float32)
-    assert load_model(smollm2.model).name == "smollm2"
-    smollm2.model.save_pretrained(tmp_path)
-    assert "quantization_config" not in json.loads((tmp_path / "config.json").read_text())
-    again = load_model(tmp_path, device="cpu").model
-    for name, weight in smollm2.model.state_dict().items():
-        assert torch.equal(again.state_dict()[name], weight)
 
 
 def test_what_transformers_logs_of_a_config_moves_no_terminal(

@@ -20,16 +20,7 @@ from gac.sensitivity.text import (
     text_windows,
     window_length,
 )
-from gac.sensitivity.wikipedia import wiki_sample
-
-
-class Ordinals:
-    """A tokenizer of one token a character, its code point, and a BOS of 0 where special tokens are added."""
-
-    bos_token_id = 0
-
-    def __call__(self, text: str, *, add_special_tokens: bool, **_: Any) -> dict[str, list[int]]:
-        return {"input_ids": [0] * add_special_tokens + [ord(character) for character in text]}
+from tests.sensitivity.ordinals import Ordinals
 
 
 @pytest.mark.parametrize(
@@ -218,13 +209,3 @@ def test_a_data_set_out_of_reach_is_one_error(monkeypatch: pytest.MonkeyPatch) -
         "expected a network, or a copy in the cache of datasets. "
         "Use wiki-sample or a local file, which need no network."
     )
-
-
-@pytest.mark.smollm2
-def test_wiki_sample_never_calibrates_on_what_it_evaluates() -> None:
-    calibrated = calibration_windows("wiki-sample:200x1024", Ordinals())
-    evaluated = evaluation_windows("wiki-sample", Ordinals(), length=1000)
-    text = "".join(map(chr, calibrated.ids.flatten().tolist() + evaluated.ids.flatten().tolist()))
-    assert evaluated.start == calibrated.ids.numel() == 200 * 1024
-    assert text == wiki_sample()[: len(text)]
-    assert len(text) > 2_900_000

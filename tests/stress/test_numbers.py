@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 from transformers import LlamaForCausalLM, OPTConfig, OPTForCausalLM
@@ -102,7 +102,6 @@ def test_neurons_go_in_an_order_that_costs_what_it_says(kind: str) -> None:
         assert lost == pytest.approx(found.curve.loss[width], rel=1e-5, abs=1e-9 * found.curve.loss[0])
 
 
-@settings(max_examples=30, deadline=None)
 @given(st.integers(-8, 8), st.integers(-8, 8))
 def test_the_scale_of_statistics_scales_the_curve(inputs: int, gradients: int) -> None:
     draw = torch.Generator().manual_seed(0)
