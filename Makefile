@@ -14,29 +14,29 @@ CALIBRATION := $(if $(shell command -v nvidia-smi),wiki-sample:64x1024,wiki-samp
 
 .PHONY: help demo test test-vllm format clean
 
-help: ## this list
+help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: .venv/demo.stamp ## compress SmolLM2 to 0.8 for the H100 and check it (plan, checkpoint and report in demo/)
+demo: .venv/demo.stamp ## compress SmolLM2 to 0.8 for the H100 and check it; results in demo/ (about 21 minutes on 2 cores, 5 GB)
 	$(BIN)/gac allocate smollm2 --budget 0.8 --profile nvidia-h100-80gb-hbm3 --calibration $(CALIBRATION) -o demo/plan.json
 	$(BIN)/gac compress smollm2 --plan demo/plan.json -o demo/checkpoint --overwrite
 	$(BIN)/gac eval demo/checkpoint --against smollm2 --windows 32 -o demo/report.json
 
-test: .venv/tests.stamp ## lint, types, the import rule and the tests
+test: .venv/tests.stamp ## check style, types and import rules, and run the tests
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile
 
-test-vllm: .venv/tests.stamp .venv/vllm.stamp ## the tests of serving, with a CPU build of vLLM in an environment of its own
+test-vllm: .venv/tests.stamp .venv/vllm.stamp ## run the serving tests with a CPU build of vLLM in its own environment (3.5 GB)
 	OMP_NUM_THREADS=1 GAC_VLLM=$(CURDIR)/$(VLLM)/bin/vllm $(BIN)/pytest tests/serving
 
-format: .venv/tests.stamp ## write the code as the tests want it
+format: .venv/tests.stamp ## fix style and format the code
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-clean: ## remove the environment and what the demo made
+clean: ## remove .venv and demo/
 	rm -rf .venv demo
 
 .venv/demo.stamp: pyproject.toml Makefile .ci/constraints.txt

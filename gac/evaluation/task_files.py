@@ -47,5 +47,5 @@ def _malformed(given: str) -> TaskError:
     return TaskError(
         given,
         "a task of lm-eval as one YAML file without code",
-        "See README.md for one, or use python -m gac.evaluation.harness, which runs all that lm-eval does.",
+        "See docs/evaluate.md for one, or use python -m gac.evaluation.harness, which runs all that lm-eval does.",
     )

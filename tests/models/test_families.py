@@ -26,7 +26,7 @@ from tests.compression.applying import IDS, applied, logits
 from tests.models.small import NEURONS, SMALL, every_family, small_config, small_model, weights_of
 
 MakePlan = Callable[..., Plan]
-README = Path(__file__).parents[2] / "README.md"
+PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 
 
 def full_dims(weights: Sequence[Weight]) -> dict[str, tuple[str, int]]:
@@ -242,13 +242,13 @@ def test_one_expert_is_dense() -> None:
     assert "llama" in family_of(config).model_types
 
 
-def test_the_readme_has_a_family_as_it_is() -> None:
-    (entry,) = re.findall(r"```python\n(Family\(.*?\n\))\n```", README.read_text(), re.DOTALL)
+def test_the_docs_have_a_family_as_it_is() -> None:
+    (entry,) = re.findall(r"```python\n(Family\(.*?\n\))\n```", PAGE.read_text(), re.DOTALL)
     assert eval(entry, {"Family": Family}) == family_of(small_config("gpt_neox"))
 
 
-def test_the_readme_names_every_architecture() -> None:
-    text = README.read_text()
+def test_the_docs_name_every_architecture() -> None:
+    text = PAGE.read_text()
     (line,) = re.findall(r"Families: ([^:]*?)\.\s", text)
     assert tuple(re.findall(r"`(\w+)`", line)) == supported()
 

@@ -1,4 +1,4 @@
-"""Servers of models, started as the README says, and asked as it says."""
+"""Servers of models, started and queried as the documentation says."""
 
 import os
 import re
@@ -12,11 +12,11 @@ from contextlib import contextmanager, redirect_stdout
 from io import StringIO
 from pathlib import Path
 
-README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-_LINES = re.findall(r"^(\w+ serve small\b[^#\n]*)", README, re.MULTILINE)
+PAGE = (Path(__file__).parents[2] / "docs" / "checkpoints.md").read_text(encoding="utf-8")
+_LINES = re.findall(r"^(\w+ serve small\b[^#\n]*)", PAGE, re.MULTILINE)
 COMMANDS = {line.split()[0]: line.split()[1:] for line in _LINES}
 """The arguments that start each server in the folder where the checkpoint ``small`` is, by the name of the program."""
-CLIENT = next(block for block in re.findall(r"```python\n(.*?)```", README, re.DOTALL) if "import OpenAI" in block)
+CLIENT = next(block for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL) if "import OpenAI" in block)
 PORT, SECONDS = 8000, 300
 
 
@@ -82,7 +82,7 @@ def said(port: int, prompts: list[str], tokens: int) -> list[str]:
 
 
 def printed_by_the_client(port: int) -> str:
-    """What the README's client prints, asking this server."""
+    """What the documented client prints, asking this server."""
     assert str(PORT) in CLIENT
     with redirect_stdout(StringIO()) as printed:
         exec(CLIENT.replace(str(PORT), str(port)), {})

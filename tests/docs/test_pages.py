@@ -1,0 +1,85 @@
+"""Pages are short and linked, and what they name exists."""
+
+import re
+import tomllib
+from importlib.util import find_spec
+
+import pytest
+from pages import DOCS, PAGES, ROOT, lines, links
+
+MAKE = (ROOT / "Makefile").read_text(encoding="utf-8")
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_has_at_most_200_lines(page: str) -> None:
+    assert len(PAGES[page].splitlines()) <= 200
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_to_files(page: str) -> None:
+    folder = (ROOT / page).parent
+    assert [target for target in links(PAGES[page]) if not (folder / target.split("#")[0]).exists()] == []
+
+
+def test_the_index_links_every_page() -> None:
+    beside = {target for target in links(PAGES["docs/index.md"]) if "/" not in target}
+    results = {target for target in links(PAGES["docs/results.md"]) if "/" not in target}
+    assert {path.name for path in DOCS} - {"index.md"} <= beside | results
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_scripts_and_targets_exist(page: str) -> None:
+    """Every line of a shell block that is not GAC's: scripts with their options, modules, make targets, extras."""
+    assert [" ".join(words) for words in lines(PAGES[page]) if not _exists(words)] == []
+
+
+def _exists(words: list[str]) -> bool:
+    program, *arguments = words
+    if program == "make":
+        return all(re.search(rf"^{target}:", MAKE, re.MULTILINE) for target in arguments if "=" not in target)
+    if program in ("pip", ".venv/bin/pip"):
+        extras = re.findall(r"\.\[([\w,]+)\]", " ".join(arguments))
+        return {one for some in extras for one in some.split(",")} <= set(PROJECT["project"]["optional-dependencies"])
+    if program == "python":
+        return _script_exists(arguments)
+    if program == ".venv/bin/pytest":
+        return all((ROOT / word).exists() for word in arguments if word.startswith("tests/"))
+    return program in ("gac", "transformers", "vllm", "jupyter", "pre-commit") or program.startswith(".venv/bin/")
+
+
+def _script_exists(arguments: list[str]) -> bool:
+    if arguments[0] == "-m" and not arguments[1].startswith("tests"):
+        return find_spec(arguments[1]) is not None
+    path = arguments[1].replace(".", "/") + ".py" if arguments[0] == "-m" else arguments[0]
+    source = (ROOT / path).read_text(encoding="utf-8") + (ROOT / "tests/benchmarks/reading.py").read_text("utf-8")
+    return all(f'"{option}"' in source for option in arguments if option.startswith("--"))
+
+
+def test_the_architecture_names_every_room_and_every_rule() -> None:
+    page = PAGES["docs/architecture.md"]
+    parts = [path for path in (ROOT / "gac").iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()]
+    assert [path.stem for path in parts if path.stem[:2] != "__" and f"`gac.{path.stem}`" not in page] == []
+    rules = [contract["name"] for contract in PROJECT["tool"]["importlinter"]["contracts"]]
+    assert [rule for rule in rules if rule.split(":")[0].lower() not in page.lower()] == []
+
+
+def test_every_benchmark_is_in_their_readme() -> None:
+    readme = (ROOT / "tests/benchmarks/README.md").read_text(encoding="utf-8")
+    scripts = {path.stem for path in (ROOT / "tests/benchmarks").glob("*.py")} - {"reading"}
+    assert {script for script in scripts if not re.search(rf"[/.]{script}\b", readme)} == set()
+
+
+def test_every_result_names_its_command() -> None:
+    page = PAGES["docs/results.md"]
+    patterns = re.findall(r"`([\w.*-]+-(?:h100|h200|cpu)\.(?:json|\*))`", page)
+    results = ROOT / "tests/benchmarks/results"
+    assert {path.name for pattern in patterns for path in results.glob(pattern)} == {
+        path.name for path in results.iterdir() if path.is_file()
+    }
+
+
+def test_hooks_run_what_make_test_runs() -> None:
+    hooks = (ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8")
+    checked = re.findall(r"^\t\$\(BIN\)/(ruff \w+|mypy|lint-imports)", MAKE, re.MULTILINE)
+    assert [tool for tool in checked if f".venv/bin/{tool}" not in hooks] == []

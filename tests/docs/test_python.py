@@ -1,0 +1,106 @@
+"""Python on a page runs on a tiny model; what cannot run here is parsed, and its arguments looked up."""
+
+import ast
+import functools
+import inspect
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pages import PAGES, ROOT, blocks, commands
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+
+import gac
+from tests.cli.commands import run
+
+BLOCKS = [(page, block) for page, text in PAGES.items() for block in blocks(text, "python")]
+ELSEWHERE = ("openai", "peft", "tasks=", "Family(", "device_map")
+"""What marks a block that needs a server, a package, a network or a name of its own: other tests run those."""
+
+
+def runnable(block: str) -> bool:
+    return not any(mark in block for mark in ELSEWHERE)
+
+
+@pytest.mark.parametrize(("page", "block"), BLOCKS)
+def test_arguments_exist(page: str, block: str) -> None:
+    """Every ``gac.NAME(...)`` names a function of GAC with arguments that it takes."""
+    for call in ast.walk(ast.parse(block)):
+        if isinstance(call, ast.Call) and ast.unparse(call.func).startswith("gac.") and call.keywords:
+            taken = inspect.signature(functools.reduce(getattr, ast.unparse(call.func).split(".")[1:], gac)).parameters
+            assert {keyword.arg for keyword in call.keywords} <= set(taken), ast.unparse(call)
+
+
+@pytest.fixture
+def folder(
+    tiny_model: LlamaForCausalLM,
+    tiny_tokenizer: PreTrainedTokenizerFast,
+    prose: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Path:
+    """A folder with the repository's notebooks and, under the names of the pages, a tiny model and text."""
+    for saved in (tiny_model, tiny_tokenizer):
+        saved.save_pretrained(tmp_path / "tiny")
+    (tmp_path / "prose.txt").write_text(prose, encoding="utf-8")
+    os.symlink(ROOT / "notebooks", tmp_path / "notebooks")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def at_hand(source: str) -> str:
+    """The tiny model and its text instead of those that are packaged or downloaded."""
+    source = re.sub(r"\bsmollm2\b", "tiny", source)
+    source = re.sub(r"\b(wiki-sample|wikitext2|c4):\d+x\d+", "prose.txt:4x64", source)
+    return re.sub(r'"(wiki-sample|wikitext2|c4)", windows=\d+', '"prose.txt", windows=2, length=64', source)
+
+
+@pytest.mark.parametrize("page", sorted({page for page, block in BLOCKS if runnable(block)}))
+def test_python_runs(page: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("allocate", "frontier"):
+        default = functools.partial(getattr(gac, name), calibration="prose.txt:4x64", progress=False)
+        monkeypatch.setattr(gac, name, default, raising=False)
+    gac.save(gac.compress("tiny", gac.allocate("tiny")), folder / "saved")
+    os.symlink("saved", folder / "small")
+    for block in blocks(PAGES[page], "python"):
+        if runnable(block):
+            if "gac.save(" in block:
+                (folder / "small").unlink()
+            names: dict[str, Any] = {}
+            exec(compile(at_hand(block), page, "exec"), names)
+
+
+WORKFLOW = ("allocate", "compress", "eval", "export", "frontier", "report", "compare")
+NOT_HERE = re.compile(
+    r"--(latency|one-row|decode-kernel|tasks|limit)|\b(wikitext2|smaller|plain|notebooks|frontier\.json --plot again)\b"
+)
+
+
+def workflow() -> dict[str, list[list[str]]]:
+    """The lines that can run on the tiny model, each on the first page that has it."""
+    seen: set[str] = set()
+    found: dict[str, list[list[str]]] = {}
+    for page, text in PAGES.items():
+        for words in commands(text):
+            line = " ".join(words)
+            if words[0] in WORKFLOW and line not in seen and not NOT_HERE.search(line):
+                found.setdefault(page, []).append(words)
+            seen.add(line)
+    return found
+
+
+@pytest.mark.parametrize(("page", "lines"), workflow().items())
+def test_commands_run(page: str, lines: list[list[str]], folder: Path) -> None:
+    plan = ("allocate", "tiny", "--calibration", "prose.txt:4x64", "-o", "plan.json")
+    assert run(*plan).exit_code == 0
+    if any("small" in words and words[0] != "compress" for words in lines):
+        assert run("compress", "tiny", "--plan", "plan.json", "-o", "small").exit_code == 0
+    for words in lines:
+        text = {"allocate": ["--calibration", "prose.txt:4x64"], "eval": ["--text", "prose.txt", "--length", "64"]}
+        text["frontier"] = text["allocate"]
+        replace = ["--overwrite"] if words[0] == "compress" else []
+        line = [at_hand(word) for word in words] + text.get(words[0], []) + replace
+        result = run(*line)
+        assert result.exit_code == 0, (line, result.output)
