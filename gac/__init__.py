@@ -13,7 +13,7 @@ from gac.version import __version__
 if TYPE_CHECKING:
     from gac.allocation.frontier import Frontier
     from gac.allocation.knapsack import knapsack
-    from gac.api import allocate, compress, export, frontier, load, perplexity, repair, save
+    from gac.api import allocate, compress, export, frontier, load, perplexity, save
     from gac.errors import GacError
     from gac.evaluation.divergence import divergence
     from gac.evaluation.evaluate import evaluate
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from gac.profiling.table import Profile
     from gac.quantizer import GacConfig
     from gac.repairs.contract import ShapeContract
+    from gac.repairs.run import repair
     from gac.reporting.report.page import report
     from gac.sensitivity.documents import Documents
 
@@ -30,7 +31,7 @@ _HOMES = {
     "compress": "gac.api",
     "export": "gac.api",
     "frontier": "gac.api",
-    "repair": "gac.api",
+    "repair": "gac.repairs.run",
     "save": "gac.api",
     "load": "gac.api",
     "perplexity": "gac.api",

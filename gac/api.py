@@ -45,9 +45,6 @@ from gac.models.sites import Site
 from gac.plan import Calibration, Plan
 from gac.profiling.select import select_profile
 from gac.profiling.table import Profile
-from gac.repairs.contract import ShapeContract
-from gac.repairs.report import Repaired
-from gac.repairs.run import repair_checkpoint
 from gac.runtime.decode import run_one_row_in_triton
 from gac.runtime.shared_gemm import as_run, fuse_inputs
 from gac.sensitivity.curves import Source, measure_curves, stream_fits
@@ -355,61 +352,6 @@ def load(directory: str | Path) -> "PreTrainedModel":
         CheckpointError: a file is missing, damaged, or contradicts the plan.
     """
     return load_checkpoint(directory)
-
-
-def repair(
-    directory: str | Path,
-    output: str | Path,
-    *,
-    strategy: str | ShapeContract = "minimal",
-    max_overhead: float | None = None,
-    profile: Profile | str | Path | None = None,
-    workloads: Sequence[str] = ("prefill:1x1024", "decode:1@1024"),
-    measure: bool = False,
-    allow_pickle: bool = False,
-    overwrite: bool = False,
-) -> Repaired:
-    """Zero-pad the dims of a checkpoint that someone compressed to aligned ones, without changing its outputs.
-
-    Args:
-        directory: weights factored as SVD-LLM, ASVD or PaLU store them, MLPs with pruned neurons, latent attention, or
-            a checkpoint of GAC; with its ``config.json``. It is only read.
-        output: a new or empty directory; the same layout in safetensors, the dims changed where the config states them.
-        strategy: what a dim becomes: ``minimal`` (the next multiple of 8), ``optimal`` (of 16), ``predefined`` (the
-            next head_dim that FlashAttention-2 has a template for, beyond 256 the next multiple of 64), ``tradeoff``
-            (a multiple of 8 stays, any other becomes the next multiple of 32 where that adds at most 10 %, else of 16,
-            else of 8), ``profile`` (the smallest of the dims from this one on whose measured latency is within 1 % of
-            the lowest); or a contract of your own.
-        max_overhead: by which fraction a dim may grow at most; one that would grow more stays as it is.
-        profile: the latency table for predictions and for ``profile``; None as for ``allocate``.
-        workloads: what times are given for.
-        measure: also time the GEMMs before and after, on the GPU of this machine.
-        allow_pickle: read ``.bin`` and ``.pt`` files too; with ``weights_only=True``, so as tensors only.
-        overwrite: replace a checkpoint of GAC that is at ``output``.
-
-    Returns:
-        The dims moved, the bytes added, and the times before and after.
-
-    Raises:
-        CheckpointError: the directory cannot be read, holds nothing to repair or contradicts itself, is pickled, or the
-            output is in use or the input itself.
-        ProfileError: the table lacks what ``profile`` needs, or there is no GPU to measure on.
-        GacError: the strategy, the limit or a workload is none.
-    """
-    contract = strategy if isinstance(strategy, ShapeContract) else ShapeContract.named(strategy)
-    parsed = [Workload.parse(workload) for workload in workloads]
-    table, used = select_profile(profile)
-    return repair_checkpoint(
-        Path(directory),
-        Path(output),
-        contract.limited(max_overhead),
-        table,
-        used.note,
-        parsed,
-        measure=measure,
-        allow_pickle=allow_pickle,
-        overwrite=overwrite,
-    )
 
 
 def perplexity(

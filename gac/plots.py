@@ -13,7 +13,6 @@ They can be read in black and white: what colour tells is told by markers, hatch
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gac.lab.figures import published_heads
 from gac.profiling.cliffs import Cliffs, find_cliffs
 from gac.profiling.table import Sweep
 from gac.reporting.figures.alignment import alignment
@@ -44,7 +43,6 @@ __all__ = [
     "layer_time",
     "plan",
     "prediction",
-    "published_heads",
     "save",
 ]
 

@@ -139,12 +139,12 @@ def _document(told: "Told", dims: Dims) -> dict[str, Any]:
         "period": found.period,
         "alignment": [asdict(evidence) | {"keeps_up": evidence.keeps_up} for evidence in found.evidence],
         "collapsed": [
-            {"dim": dim, "rescue": rescue, "slowdown": slowdown, "cause": None if cause is None else asdict(cause)}
+            {"dim": dim, "rescue": rescue, "slowdown": slowdown, "cause": None if cause is None else vars(cause)}
             for dim, rescue, slowdown, cause in rescues
             if first <= dim <= last
         ],
         "staircase": [
-            {"sweet_spot": dim, "edge": edge, "jump": jump, "cause": None if cause is None else asdict(cause)}
+            {"sweet_spot": dim, "edge": edge, "jump": jump, "cause": None if cause is None else vars(cause)}
             for dim, edge, jump, cause in steps
             if first <= dim <= last
         ],

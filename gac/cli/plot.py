@@ -150,9 +150,9 @@ def published(output: Path) -> Answer:
     """The dims that PaLU's score gives heads, as a published study lists them."""
 
     def draw() -> "Axes":
-        from gac import plots
+        from gac.lab.figures import published_heads
 
-        return plots.published_heads()
+        return published_heads()
 
     return _drawn("published", output, draw)
 

@@ -45,8 +45,8 @@ def repair(
     a checkpoint of GAC. It is never written to.
     """
     check_writable(output, CheckpointError)
-    from gac.api import repair as repaired_by
-    from gac.reporting.repair import repair_document, repair_tables
+    from gac.repairs.run import repair as repaired_by
+    from gac.repairs.tables import repair_document, repair_tables
 
     repaired = repaired_by(
         directory,

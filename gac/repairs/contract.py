@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from gac.errors import GacError, did_you_mean
-from gac.lab.mechanisms.tiles import TEMPLATES
+from gac.profiling.operators.attention import FLASH_TEMPLATES
 
 WITHIN = 1.01
 """A measured latency is known to 1 %, so dims that far apart are equally cheap."""
@@ -113,7 +113,7 @@ STRATEGIES: Mapping[str, ShapeContract] = MappingProxyType(
             ShapeContract("minimal", steps=(8,)),
             ShapeContract("optimal", steps=(16,)),
             # FlashAttention-2's templates, and beyond them the coarsest alignment that latency tables tell apart.
-            ShapeContract("predefined", steps=(64,), dims=TEMPLATES),
+            ShapeContract("predefined", steps=(64,), dims=FLASH_TEMPLATES),
             ShapeContract("tradeoff", steps=(32, 16, 8), most_overhead=0.1),
             ShapeContract("profile", measured=True),
         )

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from gac.checkpoint.directory import check_free, complete_directory
 from gac.errors import CheckpointError
+from gac.profiling.select import select_profile
 from gac.profiling.table import Profile
 from gac.repairs.contract import ShapeContract
 from gac.repairs.layouts import find_blocks
@@ -19,43 +20,65 @@ from gac.workloads import Workload
 UNALIGNED = 8
 
 
-def repair_checkpoint(
-    directory: Path,
-    output: Path,
-    contract: ShapeContract,
-    profile: Profile,
-    why: str,
-    workloads: Sequence[Workload],
+def repair(
+    directory: str | Path,
+    output: str | Path,
     *,
-    measure: bool,
-    allow_pickle: bool,
-    overwrite: bool,
+    strategy: str | ShapeContract = "minimal",
+    max_overhead: float | None = None,
+    profile: Profile | str | Path | None = None,
+    workloads: Sequence[str] = ("prefill:1x1024", "decode:1@1024"),
+    measure: bool = False,
+    allow_pickle: bool = False,
+    overwrite: bool = False,
 ) -> Repaired:
-    """Zero-pad the dims of a checkpoint and write it to another directory, whole or not at all.
+    """Zero-pad the dims of a checkpoint that someone compressed to aligned ones, without changing its outputs.
 
     Args:
-        why: why it is this profile.
-        measure: time the GEMMs before and after on the current CUDA device.
+        directory: weights factored as SVD-LLM, ASVD or PaLU store them, MLPs with pruned neurons, latent attention, or
+            a checkpoint of GAC; with its ``config.json``. It is only read.
+        output: a new or empty directory; the same layout in safetensors, the dims changed where the config states them.
+        strategy: what a dim becomes: ``minimal`` (the next multiple of 8), ``optimal`` (of 16), ``predefined`` (the
+            next head_dim that FlashAttention-2 has a template for, beyond 256 the next multiple of 64), ``tradeoff``
+            (a multiple of 8 stays, any other becomes the next multiple of 32 where that adds at most 10 %, else of 16,
+            else of 8), ``profile`` (the smallest of the dims from this one on whose measured latency is within 1 % of
+            the lowest); or a contract of your own.
+        max_overhead: by which fraction a dim may grow at most; one that would grow more stays as it is.
+        profile: the latency table for predictions and for ``profile``; None as for ``allocate``.
+        workloads: what times are given for.
+        measure: also time the GEMMs before and after, on the GPU of this machine.
+        allow_pickle: read ``.bin`` and ``.pt`` files too; with ``weights_only=True``, so as tensors only.
+        overwrite: replace a checkpoint of GAC that is at ``output``.
+
+    Returns:
+        The dims moved, the bytes added, and the times before and after.
 
     Raises:
-        CheckpointError: the source cannot be read or contradicts itself, or the output is in use or cannot be written.
-        ProfileError: the profile lacks what the contract asks of it, or there is no GPU to measure on.
+        CheckpointError: the directory cannot be read, holds nothing to repair or contradicts itself, is pickled, or the
+            output is in use or the input itself.
+        ProfileError: the table lacks what ``profile`` needs, or there is no GPU to measure on.
+        GacError: the strategy, the limit or a workload is none.
     """
-    check_apart(directory, output)
-    check_free(output.resolve(), overwrite)
-    source = open_source(directory, allow_pickle=allow_pickle)
+    contract = strategy if isinstance(strategy, ShapeContract) else ShapeContract.named(strategy)
+    contract = contract.limited(max_overhead)
+    parsed = [Workload.parse(workload) for workload in workloads]
+    table, used = select_profile(profile)
+    target = Path(output).resolve()
+    check_apart(Path(directory), Path(output))
+    check_free(target, overwrite)
+    source = open_source(Path(directory), allow_pickle=allow_pickle)
     found = find_blocks(source)
     before = {seam.name: seam.dim for block in found.blocks for seam in block.seams}
-    after = decide(found.blocks, contract, profile, workloads)
+    after = decide(found.blocks, contract, table, parsed)
     put_in = insertions(found.blocks, after)
     times = [
-        summed("predicted", profile.header.gpu, found.blocks, (before, after), workload, in_table(profile))
-        for workload in workloads
+        summed("predicted", table.header.gpu, found.blocks, (before, after), workload, in_table(table))
+        for workload in parsed
     ]
-    times += _measured(found.blocks, (before, after), workloads) if measure else []
+    times += _measured(found.blocks, (before, after), parsed) if measure else []
     held = sum(stored.bytes for stored in source.tensors.values())
     grown = held + sum(added_bytes(source.tensors[name], more) for name, more in put_in.items())
-    with complete_directory(output.resolve()) as part:
+    with complete_directory(target) as part:
         write(source, part, found.blocks, after, put_in, grown)
     return Repaired(
         source=str(directory),
@@ -68,7 +91,7 @@ def repair_checkpoint(
         bytes_before=held,
         bytes_after=grown,
         times=tuple(times),
-        profile=f"{profile.header.gpu}, {profile.digest[:12]}; {why}",
+        profile=f"{table.header.gpu}, {table.digest[:12]}; {used.note}",
         left_out=left_out(source),
     )
 

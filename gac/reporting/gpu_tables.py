@@ -3,15 +3,14 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from gac.lab.mechanisms.causes import Cause
-from gac.lab.mechanisms.kernels import describe
 from gac.profiling.cliffs import CLASSES, Cliffs
+from gac.profiling.kernel_names import describe
 from gac.profiling.table import Sweep
 from gac.reporting.layout import legend, new_table
 
@@ -27,6 +26,13 @@ _POINTS = """\
 us: median; +-: half the spread of samples and passes; slower than: the larger dim that rescues it
 cause: what the recorded kernels tell (?: they do not)"""
 _UNTOLD = "the record does not tell"
+
+
+class Cause(Protocol):
+    """Why a dim is slow; only the kind is shown."""
+
+    @property
+    def kind(self) -> str: ...
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gac.arrays import Floats, Ints
-from gac.lab.mechanisms import Kernel, describe
 from gac.profiling.cliffs import Cliffs
+from gac.profiling.kernel_names import Kernel, describe
 from gac.profiling.table import Sweep, alignment_class
 from gac.reporting.figures.marks import DOTTED
 from gac.reporting.layout import class_name

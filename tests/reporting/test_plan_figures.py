@@ -12,6 +12,7 @@ from transformers import LlamaConfig
 from gac import plots
 from gac.allocation.frontier import frontier
 from gac.errors import GacError, PlanError, ProfileError
+from gac.lab.figures import published_heads
 from gac.plan import Plan
 from tests.allocation.small_problems import MADE_FROM, PREFILL, measured, problem, profile
 
@@ -137,7 +138,7 @@ def test_every_key_value_head_has_a_point(make_plan: Make, tiny_config: LlamaCon
 
 
 def test_published_dims_and_how_many_heads_have_them() -> None:
-    ax = plots.published_heads()
+    ax = published_heads()
     assert legend(ax) == ["16 heads: a multiple of 8", "496 heads: these, no multiples of 8"]
     assert words(ax)[0] == "114"
 

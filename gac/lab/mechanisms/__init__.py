@@ -4,7 +4,6 @@ from gac.lab.mechanisms.causes import Cause, cause_of, causes_of
 from gac.lab.mechanisms.edges import edge_causes
 from gac.lab.mechanisms.explain import explain
 from gac.lab.mechanisms.explanation import Collapse, Cost, Explanation, Finding, Ran
-from gac.lab.mechanisms.kernels import Kernel, describe
 from gac.lab.mechanisms.rules import RULES, Published, Rule, Setting, rule_named, rules_for
 from gac.lab.mechanisms.sources import Source
 
@@ -15,7 +14,6 @@ __all__ = [
     "Cost",
     "Explanation",
     "Finding",
-    "Kernel",
     "Published",
     "Ran",
     "Rule",
@@ -23,7 +21,6 @@ __all__ = [
     "Source",
     "cause_of",
     "causes_of",
-    "describe",
     "edge_causes",
     "explain",
     "rule_named",

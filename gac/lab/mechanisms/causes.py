@@ -10,12 +10,12 @@ from math import prod
 from typing import Literal
 
 from gac.lab.mechanisms.axes import ROWS, element_bytes
-from gac.lab.mechanisms.kernels import Kernel, describe
 from gac.lab.mechanisms.runs import Pair, Run, pairs_of
 from gac.lab.mechanisms.sectors import lines_touched, row_alignment
 from gac.lab.mechanisms.waves import padding, tile_count
 from gac.operations import Operation
 from gac.profiling.cliffs import Cliffs
+from gac.profiling.kernel_names import Kernel, describe
 from gac.profiling.records import Header, Launch
 from gac.profiling.table import Sweep
 

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from gac.lab.mechanisms.causes import Cause
-from gac.lab.mechanisms.kernels import Kernel
 from gac.lab.mechanisms.rules import Rule
+from gac.profiling.kernel_names import Kernel
 
 Basis = Literal["measured", "alignment class", "published"]
 

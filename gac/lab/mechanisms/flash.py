@@ -2,19 +2,19 @@
 
 from math import prod
 
-from gac.lab.mechanisms.kernels import Kernel, describe
 from gac.lab.mechanisms.rule import Setting
 from gac.lab.mechanisms.sectors import bank_conflicts
 from gac.lab.mechanisms.tiles import (
     BLOCK_COLS,
     BLOCK_ROWS,
     RETIRED,
-    TEMPLATES,
     AttentionTile,
     flash_tile,
     shared_limit,
     template_for,
 )
+from gac.profiling.kernel_names import Kernel, describe
+from gac.profiling.operators.attention import FLASH_TEMPLATES
 from gac.profiling.records import Launch
 
 WARP = 32
@@ -33,7 +33,7 @@ def is_template(dim: int, setting: Setting) -> bool | None:
     recorded = _recorded_flash(setting)
     if recorded is not None:
         return dim == recorded[1].template_head_dim
-    return None if dim in RETIRED else dim in TEMPLATES
+    return None if dim in RETIRED else dim in FLASH_TEMPLATES
 
 
 def little_padding(dim: int, setting: Setting) -> bool | None:
@@ -60,7 +60,7 @@ def say_template(dim: int, setting: Setting) -> str:
         return by_other(setting)
     template, recorded = _template(dim, setting), _recorded_flash(setting)
     if template is None:
-        return f"{dim} is larger than the largest template, {TEMPLATES[-1]}"
+        return f"{dim} is larger than the largest template, {FLASH_TEMPLATES[-1]}"
     if dim in RETIRED and recorded is None:
         larger = template_for(dim + 1)
         return f"older releases have a template for {dim}, newer ones serve it with {larger}; the kernel's name tells"
@@ -73,7 +73,7 @@ def say_budget(dim: int, setting: Setting) -> str:
     if not by_flash(setting):
         return by_other(setting)
     if _template(dim, setting) is None:
-        return f"{dim} is larger than the largest template, {TEMPLATES[-1]}"
+        return f"{dim} is larger than the largest template, {FLASH_TEMPLATES[-1]}"
     asked, limit = _asked(dim, setting), _limit(setting)
     if asked is None or limit is None:
         return "the GPU's shared memory is not known"

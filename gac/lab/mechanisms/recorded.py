@@ -9,9 +9,9 @@ from math import prod
 from gac.lab.mechanisms.axes import element_bytes
 from gac.lab.mechanisms.causes import cause_of, operation_at
 from gac.lab.mechanisms.explanation import Collapse, Cost, Ran
-from gac.lab.mechanisms.kernels import describe
 from gac.lab.mechanisms.waves import Gemm, gemms_of, read, waves_of
 from gac.profiling.cliffs import Cliffs, find_cliffs
+from gac.profiling.kernel_names import describe
 from gac.profiling.records import Header, Launch
 from gac.profiling.table import COARSEST_CLASS, Profile, Sweep
 

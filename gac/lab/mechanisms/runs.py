@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
-from gac.lab.mechanisms.kernels import Kernel, describe
 from gac.lab.mechanisms.waves import Gemm, Waves, gemms_of, read, waves_of
 from gac.operations import Operation
+from gac.profiling.kernel_names import Kernel, describe
 from gac.profiling.records import Header, Launch
 
 _ORDINALS = ("first", "second", "third", "fourth")

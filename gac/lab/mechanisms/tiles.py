@@ -10,8 +10,7 @@ shared memory, and it is not how the source chooses: at 192 the source keeps 64 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-TEMPLATES = (32, 64, 96, 128, 160, 192, 224, 256)
-"""The head_dims that FlashAttention-2 was compiled for."""
+from gac.profiling.operators.attention import FLASH_TEMPLATES
 
 RETIRED = (160, 224)
 """Templates that newer releases (and the PyTorch versions built on them) no longer have; the next larger one serves."""
@@ -86,7 +85,7 @@ class AttentionTile:
         return self.shared + self.score + self.accumulator
 
 
-def template_for(head_dim: int, templates: Sequence[int] = TEMPLATES) -> int | None:
+def template_for(head_dim: int, templates: Sequence[int] = FLASH_TEMPLATES) -> int | None:
     """The smallest template that holds the head_dim; None where it is larger than every template."""
     return min((template for template in templates if template >= head_dim), default=None)
 
@@ -120,7 +119,7 @@ def flash_tile(template: int, compute_capability: str, limit: int, *, causal: bo
     PyTorch's copy of it, which still had 160 and 224.
 
     Args:
-        template: one of ``TEMPLATES``.
+        template: one of ``FLASH_TEMPLATES``.
         limit: bytes of shared memory that one CTA may have.
     """
     major, minor = version(compute_capability)

@@ -7,9 +7,9 @@ bounded by what a launch records, shared memory and threads; registers, which it
 from dataclasses import dataclass, replace
 from math import prod
 
-from gac.lab.mechanisms.kernels import Kernel, describe
 from gac.lab.mechanisms.tiles import RESERVED, version
 from gac.operations import Operation
+from gac.profiling.kernel_names import Kernel, describe
 from gac.profiling.records import Header, Launch
 
 _THREADS = {(7, 5): 1024, (8, 6): 1536, (8, 7): 1536, (8, 9): 1536, (12, 0): 1536}

@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from types import MappingProxyType
 
-from gac.lab.mechanisms.kernels import Kernel, describe
 from gac.lab.mechanisms.tiles import AttentionTile, shared_limit, widest_tile
 from gac.lab.studies import published
 from gac.lab.studies.gemms import gemm_by_n
@@ -13,6 +12,7 @@ from gac.lab.studies.records import Cell, Column, Finding, Study, Verdict
 from gac.lab.studies.served import kind, serving, words
 from gac.lab.studies.shapes import PointAt, gemm_by_k, sdpa
 from gac.lab.studies.verdicts import close, stated, times
+from gac.profiling.kernel_names import Kernel, describe
 from gac.profiling.records import Point
 
 _AXES: Mapping[str, tuple[PointAt, Sequence[int]]] = MappingProxyType(

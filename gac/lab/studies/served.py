@@ -3,9 +3,9 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from gac.lab.mechanisms.kernels import Kernel, describe
 from gac.lab.studies.readings import Readings
 from gac.lab.studies.verdicts import percent
+from gac.profiling.kernel_names import Kernel, describe
 from gac.profiling.records import Launch, Point
 
 Kind = tuple[str, int | None, int | None]

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 
-from gac.lab.mechanisms.kernels import Kernel
 from gac.lab.studies import published
 from gac.lab.studies.readings import Readings
 from gac.lab.studies.records import Cell, Column, Finding, Study, Verdict
 from gac.lab.studies.served import main_kernel
 from gac.lab.studies.shapes import gemm
 from gac.lab.studies.verdicts import ABSENT, close, stated, times
+from gac.profiling.kernel_names import Kernel
 from gac.profiling.records import Point
 
 M_DIMS = tuple(sorted({m for base in range(1024, 2049, 8) for m in (base, base + 1)}))

@@ -11,7 +11,10 @@ Backend = Literal["auto", "flash", "efficient", "cudnn", "math"]
 
 BACKENDS: tuple[Backend, ...] = get_args(Backend)
 
-_LARGEST_HEAD_DIM = 256
+FLASH_TEMPLATES = (32, 64, 96, 128, 160, 192, 224, 256)
+"""The head_dims that FlashAttention-2 was compiled for."""
+
+_LARGEST_HEAD_DIM = FLASH_TEMPLATES[-1]
 
 
 class Sdpa(Operator):

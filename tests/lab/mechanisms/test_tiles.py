@@ -2,10 +2,8 @@ import json
 
 import pytest
 
-from gac.lab.mechanisms.kernels import describe
 from gac.lab.mechanisms.tiles import (
     RETIRED,
-    TEMPLATES,
     AttentionTile,
     fits,
     flash_tile,
@@ -15,6 +13,8 @@ from gac.lab.mechanisms.tiles import (
     widest_tile,
 )
 from gac.profiling.folders import find_profile
+from gac.profiling.kernel_names import describe
+from gac.profiling.operators.attention import FLASH_TEMPLATES
 
 A100 = 163 * 1024
 H100 = 227 * 1024
@@ -43,7 +43,7 @@ def test_by_the_heuristic_no_block_of_128_queries_fits_an_a100_from_192_on() -> 
 
 
 def shapes(capability: str, *, causal: bool = False) -> list[tuple[int, int, int]]:
-    tiles = (flash_tile(one, capability, shared_limit(capability), causal=causal) for one in TEMPLATES)
+    tiles = (flash_tile(one, capability, shared_limit(capability), causal=causal) for one in FLASH_TEMPLATES)
     return [(tile.rows, tile.cols, tile.warps) for tile in tiles]
 
 
@@ -68,7 +68,7 @@ def test_the_tiles_that_flash_attentions_source_has(capability, causal, expected
 def test_every_tile_of_the_source_fits_the_shared_memory_of_its_gpu() -> None:
     for capability in ("8.0", "8.6", "8.7", "8.9", "9.0", "10.0", "12.0"):
         limit = shared_limit(capability)
-        assert all(flash_tile(one, capability, limit).shared <= limit for one in TEMPLATES)
+        assert all(flash_tile(one, capability, limit).shared <= limit for one in FLASH_TEMPLATES)
 
 
 def test_the_h100_ran_the_tiles_of_the_source_with_the_shared_memory_of_q_k_and_v() -> None:
@@ -78,7 +78,7 @@ def test_the_h100_ran_the_tiles_of_the_source_with_the_shared_memory_of_q_k_and_
         if line["record"] == "kernel" and describe(line["name"]).family == "flash":
             kernel = describe(line["name"])
             ran[kernel.template_head_dim, kernel.split_k] = (kernel.tile, line["block"][0] // 32, line["shared_bytes"])
-    served = [one for one in TEMPLATES if one not in RETIRED]
+    served = [one for one in FLASH_TEMPLATES if one not in RETIRED]
     assert sorted(ran) == [(one, split) for one in served for split in (False, True)]
     for (template, split), recorded in ran.items():
         tile = split_tile(template) if split else flash_tile(template, "9.0", H100)

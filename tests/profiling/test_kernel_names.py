@@ -2,8 +2,8 @@ import json
 
 import pytest
 
-from gac.lab.mechanisms.kernels import Kernel, describe
 from gac.profiling.folders import find_profile
+from gac.profiling.kernel_names import Kernel, describe
 
 
 def fields(name: str) -> dict[str, object]:

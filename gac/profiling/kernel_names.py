@@ -1,0 +1,192 @@
+"""What the name of a recorded kernel says: family, architecture, alignment tier, tile, template.
+
+The formats were read from the names that an H100 records, and for what Ampere records from published traces. No
+library documents them; a field that a name does not show stays None.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from types import MappingProxyType
+from typing import Any, Literal
+
+Role = Literal["gemm", "gemv", "attention", "copy/pad", "reduce", "other"]
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """What can be read from the name of a kernel; None is what its name does not tell.
+
+    Attributes:
+        name: as recorded.
+        family: ``nvjet``, ``cutlass``, ``xmma``, ``cublas``, ``gemv``, ``flash``, ``cudnn attention``,
+            ``mem-efficient``, ``tinygemm``, ``split-k reduce``, ``reduce``, ``elementwise``, ``copy``, ``pad``,
+            ``fill``, ``softmax`` or ``other``.
+        role: what it does in an operator.
+        architecture: the compute capability it was written for, times ten (75, 80, 90), not the one it ran on.
+        tier: elements to which its operands must be aligned: 16, 8, 4, 2 or 1.
+        tile: output elements of a CTA. GEMM: along the features (n), then along the rows (m), since BLAS libraries
+            see a row-major result transposed; attention: query rows, then key columns.
+        k_tile: GEMM: elements of k that one pipeline stage holds.
+        stages: stages of the pipeline through shared memory.
+        split_k: whether k is shared out between CTAs (a second kernel then adds them up).
+        cluster: CTAs of a thread block cluster, (x, y).
+        persistent: whether a CTA goes on to further tiles, so that the grid need not count the tiles.
+        template_head_dim: attention: the head_dim that the kernel was compiled for.
+        even_k: FlashAttention-2: whether it was compiled for exactly that head_dim, without bounds checks (is_even_K).
+    """
+
+    name: str
+    family: str
+    role: Role
+    architecture: int | None = None
+    tier: int | None = None
+    tile: tuple[int, int] | None = None
+    k_tile: int | None = None
+    stages: int | None = None
+    split_k: bool = False
+    cluster: tuple[int, int] | None = None
+    persistent: bool = False
+    template_head_dim: int | None = None
+    even_k: bool | None = None
+
+    @property
+    def main(self) -> bool:
+        """Whether it does the operator's arithmetic (the others prepare or finish)."""
+        return self.role in {"gemm", "gemv", "attention"}
+
+    @property
+    def label(self) -> str:
+        """A name short enough for a sentence."""
+        inner = re.search(r"(?:Kernel2?|device_kernel)<(\w+)", self.name)
+        text = inner[1] if inner else self.name.removeprefix("void ").partition("<")[0].partition("(")[0]
+        if self.template_head_dim is not None and self.tile is not None and self.family == "flash":
+            return f"{text}<{self.template_head_dim}, {self.tile[0]}, {self.tile[1]}>"
+        return text
+
+
+@lru_cache(maxsize=4096)
+def describe(name: str) -> Kernel:
+    """What a recorded name says about its kernel; family and role ``other`` where it says nothing."""
+    for pattern, family, role, more in _FORMATS:
+        if found := pattern.search(name):
+            split = role in {"gemm", "attention"} and "splitk" in name.lower()
+            fields = _fields(found) | {"split_k": split} | (more(name, found) if callable(more) else dict(more))
+            return Kernel(name, family, role, **fields)
+    return Kernel(name, "other", "other")
+
+
+def _fields(found: re.Match[str]) -> dict[str, Any]:
+    """The numbers that a format names as fields; ``tile`` and ``cluster`` are of two."""
+    numbers = {field: int(text) for field, text in found.groupdict().items() if text is not None}
+    pairs = {field: (numbers.pop(field), numbers.pop(f"{field}2")) for field in ("tile", "cluster") if field in numbers}
+    return numbers | pairs
+
+
+def _nvjet(_name: str, found: re.Match[str]) -> dict[str, Any]:
+    """It reads operands by TMA, so rows are 16-byte aligned: 8 elements of two bytes, 16 of FP8 (``q``)."""
+    return {"tier": 16 if found[2].startswith("q") else 8, "persistent": True}
+
+
+def _cublas(_name: str, found: re.Match[str]) -> dict[str, Any]:
+    return {"architecture": {"volta": 70, "turing": 75, "ampere": 80, "hopper": 90}[found[1]]}
+
+
+def _xmma(_name: str, found: re.Match[str]) -> dict[str, Any]:
+    """Only those that do without Tensor Cores name their alignment."""
+    return {"tier": int(found["tier"] or 8)}
+
+
+def _flash(name: str, _found: re.Match[str]) -> dict[str, Any]:
+    """Behind the traits come ``is_dropout`` (not where keys are split), ``is_causal``, ``is_local``, ``has_alibi``,
+    ``is_even_MN``, ``is_even_K``."""
+    flags = re.search(r"> ?>((?:, (?:true|false))+)>", name)
+    even = flags and flags[1].removeprefix(", ").split(", ")[4 if "splitkv" in name else 5] == "true"
+    return {"architecture": 80, "tier": 8, "even_k": even}
+
+
+def _cudnn(_name: str, found: re.Match[str]) -> dict[str, Any]:
+    """It needs head_dim to be a multiple of 8. Those for Hopper launch a CTA an SM whatever the shape (b=1 s=1024 and
+    b=4 s=2048 alike on an H100), so they are persistent."""
+    return {"tier": 8, "persistent": int(found["architecture"]) >= 90}
+
+
+def _efficient(_name: str, found: re.Match[str]) -> dict[str, Any]:
+    return {"tier": 8 if found[1] == "aligned" else 1}
+
+
+_More = Mapping[str, Any] | Callable[[str, re.Match[str]], dict[str, Any]]
+
+_SM, _TILE = r"(?P<architecture>\d+)", r"(?P<tile>\d+)x(?P<tile2>\d+)"
+_STAGES, _CLUSTER = r"(?P<k_tile>\d+)x(?P<stages>\d+)", r"(?P<cluster>\d+)x(?P<cluster2>\d+)"
+
+
+def _format(pattern: str, family: str, role: Role, more: _More = MappingProxyType({})) -> Any:
+    return re.compile(pattern), family, role, more
+
+
+_FORMATS: tuple[tuple[re.Pattern[str], str, Role, _More], ...] = (
+    # nvjet_sm90_tst_128x256_64x4_2x1_v_bz_coopA_splitK_TNN: types, tile, k-tile x stages, cluster, order
+    _format(rf"nvjet_(?:sm{_SM}_)?([a-z]+)_{_TILE}_{_STAGES}_{_CLUSTER}", "nvjet", "gemm", _nvjet),
+    # cutlass_80_tensorop_bf16_s16816gemm_bf16_128x64_64x3_tn_align2; sm75 names give no k-tile and stages
+    _format(
+        rf"cutlass_(?P<architecture>\d\d)_\w*?gemm\w*?_{_TILE}(?:_{_STAGES})?_\w*?align(?P<tier>\d+)", "cutlass", "gemm"
+    ),
+    # cutlass3x_sm90_tensorop_s64x128x16gemm_..._128x128x64_2x1x1_0_tnn_align8_...: tile, k-tile, cluster
+    _format(
+        rf"cutlass3x_sm{_SM}_\w*?_{_TILE}x(?P<k_tile>\d+)_{_CLUSTER}x\d+_\w*?align(?P<tier>\d+)",
+        "cutlass",
+        "gemm",
+        {"persistent": True},
+    ),
+    # device_kernel<...GemmUniversal<...MainloopSm90TmaGmma...>>: PyTorch's own, for FP8 with row scales
+    _format(
+        rf"GemmUniversal<.*?MainloopSm{_SM}Tma",
+        "cutlass",
+        "gemm",
+        lambda name, _found: {"tier": 16, "persistent": "Persistent" in name},
+    ),
+    # ampere_bf16_s16816gemm_bf16_128x256_ldg8_f2f_stages_64x3_tn: ldg8 loads 8 elements at once
+    _format(
+        rf"(volta|turing|ampere|hopper)_\w*?gemm\w*?_{_TILE}_(?:\w*?ldg(?P<tier>\d+))?(?:\w*?stages_{_STAGES})?",
+        "cublas",
+        "gemm",
+        _cublas,
+    ),
+    # sm80_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x32_stage4_warpsize2x2x1_..., native to its GPU;
+    # sm80_xmma_gemm_..._ffma_aligna4_alignc4_...
+    _format(
+        rf"sm{_SM}_xmma_gemm\w*?tilesize{_TILE}x(?P<k_tile>\d+)(?:_stage(?P<stages>\d+))?(?:\w*?_aligna(?P<tier>\d+))?",
+        "xmma",
+        "gemm",
+        _xmma,
+    ),
+    # flash_fwd_kernel<Flash_fwd_kernel_traits<128, 128, 64, 4, ...>>: head_dim, query rows, key columns, warps
+    _format(
+        r"flash_fwd_(?:splitkv_)?kernel<\s*Flash_fwd_kernel_traits<"
+        r"(?P<template_head_dim>\d+), (?P<tile>\d+), (?P<tile2>\d+)",
+        "flash",
+        "attention",
+        _flash,
+    ),
+    # cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_64x128x128_4x1x1_...: query rows, key columns,
+    # head_dim; then the warpgroups
+    _format(
+        rf"sdpa_sm{_SM}_flash_fprop(?:\w*?_{_TILE}x(?P<template_head_dim>\d+))?", "cudnn attention", "attention", _cudnn
+    ),
+    # fmha_cutlassF_bf16_aligned_64x128_rf_sm80: query rows x key columns, output in registers or in memory
+    _format(rf"fmha_cutlassF_\w*?_?(aligned|notaligned)_{_TILE}_\w*?sm{_SM}", "mem-efficient", "attention", _efficient),
+    # PyTorch's fused INT4 kernel: a warp makes 16 x 8 outputs with Ampere's m16n8k16
+    _format(r"tinygemm_m16n8k16", "tinygemm", "gemm", {"architecture": 80, "tile": (8, 16)}),
+    _format(r"splitKreduce_kernel|flash_fwd_splitkv_combine", "split-k reduce", "reduce"),
+    _format(r"gemv2|gemvx|gemvNSP|gemv_|\bdot_kernel", "gemv", "gemv"),
+    _format(r"(?i:softmax)", "softmax", "other"),
+    _format(r"[Rr]educe_kernel|reduce_1Block_kernel|reduction_kernel", "reduce", "reduce"),
+    _format(r"FillFunctor|Memset|memset", "fill", "copy/pad"),
+    _format(r"constant_pad|[Pp]ad(?:ding)?_kernel", "pad", "copy/pad"),
+    _format(r"copy_kernel|CatArrayBatchedCopy|Memcpy|memcpy", "copy", "copy/pad"),
+    _format(r"triu_tril_kernel", "mask", "other"),
+    _format(r"elementwise_kernel", "elementwise", "other"),
+)
+"""Tried in this order: the first format that is found reads the name."""
