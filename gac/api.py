@@ -16,11 +16,13 @@ from gac.allocation.limits import budget_limit, parse_align
 from gac.allocation.problem import Problem
 from gac.allocation.reproduce import rule_of
 from gac.allocation.rules import RULES, Rule
-from gac.checkpoint.attach import carry_plan, check_class, check_dense
-from gac.checkpoint.directory import load_checkpoint, save_checkpoint
+from gac.checkpoint.attach import attach_plan, check_class, check_dense
 from gac.checkpoint.export import export_plain
+from gac.checkpoint.load import load_checkpoint
+from gac.checkpoint.save import save_checkpoint
 from gac.compression.apply import build_modules, changed_sites, swap_in
 from gac.compression.first_shot import check_held, check_shots
+from gac.compression.modules import planned_sites, share_gemms
 from gac.compression.refit import leaves, refit_named
 from gac.compression.refit import refit as fit_again
 from gac.compression.statistics import statistics
@@ -45,8 +47,7 @@ from gac.models.sites import Site
 from gac.plan import Calibration, Plan
 from gac.profiling.select import select_profile
 from gac.profiling.table import Profile
-from gac.runtime.decode import run_one_row_in_triton
-from gac.runtime.shared_gemm import as_run, fuse_inputs
+from gac.runtime.decode import use_decode_kernel
 from gac.sensitivity.curves import Source, measure_curves, stream_fits
 from gac.sensitivity.documents import Documents, Text
 from gac.sensitivity.factors import LayerFactors
@@ -267,7 +268,7 @@ def compress(
         GacError: the model or the text cannot be read.
     """
     loaded = _dense(model, tokenizer)
-    sites = as_run(plan, family_of(loaded.model.config).sites(loaded.model.config))
+    sites = planned_sites(plan, family_of(loaded.model.config).sites(loaded.model.config))
     changed = changed_sites(plan, sites)
     check_class(loaded.model)
     check_in_memory(loaded.model)
@@ -287,10 +288,10 @@ def compress(
             loaded.model, modules, plan.weights, plan.refit, sites, kept, windows.ids, method, progress=progress
         )
     swap_in(loaded.model, modules)
-    fuse_inputs(loaded.model, sites)
+    share_gemms(loaded.model, sites)
     if plan.one_row:
-        run_one_row_in_triton(loaded.model)
-    carry_plan(loaded.model, plan)
+        use_decode_kernel(loaded.model)
+    attach_plan(loaded.model, plan)
     return loaded.model
 
 

@@ -39,15 +39,3 @@ def at_one_row(operation: Operation) -> Operation:
     if operation.operator in ("linear", "low_rank") and operation.axes["m"] == 1:
         return Operation(f"{operation.operator}_triton", operation.shape)
     return operation
-
-
-_ENOUGH_OUTPUTS = 1 << 22
-
-
-def apart_from(rows: int) -> int:
-    """Output features from which a weight is multiplied by itself, though it shares a GEMM with others.
-
-    4 Mi outputs, 256 tiles of 128 x 128, fill a GPU alone. Sharing wins nothing then, and its part would lie scattered
-    in the shared output, which slows down what reads it: gate and up of Llama-3-8B at 1,024 tokens.
-    """
-    return -(-_ENOUGH_OUTPUTS // rows)

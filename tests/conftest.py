@@ -29,7 +29,6 @@ from gac.plan import (
 )
 
 Changes = Mapping[str, tuple[str, int]]
-LONGEST = ("test_smollm2.py", "test_notebooks.py", "test_refit.py", "test_crashes.py", "test_three_ways.py")
 
 # The same examples every time, whatever the machine and its load. `--hypothesis-profile search` draws others, more of
 # them, and prints how to draw a failing one again.
@@ -40,14 +39,16 @@ settings.load_profile("same")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest files first, so that no worker is idle at the end."""
-    items.sort(key=lambda item: LONGEST.index(item.path.name) if item.path.name in LONGEST else len(LONGEST))
+    """The longest tests first, so that the other worker is not idle at the end."""
+    items.sort(key=lambda item: item.path.name != "test_end_to_end.py")
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Tests keep what they measure to themselves."""
+    """Tests keep what they measure to themselves, and ask no hub."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_HUB_OFFLINE", "1")
+        patch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
         patch.setenv("GAC_HOME", str(tmp_path_factory.mktemp("gac-home")))
         yield
 

@@ -15,7 +15,7 @@ from gac.allocation.limits import budget_limit
 from gac.checkpoint.card import model_card
 from gac.errors import BudgetError, GacError, ModelError, PlanError, ProfileError, TextError
 from gac.plan import SiteChoice
-from gac.runtime.decode import OneRowLinear
+from gac.runtime.decode import DecodeLinear
 from gac.runtime.modules import LowRankLinear
 from gac.runtime.shared_gemm import FusedInput
 from tests.models.small import small_config, small_model
@@ -126,8 +126,8 @@ def test_a_plan_for_one_row_in_triton_runs_saves_and_loads(
     gac.save(model, tmp_path / "small", tokenizer=options["tokenizer"])
     again = gac.load(tmp_path / "small").to(model.device)
     for one in (model, again):
-        assert isinstance(one.model.layers[0].mlp.down_proj, OneRowLinear | LowRankLinear)
-        assert sum(isinstance(module, OneRowLinear) for module in one.modules()) > 2
+        assert isinstance(one.model.layers[0].mlp.down_proj, DecodeLinear | LowRankLinear)
+        assert sum(isinstance(module, DecodeLinear) for module in one.modules()) > 2
     ids = torch.arange(12)[None]
     with torch.no_grad():
         assert torch.equal(again(ids).logits, model(ids).logits)

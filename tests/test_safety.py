@@ -16,7 +16,7 @@ import torch
 from transformers import LlamaConfig
 
 import gac
-from gac.checkpoint.directory import load_checkpoint
+from gac.checkpoint.load import load_checkpoint
 from gac.errors import CheckpointError, ModelError
 from gac.io import check_inside
 from gac.models.loading import load_config, load_model

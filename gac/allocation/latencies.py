@@ -9,9 +9,10 @@ from numpy.typing import NDArray
 from gac.arrays import Ints
 from gac.forms import Form
 from gac.models.weights import Weight
-from gac.operations import Operation, apart_from, at_one_row, linear
+from gac.operations import Operation, at_one_row, linear
 from gac.profiling.cliffs import sound_dims
 from gac.profiling.table import Profile
+from gac.runtime.contract import apart_from
 from gac.workloads import Workload
 
 UNKNOWN = -1

@@ -1,7 +1,7 @@
-"""The seal of a checkpoint: its header is what its plan makes of its config, which is then known without a comparison.
+"""A digest over a checkpoint's header, the dims of its config and its plan: whether they are as they were written.
 
-It tells what was changed or mixed up by accident. Who writes all files can seal what is wrong: so a sealed header is
-still built as one that nothing is known of, and the plan read and compared when it is first asked for.
+It shows what was changed or mixed up by accident, without a comparison. Whoever writes all files can write a digest
+that fits: so the model is built as strictly with it, and the plan is read and compared when it is first asked for.
 """
 
 import hashlib
@@ -12,21 +12,21 @@ from typing import Any
 
 from gac.checkpoint.header import Header
 from gac.models.families import family_of
-from gac.runtime.modeling import SCHEMA
+from gac.runtime.contract import SCHEMA
 
 
-def sealed(header: Header, config: Any) -> dict[str, Any]:
+def with_digest(header: Header, config: Any) -> dict[str, Any]:
     """The key ``gac`` as it is written.
 
     Args:
         header: what a plan has just made of ``config``, with the digest of the plan's file.
     """
     content = asdict(header)
-    return content | {"seal": _seal(content, config)}
+    return content | {"digest": _digest(content, config)}
 
 
-def is_sealed(content: Any, config: Any) -> bool:
-    """Whether the key ``gac`` is as it was sealed, and so is what the dims of weights follow from in its config.
+def is_unchanged(content: Any, config: Any) -> bool:
+    """Whether the key ``gac``, and all of its config that the dims of weights follow from, are as they were written.
 
     Args:
         content: as it stands in a file.
@@ -34,12 +34,12 @@ def is_sealed(content: Any, config: Any) -> bool:
     Raises:
         ModelError: no model can have the config's sizes.
     """
-    if not isinstance(content, dict) or content.get("schema_version") != SCHEMA or not content.get("seal"):
+    if not isinstance(content, dict) or content.get("schema_version") != SCHEMA or not content.get("digest"):
         return False
-    return bool(content["seal"] == _seal(content, config))
+    return bool(content["digest"] == _digest(content, config))
 
 
-def _seal(content: Mapping[str, Any], config: Any) -> str:
-    stated = {name: value for name, value in content.items() if name != "seal"}
+def _digest(content: Mapping[str, Any], config: Any) -> str:
+    stated = {name: value for name, value in content.items() if name != "digest"}
     text = json.dumps(stated, sort_keys=True) + repr(family_of(config).sizes(config))
     return hashlib.sha256(text.encode()).hexdigest()

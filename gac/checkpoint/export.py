@@ -11,13 +11,14 @@ from transformers import CONFIG_MAPPING, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from gac.checkpoint.card import export_card
-from gac.checkpoint.directory import check_free, complete_directory
 from gac.checkpoint.header import Module, header_of
+from gac.checkpoint.target import check_free, complete_directory
 from gac.compression.merge import merged
 from gac.errors import CheckpointError
-from gac.models.families import COMPRESSED, family_of
+from gac.models.families import family_of
 from gac.models.loading import check_in_memory
 from gac.plan import Plan, WeightChoice
+from gac.runtime.contract import COMPRESSED
 
 
 def export_plain(model: PreTrainedModel, directory: str | Path, tokenizer: Any = None, *, merge: bool = False) -> None:

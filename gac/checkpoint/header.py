@@ -3,15 +3,14 @@
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
+from gac.compression.modules import module_of, planned_sites, shared_names
 from gac.errors import CheckpointError
 from gac.io import from_json
 from gac.models.sites import Site
 from gac.plan import Plan, WeightChoice
-from gac.runtime.modeling import SCHEMA
-from gac.runtime.modules import module_of
-from gac.runtime.shared_gemm import as_run
+from gac.runtime.contract import SCHEMA
 
 _STRICT = {"extra": "forbid"}
 
@@ -35,24 +34,24 @@ class Module:
 class Header:
     """All of them by name, the names of those that share their first GEMM, and the SHA-256 of ``plan.json``.
 
-    ``one_row``: GEMMs of one row run in Triton. ``seal``: see ``gac.checkpoint.digest``; empty in a header that was
-    just made, or before there were any.
+    ``decode_kernel``: what runs GEMMs of one row. ``digest``: see ``gac.checkpoint.digest``; empty in a header that was
+    just made.
     """
 
     schema_version: int
     modules: dict[str, Module]
     fused: tuple[tuple[str, ...], ...]
     plan: str
-    one_row: bool = False
-    seal: str = ""
+    decode_kernel: Literal["torch", "triton"] = "torch"
+    digest: str = ""
     __pydantic_config__ = _STRICT
 
 
 def header_of(plan: Plan, sites: Sequence[Site], digest: str = "") -> Header:
     """What the plan makes of a model with its family's ``sites``; ``digest`` is that of the plan's file."""
-    groups = [tuple(site.weights[at].name for at in site.fused) for site in as_run(plan, sites)]
     modules = {choice.name: _module(choice) for choice in plan.weights if choice.form != "dense"}
-    return Header(SCHEMA, modules, tuple(names for names in groups if len(names) > 1), digest, plan.one_row)
+    fused = shared_names(planned_sites(plan, sites))
+    return Header(SCHEMA, modules, fused, digest, "triton" if plan.one_row else "torch")
 
 
 def read_header(content: Any, where: str) -> Header:

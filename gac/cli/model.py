@@ -93,7 +93,7 @@ def compress(model: str, plan_file: Path, output: Path, overwrite: bool, tokeniz
     MODEL is the one that the plan was made for. The directory holds safetensors, the config, the plan, the
     tokenizer and a model card; gac.load opens it.
     """
-    from gac.checkpoint.directory import check_free
+    from gac.checkpoint.target import check_free
     from gac.plan import Plan
     from gac.reporting.tables import plan_line
 
@@ -133,7 +133,7 @@ def export(directory: Path, output: Path, merge: bool) -> Answer:
     DIRECTORY was written by gac compress. Tools that know nothing of GAC open the new one without any code. A stock
     architecture can keep the dims where MLPs alone are narrower, by as much in every layer; --merge does without.
     """
-    from gac.checkpoint.directory import check_free
+    from gac.checkpoint.target import check_free
 
     check_writable(output, CheckpointError)
     check_free(output, overwrite=False)

@@ -8,13 +8,13 @@ from types import MappingProxyType
 import torch
 from torch import Tensor, nn
 
+from gac.compression.modules import empty_module
 from gac.errors import PlanError
 from gac.forms import form_named
 from gac.models.linears import linear_at
 from gac.models.sites import Site
 from gac.models.weights import Weight
 from gac.plan import Plan, WeightChoice
-from gac.runtime.modules import empty_module
 from gac.sensitivity.factors import LayerFactors
 from gac.sensitivity.methods import Method, Metric
 from gac.sensitivity.narrow import compensated

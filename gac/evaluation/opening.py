@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from gac.checkpoint.directory import load_checkpoint
+from gac.checkpoint.load import load_checkpoint
 from gac.errors import ModelError
 from gac.models.loading import Loaded, is_checkpoint, load_config, load_model, load_tokenizer
 

@@ -10,13 +10,12 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from gac.compression.apply import swap_in
+from gac.compression.modules import empty_module, share_gemms
 from gac.models.linears import linear_at
 from gac.models.shapes import Shapes
 from gac.models.sites import Site
 from gac.plan import WeightChoice
-from gac.runtime.decode import run_one_row_in_triton
-from gac.runtime.modules import empty_module
-from gac.runtime.shared_gemm import fuse_inputs
+from gac.runtime.decode import use_decode_kernel
 
 _SCALE = 0.02
 _AutoConfig: Any = transformers.AutoConfig
@@ -63,9 +62,9 @@ def variant(
     """
     found = _sharing(model)
     swap_in(found, {choice.name: _random(model, choice) for choice in choices if choice.form != "dense"})
-    fuse_inputs(found, fused)
+    share_gemms(found, fused)
     if one_row:
-        run_one_row_in_triton(found)
+        use_decode_kernel(found)
     return found
 
 

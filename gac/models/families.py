@@ -8,6 +8,7 @@ from typing import Any
 from gac.errors import ModelError, PlanError
 from gac.models.sites import Site
 from gac.models.weights import LARGEST_SIZE, Weight, check_weight
+from gac.runtime.contract import COMPRESSED
 
 MOST_LAYERS = 4096
 _SIZES = ("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim")
@@ -209,10 +210,6 @@ def check_layers(content: Any) -> None:
             count = part.get(name, 1)
             if not isinstance(count, int) or not 1 <= count <= MOST_LAYERS:
                 raise ValueError(f"{name} is {str(count)[:40]}, and not from 1 to {MOST_LAYERS:,}")
-
-
-COMPRESSED = "gac_"
-"""What the ``model_type`` of a compressed checkpoint begins with; the dense one's follows."""
 
 
 def family_of(config: Any) -> Family:

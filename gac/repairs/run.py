@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from gac.checkpoint.directory import check_free, complete_directory
+from gac.checkpoint.target import check_free, complete_directory
 from gac.errors import CheckpointError
 from gac.profiling.select import select_profile
 from gac.profiling.table import Profile

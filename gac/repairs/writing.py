@@ -10,7 +10,7 @@ from typing import Any
 from safetensors.torch import save_file
 
 from gac.checkpoint.card import model_card
-from gac.checkpoint.directory import read_plan, write_header
+from gac.checkpoint.load import read_plan, write_header
 from gac.io import open_to_umask
 from gac.models.loading import is_checkpoint
 from gac.repairs.padding import Insertions, padded

@@ -1,1 +1,1 @@
-"""What runs: modules, shared GEMMs, kernels, the modelling file. Imports torch, transformers, triton and itself."""
+"""What runs. Imports torch, transformers, triton and itself; these very files lie beside a checkpoint's weights."""

@@ -40,7 +40,7 @@ def multiply(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def _operator() -> Any:
-    return torch.ops.gac.one_row_linear
+    return torch.ops.gac.decode_linear
 
 
 def _is_one_row(x: Tensor) -> bool:
@@ -123,7 +123,7 @@ def _kernel() -> Any:
     triton, tl = import_module("triton"), import_module("triton.language")
 
     @triton.jit  # type: ignore[untyped-decorator]
-    def gemv_one_row(  # type: ignore[no-untyped-def]
+    def gemv(  # type: ignore[no-untyped-def]
         x,
         w,
         bias,
@@ -149,19 +149,19 @@ def _kernel() -> Any:
             result += tl.load(bias + features, mask=there, other=0.0).to(tl.float32)
         tl.store(out + features, result.to(out.dtype.element_ty), mask=there)
 
-    return gemv_one_row
+    return gemv
 
 
 def prepare() -> None:
-    """Make the kernel an operator into which torch.compile can look, ``gac::one_row_linear``; nothing without Triton.
+    """Make the kernel an operator into which torch.compile can look, ``gac::decode_linear``; nothing without Triton.
 
     That loads what compiles it, so nobody has it done who does not ask for it.
     """
-    if HAS_TRITON and not hasattr(torch.ops.gac, "one_row_linear"):
-        library.triton_op("gac::one_row_linear", _one_row, mutates_args=(), schema=_SCHEMA)
+    if HAS_TRITON and not hasattr(torch.ops.gac, "decode_linear"):
+        library.triton_op("gac::decode_linear", _decode_linear, mutates_args=(), schema=_SCHEMA)
 
 
-def _one_row(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def _decode_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     out = x.new_empty(*x.shape[:-1], len(weight))
     _launch(library.wrap_triton(_kernel()), x.contiguous(), weight, bias, out)
     return out

@@ -1,17 +1,11 @@
 """The modules that run: what each form of a weight is built as."""
 
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-
-from gac.forms import Form, form_named
-from gac.forms.grouped.spec import Grouped
-from gac.models.weights import Weight
-from gac.plan import WeightChoice
 
 
 class _EmptyLinear(nn.Linear):
@@ -177,54 +171,3 @@ KINDS: dict[str, tuple[Callable[..., nn.Module], tuple[str, ...]]] = {
     "ValueLinear": (ValueLinear, ("in_features", "heads", "head_dim")),
 }
 """The modules that a weight can be, by the name that ``config.json`` gives them, and the sizes that make one."""
-
-
-def module_of(choice: WeightChoice) -> tuple[str, dict[str, int]]:
-    """The module that a weight's form runs as at its dim: its name in ``KINDS``, and its sizes."""
-    form = form_named(choice.form)
-    name, sizes = _MODULES[form.kind](form, choice.weight, choice.dim)
-    return name, dict(zip(KINDS[name][1], sizes, strict=True))
-
-
-def empty_module(choice: WeightChoice, bias: bool, device: torch.device | str, dtype: torch.dtype) -> nn.Module:
-    """The module that a weight's form runs as at its dim; its parameters are allocated, not initialised.
-
-    Args:
-        bias: whether it adds one, as the dense weight did.
-        device: where to put it; ``meta`` allocates nothing.
-    """
-    name, sizes = module_of(choice)
-    return KINDS[name][0](**sizes, bias=bias, device=device, dtype=dtype)
-
-
-_Built = tuple[str, tuple[int, ...]]
-
-
-def _dense(form: Form, weight: Weight, dim: int) -> _Built:
-    return "Linear", (weight.in_features, weight.out_features)
-
-
-def _low_rank(form: Form, weight: Weight, dim: int) -> _Built:
-    return "LowRankLinear", (weight.in_features, dim, weight.out_features)
-
-
-def _narrow(form: Form, weight: Weight, dim: int) -> _Built:
-    if weight.neurons == "out":
-        return "Linear", (weight.in_features, weight.blocks * dim)
-    return "Linear", (dim, weight.out_features)
-
-
-def _head_dim(form: Form, weight: Weight, dim: int) -> _Built:
-    if weight.values == "out":
-        return "ValueLinear", (weight.in_features, weight.heads, dim)
-    return "Linear", (weight.heads * dim, weight.out_features)
-
-
-def _grouped(form: Form, weight: Weight, dim: int) -> _Built:
-    assert isinstance(form, Grouped)
-    return "GroupedLinear", (weight.in_features, form.groups(weight), dim, weight.out_features)
-
-
-_MODULES: Mapping[str, Callable[[Form, Weight, int], _Built]] = MappingProxyType(
-    {"dense": _dense, "low_rank": _low_rank, "narrow": _narrow, "head_dim": _head_dim, "grouped": _grouped}
-)

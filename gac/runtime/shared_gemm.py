@@ -8,11 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from gac.forms.planned_sites import as_planned
-from gac.models.sites import Site
-from gac.operations import apart_from
-from gac.plan import Plan
-from gac.runtime.modules import Heads, LowRankLinear, ValueLinear
+from .contract import apart_from
+from .modules import Heads, LowRankLinear, ValueLinear
 
 
 class FusedInput(nn.Module):
@@ -138,28 +135,14 @@ class FusedMember(nn.Module):
                     value.copy_(given)
 
 
-def as_run(plan: Plan, sites: Sequence[Site]) -> tuple[Site, ...]:
-    """A family's sites as the plan decides on them, fused where it has them so."""
-    shared = {choice.site for choice in plan.sites if choice.shared}
-    planned = as_planned(sites, plan.forms, plan.fused)
-    return tuple(site.run(site.name in shared) if site.either else site for site in planned)
-
-
-def fuse_inputs(model: nn.Module, sites: Sequence[Site]) -> None:
-    """Let the weights of each site that are marked as fused share one GEMM; the model is changed in place.
+def share_gemm(model: nn.Module, names: Sequence[str]) -> None:
+    """Let weights that read the same input run their first GEMMs as one; the model is changed in place.
 
     Outputs are the same up to rounding, and so are the names and values in ``state_dict``.
 
     Args:
-        sites: from ``as_run``; nothing happens where none is marked.
+        names: of the weights, in the order in which the model calls them.
     """
-    for site in sites:
-        names = [site.weights[at].name for at in site.fused]
-        if len(names) > 1:
-            _fuse(model, names)
-
-
-def _fuse(model: nn.Module, names: Sequence[str]) -> None:
     weights: list[Any] = [model.get_submodule(name) for name in names]
     fused = FusedInput([_first(weight) for weight in weights])
     for at, (name, weight) in enumerate(zip(names, weights, strict=True)):

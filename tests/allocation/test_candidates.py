@@ -14,8 +14,9 @@ from gac.forms import form_named
 from gac.forms.planned_sites import run_together
 from gac.models.sites import Site
 from gac.models.weights import Weight
-from gac.operations import apart_from, linear
+from gac.operations import linear
 from gac.profiling.table import Measurement, Profile
+from gac.runtime.contract import apart_from
 from gac.workloads import Workload
 from tests.headers import make_profile
 
@@ -342,7 +343,7 @@ def test_sites_that_read_the_same_input_become_one() -> None:
 @pytest.fixture(params=[1 << 22, 10 << 10, 4 << 10], ids=["none", "some", "most"])
 def _apart(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """How many weights run apart for their many outputs."""
-    monkeypatch.setattr("gac.operations._ENOUGH_OUTPUTS", request.param)
+    monkeypatch.setattr("gac.runtime.contract._ENOUGH_OUTPUTS", request.param)
 
 
 @pytest.mark.usefixtures("_apart")

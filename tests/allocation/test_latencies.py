@@ -9,9 +9,9 @@ from gac.forms.planned_sites import run_together
 from gac.models.families import family_of
 from gac.models.shapes import SHAPES
 from gac.models.sites import Site
-from gac.operations import apart_from
 from gac.profiling.records import Measurement, Point
 from gac.profiling.sweeps.coverage import WORKLOADS, fused_points, model_points
+from gac.runtime.contract import apart_from
 from gac.workloads import Workload
 from tests.headers import make_profile
 

@@ -27,10 +27,10 @@ import transformers
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import gac
-from gac.checkpoint.attach import carry_plan
+from gac.checkpoint.attach import attach_plan
+from gac.compression.modules import empty_module
 from gac.io import atomic_path
 from gac.plan import Plan, SiteChoice, WeightChoice
-from gac.runtime.modules import empty_module
 
 WAYS = ("gac.load", "import gac", "no gac")
 LOAD = """
@@ -141,7 +141,7 @@ def compressed(model: Any, plan: Plan) -> Any:
             for parameter in module.parameters():
                 torch.nn.init.normal_(parameter, std=0.02)
             model.set_submodule(choice.name, module)
-    carry_plan(model, plan)
+    attach_plan(model, plan)
     return model
 
 

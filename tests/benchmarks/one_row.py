@@ -22,7 +22,7 @@ from torch import Tensor
 from transformers import StaticCache
 
 from gac.evaluation.shapes import model_of_shapes
-from gac.runtime.decode import run_one_row_in_triton
+from gac.runtime.decode import use_decode_kernel
 
 MODES = (None, "default", "reduce-overhead")
 CONTEXT, TURNS, TOKENS, FIRST = 1024, 15, 10, 4
@@ -36,7 +36,7 @@ def main() -> None:
     plain = model_of_shapes("llama-3-8b", layers=asked.layers)
     shared: dict[int, Any] = {id(one): one for one in (*plain.parameters(), *plain.buffers())}
     ours = copy.deepcopy(plain, shared)
-    run_one_row_in_triton(ours)
+    use_decode_kernel(ours)
     found = {}
     for mode in MODES:
         steps = {"pytorch": step_of(plain, mode), "one_row": step_of(ours, mode)}

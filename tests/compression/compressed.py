@@ -7,14 +7,13 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from gac.checkpoint.attach import carry_plan
+from gac.checkpoint.attach import attach_plan
+from gac.compression.modules import empty_module, share_gemms
 from gac.forms.planned_sites import as_planned
 from gac.models.families import family_of
 from gac.models.linears import as_linear
 from gac.plan import Plan
-from gac.runtime.decode import run_one_row_in_triton
-from gac.runtime.modules import empty_module
-from gac.runtime.shared_gemm import fuse_inputs
+from gac.runtime.decode import use_decode_kernel
 from tests.models.small import small_config, small_model
 
 MakePlan = Callable[[Any, Mapping[str, tuple[str, int]]], Plan]
@@ -53,10 +52,10 @@ def compressed(
             for parameter in module.parameters():
                 torch.nn.init.normal_(parameter, std=0.1)
             model.set_submodule(choice.name, module)
-    fuse_inputs(model, as_planned(family_of(model.config).sites(model.config), plan.forms, fused))
+    share_gemms(model, as_planned(family_of(model.config).sites(model.config), plan.forms, fused))
     if one_row:
-        run_one_row_in_triton(model)
-    carry_plan(model, plan)
+        use_decode_kernel(model)
+    attach_plan(model, plan)
     return model.eval()
 
 

@@ -12,12 +12,12 @@ from gac.allocation.limits import budget_limit
 from gac.compression import first_shot as shot
 from gac.compression.apply import build_modules, swap_in
 from gac.compression.first_shot import FIRST_KEPT, STEP, check_shots, first_shot
+from gac.compression.modules import module_of
 from gac.compression.refit import refit
 from gac.errors import GacError
 from gac.forms import form_named
 from gac.models.families import family_of
 from gac.plan import WeightChoice
-from gac.runtime.modules import module_of
 from gac.sensitivity.curves import measure_curves, stream_fits
 from gac.sensitivity.registry import METHODS
 from gac.sensitivity.store import StatisticsStore

@@ -9,7 +9,9 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from gac.checkpoint.directory import load_checkpoint, save_checkpoint
+from gac.checkpoint.load import load_checkpoint
+from gac.checkpoint.save import save_checkpoint
+from gac.compression.modules import empty_module, share_gemms
 from gac.errors import PlanError
 from gac.forms import form_named
 from gac.forms.grouped.spec import Grouped
@@ -17,8 +19,7 @@ from gac.forms.planned_sites import as_planned
 from gac.models.families import family_of
 from gac.models.weights import Weight
 from gac.plan import Plan, WeightChoice
-from gac.runtime.modules import BlockLinear, GroupedLinear, empty_module
-from gac.runtime.shared_gemm import fuse_inputs
+from gac.runtime.modules import BlockLinear, GroupedLinear
 from tests.compression.applying import IDS, applied, logits
 
 MakePlan = Callable[[Any, Mapping[str, tuple[str, int]]], Plan]
@@ -168,7 +169,7 @@ def test_a_round_trip_changes_no_bit(small: PreTrainedModel, tmp_path: Path) -> 
 
 def test_inputs_can_be_fused(small: PreTrainedModel) -> None:
     other = copy.deepcopy(small)
-    fuse_inputs(other, as_planned(family_of(other.config).sites(other.config), ["grouped:2"], fused=True))
+    share_gemms(other, as_planned(family_of(other.config).sites(other.config), ["grouped:2"], fused=True))
     assert other.get_submodule("model.layers.0.self_attn.q_proj.fused").weight.shape[0] == 128 + 24 + 24
     assert (logits(other) - logits(small)).abs().max() < 1e-5
     assert set(other.state_dict()) == set(small.state_dict())

@@ -9,12 +9,13 @@ import pytest
 import torch
 from transformers import LlamaConfig, PreTrainedModel
 
-from gac.checkpoint.directory import load_checkpoint, save_checkpoint
+from gac.checkpoint.load import load_checkpoint
+from gac.checkpoint.save import save_checkpoint
+from gac.compression.modules import share_gemms
 from gac.forms.planned_sites import as_planned
 from gac.models.families import family_of, supported
 from gac.plan import Plan
 from gac.runtime.modules import ValueLinear
-from gac.runtime.shared_gemm import fuse_inputs
 from tests.compression.applying import IDS, applied, logits
 from tests.models.small import small_config, small_model, weights_of
 
@@ -115,7 +116,7 @@ def test_a_round_trip_changes_no_bit(small: PreTrainedModel, tmp_path: Path) -> 
 
 def test_inputs_can_be_fused(small: PreTrainedModel) -> None:
     other = copy.deepcopy(small)
-    fuse_inputs(other, as_planned(family_of(other.config).sites(other.config), FORMS, fused=True))
+    share_gemms(other, as_planned(family_of(other.config).sites(other.config), FORMS, fused=True))
     assert other.get_submodule("model.layers.0.self_attn.q_proj.fused").weight.shape[0] == 16 + 32 + GROUPS * SHORT
     assert (logits(other) - logits(small)).abs().max() < 1e-5
     assert set(other.state_dict()) == set(small.state_dict())

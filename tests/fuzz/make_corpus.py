@@ -8,13 +8,14 @@ from pathlib import Path
 from transformers import LlamaConfig
 
 from gac.allocation.frontier import frontier
-from gac.checkpoint.attach import digest_of
-from gac.checkpoint.digest import sealed
+from gac.checkpoint.agreement import digest_of
+from gac.checkpoint.digest import with_digest
 from gac.checkpoint.header import header_of
 from gac.forms import form_named
 from gac.io import to_json
-from gac.models.families import COMPRESSED, family_of
+from gac.models.families import family_of
 from gac.plan import KvCache, Plan, WorkloadLatency
+from gac.runtime.contract import COMPRESSED
 from tests.allocation.small_problems import MADE_FROM, problem
 from tests.cli.commands import ranks, write_profile
 from tests.conftest import _make_plan
@@ -43,7 +44,7 @@ def main() -> None:
         "frontier/small": to_json(
             frontier(problem([[8, 4, 2, 1, 0.5]], [10, 20, 30, 40, 50, 60]), MADE_FROM, points=3)
         ),
-        "checkpoint/sealed": _checkpoint(config, plan),
+        "checkpoint/small": _checkpoint(config, plan),
         "config/small": json.dumps(config.to_dict()).encode(),
         "report/small": b'{"perplexity": 18.4, "predicted_log_ratio": 0.07, "log_ratio": 0.05, "tasks": {}}',
         "name/prefill": b"prefill:1x1024",
@@ -84,7 +85,7 @@ def _checkpoint(config: LlamaConfig, plan: Plan) -> bytes:
 def header_files(config: LlamaConfig, plan: Plan) -> tuple[str, str]:
     """``plan.json`` and ``config.json`` of a checkpoint."""
     text = to_json(plan).decode()
-    header = sealed(header_of(plan, family_of(config).sites(config), digest_of(text)), config)
+    header = with_digest(header_of(plan, family_of(config).sites(config), digest_of(text)), config)
     document = json.loads(config.to_json_string()) | {"model_type": f"{COMPRESSED}{config.model_type}", "gac": header}
     return text, json.dumps(document)
 

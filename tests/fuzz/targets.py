@@ -59,7 +59,7 @@ def read_frontier(data: bytes) -> None:
 
 def read_checkpoint(data: bytes) -> None:
     """Open a directory whose config, plan and shard index are given; it has no weights, so it is never opened."""
-    from gac.checkpoint.directory import load_checkpoint
+    from gac.checkpoint.load import load_checkpoint
 
     with tempfile.TemporaryDirectory() as folder:
         for name, content in zip(CHECKPOINT_FILES, data.split(SEPARATOR), strict=False):

@@ -12,7 +12,9 @@ import torch
 from torch import nn
 from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM
 
-from gac.checkpoint.directory import load_checkpoint, save_checkpoint
+from gac.checkpoint.load import load_checkpoint
+from gac.checkpoint.save import save_checkpoint
+from gac.compression.modules import share_gemms
 from gac.errors import ModelError, PlanError
 from gac.forms import FORMS
 from gac.forms.planned_sites import check_forms_fit, run_together
@@ -21,7 +23,6 @@ from gac.models.linears import as_linear
 from gac.models.weights import Weight
 from gac.operations import linear
 from gac.plan import Plan
-from gac.runtime.shared_gemm import fuse_inputs
 from tests.compression.applying import IDS, applied, logits
 from tests.models.small import NEURONS, SMALL, every_family, small_config, small_model, weights_of
 
@@ -137,7 +138,7 @@ def test_generation_with_the_cache_equals_generation_without(compressed: Any) ->
 
 def test_weights_that_read_the_same_input_can_be_fused(compressed: Any) -> None:
     fused = copy.deepcopy(compressed)
-    fuse_inputs(fused, run_together(family_of(fused.config).sites(fused.config)))
+    share_gemms(fused, run_together(family_of(fused.config).sites(fused.config)))
     assert set(fused.state_dict()) == set(compressed.state_dict())
     assert (logits(fused) - logits(compressed)).abs().max() < 1e-5
 

@@ -9,7 +9,8 @@ from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import gac
-from gac.checkpoint.directory import load_checkpoint, save_checkpoint
+from gac.checkpoint.load import load_checkpoint
+from gac.checkpoint.save import save_checkpoint
 from gac.errors import CheckpointError
 from gac.plan import Alternative, Plan, WorkloadLatency
 from gac.repairs.replan import padded_plan

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
-from gac.checkpoint.directory import read_plan
+from gac.checkpoint.load import read_plan
 from gac.forms import Form, form_named
 from gac.forms.grouped.spec import Grouped
 from gac.operations import Operation

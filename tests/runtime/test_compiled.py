@@ -7,10 +7,11 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, StaticCache
 
+from gac.compression.modules import share_gemms
 from gac.forms.planned_sites import as_planned
 from gac.models.families import family_of
 from gac.plan import Plan
-from gac.runtime.shared_gemm import FusedInput, fuse_inputs
+from gac.runtime.shared_gemm import FusedInput
 from tests.compression.applying import IDS, applied, logits
 
 MakePlan = Callable[[Any, Mapping[str, tuple[str, int]]], Plan]
@@ -43,7 +44,7 @@ def model(
     plan = make_plan(tiny_config, CHANGES[form])
     small = applied(tiny_model, plan, "palu:1" if form == "grouped" else "kfac")
     assert isinstance(small, LlamaForCausalLM)
-    fuse_inputs(small, as_planned(family_of(tiny_config).sites(tiny_config), plan.forms, fused=request.param))
+    share_gemms(small, as_planned(family_of(tiny_config).sites(tiny_config), plan.forms, fused=request.param))
     return small
 
 

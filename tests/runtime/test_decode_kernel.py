@@ -10,7 +10,7 @@ from torch.nn import functional
 from transformers import LlamaForCausalLM
 
 from gac.runtime import decode_kernel as one_row
-from gac.runtime.decode import OneRowLinear, run_one_row_in_triton
+from gac.runtime.decode import DecodeLinear, use_decode_kernel
 from gac.runtime.modules import LowRankLinear, ValueLinear
 from gac.runtime.shared_gemm import FusedInput
 from tests.compression.applying import logits
@@ -18,9 +18,9 @@ from tests.compression.applying import logits
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="Triton kernels need a GPU")
 
 
-def weight(k: int, n: int, bias: bool = True, dtype: torch.dtype = torch.bfloat16) -> OneRowLinear:
+def weight(k: int, n: int, bias: bool = True, dtype: torch.dtype = torch.bfloat16) -> DecodeLinear:
     torch.manual_seed(0)
-    made = OneRowLinear(k, n, bias, dtype=dtype)
+    made = DecodeLinear(k, n, bias, dtype=dtype)
     for parameter in made.parameters():
         nn.init.normal_(parameter)
     return made.requires_grad_(False)
@@ -52,9 +52,9 @@ class Launches:
 def launches(monkeypatch: pytest.MonkeyPatch) -> Launches:
     """The kernel takes whatever has one row, and as if it were captured."""
     stand_in = Launches()
-    operator = library.custom_op("gac_tests::one_row_linear", stand_in, mutates_args=(), schema=one_row._SCHEMA)
+    operator = library.custom_op("gac_tests::decode_linear", stand_in, mutates_args=(), schema=one_row._SCHEMA)
     operator.register_fake(lambda x, weight, bias: x.new_empty(*x.shape[:-1], len(weight)))
-    monkeypatch.setattr(one_row, "_operator", lambda: torch.ops.gac_tests.one_row_linear)
+    monkeypatch.setattr(one_row, "_operator", lambda: torch.ops.gac_tests.decode_linear)
     monkeypatch.setattr(one_row, "_is_one_row", lambda x: x.numel() == x.shape[-1])
     monkeypatch.setattr(one_row, "_is_worthwhile", lambda x, weight, bias: True)
     return stand_in
@@ -158,7 +158,7 @@ def test_every_weight_but_the_head_does(tiny_model: LlamaForCausalLM, launches: 
     mlp.gate_proj.fused = fused
     with torch.no_grad():
         names, before = [*tiny_model.state_dict()], logits(tiny_model)
-        run_one_row_in_triton(tiny_model)
+        use_decode_kernel(tiny_model)
         assert type(tiny_model.lm_head) is nn.Linear
         assert [*tiny_model.state_dict()] == names
         assert torch.equal(logits(tiny_model), before)
@@ -179,9 +179,9 @@ def test_a_model_of_another_kind_of_linear_keeps_it(tiny_model: LlamaForCausalLM
         pass
 
     tiny_model.model.layers[0].mlp.up_proj.__class__ = Quantised
-    run_one_row_in_triton(tiny_model)
+    use_decode_kernel(tiny_model)
     assert type(tiny_model.model.layers[0].mlp.up_proj) is Quantised
-    assert type(tiny_model.model.layers[0].mlp.down_proj) is OneRowLinear
+    assert type(tiny_model.model.layers[0].mlp.down_proj) is DecodeLinear
 
 
 def test_compiled_it_is_one_graph(launches: Launches) -> None:
@@ -209,7 +209,7 @@ def test_the_kernel_computes_what_float64_does(k: int, n: int, dtype: torch.dtyp
     one_row.prepare()
     with torch.no_grad():
         assert one_row.takes(x, made.weight, made.bias)
-        found = torch.ops.gac.one_row_linear(x, made.weight, made.bias)
+        found = torch.ops.gac.decode_linear(x, made.weight, made.bias)
     assert error(found, exact(made, x)) < 5e-3
 
 
@@ -232,7 +232,7 @@ def test_it_is_captured_in_a_cuda_graph(monkeypatch: pytest.MonkeyPatch) -> None
         assert len(counted) == 2
         x.neg_()
         graph.replay()
-        assert torch.equal(found, torch.ops.gac.one_row_linear(x, made.weight, made.bias))
+        assert torch.equal(found, torch.ops.gac.decode_linear(x, made.weight, made.bias))
 
 
 @on_gpu
@@ -244,4 +244,4 @@ def test_it_runs_in_a_compiled_model(mode: str, bias: bool) -> None:
     with torch.no_grad():
         compiled = torch.compile(made, mode=mode, fullgraph=True)
         for _ in range(3):
-            assert torch.equal(compiled(x).clone(), torch.ops.gac.one_row_linear(x, made.weight, made.bias))
+            assert torch.equal(compiled(x).clone(), torch.ops.gac.decode_linear(x, made.weight, made.bias))

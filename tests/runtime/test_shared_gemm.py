@@ -11,10 +11,11 @@ from torch import nn
 from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
+from gac.compression.modules import share_gemms
 from gac.forms.planned_sites import run_together
 from gac.models.families import family_of
 from gac.plan import Plan
-from gac.runtime.shared_gemm import FusedInput, FusedMember, fuse_inputs
+from gac.runtime.shared_gemm import FusedInput, FusedMember
 from tests.compression.applying import IDS, applied, logits
 
 MakePlan = Callable[[LlamaConfig, Mapping[str, tuple[str, int]]], Plan]
@@ -38,7 +39,7 @@ def plain(tiny_model: LlamaForCausalLM, tiny_config: LlamaConfig, make_plan: Mak
 
 def fused(model: nn.Module) -> nn.Module:
     other = copy.deepcopy(model)
-    fuse_inputs(other, run_together(family_of(other.config).sites(other.config)))
+    share_gemms(other, run_together(family_of(other.config).sites(other.config)))
     return other
 
 
@@ -87,7 +88,7 @@ def widths_run(model: nn.Module) -> list[int]:
 def test_long_parts_run_apart_and_the_others_share_what_is_left(
     plain: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch, features: int, widths: list[int]
 ) -> None:
-    monkeypatch.setattr("gac.operations._ENOUGH_OUTPUTS", features * IDS.numel())
+    monkeypatch.setattr("gac.runtime.contract._ENOUGH_OUTPUTS", features * IDS.numel())
     assert widths_run(fused(plain)) == widths
     assert (logits(fused(plain)) - logits(plain)).abs().max() < 1e-5
 
@@ -96,7 +97,7 @@ def test_the_output_of_what_runs_apart_is_contiguous(plain: LlamaForCausalLM, mo
     up, x = fused(plain).get_submodule(f"{MLP}.up_proj"), torch.randn(3, 64)
     with torch.no_grad():
         shared = up(x)
-        monkeypatch.setattr("gac.operations._ENOUGH_OUTPUTS", 96 * 3)
+        monkeypatch.setattr("gac.runtime.contract._ENOUGH_OUTPUTS", 96 * 3)
         apart = up(x)
     assert (shared.is_contiguous(), apart.is_contiguous()) == (False, True)
 

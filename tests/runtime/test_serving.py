@@ -12,7 +12,7 @@ from torch import nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from gac.plan import Plan
-from gac.runtime.modeling import CompressedModel
+from gac.runtime.compressed import CompressedModel
 from gac.runtime.serving import show_to_serve
 from tests.compression.applying import logits
 from tests.compression.compressed import compressed, small_compressed

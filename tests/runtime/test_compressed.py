@@ -14,7 +14,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from gac.plan import Plan
-from gac.runtime.modeling import uncollected
+from gac.runtime.compressed import uncollected
 from tests.compression.compressed import small_compressed
 
 Q_PROJ = "model.layers.0.self_attn.q_proj"
@@ -62,14 +62,17 @@ def sizes(**changed: Any) -> Change:
         ),
         (
             lambda header: header.update(schema_version=1),
-            "schema_version is 1; expected 2. Open it with the version of GAC that wrote it.",
+            "schema_version is 1; expected 3. Open it with the version of GAC that wrote it.",
         ),
         (
             lambda header: header.update(fused=[["model.layers.0.input_layernorm"]]),
             "fused has ['model.layers.0.input_layernorm']; expected lists of names of linear weights.",
         ),
         (lambda header: header.update(fused=7), "fused has 7; expected lists of names of linear weights."),
-        (lambda header: header.update(one_row="yes"), "one_row is 'yes'; expected true or false."),
+        (
+            lambda header: header.update(decode_kernel="cuda"),
+            "decode_kernel is 'cuda'; expected 'torch' or 'triton'.",
+        ),
     ],
 )
 def test_a_damaged_config_is_refused(model: Any, change: Change, message: str) -> None:

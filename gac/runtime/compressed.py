@@ -1,13 +1,12 @@
 """What a compressed model adds to its architecture in transformers.
 
-``gac.checkpoint.standalone`` writes this code, with the modules that it uses, into every checkpoint: it runs there
-without GAC. So it imports torch and transformers, of GAC only modules that do the same, and what is wrong with a
-checkpoint is a ``ValueError``, as everywhere in transformers.
+It runs without GAC too, so what is wrong with a checkpoint is a ``ValueError``, as everywhere in transformers.
 """
 
 import copy
 import gc
 import logging
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,14 +16,27 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 from transformers.utils.hub import cached_file
 
-from gac.runtime.decode import run_one_row_in_triton
-from gac.runtime.modules import KINDS
-from gac.runtime.serving import prepare_for_vllm
-from gac.runtime.shared_gemm import _fuse
+from .contract import SCHEMA
+from .decode import use_decode_kernel
+from .modules import KINDS
+from .serving import prepare_for_vllm
+from .shared_gemm import share_gemm
 
-SCHEMA = 2
-COMPANIONS = ("plan.json", "README.md", "modeling_gac.py")
-"""Files of a checkpoint that transformers knows nothing of; they stay with the model wherever it is saved."""
+DOCUMENTS = ("plan.json", "README.md")
+CODE = (
+    "modeling_gac.py",
+    "classes.py",
+    "compressed.py",
+    "contract.py",
+    "decode.py",
+    "decode_kernel.py",
+    "modules.py",
+    "serving.py",
+    "shared_gemm.py",
+)
+COMPANIONS = (*DOCUMENTS, *CODE)
+"""Files of a checkpoint that transformers knows nothing of; they are written wherever the model is saved."""
+DECODE_KERNELS = ("torch", "triton")
 _HUB_OPTIONS = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder")
 _logger = logging.getLogger("gac")
 
@@ -87,10 +99,10 @@ class CompressedModel:
         with uncollected():
             model, report = load.from_pretrained(source, *args, output_loading_info=True, **options)
         _check_loaded(source, report)
-        model.gac_files = _companions(source, {key: options[key] for key in _HUB_OPTIONS if key in options})
+        model.gac_files = _documents(source, {key: options[key] for key in _HUB_OPTIONS if key in options})
         _fuse_where_possible(model)
-        if _of_header(model.config, "one_row"):
-            run_one_row_in_triton(model)
+        if _of_header(model.config, "decode_kernel") == "triton":
+            use_decode_kernel(model)
         return (model, report) if output_loading_info else model
 
     def save_pretrained(self: Any, directory: Any, *args: Any, **options: Any) -> None:
@@ -109,6 +121,8 @@ class CompressedModel:
     def _write_companions(self, directory: Any) -> None:
         for name, text in getattr(self, "gac_files", {}).items():
             Path(directory, name).write_text(text, encoding="utf-8")
+        for name in CODE:
+            shutil.copyfile(Path(__file__).with_name(name), Path(directory, name))
 
 
 def _replace_weights(model: Any, config: Any) -> list[str]:
@@ -179,9 +193,9 @@ def _weights_of(config: Any) -> dict[str, Any]:
 
 
 def _check_run(model: Any, config: Any) -> None:
-    """The names of what shares a GEMM are those of linear weights; one row runs in Triton or does not."""
-    if (one_row := _of_header(config, "one_row")) not in (None, False, True):
-        raise _wrong(f"one_row is {one_row!r}", "true or false")
+    """The names of what shares a GEMM are those of linear weights, and the decode kernel is known."""
+    if (kernel := _of_header(config, "decode_kernel")) not in (None, *DECODE_KERNELS):
+        raise _wrong(f"decode_kernel is {kernel!r}", " or ".join(map(repr, DECODE_KERNELS)))
     groups = _of_header(config, "fused") or []
     modules = dict(model.named_modules()) if groups else {}
     for names in groups if isinstance(groups, list | tuple) else [groups]:
@@ -259,12 +273,12 @@ def _check_loaded(source: Any, report: Any) -> None:
             )
 
 
-def _companions(source: Any, options: dict[str, Any]) -> dict[str, str]:
-    """The text of those companions that lie beside the weights; ``source`` is a directory or a hub id."""
+def _documents(source: Any, options: dict[str, Any]) -> dict[str, str]:
+    """The text of those documents that lie beside the weights; ``source`` is a directory or a hub id."""
     if source is None:
         return {}
     paths = {
-        name: cached_file(source, name, _raise_exceptions_for_missing_entries=False, **options) for name in COMPANIONS
+        name: cached_file(source, name, _raise_exceptions_for_missing_entries=False, **options) for name in DOCUMENTS
     }
     return {name: Path(path).read_text(encoding="utf-8") for name, path in paths.items() if path is not None}
 
@@ -282,4 +296,4 @@ def _fuse_where_possible(model: Any) -> None:
         _logger.warning("weights that read the same input run by themselves: they are quantised or offloaded")
         return
     for names in groups:
-        _fuse(model, [_own_name(model, name) for name in names])
+        share_gemm(model, [_own_name(model, name) for name in names])

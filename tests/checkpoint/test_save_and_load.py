@@ -1,6 +1,6 @@
 import json
 import os
-import subprocess
+import resource
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,19 +15,22 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import gac
-from gac.checkpoint import directory as checkpoint
-from gac.checkpoint.attach import digest_of
+from gac.checkpoint.agreement import digest_of
 from gac.checkpoint.card import model_card
-from gac.checkpoint.digest import is_sealed, sealed
-from gac.checkpoint.directory import is_checkpoint, load_checkpoint, save_checkpoint
+from gac.checkpoint.digest import is_unchanged, with_digest
 from gac.checkpoint.header import read_header
+from gac.checkpoint.load import load_checkpoint
+from gac.checkpoint.save import save_checkpoint
+from gac.compression.modules import empty_module
 from gac.errors import CheckpointError, GacError
 from gac.io import exchange
-from gac.models.loading import load_model
+from gac.models.loading import is_checkpoint, load_model
 from gac.plan import Plan, WorkloadLatency
-from gac.runtime.decode import OneRowLinear
+from gac.runtime.compressed import COMPANIONS
+from gac.runtime.contract import SCHEMA
+from gac.runtime.decode import DecodeLinear
 from gac.runtime.decode_kernel import multiply
-from gac.runtime.modules import LowRankLinear, empty_module
+from gac.runtime.modules import LowRankLinear
 from tests.compression.compressed import small_compressed
 
 CHANGES = {
@@ -85,21 +88,6 @@ def test_a_round_trip_changes_no_bit(model: LlamaForCausalLM, saved: Path) -> No
     assert not loaded.training
     assert loaded.gac_plan == model.gac_plan
     assert torch.equal(logits(loaded), logits(model))
-
-
-def test_a_new_process_gets_the_same_bits(model: LlamaForCausalLM, saved: Path, tmp_path: Path) -> None:
-    script = (
-        "import sys, torch\n"
-        "from gac.checkpoint.directory import load_checkpoint\n"
-        "from safetensors.torch import load_file, save_file\n"
-        "model = load_checkpoint(sys.argv[1], device='cpu')\n"
-        "with torch.no_grad():\n"
-        "    save_file({'logits': model(input_ids=load_file(sys.argv[2])['ids']).logits}, sys.argv[3])\n"
-    )
-    save_file({"ids": IDS}, tmp_path / "ids")
-    arguments = [str(saved), str(tmp_path / "ids"), str(tmp_path / "logits")]
-    subprocess.run([sys.executable, "-c", script, *arguments], check=True)
-    assert torch.equal(load_file(tmp_path / "logits")["logits"], logits(model))
 
 
 @pytest.mark.parametrize(
@@ -170,14 +158,12 @@ def test_a_loaded_model_can_be_saved_again(saved: Path, tmp_path: Path) -> None:
 
 
 def test_the_directory_holds_no_pickles(saved: Path) -> None:
-    assert sorted(path.name for path in saved.iterdir()) == [
-        "README.md",
+    assert {path.name for path in saved.iterdir()} == {
         "config.json",
         "generation_config.json",
         "model.safetensors",
-        "modeling_gac.py",
-        "plan.json",
-    ]
+        *COMPANIONS,
+    }
     assert saved.stat().st_mode & 0o777 == 0o777 & ~_umask()
 
 
@@ -189,7 +175,7 @@ def _umask() -> int:
 
 def test_the_config_names_every_form_and_dim(saved: Path) -> None:
     header = json.loads((saved / "config.json").read_text())["gac"]
-    assert header["schema_version"] == 2
+    assert header["schema_version"] == SCHEMA
     assert {name: (one["form"], one["dim"]) for name, one in header["modules"].items()} == CHANGES
     assert header["modules"]["model.layers.0.self_attn.q_proj"] == {
         "form": "low_rank",
@@ -198,7 +184,7 @@ def test_the_config_names_every_form_and_dim(saved: Path) -> None:
         "sizes": {"in_features": 64, "rank": 8, "out_features": 64},
     }
     assert header["fused"] == []
-    assert header["one_row"] is False
+    assert header["decode_kernel"] == "torch"
 
 
 def test_the_card_says_how_to_load_and_to_reproduce(saved: Path, model: LlamaForCausalLM) -> None:
@@ -343,7 +329,7 @@ def test_a_failure_leaves_nothing_behind(
 
     before = {path.name: path.read_bytes() for path in saved.iterdir()}
     if step == "move":
-        monkeypatch.setattr(checkpoint, "_move", full)
+        monkeypatch.setattr("gac.checkpoint.target._move", full)
     else:
         monkeypatch.setattr(LlamaForCausalLM, "save_pretrained", full)
     with pytest.raises(CheckpointError, match=r"cannot be written: \[Errno 28\] No space left on device; expected"):
@@ -390,26 +376,19 @@ def test_a_header_that_contradicts_the_plan_is_refused(saved: Path) -> None:
     )
 
 
-def test_how_one_row_runs_is_the_plans(saved: Path) -> None:
-    edit(saved / "config.json", lambda config: config["gac"].update(one_row=True))
-    with pytest.raises(
-        CheckpointError, match=r"config.json has fused .*, one_row True; expected fused .*, one_row False"
-    ):
+def test_another_decode_kernel_than_the_plans_is_refused(saved: Path) -> None:
+    edit(saved / "config.json", lambda config: config["gac"].update(decode_kernel="triton"))
+    with pytest.raises(CheckpointError, match=r"has fused .*, decode_kernel triton; expected fused .* torch"):
         load_checkpoint(saved)
 
 
-def test_a_header_of_before_one_row_is_read(saved: Path, model: LlamaForCausalLM) -> None:
-    edit(saved / "config.json", lambda config: config["gac"].pop("one_row"))
-    assert torch.equal(logits(load_checkpoint(saved, "cpu")), logits(model))
-
-
-def test_a_model_of_one_row_is_one_again(tmp_path: Path, make_plan: Callable[..., Plan]) -> None:
+def test_the_decode_kernel_comes_back(tmp_path: Path, make_plan: Callable[..., Plan]) -> None:
     model = small_compressed("llama", make_plan, fused=True, one_row=True)
     save_checkpoint(model, tmp_path / "saved")
     loaded = load_checkpoint(tmp_path / "saved", "cpu")
     for one in (model, loaded):
         assert one.gac_plan.one_row
-        assert isinstance(one.model.layers[0].self_attn.o_proj.second, OneRowLinear)
+        assert isinstance(one.model.layers[0].self_attn.o_proj.second, DecodeLinear)
         assert one.model.layers[0].self_attn.q_proj.fused.multiply is multiply
         assert type(one.lm_head) is nn.Linear
     assert torch.equal(logits(loaded), logits(model))
@@ -418,11 +397,14 @@ def test_a_model_of_one_row_is_one_again(tmp_path: Path, make_plan: Callable[...
 @pytest.mark.parametrize(
     ("header", "message"),
     [
-        ({"schema_version": 1, "modules": {}}, "schema version 1; expected version 2"),
-        ({"schema_version": 2}, "key gac: modules: Field required"),
-        ({"schema_version": 2, "modules": {"a": {"form": "dense", "dim": "8"}}}, r"key gac: modules\.a\.dim: Input"),
+        ({"schema_version": 1, "modules": {}}, f"schema version 1; expected version {SCHEMA}"),
+        ({"schema_version": SCHEMA}, "key gac: modules: Field required"),
         (
-            {"schema_version": 2, "modules": {}, "fused": [], "plan": "", "code": "x"},
+            {"schema_version": SCHEMA, "modules": {"a": {"form": "dense", "dim": "8"}}},
+            r"key gac: modules\.a\.dim: Input",
+        ),
+        (
+            {"schema_version": SCHEMA, "modules": {}, "fused": [], "plan": "", "code": "x"},
             "key gac: code: Unexpected keyword argument",
         ),
         (7, "key gac: the document: "),
@@ -448,33 +430,33 @@ def test_the_plan_of_an_untouched_checkpoint_is_read_when_it_is_asked_for(
     model: LlamaForCausalLM, saved: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[Any] = []
-    monkeypatch.setattr(checkpoint, "_planned", lambda *_: read.append(1))
+    monkeypatch.setattr("gac.checkpoint.load._planned", lambda *_: read.append(1))
     loaded = load_checkpoint(saved)
     assert not read
     assert "_gac_plan" not in vars(loaded)
     assert loaded.gac_plan == model.gac_plan
 
 
-def test_a_checkpoint_without_a_seal_is_compared_while_it_is_loaded(model: LlamaForCausalLM, saved: Path) -> None:
-    edit(saved / "config.json", lambda config: config["gac"].pop("seal"))
+def test_a_checkpoint_without_a_digest_is_compared_while_it_is_loaded(model: LlamaForCausalLM, saved: Path) -> None:
+    edit(saved / "config.json", lambda config: config["gac"].pop("digest"))
     loaded = load_checkpoint(saved)
     assert vars(loaded)["_gac_plan"] == model.gac_plan
     assert torch.equal(logits(loaded), logits(model))
 
 
-def test_fields_that_no_dim_follows_from_leave_the_seal_whole(saved: Path) -> None:
+def test_fields_that_no_dim_follows_from_are_not_in_the_digest(saved: Path) -> None:
     edit(saved / "config.json", lambda config: config.update(use_cache=False, bos_token_id=3))
     loaded = load_checkpoint(saved)
-    assert is_sealed(loaded.config.gac, loaded.config)
-    assert not is_sealed(loaded.config.gac | {"fused": [["a", "b"]]}, loaded.config)
+    assert is_unchanged(loaded.config.gac, loaded.config)
+    assert not is_unchanged(loaded.config.gac | {"fused": [["a", "b"]]}, loaded.config)
     loaded.config.num_key_value_heads = 1
-    assert not is_sealed(loaded.config.gac, loaded.config)
+    assert not is_unchanged(loaded.config.gac, loaded.config)
 
 
-def reseal(
+def rewrite(
     saved: Path, header: Callable[[dict[str, Any]], Any] | None = None, plan: tuple[str, str] = ("", "")
 ) -> None:
-    """Change the header or the plan, and seal that: files that contradict one another, of somebody who means it."""
+    """Change the header or the plan on purpose: they contradict one another, and the digest fits."""
     config = load_checkpoint(saved).config
     content = json.loads((saved / "config.json").read_bytes())["gac"]
     if header is not None:
@@ -482,12 +464,14 @@ def reseal(
     text = (saved / "plan.json").read_text().replace(*plan, 1)
     (saved / "plan.json").write_text(text)
     changed = replace(read_header(content, "here"), plan=digest_of(text))
-    edit(saved / "config.json", lambda document: document.update(gac=sealed(changed, config)))
+    edit(saved / "config.json", lambda document: document.update(gac=with_digest(changed, config)))
 
 
-def test_a_contradiction_under_a_seal_is_refused_when_the_plan_is_asked_for(saved: Path, tmp_path: Path) -> None:
+def test_a_contradiction_with_a_fitting_digest_is_refused_when_the_plan_is_asked_for(
+    saved: Path, tmp_path: Path
+) -> None:
     name = "model.layers.0.self_attn.q_proj"
-    reseal(saved, lambda header: header["modules"][name].update(dim=9))
+    rewrite(saved, lambda header: header["modules"][name].update(dim=9))
     loaded = load_checkpoint(saved)
     with pytest.raises(CheckpointError) as caught:
         save_checkpoint(loaded, tmp_path / "again")
@@ -500,8 +484,8 @@ def test_a_contradiction_under_a_seal_is_refused_when_the_plan_is_asked_for(save
 
 
 @pytest.mark.parametrize(("old", "new"), [('"used": ', '"used": 1'), ('"shots"', '"shot"'), ("{", "[")])
-def test_a_plan_under_a_seal_is_read_strictly(old: str, new: str, saved: Path) -> None:
-    reseal(saved, plan=(old, new))
+def test_a_plan_with_a_fitting_digest_is_read_strictly(old: str, new: str, saved: Path) -> None:
+    rewrite(saved, plan=(old, new))
     loaded = load_checkpoint(saved)
     with pytest.raises(CheckpointError, match="Save the model again"):
         _ = loaded.gac_plan
@@ -514,13 +498,13 @@ def test_a_plan_under_a_seal_is_read_strictly(old: str, new: str, saved: Path) -
         ({"module": "Evil"}, "module is 'Evil'; expected one of Linear"),
     ],
 )
-def test_a_header_under_a_seal_is_built_as_strictly(change: dict[str, Any], message: str, saved: Path) -> None:
-    reseal(saved, lambda header: header["modules"]["model.layers.0.self_attn.q_proj"].update(change))
+def test_a_header_with_a_fitting_digest_is_built_as_strictly(change: dict[str, Any], message: str, saved: Path) -> None:
+    rewrite(saved, lambda header: header["modules"]["model.layers.0.self_attn.q_proj"].update(change))
     with pytest.raises(CheckpointError, match=message):
         load_checkpoint(saved)
 
 
-def test_sizes_that_no_model_has_are_refused_under_a_seal(saved: Path) -> None:
+def test_sizes_that_no_model_has_are_refused_with_a_fitting_digest(saved: Path) -> None:
     edit(saved / "config.json", lambda config: config.update(num_attention_heads=2**40))
     with pytest.raises(GacError, match="num_attention_heads"):
         load_checkpoint(saved)
@@ -596,20 +580,15 @@ def test_code_in_the_directory_is_not_run(saved: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "ran").exists()
 
 
-def test_a_full_disk_leaves_nothing_behind(saved: Path, tmp_path: Path) -> None:
+def test_a_full_disk_leaves_nothing_behind(model: LlamaForCausalLM, tmp_path: Path) -> None:
     """No file of the process may grow beyond 64 kB: the weights' file fails as it does on a full disk."""
-    script = (
-        "import sys, resource\n"
-        "import gac\n"
-        "model = gac.load(sys.argv[1])\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (65536, 65536))\n"
-        "try:\n"
-        "    gac.save(model, sys.argv[2])\n"
-        "except gac.GacError as failure:\n"
-        "    print(failure)\n"
-    )
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     target = tmp_path / "full" / "saved"
-    arguments = [sys.executable, "-c", script, str(saved), str(target)]
-    done = subprocess.run(arguments, capture_output=True, text=True, check=True)
-    assert done.stdout.startswith(f"{target} cannot be written: ")
+    resource.setrlimit(resource.RLIMIT_FSIZE, (65536, limits[1]))
+    try:
+        with pytest.raises(CheckpointError) as caught:
+            save_checkpoint(model, target)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert str(caught.value).startswith(f"{target} cannot be written: ")
     assert not list(target.parent.iterdir())

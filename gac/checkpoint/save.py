@@ -1,0 +1,71 @@
+"""Save a compressed model: safetensors and JSON, no pickles, whole or absent."""
+
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from gac.checkpoint.attach import attach_plan
+from gac.checkpoint.target import check_free, complete_directory
+from gac.compression.modules import empty_module
+from gac.errors import CheckpointError
+from gac.models.linears import as_linear
+from gac.plan import Plan
+
+
+def save_checkpoint(
+    model: PreTrainedModel,
+    directory: str | Path,
+    tokenizer: Any = None,
+    *,
+    overwrite: bool = False,
+    max_shard_size: int | str = "5GB",
+) -> None:
+    """Write a compressed model as a directory that appears whole or not at all.
+
+    It holds sharded safetensors, ``config.json`` with the forms and dims under ``gac``, the generation config,
+    ``plan.json``, a model card, the code that opens it without GAC, and the tokenizer's files where one is given.
+    Loading it gives the same logits bit for bit. (A model that was cast by ``.to(torch.bfloat16)`` has rounded its
+    rotary frequencies too, which are no weights; load it in the dtype instead.)
+
+    Args:
+        model: made by ``gac.compress`` or loaded from such a directory; its plan is ``model.gac_plan``.
+        overwrite: replace a compressed checkpoint that is there already, once the new one is complete.
+        max_shard_size: bytes, or as in ``5GB``, after which another file of weights begins.
+
+    Raises:
+        CheckpointError: the model carries no plan or no longer matches it, or the directory is in use or
+            cannot be written.
+    """
+    target = Path(directory).resolve()
+    plan = getattr(model, "gac_plan", None)
+    if not isinstance(plan, Plan):
+        raise CheckpointError(
+            f"a {type(model).__name__} without a plan", "a model from gac.compress", "Compress it before saving."
+        )
+    _check_matches(model, plan)
+    attach_plan(model, plan)
+    check_free(target, overwrite)
+    with complete_directory(target) as part:
+        model.save_pretrained(part, max_shard_size=max_shard_size)
+        if tokenizer is not None:
+            tokenizer.save_pretrained(part)
+
+
+def _check_matches(model: PreTrainedModel, plan: Plan) -> None:
+    """The model's modules are the plan's, all in one dtype: a checkpoint has but one."""
+    for choice in plan.weights:
+        module: Any = model.get_submodule(choice.name)
+        found = {name: tuple(value.shape) for name, value in as_linear(module).state_dict().items()}
+        wanted = empty_module(choice, any(name.endswith("bias") for name in found), "meta", model.dtype).state_dict()
+        if found != {name: tuple(value.shape) for name, value in wanted.items()}:
+            raise CheckpointError(
+                f"{choice.name} is {module}",
+                f"{choice.form} with dim {choice.dim}, as model.gac_plan says",
+                "Save the model as gac.compress returned it.",
+            )
+    dtypes = {str(parameter.dtype) for parameter in model.parameters()}
+    if len(dtypes) > 1:
+        raise CheckpointError(
+            f"weights in {' and '.join(sorted(dtypes))}", "one dtype for all weights", "Cast the model to one dtype."
+        )

@@ -1,0 +1,88 @@
+"""The directory that a model is written to: it appears whole or not at all."""
+
+import contextlib
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from safetensors import SafetensorError
+
+from gac.errors import CheckpointError
+from gac.io import exchange, open_to_umask, sync_directory
+from gac.models.loading import is_checkpoint, quiet_transformers
+
+
+def check_free(target: Path, overwrite: bool) -> None:
+    """Refuse a directory that holds something else, or a compressed checkpoint that must not be replaced.
+
+    Raises:
+        CheckpointError: it is in use.
+    """
+    if not target.exists() or (target.is_dir() and not any(target.iterdir())):
+        return
+    if not is_checkpoint(target):
+        raise CheckpointError(
+            f"{target} exists and is no compressed checkpoint", "a new or empty directory", "Choose another directory."
+        )
+    if not overwrite:
+        raise CheckpointError(
+            f"{target} holds a compressed checkpoint",
+            "a new or empty directory",
+            "Choose another directory, or pass overwrite=True.",
+        )
+
+
+@contextlib.contextmanager
+def complete_directory(target: Path) -> Iterator[Path]:
+    """Yield a temporary directory beside ``target``; move it there on success, remove it on failure.
+
+    Raises:
+        CheckpointError: something cannot be written.
+    """
+    try:
+        with _beside(target) as part:
+            with quiet_transformers():
+                yield part
+            for shard in part.glob("*.safetensors"):
+                open_to_umask(shard)
+            for file in filter(Path.is_file, part.rglob("*")):
+                with file.open("rb") as written:
+                    os.fsync(written.fileno())
+            sync_directory(part)
+            _move(part, target)
+            sync_directory(target.parent)
+    except (OSError, SafetensorError) as failure:
+        raise CheckpointError(
+            f"{target} cannot be written: {failure}", "a writable place with room", "Choose another directory."
+        ) from failure
+
+
+@contextlib.contextmanager
+def _beside(target: Path) -> Iterator[Path]:
+    """A temporary directory; what has its name afterwards is removed."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    part = target.parent / f".{target.name}.{secrets.token_hex(4)}.part"
+    part.mkdir()
+    try:
+        yield part
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def _move(part: Path, target: Path) -> None:
+    """Rename onto ``target``; a checkpoint that is there changes places with ``part``, or steps aside first."""
+    if not is_checkpoint(target):
+        part.rename(target)  # an empty directory is replaced
+        return
+    if exchange(part, target):
+        return
+    old = part.with_suffix(".old")
+    target.rename(old)
+    try:
+        part.rename(target)
+    except OSError:
+        old.rename(target)
+        raise
+    shutil.rmtree(old)

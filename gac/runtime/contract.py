@@ -1,0 +1,18 @@
+"""What a plan and the model that runs agree on. Loads no torch, so that planning reads it too."""
+
+SCHEMA = 3
+"""Version of the key ``gac`` of a checkpoint's ``config.json``."""
+
+COMPRESSED = "gac_"
+"""What the ``model_type`` of a compressed checkpoint begins with; the dense one's follows."""
+
+_ENOUGH_OUTPUTS = 1 << 22
+
+
+def apart_from(rows: int) -> int:
+    """Output features from which a weight is multiplied by itself, though it shares a GEMM with others.
+
+    4 Mi outputs, 256 tiles of 128 x 128, fill a GPU alone. Sharing wins nothing then, and its part would lie scattered
+    in the shared output, which slows down what reads it: gate and up of Llama-3-8B at 1,024 tokens.
+    """
+    return -(-_ENOUGH_OUTPUTS // rows)
