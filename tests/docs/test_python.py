@@ -33,6 +33,13 @@ def test_arguments_exist(page: str, block: str) -> None:
             assert {keyword.arg for keyword in call.keywords} <= set(taken), ast.unparse(call)
 
 
+def test_every_public_name_is_on_a_page() -> None:
+    pages = "".join(PAGES.values())
+    assert [name for name in gac.__all__ if not re.search(rf"[.`]{name}\b|import [\w, ]*{name}\b", pages)] == [
+        "__version__"
+    ]
+
+
 @pytest.fixture
 def folder(
     tiny_model: LlamaForCausalLM,
