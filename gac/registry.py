@@ -36,7 +36,7 @@ class Registry(Generic[T]):
         check: Callable[[Any], None],
         error: type[GacError] = GacError,
     ) -> None:
-        self._seam, self._shipped, self._check, self._error = seam, dict(shipped), check, error
+        self._seam, self._shipped, self.check, self._error = seam, dict(shipped), check, error
         self._known: dict[str, T] = {}
 
     @property
@@ -90,7 +90,7 @@ class Registry(Generic[T]):
         )
 
     def register(self, own: T) -> T:
-        """Make an object known under its ``name``, for this process.
+        """Make an object known under its ``name``, for this process, in place of an earlier one of the same class.
 
         Returns:
             The object itself.
@@ -98,9 +98,12 @@ class Registry(Generic[T]):
         Raises:
             GacError: it breaks the contract of the seam (names what is missing), or another one has that name.
         """
-        self._check(own)
+        self.check(own)
         name: str = own.name  # type: ignore[attr-defined]
-        if name in self.names and self.get(name) is not own:
+        kind, colon, _ = name.partition(":")
+        if colon and kind in self.names:  # found by its kind
+            return own
+        if name in self.names and _place(self.get(name)) != _place(own):
             raise self._error(
                 f"{self._seam} {name!r} is registered already",
                 "a name of its own",
@@ -108,6 +111,11 @@ class Registry(Generic[T]):
             )
         self._known[name] = own
         return own
+
+
+def _place(known: object) -> tuple[str, str]:
+    """Where the class is: a class that is defined again, as in a notebook, is the same one."""
+    return type(known).__module__, type(known).__qualname__
 
 
 def check_contract(seam: str, own: object, members: Iterable[str], base: type) -> None:

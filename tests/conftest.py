@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 import gac
@@ -27,6 +26,7 @@ from gac.plan import (
     SiteChoice,
     WeightChoice,
 )
+from gac.testing import models
 
 Changes = Mapping[str, tuple[str, int]]
 
@@ -55,45 +55,18 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture
 def tiny_config() -> LlamaConfig:
-    """Llama with 2 layers, hidden 64, 176 neurons, 4 heads and 2 KV heads of 16, and a vocabulary of 258."""
-    return LlamaConfig(
-        vocab_size=258,
-        hidden_size=64,
-        intermediate_size=176,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=512,
-        bos_token_id=256,
-        eos_token_id=257,
-        pad_token_id=257,
-        tie_word_embeddings=False,
-    )
+    return models.tiny_config()
 
 
 @pytest.fixture
-def tiny_model(tiny_config: LlamaConfig) -> LlamaForCausalLM:
-    """A fresh random model, the same every time, in float32 on the CPU."""
-    torch.manual_seed(0)
-    return LlamaForCausalLM(tiny_config).eval()
-
-
-def byte_backend() -> Tokenizer:
-    """One token a byte, and no special ones."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    backend = Tokenizer(models.BPE(vocab={byte: index for index, byte in enumerate(alphabet)}, merges=[]))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    return backend
+def tiny_model() -> LlamaForCausalLM:
+    torch.manual_seed(0)  # of what the test draws itself
+    return models.tiny_model()
 
 
 @pytest.fixture(scope="session")
 def tiny_tokenizer() -> PreTrainedTokenizerFast:
-    """One token a byte; ``<s>`` (256) comes first unless special tokens are off."""
-    backend = byte_backend()
-    backend.add_special_tokens(["<s>", "</s>"])
-    backend.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 256)])
-    return PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", eos_token="</s>", pad_token="</s>")
+    return models.tiny_tokenizer()
 
 
 @pytest.fixture(scope="session")

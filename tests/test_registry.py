@@ -9,7 +9,7 @@ from torch import Tensor
 from gac.errors import GacError
 from gac.registry import Registry
 from gac.sensitivity.calibration import Moments
-from gac.sensitivity.methods import Kfac, Method
+from gac.sensitivity.methods import Method
 from gac.sensitivity.registry import METHODS
 
 
@@ -20,10 +20,16 @@ class Own(Method):
         return moments.inputs.double()
 
 
+def named(name: object) -> Method:
+    own = Own()
+    own.name = name  # type: ignore[assignment]
+    return own
+
+
 @pytest.fixture
 def methods() -> Registry[Method]:
     """One that no other test sees."""
-    return Registry("method", {"kfac": "gac.sensitivity.methods:Kfac"}, METHODS._check)
+    return Registry("method", {"kfac": "gac.sensitivity.methods:Kfac"}, METHODS.check)
 
 
 def test_an_object_is_known_by_its_name_once_it_was_given(methods: Registry[Method]) -> None:
@@ -35,16 +41,10 @@ def test_an_object_is_known_by_its_name_once_it_was_given(methods: Registry[Meth
 
 def test_another_object_of_that_name_is_refused(methods: Registry[Method]) -> None:
     with pytest.raises(GacError) as caught:
-        methods.register(Kfac())
+        methods.register(named("kfac"))
     assert str(caught.value) == (
         "method 'kfac' is registered already; expected a name of its own. Rename it; taken are kfac."
     )
-
-
-def named(name: object) -> Method:
-    own = Own()
-    own.name = name  # type: ignore[assignment]
-    return own
 
 
 def folding() -> Method:

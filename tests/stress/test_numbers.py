@@ -16,82 +16,21 @@ from transformers import LlamaForCausalLM, OPTConfig, OPTForCausalLM
 import gac
 from gac.errors import ModelError, TextError
 from gac.models.families import family_of
-from gac.sensitivity.calibration import Moments
 from gac.sensitivity.curves import ModelCurves, measure_curves, stream_fits
-from gac.sensitivity.methods import FACTOR, Metric, decompose
+from gac.sensitivity.methods import decompose
 from gac.sensitivity.narrow import compensated, eliminate, last_to_go
 from gac.sensitivity.registry import METHODS
+from gac.testing.methods import loss_of
+from gac.testing.statistics import KINDS, moments_of, statistics
 from tests.models.small import small_config, small_model
 
-EVERY_METHOD = pytest.mark.parametrize("method", list(METHODS), ids=METHODS.names)
-
-
-def loss_of(weight: Tensor, other: Tensor, metric: Metric) -> float:
-    """FACTOR tr(G E A E^T), as the design has it."""
-    error = weight.double() - other
-    return FACTOR * float((metric.gradients @ error @ metric.inputs * error).sum())
-
-
-def moments_of(inputs: Tensor, gradients: Tensor) -> Moments:
-    """Of activations ``(tokens, in)`` and gradients ``(tokens, out)``."""
-    return Moments(
-        (inputs.T @ inputs / len(inputs)).float(),
-        (gradients.T @ gradients / len(gradients)).float(),
-        inputs.abs().mean(0).float(),
-    )
-
-
-def hard_statistics(kind: str) -> Moments:
-    """Of a weight 24 x 16, in one of the ways that statistics are hard."""
-    draw = torch.Generator().manual_seed(0)
-    x = torch.randn(512, 16, generator=draw, dtype=torch.float64)
-    g = torch.randn(512, 24, generator=draw, dtype=torch.float64)
-    if kind == "ill-conditioned":
-        x, g = x * torch.logspace(0, -12, 16), g * torch.logspace(-9, 0, 24)
-    elif kind == "one token":
-        x, g = x[:1], g[:1]
-    elif kind == "rank 3":
-        x = x[:, :3] @ torch.randn(3, 16, generator=draw, dtype=torch.float64)
-    elif kind == "dead inputs":
-        x[:, ::2] = 0
-    elif kind == "nothing seen":
-        x, g = 0 * x, 0 * g
-    elif kind == "tiny":
-        x, g = 1e-8 * x, 1e-8 * g
-    elif kind == "huge":
-        x, g = 1e8 * x, 1e8 * g
-    elif kind == "one huge feature":
-        x[:, 5] *= 1e6
-    return moments_of(x, g)
-
-
-KINDS = (
-    "ill-conditioned", "one token", "rank 3", "dead inputs", "nothing seen", "tiny", "huge", "one huge feature",
-)  # fmt: skip
 EVERY_KIND = pytest.mark.parametrize("kind", KINDS)
-
-
-@EVERY_KIND
-@EVERY_METHOD
-def test_a_curve_is_what_its_factors_lose(kind: str, method: Any) -> None:
-    weight = torch.randn(24, 16, generator=torch.Generator().manual_seed(1))
-    metric = method.metric(hard_statistics(kind))
-    found = decompose(weight, metric)
-    loss = found.curve.loss
-    assert np.isfinite(loss).all()
-    assert (np.diff(loss) <= 0).all()
-    assert loss[-1] == 0
-    for rank in (1, 7, 15, 16):
-        second, first = found.factors(rank)
-        assert torch.isfinite(second).all()
-        assert torch.isfinite(first).all()
-        assert loss_of(weight, second @ first, metric) == pytest.approx(loss[rank], rel=1e-6, abs=1e-9 * loss[0])
 
 
 @EVERY_KIND
 def test_neurons_go_in_an_order_that_costs_what_it_says(kind: str) -> None:
     weight = torch.randn(24, 16, generator=torch.Generator().manual_seed(1))
-    metric = METHODS.get("kfac").metric(hard_statistics(kind))
+    metric = METHODS.get("kfac").metric(statistics(kind))
     found = eliminate(weight, metric)
     assert sorted(found.order.tolist()) == list(range(16))
     for width in (1, 8, 15):

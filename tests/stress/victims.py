@@ -23,7 +23,7 @@ from gac.operations import low_rank
 from gac.profiling.records import Launch, Measurement, Point
 from gac.profiling.sweeps import sweep
 from gac.sensitivity import calibration
-from tests.conftest import byte_backend
+from gac.testing.models import byte_backend
 from tests.headers import make_header
 
 POINTS = [Point(low_rank(1, 64, rank, 64)) for rank in range(1, 31)]

@@ -1,0 +1,100 @@
+"""The contract of a method."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from gac.forms import FORMS
+from gac.sensitivity.calibration import Moments
+from gac.sensitivity.methods import FACTOR, Measured, Method, Metric, decompose
+from gac.sensitivity.registry import METHODS
+from gac.testing.statistics import KINDS, statistics
+
+_RANKS = (1, 7, 15, 16)
+
+
+def check_method(method: Method) -> None:
+    """Refuse a method whose metric cannot measure errors, or that is not what its attributes say.
+
+    Of weights of two shapes, and of statistics from plain to all zero: both sides of the metric are symmetric, positive
+    definite and float64, and the same when asked again; statistics are left alone; of the factors every rank loses what
+    its curve says, the full one nothing.
+
+    Raises:
+        AssertionError: says what does not hold, for which statistics.
+        GacError: the registry refuses the method.
+    """
+    METHODS.check(method)
+    unknown = [name for name in method.forms if FORMS.name(name) != name]
+    assert not unknown, f"{method.name}.forms has {unknown}, which are not written as their forms write themselves"
+    for kind in KINDS:
+        for out, inside in ((24, 16), (16, 24)):
+            _check_metric(method, statistics(kind, out, inside), f"{method.name} for statistics {kind!r}")
+    gradients = method.gradients(statistics("plain"))
+    alike = torch.allclose(gradients, gradients.diagonal().mean() * torch.eye(len(gradients), dtype=torch.float64))
+    assert method.two_sided != alike, f"{method.name}.two_sided is {method.two_sided}, its gradients say otherwise"
+    if method.folds:
+        _check_fold(method)
+
+
+def _check_metric(method: Method, moments: Moments, of: str) -> None:
+    before = [tensor.clone() for tensor in _tensors(moments)]
+    metric, again = method.metric(moments), method.metric(moments)
+    for name, side, other, moment in (
+        ("inputs", metric.inputs, again.inputs, moments.inputs),
+        ("gradients", metric.gradients, again.gradients, moments.gradients),
+    ):
+        assert side.dtype == torch.float64, f"{of}: {name} are {side.dtype}, not float64"
+        assert side.shape == moment.shape, f"{of}: {name} have shape {tuple(side.shape)}, not {tuple(moment.shape)}"
+        assert bool(torch.isfinite(side).all()), f"{of}: {name} are not finite"
+        assert torch.allclose(side, side.T, rtol=1e-6, atol=0), f"{of}: {name} are not symmetric"
+        assert torch.equal(side, other), f"{of}: {name} are others when asked again"
+    kept = all(torch.equal(one, other) for one, other in zip(before, _tensors(moments), strict=True))
+    assert kept, f"{of}: the statistics themselves were changed"
+    if metric.inputs.any() and metric.gradients.any():  # elsewhere nothing that is lost counts
+        _check_curve(metric, of)
+
+
+def _check_curve(metric: Metric, of: str) -> None:
+    out, inside = len(metric.gradients), len(metric.inputs)
+    weight = torch.randn(out, inside, generator=torch.Generator().manual_seed(1))
+    found = decompose(weight, metric)
+    loss = found.curve.loss
+    assert loss[-1] == 0, f"{of}: the full rank loses {loss[-1]} nats a token"
+    assert bool((loss[:-1] >= loss[1:]).all()), f"{of}: a larger rank loses more than a smaller one"
+    for rank in _RANKS:
+        second, first = found.factors(rank)
+        lost, said = loss_of(weight, second @ first, metric), loss[rank]
+        close = abs(lost - said) <= 1e-6 * abs(said) + 1e-9 * loss[0]
+        assert close, f"{of}: rank {rank} loses {lost:.6g} nats a token, its curve says {said:.6g}"
+
+
+def loss_of(weight: Tensor, other: Tensor, metric: Metric) -> float:
+    """What another matrix in the weight's place loses, nats a token: ``FACTOR tr(G E A E^T)``."""
+    error = weight.double() - other
+    return FACTOR * float((metric.gradients @ error @ metric.inputs * error).sum())
+
+
+def _check_fold(method: Method) -> None:
+    """At the full length, o_proj reads from v_proj what it read before."""
+    heads, groups, head_dim, inside = 4, 2, 4, 16
+    draw = torch.Generator().manual_seed(2)
+    values, output = (torch.randn(*shape, generator=draw) for shape in ((groups * head_dim, inside), (24, 16)))
+    metric = method.metric(statistics("plain", groups * head_dim, inside))
+    found = method.fold(Measured(values, metric), output, heads, groups)
+    lengths = len(found.curve.loss) - 1
+    assert lengths == head_dim, f"{method.name}: folded values have {lengths} lengths, not {head_dim}"
+    dense = _through(values, output, heads, groups)
+    folded = _through(found.values(values, head_dim), found.outputs(head_dim, metric), heads, groups)
+    assert torch.allclose(dense, folded, atol=1e-5), f"{method.name}: folding at the full length changes the output"
+
+
+def _through(values: Tensor, output: Tensor, heads: int, groups: int) -> Tensor:
+    """What o_proj makes of each head's values, ``(heads, out, in)``."""
+    by_group = values.double().view(groups, -1, values.shape[1]).repeat_interleave(heads // groups, 0)
+    return output.double().view(len(output), heads, -1).transpose(0, 1) @ by_group
+
+
+def _tensors(moments: Moments) -> Iterator[Tensor]:
+    yield from (moments.inputs, moments.gradients, moments.scale)
