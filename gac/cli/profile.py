@@ -131,9 +131,9 @@ def _sweep_points(name: str, dtype: str) -> tuple["Point", ...]:
         from gac.profiling.sweeps.general import general_points
 
         return general_points(dtype, torch.cuda.get_device_capability())
-    from gac.lab.studies import study_named
+    from gac.lab.studies import STUDIES
 
-    return study_named(name).points()
+    return STUDIES.get(name).points()
 
 
 def _profiled(path: Path, measured: "Profile", aa: bool) -> Answer:

@@ -31,16 +31,16 @@ def study(names: Sequence[str], every: bool, profile: str | None, output: Path |
     Measures what the studies' file of this GPU lacks, sets the result beside the published table, and judges.
     Without NAME, the studies are listed.
     """
-    from gac.lab.studies import STUDIES, study_named
+    from gac.lab.studies import STUDIES
 
-    named = tuple(study_named(name) for name in dict.fromkeys(names))
+    named = tuple(STUDIES.get(name) for name in dict.fromkeys(names))
     if output is not None:
         check_file(output, ProfileError)
-    chosen = tuple(STUDIES.values()) if every else named
+    chosen = tuple(STUDIES) if every else named
     if not chosen and profile is not None:
         raise click.UsageError("--profile judges studies: name them, or give --all.")
     if not chosen:
-        return _listed(tuple(STUDIES.values()))
+        return _listed(tuple(STUDIES))
     measured = _measured(chosen, profile, output, passes)
     results, problems = _judged(chosen, measured)
     return _answer(measured, results, problems)

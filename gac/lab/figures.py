@@ -23,13 +23,13 @@ def published_heads(*, ax: "Axes | None" = None) -> "Axes":
     Raises:
         GacError: matplotlib is missing.
     """
-    dims, counts = published.palu_dims(), published.palu_counts()
+    dims, (heads, aligned) = published.palu("unique_dims"), published.palu("kv_heads") + published.palu("aligned_to_8")
     with panel(ax, (5.6, 1.9)) as ax:
         for step in range(dims[0] // ALIGNED * ALIGNED, HEAD_DIM + 1, ALIGNED):
             ax.axvline(step, **DOTTED)
-        on, off = ([dim for dim in dims if (dim % ALIGNED == 0) == aligned] for aligned in (True, False))
-        rest = counts.heads - counts.aligned
-        ax.plot(on, [0] * len(on), "s", color=_ALIGNED, ms=8, label=f"{counts.aligned} heads: a multiple of 8")
+        on, off = ([dim for dim in dims if (dim % ALIGNED == 0) == wanted] for wanted in (True, False))
+        rest = heads - aligned
+        ax.plot(on, [0] * len(on), "s", color=_ALIGNED, ms=8, label=f"{aligned} heads: a multiple of 8")
         ax.plot(off, [0] * len(off), "o", mec=_NOT, mfc="none", ms=8, label=f"{rest} heads: these, no multiples of 8")
         for dim in dims:
             ax.annotate(str(dim), (dim, 0), (0, 9), textcoords="offset points", ha="center", fontsize=7)
@@ -37,6 +37,6 @@ def published_heads(*, ax: "Axes | None" = None) -> "Axes":
         ax.spines["left"].set_visible(False)
         ax.set_xlim(dims[0] - 3, HEAD_DIM + 1)
         ax.set_xlabel("dims of a head (dotted: multiples of 8; the dense head has 128)")
-        ax.set_title(f"published: PaLU's score on {counts.heads} key-value heads of Llama-3-8B", pad=4)
+        ax.set_title(f"published: PaLU's score on {heads} key-value heads of Llama-3-8B", pad=4)
         ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.35), ncols=2)
     return ax

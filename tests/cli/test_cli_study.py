@@ -19,13 +19,13 @@ def moved(point: Point) -> int:
 @pytest.fixture
 def studied(tmp_path: Path) -> Path:
     """A profile with all the points of two studies."""
-    points = dict.fromkeys(point for name in NAMES for point in STUDIES[name].points())
+    points = dict.fromkeys(point for name in NAMES for point in STUDIES.get(name).points())
     return write_profile(tmp_path / "studied.jsonl", points, moved)
 
 
 def test_without_a_name_the_studies_are_listed() -> None:
     listed = answer("study")["studies"]
-    assert [entry["name"] for entry in listed] == list(STUDIES)
+    assert [entry["name"] for entry in listed] == list(STUDIES.names)
     assert all(entry["claim"] and entry["shapes"] for entry in listed)
     assert "gemm-k" in run("study").stdout
 
@@ -74,7 +74,7 @@ def test_without_a_profile_what_is_missing_is_measured_first(studied: Path, monk
     monkeypatch.setattr("gac.profiling.timing.device.require_gpu", lambda: "NVIDIA H100 80GB HBM3")
     monkeypatch.setattr("gac.profiling.sweeps.profiler.profile_gpu", profile_gpu)
     document = answer("study", "gemm-k", "gemm-k", "--passes", "2")
-    assert asked == [(STUDIES["gemm-k"].points(), "nvidia-h100-80gb-hbm3-studies.jsonl", 2)]
+    assert asked == [(STUDIES.get("gemm-k").points(), "nvidia-h100-80gb-hbm3-studies.jsonl", 2)]
     assert document["profile"] == "studied"
 
 

@@ -1,13 +1,13 @@
 """Studies of attention: the cost of a misaligned head_dim, who serves it, and the bandwidth it is served with."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import median
 
 from gac.lab.studies import published
-from gac.lab.studies.readings import Readings
-from gac.lab.studies.records import Cell, Column, Finding, Study, Verdict
+from gac.lab.studies.readings import Readings, known, quotient
+from gac.lab.studies.records import Cell, Finding, Study, Verdict, columns
 from gac.lab.studies.served import kernels_note
-from gac.lab.studies.shapes import classes_note, sdpa, slowdowns
+from gac.lab.studies.shapes import classes_note, sdpa, slowdown, slowdowns
 from gac.lab.studies.verdicts import ABSENT, band_rule, close, graded, percent, stated, times
 from gac.profiling.records import Point
 
@@ -31,44 +31,30 @@ NO_LOSS = 0.05
 _SETTING = "A100-80GB, B=4 S=2048 H=32 fp16"
 
 
-def _dense_points() -> tuple[Point, ...]:
-    return tuple(sdpa(d) for d in DENSE)
-
-
 def _dense(readings: Readings) -> Finding:
-    figures = {row.head_dim: row.latency_ms for row in published.sdpa("S1")}
+    figures = published.sdpa_ms("S1")
     shown = sorted({*figures, 72, 80, 88, 129, 136, 160, 192, 224, 256})
-    rows = tuple((d, readings.ms(sdpa(d)), _next_eight(readings, d), figures.get(d)) for d in shown)
+    rows = tuple((d, readings.ms(sdpa(d)), slowdown(readings, sdpa, d), figures.get(d)) for d in shown)
     factor = readings.middle(slowdowns(readings, sdpa, DENSE), "the slowdown of misaligned head dims")
     verdict = graded(factor, *DENSE_BAND)
     at_107 = readings.ratio(sdpa(107), sdpa(112))
     example = f"; 107 takes {at_107:.2f}x as long as 112 (A100: 1.39x)" if at_107 is not None else ""
-    figures_said = (
-        f"head dims that are no multiple of 8 take {times(factor, *DENSE_BAND)} as long as the next multiple{example}"
-    )
-    columns = (
-        Column("head_dim"),
-        Column("measured", "ms"),
-        Column("over next multiple of 8", "x"),
-        Column("A100", "ms"),
-    )
+    taken = times(factor, *DENSE_BAND)
+    said = f"head dims that are no multiple of 8 take {taken} as long as the next multiple{example}"
     notes = (
         classes_note(readings, sdpa, DENSE, "head_dim"),
         _falls(readings),
         *_served(readings, DENSE),
         *close("", factor, ABSENT, *DENSE_BAND),
     )
-    return Finding(columns, rows, verdict, stated(verdict, figures_said), notes)
+    table = columns("head_dim", "measured|ms", "over next multiple of 8|x", "A100|ms")
+    return Finding(table, rows, verdict, stated(verdict, said), notes)
 
 
 def _served(readings: Readings, dims: Sequence[int]) -> tuple[str, ...]:
     """Whose kernels serve aligned and misaligned head dims."""
     groups = {"head_dim % 8 == 0": (d for d in dims if d % 8 == 0), "the others": (d for d in dims if d % 8)}
     return kernels_note(readings, {name: [sdpa(d) for d in members] for name, members in groups.items()})
-
-
-def _next_eight(readings: Readings, d: int) -> float | None:
-    return slowdowns(readings, sdpa, [d])[0] if d % 8 else None
 
 
 def _falls(readings: Readings) -> str:
@@ -84,70 +70,50 @@ SDPA_DENSE = Study(
     "head_dim % 8 != 0 costs 1.3x to 2x (107: 2.147 ms, 112: 1.545 ms, 128: 1.485 ms)",
     f"GAC's study, experiment S1, {_SETTING}",
     band_rule("median over misaligned head dims of latency over that of the next multiple of 8", *DENSE_BAND),
-    _dense_points,
+    lambda: tuple(sdpa(d) for d in DENSE),
     _dense,
 )
 
 
-def _operator(backend: str) -> str:
-    return "efficient" if backend == "mem_efficient" else backend
+def _of(d: int, backend: str) -> Point:
+    return sdpa(d, "efficient" if backend == "mem_efficient" else backend)
+
+
+def _backend_figures() -> dict[tuple[int, str], float | None]:
+    return {(row.head_dim, row.backend): row.latency_ms for row in published.rows("a100_sdpa", study="S2")}
 
 
 def _backend_dims() -> tuple[int, ...]:
-    return tuple(sorted({row.head_dim for row in published.sdpa("S2")}))
-
-
-def _backend_points() -> tuple[Point, ...]:
-    return tuple(sdpa(d, _operator(backend)) for d in _backend_dims() for backend in BACKENDS)
+    return tuple(sorted({d for d, _ in _backend_figures()}))
 
 
 def _backends(readings: Readings) -> Finding:
-    figures = {(row.head_dim, row.backend): row.latency_ms for row in published.sdpa("S2")}
-    rows = tuple(
-        _backend_row(readings, d, backend, figures.get((d, backend))) for d in _backend_dims() for backend in BACKENDS
-    )
-    flash = all(_near(readings.ratio(sdpa(d), sdpa(d, "flash"))) for d in _backend_dims())
+    figures, dims = _backend_figures(), _backend_dims()
+    rows = tuple(_backend_row(readings, d, backend, figures.get((d, backend))) for d in dims for backend in BACKENDS)
+    over_flash = {d: readings.ratio(sdpa(d), sdpa(d, "flash")) for d in dims}
+    flash = all(map(_near, over_flash.values()))
     refused = readings.ns(sdpa(107, "efficient")) is None
-    slower = readings.middle(
-        [readings.ratio(sdpa(d, "math"), sdpa(d)) for d in _backend_dims()], "how slow the math backend is"
-    )
-    verdict = _backend_verdict(flash, refused, slower >= MATH_SLOWER)
-    columns = (Column("head_dim"), Column("backend", side="<"), Column("measured", "ms"), Column("A100", "ms"))
-    theirs = median(
-        math / auto
-        for d in _backend_dims()
-        if (math := figures[d, "math"]) is not None and (auto := figures[d, "auto"]) is not None
-    )
+    slower = readings.middle([readings.ratio(sdpa(d, "math"), sdpa(d)) for d in dims], "how slow the math backend is")
+    either = refused or slower >= MATH_SLOWER
+    verdict: Verdict = "other" if either else "did not hold"
+    if flash and refused and slower >= MATH_SLOWER:
+        verdict = "held"
+    theirs = median(known(quotient(figures[d, "math"], figures[d, "auto"]) for d in dims))
     said = (
         f"the automatic choice {'runs as fast as flash at every head_dim' if flash else _chosen(readings)}, "
         f"mem-efficient {'refuses' if refused else 'takes'} 107, math takes {slower:.0f}x as long as the automatic "
         f"choice (A100: {theirs:.0f}x)"
     )
-    notes = (*_flash_edges(readings), *close("math", slower, MATH_SLOWER))
-    return Finding(columns, rows, verdict, stated(verdict, said), notes)
-
-
-def _flash_edges(readings: Readings) -> tuple[str, ...]:
-    """Notes for head dims at which the automatic choice is only just as fast as flash, or only just not."""
-    ratios = ((d, readings.ratio(sdpa(d), sdpa(d, "flash"))) for d in _backend_dims())
-    return tuple(
-        text
-        for d, ratio in ratios
-        if ratio is not None
-        for text in close(f"automatic over flash at {d}", ratio, 1 - SAME_BACKEND, 1 + SAME_BACKEND)
-    )
+    edges = ((f"automatic over flash at {d}", ratio) for d, ratio in over_flash.items() if ratio is not None)
+    notes = (text for name, ratio in edges for text in close(name, ratio, 1 - SAME_BACKEND, 1 + SAME_BACKEND))
+    table = columns("head_dim", "<backend", "measured|ms", "A100|ms")
+    return Finding(table, rows, verdict, stated(verdict, said), (*notes, *close("math", slower, MATH_SLOWER)))
 
 
 def _backend_row(readings: Readings, d: int, backend: str, figure: float | None) -> tuple[Cell, ...]:
-    measured = readings.ms(sdpa(d, _operator(backend)))
+    measured = readings.ms(_of(d, backend))
     refused = figure is None and backend != "cudnn"
     return d, backend, "refused" if measured is None else measured, "refused" if refused else figure
-
-
-def _backend_verdict(flash: bool, refused: bool, math: bool) -> Verdict:
-    if flash and refused and math:
-        return "held"
-    return "other" if refused or math else "did not hold"
 
 
 def _near(ratio: float | None) -> bool:
@@ -158,7 +124,7 @@ def _chosen(readings: Readings) -> str:
     """Which backend runs as fast as the automatic choice, head_dim by head_dim."""
     by_backend: dict[str, list[str]] = {}
     for d in _backend_dims():
-        found = [name for name in BACKENDS[1:] if _near(readings.ratio(sdpa(d), sdpa(d, _operator(name))))]
+        found = [name for name in BACKENDS[1:] if _near(readings.ratio(sdpa(d), _of(d, name)))]
         by_backend.setdefault(" or ".join(found) or "none of them", []).append(str(d))
     return "runs as fast as " + " and as ".join(f"{name} at {' '.join(dims)}" for name, dims in by_backend.items())
 
@@ -171,70 +137,38 @@ SDPA_BACKENDS = Study(
     f"rule: held where the automatic choice is within {percent(SAME_BACKEND)} of flash at every head_dim, "
     f"mem-efficient refuses 107 and math takes at least {MATH_SLOWER:.0f}x as long; other where only the refusal or "
     "the slow math backend is there; did not hold where neither is",
-    _backend_points,
+    lambda: tuple(_of(d, backend) for d in _backend_dims() for backend in BACKENDS),
     _backends,
 )
 
-
-def _bandwidth_points() -> tuple[Point, ...]:
-    return tuple(sdpa(d) for d in _bandwidth_dims())
-
-
-def _bandwidth_dims() -> range:
-    return range(64, 129)
+BANDWIDTH_DIMS = range(64, 129)
 
 
 def _bandwidth(readings: Readings) -> Finding:
-    figures = {row.head_dim: row.gb_s for row in published.hypothesis("H3") if row.head_dim is not None}
-    shown = sorted({*figures, 64, 96, 104, 107, 128})
+    hypothesis = published.rows("a100_hypotheses", hypothesis="H3")
+    figures = {row.head_dim: row.gb_s for row in hypothesis if row.head_dim is not None}
+    ours = {d: readings.gb_s(sdpa(d)) for d in BANDWIDTH_DIMS}
     rows = tuple(
-        (
-            d,
-            readings.gb_s(sdpa(d)),
-            _hundredfold(_lost(readings, d)),
-            figures.get(d),
-            _hundredfold(_published_lost(figures, d)),
-        )
-        for d in shown
+        (d, ours[d], _hundredfold(_lost(ours, d)), figures.get(d), _hundredfold(_lost(figures, d)))
+        for d in sorted({*figures, 64, 96, 104, 107, 128})
     )
-    lost = readings.middle(
-        [_lost(readings, d) for d in _bandwidth_dims()], "the bandwidth lost by misaligned head dims"
-    )
+    lost = readings.middle([_lost(ours, d) for d in ours], "the bandwidth lost by misaligned head dims")
+    theirs = known(_lost(figures, d) for d in figures)
     least, most = LOST_BANDWIDTH
     verdict: Verdict = "did not hold" if lost < NO_LOSS else "held" if least <= lost <= most else "other"
-    columns = (
-        Column("head_dim"),
-        Column("measured", "GB/s"),
-        Column("lost", "%"),
-        Column("A100", "GB/s"),
-        Column("A100 lost", "%"),
-    )
     said = (
         f"misaligned head dims move {percent(lost, NO_LOSS, least, most)} fewer bytes a second than the multiple of 8 "
-        f"below them (A100: {_published_losses(figures)})"
+        f"below them (A100: {percent(min(theirs))} and {percent(max(theirs))})"
     )
-    notes = (*_served(readings, _bandwidth_dims()), *close("", lost, NO_LOSS, least, most, write=percent))
-    return Finding(columns, rows, verdict, stated(verdict, said), notes)
+    notes = (*_served(readings, BANDWIDTH_DIMS), *close("", lost, NO_LOSS, least, most, write=percent))
+    table = columns("head_dim", "measured|GB/s", "lost|%", "A100|GB/s", "A100 lost|%")
+    return Finding(table, rows, verdict, stated(verdict, said), notes)
 
 
-def _lost(readings: Readings, d: int) -> float | None:
+def _lost(gb_s: Mapping[int, float | None], d: int) -> float | None:
     """Share of the bandwidth at the multiple of 8 below that a misaligned head_dim loses."""
-    ours, aligned = readings.gb_s(sdpa(d)), readings.gb_s(sdpa(d - d % 8))
+    ours, aligned = gb_s.get(d), gb_s.get(d - d % 8)
     return None if d % 8 == 0 or ours is None or aligned is None else 1 - ours / aligned
-
-
-def _published_lost(figures: dict[int, float | None], d: int) -> float | None:
-    ours, aligned = figures.get(d), figures.get(d - d % 8)
-    return None if d % 8 == 0 or ours is None or aligned is None else 1 - ours / aligned
-
-
-def _published_losses(figures: dict[int, float | None]) -> str:
-    lost = _known([_published_lost(figures, d) for d in figures])
-    return f"{percent(min(lost))} and {percent(max(lost))}"
-
-
-def _known(values: Sequence[float | None]) -> list[float]:
-    return [value for value in values if value is not None]
 
 
 def _hundredfold(share: float | None) -> float | None:
@@ -249,6 +183,6 @@ SDPA_BANDWIDTH = Study(
     "rule: median over misaligned head dims of the share of GB/s lost against the multiple of 8 below; held from "
     f"{percent(LOST_BANDWIDTH[0])} to {percent(LOST_BANDWIDTH[1])}, did not hold below {percent(NO_LOSS)}, other "
     "beyond",
-    _bandwidth_points,
+    lambda: tuple(sdpa(d) for d in BANDWIDTH_DIMS),
     _bandwidth,
 )

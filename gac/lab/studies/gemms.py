@@ -2,8 +2,8 @@
 
 from gac.lab.studies import published
 from gac.lab.studies.readings import Readings
-from gac.lab.studies.records import Column, Finding, Study, Verdict
-from gac.lab.studies.shapes import classes_note, gemm, gemm_by_k, slowdowns
+from gac.lab.studies.records import Cell, Finding, Study, Verdict, columns
+from gac.lab.studies.shapes import PointAt, classes_note, gemm, gemm_by_k, slowdown, slowdowns
 from gac.lab.studies.verdicts import ABSENT, NOISE, band_rule, close, graded, percent, stated, times
 from gac.profiling.records import Point
 
@@ -25,21 +25,25 @@ def gemm_by_n(n: int) -> Point:
     return gemm(4096, 4096, n)
 
 
-def _gemm_k(readings: Readings) -> Finding:
-    figures = {int(row.k): row.latency_ms for row in published.gemm("G3")}
-    shown = sorted({*figures, 104, 105, 106, 108, 120})
-    rows = tuple(
-        (k, readings.ms(gemm_by_k(k)), slowdowns(readings, gemm_by_k, [k])[0] if k % 8 else None, figures.get(k))
-        for k in shown
-    )
-    factor = readings.middle(slowdowns(readings, gemm_by_k, K_DIMS), "the slowdown of misaligned K")
+def _along(
+    readings: Readings, axis: str, at: PointAt, dims: range, shown: dict[int, Cell], heading: str, said: str
+) -> Finding:
+    """One axis of a GEMM; ``shown`` has the published figure beside each dim of the table."""
+    rows = tuple((dim, readings.ms(at(dim)), slowdown(readings, at, dim), figure) for dim, figure in shown.items())
+    factor = readings.middle(slowdowns(readings, at, dims), f"the slowdown of misaligned {axis}")
     verdict = graded(factor, *TIER_BAND)
-    columns = (Column("K"), Column("measured", "ms"), Column("over next multiple of 8", "x"), Column("A100", "ms"))
+    taken = f"{axis} that are no multiple of 8 take {times(factor, *TIER_BAND)} as long as the next multiple{said}"
+    notes = (classes_note(readings, at, dims, axis), *close("", factor, ABSENT, *TIER_BAND))
+    table = columns(axis, "measured|ms", "over next multiple of 8|x", heading)
+    return Finding(table, rows, verdict, stated(verdict, taken), notes)
+
+
+def _gemm_k(readings: Readings) -> Finding:
+    figures = published.gemm_ms()
+    shown: dict[int, Cell] = {k: figures.get(k) for k in sorted({*figures, 104, 105, 106, 108, 120})}
     at_107 = readings.ratio(gemm_by_k(107), gemm_by_k(112))
     example = "" if at_107 is None else f"; 107 takes {at_107:.2f}x as long as 112 (A100: 1.78x)"
-    said = f"K that are no multiple of 8 take {times(factor, *TIER_BAND)} as long as the next multiple{example}"
-    notes = (classes_note(readings, gemm_by_k, K_DIMS, "K"), *close("", factor, ABSENT, *TIER_BAND))
-    return Finding(columns, rows, verdict, stated(verdict, said), notes)
+    return _along(readings, "K", gemm_by_k, K_DIMS, shown, "A100|ms", example)
 
 
 GEMM_K = Study(
@@ -54,29 +58,11 @@ GEMM_K = Study(
 
 
 def _gemm_n(readings: Readings) -> Finding:
-    cost = published.constraint("cuBLAS kernel tier").cost_when_broken
-    shown = (1000, 1001, 1002, 1004, 1008, 1016, 1017, 1018, 1020, 1024, 1025, 1032)
-    rows = tuple(
-        (
-            n,
-            readings.ms(gemm_by_n(n)),
-            slowdowns(readings, gemm_by_n, [n])[0] if n % 8 else None,
-            cost if n % 8 else None,
-        )
-        for n in shown
-    )
-    factor = readings.middle(slowdowns(readings, gemm_by_n, N_DIMS), "the slowdown of misaligned N")
-    verdict = graded(factor, *TIER_BAND)
-    columns = (
-        Column("N"),
-        Column("measured", "ms"),
-        Column("over next multiple of 8", "x"),
-        Column("A100, lost throughput"),
-    )
-    taken = times(factor, *TIER_BAND)
-    said = f"N that are no multiple of 8 take {taken} as long as the next multiple (A100: 1.33x to 2.5x)"
-    notes = (classes_note(readings, gemm_by_n, N_DIMS, "N"), *close("", factor, ABSENT, *TIER_BAND))
-    return Finding(columns, rows, verdict, stated(verdict, said), notes)
+    (constraint,) = published.rows("constraints", mechanism="cuBLAS kernel tier")
+    dims = (1000, 1001, 1002, 1004, 1008, 1016, 1017, 1018, 1020, 1024, 1025, 1032)
+    shown: dict[int, Cell] = {n: constraint.cost_when_broken if n % 8 else None for n in dims}
+    theirs = " (A100: 1.33x to 2.5x)"
+    return _along(readings, "N", gemm_by_n, N_DIMS, shown, "A100, lost throughput", theirs)
 
 
 GEMM_N = Study(
@@ -101,38 +87,27 @@ def gemv_by_n(n: int) -> Point:
 
 
 def _gemv(readings: Readings) -> Finding:
-    costs = {
-        axis: readings.middle(slowdowns(readings, at, GEMV_DIMS), f"the slowdown of misaligned {axis.upper()}")
-        for axis, at in (("k", gemv_by_k), ("n", gemv_by_n))
-    }
-    rows = tuple(
-        (axis.upper(), cost, 1 + published.gemm_sweep(f"gemv {axis}").cost_percent / 100)
-        for axis, cost in costs.items()
+    k, n = (
+        readings.middle(slowdowns(readings, at, GEMV_DIMS), f"the slowdown of misaligned {axis}")
+        for axis, at in (("K", gemv_by_k), ("N", gemv_by_n))
     )
-    verdict = _gemv_verdict(costs["k"], costs["n"])
-    columns = (Column("axis", side="<"), Column("over next multiple of 8", "x"), Column("A100", "x"))
+    theirs = {row.axis: 1 + row.cost_percent / 100 for row in published.rows("a100_gemm_sweeps")}
+    rows = (("K", k, theirs["gemv k"]), ("N", n, theirs["gemv n"]))
+    least, most = GEMV_BAND
+    inside = least <= k <= most
+    verdict: Verdict = "held" if inside and n <= (1 + NOISE) * k else "other"
+    verdict = "did not hold" if k < ABSENT else verdict
     said = (
-        f"misaligned K take {times(costs['k'], *GEMV_BAND)} as long as the next multiple of 8 and misaligned N "
-        f"{times(costs['n'])} (A100: 1.12x and 1.04x)"
+        f"misaligned K take {times(k, *GEMV_BAND)} as long as the next multiple of 8 and misaligned N {times(n)} "
+        "(A100: 1.12x and 1.04x)"
     )
     notes = (
         classes_note(readings, gemv_by_k, GEMV_DIMS, "K"),
         classes_note(readings, gemv_by_n, GEMV_DIMS, "N"),
-        *close("K", costs["k"], *GEMV_BAND),
-        *(close("N over K", costs["n"] / costs["k"], 1 + NOISE) if _in_band(costs["k"]) else ()),
+        *close("K", k, *GEMV_BAND),
+        *(close("N over K", n / k, 1 + NOISE) if inside else ()),
     )
-    return Finding(columns, rows, verdict, stated(verdict, said), notes)
-
-
-def _gemv_verdict(k: float, n: float) -> Verdict:
-    if k < ABSENT:
-        return "did not hold"
-    return "held" if _in_band(k) and n <= (1 + NOISE) * k else "other"
-
-
-def _in_band(k: float) -> bool:
-    least, most = GEMV_BAND
-    return least <= k <= most
+    return Finding(columns("<axis", "over next multiple of 8|x", "A100|x"), rows, verdict, stated(verdict, said), notes)
 
 
 GEMV = Study(

@@ -7,9 +7,9 @@ from gac.lab.mechanisms.sectors import fetched_over_used, vector_bytes
 from gac.lab.studies import published
 from gac.lab.studies.gemms import GEMV_DIMS, gemv_by_k
 from gac.lab.studies.readings import Readings
-from gac.lab.studies.records import Cell, Column, Finding, Study, Verdict
+from gac.lab.studies.records import Cell, Finding, Study, Verdict, columns
 from gac.lab.studies.served import instead, kernels_note
-from gac.lab.studies.shapes import PointAt, copy, gemm, gemm_by_k
+from gac.lab.studies.shapes import PointAt, copied_note, copy, gemm, gemm_by_k
 from gac.lab.studies.verdicts import ABSENT, close, percent, stated, times
 from gac.profiling.records import Point
 
@@ -49,11 +49,21 @@ def tile_by_k(k: int) -> Point:
     return gemm(8192, k, 8192)
 
 
-def _class_tflops(readings: Readings, at: PointAt) -> dict[str, float]:
+def _tflops(readings: Readings, at: PointAt) -> dict[str, float]:
+    """The median throughput of each class."""
     return {
         name: readings.middle([readings.tflops(at(k)) for k in _members(step)], f"the throughput of {name}")
         for name, step in CLASSES.items()
     }
+
+
+def _gb_s(readings: Readings, at: PointAt, dims: Sequence[int], where: str) -> float:
+    return readings.middle([readings.gb_s(at(k)) for k in dims], f"the bandwidth {where}")
+
+
+def _served(readings: Readings, at: PointAt, dims: Sequence[int] = DIMS) -> tuple[str, ...]:
+    """Which kernels serve each class: a loss between different kernels is not alignment's alone."""
+    return kernels_note(readings, {name: [at(k) for k in _members(step, dims)] for name, step in CLASSES.items()})
 
 
 _PUBLISHED_TILES: Mapping[str, str] = MappingProxyType(
@@ -67,18 +77,16 @@ _PUBLISHED_TILES: Mapping[str, str] = MappingProxyType(
 
 
 def _tensor_core(readings: Readings) -> Finding:
-    figures = {row.k: row.tflops for row in published.gemm("C23")}
-    ours = _class_tflops(readings, tile_by_k)
+    figures = {row.k: row.tflops for row in published.rows("a100_gemm", study="C23")}
+    ours = _tflops(readings, tile_by_k)
     full = ours["K % 16 == 0"]
     rows = tuple(
-        (name, value, 100 * (1 - value / full), figures[_PUBLISHED_TILES[name]] if name in _PUBLISHED_TILES else None)
-        for name, value in ours.items()
+        (name, value, 100 * (1 - value / full), figures.get(_PUBLISHED_TILES.get(name))) for name, value in ours.items()
     )
     odd, eight = 1 - ours["odd K"] / full, 1 - ours["K % 16 == 8"] / full
     verdict: Verdict = "did not hold" if odd < NO_LOSS else "other"
     if TILE_LOST[0] <= odd <= TILE_LOST[1] and eight >= EIGHT_LOST:
         verdict = "held"
-    columns = (Column("class", side="<"), Column("measured", "TFLOP/s"), Column("lost", "%"), Column("A100", "TFLOP/s"))
     said = (
         f"against {full:.0f} TFLOP/s at K % 16 == 0, odd K reach {ours['odd K']:.0f} "
         f"({percent(odd, NO_LOSS, *TILE_LOST)} lost, A100: 58 %) and K % 16 == 8 {ours['K % 16 == 8']:.0f} "
@@ -89,12 +97,8 @@ def _tensor_core(readings: Readings) -> Finding:
         *close("odd K lose", odd, NO_LOSS, *TILE_LOST, write=percent),
         *close("K % 16 == 8 loses", eight, EIGHT_LOST, write=percent),
     )
-    return Finding(columns, rows, verdict, stated(verdict, said), notes)
-
-
-def _served(readings: Readings, at: PointAt, dims: Sequence[int] = DIMS) -> tuple[str, ...]:
-    """Which kernels serve each class: a loss between different kernels is not alignment's alone."""
-    return kernels_note(readings, {name: [at(k) for k in _members(step, dims)] for name, step in CLASSES.items()})
+    table = columns("<class", "measured|TFLOP/s", "lost|%", "A100|TFLOP/s")
+    return Finding(table, rows, verdict, stated(verdict, said), notes)
 
 
 TENSOR_CORE = Study(
@@ -110,28 +114,20 @@ TENSOR_CORE = Study(
 )
 
 
-def _vector_points() -> tuple[Point, ...]:
-    return (*(gemm_by_k(k) for k in DIMS), *(gemv_by_k(k) for k in GEMV_DIMS), copy())
-
-
 def _vector_width(readings: Readings) -> Finding:
-    figures = {row.case: row.tflops for row in published.hypothesis("H4")}
-    tflops = _class_tflops(readings, gemm_by_k)
-    gemv_gb_s = {name: _class_gb_s(readings, gemv_by_k, step, GEMV_DIMS) for name, step in CLASSES.items()}
-    rows = []
-    for name, step in CLASSES.items():
-        gemm_gb_s = _class_gb_s(readings, gemm_by_k, step, DIMS)
-        width = vector_bytes(ITEM_BYTES * step)
-        rows.append((name, width, tflops[name], gemm_gb_s, gemv_gb_s[name], figures.get(name)))
+    figures = {row.case: row.tflops for row in published.rows("a100_hypotheses", hypothesis="H4")}
+    tflops = _tflops(readings, gemm_by_k)
+    gemm_gb_s, gemv_gb_s = (
+        {name: _gb_s(readings, at, _members(step, dims), "of a class") for name, step in CLASSES.items()}
+        for at, dims in ((gemm_by_k, DIMS), (gemv_by_k, GEMV_DIMS))
+    )
+    rows = tuple(
+        (name, vector_bytes(ITEM_BYTES * step), tflops[name], gemm_gb_s[name], gemv_gb_s[name], figures.get(name))
+        for name, step in CLASSES.items()
+    )
     lost, gemv_lost = (1 - rates["odd K"] / rates["K % 16 == 0"] for rates in (tflops, gemv_gb_s))
     least, most = LOAD_LOST
     verdict: Verdict = "did not hold" if lost < NO_LOSS else "held" if least <= lost <= most else "other"
-    columns = (
-        Column("class", side="<"),
-        Column("widest load", "bytes"),
-        *(Column(text, unit) for text, unit in (("GEMM", "TFLOP/s"), ("GEMM", "GB/s"), ("GEMV", "GB/s"))),
-        Column("A100 GEMM", "TFLOP/s"),
-    )
     said = (
         f"odd K (two-byte loads, and {_other_kernel(readings, gemm_by_k, DIMS)}) lose "
         f"{percent(lost, NO_LOSS, *LOAD_LOST)} of a GEMM's throughput (A100: 50 %) and {percent(gemv_lost)} of a "
@@ -139,24 +135,16 @@ def _vector_width(readings: Readings) -> Finding:
     )
     notes = (
         "load: the widest that the alignment of rows allows, not measured; GB/s: the fewest bytes to move, a second",
-        *_bandwidth_note(readings),
+        *copied_note(readings),
         *close("", lost, NO_LOSS, *LOAD_LOST, write=percent),
     )
-    return Finding(columns, tuple(rows), verdict, stated(verdict, said), notes)
+    table = columns("<class", "widest load|bytes", "GEMM|TFLOP/s", "GEMM|GB/s", "GEMV|GB/s", "A100 GEMM|TFLOP/s")
+    return Finding(table, rows, verdict, stated(verdict, said), notes)
 
 
 def _other_kernel(readings: Readings, at: PointAt, dims: Sequence[int]) -> str:
     """Whether odd K are served by another kernel than K % 16 == 0."""
     return instead(readings, (at(k) for k in _members(1, dims)), (at(k) for k in _members(16, dims)))
-
-
-def _class_gb_s(readings: Readings, at: PointAt, step: int, dims: Sequence[int]) -> float:
-    return readings.middle([readings.gb_s(at(k)) for k in _members(step, dims)], "the bandwidth of a class")
-
-
-def _bandwidth_note(readings: Readings) -> tuple[str, ...]:
-    measured = readings.gb_s(copy())
-    return () if measured is None else (f"a copy of 256 MiB reads and writes {measured:,.0f} GB/s",)
 
 
 VECTOR_WIDTH = Study(
@@ -167,7 +155,7 @@ VECTOR_WIDTH = Study(
     f"rule: GEMM 4096 x 4096 x K, medians of the classes over K 100 to 128; held where odd K lose "
     f"{percent(LOAD_LOST[0])} to {percent(LOAD_LOST[1])} of the throughput at K % 16 == 0, did not hold below "
     f"{percent(NO_LOSS)}, other beyond",
-    _vector_points,
+    lambda: (*(gemm_by_k(k) for k in DIMS), *(gemv_by_k(k) for k in GEMV_DIMS), copy()),
     _vector_width,
 )
 
@@ -194,34 +182,32 @@ _SECTOR_SIZES: Mapping[str, tuple[PointAt, range]] = MappingProxyType(
 
 
 def _l2_sector(readings: Readings) -> Finding:
-    figures = {row.case: (row.gb_s, row.wasted_percent) for row in published.hypothesis("H2")}
+    hypothesis = published.rows("a100_hypotheses", hypothesis="H2")
+    figures = {row.case: (row.gb_s, row.wasted_percent) for row in hypothesis}
     rows: list[tuple[Cell, ...]] = []
-    costs: dict[tuple[str, str], float] = {}
+    found: dict[tuple[str, str], tuple[float, float]] = {}
     for operator, (at, dims) in _SECTOR_SIZES.items():
-        theirs = figures if at is gemm_by_k else {}
         for name, steps in _SECTORS.items():
             ks = [k for step in steps for k in _members(step, dims)]
-            costs[operator, name] = _class_cost(readings, at, ks, name)
-            gb_s = readings.middle([readings.gb_s(at(k)) for k in ks], f"the bandwidth at {name}")
+            ours = _class_cost(readings, at, ks, name), _gb_s(readings, at, ks, f"at {name}")
+            found[operator, name] = ours
             wasted = 100 * (sum(fetched_over_used(ITEM_BYTES * k) for k in ks) / len(ks) - 1)
-            rows.append((operator, name, costs[operator, name], gb_s, wasted, *theirs.get(name, (None, None))))
-    sector, other = (costs["GEMM 4096 x 4096 x K", name] for name in ("K % 16 == 8", "K % 8 != 0"))
-    verdict = _sector_verdict(sector, other)
-    columns = (
-        *(Column(text, side="<") for text in ("operator", "class")),
-        Column("cost", "x"),
-        Column("measured", "GB/s"),
-        Column("fetched in vain", "%"),
-        Column("A100", "GB/s"),
-        Column("A100 in vain", "%"),
-    )
+            theirs = figures.get(name, (None, None)) if at is gemm_by_k else (None, None)
+            rows.append((operator, name, *ours, wasted, *theirs))
+    (_, before), (sector, _), (other, after) = (found["GEMM 4096 x 4096 x K", name] for name in _SECTORS)
+    verdict: Verdict = "held" if sector - 1 <= MAIN_CAUSE * (other - 1) else "other"
+    verdict = "did not hold" if max(sector, other) < ABSENT else verdict
     notes = (
         "fetched in vain: computed from the bytes of a row, not measured",
         *_served(readings, gemm_by_k, SECTOR_DIMS),
         *close("", max(sector, other), ABSENT),
         *(close("share of the cost", _share(sector, other), MAIN_CAUSE, write=percent) if other >= ABSENT else ()),
     )
-    return Finding(columns, tuple(rows), verdict, stated(verdict, _sector_words(readings, sector, other)), notes)
+    table = columns(
+        "<operator", "<class", "cost|x", "measured|GB/s", "fetched in vain|%", "A100|GB/s", "A100 in vain|%"
+    )
+    said = _sector_words(sector, other, before, after)
+    return Finding(table, tuple(rows), verdict, stated(verdict, said), notes)
 
 
 def _class_cost(readings: Readings, at: PointAt, ks: Sequence[int], name: str) -> float:
@@ -231,34 +217,21 @@ def _class_cost(readings: Readings, at: PointAt, ks: Sequence[int], name: str) -
     return readings.middle([_cost(readings, at, k) for k in ks], f"the cost of {name}")
 
 
-def _sector_verdict(sector: float, other: float) -> Verdict:
-    if max(sector, other) < ABSENT:
-        return "did not hold"
-    return "held" if sector - 1 <= MAIN_CAUSE * (other - 1) else "other"
-
-
 def _share(sector: float, other: float) -> float:
     """Of what misaligned rows cost, the part that breaking the sector rule alone costs."""
     return (sector - 1) / (other - 1)
 
 
-def _sector_words(readings: Readings, sector: float, other: float) -> str:
-    costs = f"breaking only the sector rule costs a GEMM {times(sector, ABSENT)}, misaligned K {times(other, ABSENT)}"
+def _sector_words(sector: float, other: float, before: float, after: float) -> str:
     if max(sector, other) < ABSENT:
         return f"misaligned K cost nothing in a GEMM ({times(other, ABSENT)}), so there is no cause to look for"
+    costs = f"breaking only the sector rule costs a GEMM {times(sector, ABSENT)}, misaligned K {times(other, ABSENT)}"
     if other < ABSENT:
         return costs
-    before, after = (_sector_gb_s(readings, name) for name in ("K % 16 == 0", "K % 8 != 0"))
     return (
         f"{costs}: sectors are {percent(_share(sector, other), MAIN_CAUSE)} of the cost; bandwidth goes from "
         f"{before:,.0f} to {after:,.0f} GB/s (A100: 209 to 215)"
     )
-
-
-def _sector_gb_s(readings: Readings, name: str) -> float:
-    """The median bandwidth of the GEMM at a class of K."""
-    ks = [k for step in _SECTORS[name] for k in _members(step, SECTOR_DIMS)]
-    return readings.middle([readings.gb_s(gemm_by_k(k)) for k in ks], f"the bandwidth at {name}")
 
 
 L2_SECTOR = Study(

@@ -1,10 +1,11 @@
 """Studies of heads: of different dims, and of dim 132 instead of 128."""
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from gac.lab.studies import published
-from gac.lab.studies.readings import Readings
-from gac.lab.studies.records import Cell, Column, Finding, Study, Verdict
+from gac.lab.studies.readings import Readings, known, quotient
+from gac.lab.studies.records import Cell, Finding, Study, Verdict, columns
 from gac.lab.studies.shapes import gemm, sdpa
 from gac.lab.studies.verdicts import ABSENT, close, percent, stated, times
 from gac.profiling.operators import operation, operator_named
@@ -27,7 +28,7 @@ def _settings() -> Iterator[tuple[int, int]]:
 
 def _way(way: str, heads: int, m: int) -> Point:
     """Heads of the published dims."""
-    dims = published.palu_dims()
+    dims = published.palu("unique_dims")
     return Point(operation(f"batched_gemm_{way}", m=m, k=4096, heads=heads, low=dims[0], high=dims[-1]), "fp16")
 
 
@@ -51,20 +52,15 @@ def _over_alike(readings: Readings, dim: int) -> list[float]:
     """What misaligned dims cost against heads all at ``dim``, one by one as well, in every setting."""
     ratios = [readings.ratio(_way("separate", heads, m), _alike(dim, heads, m)) for heads, m in _settings()]
     readings.middle(ratios, f"the cost of misaligned heads over heads of {dim}")
-    return [ratio for ratio in ratios if ratio is not None]
+    return known(ratios)
 
 
 def _heterogeneous(readings: Readings) -> Finding:
     costs = {dim: _over_alike(readings, dim) for dim in ALIGNED}
     least, most = (pick(value for ratios in costs.values() for value in ratios) for pick in (min, max))
     verdict: Verdict = "held" if least >= MISALIGNED_SLOWER else "did not hold" if most < ABSENT else "other"
-    columns = (
-        *(Column(text) for text in ("heads", "rows")),
-        *(Column(text, side="<") for text in ("way", "dims")),
-        Column("measured", "us"),
-        *(Column(f"over all at {dim}", "x") for dim in ALIGNED),
-        Column("over padded", "x"),
-    )
+    alike = (f"over all at {dim}|x" for dim in ALIGNED)
+    table = columns("heads", "rows", "<way", "<dims", "measured|us", *alike, "over padded|x")
     said = "one by one, heads of 114 to 125 dims take " + " and ".join(
         f"{_range(ratios, MISALIGNED_SLOWER, ABSENT)} as long as heads all of {dim}" for dim, ratios in costs.items()
     )
@@ -75,7 +71,7 @@ def _heterogeneous(readings: Readings) -> Finding:
         *close("the highest cost", most, ABSENT),
     )
     rows = tuple(row for heads, m in _settings() for row in _heads_rows(readings, heads, m))
-    return Finding(columns, rows, verdict, stated(verdict, said), notes)
+    return Finding(table, rows, verdict, stated(verdict, said), notes)
 
 
 def _range(ratios: Sequence[float], *edges: float) -> str:
@@ -84,7 +80,7 @@ def _range(ratios: Sequence[float], *edges: float) -> str:
 
 def _heads_rows(readings: Readings, heads: int, m: int) -> Iterator[tuple[Cell, ...]]:
     """One row a way of one setting; only what is launched one by one is set against heads that are all alike."""
-    padded, dims = _way("padded", heads, m), published.palu_dims()
+    padded, dims = _way("padded", heads, m), published.palu("unique_dims")
     alike = [_alike(dim, heads, m) for dim in ALIGNED]
     mixed = f"{dims[0]} to {dims[-1]}"
     one_by_one = [(mixed, _way("separate", heads, m)), *((f"all {dim}", _alike(dim, heads, m)) for dim in ALIGNED)]
@@ -98,12 +94,11 @@ def _heads_rows(readings: Readings, heads: int, m: int) -> Iterator[tuple[Cell, 
 
 def _launching_note(readings: Readings) -> tuple[str, ...]:
     """What a launch a head costs besides misalignment."""
-    ratios = [readings.ratio(_alike(ALIGNED[0], heads, m), _way("padded", heads, m)) for heads, m in _settings()]
-    known = [ratio for ratio in ratios if ratio is not None]
-    if not known:
+    ratios = known(readings.ratio(_alike(ALIGNED[0], heads, m), _way("padded", heads, m)) for heads, m in _settings())
+    if not ratios:
         return ()
     return (
-        f"what launching heads one by one costs besides: heads all of {ALIGNED[0]} take {_range(known)} as long as "
+        f"what launching heads one by one costs besides: heads all of {ALIGNED[0]} take {_range(ratios)} as long as "
         f"heads padded to {ALIGNED[0]} in one launch",
     )
 
@@ -144,33 +139,29 @@ def _layer(d: int) -> dict[str, Point]:
 def _layer_tflops(readings: Readings, d: int) -> float | None:
     """FLOPs of the whole layer over the sum of its latencies."""
     points = _layer(d).values()
-    known = [ns for ns in map(readings.ns, points) if ns is not None]
-    if len(known) < len(points):
+    latencies = known(map(readings.ns, points))
+    if len(latencies) < len(points):
         return None
     flops = sum(operator_named(point.operation.operator).flops(point.operation.axes) for point in points)
-    return flops / sum(known) / 1e3
+    return flops / sum(latencies) / 1e3
 
 
 def _head_dim_132(readings: Readings) -> Finding:
-    figures = {row.head_dim: row.tflops for row in published.head_dims()}
+    figures = {row.head_dim: row.tflops for row in published.rows("megatron_head_dim")}
     ours = {d: _layer_tflops(readings, d) for d in (128, 132)}
-    rows: list[tuple[Cell, ...]] = []
+    rows: list[tuple[Any, ...]] = []
     for name in _layer(128):
         at_128, at_132 = (readings.tflops(_layer(d)[name]) for d in (128, 132))
-        rows.append((name, at_128, at_132, _share(at_132, at_128), None, None))
-    whole = _share(ours[132], ours[128])
+        rows.append((name, at_128, at_132, quotient(at_132, at_128), None, None))
+    whole = quotient(ours[132], ours[128])
     rows.append(("layer", ours[128], ours[132], whole, figures[128], figures[132]))
     layer = readings.middle([whole], "the throughput of the layer")
-    attention = readings.middle([_attention_share(readings)], "the throughput of attention")
+    attention = readings.middle([rows[0][3]], "the throughput of attention")
     verdict: Verdict = "held" if layer <= MUCH_LOWER else "other"
     if layer > MUCH_LOWER and min(layer, attention) >= AS_HIGH:
         verdict = "did not hold"
-    columns = (
-        Column("part", side="<"),
-        *(Column(f"at {d}", "TFLOP/s") for d in (128, 132)),
-        Column("132 over 128", "x"),
-        *(Column(f"H100, train, at {d}", "TFLOP/s") for d in (128, 132)),
-    )
+    theirs = (f"H100, train, at {d}|TFLOP/s" for d in (128, 132))
+    table = columns("<part", "at 128|TFLOP/s", "at 132|TFLOP/s", "132 over 128|x", *theirs)
     said = (
         f"at 132 a layer's forward pass reaches {percent(layer, MUCH_LOWER, AS_HIGH)} of the throughput at 128 "
         f"(training, H100: 59 %), its attention {percent(attention, AS_HIGH)}"
@@ -180,16 +171,7 @@ def _head_dim_132(readings: Readings) -> Finding:
         *close("the layer reaches", layer, MUCH_LOWER, AS_HIGH, write=percent),
         *close("attention reaches", attention, AS_HIGH, write=percent),
     )
-    return Finding(columns, tuple(rows), verdict, stated(verdict, said), notes)
-
-
-def _attention_share(readings: Readings) -> float | None:
-    at_128, at_132 = (readings.tflops(_layer(d)["attention"]) for d in (128, 132))
-    return _share(at_132, at_128)
-
-
-def _share(ours: float | None, full: float | None) -> float | None:
-    return None if ours is None or full is None else ours / full
+    return Finding(table, tuple(rows), verdict, stated(verdict, said), notes)
 
 
 HEAD_DIM_132 = Study(

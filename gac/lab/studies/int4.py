@@ -1,9 +1,12 @@
 """The study of INT4 weights by batch: the fused kernel against two steps and against the GEMM of 16-bit weights."""
 
+from itertools import product
+from typing import Any
+
 from gac.lab.studies import published
 from gac.lab.studies.readings import Readings
-from gac.lab.studies.records import Cell, Column, Finding, Study, Verdict
-from gac.lab.studies.shapes import copy, gemm
+from gac.lab.studies.records import Cell, Finding, Study, Verdict, columns
+from gac.lab.studies.shapes import copied_note, copy, gemm
 from gac.lab.studies.verdicts import NOISE, close, percent, stated
 from gac.profiling.operators import operation
 from gac.profiling.records import Point
@@ -13,6 +16,8 @@ BATCHES = (1, 2, 4, 8, 16, 32)
 SHAPES = {"mlp_gate_up": (8960, 1536), "attn_q_o": (1536, 1536)}
 """n and k."""
 
+_KINDS = ("int4_linear", "int4_linear_dequantised", "linear")
+
 WIN = 1 + NOISE
 """The GEMM takes at least this many times longer where the fused kernel beats it."""
 
@@ -20,24 +25,16 @@ PUBLISHED_LAST = {"mlp_gate_up": 1, "attn_q_o": 0}
 """The last batch at which the fused kernel beat the FP16 GEMM; 0: none."""
 
 
-def _fused(projection: str, batch: int) -> Point:
+def _point(projection: str, batch: int, operator: str = "int4_linear") -> Point:
+    """The fused kernel, or another operator, on one projection."""
     n, k = SHAPES[projection]
-    return Point(operation("int4_linear", m=batch, k=k, n=n, group=GROUP), "bf16")
-
-
-def _two_op(projection: str, batch: int) -> Point:
-    n, k = SHAPES[projection]
-    return Point(operation("int4_linear_dequantised", m=batch, k=k, n=n, group=GROUP), "bf16")
-
-
-def _full(projection: str, batch: int) -> Point:
-    n, k = SHAPES[projection]
-    return gemm(batch, k, n, "bf16")
+    if operator == "linear":
+        return gemm(batch, k, n, "bf16")
+    return Point(operation(operator, m=batch, k=k, n=n, group=GROUP), "bf16")
 
 
 def _points() -> tuple[Point, ...]:
-    kinds = (_fused, _two_op, _full)
-    timed = (kind(projection, batch) for projection in SHAPES for batch in BATCHES for kind in kinds)
+    timed = (_point(projection, batch, kind) for projection in SHAPES for batch in BATCHES for kind in _KINDS)
     return (*timed, copy())
 
 
@@ -54,7 +51,7 @@ def _last_win(readings: Readings, projection: str) -> int:
 
 def _advantage(readings: Readings, projection: str, batch: int) -> float | None:
     """How many times longer than the fused kernel the GEMM takes."""
-    return readings.ratio(_full(projection, batch), _fused(projection, batch))
+    return readings.ratio(_point(projection, batch, "linear"), _point(projection, batch))
 
 
 def _edges(readings: Readings, projection: str, last: int) -> tuple[str, ...]:
@@ -71,30 +68,25 @@ def _edges(readings: Readings, projection: str, last: int) -> tuple[str, ...]:
 
 def _regimes(readings: Readings) -> Finding:
     for projection in SHAPES:
-        readings.middle([readings.ns(_fused(projection, batch)) for batch in BATCHES], "the fused kernel's latency")
-    rows = tuple(_row(readings, row) for row in published.int4_regimes())
+        readings.middle([readings.ns(_point(projection, batch)) for batch in BATCHES], "the fused kernel's latency")
+    rows = tuple(_row(readings, row) for row in published.rows("int4_gemv_regimes"))
     last = {projection: _last_win(readings, projection) for projection in SHAPES}
-    verdict = _verdict(last)
-    columns = (
-        Column("projection", side="<"),
-        Column("batch"),
-        *(Column(text, "us") for text in ("fused", "two-op", "GEMM")),
-        *(Column(text, "x") for text in ("two-op", "GEMM")),
-        Column("fused", "GB/s"),
-        *(Column(f"RTX 4070 {text}", "x") for text in ("two-op", "GEMM")),
-        Column("RTX 4070 fused", "GB/s"),
-    )
+    verdict: Verdict = "other" if any(last.values()) else "did not hold"
+    verdict = "held" if last == PUBLISHED_LAST else verdict
+    measured = ("fused|us", "two-op|us", "GEMM|us", "two-op|x", "GEMM|x", "fused|GB/s")
+    theirs = ("RTX 4070 two-op|x", "RTX 4070 GEMM|x", "RTX 4070 fused|GB/s")
     said = ", ".join(
         f"{_won(last[projection])} on {projection} (RTX 4070: {_won(PUBLISHED_LAST[projection])})"
         for projection in SHAPES
     )
     edges = (text for projection in SHAPES for text in _edges(readings, projection, last[projection]))
     notes = ("x: latency over that of the fused kernel; GEMM: of bf16 weights", *_notes(readings), *edges)
-    return Finding(columns, rows, verdict, stated(verdict, f"the fused kernel beats the GEMM {said}"), notes)
+    table = columns("<projection", "batch", *measured, *theirs)
+    return Finding(table, rows, verdict, stated(verdict, f"the fused kernel beats the GEMM {said}"), notes)
 
 
-def _row(readings: Readings, row: published.Int4Regime) -> tuple[Cell, ...]:
-    fused, two_op, full = (kind(row.projection, row.batch) for kind in (_fused, _two_op, _full))
+def _row(readings: Readings, row: Any) -> tuple[Cell, ...]:
+    fused, two_op, full = (_point(row.projection, row.batch, kind) for kind in _KINDS)
     return (
         row.projection,
         row.batch,
@@ -107,33 +99,18 @@ def _row(readings: Readings, row: published.Int4Regime) -> tuple[Cell, ...]:
     )
 
 
-def _verdict(last: dict[str, int]) -> Verdict:
-    if last == PUBLISHED_LAST:
-        return "held"
-    return "other" if any(last.values()) else "did not hold"
-
-
 def _won(last: int) -> str:
     return f"up to batch {last}" if last else "at no batch"
 
 
 def _notes(readings: Readings) -> tuple[str, ...]:
     copied = readings.gb_s(copy())
-    best = max(
-        (rate, projection, batch)
-        for projection in SHAPES
-        for batch in BATCHES
-        if (rate := readings.gb_s(_fused(projection, batch))) is not None
-    )
+    rates = ((readings.gb_s(_point(*where)) or 0.0, *where) for where in product(SHAPES, BATCHES))
+    rate, projection, batch = max(rates)
+    share = "" if copied is None else f"{percent(rate / copied)}"
+    best = f"; the fused kernel at best {rate:,.0f} GB/s ({projection}, batch {batch}: {share})"
     counting = "the RTX 4070's GB/s count the weights once a row of the batch, the measured ones once"
-    if copied is None:
-        return (counting,)
-    rate, projection, batch = best
-    return (
-        counting,
-        f"a copy of 256 MiB reads and writes {copied:,.0f} GB/s; the fused kernel at best {rate:,.0f} GB/s "
-        f"({projection}, batch {batch}: {percent(rate / copied)})",
-    )
+    return counting, *copied_note(readings, best)
 
 
 INT4_REGIMES = Study(

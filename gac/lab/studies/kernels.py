@@ -3,12 +3,13 @@
 from collections.abc import Mapping, Sequence
 from statistics import median
 from types import MappingProxyType
+from typing import Any
 
 from gac.lab.mechanisms.tiles import AttentionTile, shared_limit, widest_tile
 from gac.lab.studies import published
 from gac.lab.studies.gemms import gemm_by_n
 from gac.lab.studies.readings import Readings
-from gac.lab.studies.records import Cell, Column, Finding, Study, Verdict
+from gac.lab.studies.records import Cell, Finding, Study, Verdict, columns
 from gac.lab.studies.served import kind, serving, words
 from gac.lab.studies.shapes import PointAt, gemm_by_k, sdpa
 from gac.lab.studies.verdicts import close, stated, times
@@ -45,7 +46,7 @@ def _kernel_tiers(readings: Readings) -> Finding:
     rows: list[tuple[Cell, ...]] = []
     kinds: dict[tuple[str, str], Kernel] = {}
     for axis in _AXES:
-        for row in published.kernel_tiers():
+        for row in published.rows("a100_kernel_tiers"):
             kernel, share = _most_common(readings, axis, row.tier)
             kinds[axis, row.tier] = kernel
             rows.append((axis, row.condition, words(kernel), 100 * share, row.kernel_family))
@@ -53,21 +54,15 @@ def _kernel_tiers(readings: Readings) -> Finding:
     same = all(_as_published(kernel, tier) for (_, tier), kernel in kinds.items())
     split = any(kind(kinds[axis, "align8"]) != kind(kinds[axis, "align1"]) for axis in _AXES)
     verdict: Verdict = "held" if same and separate else "other" if split else "did not hold"
-    columns = (
-        Column("axis", side="<"),
-        Column("condition", side="<"),
-        Column("served by", side="<"),
-        Column("of its dims", "%"),
-        Column("A100", side="<"),
-    )
     examples = ", ".join(dict.fromkeys(kernel.label for kernel in kinds.values()))
     notes = ("% 2 == 0: the even dims that are no multiple of 8", f"kernels, for example: {examples}")
-    return Finding(columns, tuple(rows), verdict, stated(verdict, _tiers_said(kinds)), notes)
+    table = columns("<axis", "<condition", "<served by", "of its dims|%", "<A100")
+    return Finding(table, tuple(rows), verdict, stated(verdict, _tiers_said(kinds)), notes)
 
 
 def _tiers_said(kinds: Mapping[tuple[str, str], Kernel]) -> str:
     """Which kernels serve which dims; axes that the same kernels serve are named together."""
-    conditions = {row.tier: row.condition.removeprefix("dim ") for row in published.kernel_tiers()}
+    conditions = {row.tier: row.condition.removeprefix("dim ") for row in published.rows("a100_kernel_tiers")}
     axes: dict[str, list[str]] = {}
     for axis in _AXES:
         text = ", ".join(f"{condition} by {words(kinds[axis, tier])}" for tier, condition in conditions.items())
@@ -105,7 +100,7 @@ def _flash(d: int) -> Point:
 
 
 def _fa_templates(readings: Readings) -> Finding:
-    rows = tuple(_template_row(readings, row) for row in published.templates())
+    rows = tuple(_template_row(readings, row) for row in published.rows("a100_fa2_templates"))
     steps = {edge: _excess(readings, edge) for edge in _EDGES}
     readings.middle(steps.values(), "the staircase of the flash backend")
     found = [edge for edge, rise in steps.items() if rise is not None and rise >= STEP]
@@ -115,21 +110,17 @@ def _fa_templates(readings: Readings) -> Finding:
     missing = [str(edge) for edge, rise in known.items() if rise < STEP]
     said = f"over growth in proportion to head_dim, latency is {grown}"
     said += f": no step past {', '.join(missing)}" if missing else ""
-    columns = (
-        Column("head_dim", side="<"),
-        *(Column(text, "ms") for text in ("first", "last")),
-        *(Column(text, side="<") for text in ("templates, tiles that ran", "tile model of sm_80", "A100 tile")),
-        Column("A100", "ms"),
-    )
+    tiles = ("<templates, tiles that ran", "<tile model of sm_80", "<A100 tile")
+    table = columns("<head_dim", "first|ms", "last|ms", *tiles, "A100|ms")
     notes = (
         *_shared_note(readings),
         *_misaligned_note(readings),
         *(text for edge, rise in known.items() for text in close(f"past {edge}", rise, STEP)),
     )
-    return Finding(columns, rows, verdict, stated(verdict, said), notes)
+    return Finding(table, rows, verdict, stated(verdict, said), notes)
 
 
-def _template_row(readings: Readings, row: published.Template) -> tuple[Cell, ...]:
+def _template_row(readings: Readings, row: Any) -> tuple[Cell, ...]:
     dims = [d for d in _STAIRS if row.low_exclusive < d <= row.high_inclusive]
     limit = shared_limit("8.0")
     assert limit is not None
@@ -178,7 +169,7 @@ def _shared_note(readings: Readings) -> tuple[str, ...]:
 
 def _misaligned_note(readings: Readings) -> tuple[str, ...]:
     """What experiment C21 saw at 112 to 121."""
-    figures = {row.head_dim: row.latency_ms for row in published.sdpa("C21")}
+    figures = published.sdpa_ms("C21")
     ratios = [readings.ratio(_flash(d), _flash(112)) for d in _MISALIGNED if d % 8]
     theirs = [figure for d in _MISALIGNED if d % 8 and (figure := figures[d]) is not None]
     base = figures[112]

@@ -61,8 +61,7 @@ class Readings:
 
     def ratio(self, slow: Point, fast: Point) -> float | None:
         """How many times longer ``slow`` takes; None where either was refused."""
-        above, below = self.ns(slow), self.ns(fast)
-        return None if above is None or below is None else above / below
+        return quotient(self.ns(slow), self.ns(fast))
 
     def launches(self, point: Point) -> tuple[Launch, ...]:
         """The kernels that ran, in order."""
@@ -88,11 +87,11 @@ class Readings:
         Raises:
             RefusedError: nothing is left.
         """
-        known = [value for value in values if value is not None]
-        if not known:
+        left = known(values)
+        if not left:
             reasons = dict.fromkeys(row.error for row in self.rows.values() if row.error is not None)
             raise RefusedError(f"{what}: {'; '.join(reasons)}")
-        return median(known)
+        return median(left)
 
     @property
     def refusals(self) -> tuple[str, ...]:
@@ -102,6 +101,16 @@ class Readings:
             if row.error is not None:
                 points.setdefault(row.error, []).append(point)
         return tuple(f"refused: {label(found[0])}{_more(found)}: {error}" for error, found in points.items())
+
+
+def quotient(above: float | None, below: float | None) -> float | None:
+    """None where either was refused."""
+    return None if above is None or below is None else above / below
+
+
+def known(values: Iterable[float | None]) -> list[float]:
+    """What was not refused."""
+    return [value for value in values if value is not None]
 
 
 def label(point: Point) -> str:

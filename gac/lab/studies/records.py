@@ -27,6 +27,15 @@ class Column:
     side: Literal["<", ">"] = ">"
 
 
+def columns(*texts: str) -> tuple[Column, ...]:
+    """Columns from ``<backend`` (text), ``head_dim`` (a number) and ``measured|ms`` (a number with its unit)."""
+    split = (text.removeprefix("<").partition("|") for text in texts)
+    return tuple(
+        Column(heading, unit, "<" if text.startswith("<") else ">")
+        for text, (heading, _, unit) in zip(texts, split, strict=True)
+    )
+
+
 @dataclass(frozen=True)
 class Finding:
     """What a study's judgement comes to; rows have one cell a column, None where there is no figure."""
@@ -113,5 +122,6 @@ class Study:
 def _refused(readings: Readings, reason: str) -> Finding:
     """What is left to show where the verdict cannot be told: the points that were refused."""
     rows = tuple((label(point), row.error) for point, row in readings.rows.items() if row.error is not None)
-    columns = (Column("refused", side="<"), Column("reason", side="<"))
-    return Finding(columns, rows, "other", f"Cannot be told on this GPU, which refuses {reason}.")
+    return Finding(
+        columns("<refused", "<reason"), rows, "other", f"Cannot be told on this GPU, which refuses {reason}."
+    )

@@ -5,8 +5,8 @@ from types import MappingProxyType
 
 from gac.lab.studies import published
 from gac.lab.studies.gemms import TIER_BAND, gemm_by_n
-from gac.lab.studies.readings import Readings
-from gac.lab.studies.records import Cell, Column, Finding, Study
+from gac.lab.studies.readings import Readings, quotient
+from gac.lab.studies.records import Cell, Finding, Study, columns
 from gac.lab.studies.shapes import PointAt, gemm_by_k, rounded, sdpa
 from gac.lab.studies.verdicts import ABSENT, band_rule, close, graded, stated, times
 from gac.profiling.operators import operation
@@ -21,15 +21,14 @@ STEPS = (8, 16, 32)
 
 def _paddings() -> Iterator[tuple[str, int, int, float | None, float | None]]:
     """Operator, dim, padded dim, and both published latencies in ms."""
-    for row in published.repairs():
+    for row in published.rows("a100_repair"):
         to_8, to_16 = rounded(row.head_dim, 8), rounded(row.head_dim, 16)
         if to_8 != row.head_dim:
             yield "sdpa", row.head_dim, to_8, row.original_ms, row.pad_to_8_ms
         if to_16 != to_8:
             yield "sdpa", row.head_dim, to_16, row.original_ms, row.pad_to_16_ms
-    dense = {row.head_dim: row.latency_ms for row in published.sdpa("S1")}
+    dense, by_k = published.sdpa_ms("S1"), published.gemm_ms()
     yield "sdpa", 107, 128, dense[107], dense[128]
-    by_k = {int(row.k): row.latency_ms for row in published.gemm("G3")}
     for padded in (112, 128):
         yield "GEMM K", 107, padded, by_k[107], by_k[padded]
 
@@ -48,26 +47,30 @@ def _padding(readings: Readings) -> Finding:
     for operator, dim, padded, before, after in _paddings():
         at = _at(operator)
         won = readings.ratio(at(dim), at(padded))
-        theirs = before / after if before is not None and after is not None else None
-        rows.append((operator, dim, padded, readings.ms(at(dim)), readings.ms(at(padded)), won, before, after, theirs))
+        rows.append(
+            (
+                operator,
+                dim,
+                padded,
+                readings.ms(at(dim)),
+                readings.ms(at(padded)),
+                won,
+                before,
+                after,
+                quotient(before, after),
+            )
+        )
         if dim % 8 and padded == rounded(dim, 8):
             rescues.append(won)
     factor = readings.middle(rescues, "what padding to a multiple of 8 wins")
     verdict = graded(factor, *RESCUE_BAND)
-    columns = (
-        Column("operator", side="<"),
-        Column("dim"),
-        Column("to"),
-        *(Column(text, "ms") for text in ("as it is", "padded")),
-        Column("won", "x"),
-        *(Column(f"A100 {text}", "ms") for text in ("as it is", "padded")),
-        Column("A100 won", "x"),
-    )
+    theirs = ("A100 as it is|ms", "A100 padded|ms", "A100 won|x")
+    table = columns("<operator", "dim", "to", "as it is|ms", "padded|ms", "won|x", *theirs)
     said = (
         f"zero-padding to the next multiple of 8 makes a misaligned dim {times(factor, *RESCUE_BAND)} as fast "
         "(A100: 1.31x to 1.78x)"
     )
-    return Finding(columns, tuple(rows), verdict, stated(verdict, said), close("", factor, ABSENT, *RESCUE_BAND))
+    return Finding(table, tuple(rows), verdict, stated(verdict, said), close("", factor, ABSENT, *RESCUE_BAND))
 
 
 PADDING_RESCUE = Study(
@@ -96,32 +99,24 @@ def _rounding_points() -> tuple[Point, ...]:
 
 
 def _rounding(readings: Readings) -> Finding:
-    by_k = {int(row.k): row.latency_ms for row in published.gemm("G3")}
-    before, after = by_k[107], by_k[112]
-    assert before is not None
-    assert after is not None
+    figures = published.gemm_ms()
     rows: list[tuple[Cell, ...]] = []
     wins = []
     for name, at in _ROUNDED_AT.items():
         for dim in ROUNDED_DIMS:
             won = [readings.ratio(at(dim), at(rounded(dim, step))) for step in STEPS]
-            theirs = before / after if (name, dim) == ("GEMM K", 107) else None
+            theirs = figures[107] / figures[112] if (name, dim) == ("GEMM K", 107) else None
             rows.append((name, dim, readings.us(at(dim)), *won, theirs))
             wins.append(won[0])
     factor = readings.middle(wins, "what rounding up wins")
     verdict = graded(factor, *TIER_BAND)
-    columns = (
-        Column("axis", side="<"),
-        Column("dim"),
-        Column("as it is", "us"),
-        *(Column(f"won by {step}", "x") for step in STEPS),
-        Column("A100 by 8", "x"),
-    )
+    won_by = (f"won by {step}|x" for step in STEPS)
+    table = columns("<axis", "dim", "as it is|us", *won_by, "A100 by 8|x")
     said = (
         f"107, 214 and 321 rounded up to a multiple of 8 run {times(factor, *TIER_BAND)} as fast "
         "(A100, K 107 to 112: 1.78x)"
     )
-    return Finding(columns, tuple(rows), verdict, stated(verdict, said), close("", factor, ABSENT, *TIER_BAND))
+    return Finding(table, tuple(rows), verdict, stated(verdict, said), close("", factor, ABSENT, *TIER_BAND))
 
 
 ROUND_TO_ALIGNED = Study(

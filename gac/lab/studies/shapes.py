@@ -38,9 +38,20 @@ def rounded(dim: int, step: int) -> int:
     return -(-dim // step) * step
 
 
-def slowdowns(readings: Readings, at: PointAt, dims: Iterable[int], step: int = 8) -> tuple[float | None, ...]:
-    """For every dim that is no multiple of ``step``, its latency over that of the next multiple."""
-    return tuple(readings.ratio(at(dim), at(rounded(dim, step))) for dim in dims if dim % step)
+def copied_note(readings: Readings, rest: str = "") -> tuple[str, ...]:
+    """What bandwidth the copy reached; nothing where it was refused."""
+    measured = readings.gb_s(copy())
+    return () if measured is None else (f"a copy of 256 MiB reads and writes {measured:,.0f} GB/s{rest}",)
+
+
+def slowdown(readings: Readings, at: PointAt, dim: int) -> float | None:
+    """A dim's latency over that of the next multiple of 8; None for a multiple of 8."""
+    return readings.ratio(at(dim), at(rounded(dim, 8))) if dim % 8 else None
+
+
+def slowdowns(readings: Readings, at: PointAt, dims: Iterable[int]) -> tuple[float | None, ...]:
+    """``slowdown`` of every dim that is no multiple of 8."""
+    return tuple(slowdown(readings, at, dim) for dim in dims if dim % 8)
 
 
 def classes_note(readings: Readings, at: PointAt, dims: Iterable[int], axis: str) -> str:

@@ -6,8 +6,8 @@ from itertools import pairwise
 from statistics import median
 
 from gac.lab.studies import published
-from gac.lab.studies.readings import Readings
-from gac.lab.studies.records import Cell, Column, Finding, Study, Verdict
+from gac.lab.studies.readings import Readings, known
+from gac.lab.studies.records import Cell, Finding, Study, Verdict, columns
 from gac.lab.studies.served import main_kernel
 from gac.lab.studies.shapes import gemm
 from gac.lab.studies.verdicts import ABSENT, close, stated, times
@@ -75,18 +75,14 @@ def _switches(readings: Readings) -> list[Switch]:
 
 
 def _stays(before: Sequence[float | None], after: Sequence[float | None], rise: float) -> float | None:
-    below, above = _known(before), _known(after)
+    below, above = known(before), known(after)
     return min(rise, median(above) / median(below)) if min(len(below), len(above)) >= LEAST else None
 
 
 def _falls_back(before: Sequence[float | None], after: Sequence[float | None]) -> bool:
     """Whether the M after the first is no slower than the last M before the switch."""
-    low, following = before[-1], next(iter(_known(after[1:])), None)
+    low, following = before[-1], next(iter(known(after[1:])), None)
     return low is not None and following is not None and following < ABSENT * low
-
-
-def _known(values: Sequence[float | None]) -> list[float]:
-    return [value for value in values if value is not None]
 
 
 def _names(readings: Readings, m: int) -> tuple[str, ...]:
@@ -100,17 +96,13 @@ def _gemm_m(readings: Readings) -> Finding:
     worst = max((switch.rise for switch in switches), default=1.0)
     lasting = max((switch.lasting for switch in switches), default=1.0)
     verdict: Verdict = "held" if lasting >= SWITCH_JUMP else "other" if worst > ABSENT else "did not hold"
-    columns = (
-        Column("M", side="<"),
-        *(Column(text, "x") for text in ("rise", "rise that stays")),
-        *(Column(text, side="<") for text in ("from", "to", "A100")),
-    )
+    table = columns("<M", "rise|x", "rise that stays|x", "<from", "<to", "<A100")
     notes = (
         *_counted(switches),
         *close("the largest rise that stays", lasting, SWITCH_JUMP),
         *close("the largest rise", worst, ABSENT),
     )
-    return Finding(columns, _rows(readings, switches), verdict, stated(verdict, _said(readings, switches)), notes)
+    return Finding(table, _rows(readings, switches), verdict, stated(verdict, _said(readings, switches)), notes)
 
 
 def _rows(readings: Readings, switches: Sequence[Switch]) -> tuple[tuple[Cell, ...], ...]:
@@ -118,7 +110,7 @@ def _rows(readings: Readings, switches: Sequence[Switch]) -> tuple[tuple[Cell, .
     by_pair = {(switch.low, switch.high): switch for switch in switches}
     steepest = sorted(switches, key=lambda switch: -switch.rise)[:SHOWN]
     pairs = sorted({*NAMED, *((switch.low, switch.high) for switch in steepest)})
-    cost = f"switch, ~{published.gemm_sweep('m').cost_percent} %"
+    cost = f"switch, ~{published.rows('a100_gemm_sweeps', axis='m')[0].cost_percent} %"
     theirs = {pair: cost if pair == NAMED[-1] else "switch" for pair in NAMED}
     return tuple(
         (

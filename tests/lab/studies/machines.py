@@ -76,13 +76,14 @@ def a100(point: Point) -> Answer:
 
 
 def _a100_sdpa(operator: str, d: int) -> Answer:
-    known = {row.head_dim: row.latency_ms for row in published.sdpa("S1")}
+    known = published.sdpa_ms("S1")
     if operator in {"sdpa_efficient", "sdpa_math", "sdpa_cudnn"}:
         backend = {"sdpa_efficient": "mem_efficient", "sdpa_math": "math"}.get(operator)
-        found = {row.head_dim: row.latency_ms for row in published.sdpa("S2") if row.backend == backend}.get(d)
+        rows = published.rows("a100_sdpa", study="S2", backend=str(backend))
+        found = {row.head_dim: row.latency_ms for row in rows}.get(d)
         return found if found is not None else f"{operator} does not take d = {d}", operator
     if operator == "sdpa_flash" and d % 8 == 0 and d != 112:
-        tier = next(row for row in published.templates() if d <= row.high_inclusive)
+        tier = next(row for row in published.rows("a100_fa2_templates") if d <= row.high_inclusive)
         low, _, high = tier.latency_ms.partition("-")
         latency = float(low) if d < 208 or not high else float(high)
         return latency, f"flash_fwd_kernel<Flash_fwd_kernel_traits<{tier.high_inclusive}, 128, {tier.block_cols}, 4>"
@@ -110,7 +111,7 @@ def _elsewhere(point: Point) -> float:
         return moved(point) / 2e8
     if axes.get("d") == 132 or axes.get("k", 1) % 132 == 0:
         return flops(point) / 219e9
-    regimes = {(row.n, row.k, row.batch): row for row in published.int4_regimes()}
+    regimes = {(row.n, row.k, row.batch): row for row in published.rows("int4_gemv_regimes")}
     row = regimes.get((axes.get("n"), axes.get("k"), axes.get("m")))
     if row is None:
         return flops(point) / 370e9

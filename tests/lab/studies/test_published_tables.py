@@ -4,36 +4,31 @@ import pytest
 
 from gac.errors import ProfileError
 from gac.lab.studies import published
-from gac.lab.studies.published import HeadDimThroughput, SdpaLatency, parse
+from gac.lab.studies.published import parse
 from gac.lab.studies.verdicts import close, graded, percent, times
+
+TABLES = files("gac.lab.studies") / "published"
 
 
 def test_every_table_is_read() -> None:
-    assert len(published.sdpa("S1")) == 7
-    assert len(published.sdpa("S2")) == 24
-    assert published.gemm("G3")[0].latency_ms == 0.089
-    assert published.gemm("C23")[2].tflops == "61-71"
-    assert published.gemm_sweep("m").cost_percent == 30
-    assert [row.wasted_percent for row in published.hypothesis("H2")] == [0.0, 5.8]
-    assert [tier.tier for tier in published.kernel_tiers()] == ["align8", "align2", "align1"]
-    assert [template.high_inclusive for template in published.templates()] == [64, 96, 128, 160, 256]
-    assert published.constraint("cuBLAS kernel tier").cost_when_broken == "25-60 %"
-    assert published.palu_dims() == (114, 116, 117, 118, 120, 121, 122, 123, 124, 125)
-    assert published.repairs()[0].pad_to_8_ms == 1.490
-    assert [row.tflops for row in published.head_dims()] == [370, 219]
-    assert len(published.int4_regimes()) == 12
+    assert {name: len(published.rows(name)) for name in published.TABLES}.keys() == {
+        entry.name.removesuffix(".csv") for entry in TABLES.iterdir() if entry.name.endswith(".csv")
+    }
+    assert len(published.rows("a100_sdpa", study="S1")) == 7
+    assert published.sdpa_ms("S1")[107] == 2.147
+    assert published.gemm_ms()[107] == 0.089
+    assert published.rows("a100_gemm", study="C23")[2].tflops == "61-71"
+    assert published.palu("unique_dims") == (114, 116, 117, 118, 120, 121, 122, 123, 124, 125)
 
 
 def test_a_refused_backend_has_no_latency() -> None:
-    refused = [row for row in published.sdpa("S2") if row.latency_ms is None]
-    assert refused == [SdpaLatency(107, "mem_efficient", None, "S2")]
+    refused = [row for row in published.rows("a100_sdpa", study="S2") if row.latency_ms is None]
+    assert refused == [(107, "mem_efficient", None, "S2")]
 
 
 def test_the_readme_says_what_each_table_is() -> None:
-    folder = files("gac.lab.studies") / "published"
-    readme = (folder / "README.md").read_text(encoding="utf-8")
-    tables = [entry.name for entry in folder.iterdir() if entry.name.endswith(".csv")]
-    assert [name for name in tables if f"| `{name}` |" not in readme] == []
+    readme = (TABLES / "README.md").read_text(encoding="utf-8")
+    assert [name for name in published.TABLES if f"| `{name}.csv` |" not in readme] == []
 
 
 @pytest.mark.parametrize(
@@ -49,7 +44,7 @@ def test_the_readme_says_what_each_table_is() -> None:
 )
 def test_a_spoilt_table_is_refused_with_its_line(text: str, given: str) -> None:
     with pytest.raises(ProfileError) as caught:
-        parse(text, "t.csv", HeadDimThroughput)
+        parse(text, "t.csv", "head_dim:int tflops:float")
     assert caught.value.given == f"published table {given}"
 
 

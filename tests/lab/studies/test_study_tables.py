@@ -14,7 +14,7 @@ Rule = Callable[[Point], Answer]
 
 
 def judged(name: str, machine: object = a100) -> StudyResult:
-    return STUDIES[name].judge(Machine(machine))  # type: ignore[arg-type]
+    return STUDIES.get(name).judge(Machine(machine))  # type: ignore[arg-type]
 
 
 def row_of(result: StudyResult, *begins: object) -> tuple[object, ...]:
@@ -64,7 +64,7 @@ def test_published_bandwidth_follows_from_the_published_latency() -> None:
     def only_112(point: Point) -> Answer:
         return 1.529, "flash"
 
-    row = row_of(STUDIES["sdpa-bandwidth"].judge(Machine(only_112)), 112)
+    row = row_of(STUDIES.get("sdpa-bandwidth").judge(Machine(only_112)), 112)
     assert round(float(str(row[1])), 1) == row[3] == 153.6
 
 
@@ -250,7 +250,7 @@ def test_heads_without_their_aligned_controls_are_not_judged() -> None:
         return None if axes["low"] == axes["high"] else Machine(a100)(point)
 
     with pytest.raises(ProfileError) as caught:
-        STUDIES["heterogeneous-heads"].judge(find)
+        STUDIES.get("heterogeneous-heads").judge(find)
     assert caught.value.given == "8 of the 20 points of study heterogeneous-heads are not measured"
 
 
@@ -276,7 +276,7 @@ def test_the_loss_at_odd_k_says_where_one_kernel_serves_all() -> None:
 
 def test_the_loss_at_odd_k_says_where_kernels_are_not_recorded() -> None:
     machine = Machine(odd_k("one_kernel"))
-    result = STUDIES["vector-width"].judge(lambda point: replace(machine(point), launches=()))
+    result = STUDIES.get("vector-width").judge(lambda point: replace(machine(point), launches=()))
     assert "odd K (two-byte loads, and kernels not recorded) lose 67 %" in result.sentence
 
 
@@ -331,5 +331,5 @@ def test_measurements_are_all_that_is_asked_for() -> None:
         asked.append(point)
         return Machine(a100)(point)
 
-    STUDIES["gemv"].judge(find)
-    assert asked == list(STUDIES["gemv"].points())
+    STUDIES.get("gemv").judge(find)
+    assert asked == list(STUDIES.get("gemv").points())
