@@ -1,6 +1,6 @@
-"""Decoding one sequence with and without ``one_row``: launched one by one, compiled, and compiled into CUDA graphs.
+"""Decoding one sequence with the Triton decode kernel and without: launched one by one, compiled, in CUDA graphs.
 
-    python tests/benchmarks/one_row.py --output one_row.json
+    python tests/benchmarks/decode_step.py --output decode-step.json
 
 A dense model of Llama-3-8B's shapes, eight layers, random weights in bfloat16, a static cache after 1,024 tokens. Both
 take turns, 15 each of ten tokens; medians in ms a token.
@@ -39,7 +39,7 @@ def main() -> None:
     use_decode_kernel(ours)
     found = {}
     for mode in MODES:
-        steps = {"pytorch": step_of(plain, mode), "one_row": step_of(ours, mode)}
+        steps = {"torch": step_of(plain, mode), "triton": step_of(ours, mode)}
         samples: dict[str, list[float]] = {name: [] for name in steps}
         for _ in range(TURNS):
             for name, step in steps.items():
