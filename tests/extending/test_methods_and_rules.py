@@ -14,16 +14,22 @@ from tests.extending.a_method import Fwsvd
 from tests.extending.a_rule import Tapered
 
 
-@pytest.mark.parametrize(
-    "method", [*METHODS.names, "asvd:0.25", "palu:2", Fwsvd()], ids=lambda one: getattr(one, "name", one)
-)
+def name(own: Any) -> str:
+    return str(getattr(own, "name", own))
+
+
+@pytest.fixture(autouse=True)
+def _registries_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    for registry in (METHODS, RULES):
+        monkeypatch.setattr(registry, "_known", dict(registry._known))
+
+
+@pytest.mark.parametrize("method", [*METHODS.names, "asvd:0.25", "palu:2", Fwsvd()], ids=name)
 def test_the_contract_of_every_method(method: Any) -> None:
     check_method(METHODS.get(method))
 
 
-@pytest.mark.parametrize(
-    "rule", [*RULES.names, "uniform:down8", "sensitivity:pad16", Tapered()], ids=lambda one: getattr(one, "name", one)
-)
+@pytest.mark.parametrize("rule", [*RULES.names, "uniform:down8", "sensitivity:pad16", Tapered()], ids=name)
 def test_the_contract_of_every_rule(rule: Any) -> None:
     check_rule(RULES.get(rule))
 
