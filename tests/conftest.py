@@ -29,6 +29,7 @@ from gac.plan import (
 from gac.testing import models
 
 Changes = Mapping[str, tuple[str, int]]
+LONGEST = ("test_smollm2.py", "test_notebooks.py", "test_refit.py", "test_crashes.py", "test_three_ways.py")
 
 # The same examples every time, whatever the machine and its load. `--hypothesis-profile search` draws others, more of
 # them, and prints how to draw a failing one again.
@@ -39,8 +40,8 @@ settings.load_profile("same")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest tests first, so that the other worker is not idle at the end."""
-    items.sort(key=lambda item: item.path.name != "test_end_to_end.py")
+    """The longest files first, so that no worker is idle at the end."""
+    items.sort(key=lambda item: LONGEST.index(item.path.name) if item.path.name in LONGEST else len(LONGEST))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1,6 +1,6 @@
 """Jobs that are killed, run out of room, or run beside themselves: the next run finishes with the same result.
 
-``tests/benchmarks/crashes.py`` does the same as often as it is told.
+``tests/benchmarks/crashes.py`` does the same as often as it is told, at moments too.
 """
 
 import dataclasses
@@ -53,22 +53,14 @@ def check_finishes(job: str, world: Path, trial: Path, whole: Job) -> None:
     assert result(job, trial) == whole.result
 
 
-@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("job", JOBS)
-def test_killed_at_a_call_it_is_finished_by_the_next_run(
-    job: str, seed: int, world: Path, tmp_path: Path, wholes: dict[str, Job]
-) -> None:
-    call = random.Random(f"{job} {seed}").randint(1, int(0.95 * wholes[job].calls))
-    assert run(job, world, tmp_path, Harm(at_call=call)).outcome == KILLED
-    check_finishes(job, world, tmp_path, wholes[job])
-
-
-@pytest.mark.parametrize("job", JOBS)
-def test_killed_at_a_moment_it_is_finished_by_the_next_run(
+def test_killed_twice_it_is_finished_by_the_next_run(
     job: str, world: Path, tmp_path: Path, wholes: dict[str, Job]
 ) -> None:
-    for seed in range(2):  # the second time what the first left is there
-        Victim(job, world, tmp_path).end(kill_after=random.Random(seed).uniform(0, 0.8 * wholes[job].seconds))
+    first, second = (random.Random(f"{job} {seed}").randint(1, int(0.95 * wholes[job].calls)) for seed in range(2))
+    assert run(job, world, tmp_path, Harm(at_call=first)).outcome == KILLED
+    check_whole(tmp_path)
+    run(job, world, tmp_path, Harm(at_call=second))  # what the first left is there
     check_finishes(job, world, tmp_path, wholes[job])
 
 
@@ -95,12 +87,11 @@ def test_a_profile_that_ends_anywhere_goes_on_there(seed: int, tmp_path: Path, w
     assert result("profile", tmp_path) == wholes["profile"].result
 
 
-@pytest.mark.parametrize("seed", range(1))
 @pytest.mark.parametrize("job", JOBS)
 def test_on_a_full_disk_it_says_so_and_is_finished_by_the_next_run(
-    job: str, seed: int, world: Path, tmp_path: Path, wholes: dict[str, Job]
+    job: str, world: Path, tmp_path: Path, wholes: dict[str, Job]
 ) -> None:
-    room = random.Random(f"{job} {seed}").randint(LEAST_FILE, wholes[job].largest - 1)
+    room = random.Random(job).randint(LEAST_FILE, wholes[job].largest - 1)
     ended = run(job, world, tmp_path, Harm(largest_file=room))
     assert "File too large" in ended.outcome or "no room" in ended.outcome
     assert ended.outcome.startswith({"profile": "ProfileError"}.get(job, ("StatisticsError", "CheckpointError")))
