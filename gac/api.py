@@ -26,12 +26,13 @@ from gac.compression.modules import planned_sites, share_gemms
 from gac.compression.refit import leaves, refit_named
 from gac.compression.refit import refit as fit_again
 from gac.compression.statistics import statistics
-from gac.curves import curves_together
 from gac.errors import GacError, ModelError, PlanError
 from gac.evaluation.perplexity import perplexity as measure_perplexity
 from gac.evaluation.results import Perplexity
 from gac.forms import DEFAULT_FORMS, form_named
+from gac.forms.metric import FACTOR
 from gac.forms.planned_sites import Fusing, as_planned, check_forms_fit, check_run
+from gac.forms.tensors import Kept
 from gac.models.families import family_of
 from gac.models.linears import check_rows_together
 from gac.models.loading import (
@@ -50,8 +51,7 @@ from gac.profiling.table import Profile
 from gac.runtime.decode import use_decode_kernel
 from gac.sensitivity.curves import Source, measure_curves, stream_fits
 from gac.sensitivity.documents import Documents, Text
-from gac.sensitivity.factors import LayerFactors
-from gac.sensitivity.methods import FACTOR, Method
+from gac.sensitivity.methods import Method
 from gac.sensitivity.registry import METHODS
 from gac.sensitivity.store import StatisticsStore
 from gac.sensitivity.text import TextSpec, Windows, calibration_text, calibration_windows, check_vocabulary
@@ -280,7 +280,7 @@ def compress(
     store, source = statistics(loaded.model, digest, windows, method, shots, progress=progress)
     layers = _layers_to_fit(plan, changed, sites)
     whole = [site for site in sites if site.layer in layers]
-    factors = partial(_factors, loaded.model, whole, windows.ids, method, store, source, progress)
+    factors = partial(_factors, loaded.model, whole, windows.ids, method, store, source, plan.forms, progress)
     modules = build_modules(loaded.model, plan.weights, changed, factors(), method)
     if plan.refit != "none":
         kept = dict(factors())
@@ -439,7 +439,7 @@ def _measured(
     check_finite(loaded.model)
     digest = _digest(loaded, sites)
     store, source = statistics(loaded.model, digest, windows, how, taken, progress=progress)
-    curves = measure_curves(loaded.model, sites, windows.ids, how, store, source=source, progress=progress)
+    curves = measure_curves(loaded.model, sites, windows.ids, how, store, forms=names, source=source, progress=progress)
     measured = rule.measure(loaded.model, sites, windows.ids, how, store, progress=progress)
     made_from = Provenance(
         model=loaded.name,
@@ -458,8 +458,9 @@ def _measured(
         shots=taken,
         one_row=one_row,
     )
-    together = curves_together(planned, curves.sites, leaves(again, how))
-    return Problem(planned, together, names, table, parsed, align, measured, one_row), made_from
+    return Problem(
+        planned, curves.curves.scaled(leaves(again, how)), names, table, parsed, align, measured, one_row
+    ), made_from
 
 
 def _dense(model: "PreTrainedModel | str | Path", tokenizer: "PreTrainedTokenizerBase | None") -> Loaded:
@@ -525,10 +526,11 @@ def _factors(
     method: Method,
     store: StatisticsStore,
     source: Source | None,
+    forms: Sequence[str],
     progress: bool,
-) -> Iterator[tuple[int, LayerFactors]]:
-    fits = stream_fits(model, sites, windows, method, store, source=source, progress=progress)
-    return ((layer, fit.factors) for layer, fit in fits)
+) -> Iterator[tuple[int, Kept]]:
+    fits = stream_fits(model, sites, windows, method, store, forms=forms, source=source, progress=progress)
+    return ((layer, fit.kept) for layer, fit in fits)
 
 
 def _fractions(latency: float | Mapping[str, float] | None, workloads: Sequence[Workload]) -> dict[str, float]:

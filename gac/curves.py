@@ -1,18 +1,24 @@
-"""Loss curves: what each dim of a form loses."""
+"""Loss curves: what each dim of a form loses in a scheme."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from gac.arrays import Floats
-from gac.forms import Form
-from gac.models.sites import Site
+from gac.models.weights import Weight
+from gac.schemes import DEFAULT_SCHEME, Scheme
+
+if TYPE_CHECKING:
+    from gac.forms import Form
 
 
 @dataclass(frozen=True, eq=False)
 class LossCurve:
     """What each dim of one form loses: ``loss[d]`` nats a token at dim d, for d = 0 .. full.
 
-    ``loss`` has shape ``(full + 1,)``, never rises, and is 0 at the full dim.
+    ``loss`` has shape ``(full + 1,)``, and never rises. At the full dim it is 0, or what the scheme loses there.
     """
 
     loss: Floats
@@ -21,41 +27,41 @@ class LossCurve:
     def full(self) -> int:
         return len(self.loss) - 1
 
-    def scaled(self, share: float) -> "LossCurve":
-        """Where only a share of each loss is expected."""
-        return LossCurve(share * self.loss)
-
 
 @dataclass(frozen=True, eq=False)
-class SiteCurves:
-    """The loss curves of one site.
+class LossCurves:
+    """The loss curves of a model, by form, scheme and weight.
 
-    Attributes:
-        low_rank: by weight name.
-        grouped: likewise, of the weights that groups of heads were measured for.
-        shorter: of the forms that shorten several weights together, by the name of the one they shorten on its input.
+    Weights that a form takes together have one curve, under the one that it shortens on its input. What stays dense in
+    a scheme that does not round has none: it loses nothing.
     """
 
-    site: str
-    low_rank: Mapping[str, LossCurve]
-    shorter: Mapping[str, LossCurve] = field(default_factory=dict)
-    grouped: Mapping[str, LossCurve] = field(default_factory=dict)
+    by_key: Mapping[tuple[str, str, str], LossCurve]
 
-    def alone(self, form: Form) -> Mapping[str, LossCurve]:
-        """Of a form that takes a weight by itself, by weight name; empty for the others."""
-        return {"low_rank": self.low_rank, "grouped": self.grouped}.get(form.kind, {})
+    def of(self, form: "Form", weight: Weight, scheme: str = DEFAULT_SCHEME) -> LossCurve | None:
+        """The curve of a form for a weight; None where it was not measured."""
+        return self.by_key.get((form.name, scheme, weight.name))
 
+    def scaled(self, share: float) -> "LossCurves":
+        """Where only a share of each loss is expected."""
+        return LossCurves({key: LossCurve(share * curve.loss) for key, curve in self.by_key.items()})
 
-def curves_together(sites: Sequence[Site], curves: Sequence[SiteCurves], share: float = 1.0) -> tuple[SiteCurves, ...]:
-    """The same curves for sites that ``as_planned`` made of the curves' own, or a share of every loss."""
-    low_rank = {name: curve for one in curves for name, curve in one.low_rank.items()}
-    shorter = {name: curve for one in curves for name, curve in one.shorter.items()}
-    grouped = {name: curve for one in curves for name, curve in one.grouped.items()}
-    found = []
-    for site in sites:
-        names = [weight.name for weight in site.weights]
-        of_site = (
-            {name: one[name].scaled(share) for name in names if name in one} for one in (low_rank, shorter, grouped)
-        )
-        found.append(SiteCurves(site.name, *of_site))
-    return tuple(found)
+    def with_scheme(
+        self, scheme: Scheme, weights: Iterable[Weight], forms: "Iterable[Form]", price: Mapping[str, float]
+    ) -> "LossCurves":
+        """With those of a scheme that rounds: what rounding costs is added to what the form loses.
+
+        Args:
+            weights: of one layer.
+            price: what rounding each dense weight costs, nats a token, by name.
+        """
+        weights, found = [weight for weight in weights if weight.name in price], dict(self.by_key)
+        for form in forms:
+            for weight in weights:
+                together = [one for one in weights if form.shortens(one)] if form.shortens(weight) else [weight]
+                lost = sum(price[one.name] for one in together)
+                if curve := self.of(form, weight):
+                    found[form.name, scheme.name, weight.name] = LossCurve(curve.loss + lost)
+                elif form.name == "dense":
+                    found[form.name, scheme.name, weight.name] = LossCurve(np.full(form.full(weight) + 1, lost))
+        return LossCurves(found)

@@ -13,6 +13,7 @@ from gac.forms import check_choice, check_choices, form_named
 from gac.forms.planned_sites import Fusing
 from gac.io import read_record, write_record
 from gac.models.weights import Weight
+from gac.schemes import DEFAULT_SCHEME, scheme_named
 
 SCHEMA = 1
 _STRICT = {"extra": "forbid", "allow_inf_nan": False}
@@ -168,11 +169,17 @@ class WeightChoice:
     cached: bool = False
     blocks: int = 1
     queries: int = 0
+    scheme: str = DEFAULT_SCHEME
     __pydantic_config__ = _STRICT
 
+    @property
+    def changed(self) -> bool:
+        """Whether it is no longer as it was in the dense model."""
+        return self.form != "dense" or scheme_named(self.scheme).lossy
+
     @classmethod
-    def of(cls, weight: Weight, form: str, dim: int) -> "WeightChoice":
-        """This form and dim for a weight."""
+    def of(cls, weight: Weight, form: str, dim: int, scheme: str = DEFAULT_SCHEME) -> "WeightChoice":
+        """This form, dim and scheme for a weight."""
         return cls(
             weight.name,
             form,
@@ -185,6 +192,7 @@ class WeightChoice:
             weight.cached,
             weight.blocks,
             weight.queries,
+            scheme,
         )
 
     @cached_property

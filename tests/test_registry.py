@@ -7,8 +7,8 @@ import pytest
 from torch import Tensor
 
 from gac.errors import GacError
+from gac.forms.metric import Moments
 from gac.registry import Registry
-from gac.sensitivity.calibration import Moments
 from gac.sensitivity.methods import Method
 from gac.sensitivity.registry import METHODS
 

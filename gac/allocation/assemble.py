@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from math import exp
 
 from gac.allocation.candidates import CandidateSet
+from gac.allocation.costs import KV_NUMBERS
 from gac.allocation.latencies import UNKNOWN, recorded
 from gac.allocation.limits import cache_limit
 from gac.forms import form_named
@@ -113,7 +114,7 @@ def assemble(
 
 
 def _kv_cache(chosen: Sequence[CandidateSet], dense: Sequence[CandidateSet], asked: float | None) -> KvCache:
-    used, total = (sum(int(rows.cached[0]) for rows in sets) for sets in (chosen, dense))
+    used, total = (sum(int(rows.cost(KV_NUMBERS)[0]) for rows in sets) for sets in (chosen, dense))
     if asked is None:
         return KvCache(used, total)
     limit = cache_limit(asked, total)

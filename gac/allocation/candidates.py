@@ -1,138 +1,128 @@
 """From loss curves and a latency table to the candidates of a site."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, fields, replace
 from math import lcm
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from gac.allocation.costs import COSTS, PARAMS, columns_of
 from gac.allocation.latencies import UNKNOWN, Timing, sum_of_latencies
 from gac.allocation.pareto import front
 from gac.arrays import Floats, Ints
-from gac.curves import LossCurve, SiteCurves
+from gac.curves import LossCurve, LossCurves
 from gac.errors import ProfileError
 from gac.forms import Form, form_named
 from gac.models.sites import Site
 from gac.models.weights import Weight
 from gac.profiling.table import Profile
+from gac.schemes import DEFAULT_SCHEME, Scheme, scheme_named
 from gac.workloads import Workload
 
 _BATCH = 1 << 20
 
 
-@dataclass(frozen=True)
-class Limited:
-    """What will be limited: parameters, the latency of these workloads (positions among a problem's), the KV cache."""
-
-    params: bool
-    workloads: tuple[int, ...] = ()
-    cached: bool = False
-
-
 @dataclass(frozen=True, eq=False)
 class CandidateSet:
-    """The candidates of one site, one a row, sorted by params and then loss.
+    """Candidates of one site, or of some of its weights, one a row.
 
     Attributes:
         site: the site's name.
+        columns: the names of the costs, see ``gac.allocation.costs``.
         forms: form name of each weight, shape ``(n, weights)``, dtype str.
+        schemes: scheme name of each weight, likewise.
         dims: dim of each weight, shape ``(n, weights)``.
-        params: exact parameters, shape ``(n,)``.
         loss: predicted loss increase in nats a token, shape ``(n,)``.
-        latency: ns for each workload, rounded up, shape ``(n, workloads)``; -1 where unknown.
+        costs: one column a name, latencies rounded up to ns and -1 where unknown, shape ``(n, columns)``.
         interpolated: how many of the weights' latencies were interpolated, ``(n, workloads)``.
-        cached: numbers that the KV cache keeps of a token, shape ``(n,)``.
+        width: output features of the GEMM that weights share, as long as its latency is not in ``costs``,
+            ``(n, workloads)``.
         shared: whether the first GEMMs of its fused weights run as one, shape ``(n,)``.
     """
 
     site: str
+    columns: tuple[str, ...]
     forms: NDArray[np.str_]
+    schemes: NDArray[np.str_]
     dims: Ints
-    params: Ints
     loss: Floats
-    latency: Ints
+    costs: Ints
     interpolated: Ints
-    cached: Ints
+    width: Ints
     shared: NDArray[np.bool_]
 
     def __len__(self) -> int:
-        return len(self.params)
+        return len(self.loss)
+
+    def cost(self, column: str) -> Ints:
+        """One column, shape ``(n,)``."""
+        return self.costs[:, self.columns.index(column)]
+
+    @property
+    def params(self) -> Ints:
+        """Exact parameters, shape ``(n,)``."""
+        return self.cost(PARAMS)
+
+    @property
+    def latency(self) -> Ints:
+        """ns for each workload, shape ``(n, workloads)``."""
+        return self.costs[:, len(COSTS) :]
 
     def row(self, index: int) -> "CandidateSet":
         """One candidate, as a set of one."""
         return self.at(slice(index, index + 1))
 
-    def at(self, cut: slice | NDArray[np.bool_]) -> "CandidateSet":
+    def at(self, cut: slice | Ints | NDArray[np.bool_]) -> "CandidateSet":
         """Some of the candidates."""
-        return CandidateSet(
-            self.site,
-            self.forms[cut],
-            self.dims[cut],
-            self.params[cut],
-            self.loss[cut],
-            self.latency[cut],
-            self.interpolated[cut],
-            self.cached[cut],
-            self.shared[cut],
-        )
+        columns: dict[str, Any] = {name: getattr(self, name)[cut] for name in _ARRAYS}
+        return replace(self, **columns)
+
+    @classmethod
+    def joined(cls, parts: Sequence["CandidateSet"]) -> "CandidateSet":
+        """The candidates of one site, from several sets, one after the other."""
+        columns: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part in parts]) for name in _ARRAYS}
+        return replace(parts[0], **columns)
 
 
-@dataclass(frozen=True, eq=False)
-class _Rows:
-    """Candidates of some weights of a site, one a row; columns as in ``CandidateSet``.
-
-    ``width``: output features of the GEMM that the weights share, by workload, as long as its latency is not in
-    ``latency``.
-    """
-
-    forms: NDArray[np.str_]
-    dims: Ints
-    params: Ints
-    loss: Floats
-    latency: Ints
-    interpolated: Ints
-    cached: Ints
-    width: Ints
-    shared: NDArray[np.bool_]
-
-    def __len__(self) -> int:
-        return len(self.params)
-
-    def at(self, index: Ints | NDArray[np.bool_]) -> "_Rows":
-        return _Rows(*(column[index] for column in vars(self).values()))
+_ARRAYS = tuple(field.name for field in fields(CandidateSet))[2:]
 
 
 def candidates(
     site: Site,
-    curves: SiteCurves,
+    curves: LossCurves,
     *,
     forms: Sequence[str],
     profile: Profile | None,
     workloads: Sequence[Workload],
     align: bool | int,
-    limited: Limited,
+    limited: Collection[str],
+    schemes: Sequence[str] = (DEFAULT_SCHEME,),
     one_row: bool = False,
 ) -> CandidateSet:
-    """Every form and dim worth choosing for a site.
+    """Every form, scheme and dim worth choosing for a site, sorted by parameters and then loss.
 
-    Each weight may stay dense or take one of its ranks; those that a form shortens together (``narrow``,
-    ``head_dim``) may instead take one of its dims, the same for all. Where first GEMMs are fused, the latency is that
-    of the one GEMM, at its own width, and of what is left of each weight; where they may be, candidates of both kinds
-    compete. The combinations of several weights are reduced to those that no other one beats or equals in loss and in
-    all that is limited, which loses no optimum as long as nothing else is; of two that are equal and run differently,
-    the faster stays. The dense site always stays.
+    Each weight may stay dense or take a form of its own at one of its dims; those that a form shortens together
+    (``narrow``, ``head_dim``) may instead take one of its dims, the same for all. Where first GEMMs are fused, the
+    latency is that of the one GEMM, at its own width, and of what is left of each weight; where they may be, candidates
+    of both kinds compete. The combinations of several weights are reduced to those that no other one beats or equals in
+    loss and in all that is limited, which loses no optimum as long as nothing else is; of two that are equal and run
+    differently, the faster stays. The dense site always stays.
 
     Args:
-        forms: which forms besides dense (``low_rank``, ``narrow``, ``head_dim``, ``grouped``).
+        curves: of the model.
+        forms: which forms besides dense.
         align: only dims that the profile shows to be sound for all workloads, and of those the multiples of the number
             that is given (all of its multiples where there is no profile); False: every integer dim.
-        limited: what choices will be limited in.
+        limited: the cost columns in which choices will be limited.
+        schemes: how numbers may be stored; weights that share a GEMM have one scheme, and so do those that a form
+            takes together.
         one_row: whether GEMMs of one row run in Triton.
 
     Raises:
         ProfileError: ``align`` without a profile.
-        PlanError: a form is unknown.
+        PlanError: a form or a scheme is unknown.
     """
     if align is True and profile is None:
         raise ProfileError(
@@ -140,25 +130,31 @@ def candidates(
             "a profile that shows which dims are sound",
             "Name a profile, a number to align to, or align=False.",
         )
-    timing = Timing(profile, tuple(workloads), one_row)
-    allowed = [form_named(name) for name in dict.fromkeys(forms)]
-    parts = [part for layout in site.layouts for part in _parts(layout, curves, allowed, timing, align, limited)]
-    rows = _concatenated(parts)
+    space = _Space(
+        tuple(form_named(name) for name in dict.fromkeys(forms)),
+        tuple(scheme_named(name) for name in dict.fromkeys(schemes)),
+        curves,
+        Timing(profile, tuple(workloads), one_row),
+        align,
+        tuple(column for column in columns_of(workloads) if column in limited),
+    )
+    parts = [part for layout in site.layouts for part in space.of_layout(layout)]
+    rows = CandidateSet.joined(parts)
     if site.either:
-        rows = _fastest_first(rows, site, timing)
+        rows = _fastest_first(rows, site, space.timing)
     if len(parts) > 1:
-        rows = _reduced(rows, limited)
-    return _candidate_set(site, _with_dense(rows, site, timing))
+        rows = _reduced(rows, space.limited)
+    return _sorted(_with_dense(rows, site, space.timing))
 
 
 def dense_candidate(
     site: Site, *, profile: Profile | None, workloads: Sequence[Workload], one_row: bool = False
 ) -> CandidateSet:
-    """The dense site as its only candidate: what a plan's parameters and latency are set beside.
+    """The dense site as its only candidate: what a plan's costs are set beside.
 
     Where its weights may be fused or not, they are not: so the model runs that is compressed.
     """
-    return _candidate_set(site, _dense(site, Timing(profile, tuple(workloads), one_row)))
+    return _dense(site, Timing(profile, tuple(workloads), one_row))
 
 
 def candidate_at(site: Site, forms: Sequence[str], dims: Sequence[int], loss: float, timing: Timing) -> CandidateSet:
@@ -167,49 +163,97 @@ def candidate_at(site: Site, forms: Sequence[str], dims: Sequence[int], loss: fl
     Where its weights may be fused or not, they are as is faster.
     """
     as_forms, as_dims = [form_named(name) for name in forms], [np.array([dim]) for dim in dims]
-    rows = _concatenated(_side_by_side(layout, as_forms, as_dims, timing) for layout in site.layouts)
-    fastest = _fastest_first(rows, site, timing).at(np.array([0]))
-    return _candidate_set(site, replace(fastest, loss=np.array([loss])))
+    scheme = scheme_named(DEFAULT_SCHEME)
+    rows = CandidateSet.joined([_side_by_side(layout, as_forms, as_dims, scheme, timing) for layout in site.layouts])
+    return replace(_fastest_first(rows, site, timing).row(0), loss=np.array([loss]))
 
 
-def _fastest_first(rows: _Rows, site: Site, timing: Timing) -> _Rows:
+@dataclass(frozen=True, eq=False)
+class _Space:
+    """What candidates are made from, and what will be limited."""
+
+    forms: tuple[Form, ...]
+    schemes: tuple[Scheme, ...]
+    curves: LossCurves
+    timing: Timing
+    align: bool | int
+    limited: tuple[str, ...]
+
+    def of_layout(self, site: Site) -> list[CandidateSet]:
+        """All that a site may become where it is known what is fused."""
+        if site.fused and len(self.schemes) > 1:
+            return [part for scheme in self.schemes for part in replace(self, schemes=(scheme,)).of_layout(site)]
+        own = self._one_by_one(site)
+        rows = [_combinations(site, own, self.timing, self.limited)]
+        for form in self.forms:
+            for scheme in self.schemes if (taken := site.taken_by(form)) else ():
+                (key,) = (weight for weight in site.weights if form.shortens(weight) == "in")
+                if curve := self.curves.of(form, key, scheme.name):
+                    rows += self._together(form, scheme, site, taken, curve, own)
+        return rows
+
+    def _one_by_one(self, site: Site) -> list[CandidateSet]:
+        """Each weight's own choices."""
+        found = []
+        for at, weight in enumerate(site.weights):
+            fused, options = at in site.fused, []
+            for scheme in (scheme for scheme in self.schemes if scheme.takes(weight)):
+                dense = form_named("dense")
+                lost = self.curves.of(dense, weight, scheme.name)
+                options.append(_options(site, dense, scheme, weight, _full(weight), lost, self.timing, fused))
+                for form in (form for form in self.forms if form.takes(weight) and not form.shortens(weight)):
+                    if curve := self.curves.of(form, weight, scheme.name):
+                        dims = self._dims(form, [weight], form.largest_useful(weight), [fused])
+                        options.append(_options(site, form, scheme, weight, dims, curve, self.timing, fused))
+            found.append(CandidateSet.joined(options))
+        return found
+
+    def _together(
+        self,
+        form: Form,
+        scheme: Scheme,
+        site: Site,
+        taken: Sequence[int],
+        curve: LossCurve,
+        own: Sequence[CandidateSet],
+    ) -> list[CandidateSet]:
+        """One dim, below the full one, for all weights that a form takes together, beside the others' own choices."""
+        weights, fused = [site.weights[at] for at in taken], [at in site.fused for at in taken]
+        dims = self._dims(form, weights, curve.full - 1, fused)
+        if len(taken) == len(own):
+            rows = _side_by_side(site, [form] * len(own), [dims] * len(own), scheme, self.timing)
+            return [replace(rows, loss=curve.loss[dims])]
+        found = []
+        for dim in dims.tolist():
+            options, at_dim = list(own), np.array([dim])
+            for at in taken:
+                joins = at in site.fused
+                options[at] = _options(site, form, scheme, site.weights[at], at_dim, None, self.timing, joins)
+            rows = _combinations(site, options, self.timing, self.limited)
+            found.append(replace(rows, loss=rows.loss + curve.loss[dim]))
+        return found
+
+    def _dims(self, form: Form, weights: Sequence[Weight], largest: int, fused: Sequence[bool]) -> Ints:
+        """The dims from 1 to the largest, and of those the aligned and sound ones where dims are to be aligned."""
+        dims = np.arange(1, largest + 1, dtype=np.int64)
+        if self.align:
+            dims = dims[dims % step_of(form, self.align) == 0]
+        if self.align and self.timing.profile is not None:
+            for weight, joins in zip(weights, fused, strict=True):
+                dims = dims[self.timing.sound(form, weight, dims, joins)]
+        return dims
+
+
+def _fastest_first(rows: CandidateSet, site: Site, timing: Timing) -> CandidateSet:
     """By the sum over the workloads of the latency over the dense site's, unknown ones last; else as they were."""
     dense = _dense(site, timing).latency
     known = ((rows.latency != UNKNOWN) & (dense != UNKNOWN)).all(axis=1)
     return rows.at(np.argsort(np.where(known, (rows.latency / np.abs(dense)).sum(axis=1), np.inf), kind="stable"))
 
 
-def _parts(
-    site: Site, curves: SiteCurves, forms: Sequence[Form], timing: Timing, align: bool | int, limited: Limited
-) -> list[_Rows]:
-    """All that a site may become where it is known what is fused."""
-    own = _one_by_one(site, curves, forms, timing, align)
-    rows = [_combinations(site, own, timing, limited)]
-    for form in forms:
-        if (taken := site.taken_by(form)) and (curve := _curve(site, form, curves)):
-            rows += _together(form, site, taken, curve, own, timing, align, limited)
-    return rows
-
-
-def _one_by_one(
-    site: Site, curves: SiteCurves, forms: Sequence[Form], timing: Timing, align: bool | int
-) -> list[_Rows]:
-    """Each weight's own choices."""
-    found = []
-    for at, weight in enumerate(site.weights):
-        fused = at in site.fused
-        options = _options(form_named("dense"), weight, _full(weight), None, timing, fused)
-        for form in forms:
-            if form.takes(weight) and (curve := curves.alone(form).get(weight.name)):
-                dims = _dims(form, [weight], form.largest_useful(weight), timing, align, [fused])
-                options = _concatenated([options, _options(form, weight, dims, curve, timing, fused)])
-        found.append(options)
-    return found
-
-
-def _combinations(site: Site, options: Sequence[_Rows], timing: Timing, limited: Limited) -> _Rows:
+def _combinations(site: Site, options: Sequence[CandidateSet], timing: Timing, limited: Sequence[str]) -> CandidateSet:
     """All combinations of the weights' choices, reduced after each weight."""
-    rows: _Rows | None = None
+    rows: CandidateSet | None = None
     for at, (weight, own) in enumerate(zip(site.weights, options, strict=True)):
         rows = own if rows is None else _combined(rows, own, limited)
         if site.fused and at == site.fused[-1]:
@@ -218,48 +262,18 @@ def _combinations(site: Site, options: Sequence[_Rows], timing: Timing, limited:
     return rows
 
 
-def _curve(site: Site, form: Form, curves: SiteCurves) -> LossCurve | None:
-    """What a form loses that shortens several weights, by the one that it shortens on its input."""
-    (weight,) = (weight for weight in site.weights if form.shortens(weight) == "in")
-    return curves.shorter.get(weight.name)
+def _dense(site: Site, timing: Timing) -> CandidateSet:
+    dense, dims = [form_named("dense")] * len(site.weights), [_full(weight) for weight in site.weights]
+    return _side_by_side(site.layouts[0], dense, dims, scheme_named(DEFAULT_SCHEME), timing)
 
 
-def _together(
-    form: Form,
-    site: Site,
-    taken: Sequence[int],
-    curve: LossCurve,
-    own: Sequence[_Rows],
-    timing: Timing,
-    align: bool | int,
-    limited: Limited,
-) -> list[_Rows]:
-    """One dim, below the full one, for all weights that a form takes together, beside the others' own choices."""
-    weights, fused = [site.weights[at] for at in taken], [at in site.fused for at in taken]
-    dims = _dims(form, weights, curve.full - 1, timing, align, fused)
-    if len(taken) == len(own):
-        rows = _side_by_side(site, [form] * len(own), [dims] * len(own), timing)
-        return [replace(rows, loss=curve.loss[dims])]
-    found = []
-    for dim in dims.tolist():
-        options = list(own)
-        for at in taken:
-            options[at] = _options(form, site.weights[at], np.array([dim]), None, timing, at in site.fused)
-        rows = _combinations(site, options, timing, limited)
-        found.append(replace(rows, loss=rows.loss + curve.loss[dim]))
-    return found
-
-
-def _dense(site: Site, timing: Timing) -> _Rows:
-    dense = [form_named("dense")] * len(site.weights)
-    return _side_by_side(site.layouts[0], dense, [_full(weight) for weight in site.weights], timing)
-
-
-def _side_by_side(site: Site, forms: Sequence[Form], dims: Sequence[Ints], timing: Timing) -> _Rows:
+def _side_by_side(
+    site: Site, forms: Sequence[Form], dims: Sequence[Ints], scheme: Scheme, timing: Timing
+) -> CandidateSet:
     """Every weight in its form, each at its dims, row by row; no loss is looked up."""
-    rows: _Rows | None = None
+    rows: CandidateSet | None = None
     for at, (weight, form, ours) in enumerate(zip(site.weights, forms, dims, strict=True)):
-        part = _options(form, weight, ours, None, timing, at in site.fused)
+        part = _options(site, form, scheme, weight, ours, None, timing, at in site.fused)
         rows = part if rows is None else _beside(rows, part)
         if site.fused and at == site.fused[-1]:
             rows = _with_fused_gemm(rows, weight.in_features, timing)
@@ -276,103 +290,102 @@ def _full(weight: Weight) -> Ints:
     return np.array([form_named("dense").full(weight)])
 
 
-def _dims(
-    form: Form, weights: Sequence[Weight], largest: int, timing: Timing, align: bool | int, fused: Sequence[bool]
-) -> Ints:
-    """The dims from 1 to the largest, and of those the aligned and sound ones where dims are to be aligned."""
-    dims = np.arange(1, largest + 1, dtype=np.int64)
-    if align:
-        dims = dims[dims % step_of(form, align) == 0]
-    if align and timing.profile is not None:
-        for weight, joins in zip(weights, fused, strict=True):
-            dims = dims[timing.sound(form, weight, dims, joins)]
-    return dims
-
-
-def _options(form: Form, weight: Weight, dims: Ints, curve: LossCurve | None, timing: Timing, fused: bool) -> _Rows:
-    """One weight in one form at each of the dims."""
+def _options(
+    site: Site,
+    form: Form,
+    scheme: Scheme,
+    weight: Weight,
+    dims: Ints,
+    curve: LossCurve | None,
+    timing: Timing,
+    fused: bool,
+) -> CandidateSet:
+    """One weight in one form and scheme at each of the dims."""
     count = len(dims)
-    latency, measured = (timing.after_fused if fused else timing.of_weight)(form, weight, dims)
-    return _Rows(
+    latency, measured = (timing.after_fused if fused else timing.of_weight)(form, weight, dims, scheme)
+    counted = [[cost(form, scheme, weight, dim) for cost in COSTS.values()] for dim in dims.tolist()]
+    return CandidateSet(
+        site.name,
+        columns_of(timing.workloads),
         forms=np.full((count, 1), form.name),
+        schemes=np.full((count, 1), scheme.name),
         dims=dims[:, None],
-        params=np.array([form.params(weight, dim) for dim in dims.tolist()], dtype=np.int64),
         loss=np.zeros(count) if curve is None else curve.loss[dims],
-        latency=latency,
+        costs=np.concatenate([np.array(counted, dtype=np.int64).reshape(count, len(COSTS)), latency], axis=1),
         interpolated=((latency != UNKNOWN) & ~measured).astype(np.int64),
-        cached=np.array([form.cached(weight, dim) for dim in dims.tolist()], dtype=np.int64),
         width=timing.joined(form, weight, dims) if fused else np.zeros_like(latency),
         shared=np.full(count, fused),
     )
 
 
-def _with_fused_gemm(rows: _Rows, in_features: int, timing: Timing) -> _Rows:
+def _with_fused_gemm(rows: CandidateSet, in_features: int, timing: Timing) -> CandidateSet:
     """The same rows with the latency of the GEMM that their weights share, which is then accounted for."""
-    latency, measured = timing.of_fused(in_features, rows.width)
+    latency, measured = timing.of_fused(in_features, rows.width, scheme_named(str(rows.schemes[0, -1])))
+    counted = np.concatenate([np.zeros((len(rows), len(COSTS)), dtype=np.int64), latency], axis=1)
     return replace(
         rows,
-        latency=sum_of_latencies(rows.latency, latency),
+        costs=sum_of_latencies(rows.costs, counted),
         interpolated=rows.interpolated + ((latency != UNKNOWN) & ~measured),
         width=np.zeros_like(rows.width),
     )
 
 
-def _beside(left: _Rows, right: _Rows) -> _Rows:
+def _beside(left: CandidateSet, right: CandidateSet) -> CandidateSet:
     """Row by row, the choices of the left weights with those of the right ones."""
-    return _Rows(
-        np.concatenate([left.forms, right.forms], axis=1),
-        np.concatenate([left.dims, right.dims], axis=1),
-        left.params + right.params,
-        left.loss + right.loss,
-        sum_of_latencies(left.latency, right.latency),
-        left.interpolated + right.interpolated,
-        left.cached + right.cached,
-        left.width + right.width,
-        left.shared | right.shared,
+    return replace(
+        left,
+        forms=np.concatenate([left.forms, right.forms], axis=1),
+        schemes=np.concatenate([left.schemes, right.schemes], axis=1),
+        dims=np.concatenate([left.dims, right.dims], axis=1),
+        loss=left.loss + right.loss,
+        costs=sum_of_latencies(left.costs, right.costs),
+        interpolated=left.interpolated + right.interpolated,
+        width=left.width + right.width,
+        shared=left.shared | right.shared,
     )
 
 
-def _combined(left: _Rows, right: _Rows, limited: Limited) -> _Rows:
+def _combined(left: CandidateSet, right: CandidateSet, limited: Sequence[str]) -> CandidateSet:
     """Every left row beside every right row, reduced; in batches of left rows, so that memory stays bounded."""
-    width, workloads = max(1, _BATCH // len(right)), right.width.shape[1]
+    width = max(1, _BATCH // len(right))
     parts = []
     for start in range(0, len(left), width):
         part = left.at(np.arange(start, min(start + width, len(left))))
-        widths = (part.width[:, None] + right.width[None, :]).reshape(len(part) * len(right), workloads)
-        kept = np.flatnonzero(_front(_pair_criteria(part, right, limited), widths, limited))
+        widths = _limited_widths(part, limited)[:, None] + _limited_widths(right, limited)[None, :]
+        widths = widths.reshape(len(part) * len(right), -1)
+        kept = np.flatnonzero(_front(_pair_criteria(part, right, limited), widths))
         at_left, at_right = np.divmod(kept, len(right))
         parts.append(_beside(part.at(at_left), right.at(at_right)))
-    return parts[0] if len(parts) == 1 else _reduced(_concatenated(parts), limited)
+    return parts[0] if len(parts) == 1 else _reduced(CandidateSet.joined(parts), limited)
 
 
-def _pair_criteria(left: _Rows, right: _Rows, limited: Limited) -> Floats:
+def _pair_criteria(left: CandidateSet, right: CandidateSet, limited: Sequence[str]) -> Floats:
     """The criteria of every left row beside every right row, left rows outermost."""
     first, second = _criteria(left, limited), _criteria(right, limited)
     return (first[:, None, :] + second[None, :, :]).reshape(-1, first.shape[1])
 
 
-def _criteria(rows: _Rows, limited: Limited) -> Floats:
+def _criteria(rows: CandidateSet, limited: Sequence[str]) -> Floats:
     """Loss and what is limited; a latency is infinite where unknown (exact integers below 2**53)."""
-    columns: list[Ints | Floats] = [rows.params] if limited.params else []
-    columns.append(rows.loss)
-    if limited.cached:
-        columns.append(rows.cached)
-    latency = rows.latency[:, list(limited.workloads)]
-    columns += list(np.where(latency == UNKNOWN, np.inf, latency).T)
-    return np.stack(columns, axis=1).astype(np.float64)
+    columns = [np.where(rows.cost(column) == UNKNOWN, np.inf, rows.cost(column)) for column in limited]
+    return np.stack([*columns[:1], rows.loss, *columns[1:]], axis=1).astype(np.float64)
 
 
-def _reduced(rows: _Rows, limited: Limited) -> _Rows:
+def _reduced(rows: CandidateSet, limited: Sequence[str]) -> CandidateSet:
     """Without the rows that another one beats or equals; an unknown latency is worse than any known one."""
-    return rows.at(_front(_criteria(rows, limited), rows.width, limited))
+    return rows.at(_front(_criteria(rows, limited), _limited_widths(rows, limited)))
 
 
-def _front(criteria: Floats, widths: Ints, limited: Limited) -> NDArray[np.bool_]:
+def _limited_widths(rows: CandidateSet, limited: Sequence[str]) -> Ints:
+    """The widths of shared GEMMs for the workloads whose latency is limited."""
+    return rows.width[:, [rows.columns.index(column) - len(COSTS) for column in limited if column not in COSTS]]
+
+
+def _front(criteria: Floats, widths: Ints) -> NDArray[np.bool_]:
     """The rows that no other one beats or equals.
 
     The latency of a shared GEMM may fall as it gets wider: until it is known, only rows of one width are compared.
     """
-    widths = widths[:, list(limited.workloads)]
     if not widths.any():
         return front(criteria)
     mask = np.zeros(len(widths), dtype=np.bool_)
@@ -382,26 +395,12 @@ def _front(criteria: Floats, widths: Ints, limited: Limited) -> NDArray[np.bool_
     return mask
 
 
-def _concatenated(parts: Iterable[_Rows]) -> _Rows:
-    return _Rows(*(np.concatenate(columns) for columns in zip(*(vars(part).values() for part in parts), strict=True)))
-
-
-def _with_dense(rows: _Rows, site: Site, timing: Timing) -> _Rows:
+def _with_dense(rows: CandidateSet, site: Site, timing: Timing) -> CandidateSet:
     dense = _dense(site, timing)
-    same = ((rows.forms == dense.forms) & (rows.dims == dense.dims)).all(axis=1) & (rows.shared == dense.shared)
-    return rows if same.any() else _concatenated([rows, dense])
+    same = [(getattr(rows, name) == getattr(dense, name)).all(axis=1) for name in ("forms", "schemes", "dims")]
+    found = np.logical_and.reduce([*same, rows.shared == dense.shared])
+    return rows if found.any() else CandidateSet.joined([rows, dense])
 
 
-def _candidate_set(site: Site, rows: _Rows) -> CandidateSet:
-    rows = rows.at(np.lexsort((rows.loss, rows.params)))
-    return CandidateSet(
-        site.name,
-        rows.forms,
-        rows.dims,
-        rows.params,
-        rows.loss,
-        rows.latency,
-        rows.interpolated,
-        rows.cached,
-        rows.shared,
-    )
+def _sorted(rows: CandidateSet) -> CandidateSet:
+    return rows.at(np.lexsort((rows.loss, rows.params)))

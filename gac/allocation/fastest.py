@@ -7,7 +7,8 @@ from math import fsum
 import numpy as np
 
 from gac.allocation.assemble import weight_choices
-from gac.allocation.candidates import CandidateSet, Limited
+from gac.allocation.candidates import CandidateSet
+from gac.allocation.costs import PARAMS, ns_of
 from gac.allocation.knapsack import Group, knapsack
 from gac.allocation.latencies import UNKNOWN
 from gac.allocation.limits import budget_limit, latency_limits
@@ -80,7 +81,7 @@ def fastest(problem: Problem, budget: float, workload: str, most_loss: float) ->
 
 
 def _sets(problem: Problem, column: int, params: bool) -> list[CandidateSet]:
-    sets = problem.candidates(Limited(params, (column,)))
+    sets = problem.candidates((*([PARAMS] if params else []), ns_of(problem.workloads[column])))
     return [rows.at(rows.latency[:, column] != UNKNOWN) for rows in sets]
 
 

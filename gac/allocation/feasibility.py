@@ -4,14 +4,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gac.allocation.candidates import Limited, candidates, dense_candidate, step_of
+from gac.allocation.candidates import candidates, dense_candidate, step_of
+from gac.allocation.costs import PARAMS
 from gac.allocation.latencies import UNKNOWN
 from gac.allocation.limits import cache_limit
-from gac.curves import LossCurve, SiteCurves
+from gac.curves import LossCurve, LossCurves
 from gac.errors import BudgetError, ProfileError
 from gac.forms import FORMS, form_named
 from gac.models.sites import Site
 from gac.profiling.table import Profile
+from gac.schemes import DEFAULT_SCHEME
 from gac.workloads import Workload
 
 
@@ -40,7 +42,7 @@ def check_reachable(
                 profile=profile,
                 workloads=workloads,
                 align=align,
-                limited=Limited(params=True),
+                limited=(PARAMS,),
                 one_row=one_row,
             )
             of_kind[site.kind] = int(found.params.min())
@@ -103,23 +105,13 @@ def _smaller_cache(sites: Sequence[Site], forms: Sequence[str]) -> str:
     return f"Allow more, or add the form {others[0]}, which shortens the cached values." if others else "Allow more."
 
 
-def _flat(site: Site, forms: Sequence[str]) -> SiteCurves:
+def _flat(site: Site, forms: Sequence[str]) -> LossCurves:
     """Curves that lose nothing anywhere, so that the smallest candidate is among those that stay."""
-    low_rank = {weight.name: _zeros(form_named("low_rank").full(weight)) for weight in site.weights}
-    grouped = {
-        weight.name: _zeros(form.full(weight))
-        for form in map(form_named, forms)
-        for weight in site.weights
-        if form.counts == "cached" and form.takes(weight)
-    }
-    shorter = {
-        weight.name: _zeros(form.full(weight))
-        for form in FORMS
-        for weight in site.weights
-        if form.shortens(weight) == "in"
-    }
-    return SiteCurves(site.name, low_rank, shorter, grouped)
-
-
-def _zeros(full: int) -> LossCurve:
-    return LossCurve(np.zeros(full + 1))
+    return LossCurves(
+        {
+            (form.name, DEFAULT_SCHEME, weight.name): LossCurve(np.zeros(form.full(weight) + 1))
+            for form in map(form_named, forms)
+            for weight in site.weights
+            if form.takes(weight)
+        }
+    )

@@ -7,7 +7,8 @@ from math import fsum
 import numpy as np
 
 from gac.allocation.assemble import Provenance, predicted_perplexity
-from gac.allocation.candidates import CandidateSet, Limited, dense_candidate
+from gac.allocation.candidates import CandidateSet, dense_candidate
+from gac.allocation.costs import ns_of
 from gac.allocation.frontier_record import (
     PARAMS,
     SCHEMA,
@@ -81,7 +82,7 @@ def frontier(problem: Problem, made_from: Provenance, *, points: int = 100, limi
         sets = problem.by_params
         limited = _limited_params(problem, sets)
     else:
-        sets = problem.candidates(Limited(params=False, workloads=(problem.column(limit),)))
+        sets = problem.candidates((ns_of(limit),))
         limited = _limited_latency(problem, sets, limit)
     solved = _solve(limited, _fractions(limited, points))
     sites, choices = _options(problem, sets, [one.chosen for one in solved])

@@ -10,6 +10,7 @@ import numpy as np
 
 from gac.allocation.assemble import Provenance, assemble, predicted_perplexity
 from gac.allocation.candidates import CandidateSet
+from gac.allocation.costs import BYTES, KV_NUMBERS
 from gac.allocation.latencies import UNKNOWN
 from gac.allocation.limits import budget_limit
 from gac.display import Shown
@@ -18,6 +19,7 @@ from gac.forms import check_choices, form_named
 from gac.io import read_record, write_record
 from gac.models.sites import Site
 from gac.plan import Certificate, Plan
+from gac.schemes import DEFAULT_SCHEME
 from gac.workloads import Workload
 
 SCHEMA = 1
@@ -178,16 +180,18 @@ def summed_latency(options: Sequence[Option]) -> tuple[int | None, ...]:
 
 def _row(site: Site, option: Option) -> CandidateSet:
     latency = [UNKNOWN if ns is None else ns for ns in option.latency_ns]
+    costs = {PARAMS: option.params, BYTES: 2 * option.params, KV_NUMBERS: _cached(site, option)}
     return CandidateSet(
         site.name,
-        np.array([option.forms]),
-        np.array([option.dims], dtype=np.int64),
-        np.array([option.params], dtype=np.int64),
-        np.array([option.loss]),
-        np.array([latency], dtype=np.int64).reshape(1, -1),
-        np.array([option.interpolated], dtype=np.int64).reshape(1, -1),
-        np.array([_cached(site, option)], dtype=np.int64),
-        np.array([option.shared]),
+        (*costs, *map(str, range(len(latency)))),
+        forms=np.array([option.forms]),
+        schemes=np.full((1, len(option.forms)), DEFAULT_SCHEME),
+        dims=np.array([option.dims], dtype=np.int64),
+        loss=np.array([option.loss]),
+        costs=np.array([[*costs.values(), *latency]], dtype=np.int64),
+        interpolated=np.array([option.interpolated], dtype=np.int64).reshape(1, -1),
+        width=np.zeros((1, len(latency)), dtype=np.int64),
+        shared=np.array([option.shared]),
     )
 
 

@@ -13,12 +13,14 @@ from gac.operations import Operation, at_one_row, linear
 from gac.profiling.cliffs import sound_dims
 from gac.profiling.table import Profile
 from gac.runtime.contract import apart_from
+from gac.schemes import DEFAULT_SCHEME, Scheme, scheme_named
 from gac.workloads import Workload
 
 UNKNOWN = -1
 _LOADED = 16  # Triton reads rows that are multiples of as many numbers 16 bytes at a time, and others one by one
-DTYPE = "bf16"
-"""What latencies are looked up in."""
+BF16 = scheme_named(DEFAULT_SCHEME)
+DTYPE = BF16.dtype
+"""What latencies are looked up in where nothing else is said."""
 
 Known = tuple[Ints, NDArray[np.bool_]]
 """Latency in ns (-1 where unknown) and whether it was measured, both of shape ``(dims, workloads)``."""
@@ -35,18 +37,19 @@ class Timing:
     workloads: tuple[Workload, ...]
     one_row: bool = False
 
-    def of_weight(self, form: Form, weight: Weight, dims: Ints) -> Known:
+    def of_weight(self, form: Form, weight: Weight, dims: Ints, scheme: Scheme = BF16) -> Known:
         """One weight in one form at each of the dims."""
         sizes = self._for_all(_sizes(form, weight, dims))
-        return self._along(lambda rows: form.operation(weight, int(dims[0]), rows), form.axis(weight), sizes)
+        return self._along(lambda rows: form.operation(weight, int(dims[0]), rows), form.axis(weight), sizes, scheme)
 
-    def after_fused(self, form: Form, weight: Weight, dims: Ints) -> Known:
+    def after_fused(self, form: Form, weight: Weight, dims: Ints, scheme: Scheme = BF16) -> Known:
         """What such a weight takes beside the GEMM that it shares, and in its place where it runs apart."""
         after = None
         if form.after(weight, 1, 1) is not None:
-            after = self._along(lambda rows: _after(form, weight, int(dims[0]), rows), "k", self._for_all(dims))
+            sizes = self._for_all(dims)
+            after = self._along(lambda rows: _after(form, weight, int(dims[0]), rows), "k", sizes, scheme)
         first = self._features(form, weight, dims)
-        apart = self.of_fused(weight.in_features, np.where(self._apart(first), first, 0))
+        apart = self.of_fused(weight.in_features, np.where(self._apart(first), first, 0), scheme)
         return apart if after is None else (sum_of_latencies(apart[0], after[0]), apart[1] & after[1])
 
     def joined(self, form: Form, weight: Weight, dims: Ints) -> Ints:
@@ -54,9 +57,9 @@ class Timing:
         features = self._features(form, weight, dims)
         return np.where(self._apart(features), 0, features)
 
-    def of_fused(self, in_features: int, widths: Ints) -> Known:
+    def of_fused(self, in_features: int, widths: Ints, scheme: Scheme = BF16) -> Known:
         """The GEMM that several weights share, at each of its output widths ``(dims, workloads)``; none for 0."""
-        return self._along(lambda rows: linear(rows, in_features, 1), "n", widths)
+        return self._along(lambda rows: linear(rows, in_features, 1), "n", widths, scheme)
 
     def sound(self, form: Form, weight: Weight, dims: Ints, fused: bool) -> NDArray[np.bool_]:
         """Which dims the profile shows to be sound for all workloads (for a single row where there is none).
@@ -88,7 +91,7 @@ class Timing:
     def _apart(self, features: Ints) -> NDArray[np.bool_]:
         return features >= np.array([apart_from(workload.rows) for workload in self.workloads], dtype=np.int64)
 
-    def _along(self, operation_at: Callable[[int], Operation], axis: str | None, sizes: Ints) -> Known:
+    def _along(self, operation_at: Callable[[int], Operation], axis: str | None, sizes: Ints, scheme: Scheme) -> Known:
         """What runs for a number of rows, with an axis of each of the sizes ``(dims, workloads)``; nothing for 0.
 
         Without an axis it runs as it is.
@@ -97,15 +100,15 @@ class Timing:
         if self.profile is None or len(sizes) == 0:
             return latency, measured
         for column, workload in enumerate(self.workloads):
-            operation = self._run(operation_at(workload.rows))
+            operation = scheme.operation(self._run(operation_at(workload.rows)))
             if axis is not None:
                 runs = sizes[:, column] > 0
                 latency[~runs, column], measured[~runs, column] = 0, True
                 latency[runs, column], measured[runs, column] = self.profile.latency(
-                    operation.operator, _fixed(operation, axis), axis, sizes[runs, column], DTYPE
+                    operation.operator, _fixed(operation, axis), axis, sizes[runs, column], scheme.dtype
                 )
             else:
-                point = self.profile.point(operation, DTYPE)
+                point = self.profile.point(operation, scheme.dtype)
                 if point is not None:
                     latency[:, column], measured[:, column] = point, True
         return latency, measured

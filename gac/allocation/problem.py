@@ -8,12 +8,13 @@ import numpy as np
 
 from gac.allocation.alternatives import nearest
 from gac.allocation.assemble import Provenance, assemble
-from gac.allocation.candidates import CandidateSet, Limited, candidates, dense_candidate
+from gac.allocation.candidates import CandidateSet, candidates, dense_candidate
+from gac.allocation.costs import KV_NUMBERS, PARAMS, ns_of
 from gac.allocation.knapsack import Group, Solution, knapsack
 from gac.allocation.latencies import UNKNOWN, Timing
 from gac.allocation.limits import budget_limit, cache_limit, latency_limits
 from gac.arrays import Floats
-from gac.curves import SiteCurves
+from gac.curves import LossCurves
 from gac.models.sites import Site
 from gac.plan import Alternative, Plan
 from gac.profiling.table import Profile
@@ -26,7 +27,7 @@ class Problem:
 
     Attributes:
         sites: in model order.
-        curves: the loss curves of each site, in the same order.
+        curves: of the model.
         forms: which forms besides dense.
         profile: the latency table.
         workloads: what latency is looked up for.
@@ -36,7 +37,7 @@ class Problem:
     """
 
     sites: Sequence[Site]
-    curves: Sequence[SiteCurves]
+    curves: LossCurves
     forms: tuple[str, ...]
     profile: Profile
     workloads: tuple[Workload, ...]
@@ -66,14 +67,14 @@ class Problem:
     @cached_property
     def by_params(self) -> list[CandidateSet]:
         """The candidates of each site that matter where parameters alone are limited."""
-        return self.candidates(Limited(params=True))
+        return self.candidates((PARAMS,))
 
-    def candidates(self, limited: Limited) -> list[CandidateSet]:
-        """The candidates of each site that matter where this is limited."""
+    def candidates(self, limited: Sequence[str]) -> list[CandidateSet]:
+        """The candidates of each site that matter where these cost columns are limited."""
         return [
             candidates(
                 site,
-                curves,
+                self.curves,
                 forms=self.forms,
                 profile=self.profile,
                 workloads=self.workloads,
@@ -81,7 +82,7 @@ class Problem:
                 limited=limited,
                 one_row=self.one_row,
             )
-            for site, curves in zip(self.sites, self.curves, strict=True)
+            for site in self.sites
         ]
 
 
@@ -148,7 +149,7 @@ def pose(
         Group(
             rows.site,
             rows.loss,
-            np.column_stack([rows.params, rows.latency[:, columns], *([rows.cached] if caches else [])]),
+            np.column_stack([rows.params, rows.latency[:, columns], *([rows.cost(KV_NUMBERS)] if caches else [])]),
         )
         for rows in known
     )
@@ -179,9 +180,10 @@ def decide(
     limit = budget_limit(budget, problem.params)
     limits = latency_limits(problem.dense, problem.workloads, latency)
     columns = tuple(column for column, ns in enumerate(limits.values()) if ns is not None)
-    cached = None if kv_cache is None else cache_limit(kv_cache, sum(int(rows.cached[0]) for rows in problem.dense))
-    limited = Limited(True, columns, cached=cached is not None)
-    sets = problem.by_params if limited == Limited(True) else problem.candidates(limited)
+    whole = sum(int(rows.cost(KV_NUMBERS)[0]) for rows in problem.dense)
+    cached = None if kv_cache is None else cache_limit(kv_cache, whole)
+    limited = (PARAMS, *(ns_of(problem.workloads[at]) for at in columns), *([] if cached is None else [KV_NUMBERS]))
+    sets = problem.by_params if limited == (PARAMS,) else problem.candidates(limited)
     instance = pose(sets, limit, limits, cached)
     solution = instance.solve()
     plan = assemble(

@@ -8,10 +8,9 @@ from math import fsum
 from types import MappingProxyType
 from typing import ClassVar, Literal, Self
 
-import numpy as np
-
 from gac.allocation.assemble import Provenance, assemble
-from gac.allocation.candidates import CandidateSet, Limited, candidate_at
+from gac.allocation.candidates import CandidateSet, candidate_at
+from gac.allocation.costs import KV_NUMBERS, PARAMS
 from gac.allocation.knapsack import Solution
 from gac.allocation.latencies import Timing
 from gac.allocation.limits import budget_limit, cache_limit
@@ -145,7 +144,8 @@ class WeightRule(Rule):
         assert form is not None, "check refuses forms that no rule gives"
         assert (latency, kv_cache is None) == ({}, form.counts == "params"), "check refuses other limits"
         limit = budget_limit(budget, problem.params)
-        cached = None if kv_cache is None else cache_limit(kv_cache, sum(int(rows.cached[0]) for rows in problem.dense))
+        whole = sum(int(rows.cost(KV_NUMBERS)[0]) for rows in problem.dense)
+        cached = None if kv_cache is None else cache_limit(kv_cache, whole)
         shared = (budget, limit) if kv_cache is None or cached is None else (kv_cache, cached)
         given = self.choose(problem, form, *shared)
         chosen = [_row(site, given, curves_of(problem, form), problem.timing) for site in problem.sites]
@@ -214,7 +214,8 @@ def weights_of(problem: Problem) -> list[Weight]:
 
 def curves_of(problem: Problem, form: Form) -> dict[str, LossCurve]:
     """What each dim of a form loses, by weight name."""
-    return {name: curve for one in problem.curves for name, curve in one.alone(form).items()}
+    weights = [weight for site in problem.sites for weight in site.weights]
+    return {weight.name: curve for weight in weights if (curve := problem.curves.of(form, weight))}
 
 
 def at_ranks(
@@ -248,9 +249,9 @@ def _given_form(forms: Sequence[str]) -> Form | None:
 
 def _bounding(problem: Problem, chosen: Sequence[CandidateSet], limit: int, cached: int | None) -> Instance:
     """The exact choice with as much as is allowed, or as the rule used where it took more."""
-    sets = problem.by_params if cached is None else problem.candidates(Limited(params=True, cached=True))
-    used, kept = (sum(int(getattr(rows, what)[0]) for rows in chosen) for what in ("params", "cached"))
-    all_of = [_with(*pair) for pair in zip(sets, chosen, strict=True)]
+    sets = problem.by_params if cached is None else problem.candidates((PARAMS, KV_NUMBERS))
+    used, kept = (sum(int(rows.cost(column)[0]) for rows in chosen) for column in (PARAMS, KV_NUMBERS))
+    all_of = [CandidateSet.joined(pair) for pair in zip(sets, chosen, strict=True)]
     return pose(all_of, max(limit, used), {}, None if cached is None else max(cached, kept))
 
 
@@ -270,10 +271,3 @@ def _row(site: Site, given: Mapping[str, Chosen], curves: Mapping[str, LossCurve
         for weight, one in zip(site.weights, chosen, strict=True)
     ]
     return candidate_at(site, [one.form for one in chosen], [one.dim for one in chosen], fsum(lost), timing)
-
-
-def _with(rows: CandidateSet, own: CandidateSet) -> CandidateSet:
-    """A site's candidates and the rule's own."""
-    ours, theirs = vars(rows), vars(own)
-    columns = {name: np.concatenate([ours[name], theirs[name]]) for name in ours if name != "site"}
-    return CandidateSet(rows.site, **columns)

@@ -15,6 +15,7 @@ from tqdm import tqdm
 
 from gac.arrays import Floats
 from gac.errors import ModelError
+from gac.forms.low_rank.torch import every_rank
 from gac.models.linears import linear_at
 from gac.models.sites import Site
 from gac.models.weights import Weight
@@ -50,7 +51,7 @@ def stream_changes(
             yield (
                 layer,
                 {
-                    weight.name: component_changes(*fit.factors.every_rank(weight), gradients[weight.name])
+                    weight.name: component_changes(*every_rank(fit.kept, weight), gradients[weight.name])
                     for site in chunk
                     if site.layer == layer
                     for weight in site.weights

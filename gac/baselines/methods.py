@@ -9,12 +9,12 @@ from torch import Tensor
 from gac.baselines.fold import fold_values
 from gac.errors import GacError
 from gac.forms import form_named
-from gac.sensitivity.calibration import Moments
-from gac.sensitivity.linalg import damped
-from gac.sensitivity.methods import Measured, Method, identity_like
+from gac.forms.metric import Measured, Moments
+from gac.linalg import damped
+from gac.sensitivity.methods import Method, identity_like
 
 if TYPE_CHECKING:
-    from gac.sensitivity.values import ShortenedValues
+    from gac.forms.head_dim.values import ShortenedValues
 
 
 class Svd(Method):

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from gac.arrays import Floats
+from gac.forms.low_rank.torch import every_rank
 from gac.models.linears import linear_at
 from gac.models.sites import Site
 from gac.sensitivity.curves import stream_fits
@@ -65,7 +66,7 @@ def stream_truncation_losses(
             for weight in (weight for site in sites if site.layer == layer for weight in site.weights):
                 parameter = linear_at(model, weight.name).weight
                 losses = []
-                for measured in _truncated(model, weight.name, parameter, *fit.factors.every_rank(weight), ids):
+                for measured in _truncated(model, weight.name, parameter, *every_rank(fit.kept, weight), ids):
                     losses.append(measured)
                     bar.update()
                 found[weight.name] = np.array(losses, dtype=np.float64)

@@ -13,7 +13,7 @@ from transformers.pytorch_utils import Conv1D
 from gac.checkpoint.card import export_card
 from gac.checkpoint.header import Module, header_of
 from gac.checkpoint.target import check_free, complete_directory
-from gac.compression.merge import merged
+from gac.compression.modules import merged
 from gac.errors import CheckpointError
 from gac.models.families import family_of
 from gac.models.loading import check_in_memory

@@ -5,24 +5,27 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from gac.compression.modules import module_of, planned_sites, shared_names
+from gac.compression.modules import planned_sites, shared_names
 from gac.errors import CheckpointError
+from gac.forms import form_named
 from gac.io import from_json
 from gac.models.sites import Site
 from gac.plan import Plan, WeightChoice
 from gac.runtime.contract import SCHEMA
+from gac.schemes import DEFAULT_SCHEME
 
 _STRICT = {"extra": "forbid"}
 
 
 @dataclass(frozen=True)
 class Module:
-    """What one weight became: the plan's form and dim, and the module that runs it with its sizes."""
+    """What one weight became: the plan's form, dim and scheme, and the module that runs it with its sizes."""
 
     form: str
     dim: int
     module: str
     sizes: dict[str, int]
+    scheme: str = DEFAULT_SCHEME
     __pydantic_config__ = _STRICT
 
     def __str__(self) -> str:
@@ -49,7 +52,7 @@ class Header:
 
 def header_of(plan: Plan, sites: Sequence[Site], digest: str = "") -> Header:
     """What the plan makes of a model with its family's ``sites``; ``digest`` is that of the plan's file."""
-    modules = {choice.name: _module(choice) for choice in plan.weights if choice.form != "dense"}
+    modules = {choice.name: _module(choice) for choice in plan.weights if choice.changed}
     fused = shared_names(planned_sites(plan, sites))
     return Header(SCHEMA, modules, fused, digest, "triton" if plan.one_row else "torch")
 
@@ -87,5 +90,5 @@ def check_version(content: Any, where: str) -> None:
 
 
 def _module(choice: WeightChoice) -> Module:
-    name, sizes = module_of(choice)
-    return Module(choice.form, choice.dim, name, sizes)
+    spec = form_named(choice.form).module(choice.weight, choice.dim)
+    return Module(choice.form, choice.dim, spec.module, dict(spec.sizes), choice.scheme)

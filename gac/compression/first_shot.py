@@ -11,13 +11,14 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from gac.allocation.assemble import weight_choices
-from gac.allocation.candidates import Limited, candidates
+from gac.allocation.candidates import candidates
+from gac.allocation.costs import PARAMS
 from gac.allocation.limits import budget_limit
 from gac.allocation.problem import pose
 from gac.compression.apply import build_modules
-from gac.compression.merge import merged
+from gac.compression.modules import merged
 from gac.compression.refit import refit
-from gac.curves import SiteCurves
+from gac.curves import LossCurves
 from gac.errors import GacError, ModelError
 from gac.forms import DEFAULT_FORMS
 from gac.models.families import family_of
@@ -100,19 +101,19 @@ def first_shot(
     """
     sites = family_of(model.config).sites(model.config)
     curves = measure_curves(model, sites, windows, method, store, progress=progress)
-    weights = _chosen(sites, curves.sites)
+    weights = _chosen(sites, curves.curves)
     fits = stream_fits(model, sites, windows, method, store, progress=progress)
-    factors = {layer: fit.factors for layer, fit in fits}
+    factors = {layer: fit.kept for layer, fit in fits}
     modules = build_modules(model, weights, sites, iter(factors.items()), method)
     fitted = refit(model, modules, weights, "residual", sites, factors, windows, method, progress=progress)
     return _multiplied_out(model, weights, fitted)
 
 
-def _chosen(sites: Sequence[Site], curves: Sequence[SiteCurves]) -> list[WeightChoice]:
+def _chosen(sites: Sequence[Site], curves: LossCurves) -> list[WeightChoice]:
     """What every weight becomes: the least loss, whatever the GPU."""
     sets = [
-        candidates(site, own, forms=DEFAULT_FORMS, profile=None, workloads=(), align=STEP, limited=Limited(params=True))
-        for site, own in zip(sites, curves, strict=True)
+        candidates(site, curves, forms=DEFAULT_FORMS, profile=None, workloads=(), align=STEP, limited=(PARAMS,))
+        for site in sites
     ]
     instance = pose(sets, budget_limit(FIRST_KEPT, sum(site.params for site in sites)), {})
     chosen = instance.chosen(instance.solve())

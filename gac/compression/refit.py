@@ -1,29 +1,18 @@
 """Fitting the weights of a compressed model again, layer by layer, to what the dense model does.
 
 A weight was truncated for the inputs that the dense model gives it; in the compressed model it reads the output of
-truncated weights. So each layer's weights are solved for again in the order in which they run, on the activations of
-the model as it is compressed so far. With S = E[x' x'^T] of those activations, x the dense model's, and every token
-counting as it does in the moments:
-
-- a weight inside a layer is fitted half a step towards its dense outputs W x: ``W T`` with
-  ``T = I + 1/2 (E[x x'^T] - S) (S + D)^-1``;
-- a weight that writes to the residual stream (o_proj, down_proj) is fitted to its dense output and to what the residual
-  stream has lost so far: ``W + (E[t x'^T] - W S) (S + D)^-1``, t being both together.
-
-Then it is truncated again, in the metric of the method with S in place of A. D damps, more where there are few tokens
-for an input feature. Dense targets on compressed inputs are GPTAQ's (arXiv 2504.02692), there for quantisation.
-SVD-LLM's closed-form update (arXiv 2403.07378, section 3.2) is here too: of low-rank weights it re-solves the second
-factor alone, for W x'.
+truncated weights. So the weights of each layer are solved for again in the order in which they run, on the activations
+of the model as it is compressed so far (``gac.forms.refit``). Each form says what it makes of the solution: a low-rank
+pair is truncated again, in the metric of the method with the new inputs. SVD-LLM's closed-form update (arXiv
+2403.07378, section 3.2) is here too: of low-rank weights it solves for the second factor alone.
 ``tests/benchmarks/README.md`` has what each part gives.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import groupby
-from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
@@ -32,26 +21,23 @@ from tqdm import tqdm
 from gac.compression.paired_run import Seen, SideBySide
 from gac.errors import GacError, did_you_mean
 from gac.forms import form_named
-from gac.models.linears import as_linear, linear_at, read_weight
+from gac.forms.refit import CompressedMeans, Refits, WeightRefit
+from gac.forms.tensors import Kept
+from gac.linalg import tf32_products
+from gac.models.linears import linear_at, read_weight
 from gac.models.sites import Site
 from gac.models.weights import Weight
 from gac.plan import Refit, WeightChoice
-from gac.runtime.modules import LowRankLinear
-from gac.sensitivity.calibration import Moments, decoder_layers
-from gac.sensitivity.factors import LayerFactors
+from gac.schemes import scheme_named
+from gac.sensitivity.calibration import decoder_layers
 from gac.sensitivity.layerwise import frozen
-from gac.sensitivity.linalg import cholesky, damped, eigh, tf32_products
-from gac.sensitivity.methods import Method, balanced, decompose
+from gac.sensitivity.methods import Method
 
-MEAN, OWN = 3e-2, 1e-1
-"""Damping of the regressions, see ``gac.sensitivity.linalg.damped``."""
-TOKENS = 128
-"""Tokens for each input feature from which that damping is enough; with fewer it grows as they get fewer."""
+REFITS = ("residual", "update")
+"""How weights are fitted again."""
 RESIDUAL_LEAVES = 0.88
 """What is left of the loss that ``kfac`` predicts, fitted once on SmolLM2-135M, where it is 0.77 at kept 0.9 and 1.00
 at 0.6: so that neither is far off."""
-STEP = 0.5
-"""How far a weight inside a layer goes towards its dense outputs."""
 
 
 def leaves(refit: Refit, method: Method) -> float:
@@ -73,7 +59,7 @@ def refit_named(
         return "residual" if rule == "loss" and method.refits and plain else "none"
     if asked == "none":
         return "none"
-    if asked == "update" and any(form_named(name).kind in REFITS[asked] for name in forms):
+    if asked == "update" and any(asked in form_named(name).tensors.refits for name in forms):
         return "update"
     if asked == "update":
         given = f"refit 'update' with forms {', '.join(forms) or 'none'}"
@@ -93,7 +79,7 @@ def refit(
     weights: Sequence[WeightChoice],
     how: Refit,
     sites: Sequence[Site],
-    factors: Mapping[int, LayerFactors],
+    kept: Mapping[int, Kept],
     windows: Tensor,
     method: Method,
     *,
@@ -109,7 +95,7 @@ def refit(
         weights: what every weight becomes.
         how: one of ``REFITS``.
         sites: all of the model's, as planned.
-        factors: by layer, from the first that changes on.
+        kept: by layer, from the first that changes on.
         windows: calibration token ids, int64, shape ``(windows, tokens)``.
 
     Raises:
@@ -126,7 +112,7 @@ def refit(
     with frozen(model), torch.no_grad():
         both.start(lowest)
         for layer in tqdm(range(lowest, len(layers)), "refitting", unit="layer", disable=not progress):
-            fit = _LayerFit(model, both, layer, layers[layer], choices, factors[layer], method, REFITS[how])
+            fit = _LayerFit(model, both, layer, layers[layer], choices, kept[layer], method, how)
             fitted |= fit.run(modules)
     for name, module in fitted.items():
         modes[name].put(module)
@@ -157,9 +143,9 @@ class _LayerFit:
     layer: int
     weights: Sequence[Weight]
     choices: Mapping[str, WeightChoice]
-    factors: LayerFactors
+    kept: Kept
     method: Method
-    fits: "Mapping[str, Callable[[_Work, nn.Module], None]]"
+    how: Refit
 
     def run(self, modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
         """Fit the layer's weights in the order in which they run, and take both models' states through it."""
@@ -176,21 +162,32 @@ class _LayerFit:
                 fitted = [weight for weight in stage if self._fit_of(weight)]
                 found = self._sums(stage, fitted, seen, dense) if fitted else {}
                 for weight in fitted:
-                    choice, matrix = self.choices[weight.name], dense[weight.name].matrix
-                    work = _Work(weight, choice, matrix, self.factors, found.pop(weight.name).means(), self.method)
-                    self.fits[form_named(choice.form).kind](work, new[weight.name])
+                    dim, matrix = self.choices[weight.name].dim, dense[weight.name].matrix
+                    means = found.pop(weight.name).means()
+                    work = WeightRefit(weight, dim, matrix, self.kept, means, self.method)
+                    self._refits(weight)[self.how](work, new[weight.name])
+                    self._store(weight, new[weight.name])
             self.both.compressed_pass(self.layer)
         return new
 
     def _fit_of(self, weight: Weight) -> bool:
-        return form_named(self.choices[weight.name].form).kind in self.fits
+        return self.how in self._refits(weight)
+
+    def _refits(self, weight: Weight) -> Refits:
+        return form_named(self.choices[weight.name].form).tensors.refits
+
+    def _store(self, weight: Weight, module: nn.Module) -> None:
+        """Round what was fitted to the scheme that it is stored in."""
+        scheme = scheme_named(self.choices[weight.name].scheme)
+        for parameter in (one for one in module.parameters() if scheme.lossy and one.dim() > 1):
+            parameter.copy_(scheme.rounded(parameter))
 
     def _sums(
         self, stage: Sequence[Weight], fitted: Sequence[Weight], seen: Seen, dense: "Mapping[str, _Dense]"
     ) -> dict[str, "_Sums"]:
         """What weights that read one input are fitted with, from a run of the compressed layer as far as them."""
         found: dict[str, _Sums] = {}
-        counts = {weight.name: self.factors.tokens(weight) for weight in fitted}
+        counts = {weight.name: self.kept.tokens(weight) for weight in fitted}
         for at, (x, lost) in enumerate(self.both.inputs_of(self.layer, stage, seen)):
             part = self.both.parts[at]
             for weight in fitted:
@@ -233,33 +230,6 @@ def _swapped(model: nn.Module, modules: Mapping[str, nn.Module]) -> Iterator[Non
             model.set_submodule(name, module)
 
 
-@dataclass(frozen=True, eq=False)
-class _Means:
-    """What a weight is fitted with, means over the tokens, float64.
-
-    Attributes:
-        square: S = E[x' x'^T] of its inputs x' in the compressed model, shape ``(in, in)``.
-        cross: E[m x'^T]: m is the dense input less x' for a weight inside a layer, shape ``(in, in)``; for one that
-            writes, its dense output without the bias and what the residual stream has lost, shape ``(out, in)``.
-        scale: E[|x'|], shape ``(in,)``.
-        tokens: how many there were.
-    """
-
-    square: Tensor
-    cross: Tensor
-    scale: Tensor
-    tokens: int
-
-    def moments(self, gradients: Tensor) -> Moments:
-        """S in place of the dense model's moment of the inputs."""
-        return Moments(self.square.float(), gradients, self.scale.float())
-
-    def solved(self, missing: Tensor) -> Tensor:
-        """Times (S + D)^-1."""
-        more = max(1.0, TOKENS * len(self.square) / self.tokens)
-        return torch.cholesky_solve(missing.T, cholesky(damped(self.square, more * MEAN, more * OWN))).T
-
-
 class _Sums:
     """Sums over the tokens of the windows: float64 on a CPU, float32 on a GPU."""
 
@@ -282,99 +252,7 @@ class _Sums:
         self.count += counts.sum(dtype=torch.float64)
         self.tokens += len(x)
 
-    def means(self) -> _Means:
+    def means(self) -> CompressedMeans:
         total = self.count.clamp_min(torch.finfo(torch.float32).tiny)
         square, cross, scale = (part.double() / total for part in (self.square, self.cross, self.scale))
-        return _Means(square, cross, scale, self.tokens)
-
-
-@dataclass(frozen=True, eq=False)
-class _Work:
-    """One weight being fitted."""
-
-    weight: Weight
-    choice: WeightChoice
-    dense: Tensor
-    factors: LayerFactors
-    found: _Means
-    method: Method
-
-    @cached_property
-    def turn(self) -> Tensor:
-        """T of a weight inside a layer."""
-        eye = torch.eye(len(self.found.square), dtype=torch.float64, device=self.found.square.device)
-        return eye + STEP * self.found.solved(self.found.cross)
-
-    def matrix(self, before: Tensor) -> Tensor:
-        """What a matrix ``(out, in)`` that reads x' becomes, float64."""
-        before = before.detach().double()
-        if not self.weight.writes:
-            return before @ self.turn
-        return before + self.found.solved(self.found.cross - before @ self.found.square)
-
-
-def _whole(work: _Work, module: nn.Module) -> None:
-    """A single GEMM, however short."""
-    weight = as_linear(module).weight
-    assert isinstance(weight, Tensor)
-    weight.copy_(work.matrix(weight))
-
-
-def _low_rank(work: _Work, module: nn.Module) -> None:
-    assert isinstance(module, LowRankLinear)
-    second, first = _truncated_again(work)
-    module.second.weight.copy_(second)
-    module.first.weight.copy_(first)
-
-
-def _first_only(work: _Work, module: nn.Module) -> None:
-    """The first factors of groups of heads; what follows them stays."""
-    assert isinstance(module, LowRankLinear)
-    module.first.weight.copy_(module.first.weight.double() @ work.turn)
-
-
-def _second_only(work: _Work, module: nn.Module) -> None:
-    """SVD-LLM's closed-form update: ``W S A^T (A S A^T)^-1``."""
-    assert isinstance(module, LowRankLinear)
-    first = module.first.weight.double()
-    square = work.found.square
-    gram = damped(first @ square @ first.T, 1e-9)
-    right = first @ square @ work.dense.double().T
-    module.second.weight.copy_(torch.cholesky_solve(right, cholesky(gram)).T)
-
-
-# How each kind of form takes a fitted weight; kinds that are left out are not fitted.
-REFITS: Mapping[str, Mapping[str, Callable[[_Work, nn.Module], None]]] = MappingProxyType(
-    {
-        "residual": {
-            "dense": _whole,
-            "low_rank": _low_rank,
-            "narrow": _whole,
-            "head_dim": _whole,
-            "grouped": _first_only,
-        },
-        "update": {"low_rank": _second_only},
-    }
-)
-
-
-def _truncated_again(work: _Work) -> tuple[Tensor, Tensor]:
-    """``(second (out, rank), first (rank, in))``.
-
-    Of a weight inside a layer W T is known by its factors B A T, and the metric of its outputs by the gains
-    c = diag(B^T G B): with F = diag(c)^1/2 A T and U the leading eigenvectors of F S F^T the best rank-r weight is
-    B diag(c)^-1/2 U U^T F. So G itself, which for gate and up is the largest statistic, is not needed. B A is W as
-    precisely as the factors are kept, in the model's dtype.
-    """
-    rank = work.choice.dim
-    if work.weight.writes:
-        moments = work.found.moments(work.factors.gradients(work.weight))
-        return decompose(work.matrix(work.dense), work.method.metric(moments)).factors(rank)
-    second, first = (factor.double() for factor in work.factors.every_rank(work.weight))
-    gains = work.factors.gains(work.weight)
-    least = gains.max() * 1e-24
-    roots = gains.clamp_min(torch.where(least > 0, least, torch.ones_like(least))).sqrt()
-    turned = roots[:, None] * (first @ work.turn)
-    inputs = work.method.inputs(work.found.moments(work.dense))
-    _, vectors = eigh(turned @ inputs @ turned.T)
-    return balanced(second @ (vectors[:, :rank] / roots[:, None]), vectors[:, :rank].T @ turned)
+        return CompressedMeans(square, cross, scale, self.tokens)

@@ -17,7 +17,7 @@ from gac.sensitivity.store import StatisticsStore
 from gac.sensitivity.text import Windows
 from gac.version import __version__
 
-_FORMAT = 6  # raised when what is kept of a layer changes, or how a first shot is made
+_FORMAT = 7  # raised when what is kept of a layer changes, or how a first shot is made
 
 
 def statistics(

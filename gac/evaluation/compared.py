@@ -9,7 +9,7 @@ from gac.allocation.fastest import Fastest, fastest
 from gac.allocation.problem import Problem
 from gac.allocation.rules import RULES
 from gac.allocation.weight_rules import Rounding
-from gac.curves import SiteCurves, curves_together
+from gac.curves import LossCurves
 from gac.errors import BudgetError
 from gac.forms import DEFAULT_FORMS, form_named
 from gac.forms.planned_sites import as_planned
@@ -71,13 +71,13 @@ class Field:
 
     Attributes:
         sites: of the model, as its family gives them.
-        curves: of each site.
+        curves: of the model.
         problem: for its profile and workloads; its own sites, forms and alignment are those of GAC's plans, unfused.
         made_from: of its plans.
     """
 
     sites: Sequence[Site]
-    curves: Sequence[SiteCurves]
+    curves: LossCurves
     problem: Problem
     made_from: Provenance
 
@@ -97,7 +97,7 @@ class Field:
         problem = replace(
             self.problem,
             sites=planned,
-            curves=curves_together(planned, self.curves),
+            curves=self.curves,
             forms=tuple(forms),
             align=align,
             workloads=self.problem.workloads if workloads is None else tuple(workloads),
@@ -221,7 +221,7 @@ def _rounded(choice: WeightChoice, rounding: Rounding) -> int:
     return full if choice.dim == full else min(rounding.dim(choice.dim), full)
 
 
-def _loss(plan: Plan, dims: Mapping[str, int], curves: Sequence[SiteCurves]) -> float:
+def _loss(plan: Plan, dims: Mapping[str, int], curves: LossCurves) -> float:
     """What these ranks lose; dense weights nothing."""
-    pairs = {name: curve for one in curves for name, curve in one.low_rank.items()}
-    return sum(float(pairs[one.name].loss[dims[one.name]]) for one in plan.weights if one.form != "dense")
+    changed = [(one, curves.of(form_named(one.form), one.weight)) for one in plan.weights if one.form != "dense"]
+    return sum(float(curve.loss[dims[one.name]]) for one, curve in changed if curve)

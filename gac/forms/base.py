@@ -1,10 +1,45 @@
-"""The seam of forms: what one integer makes of a weight."""
+"""The seam of forms, as far as planning needs it: what one integer makes of a weight. Imports no torch.
+
+What a form does with tensors is the other half of the seam, ``gac.forms.tensors``.
+"""
 
 from abc import ABC, abstractmethod
-from typing import ClassVar, Literal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import import_module
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-from gac.models.weights import Weight
+from gac.models.weights import Side, Weight
 from gac.operations import Operation, linear
+
+if TYPE_CHECKING:
+    from gac.forms.tensors import TensorForm
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a dim lies in a tensor: along ``axis``, ending at each of the positions ``ends``.
+
+    Zeros that are put in there change nothing that the weight computes.
+    """
+
+    tensor: str
+    axis: int
+    ends: tuple[int, ...]
+
+
+def ends(dim: int, copies: int = 1) -> tuple[int, ...]:
+    """The ends of vectors of ``dim`` that lie one after the other."""
+    return tuple(dim * (copy + 1) for copy in range(copies))
+
+
+@dataclass(frozen=True)
+class ModuleSpec:
+    """What runs a weight: the name of a module in ``gac.runtime.modules.KINDS``, and the sizes that make one."""
+
+    module: str
+    sizes: Mapping[str, int]
 
 
 class Form(ABC):
@@ -12,20 +47,36 @@ class Form(ABC):
 
     Attributes:
         name: as plans write it; a parameter follows after a colon.
+        symbol: one letter for tables and figures.
+        meaning: what the dim is, in a few words.
+        tensor_form: where its ``TensorForm`` is, ``module:class``; imported when tensors are first at hand.
+        standard: whether every calibration measures it, so that any later plan can use it; others when they are asked
+            for.
         step: dims are multiples of it where they are to be aligned, whatever the weight's own GEMM would take.
         timed: whether its operation is one that latency tables hold.
         counts: what a peer's rule shares out between the weights that it gives this form; None: no rule gives it.
     """
 
     name: str
+    symbol: ClassVar[str]
+    meaning: ClassVar[str]
+    tensor_form: ClassVar[str]
+    standard: ClassVar[bool] = False
     step: ClassVar[int] = 1
     timed: ClassVar[bool] = True
     counts: ClassVar[Literal["params", "cached"] | None] = None
 
     @property
     def kind(self) -> str:
-        """The name without its parameter: loss curves, modules and builders are found by it."""
+        """The name without its parameter."""
         return self.name.partition(":")[0]
+
+    @cached_property
+    def tensors(self) -> "TensorForm":
+        """What it does with tensors; needs torch."""
+        module, _, name = self.tensor_form.partition(":")
+        found: TensorForm = getattr(import_module(module), name)(self)
+        return found
 
     def takes(self, weight: Weight) -> bool:
         """Whether the weight can have this form."""
@@ -52,14 +103,22 @@ class Form(ABC):
         """The axis of the operation that the dim moves (None: nothing to choose)."""
 
     @abstractmethod
+    def module(self, weight: Weight, dim: int) -> ModuleSpec:
+        """The module that runs it."""
+
+    @abstractmethod
+    def places(self, weight: Weight, dim: int) -> tuple[Place, ...]:
+        """Where the dim lies in the module's tensors, biases among them whether the weight has one or not."""
+
+    @abstractmethod
     def fused(self, weight: Weight, dim: int) -> int:
         """Output features that it adds to one GEMM over all weights that read the same input."""
 
-    @abstractmethod
     def after(self, weight: Weight, dim: int, rows: int) -> Operation | None:
         """What still runs after that GEMM, moved by the dim along axis k; None where nothing does."""
+        return None
 
-    def shortens(self, weight: Weight) -> Literal["out", "in"] | None:
+    def shortens(self, weight: Weight) -> Side | None:
         """The side of the weight that it shortens, as it does the side of another weight that meets it there."""
         return None
 
@@ -80,7 +139,11 @@ class Shorter(Form):
     """The same GEMM, shorter on one side, as is the side of another weight that it meets there."""
 
     @abstractmethod
-    def shortens(self, weight: Weight) -> Literal["out", "in"] | None: ...
+    def shortens(self, weight: Weight) -> Side | None: ...
+
+    def copies(self, weight: Weight) -> int:
+        """How many vectors of the dim lie one after the other on that side."""
+        return 1
 
     def takes(self, weight: Weight) -> bool:
         return self.shortens(weight) is not None
@@ -96,15 +159,27 @@ class Shorter(Form):
             return linear(rows, weight.in_features, self.size(weight, dim))
         return linear(rows, self.size(weight, dim), weight.out_features)
 
+    def size(self, weight: Weight, dim: int) -> int:
+        return self.copies(weight) * dim
+
+    def module(self, weight: Weight, dim: int) -> ModuleSpec:
+        size = self.size(weight, dim)
+        if self.shortens(weight) == "out":
+            return ModuleSpec("Linear", {"in_features": weight.in_features, "out_features": size})
+        return ModuleSpec("Linear", {"in_features": size, "out_features": weight.out_features})
+
+    def places(self, weight: Weight, dim: int) -> tuple[Place, ...]:
+        at = ends(dim, self.copies(weight))
+        if self.shortens(weight) == "in":
+            return (Place("weight", 1, at),)
+        return Place("weight", 0, at), Place("bias", 0, at)
+
     def axis(self, weight: Weight) -> str:
         return "n" if self.shortens(weight) == "out" else "k"
 
     def fused(self, weight: Weight, dim: int) -> int:
         assert self.shortens(weight) == "out", f"{weight.name} is shorter on the side of its input"
         return self.size(weight, dim)
-
-    def after(self, weight: Weight, dim: int, rows: int) -> None:
-        return None
 
     def cached(self, weight: Weight, dim: int) -> int:
         shorter = weight.cached and self.shortens(weight) == "out"

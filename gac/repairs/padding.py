@@ -1,24 +1,11 @@
 """Tensors with zeros put in: shapes first, then the numbers."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from math import prod
 
-import torch
-from torch import Tensor
-
+from gac.forms.zeros import Insertion
 from gac.repairs.seams import Block, Dims
 from gac.repairs.stored import Stored
-
-
-@dataclass(frozen=True)
-class Insertion:
-    """``count`` zeros along ``axis`` at ``position``."""
-
-    axis: int
-    position: int
-    count: int
-
 
 Insertions = Mapping[str, tuple[Insertion, ...]]
 """What goes into each tensor, by name; the axes of one tensor do not depend on each other."""
@@ -41,16 +28,3 @@ def added_bytes(stored: Stored, put_in: Iterable[Insertion]) -> int:
     for one in put_in:
         shape[one.axis] += one.count
     return (prod(shape) - prod(stored.shape)) * stored.dtype.itemsize
-
-
-def padded(tensor: Tensor, put_in: Iterable[Insertion]) -> Tensor:
-    """The tensor with zeros put in; every number of it is kept, bit for bit."""
-    for axis in sorted({one.axis for one in put_in}):
-        pieces, start = [], 0
-        for one in sorted((one for one in put_in if one.axis == axis), key=lambda one: one.position):
-            zeros = tensor.new_zeros(*tensor.shape[:axis], one.count, *tensor.shape[axis + 1 :])
-            pieces += [tensor.narrow(axis, start, one.position - start), zeros]
-            start = one.position
-        pieces.append(tensor.narrow(axis, start, tensor.shape[axis] - start))
-        tensor = torch.cat(pieces, dim=axis)
-    return tensor

@@ -3,25 +3,12 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from gac.forms.base import Place
 from gac.operations import Operation
 from gac.profiling.operators import operation
 
 Dims = Mapping[str, int]
 """A dim for every seam, by name."""
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where zeros go in a tensor: along ``axis``, at each of the positions ``ends``, as many as the dim grows by."""
-
-    tensor: str
-    axis: int
-    ends: tuple[int, ...]
-
-
-def ends(dim: int, copies: int = 1) -> tuple[int, ...]:
-    """The ends of vectors of ``dim`` that lie one after the other."""
-    return tuple(dim * (copy + 1) for copy in range(copies))
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,10 @@ from safetensors.torch import save_file
 
 from gac.checkpoint.card import model_card
 from gac.checkpoint.load import read_plan, write_header
+from gac.forms.zeros import with_zeros
 from gac.io import open_to_umask
 from gac.models.loading import is_checkpoint
-from gac.repairs.padding import Insertions, padded
+from gac.repairs.padding import Insertions
 from gac.repairs.replan import padded_plan
 from gac.repairs.seams import Block, Dims
 from gac.repairs.stored import PICKLED, PICKLES, SAFE, Source
@@ -85,7 +86,7 @@ def _write_file(source: Source, file: str, part: Path, put_in: Insertions) -> No
     if source.pickled:  # where tied weights share their memory, which safetensors refuses
         tensors = {name: values.clone().contiguous() for name, values in tensors.items()}
     save_file(
-        {name: padded(values, put_in.get(name, ())) for name, values in tensors.items()},
+        {name: with_zeros(values, put_in.get(name, ())) for name, values in tensors.items()},
         target,
         metadata={"format": "pt"},
     )

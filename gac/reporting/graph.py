@@ -7,7 +7,6 @@ from rich.console import Group
 from gac.forms import form_named
 from gac.reporting.dims_moved import Choice, Moved
 from gac.reporting.layout import legend, new_table
-from gac.reporting.tables import SYMBOLS
 
 _LEGEND = (
     "a GEMM is x[M, K] @ W[N, K].T; M, the number of tokens, moves with every token that is kept or batched\n"
@@ -19,7 +18,7 @@ def graph_table(choices: Sequence[Choice]) -> Group:
     """One row a choice: its site, form and dims, and every axis that it moves."""
     table = new_table([("site", "<"), ("layers", ">"), ("form", "<"), ("dim", "<"), ("moves", "<")])
     for one in choices:
-        symbol = SYMBOLS[form_named(one.form).kind]
+        symbol = form_named(one.form).symbol
         moves = "\n".join(_told(moved, symbol) for moved in one.moved)
         table.add_row(one.kind, str(one.layers), one.form, f"{symbol} 1 to {one.largest:,}", moves)
     return Group(table, legend(_LEGEND))

@@ -11,8 +11,6 @@ from gac.models.sites import short_names
 from gac.plan import Plan, SiteChoice, WeightChoice
 from gac.reporting.layout import legend, new_table
 
-SYMBOLS = {"low_rank": "r", "narrow": "w", "head_dim": "d", "grouped": "g"}
-
 
 def plan_summary(plan: Plan) -> Text:
     """``Plan.summary`` with its first line standing out."""
@@ -32,7 +30,7 @@ def plan_table(plan: Plan) -> Group:
         table.add_row(str(layer), *cells, *_totals(sites))
     return Group(
         table,
-        legend("r: rank of a pair; g: rank per head group; w: neurons of the MLP; d: head_dim of values; -: dense"),
+        legend(legend_of(plan)),
     )
 
 
@@ -57,7 +55,15 @@ def kinds_of(layers: Iterable[tuple[int, Mapping[str, WeightChoice]]]) -> list[s
 
 def cell_of(weight: WeightChoice) -> str:
     """Form and dim in a few letters: ``r 192``; a dash for dense."""
-    return "-" if weight.form == "dense" else f"{SYMBOLS[form_named(weight.form).kind]} {weight.dim}"
+    form = form_named(weight.form)
+    return form.symbol if form.axis(weight.weight) is None else f"{form.symbol} {weight.dim}"
+
+
+def legend_of(plan: Plan) -> str:
+    """What the letters of the cells mean, of the forms in the plan and of dense."""
+    forms = [form_named(name) for name in dict.fromkeys(weight.form for weight in plan.weights)]
+    dense = form_named("dense")
+    return "; ".join(f"{form.symbol}: {form.meaning}" for form in (*(one for one in forms if one is not dense), dense))
 
 
 def _totals(sites: Sequence[SiteChoice]) -> tuple[str, str]:

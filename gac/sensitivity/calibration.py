@@ -23,31 +23,17 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from gac.errors import ModelError
+from gac.forms.metric import Moments
+from gac.linalg import tf32_products
 from gac.models.loading import read_parameter
 from gac.models.sites import Site
 from gac.models.weights import Weight
 from gac.sensitivity.layerwise import LayerwiseBackward
-from gac.sensitivity.linalg import tf32_products
 from gac.sensitivity.store import StatisticsStore, read_tensors, write_tensors
 
 SNAPSHOT_SECONDS = 120.0
 LAYER_BYTES = 2**29
 """Moments of larger layers are not kept on disk."""
-
-
-@dataclass(frozen=True, eq=False)
-class Moments:
-    """What was seen of one weight, float32.
-
-    Attributes:
-        inputs: second moment A of the activations, shape ``(in, in)``.
-        gradients: second moment G of the gradients at the output, shape ``(out, out)``.
-        scale: mean absolute activation of each input feature (weighed as A is), shape ``(in,)``.
-    """
-
-    inputs: Tensor
-    gradients: Tensor
-    scale: Tensor
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,13 +13,16 @@ import numpy as np
 from scipy.interpolate import PchipInterpolator
 
 from gac.arrays import Floats
-from gac.curves import LossCurve, SiteCurves
+from gac.curves import LossCurve, LossCurves
 from gac.errors import ModelError
-from gac.forms import form_named
+from gac.forms import DEFAULT_FORMS, Form, form_named
 from gac.models.sites import Site
+from gac.models.weights import Weight
 from gac.plan import Calibration
+from gac.schemes import DEFAULT_SCHEME
 
 _POINTS = 257
+_FORMS = tuple(map(form_named, DEFAULT_FORMS))
 _SHIPPED = "smollm2_curves.npz"
 
 
@@ -44,26 +47,21 @@ class CurveLibrary:
 
     @classmethod
     def of(
-        cls, model: str, method: str, calibration: Calibration, sites: Sequence[Site], curves: Sequence[SiteCurves]
+        cls, model: str, method: str, calibration: Calibration, sites: Sequence[Site], curves: LossCurves
     ) -> "CurveLibrary":
         """What was measured of a model, at 257 dims a curve.
 
         Args:
             sites: in model order, as their family gives them.
-            curves: of each site.
+            curves: of the model.
         """
         found: dict[str, list[Floats]] = {}
         fractions: dict[str, float] = {}
-        for site, one in zip(sites, curves, strict=True):
-            weights = {weight.name: weight for weight in site.weights}
-            for form, of_form in (("low_rank", one.low_rank), ("narrow", one.shorter)):
-                for name, curve in of_form.items():
-                    if not form_named(form).takes(weights[name]):
-                        continue  # a curve of value vectors
-                    key = f"{form}/{_short(name)}"
-                    full = form_named(form).params(weights[name], curve.full) / weights[name].params
-                    fractions[key] = full
-                    found.setdefault(key, []).append(_resampled(curve))
+        for form, weight in ((form, weight) for form in _FORMS for site in sites for weight in site.weights):
+            if curve := curves.of(form, weight):
+                key = _key(form, weight)
+                fractions[key] = form.params(weight, curve.full) / weight.params
+                found.setdefault(key, []).append(_resampled(curve))
         return cls(model, method, calibration, {key: np.stack(rows) for key, rows in found.items()}, fractions)
 
     def save(self, path: str | Path) -> None:
@@ -94,28 +92,31 @@ class CurveLibrary:
             f"parameters ({self.method}, {text.windows} x {text.window_tokens} tokens of {text.text})"
         )
 
-    def curves_of(self, sites: Sequence[Site]) -> tuple[SiteCurves, ...]:
+    def curves_of(self, sites: Sequence[Site]) -> LossCurves:
         """Curves for the sites of another model.
 
         Raises:
             ModelError: a weight is called as none in the library.
         """
         layers = max(site.layer for site in sites) + 1
-        return tuple(self._of_site(site, site.layer / max(layers - 1, 1)) for site in sites)
+        return LossCurves(
+            {
+                (form.name, DEFAULT_SCHEME, weight.name): self._of(form, weight, site.layer / max(layers - 1, 1))
+                for site in sites
+                for form in _FORMS
+                for weight in site.weights
+                if form.shortens(weight) != "out" and form.takes(weight)
+            }
+        )
 
-    def _of_site(self, site: Site, depth: float) -> SiteCurves:
-        low_rank, shorter = form_named("low_rank"), form_named("narrow")
-        pairs: dict[str, LossCurve] = {}
-        widths: dict[str, LossCurve] = {}
-        for weight in site.weights:
-            full = low_rank.full(weight)
-            kept: Floats = np.arange(full + 1) * np.float64(low_rank.params(weight, 1) / weight.params)
-            pairs[weight.name] = self._at(f"low_rank/{_short(weight.name)}", depth, kept)
-        if taken := site.taken_by(shorter):
-            (down,) = (site.weights[at] for at in taken if shorter.shortens(site.weights[at]) == "in")
-            kept = np.linspace(0, 1, shorter.full(down) + 1)
-            widths[down.name] = self._at(f"narrow/{_short(down.name)}", depth, kept)
-        return SiteCurves(site.name, pairs, widths)
+    def _of(self, form: Form, weight: Weight, depth: float) -> LossCurve:
+        full = form.full(weight)
+        kept: Floats = (
+            np.linspace(0, 1, full + 1)
+            if form.shortens(weight)
+            else np.arange(full + 1) * np.float64(form.params(weight, 1) / weight.params)
+        )
+        return self._at(_key(form, weight), depth, kept)
 
     def _at(self, key: str, depth: float, kept: Floats) -> LossCurve:
         if key not in self.curves:
@@ -141,3 +142,7 @@ def _resampled(curve: LossCurve) -> Floats:
 
 def _short(name: str) -> str:
     return name.rpartition(".")[2].rpartition("/")[2]
+
+
+def _key(form: Form, weight: Weight) -> str:
+    return f"{form.name}/{_short(weight.name)}"

@@ -33,13 +33,13 @@ class StatisticsStore:
         """Where a layer's moments are kept."""
         return self.directory / f"layer-{layer:04d}.safetensors"
 
-    def losses(self, method: str, layer: int) -> Path:
-        """Where a layer's loss curves in a method's metric are kept."""
-        return self.directory / f"losses-{method}-{layer:04d}.safetensors"
+    def losses(self, method: str, part: str, layer: int) -> Path:
+        """Where the loss curves of a layer in a method's metric are kept; ``part``: of which forms or scheme."""
+        return self.directory / f"losses-{method}-{part}-{layer:04d}.safetensors"
 
-    def factors(self, method: str, layer: int) -> Path:
+    def factors(self, method: str, part: str, layer: int) -> Path:
         """Where what compressing a layer needs is kept."""
-        return self.directory / f"factors-{method}-{layer:04d}.safetensors"
+        return self.directory / f"factors-{method}-{part}-{layer:04d}.safetensors"
 
     def measured(self, rule: str, method: str, layer: int) -> Path:
         """Where what a rule measures of a layer besides its curves is kept."""

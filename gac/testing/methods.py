@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from gac.forms import FORMS
-from gac.sensitivity.calibration import Moments
-from gac.sensitivity.methods import FACTOR, Measured, Method, Metric, decompose
+from gac.forms.low_rank.decomposition import decompose
+from gac.forms.metric import FACTOR, Measured, Metric, Moments
+from gac.sensitivity.methods import Method
 from gac.sensitivity.registry import METHODS
 from gac.testing.statistics import KINDS, statistics
 

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from gac.sensitivity.calibration import Moments
+from gac.forms.metric import Moments
 
 KINDS = (
     *("plain", "ill-conditioned", "one token", "rank 3", "dead inputs"),

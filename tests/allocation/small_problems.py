@@ -1,12 +1,12 @@
 """Problems small enough to try every choice: square weights of 12, ranks 1 to 5 or dense."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from gac.allocation.assemble import Provenance
 from gac.allocation.problem import Problem
-from gac.curves import LossCurve, SiteCurves
+from gac.curves import LossCurve, LossCurves
 from gac.models.sites import Site
 from gac.models.weights import Weight
 from gac.plan import Calibration, ProfileUsed
@@ -31,6 +31,11 @@ MADE_FROM = Provenance(
 )
 
 
+def curves_by(**forms: Mapping[str, LossCurve]) -> LossCurves:
+    """Curves by form, and then by weight name."""
+    return LossCurves({(form, "bf16", name): curve for form, of in forms.items() for name, curve in of.items()})
+
+
 def problem(
     losses: Sequence[Sequence[float]], latencies: Sequence[int], workloads: Sequence[str] = (PREFILL, DECODE)
 ) -> Problem:
@@ -42,10 +47,8 @@ def problem(
             Other workloads are unknown.
     """
     sites = tuple(Site(f"site{at}", at, "q_proj", (Weight(f"site{at}", SIDE, SIDE),)) for at in range(len(losses)))
-    curves = [
-        SiteCurves(site.name, {site.name: LossCurve(np.array([row[0], *row, *[0.0] * (SIDE - RANKS)]))})
-        for site, row in zip(sites, losses, strict=True)
-    ]
+    ranks = [LossCurve(np.array([row[0], *row, *[0.0] * (SIDE - RANKS)])) for row in losses]
+    curves = curves_by(low_rank={site.name: curve for site, curve in zip(sites, ranks, strict=True)})
     table = profile([*rows(8, latencies), *rows(1, latencies[::-1])])
     return Problem(sites, curves, ("low_rank",), table, tuple(map(Workload.parse, workloads)), align=False)
 

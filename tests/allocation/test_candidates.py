@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from gac.allocation import candidates as candidates_module
-from gac.allocation.candidates import CandidateSet, Limited, candidates, dense_candidate
+from gac.allocation.candidates import CandidateSet, candidates, dense_candidate
 from gac.allocation.problem import pose
-from gac.curves import LossCurve, SiteCurves, curves_together
+from gac.curves import LossCurve, LossCurves
 from gac.errors import PlanError, ProfileError
 from gac.forms import form_named
 from gac.forms.planned_sites import run_together
@@ -18,6 +18,7 @@ from gac.operations import linear
 from gac.profiling.table import Measurement, Profile
 from gac.runtime.contract import apart_from
 from gac.workloads import Workload
+from tests.allocation.small_problems import curves_by
 from tests.headers import make_profile
 
 PREFILL, DECODE = Workload.parse("prefill:1x1024"), Workload.parse("decode:1@1024")
@@ -30,10 +31,14 @@ def curve(full: int, seed: int = 0) -> LossCurve:
     return LossCurve(np.append(np.cumsum(steps[::-1])[::-1], 0.0))
 
 
-def curves_of(site: Site) -> SiteCurves:
-    ranks = {w.name: curve(min(w.out_features, w.in_features), seed) for seed, w in enumerate(site.weights)}
-    shorter = {w.name: curve(w.in_features, 9) for w in site.weights if w.neurons == "in"}
-    return SiteCurves(site.name, ranks, shorter)
+def curves_of(*sites: Site) -> LossCurves:
+    ranks = {w.name: curve(min(w.out_features, w.in_features), at) for one in sites for at, w in enumerate(one.weights)}
+    widths = {w.name: curve(w.in_features, 9) for one in sites for w in one.weights if w.neurons == "in"}
+    return curves_by(low_rank=ranks, narrow=widths)
+
+
+def loss_of(curves: LossCurves, form: str, weight: Weight, dim: int) -> float:
+    return float(curves.of(form_named(form), weight).loss[dim])
 
 
 def row(operator: str, ns: float, **shape: int) -> Measurement:
@@ -55,7 +60,7 @@ Q_PROFILE = profile(*pairs(1024, 64, 64), *pairs(1, 64, 64))
 
 def q_candidates(**changed) -> CandidateSet:
     given = {"forms": ["low_rank"], "profile": Q_PROFILE, "workloads": [PREFILL, DECODE], "align": True}
-    return candidates(Q, curves_of(Q), **{**given, "limited": Limited(params=True), **changed})
+    return candidates(Q, curves_of(Q), **{**given, "limited": ["params"], **changed})
 
 
 def test_a_linear_site_has_its_sound_ranks_and_dense() -> None:
@@ -95,7 +100,7 @@ def test_a_shape_that_the_profile_lacks_is_unknown_and_keeps_the_period_of_the_o
         profile=Q_PROFILE,
         workloads=[PREFILL],
         align=True,
-        limited=Limited(params=True),
+        limited=["params"],
     )
     assert found.dims[:, 0].tolist() == [8, 16, 24, 48]
     assert (found.latency == -1).all()
@@ -128,7 +133,7 @@ def test_the_dense_site_for_comparison() -> None:
 
 
 def mlp_candidates(table: Profile | None = None, **changed) -> CandidateSet:
-    given = {"forms": ["low_rank", "narrow"], "workloads": [PREFILL], "align": False, "limited": Limited(params=True)}
+    given = {"forms": ["low_rank", "narrow"], "workloads": [PREFILL], "align": False, "limited": ["params"]}
     return candidates(MLP, curves_of(MLP), profile=table, **{**given, **changed})
 
 
@@ -137,12 +142,12 @@ def every_combination() -> list[tuple[int, float]]:
     curves, low, dense = curves_of(MLP), form_named("low_rank"), form_named("dense")
     options = [
         [(dense.params(w, 8), 0.0)]
-        + [(low.params(w, r), curves.low_rank[w.name].loss[r]) for r in range(1, low.largest_useful(w) + 1)]
+        + [(low.params(w, r), loss_of(curves, "low_rank", w, r)) for r in range(1, low.largest_useful(w) + 1)]
         for w in MLP.weights
     ]
     found = [(sum(p for p, _ in parts), sum(loss for _, loss in parts)) for parts in itertools.product(*options)]
-    (narrow,) = curves.shorter.values()
-    return found + [(3 * 8 * width, narrow.loss[width]) for width in range(1, 24)]
+    down = MLP.weights[-1]
+    return found + [(3 * 8 * width, loss_of(curves, "narrow", down, width)) for width in range(1, 24)]
 
 
 def test_the_front_of_an_mlp_is_that_of_every_combination() -> None:
@@ -193,7 +198,7 @@ def timed_combinations(table: Profile) -> list[tuple[int, float, int]]:
     curves, low, dense = curves_of(MLP), form_named("low_rank"), form_named("dense")
     options = []
     for weight in MLP.weights:
-        loss = curves.low_rank[weight.name].loss
+        loss = curves.of(low, weight).loss
         ranks = range(1, low.largest_useful(weight) + 1)
         ranked = [(low.params(weight, r), loss[r], table.point(low.operation(weight, r, 1024))) for r in ranks]
         options.append([(weight.params, 0.0, table.point(dense.operation(weight, 8, 1024))), *ranked])
@@ -205,7 +210,7 @@ def timed_combinations(table: Profile) -> list[tuple[int, float, int]]:
 @pytest.mark.parametrize("most", [110, 130, 160, 200])
 def test_no_optimum_under_a_latency_limit_is_lost(most: int) -> None:
     table = mlp_profile()
-    reduced = mlp_candidates(table, limited=Limited(True, (0,)))
+    reduced = mlp_candidates(table, limited=["params", f"ns:{PREFILL}"])
     everything = timed_combinations(table)
     for limit in (250, 300, 400, 576):
         best = min(loss for params, loss, ns in everything if params <= limit and ns <= most)
@@ -214,7 +219,7 @@ def test_no_optimum_under_a_latency_limit_is_lost(most: int) -> None:
 
 def test_latency_of_a_row_is_the_sum_over_its_weights() -> None:
     table = mlp_profile()
-    found = mlp_candidates(table, limited=Limited(True, (0,)))
+    found = mlp_candidates(table, limited=["params", f"ns:{PREFILL}"])
     for forms, dims, latency in zip(found.forms, found.dims, found.latency[:, 0], strict=True):
         operations = [
             form_named(f).operation(w, int(d), 1024) for f, d, w in zip(forms, dims, MLP.weights, strict=True)
@@ -232,16 +237,16 @@ def test_a_product_of_many_ranks_is_reduced_as_it_is_multiplied() -> None:
     wide = Site("mlp", 0, "mlp", weights)
     assert form_named("low_rank").largest_useful(weights[0]) == 53
     found = candidates(
-        wide, curves_of(wide), forms=["low_rank"], profile=None, workloads=[], align=False, limited=Limited(True)
+        wide, curves_of(wide), forms=["low_rank"], profile=None, workloads=[], align=False, limited=["params"]
     )
     assert (np.diff(found.params) > 0).all()
     assert (np.diff(found.loss) < 0).all()
 
 
 def test_products_in_batches_give_the_same_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = mlp_candidates(mlp_profile(), limited=Limited(True, (0,)))
+    whole = mlp_candidates(mlp_profile(), limited=["params", f"ns:{PREFILL}"])
     monkeypatch.setattr(candidates_module, "_BATCH", 20)
-    parts = mlp_candidates(mlp_profile(), limited=Limited(True, (0,)))
+    parts = mlp_candidates(mlp_profile(), limited=["params", f"ns:{PREFILL}"])
     for column in ("params", "loss", "latency"):
         assert getattr(parts, column).tolist() == getattr(whole, column).tolist()
 
@@ -279,13 +284,12 @@ def fused_profile() -> Profile:
     return profile(*rows)
 
 
-def fused_site(sites: tuple[Site, ...]) -> tuple[Site, SiteCurves]:
+def fused_site(sites: tuple[Site, ...]) -> tuple[Site, LossCurves]:
     (site,) = run_together(sites)
-    (curves,) = curves_together([site], [curves_of(one) for one in sites])
-    return site, curves
+    return site, curves_of(*sites)
 
 
-def fused_candidates(site: Site, curves: SiteCurves, table: Profile) -> CandidateSet:
+def fused_candidates(site: Site, curves: LossCurves, table: Profile) -> CandidateSet:
     return candidates(
         site,
         curves,
@@ -293,7 +297,7 @@ def fused_candidates(site: Site, curves: SiteCurves, table: Profile) -> Candidat
         profile=table,
         workloads=[PREFILL],
         align=False,
-        limited=Limited(True, (0,)),
+        limited=["params", f"ns:{PREFILL}"],
     )
 
 
@@ -312,13 +316,13 @@ def as_it_runs(site: Site, forms, dims, table: Profile) -> int:
     return ns + (table.point(linear(1024, site.weights[0].in_features, width)) if width else 0)
 
 
-def fused_combinations(site: Site, curves: SiteCurves, table: Profile) -> list[tuple[int, float, int]]:
+def fused_combinations(site: Site, curves: LossCurves, table: Profile) -> list[tuple[int, float, int]]:
     """(params, loss, ns) of all rank and dense combinations, and of all widths."""
     low = form_named("low_rank")
     options = [
         [("dense", min(w.out_features, w.in_features), w.params, 0.0)]
         + [
-            ("low_rank", r, low.params(w, r), curves.low_rank[w.name].loss[r])
+            ("low_rank", r, low.params(w, r), loss_of(curves, "low_rank", w, r))
             for r in range(1, low.largest_useful(w) + 1)
         ]
         for w in site.weights
@@ -327,9 +331,10 @@ def fused_combinations(site: Site, curves: SiteCurves, table: Profile) -> list[t
     for parts in itertools.product(*options):
         forms, dims, params, loss = zip(*parts, strict=True)
         found.append((sum(params), float(sum(loss)), as_it_runs(site, forms, dims, table)))
-    for narrow in curves.shorter.values():
+    for down in (weight for weight in site.weights if weight.neurons == "in"):
         found += [
-            (3 * 8 * w, float(narrow.loss[w]), as_it_runs(site, ["narrow"] * 3, [w] * 3, table)) for w in range(1, 24)
+            (3 * 8 * w, loss_of(curves, "narrow", down, w), as_it_runs(site, ["narrow"] * 3, [w] * 3, table))
+            for w in range(1, 24)
         ]
     return found
 
@@ -409,7 +414,7 @@ def test_where_only_parameters_are_limited_the_faster_way_stays(fused_ns: float,
     sizes = {8: 10.0, 12: 10.0, sum(weight.out_features for weight in site.weights): fused_ns}
     table = profile(*[row("linear", ns, m=1024, k=16, n=n) for n, ns in sizes.items()])
     found = candidates(
-        site, SiteCurves(site.name, {}), forms=[], profile=table, workloads=[PREFILL], align=False,
-        limited=Limited(params=True),
+        site, LossCurves({}), forms=[], profile=table, workloads=[PREFILL], align=False,
+        limited=["params"],
     )  # fmt: skip
     assert found.shared[found.latency[:, 0] == min(fused_ns, 30)].tolist() == [faster]

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from gac.allocation.candidates import Limited
 from gac.allocation.fastest import fastest
 from gac.allocation.problem import Problem
 from gac.errors import BudgetError
@@ -42,8 +41,8 @@ def test_more_loss_is_never_slower(problem: Problem) -> None:
 
 def test_nothing_is_faster_site_by_site(problem: Problem) -> None:
     """With one site, the fastest of its candidates that lose little enough."""
-    one = replace(problem, sites=problem.sites[:1], curves=problem.curves[:1])
-    rows = one.candidates(Limited(False, (0,)))[0]
+    one = replace(problem, sites=problem.sites[:1], curves=problem.curves)
+    rows = one.candidates([f"ns:{WORKLOAD}"])[0]
     allowed = rows.latency[rows.loss <= 0.01, 0]
     assert fastest(one, 1.0, WORKLOAD, 0.01).ns == allowed[allowed >= 0].min()
 

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from gac.allocation.frontier import Frontier, check_profiled, frontier
 from gac.allocation.problem import Problem, decide
-from gac.curves import SiteCurves
 from gac.errors import BudgetError, PlanError, ProfileError
 from gac.models.sites import Site
 from gac.models.weights import Weight
@@ -65,11 +64,10 @@ def test_points_over_the_latency_of_a_workload() -> None:
 def test_a_point_keeps_what_is_fused(tmp_path: Path) -> None:
     """Pairs of ranks are faster fused, the two dense weights by themselves."""
     weights = tuple(Weight(f"site{at}", SIDE, SIDE, reads="x") for at in range(2))
-    curves = [SiteCurves("both", {**TWO.curves[0].low_rank, **TWO.curves[1].low_rank})]
     shared = [measured("linear", 9 if n < 2 * SIDE else 200, m=8, k=SIDE, n=n) for n in range(2, 25) if n != SIDE]
     table = profile([*rows(8, LATENCIES), *shared, *(measured("linear", 1, m=8, k=r, n=SIDE) for r in range(1, 6))])
     site = Site("both", 0, "q_proj", weights, fused=(0, 1), either=True)
-    chosen = replace(TWO, sites=(site,), curves=curves, profile=table, workloads=TWO.workloads[:1])
+    chosen = replace(TWO, sites=(site,), profile=table, workloads=TWO.workloads[:1])
     frontier(chosen, replace(MADE_FROM, fused="auto"), points=3).save(tmp_path / "chosen.json")
     found = Frontier.load(tmp_path / "chosen.json")
     assert [found.plan(at).sites[0].shared for at in range(3)] == [True, True, False]

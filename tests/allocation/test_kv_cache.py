@@ -1,22 +1,23 @@
 """Shorter value vectors in the knapsack, and the KV cache as one more limit."""
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from gac.allocation.candidates import CandidateSet, Limited, candidates
+from gac.allocation.candidates import CandidateSet, candidates
 from gac.allocation.feasibility import check_cache_reachable
 from gac.allocation.problem import Problem, decide
-from gac.curves import LossCurve, SiteCurves, curves_together
+from gac.curves import LossCurve, LossCurves
 from gac.errors import BudgetError, PlanError
 from gac.forms import form_named
 from gac.forms.planned_sites import as_planned
 from gac.models.sites import Site
 from gac.models.weights import Weight
 from gac.workloads import Workload
-from tests.allocation.small_problems import MADE_FROM, profile, rows
+from tests.allocation.small_problems import MADE_FROM, curves_by, profile, rows
 
 HIDDEN, HEADS, GROUPS, HEAD_DIM = 12, 4, 2, 6
 FORMS = ("low_rank", "head_dim")
@@ -38,36 +39,36 @@ def falling(full: int, seed: int) -> LossCurve:
     return LossCurve(np.append(np.cumsum(steps)[::-1], 0.0))
 
 
-def curves_of(site: Site, seed: int) -> SiteCurves:
-    (weight,) = site.weights
-    low_rank = {weight.name: falling(min(weight.out_features, weight.in_features), seed)}
-    return SiteCurves(site.name, low_rank, {weight.name: falling(HEAD_DIM, seed + 1)} if weight.values == "in" else {})
+def curves_of(sites: Sequence[Site]) -> LossCurves:
+    weights = [weight for site in sites for weight in site.weights]
+    ranks = {w.name: falling(min(w.out_features, w.in_features), 3 * at) for at, w in enumerate(weights)}
+    lengths = {w.name: falling(HEAD_DIM, 3 * at + 1) for at, w in enumerate(weights) if w.values == "in"}
+    return curves_by(low_rank=ranks, head_dim=lengths)
 
 
 def problem(layers: int, fused: bool = False) -> Problem:
     plain = [site for at in range(layers) for site in layer(at)]
-    curves = [curves_of(site, 3 * at) for at, site in enumerate(plain)]
     sites = as_planned(plain, FORMS, fused)
     table = profile(rows(8, [10] * 6))
-    return Problem(sites, curves_together(sites, curves), FORMS, table, (WORKLOAD,), align=False)
+    return Problem(sites, curves_of(plain), FORMS, table, (WORKLOAD,), align=False)
 
 
 Row = tuple[int, float, int]
 
 
-def every_choice(site: Site, curves: SiteCurves) -> list[Row]:
+def every_choice(site: Site, curves: LossCurves) -> list[Row]:
     """(params, loss, numbers in the cache) of every combination."""
     low, short, dense = (form_named(name) for name in ("low_rank", "head_dim", "dense"))
     own = []
     for weight in site.weights:
         ranks = range(1, low.largest_useful(weight) + 1)
         cached = dense.cached(weight, 1)
-        options = [(low.params(weight, rank), float(curves.low_rank[weight.name].loss[rank]), cached) for rank in ranks]
+        options = [(low.params(weight, rank), float(curves.of(low, weight).loss[rank]), cached) for rank in ranks]
         own.append([*options, (weight.params, 0.0, cached)])
     found = [total(parts) for parts in itertools.product(*own)]
     taken = site.taken_by(short)
     if taken:
-        (loss,) = curves.shorter.values()
+        loss = curves.of(short, site.weights[taken[-1]])
         for dim in range(1, HEAD_DIM):
             pairs = [(short.params(site.weights[at], dim), 0.0, short.cached(site.weights[at], dim)) for at in taken]
             rest = [own[at] for at in range(len(own)) if at not in taken]
@@ -86,7 +87,7 @@ def undominated(found: list[Row]) -> set[tuple[int, float, int]]:
 
 
 def as_rows(found: CandidateSet) -> set[Row]:
-    columns = (found.params.tolist(), found.loss.round(9).tolist(), found.cached.tolist())
+    columns = (found.params.tolist(), found.loss.round(9).tolist(), found.cost("kv_numbers").tolist())
     return set(zip(*columns, strict=True))
 
 
@@ -102,8 +103,8 @@ def test_v_and_o_are_one_site_where_the_form_is_allowed() -> None:
 @pytest.mark.parametrize("fused", [False, True])
 def test_candidates_are_all_that_no_other_one_beats(fused: bool) -> None:
     of = problem(1, fused)
-    for site, curves, found in zip(of.sites, of.curves, of.candidates(Limited(True, cached=True)), strict=True):
-        assert as_rows(found) == undominated(every_choice(site, curves))
+    for site, found in zip(of.sites, of.candidates(["params", "kv_numbers"]), strict=True):
+        assert as_rows(found) == undominated(every_choice(site, of.curves))
         assert (found.forms == "head_dim").any() == (len(site.weights) > 1)
 
 
@@ -113,7 +114,7 @@ def test_a_value_dim_is_a_multiple_of_eight_where_dims_are_aligned() -> None:
         Weight("o", 48, 128, values="in", heads=4),
     )
     site = Site("v+o", 0, "v+o", weights)
-    curves = SiteCurves("v+o", {}, {"o": falling(32, 0)})
+    curves = curves_by(head_dim={"o": falling(32, 0)})
     found = candidates(
         site,
         curves,
@@ -121,11 +122,11 @@ def test_a_value_dim_is_a_multiple_of_eight_where_dims_are_aligned() -> None:
         profile=profile(rows(8, [10] * 6)),
         workloads=[WORKLOAD],
         align=True,
-        limited=Limited(True, cached=True),
+        limited=["params", "kv_numbers"],
     )
     assert found.forms[:, 0].tolist() == ["head_dim"] * 3 + ["dense"]
     assert found.dims[:3, 0].tolist() == [8, 16, 24]
-    assert found.cached.tolist() == [16, 32, 48, 64]
+    assert found.cost("kv_numbers").tolist() == [16, 32, 48, 64]
     assert found.params.tolist() == [2 * dim * 48 + 4 * dim * 48 for dim in (8, 16, 24, 32)]
 
 
@@ -138,7 +139,7 @@ def test_the_choice_is_the_best_of_all(budget: float, kv_cache: float, fused: bo
     total_cached = 2 * 2 * GROUPS * HEAD_DIM
     assert plan.kv_cache.total == total_cached
     assert plan.kv_cache.used <= plan.kv_cache.limit == int(kv_cache * total_cached)
-    sets = [undominated(every_choice(*pair)) for pair in zip(of.sites, of.curves, strict=True)]
+    sets = [undominated(every_choice(site, of.curves)) for site in of.sites]
     best = min(
         loss
         for params, loss, cached in map(total, itertools.product(*sets))

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from gac.allocation.candidates import CandidateSet
+from gac.allocation.costs import columns_of
 from gac.allocation.limits import budget_limit, latency_limits
 from gac.allocation.problem import pose
 from gac.errors import BudgetError, ProfileError
@@ -13,18 +14,19 @@ PREFILL, DECODE = Workload.parse("prefill:1x1024"), Workload.parse("decode:1@102
 
 
 def rows(name: str, params: list[int], loss: list[float], latency: list[list[int]]) -> CandidateSet:
-    count = len(params)
-    columns = np.array(latency, dtype=np.int64)
+    count, columns = len(params), np.array(latency, dtype=np.int64)
+    counted = np.stack([np.array(params), 2 * np.array(params), np.zeros(count, dtype=np.int64)], axis=1)
     return CandidateSet(
         name,
-        np.full((count, 1), "low_rank"),
-        np.arange(1, count + 1)[:, None],
-        np.array(params),
-        np.array(loss),
-        columns,
-        np.zeros_like(columns),
-        np.zeros(count, dtype=np.int64),
-        np.zeros(count, dtype=np.bool_),
+        columns_of([PREFILL, DECODE]),
+        forms=np.full((count, 1), "low_rank"),
+        schemes=np.full((count, 1), "bf16"),
+        dims=np.arange(1, count + 1)[:, None],
+        loss=np.array(loss),
+        costs=np.concatenate([counted, columns], axis=1),
+        interpolated=np.zeros_like(columns),
+        width=np.zeros_like(columns),
+        shared=np.zeros(count, dtype=np.bool_),
     )
 
 

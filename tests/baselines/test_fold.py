@@ -10,10 +10,10 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from gac.baselines.fold import fold_values
+from gac.forms.grouped.torch import decompose_groups
+from gac.forms.metric import Measured, Metric
+from gac.linalg import damped
 from gac.plan import Plan
-from gac.sensitivity.groups import decompose_groups
-from gac.sensitivity.linalg import damped
-from gac.sensitivity.methods import Measured, Metric
 from gac.sensitivity.registry import METHODS
 from tests.compression.applying import IDS, applied, logits
 

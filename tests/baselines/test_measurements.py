@@ -13,17 +13,18 @@ from transformers import LlamaForCausalLM
 
 from gac.allocation.rules import RULES
 from gac.arrays import Floats
+from gac.baselines import truncation_losses
 from gac.baselines.first_order import mean_gradients
 from gac.baselines.truncation_losses import KEPT, WINDOWS
 from gac.errors import ModelError
+from gac.forms.low_rank.decomposition import Decomposition, decompose
+from gac.forms.tensors import Kept
 from gac.models.families import family_of
 from gac.models.sites import Site
 from gac.models.weights import Weight
 from gac.sensitivity import curves
 from gac.sensitivity.calibration import stream_moments
 from gac.sensitivity.curves import measure_curves
-from gac.sensitivity.factors import LayerFactors
-from gac.sensitivity.methods import Decomposition, decompose
 from gac.sensitivity.registry import METHODS
 from gac.sensitivity.store import StatisticsStore
 from tests.models.small import small_config, small_model, weights_of
@@ -171,13 +172,13 @@ def test_a_loss_that_overflows_is_named(
     tiny_model: LlamaForCausalLM, sites: tuple[Site, ...], windows: Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = copy.deepcopy(tiny_model.state_dict())
-    every_rank = LayerFactors.every_rank
+    every_rank = truncation_losses.every_rank
 
-    def overflowing(factors: LayerFactors, weight: Weight) -> tuple[Tensor, Tensor]:
-        second, first = every_rank(factors, weight)
+    def overflowing(kept: Kept, weight: Weight) -> tuple[Tensor, Tensor]:
+        second, first = every_rank(kept, weight)
         return (second * torch.inf if weight.name == NAME else second), first
 
-    monkeypatch.setattr(LayerFactors, "every_rank", overflowing)
+    monkeypatch.setattr(truncation_losses, "every_rank", overflowing)
     with pytest.raises(ModelError) as caught:
         measured("sensitivity", tiny_model, sites, windows)
     assert str(caught.value) == (

@@ -25,10 +25,10 @@ from torch import Tensor
 
 import gac
 from gac.compression.first_shot import FIRST_KEPT
+from gac.forms.metric import Moments
 from gac.io import atomic_path, home
+from gac.linalg import damped
 from gac.models.loading import Loaded
-from gac.sensitivity.calibration import Moments
-from gac.sensitivity.linalg import damped
 from gac.sensitivity.losses import window_loss
 from gac.sensitivity.methods import Kfac
 

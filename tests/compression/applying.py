@@ -18,7 +18,7 @@ IDS = torch.arange(40).reshape(2, 20)
 def applied(model: PreTrainedModel, plan: Plan, method: str = "kfac", ids: Tensor = IDS) -> PreTrainedModel:
     sites = as_planned(family_of(model.config).sites(model.config), plan.forms, fused=False)
     how = METHODS.get(method)
-    factors = {layer: fit.factors for layer, fit in stream_fits(model, sites, ids, how, None, progress=False)}
+    factors = {layer: fit.kept for layer, fit in stream_fits(model, sites, ids, how, None, progress=False)}
     modules = build_modules(model, plan.weights, changed_sites(plan, sites), iter(factors.items()), how)
     if plan.refit != "none":
         modules = refit(model, modules, plan.weights, plan.refit, sites, factors, ids, how, progress=False)

@@ -7,9 +7,8 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from gac.compression.apply import BUILDERS, changed_sites
+from gac.compression.apply import changed_sites
 from gac.errors import PlanError
-from gac.forms import FORMS
 from gac.models.families import family_of
 from gac.plan import Plan
 from gac.runtime.modules import LowRankLinear
@@ -17,10 +16,6 @@ from tests.compression.applying import IDS, applied, logits
 from tests.models.small import NEURONS, small_config, small_model
 
 MakePlan = Callable[..., Plan]
-
-
-def test_every_form_has_a_builder() -> None:
-    assert set(BUILDERS) == set(FORMS.names)
 
 
 def test_a_dense_plan_changes_nothing(

@@ -12,7 +12,6 @@ from gac.allocation.limits import budget_limit
 from gac.compression import first_shot as shot
 from gac.compression.apply import build_modules, swap_in
 from gac.compression.first_shot import FIRST_KEPT, STEP, check_shots, first_shot
-from gac.compression.modules import module_of
 from gac.compression.refit import refit
 from gac.errors import GacError
 from gac.forms import form_named
@@ -36,14 +35,14 @@ def choices(model: PreTrainedModel, folder: Path) -> list[WeightChoice]:
     """What the first shot makes of every weight."""
     sites = family_of(model.config).sites(model.config)
     found = measure_curves(model, sites, WINDOWS, KFAC, StatisticsStore(folder), progress=False)
-    return shot._chosen(sites, found.sites)
+    return shot._chosen(sites, found.curves)
 
 
 def swapped(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
     """The model that runs what the first shot chooses, in place."""
     weights, sites = choices(model, folder), family_of(model.config).sites(model.config)
     fits = stream_fits(model, sites, WINDOWS, KFAC, StatisticsStore(folder), progress=False)
-    factors = {layer: fit.factors for layer, fit in fits}
+    factors = {layer: fit.kept for layer, fit in fits}
     modules = build_modules(model, weights, sites, iter(factors.items()), KFAC)
     modules = refit(model, modules, weights, "residual", sites, factors, WINDOWS, KFAC, progress=False)
     swap_in(model, modules)
@@ -68,7 +67,7 @@ def test_it_keeps_its_fraction_in_aligned_dims(tiny_model: LlamaForCausalLM, tmp
     whole = sum(choice.weight.params for choice in found)
     assert 0.95 * FIRST_KEPT * whole < sum(choice.params for choice in found) <= budget_limit(FIRST_KEPT, whole)
     assert {choice.dim % STEP for choice in found if choice.form != "dense"} == {0}
-    assert len({module_of(choice)[0] for choice in found}) > 1
+    assert len({form_named(choice.form).module(choice.weight, choice.dim).module for choice in found}) > 1
 
 
 def test_it_shares_what_is_not_compressed(tiny_model: LlamaForCausalLM, tmp_path: Path) -> None:
@@ -136,16 +135,9 @@ def test_layers_that_cannot_be_fitted_again_are_refused() -> None:
 
 
 def test_every_two_sided_method_weighs_outputs_by_gradients() -> None:
-    from gac.sensitivity.calibration import Moments
+    from gac.forms.metric import Moments
 
     moments = Moments(torch.eye(3), torch.tensor([[2.0, 1.0], [1.0, 3.0]]), torch.ones(3))
     for method in METHODS:
         found = method.gradients(moments)
         assert bool((found != found.diagonal().diag()).any()) == method.two_sided
-
-
-def test_every_form_has_a_dense_weight() -> None:
-    from gac.compression.merge import _MERGED
-    from gac.forms import FORMS
-
-    assert {form_named(name).kind for name in FORMS.names} == set(_MERGED)

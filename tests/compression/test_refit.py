@@ -9,9 +9,8 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 import gac
-from gac.compression import refit as refitting
 from gac.compression.paired_run import SideBySide
-from gac.compression.refit import REFITS, RESIDUAL_LEAVES, leaves, refit_named
+from gac.compression.refit import RESIDUAL_LEAVES, leaves, refit_named
 from gac.errors import GacError, ModelError
 from gac.forms import FORMS
 from gac.models.families import family_of, supported
@@ -60,7 +59,7 @@ def deep(model_type: str) -> PreTrainedModel:
 
 
 def test_every_form_can_be_refitted() -> None:
-    assert set(REFITS["residual"]) == set(FORMS.names)
+    assert all("residual" in form.tensors.refits for form in FORMS)
 
 
 @every_family
@@ -149,7 +148,8 @@ def test_the_model_is_as_it_was_when_it_fails(make_plan: MakePlan, monkeypatch: 
     def fails(_work: object, _module: nn.Module) -> None:
         raise RuntimeError("no more memory")
 
-    monkeypatch.setattr(refitting, "REFITS", {"residual": dict.fromkeys(FORMS, fails)})
+    for form in FORMS:
+        monkeypatch.setattr(type(form.tensors), "refits", {"residual": fails})
     with pytest.raises(RuntimeError, match="no more memory"):
         applied(model, half_of(model, make_plan, "residual"))
     assert dict(model.named_modules()) == modules

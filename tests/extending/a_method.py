@@ -7,7 +7,7 @@ mean squared gradient of the output, times what is the same for all rows.
 import torch
 from torch import Tensor
 
-from gac.sensitivity.calibration import Moments
+from gac.forms.metric import Moments
 from gac.sensitivity.methods import Method, identity_like
 
 

@@ -23,7 +23,7 @@ def test_a_plan_by_layer(plan: Plan) -> None:
         "────────────────────────────────────────────────────────",
         "0 r 16 - - - - - - 0.956 0.0000",
         "1 - - - - w 128 w 128 w 128 0.800 0.0000",
-        "r: rank of a pair; g: rank per head group; w: neurons of the MLP; d: head_dim of values; -: dense",
+        "r: rank of a pair; w: neurons that an MLP keeps; -: dense, as it was",
     ]
 
 

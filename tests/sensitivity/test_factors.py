@@ -8,19 +8,21 @@ import torch
 from transformers import LlamaForCausalLM
 
 from gac.errors import StatisticsError
+from gac.forms import FORMS
+from gac.forms.grouped.torch import decompose_groups
+from gac.forms.low_rank.decomposition import decompose
+from gac.forms.low_rank.torch import every_rank
+from gac.forms.narrow.elimination import eliminate, last_to_go
+from gac.linalg import packed, unpacked
 from gac.models.families import family_of
 from gac.sensitivity import curves
 from gac.sensitivity.calibration import stream_moments
 from gac.sensitivity.curves import measure_curves, stream_fits
-from gac.sensitivity.groups import decompose_groups
-from gac.sensitivity.linalg import packed, unpacked
-from gac.sensitivity.methods import decompose
-from gac.sensitivity.narrow import eliminate, last_to_go
 from gac.sensitivity.registry import METHODS
 from gac.sensitivity.store import StatisticsStore, background_writer
 
 WINDOWS = torch.randint(0, 256, (3, 24), generator=torch.Generator().manual_seed(1))
-KFAC = METHODS.get("kfac")
+KFAC, NARROW = METHODS.get("kfac"), FORMS.get("narrow")
 
 
 @pytest.mark.parametrize("size", [1, 512, 1300])
@@ -39,11 +41,13 @@ def test_the_factors_are_those_of_the_decomposition(tiny_model: LlamaForCausalLM
     moments = dict(stream_moments(tiny_model, sites, WINDOWS, power=1.0, progress=False))
     down = sites[-1].weights[2]
     matrix, metric = tiny_model.get_submodule(down.name).weight, KFAC.metric(moments[1].of(down))
-    second, first = kept[1].factors.low_rank(down, 9)
+    second, first = every_rank(kept[1].kept, down)
     expected = decompose(matrix, metric).factors(9)
-    assert torch.allclose(second @ first, (expected[0] @ expected[1]).float(), atol=1e-6)
-    assert torch.equal(kept[1].factors.kept(down, 50), last_to_go(eliminate(matrix, metric).order, 50))
-    assert torch.allclose(kept[1].factors.moments(down).inputs, moments[1].of(down).inputs, rtol=1e-5)
+    assert torch.allclose(second[:, :9] @ first[:9], (expected[0] @ expected[1]).float(), atol=1e-6)
+    assert torch.equal(
+        last_to_go(kept[1].kept.of(NARROW, "order", down), 50), last_to_go(eliminate(matrix, metric).order, 50)
+    )
+    assert torch.allclose(kept[1].kept.moments(down).inputs, moments[1].of(down).inputs, rtol=1e-5)
 
 
 def test_the_factors_of_groups_are_those_of_their_decomposition(tiny_model: LlamaForCausalLM, tmp_path: Path) -> None:
@@ -57,26 +61,26 @@ def test_the_factors_of_groups_are_those_of_their_decomposition(tiny_model: Llam
     moments = dict(stream_moments(tiny_model, sites, WINDOWS, power=0.0, progress=False))[1]
     value = next(weight for site in sites for weight in site.weights if site.layer == 1 and weight.values == "out")
     found = decompose_groups(tiny_model.get_submodule(value.name).weight, method.metric(moments.of(value)), 2)
-    assert kept.losses[f"grouped/{value.name}"].tolist() == found.curve.loss.tolist()
-    for part, expected in zip(kept.factors.grouped(value, 5), found.factors(5), strict=True):
-        assert torch.equal(part, expected.float())
-    assert not any(name.startswith("inputs/") and name.endswith("v_proj") for name in kept.factors.tensors)
+    assert kept.losses[f"grouped:1/{value.name}"].tolist() == found.curve.loss.tolist()
+    for part, expected in zip(("second", "first"), found.factors(value.out_features // 2), strict=True):
+        assert torch.equal(kept.kept.of(FORMS.get("grouped:1"), part, value), expected.float())
+    assert not any(name.startswith("inputs/") and name.endswith("v_proj") for name in kept.kept.tensors)
 
 
 def test_folding_keeps_the_moments_of_the_values(tiny_model: LlamaForCausalLM) -> None:
     sites = family_of(tiny_model.config).sites(tiny_model.config)
     _, fit = next(stream_fits(tiny_model, sites, WINDOWS, METHODS.get("palu-fold"), None, progress=False))
     value = next(weight for site in sites for weight in site.weights if site.layer == 1 and weight.values == "out")
-    assert fit.factors.moments(value).inputs.shape == (value.in_features, value.in_features)
-    assert f"grouped/{value.name}" not in fit.losses
+    assert fit.kept.moments(value).inputs.shape == (value.in_features, value.in_features)
+    assert f"grouped:1/{value.name}" not in fit.losses
 
 
 def test_factors_are_kept_in_the_models_dtype(tiny_model: LlamaForCausalLM) -> None:
     model = tiny_model.to(torch.bfloat16)
     sites = family_of(model.config).sites(model.config)
     _, fit = next(stream_fits(model, sites, WINDOWS, KFAC, None, progress=False))
-    assert {part.dtype for part in fit.factors.low_rank(sites[-1].weights[0], 5)} == {torch.bfloat16}
-    assert fit.factors.moments(sites[-1].weights[2]).inputs.dtype == torch.float32
+    assert {part.dtype for part in every_rank(fit.kept, sites[-1].weights[0])} == {torch.bfloat16}
+    assert fit.kept.moments(sites[-1].weights[2]).inputs.dtype == torch.float32
 
 
 def test_kept_layers_are_not_measured(
@@ -87,15 +91,15 @@ def test_kept_layers_are_not_measured(
     monkeypatch.setattr(curves, "stream_moments", lambda *_, **__: pytest.fail("measured again"))
     again = measure_curves(tiny_model, sites, WINDOWS, KFAC, store, progress=False)
     assert again.dense_loss == first.dense_loss
-    assert [curve.site for curve in again.sites] == [site.name for site in sites]
+    assert again.curves.by_key.keys() == first.curves.by_key.keys()
 
 
 def test_a_layer_whose_factors_are_gone_is_measured_again(tiny_model: LlamaForCausalLM, tmp_path: Path) -> None:
     sites, store = family_of(tiny_model.config).sites(tiny_model.config), StatisticsStore(tmp_path)
     measure_curves(tiny_model, sites, WINDOWS, KFAC, store, progress=False)
-    store.factors("kfac", 0).unlink()
+    store.factors("kfac", "standard", 0).unlink()
     assert [layer for layer, _ in stream_fits(tiny_model, sites, WINDOWS, KFAC, store, progress=False)] == [1, 0]
-    assert store.factors("kfac", 0).exists()
+    assert store.factors("kfac", "standard", 0).exists()
 
 
 def test_what_cannot_be_written_is_said(tmp_path: Path) -> None:

@@ -5,9 +5,10 @@ import torch
 
 from gac.baselines.methods import Palu
 from gac.errors import GacError
-from gac.sensitivity.groups import decompose_groups
-from gac.sensitivity.linalg import damped
-from gac.sensitivity.methods import FACTOR, Metric, decompose
+from gac.forms.grouped.torch import decompose_groups
+from gac.forms.low_rank.decomposition import decompose
+from gac.forms.metric import FACTOR, Metric
+from gac.linalg import damped
 from gac.sensitivity.registry import METHODS
 
 

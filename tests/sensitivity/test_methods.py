@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 
 from gac.errors import GacError, ModelError
-from gac.sensitivity.calibration import Moments
-from gac.sensitivity.methods import FACTOR, decompose
+from gac.forms.low_rank.decomposition import decompose
+from gac.forms.metric import FACTOR, Moments
 from gac.sensitivity.registry import METHODS
 from gac.testing.methods import loss_of
 

@@ -5,8 +5,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from gac.sensitivity.methods import FACTOR, Metric
-from gac.sensitivity.narrow import compensated, eliminate, last_to_go
+from gac.forms.metric import FACTOR, Metric
+from gac.forms.narrow.elimination import compensated, eliminate, last_to_go
 
 
 def problem(out: int = 10, neurons: int = 70) -> tuple[Tensor, Metric]:

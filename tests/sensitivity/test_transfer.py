@@ -5,13 +5,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gac.curves import LossCurve, SiteCurves
+from gac.curves import LossCurve
 from gac.errors import ModelError
+from gac.forms import FORMS
 from gac.models.families import family_of
 from gac.models.shapes import SHAPES
 from gac.plan import Calibration
 from gac.sensitivity.curve_library import CurveLibrary
+from tests.allocation.small_problems import curves_by
 
+LOW_RANK, NARROW = FORMS.get("low_rank"), FORMS.get("narrow")
 SMALL, LARGE = SHAPES["smollm2"], SHAPES["llama-3-8b"]
 TEXT = Calibration("text", 2, 8, "digest", 3.0)
 
@@ -19,12 +22,11 @@ TEXT = Calibration("text", 2, 8, "digest", 3.0)
 def library() -> CurveLibrary:
     """Every curve falls from the layer's number plus one to 0, as the square of what is cut off."""
     sites = family_of(SMALL).sites(SMALL)
-    curves = []
-    for site in sites:
-        pairs = {one.name: falling(site.layer, min(one.out_features, one.in_features)) for one in site.weights}
-        down = {site.weights[-1].name: falling(site.layer, 1536)} if site.kind == "mlp" else {}
-        curves.append(SiteCurves(site.name, pairs, down))
-    return CurveLibrary.of("small", "kfac", TEXT, sites, curves)
+    pairs = {
+        one.name: falling(site.layer, min(one.out_features, one.in_features)) for site in sites for one in site.weights
+    }
+    widths = {site.weights[-1].name: falling(site.layer, 1536) for site in sites if site.kind == "mlp"}
+    return CurveLibrary.of("small", "kfac", TEXT, sites, curves_by(low_rank=pairs, narrow=widths))
 
 
 def falling(layer: int, full: int) -> LossCurve:
@@ -41,26 +43,28 @@ def test_a_library_reads_back_as_it_was_written(tmp_path: Path) -> None:
 
 def test_a_model_of_the_same_shapes_gets_its_own_curves_back() -> None:
     sites = family_of(SMALL).sites(SMALL)
-    for site, found in zip(sites, library().curves_of(sites), strict=True):
+    found = library().curves_of(sites)
+    for site in sites:
         for weight in site.weights:
             full = min(weight.out_features, weight.in_features)
-            assert np.allclose(found.low_rank[weight.name].loss, falling(site.layer, full).loss, atol=1e-3)
+            assert np.allclose(found.of(LOW_RANK, weight).loss, falling(site.layer, full).loss, atol=1e-3)
 
 
 def test_a_larger_model_loses_as_much_at_the_same_fraction_and_depth() -> None:
     sites = family_of(LARGE).sites(LARGE)
     found = library().curves_of(sites)
-    assert found[0].low_rank["model.layers.0.self_attn.q_proj"].loss[2048] == pytest.approx(0.25, abs=1e-3)
-    last = found[-1].shorter["model.layers.31.mlp.down_proj"].loss
+    assert found.by_key["low_rank", "bf16", "model.layers.0.self_attn.q_proj"].loss[2048] == pytest.approx(
+        0.25, abs=1e-3
+    )
+    last = found.by_key["narrow", "bf16", "model.layers.31.mlp.down_proj"].loss
     assert (last[0], last[7168]) == (30.0, pytest.approx(7.5, abs=1e-2))
 
 
 def test_curves_never_rise_and_end_at_nothing() -> None:
     sites = family_of(LARGE).sites(LARGE)
-    for one in CurveLibrary.load().curves_of(sites):
-        for curve in (*one.low_rank.values(), *one.shorter.values()):
-            assert (np.diff(curve.loss) <= 0).all()
-            assert curve.loss[-1] == 0
+    for curve in CurveLibrary.load().curves_of(sites).by_key.values():
+        assert (np.diff(curve.loss) <= 0).all()
+        assert curve.loss[-1] == 0
 
 
 def test_weights_of_other_names_are_refused() -> None:

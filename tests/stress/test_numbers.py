@@ -15,10 +15,10 @@ from transformers import LlamaForCausalLM, OPTConfig, OPTForCausalLM
 
 import gac
 from gac.errors import ModelError, TextError
+from gac.forms.low_rank.decomposition import decompose
+from gac.forms.narrow.elimination import compensated, eliminate, last_to_go
 from gac.models.families import family_of
 from gac.sensitivity.curves import ModelCurves, measure_curves, stream_fits
-from gac.sensitivity.methods import decompose
-from gac.sensitivity.narrow import compensated, eliminate, last_to_go
 from gac.sensitivity.registry import METHODS
 from gac.testing.methods import loss_of
 from gac.testing.statistics import KINDS, moments_of, statistics

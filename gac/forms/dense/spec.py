@@ -1,6 +1,6 @@
 """A weight as it is."""
 
-from gac.forms.base import Form
+from gac.forms.base import Form, ModuleSpec, Place
 from gac.models.weights import Weight
 from gac.operations import Operation, linear
 
@@ -9,6 +9,9 @@ class Dense(Form):
     """The weight as it is."""
 
     name = "dense"
+    symbol = "-"
+    meaning = "dense, as it was"
+    tensor_form = "gac.forms.dense.torch:DenseTensors"
 
     def full(self, weight: Weight) -> int:
         return min(weight.out_features, weight.in_features)
@@ -25,5 +28,8 @@ class Dense(Form):
     def fused(self, weight: Weight, dim: int) -> int:
         return weight.out_features
 
-    def after(self, weight: Weight, dim: int, rows: int) -> None:
-        return None
+    def module(self, weight: Weight, dim: int) -> ModuleSpec:
+        return ModuleSpec("Linear", {"in_features": weight.in_features, "out_features": weight.out_features})
+
+    def places(self, weight: Weight, dim: int) -> tuple[Place, ...]:
+        return ()

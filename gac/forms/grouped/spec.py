@@ -3,7 +3,7 @@
 import re
 
 from gac.errors import PlanError
-from gac.forms.base import Form
+from gac.forms.base import Form, ModuleSpec, Place, ends
 from gac.models.weights import Weight
 from gac.operations import Operation, batched_gemm, linear, low_rank
 
@@ -23,6 +23,9 @@ class Grouped(Form):
         group: heads in a group. A layer with no more heads than that is one group.
     """
 
+    symbol = "g"
+    meaning = "rank for each group of heads"
+    tensor_form = "gac.forms.grouped.torch:GroupedTensors"
     step = 8
     timed = False
     counts = "cached"
@@ -83,6 +86,13 @@ class Grouped(Form):
 
     def axis(self, weight: Weight) -> str:
         return "r"
+
+    def module(self, weight: Weight, dim: int) -> ModuleSpec:
+        sizes = {"in_features": weight.in_features, "groups": self.groups(weight), "rank": dim}
+        return ModuleSpec("GroupedLinear", sizes | {"out_features": weight.out_features})
+
+    def places(self, weight: Weight, dim: int) -> tuple[Place, ...]:
+        return Place("first.weight", 0, ends(dim, self.groups(weight))), Place("second.weight", 2, (dim,))
 
     def fused(self, weight: Weight, dim: int) -> int:
         return self.groups(weight) * dim

@@ -1,9 +1,7 @@
 """Attention with shorter value vectors."""
 
-from typing import Literal
-
-from gac.forms.base import Shorter
-from gac.models.weights import Weight
+from gac.forms.base import ModuleSpec, Shorter
+from gac.models.weights import Side, Weight
 
 
 class HeadDim(Shorter):
@@ -14,10 +12,20 @@ class HeadDim(Shorter):
     """
 
     name = "head_dim"
+    symbol = "d"
+    meaning = "head_dim of the values"
+    tensor_form = "gac.forms.head_dim.torch:HeadDimTensors"
+    standard = True
     step = 8
 
-    def shortens(self, weight: Weight) -> Literal["out", "in"] | None:
+    def shortens(self, weight: Weight) -> Side | None:
         return weight.values
 
-    def size(self, weight: Weight, dim: int) -> int:
-        return weight.heads * dim
+    def copies(self, weight: Weight) -> int:
+        return weight.heads
+
+    def module(self, weight: Weight, dim: int) -> ModuleSpec:
+        if weight.values == "in":
+            return super().module(weight, dim)
+        sizes = {"in_features": weight.in_features, "heads": weight.heads, "head_dim": dim}
+        return ModuleSpec("ValueLinear", sizes)

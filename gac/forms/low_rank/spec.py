@@ -1,6 +1,6 @@
 """A weight as two factors."""
 
-from gac.forms.base import Form
+from gac.forms.base import Form, ModuleSpec, Place
 from gac.models.weights import Weight
 from gac.operations import Operation, linear, low_rank
 
@@ -9,6 +9,10 @@ class LowRank(Form):
     """W ~ B A with B ``(out, rank)`` and A ``(rank, in)``: two GEMMs."""
 
     name = "low_rank"
+    symbol = "r"
+    meaning = "rank of a pair"
+    tensor_form = "gac.forms.low_rank.torch:LowRankTensors"
+    standard = True
     counts = "params"
 
     def full(self, weight: Weight) -> int:
@@ -25,6 +29,13 @@ class LowRank(Form):
 
     def axis(self, weight: Weight) -> str:
         return "r"
+
+    def module(self, weight: Weight, dim: int) -> ModuleSpec:
+        sizes = {"in_features": weight.in_features, "rank": dim, "out_features": weight.out_features}
+        return ModuleSpec("LowRankLinear", sizes)
+
+    def places(self, weight: Weight, dim: int) -> tuple[Place, ...]:
+        return Place("first.weight", 0, (dim,)), Place("second.weight", 1, (dim,))
 
     def fused(self, weight: Weight, dim: int) -> int:
         return dim

@@ -1,18 +1,20 @@
 """An MLP with fewer neurons."""
 
-from typing import Literal
-
 from gac.forms.base import Shorter
-from gac.models.weights import Weight
+from gac.models.weights import Side, Weight
 
 
 class Narrow(Shorter):
     """The MLP with fewer neurons."""
 
     name = "narrow"
+    symbol = "w"
+    meaning = "neurons that an MLP keeps"
+    tensor_form = "gac.forms.narrow.torch:NarrowTensors"
+    standard = True
 
-    def shortens(self, weight: Weight) -> Literal["out", "in"] | None:
+    def shortens(self, weight: Weight) -> Side | None:
         return weight.neurons
 
-    def size(self, weight: Weight, dim: int) -> int:
-        return weight.blocks * dim
+    def copies(self, weight: Weight) -> int:
+        return weight.blocks

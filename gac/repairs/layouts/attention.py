@@ -6,9 +6,10 @@ softmax is scaled by their length. So do the latents: a norm takes their mean sq
 
 from collections.abc import Iterator
 
+from gac.forms.base import Place, ends
 from gac.repairs.dense import DenseModel
 from gac.repairs.layouts.wrong import contradiction, matrix
-from gac.repairs.seams import Block, Place, Run, Seam, ends
+from gac.repairs.seams import Block, Run, Seam
 from gac.repairs.stored import Source
 
 WRITES, READS, STATED = ".kv_b_proj.weight", ".o_proj.weight", "v_head_dim"

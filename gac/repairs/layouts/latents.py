@@ -7,9 +7,10 @@ group, rank)`` reads those of group g. ``head_wise_ranks`` of ``config.json`` ha
 from collections.abc import Iterator
 from itertools import accumulate, count, takewhile
 
+from gac.forms.base import Place
 from gac.repairs.dense import DenseModel
 from gac.repairs.layouts.wrong import contradiction
-from gac.repairs.seams import Block, Place, Run, Seam
+from gac.repairs.seams import Block, Run, Seam
 from gac.repairs.stored import Source
 
 FIRST, SECOND, STATED = ".VT.weight", ".U.{}.weight", "head_wise_ranks"

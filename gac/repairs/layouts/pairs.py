@@ -4,10 +4,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from gac.forms import form_named
+from gac.forms.base import Place
 from gac.models.weights import Weight
 from gac.repairs.dense import DenseModel
 from gac.repairs.layouts.wrong import contradiction, matrix
-from gac.repairs.seams import Block, Place, Seam, run_of
+from gac.repairs.seams import Block, Seam, run_of
 from gac.repairs.stored import Source
 
 _LOW_RANK = form_named("low_rank")

@@ -1,15 +1,15 @@
 """GAC's own checkpoints, whose plan says every form and dim."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 from gac.checkpoint.load import read_plan
 from gac.forms import Form, form_named
-from gac.forms.grouped.spec import Grouped
+from gac.forms.base import Place
 from gac.operations import Operation
 from gac.plan import WeightChoice
 from gac.repairs.layouts.wrong import contradiction
-from gac.repairs.seams import Block, Place, Run, Seam, ends, run_of
+from gac.repairs.seams import Block, Run, Seam, run_of
 from gac.repairs.stored import Source
 
 
@@ -29,7 +29,7 @@ def _block(source: Source, name: str, choices: Sequence[WeightChoice]) -> Block:
     places = tuple(
         place
         for one in choices
-        for place in PLACES[form_named(one.form).kind](one)
+        for place in _places(one)
         if place.tensor in source.tensors or not place.tensor.endswith(".bias")
     )
     for place in places:
@@ -59,35 +59,7 @@ def _gemm(form: Form, choice: WeightChoice, at: int) -> Callable[[int], Operatio
     return lambda dim: form.gemms(choice.weight, dim, 1)[at]
 
 
-def _low_rank(choice: WeightChoice) -> tuple[Place, ...]:
-    return Place(f"{choice.name}.first.weight", 0, (choice.dim,)), Place(
-        f"{choice.name}.second.weight", 1, (choice.dim,)
-    )
-
-
-def _grouped(choice: WeightChoice) -> tuple[Place, ...]:
-    form = form_named(choice.form)
-    assert isinstance(form, Grouped)
-    first = Place(f"{choice.name}.first.weight", 0, ends(choice.dim, form.groups(choice.weight)))
-    return first, Place(f"{choice.name}.second.weight", 2, (choice.dim,))
-
-
-def _narrow(choice: WeightChoice) -> tuple[Place, ...]:
-    return _shorter(choice, choice.neurons == "out", choice.blocks if choice.neurons == "out" else 1)
-
-
-def _head_dim(choice: WeightChoice) -> tuple[Place, ...]:
-    return _shorter(choice, choice.values == "out", choice.heads)
-
-
-def _shorter(choice: WeightChoice, writes: bool, copies: int) -> tuple[Place, ...]:
-    at = ends(choice.dim, copies)
-    if not writes:
-        return (Place(f"{choice.name}.weight", 1, at),)
-    return Place(f"{choice.name}.weight", 0, at), Place(f"{choice.name}.bias", 0, at)
-
-
-# Where a form's dim lies in the tensors of a weight; the bias where there is one.
-PLACES: Mapping[str, Callable[[WeightChoice], tuple[Place, ...]]] = MappingProxyType(
-    {"low_rank": _low_rank, "grouped": _grouped, "narrow": _narrow, "head_dim": _head_dim}
-)
+def _places(choice: WeightChoice) -> Iterator[Place]:
+    """Where the dim lies, by the tensors' names in the checkpoint."""
+    for place in form_named(choice.form).places(choice.weight, choice.dim):
+        yield replace(place, tensor=f"{choice.name}.{place.tensor}")

@@ -3,10 +3,11 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
+from gac.forms.base import Place, ends
 from gac.models.families import Family
 from gac.repairs.dense import DenseModel
 from gac.repairs.layouts.wrong import contradiction, matrix
-from gac.repairs.seams import Block, Place, Run, Seam, ends
+from gac.repairs.seams import Block, Run, Seam
 from gac.repairs.stored import Source
 
 

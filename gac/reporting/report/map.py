@@ -4,8 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 
-from gac.forms import form_named
-from gac.plan import Plan, SiteChoice, WeightChoice
+from gac.plan import SiteChoice, WeightChoice
 from gac.reporting.report.neighbours import Neighbours
 from gac.reporting.report.sources import Sources
 from gac.reporting.report.why import reasons
@@ -105,15 +104,3 @@ class _Teller:
 def shade(kept: float) -> int:
     """Of what is not dense: 1 where most is kept, 7 where least is."""
     return 1 + next((at for at, least in enumerate(SHADES) if kept >= least), len(SHADES))
-
-
-def legend_of(plan: Plan) -> str:
-    """What the letters of the cells mean, of the forms in the plan."""
-    meaning = {
-        "low_rank": "r: rank of a pair",
-        "narrow": "w: neurons that an MLP keeps",
-        "head_dim": "d: head_dim of the values",
-        "grouped": "g: rank for each group of heads",
-    }
-    kinds = dict.fromkeys(form_named(weight.form).kind for weight in plan.weights)
-    return "; ".join([*(meaning[kind] for kind in kinds if kind in meaning), "-: dense, as it was"])

@@ -10,10 +10,11 @@ from gac.io import whole_file
 from gac.plan import Plan
 from gac.reporting.report import story
 from gac.reporting.report.charts import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, charts, letter_of
-from gac.reporting.report.map import heat_map, legend_of
+from gac.reporting.report.map import heat_map
 from gac.reporting.report.sources import Sources
 from gac.reporting.report.table import site_table
 from gac.reporting.report.words import duration, nats
+from gac.reporting.tables import legend_of
 
 
 def report_page(sources: Sources) -> str:

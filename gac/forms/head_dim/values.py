@@ -7,19 +7,16 @@ B = sum of O_h^T G O_h, which is the best subspace where the heads of a group ha
 is exact for the directions: optimal brain surgeon (LLM Surgeon, arXiv 2312.17244), one neuron of each head at a time.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from gac.curves import LossCurve
-from gac.models.linears import read_weight
-from gac.models.weights import Weight
-from gac.sensitivity.linalg import cholesky, eigh
-from gac.sensitivity.methods import FACTOR, Measured, Method, Metric
-from gac.sensitivity.narrow import compensated
+from gac.forms.metric import FACTOR, Metric
+from gac.forms.narrow.elimination import compensated
+from gac.linalg import cholesky, eigh
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,23 +48,6 @@ class ShortenedValues:
         heads, head_dim = self.output.shape[1:]
         kept = (torch.arange(heads)[:, None] * head_dim + torch.arange(length)).flatten().to(self.output.device)
         return compensated(self.output.flatten(1), kept, Metric(self.inputs, metric.gradients))
-
-
-def shortened(
-    model: nn.Module, method: Method, values: Weight, output: Weight, metric: Callable[[Weight], Metric]
-) -> ShortenedValues:
-    """The value vectors of one layer at every length, as the method makes them.
-
-    Args:
-        values: v_proj.
-        output: o_proj.
-        metric: gives a weight's; asked for v_proj's where the method folds, and for o_proj's elsewhere.
-    """
-    read = read_weight(model, output.name)
-    if method.folds:
-        written = Measured(read_weight(model, values.name), metric(values))
-        return method.fold(written, read, output.heads, values.heads)
-    return shorten_values(read, metric(output), output.heads, values.heads)
 
 
 def shorten_values(output: Tensor, metric: Metric, heads: int, groups: int) -> ShortenedValues:

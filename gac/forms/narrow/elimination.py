@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from gac.curves import LossCurve
-from gac.sensitivity.linalg import cholesky, one_thread
-from gac.sensitivity.methods import FACTOR, Metric
+from gac.forms.metric import FACTOR, Metric
+from gac.linalg import cholesky, one_thread
 
 BLOCK = 64
 

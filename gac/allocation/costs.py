@@ -1,0 +1,31 @@
+"""What a choice costs: named columns of integers. A new resource is one function more."""
+
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+
+from gac.forms import Form
+from gac.models.weights import Weight
+from gac.schemes import Scheme
+from gac.workloads import Workload
+
+PARAMS, BYTES, KV_NUMBERS = "params", "bytes", "kv_numbers"
+
+COSTS: Mapping[str, Callable[[Form, Scheme, Weight, int], int]] = MappingProxyType(
+    {
+        PARAMS: lambda form, scheme, weight, dim: form.params(weight, dim),
+        BYTES: lambda form, scheme, weight, dim: scheme.bytes(form.params(weight, dim)),
+        KV_NUMBERS: lambda form, scheme, weight, dim: form.cached(weight, dim),
+    }
+)
+"""What one weight costs in a form and a scheme at a dim, by column: its parameters, their bytes, and what the KV cache
+keeps of a token, in numbers. Latencies are looked up, see ``gac.allocation.latencies``."""
+
+
+def ns_of(workload: object) -> str:
+    """The column of a workload's latency in ns."""
+    return f"ns:{workload}"
+
+
+def columns_of(workloads: Sequence[Workload]) -> tuple[str, ...]:
+    """All columns of candidates whose latency is looked up for these workloads, in their order."""
+    return (*COSTS, *map(ns_of, workloads))

@@ -1,0 +1,21 @@
+"""A weight as it is: nothing is measured or built, and it can be fitted again."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from torch import Tensor
+
+from gac.forms.tensors import Fit, SiteWork, Statistics, TensorForm
+from gac.models.weights import Weight
+
+
+class DenseTensors(TensorForm):
+    """The dense weight's."""
+
+    def measure(self, statistics: Statistics, weights: Sequence[Weight]) -> Iterator[Fit]:
+        return iter(())
+
+    def parameters(self, work: SiteWork, weight: Weight, dim: int) -> dict[str, Tensor]:
+        return {}
+
+    def merge(self, weight: Weight, dim: int, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return dict(own)

@@ -1,0 +1,84 @@
+"""A weight truncated at every rank at once.
+
+With A = R_a R_a^T and G = R_g R_g^T the best rank-r weight is R_g^-T [R_g^T W R_a]_r R_a^-1 (generalised
+Fisher-weighted SVD, arXiv 2505.17974, section 3), and its cost is the sum of the squared singular values cut off.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gac.curves import LossCurve
+from gac.forms.metric import FACTOR, Metric
+from gac.linalg import cholesky, eigh
+
+
+@dataclass(frozen=True, eq=False)
+class Decomposition:
+    """Every rank of one weight at once: its loss curve and, for a rank, its factors.
+
+    ``second[:, :r] @ first[:r]`` is the best rank-r weight; float64 ``second (out, full)`` and ``first (full, in)``.
+    ``squares (full,)`` are the squared lengths of the columns of ``second`` in the metric of the gradients, in which
+    they are orthogonal.
+    """
+
+    curve: LossCurve
+    second: Tensor
+    first: Tensor
+    squares: Tensor
+
+    def factors(self, rank: int) -> tuple[Tensor, Tensor]:
+        """``(second (out, rank), first (rank, in))``, their columns and rows of equal norm."""
+        return balanced(self.second[:, :rank], self.first[:rank])
+
+    @property
+    def gains(self) -> Tensor:
+        """diag(B^T G B) of the second factor B that ``factors`` gives for the full rank, shape ``(full,)``."""
+        return self.squares * _balance(self.second, self.first) ** 2
+
+
+def balanced(second: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
+    """The factors ``(out, rank)`` and ``(rank, in)`` of the same product, their columns and rows of equal norm."""
+    ratio = _balance(second, first)
+    return second * ratio, first / ratio[:, None]
+
+
+def _balance(second: Tensor, first: Tensor) -> Tensor:
+    ratio: Tensor = first.norm(dim=1) / second.norm(dim=0).clamp_min(1e-300)
+    return ratio.sqrt().clamp(1e-12, 1e12)
+
+
+def decompose(weight: Tensor, metric: Metric) -> Decomposition:
+    """Truncate ``weight`` ``(out, in)`` in a metric, at every rank.
+
+    Only the smaller side is decomposed: the squared singular values of M = R_g^T W R_a are the eigenvalues of M M^T
+    (out x out) and of M^T M (in x in), and the best rank-r weight is a projection of W on that side.
+
+    Raises:
+        ModelError: a statistic or the weight is not finite.
+    """
+    matrix = weight.detach().double()
+    if matrix.shape[0] <= matrix.shape[1]:
+        root = cholesky(metric.gradients)
+        rotated = root.T @ matrix
+        values, vectors = eigh(rotated @ metric.inputs @ rotated.T)
+        second, first, squares = _solved(root, vectors), vectors.T @ rotated, torch.ones_like(values)
+    else:
+        root = cholesky(metric.inputs)
+        rotated = matrix @ root
+        values, vectors = eigh(rotated.T @ metric.gradients @ rotated)
+        second, first, squares = rotated @ vectors, _solved(root, vectors).T, values
+    return Decomposition(curve_of(values), second, first, squares)
+
+
+def _solved(root: Tensor, vectors: Tensor) -> Tensor:
+    """R^-T V of a lower triangular root R."""
+    solved: Tensor = torch.linalg.solve_triangular(root.T, vectors, upper=True)
+    return solved
+
+
+def curve_of(squared: Tensor) -> LossCurve:
+    """The loss curve of squared singular values in descending order, shape ``(full,)``."""
+    tail = squared.flip(0).cumsum(0).flip(0)
+    return LossCurve(FACTOR * torch.cat([tail, tail.new_zeros(1)]).cpu().numpy())

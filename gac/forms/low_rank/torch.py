@@ -1,0 +1,88 @@
+"""A weight as two factors: truncated in the metric, and truncated again for the inputs of the compressed model."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from gac.forms import form_named
+from gac.forms.low_rank.decomposition import balanced, decompose
+from gac.forms.refit import Refits, WeightRefit
+from gac.forms.tensors import Fit, Kept, SiteWork, Statistics, TensorForm, bias_of
+from gac.linalg import cholesky, damped, eigh
+from gac.models.weights import Weight
+
+
+def every_rank(kept: Kept, weight: Weight) -> tuple[Tensor, Tensor]:
+    """``(second (out, full), first (full, in))``, the largest singular value first, in the model's dtype."""
+    form = form_named("low_rank")
+    return kept.of(form, "second", weight), kept.of(form, "first", weight)
+
+
+def merged_pair(weight: Weight, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """W = B A of a pair, or of a pair for each group of rows, multiplied in double precision."""
+    first, second = own["first.weight"].double(), own["second.weight"].double()
+    if second.dim() == 3:
+        first = first.reshape(len(second), -1, weight.in_features)
+    product = (second @ first).reshape(weight.out_features, weight.in_features).to(own["first.weight"].dtype)
+    return {"weight": product} | ({"bias": own["second.bias"]} if "second.bias" in own else {})
+
+
+def _both_again(refit: WeightRefit, module: nn.Module) -> None:
+    second, first = _truncated_again(refit)
+    module.get_parameter("second.weight").copy_(second)
+    module.get_parameter("first.weight").copy_(first)
+
+
+def _truncated_again(refit: WeightRefit) -> tuple[Tensor, Tensor]:
+    """``(second (out, rank), first (rank, in))``.
+
+    Of a weight inside a layer W T is known by its factors B A T, and the metric of its outputs by the gains
+    c = diag(B^T G B): with F = diag(c)^1/2 A T and U the leading eigenvectors of F S F^T the best rank-r weight is
+    B diag(c)^-1/2 U U^T F. So G itself, which for gate and up is the largest statistic, is not needed. B A is W as
+    precisely as the factors are kept, in the model's dtype.
+    """
+    weight, rank, kept = refit.weight, refit.dim, refit.kept
+    if weight.writes:
+        moments = refit.means.moments(kept.gradients(weight))
+        return decompose(refit.matrix(refit.dense), refit.method.metric(moments)).factors(rank)
+    second, first = (factor.double() for factor in every_rank(kept, weight))
+    gains = kept.of(form_named("low_rank"), "gains", weight)
+    least = gains.max() * 1e-24
+    roots = gains.clamp_min(torch.where(least > 0, least, torch.ones_like(least))).sqrt()
+    turned = roots[:, None] * (first @ refit.turn)
+    inputs = refit.method.inputs(refit.means.moments(refit.dense))
+    _, vectors = eigh(turned @ inputs @ turned.T)
+    return balanced(second @ (vectors[:, :rank] / roots[:, None]), vectors[:, :rank].T @ turned)
+
+
+def _second_only(refit: WeightRefit, module: nn.Module) -> None:
+    """SVD-LLM's closed-form update (arXiv 2403.07378, section 3.2): ``W S A^T (A S A^T)^-1``."""
+    first, second = (module.get_parameter(f"{name}.weight") for name in ("first", "second"))
+    square = refit.means.square
+    gram = damped(first.double() @ square @ first.double().T, 1e-9)
+    right = first.double() @ square @ refit.dense.double().T
+    second.copy_(torch.cholesky_solve(right, cholesky(gram)).T)
+
+
+class LowRankTensors(TensorForm):
+    """Factors of all ranks are kept, balanced, so that those of a rank are their first columns and rows."""
+
+    refits: ClassVar[Refits] = {"residual": _both_again, "update": _second_only}
+
+    def measure(self, statistics: Statistics, weights: Sequence[Weight]) -> Iterator[Fit]:
+        for weight in weights:
+            matrix = statistics.matrix(weight)
+            found = decompose(matrix, statistics.metric(weight))
+            second, first = found.factors(found.curve.full)
+            kept = {"second": second.to(matrix.dtype), "first": first.to(matrix.dtype), "gains": found.gains}
+            yield Fit(weight, found.curve.loss, kept)
+
+    def parameters(self, work: SiteWork, weight: Weight, dim: int) -> dict[str, Tensor]:
+        second, first = every_rank(work.kept, weight)
+        pair = {"first.weight": first[:dim], "second.weight": second[:, :dim]}
+        return pair | bias_of(work.linear(weight), "second.bias")
+
+    def merge(self, weight: Weight, dim: int, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return merged_pair(weight, own)

@@ -1,0 +1,103 @@
+"""One weight fitted again to the model as it is compressed so far; ``gac.compression.refit`` takes the statistics.
+
+With S = E[x' x'^T] of the inputs x' in the compressed model, x those in the dense model, every token counting as it
+does in the moments, and D a damping that grows where there are few tokens for an input feature:
+
+- a weight inside a layer is fitted half a step towards its dense outputs W x: ``W T`` with
+  ``T = I + 1/2 (E[x x'^T] - S) (S + D)^-1``;
+- a weight that writes to the residual stream (o_proj, down_proj) is fitted to its dense output and to what the residual
+  stream has lost so far: ``W + (E[t x'^T] - W S) (S + D)^-1``, t being both together.
+
+Dense targets on compressed inputs are GPTAQ's (arXiv 2504.02692), there for quantisation.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from gac.forms.metric import Moments
+from gac.linalg import cholesky, damped
+from gac.models.linears import as_linear
+from gac.models.weights import Weight
+
+if TYPE_CHECKING:
+    from gac.forms.tensors import Kept, Measures
+
+MEAN, OWN = 3e-2, 1e-1
+"""Damping of the regressions, see ``gac.linalg.damped``."""
+TOKENS = 128
+"""Tokens for each input feature from which that damping is enough; with fewer it grows as they get fewer."""
+STEP = 0.5
+"""How far a weight inside a layer goes towards its dense outputs."""
+
+
+@dataclass(frozen=True, eq=False)
+class CompressedMeans:
+    """What a weight is fitted with, means over the tokens, float64.
+
+    Attributes:
+        square: S = E[x' x'^T] of its inputs x' in the compressed model, shape ``(in, in)``.
+        cross: E[m x'^T]: m is the dense input less x' for a weight inside a layer, shape ``(in, in)``; for one that
+            writes, its dense output without the bias and what the residual stream has lost, shape ``(out, in)``.
+        scale: E[|x'|], shape ``(in,)``.
+        tokens: how many there were.
+    """
+
+    square: Tensor
+    cross: Tensor
+    scale: Tensor
+    tokens: int
+
+    def moments(self, gradients: Tensor) -> Moments:
+        """S in place of the dense model's moment of the inputs."""
+        return Moments(self.square.float(), gradients, self.scale.float())
+
+    def solved(self, missing: Tensor) -> Tensor:
+        """Times (S + D)^-1."""
+        more = max(1.0, TOKENS * len(self.square) / self.tokens)
+        return torch.cholesky_solve(missing.T, cholesky(damped(self.square, more * MEAN, more * OWN))).T
+
+
+@dataclass(frozen=True, eq=False)
+class WeightRefit:
+    """One weight being fitted.
+
+    Attributes:
+        dense: W of the dense model, shape ``(out, in)``.
+        kept: of the weight's layer.
+        method: what errors are measured in.
+    """
+
+    weight: Weight
+    dim: int
+    dense: Tensor
+    kept: "Kept"
+    means: CompressedMeans
+    method: "Measures"
+
+    @cached_property
+    def turn(self) -> Tensor:
+        """T of a weight inside a layer, shape ``(in, in)``."""
+        eye = torch.eye(len(self.means.square), dtype=torch.float64, device=self.means.square.device)
+        return eye + STEP * self.means.solved(self.means.cross)
+
+    def matrix(self, before: Tensor) -> Tensor:
+        """What a matrix ``(out, in)`` that reads x' becomes, float64."""
+        before = before.detach().double()
+        if not self.weight.writes:
+            return before @ self.turn
+        return before + self.means.solved(self.means.cross - before @ self.means.square)
+
+
+Refits = Mapping[str, Callable[[WeightRefit, nn.Module], None]]
+
+
+def refit_whole(refit: WeightRefit, module: nn.Module) -> None:
+    """Of a module that is one GEMM, however short."""
+    weight = as_linear(module).weight
+    assert isinstance(weight, Tensor)
+    weight.copy_(refit.matrix(weight))

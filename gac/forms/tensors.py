@@ -1,0 +1,171 @@
+"""The seam of forms where tensors are at hand: measure what a dim loses, build, merge, fit again."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol
+
+from torch import Tensor, nn
+
+from gac.arrays import Floats
+from gac.forms.base import Form
+from gac.forms.metric import Metric, Moments
+from gac.forms.refit import Refits, refit_whole
+from gac.forms.zeros import Insertion, with_zeros
+from gac.linalg import unpacked
+from gac.models.linears import linear_at, read_weight
+from gac.models.weights import Weight
+
+
+class Kept:
+    """What is kept of a layer after calibration, so that compressing needs no statistics; each read when asked for.
+
+    Args:
+        tensors: by ``<form>.<name>/<weight>``, and what all forms share by ``<name>/<weight>``.
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self.tensors = tensors
+
+    def of(self, form: Form, name: str, weight: Weight) -> Tensor:
+        """What a form has kept of a weight, see ``Fit.tensors``."""
+        return self.tensors[f"{form.name}.{name}/{weight.name}"]
+
+    def tokens(self, weight: Weight) -> Tensor:
+        """How much each token counts, shape ``(windows, tokens)``."""
+        return self.tensors[f"tokens/{weight.name}"]
+
+    def gradients(self, weight: Weight) -> Tensor:
+        """G of a weight that writes to the residual stream, or of one whose moments a form asked to keep."""
+        return unpacked(self.tensors[f"gradients/{weight.name}"], weight.out_features)
+
+    def moments(self, weight: Weight) -> Moments:
+        """Of a weight whose moments a form asked to keep."""
+        inputs = unpacked(self.tensors[f"inputs/{weight.name}"], weight.in_features)
+        return Moments(inputs, self.gradients(weight), self.tensors[f"scale/{weight.name}"])
+
+
+class Measures(Protocol):
+    """A method, as far as forms know of it (``gac.sensitivity.methods``)."""
+
+    @property
+    def folds(self) -> bool: ...
+
+    def metric(self, moments: Moments) -> Metric: ...
+
+    def inputs(self, moments: Moments) -> Tensor: ...
+
+    def fold(self, values: Any, output: Tensor, heads: int, groups: int) -> Any: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Statistics:
+    """The dense weights of some layers, and what is known of them.
+
+    Attributes:
+        model: the dense model.
+        moments: what was seen of a weight.
+        method: what errors are measured in.
+    """
+
+    model: nn.Module
+    moments: Callable[[Weight], Moments]
+    method: Measures
+
+    def matrix(self, weight: Weight) -> Tensor:
+        """W, shape ``(out, in)``, in the model's dtype."""
+        return read_weight(self.model, weight.name)
+
+    def metric(self, weight: Weight) -> Metric:
+        """What errors of the weight are measured in."""
+        return self.method.metric(self.moments(weight))
+
+
+@dataclass(frozen=True, eq=False)
+class Fit:
+    """What one form has measured of one weight, or of several that it takes together.
+
+    Attributes:
+        weight: the one; of several, the one that is shorter on its input.
+        loss: nats a token at every dim from 0 to the full one, shape ``(full + 1,)``.
+        tensors: what building needs, by a name of the form's own; ``Kept.of`` finds them.
+        moments: the weights whose moments building needs, see ``Kept.moments``.
+    """
+
+    weight: Weight
+    loss: Floats
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)
+    moments: Sequence[Weight] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class SiteWork:
+    """The weights of one site that are being compressed.
+
+    Attributes:
+        weights: all of them, those that stay dense too.
+        dims: the dim of each.
+        kept: of the site's layer.
+        statistics: their moments are those that forms asked to keep.
+        shared: whatever weights of the site that are built together have in common, for forms to fill.
+    """
+
+    weights: Sequence[Weight]
+    dims: Sequence[int]
+    kept: Kept
+    statistics: Statistics
+    shared: dict[str, Any] = field(default_factory=dict)
+
+    def linear(self, weight: Weight) -> nn.Linear:
+        """The dense weight and its bias."""
+        return linear_at(self.statistics.model, weight.name)
+
+
+class TensorForm(ABC):
+    """What a form does with tensors.
+
+    Args:
+        form: its other half.
+    """
+
+    refits: ClassVar[Refits] = {"residual": refit_whole}
+    """How a module that was built takes a weight that is fitted again, by the way of fitting; see ``gac.forms.refit``.
+    A way that is left out leaves the weight as it is."""
+
+    def __init__(self, form: Form) -> None:
+        self.form = form
+
+    @abstractmethod
+    def measure(self, statistics: Statistics, weights: Sequence[Weight]) -> Iterator[Fit]:
+        """Loss curves, and what building needs.
+
+        Args:
+            weights: all of one layer, those among them that cannot have the form too.
+
+        Raises:
+            ModelError: a statistic is not finite.
+        """
+
+    @abstractmethod
+    def parameters(self, work: SiteWork, weight: Weight, dim: int) -> dict[str, Tensor]:
+        """The parameters of the module ``form.module(weight, dim)``, by their names in it."""
+
+    def merge(self, weight: Weight, dim: int, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The dense ``weight (out, in)``, and ``bias (out,)`` where there is one, of the same function up to rounding.
+
+        Here: zeros where the dim is shorter than the full one.
+
+        Args:
+            own: the module's parameters, by their names in it.
+        """
+        filled, missing = dict(own), self.form.full(weight) - dim
+        for place in self.form.places(weight, dim):
+            if place.tensor in own:
+                put_in = [Insertion(place.axis, end, missing) for end in place.ends]
+                filled[place.tensor] = with_zeros(own[place.tensor], put_in)
+        return filled
+
+
+def bias_of(linear: nn.Linear, name: str = "bias") -> dict[str, Tensor]:
+    """The bias under a name, where there is one."""
+    return {} if linear.bias is None else {name: linear.bias}

@@ -1,0 +1,27 @@
+"""How the numbers of a weight are stored and multiplied: one folder a scheme."""
+
+from gac.errors import PlanError
+from gac.registry import Registry, check_contract
+from gac.schemes.base import Scheme
+
+__all__ = ["DEFAULT_SCHEME", "SCHEMES", "Scheme", "scheme_named"]
+
+SCHEMES: Registry[Scheme] = Registry(
+    "scheme",
+    {"bf16": "gac.schemes.bf16.spec:Bf16"},
+    lambda own: check_contract("scheme", own, ("dtype", "bits"), Scheme),
+    PlanError,
+)
+"""Every scheme by name."""
+
+DEFAULT_SCHEME = "bf16"
+"""How numbers are stored where nothing else is asked for: as they were loaded, counted as 16 bits."""
+
+
+def scheme_named(name: str) -> Scheme:
+    """The scheme of this name.
+
+    Raises:
+        PlanError: there is no such scheme.
+    """
+    return SCHEMES.get(name)

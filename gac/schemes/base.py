@@ -1,0 +1,42 @@
+"""The seam of schemes: bytes, operators, and what rounding does to a weight. Imports no torch."""
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, ClassVar
+
+from gac.models.weights import Weight
+from gac.operations import Operation
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Scheme(ABC):
+    """A number format for the matrices of a weight.
+
+    Attributes:
+        name: as plans write it; of those that compressed-tensors has presets for, its name in lower case.
+        dtype: what latency tables call it.
+        bits: of one number, scales and zero points apart.
+        lossy: whether it rounds; one that does not keeps every number as it was loaded.
+    """
+
+    name: str
+    dtype: ClassVar[str]
+    bits: ClassVar[int]
+    lossy: ClassVar[bool] = True
+
+    def takes(self, weight: Weight) -> bool:
+        """Whether the weight can be stored so."""
+        return True
+
+    def bytes(self, params: int) -> int:
+        """Exact bytes of this many numbers of one weight, scales and zero points among them."""
+        return -(-params * self.bits // 8)
+
+    def operation(self, operation: Operation) -> Operation:
+        """What runs instead of this operation of 16-bit weights."""
+        return operation
+
+    @abstractmethod
+    def rounded(self, matrix: "Tensor") -> "Tensor":
+        """The matrix ``(rows, columns)`` of a module's parameters as it is after storing, in its own dtype."""

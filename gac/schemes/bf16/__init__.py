@@ -1,0 +1,1 @@
+"""16-bit weights, as they were loaded."""

@@ -1,0 +1,20 @@
+"""16-bit weights, as they were loaded."""
+
+from typing import TYPE_CHECKING
+
+from gac.schemes.base import Scheme
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Bf16(Scheme):
+    """Every number as it was loaded, and counted as 16 bits."""
+
+    name = "bf16"
+    dtype = "bf16"
+    bits = 16
+    lossy = False
+
+    def rounded(self, matrix: "Tensor") -> "Tensor":
+        return matrix
