@@ -181,6 +181,7 @@ def test_the_config_names_every_form_and_dim(saved: Path) -> None:
         "form": "low_rank",
         "dim": 8,
         "module": "LowRankLinear",
+        "scheme": "bf16",
         "sizes": {"in_features": 64, "rank": 8, "out_features": 64},
     }
     assert header["fused"] == []
