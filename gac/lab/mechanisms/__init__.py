@@ -4,8 +4,8 @@ from gac.lab.mechanisms.causes import Cause, cause_of, causes_of
 from gac.lab.mechanisms.edges import edge_causes
 from gac.lab.mechanisms.explain import explain
 from gac.lab.mechanisms.explanation import Collapse, Cost, Explanation, Finding, Ran
+from gac.lab.mechanisms.rule import Source
 from gac.lab.mechanisms.rules import RULES, Published, Rule, Setting, rule_named, rules_for
-from gac.lab.mechanisms.sources import Source
 
 __all__ = [
     "RULES",

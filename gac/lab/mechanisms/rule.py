@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from gac.lab.mechanisms.axes import ROWS
-from gac.lab.mechanisms.sources import Source
 from gac.lab.mechanisms.tiles import version
 from gac.profiling.records import Launch
 
@@ -38,6 +37,16 @@ class Setting:
     def sides(self) -> str:
         """Whether the axis is ``k`` or ``n`` of a GEMM, or both; empty where it only counts rows."""
         return ROWS.get((self.operator, self.axis), "")
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a statement can be read: author, title, section (or function) and address."""
+
+    author: str
+    title: str
+    section: str
+    url: str
 
 
 @dataclass(frozen=True)
@@ -74,9 +83,9 @@ class Rule:
     keeps: Callable[[int, Setting], bool | None]
     detail: Callable[[int, Setting], str]
     since: str
-    before: str | None
     sources: tuple[Source, ...]
     published: Published
+    before: str | None = None
     aliases: tuple[str, ...] = ()
 
     def holds_on(self, compute_capability: str) -> bool:
