@@ -86,7 +86,7 @@ class Contest:
         self.watch, self.point = measurer._watch, point
         self.make = lambda: measurer._call(point)
         self.call = self.make()
-        self.bytes = OPERATORS[point.operation.operator].bytes(point.operation.axes, point.dtype)
+        self.bytes = OPERATORS.get(point.operation.operator).bytes(point.operation.axes, point.dtype)
         with torch.cuda.stream(self.watch.stream):
             self.estimate = self.watch._estimate(self.call)
             self.launches = 1 if point.cache == "cold" else math.ceil(LEAST_NS["hot"] / self.estimate)

@@ -24,7 +24,7 @@ from gac.profiling.sweeps.sweep import run_sweep
 from gac.profiling.table import Profile
 from gac.profiling.timing.device import fingerprint, require_gpu
 from gac.profiling.timing.measure import GpuMeasurer
-from gac.profiling.timing.runners import RUNNERS
+from gac.profiling.timing.runners import runner_of
 
 POINTS = [Point(low_rank(128, 1024, rank, 1024)) for rank in range(64, 512, 32)]
 BAD = 256
@@ -52,7 +52,7 @@ FAULTS = {fault.__name__: fault for fault in (out_of_memory, wrong_result, refus
 
 def sweep(path: Path, fault: str) -> None:
     """One run in this process; a fault befalls every launch of rank 256."""
-    runner = RUNNERS["low_rank"]
+    runner = runner_of("low_rank")
     run = runner.run
 
     def harmed(inputs, outputs):

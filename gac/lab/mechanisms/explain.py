@@ -9,7 +9,7 @@ from gac.lab.mechanisms.explanation import Collapse, Cost, Explanation, Finding,
 from gac.lab.mechanisms.judge import Judge
 from gac.lab.mechanisms.recorded import Recorded
 from gac.lab.mechanisms.rules import Setting
-from gac.profiling.operators import Operator, operator_named
+from gac.profiling.operators import OPERATORS, Operator
 from gac.profiling.records import Header
 from gac.profiling.table import Profile
 
@@ -41,7 +41,7 @@ def explain(
             other axes.
     """
     axis = natural_axis(operator) if axis is None else axis
-    _check(operator_named(operator), dim, axis, fixed, dtype)
+    _check(OPERATORS.get(operator), dim, axis, fixed, dtype)
     recorded = None if profile is None else Recorded.of(profile, operator, axis, dtype, dim, fixed)
     judge = Judge(_setting(operator, axis, dtype, None if profile is None else profile.header), recorded, dim)
     others = recorded.sweep.fixed if recorded is not None else tuple((fixed or {}).items())

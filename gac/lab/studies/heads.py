@@ -8,7 +8,7 @@ from gac.lab.studies.readings import Readings, known, quotient
 from gac.lab.studies.records import Cell, Finding, Study, Verdict, columns
 from gac.lab.studies.shapes import gemm, sdpa
 from gac.lab.studies.verdicts import ABSENT, close, percent, stated, times
-from gac.profiling.operators import operation, operator_named
+from gac.profiling.operators import OPERATORS, operation
 from gac.profiling.records import Point
 
 ALIGNED = (128, 120)
@@ -142,7 +142,7 @@ def _layer_tflops(readings: Readings, d: int) -> float | None:
     latencies = known(map(readings.ns, points))
     if len(latencies) < len(points):
         return None
-    flops = sum(operator_named(point.operation.operator).flops(point.operation.axes) for point in points)
+    flops = sum(OPERATORS.get(point.operation.operator).flops(point.operation.axes) for point in points)
     return flops / sum(latencies) / 1e3
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from gac.errors import ProfileError
-from gac.profiling.operators import operator_named
+from gac.profiling.operators import OPERATORS
 from gac.profiling.records import Launch, Measurement, Point
 
 
@@ -52,12 +52,12 @@ class Readings:
     def tflops(self, point: Point) -> float | None:
         """Throughput in TFLOP/s; None where the point was refused."""
         ns = self.ns(point)
-        return None if ns is None else operator_named(point.operation.operator).flops(point.operation.axes) / ns / 1e3
+        return None if ns is None else OPERATORS.get(point.operation.operator).flops(point.operation.axes) / ns / 1e3
 
     def gb_s(self, point: Point) -> float | None:
         """Effective bandwidth: the fewest bytes to move, a second, in GB/s; None where the point was refused."""
         ns, operation = self.ns(point), point.operation
-        return None if ns is None else operator_named(operation.operator).bytes(operation.axes, point.dtype) / ns
+        return None if ns is None else OPERATORS.get(operation.operator).bytes(operation.axes, point.dtype) / ns
 
     def ratio(self, slow: Point, fast: Point) -> float | None:
         """How many times longer ``slow`` takes; None where either was refused."""

@@ -1,25 +1,36 @@
 """The operators that can be timed, as descriptions: axes, operands, FLOPs, bytes, and the shapes that are refused.
 
-An operator is added by deriving from ``Operator``, naming it here, and naming its runner in
-``gac.profiling.timing.runners``; the contract suites in ``tests/profiling/operators`` and
-``tests/profiling/timing/runners`` then run over both.
+An operator is added by deriving from ``Operator``, naming its runner, and adding it here; the contract suites in
+``tests/profiling/operators`` and ``tests/profiling/timing/runners`` then run over both.
 """
 
-from collections.abc import Mapping
-from types import MappingProxyType
-
-from gac.errors import ProfileError, did_you_mean
+from gac.errors import ProfileError
 from gac.operations import Operation
 from gac.profiling.operators.attention import BACKENDS, Sdpa
 from gac.profiling.operators.base import ITEM_BYTES, Axes, Operand, Operator
 from gac.profiling.operators.batched import BatchedGemm, BucketedHeads, PaddedHeads, SeparateHeads
-from gac.profiling.operators.gemm import Linear, LowRank, RowwiseLinear, SharedLowRank, TritonLinear, TritonLowRank
+from gac.profiling.operators.gemm import (
+    Copy,
+    Linear,
+    LowRank,
+    RowwiseLinear,
+    SharedLowRank,
+    TritonLinear,
+    TritonLowRank,
+)
 from gac.profiling.operators.int4 import DequantisedInt4Linear, Int4Linear
-from gac.profiling.operators.memory import Copy
+from gac.registry import Registry, check_contract
 
-__all__ = ["ITEM_BYTES", "OPERATORS", "Axes", "Operand", "Operator", "operation", "operator_named"]
+__all__ = ["ITEM_BYTES", "OPERATORS", "Axes", "Operand", "Operator", "operation"]
 
-_ALL: tuple[Operator, ...] = (
+
+def _check(own: object) -> None:
+    check_contract("operator", own, ("axes", "dtypes", "runner"), Operator)
+
+
+OPERATORS: Registry[Operator] = Registry("operator", {}, _check, ProfileError)
+
+for _operator in (
     Linear(),
     RowwiseLinear(),
     TritonLinear(),
@@ -34,23 +45,8 @@ _ALL: tuple[Operator, ...] = (
     DequantisedInt4Linear(),
     *(Sdpa(backend, causal) for backend in BACKENDS for causal in (False, True)),
     Copy(),
-)
-
-OPERATORS: Mapping[str, Operator] = MappingProxyType({operator.name: operator for operator in _ALL})
-
-assert len(OPERATORS) == len(_ALL), "no two operators share a name"
-
-
-def operator_named(name: str) -> Operator:
-    """The operator of this name.
-
-    Raises:
-        ProfileError: there is no such operator; the message names the nearest.
-    """
-    if name not in OPERATORS:
-        hint = did_you_mean(name, OPERATORS, "Correct the name.")
-        raise ProfileError(f"operator {name!r} is unknown", f"one of {', '.join(OPERATORS)}", hint)
-    return OPERATORS[name]
+):
+    OPERATORS.register(_operator)
 
 
 def operation(name: str, **axes: int) -> Operation:
@@ -59,7 +55,7 @@ def operation(name: str, **axes: int) -> Operation:
     Raises:
         ProfileError: the operator is unknown, an axis is missing, unknown or below 1, or the sizes do not go together.
     """
-    operator = operator_named(name)
+    operator = OPERATORS.get(name)
     given = f"{name} with {', '.join(f'{axis}={size}' for axis, size in axes.items()) or 'no axes'}"
     if set(axes) != set(operator.axes):
         raise ProfileError(given, f"the axes {', '.join(operator.axes)}", "Give every axis of the operator a size.")

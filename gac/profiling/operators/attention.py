@@ -5,7 +5,7 @@ Source of the refusals: PyTorch, aten/src/ATen/native/transformers/cuda/sdp_util
 
 from typing import Literal, get_args
 
-from gac.profiling.operators.base import Axes, Operand, Operator
+from gac.profiling.operators.base import Axes, Operator
 
 Backend = Literal["auto", "flash", "efficient", "cudnn", "math"]
 
@@ -29,19 +29,13 @@ class Sdpa(Operator):
     """
 
     axes = ("b", "h", "kv", "s", "t", "d")
-    dtypes = ("bf16", "fp16")
+    reads, writes = ("b h s d", "b kv t d", "b kv t d"), ("b h s d",)
+    runner = "gac.profiling.timing.runners.attention:SdpaRunner"
 
     def __init__(self, backend: Backend, causal: bool) -> None:
         self.backend = backend
         self.causal = causal
         self.name = "sdpa" + ("" if backend == "auto" else f"_{backend}") + ("_causal" if causal else "")
-
-    def inputs(self, axes: Axes, dtype: str) -> tuple[Operand, ...]:
-        b, h, kv, s, t, d = (axes[name] for name in self.axes)
-        return Operand((b, h, s, d), dtype), Operand((b, kv, t, d), dtype), Operand((b, kv, t, d), dtype)
-
-    def outputs(self, axes: Axes, dtype: str) -> tuple[Operand, ...]:
-        return (Operand((axes["b"], axes["h"], axes["s"], axes["d"]), dtype),)
 
     def flops(self, axes: Axes) -> int:
         return 4 * axes["b"] * axes["h"] * axes["d"] * self._pairs(axes["s"], axes["t"])

@@ -1,7 +1,6 @@
 """What an operator is: named axes, operands, arithmetic, traffic, and the shapes its libraries refuse."""
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -28,30 +27,38 @@ class Operand:
         return math.prod(self.shape) * ITEM_BYTES[self.dtype]
 
 
-class Operator(ABC):
+class Operator:
     """One operator over named axes.
 
     Attributes:
         name: what profiles call it.
         axes: names of its axes, in the order in which an operation gives them.
         dtypes: the dtypes that it can be timed in.
+        reads: the axes of each tensor that one launch reads, as in ``m k``; activations first, then weights.
+        writes: the axes of each tensor that it writes: intermediates first, the result or the results last.
+        products: the axes of each GEMM, whose sizes multiply to its multiplications.
+        runner: where its ``gac.profiling.timing.runners.base.Runner`` is, as ``module:class``.
     """
 
     name: str
     axes: tuple[str, ...]
-    dtypes: tuple[str, ...]
+    dtypes: tuple[str, ...] = ("bf16", "fp16")
+    reads: tuple[str, ...] = ()
+    writes: tuple[str, ...] = ()
+    products: tuple[str, ...] = ()
+    runner: str
 
-    @abstractmethod
     def inputs(self, axes: Axes, dtype: str) -> tuple[Operand, ...]:
         """What one launch reads: activations first, then weights, then scales."""
+        return tuple(Operand(_sizes(names, axes), dtype) for names in self.reads)
 
-    @abstractmethod
     def outputs(self, axes: Axes, dtype: str) -> tuple[Operand, ...]:
         """What one launch writes: intermediates first, the result or the results last."""
+        return tuple(Operand(_sizes(names, axes), dtype) for names in self.writes)
 
-    @abstractmethod
     def flops(self, axes: Axes) -> int:
         """Floating-point operations that the result needs, a multiply-add counted as two."""
+        return 2 * sum(math.prod(_sizes(names, axes)) for names in self.products)
 
     def bytes(self, axes: Axes, dtype: str) -> int:
         """The fewest bytes to move: every operand once."""
@@ -67,6 +74,10 @@ class Operator(ABC):
         It explains and predicts. What a device does with the shape is only known by running it.
         """
         return None
+
+
+def _sizes(names: str, axes: Axes) -> tuple[int, ...]:
+    return tuple(axes[name] for name in names.split())
 
 
 def indivisible(axes: Axes, names: tuple[str, ...], divisor: int) -> str | None:

@@ -6,6 +6,7 @@ from itertools import groupby
 from gac.profiling.operators.base import Axes, Operand, Operator
 
 ROUNDING = 8
+_RUNNERS = "gac.profiling.timing.runners.batched"
 
 
 def _rounded(dim: int) -> int:
@@ -17,17 +18,8 @@ class BatchedGemm(Operator):
 
     name = "batched_gemm"
     axes = ("b", "m", "k", "n")
-    dtypes = ("bf16", "fp16")
-
-    def inputs(self, axes: Axes, dtype: str) -> tuple[Operand, ...]:
-        b, m, k, n = (axes[name] for name in self.axes)
-        return Operand((b, m, k), dtype), Operand((b, n, k), dtype)
-
-    def outputs(self, axes: Axes, dtype: str) -> tuple[Operand, ...]:
-        return (Operand((axes["b"], axes["m"], axes["n"]), dtype),)
-
-    def flops(self, axes: Axes) -> int:
-        return 2 * axes["b"] * axes["m"] * axes["k"] * axes["n"]
+    reads, writes, products = ("b m k", "b n k"), ("b m n",), ("b m k n",)
+    runner = f"{_RUNNERS}:BatchedRunner"
 
 
 class Heads(Operator):
@@ -38,7 +30,7 @@ class Heads(Operator):
     """
 
     axes = ("m", "k", "heads", "low", "high")
-    dtypes = ("bf16", "fp16")
+    runner = f"{_RUNNERS}:HeadsRunner"
 
     @abstractmethod
     def buckets(self, axes: Axes) -> tuple[tuple[int, int], ...]:
@@ -73,6 +65,7 @@ class SeparateHeads(Heads):
     """Heads of different dims, one GEMM a head."""
 
     name = "batched_gemm_separate"
+    runner = f"{_RUNNERS}:SeparateHeadsRunner"
 
     def buckets(self, axes: Axes) -> tuple[tuple[int, int], ...]:
         return tuple((1, dim) for dim in self.dims(axes))

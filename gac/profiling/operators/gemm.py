@@ -1,16 +1,12 @@
-"""Linear layers: one GEMM, the low-rank pair, and pairs that share their first GEMM.
+"""Linear layers: one GEMM, the low-rank pair, and pairs that share their first GEMM; and a copy.
 
 Weights lie as ``torch.nn.Linear`` keeps them, ``(out, in)``.
 """
 
 from gac.profiling.operators.base import Axes, Operand, Operator, indivisible
 
+_RUNNERS = "gac.profiling.timing.runners.gemm"
 _FP8_RULE = "torch._scaled_mm takes k and n that are multiples of 16 only (16-byte rows of fp8)"
-
-
-def _fp8_refusal(axes: Axes) -> str | None:
-    broken = indivisible(axes, ("k", "n"), 16)
-    return f"{_FP8_RULE}: {broken}" if broken else None
 
 
 class Linear(Operator):
@@ -19,9 +15,11 @@ class Linear(Operator):
     name = "linear"
     axes = ("m", "k", "n")
     dtypes: tuple[str, ...] = ("bf16", "fp16", "fp8")
+    reads, writes, products = ("m k", "n k"), ("m n",), ("m k n",)
+    runner = f"{_RUNNERS}:LinearRunner"
 
     def inputs(self, axes: Axes, dtype: str) -> tuple[Operand, ...]:
-        matrices = Operand((axes["m"], axes["k"]), dtype), Operand((axes["n"], axes["k"]), dtype)
+        matrices = super().inputs(axes, dtype)
         return (*matrices, *self.scales(axes)) if dtype == "fp8" else matrices
 
     def scales(self, axes: Axes) -> tuple[Operand, Operand]:
@@ -29,13 +27,11 @@ class Linear(Operator):
         return Operand((1, 1), "fp32"), Operand((1, 1), "fp32")
 
     def outputs(self, axes: Axes, dtype: str) -> tuple[Operand, ...]:
-        return (Operand((axes["m"], axes["n"]), "bf16" if dtype == "fp8" else dtype),)
-
-    def flops(self, axes: Axes) -> int:
-        return 2 * axes["m"] * axes["k"] * axes["n"]
+        return super().outputs(axes, "bf16" if dtype == "fp8" else dtype)
 
     def refusal(self, axes: Axes, dtype: str) -> str | None:
-        return _fp8_refusal(axes) if dtype == "fp8" else None
+        broken = indivisible(axes, ("k", "n"), 16)
+        return f"{_FP8_RULE}: {broken}" if dtype == "fp8" and broken else None
 
 
 class RowwiseLinear(Linear):
@@ -53,17 +49,8 @@ class LowRank(Operator):
 
     name = "low_rank"
     axes = ("m", "k", "r", "n")
-    dtypes = ("bf16", "fp16")
-
-    def inputs(self, axes: Axes, dtype: str) -> tuple[Operand, ...]:
-        m, k, r, n = (axes[name] for name in self.axes)
-        return Operand((m, k), dtype), Operand((r, k), dtype), Operand((n, r), dtype)
-
-    def outputs(self, axes: Axes, dtype: str) -> tuple[Operand, ...]:
-        return Operand((axes["m"], axes["r"]), dtype), Operand((axes["m"], axes["n"]), dtype)
-
-    def flops(self, axes: Axes) -> int:
-        return 2 * axes["m"] * axes["r"] * (axes["k"] + axes["n"])
+    reads, writes, products = ("m k", "r k", "n r"), ("m r", "m n"), ("m k r", "m r n")
+    runner = f"{_RUNNERS}:LowRankRunner"
 
 
 class TritonLinear(Linear):
@@ -71,6 +58,7 @@ class TritonLinear(Linear):
 
     name = "linear_triton"
     dtypes = ("bf16", "fp16")
+    runner = f"{_RUNNERS}:TritonLinearRunner"
 
     def unmet(self, axes: Axes) -> str | None:
         return _several_rows(axes)
@@ -80,6 +68,7 @@ class TritonLowRank(LowRank):
     """The pair of one row in two of these kernels."""
 
     name = "low_rank_triton"
+    runner = f"{_RUNNERS}:TritonLowRankRunner"
 
     def unmet(self, axes: Axes) -> str | None:
         return _several_rows(axes)
@@ -97,7 +86,8 @@ class SharedLowRank(Operator):
 
     name = "low_rank_shared"
     axes = ("m", "k", "r", "n", "pairs")
-    dtypes = ("bf16", "fp16")
+    products = ("m k r pairs", "m r n pairs")
+    runner = f"{_RUNNERS}:SharedLowRankRunner"
 
     def inputs(self, axes: Axes, dtype: str) -> tuple[Operand, ...]:
         m, k, r, n, pairs = (axes[name] for name in self.axes)
@@ -107,5 +97,11 @@ class SharedLowRank(Operator):
         m, r, n, pairs = (axes[name] for name in ("m", "r", "n", "pairs"))
         return Operand((m, pairs * r), dtype), *(Operand((m, n), dtype),) * pairs
 
-    def flops(self, axes: Axes) -> int:
-        return 2 * axes["m"] * axes["pairs"] * axes["r"] * (axes["k"] + axes["n"])
+
+class Copy(Operator):
+    """Copies n elements, n read and n written: it says what bandwidth the device has."""
+
+    name = "copy"
+    axes = ("n",)
+    reads = writes = ("n",)
+    runner = f"{_RUNNERS}:CopyRunner"

@@ -24,6 +24,9 @@ class Int4Linear(Operator):
     name = "int4_linear"
     axes = ("m", "k", "n", "group")
     dtypes = ("bf16",)
+    writes: tuple[str, ...] = ("m n",)
+    products = ("m k n",)
+    runner = "gac.profiling.timing.runners.int4:FusedInt4Runner"
 
     def inputs(self, axes: Axes, dtype: str) -> tuple[Operand, ...]:
         m, k, n, group = (axes[name] for name in self.axes)
@@ -32,12 +35,6 @@ class Int4Linear(Operator):
             Operand((n, -(-k // 2)), "uint8"),
             Operand((-(-k // group), n, 2), dtype),
         )
-
-    def outputs(self, axes: Axes, dtype: str) -> tuple[Operand, ...]:
-        return (Operand((axes["m"], axes["n"]), dtype),)
-
-    def flops(self, axes: Axes) -> int:
-        return 2 * axes["m"] * axes["k"] * axes["n"]
 
     def refusal(self, axes: Axes, dtype: str) -> str | None:
         if axes["group"] not in GROUPS:
@@ -56,9 +53,8 @@ class DequantisedInt4Linear(Int4Linear):
     """
 
     name = "int4_linear_dequantised"
-
-    def outputs(self, axes: Axes, dtype: str) -> tuple[Operand, ...]:
-        return Operand((axes["n"], axes["k"]), dtype), Operand((axes["m"], axes["n"]), dtype)
+    writes = ("n k", "m n")
+    runner = "gac.profiling.timing.runners.int4:DequantisedInt4Runner"
 
     def refusal(self, axes: Axes, dtype: str) -> str | None:
         return uncut(axes)

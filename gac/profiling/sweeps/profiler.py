@@ -128,5 +128,5 @@ def _estimate(points: Sequence[Point], target: Path, passes: int, header: Header
 
 
 def _launch_seconds(point: Point, rate: float) -> float:
-    operator, axes = OPERATORS[point.operation.operator], point.operation.axes
+    operator, axes = OPERATORS.get(point.operation.operator), point.operation.axes
     return max(operator.flops(axes) / rate, operator.bytes(axes, point.dtype) / _BYTES_PER_SECOND)

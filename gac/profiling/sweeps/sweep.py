@@ -176,7 +176,7 @@ class _Sentinels:
 
 def _spread(points: Sequence[Point]) -> list[Point]:
     """Some of the points, evenly spread when they are sorted by their operations."""
-    ordered = sorted(points, key=lambda one: OPERATORS[one.operation.operator].flops(one.operation.axes))
+    ordered = sorted(points, key=lambda one: OPERATORS.get(one.operation.operator).flops(one.operation.axes))
     places = {(2 * number + 1) * len(ordered) // (2 * _SENTINELS) for number in range(_SENTINELS)}
     return [ordered[place] for place in sorted(places)] if ordered else []
 

@@ -11,7 +11,7 @@ from gac.errors import UNSAFE, ProfileError
 from gac.profiling.records import DeviceLostError, Header, Launch, Measurement, Point
 from gac.profiling.timing.launches import CallLostError, trace
 from gac.profiling.timing.operands import Pools
-from gac.profiling.timing.runners import RUNNERS
+from gac.profiling.timing.runners import runner_of
 from gac.profiling.timing.runners.base import WORST_ERROR, relative_error
 from gac.profiling.timing.sampling import Timing
 from gac.profiling.timing.stopwatch import Stopwatch
@@ -80,7 +80,7 @@ class GpuMeasurer:
             if point not in self._checked:
                 self._check(point)
                 self._checked.add(point)
-            runner = RUNNERS[point.operation.operator]
+            runner = runner_of(point.operation.operator)
             bytes_each = runner.operator.bytes(point.operation.axes, point.dtype)
             return self._watch.time(lambda count: [self._call(point) for _ in range(count)], bytes_each, point.cache)
 
@@ -88,13 +88,13 @@ class GpuMeasurer:
         return lambda: self._call(point)
 
     def _cut(self, point: Point) -> tuple[list[Tensor], list[Tensor]]:
-        runner, axes = RUNNERS[point.operation.operator], point.operation.axes
+        runner, axes = runner_of(point.operation.operator), point.operation.axes
         inputs = list(runner.operands(axes, point.dtype, self._pools.cut))
         outputs = [self._pools.cut_output(operand) for operand in runner.operator.outputs(axes, point.dtype)]
         return inputs, outputs
 
     def _call(self, point: Point) -> Callable[[], object]:
-        runner, (inputs, outputs) = RUNNERS[point.operation.operator], self._cut(point)
+        runner, (inputs, outputs) = runner_of(point.operation.operator), self._cut(point)
         return lambda: runner.run(inputs, outputs)
 
     def _check(self, point: Point) -> None:
@@ -102,7 +102,7 @@ class GpuMeasurer:
 
         PyTorch says as warnings why a backend refuses a shape, and then only that there is none: both are kept.
         """
-        runner, (inputs, outputs) = RUNNERS[point.operation.operator], self._cut(point)
+        runner, (inputs, outputs) = runner_of(point.operation.operator), self._cut(point)
         for output in outputs:
             output.fill_(float("nan"))
         with warnings.catch_warnings(record=True) as reasons:

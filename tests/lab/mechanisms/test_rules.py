@@ -218,15 +218,15 @@ def test_every_rule_has_a_level_a_source_and_a_published_cost() -> None:
 
 
 def test_every_axis_with_rules_is_an_axis_of_its_operator() -> None:
-    assert all(axis in OPERATORS[operator].axes for operator, axis in ROWS)
-    assert {name for name in OPERATORS if name.startswith("sdpa")} == SDPA
+    assert all(axis in OPERATORS.get(operator).axes for operator, axis in ROWS)
+    assert {name for name in OPERATORS.names if name.startswith("sdpa")} == SDPA
 
 
-@pytest.mark.parametrize("operator", OPERATORS)
+@pytest.mark.parametrize("operator", OPERATORS.names)
 def test_every_operator_has_a_natural_axis_and_rules_that_answer(operator) -> None:
-    assert natural_axis(operator) in OPERATORS[operator].axes
-    for axis in OPERATORS[operator].axes:
-        for dtype in OPERATORS[operator].dtypes:
+    assert natural_axis(operator) in OPERATORS.get(operator).axes
+    for axis in OPERATORS.get(operator).axes:
+        for dtype in OPERATORS.get(operator).dtypes:
             where = setting(operator, axis, dtype)
             for rule in rules_for(where):
                 for dim in (1, 107, 160, 257, 4096):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gac.lab.studies import published
-from gac.profiling.operators import operator_named
+from gac.profiling.operators import OPERATORS
 from gac.profiling.records import Launch, Measurement, Point
 
 ALIGN8 = "ampere_fp16_s16816gemm_fp16_256x128_ldg8_f2f_stages_64x3_tn"
@@ -44,11 +44,11 @@ class Machine:
 
 
 def flops(point: Point) -> int:
-    return operator_named(point.operation.operator).flops(point.operation.axes)
+    return OPERATORS.get(point.operation.operator).flops(point.operation.axes)
 
 
 def moved(point: Point) -> int:
-    return operator_named(point.operation.operator).bytes(point.operation.axes, point.dtype)
+    return OPERATORS.get(point.operation.operator).bytes(point.operation.axes, point.dtype)
 
 
 def flat(point: Point) -> Answer:

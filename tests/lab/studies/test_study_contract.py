@@ -6,7 +6,7 @@ import pytest
 
 from gac.errors import ProfileError
 from gac.lab.studies import STUDIES, Study
-from gac.profiling.operators import operation, operator_named
+from gac.profiling.operators import OPERATORS, operation
 from gac.profiling.records import Measurement, Point
 from tests.lab.studies.machines import Machine, a100, flat, hopper
 
@@ -45,7 +45,7 @@ def test_points_are_whole_operations_that_are_listed_once(study: Study) -> None:
     assert len(points) == len(set(points)) > 0
     for point in points:
         assert operation(point.operation.operator, **point.operation.axes) == point.operation
-        assert point.dtype in operator_named(point.operation.operator).dtypes
+        assert point.dtype in OPERATORS.get(point.operation.operator).dtypes
         assert point.cache == "cold"
 
 

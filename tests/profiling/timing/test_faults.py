@@ -16,7 +16,7 @@ from gac.profiling.sweeps.sweep import run_sweep
 from gac.profiling.table import Profile
 from gac.profiling.timing import device, measure
 from gac.profiling.timing.operands import Pools
-from gac.profiling.timing.runners import RUNNERS
+from gac.profiling.timing.runners import runner_of
 from gac.profiling.timing.sampling import Batch, Clocks, Timing, sample_until
 
 POINTS = [Point(low_rank(4, 64, rank, 64)) for rank in range(8, 20)]
@@ -62,7 +62,7 @@ class Gpu:
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
     made = Gpu()
-    runner = RUNNERS["low_rank"]
+    runner = runner_of("low_rank")
     run = runner.run
 
     def harmed(inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> Any:

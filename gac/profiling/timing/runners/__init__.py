@@ -1,40 +1,22 @@
-"""How every operator runs with PyTorch; one runner a description in ``gac.profiling.operators``."""
+"""How every operator runs with PyTorch: the runner that its description in ``gac.profiling.operators`` names."""
 
-from collections.abc import Mapping
-from types import MappingProxyType
+from functools import cache
+from importlib import import_module
 
 from gac.profiling.operators import OPERATORS
-from gac.profiling.operators.attention import Sdpa
-from gac.profiling.timing.runners.attention import SdpaRunner
 from gac.profiling.timing.runners.base import WORST_ERROR, Result, Runner, relative_error
-from gac.profiling.timing.runners.batched import BatchedRunner, HeadsRunner, SeparateHeadsRunner
-from gac.profiling.timing.runners.gemm import (
-    LinearRunner,
-    LowRankRunner,
-    SharedLowRankRunner,
-    TritonLinearRunner,
-    TritonLowRankRunner,
-)
-from gac.profiling.timing.runners.int4 import DequantisedInt4Runner, FusedInt4Runner
-from gac.profiling.timing.runners.memory import CopyRunner
 
-__all__ = ["RUNNERS", "WORST_ERROR", "Result", "Runner", "relative_error"]
+__all__ = ["WORST_ERROR", "Result", "Runner", "relative_error", "runner_of"]
 
-_ALL: tuple[Runner, ...] = (
-    LinearRunner(OPERATORS["linear"]),
-    LinearRunner(OPERATORS["linear_rowwise"]),
-    TritonLinearRunner(OPERATORS["linear_triton"]),
-    LowRankRunner(OPERATORS["low_rank"]),
-    TritonLowRankRunner(OPERATORS["low_rank_triton"]),
-    SharedLowRankRunner(OPERATORS["low_rank_shared"]),
-    BatchedRunner(OPERATORS["batched_gemm"]),
-    SeparateHeadsRunner(OPERATORS["batched_gemm_separate"]),
-    HeadsRunner(OPERATORS["batched_gemm_bucketed"]),
-    HeadsRunner(OPERATORS["batched_gemm_padded"]),
-    FusedInt4Runner(OPERATORS["int4_linear"]),
-    DequantisedInt4Runner(OPERATORS["int4_linear_dequantised"]),
-    *(SdpaRunner(operator) for operator in OPERATORS.values() if isinstance(operator, Sdpa)),
-    CopyRunner(OPERATORS["copy"]),
-)
 
-RUNNERS: Mapping[str, Runner] = MappingProxyType({runner.operator.name: runner for runner in _ALL})
+@cache
+def runner_of(name: str) -> Runner:
+    """The runner of an operator.
+
+    Raises:
+        ProfileError: there is no operator of this name.
+    """
+    operator = OPERATORS.get(name)
+    module, _, runner = operator.runner.partition(":")
+    made: Runner = getattr(import_module(module), runner)(operator)
+    return made

@@ -1,4 +1,4 @@
-"""Linear layers: cuBLAS through ``torch.mm``, fp8 through ``torch._scaled_mm``."""
+"""Linear layers: cuBLAS through ``torch.mm``, fp8 through ``torch._scaled_mm``; and a copy."""
 
 from collections.abc import Sequence
 
@@ -89,6 +89,17 @@ class SharedLowRankRunner(Runner):
         columns = edges(len(seconds[0]), x.device)
         parts = zip(hidden.chunk(len(seconds), dim=1), seconds, result, strict=True)
         return joined([(corners(given), part @ second[columns].float().t()) for part, second, given in parts])
+
+
+class CopyRunner(Runner):
+    """Multiplies by 1 into another tensor: an elementwise kernel (``Tensor.copy_`` would call the driver's memcpy)."""
+
+    def run(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Result:
+        return torch.mul(inputs[0], 1.0, out=outputs[0])
+
+    def compare(self, inputs: Sequence[Tensor], result: Result) -> tuple[Tensor, Tensor]:
+        places = edges(len(inputs[0]), inputs[0].device)
+        return single(result)[places], inputs[0][places].float()
 
 
 def _at(operand: Tensor, rows: Tensor) -> Tensor:

@@ -9,13 +9,13 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from gac.profiling.operators import operation
 from gac.profiling.timing.operands import Pools
-from gac.profiling.timing.runners import RUNNERS, Result, relative_error
+from gac.profiling.timing.runners import Result, relative_error, runner_of
 from gac.profiling.timing.runners.base import edges
 from gac.profiling.timing.runners.int4 import inner_tiles
 
 
 def run(name: str, dtype: str = "bf16", **axes: int) -> tuple[Sequence[Tensor], Result]:
-    runner, pools = RUNNERS[name], Pools("cpu", limit_bytes=2**21)
+    runner, pools = runner_of(name), Pools("cpu", limit_bytes=2**21)
     checked = operation(name, **axes).axes
     inputs = runner.operands(checked, dtype, pools.cut)
     return inputs, runner.run(inputs, [pools.cut_output(one) for one in runner.operator.outputs(checked, dtype)])
@@ -48,7 +48,7 @@ def test_pairs_that_share_their_input_are_pairs() -> None:
     for index, second in enumerate(seconds):
         pair = [x, first[5 * index : 5 * index + 5].contiguous(), second]
         assert near(result[index], pair[0].double() @ pair[1].double().T @ pair[2].double().T)
-        assert relative_error(RUNNERS["low_rank"], pair, result[index]) < 1e-2
+        assert relative_error(runner_of("low_rank"), pair, result[index]) < 1e-2
 
 
 @pytest.mark.parametrize("name", ["batched_gemm_separate", "batched_gemm_bucketed", "batched_gemm_padded"])
@@ -62,7 +62,7 @@ def test_every_head_is_multiplied_with_its_own_weight(name) -> None:
 
 def int4_operands(m: int, k: int, n: int, group: int) -> list[Tensor]:
     axes, pools = operation("int4_linear", m=m, k=k, n=n, group=group).axes, Pools("cpu", limit_bytes=2**21)
-    return [pools.cut(operand) for operand in RUNNERS["int4_linear"].operator.inputs(axes, "bf16")]
+    return [pools.cut(operand) for operand in runner_of("int4_linear").operator.inputs(axes, "bf16")]
 
 
 def test_both_int4_operators_are_what_pytorchs_int4_kernel_computes() -> None:
@@ -70,13 +70,13 @@ def test_both_int4_operators_are_what_pytorchs_int4_kernel_computes() -> None:
     levels = torch.stack([nibbles >> 4, nibbles & 15], dim=-1).flatten(1).int()
     packed = torch._convert_weight_to_int4pack_for_cpu(levels, 2)
     result = torch._weight_int4pack_mm_for_cpu(x, packed, 32, scales)
-    assert relative_error(RUNNERS["int4_linear"], [x, nibbles, scales, packed], result) < 1e-2
-    assert relative_error(RUNNERS["int4_linear_dequantised"], [x, nibbles, scales], result) < 1e-2
+    assert relative_error(runner_of("int4_linear"), [x, nibbles, scales, packed], result) < 1e-2
+    assert relative_error(runner_of("int4_linear_dequantised"), [x, nibbles, scales], result) < 1e-2
 
 
 def test_the_check_of_the_fused_kernel_accepts_the_dequantised_result_and_no_other() -> None:
     inputs, result = run("int4_linear_dequantised", m=70, k=96, n=72, group=32)
-    fused = RUNNERS["int4_linear"]
+    fused = runner_of("int4_linear")
     assert relative_error(fused, [*inputs, torch.empty(0)], result) < 1e-2
     swapped = (inputs[1] >> 4) | (inputs[1] << 4)
     assert relative_error(fused, [inputs[0], swapped, inputs[2], torch.empty(0)], result) > 0.1
@@ -106,7 +106,7 @@ def test_attention_is_pytorchs_in_float64(name, suffix) -> None:
 
 @pytest.mark.parametrize("lengths", [{"s": 70, "t": 100}, {"s": 100, "t": 70}, {"s": 1, "t": 70}])
 def test_the_causal_mask_is_aligned_to_the_top_left(lengths) -> None:
-    runner = RUNNERS["sdpa_math_causal"]
+    runner = runner_of("sdpa_math_causal")
     inputs, result = run("sdpa_math_causal", **{**GQA, **lengths})
     assert relative_error(runner, inputs, result) < 1e-2
     _, unmasked = run("sdpa_math", **{**GQA, **lengths})
@@ -119,4 +119,4 @@ def test_kernels_that_only_cuda_has_fail_here_and_are_checked_alike(backend, suf
     with pytest.raises(RuntimeError, match="No viable backend"):
         run(f"sdpa_{backend}{suffix}", **GQA)
     inputs, result = run(f"sdpa_math{suffix}", **GQA)
-    assert relative_error(RUNNERS[f"sdpa_{backend}{suffix}"], inputs, result) < 1e-2
+    assert relative_error(runner_of(f"sdpa_{backend}{suffix}"), inputs, result) < 1e-2
