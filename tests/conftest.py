@@ -70,6 +70,14 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
     return models.tiny_tokenizer()
 
 
+@pytest.fixture
+def directory(tiny_model: LlamaForCausalLM, tiny_tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> Path:
+    """The tiny model's directory, with its tokenizer."""
+    tiny_model.save_pretrained(tmp_path / "model")
+    tiny_tokenizer.save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
 @pytest.fixture(scope="session")
 def prose() -> str:
     """5,000 seeded words of ASCII text, more than 20,000 tokens."""

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from commands import answer, ranks, run, write_profile
+from commands import answer, ranks, refused, run, write_profile
 
 SHAPE = "m=1024,k=4096,n=4096"
 
@@ -56,9 +56,7 @@ def test_a_stretch_of_dims_is_shown_dim_by_dim(recorded: Path) -> None:
     ],
 )
 def test_a_choice_that_matches_nothing(options: tuple[str, ...], words: str, recorded: Path) -> None:
-    result = run("cliffs", recorded, *options)
-    assert result.exit_code == 1
-    assert result.stderr == (
+    assert refused("cliffs", recorded, *options) == (
         f"Error: no sweep of recorded is of {words}; expected one of its 1 sweeps. "
         "Run gac cliffs on it without filters to see them.\n"
     )
@@ -80,9 +78,7 @@ def test_a_figure_without_a_choice_is_the_gpus_page(recorded: Path, tmp_path: Pa
 
 
 def test_a_figure_of_an_unknown_ending_is_refused_before_any_work(tmp_path: Path) -> None:
-    result = run("cliffs", tmp_path / "no such profile", "--plot", tmp_path / "figure.gif")
-    assert result.exit_code == 1
-    assert result.stderr == (
+    assert refused("cliffs", tmp_path / "no such profile", "--plot", tmp_path / "figure.gif") == (
         f"Error: figure {tmp_path}/figure.gif ends in '.gif'; expected one of .png, .pdf, .svg. Change the ending.\n"
     )
 
@@ -122,15 +118,13 @@ def test_spaces_in_a_shape_do_not_matter(recorded: Path) -> None:
 
 def test_a_name_that_no_file_system_takes(tmp_path: Path) -> None:
     path = tmp_path / f"{'a' * 300}.png"
-    result = run("cliffs", "p", "--plot", path)
-    assert result.exit_code == 1
-    assert result.stderr == (f"Error: {path}: File name too long; expected the path of a file. Choose another path.\n")
+    assert refused("cliffs", "p", "--plot", path) == (
+        f"Error: {path}: File name too long; expected the path of a file. Choose another path.\n"
+    )
 
 
 def test_a_profile_without_sweeps(tmp_path: Path) -> None:
-    result = run("cliffs", write_profile(tmp_path / "short.jsonl", ranks(range(8, 64, 8)), lambda point: 8))
-    assert result.exit_code == 1
-    assert result.stderr == (
+    assert refused("cliffs", write_profile(tmp_path / "short.jsonl", ranks(range(8, 64, 8)), lambda point: 8)) == (
         "Error: profile short has no sweep; expected at least 8 dims along one axis with all else fixed. "
         "Measure them with gac profile.\n"
     )

@@ -7,7 +7,7 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 from gac.plan import Plan
-from tests.cli.commands import answer, run
+from tests.cli.commands import answer, refused, run
 from tests.compression.compressed import small_compressed
 
 
@@ -32,14 +32,10 @@ def test_merging_warns(saved: Path, tmp_path: Path) -> None:
 
 
 def test_without_merging_low_rank_pairs_are_refused(saved: Path, tmp_path: Path) -> None:
-    result = run("export", saved, "-o", tmp_path / "plain")
-    assert result.exit_code == 1
-    assert "expected a plan that a stock config can say" in result.stderr
+    assert "expected a plan that a stock config can say" in refused("export", saved, "-o", tmp_path / "plain")
     assert not (tmp_path / "plain").exists()
 
 
 def test_a_place_in_use_is_refused_before_anything_is_read(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("kept")
-    result = run("export", tmp_path / "nowhere", "-o", tmp_path, "--merge")
-    assert result.exit_code == 1
-    assert "expected a new or empty directory" in result.stderr
+    assert "expected a new or empty directory" in refused("export", tmp_path / "nowhere", "-o", tmp_path, "--merge")

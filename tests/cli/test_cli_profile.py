@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import answer, ranks, run, write_profile
+from commands import answer, misused, ranks, refused, run, write_profile
 
 from gac.lab.studies import STUDIES
 from gac.profiling.records import Point
@@ -115,9 +115,7 @@ def test_the_summary_says_how_far_to_trust_it(profiler: Profiler) -> None:
     ],
 )
 def test_what_is_not_known_is_refused(options: tuple[str, ...], message: str, profiler: Profiler) -> None:
-    result = run("profile", *options)
-    assert result.exit_code == 1
-    assert result.stderr.startswith(message)
+    assert refused("profile", *options).startswith(message)
     assert profiler.points == set()
 
 
@@ -152,6 +150,4 @@ def test_profiles_says_which_file_cannot_be_read(tmp_path: Path, monkeypatch: py
 
 
 def test_nan_seconds_are_wrong_usage() -> None:
-    result = run("profile", "--seconds", "nan")
-    assert result.exit_code == 2
-    assert "nan is not a number." in result.stderr
+    assert "nan is not a number." in misused("profile", "--seconds", "nan")

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from commands import answer, run
+from commands import answer, refused, run
 from transformers import LlamaForCausalLM
 
 from tests.repairs.checkpoints import factored, svd_llm, write
@@ -42,6 +42,4 @@ def test_an_error_in_json(theirs: Path) -> None:
 
 
 def test_an_unknown_strategy(theirs: Path, tmp_path: Path) -> None:
-    result = run("repair", theirs, "-o", tmp_path / "ours", "--strategy", "tradeof")
-    assert result.exit_code == 1
-    assert "Did you mean 'tradeoff'?" in result.stderr
+    assert "Did you mean 'tradeoff'?" in refused("repair", theirs, "-o", tmp_path / "ours", "--strategy", "tradeof")

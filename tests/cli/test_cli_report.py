@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gac.profiling.table import Profile
-from tests.cli.commands import answer, run
+from tests.cli.commands import answer, refused, run
 from tests.reporting.report_plans import by_rule, decided, whole_range
 
 
@@ -48,29 +48,29 @@ def test_the_profile_is_found_by_its_digest(plan: Path, tmp_path: Path) -> None:
 
 
 def test_another_profile_is_refused(plan: Path, tmp_path: Path) -> None:
-    result = run("report", plan, "--profile", "nvidia-h100-80gb-hbm3", "-o", tmp_path / "report.html")
-    assert result.exit_code == 1
-    assert "expected 222222222222, the one that the plan was made with" in result.stderr
+    assert "expected 222222222222, the one that the plan was made with" in refused(
+        "report", plan, "--profile", "nvidia-h100-80gb-hbm3", "-o", tmp_path / "report.html"
+    )
     assert not (tmp_path / "report.html").exists()
 
 
 def test_plans_of_different_models(plan: Path, tmp_path: Path) -> None:
     replace(decided(), model_digest="f" * 64).save(tmp_path / "other.json")
-    result = run("report", plan, "--against", tmp_path / "other.json", "-o", tmp_path / "report.html")
-    assert result.exit_code == 1
-    assert "expected plans for the same model" in result.stderr
+    assert "expected plans for the same model" in refused(
+        "report", plan, "--against", tmp_path / "other.json", "-o", tmp_path / "report.html"
+    )
 
 
 def test_an_empty_plan(plan: Path, tmp_path: Path) -> None:
     document = json.loads(plan.read_text())
     document["sites"] = []
     plan.write_text(json.dumps(document))
-    result = run("report", plan, "-o", tmp_path / "report.html")
-    assert result.exit_code == 1
-    assert "plan has no sites; expected one at least. Make the plan again; this one was edited." in result.stderr
+    assert "plan has no sites; expected one at least. Make the plan again; this one was edited." in refused(
+        "report", plan, "-o", tmp_path / "report.html"
+    )
 
 
 def test_a_path_that_is_a_directory(plan: Path, tmp_path: Path) -> None:
-    result = run("report", plan, "-o", tmp_path)
-    assert result.exit_code == 1
-    assert f"{tmp_path} is a directory; expected the path of a file. Name a file in it." in result.stderr
+    assert f"{tmp_path} is a directory; expected the path of a file. Name a file in it." in refused(
+        "report", plan, "-o", tmp_path
+    )

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import answer, run, write_profile
+from commands import answer, misused, refused, run, write_profile
 
 from gac.lab.studies import STUDIES
 from gac.profiling.records import Point
@@ -53,9 +53,7 @@ def test_several_studies_end_with_one_line_each(studied: Path) -> None:
 
 
 def test_a_study_that_was_not_measured_fails_alone(studied: Path) -> None:
-    result = run("study", "gemv", "--profile", studied)
-    assert result.exit_code == 1
-    assert "points of study gemv are not measured" in result.stderr
+    assert "points of study gemv are not measured" in refused("study", "gemv", "--profile", studied)
 
 
 def test_among_others_it_is_a_problem_beside_their_results(studied: Path) -> None:
@@ -79,9 +77,7 @@ def test_without_a_profile_what_is_missing_is_measured_first(studied: Path, monk
 
 
 def test_an_unknown_study_names_the_nearest() -> None:
-    result = run("study", "gemm-kk")
-    assert result.exit_code == 1
-    assert result.stderr.endswith("Did you mean 'gemm-k'?\n")
+    assert refused("study", "gemm-kk").endswith("Did you mean 'gemm-k'?\n")
 
 
 def test_a_misspelt_study_is_named_beside_all(studied: Path) -> None:
@@ -89,6 +85,4 @@ def test_a_misspelt_study_is_named_beside_all(studied: Path) -> None:
 
 
 def test_a_profile_without_a_study_is_wrong_usage(studied: Path) -> None:
-    result = run("study", "--profile", studied)
-    assert result.exit_code == 2
-    assert "--profile judges studies: name them, or give --all." in result.stderr
+    assert "--profile judges studies: name them, or give --all." in misused("study", "--profile", studied)

@@ -21,7 +21,7 @@ from gac.plan import Plan
 from gac.profiling.reading import parse
 from gac.profiling.table import Profile
 from gac.workloads import Workload
-from tests.cli.commands import run
+from tests.cli.commands import refused
 from tests.fuzz.hostile import spoiled
 from tests.fuzz.targets import TARGETS, survives
 
@@ -162,9 +162,7 @@ def test_a_report_that_cannot_be_is_refused(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("r.json").write_bytes(text.encode("utf-8", "surrogateescape"))
-    result = run("plot", "prediction", "r.json", "-o", "x.png")
-    assert result.exit_code == 1
-    assert message in result.stderr
+    assert message in refused("plot", "prediction", "r.json", "-o", "x.png")
 
 
 @pytest.mark.parametrize("text", ["prefill:" + "9" * 5000 + "x1", "decode:1@\u0661", "prefill:0x1"])

@@ -24,13 +24,6 @@ Q_PROJ = "model.layers.0.self_attn.q_proj"
 DOWN_PROJ = "model.layers.1.mlp.down_proj"
 
 
-@pytest.fixture
-def directory(tmp_path: Path, tiny_model: LlamaForCausalLM, tiny_tokenizer: object) -> Path:
-    tiny_model.save_pretrained(tmp_path / "tiny")
-    tiny_tokenizer.save_pretrained(tmp_path / "tiny")
-    return tmp_path / "tiny"
-
-
 def test_a_loaded_model_is_taken_as_it_is(tiny_model: LlamaForCausalLM, tiny_tokenizer: object) -> None:
     loaded = load_model(tiny_model, tiny_tokenizer)
     assert loaded.model is tiny_model
