@@ -1,5 +1,5 @@
 """Zero-pad what someone else compressed to dims that run fast, without changing its outputs.
 
-Read in this order: ``contract`` (what a dim may become), ``seams`` (where a dim lies in the tensors, and which GEMMs it
-moves), ``stored`` (the files), ``layouts`` (which seams a checkpoint has), ``times``, ``run``.
+Read in this order: ``contract`` (what a dim may become), ``shared_dims`` (where a dim lies in the tensors, and which
+GEMMs it moves), ``weight_files`` (the files), ``layouts`` (which shared dims a checkpoint has), ``times``, ``run``.
 """

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from gac.forms import form_named
 from gac.plan import KvCache, Plan, SiteChoice, WeightChoice
-from gac.repairs.seams import Dims
+from gac.repairs.shared_dims import Dims
 
 
 def padded_plan(plan: Plan, dims: Dims) -> Plan:

@@ -9,11 +9,10 @@ from gac.profiling.select import select_profile
 from gac.profiling.table import Profile
 from gac.repairs.contract import ShapeContract
 from gac.repairs.layouts import find_blocks
-from gac.repairs.padding import added_bytes, insertions
 from gac.repairs.report import Moved, Repaired
-from gac.repairs.seams import Block, Dims
-from gac.repairs.stored import Source, open_source
+from gac.repairs.shared_dims import Block, Dims, insertions
 from gac.repairs.times import Times, in_table, measured_dims, on_gpu, summed
+from gac.repairs.weight_files import Source, open_source
 from gac.repairs.writing import left_out, write
 from gac.workloads import Workload
 
@@ -68,7 +67,7 @@ def repair(
     check_free(target, overwrite)
     source = open_source(Path(directory), allow_pickle=allow_pickle)
     found = find_blocks(source)
-    before = {seam.name: seam.dim for block in found.blocks for seam in block.seams}
+    before = {shared_dim.name: shared_dim.dim for block in found.blocks for shared_dim in block.shared}
     after = decide(found.blocks, contract, table, parsed)
     put_in = insertions(found.blocks, after)
     times = [
@@ -77,7 +76,7 @@ def repair(
     ]
     times += _measured(found.blocks, (before, after), parsed) if measure else []
     held = sum(stored.bytes for stored in source.tensors.values())
-    grown = held + sum(added_bytes(source.tensors[name], more) for name, more in put_in.items())
+    grown = held + sum(source.tensors[name].added_bytes(more) for name, more in put_in.items())
     with complete_directory(target) as part:
         write(source, part, found.blocks, after, put_in, grown)
     return Repaired(
@@ -99,15 +98,15 @@ def repair(
 def decide(
     blocks: Sequence[Block], contract: ShapeContract, profile: Profile, workloads: Sequence[Workload]
 ) -> dict[str, int]:
-    """What every dim becomes, by the name of its seam."""
+    """What every dim becomes, by the name of its shared dim."""
     return {
-        seam.name: contract.becomes(
-            seam.dim,
-            seam.most,
-            measured_dims(profile, block, seam, workloads) if contract.measured else {},
+        shared_dim.name: contract.becomes(
+            shared_dim.dim,
+            shared_dim.most,
+            measured_dims(profile, block, shared_dim, workloads) if contract.measured else {},
         )
         for block in blocks
-        for seam in block.seams
+        for shared_dim in block.shared
     }
 
 
@@ -135,9 +134,9 @@ def _measured(blocks: Sequence[Block], dims: tuple[Dims, Dims], workloads: Seque
 
 def _moved(source: Source, blocks: Sequence[Block], dims: Dims) -> list[Moved]:
     found = []
-    for seam in (seam for block in blocks for seam in block.seams):
-        if dims[seam.name] != seam.dim:
-            alone = insertions([Block((seam,), ())], dims)
-            added = sum(added_bytes(source.tensors[name], more) for name, more in alone.items())
-            found.append(Moved(seam.name, seam.dim, dims[seam.name], added))
+    for shared_dim in (shared_dim for block in blocks for shared_dim in block.shared):
+        if dims[shared_dim.name] != shared_dim.dim:
+            alone = insertions([Block((shared_dim,), ())], dims)
+            added = sum(source.tensors[name].added_bytes(more) for name, more in alone.items())
+            found.append(Moved(shared_dim.name, shared_dim.dim, dims[shared_dim.name], added))
     return found

@@ -11,7 +11,7 @@ from gac.allocation.latencies import DTYPE, UNKNOWN
 from gac.errors import ProfileError
 from gac.profiling.records import DeviceLostError, Measurement, Point
 from gac.profiling.table import Profile
-from gac.repairs.seams import Block, Dims, Run, Seam
+from gac.repairs.shared_dims import Block, Dims, Run, SharedDim
 from gac.workloads import Workload
 
 Look = Callable[[Run, Dims, int], int | None]
@@ -20,7 +20,7 @@ Look = Callable[[Run, Dims, int], int | None]
 
 @dataclass(frozen=True)
 class Times:
-    """The GEMMs of every seam, summed over the model, for one workload, in bf16.
+    """The GEMMs of every shared dim, summed over the model, for one workload, in bf16.
 
     Attributes:
         how: ``predicted`` from a latency table, or ``measured`` here, shape by shape.
@@ -109,21 +109,21 @@ def found_in(rows: Mapping[Point, Measurement]) -> Look:
     return look
 
 
-def measured_dims(profile: Profile, block: Block, seam: Seam, workloads: Sequence[Workload]) -> dict[int, int]:
-    """ns, summed over the workloads, at every dim from the seam's own on that a table has measured for all its GEMMs.
+def measured_dims(profile: Profile, block: Block, shared: SharedDim, workloads: Sequence[Workload]) -> dict[int, int]:
+    """ns, summed over the workloads, at every dim from this one on that a table has measured for all its GEMMs.
 
     Raises:
         ProfileError: there is no such dim.
     """
-    runs = [run for run in block.runs if run.only(seam.name)]
+    runs = [run for run in block.runs if run.only(shared.name)]
     asked = [(run, workload.rows) for run in runs for workload in workloads]
-    found = [_along(profile, run, seam, rows) for run, rows in asked]
+    found = [_along(profile, run, shared, rows) for run, rows in asked]
     dims = set.intersection(*map(set, found))
     if not dims:
         run, rows = min(zip(asked, found, strict=True), key=lambda pair: len(pair[1]))[0]
         sizes = " ".join(f"{axis}={size}" for axis, size in (("m", rows), *run.fixed))
         raise ProfileError(
-            f"profile {profile.path.stem} has measured no dim from {seam.dim} on for {seam.name} "
+            f"profile {profile.path.stem} has measured no dim from {shared.dim} on for {shared.name} "
             f"({run.operator} {sizes}, {run.axis})",
             "dims measured at this shape, for every workload",
             "Measure them with gac profile --model DENSE_MODEL, or use another strategy.",
@@ -131,12 +131,12 @@ def measured_dims(profile: Profile, block: Block, seam: Seam, workloads: Sequenc
     return {dim: sum(one[dim] for one in found) for dim in sorted(dims)}
 
 
-def _along(profile: Profile, run: Run, seam: Seam, rows: int) -> dict[int, int]:
+def _along(profile: Profile, run: Run, shared: SharedDim, rows: int) -> dict[int, int]:
     sweep = profile.rows_of(run.operator, {"m": rows, **dict(run.fixed)}, run.axis, DTYPE)
     (_, times), *_ = run.moved
     found = {}
     for size, ns in zip(sweep.dims.tolist(), sweep.ns.tolist(), strict=True):
         dim, odd = divmod(size - run.rest, times)
-        if not odd and dim >= seam.dim:
+        if not odd and dim >= shared.dim:
             found[dim] = ceil(ns)
     return found

@@ -14,10 +14,9 @@ from gac.checkpoint.load import read_plan, write_header
 from gac.forms.zeros import with_zeros
 from gac.io import open_to_umask
 from gac.models.loading import is_checkpoint
-from gac.repairs.padding import Insertions
 from gac.repairs.replan import padded_plan
-from gac.repairs.seams import Block, Dims
-from gac.repairs.stored import PICKLED, PICKLES, SAFE, Source
+from gac.repairs.shared_dims import Block, Dims, Insertions
+from gac.repairs.weight_files import PICKLED, PICKLES, SAFE, Source
 
 _LEFT_OUT = (*PICKLES, ".pkl", ".ckpt")
 
@@ -26,7 +25,7 @@ def write(source: Source, part: Path, blocks: tuple[Block, ...], dims: Dims, put
     """Fill the empty directory ``part``.
 
     Args:
-        dims: the new ones, by the seam's name.
+        dims: the new ones, by the shared_dim's name.
         put_in: what that puts into the tensors.
         bytes_: of all tensors then.
     """
@@ -106,10 +105,10 @@ def _write_index(source: Source, part: Path, bytes_: int) -> None:
 def _write_config(source: Source, part: Path, blocks: tuple[Block, ...], dims: Dims) -> None:
     """The config with the dims that it states; copied where none of them moved."""
     moved = {
-        seam.stated: dims[seam.name]
+        shared_dim.stated: dims[shared_dim.name]
         for block in blocks
-        for seam in block.seams
-        if seam.stated and dims[seam.name] != seam.dim
+        for shared_dim in block.shared
+        if shared_dim.stated and dims[shared_dim.name] != shared_dim.dim
     }
     if not moved:
         shutil.copyfile(source.directory / "config.json", part / "config.json")

@@ -11,7 +11,7 @@ from gac.profiling.records import DeviceLostError, Header, Measurement, Point
 from gac.profiling.table import Profile
 from gac.repairs.contract import ShapeContract
 from gac.repairs.run import decide
-from gac.repairs.seams import Block, Run, Seam
+from gac.repairs.shared_dims import Block, Run, SharedDim
 from gac.repairs.times import DTYPE, found_in, in_table, measured_dims, on_gpu, summed
 from gac.workloads import Workload
 from tests.cli.commands import write_profile
@@ -19,7 +19,7 @@ from tests.headers import make_header
 
 PREFILL = Workload.parse("prefill:1x1024")
 PAIR = Block(
-    (Seam("q_proj", 1023, ()),),
+    (SharedDim("q_proj", 1023, ()),),
     (Run("low_rank", (("k", 4096), ("n", 4096)), "r", (("q_proj", 1),)),),
 )
 
@@ -103,7 +103,7 @@ def test_only_measured_dims_are_taken(tmp_path: Path) -> None:
 
 def test_a_dim_has_to_be_measured_for_every_workload(profile: Profile) -> None:
     with pytest.raises(ProfileError) as caught:
-        measured_dims(profile, PAIR, PAIR.seams[0], [PREFILL, Workload.parse("decode:1@1024")])
+        measured_dims(profile, PAIR, PAIR.shared[0], [PREFILL, Workload.parse("decode:1@1024")])
     assert str(caught.value) == (
         "profile recorded has measured no dim from 1023 on for q_proj (low_rank m=1 k=4096 n=4096, r); "
         "expected dims measured at this shape, for every workload. "
@@ -112,9 +112,9 @@ def test_a_dim_has_to_be_measured_for_every_workload(profile: Profile) -> None:
 
 
 def test_gemms_that_are_alike_all_count(profile: Profile) -> None:
-    twice = Block(PAIR.seams, PAIR.runs * 2)
-    once = measured_dims(profile, PAIR, PAIR.seams[0], [PREFILL])
-    assert measured_dims(profile, twice, PAIR.seams[0], [PREFILL]) == {dim: 2 * ns for dim, ns in once.items()}
+    twice = Block(PAIR.shared, PAIR.runs * 2)
+    once = measured_dims(profile, PAIR, PAIR.shared[0], [PREFILL])
+    assert measured_dims(profile, twice, PAIR.shared[0], [PREFILL]) == {dim: 2 * ns for dim, ns in once.items()}
 
 
 def test_an_axis_that_several_dims_make_up() -> None:

@@ -1,4 +1,4 @@
-"""The layouts that repair knows: for each, the seams that it finds in a checkpoint."""
+"""The layouts that repair knows: for each, the shared dims that it finds in a checkpoint."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -12,8 +12,8 @@ from gac.repairs.layouts.latents import head_groups
 from gac.repairs.layouts.pairs import PEERS, factored_pairs
 from gac.repairs.layouts.planned import planned_blocks
 from gac.repairs.layouts.widths import mlp_widths
-from gac.repairs.seams import Block
-from gac.repairs.stored import Source
+from gac.repairs.shared_dims import Block
+from gac.repairs.weight_files import Source
 
 Layout = Callable[[Source, DenseModel], Iterable[Block]]
 
@@ -37,7 +37,7 @@ class Found:
 
 
 def find_blocks(source: Source) -> Found:
-    """Every seam of a checkpoint.
+    """Every shared dim of a checkpoint.
 
     Raises:
         CheckpointError: nothing is found, or the tensors contradict one another or the config.

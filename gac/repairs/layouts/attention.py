@@ -8,9 +8,8 @@ from collections.abc import Iterator
 
 from gac.forms.base import Place, ends
 from gac.repairs.dense import DenseModel
-from gac.repairs.layouts.wrong import contradiction, matrix
-from gac.repairs.seams import Block, Run, Seam
-from gac.repairs.stored import Source
+from gac.repairs.shared_dims import Block, Run, SharedDim
+from gac.repairs.weight_files import Source
 
 WRITES, READS, STATED = ".kv_b_proj.weight", ".o_proj.weight", "v_head_dim"
 _DIMS = ("num_attention_heads", "qk_nope_head_dim", STATED)
@@ -24,11 +23,10 @@ def value_heads(source: Source, dense: DenseModel) -> Iterator[Block]:
     for name in source.tensors:
         if name.endswith(WRITES):
             output = name.removesuffix(WRITES) + READS
-            written = matrix(source, name)
-            read = matrix(source, output) if output in source.tensors else None
+            written = source.matrix(name)
+            read = source.matrix(output) if output in source.tensors else None
             if read is None or written[0] != heads * (keys + values) or read[1] != heads * values:
-                raise contradiction(
-                    source,
+                raise source.contradiction(
                     f"{name} {written} and {output} {read or 'missing'}",
                     f"{heads * (keys + values)} rows and {heads * values} columns, as config.json states",
                 )
@@ -42,4 +40,4 @@ def _block(name: str, heads: int, keys: int, values: int, latent: int, hidden: i
         Run("linear", (("k", latent),), "n", moved, rest=heads * keys),
         Run("linear", (("n", hidden),), "k", moved),
     )
-    return Block((Seam(name, values, places, stated=(STATED,)),), runs)
+    return Block((SharedDim(name, values, places, stated=(STATED,)),), runs)

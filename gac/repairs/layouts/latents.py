@@ -9,9 +9,8 @@ from itertools import accumulate, count, takewhile
 
 from gac.forms.base import Place
 from gac.repairs.dense import DenseModel
-from gac.repairs.layouts.wrong import contradiction
-from gac.repairs.seams import Block, Run, Seam
-from gac.repairs.stored import Source
+from gac.repairs.shared_dims import Block, Run, SharedDim
+from gac.repairs.weight_files import Source
 
 FIRST, SECOND, STATED = ".VT.weight", ".U.{}.weight", "head_wise_ranks"
 
@@ -30,10 +29,10 @@ def _groups(source: Source, dense: DenseModel, name: str) -> Block:
     known = source.config.get(STATED)
     stated = known.get(name) if isinstance(known, dict) else None
     if stated is not None and stated != ranks:
-        raise contradiction(source, f"config.json states ranks {stated} for {name}", f"{ranks}, as they are stored")
+        raise source.contradiction(f"config.json states ranks {stated} for {name}", f"{ranks}, as they are stored")
     starts = list(accumulate(ranks))
-    seams = tuple(
-        Seam(
+    shared = tuple(
+        SharedDim(
             f"{name}.U.{group}",
             rank,
             (Place(second, 1, (rank,)), Place(first, 0, (starts[group],))),
@@ -42,9 +41,9 @@ def _groups(source: Source, dense: DenseModel, name: str) -> Block:
         for group, (second, rank) in enumerate(zip(seconds, ranks, strict=True))
     )
     into = source.tensors[first].shape[1]
-    latents = Run("linear", (("k", into),), "n", tuple((seam.name, 1) for seam in seams))
-    outputs = tuple(Run("linear", (("n", rows),), "k", ((seam.name, 1),)) for seam in seams)
-    return Block(seams, (latents, *outputs))
+    latents = Run("linear", (("k", into),), "n", tuple((shared_dim.name, 1) for shared_dim in shared))
+    outputs = tuple(Run("linear", (("n", rows),), "k", ((shared_dim.name, 1),)) for shared_dim in shared)
+    return Block(shared, (latents, *outputs))
 
 
 def _ranks(source: Source, dense: DenseModel, name: str, seconds: list[str]) -> tuple[list[int], int]:
@@ -61,8 +60,7 @@ def _ranks(source: Source, dense: DenseModel, name: str, seconds: list[str]) -> 
     if not multiply:
         whole = "one weight" if weight is None else f"{weight.out_features} x {weight.in_features}, the shape of {name}"
         given = " and ".join(" x ".join(map(str, shape)) for shape in shapes) or "no factor"
-        raise contradiction(
-            source,
+        raise source.contradiction(
             f"{name}.U of {given} times {name}{FIRST} {' x '.join(map(str, first))}",
             f"factors that multiply to {whole}",
         )

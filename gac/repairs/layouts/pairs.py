@@ -7,9 +7,8 @@ from gac.forms import form_named
 from gac.forms.base import Place
 from gac.models.weights import Weight
 from gac.repairs.dense import DenseModel
-from gac.repairs.layouts.wrong import contradiction, matrix
-from gac.repairs.seams import Block, Seam, run_of
-from gac.repairs.stored import Source
+from gac.repairs.shared_dims import Block, SharedDim, run_of
+from gac.repairs.weight_files import Source
 
 _LOW_RANK = form_named("low_rank")
 
@@ -51,22 +50,21 @@ def factored_pairs(peer: Peer) -> Callable[[Source, DenseModel], Iterator[Block]
 def _pair(source: Source, dense: DenseModel, peer: Peer, stem: str) -> Block:
     second, first = stem + peer.second, stem + peer.first
     if first not in source.tensors:
-        raise contradiction(source, f"{second} without {first}", f"both factors, as {peer.name} stores them")
+        raise source.contradiction(f"{second} without {first}", f"both factors, as {peer.name} stores them")
     called = [name.format(stem) for name in peer.weights]
     stated = next((dense.weights[name] for name in called if name in dense.weights), None)
     name = called[0] if stated is None else stated.name
-    (out, rank), (inner, into) = (matrix(source, tensor) for tensor in (second, first))
+    (out, rank), (inner, into) = (source.matrix(tensor) for tensor in (second, first))
     whole = (out, into) if stated is None else (stated.out_features, stated.in_features)
     if rank != inner or (out, into) != whole:
-        raise contradiction(
-            source,
+        raise source.contradiction(
             f"{second} {out} x {rank} times {first} {inner} x {into}",
             f"factors that multiply to {whole[0]} x {whole[1]}, the shape of {name}",
         )
     path = _stated_at(source, peer, name, rank)
-    seam = Seam(name, rank, (Place(second, 1, (rank,)), Place(first, 0, (rank,))), stated=path)
+    shared_dim = SharedDim(name, rank, (Place(second, 1, (rank,)), Place(first, 0, (rank,))), stated=path)
     weight = Weight(name, out, into)
-    return Block((seam,), (run_of(name, lambda dim: _LOW_RANK.operation(weight, dim, 1)),))
+    return Block((shared_dim,), (run_of(name, lambda dim: _LOW_RANK.operation(weight, dim, 1)),))
 
 
 def _stated_at(source: Source, peer: Peer, name: str, rank: int) -> tuple[str, ...]:
@@ -75,5 +73,5 @@ def _stated_at(source: Source, peer: Peer, name: str, rank: int) -> tuple[str, .
     if peer.stated is None or not isinstance(ranks, dict) or name not in ranks:
         return ()
     if ranks[name] != rank:
-        raise contradiction(source, f"config.json states rank {ranks[name]} for {name}", f"{rank}, as it is stored")
+        raise source.contradiction(f"config.json states rank {ranks[name]} for {name}", f"{rank}, as it is stored")
     return peer.stated, name

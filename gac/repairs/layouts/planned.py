@@ -8,13 +8,12 @@ from gac.forms import Form, form_named
 from gac.forms.base import Place
 from gac.operations import Operation
 from gac.plan import WeightChoice
-from gac.repairs.layouts.wrong import contradiction
-from gac.repairs.seams import Block, Run, Seam, run_of
-from gac.repairs.stored import Source
+from gac.repairs.shared_dims import Block, Run, SharedDim, run_of
+from gac.repairs.weight_files import Source
 
 
 def planned_blocks(source: Source) -> Iterator[Block]:
-    """The weights that are not dense; those of one site that are shorter on sides that meet share a seam."""
+    """The weights that are not dense; those of one site that are shorter on sides that meet share a shared dim."""
     for site in read_plan(source.directory).sites:
         shorter = [one for one in site.weights if form_named(one.form).shortens(one.weight)]
         if shorter:
@@ -35,7 +34,7 @@ def _block(source: Source, name: str, choices: Sequence[WeightChoice]) -> Block:
     for place in places:
         _check_stored(source, place)
     runs = tuple(run for one in choices for run in _runs(name, one))
-    return Block((Seam(name, choices[0].dim, places, most),), runs)
+    return Block((SharedDim(name, choices[0].dim, places, most),), runs)
 
 
 def _check_stored(source: Source, place: Place) -> None:
@@ -43,7 +42,7 @@ def _check_stored(source: Source, place: Place) -> None:
     if stored is None or len(stored.shape) <= place.axis or stored.shape[place.axis] != place.ends[-1]:
         found = "missing" if stored is None else f"of shape {stored.shape}"
         planned = f"{place.ends[-1]} along axis {place.axis}, as plan.json says"
-        raise contradiction(source, f"{place.tensor} is {found}", planned)
+        raise source.contradiction(f"{place.tensor} is {found}", planned)
 
 
 def _runs(name: str, choice: WeightChoice) -> Iterator[Run]:

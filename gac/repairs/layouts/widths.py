@@ -6,9 +6,8 @@ from dataclasses import replace
 from gac.forms.base import Place, ends
 from gac.models.families import Family
 from gac.repairs.dense import DenseModel
-from gac.repairs.layouts.wrong import contradiction, matrix
-from gac.repairs.seams import Block, Run, Seam
-from gac.repairs.stored import Source
+from gac.repairs.shared_dims import Block, Run, SharedDim
+from gac.repairs.weight_files import Source
 
 
 def mlp_widths(source: Source, dense: DenseModel) -> list[Block]:
@@ -17,18 +16,21 @@ def mlp_widths(source: Source, dense: DenseModel) -> list[Block]:
         return []
     prefixes = [f"{dense.family.layers}.{layer}." for layer in range(dense.layers)]
     found = [block for prefix in prefixes for block in _mlp(source, dense, dense.family, prefix)]
-    widths = {seam.dim for block in found for seam in block.seams}
+    widths = {shared_dim.dim for block in found for shared_dim in block.shared}
     key = dense.family.neurons
     if len(found) < dense.layers or widths != {source.config.get(key)}:
         return found
-    return [replace(block, seams=tuple(replace(seam, stated=(key,)) for seam in block.seams)) for block in found]
+    return [
+        replace(block, shared=tuple(replace(shared_dim, stated=(key,)) for shared_dim in block.shared))
+        for block in found
+    ]
 
 
 def _mlp(source: Source, dense: DenseModel, family: Family, prefix: str) -> Iterator[Block]:
     ups, down = [f"{prefix}{name}.weight" for name in family.up], f"{prefix}{family.down}.weight"
     if not all(name in source.tensors for name in (*ups, down)):
         return  # they are factored
-    shapes = [matrix(source, name) for name in (*ups, down)]
+    shapes = [source.matrix(name) for name in (*ups, down)]
     flip = _transposed(shapes, dense.hidden)
     *above, below = [shape[::-1] if flip else shape for shape in shapes]
     width, hidden = below[1], dense.hidden
@@ -36,7 +38,7 @@ def _mlp(source: Source, dense: DenseModel, family: Family, prefix: str) -> Iter
         given = ", ".join(
             f"{name} {rows} x {columns}" for name, (rows, columns) in zip((*ups, down), shapes, strict=True)
         )
-        raise contradiction(source, given, f"weights that share their neurons, and a hidden size of {hidden}")
+        raise source.contradiction(given, f"weights that share their neurons, and a hidden size of {hidden}")
     name = down.removesuffix(".weight").rpartition(".")[0]
     biases = [bias for bias in (up.removesuffix("weight") + "bias" for up in ups) if bias in source.tensors]
     places = (
@@ -46,7 +48,7 @@ def _mlp(source: Source, dense: DenseModel, family: Family, prefix: str) -> Iter
     )
     writes = Run("linear", (("k", hidden),), "n", ((name, family.blocks),))
     reads = Run("linear", (("n", hidden),), "k", ((name, 1),))
-    yield Block((Seam(name, width, places),), (*(writes for _ in ups), reads))
+    yield Block((SharedDim(name, width, places),), (*(writes for _ in ups), reads))
 
 
 def _transposed(shapes: list[tuple[int, int]], hidden: int) -> bool:

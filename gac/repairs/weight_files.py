@@ -2,7 +2,7 @@
 
 import json
 import pickle
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from gac.checkpoint.shards import shard_names
 from gac.errors import CheckpointError, first_line
+from gac.forms.zeros import Insertion
 from gac.models.loading import UNREADABLE
 
 SAFE, PICKLED = "model.safetensors", "pytorch_model.bin"
@@ -30,7 +31,7 @@ _DTYPES = MappingProxyType(
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredTensor:
     """A tensor in a file."""
 
     file: str
@@ -40,6 +41,13 @@ class Stored:
     @property
     def bytes(self) -> int:
         return prod(self.shape) * self.dtype.itemsize
+
+    def added_bytes(self, put_in: Iterable[Insertion]) -> int:
+        """By how many bytes it grows."""
+        shape = list(self.shape)
+        for one in put_in:
+            shape[one.axis] += one.count
+        return prod(shape) * self.dtype.itemsize - self.bytes
 
 
 @dataclass(frozen=True)
@@ -73,9 +81,9 @@ class Source:
         return config
 
     @cached_property
-    def tensors(self) -> dict[str, Stored]:
+    def tensors(self) -> dict[str, StoredTensor]:
         """Every tensor by name; of safetensors files only the headers are read."""
-        found: dict[str, Stored] = {}
+        found: dict[str, StoredTensor] = {}
         for file in self.files:
             for name, stored in self._listed(file):
                 if name in found:
@@ -86,6 +94,21 @@ class Source:
                     )
                 found[name] = stored
         return found
+
+    def matrix(self, name: str) -> tuple[int, int]:
+        """The shape of a tensor that is to be a matrix.
+
+        Raises:
+            CheckpointError: it is none.
+        """
+        shape = self.tensors[name].shape
+        if len(shape) != 2:
+            raise self.contradiction(f"{name} of shape {shape}", "a matrix")
+        return shape[0], shape[1]
+
+    def contradiction(self, given: str, expected: str) -> CheckpointError:
+        """The error to raise where tensors contradict one another or the config."""
+        return CheckpointError(f"{self.directory}: {given}", expected, "Save or copy the checkpoint again.")
 
     def read(self, file: str) -> dict[str, Tensor]:
         """The tensors of one file, on the CPU.
@@ -99,16 +122,16 @@ class Source:
         with _damaged(path), safe_open(path, framework="pt") as opened:
             return {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - it is no mapping
 
-    def _listed(self, file: str) -> Iterator[tuple[str, Stored]]:
+    def _listed(self, file: str) -> Iterator[tuple[str, StoredTensor]]:
         path = self.directory / file
         if self.pickled:
             for name, tensor in _unpickled(path).items():
-                yield name, Stored(file, tuple(tensor.shape), tensor.dtype)
+                yield name, StoredTensor(file, tuple(tensor.shape), tensor.dtype)
             return
         with _damaged(path), safe_open(path, framework="pt") as opened:
             for name in opened.keys():  # noqa: SIM118 - it is no mapping
                 part = opened.get_slice(name)
-                yield name, Stored(file, tuple(part.get_shape()), _DTYPES[part.get_dtype()])
+                yield name, StoredTensor(file, tuple(part.get_shape()), _DTYPES[part.get_dtype()])
 
 
 def open_source(directory: Path, *, allow_pickle: bool) -> Source:

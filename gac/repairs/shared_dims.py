@@ -1,18 +1,19 @@
 """Where a dim lies in a checkpoint's tensors, and which GEMMs it moves."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from gac.forms.base import Place
+from gac.forms.zeros import Insertion
 from gac.operations import Operation
 from gac.profiling.operators import operation
 
 Dims = Mapping[str, int]
-"""A dim for every seam, by name."""
+"""A dim for every shared dim, by name."""
 
 
 @dataclass(frozen=True)
-class Seam:
+class SharedDim:
     """One dim that several tensors share: what one writes, the next reads.
 
     Attributes:
@@ -31,11 +32,11 @@ class Seam:
 
 @dataclass(frozen=True)
 class Run:
-    """A GEMM, or a pair of them, of which seams move one axis: its size is ``rest`` + the sum of times * dim.
+    """A GEMM, or a pair of them, of which shared dims move one axis: its size is ``rest`` + the sum of times * dim.
 
     Attributes:
         fixed: the other axes, without the rows m.
-        moved: names of the seams, each with how often its dim counts.
+        moved: names of the shared dims, each with how often its dim counts.
     """
 
     operator: str
@@ -52,12 +53,12 @@ class Run:
         return operation(self.operator, m=rows, **dict(self.fixed), **{self.axis: self.size(dims)})
 
     def only(self, name: str) -> bool:
-        """Whether no other seam moves it."""
-        return [seam for seam, _ in self.moved] == [name]
+        """Whether no other shared dim moves it."""
+        return [shared_dim for shared_dim, _ in self.moved] == [name]
 
 
 def run_of(name: str, at: Callable[[int], Operation]) -> Run:
-    """The run of one seam, from what runs at each dim (for a single row)."""
+    """The run of one shared dim, from what runs at each dim (for a single row)."""
     one, two = at(1).axes, at(2).axes
     axis = next(axis for axis in one if one[axis] != two[axis])
     times = two[axis] - one[axis]
@@ -69,5 +70,20 @@ def run_of(name: str, at: Callable[[int], Operation]) -> Run:
 class Block:
     """Seams that are repaired together, and what runs there."""
 
-    seams: tuple[Seam, ...]
+    shared: tuple[SharedDim, ...]
     runs: tuple[Run, ...]
+
+
+Insertions = Mapping[str, tuple[Insertion, ...]]
+"""What goes into each tensor, by name; the axes of one tensor do not depend on each other."""
+
+
+def insertions(blocks: Iterable[Block], dims: Dims) -> Insertions:
+    """What the new dims put in; tensors that stay as they are have no entry."""
+    found: dict[str, tuple[Insertion, ...]] = {}
+    for shared_dim in (shared_dim for block in blocks for shared_dim in block.shared):
+        count = dims[shared_dim.name] - shared_dim.dim
+        for place in shared_dim.places if count else ():
+            more = tuple(Insertion(place.axis, position, count) for position in place.ends)
+            found[place.tensor] = found.get(place.tensor, ()) + more
+    return found
