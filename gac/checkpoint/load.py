@@ -20,7 +20,7 @@ from gac.io import check_inside, read_bytes
 from gac.models.families import check_layers, family_of, supported
 from gac.models.loading import UNREADABLE, default_device, escaped_logs, is_checkpoint, quiet_transformers
 from gac.plan import Plan
-from gac.runtime.compressed import uncollected
+from gac.runtime.construction import uncollected
 from gac.runtime.contract import COMPRESSED
 
 _INDEX = "model.safetensors.index.json"

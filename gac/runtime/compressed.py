@@ -4,21 +4,16 @@ It runs without GAC too, so what is wrong with a checkpoint is a ``ValueError``,
 """
 
 import copy
-import gc
 import logging
 import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-from transformers.pytorch_utils import Conv1D
 from transformers.utils.hub import cached_file
 
-from .contract import SCHEMA
+from .construction import uncollected, uninitialised
 from .decode import use_decode_kernel
-from .modules import KINDS
+from .header import check_run, header_value, own_name, replace_weights
 from .serving import prepare_for_vllm
 from .shared_gemm import share_gemm
 
@@ -27,16 +22,17 @@ CODE = (
     "modeling_gac.py",
     "classes.py",
     "compressed.py",
+    "construction.py",
     "contract.py",
     "decode.py",
     "decode_kernel.py",
+    "header.py",
     "modules.py",
     "serving.py",
     "shared_gemm.py",
 )
 COMPANIONS = (*DOCUMENTS, *CODE)
 """Files of a checkpoint that transformers knows nothing of; they are written wherever the model is saved."""
-DECODE_KERNELS = ("torch", "triton")
 _HUB_OPTIONS = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder")
 _logger = logging.getLogger("gac")
 
@@ -85,10 +81,10 @@ class CompressedModel:
 
     # self has no annotation: vLLM would take it for that of the config, and check it.
     def __init__(self, config: Any, *args: Any, **options: Any) -> None:
-        with _uninitialised():
+        with uninitialised():
             super().__init__(config, *args, **options)  # type: ignore[call-arg]
-        names = _replace_weights(self, config)
-        _check_run(self, config)
+        names = replace_weights(self, config)
+        check_run(self, config)
         prepare_for_vllm(self, names)
 
     @classmethod
@@ -101,7 +97,7 @@ class CompressedModel:
         _check_loaded(source, report)
         model.gac_files = _documents(source, {key: options[key] for key in _HUB_OPTIONS if key in options})
         _fuse_where_possible(model)
-        if _of_header(model.config, "decode_kernel") == "triton":
+        if header_value(model.config, "decode_kernel") == "triton":
             use_decode_kernel(model)
         return (model, report) if output_loading_info else model
 
@@ -123,136 +119,6 @@ class CompressedModel:
             Path(directory, name).write_text(text, encoding="utf-8")
         for name in CODE:
             shutil.copyfile(Path(__file__).with_name(name), Path(directory, name))
-
-
-def _replace_weights(model: Any, config: Any) -> list[str]:
-    """Put the modules that the config describes in the place of dense weights, and return their names in the model."""
-    modules, names = dict(model.named_modules()), []
-    prefix = _own_prefix(model)
-    for name, described in _weights_of(config).items():
-        name = name.removeprefix(prefix)
-        module = _replacement(name, _dense_at(modules, name), described)
-        holder, _, attribute = name.rpartition(".")
-        setattr(modules[holder], attribute, module)
-        # Some architectures (GPT-2) initialise a weight through the module that holds it, which no longer finds it.
-        modules[holder]._is_hf_initialized = True
-        names.append(name)
-    return names
-
-
-@contextmanager
-def uncollected() -> Iterator[None]:
-    """Leave the garbage collector off: it would walk everything that Python has loaded, and all that is new stays.
-
-    So that it does not walk all of that at once when it is on again, what is new is counted among what is old: frozen
-    and released, which moves lists and looks at no object. Not where somebody keeps objects frozen, which stay so.
-    """
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            if not gc.get_freeze_count():
-                gc.freeze()
-                gc.unfreeze()
-            gc.enable()
-
-
-@contextmanager
-def _uninitialised() -> Iterator[None]:
-    """Leave out the initialisation of linear weights on the meta device: they have no values, and it takes its time.
-
-    Whatever other threads build meanwhile is not on that device, or has no values either.
-    """
-    initialise = nn.Linear.reset_parameters
-
-    def reset_parameters(self: nn.Linear) -> None:
-        if not self.weight.is_meta:
-            initialise(self)
-
-    nn.Linear.reset_parameters = reset_parameters  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        nn.Linear.reset_parameters = initialise  # type: ignore[method-assign]
-
-
-def _weights_of(config: Any) -> dict[str, Any]:
-    """By module name, what ``config.json`` says of every weight that is no longer dense."""
-    header = getattr(config, "gac", None)
-    if header is None:
-        return {}
-    if not isinstance(header, dict) or header.get("schema_version") != SCHEMA:
-        version = header.get("schema_version") if isinstance(header, dict) else header
-        raise _wrong(f"schema_version is {version!r}", f"{SCHEMA}. Open it with the version of GAC that wrote it")
-    if not isinstance(header.get("modules"), dict):
-        raise _wrong(f"modules is {header.get('modules')!r}", "an object with a member for every weight that changed")
-    modules: dict[str, Any] = header["modules"]
-    return modules
-
-
-def _check_run(model: Any, config: Any) -> None:
-    """The names of what shares a GEMM are those of linear weights, and the decode kernel is known."""
-    if (kernel := _of_header(config, "decode_kernel")) not in (None, *DECODE_KERNELS):
-        raise _wrong(f"decode_kernel is {kernel!r}", " or ".join(map(repr, DECODE_KERNELS)))
-    groups = _of_header(config, "fused") or []
-    modules = dict(model.named_modules()) if groups else {}
-    for names in groups if isinstance(groups, list | tuple) else [groups]:
-        named = [str(name) for name in names] if isinstance(names, list | tuple) else []
-        if not named or not all(hasattr(modules.get(_own_name(model, name)), "in_features") for name in named):
-            raise _wrong(f"fused has {names!r}", "lists of names of linear weights")
-
-
-def _of_header(config: Any, key: str) -> Any:
-    return (getattr(config, "gac", None) or {}).get(key)
-
-
-def _own_name(model: Any, name: str) -> str:
-    return name.removeprefix(_own_prefix(model))
-
-
-def _own_prefix(model: Any) -> str:
-    """What names have in a causal LM and not in this model, where it is the one within."""
-    return f"{model.base_model_prefix}." if model.base_model is model else ""
-
-
-def _dense_at(modules: Mapping[str, Any], name: str) -> Any:
-    dense = modules.get(name)
-    if not isinstance(dense, nn.Linear | Conv1D):
-        raise _wrong(f"modules names {name!r}", "a linear weight of this model")
-    return dense
-
-
-def _replacement(name: str, dense: Any, described: Any) -> nn.Module:
-    """The module that ``described`` names, its parameters allocated beside those of the dense one."""
-    kind, sizes = _checked(name, dense, described)
-    weight: nn.Parameter = dense.weight
-    module: nn.Module = kind(**sizes, bias=dense.bias is not None, device=weight.device, dtype=weight.dtype)
-    if not weight.is_meta:  # a random model: weights that are read from files are on the meta device until then
-        for parameter in module.parameters():
-            nn.init.normal_(parameter, std=0.02)
-    return module
-
-
-def _checked(name: str, dense: Any, described: Any) -> tuple[Any, dict[str, int]]:
-    """The class and its sizes, all of them there, whole, positive and no larger than the dense weight's."""
-    described = described if isinstance(described, dict) else {}
-    if described.get("module") not in KINDS:
-        raise _wrong(f"{name}.module is {described.get('module')!r}", f"one of {', '.join(KINDS)}")
-    kind, names = KINDS[described["module"]]
-    sizes = described.get("sizes")
-    if not isinstance(sizes, dict) or set(sizes) != set(names):
-        raise _wrong(f"{name}.sizes is {sizes!r}", f"an object with {', '.join(names)}")
-    largest = max(dense.weight.shape)
-    for size, value in sizes.items():
-        if type(value) is not int or not 1 <= value <= largest:
-            raise _wrong(f"{name}.sizes.{size} is {value!r}", f"an integer from 1 to {largest}")
-    return kind, sizes
-
-
-def _wrong(given: str, expected: str) -> ValueError:
-    return ValueError(f"config.json, key gac: {given}; expected {expected}.")
 
 
 def _check_whole(options: dict[str, Any]) -> None:
@@ -288,12 +154,12 @@ def _fuse_where_possible(model: Any) -> None:
 
     Quantised or offloaded weights cannot be put into one; by themselves they compute the same.
     """
-    groups = _of_header(model.config, "fused")
+    groups = header_value(model.config, "fused")
     if not groups:
         return
-    weights = [model.get_submodule(_own_name(model, name)) for names in groups for name in names]
+    weights = [model.get_submodule(own_name(model, name)) for names in groups for name in names]
     if getattr(model, "hf_quantizer", None) or any(one.is_meta for weight in weights for one in weight.parameters()):
         _logger.warning("weights that read the same input run by themselves: they are quantised or offloaded")
         return
     for names in groups:
-        share_gemm(model, [_own_name(model, name) for name in names])
+        share_gemm(model, [own_name(model, name) for name in names])

@@ -76,7 +76,7 @@ for name in names:
 
 def answers(model: Any, ids: torch.Tensor) -> dict[str, torch.Tensor]:
     """Logits, and greedy tokens with and without the KV cache."""
-    given = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 8, "do_sample": False}
+    given = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 4, "do_sample": False}
     with torch.no_grad():
         return {
             "logits": model(input_ids=ids).logits.contiguous(),

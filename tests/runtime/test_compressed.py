@@ -14,7 +14,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from gac.plan import Plan
-from gac.runtime.compressed import uncollected
+from gac.runtime.construction import uncollected
 from tests.compression.compressed import small_compressed
 
 Q_PROJ = "model.layers.0.self_attn.q_proj"

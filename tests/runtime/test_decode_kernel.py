@@ -9,7 +9,7 @@ from torch import Tensor, library, nn
 from torch.nn import functional
 from transformers import LlamaForCausalLM
 
-from gac.runtime import decode_kernel as one_row
+from gac.runtime import decode_kernel
 from gac.runtime.decode import DecodeLinear, use_decode_kernel
 from gac.runtime.modules import LowRankLinear, ValueLinear
 from gac.runtime.shared_gemm import FusedInput
@@ -52,11 +52,11 @@ class Launches:
 def launches(monkeypatch: pytest.MonkeyPatch) -> Launches:
     """The kernel takes whatever has one row, and as if it were captured."""
     stand_in = Launches()
-    operator = library.custom_op("gac_tests::decode_linear", stand_in, mutates_args=(), schema=one_row._SCHEMA)
+    operator = library.custom_op("gac_tests::decode_linear", stand_in, mutates_args=(), schema=decode_kernel._SCHEMA)
     operator.register_fake(lambda x, weight, bias: x.new_empty(*x.shape[:-1], len(weight)))
-    monkeypatch.setattr(one_row, "_operator", lambda: torch.ops.gac_tests.decode_linear)
-    monkeypatch.setattr(one_row, "_is_one_row", lambda x: x.numel() == x.shape[-1])
-    monkeypatch.setattr(one_row, "_is_worthwhile", lambda x, weight, bias: True)
+    monkeypatch.setattr(decode_kernel, "_operator", lambda: torch.ops.gac_tests.decode_linear)
+    monkeypatch.setattr(decode_kernel, "_is_one_row", lambda x: x.numel() == x.shape[-1])
+    monkeypatch.setattr(decode_kernel, "_is_worthwhile", lambda x, weight, bias: True)
     return stand_in
 
 
@@ -68,23 +68,23 @@ def like(rows: int = 1, is_cuda: bool = True, dtype: torch.dtype = torch.bfloat1
 @pytest.fixture
 def beside(monkeypatch: pytest.MonkeyPatch) -> None:
     """All weights lie on the GPU, wherever they are."""
-    monkeypatch.setattr(one_row, "HAS_TRITON", True)
-    monkeypatch.setattr(one_row, "_beside", lambda x, values: type(values) in (nn.Parameter, Tensor))
+    monkeypatch.setattr(decode_kernel, "HAS_TRITON", True)
+    monkeypatch.setattr(decode_kernel, "_beside", lambda x, values: type(values) in (nn.Parameter, Tensor))
 
 
 @pytest.mark.usefixtures("beside")
 def test_one_row_in_16_bit_on_a_gpu_with_triton_and_no_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     made = weight(64, 8)
     with torch.no_grad():
-        assert one_row.takes(like(), made.weight, made.bias)
-        assert one_row.takes(like(dtype=torch.float16), made.weight, None)
-        assert not one_row.takes(like(rows=2), made.weight, None)
-        assert not one_row.takes(like(is_cuda=False), made.weight, None)
-        assert not one_row.takes(like(dtype=torch.float32), made.weight, None)
-        monkeypatch.setattr(one_row, "HAS_TRITON", False)
-        assert not one_row.takes(like(), made.weight, None)
-    monkeypatch.setattr(one_row, "HAS_TRITON", True)
-    assert not one_row.takes(like(), made.weight, made.bias)
+        assert decode_kernel.takes(like(), made.weight, made.bias)
+        assert decode_kernel.takes(like(dtype=torch.float16), made.weight, None)
+        assert not decode_kernel.takes(like(rows=2), made.weight, None)
+        assert not decode_kernel.takes(like(is_cuda=False), made.weight, None)
+        assert not decode_kernel.takes(like(dtype=torch.float32), made.weight, None)
+        monkeypatch.setattr(decode_kernel, "HAS_TRITON", False)
+        assert not decode_kernel.takes(like(), made.weight, None)
+    monkeypatch.setattr(decode_kernel, "HAS_TRITON", True)
+    assert not decode_kernel.takes(like(), made.weight, made.bias)
 
 
 def test_a_weight_is_plain_and_lies_beside_the_row() -> None:
@@ -92,30 +92,30 @@ def test_a_weight_is_plain_and_lies_beside_the_row() -> None:
         pass
 
     x, values = torch.randn(1, 64), torch.randn(8, 64)
-    assert one_row._beside(x, values)
-    assert one_row._beside(x, nn.Parameter(values))
-    assert not one_row._beside(x, Quantised(values))
-    assert not one_row._beside(x, values.half())
-    assert not one_row._beside(x, values.to("meta"))
-    assert not one_row._beside(x, values.T)
+    assert decode_kernel._beside(x, values)
+    assert decode_kernel._beside(x, nn.Parameter(values))
+    assert not decode_kernel._beside(x, Quantised(values))
+    assert not decode_kernel._beside(x, values.half())
+    assert not decode_kernel._beside(x, values.to("meta"))
+    assert not decode_kernel._beside(x, values.T)
 
 
 def test_it_is_launched_the_first_time_and_then_in_graphs_and_compiled_code(monkeypatch: pytest.MonkeyPatch) -> None:
     """A kernel that was never run cannot be loaded while a graph is captured."""
-    monkeypatch.setattr(one_row, "_run_before", set())
-    monkeypatch.setattr(one_row, "prepare", lambda: None)
-    monkeypatch.setattr(one_row, "takes", lambda x, weight, bias: x.requires_grad is False)
+    monkeypatch.setattr(decode_kernel, "_run_before", set())
+    monkeypatch.setattr(decode_kernel, "prepare", lambda: None)
+    monkeypatch.setattr(decode_kernel, "takes", lambda x, weight, bias: x.requires_grad is False)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     x, made, other = torch.randn(1, 64), weight(64, 8), weight(64, 16)
-    assert not one_row._is_worthwhile(x.clone().requires_grad_(), made.weight, None)
-    assert [one_row._is_worthwhile(x, made.weight, None) for _ in range(3)] == [True, False, False]
-    assert one_row._is_worthwhile(x, made.weight, made.bias)
-    assert one_row._is_worthwhile(x, other.weight, None)
+    assert not decode_kernel._is_worthwhile(x.clone().requires_grad_(), made.weight, None)
+    assert [decode_kernel._is_worthwhile(x, made.weight, None) for _ in range(3)] == [True, False, False]
+    assert decode_kernel._is_worthwhile(x, made.weight, made.bias)
+    assert decode_kernel._is_worthwhile(x, other.weight, None)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    assert one_row._is_worthwhile(x, made.weight, None)
+    assert decode_kernel._is_worthwhile(x, made.weight, None)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    assert one_row._is_worthwhile(x, made.weight, None)
+    assert decode_kernel._is_worthwhile(x, made.weight, None)
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_it_is_launched_the_first_time_and_then_in_graphs_and_compiled_code(monk
     ],
 )
 def test_a_weight_is_shared_out_to_as_many_programs_as_there_are_sms(count: int, size: int, features: int) -> None:
-    assert one_row._features(count, size, 132) == features
+    assert decode_kernel._features(count, size, 132) == features
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -193,10 +193,10 @@ def test_compiled_it_is_one_graph(launches: Launches) -> None:
 
 
 def test_without_triton_the_kernel_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(one_row, "HAS_TRITON", False)
-    one_row._kernel.cache_clear()
+    monkeypatch.setattr(decode_kernel, "HAS_TRITON", False)
+    decode_kernel._kernel.cache_clear()
     with pytest.raises(RuntimeError, match=r"^Triton is not installed$"):
-        one_row._kernel()
+        decode_kernel._kernel()
 
 
 @on_gpu
@@ -206,20 +206,20 @@ def test_without_triton_the_kernel_says_so(monkeypatch: pytest.MonkeyPatch) -> N
 def test_the_kernel_computes_what_float64_does(k: int, n: int, dtype: torch.dtype, bias: bool) -> None:
     made = weight(k, n, bias, dtype).cuda()
     x = torch.randn(1, 1, k, dtype=dtype, device="cuda")
-    one_row.prepare()
+    decode_kernel.prepare()
     with torch.no_grad():
-        assert one_row.takes(x, made.weight, made.bias)
+        assert decode_kernel.takes(x, made.weight, made.bias)
         found = torch.ops.gac.decode_linear(x, made.weight, made.bias)
     assert error(found, exact(made, x)) < 5e-3
 
 
 @on_gpu
 def test_it_is_captured_in_a_cuda_graph(monkeypatch: pytest.MonkeyPatch) -> None:
-    one_row.prepare()
+    decode_kernel.prepare()
     made, x = weight(512, 256).cuda(), torch.randn(1, 512, dtype=torch.bfloat16, device="cuda")
     counted: list[Tensor] = []
-    launch = one_row._launch
-    monkeypatch.setattr(one_row, "_launch", lambda *given: (counted.append(given[1]), launch(*given)))
+    launch = decode_kernel._launch
+    monkeypatch.setattr(decode_kernel, "_launch", lambda *given: (counted.append(given[1]), launch(*given)))
     with torch.no_grad():
         stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
         with torch.cuda.stream(stream):
@@ -239,7 +239,7 @@ def test_it_is_captured_in_a_cuda_graph(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
 def test_it_runs_in_a_compiled_model(mode: str, bias: bool) -> None:
-    one_row.prepare()
+    decode_kernel.prepare()
     made, x = weight(512, 256, bias).cuda(), torch.randn(1, 512, dtype=torch.bfloat16, device="cuda")
     with torch.no_grad():
         compiled = torch.compile(made, mode=mode, fullgraph=True)

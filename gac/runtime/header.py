@@ -1,0 +1,104 @@
+"""The key ``gac`` of ``config.json``: the modules that it describes, built in the place of dense weights."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+from transformers.pytorch_utils import Conv1D
+
+from .contract import SCHEMA
+from .modules import KINDS
+
+DECODE_KERNELS = ("torch", "triton")
+
+
+def replace_weights(model: Any, config: Any) -> list[str]:
+    """Put the modules that the config describes in the place of dense weights, and return their names in the model."""
+    modules, names = dict(model.named_modules()), []
+    prefix = _own_prefix(model)
+    for name, described in _weights_of(config).items():
+        name = name.removeprefix(prefix)
+        module = _replacement(name, _dense_at(modules, name), described)
+        holder, _, attribute = name.rpartition(".")
+        setattr(modules[holder], attribute, module)
+        # Some architectures (GPT-2) initialise a weight through the module that holds it, which no longer finds it.
+        modules[holder]._is_hf_initialized = True
+        names.append(name)
+    return names
+
+
+def _weights_of(config: Any) -> dict[str, Any]:
+    """By module name, what ``config.json`` says of every weight that is no longer dense."""
+    header = getattr(config, "gac", None)
+    if header is None:
+        return {}
+    if not isinstance(header, dict) or header.get("schema_version") != SCHEMA:
+        version = header.get("schema_version") if isinstance(header, dict) else header
+        raise _wrong(f"schema_version is {version!r}", f"{SCHEMA}. Open it with the version of GAC that wrote it")
+    if not isinstance(header.get("modules"), dict):
+        raise _wrong(f"modules is {header.get('modules')!r}", "an object with a member for every weight that changed")
+    modules: dict[str, Any] = header["modules"]
+    return modules
+
+
+def check_run(model: Any, config: Any) -> None:
+    """The names of what shares a GEMM are those of linear weights, and the decode kernel is known."""
+    if (kernel := header_value(config, "decode_kernel")) not in (None, *DECODE_KERNELS):
+        raise _wrong(f"decode_kernel is {kernel!r}", " or ".join(map(repr, DECODE_KERNELS)))
+    groups = header_value(config, "fused") or []
+    modules = dict(model.named_modules()) if groups else {}
+    for names in groups if isinstance(groups, list | tuple) else [groups]:
+        named = [str(name) for name in names] if isinstance(names, list | tuple) else []
+        if not named or not all(hasattr(modules.get(own_name(model, name)), "in_features") for name in named):
+            raise _wrong(f"fused has {names!r}", "lists of names of linear weights")
+
+
+def header_value(config: Any, key: str) -> Any:
+    return (getattr(config, "gac", None) or {}).get(key)
+
+
+def own_name(model: Any, name: str) -> str:
+    return name.removeprefix(_own_prefix(model))
+
+
+def _own_prefix(model: Any) -> str:
+    """What names have in a causal LM and not in this model, where it is the one within."""
+    return f"{model.base_model_prefix}." if model.base_model is model else ""
+
+
+def _dense_at(modules: Mapping[str, Any], name: str) -> Any:
+    dense = modules.get(name)
+    if not isinstance(dense, nn.Linear | Conv1D):
+        raise _wrong(f"modules names {name!r}", "a linear weight of this model")
+    return dense
+
+
+def _replacement(name: str, dense: Any, described: Any) -> nn.Module:
+    """The module that ``described`` names, its parameters allocated beside those of the dense one."""
+    kind, sizes = _checked(name, dense, described)
+    weight: nn.Parameter = dense.weight
+    module: nn.Module = kind(**sizes, bias=dense.bias is not None, device=weight.device, dtype=weight.dtype)
+    if not weight.is_meta:  # a random model: weights that are read from files are on the meta device until then
+        for parameter in module.parameters():
+            nn.init.normal_(parameter, std=0.02)
+    return module
+
+
+def _checked(name: str, dense: Any, described: Any) -> tuple[Any, dict[str, int]]:
+    """The class and its sizes, all of them there, whole, positive and no larger than the dense weight's."""
+    described = described if isinstance(described, dict) else {}
+    if described.get("module") not in KINDS:
+        raise _wrong(f"{name}.module is {described.get('module')!r}", f"one of {', '.join(KINDS)}")
+    kind, names = KINDS[described["module"]]
+    sizes = described.get("sizes")
+    if not isinstance(sizes, dict) or set(sizes) != set(names):
+        raise _wrong(f"{name}.sizes is {sizes!r}", f"an object with {', '.join(names)}")
+    largest = max(dense.weight.shape)
+    for size, value in sizes.items():
+        if type(value) is not int or not 1 <= value <= largest:
+            raise _wrong(f"{name}.sizes.{size} is {value!r}", f"an integer from 1 to {largest}")
+    return kind, sizes
+
+
+def _wrong(given: str, expected: str) -> ValueError:
+    return ValueError(f"config.json, key gac: {given}; expected {expected}.")
