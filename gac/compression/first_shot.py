@@ -1,7 +1,7 @@
 """The model of a first shot, where the gradients of a second one are taken (``gac.sensitivity.second_shot``).
 
 It is the dense model compressed to ``FIRST_KEPT`` by its plan of one shot, whatever is planned next: so the statistics
-of the second shot serve every budget, form and profile. ``tests/benchmarks/README.md`` has what it gives.
+of the second shot serve every budget, form and profile. ``docs/results-curvature.md`` has what it gives.
 """
 
 from collections.abc import Mapping, Sequence

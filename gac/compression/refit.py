@@ -5,7 +5,7 @@ truncated weights. So the weights of each layer are solved for again in the orde
 of the model as it is compressed so far (``gac.forms.refit``). Each form says what it makes of the solution: a low-rank
 pair is truncated again, in the metric of the method with the new inputs. SVD-LLM's closed-form update (arXiv
 2403.07378, section 3.2) is here too: of low-rank weights it solves for the second factor alone.
-``tests/benchmarks/README.md`` has what each part gives.
+``docs/results-refit.md`` has what each part gives.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

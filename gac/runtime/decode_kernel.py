@@ -1,7 +1,7 @@
 """Linear weights of one row, as decoding one sequence has them, in a Triton kernel.
 
 At one row a GEMM only waits for its weight to be read. The kernel gives a program some output features, and reads their
-rows of the weight in wide loads, several in flight. ``tests/benchmarks/README.md`` says what that gains on an H100, and
+rows of the weight in wide loads, several in flight. ``docs/results-speed.md`` says what that gains on an H100, and
 why it stops at one row.
 
 Python takes longer to launch a Triton kernel than the kernel takes. So it runs in CUDA graphs and in compiled code.

@@ -4,7 +4,7 @@ For y = W x: G = E[g g^T] over the tokens, with g the gradient, at y, of the sum
 labels that the model draws (``gac.sensitivity.losses.drawn_loss``), and A = E[|g|^p x x^T] / E[|g|^p]. Taking the
 Fisher matrix E[x x^T (x) g g^T] as A (x) G is K-FAC (arXiv 1503.05671, section 3.1) at p = 0, where x and g count as
 independent. They are not: tokens with huge activations (attention sinks) often have tiny gradients, and at p = 0 they
-rule A. p = 2 is the exact partial trace of the Fisher over the outputs, and noisier. ``tests/benchmarks/README.md`` has
+rule A. p = 2 is the exact partial trace of the Fisher over the outputs, and noisier. ``docs/results-curvature.md`` has
 what each p measured, and what labels from the text itself (the empirical Fisher) measured.
 
 Layers are measured one at a time, the last one first (``gac.sensitivity.layerwise``): one layer's moments are alive,

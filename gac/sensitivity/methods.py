@@ -61,7 +61,7 @@ class Method(ABC):
 class Kfac(Method):
     """Two-sided curvature: activations and gradients (K-FAC, arXiv 1503.05671), its tokens weighed by gradient.
 
-    The damping was chosen on SmolLM2 (tests/benchmarks/README.md has the alternatives).
+    The damping was chosen on SmolLM2 (docs/results-curvature.md has the alternatives).
     """
 
     name = "kfac"

@@ -60,7 +60,11 @@ def test_the_architecture_names_every_room_and_every_rule() -> None:
     page = PAGES["docs/architecture.md"]
     parts = [path for path in (ROOT / "gac").iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()]
     assert [path.stem for path in parts if path.stem[:2] != "__" and f"`gac.{path.stem}`" not in page] == []
-    rules = [contract["name"] for contract in PROJECT["tool"]["importlinter"]["contracts"]]
+    contracts = PROJECT["tool"]["importlinter"]["contracts"]
+    layers = next(one["layers"] for one in contracts if one["name"] == "imports point inwards")
+    named = dict.fromkeys(f"gac.{room}" for room in re.findall(r"`gac\.(\w+)`", page))
+    assert [room for room in named if room in layers] == layers
+    rules = [contract["name"] for contract in contracts]
     assert [rule for rule in rules if rule.split(":")[0].lower() not in page.lower()] == []
 
 
