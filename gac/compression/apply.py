@@ -74,7 +74,7 @@ def _module(work: SiteWork, weight: Weight, choice: WeightChoice) -> nn.Module |
     scheme, linear = scheme_named(choice.scheme), work.linear(weight)
     if scheme.lossy:
         own = parameters or dict(linear.named_parameters())
-        parameters = {name: _stored(scheme, value.to(linear.weight.dtype)) for name, value in own.items()}
+        parameters = {name: _stored(scheme, _in_dtype(value, linear.weight.dtype)) for name, value in own.items()}
     return _filled(linear, choice, parameters) if parameters else None
 
 
@@ -93,5 +93,10 @@ def _filled(linear: nn.Linear, choice: WeightChoice, parameters: dict[str, Tenso
     reference = linear.weight
     module = empty_module(choice, bias=linear.bias is not None, device=reference.device, dtype=reference.dtype)
     with torch.no_grad():
-        module.load_state_dict({name: value.detach().to(reference.dtype) for name, value in parameters.items()})
+        module.load_state_dict({name: _in_dtype(value.detach(), reference.dtype) for name, value in parameters.items()})
     return module.train(linear.training).requires_grad_(reference.requires_grad)
+
+
+def _in_dtype(value: Tensor, dtype: torch.dtype) -> Tensor:
+    """Indices stay whole numbers."""
+    return value.to(dtype) if value.is_floating_point() else value

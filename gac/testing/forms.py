@@ -1,0 +1,169 @@
+"""The contract of a form."""
+
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+from gac.compression.apply import build_modules, swap_in
+from gac.compression.modules import empty_module, merged
+from gac.forms import FORMS, Form
+from gac.forms.planned_sites import as_planned
+from gac.forms.tensors import Kept
+from gac.models.families import family_of
+from gac.models.sites import Site
+from gac.models.weights import Weight
+from gac.operations import Operation
+from gac.plan import WeightChoice
+from gac.profiling.operators import OPERATORS
+from gac.runtime.modules import KINDS
+from gac.sensitivity.curves import stream_fits
+from gac.sensitivity.methods import Method
+from gac.sensitivity.registry import METHODS
+from gac.testing.models import tiny_model
+
+_IDS = torch.arange(80).reshape(2, 40)
+_ROWS = 8
+
+
+def check_form(form: Form, *weights: Weight, method: str = "kfac") -> None:
+    """Refuse a form whose sizes, costs, operations, modules or curves contradict each other.
+
+    Of every weight that it takes: a larger dim has more parameters, as many as its module; its operation is one of a
+    latency table and moved by the dim along the axis that it names; its dim lies where it says in the module's tensors.
+    Of a tiny random Llama: curves fall to 0 at the full dim; at the full dim the model computes what it did; at a
+    smaller one its modules hold as many parameters as planned, and computes the same when merged to dense weights.
+
+    Args:
+        weights: to check beside those of the tiny Llama that the form takes.
+        method: what errors are measured in.
+
+    Raises:
+        AssertionError: says what does not hold, of which weight at which dim.
+        GacError: the registry refuses the form.
+    """
+    FORMS.register(form)
+    assert len(form.symbol) == 1, f"{form.name}.symbol is {form.symbol!r}, not one letter"
+    assert form.meaning, f"{form.name}.meaning is empty"
+    model = tiny_model()
+    sites = as_planned(family_of(model.config).sites(model.config), [form.name], False)
+    taken = [site for site in sites if all(map(form.takes, site.weights))]
+    assert taken, f"{form.name} takes no weight of a tiny Llama"
+    for weight in (*weights, *(weight for site in taken if site.layer == 0 for weight in site.weights)):
+        assert form.takes(weight), f"{form.name} does not take {weight.name}"
+        for dim in sorted({1, form.full(weight) // 2, form.full(weight) - 1, form.full(weight)} - {0}):
+            _check_sizes(form, weight, dim, f"{form.name} of {weight.name} at dim {dim}")
+        _check_params(form, weight)
+    _check_model(form, model, sites, taken, METHODS.get(method))
+
+
+def _check_params(form: Form, weight: Weight) -> None:
+    counts = [form.params(weight, dim) for dim in range(1, form.full(weight) + 1)]
+    growing = all(less < more for less, more in pairwise(counts))
+    assert growing, f"{form.name} of {weight.name}: a larger dim does not always have more parameters"
+    smaller, useful = sum(count < weight.params for count in counts), form.largest_useful(weight)
+    right = form.counts == "cached" or min(useful, len(counts)) == smaller
+    assert right, f"{form.name} of {weight.name}: dims up to {smaller} are smaller than dense, not {useful}"
+
+
+def _check_sizes(form: Form, weight: Weight, dim: int, of: str) -> None:
+    spec = form.module(weight, dim)
+    assert spec.module in KINDS, f"{of}: module {spec.module} is none of {', '.join(KINDS)}; add it to KINDS"
+    names, largest = set(KINDS[spec.module][1]), max(weight.out_features, weight.in_features)
+    assert set(spec.sizes) == names, f"{of}: sizes are {', '.join(spec.sizes)}, not {', '.join(sorted(names))}"
+    wrong = {name: size for name, size in spec.sizes.items() if type(size) is not int or not 1 <= size <= largest}
+    assert not wrong, f"{of}: sizes {wrong} are no integers from 1 to {largest}"
+    module = _module(form, weight, dim)
+    held = sum(parameter.numel() for parameter in module.parameters())
+    assert held == form.params(weight, dim), f"{of}: {form.params(weight, dim)} parameters, its module holds {held}"
+    cached = form.cached(weight, dim)
+    whole = type(cached) is int and 0 <= cached <= weight.kept
+    assert whole, f"{of}: keeps {cached!r} numbers of a token in the KV cache, {weight.kept} if dense"
+    _check_operations(form, weight, dim, of)
+    _check_places(form, weight, dim, of)
+
+
+def _check_operations(form: Form, weight: Weight, dim: int, of: str) -> None:
+    operation, axis = form.operation(weight, dim, _ROWS), form.axis(weight)
+    for one in (operation, *form.gemms(weight, dim, _ROWS)):
+        assert isinstance(one, Operation), f"{of}: runs {one!r}, which is no Operation"
+    known = operation.operator in OPERATORS or not form.timed
+    assert known, f"{of}: runs {operation.operator}, which is no operator of latency tables, and is not marked so"
+    if axis is not None:
+        axes = dict(operation.shape)
+        assert axis in axes, f"{of}: axis {axis} is none of its operation, {operation}"
+        size = form.size(weight, dim)
+        assert axes[axis] == size, f"{of}: axis {axis} of its operation is {axes[axis]}, its size is {size}"
+
+
+def _check_places(form: Form, weight: Weight, dim: int, of: str) -> None:
+    """One dim more makes each tensor longer by one at each place."""
+    if dim == form.full(weight):
+        return
+    shapes, more = (dict(_module(form, weight, at, bias=True).named_parameters()) for at in (dim, dim + 1))
+    grown = {name: list(tensor.shape) for name, tensor in shapes.items()}
+    for place in form.places(weight, dim):
+        assert place.tensor in grown, f"{of}: its dim lies in {place.tensor}, which its module has not"
+        inside = all(end <= grown[place.tensor][place.axis] for end in place.ends)
+        assert inside, f"{of}: places {place.ends} lie outside of {place.tensor} {tuple(shapes[place.tensor].shape)}"
+        grown[place.tensor][place.axis] += len(place.ends)
+    expected = {name: list(tensor.shape) for name, tensor in more.items()}
+    assert grown == expected, f"{of}: one dim more at its places makes {grown}, its module of that dim has {expected}"
+
+
+def _check_model(form: Form, model: nn.Module, sites: Sequence[Site], taken: Sequence[Site], method: Method) -> None:
+    stream = stream_fits(model, sites, _IDS, method, None, forms=[form.name], progress=False)
+    kept = {}
+    for layer, fit in stream:
+        kept[layer] = fit.kept
+        curves = {name: loss for name, loss in fit.losses.items() if name.startswith(f"{form.name}/")}
+        assert curves, f"{form.name}: no loss curve of layer {layer} is measured"
+        for name, loss in curves.items():
+            assert loss[-1] == 0, f"{name}: the full dim loses {loss[-1]} nats a token"
+            assert bool((loss[:-1] >= loss[1:]).all()), f"{name}: a larger dim loses more than a smaller one"
+    before = _logits(model)
+    full = {site.name: form.full(site.weights[0]) for site in taken}
+    whole = _compressed(form, model, taken, kept, method, full)
+    apart = float((_logits(whole) - before).abs().max())
+    assert apart < 1e-3, f"{form.name} at the full dim: logits differ by up to {apart:.2g} from the dense model's"
+    half = {name: max(1, dim // 2) for name, dim in full.items()}
+    smaller = _compressed(form, model, taken, kept, method, half)
+    dense = deepcopy(model)
+    for site in taken:
+        for weight in site.weights:
+            _merge(form, weight, half[site.name], smaller, dense)
+    apart = float((_logits(smaller) - _logits(dense)).abs().max())
+    assert apart < 1e-3, f"{form.name} at half the dim: logits differ by up to {apart:.2g} from those of merged weights"
+
+
+def _compressed(
+    form: Form,
+    model: nn.Module,
+    sites: Sequence[Site],
+    kept: Mapping[int, Kept],
+    method: Method,
+    dims: Mapping[str, int],
+) -> nn.Module:
+    """A copy of the model with those sites in the form."""
+    choices = [WeightChoice.of(weight, form.name, dims[site.name]) for site in sites for weight in site.weights]
+    found = deepcopy(model)
+    swap_in(found, build_modules(model, choices, sites, iter(kept.items()), method))
+    return found
+
+
+def _merge(form: Form, weight: Weight, dim: int, smaller: nn.Module, dense: nn.Module) -> None:
+    own: dict[str, Tensor] = smaller.get_submodule(weight.name).state_dict()
+    found = merged(WeightChoice.of(weight, form.name, dim), own)
+    dense.get_submodule(weight.name).load_state_dict(found)
+
+
+def _module(form: Form, weight: Weight, dim: int, bias: bool = False) -> nn.Module:
+    return empty_module(WeightChoice.of(weight, form.name, dim), bias, "meta", torch.float32)
+
+
+def _logits(model: nn.Module) -> Tensor:
+    with torch.no_grad():
+        found: Tensor = model(_IDS).logits
+    return found

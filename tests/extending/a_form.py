@@ -1,0 +1,96 @@
+"""A form: a weight that reads fewer of its input features, the others compensated for.
+
+Which features go is decided one at a time by optimal brain surgeon, as in structured pruning (OBC, arXiv 2208.11580;
+ZipLM, arXiv 2302.04089). Here for weights that share their input with no other: o_proj and down_proj. The features
+that stay are picked out of the input by an index, which is kept beside the matrix and counted by nobody.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from gac.forms import Form
+from gac.forms.base import ModuleSpec, Place
+from gac.forms.narrow.elimination import compensated, eliminate, last_to_go
+from gac.forms.refit import Refits
+from gac.forms.tensors import Fit, SiteWork, Statistics, TensorForm, bias_of
+from gac.models.weights import Weight
+from gac.operations import Operation, linear
+from gac.runtime.modules import KINDS, empty_linear
+
+
+class PickedLinear(nn.Module):
+    """y = W x[index] + bias, with W ``(out, kept)`` and index ``(kept,)``."""
+
+    def __init__(
+        self, in_features: int, kept: int, out_features: int, bias: bool, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        super().__init__()
+        self.in_features, self.out_features = in_features, out_features
+        self.linear = empty_linear(kept, out_features, bias, device, dtype)
+        self.register_buffer("index", torch.arange(kept, device=device))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x.index_select(-1, self.index))
+
+
+KINDS["PickedLinear"] = (PickedLinear, ("in_features", "kept", "out_features"))  # so that checkpoints can name it
+
+
+class Picked(Form):
+    """The dim is how many input features the weight still reads."""
+
+    name = "picked"
+    symbol = "i"
+    meaning = "input features that a weight reads"
+    tensor_form = f"{__name__}:PickedTensors"
+
+    def takes(self, weight: Weight) -> bool:
+        return weight.reads is None
+
+    def full(self, weight: Weight) -> int:
+        return weight.in_features
+
+    def params(self, weight: Weight, dim: int) -> int:
+        return weight.out_features * dim
+
+    def operation(self, weight: Weight, dim: int, rows: int) -> Operation:
+        return linear(rows, dim, weight.out_features)
+
+    def axis(self, weight: Weight) -> str:
+        return "k"
+
+    def module(self, weight: Weight, dim: int) -> ModuleSpec:
+        sizes = {"in_features": weight.in_features, "kept": dim, "out_features": weight.out_features}
+        return ModuleSpec("PickedLinear", sizes)
+
+    def places(self, weight: Weight, dim: int) -> tuple[Place, ...]:
+        return (Place("linear.weight", 1, (dim,)),)
+
+    def fused(self, weight: Weight, dim: int) -> int:
+        return 0  # it shares its input with no other
+
+
+class PickedTensors(TensorForm):
+    """Kept is the order in which features go, and the moments that the rest are compensated with."""
+
+    refits: ClassVar[Refits] = {}
+
+    def measure(self, statistics: Statistics, weights: Sequence[Weight]) -> Iterator[Fit]:
+        for weight in filter(self.form.takes, weights):
+            found = eliminate(statistics.matrix(weight), statistics.metric(weight))
+            yield Fit(weight, found.curve.loss, {"order": found.order}, [weight])
+
+    def parameters(self, work: SiteWork, weight: Weight, dim: int) -> dict[str, Tensor]:
+        index = last_to_go(work.kept.of(self.form, "order", weight), dim)
+        dense = work.linear(weight)
+        matrix = compensated(dense.weight, index, work.statistics.metric(weight))
+        return {"linear.weight": matrix, "index": index} | bias_of(dense, "linear.bias")
+
+    def merge(self, weight: Weight, dim: int, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        matrix = own["linear.weight"]
+        dense = matrix.new_zeros(weight.out_features, weight.in_features)
+        dense[:, own["index"]] = matrix
+        return {"weight": dense} | ({"bias": own["linear.bias"]} if "linear.bias" in own else {})

@@ -1,0 +1,93 @@
+"""Forms, schemes, methods and rules: the contract of every shipped one, and of examples written outside GAC.
+
+The examples also go all the way: allocate, compress, save, load, evaluate.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+
+import gac
+from gac.allocation.rules import RULES
+from gac.forms import FORMS
+from gac.schemes import SCHEMES
+from gac.sensitivity.registry import METHODS
+from gac.testing import check_form, check_method, check_rule, check_scheme
+from tests.extending.a_form import Picked, PickedLinear
+from tests.extending.a_method import Fwsvd
+from tests.extending.a_rule import Tapered
+from tests.extending.a_scheme import ShortMantissa
+
+
+def name(own: Any) -> str:
+    return str(getattr(own, "name", own))
+
+
+@pytest.fixture(autouse=True)
+def _registries_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    for registry in (FORMS, SCHEMES, METHODS, RULES):
+        monkeypatch.setattr(registry, "_known", dict(registry._known))
+
+
+@pytest.mark.parametrize("form", ["low_rank", "narrow", "head_dim", "grouped:1", "grouped:2", Picked()], ids=name)
+def test_the_contract_of_every_form(form: Any) -> None:
+    check_form(FORMS.get(form))
+
+
+def test_values_that_a_method_folds_keep_the_contract_of_the_form() -> None:
+    check_form(FORMS.get("head_dim"), method="palu-fold")
+
+
+@pytest.mark.parametrize("scheme", [*SCHEMES.names, ShortMantissa()], ids=name)
+def test_the_contract_of_every_scheme(scheme: Any) -> None:
+    check_scheme(SCHEMES.get(scheme))
+
+
+@pytest.mark.parametrize("method", [*METHODS.names, "asvd:0.25", "palu:2", Fwsvd()], ids=name)
+def test_the_contract_of_every_method(method: Any) -> None:
+    check_method(METHODS.get(method))
+
+
+@pytest.mark.parametrize("rule", [*RULES.names, "uniform:down8", "sensitivity:pad16", Tapered()], ids=name)
+def test_the_contract_of_every_rule(rule: Any) -> None:
+    check_rule(RULES.get(rule))
+
+
+def through(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, text: Path, folder: Path, **asked: Any) -> Any:
+    """The plan, and the model that it led to as it is loaded again."""
+    options = {"calibration": f"{text}:2x64", "tokenizer": tokenizer, "profile": "nvidia-h100-80gb-hbm3"}
+    gac.allocate(model, 0.7, progress=False, **options, **asked).save(folder / "plan.json")
+    plan = gac.Plan.load(folder / "plan.json")
+    small = gac.compress(model, plan, tokenizer=tokenizer, progress=False)
+    gac.save(small, folder / "small", tokenizer=tokenizer)
+    loaded = gac.load(folder / "small")
+    ids = torch.arange(40).reshape(2, 20)
+    with torch.no_grad():
+        assert torch.equal(small(ids).logits, loaded(ids).logits)
+    assert sum(one.numel() for one in loaded.parameters()) == plan.budget.model - plan.budget.total + plan.budget.used
+    prose = text.read_text(encoding="utf-8")
+    assert gac.perplexity(loaded, tokenizer, prose, windows=2, length=64, progress=False).value < 400
+    return plan, loaded
+
+
+def test_a_method_and_a_rule_of_ones_own(
+    tiny_model: LlamaForCausalLM, tiny_tokenizer: PreTrainedTokenizerFast, text_file: Path, tmp_path: Path
+) -> None:
+    method, rule = METHODS.name(Fwsvd()), RULES.name(Tapered())
+    plan, _ = through(tiny_model, tiny_tokenizer, text_file, tmp_path, method=method, rule=rule)
+    assert (plan.method, plan.certificate.method) == ("fwsvd", "tapered")
+    kept = [sum(site.params for site in plan.sites if site.layer == layer) for layer in (0, 1)]
+    assert kept[0] > kept[1]
+
+
+def test_a_form_of_ones_own(
+    tiny_model: LlamaForCausalLM, tiny_tokenizer: PreTrainedTokenizerFast, text_file: Path, tmp_path: Path
+) -> None:
+    forms = ["low_rank", FORMS.name(Picked())]
+    plan, loaded = through(tiny_model, tiny_tokenizer, text_file, tmp_path, forms=forms)
+    picked = [weight.name for weight in plan.weights if weight.form == "picked"]
+    assert picked
+    assert all(isinstance(loaded.get_submodule(name), PickedLinear) for name in picked)
