@@ -89,7 +89,7 @@ def _check_operations(form: Form, weight: Weight, dim: int, of: str) -> None:
     operation, axis = form.operation(weight, dim, _ROWS), form.axis(weight)
     for one in (operation, *form.gemms(weight, dim, _ROWS)):
         assert isinstance(one, Operation), f"{of}: runs {one!r}, which is no Operation"
-    known = operation.operator in OPERATORS or not form.timed
+    known = operation.operator in OPERATORS.names or not form.timed
     assert known, f"{of}: runs {operation.operator}, which is no operator of latency tables, and is not marked so"
     if axis is not None:
         axes = dict(operation.shape)
