@@ -137,7 +137,7 @@ def _sweep_points(name: str, dtype: str) -> tuple["Point", ...]:
 
 
 def _profiled(path: Path, measured: "Profile", aa: bool) -> Answer:
-    from gac.profiling.aa import aa_report
+    from gac.profiling.false_alarms import count_false_alarms
     from gac.profiling.sweeps.profiler import summary
 
     document: dict[str, Any] = {
@@ -152,7 +152,7 @@ def _profiled(path: Path, measured: "Profile", aa: bool) -> Answer:
     }
     lines = [summary(measured), f"saved as {path}"]
     if aa:
-        report = aa_report(measured)
+        report = count_false_alarms(measured)
         document["aa"] = asdict(report) | {"fraction": report.fraction}
         lines.append(str(report))
     return Answer(document, lambda: lines)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -105,6 +105,11 @@ class Measurement:
     launches: tuple[Launch, ...] = ()
     error: str | None = None
     passes: tuple[float, ...] = ()
+
+    @classmethod
+    def of(cls, point: Point, *numbers: Any, **more: Any) -> "Measurement":
+        """The measurement of a point; the rest are the fields from ``median_ns`` on."""
+        return cls(point.operation.operator, point.operation.axes, point.dtype, point.cache, *numbers, **more)
 
     @property
     def operation(self) -> Operation:

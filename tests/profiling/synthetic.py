@@ -42,16 +42,8 @@ class SyntheticGpu:
         timing = sample_until(
             lambda count: self._batch(true, count), Clocks(0.98 * MAX_MHZ, MAX_MHZ), lambda discarded: None
         )
-        return Measurement(
-            point.operation.operator,
-            point.operation.axes,
-            point.dtype,
-            point.cache,
-            timing.median_ns,
-            timing.iqr_ns,
-            timing.samples,
-            timing.sm_clock_mhz,
-            timing.converged,
+        return Measurement.of(
+            point, timing.median_ns, timing.iqr_ns, timing.samples, timing.sm_clock_mhz, timing.converged
         )
 
     def launches(self, points: Sequence[Point]) -> list[tuple[Launch, ...]]:

@@ -139,11 +139,6 @@ def _wide(template: int, limit: int) -> tuple[int, int, int]:
     return wide if fit and not (template == 256 and two) else narrow
 
 
-def split_tile(template: int) -> AttentionTile:
-    """The tile where keys are split between CTAs, as in decoding: ``run_mha_fwd_splitkv_dispatch`` of the same file."""
-    return AttentionTile(template, 64, 256 if template <= 64 else 128 if template <= 128 else 64)
-
-
 # --- the study's heuristic ------------------------------------------------------------------------------------------
 
 

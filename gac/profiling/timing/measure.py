@@ -126,23 +126,13 @@ class _RefusedError(RuntimeError):
 
 
 def _row(point: Point, timing: Timing) -> Measurement:
-    return Measurement(
-        point.operation.operator,
-        point.operation.axes,
-        point.dtype,
-        point.cache,
-        round(timing.median_ns),
-        round(timing.iqr_ns),
-        timing.samples,
-        timing.sm_clock_mhz,
-        timing.converged,
-    )
+    ns = round(timing.median_ns), round(timing.iqr_ns)
+    return Measurement.of(point, *ns, timing.samples, timing.sm_clock_mhz, timing.converged)
 
 
 def _failed(point: Point, failure: Exception) -> Measurement:
     """A row without a number, and the first line of why."""
-    operator, axes = point.operation.operator, point.operation.axes
-    return Measurement(operator, axes, point.dtype, point.cache, None, None, 0, None, False, (), _first_line(failure))
+    return Measurement.of(point, None, None, 0, None, False, error=_first_line(failure))
 
 
 def _first_line(failure: Exception) -> str:

@@ -107,8 +107,7 @@ class Pools:
         self._device = device
         self._limit_bytes = limit_bytes
         self._seed = seed
-        self._random: dict[str, Pool] = {}
-        self._unset: dict[str, Pool] = {}
+        self._pools: dict[tuple[str, bool], Pool] = {}
 
     def cut(self, operand: Operand) -> Tensor:
         """The next contiguous view for an operand that is read: random values.
@@ -116,10 +115,7 @@ class Pools:
         Raises:
             TooLargeError: the operand is larger than the limit.
         """
-        if operand.dtype not in self._random:
-            elements, dtype = self._size_of(operand)
-            self._random[operand.dtype] = Pool.random(elements, dtype, self._device, self._seed)
-        return self._random[operand.dtype].cut(operand.shape)
+        return self._pool(operand.dtype, read=True).cut(operand.shape)
 
     def cut_output(self, operand: Operand) -> Tensor:
         """The next contiguous view for a floating-point operand that is written: NaN, or what was written before.
@@ -127,11 +123,11 @@ class Pools:
         Raises:
             TooLargeError: the operand is larger than the limit.
         """
-        if operand.dtype not in self._unset:
-            elements, dtype = self._size_of(operand)
-            self._unset[operand.dtype] = Pool.unset(elements, dtype, self._device)
-        return self._unset[operand.dtype].cut(operand.shape)
+        return self._pool(operand.dtype, read=False).cut(operand.shape)
 
-    def _size_of(self, operand: Operand) -> tuple[int, torch.dtype]:
-        dtype = DTYPES[operand.dtype]
-        return self._limit_bytes // dtype.itemsize, dtype
+    def _pool(self, name: str, read: bool) -> Pool:
+        if (name, read) not in self._pools:
+            dtype = DTYPES[name]
+            size = self._limit_bytes // dtype.itemsize, dtype, self._device
+            self._pools[name, read] = Pool.random(*size, self._seed) if read else Pool.unset(*size)
+        return self._pools[name, read]

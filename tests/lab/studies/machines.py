@@ -26,21 +26,10 @@ class Machine:
 
     def __call__(self, point: Point) -> Measurement:
         value, kernel = self.answer(point)
-        refused = isinstance(value, str)
-        ns = None if refused else 1e6 * value
-        return Measurement(
-            operator=point.operation.operator,
-            shape=point.operation.axes,
-            dtype=point.dtype,
-            cache=point.cache,
-            median_ns=ns,
-            iqr_ns=None if refused else 0.0,
-            samples=0 if refused else 10,
-            sm_clock_mhz=None if refused else 1980,
-            converged=not refused,
-            launches=() if refused else (Launch(kernel, (132, 1, 1), (384, 1, 1), 49152),),
-            error=value if refused else None,
-        )
+        if isinstance(value, str):
+            return Measurement.of(point, None, None, 0, None, False, error=value)
+        ran = (Launch(kernel, (132, 1, 1), (384, 1, 1), 49152),)
+        return Measurement.of(point, 1e6 * value, 0.0, 10, 1980, True, launches=ran)
 
 
 def flops(point: Point) -> int:

@@ -17,8 +17,8 @@ _ROOT = 2**0.5  # a ratio of two measurements has this many times the noise of o
 
 
 @dataclass(frozen=True)
-class AaReport:
-    """What came of timing every dim of some sweeps as A and as B.
+class FalseAlarms:
+    """The result of timing every dim of some sweeps as A and as B.
 
     Attributes:
         dims: how many were timed as both.
@@ -44,7 +44,7 @@ class AaReport:
         )
 
 
-def aa_report(profile: Profile) -> AaReport:
+def count_false_alarms(profile: Profile) -> FalseAlarms:
     """Compare A, the passes of even number, with B, those of odd number, which were taken in between.
 
     Of every sweep of at least eight dims a flat one is made, in which each dim takes ``(A / B) ** (1 / sqrt 2)``:
@@ -66,7 +66,7 @@ def aa_report(profile: Profile) -> AaReport:
         )
     every = np.concatenate([np.abs(flat.ns**_ROOT - 1) for flat in sweeps])
     false = sum(len(find_cliffs(flat).collapsed) for flat in sweeps)
-    return AaReport(len(every), false, float(np.median(every)), float(every.max()))
+    return FalseAlarms(len(every), false, float(np.median(every)), float(every.max()))
 
 
 def _paired(profile: Profile, sweep: Sweep) -> list[Measurement]:
