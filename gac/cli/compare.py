@@ -1,4 +1,4 @@
-"""The command that sets plans for one model side by side."""
+"""The command that compares plans for one model."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @click.command(cls=Verb, resume="Nothing was written; run it again.")
 @click.argument("files", metavar="A.json B.json [C.json ...]", nargs=-1, type=click.Path(path_type=Path))
 def compare(files: tuple[Path, ...]) -> Answer:
-    """Set plans for one model side by side.
+    """Compare plans for one model.
 
     One row a plan: the parameters kept and how many are over the limit, the perplexity predicted on calibration text,
     the latency predicted for each workload, and the share of chosen dims that are multiples of 8. For two plans, the

@@ -1,4 +1,4 @@
-"""The command that checks models: perplexity, divergence and tasks, of one or of several side by side."""
+"""The command that checks models: perplexity, divergence and tasks of one or several models."""
 
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -32,38 +32,38 @@ def _names(_ctx: click.Context, _option: click.Parameter, text: str | None) -> t
 @click.option(
     "--text",
     metavar="TEXT",
-    help=f"wiki-sample, wikitext2, c4 or a file; by default {_TEXT}, or no text where there are --tasks.",
+    help=f"wiki-sample, wikitext2, c4 or a file. Default: {_TEXT}; no text if --tasks is given.",
 )
-@click.option("--windows", type=click.IntRange(min=1), help="How many windows; by default all that the text has.")
+@click.option("--windows", type=click.IntRange(min=1), help="How many windows to read. Default: all of the text.")
 @click.option(
     "--length",
     type=click.IntRange(min=2),
-    help="Tokens of a window; by default 2048 for wikitext2 and c4, as published figures have it, else 1024.",
+    help="Tokens in a window. Default: 2048 for wikitext2 and c4, as in published figures, else 1024.",
 )
-@click.option("--against", metavar="MODEL", help="Compare with this one (the dense one, say), on the same tokens.")
+@click.option("--against", metavar="MODEL", help="Compare with this model, usually the dense one, on the same tokens.")
 @click.option(
     "--kl/--no-kl",
     default=True,
     show_default=True,
-    help="With --against, KL divergence and top-1 agreement too; it needs two models in memory at once.",
+    help="With --against: measure KL divergence and top-1 agreement too. Needs both models in memory.",
 )
 @click.option(
     "--tasks",
     callback=_names,
     metavar="NAME|FILE,...",
-    help="Tasks of lm-evaluation-harness, like hellaswag,piqa, or YAML files of local ones.",
+    help="Tasks of lm-evaluation-harness, such as hellaswag,piqa, or YAML files of local tasks.",
 )
-@click.option("--num-fewshot", type=click.IntRange(min=0), help="Examples before every item; by default the task's.")
-@click.option("--limit", type=click.IntRange(min=1), help="Items of each task, from the first on; by default all.")
+@click.option("--num-fewshot", type=click.IntRange(min=0), help="Examples before every item. Default: the task's own.")
+@click.option("--limit", type=click.IntRange(min=1), help="Score only the first N items of each task. Default: all.")
 @click.option(
     "--batch",
     type=click.IntRange(min=1),
     default=1,
     show_default=True,
-    help="Windows, and requests of a task, that run at once.",
+    help="Windows, and requests of a task, that run together.",
 )
 @tokenizer_option
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the JSON document to this file too.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Also write the JSON document to this file.")
 def evaluate(
     models: tuple[str, ...], text: str | None, tokenizer: str | None, output: Path | None, **how: Any
 ) -> Answer:

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 @click.command(cls=Verb, resume="Nothing was written; run it again.")
 @click.argument("operator")
 @click.argument("dim", type=click.IntRange(min=1, max=LARGEST))
-@click.option("--axis", metavar="AXIS", help="Which axis the dim is of; by default the one that compression moves.")
+@click.option(
+    "--axis", metavar="AXIS", help="The axis that the dim belongs to. Default: the one that compression changes."
+)
 @shape_option
 @click.option("--dtype", default="bf16", show_default=True, help="bf16, fp16 or fp8.")
 @click.option("--profile", "name", metavar="NAME|FILE", help="Take costs and kernels from this latency table.")

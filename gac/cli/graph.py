@@ -16,10 +16,10 @@ from gac.forms import FORMS
     "--form",
     "forms",
     multiple=True,
-    help="A form to show. Repeatable; every form where none is named.",
+    help="A form to show. Repeatable. Default: every form.",
 )
 def graph(model: str, forms: Sequence[str]) -> Answer:
-    """Show which dims of which operators every choice for MODEL moves.
+    """Show which dims of which operators each choice for MODEL changes.
 
     MODEL is a known name (llama-3-8b), a directory or a hub id; only its config is read. A low-rank pair's rank is N of
     one GEMM and K of the next, a width N of the MLP's first ones and K of its last, and so on.

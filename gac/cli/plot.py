@@ -26,7 +26,7 @@ Drawn = Callable[[], "Axes | Figure"]
 
 @click.group()
 def plot() -> None:
-    """Draw profiles, plans and what came of them.
+    """Draw profiles, plans, frontiers and predictions.
 
     Every figure is written to the file that -o names, as .pdf, .png or .svg. All can be read in black and white.
     """
@@ -35,7 +35,7 @@ def plot() -> None:
 _output = click.option(
     "-o", "--output", type=click.Path(path_type=Path), required=True, help="The figure (.pdf, .png or .svg)."
 )
-_title = click.option("--title", help="Instead of the figure's own title.")
+_title = click.option("--title", help="A title instead of the figure's own.")
 _plans = click.argument(
     "files", metavar="PLAN.json [PLAN.json ...]", nargs=-1, required=True, type=click.Path(path_type=Path)
 )
@@ -212,8 +212,10 @@ def heads(file: Path, output: Path) -> Answer:
 @_command("layer")
 @_plans
 @click.option("--profile", "name", required=True, metavar="NAME|FILE", help="The latency table.")
-@click.option("--workload", metavar="WORKLOAD", help="By default the first that the plan was made for.")
-@click.option("--layer", "number", type=click.IntRange(min=0), help="One decoder layer; by default the sum over all.")
+@click.option("--workload", metavar="WORKLOAD", help="The workload. Default: the first one of the plan.")
+@click.option(
+    "--layer", "number", type=click.IntRange(min=0), help="One decoder layer. Default: the sum over all layers."
+)
 @_title
 def layer(
     files: tuple[Path, ...], name: str, workload: str | None, number: int | None, title: str | None, output: Path
@@ -232,7 +234,12 @@ def layer(
 @_command()
 @click.argument("file", metavar="FRONTIER.json", type=click.Path(path_type=Path))
 @click.option(
-    "--plan", "plans", multiple=True, type=click.Path(path_type=Path), metavar="PLAN.json", help="Mark it. Repeatable."
+    "--plan",
+    "plans",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    metavar="PLAN.json",
+    help="A plan to mark in the figure. Repeatable.",
 )
 def frontier(file: Path, plans: tuple[Path, ...], output: Path) -> Answer:
     """Predicted perplexity against parameters and latency for every budget, with plans among them."""

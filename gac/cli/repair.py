@@ -13,7 +13,7 @@ from gac.errors import CheckpointError
 
 @click.command(cls=Verb, resume="No checkpoint was written; run it again.")
 @click.argument("directory", type=click.Path(path_type=Path))
-@click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="The repaired one's directory.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="The directory to write.")
 @click.option(
     "--strategy",
     default="minimal",
@@ -22,12 +22,17 @@ from gac.errors import CheckpointError
     "dims, beyond 256 of 64 (predefined); if it is no multiple of 8, the next one of 32, else of 16, else of 8, that "
     "adds at most 10 % (tradeoff); the cheapest measured one (profile).",
 )
-@click.option("--max-overhead", type=float, metavar="F", help="By which fraction a dim may grow at most: 0.1.")
+@click.option(
+    "--max-overhead",
+    type=float,
+    metavar="F",
+    help="Keep a dim as it is if it would grow by more than this fraction, such as 0.1.",
+)
 @table_option
 @workloads_option("What times are given for")
 @click.option("--measure", is_flag=True, help="Also time the GEMMs before and after on this machine's GPU.")
 @click.option("--allow-pickle", is_flag=True, help="Read .bin and .pt files too, as tensors only.")
-@click.option("--overwrite", is_flag=True, help="Replace a checkpoint of GAC that is there.")
+@click.option("--overwrite", is_flag=True, help="Replace an existing checkpoint of GAC.")
 def repair(
     directory: Path,
     output: Path,

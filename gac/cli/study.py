@@ -1,4 +1,4 @@
-"""The command that runs a published experiment again."""
+"""The command that repeats a published experiment."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -21,12 +21,17 @@ if TYPE_CHECKING:
     cls=Verb, resume="Every timing that was taken is in the studies' file; the same command goes on from there."
 )
 @click.argument("names", nargs=-1, metavar="[NAME]...")
-@click.option("--all", "every", is_flag=True, help="Every study.")
-@click.option("--profile", metavar="NAME|FILE", help="Judge from this recorded profile: no GPU is needed.")
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="The file; by default the studies' own place.")
+@click.option("--all", "every", is_flag=True, help="Run every study.")
+@click.option("--profile", metavar="NAME|FILE", help="Judge from this recorded profile; needs no GPU.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    help="Where to keep the timings. Default: the studies' own file of this GPU.",
+)
 @passes_option
 def study(names: Sequence[str], every: bool, profile: str | None, output: Path | None, passes: int) -> Answer:
-    """Run a published experiment on this GPU, and say whether its claim holds.
+    """Repeat a published experiment on this GPU, and say whether its claim holds.
 
     Measures what the studies' file of this GPU lacks, sets the result beside the published table, and judges.
     Without NAME, the studies are listed.
