@@ -3,6 +3,7 @@
 The examples also go all the way: allocate, compress, save, load, evaluate.
 """
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -91,3 +92,16 @@ def test_a_form_of_ones_own(
     picked = [weight.name for weight in plan.weights if weight.form == "picked"]
     assert picked
     assert all(isinstance(loaded.get_submodule(name), PickedLinear) for name in picked)
+
+
+def test_the_page_shows_these_files() -> None:
+    folder = Path(__file__).parent
+    page = (folder.parents[1] / "docs" / "extending.md").read_text(encoding="utf-8")
+    files = [path.read_text(encoding="utf-8") for path in folder.glob("a_*.py")]
+    shown = re.findall(r"^```py\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    assert len(shown) >= len(files) == 4
+    assert [block for block in shown if not any(block.strip() in file for file in files)] == []
+
+
+def test_a_form_is_short() -> None:
+    assert len((Path(__file__).parent / "a_form.py").read_text(encoding="utf-8").splitlines()) < 120
