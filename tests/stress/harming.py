@@ -2,9 +2,14 @@
 
 import hashlib
 import multiprocessing
+import random
+import tempfile
 import time
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -132,3 +137,78 @@ def timings(trial: Path) -> tuple[int, int]:
     held = Profile.load(path)
     kept = sum(len(row.passes) for row in held.measurements) + sum(map(len, held.sentinels.values()))
     return kept, taken
+
+
+# --- what can happen to a job: each harms it once, and says how its process ended -----------------------------------
+
+
+def killed_at_a_call(job: Job, trial: Path, draw: random.Random) -> str:
+    return run(job.name, job.world, trial, Harm(at_call=draw.randint(1, job.calls))).outcome
+
+
+def killed_at_a_moment(job: Job, trial: Path, draw: random.Random) -> str:
+    return Victim(job.name, job.world, trial).end(kill_after=draw.uniform(0, job.seconds)).outcome
+
+
+def killed_twice(job: Job, trial: Path, draw: random.Random) -> str:
+    """The second time, what the first left is there."""
+    killed_at_a_call(job, trial, draw)
+    return killed_at_a_call(job, trial, draw)
+
+
+def killed_when_all_is_there(job: Job, trial: Path, draw: random.Random) -> str:
+    """What the first run wrote is kept by the second, or replaced."""
+    run(job.name, job.world, trial)
+    return killed_at_a_call(job, trial, draw)
+
+
+def full_disk(job: Job, trial: Path, draw: random.Random) -> str:
+    return run(job.name, job.world, trial, Harm(largest_file=draw.randint(LEAST_FILE, job.largest))).outcome
+
+
+def two_at_once(job: Job, trial: Path, draw: random.Random) -> str:
+    first = Victim(job.name, job.world, trial)
+    time.sleep(draw.uniform(0, 0.5 * job.seconds))
+    second = Victim(job.name, job.world, trial)
+    return " / ".join(sorted(first.end().outcome.partition(":")[0] for first in (first, second)))
+
+
+def two_of_which_one_is_killed(job: Job, trial: Path, draw: random.Random) -> str:
+    first, second = (Victim(job.name, job.world, trial) for _ in range(2))
+    first.end(kill_after=draw.uniform(0, job.seconds))
+    return f"{KILLED} / {second.end().outcome.partition(':')[0]}"
+
+
+Fault = Callable[[Job, Path, random.Random], str]
+FAULTS: tuple[Fault, ...] = (
+    killed_at_a_call,
+    killed_at_a_moment,
+    killed_twice,
+    killed_when_all_is_there,
+    full_disk,
+    two_at_once,
+    two_of_which_one_is_killed,
+)
+
+
+def tried(job: Job, fault: Fault, trials: int, seed: int) -> dict[str, Any]:
+    """Harm a job so often, and run it again each time.
+
+    Raises:
+        AssertionError: a file is torn, the second run fails, or its result is another.
+    """
+    outcomes: Counter[str] = Counter()
+    lost = []
+    for number in range(trials):
+        with tempfile.TemporaryDirectory() as folder:
+            trial = Path(folder) / "trial"
+            outcome = fault(job, trial, random.Random(f"{seed} {job.name} {fault.__name__} {number}"))
+            outcomes[outcome.partition(":")[0]] += 1
+            check_whole(trial)
+            kept, taken = timings(trial)
+            lost.append(taken - kept)
+            again = run(job.name, job.world, trial).outcome
+            assert again == "done", f"{job.name}, {fault.__name__}, trial {number}: {outcome}, and then {again}"
+            assert result(job.name, trial) == job.result, f"{job.name}, {fault.__name__}, trial {number}"
+    found = {"trials": trials, "outcomes": dict(sorted(outcomes.items())), "same_result": trials}
+    return found | ({"most_timings_lost": max(lost)} if job.name == "profile" else {})
