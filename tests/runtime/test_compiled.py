@@ -5,14 +5,12 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, StaticCache
+from transformers import LlamaForCausalLM, StaticCache
 
-from gac.compression.modules import share_gemms
-from gac.forms.planned_sites import as_planned
-from gac.models.families import family_of
 from gac.plan import Plan
 from gac.runtime.shared_gemm import FusedInput
-from tests.compression.applying import IDS, applied, logits
+from tests.compression.applying import IDS, logits
+from tests.compression.compressed import compressed
 
 MakePlan = Callable[[Any, Mapping[str, tuple[str, int]]], Plan]
 
@@ -38,14 +36,9 @@ def model(
     form: str,
     request: pytest.FixtureRequest,
     tiny_model: LlamaForCausalLM,
-    tiny_config: LlamaConfig,
     make_plan: MakePlan,
 ) -> LlamaForCausalLM:
-    plan = make_plan(tiny_config, CHANGES[form])
-    small = applied(tiny_model, plan, "palu:1" if form == "grouped" else "kfac")
-    assert isinstance(small, LlamaForCausalLM)
-    share_gemms(small, as_planned(family_of(tiny_config).sites(tiny_config), plan.forms, fused=request.param))
-    return small
+    return compressed(tiny_model, make_plan, CHANGES[form], request.param)
 
 
 @pytest.fixture(autouse=True)
