@@ -1,7 +1,7 @@
+"""A compressed model, saved and loaded: the same bits, and files that contradict one another are refused."""
+
 import json
 import os
-import resource
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -21,9 +21,7 @@ from gac.checkpoint.digest import is_unchanged, with_digest
 from gac.checkpoint.header import read_header
 from gac.checkpoint.load import load_checkpoint
 from gac.checkpoint.save import save_checkpoint
-from gac.compression.modules import empty_module
 from gac.errors import CheckpointError, GacError
-from gac.io import exchange
 from gac.models.loading import is_checkpoint, load_model
 from gac.plan import Plan, WorkloadLatency
 from gac.runtime.compressed import COMPANIONS
@@ -31,53 +29,9 @@ from gac.runtime.contract import SCHEMA
 from gac.runtime.decode import DecodeLinear
 from gac.runtime.decode_kernel import multiply
 from gac.runtime.modules import LowRankLinear
-from tests.compression.compressed import small_compressed
-
-CHANGES = {
-    "model.layers.0.self_attn.q_proj": ("low_rank", 8),
-    "model.layers.0.mlp.down_proj": ("low_rank", 16),
-    "model.layers.1.mlp.gate_proj": ("narrow", 96),
-    "model.layers.1.mlp.up_proj": ("narrow", 96),
-    "model.layers.1.mlp.down_proj": ("narrow", 96),
-}
-IDS = torch.arange(40).reshape(2, 20)
-
-Compress = Callable[[LlamaForCausalLM], LlamaForCausalLM]
-
-
-@pytest.fixture
-def compress(make_plan: Callable[..., Plan]) -> Compress:
-    """Swap in random modules of every form."""
-
-    def swap(model: LlamaForCausalLM) -> LlamaForCausalLM:
-        plan = make_plan(model.config, CHANGES)
-        for choice in plan.weights:
-            if choice.form != "dense":
-                bias = model.get_submodule(choice.name).bias is not None
-                module = empty_module(choice, bias, "cpu", model.dtype)
-                for parameter in module.parameters():
-                    torch.nn.init.normal_(parameter, std=0.1)
-                model.set_submodule(choice.name, module)
-        model.gac_plan = plan
-        return model.eval()
-
-    return swap
-
-
-@pytest.fixture
-def model(tiny_model: LlamaForCausalLM, compress: Compress) -> LlamaForCausalLM:
-    return compress(tiny_model)
-
-
-@pytest.fixture
-def saved(model: LlamaForCausalLM, tmp_path: Path) -> Path:
-    save_checkpoint(model, tmp_path / "saved")
-    return tmp_path / "saved"
-
-
-def logits(model: LlamaForCausalLM) -> torch.Tensor:
-    with torch.no_grad():
-        return model(input_ids=IDS).logits
+from tests.checkpoint.conftest import CHANGES
+from tests.compression.applying import logits
+from tests.compression.compressed import compressed, small_compressed
 
 
 def test_a_round_trip_changes_no_bit(model: LlamaForCausalLM, saved: Path) -> None:
@@ -111,13 +65,13 @@ def test_a_round_trip_changes_no_bit(model: LlamaForCausalLM, saved: Path) -> No
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_every_kind_of_llama_comes_back(
-    changed: dict[str, Any], dtype: torch.dtype, tiny_config: LlamaConfig, compress: Compress, tmp_path: Path
+    changed: dict[str, Any], dtype: torch.dtype, tiny_config: LlamaConfig, make_plan: Any, tmp_path: Path
 ) -> None:
     torch.manual_seed(0)
     config = LlamaConfig(**(tiny_config.to_dict() | changed))
     LlamaForCausalLM(config).save_pretrained(tmp_path / "dense")
     dense = LlamaForCausalLM.from_pretrained(tmp_path / "dense", dtype=dtype)
-    model = compress(dense)
+    model = compressed(dense, make_plan, CHANGES)
     save_checkpoint(model, tmp_path / "saved")
     loaded = load_checkpoint(tmp_path / "saved")
     assert {parameter.dtype for parameter in loaded.parameters()} == {dtype}
@@ -234,98 +188,6 @@ def test_mixed_dtypes_are_not_saved(model: LlamaForCausalLM, tmp_path: Path) -> 
     model.lm_head.to(torch.bfloat16)
     with pytest.raises(CheckpointError, match=r"weights in torch\.bfloat16 and torch\.float32; expected one dtype"):
         save_checkpoint(model, tmp_path / "saved")
-
-
-def test_a_directory_in_use_is_left_alone(model: LlamaForCausalLM, saved: Path) -> None:
-    (saved / "mine").write_text("kept")
-    with pytest.raises(CheckpointError) as caught:
-        save_checkpoint(model, saved)
-    assert str(caught.value) == (
-        f"{saved} holds a compressed checkpoint; expected a new or empty directory. "
-        "Choose another directory, or pass overwrite=True."
-    )
-    assert (saved / "mine").exists()
-
-
-@pytest.mark.parametrize("flag", [2, 2**30], ids=["exchanged", "where the system cannot"])
-def test_overwrite_replaces_a_checkpoint(
-    flag: int, model: LlamaForCausalLM, saved: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("gac.io._RENAME_EXCHANGE", flag)
-    (saved / "old").write_text("gone")
-    torch.nn.init.ones_(model.lm_head.weight)
-    save_checkpoint(model, saved, overwrite=True)
-    assert torch.equal(logits(load_checkpoint(saved)), logits(model))
-    assert not (saved / "old").exists()
-    assert [path.name for path in saved.parent.iterdir()] == ["saved"]
-
-
-def test_a_checkpoint_is_there_at_every_call_that_replaces_it(model: LlamaForCausalLM, saved: Path) -> None:
-    seen = []
-
-    def look(*_: Any) -> None:
-        seen.append((saved / "config.json").exists())
-
-    (saved / "old").write_text("gone")
-    sys.setprofile(look)
-    try:
-        save_checkpoint(model, saved, overwrite=True)
-    finally:
-        sys.setprofile(None)
-    assert len(seen) > 1000
-    assert all(seen)
-    assert not (saved / "old").exists()
-
-
-def test_a_directory_that_cannot_be_exchanged_is_named(tmp_path: Path) -> None:
-    (tmp_path / "first").mkdir()
-    with pytest.raises(FileNotFoundError) as caught:
-        exchange(tmp_path / "first", tmp_path / "second")
-    assert (caught.value.filename, caught.value.filename2) == (str(tmp_path / "first"), str(tmp_path / "second"))
-
-
-@pytest.mark.parametrize("overwrite", [False, True])
-def test_what_is_no_checkpoint_is_never_replaced(model: LlamaForCausalLM, tmp_path: Path, overwrite: bool) -> None:
-    (tmp_path / "thesis.tex").write_text("kept")
-    for target in (tmp_path, tmp_path / "thesis.tex"):
-        with pytest.raises(CheckpointError) as caught:
-            save_checkpoint(model, target, overwrite=overwrite)
-        assert str(caught.value) == (
-            f"{target} exists and is no compressed checkpoint; expected a new or empty directory. "
-            "Choose another directory."
-        )
-    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
-
-
-def test_a_link_is_followed(model: LlamaForCausalLM, saved: Path, tmp_path: Path) -> None:
-    (tmp_path / "link").symlink_to(saved)
-    save_checkpoint(model, tmp_path / "link", overwrite=True)
-    assert (tmp_path / "link").is_symlink()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "saved"]
-
-
-def test_an_empty_directory_is_filled(model: LlamaForCausalLM, tmp_path: Path) -> None:
-    (tmp_path / "new").mkdir()
-    save_checkpoint(model, tmp_path / "new")
-    assert is_checkpoint(tmp_path / "new")
-
-
-@pytest.mark.parametrize("step", ["save_pretrained", "move"])
-def test_a_failure_leaves_nothing_behind(
-    step: str, model: LlamaForCausalLM, saved: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*_: Any, **__: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    before = {path.name: path.read_bytes() for path in saved.iterdir()}
-    if step == "move":
-        monkeypatch.setattr("gac.checkpoint.target._move", full)
-    else:
-        monkeypatch.setattr(LlamaForCausalLM, "save_pretrained", full)
-    with pytest.raises(CheckpointError, match=r"cannot be written: \[Errno 28\] No space left on device; expected"):
-        save_checkpoint(model, saved, overwrite=True)
-    assert {path.name: path.read_bytes() for path in saved.iterdir()} == before
-    assert [path.name for path in saved.parent.iterdir()] == ["saved"]
 
 
 @pytest.mark.parametrize("name", ["config.json", "plan.json", "model.safetensors"])
@@ -558,17 +420,3 @@ def test_code_in_the_directory_is_not_run(saved: Path, tmp_path: Path) -> None:
     edit(saved / "config.json", lambda config: config.update(auto_map=auto_map))
     load_checkpoint(saved)
     assert not (tmp_path / "ran").exists()
-
-
-def test_a_full_disk_leaves_nothing_behind(model: LlamaForCausalLM, tmp_path: Path) -> None:
-    """No file of the process may grow beyond 64 kB: the weights' file fails as it does on a full disk."""
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    target = tmp_path / "full" / "saved"
-    resource.setrlimit(resource.RLIMIT_FSIZE, (65536, limits[1]))
-    try:
-        with pytest.raises(CheckpointError) as caught:
-            save_checkpoint(model, target)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert str(caught.value).startswith(f"{target} cannot be written: ")
-    assert not list(target.parent.iterdir())

@@ -1,0 +1,31 @@
+"""A small compressed Llama, and its checkpoint."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import LlamaForCausalLM
+
+from gac.checkpoint.save import save_checkpoint
+from gac.plan import Plan
+from tests.compression.compressed import compressed
+
+CHANGES = {
+    "model.layers.0.self_attn.q_proj": ("low_rank", 8),
+    "model.layers.0.mlp.down_proj": ("low_rank", 16),
+    "model.layers.1.mlp.gate_proj": ("narrow", 96),
+    "model.layers.1.mlp.up_proj": ("narrow", 96),
+    "model.layers.1.mlp.down_proj": ("narrow", 96),
+}
+
+
+@pytest.fixture
+def model(tiny_model: LlamaForCausalLM, make_plan: Callable[..., Plan]) -> Any:
+    return compressed(tiny_model, make_plan, CHANGES)
+
+
+@pytest.fixture
+def saved(model: Any, tmp_path: Path) -> Path:
+    save_checkpoint(model, tmp_path / "saved")
+    return tmp_path / "saved"

@@ -1,0 +1,123 @@
+"""What a model is written to: a directory that is there whole or not at all, and never in place of something else."""
+
+import resource
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaForCausalLM
+
+from gac.checkpoint.load import load_checkpoint
+from gac.checkpoint.save import save_checkpoint
+from gac.errors import CheckpointError
+from gac.io import exchange
+from gac.models.loading import is_checkpoint
+from tests.compression.applying import logits
+
+
+def test_a_directory_in_use_is_left_alone(model: LlamaForCausalLM, saved: Path) -> None:
+    (saved / "mine").write_text("kept")
+    with pytest.raises(CheckpointError) as caught:
+        save_checkpoint(model, saved)
+    assert str(caught.value) == (
+        f"{saved} holds a compressed checkpoint; expected a new or empty directory. "
+        "Choose another directory, or pass overwrite=True."
+    )
+    assert (saved / "mine").exists()
+
+
+@pytest.mark.parametrize("flag", [2, 2**30], ids=["exchanged", "where the system cannot"])
+def test_overwrite_replaces_a_checkpoint(
+    flag: int, model: LlamaForCausalLM, saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gac.io._RENAME_EXCHANGE", flag)
+    (saved / "old").write_text("gone")
+    torch.nn.init.ones_(model.lm_head.weight)
+    save_checkpoint(model, saved, overwrite=True)
+    assert torch.equal(logits(load_checkpoint(saved)), logits(model))
+    assert not (saved / "old").exists()
+    assert [path.name for path in saved.parent.iterdir()] == ["saved"]
+
+
+def test_a_checkpoint_is_there_at_every_call_that_replaces_it(model: LlamaForCausalLM, saved: Path) -> None:
+    seen = []
+
+    def look(*_: Any) -> None:
+        seen.append((saved / "config.json").exists())
+
+    (saved / "old").write_text("gone")
+    sys.setprofile(look)
+    try:
+        save_checkpoint(model, saved, overwrite=True)
+    finally:
+        sys.setprofile(None)
+    assert len(seen) > 1000
+    assert all(seen)
+    assert not (saved / "old").exists()
+
+
+def test_a_directory_that_cannot_be_exchanged_is_named(tmp_path: Path) -> None:
+    (tmp_path / "first").mkdir()
+    with pytest.raises(FileNotFoundError) as caught:
+        exchange(tmp_path / "first", tmp_path / "second")
+    assert (caught.value.filename, caught.value.filename2) == (str(tmp_path / "first"), str(tmp_path / "second"))
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_what_is_no_checkpoint_is_never_replaced(model: LlamaForCausalLM, tmp_path: Path, overwrite: bool) -> None:
+    (tmp_path / "thesis.tex").write_text("kept")
+    for target in (tmp_path, tmp_path / "thesis.tex"):
+        with pytest.raises(CheckpointError) as caught:
+            save_checkpoint(model, target, overwrite=overwrite)
+        assert str(caught.value) == (
+            f"{target} exists and is no compressed checkpoint; expected a new or empty directory. "
+            "Choose another directory."
+        )
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_a_link_is_followed(model: LlamaForCausalLM, saved: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(saved)
+    save_checkpoint(model, tmp_path / "link", overwrite=True)
+    assert (tmp_path / "link").is_symlink()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "saved"]
+
+
+def test_an_empty_directory_is_filled(model: LlamaForCausalLM, tmp_path: Path) -> None:
+    (tmp_path / "new").mkdir()
+    save_checkpoint(model, tmp_path / "new")
+    assert is_checkpoint(tmp_path / "new")
+
+
+@pytest.mark.parametrize("step", ["save_pretrained", "move"])
+def test_a_failure_leaves_nothing_behind(
+    step: str, model: LlamaForCausalLM, saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    before = {path.name: path.read_bytes() for path in saved.iterdir()}
+    if step == "move":
+        monkeypatch.setattr("gac.checkpoint.target._move", full)
+    else:
+        monkeypatch.setattr(LlamaForCausalLM, "save_pretrained", full)
+    with pytest.raises(CheckpointError, match=r"cannot be written: \[Errno 28\] No space left on device; expected"):
+        save_checkpoint(model, saved, overwrite=True)
+    assert {path.name: path.read_bytes() for path in saved.iterdir()} == before
+    assert [path.name for path in saved.parent.iterdir()] == ["saved"]
+
+
+def test_a_full_disk_leaves_nothing_behind(model: LlamaForCausalLM, tmp_path: Path) -> None:
+    """No file of the process may grow beyond 64 kB: the weights' file fails as it does on a full disk."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    target = tmp_path / "full" / "saved"
+    resource.setrlimit(resource.RLIMIT_FSIZE, (65536, limits[1]))
+    try:
+        with pytest.raises(CheckpointError) as caught:
+            save_checkpoint(model, target)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert str(caught.value).startswith(f"{target} cannot be written: ")
+    assert not list(target.parent.iterdir())
