@@ -1,4 +1,4 @@
-"""Cliffs in a sweep: collapsed dims, staircases, sweet spots, and the step that dims must keep to avoid them."""
+"""Cliffs in a sweep: collapsed dims, staircases, sweet spots, and the alignment that avoids them."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,7 +18,7 @@ NOISE_FLOOR = 0.06
 that lie as far apart, and keep to one of them for as long as a timing lasts."""
 
 FALSE_ALARMS = 0.001
-"""How often noise alone may make a cliff of a dim, over all the dims that it is compared with."""
+"""How often noise alone may make a dim look collapsed, over all the dims that it is compared with."""
 
 RECOVERED = 0.9
 """A larger dim rescues a collapsed one if it wins back this share of what the fastest larger one would."""
@@ -62,7 +62,7 @@ class ClassEvidence:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Cliffs(Shown):
-    """What is wrong along one sweep.
+    """The cliffs along one sweep.
 
     Attributes:
         collapsed: dims such that some larger dim is faster by more than the noise.
@@ -186,7 +186,7 @@ def _comparisons(sweep: Sweep, step: int) -> Iterator[ClassEvidence]:
 
 
 def _period(evidence: Sequence[ClassEvidence]) -> int:
-    """The finest class that was seen to keep up, among those coarser than all that do not; 64 where none was seen."""
+    """The finest class that keeps up and is coarser than every class that does not; 64 where there is none."""
     worst = max((one.step for one in evidence if not one.keeps_up), default=0)
     if not worst:
         return 1
@@ -195,7 +195,7 @@ def _period(evidence: Sequence[ClassEvidence]) -> int:
 
 @dataclass(frozen=True, eq=False)
 class _Noise:
-    """How far two points of a sweep may lie apart by chance; ``one`` and ``other`` are indices.
+    """How far apart two points of a sweep may be by chance; ``one`` and ``other`` are indices.
 
     Attributes:
         ns: latencies of the points, shape ``(points,)``.

@@ -22,7 +22,7 @@ class FalseAlarms:
 
     Attributes:
         dims: how many were timed as both.
-        false_cliffs: how many of them seem collapsed in a sweep that is flat but for what A and B differ by.
+        false_cliffs: how many of them seem collapsed in a flat sweep whose only noise is the difference of A and B.
         median_difference: median of ``|A / B - 1|``.
         largest_difference: the largest of them.
     """

@@ -1,4 +1,4 @@
-"""Where profiles are: shipped with GAC, or saved on this machine."""
+"""Where profiles are stored: shipped with GAC, or saved on this machine."""
 
 import hashlib
 from pathlib import Path
@@ -59,7 +59,7 @@ def profile_with(digest: str) -> Path | None:
 
 
 def _is_file(path: Path) -> bool:
-    """Whether it is a file; what the system will not even look up (a name of thousands of letters) is none."""
+    """Whether it is a file; a name that the system refuses to look up (thousands of letters) is none."""
     try:
         return path.is_file()
     except OSError:

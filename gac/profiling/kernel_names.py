@@ -1,7 +1,7 @@
 """What the name of a recorded kernel says: family, architecture, alignment tier, tile, template.
 
-The formats were read from the names that an H100 records, and for what Ampere records from published traces. No
-library documents them; a field that a name does not show stays None.
+The formats come from names recorded on an H100, and for Ampere from published traces. No library documents them;
+a field that a name does not show stays None.
 """
 
 import re

@@ -111,7 +111,7 @@ def _no_collecting() -> Iterator[None]:
 def _chunks(file: Readable) -> Iterator[bytes]:
     """Whole lines, few enough that their objects stay near a core, without the last newline.
 
-    What follows the last newline is left out, but for what is too long to be a line.
+    What follows the last newline is dropped, unless it is too long to be a line.
     """
     rest = b""
     while block := file.read(_CHUNK_BYTES):

@@ -1,4 +1,4 @@
-"""Which latency table a plan rests on, and what the plan has to say about it."""
+"""Which latency table a plan uses, and what the plan records about it."""
 
 from pathlib import Path
 
@@ -15,8 +15,8 @@ DEFAULT = "nvidia-h100-80gb-hbm3"
 def select_profile(asked: Profile | str | Path | None) -> tuple[Profile, ProfileUsed]:
     """The profile to plan with, and its record for the plan.
 
-    None takes the local GPU's profile, and the shipped H100's where there is no GPU. A table of other hardware is used
-    where it is asked for by its name (or handed over loaded), not where it merely lies at a path; the note says so.
+    None means the local GPU's profile, or the shipped H100's where there is no GPU. A table of other hardware is used
+    if it is given by name or already loaded, but not by path; the note says so.
 
     Raises:
         ProfileError: it cannot be read, was measured on other hardware, or the local GPU has none yet.

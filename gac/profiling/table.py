@@ -183,16 +183,16 @@ class Profile(Shown):
 
     @property
     def drift(self) -> float:
-        """By how much the sentinels' timings rose or fell while the file was written, as a fraction; the worst of them.
+        """The fraction by which a sentinel's timings rose or fell while the file was written; the worst of them.
 
-        The medians of the earlier and the later half of a sentinel's timings, at least four each, are set beside each
-        other; where the two halves overlap that is noise, and no drift.
+        The medians of the earlier and the later half of a sentinel's timings are compared, at least four each. Halves
+        that overlap are noise, not drift.
         """
         return max(map(_change, self.sentinels.values()), default=0.0)
 
     @property
     def spread(self) -> float:
-        """How far the passes of a shape lie apart, ``(max - min) / median``; the 95th percentile over the shapes."""
+        """The spread of a shape's passes, ``(max - min) / median``; the 95th percentile over the shapes."""
         ordered = [passes for _, passes in self.measurements.by_count() if passes.shape[1] > 1]
         ranges = [(passes[:, -1] - passes[:, 0]) / np.median(passes, axis=1) for passes in ordered]
         return float(np.percentile(np.concatenate(ranges), 95)) if ranges else 0.0

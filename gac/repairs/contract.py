@@ -17,7 +17,7 @@ def _up(dim: int, step: int) -> int:
 
 @dataclass(frozen=True)
 class ShapeContract:
-    """What a dim becomes. No dim ever gets smaller.
+    """What each dim becomes. No dim ever gets smaller.
 
     Attributes:
         strategy: its name: one of ``STRATEGIES``, or one of your own.
@@ -28,7 +28,7 @@ class ShapeContract:
         most_overhead: by which fraction a dim may grow at most; one that would grow more stays as it is. None: any.
             It counts from the dim that is found: with ``measured``, a second repair may grow it again.
 
-    Making one raises GacError where it has no step, or a size or limit that is none.
+    Raises GacError if there is no step, or if a size or the limit is invalid.
     """
 
     strategy: str

@@ -1,4 +1,4 @@
-"""The model before it was compressed, as its config states it."""
+"""The dense model, as the config of the compressed one states it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from gac.models.families import Family, family_of
 from gac.models.loading import UNREADABLE
 from gac.models.weights import Weight
 
-# What compressors write as the model_type, and the architecture that they compressed.
+# The model_type that compressors write, and the architecture that they compressed.
 COMPRESSED_TYPES: Mapping[str, str] = MappingProxyType(
     {
         "asvd_llama": "llama",

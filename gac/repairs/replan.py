@@ -1,4 +1,4 @@
-"""The plan of a GAC checkpoint that was padded: what it says of dims and parameters then."""
+"""The plan of a padded GAC checkpoint: its new dims and parameters."""
 
 from dataclasses import replace
 

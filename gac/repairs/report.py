@@ -1,4 +1,4 @@
-"""What a repair did: the dims that moved, what that costs, and what it wins."""
+"""The result of a repair: the dims that moved, what that costs, and what it wins."""
 
 from dataclasses import dataclass
 
@@ -24,10 +24,10 @@ class Repaired:
         layouts: in which the dims were found.
         dims: how many there are.
         moved: those that were padded, in the order of the tensors.
-        kept: names of those that a limit kept unaligned.
+        kept: names of those that stayed unaligned because of a limit.
         bytes_before, bytes_after: of all tensors of the checkpoint.
         times: of the GEMMs that the dims are of, for every workload.
-        profile: whose latency table the predictions and the strategy ``profile`` rest on, and why that one.
+        profile: the GPU of the latency table used for predictions and for the strategy ``profile``, and why that one.
         left_out: files that were not copied: pickles.
     """
 

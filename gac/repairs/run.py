@@ -67,18 +67,11 @@ def repair(
     check_free(target, overwrite)
     source = open_source(Path(directory), allow_pickle=allow_pickle)
     found = find_blocks(source)
-    before = {shared_dim.name: shared_dim.dim for block in found.blocks for shared_dim in block.shared}
+    before = {one.name: one.dim for block in found.blocks for one in block.shared}
     after = decide(found.blocks, contract, table, parsed)
-    put_in = insertions(found.blocks, after)
-    times = [
-        summed("predicted", table.header.gpu, found.blocks, (before, after), workload, in_table(table))
-        for workload in parsed
-    ]
+    times = _predicted(found.blocks, (before, after), parsed, table)
     times += _measured(found.blocks, (before, after), parsed) if measure else []
-    held = sum(stored.bytes for stored in source.tensors.values())
-    grown = held + sum(source.tensors[name].added_bytes(more) for name, more in put_in.items())
-    with complete_directory(target) as part:
-        write(source, part, found.blocks, after, put_in, grown)
+    held, grown = _padded(source, target, found.blocks, after)
     return Repaired(
         source=str(directory),
         output=str(output),
@@ -93,6 +86,16 @@ def repair(
         profile=f"{table.header.gpu}, {table.digest[:12]}; {used.note}",
         left_out=left_out(source),
     )
+
+
+def _padded(source: Source, target: Path, blocks: tuple[Block, ...], dims: Dims) -> tuple[int, int]:
+    """Write the padded checkpoint, whole or not at all; bytes of all tensors before and after."""
+    put_in = insertions(blocks, dims)
+    held = sum(stored.bytes for stored in source.tensors.values())
+    grown = held + sum(source.tensors[name].added_bytes(more) for name, more in put_in.items())
+    with complete_directory(target) as part:
+        write(source, part, blocks, dims, put_in, grown)
+    return held, grown
 
 
 def decide(
@@ -111,7 +114,7 @@ def decide(
 
 
 def check_apart(directory: Path, output: Path) -> None:
-    """Refuse to write over the input, into it, or where it lies within.
+    """Refuse an output that is the input, inside it, or around it.
 
     Raises:
         CheckpointError: the two are one directory, or one is in the other.
@@ -123,8 +126,17 @@ def check_apart(directory: Path, output: Path) -> None:
         )
     if source in target.parents or target in source.parents:
         raise CheckpointError(
-            f"of {directory} and the output {output} one lies in the other", "two places apart", "Choose another one."
+            f"of {directory} and the output {output} one is inside the other",
+            "two separate directories",
+            "Choose another one.",
         )
+
+
+def _predicted(
+    blocks: Sequence[Block], dims: tuple[Dims, Dims], workloads: Sequence[Workload], table: Profile
+) -> list[Times]:
+    look = in_table(table)
+    return [summed("predicted", table.header.gpu, blocks, dims, workload, look) for workload in workloads]
 
 
 def _measured(blocks: Sequence[Block], dims: tuple[Dims, Dims], workloads: Sequence[Workload]) -> list[Times]:

@@ -1,4 +1,4 @@
-"""What the repaired GEMMs take, before and after: from a latency table, and on the GPU at hand."""
+"""Latency of the repaired GEMMs, before and after: from a latency table, and on the GPU at hand."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

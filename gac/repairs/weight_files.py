@@ -1,4 +1,4 @@
-"""A checkpoint's files: which tensors are where, read without running what a pickle says."""
+"""A checkpoint's files: which tensors are where, read without running code from a pickle."""
 
 import json
 import pickle

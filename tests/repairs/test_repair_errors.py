@@ -175,7 +175,7 @@ def test_the_input_is_never_the_output(pairs: Tensors, written: Callable[..., Pa
 
 def test_the_output_is_not_in_the_input(pairs: Tensors, written: Callable[..., Path]) -> None:
     source = written(pairs)
-    with pytest.raises(CheckpointError, match="one lies in the other; expected two places apart"):
+    with pytest.raises(CheckpointError, match="one is inside the other; expected two separate directories"):
         gac.repair(source, source / "ours", profile=H100)
 
 

@@ -1,4 +1,4 @@
-"""Why dims collapse: rules with their sources, and what the recorded kernels tell."""
+"""Why dims collapse: rules with their sources, and what the recorded kernels show."""
 
 from gac.lab.mechanisms.causes import Cause, cause_of, causes_of
 from gac.lab.mechanisms.edges import edge_causes

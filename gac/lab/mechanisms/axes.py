@@ -13,34 +13,24 @@ _BACKENDS = ("", "_flash", "_efficient", "_cudnn", "_math")
 SDPA: frozenset[str] = frozenset(f"sdpa{backend}{causal}" for backend in _BACKENDS for causal in ("", "_causal"))
 """The attention operators."""
 
+_SIDES = {
+    "linear": {"k": "k", "n": "n"},
+    "linear_rowwise": {"k": "k", "n": "n"},
+    "linear_triton": {"k": "k"},
+    "low_rank": {"k": "k", "r": "nk", "n": "n"},
+    "low_rank_triton": {"k": "k", "r": "k"},
+    "low_rank_shared": {"k": "k", "r": "nk", "n": "n"},
+    "batched_gemm": {"k": "k", "n": "n"},
+    "batched_gemm_separate": {"k": "k", "low": "n", "high": "n"},
+    "batched_gemm_bucketed": {"k": "k"},
+    "batched_gemm_padded": {"k": "k"},
+    "int4_linear": {"k": "k", "n": "n"},
+    "int4_linear_dequantised": {"k": "k", "n": "n"},
+    **{name: {"d": "nk"} for name in SDPA},
+}
+
 ROWS: Mapping[tuple[str, str], Sides] = MappingProxyType(
-    {
-        ("linear", "k"): "k",
-        ("linear", "n"): "n",
-        ("linear_rowwise", "k"): "k",
-        ("linear_rowwise", "n"): "n",
-        ("linear_triton", "k"): "k",
-        ("low_rank", "k"): "k",
-        ("low_rank", "r"): "nk",
-        ("low_rank", "n"): "n",
-        ("low_rank_triton", "k"): "k",
-        ("low_rank_triton", "r"): "k",
-        ("low_rank_shared", "k"): "k",
-        ("low_rank_shared", "r"): "nk",
-        ("low_rank_shared", "n"): "n",
-        ("batched_gemm", "k"): "k",
-        ("batched_gemm", "n"): "n",
-        ("batched_gemm_separate", "k"): "k",
-        ("batched_gemm_separate", "low"): "n",
-        ("batched_gemm_separate", "high"): "n",
-        ("batched_gemm_bucketed", "k"): "k",
-        ("batched_gemm_padded", "k"): "k",
-        ("int4_linear", "k"): "k",
-        ("int4_linear", "n"): "n",
-        ("int4_linear_dequantised", "k"): "k",
-        ("int4_linear_dequantised", "n"): "n",
-        **{(name, "d"): "nk" for name in SDPA},
-    }
+    {(operator, axis): sides for operator, axes in _SIDES.items() for axis, sides in axes.items()}
 )
 """(operator, axis) to its sides; the number of rows (m, b, h, s, t) is never one. Bucketed and padded heads are
 rounded up to multiples of 8 before they run, so their dims are not either; and the result of one row has no second row

@@ -1,4 +1,4 @@
-"""What the rules look at: whether they concern an axis, whether a dim keeps them, and the numbers behind that."""
+"""The checks of the rules: whether they apply to an axis, whether a dim keeps them, and the numbers behind that."""
 
 from collections.abc import Callable
 

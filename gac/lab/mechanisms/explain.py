@@ -24,7 +24,7 @@ def explain(
     fixed: Mapping[str, int] | None = None,
     dtype: str = "bf16",
 ) -> Explanation:
-    """Which constraints a dim breaks, what each costs, and what ran there; where kernels were recorded, they decide.
+    """Which constraints a dim breaks, what each costs, and what ran there; recorded kernels take precedence.
 
     A cost is measured where the profile has this dim and, within reach, a larger one that keeps every rule that any
     larger dim can keep; it is then the cost of all the broken rules together. Else it is the median of the dim's

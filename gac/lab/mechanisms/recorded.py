@@ -1,4 +1,4 @@
-"""What a profile has about one dim: latency, kernels, whether it is collapsed, what misalignment costs there."""
+"""What a profile holds about one dim: latency, kernels, whether it is collapsed, the cost of misalignment."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -119,7 +119,7 @@ class Recorded:
 
 
 def _fullest(profile: Profile, operator: str, axis: str, dtype: str, dim: int) -> dict[str, int] | None:
-    """The other axes with which most dims were measured, sooner where this dim was; of equals, the largest sizes."""
+    """The other axes of the sweep with most dims, preferably one that has this dim; of equals, the largest sizes."""
     counts: Counter[tuple[tuple[str, int], ...]] = Counter()
     here = set()
     for row in profile.measurements:

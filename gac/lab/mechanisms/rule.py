@@ -1,4 +1,4 @@
-"""What a rule is: one constraint on a dim, on which GPUs it holds, and who says so."""
+"""A rule: one constraint on a dim, the GPUs on which it holds, and its sources."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ Level = Literal["framework", "library", "hardware", "memory"]
 
 @dataclass(frozen=True)
 class Setting:
-    """What a rule may need beside the dim.
+    """What a rule needs to know besides the dim.
 
     Attributes:
         operator: name of the operator.

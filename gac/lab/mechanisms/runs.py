@@ -1,4 +1,4 @@
-"""What ran at two dims, step by step: the launches that do the arithmetic, set side by side."""
+"""What ran at two dims, step by step: the launches that do the arithmetic, paired."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

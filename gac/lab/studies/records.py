@@ -1,4 +1,4 @@
-"""What a study is, and what it finds: measured figures beside published ones, and whether the claim holds here."""
+"""A study and its findings: measured figures beside published ones, and whether the claim holds here."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ def columns(*texts: str) -> tuple[Column, ...]:
 
 @dataclass(frozen=True)
 class Finding:
-    """What a study's judgement comes to; rows have one cell a column, None where there is no figure."""
+    """A study's table and verdict; rows have one cell a column, None where there is no figure."""
 
     columns: tuple[Column, ...]
     rows: tuple[tuple[Cell, ...], ...]

@@ -1,4 +1,4 @@
-"""From a factor to a verdict, the line that says it, and how far it is from the verdict's edges."""
+"""From a factor to a verdict, its sentence, and its distance from the verdict's thresholds."""
 
 from collections.abc import Callable
 

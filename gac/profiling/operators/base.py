@@ -65,7 +65,7 @@ class Operator:
         return sum(operand.bytes for operand in (*self.inputs(axes, dtype), *self.outputs(axes, dtype)))
 
     def unmet(self, axes: Axes) -> str | None:
-        """What sizes of at least 1 must keep to besides, where these do not; None where they are an operation."""
+        """The condition that these sizes break, in words; None where they are an operation."""
         return None
 
     def refusal(self, axes: Axes, dtype: str) -> str | None:

@@ -1,6 +1,6 @@
 """Linear layers: one GEMM, the low-rank pair, and pairs that share their first GEMM; and a copy.
 
-Weights lie as ``torch.nn.Linear`` keeps them, ``(out, in)``.
+Weights are stored as in ``torch.nn.Linear``: ``(out, in)``.
 """
 
 from gac.profiling.operators.base import Axes, Operand, Operator, indivisible

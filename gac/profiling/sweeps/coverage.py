@@ -57,7 +57,7 @@ def model_points(
 
 
 def fused_points(model: Any, workloads: Sequence[Workload] = WORKLOADS, dtype: str = "bf16") -> tuple[Point, ...]:
-    """What it looks up besides where weights that read the same input (q/k/v, gate/up) are fused.
+    """What an allocation looks up in addition where weights that read the same input (q/k/v, gate/up) are fused.
 
     One GEMM, up to the width of all of them, and each second factor by itself, at ``spaced_dims``. Arguments and
     errors are those of ``model_points``.
@@ -68,7 +68,7 @@ def fused_points(model: Any, workloads: Sequence[Workload] = WORKLOADS, dtype: s
 
 
 def one_row_points(points: Sequence[Point]) -> tuple[Point, ...]:
-    """What it looks up instead of these where GEMMs of one row run in Triton."""
+    """The points that it looks up instead of these where GEMMs of one row run in Triton."""
     found = dict.fromkeys(replace(point, operation=at_one_row(point.operation)) for point in points)
     known = set(points)
     return tuple(one for one in found if one not in known)

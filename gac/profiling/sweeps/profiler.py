@@ -1,4 +1,4 @@
-"""Profile the local GPU: what there is to do, doing it, and what came of it."""
+"""Profile the local GPU: estimate the work, do it, sum it up."""
 
 import sys
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ _BYTES_PER_SECOND = 1.5e12
 
 @dataclass(frozen=True)
 class Estimate:
-    """How much a sweep has to do: shapes, timings that the file lacks (several a shape), and about how many seconds."""
+    """The work of a sweep: shapes, timings that the file lacks (several a shape), and roughly how many seconds."""
 
     path: Path
     shapes: int
@@ -88,7 +88,7 @@ def profile_gpu(
 
 
 def summary(profile: Profile) -> str:
-    """What a profile holds and how far it can be trusted, in one line."""
+    """What a profile holds and how reliable it is, in one line."""
     doubts = [f"the sentinels drifted by {profile.drift:.1%}"] if profile.drift > DRIFT else []
     doubts += [profile.header.shared_with] if profile.header.shared_with else []
     return (

@@ -1,4 +1,4 @@
-"""At which dims an axis is measured, so that no multiple of 8 goes without a latency."""
+"""At which dims an axis is measured, so that every multiple of 8 has a latency."""
 
 from collections.abc import Iterable, Iterator
 

@@ -1,4 +1,4 @@
-"""The sweep that measures points into a file: shuffled, in interleaved passes, resumable, watched for drift."""
+"""The sweep that measures points into a file: shuffled, in interleaved passes, resumable, with checks for drift."""
 
 import random
 import time
@@ -121,7 +121,7 @@ class _Run:
         self._sentinels = sentinels
 
     def time_once(self, point: Point, launches: tuple[Launch, ...]) -> None:
-        """Append one timing, and look after the sentinels."""
+        """Append one timing, and time the sentinels where they are due."""
         self.timed += 1
         known = self._journal.find(point)
         if known is not None and known.error:
@@ -159,7 +159,7 @@ class _Sentinels:
         self._last = time.monotonic()
 
     def look(self) -> None:
-        """Time them if it is time."""
+        """Time them if 15 seconds have passed."""
         if time.monotonic() - self._last >= SENTINEL_SECONDS:
             self.time_all()
 

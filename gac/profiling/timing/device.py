@@ -1,4 +1,4 @@
-"""Which GPU, driver and libraries: the fingerprint that a profile begins with."""
+"""GPU, driver and libraries: the fingerprint at the start of a profile."""
 
 import ctypes
 import datetime
@@ -103,7 +103,7 @@ def local_profile() -> Path | None:
 
 @dataclass(frozen=True)
 class _Card:
-    """What the driver says; clocks in MHz, power in W (None where a laptop's driver does not tell)."""
+    """What the driver reports; clocks in MHz, power in W (None where a laptop's driver does not report it)."""
 
     driver: str
     sm_clock_max_mhz: int
@@ -142,7 +142,7 @@ def _utilization(handle: Any) -> int:
 
 
 def _others(pids: list[int], utilization: list[int]) -> str:
-    """Who else uses the GPU, in words; empty where nobody does.
+    """Who else uses the GPU, in words; empty if nobody does.
 
     A driver outside a container may know this process by another number, so if it is not among them, one of them is it.
     """
@@ -173,7 +173,7 @@ def _driver() -> Iterator[None]:
     except pynvml.NVMLError as failure:
         raise ProfileError(
             f"the NVIDIA driver does not answer: {failure}",
-            "its word on the driver, the clocks and the power limit",
+            "the driver's version, the clocks and the power limit",
             "Run nvidia-smi by hand.",
         ) from failure
 

@@ -1,4 +1,4 @@
-"""Memory that operands are cut from, so that no shape pays for filling its own."""
+"""Memory that operands are cut from, so that no shape has to fill its own."""
 
 import math
 from collections.abc import Mapping
@@ -45,8 +45,8 @@ class TooLargeError(RuntimeError):
 class Pool:
     """One large buffer of one dtype that operands are cut from.
 
-    Successive views lie one after the other, each 256-byte aligned, and start again at the front when the end is
-    reached: what is cut next has been out of use the longest.
+    Successive views follow one another, each 256-byte aligned, and wrap around at the end: the next view is the one
+    that has been out of use the longest.
     """
 
     def __init__(self, buffer: Tensor) -> None:

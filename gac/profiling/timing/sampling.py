@@ -1,4 +1,4 @@
-"""When a latency can be trusted: how often to launch, which samples count, when there are enough of them."""
+"""How a latency becomes reliable: how often to launch, which samples count, when there are enough."""
 
 import math
 from collections.abc import Callable, Sequence

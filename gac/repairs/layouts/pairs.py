@@ -68,7 +68,7 @@ def _pair(source: Source, dense: DenseModel, peer: Peer, stem: str) -> Block:
 
 
 def _stated_at(source: Source, peer: Peer, name: str, rank: int) -> tuple[str, ...]:
-    """Where the config states the rank, once it is seen to be the stored one."""
+    """Where the config states the rank; checks that it is the stored one."""
     ranks = source.config.get(peer.stated) if peer.stated else None
     if peer.stated is None or not isinstance(ranks, dict) or name not in ranks:
         return ()

@@ -52,7 +52,7 @@ def _mlp(source: Source, dense: DenseModel, family: Family, prefix: str) -> Iter
 
 
 def _transposed(shapes: list[tuple[int, int]], hidden: int) -> bool:
-    """Whether the weights lie as ``(in, out)`` (GPT-2)."""
+    """Whether the weights are stored as ``(in, out)`` (GPT-2)."""
     *above, below = shapes
     as_usual = all(shape[1] == hidden for shape in above) and below[0] == hidden
     return not as_usual and all(shape[0] == hidden for shape in above) and below[1] == hidden

@@ -188,5 +188,7 @@ def test_a_gpu_without_room_to_begin_with_is_named(
 def test_a_driver_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     pynvml = pytest.importorskip("pynvml")
     monkeypatch.setattr(pynvml, "nvmlInit", lambda: (_ for _ in ()).throw(pynvml.NVMLError(pynvml.NVML_ERROR_UNKNOWN)))
-    with pytest.raises(ProfileError, match="the NVIDIA driver does not answer: Unknown Error; expected its word"):
+    with pytest.raises(
+        ProfileError, match="the NVIDIA driver does not answer: Unknown Error; expected the driver's version"
+    ):
         device._card("0")

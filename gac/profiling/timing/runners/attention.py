@@ -1,4 +1,4 @@
-"""Scaled dot-product attention through PyTorch, on the backend that is asked for."""
+"""Scaled dot-product attention through PyTorch, on the operator's backend."""
 
 import math
 from collections.abc import Mapping, Sequence
