@@ -31,9 +31,8 @@ from transformers import AutoModelForCausalLM
 import gac
 from gac.io import atomic_path
 from gac.models.loading import load_tokenizer
-from tests.compression.test_three_ways import AFTER_IMPORT, GAC, WITHOUT_GAC, answers
+from tests.checkpoint.test_three_ways import WAYS, answers
 
-WAYS = {"gac.load": GAC, "import gac": AFTER_IMPORT, "no gac": WITHOUT_GAC}
 PROMPTS = (
     "The capital of France is",
     "def fibonacci(n):\n    ",
@@ -50,6 +49,7 @@ from safetensors.torch import load_file, save_file
 
 place, prompts, said, way = sys.argv[1:]
 exec(way)
+model = load(place)
 found = {{}}
 for name, ids in load_file(prompts).items():
     found |= {{f"{{name}} {{key}}": value for key, value in answers(model, ids).items()}}
