@@ -18,9 +18,8 @@ METHOD = "gac"
 class GacConfig(QuantizationConfigMixin):
     """``from_pretrained(base, quantization_config=gac.GacConfig("plan.json"))``: the base model, compressed.
 
-    The dense weights are loaded whole and on one device, then compressed as ``gac.compress`` does it: what the plan was
-    calibrated on is read, or measured again. The result is what ``gac.compress`` returns, and nothing of the config
-    stays in it.
+    The dense weights are loaded whole and on one device, then compressed by ``gac.compress``. The result is what that
+    returns, and keeps nothing of this config.
 
     Args:
         plan: a plan, or the path of one.
@@ -38,7 +37,7 @@ class GacConfig(QuantizationConfigMixin):
 
 @register_quantizer(METHOD)
 class GacQuantizer(HfQuantizer):
-    """What transformers calls while it loads a model with a ``GacConfig``: nothing, until the weights are there."""
+    """Compresses a model that transformers loads with a ``GacConfig``, once all weights are there."""
 
     def postprocess_model(self, model: Any, **_: Any) -> None:
         """Compress the loaded model in place.

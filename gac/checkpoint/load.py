@@ -31,8 +31,8 @@ def load_checkpoint(
 ) -> PreTrainedModel:
     """Open a directory that ``save_checkpoint`` wrote; in eval mode, with its plan as ``gac_plan``.
 
-    No code and no pickle of the directory is run. Where plan, header and dims are as they were written, the plan is not
-    read before it is asked for; otherwise it is read and compared here.
+    No code and no pickle of the directory is run. Where plan, header and dims are as they were written, the plan is
+    read when it is first asked for; otherwise it is read and compared here.
 
     Args:
         device: None takes the GPU if there is one.
@@ -44,7 +44,7 @@ def load_checkpoint(
     with uncollected():
         model = _load(Path(directory), dtype or "auto")
     place = torch.device(device or default_device())
-    loaded: PreTrainedModel = model if model.device == place else model.to(place)  # which looks at every parameter
+    loaded: PreTrainedModel = model if model.device == place else model.to(place)  # a move looks at every parameter
     return loaded
 
 
@@ -68,16 +68,16 @@ def _load(source: Path, dtype: torch.dtype | str) -> Any:
 
 
 def read_plan(source: Path) -> Plan:
-    """The plan of a directory, where ``config.json`` agrees with it.
+    """The plan of a directory.
 
     Raises:
-        CheckpointError: it does not, or one of the two is missing or damaged.
+        CheckpointError: ``config.json`` does not agree with it, or one of the two is missing or damaged.
     """
     return _planned(source, _described(source)[0])
 
 
 def write_header(directory: Path) -> None:
-    """Say in ``config.json`` what the ``plan.json`` beside it has become.
+    """Write the key ``gac`` of ``config.json`` anew, from the ``plan.json`` beside it.
 
     Raises:
         CheckpointError: one of the two is missing or damaged.
@@ -96,7 +96,7 @@ def _is_untouched(source: Path, config: Any) -> bool:
         return False
     try:
         text = read_bytes(source / "plan.json", "plan", "a plan", CheckpointError)
-    except CheckpointError:  # which whoever reads the plan will say
+    except CheckpointError:  # reading the plan will raise it
         return False
     return bool(config.gac.get("plan") == digest_of(text))
 

@@ -17,10 +17,10 @@ class PlannedModel(CompressedModel):
 
     @property
     def gac_plan(self) -> Plan:
-        """The plan that the model was compressed by.
+        """The plan that the model was compressed with.
 
         Raises:
-            CheckpointError: the plan in the checkpoint is none, or not the one that its config was made by.
+            CheckpointError: the checkpoint's plan cannot be read, or is not the one that its config was made from.
         """
         if "_gac_plan" not in vars(self):
             if "plan.json" not in vars(self).get("gac_files", {}):
@@ -37,10 +37,10 @@ class PlannedModel(CompressedModel):
 
     @classmethod
     def from_pretrained(cls: Any, source: Any, *args: Any, output_loading_info: bool = False, **options: Any) -> Any:
-        """As of any transformers model.
+        """As for any transformers model.
 
         Raises:
-            CheckpointError: there is no plan, or not the one that the weights were saved with.
+            CheckpointError: the plan is missing, or not the one that the weights were saved with.
             ValueError, OSError: as transformers does for what it cannot read.
         """
         model, report = super().from_pretrained(source, *args, output_loading_info=True, **options)

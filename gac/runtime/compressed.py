@@ -40,13 +40,13 @@ _logger = logging.getLogger("gac")
 class CompressedConfig:
     """A config with the key ``gac``; a mixin before the dense class.
 
-    Transformers copies the config of a model several times and writes it out for its log. Hundreds of entries would
-    take longer than reading the weights, so the copies share them, the log goes without, and nothing walks over them.
+    Transformers copies the config of a model several times and writes it to its log. Copying hundreds of entries would
+    take longer than reading the weights, so all copies share them, and the log leaves them out.
     """
 
     @classmethod
     def from_dict(cls: Any, config_dict: dict[str, Any], **options: Any) -> Any:
-        """As of any transformers config."""
+        """As for any transformers config."""
         parent: Any = super()
         dense = {name: value for name, value in config_dict.items() if name != "gac"}
         config, unused = parent.from_dict(dense, **options | {"return_unused_kwargs": True})
@@ -56,7 +56,7 @@ class CompressedConfig:
         return (config, unused) if options.get("return_unused_kwargs") else config
 
     def to_dict(self: Any) -> dict[str, Any]:
-        """As of any transformers config."""
+        """As for any transformers config."""
         dense = copy.copy(self)
         header = vars(dense).pop("gac", None)
         found: dict[str, Any] = super(CompressedConfig, dense).to_dict()  # type: ignore[misc]
@@ -64,7 +64,7 @@ class CompressedConfig:
 
 
 class _Shared(dict[str, Any]):
-    """What a copy of its holder shares."""
+    """A dictionary that is shared by the copies of its holder."""
 
     def __deepcopy__(self, memo: Any) -> "_Shared":
         return self
@@ -89,28 +89,28 @@ class CompressedModel:
 
     @classmethod
     def from_pretrained(cls: Any, source: Any, *args: Any, output_loading_info: bool = False, **options: Any) -> Any:
-        """As of any transformers model; weights that are missing are an error, not random numbers."""
+        """As for any transformers model, but missing weights are an error, not random numbers."""
         _check_whole(options)
         load: Any = super()
         with uncollected():
             model, report = load.from_pretrained(source, *args, output_loading_info=True, **options)
         _check_loaded(source, report)
         model.gac_files = _documents(source, {key: options[key] for key in _HUB_OPTIONS if key in options})
-        _fuse_where_possible(model)
+        _share_where_possible(model)
         if header_value(model.config, "decode_kernel") == "triton":
             use_decode_kernel(model)
         return (model, report) if output_loading_info else model
 
     def save_pretrained(self: Any, directory: Any, *args: Any, **options: Any) -> None:
-        """As of any transformers model, with the plan, the card and the code beside the weights."""
+        """As for any transformers model, with the plan, the card and the code beside the weights."""
         auto_map = getattr(self.config, "auto_map", {})
         self.config.auto_map = {auto: found.rpartition("--")[2] for auto, found in auto_map.items()}
         super().save_pretrained(directory, *args, **options)  # type: ignore[misc]
-        if not getattr(self, "_hf_peft_config_loaded", False):  # of which transformers saves the adapter alone
+        if not getattr(self, "_hf_peft_config_loaded", False):  # then transformers saves the adapter alone
             self._write_companions(directory)
 
     def _upload_modified_files(self: Any, working_dir: Any, *args: Any, **options: Any) -> Any:
-        """What transformers pushes to the hub; it would put a card of its own in the place of ours."""
+        """What transformers pushes to the hub, with our card and not the one that it would write."""
         self._write_companions(working_dir)
         return super()._upload_modified_files(working_dir, *args, **options)  # type: ignore[misc]
 
@@ -122,7 +122,7 @@ class CompressedModel:
 
 
 def _check_whole(options: dict[str, Any]) -> None:
-    """No tensor parallelism: its plans name the dense weights, and would split what the others do not expect."""
+    """Refuse tensor parallelism: its plans name the dense weights."""
     distributed = options.get("distributed_config")
     for name in ("tp_plan", "tp_size"):
         if (options.get(name) or getattr(distributed, name, None)) is not None:
@@ -130,7 +130,7 @@ def _check_whole(options: dict[str, Any]) -> None:
 
 
 def _check_loaded(source: Any, report: Any) -> None:
-    """Every weight was in the files; transformers would make up what is missing."""
+    """Refuse files that lack a weight; transformers would make up its values."""
     for problem in ("missing_keys", "mismatched_keys"):
         if names := sorted(map(str, report[problem])):
             raise ValueError(
@@ -149,10 +149,10 @@ def _documents(source: Any, options: dict[str, Any]) -> dict[str, str]:
     return {name: Path(path).read_text(encoding="utf-8") for name, path in paths.items() if path is not None}
 
 
-def _fuse_where_possible(model: Any) -> None:
-    """Let the weights that were planned so share their first GEMM.
+def _share_where_possible(model: Any) -> None:
+    """Let the weights that the plan fused share their first GEMMs.
 
-    Quantised or offloaded weights cannot be put into one; by themselves they compute the same.
+    Quantised or offloaded weights cannot share one; they run by themselves, with the same outputs.
     """
     groups = header_value(model.config, "fused")
     if not groups:

@@ -9,10 +9,10 @@ from torch import nn
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Leave the garbage collector off: it would walk everything that Python has loaded, and all that is new stays.
+    """Leave the garbage collector off: it would walk every object of the process, and all new objects stay anyway.
 
-    So that it does not walk all of that at once when it is on again, what is new is counted among what is old: frozen
-    and released, which moves lists and looks at no object. Not where somebody keeps objects frozen, which stay so.
+    Afterwards new objects are moved to the oldest generation, by freezing and unfreezing, so that the collector does
+    not walk all of them at once. This is left out where somebody keeps objects frozen, which stay frozen.
     """
     was_on = gc.isenabled()
     gc.disable()
@@ -28,9 +28,9 @@ def uncollected() -> Iterator[None]:
 
 @contextmanager
 def uninitialised() -> Iterator[None]:
-    """Leave out the initialisation of linear weights on the meta device: they have no values, and it takes its time.
+    """Leave out the initialisation of linear weights on the meta device: they have no values, and it takes time.
 
-    Whatever other threads build meanwhile is not on that device, or has no values either.
+    Other threads are not disturbed: weights that are not on that device are initialised as always.
     """
     initialise = nn.Linear.reset_parameters
 

@@ -26,7 +26,7 @@ _run_before: set[tuple[Any, ...]] = set()
 
 
 def multiply(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """``x @ weight.T + bias`` as PyTorch has it, in the kernel where that can run and is faster; after ``prepare``.
+    """``x @ weight.T + bias``: in the kernel where it can run and is faster, else in PyTorch. Call ``prepare`` before.
 
     Args:
         x: shape ``(..., in)``.
@@ -48,9 +48,9 @@ def _is_one_row(x: Tensor) -> bool:
 
 
 def _is_worthwhile(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
-    """Whether the kernel can run, and launching it costs nothing: in compiled code, and in a graph that is captured.
+    """Whether the kernel can run and its launch costs nothing: in compiled code, and while a CUDA graph is captured.
 
-    And the first time, for while a graph is captured no kernel can be loaded.
+    It also runs the first time, because no kernel can be loaded while a graph is captured.
     """
     if torch.compiler.is_compiling() or torch.cuda.is_current_stream_capturing():
         return takes(x, weight, bias)
@@ -63,9 +63,9 @@ def _is_worthwhile(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
 
 
 def takes(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
-    """Whether the kernel can run: one row on a CUDA GPU, in 16 bit, with Triton there and no gradients kept.
+    """Whether the kernel can run: one row on a CUDA GPU, in 16 bit, with Triton installed and gradients off.
 
-    Not where a quantiser has taken the place of the weight, or where that lies elsewhere.
+    It cannot run for a weight that is quantised, or on another device.
     """
     return (
         _is_one_row(x)
@@ -153,9 +153,9 @@ def _kernel() -> Any:
 
 
 def prepare() -> None:
-    """Make the kernel an operator into which torch.compile can look, ``gac::decode_linear``; nothing without Triton.
+    """Make the kernel an operator that torch.compile can trace, ``gac::decode_linear``; nothing without Triton.
 
-    That loads what compiles it, so nobody has it done who does not ask for it.
+    This loads Triton's compiler, so it is done on request only.
     """
     if HAS_TRITON and not hasattr(torch.ops.gac, "decode_linear"):
         library.triton_op("gac::decode_linear", _decode_linear, mutates_args=(), schema=_SCHEMA)

@@ -62,7 +62,7 @@ def own_name(model: Any, name: str) -> str:
 
 
 def _own_prefix(model: Any) -> str:
-    """What names have in a causal LM and not in this model, where it is the one within."""
+    """What a causal LM puts before the names of this model's modules; empty for a causal LM itself."""
     return f"{model.base_model_prefix}." if model.base_model is model else ""
 
 
@@ -85,7 +85,7 @@ def _replacement(name: str, dense: Any, described: Any) -> nn.Module:
 
 
 def _checked(name: str, dense: Any, described: Any) -> tuple[Any, dict[str, int]]:
-    """The class and its sizes, all of them there, whole, positive and no larger than the dense weight's."""
+    """The class and its sizes: integers from 1 to the dense weight's largest."""
     described = described if isinstance(described, dict) else {}
     if described.get("module") not in KINDS:
         raise _wrong(f"{name}.module is {described.get('module')!r}", f"one of {', '.join(KINDS)}")

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 class _EmptyLinear(nn.Linear):
     def reset_parameters(self) -> None:
-        """Nothing: values come out of files."""
+        """Nothing: the values are read from files."""
 
 
 def empty_linear(
@@ -121,7 +121,7 @@ class GroupedLinear(LowRankLinear):
 
 
 class Heads:
-    """What v_proj returns where value vectors are shorter than the keys: it views itself as heads of its own length.
+    """What v_proj returns where value vectors are shorter than keys: its ``view`` makes heads of its own length.
 
     Attention modules call ``v_proj(x).view(*leading, -1, head_dim)`` with the head_dim that queries and keys have.
     """
@@ -130,7 +130,7 @@ class Heads:
         self.features, self.head_dim = features, head_dim
 
     def view(self, *shape: Any) -> Tensor:
-        """The features, shape ``(*leading, heads, head_dim)``, whatever the last dim that is asked for."""
+        """The features, shape ``(*leading, heads, head_dim)``; the last dim that the caller gives is ignored."""
         asked = shape[0] if len(shape) == 1 else shape
         return self.features.view(*asked[:-1], self.head_dim)
 

@@ -1,4 +1,4 @@
-"""What servers have to find in a compressed model; transformers itself never asks."""
+"""What servers need of a compressed model, and transformers itself does not."""
 
 import sys
 from collections.abc import Iterable
@@ -7,13 +7,13 @@ from typing import Any
 from torch import nn
 
 _VLLM = "vllm"
-"""How vLLM attends, as it registers it with transformers."""
+"""The name of vLLM's attention in transformers."""
 
 
 def show_to_serve(model_class: type) -> None:
-    """Let ``transformers serve``, where it is what runs, find a class: it looks in transformers, by the architecture.
+    """Let ``transformers serve``, if that is running, find a class: it looks up the architecture in transformers.
 
-    Not every module has the same transformers: loading one of its own parts makes it anew.
+    It has to be the server's own ``transformers`` module: another one is made when transformers loads parts of itself.
     """
     manager = sys.modules.get("transformers.cli.serving.model_manager")
     if manager is not None:
@@ -21,17 +21,17 @@ def show_to_serve(model_class: type) -> None:
 
 
 def prepare_for_vllm(model: Any, names: Iterable[str]) -> None:
-    """Let vLLM, where it is what builds the model, merge only weights that are still linear.
+    """Let vLLM, if it builds the model, merge only weights that are still linear.
 
-    Its Transformers backend puts layers of its own in the place of every ``nn.Linear``, and merges those that read the
-    same input. What to merge it decides once for all modules of the same class with the same names of children. So a
-    module in which a weight is something else gets one more child, which does nothing, and whose name says what.
+    Its Transformers backend replaces every ``nn.Linear`` by a layer of its own, and merges those that read the same
+    input. It decides what to merge once for all modules of the same class whose children have the same names. So a
+    module in which a weight is no longer linear gets one more child, which does nothing and has a name of its own.
 
     Args:
         names: of the weights that were replaced, in the model.
 
     Raises:
-        ValueError: it was asked to split the weights.
+        ValueError: vLLM is to split the weights.
     """
     if model.config._attn_implementation != _VLLM:
         return
@@ -46,7 +46,7 @@ def prepare_for_vllm(model: Any, names: Iterable[str]) -> None:
 
 
 def _check_not_split() -> None:
-    """Its plans for tensor parallelism name the dense weights."""
+    """vLLM's plans for tensor parallelism name the dense weights."""
     size = sys.modules["vllm.distributed"].get_tensor_model_parallel_world_size()
     if size > 1:
         raise ValueError(

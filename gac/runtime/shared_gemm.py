@@ -1,4 +1,4 @@
-"""Weights that read the same input run their first GEMM as one: q/k/v, gate/up, whatever their forms."""
+"""Weights that read the same input run their first GEMMs as one: q/k/v and gate/up, in any forms."""
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
@@ -15,9 +15,9 @@ from .modules import Heads, LowRankLinear, ValueLinear
 class FusedInput(nn.Module):
     """One GEMM whose output features are, one after the other, those of several weights, the shortest first.
 
-    Of a low-rank pair these are its rank, of any other weight its output features. ``weight`` has shape
-    ``(sum of features, in)``, ``bias`` shape ``(sum of features,)`` or is None. With so many rows that a part runs
-    apart, so do the longer ones behind it, and the GEMM ends before them.
+    A low-rank pair has as many features here as its rank, any other weight its output features. ``weight`` has shape
+    ``(sum of features, in)``, ``bias`` shape ``(sum of features,)`` or is None. Where the input has so many rows that
+    a part runs apart, the longer parts behind it do too, and the shared GEMM ends before them.
 
     Its parameters appear in ``state_dict`` under the names of the weights, as if they were not fused.
     """
@@ -40,7 +40,7 @@ class FusedInput(nn.Module):
         self.output: Tensor | None = None
 
     def part_of(self, x: Tensor, part: slice) -> Tensor:
-        """This part's output for x ``(..., in)``: of the GEMM that ran for the same tensor, or that runs now."""
+        """This part's output for x ``(..., in)``; the GEMM runs unless the last one read the same tensor."""
         apart = apart_from(x.numel() // x.shape[-1])
         if part.stop - part.start >= apart:
             return self._multiplied(x, part)
@@ -53,7 +53,7 @@ class FusedInput(nn.Module):
         return self.multiply(x, self.weight[part], None if self.bias is None else self.bias[part])
 
     def forget(self) -> None:
-        """Let the last input and output go."""
+        """Drop the last input and output."""
         self.read = self.output = None
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
@@ -66,13 +66,13 @@ class FusedInput(nn.Module):
 class FusedMember(nn.Module):
     """A weight that takes its part of the fused GEMM's output, and multiplies it by its second factor if it has one.
 
-    The first member runs the GEMM, the others find its output as long as they are called with the same tensor, and
-    the last one lets it go. Not for threads that share a model.
+    The first member runs the GEMM, the others use its output if they are called with the same tensor, and the last one
+    drops it. Threads must not share such a model.
 
     Args:
         fused: the GEMM; the first member has it as a submodule.
         weight: the module that it stands for.
-        at: which of the members it is, in the order in which they are called.
+        at: its position among the members, in the order of their calls.
     """
 
     def __init__(self, fused: FusedInput, weight: nn.Linear | LowRankLinear, at: int) -> None:

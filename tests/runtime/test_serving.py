@@ -53,17 +53,17 @@ def children(model: Any, layer: int) -> set[str]:
 def test_modules_with_other_weights_are_no_longer_alike(vllm: Any, make_plan: MakePlan) -> None:
     config = small_config("llama", num_hidden_layers=4)
     model = in_layers(small_model(config), {1: [GATE], 2: [GATE], 3: [GATE, UP]}, make_plan)
-    served = built_for_vllm(model)
+    built = built_for_vllm(model)
     dense = {"gate_proj", "up_proj", "down_proj", "act_fn"}
-    assert children(served, 0) == dense
-    assert children(served, 1) == children(served, 2) == dense | {"with_gate_proj_LowRankLinear"}
-    assert children(served, 3) == dense | {"with_gate_proj_LowRankLinear_up_proj_LowRankLinear"}
+    assert children(built, 0) == dense
+    assert children(built, 1) == children(built, 2) == dense | {"with_gate_proj_LowRankLinear"}
+    assert children(built, 3) == dense | {"with_gate_proj_LowRankLinear_up_proj_LowRankLinear"}
     assert children(model, 1) == dense
 
 
 def test_a_narrower_weight_is_as_linear_as_before(vllm: Any, make_plan: MakePlan) -> None:
-    served = built_for_vllm(small_compressed("llama", make_plan))  # whose second layer has a narrower MLP
-    assert children(served, 1) == {"gate_proj", "up_proj", "down_proj", "act_fn"}
+    built = built_for_vllm(small_compressed("llama", make_plan))  # whose second layer has a narrower MLP
+    assert children(built, 1) == {"gate_proj", "up_proj", "down_proj", "act_fn"}
 
 
 def test_weights_have_the_same_names(vllm: Any, make_plan: MakePlan) -> None:
