@@ -31,10 +31,10 @@ _ROWS = 8
 def check_form(form: Form, *weights: Weight, method: str = "kfac") -> None:
     """Refuse a form whose sizes, costs, operations, modules or curves contradict each other.
 
-    Of every weight that it takes: a larger dim has more parameters, as many as its module; its operation is one of a
-    latency table and moved by the dim along the axis that it names; its dim lies where it says in the module's tensors.
-    Of a tiny random Llama: curves fall to 0 at the full dim; at the full dim the model computes what it did; at a
-    smaller one its modules hold as many parameters as planned, and computes the same when merged to dense weights.
+    Of every weight that it takes: a larger dim has more parameters, as many as its module and as its GEMMs read; its
+    operation is one of a latency table and moved by the dim along the axis that it names; its dim lies where it says in
+    the module's tensors. Of a tiny random Llama: curves fall to 0 at the full dim; at the full dim the model computes
+    what it did; at half of it the model computes what it does when merged to dense weights.
 
     Args:
         weights: to check beside those of the tiny Llama that the form takes.
@@ -91,8 +91,11 @@ def _check_operations(form: Form, weight: Weight, dim: int, of: str) -> None:
         assert isinstance(one, Operation), f"{of}: runs {one!r}, which is no Operation"
     known = operation.operator in OPERATORS.names or not form.timed
     assert known, f"{of}: runs {operation.operator}, which is no operator of latency tables, and is not marked so"
+    gemms = [one.axes for one in form.gemms(weight, dim, _ROWS)]
+    numbers = sum(one.get("b", 1) * one["k"] * one["n"] for one in gemms)
+    assert numbers == form.params(weight, dim), f"{of}: its GEMMs read {numbers} numbers, not as many as parameters"
     if axis is not None:
-        axes = dict(operation.shape)
+        axes = operation.axes
         assert axis in axes, f"{of}: axis {axis} is none of its operation, {operation}"
         size = form.size(weight, dim)
         assert axes[axis] == size, f"{of}: axis {axis} of its operation is {axes[axis]}, its size is {size}"

@@ -11,7 +11,6 @@ from gac.compression.apply import changed_sites
 from gac.errors import PlanError
 from gac.models.families import family_of
 from gac.plan import Plan
-from gac.runtime.modules import LowRankLinear
 from tests.compression.applying import IDS, applied, logits
 from tests.models.small import NEURONS, small_config, small_model
 
@@ -23,24 +22,6 @@ def test_a_dense_plan_changes_nothing(
 ) -> None:
     dense = logits(tiny_model)
     assert torch.equal(logits(applied(tiny_model, make_plan(tiny_config, {}))), dense)
-
-
-def test_full_rank_everywhere_loses_nothing(
-    tiny_model: LlamaForCausalLM, tiny_config: LlamaConfig, make_plan: MakePlan
-) -> None:
-    dense = logits(tiny_model)
-    weights = [weight for site in family_of(tiny_config).sites(tiny_config) for weight in site.weights]
-    full = {w.name: ("low_rank", min(w.out_features, w.in_features)) for w in weights}
-    model = applied(tiny_model, make_plan(tiny_config, full))
-    assert all(isinstance(model.get_submodule(w.name), LowRankLinear) for w in weights)
-    assert (logits(model) - dense).abs().max() < 1e-4
-
-
-def test_full_width_loses_nothing(tiny_model: LlamaForCausalLM, tiny_config: LlamaConfig, make_plan: MakePlan) -> None:
-    dense = logits(tiny_model)
-    mlp = "model.layers.1.mlp"
-    full = {f"{mlp}.{name}": ("narrow", 176) for name in ("gate_proj", "up_proj", "down_proj")}
-    assert (logits(applied(tiny_model, make_plan(tiny_config, full))) - dense).abs().max() < 1e-4
 
 
 def test_the_dims_are_those_of_the_plan(

@@ -132,12 +132,3 @@ def test_layers_that_cannot_be_fitted_again_are_refused() -> None:
         "shots=2 of a gemma2 model, whose layers change what o_proj and down_proj write; expected layers that add it "
         "to the residual stream, for the first shot is fitted again to that. Use shots=1."
     )
-
-
-def test_every_two_sided_method_weighs_outputs_by_gradients() -> None:
-    from gac.forms.metric import Moments
-
-    moments = Moments(torch.eye(3), torch.tensor([[2.0, 1.0], [1.0, 3.0]]), torch.ones(3))
-    for method in METHODS:
-        found = method.gradients(moments)
-        assert bool((found != found.diagonal().diag()).any()) == method.two_sided

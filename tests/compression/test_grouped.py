@@ -11,14 +11,14 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from gac.checkpoint.load import load_checkpoint
 from gac.checkpoint.save import save_checkpoint
-from gac.compression.modules import empty_module, share_gemms
+from gac.compression.modules import share_gemms
 from gac.errors import PlanError
 from gac.forms import form_named
 from gac.forms.grouped.spec import Grouped
 from gac.forms.planned_sites import as_planned
 from gac.models.families import family_of
 from gac.models.weights import Weight
-from gac.plan import Plan, WeightChoice
+from gac.plan import Plan
 from gac.runtime.modules import BlockLinear, GroupedLinear
 from tests.compression.applying import IDS, applied, logits
 
@@ -109,15 +109,6 @@ def test_only_keys_and_values_take_it(config: LlamaConfig) -> None:
 # --- what runs ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("bias", [False, True])
-def test_the_module_has_the_parameters_that_the_plan_counts(bias: bool) -> None:
-    choice = WeightChoice.of(K, "grouped:2", 10)
-    module = empty_module(choice, bias, "cpu", torch.float32)
-    counted = sum(value.numel() for name, value in module.named_parameters() if not name.endswith("bias"))
-    assert counted == choice.params
-    assert ("second.bias" in module.state_dict()) == bias
-
-
 def test_the_second_factors_are_a_block_diagonal() -> None:
     torch.manual_seed(0)
     blocks = BlockLinear(4, 3, 5, True, None, torch.float64)
@@ -125,13 +116,6 @@ def test_the_second_factors_are_a_block_diagonal() -> None:
         torch.nn.init.normal_(parameter)
     x = torch.randn(2, 7, 12, dtype=torch.float64)
     torch.testing.assert_close(blocks(x), x @ torch.block_diag(*blocks.weight).T + blocks.bias)
-
-
-def test_full_rank_changes_nothing(config: LlamaConfig, dense: LlamaForCausalLM, make_plan: MakePlan) -> None:
-    before = logits(dense)
-    small = applied(dense, make_plan(config, changes("grouped:2", 32)), "palu:2")
-    assert isinstance(small.get_submodule("model.layers.1.self_attn.k_proj"), GroupedLinear)
-    assert (logits(small) - before).abs().max() < 1e-4 * before.abs().max()
 
 
 def test_a_bias_comes_along(config: LlamaConfig, make_plan: MakePlan) -> None:

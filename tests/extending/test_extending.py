@@ -14,6 +14,7 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 import gac
 from gac.allocation.rules import RULES
 from gac.forms import FORMS
+from gac.models.weights import Weight
 from gac.schemes import SCHEMES
 from gac.sensitivity.registry import METHODS
 from gac.testing import check_form, check_method, check_rule, check_scheme
@@ -21,6 +22,12 @@ from tests.extending.a_form import Picked, PickedLinear
 from tests.extending.a_method import Fwsvd
 from tests.extending.a_rule import Tapered
 from tests.extending.a_scheme import ShortMantissa
+
+WEIGHTS = [
+    Weight("w", 96, 64, neurons=side, values=side, heads=8, cached=True, blocks=blocks)
+    for side in ("out", "in")
+    for blocks in (1, 2)
+]
 
 
 def name(own: Any) -> str:
@@ -35,7 +42,8 @@ def _registries_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("form", ["low_rank", "narrow", "head_dim", "grouped:1", "grouped:2", Picked()], ids=name)
 def test_the_contract_of_every_form(form: Any) -> None:
-    check_form(FORMS.get(form))
+    known = FORMS.get(form)
+    check_form(known, *filter(known.takes, WEIGHTS))
 
 
 def test_values_that_a_method_folds_keep_the_contract_of_the_form() -> None:

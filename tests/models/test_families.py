@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 import torch
@@ -266,19 +266,3 @@ def test_a_text_config_is_its_own_text_part(tiny_config: LlamaConfig) -> None:
     assert text_config(tiny_config) is tiny_config
     bare = SimpleNamespace(model_type="llama")
     assert text_config(bare) is bare
-
-
-@pytest.mark.parametrize("name", sorted(FORMS.names))
-@pytest.mark.parametrize("side", ["out", "in"])
-@pytest.mark.parametrize("blocks", [1, 2])
-def test_contract_of_every_form(name: str, side: Literal["out", "in"], blocks: int) -> None:
-    form, weight = FORMS.get(name), Weight("w", 96, 64, neurons=side, values=side, heads=8, cached=True, blocks=blocks)
-    full = form.full(weight)
-    assert form.takes(weight)
-    assert form.params(weight, full) >= weight.params
-    cost = form.cached if form.counts == "cached" else form.params
-    assert cost(weight, form.largest_useful(weight) or full) <= cost(weight, full)
-    operation = form.operation(weight, full, rows=5)
-    assert operation.axes["m"] == 5
-    axis = form.axis(weight)
-    assert axis is None or operation.axes[axis] == form.size(weight, full)

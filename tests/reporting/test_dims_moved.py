@@ -9,7 +9,6 @@ from transformers import LlamaConfig
 
 from gac.cli import main
 from gac.errors import PlanError
-from gac.forms import FORMS, form_named
 from gac.models.families import family_of
 from gac.models.shapes import SHAPES
 from gac.models.sites import Site
@@ -81,15 +80,6 @@ def test_dense_has_nothing_to_choose_and_an_unknown_form_is_refused() -> None:
     assert of_llama("dense") == {}
     with pytest.raises(PlanError, match="form 'wide' is unknown"):
         of_llama("wide")
-
-
-@pytest.mark.parametrize("name", sorted(FORMS.names))
-def test_gemms_have_the_parameters_of_their_form(name: str) -> None:
-    form, weight = form_named(name), Weight("w", 96, 64, neurons="out", values="out", heads=8, cached=True)
-    for dim in (1, 3):
-        shapes = [gemm.axes for gemm in form.gemms(weight, dim, rows=5)]
-        assert sum(axes.get("b", 1) * axes["k"] * axes["n"] for axes in shapes) == form.params(weight, dim)
-        assert {axes["m"] for axes in shapes} == {5}
 
 
 def test_the_command_draws_a_known_model() -> None:

@@ -22,12 +22,6 @@ def metric() -> Metric:
 WEIGHT = torch.randn(12, 20, generator=torch.Generator().manual_seed(1))
 
 
-def test_full_rank_reproduces_the_weight(metric: Metric) -> None:
-    second, first = decompose_groups(WEIGHT, metric, 3).factors(4)
-    assert (second.shape, first.shape) == ((3, 4, 4), (12, 20))
-    assert torch.allclose(torch.block_diag(*second) @ first, WEIGHT.double(), atol=1e-8)
-
-
 def test_the_curve_is_the_sum_over_the_groups(metric: Metric) -> None:
     found = decompose_groups(WEIGHT, metric, 3)
     assert found.curve.full == 4
