@@ -11,15 +11,15 @@ from gac.reporting.layout import legend, new_table
 
 def perplexity_table(result: Evaluation) -> Group:
     """One row a model: perplexity, what is lost, what its plan predicted, and how it diverges from the dense one."""
-    rows = [_figures(result, model) for model in _everyone(result)]
-    measured = [model.perplexity for model in _everyone(result) if model.perplexity is not None]
-    shown = [column for column in _COLUMNS if any(column in row for row in rows)]
-    table = new_table([("", "<"), *((column, ">") for column in shown)])
-    for model, row in zip(_everyone(result), rows, strict=True):
-        table.add_row(model.name, *(row.get(column, "") for column in shown))
-        if predicted := _predicted(result, model):
-            table.add_row("  predicted by its plan", *(predicted.get(column, "") for column in shown))
-    notes = _reading(result, measured)
+    rows = []
+    for model in _everyone(result):
+        rows.append({"": model.name, **_figures(result, model)})
+        if perplexity := result.predicted_perplexity(model):
+            rows.append({"": "  predicted by its plan", **_change(perplexity, model.predicted)})
+    shown = ["", *(column for column in _COLUMNS if any(column in row for row in rows))]
+    columns = ((column, ">" if column else "<") for column in shown)
+    table = new_table(columns, [[row.get(column, "") for column in shown] for row in rows])
+    notes = _reading(result, [model.perplexity for model in _everyone(result) if model.perplexity is not None])
     return Group(table, legend("\n".join(notes))) if notes else Group(table)
 
 
@@ -38,11 +38,6 @@ def _figures(result: Evaluation, model: Evaluated) -> dict[str, str]:
     if model.divergence is not None:
         row |= {"KL": f"{model.divergence.kl:.4f}", "top-1": f"{model.divergence.top1:.1%}"}
     return row
-
-
-def _predicted(result: Evaluation, model: Evaluated) -> dict[str, str]:
-    perplexity = result.predicted_perplexity(model)
-    return {} if perplexity is None else _change(perplexity, model.predicted)
 
 
 def _change(perplexity: float, log_ratio: float | None, same: bool = False) -> dict[str, str]:
@@ -66,12 +61,12 @@ def task_table(result: Evaluation) -> Group:
     """One row a metric of a task, one column a model; a score with its standard error."""
     everyone = _everyone(result)
     scores = [{(score.task, score.metric): score for score in model.scores} for model in everyone]
-    table = new_table([("task", "<"), ("metric", "<"), ("shots", ">"), *((model.name, ">") for model in everyone)])
-    for task, metric in scores[0]:
-        of_models = [of_model[task, metric] for of_model in scores]
-        shots = of_models[0].num_fewshot
-        table.add_row(task, metric, "" if shots is None else str(shots), *map(_score, of_models))
-    return Group(table, legend(_items(scores[0].values())))
+    columns = [("task", "<"), ("metric", "<"), ("shots", ">"), *((model.name, ">") for model in everyone)]
+    rows = [
+        (*key, "" if first.num_fewshot is None else str(first.num_fewshot), *(_score(of[key]) for of in scores))
+        for key, first in scores[0].items()
+    ]
+    return Group(new_table(columns, rows), legend(_items(scores[0].values())))
 
 
 def _score(score: TaskScore) -> str:

@@ -92,10 +92,10 @@ def figure_of_frontier(frontier: Frontier, plans: Mapping[str, Plan] | None = No
         PlanError: a plan is for another model, or was calibrated on other text.
         GacError: matplotlib is missing, or there are more than 6 plans.
     """
-    known = [name for name, ns in zip(frontier.workloads, frontier.dense_ns, strict=True) if ns is not None]
+    known = dense_costs(frontier)
     made = frontier.made_from
-    with page(1 + len(known), f"{made.model}, {made.method}, {made.profile.gpu}") as (figure, axes):
-        for ax, against in zip(axes, (PARAMS, *known), strict=True):
+    with page(len(known), f"{made.model}, {made.method}, {made.profile.gpu}") as (figure, axes):
+        for ax, against in zip(axes, known, strict=True):
             plot_frontier(frontier, plans, against=against, ax=ax)
     return figure
 
@@ -115,16 +115,40 @@ def plot_frontier(
     """
     plans = plans or {}
     _check_plans(frontier, plans)
-    known = dict(zip(frontier.workloads, frontier.dense_ns, strict=True))
-    if against != PARAMS and known.get(against) is None:
-        names = ", ".join((PARAMS, *(name for name, ns in known.items() if ns is not None)))
-        raise GacError(f"a frontier against {against!r}", f"one of {names}", "Name one of these.")
+    known = dense_costs(frontier)
+    if against not in known:
+        raise GacError(f"a frontier against {against!r}", f"one of {', '.join(known)}", "Name one of these.")
     with panel(ax, (4.6, 3.2)) as ax:
         if against == PARAMS:
-            _plot_params(ax, frontier, plans)
-        else:
-            _plot_latency(ax, frontier, against, plans)
+            scale, unit = params_unit(frontier.dense_params)
+            lost = len(frontier.points) - len(readable(frontier))
+            title = "parameters" + (f" ({lost} points beyond {_READABLE:g}x dense not shown)" if lost else "")
+        else:  # one unit for the whole figure
+            scale, unit = time_unit(max(ns or 0 for ns in frontier.dense_ns))
+            title = against
+        _plot(ax, frontier, against, known[against], scale, plans)
+        ax.set_title(title, pad=4)
+        ax.set_xlabel(f"{'parameters' if against == PARAMS else 'latency'} of the targeted weights ({unit})")
     return ax
+
+
+def dense_costs(frontier: Frontier) -> dict[str, int]:
+    """What the dense model costs: ``params``, and ns of each workload that the profile knows."""
+    latencies = zip(frontier.workloads, frontier.dense_ns, strict=True)
+    return {PARAMS: frontier.dense_params, **{name: ns for name, ns in latencies if ns is not None}}
+
+
+def cost_of(plan: Plan, name: str) -> int | None:
+    """``params`` of a plan, or ns of a workload; None where that is not known."""
+    latencies = {one.workload: one.plan_ns for one in plan.workloads}
+    return plan.budget.used if name == PARAMS else latencies.get(name)
+
+
+def costs_of(frontier: Frontier, name: str) -> list[int | None]:
+    """``params`` of each readable point, or ns of a workload; None where that is not known."""
+    if name == PARAMS:
+        return [point.params for point in readable(frontier)]
+    return [point.latency_ns[frontier.workloads.index(name)] for point in readable(frontier)]
 
 
 def _check_plans(frontier: Frontier, plans: Mapping[str, Plan]) -> None:
@@ -151,53 +175,13 @@ def _told_text(text: Calibration) -> str:
     return f"{text.windows} x {text.window_tokens} tokens of {text.text}"
 
 
-def _plot_params(ax: "Axes", frontier: Frontier, plans: Mapping[str, Plan]) -> None:
-    scale, unit = params_unit(frontier.dense_params)
-    sizes = [point.params / scale for point in readable(frontier)]
-    marked = {name: plan.budget.used / scale for name, plan in plans.items()}
-    _plot(ax, frontier, sizes, frontier.dense_params / scale, _named(plans, marked), limited=frontier.limit == PARAMS)
-    lost = len(frontier.points) - len(readable(frontier))
-    ax.set_title("parameters" + (f" ({lost} points beyond {_READABLE:g}x dense not shown)" if lost else ""), pad=4)
-    ax.set_xlabel(f"parameters of the targeted weights ({unit})")
-
-
-def _plot_latency(ax: "Axes", frontier: Frontier, workload: str, plans: Mapping[str, Plan]) -> None:
-    """One unit for the whole figure."""
-    at = frontier.workloads.index(workload)
-    dense = frontier.dense_ns[at]
-    assert dense is not None
-    scale, unit = time_unit(max(ns or 0 for ns in frontier.dense_ns))
-    latency = [np.nan if (ns := point.latency_ns[at]) is None else ns / scale for point in readable(frontier)]
-    marked = {
-        name: one.plan_ns / scale
-        for name, plan in plans.items()
-        for one in plan.workloads
-        if one.workload == workload and one.plan_ns is not None
-    }
-    _plot(ax, frontier, latency, dense / scale, _named(plans, marked), limited=frontier.limit == workload)
-    ax.set_title(workload, pad=4)
-    ax.set_xlabel(f"latency of the targeted weights ({unit})")
-
-
-def _named(plans: Mapping[str, Plan], places: Mapping[str, float]) -> dict[str, tuple[float, float]]:
-    """Where each plan stands; a plan without a latency stands nowhere."""
-    return {name: (place, plans[name].prediction.perplexity) for name, place in places.items()}
-
-
-def _plot(
-    ax: "Axes",
-    frontier: Frontier,
-    sizes: Sequence[float],
-    dense: float,
-    plans: Mapping[str, tuple[float, float]],
-    *,
-    limited: bool,
-) -> None:
+def _plot(ax: "Axes", frontier: Frontier, against: str, dense: float, scale: float, plans: Mapping[str, Plan]) -> None:
     """The readable points, joined where they are limited along this axis, hollow where not proved; dense; plans."""
     from matplotlib.ticker import MaxNLocator
 
-    points = readable(frontier)
-    x, perplexity = np.array(sizes), np.array([point.perplexity for point in points])
+    points, limited = readable(frontier), frontier.limit == against
+    x = np.array([np.nan if cost is None else cost / scale for cost in costs_of(frontier, against)])
+    perplexity = np.array([point.perplexity for point in points])
     proved = np.array([point.certificate.status == "optimal" for point in points])
     name = "least loss for each limit" if limited else f"the same choices, limited in {_limited(frontier)}"
     ax.plot(x, perplexity, "o", color=_COLOUR, ms=1.8, lw=0.9, ls="-" if limited else "none", label=name, zorder=2)
@@ -205,10 +189,13 @@ def _plot(
         hollow: dict[str, Any] = {"mec": _COLOUR, "mfc": "white", "ms": 3.6, "ls": "none"}
         ax.plot(x[~proved], perplexity[~proved], "o", label="not proved in time", zorder=3, **hollow)
     at_dense = f"dense, {frontier.dense_perplexity:.2f}"
-    ax.plot([dense], [frontier.dense_perplexity], "D", color="black", ms=4, label=at_dense, zorder=4)
-    for number, (label, (place, height)) in enumerate(plans.items()):
+    ax.plot([dense / scale], [frontier.dense_perplexity], "D", color="black", ms=4, label=at_dense, zorder=4)
+    for number, (name, plan) in enumerate(plans.items()):
+        if (cost := cost_of(plan, against)) is None:
+            continue
+        height, marker = plan.prediction.perplexity, _PLAN_MARKERS[number]
         look: dict[str, Any] = {"color": _PLAN_COLOUR, "mec": "black", "mew": 0.6, "ms": 7, "ls": "none"}
-        ax.plot([place], [height], _PLAN_MARKERS[number], label=entry(f"{label}, {height:.2f}"), zorder=5, **look)
+        ax.plot([cost / scale], [height], marker, label=entry(f"{name}, {height:.2f}"), zorder=5, **look)
     log_scale(ax)
     ax.xaxis.set_major_locator(MaxNLocator(6))
     ax.set_ylabel("predicted perplexity")

@@ -47,16 +47,9 @@ class Told:
 
 def profiles_table(entries: Sequence[Mapping[str, Any]]) -> Table:
     """The profiles that there are: ``name``, ``where``, and either what is in it or its ``problem``."""
-    columns = [
-        ("name", "<"),
-        ("", "<"),
-        ("GPU", "<"),
-        ("shapes", ">"),
-        ("operators", ">"),
-        ("date", "<"),
-        ("digest", "<"),
-    ]
-    table = new_table(columns)
+    left, right = ["name", "", "GPU", "date", "digest"], ["shapes", "operators"]
+    names = [*left[:3], *right, *left[3:]]
+    table = new_table((name, ">" if name in right else "<") for name in names)
     for entry in entries:
         name, where = entry["name"], entry["where"]
         if "problem" in entry:
@@ -70,19 +63,17 @@ def profiles_table(entries: Sequence[Mapping[str, Any]]) -> Table:
 def cliffs_table(gpu: str, found: Sequence[Told]) -> Group:
     """One row a sweep: how many dims collapse, the worst of them and what rescues it; then the causes of all."""
     columns = [("sweep", "<"), ("dims", ">"), ("collapsed", ">"), ("worst", ">"), ("period", ">"), ("steps", ">")]
-    table = new_table(columns)
-    for told in found:
-        cliffs = told.cliffs
-        counts = (f"{len(told.sweep):,}", f"{len(cliffs.collapsed):,}")
-        table.add_row(told.sweep.label, *counts, _worst(cliffs), str(cliffs.period), f"{len(cliffs.sweet_spots):,}")
-    return Group(Text(gpu, style="bold"), table, legend(_CLIFFS), Text(_causes(found)))
+    rows = [_summary(told.sweep, told.cliffs) for told in found]
+    return Group(Text(gpu, style="bold"), new_table(columns, rows), legend(_CLIFFS), Text(_causes(found)))
 
 
-def _worst(cliffs: Cliffs) -> str:
-    if not len(cliffs.collapsed):
-        return "none"
-    at = int(cliffs.slowdown.argmax())
-    return f"{cliffs.collapsed[at]} -> {cliffs.rescue[at]}, {cliffs.slowdown[at]:.2f}x"
+def _summary(sweep: Sweep, cliffs: Cliffs) -> tuple[str, ...]:
+    worst = "none"
+    if len(cliffs.collapsed):
+        at = int(cliffs.slowdown.argmax())
+        worst = f"{cliffs.collapsed[at]} -> {cliffs.rescue[at]}, {cliffs.slowdown[at]:.2f}x"
+    counts = f"{len(sweep):,}", f"{len(cliffs.collapsed):,}", worst, str(cliffs.period), f"{len(cliffs.sweet_spots):,}"
+    return sweep.label, *counts
 
 
 def _causes(found: Sequence[Told]) -> str:

@@ -42,10 +42,7 @@ def timed_table(results: Sequence[Timed]) -> Group:
 
 
 def _table(workload: str, figures: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    table = new_table([(workload, "<"), *((figure, ">") for figure in figures)])
-    for row in rows:
-        table.add_row(*row)
-    return table
+    return new_table([(workload, "<"), *((figure, ">") for figure in figures)], rows)
 
 
 def latency_markdown(results: Sequence[Result], total: int) -> Iterator[str]:

@@ -1,6 +1,6 @@
 """What the tables share: their look, a legend's, and what an alignment class is called."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from rich import box
 from rich.console import JustifyMethod
@@ -10,12 +10,14 @@ from rich.text import Text
 _WHOLE = ("name", "digest", "study")  # columns of things to type or compare: never cut
 
 
-def new_table(columns: Iterable[tuple[str, str]]) -> Table:
-    """An empty table; each column has a heading and ``<`` or ``>`` for left or right."""
+def new_table(columns: Iterable[tuple[str, str]], rows: Iterable[Sequence[str | Text]] = ()) -> Table:
+    """A table; each column has a heading and ``<`` or ``>`` for left or right."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
     for heading, side in columns:
         justify: JustifyMethod = "right" if side == ">" else "left"
         table.add_column(Text(heading), justify=justify, overflow="fold", no_wrap=heading in _WHOLE)
+    for row in rows:
+        table.add_row(*row)
     return table
 
 

@@ -6,6 +6,7 @@ from rich.console import Group
 from rich.text import Text
 
 from gac.plan import Plan, PlanComparison, WeightChoice
+from gac.reporting.frontier import cost_of
 from gac.reporting.layout import legend, new_table
 
 _UNLIKE = "predicted by different methods, shots or text: these losses are not of one scale"
@@ -19,22 +20,17 @@ def comparison_table(plans: Sequence[tuple[str, Plan]]) -> Group:
     """
     workloads = list(dict.fromkeys(workload.workload for _, plan in plans for workload in plan.workloads))
     columns = ["kept", "over", "loss", "perplexity", *workloads, "aligned"]
-    table = new_table([("plan", "<"), *((column, ">") for column in columns)])
-    for name, plan in plans:
-        table.add_row(name, *_figures(plan), *_latencies(plan, workloads), f"{plan.aligned_fraction:.1%}")
+    rows = [(name, *_figures(plan, workloads)) for name, plan in plans]
+    table = new_table([("plan", "<"), *((column, ">") for column in columns)], rows)
     notes = ["kept, over: parameters of the targeted weights, and how many are beyond the limit", *_reading(plans)]
     return Group(table, legend("\n".join(notes)))
 
 
-def _figures(plan: Plan) -> tuple[str, ...]:
+def _figures(plan: Plan, workloads: Sequence[str]) -> tuple[str, ...]:
     budget, prediction = plan.budget, plan.prediction
-    return f"{budget.kept:.4f}", f"{budget.over:,}", f"{prediction.loss:.4f}", f"{prediction.perplexity:.2f}"
-
-
-def _latencies(plan: Plan, workloads: Sequence[str]) -> list[str]:
-    known = {workload.workload: workload.plan_ns for workload in plan.workloads}
-    latencies = [known.get(workload) for workload in workloads]
-    return ["unknown" if ns is None else f"{ns / 1e6:.3f} ms" for ns in latencies]
+    latencies = ("unknown" if ns is None else f"{ns / 1e6:.3f} ms" for ns in (cost_of(plan, one) for one in workloads))
+    kept, loss = (f"{budget.kept:.4f}", f"{budget.over:,}"), (f"{prediction.loss:.4f}", f"{prediction.perplexity:.2f}")
+    return *kept, *loss, *latencies, f"{plan.aligned_fraction:.1%}"
 
 
 def _reading(plans: Sequence[tuple[str, Plan]]) -> list[str]:
@@ -52,10 +48,9 @@ def differences_table(comparison: PlanComparison, most: int = 10) -> Group | Tex
     differing, weights = len(comparison.differences), len(comparison.first.weights)
     if not differing:
         return Text(f"all {weights} weights become the same")
-    table = new_table([("weight", "<"), ("first", ">"), ("second", ">"), ("parameters", ">")])
     ranked = sorted(comparison.differences, key=lambda one: -abs(one.params))
-    for one in ranked[:most]:
-        table.add_row(one.first.name, _choice(one.first), _choice(one.second), f"{one.params:+,}")
+    rows = [(one.first.name, _choice(one.first), _choice(one.second), f"{one.params:+,}") for one in ranked[:most]]
+    table = new_table([("weight", "<"), ("first", ">"), ("second", ">"), ("parameters", ">")], rows)
     shown = f", the {most} that differ most" if differing > most else ""
     return Group(table, legend(f"{differing} of {weights} weights differ{shown}"))
 

@@ -1,7 +1,7 @@
 """What each result shows of itself: the table for people, and the rows for a DataFrame."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -71,11 +71,7 @@ def _weight_row(site: SiteChoice, weight: WeightChoice, kind: str, workloads: Se
         "layer": site.layer,
         "kind": kind,
         "weight": weight.name,
-        "form": weight.form,
-        "dim": weight.dim,
-        "out_features": weight.out_features,
-        "in_features": weight.in_features,
-        "params": weight.params,
+        **_fields(weight, "form", "dim", "out_features", "in_features", "params"),
         "dense_params": weight.weight.params,
         "kept": weight.params / weight.weight.params,
         "aligned": weight.form == "dense" or weight.dim % 8 == 0,
@@ -89,49 +85,43 @@ def _weight_row(site: SiteChoice, weight: WeightChoice, kind: str, workloads: Se
 
 
 def _profile(profile: Profile) -> Group:
-    table = new_table(
-        [("operator", "<"), ("dtype", "<"), ("shapes", ">"), ("failed", ">"), ("fastest", ">"), ("slowest", ">")]
-    )
+    columns = [("operator", "<"), ("dtype", "<"), ("shapes", ">"), ("failed", ">"), ("fastest", ">"), ("slowest", ">")]
     kinds: dict[tuple[str, str], list[float | None]] = {}
     for row in profile.measurements:
         kinds.setdefault((row.operator, row.dtype), []).append(row.median_ns)
-    for kind in sorted(kinds):
-        medians = kinds[kind]
+    rows: list[Sequence[str | Text]] = []
+    for kind, medians in sorted(kinds.items()):
         known = [ns for ns in medians if ns is not None]
         times = [f"{pick(known) / 1e3:,.1f} µs" for pick in (min, max)] if known else ["-", "-"]
-        table.add_row(*(Text(name) for name in kind), f"{len(medians):,}", f"{len(medians) - len(known):,}", *times)
+        rows.append([*map(Text, kind), f"{len(medians):,}", f"{len(medians) - len(known):,}", *times])
     header = profile.header
     title = Text(f"profile {profile.path.stem}: {header.gpu}", style="bold")
     software = f"driver {header.driver}, CUDA {header.cuda}, cuBLAS {header.cublas}, PyTorch {header.torch}"
     quality = f"{profile.converged_fraction:.1%} of the medians known to 1 %, drift {profile.drift:.1%}"
-    return Group(title, table, legend(f"{software}\n{quality}; {header.date}, digest {profile.digest[:12]}"))
+    return Group(
+        title, new_table(columns, rows), legend(f"{software}\n{quality}; {header.date}, digest {profile.digest[:12]}")
+    )
 
 
 def _profile_rows(profile: Profile) -> list[Row]:
-    return [
-        {
-            "operator": row.operator,
-            "dtype": row.dtype,
-            "cache": row.cache,
-            **row.shape,
-            "median_ns": row.median_ns,
-            "spread_ns": row.spread_ns,
-            "samples": row.samples,
-            "converged": row.converged,
-            "error": row.error,
-        }
-        for row in profile.measurements
-    ]
+    rows = profile.measurements
+    return [_fields(row, *_RUN) | dict(row.shape) | _fields(row, *_MEASURED) for row in rows]
+
+
+_RUN, _MEASURED = ("operator", "dtype", "cache"), ("median_ns", "spread_ns", "samples", "converged", "error")
+
+
+def _fields(record: object, *names: str) -> dict[str, Any]:
+    return {name: getattr(record, name) for name in names}
 
 
 def _cliffs(cliffs: Cliffs) -> Group:
     columns = [("alignment class", "<"), ("dims", ">"), ("slowdown", ">"), ("padded to", ">"), ("keeps up", "<")]
-    table = new_table(columns)
-    for one in cliffs.evidence:
-        keeps_up = "yes" if one.keeps_up else "no"
-        table.add_row(
-            class_name(one.step), f"{one.dims:,}", f"{one.slowdown:.2f}x", f"multiples of {one.against}", keeps_up
-        )
+    rows = [
+        (class_name(one.step), f"{one.dims:,}", f"{one.slowdown:.2f}x", f"multiples of {one.against}", keeps_up)
+        for one in cliffs.evidence
+        for keeps_up in ("yes" if one.keeps_up else "no",)
+    ]
     worst = ""
     if len(cliffs.collapsed):
         at = int(cliffs.slowdown.argmax())
@@ -140,7 +130,7 @@ def _cliffs(cliffs: Cliffs) -> Group:
         f"{len(cliffs.collapsed):,} collapsed dims{worst}; {len(cliffs.sweet_spots):,} sweet spots\n"
         f"period {cliffs.period}; differences under {cliffs.noise:.1%} are noise"
     )
-    return Group(table, legend(found))
+    return Group(new_table(columns, rows), legend(found))
 
 
 def _cliffs_rows(cliffs: Cliffs) -> list[Row]:
@@ -164,28 +154,23 @@ def _frontier(frontier: Frontier) -> Group:
 def _frontier_rows(frontier: Frontier) -> list[Row]:
     return [
         {
-            "asked": point.asked,
-            "limit": point.limit,
-            "params": point.params,
+            **_fields(point, "asked", "limit", "params"),
             "kept": point.params / frontier.dense_params,
-            "loss": point.loss,
-            "perplexity": point.perplexity,
+            **_fields(point, "loss", "perplexity"),
             **{f"latency_ns {name}": ns for name, ns in zip(frontier.workloads, point.latency_ns, strict=True)},
-            "status": point.certificate.status,
-            "gap": point.certificate.gap,
+            **_fields(point.certificate, "status", "gap"),
         }
         for point in frontier.points
     ]
 
 
 def _perplexity(found: Perplexity) -> Group:
-    table = new_table([("perplexity", ">"), ("tokens predicted", ">"), ("dtype", "<")])
-    table.add_row(f"{found.value:.3f}", f"{found.tokens:,}", found.dtype)
-    return Group(table, legend(found.protocol))
+    columns = [("perplexity", ">"), ("tokens predicted", ">"), ("dtype", "<")]
+    return Group(new_table(columns, [(f"{found.value:.3f}", f"{found.tokens:,}", found.dtype)]), legend(found.protocol))
 
 
 def _perplexity_rows(found: Perplexity) -> list[Row]:
-    return [{"value": found.value, "tokens": found.tokens, "protocol": found.protocol, "dtype": found.dtype}]
+    return [asdict(found)]
 
 
 VIEWS: Mapping[str, View] = MappingProxyType(

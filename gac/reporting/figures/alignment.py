@@ -1,7 +1,7 @@
 """What misalignment costs on a GPU: operators and axes by alignment class, in one look."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -9,7 +9,7 @@ from gac.arrays import Floats
 from gac.errors import ProfileError
 from gac.profiling.cliffs import CLASSES, MUCH_SLOWER, find_cliffs
 from gac.profiling.table import Profile, Sweep
-from gac.reporting.figures.marks import MAP
+from gac.reporting.figures.marks import MAP, draw_cells
 from gac.reporting.layout import class_name
 from gac.reporting.page import panel
 
@@ -43,28 +43,21 @@ def alignment(
             f"{len(chosen)} sweeps of {profile.path.stem} to draw", f"1 to {MOST_ROWS}", "Choose by operator or axis."
         )
     slowdown = np.array([_row(sweep) for sweep in chosen])
+    words = {
+        place: f"{times:.2f}x{'*' if times > MUCH_SLOWER else ''}"
+        for place, times in np.ndenumerate(slowdown)
+        if np.isfinite(times)
+    }
     with panel(ax, (6.2, 1.2 + 0.2 * len(chosen))) as ax:
-        mesh = ax.pcolormesh(slowdown, cmap=f"{MAP}_r", vmin=1, vmax=_TOP, edgecolors="white", linewidth=0.5)
-        _write_cells(ax, slowdown)
+        colours: dict[str, Any] = {"cmap": f"{MAP}_r", "vmin": 1, "vmax": _TOP, "linewidth": 0.5}
+        mesh = draw_cells(ax, slowdown, words, slowdown > _DARK, list(map(class_name, CLASSES)), 6.5, **colours)
         ax.set_yticks(np.arange(len(chosen)) + 0.5, [f"{one.operator} {one.dtype}, {one.axis}" for one in chosen])
-        ax.set_xticks(np.arange(len(CLASSES)) + 0.5, [class_name(step) for step in CLASSES])
-        ax.tick_params(length=0)
-        ax.invert_yaxis()
         ax.set_xlabel("alignment class: the largest power of two that divides the dim")
         ax.set_ylabel("operator and axis")
         ax.set_title(f"{profile.header.gpu}: what misaligned dims cost" if title is None else title, pad=6)
         bar = ax.figure.colorbar(mesh, ax=ax, fraction=0.04, pad=0.02, extend="max")
         bar.set_label("latency over the padded dim's (times)")
     return ax
-
-
-def _write_cells(ax: "Axes", slowdown: Floats) -> None:
-    for (row, column), value in np.ndenumerate(slowdown):
-        if np.isfinite(value):
-            words = f"{value:.2f}x{'*' if value > MUCH_SLOWER else ''}"
-            colour = "white" if value > _DARK else "black"
-            where = float(column) + 0.5, float(row) + 0.5
-            ax.text(*where, words, ha="center", va="center_baseline", fontsize=6.5, color=colour)
 
 
 def longest_sweeps(profile: Profile) -> list[Sweep]:

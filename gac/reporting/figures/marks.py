@@ -1,10 +1,17 @@
 """How things are told apart without colour: markers, hatches, and the palette of Okabe and Ito beside them."""
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from gac.arrays import Floats
 from gac.errors import GacError
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.collections import QuadMesh
     from matplotlib.lines import Line2D
 
 MARKERS = ("o", "s", "^", "D", "v", "P")
@@ -51,3 +58,29 @@ def proxy(label: str, **style: Any) -> "Line2D":
 def entry(label: str) -> str:
     """A label that a legend shows: matplotlib leaves out those that begin with an underscore."""
     return f" {label}" if label.startswith("_") else label
+
+
+def draw_cells(
+    ax: "Axes",
+    values: Floats,
+    words: Mapping[tuple[int, int], str],
+    dark: NDArray[np.bool_],
+    columns: Sequence[str],
+    size: float,
+    **colours: Any,
+) -> "QuadMesh":
+    """A heat map, rows from the top down; NaN leaves a cell empty.
+
+    Args:
+        words: what stands in a cell, by row and column.
+        dark: the cells whose words are white.
+        size: of the words, points.
+    """
+    mesh = ax.pcolormesh(values, edgecolors="white", **colours)
+    for (row, column), text in words.items():
+        colour = "white" if dark[row, column] else "black"
+        ax.text(column + 0.5, row + 0.5, text, ha="center", va="center_baseline", fontsize=size, color=colour)
+    ax.set_xticks(np.arange(len(columns)) + 0.5, columns)
+    ax.tick_params(length=0)
+    ax.invert_yaxis()
+    return mesh

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from math import ceil, floor, log10
 
 from gac.allocation.frontier import PARAMS
-from gac.reporting.frontier import params_unit, readable
+from gac.reporting.frontier import cost_of, costs_of, params_unit, readable
 from gac.reporting.report.sources import Sources
 
 WIDTH, HEIGHT = 420, 300
@@ -52,20 +52,12 @@ class Chart:
     marks: tuple[Mark, ...]
 
 
-@dataclass(frozen=True)
-class _Point:
-    letter: str
-    name: str
-    cost: float
-    perplexity: float
-
-
 def charts(sources: Sources) -> tuple[Chart, ...]:
     """One against the parameters, one against the latency of each workload that the plan knows."""
-    plan = sources.plan.plan
-    found = [_params(sources)]
-    found += [_latency(sources, at) for at, one in enumerate(plan.workloads) if one.dense_ns and one.plan_ns]
-    return tuple(found)
+    workloads = sources.plan.plan.workloads
+    return tuple(
+        _chart(sources, name) for name in (PARAMS, *(w.workload for w in workloads if w.dense_ns and w.plan_ns))
+    )
 
 
 def letter_of(at: int) -> str:
@@ -73,60 +65,41 @@ def letter_of(at: int) -> str:
     return "ABC"[at] if at < 3 else str(at + 1)
 
 
-def _params(sources: Sources) -> Chart:
+def _chart(sources: Sources, against: str) -> Chart:
+    """Perplexity against ``params``, or the latency of a workload."""
     plan, frontier = sources.plan.plan, sources.frontier
-    scale, unit = params_unit(plan.budget.total)
-    points = [_Point("D", "dense", plan.budget.total / scale, plan.prediction.dense_perplexity)]
+    dense = {one.workload: one.dense_ns or 0 for one in plan.workloads}.get(against, plan.budget.total)
+    if against == PARAMS:
+        scale, unit = params_unit(dense)
+        title, axis = "parameters", f"parameters of the targeted weights ({unit})"
+    else:
+        scale, unit = (1e6, "ms") if dense >= 1e6 else (1e3, "µs")
+        title, axis = f"latency, {against}", f"targeted weights ({unit})"
+    plans = [*((letter_of(at), other) for at, other in enumerate(sources.against)), ("P", sources.plan)]
+    points = [("D", "dense", dense / scale, plan.prediction.dense_perplexity)]
     points += [
-        _Point(letter_of(at), other.name, other.plan.budget.used / scale, other.plan.prediction.perplexity)
-        for at, other in enumerate(sources.against)
+        (letter, one.name, cost / scale, one.plan.prediction.perplexity)
+        for letter, one in plans
+        if (cost := cost_of(one.plan, against)) is not None
     ]
-    points.append(_Point("P", sources.plan.name, plan.budget.used / scale, plan.prediction.perplexity))
-    line = [(point.params / scale, point.perplexity) for point in readable(frontier)] if frontier else []
-    joined = frontier is not None and frontier.limit == PARAMS
-    axis = f"parameters of the targeted weights ({unit})"
-    return _chart("Perplexity against parameters", axis, points, line, joined)
-
-
-def _latency(sources: Sources, at: int) -> Chart:
-    plan, frontier = sources.plan.plan, sources.frontier
-    own = plan.workloads[at]
-    assert own.dense_ns is not None
-    assert own.plan_ns is not None
-    scale, unit = (1e6, "ms") if own.dense_ns >= 1e6 else (1e3, "µs")
-    points = [_Point("D", "dense", own.dense_ns / scale, plan.prediction.dense_perplexity)]
-    for number, other in enumerate(sources.against):
-        theirs = {one.workload: one.plan_ns for one in other.plan.workloads}.get(own.workload)
-        if theirs is not None:
-            points.append(_Point(letter_of(number), other.name, theirs / scale, other.plan.prediction.perplexity))
-    points.append(_Point("P", sources.plan.name, own.plan_ns / scale, plan.prediction.perplexity))
     line: list[tuple[float, float]] = []
-    if frontier is not None and own.workload in frontier.workloads:
-        column = frontier.workloads.index(own.workload)
-        known = ((point.latency_ns[column], point.perplexity) for point in readable(frontier))
-        line = [(ns / scale, perplexity) for ns, perplexity in known if ns is not None]
-    joined = frontier is not None and frontier.limit == own.workload
-    return _chart(f"Perplexity against latency, {own.workload}", f"targeted weights ({unit})", points, line, joined)
-
-
-def _chart(title: str, unit: str, points: Sequence[_Point], line: Sequence[tuple[float, float]], joined: bool) -> Chart:
-    x = _Axis.over([*(point.cost for point in points), *(cost for cost, _ in line)], LEFT, RIGHT)
-    heights = [*(point.perplexity for point in points), *(perplexity for _, perplexity in line)]
-    y = _Axis.over(heights, BOTTOM, TOP, log=True)
-    marks = [Mark(point.letter, x.place(point.cost), y.place(point.perplexity), _told(point)) for point in points]
+    if frontier is not None and against in (PARAMS, *frontier.workloads):
+        known = zip(costs_of(frontier, against), readable(frontier), strict=True)
+        line = [(cost / scale, point.perplexity) for cost, point in known if cost is not None]
+    x = _Axis.over([*(cost for _, _, cost, _ in points), *(cost for cost, _ in line)], LEFT, RIGHT)
+    y = _Axis.over([*(height for *_, height in points), *(height for _, height in line)], BOTTOM, TOP, log=True)
     return Chart(
-        title,
-        unit,
+        f"Perplexity against {title}",
+        axis,
         x.ticks(),
         y.ticks(),
-        tuple((x.place(cost), y.place(perplexity)) for cost, perplexity in line),
-        joined,
-        tuple(marks),
+        tuple((x.place(cost), y.place(height)) for cost, height in line),
+        frontier is not None and frontier.limit == against,
+        tuple(
+            Mark(letter, x.place(cost), y.place(height), f"{letter}, {name}: {cost:,.4g}, perplexity {height:,.2f}")
+            for letter, name, cost, height in points
+        ),
     )
-
-
-def _told(point: _Point) -> str:
-    return f"{point.letter}, {point.name}: {point.cost:,.4g}, perplexity {point.perplexity:,.2f}"
 
 
 @dataclass(frozen=True)
