@@ -20,7 +20,7 @@ from gac.cli.study import study
 from gac.version import __version__
 
 _EPILOG = """\b
-A first plan needs no network and no GPU (see README.md for the packages):
+A first plan needs no network and no GPU (docs/quickstart.md names the packages):
   gac allocate smollm2 --budget 0.8 --calibration wiki-sample:32x1024 -o plan.json
   gac compress smollm2 --plan plan.json -o small
   gac eval small --against smollm2 --windows 32
@@ -35,11 +35,10 @@ Notes and progress go to standard error."""
 def main() -> None:
     """GPU-aligned compression: smaller language models whose dimensions run fast on your GPU.
 
-    Measure the GPU and learn where and why it collapses (profile, cliffs, explain, study), see what there is to
-    choose (graph), choose for every weight at once what it becomes within a budget (allocate) or within every budget
-    (frontier), set choices beside each other (compare), look at them (plot, report), apply one (compress), check it
-    (eval), time it (bench), and write it for tools that know nothing of GAC (export). What others have compressed can
-    be aligned (repair).
+    Measure the GPU, and learn where and why it is slow (profile, cliffs, explain, study). See what there is to choose
+    (graph). Choose what every weight becomes within a budget (allocate), or within every budget (frontier). Compare
+    plans (compare) and look at them (plot, report). Apply one (compress), check it (eval), time it (bench), and write it
+    for tools that know nothing of GAC (export). Align what others have compressed (repair).
     """
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("HF_HUB_VERBOSITY", "error")
