@@ -37,8 +37,8 @@ def main() -> None:
 
     Measure the GPU, and learn where and why it is slow (profile, cliffs, explain, study). See what there is to choose
     (graph). Choose what every weight becomes within a budget (allocate), or within every budget (frontier). Compare
-    plans (compare) and look at them (plot, report). Apply one (compress), check it (eval), time it (bench), and write it
-    for tools that know nothing of GAC (export). Align what others have compressed (repair).
+    plans (compare) and look at them (plot, report). Apply one (compress), check it (eval), time it (bench), and
+    write it for tools that know nothing of GAC (export). Align what others have compressed (repair).
     """
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("HF_HUB_VERBOSITY", "error")
