@@ -27,6 +27,7 @@ from gac.plan import (
     WeightChoice,
 )
 from gac.testing import models
+from tests.small_pipeline import Small
 
 Changes = Mapping[str, tuple[str, int]]
 LONGEST = ("test_smollm2.py", "test_notebooks.py", "test_refit.py", "test_crashes.py", "test_three_ways.py")
@@ -91,6 +92,11 @@ def text_file(tmp_path: Path, prose: str) -> Path:
     path = tmp_path / "prose.txt"
     path.write_text(prose, encoding="utf-8")
     return path
+
+
+@pytest.fixture
+def small(tiny_model: LlamaForCausalLM, tiny_tokenizer: PreTrainedTokenizerFast, text_file: Path) -> Small:
+    return Small(tiny_model, tiny_tokenizer, text_file)
 
 
 @pytest.fixture(scope="session")

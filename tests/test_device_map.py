@@ -8,9 +8,9 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-import gac
 from gac.errors import ModelError
 from gac.models.loading import model_digest, read_parameter
+from tests.small_pipeline import Small
 
 accelerate = pytest.importorskip("accelerate")
 
@@ -24,45 +24,31 @@ def dispatched(model: LlamaForCausalLM, second_layer: str, folder: Path) -> Llam
     )
 
 
-@pytest.fixture
-def options(tiny_tokenizer: Any, text_file: Path) -> dict[str, Any]:
-    return {
-        "profile": "nvidia-h100-80gb-hbm3",
-        "calibration": f"{text_file}:4x64",
-        "tokenizer": tiny_tokenizer,
-        "progress": False,
-    }
-
-
 @pytest.mark.parametrize("where", ["cpu", "disk"])
 def test_the_plan_is_that_of_the_model_in_one_place(
-    tiny_model: LlamaForCausalLM, where: str, options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    small: Small, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan = gac.allocate(tiny_model, 0.7, **options)
+    plan = small.allocate(0.7)
     monkeypatch.setenv("GAC_HOME", str(tmp_path / "own"))
-    spread = dispatched(tiny_model, where, tmp_path / "offloaded")
-    assert gac.allocate(spread, 0.7, **options) == plan
-    assert gac.allocate(spread, 0.7, **options) == plan  # from what was kept
+    spread = dispatched(small.model, where, tmp_path / "offloaded")
+    assert small.allocate(0.7, model=spread) == plan
+    assert small.allocate(0.7, model=spread) == plan  # from what was kept
 
 
-def test_a_dispatched_model_is_compressed_where_it_is(
-    tiny_model: LlamaForCausalLM, options: dict[str, Any], tmp_path: Path
-) -> None:
-    plan = gac.allocate(tiny_model, 0.7, **options)
+def test_a_dispatched_model_is_compressed_where_it_is(small: Small, tmp_path: Path) -> None:
+    plan = small.allocate(0.7)
     ids = torch.arange(20)[None]
-    ours = gac.compress(dispatched(tiny_model, "cpu", tmp_path), plan, tokenizer=options["tokenizer"], progress=False)
-    theirs = gac.compress(tiny_model, plan, tokenizer=options["tokenizer"], progress=False)
+    ours = small.compress(plan, model=dispatched(small.model, "cpu", tmp_path))
+    theirs = small.compress(plan)
     with torch.no_grad():
         assert torch.equal(ours(ids).logits, theirs(ids).logits)
 
 
-def test_offloaded_weights_are_not_compressed(
-    tiny_model: LlamaForCausalLM, options: dict[str, Any], tmp_path: Path
-) -> None:
-    plan = gac.allocate(tiny_model, 0.7, **options)
-    spread = dispatched(tiny_model, "disk", tmp_path)
+def test_offloaded_weights_are_not_compressed(small: Small, tmp_path: Path) -> None:
+    plan = small.allocate(0.7)
+    spread = dispatched(small.model, "disk", tmp_path)
     with pytest.raises(ModelError) as failure:
-        gac.compress(spread, plan, tokenizer=options["tokenizer"], progress=False)
+        small.compress(plan, model=spread)
     assert str(failure.value) == (
         "model.layers.1.self_attn.q_proj.weight is offloaded by its device_map; expected every weight in the memory of "
         "a device, where its smaller one can take its place. "
@@ -70,14 +56,12 @@ def test_offloaded_weights_are_not_compressed(
     )
 
 
-def test_rules_that_try_other_values_refuse_offloaded_weights(
-    tiny_model: LlamaForCausalLM, options: dict[str, Any], tmp_path: Path
-) -> None:
-    options |= {"method": "svd-llm", "rule": "zero-sum", "forms": ("low_rank",)}
-    plan = gac.allocate(dispatched(tiny_model, "cpu", tmp_path), 0.7, **options)
-    assert gac.allocate(tiny_model, 0.7, **options) == plan
+def test_rules_that_try_other_values_refuse_offloaded_weights(small: Small, tmp_path: Path) -> None:
+    peers: dict[str, Any] = {"method": "svd-llm", "rule": "zero-sum", "forms": ("low_rank",)}
+    plan = small.allocate(0.7, model=dispatched(small.model, "cpu", tmp_path), **peers)
+    assert small.allocate(0.7, **peers) == plan
     with pytest.raises(ModelError) as failure:
-        gac.allocate(dispatched(tiny_model, "disk", tmp_path), 0.7, **options)
+        small.allocate(0.7, model=dispatched(small.model, "disk", tmp_path), **peers)
     assert str(failure.value) == (
         "model.layers.1.self_attn.q_proj.weight is offloaded by its device_map, under the rule zero-sum; expected "
         "every weight in the memory of a device, where its gradient or its truncation can be measured. "
@@ -96,9 +80,9 @@ def test_offloaded_weights_that_are_tied_count_once(tiny_config: LlamaConfig, tm
     assert model_digest(spread, []) == digest
 
 
-def test_weights_without_values_are_refused(tiny_model: LlamaForCausalLM) -> None:
+def test_weights_without_values_are_refused(small: Small) -> None:
     with pytest.raises(ModelError) as failure:
-        read_parameter(tiny_model.to("meta"), "lm_head.weight")
+        read_parameter(small.model.to("meta"), "lm_head.weight")
     assert (
         str(failure.value)
         == "lm_head.weight is on the meta device; expected weights that have values. Load the model's weights."

@@ -1,0 +1,37 @@
+"""The pipeline as a user calls it, on the tiny model and four windows of text."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+
+import gac
+
+
+@dataclass(frozen=True)
+class Small:
+    """``allocate``, ``frontier`` and ``compress`` of the tiny model, or of another."""
+
+    model: LlamaForCausalLM
+    tokenizer: PreTrainedTokenizerFast
+    text: Path
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return {
+            "tokenizer": self.tokenizer,
+            "calibration": f"{self.text}:4x64",
+            "profile": "nvidia-h100-80gb-hbm3",
+            "progress": False,
+        }
+
+    def allocate(self, budget: Any, model: Any = None, **changed: Any) -> gac.Plan:
+        return gac.allocate(self.model if model is None else model, budget, **(self.options | changed))
+
+    def frontier(self, model: Any = None, **changed: Any) -> gac.Frontier:
+        return gac.frontier(self.model if model is None else model, **(self.options | changed))
+
+    def compress(self, plan: gac.Plan, model: Any = None, **changed: Any) -> Any:
+        model = self.model if model is None else model
+        return gac.compress(model, plan, tokenizer=self.tokenizer, progress=False, **changed)
