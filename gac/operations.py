@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+_IN_TRITON = ("linear", "low_rank")
+
 
 @dataclass(frozen=True)
 class Operation:
@@ -29,13 +31,8 @@ def batched_gemm(b: int, m: int, k: int, n: int) -> Operation:
     return Operation("batched_gemm", (("b", b), ("m", m), ("k", k), ("n", n)))
 
 
-def low_rank(m: int, k: int, r: int, n: int) -> Operation:
-    """A pair of GEMMs ``x[m, k] -> r -> n``."""
-    return Operation("low_rank", (("m", m), ("k", k), ("r", r), ("n", n)))
-
-
 def at_one_row(operation: Operation) -> Operation:
     """What runs instead where GEMMs of one row run in Triton (``gac.runtime.decode_kernel``); else the operation."""
-    if operation.operator in ("linear", "low_rank") and operation.axes["m"] == 1:
+    if operation.operator in _IN_TRITON and operation.axes["m"] == 1:
         return Operation(f"{operation.operator}_triton", operation.shape)
     return operation

@@ -18,7 +18,7 @@ from gac.allocation.problem import Decision, Instance, Problem, pose
 from gac.allocation.rules import RULES, Rule
 from gac.curves import LossCurve
 from gac.errors import GacError
-from gac.forms import Form, form_named
+from gac.forms import FORMS, Form, form_named
 from gac.models.sites import Site
 from gac.models.weights import Weight
 from gac.plan import Certificate
@@ -106,10 +106,11 @@ class WeightRule(Rule):
     def check(self, forms: Sequence[str], latency: object, kv_cache: object = None) -> None:
         form, listed = _given_form(forms), ", ".join(forms)
         if form is None:
+            known = ", ".join(one.name for one in FORMS if one.counts)
             raise GacError(
                 f"rule {self.name} with forms {listed or 'none'}",
-                "low_rank among the forms, the only one the rule gives",
-                "Add the form low_rank, or use the rule loss.",
+                f"one of {known} among the forms",
+                f"Add the form {known.partition(',')[0]}, or use the rule loss.",
             )
         if form.counts == "cached" and not self.limits_cache:
             known = ", ".join(rule.name for rule in RULES if rule.limits_cache)

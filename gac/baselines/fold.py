@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from gac.curves import LossCurve
-from gac.forms.head_dim.values import ShortenedValues
-from gac.forms.low_rank.decomposition import decompose
+from gac.forms.decomposition import decompose
 from gac.forms.metric import Measured, Metric
+from gac.forms.shortened_values import ShortenedValues
 
 
 def fold_values(values: Measured, output: Tensor, heads: int, groups: int) -> ShortenedValues:

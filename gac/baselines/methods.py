@@ -14,7 +14,7 @@ from gac.linalg import damped
 from gac.sensitivity.methods import Method, identity_like
 
 if TYPE_CHECKING:
-    from gac.forms.head_dim.values import ShortenedValues
+    from gac.forms.shortened_values import ShortenedValues
 
 
 class Svd(Method):

@@ -56,7 +56,7 @@ def export_card(plan: Plan, merged: bool) -> str:
         "It was exported merged: pairs are multiplied out, and what was removed is filled with zeros. So it has as "
         "many parameters as the dense model, and is neither smaller nor faster."
         if merged
-        else "Its MLPs are narrower, which the config of its stock architecture says."
+        else "Its MLPs have fewer neurons, which the config of its stock architecture says."
     )
     return _about(plan, ", exported", f"{what} No code but transformers is needed.")
 

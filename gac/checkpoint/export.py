@@ -43,7 +43,7 @@ def export_plain(model: PreTrainedModel, directory: str | Path, tokenizer: Any =
     check_in_memory(model)
     config = _dense_config(model.config)
     if not merge:
-        config = _narrower(config, plan)
+        config = _with_fewer_neurons(config, plan)
     plain = _empty(model, config)
     state = _state(model, plain, plan, merge)
     check_free(target, overwrite=False)
@@ -63,15 +63,15 @@ def _dense_config(config: Any) -> Any:
     return dense
 
 
-def _narrower(config: Any, plan: Plan) -> Any:
+def _with_fewer_neurons(config: Any, plan: Plan) -> Any:
     """The config with the width that all MLPs have, where that is all there is to say of the plan."""
     modules = header_of(plan, family_of(config).sites(config)).modules
     choices = {choice.name: choice for choice in plan.weights}
     widths = [one.sizes["in_features"] for choice in plan.weights if (one := _shortened(choice, modules))]
-    narrow = copy.deepcopy(config)
+    stock = copy.deepcopy(config)
     if widths:
-        setattr(narrow, family_of(config).neurons, widths[0])
-    for site in family_of(narrow).sites(narrow):
+        setattr(stock, family_of(config).neurons, widths[0])
+    for site in family_of(stock).sites(stock):
         for weight in site.weights:
             found, was = modules.get(weight.name), choices[weight.name]
             dims = {"in_features": weight.in_features, "out_features": weight.out_features}
@@ -79,10 +79,10 @@ def _narrower(config: Any, plan: Plan) -> Any:
             if sizes != dims or (found and found.module != nn.Linear.__name__):
                 raise CheckpointError(
                     f"{weight.name} is {found or f'dense, {was.out_features} x {was.in_features}'}",
-                    "a plan that a stock config can say: MLPs alone narrower, by as much in every layer",
+                    "a plan that a stock config can say: fewer neurons, as many in every layer, and no more",
                     "Export it merged (--merge, merge=True), with the dense dims; or open the checkpoint as it is.",
                 )
-    return narrow
+    return stock
 
 
 def _shortened(choice: WeightChoice, modules: Mapping[str, Module]) -> Module | None:

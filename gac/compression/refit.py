@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 from gac.compression.paired_run import Seen, SideBySide
 from gac.errors import GacError, did_you_mean
-from gac.forms import form_named
+from gac.forms import FORMS, form_named
 from gac.forms.refit import CompressedMeans, Refits, WeightRefit
 from gac.forms.tensors import Kept
 from gac.linalg import tf32_products
@@ -63,7 +63,8 @@ def refit_named(
         return "update"
     if asked == "update":
         given = f"refit 'update' with forms {', '.join(forms) or 'none'}"
-        raise GacError(given, "low_rank among the forms, the only one that it fits", "Use refit='none'.")
+        fitted = ", ".join(form.name for form in FORMS if asked in form.tensors.refits)
+        raise GacError(given, f"{fitted} among the forms, which it fits", "Use refit='none'.")
     if asked == "residual" and plain:
         return "residual"
     if asked == "residual":

@@ -126,19 +126,19 @@ class Heads:
     Attention modules call ``v_proj(x).view(*leading, -1, head_dim)`` with the head_dim that queries and keys have.
     """
 
-    def __init__(self, features: Tensor, head_dim: int) -> None:
-        self.features, self.head_dim = features, head_dim
+    def __init__(self, features: Tensor, length: int) -> None:
+        self.features, self.length = features, length
 
     def view(self, *shape: Any) -> Tensor:
         """The features, shape ``(*leading, heads, head_dim)``; the last dim that the caller gives is ignored."""
         asked = shape[0] if len(shape) == 1 else shape
-        return self.features.view(*asked[:-1], self.head_dim)
+        return self.features.view(*asked[:-1], self.length)
 
 
 class ValueLinear(nn.Module):
-    """v_proj with shorter value vectors: a GEMM whose output is split into heads of ``head_dim``.
+    """v_proj with shorter value vectors: a GEMM whose output is split into heads of ``length``.
 
-    ``weight`` has shape ``(heads * head_dim, in)``, ``bias`` shape ``(heads * head_dim,)`` or is None. It is no
+    ``weight`` has shape ``(heads * length, in)``, ``bias`` shape ``(heads * length,)`` or is None. It is no
     ``nn.Linear``: what puts layers of its own in the place of those (vLLM, quantisers) would lose the heads.
     """
 
@@ -146,28 +146,28 @@ class ValueLinear(nn.Module):
         self,
         in_features: int,
         heads: int,
-        head_dim: int,
+        length: int,
         bias: bool,
         device: torch.device | str | None,
         dtype: torch.dtype | None,
     ) -> None:
         super().__init__()
         self.multiply: Callable[..., Tensor] = functional.linear
-        self.in_features, self.out_features, self.head_dim = in_features, heads * head_dim, head_dim
+        self.in_features, self.out_features, self.length = in_features, heads * length, length
         self.weight = nn.Parameter(torch.empty(self.out_features, in_features, device=device, dtype=dtype))
         self.bias = nn.Parameter(torch.empty(self.out_features, device=device, dtype=dtype)) if bias else None
 
     def forward(self, x: Tensor) -> Heads:
-        return Heads(self.multiply(x, self.weight, self.bias), self.head_dim)
+        return Heads(self.multiply(x, self.weight, self.bias), self.length)
 
     def extra_repr(self) -> str:
-        return f"in_features={self.in_features}, out_features={self.out_features}, head_dim={self.head_dim}"
+        return f"in_features={self.in_features}, out_features={self.out_features}, length={self.length}"
 
 
 KINDS: dict[str, tuple[Callable[..., nn.Module], tuple[str, ...]]] = {
     "Linear": (empty_linear, ("in_features", "out_features")),
     "LowRankLinear": (LowRankLinear, ("in_features", "rank", "out_features")),
     "GroupedLinear": (GroupedLinear, ("in_features", "groups", "rank", "out_features")),
-    "ValueLinear": (ValueLinear, ("in_features", "heads", "head_dim")),
+    "ValueLinear": (ValueLinear, ("in_features", "heads", "length")),
 }
 """The modules that a weight can be, by the name that ``config.json`` gives them, and the sizes that make one."""

@@ -85,7 +85,7 @@ class FusedMember(nn.Module):
         self._part = fused.parts[at]
         self._biased = _first(weight).bias is not None
         self._is_first, self._is_last = at == 0, at == len(fused.parts) - 1
-        self._head_dim = weight.head_dim if isinstance(weight, ValueLinear) else None
+        self._length = weight.length if isinstance(weight, ValueLinear) else None
 
     def forward(self, x: Tensor) -> Tensor | Heads:
         (fused,) = self._link
@@ -94,8 +94,8 @@ class FusedMember(nn.Module):
         part = fused.part_of(x, self._part)
         if self._is_last:
             fused.forget()
-        if self._head_dim is not None:
-            return Heads(part, self._head_dim)
+        if self._length is not None:
+            return Heads(part, self._length)
         return part if self.second is None else self.second(part)
 
     def extra_repr(self) -> str:

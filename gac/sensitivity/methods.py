@@ -10,7 +10,7 @@ from gac.forms.metric import Measured, Metric, Moments
 from gac.linalg import damped
 
 if TYPE_CHECKING:
-    from gac.forms.head_dim.values import ShortenedValues
+    from gac.forms.shortened_values import ShortenedValues
 
 
 class Method(ABC):

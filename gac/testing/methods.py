@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from gac.forms import FORMS
-from gac.forms.low_rank.decomposition import decompose
+from gac.forms.decomposition import decompose
 from gac.forms.metric import FACTOR, Measured, Metric, Moments
 from gac.sensitivity.methods import Method
 from gac.sensitivity.registry import METHODS
@@ -79,15 +79,15 @@ def loss_of(weight: Tensor, other: Tensor, metric: Metric) -> float:
 
 def _check_fold(method: Method) -> None:
     """At the full length, o_proj reads from v_proj what it read before."""
-    heads, groups, head_dim, inside = 4, 2, 4, 16
+    heads, groups, length, inside = 4, 2, 4, 16
     draw = torch.Generator().manual_seed(2)
-    values, output = (torch.randn(*shape, generator=draw) for shape in ((groups * head_dim, inside), (24, 16)))
-    metric = method.metric(statistics("plain", groups * head_dim, inside))
+    values, output = (torch.randn(*shape, generator=draw) for shape in ((groups * length, inside), (24, 16)))
+    metric = method.metric(statistics("plain", groups * length, inside))
     found = method.fold(Measured(values, metric), output, heads, groups)
     lengths = len(found.curve.loss) - 1
-    assert lengths == head_dim, f"{method.name}: folded values have {lengths} lengths, not {head_dim}"
+    assert lengths == length, f"{method.name}: folded values have {lengths} lengths, not {length}"
     dense = _through(values, output, heads, groups)
-    folded = _through(found.values(values, head_dim), found.outputs(head_dim, metric), heads, groups)
+    folded = _through(found.values(values, length), found.outputs(length, metric), heads, groups)
     assert torch.allclose(dense, folded, atol=1e-5), f"{method.name}: folding at the full length changes the output"
 
 

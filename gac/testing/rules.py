@@ -5,6 +5,7 @@ import math
 import gac
 from gac.allocation.rules import RULES, Rule
 from gac.errors import GacError
+from gac.forms import DEFAULT_FORMS, FORMS
 from gac.plan import Plan
 from gac.testing.models import own_home, tiny_model, tiny_text, tiny_tokenizer
 
@@ -40,7 +41,7 @@ def _plan(rule: Rule, budget: float) -> Plan:
         budget,
         rule=RULES.name(rule),
         method="svd",
-        forms=["low_rank"],
+        forms=DEFAULT_FORMS[:1],
         profile="nvidia-h100-80gb-hbm3",
         workloads=[_WORKLOAD],
         calibration=tiny_text(),
@@ -53,7 +54,7 @@ def _plan(rule: Rule, budget: float) -> Plan:
 
 def _check_plan(rule: Rule, plan: Plan, of: str) -> None:
     proof, loss = plan.certificate, plan.prediction.loss
-    forms = {weight.form for weight in plan.weights} - {"dense", "low_rank"}
+    forms = {weight.form for weight in plan.weights} - {"dense", DEFAULT_FORMS[0]}
     assert not forms, f"{of}: gives {', '.join(sorted(forms))}, which was not asked for"
     assert proof.method == rule.name or rule.name == "loss", f"{of}: certified as {proof.method!r}"
     close = math.isclose(proof.value, loss, rel_tol=1e-9, abs_tol=1e-12)
@@ -66,10 +67,8 @@ def _check_plan(rule: Rule, plan: Plan, of: str) -> None:
 def _check_refusals(rule: Rule) -> None:
     for forms, latency, kv_cache in (
         ((), None, None),
-        (("narrow",), None, None),
-        (("low_rank",), {_WORKLOAD: 0.9}, None),
-        (("head_dim",), None, 0.5),
-        (("grouped",), None, 0.5),
+        (DEFAULT_FORMS[:1], {_WORKLOAD: 0.9}, None),
+        *(((name,), None, cache) for name in FORMS.names for cache in (None, 0.5)),
     ):
         try:
             rule.check(forms, latency, kv_cache)

@@ -12,9 +12,10 @@ from gac.allocation.latencies import UNKNOWN, Timing
 from gac.allocation.problem import decide
 from gac.errors import PlanError, ProfileError
 from gac.forms import form_named
+from gac.forms.low_rank.spec import low_rank
 from gac.io import from_json, to_json
 from gac.models.weights import Weight
-from gac.operations import at_one_row, batched_gemm, linear, low_rank
+from gac.operations import at_one_row, batched_gemm, linear
 from gac.plan import Plan
 from gac.profiling.sweeps.coverage import fused_points, model_points, one_row_points
 from gac.profiling.table import Profile

@@ -66,7 +66,9 @@ def test_a_rule_knows_no_latency() -> None:
 
 
 def test_a_rule_gives_ranks() -> None:
-    with pytest.raises(GacError, match="rule fisher with forms narrow; expected low_rank among the forms"):
+    with pytest.raises(
+        GacError, match="rule fisher with forms narrow; expected one of low_rank, grouped among the forms"
+    ):
         RULES.get("fisher").check(["narrow"], None)
 
 

@@ -17,7 +17,7 @@ from gac.baselines import truncation_losses
 from gac.baselines.first_order import mean_gradients
 from gac.baselines.truncation_losses import KEPT, WINDOWS
 from gac.errors import ModelError
-from gac.forms.low_rank.decomposition import Decomposition, decompose
+from gac.forms.decomposition import Decomposition, decompose
 from gac.forms.tensors import Kept
 from gac.models.families import family_of
 from gac.models.sites import Site

@@ -12,7 +12,8 @@ import sys
 from pathlib import Path
 from statistics import geometric_mean, median
 
-from gac.operations import Operation, at_one_row, linear, low_rank
+from gac.forms.low_rank.spec import low_rank
+from gac.operations import Operation, at_one_row, linear
 from gac.profiling.records import Point
 from gac.profiling.timing.device import fingerprint
 from gac.profiling.timing.measure import GpuMeasurer

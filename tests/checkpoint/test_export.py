@@ -87,7 +87,7 @@ def test_what_no_stock_config_can_say_is_refused(make_plan: MakePlan, tmp_path: 
     assert str(caught.value) == (
         "model.layers.0.self_attn.q_proj is low_rank with dim 16, "
         "LowRankLinear(in_features=64, out_features=128, rank=16); "
-        "expected a plan that a stock config can say: MLPs alone narrower, by as much in every layer. "
+        "expected a plan that a stock config can say: fewer neurons, as many in every layer, and no more. "
         "Export it merged (--merge, merge=True), with the dense dims; or open the checkpoint as it is."
     )
     assert not list(tmp_path.iterdir())

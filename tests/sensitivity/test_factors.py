@@ -9,8 +9,8 @@ from transformers import LlamaForCausalLM
 
 from gac.errors import StatisticsError
 from gac.forms import FORMS
+from gac.forms.decomposition import decompose
 from gac.forms.grouped.torch import decompose_groups
-from gac.forms.low_rank.decomposition import decompose
 from gac.forms.low_rank.torch import every_rank
 from gac.forms.narrow.elimination import eliminate, last_to_go
 from gac.linalg import packed, unpacked

@@ -5,8 +5,8 @@ import torch
 
 from gac.baselines.methods import Palu
 from gac.errors import GacError
+from gac.forms.decomposition import decompose
 from gac.forms.grouped.torch import decompose_groups
-from gac.forms.low_rank.decomposition import decompose
 from gac.forms.metric import FACTOR, Metric
 from gac.linalg import damped
 from gac.sensitivity.registry import METHODS

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from gac.errors import GacError, ModelError
-from gac.forms.low_rank.decomposition import decompose
+from gac.forms.decomposition import decompose
 from gac.forms.metric import FACTOR, Moments
 from gac.sensitivity.registry import METHODS
 from gac.testing.methods import loss_of

@@ -5,9 +5,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from gac.forms.head_dim.values import ShortenedValues, shorten_values
 from gac.forms.metric import FACTOR, Metric
 from gac.forms.narrow.elimination import compensated
+from gac.forms.shortened_values import ShortenedValues, shorten_values
 
 HEADS, GROUPS, HEAD_DIM, OUT = 6, 3, 8, 20
 

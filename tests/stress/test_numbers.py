@@ -15,7 +15,7 @@ from transformers import LlamaForCausalLM, OPTConfig, OPTForCausalLM
 
 import gac
 from gac.errors import ModelError, TextError
-from gac.forms.low_rank.decomposition import decompose
+from gac.forms.decomposition import decompose
 from gac.forms.narrow.elimination import compensated, eliminate, last_to_go
 from gac.models.families import family_of
 from gac.sensitivity.curves import ModelCurves, measure_curves, stream_fits

@@ -19,7 +19,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 import gac.api
 from gac.errors import GacError
-from gac.operations import low_rank
+from gac.forms.low_rank.spec import low_rank
 from gac.profiling.records import Launch, Measurement, Point
 from gac.profiling.sweeps import sweep
 from gac.sensitivity import calibration

@@ -4,8 +4,9 @@ import re
 
 from gac.errors import PlanError
 from gac.forms.base import Form, ModuleSpec, Place, ends
+from gac.forms.low_rank.spec import low_rank
 from gac.models.weights import Weight
-from gac.operations import Operation, batched_gemm, linear, low_rank
+from gac.operations import Operation, batched_gemm, linear
 
 _GROUP = re.compile(r"[1-9][0-9]{0,5}")
 DEFAULT_GROUP = 4

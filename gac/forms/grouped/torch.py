@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from gac.curves import LossCurve
+from gac.forms.decomposition import Decomposition, decompose
 from gac.forms.grouped.spec import Grouped
-from gac.forms.low_rank.decomposition import Decomposition, decompose
 from gac.forms.low_rank.torch import merged_pair
 from gac.forms.metric import Metric
 from gac.forms.refit import Refits, WeightRefit

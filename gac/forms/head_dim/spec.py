@@ -27,5 +27,5 @@ class HeadDim(Shorter):
     def module(self, weight: Weight, dim: int) -> ModuleSpec:
         if weight.values == "in":
             return super().module(weight, dim)
-        sizes = {"in_features": weight.in_features, "heads": weight.heads, "head_dim": dim}
+        sizes = {"in_features": weight.in_features, "heads": weight.heads, "length": dim}
         return ModuleSpec("ValueLinear", sizes)

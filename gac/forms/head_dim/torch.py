@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 
 from torch import Tensor
 
-from gac.forms.head_dim.values import ShortenedValues, shorten_values
 from gac.forms.metric import Measured
+from gac.forms.shortened_values import ShortenedValues, shorten_values
 from gac.forms.tensors import Fit, SiteWork, Statistics, TensorForm, bias_of
 from gac.models.weights import Weight
 

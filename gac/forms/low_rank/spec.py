@@ -2,7 +2,12 @@
 
 from gac.forms.base import Form, ModuleSpec, Place
 from gac.models.weights import Weight
-from gac.operations import Operation, linear, low_rank
+from gac.operations import Operation, linear
+
+
+def low_rank(m: int, k: int, r: int, n: int) -> Operation:
+    """A pair of GEMMs ``x[m, k] -> r -> n``."""
+    return Operation("low_rank", (("m", m), ("k", k), ("r", r), ("n", n)))
 
 
 class LowRank(Form):

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from gac.forms import form_named
-from gac.forms.low_rank.decomposition import balanced, decompose
+from gac.forms.decomposition import balanced, decompose
 from gac.forms.refit import Refits, WeightRefit
 from gac.forms.tensors import Fit, Kept, SiteWork, Statistics, TensorForm, bias_of
 from gac.linalg import cholesky, damped, eigh

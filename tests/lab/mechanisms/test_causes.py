@@ -3,8 +3,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from gac.forms.low_rank.spec import low_rank
 from gac.lab.mechanisms.causes import cause_of, causes_of
-from gac.operations import Operation, linear, low_rank
+from gac.operations import Operation, linear
 from gac.profiling.cliffs import find_cliffs
 from gac.profiling.records import Launch
 from gac.profiling.table import Sweep

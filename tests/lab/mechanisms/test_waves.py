@@ -4,8 +4,9 @@ from math import prod
 
 import pytest
 
+from gac.forms.low_rank.spec import low_rank
 from gac.lab.mechanisms.waves import Gemm, Waves, gemms_of, padding, read, resident, tile_count, waves_of
-from gac.operations import Operation, linear, low_rank
+from gac.operations import Operation, linear
 from gac.profiling.kernel_names import describe
 from gac.profiling.records import Launch
 from gac.profiling.table import Profile

@@ -3,7 +3,8 @@
 import pytest
 
 from gac.errors import ProfileError
-from gac.operations import linear, low_rank
+from gac.forms.low_rank.spec import low_rank
+from gac.operations import linear
 from gac.profiling.operators import OPERATORS, Operand, operation
 
 

@@ -7,8 +7,9 @@ import pytest
 from transformers import AutoConfig
 
 from gac.errors import ModelError, PlanError, ProfileError
+from gac.forms.low_rank.spec import low_rank
 from gac.models.shapes import SHAPES, Shapes
-from gac.operations import Operation, linear, low_rank
+from gac.operations import Operation, linear
 from gac.profiling.operators import OPERATORS, operation
 from gac.profiling.records import Point
 from gac.profiling.sweeps import general

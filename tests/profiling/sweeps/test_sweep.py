@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from gac.errors import ProfileError
-from gac.operations import low_rank
+from gac.forms.low_rank.spec import low_rank
 from gac.profiling.false_alarms import count_false_alarms
 from gac.profiling.records import DeviceLostError, Launch, Measurement, Point
 from gac.profiling.sweeps import sweep
