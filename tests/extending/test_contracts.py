@@ -1,0 +1,72 @@
+"""What breaks a contract is said."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from gac.allocation.rules import RULES
+from gac.allocation.weight_rules import RankRule
+from gac.forms import FORMS
+from gac.testing import check_form, check_method, check_rule, check_scheme
+from tests.extending.a_form import Picked, PickedTensors
+from tests.extending.a_method import Fwsvd
+from tests.extending.a_scheme import ShortMantissa
+
+
+def changed(base: type, **members: Any) -> Any:
+    """An object of a class with other members; its name is its own."""
+    return type(base.__name__, (base,), {"name": "changed", **members})()
+
+
+class Wavering(RankRule):
+    """Gives one rank more every time that it is asked."""
+
+    name = "wavering"
+    asked = 0
+
+    def ranks(self, problem: Any, weights: Any, form: Any, fraction: float, limit: int) -> dict[str, int]:
+        self.asked += 1
+        return {weight.name: self.asked for weight in weights}
+
+
+class Lossy(PickedTensors):
+    """Forgets to compensate, and half of what the features held."""
+
+    def parameters(self, work: Any, weight: Any, dim: int) -> dict[str, Tensor]:
+        found = super().parameters(work, weight, dim)
+        return found | {"linear.weight": found["linear.weight"] / 2}
+
+
+NAN = torch.full((16, 16), torch.nan, dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("check", "own", "message"),
+    [
+        (check_method, changed(Fwsvd, two_sided=False), "two_sided is False, its gradients say otherwise"),
+        (check_method, changed(Fwsvd, inputs=lambda self, moments: moments.inputs), "inputs are torch.float32"),
+        (check_method, changed(Fwsvd, inputs=lambda self, moments: NAN[:3, :3]), r"inputs have shape \(3, 3\)"),
+        (
+            check_scheme,
+            changed(ShortMantissa, rounded=lambda self, matrix: matrix),
+            "lossy is True, the relative",
+        ),
+        (check_scheme, changed(ShortMantissa, rounded=lambda self, matrix: 0.9 * matrix), "rounding again changes"),
+        (check_scheme, changed(ShortMantissa, bytes=lambda self, params: params), "less than its 16 bits a number"),
+        (check_form, changed(Picked, params=lambda self, weight, dim: dim), "1 parameters, its module holds 64"),
+        (check_form, changed(Picked, takes=lambda self, weight: False), "takes no weight of a tiny Llama"),
+        (check_form, changed(Picked, axis=lambda self, weight: "r"), "axis r is none of its operation"),
+        (check_rule, Wavering(), "wavering: another plan when asked again"),
+        (check_form, changed(Picked, tensor_form=f"{__name__}:Lossy"), "at the full dim: logits differ by up to"),
+    ],
+)
+def test_what_breaks_a_contract(
+    check: Callable[[Any], None], own: Any, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for registry in (FORMS, RULES):
+        monkeypatch.setattr(registry, "_known", dict(registry._known))
+    with pytest.raises(AssertionError, match=message):
+        check(own)
