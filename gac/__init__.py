@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from gac.quantizer import GacConfig
     from gac.repairs.contract import ShapeContract
     from gac.repairs.run import repair
-    from gac.reporting.report.page import report
+    from gac.reporting.report.render import report
     from gac.sensitivity.documents import Documents
 
 _HOMES = {
@@ -35,7 +35,7 @@ _HOMES = {
     "save": "gac.api",
     "load": "gac.api",
     "perplexity": "gac.api",
-    "report": "gac.reporting.report.page",
+    "report": "gac.reporting.report.render",
     "divergence": "gac.evaluation.divergence",
     "evaluate": "gac.evaluation.evaluate",
     "knapsack": "gac.allocation.knapsack",

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, floor, log10
+from typing import NamedTuple
 
 from gac.allocation.frontier import PARAMS
 from gac.reporting.frontier import cost_of, costs_of, params_unit, readable
@@ -17,14 +18,12 @@ _TICKS = 5
 _DECADES = (1, 2, 3, 5, 7)
 
 
-@dataclass(frozen=True)
-class Tick:
+class Tick(NamedTuple):
     at: float
     label: str
 
 
-@dataclass(frozen=True)
-class Mark:
+class Mark(NamedTuple):
     """A plan on a chart: ``letter`` is its mark in the table of plans (P: the page's own; D: dense)."""
 
     letter: str

@@ -2,19 +2,53 @@
 
 import base64
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from gac.allocation.frontier import Frontier
 from gac.io import whole_file
 from gac.plan import Plan
+from gac.profiling.table import Profile
 from gac.reporting.report import story
 from gac.reporting.report.charts import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, charts, letter_of
 from gac.reporting.report.map import heat_map
-from gac.reporting.report.sources import Sources
+from gac.reporting.report.sources import Named, Sources, profile_of
 from gac.reporting.report.table import site_table
 from gac.reporting.report.words import duration, nats
 from gac.reporting.tables import legend_of
+
+
+def report(
+    plan: Plan,
+    output: str | Path = "report.html",
+    *,
+    against: Mapping[str, Plan] | None = None,
+    frontier: Frontier | None = None,
+    profile: Profile | None = None,
+    name: str = "plan",
+) -> Path:
+    """Write one page about a plan: what every weight becomes and why, the proof, how to make it again.
+
+    Args:
+        output: a single HTML file that needs no network; one that is there is replaced, whole or not at all.
+        against: other plans for the same model, by what the page calls them.
+        frontier: the best choices for other budgets, to draw them.
+        profile: the latency table that the plan names; by default it is looked for among those that are shipped and
+            saved, and without it the page does not say what the next dims would take.
+        name: what the page calls the plan.
+
+    Returns:
+        Where the page is.
+
+    Raises:
+        PlanError: a plan or the frontier is for another model, or the frontier's losses are of another scale.
+        ProfileError: the profile is not the one that the plan names.
+        GacError: the file cannot be written.
+    """
+    others = tuple(Named(other, one) for other, one in (against or {}).items())
+    write_report(Sources(Named(name, plan), others, frontier, profile or profile_of(plan)), Path(output))
+    return Path(output)
 
 
 def report_page(sources: Sources) -> str:
@@ -28,7 +62,7 @@ def report_page(sources: Sources) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    files = {name: _file(f"page.{name}") for name in ("css", "js")}
+    files = {name: Path(__file__).with_name(f"page.{name}").read_text(encoding="utf-8") for name in ("css", "js")}
     hashes = {f"{name}_hash": _hash(content) for name, content in files.items()}
     return environment.get_template("page.html").render(**files, **hashes, **_content(sources))
 
@@ -45,10 +79,6 @@ def write_report(sources: Sources, path: Path) -> int:
     return len(content)
 
 
-def _file(name: str) -> str:
-    return Path(__file__).with_name(name).read_text(encoding="utf-8")
-
-
 def _hash(content: str) -> str:
     return f"sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}"
 
@@ -62,7 +92,7 @@ def _content(sources: Sources) -> dict[str, Any]:
         "tiles": _tiles(plan),
         "map": found,
         "legend": legend_of(plan),
-        "cells": [{name: getattr(cell, name) for name in _TOLD} for cell in found.cells],
+        "cells": [{"label": cell.label, "facts": cell.facts, "reasons": cell.reasons} for cell in found.cells],
         "stayed": story.stayed_dense(plan),
         "about_dense": story.about_dense(plan),
         "nats": nats,
@@ -78,9 +108,6 @@ def _content(sources: Sources) -> dict[str, Any]:
         "provenance": story.provenance(sources),
         "commands": story.commands(sources),
     }
-
-
-_TOLD = ("label", "facts", "reasons")
 
 
 def _tiles(plan: Plan) -> Sequence[tuple[str, str, str]]:

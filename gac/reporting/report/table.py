@@ -1,36 +1,27 @@
 """The table of all sites, which the page sorts and filters."""
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from typing import NamedTuple
 
 from gac.allocation.reproduce import rule_of
-from gac.plan import Plan, SiteChoice
+from gac.plan import Plan, SiteChoice, WeightChoice
 from gac.reporting.report.why import trades
 from gac.reporting.report.words import chosen, duration, nats
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(NamedTuple):
     """``value`` is what sorting compares: a number, or None for text, which is compared as it is shown."""
 
     text: str
     value: float | None = None
 
 
-@dataclass(frozen=True)
-class Row:
-    """One site; ``forms`` are those of its weights."""
+class SiteTable(NamedTuple):
+    """``columns``: heading, and whether it holds numbers; ``rows``: the forms of a site's weights, and its entries."""
 
-    forms: tuple[str, ...]
-    entries: tuple[Entry, ...]
-
-
-@dataclass(frozen=True)
-class SiteTable:
-    """``columns``: heading, and whether it holds numbers."""
-
-    columns: tuple[tuple[str, bool], ...]
-    rows: tuple[Row, ...]
-    forms: tuple[str, ...]
+    columns: list[tuple[str, bool]]
+    rows: list[tuple[list[str], list[Entry]]]
+    forms: list[str]
 
 
 def site_table(plan: Plan) -> SiteTable:
@@ -40,12 +31,15 @@ def site_table(plan: Plan) -> SiteTable:
     told = rule_of(plan) is None and any(site.alternatives for site in plan.sites)
     if told:
         columns += [("Nearest smaller", False), ("Frees", True), ("Loses more", True), ("Worth elsewhere", True)]
-    rows = tuple(_row(plan, site, told) for site in plan.sites)
-    forms = dict.fromkeys(weight.form for weight in plan.weights)
-    return SiteTable(tuple(columns), rows, tuple(forms))
+    rows = [(_forms(site.weights), _entries(plan, site, told)) for site in plan.sites]
+    return SiteTable(columns, rows, _forms(plan.weights))
 
 
-def _row(plan: Plan, site: SiteChoice, told: bool) -> Row:
+def _forms(weights: Iterable[WeightChoice]) -> list[str]:
+    return list(dict.fromkeys(weight.form for weight in weights))
+
+
+def _entries(plan: Plan, site: SiteChoice, told: bool) -> list[Entry]:
     kept = site.params / site.dense_params
     entries = [
         Entry(str(site.layer), site.layer),
@@ -56,17 +50,10 @@ def _row(plan: Plan, site: SiteChoice, told: bool) -> Row:
         Entry(nats(site.loss), site.loss),
         *(Entry(duration(ns), -1 if ns is None else ns) for ns in site.latency_ns),
     ]
-    forms = tuple(dict.fromkeys(weight.form for weight in site.weights))
-    return Row(forms, (*entries, *(_nearest(plan, site) if told else ())))
-
-
-def _nearest(plan: Plan, site: SiteChoice) -> tuple[Entry, ...]:
+    if not told:
+        return entries
     smaller = next((trade for trade in trades(plan, site) if trade.freed > 0), None)
     if smaller is None:
-        return (Entry("none"), Entry("", -1), Entry("", -1), Entry("", -1))
-    return (
-        Entry(smaller.choice),
-        Entry(f"{smaller.freed:,}", smaller.freed),
-        Entry(nats(smaller.lost), smaller.lost),
-        Entry(nats(smaller.worth), smaller.worth),
-    )
+        return [*entries, Entry("none"), *(Entry("", -1) for _ in range(3))]
+    lost, worth = (Entry(nats(amount), amount) for amount in (smaller.lost, smaller.worth))
+    return [*entries, Entry(smaller.choice), Entry(f"{smaller.freed:,}", smaller.freed), lost, worth]
