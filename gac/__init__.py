@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from gac.plan import Plan
     from gac.profiling.table import Profile
     from gac.quantizer import GacConfig
+    from gac.recipe import Recipe
     from gac.repairs.contract import ShapeContract
     from gac.repairs.run import repair
     from gac.reporting.report.render import report
@@ -48,6 +49,7 @@ _HOMES = {
     "Perplexity": "gac.evaluation.results",
     "Plan": "gac.plan",
     "Profile": "gac.profiling.table",
+    "Recipe": "gac.recipe",
     "ShapeContract": "gac.repairs.contract",
 }
 
@@ -61,6 +63,7 @@ __all__ = [
     "Perplexity",
     "Plan",
     "Profile",
+    "Recipe",
     "ShapeContract",
     "__version__",
     "allocate",

@@ -7,66 +7,51 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
+from gac.costs import BYTES, COSTS, KV_NUMBERS, ns_of
 from gac.display import Shown
 from gac.errors import PlanError
 from gac.forms import check_choice, check_choices, form_named
-from gac.forms.planned_sites import Fusing
 from gac.io import read_record, write_record
 from gac.models.weights import Weight
+from gac.recipe import Recipe
 from gac.schemes import DEFAULT_SCHEME, scheme_named
 
-SCHEMA = 1
+SCHEMA = 2
 _STRICT = {"extra": "forbid", "allow_inf_nan": False}
 _EDITED = "Make the plan again; this one was edited."
 
 
+def is_of_dims(column: str) -> bool:
+    """Whether forms and dims alone say what a cost column holds."""
+    return column in COSTS
+
+
 @dataclass(frozen=True)
-class Budget:
-    """Parameters of the targeted weights: asked for, allowed, used.
+class Limit:
+    """What all choices together may take of one resource, and what they take.
 
     Attributes:
-        asked: kept fraction as the caller gave it.
+        column: the cost: ``params`` and ``bytes`` of the targeted weights, ``kv_numbers`` (numbers that the KV cache
+            keeps of a token in all layers, 2 bytes each in bf16) or ``ns:WORKLOAD``.
+        asked: the allowed fraction of the dense model's.
         limit: ``floor(asked * total)``.
-        used: parameters of the chosen candidates.
-        total: parameters of the dense targeted weights.
-        model: parameters of the whole dense model, embeddings and head included.
-        over: by how much a rule that keeps no limit overshot it, ``max(0, used - limit)``; 0 in every plan that
-            GAC's own choice made.
+        used: what the chosen candidates take.
+        total: what the dense weights take.
+        over: by how much a rule that keeps no limit overshot it, ``max(0, used - limit)``; 0 in every plan that GAC's
+            own choice made.
     """
 
+    column: str
     asked: float
     limit: int
     used: int
     total: int
-    model: int
     over: int = 0
     __pydantic_config__ = _STRICT
 
     @property
     def kept(self) -> float:
         return self.used / self.total
-
-    @property
-    def kept_of_model(self) -> float:
-        return (self.model - self.total + self.used) / self.model
-
-
-@dataclass(frozen=True)
-class KvCache:
-    """What the KV cache keeps of a token in all layers together, in numbers (of 2 bytes each in bf16).
-
-    Attributes:
-        asked: the allowed fraction of the dense model's; None: not limited.
-        limit: ``floor(asked * total)``; None: not limited.
-        over: by how much a rule that keeps no limit overshot it; 0 in every plan that GAC's own choice made.
-    """
-
-    used: int
-    total: int
-    asked: float | None = None
-    limit: int | None = None
-    over: int = 0
-    __pydantic_config__ = _STRICT
 
 
 @dataclass(frozen=True)
@@ -102,8 +87,30 @@ class ProfileUsed:
 
 
 @dataclass(frozen=True)
+class Measured:
+    """What plans and frontiers rest on besides the recipe: the model, the text and the table, as they were found.
+
+    Attributes:
+        model: its name or path.
+        digest: SHA-256 of the targeted weights.
+        params: parameters of the whole dense model, embeddings and head included.
+        family: its ``model_type``.
+        factor: the one fitted number between the summed curvature and the measured loss.
+    """
+
+    model: str
+    digest: str
+    params: int
+    family: str
+    calibration: Calibration
+    profile: ProfileUsed
+    factor: float
+    __pydantic_config__ = _STRICT
+
+
+@dataclass(frozen=True)
 class WorkloadLatency:
-    """Predicted latency of the targeted weights, ns, with how the plan's numbers were come by.
+    """Predicted latency of the targeted weights, ns, with how each of the plan's numbers was obtained.
 
     ``dense_ns`` and ``plan_ns`` are None where the profile lacks a shape (``unknown`` counts the weights).
     """
@@ -121,12 +128,10 @@ class WorkloadLatency:
 class Prediction:
     """What the plan promises: ``loss`` nats a token more than dense.
 
-    ``factor`` is the one fitted number between the summed curvature and the measured loss.
     ``dense_perplexity`` and ``perplexity`` are on the calibration text.
     """
 
     loss: float
-    factor: float
     dense_perplexity: float
     perplexity: float
     __pydantic_config__ = _STRICT
@@ -248,45 +253,25 @@ class SiteChoice:
     __pydantic_config__ = _STRICT
 
 
-Refit = Literal["none", "residual", "update"]
-"""How weights are fitted again, see ``gac.compression.refit``."""
-
-Shots = Literal[1, 2]
-"""How often the gradients were taken, see ``gac.sensitivity.second_shot``."""
-
-
 @dataclass(frozen=True, repr=False)
 class Plan(Shown):
     """One candidate for every site, and everything needed to judge and to apply the choice.
 
-    ``latency`` is the asked limit by workload, as a fraction of the dense targeted weights' latency. ``fused``: weights
-    that read the same input are planned, and run, with their first GEMMs as one (``auto``: where a site is ``shared``).
-    ``refit``: how the weights are fitted again to the model that is compressed so far. ``shots``: 2 where the gradients
-    are those of a model that was compressed before. ``one_row``: GEMMs of one row are planned, and run, in Triton.
+    Attributes:
+        recipe: what was asked for, with what was left open decided: the refit, the forms of the method.
+        limits: what is limited, the parameters first.
+        certificate: has one multiplier a limit, in the same order.
     """
 
     schema_version: int
     gac_version: str
-    model: str
-    model_digest: str
-    family: str
-    method: str
-    forms: tuple[str, ...]
-    align: bool | int
-    seed: int
-    calibration: Calibration
-    profile: ProfileUsed
-    budget: Budget
-    latency: dict[str, float]
+    recipe: Recipe
+    measured: Measured
+    limits: tuple[Limit, ...]
     workloads: tuple[WorkloadLatency, ...]
     prediction: Prediction
     certificate: Certificate
     sites: tuple[SiteChoice, ...]
-    fused: Fusing = False
-    refit: Refit = "none"
-    kv_cache: KvCache | None = None
-    shots: Shots = 1
-    one_row: bool = False
     __pydantic_config__ = _STRICT
 
     def __post_init__(self) -> None:
@@ -297,6 +282,26 @@ class Plan(Shown):
                 "Make the plan again with this version of GAC.",
             )
         _check_counts(self)
+
+    @property
+    def budget(self) -> Limit:
+        """The limit of the parameters."""
+        return self.limits[0]
+
+    def limit(self, column: str) -> Limit | None:
+        """The limit of a cost column; None where it is not limited."""
+        return next((one for one in self.limits if one.column == column), None)
+
+    @property
+    def kept_of_model(self) -> float:
+        """Kept fraction of the whole model's parameters."""
+        whole = self.measured.params
+        return (whole - self.budget.total + self.budget.used) / whole
+
+    @property
+    def kv_numbers(self) -> tuple[int, int]:
+        """Numbers that the KV cache keeps of a token: of this plan, and of the dense model."""
+        return counted(self.weights, KV_NUMBERS)
 
     @property
     def weights(self) -> tuple[WeightChoice, ...]:
@@ -343,10 +348,10 @@ class Plan(Shown):
         Raises:
             PlanError: the plans are for different weights.
         """
-        if self.model_digest != other.model_digest:
+        first, second = self.measured, other.measured
+        if first.digest != second.digest:
             raise PlanError(
-                f"a plan for {self.model} ({self.model_digest[:12]}) beside one for {other.model} "
-                f"({other.model_digest[:12]})",
+                f"a plan for {first.model} ({first.digest[:12]}) beside one for {second.model} ({second.digest[:12]})",
                 "plans for the same model",
                 "Compare plans that were made for the same weights.",
             )
@@ -416,14 +421,18 @@ class PlanComparison:
     @property
     def same_prediction(self) -> bool:
         """Whether both losses were measured by the same method, in as many shots, on the same text."""
-        first, second = ((plan.method, plan.shots, plan.calibration) for plan in (self.first, self.second))
+        first, second = (
+            (plan.recipe.measure.method, plan.recipe.measure.shots, plan.measured.calibration)
+            for plan in (self.first, self.second)
+        )
         return first == second
 
 
 def _check_counts(plan: Plan) -> None:
     """Count everything again in exact integers; a plan that contradicts itself is refused."""
-    if not plan.sites:
-        raise PlanError("plan has no sites", "one at least", _EDITED)
+    for name in ("sites", "limits"):
+        if not getattr(plan, name):
+            raise PlanError(f"plan has no {name}", "one at least", _EDITED)
     _check_ranges(plan)
     for site in plan.sites:
         for choice in site.weights:
@@ -432,9 +441,11 @@ def _check_counts(plan: Plan) -> None:
         _check_sides_meet(site)
         _check_alternatives(site)
     _check_prices(plan)
-    if plan.kv_cache is not None:
-        _check_cache(plan.weights, plan.kv_cache)
-    _check_budget(plan.sites, plan.budget)
+    asked = {limit.column: limit.asked for limit in plan.limits}
+    if list(asked.items()) != list(plan.recipe.fractions.items()):
+        raise PlanError(f"plan limits {asked}", f"{plan.recipe.fractions}, as its recipe says", _EDITED)
+    for limit in plan.limits:
+        _check_limit(plan, limit)
 
 
 def _check_params(site: SiteChoice) -> None:
@@ -448,12 +459,23 @@ def _check_params(site: SiteChoice) -> None:
         )
 
 
-def _check_budget(sites: Sequence[SiteChoice], budget: Budget) -> None:
-    used, total = sum(site.params for site in sites), sum(site.dense_params for site in sites)
-    over = max(0, used - budget.limit)
-    if (used, total, over) != (budget.used, budget.total, budget.over):
+def counted(weights: Sequence[WeightChoice], column: str) -> tuple[int, int]:
+    """What these choices take of a cost that follows from dims alone, and what the dense weights take."""
+    cost, dense, plain = COSTS[column], form_named("dense"), scheme_named(DEFAULT_SCHEME)
+    used = sum(cost(form_named(one.form), scheme_named(one.scheme), one.weight, one.dim) for one in weights)
+    return used, sum(cost(dense, plain, one.weight, dense.full(one.weight)) for one in weights)
+
+
+def _check_limit(plan: Plan, limit: Limit) -> None:
+    """Everything that a limit states, counted again."""
+    latency = {ns_of(one.workload): (one.plan_ns, one.dense_ns) for one in plan.workloads}
+    if not is_of_dims(limit.column) and limit.column not in latency:
+        raise PlanError(f"plan limits {limit.column!r}", "a cost that it has", _EDITED)
+    used, total = latency.get(limit.column) or counted(plan.weights, limit.column)
+    over = max(0, limit.used - limit.limit)
+    if (used, total, over) != (limit.used, limit.total, limit.over):
         raise PlanError(
-            f"plan states {budget.used} of {budget.total} parameters, limit {budget.limit}, {budget.over} over it",
+            f"plan states {limit.used} of {limit.total} {limit.column}, limit {limit.limit}, {limit.over} over it",
             f"{used} of {total}, {over} over the limit",
             _EDITED,
         )
@@ -478,10 +500,10 @@ def _check_ranges(plan: Plan) -> None:
     budget = plan.budget
     counts = {
         "weights of a site": min(len(site.weights) for site in plan.sites),
-        "calibration.windows": plan.calibration.windows,
-        "calibration.window_tokens": plan.calibration.window_tokens,
-        "budget.limit": budget.limit + 1,
-        "budget.model": budget.model - budget.total + 1,
+        "measured.calibration.windows": plan.measured.calibration.windows,
+        "measured.calibration.window_tokens": plan.measured.calibration.window_tokens,
+        **{f"limits.{one.column}": one.limit + 1 for one in plan.limits},
+        "measured.params": plan.measured.params - budget.total + 1,
         **{f"{one.workload}.dense_ns": one.dense_ns for one in plan.workloads if one.dense_ns is not None},
         **{f"{one.workload}.plan_ns": one.plan_ns for one in plan.workloads if one.plan_ns is not None},
     }
@@ -491,27 +513,11 @@ def _check_ranges(plan: Plan) -> None:
 
 
 def _check_prices(plan: Plan) -> None:
-    """Alternatives are weighed at one price a limit: parameters, the limited latencies, the KV cache."""
-    limits = 1 + len(plan.latency) + (plan.kv_cache is not None and plan.kv_cache.limit is not None)
-    if any(site.alternatives for site in plan.sites) and len(plan.certificate.multipliers) != limits:
-        raise PlanError(
-            f"plan has alternatives and {len(plan.certificate.multipliers)} multipliers",
-            f"{limits}, one a limit",
-            _EDITED,
-        )
-
-
-def _check_cache(weights: Sequence[WeightChoice], cache: KvCache) -> None:
-    kept = sum(form_named(one.form).cached(one.weight, one.dim) for one in weights)
-    whole = sum(form_named("dense").cached(one.weight, one.dim) for one in weights)
-    over = 0 if cache.limit is None else max(0, kept - cache.limit)
-    if (kept, whole, over) != (cache.used, cache.total, cache.over):
-        raise PlanError(
-            f"plan states {cache.used} of {cache.total} numbers a token in the KV cache, limit {cache.limit}, "
-            f"{cache.over} over it",
-            f"{kept} of {whole}, {over} over the limit",
-            _EDITED,
-        )
+    """Alternatives are weighed at one price a limit."""
+    prices = len(plan.certificate.multipliers)
+    if any(site.alternatives for site in plan.sites) and prices != len(plan.limits):
+        given = f"plan has alternatives and {prices} multipliers"
+        raise PlanError(given, f"{len(plan.limits)}, one a limit", _EDITED)
 
 
 def _check_sides_meet(site: SiteChoice) -> None:
@@ -530,46 +536,62 @@ _REFITTED = {"none": "", "residual": "; refitted layer by layer", "update": "; s
 
 
 def _summary_lines(plan: Plan) -> list[str]:
-    budget, prediction, proof, text = plan.budget, plan.prediction, plan.certificate, plan.calibration
-    forms = Counter(weight.form for weight in plan.weights)
+    budget, prediction, proof, measured, asked = (
+        plan.budget,
+        plan.prediction,
+        plan.certificate,
+        plan.measured,
+        plan.recipe,
+    )
+    text, forms = measured.calibration, Counter(weight.form for weight in plan.weights)
     aligned = ", ".join(f"{count} x {step}" for step, count in plan.alignment.items() if count)
     return [
-        f"GAC plan for {plan.model} ({plan.family}), method {plan.method}, made with GAC {plan.gac_version}",
+        f"GAC plan for {measured.model} ({measured.family}), method {asked.measure.method}, made with GAC "
+        f"{plan.gac_version}",
         f"parameters   {budget.used:,} of {budget.total:,} targeted: {budget.kept:.4f} kept, {budget.asked:g} asked,",
-        f"             {budget.limit:,} allowed{_over(budget)}; {budget.kept_of_model:.4f} of the whole model",
+        f"             {budget.limit:,} allowed{_over(budget)}; {plan.kept_of_model:.4f} of the whole model",
+        *([f"memory       {_taken(memory, 'bytes')}"] if (memory := plan.limit(BYTES)) else []),
         f"forms        {', '.join(f'{count} {form}' for form, count in sorted(forms.items()))}"
-        f"{run_as(plan)}{_REFITTED[plan.refit]}",
+        f"{run_as(plan)}{_REFITTED[asked.refit or 'none']}",
         f"alignment    {aligned or 'everything stays dense'}",
         f"loss         +{prediction.loss:.4f} nats a token predicted",
         f"perplexity   {prediction.dense_perplexity:.2f} -> {prediction.perplexity:.2f} predicted on calibration text",
         *(f"latency      {_latency_line(workload)}" for workload in plan.workloads),
-        *([f"KV cache     {_cache_line(plan.kv_cache)}"] if plan.kv_cache and plan.kv_cache.total else []),
-        f"profile      {plan.profile.gpu}, {plan.profile.digest[:12]}; {plan.profile.note}",
-        f"calibration  {text.windows} x {text.window_tokens} tokens of {text.text}, seed {plan.seed}"
-        f"{', two shots' if plan.shots == 2 else ''}",
+        *_cache_line(plan),
+        f"profile      {measured.profile.gpu}, {measured.profile.digest[:12]}; {measured.profile.note}",
+        f"calibration  {text.windows} x {text.window_tokens} tokens of {text.text}, seed {asked.measure.seed}"
+        f"{', two shots' if asked.measure.shots == 2 else ''}",
         f"certificate  {proof.status}: loss {proof.value:.6g}, bound {proof.lower_bound:.6g}, gap {proof.gap:.3g}",
     ]
 
 
 def run_as(plan: Plan) -> str:
     """What does not run weight by weight as PyTorch does, to follow the forms; nothing where all of it does."""
-    return f"{_fusing(plan)}{'; one row in Triton' if plan.one_row else ''}"
+    return f"{_fusing(plan)}{'; one row in Triton' if plan.recipe.deployment.decode_kernel == 'triton' else ''}"
 
 
 def _fusing(plan: Plan) -> str:
-    if plan.fused != "auto":
-        return "; q/k/v and gate/up fused" if plan.fused else ""
+    fuse = plan.recipe.deployment.fuse
+    if fuse != "auto":
+        return "; q/k/v and gate/up fused" if fuse else ""
     counts = Counter(site.kind for site in plan.sites if site.shared)
     return f"; fused: {', '.join(f'{count} {kind}' for kind, count in counts.items()) or 'none'}"
 
 
-def _over(limited: Budget | KvCache) -> str:
-    return f", overshot by {limited.over:,}" if limited.over else ""
+def _over(limit: Limit) -> str:
+    return f", overshot by {limit.over:,}" if limit.over else ""
 
 
-def _cache_line(cache: KvCache) -> str:
-    asked = "" if cache.limit is None else f", {cache.limit:,} allowed{_over(cache)}"
-    return f"{cache.used:,} of {cache.total:,} numbers a token: {cache.used / cache.total:.4f} kept{asked}"
+def _taken(limit: Limit, unit: str) -> str:
+    allowed = f"{limit.limit:,} allowed{_over(limit)}"
+    return f"{limit.used:,} of {limit.total:,} {unit}: {limit.kept:.4f} kept, {allowed}"
+
+
+def _cache_line(plan: Plan) -> list[str]:
+    used, total = plan.kv_numbers
+    if limit := plan.limit(KV_NUMBERS):
+        return [f"KV cache     {_taken(limit, 'numbers a token')}"]
+    return [f"KV cache     {used:,} of {total:,} numbers a token: {used / total:.4f} kept"] if total else []
 
 
 def _latency_line(workload: WorkloadLatency) -> str:

@@ -17,15 +17,17 @@ from gac.models.sites import Site
 from gac.models.weights import Weight
 from gac.plan import (
     SCHEMA,
-    Budget,
     Calibration,
     Certificate,
+    Limit,
+    Measured,
     Plan,
     Prediction,
     ProfileUsed,
     SiteChoice,
     WeightChoice,
 )
+from gac.recipe import Recipe
 from gac.testing import models
 from tests.small_pipeline import Small
 
@@ -113,19 +115,19 @@ def _make_plan(config: LlamaConfig, changes: Changes) -> Plan:
     return Plan(
         schema_version=SCHEMA,
         gac_version=gac.__version__,
-        model="tiny",
-        model_digest="0" * 64,
-        family="llama",
-        method="kfac",
-        forms=forms,
-        align=True,
-        seed=0,
-        calibration=Calibration("wiki-sample", 64, 1024, "1" * 64, 5.5),
-        profile=ProfileUsed("NVIDIA H100 80GB HBM3", "2" * 64, ""),
-        budget=Budget(used / total, used, used, total, total + 2 * config.vocab_size * config.hidden_size),
-        latency={},
+        recipe=Recipe.of(min(1.0, used / total), forms=forms, workloads=(), refit="none"),
+        measured=Measured(
+            model="tiny",
+            digest="0" * 64,
+            params=total + 2 * config.vocab_size * config.hidden_size,
+            family="llama",
+            calibration=Calibration("wiki-sample", 64, 1024, "1" * 64, 5.5),
+            profile=ProfileUsed("NVIDIA H100 80GB HBM3", "2" * 64, ""),
+            factor=0.8,
+        ),
+        limits=(Limit("params", min(1.0, used / total), used, used, total),),
         workloads=(),
-        prediction=Prediction(0.1, 0.8, 245.0, 271.0),
+        prediction=Prediction(0.1, 245.0, 271.0),
         certificate=Certificate("optimal", 0.1, 0.1, 0.0, (0.0,), "by hand"),
         sites=sites,
     )

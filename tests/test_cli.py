@@ -101,7 +101,7 @@ def test_allocate_writes_a_plan_and_answers_with_it(model: Path, text_file: Path
     document = answer("allocate", model, "--budget", 0.7, "--calibration", f"{text_file}:4x64", "-o", target)
     plan = Plan.load(target)
     assert document["path"] == str(target)
-    assert document["budget"]["used"] == plan.budget.used <= document["budget"]["limit"]
+    assert document["limits"][0]["used"] == plan.budget.used <= document["limits"][0]["limit"]
     assert document["prediction"]["loss"] == plan.prediction.loss
     assert document["aligned_fraction"] == 1.0
 
@@ -119,14 +119,19 @@ def test_the_options_of_allocate_reach_the_plan(model: Path, text_file: Path, tm
     more = ("--workload", "decode:2@64", "--tokenizer", model, "-o", tmp_path / "plan.json")
     assert run("allocate", model, "--calibration", f"{text_file}:4x64", *options, *more).exit_code == 0
     plan = Plan.load(tmp_path / "plan.json")
-    assert (plan.method, plan.forms, plan.align, plan.seed) == ("svd", ("low_rank",), False, 3)
+    assert (plan.recipe.measure.method, plan.recipe.space.forms, plan.recipe.space.align, plan.recipe.measure.seed) == (
+        "svd",
+        ("low_rank",),
+        False,
+        3,
+    )
     assert [workload.workload for workload in plan.workloads] == ["decode:2@64"]
 
 
 def test_dims_are_aligned_to_a_number(model: Path, text_file: Path, tmp_path: Path) -> None:
     made = ("allocate", model, "--calibration", f"{text_file}:4x64", "-o", tmp_path / "plan.json", "--align-to", 16)
     assert run(*made).exit_code == 0
-    assert Plan.load(tmp_path / "plan.json").align == 16
+    assert Plan.load(tmp_path / "plan.json").recipe.space.align == 16
     assert "--align-to goes without --no-align." in run(*made, "--no-align").stderr
 
 
@@ -135,8 +140,8 @@ def test_dims_are_aligned_to_a_number(model: Path, text_file: Path, tmp_path: Pa
     [
         (
             ["--budget", "1.2"],
-            "Error: budget 1.2; expected a number above 0 and at most 1, the kept fraction of the targeted parameters. "
-            "Give a budget such as 0.8.\n",
+            "Error: limits.params=1.2; expected a number above 0 and at most 1, the kept fraction of what the dense "
+            "model takes. Give a fraction such as 0.8.\n",
         ),
         (
             ["--calibration", "wiki"],
@@ -158,7 +163,7 @@ def test_dims_are_aligned_to_a_number(model: Path, text_file: Path, tmp_path: Pa
         ),
         (["--latency", "decode:1@1024=0.9"], "Error: the profile lacks the latency of model.layers.0.self_attn.q_proj"),
         (
-            ["--one-row"],
+            ["--decode-kernel", "triton"],
             "Error: the profile lacks the latency of model.layers.0.self_attn.q_proj for decode:1@1024 in ",
         ),
     ],

@@ -44,7 +44,7 @@ def test_nothing_is_lost_at_full_rank(
 ) -> None:
     full = {w.name: ("low_rank", min(w.out_features, w.in_features)) for w in dense_plan.weights}
     by_hand = make_plan(tiny_config, full)
-    plan = replace(by_hand, model_digest=dense_plan.model_digest, calibration=dense_plan.calibration)
+    plan = replace(by_hand, measured=dense_plan.measured)
     before = logits(tiny_model, PROMPT % 256)
     small = gac.compress(tiny_model, plan, tokenizer=tiny_tokenizer, progress=False)
     assert {type(small.get_submodule(name)).__name__ for name in full} == {"LowRankLinear"}

@@ -11,6 +11,7 @@ from transformers import LlamaConfig
 
 from gac.errors import PlanError
 from gac.plan import Alternative, Plan, WorkloadLatency
+from tests.changed import with_measured, with_recipe
 
 CHANGES = {"model.layers.0.self_attn.q_proj": ("low_rank", 24), "model.layers.0.self_attn.o_proj": ("low_rank", 9)}
 
@@ -55,16 +56,18 @@ def test_the_summary_names_budget_forms_and_proof(plan: Plan) -> None:
     ("change", "message"),
     [
         (lambda d: d.update(extra=1), "extra: Unexpected keyword argument"),
-        (lambda d: d.pop("budget"), "budget: Field required"),
-        (lambda d: d.update(seed="0"), "seed: Input should be a valid integer"),
+        (lambda d: d.pop("limits"), "limits: Field required"),
         (lambda d: d["prediction"].update(loss="NaN"), "prediction.loss: Input should be a valid number"),
         (lambda d: d["sites"][0]["weights"][0].update(dim=16), "states 3072 of 4096 parameters"),
         (lambda d: d["sites"][1]["weights"][0].update(dim=10**30), "dim"),
-        (lambda d: d["budget"].update(used=1), "plan states 1 of 92160 parameters"),
-        (lambda d: d["budget"].update(limit=1), "limit 1, 0 over it"),
-        (lambda d: d["budget"].update(over=5), "5 over it; expected 88192 of 92160, 0 over the limit"),
+        (lambda d: d["limits"][0].update(used=1), "plan states 1 of 92160 params"),
+        (lambda d: d["limits"][0].update(limit=1), "limit 1, 0 over it"),
+        (lambda d: d["limits"][0].update(over=5), "5 over it; expected 88192 of 92160, 0 over the limit"),
+        (lambda d: d["limits"][0].update(column="time"), "as its recipe says"),
+        (lambda d: d.update(limits=[]), "plan has no limits; expected one at least."),
+        (lambda d: d["recipe"]["measure"].update(seed="0"), "recipe.measure.seed: Input should be a valid integer"),
         (lambda d: d.update(sites=[]), "plan has no sites; expected one at least."),
-        (lambda d: d.update(schema_version=2), "schema version 2"),
+        (lambda d: d.update(schema_version=1), "schema version 1"),
         (lambda d: d["sites"][0]["weights"][0].update(form="magic"), "form 'magic' is unknown"),
     ],
 )
@@ -98,14 +101,10 @@ def test_a_path_that_cannot_be_written_leaves_nothing(plan: Plan, tmp_path: Path
 
 
 def test_a_plan_beyond_its_limit_states_by_how_much(plan: Plan, tmp_path: Path) -> None:
-    over = replace(plan, budget=replace(plan.budget, limit=plan.budget.used - 5, over=5))
+    over = replace(plan, limits=(replace(plan.budget, limit=plan.budget.used - 5, over=5),))
     over.save(tmp_path / "over.json")
     assert Plan.load(tmp_path / "over.json") == over
     assert "allowed, overshot by 5;" in over.summary()
-
-
-def test_a_plan_written_before_rules_could_overshoot_is_read(plan: Plan, saved: Path) -> None:
-    assert Plan.load(edited(saved, lambda d: d["budget"].pop("over"))) == plan
 
 
 # --- side by side ---------------------------------------------------------------------------------------------------
@@ -149,12 +148,12 @@ def test_a_plan_does_not_differ_from_itself(plan: Plan) -> None:
 
 def test_losses_by_different_methods_are_not_of_one_scale(plan: Plan, other: Plan) -> None:
     assert plan.compare(other).same_prediction
-    assert not plan.compare(replace(other, method="svd")).same_prediction
+    assert not plan.compare(with_recipe(other, method="svd")).same_prediction
 
 
 def test_plans_for_different_models_are_not_compared(plan: Plan, other: Plan) -> None:
     with pytest.raises(PlanError) as failure:
-        plan.compare(replace(other, model="large", model_digest="f" * 64))
+        plan.compare(with_measured(other, model="large", digest="f" * 64))
     assert str(failure.value) == (
         "a plan for tiny (000000000000) beside one for large (ffffffffffff); expected plans for the same model. "
         "Compare plans that were made for the same weights."

@@ -15,6 +15,7 @@ import gac
 from gac.allocation.reproduce import allocate_command
 from gac.errors import GacError, ModelError, PlanError
 from gac.sensitivity import second_shot
+from tests.changed import with_recipe
 from tests.cli.commands import refused, run
 from tests.models.small import small_config, small_model
 
@@ -47,7 +48,7 @@ def same(one: Any, other: Any) -> bool:
 
 def test_a_second_shot_plans_with_other_gradients(tiny_model: LlamaForCausalLM, options: dict[str, Any]) -> None:
     one, two = (gac.allocate(tiny_model, 0.6, shots=shots, **options) for shots in (1, 2))
-    assert (one.shots, two.shots) == (1, 2)
+    assert (one.recipe.measure.shots, two.recipe.measure.shots) == (1, 2)
     assert one.prediction.loss != two.prediction.loss
     assert one.prediction.dense_perplexity == two.prediction.dense_perplexity
     assert not one.compare(two).same_prediction
@@ -140,7 +141,7 @@ def test_compressing_takes_the_second_shots_factors_or_measures_them_again(
 ) -> None:
     plan = gac.allocate(tiny_model, 0.6, shots=2, **options)
     model = compressed(tiny_model, plan, options)
-    assert not same(model, compressed(tiny_model, replace(plan, shots=1), options))
+    assert not same(model, compressed(tiny_model, with_recipe(plan, shots=1), options))
     monkeypatch.setenv("GAC_HOME", str(tmp_path / "empty"))
     assert same(model, compressed(tiny_model, plan, options))
 
@@ -191,7 +192,7 @@ def test_a_plan_that_no_second_shot_can_have_made_is_not_applied(
 ) -> None:
     plan = gac.allocate(tiny_model, 0.6, method="svd-llm", **options)
     with pytest.raises(GacError, match="shots=2 with method svd-llm"):
-        compressed(tiny_model, replace(plan, shots=2), options)
+        compressed(tiny_model, with_recipe(plan, shots=2), options)
 
 
 # --- what is refused, and what is said ------------------------------------------------------------------------------
@@ -248,7 +249,7 @@ def test_the_command_line_says_what_two_shots_cost(
         "two shots: calibration takes twice as long and twice the disk, and there has to be room for a second copy of "
         "the weights, compressed to 0.8\n"
     ) in result.stderr
-    assert gac.Plan.load(tmp_path / "plan.json").shots == 2
+    assert gac.Plan.load(tmp_path / "plan.json").recipe.measure.shots == 2
     small = run("compress", tmp_path / "model", "--plan", tmp_path / "plan.json", "-o", tmp_path / "small")
     assert "or taken again where they are gone (in two shots)" in small.stderr
     assert "two shots" not in run(*asked).stderr

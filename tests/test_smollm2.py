@@ -57,7 +57,7 @@ def test_at_four_fifths(smollm2: Loaded, four_layers: Any, tmp_path: Path) -> No
 
     small = gac.compress(deepcopy(four_layers), plan, tokenizer=tokenizer)
     counted = sum(parameter.numel() for parameter in small.parameters())
-    assert counted == plan.budget.model - plan.budget.total + plan.budget.used
+    assert counted == plan.measured.params - plan.budget.total + plan.budget.used
 
     gac.save(small, tmp_path / "small", tokenizer=tokenizer)
     code = [sys.executable, "-c", _LOGITS, str(tmp_path / "small"), str(tmp_path / "logits.pt")]

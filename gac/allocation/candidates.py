@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gac.allocation.costs import COSTS, PARAMS, columns_of
 from gac.allocation.latencies import UNKNOWN, Timing, sum_of_latencies
 from gac.allocation.pareto import front
 from gac.arrays import Floats, Ints
+from gac.costs import COSTS, PARAMS, columns_of
 from gac.curves import LossCurve, LossCurves
 from gac.errors import ProfileError
 from gac.forms import Form, form_named
@@ -30,7 +30,7 @@ class CandidateSet:
 
     Attributes:
         site: the site's name.
-        columns: the names of the costs, see ``gac.allocation.costs``.
+        columns: the names of the costs, see ``gac.costs``.
         forms: form name of each weight, shape ``(n, weights)``, dtype str.
         schemes: scheme name of each weight, likewise.
         dims: dim of each weight, shape ``(n, weights)``.

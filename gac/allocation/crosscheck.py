@@ -124,7 +124,7 @@ def verified(decision: Decision) -> Plan:
         GacError: as for ``crosscheck``.
     """
     logger.info("solving the same instance with CP-SAT, for %.0f s at most", _SECONDS)
-    record = crosscheck(decision.instance.groups, decision.instance.limits, decision.solution)
+    record = crosscheck(decision.instance.groups, list(decision.instance.limits.values()), decision.solution)
     proof = decision.plan.certificate
     verdict = record.verdict if proof is decision.solution.certificate else f"of its bound {record.verdict}"
     logger.info("%s (%s, %.1f s)", verdict, record.status, record.seconds)

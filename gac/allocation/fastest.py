@@ -8,11 +8,11 @@ import numpy as np
 
 from gac.allocation.assemble import weight_choices
 from gac.allocation.candidates import CandidateSet
-from gac.allocation.costs import PARAMS, ns_of
 from gac.allocation.knapsack import Group, knapsack
 from gac.allocation.latencies import UNKNOWN
-from gac.allocation.limits import budget_limit, latency_limits
+from gac.allocation.limits import dense_total, floored, total
 from gac.allocation.problem import Problem
+from gac.costs import PARAMS, ns_of
 from gac.errors import BudgetError
 from gac.plan import WeightChoice
 
@@ -39,29 +39,29 @@ class Fastest:
     proved: bool
 
 
-def fastest(problem: Problem, budget: float, workload: str, most_loss: float) -> Fastest:
-    """The choice of least latency within the budget that loses at most ``most_loss``.
+def fastest(problem: Problem, workload: str, most_loss: float) -> Fastest:
+    """The choice of least latency within the recipe's budget that loses at most ``most_loss``.
 
     First without the limit on parameters, exactly: where that choice keeps the budget, none is faster. Otherwise
     parameters are charged for, at a price per parameter in ns that is bisected until the budget is kept, among dims
     that are multiples of 64; that is not proved.
 
     Args:
-        workload: whose latency.
+        workload: whose latency, one of the problem's.
         most_loss: nats a token; compared in whole nano-nats, each candidate's rounded up.
 
     Raises:
-        BudgetError: no choice within the budget loses as little, or the workload is none of the problem's.
+        BudgetError: no choice within the budget loses as little.
         ProfileError: the profile lacks the latency of a dense site.
     """
-    limit, most = budget_limit(budget, problem.params), int(most_loss * _LOSS_UNITS)
-    latency_limits(problem.dense, problem.workloads, {workload: 1.0})
-    column = problem.column(workload)
-    found = _cheapest(problem, _sets(problem, column, params=False), column, most, 0.0)
+    budget, column = problem.recipe.limits.budget, ns_of(workload)
+    limit, most = floored(budget, problem.params), int(most_loss * _LOSS_UNITS)
+    dense_total(problem.dense, column)
+    found = _cheapest(problem, _sets(problem, [column]), column, most, 0.0)
     if found.params <= limit:
         return replace(found, proved=True)
-    coarse = replace(problem, align=_COARSE)
-    sets = _sets(coarse, column, params=True)
+    coarse = replace(problem, recipe=replace(problem.recipe, space=replace(problem.recipe.space, align=_COARSE)))
+    sets = _sets(coarse, [PARAMS, column])
     low, high, best = 0.0, _highest_price(sets, column), None
     for _ in range(_HALVINGS):
         price = high if best is None else (low + high) / 2
@@ -80,22 +80,23 @@ def fastest(problem: Problem, budget: float, workload: str, most_loss: float) ->
     return best
 
 
-def _sets(problem: Problem, column: int, params: bool) -> list[CandidateSet]:
-    sets = problem.candidates((*([PARAMS] if params else []), ns_of(problem.workloads[column])))
-    return [rows.at(rows.latency[:, column] != UNKNOWN) for rows in sets]
+def _sets(problem: Problem, columns: Sequence[str]) -> list[CandidateSet]:
+    """The candidates that matter in these columns, all of them known."""
+    sets = problem.candidates(columns)
+    return [rows.at(rows.cost(columns[-1]) != UNKNOWN) for rows in sets]
 
 
-def _highest_price(sets: Sequence[CandidateSet], column: int) -> float:
+def _highest_price(sets: Sequence[CandidateSet], column: str) -> float:
     """ns a parameter at which parameters alone count."""
-    return float(max(rows.latency[:, column].max() for rows in sets))
+    return float(max(rows.cost(column).max() for rows in sets))
 
 
-def _cheapest(problem: Problem, sets: Sequence[CandidateSet], column: int, most: int, price: float) -> Fastest:
+def _cheapest(problem: Problem, sets: Sequence[CandidateSet], column: str, most: int, price: float) -> Fastest:
     """The least latency and price of parameters within the loss."""
     groups = [
         Group(
             rows.site,
-            rows.latency[:, column] + price * rows.params,
+            rows.cost(column) + price * rows.params,
             np.ceil(rows.loss * _LOSS_UNITS).astype(np.int64)[:, None],
         )
         for rows in sets
@@ -103,5 +104,7 @@ def _cheapest(problem: Problem, sets: Sequence[CandidateSet], column: int, most:
     solution = knapsack(groups, [most], names=["the loss limit in nano-nats"])
     chosen = [rows.row(item) for rows, item in zip(sets, solution.choice, strict=True)]
     choices = tuple(choice for pair in zip(problem.sites, chosen, strict=True) for choice in weight_choices(*pair))
-    ns = sum(int(row.latency[0, column]) for row in chosen)
-    return Fastest(choices, ns, sum(int(row.params[0]) for row in chosen), fsum(row.loss[0] for row in chosen), False)
+    ns, params = (total(chosen, one) for one in (column, PARAMS))
+    assert ns is not None, "candidates of unknown latency are left out"
+    assert params is not None
+    return Fastest(choices, ns, params, fsum(row.loss[0] for row in chosen), False)

@@ -5,65 +5,64 @@ from collections.abc import Sequence
 import numpy as np
 
 from gac.allocation.candidates import candidates, dense_candidate, step_of
-from gac.allocation.costs import PARAMS
 from gac.allocation.latencies import UNKNOWN
-from gac.allocation.limits import cache_limit
+from gac.allocation.limits import dense_total, floored
+from gac.costs import BYTES, KV_NUMBERS, PARAMS
 from gac.curves import LossCurve, LossCurves
 from gac.errors import BudgetError, ProfileError
 from gac.forms import FORMS, form_named
 from gac.models.sites import Site
 from gac.profiling.table import Profile
-from gac.schemes import DEFAULT_SCHEME
-from gac.workloads import Workload
+from gac.recipe import Recipe
+from gac.schemes import DEFAULT_SCHEME, scheme_named
 
 
-def check_reachable(
-    sites: Sequence[Site],
-    limit: int,
-    *,
-    forms: Sequence[str],
-    profile: Profile,
-    workloads: Sequence[Workload],
-    align: bool | int,
-    one_row: bool = False,
-) -> None:
-    """Refuse a limit below the smallest candidates of all sites together.
+def check_reachable(sites: Sequence[Site], recipe: Recipe, profile: Profile) -> None:
+    """Refuse a recipe that no choice can meet: limits below the smallest candidates of all sites together.
 
     Raises:
-        BudgetError: with the smallest budget that can be reached.
+        BudgetError: with the smallest budget, memory or KV-cache limit that can be reached.
+        ProfileError: the profile does not know what dense weights take in the recipe's decode kernel.
     """
+    if recipe.deployment.triton:
+        _check_decode_kernel(sites, recipe, profile)
+    dense = [dense_candidate(site, profile=None, workloads=()) for site in sites]
+    fractions = recipe.fractions
+    smallest = {PARAMS: _smallest_params(sites, recipe, profile)}
+    smallest[BYTES] = min(scheme_named(name).bytes(smallest[PARAMS]) for name in recipe.space.schemes)
+    for column, words in {PARAMS: "parameters", BYTES: "bytes"}.items():
+        whole = dense_total(dense, column)
+        if column in fractions and smallest[column] > (limit := floored(fractions[column], whole)):
+            least = -(-smallest[column] * 10**6 // whole) / 10**6
+            raise BudgetError(
+                f"a limit of {limit:,} of {whole:,} {words} ({limit / whole:.6g})",
+                f"at least {smallest[column]:,}, the smallest that forms {_named(recipe)} can reach",
+                f"Ask for a budget of {least:g} or more, or allow more forms.",
+            )
+    if KV_NUMBERS in fractions:
+        _check_cache(sites, recipe, dense_total(dense, KV_NUMBERS))
+
+
+def _smallest_params(sites: Sequence[Site], recipe: Recipe, profile: Profile) -> int:
     of_kind: dict[str, int] = {}
     for site in sites:
         if site.kind not in of_kind:
             found = candidates(
                 site,
-                _flat(site, forms),
-                forms=forms,
+                _flat(site, recipe.space.forms),
+                forms=recipe.space.forms,
                 profile=profile,
-                workloads=workloads,
-                align=align,
+                workloads=recipe.deployment.parsed,
+                align=recipe.space.align,
                 limited=(PARAMS,),
-                one_row=one_row,
+                one_row=recipe.deployment.triton,
             )
             of_kind[site.kind] = int(found.params.min())
-    smallest = sum(of_kind[site.kind] for site in sites)
-    total = sum(site.params for site in sites)
-    if smallest > limit:
-        least = -(-smallest * 10**6 // total) / 10**6
-        raise BudgetError(
-            f"a limit of {limit:,} of {total:,} parameters ({limit / total:.6g})",
-            f"at least {smallest:,}, the smallest that forms {', '.join(forms) or 'dense'} can reach",
-            f"Ask for a budget of {least:g} or more, or allow more forms.",
-        )
+    return sum(of_kind[site.kind] for site in sites)
 
 
-def check_one_row(sites: Sequence[Site], profile: Profile, workloads: Sequence[Workload]) -> None:
-    """Refuse to plan for one row in Triton with a profile that does not know what the dense weights take so.
-
-    Raises:
-        ProfileError: names the first site and workload.
-    """
-    single = [workload for workload in workloads if workload.rows == 1]
+def _check_decode_kernel(sites: Sequence[Site], recipe: Recipe, profile: Profile) -> None:
+    single = [workload for workload in recipe.deployment.parsed if workload.rows == 1]
     for site in sites:
         rows = dense_candidate(site, profile=profile, workloads=single, one_row=True)
         for workload, ns in zip(single, rows.latency[0].tolist(), strict=True):
@@ -71,29 +70,28 @@ def check_one_row(sites: Sequence[Site], profile: Profile, workloads: Sequence[W
                 raise ProfileError(
                     f"the profile lacks the latency of {site.name} for {workload} in Triton",
                     "a profile of this model's shapes at one row",
-                    "Measure it with gac profile --model NAME --one-row (and --fuse), or plan without one_row.",
+                    "Measure it with gac profile --model NAME --decode-kernel triton (and --fuse), or plan without it.",
                 )
 
 
-def check_cache_reachable(sites: Sequence[Site], fraction: float, forms: Sequence[str], align: bool | int) -> None:
-    """Refuse a KV-cache limit below what the forms can reach, whatever the profile says of their dims.
-
-    Raises:
-        BudgetError: with the smallest limit that can be reached; or the fraction is not in (0, 1].
-    """
+def _check_cache(sites: Sequence[Site], recipe: Recipe, total: int) -> None:
+    """Whatever the profile says of the forms' dims."""
+    forms, align, fraction = recipe.space.forms, recipe.space.align, recipe.fractions[KV_NUMBERS]
     dense = form_named("dense")
-    smallest = total = 0
+    smallest = 0
     for weight in (weight for site in sites for weight in site.weights):
-        whole = dense.cached(weight, dense.full(weight))
         taken = [form_named(name) for name in forms if form_named(name).takes(weight)]
-        smallest += min([whole, *(form.cached(weight, step_of(form, align)) for form in taken)])
-        total += whole
-    if smallest > cache_limit(fraction, total):
+        smallest += min([dense.cached(weight, 1), *(form.cached(weight, step_of(form, align)) for form in taken)])
+    if smallest > floored(fraction, total):
         raise BudgetError(
             f"a KV-cache limit of {fraction:g}",
-            f"at least {smallest / total:.4f}, the smallest that forms {', '.join(forms) or 'dense'} can reach",
+            f"at least {smallest / total:.4f}, the smallest that forms {_named(recipe)} can reach",
             _smaller_cache(sites, forms),
         )
+
+
+def _named(recipe: Recipe) -> str:
+    return ", ".join(recipe.space.forms) or "dense"
 
 
 def _smaller_cache(sites: Sequence[Site], forms: Sequence[str]) -> str:

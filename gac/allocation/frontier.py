@@ -6,11 +6,9 @@ from math import fsum
 
 import numpy as np
 
-from gac.allocation.assemble import Provenance, predicted_perplexity
+from gac.allocation.assemble import predicted_perplexity
 from gac.allocation.candidates import CandidateSet, dense_candidate
-from gac.allocation.costs import ns_of
 from gac.allocation.frontier_record import (
-    PARAMS,
     SCHEMA,
     Frontier,
     FrontierPoint,
@@ -20,16 +18,17 @@ from gac.allocation.frontier_record import (
 )
 from gac.allocation.knapsack import Group, knapsack
 from gac.allocation.latencies import UNKNOWN, recorded
-from gac.allocation.limits import budget_limit, latency_limits
+from gac.allocation.limits import dense_total, floored, name_of
 from gac.allocation.pareto import front
 from gac.allocation.problem import Problem
 from gac.arrays import Ints
-from gac.errors import BudgetError
+from gac.costs import PARAMS, ns_of
+from gac.errors import BudgetError, GacError
 from gac.models.sites import Site
-from gac.plan import Certificate
+from gac.plan import Certificate, Measured
 from gac.profiling.table import Profile
+from gac.recipe import Recipe
 from gac.version import __version__
-from gac.workloads import Workload
 
 __all__ = ["PARAMS", "Frontier", "FrontierPoint", "check_asked", "check_profiled", "frontier"]
 
@@ -61,7 +60,7 @@ class _Solved:
     certificate: Certificate
 
 
-def frontier(problem: Problem, made_from: Provenance, *, points: int = 100, limit: str = PARAMS) -> Frontier:
+def frontier(problem: Problem, *, points: int = 100, limit: str = PARAMS) -> Frontier:
     """The least loss within each of ``points`` limits, from the smallest that can be met up.
 
     The steps are even, and end at the smallest limit beyond which nothing is gained (normally everything dense). The
@@ -77,76 +76,75 @@ def frontier(problem: Problem, made_from: Provenance, *, points: int = 100, limi
         BudgetError: fewer than 2 points, or a limit on something that is none of the workloads.
         ProfileError: a latency is limited, and the profile lacks it.
     """
-    check_asked(points, limit, problem.workloads)
-    if limit == PARAMS:
-        sets = problem.by_params
-        limited = _limited_params(problem, sets)
-    else:
-        sets = problem.candidates((ns_of(limit),))
-        limited = _limited_latency(problem, sets, limit)
+    check_asked(points, limit, problem.recipe)
+    column = _column(limit)
+    dense = dense_total(problem.dense, column)
+    sets = problem.candidates([column])
+    limited = _range(sets, column, dense)
     solved = _solve(limited, _fractions(limited, points))
     sites, choices = _options(problem, sets, [one.chosen for one in solved])
     return Frontier(
         schema_version=SCHEMA,
         gac_version=__version__,
-        made_from=made_from,
+        recipe=problem.recipe,
+        measured=problem.measured,
         limit=limit,
-        workloads=tuple(map(str, problem.workloads)),
         sites=sites,
-        points=tuple(_point(one, sites, at, made_from) for one, at in zip(solved, choices, strict=True)),
+        points=tuple(_point(one, sites, at, problem.measured) for one, at in zip(solved, choices, strict=True)),
     )
 
 
-def check_asked(points: int, limit: str, workloads: Sequence[Workload]) -> None:
+def check_asked(points: int, limit: str, recipe: Recipe) -> None:
     """Refuse what no frontier can be made for, before anything is measured.
 
     Raises:
-        BudgetError: fewer than 2 points, or a limit that is neither ``params`` nor one of the workloads.
+        BudgetError: fewer than 2 points, a limit that is neither ``params`` nor one of the workloads, or a recipe that
+            limits something else besides.
+        GacError: a recipe whose rule is not ``loss``.
     """
     if isinstance(points, bool) or not isinstance(points, (int, np.integer)) or points < 2:
         raise BudgetError(f"{points!r} points", "a whole number, 2 or more", "Ask for 100 points.")
-    if limit != PARAMS and limit not in map(str, workloads):
+    workloads, limits = recipe.deployment.workloads, recipe.limits
+    if limit != PARAMS and limit not in workloads:
         raise BudgetError(
             f"a frontier over {limit!r}",
-            f"params or one of the workloads ({', '.join(map(str, workloads)) or 'none'})",
+            f"params or one of the workloads ({', '.join(workloads) or 'none'})",
             "Name one of these, or add it to the workloads.",
         )
+    for name in ("memory", "kv_cache", "latency"):
+        if getattr(limits, name):
+            given = f"a frontier with limits.{name}={getattr(limits, name)!r}"
+            raise BudgetError(given, "one limit, which is gone through", f"Leave {name} out, or use gac.allocate.")
+    if recipe.rule != "loss":
+        raise GacError(f"a frontier by rule {recipe.rule}", "rule loss", "Use gac.allocate for the other rules.")
 
 
-def check_profiled(sites: Sequence[Site], profile: Profile, workloads: Sequence[Workload], limit: str) -> None:
+def check_profiled(sites: Sequence[Site], profile: Profile, recipe: Recipe, limit: str) -> None:
     """Refuse a frontier over a latency that the profile does not know for the dense sites.
 
     Raises:
         ProfileError: names the first site that lacks it.
     """
     if limit != PARAMS:
+        workloads = recipe.deployment.parsed
         dense = [dense_candidate(site, profile=profile, workloads=workloads) for site in sites]
-        latency_limits(dense, workloads, {limit: 1.0})
+        dense_total(dense, ns_of(limit))
 
 
-def _limited_params(problem: Problem, sets: Sequence[CandidateSet]) -> _Range:
-    costs = [rows.params for rows in sets]
-    return _range(sets, costs, "the parameter limit", problem.params)
+def _column(limit: str) -> str:
+    return PARAMS if limit == PARAMS else ns_of(limit)
 
 
-def _limited_latency(problem: Problem, sets: Sequence[CandidateSet], limit: str) -> _Range:
-    """Only the candidates whose latency is known; the dense ones are, or there is nothing to take a fraction of."""
-    dense = latency_limits(problem.dense, problem.workloads, {limit: 1.0})[Workload.parse(limit)]
-    assert dense is not None
-    column = problem.column(limit)
-    costs = [rows.latency[:, column] for rows in sets]
-    return _range(sets, costs, f"the latency limit in ns for {limit}", dense)
-
-
-def _range(sets: Sequence[CandidateSet], costs: Sequence[Ints], name: str, dense: int) -> _Range:
+def _range(sets: Sequence[CandidateSet], column: str, dense: int) -> _Range:
     """Of each site the candidates that no other one beats or equals in cost and loss; of equals the first."""
     groups, rows = [], []
-    for candidates, cost in zip(sets, costs, strict=True):
+    for candidates in sets:
+        cost = candidates.cost(column)
         known = np.flatnonzero(cost != UNKNOWN)
         kept = known[front(np.column_stack([cost[known], candidates.loss[known]]))]
         groups.append(Group(candidates.site, candidates.loss[kept], cost[kept, None]))
         rows.append(kept)
-    return _Range(groups, rows, name, dense)
+    return _Range(groups, rows, name_of(column), dense)
 
 
 def _fractions(limited: _Range, points: int) -> list[float]:
@@ -162,7 +160,7 @@ def _solve(limited: _Range, fractions: Sequence[float]) -> list[_Solved]:
     """Exactly, one limit after the other; only choices that lose less than those before."""
     solved: list[_Solved] = []
     for asked in fractions:
-        limit = budget_limit(asked, limited.dense)
+        limit = floored(asked, limited.dense)
         solution = knapsack(limited.groups, [limit], names=[limited.name])
         if not solved or solution.certificate.value < solved[-1].certificate.value:
             chosen = tuple(int(rows[item]) for rows, item in zip(limited.rows, solution.choice, strict=True))
@@ -195,7 +193,7 @@ def _option(rows: CandidateSet, row: int) -> Option:
     )
 
 
-def _point(one: _Solved, sites: Sequence[SiteOptions], choice: tuple[int, ...], made_from: Provenance) -> FrontierPoint:
+def _point(one: _Solved, sites: Sequence[SiteOptions], choice: tuple[int, ...], measured: Measured) -> FrontierPoint:
     options = [site.options[at] for site, at in zip(sites, choice, strict=True)]
     loss = fsum(option.loss for option in options)
     return FrontierPoint(
@@ -203,7 +201,7 @@ def _point(one: _Solved, sites: Sequence[SiteOptions], choice: tuple[int, ...], 
         limit=one.limit,
         params=sum(option.params for option in options),
         loss=loss,
-        perplexity=predicted_perplexity(made_from, loss),
+        perplexity=predicted_perplexity(measured, loss),
         latency_ns=summed_latency(options),
         choice=choice,
         certificate=one.certificate,

@@ -1,29 +1,28 @@
 """The record of a frontier: its points, and the candidates that they choose among; counted again when read."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import fsum, isclose
 from pathlib import Path
 
 import numpy as np
 
-from gac.allocation.assemble import Provenance, assemble, predicted_perplexity
+from gac.allocation.assemble import assemble, predicted_perplexity
 from gac.allocation.candidates import CandidateSet
-from gac.allocation.costs import BYTES, KV_NUMBERS
 from gac.allocation.latencies import UNKNOWN
-from gac.allocation.limits import budget_limit
+from gac.allocation.limits import floored
+from gac.costs import BYTES, KV_NUMBERS, PARAMS, ns_of
 from gac.display import Shown
 from gac.errors import PlanError
 from gac.forms import check_choices, form_named
 from gac.io import read_record, write_record
 from gac.models.sites import Site
-from gac.plan import Certificate, Plan
+from gac.plan import Certificate, Measured, Plan
+from gac.recipe import Limits, Recipe, check_fraction
 from gac.schemes import DEFAULT_SCHEME
-from gac.workloads import Workload
 
-SCHEMA = 1
-PARAMS = "params"
+SCHEMA = 2
 _STRICT = {"extra": "forbid", "allow_inf_nan": False}
 _EDITED = "Make the frontier again; this one was edited."
 
@@ -86,18 +85,18 @@ class Frontier(Shown):
     """The least loss for every budget from the smallest one that can be met.
 
     Attributes:
-        made_from: model, method, forms, calibration, profile and factor, as for a plan.
-        limit: what is limited: ``params``, or the workload whose latency is.
-        workloads: the columns of every ``latency_ns``.
+        recipe: what was asked for, as for a plan; its limits are those of no point.
+        measured: as for a plan.
+        limit: what is limited: ``params``, or the one of the recipe's workloads whose latency is.
         sites: in model order.
         points: limits rise and losses fall strictly. A limit that a smaller one's choice serves as well has no point.
     """
 
     schema_version: int
     gac_version: str
-    made_from: Provenance
+    recipe: Recipe
+    measured: Measured
     limit: str
-    workloads: tuple[str, ...]
     sites: tuple[SiteOptions, ...]
     points: tuple[FrontierPoint, ...]
     __pydantic_config__ = _STRICT
@@ -112,6 +111,11 @@ class Frontier(Shown):
         _check(self)
 
     @property
+    def workloads(self) -> tuple[str, ...]:
+        """The columns of every ``latency_ns``."""
+        return self.recipe.deployment.workloads
+
+    @property
     def dense_params(self) -> int:
         """Parameters of the dense targeted weights."""
         return sum(one.site.params for one in self.sites)
@@ -124,7 +128,7 @@ class Frontier(Shown):
     @property
     def dense_perplexity(self) -> float:
         """On the calibration text."""
-        return predicted_perplexity(self.made_from, 0.0)
+        return predicted_perplexity(self.measured, 0.0)
 
     def plan(self, index: int) -> Plan:
         """The plan of one point, as ``gac.allocate`` makes it for ``points[index].asked``.
@@ -136,17 +140,17 @@ class Frontier(Shown):
         """
         point = self.points[index]
         options = [one.options[chosen] for one, chosen in zip(self.sites, point.choice, strict=True)]
-        by_params = self.limit == PARAMS
+        by_params, proof = self.limit == PARAMS, point.certificate
+        limits = Limits(point.asked) if by_params else Limits(1.0, latency={self.limit: point.asked})
+        if not by_params:  # parameters are allowed in full, which costs nothing
+            proof = replace(proof, multipliers=(0.0, *proof.multipliers))
         return assemble(
             [one.site for one in self.sites],
-            [_row(one.site, option) for one, option in zip(self.sites, options, strict=True)],
-            [_row(one.site, one.dense) for one in self.sites],
-            point.asked if by_params else 1.0,
-            point.limit if by_params else self.dense_params,
-            [Workload.parse(workload) for workload in self.workloads],
-            {} if by_params else {self.limit: point.asked},
-            point.certificate,
-            self.made_from,
+            [_row(one.site, option, self.workloads) for one, option in zip(self.sites, options, strict=True)],
+            [_row(one.site, one.dense, self.workloads) for one in self.sites],
+            replace(self.recipe, limits=limits),
+            self.measured,
+            proof,
         )
 
     def save(self, path: str | Path) -> None:
@@ -178,12 +182,12 @@ def summed_latency(options: Sequence[Option]) -> tuple[int | None, ...]:
     return tuple(None if None in column else sum(ns for ns in column if ns is not None) for column in columns)
 
 
-def _row(site: Site, option: Option) -> CandidateSet:
+def _row(site: Site, option: Option, workloads: Sequence[str]) -> CandidateSet:
     latency = [UNKNOWN if ns is None else ns for ns in option.latency_ns]
     costs = {PARAMS: option.params, BYTES: 2 * option.params, KV_NUMBERS: _cached(site, option)}
     return CandidateSet(
         site.name,
-        (*costs, *map(str, range(len(latency)))),
+        (*costs, *map(ns_of, workloads)),
         forms=np.array([option.forms]),
         schemes=np.full((1, len(option.forms)), DEFAULT_SCHEME),
         dims=np.array([option.dims], dtype=np.int64),
@@ -207,14 +211,12 @@ def _check(frontier: Frontier) -> None:
         )
     if not frontier.points:
         raise PlanError("frontier has no points", "one at least", _EDITED)
-    for workload in frontier.workloads:
-        Workload.parse(workload)
     for one in frontier.sites:
         for option in (one.dense, *one.options):
             _check_option(one.site, option, len(frontier.workloads))
-    if not 1 <= frontier.dense_params <= frontier.made_from.model_params:
+    if not 1 <= frontier.dense_params <= frontier.measured.params:
         raise PlanError(
-            f"frontier of {frontier.dense_params:,} targeted parameters of {frontier.made_from.model_params:,}",
+            f"frontier of {frontier.dense_params:,} targeted parameters of {frontier.measured.params:,}",
             "one at least, and no more than the model has",
             _EDITED,
         )
@@ -272,9 +274,10 @@ def _check_point(frontier: Frontier, number: int, point: FrontierPoint, amount: 
             _EDITED,
         )
     used = point.params if frontier.limit == PARAMS else latency[frontier.workloads.index(frontier.limit)]
-    limit = budget_limit(point.asked, amount)
+    check_fraction("asked", point.asked)
+    limit = floored(point.asked, amount)
     if point.limit != limit or used is None or used > limit:
         raise PlanError(f"point {number} states limit {point.limit} and uses {used}", f"at most {limit}", _EDITED)
-    perplexity = predicted_perplexity(frontier.made_from, point.loss)
+    perplexity = predicted_perplexity(frontier.measured, point.loss)
     if not isclose(point.perplexity, perplexity):
         raise PlanError(f"point {number} states perplexity {point.perplexity:g}", f"{perplexity:g}", _EDITED)

@@ -4,10 +4,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from gac.allocation.assemble import Provenance
 from gac.allocation.problem import Decision, Problem, decide
 from gac.arrays import Floats
 from gac.models.sites import Site
+from gac.recipe import Recipe
 from gac.registry import Registry, check_contract
 
 if TYPE_CHECKING:
@@ -29,11 +29,8 @@ class Rule(ABC):
     limits_cache: ClassVar[bool] = False
 
     @abstractmethod
-    def check(self, forms: Sequence[str], latency: object, kv_cache: object = None) -> None:
+    def check(self, recipe: Recipe) -> None:
         """Refuse forms and limits that the rule knows nothing of, before anything is measured.
-
-        Args:
-            latency, kv_cache: None or empty where they are not limited.
 
         Raises:
             GacError: names the form or the limit.
@@ -49,7 +46,7 @@ class Rule(ABC):
         *,
         progress: bool = True,
     ) -> Mapping[str, Floats]:
-        """What it reads of the model besides loss curves, by weight name: ``problem.measured``.
+        """What it reads of the model besides loss curves, by weight name: ``problem.measurements``.
 
         Args:
             sites: all of the model, in its order.
@@ -60,22 +57,11 @@ class Rule(ABC):
         return {}
 
     @abstractmethod
-    def decide(
-        self,
-        problem: Problem,
-        budget: float,
-        latency: Mapping[str, float],
-        made_from: Provenance,
-        kv_cache: float | None = None,
-    ) -> Decision:
+    def decide(self, problem: Problem) -> Decision:
         """The plan that it makes, and the exact choice that it is or is set beside.
 
-        Args:
-            latency: limits that ``check`` let pass, as in ``gac.allocation.problem.decide``.
-            kv_cache: likewise; None: not limited.
-
         Raises:
-            BudgetError: the budget cannot be met, or is no number.
+            BudgetError: the limits of the problem's recipe cannot be met.
         """
 
 
@@ -85,18 +71,11 @@ class Exact(Rule):
     name = "loss"
     limits_cache = True
 
-    def check(self, forms: Sequence[str], latency: object, kv_cache: object = None) -> None:
+    def check(self, recipe: Recipe) -> None:
         return None
 
-    def decide(
-        self,
-        problem: Problem,
-        budget: float,
-        latency: Mapping[str, float],
-        made_from: Provenance,
-        kv_cache: float | None = None,
-    ) -> Decision:
-        return decide(problem, budget, latency, made_from, kv_cache)
+    def decide(self, problem: Problem) -> Decision:
+        return decide(problem)
 
 
 def _check(own: Any) -> None:

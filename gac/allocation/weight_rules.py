@@ -8,20 +8,21 @@ from math import fsum
 from types import MappingProxyType
 from typing import ClassVar, Literal, Self
 
-from gac.allocation.assemble import Provenance, assemble
+from gac.allocation.assemble import assemble
 from gac.allocation.candidates import CandidateSet, candidate_at
-from gac.allocation.costs import KV_NUMBERS, PARAMS
 from gac.allocation.knapsack import Solution
 from gac.allocation.latencies import Timing
-from gac.allocation.limits import budget_limit, cache_limit
-from gac.allocation.problem import Decision, Instance, Problem, pose
+from gac.allocation.limits import allowed, total
+from gac.allocation.problem import Decision, Instance, Problem, as_knapsack
 from gac.allocation.rules import RULES, Rule
+from gac.costs import KV_NUMBERS, PARAMS
 from gac.curves import LossCurve
 from gac.errors import GacError
 from gac.forms import FORMS, Form, form_named
 from gac.models.sites import Site
 from gac.models.weights import Weight
 from gac.plan import Certificate
+from gac.recipe import Recipe
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,8 @@ class WeightRule(Rule):
             limit: the same fraction of all weights together, rounded down.
         """
 
-    def check(self, forms: Sequence[str], latency: object, kv_cache: object = None) -> None:
+    def check(self, recipe: Recipe) -> None:
+        forms, limits = recipe.space.forms, recipe.limits
         form, listed = _given_form(forms), ", ".join(forms)
         if form is None:
             known = ", ".join(one.name for one in FORMS if one.counts)
@@ -125,7 +127,8 @@ class WeightRule(Rule):
                 "one form of groups of heads, which is all that the rule gives",
                 "Use the rule loss, or the method palu.",
             )
-        for name, limit in (("latency", latency), ("KV-cache", None if form.counts == "cached" else kv_cache)):
+        cache = None if form.counts == "cached" else limits.kv_cache
+        for name, limit in (("latency", limits.latency), ("memory", limits.memory), ("KV-cache", cache)):
             if limit not in (None, {}):
                 raise GacError(
                     f"rule {self.name} with a {name} limit",
@@ -133,37 +136,20 @@ class WeightRule(Rule):
                     f"Drop the {name} limit, or use the rule loss.",
                 )
 
-    def decide(
-        self,
-        problem: Problem,
-        budget: float,
-        latency: Mapping[str, float],
-        made_from: Provenance,
-        kv_cache: float | None = None,
-    ) -> Decision:
-        form = _given_form(problem.forms)
+    def decide(self, problem: Problem) -> Decision:
+        recipe = problem.recipe
+        form = _given_form(recipe.space.forms)
         assert form is not None, "check refuses forms that no rule gives"
-        assert (latency, kv_cache is None) == ({}, form.counts == "params"), "check refuses other limits"
-        limit = budget_limit(budget, problem.params)
-        whole = sum(int(rows.cost(KV_NUMBERS)[0]) for rows in problem.dense)
-        cached = None if kv_cache is None else cache_limit(kv_cache, whole)
-        shared = (budget, limit) if kv_cache is None or cached is None else (kv_cache, cached)
-        given = self.choose(problem, form, *shared)
+        limits = allowed(recipe, problem.dense)
+        column = KV_NUMBERS if form.counts == "cached" else PARAMS
+        given = self.choose(problem, form, recipe.fractions[column], limits[column])
         chosen = [_row(site, given, curves_of(problem, form), problem.timing) for site in problem.sites]
-        instance = _bounding(problem, chosen, limit, cached)
+        instance = _bounding(problem, chosen, limits)
         solution = instance.solve()
-        plan = assemble(
-            problem.sites,
-            chosen,
-            problem.dense,
-            budget,
-            limit,
-            problem.workloads,
-            {},
-            _certificate(self.name, chosen, solution),
-            made_from if self.aligned else replace(made_from, align=False),
-            kv_cache,
-        )
+        if not self.aligned:
+            recipe = replace(recipe, space=replace(recipe.space, align=False))
+        proof = _certificate(self.name, chosen, solution)
+        plan = assemble(problem.sites, chosen, problem.dense, recipe, problem.measured, proof)
         return Decision(plan, instance, solution)
 
 
@@ -248,12 +234,11 @@ def _given_form(forms: Sequence[str]) -> Form | None:
     return next((form for form in map(form_named, forms) if form.counts), None)
 
 
-def _bounding(problem: Problem, chosen: Sequence[CandidateSet], limit: int, cached: int | None) -> Instance:
+def _bounding(problem: Problem, chosen: Sequence[CandidateSet], limits: Mapping[str, int]) -> Instance:
     """The exact choice with as much as is allowed, or as the rule used where it took more."""
-    sets = problem.by_params if cached is None else problem.candidates((PARAMS, KV_NUMBERS))
-    used, kept = (sum(int(rows.cost(column)[0]) for rows in chosen) for column in (PARAMS, KV_NUMBERS))
-    all_of = [CandidateSet.joined(pair) for pair in zip(sets, chosen, strict=True)]
-    return pose(all_of, max(limit, used), {}, None if cached is None else max(cached, kept))
+    most = {column: max(limit, total(chosen, column) or 0) for column, limit in limits.items()}
+    sets = [CandidateSet.joined(pair) for pair in zip(problem.candidates(limits), chosen, strict=True)]
+    return as_knapsack(sets, most)
 
 
 def _certificate(rule: str, chosen: Sequence[CandidateSet], solution: Solution) -> Certificate:

@@ -87,7 +87,7 @@ class ZeroSum(_MeasuringRule):
     def ranks(
         self, problem: Problem, weights: Sequence[Weight], form: Form, fraction: float, limit: int
     ) -> dict[str, int]:
-        return zero_sum_ranks(weights, problem.measured, limit)
+        return zero_sum_ranks(weights, problem.measurements, limit)
 
 
 class Sensitivity(_MeasuringRule):
@@ -104,7 +104,7 @@ class Sensitivity(_MeasuringRule):
     def ranks(
         self, problem: Problem, weights: Sequence[Weight], form: Form, fraction: float, limit: int
     ) -> dict[str, int]:
-        return sensitivity_ranks(weights, problem.measured, limit)
+        return sensitivity_ranks(weights, problem.measurements, limit)
 
 
 class Importance(WeightRule):
@@ -126,11 +126,11 @@ def _scores(problem: Problem, weights: Sequence[Weight], form: Form) -> dict[str
 
 def _sound_ranks(problem: Problem, form: Form) -> dict[str, Ints]:
     """The ranks of each weight that save parameters, and where dims are to be aligned are sound."""
-    found = {}
+    found, align = {}, problem.recipe.space.align
     for site in problem.sites:
         for at, weight in enumerate(site.weights):
-            step = step_of(form, problem.align)
+            step = step_of(form, align)
             ranks = np.arange(step, form.largest_useful(weight) + 1, step, dtype=np.int64)
-            sound = problem.timing.sound(form, weight, ranks, at in site.fused) if problem.align else slice(None)
+            sound = problem.timing.sound(form, weight, ranks, at in site.fused) if align else slice(None)
             found[weight.name] = ranks[sound]
     return found

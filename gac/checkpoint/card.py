@@ -31,7 +31,7 @@ model = AutoModelForCausalLM.from_pretrained("this directory", trust_remote_code
 
 def model_card(plan: Plan) -> str:
     """README.md for the directory of a compressed model, in Markdown."""
-    text = plan.calibration
+    text, profile = plan.measured.calibration, plan.measured.profile
     what = (
         "Every weight has the form and the dim that lose least, all chosen at once, within the budget and for the GPU "
         f"named\nbelow. The predicted perplexity holds for the calibration text: {text.windows} windows of "
@@ -41,11 +41,11 @@ def model_card(plan: Plan) -> str:
 {_LOAD}
 ## Reproduce
 
-With GAC {plan.gac_version} and the profile `{plan.profile.digest[:12]}` of the {plan.profile.gpu}{_documents(plan)}:
+With GAC {plan.gac_version} and the profile `{profile.digest[:12]}` of the {profile.gpu}{_documents(plan)}:
 
 ```
 {allocate_command(plan)}
-gac compress {quote(plan.model)} --plan plan.json -o DIR
+gac compress {quote(plan.measured.model)} --plan plan.json -o DIR
 ```
 """
 
@@ -63,7 +63,7 @@ def export_card(plan: Plan, merged: bool) -> str:
 
 def _about(plan: Plan, how: str, what: str) -> str:
     """The hub's front matter, the title, a paragraph on what the directory is, and the plan in numbers."""
-    base_model = f"base_model: {plan.model}\n" if _HUB_ID.fullmatch(plan.model) else ""
+    base_model = f"base_model: {plan.measured.model}\n" if _HUB_ID.fullmatch(plan.measured.model) else ""
     return f"""---
 library_name: transformers
 pipeline_tag: text-generation
@@ -71,7 +71,7 @@ tags:
 - gac
 {base_model}---
 
-# {plan.model}, compressed to {plan.budget.kept:.3f} of its targeted weights{how}
+# {plan.measured.model}, compressed to {plan.budget.kept:.3f} of its targeted weights{how}
 
 {what}
 
@@ -83,4 +83,5 @@ tags:
 
 def _documents(plan: Plan) -> str:
     """What the command line cannot say of documents that were given in memory."""
-    return ", with the same documents in a text file, or in Python as they were" if plan.calibration.documents else ""
+    in_memory = plan.measured.calibration.documents
+    return ", with the same documents in a text file, or in Python as they were" if in_memory else ""

@@ -54,7 +54,7 @@ def header_of(plan: Plan, sites: Sequence[Site], digest: str = "") -> Header:
     """What the plan makes of a model with its family's ``sites``; ``digest`` is that of the plan's file."""
     modules = {choice.name: _module(choice) for choice in plan.weights if choice.changed}
     fused = shared_names(planned_sites(plan, sites))
-    return Header(SCHEMA, modules, fused, digest, "triton" if plan.one_row else "torch")
+    return Header(SCHEMA, modules, fused, digest, plan.recipe.deployment.decode_kernel)
 
 
 def read_header(content: Any, where: str) -> Header:

@@ -72,38 +72,40 @@ def _of_shapes(
     name: str, budget: float, workloads: "tuple[Workload, ...]", profile: str | None, layers: int | None, compiled: bool
 ) -> Answer:
     from gac.evaluation.bench import Bench
-    from gac.evaluation.compared import UNALIGNED, compiled_contestants, fastest_contestants, shared_contestants
     from gac.evaluation.latency import GraphTimer
-    from gac.evaluation.shapes import field_of_shapes, model_of_shapes
+    from gac.evaluation.shapes import model_of_shapes, planner_of_shapes
+    from gac.evaluation.versions import UNALIGNED, compiled_versions, fastest_versions, versions_at
     from gac.reporting.latency_tables import latency_table
     from gac.sensitivity.curve_library import CurveLibrary
 
     library = CurveLibrary.load()
     note(f"{name} with random weights; planned with {library}")
-    field = field_of_shapes(name, workloads, profile, layers, library)
-    shared = shared_contestants(field, budget)
+    planner = planner_of_shapes(name, workloads, profile, layers, library)
+    shared = versions_at(planner, budget)
     own = next(one for one in shared if one.name == UNALIGNED)
-    lists = {one: [*shared, *fastest_contestants(field, budget, one, own.loss)] for one in workloads}
+    lists = {one: [*shared, *fastest_versions(planner, budget, one, own.loss)] for one in workloads}
     if compiled:
-        lists = {one: [*found, *compiled_contestants(field, found)] for one, found in lists.items()}
+        lists = {one: [*found, *compiled_versions(planner, found)] for one, found in lists.items()}
     note("planned")
     model = model_of_shapes(name, layers=layers)
     timer = GraphTimer()
-    bench = Bench(model, field.sites, field.dense(fused=False), field.dense(fused=True), timer, timer.memory_bytes)
+    bench = Bench(
+        model, planner.problem.sites, planner.dense(fused=False), planner.dense(fused=True), timer, timer.memory_bytes
+    )
     results = [result for workload, found in lists.items() for result in bench.run(found, workload)]
     rows = [asdict(one) | {"speedup": one.speedup, "error": one.error} for one in results]
-    document = {"shapes": name, "curves": str(library), "params": field.problem.params, "results": rows}
-    return Answer(document, lambda: [latency_table(results, field.problem.params), f"planned with {library}"])
+    document = {"shapes": name, "curves": str(library), "params": planner.problem.params, "results": rows}
+    return Answer(document, lambda: [latency_table(results, planner.problem.params), f"planned with {library}"])
 
 
 def _of_models(names: Sequence[str], workloads: "tuple[Workload, ...]", compiled: bool) -> Answer:
-    from gac.evaluation.latency import Entry, GraphTimer, race
+    from gac.evaluation.latency import Entry, GraphTimer, time_in_turns
     from gac.reporting.latency_tables import timed_table
 
     opened = {name: _open(name) for name in dict.fromkeys(names)}
     timer = GraphTimer()
     entries = [Entry(name, lambda model=model: model, compiled) for name, model in opened.items()]  # type: ignore[misc]
-    results = [timed for workload in workloads for timed in race(entries, workload, timer)]
+    results = [timed for workload in workloads for timed in time_in_turns(entries, workload, timer)]
     return Answer({"results": [asdict(one) for one in results]}, lambda: [timed_table(results)])
 
 

@@ -1,6 +1,7 @@
 """The command that goes through the whole range of budgets: a record, a table, a figure."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -8,9 +9,10 @@ import click
 from click.core import ParameterSource
 
 from gac.cli.checks import check_file
-from gac.cli.measuring import STATISTICS_KEPT, measuring_options, say_cost
+from gac.cli.measuring import STATISTICS_KEPT, recipe_options, say_cost
 from gac.cli.verb import Answer, Verb, note
 from gac.errors import GacError, PlanError
+from gac.recipe import Recipe
 
 if TYPE_CHECKING:
     from gac.allocation.frontier import Frontier
@@ -28,7 +30,7 @@ _OF_FILES = ("source", "plot", "as_json")
     metavar="params|WORKLOAD",
     help="What is limited: parameters, or the latency of one of the workloads.",
 )
-@measuring_options
+@recipe_options(limits=False)
 @click.option(
     "-o",
     "--output",
@@ -43,7 +45,9 @@ _OF_FILES = ("source", "plot", "as_json")
     metavar="FILE",
     help="Draw perplexity against parameters and latency (.png, .pdf or .svg).",
 )
-def frontier(source: str, plot: Path | None, output: Path, **options: Any) -> Answer:
+def frontier(
+    source: str, plot: Path | None, output: Path, recipe: Callable[[], Recipe], tokenizer: str | None, **steps: Any
+) -> Answer:
     """Choose for the whole range of budgets at once.
 
     MODEL is a directory, a hub id, or smollm2 (packaged). Measures what each choice loses on calibration text, once,
@@ -55,7 +59,7 @@ def frontier(source: str, plot: Path | None, output: Path, **options: Any) -> An
 
         check_figure(plot)
         check_file(plot, GacError)
-    found = _saved(source) if _is_file(source) else _made(source, output, **options)
+    found = _saved(source) if _is_file(source) else _made(source, output, recipe(), tokenizer, **steps)
     if plot is not None:
         from gac.reporting.frontier import figure_of_frontier
         from gac.reporting.page import save_figure
@@ -83,14 +87,14 @@ def _saved(source: str) -> "Frontier":
     return Frontier.load(source)
 
 
-def _made(model: str, output: Path, *, tokenizer: str | None, calibration: str, **options: Any) -> "Frontier":
+def _made(model: str, output: Path, recipe: Recipe, tokenizer: str | None, **steps: Any) -> "Frontier":
     check_file(output, PlanError)
-    say_cost(model, 1.0, calibration, options["method"], options["shots"])
+    say_cost(model, recipe)
     from gac.api import frontier as make_frontier
     from gac.models.loading import load_tokenizer
 
     reader = load_tokenizer(tokenizer) if tokenizer else None
-    found = make_frontier(model, calibration=calibration, tokenizer=reader, **options)
+    found = make_frontier(model, recipe=recipe, tokenizer=reader, **steps)
     found.save(output)
     note(f"saved as {output}")
     return found

@@ -1,40 +1,22 @@
-"""What the commands that measure a model share: their options, and what they say before they begin."""
+"""What the commands that measure a model share: the options that make a recipe, and what they say before they begin."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import wraps
+from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import click
+from click.core import ParameterSource
 
-from gac.cli.options import table_option, workloads_option
+from gac.cli.options import decode_kernel_option, table_option, workloads_option
 from gac.cli.verb import note
 from gac.forms import DEFAULT_FORMS
+from gac.recipe import Options, Recipe
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 STATISTICS_KEPT = (
     "Finished layers, and gradients at most two minutes old, are kept in GAC_HOME; the same command goes on from there."
-)
-
-_method_option = click.option(
-    "--method",
-    default="kfac",
-    show_default=True,
-    help="How errors are measured: kfac, svd-llm, asvd[:ALPHA], svd, or palu[:HEADS].",
-)
-_form_option = click.option(
-    "--form",
-    "forms",
-    multiple=True,
-    default=DEFAULT_FORMS,
-    show_default=True,
-    help="A form that competes with staying dense. Repeatable.",
-)
-_calibration_option = click.option(
-    "--calibration",
-    default="wiki-sample",
-    show_default=True,
-    metavar="TEXT[:NxL]",
-    help="wiki-sample, wikitext2, c4 or a file, and N windows of L tokens (64x1024).",
 )
 
 
@@ -46,18 +28,6 @@ def _aligned(ctx: click.Context, _option: click.Parameter, sound: bool) -> bool 
     return sound if step is None else step
 
 
-_step_option = click.option(
-    "--align-to", "step", type=click.IntRange(min=1), is_eager=True, metavar="N", help="Of those, multiples of N only."
-)
-_align_option = click.option(
-    "--align/--no-align",
-    default=True,
-    show_default=True,
-    callback=_aligned,
-    help="Keep to dims that the profile shows sound.",
-)
-
-
 def _fused(ctx: click.Context, _option: click.Parameter, everywhere: bool) -> bool | Literal["auto"]:
     """What ``--fuse`` and ``--fuse-where-faster``, which is read first, say together."""
     chosen: bool = ctx.params.pop("chosen")
@@ -66,74 +36,170 @@ def _fused(ctx: click.Context, _option: click.Parameter, everywhere: bool) -> bo
     return "auto" if chosen else everywhere
 
 
-_where_faster_option = click.option(
-    "--fuse-where-faster", "chosen", is_flag=True, is_eager=True, help="The same where the plan is better so."
+def _latency(_ctx: click.Context, _option: click.Parameter, texts: Sequence[str]) -> float | dict[str, float] | None:
+    """One fraction for every workload, or fractions by workload."""
+    pairs = [text.rpartition("=") for text in texts]
+    try:
+        fractions = {workload: float(fraction) for workload, _, fraction in pairs}
+    except ValueError as failure:
+        raise click.BadParameter(f"{' '.join(texts)!r} is not like 0.85 or prefill:1x1024=0.85.") from failure
+    if len(fractions) < len(texts) or ("" in fractions and len(fractions) > 1):
+        raise click.BadParameter("give one fraction for all workloads, or one for each.")
+    return fractions.get("", fractions or None)
+
+
+_MEASURED = (
+    table_option,
+    click.option(
+        "--method",
+        default="kfac",
+        show_default=True,
+        help="How errors are measured: kfac, svd-llm, asvd[:ALPHA], svd, or palu[:HEADS].",
+    ),
+    click.option(
+        "--form",
+        "forms",
+        multiple=True,
+        default=DEFAULT_FORMS,
+        show_default=True,
+        help="A form that competes with staying dense. Repeatable.",
+    ),
+    workloads_option("What latency is predicted for"),
+    click.option(
+        "--calibration",
+        default="wiki-sample",
+        show_default=True,
+        metavar="TEXT[:NxL]",
+        help="wiki-sample, wikitext2, c4 or a file, and N windows of L tokens (64x1024).",
+    ),
+    click.option(
+        "--align/--no-align",
+        default=True,
+        show_default=True,
+        callback=_aligned,
+        help="Keep to dims that the profile shows sound.",
+    ),
+    click.option(
+        "--align-to",
+        "step",
+        type=click.IntRange(min=1),
+        is_eager=True,
+        metavar="N",
+        help="Of those, multiples of N only.",
+    ),
+    click.option(
+        "--fuse",
+        is_flag=True,
+        callback=_fused,
+        help="Run q/k/v, and gate/up, with their first GEMMs as one, and plan them for it.",
+    ),
+    click.option(
+        "--fuse-where-faster", "chosen", is_flag=True, is_eager=True, help="The same where the plan is better so."
+    ),
+    decode_kernel_option(
+        "triton: run linear weights in Triton where they have one row (decoding one sequence, in CUDA graphs or "
+        "compiled), and plan for it; the profile has to hold those shapes."
+    ),
+    click.option(
+        "--refit",
+        type=click.Choice(("residual", "update", "none")),
+        help="Fit weights again, layer by layer, to the model as it is compressed so far: to the dense model's outputs "
+        "and residual stream, or (SVD-LLM) second factors alone. By default residual for kfac, where the layers "
+        "allow it.",
+    ),
+    click.option(
+        "--shots",
+        type=int,
+        default=1,
+        show_default=True,
+        help="2: take the gradients again, from the model compressed to 0.8, and plan with those. Loses less, and "
+        "takes twice as long to calibrate and a second copy of the weights.",
+    ),
+    click.option(
+        "--seed", type=int, default=0, show_default=True, help="Which calibration windows; 0: the first ones."
+    ),
 )
-_fuse_option = click.option(
-    "--fuse",
-    is_flag=True,
-    callback=_fused,
-    help="Run q/k/v, and gate/up, with their first GEMMs as one, and plan them for it.",
+_LIMITED = (
+    click.option(
+        "--budget",
+        type=float,
+        show_default="0.8, or 1 with --memory",
+        help="Kept fraction of the targeted weights' parameters.",
+    ),
+    click.option("--memory", type=float, metavar="F", help="Kept fraction of the targeted weights' bytes."),
+    click.option(
+        "--latency",
+        multiple=True,
+        callback=_latency,
+        metavar="F|WORKLOAD=F",
+        help="Allowed fraction of the dense weights' latency, for every workload or (repeatable) for one.",
+    ),
+    click.option(
+        "--kv-cache",
+        type=float,
+        metavar="F",
+        help="Allowed fraction of the dense model's KV cache; needs --form head_dim.",
+    ),
+    click.option(
+        "--rule",
+        default="loss",
+        show_default=True,
+        help="How the choice is made: loss (exact), or to compare it with importance, or a peer's: uniform, fisher, "
+        "zero-sum, sensitivity; these also rounded, as in uniform:down8, zero-sum:nearest16, fisher:pad64.",
+    ),
 )
-_one_row_option = click.option(
-    "--one-row",
-    is_flag=True,
-    help="Run linear weights in Triton where they have one row (decoding one sequence, in CUDA graphs or compiled), "
-    "and plan for it; the profile has to hold those shapes.",
-)
-_refit_option = click.option(
-    "--refit",
-    type=click.Choice(("residual", "update", "none")),
-    help="Fit weights again, layer by layer, to the model as it is compressed so far: to the dense model's outputs and "
-    "residual stream, or (SVD-LLM) second factors alone. By default residual for kfac, where the layers allow it.",
-)
-_shots_option = click.option(
-    "--shots",
-    type=int,
-    default=1,
-    show_default=True,
-    help="2: take the gradients again, from the model compressed to 0.8, and plan with those. Loses less, and takes "
-    "twice as long to calibrate and a second copy of the weights.",
-)
-_seed_option = click.option(
-    "--seed", type=int, default=0, show_default=True, help="Which calibration windows; 0: the first ones."
+_recipe_option = click.option(
+    "--recipe",
+    "recipe_file",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="All of these options as JSON (gac.Recipe), instead of them.",
 )
 tokenizer_option = click.option(
     "--tokenizer", metavar="NAME", help="A tokenizer's directory or hub id, if not the model's."
 )
 
-_OPTIONS = (
-    table_option,
-    _method_option,
-    _form_option,
-    workloads_option("What latency is predicted for"),
-    _calibration_option,
-    _align_option,
-    _step_option,
-    _fuse_option,
-    _where_faster_option,
-    _one_row_option,
-    _refit_option,
-    _shots_option,
-    _seed_option,
-    tokenizer_option,
-)
+
+def recipe_options(limits: bool) -> Callable[[Command], Command]:
+    """The options of every command that measures what a model's choices lose; the command gets them as a ``recipe``.
+
+    Args:
+        limits: whether the options that limit a choice are among them.
+    """
+    options = (*_LIMITED, *_MEASURED) if limits else _MEASURED
+
+    def decorate(command: Command) -> Command:
+        @wraps(command)
+        def run(recipe_file: Path | None, tokenizer: str | None, **given: Any) -> Any:
+            names = [name for name in given if name in Options.__annotations__ or name == "budget"]
+            asked = {name: given.pop(name) for name in names}
+            return command(recipe=lambda: _recipe(recipe_file, asked), tokenizer=tokenizer, **given)
+
+        for option in reversed((*options, _recipe_option, tokenizer_option)):
+            run = option(run)
+        return run  # type: ignore[return-value]
+
+    return decorate
 
 
-def measuring_options(command: Command) -> Command:
-    """The options of every command that measures what a model's choices lose, in this order."""
-    for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
+def _recipe(file: Path | None, asked: dict[str, Any]) -> Recipe:
+    """From the file, or from the options; both together are refused."""
+    if file is None:
+        return Recipe.of(**asked)
+    ctx = click.get_current_context()
+    for parameter in ctx.command.params:
+        told = ctx.get_parameter_source(parameter.name or "") == ParameterSource.COMMANDLINE
+        if told and (parameter.name in asked or parameter.name in ("step", "chosen")):
+            raise click.UsageError(f"{parameter.opts[-1]} goes without --recipe, which says it too.", ctx)
+    return Recipe.load(file)
 
 
-def say_cost(model: str, budget: float, calibration: str, method: str, shots: int, rule: str = "loss") -> None:
+def say_cost(model: str, recipe: Recipe) -> None:
     """Read what is cheap to read, so that a wrong argument fails now, and say what the rest will take.
 
     Raises:
-        GacError: the model, its family, the text, the budget or the method is not usable, or not in so many shots.
+        GacError: the model, its family, the text or the method is not usable, or not in so many shots.
     """
-    from gac.allocation.limits import budget_limit
     from gac.compression.first_shot import FIRST_KEPT, check_shots
     from gac.io import home
     from gac.models.families import family_of
@@ -142,12 +208,12 @@ def say_cost(model: str, budget: float, calibration: str, method: str, shots: in
     from gac.sensitivity.registry import METHODS
     from gac.sensitivity.text import TextSpec, check_text
 
-    spec = TextSpec.parse(calibration)
+    measure = recipe.measure
+    spec = TextSpec.parse(measure.text)
     check_text(spec.name)
     config = load_config(model)
     sites = family_of(config).sites(config)
-    budget_limit(budget, sum(site.params for site in sites))
-    check_shots(shots, METHODS.get(method), rule, sites, config.model_type)
+    check_shots(measure.shots, METHODS.get(measure.method), recipe.rule, sites, config.model_type)
     size = moment_bytes(sites)
     folder = home() / "statistics"
     kept = f"and factors in {folder}" if kept_on_disk(sites) else f"not kept on disk, factors in {folder}"
@@ -155,7 +221,7 @@ def say_cost(model: str, budget: float, calibration: str, method: str, shots: in
         f"{model}: {len(sites)} sites; calibration on {spec.windows} windows of {spec.length} tokens of {spec.name}; "
         f"{size / 1e9:.2g} GB of statistics {kept}, used again where they are there"
     )
-    if shots == 2:
+    if measure.shots == 2:
         times = "twice" if kept_on_disk(sites) else "three times"
         note(
             f"two shots: calibration takes {times} as long and twice the disk, and there has to be room "

@@ -1,56 +1,21 @@
 """Commands that make a model smaller: choose a plan, and apply it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import click
 
 from gac.cli.checks import check_file, check_writable
 from gac.cli.documents import plan_document
-from gac.cli.measuring import STATISTICS_KEPT, measuring_options, say_cost, tokenizer_option
+from gac.cli.measuring import STATISTICS_KEPT, recipe_options, say_cost, tokenizer_option
 from gac.cli.verb import Answer, Verb, note
 from gac.errors import CheckpointError, PlanError
-
-
-def _latency(_ctx: click.Context, _option: click.Parameter, texts: Sequence[str]) -> float | dict[str, float] | None:
-    """One fraction for every workload, or fractions by workload."""
-    pairs = [text.rpartition("=") for text in texts]
-    try:
-        fractions = {workload: float(fraction) for workload, _, fraction in pairs}
-    except ValueError as failure:
-        raise click.BadParameter(f"{' '.join(texts)!r} is not like 0.85 or prefill:1x1024=0.85.") from failure
-    if len(fractions) < len(texts) or ("" in fractions and len(fractions) > 1):
-        raise click.BadParameter("give one fraction for all workloads, or one for each.")
-    return fractions.get("", fractions or None)
+from gac.recipe import Recipe
 
 
 @click.command(cls=Verb, resume=STATISTICS_KEPT)
 @click.argument("model")
-@click.option(
-    "--budget", type=float, default=0.8, show_default=True, help="Kept fraction of the targeted weights' parameters."
-)
-@measuring_options
-@click.option(
-    "--latency",
-    multiple=True,
-    callback=_latency,
-    metavar="F|WORKLOAD=F",
-    help="Allowed fraction of the dense weights' latency, for every workload or (repeatable) for one.",
-)
-@click.option(
-    "--kv-cache",
-    type=float,
-    metavar="F",
-    help="Allowed fraction of the dense model's KV cache; needs --form head_dim.",
-)
-@click.option(
-    "--rule",
-    default="loss",
-    show_default=True,
-    help="How the choice is made: loss (exact), or to compare it with importance, or a peer's: uniform, fisher, "
-    "zero-sum, sensitivity; these also rounded, as in uniform:down8, zero-sum:nearest16, fisher:pad64.",
-)
+@recipe_options(limits=True)
 @click.option("--verify", is_flag=True, help="Solve it a second time, with OR-Tools CP-SAT.")
 @click.option(
     "-o",
@@ -60,22 +25,21 @@ def _latency(_ctx: click.Context, _option: click.Parameter, texts: Sequence[str]
     show_default=True,
     help="The plan; a file that is there is replaced.",
 )
-def allocate(
-    model: str, budget: float, output: Path, tokenizer: str | None, calibration: str, **options: Any
-) -> Answer:
+def allocate(model: str, recipe: Callable[[], Recipe], output: Path, tokenizer: str | None, verify: bool) -> Answer:
     """Choose what every weight of MODEL becomes.
 
     MODEL is a directory, a hub id, or smollm2 (packaged). Measures what each choice loses on calibration text,
     then picks the form and dim of every weight at once: the least loss within the budget, with a proof.
     """
     check_file(output, PlanError)
-    say_cost(model, budget, calibration, options["method"], options["shots"], options["rule"])
+    asked = recipe()
+    say_cost(model, asked)
     from gac.api import allocate as make_plan
     from gac.models.loading import load_tokenizer
     from gac.reporting.tables import plan_summary, plan_table
 
     reader = load_tokenizer(tokenizer) if tokenizer else None
-    plan = make_plan(model, budget, calibration=calibration, tokenizer=reader, **options)
+    plan = make_plan(model, recipe=asked, tokenizer=reader, verify=verify)
     plan.save(output)
     note(f"saved as {output}")
     return Answer({"path": str(output)} | plan_document(plan), lambda: [plan_table(plan), plan_summary(plan)])
@@ -104,10 +68,10 @@ def compress(model: str, plan_file: Path, output: Path, overwrite: bool, tokeniz
     from gac.api import save
     from gac.models.loading import load_model
 
-    text = plan.calibration
+    text = plan.measured.calibration
     note(
         f"loading {model}; its statistics on {text.windows} windows of {text.window_tokens} tokens of {text.text} are "
-        "read, or taken again where they are gone" + (" (in two shots)" if plan.shots == 2 else "")
+        "read, or taken again where they are gone" + (" (in two shots)" if plan.recipe.measure.shots == 2 else "")
     )
     loaded = load_model(model, tokenizer)
     small = apply_plan(loaded.model, plan, tokenizer=loaded.tokenizer)
@@ -117,7 +81,7 @@ def compress(model: str, plan_file: Path, output: Path, overwrite: bool, tokeniz
         "directory": str(output),
         "bytes": size,
         "parameters": sum(parameter.numel() for parameter in small.parameters()),
-        "dense_parameters": plan.budget.model,
+        "dense_parameters": plan.measured.params,
         "plan": plan_document(plan),
     }
     return Answer(document, lambda: [f"saved in {output}, {size / 1e6:,.1f} MB", plan_line(plan)])

@@ -63,6 +63,12 @@ def workloads_option(what: str) -> Callable[[T], T]:
     )
 
 
+def decode_kernel_option(what: str) -> Callable[[T], T]:
+    """``--decode-kernel``; ``what`` says in the help what ``triton`` does."""
+    kernels = click.Choice(("torch", "triton"))
+    return click.option("--decode-kernel", type=kernels, default="torch", show_default=True, help=what)
+
+
 def known_or_config(model: str) -> Any:
     """A known name as it is (so that a misspelt one is recognised), else the model's config."""
     from gac.models.loading import load_config

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gac.cli.checks import check_file
-from gac.cli.options import known_or_config, passes_option, workloads_option
+from gac.cli.options import decode_kernel_option, known_or_config, passes_option, workloads_option
 from gac.cli.verb import Answer, Verb
 from gac.errors import GacError, ProfileError
 from gac.forms import DEFAULT_FORMS
@@ -49,7 +49,7 @@ def _number(_ctx: click.Context, _option: click.Parameter, value: float | None) 
     help="A form that the models' weights may take. Repeatable.",
 )
 @click.option("--fuse", is_flag=True, help="Also what the models run where q/k/v, and gate/up, share one GEMM.")
-@click.option("--one-row", is_flag=True, help="Also GEMMs of one row in Triton, of workloads that have one row.")
+@decode_kernel_option("triton: also GEMMs of one row in Triton, of workloads that have one row.")
 @click.option(
     "--sweep",
     "sweeps",
@@ -73,7 +73,7 @@ def profile(
     workloads: Sequence[str],
     forms: Sequence[str],
     fuse: bool,
-    one_row: bool,
+    decode_kernel: str,
     sweeps: Sequence[str],
     dtype: str,
     passes: int,
@@ -95,7 +95,7 @@ def profile(
 
     require_gpu()
     points = (
-        *_model_points(models, workloads, forms, fuse, one_row, dtype),
+        *_model_points(models, workloads, forms, fuse, decode_kernel, dtype),
         *(point for name in sweeps or (() if models else (GENERAL,)) for point in _sweep_points(name, dtype)),
     )
     points = tuple(dict.fromkeys(points))
@@ -109,7 +109,7 @@ def profile(
 
 
 def _model_points(
-    models: Sequence[str], workloads: Sequence[str], forms: Sequence[str], fuse: bool, one_row: bool, dtype: str
+    models: Sequence[str], workloads: Sequence[str], forms: Sequence[str], fuse: bool, decode_kernel: str, dtype: str
 ) -> Iterator["Point"]:
     from gac.profiling.sweeps.coverage import fused_points, model_points, one_row_points
     from gac.workloads import Workload
@@ -120,7 +120,7 @@ def _model_points(
         if fuse:
             points += fused_points(config, parsed, dtype)
         yield from points
-        if one_row:
+        if decode_kernel == "triton":
             yield from one_row_points(points)
 
 

@@ -75,6 +75,6 @@ def _profile(plan: "Plan", name: str | None) -> "Profile | None":
         return Profile.load(name)
     found = profile_of(plan)
     if found is None:
-        digest = plan.profile.digest[:12]
+        digest = plan.measured.profile.digest[:12]
         note(f"the latency table {digest} is not at hand: the page will not say what the next dims would take")
     return found

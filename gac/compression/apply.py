@@ -30,7 +30,7 @@ def changed_sites(plan: Plan, sites: Sequence[Site]) -> tuple[Site, ...]:
     if theirs != ours:
         first = next((pair for pair in zip(theirs, ours, strict=False) if pair[0] != pair[1]), (len(theirs), len(ours)))
         raise PlanError(
-            f"the plan is for {plan.model}, where {first[0]} stands",
+            f"the plan is for {plan.measured.model}, where {first[0]} stands",
             f"{first[1]}, as this model has it",
             "Use the plan with the model it was made for, or allocate again.",
         )

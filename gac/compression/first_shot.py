@@ -12,12 +12,12 @@ from transformers import PreTrainedModel
 
 from gac.allocation.assemble import weight_choices
 from gac.allocation.candidates import candidates
-from gac.allocation.costs import PARAMS
-from gac.allocation.limits import budget_limit
-from gac.allocation.problem import pose
+from gac.allocation.limits import floored
+from gac.allocation.problem import as_knapsack
 from gac.compression.apply import build_modules
 from gac.compression.modules import merged
 from gac.compression.refit import refit
+from gac.costs import PARAMS
 from gac.curves import LossCurves
 from gac.errors import GacError, ModelError
 from gac.forms import DEFAULT_FORMS
@@ -25,7 +25,8 @@ from gac.models.families import family_of
 from gac.models.linears import as_linear
 from gac.models.loading import first_offloaded
 from gac.models.sites import Site
-from gac.plan import Shots, WeightChoice
+from gac.plan import WeightChoice
+from gac.recipe import Shots
 from gac.runtime.modules import empty_linear
 from gac.sensitivity.curves import measure_curves, stream_fits
 from gac.sensitivity.methods import Method
@@ -115,7 +116,7 @@ def _chosen(sites: Sequence[Site], curves: LossCurves) -> list[WeightChoice]:
         candidates(site, curves, forms=DEFAULT_FORMS, profile=None, workloads=(), align=STEP, limited=(PARAMS,))
         for site in sites
     ]
-    instance = pose(sets, budget_limit(FIRST_KEPT, sum(site.params for site in sites)), {})
+    instance = as_knapsack(sets, {PARAMS: floored(FIRST_KEPT, sum(site.params for site in sites))})
     chosen = instance.chosen(instance.solve())
     return [choice for site, row in zip(sites, chosen, strict=True) for choice in weight_choices(site, row)]
 

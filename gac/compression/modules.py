@@ -36,7 +36,7 @@ def merged(choice: WeightChoice, own: Mapping[str, Tensor]) -> dict[str, Tensor]
 def planned_sites(plan: Plan, sites: Sequence[Site]) -> tuple[Site, ...]:
     """A family's sites as the plan decides on them, fused where it has them so."""
     shared = {choice.site for choice in plan.sites if choice.shared}
-    planned = as_planned(sites, plan.forms, plan.fused)
+    planned = as_planned(sites, plan.recipe.space.forms, plan.recipe.deployment.fuse)
     return tuple(site.run(site.name in shared) if site.either else site for site in planned)
 
 

@@ -27,7 +27,8 @@ from gac.linalg import tf32_products
 from gac.models.linears import linear_at, read_weight
 from gac.models.sites import Site
 from gac.models.weights import Weight
-from gac.plan import Refit, WeightChoice
+from gac.plan import WeightChoice
+from gac.recipe import Refit
 from gac.schemes import scheme_named
 from gac.sensitivity.calibration import decoder_layers
 from gac.sensitivity.layerwise import frozen
@@ -40,7 +41,7 @@ RESIDUAL_LEAVES = 0.88
 at 0.6: so that neither is far off."""
 
 
-def leaves(refit: Refit, method: Method) -> float:
+def leaves(refit: Refit | None, method: Method) -> float:
     """The share of the predicted loss that is expected where weights are fitted again; 1 where none was fitted."""
     return RESIDUAL_LEAVES if refit == "residual" and method.refits else 1.0
 

@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 from gac.compression.first_shot import FIRST_KEPT, first_shot
 from gac.io import home
 from gac.models.sites import Site
-from gac.plan import Shots
+from gac.recipe import Shots
 from gac.sensitivity.calibration import LayerMoments
 from gac.sensitivity.curves import Source
 from gac.sensitivity.methods import Method

@@ -1,4 +1,4 @@
-"""The benchmark: contestants built, timed in groups that all hold the dense model, and set beside their prediction."""
+"""The benchmark: versions built, timed in groups that all hold the dense model, and set beside their prediction."""
 
 import gc
 from collections.abc import Iterator, Sequence
@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import torch
 from transformers import PreTrainedModel
 
-from gac.evaluation.compared import Contestant
-from gac.evaluation.latency import Entry, Spread, Timed, Timer, race
-from gac.evaluation.variants import hollow, variant, weight_bytes
+from gac.evaluation.latency import Entry, Spread, Timed, Timer, time_in_turns
+from gac.evaluation.variants import variant, weight_bytes, without_gemms
+from gac.evaluation.versions import Version
 from gac.forms.planned_sites import run_together
 from gac.models.sites import Site
 from gac.profiling.timing.sampling import BATCH
@@ -56,7 +56,7 @@ class Reference:
 
 @dataclass(frozen=True)
 class Result:
-    """One contestant at one workload.
+    """One version at one workload.
 
     Attributes:
         params: of the targeted weights.
@@ -94,27 +94,27 @@ class Bench:
     Attributes:
         model: on the device where it is timed.
         sites: as its family gives them.
-        dense, fused: the dense contestants.
-        memory_bytes: of the device, which says how many contestants are timed at once; None: as many as may be.
+        dense, fused: the dense versions.
+        memory_bytes: of the device, which says how many versions are timed at once; None: as many as may be.
     """
 
     model: PreTrainedModel
     sites: Sequence[Site]
-    dense: Contestant
-    fused: Contestant
+    dense: Version
+    fused: Version
     timer: Timer[Any]
     memory_bytes: int | None = None
 
-    def run(self, contestants: Sequence[Contestant], workload: Workload) -> Iterator[Result]:
-        """Time the dense models, and beside them the contestants, as many at once as there is room for."""
-        sizes = [one.params * self.model.dtype.itemsize for one in contestants]
-        for first, group in enumerate(grouped(contestants, sizes, self._room(workload))):
+    def run(self, versions: Sequence[Version], workload: Workload) -> Iterator[Result]:
+        """Time the dense models, and beside them the versions, as many at once as there is room for."""
+        sizes = [one.params * self.model.dtype.itemsize for one in versions]
+        for first, group in enumerate(grouped(versions, sizes, self._room(workload))):
             results = self._group(group, workload)
             _free()
             yield from results[2 if first else 0 :]
 
     def _room(self, workload: Workload) -> float:
-        """Bytes for contestants: what the dense model, its fused copy, the KV cache and workspaces leave."""
+        """Bytes for versions: what the dense model, its fused copy, the KV cache and workspaces leave."""
         if self.memory_bytes is None:
             return inf
         weights = [weight for site in self.sites for weight in site.weights]
@@ -123,18 +123,18 @@ class Bench:
         taken = weight_bytes(self.model) + (copied + cached) * self.model.dtype.itemsize
         return _USABLE * self.memory_bytes - taken - _WORKSPACE
 
-    def _group(self, group: Sequence[Contestant], workload: Workload) -> list[Result]:
-        contestants = [self.dense, self.fused, *group]
-        entries = [Entry(one.name, partial(self._built, one), one.compiled) for one in contestants]
-        entries += [Entry("rest", partial(hollow, self.model, self.sites, share)) for share in (1.0, 0.5)]
-        *timed, rest, half = race(entries, workload, self.timer)
+    def _group(self, group: Sequence[Version], workload: Workload) -> list[Result]:
+        versions = [self.dense, self.fused, *group]
+        entries = [Entry(one.name, partial(self._built, one), one.compiled) for one in versions]
+        entries += [Entry("rest", partial(without_gemms, self.model, self.sites, share)) for share in (1.0, 0.5)]
+        *timed, rest, half = time_in_turns(entries, workload, self.timer)
         measured = _Rounds(*(one.latency for one in (timed[0], timed[1], rest, half)))
-        return [self._result(one, of_one, measured) for one, of_one in zip(contestants, timed, strict=True)]
+        return [self._result(one, of_one, measured) for one, of_one in zip(versions, timed, strict=True)]
 
-    def _built(self, one: Contestant) -> PreTrainedModel:
-        return variant(self.model, one.choices, run_together(self.sites) if one.fused else (), one.one_row)
+    def _built(self, one: Version) -> PreTrainedModel:
+        return variant(self.model, one.choices, run_together(self.sites) if one.fused else (), one.triton)
 
-    def _result(self, one: Contestant, timed: Timed, measured: "_Rounds") -> Result:
+    def _result(self, one: Version, timed: Timed, measured: "_Rounds") -> Result:
         dense, own = (measured.fused, self.fused) if one.fused else (measured.dense, self.dense)
         found = Result(one.params, one.loss, timed, measured.dense, measured.fused, measured.rest)
         dense_ns, ours = own.table_ns.get(timed.workload), one.table_ns.get(timed.workload)
@@ -145,15 +145,15 @@ class Bench:
         return replace(found, predicted_ns=predicted, sum_ns=reference.predict_by_sum(ours))
 
 
-def grouped(contestants: Sequence[Contestant], sizes: Sequence[int], room: float) -> list[list[Contestant]]:
+def grouped(versions: Sequence[Version], sizes: Sequence[int], room: float) -> list[list[Version]]:
     """Neighbours together, as many as fit into the room, at least one and at most six; one empty group where none is.
 
     Args:
-        sizes: in bytes, of each contestant.
+        sizes: in bytes, of each version.
     """
-    groups: list[list[Contestant]] = [[]]
+    groups: list[list[Version]] = [[]]
     left = room
-    for one, size in zip(contestants, sizes, strict=True):
+    for one, size in zip(versions, sizes, strict=True):
         if groups[-1] and (size > left or len(groups[-1]) == MOST_IN_GROUP):
             groups.append([])
             left = room

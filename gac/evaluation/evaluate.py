@@ -125,10 +125,12 @@ def _prediction(found: Evaluated, dense: Loaded) -> float | None:
     names = [weight.name for weight in plan.weights]
     parameters = {name for name, _ in dense.model.named_parameters()}
     if parameters.issuperset(f"{name}.weight" for name in names) and (
-        model_digest(dense.model, names) == plan.model_digest
+        model_digest(dense.model, names) == plan.measured.digest
     ):
         return plan.prediction.loss
     logger.info(
-        "%s is not the model that the plan was made for (%s): its prediction is left out", dense.name, plan.model
+        "%s is not the model that the plan was made for (%s): its prediction is left out",
+        dense.name,
+        plan.measured.model,
     )
     return None

@@ -62,7 +62,7 @@ class Timer(Protocol, Generic[Held]):
 
 @dataclass(frozen=True, eq=False)
 class Entry:
-    """One model of a race: its name, how to come by it, and whether its layers are compiled."""
+    """One model to time: its name, how to come by it, and whether its layers are compiled."""
 
     name: str
     build: Callable[[], PreTrainedModel]
@@ -86,7 +86,7 @@ class Timed:
     memory_bytes: int
 
 
-def race(entries: Sequence[Entry], workload: Workload, timer: "Timer[Any]") -> list[Timed]:
+def time_in_turns(entries: Sequence[Entry], workload: Workload, timer: "Timer[Any]") -> list[Timed]:
     """Time models in turns; all of them are in memory at once.
 
     Raises:
@@ -103,7 +103,7 @@ def race(entries: Sequence[Entry], workload: Workload, timer: "Timer[Any]") -> l
 
 
 def interleaved(round_of: Callable[[Sequence[int]], Batch], count: int) -> Floats:
-    """Samples in ns, shape ``(rounds, count)``: every contestant once a round, in an order drawn anew (seed 0).
+    """Samples in ns, shape ``(rounds, count)``: every version once a round, in an order drawn anew (seed 0).
 
     A GPU at its power limit is faster after a run that took little power, so none may always follow the same one.
 
@@ -112,7 +112,7 @@ def interleaved(round_of: Callable[[Sequence[int]], Batch], count: int) -> Float
     taken again, 16 times at most.
 
     Args:
-        round_of: runs the contestants in the order that it is told.
+        round_of: runs the versions in the order that it is told.
     """
     rows: list[Floats] = []
     spent, discarded = 0.0, 0

@@ -98,7 +98,7 @@ def _check_positions(model: PreTrainedModel, length: int) -> None:
 
 def _check_unseen(documents: Documents, model: nn.Module) -> None:
     plan = getattr(model, "gac_plan", None)
-    seen = set(plan.calibration.documents) if isinstance(plan, Plan) else set()
+    seen = set(plan.measured.calibration.documents) if isinstance(plan, Plan) else set()
     met = [at for at, digest in enumerate(documents.digests) if digest in seen]
     if met:
         raise TextError(

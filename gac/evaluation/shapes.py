@@ -8,14 +8,14 @@ from types import MappingProxyType
 import torch
 from transformers import PreTrainedModel
 
-from gac.allocation.assemble import Provenance
 from gac.allocation.problem import Problem
-from gac.evaluation.compared import Field
 from gac.evaluation.variants import random_model
-from gac.forms import DEFAULT_FORMS
+from gac.evaluation.versions import Planner
 from gac.models.families import family_of
 from gac.models.shapes import Shapes, shapes_of
+from gac.plan import Measured
 from gac.profiling.select import select_profile
+from gac.recipe import Recipe
 from gac.sensitivity.curve_library import CurveLibrary
 from gac.workloads import Workload
 
@@ -25,13 +25,13 @@ _VOCABULARIES: Mapping[str, int] = MappingProxyType(
 )
 
 
-def field_of_shapes(
+def planner_of_shapes(
     name: str,
     workloads: Sequence[Workload],
     profile: str | Path | None = None,
     layers: int | None = None,
     library: CurveLibrary | None = None,
-) -> Field:
+) -> Planner:
     """What plans for these shapes are made from; curves are SmolLM2's, see ``CurveLibrary``.
 
     Args:
@@ -47,22 +47,18 @@ def field_of_shapes(
     library = library or CurveLibrary.load()
     curves = library.curves_of(sites)
     table, used = select_profile(profile)
-    problem = Problem(sites, curves, DEFAULT_FORMS, table, tuple(workloads), True)
     head = 2 * _VOCABULARIES.get(name, _VOCABULARY) * shapes.hidden_size
-    made_from = Provenance(
+    measured = Measured(
         model=f"{name} (random weights)",
-        model_digest=f"shapes of {name}",
-        model_params=problem.params + head,
+        digest=f"shapes of {name}",
+        params=sum(site.params for site in sites) + head,
         family=shapes.model_type,
-        method=library.method,
-        forms=DEFAULT_FORMS,
-        align=True,
-        seed=0,
         calibration=library.calibration,
         profile=used,
         factor=1.0,
     )
-    return Field(sites, curves, problem, made_from)
+    recipe = Recipe.of(method=library.method, workloads=map(str, workloads), refit="none")
+    return Planner(Problem(sites, curves, table, recipe, measured))
 
 
 def model_of_shapes(

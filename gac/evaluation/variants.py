@@ -49,7 +49,7 @@ def random_model(shapes: Shapes, vocabulary: int, *, device: str, dtype: torch.d
 
 
 def variant(
-    model: PreTrainedModel, choices: Sequence[WeightChoice], fused: Sequence[Site] = (), one_row: bool = False
+    model: PreTrainedModel, choices: Sequence[WeightChoice], fused: Sequence[Site] = (), triton: bool = False
 ) -> PreTrainedModel:
     """The model with these forms and dims: random weights where a weight changes, the model's own elsewhere.
 
@@ -58,17 +58,17 @@ def variant(
     Args:
         choices: of every weight.
         fused: sites whose marked weights run their first GEMMs as one.
-        one_row: whether one row runs in Triton.
+        triton: whether one row runs in Triton.
     """
     found = _sharing(model)
     swap_in(found, {choice.name: _random(model, choice) for choice in choices if choice.form != "dense"})
     share_gemms(found, fused)
-    if one_row:
+    if triton:
         use_decode_kernel(found)
     return found
 
 
-def hollow(model: PreTrainedModel, sites: Sequence[Site], neurons: float = 1.0) -> PreTrainedModel:
+def without_gemms(model: PreTrainedModel, sites: Sequence[Site], neurons: float = 1.0) -> PreTrainedModel:
     """The model without the GEMMs of the sites: each weight hands out a buffer of its outputs instead.
 
     What is left is attention, norms, activations, embedding and head, and all launches but those of the GEMMs.
@@ -81,11 +81,11 @@ def hollow(model: PreTrainedModel, sites: Sequence[Site], neurons: float = 1.0) 
     for site in sites:
         for weight in site.weights:
             share = neurons if weight.neurons == "out" else 1.0
-            found.set_submodule(weight.name, Hollow(int(share * weight.out_features), outputs))
+            found.set_submodule(weight.name, StandIn(int(share * weight.out_features), outputs))
     return found
 
 
-class Hollow(nn.Module):
+class StandIn(nn.Module):
     """Stands for a linear weight: outputs of its shape, always the same random ones, at no cost.
 
     Args:

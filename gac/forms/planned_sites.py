@@ -46,18 +46,6 @@ def as_planned(sites: Sequence[Site], forms: Sequence[str], fused: Fusing) -> tu
     return run_together(sites, either=fused == "auto") if fused else tuple(sites)
 
 
-def check_run(fuse: object, one_row: object) -> None:
-    """Refuse what is no way to run.
-
-    Raises:
-        PlanError: ``fuse`` is neither a bool nor ``auto``, or ``one_row`` is no bool.
-    """
-    if not isinstance(fuse, bool) and fuse != "auto":
-        raise PlanError(f"fuse={fuse!r}", "True, False or 'auto'", "Leave it out to fuse nothing.")
-    if not isinstance(one_row, bool):
-        raise PlanError(f"one_row={one_row!r}", "True or False", "Leave it out to run one row as PyTorch does.")
-
-
 def _joined(sites: Sequence[Site], form: Form) -> list[Site]:
     found: list[Site] = []
     for site in sites:

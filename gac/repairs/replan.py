@@ -1,9 +1,10 @@
 """The plan of a padded GAC checkpoint: its new dims and parameters."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from gac.forms import form_named
-from gac.plan import KvCache, Plan, SiteChoice, WeightChoice
+from gac.plan import Limit, Plan, SiteChoice, WeightChoice, counted, is_of_dims
 from gac.repairs.shared_dims import Dims
 
 
@@ -17,17 +18,31 @@ def padded_plan(plan: Plan, dims: Dims) -> Plan:
         dims: by the name of the weight, or of the site that is shorter as a whole.
     """
     sites = tuple(_padded_site(site, dims) for site in plan.sites)
-    used = sum(site.params for site in sites)
-    proof = replace(plan.certificate, status="feasible", method=f"{plan.certificate.method}; zero-padded by gac repair")
+    weights = [weight for site in sites for weight in site.weights]
+    recipe, proof = plan.recipe, plan.certificate
+    pairs = [(one, price) for one, price in zip(plan.limits, proof.multipliers, strict=True) if is_of_dims(one.column)]
     return replace(
         plan,
+        recipe=replace(
+            recipe,
+            deployment=replace(recipe.deployment, workloads=()),
+            limits=replace(recipe.limits, latency={}),
+        ),
         sites=sites,
-        budget=replace(plan.budget, used=used, over=max(0, used - plan.budget.limit)),
-        kv_cache=None if plan.kv_cache is None else _cache(plan.kv_cache, sites),
-        certificate=proof,
-        latency={},
+        limits=tuple(_counted(one, weights) for one, _ in pairs),
+        certificate=replace(
+            proof,
+            status="feasible",
+            method=f"{proof.method}; zero-padded by gac repair",
+            multipliers=tuple(price for _, price in pairs),
+        ),
         workloads=(),
     )
+
+
+def _counted(limit: Limit, weights: Sequence[WeightChoice]) -> Limit:
+    used, _ = counted(weights, limit.column)
+    return replace(limit, used=used, over=max(0, used - limit.limit))
 
 
 def _padded_site(site: SiteChoice, dims: Dims) -> SiteChoice:
@@ -39,8 +54,3 @@ def _padded_site(site: SiteChoice, dims: Dims) -> SiteChoice:
 def _dim(site: SiteChoice, choice: WeightChoice, dims: Dims) -> int:
     name = site.site if form_named(choice.form).shortens(choice.weight) else choice.name
     return dims.get(name, choice.dim)
-
-
-def _cache(cache: KvCache, sites: tuple[SiteChoice, ...]) -> KvCache:
-    used = sum(form_named(one.form).cached(one.weight, one.dim) for site in sites for one in site.weights)
-    return replace(cache, used=used, over=0 if cache.limit is None else max(0, used - cache.limit))

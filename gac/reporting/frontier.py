@@ -93,8 +93,8 @@ def figure_of_frontier(frontier: Frontier, plans: Mapping[str, Plan] | None = No
         GacError: matplotlib is missing, or there are more than 6 plans.
     """
     known = dense_costs(frontier)
-    made = frontier.made_from
-    with page(len(known), f"{made.model}, {made.method}, {made.profile.gpu}") as (figure, axes):
+    made, method = frontier.measured, frontier.recipe.measure.method
+    with page(len(known), f"{made.model}, {method}, {made.profile.gpu}") as (figure, axes):
         for ax, against in zip(axes, known, strict=True):
             plot_frontier(frontier, plans, against=against, ax=ax)
     return figure
@@ -154,18 +154,18 @@ def costs_of(frontier: Frontier, name: str) -> list[int | None]:
 def _check_plans(frontier: Frontier, plans: Mapping[str, Plan]) -> None:
     if plans:
         check_many(len(plans), "plans")
-    made = frontier.made_from
+    made = frontier.measured
     for name, plan in plans.items():
-        if plan.model_digest != made.model_digest:
+        if plan.measured.digest != made.digest:
             raise PlanError(
-                f"plan {name} for {plan.model} ({plan.model_digest[:12]}) on a frontier of {made.model} "
-                f"({made.model_digest[:12]})",
+                f"plan {name} for {plan.measured.model} ({plan.measured.digest[:12]}) on a frontier of {made.model} "
+                f"({made.digest[:12]})",
                 "a plan for the same model",
                 "Mark plans that were made for the same weights.",
             )
-        if plan.calibration != made.calibration:
+        if plan.measured.calibration != made.calibration:
             raise PlanError(
-                f"plan {name}, calibrated on {_told_text(plan.calibration)}",
+                f"plan {name}, calibrated on {_told_text(plan.measured.calibration)}",
                 f"{_told_text(made.calibration)}, as the frontier: perplexities on other text are of another scale",
                 "Make the plan with the frontier's calibration.",
             )

@@ -47,7 +47,7 @@ def _table(workload: str, figures: Sequence[str], rows: Sequence[Sequence[str]])
 
 def latency_markdown(results: Sequence[Result], total: int) -> Iterator[str]:
     """The lines of one Markdown table."""
-    headings = ["contestant", *_FIGURES]
+    headings = ["version", *_FIGURES]
     yield f"| {' | '.join(headings)} |"
     yield f"| --- |{' ---: |' * (len(headings) - 1)}"
     for one in results:

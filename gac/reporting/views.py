@@ -145,10 +145,9 @@ def _cliffs_rows(cliffs: Cliffs) -> list[Row]:
 
 
 def _frontier(frontier: Frontier) -> Group:
-    made = frontier.made_from
-    return Group(
-        Text(f"frontier of {made.model}, {made.method}, {made.profile.gpu}", style="bold"), frontier_table(frontier)
-    )
+    made, method = frontier.measured, frontier.recipe.measure.method
+    title = f"frontier of {made.model}, {method}, {made.profile.gpu}"
+    return Group(Text(title, style="bold"), frontier_table(frontier))
 
 
 def _frontier_rows(frontier: Frontier) -> list[Row]:

@@ -7,6 +7,7 @@ from gac.allocation.rules import RULES, Rule
 from gac.errors import GacError
 from gac.forms import DEFAULT_FORMS, FORMS
 from gac.plan import Plan
+from gac.recipe import Recipe
 from gac.testing.models import own_home, tiny_model, tiny_text, tiny_tokenizer
 
 _WORKLOAD = "prefill:1x1024"
@@ -65,13 +66,14 @@ def _check_plan(rule: Rule, plan: Plan, of: str) -> None:
 
 
 def _check_refusals(rule: Rule) -> None:
-    for forms, latency, kv_cache in (
-        ((), None, None),
-        (DEFAULT_FORMS[:1], {_WORKLOAD: 0.9}, None),
-        *(((name,), None, cache) for name in FORMS.names for cache in (None, 0.5)),
+    for recipe in (
+        Recipe.of(forms=[]),
+        Recipe.of(forms=DEFAULT_FORMS[:1], latency={_WORKLOAD: 0.9}),
+        Recipe.of(forms=DEFAULT_FORMS[:1], memory=0.9),
+        *(Recipe.of(forms=[name], kv_cache=cache) for name in FORMS.names for cache in (None, 0.5)),
     ):
         try:
-            rule.check(forms, latency, kv_cache)
+            rule.check(recipe)
         except GacError:
             continue
         except Exception as failure:

@@ -1,30 +1,28 @@
 """Problems small enough to try every choice: square weights of 12, ranks 1 to 5 or dense."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
-from gac.allocation.assemble import Provenance
 from gac.allocation.problem import Problem
 from gac.curves import LossCurve, LossCurves
 from gac.models.sites import Site
 from gac.models.weights import Weight
-from gac.plan import Calibration, ProfileUsed
+from gac.plan import Calibration, Measured, ProfileUsed
 from gac.profiling.table import Measurement, Profile
-from gac.workloads import Workload
+from gac.recipe import Recipe
+from tests.changed import changed_recipe
 from tests.headers import make_profile
 
 PREFILL, DECODE = "prefill:1x8", "decode:1@8"
 SIDE, RANKS = 12, 5
-MADE_FROM = Provenance(
+MEASURED = Measured(
     model="tiny",
-    model_digest="0" * 64,
-    model_params=10_000,
+    digest="0" * 64,
+    params=10_000,
     family="llama",
-    method="kfac",
-    forms=("low_rank",),
-    align=False,
-    seed=0,
     calibration=Calibration("wiki-sample", 64, 1024, "1" * 64, 2.0),
     profile=ProfileUsed("NVIDIA Test GPU", "2" * 64, "asked for; no GPU here to compare with"),
     factor=0.6,
@@ -50,7 +48,13 @@ def problem(
     ranks = [LossCurve(np.array([row[0], *row, *[0.0] * (SIDE - RANKS)])) for row in losses]
     curves = curves_by(low_rank={site.name: curve for site, curve in zip(sites, ranks, strict=True)})
     table = profile([*rows(8, latencies), *rows(1, latencies[::-1])])
-    return Problem(sites, curves, ("low_rank",), table, tuple(map(Workload.parse, workloads)), align=False)
+    recipe = Recipe.of(forms=["low_rank"], workloads=workloads, align=False, refit="none")
+    return Problem(sites, curves, table, recipe, MEASURED)
+
+
+def asking(of: Problem, budget: float, **options: Any) -> Problem:
+    """The problem with a budget, and whatever else is asked for."""
+    return replace(of, recipe=changed_recipe(of.recipe, budget=budget, **options))
 
 
 def rows(m: int, latencies: Sequence[int]) -> list[Measurement]:

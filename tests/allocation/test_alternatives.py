@@ -5,7 +5,7 @@ import pytest
 from gac.allocation.problem import decide
 from gac.allocation.rules import RULES
 from gac.plan import Plan
-from tests.allocation.small_problems import MADE_FROM, problem
+from tests.allocation.small_problems import asking, problem
 
 LOSSES = [[8, 4, 2, 1, 0.5], [6, 3, 1.5, 0.75, 0.375]]
 LATENCIES = [10, 20, 30, 40, 50, 60]
@@ -14,7 +14,7 @@ LATENCIES = [10, 20, 30, 40, 50, 60]
 @pytest.fixture
 def plan() -> Plan:
     """192 of 288 parameters: ranks of 24 parameters each."""
-    return decide(problem(LOSSES, LATENCIES), 0.667, {}, MADE_FROM).plan
+    return decide(asking(problem(LOSSES, LATENCIES), 0.667)).plan
 
 
 def test_a_smaller_one_and_a_larger_one(plan: Plan) -> None:
@@ -33,11 +33,11 @@ def test_they_are_the_best_at_the_prices_of_the_certificate(plan: Plan) -> None:
 
 
 def test_no_larger_one_than_dense() -> None:
-    whole = decide(problem(LOSSES, LATENCIES), 1.0, {}, MADE_FROM).plan
+    whole = decide(asking(problem(LOSSES, LATENCIES), 1.0)).plan
     assert [len(site.alternatives) for site in whole.sites] == [1, 1]
     assert all(site.alternatives[0].params < site.params for site in whole.sites)
 
 
 def test_a_rule_weighs_none() -> None:
-    plan = RULES.get("uniform").decide(problem(LOSSES, LATENCIES), 0.5, {}, MADE_FROM).plan
+    plan = RULES.get("uniform").decide(asking(problem(LOSSES, LATENCIES), 0.5)).plan
     assert [site.alternatives for site in plan.sites] == [(), ()]

@@ -7,7 +7,8 @@ import pytest
 
 from gac.allocation import candidates as candidates_module
 from gac.allocation.candidates import CandidateSet, candidates, dense_candidate
-from gac.allocation.problem import pose
+from gac.allocation.problem import as_knapsack
+from gac.costs import PARAMS, ns_of
 from gac.curves import LossCurve, LossCurves
 from gac.errors import PlanError, ProfileError
 from gac.forms import form_named
@@ -214,7 +215,9 @@ def test_no_optimum_under_a_latency_limit_is_lost(most: int) -> None:
     everything = timed_combinations(table)
     for limit in (250, 300, 400, 576):
         best = min(loss for params, loss, ns in everything if params <= limit and ns <= most)
-        assert pose([reduced], limit, {PREFILL: most}).solve().certificate.value == pytest.approx(best, abs=1e-12)
+        assert as_knapsack([reduced], {PARAMS: limit, ns_of(PREFILL): most}).solve().certificate.value == pytest.approx(
+            best, abs=1e-12
+        )
 
 
 def test_latency_of_a_row_is_the_sum_over_its_weights() -> None:
@@ -373,7 +376,7 @@ def test_no_optimum_of_fused_weights_is_lost(sites, share: float) -> None:
     limit = int(share * site.params)
     for most in np.quantile([ns for params, _, ns in everything if params <= limit], [0.01, 0.1, 0.5]).astype(int):
         best = min(loss for params, loss, ns in everything if params <= limit and ns <= most)
-        solution = pose([reduced], limit, {PREFILL: int(most)}).solve()
+        solution = as_knapsack([reduced], {PARAMS: limit, ns_of(PREFILL): int(most)}).solve()
         assert solution.certificate.value == pytest.approx(best, abs=1e-12)
 
 

@@ -9,7 +9,7 @@ from gac.allocation.knapsack import Group, Solution, knapsack
 from gac.allocation.problem import decide
 from gac.errors import BudgetError
 from gac.plan import Plan
-from tests.allocation.small_problems import DECODE, MADE_FROM, PREFILL, problem
+from tests.allocation.small_problems import DECODE, PREFILL, asking, problem
 
 Row = list[float]
 
@@ -29,7 +29,7 @@ GROUPS = st.lists(
 
 
 def planned(losses: Sequence[Sequence[float]], budget: float, latency: dict[str, float] | None = None) -> Plan:
-    return decide(problem(losses, LATENCIES), budget, latency or {}, MADE_FROM).plan
+    return decide(asking(problem(losses, LATENCIES), budget, latency=latency or {})).plan
 
 
 def solved(rows: Sequence[Sequence[tuple[int, int]]], limit: int, factor: float = 1.0) -> Solution:

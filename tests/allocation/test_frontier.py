@@ -18,7 +18,7 @@ from gac.errors import BudgetError, PlanError, ProfileError
 from gac.models.sites import Site
 from gac.models.weights import Weight
 from gac.plan import Plan
-from tests.allocation.small_problems import DECODE, MADE_FROM, PREFILL, SIDE, measured, problem, profile, rows
+from tests.allocation.small_problems import DECODE, PREFILL, SIDE, asking, measured, problem, profile, rows
 
 FALLING = st.lists(st.integers(0, 100), min_size=5, max_size=5).map(lambda row: sorted(row, reverse=True))
 PROBLEMS = st.builds(
@@ -33,7 +33,7 @@ TWO = problem([[8, 4, 2, 1, 0.5], [6, 3, 1.5, 0.75, 0.375]], LATENCIES)
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
     path = tmp_path / "frontier.json"
-    frontier(TWO, MADE_FROM, points=5).save(path)
+    frontier(TWO, points=5).save(path)
     return path
 
 
@@ -41,7 +41,7 @@ def saved(tmp_path: Path) -> Path:
 
 
 def test_points_from_the_smallest_reachable_to_dense() -> None:
-    found = frontier(TWO, MADE_FROM, points=5)
+    found = frontier(TWO, points=5)
     assert [(point.asked, point.limit, point.params, point.loss) for point in found.points] == [
         (0.166667, 48, 48, 14.0),
         (0.375, 108, 96, 7.0),
@@ -53,7 +53,7 @@ def test_points_from_the_smallest_reachable_to_dense() -> None:
 
 
 def test_points_over_the_latency_of_a_workload() -> None:
-    found = frontier(TWO, MADE_FROM, points=3, limit=PREFILL)
+    found = frontier(TWO, points=3, limit=PREFILL)
     assert [(point.asked, point.limit, point.latency_ns, point.loss) for point in found.points] == [
         (0.166667, 20, (20, 120), 14.0),
         (0.583333, 69, (60, 80), 3.5),
@@ -67,27 +67,31 @@ def test_a_point_keeps_what_is_fused(tmp_path: Path) -> None:
     shared = [measured("linear", 9 if n < 2 * SIDE else 200, m=8, k=SIDE, n=n) for n in range(2, 25) if n != SIDE]
     table = profile([*rows(8, LATENCIES), *shared, *(measured("linear", 1, m=8, k=r, n=SIDE) for r in range(1, 6))])
     site = Site("both", 0, "q_proj", weights, fused=(0, 1), either=True)
-    chosen = replace(TWO, sites=(site,), profile=table, workloads=TWO.workloads[:1])
-    frontier(chosen, replace(MADE_FROM, fused="auto"), points=3).save(tmp_path / "chosen.json")
+    chosen = replace(TWO, sites=(site,), profile=table)
+    frontier(asking(chosen, 1.0, fuse="auto", workloads=[PREFILL]), points=3).save(tmp_path / "chosen.json")
     found = Frontier.load(tmp_path / "chosen.json")
     assert [found.plan(at).sites[0].shared for at in range(3)] == [True, True, False]
 
 
 @given(PROBLEMS, st.integers(2, 12), st.sampled_from(["params", PREFILL, DECODE]))
 def test_every_point_is_the_decision_for_its_limit(small: Problem, points: int, limit: str) -> None:
-    found = frontier(small, MADE_FROM, points=points, limit=limit)
+    found = frontier(small, points=points, limit=limit)
     for index, point in enumerate(found.points):
         budget, latency = (point.asked, {}) if limit == "params" else (1.0, {limit: point.asked})
-        decided = decide(small, budget, latency, MADE_FROM).plan
+        decided = decide(asking(small, budget, latency=latency)).plan
         assert point.loss == decided.prediction.loss
         assert point.certificate.status == decided.certificate.status == "optimal"
         plan = found.plan(index)
-        assert (plan.budget.asked, plan.budget.limit, plan.latency) == (budget, decided.budget.limit, latency)
+        assert (plan.budget.asked, plan.budget.limit, plan.recipe.limits.latency) == (
+            budget,
+            decided.budget.limit,
+            latency,
+        )
 
 
 @given(PROBLEMS, st.integers(2, 12), st.sampled_from(["params", PREFILL, DECODE]))
 def test_loss_falls_and_the_end_loses_nothing_avoidable(small: Problem, points: int, limit: str) -> None:
-    found = frontier(small, MADE_FROM, points=points, limit=limit).points
+    found = frontier(small, points=points, limit=limit).points
     assert [point.loss for point in found] == sorted({point.loss for point in found}, reverse=True)
     assert len(found) <= points
     assert found[-1].loss == 0.0
@@ -102,35 +106,35 @@ def test_no_choice_at_all_is_better(losses: list[list[int]]) -> None:
             *[[(24 * rank, row[rank - 1]) for rank in range(1, 6)] + [(144, 0)] for row in losses],
         )
     ]
-    for point in frontier(small, MADE_FROM, points=10).points:
+    for point in frontier(small, points=10).points:
         assert point.loss == min(loss for params, loss in every if params <= point.limit)
 
 
 def test_a_limit_at_which_nothing_is_gained_has_no_point() -> None:
     flat = problem([[1.0, 1.0, 1.0, 1.0, 1.0]], [1, 2, 3, 4, 5, 6])
-    found = frontier(flat, MADE_FROM, points=100)
+    found = frontier(flat, points=100)
     assert [(point.params, point.loss) for point in found.points] == [(24, 1.0), (144, 0.0)]
 
 
 def test_of_equal_losses_the_fewest_parameters_are_kept() -> None:
-    found = frontier(problem([[1.0, 0.0, 0.0, 0.0, 0.0]], [7] * 6), MADE_FROM, limit=PREFILL)
+    found = frontier(problem([[1.0, 0.0, 0.0, 0.0, 0.0]], [7] * 6), limit=PREFILL)
     assert [(point.params, point.loss) for point in found.points] == [(48, 0.0)]
 
 
 def test_perplexity_is_the_dense_one_times_the_predicted_change() -> None:
-    found = frontier(TWO, MADE_FROM, points=3)
+    found = frontier(TWO, points=3)
     assert found.dense_perplexity == exp(2.0)
     assert found.points[-1].perplexity == found.dense_perplexity
     assert found.points[0].perplexity == pytest.approx(exp(2.0 + 14.0))
 
 
 def test_a_loss_beyond_all_perplexities() -> None:
-    found = frontier(problem([[2000.0, 1, 1, 1, 1]], [1] * 6), MADE_FROM, points=2)
+    found = frontier(problem([[2000.0, 1, 1, 1, 1]], [1] * 6), points=2)
     assert [point.perplexity for point in found.points] == [exp(709), exp(2)]
 
 
 def test_an_unknown_latency_is_none() -> None:
-    found = frontier(problem([[1.0] * 5], [1] * 6, [PREFILL, "decode:4@8"]), MADE_FROM)
+    found = frontier(problem([[1.0] * 5], [1] * 6, [PREFILL, "decode:4@8"]))
     assert found.dense_ns == (1, None)
     assert {point.latency_ns for point in found.points} == {(1, None)}
 
@@ -144,21 +148,25 @@ def bare(plan: Plan) -> Plan:
 
 
 def test_a_point_makes_the_plan_of_its_budget() -> None:
-    found = frontier(TWO, MADE_FROM, points=5)
-    decided = bare(decide(TWO, found.points[1].asked, {}, MADE_FROM).plan)
+    found = frontier(TWO, points=5)
+    decided = bare(decide(asking(TWO, found.points[1].asked)).plan)
     assert found.plan(1) == decided
 
 
 def test_a_point_makes_the_plan_of_its_latency() -> None:
-    found = frontier(TWO, MADE_FROM, points=5, limit=PREFILL)
+    found = frontier(TWO, points=5, limit=PREFILL)
     plan = found.plan(2)
-    decided = bare(decide(TWO, 1.0, {PREFILL: found.points[2].asked}, MADE_FROM).plan)
-    assert (plan.sites, plan.workloads, plan.latency) == (decided.sites, decided.workloads, decided.latency)
+    decided = bare(decide(asking(TWO, 1.0, latency={PREFILL: found.points[2].asked})).plan)
+    assert (plan.sites, plan.workloads, plan.recipe.limits.latency) == (
+        decided.sites,
+        decided.workloads,
+        decided.recipe.limits.latency,
+    )
 
 
 def test_a_plan_for_a_point_that_is_not_there() -> None:
     with pytest.raises(IndexError):
-        frontier(TWO, MADE_FROM, points=2).plan(2)
+        frontier(TWO, points=2).plan(2)
 
 
 # --- bad input ------------------------------------------------------------------------------------------------------
@@ -167,13 +175,13 @@ def test_a_plan_for_a_point_that_is_not_there() -> None:
 @pytest.mark.parametrize("points", [1, 0, -3, 2.5, True, "ten"])
 def test_fewer_than_two_points(points: Any) -> None:
     with pytest.raises(BudgetError) as caught:
-        frontier(TWO, MADE_FROM, points=points)
+        frontier(TWO, points=points)
     assert str(caught.value) == f"{points!r} points; expected a whole number, 2 or more. Ask for 100 points."
 
 
 def test_a_limit_that_is_no_workload() -> None:
     with pytest.raises(BudgetError) as caught:
-        frontier(TWO, MADE_FROM, limit="decode:8@8")
+        frontier(TWO, limit="decode:8@8")
     assert str(caught.value) == (
         "a frontier over 'decode:8@8'; expected params or one of the workloads (prefill:1x8, decode:1@8). "
         "Name one of these, or add it to the workloads."
@@ -183,8 +191,8 @@ def test_a_limit_that_is_no_workload() -> None:
 def test_a_latency_that_the_profile_lacks() -> None:
     lacking = problem([[1.0] * 5], [1] * 6, ["decode:4@8"])
     for refused in (
-        lambda: frontier(lacking, MADE_FROM, limit="decode:4@8"),
-        lambda: check_profiled(lacking.sites, lacking.profile, lacking.workloads, "decode:4@8"),
+        lambda: frontier(lacking, limit="decode:4@8"),
+        lambda: check_profiled(lacking.sites, lacking.profile, lacking.recipe, "decode:4@8"),
     ):
         with pytest.raises(ProfileError) as caught:
             refused()
@@ -196,9 +204,9 @@ def test_a_latency_that_the_profile_lacks() -> None:
 
 def test_parameters_need_no_latencies() -> None:
     empty = profile([measured("linear", 1, m=8, k=64, n=64)])
-    check_profiled(TWO.sites, empty, TWO.workloads, "params")
+    check_profiled(TWO.sites, empty, TWO.recipe, "params")
     with pytest.raises(ProfileError):
-        check_profiled(TWO.sites, empty, TWO.workloads, PREFILL)
+        check_profiled(TWO.sites, empty, TWO.recipe, PREFILL)
 
 
 # --- on disk --------------------------------------------------------------------------------------------------------
@@ -206,7 +214,7 @@ def test_parameters_need_no_latencies() -> None:
 
 @pytest.mark.parametrize("limit", ["params", DECODE])
 def test_a_frontier_is_read_back_equal(limit: str, tmp_path: Path) -> None:
-    found = frontier(TWO, MADE_FROM, limit=limit)
+    found = frontier(TWO, limit=limit)
     found.save(tmp_path / "new" / "frontier.json")
     assert Frontier.load(tmp_path / "new" / "frontier.json") == found
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["frontier.json"]
@@ -217,10 +225,10 @@ def test_a_frontier_is_read_back_equal(limit: str, tmp_path: Path) -> None:
     [
         (lambda d: d.update(extra=1), "extra: Unexpected keyword argument"),
         (lambda d: d["sites"][0]["site"].update(extra=1), "sites.0.site.extra: Unexpected keyword argument"),
-        (lambda d: d["made_from"].update(extra=1), "made_from.extra: Unexpected keyword argument"),
+        (lambda d: d["measured"].update(extra=1), "measured.extra: Unexpected keyword argument"),
         (lambda d: d.pop("limit"), "limit: Field required"),
         (lambda d: d["points"][0].update(params="48"), "points.0.params: Input should be a valid integer"),
-        (lambda d: d.update(schema_version=2), "frontier has schema version 2; expected version 1."),
+        (lambda d: d.update(schema_version=1), "frontier has schema version 1; expected version 2."),
         (lambda d: d.update(limit="decode:4@8"), "frontier limits 'decode:4@8'; expected params or one of its"),
         (lambda d: d.update(points=[]), "frontier has no points; expected one at least."),
         (lambda d: d["sites"][0]["options"][0].update(dims=[2]), "an option of site site0 states 24 parameters"),
@@ -267,5 +275,5 @@ def test_a_missing_frontier_is_refused(tmp_path: Path) -> None:
 def test_a_path_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "taken").mkdir()
     with pytest.raises(PlanError, match=r"frontier cannot be written to"):
-        frontier(TWO, MADE_FROM, points=2).save(tmp_path / "taken")
+        frontier(TWO, points=2).save(tmp_path / "taken")
     assert [path.name for path in tmp_path.iterdir()] == ["taken"]

@@ -8,16 +8,18 @@ import numpy as np
 import pytest
 
 from gac.allocation.candidates import CandidateSet, candidates
-from gac.allocation.feasibility import check_cache_reachable
+from gac.allocation.feasibility import check_reachable
 from gac.allocation.problem import Problem, decide
+from gac.costs import KV_NUMBERS
 from gac.curves import LossCurve, LossCurves
 from gac.errors import BudgetError, PlanError
 from gac.forms import form_named
 from gac.forms.planned_sites import as_planned
 from gac.models.sites import Site
 from gac.models.weights import Weight
+from gac.recipe import Recipe
 from gac.workloads import Workload
-from tests.allocation.small_problems import MADE_FROM, curves_by, profile, rows
+from tests.allocation.small_problems import MEASURED, asking, curves_by, profile, rows
 
 HIDDEN, HEADS, GROUPS, HEAD_DIM = 12, 4, 2, 6
 FORMS = ("low_rank", "head_dim")
@@ -50,7 +52,8 @@ def problem(layers: int, fused: bool = False) -> Problem:
     plain = [site for at in range(layers) for site in layer(at)]
     sites = as_planned(plain, FORMS, fused)
     table = profile(rows(8, [10] * 6))
-    return Problem(sites, curves_of(plain), FORMS, table, (WORKLOAD,), align=False)
+    recipe = Recipe.of(forms=FORMS, workloads=[str(WORKLOAD)], align=False, fuse=fused, refit="none")
+    return Problem(sites, curves_of(plain), table, recipe, MEASURED)
 
 
 Row = tuple[int, float, int]
@@ -134,49 +137,43 @@ def test_a_value_dim_is_a_multiple_of_eight_where_dims_are_aligned() -> None:
 @pytest.mark.parametrize(("budget", "kv_cache"), [(0.8, 0.75), (0.5, 0.9), (1.0, 0.6), (0.4, 1.0)])
 def test_the_choice_is_the_best_of_all(budget: float, kv_cache: float, fused: bool) -> None:
     of = problem(2, fused)
-    plan = decide(of, budget, {}, MADE_FROM, kv_cache).plan
-    assert plan.kv_cache is not None
-    total_cached = 2 * 2 * GROUPS * HEAD_DIM
-    assert plan.kv_cache.total == total_cached
-    assert plan.kv_cache.used <= plan.kv_cache.limit == int(kv_cache * total_cached)
+    plan = decide(asking(of, budget, kv_cache=kv_cache)).plan
+    cache, total_cached = plan.limit(KV_NUMBERS), 2 * 2 * GROUPS * HEAD_DIM
+    assert cache is not None
+    assert plan.kv_numbers == (cache.used, cache.total) == (cache.used, total_cached)
+    assert cache.used <= cache.limit == int(kv_cache * total_cached)
     sets = [undominated(every_choice(site, of.curves)) for site in of.sites]
     best = min(
         loss
         for params, loss, cached in map(total, itertools.product(*sets))
-        if params <= plan.budget.limit and cached <= plan.kv_cache.limit
+        if params <= plan.budget.limit and cached <= cache.limit
     )
     assert plan.prediction.loss == pytest.approx(best, abs=1e-7)
     assert plan.certificate.status == "optimal"
 
 
-@pytest.mark.parametrize("kv_cache", [0, 1.5, float("nan"), "half", True])
-def test_what_is_no_fraction_is_refused(kv_cache: object) -> None:
-    with pytest.raises(BudgetError, match=r"^KV-cache limit .*; expected a number above 0 and at most 1"):
-        decide(problem(1), 0.8, {}, MADE_FROM, kv_cache)  # type: ignore[arg-type]
-
-
 def test_a_limit_out_of_reach_says_what_is_in_reach() -> None:
-    sites = as_planned(layer(0), FORMS, fused=False)
+    of = problem(1)
     with pytest.raises(BudgetError) as caught:
-        check_cache_reachable(sites, 0.5, FORMS, align=False)
+        check_reachable(of.sites, asking(of, 1.0, kv_cache=0.5).recipe, of.profile)
     assert str(caught.value) == (
         "a KV-cache limit of 0.5; expected at least 0.5833, the smallest that forms low_rank, head_dim can reach. "
         "Allow more."
     )
     with pytest.raises(BudgetError) as caught:
-        check_cache_reachable(layer(0), 0.99, ("low_rank",), align=False)
+        check_reachable(layer(0), asking(of, 1.0, forms=["low_rank"], kv_cache=0.99).recipe, of.profile)
     assert str(caught.value) == (
         "a KV-cache limit of 0.99; expected at least 1.0000, the smallest that forms low_rank can reach. "
         "Allow more, or add the form head_dim, which shortens the cached values."
     )
-    check_cache_reachable(sites, 0.59, FORMS, align=False)
+    check_reachable(of.sites, asking(of, 1.0, kv_cache=0.59).recipe, of.profile)
 
 
 def test_an_edited_plan_is_refused() -> None:
-    plan = decide(problem(2), 0.8, {}, MADE_FROM, 0.75).plan
-    assert plan.kv_cache is not None
-    with pytest.raises(PlanError, match="numbers a token in the KV cache"):
-        replace(plan, kv_cache=replace(plan.kv_cache, used=plan.kv_cache.used - 1))
+    plan = decide(asking(problem(2), 0.8, kv_cache=0.75)).plan
+    budget, cache = plan.limits
+    with pytest.raises(PlanError, match="plan states 35 of 48 kv_numbers"):
+        replace(plan, limits=(budget, replace(cache, used=cache.used - 1)))
     at = next(at for at, site in enumerate(plan.sites) if site.weights[0].form == "head_dim")
     site = plan.sites[at]
     v, o = site.weights
@@ -188,5 +185,5 @@ def test_an_edited_plan_is_refused() -> None:
 
 def test_the_summary_tells_the_cache() -> None:
     assert "KV cache     36 of 48 numbers a token: 0.7500 kept, 36 allowed" in (
-        decide(problem(2), 0.8, {}, MADE_FROM, 0.75).plan.summary()
+        decide(asking(problem(2), 0.8, kv_cache=0.75)).plan.summary()
     )

@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 
 from gac.allocation.candidates import CandidateSet
-from gac.allocation.costs import columns_of
-from gac.allocation.limits import budget_limit, latency_limits
-from gac.allocation.problem import pose
+from gac.allocation.limits import allowed, floored
+from gac.allocation.problem import as_knapsack
+from gac.costs import PARAMS, columns_of
 from gac.errors import BudgetError, ProfileError
+from gac.recipe import Recipe
 from gac.workloads import Workload
 
 PREFILL, DECODE = Workload.parse("prefill:1x1024"), Workload.parse("decode:1@1024")
@@ -51,48 +52,38 @@ SETS = [
     ],
 )
 def test_a_budget_is_floored_exactly(budget: float, total: int, limit: int) -> None:
-    assert budget_limit(budget, total) == limit
+    assert floored(budget, total) == limit
 
 
 def test_a_budget_counts_as_the_decimal_it_prints_as() -> None:
     for percent in range(1, 101):
-        assert budget_limit(percent / 100, 6979321856) == Fraction(percent, 100) * 6979321856 // 1
-
-
-@pytest.mark.parametrize("budget", [0, 0.0, -0.5, 1.0000001, float("nan"), float("inf"), True, "0.8", None])
-def test_a_budget_outside_0_to_1_is_refused(budget: float) -> None:
-    with pytest.raises(BudgetError) as caught:
-        budget_limit(budget, 100)
-    assert str(caught.value) == (
-        f"budget {budget!r}; expected a number above 0 and at most 1, the kept fraction of the targeted parameters. "
-        "Give a budget such as 0.8."
-    )
+        assert floored(percent / 100, 6979321856) == Fraction(percent, 100) * 6979321856 // 1
 
 
 def test_parameters_alone() -> None:
-    solution = pose(SETS, 10, {}).solve()
+    solution = as_knapsack(SETS, {PARAMS: 10}).solve()
     assert solution.choice == (1, 1)
     assert (solution.certificate.status, solution.certificate.value) == ("optimal", 1.5)
 
 
 def test_parameters_and_latency() -> None:
-    assert pose(SETS, 18, {PREFILL: 45, DECODE: None}).solve().choice == (1, 2)
+    assert as_knapsack(SETS, {PARAMS: 18, "ns:prefill:1x1024": 45}).solve().choice == (1, 2)
 
 
 def test_a_budget_that_cannot_be_met_says_what_can() -> None:
     with pytest.raises(BudgetError, match="the parameter limit of 1 cannot be met: it falls short by 1; expected 2 or"):
-        pose(SETS, 1, {}).solve()
+        as_knapsack(SETS, {PARAMS: 1}).solve()
 
 
 def test_a_latency_that_cannot_be_met_says_what_can() -> None:
     with pytest.raises(BudgetError) as caught:
-        pose(SETS, 10, {PREFILL: 19, DECODE: None}).solve()
+        as_knapsack(SETS, {PARAMS: 10, "ns:prefill:1x1024": 19}).solve()
     assert caught.value.given == ("the latency limit in ns for prefill:1x1024 of 19 cannot be met: it falls short by 1")
 
 
 def test_a_candidate_of_unknown_latency_is_left_out() -> None:
     sets = [rows("a", [1, 5], [2.0, 0.0], [[10], [-1]]), rows("b", [1, 5], [3.0, 0.0], [[10], [20]])]
-    instance = pose(sets, 10, {PREFILL: 100})
+    instance = as_knapsack(sets, {PARAMS: 10, "ns:prefill:1x1024": 100})
     chosen = instance.chosen(instance.solve())
     assert [int(row.params[0]) for row in chosen] == [1, 5]
 
@@ -100,25 +91,11 @@ def test_a_candidate_of_unknown_latency_is_left_out() -> None:
 DENSE = [rows("a", [9], [0.0], [[30, 7]]), rows("b", [9], [0.0], [[31, -1]])]
 
 
-def test_latency_limits_are_fractions_of_the_dense_latency() -> None:
-    assert latency_limits(DENSE, [PREFILL, DECODE], {"prefill:1x1024": 0.9}) == {PREFILL: 54, DECODE: None}
+def test_limits_are_fractions_of_what_the_dense_model_takes() -> None:
+    recipe = Recipe.of(0.5, memory=0.7, latency={"prefill:1x1024": 0.9})
+    assert allowed(recipe, DENSE) == {"params": 9, "bytes": 25, "ns:prefill:1x1024": 54}
 
 
 def test_no_fraction_of_an_unknown_latency() -> None:
     with pytest.raises(ProfileError, match="the profile lacks the latency of b for decode:1@1024"):
-        latency_limits(DENSE, [PREFILL, DECODE], {"decode:1@1024": 0.9})
-
-
-@pytest.mark.parametrize("fraction", [0, -1.0, float("nan"), float("inf"), "0.9", True])
-def test_a_latency_limit_is_a_positive_number(fraction: float) -> None:
-    with pytest.raises(BudgetError, match="expected a number above 0, the allowed fraction of the dense latency"):
-        latency_limits(DENSE, [PREFILL, DECODE], {"prefill:1x1024": fraction})
-
-
-def test_a_limit_for_another_workload() -> None:
-    with pytest.raises(BudgetError) as caught:
-        latency_limits(DENSE, [PREFILL], {"decode:8@64": 0.9})
-    assert str(caught.value) == (
-        "latency limit for workload 'decode:8@64'; expected one of the plan's workloads (prefill:1x1024). "
-        "Add it to the workloads, or drop the limit."
-    )
+        allowed(Recipe.of(latency={"decode:1@1024": 0.9}), DENSE)

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from small_problems import MADE_FROM, PREFILL, SIDE, measured, problem, profile, rows
+from small_problems import PREFILL, SIDE, asking, measured, problem, profile, rows
 
-from gac.allocation.feasibility import check_one_row
+from gac.allocation.feasibility import check_reachable
 from gac.allocation.latencies import UNKNOWN, Timing
 from gac.allocation.problem import decide
 from gac.errors import PlanError, ProfileError
@@ -40,8 +40,9 @@ def table(dense_ns: int = 45) -> Profile:
 
 
 def plan(one_row: bool, latency: Mapping[str, float]) -> Plan:
-    posed = replace(problem(LOSSES, [0] * 6, [PREFILL, ONE]), profile=table(), one_row=one_row)
-    return decide(posed, 0.9, latency, replace(MADE_FROM, one_row=one_row)).plan
+    kernel = "triton" if one_row else "torch"
+    of = replace(problem(LOSSES, [1] * 6, [PREFILL, ONE]), profile=table())
+    return decide(asking(of, 0.9, latency=latency, decode_kernel=kernel)).plan
 
 
 @pytest.mark.parametrize(
@@ -76,9 +77,9 @@ def test_so_is_the_gemm_that_weights_share() -> None:
 def test_a_latency_that_cublas_cannot_meet_is_met() -> None:
     made = plan(True, {ONE: 0.5})
     assert {weight.form for weight in made.weights} == {"low_rank"}
-    assert made.one_row
+    assert made.recipe.deployment.triton
     assert made.sites[0].latency_ns == (10, 20)
-    assert not plan(False, {ONE: 0.9}).one_row
+    assert not plan(False, {ONE: 0.9}).recipe.deployment.triton
     with pytest.raises(Exception, match="latency"):
         plan(False, {ONE: 0.5})
 
@@ -89,14 +90,11 @@ def test_the_dense_model_beside_it_runs_as_it_is() -> None:
     assert plan(True, {ONE: 0.95}).workloads[1].plan_ns <= 95
 
 
-def test_a_plan_with_it_is_read_back_and_one_from_before_it_has_none() -> None:
+def test_a_plan_with_it_is_read_back() -> None:
     made = plan(True, {})
     text = to_json(made)
     assert from_json(Plan, text, "plan.json", PlanError) == made
     assert "one row in Triton" in made.summary()
-    before = from_json(Plan, text.replace(b',"one_row":true', b""), "plan.json", PlanError)
-    assert before == replace(made, one_row=False)
-    assert "Triton" not in before.summary()
 
 
 def test_dims_are_multiples_of_16_and_sound_for_what_runs_at_each_number_of_rows() -> None:
@@ -116,16 +114,17 @@ def test_dims_are_multiples_of_16_and_sound_for_what_runs_at_each_number_of_rows
 
 
 def test_a_profile_without_these_shapes_is_refused_where_one_row_is_asked_for() -> None:
-    posed = problem(LOSSES, [40, 40, 40, 40, 40, 50])
+    of = asking(problem(LOSSES, [40, 40, 40, 40, 40, 50]), 1.0, decode_kernel="triton")
     with pytest.raises(ProfileError) as caught:
-        check_one_row(posed.sites, posed.profile, WORKLOADS)
+        check_reachable(of.sites, of.recipe, of.profile)
     assert str(caught.value) == (
         "the profile lacks the latency of site0 for decode:1@8 in Triton; expected a profile of this model's shapes at "
-        "one row. Measure it with gac profile --model NAME --one-row (and --fuse), or plan without one_row."
+        "one row. Measure it with gac profile --model NAME --decode-kernel triton (and --fuse), or plan without it."
     )
-    check_one_row(posed.sites, posed.profile, WORKLOADS[:1])
-    check_one_row(posed.sites, table(), WORKLOADS)
-    unknown = Timing(posed.profile, WORKLOADS, one_row=True).of_weight(form_named("dense"), WEIGHT, np.array([SIDE]))
+    prefill = asking(of, 1.0, workloads=[PREFILL])
+    check_reachable(prefill.sites, prefill.recipe, prefill.profile)
+    check_reachable(of.sites, of.recipe, table())
+    unknown = Timing(of.profile, WORKLOADS, one_row=True).of_weight(form_named("dense"), WEIGHT, np.array([SIDE]))
     assert unknown[0].tolist() == [[50, UNKNOWN]]
 
 

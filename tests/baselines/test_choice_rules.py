@@ -10,7 +10,8 @@ from gac.errors import GacError
 from gac.models.sites import Site
 from gac.models.weights import Weight
 from gac.plan import Plan
-from tests.allocation.small_problems import DECODE, MADE_FROM, PREFILL, problem
+from gac.recipe import Recipe
+from tests.allocation.small_problems import DECODE, PREFILL, asking, problem
 
 LOSSES = [[0.5, 0.4, 0.3, 0.2, 0.1], [1.5, 1.0, 0.6, 0.3, 0.1], [9.0, 5.0, 3.0, 2.0, 1.0]]
 LATENCIES = [10, 11, 12, 13, 14, 20]
@@ -18,7 +19,7 @@ SMALL = problem(LOSSES, LATENCIES)
 
 
 def plan(rule: str, budget: float = 0.7, of: Problem = SMALL) -> Plan:
-    return RULES.get(rule).decide(of, budget, {}, MADE_FROM).plan
+    return RULES.get(rule).decide(asking(of, budget, rule=rule)).plan
 
 
 def dims(made: Plan) -> list[tuple[str, int]]:
@@ -62,24 +63,26 @@ def test_what_is_no_rule(text: str) -> None:
 
 def test_a_rule_knows_no_latency() -> None:
     with pytest.raises(GacError, match="rule uniform with a latency limit; expected a budget alone"):
-        RULES.get("uniform").check(["low_rank"], 0.9)
+        RULES.get("uniform").check(Recipe.of(forms=["low_rank"], latency=0.9))
 
 
 def test_a_rule_gives_ranks() -> None:
     with pytest.raises(
         GacError, match="rule fisher with forms narrow; expected one of low_rank, grouped among the forms"
     ):
-        RULES.get("fisher").check(["narrow"], None)
+        RULES.get("fisher").check(Recipe.of(forms=["narrow"]))
 
 
 def test_the_exact_choice_takes_any_form_and_limit() -> None:
-    assert RULES.get("loss").decide(SMALL, 0.7, {PREFILL: 0.9}, MADE_FROM).plan.latency == {PREFILL: 0.9}
+    assert RULES.get("loss").decide(asking(SMALL, 0.7, latency={PREFILL: 0.9})).plan.recipe.limits.latency == {
+        PREFILL: 0.9
+    }
 
 
 @pytest.mark.parametrize("rule", ["zero-sum", "sensitivity:down8", "importance"])
 def test_a_rule_that_knows_no_groups_is_refused(rule: str) -> None:
     with pytest.raises(GacError) as caught:
-        RULES.get(rule).check(["grouped:2"], None, 0.5)
+        RULES.get(rule).check(Recipe.of(forms=["grouped:2"], kv_cache=0.5))
     assert str(caught.value) == (
         f"rule {rule} with form grouped:2; expected one of loss, uniform, fisher, which know groups of heads. "
         "Use one of these rules, or another method."
@@ -88,7 +91,7 @@ def test_a_rule_that_knows_no_groups_is_refused(rule: str) -> None:
 
 def test_a_rule_gives_one_form() -> None:
     with pytest.raises(GacError) as caught:
-        RULES.get("fisher").check(["grouped:1", "head_dim"], None, 0.5)
+        RULES.get("fisher").check(Recipe.of(forms=["grouped:1", "head_dim"], kv_cache=0.5))
     assert str(caught.value) == (
         "rule fisher with forms grouped:1, head_dim; expected one form of groups of heads, which is all that the rule "
         "gives. Use the rule loss, or the method palu."
@@ -109,7 +112,7 @@ def test_fisher_gives_more_to_what_matters_more() -> None:
 
 
 def with_measured(*measured: object) -> Problem:
-    return replace(SMALL, measured={f"site{at}": np.array(values) for at, values in enumerate(measured)})
+    return replace(SMALL, measurements={f"site{at}": np.array(values) for at, values in enumerate(measured)})
 
 
 def test_zero_sum_drops_what_predicts_no_change() -> None:
@@ -143,7 +146,7 @@ def test_a_rule_that_overshoots_says_by_how_much() -> None:
 
 def test_what_overshoots_is_set_beside_the_exact_choice_of_as_many_parameters() -> None:
     proof = plan("uniform:up5").certificate
-    assert proof.lower_bound == decide(SMALL, 360 / 432, {}, MADE_FROM).plan.certificate.value
+    assert proof.lower_bound == decide(asking(SMALL, 360 / 432)).plan.certificate.value
 
 
 def test_padding_costs_the_padded_params_and_latency_and_keeps_the_loss() -> None:
@@ -166,9 +169,8 @@ def test_a_rule_is_at_its_best_where_everything_stays_dense() -> None:
 
 
 def test_ranks_as_they_fall_are_not_aligned() -> None:
-    aligned = replace(MADE_FROM, align=True)
-    assert not RULES.get("uniform").decide(SMALL, 0.7, {}, aligned).plan.align
-    assert RULES.get("importance").decide(SMALL, 0.7, {}, aligned).plan.align
+    aligned = asking(SMALL, 0.7, align=2)
+    assert plan("uniform", of=aligned).recipe.space.align is False
 
 
 def test_an_unknown_latency_stays_unknown() -> None:
@@ -186,10 +188,10 @@ def test_weights_that_run_together_are_timed_together() -> None:
 
 
 def test_a_verified_plan_says_so() -> None:
-    made = verified(decide(SMALL, 0.7, {}, MADE_FROM))
+    made = verified(decide(asking(SMALL, 0.7)))
     assert made.certificate.method.endswith("; CP-SAT agrees: it proved the same optimum")
 
 
 def test_of_a_rule_the_bound_is_verified() -> None:
-    made = verified(RULES.get("uniform").decide(SMALL, 0.7, {}, MADE_FROM))
+    made = verified(RULES.get("uniform").decide(asking(SMALL, 0.7)))
     assert made.certificate.method == "uniform; of its bound CP-SAT agrees: it proved the same optimum"

@@ -130,7 +130,7 @@ def pairs_only(plan: Plan) -> Plan:
 
     sites = tuple(map(paired, plan.sites))
     used = sum(site.params for site in sites)
-    return replace(plan, sites=sites, budget=replace(plan.budget, used=used))
+    return replace(plan, sites=sites, limits=(replace(plan.budget, used=used),))
 
 
 def compressed(model: Any, plan: Plan) -> Any:

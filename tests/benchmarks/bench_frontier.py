@@ -10,24 +10,24 @@ import argparse
 import os
 import platform
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property, partial
 from typing import TypeVar
 
 import numpy as np
 
-from gac.allocation.assemble import Provenance
-from gac.allocation.candidates import CandidateSet, Limited
+from gac.allocation.candidates import CandidateSet
 from gac.allocation.frontier import Frontier, frontier
 from gac.allocation.problem import Problem
+from gac.costs import PARAMS, ns_of
 from gac.curves import LossCurve, SiteCurves
 from gac.models.families import family_of
 from gac.models.shapes import SHAPES
 from gac.models.sites import Site
 from gac.models.weights import Weight
-from gac.plan import Calibration, ProfileUsed
+from gac.plan import Calibration, Measured, ProfileUsed
 from gac.profiling.table import Profile
-from gac.workloads import Workload
+from gac.recipe import Recipe
 
 T = TypeVar("T")
 PROFILE = "nvidia-h100-80gb-hbm3"
@@ -38,23 +38,24 @@ class Once(Problem):
     """Makes the candidates for one kind of limits only once."""
 
     @cached_property
-    def made(self) -> dict[Limited, list[CandidateSet]]:
+    def made(self) -> dict[str, list[CandidateSet]]:
         return {}
 
-    def candidates(self, limited: Limited) -> list[CandidateSet]:
-        if limited not in self.made:
-            self.made[limited] = self.make(limited)
-        return self.made[limited]
+    def candidates(self, columns: Mapping[str, object]) -> list[CandidateSet]:
+        key = " ".join(columns)
+        if key not in self.made:
+            self.made[key] = self.make(columns)
+        return self.made[key]
 
-    def make(self, limited: Limited) -> list[CandidateSet]:
-        return super().candidates(limited)
+    def make(self, columns: Mapping[str, object]) -> list[CandidateSet]:
+        return super().candidates(columns)
 
 
 class Coarse(Once):
     """Only multiples of 64, and dense."""
 
-    def make(self, limited: Limited) -> list[CandidateSet]:
-        return [coarse(rows) for rows in super().make(limited)]
+    def make(self, columns: Mapping[str, object]) -> list[CandidateSet]:
+        return [coarse(rows) for rows in super().make(columns)]
 
 
 def coarse(rows: CandidateSet) -> CandidateSet:
@@ -72,7 +73,17 @@ def synthetic(sites: tuple[Site, ...], forms: tuple[str, ...], kind: type[Proble
         )
         for site in sites
     ]
-    return kind(sites, curves, forms, Profile.load(PROFILE), tuple(map(Workload.parse, WORKLOADS)), align=True)
+    recipe = Recipe.of(forms=forms, workloads=WORKLOADS, refit="none")
+    measured = Measured(
+        model="llama-3-8b",
+        digest="0" * 64,
+        params=8_030_261_248,
+        family="llama",
+        calibration=Calibration("wiki-sample", 64, 1024, "0" * 64, 2.0),
+        profile=ProfileUsed(PROFILE, "0" * 64, "asked for"),
+        factor=1.0,
+    )
+    return kind(sites, curves, Profile.load(PROFILE), recipe, measured)
 
 
 def curve(rng: np.random.Generator, full: int) -> LossCurve:
@@ -107,7 +118,7 @@ def instances() -> Iterator[tuple[str, Problem, str]]:
 def candidates_of(problem: Problem, limit: str) -> list[CandidateSet]:
     """What is made once, however many points: the candidates and the dense sites."""
     assert problem.dense
-    return problem.candidates(Limited(True) if limit == "params" else Limited(False, (WORKLOADS.index(limit),)))
+    return problem.candidates({limit if limit == PARAMS else ns_of(limit): None})
 
 
 def told(found: Frontier) -> str:
@@ -120,24 +131,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--points", type=int, default=100)
     given = parser.parse_args()
-    made_from = Provenance(
-        model="llama-3-8b",
-        model_digest="0" * 64,
-        model_params=8_030_261_248,
-        family="llama",
-        method="kfac",
-        forms=("low_rank", "narrow"),
-        align=True,
-        seed=0,
-        calibration=Calibration("wiki-sample", 64, 1024, "0" * 64, 2.0),
-        profile=ProfileUsed(PROFILE, "0" * 64, "asked for"),
-        factor=1.0,
-    )
     print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, NumPy {np.__version__}")
     print(f"{'instance':38}{'limit':16}{'items':>8}{'candidates s':>14}{'frontier s':>12}")
     for name, problem, limit in instances():
         made, sets = timed(partial(candidates_of, problem, limit))
-        solved, found = timed(partial(frontier, problem, made_from, points=given.points, limit=limit))
+        solved, found = timed(partial(frontier, problem, points=given.points, limit=limit))
         items = sum(map(len, sets))
         print(f"{name:38}{limit:16}{items:8,}{made:14.2f}{solved:12.2f}   {told(found)}", flush=True)
 

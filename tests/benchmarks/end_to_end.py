@@ -25,16 +25,16 @@ import torch
 
 from gac.errors import GacError
 from gac.evaluation.bench import Bench, Result
-from gac.evaluation.compared import (
-    UNALIGNED,
-    Contestant,
-    Field,
-    compiled_contestants,
-    fastest_contestants,
-    shared_contestants,
-)
 from gac.evaluation.latency import METHOD, GraphTimer, Spread, Timed, Timer
-from gac.evaluation.shapes import field_of_shapes, model_of_shapes
+from gac.evaluation.shapes import model_of_shapes, planner_of_shapes
+from gac.evaluation.versions import (
+    UNALIGNED,
+    Planner,
+    Version,
+    compiled_versions,
+    fastest_versions,
+    versions_at,
+)
 from gac.io import from_json, to_json
 from gac.reporting.latency_tables import latency_markdown
 from gac.workloads import Workload
@@ -53,28 +53,28 @@ def main(make_timer: Callable[[], Timer[Any]] = GraphTimer, arguments: list[str]
     asked = _arguments().parse_args(arguments)
     begun = time.monotonic()
     workloads = tuple(map(Workload.parse, asked.workload or WORKLOADS))
-    field = field_of_shapes(asked.shapes, workloads, asked.profile, asked.layers)
-    record = _Record(asked.output, field.problem.params, str(field.made_from.calibration.text))
+    planner = planner_of_shapes(asked.shapes, workloads, asked.profile, asked.layers)
+    record = _Record(asked.output, planner.problem.params, str(planner.problem.measured.calibration.text))
     todo = [(workload, kept) for workload in workloads for kept in asked.kept]
     todo = [case for case in todo if _key(*case, asked.compiled) not in record.cases]
     if asked.plans and not asked.plans.exists():
-        lists = _planned(field, todo, asked.processes)
-        asked.plans.write_bytes(to_json({_key(*case, False): contestants for case, contestants in lists.items()}))
-        for (workload, kept), contestants in lists.items():
-            show_plans(workload, kept, contestants, field.problem.params)
+        lists = _planned(planner, todo, asked.processes)
+        asked.plans.write_bytes(to_json({_key(*case, False): versions for case, versions in lists.items()}))
+        for (workload, kept), versions in lists.items():
+            show_plans(workload, kept, versions, planner.problem.params)
         return
-    lists = _read_plans(asked.plans, todo) if asked.plans else _planned(field, todo, asked.processes)
+    lists = _read_plans(asked.plans, todo) if asked.plans else _planned(planner, todo, asked.processes)
     say(begun, "planned")
     timer = make_timer()
     memory = torch.cuda.mem_get_info()[1] if torch.cuda.is_available() else None
     model = model_of_shapes(asked.shapes, device=asked.device, layers=asked.layers)
-    bench = Bench(model, field.sites, field.dense(fused=False), field.dense(fused=True), timer, memory)
+    bench = Bench(model, planner.problem.sites, planner.dense(fused=False), planner.dense(fused=True), timer, memory)
     say(begun, "model made")
-    for (workload, kept), contestants in lists.items():
+    for (workload, kept), versions in lists.items():
         if asked.stop and time.monotonic() - begun > asked.stop:
             say(begun, "stopped; the same command goes on")
             break
-        racing = compiled_contestants(field, contestants) if asked.compiled else contestants
+        racing = compiled_versions(planner, versions) if asked.compiled else versions
         try:
             results = list(bench.run(racing, workload))
         except GacError as failure:
@@ -82,7 +82,7 @@ def main(make_timer: Callable[[], Timer[Any]] = GraphTimer, arguments: list[str]
             continue
         record.add(_key(workload, kept, asked.compiled), results)
         say(begun, f"{workload} at {kept}")
-        print("\n".join(latency_markdown(results, field.problem.params)), flush=True)
+        print("\n".join(latency_markdown(results, planner.problem.params)), flush=True)
 
 
 def _arguments() -> argparse.ArgumentParser:
@@ -93,7 +93,7 @@ def _arguments() -> argparse.ArgumentParser:
     parser.add_argument("--workload", action="append")
     parser.add_argument("--kept", type=float, nargs="+", default=[0.85, 0.7, 0.5])
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--compiled", action="store_true", help="only the dense and the compiled contestants")
+    parser.add_argument("--compiled", action="store_true", help="only the dense and the compiled versions")
     parser.add_argument("--processes", type=int, default=1, help="that plan")
     parser.add_argument("--plans", type=Path)
     parser.add_argument("--stop", type=float)
@@ -104,26 +104,26 @@ def _arguments() -> argparse.ArgumentParser:
 Case = tuple[Workload, float]
 
 
-def _planned(field: Field, cases: list[Case], processes: int) -> dict[Case, list[Contestant]]:
-    """The contestants of every case; plans are made by several processes at once, which takes no GPU."""
+def _planned(planner: Planner, cases: list[Case], processes: int) -> dict[Case, list[Version]]:
+    """The versions of every case; plans are made by several processes at once, which takes no GPU."""
     kept = sorted({kept for _, kept in cases})
     with ProcessPoolExecutor(max(processes, 1), mp_context=get_context("fork")) as pool:
-        shared = dict(zip(kept, pool.map(partial(shared_contestants, field), kept), strict=True))
+        shared = dict(zip(kept, pool.map(partial(versions_at, planner), kept), strict=True))
         own = {kept: next(one.loss for one in found if one.name == UNALIGNED) for kept, found in shared.items()}
-        fastest = pool.map(partial(_fastest, field), cases, [own[kept] for _, kept in cases])
+        fastest = pool.map(partial(_fastest, planner), cases, [own[kept] for _, kept in cases])
         return {case: [*shared[case[1]], *found] for case, found in zip(cases, fastest, strict=True)}
 
 
-def _read_plans(path: Path, cases: list[Case]) -> dict[Case, list[Contestant]]:
-    kept = from_json(dict[str, list[Contestant]], path.read_bytes(), str(path), GacError)
+def _read_plans(path: Path, cases: list[Case]) -> dict[Case, list[Version]]:
+    kept = from_json(dict[str, list[Version]], path.read_bytes(), str(path), GacError)
     return {case: kept[_key(*case, False)] for case in cases}
 
 
-def _fastest(field: Field, case: Case, loss: float) -> list[Contestant]:
+def _fastest(planner: Planner, case: Case, loss: float) -> list[Version]:
     """GAC's plan for this workload that loses no more than the unaligned one; none where the table lacks it."""
     workload, kept = case
     try:
-        return fastest_contestants(field, kept, workload, loss)
+        return fastest_versions(planner, kept, workload, loss)
     except GacError as failure:
         print(f"{workload} at {kept}: {failure}", file=sys.stderr, flush=True)
         return []
@@ -174,9 +174,9 @@ def _read(row: dict[str, Any]) -> Result:
     return Result(**row | {"timed": Timed(**timed | {"latency": Spread(**timed["latency"])})})
 
 
-def show_plans(workload: Workload, kept: float, contestants: list[Contestant], total: int) -> None:
+def show_plans(workload: Workload, kept: float, versions: list[Version], total: int) -> None:
     print(f"{workload} at {kept}")
-    for one in contestants:
+    for one in versions:
         table = one.table_ns.get(str(workload))
         summed = "unknown" if table is None else f"{table / 1e6:.3f} ms"
         print(f"  {one.name:<32} kept {one.params / total:.4f}  loss {one.loss:.4f}  GEMMs {summed}", flush=True)

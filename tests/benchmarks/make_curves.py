@@ -20,8 +20,10 @@ def main() -> None:
     parser.add_argument("--calibration", default="wiki-sample:64x1024")
     parser.add_argument("--output", type=Path, default=SHIPPED)
     asked = parser.parse_args()
-    problem, made_from = measured(read("smollm2"), asked.calibration, "nvidia-h100-80gb-hbm3", "decode:1@1024")
-    library = CurveLibrary.of("SmolLM2-135M-Instruct", "kfac", made_from.calibration, problem.sites, problem.curves)
+    problem = measured(read("smollm2"), asked.calibration, "nvidia-h100-80gb-hbm3", "decode:1@1024")
+    library = CurveLibrary.of(
+        "SmolLM2-135M-Instruct", "kfac", problem.measured.calibration, problem.sites, problem.curves
+    )
     library.save(asked.output)
     print(f"{asked.output}: {asked.output.stat().st_size / 1e3:.0f} kB; {library}")
 

@@ -158,7 +158,7 @@ def figures(plan: Plan) -> dict[str, Any]:
         "kept": plan.budget.kept,
         "used": plan.budget.used,
         "over": plan.budget.over,
-        "cache": plan.kv_cache.used / plan.kv_cache.total if plan.kv_cache else 1.0,
+        "cache": plan.kv_numbers[0] / plan.kv_numbers[1],
         "misaligned": 1 - plan.aligned_fraction,
         "alignment": plan.alignment,
         "predicted": plan.prediction.loss,

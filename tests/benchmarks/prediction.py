@@ -20,7 +20,6 @@ from reading import machine, measured, read
 from scipy.stats import spearmanr
 
 import gac
-from gac.allocation.assemble import Provenance
 from gac.allocation.problem import Problem, decide
 from gac.curves import LossCurve, SiteCurves
 from gac.io import atomic_path
@@ -39,14 +38,14 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True)
     asked = parser.parse_args()
     loaded = read(asked.model)
-    problem, made_from = measured(loaded, asked.calibration, asked.profile, "prefill:1x1024", asked.refit)
+    problem = measured(loaded, asked.calibration, asked.profile, "prefill:1x1024", asked.refit)
     settings = {name: str(value) for name, value in vars(asked).items() if name not in ("plans", "output")}
     rows: list[dict[str, Any]] = []
     if asked.output.exists() and (before := json.loads(asked.output.read_text()))["settings"] == settings:
         rows = before["rows"]
     dense = gac.perplexity(loaded.model, loaded.tokenizer, windows=asked.windows, progress=False).value
     for seed in range(len(rows), asked.plans):
-        plan, sigma = random_plan(problem, made_from, seed, asked.budgets)
+        plan, sigma = random_plan(problem, seed, asked.budgets)
         model = gac.compress(copy.deepcopy(loaded.model), plan, tokenizer=loaded.tokenizer, progress=False)
         found = gac.perplexity(model, loaded.tokenizer, windows=asked.windows, progress=False).value
         row = {"seed": seed, "kept": plan.budget.kept, "sigma": sigma, "predicted": true_loss(problem, plan)}
@@ -56,7 +55,7 @@ def main() -> None:
     print(f"rank correlation over {len(rows)} plans: {correlation(rows):.4f}")
 
 
-def random_plan(problem: Problem, made_from: Provenance, seed: int, budgets: tuple[float, float]) -> tuple[Plan, float]:
+def random_plan(problem: Problem, seed: int, budgets: tuple[float, float]) -> tuple[Plan, float]:
     """A plan, and the sigma of the logarithm of what its curves were multiplied by."""
     random = np.random.default_rng(seed)
     budget, sigma = float(random.uniform(*budgets)), float(random.uniform(0, 2))
@@ -70,8 +69,9 @@ def random_plan(problem: Problem, made_from: Provenance, seed: int, budgets: tup
         )
         for one in problem.curves
     )
-    plan = decide(replace(problem, curves=curves), budget, {}, made_from).plan
-    return plan, sigma
+    limits = replace(problem.recipe.limits, params=budget)
+    recipe = replace(problem.recipe, limits=limits)
+    return decide(replace(problem, curves=curves, recipe=recipe)).plan, sigma
 
 
 def true_loss(problem: Problem, plan: Plan) -> float:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gac.allocation.limits import budget_limit
+from gac.allocation.limits import floored
 from gac.allocation.weight_rules import Chosen, at_ranks
 from gac.arrays import Ints
 from gac.baselines.importance import WINDOW, most_important
@@ -80,7 +80,7 @@ def llama(budget: float, step: int, seed: int) -> Setting:
     for weight in weights:
         every = np.arange(step, LOW_RANK.largest_useful(weight) + 1, step)
         ranks[weight.name] = every[np.abs(every - start[weight.name].dim) <= WINDOW]
-    return Setting(weights, scores, start, ranks, budget_limit(budget, sum(weight.params for weight in weights)))
+    return Setting(weights, scores, start, ranks, floored(budget, sum(weight.params for weight in weights)))
 
 
 def floored_program(setting: Setting, unit: int) -> dict[str, int]:

@@ -78,7 +78,7 @@ def measured(loaded: Loaded, plan: Plan, name: str, dense: float, windows: int |
     found = gac.perplexity(model, loaded.tokenizer, windows=windows)
     row = {
         "allocation": name,
-        "refit": plan.refit,
+        "refit": plan.recipe.refit,
         "budget": plan.budget.asked,
         "kept": plan.budget.kept,
         "used": plan.budget.used,

@@ -6,9 +6,8 @@ from typing import Any
 import torch
 
 import gac
-from gac import api
-from gac.allocation.assemble import Provenance
 from gac.allocation.problem import Problem
+from gac.measuring import Asked, measure_problem
 from gac.models.loading import Loaded, load_model
 
 
@@ -33,22 +32,7 @@ def machine() -> dict[str, Any]:
     }
 
 
-def measured(
-    loaded: Loaded, calibration: str, profile: str, workload: str, refit: str | None = "none"
-) -> tuple[Problem, Provenance]:
+def measured(loaded: Loaded, calibration: str, profile: str, workload: str, refit: str | None = "none") -> Problem:
     """A model's loss curves beside a latency table, as ``gac.allocate`` has them for ``kfac`` and its forms."""
-    return api._measured(
-        loaded.model,
-        loaded.tokenizer,
-        refit=refit,
-        budget=1.0,
-        profile=profile,
-        method="kfac",
-        forms=("low_rank", "narrow"),
-        workloads=(workload,),
-        calibration=calibration,
-        align=True,
-        fuse=False,
-        seed=0,
-        progress=True,
-    )
+    options = {"calibration": calibration, "profile": profile, "workloads": [workload], "refit": refit}
+    return measure_problem(loaded.model, Asked.of(None, 1.0, options), loaded.tokenizer, progress=True)

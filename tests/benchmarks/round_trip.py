@@ -63,18 +63,18 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True)
     asked = parser.parse_args()
     plan = gac.Plan.load(asked.plan)
-    tokenizer = load_tokenizer(plan.model)
+    tokenizer = load_tokenizer(plan.measured.model)
     prompts = {str(at): tokenizer(text, return_tensors="pt").input_ids for at, text in enumerate(PROMPTS)}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         save_file(prompts, folder / "prompts")
-        model: Any = gac.compress(plan.model, plan)
+        model: Any = gac.compress(plan.measured.model, plan)
         rows = [tried(model, folder / "float32", prompts, tokenizer)]
         model = AutoModelForCausalLM.from_pretrained(folder / "float32", dtype=torch.bfloat16)
         rows.append(tried(model, folder / "bfloat16", prompts, tokenizer))
     result = {
         "command": f"python -m tests.benchmarks.round_trip --plan {asked.plan}",
-        "model": plan.model,
+        "model": plan.measured.model,
         "kept": plan.budget.kept,
         "device": f"CPU, {platform.machine()}",
         "versions": versions(),

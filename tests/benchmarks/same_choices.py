@@ -23,9 +23,10 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from gac.evaluation.compared import Field
+
 from gac.allocation.problem import decide
 from gac.errors import GacError
-from gac.evaluation.compared import Field
 from gac.evaluation.shapes import field_of_shapes
 from gac.workloads import Workload
 

@@ -25,7 +25,7 @@ from reading import machine
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import gac
-from gac import api
+from gac import api, measuring
 from gac.allocation import rules
 from gac.models.shapes import SHAPES
 from gac.sensitivity import curves, factors, layerwise, methods, narrow
@@ -34,8 +34,8 @@ from gac.sensitivity.text import Windows
 VOCABULARY = 128_256
 # Part, where its function is looked up, and the function's name.
 PARTS: tuple[tuple[str, Any, str], ...] = (
-    ("weights checked and digested", api, "check_finite"),
-    ("weights checked and digested", api, "model_digest"),
+    ("weights checked and digested", measuring, "check_finite"),
+    ("weights checked and digested", measuring, "model_digest"),
     ("forward, loss", layerwise.LayerwiseBackward, "start"),
     ("layers backward, moments", layerwise.LayerwiseBackward, "through"),
     ("of which hidden states again", layerwise.LayerwiseBackward, "_inputs_of"),

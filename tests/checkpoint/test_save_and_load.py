@@ -23,12 +23,13 @@ from gac.checkpoint.load import load_checkpoint
 from gac.checkpoint.save import save_checkpoint
 from gac.errors import CheckpointError, GacError
 from gac.models.loading import is_checkpoint, load_model
-from gac.plan import Plan, WorkloadLatency
+from gac.plan import Limit, Plan, WorkloadLatency
 from gac.runtime.compressed import COMPANIONS
 from gac.runtime.contract import SCHEMA
 from gac.runtime.decode import DecodeLinear
 from gac.runtime.decode_kernel import multiply
 from gac.runtime.modules import LowRankLinear
+from tests.changed import changed_recipe
 from tests.checkpoint.conftest import CHANGES
 from tests.compression.applying import logits
 from tests.compression.compressed import compressed, small_compressed
@@ -141,20 +142,21 @@ def test_the_card_says_how_to_load_and_to_reproduce(saved: Path, model: LlamaFor
 
 
 def test_the_cards_command_leaves_nothing_out(model: LlamaForCausalLM) -> None:
+    plan = model.gac_plan
+    asked = {"align": 16, "latency": {"decode:1@512": 1 / 3}, "rule": "uniform:down8", "fuse": True}
     plan = replace(
-        model.gac_plan,
-        budget=replace(model.gac_plan.budget, asked=0.7),
-        align=16,
-        latency={"decode:1@512": 1 / 3},
-        workloads=(WorkloadLatency("decode:1@512", None, None, 0, 0, 14),),
-        certificate=replace(model.gac_plan.certificate, method="uniform:down8"),
-        refit="update",
-        fused=True,
-        one_row=True,
+        plan,
+        recipe=changed_recipe(
+            plan.recipe, budget=0.7, workloads=["decode:1@512"], decode_kernel="triton", refit="update", **asked
+        ),
+        limits=(replace(plan.budget, asked=0.7), Limit("ns:decode:1@512", 1 / 3, 100, 100, 300)),
+        workloads=(WorkloadLatency("decode:1@512", 300, 100, 14, 0, 0),),
+        certificate=replace(plan.certificate, multipliers=(0.0, 0.0)),
     )
     assert (
         "gac allocate tiny --budget 0.7 --method kfac --form low_rank --form narrow --align-to 16 "
-        "--latency decode:1@512=0.3333333333333333 --rule uniform:down8 --refit update --fuse --one-row \\\n"
+        "--latency decode:1@512=0.3333333333333333 --refit update --rule uniform:down8 --fuse "
+        "--decode-kernel triton \\\n"
         "  --workload decode:1@512 --calibration wiki-sample:64x1024 --seed 0 -o plan.json\n"
     ) in model_card(plan)
 
@@ -239,7 +241,7 @@ def test_the_decode_kernel_comes_back(tmp_path: Path, make_plan: Callable[..., P
     save_checkpoint(model, tmp_path / "saved")
     loaded = load_checkpoint(tmp_path / "saved", "cpu")
     for one in (model, loaded):
-        assert one.gac_plan.one_row
+        assert one.gac_plan.recipe.deployment.triton
         assert isinstance(one.model.layers[0].self_attn.o_proj.second, DecodeLinear)
         assert one.model.layers[0].self_attn.q_proj.fused.multiply is multiply
         assert type(one.lm_head) is nn.Linear

@@ -31,7 +31,7 @@ def test_plans_by_rule_can_be_compared(directory: Path, calibration: tuple[str, 
     assert all(proof.gap > 0 for proof in others)
     document = answer("compare", *files)
     assert [plan["path"] for plan in document["plans"]] == list(map(str, files))
-    assert [plan["budget"]["over"] for plan in document["plans"]] == [plan.budget.over for plan in plans]
+    assert [plan["limits"][0]["over"] for plan in document["plans"]] == [plan.budget.over for plan in plans]
     assert "differences" not in document
 
 

@@ -9,7 +9,7 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 import gac
 from gac.allocation.frontier import Frontier, frontier
-from tests.allocation.small_problems import MADE_FROM, PREFILL, problem
+from tests.allocation.small_problems import PREFILL, problem
 from tests.cli.commands import answer, run
 
 
@@ -24,7 +24,7 @@ def model(tiny_model: LlamaForCausalLM, tiny_tokenizer: PreTrainedTokenizerFast,
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
     losses = [[8, 4, 2, 1, 0.5], [6, 3, 1.5, 0.75, 0.375]]
-    frontier(problem(losses, [10, 20, 30, 40, 50, 60]), MADE_FROM, points=5).save(tmp_path / "saved.json")
+    frontier(problem(losses, [10, 20, 30, 40, 50, 60]), points=5).save(tmp_path / "saved.json")
     return tmp_path / "saved.json"
 
 
@@ -94,7 +94,7 @@ def test_it_refuses_before_anything_is_measured(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.delattr("gac.api.measure_curves")
+    monkeypatch.delattr("gac.measuring.measure_curves")
     target = tmp_path / "frontier.json"
     result = run("frontier", model, "--calibration", f"{text_file}:4x64", *options, "-o", target)
     assert result.exit_code == 1
@@ -121,7 +121,7 @@ def test_a_saved_frontier_is_drawn_without_a_model(saved: Path, tmp_path: Path) 
 def test_a_saved_frontier_as_a_document(saved: Path) -> None:
     document = answer("frontier", saved)
     assert document["path"] == str(saved)
-    assert (document["limit"], document["workloads"]) == ("params", [PREFILL, "decode:1@8"])
+    assert (document["limit"], document["recipe"]["deployment"]["workloads"]) == ("params", [PREFILL, "decode:1@8"])
     assert document["dense"]["latency_ns"] == [120, 20]
     assert document["points"][0] | {"certificate": None} == {
         "asked": 0.166667,

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,8 @@ from transformers import LlamaConfig
 from gac.allocation.frontier import frontier
 from gac.cli.plot import plot
 from gac.plan import Plan
-from tests.allocation.small_problems import MADE_FROM, problem
+from tests.allocation.small_problems import problem
+from tests.changed import with_measured
 from tests.cli.commands import answer, ranks, refused, run, write_profile
 
 MAGIC = {"pdf": b"%PDF", "png": b"\x89PNG", "svg": b"<?xml"}
@@ -26,8 +26,8 @@ def plan(make_plan: Callable[[LlamaConfig, dict[str, tuple[str, int]]], Plan], t
 def places(plan: Plan, tmp_path: Path) -> dict[str, Path]:
     """A file of each kind that can be drawn."""
     plan.save(tmp_path / "plan.json")
-    replace(plan, model_digest="1" * 64).save(tmp_path / "elsewhere.json")
-    found = frontier(problem([[8, 4, 2, 1, 0.5]], [10, 20, 30, 40, 50, 60]), MADE_FROM, points=5)
+    with_measured(plan, digest="1" * 64).save(tmp_path / "elsewhere.json")
+    found = frontier(problem([[8, 4, 2, 1, 0.5]], [10, 20, 30, 40, 50, 60]), points=5)
     found.save(tmp_path / "frontier.json")
     found.plan(1).save(tmp_path / "point.json")
     (tmp_path / "report.json").write_text(json.dumps({"predicted_log_ratio": 0.2, "log_ratio": 0.25}))

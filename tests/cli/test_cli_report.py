@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from gac.profiling.table import Profile
+from tests.changed import with_measured
 from tests.cli.commands import answer, refused, run
 from tests.reporting.report_plans import by_rule, decided, whole_range
 
@@ -38,7 +39,7 @@ def test_a_profile_that_is_not_at_hand_is_said(plan: Path, tmp_path: Path) -> No
 def test_the_profile_is_found_by_its_digest(plan: Path, tmp_path: Path) -> None:
     found = Profile.load("nvidia-h100-80gb-hbm3")
     ours = decided()
-    replace(ours, profile=replace(ours.profile, digest=found.digest)).save(plan)
+    with_measured(ours, profile=replace(ours.measured.profile, digest=found.digest)).save(plan)
     result = run("report", plan, "-o", tmp_path / "report.html")
     assert result.exit_code == 0
     assert "not at hand" not in result.stderr
@@ -55,7 +56,7 @@ def test_another_profile_is_refused(plan: Path, tmp_path: Path) -> None:
 
 
 def test_plans_of_different_models(plan: Path, tmp_path: Path) -> None:
-    replace(decided(), model_digest="f" * 64).save(tmp_path / "other.json")
+    with_measured(decided(), digest="f" * 64).save(tmp_path / "other.json")
     assert "expected plans for the same model" in refused(
         "report", plan, "--against", tmp_path / "other.json", "-o", tmp_path / "report.html"
     )

@@ -16,12 +16,12 @@ IDS = torch.arange(40).reshape(2, 20)
 
 
 def applied(model: PreTrainedModel, plan: Plan, method: str = "kfac", ids: Tensor = IDS) -> PreTrainedModel:
-    sites = as_planned(family_of(model.config).sites(model.config), plan.forms, fused=False)
+    sites = as_planned(family_of(model.config).sites(model.config), plan.recipe.space.forms, fused=False)
     how = METHODS.get(method)
     factors = {layer: fit.kept for layer, fit in stream_fits(model, sites, ids, how, None, progress=False)}
     modules = build_modules(model, plan.weights, changed_sites(plan, sites), iter(factors.items()), how)
-    if plan.refit != "none":
-        modules = refit(model, modules, plan.weights, plan.refit, sites, factors, ids, how, progress=False)
+    if plan.recipe.refit != "none":
+        modules = refit(model, modules, plan.weights, plan.recipe.refit, sites, factors, ids, how, progress=False)
     swap_in(model, modules)
     return model
 

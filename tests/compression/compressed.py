@@ -1,7 +1,6 @@
 """Small compressed models of any family, with random modules of many forms in them."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,6 +13,7 @@ from gac.models.families import family_of
 from gac.models.linears import as_linear
 from gac.plan import Plan
 from gac.runtime.decode import use_decode_kernel
+from tests.changed import with_measured, with_recipe
 from tests.models.small import small_config, small_model
 
 MakePlan = Callable[[Any, Mapping[str, tuple[str, int]]], Plan]
@@ -43,7 +43,8 @@ def compressed(
 ) -> Any:
     """The model with those changes, in place; its new weights are random, its plan is with it."""
     plan = make_plan(model.config, changes)
-    plan = replace(plan, fused=fused, one_row=one_row, family=model.config.model_type)
+    plan = with_recipe(plan, fuse=fused, decode_kernel="triton" if one_row else "torch")
+    plan = with_measured(plan, family=model.config.model_type)
     torch.manual_seed(1)
     for choice in plan.weights:
         if choice.form != "dense":
@@ -52,7 +53,7 @@ def compressed(
             for parameter in module.parameters():
                 torch.nn.init.normal_(parameter, std=0.1)
             model.set_submodule(choice.name, module)
-    share_gemms(model, as_planned(family_of(model.config).sites(model.config), plan.forms, fused))
+    share_gemms(model, as_planned(family_of(model.config).sites(model.config), plan.recipe.space.forms, fused))
     if one_row:
         use_decode_kernel(model)
     attach_plan(model, plan)

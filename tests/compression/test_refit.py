@@ -17,6 +17,7 @@ from gac.models.families import family_of, supported
 from gac.plan import Plan
 from gac.sensitivity.calibration import decoder_layers
 from gac.sensitivity.registry import METHODS
+from tests.changed import with_recipe
 from tests.compression import applying
 from tests.compression.applying import IDS
 from tests.models.small import every_family, small_config, small_model, weights_of
@@ -91,7 +92,7 @@ def test_shorter_weights_are_fitted_too(make_plan: MakePlan) -> None:
     changes |= {f"{attention}.{name}": ("head_dim", 16) for name in ("v_proj", "o_proj")}
     plan = make_plan(deep("llama").config, changes)
     dense = logits(deep("llama"))
-    plain, fitted = (applied(deep("llama"), replace(plan, refit=refit)) for refit in ("none", "residual"))
+    plain, fitted = (applied(deep("llama"), with_recipe(plan, refit=refit)) for refit in ("none", "residual"))
     assert off(fitted, dense) < 0.99 * off(plain, dense)
 
 

@@ -10,11 +10,11 @@ from transformers import PreTrainedModel
 
 from gac.errors import GacError, ProfileError
 from gac.evaluation.bench import Bench, Reference, grouped
-from gac.evaluation.compared import DENSE, FUSED, UNALIGNED, Field, shared_contestants
-from gac.evaluation.latency import LEAST_ROUNDS, MOST_ROUNDS, Entry, GraphTimer, Spread, interleaved, race
-from gac.evaluation.shapes import field_of_shapes, model_of_shapes
+from gac.evaluation.latency import LEAST_ROUNDS, MOST_ROUNDS, Entry, GraphTimer, Spread, interleaved, time_in_turns
+from gac.evaluation.shapes import model_of_shapes, planner_of_shapes
 from gac.evaluation.steps import Context, Step, decode_step, prefill_step, prepare
-from gac.evaluation.variants import hollow, variant, weight_bytes
+from gac.evaluation.variants import variant, weight_bytes, without_gemms
+from gac.evaluation.versions import DENSE, FUSED, UNALIGNED, Planner, versions_at
 from gac.forms.planned_sites import run_together
 from gac.profiling.timing.sampling import Batch
 from gac.workloads import Workload
@@ -39,8 +39,8 @@ class CountingTimer:
 
 
 @pytest.fixture(scope="module")
-def field() -> Field:
-    return field_of_shapes("smollm2", [Workload.parse("prefill:1x1024")], "nvidia-h100-80gb-hbm3", layers=2)
+def planner() -> Planner:
+    return planner_of_shapes("smollm2", [Workload.parse("prefill:1x1024")], "nvidia-h100-80gb-hbm3", layers=2)
 
 
 @pytest.fixture(scope="module")
@@ -72,34 +72,34 @@ def test_a_workload_beyond_the_models_positions_is_refused(model: PreTrainedMode
 
 
 def test_a_variant_has_the_dims_of_its_plan_and_shares_what_does_not_change(
-    field: Field, model: PreTrainedModel
+    planner: Planner, model: PreTrainedModel
 ) -> None:
-    own = next(one for one in shared_contestants(field, 0.7) if one.name == UNALIGNED)
+    own = next(one for one in versions_at(planner, 0.7) if one.name == UNALIGNED)
     found = variant(model, own.choices)
-    dense = sum(weight.params for site in field.sites for weight in site.weights)
+    dense = sum(weight.params for site in planner.problem.sites for weight in site.weights)
     assert (weight_bytes(model) - weight_bytes(found)) // 4 == dense - own.params
     assert found.get_input_embeddings().weight is model.get_input_embeddings().weight
 
 
-def test_a_fused_variant_computes_what_the_model_computes(field: Field, model: PreTrainedModel) -> None:
-    found = variant(model, field.dense(fused=True).choices, run_together(field.sites))
+def test_a_fused_variant_computes_what_the_model_computes(planner: Planner, model: PreTrainedModel) -> None:
+    found = variant(model, planner.dense(fused=True).choices, run_together(planner.problem.sites))
     assert torch.allclose(step_of(found, PREFILL)(), step_of(model, PREFILL)(), atol=1e-4)
 
 
-def test_a_hollow_model_has_no_targeted_weights(field: Field, model: PreTrainedModel) -> None:
-    dense = sum(weight.params for site in field.sites for weight in site.weights)
-    assert (weight_bytes(model) - weight_bytes(hollow(model, field.sites, 0.5))) // 4 == dense
+def test_a_hollow_model_has_no_targeted_weights(planner: Planner, model: PreTrainedModel) -> None:
+    dense = sum(weight.params for site in planner.problem.sites for weight in site.weights)
+    assert (weight_bytes(model) - weight_bytes(without_gemms(model, planner.problem.sites, 0.5))) // 4 == dense
 
 
-def test_contestants_keep_the_budget_and_only_padding_adds_to_it(field: Field) -> None:
-    found = {one.name: one for one in shared_contestants(field, 0.7)}
-    limit = 0.7 * field.problem.params
+def test_contestants_keep_the_budget_and_only_padding_adds_to_it(planner: Planner) -> None:
+    found = {one.name: one for one in versions_at(planner, 0.7)}
+    limit = 0.7 * planner.problem.params
     assert all(found[name].params <= limit for name in (UNALIGNED, "uniform", "GAC, parameters"))
     assert found[UNALIGNED].params < found["pad 8"].params < found["pad 64"].params
 
 
-def test_padding_keeps_the_loss_and_aligns_every_dim(field: Field) -> None:
-    found = {one.name: one for one in shared_contestants(field, 0.7)}
+def test_padding_keeps_the_loss_and_aligns_every_dim(planner: Planner) -> None:
+    found = {one.name: one for one in versions_at(planner, 0.7)}
     assert found["pad 64"].loss == found[UNALIGNED].loss
     assert all(one.dim % 64 == 0 for one in found["pad 64"].choices if one.form == "low_rank")
 
@@ -136,27 +136,27 @@ def test_the_dense_model_is_predicted_as_it_is_measured() -> None:
     assert reference.predict(0, 0.5) == 15.0
 
 
-def test_a_bench_sets_every_contestant_beside_the_dense_models(field: Field, model: PreTrainedModel) -> None:
+def test_a_bench_sets_every_contestant_beside_the_dense_models(planner: Planner, model: PreTrainedModel) -> None:
     timer: Any = CountingTimer()
-    bench = Bench(model, field.sites, field.dense(fused=False), field.dense(fused=True), timer)
-    contestants = shared_contestants(field, 0.7)[:4]
-    results = list(bench.run(contestants, PREFILL))
-    assert [one.timed.name for one in results] == [DENSE, FUSED, *(one.name for one in contestants)]
+    bench = Bench(model, planner.problem.sites, planner.dense(fused=False), planner.dense(fused=True), timer)
+    versions = versions_at(planner, 0.7)[:4]
+    results = list(bench.run(versions, PREFILL))
+    assert [one.timed.name for one in results] == [DENSE, FUSED, *(one.name for one in versions)]
     assert all(one.speedup > 1 for one in results[2:])
 
 
-def test_groups_are_as_large_as_there_is_room(field: Field) -> None:
-    contestants = shared_contestants(field, 0.7)[:8]
-    assert [len(group) for group in grouped(contestants, [10] * 8, 35)] == [3, 3, 2]
-    assert [len(group) for group in grouped(contestants, [10] * 8, 5)] == [1] * 8
-    assert [len(group) for group in grouped(contestants, [10] * 8, 1e9)] == [6, 2]
+def test_groups_are_as_large_as_there_is_room(planner: Planner) -> None:
+    versions = versions_at(planner, 0.7)[:8]
+    assert [len(group) for group in grouped(versions, [10] * 8, 35)] == [3, 3, 2]
+    assert [len(group) for group in grouped(versions, [10] * 8, 5)] == [1] * 8
+    assert [len(group) for group in grouped(versions, [10] * 8, 1e9)] == [6, 2]
     assert grouped([], [], 1e9) == [[]]
 
 
 def test_more_models_than_a_round_takes_are_refused(model: PreTrainedModel) -> None:
     timer: Any = CountingTimer()
     with pytest.raises(GacError) as caught:
-        race([Entry("model", lambda: model)] * 11, PREFILL, timer)
+        time_in_turns([Entry("model", lambda: model)] * 11, PREFILL, timer)
     assert str(caught.value) == "11 models at once; expected at most 10. Time them in several runs."
 
 

@@ -76,7 +76,8 @@ def through(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, text: P
     ids = torch.arange(40).reshape(2, 20)
     with torch.no_grad():
         assert torch.equal(small(ids).logits, loaded(ids).logits)
-    assert sum(one.numel() for one in loaded.parameters()) == plan.budget.model - plan.budget.total + plan.budget.used
+    kept = plan.measured.params - plan.budget.total + plan.budget.used
+    assert sum(one.numel() for one in loaded.parameters()) == kept
     prose = text.read_text(encoding="utf-8")
     assert gac.perplexity(loaded, tokenizer, prose, windows=2, length=64, progress=False).value < 400
     return plan, loaded
@@ -87,7 +88,7 @@ def test_a_method_and_a_rule_of_ones_own(
 ) -> None:
     method, rule = METHODS.name(Fwsvd()), RULES.name(Tapered())
     plan, _ = through(tiny_model, tiny_tokenizer, text_file, tmp_path, method=method, rule=rule)
-    assert (plan.method, plan.certificate.method) == ("fwsvd", "tapered")
+    assert (plan.recipe.measure.method, plan.certificate.method) == ("fwsvd", "tapered")
     kept = [sum(site.params for site in plan.sites if site.layer == layer) for layer in (0, 1)]
     assert kept[0] > kept[1]
 

@@ -11,12 +11,13 @@ from gac.allocation.frontier import frontier
 from gac.checkpoint.agreement import digest_of
 from gac.checkpoint.digest import with_digest
 from gac.checkpoint.header import header_of
-from gac.forms import form_named
+from gac.costs import KV_NUMBERS
 from gac.io import to_json
 from gac.models.families import family_of
-from gac.plan import KvCache, Plan, WorkloadLatency
+from gac.plan import Limit, Plan, WorkloadLatency
 from gac.runtime.contract import COMPRESSED
-from tests.allocation.small_problems import MADE_FROM, problem
+from tests.allocation.small_problems import problem
+from tests.changed import changed_recipe
 from tests.cli.commands import ranks, write_profile
 from tests.conftest import _make_plan
 from tests.fuzz.targets import SEPARATOR
@@ -41,9 +42,7 @@ def main() -> None:
         "profile/small": _profile(),
         "plan/changed": to_json(plan),
         "plan/head_dim": to_json(_with_cache(heads)),
-        "frontier/small": to_json(
-            frontier(problem([[8, 4, 2, 1, 0.5]], [10, 20, 30, 40, 50, 60]), MADE_FROM, points=3)
-        ),
+        "frontier/small": to_json(frontier(problem([[8, 4, 2, 1, 0.5]], [10, 20, 30, 40, 50, 60]), points=3)),
         "checkpoint/small": _checkpoint(config, plan),
         "config/small": json.dumps(config.to_dict()).encode(),
         "report/small": b'{"perplexity": 18.4, "predicted_log_ratio": 0.07, "log_ratio": 0.05, "tasks": {}}',
@@ -70,10 +69,15 @@ def _profile() -> bytes:
 
 
 def _with_cache(plan: Plan) -> Plan:
-    kept = sum(form_named(one.form).cached(one.weight, one.dim) for one in plan.weights)
-    whole = sum(one.weight.kept for one in plan.weights)
+    kept, whole = plan.kv_numbers
     known = WorkloadLatency("decode:1@1024", 200, 150, 7, 0, 0)
-    return replace(plan, kv_cache=KvCache(kept, whole, 0.75, kept), workloads=(known,))
+    return replace(
+        plan,
+        recipe=changed_recipe(plan.recipe, kv_cache=0.75, workloads=["decode:1@1024"]),
+        limits=(*plan.limits, Limit(KV_NUMBERS, 0.75, kept, kept, whole)),
+        certificate=replace(plan.certificate, multipliers=(0.0, 0.0)),
+        workloads=(known,),
+    )
 
 
 def _checkpoint(config: LlamaConfig, plan: Plan) -> bytes:

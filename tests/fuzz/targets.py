@@ -47,7 +47,7 @@ def read_plan(data: bytes) -> None:
     assert plan.compare(plan).differences == ()
     assert 0 <= plan.aligned_fraction <= 1
     assert plan.budget.kept >= 0
-    assert plan.budget.kept_of_model >= 0
+    assert plan.kept_of_model >= 0
 
 
 def read_frontier(data: bytes) -> None:

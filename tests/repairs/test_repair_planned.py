@@ -12,8 +12,9 @@ import gac
 from gac.checkpoint.load import load_checkpoint
 from gac.checkpoint.save import save_checkpoint
 from gac.errors import CheckpointError
-from gac.plan import Alternative, Plan, WorkloadLatency
+from gac.plan import Alternative, Limit, Plan, WorkloadLatency
 from gac.repairs.replan import padded_plan
+from tests.changed import changed_recipe
 from tests.compression.applying import applied, logits
 from tests.repairs.checkpoints import relative
 
@@ -35,7 +36,7 @@ ALIGNED = {f"{ATTENTION}.q_proj": ("low_rank", 16), f"{MLP}.down_proj": ("low_ra
 def compressed(tiny_model: LlamaForCausalLM, make_plan: MakePlan, tmp_path: Path) -> Callable[[Changes], Path]:
     def save(changes: Changes) -> Path:
         plan = make_plan(tiny_model.config, changes)
-        model = applied(tiny_model, plan, "palu:1" if "grouped:1" in plan.forms else "kfac")
+        model = applied(tiny_model, plan, "palu:1" if "grouped:1" in plan.recipe.space.forms else "kfac")
         model.gac_plan = plan
         save_checkpoint(model, tmp_path / "gac")
         return tmp_path / "gac"
@@ -77,11 +78,13 @@ def test_what_was_weighed_against_other_dims_is_left_out(
         plan,
         sites=(first, *rest),
         workloads=(WorkloadLatency("prefill:1x8", total, total, len(plan.weights), 0, 0),),
-        latency={"prefill:1x8": 1.0},
+        recipe=changed_recipe(plan.recipe, workloads=["prefill:1x8"], latency=1.0),
+        limits=(*plan.limits, Limit("ns:prefill:1x8", 1.0, total, total, total)),
         certificate=replace(plan.certificate, multipliers=(1e-6, 1e-3)),
     )
     after = padded_plan(limited, {f"{ATTENTION}.q_proj": 16})
-    assert (after.sites[0].alternatives, after.workloads, after.latency) == ((), (), {})
+    assert (after.sites[0].alternatives, after.workloads, after.recipe.limits.latency) == ((), (), {})
+    assert [one.column for one in after.limits] == ["params"]
 
 
 def test_a_dim_that_the_form_does_not_reach_stays(compressed: Callable[[Changes], Path], tmp_path: Path) -> None:

@@ -8,7 +8,8 @@ from gac.allocation.frontier import Frontier, frontier
 from gac.allocation.problem import decide
 from gac.allocation.rules import RULES
 from gac.plan import Plan, SiteChoice
-from tests.allocation.small_problems import MADE_FROM, PREFILL, problem
+from tests.allocation.small_problems import PREFILL, asking, problem
+from tests.changed import with_measured
 
 LOSSES = [[8, 4, 2, 1, 0.5], [6, 3, 1.5, 0.75, 0.375]]
 SLOPE = [10, 20, 30, 40, 50, 60]
@@ -18,20 +19,20 @@ def decided(
     budget: float = 0.667, workloads: Sequence[str] = (PREFILL,), latency: Mapping[str, float] = MappingProxyType({})
 ) -> Plan:
     """Two sites of 144 parameters, ranks of 24 each; 192 parameters are allowed."""
-    return decide(problem(LOSSES, SLOPE, workloads), budget, latency, MADE_FROM).plan
+    return decide(asking(problem(LOSSES, SLOPE, workloads), budget, latency=latency)).plan
 
 
 def by_rule(rule: str = "uniform", budget: float = 0.5) -> Plan:
-    return RULES.get(rule).decide(problem(LOSSES, SLOPE, [PREFILL]), budget, {}, MADE_FROM).plan
+    return RULES.get(rule).decide(asking(problem(LOSSES, SLOPE, [PREFILL]), budget, rule=rule)).plan
 
 
 def whole_range() -> Frontier:
-    return frontier(problem(LOSSES, SLOPE, [PREFILL]), MADE_FROM, points=5)
+    return frontier(problem(LOSSES, SLOPE, [PREFILL]), points=5)
 
 
 def renamed(plan: Plan, name: str) -> Plan:
     """The same plan, of a model and of weights of that name."""
-    return replace(plan, model=name, sites=tuple(_renamed(site, name) for site in plan.sites))
+    return replace(with_measured(plan, model=name), sites=tuple(_renamed(site, name) for site in plan.sites))
 
 
 def _renamed(site: SiteChoice, name: str) -> SiteChoice:

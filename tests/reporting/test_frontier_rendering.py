@@ -8,7 +8,7 @@ from rendering import shown
 
 from gac.allocation.frontier import Frontier, frontier
 from gac.reporting.frontier import figure_of_frontier, frontier_table, readable
-from tests.allocation.small_problems import DECODE, MADE_FROM, PREFILL, problem
+from tests.allocation.small_problems import DECODE, PREFILL, problem
 
 TWO = [[8, 4, 2, 1, 0.5], [6, 3, 1.5, 0.75, 0.375]]
 LATENCIES = [10, 20, 30, 40, 50, 60]
@@ -17,7 +17,7 @@ LATENCIES = [10, 20, 30, 40, 50, 60]
 @pytest.fixture
 def found() -> Frontier:
     """5 points, of which those that lose more than ln 20 are lost."""
-    return frontier(problem(TWO, LATENCIES), MADE_FROM, points=5)
+    return frontier(problem(TWO, LATENCIES), points=5)
 
 
 def panel(of: Frontier, number: int) -> Axes:
@@ -47,7 +47,7 @@ def test_points_from_dense_down(found: Frontier) -> None:
 
 def test_a_dozen_points_of_many() -> None:
     losses = [[row * (at + 1) / 50 for row in (8, 4, 2, 1, 0.5)] for at in range(8)]
-    many = frontier(problem(losses, LATENCIES), MADE_FROM)
+    many = frontier(problem(losses, LATENCIES))
     assert len(many.points) > 30
     lines = shown(frontier_table(many))
     assert len(lines) == 2 + 12 + 3
@@ -55,14 +55,14 @@ def test_a_dozen_points_of_many() -> None:
 
 
 def test_unknown_latencies_are_said() -> None:
-    lacking = frontier(problem([[1.0] * 5], [1] * 6, ["decode:4@8"]), MADE_FROM)
+    lacking = frontier(problem([[1.0] * 5], [1] * 6, ["decode:4@8"]))
     lines = shown(frontier_table(lacking))
     assert lines[2:4] == ["1.0000 144 0.0000 7.39 -", "0.1667 24 1.0000 20.09 -"]
     assert lines[-1] == "-: the profile lacks shapes for decode:4@8 (gac profile --model ... measures them)"
 
 
 def test_what_was_limited_is_said() -> None:
-    lines = shown(frontier_table(frontier(problem(TWO, LATENCIES), MADE_FROM, limit=DECODE)))
+    lines = shown(frontier_table(frontier(problem(TWO, LATENCIES), limit=DECODE)))
     assert "proved to lose least for their latency on decode:1@8" in "\n".join(lines)
 
 
@@ -107,7 +107,7 @@ def test_points_that_are_not_proved_are_hollow(found: Frontier) -> None:
 
 
 def test_a_workload_that_is_not_known_has_no_panel() -> None:
-    lacking = frontier(problem([[1.0] * 5], [1] * 6, [PREFILL, "decode:4@8"]), MADE_FROM)
+    lacking = frontier(problem([[1.0] * 5], [1] * 6, [PREFILL, "decode:4@8"]))
     assert [ax.get_title(loc="left") or ax.get_title() for ax in figure_of_frontier(lacking).axes] == [
         "parameters",
         "prefill:1x8",

@@ -9,6 +9,7 @@ from transformers import LlamaConfig
 
 from gac.plan import Plan, WorkloadLatency
 from gac.reporting.plan_comparison import comparison_table, differences_table
+from tests.changed import with_recipe
 
 NOTES = [
     "kept, over: parameters of the targeted weights, and how many are beyond the limit",
@@ -43,7 +44,7 @@ def test_one_row_a_plan(plan: Plan, other: Plan) -> None:
 
 
 def test_predictions_of_different_scales_are_marked(plan: Plan, other: Plan) -> None:
-    table = comparison_table([("a", plan), ("b", replace(other, method="svd"))])
+    table = comparison_table([("a", plan), ("b", with_recipe(other, method="svd"))])
     assert shown(table)[-1] == "predicted by different methods, shots or text: these losses are not of one scale"
 
 

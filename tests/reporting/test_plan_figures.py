@@ -14,7 +14,8 @@ from gac.allocation.frontier import frontier
 from gac.errors import GacError, PlanError, ProfileError
 from gac.lab.figures import published_heads
 from gac.plan import Plan
-from tests.allocation.small_problems import MADE_FROM, PREFILL, measured, problem, profile
+from tests.allocation.small_problems import MEASURED, PREFILL, measured, problem, profile
+from tests.changed import with_measured, with_recipe
 
 Q, V, DOWN = (f"model.layers.1.{name}" for name in ("self_attn.q_proj", "self_attn.v_proj", "mlp.down_proj"))
 Make = Callable[[LlamaConfig, dict[str, tuple[str, int]]], Plan]
@@ -77,7 +78,7 @@ def test_560_weights_fit_a_page(make_plan: Make) -> None:
 
 @pytest.mark.parametrize("name", ["$\\frac{", "<b>model</b>", "[bold]"])
 def test_markup_in_a_name_is_taken_as_it_is(aligned: Plan, name: str) -> None:
-    named = replace(aligned, model=name)
+    named = with_measured(aligned, model=name)
     for ax in (plots.plan(named), plots.heads(named), plots.dims({name: named}, "q_proj")):
         ax.figure.canvas.draw()
     figure = plots.figure_of_dims({name: named})
@@ -103,7 +104,7 @@ def test_one_panel_a_projection(aligned: Plan, other: Plan) -> None:
 
 
 def test_plans_of_different_models_are_refused(aligned: Plan) -> None:
-    elsewhere = replace(aligned, model="another", model_digest="1" * 64)
+    elsewhere = with_measured(aligned, model="another", digest="1" * 64)
     with pytest.raises(PlanError) as failure:
         plots.dims({"a": aligned, "b": elsewhere}, "q_proj")
     assert str(failure.value) == (
@@ -185,14 +186,14 @@ def test_a_layer_that_is_not_there(aligned: Plan) -> None:
 
 def test_fused_plans_have_no_weight_by_itself(aligned: Plan) -> None:
     with pytest.raises(PlanError, match="plan ours, whose weights share their first GEMMs; expected"):
-        plots.layer_time({"ours": replace(aligned, fused=True)}, profile(shapes()), PREFILL)
+        plots.layer_time({"ours": with_recipe(aligned, fuse=True)}, profile(shapes()), PREFILL)
 
 
 # --- frontier and prediction ----------------------------------------------------------------------------------------
 
 
 def test_chosen_plans_stand_on_the_frontier() -> None:
-    found = frontier(problem([[8, 4, 2, 1, 0.5]], [10, 20, 30, 40, 50, 60]), MADE_FROM, points=5)
+    found = frontier(problem([[8, 4, 2, 1, 0.5]], [10, 20, 30, 40, 50, 60]), points=5)
     chosen = found.plan(len(found.points) - 2)
     star = plots.frontier(found, {"chosen": chosen}).lines[-1]
     assert (star.get_marker(), star.get_xdata()[0]) == ("*", chosen.budget.used / 1e6)
@@ -202,16 +203,16 @@ def test_chosen_plans_stand_on_the_frontier() -> None:
 
 
 def test_a_plan_for_another_model_is_not_on_the_frontier(aligned: Plan) -> None:
-    found = frontier(problem([[8, 4, 2, 1, 0.5]], [10, 20, 30, 40, 50, 60]), MADE_FROM, points=5)
+    found = frontier(problem([[8, 4, 2, 1, 0.5]], [10, 20, 30, 40, 50, 60]), points=5)
     with pytest.raises(PlanError, match=r"plan a for another .* on a frontier of tiny"):
-        plots.frontier(found, {"a": replace(aligned, model="another", model_digest="1" * 64)})
-    text = replace(MADE_FROM.calibration, windows=8)
+        plots.frontier(found, {"a": with_measured(aligned, model="another", digest="1" * 64)})
+    text = replace(MEASURED.calibration, windows=8)
     with pytest.raises(PlanError, match="plan a, calibrated on 8 x 1024 tokens of wiki-sample; expected 64 x 1024"):
-        plots.frontier(found, {"a": replace(aligned, calibration=text)})
+        plots.frontier(found, {"a": with_measured(aligned, calibration=text)})
 
 
 def test_a_workload_that_the_frontier_does_not_know() -> None:
-    found = frontier(problem([[8, 4, 2, 1, 0.5]], [10, 20, 30, 40, 50, 60]), MADE_FROM, points=5)
+    found = frontier(problem([[8, 4, 2, 1, 0.5]], [10, 20, 30, 40, 50, 60]), points=5)
     with pytest.raises(GacError) as failure:
         plots.frontier(found, against="chat")
     assert str(failure.value) == (

@@ -15,6 +15,7 @@ from gac.reporting.frontier import readable
 from gac.reporting.report.render import report_page, write_report
 from gac.reporting.report.sources import Named, Sources
 from tests.allocation.small_problems import profile
+from tests.changed import with_measured, with_recipe
 from tests.reporting.report_plans import by_rule, decided, renamed, whole_range
 
 HOSTILE = "</script><script>alert(1)</script><b onmouseover=alert(2)>&amp;\"'"
@@ -86,9 +87,9 @@ def test_a_frontier_is_drawn_and_its_other_settings_are_said() -> None:
     page = report_page(Sources(Named("plan", plan), frontier=frontier))
     assert page.count('class="dot"') == 2 * len(readable(frontier))
     assert "The frontier was made otherwise" not in page
-    unlike = report_page(Sources(Named("plan", replace(plan, refit="residual")), frontier=frontier))
+    unlike = report_page(Sources(Named("plan", with_recipe(plan, refit="residual")), frontier=frontier))
     assert "made otherwise than the plan, with refit none instead of residual." in words(unlike)
-    second = report_page(Sources(Named("plan", replace(plan, shots=2)), frontier=frontier))
+    second = report_page(Sources(Named("plan", with_recipe(plan, shots=2)), frontier=frontier))
     assert "made otherwise than the plan, with shots 1 instead of 2." in words(second)
 
 
@@ -116,12 +117,12 @@ def test_the_page_names_no_address() -> None:
 
 def test_plans_for_different_models() -> None:
     with pytest.raises(PlanError, match=r"expected plans for the same model\."):
-        Sources(Named("a", decided()), (Named("b", replace(decided(), model_digest="f" * 64)),))
+        Sources(Named("a", decided()), (Named("b", with_measured(decided(), digest="f" * 64)),))
 
 
 def test_a_frontier_of_another_model() -> None:
     frontier = whole_range()
-    other = replace(frontier, made_from=replace(frontier.made_from, model_digest="f" * 64))
+    other = with_measured(frontier, digest="f" * 64)
     with pytest.raises(PlanError) as failure:
         Sources(Named("a", decided()), frontier=other)
     assert str(failure.value) == (
@@ -132,7 +133,7 @@ def test_a_frontier_of_another_model() -> None:
 
 def test_a_frontier_of_another_scale() -> None:
     with pytest.raises(PlanError, match="expected losses of one scale: the same method and calibration text"):
-        Sources(Named("a", replace(decided(), method="svd")), frontier=whole_range())
+        Sources(Named("a", with_recipe(decided(), method="svd")), frontier=whole_range())
 
 
 def test_a_profile_that_the_plan_does_not_name() -> None:
@@ -172,5 +173,5 @@ def test_python_refuses_a_plan_for_another_model_and_keeps_the_page_that_was_the
     page = tmp_path / "page.html"
     page.write_text("before")
     with pytest.raises(PlanError, match=r"expected plans for the same model\."):
-        gac.report(decided(), page, against={"theirs": replace(decided(), model_digest="3" * 64)})
+        gac.report(decided(), page, against={"theirs": with_measured(decided(), digest="3" * 64)})
     assert page.read_text() == "before"

@@ -5,12 +5,13 @@ from dataclasses import replace
 import pytest
 
 from gac.models.weights import Weight
-from gac.plan import Alternative, KvCache, SiteChoice, WeightChoice
+from gac.plan import Alternative, Limit, SiteChoice, WeightChoice
 from gac.reporting.report.neighbours import Neighbours
 from gac.reporting.report.story import about_dense, stayed_dense
 from gac.reporting.report.why import reasons, trades
 from gac.reporting.report.words import duration, nats, ranges
 from tests.allocation.small_problems import PREFILL, measured, profile
+from tests.changed import changed_recipe, with_recipe
 from tests.reporting.report_plans import by_rule, decided, renamed
 
 
@@ -48,8 +49,8 @@ def test_the_cache_counts_where_it_is_limited() -> None:
     limited = replace(
         plan,
         sites=(site,),
-        budget=replace(plan.budget, limit=144, used=144, total=144),
-        kv_cache=KvCache(12, 12, 1.0, 12),
+        recipe=changed_recipe(plan.recipe, kv_cache=1.0),
+        limits=(Limit("params", 1.0, 144, 144, 144), Limit("kv_numbers", 1.0, 12, 12, 12)),
         certificate=proof,
     )
     (trade,) = trades(limited, site)
@@ -99,7 +100,7 @@ def test_dense_weights_by_projection() -> None:
 def test_the_next_dim_on_the_gpu() -> None:
     times = {rank: 90 if rank % 8 else 30 + rank // 8 for rank in range(1, 65)}
     table = profile([measured("low_rank", ns, m=8, k=64, r=rank, n=64) for rank, ns in times.items()])
-    plan = replace(decided(), align=True)
+    plan = with_recipe(decided(), align=True)
     weight = WeightChoice.of(Weight("w", 64, 64), "low_rank", 8)
     (said,) = Neighbours(plan, table).sentences(weight, shared=False)
     assert said == (

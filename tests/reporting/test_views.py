@@ -12,10 +12,11 @@ from transformers import LlamaConfig
 from gac import Perplexity
 from gac.allocation.frontier import Frontier, frontier
 from gac.errors import GacError, PlanError
-from gac.plan import Budget, Plan
+from gac.plan import Plan
 from gac.profiling.cliffs import Cliffs, find_cliffs
 from gac.profiling.table import Profile
-from tests.allocation.small_problems import MADE_FROM, measured, problem, profile
+from tests.allocation.small_problems import measured, problem, profile
+from tests.changed import with_measured
 
 UP = "model.layers.0.mlp.up_proj"
 HOSTILE = "<script>alert(1)</script>[bold]"
@@ -38,7 +39,7 @@ def cliffs(table: Profile) -> Cliffs:
 
 @pytest.fixture
 def found() -> Frontier:
-    return frontier(problem([[2, 1, 0.5, 0.25, 0.125]], [10, 20, 30, 40, 50, 60]), MADE_FROM, points=3)
+    return frontier(problem([[2, 1, 0.5, 0.25, 0.125]], [10, 20, 30, 40, 50, 60]), points=3)
 
 
 PERPLEXITY = Perplexity(17.9047, 40_920, "wiki-sample, 40 windows x 1024", "float32")
@@ -96,7 +97,7 @@ def test_a_frontier_says_what_it_is_of(found: Frontier) -> None:
 def test_rich_prints_the_same_table(plan: Plan) -> None:
     console = Console(width=100, force_terminal=False)
     with console.capture() as captured:
-        console.print(replace(plan, model=HOSTILE))
+        console.print(with_measured(plan, model=HOSTILE))
     assert HOSTILE in captured.get()
 
 
@@ -109,8 +110,8 @@ def test_each_result_is_a_table_in_a_notebook(plan: Plan, table: Profile, cliffs
 
 
 def test_markup_in_names_is_escaped(plan: Plan, found: Frontier) -> None:
-    hostile = replace(found, made_from=replace(found.made_from, model=HOSTILE))
-    for result in (replace(plan, model=HOSTILE), hostile, replace(PERPLEXITY, protocol=HOSTILE)):
+    hostile = with_measured(found, model=HOSTILE)
+    for result in (with_measured(plan, model=HOSTILE), hostile, replace(PERPLEXITY, protocol=HOSTILE)):
         html = result._repr_html_()
         assert "script" not in tags(html)
         assert "&lt;script&gt;alert(1)&lt;/script&gt;[bold]" in html
@@ -160,5 +161,5 @@ def test_without_pandas_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_an_empty_plan_is_refused(plan: Plan) -> None:
     with pytest.raises(PlanError) as failure:
-        replace(plan, sites=(), budget=Budget(1.0, 0, 0, 0, 1))
+        replace(plan, sites=(), limits=())
     assert str(failure.value) == "plan has no sites; expected one at least. Make the plan again; this one was edited."

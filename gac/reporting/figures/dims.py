@@ -54,7 +54,7 @@ def figure_of_dims(plans: Mapping[str, Plan], weights: Sequence[str] = (), title
     check_plans(plans)
     first = next(iter(plans.values()))
     names = list(weights) or kinds_of(weights_by_layer(first))
-    with page(len(names), first.model if title is None else title) as (figure, axes):
+    with page(len(names), first.measured.model if title is None else title) as (figure, axes):
         for ax, name in zip(axes, names, strict=True):
             dims(plans, name, ax=ax, legend=False)
         box = figure.legend(handles=_legend(list(plans)), loc="outside lower center", ncols=3, fontsize=7)
@@ -82,7 +82,7 @@ def _of(plan: Plan, weight: str) -> dict[int, WeightChoice]:
     found = {layer: of[weight] for layer, of in layers if weight in of}
     if not found:
         known = ", ".join(kinds_of(layers))
-        raise PlanError(f"weight {weight!r} of {plan.model}", f"one of {known}", "Name one of these.")
+        raise PlanError(f"weight {weight!r} of {plan.measured.model}", f"one of {known}", "Name one of these.")
     return found
 
 
@@ -138,7 +138,7 @@ def heads(plan: Plan, *, ax: "Axes | None" = None) -> "Axes":
         (layer, name, one) for layer, of in layers for name, one in of.items() if one.weight.cached and one.heads > 0
     ]
     if not cached:
-        given = f"plan for {plan.model}, whose weights are not of single key-value heads"
+        given = f"plan for {plan.measured.model}, whose weights are not of single key-value heads"
         raise PlanError(given, "k_proj and v_proj as weights of their own", "Draw it as a heat map: gac plot plan.")
     names = list(dict.fromkeys(name for _, name, _ in cached))
     with panel(ax, (5.6, 2.8)) as ax:
@@ -151,7 +151,7 @@ def heads(plan: Plan, *, ax: "Axes | None" = None) -> "Axes":
         ax.set_ylim(0, 1.08 * full)
         ax.set_xlabel(f"key-value head, layer by layer ({cached[0][2].heads} a layer)")
         ax.set_ylabel("dims a head (numbers cached a token)")
-        ax.set_title(f"{plan.model}, {plan.method}; dotted: the dense head", pad=4)
+        ax.set_title(f"{plan.measured.model}, {plan.recipe.measure.method}; dotted: the dense head", pad=4)
     return ax
 
 

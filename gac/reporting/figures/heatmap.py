@@ -48,7 +48,7 @@ def plan(plan: Plan, *, title: str | None = None, ax: "Axes | None" = None) -> "
         ax.set_yticks(np.arange(0, len(layers), step) + 0.5, [str(layer) for layer, _ in layers[::step]])
         ax.set_ylabel("decoder layer")
         ax.set_xlabel("projection (r: rank, w: neurons, d: head_dim, g: rank of a head group, -: dense)", fontsize=6.5)
-        told = f"{plan.model}, {plan.method}: {plan.budget.kept:.3f} of the targeted parameters"
+        told = f"{plan.measured.model}, {plan.recipe.measure.method}: {plan.budget.kept:.3f} of the targeted parameters"
         ax.set_title(told if title is None else title, pad=6)
         bar = ax.figure.colorbar(mesh, ax=ax, fraction=0.04, pad=0.02, aspect=40)
         bar.set_label("kept fraction of the weight's parameters")

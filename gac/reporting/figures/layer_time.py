@@ -56,7 +56,7 @@ def layer_time(
     with panel(ax, (6.2, 1.4 + 0.36 * len(bars))) as ax:
         _draw(ax, bars)
         where = "all layers" if layer is None else f"layer {layer}"
-        words = f"{next(iter(plans.values())).model}, {where}, {parsed}, {profile.header.gpu}"
+        words = f"{next(iter(plans.values())).measured.model}, {where}, {parsed}, {profile.header.gpu}"
         ax.set_title(words if title is None else title, pad=4)
     return ax
 
@@ -66,7 +66,9 @@ def _workload(plans: Mapping[str, Plan], workload: str | None) -> str:
     if workload is not None:
         return workload
     if not first.workloads:
-        raise PlanError(f"plan for {first.model} names no workload", "one, to look latencies up for", "Name one.")
+        raise PlanError(
+            f"plan for {first.measured.model} names no workload", "one, to look latencies up for", "Name one."
+        )
     return first.workloads[0].workload
 
 
@@ -74,10 +76,11 @@ def _bars(plans: Mapping[str, Plan], timing: Timing, layer: int | None) -> list[
     first = next(iter(plans.values()))
     bars = [_Bar("dense", _summed(first, timing, layer, dense=True))]
     for name, plan in plans.items():
-        if plan.fused:
+        if plan.recipe.deployment.fuse:
             given = f"plan {name}, whose weights share their first GEMMs"
             raise PlanError(given, "a plan in which each weight runs by itself", "Plan without fuse.")
-        bars.append(_Bar(name, _summed(plan, replace(timing, one_row=plan.one_row), layer, dense=False)))
+        own = replace(timing, one_row=plan.recipe.deployment.triton)
+        bars.append(_Bar(name, _summed(plan, own, layer, dense=False)))
     return bars
 
 
@@ -85,7 +88,9 @@ def _summed(plan: Plan, timing: Timing, layer: int | None, *, dense: bool) -> di
     layers = weights_by_layer(plan)
     chosen = [of for at, of in layers if layer in (None, at)]
     if not chosen:
-        raise PlanError(f"layer {layer} of {plan.model}", f"one from 0 to {layers[-1][0]}", "Name one of these.")
+        raise PlanError(
+            f"layer {layer} of {plan.measured.model}", f"one from 0 to {layers[-1][0]}", "Name one of these."
+        )
     found: dict[str, int] = {}
     for weights in chosen:
         for name, choice in weights.items():

@@ -43,7 +43,7 @@ class Neighbours:
     def _told(self, weight: WeightChoice, profile: Profile) -> tuple[str, ...]:
         form, dim = form_named(weight.form), weight.dim
         workloads = tuple(Workload.parse(one.workload) for one in self.plan.workloads)
-        timing = Timing(profile, workloads, self.plan.one_row)
+        timing = Timing(profile, workloads, self.plan.recipe.deployment.triton)
         after = np.arange(dim + 1, min(form.full(weight.weight), dim + _REACH) + 1)
         sound = after[timing.sound(form, weight.weight, after, fused=False)].tolist()
         dims = [dim, dim + 1, *sound[:1]]
@@ -60,7 +60,7 @@ class Neighbours:
             return ""
         form = form_named(weight.form)
         period = operator_period(profile, form.operation(weight.weight, 1, 1).operator)
-        step = lcm(step_of(form, self.plan.align), period)
+        step = lcm(step_of(form, self.plan.recipe.space.align), period)
         return f"no multiple of {step}" if following % step else "a larger dim is faster"
 
 

@@ -9,6 +9,7 @@ from gac.errors import PlanError, ProfileError
 from gac.plan import Plan, PlanComparison
 from gac.profiling.folders import profile_with
 from gac.profiling.table import Profile
+from gac.recipe import Recipe
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class Sources:
         _ = self.comparisons  # refuses plans for other models
         if self.frontier is not None:
             _check_frontier(self.plan.plan, self.frontier)
-        digest = self.plan.plan.profile.digest
+        digest = self.plan.plan.measured.profile.digest
         if self.profile is not None and self.profile.digest != digest:
             raise ProfileError(
                 f"profile {self.profile.path} has digest {self.profile.digest[:12]}",
@@ -61,37 +62,43 @@ class Sources:
         """What the frontier was made with otherwise than the plan: ``refit residual instead of none``."""
         if self.frontier is None:
             return ()
-        ours, theirs = self.plan.plan, self.frontier.made_from
-        pairs = {
-            "refit": (theirs.refit, ours.refit),
-            "shots": (theirs.shots, ours.shots),
-            "forms": ("+".join(theirs.forms), "+".join(ours.forms)),
-            "align": (theirs.align, ours.align),
-            "fused": (theirs.fused, ours.fused),
-            "one row in Triton": (theirs.one_row, ours.one_row),
-            "profile": (theirs.profile.digest[:12], ours.profile.digest[:12]),
-        }
-        return tuple(f"{name} {made} instead of {plan}" for name, (made, plan) in pairs.items() if made != plan)
+        ours, theirs = self.plan.plan, self.frontier
+        told, asked = _told(theirs.recipe), _told(ours.recipe)
+        found = {name: (told[name], asked[name]) for name in asked}
+        found["profile"] = theirs.measured.profile.digest[:12], ours.measured.profile.digest[:12]
+        return tuple(f"{name} {made} instead of {plan}" for name, (made, plan) in found.items() if made != plan)
+
+
+def _told(recipe: Recipe) -> dict[str, object]:
+    """What a frontier may have been made with otherwise."""
+    return {
+        "refit": recipe.refit,
+        "shots": recipe.measure.shots,
+        "forms": "+".join(recipe.space.forms),
+        "align": recipe.space.align,
+        "fuse": recipe.deployment.fuse,
+        "decode kernel": recipe.deployment.decode_kernel,
+    }
 
 
 def profile_of(plan: Plan) -> Profile | None:
     """The shipped or saved profile that a plan names by its digest; None where it is not at hand."""
-    path = profile_with(plan.profile.digest)
+    path = profile_with(plan.measured.profile.digest)
     return None if path is None else Profile.load(path)
 
 
 def _check_frontier(plan: Plan, frontier: Frontier) -> None:
-    made = frontier.made_from
-    if made.model_digest != plan.model_digest:
+    made, ours = frontier.measured, plan.measured
+    if made.digest != ours.digest:
         raise PlanError(
-            f"a plan for {plan.model} ({plan.model_digest[:12]}) beside a frontier for {made.model} "
-            f"({made.model_digest[:12]})",
+            f"a plan for {ours.model} ({ours.digest[:12]}) beside a frontier for {made.model} ({made.digest[:12]})",
             "a frontier of the same model",
             "Make it for the same weights, or leave it out.",
         )
-    if (plan.method, plan.calibration) != (made.method, made.calibration):
+    methods = [one.recipe.measure.method for one in (plan, frontier)]
+    if methods[0] != methods[1] or ours.calibration != made.calibration:
         raise PlanError(
-            f"a plan by {plan.method} on text {plan.calibration.digest[:12]} beside a frontier by {made.method} "
+            f"a plan by {methods[0]} on text {ours.calibration.digest[:12]} beside a frontier by {methods[1]} "
             f"on text {made.calibration.digest[:12]}",
             "losses of one scale: the same method and calibration text",
             "Make the frontier as the plan was made, or leave it out.",

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from shlex import quote
 
 from gac.allocation.reproduce import allocate_command, rule_of
+from gac.costs import BYTES, KV_NUMBERS, PARAMS
 from gac.models.sites import short_names
 from gac.plan import Plan, SiteChoice, run_as
 from gac.profiling.table import Profile, saved_profiles, shipped_profiles
@@ -37,7 +38,7 @@ def _budget(plan: Plan) -> str:
     return (
         f"The plan keeps {budget.used:,} of {counted(budget.total, 'targeted parameter')} ({budget.kept:.4f}). The "
         f"budget was {budget.asked:g}, that is {budget.limit:,}; {end}. With embeddings and head, "
-        f"{budget.kept_of_model:.4f} of the model are kept."
+        f"{plan.kept_of_model:.4f} of the model are kept."
     )
 
 
@@ -52,7 +53,8 @@ def _loss(plan: Plan) -> str:
 def _time(plan: Plan) -> str:
     parts = []
     for one in plan.workloads:
-        limit = f" ({plan.latency[one.workload]:g} was allowed)" if one.workload in plan.latency else ""
+        asked = plan.recipe.limits.latency.get(one.workload)
+        limit = "" if asked is None else f" ({asked:g} was allowed)"
         if one.dense_ns is None or one.plan_ns is None:
             missing = f"unknown: the latency table lacks shapes of {counted(one.unknown, 'weight')}"
             parts.append(f"at {one.workload} is {missing if one.unknown else 'unknown'}{limit}")
@@ -63,11 +65,11 @@ def _time(plan: Plan) -> str:
 
 
 def _cache(plan: Plan) -> str:
-    cache = plan.kv_cache
-    if cache is None or (cache.limit is None and cache.used == cache.total):
+    (used, total), limit = plan.kv_numbers, plan.limit(KV_NUMBERS)
+    if limit is None and used == total:
         return ""
-    allowed = "" if cache.limit is None else f"; {cache.limit:,} were allowed"
-    return f"The KV cache keeps {cache.used:,} of {cache.total:,} numbers a token{allowed}."
+    allowed = "" if limit is None else f"; {limit.limit:,} were allowed"
+    return f"The KV cache keeps {used:,} of {total:,} numbers a token{allowed}."
 
 
 def _proof(plan: Plan) -> str:
@@ -95,7 +97,7 @@ def _forms(plan: Plan) -> str:
 
 
 def _gpu(plan: Plan) -> str:
-    return f"It was made for the {plan.profile.gpu}, by the latency table {plan.profile.digest[:12]}."
+    return f"It was made for the {plan.measured.profile.gpu}, by the latency table {plan.measured.profile.digest[:12]}."
 
 
 # --- what stayed dense ----------------------------------------------------------------------------------------------
@@ -176,27 +178,33 @@ def certificate(plan: Plan) -> Rows:
 
 def _prices(plan: Plan) -> list[tuple[str, float]]:
     """What a large unit of each limit is worth, from the multipliers of the certificate."""
-    prices = list(plan.certificate.multipliers)
-    names = [("a million parameters", 1e6)]
-    names += [(f"a microsecond at {one.workload}", 1e3) for one in plan.workloads if one.workload in plan.latency]
-    names += [("a number in the KV cache", 1.0)] if len(names) < len(prices) else []
-    return [(name, unit * price) for (name, unit), price in zip(names, prices, strict=False)]
+    known = {
+        PARAMS: ("a million parameters", 1e6),
+        BYTES: ("a million bytes", 1e6),
+        KV_NUMBERS: ("a number in the KV cache", 1.0),
+    }
+    found = []
+    for limit, price in zip(plan.limits, plan.certificate.multipliers, strict=True):
+        name, unit = known.get(limit.column) or (f"a microsecond at {limit.column.removeprefix('ns:')}", 1e3)
+        found.append((name, unit * price))
+    return found
 
 
 def provenance(sources: Sources) -> Rows:
     """Name and value pairs."""
     plan = sources.plan.plan
-    text = plan.calibration
+    recipe, made = plan.recipe, plan.measured
+    text, table, measure = made.calibration, made.profile, recipe.measure
     rows = [
-        ("Model", f"{plan.model} ({plan.family}), weights {plan.model_digest[:12]}"),
-        ("Method", f"{plan.method}; shots {plan.shots}; refit {plan.refit}; factor {plan.prediction.factor:g}"),
-        ("Forms", f"dense, {', '.join(plan.forms)}{run_as(plan)}"),
+        ("Model", f"{made.model} ({made.family}), weights {made.digest[:12]}"),
+        ("Method", f"{measure.method}; shots {measure.shots}; refit {recipe.refit}; factor {made.factor:g}"),
+        ("Forms", f"dense, {', '.join(recipe.space.forms)}{run_as(plan)}"),
         ("Dims", _dims(plan)),
         ("Calibration", f"{text.windows} x {text.window_tokens} tokens of {text.text}, digest {text.digest[:12]}"),
-        ("Seed", str(plan.seed)),
+        ("Seed", str(measure.seed)),
         ("Made with", f"GAC {plan.gac_version}; this page with GAC {__version__}"),
-        ("GPU", plan.profile.gpu),
-        ("Latency table", f"{plan.profile.digest[:12]}{f'; {plan.profile.note}' if plan.profile.note else ''}"),
+        ("GPU", table.gpu),
+        ("Latency table", f"{table.digest[:12]}{f'; {table.note}' if table.note else ''}"),
         *_looked_up(plan),
         *_machine(sources.profile),
     ]
@@ -204,9 +212,9 @@ def provenance(sources: Sources) -> Rows:
 
 
 def _dims(plan: Plan) -> str:
-    if plan.align is False:
+    if plan.recipe.space.align is False:
         return "every integer"
-    step = "" if plan.align is True else f", and of those the multiples of {plan.align}"
+    step = "" if plan.recipe.space.align is True else f", and of those the multiples of {plan.recipe.space.align}"
     return f"those that the latency table shows to be sound{step}"
 
 
@@ -233,7 +241,7 @@ def _machine(profile: Profile | None) -> Rows:
 def commands(sources: Sources) -> str:
     """What makes the plan again, and applies and checks it."""
     plan = sources.plan.plan
-    model = quote(plan.model)
+    model = quote(plan.measured.model)
     profile = sources.profile
     known = profile is not None and profile.path in (*shipped_profiles(), *saved_profiles())
     return "\n".join(

@@ -1,11 +1,12 @@
 """Why a site is not smaller and not larger, from the plan's own alternatives and prices."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gac.allocation.reproduce import rule_of
-from gac.forms import form_named
-from gac.plan import Alternative, Plan, SiteChoice
-from gac.reporting.report.words import choices, counted, duration, nats
+from gac.costs import KV_NUMBERS, ns_of
+from gac.plan import Alternative, Plan, SiteChoice, counted, is_of_dims
+from gac.reporting.report.words import choices, duration, nats
+from gac.reporting.report.words import counted as told
 
 
 @dataclass(frozen=True)
@@ -35,32 +36,28 @@ def trades(plan: Plan, site: SiteChoice) -> tuple[Trade, ...]:
 
 
 def _trade(plan: Plan, site: SiteChoice, other: Alternative) -> Trade:
-    limited = [at for at, workload in enumerate(plan.workloads) if workload.workload in plan.latency]
-    slower = [_slower(site, other, at) for at in limited]
-    used = [other.params - site.params, *(ns or 0 for ns in slower)]
-    cached = _cached(site, other) if plan.kv_cache and plan.kv_cache.limit is not None else None
-    used += [] if cached is None else [cached]
+    more = {limit.column: _more(plan, site, other, limit.column) for limit in plan.limits}
     prices = plan.certificate.multipliers
+    latencies = ((column.removeprefix("ns:"), ns) for column, ns in more.items() if column.startswith("ns:"))
     return Trade(
         choices(site.weights, other.forms, other.dims),
         site.params - other.params,
         other.loss - site.loss,
-        sum(price * -amount for price, amount in zip(prices, used, strict=True)),
-        tuple((plan.workloads[at].workload, ns) for at, ns in zip(limited, slower, strict=True) if ns is not None),
-        -(cached or 0),
+        sum(price * -(amount or 0) for price, amount in zip(prices, more.values(), strict=True)),
+        tuple((workload, ns) for workload, ns in latencies if ns is not None),
+        -(more.get(KV_NUMBERS) or 0),
     )
 
 
-def _slower(site: SiteChoice, other: Alternative, at: int) -> int | None:
-    ours, theirs = site.latency_ns[at], other.latency_ns[at]
-    return None if ours is None or theirs is None else theirs - ours
-
-
-def _cached(site: SiteChoice, other: Alternative) -> int:
-    """Numbers that the KV cache would keep of a token more."""
-    ours = sum(form_named(one.form).cached(one.weight, one.dim) for one in site.weights)
-    given = zip(site.weights, other.forms, other.dims, strict=True)
-    return sum(form_named(form).cached(one.weight, dim) for one, form, dim in given) - ours
+def _more(plan: Plan, site: SiteChoice, other: Alternative, column: str) -> int | None:
+    """What the alternative takes more of a cost column; None where that is unknown."""
+    if is_of_dims(column):
+        choices = zip(site.weights, other.forms, other.dims, strict=True)
+        theirs = [replace(one, form=form, dim=dim) for one, form, dim in choices]
+        return counted(theirs, column)[0] - counted(site.weights, column)[0]
+    at = [ns_of(one.workload) for one in plan.workloads].index(column)
+    before, after = site.latency_ns[at], other.latency_ns[at]
+    return None if before is None or after is None else after - before
 
 
 def reasons(plan: Plan, site: SiteChoice) -> tuple[str, ...]:
@@ -87,7 +84,7 @@ def unweighed(plan: Plan) -> str:
 
 
 def _smaller(plan: Plan, trade: Trade) -> str:
-    offer = f"Why not smaller: {trade.choice} would free {counted(trade.freed, 'parameter')}{_beside(trade)} and "
+    offer = f"Why not smaller: {trade.choice} would free {told(trade.freed, 'parameter')}{_beside(trade)} and "
     offer += f"{_change(trade.lost)}. "
     if not any(plan.certificate.multipliers):
         return f"{offer}No limit binds, so nothing would be won with what is freed."
@@ -97,7 +94,7 @@ def _smaller(plan: Plan, trade: Trade) -> str:
 
 
 def _larger(plan: Plan, trade: Trade) -> str:
-    offer = f"Why not larger: {trade.choice} would take {counted(-trade.freed, 'parameter')} more{_beside(trade)} and "
+    offer = f"Why not larger: {trade.choice} would take {told(-trade.freed, 'parameter')} more{_beside(trade)} and "
     offer += f"{_change(trade.lost)}. "
     near = "no more than it wins, yet the limits leave no room for it"
     verdict = "more than it wins" if -trade.worth > -trade.lost else near

@@ -1,0 +1,213 @@
+"""What a benchmark times: the dense model, a compressor's own dims, what is usually done about them, GAC's plans."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from gac.allocation.candidates import candidate_at
+from gac.allocation.fastest import Fastest, fastest
+from gac.allocation.limits import total
+from gac.allocation.problem import Problem
+from gac.allocation.rules import RULES
+from gac.allocation.weight_rules import Rounding
+from gac.costs import ns_of
+from gac.curves import LossCurves
+from gac.errors import BudgetError
+from gac.forms import DEFAULT_FORMS, form_named
+from gac.forms.planned_sites import as_planned
+from gac.models.sites import Site
+from gac.plan import Plan, WeightChoice
+from gac.recipe import Recipe
+from gac.workloads import Workload
+
+DENSE, FUSED = "dense", "dense, fused"
+UNALIGNED = "unaligned"
+FASTEST = "GAC, parameters and latency"
+IN_TRITON = ", one row in Triton"
+PADS = (8, 16, 64)
+NEAREST = (8, 32)
+COARSE = 32
+
+
+@dataclass(frozen=True, eq=False)
+class Version:
+    """One version of a model, to time.
+
+    Attributes:
+        name: as tables call it.
+        choices: form and dim of every weight, in model order.
+        fused: whether weights that read the same input run their first GEMMs as one.
+        loss: predicted, nats a token more than dense.
+        table_ns: what the latency table sums up to, by workload; None where it lacks a shape.
+        compiled: whether the layers run through ``torch.compile`` with ``shape_padding``.
+        triton: whether one row runs in Triton.
+    """
+
+    name: str
+    choices: tuple[WeightChoice, ...]
+    fused: bool
+    loss: float
+    table_ns: Mapping[str, int | None]
+    compiled: bool = False
+    triton: bool = False
+
+    @property
+    def params(self) -> int:
+        """Of the targeted weights."""
+        return sum(choice.params for choice in self.choices)
+
+    @property
+    def neurons(self) -> float:
+        """The fraction of the MLPs' neurons that there are."""
+        kept = total = 0
+        for choice in self.choices:
+            if choice.neurons == "out":
+                weight, form = choice.weight, form_named(choice.form)
+                total += weight.out_features
+                kept += form.size(weight, choice.dim) if form.shortens(weight) == "out" else weight.out_features
+        return kept / total if total else 1.0
+
+
+@dataclass(frozen=True, eq=False)
+class Planner:
+    """What versions are planned with.
+
+    Attributes:
+        problem: its sites and curves are those of the model's family; its recipe has the workloads.
+    """
+
+    problem: Problem
+
+    def problem_of(self, budget: float, **options: Any) -> Problem:
+        """The same model, with another recipe.
+
+        Args:
+            options: as for ``Recipe.of``.
+        """
+        base = self.problem.recipe
+        options = {"method": base.measure.method, "workloads": base.deployment.workloads, "refit": "none"} | options
+        recipe = Recipe.of(budget, **options)
+        forms, fuse = recipe.space.forms, recipe.deployment.fuse
+        sites = self.problem.sites
+        if not fuse and not any(site.taken_by(form_named(form)) for site in sites for form in forms):
+            # Where no form takes several weights, each is chosen by itself: the same choices, and far fewer to weigh.
+            sites = _one_by_one(sites)
+        planned = as_planned(sites, forms, fuse)
+        return replace(self.problem, sites=planned, recipe=recipe)
+
+    def plan(self, budget: float, **options: Any) -> Plan:
+        """A plan limited in parameters alone."""
+        problem = self.problem_of(budget, **options)
+        return RULES.get(problem.recipe.rule).decide(problem).plan
+
+    def dense(self, fused: bool, triton: bool = False) -> Version:
+        """The dense model."""
+        plan = self.plan(1.0, forms=(), fuse=fused, decode_kernel=_kernel(triton))
+        return version_of((FUSED if fused else DENSE) + (IN_TRITON if triton else ""), plan)
+
+    def padded(self, plan: Plan, name: str, step: int, fused: bool) -> Version:
+        """A plan's dims brought up to multiples of ``step``, as zeros would fill them: the loss stays the plan's."""
+        problem = self._free(plan, fused)
+        dims = {choice.name: _rounded(choice, Rounding("pad", step)) for choice in plan.weights}
+        return _with_dims(plan, name, dims, problem, fused, plan.prediction.loss)
+
+    def nearest(self, plan: Plan, step: int) -> Version:
+        """A plan's dims rounded to the nearest multiples of ``step``, with the loss that they then have."""
+        problem = self._free(plan, fused=False)
+        dims = {choice.name: _rounded(choice, Rounding("nearest", step)) for choice in plan.weights}
+        return _with_dims(plan, f"nearest {step}", dims, problem, False, _loss(plan, dims, problem.curves))
+
+    def _free(self, plan: Plan, fused: bool) -> Problem:
+        return self.problem_of(plan.budget.asked, forms=plan.recipe.space.forms, align=False, fuse=fused)
+
+
+def version_of(name: str, plan: Plan) -> Version:
+    """A plan as it is."""
+    table, run = {workload.workload: workload.plan_ns for workload in plan.workloads}, plan.recipe.deployment
+    return Version(name, plan.weights, run.fuse is True, plan.prediction.loss, table, triton=run.triton)
+
+
+def versions_at(planner: Planner, budget: float) -> list[Version]:
+    """The versions at a budget that are the same for every workload.
+
+    The compressor's own dims are the exact choice of ranks, of which any integer will do, without fusing. Padding to
+    64 is there with fusing too, so that what fusing wins is not counted as what alignment does.
+    """
+    ranks = {"forms": ("low_rank",), "align": False}
+    own = planner.plan(budget, **ranks)
+    found = [version_of(UNALIGNED, own), version_of("uniform", planner.plan(budget, rule="uniform", **ranks))]
+    found += [planner.padded(own, f"pad {step}", step, fused=False) for step in PADS]
+    found.append(planner.padded(own, "pad 64, fused", 64, fused=True))
+    found += [planner.nearest(own, step) for step in NEAREST]
+    found.append(version_of("GAC, parameters", planner.plan(budget, forms=DEFAULT_FORMS, fuse=True)))
+    return found
+
+
+def fastest_versions(planner: Planner, budget: float, workload: Workload, most_loss: float) -> list[Version]:
+    """GAC's plan of least latency that keeps the budget and loses at most that much, in dims that are multiples of 32.
+
+    Fused or not, as the table says is faster; where neither can be had, the error says so. For workloads of one
+    row whose shapes the table holds in Triton, the dense model and GAC's plan with it follow.
+
+    Raises:
+        BudgetError: no aligned choice within the budget loses as little.
+    """
+    found = [_fastest(planner, budget, workload, most_loss, triton=False)]
+    if workload.rows == 1:
+        dense = planner.dense(fused=True, triton=True)
+        if dense.table_ns[str(workload)] is not None:
+            found += [dense, _fastest(planner, budget, workload, most_loss, triton=True)]
+    return found
+
+
+def _fastest(planner: Planner, budget: float, workload: Workload, most_loss: float, triton: bool) -> Version:
+    found: list[tuple[Fastest, bool]] = []
+    failures: list[BudgetError] = []
+    options = {"workloads": [str(workload)], "decode_kernel": _kernel(triton), "align": COARSE}
+    for fused in (True, False):
+        problem = planner.problem_of(budget, fuse=fused, **options)
+        try:
+            found.append((fastest(problem, str(workload), most_loss), fused))
+        except BudgetError as failure:
+            failures.append(failure)
+    if not found:
+        raise failures[0]
+    best, fused = min(found, key=lambda pair: pair[0].ns)
+    name, table = FASTEST + (IN_TRITON if triton else ""), {str(workload): best.ns}
+    return Version(name, best.choices, fused, best.loss, table, triton=triton)
+
+
+def compiled_versions(planner: Planner, versions: Sequence[Version]) -> list[Version]:
+    """The dense model, the unaligned one and the fastest, their layers through ``torch.compile``."""
+    chosen = [planner.dense(fused=True), *(one for one in versions if one.name in (UNALIGNED, FASTEST))]
+    return [replace(one, name=f"{one.name}, compiled", compiled=True) for one in chosen]
+
+
+def _with_dims(plan: Plan, name: str, dims: Mapping[str, int], problem: Problem, fused: bool, loss: float) -> Version:
+    choices = {choice.name: replace(choice, dim=dims[choice.name]) for choice in plan.weights}
+    rows = []
+    for site in problem.sites:
+        ours = [choices[weight.name] for weight in site.weights]
+        rows.append(candidate_at(site, [one.form for one in ours], [one.dim for one in ours], 0.0, problem.timing))
+    table = {str(workload): total(rows, ns_of(workload)) for workload in problem.workloads}
+    return Version(name, tuple(choices.values()), fused, loss, table)
+
+
+def _kernel(triton: bool) -> str:
+    return "triton" if triton else "torch"
+
+
+def _one_by_one(sites: Sequence[Site]) -> list[Site]:
+    return [Site(weight.name, site.layer, weight.name, (weight,)) for site in sites for weight in site.weights]
+
+
+def _rounded(choice: WeightChoice, rounding: Rounding) -> int:
+    """No more than the full dim, which stays as it is."""
+    full = form_named(choice.form).full(choice.weight)
+    return full if choice.dim == full else min(rounding.dim(choice.dim), full)
+
+
+def _loss(plan: Plan, dims: Mapping[str, int], curves: LossCurves) -> float:
+    """What these ranks lose; dense weights nothing."""
+    changed = [(one, curves.of(form_named(one.form), one.weight)) for one in plan.weights if one.form != "dense"]
+    return sum(float(curve.loss[dims[one.name]]) for one, curve in changed if curve)

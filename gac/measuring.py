@@ -1,0 +1,211 @@
+"""From a model and a recipe to the problem: what every choice loses, beside what it takes on a GPU."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gac.allocation.feasibility import check_reachable
+from gac.allocation.problem import Problem
+from gac.allocation.rules import RULES
+from gac.checkpoint.attach import check_dense
+from gac.compression.first_shot import check_held, check_shots
+from gac.compression.refit import leaves, refit_named
+from gac.compression.statistics import statistics
+from gac.errors import GacError, PlanError
+from gac.forms import DEFAULT_FORMS, form_named
+from gac.forms.metric import FACTOR
+from gac.forms.planned_sites import as_planned, check_forms_fit
+from gac.models.families import family_of
+from gac.models.linears import check_rows_together
+from gac.models.loading import Loaded, check_finite, load_config, load_model, model_digest
+from gac.models.sites import Site
+from gac.plan import Calibration, Measured, Plan
+from gac.profiling.select import select_profile
+from gac.profiling.table import Profile
+from gac.recipe import Recipe
+from gac.sensitivity.curves import measure_curves
+from gac.sensitivity.documents import Documents, Text
+from gac.sensitivity.methods import Method
+from gac.sensitivity.registry import METHODS
+from gac.sensitivity.text import TextSpec, Windows, calibration_text, calibration_windows, check_vocabulary
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+logger = logging.getLogger("gac")
+
+
+@dataclass(frozen=True, eq=False)
+class Asked:
+    """A recipe, with the table and the text that it names, or that were handed over in their place."""
+
+    recipe: Recipe
+    profile: Profile | str | Path | None
+    text: TextSpec | Documents
+
+    @classmethod
+    def of(cls, recipe: Recipe | None, budget: float | None, options: Mapping[str, Any]) -> "Asked":
+        """From a recipe, or from keywords; forms are those of the method where it has its own.
+
+        Raises:
+            GacError: both are given, or what is asked for does not go together.
+        """
+        if recipe is None:
+            text = calibration_text(options.get("calibration", "wiki-sample"))
+            named = {"calibration": text} if isinstance(text, Documents) else {}
+            found = cls(Recipe.of(budget, **{**options, **named}), options.get("profile"), text)
+        elif budget is not None or options:
+            given = f"a recipe together with {', '.join([*(['budget'] if budget is not None else []), *options])}"
+            raise GacError(given, "a recipe alone, or keywords alone", "Change the recipe with dataclasses.replace.")
+        else:
+            found = cls(recipe, recipe.deployment.profile, TextSpec.parse(recipe.measure.text))
+        fitted = with_own_forms(found.recipe, METHODS.get(found.recipe.measure.method))
+        RULES.get(fitted.rule).check(fitted)
+        return replace(found, recipe=fitted)
+
+    def with_params(self, fraction: float) -> "Asked":
+        """The same with another limit of the parameters."""
+        recipe = self.recipe
+        return replace(self, recipe=replace(recipe, limits=replace(recipe.limits, params=fraction)))
+
+
+def with_own_forms(recipe: Recipe, method: Method) -> Recipe:
+    """The recipe as the method plans: one with forms of its own takes the budget for that of the KV cache.
+
+    Raises:
+        GacError: other forms than its own, a second limit of the cache, or such a form with another method.
+    """
+    forms, limits = recipe.space.forms, recipe.limits
+    if not method.forms:
+        for name in forms:
+            if form_named(name).counts == "cached":
+                given = f"form {name} with method {method.name}"
+                raise GacError(given, "method palu, which measures groups of heads", "Use method='palu'.")
+        return recipe
+    if forms not in (DEFAULT_FORMS, method.forms):
+        given = f"method {method.name} with forms {', '.join(forms)}"
+        raise GacError(given, f"its own, {', '.join(method.forms)}", "Leave the forms out.")
+    if limits.kv_cache is None:
+        limits = replace(limits, params=1.0, kv_cache=limits.params)
+    elif limits.budget < 1:
+        given = f"method {method.name} with budget {limits.budget:g} and a KV-cache limit of {limits.kv_cache:g}"
+        raise GacError(given, "a budget alone, which is the kept fraction of the KV cache", "Drop the KV-cache limit.")
+    return replace(recipe, space=replace(recipe.space, forms=method.forms), limits=limits)
+
+
+def measure_problem(
+    model: "PreTrainedModel | str | Path",
+    asked: Asked,
+    tokenizer: "PreTrainedTokenizerBase | None",
+    *,
+    progress: bool,
+) -> Problem:
+    """The loss curves of a model's sites beside a latency table; limits out of reach are refused before that."""
+    table, used = select_profile(asked.profile)
+    logger.info("profile of %s: %s", used.gpu, used.note)
+    loaded = dense_model(model, tokenizer)
+    family: str = loaded.model.config.model_type
+    sites = family_of(loaded.model.config).sites(loaded.model.config)
+    method = METHODS.get(asked.recipe.measure.method)
+    recipe = _fitted(asked.recipe, method, sites, family)
+    check_held(loaded.model, recipe.measure.shots)
+    if recipe.deployment.triton:
+        check_rows_together(loaded.model, [weight.name for site in sites for weight in site.weights])
+    planned = as_planned(sites, recipe.space.forms, recipe.deployment.fuse)
+    check_reachable(planned, recipe, table)
+    windows = _windows(asked.text, loaded, recipe.measure.seed)
+    check_finite(loaded.model)
+    digest = targeted_digest(loaded, sites)
+    store, source = statistics(loaded.model, digest, windows, method, recipe.measure.shots, progress=progress)
+    curves = measure_curves(
+        loaded.model, sites, windows.ids, method, store, forms=recipe.space.forms, source=source, progress=progress
+    )
+    extra = RULES.get(recipe.rule).measure(loaded.model, sites, windows.ids, method, store, progress=progress)
+    share = leaves(recipe.refit, method)
+    measured = Measured(
+        model=loaded.name,
+        digest=digest,
+        params=sum(parameter.numel() for parameter in loaded.model.parameters()),
+        family=family,
+        calibration=_calibration(asked.text, windows, curves.dense_loss),
+        profile=used,
+        factor=FACTOR * share,
+    )
+    return Problem(planned, curves.curves.scaled(share), table, recipe, measured, extra)
+
+
+def _fitted(recipe: Recipe, method: Method, sites: Sequence[Site], family: str) -> Recipe:
+    """The recipe with its refit decided, where all of it goes with the model's layers."""
+    check_forms_fit(sites, recipe.space.forms, family)
+    refit = refit_named(recipe.refit, recipe.rule, method, recipe.space.forms, sites, family)
+    check_shots(recipe.measure.shots, method, recipe.rule, sites, family)
+    return replace(recipe, refit=refit)
+
+
+def dense_model(model: "PreTrainedModel | str | Path", tokenizer: "PreTrainedTokenizerBase | None") -> Loaded:
+    """The model, which no one has compressed yet; of an unknown family it is refused before its weights are fetched."""
+    if isinstance(model, (str, Path)):
+        family_of(load_config(str(model)))
+    loaded = load_model(model, tokenizer)
+    check_dense(loaded.model)
+    return loaded
+
+
+def targeted_digest(loaded: Loaded, sites: Sequence[Site]) -> str:
+    """SHA-256 of the weights of the sites."""
+    return model_digest(loaded.model, [weight.name for site in sites for weight in site.weights])
+
+
+def planned_digest(plan: Plan, loaded: Loaded, sites: Sequence[Site]) -> str:
+    """That digest, which has to be the plan's.
+
+    Raises:
+        PlanError: the plan was made for another model.
+    """
+    digest = targeted_digest(loaded, sites)
+    if digest != plan.measured.digest:
+        raise PlanError(
+            f"the model's weights have digest {digest[:12]}",
+            f"{plan.measured.digest[:12]}, those of {plan.measured.model} that the plan was made for",
+            "Use the plan with the model it was made for, or allocate again.",
+        )
+    return digest
+
+
+def planned_windows(plan: Plan, loaded: Loaded, calibration: Text | None = None) -> Windows:
+    """The windows that the plan was calibrated on.
+
+    Raises:
+        PlanError: they cannot be had without the documents, or are others here.
+    """
+    text = plan.measured.calibration
+    if calibration is None and text.documents:
+        raise PlanError(
+            f"a plan calibrated on {text.text}",
+            f"the same documents, whose windows have digest {text.digest[:12]}",
+            "Pass them: gac.compress(model, plan, calibration=documents).",
+        )
+    spec = TextSpec(text.text) if calibration is None else calibration_text(calibration)
+    spec = replace(spec, windows=text.windows, length=text.window_tokens)
+    windows = _windows(spec, loaded, plan.recipe.measure.seed)
+    if windows.digest != text.digest:
+        raise PlanError(
+            f"calibration text {spec.name} has digest {windows.digest[:12]} here",
+            f"{text.digest[:12]}, as when the plan was made",
+            "Use the same text and tokenizer, or allocate again.",
+        )
+    return windows
+
+
+def _calibration(spec: TextSpec | Documents, windows: Windows, loss: float) -> Calibration:
+    digests = spec.digests if isinstance(spec, Documents) else ()
+    return Calibration(spec.name, len(windows), windows.length, windows.digest, loss, digests)
+
+
+def _windows(spec: TextSpec | Documents, loaded: Loaded, seed: int) -> Windows:
+    windows = calibration_windows(spec, loaded.tokenizer, seed)
+    embedding: Any = loaded.model.get_input_embeddings()
+    check_vocabulary(windows, embedding.num_embeddings)
+    return windows
