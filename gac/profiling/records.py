@@ -2,10 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from statistics import median
+from statistics import median, quantiles
 from typing import Any, Literal
-
-import numpy as np
 
 from gac.operations import Operation
 
@@ -127,8 +125,10 @@ class Measurement:
     @property
     def spread_ns(self) -> float:
         """The noise of the number in ns: the IQR of the samples, or of the passes if that is more."""
-        low, high = np.quantile(self.passes, (0.25, 0.75)) if self.passes else (0.0, 0.0)
-        return max(self.iqr_ns or 0.0, float(high - low))
+        if len(self.passes) < 2:
+            return self.iqr_ns or 0.0
+        low, _, high = quantiles(self.passes, n=4, method="inclusive")
+        return max(self.iqr_ns or 0.0, high - low)
 
     def with_passes(self, passes: Sequence[float]) -> "Measurement":
         """This measurement with the medians of all its passes, the first one included."""

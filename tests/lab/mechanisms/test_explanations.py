@@ -106,25 +106,30 @@ def test_a_cost_is_measured_against_a_dim_within_reach_only(profile_file) -> Non
     assert {one.cost.against for one in explain("low_rank", 2047, sparse, fixed=FIXED).broken} == {2048}
 
 
+@pytest.fixture(scope="module")
+def h100() -> Profile:
+    return Profile.load("nvidia-h100-80gb-hbm3")
+
+
 FLASH_RULES = ("FlashAttention-2 template", "FlashAttention-2 padding waste", "shared-memory tile budget")
 
 
 @pytest.mark.parametrize("dim", [104, 112])
-def test_where_cudnn_served_the_rules_of_flash_are_not_broken_and_cost_nothing(dim) -> None:
-    found = explain("sdpa", dim, Profile.load("nvidia-h100-80gb-hbm3"))
+def test_where_cudnn_served_the_rules_of_flash_are_not_broken_and_cost_nothing(dim, h100) -> None:
+    found = explain("sdpa", dim, h100)
     flash = [one for one in found.findings if one.rule.name in FLASH_RULES]
     assert [(one.holds, one.detail, one.cost) for one in flash] == [(None, "cuDNN served it", None)] * 3
 
 
-def test_what_flash_served_is_compared_with_the_dim_that_cudnn_serves() -> None:
-    found = explain("sdpa", 107, Profile.load("nvidia-h100-80gb-hbm3"))
+def test_what_flash_served_is_compared_with_the_dim_that_cudnn_serves(h100) -> None:
+    found = explain("sdpa", 107, h100)
     (template,) = (one for one in found.broken if one.rule.name == FLASH_RULES[0])
     assert (template.below, template.above, template.cost.against) == (104, 112, 112)
 
 
 @pytest.mark.parametrize(("dim", "tile"), [(64, "128x128"), (128, "128x64"), (160, "128x64"), (256, "64x64")])
-def test_the_tile_that_is_said_is_the_one_that_ran(dim, tile) -> None:
-    found = explain("sdpa_flash", dim, Profile.load("nvidia-h100-80gb-hbm3"))
+def test_the_tile_that_is_said_is_the_one_that_ran(dim, tile, h100) -> None:
+    found = explain("sdpa_flash", dim, h100)
     (budget,) = (one for one in found.findings if one.rule.name == FLASH_RULES[2])
     (ran,) = (one.kernel for one in found.ran if one.kernel.family == "flash")
     assert "x".join(map(str, ran.tile)) == tile
@@ -132,14 +137,14 @@ def test_the_tile_that_is_said_is_the_one_that_ran(dim, tile) -> None:
 
 
 @pytest.mark.parametrize(("dim", "even"), [(104, "false"), (128, "true")])
-def test_whether_bounds_were_checked_is_told_by_the_record(dim, even) -> None:
-    found = explain("sdpa_flash", dim, Profile.load("nvidia-h100-80gb-hbm3"))
+def test_whether_bounds_were_checked_is_told_by_the_record(dim, even, h100) -> None:
+    found = explain("sdpa_flash", dim, h100)
     (template,) = (one for one in found.findings if one.rule.name == FLASH_RULES[0])
     assert template.detail.endswith(f"; it ran with is_even_K {even}")
 
 
-def test_waves_that_are_only_bounded_say_so() -> None:
-    found = explain("sdpa_flash", 128, Profile.load("nvidia-h100-80gb-hbm3"))
+def test_waves_that_are_only_bounded_say_so(h100) -> None:
+    found = explain("sdpa_flash", 128, h100)
     (waves,) = (one.detail for one in found.findings if one.rule.name == "CTA wave quantisation")
     assert waves == "256 tiles in at least 1 wave"
 
