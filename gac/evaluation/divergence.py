@@ -48,10 +48,10 @@ def divergence(
         ModelError: the vocabularies differ, or what is measured on a window is NaN or infinite.
     """
     sample = take_sample(tokenizer, text, windows, length)
-    return side_by_side(model, reference, sample, batch, progress)[2]
+    return compare_models(model, reference, sample, batch, progress)[2]
 
 
-def side_by_side(
+def compare_models(
     model: PreTrainedModel, reference: PreTrainedModel, sample: Sample, batch: int = 1, progress: bool = True
 ) -> tuple[Perplexity, Perplexity, Divergence]:
     """Perplexity of the model, that of the reference, and the divergence between them, out of one pass.

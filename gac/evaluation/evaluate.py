@@ -9,7 +9,7 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from gac.errors import GacError
-from gac.evaluation.divergence import side_by_side
+from gac.evaluation.divergence import compare_models
 from gac.evaluation.opening import Given, check_named, open_model, shared_tokenizer
 from gac.evaluation.perplexity import perplexity_on
 from gac.evaluation.protocol import Sample, dtype_of, take_sample
@@ -100,7 +100,7 @@ def _measure(asked: _Asked, given: Given, reference: Loaded | None) -> tuple[Eva
     loaded = _open(given)
     if reference is None or asked.sample is None:
         return _evaluated(asked, loaded), None
-    own, other, divergence = side_by_side(loaded.model, reference.model, asked.sample, asked.batch, asked.progress)
+    own, other, divergence = compare_models(loaded.model, reference.model, asked.sample, asked.batch, asked.progress)
     return replace(_evaluated(asked, loaded, own), divergence=divergence), other
 
 

@@ -6,7 +6,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from gac.errors import ModelError
-from gac.evaluation.divergence import divergence, side_by_side
+from gac.evaluation.divergence import compare_models, divergence
 from gac.evaluation.perplexity import perplexity
 from gac.evaluation.protocol import take_sample
 from gac.evaluation.results import Divergence
@@ -24,38 +24,30 @@ def test_a_model_does_not_diverge_from_itself(tiny_model: LlamaForCausalLM, tiny
     assert (found.kl, found.top1, found.tokens) == (0.0, 1.0, 62)
 
 
-@pytest.mark.parametrize("batch", [1, 2, 3])
+# Batches of 1 to 3 windows; windows so long that they are compared in parts.
+@pytest.mark.parametrize(("batch", "windows", "length"), [(1, 3, 32), (2, 3, 32), (3, 3, 32), (1, 1, 1300)])
 def test_it_is_the_mean_over_the_tokens(
-    batch: int, tiny_model: LlamaForCausalLM, other_model: LlamaForCausalLM, tiny_tokenizer: Any, prose: str
+    batch: int, windows: int, length: int, tiny_config: LlamaConfig, tiny_tokenizer: Any, prose: str
 ) -> None:
-    found = divergence(tiny_model, other_model, tiny_tokenizer, prose, windows=3, length=32, batch=batch)
-    ids = torch.tensor(tiny_tokenizer(prose, add_special_tokens=False)["input_ids"])[:96].reshape(3, 32)
-    with torch.no_grad():
-        log_q, log_p = (
-            model(input_ids=ids).logits[:, :-1].double().log_softmax(-1) for model in (tiny_model, other_model)
-        )
-    assert found.kl == pytest.approx(float((log_p.exp() * (log_p - log_q)).sum(-1).mean()), rel=1e-4)
-    assert found.top1 == pytest.approx(float((log_p.argmax(-1) == log_q.argmax(-1)).double().mean()))
-
-
-def test_long_windows_are_compared_in_parts(tiny_config: LlamaConfig, tiny_tokenizer: Any, prose: str) -> None:
     tiny_config.max_position_embeddings = 2048
     models = []
     for seed in range(2):
         torch.manual_seed(seed)
         models.append(LlamaForCausalLM(tiny_config).eval())
-    found = divergence(models[0], models[1], tiny_tokenizer, prose, windows=1, length=1300)
-    ids = torch.tensor([tiny_tokenizer(prose, add_special_tokens=False)["input_ids"][:1300]])
+    found = divergence(*models, tiny_tokenizer, prose, windows=windows, length=length, batch=batch)
+    ids = torch.tensor(tiny_tokenizer(prose, add_special_tokens=False)["input_ids"])[: windows * length]
     with torch.no_grad():
-        log_q, log_p = (model(input_ids=ids).logits[:, :-1].double().log_softmax(-1) for model in models)
+        shaped = ids.reshape(windows, length)
+        log_q, log_p = (model(input_ids=shaped).logits[:, :-1].double().log_softmax(-1) for model in models)
     assert found.kl == pytest.approx(float((log_p.exp() * (log_p - log_q)).sum(-1).mean()), rel=1e-4)
+    assert found.top1 == pytest.approx(float((log_p.argmax(-1) == log_q.argmax(-1)).double().mean()))
 
 
 def test_both_perplexities_come_out_of_the_same_pass(
     tiny_model: LlamaForCausalLM, other_model: LlamaForCausalLM, tiny_tokenizer: Any, prose: str
 ) -> None:
     sample = take_sample(tiny_tokenizer, prose, 2, 32)
-    own, reference, _ = side_by_side(tiny_model, other_model, sample)
+    own, reference, _ = compare_models(tiny_model, other_model, sample)
     assert own == perplexity(tiny_model, tiny_tokenizer, prose, windows=2, length=32)
     assert reference == perplexity(other_model, tiny_tokenizer, prose, windows=2, length=32)
 

@@ -20,25 +20,19 @@ def test_equal_logits_are_as_perplexed_as_the_vocabulary_is_large(
     assert measured.value == pytest.approx(258, rel=1e-6)
 
 
+@pytest.mark.parametrize(("windows", "length"), [(4, 32), (1, 1300)])  # long windows are summed in parts
 def test_it_is_the_mean_over_the_predicted_tokens(
-    tiny_model: LlamaForCausalLM, tiny_tokenizer: Any, prose: str
+    windows: int, length: int, tiny_config: LlamaConfig, tiny_tokenizer: Any, prose: str
 ) -> None:
-    measured = perplexity(tiny_model, tiny_tokenizer, prose, windows=4, length=32, progress=False)
-    ids = torch.tensor(tiny_tokenizer(prose, add_special_tokens=False)["input_ids"])[:128].reshape(4, 32)
-    with torch.no_grad():
-        loss = tiny_model(input_ids=ids, labels=ids).loss
-    assert measured.value == pytest.approx(math.exp(loss), rel=1e-5)
-    assert measured.tokens == 4 * 31
-
-
-def test_long_windows_are_summed_in_parts(tiny_config: LlamaConfig, tiny_tokenizer: Any, prose: str) -> None:
     tiny_config.max_position_embeddings = 2048
     tiny_model = LlamaForCausalLM(tiny_config).eval()
-    measured = perplexity(tiny_model, tiny_tokenizer, prose, windows=1, length=1300, progress=False)
-    ids = torch.tensor([tiny_tokenizer(prose, add_special_tokens=False)["input_ids"][:1300]])
+    measured = perplexity(tiny_model, tiny_tokenizer, prose, windows=windows, length=length, progress=False)
+    ids = torch.tensor(tiny_tokenizer(prose, add_special_tokens=False)["input_ids"])[: windows * length]
+    ids = ids.reshape(windows, length)
     with torch.no_grad():
         loss = tiny_model(input_ids=ids, labels=ids).loss
     assert measured.value == pytest.approx(math.exp(loss), rel=1e-5)
+    assert measured.tokens == windows * (length - 1)
 
 
 @pytest.mark.parametrize("batch", [2, 3, 8])

@@ -1,5 +1,6 @@
-"""A table as a reader of a file sees it."""
+"""Tables and legends as a reader sees them."""
 
+from matplotlib.axes import Axes
 from rich.console import Console, RenderableType
 
 
@@ -9,3 +10,9 @@ def shown(table: RenderableType) -> list[str]:
     with console.capture() as capture:
         console.print(table)
     return [" ".join(line.split()) for line in capture.get().splitlines()]
+
+
+def legend(ax: Axes) -> list[str]:
+    box = ax.get_legend()
+    assert box is not None
+    return [text.get_text() for text in box.get_texts()]

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -104,48 +105,35 @@ def test_the_command_reads_a_config(tmp_path: Path, tiny_config: LlamaConfig) ->
     }
 
 
-def moved_in(directory: Path, model_type: str) -> list[tuple[str, str, int, list[str]]]:
-    """Every choice of a model of this architecture, and what it moves, as the command tells it."""
-    small_config(model_type).save_pretrained(directory)
-    document = json.loads(CliRunner().invoke(main, ["graph", str(directory), "--json"]).stdout)
-    return [
+def pair(name: str, largest: int) -> tuple[str, str, int, list[str]]:
+    return name, "low_rank", largest, [f"{name}.first n 1", f"{name}.second k 1"]
+
+
+@pytest.mark.parametrize(
+    ("model_type", "expected"),
+    [
         (
-            one["kind"],
-            one["form"],
-            one["largest"],
-            [f"{moved['weight']} {moved['axis']} {moved['per_dim']}" for moved in one["moved"]],
-        )
-        for one in document["choices"]
-    ]
-
-
-def test_gate_and_up_in_one_weight_move_together(tmp_path: Path) -> None:
-    assert moved_in(tmp_path, "phi3") == [
-        ("qkv_proj", "low_rank", 42, ["qkv_proj.first n 1", "qkv_proj.second k 1"]),
-        ("o_proj", "low_rank", 31, ["o_proj.first n 1", "o_proj.second k 1"]),
-        ("gate_up_proj", "low_rank", 54, ["gate_up_proj.first n 1", "gate_up_proj.second k 1"]),
-        ("down_proj", "low_rank", 46, ["down_proj.first n 1", "down_proj.second k 1"]),
-        ("mlp", "narrow", 175, ["gate_up_proj n 2", "down_proj k 1"]),
-    ]
-
-
-def test_weights_that_are_called_alike_are_told_apart(tmp_path: Path) -> None:
-    assert moved_in(tmp_path, "gpt2") == [
-        ("c_attn", "low_rank", 47, ["c_attn.first n 1", "c_attn.second k 1"]),
-        ("attn.c_proj", "low_rank", 31, ["attn.c_proj.first n 1", "attn.c_proj.second k 1"]),
-        ("c_fc", "low_rank", 46, ["c_fc.first n 1", "c_fc.second k 1"]),
-        ("mlp.c_proj", "low_rank", 46, ["mlp.c_proj.first n 1", "mlp.c_proj.second k 1"]),
-        ("mlp", "narrow", 175, ["c_fc n 1", "mlp.c_proj k 1"]),
-    ]
-
-
-def test_an_mlp_without_a_gate_has_two_weights(tmp_path: Path) -> None:
-    assert moved_in(tmp_path, "gpt_neox")[-1] == (
-        "mlp",
-        "narrow",
-        175,
-        ["dense_h_to_4h n 1", "dense_4h_to_h k 1"],
-    )
+            "phi3",  # gate and up are one weight, and move together
+            [
+                *(pair("qkv_proj", 42), pair("o_proj", 31), pair("gate_up_proj", 54), pair("down_proj", 46)),
+                ("mlp", "narrow", 175, ["gate_up_proj n 2", "down_proj k 1"]),
+            ],
+        ),
+        (
+            "gpt2",  # two weights are called c_proj; the MLP has no gate
+            [
+                *(pair("c_attn", 47), pair("attn.c_proj", 31), pair("c_fc", 46), pair("mlp.c_proj", 46)),
+                ("mlp", "narrow", 175, ["c_fc n 1", "mlp.c_proj k 1"]),
+            ],
+        ),
+    ],
+)
+def test_every_choice_and_what_it_moves(tmp_path: Path, model_type: str, expected: list[Any]) -> None:
+    small_config(model_type).save_pretrained(tmp_path)
+    document = json.loads(CliRunner().invoke(main, ["graph", str(tmp_path), "--json"]).stdout)
+    for one, (kind, form, largest, moved) in zip(document["choices"], expected, strict=True):
+        assert (one["kind"], one["form"], one["largest"]) == (kind, form, largest)
+        assert [f"{axis['weight']} {axis['axis']} {axis['per_dim']}" for axis in one["moved"]] == moved
 
 
 def test_a_form_that_fits_nothing_is_refused_where_it_is_named(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 from matplotlib.axes import Axes
-from rendering import shown
+from rendering import legend, shown
 
 from gac.allocation.frontier import Frontier, frontier
 from gac.reporting.frontier import figure_of_frontier, frontier_table, readable
@@ -22,12 +22,6 @@ def found() -> Frontier:
 
 def panel(of: Frontier, number: int) -> Axes:
     return figure_of_frontier(of).axes[number]
-
-
-def legend(ax: Axes) -> list[str]:
-    box = ax.get_legend()
-    assert box is not None
-    return [text.get_text() for text in box.get_texts()]
 
 
 # --- the table ------------------------------------------------------------------------------------------------------

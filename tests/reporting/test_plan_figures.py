@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from matplotlib import pyplot
 from matplotlib.axes import Axes
+from rendering import legend
 from transformers import LlamaConfig
 
 from gac import plots
@@ -39,12 +40,6 @@ def other(make_plan: Make, tiny_config: LlamaConfig) -> Plan:
 
 def words(ax: Axes) -> list[str]:
     return [text.get_text() for text in ax.texts]
-
-
-def legend(ax: Axes) -> list[str]:
-    box = ax.get_legend()
-    assert box is not None
-    return [text.get_text() for text in box.get_texts()]
 
 
 # --- the heat map ---------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.text import Annotation
+from rendering import legend
 
 from gac.errors import GacError
 from gac.profiling.cliffs import find_cliffs
@@ -37,12 +38,6 @@ def sweep(scale: float = 1.0, recorded: bool = True) -> Sweep:
 
 def drawn(one: Sweep, dims: tuple[int, int] | None = None) -> Axes:
     return plot_sweep(Figure().subplots(), one, find_cliffs(one), dims)
-
-
-def legend(ax: Axes) -> list[str]:
-    box = ax.get_legend()
-    assert box is not None
-    return [text.get_text() for text in box.get_texts()]
 
 
 def test_every_axis_has_its_unit() -> None:
