@@ -5,6 +5,7 @@ import functools
 import inspect
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from pages import PAGES, ROOT, blocks, commands
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 import gac
+from gac.recipe import Options
 from tests.cli.commands import run
 
 BLOCKS = [(page, block) for page, text in PAGES.items() for block in blocks(text, "python")]
@@ -30,7 +32,8 @@ def test_arguments_exist(page: str, block: str) -> None:
     for call in ast.walk(ast.parse(block)):
         if isinstance(call, ast.Call) and ast.unparse(call.func).startswith("gac.") and call.keywords:
             taken = inspect.signature(functools.reduce(getattr, ast.unparse(call.func).split(".")[1:], gac)).parameters
-            assert {keyword.arg for keyword in call.keywords} <= set(taken), ast.unparse(call)
+            known = {*taken, *(Options.__annotations__ if "options" in taken else ())}
+            assert {keyword.arg for keyword in call.keywords} <= known, ast.unparse(call)
 
 
 def test_every_public_name_is_on_a_page() -> None:
@@ -64,11 +67,15 @@ def at_hand(source: str) -> str:
     return re.sub(r'"(wiki-sample|wikitext2|c4)", windows=\d+', '"prose.txt", windows=2, length=64', source)
 
 
+def with_own_text(function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
+    """The call with the text at hand where it names none."""
+    return function(*arguments, **({} if "recipe" in keywords else {"calibration": "prose.txt:4x64"}) | keywords)
+
+
 @pytest.mark.parametrize("page", sorted({page for page, block in BLOCKS if runnable(block)}))
 def test_python_runs(page: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("allocate", "frontier"):
-        default = functools.partial(getattr(gac, name), calibration="prose.txt:4x64", progress=False)
-        monkeypatch.setattr(gac, name, default, raising=False)
+        monkeypatch.setattr(gac, name, functools.partial(with_own_text, getattr(gac, name)), raising=False)
     gac.save(gac.compress("tiny", gac.allocate("tiny")), folder / "saved")
     os.symlink("saved", folder / "small")
     for block in blocks(PAGES[page], "python"):
@@ -107,6 +114,9 @@ def test_commands_run(page: str, lines: list[list[str]], folder: Path) -> None:
     for words in lines:
         text = {"allocate": ["--calibration", "prose.txt:4x64"], "eval": ["--text", "prose.txt", "--length", "64"]}
         text["frontier"] = text["allocate"]
+        if "--recipe" in words:
+            gac.Recipe.of(calibration="prose.txt:4x64").save("recipe.json")
+            text["allocate"] = []
         replace = ["--overwrite"] if words[0] == "compress" else []
         line = [at_hand(word) for word in words] + text.get(words[0], []) + replace
         result = run(*line)
