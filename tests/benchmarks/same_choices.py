@@ -23,11 +23,9 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from gac.evaluation.compared import Field
-
-from gac.allocation.problem import decide
 from gac.errors import GacError
-from gac.evaluation.shapes import field_of_shapes
+from gac.evaluation.shapes import planner_of_shapes
+from gac.evaluation.versions import Planner
 from gac.workloads import Workload
 
 STORED = Path(__file__).parent / "results" / "same-choices.json.gz"
@@ -60,15 +58,16 @@ def cases() -> Iterator[Case]:
 
 
 @cache
-def field(model: str, table: str) -> Field:
-    return field_of_shapes(model, [Workload.parse(PREFILL), Workload.parse(DECODE)], table)
+def planner(model: str, table: str) -> Planner:
+    return planner_of_shapes(model, [Workload.parse(PREFILL), Workload.parse(DECODE)], table)
 
 
 def chosen(case: Case) -> dict[str, Any]:
     """What is compared; ``refused`` holds the message of a case that has no choice."""
     try:
-        problem, made_from = field(case.model, case.table).posed(FORMS, True, case.fuse, one_row=case.triton)
-        plan = decide(problem, case.budget, LATENCY[case.latency], made_from).plan
+        kernel: Any = "triton" if case.triton else "torch"
+        made: dict[str, Any] = {"fuse": case.fuse, "decode_kernel": kernel, "latency": LATENCY[case.latency]}
+        plan = planner(case.model, case.table).plan(case.budget, forms=FORMS, **made)
     except GacError as failure:
         return {"refused": str(failure)}
     return {
