@@ -21,7 +21,7 @@ PORT, SECONDS = 8000, 300
 
 
 @contextmanager
-def served(command: list[str], folder: Path, environment: Mapping[str, str] | None = None) -> Iterator[int]:
+def running(command: list[str], folder: Path, environment: Mapping[str, str] | None = None) -> Iterator[int]:
     """The port of a server that answers, and that is stopped in the end with all it has started."""
     with socket.socket() as free:
         free.bind(("localhost", 0))

@@ -8,7 +8,7 @@ import pytest
 from transformers.utils.import_utils import is_serve_available
 
 from gac.plan import Plan
-from tests.serving.servers import COMMANDS, printed_by_the_client, said, served
+from tests.serving.servers import COMMANDS, printed_by_the_client, running, said
 from tests.serving.wordy import TOKENS, prompts, wordy
 
 pytestmark = pytest.mark.skipif(not is_serve_available(), reason="needs fastapi, uvicorn and openai: gac[serving]")
@@ -22,6 +22,6 @@ def test_its_tokens_are_those_of_generate(make_plan: Callable[..., Plan], tmp_pa
     model = wordy("llama", make_plan)
     model.save(tmp_path / "small")
     program = str(Path(sys.executable).with_name("transformers"))
-    with served([program, *COMMANDS["transformers"]], tmp_path) as port:
+    with running([program, *COMMANDS["transformers"]], tmp_path) as port:
         assert said(port, prompts(), TOKENS) == [model.says(prompt) for prompt in prompts()]
         assert printed_by_the_client(port).strip() == model.says("Heat is", 32)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gac.plan import Plan
-from tests.serving.servers import COMMANDS, printed_by_the_client, said, served
+from tests.serving.servers import COMMANDS, printed_by_the_client, running, said
 from tests.serving.wordy import TOKENS, prompts, wordy
 
 VLLM = os.environ.get("GAC_VLLM") or shutil.which("vllm")
@@ -25,7 +25,7 @@ def test_its_tokens_are_those_of_generate(model_type: str, make_plan: Callable[.
     model = wordy(model_type, make_plan)
     model.save(tmp_path / "small")
     command = [str(VLLM), *COMMANDS["vllm"], *SMALL.split()]
-    with served(command, tmp_path, ENVIRONMENT) as port:
+    with running(command, tmp_path, ENVIRONMENT) as port:
         answers = [answer.split() for answer in said(port, prompts(), TOKENS)]
         assert answers == [model.says(prompt).split() for prompt in prompts()]
         assert printed_by_the_client(port).split() == model.says("Heat is", 32).split()
