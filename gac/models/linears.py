@@ -40,7 +40,7 @@ def check_rows_together(model: nn.Module, names: Iterable[str]) -> None:
             raise ModelError(
                 f"{name} is a {type(module).__name__}, and one row is to run in Triton",
                 "weights of shape (out, in), as nn.Linear keeps them",
-                "Plan without one_row.",
+                "Plan with decode_kernel='torch'.",
             )
 
 

@@ -51,11 +51,11 @@ def test_uniformly_narrower_mlps_need_no_code(model_type: str, make_plan: MakePl
     assert (logits(plain) - logits(model)).abs().max() < 1e-5 * logits(model).abs().max()
 
 
-@pytest.mark.parametrize("one_row", [False, True])
-def test_pairs_of_other_kinds_are_merged(one_row: bool, make_plan: MakePlan, tmp_path: Path) -> None:
+@pytest.mark.parametrize("decode_kernel", ["torch", "triton"])
+def test_pairs_of_other_kinds_are_merged(decode_kernel: str, make_plan: MakePlan, tmp_path: Path) -> None:
     config = small_config("llama")
     changes = {weight.name: ("grouped:1", 8) for weight in weights_of(config) if weight.cached}
-    model = compressed(small_model(config), make_plan, changes, one_row=one_row)
+    model = compressed(small_model(config), make_plan, changes, decode_kernel=decode_kernel)
     export_plain(model, tmp_path / "merged", merge=True)
     assert (logits(opened(tmp_path / "merged")) - logits(model)).abs().max() < 1e-4
 

@@ -39,11 +39,11 @@ def compressed(
     make_plan: MakePlan,
     changes: Mapping[str, tuple[str, int]],
     fused: bool = False,
-    one_row: bool = False,
+    decode_kernel: str = "torch",
 ) -> Any:
     """The model with those changes, in place; its new weights are random, its plan is with it."""
     plan = make_plan(model.config, changes)
-    plan = with_recipe(plan, fuse=fused, decode_kernel="triton" if one_row else "torch")
+    plan = with_recipe(plan, fuse=fused, decode_kernel=decode_kernel)
     plan = with_measured(plan, family=model.config.model_type)
     torch.manual_seed(1)
     for choice in plan.weights:
@@ -54,13 +54,13 @@ def compressed(
                 torch.nn.init.normal_(parameter, std=0.1)
             model.set_submodule(choice.name, module)
     share_gemms(model, as_planned(family_of(model.config).sites(model.config), plan.recipe.space.forms, fused))
-    if one_row:
+    if decode_kernel == "triton":
         use_decode_kernel(model)
     attach_plan(model, plan)
     return model.eval()
 
 
-def small_compressed(model_type: str, make_plan: MakePlan, fused: bool = False, one_row: bool = False) -> Any:
+def small_compressed(model_type: str, make_plan: MakePlan, fused: bool = False, decode_kernel: str = "torch") -> Any:
     """A small compressed model of an architecture."""
     config = small_config(model_type)
-    return compressed(small_model(config), make_plan, changes_of(config), fused, one_row)
+    return compressed(small_model(config), make_plan, changes_of(config), fused, decode_kernel)

@@ -26,7 +26,7 @@ def test_what_the_kernel_for_one_row_cannot_read_is_refused() -> None:
         check_rows_together(model, ["rows", "columns"])
     assert str(caught.value) == (
         "columns is a Conv1D, and one row is to run in Triton; expected weights of shape (out, in), as nn.Linear keeps "
-        "them. Plan without one_row."
+        "them. Plan with decode_kernel='torch'."
     )
 
 
