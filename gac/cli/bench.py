@@ -19,16 +19,20 @@ if TYPE_CHECKING:
 
 @click.command(cls=Verb, resume="Nothing was written; run it again.")
 @click.argument("models", nargs=-1, metavar="[MODEL_OR_DIR]...")
-@click.option("--against", metavar="MODEL", help="What speeds are over; by default the first model.")
-@click.option("--shapes", metavar="NAME", help="Time plans for a known model's shapes (llama-3-8b), random weights.")
+@click.option("--against", metavar="MODEL", help="The model that speeds are relative to. Default: the first one.")
+@click.option(
+    "--shapes", metavar="NAME", help="Time plans for a known model's shapes (llama-3-8b), with random weights."
+)
 @click.option("--budget", type=float, default=0.85, show_default=True, help="With --shapes: kept fraction.")
 @click.option(
     "--profile", metavar="NAME|FILE", help="With --shapes: latency table to plan with; by default this GPU's."
 )
 @click.option("--layers", type=click.IntRange(min=1), help="With --shapes: fewer layers.")
 @workloads_option("What is timed")
-@click.option("--compiled", is_flag=True, help="Also layers through torch.compile with shape_padding; takes minutes.")
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the JSON document to this file too.")
+@click.option(
+    "--compiled", is_flag=True, help="Also time layers through torch.compile with shape_padding; takes minutes."
+)
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Also write the JSON document to this file.")
 def bench(
     models: Sequence[str],
     against: str | None,

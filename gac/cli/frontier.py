@@ -37,7 +37,7 @@ _OF_FILES = ("source", "plot", "as_json")
     type=click.Path(path_type=Path),
     default=Path("frontier.json"),
     show_default=True,
-    help="The frontier; a file that is there is replaced.",
+    help="The frontier to write; an existing file is replaced.",
 )
 @click.option(
     "--plot",

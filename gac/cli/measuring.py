@@ -77,7 +77,7 @@ _MEASURED = (
         default=True,
         show_default=True,
         callback=_aligned,
-        help="Keep to dims that the profile shows sound.",
+        help="Keep to dims that the profile shows to be sound.",
     ),
     click.option(
         "--align-to",
@@ -85,26 +85,30 @@ _MEASURED = (
         type=click.IntRange(min=1),
         is_eager=True,
         metavar="N",
-        help="Of those, multiples of N only.",
+        help="Of those dims, only multiples of N.",
     ),
     click.option(
         "--fuse",
         is_flag=True,
         callback=_fused,
-        help="Run q/k/v, and gate/up, with their first GEMMs as one, and plan them for it.",
+        help="Run the first GEMMs of q/k/v, and of gate/up, as one, and plan for it.",
     ),
     click.option(
-        "--fuse-where-faster", "chosen", is_flag=True, is_eager=True, help="The same where the plan is better so."
+        "--fuse-where-faster",
+        "chosen",
+        is_flag=True,
+        is_eager=True,
+        help="The same, only where it gives a better plan.",
     ),
     decode_kernel_option(
-        "triton: run linear weights in Triton where they have one row (decoding one sequence, in CUDA graphs or "
-        "compiled), and plan for it; the profile has to hold those shapes."
+        "triton: decode one sequence with a Triton kernel (in CUDA graphs or compiled code), and plan for it. The "
+        "profile has to hold those shapes."
     ),
     click.option(
         "--refit",
         type=click.Choice(("residual", "update", "none")),
-        help="Fit weights again, layer by layer, to the model as it is compressed so far: to the dense model's outputs "
-        "and residual stream, or (SVD-LLM) second factors alone. By default residual for kfac, where the layers "
+        help="Fit weights again, layer by layer, after truncation. residual: all weights, to the dense model's outputs "
+        "and residual stream. update: second factors only (SVD-LLM). Default: residual for kfac, where the layers "
         "allow it.",
     ),
     click.option(
@@ -112,11 +116,15 @@ _MEASURED = (
         type=int,
         default=1,
         show_default=True,
-        help="2: take the gradients again, from the model compressed to 0.8, and plan with those. Loses less, and "
-        "takes twice as long to calibrate and a second copy of the weights.",
+        help="2: take the gradients again, from the model compressed to 0.8, and plan with them. Loses less. "
+        "Calibration takes twice as long and needs a second copy of the weights.",
     ),
     click.option(
-        "--seed", type=int, default=0, show_default=True, help="Which calibration windows; 0: the first ones."
+        "--seed",
+        type=int,
+        default=0,
+        show_default=True,
+        help="Which calibration windows to use; 0 takes the first ones.",
     ),
 )
 _LIMITED = (
@@ -144,8 +152,8 @@ _LIMITED = (
         "--rule",
         default="loss",
         show_default=True,
-        help="How the choice is made: loss (exact), or to compare it with importance, or a peer's: uniform, fisher, "
-        "zero-sum, sensitivity; these also rounded, as in uniform:down8, zero-sum:nearest16, fisher:pad64.",
+        help="How the choice is made: loss (exact). To compare with: importance, or a peer's rule: uniform, fisher, "
+        "zero-sum, sensitivity; also rounded, as in uniform:down8, zero-sum:nearest16, fisher:pad64.",
     ),
 )
 _recipe_option = click.option(
@@ -153,10 +161,10 @@ _recipe_option = click.option(
     "recipe_file",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="All of these options as JSON (gac.Recipe), instead of them.",
+    help="A JSON file (gac.Recipe) that holds all of these options, instead of them.",
 )
 tokenizer_option = click.option(
-    "--tokenizer", metavar="NAME", help="A tokenizer's directory or hub id, if not the model's."
+    "--tokenizer", metavar="NAME", help="A tokenizer's directory or hub id, if it is not the model's."
 )
 
 

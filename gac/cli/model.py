@@ -16,14 +16,16 @@ from gac.recipe import Recipe
 @click.command(cls=Verb, resume=STATISTICS_KEPT)
 @click.argument("model")
 @recipe_options(limits=True)
-@click.option("--verify", is_flag=True, help="Solve it a second time, with OR-Tools CP-SAT.")
+@click.option(
+    "--verify", is_flag=True, help="Solve it a second time with OR-Tools CP-SAT, and fail if the two disagree."
+)
 @click.option(
     "-o",
     "--output",
     type=click.Path(path_type=Path),
     default=Path("plan.json"),
     show_default=True,
-    help="The plan; a file that is there is replaced.",
+    help="The plan to write; an existing file is replaced.",
 )
 def allocate(model: str, recipe: Callable[[], Recipe], output: Path, tokenizer: str | None, verify: bool) -> Answer:
     """Choose what every weight of MODEL becomes.
@@ -47,9 +49,11 @@ def allocate(model: str, recipe: Callable[[], Recipe], output: Path, tokenizer: 
 
 @click.command(cls=Verb, resume=f"No checkpoint was written. {STATISTICS_KEPT}")
 @click.argument("model")
-@click.option("--plan", "plan_file", type=click.Path(path_type=Path), required=True, help="Made by gac allocate.")
-@click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="The checkpoint's directory.")
-@click.option("--overwrite", is_flag=True, help="Replace a compressed checkpoint that is there.")
+@click.option(
+    "--plan", "plan_file", type=click.Path(path_type=Path), required=True, help="A plan that gac allocate wrote."
+)
+@click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="The directory to write.")
+@click.option("--overwrite", is_flag=True, help="Replace an existing compressed checkpoint.")
 @tokenizer_option
 def compress(model: str, plan_file: Path, output: Path, overwrite: bool, tokenizer: str | None) -> Answer:
     """Apply a plan to MODEL and save the smaller model.

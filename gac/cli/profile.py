@@ -48,7 +48,7 @@ def _number(_ctx: click.Context, _option: click.Parameter, value: float | None) 
     show_default=True,
     help="A form that the models' weights may take. Repeatable.",
 )
-@click.option("--fuse", is_flag=True, help="Also what the models run where q/k/v, and gate/up, share one GEMM.")
+@click.option("--fuse", is_flag=True, help="Also measure what the models run if q/k/v, and gate/up, share one GEMM.")
 @decode_kernel_option("triton: also GEMMs of one row in Triton, of workloads that have one row.")
 @click.option(
     "--sweep",
@@ -64,10 +64,12 @@ def _number(_ctx: click.Context, _option: click.Parameter, value: float | None) 
     "--seconds",
     type=click.FloatRange(min=0),
     callback=_number,
-    help="Stop after about this long; the next run goes on.",
+    help="Stop after about this many seconds; the next run continues.",
 )
-@click.option("--estimate", "only_estimate", is_flag=True, help="Say what there is to do, and stop.")
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="The file; by default this GPU's own place.")
+@click.option("--estimate", "only_estimate", is_flag=True, help="Say how much there is to measure, and stop.")
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path), help="The file to write. Default: this GPU's own file."
+)
 def profile(
     models: Sequence[str],
     workloads: Sequence[str],

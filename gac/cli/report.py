@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     multiple=True,
     type=click.Path(path_type=Path),
     metavar="PLAN",
-    help="Another plan for the same model, to set beside it. Repeatable.",
+    help="Another plan for the same model, to compare with. Repeatable.",
 )
 @click.option(
     "--frontier",
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     "--profile",
     "profile_name",
     metavar="NAME|FILE",
-    help="The latency table that the plan names; by default it is looked for among those that gac profiles lists.",
+    help="The latency table that the plan names. Default: look it up among those that gac profiles lists.",
 )
 @click.option(
     "-o",
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     type=click.Path(path_type=Path),
     default=Path("report.html"),
     show_default=True,
-    help="The page; a file that is there is replaced.",
+    help="The page to write; an existing file is replaced.",
 )
 def report(
     plan_file: Path, against: tuple[Path, ...], frontier_file: Path | None, profile_name: str | None, output: Path
