@@ -462,7 +462,7 @@ def test_there_is_no_frontier_of_palu(tiny_model: LlamaForCausalLM, options: dic
 @pytest.mark.parametrize(
     ("given", "command"),
     [
-        ({"method": "palu:1"}, "--budget 1.0 --method palu:1 --form grouped:1 --kv-cache 0.5 "),
+        ({"method": "palu:1", "kv_cache": 0.5}, "--budget 1.0 --method palu:1 --form grouped:1 --kv-cache 0.5 "),
         ({"forms": ("head_dim",), "kv_cache": 0.75}, "--budget 1.0 --method kfac --form head_dim --kv-cache 0.75 "),
         ({"align": 16}, "--budget 0.7 --method kfac --form low_rank --form narrow --align-to 16 "),
         ({"align": False}, "--budget 0.7 --method kfac --form low_rank --form narrow --no-align "),
