@@ -117,7 +117,7 @@ def _open(name: str) -> Any:
     """A dense model, or a directory that GAC wrote, in bfloat16 unless it was saved in another 16-bit dtype."""
     import torch
 
-    from gac.evaluation.opening import open_model
+    from gac.evaluation.loading import open_model
 
     note(f"loading {name}")
     model = open_model(name).model

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from gac.errors import GacError
 from gac.evaluation.divergence import compare_models
-from gac.evaluation.opening import Given, check_named, open_model, shared_tokenizer
+from gac.evaluation.loading import Given, check_named, open_model, shared_tokenizer
 from gac.evaluation.perplexity import perplexity_on
 from gac.evaluation.protocol import Sample, dtype_of, take_sample
 from gac.evaluation.results import Evaluated, Evaluation, Perplexity

@@ -98,11 +98,11 @@ def _check_positions(model: PreTrainedModel, length: int) -> None:
 
 def _check_unseen(documents: Documents, model: nn.Module) -> None:
     plan = getattr(model, "gac_plan", None)
-    seen = set(plan.measured.calibration.documents) if isinstance(plan, Plan) else set()
-    met = [at for at, digest in enumerate(documents.digests) if digest in seen]
-    if met:
+    known = set(plan.measured.calibration.documents) if isinstance(plan, Plan) else set()
+    seen = [at for at, digest in enumerate(documents.digests) if digest in known]
+    if seen:
         raise TextError(
-            f"{len(met)} of {documents.name}, the first at position {met[0]}, are among the plan's calibration text",
+            f"{len(seen)} of {documents.name}, the first at position {seen[0]}, are among the plan's calibration text",
             "text that the model was not calibrated on",
             "Hold documents back for evaluation.",
         )

@@ -1,4 +1,4 @@
-"""What an evaluation found: every number beside how it was come by. Loads no torch."""
+"""What an evaluation found: every number with its protocol. Loads no torch."""
 
 from dataclasses import dataclass
 from math import exp, log
@@ -9,7 +9,7 @@ from gac.plan import Plan
 
 @dataclass(frozen=True, repr=False)
 class Perplexity(Shown):
-    """A perplexity and how it was come by.
+    """A perplexity and how it was measured.
 
     Attributes:
         value: exp of the mean negative log-likelihood.

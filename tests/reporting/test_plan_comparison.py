@@ -28,7 +28,7 @@ def other(make_plan: Callable[..., Plan], tiny_config: LlamaConfig) -> Plan:
     made = make_plan(tiny_config, {"model.layers.0.self_attn.q_proj": ("low_rank", 9)} | mlp)
     return replace(
         made,
-        budget=replace(made.budget, limit=made.budget.used - 1234, over=1234),
+        limits=(replace(made.budget, limit=made.budget.used - 1234, over=1234),),
         workloads=(WorkloadLatency("decode:1@1024", 2_000_000, 1_500_000, 14, 0, 0),),
     )
 

@@ -1,14 +1,14 @@
-"""The heat map: layers by projections, with what is told of every weight."""
+"""The heat map: layers by projections, with facts and reasons for every weight."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 
 from gac.plan import SiteChoice, WeightChoice
-from gac.reporting.report.neighbours import Neighbours
+from gac.reporting.report.formatting import choice, chosen, duration, nats
+from gac.reporting.report.next_dims import NextDims
+from gac.reporting.report.reasons import reasons
 from gac.reporting.report.sources import Sources
-from gac.reporting.report.why import reasons
-from gac.reporting.report.words import choice, chosen, duration, nats
 from gac.reporting.tables import cell_of, kinds_of, weights_by_layer
 
 SHADES = (0.8, 0.65, 0.5, 0.35, 0.2, 0.1)
@@ -17,7 +17,7 @@ SHADES = (0.8, 0.65, 0.5, 0.35, 0.2, 0.1)
 
 @dataclass(frozen=True)
 class Cell:
-    """One weight: what stands in its cell, and what is told of it.
+    """One weight: the text of its cell, its facts, and the reasons for its choice.
 
     Attributes:
         number: its place in reading order.
@@ -56,7 +56,7 @@ def heat_map(sources: Sources) -> HeatMap:
     columns = tuple(kinds_of(layers))
     site_of = {weight.name: site for site in plan.sites for weight in site.weights}
     others = [{weight.name: weight for weight in other.plan.weights} for other in sources.against]
-    teller = _Teller(sources, Neighbours(plan, sources.profile), others)
+    teller = _Teller(sources, NextDims(plan, sources.profile), others)
     number = count()
     rows = []
     for layer, weights in layers:
@@ -69,7 +69,7 @@ def heat_map(sources: Sources) -> HeatMap:
 @dataclass(frozen=True)
 class _Teller:
     sources: Sources
-    neighbours: Neighbours
+    next_dims: NextDims
     others: Sequence[dict[str, WeightChoice]]
 
     def cell(self, number: int, name: str, site: SiteChoice, weight: WeightChoice) -> Cell:
@@ -82,7 +82,7 @@ class _Teller:
             0 if weight.form == "dense" else shade(kept),
             f"layer {site.layer}, {name}: {what}, {kept:.0%} kept",
             tuple(self._facts(site, weight)),
-            (*reasons(self.sources.plan.plan, site), *self.neighbours.sentences(weight, shared=site.shared)),
+            (*reasons(self.sources.plan.plan, site), *self.next_dims.sentences(weight, shared=site.shared)),
         )
 
     def _facts(self, site: SiteChoice, weight: WeightChoice) -> Iterator[tuple[str, str]]:

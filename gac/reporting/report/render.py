@@ -10,12 +10,12 @@ from gac.allocation.frontier import Frontier
 from gac.io import whole_file
 from gac.plan import Plan
 from gac.profiling.table import Profile
-from gac.reporting.report import story
+from gac.reporting.report import summary
 from gac.reporting.report.charts import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, charts, letter_of
+from gac.reporting.report.formatting import duration, nats
 from gac.reporting.report.map import heat_map
 from gac.reporting.report.sources import Named, Sources, profile_of
 from gac.reporting.report.table import site_table
-from gac.reporting.report.words import duration, nats
 from gac.reporting.tables import legend_of
 
 
@@ -88,13 +88,13 @@ def _content(sources: Sources) -> dict[str, Any]:
     return {
         "plan": plan,
         "name": sources.plan.name,
-        "summary": story.summary(sources),
+        "summary": summary.summary(sources),
         "tiles": _tiles(plan),
         "map": found,
         "legend": legend_of(plan),
         "cells": [{"label": cell.label, "facts": cell.facts, "reasons": cell.reasons} for cell in found.cells],
-        "stayed": story.stayed_dense(plan),
-        "about_dense": story.about_dense(plan),
+        "stayed": summary.stayed_dense(plan),
+        "about_dense": summary.about_dense(plan),
         "nats": nats,
         "charts": charts(sources),
         "size": (WIDTH, HEIGHT),
@@ -104,9 +104,9 @@ def _content(sources: Sources) -> dict[str, Any]:
         "others": _others(sources),
         "alike": all(comparison.same_prediction for comparison in sources.comparisons),
         "table": site_table(plan),
-        "certificate": story.certificate(plan),
-        "provenance": story.provenance(sources),
-        "commands": story.commands(sources),
+        "certificate": summary.certificate(plan),
+        "provenance": summary.provenance(sources),
+        "commands": summary.commands(sources),
     }
 
 

@@ -1,4 +1,4 @@
-"""What a page is made from, checked to belong together."""
+"""The plans, frontier and profile of a page, checked to belong together."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 from gac.allocation.reproduce import rule_of
 from gac.plan import Plan, SiteChoice, WeightChoice
-from gac.reporting.report.why import trades
-from gac.reporting.report.words import chosen, duration, nats
+from gac.reporting.report.formatting import chosen, duration, nats
+from gac.reporting.report.reasons import trades
 
 
 class Entry(NamedTuple):

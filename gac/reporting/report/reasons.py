@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 from gac.allocation.reproduce import rule_of
 from gac.costs import KV_NUMBERS, ns_of
 from gac.plan import Alternative, Plan, SiteChoice, counted, is_of_dims
-from gac.reporting.report.words import choices, duration, nats
-from gac.reporting.report.words import counted as told
+from gac.reporting.report.formatting import choices, duration, nats
+from gac.reporting.report.formatting import counted as told
 
 
 @dataclass(frozen=True)

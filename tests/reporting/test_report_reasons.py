@@ -6,10 +6,10 @@ import pytest
 
 from gac.models.weights import Weight
 from gac.plan import Alternative, Limit, SiteChoice, WeightChoice
-from gac.reporting.report.neighbours import Neighbours
-from gac.reporting.report.story import about_dense, stayed_dense
-from gac.reporting.report.why import reasons, trades
-from gac.reporting.report.words import duration, nats, ranges
+from gac.reporting.report.formatting import duration, nats, ranges
+from gac.reporting.report.next_dims import NextDims
+from gac.reporting.report.reasons import reasons, trades
+from gac.reporting.report.summary import about_dense, stayed_dense
 from tests.allocation.small_problems import PREFILL, measured, profile
 from tests.changed import changed_recipe, with_recipe
 from tests.reporting.report_plans import by_rule, decided, renamed
@@ -102,7 +102,7 @@ def test_the_next_dim_on_the_gpu() -> None:
     table = profile([measured("low_rank", ns, m=8, k=64, r=rank, n=64) for rank, ns in times.items()])
     plan = with_recipe(decided(), align=True)
     weight = WeightChoice.of(Weight("w", 64, 64), "low_rank", 8)
-    (said,) = Neighbours(plan, table).sentences(weight, shared=False)
+    (said,) = NextDims(plan, table).sentences(weight, shared=False)
     assert said == (
         "On the GPU, prefill:1x8: 8 takes 31 ns; the next dim, 9, 90 ns (2.90x, no multiple of 8); the next sound one, "
         "16, 32 ns."
@@ -112,7 +112,7 @@ def test_the_next_dim_on_the_gpu() -> None:
 def test_a_table_that_lacks_the_operator() -> None:
     table = profile([measured("linear", 30, m=8, k=64, n=64)])
     weight = WeightChoice.of(Weight("w", 64, 64), "low_rank", 8)
-    assert Neighbours(decided(), table).sentences(weight, shared=False) == (
+    assert NextDims(decided(), table).sentences(weight, shared=False) == (
         "On the GPU, prefill:1x8: the latency table holds no time of 8 or of the next dims.",
     )
 
@@ -120,16 +120,16 @@ def test_a_table_that_lacks_the_operator() -> None:
 def test_a_table_that_is_not_at_hand() -> None:
     weight = WeightChoice.of(Weight("w", 64, 64), "low_rank", 8)
     dense = WeightChoice.of(Weight("w", 64, 64), "dense", 64)
-    assert Neighbours(decided(), None).sentences(weight, shared=False) == (
+    assert NextDims(decided(), None).sentences(weight, shared=False) == (
         "What the next dim takes is not told: the profile is not at hand.",
     )
-    assert Neighbours(decided(), None).sentences(dense, shared=False) == ()
+    assert NextDims(decided(), None).sentences(dense, shared=False) == ()
 
 
 def test_a_weight_of_a_site_that_shares_a_gemm() -> None:
     weight = WeightChoice.of(Weight("w", 64, 64), "low_rank", 8)
     table = profile([measured("low_rank", 30, m=8, k=64, r=8, n=64)])
-    assert Neighbours(decided(), table).sentences(weight, shared=True) == (
+    assert NextDims(decided(), table).sentences(weight, shared=True) == (
         "What the next dim takes is not told: weights of this site share a GEMM.",
     )
 

@@ -10,9 +10,9 @@ from gac.costs import BYTES, KV_NUMBERS, PARAMS
 from gac.models.sites import short_names
 from gac.plan import Plan, SiteChoice, run_as
 from gac.profiling.table import Profile, saved_profiles, shipped_profiles
+from gac.reporting.report.formatting import counted, duration, nats, ranges
+from gac.reporting.report.reasons import Trade, trades, unweighed
 from gac.reporting.report.sources import Sources
-from gac.reporting.report.why import Trade, trades, unweighed
-from gac.reporting.report.words import counted, duration, nats, ranges
 from gac.version import __version__
 
 Rows = tuple[tuple[str, str], ...]

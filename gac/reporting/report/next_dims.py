@@ -12,14 +12,14 @@ from gac.forms import form_named
 from gac.plan import Plan, WeightChoice
 from gac.profiling.cliffs import operator_period
 from gac.profiling.table import Profile
-from gac.reporting.report.words import duration
+from gac.reporting.report.formatting import duration
 from gac.workloads import Workload
 
 _REACH = 256
 
 
 @dataclass(frozen=True, eq=False)
-class Neighbours:
+class NextDims:
     """Looks up dims beside the chosen ones; None of the profile: it is not at hand."""
 
     plan: Plan
