@@ -120,7 +120,15 @@ def measure_problem(
     digest = targeted_digest(loaded, sites)
     store, source = statistics(loaded.model, digest, windows, method, recipe.measure.shots, progress=progress)
     curves = measure_curves(
-        loaded.model, sites, windows.ids, method, store, forms=recipe.space.forms, source=source, progress=progress
+        loaded.model,
+        sites,
+        windows.ids,
+        method,
+        store,
+        forms=recipe.space.forms,
+        schemes=recipe.space.schemes,
+        source=source,
+        progress=progress,
     )
     extra = RULES.get(recipe.rule).measure(loaded.model, sites, windows.ids, method, store, progress=progress)
     share = leaves(recipe.refit, method)

@@ -96,10 +96,10 @@ def _site_choice(site: Site, row: CandidateSet, others: tuple[Alternative, ...])
 
 
 def weight_choices(site: Site, row: CandidateSet) -> tuple[WeightChoice, ...]:
-    """Form and dim of each weight of a site in its one candidate."""
+    """Form, dim and scheme of each weight of a site in its one candidate."""
     return tuple(
-        WeightChoice.of(weight, str(form), int(dim))
-        for weight, form, dim in zip(site.weights, row.forms[0], row.dims[0], strict=True)
+        WeightChoice.of(weight, str(form), int(dim), str(scheme))
+        for weight, form, dim, scheme in zip(site.weights, row.forms[0], row.dims[0], row.schemes[0], strict=True)
     )
 
 

@@ -23,6 +23,7 @@ from gac.models.sites import Site
 from gac.models.weights import Weight
 from gac.plan import Certificate
 from gac.recipe import Recipe
+from gac.schemes import DEFAULT_SCHEME
 
 
 @dataclass(frozen=True)
@@ -127,6 +128,9 @@ class WeightRule(Rule):
                 "one form of groups of heads, which is all that the rule gives",
                 "Use the rule loss, or the method palu.",
             )
+        if (schemes := recipe.space.schemes) != (DEFAULT_SCHEME,):
+            given, expected = f"rule {self.name} with schemes {', '.join(schemes)}", f"{DEFAULT_SCHEME} alone"
+            raise GacError(given, expected, "Leave the schemes out, or use the rule loss.")
         cache = None if form.counts == "cached" else limits.kv_cache
         for name, limit in (("latency", limits.latency), ("memory", limits.memory), ("KV-cache", cache)):
             if limit not in (None, {}):

@@ -86,8 +86,7 @@ def through(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, text: P
 def test_a_method_and_a_rule_of_ones_own(
     tiny_model: LlamaForCausalLM, tiny_tokenizer: PreTrainedTokenizerFast, text_file: Path, tmp_path: Path
 ) -> None:
-    method, rule = METHODS.name(Fwsvd()), RULES.name(Tapered())
-    plan, _ = through(tiny_model, tiny_tokenizer, text_file, tmp_path, method=method, rule=rule)
+    plan, _ = through(tiny_model, tiny_tokenizer, text_file, tmp_path, method=Fwsvd(), rule=Tapered())
     assert (plan.recipe.measure.method, plan.certificate.method) == ("fwsvd", "tapered")
     kept = [sum(site.params for site in plan.sites if site.layer == layer) for layer in (0, 1)]
     assert kept[0] > kept[1]
@@ -96,7 +95,7 @@ def test_a_method_and_a_rule_of_ones_own(
 def test_a_form_of_ones_own(
     tiny_model: LlamaForCausalLM, tiny_tokenizer: PreTrainedTokenizerFast, text_file: Path, tmp_path: Path
 ) -> None:
-    forms = ["low_rank", FORMS.name(Picked())]
+    forms = ["low_rank", Picked()]
     plan, loaded = through(tiny_model, tiny_tokenizer, text_file, tmp_path, forms=forms)
     picked = [weight.name for weight in plan.weights if weight.form == "picked"]
     assert picked
@@ -114,3 +113,16 @@ def test_the_page_shows_these_files() -> None:
 
 def test_a_form_is_short() -> None:
     assert len((Path(__file__).parent / "a_form.py").read_text(encoding="utf-8").splitlines()) < 120
+
+
+def test_a_scheme_of_ones_own(
+    tiny_model: LlamaForCausalLM, tiny_tokenizer: PreTrainedTokenizerFast, text_file: Path, tmp_path: Path
+) -> None:
+    scheme = ShortMantissa()
+    plan, loaded = through(tiny_model, tiny_tokenizer, text_file, tmp_path, schemes=[scheme])
+    rounded = [weight for weight in plan.weights if weight.scheme == "bf16-m3"]
+    assert rounded
+    assert {weight.form for weight in plan.weights if weight not in rounded} <= {"dense"}
+    for weight in rounded:
+        for matrix in (one for one in loaded.get_submodule(weight.name).parameters() if one.dim() > 1):
+            assert torch.equal(scheme.rounded(matrix), matrix)
