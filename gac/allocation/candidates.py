@@ -108,7 +108,7 @@ def candidates(
     latency is that of the one GEMM, at its own width, and of what is left of each weight; where they may be, candidates
     of both kinds compete. The combinations of several weights are reduced to those that no other one beats or equals in
     loss and in all that is limited, which loses no optimum as long as nothing else is; of two that are equal and run
-    differently, the faster stays. The dense site always stays.
+    differently, the faster stays. The dense site always stays, where it may be stored as it was loaded.
 
     Args:
         curves: of the model.
@@ -144,7 +144,7 @@ def candidates(
         rows = _fastest_first(rows, site, space.timing)
     if len(parts) > 1:
         rows = _reduced(rows, space.limited)
-    return _sorted(_with_dense(rows, site, space.timing))
+    return _sorted(_with_dense(rows, site, space.timing) if DEFAULT_SCHEME in schemes else rows)
 
 
 def dense_candidate(

@@ -102,6 +102,19 @@ def test_a_form_of_ones_own(
     assert all(isinstance(loaded.get_submodule(name), PickedLinear) for name in picked)
 
 
+def test_a_scheme_of_ones_own(
+    tiny_model: LlamaForCausalLM, tiny_tokenizer: PreTrainedTokenizerFast, text_file: Path, tmp_path: Path
+) -> None:
+    own = ShortMantissa()
+    plan, loaded = through(tiny_model, tiny_tokenizer, text_file, tmp_path, schemes=[own])
+    assert {weight.scheme for weight in plan.weights} == {own.name}
+    assert {weight.form for weight in plan.weights} > {"dense"}
+    assert plan.prediction.loss > 0
+    for name, parameter in loaded.named_parameters():
+        if parameter.dim() > 1 and ".layers." in name:
+            assert torch.equal(parameter, own.rounded(parameter))
+
+
 def test_the_page_shows_these_files() -> None:
     folder = Path(__file__).parent
     page = (folder.parents[1] / "docs" / "extending.md").read_text(encoding="utf-8")
