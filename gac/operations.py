@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass
 
-_IN_TRITON = ("linear", "low_rank")
-
 
 @dataclass(frozen=True)
 class Operation:
@@ -29,10 +27,3 @@ def linear(m: int, k: int, n: int) -> Operation:
 def batched_gemm(b: int, m: int, k: int, n: int) -> Operation:
     """``x[b, m, k] @ W[b, n, k].T`` for every b."""
     return Operation("batched_gemm", (("b", b), ("m", m), ("k", k), ("n", n)))
-
-
-def at_one_row(operation: Operation) -> Operation:
-    """What runs instead where GEMMs of one row run in Triton (``gac.runtime.decode_kernel``); else the operation."""
-    if operation.operator in _IN_TRITON and operation.axes["m"] == 1:
-        return Operation(f"{operation.operator}_triton", operation.shape)
-    return operation

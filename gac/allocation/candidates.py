@@ -99,7 +99,7 @@ def candidates(
     align: bool | int,
     limited: Collection[str],
     schemes: Sequence[str] = (DEFAULT_SCHEME,),
-    one_row: bool = False,
+    triton: bool = False,
 ) -> CandidateSet:
     """Every form, scheme and dim worth choosing for a site, sorted by parameters and then loss.
 
@@ -118,7 +118,7 @@ def candidates(
         limited: the cost columns in which choices will be limited.
         schemes: how numbers may be stored; weights that share a GEMM have one scheme, and so do those that a form
             takes together.
-        one_row: whether GEMMs of one row run in Triton.
+        triton: whether GEMMs of one row run in Triton.
 
     Raises:
         ProfileError: ``align`` without a profile.
@@ -134,7 +134,7 @@ def candidates(
         tuple(form_named(name) for name in dict.fromkeys(forms)),
         tuple(scheme_named(name) for name in dict.fromkeys(schemes)),
         curves,
-        Timing(profile, tuple(workloads), one_row),
+        Timing(profile, tuple(workloads), triton),
         align,
         tuple(column for column in columns_of(workloads) if column in limited),
     )
@@ -148,13 +148,13 @@ def candidates(
 
 
 def dense_candidate(
-    site: Site, *, profile: Profile | None, workloads: Sequence[Workload], one_row: bool = False
+    site: Site, *, profile: Profile | None, workloads: Sequence[Workload], triton: bool = False
 ) -> CandidateSet:
     """The dense site as its only candidate: what a plan's costs are set beside.
 
     Where its weights may be fused or not, they are not: so the model runs that is compressed.
     """
-    return _dense(site, Timing(profile, tuple(workloads), one_row))
+    return _dense(site, Timing(profile, tuple(workloads), triton))
 
 
 def candidate_at(site: Site, forms: Sequence[str], dims: Sequence[int], loss: float, timing: Timing) -> CandidateSet:

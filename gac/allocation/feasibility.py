@@ -55,7 +55,7 @@ def _smallest_params(sites: Sequence[Site], recipe: Recipe, profile: Profile) ->
                 workloads=recipe.deployment.parsed,
                 align=recipe.space.align,
                 limited=(PARAMS,),
-                one_row=recipe.deployment.triton,
+                triton=recipe.deployment.triton,
             )
             of_kind[site.kind] = int(found.params.min())
     return sum(of_kind[site.kind] for site in sites)
@@ -64,7 +64,7 @@ def _smallest_params(sites: Sequence[Site], recipe: Recipe, profile: Profile) ->
 def _check_decode_kernel(sites: Sequence[Site], recipe: Recipe, profile: Profile) -> None:
     single = [workload for workload in recipe.deployment.parsed if workload.rows == 1]
     for site in sites:
-        rows = dense_candidate(site, profile=profile, workloads=single, one_row=True)
+        rows = dense_candidate(site, profile=profile, workloads=single, triton=True)
         for workload, ns in zip(single, rows.latency[0].tolist(), strict=True):
             if ns == UNKNOWN:
                 raise ProfileError(

@@ -9,8 +9,9 @@ from numpy.typing import NDArray
 from gac.arrays import Ints
 from gac.forms import Form
 from gac.models.weights import Weight
-from gac.operations import Operation, at_one_row, linear
+from gac.operations import Operation, linear
 from gac.profiling.cliffs import sound_dims
+from gac.profiling.operators import with_decode_kernel
 from gac.profiling.table import Profile
 from gac.runtime.contract import apart_from
 from gac.schemes import DEFAULT_SCHEME, Scheme, scheme_named
@@ -30,12 +31,12 @@ Known = tuple[Ints, NDArray[np.bool_]]
 class Timing:
     """Where latencies come from: a profile (or None: all unknown), and the workloads; all in bf16.
 
-    ``one_row``: GEMMs of one row run in Triton, see ``gac.runtime.decode_kernel``.
+    ``triton``: GEMMs of one row run in Triton, see ``gac.runtime.decode_kernel``.
     """
 
     profile: Profile | None
     workloads: tuple[Workload, ...]
-    one_row: bool = False
+    triton: bool = False
 
     def of_weight(self, form: Form, weight: Weight, dims: Ints, scheme: Scheme = BF16) -> Known:
         """One weight in one form at each of the dims."""
@@ -73,13 +74,13 @@ class Timing:
         rows = [workload.rows for workload in self.workloads] or [1]
         operations = [self._run(_after(form, weight, 1, m) if after else form.operation(weight, 1, m)) for m in rows]
         sizes = dims if after else _sizes(form, weight, dims)
-        sound = sizes % _LOADED == 0 if self.one_row else np.ones(len(dims), dtype=np.bool_)
+        sound = sizes % _LOADED == 0 if self.triton else np.ones(len(dims), dtype=np.bool_)
         for operation in operations:
             sound &= sound_dims(self.profile, operation.operator, [_fixed(operation, axis)], axis, sizes, DTYPE)
         return sound
 
     def _run(self, operation: Operation) -> Operation:
-        return at_one_row(operation) if self.one_row else operation
+        return with_decode_kernel(operation) if self.triton else operation
 
     def _for_all(self, sizes: Ints) -> Ints:
         return np.repeat(sizes[:, None], len(self.workloads), axis=1)

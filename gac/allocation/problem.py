@@ -85,7 +85,7 @@ class Problem:
                 workloads=self.workloads,
                 align=space.align,
                 limited=limited,
-                one_row=self.timing.one_row,
+                triton=self.timing.triton,
             )
             for site in self.sites
         ]

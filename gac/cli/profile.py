@@ -113,7 +113,7 @@ def profile(
 def _model_points(
     models: Sequence[str], workloads: Sequence[str], forms: Sequence[str], fuse: bool, decode_kernel: str, dtype: str
 ) -> Iterator["Point"]:
-    from gac.profiling.sweeps.coverage import fused_points, model_points, one_row_points
+    from gac.profiling.sweeps.coverage import decode_kernel_points, fused_points, model_points
     from gac.workloads import Workload
 
     parsed = [Workload.parse(text) for text in workloads]
@@ -123,7 +123,7 @@ def _model_points(
             points += fused_points(config, parsed, dtype)
         yield from points
         if decode_kernel == "triton":
-            yield from one_row_points(points)
+            yield from decode_kernel_points(points)
 
 
 def _sweep_points(name: str, dtype: str) -> tuple["Point", ...]:

@@ -33,7 +33,7 @@ class Kernel:
         split_k: whether k is shared out between CTAs (a second kernel then adds them up).
         cluster: CTAs of a thread block cluster, (x, y).
         persistent: whether a CTA goes on to further tiles, so that the grid need not count the tiles.
-        template_head_dim: attention: the head_dim that the kernel was compiled for.
+        template_d: attention: the head_dim that the kernel was compiled for.
         even_k: FlashAttention-2: whether it was compiled for exactly that head_dim, without bounds checks (is_even_K).
     """
 
@@ -48,7 +48,7 @@ class Kernel:
     split_k: bool = False
     cluster: tuple[int, int] | None = None
     persistent: bool = False
-    template_head_dim: int | None = None
+    template_d: int | None = None
     even_k: bool | None = None
 
     @property
@@ -61,8 +61,8 @@ class Kernel:
         """A name short enough for a sentence."""
         inner = re.search(r"(?:Kernel2?|device_kernel)<(\w+)", self.name)
         text = inner[1] if inner else self.name.removeprefix("void ").partition("<")[0].partition("(")[0]
-        if self.template_head_dim is not None and self.tile is not None and self.family == "flash":
-            return f"{text}<{self.template_head_dim}, {self.tile[0]}, {self.tile[1]}>"
+        if self.template_d is not None and self.tile is not None and self.family == "flash":
+            return f"{text}<{self.template_d}, {self.tile[0]}, {self.tile[1]}>"
         return text
 
 
@@ -165,16 +165,14 @@ _FORMATS: tuple[tuple[re.Pattern[str], str, Role, _More], ...] = (
     # flash_fwd_kernel<Flash_fwd_kernel_traits<128, 128, 64, 4, ...>>: head_dim, query rows, key columns, warps
     _format(
         r"flash_fwd_(?:splitkv_)?kernel<\s*Flash_fwd_kernel_traits<"
-        r"(?P<template_head_dim>\d+), (?P<tile>\d+), (?P<tile2>\d+)",
+        r"(?P<template_d>\d+), (?P<tile>\d+), (?P<tile2>\d+)",
         "flash",
         "attention",
         _flash,
     ),
     # cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_64x128x128_4x1x1_...: query rows, key columns,
     # head_dim; then the warpgroups
-    _format(
-        rf"sdpa_sm{_SM}_flash_fprop(?:\w*?_{_TILE}x(?P<template_head_dim>\d+))?", "cudnn attention", "attention", _cudnn
-    ),
+    _format(rf"sdpa_sm{_SM}_flash_fprop(?:\w*?_{_TILE}x(?P<template_d>\d+))?", "cudnn attention", "attention", _cudnn),
     # fmha_cutlassF_bf16_aligned_64x128_rf_sm80: query rows x key columns, output in registers or in memory
     _format(rf"fmha_cutlassF_\w*?_?(aligned|notaligned)_{_TILE}_\w*?sm{_SM}", "mem-efficient", "attention", _efficient),
     # PyTorch's fused INT4 kernel: a warp makes 16 x 8 outputs with Ampere's m16n8k16

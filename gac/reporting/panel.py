@@ -209,6 +209,6 @@ def _kind(kernel: Kernel) -> str:
 
 
 def _configuration(kernel: Kernel) -> str:
-    if kernel.template_head_dim is not None:
-        return f"d \N{LESS-THAN OR EQUAL TO} {kernel.template_head_dim}"
+    if kernel.template_d is not None:
+        return f"d \N{LESS-THAN OR EQUAL TO} {kernel.template_d}"
     return "x".join(map(str, kernel.tile)) if kernel.tile else kernel.family

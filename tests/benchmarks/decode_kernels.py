@@ -13,7 +13,8 @@ from pathlib import Path
 from statistics import geometric_mean, median
 
 from gac.forms.low_rank.spec import low_rank
-from gac.operations import Operation, at_one_row, linear
+from gac.operations import Operation, linear
+from gac.profiling.operators import with_decode_kernel
 from gac.profiling.records import Point
 from gac.profiling.timing.device import fingerprint
 from gac.profiling.timing.measure import GpuMeasurer
@@ -45,7 +46,7 @@ def main() -> None:
 
 def row(measurer: GpuMeasurer, operation: Operation) -> dict:
     """Microseconds of both, in ``TURNS`` turns."""
-    turns = [(timed(measurer, operation), timed(measurer, at_one_row(operation))) for _ in range(TURNS)]
+    turns = [(timed(measurer, operation), timed(measurer, with_decode_kernel(operation))) for _ in range(TURNS)]
     cublas, triton = zip(*turns, strict=True)
     first, second = median(cublas), median(triton)
     shape = " -> ".join(f"{operation.axes[axis]:5}" for axis in ("k", "r", "n") if axis in operation.axes)

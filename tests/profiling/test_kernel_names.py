@@ -10,7 +10,7 @@ NVJET = GEMM | {"family": "nvjet", "tier": 8, "persistent": True}
 CUTLASS = GEMM | {"family": "cutlass"}
 CUBLAS = GEMM | {"family": "cublas", "architecture": 80}
 XMMA = GEMM | {"family": "xmma", "architecture": 80, "stages": 3}
-CUDNN = {"family": "cudnn attention", "role": "attention", "tier": 8, "template_head_dim": 128, "tile": (64, 128)}
+CUDNN = {"family": "cudnn attention", "role": "attention", "tier": 8, "template_d": 128, "tile": (64, 128)}
 EFFICIENT = {"family": "mem-efficient", "role": "attention", "architecture": 80, "tile": (64, 128)}
 
 TOLD = {
@@ -47,7 +47,7 @@ TOLD = {
         "role": "attention",
         "architecture": 80,
         "tier": 8,
-        "template_head_dim": 128,
+        "template_d": 128,
         "tile": (128, 64),
     },
     "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_64x128x128_4x1x1_kernel0_0": CUDNN

@@ -160,9 +160,9 @@ def _template(pair: Pair) -> Cause | None:
         return None
     if slow.family != fast.family:
         return cause_at("template", pair, f"{_backend(slow)} instead of {_backend(fast)}")
-    if slow.template_head_dim == fast.template_head_dim:
+    if slow.template_d == fast.template_d:
         return None
-    sizes = f"head_dim {slow.template_head_dim} instead of {fast.template_head_dim}"
+    sizes = f"head_dim {slow.template_d} instead of {fast.template_d}"
     return cause_at("template", pair, f"attention ran the {slow.family} kernel compiled for {sizes}")
 
 

@@ -32,7 +32,7 @@ def is_template(dim: int, setting: Setting) -> bool | None:
         return None
     recorded = _recorded_flash(setting)
     if recorded is not None:
-        return dim == recorded[1].template_head_dim
+        return dim == recorded[1].template_d
     return None if dim in RETIRED else dim in FLASH_TEMPLATES
 
 
@@ -128,7 +128,7 @@ def _recorded_flash(setting: Setting) -> tuple[Launch, Kernel] | None:
 
 def _template(dim: int, setting: Setting) -> int | None:
     recorded = _recorded_flash(setting)
-    return template_for(dim) if recorded is None else recorded[1].template_head_dim
+    return template_for(dim) if recorded is None else recorded[1].template_d
 
 
 def _asked(dim: int, setting: Setting) -> tuple[AttentionTile, int] | None:
@@ -136,10 +136,10 @@ def _asked(dim: int, setting: Setting) -> tuple[AttentionTile, int] | None:
     recorded = _recorded_flash(setting)
     if recorded is not None:
         launch, kernel = recorded
-        assert kernel.template_head_dim is not None, "a flash kernel's name tells its template"
+        assert kernel.template_d is not None, "a flash kernel's name tells its template"
         assert kernel.tile is not None, "a flash kernel's name tells its tile"
         warps = prod(launch.block) // WARP
-        return AttentionTile(kernel.template_head_dim, *kernel.tile, warps=warps), launch.shared_bytes
+        return AttentionTile(kernel.template_d, *kernel.tile, warps=warps), launch.shared_bytes
     template, limit = template_for(dim), _limit(setting)
     if template is None or limit is None or setting.compute_capability is None:
         return None

@@ -140,9 +140,9 @@ def _ran(readings: Readings, d: int) -> list[str]:
     """Template and tile of the attention kernels that ran at a head_dim."""
     kernels = [describe(launch.name) for launch in readings.launches(_flash(d))]
     return [
-        f"{kernel.template_head_dim}: {kernel.tile[0]}x{kernel.tile[1]}"
+        f"{kernel.template_d}: {kernel.tile[0]}x{kernel.tile[1]}"
         for kernel in kernels
-        if kernel.template_head_dim is not None and kernel.tile is not None
+        if kernel.template_d is not None and kernel.tile is not None
     ]
 
 
@@ -158,9 +158,9 @@ def _shared_note(readings: Readings) -> tuple[str, ...]:
     for d in _STAIRS:
         for launch in readings.launches(_flash(d)):
             kernel = describe(launch.name)
-            if kernel.template_head_dim is not None and kernel.tile is not None:
-                model = AttentionTile(kernel.template_head_dim, *kernel.tile).shared
-                pairs[kernel.template_head_dim] = (launch.shared_bytes, model)
+            if kernel.template_d is not None and kernel.tile is not None:
+                model = AttentionTile(kernel.template_d, *kernel.tile).shared
+                pairs[kernel.template_d] = (launch.shared_bytes, model)
     if not pairs:
         return ()
     texts = (f"{template}: {asked / 1024:.0f} ({model / 1024:.0f})" for template, (asked, model) in pairs.items())

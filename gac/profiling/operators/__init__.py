@@ -4,6 +4,8 @@ An operator is added by deriving from ``Operator``, naming its runner, and addin
 ``tests/profiling/operators`` and ``tests/profiling/timing/runners`` then run over both.
 """
 
+from dataclasses import replace
+
 from gac.errors import ProfileError
 from gac.operations import Operation
 from gac.profiling.operators.attention import BACKENDS, Sdpa
@@ -21,7 +23,7 @@ from gac.profiling.operators.gemm import (
 from gac.profiling.operators.int4 import DequantisedInt4Linear, Int4Linear
 from gac.registry import Registry, check_contract
 
-__all__ = ["ITEM_BYTES", "OPERATORS", "Axes", "Operand", "Operator", "operation"]
+__all__ = ["ITEM_BYTES", "OPERATORS", "Axes", "Operand", "Operator", "operation", "with_decode_kernel"]
 
 
 def _check(own: object) -> None:
@@ -65,3 +67,10 @@ def operation(name: str, **axes: int) -> Operation:
     if unmet is not None:
         raise ProfileError(given, unmet, "Correct the sizes.")
     return Operation(name, tuple((axis, axes[axis]) for axis in operator.axes))
+
+
+def with_decode_kernel(operation: Operation) -> Operation:
+    """What runs instead where GEMMs of one row run in Triton (``gac.runtime.decode_kernel``); else the operation."""
+    in_triton = f"{operation.operator}_triton"
+    runs = in_triton in OPERATORS.names and operation.axes["m"] == 1
+    return replace(operation, operator=in_triton) if runs else operation

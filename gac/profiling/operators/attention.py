@@ -14,7 +14,7 @@ BACKENDS: tuple[Backend, ...] = get_args(Backend)
 FLASH_TEMPLATES = (32, 64, 96, 128, 160, 192, 224, 256)
 """The head_dims that FlashAttention-2 was compiled for."""
 
-_LARGEST_HEAD_DIM = FLASH_TEMPLATES[-1]
+_LARGEST = FLASH_TEMPLATES[-1]
 
 
 class Sdpa(Operator):
@@ -58,15 +58,15 @@ class Sdpa(Operator):
         return self._cudnn_refusal(axes) if self.backend == "cudnn" else None
 
     def _flash_refusal(self, axes: Axes) -> str | None:
-        if axes["d"] > _LARGEST_HEAD_DIM:
-            return f"FlashAttention takes head_dim up to {_LARGEST_HEAD_DIM} only: d = {axes['d']}"
+        if axes["d"] > _LARGEST:
+            return f"FlashAttention takes heads up to {_LARGEST} only: d = {axes['d']}"
         if self.causal and axes["s"] != axes["t"]:
             return f"FlashAttention takes the causal mask on s = t only: s = {axes['s']}, t = {axes['t']}"
         return None
 
     def _efficient_refusal(self, axes: Axes) -> str | None:
         if axes["d"] % 8:
-            return f"memory-efficient attention takes head_dim that is a multiple of 8 only: d = {axes['d']}"
+            return f"memory-efficient attention takes heads that are a multiple of 8 only: d = {axes['d']}"
         if axes["kv"] != axes["h"]:
             return (
                 "memory-efficient attention takes as many heads of K and V as of Q only (PyTorch 2.6 to 2.11): "
@@ -77,7 +77,7 @@ class Sdpa(Operator):
     def _cudnn_refusal(self, axes: Axes) -> str | None:
         d = axes["d"]
         if d % 8:
-            return f"cuDNN attention takes head_dim that is a multiple of 8 only: d = {d}"
-        if d > _LARGEST_HEAD_DIM:
-            return f"cuDNN attention takes head_dim up to {_LARGEST_HEAD_DIM} at most: d = {d}"
+            return f"cuDNN attention takes heads that are a multiple of 8 only: d = {d}"
+        if d > _LARGEST:
+            return f"cuDNN attention takes heads up to {_LARGEST} at most: d = {d}"
         return "cuDNN attention takes more than one key only: t = 1" if axes["t"] == 1 else None

@@ -11,7 +11,8 @@ from gac.models.families import family_of, text_config
 from gac.models.shapes import shapes_of
 from gac.models.sites import Site
 from gac.models.weights import Weight
-from gac.operations import Operation, at_one_row, linear
+from gac.operations import Operation, linear
+from gac.profiling.operators import with_decode_kernel
 from gac.profiling.records import Point
 from gac.profiling.sweeps.spacing import every_dim, spaced_dims
 from gac.workloads import Workload
@@ -67,9 +68,9 @@ def fused_points(model: Any, workloads: Sequence[Workload] = WORKLOADS, dtype: s
     return _points((one for site in distinct.values() for count in rows for one in _fused(site, count)), dtype)
 
 
-def one_row_points(points: Sequence[Point]) -> tuple[Point, ...]:
+def decode_kernel_points(points: Sequence[Point]) -> tuple[Point, ...]:
     """The points that it looks up instead of these where GEMMs of one row run in Triton."""
-    found = dict.fromkeys(replace(point, operation=at_one_row(point.operation)) for point in points)
+    found = dict.fromkeys(replace(point, operation=with_decode_kernel(point.operation)) for point in points)
     known = set(points)
     return tuple(one for one in found if one not in known)
 

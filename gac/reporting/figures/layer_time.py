@@ -79,7 +79,7 @@ def _bars(plans: Mapping[str, Plan], timing: Timing, layer: int | None) -> list[
         if plan.recipe.deployment.fuse:
             given = f"plan {name}, whose weights share their first GEMMs"
             raise PlanError(given, "a plan in which each weight runs by itself", "Plan without fuse.")
-        own = replace(timing, one_row=plan.recipe.deployment.triton)
+        own = replace(timing, triton=plan.recipe.deployment.triton)
         bars.append(_Bar(name, _summed(plan, own, layer, dense=False)))
     return bars
 

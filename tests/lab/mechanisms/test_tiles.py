@@ -77,7 +77,7 @@ def test_the_h100_ran_the_tiles_of_the_source_with_the_shared_memory_of_q_k_and_
         if line["record"] == "kernel" and describe(line["name"]).family == "flash":
             kernel = describe(line["name"])
             if not kernel.split_k:
-                ran[kernel.template_head_dim] = (kernel.tile, line["block"][0] // 32, line["shared_bytes"])
+                ran[kernel.template_d] = (kernel.tile, line["block"][0] // 32, line["shared_bytes"])
     assert sorted(ran) == [one for one in FLASH_TEMPLATES if one not in RETIRED]
     for template, recorded in ran.items():
         tile = flash_tile(template, "9.0", H100)

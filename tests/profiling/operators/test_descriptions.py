@@ -138,12 +138,12 @@ def test_dequantising_takes_any_group_that_divides_k() -> None:
 @pytest.mark.parametrize(
     ("name", "change", "reason"),
     [
-        ("sdpa_flash", {"d": 264}, "FlashAttention takes head_dim up to 256 only: d = 264"),
+        ("sdpa_flash", {"d": 264}, "FlashAttention takes heads up to 256 only: d = 264"),
         ("sdpa_flash_causal", {"t": 96}, "FlashAttention takes the causal mask on s = t only: s = 64, t = 96"),
         (
             "sdpa_efficient",
             {"d": 107},
-            "memory-efficient attention takes head_dim that is a multiple of 8 only: d = 107",
+            "memory-efficient attention takes heads that are a multiple of 8 only: d = 107",
         ),
         (
             "sdpa_efficient",
@@ -151,8 +151,8 @@ def test_dequantising_takes_any_group_that_divides_k() -> None:
             "memory-efficient attention takes as many heads of K and V as of Q only (PyTorch 2.6 to 2.11): "
             "h = 8, kv = 2",
         ),
-        ("sdpa_cudnn", {"d": 107}, "cuDNN attention takes head_dim that is a multiple of 8 only: d = 107"),
-        ("sdpa_cudnn", {"d": 264}, "cuDNN attention takes head_dim up to 256 at most: d = 264"),
+        ("sdpa_cudnn", {"d": 107}, "cuDNN attention takes heads that are a multiple of 8 only: d = 107"),
+        ("sdpa_cudnn", {"d": 264}, "cuDNN attention takes heads up to 256 at most: d = 264"),
         ("sdpa_cudnn", {"t": 1}, "cuDNN attention takes more than one key only: t = 1"),
         ("sdpa_flash", {"d": 107, "t": 96, "kv": 2}, None),
         ("sdpa_cudnn_causal", {"kv": 2, "t": 96}, None),

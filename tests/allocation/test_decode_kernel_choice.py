@@ -15,9 +15,10 @@ from gac.forms import form_named
 from gac.forms.low_rank.spec import low_rank
 from gac.io import from_json, to_json
 from gac.models.weights import Weight
-from gac.operations import at_one_row, batched_gemm, linear
+from gac.operations import batched_gemm, linear
 from gac.plan import Plan
-from gac.profiling.sweeps.coverage import fused_points, model_points, one_row_points
+from gac.profiling.operators import with_decode_kernel
+from gac.profiling.sweeps.coverage import decode_kernel_points, fused_points, model_points
 from gac.profiling.table import Profile
 from gac.workloads import Workload
 
@@ -39,8 +40,8 @@ def table(dense_ns: int = 45) -> Profile:
     )
 
 
-def plan(one_row: bool, latency: Mapping[str, float]) -> Plan:
-    kernel = "triton" if one_row else "torch"
+def plan(triton: bool, latency: Mapping[str, float]) -> Plan:
+    kernel = "triton" if triton else "torch"
     of = replace(problem(LOSSES, [1] * 6, [PREFILL, ONE]), profile=table())
     return decide(asking(of, 0.9, latency=latency, decode_kernel=kernel)).plan
 
@@ -56,11 +57,11 @@ def plan(one_row: bool, latency: Mapping[str, float]) -> Plan:
     ],
 )
 def test_what_runs_in_triton(operation, operator: str) -> None:
-    assert at_one_row(operation) == replace(operation, operator=operator)
+    assert with_decode_kernel(operation) == replace(operation, operator=operator)
 
 
 def test_at_one_row_latencies_are_tritons_and_at_more_they_are_not() -> None:
-    timing = Timing(table(), WORKLOADS, one_row=True)
+    timing = Timing(table(), WORKLOADS, triton=True)
     for form, dim, expected in (("low_rank", 3, [10, 20]), ("dense", SIDE, [50, 45])):
         latency, measured_ = timing.of_weight(form_named(form), WEIGHT, np.array([dim]))
         assert latency.tolist() == [expected]
@@ -69,8 +70,8 @@ def test_at_one_row_latencies_are_tritons_and_at_more_they_are_not() -> None:
 
 def test_so_is_the_gemm_that_weights_share() -> None:
     shared = profile([measured("linear_triton", 7, m=1, k=SIDE, n=30), measured("linear", 9, m=1, k=SIDE, n=30)])
-    for one_row, expected in ((True, 7), (False, 9)):
-        latency, _ = Timing(shared, WORKLOADS[1:], one_row).of_fused(SIDE, np.array([[30]]))
+    for triton, expected in ((True, 7), (False, 9)):
+        latency, _ = Timing(shared, WORKLOADS[1:], triton).of_fused(SIDE, np.array([[30]]))
         assert latency.tolist() == [[expected]]
 
 
@@ -108,7 +109,7 @@ def test_dims_are_multiples_of_16_and_sound_for_what_runs_at_each_number_of_rows
             for rank, taken in zip(sizes, column, strict=True)
         ]
     )
-    timing = Timing(sweep, WORKLOADS, one_row=True)
+    timing = Timing(sweep, WORKLOADS, triton=True)
     sound = timing.sound(form_named("low_rank"), WEIGHT, np.array(sizes), False)
     assert sound.tolist() == [False, False, True, False, True]
 
@@ -124,15 +125,15 @@ def test_a_profile_without_these_shapes_is_refused_where_one_row_is_asked_for() 
     prefill = asking(of, 1.0, workloads=[PREFILL])
     check_reachable(prefill.sites, prefill.recipe, prefill.profile)
     check_reachable(of.sites, of.recipe, table())
-    unknown = Timing(of.profile, WORKLOADS, one_row=True).of_weight(form_named("dense"), WEIGHT, np.array([SIDE]))
+    unknown = Timing(of.profile, WORKLOADS, triton=True).of_weight(form_named("dense"), WEIGHT, np.array([SIDE]))
     assert unknown[0].tolist() == [[50, UNKNOWN]]
 
 
 def test_a_sweep_for_it_measures_what_has_one_row_again() -> None:
     for points in (model_points("smollm2"), fused_points("smollm2")):
-        added = one_row_points(points)
+        added = decode_kernel_points(points)
         assert {point.operation.operator for point in added} <= {"linear_triton", "low_rank_triton"}
         single = [point for point in points if point.operation.axes["m"] == 1]
         assert len(added) == len(single) == len(set(added))
         assert [point.operation.shape for point in added] == [point.operation.shape for point in single]
-    assert one_row_points(model_points("smollm2", [Workload.parse("decode:8@8")])) == ()
+    assert decode_kernel_points(model_points("smollm2", [Workload.parse("decode:8@8")])) == ()
