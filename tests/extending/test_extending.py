@@ -126,16 +126,3 @@ def test_the_page_shows_these_files() -> None:
 
 def test_a_form_is_short() -> None:
     assert len((Path(__file__).parent / "a_form.py").read_text(encoding="utf-8").splitlines()) < 120
-
-
-def test_a_scheme_of_ones_own(
-    tiny_model: LlamaForCausalLM, tiny_tokenizer: PreTrainedTokenizerFast, text_file: Path, tmp_path: Path
-) -> None:
-    scheme = ShortMantissa()
-    plan, loaded = through(tiny_model, tiny_tokenizer, text_file, tmp_path, schemes=[scheme])
-    rounded = [weight for weight in plan.weights if weight.scheme == "bf16-m3"]
-    assert rounded
-    assert {weight.form for weight in plan.weights if weight not in rounded} <= {"dense"}
-    for weight in rounded:
-        for matrix in (one for one in loaded.get_submodule(weight.name).parameters() if one.dim() > 1):
-            assert torch.equal(scheme.rounded(matrix), matrix)
