@@ -5,13 +5,14 @@ from pathlib import Path
 
 from gac.checkpoint.target import check_free, complete_directory
 from gac.errors import CheckpointError
+from gac.plan import ProfileUsed
 from gac.profiling.select import select_profile
 from gac.profiling.table import Profile
 from gac.repairs.contract import ShapeContract
 from gac.repairs.layouts import find_blocks
 from gac.repairs.report import Moved, Repaired
 from gac.repairs.shared_dims import Block, Dims, insertions
-from gac.repairs.times import Times, in_table, measured_dims, on_gpu, summed
+from gac.repairs.times import How, Look, Times, in_table, measured_dims, on_gpu, summed
 from gac.repairs.weight_files import Source, open_source
 from gac.repairs.writing import left_out, write
 from gac.workloads import Workload
@@ -61,20 +62,32 @@ def repair(
     contract = strategy if isinstance(strategy, ShapeContract) else ShapeContract.named(strategy)
     contract = contract.limited(max_overhead)
     parsed = [Workload.parse(workload) for workload in workloads]
-    table, used = select_profile(profile)
-    target = Path(output).resolve()
+    selected = select_profile(profile)
     check_apart(Path(directory), Path(output))
-    check_free(target, overwrite)
+    check_free(Path(output).resolve(), overwrite)
     source = open_source(Path(directory), allow_pickle=allow_pickle)
+    return _repaired(source, (str(directory), str(output)), contract, selected, parsed, measure=measure)
+
+
+def _repaired(
+    source: Source,
+    places: tuple[str, str],
+    contract: ShapeContract,
+    selected: tuple[Profile, ProfileUsed],
+    workloads: Sequence[Workload],
+    *,
+    measure: bool,
+) -> Repaired:
+    """Decide the dims, look their times up and write the padded checkpoint from the first place to the second."""
+    (table, used), (directory, output) = selected, places
     found = find_blocks(source)
     before = {one.name: one.dim for block in found.blocks for one in block.shared}
-    after = decide(found.blocks, contract, table, parsed)
-    times = _predicted(found.blocks, (before, after), parsed, table)
-    times += _measured(found.blocks, (before, after), parsed) if measure else []
-    held, grown = _padded(source, target, found.blocks, after)
+    after = decide(found.blocks, contract, table, workloads)
+    times = _times(found.blocks, (before, after), workloads, table, measure=measure)
+    held, grown = _padded(source, Path(output).resolve(), found.blocks, after)
     return Repaired(
-        source=str(directory),
-        output=str(output),
+        source=directory,
+        output=output,
         layouts=found.layouts,
         contract=contract,
         dims=len(before),
@@ -82,7 +95,7 @@ def repair(
         kept=tuple(name for name, dim in before.items() if after[name] == dim and dim % UNALIGNED),
         bytes_before=held,
         bytes_after=grown,
-        times=tuple(times),
+        times=times,
         profile=f"{table.header.gpu}, {table.digest[:12]}; {used.note}",
         left_out=left_out(source),
     )
@@ -132,16 +145,15 @@ def check_apart(directory: Path, output: Path) -> None:
         )
 
 
-def _predicted(
-    blocks: Sequence[Block], dims: tuple[Dims, Dims], workloads: Sequence[Workload], table: Profile
-) -> list[Times]:
-    look = in_table(table)
-    return [summed("predicted", table.header.gpu, blocks, dims, workload, look) for workload in workloads]
-
-
-def _measured(blocks: Sequence[Block], dims: tuple[Dims, Dims], workloads: Sequence[Workload]) -> list[Times]:
-    gpu, look = on_gpu(blocks, dims, workloads)
-    return [summed("measured", gpu, blocks, dims, workload, look) for workload in workloads]
+def _times(
+    blocks: Sequence[Block], dims: tuple[Dims, Dims], workloads: Sequence[Workload], table: Profile, *, measure: bool
+) -> tuple[Times, ...]:
+    looks: dict[How, tuple[str, Look]] = {"predicted": (table.header.gpu, in_table(table))}
+    if measure:
+        looks["measured"] = on_gpu(blocks, dims, workloads)
+    return tuple(
+        summed(how, gpu, blocks, dims, workload, look) for how, (gpu, look) in looks.items() for workload in workloads
+    )
 
 
 def _moved(source: Source, blocks: Sequence[Block], dims: Dims) -> list[Moved]:

@@ -14,6 +14,8 @@ from gac.profiling.table import Profile
 from gac.repairs.shared_dims import Block, Dims, Run, SharedDim
 from gac.workloads import Workload
 
+How = Literal["predicted", "measured"]
+
 Look = Callable[[Run, Dims, int], int | None]
 """ns of a run at these dims for a number of rows; None where unknown."""
 
@@ -28,7 +30,7 @@ class Times:
         before_unknown, after_unknown: how many of the ``gemms`` are.
     """
 
-    how: Literal["predicted", "measured"]
+    how: How
     gpu: str
     workload: str
     gemms: int
@@ -39,7 +41,7 @@ class Times:
 
 
 def summed(
-    how: Literal["predicted", "measured"],
+    how: How,
     gpu: str,
     blocks: Sequence[Block],
     dims: tuple[Dims, Dims],

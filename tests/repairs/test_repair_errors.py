@@ -186,17 +186,6 @@ def test_an_output_in_use(pairs: Tensors, written: Callable[..., Path], tmp_path
         gac.repair(written(pairs), tmp_path / "used", profile=H100)
 
 
-def test_an_unknown_strategy(pairs: Tensors, written: Callable[..., Path]) -> None:
-    assert failure(written(pairs), strategy="fastest").startswith("strategy 'fastest' is unknown; expected one of")
-
-
-def test_a_profile_without_the_shapes(pairs: Tensors, written: Callable[..., Path]) -> None:
-    message = failure(written(pairs), strategy="profile")
-    assert (
-        "has measured no dim from 13 on for model.layers.0.self_attn.k_proj (low_rank m=1024 k=64 n=32, r)" in message
-    )
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_figures_of_a_gpu_that_is_not_there(pairs: Tensors, written: Callable[..., Path]) -> None:
     source = written(pairs)

@@ -30,25 +30,20 @@ def test_a_dim_never_shrinks_and_then_stays(strategy: str) -> None:
         assert contract.becomes(grown) == grown
 
 
-def test_the_cheapest_measured_dim() -> None:
-    latency = {1000: 10, 1024: 300, 1030: 900, 1032: 310, 1088: 290, 1152: 350}
-    assert ShapeContract.named("profile").becomes(1023, latency=latency) == 1088
+@pytest.mark.parametrize(
+    ("dim", "limit", "latency", "becomes"),
+    [
+        (1023, None, {1000: 10, 1024: 300, 1030: 900, 1032: 310, 1088: 290, 1152: 350}, 1088),
+        (1023, None, {1024: 10_050, 1032: 10_000, 1040: 10_200}, 1024),  # of dims as cheap the smallest
+        (1000, 0.05, {1000: 900, 1024: 300, 1088: 200}, 1024),
+    ],
+)
+def test_the_cheapest_measured_dim(dim: int, limit: float | None, latency: dict[int, int], becomes: int) -> None:
+    assert ShapeContract.named("profile").limited(limit).becomes(dim, latency=latency) == becomes
 
 
-def test_of_measured_dims_as_cheap_the_smallest() -> None:
-    assert ShapeContract.named("profile").becomes(1023, latency={1024: 10_050, 1032: 10_000, 1040: 10_200}) == 1024
-
-
-def test_measured_dims_within_the_limit() -> None:
-    contract = ShapeContract.named("profile").limited(0.05)
-    assert contract.becomes(1000, latency={1000: 900, 1024: 300, 1088: 200}) == 1024
-
-
-def test_a_largest_dim() -> None:
+def test_a_dim_stays_where_every_choice_is_too_large() -> None:
     assert ShapeContract.named("minimal").becomes(61, most=62) == 61
-
-
-def test_a_limit_that_nothing_meets() -> None:
     assert ShapeContract.named("minimal").limited(0.01).becomes(107) == 107
 
 

@@ -54,16 +54,6 @@ def test_the_list_of_studies() -> None:
     assert shown([studies_table(entries)])[2] == "gemm-k misaligned K costs 25-60 % 1,193"
 
 
-def test_a_broken_rule_shows_the_nearest_dims_that_keep_it() -> None:
-    lines = shown(explanation_tables(explain("sdpa", 107)))
-    assert any(line.startswith("BROKEN SDPA backend selection") and "104, 112 sm_75" in line for line in lines)
-    assert any(line.startswith("cost of SDPA backend selection: ") for line in lines)
-
-
-def test_an_operator_under_no_rule_is_one_sentence() -> None:
-    assert shown(explanation_tables(explain("copy", 1000))) == ["copy n=1000 is under no rule."]
-
-
 def test_each_broken_rule_cites_its_sources() -> None:
     told = explain("sdpa", 107)
     page = "".join(shown(explanation_tables(told)))
