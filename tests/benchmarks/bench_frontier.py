@@ -20,7 +20,7 @@ from gac.allocation.candidates import CandidateSet
 from gac.allocation.frontier import Frontier, frontier
 from gac.allocation.problem import Problem
 from gac.costs import PARAMS, ns_of
-from gac.curves import LossCurve, SiteCurves
+from gac.curves import LossCurve, LossCurves
 from gac.models.families import family_of
 from gac.models.shapes import SHAPES
 from gac.models.sites import Site
@@ -60,19 +60,17 @@ class Coarse(Once):
 
 def coarse(rows: CandidateSet) -> CandidateSet:
     kept = ((rows.dims % 64 == 0) | (rows.forms == "dense")).all(axis=1)
-    return CandidateSet(rows.site, *(column[kept] for name, column in vars(rows).items() if name != "site"))
+    return rows.at(kept)
 
 
 def synthetic(sites: tuple[Site, ...], forms: tuple[str, ...], kind: type[Problem]) -> Problem:
     rng = np.random.default_rng(0)
-    curves = [
-        SiteCurves(
-            site.name,
-            {weight.name: curve(rng, min(weight.out_features, weight.in_features)) for weight in site.weights},
-            {weight.name: curve(rng, weight.in_features) for weight in site.weights if weight.neurons == "in"},
-        )
-        for site in sites
-    ]
+    curves = {}
+    for site in sites:
+        for weight in site.weights:
+            curves["low_rank", "bf16", weight.name] = curve(rng, min(weight.out_features, weight.in_features))
+        for weight in (weight for weight in site.weights if weight.neurons == "in"):
+            curves["narrow", "bf16", weight.name] = curve(rng, weight.in_features)
     recipe = Recipe.of(forms=forms, workloads=WORKLOADS, refit="none")
     measured = Measured(
         model="llama-3-8b",
@@ -83,7 +81,7 @@ def synthetic(sites: tuple[Site, ...], forms: tuple[str, ...], kind: type[Proble
         profile=ProfileUsed(PROFILE, "0" * 64, "asked for"),
         factor=1.0,
     )
-    return kind(sites, curves, Profile.load(PROFILE), recipe, measured)
+    return kind(sites, LossCurves(curves), Profile.load(PROFILE), recipe, measured)
 
 
 def curve(rng: np.random.Generator, full: int) -> LossCurve:

@@ -21,7 +21,8 @@ from scipy.stats import spearmanr
 
 import gac
 from gac.allocation.problem import Problem, decide
-from gac.curves import LossCurve, SiteCurves
+from gac.curves import LossCurve, LossCurves
+from gac.forms import form_named
 from gac.io import atomic_path
 from gac.plan import Plan
 
@@ -61,14 +62,9 @@ def random_plan(problem: Problem, seed: int, budgets: tuple[float, float]) -> tu
     budget, sigma = float(random.uniform(*budgets)), float(random.uniform(0, 2))
 
     def disturbed(curve: LossCurve) -> LossCurve:
-        return curve.scaled(float(np.exp(sigma * random.standard_normal())))
+        return LossCurve(float(np.exp(sigma * random.standard_normal())) * curve.loss)
 
-    curves = tuple(
-        SiteCurves(
-            one.site, *({name: disturbed(of) for name, of in kind.items()} for kind in (one.low_rank, one.shorter))
-        )
-        for one in problem.curves
-    )
+    curves = LossCurves({key: disturbed(curve) for key, curve in problem.curves.by_key.items()})
     limits = replace(problem.recipe.limits, params=budget)
     recipe = replace(problem.recipe, limits=limits)
     return decide(replace(problem, curves=curves, recipe=recipe)).plan, sigma
@@ -76,10 +72,7 @@ def random_plan(problem: Problem, seed: int, budgets: tuple[float, float]) -> tu
 
 def true_loss(problem: Problem, plan: Plan) -> float:
     """What the undisturbed curves say that a plan loses, nats a token."""
-    low_rank = {name: curve for one in problem.curves for name, curve in one.low_rank.items()}
-    shorter = {name: curve for one in problem.curves for name, curve in one.shorter.items()}
-    curves = {"low_rank": low_rank, "narrow": shorter}
-    chosen = [(curves[w.form].get(w.name), w.dim) for w in plan.weights if w.form != "dense"]
+    chosen = [(problem.curves.of(form_named(w.form), w.weight), w.dim) for w in plan.weights if w.form != "dense"]
     return float(sum(curve.loss[dim] for curve, dim in chosen if curve is not None))
 
 

@@ -27,8 +27,13 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import gac
 from gac import api, measuring
 from gac.allocation import rules
+from gac.forms import decomposition
+from gac.forms.head_dim import torch as head_dim
+from gac.forms.low_rank import torch as low_rank
+from gac.forms.narrow import elimination
+from gac.forms.narrow import torch as narrow
 from gac.models.shapes import SHAPES
-from gac.sensitivity import curves, factors, layerwise, methods, narrow
+from gac.sensitivity import curves, layerwise, methods
 from gac.sensitivity.text import Windows
 
 VOCABULARY = 128_256
@@ -41,11 +46,11 @@ PARTS: tuple[tuple[str, Any, str], ...] = (
     ("of which hidden states again", layerwise.LayerwiseBackward, "_inputs_of"),
     ("fit of the layers", curves, "fit_layer"),
     ("of which metrics", methods.Kfac, "metric"),
-    ("of which low-rank decompositions", factors, "decompose"),
-    ("of which of which eigh", methods, "eigh"),
-    ("of which eliminations", factors, "eliminate"),
-    ("of which of which block updates", narrow._State, "update"),
-    ("of which values", factors, "shortened"),
+    ("of which low-rank decompositions", low_rank, "decompose"),
+    ("of which of which eigh", decomposition, "eigh"),
+    ("of which eliminations", narrow, "eliminate"),
+    ("of which of which block updates", elimination._State, "update"),
+    ("of which values", head_dim, "_shortened"),
     ("storing (to the host; waiting for the disk)", curves, "_keep"),
     ("allocation", rules, "decide"),
     ("modules from factors", api, "build_modules"),
