@@ -125,11 +125,11 @@ def run(asked: argparse.Namespace, report: Report) -> None:
     report.say(f"model of {sum(p.numel() for p in model.parameters()) / 1e9:.2f} billion parameters")
     ids = torch.randint(0, model.config.vocab_size, (asked.windows, asked.tokens), generator=torch.Generator())
     windows = Windows("wiki-sample", ids, hashlib.sha256(ids.numpy().tobytes()).hexdigest())
-    api.calibration_windows = lambda *_: windows  # type: ignore[assignment]
+    measuring.calibration_windows = lambda *_: windows  # type: ignore[assignment]
     for part, owner, name in PARTS:
         setattr(owner, name, report.timed(part, getattr(owner, name)))
     keep = curves._keep
-    curves._keep = lambda *args: (keep(*args), report.say(f"layer {args[3]}"), report.parts())  # type: ignore[assignment]
+    curves._keep = lambda *args: (keep(*args), report.say(f"layer {args[4]}"), report.parts())  # type: ignore[assignment]
     begun = now()
     plan = gac.allocate(
         model,
