@@ -20,19 +20,6 @@ def hopper(dim: int) -> float:
     return (20_000 + 10 * dim) * (1.0 if dim % 8 == 0 else 2.5 if dim % 2 == 0 else 5.0)
 
 
-def noisy(latency, spread: float, seed: int = 0):
-    random = np.random.default_rng(seed)
-    return lambda dim: latency(dim) * (1 + spread * random.standard_normal())
-
-
-def test_planted_alignment_cliffs_are_found_through_noise() -> None:
-    cliffs = find_cliffs(make_sweep(noisy(hopper, 0.003), range(960, 1089)))
-    assert cliffs.period == 8
-    assert cliffs.collapsed.tolist() == [dim for dim in range(960, 1088) if dim % 8]
-    assert cliffs.class_slowdown[1] == pytest.approx(5.0, rel=0.05)
-    assert cliffs.class_slowdown[8] == pytest.approx(1.0, rel=0.02)
-
-
 def test_a_collapsed_dim_is_rescued_by_the_next_dim_that_is_as_fast_as_any() -> None:
     cliffs = find_cliffs(make_sweep(hopper, range(1016, 1033)))
     at = cliffs.collapsed.tolist().index(1021)
@@ -40,22 +27,11 @@ def test_a_collapsed_dim_is_rescued_by_the_next_dim_that_is_as_fast_as_any() -> 
     assert cliffs.slowdown[at] == pytest.approx(hopper(1021) / hopper(1024))
 
 
-def test_a_flat_curve_has_no_cliffs() -> None:
-    cliffs = find_cliffs(make_sweep(noisy(lambda dim: 5000.0, 0.002), range(8, 600)))
-    assert cliffs.period == 1
-    assert (len(cliffs.collapsed), len(cliffs.edges), len(cliffs.sweet_spots)) == (0, 0, 0)
-
-
 def test_the_period_is_one_that_was_seen_to_keep_up() -> None:
     odd_and_32 = [*range(33, 1025, 62), *range(32, 1025, 32)]
     assert find_cliffs(make_sweep(hopper, odd_and_32)).period == 32
     odd_and_64 = [*range(33, 1025, 62), *range(64, 1025, 64)]
     assert find_cliffs(make_sweep(hopper, odd_and_64)).period == 64
-
-
-def test_growth_in_proportion_to_the_dim_is_no_staircase() -> None:
-    cliffs = find_cliffs(make_sweep(lambda dim: 100.0 * dim, range(64, 2048, 64)))
-    assert len(cliffs.edges) == 0
 
 
 def test_a_staircase_has_its_sweet_spots_before_the_jumps() -> None:

@@ -12,27 +12,6 @@ def refusal(name: str, dtype: str = "bf16", **axes: int) -> str | None:
     return OPERATORS.get(name).refusal(axes, dtype)
 
 
-def test_the_names_are_those_of_profiles() -> None:
-    attention = ("sdpa", "sdpa_flash", "sdpa_efficient", "sdpa_cudnn", "sdpa_math")
-    assert set(OPERATORS.names) == {
-        "linear",
-        "linear_rowwise",
-        "linear_triton",
-        "low_rank",
-        "low_rank_triton",
-        "low_rank_shared",
-        "batched_gemm",
-        "batched_gemm_separate",
-        "batched_gemm_bucketed",
-        "batched_gemm_padded",
-        "int4_linear",
-        "int4_linear_dequantised",
-        *attention,
-        *(f"{name}_causal" for name in attention),
-        "copy",
-    }
-
-
 def test_operations_are_those_of_the_forms_whatever_the_order_of_their_axes() -> None:
     assert operation("linear", n=7, m=2, k=3) == linear(2, 3, 7)
     assert operation("low_rank", r=5, n=7, m=2, k=3) == low_rank(2, 3, 5, 7)
@@ -75,12 +54,6 @@ def test_an_unknown_operator_brings_the_nearest_to_mind() -> None:
     assert error.value.given == "operator 'sdpa_flesh' is unknown"
     assert error.value.expected.startswith("one of linear, linear_rowwise, linear_triton, ")
     assert error.value.remedy == "Did you mean 'sdpa_flash'?"
-
-
-def test_low_rank_writes_its_hidden_activations_and_counts_them() -> None:
-    assert OPERATORS.get("low_rank").bytes(low_rank(2, 3, 5, 7).axes, "bf16") == 2 * (
-        2 * 3 + 5 * 3 + 7 * 5 + 2 * 5 + 2 * 7
-    )
 
 
 def test_fp8_reads_a_byte_an_element_and_scales_and_writes_bf16() -> None:

@@ -20,19 +20,20 @@ EXAMPLES: Mapping[str, Mapping[str, int]] = {
     "low_rank_triton": {"m": 1, "k": 3, "r": 5, "n": 7},
     "low_rank_shared": {"m": 2, "k": 3, "r": 5, "n": 7, "pairs": 3},
     "batched_gemm": {"b": 4, "m": 2, "k": 3, "n": 7},
-    "batched_gemm_separate": HEADS,
-    "batched_gemm_bucketed": HEADS,
-    "batched_gemm_padded": HEADS,
-    "int4_linear": INT4,
-    "int4_linear_dequantised": INT4,
+    **dict.fromkeys(("batched_gemm_separate", "batched_gemm_bucketed", "batched_gemm_padded"), HEADS),
+    **dict.fromkeys(("int4_linear", "int4_linear_dequantised"), INT4),
     **{name: ATTENTION for name in OPERATORS.names if name.startswith("sdpa")},
     "copy": {"n": 11},
 }
 
 
-def multiplications(*sizes: int) -> int:
+def multiplications(*sizes: int, **named: int) -> int:
     """How many turns nested loops over these sizes take."""
-    return sum(1 for _ in product(*(range(size) for size in sizes)))
+    return sum(1 for _ in product(*map(range, (*sizes, *named.values()))))
+
+
+def pair(m: int, k: int, r: int, n: int) -> int:
+    return multiplications(m, k, r) + multiplications(m, r, n)
 
 
 def attention(causal: bool) -> Callable[..., int]:
@@ -49,18 +50,12 @@ def heads(m: int, k: int, heads: int, low: int, high: int) -> int:
 
 
 COUNTS: Mapping[str, Callable[..., int]] = {
-    "linear": lambda m, k, n: multiplications(m, k, n),
-    "linear_rowwise": lambda m, k, n: multiplications(m, k, n),
-    "linear_triton": lambda m, k, n: multiplications(m, k, n),
-    "low_rank": lambda m, k, r, n: multiplications(m, k, r) + multiplications(m, r, n),
-    "low_rank_triton": lambda m, k, r, n: multiplications(m, k, r) + multiplications(m, r, n),
+    **dict.fromkeys(("linear", "linear_rowwise", "linear_triton"), multiplications),
+    **dict.fromkeys(("low_rank", "low_rank_triton"), pair),
     "low_rank_shared": lambda m, k, r, n, pairs: multiplications(m, k, pairs * r) + multiplications(pairs, m, r, n),
-    "batched_gemm": lambda b, m, k, n: multiplications(b, m, k, n),
-    "batched_gemm_separate": heads,
-    "batched_gemm_bucketed": heads,
-    "batched_gemm_padded": heads,
-    "int4_linear": lambda m, k, n, group: multiplications(m, k, n),
-    "int4_linear_dequantised": lambda m, k, n, group: multiplications(m, k, n),
+    "batched_gemm": multiplications,
+    **{f"batched_gemm_{way}": heads for way in ("separate", "bucketed", "padded")},
+    **dict.fromkeys(("int4_linear", "int4_linear_dequantised"), lambda m, k, n, group: multiplications(m, k, n)),
     **{name: attention(name.endswith("_causal")) for name in OPERATORS.names if name.startswith("sdpa")},
     "copy": lambda n: 0,
 }
@@ -78,6 +73,10 @@ def axes(operator) -> Mapping[str, int]:
 
 def operands(operator: Operator, axes: Mapping[str, int], dtype: str) -> tuple[Operand, ...]:
     return *operator.inputs(axes, dtype), *operator.outputs(axes, dtype)
+
+
+def test_every_operator_has_an_example() -> None:
+    assert set(EXAMPLES) == set(COUNTS) == set(OPERATORS.names)
 
 
 def test_its_example_is_an_operation_of_it(operator, axes) -> None:
