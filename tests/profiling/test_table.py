@@ -222,7 +222,7 @@ SPOILT = {
     ),
     "no header": (lambda file: file.lines.pop(0), "1: no header with a schema_version"),
     "a second header": (lambda file: file.lines.append(file.lines[0]), "3: a header line"),
-    "a row twice": (lambda file: file.row("linear", SHAPE, 2.0), f"3: linear {tuple(SHAPE.items())} is there twice"),
+    "a row twice": (lambda file: file.row("linear", SHAPE, 2.0), f"3: linear {SHAPE} is there twice"),
     "two sets of axes": (
         lambda file: file.row("linear", {"m": 1, "n": 2}, 1.0),
         "3: shape: linear has axes m, n, above m, k, n",
