@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
@@ -163,56 +162,20 @@ class Certificate:
 class WeightChoice:
     """What one weight becomes."""
 
-    name: str
+    weight: Weight
     form: str
     dim: int
-    out_features: int
-    in_features: int
-    neurons: Literal["out", "in"] | None
-    values: Literal["out", "in"] | None = None
-    heads: int = 0
-    cached: bool = False
-    blocks: int = 1
-    queries: int = 0
     scheme: str = DEFAULT_SCHEME
     __pydantic_config__ = _STRICT
+
+    @property
+    def name(self) -> str:
+        return self.weight.name
 
     @property
     def changed(self) -> bool:
         """Whether it is no longer as it was in the dense model."""
         return self.form != "dense" or scheme_named(self.scheme).lossy
-
-    @classmethod
-    def of(cls, weight: Weight, form: str, dim: int, scheme: str = DEFAULT_SCHEME) -> "WeightChoice":
-        """This form, dim and scheme for a weight."""
-        return cls(
-            weight.name,
-            form,
-            dim,
-            weight.out_features,
-            weight.in_features,
-            weight.neurons,
-            weight.values,
-            weight.heads,
-            weight.cached,
-            weight.blocks,
-            weight.queries,
-            scheme,
-        )
-
-    @cached_property
-    def weight(self) -> Weight:
-        return Weight(
-            self.name,
-            self.out_features,
-            self.in_features,
-            self.neurons,
-            values=self.values,
-            heads=self.heads,
-            cached=self.cached,
-            blocks=self.blocks,
-            queries=self.queries,
-        )
 
     @property
     def params(self) -> int:

@@ -141,4 +141,4 @@ def _site_choice(site: Site, changes: Changes) -> SiteChoice:
 
 def _weight_choice(weight: Weight, changes: Changes) -> WeightChoice:
     form, dim = changes.get(weight.name, ("dense", form_named("dense").full(weight)))
-    return WeightChoice.of(weight, form, dim)
+    return WeightChoice(weight, form, dim)

@@ -42,7 +42,7 @@ def test_nothing_is_lost_at_full_rank(
     dense_plan: Plan,
     make_plan: Callable[..., Plan],
 ) -> None:
-    full = {w.name: ("low_rank", min(w.out_features, w.in_features)) for w in dense_plan.weights}
+    full = {w.name: ("low_rank", min(w.weight.out_features, w.weight.in_features)) for w in dense_plan.weights}
     by_hand = make_plan(tiny_config, full)
     plan = replace(by_hand, measured=dense_plan.measured)
     before = logits(tiny_model, PROMPT % 256)

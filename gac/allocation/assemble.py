@@ -98,7 +98,7 @@ def _site_choice(site: Site, row: CandidateSet, others: tuple[Alternative, ...])
 def weight_choices(site: Site, row: CandidateSet) -> tuple[WeightChoice, ...]:
     """Form, dim and scheme of each weight of a site in its one candidate."""
     return tuple(
-        WeightChoice.of(weight, str(form), int(dim), str(scheme))
+        WeightChoice(weight, str(form), int(dim), str(scheme))
         for weight, form, dim, scheme in zip(site.weights, row.forms[0], row.dims[0], row.schemes[0], strict=True)
     )
 

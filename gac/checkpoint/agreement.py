@@ -92,17 +92,14 @@ def check_agrees(header: Header, plan: Plan, sites: Sequence[Site], source: Any)
 def _check_against_family(source: Any, sites: Sequence[Site], plan: Plan) -> None:
     weights = {weight.name: weight for site in sites for weight in site.weights}
     for choice in plan.weights:
-        weight = weights.get(choice.name)
-        if weight is None:
+        theirs, ours = choice.weight, weights.get(choice.name)
+        if ours is None:
             raise contradiction(source, f"plan.json names the weight {choice.name}", "a weight that config.json has")
-        dims = (choice.out_features, choice.in_features, choice.neurons, choice.blocks)
-        if dims != (weight.out_features, weight.in_features, weight.neurons, weight.blocks) or (
-            choice.values and (choice.values, choice.heads) != (weight.values, weight.heads)
-        ):
+        if theirs != ours:
             raise contradiction(
                 source,
-                f"plan.json has {choice.name} {choice.out_features} x {choice.in_features}",
-                f"{weight.out_features} x {weight.in_features}, as config.json says",
+                f"plan.json has {theirs.name} {theirs.out_features} x {theirs.in_features}",
+                f"{ours.out_features} x {ours.in_features}, as config.json says",
             )
 
 

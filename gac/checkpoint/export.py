@@ -73,7 +73,7 @@ def _with_fewer_neurons(config: Any, plan: Plan) -> Any:
         setattr(stock, family_of(config).neurons, widths[0])
     for site in family_of(stock).sites(stock):
         for weight in site.weights:
-            found, was = modules.get(weight.name), choices[weight.name]
+            found, was = modules.get(weight.name), choices[weight.name].weight
             dims = {"in_features": weight.in_features, "out_features": weight.out_features}
             sizes = found.sizes if found else {"in_features": was.in_features, "out_features": was.out_features}
             if sizes != dims or (found and found.module != nn.Linear.__name__):
@@ -87,7 +87,7 @@ def _with_fewer_neurons(config: Any, plan: Plan) -> Any:
 
 def _shortened(choice: WeightChoice, modules: Mapping[str, Module]) -> Module | None:
     """What became of a weight that reads an MLP's neurons, where it is one GEMM still."""
-    found = modules.get(choice.name) if choice.neurons == "in" else None
+    found = modules.get(choice.name) if choice.weight.neurons == "in" else None
     return found if found and found.module == nn.Linear.__name__ else None
 
 

@@ -25,7 +25,7 @@ def changed_sites(plan: Plan, sites: Sequence[Site]) -> tuple[Site, ...]:
     Raises:
         PlanError: the plan's weights are not the model's.
     """
-    theirs = [(choice.name, choice.out_features, choice.in_features) for choice in plan.weights]
+    theirs = [(one.weight.name, one.weight.out_features, one.weight.in_features) for one in plan.weights]
     ours = [(weight.name, weight.out_features, weight.in_features) for site in sites for weight in site.weights]
     if theirs != ours:
         first = next((pair for pair in zip(theirs, ours, strict=False) if pair[0] != pair[1]), (len(theirs), len(ours)))

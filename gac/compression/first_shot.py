@@ -131,7 +131,11 @@ def _multiplied_out(model: nn.Module, weights: Sequence[WeightChoice], modules: 
             dense = merged(choice, module.state_dict())
             reference = dense["weight"]
             linear = empty_linear(
-                choice.in_features, choice.out_features, "bias" in dense, reference.device, reference.dtype
+                choice.weight.in_features,
+                choice.weight.out_features,
+                "bias" in dense,
+                reference.device,
+                reference.dtype,
             )
             linear.load_state_dict(dense)
             copied.set_submodule(choice.name, linear)

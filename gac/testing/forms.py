@@ -150,7 +150,7 @@ def _compressed(
     dims: Mapping[str, int],
 ) -> nn.Module:
     """A copy of the model with those sites in the form."""
-    choices = [WeightChoice.of(weight, form.name, dims[site.name]) for site in sites for weight in site.weights]
+    choices = [WeightChoice(weight, form.name, dims[site.name]) for site in sites for weight in site.weights]
     found = deepcopy(model)
     swap_in(found, build_modules(model, choices, sites, iter(kept.items()), method))
     return found
@@ -158,12 +158,12 @@ def _compressed(
 
 def _merge(form: Form, weight: Weight, dim: int, smaller: nn.Module, dense: nn.Module) -> None:
     own: dict[str, Tensor] = smaller.get_submodule(weight.name).state_dict()
-    found = merged(WeightChoice.of(weight, form.name, dim), own)
+    found = merged(WeightChoice(weight, form.name, dim), own)
     dense.get_submodule(weight.name).load_state_dict(found)
 
 
 def _module(form: Form, weight: Weight, dim: int, bias: bool = False) -> nn.Module:
-    return empty_module(WeightChoice.of(weight, form.name, dim), bias, "meta", torch.float32)
+    return empty_module(WeightChoice(weight, form.name, dim), bias, "meta", torch.float32)
 
 
 def _logits(model: nn.Module) -> Tensor:

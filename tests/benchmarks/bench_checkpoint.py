@@ -120,9 +120,9 @@ def pairs_only(plan: Plan) -> Plan:
     """The plan with a pair in the place of every weight, of as many parameters."""
 
     def pair(choice: WeightChoice) -> WeightChoice:
-        rows, columns = choice.out_features, choice.in_features
+        rows, columns = choice.weight.out_features, choice.weight.in_features
         rank = int(plan.budget.asked * rows * columns / (rows + columns)) // 8 * 8
-        return WeightChoice.of(choice.weight, "low_rank", rank)
+        return WeightChoice(choice.weight, "low_rank", rank)
 
     def paired(site: SiteChoice) -> SiteChoice:
         weights = tuple(map(pair, site.weights))

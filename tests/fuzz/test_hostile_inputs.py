@@ -30,6 +30,7 @@ KEPT = sorted(CORPUS.glob("*/*"))
 PLAN = (CORPUS / "plan" / "changed").read_bytes()
 PROFILE = (CORPUS / "profile" / "small").read_bytes()
 FIRST = ("plan/changed", "plan/head_dim", "frontier/small", "profile/small", "report/small", "config/small")
+WEIGHT = "sites.0.weights.0.weight"
 TIMED = b'"median_ns": 75550.0, "iqr_ns": 75.55'
 
 
@@ -81,8 +82,8 @@ def changed(path: str, value: Any) -> bytes:
         (changed("sites", []), "plan has no sites; "),
         (changed("measured.params", 0), "plan has measured.params out of range;"),
         (changed("measured.calibration.windows", -1), "plan has measured.calibration.windows out of range;"),
-        (changed("sites.0.weights.0.out_features", 0), "weight model.layers.0.self_attn.q_proj is 0 x 64 with 1 "),
-        (changed("sites.0.weights.0.blocks", 0), "weight model.layers.0.self_attn.q_proj is 64 x 64 with 0 blocks"),
+        (changed(f"{WEIGHT}.out_features", 0), "weight model.layers.0.self_attn.q_proj is 0 x 64 with 1 "),
+        (changed(f"{WEIGHT}.blocks", 0), "weight model.layers.0.self_attn.q_proj is 64 x 64 with 0 blocks"),
         (changed("sites.0.weights.0.form", "narrow"), "weight model.layers.0.self_attn.q_proj has the form narrow;"),
         (changed("sites.0.weights.0.form", "grouped:" + "9" * 5000), "form grouped:999"),
         (b"[" * 100_000, "plan: the document: Invalid JSON: recursion limit exceeded"),

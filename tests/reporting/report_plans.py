@@ -36,5 +36,6 @@ def renamed(plan: Plan, name: str) -> Plan:
 
 
 def _renamed(site: SiteChoice, name: str) -> SiteChoice:
-    weights = tuple(replace(weight, name=f"{site.site}.{name}") for weight in site.weights)
+    named = [replace(one.weight, name=f"{site.site}.{name}") for one in site.weights]
+    weights = tuple(replace(one, weight=weight) for one, weight in zip(site.weights, named, strict=True))
     return replace(site, weights=weights, kind=name)

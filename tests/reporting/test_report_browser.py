@@ -200,5 +200,5 @@ def large(make_plan: Callable[..., Plan]) -> Plan:
 def alternative(site: SiteChoice) -> Alternative:
     """Every weight as a pair of rank 512."""
     count = len(site.weights)
-    params = sum(512 * (weight.out_features + weight.in_features) for weight in site.weights)
+    params = sum(512 * (one.weight.out_features + one.weight.in_features) for one in site.weights)
     return Alternative(("low_rank",) * count, (512,) * count, params, 0.25, ())

@@ -42,7 +42,7 @@ def test_time_counts_where_it_is_limited() -> None:
 
 def test_the_cache_counts_where_it_is_limited() -> None:
     weight = Weight("k_proj", 12, 12, heads=4, cached=True)
-    dense, other = WeightChoice.of(weight, "dense", 12), Alternative(("grouped",), (4,), 96, 0.5, ())
+    dense, other = WeightChoice(weight, "dense", 12), Alternative(("grouped",), (4,), 96, 0.5, ())
     site = SiteChoice("k_proj", 0, "k_proj", (dense,), 144, 144, 0.0, (), alternatives=(other,))
     plan = decided(1.0, ())
     proof = replace(plan.certificate, multipliers=(0.0, 0.01))
@@ -101,7 +101,7 @@ def test_the_next_dim_on_the_gpu() -> None:
     times = {rank: 90 if rank % 8 else 30 + rank // 8 for rank in range(1, 65)}
     table = profile([measured("low_rank", ns, m=8, k=64, r=rank, n=64) for rank, ns in times.items()])
     plan = with_recipe(decided(), align=True)
-    weight = WeightChoice.of(Weight("w", 64, 64), "low_rank", 8)
+    weight = WeightChoice(Weight("w", 64, 64), "low_rank", 8)
     (said,) = NextDims(plan, table).sentences(weight, shared=False)
     assert said == (
         "On the GPU, prefill:1x8: 8 takes 31 ns; the next dim, 9, 90 ns (2.90x, no multiple of 8); the next sound one, "
@@ -111,15 +111,15 @@ def test_the_next_dim_on_the_gpu() -> None:
 
 def test_a_table_that_lacks_the_operator() -> None:
     table = profile([measured("linear", 30, m=8, k=64, n=64)])
-    weight = WeightChoice.of(Weight("w", 64, 64), "low_rank", 8)
+    weight = WeightChoice(Weight("w", 64, 64), "low_rank", 8)
     assert NextDims(decided(), table).sentences(weight, shared=False) == (
         "On the GPU, prefill:1x8: the latency table holds no time of 8 or of the next dims.",
     )
 
 
 def test_a_table_that_is_not_at_hand() -> None:
-    weight = WeightChoice.of(Weight("w", 64, 64), "low_rank", 8)
-    dense = WeightChoice.of(Weight("w", 64, 64), "dense", 64)
+    weight = WeightChoice(Weight("w", 64, 64), "low_rank", 8)
+    dense = WeightChoice(Weight("w", 64, 64), "dense", 64)
     assert NextDims(decided(), None).sentences(weight, shared=False) == (
         "What the next dim takes is not told: the profile is not at hand.",
     )
@@ -127,7 +127,7 @@ def test_a_table_that_is_not_at_hand() -> None:
 
 
 def test_a_weight_of_a_site_that_shares_a_gemm() -> None:
-    weight = WeightChoice.of(Weight("w", 64, 64), "low_rank", 8)
+    weight = WeightChoice(Weight("w", 64, 64), "low_rank", 8)
     table = profile([measured("low_rank", 30, m=8, k=64, r=8, n=64)])
     assert NextDims(decided(), table).sentences(weight, shared=True) == (
         "What the next dim takes is not told: weights of this site share a GEMM.",

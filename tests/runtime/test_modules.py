@@ -2,16 +2,17 @@ import pytest
 import torch
 
 from gac.compression.modules import empty_module
+from gac.models.weights import Weight
 from gac.plan import WeightChoice
 from gac.runtime.modules import LowRankLinear
 
 CHOICES = [
-    WeightChoice("q", "dense", 24, 24, 40, None),
-    WeightChoice("q", "low_rank", 8, 24, 40, None),
-    WeightChoice("q", "low_rank", 7, 40, 24, None),
-    WeightChoice("up", "narrow", 16, 24, 40, "out"),
-    WeightChoice("down", "narrow", 16, 24, 40, "in"),
-    WeightChoice("gate_up", "narrow", 8, 24, 40, "out", blocks=2),
+    WeightChoice(Weight("q", 24, 40), "dense", 24),
+    WeightChoice(Weight("q", 24, 40), "low_rank", 8),
+    WeightChoice(Weight("q", 40, 24), "low_rank", 7),
+    WeightChoice(Weight("up", 24, 40, "out"), "narrow", 16),
+    WeightChoice(Weight("down", 24, 40, "in"), "narrow", 16),
+    WeightChoice(Weight("gate_up", 24, 40, "out", blocks=2), "narrow", 8),
 ]
 
 
@@ -28,8 +29,12 @@ def test_it_has_the_parameters_that_the_plan_counts(choice: WeightChoice, bias: 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_it_runs_at_the_widths_of_its_form(choice: WeightChoice, dtype: torch.dtype) -> None:
     module = empty_module(choice, True, "cpu", dtype)
-    inside = choice.dim if (choice.form, choice.neurons) == ("narrow", "in") else choice.in_features
-    outside = choice.blocks * choice.dim if (choice.form, choice.neurons) == ("narrow", "out") else choice.out_features
+    inside = choice.dim if (choice.form, choice.weight.neurons) == ("narrow", "in") else choice.weight.in_features
+    outside = (
+        choice.weight.blocks * choice.dim
+        if (choice.form, choice.weight.neurons) == ("narrow", "out")
+        else choice.weight.out_features
+    )
     for parameter in module.parameters():
         torch.nn.init.normal_(parameter)
     y = module(torch.randn(2, 3, inside, dtype=dtype))

@@ -135,7 +135,10 @@ def heads(plan: Plan, *, ax: "Axes | None" = None) -> "Axes":
     """
     layers = weights_by_layer(plan)
     cached = [
-        (layer, name, one) for layer, of in layers for name, one in of.items() if one.weight.cached and one.heads > 0
+        (layer, name, one)
+        for layer, of in layers
+        for name, one in of.items()
+        if one.weight.cached and one.weight.heads > 0
     ]
     if not cached:
         given = f"plan for {plan.measured.model}, whose weights are not of single key-value heads"
@@ -144,20 +147,20 @@ def heads(plan: Plan, *, ax: "Axes | None" = None) -> "Axes":
     with panel(ax, (5.6, 2.8)) as ax:
         for number, name in enumerate(names):
             _scatter(ax, [one for _, kind, one in cached if kind == name], number)
-        full = max(one.weight.kept / one.heads for _, _, one in cached)
+        full = max(one.weight.kept / one.weight.heads for _, _, one in cached)
         ax.axhline(full, **DOTTED)
         entries = _entries(names)
         ax.legend(handles=entries, loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=len(entries), fontsize=6)
         ax.set_ylim(0, 1.08 * full)
-        ax.set_xlabel(f"key-value head, layer by layer ({cached[0][2].heads} a layer)")
+        ax.set_xlabel(f"key-value head, layer by layer ({cached[0][2].weight.heads} a layer)")
         ax.set_ylabel("dims a head (numbers cached a token)")
         ax.set_title(f"{plan.measured.model}, {plan.recipe.measure.method}; dotted: the dense head", pad=4)
     return ax
 
 
 def _scatter(ax: "Axes", choices: Sequence[WeightChoice], number: int) -> None:
-    kept = [form_named(one.form).cached(one.weight, one.dim) / one.heads for one in choices]
-    each = np.repeat(np.array(kept), [one.heads for one in choices])
+    kept = [form_named(one.form).cached(one.weight, one.dim) / one.weight.heads for one in choices]
+    each = np.repeat(np.array(kept), [one.weight.heads for one in choices])
     places = np.arange(len(each))
     for hollow in (False, True):
         shown = (each % ALIGNED != 0) == hollow

@@ -87,7 +87,7 @@ class _Teller:
 
     def _facts(self, site: SiteChoice, weight: WeightChoice) -> Iterator[tuple[str, str]]:
         dense = weight.weight.params
-        yield "Weight", f"{weight.name}, {weight.out_features:,} x {weight.in_features:,}"
+        yield "Weight", f"{weight.name}, {weight.weight.out_features:,} x {weight.weight.in_features:,}"
         yield "Becomes", choice(weight.form, weight.dim)
         yield "Parameters", f"{weight.params:,} of {dense:,} ({weight.params / dense:.1%})"
         if len(site.weights) > 1:
