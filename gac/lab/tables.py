@@ -82,16 +82,8 @@ def explanation_tables(told: Explanation) -> list[RenderableType]:
 
 def _ran_table(told: Explanation) -> Group:
     """The kernels recorded at the dim, in order."""
-    columns = [
-        ("kernel", "<"),
-        ("family", "<"),
-        ("tier", ">"),
-        ("tile", ">"),
-        ("grid", ">"),
-        ("waves", ">"),
-        ("last", ">"),
-    ]
-    table = new_table(columns)
+    numbers = ((name, ">") for name in ("tier", "tile", "grid", "waves", "last"))
+    table = new_table([("kernel", "<"), ("family", "<"), *numbers])
     for ran in told.ran:
         table.add_row(*_ran_cells(ran))
     sizes = " ".join(f"{axis}={size}" for axis, size in told.fixed)

@@ -95,18 +95,20 @@ def other_kernels(slow: Sequence[Launch], fast: Sequence[Launch], pairs: Sequenc
 
 def causes_of(sweep: Sweep, cliffs: Cliffs, header: Header) -> tuple[Cause | None, ...]:
     """The cause of each of ``cliffs.collapsed``, in order; None where the record does not tell."""
-    place = {int(dim): index for index, dim in enumerate(sweep.dims)}
-    return tuple(
-        cause_of(
-            sweep.launches[place[slow]],
-            sweep.launches[place[fast]],
-            header,
-            operation_at(sweep, slow),
-            operation_at(sweep, fast),
-            element_bytes(sweep.operator, sweep.dtype),
-        )
-        for slow, fast in zip(cliffs.collapsed.tolist(), cliffs.rescue.tolist(), strict=True)
-    )
+    pairs = zip(cliffs.collapsed.tolist(), cliffs.rescue.tolist(), strict=True)
+    return tuple(cause_between(sweep, slow, fast, header) for slow, fast in pairs)
+
+
+def cause_between(sweep: Sweep, slow: int, fast: int, header: Header) -> Cause | None:
+    """Why one measured dim of a sweep takes longer than another; None where the record does not tell."""
+    before, after = launches_at(sweep, slow), launches_at(sweep, fast)
+    at = operation_at(sweep, slow), operation_at(sweep, fast)
+    return cause_of(before, after, header, *at, element_bytes(sweep.operator, sweep.dtype))
+
+
+def launches_at(sweep: Sweep, dim: int) -> tuple[Launch, ...]:
+    """What was recorded at a measured dim of a sweep."""
+    return sweep.launches[int(sweep.dims.searchsorted(dim))]
 
 
 def operation_at(sweep: Sweep, dim: int) -> Operation:

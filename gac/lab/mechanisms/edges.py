@@ -1,6 +1,6 @@
 """Why latency jumps at the edges of a staircase, from the kernels that were recorded before and after."""
 
-from gac.lab.mechanisms.causes import Cause, cause_at, first_of, operation_at, other_kernels
+from gac.lab.mechanisms.causes import Cause, cause_at, first_of, launches_at, operation_at, other_kernels
 from gac.lab.mechanisms.runs import Pair, pairs_of
 from gac.profiling.cliffs import Cliffs
 from gac.profiling.records import Header
@@ -16,13 +16,12 @@ def edge_causes(sweep: Sweep, cliffs: Cliffs, header: Header) -> tuple[Cause | N
     Returns:
         None where the record does not tell.
     """
-    place = {int(dim): index for index, dim in enumerate(sweep.dims)}
     pairs = zip(cliffs.sweet_spots.tolist(), cliffs.edges.tolist(), strict=True)
-    return tuple(_edge(sweep, place, spot, edge, header) for spot, edge in pairs)
+    return tuple(_edge(sweep, spot, edge, header) for spot, edge in pairs)
 
 
-def _edge(sweep: Sweep, place: dict[int, int], spot: int, edge: int, header: Header) -> Cause | None:
-    before, after = sweep.launches[place[spot]], sweep.launches[place[edge]]
+def _edge(sweep: Sweep, spot: int, edge: int, header: Header) -> Cause | None:
+    before, after = launches_at(sweep, spot), launches_at(sweep, edge)
     if not before or not after:
         return None
     pairs = pairs_of(after, before, operation_at(sweep, edge), operation_at(sweep, spot), header)

@@ -5,15 +5,13 @@ from dataclasses import replace
 
 from gac.errors import ProfileError
 from gac.lab.mechanisms.axes import element_bytes, natural_axis
-from gac.lab.mechanisms.explanation import Collapse, Cost, Explanation, Finding, Ran
+from gac.lab.mechanisms.explanation import Collapse, Explanation, Finding
 from gac.lab.mechanisms.judge import Judge
 from gac.lab.mechanisms.recorded import Recorded
 from gac.lab.mechanisms.rules import Setting
 from gac.profiling.operators import OPERATORS, Operator
 from gac.profiling.records import Header
 from gac.profiling.table import Profile
-
-__all__ = ["Collapse", "Cost", "Explanation", "Finding", "Ran", "explain"]
 
 
 def explain(

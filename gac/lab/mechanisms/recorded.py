@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
-from gac.lab.mechanisms.axes import element_bytes
-from gac.lab.mechanisms.causes import cause_of, operation_at
+from gac.lab.mechanisms.causes import cause_between, operation_at
 from gac.lab.mechanisms.explanation import Collapse, Cost, Ran
 from gac.lab.mechanisms.waves import Gemm, gemms_of, read, waves_of
 from gac.profiling.cliffs import Cliffs, find_cliffs
@@ -38,7 +37,8 @@ class Recorded:
     @cached_property
     def place(self) -> int | None:
         """Where the dim is in the sweep."""
-        return _place(self.sweep, self.dim)
+        place = int(self.sweep.dims.searchsorted(self.dim))
+        return place if place < len(self.sweep) and self.sweep.dims[place] == self.dim else None
 
     @cached_property
     def cliffs(self) -> Cliffs:
@@ -83,16 +83,7 @@ class Recorded:
             return None
         at = found.index(self.dim)
         rescue = int(self.cliffs.rescue[at])
-        fast = _place(self.sweep, rescue)
-        assert fast is not None, "a rescue is a measured dim"
-        cause = cause_of(
-            self.sweep.launches[self.place],
-            self.sweep.launches[fast],
-            self.header,
-            operation_at(self.sweep, self.dim),
-            operation_at(self.sweep, rescue),
-            element_bytes(self.sweep.operator, self.sweep.dtype),
-        )
+        cause = cause_between(self.sweep, self.dim, rescue, self.header)
         return Collapse(rescue, float(self.cliffs.slowdown[at]), cause)
 
     def cost(self, sound: Callable[[int], bool], reach: int) -> Cost | None:
@@ -130,8 +121,3 @@ def _fullest(profile: Profile, operator: str, axis: str, dtype: str, dim: int) -
                 here.add(others)
     best = max(counts, key=lambda one: (one in here, counts[one], prod(size for _, size in one)), default=None)
     return None if best is None else dict(best)
-
-
-def _place(sweep: Sweep, dim: int) -> int | None:
-    place = int(sweep.dims.searchsorted(dim))
-    return place if place < len(sweep) and sweep.dims[place] == dim else None

@@ -155,7 +155,7 @@ def _bandwidth(readings: Readings) -> Finding:
     lost = readings.middle([_lost(ours, d) for d in ours], "the bandwidth lost by misaligned head dims")
     theirs = known(_lost(figures, d) for d in figures)
     least, most = LOST_BANDWIDTH
-    verdict: Verdict = "did not hold" if lost < NO_LOSS else "held" if least <= lost <= most else "other"
+    verdict = graded(lost, least, most, NO_LOSS)
     said = (
         f"misaligned head dims move {percent(lost, NO_LOSS, least, most)} fewer bytes a second than the multiple of 8 "
         f"below them (A100: {percent(min(theirs))} and {percent(max(theirs))})"

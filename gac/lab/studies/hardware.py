@@ -10,7 +10,7 @@ from gac.lab.studies.readings import Readings
 from gac.lab.studies.records import Cell, Finding, Study, Verdict, columns
 from gac.lab.studies.served import instead, kernels_note
 from gac.lab.studies.shapes import PointAt, copied_note, copy, gemm, gemm_by_k
-from gac.lab.studies.verdicts import ABSENT, close, percent, stated, times
+from gac.lab.studies.verdicts import ABSENT, close, graded, percent, stated, times
 from gac.profiling.records import Point
 
 DIMS = range(100, 129)
@@ -126,8 +126,7 @@ def _vector_width(readings: Readings) -> Finding:
         for name, step in CLASSES.items()
     )
     lost, gemv_lost = (1 - rates["odd K"] / rates["K % 16 == 0"] for rates in (tflops, gemv_gb_s))
-    least, most = LOAD_LOST
-    verdict: Verdict = "did not hold" if lost < NO_LOSS else "held" if least <= lost <= most else "other"
+    verdict = graded(lost, *LOAD_LOST, NO_LOSS)
     said = (
         f"odd K (two-byte loads, and {_other_kernel(readings, gemm_by_k, DIMS)}) lose "
         f"{percent(lost, NO_LOSS, *LOAD_LOST)} of a GEMM's throughput (A100: 50 %) and {percent(gemv_lost)} of a "

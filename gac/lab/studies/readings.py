@@ -43,11 +43,11 @@ class Readings:
 
     def ms(self, point: Point) -> float | None:
         """Median latency in milliseconds; None where the point was refused."""
-        return _divided(self.ns(point), 1e6)
+        return quotient(self.ns(point), 1e6)
 
     def us(self, point: Point) -> float | None:
         """Median latency in microseconds; None where the point was refused."""
-        return _divided(self.ns(point), 1e3)
+        return quotient(self.ns(point), 1e3)
 
     def tflops(self, point: Point) -> float | None:
         """Throughput in TFLOP/s; None where the point was refused."""
@@ -121,7 +121,3 @@ def label(point: Point) -> str:
 
 def _more(found: Sequence[Point]) -> str:
     return f" and {len(found) - 1} more" if len(found) > 1 else ""
-
-
-def _divided(ns: float | None, unit: float) -> float | None:
-    return None if ns is None else ns / unit

@@ -47,19 +47,8 @@ def _padding(readings: Readings) -> Finding:
     for operator, dim, padded, before, after in _paddings():
         at = _at(operator)
         won = readings.ratio(at(dim), at(padded))
-        rows.append(
-            (
-                operator,
-                dim,
-                padded,
-                readings.ms(at(dim)),
-                readings.ms(at(padded)),
-                won,
-                before,
-                after,
-                quotient(before, after),
-            )
-        )
+        ours = readings.ms(at(dim)), readings.ms(at(padded)), won
+        rows.append((operator, dim, padded, *ours, before, after, quotient(before, after)))
         if dim % 8 and padded == rounded(dim, 8):
             rescues.append(won)
     factor = readings.middle(rescues, "what padding to a multiple of 8 wins")

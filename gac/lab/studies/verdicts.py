@@ -20,11 +20,11 @@ _OPENINGS: dict[Verdict, str] = {
 }
 
 
-def graded(factor: float, least: float, most: float) -> Verdict:
+def graded(figure: float, least: float, most: float, absent: float = ABSENT) -> Verdict:
     """``held`` inside the published band, ``did not hold`` where there is no effect, ``other`` in between or beyond."""
-    if factor < ABSENT:
+    if figure < absent:
         return "did not hold"
-    return "held" if least <= factor <= most else "other"
+    return "held" if least <= figure <= most else "other"
 
 
 def band_rule(what: str, least: float, most: float) -> str:
