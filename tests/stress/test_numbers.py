@@ -15,6 +15,7 @@ from transformers import LlamaForCausalLM, OPTConfig, OPTForCausalLM
 
 import gac
 from gac.errors import ModelError, TextError
+from gac.forms import FORMS
 from gac.forms.decomposition import decompose
 from gac.forms.narrow.elimination import compensated, eliminate, last_to_go
 from gac.models.families import family_of
@@ -60,17 +61,19 @@ def windows(count: int = 4, length: int = 32, vocabulary: int = 258) -> Tensor:
     return torch.randint(0, vocabulary, (count, length), generator=torch.Generator().manual_seed(1))
 
 
+NARROW = FORMS.get("narrow")
+
+
 def curves(model: Any, ids: Tensor) -> ModelCurves:
     sites = family_of(model.config).sites(model.config)
     return measure_curves(model, sites, ids, METHODS.get("kfac"), None, progress=False)
 
 
 def check_sound(found: ModelCurves) -> None:
-    for site in found.sites:
-        for curve in (*site.low_rank.values(), *site.shorter.values()):
-            assert np.isfinite(curve.loss).all()
-            assert (curve.loss >= 0).all()
-            assert curve.loss[-1] == 0
+    for curve in found.curves.by_key.values():
+        assert np.isfinite(curve.loss).all()
+        assert (curve.loss >= 0).all()
+        assert curve.loss[-1] == 0
 
 
 @pytest.mark.parametrize("exponent", [-8, -4, 4, 8])
@@ -82,9 +85,10 @@ def test_a_model_that_only_looks_scaled_has_the_same_curves(exponent: int, tiny_
             layer.mlp.down_proj.weight.div_(10.0**exponent)
     scaled = curves(tiny_model, windows())
     assert scaled.dense_loss == pytest.approx(plain.dense_loss, rel=1e-6)
-    for one, other in zip(plain.sites, scaled.sites, strict=True):
-        for name, curve in one.low_rank.items():
-            assert np.allclose(other.low_rank[name].loss, curve.loss, rtol=1e-3, atol=1e-6 * curve.loss[0])
+    for key, curve in plain.curves.by_key.items():
+        if key[0] == "low_rank":
+            other = scaled.curves.by_key[key]
+            assert np.allclose(other.loss, curve.loss, rtol=1e-3, atol=1e-6 * curve.loss[0])
 
 
 @pytest.mark.parametrize("exponent", [-8, 8])
@@ -124,8 +128,8 @@ def test_dead_neurons_go_first(tiny_model: LlamaForCausalLM) -> None:
         down = next(
             weight for site in sites if site.layer == layer for weight in site.weights if weight.neurons == "in"
         )
-        assert fit.factors.kept(down, 100).tolist() == list(range(100))
-        loss = fit.losses[f"shorter/{down.name}"]
+        assert last_to_go(fit.kept.of(NARROW, "order", down), 100).tolist() == list(range(100))
+        loss = fit.losses[f"narrow/{down.name}"]
         assert loss[100] < 0.02 * loss[0]  # damping keeps what was never seen from being free
 
 
@@ -136,7 +140,7 @@ def test_a_model_of_zeros_costs_nothing(tiny_model: LlamaForCausalLM) -> None:
     found = curves(tiny_model, windows())
     check_sound(found)
     assert found.dense_loss == pytest.approx(math.log(258))
-    assert {float(curve.loss[0]) for site in found.sites for curve in site.low_rank.values()} == {0.0}
+    assert {float(curve.loss[0]) for key, curve in found.curves.by_key.items() if key[0] == "low_rank"} == {0.0}
 
 
 def test_two_tokens_are_enough(tiny_model: LlamaForCausalLM) -> None:

@@ -73,11 +73,15 @@ class LowRankTensors(TensorForm):
 
     def measure(self, statistics: Statistics, weights: Sequence[Weight]) -> Iterator[Fit]:
         for weight in weights:
-            matrix = statistics.matrix(weight)
-            found = decompose(matrix, statistics.metric(weight))
-            second, first = found.factors(found.curve.full)
-            kept = {"second": second.to(matrix.dtype), "first": first.to(matrix.dtype), "gains": found.gains}
-            yield Fit(weight, found.curve.loss, kept)
+            yield self._fit(statistics, weight)
+
+    def _fit(self, statistics: Statistics, weight: Weight) -> Fit:
+        """By itself, so that what it needs in double precision is let go before the next weight."""
+        matrix = statistics.matrix(weight)
+        found = decompose(matrix, statistics.metric(weight))
+        second, first = found.factors(found.curve.full)
+        kept = {"second": second.to(matrix.dtype), "first": first.to(matrix.dtype), "gains": found.gains}
+        return Fit(weight, found.curve.loss, kept)
 
     def parameters(self, work: SiteWork, weight: Weight, dim: int) -> dict[str, Tensor]:
         second, first = every_rank(work.kept, weight)
