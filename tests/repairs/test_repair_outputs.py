@@ -166,13 +166,6 @@ def test_the_report_counts_exact_bytes(tiny_model: LlamaForCausalLM, tmp_path: P
     assert index["metadata"]["total_size"] == repaired.bytes_after
 
 
-def test_a_limit_keeps_what_would_grow_more(tiny_model: LlamaForCausalLM, tmp_path: Path) -> None:
-    source = write(tmp_path / "theirs", tiny_model.config, factored(tiny_model, RANK, svd_llm))
-    repaired = gac.repair(source, tmp_path / "ours", max_overhead=0.2, profile=H100)
-    assert not repaired.moved
-    assert len(repaired.kept) == repaired.dims
-
-
 def test_the_ranks_that_a_config_states_move_too(tiny_model: LlamaForCausalLM, tmp_path: Path) -> None:
     ranks = dict.fromkeys(weight_names(tiny_model.config), RANK)
     tensors = factored(tiny_model, RANK, asvd)

@@ -48,14 +48,6 @@ def test_an_operation_that_is_none_is_an_error(name, axes, message) -> None:
     assert str(error.value).startswith(message)
 
 
-def test_an_unknown_operator_brings_the_nearest_to_mind() -> None:
-    with pytest.raises(ProfileError) as error:
-        OPERATORS.get("sdpa_flesh")
-    assert error.value.given == "operator 'sdpa_flesh' is unknown"
-    assert error.value.expected.startswith("one of linear, linear_rowwise, linear_triton, ")
-    assert error.value.remedy == "Did you mean 'sdpa_flash'?"
-
-
 def test_fp8_reads_a_byte_an_element_and_scales_and_writes_bf16() -> None:
     axes = linear(2, 16, 32).axes
     tensorwise, rowwise = OPERATORS.get("linear"), OPERATORS.get("linear_rowwise")
