@@ -183,14 +183,21 @@ class WeightChoice:
 
 
 @dataclass(frozen=True)
-class Alternative:
-    """A candidate that a site could have had: one form and dim a weight, the rest as for ``SiteChoice``."""
+class Candidate:
+    """What a site may become: a form, a scheme and a dim a weight; a latency (None: unknown) and a count a workload.
+
+    ``interpolated``: how many of its weights' latencies were interpolated.
+    ``shared``: its weights that read the same input run their first GEMMs as one.
+    """
 
     forms: tuple[str, ...]
+    schemes: tuple[str, ...]
     dims: tuple[int, ...]
     params: int
     loss: float
     latency_ns: tuple[int | None, ...]
+    interpolated: tuple[int, ...]
+    shared: bool = False
     __pydantic_config__ = _STRICT
 
 
@@ -212,7 +219,7 @@ class SiteChoice:
     loss: float
     latency_ns: tuple[int | None, ...]
     shared: bool = False
-    alternatives: tuple[Alternative, ...] = ()
+    alternatives: tuple[Candidate, ...] = ()
     __pydantic_config__ = _STRICT
 
 
@@ -402,7 +409,9 @@ def _check_counts(plan: Plan) -> None:
             check_choice(choice.weight, choice.form, choice.dim)
         _check_params(site)
         _check_sides_meet(site)
-        _check_alternatives(site)
+        for other in site.alternatives:
+            weights = [one.weight for one in site.weights]
+            check_candidate(other, weights, len(site.latency_ns), f"an alternative of site {site.site}")
     _check_prices(plan)
     asked = {limit.column: limit.asked for limit in plan.limits}
     if list(asked.items()) != list(plan.recipe.fractions.items()):
@@ -444,18 +453,31 @@ def _check_limit(plan: Plan, limit: Limit) -> None:
         )
 
 
-def _check_alternatives(site: SiteChoice) -> None:
-    """They give every weight a form and a dim that it can have, and their parameters are those of their dims."""
-    for other in site.alternatives:
-        sizes = len(other.forms), len(other.dims), len(other.latency_ns)
-        if sizes != (len(site.weights), len(site.weights), len(site.latency_ns)):
-            raise PlanError(
-                f"an alternative of site {site.site} has {sizes[0]} forms, {sizes[1]} dims and {sizes[2]} latencies",
-                f"{len(site.weights)} of the former, one a weight, and {len(site.latency_ns)} latencies",
-                _EDITED,
-            )
-        weights = [one.weight for one in site.weights]
-        check_choices(weights, other.forms, other.dims, other.params, f"an alternative of site {site.site}")
+def check_candidate(candidate: Candidate, weights: Sequence[Weight], workloads: int, what: str) -> None:
+    """Refuse a candidate that these weights cannot have, or whose counts are not those of its dims.
+
+    Args:
+        workloads: how many latencies it has.
+        what: how an error names it: ``an option of site ...``.
+
+    Raises:
+        PlanError: naming what does not fit.
+    """
+    forms, schemes, dims = len(candidate.forms), len(candidate.schemes), len(candidate.dims)
+    latency, interpolated = candidate.latency_ns, candidate.interpolated
+    if {forms, schemes, dims} != {len(weights)} or {len(latency), len(interpolated)} != {workloads}:
+        raise PlanError(
+            f"{what} has {forms} forms, {schemes} schemes, {dims} dims and {len(latency)} latencies, "
+            f"{len(interpolated)} counts of interpolated ones",
+            f"{len(weights)} of the first three, one a weight, and {workloads} of the others, one a workload",
+            _EDITED,
+        )
+    if any(ns is not None and ns < 1 for ns in latency) or any(count < 0 for count in interpolated):
+        given = f"{what} has latencies {latency}, {interpolated} interpolated"
+        raise PlanError(given, "positive ns and counts", _EDITED)
+    for scheme in candidate.schemes:
+        scheme_named(scheme)
+    check_choices(weights, candidate.forms, candidate.dims, candidate.params, what)
 
 
 def _check_ranges(plan: Plan) -> None:

@@ -10,7 +10,7 @@ import pytest
 from transformers import LlamaConfig
 
 from gac.errors import PlanError
-from gac.plan import Alternative, Plan, WorkloadLatency
+from gac.plan import Candidate, Plan, WorkloadLatency
 from tests.changed import with_measured, with_recipe
 
 CHANGES = {"model.layers.0.self_attn.q_proj": ("low_rank", 24), "model.layers.0.self_attn.o_proj": ("low_rank", 9)}
@@ -166,7 +166,7 @@ def test_plans_for_different_models_are_not_compared(plan: Plan, other: Plan) ->
 @pytest.fixture
 def weighed(plan: Plan, tmp_path: Path) -> Path:
     """A plan whose first site, a q_proj of 64 x 64, could have had rank 16."""
-    other = Alternative(("low_rank",), (16,), 2048, 0.2, ())
+    other = Candidate(("low_rank",), ("bf16",), (16,), 2048, 0.2, (), ())
     first, *rest = plan.sites
     path = tmp_path / "weighed.json"
     replace(plan, sites=(replace(first, alternatives=(other,)), *rest)).save(path)
@@ -174,7 +174,7 @@ def weighed(plan: Plan, tmp_path: Path) -> Path:
 
 
 def test_alternatives_are_read_back(weighed: Path) -> None:
-    assert Plan.load(weighed).sites[0].alternatives == (Alternative(("low_rank",), (16,), 2048, 0.2, ()),)
+    assert Plan.load(weighed).sites[0].alternatives == (Candidate(("low_rank",), ("bf16",), (16,), 2048, 0.2, (), ()),)
 
 
 @pytest.mark.parametrize(
@@ -194,7 +194,7 @@ def test_alternatives_are_read_back(weighed: Path) -> None:
         ),
         (
             lambda d: d["sites"][0]["alternatives"][0].update(forms=[]),
-            "an alternative of site model.layers.0.self_attn.q_proj has 0 forms, 1 dims and 0 latencies; expected 1 of",
+            "an alternative of site model.layers.0.self_attn.q_proj has 0 forms, 1 schemes, 1 dims and 0 latencies",
         ),
         (
             lambda d: d["certificate"].update(multipliers=[]),

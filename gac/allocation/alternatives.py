@@ -5,13 +5,12 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from gac.allocation.candidates import CandidateSet
-from gac.allocation.latencies import recorded
+from gac.allocation.candidates import CandidateSet, candidate_of
 from gac.arrays import Floats, Ints
-from gac.plan import Alternative
+from gac.plan import Candidate
 
 
-def nearest(rows: CandidateSet, chosen: int, costs: Ints, prices: Sequence[float]) -> tuple[Alternative, ...]:
+def nearest(rows: CandidateSet, chosen: int, costs: Ints, prices: Sequence[float]) -> tuple[Candidate, ...]:
     """The best candidate with fewer parameters than the chosen one, and the best with more, where there are any.
 
     Best is the smallest loss with what is used priced at the multipliers of the certificate (a candidate's Lagrangian
@@ -25,19 +24,9 @@ def nearest(rows: CandidateSet, chosen: int, costs: Ints, prices: Sequence[float
     """
     priced = rows.loss + costs @ np.array(prices)
     sides = rows.params < rows.params[chosen], rows.params > rows.params[chosen]
-    return tuple(_alternative(rows, _smallest(priced, side)) for side in sides if side.any())
+    return tuple(candidate_of(rows, _smallest(priced, side)) for side in sides if side.any())
 
 
 def _smallest(priced: Floats, side: NDArray[np.bool_]) -> int:
     places = np.flatnonzero(side)
     return int(places[np.argmin(priced[places])])
-
-
-def _alternative(rows: CandidateSet, row: int) -> Alternative:
-    return Alternative(
-        forms=tuple(rows.forms[row].tolist()),
-        dims=tuple(rows.dims[row].tolist()),
-        params=int(rows.params[row]),
-        loss=float(rows.loss[row]),
-        latency_ns=recorded(rows.latency[row]),
-    )

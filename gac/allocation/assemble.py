@@ -11,7 +11,7 @@ from gac.forms import form_named
 from gac.models.sites import Site
 from gac.plan import (
     SCHEMA,
-    Alternative,
+    Candidate,
     Certificate,
     Limit,
     Measured,
@@ -35,7 +35,7 @@ def assemble(
     recipe: Recipe,
     measured: Measured,
     certificate: Certificate,
-    alternatives: Sequence[tuple[Alternative, ...]] | None = None,
+    alternatives: Sequence[tuple[Candidate, ...]] | None = None,
 ) -> Plan:
     """Write down one chosen candidate a site.
 
@@ -76,7 +76,7 @@ def predicted_perplexity(measured: Measured, loss: float) -> float:
     return exp(min(measured.calibration.loss + loss, _LARGEST))
 
 
-def _site_choice(site: Site, row: CandidateSet, others: tuple[Alternative, ...]) -> SiteChoice:
+def _site_choice(site: Site, row: CandidateSet, others: tuple[Candidate, ...]) -> SiteChoice:
     assert len(row) == 1
     weights = weight_choices(site, row)
     params = sum(form_named(weight.form).params(weight.weight, weight.dim) for weight in weights)

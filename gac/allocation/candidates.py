@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gac.allocation.latencies import UNKNOWN, Timing, sum_of_latencies
+from gac.allocation.latencies import UNKNOWN, Timing, recorded, sum_of_latencies
 from gac.allocation.pareto import front
 from gac.arrays import Floats, Ints
 from gac.costs import COSTS, PARAMS, columns_of
@@ -17,6 +17,7 @@ from gac.errors import ProfileError
 from gac.forms import Form, form_named
 from gac.models.sites import Site
 from gac.models.weights import Weight
+from gac.plan import Candidate
 from gac.profiling.table import Profile
 from gac.schemes import DEFAULT_SCHEME, Scheme, scheme_named
 from gac.workloads import Workload
@@ -84,6 +85,20 @@ class CandidateSet:
         """The candidates of one site, from several sets, one after the other."""
         columns: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part in parts]) for name in _ARRAYS}
         return replace(parts[0], **columns)
+
+
+def candidate_of(rows: CandidateSet, row: int) -> Candidate:
+    """One of the candidates as records have it."""
+    return Candidate(
+        forms=tuple(rows.forms[row].tolist()),
+        schemes=tuple(rows.schemes[row].tolist()),
+        dims=tuple(rows.dims[row].tolist()),
+        params=int(rows.params[row]),
+        loss=float(rows.loss[row]),
+        latency_ns=recorded(rows.latency[row]),
+        interpolated=tuple(rows.interpolated[row].tolist()),
+        shared=bool(rows.shared[row]),
+    )
 
 
 _ARRAYS = tuple(field.name for field in fields(CandidateSet))[2:]

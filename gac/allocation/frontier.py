@@ -7,17 +7,16 @@ from math import fsum
 import numpy as np
 
 from gac.allocation.assemble import predicted_perplexity
-from gac.allocation.candidates import CandidateSet, dense_candidate
+from gac.allocation.candidates import CandidateSet, candidate_of, dense_candidate
 from gac.allocation.frontier_record import (
     SCHEMA,
     Frontier,
     FrontierPoint,
-    Option,
     SiteOptions,
     summed_latency,
 )
 from gac.allocation.knapsack import Group, knapsack
-from gac.allocation.latencies import UNKNOWN, recorded
+from gac.allocation.latencies import UNKNOWN
 from gac.allocation.limits import dense_total, floored, name_of
 from gac.allocation.pareto import front
 from gac.allocation.problem import Problem
@@ -176,21 +175,9 @@ def _options(
     for site, dense, rows, picked in zip(problem.sites, problem.dense, sets, zip(*chosen, strict=True), strict=True):
         used = sorted(set(picked))
         place = {row: index for index, row in enumerate(used)}
-        sites.append(SiteOptions(site, _option(dense, 0), tuple(_option(rows, row) for row in used)))
+        sites.append(SiteOptions(site, candidate_of(dense, 0), tuple(candidate_of(rows, row) for row in used)))
         columns.append([place[row] for row in picked])
     return tuple(sites), list(zip(*columns, strict=True))
-
-
-def _option(rows: CandidateSet, row: int) -> Option:
-    return Option(
-        forms=tuple(rows.forms[row].tolist()),
-        dims=tuple(rows.dims[row].tolist()),
-        params=int(rows.params[row]),
-        loss=float(rows.loss[row]),
-        latency_ns=recorded(rows.latency[row]),
-        interpolated=tuple(rows.interpolated[row].tolist()),
-        shared=bool(rows.shared[row]),
-    )
 
 
 def _point(one: _Solved, sites: Sequence[SiteOptions], choice: tuple[int, ...], measured: Measured) -> FrontierPoint:

@@ -12,15 +12,15 @@ from gac.allocation.assemble import assemble, predicted_perplexity
 from gac.allocation.candidates import CandidateSet
 from gac.allocation.latencies import UNKNOWN
 from gac.allocation.limits import floored
-from gac.costs import BYTES, KV_NUMBERS, PARAMS, ns_of
+from gac.costs import COSTS, PARAMS, ns_of
 from gac.display import Shown
 from gac.errors import PlanError
-from gac.forms import check_choices, form_named
+from gac.forms import form_named
 from gac.io import read_record, write_record
 from gac.models.sites import Site
-from gac.plan import Certificate, Measured, Plan
+from gac.plan import Candidate, Certificate, Measured, Plan, check_candidate
 from gac.recipe import Limits, Recipe, check_fraction
-from gac.schemes import DEFAULT_SCHEME
+from gac.schemes import scheme_named
 
 SCHEMA = 2
 _STRICT = {"extra": "forbid", "allow_inf_nan": False}
@@ -28,29 +28,12 @@ _EDITED = "Make the frontier again; this one was edited."
 
 
 @dataclass(frozen=True)
-class Option:
-    """One candidate of a site, one form and dim a weight; one latency (None: unknown) and count a workload.
-
-    ``shared``: the first GEMMs of the site's fused weights run as one.
-    """
-
-    forms: tuple[str, ...]
-    dims: tuple[int, ...]
-    params: int
-    loss: float
-    latency_ns: tuple[int | None, ...]
-    interpolated: tuple[int, ...]
-    shared: bool = False
-    __pydantic_config__ = _STRICT
-
-
-@dataclass(frozen=True)
 class SiteOptions:
     """A site as it is, and those of its candidates that some point chooses."""
 
     site: Site
-    dense: Option
-    options: tuple[Option, ...]
+    dense: Candidate
+    options: tuple[Candidate, ...]
     __pydantic_config__ = _STRICT
 
 
@@ -171,28 +154,25 @@ class Frontier(Shown):
         return read_record(cls, path, "frontier", PlanError)
 
 
-def _cached(site: Site, option: Option) -> int:
-    pairs = zip(site.weights, option.forms, option.dims, strict=True)
-    return sum(form_named(form).cached(weight, dim) for weight, form, dim in pairs)
-
-
-def summed_latency(options: Sequence[Option]) -> tuple[int | None, ...]:
+def summed_latency(options: Sequence[Candidate]) -> tuple[int | None, ...]:
     """Summed ns for each workload; None where one is unknown."""
     columns = zip(*(option.latency_ns for option in options), strict=True)
     return tuple(None if None in column else sum(ns for ns in column if ns is not None) for column in columns)
 
 
-def _row(site: Site, option: Option, workloads: Sequence[str]) -> CandidateSet:
+def _row(site: Site, option: Candidate, workloads: Sequence[str]) -> CandidateSet:
     latency = [UNKNOWN if ns is None else ns for ns in option.latency_ns]
-    costs = {PARAMS: option.params, BYTES: 2 * option.params, KV_NUMBERS: _cached(site, option)}
+    weights = zip(option.forms, option.schemes, site.weights, option.dims, strict=True)
+    ways = [(form_named(form), scheme_named(scheme), weight, dim) for form, scheme, weight, dim in weights]
+    costs = [sum(cost(*way) for way in ways) for cost in COSTS.values()]
     return CandidateSet(
         site.name,
-        (*costs, *map(ns_of, workloads)),
+        (*COSTS, *map(ns_of, workloads)),
         forms=np.array([option.forms]),
-        schemes=np.full((1, len(option.forms)), DEFAULT_SCHEME),
+        schemes=np.array([option.schemes]),
         dims=np.array([option.dims], dtype=np.int64),
         loss=np.array([option.loss]),
-        costs=np.array([[*costs.values(), *latency]], dtype=np.int64),
+        costs=np.array([[*costs, *latency]], dtype=np.int64),
         interpolated=np.array([option.interpolated], dtype=np.int64).reshape(1, -1),
         width=np.zeros((1, len(latency)), dtype=np.int64),
         shared=np.array([option.shared]),
@@ -213,7 +193,7 @@ def _check(frontier: Frontier) -> None:
         raise PlanError("frontier has no points", "one at least", _EDITED)
     for one in frontier.sites:
         for option in (one.dense, *one.options):
-            _check_option(one.site, option, len(frontier.workloads))
+            check_candidate(option, one.site.weights, len(frontier.workloads), f"an option of site {one.site.name}")
     if not 1 <= frontier.dense_params <= frontier.measured.params:
         raise PlanError(
             f"frontier of {frontier.dense_params:,} targeted parameters of {frontier.measured.params:,}",
@@ -240,23 +220,6 @@ def _dense_amount(frontier: Frontier) -> int:
     if ns is None:
         raise PlanError(f"frontier limits {frontier.limit}, whose dense latency is unknown", "a known latency", _EDITED)
     return ns
-
-
-def _check_option(site: Site, option: Option, workloads: int) -> None:
-    sizes = {len(option.forms), len(option.dims)} | {len(site.weights)}
-    if len(sizes) > 1 or (len(option.latency_ns), len(option.interpolated)) != (workloads, workloads):
-        raise PlanError(
-            f"an option of site {site.name} has {len(option.forms)} forms and {len(option.latency_ns)} latencies",
-            f"{len(site.weights)}, one a weight, and {workloads}, one a workload",
-            _EDITED,
-        )
-    if any(ns is not None and ns < 1 for ns in option.latency_ns) or any(count < 0 for count in option.interpolated):
-        raise PlanError(
-            f"an option of site {site.name} has latencies {option.latency_ns}, {option.interpolated} interpolated",
-            "positive ns and counts",
-            _EDITED,
-        )
-    check_choices(site.weights, option.forms, option.dims, option.params, f"an option of site {site.name}")
 
 
 def _check_point(frontier: Frontier, number: int, point: FrontierPoint, amount: int) -> None:

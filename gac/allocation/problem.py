@@ -16,7 +16,7 @@ from gac.arrays import Floats
 from gac.costs import BYTES, PARAMS
 from gac.curves import LossCurves
 from gac.models.sites import Site
-from gac.plan import Alternative, Measured, Plan
+from gac.plan import Candidate, Measured, Plan
 from gac.profiling.table import Profile
 from gac.recipe import Recipe
 from gac.workloads import Workload
@@ -117,7 +117,7 @@ class Instance:
         """The chosen row of each site."""
         return [rows.row(item) for rows, item in zip(self.sets, solution.choice, strict=True)]
 
-    def alternatives(self, solution: Solution) -> list[tuple[Alternative, ...]]:
+    def alternatives(self, solution: Solution) -> list[tuple[Candidate, ...]]:
         """For each site the candidates that come nearest to the chosen one."""
         prices = solution.certificate.multipliers
         items = zip(self.sets, solution.choice, self.groups, strict=True)

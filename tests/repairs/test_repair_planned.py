@@ -12,7 +12,7 @@ import gac
 from gac.checkpoint.load import load_checkpoint
 from gac.checkpoint.save import save_checkpoint
 from gac.errors import CheckpointError
-from gac.plan import Alternative, Limit, Plan, WorkloadLatency
+from gac.plan import Candidate, Limit, Plan, WorkloadLatency
 from gac.repairs.replan import padded_plan
 from tests.changed import changed_recipe
 from tests.compression.applying import applied, logits
@@ -70,7 +70,7 @@ def test_what_was_weighed_against_other_dims_is_left_out(
     tiny_model: LlamaForCausalLM, make_plan: MakePlan, tmp_path: Path
 ) -> None:
     plan = make_plan(tiny_model.config, FORMS["low_rank"])
-    smaller = Alternative(("low_rank",), (5,), 5 * 128, 0.2, (10,))
+    smaller = Candidate(("low_rank",), ("bf16",), (5,), 5 * 128, 0.2, (10,), (0,))
     first = replace(plan.sites[0], latency_ns=(20,), alternatives=(smaller,))
     rest = [replace(site, latency_ns=(20,)) for site in plan.sites[1:]]
     total = 20 * len(plan.sites)

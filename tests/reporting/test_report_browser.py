@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 from transformers import LlamaConfig
 
-from gac.plan import Alternative, Plan, SiteChoice
+from gac.plan import Candidate, Plan, SiteChoice
 from gac.reporting.report.render import write_report
 from gac.reporting.report.sources import Named, Sources
 from tests.reporting.report_plans import by_rule, decided, renamed, whole_range
@@ -197,8 +197,8 @@ def large(make_plan: Callable[..., Plan]) -> Plan:
     return replace(plan, sites=tuple(replace(site, alternatives=(alternative(site),)) for site in plan.sites))
 
 
-def alternative(site: SiteChoice) -> Alternative:
+def alternative(site: SiteChoice) -> Candidate:
     """Every weight as a pair of rank 512."""
     count = len(site.weights)
     params = sum(512 * (one.weight.out_features + one.weight.in_features) for one in site.weights)
-    return Alternative(("low_rank",) * count, (512,) * count, params, 0.25, ())
+    return Candidate(("low_rank",) * count, ("bf16",) * count, (512,) * count, params, 0.25, (), ())

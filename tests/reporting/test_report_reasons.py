@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from gac.models.weights import Weight
-from gac.plan import Alternative, Limit, SiteChoice, WeightChoice
+from gac.plan import Candidate, Limit, SiteChoice, WeightChoice
 from gac.reporting.report.formatting import duration, nats, ranges
 from gac.reporting.report.next_dims import NextDims
 from gac.reporting.report.reasons import reasons, trades
@@ -42,7 +42,7 @@ def test_time_counts_where_it_is_limited() -> None:
 
 def test_the_cache_counts_where_it_is_limited() -> None:
     weight = Weight("k_proj", 12, 12, heads=4, cached=True)
-    dense, other = WeightChoice(weight, "dense", 12), Alternative(("grouped",), (4,), 96, 0.5, ())
+    dense, other = WeightChoice(weight, "dense", 12), Candidate(("grouped",), ("bf16",), (4,), 96, 0.5, (), ())
     site = SiteChoice("k_proj", 0, "k_proj", (dense,), 144, 144, 0.0, (), alternatives=(other,))
     plan = decided(1.0, ())
     proof = replace(plan.certificate, multipliers=(0.0, 0.01))

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from gac.allocation.reproduce import rule_of
 from gac.costs import KV_NUMBERS, ns_of
-from gac.plan import Alternative, Plan, SiteChoice, counted, is_of_dims
+from gac.plan import Candidate, Plan, SiteChoice, counted, is_of_dims
 from gac.reporting.report.formatting import choices, duration, nats
 from gac.reporting.report.formatting import counted as told
 
@@ -35,7 +35,7 @@ def trades(plan: Plan, site: SiteChoice) -> tuple[Trade, ...]:
     return tuple(_trade(plan, site, other) for other in site.alternatives)
 
 
-def _trade(plan: Plan, site: SiteChoice, other: Alternative) -> Trade:
+def _trade(plan: Plan, site: SiteChoice, other: Candidate) -> Trade:
     more = {limit.column: _more(plan, site, other, limit.column) for limit in plan.limits}
     prices = plan.certificate.multipliers
     latencies = ((column.removeprefix("ns:"), ns) for column, ns in more.items() if column.startswith("ns:"))
@@ -49,11 +49,11 @@ def _trade(plan: Plan, site: SiteChoice, other: Alternative) -> Trade:
     )
 
 
-def _more(plan: Plan, site: SiteChoice, other: Alternative, column: str) -> int | None:
+def _more(plan: Plan, site: SiteChoice, other: Candidate, column: str) -> int | None:
     """What the alternative takes more of a cost column; None where that is unknown."""
     if is_of_dims(column):
-        choices = zip(site.weights, other.forms, other.dims, strict=True)
-        theirs = [replace(one, form=form, dim=dim) for one, form, dim in choices]
+        choices = zip(site.weights, other.forms, other.schemes, other.dims, strict=True)
+        theirs = [replace(one, form=form, scheme=scheme, dim=dim) for one, form, scheme, dim in choices]
         return counted(theirs, column)[0] - counted(site.weights, column)[0]
     at = [ns_of(one.workload) for one in plan.workloads].index(column)
     before, after = site.latency_ns[at], other.latency_ns[at]
