@@ -31,7 +31,7 @@ def half_of(model: PreTrainedModel, make_plan: MakePlan, refit: str) -> Plan:
     halves = {w.name: ("low_rank", min(w.out_features, w.in_features) // 2) for w in weights_of(model.config)}
     layers = f"{family_of(model.config).layers}.{{}}."
     kept = {name: half for name, half in halves.items() if name.startswith((layers.format(0), layers.format(2)))}
-    return replace(make_plan(model.config, kept), refit=refit)
+    return with_recipe(make_plan(model.config, kept), refit=refit)
 
 
 WINDOWS = torch.randint(0, 256, (16, 64), generator=torch.Generator().manual_seed(1))
@@ -70,7 +70,7 @@ def test_a_refitted_model_is_nearer_where_weights_alone_write_to_the_residual_st
     model = deep(model_type)
     plan, dense = half_of(model, make_plan, "residual"), logits(model)
     if model_type in ADDS:
-        plain = applied(deep(model_type), replace(plan, refit="none"))
+        plain = applied(deep(model_type), with_recipe(plan, refit="none"))
         assert off(applied(model, plan), dense) < 0.99 * off(plain, dense)
     elif model_type != "granite":  # whose factor is 1 unless its config says so
         with pytest.raises(ModelError, match=r"adds \d+% other than its weights write"):
@@ -100,7 +100,7 @@ def test_layers_below_the_first_that_changes_stay_as_they_are(tiny_config: Llama
     torch.manual_seed(0)
     model = LlamaForCausalLM(tiny_config).eval()
     before = {name: tensor.clone() for name, tensor in model.model.layers[0].state_dict().items()}
-    plan = replace(make_plan(tiny_config, {"model.layers.1.self_attn.o_proj": ("low_rank", 8)}), refit="residual")
+    plan = with_recipe(make_plan(tiny_config, {"model.layers.1.self_attn.o_proj": ("low_rank", 8)}), refit="residual")
     after = applied(model, plan).model.layers[0].state_dict()
     assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
 
@@ -108,13 +108,13 @@ def test_layers_below_the_first_that_changes_stay_as_they_are(tiny_config: Llama
 def test_full_ranks_lose_nothing_by_it(tiny_model: LlamaForCausalLM, make_plan: MakePlan) -> None:
     dense = logits(tiny_model)
     full = {w.name: ("low_rank", min(w.out_features, w.in_features)) for w in weights_of(tiny_model.config)}
-    model = applied(tiny_model, replace(make_plan(tiny_model.config, full), refit="residual"))
+    model = applied(tiny_model, with_recipe(make_plan(tiny_model.config, full), refit="residual"))
     assert off(model, dense) < 1e-4
 
 
 def test_a_dense_plan_is_not_fitted(tiny_model: LlamaForCausalLM, make_plan: MakePlan) -> None:
     dense = logits(tiny_model)
-    plan = replace(make_plan(tiny_model.config, {}), refit="residual")
+    plan = with_recipe(make_plan(tiny_model.config, {}), refit="residual")
     assert torch.equal(logits(applied(tiny_model, plan)), dense)
 
 
