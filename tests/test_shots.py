@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 import gac
 from gac.allocation.reproduce import allocate_command
@@ -18,24 +17,16 @@ from gac.sensitivity import second_shot
 from tests.changed import with_recipe
 from tests.cli.commands import refused, run
 from tests.models.small import small_config, small_model
+from tests.small_pipeline import Small
 
 
-@pytest.fixture
-def options(
-    text_file: Path, tiny_tokenizer: PreTrainedTokenizerFast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> dict[str, Any]:
-    """What to plan with, where nothing has been measured yet."""
+@pytest.fixture(autouse=True)
+def _nothing_measured_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GAC_HOME", str(tmp_path / "home"))
-    return {
-        "tokenizer": tiny_tokenizer,
-        "calibration": f"{text_file}:4x64",
-        "profile": "nvidia-h100-80gb-hbm3",
-        "progress": False,
-    }
 
 
-def compressed(model: LlamaForCausalLM, plan: gac.Plan, options: dict[str, Any]) -> Any:
-    return gac.compress(copy.deepcopy(model), plan, tokenizer=options["tokenizer"], progress=False)
+def compressed(small: Small, plan: gac.Plan) -> Any:
+    return small.compress(plan, model=copy.deepcopy(small.model))
 
 
 def same(one: Any, other: Any) -> bool:
@@ -46,50 +37,47 @@ def same(one: Any, other: Any) -> bool:
 # --- the plan -------------------------------------------------------------------------------------------------------
 
 
-def test_a_second_shot_plans_with_other_gradients(tiny_model: LlamaForCausalLM, options: dict[str, Any]) -> None:
-    one, two = (gac.allocate(tiny_model, 0.6, shots=shots, **options) for shots in (1, 2))
+def test_a_second_shot_plans_with_other_gradients(small: Small) -> None:
+    one, two = (small.allocate(0.6, shots=shots) for shots in (1, 2))
     assert (one.recipe.measure.shots, two.recipe.measure.shots) == (1, 2)
     assert one.prediction.loss != two.prediction.loss
     assert one.prediction.dense_perplexity == two.prediction.dense_perplexity
     assert not one.compare(two).same_prediction
     assert two.summary().count(", seed 0, two shots\n") == 1
     assert "two shots" not in one.summary()
+    assert "--shots" not in allocate_command(one)
 
 
 def test_the_same_call_gives_the_same_plan_from_anywhere(
-    tiny_model: LlamaForCausalLM, options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = gac.allocate(tiny_model, 0.6, shots=2, **options)
-    again = gac.allocate(tiny_model, 0.6, shots=2, **options)
+    first = small.allocate(0.6, shots=2)
+    again = small.allocate(0.6, shots=2)
     monkeypatch.setenv("GAC_HOME", str(tmp_path / "empty"))
-    assert first == again == gac.allocate(tiny_model, 0.6, shots=2, **options)
+    assert first == again == small.allocate(0.6, shots=2)
 
 
 def test_the_statistics_of_one_shot_are_not_touched(
-    tiny_model: LlamaForCausalLM, options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = gac.allocate(tiny_model, 0.6, **options)
+    before = small.allocate(0.6)
     files = {path: path.read_bytes() for path in (tmp_path / "home").rglob("*.safetensors")}
-    gac.allocate(tiny_model, 0.6, shots=2, **options)
+    small.allocate(0.6, shots=2)
     assert {path: path.read_bytes() for path in files} == files
-    assert gac.allocate(tiny_model, 0.6, **options) == before
+    assert small.allocate(0.6) == before
 
 
-def test_they_serve_every_budget_and_form(
-    tiny_model: LlamaForCausalLM, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    gac.allocate(tiny_model, 0.8, shots=2, **options)
+def test_they_serve_every_budget_and_form(small: Small, monkeypatch: pytest.MonkeyPatch) -> None:
+    small.allocate(0.8, shots=2)
     monkeypatch.setattr("gac.compression.statistics.first_shot", lambda *_, **__: pytest.fail("measured again"))
-    gac.allocate(tiny_model, 0.6, shots=2, align=False, forms=("low_rank", "head_dim"), fuse=True, **options)
-    gac.frontier(tiny_model, shots=2, points=3, **options)
+    small.allocate(0.6, shots=2, align=False, forms=("low_rank", "head_dim"), fuse=True)
+    small.frontier(shots=2, points=3)
 
 
-def test_a_point_of_a_frontier_is_the_plan_of_two_shots(
-    tiny_model: LlamaForCausalLM, options: dict[str, Any], tmp_path: Path
-) -> None:
-    found = gac.frontier(tiny_model, points=4, shots=2, **options)
+def test_a_point_of_a_frontier_is_the_plan_of_two_shots(small: Small, tmp_path: Path) -> None:
+    found = small.frontier(points=4, shots=2)
     found.save(tmp_path / "frontier.json")
-    plan = gac.allocate(tiny_model, found.points[1].asked, shots=2, **options)
+    plan = small.allocate(found.points[1].asked, shots=2)
     assert gac.Frontier.load(tmp_path / "frontier.json").plan(1) == replace(plan, sites=without_alternatives(plan))
 
 
@@ -97,39 +85,35 @@ def without_alternatives(plan: gac.Plan) -> Any:
     return tuple(replace(site, alternatives=()) for site in plan.sites)
 
 
-def test_an_interrupted_second_shot_goes_on(
-    tiny_model: LlamaForCausalLM, options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole = gac.allocate(tiny_model, 0.6, shots=2, **options)
+def test_an_interrupted_second_shot_goes_on(small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = small.allocate(0.6, shots=2)
     monkeypatch.setenv("GAC_HOME", str(tmp_path / "other"))
     stream = second_shot.stream_moments
 
     def cut_short(model: Any, *arguments: Any, **given: Any) -> Iterator[Any]:
         for layer, moments in stream(model, *arguments, **given):
             yield layer, moments
-            if model is not tiny_model:
+            if model is not small.model:
                 raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
         patch.setattr(second_shot, "stream_moments", cut_short)
         with pytest.raises(KeyboardInterrupt):
-            gac.allocate(tiny_model, 0.6, shots=2, **options)
+            small.allocate(0.6, shots=2)
     assert len([*(tmp_path / "other").rglob("losses-*")]) == 3  # two layers of one shot, the last of two
-    assert gac.allocate(tiny_model, 0.6, shots=2, **options) == whole
+    assert small.allocate(0.6, shots=2) == whole
 
 
 # --- the model ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("refit", ["residual", "update", "none"])
-def test_it_is_compressed_saved_and_loaded(
-    tiny_model: LlamaForCausalLM, options: dict[str, Any], tmp_path: Path, refit: str
-) -> None:
-    plan = gac.allocate(tiny_model, 0.6, shots=2, refit=refit, **options)
+def test_it_is_compressed_saved_and_loaded(small: Small, tmp_path: Path, refit: str) -> None:
+    plan = small.allocate(0.6, shots=2, refit=refit)
     plan.save(tmp_path / "plan.json")
     assert gac.Plan.load(tmp_path / "plan.json") == plan
-    model = compressed(tiny_model, plan, options)
-    gac.save(model, tmp_path / "small", tokenizer=options["tokenizer"])
+    model = compressed(small, plan)
+    gac.save(model, tmp_path / "small", tokenizer=small.tokenizer)
     again = gac.load(tmp_path / "small")
     assert again.gac_plan == plan
     assert same(again, model)
@@ -137,21 +121,21 @@ def test_it_is_compressed_saved_and_loaded(
 
 
 def test_compressing_takes_the_second_shots_factors_or_measures_them_again(
-    tiny_model: LlamaForCausalLM, options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan = gac.allocate(tiny_model, 0.6, shots=2, **options)
-    model = compressed(tiny_model, plan, options)
-    assert not same(model, compressed(tiny_model, with_recipe(plan, shots=1), options))
+    plan = small.allocate(0.6, shots=2)
+    model = compressed(small, plan)
+    assert not same(model, compressed(small, with_recipe(plan, shots=1)))
     monkeypatch.setenv("GAC_HOME", str(tmp_path / "empty"))
-    assert same(model, compressed(tiny_model, plan, options))
+    assert same(model, compressed(small, plan))
 
 
 @pytest.mark.parametrize("model_type", ["gpt2", "phi3"])
-def test_other_layouts_have_a_second_shot(model_type: str, options: dict[str, Any]) -> None:
+def test_other_layouts_have_a_second_shot(model_type: str, small: Small) -> None:
     dense: Any = small_model(small_config(model_type))
-    plan = gac.allocate(dense, 0.6, shots=2, fuse=True, **options)
-    assert plan.prediction.loss != gac.allocate(dense, 0.6, fuse=True, **options).prediction.loss
-    model = compressed(dense, plan, options)
+    plan = small.allocate(0.6, shots=2, fuse=True, model=dense)
+    assert plan.prediction.loss != small.allocate(0.6, fuse=True, model=dense).prediction.loss
+    model = small.compress(plan, model=dense)
     with torch.no_grad():
         assert torch.isfinite(model(torch.arange(12)[None]).logits).all()
 
@@ -159,67 +143,43 @@ def test_other_layouts_have_a_second_shot(model_type: str, options: dict[str, An
 # --- files ----------------------------------------------------------------------------------------------------------
 
 
-def edited(plan: gac.Plan, path: Path, **changed: Any) -> Path:
-    plan.save(path)
-    document = json.loads(path.read_text())
-    document |= changed
-    path.write_text(json.dumps({name: value for name, value in document.items() if value is not None}))
-    return path
-
-
-def test_a_plan_that_says_nothing_of_shots_is_of_one(
-    tiny_model: LlamaForCausalLM, options: dict[str, Any], tmp_path: Path
-) -> None:
-    plan = gac.allocate(tiny_model, 0.6, **options)
-    document = json.loads(edited(plan, tmp_path / "plan.json").read_text())
-    del document["shots"]
-    (tmp_path / "old.json").write_text(json.dumps(document))
-    assert gac.Plan.load(tmp_path / "old.json") == plan
-    assert "--shots" not in allocate_command(plan)
-
-
 @pytest.mark.parametrize("shots", [0, 3, "2", 1.5])
-def test_a_plan_of_other_shots_is_refused(
-    tiny_model: LlamaForCausalLM, options: dict[str, Any], tmp_path: Path, shots: Any
-) -> None:
-    plan = gac.allocate(tiny_model, 0.6, **options)
-    with pytest.raises(PlanError, match="shots: Input should be 1 or 2"):
-        gac.Plan.load(edited(plan, tmp_path / "plan.json", shots=shots))
+def test_a_plan_of_other_shots_is_refused(small: Small, tmp_path: Path, shots: Any) -> None:
+    small.allocate(0.6).save(tmp_path / "plan.json")
+    document = json.loads((tmp_path / "plan.json").read_text())
+    document["recipe"]["measure"]["shots"] = shots
+    (tmp_path / "plan.json").write_text(json.dumps(document))
+    with pytest.raises(PlanError, match="shots"):
+        gac.Plan.load(tmp_path / "plan.json")
 
 
-def test_a_plan_that_no_second_shot_can_have_made_is_not_applied(
-    tiny_model: LlamaForCausalLM, options: dict[str, Any]
-) -> None:
-    plan = gac.allocate(tiny_model, 0.6, method="svd-llm", **options)
+def test_a_plan_that_no_second_shot_can_have_made_is_not_applied(small: Small) -> None:
+    plan = small.allocate(0.6, method="svd-llm")
     with pytest.raises(GacError, match="shots=2 with method svd-llm"):
-        compressed(tiny_model, with_recipe(plan, shots=2), options)
+        compressed(small, with_recipe(plan, shots=2))
 
 
 # --- what is refused, and what is said ------------------------------------------------------------------------------
 
 
-def test_it_is_refused_before_anything_is_measured(
-    tiny_model: LlamaForCausalLM, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delattr("gac.api.measure_curves")
+def test_it_is_refused_before_anything_is_measured(small: Small, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr("gac.measuring.measure_curves")
     for wrong in ({"shots": 3}, {"shots": 2, "method": "asvd"}, {"shots": 2, "rule": "uniform"}):
         with pytest.raises(GacError, match="shots="):
-            gac.allocate(tiny_model, 0.6, **options, **wrong)
+            small.allocate(0.6, **wrong)
     with pytest.raises(GacError, match="shots=2 with method svd"):
-        gac.frontier(tiny_model, method="svd", shots=2, **options)
+        small.frontier(method="svd", shots=2)
 
 
-def test_offloaded_weights_have_no_second_shot(
-    tiny_model: LlamaForCausalLM, options: dict[str, Any], tmp_path: Path
-) -> None:
+def test_offloaded_weights_have_no_second_shot(small: Small, tmp_path: Path) -> None:
     accelerate = pytest.importorskip("accelerate")
     parts = ("model.embed_tokens", "model.rotary_emb", "model.layers.0", "model.norm", "lm_head")
     device_map = dict.fromkeys(parts, "cpu") | {"model.layers.1": "disk"}
     spread = accelerate.dispatch_model(
-        copy.deepcopy(tiny_model), device_map, main_device="cpu", offload_dir=tmp_path / "off", force_hooks=True
+        copy.deepcopy(small.model), device_map, main_device="cpu", offload_dir=tmp_path / "off", force_hooks=True
     )
     with pytest.raises(ModelError) as refused:
-        gac.allocate(spread, 0.6, shots=2, **options)
+        small.allocate(0.6, shots=2, model=spread)
     assert str(refused.value) == (
         "model.layers.1.self_attn.q_proj.weight is offloaded by its device_map, with shots=2; expected every weight in "
         'the memory of a device, where the first shot is made of it. Load the model with device_map="cpu", or use '
@@ -228,21 +188,26 @@ def test_offloaded_weights_have_no_second_shot(
 
 
 def test_a_model_with_a_device_map_has_the_same_second_shot(
-    tiny_model: LlamaForCausalLM, options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     accelerate = pytest.importorskip("accelerate")
-    plan = gac.allocate(tiny_model, 0.6, shots=2, **options)
+    plan = small.allocate(0.6, shots=2)
     monkeypatch.setenv("GAC_HOME", str(tmp_path / "own"))
-    spread = accelerate.dispatch_model(copy.deepcopy(tiny_model), {"": "cpu"}, main_device="cpu", force_hooks=True)
-    assert gac.allocate(spread, 0.6, shots=2, **options) == plan
+    spread = accelerate.dispatch_model(copy.deepcopy(small.model), {"": "cpu"}, main_device="cpu", force_hooks=True)
+    assert small.allocate(0.6, shots=2, model=spread) == plan
 
 
-def test_the_command_line_says_what_two_shots_cost(
-    tiny_model: LlamaForCausalLM, options: dict[str, Any], tmp_path: Path
-) -> None:
-    tiny_model.save_pretrained(tmp_path / "model")
-    options["tokenizer"].save_pretrained(tmp_path / "model")
-    asked = ("allocate", tmp_path / "model", "--calibration", options["calibration"], "-o", tmp_path / "plan.json")
+def test_the_command_line_says_what_two_shots_cost(small: Small, tmp_path: Path) -> None:
+    small.model.save_pretrained(tmp_path / "model")
+    small.tokenizer.save_pretrained(tmp_path / "model")
+    asked = (
+        "allocate",
+        tmp_path / "model",
+        "--calibration",
+        small.options["calibration"],
+        "-o",
+        tmp_path / "plan.json",
+    )
     result = run(*asked, "--shots", 2)
     assert result.exit_code == 0, result.output
     assert (
@@ -253,4 +218,4 @@ def test_the_command_line_says_what_two_shots_cost(
     small = run("compress", tmp_path / "model", "--plan", tmp_path / "plan.json", "-o", tmp_path / "small")
     assert "or taken again where they are gone (in two shots)" in small.stderr
     assert "two shots" not in run(*asked).stderr
-    assert "Error: shots=3; expected 1 or 2. Leave it out for one shot.\n" in refused(*asked, "--shots", 3)
+    assert "Error: measure.shots=3; expected 1 or 2. Correct it, or leave it out.\n" in refused(*asked, "--shots", 3)
