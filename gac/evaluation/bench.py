@@ -108,7 +108,7 @@ class Bench:
     def run(self, versions: Sequence[Version], workload: Workload) -> Iterator[Result]:
         """Time the dense models, and beside them the versions, as many at once as there is room for."""
         sizes = [one.params * self.model.dtype.itemsize for one in versions]
-        for first, group in enumerate(grouped(versions, sizes, self._room(workload))):
+        for first, group in enumerate(in_groups(versions, sizes, self._room(workload))):
             results = self._group(group, workload)
             _free()
             yield from results[2 if first else 0 :]
@@ -145,7 +145,7 @@ class Bench:
         return replace(found, predicted_ns=predicted, sum_ns=reference.predict_by_sum(ours))
 
 
-def grouped(versions: Sequence[Version], sizes: Sequence[int], room: float) -> list[list[Version]]:
+def in_groups(versions: Sequence[Version], sizes: Sequence[int], room: float) -> list[list[Version]]:
     """Neighbours together, as many as fit into the room, at least one and at most six; one empty group where none is.
 
     Args:

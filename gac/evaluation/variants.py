@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -25,18 +26,8 @@ _POSITIONS = 131_072
 
 def random_model(shapes: Shapes, vocabulary: int, *, device: str, dtype: torch.dtype) -> PreTrainedModel:
     """A dense causal LM of these shapes, with the random weights that transformers gives it, made where it will be."""
-    config = _AutoConfig.for_model(
-        shapes.model_type,
-        vocab_size=vocabulary,
-        hidden_size=shapes.hidden_size,
-        intermediate_size=shapes.intermediate_size,
-        num_hidden_layers=shapes.num_hidden_layers,
-        num_attention_heads=shapes.num_attention_heads,
-        num_key_value_heads=shapes.num_key_value_heads,
-        head_dim=shapes.head_dim,
-        max_position_embeddings=_POSITIONS,
-        tie_word_embeddings=False,
-    )
+    sizes = asdict(shapes) | {"vocab_size": vocabulary, "max_position_embeddings": _POSITIONS}
+    config = _AutoConfig.for_model(**sizes, tie_word_embeddings=False)
     torch.manual_seed(0)
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)

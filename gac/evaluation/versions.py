@@ -133,7 +133,7 @@ def versions_at(planner: Planner, budget: float) -> list[Version]:
     The compressor's own dims are the exact choice of ranks, of which any integer will do, without fusing. Padding to
     64 is there with fusing too, so that what fusing wins is not counted as what alignment does.
     """
-    ranks = {"forms": ("low_rank",), "align": False}
+    ranks = {"forms": DEFAULT_FORMS[:1], "align": False}
     own = planner.plan(budget, **ranks)
     found = [version_of(UNALIGNED, own), version_of("uniform", planner.plan(budget, rule="uniform", **ranks))]
     found += [planner.padded(own, f"pad {step}", step, fused=False) for step in PADS]

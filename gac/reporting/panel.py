@@ -36,14 +36,14 @@ _AXES = {
     "k": "k, input features",
     "n": "n, output features",
     "r": "r, rank",
-    "d": "d, head_dim",
+    "d": "d, dim of a head",
     "s": "s, query tokens",
     "t": "t, key tokens",
     "b": "b, batch",
     "h": "h, heads",
     "copy n": "n, elements",
-    "low": "low, smallest head_dim",
-    "high": "high, largest head_dim",
+    "low": "low, smallest head",
+    "high": "high, largest head",
 }
 _NARROW: Any = {"fontsize": 6, "handlelength": 1.2, "handletextpad": 0.5, "columnspacing": 0.8}
 """So narrow that the longest legends of two panels fit a page's width."""

@@ -9,7 +9,7 @@ import torch
 from transformers import PreTrainedModel
 
 from gac.errors import GacError, ProfileError
-from gac.evaluation.bench import Bench, Reference, grouped
+from gac.evaluation.bench import Bench, Reference, in_groups
 from gac.evaluation.latency import LEAST_ROUNDS, MOST_ROUNDS, Entry, GraphTimer, Spread, interleaved, time_in_turns
 from gac.evaluation.shapes import model_of_shapes, planner_of_shapes
 from gac.evaluation.steps import Context, Step, decode_step, prefill_step, prepare
@@ -147,10 +147,10 @@ def test_a_bench_sets_every_contestant_beside_the_dense_models(planner: Planner,
 
 def test_groups_are_as_large_as_there_is_room(planner: Planner) -> None:
     versions = versions_at(planner, 0.7)[:8]
-    assert [len(group) for group in grouped(versions, [10] * 8, 35)] == [3, 3, 2]
-    assert [len(group) for group in grouped(versions, [10] * 8, 5)] == [1] * 8
-    assert [len(group) for group in grouped(versions, [10] * 8, 1e9)] == [6, 2]
-    assert grouped([], [], 1e9) == [[]]
+    assert [len(group) for group in in_groups(versions, [10] * 8, 35)] == [3, 3, 2]
+    assert [len(group) for group in in_groups(versions, [10] * 8, 5)] == [1] * 8
+    assert [len(group) for group in in_groups(versions, [10] * 8, 1e9)] == [6, 2]
+    assert in_groups([], [], 1e9) == [[]]
 
 
 def test_more_models_than_a_round_takes_are_refused(model: PreTrainedModel) -> None:

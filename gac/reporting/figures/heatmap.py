@@ -7,7 +7,7 @@ import numpy as np
 from gac.plan import Plan, WeightChoice
 from gac.reporting.figures.marks import ALIGNED, MAP, draw_cells
 from gac.reporting.page import panel
-from gac.reporting.tables import cell_of, kinds_of, weights_by_layer
+from gac.reporting.tables import cell_of, kinds_of, legend_of, weights_by_layer
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -47,7 +47,7 @@ def plan(plan: Plan, *, title: str | None = None, ax: "Axes | None" = None) -> "
         step = max(1, round(len(layers) / 16))
         ax.set_yticks(np.arange(0, len(layers), step) + 0.5, [str(layer) for layer, _ in layers[::step]])
         ax.set_ylabel("decoder layer")
-        ax.set_xlabel("projection (r: rank, w: neurons, d: head_dim, g: rank of a head group, -: dense)", fontsize=6.5)
+        ax.set_xlabel(f"projection ({legend_of(plan)})", fontsize=6.5)
         told = f"{plan.measured.model}, {plan.recipe.measure.method}: {plan.budget.kept:.3f} of the targeted parameters"
         ax.set_title(told if title is None else title, pad=6)
         bar = ax.figure.colorbar(mesh, ax=ax, fraction=0.04, pad=0.02, aspect=40)
