@@ -38,7 +38,7 @@ def test_plans_by_rule_can_be_compared(directory: Path, calibration: tuple[str, 
 def test_two_plans_are_compared_weight_by_weight(directory: Path, calibration: tuple[str, str]) -> None:
     files = [allocated(directory, calibration, rule) for rule in ("uniform", "uniform:down8")]
     first = answer("compare", *files)["differences"][0]
-    assert first["first"]["name"] == first["second"]["name"] == "model.layers.0.self_attn.q_proj"
+    assert first["first"]["weight"]["name"] == first["second"]["weight"]["name"] == "model.layers.0.self_attn.q_proj"
     assert (first["first"]["dim"], first["second"]["dim"]) == (25, 24)
     words = " ".join(run("compare", *files).stdout.split())
     assert "plan kept over loss perplexity prefill:1x1024 decode:1@1024 aligned" in words
