@@ -3,14 +3,16 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gac.cli.verb import note
 from gac.io import to_json, whole_file
-from gac.plan import Plan
+
+if TYPE_CHECKING:
+    from gac.plan import Plan
 
 
-def plan_document(plan: Plan) -> dict[str, Any]:
+def plan_document(plan: "Plan") -> dict[str, Any]:
     """A plan without its sites, and with the fractions and counts that follow from them."""
     document: dict[str, Any] = json.loads(to_json(plan))
     del document["sites"]
