@@ -159,12 +159,13 @@ def test_what_was_made_without_the_collector_is_not_walked_when_it_is_on_again()
 
 
 def test_what_somebody_has_frozen_stays_so() -> None:
+    frozen: list[Any] = []
     gc.freeze()
     try:
-        frozen = gc.get_freeze_count()
         with uncollected():
             pass
-        assert gc.get_freeze_count() == frozen > 0
+        assert gc.get_freeze_count() > 0
+        assert all(found is not frozen for found in gc.get_objects())
     finally:
         gc.unfreeze()
 
