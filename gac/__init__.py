@@ -13,10 +13,14 @@ from gac.version import __version__
 if TYPE_CHECKING:
     from gac.allocation.frontier import Frontier
     from gac.allocation.knapsack import knapsack
-    from gac.api import allocate, compress, export, frontier, load, perplexity, save
+    from gac.api import allocate, compress, frontier
+    from gac.checkpoint.export import export
+    from gac.checkpoint.load import load
+    from gac.checkpoint.save import save
     from gac.errors import GacError
     from gac.evaluation.divergence import divergence
     from gac.evaluation.evaluate import evaluate
+    from gac.evaluation.perplexity import perplexity
     from gac.evaluation.results import Divergence, Evaluation, Perplexity
     from gac.plan import Plan
     from gac.profiling.table import Profile
@@ -30,12 +34,12 @@ if TYPE_CHECKING:
 _HOMES = {
     "allocate": "gac.api",
     "compress": "gac.api",
-    "export": "gac.api",
+    "export": "gac.checkpoint.export",
     "frontier": "gac.api",
     "repair": "gac.repairs.run",
-    "save": "gac.api",
-    "load": "gac.api",
-    "perplexity": "gac.api",
+    "save": "gac.checkpoint.save",
+    "load": "gac.checkpoint.load",
+    "perplexity": "gac.evaluation.perplexity",
     "report": "gac.reporting.report.render",
     "divergence": "gac.evaluation.divergence",
     "evaluate": "gac.evaluation.evaluate",

@@ -1,6 +1,5 @@
 """The pipeline, readable as the algorithm: measure the model, decide, apply, check."""
 
-import logging
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -11,23 +10,18 @@ from gac.allocation.frontier import Frontier, check_asked, check_profiled
 from gac.allocation.frontier import frontier as whole_range
 from gac.allocation.rules import RULES
 from gac.checkpoint.attach import attach_plan, check_class
-from gac.checkpoint.export import export_plain
-from gac.checkpoint.load import load_checkpoint
-from gac.checkpoint.save import save_checkpoint
 from gac.compression.apply import build_modules, changed_sites, swap_in
 from gac.compression.first_shot import check_shots
 from gac.compression.modules import planned_sites, share_gemms
 from gac.compression.refit import refit as fit_again
 from gac.compression.statistics import statistics
 from gac.costs import PARAMS
-from gac.errors import GacError, ModelError
-from gac.evaluation.perplexity import perplexity as measure_perplexity
-from gac.evaluation.results import Perplexity
+from gac.errors import GacError
 from gac.forms.planned_sites import as_planned
 from gac.forms.tensors import Kept
 from gac.measuring import Asked, dense_model, measure_problem, planned_digest, planned_windows
 from gac.models.families import family_of
-from gac.models.loading import check_finite, check_in_memory, load_config, load_tokenizer
+from gac.models.loading import check_finite, check_in_memory, load_config
 from gac.models.sites import Site
 from gac.plan import Plan
 from gac.profiling.select import select_profile
@@ -42,8 +36,6 @@ from gac.sensitivity.store import StatisticsStore
 if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-logger = logging.getLogger("gac")
 
 
 def allocate(
@@ -180,102 +172,6 @@ def compress(
         use_decode_kernel(loaded.model)
     attach_plan(loaded.model, plan)
     return loaded.model
-
-
-def save(
-    model: "PreTrainedModel",
-    directory: str | Path,
-    *,
-    tokenizer: "PreTrainedTokenizerBase | None" = None,
-    overwrite: bool = False,
-    max_shard_size: int | str = "5GB",
-) -> None:
-    """Write a compressed model as a directory: safetensors, config, plan and tokenizer; whole or absent.
-
-    Args:
-        model: from ``compress`` or ``load``.
-        tokenizer: None looks for that of the model the plan was made for, and says so where there is none.
-        overwrite: replace a compressed checkpoint that is there already.
-        max_shard_size: bytes, or as in ``5GB``, after which another file of weights begins.
-
-    Raises:
-        CheckpointError: the model was not compressed by GAC, or the directory cannot be written or is in use.
-    """
-    plan = getattr(model, "gac_plan", None)
-    if tokenizer is None and isinstance(plan, Plan):
-        tokenizer = _tokenizer_of(plan.measured.model)
-    save_checkpoint(model, directory, tokenizer, overwrite=overwrite, max_shard_size=max_shard_size)
-
-
-def export(
-    model: "PreTrainedModel | str | Path",
-    directory: str | Path,
-    *,
-    merge: bool = False,
-    tokenizer: "PreTrainedTokenizerBase | None" = None,
-) -> None:
-    """Write a compressed model as one of its stock architecture, which needs no GAC and no code.
-
-    Args:
-        model: from ``compress`` or ``load``, or the directory of one.
-        merge: give every weight its dense dims again: the same function up to rounding, neither smaller nor faster
-            than the dense model. False keeps the dims, which is possible where MLPs alone are narrower, by as much in
-            every layer.
-        tokenizer: None looks for the model's own.
-
-    Raises:
-        CheckpointError: there is no such model, a stock config cannot say its dims, or the directory cannot be written
-            or is in use.
-    """
-    loaded = load_checkpoint(model) if isinstance(model, (str, Path)) else model
-    if merge:
-        logger.warning("a merged model has the dense model's dims: it is neither smaller nor faster")
-    export_plain(loaded, directory, tokenizer or _tokenizer_of(str(loaded.config.name_or_path)), merge=merge)
-
-
-def load(directory: str | Path) -> "PreTrainedModel":
-    """Open a directory that ``save`` wrote; runs no code from it.
-
-    Raises:
-        CheckpointError: a file is missing, damaged, or contradicts the plan.
-    """
-    return load_checkpoint(directory)
-
-
-def perplexity(
-    model: "PreTrainedModel",
-    tokenizer: "PreTrainedTokenizerBase",
-    text: Text = "wiki-sample",
-    *,
-    windows: int | None = None,
-    length: int | None = None,
-    progress: bool = True,
-) -> Perplexity:
-    """Perplexity over non-overlapping windows of text that no calibration uses.
-
-    ``wikitext2`` and ``c4`` are measured as published figures are: GPTQ's and SVD-LLM's protocols.
-
-    Args:
-        text: ``wiki-sample``, ``wikitext2``, ``c4``, a path, the text itself, or documents as for ``allocate``
-            (windows and length are those given here), none of which the model's plan was calibrated on.
-        windows: how many windows at most; None takes all.
-        length: tokens in a window; None takes 2048 for ``wikitext2`` and ``c4``, else 1024.
-
-    Raises:
-        TextError: the text is unknown or too short.
-        GacError: a window's loss is not finite, or the model has fewer positions than a window has tokens.
-    """
-    return measure_perplexity(model, tokenizer, text, windows=windows, length=length, progress=progress)
-
-
-def _tokenizer_of(name: str) -> "PreTrainedTokenizerBase | None":
-    """The tokenizer of that name, where there is one."""
-    try:
-        found: PreTrainedTokenizerBase = load_tokenizer(name)
-    except ModelError as failure:
-        logger.warning("saving without a tokenizer: %s", failure)
-        return None
-    return found
 
 
 def _layers_to_fit(plan: Plan, changed: Sequence[Site], sites: Sequence[Site]) -> set[int]:

@@ -16,7 +16,6 @@ import torch
 from transformers import LlamaConfig
 
 import gac
-from gac.checkpoint.load import load_checkpoint
 from gac.errors import CheckpointError, ModelError
 from gac.io import check_inside
 from gac.models.loading import load_config, load_model
@@ -120,14 +119,14 @@ def test_readers_read_no_pickles(folder: Path, plan: Plan) -> None:
     assert Plan.load(folder / "plan.json") == plan
     assert len(Profile.load("nvidia-h100-80gb-hbm3").measurements) > 10_000
     with pytest.raises(CheckpointError, match=r"model\.safetensors is missing"):
-        load_checkpoint(folder)
+        gac.load(folder)
 
 
 @pytest.mark.usefixtures("no_pickles")
 def test_weights_that_are_a_pickle_are_not_opened(folder: Path) -> None:
     (folder / "pytorch_model.bin").write_bytes(b"\x80\x04cos\nsystem\n")
     with pytest.raises(CheckpointError, match=r"model\.safetensors is missing"):
-        load_checkpoint(folder)
+        gac.load(folder)
 
 
 @pytest.mark.parametrize("name", ["plan.json", "config.json", "model.safetensors", "tokenizer.json"])
@@ -137,7 +136,7 @@ def test_a_symlink_that_leads_out_is_not_followed(folder: Path, name: str) -> No
         shutil.move(folder / name, outside)
     (folder / name).symlink_to(outside)
     with pytest.raises(CheckpointError) as caught:
-        load_checkpoint(folder)
+        gac.load(folder)
     assert str(caught.value) == (
         f"{folder / name} is a symlink to {outside}, outside of the directory; expected files of this directory. "
         "Copy the file there if you trust it."
@@ -172,7 +171,7 @@ def test_a_number_of_layers_that_cannot_be_is_refused(folder: Path, layers: Any)
     config = json.loads((folder / "config.json").read_bytes())
     (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": layers}))
     with pytest.raises(CheckpointError) as caught:
-        load_checkpoint(folder)
+        gac.load(folder)
     assert str(caught.value) == (
         f"{folder} cannot be loaded: num_hidden_layers is {str(layers)[:40]}, and not from 1 to 4,096; "
         "expected files as gac.save wrote them. Save or copy the model again."

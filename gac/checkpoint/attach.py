@@ -5,14 +5,11 @@ from typing import Any
 
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedModel
 
-from gac.checkpoint.agreement import digest_of
 from gac.checkpoint.card import model_card
 from gac.checkpoint.classes import classes_of
-from gac.checkpoint.digest import with_digest
 from gac.checkpoint.header import header_of
 from gac.errors import CheckpointError, ModelError
 from gac.io import to_json
-from gac.models.families import family_of
 from gac.plan import Plan
 from gac.runtime.compressed import CompressedModel
 from gac.runtime.contract import COMPRESSED
@@ -40,8 +37,7 @@ def attach_plan(model: PreTrainedModel, plan: Plan) -> None:
     described = copy.deepcopy(config)
     described.__class__ = classes.config
     text = to_json(plan, indent=1).decode() + "\n"
-    sites = family_of(config).sites(config)
-    described.gac = with_digest(header_of(plan, sites, digest_of(text)), described)
+    described.gac = header_of(plan, described, text)
     described.auto_map = _auto_map(classes)
     changed: Any = model
     for module in changed.modules():
@@ -49,6 +45,19 @@ def attach_plan(model: PreTrainedModel, plan: Plan) -> None:
             module.config = described
     changed.gac_plan = plan
     changed.gac_files = {"plan.json": text, "README.md": model_card(plan)}
+
+
+def planned(model: PreTrainedModel) -> Plan:
+    """The plan that a compressed model carries.
+
+    Raises:
+        CheckpointError: it has none.
+    """
+    plan = getattr(model, "gac_plan", None)
+    if not isinstance(plan, Plan):
+        given = f"a {type(model).__name__} without a plan"
+        raise CheckpointError(given, "a model from gac.compress or gac.load", "Compress it first.")
+    return plan
 
 
 def check_dense(model: PreTrainedModel) -> None:

@@ -1,7 +1,7 @@
 """A compressed model as one of its stock architecture, for tools that know nothing of GAC."""
 
 import copy
-from collections.abc import Mapping
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -10,48 +10,55 @@ from torch import Tensor, nn
 from transformers import CONFIG_MAPPING, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from gac.checkpoint.attach import planned
 from gac.checkpoint.card import export_card
-from gac.checkpoint.header import Module, header_of
-from gac.checkpoint.target import check_free, complete_directory
+from gac.checkpoint.load import load
+from gac.checkpoint.target import check_free, complete_directory, save_tokenizer
 from gac.compression.modules import merged
 from gac.errors import CheckpointError
+from gac.forms import form_named
 from gac.models.families import family_of
 from gac.models.loading import check_in_memory
-from gac.plan import Plan, WeightChoice
+from gac.plan import Plan
 from gac.runtime.contract import COMPRESSED
 
+logger = logging.getLogger("gac")
 
-def export_plain(model: PreTrainedModel, directory: str | Path, tokenizer: Any = None, *, merge: bool = False) -> None:
-    """Write a directory of the stock architecture, that appears whole or not at all.
+
+def export(
+    model: PreTrainedModel | str | Path, directory: str | Path, *, merge: bool = False, tokenizer: Any = None
+) -> None:
+    """Write a compressed model as one of its stock architecture, which needs no GAC and no code.
+
+    The directory appears whole or not at all.
 
     Args:
-        model: made by ``gac.compress`` or ``gac.load``.
+        model: from ``compress`` or ``load``, or the directory of one.
         merge: multiply low-rank pairs out and fill with zeros what was shortened, up to the dense dims: the same
-            function up to rounding, with as many parameters as the dense model. Without it the dims stay, which a
+            function up to rounding, neither smaller nor faster than the dense model. False keeps the dims, which a
             stock config can say only where MLPs alone are narrower, by as much in every layer.
+        tokenizer: None looks for the model's own.
 
     Raises:
-        CheckpointError: the model carries no plan, a stock config cannot say its dims, or the directory is in use or
-            cannot be written.
+        CheckpointError: there is no such model, a stock config cannot say its dims, or the directory cannot be written
+            or is in use.
         ModelError: a weight is not in memory.
     """
-    plan, target = getattr(model, "gac_plan", None), Path(directory).resolve()
-    if not isinstance(plan, Plan):
-        raise CheckpointError(
-            f"a {type(model).__name__} without a plan", "a model from gac.compress or gac.load", "Compress it first."
-        )
-    check_in_memory(model)
-    config = _dense_config(model.config)
-    if not merge:
+    loaded: Any = load(model) if isinstance(model, str | Path) else model
+    plan, target = planned(loaded), Path(directory).resolve()
+    check_in_memory(loaded)
+    config = _dense_config(loaded.config)
+    if merge:
+        logger.warning("a merged model has the dense model's dims: it is neither smaller nor faster")
+    else:
         config = _with_fewer_neurons(config, plan)
-    plain = _empty(model, config)
-    state = _state(model, plain, plan, merge)
+    plain = _empty(loaded, config)
+    state = _state(loaded, plain, plan, merge)
     check_free(target, overwrite=False)
     with complete_directory(target) as part:
-        plain.generation_config = model.generation_config
+        plain.generation_config = loaded.generation_config
         plain.save_pretrained(part, state_dict=state)
-        if tokenizer is not None:
-            tokenizer.save_pretrained(part)
+        save_tokenizer(part, tokenizer, str(loaded.config.name_or_path))
         (part / "README.md").write_text(export_card(plan, merge), encoding="utf-8")
 
 
@@ -65,30 +72,21 @@ def _dense_config(config: Any) -> Any:
 
 def _with_fewer_neurons(config: Any, plan: Plan) -> Any:
     """The config with the width that all MLPs have, where that is all there is to say of the plan."""
-    modules = header_of(plan, family_of(config).sites(config)).modules
-    choices = {choice.name: choice for choice in plan.weights}
-    widths = [one.sizes["in_features"] for choice in plan.weights if (one := _shortened(choice, modules))]
-    stock = copy.deepcopy(config)
-    if widths:
-        setattr(stock, family_of(config).neurons, widths[0])
-    for site in family_of(stock).sites(stock):
-        for weight in site.weights:
-            found, was = modules.get(weight.name), choices[weight.name].weight
-            dims = {"in_features": weight.in_features, "out_features": weight.out_features}
-            sizes = found.sizes if found else {"in_features": was.in_features, "out_features": was.out_features}
-            if sizes != dims or (found and found.module != nn.Linear.__name__):
-                raise CheckpointError(
-                    f"{weight.name} is {found or f'dense, {was.out_features} x {was.in_features}'}",
-                    "a plan that a stock config can say: fewer neurons, as many in every layer, and no more",
-                    "Export it merged (--merge, merge=True), with the dense dims; or open the checkpoint as it is.",
-                )
+    family, stock = family_of(config), copy.deepcopy(config)
+    modules = {choice.name: form_named(choice.form).module(choice.weight, choice.dim) for choice in plan.weights}
+    down = next(modules[choice.name] for choice in plan.weights if choice.weight.neurons == "in")
+    setattr(stock, family.neurons, down.sizes["in_features"])
+    dense = {weight.name: weight for site in family.sites(stock) for weight in site.weights}
+    for choice in plan.weights:
+        weight, found = dense[choice.name], modules[choice.name]
+        if found != form_named("dense").module(weight, 0):
+            sizes = ", ".join(f"{name}={size}" for name, size in sorted(found.sizes.items()))
+            raise CheckpointError(
+                f"{choice.name} is {choice.form} with dim {choice.dim}, {found.module}({sizes})",
+                "a plan that a stock config can say: fewer neurons, as many in every layer, and no more",
+                "Export it merged (--merge, merge=True), with the dense dims; or open the checkpoint as it is.",
+            )
     return stock
-
-
-def _shortened(choice: WeightChoice, modules: Mapping[str, Module]) -> Module | None:
-    """What became of a weight that reads an MLP's neurons, where it is one GEMM still."""
-    found = modules.get(choice.name) if choice.weight.neurons == "in" else None
-    return found if found and found.module == nn.Linear.__name__ else None
 
 
 def _empty(model: Any, config: Any) -> Any:

@@ -1,94 +1,114 @@
-"""The key ``gac`` of a checkpoint's ``config.json``: every module that is no longer dense, as the plan decided."""
+"""The key ``gac`` of a checkpoint's ``config.json``: every module that is no longer dense, as the plan decided.
 
+It has a digest over itself, the dims of its config and its plan: whether they are as they were written. That shows
+what was changed or mixed up by accident, without a comparison. Whoever writes all files can write a digest that fits:
+so the model is built as strictly with it, and the plan is read and compared when it is first asked for.
+"""
+
+import hashlib
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Any
 
 from gac.compression.modules import planned_sites, shared_names
-from gac.errors import CheckpointError
+from gac.errors import CheckpointError, GacError
 from gac.forms import form_named
 from gac.io import from_json
-from gac.models.sites import Site
+from gac.models.families import family_of
 from gac.plan import Plan, WeightChoice
 from gac.runtime.contract import SCHEMA
-from gac.schemes import DEFAULT_SCHEME
-
-_STRICT = {"extra": "forbid"}
 
 
-@dataclass(frozen=True)
-class Module:
+def digest_of(text: str | bytes) -> str:
+    """SHA-256 of a plan's file."""
+    return hashlib.sha256(text.encode() if isinstance(text, str) else text).hexdigest()
+
+
+def header_of(plan: Plan, config: Any, text: str | bytes) -> dict[str, Any]:
+    """The key as it is written: the modules by name, the names of those that share their first GEMM, and digests.
+
+    Args:
+        config: of the model that the plan was made for.
+        text: of the plan's file.
+    """
+    header = {
+        "schema_version": SCHEMA,
+        "modules": {choice.name: _module(choice) for choice in plan.weights if choice.changed},
+        "fused": shared_names(planned_sites(plan, family_of(config).sites(config))),
+        "plan": digest_of(text),
+        "decode_kernel": plan.recipe.deployment.decode_kernel,
+    }
+    return header | {"digest": _digest(header, config)}
+
+
+def _module(choice: WeightChoice) -> dict[str, Any]:
     """What one weight became: the plan's form, dim and scheme, and the module that runs it with its sizes."""
-
-    form: str
-    dim: int
-    module: str
-    sizes: dict[str, int]
-    scheme: str = DEFAULT_SCHEME
-    __pydantic_config__ = _STRICT
-
-    def __str__(self) -> str:
-        sizes = ", ".join(f"{name}={size}" for name, size in sorted(self.sizes.items()))
-        return f"{self.form} with dim {self.dim}, {self.module}({sizes})"
-
-
-@dataclass(frozen=True)
-class Header:
-    """All of them by name, the names of those that share their first GEMM, and the SHA-256 of ``plan.json``.
-
-    ``decode_kernel``: what runs GEMMs of one row. ``digest``: see ``gac.checkpoint.digest``; empty in a header that was
-    just made.
-    """
-
-    schema_version: int
-    modules: dict[str, Module]
-    fused: tuple[tuple[str, ...], ...]
-    plan: str
-    decode_kernel: Literal["torch", "triton"] = "torch"
-    digest: str = ""
-    __pydantic_config__ = _STRICT
-
-
-def header_of(plan: Plan, sites: Sequence[Site], digest: str = "") -> Header:
-    """What the plan makes of a model with its family's ``sites``; ``digest`` is that of the plan's file."""
-    modules = {choice.name: _module(choice) for choice in plan.weights if choice.changed}
-    fused = shared_names(planned_sites(plan, sites))
-    return Header(SCHEMA, modules, fused, digest, plan.recipe.deployment.decode_kernel)
-
-
-def read_header(content: Any, where: str) -> Header:
-    """The key as it stands in a file, strictly.
-
-    Args:
-        content: the value of the key.
-        where: how to name it in an error.
-
-    Raises:
-        CheckpointError: it is of another schema version, or no such header.
-    """
-    check_version(content, where)
-    return from_json(Header, json.dumps(content), where, CheckpointError)
-
-
-def check_version(content: Any, where: str) -> None:
-    """Refuse a key of another schema version; whatever else is wrong with it is seen when it is read.
-
-    Args:
-        content, where: as for ``read_header``.
-
-    Raises:
-        CheckpointError: it is of another one.
-    """
-    version = content.get("schema_version") if isinstance(content, dict) else SCHEMA
-    if isinstance(version, int) and version != SCHEMA:
-        raise CheckpointError(
-            f"{where}: schema version {version}",
-            f"version {SCHEMA}",
-            "Open it with the version of GAC that wrote it, or compress the model again with its plan.json.",
-        )
-
-
-def _module(choice: WeightChoice) -> Module:
     spec = form_named(choice.form).module(choice.weight, choice.dim)
-    return Module(choice.form, choice.dim, spec.module, dict(spec.sizes), choice.scheme)
+    chosen = {"form": choice.form, "dim": choice.dim, "scheme": choice.scheme}
+    return chosen | {"module": spec.module, "sizes": dict(spec.sizes)}
+
+
+def _digest(header: Mapping[str, Any], config: Any) -> str:
+    stated = {name: value for name, value in header.items() if name != "digest"}
+    text = json.dumps(stated, sort_keys=True) + repr(family_of(config).sizes(config))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def is_unchanged(header: Any, config: Any) -> bool:
+    """Whether the key ``gac``, and all of its config that the dims of weights follow from, are as they were written.
+
+    Args:
+        header: as it stands in a file.
+
+    Raises:
+        ModelError: no model can have the config's sizes.
+    """
+    return isinstance(header, dict) and bool(header.get("digest") == _digest(header, config))
+
+
+def agreed_plan(text: str | bytes, config: Any, source: Any) -> Plan:
+    """The plan of a checkpoint, with which the key ``gac`` of its config and the dims in it agree.
+
+    Args:
+        text: of the plan's file.
+        source: how to name the checkpoint in an error.
+
+    Raises:
+        CheckpointError: they do not, or the plan cannot be read.
+    """
+    try:
+        plan = from_json(Plan, text, f"{source}: plan.json", CheckpointError)
+    except GacError as failure:
+        raise CheckpointError(failure.given, failure.expected, "Save the model again.") from failure
+    _check_weights(plan, config, source)
+    stated, due = _members(config.gac), _members(header_of(plan, config, text))
+    for name in sorted({*stated, *due}):
+        if stated.get(name) != due.get(name):
+            found, planned = stated.get(name, "missing"), due.get(name, "none")
+            raise contradiction(source, f"config.json has {name} {found}", f"{planned}, as plan.json says")
+    return plan
+
+
+def _members(header: Mapping[str, Any]) -> dict[str, str]:
+    """As JSON, what a plan decides of the key, with each module by its name."""
+    members = {name: value for name, value in header.items() if name not in ("plan", "digest")}
+    modules = members.pop("modules", None)
+    members |= {f"modules.{name}": value for name, value in modules.items()} if isinstance(modules, dict) else {}
+    return {name: json.dumps(value, sort_keys=True) for name, value in members.items()}
+
+
+def _check_weights(plan: Plan, config: Any, source: Any) -> None:
+    """The plan's weights are weights of the config, with its dims."""
+    weights = {weight.name: weight for site in family_of(config).sites(config) for weight in site.weights}
+    for weight in (choice.weight for choice in plan.weights):
+        if (ours := weights.get(weight.name)) != weight:
+            raise contradiction(
+                source,
+                f"plan.json has {weight.name} {weight.out_features} x {weight.in_features}",
+                f"{ours.out_features} x {ours.in_features}, as config.json says" if ours else "a weight of config.json",
+            )
+
+
+def contradiction(source: Any, given: str, expected: str) -> CheckpointError:
+    """The error for files of a checkpoint that do not belong together."""
+    return CheckpointError(f"{source}: {given}", expected, "Save the model again; these files were changed.")

@@ -1,11 +1,9 @@
 """A compressed model where GAC is installed: its plan comes with it."""
 
-from functools import partial
 from typing import Any
 
-from gac.checkpoint.agreement import agreed_plan, check_digest
+from gac.checkpoint.header import agreed_plan, contradiction, digest_of
 from gac.errors import CheckpointError
-from gac.io import from_json
 from gac.plan import Plan
 from gac.runtime.compressed import CompressedModel
 
@@ -25,10 +23,8 @@ class PlannedModel(CompressedModel):
         if "_gac_plan" not in vars(self):
             if "plan.json" not in vars(self).get("gac_files", {}):
                 raise AttributeError(f"this {type(self).__name__} was not read from a checkpoint")
-            model: Any = self
-            text, source = self.gac_files["plan.json"], model.config.name_or_path or "the checkpoint"
-            read = partial(from_json, Plan, text, "plan.json", CheckpointError)
-            self._gac_plan = agreed_plan(read, model.config, source, "config.json, key gac")
+            config = vars(self)["config"]
+            self._gac_plan = agreed_plan(self.gac_files["plan.json"], config, config.name_or_path or "the checkpoint")
         return self._gac_plan
 
     @gac_plan.setter
@@ -44,5 +40,10 @@ class PlannedModel(CompressedModel):
             ValueError, OSError: as transformers does for what it cannot read.
         """
         model, report = super().from_pretrained(source, *args, output_loading_info=True, **options)
-        check_digest(source, model.gac_files.get("plan.json"), model.config.gac.get("plan"))
+        text, digest = model.gac_files.get("plan.json"), model.config.gac.get("plan")
+        if text is None:
+            raise CheckpointError(f"{source} has no plan.json", "every file that gac.save wrote", "Copy it whole.")
+        if digest_of(text) != digest:
+            given, expected = f"plan.json has digest {digest_of(text)[:12]}", f"{str(digest)[:12]}, as config.json says"
+            raise contradiction(source, given, expected)
         return (model, report) if output_loading_info else model

@@ -5,31 +5,32 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from gac.checkpoint.attach import attach_plan
-from gac.checkpoint.target import check_free, complete_directory
+from gac.checkpoint.attach import attach_plan, planned
+from gac.checkpoint.target import check_free, complete_directory, save_tokenizer
 from gac.compression.modules import empty_module
 from gac.errors import CheckpointError
 from gac.models.linears import as_linear
 from gac.plan import Plan
 
 
-def save_checkpoint(
+def save(
     model: PreTrainedModel,
     directory: str | Path,
-    tokenizer: Any = None,
     *,
+    tokenizer: Any = None,
     overwrite: bool = False,
     max_shard_size: int | str = "5GB",
 ) -> None:
     """Write a compressed model as a directory that appears whole or not at all.
 
     It holds sharded safetensors, ``config.json`` with the forms and dims under ``gac``, the generation config,
-    ``plan.json``, a model card, the code that opens it without GAC, and the tokenizer's files where one is given.
+    ``plan.json``, a model card, the code that opens it without GAC, and the tokenizer's files.
     Loading it gives the same logits bit for bit. (A model that was cast by ``.to(torch.bfloat16)`` has rounded its
     rotary frequencies too, which are no weights; load it in the dtype instead.)
 
     Args:
-        model: made by ``gac.compress`` or loaded from such a directory; its plan is ``model.gac_plan``.
+        model: from ``compress`` or ``load``; its plan is ``model.gac_plan``.
+        tokenizer: None looks for that of the model the plan was made for, and says so where there is none.
         overwrite: replace a compressed checkpoint that is there already, once the new one is complete.
         max_shard_size: bytes, or as in ``5GB``, after which another file of weights begins.
 
@@ -38,18 +39,13 @@ def save_checkpoint(
             cannot be written.
     """
     target = Path(directory).resolve()
-    plan = getattr(model, "gac_plan", None)
-    if not isinstance(plan, Plan):
-        raise CheckpointError(
-            f"a {type(model).__name__} without a plan", "a model from gac.compress", "Compress it before saving."
-        )
+    plan = planned(model)
     _check_matches(model, plan)
     attach_plan(model, plan)
     check_free(target, overwrite)
     with complete_directory(target) as part:
         model.save_pretrained(part, max_shard_size=max_shard_size)
-        if tokenizer is not None:
-            tokenizer.save_pretrained(part)
+        save_tokenizer(part, tokenizer, plan.measured.model)
 
 
 def _check_matches(model: PreTrainedModel, plan: Plan) -> None:

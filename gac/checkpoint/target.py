@@ -1,17 +1,21 @@
 """The directory that a model is written to: it appears whole or not at all."""
 
 import contextlib
+import logging
 import os
 import secrets
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError
 
-from gac.errors import CheckpointError
+from gac.errors import CheckpointError, ModelError
 from gac.io import exchange, open_to_umask, sync_directory
-from gac.models.loading import is_checkpoint, quiet_transformers
+from gac.models.loading import is_checkpoint, load_tokenizer, quiet_transformers
+
+logger = logging.getLogger("gac")
 
 
 def check_free(target: Path, overwrite: bool) -> None:
@@ -57,6 +61,16 @@ def complete_directory(target: Path) -> Iterator[Path]:
         raise CheckpointError(
             f"{target} cannot be written: {failure}", "a writable place with room", "Choose another directory."
         ) from failure
+
+
+def save_tokenizer(part: Path, tokenizer: Any, name: str) -> None:
+    """Write a tokenizer's files; None takes the one of that name, and says so where there is none."""
+    try:
+        found = load_tokenizer(name) if tokenizer is None else tokenizer
+    except ModelError as failure:
+        logger.warning("saving without a tokenizer: %s", failure)
+    else:
+        found.save_pretrained(part)
 
 
 @contextlib.contextmanager

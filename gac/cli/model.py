@@ -69,7 +69,7 @@ def compress(model: str, plan_file: Path, output: Path, overwrite: bool, tokeniz
     check_writable(output, CheckpointError)
     check_free(output, overwrite)
     from gac.api import compress as apply_plan
-    from gac.api import save
+    from gac.checkpoint.save import save
     from gac.models.loading import load_model
 
     text = plan.measured.calibration
@@ -105,8 +105,8 @@ def export(directory: Path, output: Path, merge: bool) -> Answer:
 
     check_writable(output, CheckpointError)
     check_free(output, overwrite=False)
-    from gac.api import export as write_plain
-    from gac.api import load
+    from gac.checkpoint.export import export as write_plain
+    from gac.checkpoint.load import load
 
     model = load(directory)
     write_plain(model, output, merge=merge)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from gac.checkpoint.load import load_checkpoint
+from gac.checkpoint.load import load
 from gac.errors import ModelError
 from gac.models.loading import Loaded, is_checkpoint, load_config, load_model, load_tokenizer
 
@@ -23,7 +23,7 @@ def open_model(given: Given, *, device: torch.device | str | None = None, dtype:
     """
     if isinstance(given, str | Path) and is_checkpoint(given):
         name = str(given)
-        return Loaded(load_checkpoint(name, device, dtype), name, lambda: load_tokenizer(name))
+        return Loaded(load(name, device, dtype), name, lambda: load_tokenizer(name))
     return load_model(given, device=device, dtype=dtype)
 
 

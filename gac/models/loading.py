@@ -21,7 +21,7 @@ from safetensors import SafetensorError
 from torch import nn
 from transformers import PreTrainedModel
 
-from gac.errors import ModelError, first_line, printable
+from gac.errors import GacError, ModelError, first_line, printable
 from gac.models.families import check_layers
 from gac.models.shapes import SHAPES
 
@@ -243,13 +243,20 @@ def quiet_transformers() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def escaped_logs() -> Iterator[None]:
-    """What transformers logs of a config that comes from someone else, without its control characters."""
+def reading(error: Callable[[str], GacError]) -> Iterator[None]:
+    """Turn what transformers raises for files that it cannot read into one error; its log is made safe to print.
+
+    Args:
+        error: makes it of the first line of what was raised.
+    """
     handlers = logging.getLogger("transformers").handlers
     for handler in handlers:
         handler.addFilter(_escape)
     try:
         yield
+    except UNREADABLE as failure:
+        said = failure.__cause__ if isinstance(failure, StrictDataclassError) else None
+        raise error(first_line(said or failure)) from failure
     finally:
         for handler in handlers:
             handler.removeFilter(_escape)
@@ -348,16 +355,9 @@ def _check_name(name: str) -> None:
 
 @contextlib.contextmanager
 def _reading(name: str) -> Iterator[None]:
-    """Turn what transformers raises for a checkpoint it cannot read into one ModelError."""
-    try:
+    expected = "a directory or hub id of a causal language model that transformers can read"
+    remedy = "Check the name and the network; smollm2 needs neither."
+    with reading(lambda said: ModelError(f"model {name!r} cannot be loaded: {said}", expected, remedy)):
         if (path := Path(name) / "config.json").is_file():
             check_layers(json.loads(path.read_bytes()))
-        with escaped_logs():
-            yield
-    except UNREADABLE as failure:
-        said = failure.__cause__ if isinstance(failure, StrictDataclassError) else None
-        raise ModelError(
-            f"model {name!r} cannot be loaded: {first_line(said or failure)}",
-            "a directory or hub id of a causal language model that transformers can read",
-            "Check the name and the network; smollm2 needs neither.",
-        ) from failure
+        yield

@@ -38,7 +38,7 @@ def write(source: Source, part: Path, blocks: tuple[Block, ...], dims: Dims, put
     if is_checkpoint(source.directory) and put_in:
         plan = padded_plan(read_plan(source.directory), dims)
         plan.save(part / "plan.json")
-        write_header(part)
+        write_header(part, plan)
         (part / "README.md").write_text(model_card(plan), encoding="utf-8")
 
 

@@ -46,7 +46,7 @@ pydantic.TypeAdapter(int)  # looks for plugins, once
 if way == "no gac":
     sys.modules["gac"] = None
 else:
-    import gac.api
+    import gac.checkpoint.load
 from transformers import AutoModelForCausalLM
 
 def load(place):

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from transformers import LlamaForCausalLM
 
-from gac.checkpoint.save import save_checkpoint
+import gac
 from gac.plan import Plan
 from tests.compression.compressed import compressed
 
@@ -27,5 +27,5 @@ def model(tiny_model: LlamaForCausalLM, make_plan: Callable[..., Plan]) -> Any:
 
 @pytest.fixture
 def saved(model: Any, tmp_path: Path) -> Path:
-    save_checkpoint(model, tmp_path / "saved")
+    gac.save(model, tmp_path / "saved")
     return tmp_path / "saved"

@@ -6,14 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, GPT2LMHeadModel, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, GPT2LMHeadModel
 
 import gac
-from gac.checkpoint.export import export_plain
 from gac.errors import CheckpointError
 from gac.plan import Plan
 from tests.compression.applying import logits
-from tests.compression.compressed import WIDTH, compressed, small_compressed
+from tests.compression.compressed import WIDTH, changes_of, compressed, small_compressed
 from tests.models.small import every_family, small_config, small_model, weights_of
 
 MakePlan = Callable[..., Plan]
@@ -33,7 +32,7 @@ def narrower(model_type: str, make_plan: MakePlan) -> Any:
 @every_family
 def test_a_merged_model_is_the_same_function(model_type: str, make_plan: MakePlan, tmp_path: Path) -> None:
     model = small_compressed(model_type, make_plan)
-    export_plain(model, tmp_path / "merged", merge=True)
+    gac.export(model, tmp_path / "merged", merge=True)
     merged = opened(tmp_path / "merged")
     dense = small_model(small_config(model_type))
     assert type(merged) is type(dense)
@@ -44,7 +43,7 @@ def test_a_merged_model_is_the_same_function(model_type: str, make_plan: MakePla
 @every_family
 def test_uniformly_narrower_mlps_need_no_code(model_type: str, make_plan: MakePlan, tmp_path: Path) -> None:
     model = narrower(model_type, make_plan)
-    export_plain(model, tmp_path / "plain")
+    gac.export(model, tmp_path / "plain")
     plain = opened(tmp_path / "plain")
     assert type(plain).__module__.startswith("transformers.")
     assert plain.num_parameters() == model.num_parameters()
@@ -52,22 +51,20 @@ def test_uniformly_narrower_mlps_need_no_code(model_type: str, make_plan: MakePl
 
 
 @pytest.mark.parametrize("decode_kernel", ["torch", "triton"])
-def test_pairs_of_other_kinds_are_merged(decode_kernel: str, make_plan: MakePlan, tmp_path: Path) -> None:
+@pytest.mark.parametrize("form", ["grouped:1", "fused"])
+def test_pairs_of_other_kinds_and_fused_inputs_are_merged(
+    form: str, decode_kernel: str, make_plan: MakePlan, tmp_path: Path
+) -> None:
     config = small_config("llama")
-    changes = {weight.name: ("grouped:1", 8) for weight in weights_of(config) if weight.cached}
-    model = compressed(small_model(config), make_plan, changes, decode_kernel=decode_kernel)
-    export_plain(model, tmp_path / "merged", merge=True)
-    assert (logits(opened(tmp_path / "merged")) - logits(model)).abs().max() < 1e-4
-
-
-def test_fused_inputs_are_merged(make_plan: MakePlan, tmp_path: Path) -> None:
-    model = small_compressed("llama", make_plan, fused=True)
-    export_plain(model, tmp_path / "merged", merge=True)
+    pairs = {weight.name: ("grouped:1", 8) for weight in weights_of(config) if weight.cached}
+    changes = changes_of(config) if form == "fused" else pairs
+    model = compressed(small_model(config), make_plan, changes, form == "fused", decode_kernel)
+    gac.export(model, tmp_path / "merged", merge=True)
     assert (logits(opened(tmp_path / "merged")) - logits(model)).abs().max() < 1e-4
 
 
 def test_the_export_holds_what_any_model_holds(make_plan: MakePlan, tiny_tokenizer: Any, tmp_path: Path) -> None:
-    export_plain(narrower("gpt2", make_plan), tmp_path / "plain", tiny_tokenizer)
+    gac.export(narrower("gpt2", make_plan), tmp_path / "plain", tokenizer=tiny_tokenizer)
     assert {path.name for path in (tmp_path / "plain").iterdir()} == {
         "README.md",
         "config.json",
@@ -81,32 +78,31 @@ def test_the_export_holds_what_any_model_holds(make_plan: MakePlan, tiny_tokeniz
     assert type(opened(tmp_path / "plain")) is GPT2LMHeadModel
 
 
-def test_what_no_stock_config_can_say_is_refused(make_plan: MakePlan, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("changes", "found"),
+    [
+        (changes_of, "layers.0.self_attn.q_proj is low_rank with dim 16, LowRankLinear(in_features=64, "),
+        (
+            lambda config: {name: one for name, one in changes_of(config).items() if "layers.1.mlp" in name},
+            "layers.1.mlp.gate_proj is narrow with dim 96, Linear(in_features=64, out_features=96); ",
+        ),
+        (
+            lambda config: {weight.name: ("head_dim", 8) for weight in weights_of(config) if weight.values},
+            "layers.0.self_attn.v_proj is head_dim with dim 8, ValueLinear(",
+        ),
+    ],
+    ids=["pairs", "mlps of several widths", "shorter values"],
+)
+def test_what_no_stock_config_can_say_is_refused(changes: Any, found: str, make_plan: MakePlan, tmp_path: Path) -> None:
+    config = small_config("llama")
     with pytest.raises(CheckpointError) as caught:
-        export_plain(small_compressed("llama", make_plan), tmp_path / "plain")
-    assert str(caught.value) == (
-        "model.layers.0.self_attn.q_proj is low_rank with dim 16, "
-        "LowRankLinear(in_features=64, out_features=128, rank=16); "
-        "expected a plan that a stock config can say: fewer neurons, as many in every layer, and no more. "
+        gac.export(compressed(small_model(config), make_plan, changes(config)), tmp_path / "plain")
+    assert str(caught.value).startswith(f"model.{found}")
+    assert str(caught.value).endswith(
+        "; expected a plan that a stock config can say: fewer neurons, as many in every layer, and no more. "
         "Export it merged (--merge, merge=True), with the dense dims; or open the checkpoint as it is."
     )
     assert not list(tmp_path.iterdir())
-
-
-def test_mlps_of_several_widths_are_refused(make_plan: MakePlan, tmp_path: Path) -> None:
-    config = small_config("llama")
-    changes = {
-        weight.name: ("narrow", WIDTH) for weight in weights_of(config) if weight.neurons and "layers.1" in weight.name
-    }
-    with pytest.raises(CheckpointError, match=r"layers\.0\.mlp\.gate_proj is dense, 176 x 64; expected a plan that"):
-        export_plain(compressed(small_model(config), make_plan, changes), tmp_path / "plain")
-
-
-def test_shorter_values_are_refused_for_queries_keep_their_length(make_plan: MakePlan, tmp_path: Path) -> None:
-    config = small_config("llama")
-    changes = {weight.name: ("head_dim", 8) for weight in weights_of(config) if weight.values}
-    with pytest.raises(CheckpointError, match=r"layers\.0\.self_attn\.v_proj is head_dim with dim 8, ValueLinear"):
-        export_plain(compressed(small_model(config), make_plan, changes), tmp_path / "plain")
 
 
 def test_merging_says_that_nothing_is_won(
@@ -122,20 +118,12 @@ def test_merging_says_that_nothing_is_won(
 def test_a_merged_model_keeps_its_dtype(make_plan: MakePlan, tmp_path: Path) -> None:
     small_compressed("llama", make_plan).save_pretrained(tmp_path / "saved")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "saved", dtype=torch.bfloat16)
-    export_plain(model, tmp_path / "merged", merge=True)
+    gac.export(model, tmp_path / "merged", merge=True)
     assert {parameter.dtype for parameter in opened(tmp_path / "merged").parameters()} == {torch.bfloat16}
-
-
-def test_a_model_without_a_plan_is_not_exported(tiny_model: LlamaForCausalLM, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError) as caught:
-        export_plain(tiny_model, tmp_path / "plain")
-    assert str(caught.value) == (
-        "a LlamaForCausalLM without a plan; expected a model from gac.compress or gac.load. Compress it first."
-    )
 
 
 def test_a_directory_in_use_is_left_alone(make_plan: MakePlan, tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("kept")
     with pytest.raises(CheckpointError, match="expected a new or empty directory"):
-        export_plain(narrower("llama", make_plan), tmp_path)
+        gac.export(narrower("llama", make_plan), tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]

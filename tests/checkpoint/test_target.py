@@ -9,8 +9,7 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from gac.checkpoint.load import load_checkpoint
-from gac.checkpoint.save import save_checkpoint
+import gac
 from gac.errors import CheckpointError
 from gac.io import exchange
 from gac.models.loading import is_checkpoint
@@ -20,7 +19,7 @@ from tests.compression.applying import logits
 def test_a_directory_in_use_is_left_alone(model: LlamaForCausalLM, saved: Path) -> None:
     (saved / "mine").write_text("kept")
     with pytest.raises(CheckpointError) as caught:
-        save_checkpoint(model, saved)
+        gac.save(model, saved)
     assert str(caught.value) == (
         f"{saved} holds a compressed checkpoint; expected a new or empty directory. "
         "Choose another directory, or pass overwrite=True."
@@ -35,8 +34,8 @@ def test_overwrite_replaces_a_checkpoint(
     monkeypatch.setattr("gac.io._RENAME_EXCHANGE", flag)
     (saved / "old").write_text("gone")
     torch.nn.init.ones_(model.lm_head.weight)
-    save_checkpoint(model, saved, overwrite=True)
-    assert torch.equal(logits(load_checkpoint(saved)), logits(model))
+    gac.save(model, saved, overwrite=True)
+    assert torch.equal(logits(gac.load(saved)), logits(model))
     assert not (saved / "old").exists()
     assert [path.name for path in saved.parent.iterdir()] == ["saved"]
 
@@ -50,7 +49,7 @@ def test_a_checkpoint_is_there_at_every_call_that_replaces_it(model: LlamaForCau
     (saved / "old").write_text("gone")
     sys.setprofile(look)
     try:
-        save_checkpoint(model, saved, overwrite=True)
+        gac.save(model, saved, overwrite=True)
     finally:
         sys.setprofile(None)
     assert len(seen) > 1000
@@ -70,7 +69,7 @@ def test_what_is_no_checkpoint_is_never_replaced(model: LlamaForCausalLM, tmp_pa
     (tmp_path / "thesis.tex").write_text("kept")
     for target in (tmp_path, tmp_path / "thesis.tex"):
         with pytest.raises(CheckpointError) as caught:
-            save_checkpoint(model, target, overwrite=overwrite)
+            gac.save(model, target, overwrite=overwrite)
         assert str(caught.value) == (
             f"{target} exists and is no compressed checkpoint; expected a new or empty directory. "
             "Choose another directory."
@@ -80,14 +79,14 @@ def test_what_is_no_checkpoint_is_never_replaced(model: LlamaForCausalLM, tmp_pa
 
 def test_a_link_is_followed(model: LlamaForCausalLM, saved: Path, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(saved)
-    save_checkpoint(model, tmp_path / "link", overwrite=True)
+    gac.save(model, tmp_path / "link", overwrite=True)
     assert (tmp_path / "link").is_symlink()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "saved"]
 
 
 def test_an_empty_directory_is_filled(model: LlamaForCausalLM, tmp_path: Path) -> None:
     (tmp_path / "new").mkdir()
-    save_checkpoint(model, tmp_path / "new")
+    gac.save(model, tmp_path / "new")
     assert is_checkpoint(tmp_path / "new")
 
 
@@ -104,7 +103,7 @@ def test_a_failure_leaves_nothing_behind(
     else:
         monkeypatch.setattr(LlamaForCausalLM, "save_pretrained", full)
     with pytest.raises(CheckpointError, match=r"cannot be written: \[Errno 28\] No space left on device; expected"):
-        save_checkpoint(model, saved, overwrite=True)
+        gac.save(model, saved, overwrite=True)
     assert {path.name: path.read_bytes() for path in saved.iterdir()} == before
     assert [path.name for path in saved.parent.iterdir()] == ["saved"]
 
@@ -116,7 +115,7 @@ def test_a_full_disk_leaves_nothing_behind(model: LlamaForCausalLM, tmp_path: Pa
     resource.setrlimit(resource.RLIMIT_FSIZE, (65536, limits[1]))
     try:
         with pytest.raises(CheckpointError) as caught:
-            save_checkpoint(model, target)
+            gac.save(model, target)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert str(caught.value).startswith(f"{target} cannot be written: ")

@@ -9,8 +9,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, PreTrainedModel
 
-from gac.checkpoint.load import load_checkpoint
-from gac.checkpoint.save import save_checkpoint
+import gac
 from gac.compression.modules import share_gemms
 from gac.forms.planned_sites import as_planned
 from gac.models.families import family_of, supported
@@ -107,8 +106,8 @@ def test_the_cache_keeps_shorter_values(small: Any) -> None:
 
 
 def test_a_round_trip_changes_no_bit(small: PreTrainedModel, tmp_path: Path) -> None:
-    save_checkpoint(small, tmp_path / "saved")
-    loaded = load_checkpoint(tmp_path / "saved")
+    gac.save(small, tmp_path / "saved")
+    loaded = gac.load(tmp_path / "saved")
     assert isinstance(loaded.get_submodule("model.layers.0.self_attn.v_proj"), ValueLinear)
     assert loaded.gac_plan == small.gac_plan
     assert torch.equal(logits(loaded), logits(small))

@@ -8,12 +8,9 @@ from pathlib import Path
 from transformers import LlamaConfig
 
 from gac.allocation.frontier import frontier
-from gac.checkpoint.agreement import digest_of
-from gac.checkpoint.digest import with_digest
 from gac.checkpoint.header import header_of
 from gac.costs import KV_NUMBERS
 from gac.io import to_json
-from gac.models.families import family_of
 from gac.plan import Limit, Plan, WorkloadLatency
 from gac.runtime.contract import COMPRESSED
 from tests.allocation.small_problems import problem
@@ -89,7 +86,7 @@ def _checkpoint(config: LlamaConfig, plan: Plan) -> bytes:
 def header_files(config: LlamaConfig, plan: Plan) -> tuple[str, str]:
     """``plan.json`` and ``config.json`` of a checkpoint."""
     text = to_json(plan).decode()
-    header = with_digest(header_of(plan, family_of(config).sites(config), digest_of(text)), config)
+    header = header_of(plan, config, text)
     document = json.loads(config.to_json_string()) | {"model_type": f"{COMPRESSED}{config.model_type}", "gac": header}
     return text, json.dumps(document)
 

@@ -59,12 +59,12 @@ def read_frontier(data: bytes) -> None:
 
 def read_checkpoint(data: bytes) -> None:
     """Open a directory whose config, plan and shard index are given; it has no weights, so it is never opened."""
-    from gac.checkpoint.load import load_checkpoint
+    from gac.checkpoint.load import load
 
     with tempfile.TemporaryDirectory() as folder:
         for name, content in zip(CHECKPOINT_FILES, data.split(SEPARATOR), strict=False):
             (Path(folder) / name).write_bytes(content)
-        load_checkpoint(Path(folder))
+        load(Path(folder))
 
 
 def read_report(data: bytes) -> None:

@@ -12,8 +12,7 @@ import torch
 from torch import nn
 from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM
 
-from gac.checkpoint.load import load_checkpoint
-from gac.checkpoint.save import save_checkpoint
+import gac
 from gac.compression.modules import share_gemms
 from gac.errors import ModelError, PlanError
 from gac.forms import FORMS
@@ -125,8 +124,8 @@ def test_parameters_are_those_of_the_plan(compressed: Any) -> None:
 
 
 def test_files_give_back_the_same_bits(compressed: Any, tmp_path: Path) -> None:
-    save_checkpoint(compressed, tmp_path / "saved")
-    loaded: Any = load_checkpoint(tmp_path / "saved")
+    gac.save(compressed, tmp_path / "saved")
+    loaded: Any = gac.load(tmp_path / "saved")
     assert loaded.gac_plan == compressed.gac_plan
     assert torch.equal(logits(loaded), logits(compressed))
 

@@ -9,8 +9,6 @@ from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import gac
-from gac.checkpoint.load import load_checkpoint
-from gac.checkpoint.save import save_checkpoint
 from gac.errors import CheckpointError
 from gac.plan import Candidate, Limit, Plan, WorkloadLatency
 from gac.repairs.replan import padded_plan
@@ -38,7 +36,7 @@ def compressed(tiny_model: LlamaForCausalLM, make_plan: MakePlan, tmp_path: Path
         plan = make_plan(tiny_model.config, changes)
         model = applied(tiny_model, plan, "palu:1" if "grouped:1" in plan.recipe.space.forms else "kfac")
         model.gac_plan = plan
-        save_checkpoint(model, tmp_path / "gac")
+        gac.save(model, tmp_path / "gac")
         return tmp_path / "gac"
 
     return save
@@ -48,7 +46,7 @@ def compressed(tiny_model: LlamaForCausalLM, make_plan: MakePlan, tmp_path: Path
 def test_every_form(form: str, compressed: Callable[[Changes], Path], tmp_path: Path) -> None:
     source = compressed(FORMS[form])
     repaired = gac.repair(source, tmp_path / "ours", profile=H100)
-    ours, theirs = load_checkpoint(tmp_path / "ours", "cpu"), load_checkpoint(source, "cpu")
+    ours, theirs = gac.load(tmp_path / "ours", "cpu"), gac.load(source, "cpu")
     assert repaired.layouts == ("GAC",)
     assert relative(logits(ours), logits(theirs)) < 1e-5
     assert ours.gac_plan.aligned_fraction == 1.0

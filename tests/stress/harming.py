@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-import gac.api
+import gac
 from gac.profiling.table import Profile
 from gac.sensitivity.store import read_tensors
 from tests.stress import victims
@@ -113,7 +113,7 @@ def check_whole(trial: Path) -> None:
         elif path.suffix == ".safetensors":
             read_tensors(path, torch.device("cpu"))
         elif path.name == "small":
-            gac.api.load(path)
+            gac.load(path)
 
 
 def result(job: str, trial: Path) -> object:

@@ -17,7 +17,7 @@ import torch
 from tqdm import tqdm
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-import gac.api
+import gac
 from gac.errors import GacError
 from gac.forms.low_rank.spec import low_rank
 from gac.profiling.records import Launch, Measurement, Point
@@ -94,7 +94,7 @@ def profile(_world: Path, trial: Path) -> None:
 def allocate(world: Path, trial: Path) -> None:
     os.environ["GAC_HOME"] = str(trial / "home")
     calibration.SNAPSHOT_SECONDS = -1.0  # a boundary between any two layers
-    plan = gac.api.allocate(
+    plan = gac.allocate(
         world / "model",
         0.6,
         calibration=f"{world / 'text.txt'}:4x32",
@@ -109,8 +109,8 @@ def allocate(world: Path, trial: Path) -> None:
 def compress(world: Path, trial: Path) -> None:
     os.environ["GAC_HOME"] = str(trial / "home")
     plan = gac.Plan.load(world / "plan.json")
-    model = gac.api.compress(world / "model", plan, progress=False)
-    gac.api.save(model, trial / "small", overwrite=True)
+    model = gac.compress(world / "model", plan, progress=False)
+    gac.save(model, trial / "small", overwrite=True)
 
 
 JOBS: dict[str, Callable[[Path, Path], None]] = {"profile": profile, "allocate": allocate, "compress": compress}
