@@ -31,7 +31,7 @@ def eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
     Raises:
         ModelError: the matrix is not finite.
     """
-    _check_finite(matrix)
+    _check_statistic(matrix)
     values, vectors = torch.linalg.eigh(matrix)
     return values.flip(0).clamp_min(0), vectors.flip(1)
 
@@ -46,7 +46,7 @@ def cholesky(matrix: Tensor) -> Tensor:
     factor, failed = torch.linalg.cholesky_ex(matrix)
     if not failed.item():
         return factor
-    _check_finite(matrix)
+    _check_statistic(matrix)
     jitter = 1e-12 * float(matrix.diagonal().mean()) or 1e-12
     while failed.item():
         raised = matrix.clone()
@@ -75,13 +75,19 @@ def unpacked(vector: Tensor, size: int) -> Tensor:
     return matrix
 
 
-def _check_finite(matrix: Tensor) -> None:
-    if not torch.isfinite(matrix).all():
-        raise ModelError(
-            f"a {tuple(matrix.shape)} statistic is not finite",
-            "finite activations, gradients and weights",
-            "Load the model in bfloat16 or float32, and check its weights.",
-        )
+def check_measured(found: Tensor, given: str, expected: str) -> None:
+    """Refuse what was measured of a model where a number of it is not finite.
+
+    Raises:
+        ModelError: says what was given and expected.
+    """
+    if not torch.isfinite(found).all():
+        raise ModelError(given, expected, "Load the model in bfloat16 or float32, and check its weights.")
+
+
+def _check_statistic(matrix: Tensor) -> None:
+    given = f"a {tuple(matrix.shape)} statistic is not finite"
+    check_measured(matrix, given, "finite activations, gradients and weights")
 
 
 @contextmanager

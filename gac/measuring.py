@@ -11,7 +11,7 @@ from gac.allocation.problem import Problem
 from gac.allocation.rules import RULES
 from gac.checkpoint.attach import check_dense
 from gac.compression.first_shot import check_held, check_shots
-from gac.compression.refit import leaves, refit_named
+from gac.compression.refit import expected_share, refit_named
 from gac.compression.statistics import statistics
 from gac.errors import GacError, PlanError
 from gac.forms import DEFAULT_FORMS, form_named
@@ -131,7 +131,7 @@ def measure_problem(
         progress=progress,
     )
     extra = RULES.get(recipe.rule).measure(loaded.model, sites, windows.ids, method, store, progress=progress)
-    share = leaves(recipe.refit, method)
+    share = expected_share(recipe.refit, method)
     measured = Measured(
         model=loaded.name,
         digest=digest,

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 
+import torch
 from torch import Tensor, nn
 
 from gac.arrays import Floats
@@ -9,7 +10,7 @@ from gac.errors import ModelError
 from gac.models.loading import first_offloaded
 from gac.models.sites import Site
 from gac.sensitivity.methods import Method
-from gac.sensitivity.store import StatisticsStore, read_arrays, write_arrays
+from gac.sensitivity.store import StatisticsStore, read_arrays, write_tensors
 
 Stream = Callable[
     [nn.Module, Sequence[Site], Tensor, Method, StatisticsStore | None, bool], Iterator[tuple[int, dict[str, Floats]]]
@@ -48,7 +49,7 @@ def measure_layers(
     for layer, measured in stream(model, missing, windows, method, store, progress):
         found[layer] = measured
         if paths:
-            write_arrays(paths[layer], measured)
+            write_tensors(paths[layer], {name: torch.from_numpy(values) for name, values in measured.items()})
     return {name: values for layer in layers for name, values in found[layer].items()}
 
 

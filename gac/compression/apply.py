@@ -12,7 +12,7 @@ from gac.forms.tensors import Kept, SiteWork, Statistics
 from gac.models.sites import Site
 from gac.models.weights import Weight
 from gac.plan import Plan, WeightChoice
-from gac.schemes import Scheme, scheme_named
+from gac.schemes import scheme_named
 from gac.sensitivity.methods import Method
 
 
@@ -74,13 +74,9 @@ def _module(work: SiteWork, weight: Weight, choice: WeightChoice) -> nn.Module |
     scheme, linear = scheme_named(choice.scheme), work.linear(weight)
     if scheme.lossy:
         own = parameters or dict(linear.named_parameters())
-        parameters = {name: _stored(scheme, _in_dtype(value, linear.weight.dtype)) for name, value in own.items()}
+        parameters = {name: _in_dtype(value, linear.weight.dtype) for name, value in own.items()}
+        parameters |= {name: scheme.rounded(value) for name, value in parameters.items() if value.dim() > 1}
     return _filled(linear, choice, parameters) if parameters else None
-
-
-def _stored(scheme: Scheme, value: Tensor) -> Tensor:
-    """Matrices are rounded, biases are not."""
-    return scheme.rounded(value) if value.dim() > 1 else value
 
 
 def swap_in(model: nn.Module, modules: Mapping[str, nn.Module]) -> None:

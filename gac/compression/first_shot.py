@@ -39,21 +39,19 @@ STEP = 8
 """What the dims of the first shot are multiples of, on any GPU."""
 
 
-def check_shots(shots: object, method: Method, rule: str, sites: Sequence[Site], model_type: str) -> Shots:
-    """The number of shots, where the method, the rule and the layers go with it.
+def check_shots(shots: Shots, method: Method, rule: str, sites: Sequence[Site], model_type: str) -> None:
+    """Refuse two shots where the method, the rule or the layers do not go with them.
 
     Args:
         sites: the family's.
         model_type: what the error calls the model.
 
     Raises:
-        GacError: it is neither 1 nor 2; or it is 2, and the method does not measure errors by gradients, the rule is a
-            peer's, or the first shot could not be fitted again.
+        GacError: the method does not measure errors by gradients, the rule is a peer's, or the first shot could not be
+            fitted again.
     """
-    if isinstance(shots, bool) or shots not in (1, 2):
-        raise GacError(f"shots={shots!r}", "1 or 2", "Leave it out for one shot.")
     if shots == 1:
-        return 1
+        return
     if not method.two_sided:
         known = ", ".join(one.name for one in METHODS if one.two_sided)
         given = f"shots=2 with method {method.name}, which measures errors without the gradients of single outputs"
@@ -65,7 +63,6 @@ def check_shots(shots: object, method: Method, rule: str, sites: Sequence[Site],
         given = f"shots=2 of a {model_type} model, whose layers change what o_proj and down_proj write"
         expected = "layers that add it to the residual stream, for the first shot is fitted again to that"
         raise GacError(given, expected, "Use shots=1.")
-    return 2
 
 
 def check_held(model: nn.Module, shots: Shots) -> None:
@@ -130,13 +127,8 @@ def _multiplied_out(model: nn.Module, weights: Sequence[WeightChoice], modules: 
             module = as_linear(modules[choice.name])
             dense = merged(choice, module.state_dict())
             reference = dense["weight"]
-            linear = empty_linear(
-                choice.weight.in_features,
-                choice.weight.out_features,
-                "bias" in dense,
-                reference.device,
-                reference.dtype,
-            )
+            sizes = choice.weight.in_features, choice.weight.out_features
+            linear = empty_linear(*sizes, "bias" in dense, reference.device, reference.dtype)
             linear.load_state_dict(dense)
             copied.set_submodule(choice.name, linear)
     return copied

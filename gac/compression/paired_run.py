@@ -1,15 +1,16 @@
 """A dense model and what is compressed of it so far, run layer by layer on the same windows."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from gac.errors import ModelError
 from gac.models.weights import Weight
-from gac.sensitivity.layerwise import LayerStack, room
+from gac.sensitivity.layerwise import LayerStack, listening, room
 
 PLAIN = 0.02
 """How much of what a layer adds to a token may be something else than what its weights write, relative."""
@@ -36,7 +37,7 @@ class Seen:
     read: Mapping[str, Sequence[Tensor]]
 
 
-class SideBySide:
+class PairedRun:
     """The hidden states at the input of a layer in the dense and in the compressed model.
 
     They stay on the device where they are computed, or in host memory where ``SETS`` times as many would not fit.
@@ -92,7 +93,9 @@ class SideBySide:
         read: Heard = {stage[0].name: [] for stage in stages if not stage[0].writes}
         written: Heard = {weight.name: [] for stage in stages for weight in stage if weight.writes}
         entered, left = self._dense, []
-        with _listening(self._model, read, self._input_to), _listening(self._model, written, self._output_to):
+        hooks = {name: self._input_to(heard) for name, heard in read.items()}
+        hooks |= {name: self._output_to(heard) for name, heard in written.items()}
+        with listening(self._model, hooks):
             for hidden in entered:
                 left.append(self._run(layer, hidden))
         if written:
@@ -112,14 +115,18 @@ class SideBySide:
         name = stage[0].name
         before = list(seen.written)[: list(seen.written).index(name)] if stage[0].writes else []
         for at, hidden in enumerate(self._ours):
-            heard: Heard = {name: []}
+            heard: list[Tensor] = []
             wrote: Heard = {other: [] for other in before}
-            earlier = _listening(self._model, wrote, self._output_to)
-            with earlier, _listening(self._model, heard, _input_and_stop), suppress(_StopLayerError):
+            hooks = {other: self._output_to(outputs) for other, outputs in wrote.items()}
+            with listening(self._model, hooks | {name: partial(_stop_at, heard)}), suppress(_StopLayerError):
                 self._run(layer, hidden)
-            if not all((*heard.values(), *wrote.values())):
-                raise _another_order(name, before)
-            x = _flat(heard[name][0])
+            if not all((heard, *wrote.values())):
+                raise ModelError(
+                    f"a model that runs {name} before {', '.join(before) or 'anything is seen of it'}",
+                    "a layer whose weights run in the order of its sites",
+                    "Allocate with refit='none'.",
+                )
+            x = _flat(heard[0])
             if not stage[0].writes:
                 yield x, None
                 continue
@@ -151,22 +158,9 @@ class _StopLayerError(Exception):
     """What was wanted of a layer has been seen; nobody sees this."""
 
 
-def _input_and_stop(heard: list[Tensor]) -> Callable[..., None]:
-    def hook(_module: nn.Module, inputs: tuple[Tensor, ...], _output: object) -> None:
-        heard.append(inputs[0])
-        raise _StopLayerError
-
-    return hook
-
-
-@contextmanager
-def _listening(model: nn.Module, heard: Heard, hook: Callable[[list[Tensor]], Callable[..., None]]) -> Iterator[None]:
-    handles = [model.get_submodule(name).register_forward_hook(hook(found)) for name, found in heard.items()]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
+def _stop_at(heard: list[Tensor], _module: nn.Module, inputs: tuple[Tensor, ...], _output: object) -> None:
+    heard.append(inputs[0])
+    raise _StopLayerError
 
 
 def _flat(tensor: Tensor) -> Tensor:
@@ -186,11 +180,3 @@ def _check_plain(layer: int, entered: Tensor, left: Tensor, written: Sequence[Te
             "layers that add what o_proj and down_proj write to the residual stream",
             "Allocate with refit='none'.",
         )
-
-
-def _another_order(name: str, before: Sequence[str]) -> ModelError:
-    return ModelError(
-        f"a model that runs {name} before {', '.join(before) or 'anything is seen of it'}",
-        "a layer whose weights run in the order of its sites",
-        "Allocate with refit='none'.",
-    )

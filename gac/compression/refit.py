@@ -18,61 +18,51 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from gac.compression.paired_run import Seen, SideBySide
-from gac.errors import GacError, did_you_mean
+from gac.compression.paired_run import PairedRun, Seen
+from gac.errors import GacError
 from gac.forms import FORMS, form_named
-from gac.forms.refit import CompressedMeans, Refits, WeightRefit
+from gac.forms.refit import CompressedMeans, WeightRefit
 from gac.forms.tensors import Kept
 from gac.linalg import tf32_products
-from gac.models.linears import linear_at, read_weight
+from gac.models.linears import linear_at
 from gac.models.sites import Site
 from gac.models.weights import Weight
 from gac.plan import WeightChoice
 from gac.recipe import Refit
-from gac.schemes import scheme_named
+from gac.schemes import Scheme, scheme_named
 from gac.sensitivity.calibration import decoder_layers
 from gac.sensitivity.layerwise import frozen
 from gac.sensitivity.methods import Method
 
-REFITS = ("residual", "update")
-"""How weights are fitted again."""
-RESIDUAL_LEAVES = 0.88
+RESIDUAL_SHARE = 0.88
 """What is left of the loss that ``kfac`` predicts, fitted once on SmolLM2-135M, where it is 0.77 at kept 0.9 and 1.00
 at 0.6: so that neither is far off."""
 
 
-def leaves(refit: Refit | None, method: Method) -> float:
+def expected_share(refit: Refit | None, method: Method) -> float:
     """The share of the predicted loss that is expected where weights are fitted again; 1 where none was fitted."""
-    return RESIDUAL_LEAVES if refit == "residual" and method.refits else 1.0
+    return RESIDUAL_SHARE if refit == "residual" and method.refits else 1.0
 
 
 def refit_named(
-    asked: str | None, rule: str, method: Method, forms: Sequence[str], sites: Sequence[Site], model_type: str
+    asked: Refit | None, rule: str, method: Method, forms: Sequence[str], sites: Sequence[Site], model_type: str
 ) -> Refit:
     """How a plan's weights are fitted again: what was asked for, or what suits the rule, the method and the layers.
 
     Raises:
-        GacError: there is no such way, it fits none of the forms, or the layers do more to the residual stream than to
-            add.
+        GacError: it fits none of the forms, or the layers do more to the residual stream than to add.
     """
     plain = any(weight.writes for site in sites for weight in site.weights)
     if asked is None:
         return "residual" if rule == "loss" and method.refits and plain else "none"
-    if asked == "none":
-        return "none"
-    if asked == "update" and any(asked in form_named(name).tensors.refits for name in forms):
-        return "update"
-    if asked == "update":
+    if asked == "update" and not any(asked in form_named(name).tensors.refits for name in forms):
         given = f"refit 'update' with forms {', '.join(forms) or 'none'}"
         fitted = ", ".join(form.name for form in FORMS if asked in form.tensors.refits)
         raise GacError(given, f"{fitted} among the forms, which it fits", "Use refit='none'.")
-    if asked == "residual" and plain:
-        return "residual"
-    if asked == "residual":
+    if asked == "residual" and not plain:
         given = f"refit {asked!r} of a {model_type} model, whose layers change what o_proj and down_proj write"
         raise GacError(given, "layers that add it to the residual stream", "Use refit='none'.")
-    known = ("none", *REFITS)
-    raise GacError(f"refit {asked!r}", f"one of {', '.join(known)}", did_you_mean(asked, known, "Correct the name."))
+    return asked
 
 
 def refit(
@@ -95,7 +85,7 @@ def refit(
         model: the dense model.
         modules: the new module of every weight that changes, by name; what they hold is changed.
         weights: what every weight becomes.
-        how: one of ``REFITS``.
+        how: ``residual`` or ``update``.
         sites: all of the model's, as planned.
         kept: by layer, from the first that changes on.
         windows: calibration token ids, int64, shape ``(windows, tokens)``.
@@ -107,9 +97,8 @@ def refit(
         return {}
     layers = {layer: [w for site in group for w in site.weights] for layer, group in groupby(sites, lambda s: s.layer)}
     lowest = min(layer for layer, weights in layers.items() if any(weight.name in modules for weight in weights))
-    both = SideBySide(model, decoder_layers(model, layers), windows)
+    both = PairedRun(model, decoder_layers(model, layers), windows)
     choices = {choice.name: choice for choice in weights}
-    modes = {weight.name: _Mode.of(linear_at(model, weight.name)) for group in layers.values() for weight in group}
     fitted = dict(modules)
     with frozen(model), torch.no_grad():
         both.start(lowest)
@@ -117,23 +106,9 @@ def refit(
             fit = _LayerFit(model, both, layer, layers[layer], choices, kept[layer], method, how)
             fitted |= fit.run(modules)
     for name, module in fitted.items():
-        modes[name].put(module)
+        dense = linear_at(model, name)
+        module.train(dense.training).requires_grad_(dense.weight.requires_grad)
     return fitted
-
-
-@dataclass(frozen=True)
-class _Mode:
-    """Whether a module trains, and whether its weight does."""
-
-    training: bool
-    requires_grad: bool
-
-    @classmethod
-    def of(cls, linear: nn.Linear) -> "_Mode":
-        return cls(linear.training, linear.weight.requires_grad)
-
-    def put(self, module: nn.Module) -> None:
-        module.train(self.training).requires_grad_(self.requires_grad)
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,7 +116,7 @@ class _LayerFit:
     """One layer being fitted."""
 
     model: nn.Module
-    both: SideBySide
+    both: PairedRun
     layer: int
     weights: Sequence[Weight]
     choices: Mapping[str, WeightChoice]
@@ -153,39 +128,29 @@ class _LayerFit:
         """Fit the layer's weights in the order in which they run, and take both models' states through it."""
         stages = [list(stage) for _, stage in groupby(self.weights, lambda weight: weight.reads or weight.name)]
         seen = self.both.dense_pass(self.layer, stages)
-        dense = {weight.name: _Dense.of(self.model, weight) for weight in self.weights}
+        dense = {weight.name: linear_at(self.model, weight.name) for weight in self.weights}
+        refits = {name: form_named(self.choices[name].form).tensors.refits.get(self.how) for name in dense}
         new = {
-            weight.name: modules.get(weight.name) or deepcopy(self.model.get_submodule(weight.name))
-            for weight in self.weights
-            if weight.name in modules or self._fit_of(weight)
+            name: modules.get(name) or deepcopy(self.model.get_submodule(name))
+            for name, fit in refits.items()
+            if name in modules or fit
         }
         with _swapped(self.model, new):
             for stage in stages:
-                fitted = [weight for weight in stage if self._fit_of(weight)]
+                fitted = [weight for weight in stage if refits[weight.name]]
                 found = self._sums(stage, fitted, seen, dense) if fitted else {}
                 for weight in fitted:
-                    dim, matrix = self.choices[weight.name].dim, dense[weight.name].matrix
+                    choice, module = self.choices[weight.name], new[weight.name]
                     means = found.pop(weight.name).means()
-                    work = WeightRefit(weight, dim, matrix, self.kept, means, self.method)
-                    self._refits(weight)[self.how](work, new[weight.name])
-                    self._store(weight, new[weight.name])
+                    matrix = dense[weight.name].weight
+                    work = WeightRefit(weight, choice.dim, matrix, self.kept, means, self.method)
+                    form_named(choice.form).tensors.refits[self.how](work, module)
+                    _store(scheme_named(choice.scheme), module)
             self.both.compressed_pass(self.layer)
         return new
 
-    def _fit_of(self, weight: Weight) -> bool:
-        return self.how in self._refits(weight)
-
-    def _refits(self, weight: Weight) -> Refits:
-        return form_named(self.choices[weight.name].form).tensors.refits
-
-    def _store(self, weight: Weight, module: nn.Module) -> None:
-        """Round what was fitted to the scheme that it is stored in."""
-        scheme = scheme_named(self.choices[weight.name].scheme)
-        for parameter in (one for one in module.parameters() if scheme.lossy and one.dim() > 1):
-            parameter.copy_(scheme.rounded(parameter))
-
     def _sums(
-        self, stage: Sequence[Weight], fitted: Sequence[Weight], seen: Seen, dense: "Mapping[str, _Dense]"
+        self, stage: Sequence[Weight], fitted: Sequence[Weight], seen: Seen, dense: Mapping[str, nn.Linear]
     ) -> dict[str, "_Sums"]:
         """What weights that read one input are fitted with, from a run of the compressed layer as far as them."""
         found: dict[str, _Sums] = {}
@@ -197,27 +162,19 @@ class _LayerFit:
                     missing = seen.read[stage[0].name][at].to(x.device).reshape_as(x).float() - x.float()
                 else:
                     wrote = seen.written[weight.name][at].to(x.device).view_as(lost)
-                    missing = dense[weight.name].product(wrote).float() + lost
+                    bias = dense[weight.name].bias
+                    missing = (wrote if bias is None else wrote - bias).float() + lost
                 if weight.name not in found:
                     found[weight.name] = _Sums(x.shape[1], missing.shape[1], x.device)
                 found[weight.name].add(x, missing, counts[weight.name][part].flatten().to(x.device))
         return found
 
 
-@dataclass(frozen=True, eq=False)
-class _Dense:
-    """A weight of the dense model: W, shape ``(out, in)``, and its bias."""
-
-    matrix: Tensor
-    bias: Tensor | None
-
-    @classmethod
-    def of(cls, model: nn.Module, weight: Weight) -> "_Dense":
-        return cls(read_weight(model, weight.name), linear_at(model, weight.name).bias)
-
-    def product(self, output: Tensor) -> Tensor:
-        """W x of what the weight has written."""
-        return output if self.bias is None else output - self.bias
+def _store(scheme: Scheme, module: nn.Module) -> None:
+    """Round what was fitted to the scheme that it is stored in."""
+    for parameter in module.parameters():
+        if scheme.lossy and parameter.dim() > 1:
+            parameter.copy_(scheme.rounded(parameter))
 
 
 @contextmanager

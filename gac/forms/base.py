@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from importlib import import_module
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from gac.models.weights import Side, Weight
@@ -74,8 +74,7 @@ class Form(ABC):
     @cached_property
     def tensors(self) -> "TensorForm":
         """What it does with tensors; needs torch."""
-        module, _, name = self.tensor_form.partition(":")
-        found: TensorForm = getattr(import_module(module), name)(self)
+        found: TensorForm = resolve_name(self.tensor_form)(self)
         return found
 
     def takes(self, weight: Weight) -> bool:
@@ -95,8 +94,11 @@ class Form(ABC):
         """What runs at this dim for ``rows`` tokens."""
 
     def gemms(self, weight: Weight, dim: int, rows: int) -> tuple[Operation, ...]:
-        """The GEMMs that make up the operation."""
-        return (self.operation(weight, dim, rows),)
+        """The GEMMs that make up the operation: itself, or that over the input and what runs after it."""
+        after = self.after(weight, dim, rows)
+        if after is None:
+            return (self.operation(weight, dim, rows),)
+        return linear(rows, weight.in_features, self.fused(weight, dim)), after
 
     @abstractmethod
     def axis(self, weight: Weight) -> str | None:

@@ -25,7 +25,8 @@ from gac.models.linears import as_linear
 from gac.models.weights import Weight
 
 if TYPE_CHECKING:
-    from gac.forms.tensors import Kept, Measures
+    from gac.forms.tensors import Kept
+    from gac.sensitivity.methods import Method
 
 MEAN, OWN = 3e-2, 1e-1
 """Damping of the regressions, see ``gac.linalg.damped``."""
@@ -77,7 +78,7 @@ class WeightRefit:
     dense: Tensor
     kept: "Kept"
     means: CompressedMeans
-    method: "Measures"
+    method: "Method"
 
     @cached_property
     def turn(self) -> Tensor:

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor, nn
 
@@ -15,6 +15,9 @@ from gac.forms.zeros import Insertion, with_zeros
 from gac.linalg import unpacked
 from gac.models.linears import linear_at, read_weight
 from gac.models.weights import Weight
+
+if TYPE_CHECKING:
+    from gac.sensitivity.methods import Method
 
 
 class Kept:
@@ -45,19 +48,6 @@ class Kept:
         return Moments(inputs, self.gradients(weight), self.tensors[f"scale/{weight.name}"])
 
 
-class Measures(Protocol):
-    """A method, as far as forms know of it (``gac.sensitivity.methods``)."""
-
-    @property
-    def folds(self) -> bool: ...
-
-    def metric(self, moments: Moments) -> Metric: ...
-
-    def inputs(self, moments: Moments) -> Tensor: ...
-
-    def fold(self, values: Any, output: Tensor, heads: int, groups: int) -> Any: ...
-
-
 @dataclass(frozen=True, eq=False)
 class Statistics:
     """The dense weights of some layers, and what is known of them.
@@ -70,7 +60,7 @@ class Statistics:
 
     model: nn.Module
     moments: Callable[[Weight], Moments]
-    method: Measures
+    method: "Method"
 
     def matrix(self, weight: Weight) -> Tensor:
         """W, shape ``(out, in)``, in the model's dtype."""

@@ -14,9 +14,9 @@ by sqrt(|g|^p) first, and is then cut to TF32's 11 significant bits: by less tha
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -24,11 +24,11 @@ from tqdm import tqdm
 
 from gac.errors import ModelError
 from gac.forms.metric import Moments
-from gac.linalg import tf32_products
+from gac.linalg import check_measured, tf32_products
 from gac.models.loading import read_parameter
 from gac.models.sites import Site
 from gac.models.weights import Weight
-from gac.sensitivity.layerwise import LayerwiseBackward
+from gac.sensitivity.layerwise import LayerwiseBackward, listening
 from gac.sensitivity.store import StatisticsStore, read_tensors, write_tensors
 
 SNAPSHOT_SECONDS = 120.0
@@ -130,12 +130,14 @@ def _measure(
         saved = time.monotonic()
         for layer in range(last, lowest - 1, -1):
             sums = _Sums(weights.get(layer, ()), power)
-            with sums.of(model):
+            with listening(model, sums.hooks):
                 backward.through(layer, bar.update)
             if layer in weights:
                 moments = LayerMoments(sums.means(windows.numel()) | {"loss": loss})
                 del sums
-                _check(moments, layer)
+                for name, tensor in moments.tensors.items():
+                    given = f"statistic {name} of layer {layer} is not finite"
+                    check_measured(tensor, given, "finite activations and gradients")
                 yield layer, moments
                 del moments
             if store is not None and layer > lowest and time.monotonic() - saved > SNAPSHOT_SECONDS:
@@ -176,33 +178,14 @@ def _restore(store: StatisticsStore | None, backward: LayerwiseBackward, last: i
     return backward.last
 
 
-def _check(moments: LayerMoments, layer: int) -> None:
-    for name, tensor in moments.tensors.items():
-        if not torch.isfinite(tensor).all():
-            raise ModelError(
-                f"statistic {name} of layer {layer} is not finite",
-                "finite activations and gradients",
-                "Load the model in bfloat16 or float32, and check its weights.",
-            )
-
-
 class _Sums:
-    """The running sums of one layer's weights, and the hooks that add each window to them."""
+    """The running sums of one layer's weights, and the hooks by weight that add each window to them."""
 
     def __init__(self, weights: Sequence[Weight], power: float) -> None:
         self._weights, self._power = weights, power
         self._sums: dict[str, Tensor] = {}
         self._tokens: dict[str, list[Tensor]] = {weight.name: [] for weight in weights}
-
-    @contextmanager
-    def of(self, model: nn.Module) -> Iterator[None]:
-        """Listen to the model's linear weights."""
-        handles = [model.get_submodule(w.name).register_forward_hook(self._listen(w.name)) for w in self._weights]
-        try:
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()
+        self.hooks = {weight.name: partial(self._listen, weight.name) for weight in weights}
 
     def means(self, tokens: int) -> dict[str, Tensor]:
         """The float32 moments, and what each token counted, ``(windows, tokens)``; the sums are gone."""
@@ -214,12 +197,8 @@ class _Sums:
             means[f"gradients/{weight.name}"] = self._sums.pop(f"gradients/{weight.name}").div_(tokens).float()
         return means
 
-    def _listen(self, name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
-        def forward(_module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-            activations = inputs[0].detach()
-            output.register_hook(lambda gradients: self._add(name, activations, gradients))  # type: ignore[no-untyped-call]
-
-        return forward
+    def _listen(self, name: str, _module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        output.register_hook(partial(self._add, name, inputs[0].detach()))  # type: ignore[no-untyped-call]
 
     def _add(self, name: str, activations: Tensor, gradients: Tensor) -> None:
         x = activations.reshape(-1, activations.shape[-1]).float()

@@ -4,13 +4,13 @@ from collections import ChainMap
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from pathlib import Path
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from gac.arrays import Floats
 from gac.curves import LossCurve, LossCurves
 from gac.forms import FORMS, Form, form_named
 from gac.forms.tensors import Kept
@@ -20,7 +20,7 @@ from gac.schemes import DEFAULT_SCHEME, Scheme, scheme_named
 from gac.sensitivity.calibration import LayerMoments, stream_moments
 from gac.sensitivity.layer_fit import LayerFit, fit_layer
 from gac.sensitivity.methods import Method
-from gac.sensitivity.store import StatisticsStore, TensorFile, Writer, background_writer, read_arrays
+from gac.sensitivity.store import StatisticsStore, TensorFile, background_writer, read_arrays
 
 Source = Callable[[Sequence[Site]], Iterator[tuple[int, LayerMoments]]]
 """Streams the moments of some sites' layers, from the last layer to the first, as ``stream_moments`` does."""
@@ -57,14 +57,15 @@ def measure_curves(
         StatisticsError: what is kept cannot be written or read.
     """
     layers = {layer: list(group) for layer, group in groupby(sites, key=lambda site: site.layer)}
-    curves, dense_loss = LossCurves({}), 0.0
-    fits = stream_fits(
+    parts = _parts((*method.forms, *forms), schemes)
+    by_key: dict[tuple[str, str, str], LossCurve] = {}
+    dense_loss = 0.0
+    for layer, fit in stream_fits(
         model, sites, windows, method, store, forms=forms, schemes=schemes, source=source, progress=progress
-    )
-    for layer, fit in fits:
+    ):
         dense_loss = float(fit.losses["loss"])
-        curves = LossCurves({**curves.by_key, **_curves(layers[layer], fit, (*method.forms, *forms), schemes).by_key})
-    return ModelCurves(curves, dense_loss)
+        by_key |= _curves(layers[layer], fit, parts).by_key
+    return ModelCurves(LossCurves(by_key), dense_loss)
 
 
 def stream_fits(
@@ -98,7 +99,7 @@ def stream_fits(
     by_layer = {layer: list(group) for layer, group in groupby(sites, key=lambda site: site.layer)}
     missing = {layer: [part for part in parts if not _is_kept(store, method, part, layer)] for layer in by_layer}
     for layer in [layer for layer, lacking in missing.items() if not lacking]:
-        yield layer, _read(store, method, parts, layer, _device(model, by_layer.pop(layer)))
+        yield layer, _together(_read(store, method, parts, layer, _device(model, by_layer.pop(layer))))
     if not by_layer:
         return
     wanted = [site for group in by_layer.values() for site in group]
@@ -107,17 +108,16 @@ def stream_fits(
         if source is not None
         else stream_moments(model, wanted, windows, power=method.power, store=store, progress=progress)
     )
-    with background_writer() as writer:
+    with background_writer() as write:
         for layer, moments in tqdm(stream, "decomposing", len(by_layer), unit="layer", disable=not progress):
             fits = []
             for part in missing[layer]:
                 fits.append(fit_layer(model, by_layer[layer], moments, method, part.forms, part.schemes))
                 if store is not None:
-                    _keep(writer, store, method, part, layer, fits[-1])
+                    losses = {name: torch.from_numpy(loss) for name, loss in fits[-1].losses.items()}
+                    write(dict(zip(_paths(store, method, part, layer), (fits[-1].kept.tensors, losses), strict=True)))
             kept = [part for part in parts if part not in missing[layer]]
-            if kept:
-                fits.append(_read(store, method, kept, layer, _device(model, by_layer[layer])))
-            yield layer, _together(fits)
+            yield layer, _together(fits + _read(store, method, kept, layer, _device(model, by_layer[layer])))
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,61 +140,43 @@ def _parts(forms: Sequence[str], schemes: Sequence[str]) -> list[_Part]:
     ]
 
 
+def _paths(store: StatisticsStore, method: Method, part: _Part, layer: int) -> tuple[Path, Path]:
+    """Of the factors and of the losses, which are written last: a part with losses is whole."""
+    return store.factors(method.name, part.name, layer), store.losses(method.name, part.name, layer)
+
+
 def _is_kept(store: StatisticsStore | None, method: Method, part: _Part, layer: int) -> bool:
-    if store is None:
-        return False
-    files = store.losses(method.name, part.name, layer), store.factors(method.name, part.name, layer)
-    return all(path.exists() for path in files)
+    return store is not None and all(path.exists() for path in _paths(store, method, part, layer))
 
 
 def _read(
     store: StatisticsStore | None, method: Method, parts: Sequence[_Part], layer: int, device: torch.device
-) -> LayerFit:
-    assert store is not None
-    return _together(
-        [
-            LayerFit(
-                read_arrays(store.losses(method.name, part.name, layer)),
-                Kept(TensorFile(store.factors(method.name, part.name, layer), device)),
-            )
-            for part in parts
-        ]
-    )
+) -> list[LayerFit]:
+    files = [_paths(store, method, part, layer) for part in parts] if store else []
+    return [LayerFit(read_arrays(losses), Kept(TensorFile(factors, device))) for factors, losses in files]
 
 
 def _together(fits: Sequence[LayerFit]) -> LayerFit:
-    if len(fits) == 1:
-        return fits[0]
-    losses: dict[str, Floats] = {}
-    for fit in fits:
-        losses |= fit.losses
+    losses = {name: loss for fit in fits for name, loss in fit.losses.items()}
     return LayerFit(losses, Kept(ChainMap(*(cast(dict[str, Tensor], fit.kept.tensors) for fit in fits))))
 
 
-def _keep(writer: Writer, store: StatisticsStore, method: Method, part: _Part, layer: int, fit: LayerFit) -> None:
-    """The losses are written last: a part with losses is whole."""
-    losses = {name: torch.from_numpy(loss) for name, loss in fit.losses.items()}
-    paths = store.factors(method.name, part.name, layer), store.losses(method.name, part.name, layer)
-    writer.write(dict(zip(paths, (fit.kept.tensors, losses), strict=True)))
-
-
-def _curves(sites: Sequence[Site], fit: LayerFit, forms: Sequence[str], schemes: Sequence[str]) -> LossCurves:
+def _curves(sites: Sequence[Site], fit: LayerFit, parts: Sequence[_Part]) -> LossCurves:
     """Those of one layer."""
-    parts = _parts(forms, schemes)
-    measured = [form for part in parts for form in part.forms]
+    forms = [form for part in parts for form in part.forms]
     weights = [weight for site in sites for weight in site.weights]
     found = LossCurves(
         {
-            (form.name, DEFAULT_SCHEME, weight.name): LossCurve(fit.losses[f"{form.name}/{weight.name}"])
-            for form in measured
+            (form.name, DEFAULT_SCHEME, weight.name): LossCurve(fit.losses[name])
+            for form in forms
             for weight in weights
-            if f"{form.name}/{weight.name}" in fit.losses
+            if (name := f"{form.name}/{weight.name}") in fit.losses
         }
     )
     for scheme in (scheme for part in parts for scheme in part.schemes):
-        names = [weight.name for weight in weights if f"{scheme.name}/{weight.name}" in fit.losses]
-        price = {name: float(fit.losses[f"{scheme.name}/{name}"]) for name in names}
-        found = found.with_scheme(scheme, weights, [form_named("dense"), *measured], price)
+        keys = {weight.name: f"{scheme.name}/{weight.name}" for weight in weights}
+        price = {name: float(fit.losses[key]) for name, key in keys.items() if key in fit.losses}
+        found = found.with_scheme(scheme, weights, [form_named("dense"), *forms], price)
     return found
 
 

@@ -63,7 +63,9 @@ def fit_layer(
             losses[f"{form.name}/{fit.weight.name}"] = fit.loss
             tensors |= {f"{form.name}.{name}/{fit.weight.name}": tensor for name, tensor in fit.tensors.items()}
             for weight in fit.moments:
-                tensors |= _moments(weight, moments)
+                own = moments.of(weight)
+                tensors |= {f"{name}/{weight.name}": packed(getattr(own, name)) for name in ("inputs", "gradients")}
+                tensors[f"scale/{weight.name}"] = own.scale
     for scheme in schemes:
         for weight in (weight for weight in weights if scheme.takes(weight)):
             losses[f"{scheme.name}/{weight.name}"] = np.array(rounding_loss(statistics, weight, scheme))
@@ -78,12 +80,3 @@ def rounding_loss(statistics: Statistics, weight: Weight, scheme: Scheme) -> flo
     matrix, metric = statistics.matrix(weight), statistics.metric(weight)
     error = (matrix - scheme.rounded(matrix)).detach().double()
     return FACTOR * float(((metric.gradients @ error @ metric.inputs) * error).sum())
-
-
-def _moments(weight: Weight, moments: LayerMoments) -> dict[str, Tensor]:
-    own = moments.of(weight)
-    return {
-        f"inputs/{weight.name}": packed(own.inputs),
-        f"gradients/{weight.name}": packed(own.gradients),
-        f"scale/{weight.name}": own.scale,
-    }

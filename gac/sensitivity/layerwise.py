@@ -7,8 +7,8 @@ before the layer below is run. Layers are called as the model itself calls them,
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,14 +23,6 @@ HOST_BYTES = 4 * 2**30
 Tick = Callable[[], object]
 
 
-@dataclass(frozen=True, eq=False)
-class Call:
-    """What a decoder layer is called with beside the hidden states."""
-
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
-
-
 class LayerStack:
     """A model's decoder layers, each of which can be run as the model itself runs it.
 
@@ -41,7 +33,7 @@ class LayerStack:
 
     def __init__(self, model: nn.Module, layers: Sequence[nn.Module]) -> None:
         self.model, self.layers = model, layers
-        self._calls: dict[int, Call] = {}
+        self._calls: dict[int, tuple[tuple[Any, ...], dict[str, Any]]] = {}
 
     @contextmanager
     def traced(self, lowest: int, seen: Callable[[int, Tensor], None]) -> Iterator[None]:
@@ -54,31 +46,31 @@ class LayerStack:
         Raises:
             ModelError: a layer is not called with hidden states first, or with what differs between windows.
         """
-        numbered = [(at, layer) for at, layer in enumerate(self.layers) if at >= lowest]
-        handles = [layer.register_forward_pre_hook(self._enter(at, seen), with_kwargs=True) for at, layer in numbered]
-        try:
+        with ExitStack() as hooks:
+            for at in range(lowest, len(self.layers)):
+                hook = partial(self._enter, at, seen)
+                hooks.enter_context(self.layers[at].register_forward_pre_hook(hook, with_kwargs=True))
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
 
     def run(self, layer: int, hidden: Tensor) -> Tensor:
         """A layer's output for hidden states ``(windows, tokens, hidden)``."""
-        call = self._calls[layer]
-        return _hidden(self.layers[layer](hidden, *call.args, **call.kwargs))
+        args, kwargs = self._calls[layer]
+        return _hidden(self.layers[layer](hidden, *args, **kwargs))
 
     def _enter(
-        self, layer: int, seen: Callable[[int, Tensor], None]
-    ) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
-        def keep(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            if not args or not isinstance(args[0], Tensor):
-                raise _not_a_decoder(self.model, "whose layers take something else first")
-            call = Call(args[1:], kwargs)
-            if not _same(self._calls.setdefault(layer, call), call):
-                raise _not_a_decoder(self.model, f"whose layer {layer} also takes what differs between windows")
-            seen(layer, args[0])
-
-        return keep
+        self,
+        layer: int,
+        seen: Callable[[int, Tensor], None],
+        _module: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> None:
+        if not args or not isinstance(args[0], Tensor):
+            raise _not_a_decoder(self.model, "whose layers take something else first")
+        call = args[1:], kwargs
+        if not _same(self._calls.setdefault(layer, call), call):
+            raise _not_a_decoder(self.model, f"whose layer {layer} also takes what differs between windows")
+        seen(layer, args[0])
 
 
 class LayerwiseBackward:
@@ -118,15 +110,12 @@ class LayerwiseBackward:
             ModelError: a loss is not finite, or a layer is not called with hidden states first.
         """
         losses = []
-        handle = self._layers[-1].register_forward_hook(self._leave)
-        try:
-            with frozen(self._model), self._stack.traced(self._lowest, self._keep):
-                for window, ids in enumerate(self._windows):
-                    self._window = window
-                    losses.append(self._to_loss(ids))
-                    tick()
-        finally:
-            handle.remove()
+        leaving = self._layers[-1].register_forward_hook(self._leave)
+        with leaving, frozen(self._model), self._stack.traced(self._lowest, self._keep):
+            for window, ids in enumerate(self._windows):
+                self._window = window
+                losses.append(self._to_loss(ids))
+                tick()
         self.loss = torch.stack(losses).double().sum()
 
     def through(self, layer: int, tick: Tick) -> None:
@@ -201,6 +190,15 @@ def _hidden(output: Any) -> Tensor:
 
 
 @contextmanager
+def listening(model: nn.Module, hooks: Mapping[str, Callable[..., None]]) -> Iterator[None]:
+    """With these forward hooks on the modules of these names."""
+    with ExitStack() as registered:
+        for name, hook in hooks.items():
+            registered.enter_context(model.get_submodule(name).register_forward_hook(hook))
+        yield
+
+
+@contextmanager
 def frozen(model: nn.Module) -> Iterator[None]:
     """In eval mode and with no parameter that requires a gradient, and as it was on exit."""
     training = {module: module.training for module in model.modules()}
@@ -234,8 +232,6 @@ def _same(one: Any, other: Any) -> bool:
     """Whether two calls' arguments are equal, tensors by value."""
     if isinstance(one, Tensor):
         return isinstance(other, Tensor) and one.shape == other.shape and torch.equal(one, other)
-    if isinstance(one, Call):
-        return _same((one.args, one.kwargs), (other.args, other.kwargs))
     if isinstance(one, Mapping):
         return one.keys() == other.keys() and all(_same(value, other[key]) for key, value in one.items())
     if isinstance(one, tuple | list):

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from gac.errors import ModelError
+from gac.linalg import check_measured
 
 
 def window_loss(model: nn.Module, ids: Tensor, what: str = "a calibration window") -> Tensor:
@@ -18,7 +18,9 @@ def window_loss(model: nn.Module, ids: Tensor, what: str = "a calibration window
     Raises:
         ModelError: it is not finite.
     """
-    return _finite(_summed(_logits(model, ids), ids[1:]), what)
+    loss = _summed(_logits(model, ids), ids[1:])
+    _check(loss, what)
+    return loss
 
 
 def drawn_loss(model: nn.Module, ids: Tensor, what: str, seed: int) -> tuple[Tensor, Tensor]:
@@ -36,7 +38,8 @@ def drawn_loss(model: nn.Module, ids: Tensor, what: str, seed: int) -> tuple[Ten
         ModelError: the loss is not finite.
     """
     logits = _logits(model, ids)
-    observed = _finite(_summed(logits.detach(), ids[1:]), what)
+    observed = _summed(logits.detach(), ids[1:])
+    _check(observed, what)
     dice = torch.Generator(logits.device).manual_seed(seed)
     drawn = torch.multinomial(logits.detach().softmax(-1), 1, generator=dice)[:, 0]
     return observed, _summed(logits, drawn)
@@ -53,11 +56,5 @@ def _summed(logits: Tensor, labels: Tensor) -> Tensor:
     return cross_entropy(logits, labels.to(logits.device), reduction="sum")
 
 
-def _finite(loss: Tensor, what: str) -> Tensor:
-    if not torch.isfinite(loss):
-        raise ModelError(
-            f"the loss of {what} is {loss.item()}",
-            "a finite loss",
-            "Load the model in bfloat16 or float32, and check its weights.",
-        )
-    return loss
+def _check(loss: Tensor, what: str) -> None:
+    check_measured(loss, f"the loss of {what} is {loss.item()}", "a finite loss")

@@ -1,6 +1,6 @@
 """What calibration keeps on disk of one model and one text: finished layers, and where it was interrupted."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -69,11 +69,6 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
         ) from failure
 
 
-def write_arrays(path: Path, arrays: Mapping[str, Floats]) -> None:
-    """Write arrays as ``write_tensors`` writes tensors."""
-    write_tensors(path, {name: torch.from_numpy(array) for name, array in arrays.items()})
-
-
 def read_tensors(path: Path, device: torch.device) -> dict[str, Tensor]:
     """Every tensor of a file.
 
@@ -86,7 +81,7 @@ def read_tensors(path: Path, device: torch.device) -> dict[str, Tensor]:
 
 
 def read_arrays(path: Path) -> dict[str, Floats]:
-    """Every array of a file that ``write_arrays`` wrote; raises as ``read_tensors`` does."""
+    """Every array of a file of them; raises as ``read_tensors`` does."""
     return {name: tensor.numpy() for name, tensor in read_tensors(path, torch.device("cpu")).items()}
 
 
@@ -129,37 +124,26 @@ class TensorFile(Mapping[str, Tensor]):
         return len(self._names)
 
 
-class Writer:
-    """Writes while the GPU works: one set of files at a time, so that at most one is in host memory."""
-
-    def __init__(self, pool: ThreadPoolExecutor) -> None:
-        self._pool = pool
-        self._last: Future[None] | None = None
-
-    def write(self, files: Mapping[Path, Mapping[str, Tensor]]) -> None:
-        """Take tensors to the host once the files before them are written, and begin to write theirs, in order.
-
-        Raises what writing the files before raised.
-        """
-        self.wait()
-        taken = [(path, {name: tensor.detach().cpu() for name, tensor in held.items()}) for path, held in files.items()]
-        self._last = self._pool.submit(_write_all, taken)
-
-    def wait(self) -> None:
-        if self._last is not None:
-            last, self._last = self._last, None
-            last.result()
-
-
 @contextmanager
-def background_writer() -> Iterator[Writer]:
-    """A writer whose files are all written on exit."""
+def background_writer() -> Iterator[Callable[[Mapping[Path, Mapping[str, Tensor]]], None]]:
+    """What writes while the GPU works: one set of files at a time, so that at most one is in host memory.
+
+    It takes tensors to the host once the files before them are written, begins to write theirs, in order, and raises
+    what writing the files before raised. All are written on exit.
+    """
     with ThreadPoolExecutor(1, "gac-writer") as pool:
-        writer = Writer(pool)
-        yield writer
-        writer.wait()
+        last: Future[None] = pool.submit(_write_all, {})
+
+        def write(files: Mapping[Path, Mapping[str, Tensor]]) -> None:
+            nonlocal last
+            last.result()
+            held = {path: {name: one.detach().cpu() for name, one in own.items()} for path, own in files.items()}
+            last = pool.submit(_write_all, held)
+
+        yield write
+        last.result()
 
 
-def _write_all(files: list[tuple[Path, dict[str, Tensor]]]) -> None:
-    for path, tensors in files:
+def _write_all(files: Mapping[Path, Mapping[str, Tensor]]) -> None:
+    for path, tensors in files.items():
         write_tensors(path, tensors)

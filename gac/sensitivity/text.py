@@ -3,7 +3,7 @@
 import hashlib
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
@@ -115,20 +115,12 @@ def calibration_windows(spec: TextSpec | Documents | str, tokenizer: Any, seed: 
         raise TextError(
             f"calibration windows of {spec.length} token", "at least 2: the first is not predicted", "Ask for more."
         )
-    ids = _calibration_tokens(spec, tokenizer)
-    every = _all_windows(spec.name, ids, spec.windows, spec.length, "calibration")
-    if seed == 0:
-        return _windows(spec.name, every[: spec.windows])
-    drawn = np.random.default_rng(seed).choice(len(every), spec.windows, replace=False)
-    return _windows(spec.name, every[torch.from_numpy(np.sort(drawn))])
-
-
-def _calibration_tokens(spec: TextSpec | Documents, tokenizer: Any) -> torch.Tensor:
-    """All that may be calibrated on."""
     if isinstance(spec, Documents):
-        return _tokens(spec.text, tokenizer)
-    found = _source(spec.name)
-    return _tokens(found.calibration(), tokenizer)[: found.reserved]
+        ids = _tokens(spec.text, tokenizer)
+    else:
+        found = _source(spec.name)
+        ids = _tokens(found.calibration(), tokenizer)[: found.reserved]
+    return _cut(spec.name, ids, spec.windows, spec.length, "calibration", seed=seed)
 
 
 def evaluation_windows(source: str, tokenizer: Any, windows: int | None = None, length: int | None = None) -> Windows:
@@ -149,7 +141,7 @@ def evaluation_windows(source: str, tokenizer: Any, windows: int | None = None, 
     found = _source(source)
     start, length = found.reserved or 0, found.length if length is None else length
     ids = _tokens(found.evaluation(), tokenizer, found.headed)[start:]
-    cut = _windows(source, _all_windows(source, ids, windows, length, "evaluation")[:windows], start)
+    cut = _cut(source, ids, windows, length, "evaluation", start=start)
     return replace(cut, bos=found.headed and int(cut.ids[0, 0]) == tokenizer.bos_token_id)
 
 
@@ -166,7 +158,7 @@ def text_windows(
     Raises:
         TextError: too few tokens.
     """
-    return _windows(name, _all_windows(name, _tokens(text, tokenizer), windows, length, "evaluation")[:windows])
+    return _cut(name, _tokens(text, tokenizer), windows, length, "evaluation")
 
 
 def check_vocabulary(windows: Windows, vocabulary: int) -> None:
@@ -199,8 +191,10 @@ def _tokens(text: str, tokenizer: Any, headed: bool = False) -> torch.Tensor:
     return torch.tensor(encoded["input_ids"], dtype=torch.int64)
 
 
-def _all_windows(name: str, ids: torch.Tensor, windows: int | None, length: int, purpose: str) -> torch.Tensor:
-    """Every whole window, shape ``(count, length)``, where there are as many as are asked for (None: one)."""
+def _cut(
+    name: str, ids: torch.Tensor, windows: int | None, length: int, purpose: str, start: int = 0, seed: int = 0
+) -> Windows:
+    """Whole windows of tokens: all, or as many as are asked for, the first or those that a seed other than 0 draws."""
     _check_size(windows, length)
     needed = (windows or 1) * length
     if needed > len(ids):
@@ -209,12 +203,12 @@ def _all_windows(name: str, ids: torch.Tensor, windows: int | None, length: int,
             f"at least {needed:,}, for {windows or 1} x {length}",
             _shorter(len(ids), length),
         )
-    return ids[: len(ids) // length * length].reshape(-1, length)
-
-
-def _windows(name: str, ids: torch.Tensor, start: int = 0) -> Windows:
-    ids = ids.clone()  # not a view: it would keep the whole text's tokens alive
-    return Windows(name, ids, hashlib.sha256(ids.numpy().astype("<i8").tobytes()).hexdigest(), start)
+    count = len(ids) // length
+    drawn = np.arange(count)[:windows]
+    if seed != 0:
+        drawn = np.sort(np.random.default_rng(seed).choice(count, windows, replace=False))
+    taken = ids[: count * length].view(-1, length)[torch.from_numpy(drawn)]
+    return Windows(name, taken, hashlib.sha256(taken.numpy().astype("<i8").tobytes()).hexdigest(), start)
 
 
 def _shorter(usable: int, length: int) -> str:
@@ -252,26 +246,17 @@ def _local(path: str) -> str:
         ) from failure
 
 
-def _wikitext2(split: str) -> str:
-    """WikiText-2 (raw), the lines of a split joined as in GPTQ's protocol (arXiv 2210.17323)."""
-    return "\n\n".join(_column("Salesforce/wikitext", split, name="wikitext-2-raw-v1"))
-
-
 _C4_DOCUMENTS = 2000
+"""The first of a shard: a whole one is 0.8 GB, and nobody reads that much of it."""
 
 
-def _c4(split: str, shard: str) -> str:
-    """The first documents of one C4 shard: a whole shard is 0.8 GB, and nobody reads that much of it."""
-    texts = _column("allenai/c4", split, data_files={split: shard}, streaming=True)
-    return "\n\n".join(islice(texts, _C4_DOCUMENTS))
-
-
-def _column(dataset: str, split: str, **options: Any) -> Iterator[str]:
+def _joined(dataset: str, split: str, most: int | None = None, **options: Any) -> str:
+    """The documents of a split, or its lines, joined as in GPTQ's protocol (arXiv 2210.17323)."""
     import datasets
 
     try:
-        for row in datasets.load_dataset(dataset, split=split, **options):
-            yield row["text"]
+        rows = datasets.load_dataset(dataset, split=split, **options)
+        return "\n\n".join(row["text"] for row in islice(rows, most))
     except OSError as failure:
         raise TextError(
             f"data set {dataset} ({split}) cannot be fetched: {failure}",
@@ -282,14 +267,16 @@ def _column(dataset: str, split: str, **options: Any) -> Iterator[str]:
 
 _WIKI_CALIBRATION_TOKENS = 200 * 1024
 _published = partial(_Source, length=2048, headed=True)
+_wikitext2 = partial(_joined, "Salesforce/wikitext", name="wikitext-2-raw-v1")
+_c4 = partial(_joined, "allenai/c4", most=_C4_DOCUMENTS, streaming=True)
 
 _SOURCES: Mapping[str, _Source] = MappingProxyType(
     {
         "wiki-sample": _Source(wiki_sample, wiki_sample, _WIKI_CALIBRATION_TOKENS),
         "wikitext2": _published(partial(_wikitext2, "train"), partial(_wikitext2, "test")),
         "c4": _published(
-            partial(_c4, "train", "en/c4-train.00000-of-01024.json.gz"),
-            partial(_c4, "validation", "en/c4-validation.00000-of-00008.json.gz"),
+            partial(_c4, "train", data_files={"train": "en/c4-train.00000-of-01024.json.gz"}),
+            partial(_c4, "validation", data_files={"validation": "en/c4-validation.00000-of-00008.json.gz"}),
         ),
     }
 )

@@ -104,8 +104,8 @@ def test_a_layer_whose_factors_are_gone_is_measured_again(tiny_model: LlamaForCa
 
 def test_what_cannot_be_written_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(StatisticsError, match=r"in it: .* File exists"), background_writer() as writer:
-        writer.write({tmp_path / "file" / "in it": {"one": torch.ones(1)}})
+    with pytest.raises(StatisticsError, match=r"in it: .* File exists"), background_writer() as write:
+        write({tmp_path / "file" / "in it": {"one": torch.ones(1)}})
 
 
 def test_tensors_wait_for_the_files_before_them(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_tensors_wait_for_the_files_before_them(tmp_path: Path) -> None:
             assert (tmp_path / "before").exists()
             return super().items()
 
-    with background_writer() as writer:
-        writer.write({tmp_path / "before": {"many": torch.ones(10**6)}})
-        writer.write({tmp_path / "after": Late(one=torch.ones(1))})
+    with background_writer() as write:
+        write({tmp_path / "before": {"many": torch.ones(10**6)}})
+        write({tmp_path / "after": Late(one=torch.ones(1))})
     assert (tmp_path / "after").exists()

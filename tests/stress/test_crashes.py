@@ -10,7 +10,6 @@ import random
 import stat
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -18,7 +17,7 @@ from gac.errors import ProfileError, StatisticsError
 from gac.profiling.sweeps.journal import Journal
 from gac.profiling.sweeps.sweep import run_sweep
 from gac.profiling.table import Profile
-from gac.sensitivity.store import read_arrays, write_arrays, write_tensors
+from gac.sensitivity.store import read_arrays, write_tensors
 from tests.headers import make_header
 from tests.stress.harming import (
     KILLED,
@@ -108,7 +107,7 @@ NOWHERE = Path("/proc/gac")  # not even root can make a file there
 
 def test_statistics_that_cannot_be_written_are_named() -> None:
     with pytest.raises(StatisticsError) as caught:
-        write_arrays(NOWHERE / "losses.safetensors", {"loss": np.zeros(1)})
+        write_tensors(NOWHERE / "losses.safetensors", {"loss": torch.zeros(1)})
     assert str(caught.value) == (
         "statistics cannot be written to /proc/gac/losses.safetensors: [Errno 2] No such file or directory: "
         "'/proc/gac'; expected a writable place with room, which GAC_HOME names. Make room or set GAC_HOME, and run "
@@ -122,7 +121,7 @@ def test_a_file_system_that_syncs_no_directories_will_do(tmp_path: Path, monkeyp
             raise OSError(errno.EINVAL, "Invalid argument")
 
     monkeypatch.setattr("os.fsync", sync)
-    write_arrays(tmp_path / "losses.safetensors", {"loss": np.zeros(1)})
+    write_tensors(tmp_path / "losses.safetensors", {"loss": torch.zeros(1)})
     assert read_arrays(tmp_path / "losses.safetensors")["loss"].tolist() == [0.0]
 
 

@@ -6,7 +6,7 @@ from gac.errors import PlanError
 from gac.forms.base import Form, ModuleSpec, Place, ends
 from gac.forms.low_rank.spec import low_rank
 from gac.models.weights import Weight
-from gac.operations import Operation, batched_gemm, linear
+from gac.operations import Operation, batched_gemm
 
 _GROUP = re.compile(r"[1-9][0-9]{0,5}")
 DEFAULT_GROUP = 4
@@ -81,9 +81,6 @@ class Grouped(Form):
     def operation(self, weight: Weight, dim: int, rows: int) -> Operation:
         pair = low_rank(rows, weight.in_features, dim, weight.out_features)
         return Operation("grouped_low_rank", (("b", self.groups(weight)), *pair.shape))
-
-    def gemms(self, weight: Weight, dim: int, rows: int) -> tuple[Operation, ...]:
-        return linear(rows, weight.in_features, self.fused(weight, dim)), self.after(weight, dim, rows)
 
     def axis(self, weight: Weight) -> str:
         return "r"

@@ -21,14 +21,13 @@ class HeadDimTensors(TensorForm):
 
     def parameters(self, work: SiteWork, weight: Weight, dim: int) -> dict[str, Tensor]:
         linear = work.linear(weight)
+        output = next(one for one in work.weights if one.values == "in")
         if "values" not in work.shared:
-            output = next(one for one in work.weights if one.values == "in")
             work.shared["values"] = _shortened(work.statistics, _writing(work.weights), output)
         values: ShortenedValues = work.shared["values"]
-        if weight.values == "in":
+        if weight is output:
             return {"weight": values.outputs(dim, work.statistics.metric(weight))} | bias_of(linear)
-        bias = {} if linear.bias is None else {"bias": values.values(linear.bias, dim)}
-        return {"weight": values.values(linear.weight, dim)} | bias
+        return {name: values.values(rows, dim) for name, rows in linear.named_parameters()}
 
 
 def _writing(weights: Sequence[Weight]) -> Weight:
@@ -41,6 +40,5 @@ def _shortened(statistics: Statistics, values: Weight, output: Weight) -> Shorte
     read = statistics.matrix(output)
     if statistics.method.folds:
         written = Measured(statistics.matrix(values), statistics.metric(values))
-        folded: ShortenedValues = statistics.method.fold(written, read, output.heads, values.heads)
-        return folded
+        return statistics.method.fold(written, read, output.heads, values.heads)
     return shorten_values(read, statistics.metric(output), output.heads, values.heads)

@@ -29,9 +29,6 @@ class LowRank(Form):
     def operation(self, weight: Weight, dim: int, rows: int) -> Operation:
         return low_rank(rows, weight.in_features, dim, weight.out_features)
 
-    def gemms(self, weight: Weight, dim: int, rows: int) -> tuple[Operation, ...]:
-        return linear(rows, weight.in_features, dim), linear(rows, dim, weight.out_features)
-
     def axis(self, weight: Weight) -> str:
         return "r"
 

@@ -19,18 +19,11 @@ class NarrowTensors(TensorForm):
             yield Fit(down, found.curve.loss, {"order": found.order}, [down])
 
     def parameters(self, work: SiteWork, weight: Weight, dim: int) -> dict[str, Tensor]:
-        linear, kept = work.linear(weight), self._neurons(work, dim)
-        if weight.neurons == "in":
+        linear = work.linear(weight)
+        down = next(one for one in work.weights if one.neurons == "in")
+        kept = last_to_go(work.kept.of(self.form, "order", down), dim)
+        if weight is down:
             return {"weight": compensated(linear.weight, kept, work.statistics.metric(weight))} | bias_of(linear)
         blocks = range(0, weight.out_features, weight.out_features // weight.blocks)
         rows = torch.cat([start + kept for start in blocks])
-        bias = {} if linear.bias is None else {"bias": linear.bias[rows]}
-        return {"weight": linear.weight[rows]} | bias
-
-    def _neurons(self, work: SiteWork, dim: int) -> Tensor:
-        """Indices of those that stay, ascending, the same for all weights of the site."""
-        if "neurons" not in work.shared:
-            down = next(weight for weight in work.weights if weight.neurons == "in")
-            work.shared["neurons"] = last_to_go(work.kept.of(self.form, "order", down), dim)
-        found: Tensor = work.shared["neurons"]
-        return found
+        return {name: values[rows] for name, values in linear.named_parameters()}
