@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 from gac.errors import UNSAFE, GacError
 
@@ -249,29 +249,31 @@ def whole_file(path: Path, what: str, error: type[GacError] = GacError) -> Itera
         ) from failure
 
 
-def write_record(record: Any, path: str | Path, what: str, error: type[GacError], indent: int | None = None) -> None:
-    """Write a frozen dataclass as a JSON file that is whole or absent.
+class Record:
+    """A frozen dataclass that is kept as a JSON file; errors call it by the name of its class."""
 
-    Args:
-        what: how to name it in an error: ``plan``.
-        error: which ``GacError`` to raise.
+    _error: ClassVar[type[GacError]] = GacError
+    _indent: ClassVar[int | None] = 1
 
-    Raises:
-        GacError: of the class ``error``, where the path cannot be written.
-    """
-    with whole_file(Path(path), what, error) as temporary:
-        temporary.write_bytes(to_json(record, indent) + b"\n")
+    def save(self, path: str | Path) -> None:
+        """Write it as JSON; the file is whole or absent.
 
+        Raises:
+            GacError: the path cannot be written.
+        """
+        with whole_file(Path(path), type(self).__name__.lower(), self._error) as temporary:
+            temporary.write_bytes(to_json(self, self._indent) + b"\n")
 
-def read_record(kind: type[T], path: str | Path, what: str, error: type[GacError]) -> T:
-    """Read back what ``write_record`` wrote, as strictly as ``from_json``.
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Read it back, and check it as when it was made; of what may be left out, defaults are taken.
 
-    Raises:
-        GacError: of the class ``error``, where the file cannot be read or is none.
-    """
-    source = Path(path)
-    text = read_bytes(source, what, f"a {what} written by {kind.__name__}.save", error)
-    return from_json(kind, text, f"{what} {source}", error)
+        Raises:
+            GacError: the file is unreadable, is none, or contradicts itself; names the path to the field.
+        """
+        source, what = Path(path), cls.__name__.lower()
+        text = read_bytes(source, what, f"a {what} written by {cls.__name__}.save", cls._error)
+        return from_json(cls, text, f"{what} {source}", cls._error)
 
 
 def read_document(path: str | Path, what: str, expected: str, error: type[GacError]) -> Any:

@@ -1,28 +1,25 @@
 """The plan: one candidate a site, with what it was made from and what it promises."""
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from math import exp
 from typing import Literal
 
-from gac.costs import BYTES, COSTS, KV_NUMBERS, ns_of
+from gac.costs import COSTS, KV_NUMBERS, ns_of
 from gac.display import Shown
 from gac.errors import PlanError
-from gac.forms import check_choice, check_choices, form_named
-from gac.io import read_record, write_record
+from gac.forms import check_choice, form_named
+from gac.io import Record
+from gac.models.sites import Site
 from gac.models.weights import Weight
+from gac.plan_summary import summary
 from gac.recipe import Recipe
 from gac.schemes import DEFAULT_SCHEME, scheme_named
 
 SCHEMA = 2
 _STRICT = {"extra": "forbid", "allow_inf_nan": False}
 _EDITED = "Make the plan again; this one was edited."
-
-
-def is_of_dims(column: str) -> bool:
-    """Whether forms and dims alone say what a cost column holds."""
-    return column in COSTS
+_LARGEST = 709.0  # e to this power is about 8e307, near the largest float64
 
 
 @dataclass(frozen=True)
@@ -105,6 +102,10 @@ class Measured:
     profile: ProfileUsed
     factor: float
     __pydantic_config__ = _STRICT
+
+    def perplexity(self, loss: float) -> float:
+        """On the calibration text, for a predicted loss; the smallest budgets of large models lose hundreds of nats."""
+        return exp(min(self.calibration.loss + loss, _LARGEST))
 
 
 @dataclass(frozen=True)
@@ -200,6 +201,10 @@ class Candidate:
     shared: bool = False
     __pydantic_config__ = _STRICT
 
+    def choices(self, weights: Sequence[Weight]) -> tuple[WeightChoice, ...]:
+        """What each of the site's weights becomes."""
+        return tuple(WeightChoice(*one) for one in zip(weights, self.forms, self.dims, self.schemes, strict=True))
+
 
 @dataclass(frozen=True)
 class SiteChoice:
@@ -222,9 +227,16 @@ class SiteChoice:
     alternatives: tuple[Candidate, ...] = ()
     __pydantic_config__ = _STRICT
 
+    @classmethod
+    def of(cls, site: Site, chosen: Candidate, alternatives: tuple[Candidate, ...] = ()) -> "SiteChoice":
+        """One of a site's candidates as its choice."""
+        weights, latency = chosen.choices(site.weights), chosen.latency_ns
+        sizes = chosen.params, site.params
+        return cls(site.name, site.layer, site.kind, weights, *sizes, chosen.loss, latency, chosen.shared, alternatives)
+
 
 @dataclass(frozen=True, repr=False)
-class Plan(Shown):
+class Plan(Shown, Record):
     """One candidate for every site, and everything needed to judge and to apply the choice.
 
     Attributes:
@@ -243,6 +255,7 @@ class Plan(Shown):
     certificate: Certificate
     sites: tuple[SiteChoice, ...]
     __pydantic_config__ = _STRICT
+    _error = PlanError
 
     def __post_init__(self) -> None:
         if self.schema_version != SCHEMA:
@@ -295,23 +308,6 @@ class Plan(Shown):
         total = sum(counts.values())
         return 1.0 if total == 0 else 1 - counts["unaligned"] / total
 
-    def save(self, path: str | Path) -> None:
-        """Write the plan as JSON; the file is whole or absent.
-
-        Raises:
-            PlanError: the path cannot be written.
-        """
-        write_record(self, path, "plan", PlanError, indent=1)
-
-    @classmethod
-    def load(cls, path: str | Path) -> "Plan":
-        """Read a plan back and check its counts again.
-
-        Raises:
-            PlanError: the file is unreadable, is not a plan, or contradicts itself.
-        """
-        return read_record(cls, path, "plan", PlanError)
-
     def compare(self, other: "Plan") -> "PlanComparison":
         """This plan beside another one for the same model.
 
@@ -331,7 +327,7 @@ class Plan(Shown):
 
     def summary(self) -> str:
         """The plan in words, a dozen lines of plain text."""
-        return "\n".join(_summary_lines(self))
+        return summary(self)
 
 
 @dataclass(frozen=True)
@@ -405,14 +401,10 @@ def _check_counts(plan: Plan) -> None:
             raise PlanError(f"plan has no {name}", "one at least", _EDITED)
     _check_ranges(plan)
     for site in plan.sites:
-        for choice in site.weights:
-            check_choice(choice.weight, choice.form, choice.dim)
-        _check_params(site)
-        _check_sides_meet(site)
-        for other in site.alternatives:
-            weights = [one.weight for one in site.weights]
-            check_candidate(other, weights, len(site.latency_ns), f"an alternative of site {site.site}")
-    _check_prices(plan)
+        _check_site(site)
+    if any(site.alternatives for site in plan.sites) and len(plan.certificate.multipliers) != len(plan.limits):
+        given = f"plan has alternatives and {len(plan.certificate.multipliers)} multipliers"
+        raise PlanError(given, f"{len(plan.limits)}, one a limit", _EDITED)
     asked = {limit.column: limit.asked for limit in plan.limits}
     if list(asked.items()) != list(plan.recipe.fractions.items()):
         raise PlanError(f"plan limits {asked}", f"{plan.recipe.fractions}, as its recipe says", _EDITED)
@@ -420,15 +412,21 @@ def _check_counts(plan: Plan) -> None:
         _check_limit(plan, limit)
 
 
-def _check_params(site: SiteChoice) -> None:
-    counted = sum(weight.params for weight in site.weights)
-    dense = sum(weight.weight.params for weight in site.weights)
-    if (counted, dense) != (site.params, site.dense_params):
+def _check_site(site: SiteChoice) -> None:
+    weights = [one.weight for one in site.weights]
+    _check_choices(site.weights, site.params, f"site {site.site}")
+    if (dense := sum(weight.params for weight in weights)) != site.dense_params:
+        raise PlanError(f"site {site.site} states {site.dense_params} dense parameters", f"{dense}", _EDITED)
+    shorter = {(one.form, one.dim) for one in site.weights if form_named(one.form).shortens(one.weight)}
+    met = {form_named(one.form).shortens(one.weight) for one in site.weights} - {None}
+    if len(shorter) > 1 or (shorter and met != {"out", "in"}):
         raise PlanError(
-            f"site {site.site} states {site.params} of {site.dense_params} parameters",
-            f"{counted} of {dense}, as its dims say",
+            f"site {site.site} has {', '.join(f'{form} dim {dim}' for form, dim in sorted(shorter))}",
+            "one form and dim for all weights that it shortens together",
             _EDITED,
         )
+    for other in site.alternatives:
+        check_candidate(other, weights, len(site.latency_ns), f"an alternative of site {site.site}")
 
 
 def counted(weights: Sequence[WeightChoice], column: str) -> tuple[int, int]:
@@ -438,17 +436,27 @@ def counted(weights: Sequence[WeightChoice], column: str) -> tuple[int, int]:
     return used, sum(cost(dense, plain, one.weight, dense.full(one.weight)) for one in weights)
 
 
+def amounts(
+    weights: Sequence[WeightChoice], workloads: Sequence[WorkloadLatency], column: str
+) -> tuple[int, int] | None:
+    """What these choices take of a cost column, and what the dense weights take; None where either is unknown."""
+    if column in COSTS:
+        return counted(weights, column)
+    for one in workloads:
+        if ns_of(one.workload) == column and one.plan_ns is not None and one.dense_ns is not None:
+            return one.plan_ns, one.dense_ns
+    return None
+
+
 def _check_limit(plan: Plan, limit: Limit) -> None:
     """Everything that a limit states, counted again."""
-    latency = {ns_of(one.workload): (one.plan_ns, one.dense_ns) for one in plan.workloads}
-    if not is_of_dims(limit.column) and limit.column not in latency:
+    if (found := amounts(plan.weights, plan.workloads, limit.column)) is None:
         raise PlanError(f"plan limits {limit.column!r}", "a cost that it has", _EDITED)
-    used, total = latency.get(limit.column) or counted(plan.weights, limit.column)
     over = max(0, limit.used - limit.limit)
-    if (used, total, over) != (limit.used, limit.total, limit.over):
+    if (*found, over) != (limit.used, limit.total, limit.over):
         raise PlanError(
             f"plan states {limit.used} of {limit.total} {limit.column}, limit {limit.limit}, {limit.over} over it",
-            f"{used} of {total}, {over} over the limit",
+            f"{found[0]} of {found[1]}, {over} over the limit",
             _EDITED,
         )
 
@@ -475,9 +483,15 @@ def check_candidate(candidate: Candidate, weights: Sequence[Weight], workloads: 
     if any(ns is not None and ns < 1 for ns in latency) or any(count < 0 for count in interpolated):
         given = f"{what} has latencies {latency}, {interpolated} interpolated"
         raise PlanError(given, "positive ns and counts", _EDITED)
-    for scheme in candidate.schemes:
-        scheme_named(scheme)
-    check_choices(weights, candidate.forms, candidate.dims, candidate.params, what)
+    _check_choices(candidate.choices(weights), candidate.params, what)
+
+
+def _check_choices(choices: Sequence[WeightChoice], params: int, what: str) -> None:
+    for one in choices:
+        check_choice(one.weight, one.form, one.dim)
+        scheme_named(one.scheme)
+    if (counted := sum(one.params for one in choices)) != params:
+        raise PlanError(f"{what} states {params} parameters", f"{counted}, as its dims say", _EDITED)
 
 
 def _check_ranges(plan: Plan) -> None:
@@ -495,97 +509,3 @@ def _check_ranges(plan: Plan) -> None:
     for name, count in counts.items():
         if count < 1:
             raise PlanError(f"plan has {name} out of range", "counts that can be", "Make the plan again.")
-
-
-def _check_prices(plan: Plan) -> None:
-    """Alternatives are weighed at one price a limit."""
-    prices = len(plan.certificate.multipliers)
-    if any(site.alternatives for site in plan.sites) and prices != len(plan.limits):
-        given = f"plan has alternatives and {prices} multipliers"
-        raise PlanError(given, f"{len(plan.limits)}, one a limit", _EDITED)
-
-
-def _check_sides_meet(site: SiteChoice) -> None:
-    """Weights that are shorter on sides that meet have one dim."""
-    shorter = {(one.form, one.dim) for one in site.weights if form_named(one.form).shortens(one.weight)}
-    met = {form_named(one.form).shortens(one.weight) for one in site.weights} - {None}
-    if len(shorter) > 1 or (shorter and met != {"out", "in"}):
-        raise PlanError(
-            f"site {site.site} has {', '.join(f'{form} dim {dim}' for form, dim in sorted(shorter))}",
-            "one form and dim for all weights that it shortens together",
-            _EDITED,
-        )
-
-
-_REFITTED = {"none": "", "residual": "; refitted layer by layer", "update": "; second factors refitted (SVD-LLM)"}
-
-
-def _summary_lines(plan: Plan) -> list[str]:
-    budget, prediction, proof, measured, asked = (
-        plan.budget,
-        plan.prediction,
-        plan.certificate,
-        plan.measured,
-        plan.recipe,
-    )
-    text, forms = measured.calibration, Counter(weight.form for weight in plan.weights)
-    aligned = ", ".join(f"{count} x {step}" for step, count in plan.alignment.items() if count)
-    return [
-        f"GAC plan for {measured.model} ({measured.family}), method {asked.measure.method}, made with GAC "
-        f"{plan.gac_version}",
-        f"parameters   {budget.used:,} of {budget.total:,} targeted: {budget.kept:.4f} kept, {budget.asked:g} asked,",
-        f"             {budget.limit:,} allowed{_over(budget)}; {plan.kept_of_model:.4f} of the whole model",
-        *([f"memory       {_taken(memory, 'bytes')}"] if (memory := plan.limit(BYTES)) else []),
-        f"forms        {', '.join(f'{count} {form}' for form, count in sorted(forms.items()))}"
-        f"{run_as(plan)}{_REFITTED[asked.refit or 'none']}",
-        f"alignment    {aligned or 'everything stays dense'}",
-        f"loss         +{prediction.loss:.4f} nats a token predicted",
-        f"perplexity   {prediction.dense_perplexity:.2f} -> {prediction.perplexity:.2f} predicted on calibration text",
-        *(f"latency      {_latency_line(workload)}" for workload in plan.workloads),
-        *_cache_line(plan),
-        f"profile      {measured.profile.gpu}, {measured.profile.digest[:12]}; {measured.profile.note}",
-        f"calibration  {text.windows} x {text.window_tokens} tokens of {text.text}, seed {asked.measure.seed}"
-        f"{', two shots' if asked.measure.shots == 2 else ''}",
-        f"certificate  {proof.status}: loss {proof.value:.6g}, bound {proof.lower_bound:.6g}, gap {proof.gap:.3g}",
-    ]
-
-
-def run_as(plan: Plan) -> str:
-    """What does not run weight by weight as PyTorch does, to follow the forms; nothing where all of it does."""
-    return f"{_fusing(plan)}{'; one row in Triton' if plan.recipe.deployment.decode_kernel == 'triton' else ''}"
-
-
-def _fusing(plan: Plan) -> str:
-    fuse = plan.recipe.deployment.fuse
-    if fuse != "auto":
-        return "; q/k/v and gate/up fused" if fuse else ""
-    counts = Counter(site.kind for site in plan.sites if site.shared)
-    return f"; fused: {', '.join(f'{count} {kind}' for kind, count in counts.items()) or 'none'}"
-
-
-def _over(limit: Limit) -> str:
-    return f", overshot by {limit.over:,}" if limit.over else ""
-
-
-def _taken(limit: Limit, unit: str) -> str:
-    allowed = f"{limit.limit:,} allowed{_over(limit)}"
-    return f"{limit.used:,} of {limit.total:,} {unit}: {limit.kept:.4f} kept, {allowed}"
-
-
-def _cache_line(plan: Plan) -> list[str]:
-    used, total = plan.kv_numbers
-    if limit := plan.limit(KV_NUMBERS):
-        return [f"KV cache     {_taken(limit, 'numbers a token')}"]
-    return [f"KV cache     {used:,} of {total:,} numbers a token: {used / total:.4f} kept"] if total else []
-
-
-def _latency_line(workload: WorkloadLatency) -> str:
-    if workload.dense_ns is None or workload.plan_ns is None:
-        missing = f"the profile lacks the shapes of {workload.unknown} weights"
-        return f"{workload.workload}: unknown, {missing} (gac profile --model ... measures them)"
-    ratio = workload.plan_ns / workload.dense_ns
-    counts = f"{workload.measured} measured, {workload.interpolated} interpolated"
-    return (
-        f"{workload.workload}: {workload.plan_ns / 1e6:.3f} ms of {workload.dense_ns / 1e6:.3f} ms dense "
-        f"({ratio:.3f}x; {counts})"
-    )

@@ -17,7 +17,7 @@ from gac.costs import BYTES, KV_NUMBERS, PARAMS, ns_of
 from gac.errors import BudgetError, GacError, did_you_mean
 from gac.forms import DEFAULT_FORMS, FORMS
 from gac.forms.planned_sites import Fusing
-from gac.io import read_record, write_record
+from gac.io import Record
 from gac.schemes import DEFAULT_SCHEME, SCHEMES
 from gac.workloads import Workload
 
@@ -221,7 +221,7 @@ class Options(TypedDict, total=False):
 
 
 @dataclass(frozen=True)
-class Recipe:
+class Recipe(Record):
     """All that is asked for, validated when it is made.
 
     Attributes:
@@ -312,23 +312,6 @@ class Recipe:
                 if changed or name in _ALWAYS:
                     found[name] = value
         return found
-
-    def save(self, path: str | Path) -> None:
-        """Write the recipe as JSON; the file is whole or absent.
-
-        Raises:
-            GacError: the path cannot be written.
-        """
-        write_record(self, path, "recipe", GacError, indent=1)
-
-    @classmethod
-    def load(cls, path: str | Path) -> "Recipe":
-        """Read a recipe back; what it leaves out has its default.
-
-        Raises:
-            GacError: the file is unreadable or no recipe; names the path to the field.
-        """
-        return read_record(cls, path, "recipe", GacError)
 
 
 def check_fraction(name: str, value: object) -> None:

@@ -2,13 +2,14 @@
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import reduce
 from math import lcm
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gac.allocation.latencies import UNKNOWN, Timing, recorded, sum_of_latencies
+from gac.allocation.latencies import UNKNOWN, Timing, sum_of_latencies
 from gac.allocation.pareto import front
 from gac.arrays import Floats, Ints
 from gac.costs import COSTS, PARAMS, columns_of
@@ -18,9 +19,10 @@ from gac.forms import Form, form_named
 from gac.models.sites import Site
 from gac.models.weights import Weight
 from gac.plan import Candidate
-from gac.profiling.table import Profile
+from gac.recipe import Space
 from gac.schemes import DEFAULT_SCHEME, Scheme, scheme_named
-from gac.workloads import Workload
+
+Numbers = TypeVar("Numbers", Floats, Ints)
 
 _BATCH = 1 << 20
 
@@ -71,9 +73,18 @@ class CandidateSet:
         """ns for each workload, shape ``(n, workloads)``."""
         return self.costs[:, len(COSTS) :]
 
-    def row(self, index: int) -> "CandidateSet":
-        """One candidate, as a set of one."""
-        return self.at(slice(index, index + 1))
+    def candidate(self, row: int) -> Candidate:
+        """One of them as plans have it."""
+        return Candidate(
+            forms=tuple(self.forms[row].tolist()),
+            schemes=tuple(self.schemes[row].tolist()),
+            dims=tuple(self.dims[row].tolist()),
+            params=int(self.params[row]),
+            loss=float(self.loss[row]),
+            latency_ns=tuple(None if ns == UNKNOWN else ns for ns in self.latency[row].tolist()),
+            interpolated=tuple(self.interpolated[row].tolist()),
+            shared=bool(self.shared[row]),
+        )
 
     def at(self, cut: slice | Ints | NDArray[np.bool_]) -> "CandidateSet":
         """Some of the candidates."""
@@ -87,35 +98,10 @@ class CandidateSet:
         return replace(parts[0], **columns)
 
 
-def candidate_of(rows: CandidateSet, row: int) -> Candidate:
-    """One of the candidates as records have it."""
-    return Candidate(
-        forms=tuple(rows.forms[row].tolist()),
-        schemes=tuple(rows.schemes[row].tolist()),
-        dims=tuple(rows.dims[row].tolist()),
-        params=int(rows.params[row]),
-        loss=float(rows.loss[row]),
-        latency_ns=recorded(rows.latency[row]),
-        interpolated=tuple(rows.interpolated[row].tolist()),
-        shared=bool(rows.shared[row]),
-    )
-
-
 _ARRAYS = tuple(field.name for field in fields(CandidateSet))[2:]
 
 
-def candidates(
-    site: Site,
-    curves: LossCurves,
-    *,
-    forms: Sequence[str],
-    profile: Profile | None,
-    workloads: Sequence[Workload],
-    align: bool | int,
-    limited: Collection[str],
-    schemes: Sequence[str] = (DEFAULT_SCHEME,),
-    triton: bool = False,
-) -> CandidateSet:
+def candidates(site: Site, curves: LossCurves, space: Space, timing: Timing, limited: Collection[str]) -> CandidateSet:
     """Every form, scheme and dim worth choosing for a site, sorted by parameters and then loss.
 
     Each weight may stay dense or take a form of its own at one of its dims; those that a form shortens together
@@ -127,49 +113,45 @@ def candidates(
 
     Args:
         curves: of the model.
-        forms: which forms besides dense.
-        align: only dims that the profile shows to be sound for all workloads, and of those the multiples of the number
-            that is given (all of its multiples where there is no profile); False: every integer dim.
+        space: the forms besides dense, and the schemes; weights that share a GEMM have one scheme, and so do those that
+            a form takes together. ``align`` keeps to dims that the profile shows to be sound for all workloads, and of
+            those to the multiples of the number that is given (all of its multiples where there is no profile).
+        timing: where latencies are looked up.
         limited: the cost columns in which choices will be limited.
-        schemes: how numbers may be stored; weights that share a GEMM have one scheme, and so do those that a form
-            takes together.
-        triton: whether GEMMs of one row run in Triton.
 
     Raises:
         ProfileError: ``align`` without a profile.
-        PlanError: a form or a scheme is unknown.
     """
-    if align is True and profile is None:
+    if space.align is True and timing.profile is None:
         raise ProfileError(
             "align=True without a profile",
             "a profile that shows which dims are sound",
             "Name a profile, a number to align to, or align=False.",
         )
-    space = _Space(
-        tuple(form_named(name) for name in dict.fromkeys(forms)),
-        tuple(scheme_named(name) for name in dict.fromkeys(schemes)),
-        curves,
-        Timing(profile, tuple(workloads), triton),
-        align,
-        tuple(column for column in columns_of(workloads) if column in limited),
-    )
-    parts = [part for layout in site.layouts for part in space.of_layout(layout)]
+    columns = tuple(column for column in columns_of(timing.workloads) if column in limited)
+    schemes = [scheme_named(name) for name in space.schemes]
+    parts: list[CandidateSet] = []
+    for layout in site.layouts:
+        # Weights that share a GEMM have one scheme.
+        for together in [[scheme] for scheme in schemes] if layout.fused else [schemes]:
+            parts += _Making(layout, curves, space, together, timing, columns).all()
     rows = CandidateSet.joined(parts)
     if site.either:
-        rows = _fastest_first(rows, site, space.timing)
+        rows = _fastest_first(rows, site, timing)
     if len(parts) > 1:
-        rows = _reduced(rows, space.limited)
-    return _sorted(_with_dense(rows, site, space.timing) if DEFAULT_SCHEME in schemes else rows)
+        rows = _reduced(rows, columns)
+    if DEFAULT_SCHEME in space.schemes:
+        rows = _with_dense(rows, dense_candidate(site, timing))
+    return rows.at(np.lexsort((rows.loss, rows.params)))
 
 
-def dense_candidate(
-    site: Site, *, profile: Profile | None, workloads: Sequence[Workload], triton: bool = False
-) -> CandidateSet:
+def dense_candidate(site: Site, timing: Timing) -> CandidateSet:
     """The dense site as its only candidate: what a plan's costs are set beside.
 
     Where its weights may be fused or not, they are not: so the model runs that is compressed.
     """
-    return _dense(site, Timing(profile, tuple(workloads), triton))
+    dense, dims = [form_named("dense")] * len(site.weights), [_full(weight) for weight in site.weights]
+    return _side_by_side(site.layouts[0], dense, dims, scheme_named(DEFAULT_SCHEME), timing)
 
 
 def candidate_at(site: Site, forms: Sequence[str], dims: Sequence[int], loss: float, timing: Timing) -> CandidateSet:
@@ -180,120 +162,100 @@ def candidate_at(site: Site, forms: Sequence[str], dims: Sequence[int], loss: fl
     as_forms, as_dims = [form_named(name) for name in forms], [np.array([dim]) for dim in dims]
     scheme = scheme_named(DEFAULT_SCHEME)
     rows = CandidateSet.joined([_side_by_side(layout, as_forms, as_dims, scheme, timing) for layout in site.layouts])
-    return replace(_fastest_first(rows, site, timing).row(0), loss=np.array([loss]))
+    return replace(_fastest_first(rows, site, timing).at(slice(1)), loss=np.array([loss]))
 
 
 @dataclass(frozen=True, eq=False)
-class _Space:
-    """What candidates are made from, and what will be limited."""
+class _Making:
+    """What the candidates of a site are made from where it is known what is fused, and what will be limited."""
 
-    forms: tuple[Form, ...]
-    schemes: tuple[Scheme, ...]
+    site: Site
     curves: LossCurves
+    space: Space
+    schemes: Sequence[Scheme]
     timing: Timing
-    align: bool | int
     limited: tuple[str, ...]
 
-    def of_layout(self, site: Site) -> list[CandidateSet]:
-        """All that a site may become where it is known what is fused."""
-        if site.fused and len(self.schemes) > 1:
-            return [part for scheme in self.schemes for part in replace(self, schemes=(scheme,)).of_layout(site)]
-        own = self._one_by_one(site)
-        rows = [_combinations(site, own, self.timing, self.limited)]
-        for form in self.forms:
-            for scheme in self.schemes if (taken := site.taken_by(form)) else ():
-                (key,) = (weight for weight in site.weights if form.shortens(weight) == "in")
-                if curve := self.curves.of(form, key, scheme.name):
-                    rows += self._together(form, scheme, site, taken, curve, own)
-        return rows
+    @property
+    def forms(self) -> list[Form]:
+        return [form_named(name) for name in self.space.forms]
 
-    def _one_by_one(self, site: Site) -> list[CandidateSet]:
-        """Each weight's own choices."""
-        found = []
-        for at, weight in enumerate(site.weights):
-            fused, options = at in site.fused, []
-            for scheme in (scheme for scheme in self.schemes if scheme.takes(weight)):
-                dense = form_named("dense")
-                lost = self.curves.of(dense, weight, scheme.name)
-                options.append(_options(site, dense, scheme, weight, _full(weight), lost, self.timing, fused))
-                for form in (form for form in self.forms if form.takes(weight) and not form.shortens(weight)):
-                    if curve := self.curves.of(form, weight, scheme.name):
-                        dims = self._dims(form, [weight], form.largest_useful(weight), [fused])
-                        options.append(_options(site, form, scheme, weight, dims, curve, self.timing, fused))
-            found.append(CandidateSet.joined(options))
+    def all(self) -> list[CandidateSet]:
+        """All that the site may become."""
+        own = [self._own(at) for at in range(len(self.site.weights))]
+        found = [self._combined(own)]
+        for form in self.forms:
+            for scheme in self.schemes if (taken := self.site.taken_by(form)) else ():
+                (key,) = (weight for weight in self.site.weights if form.shortens(weight) == "in")
+                if curve := self.curves.of(form, key, scheme.name):
+                    found += self._together(form, scheme, taken, curve, own)
         return found
 
+    def _own(self, at: int) -> CandidateSet:
+        """One weight's own choices."""
+        weight, dense, options = self.site.weights[at], form_named("dense"), []
+        for scheme in (scheme for scheme in self.schemes if scheme.takes(weight)):
+            lost = self.curves.of(dense, weight, scheme.name)
+            options.append(_options(self.site, at, dense, scheme, _full(weight), lost, self.timing))
+            for form in (form for form in self.forms if form.takes(weight) and not form.shortens(weight)):
+                if curve := self.curves.of(form, weight, scheme.name):
+                    dims = self._dims(form, [at], form.largest_useful(weight))
+                    options.append(_options(self.site, at, form, scheme, dims, curve, self.timing))
+        return CandidateSet.joined(options)
+
     def _together(
-        self,
-        form: Form,
-        scheme: Scheme,
-        site: Site,
-        taken: Sequence[int],
-        curve: LossCurve,
-        own: Sequence[CandidateSet],
+        self, form: Form, scheme: Scheme, taken: Sequence[int], curve: LossCurve, own: Sequence[CandidateSet]
     ) -> list[CandidateSet]:
         """One dim, below the full one, for all weights that a form takes together, beside the others' own choices."""
-        weights, fused = [site.weights[at] for at in taken], [at in site.fused for at in taken]
-        dims = self._dims(form, weights, curve.full - 1, fused)
+        dims = self._dims(form, taken, curve.full - 1)
+        if not len(dims):
+            return []
         if len(taken) == len(own):
-            rows = _side_by_side(site, [form] * len(own), [dims] * len(own), scheme, self.timing)
+            rows = _side_by_side(self.site, [form] * len(own), [dims] * len(own), scheme, self.timing)
             return [replace(rows, loss=curve.loss[dims])]
         found = []
         for dim in dims.tolist():
             options, at_dim = list(own), np.array([dim])
             for at in taken:
-                joins = at in site.fused
-                options[at] = _options(site, form, scheme, site.weights[at], at_dim, None, self.timing, joins)
-            rows = _combinations(site, options, self.timing, self.limited)
+                options[at] = _options(self.site, at, form, scheme, at_dim, None, self.timing)
+            rows = self._combined(options)
             found.append(replace(rows, loss=rows.loss + curve.loss[dim]))
         return found
 
-    def _dims(self, form: Form, weights: Sequence[Weight], largest: int, fused: Sequence[bool]) -> Ints:
+    def _combined(self, options: Sequence[CandidateSet]) -> CandidateSet:
+        """All combinations of the weights' choices, reduced after each weight."""
+        rows = options[0]
+        for at, own in enumerate(options):
+            rows = _combined(rows, own, self.limited) if at else rows
+            if self.site.fused and at == self.site.fused[-1]:
+                rows = _reduced(_with_fused_gemm(rows, self.site, self.timing), self.limited)
+        return rows
+
+    def _dims(self, form: Form, taken: Sequence[int], largest: int) -> Ints:
         """The dims from 1 to the largest, and of those the aligned and sound ones where dims are to be aligned."""
-        dims = np.arange(1, largest + 1, dtype=np.int64)
-        if self.align:
-            dims = dims[dims % step_of(form, self.align) == 0]
-        if self.align and self.timing.profile is not None:
-            for weight, joins in zip(weights, fused, strict=True):
-                dims = dims[self.timing.sound(form, weight, dims, joins)]
+        dims, align = np.arange(1, largest + 1, dtype=np.int64), self.space.align
+        if align:
+            dims = dims[dims % step_of(form, align) == 0]
+        if align and self.timing.profile is not None:
+            for at in taken:
+                dims = dims[self.timing.sound(form, self.site.weights[at], dims, at in self.site.fused)]
         return dims
 
 
 def _fastest_first(rows: CandidateSet, site: Site, timing: Timing) -> CandidateSet:
     """By the sum over the workloads of the latency over the dense site's, unknown ones last; else as they were."""
-    dense = _dense(site, timing).latency
+    dense = dense_candidate(site, timing).latency
     known = ((rows.latency != UNKNOWN) & (dense != UNKNOWN)).all(axis=1)
     return rows.at(np.argsort(np.where(known, (rows.latency / np.abs(dense)).sum(axis=1), np.inf), kind="stable"))
-
-
-def _combinations(site: Site, options: Sequence[CandidateSet], timing: Timing, limited: Sequence[str]) -> CandidateSet:
-    """All combinations of the weights' choices, reduced after each weight."""
-    rows: CandidateSet | None = None
-    for at, (weight, own) in enumerate(zip(site.weights, options, strict=True)):
-        rows = own if rows is None else _combined(rows, own, limited)
-        if site.fused and at == site.fused[-1]:
-            rows = _reduced(_with_fused_gemm(rows, weight.in_features, timing), limited)
-    assert rows is not None, "a site without weights"
-    return rows
-
-
-def _dense(site: Site, timing: Timing) -> CandidateSet:
-    dense, dims = [form_named("dense")] * len(site.weights), [_full(weight) for weight in site.weights]
-    return _side_by_side(site.layouts[0], dense, dims, scheme_named(DEFAULT_SCHEME), timing)
 
 
 def _side_by_side(
     site: Site, forms: Sequence[Form], dims: Sequence[Ints], scheme: Scheme, timing: Timing
 ) -> CandidateSet:
     """Every weight in its form, each at its dims, row by row; no loss is looked up."""
-    rows: CandidateSet | None = None
-    for at, (weight, form, ours) in enumerate(zip(site.weights, forms, dims, strict=True)):
-        part = _options(site, form, scheme, weight, ours, None, timing, at in site.fused)
-        rows = part if rows is None else _beside(rows, part)
-        if site.fused and at == site.fused[-1]:
-            rows = _with_fused_gemm(rows, weight.in_features, timing)
-    assert rows is not None, "a site without weights"
-    return rows
+    weights = enumerate(zip(forms, dims, strict=True))
+    rows = reduce(_beside, [_options(site, at, form, scheme, ours, None, timing) for at, (form, ours) in weights])
+    return _with_fused_gemm(rows, site, timing) if site.fused else rows
 
 
 def step_of(form: Form, align: bool | int) -> int:
@@ -306,17 +268,10 @@ def _full(weight: Weight) -> Ints:
 
 
 def _options(
-    site: Site,
-    form: Form,
-    scheme: Scheme,
-    weight: Weight,
-    dims: Ints,
-    curve: LossCurve | None,
-    timing: Timing,
-    fused: bool,
+    site: Site, at: int, form: Form, scheme: Scheme, dims: Ints, curve: LossCurve | None, timing: Timing
 ) -> CandidateSet:
     """One weight in one form and scheme at each of the dims."""
-    count = len(dims)
+    weight, fused, count = site.weights[at], at in site.fused, len(dims)
     latency, measured = (timing.after_fused if fused else timing.of_weight)(form, weight, dims, scheme)
     counted = [[cost(form, scheme, weight, dim) for cost in COSTS.values()] for dim in dims.tolist()]
     return CandidateSet(
@@ -333,16 +288,14 @@ def _options(
     )
 
 
-def _with_fused_gemm(rows: CandidateSet, in_features: int, timing: Timing) -> CandidateSet:
+def _with_fused_gemm(rows: CandidateSet, site: Site, timing: Timing) -> CandidateSet:
     """The same rows with the latency of the GEMM that their weights share, which is then accounted for."""
-    latency, measured = timing.of_fused(in_features, rows.width, scheme_named(str(rows.schemes[0, -1])))
-    counted = np.concatenate([np.zeros((len(rows), len(COSTS)), dtype=np.int64), latency], axis=1)
-    return replace(
-        rows,
-        costs=sum_of_latencies(rows.costs, counted),
-        interpolated=rows.interpolated + ((latency != UNKNOWN) & ~measured),
-        width=np.zeros_like(rows.width),
-    )
+    first, costs = site.fused[0], rows.costs.copy()
+    scheme = scheme_named(str(rows.schemes[0, first]))
+    latency, measured = timing.of_fused(site.weights[first].in_features, rows.width, scheme)
+    costs[:, len(COSTS) :] = sum_of_latencies(rows.latency, latency)
+    interpolated = rows.interpolated + ((latency != UNKNOWN) & ~measured)
+    return replace(rows, costs=costs, interpolated=interpolated, width=np.zeros_like(rows.width))
 
 
 def _beside(left: CandidateSet, right: CandidateSet) -> CandidateSet:
@@ -365,19 +318,19 @@ def _combined(left: CandidateSet, right: CandidateSet, limited: Sequence[str]) -
     width = max(1, _BATCH // len(right))
     parts = []
     for start in range(0, len(left), width):
-        part = left.at(np.arange(start, min(start + width, len(left))))
-        widths = _limited_widths(part, limited)[:, None] + _limited_widths(right, limited)[None, :]
-        widths = widths.reshape(len(part) * len(right), -1)
-        kept = np.flatnonzero(_front(_pair_criteria(part, right, limited), widths))
+        part = left.at(slice(start, start + width))
+        criteria = _pair_sums(_criteria(part, limited), _criteria(right, limited))
+        widths = _pair_sums(_limited_widths(part, limited), _limited_widths(right, limited))
+        kept = np.flatnonzero(_front(criteria, widths))
         at_left, at_right = np.divmod(kept, len(right))
         parts.append(_beside(part.at(at_left), right.at(at_right)))
     return parts[0] if len(parts) == 1 else _reduced(CandidateSet.joined(parts), limited)
 
 
-def _pair_criteria(left: CandidateSet, right: CandidateSet, limited: Sequence[str]) -> Floats:
-    """The criteria of every left row beside every right row, left rows outermost."""
-    first, second = _criteria(left, limited), _criteria(right, limited)
-    return (first[:, None, :] + second[None, :, :]).reshape(-1, first.shape[1])
+def _pair_sums(left: Numbers, right: Numbers) -> Numbers:
+    """Every left row with every right row added to it, left rows outermost."""
+    sums: Numbers = (left[:, None, :] + right[None, :, :]).reshape(len(left) * len(right), left.shape[1])
+    return sums
 
 
 def _criteria(rows: CandidateSet, limited: Sequence[str]) -> Floats:
@@ -410,12 +363,7 @@ def _front(criteria: Floats, widths: Ints) -> NDArray[np.bool_]:
     return mask
 
 
-def _with_dense(rows: CandidateSet, site: Site, timing: Timing) -> CandidateSet:
-    dense = _dense(site, timing)
+def _with_dense(rows: CandidateSet, dense: CandidateSet) -> CandidateSet:
     same = [(getattr(rows, name) == getattr(dense, name)).all(axis=1) for name in ("forms", "schemes", "dims")]
     found = np.logical_and.reduce([*same, rows.shared == dense.shared])
     return rows if found.any() else CandidateSet.joined([rows, dense])
-
-
-def _sorted(rows: CandidateSet) -> CandidateSet:
-    return rows.at(np.lexsort((rows.loss, rows.params)))

@@ -6,11 +6,10 @@ from math import fsum
 
 import numpy as np
 
-from gac.allocation.assemble import weight_choices
 from gac.allocation.candidates import CandidateSet
 from gac.allocation.knapsack import Group, knapsack
 from gac.allocation.latencies import UNKNOWN
-from gac.allocation.limits import dense_total, floored, total
+from gac.allocation.limits import dense_total, floored
 from gac.allocation.problem import Problem
 from gac.costs import PARAMS, ns_of
 from gac.errors import BudgetError
@@ -102,9 +101,11 @@ def _cheapest(problem: Problem, sets: Sequence[CandidateSet], column: str, most:
         for rows in sets
     ]
     solution = knapsack(groups, [most], names=["the loss limit in nano-nats"])
-    chosen = [rows.row(item) for rows, item in zip(sets, solution.choice, strict=True)]
-    choices = tuple(choice for pair in zip(problem.sites, chosen, strict=True) for choice in weight_choices(*pair))
-    ns, params = (total(chosen, one) for one in (column, PARAMS))
-    assert ns is not None, "candidates of unknown latency are left out"
-    assert params is not None
-    return Fastest(choices, ns, params, fsum(row.loss[0] for row in chosen), False)
+    chosen = [rows.candidate(item) for rows, item in zip(sets, solution.choice, strict=True)]
+    return Fastest(
+        tuple(choice for site, one in zip(problem.sites, chosen, strict=True) for choice in one.choices(site.weights)),
+        sum(int(rows.cost(column)[item]) for rows, item in zip(sets, solution.choice, strict=True)),
+        sum(one.params for one in chosen),
+        fsum(one.loss for one in chosen),
+        proved=False,
+    )

@@ -1,11 +1,12 @@
 """Whether a budget can be met at all, known before anything is measured."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from gac.allocation.candidates import candidates, dense_candidate, step_of
-from gac.allocation.latencies import UNKNOWN
+from gac.allocation.latencies import UNKNOWN, Timing
 from gac.allocation.limits import dense_total, floored
 from gac.costs import BYTES, KV_NUMBERS, PARAMS
 from gac.curves import LossCurve, LossCurves
@@ -26,7 +27,7 @@ def check_reachable(sites: Sequence[Site], recipe: Recipe, profile: Profile) -> 
     """
     if recipe.deployment.triton:
         _check_decode_kernel(sites, recipe, profile)
-    dense = [dense_candidate(site, profile=None, workloads=()) for site in sites]
+    dense = [dense_candidate(site, Timing(None, ())) for site in sites]
     fractions = recipe.fractions
     smallest = {PARAMS: _smallest_params(sites, recipe, profile)}
     smallest[BYTES] = min(scheme_named(name).bytes(smallest[PARAMS]) for name in recipe.space.schemes)
@@ -45,26 +46,19 @@ def check_reachable(sites: Sequence[Site], recipe: Recipe, profile: Profile) -> 
 
 def _smallest_params(sites: Sequence[Site], recipe: Recipe, profile: Profile) -> int:
     of_kind: dict[str, int] = {}
+    space = replace(recipe.space, schemes=(DEFAULT_SCHEME,))
+    timing = Timing(profile, recipe.deployment.parsed, recipe.deployment.triton)
     for site in sites:
         if site.kind not in of_kind:
-            found = candidates(
-                site,
-                _flat(site, recipe.space.forms),
-                forms=recipe.space.forms,
-                profile=profile,
-                workloads=recipe.deployment.parsed,
-                align=recipe.space.align,
-                limited=(PARAMS,),
-                triton=recipe.deployment.triton,
-            )
+            found = candidates(site, _flat(site, space.forms), space, timing, (PARAMS,))
             of_kind[site.kind] = int(found.params.min())
     return sum(of_kind[site.kind] for site in sites)
 
 
 def _check_decode_kernel(sites: Sequence[Site], recipe: Recipe, profile: Profile) -> None:
-    single = [workload for workload in recipe.deployment.parsed if workload.rows == 1]
+    single = tuple(workload for workload in recipe.deployment.parsed if workload.rows == 1)
     for site in sites:
-        rows = dense_candidate(site, profile=profile, workloads=single, triton=True)
+        rows = dense_candidate(site, Timing(profile, single, triton=True))
         for workload, ns in zip(single, rows.latency[0].tolist(), strict=True):
             if ns == UNKNOWN:
                 raise ProfileError(

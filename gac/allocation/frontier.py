@@ -1,30 +1,19 @@
 """The frontier: for the whole range of budgets at once, the choice that loses least, each with its own proof."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from math import fsum
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from gac.allocation.assemble import predicted_perplexity
-from gac.allocation.candidates import CandidateSet, candidate_of, dense_candidate
-from gac.allocation.frontier_record import (
-    SCHEMA,
-    Frontier,
-    FrontierPoint,
-    SiteOptions,
-    summed_latency,
-)
-from gac.allocation.knapsack import Group, knapsack
-from gac.allocation.latencies import UNKNOWN
+from gac.allocation.candidates import CandidateSet, dense_candidate
+from gac.allocation.frontier_record import SCHEMA, Frontier, FrontierPoint, SiteOptions, sums
+from gac.allocation.knapsack import Group, Solution, knapsack
+from gac.allocation.latencies import UNKNOWN, Timing
 from gac.allocation.limits import dense_total, floored, name_of
 from gac.allocation.pareto import front
 from gac.allocation.problem import Problem
-from gac.arrays import Ints
 from gac.costs import PARAMS, ns_of
 from gac.errors import BudgetError, GacError
 from gac.models.sites import Site
-from gac.plan import Certificate, Measured
 from gac.profiling.table import Profile
 from gac.recipe import Recipe
 from gac.version import __version__
@@ -32,31 +21,6 @@ from gac.version import __version__
 __all__ = ["PARAMS", "Frontier", "FrontierPoint", "check_asked", "check_profiled", "frontier"]
 
 _STEPS = 10**6
-
-
-@dataclass(frozen=True, eq=False)
-class _Range:
-    """What is limited, ready to be solved for any limit.
-
-    Attributes:
-        groups: the candidates that matter under this one limit.
-        rows: for each group, where its items stand in the site's candidate set.
-        name: the limit in an error.
-        dense: what the limits are fractions of.
-    """
-
-    groups: list[Group]
-    rows: list[Ints]
-    name: str
-    dense: int
-
-
-@dataclass(frozen=True)
-class _Solved:
-    asked: float
-    limit: int
-    chosen: tuple[int, ...]
-    certificate: Certificate
 
 
 def frontier(problem: Problem, *, points: int = 100, limit: str = PARAMS) -> Frontier:
@@ -76,21 +40,23 @@ def frontier(problem: Problem, *, points: int = 100, limit: str = PARAMS) -> Fro
         ProfileError: a latency is limited, and the profile lacks it.
     """
     check_asked(points, limit, problem.recipe)
-    column = _column(limit)
+    column = PARAMS if limit == PARAMS else ns_of(limit)
     dense = dense_total(problem.dense, column)
-    sets = problem.candidates([column])
-    limited = _range(sets, column, dense)
-    solved = _solve(limited, _fractions(limited, points))
-    sites, choices = _options(problem, sets, [one.chosen for one in solved])
-    return Frontier(
-        schema_version=SCHEMA,
-        gac_version=__version__,
-        recipe=problem.recipe,
-        measured=problem.measured,
-        limit=limit,
-        sites=sites,
-        points=tuple(_point(one, sites, at, problem.measured) for one, at in zip(solved, choices, strict=True)),
-    )
+    sets = [_that_matter(rows, column) for rows in problem.candidates([column])]
+    solved = list(_solve(sets, column, dense, points))
+    sites, options = [], []
+    for at, (site, whole, rows) in enumerate(zip(problem.sites, problem.dense, sets, strict=True)):
+        picked = [solution.choice[at] for _, _, solution in solved]
+        used = sorted(set(picked))
+        sites.append(SiteOptions(site, whole.candidate(0), tuple(map(rows.candidate, used))))
+        options.append([used.index(row) for row in picked])
+    made = []
+    for (asked, most, solution), choice in zip(solved, zip(*options, strict=True), strict=True):
+        taken = [site.options[at] for site, at in zip(sites, choice, strict=True)]
+        params, loss, latency = sums(taken)
+        perplexity = problem.measured.perplexity(loss)
+        made.append(FrontierPoint(asked, most, params, loss, perplexity, latency, choice, solution.certificate))
+    return Frontier(SCHEMA, __version__, problem.recipe, problem.measured, limit, tuple(sites), tuple(made))
 
 
 def check_asked(points: int, limit: str, recipe: Recipe) -> None:
@@ -125,71 +91,29 @@ def check_profiled(sites: Sequence[Site], profile: Profile, recipe: Recipe, limi
         ProfileError: names the first site that lacks it.
     """
     if limit != PARAMS:
-        workloads = recipe.deployment.parsed
-        dense = [dense_candidate(site, profile=profile, workloads=workloads) for site in sites]
-        dense_total(dense, ns_of(limit))
+        timing = Timing(profile, recipe.deployment.parsed)
+        dense_total([dense_candidate(site, timing) for site in sites], ns_of(limit))
 
 
-def _column(limit: str) -> str:
-    return PARAMS if limit == PARAMS else ns_of(limit)
+def _that_matter(rows: CandidateSet, column: str) -> CandidateSet:
+    """The candidates that no other one beats or equals in cost and loss; of equals the first."""
+    known = rows.at(rows.cost(column) != UNKNOWN)
+    return known.at(front(np.column_stack([known.cost(column), known.loss])))
 
 
-def _range(sets: Sequence[CandidateSet], column: str, dense: int) -> _Range:
-    """Of each site the candidates that no other one beats or equals in cost and loss; of equals the first."""
-    groups, rows = [], []
-    for candidates in sets:
-        cost = candidates.cost(column)
-        known = np.flatnonzero(cost != UNKNOWN)
-        kept = known[front(np.column_stack([cost[known], candidates.loss[known]]))]
-        groups.append(Group(candidates.site, candidates.loss[kept], cost[kept, None]))
-        rows.append(kept)
-    return _Range(groups, rows, name_of(column), dense)
+def _solve(sets: Sequence[CandidateSet], column: str, dense: int, points: int) -> Iterator[tuple[float, int, Solution]]:
+    """Each limit, as a fraction and as it is, with its exact choice, where that loses less than those before.
 
-
-def _fractions(limited: _Range, points: int) -> list[float]:
-    """Even steps, in millionths, from the smallest sum of costs to that of every site at its smallest loss."""
-    smallest = sum(int(group.costs.min()) for group in limited.groups)
-    largest = sum(int(group.costs[group.values.argmin(), 0]) for group in limited.groups)
-    first, last = (-(-cost * _STEPS // limited.dense) for cost in (smallest, largest))
-    steps = dict.fromkeys(first + (last - first) * at // (points - 1) for at in range(points))
-    return [step / _STEPS for step in steps]
-
-
-def _solve(limited: _Range, fractions: Sequence[float]) -> list[_Solved]:
-    """Exactly, one limit after the other; only choices that lose less than those before."""
-    solved: list[_Solved] = []
-    for asked in fractions:
-        limit = floored(asked, limited.dense)
-        solution = knapsack(limited.groups, [limit], names=[limited.name])
-        if not solved or solution.certificate.value < solved[-1].certificate.value:
-            chosen = tuple(int(rows[item]) for rows, item in zip(limited.rows, solution.choice, strict=True))
-            solved.append(_Solved(asked, limit, chosen, solution.certificate))
-    return solved
-
-
-def _options(
-    problem: Problem, sets: Sequence[CandidateSet], chosen: Sequence[tuple[int, ...]]
-) -> tuple[tuple[SiteOptions, ...], list[tuple[int, ...]]]:
-    """Each site's candidates that are chosen anywhere, written down once, and every point's choice among them."""
-    sites, columns = [], []
-    for site, dense, rows, picked in zip(problem.sites, problem.dense, sets, zip(*chosen, strict=True), strict=True):
-        used = sorted(set(picked))
-        place = {row: index for index, row in enumerate(used)}
-        sites.append(SiteOptions(site, candidate_of(dense, 0), tuple(candidate_of(rows, row) for row in used)))
-        columns.append([place[row] for row in picked])
-    return tuple(sites), list(zip(*columns, strict=True))
-
-
-def _point(one: _Solved, sites: Sequence[SiteOptions], choice: tuple[int, ...], measured: Measured) -> FrontierPoint:
-    options = [site.options[at] for site, at in zip(sites, choice, strict=True)]
-    loss = fsum(option.loss for option in options)
-    return FrontierPoint(
-        asked=one.asked,
-        limit=one.limit,
-        params=sum(option.params for option in options),
-        loss=loss,
-        perplexity=predicted_perplexity(measured, loss),
-        latency_ns=summed_latency(options),
-        choice=choice,
-        certificate=one.certificate,
-    )
+    Limits rise by even steps, in millionths, from the smallest sum of costs to that of every site at its smallest loss.
+    """
+    groups = [Group(rows.site, rows.loss, rows.cost(column)[:, None]) for rows in sets]
+    smallest = sum(int(group.costs.min()) for group in groups)
+    largest = sum(int(group.costs[group.values.argmin(), 0]) for group in groups)
+    first, last = (-(-cost * _STEPS // dense) for cost in (smallest, largest))
+    before = np.inf
+    for step in dict.fromkeys(first + (last - first) * at // (points - 1) for at in range(points)):
+        limit = floored(step / _STEPS, dense)
+        solution = knapsack(groups, [limit], names=[name_of(column)])
+        if solution.certificate.value < before:
+            before = solution.certificate.value
+            yield step / _STEPS, limit, solution

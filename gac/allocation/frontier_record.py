@@ -4,23 +4,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import fsum, isclose
-from pathlib import Path
 
-import numpy as np
-
-from gac.allocation.assemble import assemble, predicted_perplexity
-from gac.allocation.candidates import CandidateSet
-from gac.allocation.latencies import UNKNOWN
+from gac.allocation.assemble import assemble, summed_latency
 from gac.allocation.limits import floored
-from gac.costs import COSTS, PARAMS, ns_of
+from gac.costs import PARAMS
 from gac.display import Shown
 from gac.errors import PlanError
-from gac.forms import form_named
-from gac.io import read_record, write_record
+from gac.io import Record
 from gac.models.sites import Site
 from gac.plan import Candidate, Certificate, Measured, Plan, check_candidate
 from gac.recipe import Limits, Recipe, check_fraction
-from gac.schemes import scheme_named
 
 SCHEMA = 2
 _STRICT = {"extra": "forbid", "allow_inf_nan": False}
@@ -64,7 +57,7 @@ class FrontierPoint:
 
 
 @dataclass(frozen=True, repr=False)
-class Frontier(Shown):
+class Frontier(Shown, Record):
     """The least loss for every budget from the smallest one that can be met.
 
     Attributes:
@@ -83,6 +76,7 @@ class Frontier(Shown):
     sites: tuple[SiteOptions, ...]
     points: tuple[FrontierPoint, ...]
     __pydantic_config__ = _STRICT
+    _error, _indent = PlanError, None
 
     def __post_init__(self) -> None:
         if self.schema_version != SCHEMA:
@@ -111,7 +105,11 @@ class Frontier(Shown):
     @property
     def dense_perplexity(self) -> float:
         """On the calibration text."""
-        return predicted_perplexity(self.measured, 0.0)
+        return self.measured.perplexity(0.0)
+
+    def taken(self, point: FrontierPoint) -> list[Candidate]:
+        """The candidates that a point chooses, in the order of the sites."""
+        return [one.options[chosen] for one, chosen in zip(self.sites, point.choice, strict=True)]
 
     def plan(self, index: int) -> Plan:
         """The plan of one point, as ``gac.allocate`` makes it for ``points[index].asked``.
@@ -122,61 +120,23 @@ class Frontier(Shown):
             IndexError: there is no such point.
         """
         point = self.points[index]
-        options = [one.options[chosen] for one, chosen in zip(self.sites, point.choice, strict=True)]
         by_params, proof = self.limit == PARAMS, point.certificate
         limits = Limits(point.asked) if by_params else Limits(1.0, latency={self.limit: point.asked})
         if not by_params:  # parameters are allowed in full, which costs nothing
             proof = replace(proof, multipliers=(0.0, *proof.multipliers))
         return assemble(
             [one.site for one in self.sites],
-            [_row(one.site, option, self.workloads) for one, option in zip(self.sites, options, strict=True)],
-            [_row(one.site, one.dense, self.workloads) for one in self.sites],
+            self.taken(point),
+            self.dense_ns,
             replace(self.recipe, limits=limits),
             self.measured,
             proof,
         )
 
-    def save(self, path: str | Path) -> None:
-        """Write the frontier as JSON; the file is whole or absent.
 
-        Raises:
-            PlanError: the path cannot be written.
-        """
-        write_record(self, path, "frontier", PlanError)
-
-    @classmethod
-    def load(cls, path: str | Path) -> "Frontier":
-        """Read a frontier back and count everything again.
-
-        Raises:
-            PlanError: the file is unreadable, is no frontier, or contradicts itself.
-        """
-        return read_record(cls, path, "frontier", PlanError)
-
-
-def summed_latency(options: Sequence[Candidate]) -> tuple[int | None, ...]:
-    """Summed ns for each workload; None where one is unknown."""
-    columns = zip(*(option.latency_ns for option in options), strict=True)
-    return tuple(None if None in column else sum(ns for ns in column if ns is not None) for column in columns)
-
-
-def _row(site: Site, option: Candidate, workloads: Sequence[str]) -> CandidateSet:
-    latency = [UNKNOWN if ns is None else ns for ns in option.latency_ns]
-    weights = zip(option.forms, option.schemes, site.weights, option.dims, strict=True)
-    ways = [(form_named(form), scheme_named(scheme), weight, dim) for form, scheme, weight, dim in weights]
-    costs = [sum(cost(*way) for way in ways) for cost in COSTS.values()]
-    return CandidateSet(
-        site.name,
-        (*COSTS, *map(ns_of, workloads)),
-        forms=np.array([option.forms]),
-        schemes=np.array([option.schemes]),
-        dims=np.array([option.dims], dtype=np.int64),
-        loss=np.array([option.loss]),
-        costs=np.array([[*costs, *latency]], dtype=np.int64),
-        interpolated=np.array([option.interpolated], dtype=np.int64).reshape(1, -1),
-        width=np.zeros((1, len(latency)), dtype=np.int64),
-        shared=np.array([option.shared]),
-    )
+def sums(options: Sequence[Candidate]) -> tuple[int, float, tuple[int | None, ...]]:
+    """Parameters, loss, and latency for each workload of one candidate a site."""
+    return sum(one.params for one in options), fsum(one.loss for one in options), summed_latency(options)
 
 
 # --- checks: everything is counted again, in exact integers ---------------------------------------------------------
@@ -227,13 +187,11 @@ def _check_point(frontier: Frontier, number: int, point: FrontierPoint, amount: 
         0 <= chosen < len(one.options) for one, chosen in zip(frontier.sites, point.choice, strict=True)
     ):
         raise PlanError(f"point {number} chooses options that are not there", "one of each site's options", _EDITED)
-    options = [one.options[chosen] for one, chosen in zip(frontier.sites, point.choice, strict=True)]
-    counted = sum(option.params for option in options), fsum(option.loss for option in options)
-    latency = summed_latency(options)
-    if (point.params, point.loss, point.latency_ns) != (*counted, latency):
+    params, loss, latency = sums(frontier.taken(point))
+    if (point.params, point.loss, point.latency_ns) != (params, loss, latency):
         raise PlanError(
             f"point {number} states {point.params} parameters, loss {point.loss!r} and latencies {point.latency_ns}",
-            f"{counted[0]}, {counted[1]!r} and {latency}, the sums of its options",
+            f"{params}, {loss!r} and {latency}, the sums of its options",
             _EDITED,
         )
     used = point.params if frontier.limit == PARAMS else latency[frontier.workloads.index(frontier.limit)]
@@ -241,6 +199,6 @@ def _check_point(frontier: Frontier, number: int, point: FrontierPoint, amount: 
     limit = floored(point.asked, amount)
     if point.limit != limit or used is None or used > limit:
         raise PlanError(f"point {number} states limit {point.limit} and uses {used}", f"at most {limit}", _EDITED)
-    perplexity = predicted_perplexity(frontier.measured, point.loss)
+    perplexity = frontier.measured.perplexity(point.loss)
     if not isclose(point.perplexity, perplexity):
         raise PlanError(f"point {number} states perplexity {point.perplexity:g}", f"{perplexity:g}", _EDITED)

@@ -120,11 +120,6 @@ def sum_of_latencies(left: Ints, right: Ints) -> Ints:
     return np.where((left == UNKNOWN) | (right == UNKNOWN), UNKNOWN, left + right)
 
 
-def recorded(latency: Ints) -> tuple[int | None, ...]:
-    """One candidate's ns for each workload, as records have them: None where unknown."""
-    return tuple(None if ns == UNKNOWN else ns for ns in latency.tolist())
-
-
 def _sizes(form: Form, weight: Weight, dims: Ints) -> Ints:
     """How long each dim makes the axis that it moves."""
     return np.array([form.size(weight, dim) for dim in dims.tolist()], dtype=np.int64)

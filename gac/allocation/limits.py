@@ -38,15 +38,13 @@ def dense_total(dense: Sequence[CandidateSet], column: str) -> int:
     Raises:
         ProfileError: that is a latency that the profile does not hold.
     """
-    for rows in dense:
-        if rows.cost(column)[0] == UNKNOWN:
-            raise ProfileError(
-                f"the profile lacks the latency of {rows.site} for {column.removeprefix('ns:')}",
-                "measured latencies, since latency is limited",
-                "Profile this model's shapes with gac profile, or plan without a latency limit.",
-            )
-    found = total(dense, column)
-    assert found is not None
+    if (found := total(dense, column)) is None:
+        site = next(rows.site for rows in dense if rows.cost(column)[0] == UNKNOWN)
+        raise ProfileError(
+            f"the profile lacks the latency of {site} for {column.removeprefix('ns:')}",
+            "measured latencies, since latency is limited",
+            "Profile this model's shapes with gac profile, or plan without a latency limit.",
+        )
     return found
 
 

@@ -1,19 +1,18 @@
 """What there is to decide, and the decision: from measured curves and a latency table to the plan that loses least."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
 
-from gac.allocation.alternatives import nearest
 from gac.allocation.assemble import assemble
 from gac.allocation.candidates import CandidateSet, candidates, dense_candidate
 from gac.allocation.knapsack import Group, Solution, knapsack
 from gac.allocation.latencies import UNKNOWN, Timing
-from gac.allocation.limits import allowed, name_of
+from gac.allocation.limits import allowed, name_of, total
 from gac.arrays import Floats
-from gac.costs import BYTES, PARAMS
+from gac.costs import BYTES, PARAMS, ns_of
 from gac.curves import LossCurves
 from gac.models.sites import Site
 from gac.plan import Candidate, Measured, Plan
@@ -60,7 +59,12 @@ class Problem:
     @cached_property
     def dense(self) -> list[CandidateSet]:
         """Every site as it is."""
-        return [dense_candidate(site, profile=self.profile, workloads=self.workloads) for site in self.sites]
+        return [dense_candidate(site, replace(self.timing, triton=False)) for site in self.sites]
+
+    @property
+    def dense_ns(self) -> list[int | None]:
+        """Latency of the dense sites, one a workload; None where unknown."""
+        return [total(self.dense, ns_of(workload)) for workload in self.workloads]
 
     @cached_property
     def by_params(self) -> list[CandidateSet]:
@@ -74,21 +78,7 @@ class Problem:
         return self.by_params if limited == (PARAMS,) else self._candidates(limited)
 
     def _candidates(self, limited: Collection[str]) -> list[CandidateSet]:
-        space = self.recipe.space
-        return [
-            candidates(
-                site,
-                self.curves,
-                forms=space.forms,
-                schemes=space.schemes,
-                profile=self.profile,
-                workloads=self.workloads,
-                align=space.align,
-                limited=limited,
-                triton=self.timing.triton,
-            )
-            for site in self.sites
-        ]
+        return [candidates(site, self.curves, self.recipe.space, self.timing, limited) for site in self.sites]
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,15 +103,22 @@ class Instance:
         """
         return knapsack(self.groups, list(self.limits.values()), names=[name_of(column) for column in self.limits])
 
-    def chosen(self, solution: Solution) -> list[CandidateSet]:
-        """The chosen row of each site."""
-        return [rows.row(item) for rows, item in zip(self.sets, solution.choice, strict=True)]
+    def chosen(self, solution: Solution) -> list[Candidate]:
+        """Of each site the chosen one."""
+        return [rows.candidate(item) for rows, item in zip(self.sets, solution.choice, strict=True)]
 
     def alternatives(self, solution: Solution) -> list[tuple[Candidate, ...]]:
-        """For each site the candidates that come nearest to the chosen one."""
-        prices = solution.certificate.multipliers
-        items = zip(self.sets, solution.choice, self.groups, strict=True)
-        return [nearest(rows, item, group.costs, prices) for rows, item, group in items]
+        """For each site the best candidate with fewer parameters than the chosen one, and the best with more, if any.
+
+        Best is the smallest loss with what is used priced at the multipliers of the certificate (a candidate's
+        Lagrangian value). So what holds against these two holds all the more against every other candidate of the site.
+        """
+        prices, found = np.array(solution.certificate.multipliers), []
+        for rows, item, group in zip(self.sets, solution.choice, self.groups, strict=True):
+            priced = rows.loss + group.costs @ prices
+            sides = map(np.flatnonzero, (rows.params < rows.params[item], rows.params > rows.params[item]))
+            found.append(tuple(rows.candidate(int(side[priced[side].argmin()])) for side in sides if len(side)))
+        return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,9 +156,14 @@ def decide(problem: Problem) -> Decision:
     limits = allowed(problem.recipe, problem.dense)
     instance = as_knapsack(problem.candidates(limits), limits)
     solution = instance.solve()
-    chosen, others = instance.chosen(solution), instance.alternatives(solution)
     plan = assemble(
-        problem.sites, chosen, problem.dense, problem.recipe, problem.measured, solution.certificate, others
+        problem.sites,
+        instance.chosen(solution),
+        problem.dense_ns,
+        problem.recipe,
+        problem.measured,
+        solution.certificate,
+        instance.alternatives(solution),
     )
     assert not any(limit.over for limit in plan.limits), f"{plan.limits} chosen"
     return Decision(plan, instance, solution)

@@ -153,7 +153,8 @@ class WeightRule(Rule):
         if not self.aligned:
             recipe = replace(recipe, space=replace(recipe.space, align=False))
         proof = _certificate(self.name, chosen, solution)
-        plan = assemble(problem.sites, chosen, problem.dense, recipe, problem.measured, proof)
+        rows = [one.candidate(0) for one in chosen]
+        plan = assemble(problem.sites, rows, problem.dense_ns, recipe, problem.measured, proof)
         return Decision(plan, instance, solution)
 
 

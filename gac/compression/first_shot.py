@@ -10,8 +10,8 @@ from copy import deepcopy
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from gac.allocation.assemble import weight_choices
 from gac.allocation.candidates import candidates
+from gac.allocation.latencies import Timing
 from gac.allocation.limits import floored
 from gac.allocation.problem import as_knapsack
 from gac.compression.apply import build_modules
@@ -20,13 +20,12 @@ from gac.compression.refit import refit
 from gac.costs import PARAMS
 from gac.curves import LossCurves
 from gac.errors import GacError, ModelError
-from gac.forms import DEFAULT_FORMS
 from gac.models.families import family_of
 from gac.models.linears import as_linear
 from gac.models.loading import first_offloaded
 from gac.models.sites import Site
 from gac.plan import WeightChoice
-from gac.recipe import Shots
+from gac.recipe import Shots, Space
 from gac.runtime.modules import empty_linear
 from gac.sensitivity.curves import measure_curves, stream_fits
 from gac.sensitivity.methods import Method
@@ -109,13 +108,10 @@ def first_shot(
 
 def _chosen(sites: Sequence[Site], curves: LossCurves) -> list[WeightChoice]:
     """What every weight becomes: the least loss, whatever the GPU."""
-    sets = [
-        candidates(site, curves, forms=DEFAULT_FORMS, profile=None, workloads=(), align=STEP, limited=(PARAMS,))
-        for site in sites
-    ]
+    sets = [candidates(site, curves, Space(align=STEP), Timing(None, ()), (PARAMS,)) for site in sites]
     instance = as_knapsack(sets, {PARAMS: floored(FIRST_KEPT, sum(site.params for site in sites))})
     chosen = instance.chosen(instance.solve())
-    return [choice for site, row in zip(sites, chosen, strict=True) for choice in weight_choices(site, row)]
+    return [choice for site, one in zip(sites, chosen, strict=True) for choice in one.choices(site.weights)]
 
 
 def _multiplied_out(model: nn.Module, weights: Sequence[WeightChoice], modules: Mapping[str, nn.Module]) -> nn.Module:

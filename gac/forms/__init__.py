@@ -1,13 +1,11 @@
 """What a weight can become: one folder a form. Nothing outside asks which form it has; it asks the form."""
 
-from collections.abc import Sequence
-
 from gac.errors import PlanError
 from gac.forms.base import Form, Shorter
 from gac.models.weights import Weight, check_weight
 from gac.registry import Registry, check_contract
 
-__all__ = ["DEFAULT_FORMS", "FORMS", "Form", "Shorter", "check_choice", "check_choices", "form_named"]
+__all__ = ["DEFAULT_FORMS", "FORMS", "Form", "Shorter", "check_choice", "form_named"]
 
 _EDITED = "Make it again; this file was edited."
 
@@ -50,20 +48,3 @@ def check_choice(weight: Weight, form: str, dim: int) -> None:
         raise PlanError(f"weight {weight.name} has the form {form}", "a form that it can take", _EDITED)
     if not 0 < dim <= known.full(weight):
         raise PlanError(f"weight {weight.name} has {form} dim {dim}", f"a dim from 1 to {known.full(weight)}", _EDITED)
-
-
-def check_choices(weights: Sequence[Weight], forms: Sequence[str], dims: Sequence[int], params: int, what: str) -> None:
-    """Refuse forms and dims, one a weight, that ``check_choice`` refuses, or that do not make ``params`` parameters.
-
-    Args:
-        what: how an error names them: ``an option of site ...``.
-
-    Raises:
-        PlanError: naming the weight, or both numbers of parameters.
-    """
-    choices = list(zip(weights, forms, dims, strict=True))
-    for choice in choices:
-        check_choice(*choice)
-    counted = sum(form_named(form).params(weight, dim) for weight, form, dim in choices)
-    if counted != params:
-        raise PlanError(f"{what} states {params} parameters", f"{counted}, as its dims say", _EDITED)

@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+from gac.costs import COSTS
 from gac.forms import form_named
-from gac.plan import Limit, Plan, SiteChoice, WeightChoice, counted, is_of_dims
+from gac.plan import Limit, Plan, SiteChoice, WeightChoice, counted
 from gac.repairs.shared_dims import Dims
 
 
@@ -20,7 +21,7 @@ def padded_plan(plan: Plan, dims: Dims) -> Plan:
     sites = tuple(_padded_site(site, dims) for site in plan.sites)
     weights = [weight for site in sites for weight in site.weights]
     recipe, proof = plan.recipe, plan.certificate
-    pairs = [(one, price) for one, price in zip(plan.limits, proof.multipliers, strict=True) if is_of_dims(one.column)]
+    pairs = [(one, price) for one, price in zip(plan.limits, proof.multipliers, strict=True) if one.column in COSTS]
     return replace(
         plan,
         recipe=replace(

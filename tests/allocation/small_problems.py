@@ -62,7 +62,7 @@ def rows(m: int, latencies: Sequence[int]) -> list[Measurement]:
     return [*pairs, measured("linear", latencies[-1], m=m, k=SIDE, n=SIDE)]
 
 
-def measured(operator: str, ns: int, **shape: int) -> Measurement:
+def measured(operator: str, ns: float, **shape: int) -> Measurement:
     return Measurement(operator, shape, "bf16", "cold", float(ns), 0.0, 10, 1980, True)
 
 

@@ -1,25 +1,29 @@
 """Candidate sets from curves and a hand-made latency table."""
 
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
 
 from gac.allocation import candidates as candidates_module
 from gac.allocation.candidates import CandidateSet, candidates, dense_candidate
+from gac.allocation.latencies import Timing
 from gac.allocation.problem import as_knapsack
 from gac.costs import PARAMS, ns_of
 from gac.curves import LossCurve, LossCurves
-from gac.errors import PlanError, ProfileError
+from gac.errors import ProfileError
 from gac.forms import form_named
 from gac.forms.planned_sites import run_together
 from gac.models.sites import Site
 from gac.models.weights import Weight
 from gac.operations import linear
 from gac.profiling.table import Measurement, Profile
+from gac.recipe import Space
 from gac.runtime.contract import apart_from
 from gac.workloads import Workload
 from tests.allocation.small_problems import curves_by
+from tests.allocation.small_problems import measured as row
 from tests.headers import make_profile
 
 PREFILL, DECODE = Workload.parse("prefill:1x1024"), Workload.parse("decode:1@1024")
@@ -42,12 +46,15 @@ def loss_of(curves: LossCurves, form: str, weight: Weight, dim: int) -> float:
     return float(curves.of(form_named(form), weight).loss[dim])
 
 
-def row(operator: str, ns: float, **shape: int) -> Measurement:
-    return Measurement(operator, shape, "bf16", "cold", ns, 0.0, 10, 1980, True)
-
-
 def profile(*rows: Measurement) -> Profile:
     return make_profile(rows, digest="digest")
+
+
+def made(site: Site, curves: LossCurves, table: Profile | None, *forms: str, **changed: Any) -> CandidateSet:
+    """Of these forms at every dim, where parameters are limited in one workload."""
+    given = {"align": False, "workloads": [PREFILL], "limited": ["params"]} | changed
+    timing = Timing(table, tuple(given["workloads"]))
+    return candidates(site, curves, Space(forms, align=given["align"]), timing, given["limited"])
 
 
 def pairs(m: int, k: int, n: int) -> list[Measurement]:
@@ -59,57 +66,35 @@ def pairs(m: int, k: int, n: int) -> list[Measurement]:
 Q_PROFILE = profile(*pairs(1024, 64, 64), *pairs(1, 64, 64))
 
 
-def q_candidates(**changed) -> CandidateSet:
-    given = {"forms": ["low_rank"], "profile": Q_PROFILE, "workloads": [PREFILL, DECODE], "align": True}
-    return candidates(Q, curves_of(Q), **{**given, "limited": ["params"], **changed})
+def q_candidates(*forms: str, table: Profile | None = Q_PROFILE, **changed: Any) -> CandidateSet:
+    return made(Q, curves_of(Q), table, *forms, **{"workloads": [PREFILL, DECODE], "align": True} | changed)
 
 
 def test_a_linear_site_has_its_sound_ranks_and_dense() -> None:
-    found = q_candidates()
+    found = q_candidates("low_rank")
     assert found.dims[:, 0].tolist() == [8, 16, 24, 64]
     assert found.forms[:, 0].tolist() == ["low_rank", "low_rank", "low_rank", "dense"]
     assert found.params.tolist() == [1024, 2048, 3072, 4096]
     assert found.loss.tolist() == [*curve(64).loss[[8, 16, 24]], 0.0]
-
-
-def test_a_step_keeps_its_multiples_among_the_sound_ranks() -> None:
-    assert q_candidates(align=12).dims[:, 0].tolist() == [24, 64]
-    assert q_candidates(align=16).dims[:, 0].tolist() == [16, 64]
-
-
-def test_latency_is_measured_and_rounded_up() -> None:
-    found = q_candidates()
     assert found.latency.tolist() == [[108, 108], [116, 116], [124, 124], [151, 151]]
     assert not found.interpolated.any()
 
 
-def test_without_alignment_every_rank_counts() -> None:
-    found = q_candidates(align=False)
-    assert found.dims[:, 0].tolist() == [*range(1, 32), 64]
-
-
-def test_without_low_rank_only_dense_is_left() -> None:
-    assert q_candidates(forms=[]).forms.tolist() == [["dense"]]
+@pytest.mark.parametrize(("align", "ranks"), [(12, [24]), (16, [16]), (False, [*range(1, 32)])])
+def test_a_step_keeps_its_multiples_among_the_sound_ranks(align: int, ranks: list[int]) -> None:
+    assert q_candidates("low_rank", align=align).dims[:, 0].tolist() == [*ranks, 64]
 
 
 def test_a_shape_that_the_profile_lacks_is_unknown_and_keeps_the_period_of_the_others() -> None:
     other = Site("o", 0, "o_proj", (Weight("o", 96, 48),))
-    found = candidates(
-        other,
-        curves_of(other),
-        forms=["low_rank"],
-        profile=Q_PROFILE,
-        workloads=[PREFILL],
-        align=True,
-        limited=["params"],
-    )
+    found = made(other, curves_of(other), Q_PROFILE, "low_rank", align=True)
     assert found.dims[:, 0].tolist() == [8, 16, 24, 48]
     assert (found.latency == -1).all()
 
 
 def test_an_interpolated_latency_is_counted() -> None:
     kept = [timed for timed in pairs(1024, 64, 64) if timed.shape.get("r") != 24]
-    found = q_candidates(profile=profile(*kept), workloads=[PREFILL], align=False)
+    found = q_candidates("low_rank", table=profile(*kept), workloads=[PREFILL], align=False)
     counted = dict(zip(found.dims[:, 0].tolist(), found.interpolated[:, 0].tolist(), strict=True))
     assert [dim for dim, times in counted.items() if times] == [24]
     assert found.latency[found.dims[:, 0] == 24, 0].tolist() == [140]
@@ -117,42 +102,23 @@ def test_an_interpolated_latency_is_counted() -> None:
 
 def test_alignment_needs_a_profile() -> None:
     with pytest.raises(ProfileError, match="align=True without a profile"):
-        q_candidates(profile=None)
-
-
-def test_an_unknown_form() -> None:
-    with pytest.raises(PlanError, match="form 'tucker' is unknown"):
-        q_candidates(forms=["tucker"])
+        q_candidates("low_rank", table=None)
 
 
 def test_the_dense_site_for_comparison() -> None:
-    found = dense_candidate(Q, profile=Q_PROFILE, workloads=[PREFILL, DECODE])
+    found = dense_candidate(Q, Timing(Q_PROFILE, (PREFILL, DECODE)))
     assert (found.params.tolist(), found.latency.tolist(), found.loss.tolist()) == ([4096], [[151, 151]], [0.0])
 
 
 # --- the MLP as one site --------------------------------------------------------------------------------------------
 
 
-def mlp_candidates(table: Profile | None = None, **changed) -> CandidateSet:
-    given = {"forms": ["low_rank", "narrow"], "workloads": [PREFILL], "align": False, "limited": ["params"]}
-    return candidates(MLP, curves_of(MLP), profile=table, **{**given, **changed})
-
-
-def every_combination() -> list[tuple[int, float]]:
-    """(params, loss) of all rank and dense combinations, and of all widths."""
-    curves, low, dense = curves_of(MLP), form_named("low_rank"), form_named("dense")
-    options = [
-        [(dense.params(w, 8), 0.0)]
-        + [(low.params(w, r), loss_of(curves, "low_rank", w, r)) for r in range(1, low.largest_useful(w) + 1)]
-        for w in MLP.weights
-    ]
-    found = [(sum(p for p, _ in parts), sum(loss for _, loss in parts)) for parts in itertools.product(*options)]
-    down = MLP.weights[-1]
-    return found + [(3 * 8 * width, loss_of(curves, "narrow", down, width)) for width in range(1, 24)]
+def mlp_candidates(table: Profile | None = None, *forms: str, **changed: Any) -> CandidateSet:
+    return made(MLP, curves_of(MLP), table, *(forms or ("low_rank", "narrow")), **changed)
 
 
 def test_the_front_of_an_mlp_is_that_of_every_combination() -> None:
-    points = every_combination()
+    points = [(params, loss) for params, loss, _ in combinations(MLP, curves_of(MLP))]
     front = {
         (params, round(loss, 12))
         for params, loss in points
@@ -170,7 +136,7 @@ def test_every_row_states_the_params_of_its_dims() -> None:
 
 
 def test_narrow_takes_all_weights_at_one_width() -> None:
-    found = mlp_candidates(forms=["narrow"])
+    found = mlp_candidates(None, "narrow")
     narrow = (found.forms == "narrow").any(axis=1)
     assert (found.forms[narrow] == "narrow").all()
     assert found.dims[narrow].tolist() == [[width] * 3 for width in range(1, 24)]
@@ -194,25 +160,11 @@ def mlp_profile() -> Profile:
     return profile(*rows)
 
 
-def timed_combinations(table: Profile) -> list[tuple[int, float, int]]:
-    """(params, loss, ns) of all rank and dense combinations, and of all widths."""
-    curves, low, dense = curves_of(MLP), form_named("low_rank"), form_named("dense")
-    options = []
-    for weight in MLP.weights:
-        loss = curves.of(low, weight).loss
-        ranks = range(1, low.largest_useful(weight) + 1)
-        ranked = [(low.params(weight, r), loss[r], table.point(low.operation(weight, r, 1024))) for r in ranks]
-        options.append([(weight.params, 0.0, table.point(dense.operation(weight, 8, 1024))), *ranked])
-    found = [tuple(map(sum, zip(*parts, strict=True))) for parts in itertools.product(*options)]
-    widths = mlp_candidates(table, forms=["narrow"])
-    return found + list(zip(widths.params.tolist(), widths.loss.tolist(), widths.latency[:, 0].tolist(), strict=True))
-
-
 @pytest.mark.parametrize("most", [110, 130, 160, 200])
 def test_no_optimum_under_a_latency_limit_is_lost(most: int) -> None:
     table = mlp_profile()
     reduced = mlp_candidates(table, limited=["params", f"ns:{PREFILL}"])
-    everything = timed_combinations(table)
+    everything = combinations(MLP, curves_of(MLP), table)
     for limit in (250, 300, 400, 576):
         best = min(loss for params, loss, ns in everything if params <= limit and ns <= most)
         assert as_knapsack([reduced], {PARAMS: limit, ns_of(PREFILL): most}).solve().certificate.value == pytest.approx(
@@ -220,18 +172,8 @@ def test_no_optimum_under_a_latency_limit_is_lost(most: int) -> None:
         )
 
 
-def test_latency_of_a_row_is_the_sum_over_its_weights() -> None:
-    table = mlp_profile()
-    found = mlp_candidates(table, limited=["params", f"ns:{PREFILL}"])
-    for forms, dims, latency in zip(found.forms, found.dims, found.latency[:, 0], strict=True):
-        operations = [
-            form_named(f).operation(w, int(d), 1024) for f, d, w in zip(forms, dims, MLP.weights, strict=True)
-        ]
-        assert sum(table.point(operation) or 0 for operation in operations) == latency
-
-
 def test_unknown_for_one_weight_is_unknown_for_the_site() -> None:
-    found = dense_candidate(MLP, profile=profile(row("linear", 9.0, m=1024, k=8, n=24)), workloads=[PREFILL])
+    found = dense_candidate(MLP, Timing(profile(row("linear", 9.0, m=1024, k=8, n=24)), (PREFILL,)))
     assert found.latency.tolist() == [[-1]]
 
 
@@ -239,9 +181,7 @@ def test_a_product_of_many_ranks_is_reduced_as_it_is_multiplied() -> None:
     weights = (Weight("gate", 160, 80, "out"), Weight("up", 160, 80, "out"), Weight("down", 80, 160, "in"))
     wide = Site("mlp", 0, "mlp", weights)
     assert form_named("low_rank").largest_useful(weights[0]) == 53
-    found = candidates(
-        wide, curves_of(wide), forms=["low_rank"], profile=None, workloads=[], align=False, limited=["params"]
-    )
+    found = made(wide, curves_of(wide), None, "low_rank", workloads=[])
     assert (np.diff(found.params) > 0).all()
     assert (np.diff(found.loss) < 0).all()
 
@@ -256,7 +196,7 @@ def test_products_in_batches_give_the_same_set(monkeypatch: pytest.MonkeyPatch) 
 
 def test_an_aligned_mlp_keeps_to_the_period_on_both_sides() -> None:
     slow = [row("linear", 300.0 if width % 8 else 100.0 + width, m=1024, k=8, n=width) for width in range(1, 129)]
-    found = mlp_candidates(profile(*slow), forms=["narrow"], align=True)
+    found = mlp_candidates(profile(*slow), "narrow", align=True)
     assert found.dims.tolist() == [[8] * 3, [16] * 3, [8] * 3]
 
 
@@ -293,15 +233,7 @@ def fused_site(sites: tuple[Site, ...]) -> tuple[Site, LossCurves]:
 
 
 def fused_candidates(site: Site, curves: LossCurves, table: Profile) -> CandidateSet:
-    return candidates(
-        site,
-        curves,
-        forms=["low_rank", "narrow"],
-        profile=table,
-        workloads=[PREFILL],
-        align=False,
-        limited=["params", f"ns:{PREFILL}"],
-    )
+    return made(site, curves, table, "low_rank", "narrow", limited=["params", f"ns:{PREFILL}"])
 
 
 def as_it_runs(site: Site, forms, dims, table: Profile) -> int:
@@ -319,11 +251,11 @@ def as_it_runs(site: Site, forms, dims, table: Profile) -> int:
     return ns + (table.point(linear(1024, site.weights[0].in_features, width)) if width else 0)
 
 
-def fused_combinations(site: Site, curves: LossCurves, table: Profile) -> list[tuple[int, float, int]]:
-    """(params, loss, ns) of all rank and dense combinations, and of all widths."""
-    low = form_named("low_rank")
+def combinations(site: Site, curves: LossCurves, table: Profile | None = None) -> list[tuple[int, float, int]]:
+    """(params, loss, ns) of all rank and dense combinations, and of all widths; 0 ns without a table."""
+    low, dense = form_named("low_rank"), form_named("dense")
     options = [
-        [("dense", min(w.out_features, w.in_features), w.params, 0.0)]
+        [("dense", dense.full(w), w.params, 0.0)]
         + [
             ("low_rank", r, low.params(w, r), loss_of(curves, "low_rank", w, r))
             for r in range(1, low.largest_useful(w) + 1)
@@ -333,12 +265,11 @@ def fused_combinations(site: Site, curves: LossCurves, table: Profile) -> list[t
     found = []
     for parts in itertools.product(*options):
         forms, dims, params, loss = zip(*parts, strict=True)
-        found.append((sum(params), float(sum(loss)), as_it_runs(site, forms, dims, table)))
+        found.append((sum(params), float(sum(loss)), as_it_runs(site, forms, dims, table) if table else 0))
     for down in (weight for weight in site.weights if weight.neurons == "in"):
-        found += [
-            (3 * 8 * w, loss_of(curves, "narrow", down, w), as_it_runs(site, ["narrow"] * 3, [w] * 3, table))
-            for w in range(1, 24)
-        ]
+        for w in range(1, 24):
+            ns = as_it_runs(site, ["narrow"] * 3, [w] * 3, table) if table else 0
+            found.append((3 * 8 * w, loss_of(curves, "narrow", down, w), ns))
     return found
 
 
@@ -372,7 +303,7 @@ def test_no_optimum_of_fused_weights_is_lost(sites, share: float) -> None:
     table = fused_profile()
     site, curves = fused_site(sites)
     reduced = fused_candidates(site, curves, table)
-    everything = fused_combinations(site, curves, table)
+    everything = combinations(site, curves, table)
     limit = int(share * site.params)
     for most in np.quantile([ns for params, _, ns in everything if params <= limit], [0.01, 0.1, 0.5]).astype(int):
         best = min(loss for params, loss, ns in everything if params <= limit and ns <= most)
@@ -383,7 +314,7 @@ def test_no_optimum_of_fused_weights_is_lost(sites, share: float) -> None:
 def test_a_fused_gemm_that_the_profile_lacks_makes_the_site_unknown() -> None:
     site, _ = fused_site(QKV)
     table = profile(*[row("linear", 9.0, m=1024, k=16, n=n) for n in (8, 12)])
-    assert dense_candidate(site, profile=table, workloads=[PREFILL]).latency.tolist() == [[-1]]
+    assert dense_candidate(site, Timing(table, (PREFILL,))).latency.tolist() == [[-1]]
 
 
 @pytest.mark.parametrize("sites", [QKV, (GATED,)], ids=["qkv", "gated"])
@@ -406,8 +337,8 @@ def least_loss(rows: CandidateSet, limit: int, most: int) -> float:
 def test_where_fusing_is_a_choice_the_dense_reference_runs_apart() -> None:
     (site,) = run_together(QKV, either=True)
     table = fused_profile()
-    ours = dense_candidate(site, profile=table, workloads=[PREFILL])
-    apart = dense_candidate(site.run(shared=False), profile=table, workloads=[PREFILL])
+    ours = dense_candidate(site, Timing(table, (PREFILL,)))
+    apart = dense_candidate(site.run(shared=False), Timing(table, (PREFILL,)))
     assert (ours.latency.tolist(), ours.shared.tolist()) == (apart.latency.tolist(), [False])
 
 
@@ -416,8 +347,5 @@ def test_where_only_parameters_are_limited_the_faster_way_stays(fused_ns: float,
     (site,) = run_together(QKV, either=True)
     sizes = {8: 10.0, 12: 10.0, sum(weight.out_features for weight in site.weights): fused_ns}
     table = profile(*[row("linear", ns, m=1024, k=16, n=n) for n, ns in sizes.items()])
-    found = candidates(
-        site, LossCurves({}), forms=[], profile=table, workloads=[PREFILL], align=False,
-        limited=["params"],
-    )  # fmt: skip
+    found = made(site, LossCurves({}), table)
     assert found.shared[found.latency[:, 0] == min(fused_ns, 30)].tolist() == [faster]

@@ -9,6 +9,7 @@ import pytest
 
 from gac.allocation.candidates import CandidateSet, candidates
 from gac.allocation.feasibility import check_reachable
+from gac.allocation.latencies import Timing
 from gac.allocation.problem import Problem, decide
 from gac.costs import KV_NUMBERS
 from gac.curves import LossCurve, LossCurves
@@ -17,7 +18,7 @@ from gac.forms import form_named
 from gac.forms.planned_sites import as_planned
 from gac.models.sites import Site
 from gac.models.weights import Weight
-from gac.recipe import Recipe
+from gac.recipe import Recipe, Space
 from gac.workloads import Workload
 from tests.allocation.small_problems import MEASURED, asking, curves_by, profile, rows
 
@@ -118,15 +119,8 @@ def test_a_value_dim_is_a_multiple_of_eight_where_dims_are_aligned() -> None:
     )
     site = Site("v+o", 0, "v+o", weights)
     curves = curves_by(head_dim={"o": falling(32, 0)})
-    found = candidates(
-        site,
-        curves,
-        forms=FORMS,
-        profile=profile(rows(8, [10] * 6)),
-        workloads=[WORKLOAD],
-        align=True,
-        limited=["params", "kv_numbers"],
-    )
+    timing = Timing(profile(rows(8, [10] * 6)), (WORKLOAD,))
+    found = candidates(site, curves, Space(FORMS), timing, ["params", "kv_numbers"])
     assert found.forms[:, 0].tolist() == ["head_dim"] * 3 + ["dense"]
     assert found.dims[:3, 0].tolist() == [8, 16, 24]
     assert found.cost("kv_numbers").tolist() == [16, 32, 48, 64]

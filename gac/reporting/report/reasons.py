@@ -1,10 +1,10 @@
 """Why a site is not smaller and not larger, from the plan's own alternatives and prices."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from gac.allocation.reproduce import rule_of
-from gac.costs import KV_NUMBERS, ns_of
-from gac.plan import Candidate, Plan, SiteChoice, counted, is_of_dims
+from gac.costs import COSTS, KV_NUMBERS, ns_of
+from gac.plan import Candidate, Plan, SiteChoice, counted
 from gac.reporting.report.formatting import choices, duration, nats
 from gac.reporting.report.formatting import counted as told
 
@@ -51,9 +51,8 @@ def _trade(plan: Plan, site: SiteChoice, other: Candidate) -> Trade:
 
 def _more(plan: Plan, site: SiteChoice, other: Candidate, column: str) -> int | None:
     """What the alternative takes more of a cost column; None where that is unknown."""
-    if is_of_dims(column):
-        choices = zip(site.weights, other.forms, other.schemes, other.dims, strict=True)
-        theirs = [replace(one, form=form, scheme=scheme, dim=dim) for one, form, scheme, dim in choices]
+    if column in COSTS:
+        theirs = other.choices([one.weight for one in site.weights])
         return counted(theirs, column)[0] - counted(site.weights, column)[0]
     at = [ns_of(one.workload) for one in plan.workloads].index(column)
     before, after = site.latency_ns[at], other.latency_ns[at]

@@ -8,7 +8,8 @@ from shlex import quote
 from gac.allocation.reproduce import allocate_command, rule_of
 from gac.costs import BYTES, KV_NUMBERS, PARAMS
 from gac.models.sites import short_names
-from gac.plan import Plan, SiteChoice, run_as
+from gac.plan import Plan, SiteChoice
+from gac.plan_summary import run_as
 from gac.profiling.table import Profile, saved_profiles, shipped_profiles
 from gac.reporting.report.formatting import counted, duration, nats, ranges
 from gac.reporting.report.reasons import Trade, trades, unweighed

@@ -1,0 +1,72 @@
+"""A plan in words."""
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from gac.costs import BYTES, KV_NUMBERS
+
+if TYPE_CHECKING:
+    from gac.plan import Limit, Plan, WorkloadLatency
+
+_REFITTED = {"none": "", "residual": "; refitted layer by layer", "update": "; second factors refitted (SVD-LLM)"}
+
+
+def summary(plan: "Plan") -> str:
+    """A dozen lines of plain text."""
+    budget, prediction, proof, measured = plan.budget, plan.prediction, plan.certificate, plan.measured
+    asked, text = plan.recipe.measure, measured.calibration
+    forms = Counter(weight.form for weight in plan.weights)
+    aligned = ", ".join(f"{count} x {step}" for step, count in plan.alignment.items() if count)
+    lines = [
+        f"GAC plan for {measured.model} ({measured.family}), method {asked.method}, made with GAC {plan.gac_version}",
+        f"parameters   {budget.used:,} of {budget.total:,} targeted: {budget.kept:.4f} kept, {budget.asked:g} asked,",
+        f"             {_allowed(budget)}; {plan.kept_of_model:.4f} of the whole model",
+        *([f"memory       {_taken(memory, 'bytes')}"] if (memory := plan.limit(BYTES)) else []),
+        f"forms        {', '.join(f'{count} {form}' for form, count in sorted(forms.items()))}"
+        f"{run_as(plan)}{_REFITTED[plan.recipe.refit or 'none']}",
+        f"alignment    {aligned or 'everything stays dense'}",
+        f"loss         +{prediction.loss:.4f} nats a token predicted",
+        f"perplexity   {prediction.dense_perplexity:.2f} -> {prediction.perplexity:.2f} predicted on calibration text",
+        *(f"latency      {workload.workload}: {_latency(workload)}" for workload in plan.workloads),
+        *_cache(plan),
+        f"profile      {measured.profile.gpu}, {measured.profile.digest[:12]}; {measured.profile.note}",
+        f"calibration  {text.windows} x {text.window_tokens} tokens of {text.text}, seed {asked.seed}"
+        f"{', two shots' if asked.shots == 2 else ''}",
+        f"certificate  {proof.status}: loss {proof.value:.6g}, bound {proof.lower_bound:.6g}, gap {proof.gap:.3g}",
+    ]
+    return "\n".join(lines)
+
+
+def run_as(plan: "Plan") -> str:
+    """What does not run weight by weight as PyTorch does, to follow the forms; nothing where all of it does."""
+    run, fused = plan.recipe.deployment, ""
+    if run.fuse == "auto":
+        counts = Counter(site.kind for site in plan.sites if site.shared)
+        fused = f"; fused: {', '.join(f'{count} {kind}' for kind, count in counts.items()) or 'none'}"
+    elif run.fuse:
+        fused = "; q/k/v and gate/up fused"
+    return f"{fused}{'; one row in Triton' if run.triton else ''}"
+
+
+def _allowed(limit: "Limit") -> str:
+    return f"{limit.limit:,} allowed{f', overshot by {limit.over:,}' if limit.over else ''}"
+
+
+def _taken(limit: "Limit", unit: str) -> str:
+    return f"{limit.used:,} of {limit.total:,} {unit}: {limit.kept:.4f} kept, {_allowed(limit)}"
+
+
+def _cache(plan: "Plan") -> list[str]:
+    used, total = plan.kv_numbers
+    if limit := plan.limit(KV_NUMBERS):
+        return [f"KV cache     {_taken(limit, 'numbers a token')}"]
+    return [f"KV cache     {used:,} of {total:,} numbers a token: {used / total:.4f} kept"] if total else []
+
+
+def _latency(workload: "WorkloadLatency") -> str:
+    if workload.dense_ns is None or workload.plan_ns is None:
+        missing = f"the profile lacks the shapes of {workload.unknown} weights"
+        return f"unknown, {missing} (gac profile --model ... measures them)"
+    ms = f"{workload.plan_ns / 1e6:.3f} ms of {workload.dense_ns / 1e6:.3f} ms dense"
+    counts = f"{workload.measured} measured, {workload.interpolated} interpolated"
+    return f"{ms} ({workload.plan_ns / workload.dense_ns:.3f}x; {counts})"
