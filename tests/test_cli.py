@@ -200,7 +200,7 @@ def test_a_plan_is_not_written_where_nothing_can_be(
     def refuse(*_arguments: Any, **_options: Any) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("gac.cli.checks.TemporaryFile", refuse)
+    monkeypatch.setattr("gac.cli.files.TemporaryFile", refuse)
     result = run("allocate", model, "-o", tmp_path / "plan.json")
     assert result.exit_code == 1
     assert f"nothing can be written to {tmp_path}: Permission denied; expected a writable path" in result.stderr

@@ -5,17 +5,13 @@ import os
 import click
 
 from gac.cli.bench import bench
-from gac.cli.cliffs import cliffs
-from gac.cli.compare import compare
+from gac.cli.cliffs import cliffs, explain
 from gac.cli.evaluate import evaluate
-from gac.cli.explain import explain
 from gac.cli.frontier import frontier
-from gac.cli.graph import graph
-from gac.cli.model import allocate, compress, export
+from gac.cli.model import allocate, compress, export, repair
 from gac.cli.plot import plot
 from gac.cli.profile import profile, profiles
-from gac.cli.repair import repair
-from gac.cli.report import report
+from gac.cli.show import compare, graph, report
 from gac.cli.study import study
 from gac.version import __version__
 

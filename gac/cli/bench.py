@@ -2,37 +2,31 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from gac.cli.checks import check_file
-from gac.cli.documents import write_document
-from gac.cli.options import workloads_option
-from gac.cli.verb import Answer, Verb, note
-from gac.errors import GacError
+from gac.cli.options import profile_option, workloads_option
+from gac.cli.verb import Answer, Verb, document_option, note
 
 if TYPE_CHECKING:
     from gac.workloads import Workload
 
 
-@click.command(cls=Verb, resume="Nothing was written; run it again.")
+@click.command(cls=Verb)
 @click.argument("models", nargs=-1, metavar="[MODEL_OR_DIR]...")
 @click.option("--against", metavar="MODEL", help="The model that speeds are relative to. Default: the first one.")
 @click.option(
     "--shapes", metavar="NAME", help="Time plans for a known model's shapes (llama-3-8b), with random weights."
 )
 @click.option("--budget", type=float, default=0.85, show_default=True, help="With --shapes: kept fraction.")
-@click.option(
-    "--profile", metavar="NAME|FILE", help="With --shapes: latency table to plan with; by default this GPU's."
-)
+@profile_option("With --shapes: latency table to plan with; by default this GPU's.")
 @click.option("--layers", type=click.IntRange(min=1), help="With --shapes: fewer layers.")
 @workloads_option("What is timed")
 @click.option(
     "--compiled", is_flag=True, help="Also time layers through torch.compile with shape_padding; takes minutes."
 )
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="Also write the JSON document to this file.")
+@document_option
 def bench(
     models: Sequence[str],
     against: str | None,
@@ -42,7 +36,6 @@ def bench(
     layers: int | None,
     workloads: Sequence[str],
     compiled: bool,
-    output: Path | None,
 ) -> Answer:
     """Time whole models on this machine's GPU: prefill and decode, under CUDA graphs, in turns.
 
@@ -54,8 +47,6 @@ def bench(
         raise click.UsageError("give models, or --shapes.")
     if shapes is not None and against is not None:
         raise click.UsageError("--against goes with models; with --shapes the dense model is there.")
-    if output is not None:
-        check_file(output, GacError)
     from gac.evaluation.latency import METHOD
     from gac.profiling.timing.device import require_gpu
     from gac.workloads import Workload
@@ -66,10 +57,7 @@ def bench(
         answer = _of_shapes(shapes, budget, parsed, profile, layers, compiled)
     else:
         answer = _of_models((*([against] if against else ()), *models), parsed, compiled)
-    document = {"gpu": gpu, "method": METHOD} | dict(answer.document)
-    if output is not None:
-        write_document(document, output)
-    return Answer(document, answer.tables)
+    return Answer({"gpu": gpu, "method": METHOD} | dict(answer.document), answer.tables)
 
 
 def _of_shapes(

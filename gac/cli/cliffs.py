@@ -1,25 +1,26 @@
-"""The command that shows where a GPU collapses: a table, a document, a figure."""
+"""The commands that say where a GPU collapses, and which constraints a dim breaks."""
 
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from gac.cli.checks import check_file
-from gac.cli.options import dims_option, shape_option
+import gac
+from gac.cli.files import Figure
+from gac.cli.options import LARGEST, dims_option, profile_option, shape_option
 from gac.cli.verb import Answer, Verb, note
-from gac.errors import GacError, ProfileError
+from gac.errors import ProfileError
 
 if TYPE_CHECKING:
+    from gac.lab.mechanisms import Explanation, Finding
     from gac.profiling.table import Profile, Sweep
     from gac.reporting.gpu_tables import Told
 
 Dims = tuple[int, int] | None
 
 
-@click.command(cls=Verb, resume="Nothing was written; run it again.")
+@click.command(cls=Verb)
 @click.argument("name", metavar="PROFILE")
 @click.option("--operator", metavar="NAME", help="Only this operator: linear, low_rank, sdpa, ...")
 @click.option("--axis", metavar="AXIS", help="Only sweeps along this axis: k, n, m, r, d, ...")
@@ -27,7 +28,7 @@ Dims = tuple[int, int] | None
 @dims_option
 @click.option(
     "--plot",
-    type=click.Path(path_type=Path),
+    type=Figure(),
     metavar="FILE",
     help="Draw the chosen sweeps, or without a choice the GPU's cliffs on one page (.png, .pdf or .svg).",
 )
@@ -41,29 +42,24 @@ def cliffs(
 
     PROFILE is a path or a name that `gac profiles` lists.
     """
-    if plot is not None:
-        _check_plot(plot)
-    from gac.profiling.table import Profile
+    from gac.reporting.gpu_tables import alignment_table, cliffs_table, points_table
 
-    measured = Profile.load(name)
+    measured = gac.Profile.load(name)
+    gpu = measured.header.gpu
     found = [_told(measured, sweep) for sweep in _matching(measured, operator, axis, shape, dims)]
     if plot is not None:
-        _draw(measured, found, dims, plot, chosen=bool(operator or axis or shape or dims))
+        from gac.reporting.page import save_figure
+        from gac.reporting.plots import atlas, figure_of_sweeps
+
+        pairs = [(told.sweep, told.cliffs) for told in found]
+        chosen = operator or axis or shape or dims
+        save_figure(figure_of_sweeps(pairs, gpu, dims) if chosen else atlas(measured), plot)
         note(f"drawn in {plot}")
-    document = {
-        "profile": measured.path.stem,
-        "gpu": measured.header.gpu,
-        "digest": measured.digest,
-        "sweeps": [_document(told, dims) for told in found],
-    }
-    return Answer(document, lambda: _tables(measured.header.gpu, found, dims))
-
-
-def _check_plot(plot: Path) -> None:
-    from gac.reporting.page import check_figure
-
-    check_figure(plot)
-    check_file(plot, GacError)
+    sweeps = [_sweep_document(told, dims) for told in found]
+    document = {"profile": measured.path.stem, "gpu": gpu, "digest": measured.digest, "sweeps": sweeps}
+    if dims is not None:
+        return Answer(document, lambda: [points_table(told, *dims) for told in found])
+    return Answer(document, lambda: [cliffs_table(gpu, found), alignment_table(found)])
 
 
 def _told(measured: "Profile", sweep: "Sweep") -> "Told":
@@ -107,27 +103,9 @@ def _has(sweep: "Sweep", shape: dict[str, int], dims: Dims) -> bool:
     return inside and shape.items() <= dict(sweep.fixed).items()
 
 
-def _draw(measured: "Profile", found: Sequence["Told"], dims: Dims, plot: Path, *, chosen: bool) -> None:
-    from gac.reporting.page import save_figure
-    from gac.reporting.plots import atlas, figure_of_sweeps
-
-    pairs = [(told.sweep, told.cliffs) for told in found]
-    save_figure(figure_of_sweeps(pairs, measured.header.gpu, dims) if chosen else atlas(measured), plot)
-
-
-def _tables(gpu: str, found: Sequence["Told"], dims: Dims) -> list[Any]:
-    from gac.reporting.gpu_tables import alignment_table, cliffs_table, points_table
-
-    if dims is not None:
-        return [points_table(told, *dims) for told in found]
-    return [cliffs_table(gpu, found), alignment_table(found)]
-
-
-def _document(told: "Told", dims: Dims) -> dict[str, Any]:
+def _sweep_document(told: "Told", dims: Dims) -> dict[str, Any]:
     sweep, found = told.sweep, told.cliffs
-    first, last = dims or (int(sweep.dims[0]), int(sweep.dims[-1]))
-    rescues = zip(found.collapsed.tolist(), found.rescue.tolist(), found.slowdown.tolist(), told.causes, strict=True)
-    steps = zip(found.sweet_spots.tolist(), found.edges.tolist(), found.jumps.tolist(), told.edges, strict=True)
+    causes, edges = ([cause and vars(cause) for cause in row] for row in (told.causes, told.edges))
     document: dict[str, Any] = {
         "operator": sweep.operator,
         "dtype": sweep.dtype,
@@ -138,24 +116,57 @@ def _document(told: "Told", dims: Dims) -> dict[str, Any]:
         "noise": found.noise,
         "period": found.period,
         "alignment": [asdict(evidence) | {"keeps_up": evidence.keeps_up} for evidence in found.evidence],
-        "collapsed": [
-            {"dim": dim, "rescue": rescue, "slowdown": slowdown, "cause": None if cause is None else vars(cause)}
-            for dim, rescue, slowdown, cause in rescues
-            if first <= dim <= last
-        ],
-        "staircase": [
-            {"sweet_spot": dim, "edge": edge, "jump": jump, "cause": None if cause is None else vars(cause)}
-            for dim, edge, jump, cause in steps
-            if first <= dim <= last
-        ],
+        "collapsed": _rows(dims, dim=found.collapsed, rescue=found.rescue, slowdown=found.slowdown, cause=causes),
+        "staircase": _rows(dims, sweet_spot=found.sweet_spots, edge=found.edges, jump=found.jumps, cause=edges),
     }
-    return document if dims is None else document | {"measured": _points(sweep, first, last)}
+    if dims is not None:
+        launches = [[asdict(launch) for launch in at] for at in sweep.launches]
+        document["measured"] = _rows(dims, dim=sweep.dims, ns=sweep.ns, iqr_ns=sweep.iqr, launches=launches)
+    return document
 
 
-def _points(sweep: "Sweep", first: int, last: int) -> list[dict[str, Any]]:
-    columns = zip(sweep.dims.tolist(), sweep.ns.tolist(), sweep.iqr.tolist(), sweep.launches, strict=True)
-    return [
-        {"dim": dim, "ns": ns, "iqr_ns": iqr, "launches": [asdict(launch) for launch in launches]}
-        for dim, ns, iqr, launches in columns
-        if first <= dim <= last
-    ]
+def _rows(dims: Dims, **columns: Any) -> list[dict[str, Any]]:
+    """One entry a dim, by the first of the columns; those inside ``dims``."""
+    plain = [column.tolist() if hasattr(column, "tolist") else column for column in columns.values()]
+    rows = [dict(zip(columns, row, strict=True)) for row in zip(*plain, strict=True)]
+    return [row for row in rows if dims is None or dims[0] <= next(iter(row.values())) <= dims[1]]
+
+
+@click.command(cls=Verb)
+@click.argument("operator")
+@click.argument("dim", type=click.IntRange(min=1, max=LARGEST))
+@click.option(
+    "--axis", metavar="AXIS", help="The axis that the dim belongs to. Default: the one that compression changes."
+)
+@shape_option
+@click.option("--dtype", default="bf16", show_default=True, help="bf16, fp16 or fp8.")
+@profile_option("Take costs and kernels from this latency table.")
+def explain(
+    operator: str, dim: int, axis: str | None, shape: dict[str, int], dtype: str, profile: str | None
+) -> Answer:
+    """Say which constraints a dim breaks, what each costs, and what ran there.
+
+    OPERATOR is linear, low_rank, sdpa, ...; DIM is the size of one of its axes: a rank, a head_dim, a width. Without
+    --profile the rules of every architecture are listed, with costs that others published.
+    """
+    from gac.lab.mechanisms.explain import explain as look_up
+    from gac.lab.tables import explanation_tables
+
+    measured = None if profile is None else gac.Profile.load(profile)
+    told = look_up(operator, dim, measured, axis, shape or None, dtype)
+    return Answer(_explained(told), lambda: explanation_tables(told))
+
+
+def _explained(told: "Explanation") -> dict[str, Any]:
+    document = asdict(told)
+    del document["findings"]
+    ran = [one.pop("kernel") | one for one in document["ran"]]
+    rules = [_rule(finding) for finding in told.findings]
+    return document | {"fixed": dict(told.fixed), "ran": ran, "rules": rules}
+
+
+def _rule(finding: "Finding") -> dict[str, Any]:
+    rule = finding.rule
+    stated = {name: getattr(rule, name) for name in ("level", "constraint", "since", "before")}
+    sources = [asdict(source) for source in rule.sources]
+    return asdict(finding) | {"rule": rule.name} | stated | {"sources": sources}

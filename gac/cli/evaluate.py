@@ -1,16 +1,14 @@
 """The command that checks models: perplexity, divergence and tasks of one or several models."""
 
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from gac.cli.checks import check_file
-from gac.cli.documents import plan_document, write_document
-from gac.cli.measuring import tokenizer_option
-from gac.cli.verb import Answer, Verb, note
-from gac.errors import GacError
+import gac
+from gac.cli.files import plan_document
+from gac.cli.measuring import tokenizer_named, tokenizer_option
+from gac.cli.verb import Answer, Verb, document_option, note
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -27,7 +25,7 @@ def _names(_ctx: click.Context, _option: click.Parameter, text: str | None) -> t
     return tuple(names)
 
 
-@click.command("eval", cls=Verb, resume="Nothing was written; run it again.")
+@click.command("eval", cls=Verb)
 @click.argument("models", metavar="MODEL_OR_DIR...", nargs=-1, required=True)
 @click.option(
     "--text",
@@ -63,32 +61,21 @@ def _names(_ctx: click.Context, _option: click.Parameter, text: str | None) -> t
     help="Windows, and requests of a task, that run together.",
 )
 @tokenizer_option
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="Also write the JSON document to this file.")
-def evaluate(
-    models: tuple[str, ...], text: str | None, tokenizer: str | None, output: Path | None, **how: Any
-) -> Answer:
+@document_option
+def evaluate(models: tuple[str, ...], text: str | None, tokenizer: str | None, **how: Any) -> Answer:
     """Measure models on text that no calibration uses, and on tasks, side by side.
 
     MODEL_OR_DIR is a directory (dense or compressed), a hub id, or smollm2; several are measured alike, one after the
     other. With --against, what a compressed model's plan predicted is set beside what is measured.
     """
-    if output is not None:
-        check_file(output, GacError)
     text = _TEXT if text is None and not how["tasks"] else text
     from gac.sensitivity.text import check_text
 
     if text is not None:
         check_text(text)
-    from gac.evaluation.evaluate import evaluate as measure
-    from gac.models.loading import load_tokenizer
-
     note(_plan_of_work(text, how))
-    reader = load_tokenizer(tokenizer) if tokenizer else None
-    result = measure(models, text=text, tokenizer=reader, **how)
-    document = _document(result)
-    if output is not None:
-        write_document(document, output)
-    return Answer(document, lambda: _tables(result))
+    result = gac.evaluate(models, text=text, tokenizer=tokenizer_named(tokenizer), **how)
+    return Answer(_document(result), lambda: _tables(result))
 
 
 def _plan_of_work(text: str | None, how: dict[str, Any]) -> str:

@@ -1,16 +1,15 @@
 """What the commands that measure a model share: the options that make a recipe, and what they say before they begin."""
 
 from collections.abc import Callable, Sequence
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import click
-from click.core import ParameterSource
 
-from gac.cli.options import decode_kernel_option, table_option, workloads_option
+from gac.cli.files import FILE
+from gac.cli.options import decode_kernel_option, forms_option, refuse_given, table_option, workloads_option
 from gac.cli.verb import note
-from gac.forms import DEFAULT_FORMS
 from gac.recipe import Options, Recipe
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -18,22 +17,6 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 STATISTICS_KEPT = (
     "Finished layers, and gradients at most two minutes old, are kept in GAC_HOME; the same command goes on from there."
 )
-
-
-def _aligned(ctx: click.Context, _option: click.Parameter, sound: bool) -> bool | int:
-    """What ``--align`` and ``--align-to``, which is read first, say together."""
-    step: int | None = ctx.params.pop("step")
-    if step is not None and not sound:
-        raise click.UsageError("--align-to goes without --no-align.", ctx)
-    return sound if step is None else step
-
-
-def _fused(ctx: click.Context, _option: click.Parameter, everywhere: bool) -> bool | Literal["auto"]:
-    """What ``--fuse`` and ``--fuse-where-faster``, which is read first, say together."""
-    chosen: bool = ctx.params.pop("chosen")
-    if chosen and everywhere:
-        raise click.UsageError("--fuse goes without --fuse-where-faster.", ctx)
-    return "auto" if chosen else everywhere
 
 
 def _latency(_ctx: click.Context, _option: click.Parameter, texts: Sequence[str]) -> float | dict[str, float] | None:
@@ -56,14 +39,7 @@ _MEASURED = (
         show_default=True,
         help="How errors are measured: kfac, svd-llm, asvd[:ALPHA], svd, or palu[:HEADS].",
     ),
-    click.option(
-        "--form",
-        "forms",
-        multiple=True,
-        default=DEFAULT_FORMS,
-        show_default=True,
-        help="A form that competes with staying dense. Repeatable.",
-    ),
+    forms_option("A form that competes with staying dense. Repeatable."),
     workloads_option("What latency is predicted for"),
     click.option(
         "--calibration",
@@ -76,28 +52,24 @@ _MEASURED = (
         "--align/--no-align",
         default=True,
         show_default=True,
-        callback=_aligned,
         help="Keep to dims that the profile shows to be sound.",
     ),
     click.option(
         "--align-to",
         "step",
         type=click.IntRange(min=1),
-        is_eager=True,
         metavar="N",
         help="Of those dims, only multiples of N.",
     ),
     click.option(
         "--fuse",
         is_flag=True,
-        callback=_fused,
         help="Run the first GEMMs of q/k/v, and of gate/up, as one, and plan for it.",
     ),
     click.option(
         "--fuse-where-faster",
         "chosen",
         is_flag=True,
-        is_eager=True,
         help="The same, only where it gives a better plan.",
     ),
     decode_kernel_option(
@@ -159,7 +131,7 @@ _LIMITED = (
 _recipe_option = click.option(
     "--recipe",
     "recipe_file",
-    type=click.Path(path_type=Path),
+    type=FILE,
     metavar="FILE",
     help="A JSON file (gac.Recipe) that holds all of these options, instead of them.",
 )
@@ -169,7 +141,10 @@ tokenizer_option = click.option(
 
 
 def recipe_options(limits: bool) -> Callable[[Command], Command]:
-    """The options of every command that measures what a model's choices lose; the command gets them as a ``recipe``.
+    """The options of every command that measures what a model's choices lose.
+
+    The command gets a function ``asked``, from the model's name to ``recipe`` and ``tokenizer`` as ``gac.allocate`` and
+    ``gac.frontier`` take them, which says what they will cost.
 
     Args:
         limits: whether the options that limit a choice are among them.
@@ -178,10 +153,10 @@ def recipe_options(limits: bool) -> Callable[[Command], Command]:
 
     def decorate(command: Command) -> Command:
         @wraps(command)
-        def run(recipe_file: Path | None, tokenizer: str | None, **given: Any) -> Any:
+        def run(recipe_file: Path | None, tokenizer: str | None, step: int | None, chosen: bool, **given: Any) -> Any:
             names = [name for name in given if name in Options.__annotations__ or name == "budget"]
-            asked = {name: given.pop(name) for name in names}
-            return command(recipe=lambda: _recipe(recipe_file, asked), tokenizer=tokenizer, **given)
+            options = _joined({name: given.pop(name) for name in names}, step, chosen)
+            return command(asked=partial(_asked, recipe_file, tokenizer, options), **given)
 
         for option in reversed((*options, _recipe_option, tokenizer_option)):
             run = option(run)
@@ -190,19 +165,32 @@ def recipe_options(limits: bool) -> Callable[[Command], Command]:
     return decorate
 
 
-def _recipe(file: Path | None, asked: dict[str, Any]) -> Recipe:
+def _joined(options: dict[str, Any], step: int | None, chosen: bool) -> dict[str, Any]:
+    """With what ``--align-to`` and ``--fuse-where-faster`` say beside ``--align`` and ``--fuse``."""
+    if step is not None and not options["align"]:
+        raise click.UsageError("--align-to goes without --no-align.", click.get_current_context())
+    if chosen and options["fuse"]:
+        raise click.UsageError("--fuse goes without --fuse-where-faster.", click.get_current_context())
+    return options | ({} if step is None else {"align": step}) | ({"fuse": "auto"} if chosen else {})
+
+
+def _asked(file: Path | None, tokenizer: str | None, options: dict[str, Any], model: str) -> dict[str, Any]:
     """From the file, or from the options; both together are refused."""
-    if file is None:
-        return Recipe.of(**asked)
-    ctx = click.get_current_context()
-    for parameter in ctx.command.params:
-        told = ctx.get_parameter_source(parameter.name or "") == ParameterSource.COMMANDLINE
-        if told and (parameter.name in asked or parameter.name in ("step", "chosen")):
-            raise click.UsageError(f"{parameter.opts[-1]} goes without --recipe, which says it too.", ctx)
-    return Recipe.load(file)
+    if file is not None:
+        refuse_given({*options, "step", "chosen"}, "without --recipe, which says it too.")
+    recipe = Recipe.of(**options) if file is None else Recipe.load(file)
+    _say_cost(model, recipe)
+    return {"recipe": recipe, "tokenizer": tokenizer_named(tokenizer)}
 
 
-def say_cost(model: str, recipe: Recipe) -> None:
+def tokenizer_named(name: str | None) -> Any:
+    """What ``tokenizer_option`` names; None where it names nothing."""
+    from gac.models.loading import load_tokenizer
+
+    return load_tokenizer(name) if name else None
+
+
+def _say_cost(model: str, recipe: Recipe) -> None:
     """Read what is cheap to read, so that a wrong argument fails now, and say what the rest will take.
 
     Raises:

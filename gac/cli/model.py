@@ -1,16 +1,19 @@
-"""Commands that make a model smaller: choose a plan, and apply it."""
+"""Commands that write models: choose a plan, apply it, write it plain; pad what others have compressed."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
-from gac.cli.checks import check_file, check_writable
-from gac.cli.documents import plan_document
-from gac.cli.measuring import STATISTICS_KEPT, recipe_options, say_cost, tokenizer_option
+import gac
+from gac.cli.files import FILE, NewFile, Target, plan_document
+from gac.cli.measuring import STATISTICS_KEPT, recipe_options, tokenizer_option
+from gac.cli.options import output_option, table_option, workloads_option
 from gac.cli.verb import Answer, Verb, note
 from gac.errors import CheckpointError, PlanError
-from gac.recipe import Recipe
+
+_NEW = Target(CheckpointError)
 
 
 @click.command(cls=Verb, resume=STATISTICS_KEPT)
@@ -19,29 +22,16 @@ from gac.recipe import Recipe
 @click.option(
     "--verify", is_flag=True, help="Solve it a second time with OR-Tools CP-SAT, and fail if the two disagree."
 )
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path),
-    default=Path("plan.json"),
-    show_default=True,
-    help="The plan to write; an existing file is replaced.",
-)
-def allocate(model: str, recipe: Callable[[], Recipe], output: Path, tokenizer: str | None, verify: bool) -> Answer:
+@output_option(NewFile(PlanError), "The plan to write; an existing file is replaced.", default="plan.json")
+def allocate(model: str, asked: Callable[[str], dict[str, Any]], output: Path, verify: bool) -> Answer:
     """Choose what every weight of MODEL becomes.
 
     MODEL is a directory, a hub id, or smollm2 (packaged). Measures what each choice loses on calibration text,
     then picks the form and dim of every weight at once: the least loss within the budget, with a proof.
     """
-    check_file(output, PlanError)
-    asked = recipe()
-    say_cost(model, asked)
-    from gac.api import allocate as make_plan
-    from gac.models.loading import load_tokenizer
+    plan = gac.allocate(model, **asked(model), verify=verify)
     from gac.reporting.tables import plan_summary, plan_table
 
-    reader = load_tokenizer(tokenizer) if tokenizer else None
-    plan = make_plan(model, recipe=asked, tokenizer=reader, verify=verify)
     plan.save(output)
     note(f"saved as {output}")
     return Answer({"path": str(output)} | plan_document(plan), lambda: [plan_table(plan), plan_summary(plan)])
@@ -49,10 +39,8 @@ def allocate(model: str, recipe: Callable[[], Recipe], output: Path, tokenizer: 
 
 @click.command(cls=Verb, resume=f"No checkpoint was written. {STATISTICS_KEPT}")
 @click.argument("model")
-@click.option(
-    "--plan", "plan_file", type=click.Path(path_type=Path), required=True, help="A plan that gac allocate wrote."
-)
-@click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="The directory to write.")
+@click.option("--plan", "plan_file", type=FILE, required=True, help="A plan that gac allocate wrote.")
+@output_option(_NEW, "The directory to write.", required=True)
 @click.option("--overwrite", is_flag=True, help="Replace an existing compressed checkpoint.")
 @tokenizer_option
 def compress(model: str, plan_file: Path, output: Path, overwrite: bool, tokenizer: str | None) -> Answer:
@@ -62,38 +50,29 @@ def compress(model: str, plan_file: Path, output: Path, overwrite: bool, tokeniz
     tokenizer and a model card; gac.load opens it.
     """
     from gac.checkpoint.target import check_free
-    from gac.plan import Plan
+    from gac.models.loading import load_model
     from gac.reporting.tables import plan_line
 
-    plan = Plan.load(plan_file)
-    check_writable(output, CheckpointError)
+    plan = gac.Plan.load(plan_file)
     check_free(output, overwrite)
-    from gac.api import compress as apply_plan
-    from gac.checkpoint.save import save
-    from gac.models.loading import load_model
-
     text = plan.measured.calibration
     note(
         f"loading {model}; its statistics on {text.windows} windows of {text.window_tokens} tokens of {text.text} are "
         "read, or taken again where they are gone" + (" (in two shots)" if plan.recipe.measure.shots == 2 else "")
     )
     loaded = load_model(model, tokenizer)
-    small = apply_plan(loaded.model, plan, tokenizer=loaded.tokenizer)
-    save(small, output, tokenizer=loaded.tokenizer, overwrite=overwrite)
-    size = _bytes(output)
-    document = {
-        "directory": str(output),
-        "bytes": size,
+    small = gac.compress(loaded.model, plan, tokenizer=loaded.tokenizer)
+    gac.save(small, output, tokenizer=loaded.tokenizer, overwrite=overwrite)
+    sizes = {
         "parameters": sum(parameter.numel() for parameter in small.parameters()),
         "dense_parameters": plan.measured.params,
-        "plan": plan_document(plan),
     }
-    return Answer(document, lambda: [f"saved in {output}, {size / 1e6:,.1f} MB", plan_line(plan)])
+    return _saved(output, sizes | {"plan": plan_document(plan)}, plan_line(plan))
 
 
-@click.command(cls=Verb, resume="Nothing was written; run it again.")
-@click.argument("directory", type=click.Path(path_type=Path))
-@click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="The new directory.")
+@click.command(cls=Verb)
+@click.argument("directory", type=FILE)
+@output_option(_NEW, "The new directory.", required=True)
 @click.option("--merge", is_flag=True, help="Give every weight its dense dims again: neither smaller nor faster.")
 def export(directory: Path, output: Path, merge: bool) -> Answer:
     """Write a compressed model as one of its stock architecture.
@@ -103,17 +82,47 @@ def export(directory: Path, output: Path, merge: bool) -> Answer:
     """
     from gac.checkpoint.target import check_free
 
-    check_writable(output, CheckpointError)
     check_free(output, overwrite=False)
-    from gac.checkpoint.export import export as write_plain
-    from gac.checkpoint.load import load
-
-    model = load(directory)
-    write_plain(model, output, merge=merge)
-    size = _bytes(output)
-    document = {"directory": str(output), "bytes": size, "merged": merge}
-    return Answer(document, lambda: [f"saved in {output}, {size / 1e6:,.1f} MB"])
+    gac.export(directory, output, merge=merge)
+    return _saved(output, {"merged": merge})
 
 
-def _bytes(directory: Path) -> int:
-    return sum(file.stat().st_size for file in directory.rglob("*") if file.is_file())
+def _saved(output: Path, document: dict[str, Any], *lines: Any) -> Answer:
+    """What was written, and how large it is."""
+    size = sum(file.stat().st_size for file in output.rglob("*") if file.is_file())
+    found = {"directory": str(output), "bytes": size} | document
+    return Answer(found, lambda: [f"saved in {output}, {size / 1e6:,.1f} MB", *lines])
+
+
+@click.command(cls=Verb, resume="No checkpoint was written; run it again.")
+@click.argument("directory", type=FILE)
+@output_option(_NEW, "The directory to write.", required=True)
+@click.option(
+    "--strategy",
+    default="minimal",
+    show_default=True,
+    help="What a dim becomes: the next multiple of 8 (minimal) or 16 (optimal); the next of FlashAttention-2's head "
+    "dims, beyond 256 of 64 (predefined); if it is no multiple of 8, the next one of 32, else of 16, else of 8, that "
+    "adds at most 10 % (tradeoff); the cheapest measured one (profile).",
+)
+@click.option(
+    "--max-overhead",
+    type=float,
+    metavar="F",
+    help="Keep a dim as it is if it would grow by more than this fraction, such as 0.1.",
+)
+@table_option
+@workloads_option("What times are given for")
+@click.option("--measure", is_flag=True, help="Also time the GEMMs before and after on this machine's GPU.")
+@click.option("--allow-pickle", is_flag=True, help="Read .bin and .pt files too, as tensors only.")
+@click.option("--overwrite", is_flag=True, help="Replace an existing checkpoint of GAC.")
+def repair(directory: Path, output: Path, workloads: Sequence[str], **how: Any) -> Answer:
+    """Zero-pad the dims of a compressed checkpoint, without changing its outputs.
+
+    DIRECTORY holds factored weights as SVD-LLM, ASVD or PaLU store them, MLPs with pruned neurons, latent attention, or
+    a checkpoint of GAC. It is never written to.
+    """
+    repaired = gac.repair(directory, output, workloads=workloads, **how)
+    from gac.repairs.tables import repair_document, repair_tables
+
+    return Answer(repair_document(repaired), lambda: repair_tables(repaired))

@@ -1,10 +1,13 @@
 """Options that several commands read the same way."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+from click.core import ParameterSource
+
+from gac.forms import DEFAULT_FORMS
 
 T = TypeVar("T", bound=Callable[..., Any])
 LARGEST = 2**63 - 1
@@ -45,9 +48,24 @@ dims_option = click.option(
 passes_option = click.option(
     "--passes", type=click.IntRange(min=1), default=3, show_default=True, help="How often every shape is timed."
 )
-table_option = click.option(
-    "--profile", metavar="NAME|FILE", help="Latency table; by default this GPU's, without a GPU the H100's."
-)
+
+
+def output_option(kind: click.Path, what: str, **how: Any) -> Callable[[T], T]:
+    """``-o``; ``what`` says in the help what is written."""
+    return click.option("-o", "--output", type=kind, show_default=True, help=what, **how)
+
+
+def profile_option(what: str, **how: Any) -> Callable[[T], T]:
+    """``--profile``; ``what`` says in the help what the latency table is there for."""
+    return click.option("--profile", metavar="NAME|FILE", help=what, **how)
+
+
+table_option = profile_option("Latency table; by default this GPU's, without a GPU the H100's.")
+
+
+def forms_option(what: str, default: tuple[str, ...] = DEFAULT_FORMS) -> Callable[[T], T]:
+    """``--form``, repeatable; ``what`` says in the help what forms are there for."""
+    return click.option("--form", "forms", multiple=True, default=default, show_default=True, help=what)
 
 
 def workloads_option(what: str) -> Callable[[T], T]:
@@ -74,3 +92,16 @@ def known_or_config(model: str) -> Any:
     from gac.models.loading import load_config
 
     return load_config(model) if "/" in model or Path(model).is_dir() else model
+
+
+def refuse_given(names: Container[str | None], why: str) -> None:
+    """Refuse options of the command that runs, where they are on the command line.
+
+    Raises:
+        click.UsageError: names the first one, and says ``why``.
+    """
+    ctx = click.get_current_context()
+    for parameter in ctx.command.params:
+        given = ctx.get_parameter_source(parameter.name or "") == ParameterSource.COMMANDLINE
+        if given and parameter.name in names:
+            raise click.UsageError(f"{parameter.opts[-1]} goes {why}", ctx)

@@ -1,27 +1,25 @@
 """The commands that draw: one figure each, as PDF, PNG or SVG."""
 
 from collections.abc import Callable, Sequence
+from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from gac.cli.checks import check_file
-from gac.cli.documents import names_of
-from gac.cli.options import dims_option, shape_option
+import gac
+from gac.cli.files import FILE, Figure, named_plans
+from gac.cli.options import dims_option, output_option, profile_option, shape_option
 from gac.cli.verb import Answer, Verb
 from gac.errors import GacError, ProfileError
 from gac.io import read_document
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure as Page
 
-    from gac.plan import Plan
     from gac.profiling.table import Profile, Sweep
     from gac.reporting.figures.prediction import Outcome
-
-Drawn = Callable[[], "Axes | Figure"]
 
 
 @click.group()
@@ -32,44 +30,38 @@ def plot() -> None:
     """
 
 
-_output = click.option(
-    "-o", "--output", type=click.Path(path_type=Path), required=True, help="The figure (.pdf, .png or .svg)."
-)
 _title = click.option("--title", help="A title instead of the figure's own.")
-_plans = click.argument(
-    "files", metavar="PLAN.json [PLAN.json ...]", nargs=-1, required=True, type=click.Path(path_type=Path)
-)
+_plan = click.argument("file", metavar="PLAN.json", type=FILE)
+_plans = click.argument("files", metavar="PLAN.json [PLAN.json ...]", nargs=-1, required=True, type=FILE)
 
 
-def _command(name: str | None = None) -> Callable[[Callable[..., Answer]], click.Command]:
-    """One figure."""
-    return lambda callback: plot.command(name, cls=Verb, resume="Nothing was written; run it again.")(_output(callback))
+def _figure(draw: Callable[..., "Axes | Page"]) -> click.Command:
+    """The command of a figure's name; it is drawn without a window, and written."""
+    kind = draw.__name__
 
+    @output_option(Figure(), "The figure (.pdf, .png or .svg).", required=True)
+    @wraps(draw)
+    def run(output: Path, **given: Any) -> Answer:
+        import matplotlib
 
-def _drawn(kind: str, output: Path, draw: Drawn) -> Answer:
-    """Make one figure, without a window, and write it."""
-    from gac.reporting.page import check_figure
+        matplotlib.use("agg")
+        from matplotlib import pyplot
 
-    check_figure(output)
-    check_file(output, GacError)
-    import matplotlib
+        from gac import plots
 
-    matplotlib.use("agg")
-    from matplotlib import pyplot
+        try:
+            plots.save(draw(**given), output)
+        finally:
+            pyplot.close("all")
+        return Answer({"figure": str(output), "kind": kind}, lambda: [f"{kind} drawn in {output}"])
 
-    from gac import plots
-
-    try:
-        plots.save(draw(), output)
-    finally:
-        pyplot.close("all")
-    return Answer({"figure": str(output), "kind": kind}, lambda: [f"{kind} drawn in {output}"])
+    return plot.command(kind, cls=Verb)(run)
 
 
 # --- a GPU ----------------------------------------------------------------------------------------------------------
 
 
-@_command()
+@_figure
 @click.argument("profile")
 @click.option("--operator", required=True, metavar="NAME", help="linear, low_rank, sdpa, ...")
 @click.option("--axis", metavar="AXIS", help="The axis along which dims vary: k, n, m, r, d, ...")
@@ -83,23 +75,17 @@ def latency(
     shape: dict[str, int],
     dims: tuple[int, int] | None,
     title: str | None,
-    output: Path,
-) -> Answer:
+) -> "Axes":
     """Latency against the dim, with collapsed dims, staircase edges and the kernels that ran.
 
     Of the sweeps that fit, the one with the most dims is drawn.
     """
+    from gac import plots
 
-    def draw() -> "Axes":
-        from gac import plots
-        from gac.profiling.table import Profile
-
-        ax = plots.latency(_sweep(Profile.load(profile), operator, axis, shape), dims=dims)
-        if title is not None:
-            ax.set_title(title, loc="left", parse_math=False)
-        return ax
-
-    return _drawn("latency", output, draw)
+    ax = plots.latency(_sweep(gac.Profile.load(profile), operator, axis, shape), dims=dims)
+    if title is not None:
+        ax.set_title(title, loc="left", parse_math=False)
+    return ax
 
 
 def _sweep(measured: "Profile", operator: str, axis: str | None, shape: dict[str, int]) -> "Sweep":
@@ -116,164 +102,114 @@ def _sweep(measured: "Profile", operator: str, axis: str | None, shape: dict[str
     return max(fitting, key=len)
 
 
-@_command()
+@_figure
 @click.argument("profile")
-def atlas(profile: str, output: Path) -> Answer:
+def atlas(profile: str) -> "Page":
     """The cliffs of a GPU on one page: linear, low_rank, attention, FP8 and INT4."""
+    from gac import plots
 
-    def draw() -> "Figure":
-        from gac import plots
-        from gac.profiling.table import Profile
-
-        return plots.atlas(Profile.load(profile))
-
-    return _drawn("atlas", output, draw)
+    return plots.atlas(gac.Profile.load(profile))
 
 
-@_command()
+@_figure
 @click.argument("profile")
 @_title
-def alignment(profile: str, title: str | None, output: Path) -> Answer:
+def alignment(profile: str, title: str | None) -> "Axes":
     """What misaligned dims cost on a GPU, operator by operator."""
+    from gac import plots
 
-    def draw() -> "Axes":
-        from gac import plots
-        from gac.profiling.table import Profile
-
-        return plots.alignment(Profile.load(profile), title=title)
-
-    return _drawn("alignment", output, draw)
+    return plots.alignment(gac.Profile.load(profile), title=title)
 
 
-@_command("published")
-def published(output: Path) -> Answer:
+@_figure
+def published() -> "Axes":
     """The dims that PaLU's score gives heads, as a published study lists them."""
+    from gac.lab.figures import published_heads
 
-    def draw() -> "Axes":
-        from gac.lab.figures import published_heads
-
-        return published_heads()
-
-    return _drawn("published", output, draw)
+    return published_heads()
 
 
 # --- plans ----------------------------------------------------------------------------------------------------------
 
 
-@_command("plan")
-@click.argument("file", metavar="PLAN.json", type=click.Path(path_type=Path))
+@_figure
+@_plan
 @_title
-def plan_figure(file: Path, title: str | None, output: Path) -> Answer:
+def plan(file: Path, title: str | None) -> "Axes":
     """A plan as a heat map: layers by projections, with kept fraction, form and dim."""
+    from gac import plots
 
-    def draw() -> "Axes":
-        from gac import plots
-        from gac.plan import Plan
-
-        return plots.plan(Plan.load(file), title=title)
-
-    return _drawn("plan", output, draw)
+    return plots.plan(gac.Plan.load(file), title=title)
 
 
-@_command()
+@_figure
 @_plans
 @click.option(
     "--weight", "weights", multiple=True, metavar="NAME", help="Only this projection (down_proj). Repeatable."
 )
 @_title
-def dims(files: tuple[Path, ...], weights: Sequence[str], title: str | None, output: Path) -> Answer:
+def dims(files: tuple[Path, ...], weights: Sequence[str], title: str | None) -> "Page":
     """The dims of plans for one model, layer by layer: PaLU's, ASVD's, SVD-LLM's beside GAC's.
 
     Hollow markers are dims that are no multiple of 8.
     """
+    from gac import plots
 
-    def draw() -> "Figure":
-        from gac import plots
-
-        return plots.figure_of_dims(_loaded(files), weights, title)
-
-    return _drawn("dims", output, draw)
+    return plots.figure_of_dims(dict(named_plans(files)), weights, title)
 
 
-@_command()
-@click.argument("file", metavar="PLAN.json", type=click.Path(path_type=Path))
-def heads(file: Path, output: Path) -> Answer:
+@_figure
+@_plan
+def heads(file: Path) -> "Axes":
     """What each key-value head keeps under a plan."""
+    from gac import plots
 
-    def draw() -> "Axes":
-        from gac import plots
-        from gac.plan import Plan
-
-        return plots.heads(Plan.load(file))
-
-    return _drawn("heads", output, draw)
+    return plots.heads(gac.Plan.load(file))
 
 
-@_command("layer")
+@_figure
 @_plans
-@click.option("--profile", "name", required=True, metavar="NAME|FILE", help="The latency table.")
+@profile_option("The latency table.", required=True)
 @click.option("--workload", metavar="WORKLOAD", help="The workload. Default: the first one of the plan.")
 @click.option(
     "--layer", "number", type=click.IntRange(min=0), help="One decoder layer. Default: the sum over all layers."
 )
 @_title
-def layer(
-    files: tuple[Path, ...], name: str, workload: str | None, number: int | None, title: str | None, output: Path
-) -> Answer:
+def layer(files: tuple[Path, ...], profile: str, workload: str | None, number: int | None, title: str | None) -> "Axes":
     """Where the time of a layer goes: latency of every weight, dense and under each plan."""
+    from gac import plots
 
-    def draw() -> "Axes":
-        from gac import plots
-        from gac.profiling.table import Profile
-
-        return plots.layer_time(_loaded(files), Profile.load(name), workload, layer=number, title=title)
-
-    return _drawn("layer", output, draw)
+    return plots.layer_time(dict(named_plans(files)), gac.Profile.load(profile), workload, layer=number, title=title)
 
 
-@_command()
-@click.argument("file", metavar="FRONTIER.json", type=click.Path(path_type=Path))
+@_figure
+@click.argument("file", metavar="FRONTIER.json", type=FILE)
 @click.option(
     "--plan",
     "plans",
     multiple=True,
-    type=click.Path(path_type=Path),
+    type=FILE,
     metavar="PLAN.json",
     help="A plan to mark in the figure. Repeatable.",
 )
-def frontier(file: Path, plans: tuple[Path, ...], output: Path) -> Answer:
+def frontier(file: Path, plans: tuple[Path, ...]) -> "Page":
     """Predicted perplexity against parameters and latency for every budget, with plans among them."""
+    from gac import plots
 
-    def draw() -> "Figure":
-        from gac import plots
-        from gac.allocation.frontier import Frontier
-
-        return plots.figure_of_frontier(Frontier.load(file), _loaded(plans))
-
-    return _drawn("frontier", output, draw)
-
-
-def _loaded(files: Sequence[Path]) -> dict[str, "Plan"]:
-    from gac.plan import Plan
-
-    return dict(zip(names_of(files), map(Plan.load, files), strict=True))
+    return plots.figure_of_frontier(gac.Frontier.load(file), dict(named_plans(plans)))
 
 
 # --- what came of them ----------------------------------------------------------------------------------------------
 
 
-@_command()
+@_figure
 @click.argument("files", metavar="REPORT.json [REPORT.json ...]", nargs=-1, required=True)
 @_title
-def prediction(files: tuple[str, ...], title: str | None, output: Path) -> Answer:
+def prediction(files: tuple[str, ...], title: str | None) -> "Axes":
     """Predicted loss against measured loss, from the reports that gac eval --against wrote."""
+    from gac import plots
 
-    def draw() -> "Axes":
-        from gac import plots
-
-        return plots.prediction([outcome_of(Path(file)) for file in files], title=title)
-
-    return _drawn("prediction", output, draw)
+    return plots.prediction([outcome_of(Path(file)) for file in files], title=title)
 
 
 def outcome_of(path: Path) -> "Outcome":

@@ -8,11 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gac.cli.checks import check_file
-from gac.cli.options import decode_kernel_option, known_or_config, passes_option, workloads_option
+import gac
+from gac.cli.files import NewFile
+from gac.cli.options import (
+    decode_kernel_option,
+    forms_option,
+    known_or_config,
+    output_option,
+    passes_option,
+    workloads_option,
+)
 from gac.cli.verb import Answer, Verb
 from gac.errors import GacError, ProfileError
-from gac.forms import DEFAULT_FORMS
 
 if TYPE_CHECKING:
     from gac.profiling.records import Point
@@ -40,14 +47,7 @@ def _number(_ctx: click.Context, _option: click.Parameter, value: float | None) 
     "config is read. Repeatable.",
 )
 @workloads_option("What the models run")
-@click.option(
-    "--form",
-    "forms",
-    multiple=True,
-    default=DEFAULT_FORMS,
-    show_default=True,
-    help="A form that the models' weights may take. Repeatable.",
-)
+@forms_option("A form that the models' weights may take. Repeatable.")
 @click.option("--fuse", is_flag=True, help="Also measure what the models run if q/k/v, and gate/up, share one GEMM.")
 @decode_kernel_option("triton: also GEMMs of one row in Triton, of workloads that have one row.")
 @click.option(
@@ -67,9 +67,7 @@ def _number(_ctx: click.Context, _option: click.Parameter, value: float | None) 
     help="Stop after about this many seconds; the next run continues.",
 )
 @click.option("--estimate", "only_estimate", is_flag=True, help="Say how much there is to measure, and stop.")
-@click.option(
-    "-o", "--output", type=click.Path(path_type=Path), help="The file to write. Default: this GPU's own file."
-)
+@output_option(NewFile(ProfileError), "The file to write. Default: this GPU's own file.")
 def profile(
     models: Sequence[str],
     workloads: Sequence[str],
@@ -89,10 +87,7 @@ def profile(
     Without --model and --sweep: a general sweep over every operator, along the dims that compression changes. A
     second run on the same file goes on where the first one stopped.
     """
-    if output is not None:
-        check_file(output, ProfileError)
     from gac.profiling.sweeps.profiler import estimate, profile_gpu
-    from gac.profiling.table import Profile
     from gac.profiling.timing.device import require_gpu
 
     require_gpu()
@@ -107,7 +102,7 @@ def profile(
         document = {"path": str(ahead.path), "shapes": ahead.shapes, "timings": ahead.remaining}
         return Answer(document | {"seconds": round(ahead.seconds, 1)}, lambda: [str(ahead)])
     path = profile_gpu(points, output, passes, seconds)
-    return _profiled(path, Profile.load(path), aa)
+    return _profiled(path, gac.Profile.load(path), aa)
 
 
 def _model_points(
@@ -160,7 +155,7 @@ def _profiled(path: Path, measured: "Profile", aa: bool) -> Answer:
     return Answer(document, lambda: lines)
 
 
-@click.command(cls=Verb, resume="Nothing was written; run it again.")
+@click.command(cls=Verb)
 def profiles() -> Answer:
     """List the latency tables on this machine.
 
@@ -176,11 +171,9 @@ def profiles() -> Answer:
 
 def _entry(path: Path, where: str) -> dict[str, Any]:
     """One line of the list; a file that cannot be read is listed with what is wrong with it."""
-    from gac.profiling.table import Profile
-
     entry: dict[str, Any] = {"name": path.stem, "where": where, "path": str(path)}
     try:
-        read = Profile.load(path)
+        read = gac.Profile.load(path)
     except GacError as failure:
         return entry | {"problem": str(failure)}
     header = read.header

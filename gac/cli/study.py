@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gac.cli.checks import check_file
-from gac.cli.options import passes_option
+import gac
+from gac.cli.files import NewFile
+from gac.cli.options import output_option, passes_option, profile_option
 from gac.cli.verb import Answer, Verb, note
 from gac.errors import GacError, ProfileError
 
@@ -22,13 +23,8 @@ if TYPE_CHECKING:
 )
 @click.argument("names", nargs=-1, metavar="[NAME]...")
 @click.option("--all", "every", is_flag=True, help="Run every study.")
-@click.option("--profile", metavar="NAME|FILE", help="Judge from this recorded profile; needs no GPU.")
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path),
-    help="Where to keep the timings. Default: the studies' own file of this GPU.",
-)
+@profile_option("Judge from this recorded profile; needs no GPU.")
+@output_option(NewFile(ProfileError), "Where to keep the timings. Default: the studies' own file of this GPU.")
 @passes_option
 def study(names: Sequence[str], every: bool, profile: str | None, output: Path | None, passes: int) -> Answer:
     """Repeat a published experiment on this GPU, and say whether its claim holds.
@@ -39,8 +35,6 @@ def study(names: Sequence[str], every: bool, profile: str | None, output: Path |
     from gac.lab.studies import STUDIES
 
     named = tuple(STUDIES.get(name) for name in dict.fromkeys(names))
-    if output is not None:
-        check_file(output, ProfileError)
     chosen = tuple(STUDIES) if every else named
     if not chosen and profile is not None:
         raise click.UsageError("--profile judges studies: name them, or give --all.")
@@ -63,17 +57,15 @@ def _listed(studies: Sequence["Study"]) -> Answer:
 
 def _measured(studies: Sequence["Study"], profile: str | None, output: Path | None, passes: int) -> "Profile":
     """The recorded profile, or this GPU's studies measured to the end."""
-    from gac.profiling.table import Profile
-
     if profile is not None:
-        return Profile.load(profile)
+        return gac.Profile.load(profile)
     from gac.profiling.sweeps.profiler import profile_gpu, summary
     from gac.profiling.timing.device import require_gpu, studies_path
 
     gpu = require_gpu()
     path = output or studies_path(gpu)
     points = tuple(dict.fromkeys(point for one in studies for point in one.points()))
-    measured = Profile.load(profile_gpu(points, path, passes))
+    measured = gac.Profile.load(profile_gpu(points, path, passes))
     note(summary(measured))
     return measured
 

@@ -1,4 +1,4 @@
-"""What every command shares: ``--json``, one answer, errors in words or in JSON, the exit status."""
+"""What every command shares: ``--json``, one answer, errors in words or in JSON, the exit status, what it may write."""
 
 import errno
 import json
@@ -7,11 +7,14 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
+from gac.cli.files import NewFile, Target
 from gac.errors import GacError
+from gac.io import whole_file
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -36,7 +39,7 @@ class Verb(click.Command):
         resume: what an interrupt leaves behind, and how to go on.
     """
 
-    def __init__(self, *args: Any, resume: str, **options: Any) -> None:
+    def __init__(self, *args: Any, resume: str = "Nothing was written; run it again.", **options: Any) -> None:
         super().__init__(*args, **options)
         self.resume = resume
         self.params.append(click.Option(["--json", "as_json"], is_flag=True, help="Print one JSON document."))
@@ -45,7 +48,7 @@ class Verb(click.Command):
         as_json = ctx.params.pop("as_json")
         try:
             with _notes():
-                answer: Answer = super().invoke(ctx)
+                answer = self._answer(ctx)
         except GacError as failure:
             _fail(ctx, failure, as_json, FAILED)
         except KeyboardInterrupt:
@@ -53,7 +56,7 @@ class Verb(click.Command):
             _fail(ctx, stop, as_json, INTERRUPTED)
         try:
             if as_json:
-                click.echo(json.dumps(answer.document, indent=2, allow_nan=False))
+                click.echo(_as_json(answer.document))
             else:
                 _show(answer.tables())
             sys.stdout.flush()
@@ -62,6 +65,25 @@ class Verb(click.Command):
                 raise  # the reader has seen enough; click ends quietly
             note(f"Error: the answer cannot be written: {failure.strerror}")
             ctx.exit(FAILED)
+
+    def _answer(self, ctx: click.Context) -> Answer:
+        """Check where the command will write, run it, and write its document where ``document_option`` says."""
+        for parameter in self.params:
+            path = ctx.params.get(parameter.name or "")
+            if isinstance(parameter.type, Target) and path is not None:
+                parameter.type.check(path)
+        copy: Path | None = ctx.params.pop("document", None)
+        answer: Answer = super().invoke(ctx)
+        if copy is not None:
+            with whole_file(copy, "document") as temporary:
+                temporary.write_text(_as_json(answer.document) + "\n", encoding="utf-8")
+            note(f"saved as {copy}")
+        return answer
+
+
+document_option = click.option(
+    "-o", "--output", "document", type=NewFile(), help="Also write the JSON document to this file."
+)
 
 
 def note(text: str) -> None:
@@ -72,12 +94,16 @@ def note(text: str) -> None:
 def _fail(ctx: click.Context, failure: GacError, as_json: bool, status: int) -> NoReturn:
     if as_json:
         parts = {"given": failure.given, "expected": failure.expected, "remedy": failure.remedy}
-        click.echo(json.dumps({"error": parts}, indent=2))
+        click.echo(_as_json({"error": parts}))
     elif status == INTERRUPTED:
         note(f"\nInterrupted. {failure.remedy}")
     else:
         note(f"Error: {failure}")
     ctx.exit(status)
+
+
+def _as_json(document: Mapping[str, Any]) -> str:
+    return json.dumps(document, indent=2, allow_nan=False)
 
 
 def _show(tables: Iterable["RenderableType"]) -> None:

@@ -1,0 +1,111 @@
+"""Commands that show: what there is to choose for a model, plans beside each other, and the page of a plan."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+import gac
+from gac.cli.files import FILE, NewFile, named_plans, plan_document
+from gac.cli.options import forms_option, known_or_config, output_option, profile_option
+from gac.cli.verb import Answer, Verb, note
+from gac.forms import FORMS
+
+if TYPE_CHECKING:
+    from gac.plan import Plan
+    from gac.profiling.table import Profile
+
+
+@click.command(cls=Verb)
+@click.argument("model")
+@forms_option("A form to show. Repeatable. Default: every form.", default=())
+def graph(model: str, forms: Sequence[str]) -> Answer:
+    """Show which dims of which operators each choice for MODEL changes.
+
+    MODEL is a known name (llama-3-8b), a directory or a hub id; only its config is read. A low-rank pair's rank is N of
+    one GEMM and K of the next, a width N of the MLP's first ones and K of its last, and so on.
+    """
+    from gac.forms.planned_sites import check_forms_fit
+    from gac.models.families import family_of, text_config
+    from gac.models.shapes import shapes_of
+    from gac.reporting.dims_moved import choices
+    from gac.reporting.graph import graph_table
+
+    config = text_config(shapes_of(known_or_config(model)))
+    sites = family_of(config).sites(config)
+    check_forms_fit(sites, forms, config.model_type)
+    found = choices(sites, forms or FORMS.names)
+    return Answer({"model": model, "choices": [asdict(one) for one in found]}, lambda: [graph_table(found)])
+
+
+@click.command(cls=Verb)
+@click.argument("files", metavar="A.json B.json [C.json ...]", nargs=-1, type=FILE)
+def compare(files: tuple[Path, ...]) -> Answer:
+    """Compare plans for one model.
+
+    One row a plan: the parameters kept and how many are over the limit, the perplexity predicted on calibration text,
+    the latency predicted for each workload, and the share of chosen dims that are multiples of 8. For two plans, the
+    weights that differ most as well.
+    """
+    if len(files) < 2:
+        raise click.UsageError("Name two plans or more.")
+    from gac.reporting.plan_comparison import comparison_table, differences_table
+
+    plans = named_plans(files)
+    comparisons = [plans[0][1].compare(plan) for _, plan in plans[1:]]
+    entries = [{"path": str(file)} | plan_document(plan) for file, (_, plan) in zip(files, plans, strict=True)]
+    document: dict[str, Any] = {"plans": entries}
+    tables: list[Any] = [comparison_table(plans)]
+    if len(comparisons) == 1:
+        document["differences"] = [asdict(difference) for difference in comparisons[0].differences]
+        tables.append(differences_table(comparisons[0]))
+    return Answer(document, lambda: tables)
+
+
+@click.command(cls=Verb)
+@click.argument("plan_file", metavar="PLAN", type=FILE)
+@click.option(
+    "--against",
+    multiple=True,
+    type=FILE,
+    metavar="PLAN",
+    help="Another plan for the same model, to compare with. Repeatable.",
+)
+@click.option(
+    "--frontier",
+    "frontier_file",
+    type=FILE,
+    metavar="FILE",
+    help="Draw the best choices for other budgets; made by gac frontier.",
+)
+@profile_option("The latency table that the plan names. Default: look it up among those that gac profiles lists.")
+@output_option(NewFile(), "The page to write; an existing file is replaced.", default="report.html")
+def report(
+    plan_file: Path, against: tuple[Path, ...], frontier_file: Path | None, profile: str | None, output: Path
+) -> Answer:
+    """Write one page about PLAN: what every weight becomes and why, the proof, how to make it again.
+
+    The page is a single HTML file that needs no network.
+    """
+    from gac.reporting.report.render import write_report
+    from gac.reporting.report.sources import Named, Sources
+
+    plan, *others = (Named(name, plan) for name, plan in named_plans((plan_file, *against)))
+    frontier = None if frontier_file is None else gac.Frontier.load(frontier_file)
+    size = write_report(Sources(plan, tuple(others), frontier, _profile(plan.plan, profile)), output)
+    document = {"path": str(output), "bytes": size, "sites": len(plan.plan.sites)}
+    return Answer(document, lambda: [f"saved as {output}, {size / 1e3:,.0f} kB"])
+
+
+def _profile(plan: "Plan", name: str | None) -> "Profile | None":
+    from gac.reporting.report.sources import profile_of
+
+    if name is not None:
+        return gac.Profile.load(name)
+    found = profile_of(plan)
+    if found is None:
+        digest = plan.measured.profile.digest[:12]
+        note(f"the latency table {digest} is not at hand: the page will not say what the next dims would take")
+    return found
