@@ -5,8 +5,9 @@ nats a token. Components are those of the method's decomposition; in whitened co
 ``-sigma_i u_i^T (D R^-T) v_i`` (arXiv 2602.02848), for its whitened ``W R``. The sign is kept, and it cancels in sums.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from itertools import groupby
 
 import torch
@@ -14,8 +15,8 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from gac.arrays import Floats
-from gac.errors import ModelError
 from gac.forms.low_rank.torch import every_rank
+from gac.linalg import check_measured
 from gac.models.linears import linear_at
 from gac.models.sites import Site
 from gac.models.weights import Weight
@@ -48,14 +49,10 @@ def stream_changes(
         weights = [weight for site in chunk for weight in site.weights]
         gradients = mean_gradients(model, weights, windows, progress)
         for layer, fit in stream_fits(model, chunk, windows, method, store, progress=progress):
+            members = [weight for site in chunk if site.layer == layer for weight in site.weights]
             yield (
                 layer,
-                {
-                    weight.name: component_changes(*every_rank(fit.kept, weight), gradients[weight.name])
-                    for site in chunk
-                    if site.layer == layer
-                    for weight in site.weights
-                },
+                {one.name: component_changes(*every_rank(fit.kept, one), gradients[one.name]) for one in members},
             )
         del gradients  # before the next chunk's are summed
 
@@ -89,12 +86,7 @@ def mean_gradients(
             window_loss(model, window).backward()  # type: ignore[no-untyped-call]
     predicted = windows.numel() - len(windows)
     for name, total in sums.items():
-        if not torch.isfinite(total.div_(predicted)).all():
-            raise ModelError(
-                f"the gradient of {name} is not finite",
-                "finite gradients",
-                "Load the model in bfloat16 or float32, and check its weights.",
-            )
+        check_measured(total.div_(predicted), f"the gradient of {name} is not finite", "finite gradients")
     turned = {name: linear_at(model, name) is not model.get_submodule(name) for name in names}
     return {name: total.T if turned[name] else total for name, total in sums.items()}
 
@@ -102,30 +94,24 @@ def mean_gradients(
 @contextmanager
 def _only_gradients_of(model: nn.Module, sums: dict[str, Tensor]) -> Iterator[None]:
     """In eval mode, and every gradient of these weights is added to its sum and let go; as before on exit."""
-    own = {name: model.get_parameter(f"{name}.weight").grad for name in sums}
-    handles = []
-    with frozen(model):
+    weights = {name: model.get_parameter(f"{name}.weight") for name in sums}
+    own = {name: weight.grad for name, weight in weights.items()}
+    with frozen(model), ExitStack() as hooks:
         try:
-            for name, total in sums.items():
-                weight = model.get_parameter(f"{name}.weight").requires_grad_(True)
-                weight.grad = None
-                handles.append(weight.register_post_accumulate_grad_hook(_adder(total)))  # type: ignore[no-untyped-call]
+            for name, weight in weights.items():
+                weight.requires_grad_(True).grad = None
+                add = partial(_add, sums[name])
+                hooks.enter_context(weight.register_post_accumulate_grad_hook(add))  # type: ignore[no-untyped-call]
             yield
         finally:
-            for handle in handles:
-                handle.remove()
-            for name, gradient in own.items():
-                weight = model.get_parameter(f"{name}.weight").requires_grad_(False)
-                weight.grad = gradient
+            for name, weight in weights.items():
+                weight.requires_grad_(False).grad = own[name]
 
 
-def _adder(total: Tensor) -> Callable[[Tensor], None]:
-    def add(weight: Tensor) -> None:
-        assert weight.grad is not None
-        total.add_(weight.grad)
-        weight.grad = None
-
-    return add
+def _add(total: Tensor, weight: Tensor) -> None:
+    assert weight.grad is not None
+    total.add_(weight.grad)
+    weight.grad = None
 
 
 def _chunks(sites: Sequence[Site]) -> Iterator[list[Site]]:

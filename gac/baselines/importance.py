@@ -42,18 +42,13 @@ def most_important(
         BudgetError: the smallest candidates take more than the limit.
     """
     choices = [_near(weight, start[weight.name], ranks[weight.name], window) for weight in weights]
-    groups = [
-        importance_group(weight, scores[weight.name], [_params(weight, choice) for choice in near])
-        for weight, near in zip(weights, choices, strict=True)
-    ]
+    groups = []
+    for weight, near in zip(weights, choices, strict=True):
+        params = np.array([form_named(one.form).params(weight, one.dim) for one in near], dtype=np.int64)
+        short = (params.max() - params).astype(np.float64)
+        groups.append(Group(weight.name, scores[weight.name] * short, params[:, None]))
     picked = knapsack(groups, [limit], names=["the parameter limit"]).choice
     return {weight.name: near[item] for weight, near, item in zip(weights, choices, picked, strict=True)}
-
-
-def importance_group(weight: Weight, score: float, params: Sequence[int]) -> Group:
-    """A weight's candidates under the importance objective, by what they fall short of the largest."""
-    counts = np.array(params, dtype=np.int64)
-    return Group(weight.name, score * (counts.max() - counts).astype(np.float64), counts[:, None])
 
 
 def _near(weight: Weight, start: Chosen, ranks: Ints, window: int) -> list[Chosen]:
@@ -63,7 +58,3 @@ def _near(weight: Weight, start: Chosen, ranks: Ints, window: int) -> list[Chose
     distance = np.abs(ranks - start.dim)
     near = ranks[distance <= max(window, int(distance.min()))]
     return [Chosen(start.form, rank, rank) for rank in near.tolist()]
-
-
-def _params(weight: Weight, choice: Chosen) -> int:
-    return form_named(choice.form).params(weight, choice.dim)

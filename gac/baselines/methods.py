@@ -1,20 +1,19 @@
 """Peers' methods, to compare with: plain SVD, ASVD, SVD-LLM and PaLU."""
 
 import math
-from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from gac.baselines.fold import fold_values
+from gac.curves import LossCurve
 from gac.errors import GacError
 from gac.forms import form_named
-from gac.forms.metric import Measured, Moments
+from gac.forms.decomposition import decompose
+from gac.forms.metric import Measured, Metric, Moments
+from gac.forms.shortened_values import ShortenedValues
 from gac.linalg import damped
 from gac.sensitivity.methods import Method, identity_like
-
-if TYPE_CHECKING:
-    from gac.forms.shortened_values import ShortenedValues
 
 
 class Svd(Method):
@@ -92,6 +91,10 @@ class Palu(SvdLlm):
 class PaluFold(SvdLlm):
     """PaLU with groups of one head, and V's second factor folded into o_proj: the form ``head_dim`` for the values.
 
+    With V_g ~ B_g A_g for the rows of one key-value head, attention mixes A_g x instead of V_g x, and o_proj has
+    O_h B_g in place of O_h for every query head h that reads them (arXiv 2407.21118). The directions are those that
+    lose least of V, and o_proj is multiplied and not re-solved.
+
     Groups of several heads would be folded too if attention read one latent for all heads of a group. Here it reads
     one for each key-value head, so that folding a larger group would cache its latent once for each of its heads.
     """
@@ -100,5 +103,15 @@ class PaluFold(SvdLlm):
     forms = ("grouped:1", "head_dim")
     folds = True
 
-    def fold(self, values: Measured, output: Tensor, heads: int, groups: int) -> "ShortenedValues":
-        return fold_values(values, output, heads, groups)
+    def fold(self, values: Measured, output: Tensor, heads: int, groups: int) -> ShortenedValues:
+        """The gradients of the metric are a multiple of the identity: the best rows of a rank project on directions."""
+        rows = values.weight.detach().double().view(groups, -1, values.weight.shape[1])
+        head_dim = rows.shape[1]
+        assert head_dim <= rows.shape[2], "a head has more rows than v_proj has inputs"
+        metric = Metric(values.metric.inputs, values.metric.gradients[:head_dim, :head_dim])
+        found = [decompose(group, metric) for group in rows]
+        directions = torch.stack([(group.second / group.second.norm(dim=0)).T for group in found])
+        weight = output.detach().double().reshape(-1, heads, head_dim)
+        folded = torch.einsum("ohd,hld->ohl", weight, directions.repeat_interleave(heads // groups, 0))
+        curve = LossCurve(np.sum([group.curve.loss for group in found], axis=0))
+        return ShortenedValues(directions, folded, None, curve)

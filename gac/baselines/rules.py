@@ -1,8 +1,8 @@
 """Peers' rules by name, and the importance objective; what they measure of the model imports torch when it is asked."""
 
-from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -11,8 +11,7 @@ from gac.allocation.problem import Problem
 from gac.allocation.weight_rules import Chosen, RankRule, WeightRule, at_ranks, curves_of, weights_of
 from gac.arrays import Floats, Ints
 from gac.baselines.importance import most_important
-from gac.baselines.ranks import fisher_ranks, fisher_score, sensitivity_ranks, uniform_ranks
-from gac.baselines.zero_sum import zero_sum_ranks
+from gac.baselines.ranks import fisher_ranks, fisher_score, sensitivity_ranks, uniform_ranks, zero_sum_ranks
 from gac.forms import Form
 from gac.models.sites import Site
 from gac.models.weights import Weight
@@ -20,7 +19,6 @@ from gac.models.weights import Weight
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from gac.baselines.measurements import Stream
     from gac.sensitivity.methods import Method
     from gac.sensitivity.store import StatisticsStore
 
@@ -52,10 +50,8 @@ class Fisher(RankRule):
 class _MeasuringRule(RankRule):
     """Ranks from what is measured of every weight, besides its loss curve."""
 
-    @property
-    @abstractmethod
-    def stream(self) -> "Stream":
-        """What is measured, layer by layer."""
+    stream: ClassVar[str]
+    """The ``Stream`` that measures it, ``module:function``; imported when it is asked."""
 
     def measure(
         self,
@@ -70,19 +66,15 @@ class _MeasuringRule(RankRule):
         from gac.baselines.measurements import measure_layers
 
         kind = self.name.partition(":")[0]  # whatever the rounding
-        return measure_layers(kind, self.stream, model, sites, windows, method, store, progress=progress)
+        stream = resolve_name(self.stream)
+        return measure_layers(kind, stream, model, sites, windows, method, store, progress=progress)
 
 
 class ZeroSum(_MeasuringRule):
     """Components are dropped so that the predicted changes of the loss sum to about zero (ZS-SVD)."""
 
     name = "zero-sum"
-
-    @property
-    def stream(self) -> "Stream":
-        from gac.baselines.first_order import stream_changes
-
-        return stream_changes
+    stream = "gac.baselines.first_order:stream_changes"
 
     def ranks(
         self, problem: Problem, weights: Sequence[Weight], form: Form, fraction: float, limit: int
@@ -94,12 +86,7 @@ class Sensitivity(_MeasuringRule):
     """One threshold on what truncating a weight alone loses (ASVD)."""
 
     name = "sensitivity"
-
-    @property
-    def stream(self) -> "Stream":
-        from gac.baselines.truncation_losses import stream_truncation_losses
-
-        return stream_truncation_losses
+    stream = "gac.baselines.truncation_losses:stream_truncation_losses"
 
     def ranks(
         self, problem: Problem, weights: Sequence[Weight], form: Form, fraction: float, limit: int

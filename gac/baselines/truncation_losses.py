@@ -59,29 +59,20 @@ def stream_truncation_losses(
         count * len(KEPT),
         *ids.shape,
     )
-    bar = tqdm(total=count * len(KEPT), desc="truncating", unit="run", disable=not progress)
-    with bar:
+    with tqdm(total=count * len(KEPT), desc="truncating", unit="run", disable=not progress) as bar:
         for layer, fit in stream_fits(model, sites, windows, method, store, progress=progress):
             found = {}
             for weight in (weight for site in sites if site.layer == layer for weight in site.weights):
-                parameter = linear_at(model, weight.name).weight
+                second, first = every_rank(fit.kept, weight)
                 losses = []
-                for measured in _truncated(model, weight.name, parameter, *every_rank(fit.kept, weight), ids):
-                    losses.append(measured)
+                for kept in KEPT:
+                    rank = max(1, int(weight.params * kept / (weight.out_features + weight.in_features)))
+                    with _replaced(linear_at(model, weight.name).weight, second[:, :rank] @ first[:rank]):
+                        what = f"a calibration window with {weight.name} at rank {rank}"
+                        losses.append((rank, _loss(model, ids, what)))
                     bar.update()
                 found[weight.name] = np.array(losses, dtype=np.float64)
             yield layer, found
-
-
-def _truncated(
-    model: nn.Module, name: str, parameter: Tensor, second: Tensor, first: Tensor, ids: Tensor
-) -> Iterator[tuple[int, float]]:
-    out, inside = parameter.shape
-    for kept in KEPT:
-        rank = max(1, int(out * inside * kept / (out + inside)))
-        with _replaced(parameter, second[:, :rank] @ first[:rank]):
-            loss = _loss(model, ids, f"a calibration window with {name} at rank {rank}")
-        yield rank, loss
 
 
 @contextmanager

@@ -6,7 +6,7 @@ are as uneven as real ones: they say which dims such a choice runs with, not wha
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +21,6 @@ from gac.models.weights import Weight
 from gac.plan import Calibration
 from gac.schemes import DEFAULT_SCHEME
 
-_POINTS = 257
 _FORMS = tuple(map(form_named, DEFAULT_FORMS))
 _SHIPPED = "smollm2_curves.npz"
 
@@ -46,38 +45,8 @@ class CurveLibrary:
     fractions: Mapping[str, float]
 
     @classmethod
-    def of(
-        cls, model: str, method: str, calibration: Calibration, sites: Sequence[Site], curves: LossCurves
-    ) -> "CurveLibrary":
-        """What was measured of a model, at 257 dims a curve.
-
-        Args:
-            sites: in model order, as their family gives them.
-            curves: of the model.
-        """
-        found: dict[str, list[Floats]] = {}
-        fractions: dict[str, float] = {}
-        for form, weight in ((form, weight) for form in _FORMS for site in sites for weight in site.weights):
-            if curve := curves.of(form, weight):
-                key = _key(form, weight)
-                fractions[key] = form.params(weight, curve.full) / weight.params
-                found.setdefault(key, []).append(_resampled(curve))
-        return cls(model, method, calibration, {key: np.stack(rows) for key, rows in found.items()}, fractions)
-
-    def save(self, path: str | Path) -> None:
-        """Write the library as one compressed NumPy file."""
-        about = {
-            "model": self.model,
-            "method": self.method,
-            "calibration": asdict(self.calibration),
-            "fractions": dict(self.fractions),
-        }
-        arrays = {key: rows.astype(np.float32) for key, rows in self.curves.items()}
-        np.savez_compressed(path, about=np.array(json.dumps(about)), **arrays)  # type: ignore[arg-type]
-
-    @classmethod
     def load(cls, path: str | Path | None = None) -> "CurveLibrary":
-        """Read a library; None reads the shipped one, of SmolLM2-135M-Instruct."""
+        """Read a library that was measured; None reads the shipped one, of SmolLM2-135M-Instruct."""
         with np.load(path or Path(__file__).with_name(_SHIPPED)) as read:
             about = json.loads(str(read["about"]))
             curves = {key: read[key].astype(np.float64) for key in read.files if key != "about"}
@@ -110,39 +79,23 @@ class CurveLibrary:
         )
 
     def _of(self, form: Form, weight: Weight, depth: float) -> LossCurve:
-        full = form.full(weight)
-        kept: Floats = (
-            np.linspace(0, 1, full + 1)
-            if form.shortens(weight)
-            else np.arange(full + 1) * np.float64(form.params(weight, 1) / weight.params)
-        )
-        return self._at(_key(form, weight), depth, kept)
-
-    def _at(self, key: str, depth: float, kept: Floats) -> LossCurve:
+        full, called = form.full(weight), weight.name.rpartition(".")[2]
+        kept: Floats = np.linspace(0, 1, full + 1)
+        if not form.shortens(weight):
+            kept = np.arange(full + 1) * np.float64(form.params(weight, 1) / weight.params)
+        key = f"{form.name}/{called}"
         if key not in self.curves:
+            known = sorted({one.rpartition("/")[2] for one in self.curves})
             raise ModelError(
-                f"no loss curve is known for {key.partition('/')[2]}",
-                f"weights called as those of {self.model}: {', '.join(sorted({_short(k) for k in self.curves}))}",
+                f"no loss curve is known for {called}",
+                f"weights called as those of {self.model}: {', '.join(known)}",
                 "Give weights instead of shapes.",
             )
         rows = self.curves[key]
         losses = rows[round(depth * (len(rows) - 1))]
         # A monotone cubic has no corners at the measured dims, which a choice between all integers would fall on.
-        fractions = np.linspace(0, self.fractions[key], _POINTS)
+        fractions = np.linspace(0, self.fractions[key], len(losses))
         found = PchipInterpolator(fractions, losses)(np.minimum(kept, fractions[-1]))
         found = np.minimum.accumulate(np.maximum(found, 0.0))
         found[-1] = 0.0
         return LossCurve(found)
-
-
-def _resampled(curve: LossCurve) -> Floats:
-    dims = np.arange(curve.full + 1)
-    return np.interp(np.linspace(0, curve.full, _POINTS), dims, curve.loss)
-
-
-def _short(name: str) -> str:
-    return name.rpartition(".")[2].rpartition("/")[2]
-
-
-def _key(form: Form, weight: Weight) -> str:
-    return f"{form.name}/{_short(weight.name)}"

@@ -74,11 +74,9 @@ def _pages(dump: Path) -> Iterator[str]:
     """The markup of every article of a MediaWiki dump: namespace 0, no redirects."""
     with bz2.open(dump) as stream:
         for _, element in iterparse(stream):
-            space, _, tag = element.tag.rpartition("}")
-            if tag == "page":
-                prefix = f"{space}}}" if space else ""
-                markup = element.findtext(f"{prefix}revision/{prefix}text")
-                is_article = element.findtext(f"{prefix}ns") == "0" and element.find(f"{prefix}redirect") is None
+            if element.tag.rpartition("}")[2] == "page":
+                markup = element.findtext("{*}revision/{*}text")
+                is_article = element.findtext("{*}ns") == "0" and element.find("{*}redirect") is None
                 if is_article and markup:
                     yield markup
                 element.clear()

@@ -117,9 +117,8 @@ def _check_places(form: Form, weight: Weight, dim: int, of: str) -> None:
 
 
 def _check_model(form: Form, model: nn.Module, sites: Sequence[Site], taken: Sequence[Site], method: Method) -> None:
-    stream = stream_fits(model, sites, _IDS, method, None, forms=[form.name], progress=False)
     kept = {}
-    for layer, fit in stream:
+    for layer, fit in stream_fits(model, sites, _IDS, method, None, forms=[form.name], progress=False):
         kept[layer] = fit.kept
         curves = {name: loss for name, loss in fit.losses.items() if name.startswith(f"{form.name}/")}
         assert curves, f"{form.name}: no loss curve of layer {layer} is measured"
@@ -136,7 +135,9 @@ def _check_model(form: Form, model: nn.Module, sites: Sequence[Site], taken: Seq
     dense = deepcopy(model)
     for site in taken:
         for weight in site.weights:
-            _merge(form, weight, half[site.name], smaller, dense)
+            choice = WeightChoice(weight, form.name, half[site.name])
+            found = merged(choice, smaller.get_submodule(weight.name).state_dict())
+            dense.get_submodule(weight.name).load_state_dict(found)
     apart = float((_logits(smaller) - _logits(dense)).abs().max())
     assert apart < 1e-3, f"{form.name} at half the dim: logits differ by up to {apart:.2g} from those of merged weights"
 
@@ -154,12 +155,6 @@ def _compressed(
     found = deepcopy(model)
     swap_in(found, build_modules(model, choices, sites, iter(kept.items()), method))
     return found
-
-
-def _merge(form: Form, weight: Weight, dim: int, smaller: nn.Module, dense: nn.Module) -> None:
-    own: dict[str, Tensor] = smaller.get_submodule(weight.name).state_dict()
-    found = merged(WeightChoice(weight, form.name, dim), own)
-    dense.get_submodule(weight.name).load_state_dict(found)
 
 
 def _module(form: Form, weight: Weight, dim: int, bias: bool = False) -> nn.Module:

@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from tempfile import TemporaryDirectory
+from unittest.mock import patch
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
@@ -64,12 +65,5 @@ def tiny_text() -> Documents:
 @contextmanager
 def own_home() -> Iterator[None]:
     """Nothing that is measured inside is kept; ``GAC_HOME`` is as before on exit."""
-    before = os.environ.get("GAC_HOME")
-    with TemporaryDirectory(prefix="gac-testing-") as folder:
-        os.environ["GAC_HOME"] = folder
-        try:
-            yield
-        finally:
-            os.environ.pop("GAC_HOME")
-            if before is not None:
-                os.environ["GAC_HOME"] = before
+    with TemporaryDirectory(prefix="gac-testing-") as folder, patch.dict(os.environ, GAC_HOME=folder):
+        yield

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from gac.baselines.fold import fold_values
 from gac.forms.grouped.torch import decompose_groups
 from gac.forms.metric import Measured, Metric
 from gac.linalg import damped
@@ -19,6 +18,7 @@ from tests.compression.applying import IDS, applied, logits
 
 MakePlan = Callable[[Any, Mapping[str, tuple[str, int]]], Plan]
 HEADS, GROUPS, HEAD_DIM = 4, 2, 8
+FOLD = METHODS.get("palu-fold").fold
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def by_heads(groups: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("length", [1, 5, HEAD_DIM])
 def test_the_product_is_that_of_the_truncated_values(values: Measured, output: Tensor, length: int) -> None:
-    found = fold_values(values, output, HEADS, GROUPS)
+    found = FOLD(values, output, HEADS, GROUPS)
     second, first = decompose_groups(values.weight, values.metric, GROUPS).factors(length)
     truncated = by_heads(torch.block_diag(*second) @ first)
     folded = torch.einsum(
@@ -54,7 +54,7 @@ def test_the_product_is_that_of_the_truncated_values(values: Measured, output: T
 
 
 def test_it_loses_what_groups_of_one_head_lose(values: Measured, output: Tensor) -> None:
-    curve = fold_values(values, output, HEADS, GROUPS).curve
+    curve = FOLD(values, output, HEADS, GROUPS).curve
     assert np.allclose(curve.loss, decompose_groups(values.weight, values.metric, GROUPS).curve.loss)
 
 
@@ -65,9 +65,7 @@ def test_a_folded_model_is_the_model_with_groups_of_one_head(
     torch.manual_seed(0)
     other = LlamaForCausalLM(tiny_config).eval()
     grouped = applied(tiny_model, make_plan(tiny_config, {v_proj: ("grouped:1", 6)}), "palu:1")
-    folded: Any = applied(
-        other, make_plan(tiny_config, dict.fromkeys((v_proj, o_proj), ("head_dim", 6))), METHODS.get("palu-fold").name
-    )
+    folded: Any = applied(other, make_plan(tiny_config, dict.fromkeys((v_proj, o_proj), ("head_dim", 6))), "palu-fold")
     assert (logits(folded) - logits(grouped)).abs().max() < 1e-5
     with torch.no_grad():
         assert folded(IDS, use_cache=True).past_key_values.layers[1].values.shape == (2, 2, 20, 6)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from gac.allocation.weight_rules import Chosen
-from gac.baselines.importance import importance_group, most_important
+from gac.baselines.importance import most_important
 from gac.errors import BudgetError
 from gac.models.weights import Weight
 
@@ -17,11 +17,6 @@ RANKS = {weight.name: np.arange(8, 32, 4) for weight in WEIGHTS}
 def dims(limit: int, window: int = 4, **ranks: np.ndarray) -> list[int]:
     found = most_important(WEIGHTS, SCORES, START, RANKS | ranks, limit, window)
     return [found[weight.name].dim for weight in WEIGHTS]
-
-
-def test_a_group_loses_score_times_what_it_falls_short_of_the_largest() -> None:
-    group = importance_group(WEIGHTS[0], 0.5, [10, 20, 40])
-    assert (group.values.tolist(), group.costs.tolist()) == ([15.0, 10.0, 0.0], [[10], [20], [40]])
 
 
 def test_the_best_score_goes_to_the_top_of_its_window_and_the_worst_to_the_bottom() -> None:

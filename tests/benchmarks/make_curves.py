@@ -6,13 +6,19 @@ With ``wiki-sample:8x512`` about 3 minutes on two CPU cores; statistics that are
 """
 
 import argparse
+import json
+from dataclasses import asdict
 from pathlib import Path
 
+import numpy as np
 from reading import measured, read
 
+from gac.allocation.problem import Problem
+from gac.forms import DEFAULT_FORMS, form_named
 from gac.sensitivity.curve_library import CurveLibrary
 
 SHIPPED = Path(__file__).parents[2] / "gac" / "sensitivity" / "smollm2_curves.npz"
+POINTS = 257
 
 
 def main() -> None:
@@ -20,12 +26,25 @@ def main() -> None:
     parser.add_argument("--calibration", default="wiki-sample:64x1024")
     parser.add_argument("--output", type=Path, default=SHIPPED)
     asked = parser.parse_args()
-    problem = measured(read("smollm2"), asked.calibration, "nvidia-h100-80gb-hbm3", "decode:1@1024")
-    library = CurveLibrary.of(
-        "SmolLM2-135M-Instruct", "kfac", problem.measured.calibration, problem.sites, problem.curves
-    )
-    library.save(asked.output)
-    print(f"{asked.output}: {asked.output.stat().st_size / 1e3:.0f} kB; {library}")
+    write(measured(read("smollm2"), asked.calibration, "nvidia-h100-80gb-hbm3", "decode:1@1024"), asked.output)
+    print(f"{asked.output}: {asked.output.stat().st_size / 1e3:.0f} kB; {CurveLibrary.load(asked.output)}")
+
+
+def write(problem: Problem, path: Path) -> None:
+    """Every curve at ``POINTS`` dims in even steps, as one compressed NumPy file."""
+    rows: dict[str, list[np.ndarray]] = {}
+    fractions: dict[str, float] = {}
+    for form in map(form_named, DEFAULT_FORMS):
+        for weight in (weight for site in problem.sites for weight in site.weights):
+            if curve := problem.curves.of(form, weight):
+                key = f"{form.name}/{weight.name.rpartition('.')[2]}"
+                fractions[key] = form.params(weight, curve.full) / weight.params
+                dims = np.linspace(0, curve.full, POINTS)
+                rows.setdefault(key, []).append(np.interp(dims, np.arange(curve.full + 1), curve.loss))
+    about = {"model": "SmolLM2-135M-Instruct", "method": "kfac", "fractions": fractions}
+    about["calibration"] = asdict(problem.measured.calibration)
+    arrays = {key: np.stack(found).astype(np.float32) for key, found in rows.items()}
+    np.savez_compressed(path, about=np.array(json.dumps(about)), **arrays)
 
 
 if __name__ == "__main__":

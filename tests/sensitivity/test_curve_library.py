@@ -1,7 +1,5 @@
 """Loss curves for shapes without weights."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -12,33 +10,27 @@ from gac.models.families import family_of
 from gac.models.shapes import SHAPES
 from gac.plan import Calibration
 from gac.sensitivity.curve_library import CurveLibrary
-from tests.allocation.small_problems import curves_by
 
-LOW_RANK, NARROW = FORMS.get("low_rank"), FORMS.get("narrow")
+LOW_RANK = FORMS.get("low_rank")
 SMALL, LARGE = SHAPES["smollm2"], SHAPES["llama-3-8b"]
 TEXT = Calibration("text", 2, 8, "digest", 3.0)
 
 
 def library() -> CurveLibrary:
     """Every curve falls from the layer's number plus one to 0, as the square of what is cut off."""
-    sites = family_of(SMALL).sites(SMALL)
-    pairs = {
-        one.name: falling(site.layer, min(one.out_features, one.in_features)) for site in sites for one in site.weights
+    rows = np.stack([falling(layer, 256).loss for layer in range(30)])
+    weights = {
+        weight.name.rpartition(".")[2]: weight for site in family_of(SMALL).sites(SMALL) for weight in site.weights
     }
-    widths = {site.weights[-1].name: falling(site.layer, 1536) for site in sites if site.kind == "mlp"}
-    return CurveLibrary.of("small", "kfac", TEXT, sites, curves_by(low_rank=pairs, narrow=widths))
+    fractions = {
+        f"low_rank/{name}": LOW_RANK.params(one, LOW_RANK.full(one)) / one.params for name, one in weights.items()
+    }
+    fractions["narrow/down_proj"] = 1.0
+    return CurveLibrary("small", "kfac", TEXT, dict.fromkeys(fractions, rows), fractions)
 
 
 def falling(layer: int, full: int) -> LossCurve:
     return LossCurve((layer + 1) * (1 - np.arange(full + 1) / full) ** 2)
-
-
-def test_a_library_reads_back_as_it_was_written(tmp_path: Path) -> None:
-    written = library()
-    written.save(tmp_path / "curves.npz")
-    read = CurveLibrary.load(tmp_path / "curves.npz")
-    assert (read.model, read.calibration, read.fractions) == ("small", TEXT, written.fractions)
-    assert all(np.allclose(read.curves[key], rows) for key, rows in written.curves.items())
 
 
 def test_a_model_of_the_same_shapes_gets_its_own_curves_back() -> None:

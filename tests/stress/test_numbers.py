@@ -21,8 +21,7 @@ from gac.forms.narrow.elimination import compensated, eliminate, last_to_go
 from gac.models.families import family_of
 from gac.sensitivity.curves import ModelCurves, measure_curves, stream_fits
 from gac.sensitivity.registry import METHODS
-from gac.testing.methods import loss_of
-from gac.testing.statistics import KINDS, moments_of, statistics
+from gac.testing.methods import KINDS, loss_of, moments_of, statistics
 from tests.models.small import small_config, small_model
 
 EVERY_KIND = pytest.mark.parametrize("kind", KINDS)
