@@ -11,25 +11,29 @@ from gac.checkpoint.registration import register_with_transformers
 from gac.version import __version__
 
 if TYPE_CHECKING:
-    from gac.allocation.frontier import Frontier
-    from gac.allocation.knapsack import knapsack
-    from gac.api import allocate, compress, frontier
-    from gac.checkpoint.export import export
-    from gac.checkpoint.load import load
-    from gac.checkpoint.save import save
-    from gac.errors import GacError
-    from gac.evaluation.divergence import divergence
-    from gac.evaluation.evaluate import evaluate
-    from gac.evaluation.perplexity import perplexity
-    from gac.evaluation.results import Divergence, Evaluation, Perplexity
-    from gac.plan import Plan
-    from gac.profiling.table import Profile
-    from gac.quantizer import GacConfig
-    from gac.recipe import Recipe
-    from gac.repairs.contract import ShapeContract
-    from gac.repairs.run import repair
-    from gac.reporting.report.render import report
-    from gac.sensitivity.documents import Documents
+    from gac.allocation.frontier import Frontier as Frontier
+    from gac.allocation.knapsack import knapsack as knapsack
+    from gac.api import allocate as allocate
+    from gac.api import compress as compress
+    from gac.api import frontier as frontier
+    from gac.checkpoint.export import export as export
+    from gac.checkpoint.load import load as load
+    from gac.checkpoint.save import save as save
+    from gac.errors import GacError as GacError
+    from gac.evaluation.divergence import divergence as divergence
+    from gac.evaluation.evaluate import evaluate as evaluate
+    from gac.evaluation.perplexity import perplexity as perplexity
+    from gac.evaluation.results import Divergence as Divergence
+    from gac.evaluation.results import Evaluation as Evaluation
+    from gac.evaluation.results import Perplexity as Perplexity
+    from gac.plan import Plan as Plan
+    from gac.profiling.table import Profile as Profile
+    from gac.quantizer import GacConfig as GacConfig
+    from gac.recipe import Recipe as Recipe
+    from gac.repairs.contract import ShapeContract as ShapeContract
+    from gac.repairs.run import repair as repair
+    from gac.reporting.report.render import report as report
+    from gac.sensitivity.documents import Documents as Documents
 
 _HOMES = {
     "allocate": "gac.api",
@@ -57,32 +61,7 @@ _HOMES = {
     "ShapeContract": "gac.repairs.contract",
 }
 
-__all__ = [
-    "Divergence",
-    "Documents",
-    "Evaluation",
-    "Frontier",
-    "GacConfig",
-    "GacError",
-    "Perplexity",
-    "Plan",
-    "Profile",
-    "Recipe",
-    "ShapeContract",
-    "__version__",
-    "allocate",
-    "compress",
-    "divergence",
-    "evaluate",
-    "export",
-    "frontier",
-    "knapsack",
-    "load",
-    "perplexity",
-    "repair",
-    "report",
-    "save",
-]
+__all__ = ["__version__", *_HOMES]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,6 +1,7 @@
 """The pipeline, readable as the algorithm: measure the model, decide, apply, check."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
@@ -113,7 +114,8 @@ def frontier(
             "a method for any form",
             f"Plan {', '.join(method.forms)} with gac.allocate.",
         )
-    asked = asked.with_params(1.0)
+    recipe = replace(asked.recipe, limits=replace(asked.recipe.limits, params=1.0))
+    asked = replace(asked, recipe=recipe)
     check_asked(points, limit, asked.recipe)
     if limit != PARAMS:
         config = load_config(str(model)) if isinstance(model, (str, Path)) else model.config

@@ -9,22 +9,22 @@ from typing import TYPE_CHECKING, Any
 from gac.allocation.feasibility import check_reachable
 from gac.allocation.problem import Problem
 from gac.allocation.rules import RULES
-from gac.checkpoint.attach import check_dense
-from gac.compression.first_shot import check_held, check_shots
+from gac.compression.first_shot import check_shots
 from gac.compression.refit import expected_share, refit_named
 from gac.compression.statistics import statistics
-from gac.errors import GacError, PlanError
+from gac.errors import GacError, ModelError, PlanError
 from gac.forms import DEFAULT_FORMS, form_named
 from gac.forms.metric import FACTOR
 from gac.forms.planned_sites import as_planned, check_forms_fit
 from gac.models.families import family_of
 from gac.models.linears import check_rows_together
-from gac.models.loading import Loaded, check_finite, load_config, load_model, model_digest
+from gac.models.loading import Loaded, check_finite, check_in_memory, load_config, load_model, model_digest
 from gac.models.sites import Site
 from gac.plan import Calibration, Measured, Plan
 from gac.profiling.select import select_profile
 from gac.profiling.table import Profile
 from gac.recipe import Recipe
+from gac.runtime.compressed import CompressedModel
 from gac.sensitivity.curves import measure_curves
 from gac.sensitivity.documents import Documents, Text
 from gac.sensitivity.methods import Method
@@ -65,11 +65,6 @@ class Asked:
         RULES.get(fitted.rule).check(fitted)
         return replace(found, recipe=fitted)
 
-    def with_params(self, fraction: float) -> "Asked":
-        """The same with another limit of the parameters."""
-        recipe = self.recipe
-        return replace(self, recipe=replace(recipe, limits=replace(recipe.limits, params=fraction)))
-
 
 def with_own_forms(recipe: Recipe, method: Method) -> Recipe:
     """The recipe as the method plans: one with forms of its own takes the budget for that of the KV cache.
@@ -109,8 +104,13 @@ def measure_problem(
     family: str = loaded.model.config.model_type
     sites = family_of(loaded.model.config).sites(loaded.model.config)
     method = METHODS.get(asked.recipe.measure.method)
-    recipe = _fitted(asked.recipe, method, sites, family)
-    check_held(loaded.model, recipe.measure.shots)
+    recipe = asked.recipe
+    check_forms_fit(sites, recipe.space.forms, family)
+    refit = refit_named(recipe.refit, recipe.rule, method, recipe.space.forms, sites, family)
+    recipe = replace(recipe, refit=refit)
+    check_shots(recipe.measure.shots, method, recipe.rule, sites, family)
+    if recipe.measure.shots == 2:
+        check_in_memory(loaded.model, ", with shots=2", "where the first shot is made of it", ", or use shots=1")
     if recipe.deployment.triton:
         check_rows_together(loaded.model, [weight.name for site in sites for weight in site.weights])
     planned = as_planned(sites, recipe.space.forms, recipe.deployment.fuse)
@@ -144,20 +144,14 @@ def measure_problem(
     return Problem(planned, curves.curves.scaled(share), table, recipe, measured, extra)
 
 
-def _fitted(recipe: Recipe, method: Method, sites: Sequence[Site], family: str) -> Recipe:
-    """The recipe with its refit decided, where all of it goes with the model's layers."""
-    check_forms_fit(sites, recipe.space.forms, family)
-    refit = refit_named(recipe.refit, recipe.rule, method, recipe.space.forms, sites, family)
-    check_shots(recipe.measure.shots, method, recipe.rule, sites, family)
-    return replace(recipe, refit=refit)
-
-
 def dense_model(model: "PreTrainedModel | str | Path", tokenizer: "PreTrainedTokenizerBase | None") -> Loaded:
     """The model, which no one has compressed yet; of an unknown family it is refused before its weights are fetched."""
     if isinstance(model, (str, Path)):
         family_of(load_config(str(model)))
     loaded = load_model(model, tokenizer)
-    check_dense(loaded.model)
+    if isinstance(loaded.model, CompressedModel):
+        given = f"a {type(loaded.model).__name__}, which is compressed"
+        raise ModelError(given, "a dense model", "Load the one it came from.")
     return loaded
 
 

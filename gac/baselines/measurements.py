@@ -6,8 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from gac.arrays import Floats
-from gac.errors import ModelError
-from gac.models.loading import first_offloaded
+from gac.models.loading import check_in_memory
 from gac.models.sites import Site
 from gac.sensitivity.methods import Method
 from gac.sensitivity.store import StatisticsStore, read_arrays, write_tensors
@@ -41,7 +40,8 @@ def measure_layers(
         ModelError: a loss or a statistic is not finite, or a weight is offloaded.
         StatisticsError: what is kept cannot be written or read.
     """
-    _check_in_memory(rule, model)
+    use = "where its gradient or its truncation can be measured"
+    check_in_memory(model, f", under the rule {rule}", use, ", or take another rule")
     layers = dict.fromkeys(site.layer for site in sites)
     paths = {layer: store.measured(rule, method.name, layer) for layer in layers} if store else {}
     found = {layer: read_arrays(path) for layer, path in paths.items() if path.exists()}
@@ -51,13 +51,3 @@ def measure_layers(
         if paths:
             write_tensors(paths[layer], {name: torch.from_numpy(values) for name, values in measured.items()})
     return {name: values for layer in layers for name, values in found[layer].items()}
-
-
-def _check_in_memory(rule: str, model: nn.Module) -> None:
-    """Refuse offloaded weights: their gradients are not kept, and no other values can be tried in their place."""
-    if name := first_offloaded(model):
-        raise ModelError(
-            f"{name} is offloaded by its device_map, under the rule {rule}",
-            "every weight in the memory of a device, where its gradient or its truncation can be measured",
-            'Load the model with device_map="cpu", or take another rule.',
-        )

@@ -8,13 +8,11 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedModel
 from gac.checkpoint.card import model_card
 from gac.checkpoint.classes import classes_of
 from gac.checkpoint.header import header_of
-from gac.errors import CheckpointError, ModelError
+from gac.errors import CheckpointError
 from gac.io import to_json
 from gac.plan import Plan
 from gac.runtime.compressed import CompressedModel
 from gac.runtime.contract import COMPRESSED
-
-_ENTRY = "modeling_gac"
 
 
 def attach_plan(model: PreTrainedModel, plan: Plan) -> None:
@@ -38,7 +36,8 @@ def attach_plan(model: PreTrainedModel, plan: Plan) -> None:
     described.__class__ = classes.config
     text = to_json(plan, indent=1).decode() + "\n"
     described.gac = header_of(plan, described, text)
-    described.auto_map = _auto_map(classes)
+    factories = {"AutoConfig": classes.config, "AutoModel": classes.base, "AutoModelForCausalLM": classes.causal_lm}
+    described.auto_map = {factory: f"modeling_gac.{found.__name__}" for factory, found in factories.items()}
     changed: Any = model
     for module in changed.modules():
         if getattr(module, "config", None) is config:
@@ -60,18 +59,6 @@ def planned(model: PreTrainedModel) -> Plan:
     return plan
 
 
-def check_dense(model: PreTrainedModel) -> None:
-    """Refuse a model that is compressed already.
-
-    Raises:
-        ModelError: it is.
-    """
-    if isinstance(model, CompressedModel):
-        raise ModelError(
-            f"a {type(model).__name__}, which is compressed", "a dense model", "Load the one it came from."
-        )
-
-
 def check_class(model: PreTrainedModel) -> None:
     """Refuse a dense model of a class that no checkpoint can name.
 
@@ -83,9 +70,3 @@ def check_class(model: PreTrainedModel) -> None:
         raise CheckpointError(
             f"a {type(model).__name__}", f"a {dense.__name__} of transformers", "Load it with AutoModelForCausalLM."
         )
-
-
-def _auto_map(classes: Any) -> dict[str, str]:
-    """What ``config.json`` says of the code: the class for each of transformers' factories."""
-    factories = {"AutoConfig": classes.config, "AutoModel": classes.base, "AutoModelForCausalLM": classes.causal_lm}
-    return {factory: f"{_ENTRY}.{found.__name__}" for factory, found in factories.items()}

@@ -1,11 +1,10 @@
 """``import gac`` makes transformers open compressed checkpoints, without loading transformers."""
 
 import importlib
-import importlib.util
 import sys
 from collections.abc import Sequence
-from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 
 _FACTORIES = "transformers.models.auto.configuration_auto"
@@ -30,37 +29,19 @@ def _register() -> None:
 class _Waiting(MetaPathFinder):
     """Finds nothing but the one module, and that only to be told when it is loaded."""
 
-    def __init__(self) -> None:
-        self._asking = False
-
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname != _FACTORIES or self._asking:
+        spec = PathFinder.find_spec(fullname, path, target) if fullname == _FACTORIES else None
+        if spec is None or spec.loader is None:
             return None
-        self._asking = True
-        try:
-            spec = importlib.util.find_spec(fullname)
-        finally:
-            self._asking = False
-        if spec is not None and spec.loader is not None:
-            spec.loader = _ThenRegister(spec.loader, self)
+        execute = spec.loader.exec_module
+
+        def execute_and_register(module: ModuleType) -> None:
+            execute(module)
+            if self in sys.meta_path:
+                sys.meta_path.remove(self)
+                _register()
+
+        spec.loader.exec_module = execute_and_register  # type: ignore[method-assign]
         return spec
-
-
-class _ThenRegister(Loader):
-    """The module's own loader, which steps back into its place, and then the registration."""
-
-    def __init__(self, loader: Loader, waiting: _Waiting) -> None:
-        self._loader, self._waiting = loader, waiting
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        return self._loader.create_module(spec)
-
-    def exec_module(self, module: ModuleType) -> None:
-        assert module.__spec__ is not None
-        module.__spec__.loader = module.__loader__ = self._loader
-        self._loader.exec_module(module)
-        if self._waiting in sys.meta_path:
-            sys.meta_path.remove(self._waiting)
-            _register()

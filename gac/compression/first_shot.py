@@ -19,10 +19,9 @@ from gac.compression.modules import merged
 from gac.compression.refit import refit
 from gac.costs import PARAMS
 from gac.curves import LossCurves
-from gac.errors import GacError, ModelError
+from gac.errors import GacError
 from gac.models.families import family_of
 from gac.models.linears import as_linear
-from gac.models.loading import first_offloaded
 from gac.models.sites import Site
 from gac.plan import WeightChoice
 from gac.recipe import Shots, Space
@@ -62,20 +61,6 @@ def check_shots(shots: Shots, method: Method, rule: str, sites: Sequence[Site], 
         given = f"shots=2 of a {model_type} model, whose layers change what o_proj and down_proj write"
         expected = "layers that add it to the residual stream, for the first shot is fitted again to that"
         raise GacError(given, expected, "Use shots=1.")
-
-
-def check_held(model: nn.Module, shots: Shots) -> None:
-    """Refuse offloaded weights where a first shot is to be made of them.
-
-    Raises:
-        ModelError: names the first such parameter.
-    """
-    if shots == 2 and (name := first_offloaded(model)):
-        raise ModelError(
-            f"{name} is offloaded by its device_map, with shots=2",
-            "every weight in the memory of a device, where the first shot is made of it",
-            'Load the model with device_map="cpu", or use shots=1.',
-        )
 
 
 def first_shot(
@@ -124,7 +109,7 @@ def _multiplied_out(model: nn.Module, weights: Sequence[WeightChoice], modules: 
             dense = merged(choice, module.state_dict())
             reference = dense["weight"]
             sizes = choice.weight.in_features, choice.weight.out_features
-            linear = empty_linear(*sizes, "bias" in dense, reference.device, reference.dtype)
+            linear = empty_linear(*sizes, "bias" in dense, device=reference.device, dtype=reference.dtype)
             linear.load_state_dict(dense)
             copied.set_submodule(choice.name, linear)
     return copied

@@ -57,7 +57,7 @@ class Family:
             prefix = f"{self.layers}.{layer}."
             for weight in self._attention(config):
                 here = _within(prefix, weight)
-                found.append(Site(here.name, layer, _last(here.name), (here,)))
+                found.append(Site(here.name, layer, here.name.rpartition(".")[2], (here,)))
             weights = tuple(_within(prefix, weight) for weight in self._mlp(config))
             found.append(Site(_owner(weights[-1].name), layer, "mlp", weights))
         return tuple(found)
@@ -121,10 +121,6 @@ def _within(prefix: str, weight: Weight) -> Weight:
 
 def _owner(name: str) -> str:
     return name.rpartition(".")[0]
-
-
-def _last(name: str) -> str:
-    return name.rpartition(".")[2]
 
 
 LLAMA = (

@@ -80,9 +80,13 @@ def load_model(
         name = str(model)
         loaded: Any = _read(name, dtype).eval().to(device or default_device())
     else:
-        loaded = _taken(model, dtype)
-        name = loaded.config.name_or_path or f"{type(loaded).__name__} in memory"
-        loaded = loaded if device is None else loaded.to(device)
+        if not isinstance(model, PreTrainedModel) or not model.can_generate():
+            expected = "a causal language model of transformers, or the name of one"
+            raise ModelError(f"a {type(model).__name__}", expected, "Load it with AutoModelForCausalLM.")
+        if dtype not in (None, model.dtype):
+            raise ModelError(f"a model loaded in {model.dtype}", str(dtype), f"Load it with dtype={dtype}.")
+        name = model.config.name_or_path or f"{type(model).__name__} in memory"
+        loaded = model if device is None else model.to(device)  # type: ignore[arg-type]  # as its wrapper is annotated
     if tokenizer is not None and not isinstance(tokenizer, str | Path):
         return Loaded(loaded, name, lambda: tokenizer)
     return Loaded(loaded, name, lambda: load_tokenizer(str(tokenizer or name)))
@@ -135,22 +139,25 @@ def read_parameter(model: nn.Module, name: str) -> torch.Tensor:
     return values
 
 
-def first_offloaded(model: nn.Module) -> str | None:
-    """The first parameter that accelerate keeps elsewhere until it runs; None where all are in memory."""
-    return next((name for name, parameter in model.named_parameters() if parameter.is_meta), None)
-
-
-def check_in_memory(model: nn.Module) -> None:
+def check_in_memory(
+    model: nn.Module,
+    asked: str = "",
+    use: str = "where its smaller one can take its place",
+    otherwise: str = " to compress it; a plan can be made as it is",
+) -> None:
     """Refuse a model of which accelerate keeps weights elsewhere until they run.
+
+    Args:
+        asked, use, otherwise: what was asked for, what is done with weights in memory, and what to do without.
 
     Raises:
         ModelError: names the first such parameter.
     """
-    if name := first_offloaded(model):
+    if name := next((name for name, parameter in model.named_parameters() if parameter.is_meta), None):
         raise ModelError(
-            f"{name} is offloaded by its device_map",
-            "every weight in the memory of a device, where its smaller one can take its place",
-            'Load the model with device_map="cpu" to compress it; a plan can be made as it is.',
+            f"{name} is offloaded by its device_map{asked}",
+            f"every weight in the memory of a device, {use}",
+            f'Load the model with device_map="cpu"{otherwise}.',
         )
 
 
@@ -265,18 +272,6 @@ def reading(error: Callable[[str], GacError]) -> Iterator[None]:
 def _escape(record: logging.LogRecord) -> bool:
     record.msg, record.args = printable(record.getMessage()), ()
     return True
-
-
-def _taken(model: Any, dtype: torch.dtype | None) -> PreTrainedModel:
-    if not isinstance(model, PreTrainedModel) or not model.can_generate():
-        raise ModelError(
-            f"a {type(model).__name__}",
-            "a causal language model of transformers, or the name of one",
-            "Load it with AutoModelForCausalLM.",
-        )
-    if dtype not in (None, model.dtype):
-        raise ModelError(f"a model loaded in {model.dtype}", str(dtype), f"Load it with dtype={dtype}.")
-    return model
 
 
 def _read(name: str, dtype: torch.dtype | None) -> Any:

@@ -18,19 +18,7 @@ from .serving import prepare_for_vllm
 from .shared_gemm import share_gemm
 
 DOCUMENTS = ("plan.json", "README.md")
-CODE = (
-    "modeling_gac.py",
-    "classes.py",
-    "compressed.py",
-    "construction.py",
-    "contract.py",
-    "decode.py",
-    "decode_kernel.py",
-    "header.py",
-    "modules.py",
-    "serving.py",
-    "shared_gemm.py",
-)
+CODE = tuple(sorted(path.name for path in Path(__file__).parent.glob("*.py") if path.name != "__init__.py"))
 COMPANIONS = (*DOCUMENTS, *CODE)
 """Files of a checkpoint that transformers knows nothing of; they are written wherever the model is saved."""
 _HUB_OPTIONS = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder")

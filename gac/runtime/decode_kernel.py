@@ -80,7 +80,7 @@ def _beside(x: Tensor, values: Tensor) -> bool:
     return plain and (values.dtype, values.device) == (x.dtype, x.device)
 
 
-def launch(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
+def launch(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, wrap: Any = None) -> None:
     """``out = weight @ x + bias``: one launch, which a CUDA graph can capture.
 
     Sums are taken in float32 and in a fixed order.
@@ -90,14 +90,12 @@ def launch(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
         weight: shape ``(out, in)``.
         bias: shape ``(out,)``, or None.
         out: ``out`` elements, written. All are contiguous, in one dtype, and on one device.
+        wrap: what is made of the kernel before it is launched.
 
     Raises:
         RuntimeError: Triton is not installed.
     """
-    _launch(_kernel(), x, weight, bias, out)
-
-
-def _launch(kernel: Any, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
+    kernel = _kernel() if wrap is None else wrap(_kernel())
     count, size = weight.shape
     features = _features(count, size, torch.cuda.get_device_properties(x.device).multi_processor_count)
     with torch.cuda.device(x.device):  # Triton launches on the current one
@@ -163,5 +161,5 @@ def prepare() -> None:
 
 def _decode_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     out = x.new_empty(*x.shape[:-1], len(weight))
-    _launch(library.wrap_triton(_kernel()), x.contiguous(), weight, bias, out)
+    launch(x.contiguous(), weight, bias, out, library.wrap_triton)
     return out

@@ -1,6 +1,5 @@
 """The key ``gac`` of ``config.json``: the modules that it describes, built in the place of dense weights."""
 
-from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
@@ -18,7 +17,9 @@ def replace_weights(model: Any, config: Any) -> list[str]:
     prefix = _own_prefix(model)
     for name, described in _weights_of(config).items():
         name = name.removeprefix(prefix)
-        module = _replacement(name, _dense_at(modules, name), described)
+        if not isinstance(dense := modules.get(name), nn.Linear | Conv1D):
+            raise _wrong(f"modules names {name!r}", "a linear weight of this model")
+        module = _replacement(name, dense, described)
         holder, _, attribute = name.rpartition(".")
         setattr(modules[holder], attribute, module)
         # Some architectures (GPT-2) initialise a weight through the module that holds it, which no longer finds it.
@@ -64,13 +65,6 @@ def own_name(model: Any, name: str) -> str:
 def _own_prefix(model: Any) -> str:
     """What a causal LM puts before the names of this model's modules; empty for a causal LM itself."""
     return f"{model.base_model_prefix}." if model.base_model is model else ""
-
-
-def _dense_at(modules: Mapping[str, Any], name: str) -> Any:
-    dense = modules.get(name)
-    if not isinstance(dense, nn.Linear | Conv1D):
-        raise _wrong(f"modules names {name!r}", "a linear weight of this model")
-    return dense
 
 
 def _replacement(name: str, dense: Any, described: Any) -> nn.Module:

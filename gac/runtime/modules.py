@@ -13,15 +13,13 @@ class _EmptyLinear(nn.Linear):
         """Nothing: the values are read from files."""
 
 
-def empty_linear(
-    in_features: int,
-    out_features: int,
-    bias: bool,
-    device: torch.device | str | None = None,
-    dtype: torch.dtype | None = None,
-) -> nn.Linear:
-    """An ``nn.Linear`` that is allocated, not initialised: drawing its numbers takes most of the time to make one."""
-    linear: nn.Linear = _EmptyLinear(in_features, out_features, bias, device, dtype)
+def empty_linear(in_features: int, out_features: int, bias: bool, **where: Any) -> nn.Linear:
+    """An ``nn.Linear`` that is allocated, not initialised: drawing its numbers takes most of the time to make one.
+
+    Args:
+        where: ``device`` and ``dtype``, here and in all modules below.
+    """
+    linear: nn.Linear = _EmptyLinear(in_features, out_features, bias, **where)
     linear.__class__ = nn.Linear
     return linear
 
@@ -35,30 +33,11 @@ class LowRankLinear(nn.Module):
 
     second: "nn.Linear | BlockLinear"
 
-    def __init__(
-        self,
-        in_features: int,
-        rank: int,
-        out_features: int,
-        bias: bool = True,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
+    def __init__(self, in_features: int, rank: int, out_features: int, bias: bool = True, **where: Any) -> None:
         super().__init__()
-        self.first = empty_linear(in_features, rank, bias=False, device=device, dtype=dtype)
-        self.second = empty_linear(rank, out_features, bias=bias, device=device, dtype=dtype)
-
-    @property
-    def in_features(self) -> int:
-        return self.first.in_features
-
-    @property
-    def rank(self) -> int:
-        return self.first.out_features
-
-    @property
-    def out_features(self) -> int:
-        return self.second.out_features
+        self.in_features, self.rank, self.out_features = in_features, rank, out_features
+        self.first = empty_linear(in_features, rank, bias=False, **where)
+        self.second = empty_linear(rank, out_features, bias=bias, **where)
 
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = self.second(self.first(x))
@@ -75,18 +54,10 @@ class BlockLinear(nn.Module):
     ``(..., blocks * rows)``.
     """
 
-    def __init__(
-        self,
-        blocks: int,
-        rank: int,
-        rows: int,
-        bias: bool,
-        device: torch.device | str | None,
-        dtype: torch.dtype | None,
-    ) -> None:
+    def __init__(self, blocks: int, rank: int, rows: int, bias: bool, **where: Any) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(blocks, rows, rank, device=device, dtype=dtype))
-        self.bias = nn.Parameter(torch.empty(blocks * rows, device=device, dtype=dtype)) if bias else None
+        self.weight = nn.Parameter(torch.empty(blocks, rows, rank, **where))
+        self.bias = nn.Parameter(torch.empty(blocks * rows, **where)) if bias else None
         self.in_features, self.out_features = blocks * rank, blocks * rows
 
     def forward(self, x: Tensor) -> Tensor:
@@ -105,19 +76,11 @@ class GroupedLinear(LowRankLinear):
     ``first`` holds the A_g, one above the other, shape ``(groups * rank, in)``; ``second`` is a ``BlockLinear``.
     """
 
-    def __init__(
-        self,
-        in_features: int,
-        groups: int,
-        rank: int,
-        out_features: int,
-        bias: bool,
-        device: torch.device | str | None,
-        dtype: torch.dtype | None,
-    ) -> None:
+    def __init__(self, in_features: int, groups: int, rank: int, out_features: int, bias: bool, **where: Any) -> None:
         nn.Module.__init__(self)
-        self.first = empty_linear(in_features, groups * rank, bias=False, device=device, dtype=dtype)
-        self.second = BlockLinear(groups, rank, out_features // groups, bias, device, dtype)
+        self.in_features, self.rank, self.out_features = in_features, groups * rank, out_features
+        self.first = empty_linear(in_features, groups * rank, bias=False, **where)
+        self.second = BlockLinear(groups, rank, out_features // groups, bias, **where)
 
 
 class Heads:
@@ -142,20 +105,12 @@ class ValueLinear(nn.Module):
     ``nn.Linear``: what puts layers of its own in the place of those (vLLM, quantisers) would lose the heads.
     """
 
-    def __init__(
-        self,
-        in_features: int,
-        heads: int,
-        length: int,
-        bias: bool,
-        device: torch.device | str | None,
-        dtype: torch.dtype | None,
-    ) -> None:
+    def __init__(self, in_features: int, heads: int, length: int, bias: bool, **where: Any) -> None:
         super().__init__()
         self.multiply: Callable[..., Tensor] = functional.linear
         self.in_features, self.out_features, self.length = in_features, heads * length, length
-        self.weight = nn.Parameter(torch.empty(self.out_features, in_features, device=device, dtype=dtype))
-        self.bias = nn.Parameter(torch.empty(self.out_features, device=device, dtype=dtype)) if bias else None
+        self.weight = nn.Parameter(torch.empty(self.out_features, in_features, **where))
+        self.bias = nn.Parameter(torch.empty(self.out_features, **where)) if bias else None
 
     def forward(self, x: Tensor) -> Heads:
         return Heads(self.multiply(x, self.weight, self.bias), self.length)

@@ -114,16 +114,8 @@ class FusedMember(nn.Module):
         for name, value in self._parts():
             destination[prefix + name] = value if keep_vars else value.detach()
 
-    def _load_from_state_dict(
-        self,
-        state_dict: Any,
-        prefix: str,
-        local_metadata: Any,
-        strict: bool,
-        missing_keys: list[str],
-        unexpected_keys: list[str],
-        error_msgs: list[str],
-    ) -> None:
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
+        *_, missing_keys, _, error_msgs = rest
         for name, value in self._parts():
             given = state_dict.get(prefix + name)
             if given is None:

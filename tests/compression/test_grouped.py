@@ -110,7 +110,7 @@ def test_only_keys_and_values_take_it(config: LlamaConfig) -> None:
 
 def test_the_second_factors_are_a_block_diagonal() -> None:
     torch.manual_seed(0)
-    blocks = BlockLinear(4, 3, 5, True, None, torch.float64)
+    blocks = BlockLinear(4, 3, 5, True, dtype=torch.float64)
     for parameter in blocks.parameters():
         torch.nn.init.normal_(parameter)
     x = torch.randn(2, 7, 12, dtype=torch.float64)

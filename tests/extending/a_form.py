@@ -29,7 +29,7 @@ class PickedLinear(nn.Module):
     ) -> None:
         super().__init__()
         self.in_features, self.out_features = in_features, out_features
-        self.linear = empty_linear(kept, out_features, bias, device, dtype)
+        self.linear = empty_linear(kept, out_features, bias, device=device, dtype=dtype)
         self.register_buffer("index", torch.arange(kept, device=device))
 
     def forward(self, x: Tensor) -> Tensor:

@@ -151,7 +151,7 @@ def test_one_row_goes_to_the_kernel_and_more_rows_do_not(bias: bool, launches: L
 def test_every_weight_but_the_head_does(tiny_model: LlamaForCausalLM, launches: Launches) -> None:
     attention, mlp = tiny_model.model.layers[0].self_attn, tiny_model.model.layers[0].mlp
     attention.q_proj = LowRankLinear(64, 16, 64, False)
-    attention.v_proj = ValueLinear(64, 2, 16, False, None, None)
+    attention.v_proj = ValueLinear(64, 2, 16, False)
     for parameter in (*attention.q_proj.parameters(), *attention.v_proj.parameters()):
         nn.init.normal_(parameter, std=0.02)
     fused = FusedInput([mlp.gate_proj, mlp.up_proj])
@@ -218,8 +218,8 @@ def test_it_is_captured_in_a_cuda_graph(monkeypatch: pytest.MonkeyPatch) -> None
     decode_kernel.prepare()
     made, x = weight(512, 256).cuda(), torch.randn(1, 512, dtype=torch.bfloat16, device="cuda")
     counted: list[Tensor] = []
-    launch = decode_kernel._launch
-    monkeypatch.setattr(decode_kernel, "_launch", lambda *given: (counted.append(given[1]), launch(*given)))
+    launch = decode_kernel.launch
+    monkeypatch.setattr(decode_kernel, "launch", lambda *given: (counted.append(given[0]), launch(*given)))
     with torch.no_grad():
         stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
         with torch.cuda.stream(stream):
