@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from gac.profiling.lines import HeaderLine, RowLine, StrictHeader
+from gac.profiling.lines import HeaderLine, RowLine
 from gac.profiling.reading import parse
 from gac.profiling.records import SCHEMA, Header, Measurement
 from gac.profiling.table import Profile
@@ -42,7 +42,7 @@ def make_header() -> Header:
 
 def make_profile(rows: Iterable[Measurement], header: Header | None = None, digest: str = "2" * 64) -> Profile:
     """A profile of these measurements, whose kernels are not known."""
-    lines = [HeaderLine(StrictHeader(**vars(header or make_header())))]
+    lines = [HeaderLine(header or make_header())]
     lines += [RowLine(**{name: getattr(row, name) for name in RowLine.__struct_fields__}) for row in rows]
     found = parse(b"\n".join(map(msgspec.json.encode, lines)) + b"\n", "test.jsonl")
     return Profile(Path("test.jsonl"), found.header, found.measurements, digest, {})

@@ -5,30 +5,16 @@ line for every later pass over a row, for every time a sentinel was timed, for a
 for others who used the GPU when the file was resumed.
 """
 
-from dataclasses import fields
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import Annotated, Literal
 
-from msgspec import Meta, Struct, defstruct
+from msgspec import Meta, Struct
 
-from gac.profiling.records import Cache, Header
+from gac.profiling.records import LARGEST, Cache, Count, Header
 
-LARGEST = 2**50
 Whole = Annotated[int, Meta(ge=0, le=LARGEST)]
-Count = Annotated[int, Meta(ge=1, le=LARGEST)]
 Text = Annotated[str, Meta(max_length=2**16)]
 Nanoseconds = Annotated[float, Meta(ge=1e-3, le=1e15)]
 """From a picosecond to some days."""
-
-_HEADER: dict[str, Any] = dict.fromkeys(
-    ("sm_count", "l2_bytes", "memory_bytes", "shared_memory_bytes", "sm_clock_max_mhz", "memory_clock_mhz"), Count
-)
-_HEADER |= {"compute_capability": Annotated[str, Meta(pattern=r"^\d{1,3}\.\d{1,3}$")]}
-_HINTS = get_type_hints(Header) | _HEADER
-
-StrictHeader: Any = defstruct(
-    "StrictHeader", [(field.name, _HINTS[field.name]) for field in fields(Header)], forbid_unknown_fields=True
-)
-"""``Header`` with the ranges of its fields."""
 
 
 class Line(Struct, frozen=True, gc=False, tag_field="record", forbid_unknown_fields=True, omit_defaults=True):
@@ -36,7 +22,7 @@ class Line(Struct, frozen=True, gc=False, tag_field="record", forbid_unknown_fie
 
 
 class HeaderLine(Line, frozen=True, tag="header"):
-    header: StrictHeader
+    header: Header
 
 
 class KernelLine(Line, frozen=True, tag="kernel"):

@@ -5,20 +5,23 @@ its lines are read one by one, which names the wrong one.
 """
 
 import gc
+import hashlib
 import io
 import json
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import reduce
-from itertools import chain
-from operator import attrgetter, or_
+from itertools import chain, count
+from operator import or_
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, BinaryIO
 
 import msgspec
 import numpy as np
+from msgspec.structs import astuple, replace
 
 from gac.arrays import Floats, Ints
 from gac.errors import ProfileError
@@ -47,23 +50,17 @@ _LINE: Any = reduce(or_, _KINDS)
 _DECODER: Any = msgspec.json.Decoder(_LINE)
 
 
-class Readable(Protocol):
-    """What bytes come from, up to ``size`` at a time; none at the end."""
-
-    def read(self, size: int, /) -> bytes: ...
-
-
 @dataclass(frozen=True)
 class Contents:
-    """A profile's lines, put together: measurements in the order of their rows, kernels in the order of theirs.
+    """A profile's lines, put together: measurements in the order of their rows, and the SHA-256 of all bytes.
 
     ``sentinels`` has, for the number of each row that was a sentinel, its timings in ns in order.
     """
 
     header: Header
     measurements: Rows
-    kernels: tuple[KernelLine, ...]
     sentinels: Mapping[int, tuple[float, ...]]
+    digest: str
 
 
 def parse(content: bytes, source: str | Path) -> Contents:
@@ -71,13 +68,14 @@ def parse(content: bytes, source: str | Path) -> Contents:
     return read(io.BytesIO(content), source)
 
 
-def read(file: Readable, source: str | Path) -> Contents:
+def read(file: BinaryIO, source: str | Path) -> Contents:
     """Read a profile, some lines at a time; what follows the last newline is ignored.
 
     Raises:
         ProfileError: with ``source``, line and field, where something is wrong.
     """
-    chunks = _chunks(file)
+    digest = hashlib.sha256()
+    chunks = _chunks(file, digest)
     first, more, rest = next(chunks, b"").partition(b"\n")
     if not first:
         raise malformed(f"profile {source} has no complete line")
@@ -85,7 +83,7 @@ def read(file: Readable, source: str | Path) -> Contents:
     with _no_collecting():
         for chunk in chain([rest] if more else [], chunks):
             reader.take(chunk)
-        return reader.contents()
+        return Contents(reader.header, *reader.rows_and_sentinels(), digest.hexdigest())
 
 
 def malformed(given: str) -> ProfileError:
@@ -108,13 +106,14 @@ def _no_collecting() -> Iterator[None]:
             gc.enable()
 
 
-def _chunks(file: Readable) -> Iterator[bytes]:
+def _chunks(file: BinaryIO, digest: Any) -> Iterator[bytes]:
     """Whole lines, few enough that their objects stay near a core, without the last newline.
 
     What follows the last newline is dropped, unless it is too long to be a line.
     """
     rest = b""
     while block := file.read(_CHUNK_BYTES):
+        digest.update(block)
         lines, newline, last = block.rpartition(b"\n")
         if newline:
             yield rest + lines
@@ -228,60 +227,77 @@ def _header(line: bytes, where: str) -> Header:
     record = read_line(line, where)
     if not isinstance(record, HeaderLine):
         raise malformed(f"{where}: a {type(record).__struct_config__.tag} line")
-    header = Header(**msgspec.structs.asdict(record.header))
-    if not header.gpu.isprintable() or not header.gpu:
-        raise malformed(f"{where}: header.gpu: {header.gpu[:_SHOWN]!r}")
-    return header
+    if not record.header.gpu.isprintable() or not record.header.gpu:
+        raise malformed(f"{where}: header.gpu: {record.header.gpu[:_SHOWN]!r}")
+    return record.header
 
 
 # --- what they say together -----------------------------------------------------------------------------------------
-
-
-class _Numbering(dict[Any, int]):
-    """Numbers its keys in the order in which they are first asked for."""
-
-    def __missing__(self, key: Any) -> int:
-        self[key] = number = len(self)
-        return number
-
-    def of(self, keys: Sequence[Any]) -> Ints:
-        return np.fromiter(map(self.__getitem__, keys), np.int64, len(keys))
 
 
 class _Reader:
     """The lines of a file as columns, some thousand at a time.
 
     Attributes:
-        rows: of each chunk the kinds, sizes, medians, IQRs, samples, clocks, convergence, launches and line numbers.
-        timed: of ``AgainLine`` and of ``SentinelLine``, of each chunk the rows, the times and the line numbers.
-        failed: by row, why it has no number from the first.
-        lost: by row, why it has no number any more, and the line that says so.
+        rows: of each chunk the line numbers, kinds, launches, medians, IQRs, samples, clocks and convergence of rows.
+        sizes: of each chunk the sizes of its shapes, row by row.
+        kinds, launches: what those of rows are, numbered in the order in which they first occur.
+        said: of each chunk what is said of rows: the class of line, the rows, the line numbers and the times.
+        errors, lost: by row, why it has no number, from the first or any more.
     """
 
     def __init__(self, source: str | Path, header: Header) -> None:
         self.source, self.header = source, header
         self.lines, self.count = 1, 0
         self.kernels: list[KernelLine] = []
-        self.kinds, self.launches = _Numbering(), _Numbering()
-        self.axes: dict[str, tuple[str, ...]] = {}
-        self.rows: list[tuple[Any, ...]] = []
-        self.timed: dict[type[Line], list[tuple[Any, ...]]] = {AgainLine: [], SentinelLine: []}
-        self.failed: dict[int, str] = {}
-        self.lost: dict[int, tuple[str, int]] = {}
+        self.kernel_lines: list[int] = []
+        self.kinds: dict[Any, int] = defaultdict(count().__next__)
+        self.launches: dict[Any, int] = defaultdict(count().__next__)
+        self.rows = [_no_lines(int, int, int, float, float, int, float, bool)]
+        self.sizes = [*_no_lines(int)]
+        self.said = [_no_lines(int, int, int, float)]
+        self.errors: dict[int, str] = {}
+        self.lost: dict[int, str] = {}
 
     def take(self, chunk: bytes) -> None:
         """Check some lines and keep what they say."""
         records, kinds = _read_lines(chunk, self.source, self.lines)
-        above = self.count + np.cumsum(kinds == _PLACE[RowLine])
-        for at in np.flatnonzero(kinds >= _PLACE[KernelLine]).tolist():
-            self._take_other(records[at], self.lines + at + 1, int(above[at]))
-        for kind in (AgainLine, SentinelLine):
-            if len(places := np.flatnonzero(kinds == _PLACE[kind])):
-                self._take_times(kind, [records[at] for at in places.tolist()], places, above[places])
-        if len(places := np.flatnonzero(kinds == _PLACE[RowLine])):
-            kernels = len(self.kernels) - np.cumsum((kinds == _PLACE[KernelLine])[::-1])[::-1]
-            self._take_rows([records[at] for at in places.tolist()], self.lines + places + 1, kernels[places])
+        for place in np.unique(kinds).tolist():
+            ours = np.flatnonzero(kinds == place)
+            self._take(place, [records[at] for at in ours.tolist()], self.lines + 1 + ours)
         self.lines += len(records)
+
+    def _take(self, place: int, records: Sequence[Any], lines: Ints) -> None:
+        kind = _KINDS[place]
+        if kind is RowLine:
+            self._take_rows(records, lines)
+        elif kind is KernelLine:
+            self.kernels += records
+            self.kernel_lines += lines.tolist()
+        elif kind is SharedLine:
+            self.header = replace(self.header, shared_with=records[-1].shared_with)
+        elif kind is HeaderLine:
+            raise malformed(f"{self.source}:{lines[0]}: a header line")
+        else:
+            rows, values = zip(*map(astuple, records), strict=True)
+            if kind is LostLine:
+                self.lost |= zip(rows, values, strict=True)
+            ns = np.full(len(rows), np.nan) if kind is LostLine else np.array(values, float)
+            self.said.append((np.full(len(rows), place), np.array(rows), lines, ns))
+
+    def _take_rows(self, rows: Sequence[RowLine], lines: Ints) -> None:
+        fields = zip(*map(astuple, rows), strict=True)
+        operators, shapes, dtypes, caches, medians, iqrs, samples, clocks, converged, launches, errors = fields
+        ns, iqr, clock = (np.array(values, float) for values in (medians, iqrs, clocks))  # NaN where there is none
+        failed = np.array([error is not None for error in errors])
+        wrong = (np.isnan(ns) != failed) | (np.isnan(iqr) != failed)
+        self._refuse(lines, wrong, lambda at: _contradiction(rows[at]))
+        self.errors |= {self.count + at: errors[at] for at in np.flatnonzero(failed).tolist()}
+        kinds = map(self.kinds.__getitem__, zip(operators, dtypes, caches, map(tuple, shapes), strict=True))
+        kind, launched = np.array(list(kinds)), np.array(list(map(self.launches.__getitem__, launches)))
+        self.rows.append((lines, kind, launched, ns, iqr, np.array(samples), clock, np.array(converged)))
+        self.sizes.append(np.array(list(chain.from_iterable(map(dict.values, shapes)))))
+        self.count += len(rows)
 
     def _refuse(self, lines: Ints, wrong: Any, message: Any) -> None:
         """Name the first of the lines that is wrong; ``message`` says what, by its number among them."""
@@ -289,125 +305,77 @@ class _Reader:
         if len(found):
             raise malformed(f"{self.source}:{lines[found[0]]}: {message(int(found[0]))}")
 
-    def _take_other(self, record: Line, line: int, above: int) -> None:
-        if isinstance(record, KernelLine):
-            self.kernels.append(record)
-        elif isinstance(record, SharedLine):
-            self.header = replace(self.header, shared_with=record.shared_with)
-        elif isinstance(record, LostLine):
-            if record.row in self.lost or record.row >= above:
-                raise malformed(f"{self.source}:{line}: {_no_row(record.row, above)}")
-            self.lost[record.row] = record.error, line
-        else:
-            raise malformed(f"{self.source}:{line}: a header line")
-
-    def _take_times(self, kind: type[Line], records: Sequence[Any], places: Ints, above: Ints) -> None:
-        lines = self.lines + places + 1
-        rows = np.array([record.row for record in records])
-        self._refuse(lines, rows >= above, lambda at: _no_row(int(rows[at]), int(above[at])))
-        self.timed[kind].append((rows, np.array([record.median_ns for record in records]), lines))
-
-    def _take_rows(self, rows: Sequence[Any], lines: Ints, kernels: Ints) -> None:
-        ns, spread, clock = (
-            np.array(list(map(attrgetter(name), rows)), dtype=np.float64)
-            for name in ("median_ns", "iqr_ns", "sm_clock_mhz")
-        )
-        failed = np.array([row.error is not None for row in rows])
-        wrong = (np.isnan(ns) != failed) | (np.isnan(spread) != failed)
-        self._refuse(lines, wrong, lambda at: _contradiction(rows[at]))
-        samples, converged = np.array([row.samples for row in rows]), np.array([row.converged for row in rows])
-        clock = np.nan_to_num(clock).astype(np.int64)
-        columns = self._kinds(rows, lines), _sizes(rows), ns, spread, samples, clock, converged
-        self.rows.append((*columns, self._launches(rows, lines, kernels), lines))
-        self.failed |= {self.count + at: rows[at].error for at in np.flatnonzero(failed).tolist()}
-        self.count += len(rows)
-
-    def _kinds(self, rows: Sequence[Any], lines: Ints) -> Ints:
-        known = len(self.kinds)
-        found = self.kinds.of([(row.operator, row.dtype, row.cache, tuple(row.shape)) for row in rows])
-        for operator, _, _, axes in list(self.kinds)[known:]:
-            self.axes.setdefault(operator, axes)
-        for at in (int(np.argmax(found == number)) for number in range(known, len(self.kinds))):
-            operator, axes = rows[at].operator, tuple(rows[at].shape)
-            if (expected := self.axes[operator]) != axes:
-                given = f"shape: {operator} has axes {', '.join(axes)}, above {', '.join(expected)}"
-                raise malformed(f"{self.source}:{lines[at]}: {given}")
-        return found
-
-    def _launches(self, rows: Sequence[Any], lines: Ints, kernels: Ints) -> Ints:
-        known = len(self.launches)
-        found = self.launches.of([row.launches for row in rows])
-        new = np.flatnonzero(found >= known)
-        most = np.array([max(rows[at].launches, default=(-1,))[0] for at in new.tolist()], dtype=np.int64)
-        above = kernels[new]
-        self._refuse(lines[new], most >= above, lambda at: f"launches: kernel {most[at]} of {above[at]} above it")
-        return found
-
-    def contents(self) -> Contents:
+    def rows_and_sentinels(self) -> tuple[Rows, Mapping[int, tuple[float, ...]]]:
         """What the lines say together."""
-        (again, ns, at), sentinels = (_joined(self.timed[kind]) for kind in (AgainLine, SentinelLine))
-        self._check_have_numbers(np.concatenate([again, sentinels[0]]), np.concatenate([at, sentinels[2]]))
-        for row in self.lost.keys() & self.failed.keys():
-            raise malformed(f"{self.source}:{self.lost[row][1]}: {_no_row(row, self.count)}")
-        rows, lines = self._rows(again, ns)
+        line, kind, launched, ns, iqr, samples, clock, converged = map(np.concatenate, zip(*self.rows, strict=True))
+        said, about, at, said_ns = map(np.concatenate, zip(*self.said, strict=True))
+        self._check_axes(kind, line)
+        self._check_launches(launched, line)
+        self._check_said(line, said == _PLACE[LostLine], about, at)
+        lost = list(self.lost)
+        ns[lost], iqr[lost], converged[lost] = np.nan, np.nan, False
+        again = (said == _PLACE[AgainLine]) & ~np.isin(about, lost)
+        passes = _passes(ns, about[again], said_ns[again])
+        clock = np.nan_to_num(clock).astype(np.int64)
+        columns = kind, self._shapes(kind), iqr, samples, clock, converged, launched
+        kinds, errors = tuple(Kind(*one) for one in self.kinds), self.errors | self.lost
+        rows = Rows(kinds, *columns, tuple(self.launches), tuple(self.kernels), errors, *passes)
         if (twice := rows.repeated()) is not None:
             point = rows[twice]
-            raise malformed(f"{self.source}:{lines[twice]}: {point.operator} {point.shape} is there twice")
-        timed: dict[int, list[float]] = {}
-        for row, time in zip(sentinels[0].tolist(), sentinels[1].tolist(), strict=True):
-            timed.setdefault(row, []).append(time)
-        return Contents(self.header, rows, tuple(self.kernels), {row: tuple(times) for row, times in timed.items()})
+            raise malformed(f"{self.source}:{line[twice]}: {point.operator} {point.shape} is there twice")
+        return rows, _by_row(about[said == _PLACE[SentinelLine]], said_ns[said == _PLACE[SentinelLine]])
 
-    def _check_have_numbers(self, rows: Ints, lines: Ints) -> None:
-        """No row was timed again that had failed, or that was lost above."""
-        last = np.full(self.count, np.iinfo(np.int64).max)  # line after which a row has no number
-        last[list(self.lost)] = [line for _, line in self.lost.values()]
-        last[list(self.failed)] = 0
-        self._refuse(lines, lines > last[rows], lambda at: _no_row(int(rows[at]), self.count))
+    def _check_axes(self, kind: Ints, lines: Ints) -> None:
+        """All rows of an operator have the same axes."""
+        known: dict[str, tuple[str, ...]] = {}
+        for (operator, _, _, axes), number in self.kinds.items():
+            if (expected := known.setdefault(operator, axes)) != axes:
+                given = f"shape: {operator} has axes {', '.join(axes)}, above {', '.join(expected)}"
+                raise malformed(f"{self.source}:{lines[np.argmax(kind == number)]}: {given}")
 
-    def _rows(self, again: Ints, again_ns: Floats) -> tuple[Rows, Ints]:
-        """The measurements, and the line of each."""
-        most = max((chunk[1].shape[1] for chunk in self.rows), default=0)
-        wide = ((kind, np.pad(sizes, ((0, 0), (0, most - sizes.shape[1]))), *rest) for kind, sizes, *rest in self.rows)
-        none = np.empty(0, dtype=np.int64)
-        empty = (none, none.reshape(0, most), *(none.astype(float),) * 2, none, none, none.astype(bool), none, none)
-        kind, sizes, ns, iqr, samples, clock, converged, launched, lines = map(
-            np.concatenate, zip(empty, *wide, strict=True)
-        )
-        lost = np.fromiter(self.lost, np.int64, len(self.lost))
-        ns[lost], iqr[lost], converged[lost] = np.nan, np.nan, False
-        errors = self.failed | {row: error for row, (error, _) in self.lost.items()}
-        first = np.flatnonzero(~np.isnan(ns))
-        of = np.concatenate([first, again])
-        order = np.argsort(of, kind="stable")
-        order = order[~np.isin(of[order], lost)] if len(lost) else order
-        starts = np.concatenate([[0], np.cumsum(np.bincount(of[order], minlength=len(ns)))])
-        passes = np.concatenate([ns[first], again_ns])[order]
-        columns = kind, sizes, iqr, samples, clock, converged, launched
-        kinds = tuple(Kind(*one) for one in self.kinds)
-        return Rows(kinds, *columns, tuple(self.launches), tuple(self.kernels), errors, passes, starts), lines
+    def _check_launches(self, launched: Ints, lines: Ints) -> None:
+        """The kernels of a row are above it."""
+        first = lines[np.unique(launched, return_index=True)[1]]
+        most = np.array([max(one, default=(-1,))[0] for one in self.launches], dtype=np.int64)
+        above = np.searchsorted(self.kernel_lines, first)
+        self._refuse(first, most >= above, lambda at: f"launches: kernel {most[at]} of {above[at]} above it")
+
+    def _check_said(self, lines: Ints, lost: Any, rows: Ints, at: Ints) -> None:
+        """What is said of a row, also that it is lost, is said below it and while it has a number."""
+        above, places = np.searchsorted(lines, at), np.minimum(rows, self.count)
+        last = np.full(self.count + 1, self.lines)
+        last[[*self.errors, self.count]] = 0
+        np.minimum.at(last, places[lost], at[lost])
+        wrong = (rows >= above) | (at > last[places])
+        self._refuse(at, wrong, lambda one: f"row: {rows[one]} is none of the {above[one]} rows above it with a number")
+
+    def _shapes(self, kind: Ints) -> Ints:
+        """Shape ``(rows, most axes)``, 0 beyond a row's own axes."""
+        counts = np.array([len(axes) for *_, axes in self.kinds], dtype=np.int64)[kind]
+        sizes = np.zeros((len(kind), counts.max(initial=0)), dtype=np.int64)
+        sizes[np.arange(sizes.shape[1]) < counts[:, None]] = np.concatenate(self.sizes)
+        return sizes
 
 
-def _no_row(row: int, above: int) -> str:
-    return f"row: {row} is none of the {above} rows above it with a number"
+def _no_lines(*dtypes: type) -> tuple[Any, ...]:
+    """Empty columns, so that there is something to join where a file has no such line."""
+    return tuple(np.empty(0, dtype) for dtype in dtypes)
 
 
 def _contradiction(row: RowLine) -> str:
     return f"median_ns: {row.median_ns} with iqr_ns {row.iqr_ns} and error {row.error!r}"
 
 
-def _sizes(rows: Sequence[Any]) -> Ints:
-    """Shape ``(rows, most axes)``, 0 beyond a row's own axes."""
-    shapes = [row.shape for row in rows]
-    counts = np.fromiter(map(len, shapes), np.int64, len(shapes))
-    sizes = np.zeros((len(shapes), counts.max()), dtype=np.int64)
-    values = np.fromiter(chain.from_iterable(map(dict.values, shapes)), np.int64, counts.sum())
-    sizes[np.arange(sizes.shape[1]) < counts[:, None]] = values
-    return sizes
+def _passes(ns: Floats, again: Ints, again_ns: Floats) -> tuple[Floats, Ints]:
+    """The times of all passes, row by row, and where each row's begin; a row without a number has none."""
+    first = np.flatnonzero(~np.isnan(ns))
+    rows = np.concatenate([first, again])
+    starts = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=len(ns)))])
+    return np.concatenate([ns[first], again_ns])[np.argsort(rows, kind="stable")], starts
 
 
-def _joined(chunks: Sequence[tuple[Any, ...]]) -> tuple[Ints, Floats, Ints]:
-    """Rows, ns and line numbers, end to end."""
-    none = np.empty(0, dtype=np.int64)
-    rows, ns, lines = map(np.concatenate, zip((none, none.astype(float), none), *chunks, strict=True))
-    return rows, ns, lines
+def _by_row(rows: Ints, ns: Floats) -> dict[int, tuple[float, ...]]:
+    found = defaultdict(list)
+    for row, one in zip(rows.tolist(), ns.tolist(), strict=True):
+        found[row].append(one)
+    return {row: tuple(times) for row, times in found.items()}

@@ -3,19 +3,22 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import median, quantiles
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct
 
 from gac.operations import Operation
 
 SCHEMA = 2
+LARGEST = 2**50
+Count = Annotated[int, Meta(ge=1, le=LARGEST)]
 _INCIDENTAL = frozenset({"date", "gac_version", "shared_with"})
 
 Cache = Literal["cold", "hot"]
 Extent = tuple[int, int, int]
 
 
-@dataclass(frozen=True)
-class Header:
+class Header(Struct, frozen=True, forbid_unknown_fields=True):
     """Which machine and software a profile was measured on; clocks in MHz, power in W, memory in bytes.
 
     Attributes:
@@ -30,13 +33,13 @@ class Header:
     schema_version: int
     gpu: str
     device: str
-    compute_capability: str
-    sm_count: int
-    l2_bytes: int
-    memory_bytes: int
-    shared_memory_bytes: int
-    sm_clock_max_mhz: int
-    memory_clock_mhz: int
+    compute_capability: Annotated[str, Meta(pattern=r"^\d{1,3}\.\d{1,3}$")]
+    sm_count: Count
+    l2_bytes: Count
+    memory_bytes: Count
+    shared_memory_bytes: Count
+    sm_clock_max_mhz: Count
+    memory_clock_mhz: Count
     power_limit_w: float | None
     driver: str
     cuda: str
@@ -51,8 +54,8 @@ class Header:
 
     def differences(self, other: "Header") -> tuple[str, ...]:
         """Names of the fields that say another machine or other software (the date, say, does not)."""
-        ours, theirs = vars(self), vars(other)
-        return tuple(name for name in ours if name not in _INCIDENTAL and ours[name] != theirs[name])
+        telling = (name for name in self.__struct_fields__ if name not in _INCIDENTAL)
+        return tuple(name for name in telling if getattr(self, name) != getattr(other, name))
 
 
 @dataclass(frozen=True)

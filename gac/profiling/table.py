@@ -1,6 +1,5 @@
 """The profile: one GPU's latencies, looked up without a guess across a cliff."""
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,7 +15,7 @@ from gac.display import Shown
 from gac.errors import ProfileError
 from gac.operations import Operation
 from gac.profiling.folders import find_profile, saved_profiles, shipped_profiles
-from gac.profiling.reading import Readable, read
+from gac.profiling.reading import read
 from gac.profiling.records import Cache, Header, Launch, Measurement, Point
 from gac.profiling.rows import Rows
 
@@ -74,19 +73,6 @@ class _Columns:
     launched: Ints
 
 
-class _Digested:
-    """A file whose SHA-256 is taken while it is read."""
-
-    def __init__(self, file: Readable) -> None:
-        self.digest = hashlib.sha256()
-        self._file = file
-
-    def read(self, size: int, /) -> bytes:
-        block = self._file.read(size)
-        self.digest.update(block)
-        return block
-
-
 @dataclass(frozen=True, eq=False, repr=False)
 class Profile(Shown):
     """A latency table: its header, its measurements, and the SHA-256 of its bytes.
@@ -112,13 +98,12 @@ class Profile(Shown):
         path = find_profile(path_or_name)
         try:
             with path.open("rb", buffering=0) as file:
-                digested = _Digested(file)
-                found = read(digested, path)
+                found = read(file, path)
         except OSError as failure:
             raise ProfileError(
                 f"profile {path} cannot be read: {failure.strerror}", "a file written by gac profile", "Check the path."
             ) from failure
-        return cls(path, found.header, found.measurements, digested.digest.hexdigest(), found.sentinels)
+        return cls(path, found.header, found.measurements, found.digest, found.sentinels)
 
     def find(self, point: Point) -> Measurement | None:
         """The measurement of this point (which may be an error); None where the profile lacks it."""

@@ -1,6 +1,7 @@
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from gac.profiling.table import Header
@@ -17,7 +18,7 @@ class ProfileFile:
 
     def __init__(self, path: Path, header: Header) -> None:
         self.path = path
-        self.lines = [{"record": "header", "header": vars(header)}]
+        self.lines = [{"record": "header", "header": msgspec.structs.asdict(header)}]
 
     def row(self, operator: str, shape: dict[str, int], ns: float | None, **changed) -> "ProfileFile":
         row = {"record": "row", "operator": operator, "shape": shape, "dtype": "bf16", "cache": "cold"}

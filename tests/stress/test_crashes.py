@@ -3,13 +3,13 @@
 ``tests/benchmarks/crashes.py`` does the same as often as it is told, at moments too.
 """
 
-import dataclasses
 import errno
 import os
 import random
 import stat
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 
@@ -95,7 +95,7 @@ def test_the_wall_clock_decides_nothing(job: str, world: Path, tmp_path: Path, w
 def test_a_profile_is_resumed_at_an_earlier_date(tmp_path: Path) -> None:
     path = tmp_path / "gpu.jsonl"
     for date, points in (("2031-01-01", POINTS[:9]), ("1970-01-01", POINTS)):
-        header = dataclasses.replace(make_header(), date=date)
+        header = msgspec.structs.replace(make_header(), date=date)
         run_sweep(points, path, CountingMeasurer(tmp_path / "counted"), header, passes=1, progress=False)
     assert len(Profile.load(path).measurements) == len(POINTS)
 

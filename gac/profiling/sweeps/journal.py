@@ -19,7 +19,6 @@ from gac.profiling.lines import (
     RowLine,
     SentinelLine,
     SharedLine,
-    StrictHeader,
 )
 from gac.profiling.reading import parse
 from gac.profiling.records import Header, Launch, Measurement, Point
@@ -152,12 +151,12 @@ class Journal:
         if whole:
             found = parse(content[:whole], self.path)
             check_same_machine(self.path, found.header, self._header)
-            self._kernels = {kernel: index for index, kernel in enumerate(found.kernels)}
+            self._kernels = {kernel: index for index, kernel in enumerate(found.measurements.kernels)}
             for row in found.measurements:
                 self._keep(row)
         self._file.truncate(whole)
         if not whole:
-            self._write(HeaderLine(StrictHeader(**vars(self._header))))
+            self._write(HeaderLine(self._header))
             os.fsync(self._file.fileno())
             sync_directory(self.path.parent)
         elif self._header.shared_with not in ("", found.header.shared_with):
@@ -172,10 +171,10 @@ def check_same_machine(path: Path, found: Header, here: Header) -> None:
     """
     different = found.differences(here)
     if different:
-        was, now = vars(found), vars(here)
+        pairs = ((name, getattr(found, name), getattr(here, name)) for name in different)
         raise ProfileError(
             f"profile {path} has "
-            + ", ".join(f"{name} {was[name]!r} where this machine has {now[name]!r}" for name in different),
+            + ", ".join(f"{name} {was!r} where this machine has {now!r}" for name, was, now in pairs),
             "a file begun on this machine with this software",
             "Write to another file.",
         )

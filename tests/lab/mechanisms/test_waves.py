@@ -1,7 +1,7 @@
 from collections import Counter
-from dataclasses import replace
 from math import prod
 
+import msgspec
 import pytest
 
 from gac.forms.low_rank.spec import low_rank
@@ -64,7 +64,7 @@ def test_an_sm_holds_what_its_shared_memory_its_threads_and_its_slots_allow(head
         16,
     ]
     assert resident(ctas((1, 1, 1), threads=32, shared=0), header) == 32
-    ada = replace(header, compute_capability="8.9", shared_memory_bytes=99 * 1024)
+    ada = msgspec.structs.replace(header, compute_capability="8.9", shared_memory_bytes=99 * 1024)
     assert [resident(ctas((1, 1, 1), threads, 0), ada) for threads in (512, 32)] == [3, 24]
 
 

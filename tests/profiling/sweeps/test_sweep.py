@@ -1,7 +1,7 @@
-import dataclasses
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from gac.errors import ProfileError
 from gac.forms.low_rank.spec import low_rank
@@ -126,7 +126,7 @@ def test_a_time_limit_stops_cleanly(path, header) -> None:
 def test_a_file_of_another_machine_is_refused_and_left_alone(path, header) -> None:
     run_sweep(POINTS[:3], path, FakeMeasurer(), header, progress=False)
     before = path.read_bytes()
-    other = dataclasses.replace(header, gpu="NVIDIA A100", driver="570.0", date="2027-01-01")
+    other = replace(header, gpu="NVIDIA A100", driver="570.0", date="2027-01-01")
     with pytest.raises(ProfileError) as caught:
         run_sweep(POINTS, path, FakeMeasurer(), other, progress=False)
     assert str(caught.value) == (
@@ -226,7 +226,7 @@ def test_a_device_lost_while_kernels_are_looked_up_marks_the_shape_that_did_it(p
 
 def test_a_complete_file_of_another_machine_is_refused_before_anything_is_said_of_it(path, header, monkeypatch) -> None:
     run_sweep(POINTS, path, FakeMeasurer(), header, progress=False)
-    here = dataclasses.replace(header, driver="600.0")
+    here = replace(header, driver="600.0")
     monkeypatch.setattr("gac.profiling.sweeps.profiler.fingerprint", lambda: here)
     for ask in (profile_gpu, estimate):
         with pytest.raises(ProfileError, match=r"has driver '580\.1' where this machine has '600\.0'"):
@@ -236,13 +236,13 @@ def test_a_complete_file_of_another_machine_is_refused_before_anything_is_said_o
 def test_another_gpu_of_the_same_model_is_another_machine(path, header) -> None:
     run_sweep(POINTS[:3], path, FakeMeasurer(), header, passes=1, progress=False)
     with pytest.raises(ProfileError, match="has device '0123456789abcdef' where this machine has 'fedcba9876543210'"):
-        run_sweep(POINTS, path, FakeMeasurer(), dataclasses.replace(header, device="fedcba9876543210"), progress=False)
+        run_sweep(POINTS, path, FakeMeasurer(), replace(header, device="fedcba9876543210"), progress=False)
 
 
 def test_a_gpu_that_was_shared_when_the_file_was_resumed_is_said_with_every_summary(path, header) -> None:
     run_sweep(POINTS[:3], path, FakeMeasurer(), header, passes=1, progress=False)
     for _ in range(2):
-        busy = dataclasses.replace(header, shared_with="2 other processes on it")
+        busy = replace(header, shared_with="2 other processes on it")
         run_sweep(POINTS[:6], path, FakeMeasurer(), busy, passes=1, progress=False)
     assert Profile.load(path).header.shared_with == "2 other processes on it"
     assert summary(Profile.load(path)).endswith("; DOUBTFUL: 2 other processes on it")
