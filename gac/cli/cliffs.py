@@ -115,7 +115,7 @@ def _sweep_document(told: "Told", dims: Dims) -> dict[str, Any]:
         "points": len(sweep),
         "noise": found.noise,
         "period": found.period,
-        "alignment": [asdict(evidence) | {"keeps_up": evidence.keeps_up} for evidence in found.evidence],
+        "alignment": [asdict(one) | {"keeps_up": one.keeps_up} for one in found.classes],
         "collapsed": _rows(dims, dim=found.collapsed, rescue=found.rescue, slowdown=found.slowdown, cause=causes),
         "staircase": _rows(dims, sweet_spot=found.sweet_spots, edge=found.edges, jump=found.jumps, cause=edges),
     }

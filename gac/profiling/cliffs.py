@@ -32,11 +32,11 @@ TOLERATED = 1.05
 CLASSES = (1, 2, 4, 8, 16, 32)
 """The alignment classes that have a coarser one, by the largest power of two that divides their dims."""
 
-_EVIDENCE = 3
+_LEAST_DIMS = 3
 
 
 @dataclass(frozen=True)
-class ClassEvidence:
+class ClassComparison:
     """How one alignment class keeps up: its dims against the coarser dims that zero-padding would make of them.
 
     Attributes:
@@ -73,7 +73,7 @@ class Cliffs(Shown):
         jumps: for each sweet spot, the latency at the edge over its own.
         period: the smallest power of two (up to 64) whose multiples were seen to keep up; 1 where alignment does not
             matter.
-        evidence: what the period rests on: one entry for each alignment class with at least three dims to compare.
+        classes: what the period rests on: one entry for each alignment class with at least three dims to compare.
         noise: the smallest relative difference that is told from noise.
     """
 
@@ -84,13 +84,13 @@ class Cliffs(Shown):
     edges: Ints
     jumps: Floats
     period: int
-    evidence: tuple[ClassEvidence, ...]
+    classes: tuple[ClassComparison, ...]
     noise: float
 
     @property
     def class_slowdown(self) -> Mapping[int, float]:
         """The median slowdown of each alignment class."""
-        return {one.step: one.slowdown for one in self.evidence}
+        return {one.step: one.slowdown for one in self.classes}
 
 
 def find_cliffs(sweep: Sweep) -> Cliffs:
@@ -101,12 +101,12 @@ def find_cliffs(sweep: Sweep) -> Cliffs:
     collapsed dims, twice the two points' own interquartile ranges (of three passes that is their range), so that a
     point whose passes disagree proves nothing.
     """
-    noise = _Noise.of(sweep)
+    noise = _Noise(sweep)
     rescue = _rescues(sweep, noise.between)
     collapsed = rescue >= 0
     fast = rescue[collapsed]
     before, after = _staircase(sweep, noise)
-    evidence = class_evidence(sweep)
+    classes = compare_classes(sweep)
     return Cliffs(
         collapsed=sweep.dims[collapsed],
         rescue=sweep.dims[fast],
@@ -114,8 +114,8 @@ def find_cliffs(sweep: Sweep) -> Cliffs:
         sweet_spots=sweep.dims[before],
         edges=sweep.dims[after],
         jumps=sweep.ns[after] / sweep.ns[before],
-        period=_period(evidence),
-        evidence=evidence,
+        period=_period(classes),
+        classes=classes,
         noise=max(NOISE_FLOOR, noise.chance * 2**0.5),
     )
 
@@ -157,11 +157,11 @@ def operator_period(profile: Profile, operator: str, dtype: str = "bf16") -> int
     """The period that most of an operator's sweeps agree on, among those where alignment matters; else 1."""
     wanted = (operator, dtype, "cold")
     sweeps = (sweep for sweep in profile.sweeps() if (sweep.operator, sweep.dtype, sweep.cache) == wanted)
-    votes = Counter(period for period in (_period(class_evidence(sweep)) for sweep in sweeps) if period > 1)
+    votes = Counter(period for period in (_period(compare_classes(sweep)) for sweep in sweeps) if period > 1)
     return max(votes, key=lambda period: (votes[period], period), default=1)
 
 
-def class_evidence(sweep: Sweep) -> tuple[ClassEvidence, ...]:
+def compare_classes(sweep: Sweep) -> tuple[ClassComparison, ...]:
     """How each alignment class finer than 64 keeps up, finest first.
 
     A class is compared with the multiples of each coarser step, since the work may grow more from a dim to the next
@@ -169,51 +169,42 @@ def class_evidence(sweep: Sweep) -> tuple[ClassEvidence, ...]:
     dims are left out.
     """
     compared = (max(_comparisons(sweep, step), key=lambda one: one.slowdown, default=None) for step in CLASSES)
-    return tuple(evidence for evidence in compared if evidence is not None)
+    return tuple(one for one in compared if one is not None)
 
 
-def _comparisons(sweep: Sweep, step: int) -> Iterator[ClassEvidence]:
+def _comparisons(sweep: Sweep, step: int) -> Iterator[ClassComparison]:
     """The dims of one class over the next larger multiple of each coarser step."""
     ours = alignment_class(sweep.dims) == step
     for against in (*CLASSES[CLASSES.index(step) + 1 :], COARSEST_CLASS):
         coarser = sweep.dims % against == 0
         following = np.searchsorted(sweep.dims[coarser], sweep.dims[ours])
         inside = following < coarser.sum()
-        if inside.sum() >= _EVIDENCE:
+        if inside.sum() >= _LEAST_DIMS:
             ratio = sweep.ns[ours][inside] / sweep.ns[coarser][following[inside]]
             low, middle, high = map(float, np.quantile(ratio, (0.25, 0.5, 0.75)))
-            yield ClassEvidence(step, against, int(inside.sum()), middle, low, high)
+            yield ClassComparison(step, against, int(inside.sum()), middle, low, high)
 
 
-def _period(evidence: Sequence[ClassEvidence]) -> int:
+def _period(classes: Sequence[ClassComparison]) -> int:
     """The finest class that keeps up and is coarser than every class that does not; 64 where there is none."""
-    worst = max((one.step for one in evidence if not one.keeps_up), default=0)
+    worst = max((one.step for one in classes if not one.keeps_up), default=0)
     if not worst:
         return 1
-    return min((one.step for one in evidence if one.step > worst), default=COARSEST_CLASS)
+    return min((one.step for one in classes if one.step > worst), default=COARSEST_CLASS)
 
 
-@dataclass(frozen=True, eq=False)
 class _Noise:
-    """How far apart two points of a sweep may be by chance; ``one`` and ``other`` are indices.
+    """How far apart two points of a sweep, which may be empty, may be by chance; ``one`` and ``other`` are indices.
 
-    Attributes:
-        ns: latencies of the points, shape ``(points,)``.
-        iqr: their own spreads.
-        chance: relative error of a latency that so many comparisons make likely to be seen: the typical spread, times
-            the normal quantile for ``FALSE_ALARMS`` shared among them (Bonferroni). The IQR of three passes is a little
-            more than the standard error of their median.
+    ``chance`` is the relative error of a latency that so many comparisons make likely to be seen: the typical spread,
+    times the normal quantile for ``FALSE_ALARMS`` shared among them (Bonferroni). The IQR of three passes is a little
+    more than the standard error of their median.
     """
 
-    ns: Floats
-    iqr: Floats
-    chance: float
-
-    @classmethod
-    def of(cls, sweep: Sweep) -> "_Noise":
-        """The noise of a sweep, which may be empty."""
+    def __init__(self, sweep: Sweep) -> None:
         spread = float(np.median(sweep.iqr / sweep.ns)) if len(sweep) else 0.0
-        return cls(sweep.ns, sweep.iqr, spread * NormalDist().inv_cdf(1 - FALSE_ALARMS / max(len(sweep), 1)))
+        self.ns, self.iqr = sweep.ns, sweep.iqr
+        self.chance = spread * NormalDist().inv_cdf(1 - FALSE_ALARMS / max(len(sweep), 1))
 
     def typical(self, one: Ints | int, other: Ints | int) -> Floats:
         """From the spread of the whole sweep."""

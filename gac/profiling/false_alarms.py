@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from gac.arrays import Floats
 from gac.errors import ProfileError
 from gac.profiling.cliffs import find_cliffs
 from gac.profiling.operators import operation
@@ -53,11 +52,8 @@ def count_false_alarms(profile: Profile) -> FalseAlarms:
     Raises:
         ProfileError: no sweep was timed an even number of times.
     """
-    sweeps = [
-        _flat(sweep, rows)
-        for sweep in profile.sweeps(_LEAST_DIMS)
-        if len(rows := _paired(profile, sweep)) >= _LEAST_DIMS
-    ]
+    paired = ((sweep, _paired(profile, sweep)) for sweep in profile.sweeps(_LEAST_DIMS))
+    sweeps = [_flat(sweep, rows) for sweep, rows in paired if len(rows) >= _LEAST_DIMS]
     if not sweeps:
         raise ProfileError(
             f"profile {profile.path.stem} has no sweep that was timed an even number of times",
@@ -78,17 +74,9 @@ def _paired(profile: Profile, sweep: Sweep) -> list[Measurement]:
 
 def _flat(sweep: Sweep, rows: Sequence[Measurement]) -> Sweep:
     """The sweep as it would look if every dim took the same: around 1, with the noise of one measurement."""
-    a, b = ([row.with_passes(row.passes[side::2]) for row in rows] for side in (0, 1))
-    ns = (_medians(a) / _medians(b)) ** (1 / _ROOT)
-    spread = np.hypot(_spreads(a), _spreads(b)) / _ROOT
+    halves = ([row.with_passes(row.passes[side::2]) for side in (0, 1)] for row in rows)
+    (a, b), (of_a, of_b) = np.array([[(half.median_ns, half.spread_ns) for half in pair] for pair in halves]).T
+    ns = (a / b) ** (1 / _ROOT)
+    spread = np.hypot(of_a / a, of_b / b) / _ROOT
     dims = np.array([row.shape[sweep.axis] for row in rows], dtype=np.int64)
     return replace(sweep, dims=dims, ns=ns, iqr=spread * ns, launches=((),) * len(rows))
-
-
-def _medians(rows: Sequence[Measurement]) -> Floats:
-    return np.array([row.median_ns for row in rows], dtype=np.float64)
-
-
-def _spreads(rows: Sequence[Measurement]) -> Floats:
-    """Of each row, in units of its latency."""
-    return np.array([row.spread_ns for row in rows], dtype=np.float64) / _medians(rows)

@@ -70,9 +70,6 @@ class Rows(Sequence[Measurement]):
             return tuple(self[row] for row in range(*at.indices(len(self))))
         return self._built(range(len(self))[at])
 
-    def __iter__(self) -> Iterator[Measurement]:
-        return map(self._built, range(len(self)))
-
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Rows | tuple | list):
             return NotImplemented
@@ -82,14 +79,12 @@ class Rows(Sequence[Measurement]):
 
     def find(self, point: Point) -> Measurement | None:
         """The measurement of a point; None where there is none."""
-        axes = point.operation.shape
-        kind = self._numbers.get(
-            Kind(point.operation.operator, point.dtype, point.cache, tuple(name for name, _ in axes))
-        )
-        wanted = np.zeros(self.sizes.shape[1], dtype=np.int64)
-        if kind is None or not all(0 < size < 2**63 for _, size in axes):
+        axes = point.operation.axes
+        kind = self._numbers.get(Kind(point.operation.operator, point.dtype, point.cache, tuple(axes)))
+        if kind is None or not all(0 < size < 2**63 for size in axes.values()):
             return None
-        wanted[: len(axes)] = [size for _, size in axes]
+        wanted = np.zeros(self.sizes.shape[1], dtype=np.int64)
+        wanted[: len(axes)] = list(axes.values())
         keys, order = self._index
         key = hashes(np.array([kind]), wanted[None])[0]
         for place in order[np.searchsorted(keys, key) : np.searchsorted(keys, key, "right")].tolist():
@@ -131,12 +126,11 @@ class Rows(Sequence[Measurement]):
     def launches_of(self, which: int) -> tuple[Launch, ...]:
         """The kernels of one of the sequences, in order; one object however many rows launch them."""
         if which not in self._launches:
-            self._launches[which] = tuple(self._launch(*one) for one in self.launches[which])
+            ran = ((self.kernels[kernel], grid) for kernel, *grid in self.launches[which])
+            self._launches[which] = tuple(
+                Launch(one.name, (x, y, z), one.block, one.shared_bytes) for one, (x, y, z) in ran
+            )
         return self._launches[which]
-
-    def _launch(self, kernel: int, *grid: int) -> Launch:
-        ran = self.kernels[kernel]
-        return Launch(ran.name, (grid[0], grid[1], grid[2]), ran.block, ran.shared_bytes)
 
     def by_count(self) -> Iterator[tuple[Ints, Floats]]:
         """Rows with the same number of passes, and those passes, sorted, shape ``(rows, passes)``."""

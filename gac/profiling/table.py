@@ -59,20 +59,6 @@ class Sweep:
         return f"{' '.join([self.operator, kind, *(f'{axis}={size}' for axis, size in self.fixed)])}, {self.axis}"
 
 
-@dataclass(frozen=True, eq=False)
-class _Columns:
-    """The successful rows of one operator, dtype and cache.
-
-    ``sizes`` has shape ``(rows, axes)``; ``launched`` says what each row ran, for ``Rows.launches_of``.
-    """
-
-    axes: tuple[str, ...]
-    sizes: Ints
-    ns: Floats
-    iqr: Floats
-    launched: Ints
-
-
 @dataclass(frozen=True, eq=False, repr=False)
 class Profile(Shown):
     """A latency table: its header, its measurements, and the SHA-256 of its bytes.
@@ -145,14 +131,13 @@ class Profile(Shown):
     def sweeps(self, least: int = 8) -> tuple[Sweep, ...]:
         """Every operator, dtype, cache and axis along which at least ``least`` dims were measured, in a fixed order."""
         found = []
-        for (operator, dtype, cache), columns in sorted(self._columns.items()):
-            for column, axis in enumerate(columns.axes):
-                others = [name for name in columns.axes if name != axis]
-                rest, counts = np.unique(np.delete(columns.sizes, column, axis=1), axis=0, return_counts=True)
-                found += [
-                    self.rows_of(operator, dict(zip(others, map(int, sizes), strict=True)), axis, dtype, cache)
-                    for sizes in rest[counts >= least]
-                ]
+        for operator, dtype, cache in sorted(self._measured):
+            axes, _, sizes = self._measured[operator, dtype, cache]
+            for column, axis in enumerate(axes):
+                others = axes[:column] + axes[column + 1 :]
+                rest, counts = np.unique(np.delete(sizes, column, axis=1), axis=0, return_counts=True)
+                fixed = (dict(zip(others, one, strict=True)) for one in rest[counts >= least].tolist())
+                found += [self.rows_of(operator, one, axis, dtype, cache) for one in fixed]
         return tuple(found)
 
     @property
@@ -187,38 +172,33 @@ class Profile(Shown):
         return {}
 
     @cached_property
-    def _columns(self) -> dict[tuple[str, str, Cache], _Columns]:
-        rows = self.measurements
-        found = {}
+    def _measured(self) -> dict[tuple[str, str, Cache], tuple[tuple[str, ...], Ints, Ints]]:
+        """By operator, dtype and cache the axes, the rows that have a number, and their sizes along the axes."""
+        rows, found = self.measurements, {}
         for number, kind in enumerate(rows.kinds):
             ours = np.flatnonzero((rows.kind == number) & (rows.counts > 0))
             if len(ours):
-                sizes = rows.sizes[ours, : len(kind.axes)]
-                ns, spread = rows.median_ns[ours], rows.spread_ns[ours]
-                found[kind.operator, kind.dtype, kind.cache] = _Columns(
-                    kind.axes, sizes, ns, spread, rows.launched[ours]
-                )
+                found[kind.operator, kind.dtype, kind.cache] = kind.axes, ours, rows.sizes[ours, : len(kind.axes)]
         return found
 
     def _select(self, operator: str, fixed: Mapping[str, int], axis: str, dtype: str, cache: Cache) -> Sweep:
-        label = tuple(fixed.items())
-        if (operator, dtype, cache) not in self._columns:
-            none = np.empty(0)
-            return Sweep(operator, dtype, cache, axis, label, np.empty(0, dtype=np.int64), none, none, ())
-        columns = self._columns[operator, dtype, cache]
-        if {*fixed, axis} != set(columns.axes) or axis in fixed:
+        none = np.empty((0, len(fixed) + 1), dtype=np.int64)
+        axes, ours, sizes = self._measured.get((operator, dtype, cache), ((*fixed, axis), none[:, 0], none))
+        if {*fixed, axis} != set(axes) or axis in fixed:
             raise ProfileError(
                 f"axes {', '.join(fixed)} fixed and {axis} varied for operator {operator}",
-                f"the axes {', '.join(columns.axes)}, one of them varied",
+                f"the axes {', '.join(axes)}, one of them varied",
                 "Name the operator's axes.",
             )
-        sizes = columns.sizes[:, columns.axes.index(axis)]
-        wanted = np.array([fixed.get(name, 0) for name in columns.axes], dtype=np.int64)
-        varied = np.array([name == axis for name in columns.axes])
-        rows = np.flatnonzero(((columns.sizes == wanted) | varied).all(axis=1))
-        rows = rows[np.argsort(sizes[rows], kind="stable")]
-        launches = tuple(map(self.measurements.launches_of, columns.launched[rows].tolist()))
-        return Sweep(operator, dtype, cache, axis, label, sizes[rows], columns.ns[rows], columns.iqr[rows], launches)
+        column = axes.index(axis)
+        same = sizes == np.array([fixed.get(name, 0) for name in axes], dtype=np.int64)
+        same[:, column] = True
+        chosen = np.flatnonzero(same.all(axis=1))
+        chosen = chosen[np.argsort(sizes[chosen, column], kind="stable")]
+        dims, known, rows = sizes[chosen, column], self.measurements, ours[chosen]
+        launches = tuple(map(known.launches_of, known.launched[rows].tolist()))
+        ns, spread = known.median_ns[rows], known.spread_ns[rows]
+        return Sweep(operator, dtype, cache, axis, tuple(fixed.items()), dims, ns, spread, launches)
 
 
 def _change(timings: Sequence[float]) -> float:

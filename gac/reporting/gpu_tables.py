@@ -90,7 +90,7 @@ def alignment_table(found: Sequence[Told]) -> Group:
     columns = [("sweep", "<"), ("period", ">"), *(("odd" if step == 1 else str(step), ">") for step in CLASSES)]
     table = new_table(columns)
     for told in found:
-        ratios = {one.step: f"{one.slowdown:.2f}{' ' if one.keeps_up else '*'}" for one in told.cliffs.evidence}
+        ratios = {one.step: f"{one.slowdown:.2f}{' ' if one.keeps_up else '*'}" for one in told.cliffs.classes}
         table.add_row(told.sweep.label, str(told.cliffs.period), *(ratios.get(step, "- ") for step in CLASSES))
     return Group(table, legend(_ALIGNMENT))
 

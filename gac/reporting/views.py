@@ -121,7 +121,7 @@ def _cliffs(cliffs: Cliffs) -> Group:
     columns = [("alignment class", "<"), ("dims", ">"), ("slowdown", ">"), ("padded to", ">"), ("keeps up", "<")]
     rows = [
         (class_name(one.step), f"{one.dims:,}", f"{one.slowdown:.2f}x", f"multiples of {one.against}", keeps_up)
-        for one in cliffs.evidence
+        for one in cliffs.classes
         for keeps_up in ("yes" if one.keeps_up else "no",)
     ]
     worst = ""

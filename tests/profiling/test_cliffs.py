@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gac.profiling.cliffs import class_evidence, find_cliffs, operator_period, sound_dims
+from gac.profiling.cliffs import compare_classes, find_cliffs, operator_period, sound_dims
 from gac.profiling.table import Profile, Sweep
 
 FIXED = {"m": 1024, "k": 4096, "n": 4096}
@@ -67,7 +67,7 @@ def test_the_noise_follows_the_spread_of_the_sweep() -> None:
 
 
 def test_the_evidence_is_a_comparison_of_each_class_with_what_padding_gives() -> None:
-    finest, *_, coarsest = class_evidence(make_sweep(hopper, range(960, 1089)))
+    finest, *_, coarsest = compare_classes(make_sweep(hopper, range(960, 1089)))
     assert (finest.step, finest.against, finest.dims) == (1, 8, 64)
     assert finest.slowdown == pytest.approx(5.0, rel=0.01)
     assert finest.low <= finest.slowdown <= finest.high
