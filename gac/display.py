@@ -1,6 +1,6 @@
 """Results that show themselves: a table in a terminal, HTML in a notebook, a pandas DataFrame.
 
-What is shown is decided in ``gac.reporting.views``, which is loaded when something is to be shown.
+What is shown is decided in ``gac.reporting.results``, which is loaded when something is to be shown.
 """
 
 from importlib import import_module
@@ -12,23 +12,21 @@ if TYPE_CHECKING:
     from pandas import DataFrame
     from rich.console import RenderableType
 
-_VIEWS = "gac.reporting.views"
-
 
 class Shown:
-    """A result with a view; a subclass is a dataclass with ``repr=False``, named in ``gac.reporting.views``."""
+    """A result that shows itself; a subclass is a dataclass with ``repr=False``, known to ``gac.reporting.results``."""
 
     def __rich__(self) -> "RenderableType":
         """The table that rich prints."""
-        return self._view().table(self)  # type: ignore[no-any-return]
+        return _results().table_of(self)  # type: ignore[no-any-return]
 
     def __repr__(self) -> str:
         """The table as text, at most 100 columns wide."""
-        return self._view().text(self)  # type: ignore[no-any-return]
+        return _results().text_of(self)  # type: ignore[no-any-return]
 
     def _repr_html_(self) -> str:
         """The table as HTML, everything in it escaped."""
-        return self._view().html(self)  # type: ignore[no-any-return]
+        return _results().html_of(self)  # type: ignore[no-any-return]
 
     def to_dataframe(self) -> "DataFrame":
         """The result as a pandas DataFrame.
@@ -45,7 +43,8 @@ class Shown:
         except ImportError as failure:
             given = "pandas is not installed"
             raise GacError(given, "it, for a DataFrame", "Run pip install pandas.") from failure
-        return DataFrame(self._view().rows(self))
+        return DataFrame(_results().rows_of(self))
 
-    def _view(self) -> Any:
-        return import_module(_VIEWS).view_of(self)
+
+def _results() -> Any:
+    return import_module("gac.reporting.results")

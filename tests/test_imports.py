@@ -38,7 +38,7 @@ PLANNING = (
     "gac.reporting.evaluation",
     "gac.display",
     "gac.plots",
-    "gac.reporting.views",
+    "gac.reporting.results",
     "gac.reporting.gpu_tables",
     "gac.reporting.panel",
     "gac.reporting.plots",

@@ -51,7 +51,7 @@ def compare(files: tuple[Path, ...]) -> Answer:
     """
     if len(files) < 2:
         raise click.UsageError("Name two plans or more.")
-    from gac.reporting.plan_comparison import comparison_table, differences_table
+    from gac.reporting.tables import comparison_table, differences_table
 
     plans = named_plans(files)
     comparisons = [plans[0][1].compare(plan) for _, plan in plans[1:]]
@@ -89,13 +89,12 @@ def report(
 
     The page is a single HTML file that needs no network.
     """
-    from gac.reporting.report.render import write_report
-    from gac.reporting.report.sources import Named, Sources
-
-    plan, *others = (Named(name, plan) for name, plan in named_plans((plan_file, *against)))
+    (name, plan), *others = named_plans((plan_file, *against))
     frontier = None if frontier_file is None else gac.Frontier.load(frontier_file)
-    size = write_report(Sources(plan, tuple(others), frontier, _profile(plan.plan, profile)), output)
-    document = {"path": str(output), "bytes": size, "sites": len(plan.plan.sites)}
+    found = _profile(plan, profile)
+    gac.report(plan, output, against=dict(others), frontier=frontier, profile=found, name=name)
+    size = output.stat().st_size
+    document = {"path": str(output), "bytes": size, "sites": len(plan.sites)}
     return Answer(document, lambda: [f"saved as {output}, {size / 1e3:,.0f} kB"])
 
 

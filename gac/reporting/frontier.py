@@ -1,6 +1,6 @@
 """A frontier as a table and as a figure: predicted perplexity against parameters and against latency."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -8,7 +8,7 @@ from rich.console import Group
 
 from gac.allocation.frontier import PARAMS, Frontier, FrontierPoint
 from gac.errors import GacError, PlanError
-from gac.plan import Calibration, Plan
+from gac.plan import Plan
 from gac.reporting.figures.marks import COLOURS, MARKERS, check_many, entry
 from gac.reporting.layout import legend, new_table
 from gac.reporting.page import log_scale, page, panel, time_unit
@@ -37,6 +37,47 @@ def params_unit(dense: int) -> tuple[float, str]:
     return (1e9, "billions") if dense >= 1e9 else (1e6, "millions")
 
 
+def cost_of(plan: Plan, name: str) -> int | None:
+    """``params`` of a plan, or ns of a workload; None where that is not known."""
+    latencies = {one.workload: one.plan_ns for one in plan.workloads}
+    return plan.budget.used if name == PARAMS else latencies.get(name)
+
+
+def costs_of(frontier: Frontier, name: str) -> list[int | None]:
+    """``params`` of each readable point, or ns of a workload; None where that is not known."""
+    if name == PARAMS:
+        return [point.params for point in readable(frontier)]
+    return [point.latency_ns[frontier.workloads.index(name)] for point in readable(frontier)]
+
+
+def check_beside(frontier: Frontier, plan: Plan, name: str) -> None:
+    """Refuse a plan whose predictions are of another scale than the frontier's.
+
+    Args:
+        name: how an error names the plan.
+
+    Raises:
+        PlanError: it is for another model, or was calibrated on other text.
+    """
+    made, ours = frontier.measured, plan.measured
+    if ours.digest != made.digest:
+        raise PlanError(
+            f"plan {name} for {ours.model} ({ours.digest[:12]}) beside a frontier of {made.model} ({made.digest[:12]})",
+            "a plan and a frontier of the same model",
+            "Use those that were made for the same weights.",
+        )
+    if ours.calibration != made.calibration:
+        ours_on, made_on = (
+            f"{text.windows} x {text.window_tokens} tokens of {text.text} ({text.digest[:12]})"
+            for text in (ours.calibration, made.calibration)
+        )
+        raise PlanError(
+            f"plan {name}, calibrated on {ours_on}",
+            f"{made_on}, as the frontier: perplexities on other text are of another scale",
+            "Make both with the same calibration.",
+        )
+
+
 def _limited(frontier: Frontier) -> str:
     return "parameters" if frontier.limit == PARAMS else f"latency on {frontier.limit}"
 
@@ -46,33 +87,28 @@ def _limited(frontier: Frontier) -> str:
 
 def frontier_table(frontier: Frontier) -> Group:
     """A dozen readable points: kept fraction, parameters, predicted perplexity, latency relative to dense."""
-    columns = [("kept", ">"), ("params", ">"), ("loss", ">"), ("perplexity", ">")]
-    table = new_table(columns + [(workload, ">") for workload in frontier.workloads])
-    for point in reversed(_some(readable(frontier))):
-        kept = f"{point.params / frontier.dense_params:.4f}"
-        ratios = [_ratio(ns, dense) for ns, dense in zip(point.latency_ns, frontier.dense_ns, strict=True)]
-        table.add_row(kept, f"{point.params:,}", f"{point.loss:.4f}", f"{point.perplexity:,.2f}", *ratios)
-    return Group(table, legend("\n".join(_told(frontier))))
-
-
-def _some(points: Sequence[FrontierPoint]) -> list[FrontierPoint]:
-    """At most 12, evenly spread in what is limited, the first and the last among them."""
+    columns = ["kept", "params", "loss", "perplexity", *frontier.workloads]
+    table = new_table((column, ">") for column in columns)
+    points = readable(frontier)
     limits = np.array([point.limit for point in points], dtype=np.float64)
     wanted = np.linspace(limits[0], limits[-1], _ROWS)
-    return [points[at] for at in np.unique(np.abs(limits - wanted[:, None]).argmin(axis=1)).tolist()]
+    for at in reversed(np.unique(np.abs(limits - wanted[:, None]).argmin(axis=1)).tolist()):
+        point = points[at]
+        kept = f"{point.params / frontier.dense_params:.4f}"
+        ratios = (
+            "-" if ns is None or dense is None else f"{ns / dense:.3f}x"
+            for ns, dense in zip(point.latency_ns, frontier.dense_ns, strict=True)
+        )
+        table.add_row(kept, f"{point.params:,}", f"{point.loss:.4f}", f"{point.perplexity:,.2f}", *ratios)
+    return Group(table, legend("\n".join(_notes(frontier))))
 
 
-def _ratio(ns: int | None, dense: int | None) -> str:
-    return "-" if ns is None or dense is None else f"{ns / dense:.3f}x"
-
-
-def _told(frontier: Frontier) -> Iterator[str]:
+def _notes(frontier: Frontier) -> Iterator[str]:
     points, dense = frontier.points, frontier.dense_perplexity
     proved = sum(point.certificate.status == "optimal" for point in points)
     yield f"{len(points)} points, {proved} of them proved to lose least for their {_limited(frontier)}"
     yield f"loss (nats a token) and perplexity predicted on calibration text, {dense:.2f} dense; latency over dense"
-    lost = len(points) - len(readable(frontier))
-    if lost:
+    if lost := len(points) - len(readable(frontier)):
         yield f"not shown: {lost} smaller points, beyond {_READABLE:g} times the dense perplexity"
     unknown = [name for name, ns in zip(frontier.workloads, frontier.dense_ns, strict=True) if ns is None]
     if unknown:
@@ -92,7 +128,7 @@ def figure_of_frontier(frontier: Frontier, plans: Mapping[str, Plan] | None = No
         PlanError: a plan is for another model, or was calibrated on other text.
         GacError: matplotlib is missing, or there are more than 6 plans.
     """
-    known = dense_costs(frontier)
+    known = _dense_costs(frontier)
     made, method = frontier.measured, frontier.recipe.measure.method
     with page(len(known), f"{made.model}, {method}, {made.profile.gpu}") as (figure, axes):
         for ax, against in zip(axes, known, strict=True):
@@ -113,66 +149,31 @@ def plot_frontier(
         PlanError: a plan is for another model, or was calibrated on other text.
         GacError: matplotlib is missing, nothing is known of the workload, or there are more than 6 plans.
     """
-    plans = plans or {}
-    _check_plans(frontier, plans)
-    known = dense_costs(frontier)
+    if plans:
+        check_many(len(plans), "plans")
+    for name, plan in (plans or {}).items():
+        check_beside(frontier, plan, name)
+    known = _dense_costs(frontier)
     if against not in known:
         raise GacError(f"a frontier against {against!r}", f"one of {', '.join(known)}", "Name one of these.")
+    if against == PARAMS:
+        scale, unit = params_unit(frontier.dense_params)
+        lost = len(frontier.points) - len(readable(frontier))
+        title = "parameters" + (f" ({lost} points beyond {_READABLE:g}x dense not shown)" if lost else "")
+    else:  # one unit for the whole figure
+        scale, unit = time_unit(max(ns or 0 for ns in frontier.dense_ns))
+        title = against
     with panel(ax, (4.6, 3.2)) as ax:
-        if against == PARAMS:
-            scale, unit = params_unit(frontier.dense_params)
-            lost = len(frontier.points) - len(readable(frontier))
-            title = "parameters" + (f" ({lost} points beyond {_READABLE:g}x dense not shown)" if lost else "")
-        else:  # one unit for the whole figure
-            scale, unit = time_unit(max(ns or 0 for ns in frontier.dense_ns))
-            title = against
-        _plot(ax, frontier, against, known[against], scale, plans)
+        _plot(ax, frontier, against, known[against], scale, plans or {})
         ax.set_title(title, pad=4)
         ax.set_xlabel(f"{'parameters' if against == PARAMS else 'latency'} of the targeted weights ({unit})")
     return ax
 
 
-def dense_costs(frontier: Frontier) -> dict[str, int]:
+def _dense_costs(frontier: Frontier) -> dict[str, int]:
     """What the dense model costs: ``params``, and ns of each workload that the profile knows."""
     latencies = zip(frontier.workloads, frontier.dense_ns, strict=True)
     return {PARAMS: frontier.dense_params, **{name: ns for name, ns in latencies if ns is not None}}
-
-
-def cost_of(plan: Plan, name: str) -> int | None:
-    """``params`` of a plan, or ns of a workload; None where that is not known."""
-    latencies = {one.workload: one.plan_ns for one in plan.workloads}
-    return plan.budget.used if name == PARAMS else latencies.get(name)
-
-
-def costs_of(frontier: Frontier, name: str) -> list[int | None]:
-    """``params`` of each readable point, or ns of a workload; None where that is not known."""
-    if name == PARAMS:
-        return [point.params for point in readable(frontier)]
-    return [point.latency_ns[frontier.workloads.index(name)] for point in readable(frontier)]
-
-
-def _check_plans(frontier: Frontier, plans: Mapping[str, Plan]) -> None:
-    if plans:
-        check_many(len(plans), "plans")
-    made = frontier.measured
-    for name, plan in plans.items():
-        if plan.measured.digest != made.digest:
-            raise PlanError(
-                f"plan {name} for {plan.measured.model} ({plan.measured.digest[:12]}) on a frontier of {made.model} "
-                f"({made.digest[:12]})",
-                "a plan for the same model",
-                "Mark plans that were made for the same weights.",
-            )
-        if plan.measured.calibration != made.calibration:
-            raise PlanError(
-                f"plan {name}, calibrated on {_told_text(plan.measured.calibration)}",
-                f"{_told_text(made.calibration)}, as the frontier: perplexities on other text are of another scale",
-                "Make the plan with the frontier's calibration.",
-            )
-
-
-def _told_text(text: Calibration) -> str:
-    return f"{text.windows} x {text.window_tokens} tokens of {text.text}"
 
 
 def _plot(ax: "Axes", frontier: Frontier, against: str, dense: float, scale: float, plans: Mapping[str, Plan]) -> None:
@@ -190,12 +191,11 @@ def _plot(ax: "Axes", frontier: Frontier, against: str, dense: float, scale: flo
         ax.plot(x[~proved], perplexity[~proved], "o", label="not proved in time", zorder=3, **hollow)
     at_dense = f"dense, {frontier.dense_perplexity:.2f}"
     ax.plot([dense / scale], [frontier.dense_perplexity], "D", color="black", ms=4, label=at_dense, zorder=4)
-    for number, (name, plan) in enumerate(plans.items()):
-        if (cost := cost_of(plan, against)) is None:
-            continue
-        height, marker = plan.prediction.perplexity, _PLAN_MARKERS[number]
-        look: dict[str, Any] = {"color": _PLAN_COLOUR, "mec": "black", "mew": 0.6, "ms": 7, "ls": "none"}
-        ax.plot([cost / scale], [height], marker, label=entry(f"{name}, {height:.2f}"), zorder=5, **look)
+    look: dict[str, Any] = {"color": _PLAN_COLOUR, "mec": "black", "mew": 0.6, "ms": 7, "ls": "none"}
+    for marker, (name, plan) in zip(_PLAN_MARKERS, plans.items(), strict=False):
+        if (cost := cost_of(plan, against)) is not None:
+            height = plan.prediction.perplexity
+            ax.plot([cost / scale], [height], marker, label=entry(f"{name}, {height:.2f}"), zorder=5, **look)
     log_scale(ax)
     ax.xaxis.set_major_locator(MaxNLocator(6))
     ax.set_ylabel("predicted perplexity")

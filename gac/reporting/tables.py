@@ -1,15 +1,17 @@
-"""Plans as rich tables, at most 100 columns wide; nothing is printed here."""
+"""Plans as rich tables, at most 100 columns wide: one by itself, and several beside each other; nothing is printed."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import groupby
 
 from rich.console import Group
 from rich.text import Text
 
 from gac.forms import form_named
-from gac.models.sites import short_names
-from gac.plan import Plan, SiteChoice, WeightChoice
+from gac.models.sites import Site, short_names
+from gac.plan import Plan, PlanComparison, SiteChoice, WeightChoice
+from gac.reporting.formatting import duration
 from gac.reporting.layout import legend, new_table
+
+# --- one plan -------------------------------------------------------------------------------------------------------
 
 
 def plan_summary(plan: Plan) -> Text:
@@ -25,32 +27,34 @@ def plan_table(plan: Plan) -> Group:
     kinds = kinds_of(layers)
     columns = [("layer", ">"), *((kind.removesuffix("_proj"), ">") for kind in kinds), ("kept", ">"), ("loss", ">")]
     table = new_table(columns)
-    for (layer, weights), (_, sites) in zip(layers, _by_layer(plan), strict=True):
+    for layer, weights in layers.items():
+        sites = [site for site in plan.sites if site.layer == layer]
+        kept = sum(site.params for site in sites) / sum(site.dense_params for site in sites)
         cells = (cell_of(weights[kind]) if kind in weights else "" for kind in kinds)
-        table.add_row(str(layer), *cells, *_totals(sites))
-    return Group(
-        table,
-        legend(legend_of(plan)),
-    )
+        table.add_row(str(layer), *cells, f"{kept:.3f}", f"{sum(site.loss for site in sites):.4f}")
+    return Group(table, legend(legend_of(plan)))
 
 
-def _by_layer(plan: Plan) -> list[tuple[int, list[SiteChoice]]]:
-    return [(layer, list(group)) for layer, group in groupby(plan.sites, key=lambda site: site.layer)]
+def short_names_of(sites: Iterable[Site | SiteChoice]) -> dict[str, str]:
+    """What to call every weight of a model, by its name: ``short_names`` layer by layer."""
+    layers: dict[int, list[str]] = {}
+    for site in sites:
+        layers.setdefault(site.layer, []).extend(weight.name for weight in site.weights)
+    return {name: short for names in layers.values() for name, short in short_names(names).items()}
 
 
-def weights_by_layer(plan: Plan) -> list[tuple[int, dict[str, WeightChoice]]]:
+def weights_by_layer(plan: Plan) -> dict[int, dict[str, WeightChoice]]:
     """Layer by layer, what every weight becomes, by its short name."""
-    found = []
-    for layer, sites in _by_layer(plan):
-        weights = [weight for site in sites for weight in site.weights]
-        called = short_names([weight.name for weight in weights])
-        found.append((layer, {called[weight.name]: weight for weight in weights}))
-    return found
+    called = short_names_of(plan.sites)
+    layers: dict[int, dict[str, WeightChoice]] = {}
+    for site in plan.sites:
+        layers.setdefault(site.layer, {}).update({called[weight.name]: weight for weight in site.weights})
+    return layers
 
 
-def kinds_of(layers: Iterable[tuple[int, Mapping[str, WeightChoice]]]) -> list[str]:
+def kinds_of(layers: Mapping[int, Mapping[str, WeightChoice]]) -> list[str]:
     """The short names in any of the layers, in the order of the model."""
-    return list(dict.fromkeys(kind for _, weights in layers for kind in weights))
+    return list(dict.fromkeys(kind for weights in layers.values() for kind in weights))
 
 
 def cell_of(weight: WeightChoice) -> str:
@@ -61,14 +65,8 @@ def cell_of(weight: WeightChoice) -> str:
 
 def legend_of(plan: Plan) -> str:
     """What the letters of the cells mean, of the forms in the plan and of dense."""
-    forms = [form_named(name) for name in dict.fromkeys(weight.form for weight in plan.weights)]
-    dense = form_named("dense")
-    return "; ".join(f"{form.symbol}: {form.meaning}" for form in (*(one for one in forms if one is not dense), dense))
-
-
-def _totals(sites: Sequence[SiteChoice]) -> tuple[str, str]:
-    kept = sum(site.params for site in sites) / sum(site.dense_params for site in sites)
-    return f"{kept:.3f}", f"{sum(site.loss for site in sites):.4f}"
+    names = dict.fromkeys(weight.form for weight in plan.weights if weight.form != "dense")
+    return "; ".join(f"{form.symbol}: {form.meaning}" for form in map(form_named, (*names, "dense")))
 
 
 def plan_line(plan: Plan) -> Text:
@@ -78,3 +76,58 @@ def plan_line(plan: Plan) -> Text:
         f"budget     {budget.used:,} of {budget.total:,} targeted parameters; {budget.limit:,} allowed\n"
         f"alignment  {plan.aligned_fraction:.1%} of {chosen} chosen dims are multiples of 8"
     )
+
+
+# --- plans beside each other ----------------------------------------------------------------------------------------
+
+
+def plan_figures(plan: Plan, workloads: Iterable[str]) -> dict[str, str]:
+    """What plans are compared by: what one keeps, by how much it overshoots, and what it predicts."""
+    ns = {one.workload: one.plan_ns for one in plan.workloads}
+    return {
+        "kept": f"{plan.budget.kept:.4f}",
+        "over": f"{plan.budget.over:,}",
+        "loss": f"{plan.prediction.loss:.4f}",
+        "perplexity": f"{plan.prediction.perplexity:,.2f}",
+        **{workload: duration(ns.get(workload)) for workload in workloads},
+        "aligned": f"{plan.aligned_fraction:.1%}",
+    }
+
+
+def comparison_table(plans: Sequence[tuple[str, Plan]]) -> Group:
+    """One row a plan: what it keeps, by how much it overshoots, and what it predicts.
+
+    Args:
+        plans: each with the name to show; all for one model.
+    """
+    workloads = dict.fromkeys(workload.workload for _, plan in plans for workload in plan.workloads)
+    first = plans[0][1]
+    rows = [(name, *plan_figures(plan, workloads).values()) for name, plan in plans]
+    table = new_table([("plan", "<"), *((column, ">") for column in plan_figures(first, workloads))], rows)
+    notes = [
+        "kept, over: parameters of the targeted weights, and how many are beyond the limit",
+        "loss, perplexity: predicted on calibration text; aligned: chosen dims that are multiples of 8",
+    ]
+    if not all(first.compare(plan).same_prediction for _, plan in plans):
+        notes.append("predicted by different methods, shots or text: these losses are not of one scale")
+    return Group(table, legend("\n".join(notes)))
+
+
+def differences_table(comparison: PlanComparison, most: int = 10) -> Group | Text:
+    """The weights that two plans choose differently, those first whose parameters differ most.
+
+    Args:
+        most: how many of them.
+    """
+    differing, weights = len(comparison.differences), len(comparison.first.weights)
+    if not differing:
+        return Text(f"all {weights} weights become the same")
+    ranked = sorted(comparison.differences, key=lambda one: -abs(one.params))
+    rows = [(one.first.name, _choice(one.first), _choice(one.second), f"{one.params:+,}") for one in ranked[:most]]
+    table = new_table([("weight", "<"), ("first", ">"), ("second", ">"), ("parameters", ">")], rows)
+    shown = f", the {most} that differ most" if differing > most else ""
+    return Group(table, legend(f"{differing} of {weights} weights differ{shown}"))
+
+
+def _choice(weight: WeightChoice) -> str:
+    return weight.form if weight.form == "dense" else f"{weight.form} {weight.dim}"

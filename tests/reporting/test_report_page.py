@@ -11,14 +11,19 @@ import pytest
 
 import gac
 from gac.errors import PlanError, ProfileError
+from gac.plan import Plan
 from gac.reporting.frontier import readable
-from gac.reporting.report.render import report_page, write_report
-from gac.reporting.report.sources import Named, Sources
+from gac.reporting.report.render import report_page
+from gac.reporting.report.sources import Sources
 from tests.allocation.small_problems import profile
 from tests.changed import with_measured, with_recipe
 from tests.reporting.report_plans import by_rule, decided, renamed, whole_range
 
 HOSTILE = "</script><script>alert(1)</script><b onmouseover=alert(2)>&amp;\"'"
+
+
+def page_of(plan: Plan, **beside: Any) -> str:
+    return report_page(Sources(plan, **beside))
 
 
 def words(page: str) -> str:
@@ -38,7 +43,7 @@ def cells(page: str) -> list[dict[str, Any]]:
 
 
 def test_it_answers_from_the_page_alone() -> None:
-    said = words(report_page(Sources(Named("plan", decided()))))
+    said = words(page_of(decided()))
     assert (
         "The plan keeps 192 of 288 targeted parameters (0.6667). The budget was 0.667, that is 192; all of it is used."
         in said
@@ -49,15 +54,8 @@ def test_it_answers_from_the_page_alone() -> None:
     assert "No weight stayed dense." in said
 
 
-def test_it_says_which_weights_stayed_dense_and_why() -> None:
-    said = words(report_page(Sources(Named("plan", decided(1.0)))))
-    assert "2 of 2 weights stayed dense." in said
-    assert "q_proj" in said
-    assert "A site stays dense where each smaller candidate loses more than the parameters that it frees" in said
-
-
 def test_every_cell_tells_form_params_loss_latency_and_why() -> None:
-    cell = cells(report_page(Sources(Named("plan", decided()))))[0]
+    cell = cells(page_of(decided()))[0]
     assert cell["label"] == "layer 0, site0: low_rank\N{NO-BREAK SPACE}4, 67% kept"
     assert dict(cell["facts"]) == {
         "Weight": "site0, 12 x 12",
@@ -70,27 +68,38 @@ def test_every_cell_tells_form_params_loss_latency_and_why() -> None:
 
 
 def test_other_plans_stand_beside_it() -> None:
-    page = report_page(Sources(Named("ours", decided()), (Named("theirs", by_rule()),)))
+    page = page_of(decided(), name="ours", against={"theirs": by_rule()})
     assert ["In theirs", "low_rank\N{NO-BREAK SPACE}3"] in cells(page)[0]["facts"]
-    assert "Beside other plans" in words(page)
+    assert "Mark Plan Kept Over Loss Perplexity prefill:1x8 Aligned Proof Weights that differ P ours 0.6667" in words(
+        page
+    )
 
 
 def test_the_rule_says_how_far_it_is_from_the_best() -> None:
     plan = by_rule()
     proof = replace(plan.certificate, status="feasible", lower_bound=plan.certificate.value - 0.5, gap=0.5)
-    said = words(report_page(Sources(Named("plan", replace(plan, certificate=proof)))))
+    said = words(page_of(replace(plan, certificate=proof)))
     assert "The rule uniform made the choice. It is at most 0.500 nats a token (" in said
 
 
 def test_a_frontier_is_drawn_and_its_other_settings_are_said() -> None:
     plan, frontier = decided(), whole_range()
-    page = report_page(Sources(Named("plan", plan), frontier=frontier))
+    page = page_of(plan, frontier=frontier)
     assert page.count('class="dot"') == 2 * len(readable(frontier))
     assert "The frontier was made otherwise" not in page
-    unlike = report_page(Sources(Named("plan", with_recipe(plan, refit="residual")), frontier=frontier))
-    assert "made otherwise than the plan, with refit none instead of residual." in words(unlike)
-    second = report_page(Sources(Named("plan", with_recipe(plan, shots=2)), frontier=frontier))
-    assert "made otherwise than the plan, with shots 1 instead of 2." in words(second)
+    unlike = words(page_of(with_recipe(plan, refit="residual", shots=2), frontier=frontier))
+    assert "made otherwise than the plan, with refit none instead of residual, shots 1 instead of 2." in unlike
+
+
+def test_a_profile_without_the_operator() -> None:
+    page = page_of(decided(), profile=profile([]))
+    assert "the latency table holds no time of 4 or of the next dims" in cells(page)[0]["reasons"][-1]
+    assert "driver 580.1, CUDA 13.0" in words(page)
+
+
+def test_a_workload_without_latencies() -> None:
+    said = words(page_of(decided(workloads=["decode:4@8"])))
+    assert "at decode:4@8 is unknown: the latency table lacks shapes of 2 weights." in said
 
 
 # --- what it lets through -------------------------------------------------------------------------------------------
@@ -98,7 +107,7 @@ def test_a_frontier_is_drawn_and_its_other_settings_are_said() -> None:
 
 def test_markup_in_names_is_text() -> None:
     plan = renamed(decided(), HOSTILE)
-    page = report_page(Sources(Named(HOSTILE, plan), (Named(HOSTILE, plan),)))
+    page = page_of(plan, name=HOSTILE, against={HOSTILE: plan})
     assert "<script>alert" not in page
     assert "<b onmouseover" not in page
     assert HOSTILE in dict(cells(page)[0]["facts"])["Weight"]
@@ -106,7 +115,7 @@ def test_markup_in_names_is_text() -> None:
 
 
 def test_the_page_names_no_address() -> None:
-    page = report_page(Sources(Named("plan", decided())))
+    page = page_of(decided())
     assert not re.findall(r"""(?:src|href)=["'](?!#|data:)""", page)
     assert "http" not in page.replace("http-equiv", "")
     assert "default-src 'none'" in page
@@ -115,61 +124,29 @@ def test_the_page_names_no_address() -> None:
 # --- what belongs together ------------------------------------------------------------------------------------------
 
 
-def test_plans_for_different_models() -> None:
-    with pytest.raises(PlanError, match=r"expected plans for the same model\."):
-        Sources(Named("a", decided()), (Named("b", with_measured(decided(), digest="f" * 64)),))
-
-
-def test_a_frontier_of_another_model() -> None:
-    frontier = whole_range()
-    other = with_measured(frontier, digest="f" * 64)
-    with pytest.raises(PlanError) as failure:
-        Sources(Named("a", decided()), frontier=other)
-    assert str(failure.value) == (
-        "a plan for tiny (000000000000) beside a frontier for tiny (ffffffffffff); expected a frontier of the same "
-        "model. Make it for the same weights, or leave it out."
-    )
-
-
-def test_a_frontier_of_another_scale() -> None:
-    with pytest.raises(PlanError, match="expected losses of one scale: the same method and calibration text"):
-        Sources(Named("a", with_recipe(decided(), method="svd")), frontier=whole_range())
+def test_a_frontier_of_another_model_or_another_scale() -> None:
+    with pytest.raises(PlanError, match=r"plan a for tiny \(000000000000\) beside a frontier of tiny \(ffffffffffff\)"):
+        Sources(decided(), "a", frontier=with_measured(whole_range(), digest="f" * 64))
+    with pytest.raises(PlanError, match="plan a by svd beside a frontier by kfac; expected losses of one scale"):
+        Sources(with_recipe(decided(), method="svd"), "a", frontier=whole_range())
 
 
 def test_a_profile_that_the_plan_does_not_name() -> None:
     with pytest.raises(ProfileError, match="has digest 333333333333; expected 222222222222, the one that the plan"):
-        Sources(Named("a", decided()), profile=replace(profile([]), digest="3" * 64))
+        Sources(decided(), profile=replace(profile([]), digest="3" * 64))
 
 
-def test_a_profile_without_the_operator() -> None:
-    page = report_page(Sources(Named("a", decided()), profile=profile([])))
-    assert "the latency table holds no time of 4 or of the next dims" in cells(page)[0]["reasons"][-1]
-    assert "driver 580.1, CUDA 13.0" in words(page)
-
-
-def test_a_workload_without_latencies() -> None:
-    said = words(report_page(Sources(Named("a", decided(workloads=["decode:4@8"])))))
-    assert "at decode:4@8 is unknown: the latency table lacks shapes of 2 weights." in said
+# --- the file -------------------------------------------------------------------------------------------------------
 
 
 def test_the_file_is_the_page(tmp_path: Path) -> None:
-    sources = Sources(Named("plan", decided()))
-    size = write_report(sources, tmp_path / "report.html")
-    assert (tmp_path / "report.html").read_text(encoding="utf-8") == report_page(sources)
-    assert size == (tmp_path / "report.html").stat().st_size
-
-
-# --- from Python ----------------------------------------------------------------------------------------------------
-
-
-def test_python_writes_the_same_page(tmp_path: Path) -> None:
     plan, other = decided(), by_rule()
     path = gac.report(plan, tmp_path / "page.html", against={"theirs": other}, frontier=whole_range(), name="ours")
-    expected = report_page(Sources(Named("ours", plan), (Named("theirs", other),), whole_range()))
+    expected = page_of(plan, name="ours", against={"theirs": other}, frontier=whole_range())
     assert (path, path.read_text(encoding="utf-8")) == (tmp_path / "page.html", expected)
 
 
-def test_python_refuses_a_plan_for_another_model_and_keeps_the_page_that_was_there(tmp_path: Path) -> None:
+def test_a_plan_for_another_model_is_refused_and_the_page_that_was_there_stays(tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     page.write_text("before")
     with pytest.raises(PlanError, match=r"expected plans for the same model\."):

@@ -6,10 +6,10 @@ import pytest
 
 from gac.models.weights import Weight
 from gac.plan import Candidate, Limit, SiteChoice, WeightChoice
-from gac.reporting.report.formatting import duration, nats, ranges
-from gac.reporting.report.next_dims import NextDims
-from gac.reporting.report.reasons import reasons, trades
-from gac.reporting.report.summary import about_dense, stayed_dense
+from gac.profiling.table import Profile
+from gac.reporting.formatting import duration, nats, ranges
+from gac.reporting.report.reasons import next_dims, reasons, trades
+from gac.reporting.report.tables import about_dense, stayed_dense
 from tests.allocation.small_problems import PREFILL, measured, profile
 from tests.changed import changed_recipe, with_recipe
 from tests.reporting.report_plans import by_rule, decided, renamed
@@ -45,13 +45,12 @@ def test_the_cache_counts_where_it_is_limited() -> None:
     dense, other = WeightChoice(weight, "dense", 12), Candidate(("grouped",), ("bf16",), (4,), 96, 0.5, (), ())
     site = SiteChoice("k_proj", 0, "k_proj", (dense,), 144, 144, 0.0, (), alternatives=(other,))
     plan = decided(1.0, ())
-    proof = replace(plan.certificate, multipliers=(0.0, 0.01))
     limited = replace(
         plan,
         sites=(site,),
         recipe=changed_recipe(plan.recipe, kv_cache=1.0),
         limits=(Limit("params", 1.0, 144, 144, 144), Limit("kv_numbers", 1.0, 12, 12, 12)),
-        certificate=proof,
+        certificate=replace(plan.certificate, multipliers=(0.0, 0.01)),
     )
     (trade,) = trades(limited, site)
     assert (trade.cached, trade.worth) == (8, pytest.approx(0.08))
@@ -68,70 +67,51 @@ def test_where_no_limit_binds() -> None:
     assert largest == "Dense is the largest there is."
 
 
-def test_a_rule_gives_no_reasons() -> None:
-    plan = by_rule()
-    assert reasons(plan, plan.sites[0]) == ("The rule uniform gave this; it weighs no other choice.",)
-
-
-def test_a_plan_without_alternatives_says_so() -> None:
-    plan = decided()
+def test_where_nothing_was_weighed() -> None:
+    plan, by = decided(), by_rule()
+    assert reasons(by, by.sites[0]) == ("The rule uniform gave this; it weighs no other choice.",)
     bare = replace(plan, sites=tuple(replace(site, alternatives=()) for site in plan.sites))
     said = "The plan does not hold what its sites could have had instead; gac allocate writes that now."
     assert (reasons(bare, bare.sites[0]), about_dense(bare)) == ((said,), said)
-
-
-def test_a_site_that_no_form_takes() -> None:
-    plan = decided()
-    first, second = plan.sites
-    one = replace(plan, sites=(replace(first, alternatives=()), second))
+    one = replace(plan, sites=(bare.sites[0], plan.sites[1]))
     assert reasons(one, one.sites[0]) == ("None of the plan's forms gives this site another candidate.",)
 
 
 def test_dense_weights_by_projection() -> None:
-    (found,) = stayed_dense(renamed(decided(1.0), "q_proj"))
-    assert (found.count, found.layers, found.where) == (2, 2, "0-1")
-    assert found.nearest is not None
-    assert (found.layer, found.nearest.lost) == (1, 0.375)
+    plan = renamed(decided(1.0), "q_proj")
+    ((projection, dense, layers, nearest, _, lost, _),) = stayed_dense(plan).rows
+    assert (projection.text, dense.text, layers.text) == ("q_proj", "2 of 2", "0-1")
+    assert (nearest.text, lost.text) == ("low_rank\N{NO-BREAK SPACE}5 in layer 1", "0.375")
+    assert about_dense(plan).startswith("A site stays dense where each smaller candidate loses more than the param")
 
 
 # --- on the GPU -----------------------------------------------------------------------------------------------------
 
-
-def test_the_next_dim_on_the_gpu() -> None:
-    times = {rank: 90 if rank % 8 else 30 + rank // 8 for rank in range(1, 65)}
-    table = profile([measured("low_rank", ns, m=8, k=64, r=rank, n=64) for rank, ns in times.items()])
-    plan = with_recipe(decided(), align=True)
-    weight = WeightChoice(Weight("w", 64, 64), "low_rank", 8)
-    (said,) = NextDims(plan, table).sentences(weight, shared=False)
-    assert said == (
-        "On the GPU, prefill:1x8: 8 takes 31 ns; the next dim, 9, 90 ns (2.90x, no multiple of 8); the next sound one, "
-        "16, 32 ns."
-    )
+UNEVEN = profile([measured("low_rank", 90 if r % 8 else 30 + r // 8, m=8, k=64, r=r, n=64) for r in range(1, 65)])
 
 
-def test_a_table_that_lacks_the_operator() -> None:
-    table = profile([measured("linear", 30, m=8, k=64, n=64)])
-    weight = WeightChoice(Weight("w", 64, 64), "low_rank", 8)
-    assert NextDims(decided(), table).sentences(weight, shared=False) == (
-        "On the GPU, prefill:1x8: the latency table holds no time of 8 or of the next dims.",
-    )
-
-
-def test_a_table_that_is_not_at_hand() -> None:
-    weight = WeightChoice(Weight("w", 64, 64), "low_rank", 8)
-    dense = WeightChoice(Weight("w", 64, 64), "dense", 64)
-    assert NextDims(decided(), None).sentences(weight, shared=False) == (
-        "What the next dim takes is not told: the profile is not at hand.",
-    )
-    assert NextDims(decided(), None).sentences(dense, shared=False) == ()
-
-
-def test_a_weight_of_a_site_that_shares_a_gemm() -> None:
-    weight = WeightChoice(Weight("w", 64, 64), "low_rank", 8)
-    table = profile([measured("low_rank", 30, m=8, k=64, r=8, n=64)])
-    assert NextDims(decided(), table).sentences(weight, shared=True) == (
-        "What the next dim takes is not told: weights of this site share a GEMM.",
-    )
+@pytest.mark.parametrize(
+    ("table", "shared", "said"),
+    [
+        (
+            UNEVEN,
+            False,
+            "On the GPU, prefill:1x8: 8 takes 31 ns; the next dim, 9, 90 ns (2.90x, no multiple of 8); the next sound "
+            "one, 16, 32 ns.",
+        ),
+        (
+            profile([measured("linear", 30, m=8, k=64, n=64)]),
+            False,
+            "On the GPU, prefill:1x8: the latency table holds no time of 8 or of the next dims.",
+        ),
+        (None, False, "What the next dim takes is not told: the profile is not at hand."),
+        (UNEVEN, True, "What the next dim takes is not told: weights of this site share a GEMM."),
+    ],
+)
+def test_the_next_dim_on_the_gpu(table: Profile | None, shared: bool, said: str) -> None:
+    plan, weight = with_recipe(decided(), align=True), Weight("w", 64, 64)
+    assert next_dims(plan, table, WeightChoice(weight, "low_rank", 8), shared=shared) == (said,)
+    assert next_dims(plan, table, WeightChoice(weight, "dense", 64), shared=shared) == ()
 
 
 # --- how it is written ----------------------------------------------------------------------------------------------

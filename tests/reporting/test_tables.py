@@ -1,27 +1,41 @@
-"""Tables for people: what is in them, and that they fit."""
+"""Plans for people, one and side by side: what is in the tables, and that they fit."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from rendering import shown
 from transformers import LlamaConfig
 
-from gac.plan import Plan
-from gac.reporting.tables import plan_line, plan_summary, plan_table
+from gac.plan import Plan, WorkloadLatency
+from gac.reporting.tables import comparison_table, differences_table, plan_line, plan_summary, plan_table
+from tests.changed import with_recipe
 from tests.models.small import small_config
+
+Q = "model.layers.0.self_attn.q_proj"
+MLP = {f"model.layers.1.mlp.{name}_proj": ("narrow", 128) for name in ("gate", "up", "down")}
 
 
 @pytest.fixture
 def plan(make_plan: Callable[..., Plan], tiny_config: LlamaConfig) -> Plan:
-    mlp = {f"model.layers.1.mlp.{name}_proj": ("narrow", 128) for name in ("gate", "up", "down")}
-    return make_plan(tiny_config, {"model.layers.0.self_attn.q_proj": ("low_rank", 16)} | mlp)
+    return make_plan(tiny_config, {Q: ("low_rank", 16)})
 
 
-def test_a_plan_by_layer(plan: Plan) -> None:
-    assert shown(plan_table(plan)) == [
+@pytest.fixture
+def other(make_plan: Callable[..., Plan], tiny_config: LlamaConfig) -> Plan:
+    made = make_plan(tiny_config, {Q: ("low_rank", 9)} | MLP)
+    return replace(
+        made,
+        limits=(replace(made.budget, limit=made.budget.used - 1234, over=1234),),
+        workloads=(WorkloadLatency("decode:1@1024", 2_000_000, 1_500_000, 14, 0, 0),),
+    )
+
+
+def test_a_plan_by_layer(other: Plan) -> None:
+    assert shown(plan_table(other)) == [
         "layer q k v o gate up down kept loss",
-        "────────────────────────────────────────────────────────",
-        "0 r 16 - - - - - - 0.956 0.0000",
+        "───────────────────────────────────────────────────────",
+        "0 r 9 - - - - - - 0.936 0.0000",
         "1 - - - - w 128 w 128 w 128 0.800 0.0000",
         "r: rank of a pair; w: neurons that an MLP keeps; -: dense, as it was",
     ]
@@ -37,13 +51,37 @@ def test_weights_that_are_called_alike_have_columns_of_their_own(make_plan: Call
     ]
 
 
-def test_a_summary_is_the_plans_own(plan: Plan) -> None:
+def test_budget_alignment_and_the_plans_own_summary(plan: Plan) -> None:
     assert plan_summary(plan).plain == plan.summary()
-
-
-def test_budget_and_alignment(plan: Plan) -> None:
     budget = plan.budget
     assert shown(plan_line(plan)) == [
         f"budget {budget.used:,} of {budget.total:,} targeted parameters; {budget.limit:,} allowed",
-        "alignment 100.0% of 4 chosen dims are multiples of 8",
+        "alignment 100.0% of 1 chosen dims are multiples of 8",
     ]
+
+
+def test_plans_beside_each_other_are_one_row_each(plan: Plan, other: Plan) -> None:
+    assert shown(comparison_table([("[bold]ours", plan), ("theirs", other)])) == [
+        "plan kept over loss perplexity decode:1@1024 aligned",
+        "─────────────────────────────────────────────────────────────────────",
+        "[bold]ours 0.9778 0 0.1000 271.00 unknown 100.0%",
+        "theirs 0.8681 1,234 0.1000 271.00 1.500 ms 75.0%",
+        "kept, over: parameters of the targeted weights, and how many are beyond the limit",
+        "loss, perplexity: predicted on calibration text; aligned: chosen dims that are multiples of 8",
+    ]
+
+
+def test_predictions_of_different_scales_are_marked(plan: Plan, other: Plan) -> None:
+    table = comparison_table([("a", plan), ("b", with_recipe(other, method="svd"))])
+    assert shown(table)[-1] == "predicted by different methods, shots or text: these losses are not of one scale"
+
+
+def test_the_weights_that_differ_most_come_first(plan: Plan, other: Plan) -> None:
+    assert shown(differences_table(plan.compare(other), most=2)) == [
+        "weight first second parameters",
+        "───────────────────────────────────────────────────────────",
+        "model.layers.1.mlp.gate_proj dense narrow 128 -3,072",
+        "model.layers.1.mlp.up_proj dense narrow 128 -3,072",
+        "4 of 14 weights differ, the 2 that differ most",
+    ]
+    assert shown(differences_table(plan.compare(plan))) == ["all 14 weights become the same"]

@@ -1,6 +1,6 @@
 """Dims layer by layer, of one plan beside others; and head by head."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -9,7 +9,7 @@ from gac.errors import PlanError
 from gac.forms import form_named
 from gac.plan import Plan, WeightChoice
 from gac.reporting.figures.marks import ALIGNED, DOTTED, check_many, marker, proxy
-from gac.reporting.page import page, panel, require_matplotlib
+from gac.reporting.page import page, panel
 from gac.reporting.tables import kinds_of, weights_by_layer
 
 if TYPE_CHECKING:
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from matplotlib.lines import Line2D
 
 _APART = 0.5  # of a layer's width: what the plans' markers are spread over
-_BARRED = "bar across: shortened together with other weights"
 
 
 def dims(plans: Mapping[str, Plan], weight: str, *, ax: "Axes | None" = None, legend: bool = True) -> "Axes":
@@ -33,14 +32,14 @@ def dims(plans: Mapping[str, Plan], weight: str, *, ax: "Axes | None" = None, le
         GacError: matplotlib is missing, or there are no plans or more than 6.
     """
     check_plans(plans)
-    chosen = {name: _of(plan, weight) for name, plan in plans.items()}
+    chosen = [_of(plan, weight) for plan in plans.values()]
+    top = 1.1 * max((one.dim for of in chosen for one in of.values() if one.form != "dense"), default=8)
     with panel(ax, (5.6, 3.0)) as ax:
-        top = 1.1 * max((one.dim for of in chosen.values() for one in of.values() if one.form != "dense"), default=8)
-        for number, of_plan in enumerate(chosen.values()):
+        for number, of_plan in enumerate(chosen):
             _draw(ax, of_plan, number, len(chosen), top)
         _label(ax, weight, top)
         if legend:
-            ax.legend(handles=_legend(list(plans)), loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=3, fontsize=6)
+            ax.legend(handles=_legend(plans), loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=3, fontsize=6)
     return ax
 
 
@@ -50,21 +49,19 @@ def figure_of_dims(plans: Mapping[str, Plan], weights: Sequence[str] = (), title
     Raises:
         GacError: as ``dims``.
     """
-    require_matplotlib()
-    check_plans(plans)
-    first = next(iter(plans.values()))
+    first = check_plans(plans)
     names = list(weights) or kinds_of(weights_by_layer(first))
     with page(len(names), first.measured.model if title is None else title) as (figure, axes):
         for ax, name in zip(axes, names, strict=True):
             dims(plans, name, ax=ax, legend=False)
-        box = figure.legend(handles=_legend(list(plans)), loc="outside lower center", ncols=3, fontsize=7)
+        box = figure.legend(handles=_legend(plans), loc="outside lower center", ncols=3, fontsize=7)
         for text in box.get_texts():
             text.set_parse_math(False)
     return figure
 
 
-def check_plans(plans: Mapping[str, Plan]) -> None:
-    """Refuse plans that cannot be drawn in one figure.
+def check_plans(plans: Mapping[str, Plan]) -> Plan:
+    """Refuse plans that cannot be drawn in one figure; returns the first.
 
     Raises:
         PlanError: they are for different models.
@@ -74,12 +71,13 @@ def check_plans(plans: Mapping[str, Plan]) -> None:
     first, *others = plans.values()
     for other in others:
         first.compare(other)
+    return first
 
 
 def _of(plan: Plan, weight: str) -> dict[int, WeightChoice]:
     """The choices for a projection, by layer."""
     layers = weights_by_layer(plan)
-    found = {layer: of[weight] for layer, of in layers if weight in of}
+    found = {layer: of[weight] for layer, of in layers.items() if weight in of}
     if not found:
         known = ", ".join(kinds_of(layers))
         raise PlanError(f"weight {weight!r} of {plan.measured.model}", f"one of {known}", "Name one of these.")
@@ -111,11 +109,12 @@ def _label(ax: "Axes", weight: str, top: float) -> None:
     ax.set_ylabel("dim (rank or width)")
 
 
-def _legend(names: Sequence[str]) -> list["Line2D"]:
-    return [*_entries(names), proxy(_BARRED, marker="_", color="black", ls="none", ms=7)]
+def _legend(names: Iterable[str]) -> list["Line2D"]:
+    barred = "bar across: shortened together with other weights"
+    return [*_entries(names), proxy(barred, marker="_", color="black", ls="none", ms=7)]
 
 
-def _entries(names: Sequence[str]) -> list["Line2D"]:
+def _entries(names: Iterable[str]) -> list["Line2D"]:
     """One a name, by its marker, and what hollow ones mean."""
     hollow = proxy("hollow: no multiple of 8", marker="o", mec="#555555", mfc="none", ls="none", ms=4.0)
     return [*(proxy(name, **marker(number)) for number, name in enumerate(names)), hollow]
@@ -133,26 +132,24 @@ def heads(plan: Plan, *, ax: "Axes | None" = None) -> "Axes":
         PlanError: no weight of the plan has key-value heads of its own.
         GacError: matplotlib is missing.
     """
-    layers = weights_by_layer(plan)
-    cached = [
-        (layer, name, one)
-        for layer, of in layers
-        for name, one in of.items()
-        if one.weight.cached and one.weight.heads > 0
-    ]
+    cached: dict[str, list[WeightChoice]] = {}
+    for weights in weights_by_layer(plan).values():
+        for name, one in weights.items():
+            if one.weight.cached and one.weight.heads > 0:
+                cached.setdefault(name, []).append(one)
     if not cached:
         given = f"plan for {plan.measured.model}, whose weights are not of single key-value heads"
         raise PlanError(given, "k_proj and v_proj as weights of their own", "Draw it as a heat map: gac plot plan.")
-    names = list(dict.fromkeys(name for _, name, _ in cached))
+    every = [one.weight for choices in cached.values() for one in choices]
+    full = max(weight.kept / weight.heads for weight in every)
     with panel(ax, (5.6, 2.8)) as ax:
-        for number, name in enumerate(names):
-            _scatter(ax, [one for _, kind, one in cached if kind == name], number)
-        full = max(one.weight.kept / one.weight.heads for _, _, one in cached)
+        for number, choices in enumerate(cached.values()):
+            _scatter(ax, choices, number)
         ax.axhline(full, **DOTTED)
-        entries = _entries(names)
+        entries = _entries(cached)
         ax.legend(handles=entries, loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=len(entries), fontsize=6)
         ax.set_ylim(0, 1.08 * full)
-        ax.set_xlabel(f"key-value head, layer by layer ({cached[0][2].weight.heads} a layer)")
+        ax.set_xlabel(f"key-value head, layer by layer ({every[0].heads} a layer)")
         ax.set_ylabel("dims a head (numbers cached a token)")
         ax.set_title(f"{plan.measured.model}, {plan.recipe.measure.method}; dotted: the dense head", pad=4)
     return ax

@@ -35,7 +35,8 @@ def plan(plan: Plan, *, title: str | None = None, ax: "Axes | None" = None) -> "
     kinds = kinds_of(layers)
     height = min(_TALLEST, 1.1 + _ROW * len(layers))
     size = min(_LARGEST, 0.72 * 72 * (height - 1.0) / len(layers))
-    choices = {(at, kinds.index(kind)): one for at, (_, of) in enumerate(layers) for kind, one in of.items()}
+    rows = enumerate(layers.values())
+    choices = {(at, kinds.index(kind)): one for at, weights in rows for kind, one in weights.items()}
     kept = np.full((len(layers), len(kinds)), np.nan)
     for place, one in choices.items():
         kept[place] = one.params / one.weight.params
@@ -45,11 +46,11 @@ def plan(plan: Plan, *, title: str | None = None, ax: "Axes | None" = None) -> "
         columns = [kind.removesuffix("_proj") for kind in kinds]
         mesh = draw_cells(ax, kept, words, kept < _DARK, columns, size, cmap=MAP, vmin=0, vmax=1, linewidth=0.4)
         step = max(1, round(len(layers) / 16))
-        ax.set_yticks(np.arange(0, len(layers), step) + 0.5, [str(layer) for layer, _ in layers[::step]])
+        ax.set_yticks(np.arange(0, len(layers), step) + 0.5, [str(layer) for layer in layers][::step])
         ax.set_ylabel("decoder layer")
         ax.set_xlabel(f"projection ({legend_of(plan)})", fontsize=6.5)
-        told = f"{plan.measured.model}, {plan.recipe.measure.method}: {plan.budget.kept:.3f} of the targeted parameters"
-        ax.set_title(told if title is None else title, pad=6)
+        own = f"{plan.measured.model}, {plan.recipe.measure.method}: {plan.budget.kept:.3f} of the targeted parameters"
+        ax.set_title(own if title is None else title, pad=6)
         bar = ax.figure.colorbar(mesh, ax=ax, fraction=0.04, pad=0.02, aspect=40)
         bar.set_label("kept fraction of the weight's parameters")
     return ax

@@ -1,7 +1,8 @@
 """Where the time of a layer goes: the weights of the dense model and of plans, side by side."""
 
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,14 +20,6 @@ from gac.workloads import Workload
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-
-@dataclass(frozen=True)
-class _Bar:
-    """A row of the figure: ns by the weight's short name."""
-
-    name: str
-    ns: Mapping[str, int]
 
 
 def layer_time(
@@ -50,51 +43,38 @@ def layer_time(
         ProfileError: the profile lacks a shape.
         GacError: matplotlib is missing, the workload is malformed, or there are no plans or more than 6.
     """
-    check_plans(plans)
-    parsed = Workload.parse(_workload(plans, workload))
-    bars = _bars(plans, Timing(profile, (parsed,)), layer)
-    with panel(ax, (6.2, 1.4 + 0.36 * len(bars))) as ax:
-        _draw(ax, bars)
-        where = "all layers" if layer is None else f"layer {layer}"
-        words = f"{next(iter(plans.values())).measured.model}, {where}, {parsed}, {profile.header.gpu}"
-        ax.set_title(words if title is None else title, pad=4)
-    return ax
-
-
-def _workload(plans: Mapping[str, Plan], workload: str | None) -> str:
-    first = next(iter(plans.values()))
-    if workload is not None:
-        return workload
-    if not first.workloads:
-        raise PlanError(
-            f"plan for {first.measured.model} names no workload", "one, to look latencies up for", "Name one."
-        )
-    return first.workloads[0].workload
-
-
-def _bars(plans: Mapping[str, Plan], timing: Timing, layer: int | None) -> list[_Bar]:
-    first = next(iter(plans.values()))
-    bars = [_Bar("dense", _summed(first, timing, layer, dense=True))]
+    first = check_plans(plans)
+    if workload is None:
+        if not first.workloads:
+            given = f"plan for {first.measured.model} names no workload"
+            raise PlanError(given, "one, to look latencies up for", "Name one.")
+        workload = first.workloads[0].workload
+    timing = Timing(profile, (Workload.parse(workload),))
+    bars = {"dense": _latencies(first, timing, layer, dense=True)}
     for name, plan in plans.items():
         if plan.recipe.deployment.fuse:
             given = f"plan {name}, whose weights share their first GEMMs"
             raise PlanError(given, "a plan in which each weight runs by itself", "Plan without fuse.")
         own = replace(timing, triton=plan.recipe.deployment.triton)
-        bars.append(_Bar(name, _summed(plan, own, layer, dense=False)))
-    return bars
+        bars[name] = _latencies(plan, own, layer, dense=False)
+    with panel(ax, (6.2, 1.4 + 0.36 * len(bars))) as ax:
+        _draw(ax, list(bars), list(bars.values()))
+        where = "all layers" if layer is None else f"layer {layer}"
+        words = f"{first.measured.model}, {where}, {timing.workloads[0]}, {profile.header.gpu}"
+        ax.set_title(words if title is None else title, pad=4)
+    return ax
 
 
-def _summed(plan: Plan, timing: Timing, layer: int | None, *, dense: bool) -> dict[str, int]:
+def _latencies(plan: Plan, timing: Timing, layer: int | None, *, dense: bool) -> Counter[str]:
+    """Summed ns by the weight's short name."""
     layers = weights_by_layer(plan)
-    chosen = [of for at, of in layers if layer in (None, at)]
-    if not chosen:
-        raise PlanError(
-            f"layer {layer} of {plan.measured.model}", f"one from 0 to {layers[-1][0]}", "Name one of these."
-        )
-    found: dict[str, int] = {}
-    for weights in chosen:
+    if layer is not None and layer not in layers:
+        given, known = f"layer {layer} of {plan.measured.model}", f"one from 0 to {max(layers)}"
+        raise PlanError(given, known, "Name one of these.")
+    found: Counter[str] = Counter()
+    for weights in layers.values() if layer is None else [layers[layer]]:
         for name, choice in weights.items():
-            found[name] = found.get(name, 0) + _latency(choice, timing, dense=dense)
+            found[name] += _latency(choice, timing, dense=dense)
     return found
 
 
@@ -114,23 +94,22 @@ def _latency(choice: WeightChoice, timing: Timing, *, dense: bool) -> int:
     return int(ns[0, 0])
 
 
-def _draw(ax: "Axes", bars: list[_Bar]) -> None:
+def _draw(ax: "Axes", names: list[str], bars: list[Counter[str]]) -> None:
     from matplotlib import colormaps
 
-    kinds = list(dict.fromkeys(kind for bar in bars for kind in bar.ns))
-    longest = max(sum(bar.ns.values()) for bar in bars)
-    scale, unit = time_unit(longest)
+    kinds = list(dict.fromkeys(kind for bar in bars for kind in bar))
+    scale, unit = time_unit(max(bar.total() for bar in bars))
     colours = colormaps[MAP](np.linspace(0.25, 1, max(2, len(kinds))))
-    left = np.zeros(len(bars))
+    rows, left = np.arange(len(bars)), np.zeros(len(bars))
     for at, kind in enumerate(kinds):
-        widths = np.array([bar.ns.get(kind, 0) / scale for bar in bars])
+        widths = np.array([bar[kind] / scale for bar in bars])
         style = {"color": colours[at], "hatch": HATCHES[at % len(HATCHES)], "ec": "black", "lw": 0.4}
-        ax.barh(np.arange(len(bars)), widths, 0.66, left=left, label=kind.removesuffix("_proj"), **style)
+        ax.barh(rows, widths, 0.66, left=left, label=kind.removesuffix("_proj"), **style)
         left += widths
     for row, end in enumerate(left.tolist()):
         over = "" if row == 0 else f" ({end / left[0]:.2f}x)"
         ax.text(end, row, f" {end:,.{0 if end >= 100 else 1}f}{over}", va="center", fontsize=7)
-    ax.set_yticks(np.arange(len(bars)), [bar.name for bar in bars], parse_math=False)
+    ax.set_yticks(rows, names, parse_math=False)
     ax.invert_yaxis()
     ax.set_xlim(0, 1.18 * float(left.max()))
     ax.set_xlabel(f"predicted latency of the targeted weights ({unit})")

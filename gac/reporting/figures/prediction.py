@@ -38,30 +38,21 @@ def prediction(outcomes: Sequence[Outcome], *, title: str | None = None, ax: "Ax
         if not (abs(one.predicted) <= _LARGEST and abs(one.measured) <= _LARGEST):
             given = f"{one.name}: predicted {one.predicted}, measured {one.measured}"
             raise GacError(given, f"finite losses, of at most {_LARGEST:,} nats", "Leave it out.")
+    predicted, measured = ([getattr(one, of) for one in outcomes] for of in ("predicted", "measured"))
+    top = 1.15 * max(*predicted, *measured, 0.01)
+    low, high = [0, top / _BAND], [0, top * _BAND]
     with panel(ax, (3.9, 3.6)) as ax:
-        top = 1.15 * max(max(one.predicted, one.measured, 0.01) for one in outcomes)
         ax.plot([0, top], [0, top], color="black", lw=0.8, label="as predicted", zorder=2)
-        ax.fill_between(
-            [0, top], [0, top / _BAND], [0, top * _BAND], color="#DDDDDD", lw=0, label=f"within {_BAND:g}x", zorder=1
-        )
-        ax.plot(*_places(outcomes), "o", color=COLOURS[0], ms=4.5, zorder=3)
-        _name(ax, outcomes, top)
-        ax.set_xlim(min(0.0, *_places(outcomes)[0]), top)
-        ax.set_ylim(min(0.0, *_places(outcomes)[1]), top)
+        ax.fill_between([0, top], low, high, color="#DDDDDD", lw=0, label=f"within {_BAND:g}x", zorder=1)
+        ax.plot(predicted, measured, "o", color=COLOURS[0], ms=4.5, zorder=3)
+        for one in outcomes:  # the name to the left of those near the right edge
+            right = one.predicted > 0.6 * top
+            place: dict[str, Any] = {"textcoords": "offset points", "ha": "right" if right else "left", "va": "top"}
+            ax.annotate(one.name, (one.predicted, one.measured), (-6 if right else 6, -3), fontsize=6.5, **place)
+        ax.set_xlim(min(0.0, *predicted), top)
+        ax.set_ylim(min(0.0, *measured), top)
         ax.set_xlabel("predicted ln(perplexity / dense), nats a token")
         ax.set_ylabel("measured ln(perplexity / dense), nats a token")
         ax.set_title("predicted and measured" if title is None else title, pad=4)
         ax.legend(loc="upper left")
     return ax
-
-
-def _places(outcomes: Sequence[Outcome]) -> tuple[list[float], list[float]]:
-    return [one.predicted for one in outcomes], [one.measured for one in outcomes]
-
-
-def _name(ax: "Axes", outcomes: Sequence[Outcome], top: float) -> None:
-    """Each point's name, to the left of those near the right edge."""
-    for one in outcomes:
-        right = one.predicted > 0.6 * top
-        place: dict[str, Any] = {"textcoords": "offset points", "ha": "right" if right else "left"}
-        ax.annotate(one.name, (one.predicted, one.measured), (-6 if right else 6, -3), fontsize=6.5, va="top", **place)

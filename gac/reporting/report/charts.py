@@ -1,12 +1,13 @@
 """The frontier as drawings: where every mark and tick stands, in the units of the picture."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import ceil, floor, log10
 from typing import NamedTuple
 
 from gac.allocation.frontier import PARAMS
 from gac.reporting.frontier import cost_of, costs_of, params_unit, readable
+from gac.reporting.page import time_unit
 from gac.reporting.report.sources import Sources
 
 WIDTH, HEIGHT = 420, 300
@@ -29,11 +30,10 @@ class Mark(NamedTuple):
     letter: str
     x: float
     y: float
-    told: str
+    words: str
 
 
-@dataclass(frozen=True)
-class Chart:
+class Chart(NamedTuple):
     """Predicted perplexity against one cost.
 
     Attributes:
@@ -44,19 +44,17 @@ class Chart:
 
     title: str
     unit: str
-    x_ticks: tuple[Tick, ...]
-    y_ticks: tuple[Tick, ...]
-    line: tuple[tuple[float, float], ...]
+    x_ticks: list[Tick]
+    y_ticks: list[Tick]
+    line: list[tuple[float, float]]
     joined: bool
-    marks: tuple[Mark, ...]
+    marks: list[Mark]
 
 
-def charts(sources: Sources) -> tuple[Chart, ...]:
+def charts(sources: Sources) -> list[Chart]:
     """One against the parameters, one against the latency of each workload that the plan knows."""
-    workloads = sources.plan.plan.workloads
-    return tuple(
-        _chart(sources, name) for name in (PARAMS, *(w.workload for w in workloads if w.dense_ns and w.plan_ns))
-    )
+    known = (one.workload for one in sources.plan.workloads if one.dense_ns and one.plan_ns)
+    return [_chart(sources, against) for against in (PARAMS, *known)]
 
 
 def letter_of(at: int) -> str:
@@ -66,21 +64,14 @@ def letter_of(at: int) -> str:
 
 def _chart(sources: Sources, against: str) -> Chart:
     """Perplexity against ``params``, or the latency of a workload."""
-    plan, frontier = sources.plan.plan, sources.frontier
+    plan, frontier = sources.plan, sources.frontier
     dense = {one.workload: one.dense_ns or 0 for one in plan.workloads}.get(against, plan.budget.total)
-    if against == PARAMS:
-        scale, unit = params_unit(dense)
-        title, axis = "parameters", f"parameters of the targeted weights ({unit})"
-    else:
-        scale, unit = (1e6, "ms") if dense >= 1e6 else (1e3, "µs")
-        title, axis = f"latency, {against}", f"targeted weights ({unit})"
-    plans = [*((letter_of(at), other) for at, other in enumerate(sources.against)), ("P", sources.plan)]
+    scale, unit = params_unit(dense) if against == PARAMS else time_unit(dense)
+    plans = [(letter_of(at), *other) for at, other in enumerate(sources.against.items())]
     points = [("D", "dense", dense / scale, plan.prediction.dense_perplexity)]
-    points += [
-        (letter, one.name, cost / scale, one.plan.prediction.perplexity)
-        for letter, one in plans
-        if (cost := cost_of(one.plan, against)) is not None
-    ]
+    for letter, name, one in (*plans, ("P", sources.name, plan)):
+        if (cost := cost_of(one, against)) is not None:
+            points.append((letter, name, cost / scale, one.prediction.perplexity))
     line: list[tuple[float, float]] = []
     if frontier is not None and against in (PARAMS, *frontier.workloads):
         known = zip(costs_of(frontier, against), readable(frontier), strict=True)
@@ -88,22 +79,22 @@ def _chart(sources: Sources, against: str) -> Chart:
     x = _Axis.over([*(cost for _, _, cost, _ in points), *(cost for cost, _ in line)], LEFT, RIGHT)
     y = _Axis.over([*(height for *_, height in points), *(height for _, height in line)], BOTTOM, TOP, log=True)
     return Chart(
-        f"Perplexity against {title}",
-        axis,
+        f"Perplexity against {'parameters' if against == PARAMS else f'latency, {against}'}",
+        f"{'parameters of the ' if against == PARAMS else ''}targeted weights ({unit})",
         x.ticks(),
         y.ticks(),
-        tuple((x.place(cost), y.place(height)) for cost, height in line),
+        [(x.place(cost), y.place(height)) for cost, height in line],
         frontier is not None and frontier.limit == against,
-        tuple(
+        [
             Mark(letter, x.place(cost), y.place(height), f"{letter}, {name}: {cost:,.4g}, perplexity {height:,.2f}")
             for letter, name, cost, height in points
-        ),
+        ],
     )
 
 
 @dataclass(frozen=True)
 class _Axis:
-    """From numbers to places in the picture."""
+    """From numbers to places in the picture; ``low`` and ``high`` are logarithms where ``log``."""
 
     low: float
     high: float
@@ -112,9 +103,10 @@ class _Axis:
     log: bool
 
     @classmethod
-    def over(cls, numbers: Sequence[float], start: float, end: float, log: bool = False) -> "_Axis":
+    def over(cls, numbers: Iterable[float], start: float, end: float, log: bool = False) -> "_Axis":
         """With room on both sides of the numbers."""
-        low, high = (log10(bound) if log else bound for bound in (min(numbers), max(numbers)))
+        values = [log10(number) if log else number for number in numbers]
+        low, high = min(values), max(values)
         room = _MARGIN * (high - low) or _MARGIN * abs(high) or 1.0
         return cls(low - room, high + room, start, end, log)
 
@@ -122,23 +114,16 @@ class _Axis:
         value = log10(number) if self.log else number
         return round(self.start + (self.end - self.start) * (value - self.low) / (self.high - self.low), 1)
 
-    def ticks(self) -> tuple[Tick, ...]:
-        numbers = self._even(10**self.low, 10**self.high) if self.log else self._even(self.low, self.high)
+    def ticks(self) -> list[Tick]:
+        """Round numbers: a handful of even steps, or where a logarithmic axis is long some of each decade."""
+        low, high = (10**self.low, 10**self.high) if self.log else (self.low, self.high)
         if self.log and self.high - self.low > 0.6:
+            steps = _DECADES if self.high - self.low < 2 else (1,)
             decades = range(floor(self.low), ceil(self.high) + 1)
-            numbers = [step * 10.0**decade for decade in decades for step in _DECADES]
-            numbers = numbers if self.high - self.low < 2 else [10.0**decade for decade in decades]
-        inside = [number for number in numbers if self._holds(number)]
-        return tuple(Tick(self.place(number), f"{number:,g}") for number in inside)
-
-    def _holds(self, number: float) -> bool:
-        value = log10(number) if self.log else number
-        return self.low <= value <= self.high
-
-    @staticmethod
-    def _even(low: float, high: float) -> list[float]:
-        """Round numbers, a handful of them."""
-        rough = (high - low) / _TICKS
-        size = 10.0 ** floor(log10(rough))
-        step = next(size * factor for factor in (1, 2, 5, 10) if size * factor >= rough)
-        return [round(step * at, 10) for at in range(ceil(low / step), floor(high / step) + 1)]
+            numbers = [step * 10.0**decade for decade in decades for step in steps]
+        else:
+            rough = (high - low) / _TICKS
+            size = 10.0 ** floor(log10(rough))
+            step = next(size * factor for factor in (1, 2, 5, 10) if size * factor >= rough)
+            numbers = [round(step * at, 10) for at in range(ceil(low / step), floor(high / step) + 1)]
+        return [Tick(self.place(number), f"{number:,g}") for number in numbers if low <= number <= high]

@@ -1,13 +1,11 @@
 """The heat map: layers by projections, with facts and reasons for every weight."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import count
+from collections.abc import Iterator
+from typing import NamedTuple
 
-from gac.plan import SiteChoice, WeightChoice
-from gac.reporting.report.formatting import choice, chosen, duration, nats
-from gac.reporting.report.next_dims import NextDims
-from gac.reporting.report.reasons import reasons
+from gac.plan import Plan, SiteChoice, WeightChoice
+from gac.reporting.formatting import choice, choices, duration, nats
+from gac.reporting.report.reasons import next_dims, reasons
 from gac.reporting.report.sources import Sources
 from gac.reporting.tables import cell_of, kinds_of, weights_by_layer
 
@@ -15,8 +13,7 @@ SHADES = (0.8, 0.65, 0.5, 0.35, 0.2, 0.1)
 """The least kept fraction of each shade but the last; a weight as large as dense has none."""
 
 
-@dataclass(frozen=True)
-class Cell:
+class Cell(NamedTuple):
     """One weight: the text of its cell, its facts, and the reasons for its choice.
 
     Attributes:
@@ -36,71 +33,56 @@ class Cell:
     reasons: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class HeatMap:
-    """``rows``: by layer, one entry a column; None where the layer has no such weight."""
+class HeatMap(NamedTuple):
+    """``rows``: by layer, one entry a column; None where the layer has no such weight. ``cells``: in reading order."""
 
-    columns: tuple[str, ...]
-    rows: tuple[tuple[int, tuple[Cell | None, ...]], ...]
-
-    @property
-    def cells(self) -> Iterator[Cell]:
-        """In reading order."""
-        return (cell for _, row in self.rows for cell in row if cell is not None)
+    columns: list[str]
+    rows: dict[int, list[Cell | None]]
+    cells: list[Cell]
 
 
 def heat_map(sources: Sources) -> HeatMap:
     """Every weight of the plan."""
-    plan = sources.plan.plan
-    layers = weights_by_layer(plan)
-    columns = tuple(kinds_of(layers))
-    site_of = {weight.name: site for site in plan.sites for weight in site.weights}
-    others = [{weight.name: weight for weight in other.plan.weights} for other in sources.against]
-    teller = _Teller(sources, NextDims(plan, sources.profile), others)
-    number = count()
-    rows = []
-    for layer, weights in layers:
-        found = {name: (site_of[weight.name], weight) for name, weight in weights.items()}
-        cells = (teller.cell(next(number), name, *found[name]) if name in found else None for name in columns)
-        rows.append((layer, tuple(cells)))
-    return HeatMap(columns, tuple(rows))
+    layers = weights_by_layer(sources.plan)
+    columns = kinds_of(layers)
+    found = HeatMap(columns, {}, [])
+    site_of = {weight.name: site for site in sources.plan.sites for weight in site.weights}
+    others = {other: {weight.name: weight for weight in plan.weights} for other, plan in sources.against.items()}
+    for layer, weights in layers.items():
+        cells: dict[str, Cell] = {}
+        for name in (name for name in columns if name in weights):
+            weight = weights[name]
+            theirs = {f"In {other}": of[weight.name] for other, of in others.items()}
+            cells[name] = _cell(len(found.cells), name, sources, site_of[weight.name], weight, theirs)
+            found.cells.append(cells[name])
+        found.rows[layer] = [cells.get(name) for name in columns]
+    return found
 
 
-@dataclass(frozen=True)
-class _Teller:
-    sources: Sources
-    next_dims: NextDims
-    others: Sequence[dict[str, WeightChoice]]
-
-    def cell(self, number: int, name: str, site: SiteChoice, weight: WeightChoice) -> Cell:
-        dense = weight.weight.params
-        kept = weight.params / dense
-        what = choice(weight.form, weight.dim)
-        return Cell(
-            number,
-            cell_of(weight),
-            0 if weight.form == "dense" else shade(kept),
-            f"layer {site.layer}, {name}: {what}, {kept:.0%} kept",
-            tuple(self._facts(site, weight)),
-            (*reasons(self.sources.plan.plan, site), *self.next_dims.sentences(weight, shared=site.shared)),
-        )
-
-    def _facts(self, site: SiteChoice, weight: WeightChoice) -> Iterator[tuple[str, str]]:
-        dense = weight.weight.params
-        yield "Weight", f"{weight.name}, {weight.weight.out_features:,} x {weight.weight.in_features:,}"
-        yield "Becomes", choice(weight.form, weight.dim)
-        yield "Parameters", f"{weight.params:,} of {dense:,} ({weight.params / dense:.1%})"
-        if len(site.weights) > 1:
-            yield "Site", f"{site.site}: {chosen(site)}; {site.params:,} parameters. Loss and latency are the site's."
-        yield "Loss", f"+{nats(site.loss)} nats a token"
-        plan = self.sources.plan.plan
-        for workload, ns in zip(plan.workloads, site.latency_ns, strict=True):
-            yield workload.workload, duration(ns)
-        for other, weights in zip(self.sources.against, self.others, strict=True):
-            theirs = weights[weight.name]
-            yield f"In {other.name}", choice(theirs.form, theirs.dim)
+def _cell(
+    number: int, name: str, sources: Sources, site: SiteChoice, weight: WeightChoice, others: dict[str, WeightChoice]
+) -> Cell:
+    kept = weight.params / weight.weight.params
+    shade = 1 + next((at for at, least in enumerate(SHADES) if kept >= least), len(SHADES))
+    theirs = ((other, choice(one.form, one.dim)) for other, one in others.items())
+    return Cell(
+        number,
+        cell_of(weight),
+        0 if weight.form == "dense" else shade,
+        f"layer {site.layer}, {name}: {choice(weight.form, weight.dim)}, {kept:.0%} kept",
+        (*_facts(sources.plan, site, weight), *theirs),
+        (*reasons(sources.plan, site), *next_dims(sources.plan, sources.profile, weight, shared=site.shared)),
+    )
 
 
-def shade(kept: float) -> int:
-    """Of what is not dense: 1 where most is kept, 7 where least is."""
-    return 1 + next((at for at, least in enumerate(SHADES) if kept >= least), len(SHADES))
+def _facts(plan: Plan, site: SiteChoice, weight: WeightChoice) -> Iterator[tuple[str, str]]:
+    dense = weight.weight.params
+    yield "Weight", f"{weight.name}, {weight.weight.out_features:,} x {weight.weight.in_features:,}"
+    yield "Becomes", choice(weight.form, weight.dim)
+    yield "Parameters", f"{weight.params:,} of {dense:,} ({weight.params / dense:.1%})"
+    if len(site.weights) > 1:
+        what = choices(site.weights)
+        yield "Site", f"{site.site}: {what}; {site.params:,} parameters. Loss and latency are the site's."
+    yield "Loss", f"+{nats(site.loss)} nats a token"
+    for workload, ns in zip(plan.workloads, site.latency_ns, strict=True):
+        yield workload.workload, duration(ns)

@@ -1,12 +1,24 @@
-"""Why a site is not smaller and not larger, from the plan's own alternatives and prices."""
+"""Why a site is not smaller and not larger: from the plan's own alternatives and prices, and from the latency table."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from math import lcm
 
+import numpy as np
+
+from gac.allocation.candidates import step_of
+from gac.allocation.latencies import UNKNOWN, Timing
 from gac.allocation.reproduce import rule_of
 from gac.costs import COSTS, KV_NUMBERS, ns_of
-from gac.plan import Candidate, Plan, SiteChoice, counted
-from gac.reporting.report.formatting import choices, duration, nats
-from gac.reporting.report.formatting import counted as told
+from gac.forms import form_named
+from gac.plan import Candidate, Plan, SiteChoice, WeightChoice, counted
+from gac.profiling.cliffs import operator_period
+from gac.profiling.table import Profile
+from gac.reporting.formatting import choices, duration, nats
+from gac.reporting.formatting import counted as number_of
+from gac.workloads import Workload
+
+_REACH = 256
 
 
 @dataclass(frozen=True)
@@ -36,27 +48,29 @@ def trades(plan: Plan, site: SiteChoice) -> tuple[Trade, ...]:
 
 
 def _trade(plan: Plan, site: SiteChoice, other: Candidate) -> Trade:
-    more = {limit.column: _more(plan, site, other, limit.column) for limit in plan.limits}
-    prices = plan.certificate.multipliers
+    theirs = other.choices([one.weight for one in site.weights])
+    more: dict[str, int | None] = {}
+    for column in (limit.column for limit in plan.limits):
+        if column in COSTS:
+            more[column] = counted(theirs, column)[0] - counted(site.weights, column)[0]
+        else:
+            at = [ns_of(one.workload) for one in plan.workloads].index(column)
+            before, after = site.latency_ns[at], other.latency_ns[at]
+            more[column] = None if before is None or after is None else after - before
     latencies = ((column.removeprefix("ns:"), ns) for column, ns in more.items() if column.startswith("ns:"))
     return Trade(
-        choices(site.weights, other.forms, other.dims),
+        choices(theirs),
         site.params - other.params,
         other.loss - site.loss,
-        sum(price * -(amount or 0) for price, amount in zip(prices, more.values(), strict=True)),
+        sum(price * -(used or 0) for price, used in zip(plan.certificate.multipliers, more.values(), strict=True)),
         tuple((workload, ns) for workload, ns in latencies if ns is not None),
         -(more.get(KV_NUMBERS) or 0),
     )
 
 
-def _more(plan: Plan, site: SiteChoice, other: Candidate, column: str) -> int | None:
-    """What the alternative takes more of a cost column; None where that is unknown."""
-    if column in COSTS:
-        theirs = other.choices([one.weight for one in site.weights])
-        return counted(theirs, column)[0] - counted(site.weights, column)[0]
-    at = [ns_of(one.workload) for one in plan.workloads].index(column)
-    before, after = site.latency_ns[at], other.latency_ns[at]
-    return None if before is None or after is None else after - before
+def nearest_smaller(plan: Plan, site: SiteChoice) -> Trade | None:
+    """The alternative with fewer parameters; None where the plan knows none."""
+    return next((trade for trade in trades(plan, site) if trade.freed > 0), None)
 
 
 def reasons(plan: Plan, site: SiteChoice) -> tuple[str, ...]:
@@ -66,7 +80,7 @@ def reasons(plan: Plan, site: SiteChoice) -> tuple[str, ...]:
     found = trades(plan, site)
     if not found:
         return (unweighed(plan),)
-    said = [_smaller(plan, trade) if trade.freed > 0 else _larger(plan, trade) for trade in found]
+    said = [_weighed(plan, trade) for trade in found]
     if found[0].freed < 0:
         said.insert(0, "No candidate is smaller.")
     if found[-1].freed > 0:
@@ -82,33 +96,83 @@ def unweighed(plan: Plan) -> str:
     return "The plan does not hold what its sites could have had instead; gac allocate writes that now."
 
 
-def _smaller(plan: Plan, trade: Trade) -> str:
-    offer = f"Why not smaller: {trade.choice} would free {told(trade.freed, 'parameter')}{_beside(trade)} and "
-    offer += f"{_change(trade.lost)}. "
-    if not any(plan.certificate.multipliers):
-        return f"{offer}No limit binds, so nothing would be won with what is freed."
-    near = "no less than it loses, yet no choice elsewhere was found that uses it"
-    verdict = "less than it loses" if trade.worth < trade.lost else near
-    return f"{offer}Spent elsewhere, that is worth {nats(trade.worth)}: {verdict}."
-
-
-def _larger(plan: Plan, trade: Trade) -> str:
-    offer = f"Why not larger: {trade.choice} would take {told(-trade.freed, 'parameter')} more{_beside(trade)} and "
-    offer += f"{_change(trade.lost)}. "
-    near = "no more than it wins, yet the limits leave no room for it"
-    verdict = "more than it wins" if -trade.worth > -trade.lost else near
-    said = f"{offer}Elsewhere, that is worth {nats(-trade.worth)}: {verdict}."
-    left = plan.budget.limit - plan.budget.used
-    return said if -trade.freed <= left else f"{said} The budget has {left:,} left."
-
-
-def _change(lost: float) -> str:
-    return f"lose {nats(lost)} nats a token more" if lost >= 0 else f"lose {nats(-lost)} nats a token less"
-
-
-def _beside(trade: Trade) -> str:
-    """What it changes of the other limits."""
+def _weighed(plan: Plan, trade: Trade) -> str:
+    """What the alternative offers, and what that is worth elsewhere."""
     parts = [f"{duration(abs(ns))} {'slower' if ns > 0 else 'faster'} at {name}" for name, ns in trade.slower if ns]
     if trade.cached:
         parts.append(f"{abs(trade.cached):,} numbers a token {'less' if trade.cached > 0 else 'more'} in the cache")
-    return "".join(f", {part}" for part in parts)
+    beside = "".join(f", {part}" for part in parts)
+    lost = f"lose {nats(abs(trade.lost))} nats a token {'more' if trade.lost >= 0 else 'less'}"
+    if trade.freed > 0:
+        freed = number_of(trade.freed, "parameter")
+        offer = f"Why not smaller: {trade.choice} would free {freed}{beside} and {lost}."
+        if not any(plan.certificate.multipliers):
+            return f"{offer} No limit binds, so nothing would be won with what is freed."
+        near = "no less than it loses, yet no choice elsewhere was found that uses it"
+        verdict = "less than it loses" if trade.worth < trade.lost else near
+        return f"{offer} Spent elsewhere, that is worth {nats(trade.worth)}: {verdict}."
+    near = "no more than it wins, yet the limits leave no room for it"
+    verdict = "more than it wins" if -trade.worth > -trade.lost else near
+    taken = number_of(-trade.freed, "parameter")
+    left = plan.budget.limit - plan.budget.used
+    return (
+        f"Why not larger: {trade.choice} would take {taken} more{beside} and {lost}. "
+        f"Elsewhere, that is worth {nats(-trade.worth)}: {verdict}."
+        f"{'' if -trade.freed <= left else f' The budget has {left:,} left.'}"
+    )
+
+
+# --- what the next dims would take on the GPU -----------------------------------------------------------------------
+
+
+def next_dims(plan: Plan, profile: Profile | None, weight: WeightChoice, *, shared: bool) -> tuple[str, ...]:
+    """One sentence a workload: latency at the dim, at the next dim, and at the next sound one; none for a dense weight.
+
+    Args:
+        profile: the one that the plan names; None: it is not at hand.
+        shared: weights of its site run their first GEMMs as one.
+    """
+    form, dim = form_named(weight.form), weight.dim
+    if form.axis(weight.weight) is None or dim >= form.full(weight.weight):
+        return ()
+    if profile is None or shared:
+        why = "the profile is not at hand" if profile is None else "weights of this site share a GEMM"
+        return (f"What the next dim takes is not told: {why}.",)
+    workloads = tuple(Workload.parse(one.workload) for one in plan.workloads)
+    timing = Timing(profile, workloads, plan.recipe.deployment.triton)
+    after = np.arange(dim + 1, min(form.full(weight.weight), dim + _REACH) + 1)
+    sound = after[timing.sound(form, weight.weight, after, fused=False)].tolist()
+    dims = [dim, dim + 1, *sound[:1]]
+    latency, _ = timing.of_weight(form, weight.weight, np.array(dims))
+    broken = ""
+    if dim + 1 not in sound[:1]:
+        period = operator_period(profile, form.operation(weight.weight, 1, 1).operator)
+        step = lcm(step_of(form, plan.recipe.space.align), period)
+        broken = f"no multiple of {step}" if (dim + 1) % step else "a larger dim is faster"
+    return tuple(
+        f"On the GPU, {workload}: {_timed(list(zip(dims, latency[:, at].tolist(), strict=True)), broken)}."
+        for at, workload in enumerate(workloads)
+    )
+
+
+def _timed(known: Sequence[tuple[int, int]], broken: str) -> str:
+    """What each dim takes.
+
+    Args:
+        known: dim and ns of the chosen dim, of the next one, and of the next sound one where there is one.
+        broken: what keeps the next dim from being sound; nothing where it is.
+    """
+    (dim, ours), (following, theirs), *sound = known
+    if all(ns == UNKNOWN for _, ns in known):
+        return f"the latency table holds no time of {dim:,} or of the next dims"
+    notes = [f"{theirs / ours:.2f}x"] if UNKNOWN not in (ours, theirs) else []
+    notes += [broken] if broken else []
+    said = f"{dim:,} takes {_time(ours)}; the next dim, {following:,}, {_time(theirs)}"
+    said += f" ({', '.join(notes)})" if notes else ""
+    if broken:
+        said += "".join(f"; the next sound one, {one:,}, {_time(ns)}" for one, ns in sound) or "; no sound one follows"
+    return said
+
+
+def _time(ns: int) -> str:
+    return "an unknown time" if ns == UNKNOWN else duration(ns)

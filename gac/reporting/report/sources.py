@@ -1,7 +1,7 @@
 """The plans, frontier and profile of a page, checked to belong together."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from gac.allocation.frontier import Frontier
@@ -9,15 +9,7 @@ from gac.errors import PlanError, ProfileError
 from gac.plan import Plan, PlanComparison
 from gac.profiling.folders import profile_with
 from gac.profiling.table import Profile
-from gac.recipe import Recipe
-
-
-@dataclass(frozen=True)
-class Named:
-    """A plan and what the page calls it."""
-
-    name: str
-    plan: Plan
+from gac.reporting.frontier import check_beside
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,7 +18,8 @@ class Sources:
 
     Attributes:
         plan: what the page is about.
-        against: other plans for the same model.
+        name: what the page calls it.
+        against: other plans for the same model, by what the page calls them.
         frontier: the least loss for other budgets, where one was made.
         profile: the latency table that the plan names, where it is at hand.
 
@@ -35,16 +28,24 @@ class Sources:
         ProfileError: the profile is not the one that the plan names.
     """
 
-    plan: Named
-    against: tuple[Named, ...] = ()
+    plan: Plan
+    name: str = "plan"
+    against: Mapping[str, Plan] = field(default_factory=dict)
     frontier: Frontier | None = None
     profile: Profile | None = None
 
     def __post_init__(self) -> None:
         _ = self.comparisons  # refuses plans for other models
         if self.frontier is not None:
-            _check_frontier(self.plan.plan, self.frontier)
-        digest = self.plan.plan.measured.profile.digest
+            check_beside(self.frontier, self.plan, self.name)
+            methods = [one.recipe.measure.method for one in (self.plan, self.frontier)]
+            if methods[0] != methods[1]:
+                raise PlanError(
+                    f"plan {self.name} by {methods[0]} beside a frontier by {methods[1]}",
+                    "losses of one scale: the same method",
+                    "Make the frontier as the plan was made, or leave it out.",
+                )
+        digest = self.plan.measured.profile.digest
         if self.profile is not None and self.profile.digest != digest:
             raise ProfileError(
                 f"profile {self.profile.path} has digest {self.profile.digest[:12]}",
@@ -53,24 +54,21 @@ class Sources:
             )
 
     @cached_property
-    def comparisons(self) -> Sequence[PlanComparison]:
+    def comparisons(self) -> dict[str, PlanComparison]:
         """The plan beside each of the others."""
-        return [self.plan.plan.compare(other.plan) for other in self.against]
+        return {name: self.plan.compare(other) for name, other in self.against.items()}
 
     @property
     def unlike(self) -> tuple[str, ...]:
         """What the frontier was made with otherwise than the plan: ``refit residual instead of none``."""
         if self.frontier is None:
             return ()
-        ours, theirs = self.plan.plan, self.frontier
-        told, asked = _told(theirs.recipe), _told(ours.recipe)
-        found = {name: (told[name], asked[name]) for name in asked}
-        found["profile"] = theirs.measured.profile.digest[:12], ours.measured.profile.digest[:12]
-        return tuple(f"{name} {made} instead of {plan}" for name, (made, plan) in found.items() if made != plan)
+        made, ours = _made_with(self.frontier), _made_with(self.plan)
+        return tuple(f"{name} {made[name]} instead of {value}" for name, value in ours.items() if made[name] != value)
 
 
-def _told(recipe: Recipe) -> dict[str, object]:
-    """What a frontier may have been made with otherwise."""
+def _made_with(made: Plan | Frontier) -> dict[str, object]:
+    recipe = made.recipe
     return {
         "refit": recipe.refit,
         "shots": recipe.measure.shots,
@@ -78,6 +76,7 @@ def _told(recipe: Recipe) -> dict[str, object]:
         "align": recipe.space.align,
         "fuse": recipe.deployment.fuse,
         "decode kernel": recipe.deployment.decode_kernel,
+        "profile": made.measured.profile.digest[:12],
     }
 
 
@@ -85,21 +84,3 @@ def profile_of(plan: Plan) -> Profile | None:
     """The shipped or saved profile that a plan names by its digest; None where it is not at hand."""
     path = profile_with(plan.measured.profile.digest)
     return None if path is None else Profile.load(path)
-
-
-def _check_frontier(plan: Plan, frontier: Frontier) -> None:
-    made, ours = frontier.measured, plan.measured
-    if made.digest != ours.digest:
-        raise PlanError(
-            f"a plan for {ours.model} ({ours.digest[:12]}) beside a frontier for {made.model} ({made.digest[:12]})",
-            "a frontier of the same model",
-            "Make it for the same weights, or leave it out.",
-        )
-    methods = [one.recipe.measure.method for one in (plan, frontier)]
-    if methods[0] != methods[1] or ours.calibration != made.calibration:
-        raise PlanError(
-            f"a plan by {methods[0]} on text {ours.calibration.digest[:12]} beside a frontier by {methods[1]} "
-            f"on text {made.calibration.digest[:12]}",
-            "losses of one scale: the same method and calibration text",
-            "Make the frontier as the plan was made, or leave it out.",
-        )

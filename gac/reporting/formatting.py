@@ -1,11 +1,11 @@
-"""How the page writes numbers and choices."""
+"""How tables and pages write numbers and choices."""
 
 from collections.abc import Sequence
 from itertools import groupby
 from math import floor, log10
 
 from gac.models.sites import short_names
-from gac.plan import SiteChoice, WeightChoice
+from gac.plan import WeightChoice
 
 
 def duration(ns: int | None) -> str:
@@ -40,15 +40,10 @@ def choice(form: str, dim: int) -> str:
     return form if form == "dense" else f"{form}\N{NO-BREAK SPACE}{dim:,}"
 
 
-def choices(weights: Sequence[WeightChoice], forms: Sequence[str], dims: Sequence[int]) -> str:
+def choices(weights: Sequence[WeightChoice]) -> str:
     """What the weights of a site become: once where all become the same."""
-    found = [choice(form, dim) for form, dim in zip(forms, dims, strict=True)]
+    found = [choice(weight.form, weight.dim) for weight in weights]
     if len(set(found)) == 1:
         return found[0]
     called = short_names([weight.name for weight in weights])
     return ", ".join(f"{called[weight.name]} {one}" for weight, one in zip(weights, found, strict=True))
-
-
-def chosen(site: SiteChoice) -> str:
-    """What a site becomes."""
-    return choices(site.weights, [weight.form for weight in site.weights], [weight.dim for weight in site.weights])
