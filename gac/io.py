@@ -250,8 +250,12 @@ def whole_file(path: Path, what: str, error: type[GacError] = GacError) -> Itera
 
 
 class Record:
-    """A frozen dataclass that is kept as a JSON file; errors call it by the name of its class."""
+    """A frozen dataclass that is kept as a JSON file; errors call it by the name of its class.
 
+    Read are its own fields and no others, nor infinities, in whatever it consists of.
+    """
+
+    __pydantic_config__ = {"extra": "forbid", "allow_inf_nan": False}  # noqa: RUF012
     _error: ClassVar[type[GacError]] = GacError
     _indent: ClassVar[int | None] = 1
 
@@ -263,6 +267,12 @@ class Record:
         """
         with whole_file(Path(path), type(self).__name__.lower(), self._error) as temporary:
             temporary.write_bytes(to_json(self, self._indent) + b"\n")
+
+    def _check_schema(self, version: int, known: int) -> None:
+        if version != known:
+            what = type(self).__name__.lower()
+            remedy = f"Make the {what} again with this version of GAC."
+            raise self._error(f"{what} has schema version {version}", f"version {known}", remedy)
 
     @classmethod
     def load(cls, path: str | Path) -> Self:

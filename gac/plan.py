@@ -17,8 +17,7 @@ from gac.recipe import Recipe
 from gac.schemes import DEFAULT_SCHEME, scheme_named
 
 SCHEMA = 2
-_STRICT = {"extra": "forbid", "allow_inf_nan": False}
-_EDITED = "Make the plan again; this one was edited."
+_REMEDY = "Make it again; this one was edited."
 _LARGEST = 709.0  # e to this power is about 8e307, near the largest float64
 
 
@@ -43,7 +42,6 @@ class Limit:
     used: int
     total: int
     over: int = 0
-    __pydantic_config__ = _STRICT
 
     @property
     def kept(self) -> float:
@@ -69,7 +67,6 @@ class Calibration:
     digest: str
     loss: float
     documents: tuple[str, ...] = ()
-    __pydantic_config__ = _STRICT
 
 
 @dataclass(frozen=True)
@@ -79,7 +76,6 @@ class ProfileUsed:
     gpu: str
     digest: str
     note: str
-    __pydantic_config__ = _STRICT
 
 
 @dataclass(frozen=True)
@@ -101,7 +97,6 @@ class Measured:
     calibration: Calibration
     profile: ProfileUsed
     factor: float
-    __pydantic_config__ = _STRICT
 
     def perplexity(self, loss: float) -> float:
         """On the calibration text, for a predicted loss; the smallest budgets of large models lose hundreds of nats."""
@@ -121,7 +116,6 @@ class WorkloadLatency:
     measured: int
     interpolated: int
     unknown: int
-    __pydantic_config__ = _STRICT
 
 
 @dataclass(frozen=True)
@@ -134,7 +128,6 @@ class Prediction:
     loss: float
     dense_perplexity: float
     perplexity: float
-    __pydantic_config__ = _STRICT
 
 
 @dataclass(frozen=True)
@@ -156,7 +149,6 @@ class Certificate:
     gap: float
     multipliers: tuple[float, ...]
     method: str
-    __pydantic_config__ = _STRICT
 
 
 @dataclass(frozen=True)
@@ -167,7 +159,6 @@ class WeightChoice:
     form: str
     dim: int
     scheme: str = DEFAULT_SCHEME
-    __pydantic_config__ = _STRICT
 
     @property
     def name(self) -> str:
@@ -199,7 +190,6 @@ class Candidate:
     latency_ns: tuple[int | None, ...]
     interpolated: tuple[int, ...]
     shared: bool = False
-    __pydantic_config__ = _STRICT
 
     def choices(self, weights: Sequence[Weight]) -> tuple[WeightChoice, ...]:
         """What each of the site's weights becomes."""
@@ -225,7 +215,6 @@ class SiteChoice:
     latency_ns: tuple[int | None, ...]
     shared: bool = False
     alternatives: tuple[Candidate, ...] = ()
-    __pydantic_config__ = _STRICT
 
     @classmethod
     def of(cls, site: Site, chosen: Candidate, alternatives: tuple[Candidate, ...] = ()) -> "SiteChoice":
@@ -254,16 +243,10 @@ class Plan(Shown, Record):
     prediction: Prediction
     certificate: Certificate
     sites: tuple[SiteChoice, ...]
-    __pydantic_config__ = _STRICT
     _error = PlanError
 
     def __post_init__(self) -> None:
-        if self.schema_version != SCHEMA:
-            raise PlanError(
-                f"plan has schema version {self.schema_version}",
-                f"version {SCHEMA}",
-                "Make the plan again with this version of GAC.",
-            )
+        self._check_schema(self.schema_version, SCHEMA)
         _check_counts(self)
 
     @property
@@ -345,7 +328,7 @@ class WeightDifference:
 
 @dataclass(frozen=True)
 class PlanComparison:
-    """Two plans for one model, side by side; every pair holds the first plan's figure and the second's.
+    """Two plans for one model, side by side.
 
     Attributes:
         differences: the weights that become something else, in model order.
@@ -354,35 +337,6 @@ class PlanComparison:
     first: Plan
     second: Plan
     differences: tuple[WeightDifference, ...]
-
-    @property
-    def params(self) -> tuple[int, int]:
-        """Parameters of the targeted weights."""
-        return self.first.budget.used, self.second.budget.used
-
-    @property
-    def loss(self) -> tuple[float, float]:
-        """Predicted loss, nats a token more than dense; of one scale only where ``same_prediction``."""
-        return self.first.prediction.loss, self.second.prediction.loss
-
-    @property
-    def perplexity(self) -> tuple[float, float]:
-        """Predicted perplexity on the calibration text."""
-        return self.first.prediction.perplexity, self.second.prediction.perplexity
-
-    @property
-    def latency(self) -> dict[str, tuple[int, int]]:
-        """Predicted ns by workload, for those that both plans know."""
-        first, second = (
-            {workload.workload: workload.plan_ns for workload in plan.workloads if workload.plan_ns is not None}
-            for plan in (self.first, self.second)
-        )
-        return {workload: (ns, second[workload]) for workload, ns in first.items() if workload in second}
-
-    @property
-    def alignment(self) -> tuple[dict[str, int], dict[str, int]]:
-        """How many chosen dims are multiples of 64, 32, 16, 8, or none."""
-        return self.first.alignment, self.second.alignment
 
     @property
     def same_prediction(self) -> bool:
@@ -394,20 +348,29 @@ class PlanComparison:
         return first == second
 
 
+def check(holds: bool, given: str, expected: str) -> None:
+    """Refuse a plan or a frontier that contradicts itself.
+
+    Raises:
+        PlanError: of what is given and expected, where it does not hold.
+    """
+    if not holds:
+        raise PlanError(given, expected, _REMEDY)
+
+
 def _check_counts(plan: Plan) -> None:
     """Count everything again in exact integers; a plan that contradicts itself is refused."""
     for name in ("sites", "limits"):
-        if not getattr(plan, name):
-            raise PlanError(f"plan has no {name}", "one at least", _EDITED)
+        check(bool(getattr(plan, name)), f"plan has no {name}", "one at least")
     _check_ranges(plan)
     for site in plan.sites:
         _check_site(site)
-    if any(site.alternatives for site in plan.sites) and len(plan.certificate.multipliers) != len(plan.limits):
-        given = f"plan has alternatives and {len(plan.certificate.multipliers)} multipliers"
-        raise PlanError(given, f"{len(plan.limits)}, one a limit", _EDITED)
+    prices, limits, recipe = len(plan.certificate.multipliers), len(plan.limits), plan.recipe.fractions
+    priced = prices == limits or not any(site.alternatives for site in plan.sites)
+    check(priced, f"plan has alternatives and {prices} multipliers", f"{limits}, one a limit")
     asked = {limit.column: limit.asked for limit in plan.limits}
-    if list(asked.items()) != list(plan.recipe.fractions.items()):
-        raise PlanError(f"plan limits {asked}", f"{plan.recipe.fractions}, as its recipe says", _EDITED)
+    as_asked = list(asked.items()) == list(recipe.items())
+    check(as_asked, f"plan limits {asked}", f"{recipe}, as its recipe says")
     for limit in plan.limits:
         _check_limit(plan, limit)
 
@@ -415,16 +378,15 @@ def _check_counts(plan: Plan) -> None:
 def _check_site(site: SiteChoice) -> None:
     weights = [one.weight for one in site.weights]
     _check_choices(site.weights, site.params, f"site {site.site}")
-    if (dense := sum(weight.params for weight in weights)) != site.dense_params:
-        raise PlanError(f"site {site.site} states {site.dense_params} dense parameters", f"{dense}", _EDITED)
+    dense = sum(weight.params for weight in weights)
+    check(dense == site.dense_params, f"site {site.site} states {site.dense_params} dense parameters", f"{dense}")
     shorter = {(one.form, one.dim) for one in site.weights if form_named(one.form).shortens(one.weight)}
     met = {form_named(one.form).shortens(one.weight) for one in site.weights} - {None}
-    if len(shorter) > 1 or (shorter and met != {"out", "in"}):
-        raise PlanError(
-            f"site {site.site} has {', '.join(f'{form} dim {dim}' for form, dim in sorted(shorter))}",
-            "one form and dim for all weights that it shortens together",
-            _EDITED,
-        )
+    check(
+        not shorter or (len(shorter) == 1 and met == {"out", "in"}),
+        f"site {site.site} has {', '.join(f'{form} dim {dim}' for form, dim in sorted(shorter))}",
+        "one form and dim for all weights that it shortens together",
+    )
     for other in site.alternatives:
         check_candidate(other, weights, len(site.latency_ns), f"an alternative of site {site.site}")
 
@@ -451,14 +413,13 @@ def amounts(
 def _check_limit(plan: Plan, limit: Limit) -> None:
     """Everything that a limit states, counted again."""
     if (found := amounts(plan.weights, plan.workloads, limit.column)) is None:
-        raise PlanError(f"plan limits {limit.column!r}", "a cost that it has", _EDITED)
+        raise PlanError(f"plan limits {limit.column!r}", "a cost that it has", _REMEDY)
     over = max(0, limit.used - limit.limit)
-    if (*found, over) != (limit.used, limit.total, limit.over):
-        raise PlanError(
-            f"plan states {limit.used} of {limit.total} {limit.column}, limit {limit.limit}, {limit.over} over it",
-            f"{found[0]} of {found[1]}, {over} over the limit",
-            _EDITED,
-        )
+    check(
+        (*found, over) == (limit.used, limit.total, limit.over),
+        f"plan states {limit.used} of {limit.total} {limit.column}, limit {limit.limit}, {limit.over} over it",
+        f"{found[0]} of {found[1]}, {over} over the limit",
+    )
 
 
 def check_candidate(candidate: Candidate, weights: Sequence[Weight], workloads: int, what: str) -> None:
@@ -473,16 +434,14 @@ def check_candidate(candidate: Candidate, weights: Sequence[Weight], workloads: 
     """
     forms, schemes, dims = len(candidate.forms), len(candidate.schemes), len(candidate.dims)
     latency, interpolated = candidate.latency_ns, candidate.interpolated
-    if {forms, schemes, dims} != {len(weights)} or {len(latency), len(interpolated)} != {workloads}:
-        raise PlanError(
-            f"{what} has {forms} forms, {schemes} schemes, {dims} dims and {len(latency)} latencies, "
-            f"{len(interpolated)} counts of interpolated ones",
-            f"{len(weights)} of the first three, one a weight, and {workloads} of the others, one a workload",
-            _EDITED,
-        )
-    if any(ns is not None and ns < 1 for ns in latency) or any(count < 0 for count in interpolated):
-        given = f"{what} has latencies {latency}, {interpolated} interpolated"
-        raise PlanError(given, "positive ns and counts", _EDITED)
+    check(
+        {forms, schemes, dims} == {len(weights)} and {len(latency), len(interpolated)} == {workloads},
+        f"{what} has {forms} forms, {schemes} schemes, {dims} dims and {len(latency)} latencies, "
+        f"{len(interpolated)} counts of interpolated ones",
+        f"{len(weights)} of the first three, one a weight, and {workloads} of the others, one a workload",
+    )
+    positive = all(ns is None or ns > 0 for ns in latency) and all(count >= 0 for count in interpolated)
+    check(positive, f"{what} has latencies {latency}, {interpolated} interpolated", "positive ns and counts")
     _check_choices(candidate.choices(weights), candidate.params, what)
 
 
@@ -490,8 +449,8 @@ def _check_choices(choices: Sequence[WeightChoice], params: int, what: str) -> N
     for one in choices:
         check_choice(one.weight, one.form, one.dim)
         scheme_named(one.scheme)
-    if (counted := sum(one.params for one in choices)) != params:
-        raise PlanError(f"{what} states {params} parameters", f"{counted}, as its dims say", _EDITED)
+    counted = sum(one.params for one in choices)
+    check(counted == params, f"{what} states {params} parameters", f"{counted}, as its dims say")
 
 
 def _check_ranges(plan: Plan) -> None:
@@ -507,5 +466,4 @@ def _check_ranges(plan: Plan) -> None:
         **{f"{one.workload}.plan_ns": one.plan_ns for one in plan.workloads if one.plan_ns is not None},
     }
     for name, count in counts.items():
-        if count < 1:
-            raise PlanError(f"plan has {name} out of range", "counts that can be", "Make the plan again.")
+        check(count > 0, f"plan has {name} out of range", "counts that can be")

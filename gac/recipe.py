@@ -21,7 +21,6 @@ from gac.io import Record
 from gac.schemes import DEFAULT_SCHEME, SCHEMES
 from gac.workloads import Workload
 
-_STRICT = {"extra": "forbid", "allow_inf_nan": False}
 _ALIGN = re.compile(r"profile(?:, ?group=([0-9]{1,9}))?")
 DEFAULT_WORKLOADS = ("prefill:1x1024", "decode:1@1024")
 DEFAULT_BUDGET = 0.8
@@ -63,7 +62,6 @@ class Measure:
     text: str = "wiki-sample"
     seed: int = 0
     shots: Shots = 1
-    __pydantic_config__ = _STRICT
 
     def __post_init__(self) -> None:
         _check(isinstance(self.method, str), "measure.method", self.method, "the name of a method")
@@ -88,7 +86,6 @@ class Space:
     forms: tuple[str, ...] = DEFAULT_FORMS
     schemes: tuple[str, ...] = (DEFAULT_SCHEME,)
     align: bool | int = True
-    __pydantic_config__ = _STRICT
 
     def __post_init__(self) -> None:
         _check_names("space.forms", self.forms)
@@ -131,7 +128,6 @@ class Deployment:
     fuse: Fusing = False
     decode_kernel: DecodeKernel = "torch"
     tensor_parallel: int = 1
-    __pydantic_config__ = _STRICT
 
     def __post_init__(self) -> None:
         named = self.profile is None or (isinstance(self.profile, str) and bool(self.profile))
@@ -174,7 +170,6 @@ class Limits:
     memory: float | None = None
     kv_cache: float | None = None
     latency: dict[str, float] = field(default_factory=dict)
-    __pydantic_config__ = _STRICT
 
     def __post_init__(self) -> None:
         if self.params is None:
@@ -247,7 +242,6 @@ class Recipe(Record):
     limits: Limits = field(default_factory=Limits)
     refit: Refit | None = None
     rule: str = "loss"
-    __pydantic_config__ = _STRICT
 
     def __post_init__(self) -> None:
         for name, kind in zip(_PARTS, (Measure, Space, Deployment, Limits), strict=True):

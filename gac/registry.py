@@ -1,7 +1,7 @@
 """Names of what can be exchanged: forms, schemes, methods, rules. A registry takes a name or an object.
 
 What GAC ships is named by where it is, ``module:attribute``, and imported when it is first asked for. So names can be
-checked without torch, and rooms that nothing of the core imports can still be asked for by name.
+listed without torch, and rooms that nothing of the core imports can still be asked for by name.
 """
 
 import re
@@ -66,28 +66,12 @@ class Registry(Generic[T]):
         if colon and kind in self.names and (make := getattr(self.get(kind), "with_parameter", None)):
             made: T = make(parameter)
             return made
-        raise self._unknown(asked)
-
-    def check_name(self, name: str) -> None:
-        """Refuse a name that is unknown, without importing what it names; a parameter is looked at by ``get``.
-
-        Raises:
-            GacError: lists what there is, and names the nearest.
-        """
-        if name.partition(":")[0] not in self.names and name not in self.names:
-            raise self._unknown(name)
+        remedy = did_you_mean(asked, self.names, f"Correct the name, or register your own {self._seam}.")
+        raise self._error(f"{self._seam} {asked!r} is unknown", f"one of {', '.join(self.names)}", remedy)
 
     def name(self, asked: str | T) -> str:
         """The name under which ``get`` finds this again; raises as it does."""
         return str(self.get(asked).name)  # type: ignore[attr-defined]
-
-    def _unknown(self, name: str) -> GacError:
-        remedy = f"Correct the name, or register your own {self._seam}."
-        return self._error(
-            f"{self._seam} {name!r} is unknown",
-            f"one of {', '.join(self.names)}",
-            did_you_mean(name, self.names, remedy),
-        )
 
     def register(self, own: T) -> T:
         """Make an object known under its ``name``, for this process, in place of an earlier one of the same class.

@@ -1,8 +1,5 @@
 """What is exchanged by name: methods of one's own beside the shipped ones."""
 
-import subprocess
-import sys
-
 import pytest
 from torch import Tensor
 
@@ -73,13 +70,3 @@ def test_what_breaks_the_contract_is_refused(methods: Registry[Method], own: Met
         methods.get(own)
     assert str(caught.value) == message
     assert methods.names == ("kfac",)
-
-
-def test_a_name_is_checked_without_torch() -> None:
-    code = (
-        "import sys; from gac.sensitivity.registry import METHODS; METHODS.check_name('asvd:0.5');"
-        "sys.exit('torch' in sys.modules)"
-    )
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-    with pytest.raises(GacError, match="method 'magic' is unknown"):
-        METHODS.check_name("magic")

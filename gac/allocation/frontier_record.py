@@ -12,12 +12,10 @@ from gac.display import Shown
 from gac.errors import PlanError
 from gac.io import Record
 from gac.models.sites import Site
-from gac.plan import Candidate, Certificate, Measured, Plan, check_candidate
+from gac.plan import Candidate, Certificate, Measured, Plan, check, check_candidate
 from gac.recipe import Limits, Recipe, check_fraction
 
 SCHEMA = 2
-_STRICT = {"extra": "forbid", "allow_inf_nan": False}
-_EDITED = "Make the frontier again; this one was edited."
 
 
 @dataclass(frozen=True)
@@ -27,7 +25,6 @@ class SiteOptions:
     site: Site
     dense: Candidate
     options: tuple[Candidate, ...]
-    __pydantic_config__ = _STRICT
 
 
 @dataclass(frozen=True)
@@ -53,7 +50,6 @@ class FrontierPoint:
     latency_ns: tuple[int | None, ...]
     choice: tuple[int, ...]
     certificate: Certificate
-    __pydantic_config__ = _STRICT
 
 
 @dataclass(frozen=True, repr=False)
@@ -75,16 +71,10 @@ class Frontier(Shown, Record):
     limit: str
     sites: tuple[SiteOptions, ...]
     points: tuple[FrontierPoint, ...]
-    __pydantic_config__ = _STRICT
     _error, _indent = PlanError, None
 
     def __post_init__(self) -> None:
-        if self.schema_version != SCHEMA:
-            raise PlanError(
-                f"frontier has schema version {self.schema_version}",
-                f"version {SCHEMA}",
-                "Make the frontier again with this version of GAC.",
-            )
+        self._check_schema(self.schema_version, SCHEMA)
         _check(self)
 
     @property
@@ -143,62 +133,51 @@ def sums(options: Sequence[Candidate]) -> tuple[int, float, tuple[int | None, ..
 
 
 def _check(frontier: Frontier) -> None:
-    if frontier.limit not in (PARAMS, *frontier.workloads):
-        raise PlanError(
-            f"frontier limits {frontier.limit!r}",
-            f"params or one of its workloads ({', '.join(frontier.workloads) or 'none'})",
-            _EDITED,
-        )
-    if not frontier.points:
-        raise PlanError("frontier has no points", "one at least", _EDITED)
+    known, targeted = frontier.workloads, frontier.dense_params
+    check(
+        frontier.limit in (PARAMS, *known),
+        f"frontier limits {frontier.limit!r}",
+        f"params or one of its workloads ({', '.join(known) or 'none'})",
+    )
+    check(bool(frontier.points), "frontier has no points", "one at least")
     for one in frontier.sites:
         for option in (one.dense, *one.options):
-            check_candidate(option, one.site.weights, len(frontier.workloads), f"an option of site {one.site.name}")
-    if not 1 <= frontier.dense_params <= frontier.measured.params:
-        raise PlanError(
-            f"frontier of {frontier.dense_params:,} targeted parameters of {frontier.measured.params:,}",
-            "one at least, and no more than the model has",
-            _EDITED,
-        )
-    amount = _dense_amount(frontier)
+            check_candidate(option, one.site.weights, len(known), f"an option of site {one.site.name}")
+    check(
+        1 <= targeted <= frontier.measured.params,
+        f"frontier of {targeted:,} targeted parameters of {frontier.measured.params:,}",
+        "one at least, and no more than the model has",
+    )
+    amount = targeted if frontier.limit == PARAMS else frontier.dense_ns[known.index(frontier.limit)]
+    given = f"frontier limits {frontier.limit}, whose dense latency is unknown"
+    check(amount is not None, given, "a known latency")
+    assert amount is not None
     for number, point in enumerate(frontier.points):
-        _check_point(frontier, number, point, amount)
+        _check_point(frontier, f"point {number}", point, amount)
     for before, after in pairwise(frontier.points):
-        if not (before.limit < after.limit and before.loss > after.loss):
-            raise PlanError(
-                f"points at {before.limit:,} and {after.limit:,} lose {before.loss:g} and {after.loss:g}",
-                "a larger limit, and a smaller loss, from point to point",
-                _EDITED,
-            )
-
-
-def _dense_amount(frontier: Frontier) -> int:
-    """What the limits are fractions of."""
-    if frontier.limit == PARAMS:
-        return frontier.dense_params
-    ns = frontier.dense_ns[frontier.workloads.index(frontier.limit)]
-    if ns is None:
-        raise PlanError(f"frontier limits {frontier.limit}, whose dense latency is unknown", "a known latency", _EDITED)
-    return ns
-
-
-def _check_point(frontier: Frontier, number: int, point: FrontierPoint, amount: int) -> None:
-    if len(point.choice) != len(frontier.sites) or not all(
-        0 <= chosen < len(one.options) for one, chosen in zip(frontier.sites, point.choice, strict=True)
-    ):
-        raise PlanError(f"point {number} chooses options that are not there", "one of each site's options", _EDITED)
-    params, loss, latency = sums(frontier.taken(point))
-    if (point.params, point.loss, point.latency_ns) != (params, loss, latency):
-        raise PlanError(
-            f"point {number} states {point.params} parameters, loss {point.loss!r} and latencies {point.latency_ns}",
-            f"{params}, {loss!r} and {latency}, the sums of its options",
-            _EDITED,
+        check(
+            before.limit < after.limit and before.loss > after.loss,
+            f"points at {before.limit:,} and {after.limit:,} lose {before.loss:g} and {after.loss:g}",
+            "a larger limit, and a smaller loss, from point to point",
         )
-    used = point.params if frontier.limit == PARAMS else latency[frontier.workloads.index(frontier.limit)]
+
+
+def _check_point(frontier: Frontier, name: str, point: FrontierPoint, amount: int) -> None:
+    """``amount``: what limits are fractions of."""
+    there = [range(len(one.options)) for one in frontier.sites]
+    chosen = len(point.choice) == len(there) and all(map(range.__contains__, there, point.choice))
+    check(chosen, f"{name} chooses options that are not there", "one of each site's options")
+    params, loss, latency = sums(frontier.taken(point))
+    check(
+        (point.params, point.loss, point.latency_ns) == (params, loss, latency),
+        f"{name} states {point.params} parameters, loss {point.loss!r} and latencies {point.latency_ns}",
+        f"{params}, {loss!r} and {latency}, the sums of its options",
+    )
     check_fraction("asked", point.asked)
     limit = floored(point.asked, amount)
-    if point.limit != limit or used is None or used > limit:
-        raise PlanError(f"point {number} states limit {point.limit} and uses {used}", f"at most {limit}", _EDITED)
-    perplexity = frontier.measured.perplexity(point.loss)
-    if not isclose(point.perplexity, perplexity):
-        raise PlanError(f"point {number} states perplexity {point.perplexity:g}", f"{perplexity:g}", _EDITED)
+    used = params if frontier.limit == PARAMS else latency[frontier.workloads.index(frontier.limit)]
+    kept = point.limit == limit and used is not None and used <= limit
+    check(kept, f"{name} states limit {point.limit} and uses {used}", f"at most {limit}")
+    perplexity = frontier.measured.perplexity(loss)
+    close = isclose(point.perplexity, perplexity)
+    check(close, f"{name} states perplexity {point.perplexity:g}", f"{perplexity:g}")

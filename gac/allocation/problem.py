@@ -40,6 +40,7 @@ class Problem:
     recipe: Recipe
     measured: Measured
     measurements: Mapping[str, Floats] = field(default_factory=dict)
+    _made: dict[tuple[str, ...], list[CandidateSet]] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def params(self) -> int:
@@ -66,19 +67,14 @@ class Problem:
         """Latency of the dense sites, one a workload; None where unknown."""
         return [total(self.dense, ns_of(workload)) for workload in self.workloads]
 
-    @cached_property
-    def by_params(self) -> list[CandidateSet]:
-        """The candidates of each site that matter where parameters alone are limited."""
-        return self._candidates((PARAMS,))
-
     def candidates(self, columns: Collection[str]) -> list[CandidateSet]:
         """The candidates of each site that matter where these cost columns are limited."""
         alike = len(self.recipe.space.schemes) == 1  # bytes are then as parameters are
         limited = tuple(dict.fromkeys(PARAMS if alike and column == BYTES else column for column in columns))
-        return self.by_params if limited == (PARAMS,) else self._candidates(limited)
-
-    def _candidates(self, limited: Collection[str]) -> list[CandidateSet]:
-        return [candidates(site, self.curves, self.recipe.space, self.timing, limited) for site in self.sites]
+        if limited not in self._made:
+            space, timing = self.recipe.space, self.timing
+            self._made[limited] = [candidates(site, self.curves, space, timing, limited) for site in self.sites]
+        return self._made[limited]
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from gac.allocation.problem import Decision, Problem, decide
 from gac.arrays import Floats
@@ -78,10 +78,6 @@ class Exact(Rule):
         return decide(problem)
 
 
-def _check(own: Any) -> None:
-    check_contract("rule", own, (), Rule)
-
-
 RULES: Registry[Rule] = Registry(
     "rule",
     {
@@ -92,6 +88,6 @@ RULES: Registry[Rule] = Registry(
         "zero-sum": "gac.baselines.rules:ZeroSum",
         "sensitivity": "gac.baselines.rules:Sensitivity",
     },
-    _check,
+    lambda own: check_contract("rule", own, (), Rule),
 )
 """Every rule by name; those that give ranks are also rounded, as in ``uniform:down8``."""

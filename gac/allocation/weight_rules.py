@@ -1,11 +1,11 @@
 """Rules that choose for every weight by itself; their plans are set beside the exact choice of as much."""
 
+import re
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from math import fsum
-from types import MappingProxyType
 from typing import ClassVar, Literal, Self
 
 from gac.allocation.assemble import assemble
@@ -22,7 +22,7 @@ from gac.forms import FORMS, Form, form_named
 from gac.models.sites import Site
 from gac.models.weights import Weight
 from gac.plan import Certificate
-from gac.recipe import Recipe
+from gac.recipe import Limits, Recipe, Space
 from gac.schemes import DEFAULT_SCHEME
 
 
@@ -39,29 +39,19 @@ class Rounding:
     @classmethod
     def parse(cls, text: str) -> "Rounding | None":
         """Read ``down8``; None where it is no rounding."""
-        way, step = text.rstrip("0123456789"), text.lstrip("abcdefghijklmnopqrstuvwxyz")
-        valid = way in _STEPS and way + step == text and 0 < len(step) < 10 and step[0] != "0"
-        return cls(way, int(step)) if valid else None
+        match = _ROUNDING.fullmatch(text)
+        return cls(match[1], int(match[2])) if match else None
 
     def dim(self, rank: int) -> int:
-        return max(1, _STEPS[self.way](rank, self.step)) * self.step
+        added = {"nearest": self.step // 2, "down": 0}.get(self.way, self.step - 1)
+        return max(1, (rank + added) // self.step) * self.step
 
     def __str__(self) -> str:
         return f"{self.way}{self.step}"
 
 
-def _up(rank: int, step: int) -> int:
-    return -(-rank // step)
-
-
-_STEPS: Mapping[str, Callable[[int, int], int]] = MappingProxyType(
-    {
-        "nearest": lambda rank, step: (rank + step // 2) // step,
-        "down": lambda rank, step: rank // step,
-        "up": _up,
-        "pad": _up,
-    }
-)
+_WAYS = ("nearest", "down", "up", "pad")
+_ROUNDING = re.compile(rf"({'|'.join(_WAYS)})([1-9][0-9]{{0,8}})")
 
 
 @dataclass(frozen=True)
@@ -106,39 +96,34 @@ class WeightRule(Rule):
         """
 
     def check(self, recipe: Recipe) -> None:
-        forms, limits = recipe.space.forms, recipe.limits
-        form, listed = _given_form(forms), ", ".join(forms)
+        for refusal in self._refusals(recipe.space, recipe.limits):
+            raise GacError(*refusal)
+
+    def _refusals(self, space: Space, limits: Limits) -> Iterator[tuple[str, str, str]]:
+        """What is wrong, what would not be, and what to do."""
+        form, rule, listed = _given_form(space.forms), f"rule {self.name}", ", ".join(space.forms)
+        cached = form is not None and form.counts == "cached"
         if form is None:
-            known = ", ".join(one.name for one in FORMS if one.counts)
-            raise GacError(
-                f"rule {self.name} with forms {listed or 'none'}",
-                f"one of {known} among the forms",
-                f"Add the form {known.partition(',')[0]}, or use the rule loss.",
+            known = [one.name for one in FORMS if one.counts]
+            remedy = f"Add the form {known[0]}, or use the rule loss."
+            yield f"{rule} with forms {listed or 'none'}", f"one of {', '.join(known)} among the forms", remedy
+        if cached and not self.limits_cache:
+            known = [one.name for one in RULES if one.limits_cache]
+            expected = f"one of {', '.join(known)}, which know groups of heads"
+            yield f"{rule} with form {listed}", expected, "Use one of these rules, or another method."
+        if cached and len(space.forms) > 1:
+            expected = "one form of groups of heads, which is all that the rule gives"
+            yield f"{rule} with forms {listed}", expected, "Use the rule loss, or the method palu."
+        if space.schemes != (DEFAULT_SCHEME,):
+            given, remedy = (
+                f"{rule} with schemes {', '.join(space.schemes)}",
+                "Leave the schemes out, or use the rule loss.",
             )
-        if form.counts == "cached" and not self.limits_cache:
-            known = ", ".join(rule.name for rule in RULES if rule.limits_cache)
-            raise GacError(
-                f"rule {self.name} with form {listed}",
-                f"one of {known}, which know groups of heads",
-                "Use one of these rules, or another method.",
-            )
-        if form.counts == "cached" and len(forms) > 1:
-            raise GacError(
-                f"rule {self.name} with forms {listed}",
-                "one form of groups of heads, which is all that the rule gives",
-                "Use the rule loss, or the method palu.",
-            )
-        if (schemes := recipe.space.schemes) != (DEFAULT_SCHEME,):
-            given, expected = f"rule {self.name} with schemes {', '.join(schemes)}", f"{DEFAULT_SCHEME} alone"
-            raise GacError(given, expected, "Leave the schemes out, or use the rule loss.")
-        cache = None if form.counts == "cached" else limits.kv_cache
-        for name, limit in (("latency", limits.latency), ("memory", limits.memory), ("KV-cache", cache)):
-            if limit not in (None, {}):
-                raise GacError(
-                    f"rule {self.name} with a {name} limit",
-                    "a budget alone, which is all that the rule knows",
-                    f"Drop the {name} limit, or use the rule loss.",
-                )
+            yield given, f"{DEFAULT_SCHEME} alone", remedy
+        others = {"latency": limits.latency, "memory": limits.memory, "KV-cache": None if cached else limits.kv_cache}
+        for name in (name for name, limit in others.items() if limit):
+            remedy = f"Drop the {name} limit, or use the rule loss."
+            yield f"{rule} with a {name} limit", "a budget alone, which is all that the rule knows", remedy
 
     def decide(self, problem: Problem) -> Decision:
         recipe = problem.recipe
@@ -186,9 +171,8 @@ class RankRule(WeightRule):
         """
         rounding = Rounding.parse(text)
         if rounding is None:
-            ways = ", ".join(_STEPS)
-            remedy = f"Write it like {self.name}:down8."
-            raise GacError(f"rule {self.name}:{text}", f"a way to round ({ways}) and a number", remedy)
+            expected = f"a way to round ({', '.join(_WAYS)}) and a number"
+            raise GacError(f"rule {self.name}:{text}", expected, f"Write it like {self.name}:down8.")
         rounded = copy(self)
         rounded.name, rounded.rounding = f"{self.name}:{rounding}", rounding
         return rounded
@@ -206,8 +190,7 @@ def weights_of(problem: Problem) -> list[Weight]:
 
 def curves_of(problem: Problem, form: Form) -> dict[str, LossCurve]:
     """What each dim of a form loses, by weight name."""
-    weights = [weight for site in problem.sites for weight in site.weights]
-    return {weight.name: curve for weight in weights if (curve := problem.curves.of(form, weight))}
+    return {weight.name: curve for weight in weights_of(problem) if (curve := problem.curves.of(form, weight))}
 
 
 def at_ranks(
@@ -220,17 +203,13 @@ def at_ranks(
     Args:
         ranks: by weight name.
     """
-    dense = form_named("dense")
+    dense, padded = form_named("dense"), rounding is not None and rounding.way == "pad"
     chosen = {}
     for weight in weights:
-        chosen[weight.name] = Chosen(dense.name, dense.full(weight), dense.full(weight))
-        if weight.name not in ranks:
-            continue
-        rank = max(1, ranks[weight.name])
+        full, rank = dense.full(weight), max(1, ranks.get(weight.name, 1))
         dim = rounding.dim(rank) if rounding else rank
-        if dim <= form.largest_useful(weight):
-            padded = rounding is not None and rounding.way == "pad"
-            chosen[weight.name] = Chosen(form.name, dim, rank if padded else dim)
+        given = weight.name in ranks and dim <= form.largest_useful(weight)
+        chosen[weight.name] = Chosen(form.name, dim, rank if padded else dim) if given else Chosen("dense", full, full)
     return chosen
 
 

@@ -17,12 +17,14 @@ def plan() -> Plan:
     return decide(asking(problem(LOSSES, LATENCIES), 0.667)).plan
 
 
-def test_a_smaller_one_and_a_larger_one(plan: Plan) -> None:
+def test_a_smaller_one_and_a_larger_one_than_dense_there_is_none(plan: Plan) -> None:
     assert [(site.weights[0].dim, site.params) for site in plan.sites] == [(4, 96), (4, 96)]
     for site in plan.sites:
         smaller, larger = site.alternatives
         assert smaller.params < site.params < larger.params
         assert smaller.loss > site.loss > larger.loss
+    whole = decide(asking(problem(LOSSES, LATENCIES), 1.0)).plan
+    assert all(one.params < site.params for site in whole.sites for (one,) in [site.alternatives])
 
 
 def test_they_are_the_best_at_the_prices_of_the_certificate(plan: Plan) -> None:
@@ -30,12 +32,6 @@ def test_they_are_the_best_at_the_prices_of_the_certificate(plan: Plan) -> None:
     smaller = plan.sites[0].alternatives[0]
     priced = {rank: loss + price * 24 * rank for rank, loss in enumerate(LOSSES[0][:3], start=1)}
     assert smaller.dims == (min(priced, key=lambda rank: priced[rank]),)
-
-
-def test_no_larger_one_than_dense() -> None:
-    whole = decide(asking(problem(LOSSES, LATENCIES), 1.0)).plan
-    assert [len(site.alternatives) for site in whole.sites] == [1, 1]
-    assert all(site.alternatives[0].params < site.params for site in whole.sites)
 
 
 def test_a_rule_weighs_none() -> None:

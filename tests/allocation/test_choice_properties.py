@@ -95,8 +95,3 @@ def test_an_item_that_nothing_speaks_for_changes_no_optimum(rows: list[list[tupl
     limit = cheapest(rows) + room
     worse = [[*items, (max(loss for loss, _ in items) + 1, max(cost for _, cost in items) + 1)] for items in rows]
     assert solved(worse, limit).certificate.value == solved(rows, limit).certificate.value
-
-
-@given(ROWS, BUDGETS)
-def test_the_same_inputs_give_the_same_bytes(losses: list[list[float]], budget: float) -> None:
-    assert planned(losses, budget) == planned(losses, budget)

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
@@ -117,10 +118,6 @@ def test_the_order_of_groups_and_items_changes_nothing(limits: int) -> None:
         for order in [rng.permutation(len(groups[at].values))]
     ]
     assert knapsack(mixed, most).certificate.value == knapsack(groups, most).certificate.value
-
-
-def test_the_same_instance_gives_the_same_choice() -> None:
-    groups, most = curves(limits=2)
     assert knapsack(groups, most) == knapsack(groups, most)
 
 
@@ -262,57 +259,59 @@ def test_cp_sat_loses_no_choice_of_large_costs() -> None:
     assert fault(*random_instance(4351, groups=30, items=12, kind="huge costs"), cp_sat_finds) == ""
 
 
-def test_out_of_time_before_any_choice_was_found() -> None:
-    groups = [Group(name, [0.0, 1.0], [[cost, 0], [0, cost]]) for name, cost in (("a", 2), ("b", 3), ("c", 3))]
-    with pytest.raises(BudgetError) as caught:
-        knapsack(groups, [4, 4], seconds=0)
-    assert str(caught.value) == (
-        "limit 2 of 4 beside limit 1: the time ran out before a choice was found or ruled out (best 8); expected a "
-        "choice that takes 4 or less. Raise the limit, or allow more seconds."
-    )
-
-
 # --- what cannot be solved ------------------------------------------------------------------------------------------
 
 
-def test_one_limit_out_of_reach() -> None:
-    groups = [Group("a", [0.0, 1.0], [[9], [4]]), Group("b", [0.0], [[7]])]
+CHEAPER = "Raise the limit, or add cheaper candidates."
+A, B = Group("a", [0.0, 1.0], [[9, 1], [1, 9]]), Group("b", [0.0, 1.0], [[9, 1], [1, 9]])
+TRADING = [Group(name, [0.0, 1.0], [[cost, 0], [0, cost]]) for name, cost in (("a", 2), ("b", 3), ("c", 3))]
+
+
+@pytest.mark.parametrize(
+    ("groups", "limits", "named", "message"),
+    [
+        (
+            [Group("a", [0.0, 1.0], [[9], [4]]), Group("b", [0.0], [[7]])],
+            [10],
+            {},
+            "limit 1 of 10 cannot be met: it falls short by 1; expected 11 or more, the smallest reachable "
+            f"(group 'b' alone takes 7). {CHEAPER}",
+        ),
+        (
+            [A, B],
+            [9, 9],
+            {"names": ["parameters", "latency"]},
+            "latency of 9 cannot be met beside parameters: it falls short by 9; expected 18 or more, the smallest "
+            f"reachable beside parameters (group 'a' alone takes 9). {CHEAPER}",
+        ),
+        (
+            [A, Group("b", [0.0], [[0, 3]])],
+            [1, 3],
+            {},
+            "limit 2 of 3 cannot be met: it falls short by 1; expected 4 or more, the smallest reachable "
+            f"(group 'b' alone takes 3). {CHEAPER}",
+        ),
+        (
+            [A, Group("b", [0.0], [[0, 0]])],
+            [5, 5],
+            {},
+            "limit 2 of 5 cannot be met beside limit 1: it falls short by 4; expected 9 or more, the smallest "
+            f"reachable beside limit 1 (group 'a' alone takes 9). {CHEAPER}",
+        ),
+        (
+            TRADING,
+            [4, 4],
+            {"seconds": 0},
+            "limit 2 of 4 beside limit 1: the time ran out before a choice was found or ruled out (best 8); expected a "
+            "choice that takes 4 or less. Raise the limit, or allow more seconds.",
+        ),
+    ],
+    ids=["one limit", "together", "a later one alone", "no item within both", "out of time"],
+)
+def test_limits_that_are_not_met(groups: list[Group], limits: list[int], named: Any, message: str) -> None:
     with pytest.raises(BudgetError) as caught:
-        knapsack(groups, [10])
-    assert str(caught.value) == (
-        "limit 1 of 10 cannot be met: it falls short by 1; expected 11 or more, the smallest reachable "
-        "(group 'b' alone takes 7). Raise the limit, or add cheaper candidates."
-    )
-
-
-def test_limits_that_cannot_be_met_together() -> None:
-    groups = [Group("a", [0.0, 1.0], [[9, 1], [1, 9]]), Group("b", [0.0, 1.0], [[9, 1], [1, 9]])]
-    with pytest.raises(BudgetError) as caught:
-        knapsack(groups, [9, 9], names=["parameters", "latency"])
-    assert str(caught.value) == (
-        "latency of 9 cannot be met beside parameters: it falls short by 9; expected 18 or more, the smallest "
-        "reachable beside parameters (group 'a' alone takes 9). Raise the limit, or add cheaper candidates."
-    )
-
-
-def test_a_later_limit_out_of_reach_alone() -> None:
-    groups = [Group("a", [0.0, 1.0], [[9, 1], [1, 9]]), Group("b", [0.0], [[0, 3]])]
-    with pytest.raises(BudgetError) as caught:
-        knapsack(groups, [1, 3])
-    assert str(caught.value) == (
-        "limit 2 of 3 cannot be met: it falls short by 1; expected 4 or more, the smallest reachable "
-        "(group 'b' alone takes 3). Raise the limit, or add cheaper candidates."
-    )
-
-
-def test_a_group_without_an_item_within_both_limits() -> None:
-    groups = [Group("a", [0.0, 1.0], [[9, 1], [1, 9]]), Group("b", [0.0], [[0, 0]])]
-    with pytest.raises(BudgetError) as caught:
-        knapsack(groups, [5, 5])
-    assert str(caught.value) == (
-        "limit 2 of 5 cannot be met beside limit 1: it falls short by 4; expected 9 or more, the smallest reachable "
-        "beside limit 1 (group 'a' alone takes 9). Raise the limit, or add cheaper candidates."
-    )
+        knapsack(groups, limits, **named)
+    assert str(caught.value) == message
 
 
 def test_one_unit_short_of_a_sum_beyond_float64() -> None:

@@ -10,8 +10,8 @@ import argparse
 import os
 import platform
 import time
-from collections.abc import Callable, Iterator, Mapping
-from functools import cached_property, partial
+from collections.abc import Callable, Collection, Iterator
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -34,28 +34,11 @@ PROFILE = "nvidia-h100-80gb-hbm3"
 WORKLOADS = ("prefill:1x1024", "decode:1@1024")
 
 
-class Once(Problem):
-    """Makes the candidates for one kind of limits only once."""
-
-    @cached_property
-    def made(self) -> dict[str, list[CandidateSet]]:
-        return {}
-
-    def candidates(self, columns: Mapping[str, object]) -> list[CandidateSet]:
-        key = " ".join(columns)
-        if key not in self.made:
-            self.made[key] = self.make(columns)
-        return self.made[key]
-
-    def make(self, columns: Mapping[str, object]) -> list[CandidateSet]:
-        return super().candidates(columns)
-
-
-class Coarse(Once):
+class Coarse(Problem):
     """Only multiples of 64, and dense."""
 
-    def make(self, columns: Mapping[str, object]) -> list[CandidateSet]:
-        return [coarse(rows) for rows in super().make(columns)]
+    def candidates(self, columns: Collection[str]) -> list[CandidateSet]:
+        return [coarse(rows) for rows in super().candidates(columns)]
 
 
 def coarse(rows: CandidateSet) -> CandidateSet:
@@ -108,7 +91,7 @@ def instances() -> Iterator[tuple[str, Problem, str]]:
     shapes = SHAPES["llama-3-8b"]
     sites = family_of(shapes).sites(shapes)
     yield "224 weights, multiples of 64", synthetic(one_by_one(sites), ("low_rank",), Coarse), "params"
-    whole = synthetic(sites, ("low_rank", "narrow"), Once)
+    whole = synthetic(sites, ("low_rank", "narrow"), Problem)
     for limit in ("params", *WORKLOADS):
         yield "160 sites, every sound dim and width", whole, limit
 
@@ -116,7 +99,7 @@ def instances() -> Iterator[tuple[str, Problem, str]]:
 def candidates_of(problem: Problem, limit: str) -> list[CandidateSet]:
     """What is made once, however many points: the candidates and the dense sites."""
     assert problem.dense
-    return problem.candidates({limit if limit == PARAMS else ns_of(limit): None})
+    return problem.candidates([limit if limit == PARAMS else ns_of(limit)])
 
 
 def told(found: Frontier) -> str:

@@ -5,13 +5,13 @@ import operator
 from collections.abc import Sequence
 from typing import Literal
 
-from gac.allocation.knapsack.bounds import Bound, lagrangian
+from gac.allocation.knapsack.bounds import lagrangian
 from gac.allocation.knapsack.deadline import Deadline
 from gac.allocation.knapsack.feasibility import within_limits
 from gac.allocation.knapsack.groups import Group, Solution
-from gac.allocation.knapsack.instance import OutOfReachError, Reduced, reduced, scaled, unit_of
+from gac.allocation.knapsack.instance import OutOfReachError, reduced, scaled, unit_of
 from gac.allocation.knapsack.relaxation import relax
-from gac.allocation.knapsack.search import Outcome, settle
+from gac.allocation.knapsack.search import settle
 from gac.arrays import Ints
 from gac.errors import GacError
 from gac.plan import Certificate
@@ -65,11 +65,17 @@ def knapsack(
     if start is None:
         start = instance.positions(within_limits(groups, limits, names, deadline))
     if not instance.items.values[start].any():
-        return _all_smallest(groups, instance, start)
+        choice, unit = instance.items.origin[start], unit_of(float(instance.items.values.max()) or 1.0, len(groups))
+        return _solution(groups, choice, unit, [0.0] * len(limits), 0.0, "every group at its smallest loss")
     items, start, unit = scaled(instance.items, start)
     bound = lagrangian(items, relaxation.multipliers / unit)
     outcome = settle(items, bound, start, deadline)
-    return _proved(groups, items.origin[outcome.choice], outcome, instance, bound, unit)
+    method = (
+        f"Lagrangian bound, {len(instance.items):,} items fixed down to {outcome.core:,}, "
+        f"{outcome.search}; losses in units of {unit:.3g}"
+    )
+    multipliers, gap = bound.multipliers * unit / instance.divisors, (outcome.value - outcome.lower) * unit
+    return _solution(groups, items.origin[outcome.choice], unit, multipliers.tolist(), gap, method)
 
 
 def _limits(groups: Sequence[Group], limits: Sequence[int]) -> tuple[int, ...]:
@@ -98,35 +104,13 @@ def _names(names: Sequence[str], limits: int) -> tuple[str, ...]:
     return tuple(names) or tuple(f"limit {number}" for number in range(1, limits + 1))
 
 
-def _all_smallest(groups: Sequence[Group], instance: Reduced, start: Ints) -> Solution:
-    """Nothing can lose less than every group's smallest loss."""
-    choice = instance.items.origin[start]
-    value = _total(groups, choice)
-    multipliers = (0.0,) * len(instance.divisors)
-    certificate = Certificate("optimal", value, value, 0.0, multipliers, "every group at its smallest loss")
-    unit = unit_of(float(instance.items.values.max()) or 1.0, len(groups))
-    return _solution(groups, choice, certificate, unit)
-
-
-def _proved(
-    groups: Sequence[Group], choice: Ints, outcome: Outcome, instance: Reduced, bound: Bound, unit: float
+def _solution(
+    groups: Sequence[Group], choice: Ints, unit: float, multipliers: Sequence[float], gap: float, method: str
 ) -> Solution:
-    value = _total(groups, choice)
-    gap = (outcome.value - outcome.lower) * unit
-    method = (
-        f"Lagrangian bound, {len(instance.items):,} items fixed down to {outcome.core:,}, "
-        f"{outcome.search}; losses in units of {unit:.3g}"
-    )
-    multipliers = tuple((bound.multipliers * unit / instance.divisors).tolist())
-    status: Literal["optimal", "feasible"] = "optimal" if outcome.value == outcome.lower else "feasible"
-    return _solution(groups, choice, Certificate(status, value, value - gap, gap, multipliers, method), unit)
-
-
-def _solution(groups: Sequence[Group], choice: Ints, certificate: Certificate, unit: float) -> Solution:
-    picked = tuple(choice.tolist())
-    rows = [group.costs[item].tolist() for group, item in zip(groups, picked, strict=True)]
-    return Solution(picked, tuple(sum(column) for column in zip(*rows, strict=True)), certificate, unit)
-
-
-def _total(groups: Sequence[Group], choice: Ints) -> float:
-    return math.fsum(group.values[item] for group, item in zip(groups, choice.tolist(), strict=True))
+    """The choice (one item index a group) with its proof, counted again in what the groups hold."""
+    chosen = list(zip(groups, choice.tolist(), strict=True))
+    value = math.fsum(group.values[item] for group, item in chosen)
+    used = zip(*(group.costs[item].tolist() for group, item in chosen), strict=True)
+    status: Literal["optimal", "feasible"] = "feasible" if gap else "optimal"
+    certificate = Certificate(status, value, value - gap, gap, tuple(multipliers), method)
+    return Solution(tuple(choice.tolist()), tuple(map(sum, used)), certificate, unit)
