@@ -8,26 +8,16 @@ import pytest
 from gac.errors import TextError
 from gac.sensitivity.documents import Documents
 from gac.sensitivity.text import TextSpec, calibration_text, calibration_windows
+from tests.sensitivity.ordinals import Ordinals
 
 
-class Ordinals:
-    """A tokenizer of one token a character: its code point."""
-
-    def __call__(self, text: str, **options: Any) -> dict[str, list[int]]:
-        assert options["add_special_tokens"] is False
-        return {"input_ids": [ord(character) for character in text]}
-
-
-def read(documents: Documents, seed: int = 0) -> list[str]:
+def read(documents: Documents) -> list[str]:
     """The windows as text."""
-    return ["".join(map(chr, window)) for window in calibration_windows(documents, Ordinals(), seed).ids.tolist()]
+    return ["".join(map(chr, window)) for window in calibration_windows(documents, Ordinals()).ids.tolist()]
 
 
 def test_documents_are_joined_and_cut_into_windows() -> None:
     assert read(Documents(["abc", "defg"], windows=2, length=4)) == ["abc\n", "\ndef"]
-
-
-def test_the_separator_is_the_callers() -> None:
     assert read(Documents(["abc", "defg"], windows=2, length=4, separator="|")) == ["abc|", "defg"]
 
 
@@ -35,13 +25,6 @@ def test_any_iterable_is_read_once() -> None:
     documents = Documents(letter * 3 for letter in "ab")
     assert documents.texts == ("aaa", "bbb")
     assert (documents.windows, documents.length) == (64, 1024)
-
-
-def test_a_seed_draws_windows_in_the_order_of_the_text() -> None:
-    text = "".join(map(chr, range(100, 200)))
-    drawn = read(Documents([text], windows=3, length=5), seed=7)
-    assert drawn == sorted(drawn)
-    assert drawn != [text[:5], text[5:10], text[10:15]]
 
 
 def test_windows_are_named_and_their_digest_is_that_of_the_text() -> None:
@@ -53,15 +36,6 @@ def test_windows_are_named_and_their_digest_is_that_of_the_text() -> None:
 
 def test_each_document_has_a_digest() -> None:
     assert Documents(["abc", "d"]).digests == tuple(hashlib.sha256(text).hexdigest()[:16] for text in (b"abc", b"d"))
-
-
-def test_too_few_tokens_are_refused() -> None:
-    with pytest.raises(TextError) as caught:
-        calibration_windows(Documents(["abc", "d"], windows=2, length=4), Ordinals())
-    assert str(caught.value) == (
-        "2 documents given in memory has 6 tokens for calibration; expected at least 8, for 2 x 4. "
-        "Ask for at most 1 windows of 4, or use a longer text."
-    )
 
 
 @pytest.mark.parametrize(("texts", "given"), [([], "no document"), ("abc", "a str"), (["abc", 3], "a int")])

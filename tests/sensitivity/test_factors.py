@@ -20,8 +20,10 @@ from gac.sensitivity.calibration import stream_moments
 from gac.sensitivity.curves import measure_curves, stream_fits
 from gac.sensitivity.registry import METHODS
 from gac.sensitivity.store import StatisticsStore, background_writer
+from gac.testing.models import tiny_config
 
 WINDOWS = torch.randint(0, 256, (3, 24), generator=torch.Generator().manual_seed(1))
+SITES = family_of(tiny_config()).sites(tiny_config())
 KFAC, NARROW = METHODS.get("kfac"), FORMS.get("narrow")
 
 
@@ -35,11 +37,10 @@ def test_a_packed_matrix_comes_back(size: int) -> None:
 
 
 def test_the_factors_are_those_of_the_decomposition(tiny_model: LlamaForCausalLM, tmp_path: Path) -> None:
-    sites = family_of(tiny_model.config).sites(tiny_model.config)
-    measure_curves(tiny_model, sites, WINDOWS, KFAC, StatisticsStore(tmp_path), progress=False)
-    kept = dict(stream_fits(tiny_model, sites, WINDOWS, KFAC, StatisticsStore(tmp_path), progress=False))
-    moments = dict(stream_moments(tiny_model, sites, WINDOWS, power=1.0, progress=False))
-    down = sites[-1].weights[2]
+    measure_curves(tiny_model, SITES, WINDOWS, KFAC, StatisticsStore(tmp_path), progress=False)
+    kept = dict(stream_fits(tiny_model, SITES, WINDOWS, KFAC, StatisticsStore(tmp_path), progress=False))
+    moments = dict(stream_moments(tiny_model, SITES, WINDOWS, power=1.0, progress=False))
+    down = SITES[-1].weights[2]
     matrix, metric = tiny_model.get_submodule(down.name).weight, KFAC.metric(moments[1].of(down))
     second, first = every_rank(kept[1].kept, down)
     expected = decompose(matrix, metric).factors(9)
@@ -51,15 +52,11 @@ def test_the_factors_are_those_of_the_decomposition(tiny_model: LlamaForCausalLM
 
 
 def test_the_factors_of_groups_are_those_of_their_decomposition(tiny_model: LlamaForCausalLM, tmp_path: Path) -> None:
-    sites, method, store = (
-        family_of(tiny_model.config).sites(tiny_model.config),
-        METHODS.get("palu:1"),
-        StatisticsStore(tmp_path),
-    )
-    measure_curves(tiny_model, sites, WINDOWS, method, store, progress=False)
-    kept = dict(stream_fits(tiny_model, sites, WINDOWS, method, store, progress=False))[1]
-    moments = dict(stream_moments(tiny_model, sites, WINDOWS, power=0.0, progress=False))[1]
-    value = next(weight for site in sites for weight in site.weights if site.layer == 1 and weight.values == "out")
+    method, store = METHODS.get("palu:1"), StatisticsStore(tmp_path)
+    measure_curves(tiny_model, SITES, WINDOWS, method, store, progress=False)
+    kept = dict(stream_fits(tiny_model, SITES, WINDOWS, method, store, progress=False))[1]
+    moments = dict(stream_moments(tiny_model, SITES, WINDOWS, power=0.0, progress=False))[1]
+    value = next(weight for site in SITES for weight in site.weights if site.layer == 1 and weight.values == "out")
     found = decompose_groups(tiny_model.get_submodule(value.name).weight, method.metric(moments.of(value)), 2)
     assert kept.losses[f"grouped:1/{value.name}"].tolist() == found.curve.loss.tolist()
     for part, expected in zip(("second", "first"), found.factors(value.out_features // 2), strict=True):
@@ -68,37 +65,35 @@ def test_the_factors_of_groups_are_those_of_their_decomposition(tiny_model: Llam
 
 
 def test_folding_keeps_the_moments_of_the_values(tiny_model: LlamaForCausalLM) -> None:
-    sites = family_of(tiny_model.config).sites(tiny_model.config)
-    _, fit = next(stream_fits(tiny_model, sites, WINDOWS, METHODS.get("palu-fold"), None, progress=False))
-    value = next(weight for site in sites for weight in site.weights if site.layer == 1 and weight.values == "out")
+    _, fit = next(stream_fits(tiny_model, SITES, WINDOWS, METHODS.get("palu-fold"), None, progress=False))
+    value = next(weight for site in SITES for weight in site.weights if site.layer == 1 and weight.values == "out")
     assert fit.kept.moments(value).inputs.shape == (value.in_features, value.in_features)
     assert f"grouped:1/{value.name}" not in fit.losses
 
 
 def test_factors_are_kept_in_the_models_dtype(tiny_model: LlamaForCausalLM) -> None:
     model = tiny_model.to(torch.bfloat16)
-    sites = family_of(model.config).sites(model.config)
-    _, fit = next(stream_fits(model, sites, WINDOWS, KFAC, None, progress=False))
-    assert {part.dtype for part in every_rank(fit.kept, sites[-1].weights[0])} == {torch.bfloat16}
-    assert fit.kept.moments(sites[-1].weights[2]).inputs.dtype == torch.float32
+    _, fit = next(stream_fits(model, SITES, WINDOWS, KFAC, None, progress=False))
+    assert {part.dtype for part in every_rank(fit.kept, SITES[-1].weights[0])} == {torch.bfloat16}
+    assert fit.kept.moments(SITES[-1].weights[2]).inputs.dtype == torch.float32
 
 
 def test_kept_layers_are_not_measured(
     tiny_model: LlamaForCausalLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sites, store = family_of(tiny_model.config).sites(tiny_model.config), StatisticsStore(tmp_path)
-    first = measure_curves(tiny_model, sites, WINDOWS, KFAC, store, progress=False)
+    store = StatisticsStore(tmp_path)
+    first = measure_curves(tiny_model, SITES, WINDOWS, KFAC, store, progress=False)
     monkeypatch.setattr(curves, "stream_moments", lambda *_, **__: pytest.fail("measured again"))
-    again = measure_curves(tiny_model, sites, WINDOWS, KFAC, store, progress=False)
+    again = measure_curves(tiny_model, SITES, WINDOWS, KFAC, store, progress=False)
     assert again.dense_loss == first.dense_loss
     assert again.curves.by_key.keys() == first.curves.by_key.keys()
 
 
 def test_a_layer_whose_factors_are_gone_is_measured_again(tiny_model: LlamaForCausalLM, tmp_path: Path) -> None:
-    sites, store = family_of(tiny_model.config).sites(tiny_model.config), StatisticsStore(tmp_path)
-    measure_curves(tiny_model, sites, WINDOWS, KFAC, store, progress=False)
+    store = StatisticsStore(tmp_path)
+    measure_curves(tiny_model, SITES, WINDOWS, KFAC, store, progress=False)
     store.factors("kfac", "standard", 0).unlink()
-    assert [layer for layer, _ in stream_fits(tiny_model, sites, WINDOWS, KFAC, store, progress=False)] == [1, 0]
+    assert [layer for layer, _ in stream_fits(tiny_model, SITES, WINDOWS, KFAC, store, progress=False)] == [1, 0]
     assert store.factors("kfac", "standard", 0).exists()
 
 

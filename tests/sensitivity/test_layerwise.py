@@ -7,6 +7,7 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from gac.errors import ModelError
+from gac.forms.metric import Moments
 from gac.models.families import family_of
 from gac.sensitivity import layerwise
 from gac.sensitivity.calibration import stream_moments
@@ -28,8 +29,8 @@ def drawn(logits: Tensor, seed: int) -> Tensor:
     return torch.multinomial(logits.detach().softmax(-1), 1, generator=dice)[:, 0]
 
 
-def whole_backward(model: PreTrainedModel, name: str) -> tuple[Tensor, Tensor]:
-    """A at p = 0, and G, of one weight by plain autograd."""
+def whole_backward(model: PreTrainedModel, name: str, power: float) -> Moments:
+    """Of one weight, by plain autograd."""
     inputs, gradients = [], []
     for seed, window in enumerate(WINDOWS):
         seen: list[Tensor] = []
@@ -41,24 +42,30 @@ def whole_backward(model: PreTrainedModel, name: str) -> tuple[Tensor, Tensor]:
         inputs.append(seen[0].detach().flatten(0, -2))
         gradients.append(torch.autograd.grad(loss, seen[1])[0].flatten(0, -2))
     x, g = torch.cat(inputs).double(), torch.cat(gradients).double()
-    return x.T @ x / len(x), g.T @ g / len(g)
+    share = g.norm(dim=1) ** power / (g.norm(dim=1) ** power).sum()
+    return Moments((x * share[:, None]).T @ x, g.T @ g / len(g), x.abs().T @ share)
 
 
-def check(model: PreTrainedModel, tolerance: float) -> None:
+def check(model: PreTrainedModel, tolerance: float, power: float = 0.0) -> None:
     sites = family_of(model.config).sites(model.config)
-    found = dict(stream_moments(model, sites, WINDOWS, power=0.0, progress=False))
+    found = dict(stream_moments(model, sites, WINDOWS, power=power, progress=False))
     assert sorted(found) == list(range(LAYERS))
     ends = [(site.layer, weight) for site in (sites[0], sites[-1]) for weight in site.weights]
     for layer, weight in ends:
-        moments = found[layer].of(weight)
-        inputs, gradients = whole_backward(model, weight.name)
-        assert (moments.inputs - inputs).norm() <= tolerance * inputs.norm(), weight.name
-        assert (moments.gradients - gradients).norm() <= tolerance * gradients.norm(), weight.name
+        moments, expected = found[layer].of(weight), whole_backward(model, weight.name, power)
+        for what in ("inputs", "gradients", "scale"):
+            mine, plain = getattr(moments, what), getattr(expected, what)
+            assert (mine - plain).norm() <= tolerance * plain.norm(), (weight.name, what)
 
 
 @every_family
 def test_the_moments_are_those_of_a_whole_backward_pass(model_type: str) -> None:
     check(deep_model(model_type), 1e-5)
+
+
+@pytest.mark.parametrize("power", [1.0, 2.0])
+def test_tokens_are_weighed_by_their_gradients(power: float) -> None:
+    check(deep_model("llama"), 1e-5, power)
 
 
 def test_hidden_states_that_do_not_fit_are_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
