@@ -1,6 +1,7 @@
 """What the peers' rules measure of a model, beside what the model itself says."""
 
 import copy
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from gac.allocation.rules import RULES
 from gac.arrays import Floats
 from gac.baselines import truncation_losses
 from gac.baselines.first_order import mean_gradients
-from gac.baselines.truncation_losses import KEPT, WINDOWS
+from gac.baselines.truncation_losses import KEPT
 from gac.errors import ModelError
 from gac.forms.decomposition import Decomposition, decompose
 from gac.forms.tensors import Kept
@@ -34,24 +35,25 @@ METHOD = METHODS.get("svd-llm")
 NAME = "model.layers.1.mlp.gate_proj"
 
 
-@pytest.fixture
-def windows() -> Tensor:
-    return torch.randint(258, (6, 32), generator=torch.Generator().manual_seed(1))
+WINDOWS = torch.randint(258, (6, 32), generator=torch.Generator().manual_seed(1))
 
 
-@pytest.fixture
-def sites(tiny_model: LlamaForCausalLM) -> tuple[Site, ...]:
-    return family_of(tiny_model.config).sites(tiny_model.config)
+def sites_of(model: Any) -> tuple[Site, ...]:
+    return family_of(model.config).sites(model.config)
 
 
-def measured(rule: str, model: LlamaForCausalLM, sites: tuple[Site, ...], windows: Tensor) -> dict[str, Floats]:
-    return dict(RULES.get(rule).measure(model, sites, windows, METHOD, None, progress=False))
+def measured(rule: str, model: Any, store: StatisticsStore | None = None) -> Mapping[str, Floats]:
+    return RULES.get(rule).measure(model, sites_of(model), WINDOWS, METHOD, store, progress=False)
 
 
-def decomposed(model: LlamaForCausalLM, sites: tuple[Site, ...], windows: Tensor) -> Decomposition:
+def gradients(model: Any) -> dict[str, Tensor]:
+    return mean_gradients(model, weights_of(model.config), WINDOWS, progress=False)
+
+
+def decomposed(model: Any) -> Decomposition:
     """Of the weight NAME."""
-    weight = next(weight for site in sites for weight in site.weights if weight.name == NAME)
-    moments = dict(stream_moments(model, sites, windows, power=METHOD.power, progress=False))
+    weight = next(weight for weight in weights_of(model.config) if weight.name == NAME)
+    moments = dict(stream_moments(model, sites_of(model), WINDOWS, power=METHOD.power, progress=False))
     return decompose(model.get_parameter(f"{NAME}.weight"), METHOD.metric(moments[1].of(weight)))
 
 
@@ -61,36 +63,30 @@ def loss(model: LlamaForCausalLM, windows: Tensor) -> float:
     return float(cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten()))
 
 
-def test_rules_that_read_curves_alone_ask_for_nothing(
-    tiny_model: LlamaForCausalLM, sites: tuple[Site, ...], windows: Tensor
-) -> None:
-    assert measured("loss", tiny_model, sites, windows) == {}
+def test_rules_that_read_curves_alone_ask_for_nothing(tiny_model: LlamaForCausalLM) -> None:
+    assert measured("loss", tiny_model) == {}
 
 
-def test_a_change_is_the_slope_of_the_loss_in_its_component(
-    tiny_model: LlamaForCausalLM, sites: tuple[Site, ...], windows: Tensor
-) -> None:
+def test_a_change_is_the_slope_of_the_loss_in_its_component(tiny_model: LlamaForCausalLM) -> None:
     tiny_model.double()
-    found = measured("zero-sum", tiny_model, sites, windows)[NAME]
-    parts = decomposed(tiny_model, sites, windows)
+    found = measured("zero-sum", tiny_model)[NAME]
+    parts = decomposed(tiny_model)
     weight = tiny_model.get_parameter(f"{NAME}.weight")
     step = 0.05  # norms run in float32, so that smaller steps drown in rounding
     for at in (0, 5, 63):
         component = torch.outer(parts.second[:, at], parts.first[at])
         with torch.no_grad():
             weight.sub_(step * component)
-            less = loss(tiny_model, windows)
+            less = loss(tiny_model, WINDOWS)
             weight.add_(2 * step * component)
-            more = loss(tiny_model, windows)
+            more = loss(tiny_model, WINDOWS)
             weight.sub_(step * component)
         assert found[at] == pytest.approx((less - more) / (2 * step), rel=1e-2, abs=1e-6)
 
 
-def test_there_is_a_change_for_every_component(
-    tiny_model: LlamaForCausalLM, sites: tuple[Site, ...], windows: Tensor
-) -> None:
-    found = measured("zero-sum", tiny_model, sites, windows)
-    weights = [weight for site in sites for weight in site.weights]
+def test_there_is_a_change_for_every_component(tiny_model: LlamaForCausalLM) -> None:
+    found = measured("zero-sum", tiny_model)
+    weights = weights_of(tiny_model.config)
     assert {name: values.shape for name, values in found.items()} == {
         weight.name: (min(weight.out_features, weight.in_features),) for weight in weights
     }
@@ -98,28 +94,24 @@ def test_there_is_a_change_for_every_component(
     assert (found[NAME] > 0).any()
 
 
-def test_a_loss_is_that_of_the_model_with_that_weight_truncated(
-    tiny_model: LlamaForCausalLM, sites: tuple[Site, ...], windows: Tensor
-) -> None:
-    truncated = measured("sensitivity", tiny_model, sites, windows)[NAME]
+def test_a_loss_is_that_of_the_model_with_that_weight_truncated(tiny_model: LlamaForCausalLM) -> None:
+    truncated = measured("sensitivity", tiny_model)[NAME]
     assert truncated[:, 0].tolist() == [int(176 * 64 * kept / 240) for kept in KEPT]
-    second, first = decomposed(tiny_model, sites, windows).factors(int(truncated[2, 0]))
+    second, first = decomposed(tiny_model).factors(int(truncated[2, 0]))
     with torch.no_grad():
         tiny_model.get_parameter(f"{NAME}.weight").copy_(second @ first)
-    assert truncated[2, 1] == pytest.approx(loss(tiny_model, windows[:WINDOWS]), rel=1e-5)
+    assert truncated[2, 1] == pytest.approx(loss(tiny_model, WINDOWS[: truncation_losses.WINDOWS]), rel=1e-5)
 
 
 @pytest.mark.parametrize("rule", MEASURING)
-def test_the_model_is_left_as_it_was(
-    rule: str, tiny_model: LlamaForCausalLM, sites: tuple[Site, ...], windows: Tensor
-) -> None:
+def test_the_model_is_left_as_it_was(rule: str, tiny_model: LlamaForCausalLM) -> None:
     tiny_model.train()
     tiny_model.model.norm.eval()
     still = {"lm_head.weight", f"{NAME}.weight"}
     for name in still:
         tiny_model.get_parameter(name).requires_grad_(False)
     before = copy.deepcopy(tiny_model.state_dict())
-    measured(rule, tiny_model, sites, windows)
+    measured(rule, tiny_model)
     assert [name for name, module in tiny_model.named_modules() if not module.training] == ["model.norm"]
     assert {name for name, value in tiny_model.named_parameters() if not value.requires_grad} == still
     assert all(value.grad is None for value in tiny_model.parameters())
@@ -127,14 +119,12 @@ def test_the_model_is_left_as_it_was(
 
 
 @pytest.mark.parametrize("rule", MEASURING)
-def test_a_layer_is_measured_once(
-    rule: str, tiny_model: LlamaForCausalLM, sites: tuple[Site, ...], windows: Tensor, tmp_path: Path
-) -> None:
+def test_a_layer_is_measured_once(rule: str, tiny_model: LlamaForCausalLM, tmp_path: Path) -> None:
     store = StatisticsStore(tmp_path)
-    first = RULES.get(rule).measure(tiny_model, sites, windows, METHOD, store, progress=False)
+    first = measured(rule, tiny_model, store)
     (tmp_path / f"{rule.partition(':')[0]}-svd-llm-0001.safetensors").unlink()
     tiny_model.model.embed_tokens.weight.data.zero_()
-    again = RULES.get(rule).measure(tiny_model, sites, windows, METHOD, store, progress=False)
+    again = measured(rule, tiny_model, store)
     assert set(again) == set(first)
     kept = "model.layers.0.self_attn.q_proj"
     assert np.array_equal(again[kept], first[kept])
@@ -143,34 +133,24 @@ def test_a_layer_is_measured_once(
 
 @pytest.mark.parametrize("rule", MEASURING)
 def test_the_factors_that_the_curves_left_are_used(
-    rule: str,
-    tiny_model: LlamaForCausalLM,
-    sites: tuple[Site, ...],
-    windows: Tensor,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    rule: str, tiny_model: LlamaForCausalLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = StatisticsStore(tmp_path)
-    measure_curves(tiny_model, sites, windows, METHOD, store, progress=False)
+    measure_curves(tiny_model, sites_of(tiny_model), WINDOWS, METHOD, store, progress=False)
     monkeypatch.setattr(curves, "stream_moments", lambda *_, **__: pytest.fail("measured again"))
-    assert NAME in RULES.get(rule).measure(tiny_model, sites, windows, METHOD, store, progress=False)
+    assert NAME in measured(rule, tiny_model, store)
 
 
-def test_gradients_of_the_callers_own_are_not_counted_and_stay(
-    tiny_model: LlamaForCausalLM, sites: tuple[Site, ...], windows: Tensor
-) -> None:
-    weights = [weight for site in sites for weight in site.weights]
-    before = mean_gradients(tiny_model, weights, windows, progress=False)[NAME]
+def test_gradients_of_the_callers_own_are_not_counted_and_stay(tiny_model: LlamaForCausalLM) -> None:
+    before = gradients(tiny_model)[NAME]
     weight = tiny_model.get_parameter(f"{NAME}.weight")
     weight.grad = own = torch.ones_like(weight)
-    assert torch.equal(mean_gradients(tiny_model, weights, windows, progress=False)[NAME], before)
+    assert torch.equal(gradients(tiny_model)[NAME], before)
     assert weight.grad is own
     assert torch.equal(own, torch.ones_like(weight))
 
 
-def test_a_loss_that_overflows_is_named(
-    tiny_model: LlamaForCausalLM, sites: tuple[Site, ...], windows: Tensor, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_loss_that_overflows_is_named(tiny_model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
     before = copy.deepcopy(tiny_model.state_dict())
     every_rank = truncation_losses.every_rank
 
@@ -180,7 +160,7 @@ def test_a_loss_that_overflows_is_named(
 
     monkeypatch.setattr(truncation_losses, "every_rank", overflowing)
     with pytest.raises(ModelError) as caught:
-        measured("sensitivity", tiny_model, sites, windows)
+        measured("sensitivity", tiny_model)
     assert str(caught.value) == (
         f"the loss of a calibration window with {NAME} at rank 4 is nan; expected a finite loss. "
         "Load the model in bfloat16 or float32, and check its weights."
@@ -188,30 +168,27 @@ def test_a_loss_that_overflows_is_named(
     assert all(torch.equal(before[name], value) for name, value in tiny_model.state_dict().items())
 
 
-def test_a_gradient_that_is_not_finite_is_refused(
-    tiny_model: LlamaForCausalLM, sites: tuple[Site, ...], windows: Tensor
-) -> None:
+def test_a_gradient_that_is_not_finite_is_refused(tiny_model: LlamaForCausalLM) -> None:
     tiny_model.get_parameter(f"{NAME}.weight").register_hook(lambda gradient: gradient * torch.nan)
     with pytest.raises(ModelError, match=r"the gradient of model\.layers\.1\.mlp\.gate_proj is not finite"):
-        mean_gradients(tiny_model, [weight for site in sites for weight in site.weights], windows, progress=False)
+        gradients(tiny_model)
 
 
-def test_weights_that_are_kept_the_other_way_round(windows: Tensor) -> None:
+def test_weights_that_are_kept_the_other_way_round() -> None:
     """GPT-2 keeps its weights as (in, out)."""
     model: Any = small_model(small_config("gpt2"))
-    weights = weights_of(model.config)
-    found = mean_gradients(model, weights, windows, progress=False)
-    logits = model(windows).logits[:, :-1]
-    cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten()).backward()
-    for weight in weights:
+    found = gradients(model)
+    logits = model(WINDOWS).logits[:, :-1]
+    cross_entropy(logits.flatten(0, 1), WINDOWS[:, 1:].flatten()).backward()
+    for weight in weights_of(model.config):
         assert found[weight.name].shape == (weight.out_features, weight.in_features)
         assert torch.allclose(found[weight.name], model.get_parameter(f"{weight.name}.weight").grad.T, atol=1e-6)
 
 
-def test_losses_of_weights_that_are_kept_the_other_way_round(windows: Tensor) -> None:
+def test_losses_of_weights_that_are_kept_the_other_way_round() -> None:
     model: Any = small_model(small_config("gpt2"))
     before = copy.deepcopy(model.state_dict())
-    truncated = measured("sensitivity", model, family_of(model.config).sites(model.config), windows)
+    truncated = measured("sensitivity", model)
     losses = truncated["transformer.h.0.mlp.c_fc"][:, 1]
     assert len(set(losses.tolist())) == len(KEPT)
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())

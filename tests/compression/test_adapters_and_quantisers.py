@@ -24,10 +24,14 @@ def lora() -> Any:
     return pytest.importorskip("peft", exc_type=ImportError)
 
 
+def on_the_factors(lora: Any, model: Any, **options: Any) -> Any:
+    return lora.get_peft_model(model, lora.LoraConfig(r=4, target_modules=["first", "second"], **options))
+
+
 def test_a_lora_step_on_the_factors_lowers_the_loss(lora: Any, make_plan: MakePlan) -> None:
     torch.manual_seed(0)
     model = small_compressed("llama", make_plan)
-    adapted = lora.get_peft_model(model, lora.LoraConfig(r=4, target_modules=["first", "second"]))
+    adapted = on_the_factors(lora, model)
     trained = {name for name, parameter in adapted.named_parameters() if parameter.requires_grad}
     assert len(trained) == 2 * 2 * 7  # A and B, first and second, of seven weights
     optimizer = torch.optim.Adam((p for p in adapted.parameters() if p.requires_grad), lr=1e-2)
@@ -43,9 +47,7 @@ def test_a_lora_step_on_the_factors_lowers_the_loss(lora: Any, make_plan: MakePl
 
 def test_a_merged_adapter_is_saved_with_the_plan(lora: Any, make_plan: MakePlan, tmp_path: Path) -> None:
     model = small_compressed("llama", make_plan)
-    adapted = lora.get_peft_model(
-        model, lora.LoraConfig(r=4, target_modules=["first", "second"], init_lora_weights=False)
-    )
+    adapted = on_the_factors(lora, model, init_lora_weights=False)
     merged = adapted.merge_and_unload()
     merged.save_pretrained(tmp_path / "merged")
     assert torch.equal(logits(gac.load(tmp_path / "merged")), logits(merged))
@@ -54,9 +56,7 @@ def test_a_merged_adapter_is_saved_with_the_plan(lora: Any, make_plan: MakePlan,
 def test_an_adapter_of_its_own_finds_its_model(lora: Any, make_plan: MakePlan, tmp_path: Path) -> None:
     small_compressed("llama", make_plan).save_pretrained(tmp_path / "saved")
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
-    adapted = lora.get_peft_model(
-        loaded, lora.LoraConfig(r=4, target_modules=["first", "second"], init_lora_weights=False)
-    )
+    adapted = on_the_factors(lora, loaded, init_lora_weights=False)
     adapted.save_pretrained(tmp_path / "adapter")
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "adapter")
     assert torch.equal(logits(again), logits(adapted))
@@ -89,34 +89,31 @@ def test_torchao_quantises_the_factors(bits: int, make_plan: MakePlan, tmp_path:
     assert 0.8 < correlation(loaded, model) < 1
 
 
-@pytest.mark.parametrize("bits", ["load_in_8bit", "load_in_4bit"])
-def test_bitsandbytes_quantises_the_factors(bits: str, make_plan: MakePlan, tmp_path: Path) -> None:
-    bitsandbytes = pytest.importorskip("bitsandbytes")
+def in_bits(model: Any, place: Path, bits: str) -> Any:
+    """The model as bitsandbytes reads it from its directory."""
+    pytest.importorskip("bitsandbytes")
+    model.save_pretrained(place)
+    scheme = BitsAndBytesConfig(**{bits: True})
+    return AutoModelForCausalLM.from_pretrained(place, quantization_config=scheme, device_map="cpu")
+
+
+@pytest.mark.parametrize(("bits", "layer"), [("load_in_8bit", "Linear8bitLt"), ("load_in_4bit", "Linear4bit")])
+def test_bitsandbytes_quantises_the_factors(bits: str, layer: str, make_plan: MakePlan, tmp_path: Path) -> None:
     model = low_rank(make_plan)
-    model.save_pretrained(tmp_path / "saved")
-    loaded = AutoModelForCausalLM.from_pretrained(
-        tmp_path / "saved", quantization_config=BitsAndBytesConfig(**{bits: True}), device_map="cpu"
-    )
-    layers = (bitsandbytes.nn.Linear8bitLt, bitsandbytes.nn.Linear4bit)
-    assert isinstance(loaded.get_submodule(Q_PROJ).second, layers)
+    loaded = in_bits(model, tmp_path / "saved", bits)
+    assert type(loaded.get_submodule(Q_PROJ).second).__name__ == layer
     assert 0.8 < correlation(loaded, model) < 1
 
 
 def test_bitsandbytes_leaves_shorter_values_as_they_are(make_plan: MakePlan, tmp_path: Path) -> None:
-    pytest.importorskip("bitsandbytes")
     model = small_compressed("llama", make_plan)
-    model.save_pretrained(tmp_path / "saved")
-    scheme = BitsAndBytesConfig(load_in_8bit=True)
-    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "saved", quantization_config=scheme, device_map="cpu")
+    loaded = in_bits(model, tmp_path / "saved", "load_in_8bit")
     assert type(loaded.get_submodule("model.layers.1.self_attn.v_proj")) is ValueLinear
     assert 0.8 < correlation(loaded, model) < 1
 
 
 def test_quantised_factors_can_be_saved(make_plan: MakePlan, tmp_path: Path) -> None:
-    pytest.importorskip("bitsandbytes")
-    low_rank(make_plan).save_pretrained(tmp_path / "saved")
-    scheme = BitsAndBytesConfig(load_in_8bit=True)
-    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "saved", quantization_config=scheme, device_map="cpu")
+    loaded = in_bits(low_rank(make_plan), tmp_path / "saved", "load_in_8bit")
     loaded.save_pretrained(tmp_path / "quantised")
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "quantised", device_map="cpu")
     assert torch.equal(logits(again), logits(loaded))
