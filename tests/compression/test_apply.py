@@ -11,17 +11,17 @@ from gac.compression.apply import changed_sites
 from gac.errors import PlanError
 from gac.models.families import family_of
 from gac.plan import Plan
+from tests.changed import with_recipe
 from tests.compression.applying import IDS, applied, logits
 from tests.models.small import NEURONS, small_config, small_model
 
 MakePlan = Callable[..., Plan]
 
 
-def test_a_dense_plan_changes_nothing(
-    tiny_model: LlamaForCausalLM, tiny_config: LlamaConfig, make_plan: MakePlan
-) -> None:
-    dense = logits(tiny_model)
-    assert torch.equal(logits(applied(tiny_model, make_plan(tiny_config, {}))), dense)
+@pytest.mark.parametrize("refit", ["none", "residual"])
+def test_a_dense_plan_changes_nothing(refit: str, tiny_model: LlamaForCausalLM, make_plan: MakePlan) -> None:
+    dense, plan = logits(tiny_model), with_recipe(make_plan(tiny_model.config, {}), refit=refit)
+    assert torch.equal(logits(applied(tiny_model, plan)), dense)
 
 
 def test_the_dims_are_those_of_the_plan(

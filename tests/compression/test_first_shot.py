@@ -1,5 +1,6 @@
 """The model of a first shot: compressed, of the dense shapes, and beside a dense model that is left as it was."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,20 +11,21 @@ from transformers import LlamaForCausalLM, PreTrainedModel
 
 from gac.allocation.limits import floored
 from gac.compression import first_shot as shot
-from gac.compression.apply import build_modules, swap_in
 from gac.compression.first_shot import FIRST_KEPT, STEP, check_shots, first_shot
-from gac.compression.refit import refit
 from gac.errors import GacError
 from gac.forms import form_named
 from gac.models.families import family_of
-from gac.plan import WeightChoice
-from gac.sensitivity.curves import measure_curves, stream_fits
+from gac.plan import Plan, WeightChoice
+from gac.sensitivity.curves import measure_curves
 from gac.sensitivity.registry import METHODS
 from gac.sensitivity.store import StatisticsStore
+from tests.changed import with_recipe
+from tests.compression.applying import applied
 from tests.models.small import small_config, small_model
 
 WINDOWS = torch.randint(0, 256, (8, 64), generator=torch.Generator().manual_seed(1))
 KFAC = METHODS.get("kfac")
+MakePlan = Callable[..., Plan]
 
 
 def made(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
@@ -38,28 +40,19 @@ def choices(model: PreTrainedModel, folder: Path) -> list[WeightChoice]:
     return shot._chosen(sites, found.curves)
 
 
-def swapped(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
-    """The model that runs what the first shot chooses, in place."""
-    weights, sites = choices(model, folder), family_of(model.config).sites(model.config)
-    fits = stream_fits(model, sites, WINDOWS, KFAC, StatisticsStore(folder), progress=False)
-    factors = {layer: fit.kept for layer, fit in fits}
-    modules = build_modules(model, weights, sites, iter(factors.items()), KFAC)
-    modules = refit(model, modules, weights, "residual", sites, factors, WINDOWS, KFAC, progress=False)
-    swap_in(model, modules)
-    return model
-
-
 def logits(model: PreTrainedModel) -> Tensor:
     with torch.no_grad():
         return model(WINDOWS).logits
 
 
 @pytest.mark.parametrize("model_type", ["llama", "gpt2", "opt", "phi3"])
-def test_it_computes_what_the_compressed_model_does(model_type: str, tmp_path: Path) -> None:
+def test_it_computes_what_the_compressed_model_does(model_type: str, tmp_path: Path, make_plan: MakePlan) -> None:
     model = small_model(small_config(model_type))
     dense, first = logits(model), logits(made(model, tmp_path))
     assert (first - dense).norm() > 1e-3 * dense.norm()
-    assert (first - logits(swapped(model, tmp_path))).norm() < 1e-5 * dense.norm()
+    chosen = {choice.name: (choice.form, choice.dim) for choice in choices(model, tmp_path)}
+    plan = with_recipe(make_plan(model.config, chosen), refit="residual")
+    assert (first - logits(applied(model, plan, ids=WINDOWS))).norm() < 1e-5 * dense.norm()
 
 
 def test_it_keeps_its_fraction_in_aligned_dims(tiny_model: LlamaForCausalLM, tmp_path: Path) -> None:
@@ -93,36 +86,34 @@ def test_it_is_the_same_from_kept_statistics(tiny_model: LlamaForCausalLM, tmp_p
 
 
 @pytest.mark.parametrize(
-    ("method", "rule", "message"),
+    ("model_type", "method", "rule", "message"),
     [
         (
+            "llama",
             "svd",
             "loss",
             "shots=2 with method svd, which measures errors without the gradients of single outputs; expected method "
             "kfac, whose gradients a second shot takes again. Use shots=1.",
         ),
         (
+            "llama",
             "kfac",
             "zero-sum",
             "shots=2 with rule zero-sum; expected rule loss: the others are compared as they come, in one shot. Use "
             "shots=1.",
         ),
+        (
+            "gemma2",
+            "kfac",
+            "loss",
+            "shots=2 of a gemma2 model, whose layers change what o_proj and down_proj write; expected layers that add "
+            "it to the residual stream, for the first shot is fitted again to that. Use shots=1.",
+        ),
     ],
 )
-def test_what_goes_with_no_second_shot_is_refused(method: str, rule: str, message: str) -> None:
-    config = small_config("llama")
+def test_what_goes_with_no_second_shot_is_refused(model_type: str, method: str, rule: str, message: str) -> None:
+    sites = family_of(small_config(model_type)).sites(small_config(model_type))
+    check_shots(1, METHODS.get(method), rule, sites, model_type)
     with pytest.raises(GacError) as refused:
-        check_shots(2, METHODS.get(method), rule, family_of(config).sites(config), "llama")
+        check_shots(2, METHODS.get(method), rule, sites, model_type)
     assert str(refused.value) == message
-
-
-def test_layers_that_cannot_be_fitted_again_are_refused() -> None:
-    config = small_config("gemma2")
-    sites = family_of(config).sites(config)
-    check_shots(1, KFAC, "uniform", sites, "gemma2")
-    with pytest.raises(GacError) as refused:
-        check_shots(2, KFAC, "loss", sites, "gemma2")
-    assert str(refused.value) == (
-        "shots=2 of a gemma2 model, whose layers change what o_proj and down_proj write; expected layers that add it "
-        "to the residual stream, for the first shot is fitted again to that. Use shots=1."
-    )

@@ -2,13 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-import gac
 from gac.compression.paired_run import PairedRun
 from gac.compression.refit import RESIDUAL_SHARE, expected_share, refit_named
 from gac.errors import GacError, ModelError
@@ -21,6 +21,7 @@ from tests.changed import with_recipe
 from tests.compression import applying
 from tests.compression.applying import IDS
 from tests.models.small import every_family, small_config, small_model, weights_of
+from tests.small_pipeline import Small
 
 MakePlan = Callable[..., Plan]
 ADDS = [name for name in supported() if any(weight.writes for weight in weights_of(small_config(name)))]
@@ -112,12 +113,6 @@ def test_full_ranks_lose_nothing_by_it(tiny_model: LlamaForCausalLM, make_plan: 
     assert off(model, dense) < 1e-4
 
 
-def test_a_dense_plan_is_not_fitted(tiny_model: LlamaForCausalLM, make_plan: MakePlan) -> None:
-    dense = logits(tiny_model)
-    plan = with_recipe(make_plan(tiny_model.config, {}), refit="residual")
-    assert torch.equal(logits(applied(tiny_model, plan)), dense)
-
-
 def test_the_update_changes_second_factors_alone(make_plan: MakePlan) -> None:
     plain, fitted = (
         applied(deep("llama"), half_of(deep("llama"), make_plan, refit), "svd-llm") for refit in ("none", "update")
@@ -157,15 +152,21 @@ def test_the_model_is_as_it_was_when_it_fails(make_plan: MakePlan, monkeypatch: 
     assert torch.equal(logits(model), before)
 
 
-def test_the_default_is_that_of_the_method_the_rule_and_the_layers() -> None:
-    plain, normed = (family_of(c).sites(c) for c in map(small_config, ("llama", "gemma2")))
-    kfac, svd_llm = METHODS.get("kfac"), METHODS.get("svd-llm")
-    assert refit_named(None, "loss", kfac, ["narrow"], plain, "llama") == "residual"
-    assert refit_named(None, "uniform", kfac, ["low_rank"], plain, "llama") == "none"
-    assert refit_named(None, "loss", svd_llm, ["low_rank"], plain, "llama") == "none"
-    assert refit_named(None, "loss", kfac, ["low_rank"], normed, "gemma2") == "none"
-    assert refit_named("update", "loss", kfac, ["low_rank"], normed, "gemma2") == "update"
-    assert (expected_share("residual", kfac), expected_share("residual", svd_llm)) == (RESIDUAL_SHARE, 1.0)
+@pytest.mark.parametrize(
+    ("asked", "rule", "method", "model_type", "fitted"),
+    [
+        (None, "loss", "kfac", "llama", "residual"),
+        (None, "uniform", "kfac", "llama", "none"),
+        (None, "loss", "svd-llm", "llama", "none"),
+        (None, "loss", "kfac", "gemma2", "none"),
+        ("update", "loss", "kfac", "gemma2", "update"),
+    ],
+)
+def test_the_default_is_that_of_the_method_the_rule_and_the_layers(
+    asked: Any, rule: str, method: str, model_type: str, fitted: str
+) -> None:
+    sites = family_of(small_config(model_type)).sites(small_config(model_type))
+    assert refit_named(asked, rule, METHODS.get(method), ["low_rank"], sites, model_type) == fitted
 
 
 def test_what_cannot_be_refitted_is_refused() -> None:
@@ -180,22 +181,12 @@ def test_what_cannot_be_refitted_is_refused() -> None:
         refit_named("update", "loss", METHODS.get("kfac"), ["narrow"], sites, "gemma2")
 
 
-def test_the_prediction_knows_of_it(tiny_model: LlamaForCausalLM, tiny_tokenizer: object, text_file: object) -> None:
-    plans = {
-        refit: gac.allocate(
-            tiny_model,
-            0.7,
-            profile="nvidia-h100-80gb-hbm3",
-            calibration=f"{text_file}:4x64",
-            tokenizer=tiny_tokenizer,
-            refit=refit,
-            progress=False,
-        )
-        for refit in ("none", "residual")
-    }
-    assert plans["residual"].weights == plans["none"].weights
-    assert plans["residual"].prediction.loss == pytest.approx(RESIDUAL_SHARE * plans["none"].prediction.loss)
-    assert "refitted layer by layer" in plans["residual"].summary()
+def test_the_prediction_knows_of_it(small: Small) -> None:
+    plain, fitted = (small.allocate(0.7, refit=refit) for refit in ("none", "residual"))
+    assert fitted.weights == plain.weights
+    assert fitted.prediction.loss == pytest.approx(RESIDUAL_SHARE * plain.prediction.loss)
+    assert expected_share("residual", METHODS.get("svd-llm")) == 1.0
+    assert "refitted layer by layer" in fitted.summary()
 
 
 def test_weights_train_as_before(make_plan: MakePlan) -> None:
@@ -207,20 +198,13 @@ def test_weights_train_as_before(make_plan: MakePlan) -> None:
     assert frozen == {"model.layers.1.self_attn.k_proj.weight"}
 
 
-def test_16_bit_models_with_huge_hidden_states_are_fitted(make_plan: MakePlan) -> None:
+def test_16_bit_models_with_huge_hidden_states_and_weights_of_zeros_are_fitted(make_plan: MakePlan) -> None:
     model = deep("llama").to(torch.bfloat16)
     with torch.no_grad():
         model.model.embed_tokens.weight.mul_(50)
         model.model.embed_tokens.weight[3, 5] = 9000.0
-    plan = half_of(model, make_plan, "residual")
-    assert torch.isfinite(logits(applied(model, plan))).all()
-
-
-def test_a_weight_of_zeros_is_fitted(make_plan: MakePlan) -> None:
-    model = deep("llama")
-    torch.nn.init.zeros_(model.model.layers[2].mlp.gate_proj.weight)
-    plan = half_of(model, make_plan, "residual")
-    assert torch.isfinite(logits(applied(model, plan))).all()
+        model.model.layers[2].mlp.gate_proj.weight.zero_()
+    assert torch.isfinite(logits(applied(model, half_of(model, make_plan, "residual")))).all()
 
 
 def test_opt_with_its_norms_behind_is_not_fitted() -> None:
