@@ -13,7 +13,7 @@ from gac.cli.verb import Answer, Verb, note
 from gac.errors import ProfileError
 
 if TYPE_CHECKING:
-    from gac.lab.mechanisms import Explanation, Finding
+    from gac.lab.mechanisms import Explanation, Finding, Run
     from gac.profiling.table import Profile, Sweep
     from gac.reporting.gpu_tables import Told
 
@@ -160,9 +160,16 @@ def explain(
 def _explained(told: "Explanation") -> dict[str, Any]:
     document = asdict(told)
     del document["findings"]
-    ran = [one.pop("kernel") | one for one in document["ran"]]
+    ran = [_ran(run) for run in told.ran]
     rules = [_rule(finding) for finding in told.findings]
     return document | {"fixed": dict(told.fixed), "ran": ran, "rules": rules}
+
+
+def _ran(run: "Run") -> dict[str, Any]:
+    waves = run.waves
+    counts = (None, None, None, True) if waves is None else (waves.tiles, waves.count, waves.last, waves.exact)
+    named = zip(("tiles", "waves", "last_wave", "exact"), counts, strict=True)
+    return asdict(run.kernel) | {"grid": run.launch.grid} | dict(named)
 
 
 def _rule(finding: "Finding") -> dict[str, Any]:

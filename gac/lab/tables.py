@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from gac.lab.mechanisms import Explanation, Finding, Ran, Source
+from gac.lab.mechanisms import Explanation, Finding, Run, Source
 from gac.lab.studies import StudyResult
 from gac.reporting.layout import legend, new_table
 
@@ -90,13 +90,13 @@ def _ran_table(told: Explanation) -> Group:
     return Group(Text(f"recorded at {told.axis}={told.dim}, {sizes}"), table)
 
 
-def _ran_cells(ran: Ran) -> tuple[str, ...]:
-    kernel = ran.kernel
+def _ran_cells(ran: Run) -> tuple[str, ...]:
+    kernel, waves = ran.kernel, ran.waves
     tile = "" if kernel.tile is None else "x".join(map(str, kernel.tile))
     tier = "" if kernel.tier is None else str(kernel.tier)
-    waves = "" if ran.waves is None else f"{'' if ran.exact else '>='}{ran.waves}"
-    last = "" if ran.last_wave is None else f"{ran.last_wave:.0%}"
-    return kernel.label, kernel.family, tier, tile, "x".join(map(str, ran.grid)), waves, last
+    count = "" if waves is None else f"{'' if waves.exact else '>='}{waves.count}"
+    last = "" if waves is None or waves.last is None else f"{waves.last:.0%}"
+    return kernel.label, kernel.family, tier, tile, "x".join(map(str, ran.launch.grid)), count, last
 
 
 def _rules_table(told: Explanation) -> Table:

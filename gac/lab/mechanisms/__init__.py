@@ -1,11 +1,11 @@
 """Why dims collapse: rules with their sources, and what the recorded kernels show."""
 
-from gac.lab.mechanisms.causes import Cause, cause_of, causes_of
-from gac.lab.mechanisms.edges import edge_causes
+from gac.lab.mechanisms.axes import Setting
+from gac.lab.mechanisms.causes import cause_of, causes_of, edge_causes
 from gac.lab.mechanisms.explain import explain
-from gac.lab.mechanisms.explanation import Collapse, Cost, Explanation, Finding, Ran
-from gac.lab.mechanisms.rule import Source
-from gac.lab.mechanisms.rules import RULES, Published, Rule, Setting, rule_named, rules_for
+from gac.lab.mechanisms.explanation import Cause, Collapse, Cost, Explanation, Finding
+from gac.lab.mechanisms.rules import RULES, Published, Rule, Source, rules_for
+from gac.lab.mechanisms.runs import Run
 
 __all__ = [
     "RULES",
@@ -15,14 +15,13 @@ __all__ = [
     "Explanation",
     "Finding",
     "Published",
-    "Ran",
     "Rule",
+    "Run",
     "Setting",
     "Source",
     "cause_of",
     "causes_of",
     "edge_causes",
     "explain",
-    "rule_named",
     "rules_for",
 ]

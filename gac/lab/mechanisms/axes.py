@@ -1,9 +1,11 @@
 """Which axes lie along the rows of a matrix: the ones whose size decides how those rows are aligned."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 
 from gac.profiling.operators import ITEM_BYTES
+from gac.profiling.records import Launch
 
 Sides = str
 """The roles of an axis in the GEMMs of its operator: ``k`` (rows of both operands), ``n`` (rows of the result)."""
@@ -61,3 +63,38 @@ def element_bytes(operator: str, dtype: str) -> int:
 def is_math(operator: str) -> bool:
     """Whether it is attention by the math backend: GEMMs, a softmax and copies, in float32, without Tensor Cores."""
     return operator.startswith("sdpa_math")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a rule needs to know besides the dim.
+
+    Attributes:
+        operator: name of the operator.
+        axis: the axis that the dim is on.
+        dtype: ``bf16``, ``fp16`` or ``fp8``.
+        compute_capability: ``"9.0"``; None where no GPU is named.
+        shared_bytes: shared memory that one CTA may have; None where not known.
+        ran: what was recorded at the dim, in order; empty where nothing was.
+    """
+
+    operator: str
+    axis: str
+    dtype: str
+    compute_capability: str | None = None
+    shared_bytes: int | None = None
+    ran: tuple[Launch, ...] = ()
+
+    @property
+    def sides(self) -> str:
+        """Whether the axis is ``k`` or ``n`` of a GEMM, or both; empty where it only counts rows."""
+        return ROWS.get((self.operator, self.axis), "")
+
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of an element of the matrices that the kernels read."""
+        return element_bytes(self.operator, self.dtype)
+
+    def row_bytes(self, dim: int) -> int:
+        """Bytes of a row of so many elements."""
+        return dim * self.element_bytes

@@ -2,8 +2,7 @@
 
 from collections.abc import Callable
 
-from gac.lab.mechanisms.axes import ONE_ROW, SDPA, is_math
-from gac.lab.mechanisms.rule import Setting
+from gac.lab.mechanisms.axes import ONE_ROW, SDPA, Setting, is_math
 from gac.lab.mechanisms.sectors import VECTOR, fetched_over_used, vector_bytes
 
 # --- which operators ------------------------------------------------------------------------------------------------
@@ -40,23 +39,7 @@ def tma_rows(setting: Setting) -> bool:
     return (gemm_rows(setting) and tensor_core_rows(setting)) or head_dim("", "cudnn")(setting)
 
 
-def wgmma_rows(setting: Setting) -> bool:
-    return tma_rows(setting) and "n" in setting.sides
-
-
-def launched(setting: Setting) -> bool:
-    return setting.operator != "copy"
-
-
-def fp8(setting: Setting) -> bool:
-    return setting.dtype == "fp8" and rows(setting)
-
-
 # --- what each asks -------------------------------------------------------------------------------------------------
-
-
-def _row_bytes(dim: int, setting: Setting) -> int:
-    return dim * setting.element_bytes
 
 
 def untold(_dim: int, _setting: Setting) -> None:
@@ -64,21 +47,17 @@ def untold(_dim: int, _setting: Setting) -> None:
 
 
 def aligned_rows(divisor: int) -> Callable[[int, Setting], bool]:
-    return lambda dim, setting: _row_bytes(dim, setting) % divisor == 0
+    return lambda dim, setting: setting.row_bytes(dim) % divisor == 0
 
 
-def multiple_of_8(dim: int, _setting: Setting) -> bool:
-    return dim % 8 == 0
+def multiple_of(step: int) -> Callable[[int, Setting], bool]:
+    return lambda dim, _setting: dim % step == 0
 
 
 def whole_mma(dim: int, setting: Setting) -> bool:
     """An instruction takes 32 bytes of k (16 elements of 2 bytes, 32 of FP8) and 8 columns of n."""
-    whole_k = "k" not in setting.sides or _row_bytes(dim, setting) % 32 == 0
+    whole_k = "k" not in setting.sides or setting.row_bytes(dim) % 32 == 0
     return whole_k and ("n" not in setting.sides or dim % 8 == 0)
-
-
-def multiple_of_16(dim: int, _setting: Setting) -> bool:
-    return dim % 16 == 0
 
 
 # --- the numbers behind it ------------------------------------------------------------------------------------------
@@ -91,52 +70,34 @@ def say_backend(dim: int, _setting: Setting) -> str:
 
 
 def say_async(dim: int, setting: Setting) -> str:
-    size = _row_bytes(dim, setting)
+    size = setting.row_bytes(dim)
     width = vector_bytes(size)
     how = "plain loads instead of cp.async" if width < 4 else f"cp.async of {width} bytes"
     return f"rows of {size} bytes: {how}"
 
 
 def say_rows(dim: int, setting: Setting) -> str:
-    size = _row_bytes(dim, setting)
+    size = setting.row_bytes(dim)
     rest = f"{size % VECTOR} past a multiple of 16" if size % VECTOR else "a multiple of 16"
     return f"rows of {size} bytes, {rest}"
 
 
-def say_tier(dim: int, setting: Setting) -> str:
-    elements = vector_bytes(_row_bytes(dim, setting)) // setting.element_bytes
-    return (
-        f"rows begin at multiples of {max(elements, 1)} element{'s' if elements > 1 else ''}: align{max(elements, 1)}"
-    )
-
-
 def say_vector(dim: int, setting: Setting) -> str:
-    size = _row_bytes(dim, setting)
+    size = setting.row_bytes(dim)
     return f"rows of {size} bytes: loads of {vector_bytes(size)} bytes"
 
 
 def say_sector(dim: int, setting: Setting) -> str:
-    size = _row_bytes(dim, setting)
+    size = setting.row_bytes(dim)
     return f"rows of {size} bytes: {fetched_over_used(size):.3f} bytes fetched a byte used, each row read on its own"
 
 
+def say_tier(dim: int, setting: Setting) -> str:
+    elements = max(vector_bytes(setting.row_bytes(dim)) // setting.element_bytes, 1)
+    return f"rows begin at multiples of {elements} element{'s' if elements > 1 else ''}: align{elements}"
+
+
 def say_mma(dim: int, setting: Setting) -> str:
-    step = 32 // setting.element_bytes
-    parts = [f"{dim} % {step} = {dim % step} along k"] if "k" in setting.sides else []
-    return " and ".join([*parts, *([f"{dim} % 8 = {dim % 8} along n"] if "n" in setting.sides else [])])
-
-
-def say_wgmma(dim: int, _setting: Setting) -> str:
-    return f"{dim} % 8 = {dim % 8}: {-dim % 8} of padding"
-
-
-def say_fp8(dim: int, _setting: Setting) -> str:
-    return f"{dim} % 16 = {dim % 16}"
-
-
-def say_kernel(_dim: int, _setting: Setting) -> str:
-    return "which kernel the library chooses shows in the recorded names only"
-
-
-def say_waves(_dim: int, _setting: Setting) -> str:
-    return "the number of tiles follows from the kernel's tile, so it shows in the record only"
+    steps = {"k": 32 // setting.element_bytes, "n": 8}
+    sides = [side for side in steps if side in setting.sides]
+    return " and ".join(f"{dim} % {steps[side]} = {dim % steps[side]} along {side}" for side in sides)

@@ -1,16 +1,13 @@
 """Which constraints a dim breaks, what each costs, and what ran there."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping
 
 from gac.errors import ProfileError
-from gac.lab.mechanisms.axes import element_bytes, natural_axis
-from gac.lab.mechanisms.explanation import Collapse, Explanation, Finding
+from gac.lab.mechanisms.axes import Setting, natural_axis
+from gac.lab.mechanisms.explanation import Explanation
 from gac.lab.mechanisms.judge import Judge
 from gac.lab.mechanisms.recorded import Recorded
-from gac.lab.mechanisms.rules import Setting
 from gac.profiling.operators import OPERATORS, Operator
-from gac.profiling.records import Header
 from gac.profiling.table import Profile
 
 
@@ -40,44 +37,30 @@ def explain(
     """
     axis = natural_axis(operator) if axis is None else axis
     _check(OPERATORS.get(operator), dim, axis, fixed, dtype)
-    recorded = None if profile is None else Recorded.of(profile, operator, axis, dtype, dim, fixed)
-    judge = Judge(_setting(operator, axis, dtype, None if profile is None else profile.header), recorded, dim)
-    others = recorded.sweep.fixed if recorded is not None else tuple((fixed or {}).items())
-    return _explanation(judge, others, None if profile is None else profile.header.gpu)
+    header = None if profile is None else profile.header
+    on = () if header is None else (header.compute_capability, header.shared_memory_bytes)
+    judge = Judge(Setting(operator, axis, dtype, *on), Recorded.of(profile, operator, axis, dtype, dim, fixed), dim)
+    return _explanation(judge, None if header is None else header.gpu)
 
 
-def _explanation(judge: Judge, others: tuple[tuple[str, int], ...], gpu: str | None) -> Explanation:
+def _explanation(judge: Judge, gpu: str | None) -> Explanation:
     setting, recorded = judge.setting, judge.recorded
-    collapse = None if recorded is None else recorded.collapse
-    latency = None if recorded is None else recorded.latency_ns
-    clauses = (_latency(gpu, latency, collapse), _rules(judge.findings, judge.nearest))
+    clauses = (_latency(gpu, recorded), _rules(judge))
     name = f"{setting.operator} {setting.axis}={judge.dim}"
     return Explanation(
         setting.operator,
         setting.axis,
         judge.dim,
         setting.dtype,
-        others,
+        recorded.sweep.fixed,
         gpu,
         setting.compute_capability,
-        latency,
-        () if recorded is None else recorded.ran,
-        collapse,
-        tuple(sorted(judge.findings, key=_order)),
+        recorded.latency_ns,
+        recorded.ran,
+        recorded.collapse,
+        tuple(sorted(judge.findings, key=lambda finding: [False, None, True].index(finding.holds))),
         f"{name}{f' on {gpu}' if gpu else ''} {'; '.join(filter(None, clauses))}.",
     )
-
-
-def _order(finding: Finding) -> int:
-    return [False, None, True].index(finding.holds)
-
-
-def _setting(operator: str, axis: str, dtype: str, header: Header | None) -> Setting:
-    setting = Setting(operator, axis, dtype, element_bytes(operator, dtype))
-    if header is None:
-        return setting
-    limit = header.shared_memory_bytes
-    return replace(setting, compute_capability=header.compute_capability, shared_bytes=limit)
 
 
 def _check(operator: Operator, dim: int, axis: str, fixed: Mapping[str, int] | None, dtype: str) -> None:
@@ -102,22 +85,22 @@ def _check(operator: Operator, dim: int, axis: str, fixed: Mapping[str, int] | N
 # --- the sentence ---------------------------------------------------------------------------------------------------
 
 
-def _latency(gpu: str | None, latency_ns: float | None, collapse: Collapse | None) -> str:
-    if latency_ns is None:
+def _latency(gpu: str | None, recorded: Recorded) -> str:
+    if recorded.latency_ns is None:
         return "" if gpu is None else "was not measured"
-    took = f"takes {latency_ns / 1e3:.1f} us"
+    took, collapse = f"takes {recorded.latency_ns / 1e3:.1f} us", recorded.collapse
     if collapse is None:
         return f"{took}, and no larger measured dim is faster"
     because = "" if collapse.cause is None else f" ({collapse.cause.kind}: {collapse.cause.evidence})"
     return f"{took}, {collapse.slowdown:.2f}x as long as {collapse.rescue}{because}"
 
 
-def _rules(findings: Sequence[Finding], nearest: tuple[int | None, int | None]) -> str:
-    if not findings:
+def _rules(judge: Judge) -> str:
+    if not judge.findings:
         return "is under no rule"
-    broken = [finding.rule.name for finding in findings if finding.holds is False]
+    broken = [finding.rule.name for finding in judge.findings if finding.holds is False]
     if not broken:
         return "breaks no rule"
-    sound = " and ".join(str(dim) for dim in nearest if dim is not None)
+    sound = " and ".join(str(dim) for dim in judge.nearest if dim is not None)
     remedy = f"; the nearest that break none: {sound}" if sound else ""
-    return f"breaks {len(broken)} of {len(findings)} rules ({', '.join(broken)}){remedy}"
+    return f"breaks {len(broken)} of {len(judge.findings)} rules ({', '.join(broken)}){remedy}"

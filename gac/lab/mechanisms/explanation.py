@@ -1,12 +1,14 @@
-"""What is known about a dim: the records that ``explain`` fills in."""
+"""What is known about a dim: the records that ``explain`` and ``causes_of`` fill in."""
 
 from dataclasses import dataclass
 from typing import Literal
 
-from gac.lab.mechanisms.causes import Cause
 from gac.lab.mechanisms.rules import Rule
-from gac.profiling.kernel_names import Kernel
+from gac.lab.mechanisms.runs import Run
 
+CauseKind = Literal[
+    "alignment tier", "template", "extra kernels", "kernel switch", "wave", "row alignment", "tile padding"
+]
 Basis = Literal["measured", "alignment class", "published"]
 
 
@@ -51,24 +53,26 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Ran:
-    """One kernel that was recorded at the dim.
+class Cause:
+    """The strongest difference between what ran at a collapsed dim and what ran at its rescue.
+
+    Or between what ran at the edge of a staircase and what ran at the sweet spot before it.
 
     Attributes:
-        kernel: what its name and grid tell.
-        grid: CTAs launched, (x, y, z).
-        tiles: output tiles (as many for each share of k where it is split); None where not known.
-        waves: in how many waves the SMs work them off; None where not known.
-        last_wave: how full the last wave is; None where not known exactly.
-        exact: whether ``waves`` is; else it is the fewest, since an SM may hold several CTAs of the kernel.
+        kind: ``alignment tier``: a kernel for less aligned operands, or for an older architecture; ``template``:
+            another attention backend or head_dim template; ``extra kernels``: copies, paddings or launches that the
+            rescue does without; ``kernel switch``: another kernel of the same tier; ``row alignment``: the same kernel
+            on operands whose rows lie across more cache lines; ``tile padding``: the same kernel and alignment, less
+            of the tiles used; ``wave``: the same kernel in more waves (edges of staircases only).
+        evidence: one sentence with the kernels, grids or waves that show it.
+        slow: the kernel that ran at the collapsed dim (or edge).
+        fast: the kernel that ran in its place at the rescue (or sweet spot); empty where none did.
     """
 
-    kernel: Kernel
-    grid: tuple[int, int, int]
-    tiles: int | None = None
-    waves: int | None = None
-    last_wave: float | None = None
-    exact: bool = True
+    kind: CauseKind
+    evidence: str
+    slow: str
+    fast: str
 
 
 @dataclass(frozen=True)
@@ -104,7 +108,7 @@ class Explanation:
     gpu: str | None
     compute_capability: str | None
     latency_ns: float | None
-    ran: tuple[Ran, ...]
+    ran: tuple[Run, ...]
     collapse: Collapse | None
     findings: tuple[Finding, ...]
     summary: str

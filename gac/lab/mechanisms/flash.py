@@ -2,17 +2,9 @@
 
 from math import prod
 
-from gac.lab.mechanisms.rule import Setting
+from gac.lab.mechanisms.axes import Setting
 from gac.lab.mechanisms.sectors import bank_conflicts
-from gac.lab.mechanisms.tiles import (
-    BLOCK_COLS,
-    BLOCK_ROWS,
-    RETIRED,
-    AttentionTile,
-    flash_tile,
-    shared_limit,
-    template_for,
-)
+from gac.lab.mechanisms.tiles import BLOCK_COLS, BLOCK_ROWS, RETIRED, AttentionTile, flash_tile, template_for
 from gac.profiling.kernel_names import Kernel, describe
 from gac.profiling.operators.attention import FLASH_TEMPLATES
 from gac.profiling.records import Launch
@@ -23,44 +15,36 @@ TOLERATED_PADDING = 0.15
 """A template may be this much larger than the head_dim: from here on the study calls the padding waste."""
 
 _NAMES = {"cudnn attention": "cuDNN", "mem-efficient": "the memory-efficient kernel"}
+_TOO_LARGE = f"{{}} is larger than the largest template, {FLASH_TEMPLATES[-1]}"
 
 # --- what each asks -------------------------------------------------------------------------------------------------
 
 
 def is_template(dim: int, setting: Setting) -> bool | None:
-    if not by_flash(setting):
-        return None
-    recorded = _recorded_flash(setting)
-    if recorded is not None:
+    if recorded := _recorded_flash(setting):
         return dim == recorded[1].template_d
     return None if dim in RETIRED else dim in FLASH_TEMPLATES
 
 
-def little_padding(dim: int, setting: Setting) -> bool | None:
-    if not by_flash(setting):
-        return None
+def little_padding(dim: int, setting: Setting) -> bool:
     template = _template(dim, setting)
     return template is not None and 1 - dim / template < TOLERATED_PADDING
 
 
 def fitting_tile(dim: int, setting: Setting) -> bool | None:
-    if not by_flash(setting):
-        return None
     if _template(dim, setting) is None:
         return False
-    asked, limit = _asked(dim, setting), _limit(setting)
-    return None if asked is None or limit is None else asked[1] <= limit
+    asked = _asked(dim, setting)
+    return None if asked is None or setting.shared_bytes is None else asked[1] <= setting.shared_bytes
 
 
 # --- the numbers behind it ------------------------------------------------------------------------------------------
 
 
 def say_template(dim: int, setting: Setting) -> str:
-    if not by_flash(setting):
-        return by_other(setting)
     template, recorded = _template(dim, setting), _recorded_flash(setting)
     if template is None:
-        return f"{dim} is larger than the largest template, {FLASH_TEMPLATES[-1]}"
+        return _TOO_LARGE.format(dim)
     if dim in RETIRED and recorded is None:
         larger = template_for(dim + 1)
         return f"older releases have a template for {dim}, newer ones serve it with {larger}; the kernel's name tells"
@@ -70,11 +54,9 @@ def say_template(dim: int, setting: Setting) -> str:
 
 
 def say_budget(dim: int, setting: Setting) -> str:
-    if not by_flash(setting):
-        return by_other(setting)
     if _template(dim, setting) is None:
-        return f"{dim} is larger than the largest template, {FLASH_TEMPLATES[-1]}"
-    asked, limit = _asked(dim, setting), _limit(setting)
+        return _TOO_LARGE.format(dim)
+    asked, limit = _asked(dim, setting), setting.shared_bytes
     if asked is None or limit is None:
         return "the GPU's shared memory is not known"
     tile, shared = asked
@@ -87,8 +69,7 @@ def say_budget(dim: int, setting: Setting) -> str:
 
 
 def say_banks(dim: int, setting: Setting) -> str:
-    template = _template(dim, setting)
-    size = (template or dim) * setting.element_bytes
+    size = setting.row_bytes(_template(dim, setting) or dim)
     ways = bank_conflicts(size)
     return (
         f"eight rows of {size} bytes would take {ways} passes; the libraries swizzle them, so kernels should take one"
@@ -98,19 +79,9 @@ def say_banks(dim: int, setting: Setting) -> str:
 # --- what served, with which tile -----------------------------------------------------------------------------------
 
 
-def by_flash(setting: Setting) -> bool:
-    """Whether FlashAttention-2 serves attention: unless another backend was recorded."""
-    return _other_backend(setting) is None
-
-
-def by_other(setting: Setting) -> str:
-    """What served attention instead of FlashAttention-2."""
-    return f"{_other_backend(setting)} served it"
-
-
-def _other_backend(setting: Setting) -> str | None:
-    found = _attention(setting)
-    if found is not None:
+def other_backend(setting: Setting) -> str | None:
+    """What was recorded to serve attention instead of FlashAttention-2; None where nothing was."""
+    if found := _attention(setting):
         return _NAMES.get(found[1].family)
     return "the math backend" if any(describe(launch.name).main for launch in setting.ran) else None
 
@@ -133,22 +104,15 @@ def _template(dim: int, setting: Setting) -> int | None:
 
 def _asked(dim: int, setting: Setting) -> tuple[AttentionTile, int] | None:
     """The tile and the shared memory that a launch asks for: as recorded, else by FlashAttention's source."""
-    recorded = _recorded_flash(setting)
-    if recorded is not None:
+    if recorded := _recorded_flash(setting):
         launch, kernel = recorded
         assert kernel.template_d is not None, "a flash kernel's name tells its template"
         assert kernel.tile is not None, "a flash kernel's name tells its tile"
         warps = prod(launch.block) // WARP
         return AttentionTile(kernel.template_d, *kernel.tile, warps=warps), launch.shared_bytes
-    template, limit = template_for(dim), _limit(setting)
-    if template is None or limit is None or setting.compute_capability is None:
+    template = template_for(dim)
+    if template is None or setting.shared_bytes is None or setting.compute_capability is None:
         return None
     causal = setting.operator.endswith("_causal")
-    tile = flash_tile(template, setting.compute_capability, limit, causal=causal)
+    tile = flash_tile(template, setting.compute_capability, setting.shared_bytes, causal=causal)
     return tile, tile.shared
-
-
-def _limit(setting: Setting) -> int | None:
-    if setting.shared_bytes is not None:
-        return setting.shared_bytes
-    return None if setting.compute_capability is None else shared_limit(setting.compute_capability)

@@ -6,33 +6,36 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
+import numpy as np
+
 from gac.lab.mechanisms.causes import cause_between, operation_at
-from gac.lab.mechanisms.explanation import Collapse, Cost, Ran
-from gac.lab.mechanisms.waves import Gemm, gemms_of, read, waves_of
+from gac.lab.mechanisms.explanation import Collapse, Cost
+from gac.lab.mechanisms.runs import Run, runs_of
 from gac.profiling.cliffs import Cliffs, find_cliffs
-from gac.profiling.kernel_names import describe
 from gac.profiling.records import Header, Launch
 from gac.profiling.table import COARSEST_CLASS, Profile, Sweep
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """One sweep of a profile, seen from one of its dims (which the sweep need not have)."""
+    """One sweep of a profile, seen from one of its dims (which the sweep need not have); empty without a profile."""
 
-    header: Header
+    header: Header | None
     sweep: Sweep
     dim: int
 
     @classmethod
     def of(
-        cls, profile: Profile, operator: str, axis: str, dtype: str, dim: int, fixed: Mapping[str, int] | None
-    ) -> "Recorded | None":
-        """The sweep with these other axes, by default those of ``_fullest``; None where the profile has none."""
-        others = _fullest(profile, operator, axis, dtype, dim) if fixed is None else fixed
-        if others is None:
-            return None
-        sweep = profile.rows_of(operator, others, axis, dtype)
-        return cls(profile.header, sweep, dim) if len(sweep) else None
+        cls, profile: Profile | None, operator: str, axis: str, dtype: str, dim: int, fixed: Mapping[str, int] | None
+    ) -> "Recorded":
+        """The sweep with these other axes, by default those of ``_fullest``; empty where the profile has none."""
+        others, none = fixed, np.array([])
+        if profile is not None and fixed is None:
+            others = _fullest(profile, operator, axis, dtype, dim)
+        if profile is not None and others is not None and len(sweep := profile.rows_of(operator, others, axis, dtype)):
+            return cls(profile.header, sweep, dim)
+        asked = tuple((fixed or {}).items())
+        return cls(None, Sweep(operator, dtype, "cold", axis, asked, none.astype(np.int64), none, none, ()), dim)
 
     @cached_property
     def place(self) -> int | None:
@@ -57,29 +60,17 @@ class Recorded:
         return dict(zip(self.sweep.dims.tolist(), self.sweep.launches, strict=True))
 
     @property
-    def ran(self) -> tuple[Ran, ...]:
+    def ran(self) -> tuple[Run, ...]:
         """The kernels at the dim, with the waves in which the SMs work off their tiles."""
-        launches = self.launches(self.dim)
-        main = [describe(launch.name).main for launch in launches]
-        gemms = gemms_of(operation_at(self.sweep, self.dim))
-        ours = iter(gemms if len(gemms) == sum(main) else ())
-        return tuple(
-            self._ran(launch, next(ours, None) if counts else None)
-            for launch, counts in zip(launches, main, strict=True)
-        )
-
-    def _ran(self, launch: Launch, gemm: Gemm | None) -> Ran:
-        kernel = read(launch, gemm)
-        waves = waves_of(launch, kernel, self.header, gemm)
-        if waves is None:
-            return Ran(kernel, launch.grid)
-        return Ran(kernel, launch.grid, waves.tiles, waves.count, waves.last, waves.exact)
+        if self.header is None:
+            return ()
+        return runs_of(self.launches(self.dim), operation_at(self.sweep, self.dim), self.header)
 
     @cached_property
     def collapse(self) -> Collapse | None:
         """Which larger dim is faster, by how much and why; None where none is."""
         found = self.cliffs.collapsed.tolist()
-        if self.place is None or self.dim not in found:
+        if self.header is None or self.dim not in found:
             return None
         at = found.index(self.dim)
         rescue = int(self.cliffs.rescue[at])

@@ -1,8 +1,8 @@
-"""What ran at two dims, step by step: the launches that do the arithmetic, paired."""
+"""What ran at a dim, launch by launch, and the steps of an operation at two dims beside each other."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
+from itertools import takewhile
 
 from gac.lab.mechanisms.waves import Gemm, Waves, gemms_of, read, waves_of
 from gac.operations import Operation
@@ -14,13 +14,21 @@ _ORDINALS = ("first", "second", "third", "fourth")
 
 @dataclass(frozen=True)
 class Run:
-    """One launch that does arithmetic, with the split-k reduction that may follow it; GEMM and waves where known."""
+    """One kernel that was recorded at a dim.
+
+    Attributes:
+        launch: as it was recorded.
+        kernel: what its name and grid tell.
+        gemm: the GEMM that it computes; None where it computes none, or which is not known.
+        waves: how the SMs work off its tiles; None where not known.
+        reduced: whether a split-k reduction follows it.
+    """
 
     launch: Launch
     kernel: Kernel
-    reduced: bool
     gemm: Gemm | None
     waves: Waves | None
+    reduced: bool
 
 
 @dataclass(frozen=True)
@@ -32,36 +40,28 @@ class Pair:
     fast: Run
 
 
-def pairs_of(
-    slow: Sequence[Launch],
-    fast: Sequence[Launch],
-    slow_at: Operation | None,
-    fast_at: Operation | None,
-    header: Header,
-) -> list[Pair]:
-    """The steps at both dims, in order, as far as both have them."""
-    before, after = _runs(slow, slow_at, header), _runs(fast, fast_at, header)
+def runs_of(launches: Sequence[Launch], at: Operation, header: Header) -> tuple[Run, ...]:
+    """The kernels recorded at an operation, in order."""
+    kernels = [describe(launch.name) for launch in launches]
+    gemms = gemms_of(at)
+    known = iter(gemms if len(gemms) == sum(kernel.main for kernel in kernels) else ())
+    found = []
+    for place, launch in enumerate(launches):
+        gemm = next(known, None) if kernels[place].main else None
+        kernel = read(launch, gemm)
+        rest = takewhile(lambda after: not after.main, kernels[place + 1 :])
+        reduced = any(after.family == "split-k reduce" for after in rest)
+        found.append(Run(launch, kernel, gemm, waves_of(launch, kernel, header, gemm), reduced))
+    return tuple(found)
+
+
+def pairs_of(slow: Sequence[Run], fast: Sequence[Run]) -> list[Pair]:
+    """The steps that do the arithmetic at both dims, in order, as far as both have them."""
+    before, after = ([run for run in runs if run.kernel.main] for runs in (slow, fast))
     return [
         Pair(_step(place, len(before), old.kernel), old, new)
         for place, (old, new) in enumerate(zip(before, after, strict=False))
     ]
-
-
-def _runs(launches: Sequence[Launch], at: Operation | None, header: Header) -> list[Run]:
-    kernels = [describe(launch.name) for launch in launches]
-    main = [index for index, kernel in enumerate(kernels) if kernel.main]
-    gemms = gemms_of(at) if at is not None else ()
-    known = gemms if len(gemms) == len(main) else (None,) * len(main)
-    reduced = [
-        any(kernel.family == "split-k reduce" for kernel in kernels[index + 1 : end])
-        for index, end in zip_longest(main, main[1:])
-    ]
-    return [_run(launches[index], added, gemm, header) for index, added, gemm in zip(main, reduced, known, strict=True)]
-
-
-def _run(launch: Launch, reduced: bool, gemm: Gemm | None, header: Header) -> Run:
-    kernel = read(launch, gemm)
-    return Run(launch, kernel, reduced, gemm, waves_of(launch, kernel, header, gemm))
 
 
 def _step(place: int, count: int, kernel: Kernel) -> str:

@@ -4,6 +4,7 @@ Memory is read in sectors of 32 bytes, four to a cache line, and a thread loads 
 Practices Guide, "Coalesced Access to Global Memory"; CUDA C++ Programming Guide, "Device Memory Accesses").
 """
 
+from collections import Counter
 from math import gcd
 
 SECTOR = 32
@@ -23,20 +24,18 @@ def vector_bytes(row_bytes: int) -> int:
     return min(row_alignment(row_bytes), VECTOR)
 
 
-def fetched_over_used(row_bytes: int, segment: int | None = None) -> float:
-    """Bytes of the sectors touched over bytes used, when segments are read on their own, averaged over the rows.
+def fetched_over_used(row_bytes: int) -> float:
+    """Bytes of the sectors touched over bytes used, when rows are read on their own, averaged over the rows.
 
     Args:
         row_bytes: length of a row and distance from one row to the next.
-        segment: bytes that are read from the beginning of each row; by default all of it.
     """
-    length = row_bytes if segment is None else segment
-    return SECTOR * _touched(row_bytes, length, SECTOR) / length
+    return SECTOR * _touched(row_bytes, row_bytes, SECTOR) / row_bytes
 
 
-def lines_touched(row_bytes: int, segment: int = LINE) -> float:
-    """Cache lines that a segment at the beginning of a row lies on, averaged over the rows."""
-    return _touched(row_bytes, segment, LINE)
+def lines_touched(row_bytes: int) -> float:
+    """Cache lines that the 128 bytes at the beginning of a row lie on, averaged over the rows."""
+    return _touched(row_bytes, LINE, LINE)
 
 
 def _touched(stride: int, length: int, unit: int) -> float:
@@ -45,15 +44,12 @@ def _touched(stride: int, length: int, unit: int) -> float:
     return sum(-(-(start + length) // unit) for start in starts) / len(starts)
 
 
-def bank_conflicts(stride_bytes: int, rows: int = 8, chunk: int = VECTOR) -> int:
-    """How many passes it takes to read ``chunk`` bytes of each of ``rows`` rows in shared memory; 1: no conflict.
+def bank_conflicts(stride_bytes: int) -> int:
+    """How many passes it takes to read 16 bytes of each of eight rows in shared memory; 1: no conflict.
 
     Eight rows of 16 bytes are what ``ldmatrix`` reads at once. There are 32 banks of 4 bytes (CUDA C++ Programming
     Guide, "Shared Memory"). The rows are taken as they lie, without the swizzling by which libraries avoid conflicts.
     """
-    words: dict[int, set[int]] = {}
-    for row in range(rows):
-        first = row * stride_bytes // BANK_BYTES
-        for word in range(first, first + -(-chunk // BANK_BYTES)):
-            words.setdefault(word % BANKS, set()).add(word)
-    return max(len(found) for found in words.values())
+    firsts = [row * stride_bytes // BANK_BYTES for row in range(8)]
+    words = {word for first in firsts for word in range(first, first + VECTOR // BANK_BYTES)}
+    return max(Counter(word % BANKS for word in words).values())

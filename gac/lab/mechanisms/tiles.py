@@ -7,7 +7,6 @@ tiles by charging all five operands to one budget (``widest_tile``): that reprod
 shared memory, and it is not how the source chooses: at 192 the source keeps 64 keys by doubling the warps.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gac.profiling.operators.attention import FLASH_TEMPLATES
@@ -21,79 +20,38 @@ BLOCK_COLS = (128, 64, 32)
 RESERVED = 1024
 """Bytes of an SM's shared memory that the system keeps for itself for every CTA (compute capability 8.0 and later)."""
 
-_KIB = 1024
-_SHARED_KIB = {
-    (7, 0): 96,
-    (7, 5): 64,
-    (8, 0): 163,
-    (8, 6): 99,
-    (8, 7): 163,
-    (8, 9): 99,
-    (9, 0): 227,
-    (10, 0): 227,
-    (12, 0): 99,
-}
-"""CUDA C++ Programming Guide, "Technical Specifications per Compute Capability": shared memory of a thread block."""
-
 
 @dataclass(frozen=True)
 class AttentionTile:
-    """The operands of one step of a FlashAttention-2 forward pass, in bytes.
+    """The operands of one step of a FlashAttention-2 forward pass: q, k and v of two bytes, the others of four.
 
     Attributes:
         head_dim: of the template.
         rows: query rows of a CTA.
         cols: keys of one step.
-        element_bytes: of q, k and v; scores and accumulator are float32.
         warps: of a CTA, which share the rows.
     """
 
     head_dim: int
     rows: int
     cols: int
-    element_bytes: int = 2
     warps: int = 4
 
     @property
-    def query(self) -> int:
-        return self.rows * self.head_dim * self.element_bytes
-
-    @property
-    def key(self) -> int:
-        return self.cols * self.head_dim * self.element_bytes
-
-    @property
-    def value(self) -> int:
-        return self.key
-
-    @property
-    def score(self) -> int:
-        return self.rows * self.cols * 4
-
-    @property
-    def accumulator(self) -> int:
-        return self.rows * self.head_dim * 4
-
-    @property
     def shared(self) -> int:
-        """What lies in shared memory, as a launch of the kernel reports it: Q, K and V."""
-        return self.query + self.key + self.value
+        """What lies in shared memory, as a launch of the kernel reports it: the bytes of Q, K and V."""
+        return 2 * self.head_dim * (self.rows + 2 * self.cols)
 
     @property
     def total(self) -> int:
         """All five operands, whether they lie in shared memory or in registers: what the study's heuristic counts."""
-        return self.shared + self.score + self.accumulator
+        scores, accumulator = self.rows * self.cols, self.rows * self.head_dim
+        return self.shared + 4 * (scores + accumulator)
 
 
-def template_for(head_dim: int, templates: Sequence[int] = FLASH_TEMPLATES) -> int | None:
+def template_for(head_dim: int) -> int | None:
     """The smallest template that holds the head_dim; None where it is larger than every template."""
-    return min((template for template in templates if template >= head_dim), default=None)
-
-
-def shared_limit(compute_capability: str) -> int | None:
-    """Bytes of shared memory that one CTA may have; None for a capability that is not in the table."""
-    kib = _SHARED_KIB.get(version(compute_capability))
-    return None if kib is None else kib * _KIB
+    return min((template for template in FLASH_TEMPLATES if template >= head_dim), default=None)
 
 
 def version(compute_capability: str) -> tuple[int, int]:
@@ -142,18 +100,13 @@ def _wide(template: int, limit: int) -> tuple[int, int, int]:
 # --- the study's heuristic ------------------------------------------------------------------------------------------
 
 
-def widest_tile(head_dim: int, limit: int, element_bytes: int = 2) -> AttentionTile:
+def widest_tile(head_dim: int, limit: int) -> AttentionTile:
     """The widest block of keys with which all five operands fit into ``limit`` bytes, for the template of a head_dim.
 
-    Where none fits, the narrowest. See ``fits``. (FlashAttention-2, Dao 2023, arXiv 2307.08691, section 3.3, names
-    both limits, shared memory and registers, as what block sizes are tuned against.)
+    Where none fits, the narrowest. (FlashAttention-2, Dao 2023, arXiv 2307.08691, section 3.3, names both limits,
+    shared memory and registers, as what block sizes are tuned against.)
     """
     template = template_for(head_dim)
     assert template is not None, "no template serves a head_dim above 256"
-    tiles = [AttentionTile(template, BLOCK_ROWS, cols, element_bytes) for cols in BLOCK_COLS]
-    return next((tile for tile in tiles if fits(tile, limit)), tiles[-1])
-
-
-def fits(tile: AttentionTile, limit: int) -> bool:
-    """Whether all five operands together stay within ``limit`` bytes."""
-    return tile.total <= limit
+    tiles = [AttentionTile(template, BLOCK_ROWS, cols) for cols in BLOCK_COLS]
+    return next((tile for tile in tiles if tile.total <= limit), tiles[-1])

@@ -5,7 +5,7 @@ from statistics import median
 from types import MappingProxyType
 from typing import Any
 
-from gac.lab.mechanisms.tiles import AttentionTile, shared_limit, widest_tile
+from gac.lab.mechanisms.tiles import AttentionTile, widest_tile
 from gac.lab.studies import published
 from gac.lab.studies.gemms import gemm_by_n
 from gac.lab.studies.readings import Readings
@@ -90,6 +90,9 @@ KERNEL_TIERS = Study(
 STEP = 1.05
 """Latency rises at a template's edge by at least this much more than in proportion to head_dim."""
 
+A100_SHARED = 163 * 1024
+"""Bytes of shared memory of a thread block at compute capability 8.0 (CUDA C++ Programming Guide)."""
+
 _EDGES = (64, 96, 128, 160)
 _STAIRS = range(8, 257, 8)
 _MISALIGNED = range(112, 122)
@@ -122,9 +125,7 @@ def _fa_templates(readings: Readings) -> Finding:
 
 def _template_row(readings: Readings, row: Any) -> tuple[Cell, ...]:
     dims = [d for d in _STAIRS if row.low_exclusive < d <= row.high_inclusive]
-    limit = shared_limit("8.0")
-    assert limit is not None
-    model = dict.fromkeys(f"{tile.rows}x{tile.cols}" for tile in (widest_tile(d, limit) for d in dims))
+    model = dict.fromkeys(f"{tile.rows}x{tile.cols}" for tile in (widest_tile(d, A100_SHARED) for d in dims))
     return (
         f"{dims[0]} to {dims[-1]}",
         readings.ms(_flash(dims[0])),

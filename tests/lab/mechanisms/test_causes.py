@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from gac.forms.low_rank.spec import low_rank
-from gac.lab.mechanisms.causes import cause_of, causes_of
+from gac.lab.mechanisms.causes import cause_of, causes_of, edge_causes
 from gac.operations import Operation, linear
 from gac.profiling.cliffs import find_cliffs
 from gac.profiling.records import Launch
-from gac.profiling.table import Sweep
+from gac.profiling.table import Profile, Sweep
 
 NVJET = "nvjet_sm90_tst_128x256_64x4_2x1_v_bz_coopA_TNN"
 SMALL = "nvjet_sm90_tst_64x64_64x13_1x4_h_bz_TNT"
@@ -33,6 +33,9 @@ EVEN, CHECKED = (
     for even in ("true", "false")
 )
 SDPA = [Operation("sdpa", (("b", 4), ("h", 32), ("kv", 32), ("s", 2048), ("t", 2048), ("d", d))) for d in (120, 128)]
+
+UNKNOWN = (Operation("copy", (("n", 8),)),) * 2
+"""Operations whose GEMMs are not known."""
 
 CAUSES = {
     "a lower alignment tier": (
@@ -144,7 +147,7 @@ CAUSES = {
 
 @pytest.mark.parametrize(("slow", "fast", "operations", "expected"), CAUSES.values(), ids=CAUSES)
 def test_the_strongest_cause_that_the_record_shows(slow, fast, operations, expected, header) -> None:
-    found = cause_of(slow, fast, header, *operations)
+    found = cause_of(slow, fast, header, *(operations or UNKNOWN))
     assert (found is None) == (expected is None)
     if found is not None:
         assert f"{found.kind}: {found.evidence}".startswith(expected)
@@ -162,7 +165,7 @@ def test_the_strongest_cause_that_the_record_shows(slow, fast, operations, expec
 )
 def test_a_switch_says_what_it_does_to_the_waves(slow, fast, shared, expected, header) -> None:
     before, after = ran(ALIGN2, grid=(slow, 1, 1), shared=shared), ran(LARGER, grid=(fast, 1, 1), shared=shared)
-    found = cause_of(before, after, header)
+    found = cause_of(before, after, header, *UNKNOWN)
     assert found.kind == "kernel switch"
     assert found.evidence.endswith(expected)
 
@@ -189,3 +192,39 @@ def test_every_collapsed_dim_of_a_sweep_has_its_cause(header) -> None:
     assert causes[0].slow == ALIGN1
     blind = replace(sweep, launches=((),) * len(dims))
     assert causes_of(blind, find_cliffs(blind), header) == (None,) * 14
+
+
+# --- the edges of staircases
+
+BIG = "cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_bf16_256x128_64x3_tn_align8>"
+
+
+@pytest.mark.parametrize(
+    ("after", "shared", "kind", "evidence"),
+    [
+        (BIG, 180_000, "wave", "in 2 waves of 132 instead of 1 (136 tiles instead of 132)"),
+        (BIG.replace("256x128", "128x128"), 180_000, "kernel switch", ""),
+        (BIG, 50_000, None, ""),  # waves that an SM may hold at once
+    ],
+)
+def test_the_cause_of_a_staircase_that_jumps_from_33_to_34_tiles(after, shared, kind, evidence, header) -> None:
+    dims = np.arange(4096, 4609, 128)
+    ns = np.where(dims > 4224, 60.0, 30.0)
+    names = [after if dim > 4224 else BIG for dim in dims.tolist()]
+    launches = tuple(
+        (Launch(name, (4, m // 128, 1), (256, 1, 1), shared),) for name, m in zip(names, dims.tolist(), strict=True)
+    )
+    sweep = Sweep("linear", "bf16", "cold", "m", (("k", 4096), ("n", 1024)), dims, ns, 0.001 * ns, launches)
+    assert find_cliffs(sweep).sweet_spots.tolist() == [4224]
+    (found,) = edge_causes(sweep, find_cliffs(sweep), header)
+    assert (found and (found.kind, found.slow, found.fast)) == (kind and (kind, after, BIG))
+    assert found is None or found.evidence.endswith(evidence)
+    assert edge_causes(replace(sweep, launches=((),) * len(dims)), find_cliffs(sweep), header) == (None,)
+
+
+def test_most_edges_that_an_h100_recorded_have_a_cause() -> None:
+    profile = Profile.load("nvidia-h100-80gb-hbm3")
+    found = [one for sweep in profile.sweeps() for one in edge_causes(sweep, find_cliffs(sweep), profile.header)]
+    kinds = {one.kind for one in found if one is not None}
+    assert {"kernel switch", "template", "wave"} <= kinds
+    assert sum(one is not None for one in found) > 0.8 * len(found)

@@ -1,7 +1,7 @@
 import pytest
 
 from gac.errors import ProfileError
-from gac.lab.mechanisms import explain
+from gac.lab.mechanisms import Explanation, Finding, explain
 from gac.profiling.table import Profile
 
 NVJET = "nvjet_sm90_tst_128x256_64x4_2x1_v_bz_coopA_TNN"
@@ -9,6 +9,10 @@ ALIGN2 = "cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_bf16_128x128_64x3
 ALIGN1 = "cutlass::Kernel2<cutlass_75_tensorop_bf16_s1688gemm_bf16_128x128_tn_align1>"
 SMALL = "nvjet_sm90_tst_64x64_64x13_1x4_h_bz_TNT"
 FIXED = {"m": 1024, "k": 4096, "n": 4096}
+
+
+def finding(found: Explanation, name: str) -> Finding:
+    return next(one for one in found.findings if one.rule.name == name)
 
 
 @pytest.fixture
@@ -35,11 +39,11 @@ def test_a_collapsed_rank_with_its_rescue_cause_kernels_and_measured_cost(profil
     assert (found.axis, found.latency_ns, dict(found.fixed)) == ("r", 168_000.0, FIXED)
     assert (found.collapse.rescue, found.collapse.slowdown) == (1024, 5.25)
     assert found.collapse.cause.kind == "alignment tier"
-    assert [(one.kernel.tier, one.grid, one.tiles, one.waves) for one in found.ran] == [
+    assert [(one.kernel.tier, one.launch.grid, one.waves.tiles, one.waves.count) for one in found.ran] == [
         (1, (32, 8, 1), 64, 1),
         (1, (2, 66, 1), 256, 2),
     ]
-    tier = next(finding for finding in found.findings if finding.rule.name == "cuBLAS alignment tier")
+    tier = finding(found, "cuBLAS alignment tier")
     assert (tier.holds, tier.below, tier.above) == (False, 1016, 1024)
     assert (tier.cost.basis, tier.cost.slowdown, tier.cost.against) == ("measured", 5.25, 1024)
     assert tier.cost.words == "5.25x the latency of 1024 (low_rank bf16 m=1024 k=4096 n=4096, r)"
@@ -71,23 +75,21 @@ def test_an_aligned_rank_keeps_its_rules(profile) -> None:
     assert found.summary == (
         "low_rank r=1024 on NVIDIA Test GPU takes 32.0 us, and no larger measured dim is faster; breaks no rule."
     )
-    waves = next(finding for finding in found.findings if finding.rule.name == "CTA wave quantisation")
-    assert waves.detail == "32 tiles in 1 wave, the last 24% full; then 128 tiles in 1 wave, the last 97% full"
+    assert (
+        finding(found, "CTA wave quantisation").detail
+        == "32 tiles in 1 wave, the last 24% full; then 128 tiles in 1 wave, the last 97% full"
+    )
 
 
 def test_a_recorded_kernel_switch_breaks_the_heuristics_rule(profile) -> None:
     found = explain("low_rank", 1040, profile)
     assert found.collapse.cause.kind == "kernel switch"
-    (finding,) = found.broken
-    assert (finding.rule.name, finding.above, finding.cost.slowdown) == ("cuBLAS heuristic", 1048, 1.25)
+    (one,) = found.broken
+    assert (one.rule.name, one.above, one.cost.slowdown) == ("cuBLAS heuristic", 1048, 1.25)
 
 
-def test_other_axes_choose_another_sweep(profile) -> None:
-    found = explain("low_rank", 1004, profile, fixed=FIXED | {"m": 1})
-    assert (found.latency_ns, dict(found.fixed)["m"]) == (4000.0, 1)
-
-
-def test_a_sweep_that_has_the_dim_is_preferred_to_a_larger_one(profile) -> None:
+def test_other_axes_or_a_sweep_that_alone_has_the_dim_are_preferred_to_the_largest(profile) -> None:
+    assert explain("low_rank", 1004, profile, fixed=FIXED | {"m": 1}).latency_ns == 4000.0
     assert dict(explain("low_rank", 1001, profile).fixed)["m"] == 1
 
 
@@ -111,41 +113,33 @@ def h100() -> Profile:
     return Profile.load("nvidia-h100-80gb-hbm3")
 
 
-FLASH_RULES = ("FlashAttention-2 template", "FlashAttention-2 padding waste", "shared-memory tile budget")
+TEMPLATE, BUDGET = "FlashAttention-2 template", "shared-memory tile budget"
 
 
 def test_what_flash_served_is_compared_with_the_dim_that_cudnn_serves(h100) -> None:
-    found = explain("sdpa", 107, h100)
-    (template,) = (one for one in found.broken if one.rule.name == FLASH_RULES[0])
+    template = finding(explain("sdpa", 107, h100), TEMPLATE)
     assert (template.below, template.above, template.cost.against) == (104, 112, 112)
 
 
-@pytest.mark.parametrize(("dim", "tile"), [(64, "128x128"), (128, "128x64"), (160, "128x64"), (256, "64x64")])
-def test_the_tile_that_is_said_is_the_one_that_ran(dim, tile, h100) -> None:
-    found = explain("sdpa_flash", dim, h100)
-    (budget,) = (one for one in found.findings if one.rule.name == FLASH_RULES[2])
-    (ran,) = (one.kernel for one in found.ran if one.kernel.family == "flash")
-    assert "x".join(map(str, ran.tile)) == tile
-    assert budget.detail.startswith(f"{tile} tile of")
-
-
-@pytest.mark.parametrize(("dim", "even"), [(104, "false"), (128, "true")])
-def test_whether_bounds_were_checked_is_told_by_the_record(dim, even, h100) -> None:
-    found = explain("sdpa_flash", dim, h100)
-    (template,) = (one for one in found.findings if one.rule.name == FLASH_RULES[0])
-    assert template.detail.endswith(f"; it ran with is_even_K {even}")
-
-
-def test_waves_that_are_only_bounded_say_so(h100) -> None:
-    found = explain("sdpa_flash", 128, h100)
-    (waves,) = (one.detail for one in found.findings if one.rule.name == "CTA wave quantisation")
-    assert waves == "256 tiles in at least 1 wave"
+@pytest.mark.parametrize(
+    ("dim", "rule", "detail"),
+    [
+        (64, BUDGET, "128x128 tile of 4 warps (recorded): "),
+        (160, BUDGET, "128x64 tile of 8 warps (recorded): "),
+        (256, BUDGET, "64x64 tile of 4 warps (recorded): "),
+        (104, TEMPLATE, "; it ran with is_even_K false"),
+        (128, TEMPLATE, "; it ran with is_even_K true"),
+        (128, "CTA wave quantisation", "256 tiles in at least 1 wave"),  # waves are only bounded
+    ],
+)
+def test_the_tile_the_checks_and_the_waves_are_those_that_were_recorded(dim, rule, detail, h100) -> None:
+    assert detail in finding(explain("sdpa_flash", dim, h100), rule).detail
 
 
 def test_without_a_profile_costs_are_published_ones() -> None:
     found = explain("sdpa", 107)
     assert (found.gpu, found.fixed, found.latency_ns) == (None, (), None)
-    backend = next(finding for finding in found.broken if finding.rule.name == "SDPA backend selection")
+    backend = finding(found, "SDPA backend selection")
     assert (backend.below, backend.above, backend.cost.basis) == (104, 112, "published")
     assert backend.detail == "107 is not a multiple of 8: only flash and math take it, flash after copies padded to 112"
     assert "A100" in backend.cost.words
@@ -153,7 +147,7 @@ def test_without_a_profile_costs_are_published_ones() -> None:
 
 
 def test_broken_rules_come_first(profile) -> None:
-    holds = [finding.holds for finding in explain("sdpa", 120).findings]
+    holds = [one.holds for one in explain("sdpa", 120).findings]
     assert holds == sorted(holds, key=[False, None, True].index)
     assert set(holds) == {False, None, True}
 
@@ -161,7 +155,7 @@ def test_broken_rules_come_first(profile) -> None:
 def test_an_operator_that_the_profile_lacks_has_the_rules_of_its_gpu(profile) -> None:
     found = explain("linear", 106, profile)
     assert (found.compute_capability, found.fixed, found.latency_ns) == ("9.0", (), None)
-    assert {finding.cost.basis for finding in found.broken} == {"published"}
+    assert {one.cost.basis for one in found.broken} == {"published"}
 
 
 def test_a_copy_is_under_no_rule() -> None:

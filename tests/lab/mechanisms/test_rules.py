@@ -2,14 +2,16 @@ from dataclasses import replace
 
 import pytest
 
-from gac.lab.mechanisms.axes import ROWS, SDPA, element_bytes, natural_axis
-from gac.lab.mechanisms.rules import RULES, Setting, rule_named, rules_for
+from gac.lab.mechanisms.axes import ROWS, SDPA, Setting, natural_axis
+from gac.lab.mechanisms.rules import RULES, rules_for
 from gac.profiling.operators import OPERATORS
 from gac.profiling.records import Launch
 
+NAMED = {rule.name: rule for rule in RULES}
 
-def setting(operator: str, axis: str, dtype: str = "bf16", capability: str | None = "9.0") -> Setting:
-    return Setting(operator, axis, dtype, 1 if dtype == "fp8" else 2, capability)
+
+def setting(operator: str, axis: str, dtype: str = "bf16", capability: str = "9.0") -> Setting:
+    return Setting(operator, axis, dtype, capability, {"8.0": 163, "9.0": 227}.get(capability, 99) * 1024)
 
 
 def broken(dim: int, where: Setting) -> set[str]:
@@ -52,17 +54,6 @@ def test_rules_that_a_rank_breaks_on_an_h100(rank, expected) -> None:
 
 def test_k_has_no_wgmma_rule_of_its_own() -> None:
     assert broken(106, setting("linear", "k")) == ROW_RULES - {"WGMMA tile"} | {"cuBLAS alignment tier"}
-    assert broken(107, setting("linear", "k")) == broken(106, setting("linear", "k"))
-    assert broken(104, setting("linear", "k")) == {"L2 sector", "Tensor Core tile"}
-
-
-def test_the_tier_is_told_by_the_alignment_of_the_rows() -> None:
-    rule = next(rule for rule in RULES if rule.name == "cuBLAS alignment tier")
-    where = setting("linear", "k")
-    assert rule.detail(107, where) == "rows begin at multiples of 1 element: align1"
-    assert rule.detail(106, where) == "rows begin at multiples of 2 elements: align2"
-    assert rule.detail(108, where) == "rows begin at multiples of 4 elements: align4"
-    assert rule.detail(104, where) == "rows begin at multiples of 8 elements: align8"
 
 
 def test_the_number_of_rows_breaks_no_alignment() -> None:
@@ -89,132 +80,89 @@ def test_tma_and_wgmma_are_not_asked_for_before_hopper() -> None:
 
 
 def test_fp8_packing_starts_with_ada() -> None:
-    rule = next(rule for rule in RULES if rule.name == "FP8 packing")
-    assert [rule.holds_on(capability) for capability in ("8.6", "8.9", "9.0", "12.0")] == [False, True, True, True]
+    holds = [NAMED["FP8 packing"].holds_on(capability) for capability in ("8.6", "8.9", "9.0", "12.0")]
+    assert holds == [False, True, True, True]
 
 
-BUDGET = "shared-memory tile budget"
+TEMPLATE, BUDGET = "FlashAttention-2 template", "shared-memory tile budget"
 
 
 def test_the_budget_counts_q_k_and_v_of_the_sources_tile() -> None:
-    rule = rule_named(BUDGET)
+    rule, anywhere = NAMED[BUDGET], Setting("sdpa_flash", "d", "bf16")
     assert [rule.keeps(d, setting("sdpa_flash", "d")) for d in (64, 128, 256, 257)] == [True, True, True, False]
-    assert rule.keeps(128, setting("sdpa_flash", "d", capability=None)) is None
-    assert rule.detail(128, setting("sdpa_flash", "d", capability="8.0")) == (
-        "128x64 tile of 4 warps (in the source): Q, K and V take 64 of 163 KiB; 160 KiB with scores and output, in "
-        "registers"
-    )
-    assert rule.detail(64, setting("sdpa_flash", "d")) == (
-        "128x128 tile of 4 warps (in the source): Q, K and V take 48 of 227 KiB"
-    )
+    assert rule.keeps(128, anywhere) is None
+    assert rule.detail(128, anywhere) == "the GPU's shared memory is not known"
 
 
 FLASH = "pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<192, 128, 64, 8, false>>"
 CUDNN = "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_64x128x128_4x1x1"
 
 
-def recorded(name: str, shared: int = 98304) -> Setting:
-    return replace(setting("sdpa", "d"), ran=(Launch(name, (8, 1, 32), (256, 1, 1), shared),))
+def recorded(name: str) -> Setting:
+    return replace(setting("sdpa", "d"), ran=(Launch(name, (8, 1, 32), (256, 1, 1), 98304),))
 
 
-def test_the_recorded_template_and_tile_are_what_is_said() -> None:
-    assert rule_named("FlashAttention-2 template").keeps(160, recorded(FLASH)) is False
-    assert rule_named(PADDING).keeps(160, recorded(FLASH)) is False
-    assert rule_named(PADDING).detail(160, recorded(FLASH)) == (
-        "the template for 192 serves 160: 16.7% of its work is padding"
-    )
-    assert (
-        rule_named(BUDGET)
-        .detail(160, recorded(FLASH))
-        .startswith("128x64 tile of 8 warps (recorded): Q, K and V take 96 of 227 KiB")
-    )
-    assert rule_named("shared-memory banks").detail(160, recorded(FLASH)).startswith("eight rows of 384 bytes")
+def test_the_recorded_template_is_what_counts() -> None:
+    assert NAMED[TEMPLATE].keeps(160, recorded(FLASH)) is False
+    assert NAMED[PADDING].keeps(160, recorded(FLASH)) is False
 
 
-@pytest.mark.parametrize("rule", ["FlashAttention-2 template", PADDING, BUDGET])
+MATH = "sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize64x64x8_stage3"
+
+
+@pytest.mark.parametrize("rule", [TEMPLATE, PADDING, BUDGET])
 def test_rules_of_flash_say_nothing_where_another_backend_served(rule) -> None:
-    assert rule_named(rule).keeps(104, recorded(CUDNN)) is None
-    assert rule_named(rule).detail(104, recorded(CUDNN)) == "cuDNN served it"
-    math = recorded("sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize64x64x8_stage3")
-    assert rule_named(rule).detail(104, math) == "the math backend served it"
+    assert NAMED[rule].keeps(104, recorded(CUDNN)) is None
+    assert NAMED[rule].detail(104, recorded(CUDNN)) == "cuDNN served it"
+    assert NAMED[rule].detail(104, recorded(MATH)) == "the math backend served it"
 
 
 def test_a_kernel_that_nobody_knows_changes_no_rule() -> None:
     unknown = recorded("some_kernel")
-    assert rule_named("FlashAttention-2 template").keeps(104, unknown) is False
-    assert "(in the source)" in rule_named(BUDGET).detail(104, unknown)
+    assert NAMED[TEMPLATE].keeps(104, unknown) is False
+    assert "(in the source)" in NAMED[BUDGET].detail(104, unknown)
 
 
 def test_math_attention_computes_in_float32_without_tensor_cores() -> None:
-    where = Setting("sdpa_math", "d", "bf16", element_bytes("sdpa_math", "bf16"), "9.0")
-    assert where.element_bytes == element_bytes("sdpa_math_causal", "fp16") == 4
-    assert element_bytes("sdpa", "bf16") == 2
+    where = setting("sdpa_math", "d")
     assert broken(104, where) == set()
     assert broken(100, where) == {"L2 sector"}
     assert broken(102, where) == {"cuBLAS alignment tier", "vectorised access", "L2 sector", "cp.async"}
 
 
-def test_what_falls_back_below_sixteen_bytes() -> None:
-    rule = rule_named("cp.async")
-    where = setting("linear", "k")
-    assert [rule.detail(dim, where) for dim in (104, 108, 106, 107)] == [
-        "rows of 208 bytes: cp.async of 16 bytes",
-        "rows of 216 bytes: cp.async of 8 bytes",
-        "rows of 212 bytes: cp.async of 4 bytes",
-        "rows of 214 bytes: plain loads instead of cp.async",
-    ]
-
-
-def test_the_step_of_wgmma_is_told_from_the_limit_of_tma() -> None:
-    rule = rule_named("WGMMA tile")
-    assert "TMA" in rule.constraint
-    assert rule.detail(1023, setting("linear", "n")) == "1023 % 8 = 7: 1 of padding"
+OF_SOURCE = "tile of 4 warps (in the source): Q, K and V take"
+REST = "; 160 KiB with scores and output, in registers"
+RETIRED = "older releases have a template for 160, newer ones serve it with 192; the kernel's name tells"
 
 
 @pytest.mark.parametrize(
-    "mechanism",
+    ("rule", "dim", "where", "detail"),
     [
-        "SDPA backend selection",
-        "FlashAttention-2 template",
-        "FlashAttention-2 is_even_K",
-        "FlashAttention-2 padding waste",
-        "cuBLAS kernel tier",
-        "cuBLAS heuristic",
-        "vectorised access",
-        "Tensor Core tile",
-        "L2 sector",
-        "CTA wave quantisation",
-        "cp.async",
-        "TMA (Hopper)",
-        "WGMMA (Hopper)",
-        "FP8 packing",
-        "shared memory budget",
+        ("cuBLAS alignment tier", 107, setting("linear", "k"), "rows begin at multiples of 1 element: align1"),
+        ("cuBLAS alignment tier", 108, setting("linear", "k"), "rows begin at multiples of 4 elements: align4"),
+        ("cuBLAS alignment tier", 104, setting("linear", "k"), "rows begin at multiples of 8 elements: align8"),
+        ("cp.async", 106, setting("linear", "k"), "rows of 212 bytes: cp.async of 4 bytes"),
+        ("cp.async", 107, setting("linear", "k"), "rows of 214 bytes: plain loads instead of cp.async"),
+        ("WGMMA tile", 1023, setting("linear", "n"), "1023 % 8 = 7: 1 of padding"),
+        (TEMPLATE, 160, setting("sdpa", "d"), RETIRED),
+        (TEMPLATE, 160, recorded(FLASH), "the template for 192 serves 160: 16.7% of its work is padding"),
+        (BUDGET, 128, setting("sdpa_flash", "d", capability="8.0"), f"128x64 {OF_SOURCE} 64 of 163 KiB{REST}"),
+        (BUDGET, 64, setting("sdpa_flash", "d"), f"128x128 {OF_SOURCE} 48 of 227 KiB"),
     ],
 )
-def test_every_published_mechanism_is_found_by_its_name(mechanism) -> None:
-    assert rule_named(mechanism) in RULES
-    assert rule_named(f"{mechanism}?") is None
-
-
-def test_a_retired_template_is_told_by_the_record_only() -> None:
-    rule = next(rule for rule in RULES if rule.name == "FlashAttention-2 template")
-    assert rule.keeps(160, setting("sdpa", "d")) is None
-    assert rule.detail(160, setting("sdpa", "d")) == (
-        "older releases have a template for 160, newer ones serve it with 192; the kernel's name tells"
-    )
+def test_the_numbers_behind_a_rule(rule, dim, where, detail) -> None:
+    assert NAMED[rule].detail(dim, where) == detail
 
 
 def test_every_rule_has_a_level_a_source_and_a_published_cost() -> None:
-    assert len({rule.name for rule in RULES}) == len(RULES) == 15
+    assert len(NAMED) == len(RULES) == 15
     assert {rule.level for rule in RULES} == {"framework", "library", "hardware", "memory"}
-    for rule in RULES:
-        assert rule.sources
-        assert rule.published.cost
-        for source in rule.sources:
-            assert source.author
-            assert source.title
-            assert source.section
-            assert source.url.startswith("https://")
+    assert all(rule.sources and rule.published.cost for rule in RULES)
+    for source in (source for rule in RULES for source in rule.sources):
+        assert source.author
+        assert source.title
+        assert source.section
+        assert source.url.startswith("https://")
 
 
 def test_every_axis_with_rules_is_an_axis_of_its_operator() -> None:

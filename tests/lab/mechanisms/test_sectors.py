@@ -1,12 +1,6 @@
 import pytest
 
-from gac.lab.mechanisms.sectors import (
-    bank_conflicts,
-    fetched_over_used,
-    lines_touched,
-    row_alignment,
-    vector_bytes,
-)
+from gac.lab.mechanisms.sectors import bank_conflicts, fetched_over_used, lines_touched, row_alignment, vector_bytes
 
 
 def test_rows_begin_at_the_largest_power_of_two_that_divides_them() -> None:
@@ -18,8 +12,6 @@ def test_bytes_fetched_against_bytes_used() -> None:
     assert fetched_over_used(224) == 1.0
     assert fetched_over_used(208) == pytest.approx(32 * 7 / 208)
     assert fetched_over_used(16) == 2.0
-    assert fetched_over_used(256, segment=32) == 1.0
-    assert fetched_over_used(272, segment=32) == 1.5
 
 
 def test_a_segment_of_a_row_lies_on_up_to_two_cache_lines() -> None:

@@ -2,21 +2,12 @@ import json
 
 import pytest
 
-from gac.lab.mechanisms.tiles import (
-    RETIRED,
-    AttentionTile,
-    fits,
-    flash_tile,
-    shared_limit,
-    template_for,
-    widest_tile,
-)
+from gac.lab.mechanisms.tiles import RETIRED, AttentionTile, flash_tile, template_for, widest_tile
 from gac.profiling.folders import find_profile
 from gac.profiling.kernel_names import describe
 from gac.profiling.operators.attention import FLASH_TEMPLATES
 
-A100 = 163 * 1024
-H100 = 227 * 1024
+A100, H100, ADA = (kib * 1024 for kib in (163, 227, 99))
 
 PUBLISHED = ((1, 64, 64, 128), (65, 96, 96, 64), (97, 128, 128, 64), (129, 160, 160, 32), (161, 256, None, 32))
 """Published tiers of FlashAttention-2 on an A100: head_dims from and to, template (192-256 in one), block of keys."""
@@ -32,18 +23,7 @@ def test_the_studys_heuristic_reproduces_the_published_tiles_of_an_a100(low, hig
 
 def test_the_bytes_of_a_tile() -> None:
     tile = AttentionTile(head_dim=128, rows=128, cols=64)
-    sizes = (tile.query, tile.key, tile.value, tile.score, tile.accumulator)
-    assert [size // 1024 for size in sizes] == [32, 16, 16, 32, 64]
-    assert (tile.shared, tile.total) == (64 * 1024, 160 * 1024)
-
-
-def test_by_the_heuristic_no_block_of_128_queries_fits_an_a100_from_192_on() -> None:
-    assert [fits(widest_tile(dim, A100), A100) for dim in (64, 96, 128, 160, 192, 256)] == [True] * 4 + [False] * 2
-
-
-def shapes(capability: str, *, causal: bool = False) -> list[tuple[int, int, int]]:
-    tiles = (flash_tile(one, capability, shared_limit(capability), causal=causal) for one in FLASH_TEMPLATES)
-    return [(tile.rows, tile.cols, tile.warps) for tile in tiles]
+    assert (tile.shared, tile.total) == ((32 + 16 + 16) * 1024, (64 + 32 + 64) * 1024)
 
 
 FULL, HALF, QUARTER = (128, 128, 4), (128, 64, 4), (128, 32, 4)
@@ -51,23 +31,19 @@ WIDE, SQUARE = (128, 64, 8), (64, 64, 4)
 
 
 @pytest.mark.parametrize(
-    ("capability", "causal", "expected"),
+    ("capability", "limit", "causal", "expected"),
     [
-        ("8.0", False, [FULL, FULL, HALF, HALF, QUARTER, WIDE, WIDE, WIDE]),
-        ("9.0", True, [FULL, FULL, HALF, HALF, QUARTER, WIDE, WIDE, SQUARE]),
-        ("8.6", False, [FULL, FULL, HALF, QUARTER, WIDE, WIDE, SQUARE, SQUARE]),
-        ("8.9", True, [FULL, FULL, SQUARE, SQUARE, SQUARE, WIDE, SQUARE, SQUARE]),
-        ("8.7", False, [FULL, FULL, HALF, QUARTER, WIDE, WIDE, WIDE, WIDE]),
+        ("8.0", A100, False, [FULL, FULL, HALF, HALF, QUARTER, WIDE, WIDE, WIDE]),
+        ("9.0", H100, True, [FULL, FULL, HALF, HALF, QUARTER, WIDE, WIDE, SQUARE]),
+        ("8.6", ADA, False, [FULL, FULL, HALF, QUARTER, WIDE, WIDE, SQUARE, SQUARE]),
+        ("8.9", ADA, True, [FULL, FULL, SQUARE, SQUARE, SQUARE, WIDE, SQUARE, SQUARE]),
+        ("8.7", A100, False, [FULL, FULL, HALF, QUARTER, WIDE, WIDE, WIDE, WIDE]),
     ],
 )
-def test_the_tiles_that_flash_attentions_source_has(capability, causal, expected) -> None:
-    assert shapes(capability, causal=causal) == expected
-
-
-def test_every_tile_of_the_source_fits_the_shared_memory_of_its_gpu() -> None:
-    for capability in ("8.0", "8.6", "8.7", "8.9", "9.0", "10.0", "12.0"):
-        limit = shared_limit(capability)
-        assert all(flash_tile(one, capability, limit).shared <= limit for one in FLASH_TEMPLATES)
+def test_the_tiles_that_flash_attentions_source_has(capability, limit, causal, expected) -> None:
+    tiles = [flash_tile(one, capability, limit, causal=causal) for one in FLASH_TEMPLATES]
+    assert [(tile.rows, tile.cols, tile.warps) for tile in tiles] == expected
+    assert all(tile.shared <= limit for tile in tiles)
 
 
 def test_the_h100_ran_the_tiles_of_the_source_with_the_shared_memory_of_q_k_and_v() -> None:
@@ -87,8 +63,3 @@ def test_the_h100_ran_the_tiles_of_the_source_with_the_shared_memory_of_q_k_and_
 def test_the_smallest_template_that_holds_a_head_dim_serves_it() -> None:
     assert [template_for(dim) for dim in (1, 64, 107, 128, 132, 256)] == [32, 64, 128, 128, 160, 256]
     assert template_for(257) is None
-    assert template_for(132, (64, 128, 192, 256)) == 192
-
-
-def test_shared_memory_by_compute_capability() -> None:
-    assert (shared_limit("8.0"), shared_limit("9.0"), shared_limit("3.5")) == (A100, H100, None)

@@ -33,12 +33,8 @@ def test_padding_is_what_the_tiles_cover_beyond_the_output() -> None:
 
 def test_both_sides_of_a_tile_count_are_rounded_up_to_the_cluster() -> None:
     gemm = Gemm(m=1024, k=4096, n=2320)
-    assert [tile_count(gemm, (64, 256), cluster) for cluster in ((1, 1), (2, 1), (4, 1), (1, 8))] == [
-        148,
-        152,
-        160,
-        296,
-    ]
+    counts = [tile_count(gemm, (64, 256), cluster) for cluster in ((1, 1), (2, 1), (4, 1), (1, 8))]
+    assert counts == [148, 152, 160, 296]
 
 
 def ctas(grid: tuple[int, int, int], threads: int = 256, shared: int = 180_000, name: str = CUTLASS.name) -> Launch:
@@ -57,12 +53,8 @@ def test_small_tiles_share_an_sm_so_that_their_waves_are_a_lower_bound(header) -
 
 
 def test_an_sm_holds_what_its_shared_memory_its_threads_and_its_slots_allow(header) -> None:
-    assert [resident(ctas((1, 1, 1), threads=128, shared=shared), header) for shared in (232448, 98304, 1024, 0)] == [
-        1,
-        2,
-        16,
-        16,
-    ]
+    held = [resident(ctas((1, 1, 1), threads=128, shared=shared), header) for shared in (232448, 98304, 1024, 0)]
+    assert held == [1, 2, 16, 16]
     assert resident(ctas((1, 1, 1), threads=32, shared=0), header) == 32
     ada = msgspec.structs.replace(header, compute_capability="8.9", shared_memory_bytes=99 * 1024)
     assert [resident(ctas((1, 1, 1), threads, 0), ada) for threads in (512, 32)] == [3, 24]
@@ -72,22 +64,22 @@ def test_empty_places_of_a_grid_are_no_tiles(header) -> None:
     assert waves_of(ctas((32, 3, 1)), CUTLASS, header, Gemm(m=1024, k=1022, n=1152)).tiles == 8 * 9
 
 
-def test_a_single_gemm_has_the_shares_of_k_along_z(header) -> None:
-    launch, gemm = ctas((8, 1, 16)), Gemm(m=1024, k=8192, n=126)
-    assert read(launch, gemm).split_k
-    assert waves_of(launch, CUTLASS, header, gemm).tiles == 8 * 16
-    assert not read(ctas((8, 1, 1)), gemm).split_k
+INT4 = "at::native::tinygemm_m16n8k16_chunk_kernel<8, 8>"
 
 
-def test_a_batch_has_its_gemms_along_z(header) -> None:
-    launch, gemm = ctas((16, 1, 32)), Gemm(m=512, k=66, n=512, batch=32)
-    assert not read(launch, gemm).split_k
-    assert waves_of(launch, CUTLASS, header, gemm).tiles == 16 * 32
-
-
-def test_the_int4_kernel_has_rows_along_z() -> None:
-    name = "at::native::tinygemm_m16n8k16_chunk_kernel<8, 8>"
-    assert not read(ctas((1, 512, 2), name=name), Gemm(m=30, k=4096, n=4096)).split_k
+@pytest.mark.parametrize(
+    ("launch", "gemm", "split", "tiles"),
+    [
+        (ctas((8, 1, 16)), Gemm(m=1024, k=8192, n=126), True, 8 * 16),  # the shares of k
+        (ctas((8, 1, 1)), Gemm(m=1024, k=8192, n=126), False, 8),
+        (ctas((16, 1, 32)), Gemm(m=512, k=66, n=512, batch=32), False, 16 * 32),  # the batch
+        (ctas((1, 512, 2), name=INT4), Gemm(m=30, k=4096, n=4096), False, 512 * 2),  # the rows
+    ],
+)
+def test_what_a_grid_has_along_z(launch, gemm, split, tiles, header) -> None:
+    kernel = read(launch, gemm)
+    assert kernel.split_k == split
+    assert waves_of(launch, kernel, header, gemm).tiles == tiles
 
 
 def test_a_persistent_kernel_needs_the_shape(header) -> None:
