@@ -301,7 +301,7 @@ def print_row(row: dict[str, Any]) -> None:
 
 def print_published() -> None:
     print("\npublished, A100, SDPA at B=4 S=2048 H=32 fp16, head_dim zero-padded to a multiple of 8 and of 16:")
-    for row in published.repairs():
+    for row in published.rows("a100_repair"):
         to_8, to_16 = (row.original_ms / ms for ms in (row.pad_to_8_ms, row.pad_to_16_ms))
         print(f"  head_dim {row.head_dim}: {row.original_ms:.3f} ms, {to_8:.2f}x and {to_16:.2f}x as fast")
 

@@ -5,16 +5,16 @@ from statistics import median
 
 from gac.lab.studies import published
 from gac.lab.studies.readings import Readings, known, quotient
-from gac.lab.studies.records import Cell, Finding, Study, Verdict, columns
+from gac.lab.studies.records import Cell, Finding, Study, Verdict
 from gac.lab.studies.served import kernels_note
-from gac.lab.studies.shapes import classes_note, sdpa, slowdown, slowdowns
-from gac.lab.studies.verdicts import ABSENT, band_rule, close, graded, percent, stated, times
+from gac.lab.studies.shapes import along, example, sdpa
+from gac.lab.studies.verdicts import Band, close, percent
 from gac.profiling.records import Point
 
 DENSE = range(64, 257)
 BACKENDS = ("auto", "flash", "mem_efficient", "math", "cudnn")
 
-DENSE_BAND = (1.25, 2.0)
+DENSE_BAND = Band(1.25, 2.0)
 """Published: 1.3x to 2x where head_dim % 8 != 0 (107 against 112: 1.39x); the lower end has room for noise."""
 
 SAME_BACKEND = 0.10
@@ -23,32 +23,18 @@ SAME_BACKEND = 0.10
 MATH_SLOWER = 5.0
 """The math backend takes at least this many times longer than the automatic choice (published: 13x to 22x)."""
 
-LOST_BANDWIDTH = (0.20, 0.50)
+LOST_BANDWIDTH = Band(0.20, 0.50, absent=0.05, write=percent)
 """Published: 26 to 30 % at 113 and 121, summed up as about 40 %."""
-
-NO_LOSS = 0.05
 
 _SETTING = "A100-80GB, B=4 S=2048 H=32 fp16"
 
 
 def _dense(readings: Readings) -> Finding:
     figures = published.sdpa_ms("S1")
-    shown = sorted({*figures, 72, 80, 88, 129, 136, 160, 192, 224, 256})
-    rows = tuple((d, readings.ms(sdpa(d)), slowdown(readings, sdpa, d), figures.get(d)) for d in shown)
-    factor = readings.middle(slowdowns(readings, sdpa, DENSE), "the slowdown of misaligned head dims")
-    verdict = graded(factor, *DENSE_BAND)
-    at_107 = readings.ratio(sdpa(107), sdpa(112))
-    example = f"; 107 takes {at_107:.2f}x as long as 112 (A100: 1.39x)" if at_107 is not None else ""
-    taken = times(factor, *DENSE_BAND)
-    said = f"head dims that are no multiple of 8 take {taken} as long as the next multiple{example}"
-    notes = (
-        classes_note(readings, sdpa, DENSE, "head_dim"),
-        _falls(readings),
-        *_served(readings, DENSE),
-        *close("", factor, ABSENT, *DENSE_BAND),
-    )
-    table = columns("head_dim", "measured|ms", "over next multiple of 8|x", "A100|ms")
-    return Finding(table, rows, verdict, stated(verdict, said), notes)
+    shown = {d: figures.get(d) for d in sorted({*figures, 72, 80, 88, 129, 136, 160, 192, 224, 256})}
+    notes = (_falls(readings), *_served(readings, DENSE))
+    rest = example(readings, sdpa, "1.39x")
+    return along(readings, DENSE_BAND, ("head_dim", "head dims"), sdpa, DENSE, shown, "A100|ms", rest, *notes)
 
 
 def _served(readings: Readings, dims: Sequence[int]) -> tuple[str, ...]:
@@ -69,7 +55,7 @@ SDPA_DENSE = Study(
     "attention at every head_dim from 64 to 256",
     "head_dim % 8 != 0 costs 1.3x to 2x (107: 2.147 ms, 112: 1.545 ms, 128: 1.485 ms)",
     f"GAC's study, experiment S1, {_SETTING}",
-    band_rule("median over misaligned head dims of latency over that of the next multiple of 8", *DENSE_BAND),
+    DENSE_BAND.rule("median over misaligned head dims of latency over that of the next multiple of 8"),
     lambda: tuple(sdpa(d) for d in DENSE),
     _dense,
 )
@@ -83,13 +69,13 @@ def _backend_figures() -> dict[tuple[int, str], float | None]:
     return {(row.head_dim, row.backend): row.latency_ms for row in published.rows("a100_sdpa", study="S2")}
 
 
-def _backend_dims() -> tuple[int, ...]:
-    return tuple(sorted({d for d, _ in _backend_figures()}))
+def _backend_dims() -> list[int]:
+    return sorted({d for d, _ in _backend_figures()})
 
 
 def _backends(readings: Readings) -> Finding:
     figures, dims = _backend_figures(), _backend_dims()
-    rows = tuple(_backend_row(readings, d, backend, figures.get((d, backend))) for d in dims for backend in BACKENDS)
+    rows = (_backend_row(readings, d, backend, figures.get((d, backend))) for d in dims for backend in BACKENDS)
     over_flash = {d: readings.ratio(sdpa(d), sdpa(d, "flash")) for d in dims}
     flash = all(map(_near, over_flash.values()))
     refused = readings.ns(sdpa(107, "efficient")) is None
@@ -106,8 +92,8 @@ def _backends(readings: Readings) -> Finding:
     )
     edges = ((f"automatic over flash at {d}", ratio) for d, ratio in over_flash.items() if ratio is not None)
     notes = (text for name, ratio in edges for text in close(name, ratio, 1 - SAME_BACKEND, 1 + SAME_BACKEND))
-    table = columns("head_dim", "<backend", "measured|ms", "A100|ms")
-    return Finding(table, rows, verdict, stated(verdict, said), (*notes, *close("math", slower, MATH_SLOWER)))
+    table = ("head_dim", "<backend", "measured|ms", "A100|ms")
+    return Finding(table, rows, verdict, said, (*notes, *close("math", slower, MATH_SLOWER)))
 
 
 def _backend_row(readings: Readings, d: int, backend: str, figure: float | None) -> tuple[Cell, ...]:
@@ -148,21 +134,19 @@ def _bandwidth(readings: Readings) -> Finding:
     hypothesis = published.rows("a100_hypotheses", hypothesis="H3")
     figures = {row.head_dim: row.gb_s for row in hypothesis if row.head_dim is not None}
     ours = {d: readings.gb_s(sdpa(d)) for d in BANDWIDTH_DIMS}
-    rows = tuple(
+    rows = (
         (d, ours[d], _hundredfold(_lost(ours, d)), figures.get(d), _hundredfold(_lost(figures, d)))
         for d in sorted({*figures, 64, 96, 104, 107, 128})
     )
-    lost = readings.middle([_lost(ours, d) for d in ours], "the bandwidth lost by misaligned head dims")
     theirs = known(_lost(figures, d) for d in figures)
-    least, most = LOST_BANDWIDTH
-    verdict = graded(lost, least, most, NO_LOSS)
-    said = (
-        f"misaligned head dims move {percent(lost, NO_LOSS, least, most)} fewer bytes a second than the multiple of 8 "
-        f"below them (A100: {percent(min(theirs))} and {percent(max(theirs))})"
+    return LOST_BANDWIDTH.finding(
+        readings.middle([_lost(ours, d) for d in ours], "the bandwidth lost by misaligned head dims"),
+        "misaligned head dims move {} fewer bytes a second than the multiple of 8 below them "
+        f"(A100: {percent(min(theirs))} and {percent(max(theirs))})",
+        ("head_dim", "measured|GB/s", "lost|%", "A100|GB/s", "A100 lost|%"),
+        rows,
+        *_served(readings, BANDWIDTH_DIMS),
     )
-    notes = (*_served(readings, BANDWIDTH_DIMS), *close("", lost, NO_LOSS, least, most, write=percent))
-    table = columns("head_dim", "measured|GB/s", "lost|%", "A100|GB/s", "A100 lost|%")
-    return Finding(table, rows, verdict, stated(verdict, said), notes)
 
 
 def _lost(gb_s: Mapping[int, float | None], d: int) -> float | None:
@@ -181,8 +165,8 @@ SDPA_BANDWIDTH = Study(
     "aligned head dims reach 153 to 160 GB/s, misaligned ones 107 to 118: up to 40 % of the bandwidth is lost",
     f"GAC's study, experiment C23 (H3), {_SETTING}",
     "rule: median over misaligned head dims of the share of GB/s lost against the multiple of 8 below; held from "
-    f"{percent(LOST_BANDWIDTH[0])} to {percent(LOST_BANDWIDTH[1])}, did not hold below {percent(NO_LOSS)}, other "
-    "beyond",
+    f"{percent(LOST_BANDWIDTH.least)} to {percent(LOST_BANDWIDTH.most)}, did not hold below "
+    f"{percent(LOST_BANDWIDTH.absent)}, other beyond",
     lambda: tuple(sdpa(d) for d in BANDWIDTH_DIMS),
     _bandwidth,
 )

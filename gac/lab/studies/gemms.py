@@ -2,12 +2,12 @@
 
 from gac.lab.studies import published
 from gac.lab.studies.readings import Readings
-from gac.lab.studies.records import Cell, Finding, Study, Verdict, columns
-from gac.lab.studies.shapes import PointAt, classes_note, gemm, gemm_by_k, slowdown, slowdowns
-from gac.lab.studies.verdicts import ABSENT, NOISE, band_rule, close, graded, percent, stated, times
+from gac.lab.studies.records import Finding, Study, Verdict
+from gac.lab.studies.shapes import along, classes_note, example, gemm, gemm_by_k, slowdowns
+from gac.lab.studies.verdicts import ABSENT, NOISE, Band, close, percent, times
 from gac.profiling.records import Point
 
-TIER_BAND = (1.25, 2.5)
+TIER_BAND = Band(1.25, 2.5)
 """Published: 25 to 60 % (of the throughput: 1.33x to 2.5x; 107 against 112 is 1.78x)."""
 
 K_DIMS = range(64, 257)
@@ -17,7 +17,7 @@ GEMV_DIMS = range(4064, 4129)
 GEMV_BAND = (ABSENT, 1.25)
 """Published: about 12 % on K and 4 % on N."""
 
-_TIER_RULE = band_rule("median over misaligned dims of latency over that of the next multiple of 8", *TIER_BAND)
+_TIER_RULE = TIER_BAND.rule("median over misaligned dims of latency over that of the next multiple of 8")
 
 
 def gemm_by_n(n: int) -> Point:
@@ -25,25 +25,11 @@ def gemm_by_n(n: int) -> Point:
     return gemm(4096, 4096, n)
 
 
-def _along(
-    readings: Readings, axis: str, at: PointAt, dims: range, shown: dict[int, Cell], heading: str, said: str
-) -> Finding:
-    """One axis of a GEMM; ``shown`` has the published figure beside each dim of the table."""
-    rows = tuple((dim, readings.ms(at(dim)), slowdown(readings, at, dim), figure) for dim, figure in shown.items())
-    factor = readings.middle(slowdowns(readings, at, dims), f"the slowdown of misaligned {axis}")
-    verdict = graded(factor, *TIER_BAND)
-    taken = f"{axis} that are no multiple of 8 take {times(factor, *TIER_BAND)} as long as the next multiple{said}"
-    notes = (classes_note(readings, at, dims, axis), *close("", factor, ABSENT, *TIER_BAND))
-    table = columns(axis, "measured|ms", "over next multiple of 8|x", heading)
-    return Finding(table, rows, verdict, stated(verdict, taken), notes)
-
-
 def _gemm_k(readings: Readings) -> Finding:
     figures = published.gemm_ms()
-    shown: dict[int, Cell] = {k: figures.get(k) for k in sorted({*figures, 104, 105, 106, 108, 120})}
-    at_107 = readings.ratio(gemm_by_k(107), gemm_by_k(112))
-    example = "" if at_107 is None else f"; 107 takes {at_107:.2f}x as long as 112 (A100: 1.78x)"
-    return _along(readings, "K", gemm_by_k, K_DIMS, shown, "A100|ms", example)
+    shown = {k: figures.get(k) for k in sorted({*figures, 104, 105, 106, 108, 120})}
+    rest = example(readings, gemm_by_k, "1.78x")
+    return along(readings, TIER_BAND, ("K", "K"), gemm_by_k, K_DIMS, shown, "A100|ms", rest)
 
 
 GEMM_K = Study(
@@ -60,9 +46,9 @@ GEMM_K = Study(
 def _gemm_n(readings: Readings) -> Finding:
     (constraint,) = published.rows("constraints", mechanism="cuBLAS kernel tier")
     dims = (1000, 1001, 1002, 1004, 1008, 1016, 1017, 1018, 1020, 1024, 1025, 1032)
-    shown: dict[int, Cell] = {n: constraint.cost_when_broken if n % 8 else None for n in dims}
-    theirs = " (A100: 1.33x to 2.5x)"
-    return _along(readings, "N", gemm_by_n, N_DIMS, shown, "A100, lost throughput", theirs)
+    shown = {n: constraint.cost_when_broken if n % 8 else None for n in dims}
+    theirs, rest = "A100, lost throughput", " (A100: 1.33x to 2.5x)"
+    return along(readings, TIER_BAND, ("N", "N"), gemm_by_n, N_DIMS, shown, theirs, rest)
 
 
 GEMM_N = Study(
@@ -107,7 +93,7 @@ def _gemv(readings: Readings) -> Finding:
         *close("K", k, *GEMV_BAND),
         *(close("N over K", n / k, 1 + NOISE) if inside else ()),
     )
-    return Finding(columns("<axis", "over next multiple of 8|x", "A100|x"), rows, verdict, stated(verdict, said), notes)
+    return Finding(("<axis", "over next multiple of 8|x", "A100|x"), rows, verdict, said, notes)
 
 
 GEMV = Study(

@@ -1,16 +1,16 @@
 """Studies of the hardware hypotheses H1, H2 and H4: Tensor Core tiles, L2 sectors, the width of loads."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 from gac.lab.mechanisms.sectors import fetched_over_used, vector_bytes
 from gac.lab.studies import published
 from gac.lab.studies.gemms import GEMV_DIMS, gemv_by_k
 from gac.lab.studies.readings import Readings
-from gac.lab.studies.records import Cell, Finding, Study, Verdict, columns
+from gac.lab.studies.records import Cell, Finding, Study, Verdict
 from gac.lab.studies.served import instead, kernels_note
 from gac.lab.studies.shapes import PointAt, copied_note, copy, gemm, gemm_by_k
-from gac.lab.studies.verdicts import ABSENT, close, graded, percent, stated, times
+from gac.lab.studies.verdicts import ABSENT, Band, close, percent, times
 from gac.profiling.records import Point
 
 DIMS = range(100, 129)
@@ -29,17 +29,17 @@ TILE_LOST = (0.45, 0.75)
 EIGHT_LOST = 0.10
 """K % 16 == 8 loses at least this much where the tile's 16 matters (published: 16 %)."""
 
-LOAD_LOST = (0.35, 0.75)
-"""Published: throughput falls by about 50 % (39-40 against 73-83 TFLOP/s)."""
-
 NO_LOSS = 0.15
 """Short of this no throughput is lost: a time that does not depend on K at all already loses 12 % at odd K."""
+
+LOAD_LOST = Band(0.35, 0.75, absent=NO_LOSS, write=percent)
+"""Published: throughput falls by about 50 % (39-40 against 73-83 TFLOP/s)."""
 
 MAIN_CAUSE = 1 / 3
 """A main cause explains at least this share of what misaligned dims cost."""
 
 
-def _members(step: int, dims: Sequence[int] = DIMS) -> list[int]:
+def _members(step: int, dims: Sequence[int]) -> list[int]:
     """The dims that ``step`` divides and that twice the step does not, except for the coarsest class."""
     return [dim for dim in dims if dim % step == 0 and (step == 16 or dim % (2 * step))]
 
@@ -49,19 +49,17 @@ def tile_by_k(k: int) -> Point:
     return gemm(8192, k, 8192)
 
 
-def _tflops(readings: Readings, at: PointAt) -> dict[str, float]:
-    """The median throughput of each class."""
+def _medians(
+    readings: Readings, of: Callable[[Point], float | None], at: PointAt, dims: Sequence[int], what: str
+) -> dict[str, float]:
+    """The median of a figure in each class."""
     return {
-        name: readings.middle([readings.tflops(at(k)) for k in _members(step)], f"the throughput of {name}")
+        name: readings.middle([of(at(k)) for k in _members(step, dims)], what.format(name))
         for name, step in CLASSES.items()
     }
 
 
-def _gb_s(readings: Readings, at: PointAt, dims: Sequence[int], where: str) -> float:
-    return readings.middle([readings.gb_s(at(k)) for k in dims], f"the bandwidth {where}")
-
-
-def _served(readings: Readings, at: PointAt, dims: Sequence[int] = DIMS) -> tuple[str, ...]:
+def _served(readings: Readings, at: PointAt, dims: Sequence[int]) -> tuple[str, ...]:
     """Which kernels serve each class: a loss between different kernels is not alignment's alone."""
     return kernels_note(readings, {name: [at(k) for k in _members(step, dims)] for name, step in CLASSES.items()})
 
@@ -78,9 +76,9 @@ _PUBLISHED_TILES: Mapping[str, str] = MappingProxyType(
 
 def _tensor_core(readings: Readings) -> Finding:
     figures = {row.k: row.tflops for row in published.rows("a100_gemm", study="C23")}
-    ours = _tflops(readings, tile_by_k)
+    ours = _medians(readings, readings.tflops, tile_by_k, DIMS, "the throughput of {}")
     full = ours["K % 16 == 0"]
-    rows = tuple(
+    rows = (
         (name, value, 100 * (1 - value / full), figures.get(_PUBLISHED_TILES.get(name))) for name, value in ours.items()
     )
     odd, eight = 1 - ours["odd K"] / full, 1 - ours["K % 16 == 8"] / full
@@ -93,12 +91,12 @@ def _tensor_core(readings: Readings) -> Finding:
         f"({percent(eight, EIGHT_LOST)} lost, A100: 16 %)"
     )
     notes = (
-        *_served(readings, tile_by_k),
+        *_served(readings, tile_by_k, DIMS),
         *close("odd K lose", odd, NO_LOSS, *TILE_LOST, write=percent),
         *close("K % 16 == 8 loses", eight, EIGHT_LOST, write=percent),
     )
-    table = columns("<class", "measured|TFLOP/s", "lost|%", "A100|TFLOP/s")
-    return Finding(table, rows, verdict, stated(verdict, said), notes)
+    table = ("<class", "measured|TFLOP/s", "lost|%", "A100|TFLOP/s")
+    return Finding(table, rows, verdict, said, notes)
 
 
 TENSOR_CORE = Study(
@@ -116,29 +114,24 @@ TENSOR_CORE = Study(
 
 def _vector_width(readings: Readings) -> Finding:
     figures = {row.case: row.tflops for row in published.rows("a100_hypotheses", hypothesis="H4")}
-    tflops = _tflops(readings, gemm_by_k)
-    gemm_gb_s, gemv_gb_s = (
-        {name: _gb_s(readings, at, _members(step, dims), "of a class") for name, step in CLASSES.items()}
-        for at, dims in ((gemm_by_k, DIMS), (gemv_by_k, GEMV_DIMS))
-    )
-    rows = tuple(
+    tflops = _medians(readings, readings.tflops, gemm_by_k, DIMS, "the throughput of {}")
+    gemm_gb_s = _medians(readings, readings.gb_s, gemm_by_k, DIMS, "the bandwidth of a class")
+    gemv_gb_s = _medians(readings, readings.gb_s, gemv_by_k, GEMV_DIMS, "the bandwidth of a class")
+    lost, gemv_lost = (1 - rates["odd K"] / rates["K % 16 == 0"] for rates in (tflops, gemv_gb_s))
+    rows = (
         (name, vector_bytes(ITEM_BYTES * step), tflops[name], gemm_gb_s[name], gemv_gb_s[name], figures.get(name))
         for name, step in CLASSES.items()
     )
-    lost, gemv_lost = (1 - rates["odd K"] / rates["K % 16 == 0"] for rates in (tflops, gemv_gb_s))
-    verdict = graded(lost, *LOAD_LOST, NO_LOSS)
-    said = (
-        f"odd K (two-byte loads, and {_other_kernel(readings, gemm_by_k, DIMS)}) lose "
-        f"{percent(lost, NO_LOSS, *LOAD_LOST)} of a GEMM's throughput (A100: 50 %) and {percent(gemv_lost)} of a "
-        f"GEMV's bandwidth ({_other_kernel(readings, gemv_by_k, GEMV_DIMS)})"
-    )
-    notes = (
+    return LOAD_LOST.finding(
+        lost,
+        f"odd K (two-byte loads, and {_other_kernel(readings, gemm_by_k, DIMS)}) lose {{}} of a GEMM's throughput "
+        f"(A100: 50 %) and {percent(gemv_lost)} of a GEMV's bandwidth "
+        f"({_other_kernel(readings, gemv_by_k, GEMV_DIMS)})",
+        ("<class", "widest load|bytes", "GEMM|TFLOP/s", "GEMM|GB/s", "GEMV|GB/s", "A100 GEMM|TFLOP/s"),
+        rows,
         "load: the widest that the alignment of rows allows, not measured; GB/s: the fewest bytes to move, a second",
         *copied_note(readings),
-        *close("", lost, NO_LOSS, *LOAD_LOST, write=percent),
     )
-    table = columns("<class", "widest load|bytes", "GEMM|TFLOP/s", "GEMM|GB/s", "GEMV|GB/s", "A100 GEMM|TFLOP/s")
-    return Finding(table, rows, verdict, stated(verdict, said), notes)
 
 
 def _other_kernel(readings: Readings, at: PointAt, dims: Sequence[int]) -> str:
@@ -152,22 +145,13 @@ VECTOR_WIDTH = Study(
     "rows aligned to 16 bytes allow wide loads (68-83 TFLOP/s), odd K scalar ones (39-40): throughput falls by 50 %",
     "GAC's study, experiment C23 (H4), A100-80GB, fp16",
     f"rule: GEMM 4096 x 4096 x K, medians of the classes over K 100 to 128; held where odd K lose "
-    f"{percent(LOAD_LOST[0])} to {percent(LOAD_LOST[1])} of the throughput at K % 16 == 0, did not hold below "
+    f"{percent(LOAD_LOST.least)} to {percent(LOAD_LOST.most)} of the throughput at K % 16 == 0, did not hold below "
     f"{percent(NO_LOSS)}, other beyond",
     lambda: (*(gemm_by_k(k) for k in DIMS), *(gemv_by_k(k) for k in GEMV_DIMS), copy()),
     _vector_width,
 )
 
 SECTOR_DIMS = range(96, 161)
-
-
-def _cost(readings: Readings, at: PointAt, k: int) -> float | None:
-    """Latency over the line between the multiples of 16 on both sides: nothing but alignment differs."""
-    low, high = k - k % 16, k - k % 16 + 16
-    below, ours, above = (readings.ns(at(size)) for size in (low, k, high))
-    if below is None or ours is None or above is None:
-        return None
-    return ours / (below + (above - below) * (k - low) / 16)
 
 
 _SECTORS: Mapping[str, tuple[int, ...]] = MappingProxyType(
@@ -188,7 +172,8 @@ def _l2_sector(readings: Readings) -> Finding:
     for operator, (at, dims) in _SECTOR_SIZES.items():
         for name, steps in _SECTORS.items():
             ks = [k for step in steps for k in _members(step, dims)]
-            ours = _class_cost(readings, at, ks, name), _gb_s(readings, at, ks, f"at {name}")
+            rate = readings.middle([readings.gb_s(at(k)) for k in ks], f"the bandwidth at {name}")
+            ours = _class_cost(readings, at, ks, name), rate
             found[operator, name] = ours
             wasted = 100 * (sum(fetched_over_used(ITEM_BYTES * k) for k in ks) / len(ks) - 1)
             theirs = figures.get(name, (None, None)) if at is gemm_by_k else (None, None)
@@ -202,11 +187,8 @@ def _l2_sector(readings: Readings) -> Finding:
         *close("", max(sector, other), ABSENT),
         *(close("share of the cost", _share(sector, other), MAIN_CAUSE, write=percent) if other >= ABSENT else ()),
     )
-    table = columns(
-        "<operator", "<class", "cost|x", "measured|GB/s", "fetched in vain|%", "A100|GB/s", "A100 in vain|%"
-    )
-    said = _sector_words(sector, other, before, after)
-    return Finding(table, tuple(rows), verdict, stated(verdict, said), notes)
+    table = ("<operator", "<class", "cost|x", "measured|GB/s", "fetched in vain|%", "A100|GB/s", "A100 in vain|%")
+    return Finding(table, rows, verdict, _sector_words(sector, other, before, after), notes)
 
 
 def _class_cost(readings: Readings, at: PointAt, ks: Sequence[int], name: str) -> float:
@@ -214,6 +196,15 @@ def _class_cost(readings: Readings, at: PointAt, ks: Sequence[int], name: str) -
     if all(k % 16 == 0 for k in ks):
         return 1.0
     return readings.middle([_cost(readings, at, k) for k in ks], f"the cost of {name}")
+
+
+def _cost(readings: Readings, at: PointAt, k: int) -> float | None:
+    """Latency over the line between the multiples of 16 on both sides: nothing but alignment differs."""
+    low = k - k % 16
+    below, ours, above = (readings.ns(at(size)) for size in (low, k, low + 16))
+    if below is None or ours is None or above is None:
+        return None
+    return ours / (below + (above - below) * (k - low) / 16)
 
 
 def _share(sector: float, other: float) -> float:

@@ -5,9 +5,9 @@ from typing import Any
 
 from gac.lab.studies import published
 from gac.lab.studies.readings import Readings, known, quotient
-from gac.lab.studies.records import Cell, Finding, Study, Verdict, columns
+from gac.lab.studies.records import Cell, Finding, Study, Verdict
 from gac.lab.studies.shapes import gemm, sdpa
-from gac.lab.studies.verdicts import ABSENT, close, percent, stated, times
+from gac.lab.studies.verdicts import ABSENT, close, percent, times
 from gac.profiling.operators import OPERATORS, operation
 from gac.profiling.records import Point
 
@@ -60,7 +60,7 @@ def _heterogeneous(readings: Readings) -> Finding:
     least, most = (pick(value for ratios in costs.values() for value in ratios) for pick in (min, max))
     verdict: Verdict = "held" if least >= MISALIGNED_SLOWER else "did not hold" if most < ABSENT else "other"
     alike = (f"over all at {dim}|x" for dim in ALIGNED)
-    table = columns("heads", "rows", "<way", "<dims", "measured|us", *alike, "over padded|x")
+    table = ("heads", "rows", "<way", "<dims", "measured|us", *alike, "over padded|x")
     said = "one by one, heads of 114 to 125 dims take " + " and ".join(
         f"{_range(ratios, MISALIGNED_SLOWER, ABSENT)} as long as heads all of {dim}" for dim, ratios in costs.items()
     )
@@ -71,7 +71,7 @@ def _heterogeneous(readings: Readings) -> Finding:
         *close("the highest cost", most, ABSENT),
     )
     rows = tuple(row for heads, m in _settings() for row in _heads_rows(readings, heads, m))
-    return Finding(table, rows, verdict, stated(verdict, said), notes)
+    return Finding(table, rows, verdict, said, notes)
 
 
 def _range(ratios: Sequence[float], *edges: float) -> str:
@@ -161,7 +161,7 @@ def _head_dim_132(readings: Readings) -> Finding:
     if layer > MUCH_LOWER and min(layer, attention) >= AS_HIGH:
         verdict = "did not hold"
     theirs = (f"H100, train, at {d}|TFLOP/s" for d in (128, 132))
-    table = columns("<part", "at 128|TFLOP/s", "at 132|TFLOP/s", "132 over 128|x", *theirs)
+    table = ("<part", "at 128|TFLOP/s", "at 132|TFLOP/s", "132 over 128|x", *theirs)
     said = (
         f"at 132 a layer's forward pass reaches {percent(layer, MUCH_LOWER, AS_HIGH)} of the throughput at 128 "
         f"(training, H100: 59 %), its attention {percent(attention, AS_HIGH)}"
@@ -171,7 +171,7 @@ def _head_dim_132(readings: Readings) -> Finding:
         *close("the layer reaches", layer, MUCH_LOWER, AS_HIGH, write=percent),
         *close("attention reaches", attention, AS_HIGH, write=percent),
     )
-    return Finding(table, tuple(rows), verdict, stated(verdict, said), notes)
+    return Finding(table, tuple(rows), verdict, said, notes)
 
 
 HEAD_DIM_132 = Study(

@@ -5,9 +5,9 @@ from typing import Any
 
 from gac.lab.studies import published
 from gac.lab.studies.readings import Readings
-from gac.lab.studies.records import Cell, Finding, Study, Verdict, columns
+from gac.lab.studies.records import Cell, Finding, Study, Verdict
 from gac.lab.studies.shapes import copied_note, copy, gemm
-from gac.lab.studies.verdicts import NOISE, close, percent, stated
+from gac.lab.studies.verdicts import NOISE, close, percent
 from gac.profiling.operators import operation
 from gac.profiling.records import Point
 
@@ -81,8 +81,8 @@ def _regimes(readings: Readings) -> Finding:
     )
     edges = (text for projection in SHAPES for text in _edges(readings, projection, last[projection]))
     notes = ("x: latency over that of the fused kernel; GEMM: of bf16 weights", *_notes(readings), *edges)
-    table = columns("<projection", "batch", *measured, *theirs)
-    return Finding(table, rows, verdict, stated(verdict, f"the fused kernel beats the GEMM {said}"), notes)
+    table = ("<projection", "batch", *measured, *theirs)
+    return Finding(table, rows, verdict, f"the fused kernel beats the GEMM {said}", notes)
 
 
 def _row(readings: Readings, row: Any) -> tuple[Cell, ...]:

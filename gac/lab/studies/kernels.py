@@ -9,10 +9,10 @@ from gac.lab.mechanisms.tiles import AttentionTile, widest_tile
 from gac.lab.studies import published
 from gac.lab.studies.gemms import gemm_by_n
 from gac.lab.studies.readings import Readings
-from gac.lab.studies.records import Cell, Finding, Study, Verdict, columns
+from gac.lab.studies.records import Cell, Finding, Study, Verdict
 from gac.lab.studies.served import kind, serving, words
 from gac.lab.studies.shapes import PointAt, gemm_by_k, sdpa
-from gac.lab.studies.verdicts import close, stated, times
+from gac.lab.studies.verdicts import close, times
 from gac.profiling.kernel_names import Kernel, describe
 from gac.profiling.records import Point
 
@@ -56,8 +56,8 @@ def _kernel_tiers(readings: Readings) -> Finding:
     verdict: Verdict = "held" if same and separate else "other" if split else "did not hold"
     examples = ", ".join(dict.fromkeys(kernel.label for kernel in kinds.values()))
     notes = ("% 2 == 0: the even dims that are no multiple of 8", f"kernels, for example: {examples}")
-    table = columns("<axis", "<condition", "<served by", "of its dims|%", "<A100")
-    return Finding(table, tuple(rows), verdict, stated(verdict, _tiers_said(kinds)), notes)
+    table = ("<axis", "<condition", "<served by", "of its dims|%", "<A100")
+    return Finding(table, tuple(rows), verdict, _tiers_said(kinds), notes)
 
 
 def _tiers_said(kinds: Mapping[tuple[str, str], Kernel]) -> str:
@@ -114,13 +114,13 @@ def _fa_templates(readings: Readings) -> Finding:
     said = f"over growth in proportion to head_dim, latency is {grown}"
     said += f": no step past {', '.join(missing)}" if missing else ""
     tiles = ("<templates, tiles that ran", "<tile model of sm_80", "<A100 tile")
-    table = columns("<head_dim", "first|ms", "last|ms", *tiles, "A100|ms")
+    table = ("<head_dim", "first|ms", "last|ms", *tiles, "A100|ms")
     notes = (
         *_shared_note(readings),
         *_misaligned_note(readings),
         *(text for edge, rise in known.items() for text in close(f"past {edge}", rise, STEP)),
     )
-    return Finding(table, rows, verdict, stated(verdict, said), notes)
+    return Finding(table, rows, verdict, said, notes)
 
 
 def _template_row(readings: Readings, row: Any) -> tuple[Cell, ...]:

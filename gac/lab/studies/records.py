@@ -1,6 +1,6 @@
 """A study and its findings: measured figures beside published ones, and whether the claim holds here."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -10,6 +10,8 @@ from gac.profiling.records import Measurement, Point
 Verdict = Literal["held", "did not hold", "other"]
 Cell = str | int | float | None
 Find = Callable[[Point], Measurement | None]
+
+_OPENINGS: dict[Verdict, str] = {"held": "Holds", "did not hold": "Does not hold", "other": "Differs"}
 
 
 @dataclass(frozen=True)
@@ -38,12 +40,15 @@ def columns(*texts: str) -> tuple[Column, ...]:
 
 @dataclass(frozen=True)
 class Finding:
-    """A study's table and verdict; rows have one cell a column, None where there is no figure."""
+    """A study's table, verdict and figures in words.
 
-    columns: tuple[Column, ...]
-    rows: tuple[tuple[Cell, ...], ...]
+    ``headings`` are as ``columns`` takes them; rows have one cell a column, None where there is no figure.
+    """
+
+    headings: tuple[str, ...]
+    rows: Iterable[tuple[Cell, ...]]
     verdict: Verdict
-    sentence: str
+    said: str
     notes: tuple[str, ...] = ()
 
 
@@ -111,17 +116,11 @@ class Study:
         readings = Readings.of(self.name, self.points(), find)
         try:
             found = self.assess(readings)
+            sentence = f"{_OPENINGS[found.verdict]} on this GPU: {found.said}."
         except RefusedError as reason:
-            found = _refused(readings, str(reason))
+            refused = ((label(point), row.error) for point, row in readings.rows.items() if row.error is not None)
+            found = Finding(("<refused", "<reason"), refused, "other", "")
+            sentence = f"Cannot be told on this GPU, which refuses {reason}."
+        table, rows = columns(*found.headings), tuple(found.rows)
         notes = (self.rule, *found.notes, *readings.refusals)
-        return StudyResult(
-            self.name, self.claim, self.source, found.columns, found.rows, found.verdict, found.sentence, notes
-        )
-
-
-def _refused(readings: Readings, reason: str) -> Finding:
-    """What is left to show where the verdict cannot be told: the points that were refused."""
-    rows = tuple((label(point), row.error) for point, row in readings.rows.items() if row.error is not None)
-    return Finding(
-        columns("<refused", "<reason"), rows, "other", f"Cannot be told on this GPU, which refuses {reason}."
-    )
+        return StudyResult(self.name, self.claim, self.source, table, rows, found.verdict, sentence, notes)

@@ -6,13 +6,13 @@ from types import MappingProxyType
 from gac.lab.studies import published
 from gac.lab.studies.gemms import TIER_BAND, gemm_by_n
 from gac.lab.studies.readings import Readings, quotient
-from gac.lab.studies.records import Cell, Finding, Study, columns
+from gac.lab.studies.records import Cell, Finding, Study
 from gac.lab.studies.shapes import PointAt, gemm_by_k, rounded, sdpa
-from gac.lab.studies.verdicts import ABSENT, band_rule, close, graded, stated, times
+from gac.lab.studies.verdicts import Band
 from gac.profiling.operators import operation
 from gac.profiling.records import Point
 
-RESCUE_BAND = (1.2, 2.0)
+RESCUE_BAND = Band(1.2, 2.0)
 """Published: padding a misaligned head_dim to a multiple of 8 wins 1.31x to 1.39x, a K of 107 to 112 wins 1.78x."""
 
 ROUNDED_DIMS = (107, 214, 321)
@@ -51,15 +51,15 @@ def _padding(readings: Readings) -> Finding:
         rows.append((operator, dim, padded, *ours, before, after, quotient(before, after)))
         if dim % 8 and padded == rounded(dim, 8):
             rescues.append(won)
-    factor = readings.middle(rescues, "what padding to a multiple of 8 wins")
-    verdict = graded(factor, *RESCUE_BAND)
-    theirs = ("A100 as it is|ms", "A100 padded|ms", "A100 won|x")
-    table = columns("<operator", "dim", "to", "as it is|ms", "padded|ms", "won|x", *theirs)
-    said = (
-        f"zero-padding to the next multiple of 8 makes a misaligned dim {times(factor, *RESCUE_BAND)} as fast "
-        "(A100: 1.31x to 1.78x)"
+    return RESCUE_BAND.finding(
+        readings.middle(rescues, "what padding to a multiple of 8 wins"),
+        "zero-padding to the next multiple of 8 makes a misaligned dim {} as fast (A100: 1.31x to 1.78x)",
+        (
+            *("<operator", "dim", "to", "as it is|ms", "padded|ms", "won|x"),
+            *("A100 as it is|ms", "A100 padded|ms", "A100 won|x"),
+        ),
+        rows,
     )
-    return Finding(table, tuple(rows), verdict, stated(verdict, said), close("", factor, ABSENT, *RESCUE_BAND))
 
 
 PADDING_RESCUE = Study(
@@ -67,7 +67,7 @@ PADDING_RESCUE = Study(
     "zero-padding: 107 to 112 and 128, and others",
     "zero-padding 107 to 112 takes attention (head_dim) from 2.064 to 1.490 ms and a GEMM (K) from 0.089 to 0.050 ms",
     "GAC's study, repair and experiment G3, A100-80GB, B=4 S=2048 H=32 and 4096 x 4096 x K, fp16",
-    band_rule("median over misaligned dims of latency over that zero-padded to the next multiple of 8", *RESCUE_BAND),
+    RESCUE_BAND.rule("median over misaligned dims of latency over that zero-padded to the next multiple of 8"),
     _padding_points,
     _padding,
 )
@@ -97,15 +97,12 @@ def _rounding(readings: Readings) -> Finding:
             theirs = figures[107] / figures[112] if (name, dim) == ("GEMM K", 107) else None
             rows.append((name, dim, readings.us(at(dim)), *won, theirs))
             wins.append(won[0])
-    factor = readings.middle(wins, "what rounding up wins")
-    verdict = graded(factor, *TIER_BAND)
-    won_by = (f"won by {step}|x" for step in STEPS)
-    table = columns("<axis", "dim", "as it is|us", *won_by, "A100 by 8|x")
-    said = (
-        f"107, 214 and 321 rounded up to a multiple of 8 run {times(factor, *TIER_BAND)} as fast "
-        "(A100, K 107 to 112: 1.78x)"
+    return TIER_BAND.finding(
+        readings.middle(wins, "what rounding up wins"),
+        "107, 214 and 321 rounded up to a multiple of 8 run {} as fast (A100, K 107 to 112: 1.78x)",
+        ("<axis", "dim", "as it is|us", *(f"won by {step}|x" for step in STEPS), "A100 by 8|x"),
+        rows,
     )
-    return Finding(table, tuple(rows), verdict, stated(verdict, said), close("", factor, ABSENT, *TIER_BAND))
 
 
 ROUND_TO_ALIGNED = Study(
@@ -113,7 +110,7 @@ ROUND_TO_ALIGNED = Study(
     "107, 214 and 321 as they are and rounded up",
     "rounding a dim up to a multiple of 8 makes it faster, not slower (K 107 to 112: 0.089 to 0.050 ms)",
     "GAC's study, experiment G3, A100-80GB, GEMM 4096 x 4096 x K fp16; 214 and 321 have no published figure",
-    band_rule("median over dims and axes of latency over that rounded up to a multiple of 8", *TIER_BAND),
+    TIER_BAND.rule("median over dims and axes of latency over that rounded up to a multiple of 8"),
     _rounding_points,
     _rounding,
 )

@@ -1,8 +1,10 @@
 """The points of the published settings, and alignment arithmetic on dims."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from gac.lab.studies.readings import Readings
+from gac.lab.studies.records import Cell, Finding
+from gac.lab.studies.verdicts import Band
 from gac.profiling.operators import operation
 from gac.profiling.records import Point
 
@@ -62,3 +64,41 @@ def classes_note(readings: Readings, at: PointAt, dims: Iterable[int], axis: str
         ours = [dim for dim in dims if dim & -dim == step]
         parts.append(f"{name} {readings.middle(slowdowns(readings, at, ours), name):.2f}x")
     return f"median over the next multiple of 8: {', '.join(parts)}"
+
+
+def along(
+    readings: Readings,
+    band: Band,
+    axis: tuple[str, str],
+    at: PointAt,
+    dims: Iterable[int],
+    shown: Mapping[int, Cell],
+    theirs: str,
+    rest: str,
+    *notes: str,
+) -> Finding:
+    """What misaligned dims of one axis cost over the next multiple of 8.
+
+    Args:
+        axis: its heading, and what its dims are called.
+        dims: what the verdict rests on.
+        shown: the dims of the table, each with the published figure.
+        theirs: the heading of those.
+        rest: what the sentence ends with.
+    """
+    heading, called = axis
+    rows = ((dim, readings.ms(at(dim)), slowdown(readings, at, dim), figure) for dim, figure in shown.items())
+    return band.finding(
+        readings.middle(slowdowns(readings, at, dims), f"the slowdown of misaligned {called}"),
+        f"{called} that are no multiple of 8 take {{}} as long as the next multiple{rest}",
+        (heading, "measured|ms", "over next multiple of 8|x", theirs),
+        rows,
+        classes_note(readings, at, dims, heading),
+        *notes,
+    )
+
+
+def example(readings: Readings, at: PointAt, theirs: str) -> str:
+    """What 107 costs over 112, here and in the published study."""
+    ratio = readings.ratio(at(107), at(112))
+    return "" if ratio is None else f"; 107 takes {ratio:.2f}x as long as 112 (A100: {theirs})"

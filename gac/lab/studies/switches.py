@@ -7,10 +7,10 @@ from statistics import median
 
 from gac.lab.studies import published
 from gac.lab.studies.readings import Readings, known
-from gac.lab.studies.records import Cell, Finding, Study, Verdict, columns
+from gac.lab.studies.records import Cell, Finding, Study, Verdict
 from gac.lab.studies.served import main_kernel
 from gac.lab.studies.shapes import gemm
-from gac.lab.studies.verdicts import ABSENT, close, stated, times
+from gac.lab.studies.verdicts import ABSENT, close, times
 from gac.profiling.kernel_names import Kernel
 from gac.profiling.records import Point
 
@@ -96,13 +96,13 @@ def _gemm_m(readings: Readings) -> Finding:
     worst = max((switch.rise for switch in switches), default=1.0)
     lasting = max((switch.lasting for switch in switches), default=1.0)
     verdict: Verdict = "held" if lasting >= SWITCH_JUMP else "other" if worst > ABSENT else "did not hold"
-    table = columns("<M", "rise|x", "rise that stays|x", "<from", "<to", "<A100")
+    table = ("<M", "rise|x", "rise that stays|x", "<from", "<to", "<A100")
     notes = (
         *_counted(switches),
         *close("the largest rise that stays", lasting, SWITCH_JUMP),
         *close("the largest rise", worst, ABSENT),
     )
-    return Finding(table, _rows(readings, switches), verdict, stated(verdict, _said(readings, switches)), notes)
+    return Finding(table, _rows(readings, switches), verdict, _said(readings, switches), notes)
 
 
 def _rows(readings: Readings, switches: Sequence[Switch]) -> tuple[tuple[Cell, ...], ...]:

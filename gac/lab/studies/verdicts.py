@@ -1,8 +1,9 @@
 """From a factor to a verdict, its sentence, and its distance from the verdict's thresholds."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
-from gac.lab.studies.records import Verdict
+from gac.lab.studies.records import Cell, Finding, Verdict
 
 ABSENT = 1.05
 """A slowdown below this is no effect."""
@@ -12,27 +13,6 @@ NOISE = 0.03
 
 CLOSE = 0.05
 """A figure this near to its threshold, as a share of it, may fall on the other side when it is measured again."""
-
-_OPENINGS: dict[Verdict, str] = {
-    "held": "Holds on this GPU",
-    "did not hold": "Does not hold on this GPU",
-    "other": "Differs on this GPU",
-}
-
-
-def graded(figure: float, least: float, most: float, absent: float = ABSENT) -> Verdict:
-    """``held`` inside the published band, ``did not hold`` where there is no effect, ``other`` in between or beyond."""
-    if figure < absent:
-        return "did not hold"
-    return "held" if least <= figure <= most else "other"
-
-
-def band_rule(what: str, least: float, most: float) -> str:
-    """The rule that ``graded`` follows, in words."""
-    return (
-        f"rule: {what}; held from {least:.2f}x to {most:.2f}x, did not hold below {ABSENT:.2f}x, "
-        "other where it is smaller or larger than published"
-    )
 
 
 def times(factor: float, *edges: float) -> str:
@@ -47,13 +27,10 @@ def percent(share: float, *edges: float) -> str:
 
 def _apart(value: float, edges: tuple[float, ...], write: Callable[[float, int], str]) -> str:
     """The shortest text, by at most four more digits, that is not also the text of another figure among the edges."""
-    others = [edge for edge in edges if edge != value]
-    texts = (write(value, digits) for digits in range(4) if all(_differ(value, edge, digits, write) for edge in others))
-    return next(texts, write(value, 4))
-
-
-def _differ(value: float, edge: float, digits: int, write: Callable[[float, int], str]) -> bool:
-    return write(value, digits) != write(edge, digits)
+    for digits in range(4):
+        if write(value, digits) not in {write(edge, digits) for edge in edges if edge != value}:
+            return write(value, digits)
+    return write(value, 4)
 
 
 def close(what: str, value: float, *edges: float, write: Callable[..., str] = times) -> tuple[str, ...]:
@@ -73,6 +50,44 @@ def close(what: str, value: float, *edges: float, write: Callable[..., str] = ti
     )
 
 
-def stated(verdict: Verdict, figures: str) -> str:
-    """The study's one line."""
-    return f"{_OPENINGS[verdict]}: {figures}."
+@dataclass(frozen=True)
+class Band:
+    """The published range of a figure.
+
+    Attributes:
+        least, most: the ends of the range.
+        absent: a figure below this is no effect.
+        write: ``times`` for factors, ``percent`` for shares.
+    """
+
+    least: float
+    most: float
+    absent: float = ABSENT
+    write: Callable[..., str] = times
+
+    @property
+    def edges(self) -> tuple[float, float, float]:
+        """What a figure is compared with."""
+        return self.absent, self.least, self.most
+
+    def graded(self, figure: float) -> Verdict:
+        """``held`` inside the range, ``did not hold`` where there is no effect, ``other`` in between or beyond."""
+        if figure < self.absent:
+            return "did not hold"
+        return "held" if self.least <= figure <= self.most else "other"
+
+    def rule(self, what: str) -> str:
+        """The rule that ``graded`` follows, in words."""
+        least, most, absent = (self.write(edge) for edge in (self.least, self.most, self.absent))
+        return (
+            f"rule: {what}; held from {least} to {most}, did not hold below {absent}, "
+            "other where it is smaller or larger than published"
+        )
+
+    def finding(
+        self, figure: float, said: str, headings: tuple[str, ...], rows: Iterable[tuple[Cell, ...]], *notes: str
+    ) -> Finding:
+        """What one figure decides; it stands in ``said`` for the braces, and near an edge it has a note."""
+        edges = close("", figure, *self.edges, write=self.write)
+        text = said.replace("{}", self.write(figure, *self.edges), 1)
+        return Finding(headings, rows, self.graded(figure), text, (*notes, *edges))

@@ -5,7 +5,7 @@ import pytest
 from gac.errors import ProfileError
 from gac.lab.studies import published
 from gac.lab.studies.published import parse
-from gac.lab.studies.verdicts import close, graded, percent, times
+from gac.lab.studies.verdicts import Band, close, percent, times
 
 TABLES = files("gac.lab.studies") / "published"
 
@@ -49,7 +49,7 @@ def test_a_spoilt_table_is_refused_with_its_line(text: str, given: str) -> None:
 
 
 def test_a_factor_is_graded_against_the_published_band() -> None:
-    assert [graded(factor, 1.25, 2.0) for factor in (1.04, 1.1, 1.25, 2.0, 2.1)] == [
+    assert [Band(1.25, 2.0).graded(factor) for factor in (1.04, 1.1, 1.25, 2.0, 2.1)] == [
         "did not hold",
         "other",
         "held",
