@@ -5,10 +5,9 @@ a field that a name does not show stays None.
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from types import MappingProxyType
 from typing import Any, Literal
 
 Role = Literal["gemm", "gemv", "attention", "copy/pad", "reduce", "other"]
@@ -70,9 +69,9 @@ class Kernel:
 def describe(name: str) -> Kernel:
     """What a recorded name says about its kernel; family and role ``other`` where it says nothing."""
     for pattern, family, role, more in _FORMATS:
-        if found := pattern.search(name):
+        if found := re.search(pattern, name):
             split = role in {"gemm", "attention"} and "splitk" in name.lower()
-            fields = _fields(found) | {"split_k": split} | (more(name, found) if callable(more) else dict(more))
+            fields = _fields(found) | {"split_k": split} | (more(found) if callable(more) else more)
             return Kernel(name, family, role, **fields)
     return Kernel(name, "other", "other")
 
@@ -84,107 +83,98 @@ def _fields(found: re.Match[str]) -> dict[str, Any]:
     return numbers | pairs
 
 
-def _nvjet(_name: str, found: re.Match[str]) -> dict[str, Any]:
-    """It reads operands by TMA, so rows are 16-byte aligned: 8 elements of two bytes, 16 of FP8 (``q``)."""
-    return {"tier": 16 if found[2].startswith("q") else 8, "persistent": True}
-
-
-def _cublas(_name: str, found: re.Match[str]) -> dict[str, Any]:
-    return {"architecture": {"volta": 70, "turing": 75, "ampere": 80, "hopper": 90}[found[1]]}
-
-
-def _xmma(_name: str, found: re.Match[str]) -> dict[str, Any]:
-    """Only those that do without Tensor Cores name their alignment."""
-    return {"tier": int(found["tier"] or 8)}
-
-
-def _flash(name: str, _found: re.Match[str]) -> dict[str, Any]:
+def _even_k(found: re.Match[str]) -> bool:
     """Behind the traits come ``is_dropout`` (not where keys are split), ``is_causal``, ``is_local``, ``has_alibi``,
     ``is_even_MN``, ``is_even_K``."""
-    flags = re.search(r"> ?>((?:, (?:true|false))+)>", name)
-    even = flags and flags[1].removeprefix(", ").split(", ")[4 if "splitkv" in name else 5] == "true"
-    return {"architecture": 80, "tier": 8, "even_k": even}
+    flags = re.search(r"> ?>((?:, (?:true|false))+)>", found.string)
+    place = 4 if "splitkv" in found.string else 5
+    return flags is not None and flags[1].removeprefix(", ").split(", ")[place] == "true"
 
 
-def _cudnn(_name: str, found: re.Match[str]) -> dict[str, Any]:
-    """It needs head_dim to be a multiple of 8. Those for Hopper launch a CTA an SM whatever the shape (b=1 s=1024 and
-    b=4 s=2048 alike on an H100), so they are persistent."""
-    return {"tier": 8, "persistent": int(found["architecture"]) >= 90}
-
-
-def _efficient(_name: str, found: re.Match[str]) -> dict[str, Any]:
-    return {"tier": 8 if found[1] == "aligned" else 1}
-
-
-_More = Mapping[str, Any] | Callable[[str, re.Match[str]], dict[str, Any]]
-
+_GENERATIONS = {"volta": 70, "turing": 75, "ampere": 80, "hopper": 90}
 _SM, _TILE = r"(?P<architecture>\d+)", r"(?P<tile>\d+)x(?P<tile2>\d+)"
 _STAGES, _CLUSTER = r"(?P<k_tile>\d+)x(?P<stages>\d+)", r"(?P<cluster>\d+)x(?P<cluster2>\d+)"
 
-
-def _format(pattern: str, family: str, role: Role, more: _More = MappingProxyType({})) -> Any:
-    return re.compile(pattern), family, role, more
-
-
-_FORMATS: tuple[tuple[re.Pattern[str], str, Role, _More], ...] = (
-    # nvjet_sm90_tst_128x256_64x4_2x1_v_bz_coopA_splitK_TNN: types, tile, k-tile x stages, cluster, order
-    _format(rf"nvjet_(?:sm{_SM}_)?([a-z]+)_{_TILE}_{_STAGES}_{_CLUSTER}", "nvjet", "gemm", _nvjet),
+_More = dict[str, Any] | Callable[[re.Match[str]], dict[str, Any]]
+_FORMATS: tuple[tuple[str, str, Role, _More], ...] = (
+    # nvjet_sm90_tst_128x256_64x4_2x1_v_bz_coopA_splitK_TNN: types, tile, k-tile x stages, cluster, order. It reads
+    # operands by TMA, so rows are 16-byte aligned: 8 elements of two bytes, 16 of FP8 (q).
+    (
+        rf"nvjet_(?:sm{_SM}_)?([a-z]+)_{_TILE}_{_STAGES}_{_CLUSTER}",
+        "nvjet",
+        "gemm",
+        lambda found: {"tier": 16 if found[2].startswith("q") else 8, "persistent": True},
+    ),
     # cutlass_80_tensorop_bf16_s16816gemm_bf16_128x64_64x3_tn_align2; sm75 names give no k-tile and stages
-    _format(
-        rf"cutlass_(?P<architecture>\d\d)_\w*?gemm\w*?_{_TILE}(?:_{_STAGES})?_\w*?align(?P<tier>\d+)", "cutlass", "gemm"
+    (
+        rf"cutlass_(?P<architecture>\d\d)_\w*?gemm\w*?_{_TILE}(?:_{_STAGES})?_\w*?align(?P<tier>\d+)",
+        "cutlass",
+        "gemm",
+        {},
     ),
     # cutlass3x_sm90_tensorop_s64x128x16gemm_..._128x128x64_2x1x1_0_tnn_align8_...: tile, k-tile, cluster
-    _format(
+    (
         rf"cutlass3x_sm{_SM}_\w*?_{_TILE}x(?P<k_tile>\d+)_{_CLUSTER}x\d+_\w*?align(?P<tier>\d+)",
         "cutlass",
         "gemm",
         {"persistent": True},
     ),
     # device_kernel<...GemmUniversal<...MainloopSm90TmaGmma...>>: PyTorch's own, for FP8 with row scales
-    _format(
+    (
         rf"GemmUniversal<.*?MainloopSm{_SM}Tma",
         "cutlass",
         "gemm",
-        lambda name, _found: {"tier": 16, "persistent": "Persistent" in name},
+        lambda found: {"tier": 16, "persistent": "Persistent" in found.string},
     ),
     # ampere_bf16_s16816gemm_bf16_128x256_ldg8_f2f_stages_64x3_tn: ldg8 loads 8 elements at once
-    _format(
+    (
         rf"(volta|turing|ampere|hopper)_\w*?gemm\w*?_{_TILE}_(?:\w*?ldg(?P<tier>\d+))?(?:\w*?stages_{_STAGES})?",
         "cublas",
         "gemm",
-        _cublas,
+        lambda found: {"architecture": _GENERATIONS[found[1]]},
     ),
     # sm80_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x32_stage4_warpsize2x2x1_..., native to its GPU;
-    # sm80_xmma_gemm_..._ffma_aligna4_alignc4_...
-    _format(
+    # sm80_xmma_gemm_..._ffma_aligna4_alignc4_...: only those that do without Tensor Cores name their alignment
+    (
         rf"sm{_SM}_xmma_gemm\w*?tilesize{_TILE}x(?P<k_tile>\d+)(?:_stage(?P<stages>\d+))?(?:\w*?_aligna(?P<tier>\d+))?",
         "xmma",
         "gemm",
-        _xmma,
+        lambda found: {"tier": int(found["tier"] or 8)},
     ),
     # flash_fwd_kernel<Flash_fwd_kernel_traits<128, 128, 64, 4, ...>>: head_dim, query rows, key columns, warps
-    _format(
+    (
         r"flash_fwd_(?:splitkv_)?kernel<\s*Flash_fwd_kernel_traits<"
         r"(?P<template_d>\d+), (?P<tile>\d+), (?P<tile2>\d+)",
         "flash",
         "attention",
-        _flash,
+        lambda found: {"architecture": 80, "tier": 8, "even_k": _even_k(found)},
     ),
     # cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_64x128x128_4x1x1_...: query rows, key columns,
-    # head_dim; then the warpgroups
-    _format(rf"sdpa_sm{_SM}_flash_fprop(?:\w*?_{_TILE}x(?P<template_d>\d+))?", "cudnn attention", "attention", _cudnn),
+    # head_dim; then the warpgroups. It needs head_dim to be a multiple of 8. Those for Hopper launch a CTA an SM
+    # whatever the shape (b=1 s=1024 and b=4 s=2048 alike on an H100), so they are persistent.
+    (
+        rf"sdpa_sm{_SM}_flash_fprop(?:\w*?_{_TILE}x(?P<template_d>\d+))?",
+        "cudnn attention",
+        "attention",
+        lambda found: {"tier": 8, "persistent": int(found["architecture"]) >= 90},
+    ),
     # fmha_cutlassF_bf16_aligned_64x128_rf_sm80: query rows x key columns, output in registers or in memory
-    _format(rf"fmha_cutlassF_\w*?_?(aligned|notaligned)_{_TILE}_\w*?sm{_SM}", "mem-efficient", "attention", _efficient),
+    (
+        rf"fmha_cutlassF_\w*?_?(aligned|notaligned)_{_TILE}_\w*?sm{_SM}",
+        "mem-efficient",
+        "attention",
+        lambda found: {"tier": 8 if found[1] == "aligned" else 1},
+    ),
     # PyTorch's fused INT4 kernel: a warp makes 16 x 8 outputs with Ampere's m16n8k16
-    _format(r"tinygemm_m16n8k16", "tinygemm", "gemm", {"architecture": 80, "tile": (8, 16)}),
-    _format(r"splitKreduce_kernel|flash_fwd_splitkv_combine", "split-k reduce", "reduce"),
-    _format(r"gemv2|gemvx|gemvNSP|gemv_|\bdot_kernel", "gemv", "gemv"),
-    _format(r"(?i:softmax)", "softmax", "other"),
-    _format(r"[Rr]educe_kernel|reduce_1Block_kernel|reduction_kernel", "reduce", "reduce"),
-    _format(r"FillFunctor|Memset|memset", "fill", "copy/pad"),
-    _format(r"constant_pad|[Pp]ad(?:ding)?_kernel", "pad", "copy/pad"),
-    _format(r"copy_kernel|CatArrayBatchedCopy|Memcpy|memcpy", "copy", "copy/pad"),
-    _format(r"triu_tril_kernel", "mask", "other"),
-    _format(r"elementwise_kernel", "elementwise", "other"),
+    (r"tinygemm_m16n8k16", "tinygemm", "gemm", {"architecture": 80, "tile": (8, 16)}),
+    (r"splitKreduce_kernel|flash_fwd_splitkv_combine", "split-k reduce", "reduce", {}),
+    (r"gemv2|gemvx|gemvNSP|gemv_|\bdot_kernel", "gemv", "gemv", {}),
+    (r"(?i:softmax)", "softmax", "other", {}),
+    (r"[Rr]educe_kernel|reduce_1Block_kernel|reduction_kernel", "reduce", "reduce", {}),
+    (r"FillFunctor|Memset|memset", "fill", "copy/pad", {}),
+    (r"constant_pad|[Pp]ad(?:ding)?_kernel", "pad", "copy/pad", {}),
+    (r"copy_kernel|CatArrayBatchedCopy|Memcpy|memcpy", "copy", "copy/pad", {}),
+    (r"triu_tril_kernel", "mask", "other", {}),
+    (r"elementwise_kernel", "elementwise", "other", {}),
 )
 """Tried in this order: the first format that is found reads the name."""

@@ -22,7 +22,14 @@ def select_profile(asked: Profile | str | Path | None) -> tuple[Profile, Profile
         ProfileError: it cannot be read, was measured on other hardware, or the local GPU has none yet.
     """
     here = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-    profile = asked if isinstance(asked, Profile) else Profile.load(_source(asked, here))
+    source = asked if asked is not None else DEFAULT if here is None else local_profile()
+    if source is None:
+        raise ProfileError(
+            f"the GPU here, {here}, has no profile yet",
+            "a measured latency table",
+            "Run gac profile once, or name the profile of another GPU.",
+        )
+    profile = source if isinstance(source, Profile) else Profile.load(source)
     gpu = profile.header.gpu
     if here is None:
         why = "no GPU here, so the shipped table" if asked is None else "asked for; no GPU here to compare with"
@@ -37,18 +44,3 @@ def select_profile(asked: Profile | str | Path | None) -> tuple[Profile, Profile
             "Measure this GPU with gac profile, or ask for the other one by its name.",
         )
     return profile, ProfileUsed(gpu, profile.digest, why)
-
-
-def _source(asked: str | Path | None, here: str | None) -> str | Path:
-    if asked is not None:
-        return asked
-    if here is None:
-        return DEFAULT
-    found = local_profile()
-    if found is None:
-        raise ProfileError(
-            f"the GPU here, {here}, has no profile yet",
-            "a measured latency table",
-            "Run gac profile once, or name the profile of another GPU.",
-        )
-    return found

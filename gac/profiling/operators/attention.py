@@ -51,33 +51,22 @@ class Sdpa(Operator):
         return "kv that divides h" if axes["h"] % axes["kv"] else None
 
     def refusal(self, axes: Axes, dtype: str) -> str | None:
-        if self.backend == "flash":
-            return self._flash_refusal(axes)
-        if self.backend == "efficient":
-            return self._efficient_refusal(axes)
-        return self._cudnn_refusal(axes) if self.backend == "cudnn" else None
-
-    def _flash_refusal(self, axes: Axes) -> str | None:
-        if axes["d"] > _LARGEST:
-            return f"FlashAttention takes heads up to {_LARGEST} only: d = {axes['d']}"
-        if self.causal and axes["s"] != axes["t"]:
-            return f"FlashAttention takes the causal mask on s = t only: s = {axes['s']}, t = {axes['t']}"
-        return None
-
-    def _efficient_refusal(self, axes: Axes) -> str | None:
-        if axes["d"] % 8:
-            return f"memory-efficient attention takes heads that are a multiple of 8 only: d = {axes['d']}"
-        if axes["kv"] != axes["h"]:
-            return (
-                "memory-efficient attention takes as many heads of K and V as of Q only (PyTorch 2.6 to 2.11): "
-                f"h = {axes['h']}, kv = {axes['kv']}"
-            )
-        return None
-
-    def _cudnn_refusal(self, axes: Axes) -> str | None:
-        d = axes["d"]
-        if d % 8:
-            return f"cuDNN attention takes heads that are a multiple of 8 only: d = {d}"
-        if d > _LARGEST:
-            return f"cuDNN attention takes heads up to {_LARGEST} at most: d = {d}"
-        return "cuDNN attention takes more than one key only: t = 1" if axes["t"] == 1 else None
+        h, kv, s, t, d = (axes[name] for name in ("h", "kv", "s", "t", "d"))
+        mask = f"FlashAttention takes the causal mask on s = t only: s = {s}, t = {t}"
+        heads = "memory-efficient attention takes as many heads of K and V as of Q only (PyTorch 2.6 to 2.11)"
+        rules = {
+            "flash": (
+                (d > _LARGEST, f"FlashAttention takes heads up to {_LARGEST} only: d = {d}"),
+                (self.causal and s != t, mask),
+            ),
+            "efficient": (
+                (d % 8, f"memory-efficient attention takes heads that are a multiple of 8 only: d = {d}"),
+                (kv != h, f"{heads}: h = {h}, kv = {kv}"),
+            ),
+            "cudnn": (
+                (d % 8, f"cuDNN attention takes heads that are a multiple of 8 only: d = {d}"),
+                (d > _LARGEST, f"cuDNN attention takes heads up to {_LARGEST} at most: d = {d}"),
+                (t == 1, "cuDNN attention takes more than one key only: t = 1"),
+            ),
+        }
+        return next((rule for broken, rule in rules.get(self.backend, ()) if broken), None)

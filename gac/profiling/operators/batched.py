@@ -19,7 +19,7 @@ class BatchedGemm(Operator):
     name = "batched_gemm"
     axes = ("b", "m", "k", "n")
     reads, writes, products = ("b m k", "b n k"), ("b m n",), ("b m k n",)
-    runner = f"{_RUNNERS}:BatchedRunner"
+    runner = f"{_RUNNERS}:HeadsRunner"
 
 
 class Heads(Operator):

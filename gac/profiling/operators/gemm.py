@@ -9,6 +9,10 @@ _RUNNERS = "gac.profiling.timing.runners.gemm"
 _FP8_RULE = "torch._scaled_mm takes k and n that are multiples of 16 only (16-byte rows of fp8)"
 
 
+def _several_rows(_operator: Operator, axes: Axes) -> str | None:
+    return None if axes["m"] == 1 else "one row: m=1"
+
+
 class Linear(Operator):
     """``x[m, k] @ W[n, k].T``; in fp8 with one fp32 scale for each operand and a bf16 result."""
 
@@ -59,9 +63,7 @@ class TritonLinear(Linear):
     name = "linear_triton"
     dtypes = ("bf16", "fp16")
     runner = f"{_RUNNERS}:TritonLinearRunner"
-
-    def unmet(self, axes: Axes) -> str | None:
-        return _several_rows(axes)
+    unmet = _several_rows
 
 
 class TritonLowRank(LowRank):
@@ -69,13 +71,7 @@ class TritonLowRank(LowRank):
 
     name = "low_rank_triton"
     runner = f"{_RUNNERS}:TritonLowRankRunner"
-
-    def unmet(self, axes: Axes) -> str | None:
-        return _several_rows(axes)
-
-
-def _several_rows(axes: Axes) -> str | None:
-    return None if axes["m"] == 1 else "one row: m=1"
+    unmet = _several_rows
 
 
 class SharedLowRank(Operator):
@@ -87,7 +83,7 @@ class SharedLowRank(Operator):
     name = "low_rank_shared"
     axes = ("m", "k", "r", "n", "pairs")
     products = ("m k r pairs", "m r n pairs")
-    runner = f"{_RUNNERS}:SharedLowRankRunner"
+    runner = f"{_RUNNERS}:LowRankRunner"
 
     def inputs(self, axes: Axes, dtype: str) -> tuple[Operand, ...]:
         m, k, r, n, pairs = (axes[name] for name in self.axes)

@@ -80,7 +80,8 @@ class Journal:
         launches = tuple((self._kernel(launch), *launch.grid) for launch in row.launches)
         fields = {name: value for name, value in vars(row).items() if name not in {"launches", "passes"}}
         self._write(RowLine(**fields, launches=launches))
-        self._keep(row if row.median_ns is None else row.with_passes((row.median_ns,)))
+        self._places[row.point] = len(self.rows)
+        self.rows.append(row if row.median_ns is None else row.with_passes((row.median_ns,)))
 
     def add_again(self, point: Point, median_ns: float) -> None:
         """Append another pass over a point that the file holds."""
@@ -108,10 +109,6 @@ class Journal:
             self._kernels[line] = len(self._kernels)
             self._write(line)
         return self._kernels[line]
-
-    def _keep(self, row: Measurement) -> None:
-        self._places[row.point] = len(self.rows)
-        self.rows.append(row)
 
     def _write(self, line: Line) -> None:
         data = json.dumps(msgspec.to_builtins(line), separators=(",", ":"), allow_nan=False).encode() + b"\n"
@@ -149,11 +146,11 @@ class Journal:
         content = self._file.read()
         whole = content.rfind(b"\n") + 1
         if whole:
-            found = parse(content[:whole], self.path)
+            found = parse(content, self.path)
             check_same_machine(self.path, found.header, self._header)
             self._kernels = {kernel: index for index, kernel in enumerate(found.measurements.kernels)}
-            for row in found.measurements:
-                self._keep(row)
+            self.rows += found.measurements
+            self._places = {row.point: place for place, row in enumerate(self.rows)}
         self._file.truncate(whole)
         if not whole:
             self._write(HeaderLine(self._header))

@@ -44,9 +44,7 @@ def estimate(points: Sequence[Point], path: str | Path | None = None, passes: in
     Raises:
         ProfileError: there is no GPU, ``passes`` is below 1, or the file is malformed or of another machine.
     """
-    _check_passes(passes)
-    header = fingerprint()
-    return _estimate(points, _target(path, header), passes, header)
+    return _estimate(points, path, passes)[0]
 
 
 def profile_gpu(
@@ -70,21 +68,16 @@ def profile_gpu(
     Raises:
         ProfileError: there is no GPU, it failed, ``passes`` is below 1, or the file cannot be resumed here.
     """
-    _check_passes(passes)
-    header = fingerprint()
-    target = _target(path, header)
-    ahead = _estimate(points, target, passes, header)
-    _say(str(ahead), progress)
+    ahead, header = _estimate(points, path, passes)
+    _say(ahead, progress)
     if header.shared_with:
         _say(f"This GPU is not ours alone: {header.shared_with}. Latencies may be too high.", True)
     if ahead.remaining:
         from gac.profiling.timing.measure import GpuMeasurer
 
-        report = run_sweep(
-            points, target, GpuMeasurer(header), header, passes=passes, seconds=seconds, progress=progress
-        )
+        report = run_sweep(points, ahead.path, GpuMeasurer(header), header, passes, seconds, progress)
         _say(f"{report.timed:,} timings in {report.seconds:.0f} s, {report.remaining:,} left", progress)
-    return target
+    return ahead.path
 
 
 def summary(profile: Profile) -> str:
@@ -98,22 +91,17 @@ def summary(profile: Profile) -> str:
     )
 
 
-def _say(text: str, progress: bool) -> None:
+def _say(what: object, progress: bool) -> None:
     if progress:
-        print(text, file=sys.stderr)
+        print(what, file=sys.stderr)
 
 
-def _check_passes(passes: int) -> None:
+def _estimate(points: Sequence[Point], path: str | Path | None, passes: int) -> tuple[Estimate, Header]:
+    """Twelve replays a timing, at half the tensor cores' rate or half the memory's, and some ms for everything else."""
     if passes < 1:
         raise ProfileError(f"{passes} passes", "at least 1", f"Use {PASSES}, the default.")
-
-
-def _target(path: str | Path | None, header: Header) -> Path:
-    return Path(path) if path is not None else default_path(header.gpu)
-
-
-def _estimate(points: Sequence[Point], target: Path, passes: int, header: Header) -> Estimate:
-    """Twelve replays a timing, at half the tensor cores' rate or half the memory's, and some ms for everything else."""
+    header = fingerprint()
+    target = default_path(header.gpu) if path is None else Path(path)
     known: dict[Point, Measurement] = {}
     if target.is_file() and target.stat().st_size:
         found = Profile.load(target)
@@ -121,10 +109,9 @@ def _estimate(points: Sequence[Point], target: Path, passes: int, header: Header
         known = {row.point: row for row in found.measurements}
     todo = [one for number in range(passes) for one in missing(points, known.get, number)]
     rate = header.sm_count * header.sm_clock_max_mhz * 1e6 * _FLOPS_PER_CYCLE
-    seconds = sum(
-        _OVERHEAD_SECONDS + _REPLAYS * max(LEAST_NS[one.cache] / 1e9, _launch_seconds(one, rate)) for one in todo
-    )
-    return Estimate(target, len(points), len(todo), seconds)
+    launches = (max(LEAST_NS[one.cache] / 1e9, _launch_seconds(one, rate)) for one in todo)
+    seconds = sum(_OVERHEAD_SECONDS + _REPLAYS * launch for launch in launches)
+    return Estimate(target, len(points), len(todo), seconds), header
 
 
 def _launch_seconds(point: Point, rate: float) -> float:

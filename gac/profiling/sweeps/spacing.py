@@ -16,7 +16,7 @@ def spaced_dims(largest: int) -> tuple[int, ...]:
     - The multiples of 32, from 1024 on those of 64, from 4096 on those of 128: most of what an allocation chooses was
       measured.
     - Of each alignment class 8, 16 and 32, dims near enough for ``gac.profiling.table.interpolate``.
-    - Misaligned probes: 1, 2 and 4 below powers of two, as evidence for the alignment period.
+    - Misaligned probes: 1, 2 and 4 below powers of two, to tell the alignment period.
     """
     ladders = (dim for step in (8, 16, 32) for dim in _ladder(step, largest))
     return _sorted({*_measured(largest), *ladders, *_probes(largest)}, largest)
@@ -35,8 +35,8 @@ def _ladder(step: int, largest: int) -> Iterator[int]:
     dim = step
     while dim < last:
         yield dim
-        reach = max(COARSEST_CLASS, (dim + 2 * step) // 4)
-        dim += reach // (2 * step) * (2 * step)
+        widest = max(COARSEST_CLASS, (dim + 2 * step) // 4)
+        dim += widest // (2 * step) * (2 * step)
     yield last
 
 

@@ -3,10 +3,9 @@
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from gac.errors import ProfileError
 from gac.profiling.operators import OPERATORS
@@ -45,7 +44,6 @@ Find = Callable[[Point], Measurement | None]
 class SweepReport:
     """What one run of a sweep did: timings taken, timings left by the time limit, and new points that failed."""
 
-    path: Path
     timed: int
     remaining: int
     failed: int
@@ -57,7 +55,6 @@ def run_sweep(
     path: Path,
     measurer: Measurer,
     header: Header,
-    *,
     passes: int = PASSES,
     seconds: float | None = None,
     progress: bool = True,
@@ -75,23 +72,31 @@ def run_sweep(
         ProfileError: the file is malformed, locked, not writable, or of another machine or other software; or the GPU
             failed (what it failed at is in the file, and left out by the next run).
     """
+    from tqdm import tqdm
+
     begun = time.monotonic()
     with Journal(path, header) as journal:
         todo = [missing(points, journal.find, number) for number in range(passes)]
         total = sum(map(len, todo))
-        with _bar(total, progress) as advance:
-            run = _Run(journal, measurer, _Sentinels(points, journal, measurer))
+        with tqdm(total=total, unit="timing", desc="profile", disable=not progress) as bar:
+            run = _Run(points, journal, measurer)
             try:
                 for point, launches in _in_order(todo, measurer):
                     if seconds is not None and time.monotonic() - begun >= seconds:
                         break
                     run.time_once(point, launches)
-                    advance()
-                run.finish()
+                    bar.update()
+                if run.timed:
+                    run.time_sentinels()
             except DeviceLostError as lost:
                 journal.add_failure(lost.row)
-                raise _lost(path, lost.row) from lost
-    return SweepReport(path, run.timed, total - run.timed, run.failed, time.monotonic() - begun)
+                axes = " ".join(f"{axis}={size}" for axis, size in lost.row.shape.items())
+                raise ProfileError(
+                    f"the GPU failed at {lost.row.operator} {lost.row.dtype} {axes}: {lost.row.error}",
+                    "a GPU that goes on",
+                    f"Run the same command again: {path} keeps every timing, and this shape is marked and left out.",
+                ) from lost
+    return SweepReport(run.timed, total - run.timed, run.failed, time.monotonic() - begun)
 
 
 def missing(points: Sequence[Point], find: Find, number: int) -> list[Point]:
@@ -111,17 +116,21 @@ def _in_order(todo: Sequence[list[Point]], measurer: Measurer) -> Iterator[tuple
 
 
 class _Run:
-    """One run of a sweep: counts what it timed, and what was new and failed."""
+    """One run of a sweep: it counts what it timed, and what was new and failed.
 
-    def __init__(self, journal: Journal, measurer: Measurer, sentinels: "_Sentinels") -> None:
+    Three points, from cheap to expensive, are its sentinels: they are timed again and again.
+    """
+
+    def __init__(self, points: Sequence[Point], journal: Journal, measurer: Measurer) -> None:
         self.timed = 0
         self.failed = 0
         self._journal = journal
         self._measurer = measurer
-        self._sentinels = sentinels
+        self._sentinels = _spread(points)
+        self._last = time.monotonic()
 
     def time_once(self, point: Point, launches: tuple[Launch, ...]) -> None:
-        """Append one timing, and time the sentinels where they are due."""
+        """Append one timing, and time the sentinels if 15 seconds have passed."""
         self.timed += 1
         known = self._journal.find(point)
         if known is not None and known.error:
@@ -132,40 +141,12 @@ class _Run:
             self.failed += row.error is not None
         elif row.median_ns is not None:
             self._journal.add_again(point, row.median_ns)
-        self._sentinels.look()
-
-    def finish(self) -> None:
-        """Time the sentinels a last time, if anything was timed."""
-        if self.timed:
-            self._sentinels.time_all()
-
-
-def _lost(path: Path, row: Measurement) -> ProfileError:
-    axes = " ".join(f"{axis}={size}" for axis, size in row.shape.items())
-    return ProfileError(
-        f"the GPU failed at {row.operator} {row.dtype} {axes}: {row.error}",
-        "a GPU that goes on",
-        f"Run the same command again: {path} keeps every timing, and this shape is marked and left out.",
-    )
-
-
-class _Sentinels:
-    """Three points, from cheap to expensive, that are timed again and again."""
-
-    def __init__(self, points: Sequence[Point], journal: Journal, measurer: Measurer) -> None:
-        self._points = _spread(points)
-        self._journal = journal
-        self._measurer = measurer
-        self._last = time.monotonic()
-
-    def look(self) -> None:
-        """Time them if 15 seconds have passed."""
         if time.monotonic() - self._last >= SENTINEL_SECONDS:
-            self.time_all()
+            self.time_sentinels()
 
-    def time_all(self) -> None:
+    def time_sentinels(self) -> None:
         """Time those that the file holds a number of."""
-        for point in self._points:
+        for point in self._sentinels:
             known = self._journal.find(point)
             if known is not None and known.error is None:
                 median = self._measurer.measure(point).median_ns
@@ -179,11 +160,3 @@ def _spread(points: Sequence[Point]) -> list[Point]:
     ordered = sorted(points, key=lambda one: OPERATORS.get(one.operation.operator).flops(one.operation.axes))
     places = {(2 * number + 1) * len(ordered) // (2 * _SENTINELS) for number in range(_SENTINELS)}
     return [ordered[place] for place in sorted(places)] if ordered else []
-
-
-@contextmanager
-def _bar(total: int, progress: bool) -> Iterator[Any]:
-    from tqdm import tqdm
-
-    with tqdm(total=total, unit="timing", desc="profile", disable=not progress) as bar:
-        yield bar.update

@@ -6,9 +6,7 @@ import hashlib
 import os
 import re
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +33,6 @@ def fingerprint() -> Header:
     """
     require_gpu()
     properties: Any = torch.cuda.get_device_properties()
-    card = _card(str(properties.uuid))
     return Header(
         schema_version=SCHEMA,
         gpu=properties.name,
@@ -45,10 +42,6 @@ def fingerprint() -> Header:
         l2_bytes=properties.L2_cache_size,
         memory_bytes=properties.total_memory,
         shared_memory_bytes=properties.shared_memory_per_block_optin,
-        sm_clock_max_mhz=card.sm_clock_max_mhz,
-        memory_clock_mhz=card.memory_clock_mhz,
-        power_limit_w=card.power_limit_w,
-        driver=card.driver,
         cuda=str(torch.version.cuda),
         cublas=_cublas_version(),
         cudnn=str(_backends.cudnn.version()),
@@ -57,7 +50,7 @@ def fingerprint() -> Header:
         dtype_policy=_dtype_policy(),
         timing=METHOD,
         date=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
-        shared_with=card.shared_with,
+        **_card(str(properties.uuid)),
     )
 
 
@@ -101,36 +94,37 @@ def local_profile() -> Path | None:
     return next((path for path in (*saved_profiles(), *shipped_profiles()) if path.stem == stem), None)
 
 
-@dataclass(frozen=True)
-class _Card:
-    """What the driver reports; clocks in MHz, power in W (None where a laptop's driver does not report it)."""
+def _card(uuid: str) -> dict[str, Any]:
+    """The fields of the header that the driver reports; a laptop's driver reports no power limit.
 
-    driver: str
-    sm_clock_max_mhz: int
-    memory_clock_mhz: int
-    power_limit_w: float | None
-    shared_with: str
-
-
-def _card(uuid: str) -> _Card:
+    Raises:
+        ProfileError: it does not answer.
+    """
     import pynvml
 
-    with _driver():
-        handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
+    power = None
+    try:
+        pynvml.nvmlInit()
         try:
-            power = pynvml.nvmlDeviceGetPowerManagementLimit(handle) / 1000
-        except pynvml.NVMLError_NotSupported:
-            power = None
-        return _Card(
-            str(pynvml.nvmlSystemGetDriverVersion()),
-            int(pynvml.nvmlDeviceGetMaxClockInfo(handle, pynvml.NVML_CLOCK_SM)),
-            int(pynvml.nvmlDeviceGetMaxClockInfo(handle, pynvml.NVML_CLOCK_MEM)),
-            power,
-            _others(
-                [process.pid for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)],
-                [_utilization(handle) for _ in range(_LOOKS)],
-            ),
-        )
+            handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
+            with suppress(pynvml.NVMLError_NotSupported):
+                power = pynvml.nvmlDeviceGetPowerManagementLimit(handle) / 1000
+            pids = [process.pid for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)]
+            return {
+                "driver": str(pynvml.nvmlSystemGetDriverVersion()),
+                "sm_clock_max_mhz": int(pynvml.nvmlDeviceGetMaxClockInfo(handle, pynvml.NVML_CLOCK_SM)),
+                "memory_clock_mhz": int(pynvml.nvmlDeviceGetMaxClockInfo(handle, pynvml.NVML_CLOCK_MEM)),
+                "power_limit_w": power,
+                "shared_with": _others(pids, [_utilization(handle) for _ in range(_LOOKS)]),
+            }
+        finally:
+            pynvml.nvmlShutdown()
+    except pynvml.NVMLError as failure:
+        raise ProfileError(
+            f"the NVIDIA driver does not answer: {failure}",
+            "the driver's version, the clocks and the power limit",
+            "Run nvidia-smi by hand.",
+        ) from failure
 
 
 def _utilization(handle: Any) -> int:
@@ -155,46 +149,18 @@ def _others(pids: list[int], utilization: list[int]) -> str:
     return ", ".join(found)
 
 
-@contextmanager
-def _driver() -> Iterator[None]:
-    """The driver's management library, its failures in words.
-
-    Raises:
-        ProfileError: it does not answer.
-    """
-    import pynvml
-
-    try:
-        pynvml.nvmlInit()
-        try:
-            yield
-        finally:
-            pynvml.nvmlShutdown()
-    except pynvml.NVMLError as failure:
-        raise ProfileError(
-            f"the NVIDIA driver does not answer: {failure}",
-            "the driver's version, the clocks and the power limit",
-            "Run nvidia-smi by hand.",
-        ) from failure
-
-
 def _cublas_version() -> str:
     """Version of the cuBLAS that PyTorch has loaded; ``unknown`` where the library has another name."""
     try:
         library = ctypes.CDLL(f"libcublas.so.{str(torch.version.cuda).split('.')[0]}")
     except OSError:
         return "unknown"
-    parts = []
-    for field in range(3):
-        value = ctypes.c_int()
-        library.cublasGetProperty(field, ctypes.byref(value))
-        parts.append(str(value.value))
-    return ".".join(parts)
+    parts = [ctypes.c_int() for _ in range(3)]
+    for field, part in enumerate(parts):
+        library.cublasGetProperty(field, ctypes.byref(part))
+    return ".".join(str(part.value) for part in parts)
 
 
 def _dtype_policy() -> str:
-    matmul = torch.backends.cuda.matmul
-    return (
-        f"allow_bf16_reduced_precision_reduction={matmul.allow_bf16_reduced_precision_reduction}, "
-        f"allow_fp16_reduced_precision_reduction={matmul.allow_fp16_reduced_precision_reduction}"
-    )
+    names = ("allow_bf16_reduced_precision_reduction", "allow_fp16_reduced_precision_reduction")
+    return ", ".join(f"{name}={getattr(torch.backends.cuda.matmul, name)}" for name in names)

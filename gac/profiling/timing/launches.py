@@ -1,6 +1,7 @@
 """Which kernels an operation launched, with their grids, read from PyTorch's profiler."""
 
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -9,10 +10,9 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from gac.profiling.records import Extent, Launch
+from gac.profiling.records import Launch
 
 _MARK = "gac:"
-_SHARED = "shared memory"
 
 
 def trace(prepare: Sequence[Callable[[], Callable[[], object]]]) -> list[tuple[Launch, ...]]:
@@ -31,8 +31,11 @@ def trace(prepare: Sequence[Callable[[], Callable[[], object]]]) -> list[tuple[L
                 with record_function(f"{_MARK}{number}"):
                     call()
                     torch.cuda.synchronize()
-            except RuntimeError as failure:
-                _check_alive(number, failure)  # else the timing meets the same failure and records it
+            except RuntimeError as failure:  # if the device is alive, the timing meets the same and records it
+                try:
+                    torch.cuda.synchronize()
+                except RuntimeError as lost:
+                    raise CallLostError(number, failure) from lost
     with TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
         traced.export_chrome_trace(str(path))
@@ -47,13 +50,6 @@ class CallLostError(Exception):
     def __init__(self, number: int, failure: Exception) -> None:
         super().__init__(str(failure))
         self.number = number
-
-
-def _check_alive(number: int, failure: Exception) -> None:
-    try:
-        torch.cuda.synchronize()
-    except RuntimeError as lost:
-        raise CallLostError(number, failure) from lost
 
 
 def launches_by_mark(events: Iterable[Mapping[str, Any]]) -> dict[int, tuple[Launch, ...]]:
@@ -75,25 +71,15 @@ def launches_by_mark(events: Iterable[Mapping[str, Any]]) -> dict[int, tuple[Lau
             kernels.append((event["ts"], details["correlation"], _launch(name, details)))
     found: dict[int, list[Launch]] = {}
     for _, correlation, launch in sorted(kernels, key=lambda kernel: kernel[0]):
-        number = _mark_at(marks, launched.get(correlation))
+        moment = launched.get(correlation, math.nan)  # NaN is in no mark
+        number = next((number for begin, end, number in marks if begin <= moment <= end), None)
         if number is not None:
             found.setdefault(number, []).append(launch)
     return {number: tuple(launches) for number, launches in found.items()}
 
 
-def _mark_at(marks: Sequence[tuple[float, float, int]], moment: float | None) -> int | None:
-    if moment is None:
-        return None
-    return next((number for begin, end, number in marks if begin <= moment <= end), None)
-
-
 def _launch(name: str, details: Mapping[str, Any]) -> Launch:
-    return Launch(short_name(name), _extent(details["grid"]), _extent(details["block"]), int(details[_SHARED]))
-
-
-def _extent(sizes: Sequence[int]) -> Extent:
-    along_x, along_y, along_z = map(int, sizes)
-    return along_x, along_y, along_z
+    return Launch(short_name(name), tuple(details["grid"]), tuple(details["block"]), details["shared memory"])
 
 
 def short_name(kernel: str) -> str:

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -53,8 +54,10 @@ class GpuMeasurer:
             DeviceLostError: the device itself has failed.
         """
         try:
-            return _row(point, self._time(point))
-        except (RuntimeError, _WrongResultError) as failure:
+            timing = self._time(point)
+            ns = round(timing.median_ns), round(timing.iqr_ns)
+            return Measurement.of(point, *ns, timing.samples, timing.sm_clock_mhz, timing.converged)
+        except RuntimeError as failure:
             row = _failed(point, failure)
         try:
             torch.cuda.synchronize()
@@ -71,7 +74,7 @@ class GpuMeasurer:
         with torch.cuda.stream(self._watch.stream), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # why a backend refuses a shape is told when it is measured
             try:
-                return trace([self._later(point) for point in points])
+                return trace([partial(self._call, point) for point in points])
             except CallLostError as lost:
                 raise DeviceLostError(_failed(points[lost.number], lost)) from lost
 
@@ -83,9 +86,6 @@ class GpuMeasurer:
             runner = runner_of(point.operation.operator)
             bytes_each = runner.operator.bytes(point.operation.axes, point.dtype)
             return self._watch.time(lambda count: [self._call(point) for _ in range(count)], bytes_each, point.cache)
-
-    def _later(self, point: Point) -> Callable[[], Callable[[], object]]:
-        return lambda: self._call(point)
 
     def _cut(self, point: Point) -> tuple[list[Tensor], list[Tensor]]:
         runner, axes = runner_of(point.operation.operator), point.operation.axes
@@ -111,23 +111,10 @@ class GpuMeasurer:
                 result = runner.run(inputs, outputs)
             except RuntimeError as failure:
                 said = dict.fromkeys([_first_line(failure), *map(_reason, reasons)])
-                raise _RefusedError(" ".join(filter(None, said))) from failure
+                raise RuntimeError(" ".join(filter(None, said))) from failure
         error = relative_error(runner, inputs, result)
         if not error <= WORST_ERROR:
-            raise _WrongResultError(f"wrong result: relative error {error:.3g} against float32")
-
-
-class _WrongResultError(Exception):
-    """The operator returned something else than it should."""
-
-
-class _RefusedError(RuntimeError):
-    """PyTorch refuses the shape."""
-
-
-def _row(point: Point, timing: Timing) -> Measurement:
-    ns = round(timing.median_ns), round(timing.iqr_ns)
-    return Measurement.of(point, *ns, timing.samples, timing.sm_clock_mhz, timing.converged)
+            raise RuntimeError(f"wrong result: relative error {error:.3g} against float32")
 
 
 def _failed(point: Point, failure: Exception) -> Measurement:

@@ -26,22 +26,6 @@ _CHUNK = 2**26
 _GIB = 2**30
 
 
-class TooLargeError(RuntimeError):
-    """An operand that is larger than the pool it would be cut from.
-
-    Args:
-        needed: bytes of the operand.
-        available: bytes of the pool.
-    """
-
-    def __init__(self, needed: int, available: int) -> None:
-        super().__init__(
-            f"an operand of {needed / _GIB:.2f} GiB does not fit the {available / _GIB:.2f} GiB set aside for operands"
-        )
-        self.needed = needed
-        self.available = available
-
-
 class Pool:
     """One large buffer of one dtype that operands are cut from.
 
@@ -72,21 +56,18 @@ class Pool:
             chunk.copy_(drawn.normal_(0.0, _DEVIATION, generator=generator))
         return cls(buffer)
 
-    @classmethod
-    def unset(cls, elements: int, dtype: torch.dtype, device: str) -> "Pool":
-        """A pool for outputs, full of NaN so that what is never written is seen."""
-        assert dtype.is_floating_point, "results are floating point"
-        return cls(torch.full((elements,), math.nan, dtype=dtype, device=device))
-
     def cut(self, shape: tuple[int, ...]) -> Tensor:
         """The next contiguous view of this shape.
 
         Raises:
-            TooLargeError: the whole pool is smaller.
+            RuntimeError: the whole pool is smaller.
         """
-        size, item = math.prod(shape), self._buffer.element_size()
+        size = math.prod(shape)
         if size > self._buffer.numel():
-            raise TooLargeError(size * item, self._buffer.numel() * item)
+            needed, set_aside = (count * self._buffer.element_size() / _GIB for count in (size, self._buffer.numel()))
+            raise RuntimeError(
+                f"an operand of {needed:.2f} GiB does not fit the {set_aside:.2f} GiB set aside for operands"
+            )
         if self._next + size > self._buffer.numel():
             self._next = 0
         view = self._buffer[self._next : self._next + size].view(shape)
@@ -100,20 +81,17 @@ class Pools:
     Args:
         device: where the pools lie.
         limit_bytes: size of each pool.
-        seed: of the random values.
     """
 
-    def __init__(self, device: str, limit_bytes: int, seed: int = 0) -> None:
-        self._device = device
-        self._limit_bytes = limit_bytes
-        self._seed = seed
+    def __init__(self, device: str, limit_bytes: int) -> None:
+        self._device, self._limit_bytes = device, limit_bytes
         self._pools: dict[tuple[str, bool], Pool] = {}
 
     def cut(self, operand: Operand) -> Tensor:
         """The next contiguous view for an operand that is read: random values.
 
         Raises:
-            TooLargeError: the operand is larger than the limit.
+            RuntimeError: the operand is larger than the limit.
         """
         return self._pool(operand.dtype, read=True).cut(operand.shape)
 
@@ -121,13 +99,17 @@ class Pools:
         """The next contiguous view for a floating-point operand that is written: NaN, or what was written before.
 
         Raises:
-            TooLargeError: the operand is larger than the limit.
+            RuntimeError: the operand is larger than the limit.
         """
         return self._pool(operand.dtype, read=False).cut(operand.shape)
 
     def _pool(self, name: str, read: bool) -> Pool:
         if (name, read) not in self._pools:
             dtype = DTYPES[name]
-            size = self._limit_bytes // dtype.itemsize, dtype, self._device
-            self._pools[name, read] = Pool.random(*size, self._seed) if read else Pool.unset(*size)
+            elements = self._limit_bytes // dtype.itemsize
+            self._pools[name, read] = (
+                Pool.random(elements, dtype, self._device)
+                if read
+                else Pool(torch.full((elements,), math.nan, dtype=dtype, device=self._device))
+            )
         return self._pools[name, read]

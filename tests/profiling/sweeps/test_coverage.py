@@ -9,10 +9,9 @@ from transformers import AutoConfig
 from gac.errors import ModelError, PlanError, ProfileError
 from gac.forms.low_rank.spec import low_rank
 from gac.models.shapes import SHAPES, Shapes
-from gac.operations import Operation, linear
+from gac.operations import linear
 from gac.profiling.operators import OPERATORS, operation
 from gac.profiling.records import Point
-from gac.profiling.sweeps import general
 from gac.profiling.sweeps.coverage import fused_points, model_points
 from gac.profiling.sweeps.general import general_points
 from gac.profiling.sweeps.spacing import every_dim, spaced_dims
@@ -269,11 +268,3 @@ def test_attention_has_every_head_dim(name: str) -> None:
 
 def test_kernel_switches_along_m_are_seen_one_row_at_a_time() -> None:
     assert set(range(1, 65)) <= set(dims_along(GENERAL, "linear", "m", k=4096, n=4096))
-
-
-def test_parts_overlap_little() -> None:
-    parts: list[list[Operation]] = [
-        list(getattr(general, name)())
-        for name in ("gemm_along_k_and_n", "gemm_along_m", "pairs_along_r", "attention_prefill", "attention_decode")
-    ]
-    assert sum(map(len, parts)) - len(set().union(*parts)) < 40

@@ -5,24 +5,11 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from gac.profiling.timing.runners.base import Result, Runner, corners, edges, joined, single
-
-
-class BatchedRunner(Runner):
-    """One ``torch.bmm``."""
-
-    def run(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Result:
-        x, weight = inputs
-        return torch.bmm(x, weight.transpose(1, 2), out=outputs[0])
-
-    def compare(self, inputs: Sequence[Tensor], result: Result) -> tuple[Tensor, Tensor]:
-        x, weight = inputs
-        batches = edges(len(x), x.device)
-        return corners(single(result)[batches]), _reference(x[batches], weight[batches])
+from gac.profiling.timing.runners.base import Result, Runner, corners, edges, joined
 
 
 class HeadsRunner(Runner):
-    """One ``torch.bmm`` a bucket of heads."""
+    """One ``torch.bmm`` a bucket of heads; heads of one dim are one bucket."""
 
     def run(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Result:
         for part, weight, result in _buckets(inputs, outputs):
@@ -34,7 +21,7 @@ class HeadsRunner(Runner):
         torch.bmm(x, weight.transpose(1, 2), out=result)
 
     def compare(self, inputs: Sequence[Tensor], result: Result) -> tuple[Tensor, Tensor]:
-        return joined([(corners(given), _reference(x, weight)) for x, weight, given in _buckets(inputs, list(result))])
+        return joined([_compared(*bucket) for bucket in _buckets(inputs, list(result))])
 
 
 class SeparateHeadsRunner(HeadsRunner):
@@ -50,6 +37,6 @@ def _buckets(inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Iterator[tu
     yield from zip(torch.split(x, [len(weight) for weight in weights]), weights, outputs, strict=True)
 
 
-def _reference(x: Tensor, weight: Tensor) -> Tensor:
-    rows, columns = edges(x.shape[1], x.device), edges(weight.shape[1], x.device)
-    return x[:, rows].float() @ weight[:, columns].float().transpose(1, 2)
+def _compared(x: Tensor, weight: Tensor, result: Tensor) -> tuple[Tensor, Tensor]:
+    heads, rows, columns = (edges(size, x.device) for size in (len(x), x.shape[1], weight.shape[1]))
+    return corners(result[heads]), x[heads][:, rows].float() @ weight[heads][:, columns].float().transpose(1, 2)

@@ -16,12 +16,15 @@ class LinearRunner(Runner):
     """
 
     def run(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Result:
-        x, weight, *scales = inputs
-        if not scales:
-            return torch.mm(x, weight.t(), out=outputs[0])
-        scale_x, scale_weight = scales
-        result = outputs[0]
-        return torch._scaled_mm(x, weight.t(), scale_x, scale_weight, out_dtype=result.dtype, out=result)
+        (x, weight, *scales), (result,) = inputs, outputs
+        if scales:
+            return torch._scaled_mm(x, weight.t(), scales[0], scales[1], out_dtype=result.dtype, out=result)
+        self.multiply(x, weight, result)
+        return result
+
+    def multiply(self, x: Tensor, weight: Tensor, result: Tensor) -> None:
+        """``x @ weight.T`` into the result."""
+        torch.mm(x, weight.t(), out=result)
 
     def compare(self, inputs: Sequence[Tensor], result: Result) -> tuple[Tensor, Tensor]:
         x, weight, *scales = inputs
@@ -32,55 +35,15 @@ class LinearRunner(Runner):
         return corners(single(result)), expected
 
 
-class LowRankRunner(Runner):
-    """Two ``torch.mm`` in a row."""
-
-    def run(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Result:
-        x, first, second = inputs
-        hidden, result = outputs
-        torch.mm(x, first.t(), out=hidden)
-        return torch.mm(hidden, second.t(), out=result)
-
-    def compare(self, inputs: Sequence[Tensor], result: Result) -> tuple[Tensor, Tensor]:
-        x, first, second = inputs
-        rows, columns = (edges(len(operand), x.device) for operand in (x, second))
-        hidden = x[rows].float() @ first.float().t()
-        return corners(single(result)), hidden @ second[columns].float().t()
-
-
-class TritonLinearRunner(LinearRunner):
-    """One Triton kernel; it needs a GPU."""
-
-    devices = ("cuda",)
-
-    def run(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Result:
-        x, weight = inputs
-        launch(x, weight, None, outputs[0])
-        return outputs[0]
-
-
-class TritonLowRankRunner(LowRankRunner):
-    """Two of them in a row."""
-
-    devices = ("cuda",)
-
-    def run(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Result:
-        x, first, second = inputs
-        hidden, result = outputs
-        launch(x, first, None, hidden)
-        launch(hidden, second, None, result)
-        return result
-
-
-class SharedLowRankRunner(Runner):
-    """One ``torch.mm`` for the hidden activations of all pairs, then one a pair on its slice of them."""
+class LowRankRunner(LinearRunner):
+    """One GEMM for the hidden activations of all pairs of one input, then one a pair on its slice of them."""
 
     def run(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Result:
         x, first, *seconds = inputs
         hidden, *results = outputs
-        torch.mm(x, first.t(), out=hidden)
+        self.multiply(x, first, hidden)
         for part, second, result in zip(hidden.chunk(len(seconds), dim=1), seconds, results, strict=True):
-            torch.mm(part, second.t(), out=result)
+            self.multiply(part, second, result)
         return results
 
     def compare(self, inputs: Sequence[Tensor], result: Result) -> tuple[Tensor, Tensor]:
@@ -89,6 +52,19 @@ class SharedLowRankRunner(Runner):
         columns = edges(len(seconds[0]), x.device)
         parts = zip(hidden.chunk(len(seconds), dim=1), seconds, result, strict=True)
         return joined([(corners(given), part @ second[columns].float().t()) for part, second, given in parts])
+
+
+class TritonLinearRunner(LinearRunner):
+    """One Triton kernel; it needs a GPU."""
+
+    devices = ("cuda",)
+
+    def multiply(self, x: Tensor, weight: Tensor, result: Tensor) -> None:
+        launch(x, weight, None, result)
+
+
+class TritonLowRankRunner(TritonLinearRunner, LowRankRunner):
+    """Two of them in a row."""
 
 
 class CopyRunner(Runner):
