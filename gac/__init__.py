@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from gac.checkpoint.load import load as load
     from gac.checkpoint.save import save as save
     from gac.errors import GacError as GacError
-    from gac.evaluation.divergence import divergence as divergence
     from gac.evaluation.evaluate import evaluate as evaluate
+    from gac.evaluation.perplexity import divergence as divergence
     from gac.evaluation.perplexity import perplexity as perplexity
     from gac.evaluation.results import Divergence as Divergence
     from gac.evaluation.results import Evaluation as Evaluation
@@ -45,7 +45,7 @@ _HOMES = {
     "load": "gac.checkpoint.load",
     "perplexity": "gac.evaluation.perplexity",
     "report": "gac.reporting.report.render",
-    "divergence": "gac.evaluation.divergence",
+    "divergence": "gac.evaluation.perplexity",
     "evaluate": "gac.evaluation.evaluate",
     "knapsack": "gac.allocation.knapsack",
     "Divergence": "gac.evaluation.results",

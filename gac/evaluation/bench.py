@@ -1,11 +1,11 @@
 """The benchmark: versions built, timed in groups that all hold the dense model, and set beside their prediction."""
 
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
@@ -39,15 +39,11 @@ class Reference:
     rest: Spread
     rest_half: Spread
 
-    @property
-    def scale(self) -> float:
-        """What the GEMMs take in the whole model, over what they take by themselves in the table."""
-        return (self.dense.median_ns - self.rest.median_ns) / self.table_ns
-
     def predict(self, table_ns: int, neurons: float) -> float:
         """ns of a model end to end: its GEMMs' sum, scaled as the dense model's, and the rest at its neurons."""
+        scale = (self.dense.median_ns - self.rest.median_ns) / self.table_ns
         slope = 2 * (self.rest.median_ns - self.rest_half.median_ns)
-        return self.scale * table_ns + self.rest.median_ns - slope * (1 - neurons)
+        return scale * table_ns + self.rest.median_ns - slope * (1 - neurons)
 
     def predict_by_sum(self, table_ns: int) -> float:
         """The plainer one: the table's sum, and what the dense model takes beyond its own."""
@@ -110,7 +106,9 @@ class Bench:
         sizes = [one.params * self.model.dtype.itemsize for one in versions]
         for first, group in enumerate(in_groups(versions, sizes, self._room(workload))):
             results = self._group(group, workload)
-            _free()
+            gc.collect()
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
             yield from results[2 if first else 0 :]
 
     def _room(self, workload: Workload) -> float:
@@ -128,19 +126,23 @@ class Bench:
         entries = [Entry(one.name, partial(self._built, one), one.compiled) for one in versions]
         entries += [Entry("rest", partial(without_gemms, self.model, self.sites, share)) for share in (1.0, 0.5)]
         *timed, rest, half = time_in_turns(entries, workload, self.timer)
-        measured = _Rounds(*(one.latency for one in (timed[0], timed[1], rest, half)))
-        return [self._result(one, of_one, measured) for one, of_one in zip(versions, timed, strict=True)]
+        dense = {False: timed[0].latency, True: timed[1].latency}
+        pairs = zip(versions, timed, strict=True)
+        return [self._result(one, of_one, dense, rest.latency, half.latency) for one, of_one in pairs]
 
     def _built(self, one: Version) -> PreTrainedModel:
         return variant(self.model, one.choices, run_together(self.sites) if one.fused else (), one.triton)
 
-    def _result(self, one: Version, timed: Timed, measured: "_Rounds") -> Result:
-        dense, own = (measured.fused, self.fused) if one.fused else (measured.dense, self.dense)
-        found = Result(one.params, one.loss, timed, measured.dense, measured.fused, measured.rest)
+    def _result(
+        self, one: Version, timed: Timed, dense: Mapping[bool, Spread], rest: Spread, rest_half: Spread
+    ) -> Result:
+        """Beside the prediction, where the table has what it needs; ``dense`` is by whether weights are fused."""
+        found = Result(one.params, one.loss, timed, dense[False], dense[True], rest)
+        own = self.fused if one.fused else self.dense
         dense_ns, ours = own.table_ns.get(timed.workload), one.table_ns.get(timed.workload)
         if dense_ns is None or ours is None or one.compiled:
             return found
-        reference = Reference(dense, dense_ns, measured.rest, measured.half)
+        reference = Reference(dense[one.fused], dense_ns, rest, rest_half)
         predicted = reference.predict(ours, one.neurons)
         return replace(found, predicted_ns=predicted, sum_ns=reference.predict_by_sum(ours))
 
@@ -160,18 +162,3 @@ def in_groups(versions: Sequence[Version], sizes: Sequence[int], room: float) ->
         groups[-1].append(one)
         left -= size
     return groups
-
-
-class _Rounds(NamedTuple):
-    """What is timed in every group."""
-
-    dense: Spread
-    fused: Spread
-    rest: Spread
-    half: Spread
-
-
-def _free() -> None:
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()

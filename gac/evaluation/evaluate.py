@@ -9,13 +9,12 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from gac.errors import GacError
-from gac.evaluation.divergence import compare_models
-from gac.evaluation.loading import Given, check_named, open_model, shared_tokenizer
-from gac.evaluation.perplexity import perplexity_on
+from gac.evaluation.loading import Given, open_model, shared_tokenizer
+from gac.evaluation.perplexity import compare_models, perplexity_on
 from gac.evaluation.protocol import Sample, dtype_of, take_sample
 from gac.evaluation.results import Evaluated, Evaluation, Perplexity
 from gac.evaluation.tasks import Suite, open_suite
-from gac.models.loading import Loaded, model_digest
+from gac.models.loading import Loaded, load_config, model_digest
 from gac.sensitivity.documents import Text
 
 logger = logging.getLogger("gac")
@@ -55,9 +54,14 @@ def evaluate(
         GacError: nothing is asked for, a model, text or task cannot be read, or what is measured is not finite.
     """
     named = [models] if isinstance(models, PreTrainedModel | str | Path) else list(models)
-    _check(named, text, tasks)
+    if not named:
+        raise GacError("no model", "at least one", "Name a model.")
+    if text is None and not tasks:
+        raise GacError("no text and no tasks", "something to measure", "Name a text, or tasks.")
     everyone = named if against is None else [*named, against]
-    check_named(everyone)
+    for given in everyone:
+        if isinstance(given, str | Path):
+            load_config(str(given))  # a name of nothing is refused before anything takes long
     reader = shared_tokenizer(everyone) if tokenizer is None else tokenizer
     suite = open_suite(tasks, num_fewshot, limit) if tasks else None
     sample = None if text is None else take_sample(reader, text, windows, length)
@@ -80,13 +84,6 @@ class _Asked:
     suite: Suite | None
     batch: int
     progress: bool
-
-
-def _check(models: Sequence[Given], text: Text | None, tasks: Sequence[str]) -> None:
-    if not models:
-        raise GacError("no model", "at least one", "Name a model.")
-    if text is None and not tasks:
-        raise GacError("no text and no tasks", "something to measure", "Name a text, or tasks.")
 
 
 def _open(given: Given) -> Loaded:

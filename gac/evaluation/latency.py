@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -126,20 +126,14 @@ def interleaved(round_of: Callable[[Sequence[int]], Batch], count: int) -> Float
             continue
         rows.append(np.array(batch.ns)[np.argsort(order)])
         spent += float(rows[-1].sum())
-        if len(rows) >= LEAST_ROUNDS and (spent >= MOST_NS or _known(np.stack(rows))):
+        known = (half_width(column) <= PRECISION * float(np.median(column)) for column in np.stack(rows).T)
+        if len(rows) >= LEAST_ROUNDS and (spent >= MOST_NS or all(known)):
             break
     return np.stack(rows)
 
 
-def _known(samples: Floats) -> bool:
-    return all(half_width(column) <= PRECISION * float(np.median(column)) for column in samples.T)
-
-
-class Captured(NamedTuple):
-    """A run as a graph, and what it reads and writes: a graph alone keeps none of its memory."""
-
-    graph: torch.cuda.CUDAGraph
-    step: Step
+Captured = tuple[torch.cuda.CUDAGraph, Step]
+"""A run as a graph, and what it reads and writes: a graph alone keeps none of its memory."""
 
 
 class GraphTimer:
@@ -174,7 +168,7 @@ class GraphTimer:
             _cuda.reset_peak_memory_stats()
             step()
             taken = _cuda.max_memory_allocated() - before
-            return Captured(self._watch.graph_of(step), step), weight_bytes(model) + cached + taken
+            return (self._watch.graph_of(step), step), weight_bytes(model) + cached + taken
 
     def _context(self, model: PreTrainedModel, workload: Workload, ids: Tensor) -> Context:
         """One for all models that are timed beside each other: with each its own they would not fit."""
@@ -185,7 +179,7 @@ class GraphTimer:
 
     def round(self, held: Sequence[Captured]) -> Batch:
         """Replay each once."""
-        return self._watch.round([one.graph for one in held])
+        return self._watch.round([graph for graph, _ in held])
 
 
 def compile_layers(model: PreTrainedModel) -> None:

@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 
 from gac.checkpoint.load import load
 from gac.errors import ModelError
-from gac.models.loading import Loaded, is_checkpoint, load_config, load_model, load_tokenizer
+from gac.models.loading import Loaded, is_checkpoint, load_model, load_tokenizer
 
 Given = PreTrainedModel | str | Path
 """A loaded model, or the name of one: a directory (a compressed one too), a hub id, ``smollm2``."""
@@ -27,37 +27,25 @@ def open_model(given: Given, *, device: torch.device | str | None = None, dtype:
     return load_model(given, device=device, dtype=dtype)
 
 
-def check_named(models: Sequence[Given]) -> None:
-    """Refuse names of models that are not there, before anything takes long.
-
-    Raises:
-        ModelError: nothing of this name, or its config cannot be read.
-    """
-    for given in models:
-        if isinstance(given, str | Path):
-            load_config(str(given))
-
-
 def shared_tokenizer(models: Sequence[Given]) -> Any:
     """The first model's tokenizer, where all models have the same tokens.
 
     Raises:
         ModelError: a model without a tokenizer, or two of different vocabularies.
     """
-    first, *others = [(given, _tokenizer(given)) for given in models]
-    for given, tokenizer in others:
-        if tokenizer.get_vocab() != first[1].get_vocab():
+    (first, shared), *others = map(_name_and_tokenizer, models)
+    for name, tokenizer in others:
+        if tokenizer.get_vocab() != shared.get_vocab():
             raise ModelError(
-                f"{_name(first[0])} and {_name(given)} have different vocabularies",
+                f"{first} and {name} have different vocabularies",
                 "models of the same tokens: perplexities by the token compare nothing else",
                 "Evaluate each on its own.",
             )
-    return first[1]
+    return shared
 
 
-def _tokenizer(given: Given) -> Any:
-    return load_tokenizer(str(given)) if isinstance(given, str | Path) else load_model(given).tokenizer
-
-
-def _name(given: Given) -> str:
-    return str(given) if isinstance(given, str | Path) else load_model(given).name
+def _name_and_tokenizer(given: Given) -> tuple[str, Any]:
+    if isinstance(given, str | Path):
+        return str(given), load_tokenizer(str(given))
+    loaded = load_model(given)
+    return loaded.name, loaded.tokenizer

@@ -1,18 +1,20 @@
-"""Perplexity by one protocol, which every number carries with it."""
+"""Perplexity, and how far a compressed model's distributions are from the dense model's, by one protocol."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from math import exp, isfinite
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, kl_div
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from gac.errors import ModelError
 from gac.evaluation.protocol import Sample, dtype_of, take_sample
-from gac.evaluation.results import Perplexity
+from gac.evaluation.results import Divergence, Perplexity
 from gac.sensitivity.documents import Text
 from gac.sensitivity.layerwise import frozen
 
@@ -51,47 +53,111 @@ def perplexity(
     return perplexity_on(model, take_sample(tokenizer, text, windows, length), batch, progress)
 
 
+def divergence(
+    model: PreTrainedModel,
+    reference: PreTrainedModel,
+    tokenizer: Any,
+    text: Text = "wiki-sample",
+    *,
+    windows: int | None = None,
+    length: int | None = None,
+    batch: int = 1,
+    progress: bool = True,
+) -> Divergence:
+    """KL divergence and top-1 agreement of two models' next-token distributions, on the tokens of ``perplexity``.
+
+    Both models run side by side, a batch of windows at a time, and nothing is kept of a batch but sums: memory does
+    not grow with the text. Log-probabilities are taken in float32, sums in float64.
+
+    Args:
+        model: the compressed model.
+        reference: the dense one, with the same vocabulary.
+        tokenizer, text, windows, length, batch, progress: as for ``perplexity``.
+
+    Raises:
+        TextError: as for ``perplexity``.
+        ModelError: the vocabularies differ, or what is measured on a window is NaN or infinite.
+    """
+    sample = take_sample(tokenizer, text, windows, length)
+    return compare_models(model, reference, sample, batch, progress)[2]
+
+
 def perplexity_on(model: PreTrainedModel, sample: Sample, batch: int = 1, progress: bool = True) -> Perplexity:
     """As ``perplexity``, on a sample that is cut already.
 
     Raises:
         GacError: as for ``perplexity``.
     """
-    sample.check(model)
-    total = 0.0
-    with frozen(model), torch.inference_mode():
-        for first, ids in batches(sample, batch, "perplexity", progress):
-            total += sum(finite_losses(window_losses(next_token_logits(model, ids), ids[:, 1:]), first))
-    return perplexity_of(total, sample, model)
+
+    def measure(targets: Tensor, logits: Tensor) -> Sequence[Tensor]:
+        return [window_losses(logits, targets)]
+
+    [loss] = _sums([model], sample, batch, progress, "perplexity", measure)
+    return _perplexity_of(loss, sample, model)
 
 
-def perplexity_of(total: float, sample: Sample, model: PreTrainedModel) -> Perplexity:
-    """The perplexity of a summed negative log-likelihood, nats.
+def compare_models(
+    model: PreTrainedModel, reference: PreTrainedModel, sample: Sample, batch: int = 1, progress: bool = True
+) -> tuple[Perplexity, Perplexity, Divergence]:
+    """Perplexity of the model, that of the reference, and the divergence between them, out of one pass.
 
     Raises:
-        ModelError: it is beyond what a float can hold.
+        GacError: as for ``divergence``.
     """
+    _check_vocabularies(model, reference)
+
+    def measure(targets: Tensor, logits: Tensor, wanted: Tensor) -> Sequence[Tensor]:
+        wanted = wanted.to(logits.device)
+        losses = [window_losses(found, targets) for found in (logits, wanted)]
+        return *losses, window_divergences(logits, wanted), (logits.argmax(-1) == wanted.argmax(-1)).sum(1)
+
+    loss, wanted, kl, agreed = _sums([model, reference], sample, batch, progress, "divergence", measure)
+    count = sample.tokens
+    found = Divergence(kl / count, agreed / count, count, sample.protocol, dtype_of(model), dtype_of(reference))
+    return _perplexity_of(loss, sample, model), _perplexity_of(wanted, sample, reference), found
+
+
+def _sums(
+    models: Sequence[PreTrainedModel],
+    sample: Sample,
+    batch: int,
+    progress: bool,
+    doing: str,
+    measure: Callable[..., Sequence[Tensor]],
+) -> list[float]:
+    """What ``measure`` finds in each window of a batch, summed over all windows, under a bar on a terminal.
+
+    Args:
+        doing: what the bar says.
+        measure: from the tokens that come next, ``(batch, length - 1)``, and each model's logits for them,
+            ``(batch, length - 1, vocabulary)``.
+    """
+    for model in models:
+        sample.check(model)
+    windows, total = len(sample.cut), np.zeros(())
+    with ExitStack() as stack:
+        for model in models:
+            stack.enter_context(frozen(model))
+        stack.enter_context(torch.inference_mode())
+        bar = stack.enter_context(
+            tqdm(total=windows, desc=doing, unit="window", leave=False, disable=None if progress else True)
+        )
+        for first in range(0, windows, batch):
+            ids = sample.cut.ids[first : first + batch]
+            runs = (model(input_ids=ids.to(model.device), use_cache=False) for model in models)
+            found = measure(ids[:, 1:], *(run.logits[:, :-1] for run in runs))
+            total = total + np.array([sum(_finite(one, first)) for one in found])
+            bar.update(len(ids))
+    return total.tolist()
+
+
+def _perplexity_of(total: float, sample: Sample, model: PreTrainedModel) -> Perplexity:
+    """The perplexity of a summed negative log-likelihood, nats."""
     mean = total / sample.tokens
     try:
         return Perplexity(exp(mean), sample.tokens, sample.protocol, dtype_of(model))
     except OverflowError as failure:
         raise _not_finite(f"a mean loss of {mean:.0f} nats a token", "a finite perplexity") from failure
-
-
-def batches(sample: Sample, batch: int, doing: str, progress: bool) -> Iterator[tuple[int, Tensor]]:
-    """The number of a batch's first window, and the batch's ids, ``(batch, length)``, under a bar on a terminal."""
-    cut = sample.cut
-    with tqdm(total=len(cut), desc=doing, unit="window", leave=False, disable=None if progress else True) as bar:
-        for first in range(0, len(cut), batch):
-            ids = cut.ids[first : first + batch]
-            yield first, ids
-            bar.update(len(ids))
-
-
-def next_token_logits(model: PreTrainedModel, ids: Tensor) -> Tensor:
-    """Logits of all tokens but the first of each window, ``(batch, length - 1, vocabulary)``, where the model is."""
-    logits: Tensor = model(input_ids=ids.to(model.device), use_cache=False).logits[:, :-1]
-    return logits
 
 
 def window_losses(logits: Tensor, targets: Tensor) -> Tensor:
@@ -103,29 +169,49 @@ def window_losses(logits: Tensor, targets: Tensor) -> Tensor:
     """
     targets = targets.to(logits.device)
     total = torch.zeros(len(targets), dtype=torch.float64, device=logits.device)
-    for part in parts(targets.shape[1]):
+    for part in _parts(targets.shape[1]):
         # As rows: over the middle dimension of three, cross_entropy takes tens of times as long on a GPU.
         losses = cross_entropy(logits[:, part].float().flatten(0, 1), targets[:, part].flatten(), reduction="none")
         total += losses.double().view(len(targets), -1).sum(dim=1)
     return total
 
 
-def parts(positions: int) -> Sequence[slice]:
+def window_divergences(logits: Tensor, wanted: Tensor) -> Tensor:
+    """Summed KL(wanted || logits) of each window, nats, float64, shape ``(batch,)``.
+
+    Args:
+        logits, wanted: ``(batch, positions, vocabulary)``.
+    """
+    total = torch.zeros(len(logits), dtype=torch.float64, device=logits.device)
+    for part in _parts(logits.shape[1]):
+        log_q, log_p = (found[:, part].float().log_softmax(-1) for found in (logits, wanted))
+        total += kl_div(log_q, log_p, reduction="none", log_target=True).sum(-1).double().sum(1)
+    return total
+
+
+def _parts(positions: int) -> Sequence[slice]:
     """Slices of at most ``POSITIONS`` positions."""
     return [slice(start, start + POSITIONS) for start in range(0, positions, POSITIONS)]
 
 
-def finite_losses(losses: Tensor, first: int) -> list[float]:
-    """A number for each window, the first of which is number ``first``.
-
-    Raises:
-        ModelError: names the first window whose loss is NaN or infinite.
-    """
-    found: list[float] = losses.tolist()
+def _finite(windows: Tensor, first: int) -> list[float]:
+    """A number for each window, the first of which is number ``first``."""
+    found: list[float] = windows.tolist()
     for offset, loss in enumerate(found):
         if not isfinite(loss):
             raise _not_finite(f"the loss of window {first + offset} is {loss}", "a finite loss")
     return found
+
+
+def _check_vocabularies(model: PreTrainedModel, reference: PreTrainedModel) -> None:
+    """Refuse models whose distributions are not over the same tokens."""
+    sizes = [found.config.get_text_config().vocab_size for found in (model, reference)]
+    if sizes[0] != sizes[1]:
+        raise ModelError(
+            f"a model of {sizes[0]:,} tokens beside one of {sizes[1]:,}",
+            "two models of one vocabulary",
+            "Compare a compressed model with the one it was made of.",
+        )
 
 
 def _not_finite(given: str, expected: str) -> ModelError:

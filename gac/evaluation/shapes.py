@@ -1,15 +1,16 @@
 """A model of known shapes without weights: random ones to run, and another model's loss curves to plan with."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import torch
+import transformers
 from transformers import PreTrainedModel
 
 from gac.allocation.problem import Problem
-from gac.evaluation.variants import random_model
 from gac.evaluation.versions import Planner
 from gac.models.families import family_of
 from gac.models.shapes import Shapes, shapes_of
@@ -19,6 +20,9 @@ from gac.recipe import Recipe
 from gac.sensitivity.curve_library import CurveLibrary
 from gac.workloads import Workload
 
+_AutoConfig: Any = transformers.AutoConfig
+_AutoModel: Any = transformers.AutoModelForCausalLM
+_POSITIONS = 131_072
 _VOCABULARY = 32_000
 _VOCABULARIES: Mapping[str, int] = MappingProxyType(
     {"smollm2": 49_152, "llama-3-8b": 128_256, "llama-3-70b": 128_256, "qwen3-8b": 151_936, "gemma-3-4b": 262_208}
@@ -64,12 +68,22 @@ def planner_of_shapes(
 def model_of_shapes(
     name: str, *, device: str = "cuda", dtype: torch.dtype = torch.bfloat16, layers: int | None = None
 ) -> PreTrainedModel:
-    """A dense model of these shapes with random weights, made on the device.
+    """A dense model of these shapes, with the random weights that transformers gives it, made on the device.
 
     Raises:
         ModelError: the shapes are unknown.
     """
-    return random_model(_shapes(name, layers), _VOCABULARIES.get(name, _VOCABULARY), device=device, dtype=dtype)
+    sizes = {"vocab_size": _VOCABULARIES.get(name, _VOCABULARY), "max_position_embeddings": _POSITIONS}
+    config = _AutoConfig.for_model(**asdict(_shapes(name, layers)) | sizes, tie_word_embeddings=False)
+    torch.manual_seed(0)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        with torch.device(device):
+            model: PreTrainedModel = _AutoModel.from_config(config).eval()
+    finally:
+        torch.set_default_dtype(before)
+    return model.requires_grad_(False)
 
 
 def _shapes(name: str, layers: int | None) -> Shapes:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from importlib.metadata import version
+from logging.handlers import BufferingHandler
 from numbers import Real
 from pathlib import Path
 from typing import Any
@@ -82,10 +83,13 @@ class Suite:
             for name in whole or one["tasks"]:
                 counts = [results["n-samples"][task] for task in (one["tasks"] if whole else [name])]
                 for metric, value, stderr in _metrics(results["results"][name]):
+                    if not math.isfinite(value):
+                        given = f"{metric} of {name} is {value}"
+                        raise ModelError(given, "a finite score", "Check the weights and the task.")
                     yield TaskScore(
                         name,
                         metric,
-                        _finite(value, f"{metric} of {name}"),
+                        value,
                         stderr,
                         items=sum(count["effective"] for count in counts),
                         total=sum(count["original"] for count in counts),
@@ -107,7 +111,9 @@ def open_suite(tasks: Sequence[str], num_fewshot: int | None = None, limit: int 
         TaskError: the harness is not installed, there is no such task, it is malformed, its data cannot be had, or a
             number is out of range.
     """
-    _check_numbers(num_fewshot, limit)
+    for what, number, least in (("num_fewshot", num_fewshot, 0), ("limit", limit, 1)):
+        if number is not None and number < least:
+            raise TaskError(f"{what} {number}", f"at least {least}", "Give another number, or leave it out.")
     _check_installed()
     from lm_eval.tasks import TaskManager
 
@@ -124,7 +130,10 @@ def open_suite(tasks: Sequence[str], num_fewshot: int | None = None, limit: int 
     for task in dict.fromkeys(tasks):
         with _quiet(True), _reading(f"task {task} cannot be loaded"):
             found = manager.load([read_task_file(Path(task)) if is_task_file(task) else task])
-        _check_new(found["tasks"], asked)
+        for earlier, others in asked.items():
+            for again in found["tasks"].keys() & others["tasks"].keys():
+                given = f"the task {again} a second time, {earlier} has it already"
+                raise TaskError(given, "every task once", "Leave one out.")
         asked[task] = found
     return Suite(asked, num_fewshot, limit)
 
@@ -137,21 +146,6 @@ def _check_installed() -> None:
                 "the extra evaluation",
                 "In GAC's checkout, run pip install '.[evaluation]'.",
             )
-
-
-def _check_numbers(num_fewshot: int | None, limit: int | None) -> None:
-    for what, number, least in (("num_fewshot", num_fewshot, 0), ("limit", limit, 1)):
-        if number is not None and number < least:
-            raise TaskError(f"{what} {number}", f"at least {least}", "Give another number, or leave it out.")
-
-
-def _check_new(tasks: Iterable[str], asked: Mapping[str, Mapping[str, Any]]) -> None:
-    for task in tasks:
-        for earlier, found in asked.items():
-            if task in found["tasks"]:
-                raise TaskError(
-                    f"the task {task} a second time, {earlier} has it already", "every task once", "Leave one out."
-                )
 
 
 @contextlib.contextmanager
@@ -171,21 +165,10 @@ def _reading(what: str) -> Iterator[None]:
         ) from failure
 
 
-class _Heard(logging.Handler):
-    """Keeps what is logged."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.messages: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.messages.append(record.getMessage())
-
-
 @contextlib.contextmanager
 def _quiet(progress: bool) -> Iterator[None]:
     """Take the harness's warnings for GAC's own, and show its progress bars on a terminal only; they know no switch."""
-    theirs, heard = logging.getLogger("lm_eval"), _Heard()
+    theirs, heard = logging.getLogger("lm_eval"), BufferingHandler(sys.maxsize)
     before = theirs.level, theirs.propagate
     theirs.addHandler(heard)
     theirs.setLevel(logging.WARNING)
@@ -198,7 +181,7 @@ def _quiet(progress: bool) -> Iterator[None]:
         theirs.removeHandler(heard)
         theirs.setLevel(before[0])
         theirs.propagate = before[1]
-        for message in dict.fromkeys(heard.messages):
+        for message in dict.fromkeys(record.getMessage() for record in heard.buffer):
             logger.warning("lm-eval: %s", message)
 
 
@@ -208,17 +191,7 @@ def _metrics(found: Mapping[str, Any]) -> list[tuple[str, float, float | None]]:
     for key, value in found.items():
         metric, _, by = key.partition(",")
         if by and isinstance(value, Real) and not metric.endswith("_stderr"):
-            stderr = _number(found.get(f"{metric}_stderr,{by}"))
-            metrics.append((metric if by == "none" else key, float(value), stderr))
+            stderr = found.get(f"{metric}_stderr,{by}")
+            known = isinstance(stderr, Real) and math.isfinite(stderr)  # else N/A, or NaN for one item
+            metrics.append((metric if by == "none" else key, float(value), float(stderr) if known else None))
     return metrics
-
-
-def _number(value: Any) -> float | None:
-    """None for what the harness writes where there is no standard error: ``N/A``, or NaN for one item."""
-    return float(value) if isinstance(value, Real) and math.isfinite(value) else None
-
-
-def _finite(value: float, what: str) -> float:
-    if not math.isfinite(value):
-        raise ModelError(f"{what} is {value}", "a finite score", "Check the weights and the task.")
-    return value

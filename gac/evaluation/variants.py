@@ -1,42 +1,21 @@
-"""Models to time: a plan's forms and dims with random weights, and a model without its GEMMs."""
+"""Models to time, made of a dense one: a plan's forms and dims with random weights, and it without its GEMMs."""
 
 import copy
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any
 
 import torch
-import transformers
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from gac.compression.apply import swap_in
 from gac.compression.modules import empty_module, share_gemms
 from gac.models.linears import linear_at
-from gac.models.shapes import Shapes
 from gac.models.sites import Site
 from gac.plan import WeightChoice
 from gac.runtime.decode import use_decode_kernel
 
 _SCALE = 0.02
-_AutoConfig: Any = transformers.AutoConfig
-_AutoModel: Any = transformers.AutoModelForCausalLM
-_POSITIONS = 131_072
-
-
-def random_model(shapes: Shapes, vocabulary: int, *, device: str, dtype: torch.dtype) -> PreTrainedModel:
-    """A dense causal LM of these shapes, with the random weights that transformers gives it, made where it will be."""
-    sizes = asdict(shapes) | {"vocab_size": vocabulary, "max_position_embeddings": _POSITIONS}
-    config = _AutoConfig.for_model(**sizes, tie_word_embeddings=False)
-    torch.manual_seed(0)
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        with torch.device(device):
-            model: PreTrainedModel = _AutoModel.from_config(config).eval()
-    finally:
-        torch.set_default_dtype(before)
-    return model.requires_grad_(False)
 
 
 def variant(

@@ -1,6 +1,6 @@
 """What a benchmark times: the dense model, a compressor's own dims, what is usually done about them, GAC's plans."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,7 +23,7 @@ from gac.workloads import Workload
 DENSE, FUSED = "dense", "dense, fused"
 UNALIGNED = "unaligned"
 FASTEST = "GAC, parameters and latency"
-IN_TRITON = ", one row in Triton"
+IN_TRITON = ", decode kernel in Triton"
 PADS = (8, 16, 64)
 NEAREST = (8, 32)
 COARSE = 32
@@ -40,7 +40,7 @@ class Version:
         loss: predicted, nats a token more than dense.
         table_ns: what the latency table sums up to, by workload; None where it lacks a shape.
         compiled: whether the layers run through ``torch.compile`` with ``shape_padding``.
-        triton: whether one row runs in Triton.
+        triton: whether one row runs in Triton, in the decode kernel.
     """
 
     name: str
@@ -105,20 +105,21 @@ class Planner:
         plan = self.plan(1.0, forms=(), fuse=fused, decode_kernel=_kernel(triton))
         return version_of((FUSED if fused else DENSE) + (IN_TRITON if triton else ""), plan)
 
-    def padded(self, plan: Plan, name: str, step: int, fused: bool) -> Version:
-        """A plan's dims brought up to multiples of ``step``, as zeros would fill them: the loss stays the plan's."""
-        problem = self._free(plan, fused)
-        dims = {choice.name: _rounded(choice, Rounding("pad", step)) for choice in plan.weights}
-        return _with_dims(plan, name, dims, problem, fused, plan.prediction.loss)
+    def rounded(self, plan: Plan, rounding: Rounding, fused: bool = False) -> Version:
+        """A plan's dims rounded, a full one left as it is, with the loss that they then have.
 
-    def nearest(self, plan: Plan, step: int) -> Version:
-        """A plan's dims rounded to the nearest multiples of ``step``, with the loss that they then have."""
-        problem = self._free(plan, fused=False)
-        dims = {choice.name: _rounded(choice, Rounding("nearest", step)) for choice in plan.weights}
-        return _with_dims(plan, f"nearest {step}", dims, problem, False, _loss(plan, dims, problem.curves))
-
-    def _free(self, plan: Plan, fused: bool) -> Problem:
-        return self.problem_of(plan.budget.asked, forms=plan.recipe.space.forms, align=False, fuse=fused)
+        Where zeros fill them up (``pad``) the loss stays the plan's.
+        """
+        problem = self.problem_of(plan.budget.asked, forms=plan.recipe.space.forms, align=False, fuse=fused)
+        choices = {choice.name: _rounded(choice, rounding) for choice in plan.weights}
+        rows = []
+        for site in problem.sites:
+            ours = [choices[weight.name] for weight in site.weights]
+            rows.append(candidate_at(site, [one.form for one in ours], [one.dim for one in ours], 0.0, problem.timing))
+        table = {str(workload): total(rows, ns_of(workload)) for workload in problem.workloads}
+        loss = plan.prediction.loss if rounding.way == "pad" else _loss(choices.values(), problem.curves)
+        name = f"{rounding.way} {rounding.step}{', fused' if fused else ''}"
+        return Version(name, tuple(choices.values()), fused, loss, table)
 
 
 def version_of(name: str, plan: Plan) -> Version:
@@ -136,9 +137,9 @@ def versions_at(planner: Planner, budget: float) -> list[Version]:
     ranks = {"forms": DEFAULT_FORMS[:1], "align": False}
     own = planner.plan(budget, **ranks)
     found = [version_of(UNALIGNED, own), version_of("uniform", planner.plan(budget, rule="uniform", **ranks))]
-    found += [planner.padded(own, f"pad {step}", step, fused=False) for step in PADS]
-    found.append(planner.padded(own, "pad 64, fused", 64, fused=True))
-    found += [planner.nearest(own, step) for step in NEAREST]
+    found += [planner.rounded(own, Rounding("pad", step)) for step in PADS]
+    found.append(planner.rounded(own, Rounding("pad", 64), fused=True))
+    found += [planner.rounded(own, Rounding("nearest", step)) for step in NEAREST]
     found.append(version_of("GAC, parameters", planner.plan(budget, forms=DEFAULT_FORMS, fuse=True)))
     return found
 
@@ -183,16 +184,6 @@ def compiled_versions(planner: Planner, versions: Sequence[Version]) -> list[Ver
     return [replace(one, name=f"{one.name}, compiled", compiled=True) for one in chosen]
 
 
-def _with_dims(plan: Plan, name: str, dims: Mapping[str, int], problem: Problem, fused: bool, loss: float) -> Version:
-    choices = {choice.name: replace(choice, dim=dims[choice.name]) for choice in plan.weights}
-    rows = []
-    for site in problem.sites:
-        ours = [choices[weight.name] for weight in site.weights]
-        rows.append(candidate_at(site, [one.form for one in ours], [one.dim for one in ours], 0.0, problem.timing))
-    table = {str(workload): total(rows, ns_of(workload)) for workload in problem.workloads}
-    return Version(name, tuple(choices.values()), fused, loss, table)
-
-
 def _kernel(triton: bool) -> str:
     return "triton" if triton else "torch"
 
@@ -201,13 +192,12 @@ def _one_by_one(sites: Sequence[Site]) -> list[Site]:
     return [Site(weight.name, site.layer, weight.name, (weight,)) for site in sites for weight in site.weights]
 
 
-def _rounded(choice: WeightChoice, rounding: Rounding) -> int:
-    """No more than the full dim, which stays as it is."""
+def _rounded(choice: WeightChoice, rounding: Rounding) -> WeightChoice:
     full = form_named(choice.form).full(choice.weight)
-    return full if choice.dim == full else min(rounding.dim(choice.dim), full)
+    return choice if choice.dim == full else replace(choice, dim=min(rounding.dim(choice.dim), full))
 
 
-def _loss(plan: Plan, dims: Mapping[str, int], curves: LossCurves) -> float:
+def _loss(choices: Iterable[WeightChoice], curves: LossCurves) -> float:
     """What these ranks lose; dense weights nothing."""
-    changed = [(one, curves.of(form_named(one.form), one.weight)) for one in plan.weights if one.form != "dense"]
-    return sum(float(curve.loss[dims[one.name]]) for one, curve in changed if curve)
+    changed = [(one, curves.of(form_named(one.form), one.weight)) for one in choices if one.form != "dense"]
+    return sum(float(curve.loss[one.dim]) for one, curve in changed if curve)

@@ -6,8 +6,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from gac.errors import ModelError
-from gac.evaluation.divergence import compare_models, divergence
-from gac.evaluation.perplexity import perplexity
+from gac.evaluation.perplexity import compare_models, divergence, perplexity
 from gac.evaluation.protocol import take_sample
 from gac.evaluation.results import Divergence
 
