@@ -12,6 +12,7 @@ from torch.nn.functional import cross_entropy, kl_div
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
+from gac.arrays import Floats
 from gac.errors import ModelError
 from gac.evaluation.protocol import Sample, dtype_of, take_sample
 from gac.evaluation.results import Divergence, Perplexity
@@ -134,7 +135,8 @@ def _sums(
     """
     for model in models:
         sample.check(model)
-    windows, total = len(sample.cut), np.zeros(())
+    windows = len(sample.cut)
+    total: Floats = np.zeros(())
     with ExitStack() as stack:
         for model in models:
             stack.enter_context(frozen(model))
@@ -145,10 +147,11 @@ def _sums(
         for first in range(0, windows, batch):
             ids = sample.cut.ids[first : first + batch]
             runs = (model(input_ids=ids.to(model.device), use_cache=False) for model in models)
-            found = measure(ids[:, 1:], *(run.logits[:, :-1] for run in runs))
-            total = total + np.array([sum(_finite(one, first)) for one in found])
+            losses = measure(ids[:, 1:], *(run.logits[:, :-1] for run in runs))
+            total = total + np.array([sum(_finite(one, first)) for one in losses])
             bar.update(len(ids))
-    return total.tolist()
+    found: list[float] = total.tolist()
+    return found
 
 
 def _perplexity_of(total: float, sample: Sample, model: PreTrainedModel) -> Perplexity:

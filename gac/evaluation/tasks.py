@@ -191,7 +191,7 @@ def _metrics(found: Mapping[str, Any]) -> list[tuple[str, float, float | None]]:
     for key, value in found.items():
         metric, _, by = key.partition(",")
         if by and isinstance(value, Real) and not metric.endswith("_stderr"):
-            stderr = found.get(f"{metric}_stderr,{by}")
-            known = isinstance(stderr, Real) and math.isfinite(stderr)  # else N/A, or NaN for one item
-            metrics.append((metric if by == "none" else key, float(value), float(stderr) if known else None))
+            error = found.get(f"{metric}_stderr,{by}")  # N/A where there is none, NaN for one item
+            stderr = float(error) if isinstance(error, Real) and math.isfinite(error) else None
+            metrics.append((metric if by == "none" else key, float(value), stderr))
     return metrics
