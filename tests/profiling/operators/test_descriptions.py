@@ -8,10 +8,6 @@ from gac.operations import linear
 from gac.profiling.operators import OPERATORS, Operand, operation
 
 
-def refusal(name: str, dtype: str = "bf16", **axes: int) -> str | None:
-    return OPERATORS.get(name).refusal(axes, dtype)
-
-
 def test_operations_are_those_of_the_forms_whatever_the_order_of_their_axes() -> None:
     assert operation("linear", n=7, m=2, k=3) == linear(2, 3, 7)
     assert operation("low_rank", r=5, n=7, m=2, k=3) == low_rank(2, 3, 5, 7)
@@ -74,30 +70,28 @@ def test_heads_of_different_dims_are_bucketed_and_padded_to_multiples_of_8() -> 
     assert shapes["padded"] == [(4, 2, 3), (4, 24, 3)]
 
 
-def test_fp8_refuses_rows_that_are_not_a_multiple_of_16_bytes() -> None:
-    rule = "torch._scaled_mm takes k and n that are multiples of 16 only (16-byte rows of fp8)"
-    assert refusal("linear", "fp8", m=1, k=107, n=4096) == f"{rule}: k = 107"
-    assert refusal("linear_rowwise", "fp8", m=1, k=24, n=33) == f"{rule}: k = 24, n = 33"
-    assert refusal("linear", "bf16", m=1, k=107, n=4096) is None
+FP8 = "torch._scaled_mm takes k and n that are multiples of 16 only (16-byte rows of fp8)"
+FUSED, GROUPS = "torch._weight_int4pack_mm takes", "k is cut into whole bytes and whole groups only"
+INT4 = {"m": 1, "k": 256, "n": 64, "group": 32}
+SDPA = {"b": 1, "h": 8, "kv": 8, "s": 64, "t": 64, "d": 64}
 
 
-def test_the_fused_int4_kernel_refuses_odd_groups_parts_of_groups_and_parts_of_tiles() -> None:
-    kernel = "torch._weight_int4pack_mm takes"
-    whole = {"m": 1, "k": 256, "n": 64, "group": 32}
-    assert refusal("int4_linear", **whole) is None
-    assert refusal("int4_linear", **whole | {"group": 16}) == f"{kernel} groups of 32, 64, 128 or 256 only: group = 16"
-    assert refusal("int4_linear", **whole | {"k": 240}) == (
-        "k is cut into whole bytes and whole groups only: k = 240, group = 32"
-    )
-    assert refusal("int4_linear", **whole | {"n": 62}) == f"{kernel} n that is a multiple of 8 only (its tile): n = 62"
-
-
-def test_dequantising_takes_any_group_that_divides_k() -> None:
-    whole = {"m": 1, "k": 240, "n": 62, "group": 16}
-    assert refusal("int4_linear_dequantised", **whole) is None
-    assert refusal("int4_linear_dequantised", **whole | {"k": 250}) == (
-        "k is cut into whole bytes and whole groups only: k = 250, group = 16"
-    )
+@pytest.mark.parametrize(
+    ("name", "dtype", "axes", "reason"),
+    [
+        ("linear", "fp8", {"m": 1, "k": 107, "n": 4096}, f"{FP8}: k = 107"),
+        ("linear_rowwise", "fp8", {"m": 1, "k": 24, "n": 33}, f"{FP8}: k = 24, n = 33"),
+        ("linear", "bf16", {"m": 1, "k": 107, "n": 4096}, None),
+        ("int4_linear", "bf16", INT4, None),
+        ("int4_linear", "bf16", INT4 | {"group": 16}, f"{FUSED} groups of 32, 64, 128 or 256 only: group = 16"),
+        ("int4_linear", "bf16", INT4 | {"k": 240}, f"{GROUPS}: k = 240, group = 32"),
+        ("int4_linear", "bf16", INT4 | {"n": 62}, f"{FUSED} n that is a multiple of 8 only (its tile): n = 62"),
+        ("int4_linear_dequantised", "bf16", {"m": 1, "k": 240, "n": 62, "group": 16}, None),
+        ("int4_linear_dequantised", "bf16", INT4 | {"k": 250, "group": 16}, f"{GROUPS}: k = 250, group = 16"),
+    ],
+)
+def test_gemms_are_refused_by_their_own_rules(name, dtype, axes, reason) -> None:
+    assert OPERATORS.get(name).refusal(axes, dtype) == reason
 
 
 @pytest.mark.parametrize(
@@ -105,11 +99,7 @@ def test_dequantising_takes_any_group_that_divides_k() -> None:
     [
         ("sdpa_flash", {"d": 264}, "FlashAttention takes heads up to 256 only: d = 264"),
         ("sdpa_flash_causal", {"t": 96}, "FlashAttention takes the causal mask on s = t only: s = 64, t = 96"),
-        (
-            "sdpa_efficient",
-            {"d": 107},
-            "memory-efficient attention takes heads that are a multiple of 8 only: d = 107",
-        ),
+        ("sdpa_efficient", {"d": 107}, "memory-efficient attention takes heads that are a multiple of 8 only: d = 107"),
         (
             "sdpa_efficient",
             {"kv": 2},
@@ -126,5 +116,4 @@ def test_dequantising_takes_any_group_that_divides_k() -> None:
     ],
 )
 def test_attention_backends_refuse_by_their_own_rules(name, change, reason) -> None:
-    axes = {"b": 1, "h": 8, "kv": 8, "s": 64, "t": 64, "d": 64}
-    assert refusal(name, **axes | change) == reason
+    assert OPERATORS.get(name).refusal(SDPA | change, "bf16") == reason

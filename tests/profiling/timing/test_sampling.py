@@ -31,25 +31,15 @@ def at_clocks(*clocks: int):
     return sampler
 
 
-def test_steady_samples_stop_after_one_batch() -> None:
-    clock = FakeClock(0.001)
+@pytest.mark.parametrize(
+    ("spread", "converged", "fewest", "most"), [(0.001, True, 10, 10), (0.03, True, 11, 59), (0.5, False, 60, 60)]
+)
+def test_samples_are_taken_until_the_median_is_known(spread, converged, fewest, most) -> None:
+    clock = FakeClock(spread)
     timing = sample_until(clock, CLOCKS, rest=pytest.fail)
-    assert timing.converged
-    assert timing.samples == clock.taken == 10
-    assert timing.median_ns == pytest.approx(1000, rel=0.002)
-
-
-def test_noisy_samples_go_on_until_the_median_is_known() -> None:
-    timing = sample_until(FakeClock(0.03), CLOCKS, rest=pytest.fail)
-    assert timing.converged
-    assert 10 < timing.samples < 60
-
-
-def test_hopeless_samples_end_unconverged() -> None:
-    clock = FakeClock(0.5)
-    timing = sample_until(clock, CLOCKS, rest=pytest.fail)
-    assert not timing.converged
-    assert timing.samples == clock.taken == 60
+    assert timing.converged is converged
+    assert fewest <= timing.samples == clock.taken <= most
+    assert timing.median_ns == pytest.approx(1000, rel=2 * spread)
 
 
 def test_the_median_ignores_an_outlier() -> None:
@@ -79,33 +69,22 @@ def test_half_width_is_the_notch_of_a_box_plot() -> None:
     assert half_width([1.0, 2.0, 3.0, 4.0]) == pytest.approx(1.57 * 1.5 / 2)
 
 
-def test_a_batch_at_a_low_clock_is_discarded_and_taken_again_after_a_rest() -> None:
+@pytest.mark.parametrize(
+    ("clocks", "usual", "converged", "discarded"),
+    [
+        ((1500, 1970), 1960, True, 1),
+        ((1500,) * 17, 1960, False, 16),  # it stays low: accepted, and not trusted
+        ((1500,), 1510, True, 0),  # it is always low
+        ((1000,) * 33, 1960, False, 32),  # throttled: never trusted
+        ((1000,) * 33, 1000, False, 32),
+        ((*(1000,) * 17, 1970), 1960, True, 17),  # throttled samples never mix with good ones
+    ],
+)
+def test_a_batch_at_a_low_clock_is_discarded_and_taken_again_after_a_rest(clocks, usual, converged, discarded) -> None:
     rests = []
-    timing = sample_until(at_clocks(1500, 1970), CLOCKS, rest=rests.append)
-    assert timing == Timing(1970.0, 0.0, 10, True, 1970, discarded=1)
-    assert rests == [1]
-
-
-def test_where_the_clock_stays_low_it_is_accepted_after_many_rests_and_not_trusted() -> None:
-    rests = []
-    timing = sample_until(at_clocks(*[1500] * 17), CLOCKS, rest=rests.append)
-    assert timing == Timing(1500.0, 0.0, 10, False, 1500, discarded=16)
-    assert rests == list(range(1, 17))
-
-
-def test_a_throttled_clock_is_never_trusted() -> None:
-    timing = sample_until(at_clocks(*[1000] * 33), CLOCKS, rest=lambda discarded: None)
-    assert (timing.converged, timing.discarded) == (False, 32)
-    assert not sample_until(at_clocks(*[1000] * 33), Clocks(1000.0, 1980), rest=lambda discarded: None).converged
-
-
-def test_a_clock_that_is_always_low_is_the_usual_one() -> None:
-    assert sample_until(at_clocks(1500), Clocks(1510.0, 1980), rest=pytest.fail).converged
-
-
-def test_throttled_samples_never_mix_with_good_ones() -> None:
-    timing = sample_until(at_clocks(*[1000] * 17, 1970), CLOCKS, rest=lambda discarded: None)
-    assert (timing.median_ns, timing.discarded) == (1970.0, 17)
+    timing = sample_until(at_clocks(*clocks), Clocks(usual, 1980), rest=rests.append)
+    assert timing == Timing(clocks[-1], 0.0, 10, converged, clocks[-1], discarded)
+    assert rests == list(range(1, discarded + 1))
 
 
 def test_a_batch_that_was_queued_too_late_is_taken_again_at_once() -> None:
@@ -137,6 +116,6 @@ def test_a_hot_replay_stays_on_one_set_of_buffers() -> None:
     assert plan_launches(2_000, 40_000_000, L2, "hot") == (1500, 1, False, 10)
 
 
-def test_long_launches_are_taken_in_small_batches() -> None:
-    assert plan_launches(30e6, 400_000_000, L2, "cold").batch == 6
-    assert plan_launches(2e9, 400_000_000, L2, "cold").batch == 3
+@pytest.mark.parametrize(("launch_ns", "batch"), [(30e6, 6), (2e9, 3)])
+def test_long_launches_are_taken_in_small_batches(launch_ns, batch) -> None:
+    assert plan_launches(launch_ns, 400_000_000, L2, "cold").batch == batch

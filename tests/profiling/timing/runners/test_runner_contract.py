@@ -1,7 +1,7 @@
 """What every runner must keep to."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -10,25 +10,7 @@ from torch import Tensor
 from gac.profiling.operators import OPERATORS
 from gac.profiling.timing.operands import Pools
 from gac.profiling.timing.runners import WORST_ERROR, Runner, relative_error, runner_of
-
-ATTENTION = {"b": 2, "h": 6, "kv": 3, "s": 70, "t": 70, "d": 24}
-HEADS = {"m": 70, "k": 33, "heads": 4, "low": 67, "high": 90}
-INT4 = {"m": 70, "k": 96, "n": 72, "group": 32}
-
-EXAMPLES: Mapping[str, Mapping[str, int]] = {
-    "linear": {"m": 70, "k": 96, "n": 144},
-    "linear_rowwise": {"m": 70, "k": 96, "n": 144},
-    "low_rank": {"m": 70, "k": 96, "r": 23, "n": 130},
-    "low_rank_shared": {"m": 70, "k": 96, "r": 23, "n": 130, "pairs": 3},
-    "batched_gemm": {"b": 5, "m": 70, "k": 33, "n": 67},
-    "batched_gemm_separate": HEADS,
-    "batched_gemm_bucketed": HEADS,
-    "batched_gemm_padded": HEADS,
-    "int4_linear": INT4,
-    "int4_linear_dequantised": INT4,
-    **{name: ATTENTION for name in OPERATORS.names if name.startswith("sdpa")},
-    "copy": {"n": 300},
-}
+from tests.profiling.examples import EXAMPLES
 
 RUNNERS = {name: runner_of(name) for name in OPERATORS.names}
 

@@ -1,0 +1,23 @@
+"""A shape of every operator: large enough that a result has edges, and its last tile is cut."""
+
+from collections.abc import Mapping
+
+from gac.profiling.operators import OPERATORS
+
+_LINEAR = {"m": 70, "k": 96, "n": 144}
+_ATTENTION = {"b": 2, "h": 6, "kv": 3, "s": 70, "t": 70, "d": 24}
+_HEADS = {"m": 70, "k": 33, "heads": 4, "low": 67, "high": 90}
+_INT4 = {"m": 70, "k": 96, "n": 72, "group": 32}
+
+EXAMPLES: Mapping[str, Mapping[str, int]] = {
+    **dict.fromkeys(("linear", "linear_rowwise"), _LINEAR),
+    "linear_triton": {"m": 1, "k": 3, "n": 7},
+    "low_rank": {"m": 70, "k": 96, "r": 23, "n": 130},
+    "low_rank_triton": {"m": 1, "k": 3, "r": 5, "n": 7},
+    "low_rank_shared": {"m": 70, "k": 96, "r": 23, "n": 130, "pairs": 3},
+    "batched_gemm": {"b": 5, "m": 70, "k": 33, "n": 67},
+    **dict.fromkeys(("batched_gemm_separate", "batched_gemm_bucketed", "batched_gemm_padded"), _HEADS),
+    **dict.fromkeys(("int4_linear", "int4_linear_dequantised"), _INT4),
+    **{name: _ATTENTION for name in OPERATORS.names if name.startswith("sdpa")},
+    "copy": {"n": 300},
+}
