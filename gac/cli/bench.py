@@ -67,7 +67,7 @@ def _of_shapes(
     from gac.evaluation.latency import GraphTimer
     from gac.evaluation.shapes import model_of_shapes, planner_of_shapes
     from gac.evaluation.versions import UNALIGNED, compiled_versions, fastest_versions, versions_at
-    from gac.reporting.latency_tables import latency_table
+    from gac.reporting.evaluation import latency_table
     from gac.sensitivity.curve_library import CurveLibrary
 
     library = CurveLibrary.load()
@@ -92,7 +92,7 @@ def _of_shapes(
 
 def _of_models(names: Sequence[str], workloads: "tuple[Workload, ...]", compiled: bool) -> Answer:
     from gac.evaluation.latency import Entry, GraphTimer, time_in_turns
-    from gac.reporting.latency_tables import timed_table
+    from gac.reporting.evaluation import timed_table
 
     opened = {name: _open(name) for name in dict.fromkeys(names)}
     timer = GraphTimer()

@@ -15,7 +15,7 @@ from gac.errors import ProfileError
 if TYPE_CHECKING:
     from gac.lab.mechanisms import Explanation, Finding, Run
     from gac.profiling.table import Profile, Sweep
-    from gac.reporting.gpu_tables import Told
+    from gac.reporting.gpu_tables import ExplainedSweep
 
 Dims = tuple[int, int] | None
 
@@ -46,30 +46,30 @@ def cliffs(
 
     measured = gac.Profile.load(name)
     gpu = measured.header.gpu
-    found = [_told(measured, sweep) for sweep in _matching(measured, operator, axis, shape, dims)]
+    found = [_with_causes(measured, sweep) for sweep in _matching(measured, operator, axis, shape, dims)]
     if plot is not None:
-        from gac.reporting.page import save_figure
-        from gac.reporting.plots import atlas, figure_of_sweeps
+        from gac.reporting.figures.sweeps import atlas, figure_of_sweeps
+        from gac.reporting.page import save
 
-        pairs = [(told.sweep, told.cliffs) for told in found]
+        pairs = [(one.sweep, one.cliffs) for one in found]
         chosen = operator or axis or shape or dims
-        save_figure(figure_of_sweeps(pairs, gpu, dims) if chosen else atlas(measured), plot)
+        save(figure_of_sweeps(pairs, gpu, dims) if chosen else atlas(measured), plot)
         note(f"drawn in {plot}")
-    sweeps = [_sweep_document(told, dims) for told in found]
+    sweeps = [_sweep_document(one, dims) for one in found]
     document = {"profile": measured.path.stem, "gpu": gpu, "digest": measured.digest, "sweeps": sweeps}
     if dims is not None:
-        return Answer(document, lambda: [points_table(told, *dims) for told in found])
+        return Answer(document, lambda: [points_table(one, *dims) for one in found])
     return Answer(document, lambda: [cliffs_table(gpu, found), alignment_table(found)])
 
 
-def _told(measured: "Profile", sweep: "Sweep") -> "Told":
+def _with_causes(measured: "Profile", sweep: "Sweep") -> "ExplainedSweep":
     from gac.lab.mechanisms import causes_of, edge_causes
     from gac.profiling.cliffs import find_cliffs
-    from gac.reporting.gpu_tables import Told
+    from gac.reporting.gpu_tables import ExplainedSweep
 
     found = find_cliffs(sweep)
     header = measured.header
-    return Told(sweep, found, causes_of(sweep, found, header), edge_causes(sweep, found, header))
+    return ExplainedSweep(sweep, found, causes_of(sweep, found, header), edge_causes(sweep, found, header))
 
 
 def _matching(
@@ -103,9 +103,9 @@ def _has(sweep: "Sweep", shape: dict[str, int], dims: Dims) -> bool:
     return inside and shape.items() <= dict(sweep.fixed).items()
 
 
-def _sweep_document(told: "Told", dims: Dims) -> dict[str, Any]:
-    sweep, found = told.sweep, told.cliffs
-    causes, edges = ([cause and vars(cause) for cause in row] for row in (told.causes, told.edges))
+def _sweep_document(one: "ExplainedSweep", dims: Dims) -> dict[str, Any]:
+    sweep, found = one.sweep, one.cliffs
+    causes, edges = ([cause and vars(cause) for cause in row] for row in (one.causes, one.edges))
     document: dict[str, Any] = {
         "operator": sweep.operator,
         "dtype": sweep.dtype,

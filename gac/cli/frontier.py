@@ -46,7 +46,7 @@ def frontier(
     again, without a model.
     """
     from gac.reporting.frontier import figure_of_frontier, frontier_table
-    from gac.reporting.page import save_figure
+    from gac.reporting.page import save
 
     if source.endswith(".json") or Path(source).is_file():  # models are directories or names
         measuring = {parameter.name for parameter in click.get_current_context().command.params}
@@ -58,7 +58,7 @@ def frontier(
         found.save(output)
         note(f"saved as {output}")
     if plot is not None:
-        save_figure(figure_of_frontier(found), plot)
+        save(figure_of_frontier(found), plot)
         note(f"drawn in {plot}")
     return Answer({"path": path} | _document(found), lambda: [frontier_table(found)])
 

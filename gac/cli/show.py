@@ -30,14 +30,13 @@ def graph(model: str, forms: Sequence[str]) -> Answer:
     from gac.forms.planned_sites import check_forms_fit
     from gac.models.families import family_of, text_config
     from gac.models.shapes import shapes_of
-    from gac.reporting.dims_moved import choices
-    from gac.reporting.graph import graph_table
+    from gac.reporting.dims_moved import choices, choices_table
 
     config = text_config(shapes_of(known_or_config(model)))
     sites = family_of(config).sites(config)
     check_forms_fit(sites, forms, config.model_type)
     found = choices(sites, forms or FORMS.names)
-    return Answer({"model": model, "choices": [asdict(one) for one in found]}, lambda: [graph_table(found)])
+    return Answer({"model": model, "choices": [asdict(one) for one in found]}, lambda: [choices_table(found)])
 
 
 @click.command(cls=Verb)

@@ -1,15 +1,21 @@
 """Which dims of which operators a choice moves: what one integer of a plan does to the GEMMs and to attention."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from itertools import groupby
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from rich.console import Group
 
 from gac.forms import Form, Shorter, form_named
 from gac.forms.planned_sites import as_planned
-from gac.models.sites import Site, short_names
+from gac.models.sites import Site
 from gac.models.weights import Weight
+from gac.reporting.layout import legend, new_table
+from gac.reporting.tables import short_names_of
 
-_FACTORS = ("first", "second")
+_LEGEND = (
+    "a GEMM is x[M, K] @ W[N, K].T; M, the number of tokens, moves with every token that is kept or batched\n"
+    "d is a multiple of 8 where dims are aligned, and every dim what the profile shows to be sound"
+)
 
 
 @dataclass(frozen=True)
@@ -61,69 +67,64 @@ def choices(sites: Sequence[Site], forms: Sequence[str]) -> tuple[Choice, ...]:
     Raises:
         PlanError: a form is unknown.
     """
-    planned = _shortly_named(as_planned(sites, forms, fused=False))
-    found: list[Choice] = []
     alike: dict[tuple[object, ...], list[Site]] = {}
-    for site in planned:
-        alike.setdefault((site.kind, *map(_shape, site.weights)), []).append(site)
-    for members in alike.values():
-        for name in dict.fromkeys(forms):
-            found += _choices(members[0], len(members), form_named(name))
+    for site in as_planned(sites, forms, fused=False):
+        shapes = ((one.out_features, one.in_features, one.heads) for one in site.weights)
+        alike.setdefault((site.kind, *shapes), []).append(site)
+    called = short_names_of(sites)
+    found = []
+    for site, layers in ((members[0], len(members)) for members in alike.values()):
+        for form in map(form_named, dict.fromkeys(forms)):
+            for weights in _taken(site, form):
+                kind = site.kind if len(weights) > 1 else called[weights[0].name]
+                largest = min(form.largest_useful(weight) for weight in weights)
+                moved = tuple(one for weight in weights for one in _moved(form, weight, called[weight.name]))
+                found.append(Choice(kind, layers, form.name, largest, form.step, moved))
     return tuple(found)
 
 
-def _shortly_named(sites: Sequence[Site]) -> list[Site]:
-    """The sites layer by layer, whose weights have their short names."""
-    found = []
-    for _, layer in groupby(sorted(sites, key=lambda site: site.layer), key=lambda site: site.layer):
-        members = list(layer)
-        called = short_names([weight.name for site in members for weight in site.weights])
-        for site in members:
-            weights = tuple(replace(weight, name=called[weight.name]) for weight in site.weights)
-            found.append(replace(site, weights=weights))
-    return found
-
-
-def _shape(weight: Weight) -> tuple[int, int, int]:
-    return weight.out_features, weight.in_features, weight.heads
-
-
-def _choices(site: Site, layers: int, form: Form) -> list[Choice]:
-    """One choice for all weights that the form takes together, or one for each weight that it takes by itself."""
-    taken = [site.weights[at] for at in site.taken_by(form)]
-    if taken:
-        return [_choice(site.kind, layers, form, taken)]
-    if isinstance(form, Shorter) or form.axis(site.weights[0]) is None:
+def _taken(site: Site, form: Form) -> list[list[Weight]]:
+    """The weights that one dim is chosen for: all that the form takes together, or each that it takes by itself."""
+    if taken := site.taken_by(form):
+        return [[site.weights[at] for at in taken]]
+    if isinstance(form, Shorter):
         return []
-    return [_choice(weight.name, layers, form, [weight]) for weight in site.weights if form.takes(weight)]
+    return [[weight] for weight in site.weights if form.axis(weight) is not None and form.takes(weight)]
 
 
-def _choice(kind: str, layers: int, form: Form, weights: Sequence[Weight]) -> Choice:
-    moved = [one for weight in weights for one in (*_of_gemms(form, weight), *_of_attention(form, weight))]
-    largest = min(form.largest_useful(weight) for weight in weights)
-    return Choice(kind, layers, form.name, largest, form.step, tuple(moved))
-
-
-def _of_gemms(form: Form, weight: Weight) -> list[Moved]:
-    """The axes that differ between one dim and the next."""
-    found = []
-    pairs = list(zip(form.gemms(weight, 1, 1), form.gemms(weight, 2, 1), strict=True))
-    for factor, (at_one, at_two) in zip(_FACTORS, pairs, strict=False):
-        name = weight.name if len(pairs) == 1 else f"{weight.name}.{factor}"
+def _moved(form: Form, weight: Weight, name: str) -> Iterator[Moved]:
+    """The axes that differ between one dim and the next; what shorter value vectors change besides the GEMMs."""
+    gemms = form.gemms(weight, 1, 1), form.gemms(weight, 2, 1)
+    names = [name] if len(gemms[0]) == 1 else [f"{name}.first", f"{name}.second"]
+    for called, at_one, at_two in zip(names, *gemms, strict=True):
         one, two = at_one.axes, at_two.axes
         fixed = {axis: size for axis, size in one.items() if axis != "m" and two[axis] == size}
-        found += [
-            Moved(name, at_one.operator, axis, two[axis] - one[axis], fixed) for axis in one if two[axis] != one[axis]
-        ]
-    return found
+        for axis in (axis for axis in one if two[axis] != one[axis]):
+            yield Moved(called, at_one.operator, axis, two[axis] - one[axis], fixed)
+    if per_dim := form.cached(weight, 2) - form.cached(weight, 1):
+        if form.shortens(weight):
+            yield Moved("attention", "sdpa", "values", per_dim // weight.heads, {"kv": weight.heads})
+        yield Moved("cache", None, None, per_dim, {})
 
 
-def _of_attention(form: Form, weight: Weight) -> list[Moved]:
-    """What shorter value vectors change besides the GEMMs."""
-    per_dim = form.cached(weight, 2) - form.cached(weight, 1)
-    if not per_dim:
-        return []
-    cache = Moved("cache", None, None, per_dim, {})
-    if not form.shortens(weight):
-        return [cache]
-    return [Moved("attention", "sdpa", "values", per_dim // weight.heads, {"kv": weight.heads}), cache]
+# --- the table ------------------------------------------------------------------------------------------------------
+
+
+def choices_table(choices: Sequence[Choice]) -> Group:
+    """One row a choice: its site, form and dims, and every axis that it moves."""
+    table = new_table([("site", "<"), ("layers", ">"), ("form", "<"), ("dim", "<"), ("moves", "<")])
+    for one in choices:
+        symbol = form_named(one.form).symbol
+        moves = "\n".join(_words(moved, symbol) for moved in one.moved)
+        table.add_row(one.kind, str(one.layers), one.form, f"{symbol} 1 to {one.largest:,}", moves)
+    return Group(table, legend(_LEGEND))
+
+
+def _words(moved: Moved, symbol: str) -> str:
+    size = symbol if moved.per_dim == 1 else f"{moved.per_dim} {symbol}"
+    if moved.axis is None:
+        return f"KV cache: {size} values a token"
+    fixed = ", ".join(f"{axis.upper()} = {length:,}" for axis, length in moved.fixed.items())
+    if moved.operator == "sdpa":
+        return f"attention: value vectors of {size}"
+    return f"{moved.weight}: {moved.axis.upper()} = {size} ({fixed})"

@@ -1,29 +1,51 @@
-"""Evaluated models side by side as rich tables, at most 100 columns wide; nothing is printed here."""
+"""Evaluated and timed models side by side as rich tables, at most 100 columns wide; nothing is printed here."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
+from itertools import groupby
 from math import exp
+from typing import TYPE_CHECKING
 
 from rich.console import Group
+from rich.table import Table
 
-from gac.evaluation.results import Evaluated, Evaluation, Perplexity, TaskScore
+from gac.evaluation.results import Evaluated, Evaluation, TaskScore
 from gac.reporting.layout import legend, new_table
+
+if TYPE_CHECKING:
+    from gac.evaluation.bench import Result
+    from gac.evaluation.latency import Timed
+
+BENCHED = ("kept", "loss", "ms", "IQR", "over dense", "predicted", "tokens/s", "GB")
+
+_COLUMNS = ("parameters", "dtype", "perplexity", "ratio", "ln ratio", "KL", "top-1")
+_BENCH = (
+    "ms: median of a run; IQR in % of it; over dense: speed over the dense model with fused weights, timed in the same "
+    "rounds;\npredicted: from the latency table, in % beside what was measured; loss: nats a token"
+)
+
+
+# --- perplexity and tasks -------------------------------------------------------------------------------------------
 
 
 def perplexity_table(result: Evaluation) -> Group:
     """One row a model: perplexity, what is lost, what its plan predicted, and how it diverges from the dense one."""
+    everyone = _everyone(result)
     rows = []
-    for model in _everyone(result):
+    for model in everyone:
         rows.append({"": model.name, **_figures(result, model)})
         if perplexity := result.predicted_perplexity(model):
             rows.append({"": "  predicted by its plan", **_change(perplexity, model.predicted)})
     shown = ["", *(column for column in _COLUMNS if any(column in row for row in rows))]
     columns = ((column, ">" if column else "<") for column in shown)
     table = new_table(columns, [[row.get(column, "") for column in shown] for row in rows])
-    notes = _reading(result, [model.perplexity for model in _everyone(result) if model.perplexity is not None])
+    measured = [model.perplexity for model in everyone if model.perplexity is not None]
+    notes = [f"{one.protocol}\n{one.tokens:,} tokens predicted" for one in measured[:1]]
+    if result.against is not None and any(model.divergence for model in result.models):
+        notes.append(
+            f"KL: of the model from {result.against.name}, mean nats a token; top-1: tokens where both agree on the "
+            "likeliest"
+        )
     return Group(table, legend("\n".join(notes))) if notes else Group(table)
-
-
-_COLUMNS = ("parameters", "dtype", "perplexity", "ratio", "ln ratio", "KL", "top-1")
 
 
 def _everyone(result: Evaluation) -> list[Evaluated]:
@@ -34,27 +56,17 @@ def _everyone(result: Evaluation) -> list[Evaluated]:
 def _figures(result: Evaluation, model: Evaluated) -> dict[str, str]:
     row = {"parameters": f"{model.parameters:,}", "dtype": model.dtype}
     if model.perplexity is not None:
-        row |= _change(model.perplexity.value, result.log_ratio(model), same=model is result.against)
+        row |= _change(model.perplexity.value, result.log_ratio(model))
+        if model is result.against:
+            row |= {"ratio": "1", "ln ratio": "0"}
     if model.divergence is not None:
         row |= {"KL": f"{model.divergence.kl:.4f}", "top-1": f"{model.divergence.top1:.1%}"}
     return row
 
 
-def _change(perplexity: float, log_ratio: float | None, same: bool = False) -> dict[str, str]:
-    row = {"perplexity": f"{perplexity:.3f}"}
-    if same:
-        return row | {"ratio": "1", "ln ratio": "0"}
-    return row if log_ratio is None else row | {"ratio": f"{exp(log_ratio):.4f}", "ln ratio": f"{log_ratio:.4f}"}
-
-
-def _reading(result: Evaluation, measured: list[Perplexity]) -> list[str]:
-    notes = [f"{measured[0].protocol}\n{measured[0].tokens:,} tokens predicted"] if measured else []
-    if result.against is not None and any(model.divergence for model in result.models):
-        notes.append(
-            f"KL: of the model from {result.against.name}, mean nats a token; top-1: tokens where both agree on the "
-            "likeliest"
-        )
-    return notes
+def _change(perplexity: float, log_ratio: float | None) -> dict[str, str]:
+    ratio = {} if log_ratio is None else {"ratio": f"{exp(log_ratio):.4f}", "ln ratio": f"{log_ratio:.4f}"}
+    return {"perplexity": f"{perplexity:.3f}", **ratio}
 
 
 def task_table(result: Evaluation) -> Group:
@@ -66,20 +78,66 @@ def task_table(result: Evaluation) -> Group:
         (*key, "" if first.num_fewshot is None else str(first.num_fewshot), *(_score(of[key]) for of in scores))
         for key, first in scores[0].items()
     ]
-    return Group(new_table(columns, rows), legend(_items(scores[0].values())))
+    sizes = {one.task: f"{_count(one)} of {one.task} {one.version}".rstrip() for one in everyone[0].scores}
+    words = f"{', '.join(sizes.values())}; by {everyone[0].scores[0].harness}; ±: standard error"
+    return Group(new_table(columns, rows), legend(words))
 
 
 def _score(score: TaskScore) -> str:
     return f"{score.value:.4f}" if score.stderr is None else f"{score.value:.4f} ± {score.stderr:.4f}"
 
 
-def _items(scores: Iterable[TaskScore]) -> str:
-    """How many items of each task, and by what they were scored."""
-    sizes = {score.task: f"{_count(score)} of {score.task} {score.version}".rstrip() for score in scores}
-    harness = next(iter(scores)).harness
-    return f"{', '.join(sizes.values())}; by {harness}; ±: standard error"
-
-
 def _count(score: TaskScore) -> str:
     items = f"{score.items:,}"
     return f"{items} items" if score.items == score.total else f"the first {items} of {score.total:,} items"
+
+
+# --- latency --------------------------------------------------------------------------------------------------------
+
+
+def latency_table(results: "Sequence[Result]", total: int) -> Group:
+    """One table a workload.
+
+    Args:
+        total: parameters of the dense targeted weights.
+    """
+    groups = groupby(results, key=lambda one: one.timed.workload)
+    tables = [_of_workload(name, BENCHED, [benched(one, total) for one in group]) for name, group in groups]
+    return Group(*tables, legend(_BENCH))
+
+
+def timed_table(results: "Sequence[Timed]") -> Group:
+    """One table a workload; speeds are over the first model of each."""
+    tables = []
+    for workload, group in groupby(results, key=lambda one: one.workload):
+        first, *others = group
+        speeds = [(one, f"{first.latency.median_ns / one.latency.median_ns:.3f}x") for one in (first, *others)]
+        rows = [(one.name, *_spread(one), speed, *_rate(one)) for one, speed in speeds]
+        tables.append(_of_workload(workload, ("ms", "IQR", "speed", "tokens/s", "GB"), rows))
+    return Group(*tables, legend("ms: median of a run; IQR in % of it; speed: over the first model's"))
+
+
+def _of_workload(workload: str, figures: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    return new_table([(workload, "<"), *((figure, ">") for figure in figures)], rows)
+
+
+def benched(one: "Result", total: int) -> tuple[str, ...]:
+    """The name of a version, and its figures in the order of ``BENCHED``."""
+    return (
+        one.timed.name,
+        f"{one.params / total:.4f}",
+        f"{one.loss:.4f}",
+        *_spread(one.timed),
+        f"{one.speedup:.3f}x",
+        "" if one.error is None else f"{one.error:+.1%}",
+        *_rate(one.timed),
+    )
+
+
+def _spread(timed: "Timed") -> tuple[str, str]:
+    spread = timed.latency
+    return f"{spread.median_ns / 1e6:.3f}", f"{spread.iqr_ns / spread.median_ns:.1%}"
+
+
+def _rate(timed: "Timed") -> tuple[str, str]:
+    return f"{timed.tokens_per_second:,.0f}", f"{timed.memory_bytes / 1e9:.2f}"

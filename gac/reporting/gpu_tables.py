@@ -25,7 +25,6 @@ of the larger, coarser dim that padding would make of them
 _POINTS = """\
 us: median; +-: half the spread of samples and passes; slower than: the larger dim that rescues it
 cause: what the recorded kernels tell (?: they do not)"""
-_UNTOLD = "the record does not tell"
 
 
 class Cause(Protocol):
@@ -36,7 +35,7 @@ class Cause(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class Told:
+class ExplainedSweep:
     """One sweep, its cliffs, and the cause of each collapsed dim and of each edge where the record tells it."""
 
     sweep: Sweep
@@ -47,74 +46,64 @@ class Told:
 
 def profiles_table(entries: Sequence[Mapping[str, Any]]) -> Table:
     """The profiles that there are: ``name``, ``where``, and either what is in it or its ``problem``."""
-    left, right = ["name", "", "GPU", "date", "digest"], ["shapes", "operators"]
-    names = [*left[:3], *right, *left[3:]]
-    table = new_table((name, ">" if name in right else "<") for name in names)
+    right = ["shapes", "operators"]
+    table = new_table((name, ">" if name in right else "<") for name in ("name", "", "GPU", *right, "date", "digest"))
     for entry in entries:
-        name, where = entry["name"], entry["where"]
+        cells = [entry["name"], entry["where"]]
         if "problem" in entry:
-            table.add_row(name, where, entry["problem"])
-            continue
-        counts = f"{entry['shapes']:,}", str(len(entry["operators"]))
-        table.add_row(name, where, entry["gpu"], *counts, entry["date"], entry["digest"][:12])
+            table.add_row(*cells, entry["problem"])
+        else:
+            cells += [entry["gpu"], f"{entry['shapes']:,}", str(len(entry["operators"]))]
+            table.add_row(*cells, entry["date"], entry["digest"][:12])
     return table
 
 
-def cliffs_table(gpu: str, found: Sequence[Told]) -> Group:
+def cliffs_table(gpu: str, found: Sequence[ExplainedSweep]) -> Group:
     """One row a sweep: how many dims collapse, the worst of them and what rescues it; then the causes of all."""
     columns = [("sweep", "<"), ("dims", ">"), ("collapsed", ">"), ("worst", ">"), ("period", ">"), ("steps", ">")]
-    rows = [_summary(told.sweep, told.cliffs) for told in found]
-    return Group(Text(gpu, style="bold"), new_table(columns, rows), legend(_CLIFFS), Text(_causes(found)))
+    table = new_table(columns)
+    for one in found:
+        cliffs, worst = one.cliffs, "none"
+        if collapsed := len(cliffs.collapsed):
+            at = int(cliffs.slowdown.argmax())
+            worst = f"{cliffs.collapsed[at]} -> {cliffs.rescue[at]}, {cliffs.slowdown[at]:.2f}x"
+        counts = f"{len(one.sweep):,}", f"{collapsed:,}", worst, str(cliffs.period), f"{len(cliffs.sweet_spots):,}"
+        table.add_row(one.sweep.label, *counts)
+    return Group(Text(gpu, style="bold"), table, legend(_CLIFFS), Text(_causes(found)))
 
 
-def _summary(sweep: Sweep, cliffs: Cliffs) -> tuple[str, ...]:
-    worst = "none"
-    if len(cliffs.collapsed):
-        at = int(cliffs.slowdown.argmax())
-        worst = f"{cliffs.collapsed[at]} -> {cliffs.rescue[at]}, {cliffs.slowdown[at]:.2f}x"
-    counts = f"{len(sweep):,}", f"{len(cliffs.collapsed):,}", worst, str(cliffs.period), f"{len(cliffs.sweet_spots):,}"
-    return sweep.label, *counts
-
-
-def _causes(found: Sequence[Told]) -> str:
-    kinds = Counter(_UNTOLD if cause is None else cause.kind for told in found for cause in told.causes)
-    total = kinds.total()
-    if not total:
+def _causes(found: Sequence[ExplainedSweep]) -> str:
+    causes = [cause for one in found for cause in one.causes]
+    if not causes:
         return "no dim is collapsed"
-    shares = ", ".join(f"{kind} {count / total:.1%}" for kind, count in kinds.most_common())
-    return f"causes of the {total:,} collapsed dims: {shares}"
+    kinds = Counter("the record does not tell" if cause is None else cause.kind for cause in causes)
+    shares = ", ".join(f"{kind} {count / len(causes):.1%}" for kind, count in kinds.most_common())
+    return f"causes of the {len(causes):,} collapsed dims: {shares}"
 
 
-def alignment_table(found: Sequence[Told]) -> Group:
+def alignment_table(found: Sequence[ExplainedSweep]) -> Group:
     """The evidence for each sweep's period: how every alignment class keeps up."""
     columns = [("sweep", "<"), ("period", ">"), *(("odd" if step == 1 else str(step), ">") for step in CLASSES)]
     table = new_table(columns)
-    for told in found:
-        ratios = {one.step: f"{one.slowdown:.2f}{' ' if one.keeps_up else '*'}" for one in told.cliffs.classes}
-        table.add_row(told.sweep.label, str(told.cliffs.period), *(ratios.get(step, "- ") for step in CLASSES))
+    for one in found:
+        ratios = {of.step: f"{of.slowdown:.2f}{' ' if of.keeps_up else '*'}" for of in one.cliffs.classes}
+        table.add_row(one.sweep.label, str(one.cliffs.period), *(ratios.get(step, "- ") for step in CLASSES))
     return Group(table, legend(_ALIGNMENT))
 
 
-def points_table(told: Told, first: int, last: int) -> Group:
+def points_table(one: ExplainedSweep, first: int, last: int) -> Group:
     """Every measured dim from ``first`` to ``last``: its latency, and what would rescue it where it is collapsed."""
-    sweep = told.sweep
+    sweep, cliffs = one.sweep, one.cliffs
     columns = [(sweep.axis, ">"), ("us", ">"), ("+-", ">"), ("slower", ">"), ("than", ">"), ("cause", "<")]
     table = new_table([*columns, ("kernels", "<")])
-    collapsed = _collapsed_cells(told)
+    rows = zip(cliffs.collapsed.tolist(), cliffs.slowdown.tolist(), cliffs.rescue.tolist(), one.causes, strict=True)
+    collapsed = {dim: (f"{slow:.2f}x", str(rescue), cause.kind if cause else "?") for dim, slow, rescue, cause in rows}
     points = zip(sweep.dims.tolist(), sweep.ns.tolist(), sweep.iqr.tolist(), sweep.kernels, strict=True)
     for dim, ns, iqr, kernels in points:
         if first <= dim <= last:
             shown = "\n".join(dict.fromkeys(map(_short, kernels)))
             table.add_row(str(dim), f"{ns / 1e3:.1f}", f"{iqr / 2e3:.1f}", *collapsed.get(dim, ("", "", "")), shown)
     return Group(Text(sweep.label, style="bold"), table, legend(_POINTS))
-
-
-def _collapsed_cells(told: Told) -> dict[int, tuple[str, str, str]]:
-    cliffs = told.cliffs
-    rows = zip(cliffs.collapsed.tolist(), cliffs.slowdown.tolist(), cliffs.rescue.tolist(), told.causes, strict=True)
-    return {
-        dim: (f"{slow:.2f}x", str(rescue), "?" if cause is None else cause.kind) for dim, slow, rescue, cause in rows
-    }
 
 
 def _short(kernel: str) -> str:

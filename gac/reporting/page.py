@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-ENDINGS = (".png", ".pdf", ".svg")
+_ENDINGS = (".png", ".pdf", ".svg")
 
 _SCREEN = 110
 """Dots an inch in a notebook, where the smallest words are to be read."""
@@ -55,7 +55,7 @@ def page(panels: int, title: str) -> Iterator[tuple["Figure", Sequence["Axes"]]]
             ax.set_axis_off()
         yield figure, axes[:panels]
         for ax in axes[:panels]:
-            literal(ax)
+            _take_literally(ax)
 
 
 @contextmanager
@@ -71,32 +71,24 @@ def panel(ax: "Axes | None", size: tuple[float, float]) -> Iterator["Axes"]:
         GacError: matplotlib is missing.
     """
     require_matplotlib()
-    from matplotlib import rc_context
+    from matplotlib import pyplot, rc_context
 
     # Outside the style's context: with the first figure a notebook sets parameters that are to stay.
-    figure = _new_figure(size) if ax is None else None
+    figure = pyplot.figure(figsize=size, dpi=_SCREEN, layout="constrained") if ax is None else None
     with rc_context(_STYLE):
-        if ax is None:
-            assert figure is not None
-            ax = figure.subplots()
-        yield ax
-        literal(ax)
+        drawn = ax if figure is None else figure.subplots()
+        assert drawn is not None
+        yield drawn
+        _take_literally(drawn)
 
 
-def _new_figure(size: tuple[float, float]) -> "Figure":
-    from matplotlib import pyplot
-
-    return pyplot.figure(figsize=size, dpi=_SCREEN, layout="constrained")
-
-
-def literal(ax: "Axes") -> None:
+def _take_literally(ax: "Axes") -> None:
     """No formulas in titles, labels, legends and words beside the data."""
     from matplotlib.text import Text
 
     legend = ax.get_legend()
-    for text in (*(child for child in ax.get_children() if isinstance(child, Text)), ax.xaxis.label, ax.yaxis.label):
-        text.set_parse_math(False)
-    for text in legend.get_texts() if legend else ():
+    words = [child for child in ax.get_children() if isinstance(child, Text)]
+    for text in (*words, ax.xaxis.label, ax.yaxis.label, *(legend.get_texts() if legend else ())):
         text.set_parse_math(False)
 
 
@@ -122,23 +114,24 @@ def check_figure(path: Path) -> None:
         GacError: matplotlib is missing, or the file's ending is not .png, .pdf or .svg.
     """
     require_matplotlib()
-    if path.suffix.lower() not in ENDINGS:
-        raise GacError(
-            f"figure {path} ends in {repr(path.suffix) if path.suffix else 'nothing'}",
-            f"one of {', '.join(ENDINGS)}",
-            "Change the ending.",
-        )
+    if path.suffix.lower() not in _ENDINGS:
+        given = f"figure {path} ends in {repr(path.suffix) if path.suffix else 'nothing'}"
+        raise GacError(given, f"one of {', '.join(_ENDINGS)}", "Change the ending.")
 
 
-def save_figure(figure: "Figure", path: Path) -> None:
-    """Write a figure as its ending says, whole or not at all.
+def save(drawn: "Axes | Figure", path: str | Path) -> None:
+    """Write a figure, or the figure that axes are of, as PDF, PNG or SVG, whole or not at all.
 
     Raises:
-        GacError: as ``check_figure``, or the path cannot be written.
+        GacError: the ending is another one, or the path cannot be written.
     """
+    path = Path(path)
     check_figure(path)
     from matplotlib import rc_context
+    from matplotlib.figure import Figure
 
+    figure = drawn if isinstance(drawn, Figure) else drawn.get_figure()
+    assert isinstance(figure, Figure), "axes of a subfigure are saved by their figure"
     with rc_context(_STYLE), whole_file(path, "figure") as temporary:
         figure.savefig(temporary, format=path.suffix.lower()[1:], dpi=200)
 

@@ -36,7 +36,7 @@ from gac.evaluation.versions import (
     versions_at,
 )
 from gac.io import from_json, to_json
-from gac.reporting.latency_tables import latency_markdown
+from gac.reporting.evaluation import BENCHED, benched
 from gac.workloads import Workload
 
 WORKLOADS = (
@@ -83,6 +83,13 @@ def main(make_timer: Callable[[], Timer[Any]] = GraphTimer, arguments: list[str]
         record.add(_key(workload, kept, asked.compiled), results)
         say(begun, f"{workload} at {kept}")
         print("\n".join(latency_markdown(results, planner.problem.params)), flush=True)
+
+
+def latency_markdown(results: list[Result], total: int) -> list[str]:
+    """The lines of one Markdown table."""
+    rows = [("version", *BENCHED), *(benched(one, total) for one in results)]
+    heading, *lines = (f"| {' | '.join(row)} |" for row in rows)
+    return [heading, f"| --- |{' ---: |' * len(BENCHED)}", *lines]
 
 
 def _arguments() -> argparse.ArgumentParser:

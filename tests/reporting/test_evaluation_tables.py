@@ -1,9 +1,11 @@
-"""Evaluated models side by side, and that they fit."""
+"""Evaluated and timed models side by side, and that they fit."""
 
 from rendering import shown
 
+from gac.evaluation.bench import Result
+from gac.evaluation.latency import Spread, Timed
 from gac.evaluation.results import Divergence, Evaluated, Evaluation, Perplexity, TaskScore
-from gac.reporting.evaluation import perplexity_table, task_table
+from gac.reporting.evaluation import latency_table, perplexity_table, task_table, timed_table
 
 PROTOCOL = "wiki-sample, 32 windows x 1024 from token 204800, non-overlapping, no BOS"
 
@@ -30,7 +32,7 @@ def test_perplexity_of_one_model() -> None:
 def test_predictions_and_divergences_stand_beside_the_measured_change() -> None:
     divergence = Divergence(0.2345, 0.8125, 32736, PROTOCOL, "float32", "float32")
     small = measured("small", 25.0, 113_281_344, divergence=divergence, predicted=0.25)
-    smaller = measured("smaller", 40.0, 90_000_000)
+    smaller = measured("[bold]er", 40.0, 90_000_000)
     result = Evaluation((small, smaller), against=measured("smollm2", 20.0))
     assert shown(perplexity_table(result)) == [
         "parameters dtype perplexity ratio ln ratio KL top-1",
@@ -38,15 +40,11 @@ def test_predictions_and_divergences_stand_beside_the_measured_change() -> None:
         "smollm2 134,515,008 float32 20.000 1 0",
         "small 113,281,344 float32 25.000 1.2500 0.2231 0.2345 81.2%",
         "predicted by its plan 25.681 1.2840 0.2500",
-        "smaller 90,000,000 float32 40.000 2.0000 0.6931",
+        "[bold]er 90,000,000 float32 40.000 2.0000 0.6931",
         PROTOCOL,
         "32,736 tokens predicted",
         "KL: of the model from smollm2, mean nats a token; top-1: tokens where both agree on the likeliest",
     ]
-
-
-def test_names_are_no_markup() -> None:
-    assert shown(perplexity_table(Evaluation((measured("[bold]", 2.0),))))[2].startswith("[bold] ")
 
 
 def test_scores_of_two_models_in_one_table() -> None:
@@ -68,3 +66,31 @@ def test_a_part_of_a_task_says_so() -> None:
         "piqa acc 0.7500 ± 0.0500",
         "the first 8 of 40 items of piqa 1.0; by lm-eval 0.4.13; ±: standard error",
     ]
+
+
+# --- latency --------------------------------------------------------------------------------------------------------
+
+
+def timed(name: str, ms: float) -> Timed:
+    return Timed(name, "prefill:1x1024", Spread(1e6 * ms, 1e4 * ms, 7), 1024e3 / ms, 16_060_000_000)
+
+
+def test_every_version_beside_the_dense_model() -> None:
+    dense, rest = Spread(25_000_000.0, 50_000.0, 7), Spread(5_000_000.0, 10_000.0, 7)
+    results = [
+        Result(1000, 0.0, timed("dense, fused", 25.0), dense, dense, rest, 25e6, 25e6),
+        Result(850, 0.1575, timed("unaligned", 100.0), dense, dense, rest),
+        Result(791, 0.1575, timed("GAC", 20.0), dense, dense, rest, 20.4e6, 20.8e6),
+    ]
+    heading, _, *rows = shown(latency_table(results, 1000))
+    assert [heading, *rows[:3]] == [
+        "prefill:1x1024 kept loss ms IQR over dense predicted tokens/s GB",
+        "dense, fused 1.0000 0.0000 25.000 1.0% 1.000x +0.0% 40,960 16.06",
+        "unaligned 0.8500 0.1575 100.000 1.0% 0.250x 10,240 16.06",
+        "GAC 0.7910 0.1575 20.000 1.0% 1.250x +2.0% 51,200 16.06",
+    ]
+
+
+def test_models_beside_the_first_one() -> None:
+    lines = shown(timed_table([timed("dense", 25.0), timed("small", 20.0)]))
+    assert lines[2:4] == ["dense 25.000 1.0% 1.000x 40,960 16.06", "small 20.000 1.0% 1.250x 51,200 16.06"]

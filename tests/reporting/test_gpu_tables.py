@@ -8,13 +8,13 @@ from gac.lab.mechanisms.causes import Cause
 from gac.profiling.cliffs import find_cliffs
 from gac.profiling.records import Launch
 from gac.profiling.table import Sweep
-from gac.reporting.gpu_tables import Told, alignment_table, cliffs_table, points_table, profiles_table
+from gac.reporting.gpu_tables import ExplainedSweep, alignment_table, cliffs_table, points_table, profiles_table
 
 ALIGN1 = "cutlass::Kernel2<cutlass_75_tensorop_bf16_s1688gemm_bf16_128x128_tn_align1>"
 
 
 @pytest.fixture
-def told() -> Told:
+def explained() -> ExplainedSweep:
     """Ranks 960 to 1088, odd ones five times and even ones 2.5 times as slow; the cause of the first is not known."""
     dims = np.arange(960, 1089)
     ns = 3e4 * np.where(dims % 8 == 0, 1.0, np.where(dims % 2, 5.0, 2.5))
@@ -23,42 +23,42 @@ def told() -> Told:
     sweep = Sweep("low_rank", "bf16", "cold", "r", fixed, dims, ns, 0.002 * ns, launches)
     cliffs = find_cliffs(sweep)
     cause = Cause("alignment tier", "evidence", "slow", "fast")
-    return Told(sweep, cliffs, (None, *[cause] * (len(cliffs.collapsed) - 1)), ())
+    return ExplainedSweep(sweep, cliffs, (None, *[cause] * (len(cliffs.collapsed) - 1)), ())
 
 
-def test_cliffs_name_the_worst_dim_its_rescue_and_the_causes(told: Told) -> None:
-    lines = shown(cliffs_table("a GPU", [told]))
+def test_cliffs_name_the_worst_dim_its_rescue_and_the_causes(explained: ExplainedSweep) -> None:
+    lines = shown(cliffs_table("a GPU", [explained]))
     assert lines[0] == "a GPU"
     assert "low_rank bf16 m=1024 k=4096 n=4096, r 129 112 961 -> 968, 5.00x 8 0" in lines
     assert lines[-1] == "causes of the 112 collapsed dims: alignment tier 99.1%, the record does not tell 0.9%"
 
 
-def test_the_evidence_for_a_period_marks_the_classes_that_do_not_keep_up(told: Told) -> None:
-    lines = shown(alignment_table([told]))
+def test_the_evidence_for_a_period_marks_the_classes_that_do_not_keep_up(explained: ExplainedSweep) -> None:
+    lines = shown(alignment_table([explained]))
     assert lines[0] == "sweep period odd 2 4 8 16 32"
     assert lines[2] == "low_rank bf16 m=1024 k=4096 n=4096, r 8 5.00* 2.50* 2.50* 1.00 1.00 -"
 
 
-def test_points_show_what_rescues_a_collapsed_dim_and_why(told: Told) -> None:
-    rows = [line for line in shown(points_table(told, 961, 968)) if line[:2] == "96"]
+def test_points_show_what_rescues_a_collapsed_dim_and_why(explained: ExplainedSweep) -> None:
+    rows = [line for line in shown(points_table(explained, 961, 968)) if line[:2] == "96"]
     assert rows[0] == "961 150.0 0.1 5.00x 968 ? cutlass_75_tensorop_bf1...x128_tn_align1"
     assert rows[1] == "962 75.0 0.1 2.50x 968 alignment tier cutlass_75_tensorop_bf1...x128_tn_align1"
     assert rows[-1] == "968 30.0 0.0 cutlass_75_tensorop_bf1...x128_tn_align1"
 
 
-def test_a_sweep_without_cliffs(told: Told) -> None:
-    told.sweep.ns[:] = 3e4
-    flat = Told(told.sweep, find_cliffs(told.sweep), (), ())
+def test_a_sweep_without_cliffs(explained: ExplainedSweep) -> None:
+    explained.sweep.ns[:] = 3e4
+    flat = ExplainedSweep(explained.sweep, find_cliffs(explained.sweep), (), ())
     lines = shown(cliffs_table("a GPU", [flat]))
     assert "low_rank bf16 m=1024 k=4096 n=4096, r 129 0 none 1 0" in lines
     assert lines[-1] == "no dim is collapsed"
 
 
-def test_the_longest_label_fits(told: Told) -> None:
+def test_the_longest_label_fits(explained: ExplainedSweep) -> None:
     sizes = (("b", 4), ("h", 32), ("kv", 32), ("s", 2048), ("t", 2048))
-    old = told.sweep
+    old = explained.sweep
     long = Sweep("sdpa_efficient_causal", "bf16", "hot", "d", sizes, old.dims, old.ns, old.iqr, old.launches)
-    found = [Told(long, told.cliffs, (), ())]
+    found = [ExplainedSweep(long, explained.cliffs, (), ())]
     for table in (cliffs_table("a GPU", found), alignment_table(found)):
         assert not any("…" in line for line in shown(table))
 

@@ -11,14 +11,13 @@ from matplotlib.figure import Figure
 from matplotlib.text import Annotation
 from rendering import legend
 
+from gac import plots
 from gac.errors import GacError
 from gac.profiling.cliffs import find_cliffs
-from gac.profiling.records import Header, Launch, Measurement
+from gac.profiling.records import Launch, Measurement
 from gac.profiling.table import Profile, Sweep
-from gac.reporting.page import check_figure, save_figure
-from gac.reporting.panel import plot_sweep
-from gac.reporting.plots import atlas, figure_of_sweeps
-from tests.headers import make_header, make_profile
+from gac.reporting.figures.sweeps import figure_of_sweeps
+from tests.headers import make_profile
 
 NVJET = Launch("nvjet_sm90_tst_128x256_64x4_2x1_v_bz_coopA_TNN", (132, 1, 1), (384, 1, 1), 0)
 WIDER = Launch("nvjet_sm90_tst_256x128_64x4_2x1_v_bz_coopA_TNN", (132, 1, 1), (384, 1, 1), 0)
@@ -37,7 +36,7 @@ def sweep(scale: float = 1.0, recorded: bool = True) -> Sweep:
 
 
 def drawn(one: Sweep, dims: tuple[int, int] | None = None) -> Axes:
-    return plot_sweep(Figure().subplots(), one, find_cliffs(one), dims)
+    return plots.latency(one, dims=dims, ax=Figure().subplots())
 
 
 def test_every_axis_has_its_unit() -> None:
@@ -55,26 +54,16 @@ def test_the_legend_names_each_class_and_what_ran_there() -> None:
         "4 x odd: cutlass sm75 align1",
         "sweet spots (all 3)",
     ]
-
-
-def test_kernels_that_were_not_recorded_are_not_named() -> None:
     assert legend(drawn(sweep(recorded=False)))[:2] == ["multiples of 8", "odd"]
 
 
-def test_classes_differ_by_shape_and_are_hollow() -> None:
-    classes = [line for line in drawn(sweep()).lines if "odd" in str(line.get_label())]
+def test_classes_differ_by_shape_and_sweet_spots_stand_before_each_edge() -> None:
+    lines = {str(line.get_label()): line for line in drawn(sweep()).lines}
+    classes = [line for label, line in lines.items() if "odd" in label]
     assert len({line.get_marker() for line in classes}) == 3
     assert {line.get_markerfacecolor() for line in classes} == {"none"}
-
-
-def test_sweet_spots_stand_on_the_line_before_each_edge() -> None:
-    spots = next(line for line in drawn(sweep()).lines if "sweet" in str(line.get_label()))
-    assert list(spots.get_xdata()) == [128, 256, 384]
-    assert list(spots.get_ydata()) == [10.0, 20.0, 30.0]
-
-
-def test_a_kernel_switch_is_named_beside_its_edge() -> None:
-    assert [text.get_text() for text in drawn(sweep()).texts] == ["to 256x128"]
+    spots = lines["sweet spots (all 3)"]
+    assert (list(spots.get_xdata()), list(spots.get_ydata())) == ([128, 256, 384], [10.0, 20.0, 30.0])
 
 
 @pytest.mark.parametrize(("slowest", "height"), [(1, 0.02), (3, 0.99)])
@@ -98,7 +87,7 @@ def test_steep_cliffs_are_drawn_on_a_logarithmic_scale() -> None:
     assert (drawn(one).get_yscale(), drawn(sweep()).get_yscale()) == ("log", "linear")
 
 
-def profile(header: Header, sweeps: list[tuple[str, str, str]]) -> Profile:
+def profile(*sweeps: tuple[str, str, str]) -> Profile:
     """16 dims of each operator, dtype and axis."""
     axes = {"linear": ("m", "k", "n"), "low_rank": ("m", "k", "r", "n"), "copy": ("n",)}
     rows = [
@@ -106,25 +95,22 @@ def profile(header: Header, sweeps: list[tuple[str, str, str]]) -> Profile:
         for operator, dtype, axis in sweeps
         for dim in range(64, 1088, 64)
     ]
-    return make_profile(rows, header)
+    return make_profile(rows)
 
 
-@pytest.fixture
-def header() -> Header:
-    return make_header()
-
-
-def test_the_atlas_has_one_panel_of_each_kind_that_was_measured(header: Header) -> None:
+def test_the_atlas_has_one_panel_of_each_kind_that_was_measured() -> None:
     kinds = [("low_rank", "bf16", "r"), ("linear", "bf16", "n"), ("linear", "fp8", "k"), ("copy", "bf16", "n")]
-    figure = atlas(profile(header, kinds))
+    figure = plots.atlas(profile(*kinds))
     titles = [ax.get_title(loc="left") for ax in figure.axes if ax.axison]
     assert titles == ["linear bf16, m=4096 k=4096", "low_rank bf16, m=4096 k=4096 n=4096", "linear fp8, m=4096 n=4096"]
     assert figure.get_suptitle() == "NVIDIA Test GPU, PyTorch 2.11.0, CUDA 13.0"
 
 
-def test_a_profile_without_sweeps_has_no_atlas(header: Header) -> None:
+def test_too_few_or_too_many_sweeps_for_one_page() -> None:
     with pytest.raises(GacError, match="profile test has no sweep to draw; expected at least 8 dims"):
-        atlas(profile(header, []))
+        plots.atlas(profile())
+    with pytest.raises(GacError, match="13 sweeps to plot; expected at most 12"):
+        figure_of_sweeps([(sweep(), find_cliffs(sweep()))] * 13, "many")
 
 
 def test_the_longest_legends_of_two_panels_fit_side_by_side() -> None:
@@ -142,39 +128,27 @@ def test_the_longest_legends_of_two_panels_fit_side_by_side() -> None:
     assert 0 <= boxes[0].x0 < boxes[0].x1 <= boxes[1].x0 < boxes[1].x1 <= figure.bbox.width
 
 
-def test_too_many_sweeps_for_one_page() -> None:
-    found = [(sweep(), find_cliffs(sweep()))] * 13
-    with pytest.raises(GacError, match="13 sweeps to plot; expected at most 12"):
-        figure_of_sweeps(found, "many")
-
-
 @pytest.mark.parametrize(("ending", "magic"), [("png", b"\x89PNG"), ("pdf", b"%PDF"), ("SVG", b"<?xm")])
 def test_a_figure_is_saved_as_its_ending_says(ending: str, magic: bytes, tmp_path: Path) -> None:
     target = tmp_path / "new" / f"figure.{ending}"
-    save_figure(figure_of_sweeps([(sweep(), find_cliffs(sweep()))], "one"), target)
+    plots.save(drawn(sweep()), target)
     assert target.read_bytes().startswith(magic)
     assert list(target.parent.iterdir()) == [target]
 
 
-def test_a_figure_where_nothing_can_be_written_is_refused(tmp_path: Path) -> None:
+def test_a_figure_that_cannot_be_written_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(GacError) as caught:
-        save_figure(figure_of_sweeps([(sweep(), find_cliffs(sweep()))], "one"), tmp_path / "file" / "one.png")
-    assert str(caught.value) == (
-        f"figure cannot be written to {tmp_path / 'file' / 'one.png'}: File exists; expected a writable path. "
-        "Choose another path."
-    )
-
-
-@pytest.mark.parametrize(("name", "shown"), [("figure.gif", "'.gif'"), ("figure", "nothing")])
-def test_an_unknown_ending_is_refused(name: str, shown: str) -> None:
-    with pytest.raises(GacError) as failure:
-        check_figure(Path(name))
-    assert str(failure.value) == f"figure {name} ends in {shown}; expected one of .png, .pdf, .svg. Change the ending."
-
-
-def test_without_matplotlib_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    target, ax = tmp_path / "file" / "one.png", drawn(sweep())
+    said = f"figure cannot be written to {target}: File exists; expected a writable path. Choose another path."
+    refused(said, ax, target)
+    for name, ending in (("figure.gif", "'.gif'"), ("figure", "nothing")):
+        said = f"figure {name} ends in {ending}; expected one of .png, .pdf, .svg. Change the ending."
+        refused(said, ax, Path(name))
     monkeypatch.setitem(sys.modules, "matplotlib", None)
+    refused("matplotlib is not installed; expected it, for a figure. Run pip install matplotlib.", ax, target)
+
+
+def refused(said: str, ax: Axes, target: Path) -> None:
     with pytest.raises(GacError) as failure:
-        check_figure(Path("figure.png"))
-    assert str(failure.value) == ("matplotlib is not installed; expected it, for a figure. Run pip install matplotlib.")
+        plots.save(ax, target)
+    assert str(failure.value) == said

@@ -1,0 +1,256 @@
+"""Latency along sweeps, with their cliffs: one panel, some, or the cliffs of a GPU on one page.
+
+Classes of dims differ by the shape of their markers as well as by colour (the palette of Okabe and Ito, told apart by
+the colour blind), so that a panel can be read in black and white.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gac.arrays import Floats, Ints
+from gac.errors import ProfileError
+from gac.profiling.cliffs import Cliffs, find_cliffs
+from gac.profiling.kernel_names import Kernel, describe
+from gac.profiling.table import Profile, Sweep, alignment_class
+from gac.reporting.figures.marks import DOTTED
+from gac.reporting.layout import class_name
+from gac.reporting.page import log_scale, page, panel, time_unit
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Mask = NDArray[np.bool_]
+
+_CLASSES = {  # alignment class: marker, colour, size
+    1: ("o", "#D55E00", 3.6),
+    2: ("^", "#E69F00", 3.8),
+    4: ("s", "#009E73", 3.2),
+    8: ("D", "#56B4E9", 3.2),
+    16: ("v", "#CC79A7", 3.6),
+    32: ("p", "#0072B2", 3.6),
+    64: ("h", "#000000", 3.6),
+}
+_AXES = {
+    "m": "m, rows (tokens)",
+    "k": "k, input features",
+    "n": "n, output features",
+    "r": "r, rank",
+    "d": "d, dim of a head",
+    "s": "s, query tokens",
+    "t": "t, key tokens",
+    "b": "b, batch",
+    "h": "h, heads",
+    "copy n": "n, elements",
+    "low": "low, smallest head",
+    "high": "high, largest head",
+}
+_ATLAS = (  # operators, dtypes, axes: the first of each that was measured
+    (("linear",), ("bf16", "fp16"), ("k",)),
+    (("linear",), ("bf16", "fp16"), ("n",)),
+    (("linear",), ("bf16", "fp16"), ("m",)),
+    (("low_rank",), ("bf16", "fp16"), ("r",)),
+    (("sdpa",), ("bf16", "fp16"), ("d",)),
+    (("sdpa_flash",), ("bf16", "fp16"), ("d",)),
+    (("linear", "linear_rowwise"), ("fp8",), ("k", "n", "m")),
+    (("int4_linear", "int4_linear_dequantised"), ("bf16",), ("n", "k", "m")),
+)
+_NARROW: Any = {"fontsize": 6, "handlelength": 1.2, "handletextpad": 0.5, "columnspacing": 0.8}
+"""So narrow that the longest legends of two panels fit a page's width."""
+
+_FEW = 40
+"""So few points of the line are told from one another."""
+
+_MOST_PANELS, _MOST_EDGES, _MOST_SWITCHES = 12, 8, 3
+
+
+def atlas(profile: Profile) -> "Figure":
+    """The cliffs of a GPU on one page: linear along k, n and m, low_rank along r, attention along d, FP8, INT4.
+
+    Each panel is the longest of its kind among the profile's sweeps; kinds that were not measured are left out.
+
+    Raises:
+        GacError: matplotlib is missing, or the profile has no sweep of any kind.
+    """
+    longest = [_longest(profile, *kind) for kind in _ATLAS]
+    found = [(sweep, find_cliffs(sweep)) for sweep in longest if sweep is not None]
+    if not found:
+        raise ProfileError(
+            f"profile {profile.path.stem} has no sweep to draw",
+            "at least 8 dims along k, n, m, r or d with all else fixed",
+            "Measure them with gac profile.",
+        )
+    header = profile.header
+    return figure_of_sweeps(found, f"{header.gpu}, PyTorch {header.torch}, CUDA {header.cuda}")
+
+
+def _longest(profile: Profile, operators: Sequence[str], dtypes: Sequence[str], axes: Sequence[str]) -> Sweep | None:
+    """The sweep with the most points, and of those the one with the most work, of the first kind that was measured."""
+    cold = [one for one in profile.sweeps() if one.cache == "cold" and one.dtype in dtypes]
+    for kind in ((operator, axis) for operator in operators for axis in axes):
+        if found := [one for one in cold if (one.operator, one.axis) == kind]:
+            return max(found, key=lambda one: (len(one), prod(size for _, size in one.fixed)))
+    return None
+
+
+def figure_of_sweeps(
+    found: Sequence[tuple[Sweep, Cliffs]], title: str, dims: tuple[int, int] | None = None
+) -> "Figure":
+    """One panel a sweep, two in a row, each with its own legend.
+
+    Raises:
+        GacError: matplotlib is missing, or there are more than 12 sweeps.
+    """
+    if len(found) > _MOST_PANELS:
+        given = f"{len(found)} sweeps to plot"
+        raise ProfileError(given, f"at most {_MOST_PANELS}", "Choose fewer by operator, axis and shape.")
+    with page(len(found), title) as (figure, panels):
+        for ax, (sweep, cliffs) in zip(panels, found, strict=True):
+            latency(sweep, cliffs, dims=dims, ax=ax)
+    return figure
+
+
+def latency(
+    sweep: Sweep, cliffs: Cliffs | None = None, *, dims: tuple[int, int] | None = None, ax: "Axes | None" = None
+) -> "Axes":
+    """Latency against the dim: collapsed dims, the largest steps of the staircase, and the kernels that ran.
+
+    Aligned dims are a line, collapsed ones hollow markers.
+
+    Args:
+        cliffs: of the sweep, where they were found already.
+        dims: the first and the last dim to show; by default all.
+
+    Raises:
+        GacError: matplotlib is missing.
+    """
+    cliffs = find_cliffs(sweep) if cliffs is None else cliffs
+    first, last = dims or (sweep.dims[0], sweep.dims[-1])
+    shown: Mask = (sweep.dims >= first) & (sweep.dims <= last)
+    scale, unit = time_unit(sweep.ns[shown].max())
+    scaled = sweep.ns / scale
+    with panel(ax, (5.6, 3.4)) as ax:
+        _draw_dims(ax, sweep, scaled, cliffs, shown)
+        if scaled[shown].max() > 30 * scaled[shown].min():
+            log_scale(ax)
+        else:
+            ax.set_ylim(0, 1.12 * float(scaled[shown].max()))
+        _draw_staircase(ax, sweep, scaled, cliffs, shown)
+        _label(ax, sweep, unit)
+    return ax
+
+
+def _draw_dims(ax: "Axes", sweep: Sweep, scaled: Floats, cliffs: Cliffs, shown: Mask) -> None:
+    """Aligned dims; one marker a class of misaligned dims, hollow where collapsed; a dot where not."""
+    aligned, fallen = sweep.dims % cliffs.period == 0, np.isin(sweep.dims, cliffs.collapsed)
+    classes = alignment_class(sweep.dims)
+
+    def draw(chosen: Mask, label: str, *form: str, **style: Any) -> None:
+        if chosen.any():
+            ax.plot(sweep.dims[chosen], scaled[chosen], *form, label=label, **style)
+
+    line = shown & aligned
+    label = (f"multiples of {cliffs.period}" if cliffs.period > 1 else "all dims") + _ran(sweep, line)
+    dots = "." if line.sum() < _FEW else ""
+    ax.plot(sweep.dims[line], scaled[line], label=label, color="black", lw=0.9, marker=dots, ms=4, zorder=2)
+    for step, (marker, colour, size) in _CLASSES.items():
+        ours = shown & ~aligned & fallen & (classes == step)
+        style: dict[str, Any] = {"marker": marker, "mec": colour, "mfc": "none", "ms": size, "mew": 0.8, "ls": "none"}
+        draw(ours, class_name(step) + _ran(sweep, ours), zorder=3, **style)
+    draw(shown & ~aligned & ~fallen, "misaligned, not collapsed", ".", color="#999999", ms=2.2, zorder=2)
+    draw(line & fallen, "collapsed, though aligned", "x", color="#888888", ms=2.4, mew=0.6, zorder=3)
+
+
+def _draw_staircase(ax: "Axes", sweep: Sweep, scaled: Floats, cliffs: Cliffs, shown: Mask) -> None:
+    """The largest steps: a dotted line at each edge, a filled triangle on each sweet spot, the new kernel's tile."""
+    visible = np.flatnonzero(np.isin(cliffs.sweet_spots, sweep.dims[shown]) & np.isin(cliffs.edges, sweep.dims[shown]))
+    largest = sorted(visible[np.argsort(-cliffs.jumps[visible], kind="stable")][:_MOST_EDGES].tolist())
+    if not largest:
+        return
+    before = np.searchsorted(sweep.dims, cliffs.sweet_spots[largest])
+    after = np.searchsorted(sweep.dims, cliffs.edges[largest])
+    edges = ((sweep.dims[before] + sweep.dims[after]) / 2).tolist()
+    for edge in edges:
+        ax.axvline(edge, **DOTTED)
+    some = f"{len(largest)} largest of {len(visible)}" if len(largest) < len(visible) else f"all {len(visible)}"
+    ax.plot(sweep.dims[before], scaled[before], "v", color="black", ms=4, label=f"sweet spots ({some})", zorder=4)
+    room, last, named = 0.08 * float(np.ptp(sweep.dims[shown])), -np.inf, 0
+    for left, right, edge in zip(before.tolist(), after.tolist(), edges, strict=True):
+        words = _changed(sweep, left, right)
+        if words and edge - last >= room and named < _MOST_SWITCHES:
+            _write_along(ax, edge, words, low=_emptier_below(ax, sweep.dims[shown], scaled[shown], edge))
+            last, named = edge, named + 1
+
+
+def _emptier_below(ax: "Axes", dims: Ints, scaled: Floats, where: float) -> bool:
+    """Whether fewer points lie in the lower third of the panel than in the upper one, just right of a dim."""
+    ax.autoscale_view()
+    to_panel = ax.transData + ax.transAxes.inverted()
+    places = to_panel.transform(np.column_stack((dims, scaled)))
+    begin = to_panel.transform((where, scaled[0]))[0]
+    heights = places[np.abs(places[:, 0] - begin - 0.02) < 0.05, 1]
+    return bool((heights < 1 / 3).sum() < (heights > 2 / 3).sum())
+
+
+def _write_along(ax: "Axes", where: float, words: str, low: bool) -> None:
+    """Small text along a vertical line, at its lower or its upper end."""
+    ax.annotate(
+        words,
+        (where, 0.02 if low else 0.99),
+        xycoords=("data", "axes fraction"),
+        xytext=(1, 0),
+        textcoords="offset points",
+        fontsize=6,
+        rotation=90,
+        va="bottom" if low else "top",
+        color="#333333",
+        bbox={"boxstyle": "square,pad=0.1", "fc": "white", "ec": "none", "alpha": 0.8},
+        zorder=1.5,  # below the data: words may be crossed, points may not be hidden
+    )
+
+
+def _label(ax: "Axes", sweep: Sweep, unit: str) -> None:
+    """Labels, and the legend below the panel, where it hides nothing."""
+    from matplotlib.ticker import MaxNLocator
+
+    sizes = " ".join(f"{axis}={size}" for axis, size in sweep.fixed)
+    cache = "" if sweep.cache == "cold" else f" {sweep.cache}"
+    ax.set_title(f"{sweep.operator} {sweep.dtype}{cache}, {sizes}", pad=4)
+    ax.xaxis.set_major_locator(MaxNLocator(6))
+    ax.set_xlabel(_AXES.get(f"{sweep.operator} {sweep.axis}", _AXES.get(sweep.axis, sweep.axis)))
+    ax.set_ylabel(f"latency ({unit})")
+    ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.24), ncols=2, **_NARROW)
+
+
+# --- the kernels that ran -------------------------------------------------------------------------------------------
+
+
+def _mains(sweep: Sweep, place: int) -> list[Kernel]:
+    kernels = (describe(launch.name) for launch in sweep.launches[place])
+    return [kernel for kernel in kernels if kernel.main]
+
+
+def _ran(sweep: Sweep, chosen: Mask) -> str:
+    """The kind of kernel that did most of the arithmetic at these points; nothing where none is recorded."""
+    kinds: Counter[str] = Counter()
+    for kernel in (kernel for place in np.flatnonzero(chosen).tolist() for kernel in _mains(sweep, place)):
+        architecture = f" sm{kernel.architecture}" if kernel.architecture else ""
+        tier = f" align{kernel.tier}" if kernel.tier and kernel.family in {"cutlass", "cublas", "xmma"} else ""
+        kinds[f"{kernel.family}{architecture}{tier}"] += 1
+    return f": {kinds.most_common(1)[0][0]}" if kinds else ""
+
+
+def _changed(sweep: Sweep, before: int, after: int) -> str:
+    """What the kernel became between two points; nothing where it stayed."""
+    pairs = zip(_mains(sweep, before), _mains(sweep, after), strict=False)
+    new = next((new for old, new in pairs if old.name != new.name), None)
+    if new is None:
+        return ""
+    if new.template_d is not None:
+        return f"to d \N{LESS-THAN OR EQUAL TO} {new.template_d}"
+    return f"to {'x'.join(map(str, new.tile)) if new.tile else new.family}"
