@@ -11,8 +11,8 @@ from gac.profiling.table import Profile
 from gac.repairs.contract import ShapeContract
 from gac.repairs.layouts import find_blocks
 from gac.repairs.report import Moved, Repaired
-from gac.repairs.shared_dims import Block, Dims, insertions
-from gac.repairs.times import How, Look, Times, in_table, measured_dims, on_gpu, summed
+from gac.repairs.shared_dims import Block, Dims, SharedDim, insertions
+from gac.repairs.times import How, Look, in_table, measured_dims, on_gpu, summed
 from gac.repairs.weight_files import Source, open_source
 from gac.repairs.writing import left_out, write
 from gac.workloads import Workload
@@ -63,7 +63,7 @@ def repair(
     contract = contract.limited(max_overhead)
     parsed = [Workload.parse(workload) for workload in workloads]
     selected = select_profile(profile)
-    check_apart(Path(directory), Path(output))
+    _check_apart(Path(directory), Path(output))
     check_free(Path(output).resolve(), overwrite)
     source = open_source(Path(directory), allow_pickle=allow_pickle)
     return _repaired(source, (str(directory), str(output)), contract, selected, parsed, measure=measure)
@@ -81,17 +81,33 @@ def _repaired(
     """Decide the dims, look their times up and write the padded checkpoint from the first place to the second."""
     (table, used), (directory, output) = selected, places
     found = find_blocks(source)
-    before = {one.name: one.dim for block in found.blocks for one in block.shared}
-    after = decide(found.blocks, contract, table, workloads)
-    times = _times(found.blocks, (before, after), workloads, table, measure=measure)
-    held, grown = _padded(source, Path(output).resolve(), found.blocks, after)
+    blocks = [block for some in found.values() for block in some]
+    shared = [one for block in blocks for one in block.shared]
+    before, after = {one.name: one.dim for one in shared}, decide(blocks, contract, table, workloads)
+    looks: dict[How, tuple[str, Look]] = {"predicted": (table.header.gpu, in_table(table))}
+    if measure:
+        looks["measured"] = on_gpu(blocks, (before, after), workloads)
+    times = tuple(
+        summed(how, gpu, blocks, (before, after), workload, look)
+        for how, (gpu, look) in looks.items()
+        for workload in workloads
+    )
+    moved = tuple(
+        Moved(one.name, one.dim, after[one.name], _added(source, [one], after))
+        for one in shared
+        if after[one.name] != one.dim
+    )
+    held = sum(stored.bytes for stored in source.tensors.values())
+    grown = held + _added(source, shared, after)
+    with complete_directory(Path(output).resolve()) as part:
+        write(source, part, shared, after, grown)
     return Repaired(
         source=directory,
         output=output,
-        layouts=found.layouts,
+        layouts=tuple(found),
         contract=contract,
         dims=len(before),
-        moved=tuple(_moved(source, found.blocks, after)),
+        moved=moved,
         kept=tuple(name for name, dim in before.items() if after[name] == dim and dim % UNALIGNED),
         bytes_before=held,
         bytes_after=grown,
@@ -99,16 +115,6 @@ def _repaired(
         profile=f"{table.header.gpu}, {table.digest[:12]}; {used.note}",
         left_out=left_out(source),
     )
-
-
-def _padded(source: Source, target: Path, blocks: tuple[Block, ...], dims: Dims) -> tuple[int, int]:
-    """Write the padded checkpoint, whole or not at all; bytes of all tensors before and after."""
-    put_in = insertions(blocks, dims)
-    held = sum(stored.bytes for stored in source.tensors.values())
-    grown = held + sum(source.tensors[name].added_bytes(more) for name, more in put_in.items())
-    with complete_directory(target) as part:
-        write(source, part, blocks, dims, put_in, grown)
-    return held, grown
 
 
 def decide(
@@ -126,12 +132,8 @@ def decide(
     }
 
 
-def check_apart(directory: Path, output: Path) -> None:
-    """Refuse an output that is the input, inside it, or around it.
-
-    Raises:
-        CheckpointError: the two are one directory, or one is in the other.
-    """
+def _check_apart(directory: Path, output: Path) -> None:
+    """Refuse an output that is the input, inside it, or around it."""
     source, target = directory.resolve(), output.resolve()
     if source == target:
         raise CheckpointError(
@@ -145,22 +147,6 @@ def check_apart(directory: Path, output: Path) -> None:
         )
 
 
-def _times(
-    blocks: Sequence[Block], dims: tuple[Dims, Dims], workloads: Sequence[Workload], table: Profile, *, measure: bool
-) -> tuple[Times, ...]:
-    looks: dict[How, tuple[str, Look]] = {"predicted": (table.header.gpu, in_table(table))}
-    if measure:
-        looks["measured"] = on_gpu(blocks, dims, workloads)
-    return tuple(
-        summed(how, gpu, blocks, dims, workload, look) for how, (gpu, look) in looks.items() for workload in workloads
-    )
-
-
-def _moved(source: Source, blocks: Sequence[Block], dims: Dims) -> list[Moved]:
-    found = []
-    for shared_dim in (shared_dim for block in blocks for shared_dim in block.shared):
-        if dims[shared_dim.name] != shared_dim.dim:
-            alone = insertions([Block((shared_dim,), ())], dims)
-            added = sum(source.tensors[name].added_bytes(more) for name, more in alone.items())
-            found.append(Moved(shared_dim.name, shared_dim.dim, dims[shared_dim.name], added))
-    return found
+def _added(source: Source, shared: Sequence[SharedDim], dims: Dims) -> int:
+    """By how many bytes the tensors of these shared dims grow."""
+    return sum(source.tensors[name].added_bytes(more) for name, more in insertions(shared, dims).items())

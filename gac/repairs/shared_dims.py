@@ -78,10 +78,10 @@ Insertions = Mapping[str, tuple[Insertion, ...]]
 """What goes into each tensor, by name; the axes of one tensor do not depend on each other."""
 
 
-def insertions(blocks: Iterable[Block], dims: Dims) -> Insertions:
+def insertions(shared: Iterable[SharedDim], dims: Dims) -> Insertions:
     """What the new dims put in; tensors that stay as they are have no entry."""
     found: dict[str, tuple[Insertion, ...]] = {}
-    for shared_dim in (shared_dim for block in blocks for shared_dim in block.shared):
+    for shared_dim in shared:
         count = dims[shared_dim.name] - shared_dim.dim
         for place in shared_dim.places if count else ():
             more = tuple(Insertion(place.axis, position, count) for position in place.ends)

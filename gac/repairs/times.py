@@ -1,6 +1,6 @@
 """Latency of the repaired GEMMs, before and after: from a latency table, and on the GPU at hand."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import ceil
 from typing import Literal
@@ -9,7 +9,7 @@ import numpy as np
 
 from gac.allocation.latencies import DTYPE, UNKNOWN
 from gac.errors import ProfileError
-from gac.profiling.records import DeviceLostError, Measurement, Point
+from gac.profiling.records import DeviceLostError, Point
 from gac.profiling.table import Profile
 from gac.repairs.shared_dims import Block, Dims, Run, SharedDim
 from gac.workloads import Workload
@@ -41,26 +41,13 @@ class Times:
 
 
 def summed(
-    how: How,
-    gpu: str,
-    blocks: Sequence[Block],
-    dims: tuple[Dims, Dims],
-    workload: Workload,
-    look: Look,
+    how: How, gpu: str, blocks: Sequence[Block], dims: tuple[Dims, Dims], workload: Workload, look: Look
 ) -> Times:
     """Sum what ``look`` finds, at the dims before and after."""
     runs = [run for block in blocks for run in block.runs]
     before, after = ([look(run, side, workload.rows) for run in runs] for side in dims)
-    return Times(
-        how,
-        gpu,
-        str(workload),
-        len(runs),
-        _total(before),
-        _total(after),
-        before.count(None),
-        after.count(None),
-    )
+    unknown = before.count(None), after.count(None)
+    return Times(how, gpu, str(workload), len(runs), _total(before), _total(after), *unknown)
 
 
 def _total(known: Sequence[int | None]) -> int | None:
@@ -98,17 +85,12 @@ def on_gpu(blocks: Sequence[Block], dims: tuple[Dims, Dims], workloads: Sequence
         rows = {point: measurer.measure(point) for point in points}
     except DeviceLostError as lost:
         raise ProfileError(f"the GPU failed: {lost}", "a GPU that runs every shape", "Run it again.") from lost
-    return header.gpu, found_in(rows)
-
-
-def found_in(rows: Mapping[Point, Measurement]) -> Look:
-    """Look a run up among measurements; one that failed has no number."""
 
     def look(run: Run, dims: Dims, m: int) -> int | None:
         ns = rows[Point(run.operation(dims, m), DTYPE)].median_ns
         return None if ns is None else ceil(ns)
 
-    return look
+    return header.gpu, look
 
 
 def measured_dims(profile: Profile, block: Block, shared: SharedDim, workloads: Sequence[Workload]) -> dict[int, int]:

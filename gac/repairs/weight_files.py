@@ -143,11 +143,10 @@ def open_source(directory: Path, *, allow_pickle: bool) -> Source:
     """
     if not directory.is_dir():
         raise CheckpointError(f"{directory}: no such directory", "a checkpoint's directory", "Check the path.")
-    files, index = _weights(directory)
-    source = Source(directory, files, index)
+    source = Source(directory, *_weights(directory))
     if source.pickled and not allow_pickle:
         raise CheckpointError(
-            f"{directory} has its weights in {files[0]}, a pickle",
+            f"{directory} has its weights in {source.files[0]}, a pickle",
             "safetensors files",
             "Pass --allow-pickle (allow_pickle=True) if you trust where it is from; it is read with weights_only=True.",
         )

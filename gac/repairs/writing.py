@@ -3,7 +3,7 @@
 import copy
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,26 +15,26 @@ from gac.forms.zeros import with_zeros
 from gac.io import open_to_umask
 from gac.models.loading import is_checkpoint
 from gac.repairs.replan import padded_plan
-from gac.repairs.shared_dims import Block, Dims, Insertions
+from gac.repairs.shared_dims import Dims, Insertions, SharedDim, insertions
 from gac.repairs.weight_files import PICKLED, PICKLES, SAFE, Source
 
 _LEFT_OUT = (*PICKLES, ".pkl", ".ckpt")
 
 
-def write(source: Source, part: Path, blocks: tuple[Block, ...], dims: Dims, put_in: Insertions, bytes_: int) -> None:
+def write(source: Source, part: Path, shared: Sequence[SharedDim], dims: Dims, bytes_: int) -> None:
     """Fill the empty directory ``part``.
 
     Args:
-        dims: the new ones, by the shared_dim's name.
-        put_in: what that puts into the tensors.
+        dims: the new ones, by the shared dim's name.
         bytes_: of all tensors then.
     """
+    put_in = insertions(shared, dims)
     _copy_rest(source, part)
     for file in source.files:
         _write_file(source, file, part, put_in)
     if source.index is not None:
-        _write_index(source, part, bytes_)
-    _write_config(source, part, blocks, dims)
+        _write_index(source, source.index, part, bytes_)
+    _write_config(source, part, shared, dims)
     if is_checkpoint(source.directory) and put_in:
         plan = padded_plan(read_plan(source.directory), dims)
         plan.save(part / "plan.json")
@@ -92,35 +92,23 @@ def _write_file(source: Source, file: str, part: Path, put_in: Insertions) -> No
     open_to_umask(target)
 
 
-def _write_index(source: Source, part: Path, bytes_: int) -> None:
-    assert source.index is not None
-    name = source.index
+def _write_index(source: Source, name: str, part: Path, bytes_: int) -> None:
     index = json.loads((source.directory / name).read_bytes())
     index["metadata"] = dict(index.get("metadata") or {}) | {"total_size": bytes_}
     index["weight_map"] = {tensor: _safe_name(source, stored.file) for tensor, stored in source.tensors.items()}
-    target = part / f"{SAFE}.index.json"
-    target.write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+    (part / f"{SAFE}.index.json").write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
 
 
-def _write_config(source: Source, part: Path, blocks: tuple[Block, ...], dims: Dims) -> None:
+def _write_config(source: Source, part: Path, shared: Sequence[SharedDim], dims: Dims) -> None:
     """The config with the dims that it states; copied where none of them moved."""
-    moved = {
-        shared_dim.stated: dims[shared_dim.name]
-        for block in blocks
-        for shared_dim in block.shared
-        if shared_dim.stated and dims[shared_dim.name] != shared_dim.dim
-    }
+    moved = {one.stated: dims[one.name] for one in shared if one.stated and dims[one.name] != one.dim}
     if not moved:
         shutil.copyfile(source.directory / "config.json", part / "config.json")
         return
     config = copy.deepcopy(source.config)
-    for path, dim in moved.items():
-        _set(config, path, dim)
+    for (*path, last), dim in moved.items():
+        inner: Any = config
+        for key in path:
+            inner = inner[key]
+        inner[last] = dim
     (part / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-
-
-def _set(config: Mapping[str, Any], path: tuple[str | int, ...], value: int) -> None:
-    inner: Any = config
-    for key in path[:-1]:
-        inner = inner[key]
-    inner[path[-1]] = value

@@ -4,11 +4,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from gac.checkpoint.load import read_plan
-from gac.forms import Form, form_named
+from gac.forms import form_named
 from gac.forms.base import Place
 from gac.operations import Operation
 from gac.plan import WeightChoice
-from gac.repairs.shared_dims import Block, Run, SharedDim, run_of
+from gac.repairs.shared_dims import Block, SharedDim, run_of
 from gac.repairs.weight_files import Source
 
 
@@ -32,30 +32,25 @@ def _block(source: Source, name: str, choices: Sequence[WeightChoice]) -> Block:
         if place.tensor in source.tensors or not place.tensor.endswith(".bias")
     )
     for place in places:
-        _check_stored(source, place)
-    runs = tuple(run for one in choices for run in _runs(name, one))
+        stored = source.tensors.get(place.tensor)
+        if stored is None or len(stored.shape) <= place.axis or stored.shape[place.axis] != place.ends[-1]:
+            found = "missing" if stored is None else f"of shape {stored.shape}"
+            planned = f"{place.ends[-1]} along axis {place.axis}, as plan.json says"
+            raise source.contradiction(f"{place.tensor} is {found}", planned)
+    runs = tuple(run_of(name, at) for one in choices for at in _operations(one))
     return Block((SharedDim(name, choices[0].dim, places, most),), runs)
 
 
-def _check_stored(source: Source, place: Place) -> None:
-    stored = source.tensors.get(place.tensor)
-    if stored is None or len(stored.shape) <= place.axis or stored.shape[place.axis] != place.ends[-1]:
-        found = "missing" if stored is None else f"of shape {stored.shape}"
-        planned = f"{place.ends[-1]} along axis {place.axis}, as plan.json says"
-        raise source.contradiction(f"{place.tensor} is {found}", planned)
-
-
-def _runs(name: str, choice: WeightChoice) -> Iterator[Run]:
+def _operations(choice: WeightChoice) -> list[Callable[[int], Operation]]:
+    """What runs the weight at a dim: the form as a whole where it is timed so, else each of its GEMMs."""
     form, weight = form_named(choice.form), choice.weight
     if form.timed:
-        yield run_of(name, lambda dim: form.operation(weight, dim, 1))
-        return
-    for at in range(len(form.gemms(weight, 1, 1))):
-        yield run_of(name, _gemm(form, choice, at))
+        return [lambda dim: form.operation(weight, dim, 1)]
 
+    def gemm(at: int) -> Callable[[int], Operation]:
+        return lambda dim: form.gemms(weight, dim, 1)[at]
 
-def _gemm(form: Form, choice: WeightChoice, at: int) -> Callable[[int], Operation]:
-    return lambda dim: form.gemms(choice.weight, dim, 1)[at]
+    return [gemm(at) for at in range(len(form.gemms(weight, 1, 1)))]
 
 
 def _places(choice: WeightChoice) -> Iterator[Place]:
