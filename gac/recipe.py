@@ -151,7 +151,7 @@ class Deployment:
     @cached_property
     def parsed(self) -> tuple[Workload, ...]:
         """The workloads."""
-        return tuple(map(Workload.parse, self.workloads))
+        return tuple(Workload.parse(str(name)) for name in self.workloads)
 
 
 @dataclass(frozen=True)
@@ -346,17 +346,11 @@ def _plain(name: str, value: Any) -> Any:
     if name == "calibration" and not isinstance(value, str):
         return str(value) if isinstance(value, Path) else value.name
     if name in _SEAMS and not isinstance(value, str):
-        return _registry(_SEAMS[name]).name(value)
-    if name in ("forms", "schemes") and isinstance(value, Iterable) and not isinstance(value, str):
-        return tuple(map((FORMS if name == "forms" else SCHEMES).name, value))
-    if name == "workloads" and isinstance(value, Iterable) and not isinstance(value, str):
+        module, _, registry = _SEAMS[name].partition(":")
+        return getattr(import_module(module), registry).name(value)
+    if name in ("forms", "schemes", "workloads") and isinstance(value, Iterable) and not isinstance(value, str):
         return tuple(value)
     return value
-
-
-def _registry(place: str) -> Any:
-    module, _, name = place.partition(":")
-    return getattr(import_module(module), name)
 
 
 def _is_whole(value: object) -> bool:
@@ -368,8 +362,7 @@ def _is_number(value: object) -> bool:
 
 
 def _check_names(name: str, value: object) -> None:
-    valid = isinstance(value, tuple) and all(isinstance(one, str) for one in value)
-    _check(valid, name, value, "names, as in a list")
+    _check(isinstance(value, tuple), name, value, "names, as in a list")
 
 
 def _check(

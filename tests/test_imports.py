@@ -15,7 +15,6 @@ PLANNING = (
     "gac.curves",
     "gac.forms",
     "gac.errors",
-    "gac.allocation.assemble",
     "gac.allocation.candidates",
     "gac.allocation.limits",
     "gac.allocation.knapsack",

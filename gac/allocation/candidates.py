@@ -300,17 +300,10 @@ def _with_fused_gemm(rows: CandidateSet, site: Site, timing: Timing) -> Candidat
 
 def _beside(left: CandidateSet, right: CandidateSet) -> CandidateSet:
     """Row by row, the choices of the left weights with those of the right ones."""
-    return replace(
-        left,
-        forms=np.concatenate([left.forms, right.forms], axis=1),
-        schemes=np.concatenate([left.schemes, right.schemes], axis=1),
-        dims=np.concatenate([left.dims, right.dims], axis=1),
-        loss=left.loss + right.loss,
-        costs=sum_of_latencies(left.costs, right.costs),
-        interpolated=left.interpolated + right.interpolated,
-        width=left.width + right.width,
-        shared=left.shared | right.shared,
-    )
+    pairs = {name: (getattr(left, name), getattr(right, name)) for name in _ARRAYS}
+    columns: dict[str, Any] = {name: np.concatenate(pairs[name], axis=1) for name in ("forms", "schemes", "dims")}
+    columns |= {name: np.add(*pairs[name]) for name in ("loss", "interpolated", "width")}
+    return replace(left, **columns, costs=sum_of_latencies(*pairs["costs"]), shared=left.shared | right.shared)
 
 
 def _combined(left: CandidateSet, right: CandidateSet, limited: Sequence[str]) -> CandidateSet:

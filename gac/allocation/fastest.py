@@ -61,7 +61,8 @@ def fastest(problem: Problem, workload: str, most_loss: float) -> Fastest:
         return replace(found, proved=True)
     coarse = replace(problem, recipe=replace(problem.recipe, space=replace(problem.recipe.space, align=_COARSE)))
     sets = _sets(coarse, [PARAMS, column])
-    low, high, best = 0.0, _highest_price(sets, column), None
+    low, best = 0.0, None
+    high = float(max(rows.cost(column).max() for rows in sets))  # ns a parameter at which parameters alone count
     for _ in range(_HALVINGS):
         price = high if best is None else (low + high) / 2
         found = _cheapest(coarse, sets, column, most, price)
@@ -83,11 +84,6 @@ def _sets(problem: Problem, columns: Sequence[str]) -> list[CandidateSet]:
     """The candidates that matter in these columns, all of them known."""
     sets = problem.candidates(columns)
     return [rows.at(rows.cost(columns[-1]) != UNKNOWN) for rows in sets]
-
-
-def _highest_price(sets: Sequence[CandidateSet], column: str) -> float:
-    """ns a parameter at which parameters alone count."""
-    return float(max(rows.cost(column).max() for rows in sets))
 
 
 def _cheapest(problem: Problem, sets: Sequence[CandidateSet], column: str, most: int, price: float) -> Fastest:

@@ -8,12 +8,11 @@ from dataclasses import dataclass, replace
 from math import fsum
 from typing import ClassVar, Literal, Self
 
-from gac.allocation.assemble import assemble
 from gac.allocation.candidates import CandidateSet, candidate_at
 from gac.allocation.knapsack import Solution
 from gac.allocation.latencies import Timing
 from gac.allocation.limits import allowed, total
-from gac.allocation.problem import Decision, Instance, Problem, as_knapsack
+from gac.allocation.problem import Decision, Instance, Problem, as_knapsack, assemble
 from gac.allocation.rules import RULES, Rule
 from gac.costs import KV_NUMBERS, PARAMS
 from gac.curves import LossCurve

@@ -3,45 +3,27 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from knapsack_instances import curves, random_instance
+from knapsack_instances import curves
 
 from gac.allocation.crosscheck import CrossCheck, check_installed, crosscheck
 from gac.allocation.knapsack import Group, knapsack
-from gac.errors import BudgetError, GacError
+from gac.errors import GacError
+
+TWO = [Group("a", [2.0, 0.0], [[0], [1]]), Group("b", [1.0, 0.0], [[0], [1]])]
 
 
-def test_cp_sat_agrees_on_small_instances() -> None:
-    agreed = 0
-    for seed in range(40):
-        groups, limits = random_instance(seed)
-        try:
-            solution = knapsack(groups, limits)
-        except BudgetError:
-            continue
-        record = crosscheck(groups, limits, solution)
-        assert (record.status, record.objective) == ("OPTIMAL", record.value)
-        agreed += 1
-    assert agreed > 20
-
-
-@pytest.mark.parametrize("limits", [1, 2])
-def test_cp_sat_agrees_on_curves(limits: int) -> None:
-    groups, most = curves(groups=50, limits=limits)
-    record = crosscheck(groups, most, knapsack(groups, most))
-    assert (record.status, record.objective) == ("OPTIMAL", record.value)
-
-
-def test_losses_too_many_for_its_int64_lose_their_last_bits() -> None:
-    groups, most = curves(groups=40, items=100)
+# Losses of the last are too many for CP-SAT's int64, and lose their last bits.
+@pytest.mark.parametrize("sizes", [{"groups": 50}, {"groups": 50, "limits": 2}, {"groups": 40, "items": 100}])
+def test_cp_sat_agrees_on_curves(sizes: dict[str, int]) -> None:
+    groups, most = curves(**sizes)
     record = crosscheck(groups, most, knapsack(groups, most))
     assert (record.status, record.objective) == ("OPTIMAL", record.value)
 
 
 def test_a_choice_that_is_not_the_best_is_found_out() -> None:
-    groups = [Group("a", [2.0, 0.0], [[0], [1]]), Group("b", [1.0, 0.0], [[0], [1]])]
-    solution = replace(knapsack(groups, [1]), choice=(0, 1), used=(1,))
+    solution = replace(knapsack(TWO, [1]), choice=(0, 1), used=(1,))
     with pytest.raises(GacError) as caught:
-        crosscheck(groups, [1], solution)
+        crosscheck(TWO, [1], solution)
     best, worse = 2**51, 2**52
     assert caught.value.given == (
         f"CP-SAT ends OPTIMAL with {best} (bound {best}) where the knapsack has {worse}, in units of {solution.unit:g}"
@@ -49,9 +31,8 @@ def test_a_choice_that_is_not_the_best_is_found_out() -> None:
 
 
 def test_a_choice_beyond_the_limit_is_found_out() -> None:
-    groups = [Group("a", [2.0, 0.0], [[0], [1]]), Group("b", [1.0, 0.0], [[0], [1]])]
     with pytest.raises(GacError, match=r"the checked choice uses \(2,\); expected at most \(1,\)"):
-        crosscheck(groups, [1], replace(knapsack(groups, [1]), choice=(1, 1), used=(2,)))
+        crosscheck(TWO, [1], replace(knapsack(TWO, [1]), choice=(1, 1), used=(2,)))
 
 
 def test_costs_too_large_for_cp_sat() -> None:

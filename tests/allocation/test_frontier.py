@@ -3,7 +3,6 @@
 import json
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import product
 from math import exp
 from pathlib import Path
 from typing import Any
@@ -92,28 +91,16 @@ def test_every_point_is_the_decision_for_its_limit(small: Problem, points: int, 
         )
 
 
-@given(st.lists(FALLING, min_size=1, max_size=3))
-def test_no_choice_at_all_is_better(losses: list[list[int]]) -> None:
-    small = problem(losses, [1, 2, 3, 4, 5, 6])
-    every = [
-        (sum(params for params, _ in choice), sum(loss for _, loss in choice))
-        for choice in product(
-            *[[(24 * rank, row[rank - 1]) for rank in range(1, 6)] + [(144, 0)] for row in losses],
-        )
-    ]
-    for point in frontier(small, points=10).points:
-        assert point.loss == min(loss for params, loss in every if params <= point.limit)
-
-
-def test_a_limit_at_which_nothing_is_gained_has_no_point() -> None:
-    flat = problem([[1.0, 1.0, 1.0, 1.0, 1.0]], [1, 2, 3, 4, 5, 6])
-    found = frontier(flat, points=100)
-    assert [(point.params, point.loss) for point in found.points] == [(24, 1.0), (144, 0.0)]
-
-
-def test_of_equal_losses_the_fewest_parameters_are_kept() -> None:
-    found = frontier(problem([[1.0, 0.0, 0.0, 0.0, 0.0]], [7] * 6), limit=PREFILL)
-    assert [(point.params, point.loss) for point in found.points] == [(48, 0.0)]
+@pytest.mark.parametrize(
+    ("losses", "limit", "points"),
+    [
+        ([1.0, 1.0, 1.0, 1.0, 1.0], "params", [(24, 1.0), (144, 0.0)]),
+        ([1.0, 0.0, 0.0, 0.0, 0.0], PREFILL, [(48, 0.0)]),  # of equal losses the fewest parameters are kept
+    ],
+)
+def test_a_limit_at_which_nothing_is_gained_has_no_point(losses: list[float], limit: str, points: list[Any]) -> None:
+    found = frontier(problem([losses], [7] * 6), limit=limit)
+    assert [(point.params, point.loss) for point in found.points] == points
 
 
 def test_perplexity_is_the_dense_one_times_the_predicted_change_up_to_e_709() -> None:

@@ -1,40 +1,18 @@
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
 import pytest
+from small_problems import PREFILL, problem, profile, rows
 
-from gac.allocation.candidates import CandidateSet
 from gac.allocation.limits import allowed, floored
 from gac.allocation.problem import as_knapsack
-from gac.costs import PARAMS, columns_of
+from gac.costs import PARAMS, ns_of
 from gac.errors import BudgetError, ProfileError
 from gac.recipe import Recipe
-from gac.workloads import Workload
 
-PREFILL, DECODE = Workload.parse("prefill:1x1024"), Workload.parse("decode:1@1024")
-
-
-def rows(name: str, params: list[int], loss: list[float], latency: list[list[int]]) -> CandidateSet:
-    count, columns = len(params), np.array(latency, dtype=np.int64)
-    counted = np.stack([np.array(params), 2 * np.array(params), np.zeros(count, dtype=np.int64)], axis=1)
-    return CandidateSet(
-        name,
-        columns_of([PREFILL, DECODE]),
-        forms=np.full((count, 1), "low_rank"),
-        schemes=np.full((count, 1), "bf16"),
-        dims=np.arange(1, count + 1)[:, None],
-        loss=np.array(loss),
-        costs=np.concatenate([counted, columns], axis=1),
-        interpolated=np.zeros_like(columns),
-        width=np.zeros_like(columns),
-        shared=np.zeros(count, dtype=np.bool_),
-    )
-
-
-SETS = [
-    rows("a", [1, 5, 9], [2.0, 0.5, 0.0], [[10, -1], [12, -1], [30, -1]]),
-    rows("b", [1, 5, 9], [3.0, 1.0, 0.0], [[10, -1], [40, -1], [30, -1]]),
-]
+UNKNOWN = "decode:4@8"
+TWO = problem([[8, 4, 2, 1, 0.5], [6, 3, 1.5, 0.75, 0.375]], [10, 20, 30, 40, 50, 60], [PREFILL, UNKNOWN])
 
 
 @pytest.mark.parametrize(
@@ -60,42 +38,35 @@ def test_a_budget_counts_as_the_decimal_it_prints_as() -> None:
         assert floored(percent / 100, 6979321856) == Fraction(percent, 100) * 6979321856 // 1
 
 
-def test_parameters_and_latency() -> None:
-    assert as_knapsack(SETS, {PARAMS: 10}).solve().choice == (1, 1)
-    assert as_knapsack(SETS, {PARAMS: 18, "ns:prefill:1x1024": 45}).solve().choice == (1, 2)
-
-
 @pytest.mark.parametrize(
     ("limits", "given"),
     [
-        ({PARAMS: 1}, "the parameter limit of 1 cannot be met: it falls short by 1"),
+        ({PARAMS: 47}, "the parameter limit of 47 cannot be met: it falls short by 1"),
         (
-            {PARAMS: 10, "ns:prefill:1x1024": 19},
-            "the latency limit in ns for prefill:1x1024 of 19 cannot be met: it falls short by 1",
+            {PARAMS: 288, ns_of(PREFILL): 19},
+            "the latency limit in ns for prefill:1x8 of 19 cannot be met: it falls short by 1",
         ),
     ],
 )
 def test_a_limit_that_cannot_be_met_is_named(limits: dict[str, int], given: str) -> None:
     with pytest.raises(BudgetError) as caught:
-        as_knapsack(SETS, limits).solve()
+        as_knapsack(TWO.candidates(limits), limits).solve()
     assert caught.value.given == given
 
 
 def test_a_candidate_of_unknown_latency_is_left_out() -> None:
-    sets = [rows("a", [1, 5], [2.0, 0.0], [[10], [-1]]), rows("b", [1, 5], [3.0, 0.0], [[10], [20]])]
-    instance = as_knapsack(sets, {PARAMS: 10, "ns:prefill:1x1024": 100})
-    chosen = instance.chosen(instance.solve())
-    assert [one.params for one in chosen] == [1, 5]
-
-
-DENSE = [rows("a", [9], [0.0], [[30, 7]]), rows("b", [9], [0.0], [[31, -1]])]
+    lacking = [row for row in rows(8, [10, 20, 30, 40, 50, 60]) if row.shape.get("r", 0) < 4]
+    of, limits = replace(TWO, profile=profile(lacking)), {PARAMS: 144, ns_of(PREFILL): 120}
+    instance = as_knapsack(of.candidates(limits), limits)
+    assert [group.costs[:, 0].tolist() for group in instance.groups] == [[24, 48, 72, 144]] * 2
+    assert [one.dims for one in instance.chosen(instance.solve())] == [(3,), (3,)]
 
 
 def test_limits_are_fractions_of_what_the_dense_model_takes() -> None:
-    recipe = Recipe.of(0.5, memory=0.7, latency={"prefill:1x1024": 0.9})
-    assert allowed(recipe, DENSE) == {"params": 9, "bytes": 25, "ns:prefill:1x1024": 54}
+    recipe = Recipe.of(0.5, memory=0.7, workloads=[PREFILL, UNKNOWN], latency={PREFILL: 0.9})
+    assert allowed(recipe, TWO.dense) == {"params": 144, "bytes": 403, ns_of(PREFILL): 108}
 
 
 def test_no_fraction_of_an_unknown_latency() -> None:
-    with pytest.raises(ProfileError, match="the profile lacks the latency of b for decode:1@1024"):
-        allowed(Recipe.of(latency={"decode:1@1024": 0.9}), DENSE)
+    with pytest.raises(ProfileError, match="the profile lacks the latency of site0 for decode:4@8"):
+        allowed(Recipe.of(workloads=[UNKNOWN], latency={UNKNOWN: 0.9}), TWO.dense)

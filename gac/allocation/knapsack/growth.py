@@ -138,7 +138,9 @@ def _extended(states: States, core: Core, group: int, tree: Tree, room: int, dea
     if deadline.passed or _children(states, core.reduced[first:end], room) > MOST_CHILDREN:
         raise GivenUpError(len(states))
     parts = [states.table]
-    for batch in _batches(first, end, len(states)):
+    width = max(1, _BATCH // max(1, len(states)))
+    for start in range(first, end, width):
+        batch = slice(start, min(end, start + width))
         which, parent = np.nonzero(states.reduced < room - core.reduced[batch, None])
         if len(which) == 0:
             continue
@@ -154,11 +156,6 @@ def _children(states: States, reduced: Ints, room: int) -> int:
     if len(reduced) * len(states) <= MOST_CHILDREN:
         return len(reduced) * len(states)
     return int(np.searchsorted(np.sort(states.reduced), room - reduced).sum())
-
-
-def _batches(first: int, end: int, states: int) -> list[slice]:
-    width = max(1, _BATCH // max(1, states))
-    return [slice(start, min(end, start + width)) for start in range(first, end, width)]
 
 
 def _sifted(states: States, deadline: Deadline) -> States:

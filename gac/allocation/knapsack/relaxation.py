@@ -33,7 +33,8 @@ def _relax_one(items: Ragged) -> Relaxation:
     """
     slack = int(items.slack[0])
     work = replace(items, origin=np.arange(len(items)))
-    dear, cheap = _cheapest_of_smallest(work), _smallest_of_cheapest(work)
+    dear = _first(items, items.values, items.costs[0], np.iinfo(np.int64).max)
+    cheap = _first(items, items.costs[0], items.values, np.inf)
     if items.used(dear)[0] <= slack:
         return Relaxation(np.zeros(1), dear)
     multiplier = 0.0
@@ -57,16 +58,10 @@ def _relax_one(items: Ragged) -> Relaxation:
     return Relaxation(np.array([multiplier]), cheap)
 
 
-def _cheapest_of_smallest(items: Ragged) -> Ints:
-    """Each group's smallest value, the cheapest one where they tie."""
-    smallest = items.values == np.minimum.reduceat(items.values, items.starts)[items.group]
-    return items.first_minimum(np.where(smallest, items.costs[0], np.iinfo(np.int64).max))
-
-
-def _smallest_of_cheapest(items: Ragged) -> Ints:
-    """Each group's lowest cost, the smallest value where they tie."""
-    cheapest = items.costs[0] == items.cheapest[0][items.group]
-    return items.first_minimum(np.where(cheapest, items.values, np.inf))
+def _first(items: Ragged, smallest: Floats | Ints, ties: Floats | Ints, above: float) -> Ints:
+    """Each group's smallest entry of the one kind, the smallest of the other (all below ``above``) where they tie."""
+    at = smallest == np.minimum.reduceat(smallest, items.starts)[items.group]
+    return items.first_minimum(np.where(at, ties, above))
 
 
 def _relax_several(items: Ragged) -> Relaxation:
