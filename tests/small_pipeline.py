@@ -4,9 +4,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 import gac
+from tests.compression.applying import logits
 
 
 @dataclass(frozen=True)
@@ -35,3 +37,14 @@ class Small:
     def compress(self, plan: gac.Plan, model: Any = None, **changed: Any) -> Any:
         model = self.model if model is None else model
         return gac.compress(model, plan, tokenizer=self.tokenizer, progress=False, **changed)
+
+    def there_and_back(self, plan: gac.Plan, folder: Path, model: Any = None) -> tuple[Any, Any]:
+        """The compressed model, and the one that is loaded from its files; both say the same and have the plan."""
+        plan.save(folder / "plan.json")
+        assert gac.Plan.load(folder / "plan.json") == plan
+        small = self.compress(plan, model=model)
+        gac.save(small, folder / "small", tokenizer=self.tokenizer)
+        again = gac.load(folder / "small").to(small.device)
+        assert again.gac_plan == plan
+        assert torch.equal(logits(again), logits(small))
+        return small, again

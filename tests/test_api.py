@@ -2,28 +2,28 @@
 
 import copy
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaForCausalLM, MixtralConfig
+from transformers import LlamaConfig, MixtralConfig
 
 import gac
 from gac.allocation.limits import floored
 from gac.checkpoint.card import model_card
 from gac.errors import BudgetError, GacError, ModelError, PlanError, ProfileError, TextError
-from gac.plan import SiteChoice
 from gac.runtime.decode import DecodeLinear
 from gac.runtime.modules import LowRankLinear
 from gac.runtime.shared_gemm import FusedInput
-from tests.changed import with_recipe
+from tests.compression.applying import logits
 from tests.models.small import small_config, small_model
 from tests.small_pipeline import Small
 
 
-def total(model: LlamaForCausalLM) -> int:
+def total(model: Any) -> int:
     return sum(p.numel() for name, p in model.named_parameters() if "proj" in name)
 
 
@@ -40,6 +40,23 @@ def test_the_budget_is_used_and_never_exceeded(small: Small, budget: float) -> N
     assert total(model) == plan.budget.used
 
 
+def test_nothing_is_lost_at_budget_1(small: Small) -> None:
+    plan, before = small.allocate(1.0), logits(small.model)
+    assert {weight.form for weight in plan.weights} == {"dense"}
+    assert plan.prediction.loss == 0
+    assert torch.equal(logits(small.compress(plan)), before)
+
+
+def test_nothing_is_lost_at_full_rank(
+    small: Small, tiny_config: LlamaConfig, make_plan: Callable[..., gac.Plan]
+) -> None:
+    dense, before = small.allocate(1.0), logits(small.model)
+    full = {one.name: ("low_rank", min(one.weight.out_features, one.weight.in_features)) for one in dense.weights}
+    model = small.compress(replace(make_plan(tiny_config, full), measured=dense.measured))
+    assert {type(model.get_submodule(name)) for name in full} == {LowRankLinear}
+    torch.testing.assert_close(logits(model), before, rtol=0, atol=1e-4)
+
+
 def test_unaligned_dims_lose_no_more(small: Small) -> None:
     aligned = small.allocate(0.6)
     free = small.allocate(0.6, align=False)
@@ -53,36 +70,26 @@ def test_dims_can_be_multiples_of_a_number(small: Small) -> None:
     assert {weight.dim % 16 for weight in plan.weights if weight.form != "dense"} == {0}
 
 
+# --- from a plan to files and back ----------------------------------------------------------------------------------
+
+
+def fused_in(model: Any) -> int:
+    return sum(isinstance(module, FusedInput) for module in model.modules())
+
+
 def test_a_fused_plan_runs_saves_and_loads(small: Small, tmp_path: Path) -> None:
     plan = small.allocate(0.7, fuse=True)
     assert [site.kind for site in plan.sites[:3]] == ["q_proj+k_proj+v_proj", "o_proj", "mlp"]
     assert plan.prediction.loss == pytest.approx(small.allocate(0.7).prediction.loss)
-    model = small.compress(plan, model=copy.deepcopy(small.model))
-    assert sum(isinstance(module, FusedInput) for module in model.modules()) == 4
-    gac.save(model, tmp_path / "fused", tokenizer=small.tokenizer)
-    again = gac.load(tmp_path / "fused").to(model.device)
-    assert sum(isinstance(module, FusedInput) for module in again.modules()) == 4
-    ids = torch.arange(12)[None]
-    with torch.no_grad():
-        assert torch.equal(again(ids).logits, model(ids).logits)
-    apart = small.compress(replace(with_recipe(plan, fuse=False), sites=unfused(plan)))
-    with torch.no_grad():
-        assert (apart(ids).logits - model(ids).logits).abs().max() < 1e-4
+    assert [fused_in(model) for model in small.there_and_back(plan, tmp_path)] == [4, 4]
 
 
 def test_a_plan_that_chooses_what_is_fused_runs_and_is_read_back(small: Small, tmp_path: Path) -> None:
     plan = small.allocate(0.7, fuse="auto")
     assert not any(site.shared for site in plan.sites), "the profile has none of the shapes"
-    sites = tuple(replace(site, shared=site.kind == "mlp") for site in plan.sites)
-    chosen = replace(plan, sites=sites)
-    chosen.save(tmp_path / "plan.json")
-    assert gac.Plan.load(tmp_path / "plan.json") == chosen
+    chosen = replace(plan, sites=tuple(replace(site, shared=site.kind == "mlp") for site in plan.sites))
     assert "; fused: 2 mlp" in chosen.summary()
-    model = small.compress(chosen)
-    gac.save(model, tmp_path / "small", tokenizer=small.tokenizer)
-    again = gac.load(tmp_path / "small")
-    for one in (model, again):
-        assert sum(isinstance(module, FusedInput) for module in one.modules()) == 2
+    assert [fused_in(model) for model in small.there_and_back(chosen, tmp_path)] == [2, 2]
     assert "--fuse-where-faster" in (tmp_path / "small" / "README.md").read_text(encoding="utf-8")
 
 
@@ -90,88 +97,39 @@ def test_a_plan_for_one_row_in_triton_runs_saves_and_loads(small: Small, tmp_pat
     plan = small.allocate(0.7, decode_kernel="triton", fuse=True, workloads=["prefill:1x64"])
     assert plan.recipe.deployment.triton
     assert {weight.dim % 16 for weight in plan.weights if weight.form != "dense"} == {0}
-    model = small.compress(plan)
-    gac.save(model, tmp_path / "small", tokenizer=small.tokenizer)
-    again = gac.load(tmp_path / "small").to(model.device)
-    for one in (model, again):
+    for one in small.there_and_back(plan, tmp_path):
         assert isinstance(one.model.layers[0].mlp.down_proj, DecodeLinear | LowRankLinear)
         assert sum(isinstance(module, DecodeLinear) for module in one.modules()) > 2
-    ids = torch.arange(12)[None]
-    with torch.no_grad():
-        assert torch.equal(again(ids).logits, model(ids).logits)
-        assert torch.equal(again(ids[:, :1]).logits, model(ids[:, :1]).logits)
-
-
-def test_one_row_in_triton_asks_for_latencies_of_its_own(small: Small) -> None:
-    with pytest.raises(ProfileError, match="q_proj for decode:1@1024 in Triton; expected a profile of this model's"):
-        small.allocate(0.7, decode_kernel="triton")
 
 
 @pytest.mark.parametrize("fuse", [False, True, "auto"])
 def test_a_smaller_cache_is_planned_compressed_and_kept(small: Small, tmp_path: Path, fuse: Any) -> None:
-    forms = ("low_rank", "narrow", "head_dim")
-    plan = small.allocate(0.8, forms=forms, kv_cache=0.75, fuse=fuse)
+    plan = small.allocate(0.8, forms=("low_rank", "narrow", "head_dim"), kv_cache=0.75, fuse=fuse)
     assert plan.kv_numbers == (2 * (32 + 16), 2 * (32 + 32))
-    plan.save(tmp_path / "plan.json")
-    assert gac.Plan.load(tmp_path / "plan.json") == plan
-    model = small.compress(plan)
-    gac.save(model, tmp_path / "small", tokenizer=small.tokenizer)
-    again = gac.load(tmp_path / "small").to(model.device)
-    ids = torch.arange(12)[None]
-    with torch.no_grad():
-        found = again(ids, use_cache=True)
-        assert torch.equal(found.logits, model(ids).logits)
-    assert [layer.values.shape[-1] for layer in found.past_key_values.layers] == [8, 8]
+    _, again = small.there_and_back(plan, tmp_path)
+    cache = again(torch.arange(12)[None], use_cache=True).past_key_values
+    assert [layer.values.shape[-1] for layer in cache.layers] == [8, 8]
 
 
-def test_a_cache_that_no_form_makes_smaller_is_refused_at_once(small: Small) -> None:
-    with pytest.raises(BudgetError, match="add the form head_dim"):
-        small.allocate(0.8, kv_cache=0.75)
-    with pytest.raises(GacError, match="rule uniform with a KV-cache limit"):
-        small.allocate(0.8, kv_cache=0.75, rule="uniform")
-
-
-def unfused(plan: gac.Plan) -> tuple[SiteChoice, ...]:
-    """The same choices, with q, k and v in sites of their own."""
-    sites: list[SiteChoice] = []
-    for site in plan.sites:
-        if site.kind.startswith("q_proj"):
-            for weight in site.weights:
-                kind = weight.name.rpartition(".")[2]
-                sites.append(
-                    replace(
-                        site,
-                        site=weight.name,
-                        kind=kind,
-                        weights=(weight,),
-                        params=weight.params,
-                        dense_params=weight.weight.params,
-                        alternatives=(),
-                    )
-                )
-        else:
-            sites.append(site)
-    return tuple(sites)
-
-
-def test_a_fused_model_generates_with_the_cache_as_without(small: Small) -> None:
-    plan = small.allocate(0.6, fuse=True)
-    model: Any = small.compress(plan)
-    ids = torch.arange(8)[None]
-    said = [model.generate(ids, max_new_tokens=12, do_sample=False, use_cache=cache) for cache in (True, False)]
-    assert torch.equal(*said)
+@pytest.mark.parametrize("forms", [("low_rank",), ("narrow",)])
+@pytest.mark.parametrize("model_type", ["glm", "gpt2", "gpt_neox", "opt", "phi3"])
+def test_every_layout_is_planned_compressed_and_saved(
+    model_type: str, forms: tuple[str, ...], small: Small, tmp_path: Path
+) -> None:
+    dense = small_model(small_config(model_type))
+    plan = small.allocate(0.7, forms=forms, fuse=True, model=dense)
+    assert {weight.form for weight in plan.weights} == {"dense", *forms}
+    model, _ = small.there_and_back(plan, tmp_path, dense)
+    targeted = tuple(f"{weight.name}." for weight in plan.weights)
+    stored = model.state_dict().items()
+    counted = sum(value.numel() for name, value in stored if name.startswith(targeted) and name.endswith("weight"))
+    assert counted == plan.budget.used
 
 
 def test_the_same_call_gives_the_same_plan(small: Small, tmp_path: Path) -> None:
     for name in ("a.json", "b.json"):
         small.allocate(0.7).save(tmp_path / name)
     assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
-
-
-def test_keeping_everything_keeps_everything_dense(small: Small) -> None:
-    plan = small.allocate(1.0)
-    assert {weight.form for weight in plan.weights} == {"dense"}
-    assert plan.prediction.loss == 0
 
 
 def test_compressing_does_not_need_the_kept_statistics(
@@ -183,7 +141,14 @@ def test_compressing_does_not_need_the_kept_statistics(
     monkeypatch.setenv("GAC_HOME", str(tmp_path / "empty"))
     second = small.compress(plan, model=other)
     assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
-    assert gac.allocate is not None
+
+
+def test_saving_without_a_tokenizer_is_said(small: Small, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    gac.save(small.compress(small.allocate(0.7)), tmp_path / "checkpoint")
+    assert "saving without a tokenizer: the model 'LlamaForCausalLM in memory' came without a tokenizer" in caplog.text
+
+
+# --- profiles and latencies -----------------------------------------------------------------------------------------
 
 
 def test_the_shipped_table_stands_in_where_there_is_no_gpu(
@@ -195,93 +160,6 @@ def test_the_shipped_table_stands_in_where_there_is_no_gpu(
     assert plan.measured.profile.gpu == "NVIDIA H100 80GB HBM3"
     assert plan.measured.profile.note == "no GPU here, so the shipped table"
     assert "profile of NVIDIA H100 80GB HBM3: no GPU here, so the shipped table" in caplog.text
-
-
-def test_unknown_latencies_are_said_and_not_invented(small: Small) -> None:
-    plan = small.allocate(0.7)
-    assert [(w.dense_ns, w.plan_ns, w.unknown) for w in plan.workloads] == [(None, None, 14)] * 2
-    with pytest.raises(ProfileError, match=r"the profile lacks the latency of model.layers.0.self_attn.q_proj"):
-        small.allocate(0.7, latency=0.9)
-
-
-def test_an_unreachable_budget_says_what_can_be_reached(small: Small) -> None:
-    with pytest.raises(BudgetError) as failure:
-        small.allocate(0.01)
-    smallest = float(failure.value.remedy.split("budget of ")[1].split(" or more")[0])
-    assert failure.value.given == "a limit of 921 of 92,160 parameters (0.00999349)"
-    small.allocate(smallest)
-    with pytest.raises(BudgetError):
-        small.allocate(smallest - 2e-5)
-
-
-def test_a_mixture_of_experts_is_refused_before_its_weights_are_read(small: Small, tmp_path: Path) -> None:
-    MixtralConfig().save_pretrained(tmp_path)
-    with pytest.raises(ModelError) as failure:
-        small.allocate(0.8, model=tmp_path)
-    assert str(failure.value) == (
-        "model type 'mixtral', a mixture of experts (8 experts a layer); expected one MLP a layer, which every token "
-        "passes. Use a dense model: experts have no loss curves."
-    )
-
-
-@pytest.mark.parametrize("forms", [("low_rank",), ("narrow",)])
-@pytest.mark.parametrize("model_type", ["glm", "gpt2", "gpt_neox", "opt", "phi3"])
-def test_every_layout_is_planned_compressed_and_saved(
-    model_type: str, forms: tuple[str, ...], small: Small, tmp_path: Path
-) -> None:
-    dense = small_model(small_config(model_type))
-    plan = small.allocate(0.7, forms=forms, fuse=True, model=dense)
-    assert {weight.form for weight in plan.weights} == {"dense", *forms}
-    plan.save(tmp_path / "plan.json")
-    assert gac.Plan.load(tmp_path / "plan.json") == plan
-    model = small.compress(plan, model=dense)
-    targeted = tuple(f"{weight.name}." for weight in plan.weights)
-    stored = model.state_dict().items()
-    counted = sum(value.numel() for name, value in stored if name.startswith(targeted) and name.endswith("weight"))
-    assert counted == plan.budget.used
-    gac.save(model, tmp_path / "small", tokenizer=small.tokenizer)
-    ids = torch.arange(12)[None]
-    with torch.no_grad():
-        assert torch.equal(gac.load(tmp_path / "small")(ids).logits, model(ids).logits)
-
-
-def test_a_form_that_fits_no_weight_is_refused(small: Small) -> None:
-    model = small_model(small_config("gpt2"))
-    with pytest.raises(PlanError) as failure:
-        small.allocate(0.8, forms=("low_rank", "head_dim"), model=model)
-    assert str(failure.value) == (
-        "form head_dim, which fits no weight of a gpt2 model; expected one of dense, low_rank, narrow. Leave it out."
-    )
-
-
-def test_a_cache_that_no_form_can_make_smaller_is_refused(small: Small) -> None:
-    with pytest.raises(BudgetError) as failure:
-        small.allocate(0.8, kv_cache=0.75, model=small_model(small_config("phi3")))
-    assert str(failure.value) == (
-        "a KV-cache limit of 0.75; expected at least 1.0000, the smallest that forms low_rank, narrow can reach. "
-        "Allow more."
-    )
-
-
-def test_weights_that_are_not_finite_are_named(small: Small) -> None:
-    with torch.no_grad():
-        small.model.model.layers[1].mlp.up_proj.weight[3, 5] = torch.nan
-    with pytest.raises(ModelError, match=r"model\.layers\.1\.mlp\.up_proj\.weight holds 1 NaN"):
-        small.allocate(0.8)
-
-
-def test_short_calibration_text_says_how_short(small: Small, tmp_path: Path) -> None:
-    short = tmp_path / "short.txt"
-    short.write_text("too little text", encoding="utf-8")
-    with pytest.raises(TextError, match=r"15 tokens"):
-        small.allocate(0.8, calibration=f"{short}:4x64")
-
-
-def test_an_unreadable_profile_is_refused(small: Small, tmp_path: Path) -> None:
-    bad = tmp_path / "bad.jsonl"
-    bad.write_text("{}\n", encoding="utf-8")
-    with pytest.raises(ProfileError, match=r"bad\.jsonl"):
-        small.allocate(0.8, profile=bad)
 
 
 def test_a_profile_of_other_hardware_is_used_by_name_only(small: Small, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -298,6 +176,99 @@ def test_a_profile_of_other_hardware_is_used_by_name_only(small: Small, monkeypa
         small.allocate(0.8, profile=None)
 
 
+def test_unknown_latencies_are_said_and_not_invented(small: Small) -> None:
+    plan = small.allocate(0.7)
+    assert [(w.dense_ns, w.plan_ns, w.unknown) for w in plan.workloads] == [(None, None, 14)] * 2
+    with pytest.raises(ProfileError, match=r"the profile lacks the latency of model.layers.0.self_attn.q_proj"):
+        small.allocate(0.7, latency=0.9)
+
+
+# --- what is refused ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
+        ({"method": "magic"}, GacError, "method 'magic' is unknown; "),
+        ({"forms": ("sparse",)}, GacError, "form 'sparse' is unknown; "),
+        ({"workloads": ("prefill",)}, GacError, "workload 'prefill'; "),
+        ({"kv_cache": 0.75, "rule": "uniform"}, GacError, "rule uniform with a KV-cache limit; "),
+        (
+            {"kv_cache": 0.75},
+            BudgetError,
+            "a KV-cache limit of 0.75; expected at least 1.0000, the smallest that forms low_rank, narrow can reach. "
+            "Allow more, or add the form head_dim",
+        ),
+        (
+            {"decode_kernel": "triton"},
+            ProfileError,
+            "the profile lacks the latency of model.layers.0.self_attn.q_proj for decode:1@1024 in Triton; ",
+        ),
+        (
+            {"method": "palu", "forms": ("narrow",)},
+            GacError,
+            "method palu with forms narrow; expected its own, grouped. Leave the forms out.",
+        ),
+        (
+            {"method": "palu:2", "kv_cache": 0.5},
+            GacError,
+            "method palu:2 with budget 0.8 and a KV-cache limit of 0.5; expected a budget alone, which is the kept "
+            "fraction of the KV cache. Drop the KV-cache limit.",
+        ),
+        (
+            {"forms": ("grouped",)},
+            GacError,
+            "form grouped with method kfac; expected method palu, which measures groups of heads. Use method='palu'.",
+        ),
+    ],
+)
+def test_what_does_not_go_together_is_refused(
+    small: Small, given: dict[str, Any], error: type[GacError], message: str
+) -> None:
+    with pytest.raises(error) as caught:
+        small.allocate(0.8, **given)
+    assert str(caught.value).startswith(message)
+
+
+def test_a_cache_that_no_form_can_make_smaller_is_refused(small: Small) -> None:
+    with pytest.raises(BudgetError) as failure:
+        small.allocate(0.8, kv_cache=0.75, model=small_model(small_config("phi3")))
+    assert str(failure.value).endswith("the smallest that forms low_rank, narrow can reach. Allow more.")
+
+
+def test_an_unreachable_budget_says_what_can_be_reached(small: Small) -> None:
+    with pytest.raises(BudgetError) as failure:
+        small.allocate(0.01)
+    smallest = float(failure.value.remedy.split("budget of ")[1].split(" or more")[0])
+    assert failure.value.given == "a limit of 921 of 92,160 parameters (0.00999349)"
+    small.allocate(smallest)
+    with pytest.raises(BudgetError):
+        small.allocate(smallest - 2e-5)
+
+
+def test_a_mixture_of_experts_is_refused_before_its_weights_are_read(small: Small, tmp_path: Path) -> None:
+    MixtralConfig().save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match="model type 'mixtral', a mixture of experts"):
+        small.allocate(0.8, model=tmp_path)
+
+
+def test_weights_that_are_not_finite_are_named(small: Small) -> None:
+    with torch.no_grad():
+        small.model.model.layers[1].mlp.up_proj.weight[3, 5] = torch.nan
+    with pytest.raises(ModelError, match=r"model\.layers\.1\.mlp\.up_proj\.weight holds 1 NaN"):
+        small.allocate(0.8)
+
+
+def test_files_that_cannot_be_used_are_named(small: Small, tmp_path: Path) -> None:
+    short, bad = tmp_path / "short.txt", tmp_path / "bad.jsonl"
+    short.write_text("too little text", encoding="utf-8")
+    bad.write_text("{}\n", encoding="utf-8")
+    with pytest.raises(TextError, match=r"15 tokens"):
+        small.allocate(0.8, calibration=f"{short}:4x64")
+    with pytest.raises(ProfileError, match=r"bad\.jsonl"):
+        small.allocate(0.8, profile=bad)
+
+
 def test_a_plan_for_other_weights_is_refused_and_nothing_is_changed(small: Small) -> None:
     plan = small.allocate(0.7)
     with torch.no_grad():
@@ -308,25 +279,7 @@ def test_a_plan_for_other_weights_is_refused_and_nothing_is_changed(small: Small
     assert all(torch.equal(before[name], value) for name, value in small.model.state_dict().items())
 
 
-@pytest.mark.parametrize(
-    ("option", "value", "message"),
-    [
-        ("method", "magic", "method 'magic' is unknown"),
-        ("forms", ("sparse",), "form 'sparse' is unknown"),
-        ("workloads", ("prefill",), "workload 'prefill'"),
-    ],
-)
-def test_wrong_names_are_named(small: Small, option: str, value: Any, message: str) -> None:
-    with pytest.raises(gac.GacError, match=message):
-        small.allocate(0.8, **{option: value})
-
-
-def test_saving_without_a_tokenizer_is_said(small: Small, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    plan = small.allocate(0.7)
-    model = small.compress(plan)
-    gac.save(model, tmp_path / "checkpoint")
-    assert "saving without a tokenizer: the model 'LlamaForCausalLM in memory' came without a tokenizer" in caplog.text
-    assert gac.load(tmp_path / "checkpoint").gac_plan == plan
+# --- peers ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("rule", ["zero-sum", "sensitivity", "zero-sum:down8"])
@@ -336,9 +289,6 @@ def test_a_peers_rule_asks_the_model_what_it_needs(small: Small, rule: str) -> N
     assert plan.budget.used <= plan.budget.limit
     model = small.compress(plan)
     assert total(model) == plan.budget.used
-
-
-# --- PaLU -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("rule", ["loss", "uniform", "fisher", "fisher:nearest8"])
@@ -366,8 +316,7 @@ def test_folded_values_are_cached_shorter(small: Small) -> None:
 
 
 def test_the_exact_choice_loses_least_of_all_rules(small: Small) -> None:
-    free = {"align": False}
-    loss, peer = (small.allocate(0.5, method="palu:1", rule=rule, **free) for rule in ("loss", "uniform"))
+    loss, peer = (small.allocate(0.5, method="palu:1", rule=rule, align=False) for rule in ("loss", "uniform"))
     assert loss.certificate.status == "optimal"
     assert peer.certificate.lower_bound == pytest.approx(loss.prediction.loss)
     assert loss.prediction.loss < peer.prediction.loss
@@ -378,35 +327,9 @@ def test_more_of_the_cache_than_the_rule_was_allowed_is_said(small: Small) -> No
     assert "KV cache     64 of 128 numbers a token: 0.5000 kept, 51 allowed, overshot by 13" in plan.summary()
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        (
-            {"method": "palu", "forms": ("narrow",)},
-            "method palu with forms narrow; expected its own, grouped. Leave the forms out.",
-        ),
-        (
-            {"method": "palu:2", "kv_cache": 0.5},
-            "method palu:2 with budget 0.8 and a KV-cache limit of 0.5; expected a budget alone, which is the kept "
-            "fraction of the KV cache. Drop the KV-cache limit.",
-        ),
-        (
-            {"forms": ("grouped",)},
-            "form grouped with method kfac; expected method palu, which measures groups of heads. Use method='palu'.",
-        ),
-    ],
-)
-def test_palu_and_its_form_go_together(small: Small, given: dict[str, Any], message: str) -> None:
-    with pytest.raises(GacError) as caught:
-        small.allocate(0.8, **given)
-    assert str(caught.value) == message
-
-
 def test_there_is_no_frontier_of_palu(small: Small) -> None:
     with pytest.raises(GacError, match="a frontier of method palu"):
         small.frontier(method="palu")
-    with pytest.raises(GacError, match="form grouped with method kfac"):
-        small.frontier(forms=("grouped",))
 
 
 @pytest.mark.parametrize(
@@ -438,31 +361,24 @@ def documented(small: Small, documents: list[str]) -> gac.Plan:
     return small.allocate(0.7, calibration=text)
 
 
-def test_a_plan_says_which_documents_it_was_calibrated_on(documented: gac.Plan, documents: list[str]) -> None:
+def test_documents_are_named_in_the_plan_and_given_again_to_compress(
+    small: Small, documented: gac.Plan, documents: list[str], tmp_path: Path
+) -> None:
     text = documented.measured.calibration
     assert (text.text, text.windows, text.window_tokens) == ("5 documents given in memory", 4, 64)
     assert text.documents == gac.Documents(documents).digests
-
-
-def test_documents_are_given_again_to_compress(
-    small: Small, documented: gac.Plan, documents: list[str], tmp_path: Path
-) -> None:
     documented.save(tmp_path / "plan.json")
-    plan = gac.Plan.load(tmp_path / "plan.json")
-    model = small.compress(plan, calibration=iter(documents))
-    assert total(model) == plan.budget.used
+    model = small.compress(gac.Plan.load(tmp_path / "plan.json"), calibration=iter(documents))
+    assert total(model) == documented.budget.used
 
 
-def test_compress_asks_for_the_documents(small: Small, documented: gac.Plan) -> None:
+def test_no_documents_and_other_documents_are_refused(small: Small, documented: gac.Plan, documents: list[str]) -> None:
     with pytest.raises(PlanError) as caught:
         small.compress(documented)
     assert str(caught.value) == (
         "a plan calibrated on 5 documents given in memory; expected the same documents, whose windows have digest "
         f"{documented.measured.calibration.digest[:12]}. Pass them: gac.compress(model, plan, calibration=documents)."
     )
-
-
-def test_other_documents_are_refused(small: Small, documented: gac.Plan, documents: list[str]) -> None:
     with pytest.raises(PlanError, match=r"calibration text 5 documents given in memory has digest .* here; expected"):
         small.compress(documented, calibration=documents[::-1])
 
@@ -477,8 +393,7 @@ def test_a_file_that_has_moved_is_named_to_compress(small: Small, text_file: Pat
 def test_a_model_is_not_evaluated_on_its_calibration_documents(
     small: Small, documented: gac.Plan, documents: list[str]
 ) -> None:
-    reader = small.tokenizer
-    model = gac.compress(small.model, documented, calibration=documents, tokenizer=reader, progress=False)
+    model, reader = small.compress(documented, calibration=documents), small.tokenizer
     with pytest.raises(TextError) as caught:
         gac.perplexity(model, reader, ["new words " * 20, documents[2]], length=64)
     assert str(caught.value) == (

@@ -10,6 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from gac.errors import ModelError
 from gac.models.loading import model_digest, read_parameter
+from tests.compression.applying import logits
 from tests.small_pipeline import Small
 
 accelerate = pytest.importorskip("accelerate")
@@ -24,49 +25,56 @@ def dispatched(model: LlamaForCausalLM, second_layer: str, folder: Path) -> Llam
     )
 
 
-@pytest.mark.parametrize("where", ["cpu", "disk"])
+PEERS = {"method": "svd-llm", "rule": "zero-sum", "forms": ("low_rank",)}
+
+
+@pytest.mark.parametrize(
+    ("where", "given"), [("cpu", {}), ("disk", {}), ("cpu", {"shots": 2}), ("cpu", PEERS)], ids=str
+)
 def test_the_plan_is_that_of_the_model_in_one_place(
-    small: Small, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    small: Small, where: str, given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan = small.allocate(0.7)
+    plan = small.allocate(0.7, **given)
     monkeypatch.setenv("GAC_HOME", str(tmp_path / "own"))
     spread = dispatched(small.model, where, tmp_path / "offloaded")
-    assert small.allocate(0.7, model=spread) == plan
-    assert small.allocate(0.7, model=spread) == plan  # from what was kept
+    assert small.allocate(0.7, model=spread, **given) == plan
+    assert small.allocate(0.7, model=spread, **given) == plan  # from what was kept
 
 
 def test_a_dispatched_model_is_compressed_where_it_is(small: Small, tmp_path: Path) -> None:
     plan = small.allocate(0.7)
-    ids = torch.arange(20)[None]
     ours = small.compress(plan, model=dispatched(small.model, "cpu", tmp_path))
-    theirs = small.compress(plan)
-    with torch.no_grad():
-        assert torch.equal(ours(ids).logits, theirs(ids).logits)
+    assert torch.equal(logits(ours), logits(small.compress(plan)))
 
 
-def test_offloaded_weights_are_not_compressed(small: Small, tmp_path: Path) -> None:
-    plan = small.allocate(0.7)
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            {},
+            "by its device_map; expected every weight in the memory of a device, where its smaller one can take its "
+            'place. Load the model with device_map="cpu" to compress it; a plan can be made as it is.',
+        ),
+        (
+            {"shots": 2},
+            "by its device_map, with shots=2; expected every weight in the memory of a device, where the first shot is "
+            'made of it. Load the model with device_map="cpu", or use shots=1.',
+        ),
+        (
+            PEERS,
+            "by its device_map, under the rule zero-sum; expected every weight in the memory of a device, where its "
+            'gradient or its truncation can be measured. Load the model with device_map="cpu", or take another rule.',
+        ),
+    ],
+)
+def test_offloaded_weights_are_refused_where_others_take_their_place(
+    small: Small, given: dict[str, Any], message: str, tmp_path: Path
+) -> None:
     spread = dispatched(small.model, "disk", tmp_path)
+    plan = None if given else small.allocate(0.7)
     with pytest.raises(ModelError) as failure:
-        small.compress(plan, model=spread)
-    assert str(failure.value) == (
-        "model.layers.1.self_attn.q_proj.weight is offloaded by its device_map; expected every weight in the memory of "
-        "a device, where its smaller one can take its place. "
-        'Load the model with device_map="cpu" to compress it; a plan can be made as it is.'
-    )
-
-
-def test_rules_that_try_other_values_refuse_offloaded_weights(small: Small, tmp_path: Path) -> None:
-    peers: dict[str, Any] = {"method": "svd-llm", "rule": "zero-sum", "forms": ("low_rank",)}
-    plan = small.allocate(0.7, model=dispatched(small.model, "cpu", tmp_path), **peers)
-    assert small.allocate(0.7, **peers) == plan
-    with pytest.raises(ModelError) as failure:
-        small.allocate(0.7, model=dispatched(small.model, "disk", tmp_path), **peers)
-    assert str(failure.value) == (
-        "model.layers.1.self_attn.q_proj.weight is offloaded by its device_map, under the rule zero-sum; expected "
-        "every weight in the memory of a device, where its gradient or its truncation can be measured. "
-        'Load the model with device_map="cpu", or take another rule.'
-    )
+        small.allocate(0.7, model=spread, **given) if plan is None else small.compress(plan, model=spread)
+    assert str(failure.value) == f"model.layers.1.self_attn.q_proj.weight is offloaded {message}"
 
 
 def test_offloaded_weights_that_are_tied_count_once(tiny_config: LlamaConfig, tmp_path: Path) -> None:

@@ -1,9 +1,7 @@
 """Plans of two shots: what a user calls, what is kept of them, and what a user gets wrong."""
 
 import copy
-import json
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +10,10 @@ import torch
 
 import gac
 from gac.allocation.reproduce import allocate_command
-from gac.errors import GacError, ModelError, PlanError
+from gac.errors import GacError
 from gac.sensitivity import second_shot
 from tests.changed import with_recipe
-from tests.cli.commands import refused, run
+from tests.cli.commands import run
 from tests.models.small import small_config, small_model
 from tests.small_pipeline import Small
 
@@ -74,17 +72,6 @@ def test_they_serve_every_budget_and_form(small: Small, monkeypatch: pytest.Monk
     small.frontier(shots=2, points=3)
 
 
-def test_a_point_of_a_frontier_is_the_plan_of_two_shots(small: Small, tmp_path: Path) -> None:
-    found = small.frontier(points=4, shots=2)
-    found.save(tmp_path / "frontier.json")
-    plan = small.allocate(found.points[1].asked, shots=2)
-    assert gac.Frontier.load(tmp_path / "frontier.json").plan(1) == replace(plan, sites=without_alternatives(plan))
-
-
-def without_alternatives(plan: gac.Plan) -> Any:
-    return tuple(replace(site, alternatives=()) for site in plan.sites)
-
-
 def test_an_interrupted_second_shot_goes_on(small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = small.allocate(0.6, shots=2)
     monkeypatch.setenv("GAC_HOME", str(tmp_path / "other"))
@@ -110,13 +97,7 @@ def test_an_interrupted_second_shot_goes_on(small: Small, tmp_path: Path, monkey
 @pytest.mark.parametrize("refit", ["residual", "update", "none"])
 def test_it_is_compressed_saved_and_loaded(small: Small, tmp_path: Path, refit: str) -> None:
     plan = small.allocate(0.6, shots=2, refit=refit)
-    plan.save(tmp_path / "plan.json")
-    assert gac.Plan.load(tmp_path / "plan.json") == plan
-    model = compressed(small, plan)
-    gac.save(model, tmp_path / "small", tokenizer=small.tokenizer)
-    again = gac.load(tmp_path / "small")
-    assert again.gac_plan == plan
-    assert same(again, model)
+    small.there_and_back(plan, tmp_path)
     assert " --seed 0 --shots 2 -o plan.json" in (tmp_path / "small" / "README.md").read_text(encoding="utf-8")
 
 
@@ -140,19 +121,6 @@ def test_other_layouts_have_a_second_shot(model_type: str, small: Small) -> None
         assert torch.isfinite(model(torch.arange(12)[None]).logits).all()
 
 
-# --- files ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("shots", [0, 3, "2", 1.5])
-def test_a_plan_of_other_shots_is_refused(small: Small, tmp_path: Path, shots: Any) -> None:
-    small.allocate(0.6).save(tmp_path / "plan.json")
-    document = json.loads((tmp_path / "plan.json").read_text())
-    document["recipe"]["measure"]["shots"] = shots
-    (tmp_path / "plan.json").write_text(json.dumps(document))
-    with pytest.raises(PlanError, match="shots"):
-        gac.Plan.load(tmp_path / "plan.json")
-
-
 def test_a_plan_that_no_second_shot_can_have_made_is_not_applied(small: Small) -> None:
     plan = small.allocate(0.6, method="svd-llm")
     with pytest.raises(GacError, match="shots=2 with method svd-llm"):
@@ -171,51 +139,16 @@ def test_it_is_refused_before_anything_is_measured(small: Small, monkeypatch: py
         small.frontier(method="svd", shots=2)
 
 
-def test_offloaded_weights_have_no_second_shot(small: Small, tmp_path: Path) -> None:
-    accelerate = pytest.importorskip("accelerate")
-    parts = ("model.embed_tokens", "model.rotary_emb", "model.layers.0", "model.norm", "lm_head")
-    device_map = dict.fromkeys(parts, "cpu") | {"model.layers.1": "disk"}
-    spread = accelerate.dispatch_model(
-        copy.deepcopy(small.model), device_map, main_device="cpu", offload_dir=tmp_path / "off", force_hooks=True
-    )
-    with pytest.raises(ModelError) as refused:
-        small.allocate(0.6, shots=2, model=spread)
-    assert str(refused.value) == (
-        "model.layers.1.self_attn.q_proj.weight is offloaded by its device_map, with shots=2; expected every weight in "
-        'the memory of a device, where the first shot is made of it. Load the model with device_map="cpu", or use '
-        "shots=1."
-    )
-
-
-def test_a_model_with_a_device_map_has_the_same_second_shot(
-    small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    accelerate = pytest.importorskip("accelerate")
-    plan = small.allocate(0.6, shots=2)
-    monkeypatch.setenv("GAC_HOME", str(tmp_path / "own"))
-    spread = accelerate.dispatch_model(copy.deepcopy(small.model), {"": "cpu"}, main_device="cpu", force_hooks=True)
-    assert small.allocate(0.6, shots=2, model=spread) == plan
-
-
 def test_the_command_line_says_what_two_shots_cost(small: Small, tmp_path: Path) -> None:
     small.model.save_pretrained(tmp_path / "model")
     small.tokenizer.save_pretrained(tmp_path / "model")
-    asked = (
-        "allocate",
-        tmp_path / "model",
-        "--calibration",
-        small.options["calibration"],
-        "-o",
-        tmp_path / "plan.json",
-    )
-    result = run(*asked, "--shots", 2)
+    plan, text = tmp_path / "plan.json", small.options["calibration"]
+    result = run("allocate", tmp_path / "model", "--calibration", text, "-o", plan, "--shots", 2)
     assert result.exit_code == 0, result.output
     assert (
         "two shots: calibration takes twice as long and twice the disk, and there has to be room for a second copy of "
         "the weights, compressed to 0.8\n"
     ) in result.stderr
-    assert gac.Plan.load(tmp_path / "plan.json").recipe.measure.shots == 2
-    small = run("compress", tmp_path / "model", "--plan", tmp_path / "plan.json", "-o", tmp_path / "small")
-    assert "or taken again where they are gone (in two shots)" in small.stderr
-    assert "two shots" not in run(*asked).stderr
-    assert "Error: measure.shots=3; expected 1 or 2. Correct it, or leave it out.\n" in refused(*asked, "--shots", 3)
+    assert gac.Plan.load(plan).recipe.measure.shots == 2
+    applied = run("compress", tmp_path / "model", "--plan", plan, "-o", tmp_path / "small")
+    assert "or taken again where they are gone (in two shots)" in applied.stderr
