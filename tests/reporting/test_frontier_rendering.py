@@ -3,11 +3,11 @@
 from dataclasses import replace
 
 import pytest
-from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from rendering import legend, shown
 
 from gac.allocation.frontier import Frontier, frontier
-from gac.reporting.frontier import figure_of_frontier, frontier_table, readable
+from gac.reporting.frontier import figure_of_frontier, frontier_table, plot_frontier, readable
 from tests.allocation.small_problems import DECODE, PREFILL, problem
 
 TWO = [[8, 4, 2, 1, 0.5], [6, 3, 1.5, 0.75, 0.375]]
@@ -18,10 +18,6 @@ LATENCIES = [10, 20, 30, 40, 50, 60]
 def found() -> Frontier:
     """5 points, of which those that lose more than ln 20 are lost."""
     return frontier(problem(TWO, LATENCIES), points=5)
-
-
-def panel(of: Frontier, number: int) -> Axes:
-    return figure_of_frontier(of).axes[number]
 
 
 # --- the table ------------------------------------------------------------------------------------------------------
@@ -48,14 +44,10 @@ def test_a_dozen_points_of_many() -> None:
     assert lines[2].startswith("1.0000 1,152 0.0000 ")
 
 
-def test_unknown_latencies_are_said() -> None:
-    lacking = frontier(problem([[1.0] * 5], [1] * 6, ["decode:4@8"]))
-    lines = shown(frontier_table(lacking))
+def test_unknown_latencies_and_what_was_limited_are_said() -> None:
+    lines = shown(frontier_table(frontier(problem([[1.0] * 5], [1] * 6, ["decode:4@8"]))))
     assert lines[2:4] == ["1.0000 144 0.0000 7.39 -", "0.1667 24 1.0000 20.09 -"]
     assert lines[-1] == "-: the profile lacks shapes for decode:4@8 (gac profile --model ... measures them)"
-
-
-def test_what_was_limited_is_said() -> None:
     lines = shown(frontier_table(frontier(problem(TWO, LATENCIES), limit=DECODE)))
     assert "proved to lose least for their latency on decode:1@8" in "\n".join(lines)
 
@@ -67,26 +59,29 @@ def test_where_all_is_lost_all_is_shown(found: Frontier) -> None:
 # --- the figure -----------------------------------------------------------------------------------------------------
 
 
+def titles(figure: Figure) -> list[str]:
+    return [ax.get_title(loc="left") or ax.get_title() for ax in figure.axes if ax.axison]
+
+
 def test_a_panel_for_parameters_and_one_a_workload(found: Frontier) -> None:
     figure = figure_of_frontier(found)
-    assert [(ax.get_title(loc="left") or ax.get_title(), ax.get_xlabel()) for ax in figure.axes if ax.axison] == [
-        ("parameters (3 points beyond 20x dense not shown)", "parameters of the targeted weights (millions)"),
-        ("prefill:1x8", "latency of the targeted weights (µs)"),
-        ("decode:1@8", "latency of the targeted weights (µs)"),
+    assert titles(figure) == ["parameters (3 points beyond 20x dense not shown)", "prefill:1x8", "decode:1@8"]
+    assert [ax.get_xlabel() for ax in figure.axes if ax.axison] == [
+        "parameters of the targeted weights (millions)",
+        *["latency of the targeted weights (µs)"] * 2,
     ]
     assert {ax.get_ylabel() for ax in figure.axes if ax.axison} == {"predicted perplexity"}
     assert figure.get_suptitle() == "tiny, kfac, NVIDIA Test GPU"
+    lacking = frontier(problem([[1.0] * 5], [1] * 6, [PREFILL, "decode:4@8"]))
+    assert titles(figure_of_frontier(lacking)) == ["parameters", "prefill:1x8"]
 
 
-def test_only_the_limited_axis_has_a_line(found: Frontier) -> None:
-    params, prefill = panel(found, 0), panel(found, 1)
-    assert [panel.lines[0].get_linestyle() for panel in (params, prefill)] == ["-", "None"]
+def test_points_stand_where_they_are_and_only_the_limited_axis_has_a_line(found: Frontier) -> None:
+    params, prefill, _ = figure_of_frontier(found).axes[:3]
+    assert [ax.lines[0].get_linestyle() for ax in (params, prefill)] == ["-", "None"]
     assert legend(params) == ["least loss for each limit", "dense, 7.39"]
     assert legend(prefill) == ["the same choices, limited in parameters", "dense, 7.39"]
-
-
-def test_points_stand_where_they_are(found: Frontier) -> None:
-    line, dense = panel(found, 1).lines
+    line, dense = prefill.lines
     assert list(line.get_xdata()) == [0.09, 0.12]
     assert list(line.get_ydata()) == [point.perplexity for point in found.points[-2:]]
     assert (list(dense.get_xdata()), list(dense.get_ydata())) == ([0.12], [found.dense_perplexity])
@@ -95,14 +90,6 @@ def test_points_stand_where_they_are(found: Frontier) -> None:
 def test_points_that_are_not_proved_are_hollow(found: Frontier) -> None:
     last = found.points[-1]
     open_end = replace(last, certificate=replace(last.certificate, status="feasible"))
-    ax = panel(replace(found, points=(*found.points[:-1], open_end)), 0)
+    ax = plot_frontier(replace(found, points=(*found.points[:-1], open_end)))
     assert legend(ax) == ["least loss for each limit", "not proved in time", "dense, 7.39"]
     assert ax.lines[1].get_markerfacecolor() == "white"
-
-
-def test_a_workload_that_is_not_known_has_no_panel() -> None:
-    lacking = frontier(problem([[1.0] * 5], [1] * 6, [PREFILL, "decode:4@8"]))
-    assert [ax.get_title(loc="left") or ax.get_title() for ax in figure_of_frontier(lacking).axes] == [
-        "parameters",
-        "prefill:1x8",
-    ]

@@ -11,7 +11,7 @@ from rendering import legend
 from transformers import LlamaConfig
 
 from gac import plots
-from gac.allocation.frontier import frontier
+from gac.allocation.frontier import Frontier, frontier
 from gac.errors import GacError, PlanError, ProfileError
 from gac.lab.figures import published_heads
 from gac.plan import Plan
@@ -45,20 +45,14 @@ def words(ax: Axes) -> list[str]:
 # --- the heat map ---------------------------------------------------------------------------------------------------
 
 
-def test_a_row_a_layer_and_a_column_a_projection(aligned: Plan) -> None:
+def test_a_row_a_layer_and_a_column_a_projection(aligned: Plan, other: Plan) -> None:
     ax = plots.plan(aligned)
     assert [label.get_text() for label in ax.get_xticklabels()] == ["q", "k", "v", "o", "gate", "up", "down"]
     assert [label.get_text() for label in ax.get_yticklabels()] == ["0", "1"]
     assert words(ax) == ["-"] * 7 + ["r 16", "-", "-", "-", "-", "-", "r 24"]
-
-
-def test_a_dim_that_is_no_multiple_of_8_has_an_asterisk(other: Plan) -> None:
-    assert words(plots.plan(other))[7] == "r 15*"
-
-
-def test_the_given_axes_are_drawn_on(aligned: Plan) -> None:
-    ax = pyplot.figure().subplots()
-    assert plots.plan(aligned, ax=ax) is ax
+    given = pyplot.figure().subplots()
+    assert plots.plan(other, ax=given) is given
+    assert words(given)[7] == "r 15*"  # no multiple of 8
 
 
 def test_560_weights_fit_a_page(make_plan: Make) -> None:
@@ -159,10 +153,8 @@ def test_a_bar_of_the_dense_layer_and_one_a_plan(aligned: Plan) -> None:
     assert words(ax) == [" 7.0", " 11.0 (1.57x)"]
     assert ax.get_xlabel() == "predicted latency of the targeted weights (µs)"
     assert len({patch.get_hatch() for patch in ax.patches}) == 7
-
-
-def test_all_layers_are_summed(aligned: Plan) -> None:
-    assert words(plots.layer_time({"ours": aligned}, profile(shapes()), PREFILL)) == [" 14.0", " 18.0 (1.29x)"]
+    every = plots.layer_time({"ours": aligned}, profile(shapes()), PREFILL)
+    assert words(every) == [" 14.0", " 18.0 (1.29x)"]
 
 
 def test_a_profile_that_lacks_a_shape(aligned: Plan) -> None:
@@ -174,12 +166,9 @@ def test_a_profile_that_lacks_a_shape(aligned: Plan) -> None:
     )
 
 
-def test_a_layer_that_is_not_there(aligned: Plan) -> None:
+def test_layers_that_are_not_there_and_weights_that_do_not_run_by_themselves(aligned: Plan) -> None:
     with pytest.raises(PlanError, match="layer 2 of tiny; expected one from 0 to 1"):
         plots.layer_time({"ours": aligned}, profile(shapes()), PREFILL, layer=2)
-
-
-def test_fused_plans_have_no_weight_by_itself(aligned: Plan) -> None:
     with pytest.raises(PlanError, match="plan ours, whose weights share their first GEMMs; expected"):
         plots.layer_time({"ours": with_recipe(aligned, fuse=True)}, profile(shapes()), PREFILL)
 
@@ -187,32 +176,27 @@ def test_fused_plans_have_no_weight_by_itself(aligned: Plan) -> None:
 # --- frontier and prediction ----------------------------------------------------------------------------------------
 
 
-def test_chosen_plans_stand_on_the_frontier() -> None:
-    found = frontier(problem([[8, 4, 2, 1, 0.5]], [10, 20, 30, 40, 50, 60]), points=5)
-    chosen = found.plan(len(found.points) - 2)
-    star = plots.frontier(found, {"chosen": chosen}).lines[-1]
+@pytest.fixture
+def whole_range() -> Frontier:
+    return frontier(problem([[8, 4, 2, 1, 0.5]], [10, 20, 30, 40, 50, 60]), points=5)
+
+
+def test_chosen_plans_stand_on_the_frontier(whole_range: Frontier) -> None:
+    chosen = whole_range.plan(len(whole_range.points) - 2)
+    star = plots.frontier(whole_range, {"chosen": chosen}).lines[-1]
     assert (star.get_marker(), star.get_xdata()[0]) == ("*", chosen.budget.used / 1e6)
-    assert plots.frontier(found, {"chosen": chosen}, against=PREFILL).get_xlabel() == (
-        "latency of the targeted weights (µs)"
-    )
+    ax = plots.frontier(whole_range, {"chosen": chosen}, against=PREFILL)
+    assert ax.get_xlabel() == "latency of the targeted weights (µs)"
 
 
-def test_a_plan_for_another_model_is_not_on_the_frontier(aligned: Plan) -> None:
-    found = frontier(problem([[8, 4, 2, 1, 0.5]], [10, 20, 30, 40, 50, 60]), points=5)
+def test_what_does_not_belong_on_a_frontier(aligned: Plan, whole_range: Frontier) -> None:
     with pytest.raises(PlanError, match=r"plan a for another .* beside a frontier of tiny"):
-        plots.frontier(found, {"a": with_measured(aligned, model="another", digest="1" * 64)})
+        plots.frontier(whole_range, {"a": with_measured(aligned, model="another", digest="1" * 64)})
     text = replace(MEASURED.calibration, windows=8)
     with pytest.raises(PlanError, match=r"plan a, calibrated on 8 x 1024 tokens of wiki-sample .*; expected 64 x 1024"):
-        plots.frontier(found, {"a": with_measured(aligned, calibration=text)})
-
-
-def test_a_workload_that_the_frontier_does_not_know() -> None:
-    found = frontier(problem([[8, 4, 2, 1, 0.5]], [10, 20, 30, 40, 50, 60]), points=5)
-    with pytest.raises(GacError) as failure:
-        plots.frontier(found, against="chat")
-    assert str(failure.value) == (
-        "a frontier against 'chat'; expected one of params, prefill:1x8, decode:1@8. Name one of these."
-    )
+        plots.frontier(whole_range, {"a": with_measured(aligned, calibration=text)})
+    with pytest.raises(GacError, match=r"a frontier against 'chat'; expected one of params, prefill:1x8, decode:1@8\."):
+        plots.frontier(whole_range, against="chat")
 
 
 def test_outcomes_stand_where_they_are() -> None:
@@ -236,14 +220,5 @@ def test_alignment_classes_that_do_not_keep_up_have_an_asterisk() -> None:
     ax = plots.alignment(profile(rows))
     assert [label.get_text() for label in ax.get_yticklabels()] == ["linear bf16, n"]
     assert words(ax) == ["2.00x*", "2.00x*", "2.00x*", "1.00x", "1.00x", "1.00x"]
-
-
-def test_a_profile_without_sweeps_has_no_alignment() -> None:
     with pytest.raises(ProfileError, match="0 sweeps of test to draw; expected 1 to 40"):
         plots.alignment(profile([]))
-
-
-def test_latency_draws_a_sweep_and_finds_its_cliffs() -> None:
-    rows = [measured("linear", 1000 if n % 8 == 0 else 2000, m=8, k=64, n=n) for n in range(64, 129)]
-    (sweep,) = profile(rows).sweeps()
-    assert "odd" in legend(plots.latency(sweep))

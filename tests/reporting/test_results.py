@@ -11,7 +11,7 @@ from transformers import LlamaConfig
 
 from gac import Perplexity
 from gac.allocation.frontier import Frontier, frontier
-from gac.errors import GacError, PlanError
+from gac.errors import GacError
 from gac.plan import Plan
 from gac.profiling.cliffs import Cliffs, find_cliffs
 from gac.profiling.table import Profile
@@ -63,35 +63,25 @@ def tags(html: str) -> set[str]:
 # --- text -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_plan_is_a_table_and_its_summary(plan: Plan) -> None:
-    lines = repr(plan).splitlines()
-    assert lines[0].split() == ["layer", "q", "k", "v", "o", "gate", "up", "down", "kept", "loss"]
-    assert lines[2].split()[:8] == ["0", "-", "-", "-", "-", "-", "r", "24"]
-    assert lines[-1] == plan.summary().splitlines()[-1] == "certificate  optimal: loss 0.1, bound 0.1, gap 0"
+def lines_of(result: object) -> list[str]:
+    return [" ".join(line.split()) for line in repr(result).splitlines()]
 
 
-def test_a_profile_says_whose_it_is_and_what_it_holds(table: Profile) -> None:
-    lines = [" ".join(line.split()) for line in repr(table).splitlines()]
-    assert lines[0] == "profile test: NVIDIA Test GPU"
-    assert lines[3] == "linear bf16 65 0 1.0 µs 2.0 µs"
-
-
-def test_cliffs_say_which_classes_keep_up(cliffs: Cliffs) -> None:
-    lines = [" ".join(line.split()) for line in repr(cliffs).splitlines()]
+def test_each_result_is_a_table_and_what_it_is_of(plan: Plan, table: Profile, cliffs: Cliffs, found: Frontier) -> None:
+    lines = lines_of(plan)
+    assert lines[0] == "layer q k v o gate up down kept loss"
+    assert lines[2].startswith("0 - - - - - r 24 ")
+    assert lines[-1] == "certificate optimal: loss 0.1, bound 0.1, gap 0"
+    lines = lines_of(table)
+    assert (lines[0], lines[3]) == ("profile test: NVIDIA Test GPU", "linear bf16 65 0 1.0 µs 2.0 µs")
+    lines = lines_of(cliffs)
     assert lines[2] == "odd 32 2.00x multiples of 8 no"
     assert lines[-2].startswith("56 collapsed dims, the worst 65 (2.00x the latency of 72); ")
     assert lines[-1] == "period 8; differences under 6.0% are noise"
-
-
-def test_a_perplexity_keeps_its_protocol() -> None:
-    lines = [" ".join(line.split()) for line in repr(PERPLEXITY).splitlines()]
-    assert lines[2:] == ["17.905 40,920 float32", "wiki-sample, 40 windows x 1024"]
+    assert lines_of(found)[0] == "frontier of tiny, kfac, NVIDIA Test GPU"
+    assert "3 points, 3 of them proved to lose least for their parameters" in lines_of(found)
+    assert lines_of(PERPLEXITY)[2:] == ["17.905 40,920 float32", "wiki-sample, 40 windows x 1024"]
     assert str(PERPLEXITY) == "17.905 (wiki-sample, 40 windows x 1024; 40,920 tokens predicted, float32)"
-
-
-def test_a_frontier_says_what_it_is_of(found: Frontier) -> None:
-    assert repr(found).splitlines()[0] == "frontier of tiny, kfac, NVIDIA Test GPU"
-    assert "3 points, 3 of them proved to lose least for their parameters" in repr(found)
 
 
 def test_rich_prints_the_same_table(plan: Plan) -> None:
@@ -128,24 +118,15 @@ def test_a_plan_has_a_row_a_weight(plan: Plan) -> None:
     assert (row["layer"], row["kind"], row["form"], row["dim"], row["aligned"]) == (0, "up_proj", "low_rank", 24, True)
 
 
-def test_a_profile_has_a_row_a_measurement(table: Profile) -> None:
+def test_the_others_have_a_row_a_measurement_a_dim_a_point(table: Profile, cliffs: Cliffs, found: Frontier) -> None:
     frame = table.to_dataframe()
     assert (len(frame), frame["n"].max(), frame["median_ns"].max()) == (65, 128, 2000.0)
-
-
-def test_cliffs_have_a_row_a_dim(cliffs: Cliffs) -> None:
     frame = cliffs.to_dataframe()
     assert (frame["is"] == "collapsed").sum() == len(cliffs.collapsed)
     assert frame.iloc[0].to_dict() == {"dim": 65, "is": "collapsed", "beside": 72, "times": 2.0}
-
-
-def test_a_frontier_has_a_row_a_point(found: Frontier) -> None:
     frame = found.to_dataframe()
     assert list(frame["params"]) == [point.params for point in found.points]
     assert list(frame["latency_ns prefill:1x8"]) == [point.latency_ns[0] for point in found.points]
-
-
-def test_a_perplexity_is_one_row() -> None:
     assert PERPLEXITY.to_dataframe()["value"].tolist() == [17.9047]
 
 
@@ -154,12 +135,3 @@ def test_without_pandas_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> 
     with pytest.raises(GacError) as failure:
         PERPLEXITY.to_dataframe()
     assert str(failure.value) == "pandas is not installed; expected it, for a DataFrame. Run pip install pandas."
-
-
-# --- bad input ------------------------------------------------------------------------------------------------------
-
-
-def test_an_empty_plan_is_refused(plan: Plan) -> None:
-    with pytest.raises(PlanError) as failure:
-        replace(plan, sites=(), limits=())
-    assert str(failure.value) == "plan has no sites; expected one at least. Make the plan again; this one was edited."

@@ -2,7 +2,8 @@
 
 from dataclasses import replace
 
-from rich.console import Console, RenderableType
+from rendering import shown
+from rich.console import Group
 
 from gac.lab.mechanisms import explain
 from gac.lab.studies import Column, StudyResult
@@ -20,15 +21,8 @@ RESULT = StudyResult(
 )
 
 
-def shown(tables: list[RenderableType]) -> list[str]:
-    console = Console(width=100, markup=False, highlight=False, file=None)
-    with console.capture() as capture:
-        console.print(*tables, sep="\n")
-    return [" ".join(line.split()) for line in capture.get().splitlines()]
-
-
 def test_a_study_is_its_table_its_verdict_the_claim_and_the_rule() -> None:
-    lines = shown(study_tables(RESULT))
+    lines = shown(Group(*study_tables(RESULT)))
     assert lines[:3] == ["gemm-k", "here A100", "K (ms) (ms) kernel"]
     assert lines[4:] == [
         "107 0.08912 0.089 align1",
@@ -42,20 +36,17 @@ def test_a_study_is_its_table_its_verdict_the_claim_and_the_rule() -> None:
 
 def test_a_long_heading_takes_several_lines_and_keeps_its_table_narrow() -> None:
     result = replace(RESULT, columns=(Column("over next multiple of 8", "x"), *RESULT.columns[1:]))
-    assert shown(study_tables(result))[1:4] == ["over next", "multiple of 8 here A100", "(x) (ms) (ms) kernel"]
+    assert shown(Group(*study_tables(result)))[1:4] == ["over next", "multiple of 8 here A100", "(x) (ms) (ms) kernel"]
 
 
-def test_verdicts_are_one_line_a_study() -> None:
-    assert shown([verdicts_table("a GPU", [RESULT])])[3:] == ["gemm-k held Holds on this GPU: 1.78x."]
-
-
-def test_the_list_of_studies() -> None:
+def test_verdicts_and_studies_are_one_line_each() -> None:
+    assert shown(verdicts_table("a GPU", [RESULT]))[3:] == ["gemm-k held Holds on this GPU: 1.78x."]
     entries = [{"name": "gemm-k", "claim": "misaligned K costs 25-60 %", "shapes": 1193}]
-    assert shown([studies_table(entries)])[2] == "gemm-k misaligned K costs 25-60 % 1,193"
+    assert shown(studies_table(entries))[2] == "gemm-k misaligned K costs 25-60 % 1,193"
 
 
 def test_each_broken_rule_cites_its_sources() -> None:
     told = explain("sdpa", 107)
-    page = "".join(shown(explanation_tables(told)))
+    page = "".join(shown(Group(*explanation_tables(told))))
     assert told.broken
     assert all(source.title.split(",")[0] in page for finding in told.broken for source in finding.rule.sources)
