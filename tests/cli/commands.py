@@ -30,13 +30,6 @@ def refused(*arguments: object) -> str:
     return result.stderr
 
 
-def misused(*arguments: object) -> str:
-    """What is said where the command does not understand its arguments."""
-    result = run(*arguments)
-    assert result.exit_code == 2, result.output
-    return result.stderr
-
-
 def answer(*arguments: object) -> dict[str, Any]:
     """What the command prints with ``--json``: one document, and nothing beside it."""
     result = run(*arguments, "--json")

@@ -3,34 +3,18 @@
 import json
 
 import pytest
-import torch
-from click.testing import CliRunner
-
-from gac.cli import main
-
-without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+from commands import run
 
 
-def test_models_or_shapes_have_to_be_named() -> None:
-    result = CliRunner().invoke(main, ["bench"])
-    assert result.exit_code == 2
-    assert "give models, or --shapes." in result.output
-
-
-def test_against_goes_with_models() -> None:
-    result = CliRunner().invoke(main, ["bench", "--shapes", "llama-3-8b", "--against", "smollm2"])
-    assert result.exit_code == 2
-    assert "--against goes with models" in result.output
-
-
-def test_a_workload_is_checked_before_the_gpu() -> None:
-    result = CliRunner().invoke(main, ["bench", "--shapes", "llama-3-8b", "--workload", "decode:1x8", "--json"])
+@pytest.mark.parametrize(
+    ("options", "part", "words"),
+    [
+        (("--workload", "decode:1x8"), "given", "workload 'decode:1x8'"),
+        ((), "expected", "an NVIDIA GPU to measure"),
+    ],
+)
+def test_what_cannot_be_timed(options: tuple[str, ...], part: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    result = run("bench", "--shapes", "llama-3-8b", *options, "--json")
     assert result.exit_code == 1
-    assert json.loads(result.stdout)["error"]["given"] == "workload 'decode:1x8'"
-
-
-@without_gpu
-def test_without_a_gpu_there_is_nothing_to_time() -> None:
-    result = CliRunner().invoke(main, ["bench", "--shapes", "llama-3-8b", "--json"])
-    assert result.exit_code == 1
-    assert json.loads(result.stdout)["error"]["expected"] == "an NVIDIA GPU to measure"
+    assert json.loads(result.stdout)["error"][part] == words

@@ -95,23 +95,6 @@ def test_an_unknown_profile_with_json(tmp_path: Path, monkeypatch: pytest.Monkey
     }
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((), "Missing argument 'PROFILE'."),
-        (("p", "--shape", "m"), "'m' is not like m=1024,k=4096."),
-        (("p", "--shape", "m=1,m=2"), "'m=1,m=2' names an axis twice."),
-        (("p", "--shape", "m=0"), "'m=0' has a size outside 1 to 9223372036854775807."),
-        (("p", "--dims", "1016"), "'1016' is not like 1016:1040."),
-        (("p", "--dims", "1040:1016"), "'1040:1016' ends before it begins."),
-    ],
-)
-def test_wrong_usage_exits_with_2(arguments: tuple[str, ...], message: str) -> None:
-    result = run("cliffs", *arguments)
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert message in result.stderr
-
-
 def test_spaces_in_a_shape_do_not_matter(recorded: Path) -> None:
     assert answer("cliffs", recorded, "--shape", "m = 1024, k=4096") == answer("cliffs", recorded, "--shape", SHAPE)
 

@@ -3,8 +3,7 @@
 from pathlib import Path
 
 import pytest
-from commands import answer, misused, refused, run
-from transformers import LlamaForCausalLM
+from commands import answer, run
 
 from gac.plan import Plan
 
@@ -51,22 +50,3 @@ def test_verify_says_that_cp_sat_agrees(directory: Path, calibration: tuple[str,
     assert "CP-SAT agrees: it proved the same optimum (OPTIMAL, " in result.stderr
     proof = Plan.load(directory.parent / "plan.json").certificate
     assert proof.method.endswith("; CP-SAT agrees: it proved the same optimum")
-
-
-def test_a_rule_that_is_unknown(directory: Path, calibration: tuple[str, str]) -> None:
-    said = refused("allocate", directory, *calibration, "--rule", "unifrom", "-o", directory.parent / "plan.json")
-    assert "Error: rule 'unifrom' is unknown; expected one of loss, importance, uniform, fisher" in said
-    assert "Did you mean 'uniform'?" in said
-
-
-def test_plans_for_different_models(
-    directory: Path, calibration: tuple[str, str], tiny_model: LlamaForCausalLM, tmp_path: Path
-) -> None:
-    first = allocated(directory, calibration, "uniform")
-    tiny_model.model.layers[0].mlp.up_proj.weight.data[0, 0] += 1
-    tiny_model.save_pretrained(directory)
-    assert "expected plans for the same model" in refused("compare", first, allocated(directory, calibration, "fisher"))
-
-
-def test_one_plan_is_too_few() -> None:
-    assert "Name two plans or more." in misused("compare", "a.json")

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from commands import answer, misused, refused, run
+from commands import answer, refused, run
 
 
 def test_without_a_profile_the_rules_and_published_costs_are_told() -> None:
@@ -40,11 +40,3 @@ def test_an_unknown_operator_names_the_nearest() -> None:
     said = refused("explain", "low_rnk", 8)
     assert said.startswith("Error: operator 'low_rnk' is unknown; expected one of linear, ")
     assert said.endswith("Did you mean 'low_rank'?\n")
-
-
-def test_a_dim_below_one_is_wrong_usage() -> None:
-    assert "0 is not in the range 1<=x<=9223372036854775807." in misused("explain", "low_rank", 0)
-
-
-def test_a_dim_larger_than_any_table_can_hold_is_wrong_usage() -> None:
-    assert "is not in the range 1<=x<=9223372036854775807." in misused("explain", "low_rank", 10**400)

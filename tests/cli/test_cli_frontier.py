@@ -14,14 +14,6 @@ from tests.cli.commands import answer, run
 
 
 @pytest.fixture
-def model(tiny_model: LlamaForCausalLM, tiny_tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> Path:
-    """A tiny model's directory, with its tokenizer."""
-    tiny_model.save_pretrained(tmp_path / "model")
-    tiny_tokenizer.save_pretrained(tmp_path / "model")
-    return tmp_path / "model"
-
-
-@pytest.fixture
 def saved(tmp_path: Path) -> Path:
     losses = [[8, 4, 2, 1, 0.5], [6, 3, 1.5, 0.75, 0.375]]
     frontier(problem(losses, [10, 20, 30, 40, 50, 60]), points=5).save(tmp_path / "saved.json")
@@ -31,9 +23,9 @@ def saved(tmp_path: Path) -> Path:
 # --- from a model ---------------------------------------------------------------------------------------------------
 
 
-def test_it_writes_a_frontier_and_answers_with_it(model: Path, text_file: Path, tmp_path: Path) -> None:
+def test_it_writes_a_frontier_and_answers_with_it(directory: Path, text_file: Path, tmp_path: Path) -> None:
     target = tmp_path / "new" / "frontier.json"
-    document = answer("frontier", model, "--points", 7, "--calibration", f"{text_file}:4x64", "-o", target)
+    document = answer("frontier", directory, "--points", 7, "--calibration", f"{text_file}:4x64", "-o", target)
     found = Frontier.load(target)
     assert document["path"] == str(target)
     assert [point["params"] for point in document["points"]] == [point.params for point in found.points]
@@ -58,10 +50,10 @@ def test_a_point_is_the_plan_that_allocate_makes(
     assert (found.plan(2).budget, found.plan(2).workloads) == (plan.budget, plan.workloads)
 
 
-def test_it_says_what_it_costs_and_shows_some_points(model: Path, text_file: Path, tmp_path: Path) -> None:
+def test_it_says_what_it_costs_and_shows_some_points(directory: Path, text_file: Path, tmp_path: Path) -> None:
     target, figure = tmp_path / "frontier.json", tmp_path / "frontier.svg"
     options = ("--points", 5, "--calibration", f"{text_file}:4x64", "-o", target, "--plot", figure)
-    result = run("frontier", model, *options)
+    result = run("frontier", directory, *options)
     assert result.exit_code == 0, result.output
     assert f"calibration on 4 windows of 64 tokens of {text_file}" in result.stderr
     assert result.stderr.endswith(f"saved as {target}\ndrawn in {figure}\n")
@@ -89,23 +81,17 @@ def test_it_says_what_it_costs_and_shows_some_points(model: Path, text_file: Pat
 def test_it_refuses_before_anything_is_measured(
     options: list[object],
     message: str,
-    model: Path,
+    directory: Path,
     text_file: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delattr("gac.measuring.measure_curves")
     target = tmp_path / "frontier.json"
-    result = run("frontier", model, "--calibration", f"{text_file}:4x64", *options, "-o", target)
+    result = run("frontier", directory, "--calibration", f"{text_file}:4x64", *options, "-o", target)
     assert result.exit_code == 1
     assert message in result.stderr
     assert not target.exists()
-
-
-def test_a_model_that_is_not_there(tmp_path: Path) -> None:
-    result = run("frontier", tmp_path / "nothing", "-o", tmp_path / "frontier.json")
-    assert result.exit_code == 1
-    assert result.stderr.startswith(f"Error: model '{tmp_path / 'nothing'}': no such directory; ")
 
 
 # --- from a file ----------------------------------------------------------------------------------------------------

@@ -8,7 +8,6 @@ import pytest
 from transformers import LlamaConfig
 
 from gac.allocation.frontier import frontier
-from gac.cli.plot import plot
 from gac.plan import Plan
 from tests.allocation.small_problems import problem
 from tests.changed import with_measured
@@ -56,13 +55,6 @@ def test_each_figure_is_written(words: tuple[str, ...], places: dict[str, Path],
     document = answer("plot", kind, *(places.get(word, word) for word in rest), "-o", target)
     assert document == {"figure": str(target), "kind": kind}
     assert target.read_bytes().startswith(b"%PDF")
-
-
-@pytest.mark.parametrize("kind", plot.commands)
-def test_every_kind_has_help_and_json(kind: str) -> None:
-    result = run("plot", kind, "--help")
-    assert result.exit_code == 0
-    assert "--json" in result.stdout
 
 
 @pytest.mark.parametrize("ending", MAGIC)

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import answer, misused, ranks, refused, run, write_profile
+from commands import answer, ranks, refused, run, write_profile
 
 from gac.lab.studies import STUDIES
 from gac.profiling.records import Point
@@ -147,7 +147,3 @@ def test_profiles_says_which_file_cannot_be_read(tmp_path: Path, monkeypatch: py
     (tmp_path / "profiles" / "torn.jsonl").write_text("torn\n")
     entry = next(entry for entry in answer("profiles")["profiles"] if entry["name"] == "torn")
     assert "torn.jsonl:1: no header with a schema_version" in entry["problem"]
-
-
-def test_nan_seconds_are_wrong_usage() -> None:
-    assert "nan is not a number." in misused("profile", "--seconds", "nan")

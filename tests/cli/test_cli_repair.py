@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from commands import answer, refused, run
+from commands import answer, run
 from transformers import LlamaForCausalLM
 
 from tests.repairs.checkpoints import factored, svd_llm, write
@@ -39,7 +39,3 @@ def test_an_error_in_json(theirs: Path) -> None:
     result = run("repair", theirs, "-o", theirs, *H100, "--json")
     assert result.exit_code == 1
     assert f'"given": "the output {theirs} is the input"' in result.stdout
-
-
-def test_an_unknown_strategy(theirs: Path, tmp_path: Path) -> None:
-    assert "Did you mean 'tradeoff'?" in refused("repair", theirs, "-o", tmp_path / "ours", "--strategy", "tradeof")

@@ -1,6 +1,5 @@
 """``gac report``: a page from files, or an error that says what to do."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -53,25 +52,3 @@ def test_another_profile_is_refused(plan: Path, tmp_path: Path) -> None:
         "report", plan, "--profile", "nvidia-h100-80gb-hbm3", "-o", tmp_path / "report.html"
     )
     assert not (tmp_path / "report.html").exists()
-
-
-def test_plans_of_different_models(plan: Path, tmp_path: Path) -> None:
-    with_measured(decided(), digest="f" * 64).save(tmp_path / "other.json")
-    assert "expected plans for the same model" in refused(
-        "report", plan, "--against", tmp_path / "other.json", "-o", tmp_path / "report.html"
-    )
-
-
-def test_an_empty_plan(plan: Path, tmp_path: Path) -> None:
-    document = json.loads(plan.read_text())
-    document["sites"] = []
-    plan.write_text(json.dumps(document))
-    assert "plan has no sites; expected one at least. Make the plan again; this one was edited." in refused(
-        "report", plan, "-o", tmp_path / "report.html"
-    )
-
-
-def test_a_path_that_is_a_directory(plan: Path, tmp_path: Path) -> None:
-    assert f"{tmp_path} is a directory; expected the path of a file. Name a file in it." in refused(
-        "report", plan, "-o", tmp_path
-    )

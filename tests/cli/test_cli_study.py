@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import answer, misused, refused, run, write_profile
+from commands import answer, refused, run, write_profile
 
 from gac.lab.studies import STUDIES
 from gac.profiling.records import Point
@@ -82,7 +82,3 @@ def test_an_unknown_study_names_the_nearest() -> None:
 
 def test_a_misspelt_study_is_named_beside_all(studied: Path) -> None:
     assert run("study", "--all", "gemm-kk", "--profile", studied).exit_code == 1
-
-
-def test_a_profile_without_a_study_is_wrong_usage(studied: Path) -> None:
-    assert "--profile judges studies: name them, or give --all." in misused("study", "--profile", studied)
