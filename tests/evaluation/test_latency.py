@@ -14,7 +14,7 @@ from gac.evaluation.latency import LEAST_ROUNDS, MOST_ROUNDS, Entry, GraphTimer,
 from gac.evaluation.shapes import model_of_shapes, planner_of_shapes
 from gac.evaluation.steps import Context, Step, decode_step, prefill_step, prepare
 from gac.evaluation.variants import variant, weight_bytes, without_gemms
-from gac.evaluation.versions import DENSE, FUSED, UNALIGNED, Planner, versions_at
+from gac.evaluation.versions import DENSE, FUSED, UNALIGNED, Planner, Version, versions_at
 from gac.forms.planned_sites import run_together
 from gac.profiling.timing.sampling import Batch
 from gac.workloads import Workload
@@ -71,13 +71,16 @@ def test_a_workload_beyond_the_models_positions_is_refused(model: PreTrainedMode
         step_of(model, Workload.parse("decode:1@200000"))
 
 
+@pytest.fixture(scope="module")
+def versions(planner: Planner) -> dict[str, Version]:
+    return {one.name: one for one in versions_at(planner, 0.7)}
+
+
 def test_a_variant_has_the_dims_of_its_plan_and_shares_what_does_not_change(
-    planner: Planner, model: PreTrainedModel
+    planner: Planner, versions: dict[str, Version], model: PreTrainedModel
 ) -> None:
-    own = next(one for one in versions_at(planner, 0.7) if one.name == UNALIGNED)
-    found = variant(model, own.choices)
-    dense = sum(weight.params for site in planner.problem.sites for weight in site.weights)
-    assert (weight_bytes(model) - weight_bytes(found)) // 4 == dense - own.params
+    found = variant(model, versions[UNALIGNED].choices)
+    assert (weight_bytes(model) - weight_bytes(found)) // 4 == planner.problem.params - versions[UNALIGNED].params
     assert found.get_input_embeddings().weight is model.get_input_embeddings().weight
 
 
@@ -87,24 +90,22 @@ def test_a_fused_variant_computes_what_the_model_computes(planner: Planner, mode
 
 
 def test_a_hollow_model_has_no_targeted_weights(planner: Planner, model: PreTrainedModel) -> None:
-    dense = sum(weight.params for site in planner.problem.sites for weight in site.weights)
-    assert (weight_bytes(model) - weight_bytes(without_gemms(model, planner.problem.sites, 0.5))) // 4 == dense
+    hollow = without_gemms(model, planner.problem.sites, 0.5)
+    assert (weight_bytes(model) - weight_bytes(hollow)) // 4 == planner.problem.params
 
 
-def test_contestants_keep_the_budget_and_only_padding_adds_to_it(planner: Planner) -> None:
-    found = {one.name: one for one in versions_at(planner, 0.7)}
+def test_versions_keep_the_budget_and_only_padding_adds_to_it(planner: Planner, versions: dict[str, Version]) -> None:
     limit = 0.7 * planner.problem.params
-    assert all(found[name].params <= limit for name in (UNALIGNED, "uniform", "GAC, parameters"))
-    assert found[UNALIGNED].params < found["pad 8"].params < found["pad 64"].params
+    assert all(versions[name].params <= limit for name in (UNALIGNED, "uniform", "GAC, parameters"))
+    assert versions[UNALIGNED].params < versions["pad 8"].params < versions["pad 64"].params
 
 
-def test_padding_keeps_the_loss_and_aligns_every_dim(planner: Planner) -> None:
-    found = {one.name: one for one in versions_at(planner, 0.7)}
-    assert found["pad 64"].loss == found[UNALIGNED].loss
-    assert all(one.dim % 64 == 0 for one in found["pad 64"].choices if one.form == "low_rank")
+def test_padding_keeps_the_loss_and_aligns_every_dim(versions: dict[str, Version]) -> None:
+    assert versions["pad 64"].loss == versions[UNALIGNED].loss
+    assert all(one.dim % 64 == 0 for one in versions["pad 64"].choices if one.form == "low_rank")
 
 
-def test_every_contestant_runs_once_a_round_in_an_order_drawn_anew() -> None:
+def test_every_version_runs_once_a_round_in_an_order_drawn_anew() -> None:
     orders: list[list[int]] = []
 
     def round_of(order: Sequence[int]) -> Batch:
@@ -136,32 +137,30 @@ def test_the_dense_model_is_predicted_as_it_is_measured() -> None:
     assert reference.predict(0, 0.5) == 15.0
 
 
-def test_a_bench_sets_every_contestant_beside_the_dense_models(planner: Planner, model: PreTrainedModel) -> None:
+def test_a_bench_sets_every_version_beside_the_dense_models(
+    planner: Planner, versions: dict[str, Version], model: PreTrainedModel
+) -> None:
     timer: Any = CountingTimer()
     bench = Bench(model, planner.problem.sites, planner.dense(fused=False), planner.dense(fused=True), timer)
-    versions = versions_at(planner, 0.7)[:4]
-    results = list(bench.run(versions, PREFILL))
-    assert [one.timed.name for one in results] == [DENSE, FUSED, *(one.name for one in versions)]
+    racing = list(versions.values())[:4]
+    results = list(bench.run(racing, PREFILL))
+    assert [one.timed.name for one in results] == [DENSE, FUSED, *(one.name for one in racing)]
     assert all(one.speedup > 1 for one in results[2:])
 
 
-def test_groups_are_as_large_as_there_is_room(planner: Planner) -> None:
-    versions = versions_at(planner, 0.7)[:8]
-    assert [len(group) for group in in_groups(versions, [10] * 8, 35)] == [3, 3, 2]
-    assert [len(group) for group in in_groups(versions, [10] * 8, 5)] == [1] * 8
-    assert [len(group) for group in in_groups(versions, [10] * 8, 1e9)] == [6, 2]
-    assert in_groups([], [], 1e9) == [[]]
+@pytest.mark.parametrize(("room", "sizes"), [(35, [3, 3, 2]), (5, [1] * 8), (1e9, [6, 2])])
+def test_groups_are_as_large_as_there_is_room(room: float, sizes: list[int], versions: dict[str, Version]) -> None:
+    assert [len(group) for group in in_groups(list(versions.values())[:8], [10] * 8, room)] == sizes
+    assert in_groups([], [], room) == [[]]
 
 
 def test_more_models_than_a_round_takes_are_refused(model: PreTrainedModel) -> None:
     timer: Any = CountingTimer()
-    with pytest.raises(GacError) as caught:
+    with pytest.raises(GacError, match=r"11 models at once; expected at most 10\. Time them in several runs\."):
         time_in_turns([Entry("model", lambda: model)] * 11, PREFILL, timer)
-    assert str(caught.value) == "11 models at once; expected at most 10. Time them in several runs."
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_timing_needs_a_gpu() -> None:
-    if torch.cuda.is_available():
-        pytest.skip("there is a GPU")
     with pytest.raises(ProfileError, match="no CUDA device"):
         GraphTimer()

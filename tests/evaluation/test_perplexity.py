@@ -1,3 +1,6 @@
+"""Perplexity and divergence by one protocol."""
+
+import copy
 import math
 from pathlib import Path
 from typing import Any
@@ -8,25 +11,33 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from gac.errors import ModelError, TextError
-from gac.evaluation.perplexity import perplexity
-from gac.evaluation.results import Perplexity
+from gac.evaluation.perplexity import compare_models, divergence, perplexity
+from gac.evaluation.protocol import take_sample
+from gac.evaluation.results import Divergence, Perplexity
+
+
+@pytest.fixture
+def other_model(tiny_config: LlamaConfig) -> LlamaForCausalLM:
+    """The tiny model with other random weights."""
+    torch.manual_seed(1)
+    return LlamaForCausalLM(tiny_config).eval()
 
 
 def test_equal_logits_are_as_perplexed_as_the_vocabulary_is_large(
     tiny_model: LlamaForCausalLM, tiny_tokenizer: Any, prose: str
 ) -> None:
     torch.nn.init.zeros_(tiny_model.lm_head.weight)
-    measured = perplexity(tiny_model, tiny_tokenizer, prose, windows=3, length=64, progress=False)
+    measured = perplexity(tiny_model, tiny_tokenizer, prose, windows=3, length=64)
     assert measured.value == pytest.approx(258, rel=1e-6)
 
 
 @pytest.mark.parametrize(("windows", "length"), [(4, 32), (1, 1300)])  # long windows are summed in parts
-def test_it_is_the_mean_over_the_predicted_tokens(
+def test_perplexity_is_the_mean_over_the_predicted_tokens(
     windows: int, length: int, tiny_config: LlamaConfig, tiny_tokenizer: Any, prose: str
 ) -> None:
     tiny_config.max_position_embeddings = 2048
     tiny_model = LlamaForCausalLM(tiny_config).eval()
-    measured = perplexity(tiny_model, tiny_tokenizer, prose, windows=windows, length=length, progress=False)
+    measured = perplexity(tiny_model, tiny_tokenizer, prose, windows=windows, length=length)
     ids = torch.tensor(tiny_tokenizer(prose, add_special_tokens=False)["input_ids"])[: windows * length]
     ids = ids.reshape(windows, length)
     with torch.no_grad():
@@ -37,10 +48,7 @@ def test_it_is_the_mean_over_the_predicted_tokens(
 
 @pytest.mark.parametrize("batch", [2, 3, 8])
 def test_the_batch_does_not_matter(batch: int, tiny_model: LlamaForCausalLM, tiny_tokenizer: Any, prose: str) -> None:
-    one, many = (
-        perplexity(tiny_model, tiny_tokenizer, prose, windows=5, length=32, batch=size, progress=False)
-        for size in (1, batch)
-    )
+    one, many = (perplexity(tiny_model, tiny_tokenizer, prose, windows=5, length=32, batch=size) for size in (1, batch))
     assert many.value == pytest.approx(one.value, rel=1e-6)
     assert (many.tokens, many.protocol) == (one.tokens, one.protocol)
 
@@ -51,24 +59,16 @@ def test_the_protocol_says_it_all(tiny_model: LlamaForCausalLM, tiny_tokenizer: 
     assert measured.dtype == "bfloat16"
 
 
-def test_it_reads_as_a_sentence() -> None:
-    protocol = "wiki-sample, 40 windows x 1024 from token 204800, non-overlapping, no BOS"
-    assert str(Perplexity(17.5432, 40920, protocol, "float32")) == (
-        "17.543 (wiki-sample, 40 windows x 1024 from token 204800, non-overlapping, no BOS; "
-        "40,920 tokens predicted, float32)"
-    )
-
-
-def test_a_word_that_is_no_source_is_no_text(tiny_model: LlamaForCausalLM, tiny_tokenizer: Any) -> None:
-    with pytest.raises(TextError, match=r"text 'wikisample' is neither known .* Did you mean 'wiki-sample'\?"):
-        perplexity(tiny_model, tiny_tokenizer, "wikisample")
+def test_a_perplexity_reads_as_a_sentence() -> None:
+    found = str(Perplexity(17.5432, 40920, "wiki-sample, no BOS", "float32"))
+    assert found == "17.543 (wiki-sample, no BOS; 40,920 tokens predicted, float32)"
 
 
 def test_every_module_gets_its_own_mode_back(tiny_model: LlamaForCausalLM, tiny_tokenizer: Any, prose: str) -> None:
     tiny_model.train()
     tiny_model.model.layers[0].eval()
     before = [module.training for module in tiny_model.modules()]
-    perplexity(tiny_model, tiny_tokenizer, prose, windows=1, length=16, progress=False)
+    perplexity(tiny_model, tiny_tokenizer, prose, windows=1, length=16)
     assert [module.training for module in tiny_model.modules()] == before
 
 
@@ -77,7 +77,7 @@ def test_the_window_that_is_not_finite_is_named(tiny_model: LlamaForCausalLM, ti
     with torch.no_grad():
         tiny_model.model.embed_tokens.weight[rare] = float("nan")
     with pytest.raises(ModelError) as caught:
-        perplexity(tiny_model, tiny_tokenizer, "a b c d e f z h ", length=4, batch=3, progress=False)
+        perplexity(tiny_model, tiny_tokenizer, "a b c d e f z h ", length=4, batch=3)
     assert str(caught.value) == (
         "the loss of window 3 is nan; expected a finite loss. "
         "Check the weights, or run the model in bfloat16 or float32."
@@ -104,7 +104,7 @@ def test_a_perplexity_that_no_float_can_hold(tiny_model: LlamaForCausalLM, tiny_
     with torch.no_grad():
         tiny_model.lm_head.bias[0] = 1000.0
     with pytest.raises(ModelError, match="a mean loss of 1000 nats a token; expected a finite perplexity"):
-        perplexity(tiny_model, tiny_tokenizer, "a b c d e f", length=4, progress=False)
+        perplexity(tiny_model, tiny_tokenizer, "a b c d e f", length=4)
 
 
 def test_published_perplexities_have_a_bos_at_the_head_of_the_text(
@@ -113,7 +113,7 @@ def test_published_perplexities_have_a_bos_at_the_head_of_the_text(
     monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: [{"text": prose}, {"text": prose}])
     tiny_config.max_position_embeddings = 2048
     model = LlamaForCausalLM(tiny_config).eval()
-    measured = perplexity(model, tiny_tokenizer, "wikitext2", windows=2, progress=False)
+    measured = perplexity(model, tiny_tokenizer, "wikitext2", windows=2)
     ids = tiny_tokenizer(f"{prose}\n\n{prose}", return_tensors="pt")["input_ids"][:, : 2 * 2048].reshape(2, 2048)
     with torch.no_grad():
         losses = [model(input_ids=row[None], labels=row[None]).loss.double() for row in ids]
@@ -126,3 +126,54 @@ def test_another_models_tokenizer_is_refused(tiny_config: LlamaConfig, tiny_toke
     tiny_config.bos_token_id = tiny_config.eos_token_id = tiny_config.pad_token_id = 1
     with pytest.raises(TextError, match=r"expected ids below the model's vocabulary of 40\."):
         perplexity(LlamaForCausalLM(tiny_config), tiny_tokenizer, prose, length=16)
+
+
+def test_a_model_does_not_diverge_from_itself(tiny_model: LlamaForCausalLM, tiny_tokenizer: Any, prose: str) -> None:
+    found = divergence(tiny_model, copy.deepcopy(tiny_model), tiny_tokenizer, prose, windows=2, length=32)
+    assert (found.kl, found.top1, found.tokens) == (0.0, 1.0, 62)
+
+
+# Batches of 1 to 3 windows; windows so long that they are compared in parts.
+@pytest.mark.parametrize(("batch", "windows", "length"), [(1, 3, 32), (2, 3, 32), (3, 3, 32), (1, 1, 1300)])
+def test_divergence_is_the_mean_over_the_tokens(
+    batch: int, windows: int, length: int, tiny_config: LlamaConfig, tiny_tokenizer: Any, prose: str
+) -> None:
+    tiny_config.max_position_embeddings = 2048
+    models = []
+    for seed in range(2):
+        torch.manual_seed(seed)
+        models.append(LlamaForCausalLM(tiny_config).eval())
+    found = divergence(*models, tiny_tokenizer, prose, windows=windows, length=length, batch=batch)
+    ids = torch.tensor(tiny_tokenizer(prose, add_special_tokens=False)["input_ids"])[: windows * length]
+    with torch.no_grad():
+        shaped = ids.reshape(windows, length)
+        log_q, log_p = (model(input_ids=shaped).logits[:, :-1].double().log_softmax(-1) for model in models)
+    assert found.kl == pytest.approx(float((log_p.exp() * (log_p - log_q)).sum(-1).mean()), rel=1e-4)
+    assert found.top1 == pytest.approx(float((log_p.argmax(-1) == log_q.argmax(-1)).double().mean()))
+
+
+def test_both_perplexities_come_out_of_the_same_pass(
+    tiny_model: LlamaForCausalLM, other_model: LlamaForCausalLM, tiny_tokenizer: Any, prose: str
+) -> None:
+    sample = take_sample(tiny_tokenizer, prose, 2, 32)
+    own, reference, _ = compare_models(tiny_model, other_model, sample)
+    assert own == perplexity(tiny_model, tiny_tokenizer, prose, windows=2, length=32)
+    assert reference == perplexity(other_model, tiny_tokenizer, prose, windows=2, length=32)
+
+
+def test_a_divergence_reads_as_a_sentence() -> None:
+    found = str(Divergence(0.2468, 0.8125, 288627, "wikitext2, no BOS", "bfloat16", "float32"))
+    assert found == "KL 0.2468 nats, top-1 81.2% (wikitext2, no BOS; 288,627 tokens, bfloat16 against float32)"
+
+
+def test_models_of_other_tokens_are_refused(
+    tiny_model: LlamaForCausalLM, tiny_config: LlamaConfig, tiny_tokenizer: Any, prose: str
+) -> None:
+    tiny_config = copy.deepcopy(tiny_config)
+    tiny_config.vocab_size = 300
+    with pytest.raises(ModelError) as caught:
+        divergence(tiny_model, LlamaForCausalLM(tiny_config), tiny_tokenizer, prose, windows=1, length=16)
+    assert str(caught.value) == (
+        "a model of 258 tokens beside one of 300; expected two models of one vocabulary. "
+        "Compare a compressed model with the one it was made of."
+    )

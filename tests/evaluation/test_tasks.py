@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -45,14 +46,10 @@ def write(folder: Path, **changed: str) -> Path:
 
 def test_a_task_file_is_scored(tiny_model: LlamaForCausalLM, tiny_tokenizer: Any) -> None:
     scores = open_suite([str(KNOWLEDGE)], limit=8).run(tiny_model, tiny_tokenizer)
-    assert [(score.task, score.metric) for score in scores] == [
-        ("general_knowledge", "acc"),
-        ("general_knowledge", "acc_norm"),
-    ]
+    assert [score.metric for score in scores] == ["acc", "acc_norm"]
     for score in scores:
-        assert (score.items, score.total, score.num_fewshot, score.version) == (8, 40, 0, "1.0")
-        assert score.harness.startswith("lm-eval 0.")
-        assert score.dtype == "float32"
+        assert (score.task, score.items, score.total, score.num_fewshot) == ("general_knowledge", 8, 40, 0)
+        assert (score.version, score.harness[:9], score.dtype) == ("1.0", "lm-eval 0", "float32")
 
 
 def test_the_likeliest_ending_is_the_answer(tiny_model: LlamaForCausalLM, tiny_tokenizer: Any, written: Path) -> None:
@@ -73,10 +70,8 @@ def test_models_are_scored_alike_one_after_the_other(
     assert suite.run(tiny_model, tiny_tokenizer) == suite.run(tiny_model, tiny_tokenizer, batch=4)
 
 
-def test_examples_before_every_item(tiny_model: LlamaForCausalLM, tiny_tokenizer: Any, tmp_path: Path) -> None:
-    items = [{"given": letter, "choices": ["b", "c", "d"], "next": at} for at, letter in enumerate("abc")]
-    (tmp_path / "letters.jsonl").write_text("".join(json.dumps(item) + "\n" for item in items))
-    suite = open_suite([str(write(tmp_path, fewshot_split="test"))], num_fewshot=2)
+def test_examples_before_every_item(tiny_model: LlamaForCausalLM, tiny_tokenizer: Any, written: Path) -> None:
+    suite = open_suite([str(write(written.parent, fewshot_split="test"))], num_fewshot=2)
     first, again = suite.run(tiny_model, tiny_tokenizer), suite.run(tiny_model, tiny_tokenizer)
     assert first == again
     assert first[0].num_fewshot == 2
@@ -95,12 +90,8 @@ def test_the_model_and_the_tokenizer_are_left_as_they_were(
 
 def test_a_model_that_is_not_finite(tiny_model: LlamaForCausalLM, tiny_tokenizer: Any, written: Path) -> None:
     torch.nn.init.constant_(tiny_model.lm_head.weight, float("nan"))
-    with pytest.raises(ModelError) as caught:
+    with pytest.raises(ModelError, match="the log-likelihood of request 0 is nan; expected a finite log-likelihood"):
         open_suite([str(written)]).run(tiny_model, tiny_tokenizer)
-    assert str(caught.value) == (
-        "the log-likelihood of request 0 is nan; expected a finite log-likelihood. "
-        "Check the weights, or run the model in bfloat16 or float32."
-    )
 
 
 def test_a_group_has_one_score(
@@ -195,20 +186,14 @@ def test_a_data_file_that_is_no_data(written: Path) -> None:
 
 
 def test_one_task_by_two_names(written: Path) -> None:
-    copy = written.with_name("copy.yaml")
-    copy.write_bytes(written.read_bytes())
+    copy = shutil.copy(written, written.with_name("copy.yaml"))
     with pytest.raises(TaskError) as caught:
         open_suite([str(written), str(copy)])
-    assert str(caught.value) == (
-        f"the task letters a second time, {written} has it already; expected every task once. Leave one out."
-    )
+    assert caught.value.given == f"the task letters a second time, {written} has it already"
 
 
-@pytest.mark.parametrize(
-    ("number", "message"),
-    [({"limit": 0}, "limit 0; expected at least 1."), ({"num_fewshot": -1}, "num_fewshot -1; expected at least 0.")],
-)
-def test_a_number_out_of_range(number: dict[str, int], message: str) -> None:
-    with pytest.raises(TaskError) as caught:
-        open_suite(["piqa"], **number)
-    assert str(caught.value).startswith(message)
+def test_a_number_out_of_range() -> None:
+    with pytest.raises(TaskError, match=r"limit 0; expected at least 1\."):
+        open_suite(["piqa"], limit=0)
+    with pytest.raises(TaskError, match=r"num_fewshot -1; expected at least 0\."):
+        open_suite(["piqa"], num_fewshot=-1)
