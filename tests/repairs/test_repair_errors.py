@@ -38,65 +38,55 @@ def written(tiny_model: LlamaForCausalLM, tmp_path: Path) -> Callable[..., Path]
     return lambda tensors, **stated: write(tmp_path / "theirs", tiny_model.config, tensors, **stated)
 
 
-def test_factors_of_two_ranks(pairs: Tensors, written: Callable[..., Path]) -> None:
-    pairs[f"{QUERY}_v_proj.weight"] = torch.ones(12, 64)
-    source = written(pairs)
-    assert failure(source) == (
-        f"{source}: {QUERY}_u_proj.weight 64 x 13 times {QUERY}_v_proj.weight 12 x 64; "
-        f"expected factors that multiply to 64 x 64, the shape of {QUERY}_proj. {AGAIN}"
-    )
+MADE: dict[str, Callable[[LlamaForCausalLM], Tensors]] = {
+    "svd": lambda model: factored(model, 13, svd_llm),
+    "asvd": lambda model: factored(model, 13, asvd),
+    "groups": lambda model: grouped(model, {KEYS: [11, 7]}),
+    "widths": lambda model: narrowed(model, [107, 93]),
+}
+UP, A, VT = "model.layers.0.mlp.up_proj.weight", f"{QUERY}_v_proj.weight", f"{KEYS}.VT.weight"
+AS_STORED = "expected [11, 7], as they are stored"
+PRODUCT = f"{QUERY}_u_proj.weight 64 x 13 times {A} 12 x 64; expected factors that multiply to 64 x 64, the shape of "
+GROUPS = f"{KEYS}.U of 16 x 11 and 16 x 7 times {VT} 17 x 64; expected factors that multiply to 32 x 64, the shape of "
+RANK = f"config.json states rank 12 for {QUERY}_proj; expected 13, as it is stored."
+OTHER_RANK = {"model_type": "asvd_llama", "truncation_ranks": {f"{QUERY}_proj": 12}}
 
 
-def test_factors_of_another_shape_than_the_config_states(pairs: Tensors, written: Callable[..., Path]) -> None:
-    pairs[f"{QUERY}_u_proj.weight"] = torch.ones(60, 13)
-    assert "expected factors that multiply to 64 x 64" in failure(written(pairs))
+@pytest.mark.parametrize(
+    ("made", "changed", "stated", "said"),
+    [
+        ("svd", {A: torch.ones(12, 64)}, {}, f"{PRODUCT}{QUERY}_proj."),
+        ("svd", {f"{QUERY}_u_proj.weight": torch.ones(60, 13)}, {}, "expected factors that multiply to 64 x 64"),
+        ("asvd", {}, OTHER_RANK, RANK),
+        ("groups", {VT: torch.ones(17, 64)}, {}, f"{GROUPS}{KEYS}."),
+        ("groups", {f"{KEYS}.U.0.weight": torch.tensor(1.0)}, {}, "expected factors that multiply to 32 x 64"),
+        ("groups", {}, {"head_wise_ranks": {KEYS: 7}}, AS_STORED),
+        ("groups", {}, {"head_wise_ranks": {KEYS: "11, 7"}}, AS_STORED),
+        ("widths", {UP: torch.ones(106, 64)}, {}, "expected weights that share their neurons, and a hidden size of 64"),
+        ("widths", {UP: torch.ones(107)}, {}, f"{UP} of shape (107,); expected a matrix."),
+    ],
+)
+def test_tensors_that_contradict_one_another_or_the_config(
+    made: str, changed: Tensors, stated: dict[str, object], said: str, tiny_model, written: Callable[..., Path]
+) -> None:
+    source = written(MADE[made](tiny_model) | changed, **stated)
+    message = failure(source)
+    assert message.startswith(f"{source}: ")
+    assert said in message
+    assert message.endswith(AGAIN)
 
 
 def test_a_factor_without_the_other(pairs: Tensors, written: Callable[..., Path]) -> None:
     del pairs[f"{QUERY}_v_proj.weight"]
-    source = written(pairs)
-    assert failure(source) == (
-        f"{source}: {QUERY}_u_proj.weight without {QUERY}_v_proj.weight; "
-        f"expected both factors, as SVD-LLM stores them. {AGAIN}"
-    )
+    assert failure(written(pairs)).endswith(f"expected both factors, as SVD-LLM stores them. {AGAIN}")
 
 
-def test_a_rank_that_the_config_states_otherwise(tiny_model: LlamaForCausalLM, written: Callable[..., Path]) -> None:
-    source = written(factored(tiny_model, 13, asvd), model_type="asvd_llama", truncation_ranks={f"{QUERY}_proj": 12})
-    assert failure(source) == (
-        f"{source}: config.json states rank 12 for {QUERY}_proj; expected 13, as it is stored. {AGAIN}"
-    )
-
-
-def test_head_groups_that_do_not_add_up(tiny_model: LlamaForCausalLM, written: Callable[..., Path]) -> None:
-    tensors = grouped(tiny_model, {KEYS: [11, 7]})
-    tensors[f"{KEYS}.VT.weight"] = torch.ones(17, 64)
-    source = written(tensors)
-    assert failure(source) == (
-        f"{source}: {KEYS}.U of 16 x 11 and 16 x 7 times {KEYS}.VT.weight 17 x 64; "
-        f"expected factors that multiply to 32 x 64, the shape of {KEYS}. {AGAIN}"
-    )
-
-
-def test_neurons_that_do_not_meet(tiny_model: LlamaForCausalLM, written: Callable[..., Path]) -> None:
-    tensors = narrowed(tiny_model, [107, 93])
-    tensors["model.layers.0.mlp.up_proj.weight"] = torch.ones(106, 64)
-    assert "expected weights that share their neurons, and a hidden size of 64" in failure(written(tensors))
-
-
-def test_a_shard_that_is_missing(pairs: Tensors, written: Callable[..., Path]) -> None:
-    source = written(pairs)
-    (source / "model-00002-of-00002.safetensors").unlink()
-    assert failure(source) == (
-        f"{source}: model-00002-of-00002.safetensors is missing; expected every file that was saved. "
-        "Save or copy the model again."
-    )
-
-
-def test_a_shard_that_is_damaged(pairs: Tensors, written: Callable[..., Path]) -> None:
-    source = written(pairs)
-    (source / "model-00002-of-00002.safetensors").write_bytes(b"torn")
-    assert "expected a whole safetensors file. Copy the checkpoint again." in failure(source)
+def test_a_shard_that_is_missing_or_damaged(pairs: Tensors, written: Callable[..., Path]) -> None:
+    shard = written(pairs) / "model-00002-of-00002.safetensors"
+    shard.write_bytes(b"torn")
+    assert "expected a whole safetensors file. Copy the checkpoint again." in failure(shard.parent)
+    shard.unlink()
+    assert f"{shard.name} is missing; expected every file that was saved." in failure(shard.parent)
 
 
 def test_a_pickle_needs_the_flag(pairs: Tensors, written: Callable[..., Path]) -> None:
@@ -163,27 +153,20 @@ def test_nothing_that_repair_knows(pairs: Tensors, written: Callable[..., Path])
     )
 
 
-def test_the_input_is_never_the_output(pairs: Tensors, written: Callable[..., Path]) -> None:
-    source = written(pairs)
-    with pytest.raises(CheckpointError) as caught:
-        gac.repair(source, source / ".." / source.name, profile=H100, overwrite=True)
-    assert str(caught.value) == (
-        f"the output {source / '..' / source.name} is the input; expected another directory: the input is never "
-        "changed. Choose another one."
-    )
-
-
-def test_the_output_is_not_in_the_input(pairs: Tensors, written: Callable[..., Path]) -> None:
-    source = written(pairs)
-    with pytest.raises(CheckpointError, match="one is inside the other; expected two separate directories"):
-        gac.repair(source, source / "ours", profile=H100)
-
-
-def test_an_output_in_use(pairs: Tensors, written: Callable[..., Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("output", "said"),
+    [
+        ("../theirs", "is the input; expected another directory: the input is never changed"),
+        ("ours", "one is inside the other; expected two separate directories"),
+        ("../used", "exists and is no compressed checkpoint; expected a new or empty"),
+    ],
+)
+def test_an_output_in_use(output: str, said: str, pairs: Tensors, written: Callable[..., Path], tmp_path: Path) -> None:
     (tmp_path / "used").mkdir()
     (tmp_path / "used" / "notes.txt").write_text("mine")
-    with pytest.raises(CheckpointError, match="exists and is no compressed checkpoint; expected a new or empty"):
-        gac.repair(written(pairs), tmp_path / "used", profile=H100)
+    source = written(pairs)
+    with pytest.raises(CheckpointError, match=said):
+        gac.repair(source, source / output, profile=H100, overwrite=True)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
@@ -194,42 +177,20 @@ def test_figures_of_a_gpu_that_is_not_there(pairs: Tensors, written: Callable[..
     assert not (source.parent / "ours").exists()
 
 
-def test_a_config_that_is_none(pairs: Tensors, written: Callable[..., Path]) -> None:
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        (json.dumps([1]), "holds a list; expected a JSON object. Check the path."),
+        ("[" * 100_000, "cannot be read: "),  # too deep
+    ],
+)
+def test_a_config_that_is_none(config: str, said: str, pairs: Tensors, written: Callable[..., Path]) -> None:
     source = written(pairs)
-    (source / "config.json").write_text(json.dumps([1]))
-    assert failure(source) == f"{source / 'config.json'} holds a list; expected a JSON object. Check the path."
+    (source / "config.json").write_text(config)
+    assert failure(source).startswith(f"{source / 'config.json'} {said}")
 
 
 def test_a_config_of_wrong_types(pairs: Tensors, written: Callable[..., Path]) -> None:
     message = failure(written(pairs, hidden_size="wide"))
     assert message.startswith("config.json is no config of a llama model: ")
     assert message.endswith("; expected its own config. Copy it again.")
-
-
-def test_a_config_that_is_too_deep(pairs: Tensors, written: Callable[..., Path]) -> None:
-    source = written(pairs)
-    (source / "config.json").write_text("[" * 100_000)
-    assert failure(source).startswith(f"{source / 'config.json'} cannot be read: ")
-
-
-def test_neurons_in_a_vector(tiny_model: LlamaForCausalLM, written: Callable[..., Path]) -> None:
-    tensors = narrowed(tiny_model, [107, 93])
-    tensors["model.layers.0.mlp.up_proj.weight"] = torch.ones(107)
-    source = written(tensors)
-    assert failure(source) == (
-        f"{source}: model.layers.0.mlp.up_proj.weight of shape (107,); expected a matrix. {AGAIN}"
-    )
-
-
-def test_a_head_group_that_is_a_number(tiny_model: LlamaForCausalLM, written: Callable[..., Path]) -> None:
-    tensors = grouped(tiny_model, {KEYS: [11, 7]})
-    tensors[f"{KEYS}.U.0.weight"] = torch.tensor(1.0)
-    assert "expected factors that multiply to 32 x 64" in failure(written(tensors))
-
-
-@pytest.mark.parametrize("stated", [{KEYS: 7}, {KEYS: "11, 7"}])
-def test_ranks_of_head_groups_that_the_config_states_otherwise(
-    tiny_model: LlamaForCausalLM, written: Callable[..., Path], stated: object
-) -> None:
-    source = written(grouped(tiny_model, {KEYS: [11, 7]}), head_wise_ranks=stated)
-    assert "expected [11, 7], as they are stored" in failure(source)
