@@ -43,7 +43,7 @@ def measure_layers(
     use = "where its gradient or its truncation can be measured"
     check_in_memory(model, f", under the rule {rule}", use, ", or take another rule")
     layers = dict.fromkeys(site.layer for site in sites)
-    paths = {layer: store.measured(rule, method.name, layer) for layer in layers} if store else {}
+    paths = {layer: store.measured(f"{rule}-{method.name}", layer) for layer in layers} if store else {}
     found = {layer: read_arrays(path) for layer, path in paths.items() if path.exists()}
     missing = [site for site in sites if site.layer not in found]
     for layer, measured in stream(model, missing, windows, method, store, progress):

@@ -15,7 +15,6 @@ from gac.sensitivity.text import (
     check_vocabulary,
     evaluation_windows,
     text_names,
-    text_windows,
     window_length,
 )
 
@@ -68,9 +67,8 @@ def take_sample(tokenizer: Any, text: Text, windows: int | None, length: int | N
     length = window_length(given) if length is None else length
     if length < 2:
         raise TextError(f"windows of {length} tokens", "at least 2: the first is not predicted", "Ask for more.")
-    if isinstance(given, Documents):
-        return Sample(text_windows(given.name, given.text, tokenizer, windows, length), given)
-    return Sample(evaluation_windows(given, tokenizer, windows, length))
+    documents = given if isinstance(given, Documents) else None
+    return Sample(evaluation_windows(given, tokenizer, windows, length), documents)
 
 
 def dtype_of(model: PreTrainedModel) -> str:

@@ -3,6 +3,7 @@
 What a form does with tensors is the other half of the seam, ``gac.forms.tensors``.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -151,24 +152,20 @@ class Shorter(Form):
         return self.shortens(weight) is not None
 
     def full(self, weight: Weight) -> int:
-        return self._length(weight) // self.size(weight, 1)
+        length = weight.out_features if self.shortens(weight) == "out" else weight.in_features
+        return length // self.copies(weight)
 
     def params(self, weight: Weight, dim: int) -> int:
-        return self.size(weight, dim) * (weight.params // self._length(weight))
+        return math.prod(self._sides(weight, dim))
 
     def operation(self, weight: Weight, dim: int, rows: int) -> Operation:
-        if self.shortens(weight) == "out":
-            return linear(rows, weight.in_features, self.size(weight, dim))
-        return linear(rows, self.size(weight, dim), weight.out_features)
+        return linear(rows, *self._sides(weight, dim))
 
     def size(self, weight: Weight, dim: int) -> int:
         return self.copies(weight) * dim
 
     def module(self, weight: Weight, dim: int) -> ModuleSpec:
-        size = self.size(weight, dim)
-        if self.shortens(weight) == "out":
-            return ModuleSpec("Linear", {"in_features": weight.in_features, "out_features": size})
-        return ModuleSpec("Linear", {"in_features": size, "out_features": weight.out_features})
+        return ModuleSpec("Linear", dict(zip(("in_features", "out_features"), self._sides(weight, dim), strict=True)))
 
     def places(self, weight: Weight, dim: int) -> tuple[Place, ...]:
         at = ends(dim, self.copies(weight))
@@ -187,5 +184,7 @@ class Shorter(Form):
         shorter = weight.cached and self.shortens(weight) == "out"
         return self.size(weight, dim) if shorter else weight.kept
 
-    def _length(self, weight: Weight) -> int:
-        return weight.out_features if self.shortens(weight) == "out" else weight.in_features
+    def _sides(self, weight: Weight, dim: int) -> tuple[int, int]:
+        """Its inputs and its outputs at this dim."""
+        size = self.size(weight, dim)
+        return (weight.in_features, size) if self.shortens(weight) == "out" else (size, weight.out_features)

@@ -1,17 +1,17 @@
 """The seam of forms where tensors are at hand: measure what a dim loses, build, merge, fit again."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 
 from gac.arrays import Floats
 from gac.forms.base import Form
 from gac.forms.metric import Metric, Moments
 from gac.forms.refit import Refits, refit_whole
-from gac.forms.zeros import Insertion, with_zeros
 from gac.linalg import unpacked
 from gac.models.linears import linear_at, read_weight
 from gac.models.weights import Weight
@@ -159,3 +159,26 @@ class TensorForm(ABC):
 def bias_of(linear: nn.Linear, name: str = "bias") -> dict[str, Tensor]:
     """The bias under a name, where there is one."""
     return {} if linear.bias is None else {name: linear.bias}
+
+
+@dataclass(frozen=True)
+class Insertion:
+    """``count`` zeros along ``axis`` at ``position``."""
+
+    axis: int
+    position: int
+    count: int
+
+
+def with_zeros(tensor: Tensor, put_in: Iterable[Insertion]) -> Tensor:
+    """The tensor with zeros put in; every number of it is kept, bit for bit."""
+    put_in = list(put_in)
+    for axis in sorted({one.axis for one in put_in}):
+        pieces, start = [], 0
+        for one in sorted((one for one in put_in if one.axis == axis), key=lambda one: one.position):
+            zeros = tensor.new_zeros(*tensor.shape[:axis], one.count, *tensor.shape[axis + 1 :])
+            pieces += [tensor.narrow(axis, start, one.position - start), zeros]
+            start = one.position
+        pieces.append(tensor.narrow(axis, start, tensor.shape[axis] - start))
+        tensor = torch.cat(pieces, dim=axis)
+    return tensor

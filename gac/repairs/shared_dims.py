@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from gac.forms.base import Place
-from gac.forms.zeros import Insertion
+from gac.forms.tensors import Insertion
 from gac.operations import Operation
 from gac.profiling.operators import operation
 

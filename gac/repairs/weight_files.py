@@ -17,7 +17,7 @@ from torch import Tensor
 
 from gac.checkpoint.shards import shard_names
 from gac.errors import CheckpointError, first_line
-from gac.forms.zeros import Insertion
+from gac.forms.tensors import Insertion
 from gac.models.loading import UNREADABLE
 
 SAFE, PICKLED = "model.safetensors", "pytorch_model.bin"

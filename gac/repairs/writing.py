@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 from gac.checkpoint.card import model_card
 from gac.checkpoint.load import read_plan, write_header
-from gac.forms.zeros import with_zeros
+from gac.forms.tensors import with_zeros
 from gac.io import open_to_umask
 from gac.models.loading import is_checkpoint
 from gac.repairs.replan import padded_plan

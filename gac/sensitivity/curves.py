@@ -142,7 +142,8 @@ def _parts(forms: Sequence[str], schemes: Sequence[str]) -> list[_Part]:
 
 def _paths(store: StatisticsStore, method: Method, part: _Part, layer: int) -> tuple[Path, Path]:
     """Of the factors and of the losses, which are written last: a part with losses is whole."""
-    return store.factors(method.name, part.name, layer), store.losses(method.name, part.name, layer)
+    factors, losses = (store.measured(f"{what}-{method.name}-{part.name}", layer) for what in ("factors", "losses"))
+    return factors, losses
 
 
 def _is_kept(store: StatisticsStore | None, method: Method, part: _Part, layer: int) -> bool:

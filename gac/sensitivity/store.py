@@ -33,17 +33,9 @@ class StatisticsStore:
         """Where a layer's moments are kept."""
         return self.directory / f"layer-{layer:04d}.safetensors"
 
-    def losses(self, method: str, part: str, layer: int) -> Path:
-        """Where the loss curves of a layer in a method's metric are kept; ``part``: of which forms or scheme."""
-        return self.directory / f"losses-{method}-{part}-{layer:04d}.safetensors"
-
-    def factors(self, method: str, part: str, layer: int) -> Path:
-        """Where what compressing a layer needs is kept."""
-        return self.directory / f"factors-{method}-{part}-{layer:04d}.safetensors"
-
-    def measured(self, rule: str, method: str, layer: int) -> Path:
-        """Where what a rule measures of a layer besides its curves is kept."""
-        return self.directory / f"{rule}-{method}-{layer:04d}.safetensors"
+    def measured(self, what: str, layer: int) -> Path:
+        """Where something else of a layer is kept, under the names of what it is and in which method's metric."""
+        return self.directory / f"{what}-{layer:04d}.safetensors"
 
     @property
     def boundary(self) -> Path:

@@ -115,22 +115,21 @@ def calibration_windows(spec: TextSpec | Documents | str, tokenizer: Any, seed: 
         raise TextError(
             f"calibration windows of {spec.length} token", "at least 2: the first is not predicted", "Ask for more."
         )
-    if isinstance(spec, Documents):
-        ids = _tokens(spec.text, tokenizer)
-    else:
-        found = _source(spec.name)
-        ids = _tokens(found.calibration(), tokenizer)[: found.reserved]
+    found = _source(spec.name if isinstance(spec, TextSpec) else spec)
+    ids = _tokens(found.calibration(), tokenizer)[: found.reserved]
     return _cut(spec.name, ids, spec.windows, spec.length, "calibration", seed=seed)
 
 
-def evaluation_windows(source: str, tokenizer: Any, windows: int | None = None, length: int | None = None) -> Windows:
+def evaluation_windows(
+    source: str | Documents, tokenizer: Any, windows: int | None = None, length: int | None = None
+) -> Windows:
     """The windows that perplexity is measured on; those of a named source share no token with calibration.
 
     ``wikitext2`` is GPTQ's protocol (arXiv 2210.17323), ``c4`` SVD-LLM's (arXiv 2403.07378):
     the documents joined by an empty line, tokenised as one text, and cut into windows of 2048.
 
     Args:
-        source: a known name or a path to a UTF-8 file, all of which is evaluated.
+        source: a known name, or a path to a UTF-8 file or documents, all of which is evaluated.
         tokenizer: a transformers tokenizer; it adds special tokens at the head of ``wikitext2`` and ``c4`` alone.
         windows: how many, from the first on; None takes every whole window.
         length: tokens of a window; None takes the source's own, ``window_length(source)``.
@@ -141,24 +140,14 @@ def evaluation_windows(source: str, tokenizer: Any, windows: int | None = None, 
     found = _source(source)
     start, length = found.reserved or 0, found.length if length is None else length
     ids = _tokens(found.evaluation(), tokenizer, found.headed)[start:]
-    cut = _cut(source, ids, windows, length, "evaluation", start=start)
+    name = source if isinstance(source, str) else source.name
+    cut = _cut(name, ids, windows, length, "evaluation", start=start)
     return replace(cut, bos=found.headed and int(cut.ids[0, 0]) == tokenizer.bos_token_id)
 
 
 def window_length(text: Text) -> int:
     """Tokens of an evaluation window of a text, unless others are asked for: 2048 for ``wikitext2`` and ``c4``."""
     return _SOURCES[text].length if isinstance(text, str) and text in _SOURCES else DEFAULT_LENGTH
-
-
-def text_windows(
-    name: str, text: str, tokenizer: Any, windows: int | None = None, length: int = DEFAULT_LENGTH
-) -> Windows:
-    """Cut a text that is at hand into windows, from its start.
-
-    Raises:
-        TextError: too few tokens.
-    """
-    return _cut(name, _tokens(text, tokenizer), windows, length, "evaluation")
 
 
 def check_vocabulary(windows: Windows, vocabulary: int) -> None:
@@ -217,9 +206,12 @@ def _shorter(usable: int, length: int) -> str:
     return f"Use a longer text, or windows of at most {usable} tokens." if usable > 1 else "Use a longer text."
 
 
-def _source(name: str) -> _Source:
-    check_text(name)
-    return _SOURCES.get(name) or _Source(partial(_local, name), partial(_local, name))
+def _source(text: str | Documents) -> _Source:
+    if isinstance(text, str):
+        check_text(text)
+        return _SOURCES.get(text) or _Source(partial(_local, text), partial(_local, text))
+    whole = text.text
+    return _Source(lambda: whole, lambda: whole)
 
 
 def check_text(name: str) -> None:

@@ -92,9 +92,9 @@ def test_kept_layers_are_not_measured(
 def test_a_layer_whose_factors_are_gone_is_measured_again(tiny_model: LlamaForCausalLM, tmp_path: Path) -> None:
     store = StatisticsStore(tmp_path)
     measure_curves(tiny_model, SITES, WINDOWS, KFAC, store, progress=False)
-    store.factors("kfac", "standard", 0).unlink()
+    store.measured("factors-kfac-standard", 0).unlink()
     assert [layer for layer, _ in stream_fits(tiny_model, SITES, WINDOWS, KFAC, store, progress=False)] == [1, 0]
-    assert store.factors("kfac", "standard", 0).exists()
+    assert store.measured("factors-kfac-standard", 0).exists()
 
 
 def test_what_cannot_be_written_is_said(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from gac.errors import TextError
 from gac.sensitivity import text as module
+from gac.sensitivity.documents import Documents
 from gac.sensitivity.text import (
     TextSpec,
     Windows,
@@ -17,7 +18,6 @@ from gac.sensitivity.text import (
     check_vocabulary,
     evaluation_windows,
     text_names,
-    text_windows,
     window_length,
 )
 from tests.sensitivity.ordinals import Ordinals
@@ -59,11 +59,11 @@ def test_no_special_tokens_are_added(tiny_tokenizer: Any, text_file: Path, prose
 def test_windows_are_the_text_in_order_without_overlap(text: str, length: int, asked: int | None) -> None:
     available = len(text) // length
     if available < (asked or 1):
-        tokens = rf"^text has {len(text):,} tokens for evaluation; expected at least {(asked or 1) * length:,}, for "
-        with pytest.raises(TextError, match=tokens):
-            text_windows("text", text, Ordinals(), asked, length)
+        expected = f"has {len(text)} tokens for evaluation; expected at least {(asked or 1) * length}, for "
+        with pytest.raises(TextError, match=expected):
+            evaluation_windows(Documents([text]), Ordinals(), asked, length)
         return
-    windows = text_windows("text", text, Ordinals(), asked, length)
+    windows = evaluation_windows(Documents([text]), Ordinals(), asked, length)
     assert windows.ids.shape == (asked or available, length)
     assert windows.ids.flatten().tolist() == [ord(character) for character in text[: windows.ids.numel()]]
 
