@@ -335,7 +335,7 @@ class _Reader:
 
     def _check_launches(self, launched: Ints, lines: Ints) -> None:
         """The kernels of a row are above it."""
-        first = lines[np.unique(launched, return_index=True)[1]]
+        first = lines[np.diff(np.maximum.accumulate(launched), prepend=-1) > 0]  # each number where it is new
         most = np.array([max(one, default=(-1,))[0] for one in self.launches], dtype=np.int64)
         above = np.searchsorted(self.kernel_lines, first)
         self._refuse(first, most >= above, lambda at: f"launches: kernel {most[at]} of {above[at]} above it")

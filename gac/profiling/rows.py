@@ -1,9 +1,8 @@
 """The measurements of a profile, kept in columns: a million rows take some hundred bytes each, built when asked for."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +25,7 @@ class Kind:
 
 
 @dataclass(frozen=True, eq=False)
-class Rows(Sequence[Measurement]):
+class Rows:
     """Measurements in the order of their lines; ``rows[3]`` is built from the columns, all of length n.
 
     Attributes:
@@ -61,14 +60,27 @@ class Rows(Sequence[Measurement]):
     def __len__(self) -> int:
         return len(self.kind)
 
-    @overload
-    def __getitem__(self, at: int) -> Measurement: ...
-    @overload
-    def __getitem__(self, at: slice) -> tuple[Measurement, ...]: ...
-    def __getitem__(self, at: int | slice) -> Measurement | tuple[Measurement, ...]:
-        if isinstance(at, slice):
-            return tuple(self[row] for row in range(*at.indices(len(self))))
-        return self._built(range(len(self))[at])
+    def __getitem__(self, row: int) -> Measurement:
+        row = range(len(self))[row]
+        kind = self.kinds[self.kind[row]]
+        passes = tuple(self.passes[self.starts[row] : self.starts[row + 1]].tolist())
+        return Measurement(
+            kind.operator,
+            dict(zip(kind.axes, self.sizes[row].tolist(), strict=False)),
+            kind.dtype,
+            kind.cache,
+            float(self.median_ns[row]) if passes else None,
+            float(self.iqr_ns[row]) if passes else None,
+            int(self.samples[row]),
+            int(self.sm_clock_mhz[row]) or None,
+            bool(self.converged[row]),
+            self.launches_of(int(self.launched[row])),
+            self.errors.get(row),
+            passes,
+        )
+
+    def __iter__(self) -> Iterator[Measurement]:
+        return map(self.__getitem__, range(len(self)))
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Rows | tuple | list):
@@ -80,31 +92,20 @@ class Rows(Sequence[Measurement]):
     def find(self, point: Point) -> Measurement | None:
         """The measurement of a point; None where there is none."""
         axes = point.operation.axes
-        kind = self._numbers.get(Kind(point.operation.operator, point.dtype, point.cache, tuple(axes)))
-        if kind is None or not all(0 < size < 2**63 for size in axes.values()):
+        kind = Kind(point.operation.operator, point.dtype, point.cache, tuple(axes))
+        if kind not in self.kinds or not all(0 < size < 2**63 for size in axes.values()):
             return None
-        wanted = np.zeros(self.sizes.shape[1], dtype=np.int64)
-        wanted[: len(axes)] = list(axes.values())
-        keys, order = self._index
-        key = hashes(np.array([kind]), wanted[None])[0]
-        for place in order[np.searchsorted(keys, key) : np.searchsorted(keys, key, "right")].tolist():
-            if self.kind[place] == kind and (self.sizes[place] == wanted).all():
-                return self._built(place)
-        return None
+        key = np.zeros(1 + self.sizes.shape[1], dtype=np.int64)
+        key[: 1 + len(axes)] = self.kinds.index(kind), *axes.values()
+        row = self._places.get(key.tobytes())
+        return None if row is None else self[row]
 
     def repeated(self) -> int | None:
         """The first row whose point an earlier row has; None where every point is there once."""
-        keys, order = self._index
-        twins = np.flatnonzero(keys[1:] == keys[:-1])
-        if not len(twins):
+        if len(self._places) == len(self):
             return None
-        seen: set[tuple[int, ...]] = set()
-        for row in np.unique(np.concatenate([order[twins], order[twins + 1]])).tolist():
-            point = (int(self.kind[row]), *self.sizes[row].tolist())
-            if point in seen:
-                return int(row)
-            seen.add(point)
-        return None
+        first: dict[bytes, int] = {}
+        return next(row for row, key in enumerate(self._keys()) if first.setdefault(key, row) != row)
 
     @cached_property
     def counts(self) -> Ints:
@@ -151,37 +152,11 @@ class Rows(Sequence[Measurement]):
         return {}
 
     @cached_property
-    def _numbers(self) -> dict[Kind, int]:
-        return {kind: number for number, kind in enumerate(self.kinds)}
+    def _places(self) -> dict[bytes, int]:
+        return dict(zip(self._keys(), range(len(self)), strict=True))
 
-    @cached_property
-    def _index(self) -> tuple[Any, Ints]:
-        keys = hashes(self.kind, self.sizes)
-        order = np.argsort(keys, kind="stable")
-        return keys[order], order
-
-    def _built(self, row: int) -> Measurement:
-        kind = self.kinds[self.kind[row]]
-        passes = tuple(self.passes[self.starts[row] : self.starts[row + 1]].tolist())
-        return Measurement(
-            kind.operator,
-            dict(zip(kind.axes, self.sizes[row].tolist(), strict=False)),
-            kind.dtype,
-            kind.cache,
-            float(self.median_ns[row]) if passes else None,
-            float(self.iqr_ns[row]) if passes else None,
-            int(self.samples[row]),
-            int(self.sm_clock_mhz[row]) or None,
-            bool(self.converged[row]),
-            self.launches_of(int(self.launched[row])),
-            self.errors.get(row),
-            passes,
-        )
-
-
-def hashes(kind: Ints, sizes: Ints) -> Any:
-    """A 64-bit number for each row; rows that have the same one are compared."""
-    found = kind.astype(np.uint64)
-    for column in sizes.T.astype(np.uint64):
-        found = (found ^ (found >> np.uint64(29))) * np.uint64(0x9E3779B97F4A7C15) + column
-    return found
+    def _keys(self) -> list[bytes]:
+        """The kind and the sizes of each row, as they lie in memory."""
+        keys = np.column_stack([self.kind, self.sizes])
+        found: list[bytes] = keys.view(f"V{keys.strides[0]}").ravel().tolist()
+        return found

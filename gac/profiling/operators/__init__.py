@@ -10,7 +10,7 @@ from gac.errors import ProfileError
 from gac.operations import Operation
 from gac.profiling.operators.attention import BACKENDS, Sdpa
 from gac.profiling.operators.base import ITEM_BYTES, Axes, Operand, Operator
-from gac.profiling.operators.batched import BatchedGemm, BucketedHeads, PaddedHeads, SeparateHeads
+from gac.profiling.operators.batched import BatchedGemm, Heads
 from gac.profiling.operators.gemm import (
     Copy,
     Linear,
@@ -40,9 +40,9 @@ for _operator in (
     TritonLowRank(),
     SharedLowRank(),
     BatchedGemm(),
-    SeparateHeads(),
-    BucketedHeads(),
-    PaddedHeads(),
+    Heads("separate"),
+    Heads("bucketed"),
+    Heads("padded"),
     Int4Linear(),
     DequantisedInt4Linear(),
     *(Sdpa(backend, causal) for backend in BACKENDS for causal in (False, True)),

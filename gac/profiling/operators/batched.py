@@ -1,16 +1,12 @@
 """Batched GEMMs: heads of one dim, and three ways to run heads of different dims."""
 
-from abc import abstractmethod
 from itertools import groupby
+from typing import Literal
 
 from gac.profiling.operators.base import Axes, Operand, Operator
 
 ROUNDING = 8
-_RUNNERS = "gac.profiling.timing.runners.batched"
-
-
-def _rounded(dim: int) -> int:
-    return -(-dim // ROUNDING) * ROUNDING
+_RUNNERS = "gac.profiling.timing.runners.gemm"
 
 
 class BatchedGemm(Operator):
@@ -27,14 +23,28 @@ class Heads(Operator):
 
     Operands are those that run: one weight ``(heads of the bucket, dim of the bucket, k)`` a bucket, after x. FLOPs and
     bytes are those of the dims asked for, so what a bucket adds to them shows as waste.
+
+    Args:
+        way: ``separate``: one GEMM a head; ``bucketed``: each head rounded up to a multiple of 8, one batched GEMM a
+            distinct rounded dim; ``padded``: one batched GEMM, at the largest rounded up to a multiple of 8.
     """
 
     axes = ("m", "k", "heads", "low", "high")
-    runner = f"{_RUNNERS}:HeadsRunner"
 
-    @abstractmethod
+    def __init__(self, way: Literal["separate", "bucketed", "padded"]) -> None:
+        self.way = way
+        self.name = f"batched_gemm_{way}"
+        self.runner = f"{_RUNNERS}:{'SeparateHeadsRunner' if way == 'separate' else 'HeadsRunner'}"
+
     def buckets(self, axes: Axes) -> tuple[tuple[int, int], ...]:
         """Number of heads and dim of every bucket; the heads of a bucket are neighbours."""
+        dims = self.dims(axes)
+        if self.way == "separate":
+            return tuple((1, dim) for dim in dims)
+        rounded = [-(-dim // ROUNDING) * ROUNDING for dim in dims]
+        if self.way == "padded":
+            return ((len(dims), rounded[-1]),)
+        return tuple((len(list(same)), dim) for dim, same in groupby(rounded))
 
     def dims(self, axes: Axes) -> tuple[int, ...]:
         """The dim of every head, never falling."""
@@ -59,31 +69,3 @@ class Heads(Operator):
 
     def unmet(self, axes: Axes) -> str | None:
         return None if axes["heads"] >= 2 and axes["low"] <= axes["high"] else "at least 2 heads, and low <= high"
-
-
-class SeparateHeads(Heads):
-    """Heads of different dims, one GEMM a head."""
-
-    name = "batched_gemm_separate"
-    runner = f"{_RUNNERS}:SeparateHeadsRunner"
-
-    def buckets(self, axes: Axes) -> tuple[tuple[int, int], ...]:
-        return tuple((1, dim) for dim in self.dims(axes))
-
-
-class BucketedHeads(Heads):
-    """Heads of different dims, each rounded up to a multiple of 8, one batched GEMM a distinct rounded dim."""
-
-    name = "batched_gemm_bucketed"
-
-    def buckets(self, axes: Axes) -> tuple[tuple[int, int], ...]:
-        return tuple((len(list(same)), dim) for dim, same in groupby(map(_rounded, self.dims(axes))))
-
-
-class PaddedHeads(Heads):
-    """Heads of different dims in one batched GEMM, at the largest rounded up to a multiple of 8."""
-
-    name = "batched_gemm_padded"
-
-    def buckets(self, axes: Axes) -> tuple[tuple[int, int], ...]:
-        return ((axes["heads"], _rounded(axes["high"])),)

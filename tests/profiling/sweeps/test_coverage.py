@@ -12,9 +12,8 @@ from gac.models.shapes import SHAPES, Shapes
 from gac.operations import linear
 from gac.profiling.operators import OPERATORS, operation
 from gac.profiling.records import Point
-from gac.profiling.sweeps.coverage import fused_points, model_points
+from gac.profiling.sweeps.coverage import every_dim, fused_points, model_points, spaced_dims
 from gac.profiling.sweeps.general import general_points
-from gac.profiling.sweeps.spacing import every_dim, spaced_dims
 from gac.profiling.table import Sweep, alignment_class, interpolate
 from gac.workloads import Workload
 from tests.models.small import NEURONS, small_config

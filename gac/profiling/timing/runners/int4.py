@@ -30,7 +30,13 @@ class Int4Runner(Runner):
         return super().operands(axes, dtype, cut)
 
     def compare(self, inputs: Sequence[Tensor], result: Result) -> tuple[Tensor, Tensor]:
-        return corners(single(result)), _reference(*inputs[:3])
+        x, nibbles, scales, *_ = inputs
+        rows, columns = (edges(len(operand), x.device) for operand in (x, nibbles))
+        some = nibbles[columns]
+        levels = torch.stack([some >> 4, some & 15], dim=-1).flatten(1).float()
+        by_row = scales[:, columns].float().transpose(0, 1)
+        weight = (levels.view(len(columns), len(scales), -1) - _OFFSET) * by_row[..., :1] + by_row[..., 1:]
+        return corners(single(result)), x[rows].float() @ weight.flatten(1).t()
 
 
 class FusedInt4Runner(Int4Runner):
@@ -69,12 +75,3 @@ class DequantisedInt4Runner(Int4Runner):
 def inner_tiles(k: int) -> int:
     """The most 16-wide tiles of k that the fused kernel can load at once: 8 (16 bytes a lane) where they divide k."""
     return next((tiles for tiles in _INNER_TILES if k % (tiles * _TILE) == 0), _INNER_TILES[-1])
-
-
-def _reference(x: Tensor, nibbles: Tensor, scales: Tensor) -> Tensor:
-    rows, columns = (edges(len(operand), x.device) for operand in (x, nibbles))
-    some = nibbles[columns]
-    levels = torch.stack([some >> 4, some & 15], dim=-1).flatten(1).float()
-    by_row = scales[:, columns].float().transpose(0, 1)
-    weight = (levels.view(len(columns), len(scales), -1) - _OFFSET) * by_row[..., :1] + by_row[..., 1:]
-    return x[rows].float() @ weight.flatten(1).t()
