@@ -41,8 +41,8 @@ def test_a_point_that_is_there_again_thousands_of_lines_later_is_refused(tmp_pat
     assert f"{path}:5066: linear {{'m': 1024, 'k': 4096, 'n': 36}} is there twice" in refused("cliffs", path)
 
 
-def test_a_choice_for_a_model_of_llama_3_70b_size_is_proved_optimal(tmp_path: Path) -> None:
-    _, what = load.plan(tmp_path)
+def test_a_choice_for_a_model_of_llama_3_70b_size_is_proved_optimal() -> None:
+    _, what = load.plan()
     assert what == "a choice for 560 sites among 430,640 candidates, proved optimal"
 
 

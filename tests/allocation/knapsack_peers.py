@@ -4,13 +4,13 @@ import re
 from dataclasses import replace
 
 import numpy as np
-from knapsack_instances import every_sum, fitting, within
 
 from gac.allocation.crosscheck import crosscheck
 from gac.allocation.knapsack import Solution, knapsack
 from gac.allocation.knapsack.cp import cp_sat
 from gac.allocation.knapsack.instance import flatten, to_units
 from gac.errors import BudgetError, GacError
+from tests.allocation.knapsack_instances import every_sum, fitting, within
 
 FAULTS = ("value", "limit broken", "feasibility", "not proved", "peer not proved")
 TOLERANCE = 1e-6  # HiGHS's own, for feasibility and integrality
@@ -102,7 +102,7 @@ def highs_finds(groups, limits, answer):
     return "" if abs(found.fun - answer.certificate.value) <= TOLERANCE * max(1.0, abs(found.fun)) else "value"
 
 
-def highs(groups, limits):
+def highs(groups, limits, seconds=_SECONDS):
     """The instance through HiGHS at gap 0."""
     from scipy.optimize import Bounds, LinearConstraint, milp
     from scipy.sparse import csr_array
@@ -116,5 +116,5 @@ def highs(groups, limits):
         constraints=[LinearConstraint(one_each, 1, 1), LinearConstraint(costs.T, -np.inf, limits)],
         integrality=np.ones(len(rows), dtype=np.int64),
         bounds=Bounds(0, 1),
-        options={"mip_rel_gap": 0.0, "time_limit": _SECONDS},
+        options={"mip_rel_gap": 0.0, "time_limit": seconds},
     )

@@ -8,7 +8,6 @@ the package named above, of which no code is run). Looked up are the installed v
 its extras need, however indirectly, and the oldest that ``pyproject.toml`` allows. It exits with 1 if one is affected.
 """
 
-import argparse
 import json
 import sys
 import tomllib
@@ -20,11 +19,13 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
+from tests.benchmarks.harness import options
+
 PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__)
     parser.add_argument("advisories", type=Path)
     found = json.loads(parser.parse_args().advisories.read_bytes())
     known = {canonicalize_name(name): listed for name, listed in found.items()}
@@ -32,7 +33,8 @@ def main() -> None:
     for extra in PROJECT["optional-dependencies"].values():
         stated += [one for one in map(Requirement, extra) if one.name != PROJECT["name"]]
     versions = {(name, version, "installed") for name, version in installed(stated)}
-    versions |= {(canonicalize_name(one.name), bound, "oldest allowed") for one in stated for bound in oldest(one)}
+    oldest = [(one.name, bound.version) for one in stated for bound in one.specifier if bound.operator in (">=", "==")]
+    versions |= {(canonicalize_name(name), version, "oldest allowed") for name, version in oldest}
     affected = 0
     for name, version, which in sorted(versions):
         for one in known.get(name, ()):
@@ -64,10 +66,6 @@ def installed(stated: list[Requirement]) -> Iterator[tuple[str, str]]:
             extras = wanted.extras or {""}
             if needed.marker is None or any(needed.marker.evaluate({"extra": extra}) for extra in extras):
                 todo.append(needed)
-
-
-def oldest(wanted: Requirement) -> list[str]:
-    return [one.version for one in wanted.specifier if one.operator in (">=", "==")]
 
 
 if __name__ == "__main__":

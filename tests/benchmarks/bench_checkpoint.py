@@ -10,27 +10,24 @@ whose garbage is collected. Python keeps the bytecode of what it imports, as it 
 the seconds that passed are those of the processor, which other work on the machine changes less.
 """
 
-import argparse
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
 import tempfile
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-from transformers import LlamaConfig, LlamaForCausalLM
 
-import gac
 from gac.checkpoint.attach import attach_plan
-from gac.compression.modules import empty_module
-from gac.io import atomic_path
+from gac.evaluation.variants import variant
+from gac.models.shapes import SHAPES
 from gac.plan import Plan, SiteChoice, WeightChoice
+from tests.benchmarks.harness import options, write
 
 WAYS = ("gac.load", "import gac", "no gac")
 LOAD = """
@@ -67,53 +64,33 @@ for turn in range(int(loads)):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__, "--output")
     parser.add_argument("--plan", type=Path, default=Path("notebooks/plans/gac.json"))
     parser.add_argument("--loads", type=int, default=9, help="of each kind, first and again")
-    parser.add_argument("--output", type=Path, required=True)
     asked = parser.parse_args()
     plan = Plan.load(asked.plan)
+    plans = {"plan": plan, "pairs": pairs_only(plan)}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        dense_model().save_pretrained(folder / "dense")
-        places = {"plan": plan, "pairs": pairs_only(plan)}
-        for place, made in places.items():
-            compressed(dense_model(), made).save_pretrained(folder / place)
-        first, again = first_loads(folder, [*places], asked.loads), later_loads(folder, [*places], asked.loads)
-    result = {
-        "command": f"python -m tests.benchmarks.bench_checkpoint --loads {asked.loads}",
-        "device": f"CPU, {platform.machine()}",
-        "versions": {
-            "gac": gac.__version__,
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-            "python": platform.python_version(),
-        },
-        "first": first,
-        "again": again,
-    }
-    with atomic_path(asked.output) as temporary:
-        temporary.write_text(json.dumps(result, indent=1) + "\n")
-    for name, times in (("first", first), ("again", again)):
-        for place, ways in times.items():
-            print(name, place, {way: {kind: one["over_dense"] for kind, one in ways[way].items()} for way in WAYS})
+        model = dense_model()
+        model.save_pretrained(folder / "dense")
+        for place, made in plans.items():
+            compressed = variant(model, made.weights)
+            attach_plan(compressed, made)
+            compressed.save_pretrained(folder / place)
+        times = {when: of(folder, [*plans], asked.loads) for when, of in (("first", first), ("again", again))}
+    write(asked.output, **times)
+    for when, found in times.items():
+        for place, ways in found.items():
+            print(when, place, {way: {kind: one["over_dense"] for kind, one in ways[way].items()} for way in WAYS})
 
 
-def dense_model() -> LlamaForCausalLM:
+def dense_model() -> Any:
     """Random weights of SmolLM2-135M's shapes."""
-    config = LlamaConfig(
-        vocab_size=49152,
-        hidden_size=576,
-        intermediate_size=1536,
-        num_hidden_layers=30,
-        num_attention_heads=9,
-        num_key_value_heads=3,
-        tie_word_embeddings=True,
-        dtype=torch.bfloat16,
-    )
+    sizes = asdict(SHAPES["smollm2"]) | {"vocab_size": 49152, "tie_word_embeddings": True, "dtype": torch.bfloat16}
     torch.manual_seed(0)
-    model: Any = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-    return model
+    config = transformers.AutoConfig.for_model(**sizes)
+    return transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
 
 
 def pairs_only(plan: Plan) -> Plan:
@@ -133,22 +110,10 @@ def pairs_only(plan: Plan) -> Plan:
     return replace(plan, sites=sites, limits=(replace(plan.budget, used=used),))
 
 
-def compressed(model: Any, plan: Plan) -> Any:
-    """The model with the plan's modules, random too."""
-    for choice in plan.weights:
-        if choice.form != "dense":
-            module = empty_module(choice, False, "cpu", torch.bfloat16)
-            for parameter in module.parameters():
-                torch.nn.init.normal_(parameter, std=0.02)
-            model.set_submodule(choice.name, module)
-    attach_plan(model, plan)
-    return model
-
-
 Times = dict[str, dict[str, Any]]
 
 
-def first_loads(folder: Path, places: list[str], loads: int) -> Times:
+def first(folder: Path, places: list[str], loads: int) -> Times:
     """Each in a process of its own, in turns; the first of each kind, which fills the page cache, does not count."""
     jobs = [("import gac", "dense"), *((way, place) for place in places for way in WAYS)]
     found: dict[tuple[str, str], list[Any]] = {job: [] for job in jobs}
@@ -160,7 +125,7 @@ def first_loads(folder: Path, places: list[str], loads: int) -> Times:
     return {place: {way: beside(dense, [row[2:] for row in found[way, place]]) for way in WAYS} for place in places}
 
 
-def later_loads(folder: Path, places: list[str], loads: int) -> Times:
+def again(folder: Path, places: list[str], loads: int) -> Times:
     """All in one process a way; the first two turns do not count."""
     times: Times = {place: {} for place in places}
     for way in WAYS:

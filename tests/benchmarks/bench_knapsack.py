@@ -5,42 +5,47 @@
 Losses are synthetic: squared singular values that decay as those of a trained model do. Costs are exact.
 """
 
-import argparse
-import os
-import platform
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TypeVar
 
 import numpy as np
-from scipy.optimize import Bounds, LinearConstraint, milp
-from scipy.sparse import csr_array
 
-from gac.allocation.knapsack import Group, knapsack
+from gac.allocation.knapsack import Group, Solution, knapsack
+from gac.arrays import Floats
 from gac.errors import BudgetError
+from gac.models.families import family_of
+from gac.models.shapes import SHAPES
+from tests.allocation.knapsack_peers import highs
+from tests.benchmarks.harness import machine, options
 
+T = TypeVar("T")
 Instance = tuple[list[Group], list[int]]
 Solver = Callable[[list[Group], list[int], float], str]
 REPEATS = 5
 PEERS_UP_TO = 500_000
 
 
-def llama(hidden: int, neurons: int, keys: int, layers: int, step: int, kept: float) -> Instance:
+def tails(rng: np.random.Generator, full: int) -> Floats:
+    """What each number of squared singular values leaves out; they decay as those of a trained model do."""
+    spectrum = np.exp(-np.arange(full) / full * rng.uniform(2, 6) + rng.normal(0, 0.3, full))
+    return np.append(np.cumsum(np.sort(spectrum**2))[::-1], 0.0)
+
+
+def llama(name: str, step: int, kept: float) -> Instance:
     """Every weight of a Llama, dense or at every multiple of ``step`` that saves parameters."""
     rng = np.random.default_rng(0)
-    shapes = [(hidden, hidden), (keys, hidden), (keys, hidden), (hidden, hidden)]
-    shapes += [(neurons, hidden), (neurons, hidden), (hidden, neurons)]
-    groups, total = [], 0
-    for layer in range(layers):
-        for at, (out, inside) in enumerate(shapes):
-            full = min(out, inside)
-            spectrum = np.exp(-np.arange(full) / full * rng.uniform(2, 6) + rng.normal(0, 0.3, full))
-            tails = np.append(np.cumsum(np.sort(spectrum**2))[::-1], 0.0) * rng.uniform(1e-3, 1e-2)
-            ranks = np.arange(step, (out * inside - 1) // (out + inside) + 1, step)
-            costs = np.append(ranks * (out + inside), out * inside)
-            groups.append(Group(f"{layer}.{at}", np.append(tails[ranks], 0.0), costs[:, None]))
-            total += out * inside
-    return groups, [int(kept * total)]
+    weights = [weight for site in family_of(SHAPES[name]).sites(SHAPES[name]) for weight in site.weights]
+    groups = []
+    for weight in weights:
+        out, inside = weight.out_features, weight.in_features
+        losses = tails(rng, min(out, inside)) * rng.uniform(1e-3, 1e-2)
+        ranks = np.arange(step, (weight.params - 1) // (out + inside) + 1, step)
+        costs = np.append(ranks * (out + inside), weight.params)
+        groups.append(Group(weight.name, np.append(losses[ranks], 0.0), costs[:, None]))
+    return groups, [int(kept * sum(weight.params for weight in weights))]
 
 
 def noisy(
@@ -61,14 +66,17 @@ def noisy(
     return groups, [int(a + (b - a) * share) for a, b, share in zip(low, high, kept, strict=False)]
 
 
-def timed(solve: Solver, instance: Instance, seconds: float, repeats: int = 1) -> tuple[float, str]:
+def timed(work: Callable[[], T]) -> tuple[float, T]:
+    """Seconds, and what came of it."""
+    start = time.perf_counter()
+    result = work()
+    return time.perf_counter() - start, result
+
+
+def solved(solve: Solver, instance: Instance, seconds: float, repeats: int = 1) -> tuple[float, str]:
     """Median ms and what the solver said."""
-    samples, said = [], ""
-    for _ in range(repeats):
-        start = time.perf_counter()
-        said = solve(*instance, seconds)
-        samples.append(1e3 * (time.perf_counter() - start))
-    return statistics.median(samples), said
+    samples = [timed(partial(solve, *instance, seconds)) for _ in range(repeats)]
+    return 1e3 * statistics.median(sample for sample, _ in samples), samples[-1][1]
 
 
 def ours(groups: list[Group], limits: list[int], seconds: float) -> str:
@@ -76,18 +84,8 @@ def ours(groups: list[Group], limits: list[int], seconds: float) -> str:
     return f"{proof.status} {proof.value:.9g}"
 
 
-def highs(groups: list[Group], limits: list[int], seconds: float) -> str:
-    values = np.concatenate([group.values for group in groups])
-    costs = np.concatenate([group.costs for group in groups]).astype(float)
-    rows = np.repeat(np.arange(len(groups)), [len(group.values) for group in groups])
-    one_each = csr_array((np.ones(len(rows)), (rows, np.arange(len(rows)))))
-    found = milp(
-        values,
-        constraints=[LinearConstraint(one_each, 1, 1), LinearConstraint(costs.T, -np.inf, limits)],
-        integrality=np.ones(len(rows), dtype=np.int64),
-        bounds=Bounds(0, 1),
-        options={"mip_rel_gap": 0.0, "time_limit": seconds},
-    )
+def by_highs(groups: list[Group], limits: list[int], seconds: float) -> str:
+    found = highs(groups, limits, seconds)
     return f"{'optimal' if found.status == 0 else 'unproved'} {found.fun if found.x is not None else float('nan'):.9g}"
 
 
@@ -117,13 +115,9 @@ def cp_sat(groups: list[Group], limits: list[int], seconds: float) -> str:
 
 
 def instances() -> Iterator[tuple[str, Instance]]:
-    small, large = (4096, 14336, 1024, 32), (8192, 28672, 1024, 80)
-    for kept in (0.9, 0.8, 0.6):
-        yield f"Llama-3-8B, multiples of 64, kept {kept}", llama(*small, 64, kept)
-    for kept in (0.9, 0.8, 0.6):
-        yield f"Llama-3-8B, multiples of 8, kept {kept}", llama(*small, 8, kept)
-    for kept in (0.9, 0.8, 0.6):
-        yield f"Llama-3-70B, multiples of 8, kept {kept}", llama(*large, 8, kept)
+    for name, step in (("Llama-3-8B", 64), ("Llama-3-8B", 8), ("Llama-3-70B", 8)):
+        for kept in (0.9, 0.8, 0.6):
+            yield f"{name}, multiples of {step}, kept {kept}", llama(name.lower(), step, kept)
     yield "2,000 groups of 64", noisy(2000, 64)
     yield "80 groups of 16, staircase costs", noisy(80, 16, staircase=True)
     yield "30 groups of 50,000, two limits", noisy(30, 50_000, 2)
@@ -136,10 +130,10 @@ def limit_pairs(count: int, seconds: float) -> None:
     for pair in shares:
         instance = noisy(224, 32, 2, tuple(pair))
         try:
-            took, said = timed(ours, instance, seconds)
+            took, said = solved(ours, instance, seconds)
         except BudgetError:
             continue
-        peer, peer_said = timed(highs, instance, seconds)
+        peer, peer_said = solved(by_highs, instance, seconds)
         spent["ours"].append(took)
         spent["HiGHS"].append(peer)
         if not said.startswith("optimal") or not peer_said.startswith("optimal"):
@@ -151,30 +145,30 @@ def limit_pairs(count: int, seconds: float) -> None:
 
 def many_budgets(points: int) -> None:
     """Llama-3-8B, every multiple of 64, one exact solve a budget from 0.3 to 1.0."""
-    groups, (total,) = llama(4096, 14336, 1024, 32, 64, 1.0)
-    spent, proved = [], 0
-    for _ in range(REPEATS):
-        start = time.perf_counter()
-        solutions = [knapsack(groups, [int(kept * total)]) for kept in np.linspace(0.3, 1.0, points)]
-        spent.append(time.perf_counter() - start)
-        proved = sum(solution.certificate.status == "optimal" for solution in solutions)
+    groups, (total,) = llama("llama-3-8b", 64, 1.0)
+
+    def every_budget() -> list[Solution]:
+        return [knapsack(groups, [int(kept * total)]) for kept in np.linspace(0.3, 1.0, points)]
+
+    runs = [timed(every_budget) for _ in range(REPEATS)]
+    spent, proved = [taken for taken, _ in runs], sum(one.certificate.status == "optimal" for one in runs[-1][1])
     print(f"\nLlama-3-8B, multiples of 64, {points} budgets from 0.3 to 1.0: {proved} proved optimal")
     print(f"  all {points}: median {statistics.median(spent):.2f} s of {REPEATS} (shortest {min(spent):.2f} s)")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = options(__doc__)
     parser.add_argument("--seconds", type=float, default=60.0, help="time limit of each peer and instance")
     parser.add_argument("--pairs", type=int, default=50, help="how many pairs of limits")
     parser.add_argument("--points", type=int, default=100, help="how many budgets in a row")
     given = parser.parse_args()
-    print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, NumPy {np.__version__}")
+    print(machine())
     print(f"{'instance':40}{'items':>11}{'ours ms':>11}{'HiGHS ms':>11}{'CP-SAT ms':>11}   status and loss of each")
     for name, instance in instances():
         items = sum(len(group.values) for group in instance[0])
-        results = [timed(ours, instance, given.seconds, REPEATS)]
+        results = [solved(ours, instance, given.seconds, REPEATS)]
         if items <= PEERS_UP_TO:
-            results += [timed(peer, instance, given.seconds) for peer in (highs, cp_sat)]
+            results += [solved(peer, instance, given.seconds) for peer in (by_highs, cp_sat)]
         times = "".join(f"{ms:11.1f}" for ms, _ in results)
         print(f"{name:40}{items:11,}{times}   {'; '.join(said for _, said in results)}", flush=True)
     limit_pairs(given.pairs, given.seconds)

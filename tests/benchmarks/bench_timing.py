@@ -11,15 +11,13 @@ clock never holds, are left out. The bar: 2 %.
     python tests/benchmarks/bench_timing.py --output results.json
 """
 
-import argparse
-import json
 import math
 import random
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import takewhile
-from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
@@ -36,6 +34,7 @@ from gac.profiling.timing.device import fingerprint
 from gac.profiling.timing.measure import GpuMeasurer
 from gac.profiling.timing.sampling import LEAST_NS, STEADY_CLOCK
 from gac.profiling.timing.stopwatch import _SPIN_CYCLES
+from tests.benchmarks.harness import options, write
 
 SHAPES = 100
 COLD_LEAST_NS = 500_000
@@ -60,10 +59,10 @@ def candidates() -> Iterator[Point]:
                 yield Point(operation(name, b=4, h=32, kv=32, s=s, t=s, d=d))
 
 
-def compare(measurer: GpuMeasurer, cache: Cache) -> list[dict[str, object]]:
+def compare(measurer: GpuMeasurer, cache: Cache) -> list[dict[str, Any]]:
     points = [replace(point, cache=cache) for point in candidates()]
     random.Random(0).shuffle(points)
-    rows: list[dict[str, object]] = []
+    rows: list[dict[str, Any]] = []
     for point in tqdm(points, desc=cache, mininterval=5):
         contest = Contest(measurer, point)
         if not (COLD_LEAST_NS if cache == "cold" else 0) < contest.estimate < MOST_NS:
@@ -139,26 +138,23 @@ def _nothing() -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, required=True)
-    output = parser.parse_args().output
-    header = fingerprint()
-    measurer = GpuMeasurer(header)
-    report: dict[str, object] = {"gpu": header.gpu, "torch": header.torch, "cuda": header.cuda, "date": header.date}
+    asked = options(__doc__, "--output").parse_args()
+    measurer = GpuMeasurer(fingerprint())
+    report: dict[str, dict[str, object]] = {}
     for cache in ("hot", "cold"):
         rows = compare(measurer, cache)
-        ratio = np.array([float(row["gac_ns"]) / float(row["triton_ns"]) for row in rows])  # type: ignore[arg-type]
+        ratio = np.array([row["gac_ns"] / row["triton_ns"] for row in rows])
         off = np.abs(ratio - 1)
-        report[cache] = {
+        figures = {
             "shapes": len(rows),
             "median_ratio": float(np.median(ratio)),
             "median_difference": float(np.median(off)),
             "within_2_percent": int((off <= 0.02).sum()),
             "largest_difference": float(off.max()),
-            "rows": rows,
         }
-        output.write_text(json.dumps(report) + "\n")
-        print(cache, {name: value for name, value in report[cache].items() if name != "rows"})  # type: ignore[attr-defined]
+        report[cache] = figures | {"rows": rows}
+        write(asked.output, **report)
+        print(cache, figures)
 
 
 if __name__ == "__main__":

@@ -3,29 +3,29 @@
 python tests/benchmarks/causes.py nvidia-h100-80gb-hbm3
 """
 
-import argparse
-from collections import Counter
+from collections import defaultdict
 
 import numpy as np
 
 from gac.lab.mechanisms import causes_of
 from gac.profiling.cliffs import find_cliffs
 from gac.profiling.table import Profile
+from tests.benchmarks.harness import options
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__)
     parser.add_argument("profile", help="a name that gac profiles lists, or a file")
     profile = Profile.load(parser.parse_args().profile)
-    slowdowns: dict[str, list[float]] = {}
+    slowdowns = defaultdict(list)
     for sweep in profile.sweeps():
         cliffs = find_cliffs(sweep)
         for cause, slowdown in zip(causes_of(sweep, cliffs, profile.header), cliffs.slowdown, strict=True):
-            slowdowns.setdefault(cause.kind if cause else "(none recorded)", []).append(float(slowdown))
-    counts = Counter({kind: len(found) for kind, found in slowdowns.items()})
-    print(f"{counts.total():,} collapsed dims of {profile.header.gpu}")
-    for kind, count in counts.most_common():
-        print(f"{kind:16} {count:6,} {count / counts.total():6.1%}  {np.median(slowdowns[kind]):.2f}x in the median")
+            slowdowns[cause.kind if cause else "(none recorded)"].append(slowdown)
+    total = sum(map(len, slowdowns.values()))
+    print(f"{total:,} collapsed dims of {profile.header.gpu}")
+    for kind, found in sorted(slowdowns.items(), key=lambda item: -len(item[1])):
+        print(f"{kind:16} {len(found):6,} {len(found) / total:6.1%}  {np.median(found):.2f}x in the median")
 
 
 if __name__ == "__main__":

@@ -6,8 +6,6 @@ The tests do a handful of each (``tests/stress/test_crashes.py``). As root, disk
 else files may not grow beyond a random size.
 """
 
-import argparse
-import json
 import random
 import shutil
 import subprocess
@@ -15,6 +13,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from tests.benchmarks.harness import options, write
 from tests.stress.harming import FAULTS, Job, make_world, run, tried, undisturbed
 from tests.stress.victims import JOBS, counted
 
@@ -36,7 +35,7 @@ def full_tmpfs(job: Job, trial: Path, draw: random.Random) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__)
     parser.add_argument("--trials", type=int, default=100, help="of every fault with every job")
     parser.add_argument("--job", choices=JOBS, action="append", help="all by default; repeatable")
     parser.add_argument("--seed", type=int, default=0)
@@ -53,8 +52,7 @@ def main() -> None:
             for fault in faults:
                 found.setdefault(name, {})[fault.__name__] = harmed = tried(job, fault, asked.trials, asked.seed)
                 print(f"{name:9} {fault.__name__:27} {harmed}", file=sys.stderr, flush=True)
-                if asked.output:
-                    asked.output.write_text(json.dumps(found, indent=2) + "\n")
+                write(asked.output, **found)
 
 
 if __name__ == "__main__":

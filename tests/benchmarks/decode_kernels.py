@@ -6,10 +6,6 @@ Llama-3-8B's shapes, bf16, cold caches, CUDA graphs, medians as ``gac profile`` 
 float32. Both take turns, three each; the fastest and the slowest turn are written down.
 """
 
-import argparse
-import json
-import sys
-from pathlib import Path
 from statistics import geometric_mean, median
 
 from gac.forms.low_rank.spec import low_rank
@@ -18,6 +14,7 @@ from gac.profiling.operators import with_decode_kernel
 from gac.profiling.records import Point
 from gac.profiling.timing.device import fingerprint
 from gac.profiling.timing.measure import GpuMeasurer
+from tests.benchmarks.harness import options, write
 
 SHAPES = ((4096, 1024), (4096, 4096), (4096, 14336), (14336, 4096))
 FUSED = ((4096, 6144), (4096, 28672))
@@ -26,22 +23,15 @@ TURNS = 3
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path)
-    asked = parser.parse_args()
-    header = fingerprint()
-    measurer = GpuMeasurer(header)
+    asked = options(__doc__, "--output").parse_args()
+    measurer = GpuMeasurer(fingerprint())
     pairs = [low_rank(1, k, r, n) for k, n in SHAPES for r in RANKS if r * (k + n) < k * n]
     rows = [row(measurer, one) for one in (*(linear(1, k, n) for k, n in (*SHAPES, *FUSED)), *pairs)]
     for operator in ("linear", "low_rank"):
         gains = [one["cublas_us"] / one["triton_us"] for one in rows if one["operator"] == operator]
-        print(
-            f"{operator}: cuBLAS / Triton, geometric mean {geometric_mean(gains):.3f}, "
-            f"{min(gains):.3f} to {max(gains):.3f}"
-        )
-    if asked.output:
-        record = {"command": sys.argv, "gpu": header.gpu, "torch": header.torch, "cuda": header.cuda, "rows": rows}
-        asked.output.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        mean, least, most = geometric_mean(gains), min(gains), max(gains)
+        print(f"{operator}: cuBLAS / Triton, geometric mean {mean:.3f}, {least:.3f} to {most:.3f}")
+    write(asked.output, rows=rows)
 
 
 def row(measurer: GpuMeasurer, operation: Operation) -> dict:

@@ -6,49 +6,37 @@ A dense model of Llama-3-8B's shapes, eight layers, random weights in bfloat16, 
 take turns, 15 each of ten tokens; medians in ms a token.
 """
 
-import argparse
-import copy
-import json
-import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
-from reading import machine
 from torch import Tensor
 from transformers import StaticCache
 
 from gac.evaluation.shapes import model_of_shapes
-from gac.runtime.decode import use_decode_kernel
+from gac.evaluation.variants import variant
+from tests.benchmarks.harness import options, write
 
 MODES = (None, "default", "reduce-overhead")
 CONTEXT, TURNS, TOKENS, FIRST = 1024, 15, 10, 4
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__, "--output")
     parser.add_argument("--layers", type=int, default=8)
-    parser.add_argument("--output", type=Path)
     asked = parser.parse_args()
     plain = model_of_shapes("llama-3-8b", layers=asked.layers)
-    shared: dict[int, Any] = {id(one): one for one in (*plain.parameters(), *plain.buffers())}
-    ours = copy.deepcopy(plain, shared)
-    use_decode_kernel(ours)
+    models = {"torch": plain, "triton": variant(plain, (), triton=True)}
     found = {}
     for mode in MODES:
-        steps = {"torch": step_of(plain, mode), "triton": step_of(ours, mode)}
-        samples: dict[str, list[float]] = {name: [] for name in steps}
-        for _ in range(TURNS):
-            for name, step in steps.items():
-                samples[name].append(ms_of(step))
-        found[str(mode)] = {name: median(of) for name, of in samples.items()}
+        steps = {name: step_of(model, mode) for name, model in models.items()}
+        turns = [{name: ms_of(step) for name, step in steps.items()} for _ in range(TURNS)]
+        found[str(mode)] = {name: median(turn[name] for turn in turns) for name in steps}
         print(mode or "launched one by one", found[str(mode)], flush=True)
         torch._dynamo.reset()
-    if asked.output:
-        asked.output.write_text(json.dumps({"command": sys.argv, **machine(), "ms": found}, indent=1) + "\n")
+    write(asked.output, ms=found)
 
 
 @torch.no_grad()

@@ -9,35 +9,25 @@ Beside it a Markdown file is written. ``--plans FILE`` reads who runs from a fil
 stops: that takes minutes of a CPU, and no GPU. ``--stop SECONDS`` begins no case after that.
 """
 
-import argparse
-import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from gac.errors import GacError
 from gac.evaluation.bench import Bench, Result
-from gac.evaluation.latency import METHOD, GraphTimer, Spread, Timed, Timer
+from gac.evaluation.latency import METHOD, GraphTimer
 from gac.evaluation.shapes import model_of_shapes, planner_of_shapes
-from gac.evaluation.versions import (
-    UNALIGNED,
-    Planner,
-    Version,
-    compiled_versions,
-    fastest_versions,
-    versions_at,
-)
+from gac.evaluation.versions import UNALIGNED, Planner, Version, compiled_versions, fastest_versions, versions_at
 from gac.io import from_json, to_json
 from gac.reporting.evaluation import BENCHED, benched
 from gac.workloads import Workload
+from tests.benchmarks.harness import markdown, options, write
 
 WORKLOADS = (
     "prefill:1x1024",
@@ -49,26 +39,32 @@ WORKLOADS = (
 )
 
 
-def main(make_timer: Callable[[], Timer[Any]] = GraphTimer, arguments: list[str] | None = None) -> None:
-    asked = _arguments().parse_args(arguments)
+Case = tuple[Workload, float]
+
+
+def main() -> None:
+    asked = _asked()
     begun = time.monotonic()
     workloads = tuple(map(Workload.parse, asked.workload or WORKLOADS))
     planner = planner_of_shapes(asked.shapes, workloads, asked.profile, asked.layers)
-    record = _Record(asked.output, planner.problem.params, str(planner.problem.measured.calibration.text))
+    total = planner.problem.params
+    output = asked.output
+    measured = from_json(_Measured, output.read_bytes(), str(output), GacError).cases if output.is_file() else {}
     todo = [(workload, kept) for workload in workloads for kept in asked.kept]
-    todo = [case for case in todo if _key(*case, asked.compiled) not in record.cases]
+    todo = [case for case in todo if _key(*case, asked.compiled) not in measured]
     if asked.plans and not asked.plans.exists():
         lists = _planned(planner, todo, asked.processes)
-        asked.plans.write_bytes(to_json({_key(*case, False): versions for case, versions in lists.items()}))
-        for (workload, kept), versions in lists.items():
-            show_plans(workload, kept, versions, planner.problem.params)
+        asked.plans.write_bytes(to_json({_key(*case): versions for case, versions in lists.items()}))
+        for case, versions in lists.items():
+            show_plans(*case, versions, total)
         return
     lists = _read_plans(asked.plans, todo) if asked.plans else _planned(planner, todo, asked.processes)
     say(begun, "planned")
-    timer = make_timer()
-    memory = torch.cuda.mem_get_info()[1] if torch.cuda.is_available() else None
+    timer = GraphTimer()
     model = model_of_shapes(asked.shapes, device=asked.device, layers=asked.layers)
-    bench = Bench(model, planner.problem.sites, planner.dense(fused=False), planner.dense(fused=True), timer, memory)
+    dense = (planner.dense(fused=fused) for fused in (False, True))
+    bench = Bench(model, planner.problem.sites, *dense, timer, timer.memory_bytes)
+    figures = {"method": METHOD, "params": total, "calibration": str(planner.problem.measured.calibration.text)}
     say(begun, "model made")
     for (workload, kept), versions in lists.items():
         if asked.stop and time.monotonic() - begun > asked.stop:
@@ -80,20 +76,15 @@ def main(make_timer: Callable[[], Timer[Any]] = GraphTimer, arguments: list[str]
         except GacError as failure:
             say(begun, f"{workload} at {kept}: {failure}")
             continue
-        record.add(_key(workload, kept, asked.compiled), results)
+        measured[_key(workload, kept, asked.compiled)] = results
+        write(output, **figures, cases={key: list(map(_row, found)) for key, found in measured.items()})
+        output.with_suffix(".md").write_text("".join(_markdown(measured, total)))
         say(begun, f"{workload} at {kept}")
-        print("\n".join(latency_markdown(results, planner.problem.params)), flush=True)
+        print(_table(results, total), flush=True)
 
 
-def latency_markdown(results: list[Result], total: int) -> list[str]:
-    """The lines of one Markdown table."""
-    rows = [("version", *BENCHED), *(benched(one, total) for one in results)]
-    heading, *lines = (f"| {' | '.join(row)} |" for row in rows)
-    return [heading, f"| --- |{' ---: |' * len(BENCHED)}", *lines]
-
-
-def _arguments() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def _asked() -> Any:
+    parser = options(__doc__, "--output")
     parser.add_argument("--shapes", default="llama-3-8b")
     parser.add_argument("--layers", type=int, help="the model's own where not given")
     parser.add_argument("--profile", help="latency table; this GPU's own where not given")
@@ -104,11 +95,7 @@ def _arguments() -> argparse.ArgumentParser:
     parser.add_argument("--processes", type=int, default=1, help="that plan")
     parser.add_argument("--plans", type=Path)
     parser.add_argument("--stop", type=float)
-    parser.add_argument("--output", type=Path, required=True)
-    return parser
-
-
-Case = tuple[Workload, float]
+    return parser.parse_args()
 
 
 def _planned(planner: Planner, cases: list[Case], processes: int) -> dict[Case, list[Version]]:
@@ -123,7 +110,7 @@ def _planned(planner: Planner, cases: list[Case], processes: int) -> dict[Case, 
 
 def _read_plans(path: Path, cases: list[Case]) -> dict[Case, list[Version]]:
     kept = from_json(dict[str, list[Version]], path.read_bytes(), str(path), GacError)
-    return {case: kept[_key(*case, False)] for case in cases}
+    return {case: kept[_key(*case)] for case in cases}
 
 
 def _fastest(planner: Planner, case: Case, loss: float) -> list[Version]:
@@ -136,49 +123,33 @@ def _fastest(planner: Planner, case: Case, loss: float) -> list[Version]:
         return []
 
 
-def _key(workload: Workload, kept: float, compiled: bool) -> str:
+def _key(workload: Workload, kept: float, compiled: bool = False) -> str:
     return f"{workload} {kept}{' compiled' if compiled else ''}"
 
 
-class _Record:
-    """The JSON file and the Markdown beside it, written after every case."""
+@dataclass(frozen=True)
+class _Measured:
+    """What a result file holds, beside what else it says."""
 
-    def __init__(self, path: Path, total: int, text: str) -> None:
-        self._path, self._total = path, total
-        self._document: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {"cases": {}}
-        self._document |= {"method": METHOD, "params": total, "calibration": text, "torch": torch.__version__}
-        if torch.cuda.is_available():
-            self._document["gpu"] = torch.cuda.get_device_name()
-
-    @property
-    def cases(self) -> dict[str, Any]:
-        return dict(self._document["cases"])
-
-    def add(self, key: str, results: list[Result]) -> None:
-        rows = [asdict(one) | {"speedup": one.speedup, "error": one.error} for one in results]
-        self._document["cases"][key] = rows
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._path.write_text(json.dumps(self._document, indent=1) + "\n")
-        self._path.with_suffix(".md").write_text("\n".join(self._markdown()) + "\n")
-
-    def _markdown(self) -> list[str]:
-        lines = []
-        for key, rows in self._document["cases"].items():
-            lines += [f"### {key}", "", *latency_markdown([_read(row) for row in rows], self._total), ""]
-        plans = [row for rows in self._document["cases"].values() for row in rows[2:] if row["error"] is not None]
-        for name, key in (("scaled", "predicted_ns"), ("plain sum and rest", "sum_ns")):
-            errors = [abs(row[key] / row["timed"]["latency"]["median_ns"] - 1) for row in plans]
-            within = [sum(error <= bound for error in errors) for bound in (0.03, 0.05)]
-            lines.append(f"Predicted ({name}): {within[0]} of {len(errors)} within 3 %, {within[1]} within 5 %.  ")
-        return lines
+    cases: dict[str, list[Result]]
 
 
-def _read(row: dict[str, Any]) -> Result:
-    row = {name: value for name, value in row.items() if name not in ("speedup", "error")}
-    for name in ("dense", "dense_fused", "rest"):
-        row[name] = Spread(**row[name])
-    timed = row["timed"]
-    return Result(**row | {"timed": Timed(**timed | {"latency": Spread(**timed["latency"])})})
+def _row(one: Result) -> dict[str, Any]:
+    return asdict(one) | {"speedup": one.speedup, "error": one.error}
+
+
+def _table(results: Sequence[Result], total: int) -> str:
+    return markdown(["version", *BENCHED], [benched(one, total) for one in results])
+
+
+def _markdown(measured: Mapping[str, Sequence[Result]], total: int) -> Iterator[str]:
+    for key, results in measured.items():
+        yield f"### {key}\n\n{_table(results, total)}\n"
+    plans = [one for results in measured.values() for one in results[2:] if one.error is not None]
+    for name, predicted in (("scaled", "predicted_ns"), ("plain sum and rest", "sum_ns")):
+        errors = [abs(getattr(one, predicted) / one.timed.latency.median_ns - 1) for one in plans]
+        within = [sum(error <= bound for error in errors) for bound in (0.03, 0.05)]
+        yield f"Predicted ({name}): {within[0]} of {len(errors)} within 3 %, {within[1]} within 5 %.  \n"
 
 
 def show_plans(workload: Workload, kept: float, versions: list[Version], total: int) -> None:

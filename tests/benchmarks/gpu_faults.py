@@ -25,6 +25,7 @@ from gac.profiling.table import Profile
 from gac.profiling.timing.device import fingerprint, require_gpu
 from gac.profiling.timing.measure import GpuMeasurer
 from gac.profiling.timing.runners import runner_of
+from tests.benchmarks.harness import options, write
 
 POINTS = [Point(low_rank(128, 1024, rank, 1024)) for rank in range(64, 512, 32)]
 BAD = 256
@@ -93,21 +94,19 @@ def _in_a_process(path: Path, fault: str) -> object:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__)
     parser.add_argument("--output", type=Path)
     parser.add_argument("--sweep", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--fault", default="", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.sweep:
-        return sweep(asked.sweep, asked.fault)
+        sweep(asked.sweep, asked.fault)
+        return
     require_gpu()
     with tempfile.TemporaryDirectory() as folder:
         found = {fault: tried(fault, Path(folder)) for fault in FAULTS}
-    text = json.dumps(found, indent=2)
-    print(text)
-    if asked.output:
-        asked.output.write_text(text + "\n")
-    return None
+    print(json.dumps(found, indent=2))
+    write(asked.output, **found)
 
 
 if __name__ == "__main__":

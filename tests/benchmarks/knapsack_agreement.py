@@ -9,17 +9,15 @@ apart, every other one with HiGHS at gap 0. Losses that are a sum of the costs (
 are beyond every solver. A peer that ends without a proof is counted, but is no difference.
 """
 
-import argparse
 import sys
 import time
 from collections import Counter
-from pathlib import Path
 
 from tqdm import tqdm
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "allocation"))
-from knapsack_instances import KINDS, random_instance
-from knapsack_peers import FAULTS, brute_force_finds, cp_sat_finds, fault, highs_finds
+from tests.allocation.knapsack_instances import KINDS, random_instance
+from tests.allocation.knapsack_peers import FAULTS, brute_force_finds, cp_sat_finds, fault, highs_finds
+from tests.benchmarks.harness import options
 
 LARGE_EVERY = 5
 NOT_FOR_HIGHS = ("huge costs", "scales")
@@ -37,7 +35,7 @@ def compared(seed: int) -> tuple[str, str, str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = options(__doc__)
     parser.add_argument("--instances", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0, help="the first instance's")
     given = parser.parse_args()

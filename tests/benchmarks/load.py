@@ -10,33 +10,27 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
-ROOT = Path(__file__).parent.parent.parent
-CASES = ("profile", "plan", "compare")
-
-Seconds = tuple[float, float]
-"""Of the clock on the wall, and of this process's work."""
+T = TypeVar("T")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("case", nargs="?", choices=CASES)
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--passes", type=int, default=1)
-    options = parser.parse_args()
-    if options.case is None:
+    asked = parser.parse_args()
+    if asked.case is None:
         for case in CASES:
-            arguments = [case, "--rows", str(options.rows), "--passes", str(options.passes)]
-            subprocess.run([sys.executable, __file__, *arguments], check=True, cwd=ROOT)
+            arguments = [case, "--rows", str(asked.rows), "--passes", str(asked.passes)]
+            subprocess.run([sys.executable, __file__, *arguments], check=True)
         return
-    sys.path.insert(0, str(ROOT))
     with tempfile.TemporaryDirectory() as folder:
-        if options.case == "profile":
-            seconds, what = profile(Path(folder) / "large.jsonl", options.rows, options.passes)
-        else:
-            seconds, what = {"plan": plan, "compare": compare}[options.case](Path(folder))
-    print(f"{what}: {seconds[0]:.2f} s, {seconds[1]:.2f} s of CPU time, {peak() / 1e9:.2f} GB")
+        taken, what = CASES[asked.case](Path(folder), asked.rows, asked.passes)
+    print(f"{what}: {taken}, {peak() / 1e9:.2f} GB")
 
 
 def peak() -> int:
@@ -45,59 +39,52 @@ def peak() -> int:
     return 1024 * int(status.partition("VmHWM:")[2].split()[0])
 
 
-def now() -> Seconds:
-    return time.perf_counter(), time.process_time()
+def timed(work: Callable[[], T]) -> tuple[str, T]:
+    """Seconds in words, of the clock on the wall and of this process's work; and what came of it."""
+    wall, used = time.perf_counter(), time.process_time()
+    result = work()
+    return f"{time.perf_counter() - wall:.2f} s, {time.process_time() - used:.2f} s of CPU time", result
 
 
-def since(begun: Seconds) -> Seconds:
-    wall, work = now()
-    return wall - begun[0], work - begun[1]
-
-
-def profile(path: Path, rows: int, passes: int) -> tuple[Seconds, str]:
+def profile(folder: Path, rows: int, passes: int) -> tuple[str, str]:
     """Open a profile of so many rows; each has its own shape, and one of some thousand grids."""
-    write_profile(path, rows, passes)
     from gac.profiling.table import Profile
 
-    begun = now()
-    found = Profile.load(path)
-    taken = since(begun)
+    path = folder / "large.jsonl"
+    write_profile(path, rows, passes)
+    taken, found = timed(lambda: Profile.load(path))
     assert len(found.measurements) == rows
     return taken, f"a profile of {rows:,} rows, {passes} passes, {path.stat().st_size / 1e6:.0f} MB, opened"
 
 
-def plan(folder: Path) -> tuple[Seconds, str]:
+def plan(*_: object) -> tuple[str, str]:
     """Choose for a model of Llama-3-70B's shape: 80 layers of 7 weights, every multiple of 8 as a rank."""
     import numpy as np
 
     import gac
     from gac.allocation.knapsack import Group
+    from gac.models.families import family_of
+    from gac.models.shapes import SHAPES
 
-    widths = {"q": (8192, 8192), "k": (1024, 8192), "v": (1024, 8192), "o": (8192, 8192)}
-    widths |= {"gate": (28672, 8192), "up": (28672, 8192), "down": (8192, 28672)}
-    draw = np.random.default_rng(0)
-    groups = []
-    for layer in range(80):
-        for name, (rows, columns) in widths.items():
-            ranks = np.arange(8, min(rows, columns) + 1, 8)
-            costs = np.append(np.minimum(ranks * (rows + columns), rows * columns), rows * columns)
-            decay = np.exp(-ranks / ranks[-1] * draw.uniform(2, 6)) * draw.uniform(0.001, 0.02)
-            groups.append(Group(f"{layer}.{name}", np.append(decay, 0.0), costs[:, None]))
+    shapes, draw, groups = SHAPES["llama-3-70b"], np.random.default_rng(0), []
+    for weight in (weight for site in family_of(shapes).sites(shapes) for weight in site.weights):
+        rows, columns = weight.out_features, weight.in_features
+        ranks = np.arange(8, min(rows, columns) + 1, 8)
+        costs = np.append(np.minimum(ranks * (rows + columns), weight.params), weight.params)
+        decay = np.exp(-ranks / ranks[-1] * draw.uniform(2, 6)) * draw.uniform(0.001, 0.02)
+        groups.append(Group(weight.name, np.append(decay, 0.0), costs[:, None]))
     candidates = sum(len(group.values) for group in groups)
     total = int(sum(group.costs[-1, 0] for group in groups))
-    begun = now()
-    solution = gac.knapsack(groups, limits=[total * 8 // 10])
-    taken = since(begun)
+    taken, solution = timed(lambda: gac.knapsack(groups, limits=[total * 8 // 10]))
     assert solution.certificate.status == "optimal"
     return taken, f"a choice for {len(groups)} sites among {candidates:,} candidates, proved optimal"
 
 
-def compare(folder: Path) -> tuple[Seconds, str]:
+def compare(folder: Path, *_: object) -> tuple[str, str]:
     """``gac compare`` over a hundred plans of 560 weights."""
-    from click.testing import CliRunner
     from transformers import LlamaConfig
 
-    from gac.cli import main
+    from tests.cli.commands import run
     from tests.conftest import _make_plan
 
     config = LlamaConfig(
@@ -106,11 +93,12 @@ def compare(folder: Path) -> tuple[Seconds, str]:
     for number in range(100):
         changes = {f"model.layers.{at}.self_attn.q_proj": ("low_rank", 8 * (number + 1)) for at in range(80)}
         _make_plan(config, changes).save(folder / f"{number}.json")
-    begun = now()
-    done = CliRunner().invoke(main, ["compare", *(str(path) for path in sorted(folder.glob("*.json")))])
-    taken = since(begun)
+    taken, done = timed(lambda: run("compare", *sorted(folder.glob("*.json"))))
     assert done.exit_code == 0, done.output
     return taken, "100 plans of 560 weights compared"
+
+
+CASES = {"profile": profile, "plan": plan, "compare": compare}
 
 
 def write_profile(path: Path, rows: int, passes: int) -> None:

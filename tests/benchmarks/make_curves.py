@@ -5,28 +5,27 @@
 With ``wiki-sample:8x512`` about 3 minutes on two CPU cores; statistics that are kept already are read.
 """
 
-import argparse
 import json
 from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
-from reading import measured, read
 
 from gac.allocation.problem import Problem
 from gac.forms import DEFAULT_FORMS, form_named
 from gac.sensitivity.curve_library import CurveLibrary
+from tests.benchmarks.harness import OPTIONS, options, problem_of, read
 
 SHIPPED = Path(__file__).parents[2] / "gac" / "sensitivity" / "smollm2_curves.npz"
 POINTS = 257
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--calibration", default="wiki-sample:64x1024")
+    parser = options(__doc__, "--calibration")
     parser.add_argument("--output", type=Path, default=SHIPPED)
     asked = parser.parse_args()
-    write(measured(read("smollm2"), asked.calibration, "nvidia-h100-80gb-hbm3", "decode:1@1024"), asked.output)
+    table = {"profile": OPTIONS["--profile"]["default"], "workloads": ["decode:1@1024"]}
+    write(problem_of(read("smollm2"), calibration=asked.calibration, refit="none", **table), asked.output)
     print(f"{asked.output}: {asked.output.stat().st_size / 1e3:.0f} kB; {CurveLibrary.load(asked.output)}")
 
 

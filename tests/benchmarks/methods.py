@@ -6,27 +6,13 @@ Rows are saved as they come, with a markdown table beside the JSON; the same com
 the GPU where there is one. The statistics of a method are taken once for all of its rows.
 """
 
-import argparse
-import copy
-import json
-import math
-import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from functools import cache
-from pathlib import Path
+from math import inf
 from typing import Any
 
-import torch
-from reading import machine, read
-
-import gac
-from gac.errors import BudgetError
 from gac.io import atomic_path
-from gac.models.loading import Loaded
-from gac.plan import Plan
-
-table = cache(gac.Profile.load)
+from tests.benchmarks.harness import OF_A_STUDY, Study, markdown, options
 
 METHODS = ("svd", "asvd", "svd-llm", "kfac")
 PEERS = (("svd-llm", "uniform"), ("asvd", "sensitivity"), ("svd-llm", "zero-sum"))
@@ -77,111 +63,29 @@ def rounded(method: str, rule: str, forms: tuple[str, ...], budget: float) -> It
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="smollm2")
-    parser.add_argument("--calibration", default="wiki-sample:64x1024")
+    parser = options(__doc__, *OF_A_STUDY, "--budgets")
     parser.add_argument("--text", default="wiki-sample", help="what perplexity is measured on")
     parser.add_argument("--length", type=int, default=1024, help="tokens of an evaluation window")
-    parser.add_argument("--windows", type=int, help="evaluation windows; all where not given")
-    parser.add_argument("--profile", default="nvidia-h100-80gb-hbm3")
-    parser.add_argument("--budgets", type=float, nargs="*", default=[0.9, 0.8, 0.7, 0.6])
     parser.add_argument("--cache-budgets", type=float, nargs="*", default=[0.7, 0.5], help="of the KV cache, for palu")
     parser.add_argument("--only", default="", help="rows whose method, rule and refit begin with this")
-    parser.add_argument("--output", type=Path, required=True)
     asked = parser.parse_args()
-    loaded = read(asked.model)
-    result = resumed(asked, loaded)
-    done = [
-        {key: row[key] for key in ("method", "rule", "forms", "budget", "align", "refit")} for row in result["rows"]
-    ]
+    study = Study(asked, "text", "length")
     for case in cases(asked.budgets, asked.cache_budgets):
-        key = json.loads(json.dumps(asdict(case)))
-        if key not in done and f"{case.method} {case.rule} {case.refit}".startswith(asked.only):
-            result["rows"].append(key | outcome(loaded, case, asked, result["dense"]))
-            write(result, asked.output)
-            print(line(result["rows"][-1]), flush=True)
+        if f"{case.method} {case.rule} {case.refit}".startswith(asked.only) and study.add({}, **asdict(case)):
+            order = sorted(study.rows, key=lambda row: (row["method"] == "palu", -row["budget"], row.get("ratio", inf)))
+            head = (
+                f"Dense perplexity {study.record['dense']:.3f}: {study.record['protocol']}; {study.settings['device']}."
+            )
+            with atomic_path(asked.output.with_suffix(".md")) as temporary:
+                temporary.write_text(f"{head}\n\n{markdown(COLUMNS, map(cells, order))}")
 
 
-def resumed(asked: argparse.Namespace, loaded: Loaded) -> dict[str, Any]:
-    """What was measured before under the same settings, or a new result with the dense perplexity."""
-    settings = {name: getattr(asked, name) for name in ("model", "calibration", "text", "length", "windows", "profile")}
-    settings |= {"dtype": str(loaded.model.dtype), "gac": gac.__version__, "torch": torch.__version__}
-    settings["device"] = machine()["device"]
-    if asked.output.exists():
-        found: dict[str, Any] = json.loads(asked.output.read_text())
-        if found["settings"] != settings:
-            raise SystemExit(f"{asked.output} was measured with {found['settings']}, not {settings}")
-        return found
-    dense = perplexity(loaded.model, loaded, asked)
-    print(f"dense {dense}")
-    return {"settings": settings, "protocol": dense.protocol, "dense": dense.value, "rows": []}
-
-
-def outcome(loaded: Loaded, case: Case, asked: argparse.Namespace, dense: float) -> dict[str, Any]:
-    """The figures of a row, or why there are none: a budget can be out of reach of a step."""
-    try:
-        return measured(loaded, case, asked, dense)
-    except BudgetError as failure:
-        return {"refused": str(failure)}
-
-
-def measured(loaded: Loaded, case: Case, asked: argparse.Namespace, dense: float) -> dict[str, Any]:
-    begun = time.monotonic()
-    plan = gac.allocate(
-        loaded.model,
-        case.budget,
-        profile=table(asked.profile),
-        method=case.method,
-        forms=case.forms,
-        rule=case.rule,
-        align=case.align,
-        refit=case.refit,
-        calibration=asked.calibration,
-        tokenizer=loaded.tokenizer,
-    )
-    model = gac.compress(copy.deepcopy(loaded.model), plan, tokenizer=loaded.tokenizer)
-    found = perplexity(model, loaded, asked)
-    return figures(plan) | {
-        "perplexity": found.value,
-        "ratio": found.value / dense,
-        "measured": math.log(found.value / dense),
-        "seconds": time.monotonic() - begun,
-    }
-
-
-def perplexity(model: Any, loaded: Loaded, asked: argparse.Namespace) -> Any:
-    return gac.perplexity(model, loaded.tokenizer, asked.text, windows=asked.windows, length=asked.length)
-
-
-def figures(plan: Plan) -> dict[str, Any]:
-    return {
-        "kept": plan.budget.kept,
-        "used": plan.budget.used,
-        "over": plan.budget.over,
-        "cache": plan.kv_numbers[0] / plan.kv_numbers[1],
-        "misaligned": 1 - plan.aligned_fraction,
-        "alignment": plan.alignment,
-        "predicted": plan.prediction.loss,
-    }
-
-
-def write(result: dict[str, Any], output: Path) -> None:
-    """The JSON, and the table with its rows by budget and then by perplexity."""
-    with atomic_path(output) as temporary:
-        temporary.write_text(json.dumps(result, indent=1) + "\n")
-    rows = sorted(result["rows"], key=lambda row: (row["method"] == "palu", -row["budget"], row.get("ratio", math.inf)))
-    head = f"Dense perplexity {result['dense']:.3f}: {result['protocol']}; {result['settings']['device']}.\n\n"
-    table = [" | ".join(["", *COLUMNS, ""]).strip(), "| --- " * len(COLUMNS) + "|", *map(line, rows)]
-    with atomic_path(output.with_suffix(".md")) as temporary:
-        temporary.write_text(head + "\n".join(table) + "\n")
-
-
-def line(row: dict[str, Any]) -> str:
+def cells(row: dict[str, Any]) -> list[str]:
     """A row of the table; ``cache`` is the kept fraction of the KV cache, and what is predicted is ln(ratio)."""
-    cells = {name: f"{value:.4f}" if isinstance(value, float) else str(value) for name, value in row.items()}
+    shown = {name: f"{value:.4f}" if isinstance(value, float) else str(value) for name, value in row.items()}
     ratio = f"{row['ratio']:.4g}" if "ratio" in row else "out of reach"
-    cells |= {"forms": ", ".join(row["forms"]), "ratio": ratio, "budget": f"{row['budget']:g}"}
-    return f"| {' | '.join(cells.get(name, '') for name in COLUMNS)} |"
+    shown |= {"forms": ", ".join(row["forms"]), "ratio": ratio, "budget": f"{row['budget']:g}"}
+    return [shown.get(name, "") for name in COLUMNS]
 
 
 if __name__ == "__main__":

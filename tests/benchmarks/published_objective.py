@@ -9,7 +9,6 @@ this script's own. ``value`` is ``sum_i s_i (|W_i| - |W_i*|)``, larger is better
 window buys value that no choice among the candidates has; the exact optimum with as many parameters stands below it.
 """
 
-import argparse
 import time
 from dataclasses import dataclass
 
@@ -24,6 +23,7 @@ from gac.forms import form_named
 from gac.models.families import family_of
 from gac.models.shapes import SHAPES
 from gac.models.weights import Weight
+from tests.benchmarks.harness import options
 
 LOW_RANK = form_named("low_rank")
 TOLERANCE = 0.0005
@@ -49,7 +49,7 @@ class Setting:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__)
     parser.add_argument("--budget", type=float, default=0.8)
     parser.add_argument("--step", type=int, default=8, help="candidates are its multiples")
     parser.add_argument("--units", type=int, nargs="*", default=[2**16, 2**18, 2**20], help="parameters of a unit")

@@ -14,7 +14,6 @@ otherwise, and a model of many layers amplifies what one rounding changes.
 
 import argparse
 import copy
-import json
 import statistics
 import sys
 import tempfile
@@ -24,18 +23,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from reading import machine
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import gac
 from gac.lab.studies import published
 from gac.models.families import family_of
-from gac.models.loading import load_model
+from gac.models.loading import default_device, load_model
 from gac.models.shapes import SHAPES
+from gac.models.weights import Weight
 from gac.repairs.contract import STRATEGIES
 from gac.repairs.report import Repaired
+from tests.benchmarks.harness import options, write
+from tests.repairs import checkpoints as stored
 
 LIMITS = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
 PUBLISHED = {"minimal": 0.0372, "optimal": 0.0720}  # memory that padding head dims added on an A100
@@ -44,13 +44,12 @@ WORKLOADS = ("prefill:1x1024", "decode:1@1024")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__, "--profile")
     parser.add_argument("--ratio", type=float, default=0.8)
     parser.add_argument("--calibration", default="wiki-sample:16x512", help="of SmolLM2")
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--shrink", type=int, default=1)
     parser.add_argument("--strategies", nargs="+", default=tuple(STRATEGIES), choices=tuple(STRATEGIES))
-    parser.add_argument("--profile", default="nvidia-h100-80gb-hbm3")
     parser.add_argument("--tokens", type=int, default=1024)
     parser.add_argument("--dtypes", nargs="+", default=("float32", "bfloat16"), choices=("float32", "bfloat16"))
     parser.add_argument("--smollm2", action=argparse.BooleanOptionalAction, default=True)
@@ -58,8 +57,7 @@ def main() -> None:
     asked = parser.parse_args()
     rows = [row for dtype in asked.dtypes for row in measured(asked, getattr(torch, dtype))]
     print_published()
-    if asked.output:
-        asked.output.write_text(json.dumps(machine() | {"rows": rows}, indent=1) + "\n")
+    write(asked.output, rows=rows)
     sys.exit(not all(map(same, rows)))
 
 
@@ -68,7 +66,7 @@ def measured(asked: argparse.Namespace, dtype: torch.dtype) -> Iterator[dict[str
     for name, config, tensors in checkpoints(asked, dtype):
         with tempfile.TemporaryDirectory(prefix="gac-repair-") as folder:
             theirs = Path(folder) / "theirs"
-            write(theirs, config, tensors)
+            stored.write(theirs, config, tensors)
             del tensors
             for strategy in asked.strategies if name != "smollm2" else ("minimal", "optimal"):
                 ours = Path(folder) / strategy
@@ -110,14 +108,8 @@ def shaped(layers: int, shrink: int) -> LlamaConfig:
     )
 
 
-def rank(out: int, into: int, ratio: float) -> int:
-    """SVD-LLM's rank of a weight."""
-    return int(out * into * ratio / (out + into))
-
-
-def linear_weights(config: Any) -> list[tuple[str, int, int]]:
-    sites = family_of(config).sites(config)
-    return [(weight.name, weight.out_features, weight.in_features) for site in sites for weight in site.weights]
+def linear_weights(config: Any) -> list[Weight]:
+    return [weight for site in family_of(config).sites(config) for weight in site.weights]
 
 
 @cache
@@ -138,43 +130,30 @@ def by_svd_llm(ratio: float, calibration: str) -> tuple[LlamaConfig, dict[str, T
     )
     model = gac.compress(loaded.model, plan, tokenizer=loaded.tokenizer)
     weights = {name: values.cpu() for name, values in model.state_dict().items()}
-    for name, _, _ in linear_weights(config):
-        weights |= pair(name, weights.pop(f"{name}.second.weight"), weights.pop(f"{name}.first.weight"))
+    for name in stored.weight_names(config):
+        second, first = (weights.pop(f"{name}.{factor}.weight") for factor in ("second", "first"))
+        weights |= stored.svd_llm(name, second, first)
     return config, weights
 
 
-def pair(name: str, second: Tensor, first: Tensor) -> dict[str, Tensor]:
-    stem = name.removesuffix("_proj")
-    return {f"{stem}_u_proj.weight": second.contiguous(), f"{stem}_v_proj.weight": first.contiguous()}
-
-
 def random_weights(config: LlamaConfig, ratio: float, dtype: torch.dtype) -> dict[str, Tensor]:
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    """At SVD-LLM's ranks, under its names."""
     torch.manual_seed(0)
     hidden = config.hidden_size
-    tensors = {name: torch.randn(config.vocab_size, hidden, device=device) / hidden**0.5 for name in EMBEDDINGS}
-    tensors |= {name: torch.ones(hidden, device=device) for name in norms(config)}
-    for name, out, into in linear_weights(config):
-        r = rank(out, into, ratio)
-        second, first = torch.randn(out, r, device=device) / r**0.5, torch.randn(r, into, device=device) / into**0.5
-        tensors |= pair(name, second, first)
+    with torch.device("meta"):
+        names = [name for name, _ in LlamaForCausalLM(config).named_parameters()]
+    with torch.device(default_device()):
+        tensors = {name: torch.randn(config.vocab_size, hidden) / hidden**0.5 for name in EMBEDDINGS}
+        tensors |= {name: torch.ones(hidden) for name in names if "norm" in name}
+        for weight in linear_weights(config):
+            out, into = weight.out_features, weight.in_features
+            rank = int(weight.params * ratio / (out + into))
+            second, first = torch.randn(out, rank) / rank**0.5, torch.randn(rank, into) / into**0.5
+            tensors |= stored.svd_llm(weight.name, second, first)
     return {name: values.to(dtype).cpu() for name, values in tensors.items()}
 
 
 EMBEDDINGS = ("model.embed_tokens.weight", "lm_head.weight")
-
-
-def norms(config: LlamaConfig) -> list[str]:
-    of_layer = ("input_layernorm", "post_attention_layernorm")
-    layers = range(config.num_hidden_layers)
-    return [*(f"model.layers.{layer}.{name}.weight" for layer in layers for name in of_layer), "model.norm.weight"]
-
-
-def write(directory: Path, config: Any, tensors: dict[str, Tensor]) -> None:
-    directory.mkdir()
-    (directory / "config.json").write_text(json.dumps(config.to_dict(), default=str))
-    kept = {name: values.contiguous().clone() for name, values in tensors.items()}
-    save_file(kept, directory / "model.safetensors", metadata={"format": "pt"})
 
 
 # --- what they compute, and how fast --------------------------------------------------------------------------------
@@ -183,25 +162,24 @@ def write(directory: Path, config: Any, tensors: dict[str, Tensor]) -> None:
 def compared(
     name: str, config: Any, dtype: torch.dtype, theirs: Path, ours: Path, tokens: int, repaired: Repaired
 ) -> dict[str, Any]:
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    before, after = (opened(config, load_file(place / "model.safetensors"), dtype, device) for place in (theirs, ours))
-    ids = torch.arange(tokens, device=device)[None] % config.vocab_size
+    before, after = (opened(config, stored.read(place), dtype) for place in (theirs, ours))
+    ids = torch.arange(tokens, device=default_device())[None] % config.vocab_size
     with torch.inference_mode():
         expected, found = before(ids).logits.float(), after(ids).logits.float()
         pairs = of_pairs(before, after, ids)
         prefill = interleaved([before, after], ids) if timed(dtype) else (None, None)
         del before, after
-        whole = {key: values.float() for key, values in load_file(theirs / "model.safetensors").items()}
-        exact = opened(config, whole, torch.float32, device)(ids).logits
+        whole = {key: values.float() for key, values in stored.read(theirs).items()}
+        exact = opened(config, whole, torch.float32)(ids).logits
     return {
         "model": name,
         "dtype": str(dtype).removeprefix("torch."),
         "strategy": repaired.contract.strategy,
         "dims": sorted({(one.dim, one.becomes) for one in repaired.moved}),
         "pairs": pairs,
-        "difference": relative(found, expected),
-        "own_error": relative(expected, exact),
-        "error": relative(found, exact),
+        "difference": stored.relative(found, expected),
+        "own_error": stored.relative(expected, exact),
+        "error": stored.relative(found, exact),
         "limit": LIMITS[dtype],
         "overhead": repaired.overhead,
         "published_overhead": PUBLISHED.get(repaired.contract.strategy),
@@ -213,17 +191,13 @@ def compared(
     }
 
 
-def relative(found: Tensor, expected: Tensor) -> float:
-    return float((found - expected).norm() / expected.norm())
-
-
 def of_pairs(before: LlamaForCausalLM, after: LlamaForCausalLM, ids: Tensor) -> float:
     """The largest relative difference between the outputs of a pair and of the repaired one, given the same inputs."""
     differences = []
 
     def hook(name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
         def compare(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-            differences.append(relative(after.get_submodule(name)(*inputs).float(), output.float()))
+            differences.append(stored.relative(after.get_submodule(name)(*inputs).float(), output.float()))
 
         return compare
 
@@ -240,25 +214,19 @@ def same(row: dict[str, Any]) -> bool:
     return bool(row["pairs"] <= row["limit"] and row["difference"] <= max(row["limit"], 2 * row["own_error"]))
 
 
-def opened(config: Any, tensors: dict[str, Tensor], dtype: torch.dtype, device: str) -> LlamaForCausalLM:
+def opened(config: Any, tensors: dict[str, Tensor], dtype: torch.dtype) -> LlamaForCausalLM:
     """The model with every factored weight as two linear layers."""
-    with torch.device(device):
+    with torch.device(default_device()):
         model: Any = LlamaForCausalLM._from_config(config, dtype=dtype).eval()
-    for name, _, _ in linear_weights(config):
+    for name in stored.weight_names(config):
         stem = name.removesuffix("_proj")
-        factors = (tensors.pop(f"{stem}_{side}_proj.weight").to(device) for side in ("v", "u"))
-        model.set_submodule(name, nn.Sequential(*map(linear, factors)))
+        factors = (tensors.pop(f"{stem}_{side}_proj.weight").to(model.device) for side in ("v", "u"))
+        model.set_submodule(name, nn.Sequential(*map(stored.linear, factors)))
     missing, unexpected = model.load_state_dict(tensors, strict=False)
     assert not unexpected
     assert all("_proj." in name or name == "lm_head.weight" for name in missing), missing
     loaded: LlamaForCausalLM = model
     return loaded
-
-
-def linear(weight: Tensor) -> nn.Linear:
-    module = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
-    module.weight = nn.Parameter(weight, requires_grad=False)
-    return module
 
 
 def interleaved(models: list[LlamaForCausalLM], ids: Tensor) -> tuple[float, ...]:

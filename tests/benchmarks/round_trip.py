@@ -11,11 +11,9 @@ The plan's calibration is taken again where its statistics are not kept. On a CP
     python -m tests.benchmarks.round_trip --plan plan.json --output round-trip.json
 """
 
-import argparse
 import inspect
 import json
 import os
-import platform
 import subprocess
 import sys
 import tempfile
@@ -23,15 +21,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 import gac
-from gac.io import atomic_path
 from gac.models.loading import load_tokenizer
-from tests.checkpoint.test_three_ways import WAYS, answers
+from tests.benchmarks.harness import options, write
+from tests.checkpoint.test_three_ways import WAYS
 
 PROMPTS = (
     "The capital of France is",
@@ -39,28 +36,39 @@ PROMPTS = (
     "Water boils at a lower temperature on a mountain, because",
     "List three fruits:",
 )
+KINDS = ("logits", "cached", "uncached")
+
+
+def answers(model: Any, prompts: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Logits, and greedy tokens with the KV cache and without, of each prompt."""
+    found = {}
+    with torch.no_grad():
+        for name, ids in prompts.items():
+            given = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 4, "do_sample": False}
+            found[f"{name} logits"] = model(input_ids=ids).logits.contiguous()
+            found[f"{name} cached"] = model.generate(ids, **given)
+            found[f"{name} uncached"] = model.generate(ids, **given, use_cache=False)
+    return found
+
+
 OPEN = f"""
 import sys
 from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 {inspect.getsource(answers)}
 
 place, prompts, said, way = sys.argv[1:]
 exec(way)
-model = load(place)
-found = {{}}
-for name, ids in load_file(prompts).items():
-    found |= {{f"{{name}} {{key}}": value for key, value in answers(model, ids).items()}}
-save_file(found, said)
+save_file(answers(load(place), load_file(prompts)), said)
 """
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__, "--output")
     parser.add_argument("--plan", type=Path, default=Path("notebooks/plans/gac.json"))
-    parser.add_argument("--output", type=Path, required=True)
     asked = parser.parse_args()
     plan = gac.Plan.load(asked.plan)
     tokenizer = load_tokenizer(plan.measured.model)
@@ -72,38 +80,27 @@ def main() -> None:
         rows = [tried(model, folder / "float32", prompts, tokenizer)]
         model = AutoModelForCausalLM.from_pretrained(folder / "float32", dtype=torch.bfloat16)
         rows.append(tried(model, folder / "bfloat16", prompts, tokenizer))
-    result = {
-        "command": f"python -m tests.benchmarks.round_trip --plan {asked.plan}",
-        "model": plan.measured.model,
-        "kept": plan.budget.kept,
-        "device": f"CPU, {platform.machine()}",
-        "versions": versions(),
-        "prompts": PROMPTS,
-        "rows": rows,
-    }
-    with atomic_path(asked.output) as temporary:
-        temporary.write_text(json.dumps(result, indent=1) + "\n")
+    write(asked.output, model=plan.measured.model, kept=plan.budget.kept, prompts=PROMPTS, rows=rows)
     print(json.dumps(rows, indent=1))
 
 
 def tried(model: Any, place: Path, prompts: dict[str, Tensor], tokenizer: Any) -> dict[str, Any]:
-    """What a model says before it is saved beside what each way to open it says; and the directory's bytes."""
-    expected = {f"{name} {key}": value for name, ids in prompts.items() for key, value in answers(model, ids).items()}
+    """What a model says before it is saved beside what each way to open it says; and its bytes and the directory's."""
+    expected = answers(model, prompts)
     model.save_pretrained(place)
-    row: dict[str, Any] = {"dtype": place.name, **sizes(model, place)}
-    tokenizer.save_pretrained(place)
-    row["cache_changes_no_token"] = all(
-        torch.equal(expected[f"{name} cached"], expected[f"{name} uncached"]) for name in prompts
-    )
-    row["ways"] = {way: compared(expected, in_a_fresh_process(code, place)) for way, code in WAYS.items()}
-    return row
-
-
-def sizes(model: Any, place: Path) -> dict[str, Any]:
-    """Bytes of the parameters, each once, and of the directory without a tokenizer."""
     parameters = sum(parameter.nbytes for parameter in model.parameters())
     directory = sum(file.stat().st_size for file in place.iterdir())
-    return {"parameter_bytes": parameters, "directory_bytes": directory, "over": directory / parameters - 1}
+    tokenizer.save_pretrained(place)
+    return {
+        "dtype": place.name,
+        "parameter_bytes": parameters,
+        "directory_bytes": directory,
+        "over": directory / parameters - 1,
+        "cache_changes_no_token": all(
+            torch.equal(expected[f"{name} cached"], expected[f"{name} uncached"]) for name in prompts
+        ),
+        "ways": {way: compared(expected, in_a_fresh_process(code, place)) for way, code in WAYS.items()},
+    }
 
 
 def in_a_fresh_process(way: str, place: Path) -> dict[str, Tensor]:
@@ -111,7 +108,7 @@ def in_a_fresh_process(way: str, place: Path) -> dict[str, Tensor]:
     said = place.parent / "said"
     environment = os.environ | {"HF_MODULES_CACHE": str(place.parent / "modules"), "HF_HUB_OFFLINE": "1"}
     command = [sys.executable, "-c", OPEN, str(place), str(place.parent / "prompts"), str(said), way]
-    subprocess.run(command, env=environment, check=True)
+    subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, check=True)
     return load_file(said)
 
 
@@ -120,16 +117,7 @@ def compared(expected: dict[str, Tensor], found: dict[str, Tensor]) -> dict[str,
     assert found.keys() == expected.keys()
     return {
         kind: all(torch.equal(found[name], expected[name]) for name in expected if name.endswith(f" {kind}"))
-        for kind in ("logits", "cached", "uncached")
-    }
-
-
-def versions() -> dict[str, str]:
-    return {
-        "gac": gac.__version__,
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "python": platform.python_version(),
+        for kind in KINDS
     }
 
 

@@ -11,7 +11,6 @@ choice that was stored before it was proved optimal depends on the time that the
 does not count. All cases take about 20 minutes.
 """
 
-import argparse
 import gzip
 import json
 import sys
@@ -27,6 +26,7 @@ from gac.errors import GacError
 from gac.evaluation.shapes import planner_of_shapes
 from gac.evaluation.versions import Planner
 from gac.workloads import Workload
+from tests.benchmarks.harness import options
 
 STORED = Path(__file__).parent / "results" / "same-choices.json.gz"
 PREFILL, DECODE = "prefill:1x1024", "decode:1@1024"
@@ -95,7 +95,7 @@ def difference(stored: dict[str, Any], now: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__)
     parser.add_argument("words", nargs="*", help="compare only the cases that hold them all")
     parser.add_argument("--store", action="store_true", help="write what is chosen now, and compare nothing")
     asked = parser.parse_args()

@@ -11,22 +11,22 @@ goes on where it has a ``--home`` (37 GB on a disk for Llama-3-8B).
 import argparse
 import functools
 import hashlib
-import json
 import os
 import resource
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from reading import machine
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import PreTrainedModel
 
 import gac
 from gac import api, measuring
 from gac.allocation import rules
+from gac.evaluation.variants import random_model
 from gac.forms import decomposition
 from gac.forms.head_dim import torch as head_dim
 from gac.forms.low_rank import torch as low_rank
@@ -35,6 +35,7 @@ from gac.forms.narrow import torch as narrow
 from gac.models.shapes import SHAPES
 from gac.sensitivity import curves, layerwise, methods
 from gac.sensitivity.text import Windows
+from tests.benchmarks.harness import OPTIONS, options, write
 
 VOCABULARY = 128_256
 # Part, where its function is looked up, and the function's name.
@@ -59,7 +60,7 @@ PARTS: tuple[tuple[str, Any, str], ...] = (
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__, "--output")
     parser.add_argument("--model", default="llama-3-8b", choices=sorted(SHAPES))
     parser.add_argument("--layers", type=int, help="the model's own where not given")
     parser.add_argument("--windows", type=int, default=128)
@@ -69,7 +70,6 @@ def main() -> None:
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
     parser.add_argument("--shrink", type=int, default=1)
     parser.add_argument("--home", type=Path, help="where factors are kept; a temporary directory where not given")
-    parser.add_argument("--output", type=Path, required=True)
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="gac-scale-") as temporary:
         os.environ["GAC_HOME"] = str(asked.home or temporary)
@@ -83,10 +83,8 @@ class Report:
         self._output: Path = asked.output
         self.began = time.monotonic()
         self.seconds: dict[str, float] = {}
-        self.result: dict[str, Any] = {
-            "asked": {name: value for name, value in vars(asked).items() if not isinstance(value, Path)},
-            **machine(),
-        }
+        named = {name: value for name, value in vars(asked).items() if not isinstance(value, Path)}
+        self.result: dict[str, Any] = {"asked": named}
 
     def timed(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
         self.seconds.setdefault(part, 0.0)
@@ -106,8 +104,7 @@ class Report:
         self.result |= more
         memory = gpu_memory() | {"host_peak_gb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9}
         self.result |= {"seconds": self.seconds, "memory": memory, "elapsed": now() - self.began}
-        self._output.parent.mkdir(parents=True, exist_ok=True)
-        self._output.write_text(json.dumps(self.result, indent=1) + "\n")
+        write(self._output, **self.result)
         held = ", ".join(f"{name} {value:.1f}" for name, value in memory.items())
         print(f"{now() - self.began:7.1f} s  {what}  [{held}]", flush=True)
 
@@ -121,7 +118,7 @@ def run(asked: argparse.Namespace, report: Report) -> None:
     if torch.cuda.is_available():
         report.say("eigh", eigh_seconds=eigh_seconds(4096 // asked.shrink))
         print(f"  eigh of {4096 // asked.shrink}: {report.result['eigh_seconds']}", flush=True)
-    model = random_model(asked)
+    model = model_of(asked)
     report.say(f"model of {sum(p.numel() for p in model.parameters()) / 1e9:.2f} billion parameters")
     ids = torch.randint(0, model.config.vocab_size, (asked.windows, asked.tokens), generator=torch.Generator())
     windows = Windows("wiki-sample", ids, hashlib.sha256(ids.numpy().tobytes()).hexdigest())
@@ -134,7 +131,7 @@ def run(asked: argparse.Namespace, report: Report) -> None:
     plan = gac.allocate(
         model,
         asked.budget,
-        profile="nvidia-h100-80gb-hbm3",
+        profile=OPTIONS["--profile"]["default"],
         calibration=f"wiki-sample:{asked.windows}x{asked.tokens}",
         tokenizer=object(),  # type: ignore[arg-type]
         refit=asked.refit,
@@ -152,28 +149,18 @@ def run(asked: argparse.Namespace, report: Report) -> None:
     report.say(f"{kept / 1e9:.1f} GB kept on disk; {now() - begun:.1f} s in all", kept_gb=kept / 1e9)
 
 
-def random_model(asked: argparse.Namespace) -> LlamaForCausalLM:
+def model_of(asked: argparse.Namespace) -> PreTrainedModel:
     """Random weights as transformers initialises them, made where they will be."""
-    shapes = SHAPES[asked.model]
-    config = LlamaConfig(
-        vocab_size=VOCABULARY // asked.shrink,
-        hidden_size=shapes.hidden_size // asked.shrink,
-        intermediate_size=shapes.intermediate_size // asked.shrink,
-        num_hidden_layers=asked.layers or shapes.num_hidden_layers,
-        num_attention_heads=shapes.num_attention_heads,
-        num_key_value_heads=shapes.num_key_value_heads,
-        head_dim=max(shapes.head_dim // asked.shrink, 2),
-        max_position_embeddings=8192,
-        tie_word_embeddings=False,
+    whole = SHAPES[asked.model]
+    shapes = replace(
+        whole,
+        hidden_size=whole.hidden_size // asked.shrink,
+        intermediate_size=whole.intermediate_size // asked.shrink,
+        num_hidden_layers=asked.layers or whole.num_hidden_layers,
+        head_dim=max(whole.head_dim // asked.shrink, 2),
     )
-    torch.manual_seed(0)
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(getattr(torch, asked.dtype))
-    try:
-        with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
-            return LlamaForCausalLM(config).eval()
-    finally:
-        torch.set_default_dtype(before)
+    device, dtype = "cuda" if torch.cuda.is_available() else "cpu", getattr(torch, asked.dtype)
+    return random_model(shapes, VOCABULARY // asked.shrink, device=device, dtype=dtype)
 
 
 def eigh_seconds(size: int) -> dict[str, float]:

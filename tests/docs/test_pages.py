@@ -2,12 +2,14 @@
 
 import re
 import tomllib
+from importlib import import_module
 from importlib.util import find_spec
 
 import pytest
 from pages import DOCS, PAGES, ROOT, lines, links
 
 MAKE = (ROOT / "Makefile").read_text(encoding="utf-8")
+BENCHMARKS = sorted({path.stem for path in (ROOT / "tests/benchmarks").glob("*.py")} - {"harness"})
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
 
@@ -52,7 +54,7 @@ def _script_exists(arguments: list[str]) -> bool:
     if arguments[0] == "-m" and not arguments[1].startswith("tests"):
         return find_spec(arguments[1]) is not None
     path = arguments[1].replace(".", "/") + ".py" if arguments[0] == "-m" else arguments[0]
-    source = (ROOT / path).read_text(encoding="utf-8") + (ROOT / "tests/benchmarks/reading.py").read_text("utf-8")
+    source = (ROOT / path).read_text(encoding="utf-8") + (ROOT / "tests/benchmarks/harness.py").read_text("utf-8")
     return all(f'"{option}"' in source for option in arguments if option.startswith("--"))
 
 
@@ -68,10 +70,17 @@ def test_the_architecture_names_every_room_and_every_rule() -> None:
     assert [rule for rule in rules if rule.split(":")[0].lower() not in page.lower()] == []
 
 
-def test_every_benchmark_is_in_their_readme() -> None:
-    readme = (ROOT / "tests/benchmarks/README.md").read_text(encoding="utf-8")
-    scripts = {path.stem for path in (ROOT / "tests/benchmarks").glob("*.py")} - {"reading"}
-    assert {script for script in scripts if not re.search(rf"[/.]{script}\b", readme)} == set()
+@pytest.mark.parametrize("script", BENCHMARKS)
+def test_a_benchmark_says_how_to_run_it_and_is_in_their_readme(
+    script: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert re.search(rf"[/.]{script}\b", (ROOT / "tests/benchmarks/README.md").read_text(encoding="utf-8"))
+    if script == "bench_timing":
+        pytest.importorskip("triton")
+    monkeypatch.setattr("sys.argv", [script, "--help"])
+    with pytest.raises(SystemExit, match=r"^0$"):
+        import_module(f"tests.benchmarks.{script}").main()
+    assert re.search(rf"tests[/.]benchmarks[/.]{script}\b", capsys.readouterr().out)
 
 
 def test_every_result_names_its_command() -> None:

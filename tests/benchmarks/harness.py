@@ -1,0 +1,178 @@
+"""What the benchmarks share: options, the machine that figures come from, their file, and measured plans of a model."""
+
+import argparse
+import copy
+import json
+import math
+import os
+import platform
+import shlex
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+
+import gac
+from gac.allocation.problem import Problem
+from gac.errors import BudgetError
+from gac.io import atomic_path
+from gac.measuring import Asked, measure_problem
+from gac.models.loading import Loaded, load_model
+from gac.plan import Plan
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "--model": {"default": "smollm2"},
+    "--calibration": {"default": "wiki-sample:64x1024"},
+    "--profile": {"default": "nvidia-h100-80gb-hbm3"},
+    "--budgets": {"type": float, "nargs": "*", "default": [0.9, 0.8, 0.7, 0.6]},
+    "--refit": {"choices": ("residual", "update", "none"), "help": "of GAC's plans"},
+    "--windows": {"type": int, "help": "evaluation windows; all where not given"},
+    "--output": {"type": Path, "required": True},
+}
+OF_A_STUDY = ("--model", "--calibration", "--profile", "--windows", "--output")
+
+
+def options(description: str | None, *shared: str) -> argparse.ArgumentParser:
+    """A parser with those of ``OPTIONS`` that are named."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name in shared:
+        parser.add_argument(name, **OPTIONS[name])
+    return parser
+
+
+def machine() -> dict[str, Any]:
+    """Where figures come from: command, GPU, versions and date."""
+    versions = {"gac": gac.__version__, "torch": torch.__version__, "cuda": torch.version.cuda}
+    versions |= {"transformers": transformers.__version__, "numpy": np.__version__}
+    return {
+        "command": shlex.join(["python", f"tests/benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]]),
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU, {platform.machine()}",
+        "cores": os.cpu_count(),
+        "versions": versions | {"python": platform.python_version()},
+        "date": time.strftime("%Y-%m-%d"),
+    }
+
+
+def write(output: Path | None, **figures: Any) -> None:
+    """The figures as JSON, with the machine; nothing where no file is asked for."""
+    if output:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_path(output) as temporary:
+            temporary.write_text(json.dumps(machine() | figures, indent=1) + "\n", encoding="utf-8")
+
+
+def markdown(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table."""
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def read(name: str) -> Loaded:
+    """The model, with a tokenizer that cuts each text only once for all rows."""
+    loaded = load_model(name)
+    tokens: dict[str, Any] = {}
+
+    def tokenizer(text: str, **options: Any) -> Any:
+        if text not in tokens:
+            tokens[text] = loaded.tokenizer(text, **options)
+        return tokens[text]
+
+    return load_model(loaded.model, tokenizer)
+
+
+def problem_of(loaded: Loaded, **options: Any) -> Problem:
+    """A model's loss curves beside a latency table, as ``gac.allocate`` has them with these options."""
+    return measure_problem(loaded.model, Asked.of(None, 1.0, options), loaded.tokenizer, progress=True)
+
+
+class Study:
+    """Plans of one model, each compressed and measured; written after each, and the same command goes on there.
+
+    Args:
+        asked: the options of ``OF_A_STUDY``, and ``text`` and ``length`` of the evaluation where there are such.
+        settings: further options that decide the figures. A file that was measured with others is refused.
+    """
+
+    def __init__(self, asked: argparse.Namespace, *settings: str) -> None:
+        self._asked = asked
+        self.loaded = read(asked.model)
+        self._profile = gac.Profile.load(asked.profile)
+        named = {name: getattr(asked, name) for name in ("model", "calibration", "profile", "windows", *settings)}
+        named |= {name: machine()[name] for name in ("device", "versions")} | {"dtype": str(self.loaded.model.dtype)}
+        self.settings: dict[str, Any] = json.loads(json.dumps(named))
+        self.record = self._resumed()
+        self.rows: list[dict[str, Any]] = self.record["rows"]
+        print(f"dense perplexity {self.record['dense']:.4f}: {self.record['protocol']}")
+
+    def _resumed(self) -> dict[str, Any]:
+        """What was measured before, or a new record with the dense perplexity."""
+        if not self._asked.output.exists():
+            dense = self._perplexity(self.loaded.model)
+            return {"settings": self.settings, "protocol": dense.protocol, "dense": dense.value, "rows": []}
+        found: dict[str, Any] = json.loads(self._asked.output.read_text())
+        if found.get("settings") != self.settings:
+            raise SystemExit(f"{self._asked.output} was measured with {found.get('settings')}, not {self.settings}")
+        return found
+
+    def has(self, case: dict[str, Any]) -> bool:
+        return any(case.items() <= row.items() for row in self.rows)
+
+    def add(self, labels: dict[str, Any], budget: float, **options: Any) -> dict[str, Any] | None:
+        """The row of a plan, or why there is none; None where it was measured before.
+
+        Args:
+            labels: of the row.
+            options: of ``gac.allocate``; None leaves one out.
+        """
+        given = {name: value for name, value in options.items() if value is not None}
+        case = json.loads(json.dumps(labels | {"budget": budget} | given))
+        if self.has(case):
+            return None
+        fixed = {"profile": self._profile, "calibration": self._asked.calibration, "tokenizer": self.loaded.tokenizer}
+        begun = time.monotonic()
+        try:
+            plan = gac.allocate(self.loaded.model, budget, **fixed, **given)
+        except BudgetError as failure:
+            return self.keep(case | {"refused": str(failure)})
+        row = case | self.measured(plan)
+        return self.keep(row | {"seconds": time.monotonic() - begun})
+
+    def measured(self, plan: Plan) -> dict[str, Any]:
+        """What the model of a plan is, and its perplexity; ``measured`` and ``predicted`` are ln(ratio)."""
+        found = self._perplexity(
+            gac.compress(copy.deepcopy(self.loaded.model), plan, tokenizer=self.loaded.tokenizer)
+        ).value
+        return {
+            "refit": plan.recipe.refit,
+            "kept": plan.budget.kept,
+            "used": plan.budget.used,
+            "limit": plan.budget.limit,
+            "over": plan.budget.over,
+            "cache": plan.kv_numbers[0] / plan.kv_numbers[1],
+            "aligned": plan.aligned_fraction,
+            "misaligned": 1 - plan.aligned_fraction,
+            "alignment": plan.alignment,
+            "certificate": plan.certificate.status,
+            "predicted": plan.prediction.loss,
+            "perplexity": found,
+            "ratio": found / self.record["dense"],
+            "measured": math.log(found / self.record["dense"]),
+        }
+
+    def _perplexity(self, model: Any) -> gac.Perplexity:
+        evaluated = {name: getattr(self._asked, name) for name in ("text", "length") if name in self._asked}
+        return gac.perplexity(model, self.loaded.tokenizer, windows=self._asked.windows, **evaluated)
+
+    def keep(self, row: dict[str, Any], **summary: Any) -> dict[str, Any]:
+        """Write one more row, and what is now to be said of all of them."""
+        self.rows.append(row)
+        self.record |= summary
+        write(self._asked.output, **self.record)
+        shown = {name: f"{value:.4f}" if isinstance(value, float) else value for name, value in row.items()}
+        print(" ".join(f"{name}={value}" for name, value in shown.items()), flush=True)
+        return row
