@@ -16,8 +16,7 @@ from gac.reporting.page import panel
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-MOST_ROWS = 40
-
+_MOST_ROWS = 40
 _TOP = 4.0  # times: darker shades would tell no more
 _DARK = 2.6  # times above which white words have more contrast than black ones
 
@@ -37,40 +36,37 @@ def alignment(
         ProfileError: there is no sweep, or there are more than 40.
         GacError: matplotlib is missing.
     """
-    chosen = longest_sweeps(profile) if sweeps is None else list(sweeps)
-    if not 1 <= len(chosen) <= MOST_ROWS:
-        raise ProfileError(
-            f"{len(chosen)} sweeps of {profile.path.stem} to draw", f"1 to {MOST_ROWS}", "Choose by operator or axis."
-        )
-    slowdown = np.array([_row(sweep) for sweep in chosen])
+    known = longest_sweeps(profile) if sweeps is None else {sweep: _slowdown(sweep) for sweep in sweeps}
+    if not 1 <= len(known) <= _MOST_ROWS:
+        given = f"{len(known)} sweeps of {profile.path.stem} to draw"
+        raise ProfileError(given, f"1 to {_MOST_ROWS}", "Choose by operator or axis.")
+    slowdown = np.array(list(known.values()))
     words = {
         place: f"{times:.2f}x{'*' if times > MUCH_SLOWER else ''}"
         for place, times in np.ndenumerate(slowdown)
         if np.isfinite(times)
     }
-    with panel(ax, (6.2, 1.2 + 0.2 * len(chosen))) as ax:
+    with panel(ax, (6.2, 1.2 + 0.2 * len(known))) as ax:
         colours: dict[str, Any] = {"cmap": f"{MAP}_r", "vmin": 1, "vmax": _TOP, "linewidth": 0.5}
-        mesh = draw_cells(ax, slowdown, words, slowdown > _DARK, list(map(class_name, CLASSES)), 6.5, **colours)
-        ax.set_yticks(np.arange(len(chosen)) + 0.5, [f"{one.operator} {one.dtype}, {one.axis}" for one in chosen])
+        bar: dict[str, Any] = {"label": "latency over the padded dim's (times)", "extend": "max"}
+        draw_cells(ax, slowdown, words, slowdown > _DARK, list(map(class_name, CLASSES)), 6.5, bar, **colours)
+        ax.set_yticks(np.arange(len(known)) + 0.5, [f"{one.operator} {one.dtype}, {one.axis}" for one in known])
         ax.set_xlabel("alignment class: the largest power of two that divides the dim")
         ax.set_ylabel("operator and axis")
         ax.set_title(f"{profile.header.gpu}: what misaligned dims cost" if title is None else title, pad=6)
-        bar = ax.figure.colorbar(mesh, ax=ax, fraction=0.04, pad=0.02, extend="max")
-        bar.set_label("latency over the padded dim's (times)")
     return ax
 
 
-def longest_sweeps(profile: Profile) -> list[Sweep]:
+def longest_sweeps(profile: Profile) -> dict[Sweep, Floats]:
     """For each operator, dtype and axis with evidence about alignment, the cold sweep with the most dims."""
     best: dict[tuple[str, str, str], Sweep] = {}
-    for sweep in profile.sweeps():
+    for sweep in (sweep for sweep in profile.sweeps() if sweep.cache == "cold"):
         key = sweep.operator, sweep.dtype, sweep.axis
-        longer = key not in best or len(sweep) > len(best[key])
-        if sweep.cache == "cold" and longer:
-            best[key] = sweep
-    return [sweep for sweep in best.values() if np.isfinite(_row(sweep)).any()]
+        best[key] = max(best.get(key, sweep), sweep, key=len)
+    known = {sweep: _slowdown(sweep) for sweep in best.values()}
+    return {sweep: times for sweep, times in known.items() if np.isfinite(times).any()}
 
 
-def _row(sweep: Sweep) -> Floats:
+def _slowdown(sweep: Sweep) -> Floats:
     known = find_cliffs(sweep).class_slowdown
     return np.array([known.get(step, np.nan) for step in CLASSES])

@@ -110,14 +110,10 @@ def _label(ax: "Axes", weight: str, top: float) -> None:
 
 
 def _legend(names: Iterable[str]) -> list["Line2D"]:
-    barred = "bar across: shortened together with other weights"
-    return [*_entries(names), proxy(barred, marker="_", color="black", ls="none", ms=7)]
-
-
-def _entries(names: Iterable[str]) -> list["Line2D"]:
-    """One a name, by its marker, and what hollow ones mean."""
+    """One a name, by its marker; what hollow ones and bars mean."""
     hollow = proxy("hollow: no multiple of 8", marker="o", mec="#555555", mfc="none", ls="none", ms=4.0)
-    return [*(proxy(name, **marker(number)) for number, name in enumerate(names)), hollow]
+    barred = proxy("bar across: shortened together with other weights", marker="_", color="black", ls="none", ms=7)
+    return [*(proxy(name, **marker(number)) for number, name in enumerate(names)), hollow, barred]
 
 
 # --- head by head ---------------------------------------------------------------------------------------------------
@@ -144,21 +140,17 @@ def heads(plan: Plan, *, ax: "Axes | None" = None) -> "Axes":
     full = max(weight.kept / weight.heads for weight in every)
     with panel(ax, (5.6, 2.8)) as ax:
         for number, choices in enumerate(cached.values()):
-            _scatter(ax, choices, number)
+            kept = [form_named(one.form).cached(one.weight, one.dim) / one.weight.heads for one in choices]
+            each = np.repeat(np.array(kept), [one.weight.heads for one in choices])
+            places = np.arange(len(each))
+            for hollow in (False, True):
+                shown = (each % ALIGNED != 0) == hollow
+                ax.plot(places[shown], each[shown], **marker(number, hollow=hollow, size=3.2), zorder=3)
         ax.axhline(full, **DOTTED)
-        entries = _entries(cached)
+        entries = _legend(cached)[:-1]
         ax.legend(handles=entries, loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=len(entries), fontsize=6)
         ax.set_ylim(0, 1.08 * full)
         ax.set_xlabel(f"key-value head, layer by layer ({every[0].heads} a layer)")
         ax.set_ylabel("dims a head (numbers cached a token)")
         ax.set_title(f"{plan.measured.model}, {plan.recipe.measure.method}; dotted: the dense head", pad=4)
     return ax
-
-
-def _scatter(ax: "Axes", choices: Sequence[WeightChoice], number: int) -> None:
-    kept = [form_named(one.form).cached(one.weight, one.dim) / one.weight.heads for one in choices]
-    each = np.repeat(np.array(kept), [one.weight.heads for one in choices])
-    places = np.arange(len(each))
-    for hollow in (False, True):
-        shown = (each % ALIGNED != 0) == hollow
-        ax.plot(places[shown], each[shown], **marker(number, hollow=hollow, size=3.2), zorder=3)

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gac.plan import Plan, WeightChoice
+from gac.plan import Plan
 from gac.reporting.figures.marks import ALIGNED, MAP, draw_cells
 from gac.reporting.page import panel
 from gac.reporting.tables import cell_of, kinds_of, legend_of, weights_by_layer
@@ -35,27 +35,22 @@ def plan(plan: Plan, *, title: str | None = None, ax: "Axes | None" = None) -> "
     kinds = kinds_of(layers)
     height = min(_TALLEST, 1.1 + _ROW * len(layers))
     size = min(_LARGEST, 0.72 * 72 * (height - 1.0) / len(layers))
-    rows = enumerate(layers.values())
-    choices = {(at, kinds.index(kind)): one for at, weights in rows for kind, one in weights.items()}
     kept = np.full((len(layers), len(kinds)), np.nan)
-    for place, one in choices.items():
-        kept[place] = one.params / one.weight.params
-    # Colour alone, where nobody could read the words.
-    words = {place: _words(one) for place, one in choices.items() if size >= _SMALLEST}
+    words: dict[tuple[int, int], str] = {}
+    for row, weights in enumerate(layers.values()):
+        for kind, one in weights.items():
+            place = row, kinds.index(kind)
+            kept[place] = one.params / one.weight.params
+            if size >= _SMALLEST:  # colour alone, where nobody could read the words
+                words[place] = f"{cell_of(one)}{'' if one.form == 'dense' or one.dim % ALIGNED == 0 else '*'}"
     with panel(ax, (0.9 + 0.68 * len(kinds), height)) as ax:
         columns = [kind.removesuffix("_proj") for kind in kinds]
-        mesh = draw_cells(ax, kept, words, kept < _DARK, columns, size, cmap=MAP, vmin=0, vmax=1, linewidth=0.4)
+        bar = {"label": "kept fraction of the weight's parameters", "aspect": 40}
+        draw_cells(ax, kept, words, kept < _DARK, columns, size, bar, cmap=MAP, vmin=0, vmax=1, linewidth=0.4)
         step = max(1, round(len(layers) / 16))
         ax.set_yticks(np.arange(0, len(layers), step) + 0.5, [str(layer) for layer in layers][::step])
         ax.set_ylabel("decoder layer")
         ax.set_xlabel(f"projection ({legend_of(plan)})", fontsize=6.5)
         own = f"{plan.measured.model}, {plan.recipe.measure.method}: {plan.budget.kept:.3f} of the targeted parameters"
         ax.set_title(own if title is None else title, pad=6)
-        bar = ax.figure.colorbar(mesh, ax=ax, fraction=0.04, pad=0.02, aspect=40)
-        bar.set_label("kept fraction of the weight's parameters")
     return ax
-
-
-def _words(choice: WeightChoice) -> str:
-    words = cell_of(choice)
-    return words if words == "-" or choice.dim % ALIGNED == 0 else f"{words}*"

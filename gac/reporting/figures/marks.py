@@ -11,7 +11,6 @@ from gac.errors import GacError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.collections import QuadMesh
     from matplotlib.lines import Line2D
 
 MARKERS = ("o", "s", "^", "D", "v", "P")
@@ -37,15 +36,8 @@ def check_many(number: int, what: str) -> None:
 
 def marker(number: int, *, hollow: bool = False, size: float = 4.0) -> dict[str, Any]:
     """The look of the points of one thing among several; hollow ones are not aligned."""
-    colour = COLOURS[number]
-    return {
-        "marker": MARKERS[number],
-        "mec": colour,
-        "mfc": "none" if hollow else colour,
-        "mew": 0.9,
-        "ms": size,
-        "ls": "none",
-    }
+    colour, shape = COLOURS[number], MARKERS[number]
+    return {"marker": shape, "mec": colour, "mfc": "none" if hollow else colour, "mew": 0.9, "ms": size, "ls": "none"}
 
 
 def proxy(label: str, **style: Any) -> "Line2D":
@@ -67,14 +59,16 @@ def draw_cells(
     dark: NDArray[np.bool_],
     columns: Sequence[str],
     size: float,
+    bar: Mapping[str, Any],
     **colours: Any,
-) -> "QuadMesh":
+) -> None:
     """A heat map, rows from the top down; NaN leaves a cell empty.
 
     Args:
         words: what stands in a cell, by row and column.
         dark: the cells whose words are white.
         size: of the words, points.
+        bar: the label of the colours, and how their bar differs from others.
     """
     mesh = ax.pcolormesh(values, edgecolors="white", **colours)
     for (row, column), text in words.items():
@@ -83,4 +77,4 @@ def draw_cells(
     ax.set_xticks(np.arange(len(columns)) + 0.5, columns)
     ax.tick_params(length=0)
     ax.invert_yaxis()
-    return mesh
+    ax.figure.colorbar(mesh, ax=ax, fraction=0.04, pad=0.02, **bar)

@@ -38,20 +38,16 @@ class Sources:
         _ = self.comparisons  # refuses plans for other models
         if self.frontier is not None:
             check_beside(self.frontier, self.plan, self.name)
-            methods = [one.recipe.measure.method for one in (self.plan, self.frontier)]
-            if methods[0] != methods[1]:
-                raise PlanError(
-                    f"plan {self.name} by {methods[0]} beside a frontier by {methods[1]}",
-                    "losses of one scale: the same method",
-                    "Make the frontier as the plan was made, or leave it out.",
-                )
+            ours, theirs = (one.recipe.measure.method for one in (self.plan, self.frontier))
+            if ours != theirs:
+                given = f"plan {self.name} by {ours} beside a frontier by {theirs}"
+                remedy = "Make the frontier as the plan was made, or leave it out."
+                raise PlanError(given, "losses of one scale: the same method", remedy)
         digest = self.plan.measured.profile.digest
         if self.profile is not None and self.profile.digest != digest:
-            raise ProfileError(
-                f"profile {self.profile.path} has digest {self.profile.digest[:12]}",
-                f"{digest[:12]}, the one that the plan was made with",
-                "Leave it out, or name that one.",
-            )
+            given = f"profile {self.profile.path} has digest {self.profile.digest[:12]}"
+            expected = f"{digest[:12]}, the one that the plan was made with"
+            raise ProfileError(given, expected, "Leave it out, or name that one.")
 
     @cached_property
     def comparisons(self) -> dict[str, PlanComparison]:
