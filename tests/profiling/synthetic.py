@@ -1,14 +1,22 @@
 """A machine that is made up: latencies that are known, seen through noise, drift, outliers and throttling."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from gac.profiling.records import Launch, Measurement, Point
+from gac.profiling.table import Sweep
 from gac.profiling.timing.sampling import Batch, Clocks, sample_until
 
 MAX_MHZ = 1980
+
+
+def make_sweep(points: Mapping[int, float], iqr: float = 0.0) -> Sweep:
+    """Latencies of low-rank pairs by rank; ``iqr`` is relative to them."""
+    dims = np.array(sorted(points), dtype=np.int64)
+    ns = np.array([points[dim] for dim in dims.tolist()], dtype=np.float64)
+    return Sweep("low_rank", "bf16", "cold", "r", (("m", 1024),), dims, ns, iqr * ns, ((),) * len(dims))
 
 
 @dataclass

@@ -1,3 +1,5 @@
+from collections.abc import Callable, Iterable
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -5,14 +7,13 @@ from hypothesis import strategies as st
 
 from gac.profiling.cliffs import compare_classes, find_cliffs, operator_period, sound_dims
 from gac.profiling.table import Profile, Sweep
+from tests.profiling.synthetic import make_sweep
 
 FIXED = {"m": 1024, "k": 4096, "n": 4096}
 
 
-def make_sweep(latency, dims, iqr: float = 0.002) -> Sweep:
-    where = np.array(sorted(dims), dtype=np.int64)
-    ns = np.array([latency(int(dim)) for dim in where], dtype=np.float64)
-    return Sweep("low_rank", "bf16", "cold", "r", (("m", 1024),), where, ns, iqr * ns, ((),) * len(where))
+def along(latency: Callable[[int], float], dims: Iterable[int], iqr: float = 0.002) -> Sweep:
+    return make_sweep({dim: latency(dim) for dim in dims}, iqr)
 
 
 def hopper(dim: int) -> float:
@@ -21,7 +22,7 @@ def hopper(dim: int) -> float:
 
 
 def test_a_collapsed_dim_is_rescued_by_the_next_dim_that_is_as_fast_as_any() -> None:
-    cliffs = find_cliffs(make_sweep(hopper, range(1016, 1033)))
+    cliffs = find_cliffs(along(hopper, range(1016, 1033)))
     at = cliffs.collapsed.tolist().index(1021)
     assert cliffs.rescue[at] == 1024
     assert cliffs.slowdown[at] == pytest.approx(hopper(1021) / hopper(1024))
@@ -29,13 +30,13 @@ def test_a_collapsed_dim_is_rescued_by_the_next_dim_that_is_as_fast_as_any() -> 
 
 def test_the_period_is_one_that_was_seen_to_keep_up() -> None:
     odd_and_32 = [*range(33, 1025, 62), *range(32, 1025, 32)]
-    assert find_cliffs(make_sweep(hopper, odd_and_32)).period == 32
+    assert find_cliffs(along(hopper, odd_and_32)).period == 32
     odd_and_64 = [*range(33, 1025, 62), *range(64, 1025, 64)]
-    assert find_cliffs(make_sweep(hopper, odd_and_64)).period == 64
+    assert find_cliffs(along(hopper, odd_and_64)).period == 64
 
 
 def test_a_staircase_has_its_sweet_spots_before_the_jumps() -> None:
-    cliffs = find_cliffs(make_sweep(lambda dim: 10_000.0 * -(-dim // 128), range(512, 1025, 8)))
+    cliffs = find_cliffs(along(lambda dim: 10_000.0 * -(-dim // 128), range(512, 1025, 8)))
     assert cliffs.sweet_spots.tolist() == [512, 640, 768, 896]
     assert cliffs.edges.tolist() == [520, 648, 776, 904]
     assert len(cliffs.collapsed) == 0
@@ -44,17 +45,17 @@ def test_a_staircase_has_its_sweet_spots_before_the_jumps() -> None:
 
 def test_a_difference_within_the_spread_of_the_samples_is_no_collapse() -> None:
     points = {64: 1080.0, 128: 1000.0}
-    assert find_cliffs(make_sweep(points.get, points, iqr=0.001)).collapsed.tolist() == [64]
-    assert find_cliffs(make_sweep(points.get, points, iqr=0.05)).collapsed.tolist() == []
+    assert find_cliffs(make_sweep(points, iqr=0.001)).collapsed.tolist() == [64]
+    assert find_cliffs(make_sweep(points, iqr=0.05)).collapsed.tolist() == []
 
 
 def test_a_small_win_of_a_much_larger_dim_does_not_hide_the_nearest_rescue() -> None:
-    cliffs = find_cliffs(make_sweep({107: 2800.0, 112: 1620.0, 128: 1500.0}.get, (107, 112, 128)))
+    cliffs = find_cliffs(make_sweep({107: 2800.0, 112: 1620.0, 128: 1500.0}, 0.002))
     assert (cliffs.collapsed.tolist(), cliffs.rescue.tolist()) == ([107, 112], [112, 128])
 
 
 def test_points_whose_passes_disagree_prove_nothing() -> None:
-    sweep = make_sweep(lambda dim: 1200.0 if dim == 96 else 1000.0, range(64, 160, 8))
+    sweep = along(lambda dim: 1200.0 if dim == 96 else 1000.0, range(64, 160, 8))
     assert find_cliffs(sweep).collapsed.tolist() == [96]
     sweep.iqr[sweep.dims == 96] = 250.0
     cliffs = find_cliffs(sweep)
@@ -62,12 +63,12 @@ def test_points_whose_passes_disagree_prove_nothing() -> None:
 
 
 def test_the_noise_follows_the_spread_of_the_sweep() -> None:
-    assert find_cliffs(make_sweep(hopper, range(960, 1089), iqr=0.001)).noise == 0.06
-    assert find_cliffs(make_sweep(hopper, range(960, 1089), iqr=0.010)).noise == pytest.approx(0.061, abs=0.001)
+    assert find_cliffs(along(hopper, range(960, 1089), iqr=0.001)).noise == 0.06
+    assert find_cliffs(along(hopper, range(960, 1089), iqr=0.010)).noise == pytest.approx(0.061, abs=0.001)
 
 
-def test_the_evidence_is_a_comparison_of_each_class_with_what_padding_gives() -> None:
-    finest, *_, coarsest = compare_classes(make_sweep(hopper, range(960, 1089)))
+def test_the_period_rests_on_a_comparison_of_each_class_with_what_padding_gives() -> None:
+    finest, *_, coarsest = compare_classes(along(hopper, range(960, 1089)))
     assert (finest.step, finest.against, finest.dims) == (1, 8, 64)
     assert finest.slowdown == pytest.approx(5.0, rel=0.01)
     assert finest.low <= finest.slowdown <= finest.high
@@ -78,13 +79,13 @@ def test_the_evidence_is_a_comparison_of_each_class_with_what_padding_gives() ->
 
 def test_alignment_shows_even_where_latency_grows_with_the_dim() -> None:
     """Up to the next multiple of 64, growth hides a slowdown of 1.5; up to the next of 8 it cannot."""
-    cliffs = find_cliffs(make_sweep(lambda dim: dim * (1.5 if dim % 8 else 1.0), range(8, 129)))
+    cliffs = find_cliffs(along(lambda dim: dim * (1.5 if dim % 8 else 1.0), range(8, 129)))
     assert cliffs.period == 8
 
 
 def published(points: dict[int, float], iqr: float = 0.01) -> Sweep:
     """Latencies in ms of somebody's SDPA by head_dim."""
-    return make_sweep(lambda dim: 1e6 * points[dim], points, iqr)
+    return make_sweep({dim: 1e6 * ms for dim, ms in points.items()}, iqr)
 
 
 def test_the_published_flash_sweep_of_an_a100() -> None:
@@ -115,13 +116,13 @@ def test_the_published_repairs_of_an_a100() -> None:
 
 @pytest.mark.parametrize("dims", [[], [64]])
 def test_a_sweep_of_no_or_one_dim_has_no_cliffs(dims) -> None:
-    cliffs = find_cliffs(make_sweep(hopper, dims))
+    cliffs = find_cliffs(along(hopper, dims))
     assert (len(cliffs.collapsed), len(cliffs.edges), cliffs.period) == (0, 0, 1)
 
 
 @given(st.dictionaries(st.integers(1, 500), st.floats(1.0, 1e6), max_size=50))
 def test_a_dim_is_collapsed_exactly_when_a_larger_one_is_faster_by_over_six_percent(points) -> None:
-    sweep = make_sweep(points.get, points, iqr=0.0)
+    sweep = make_sweep(points, iqr=0.0)
     cliffs = find_cliffs(sweep)
     expected = [d for d in sorted(points) if any(points[d] - points[o] > 0.06 * points[d] for o in points if o > d)]
     assert cliffs.collapsed.tolist() == expected

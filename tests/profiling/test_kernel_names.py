@@ -55,28 +55,24 @@ TOLD = {
     "cudnn_generated_fort_native_sdpa_sm80_flash_fprop_f16_knob_7_64x128x128_4x1x1": CUDNN | {"architecture": 80},
     "fmha_cutlassF_bf16_aligned_64x128_rf_sm80": EFFICIENT | {"tier": 8},
     "fmha_cutlassF_bf16_notaligned_64x128_rf_sm80": EFFICIENT | {"tier": 1},
-    "gemv2T_kernel_val<int, int, __nv_bfloat16, float, float>": {"family": "gemv", "role": "gemv"},
-    "internal::gemvx::kernel<int, int, __nv_bfloat16, 7, cublasGemvParamsEx<int>>": {"family": "gemv", "role": "gemv"},
-    "dot_kernel<float, 128, 0, cublasDotParams<float>>": {"family": "gemv", "role": "gemv"},
-    "cublasLt::splitKreduce_kernel<32, 16, int, float>": {"family": "split-k reduce", "role": "reduce"},
-    "reduce_1Block_kernel<float, 128, 7>": {"family": "reduce", "role": "reduce"},
     "at::native::tinygemm_m16n8k16_chunk_kernel<BLayout_TC_int4<8, 128>, 8, 8>": GEMM
     | {"family": "tinygemm", "architecture": 80, "tile": (8, 16)},
-    "at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<float>>": {
-        "family": "fill",
-        "role": "copy/pad",
-    },
-    "at::native::elementwise_kernel<128, 4, at::native::direct_copy_kernel_cuda>": {
-        "family": "copy",
-        "role": "copy/pad",
-    },
-    "at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>": {
-        "family": "elementwise",
-        "role": "other",
-    },
-    "softmax_warp_forward<c10::BFloat16, float, 10, false>": {"family": "softmax", "role": "other"},
-    "some_kernel_nobody_knows": {"family": "other", "role": "other"},
 }
+
+
+NAMES_ALONE = {
+    "gemv2T_kernel_val<int, int, __nv_bfloat16, float, float>": ("gemv", "gemv"),
+    "internal::gemvx::kernel<int, int, __nv_bfloat16, 7, cublasGemvParamsEx<int>>": ("gemv", "gemv"),
+    "dot_kernel<float, 128, 0, cublasDotParams<float>>": ("gemv", "gemv"),
+    "cublasLt::splitKreduce_kernel<32, 16, int, float>": ("split-k reduce", "reduce"),
+    "reduce_1Block_kernel<float, 128, 7>": ("reduce", "reduce"),
+    "at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<float>>": ("fill", "copy/pad"),
+    "at::native::elementwise_kernel<128, 4, at::native::direct_copy_kernel_cuda>": ("copy", "copy/pad"),
+    "at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>": ("elementwise", "other"),
+    "softmax_warp_forward<c10::BFloat16, float, 10, false>": ("softmax", "other"),
+    "some_kernel_nobody_knows": ("other", "other"),
+}
+TOLD |= {name: {"family": family, "role": role} for name, (family, role) in NAMES_ALONE.items()}
 
 
 @pytest.mark.parametrize("name", TOLD)

@@ -14,9 +14,10 @@ from gac.profiling.operators import OPERATORS, operation
 from gac.profiling.records import Point
 from gac.profiling.sweeps.coverage import every_dim, fused_points, model_points, spaced_dims
 from gac.profiling.sweeps.general import general_points
-from gac.profiling.table import Sweep, alignment_class, interpolate
+from gac.profiling.table import alignment_class, interpolate
 from gac.workloads import Workload
 from tests.models.small import NEURONS, small_config
+from tests.profiling.synthetic import make_sweep
 
 LLAMA = model_points("llama-3-8b")
 GENERAL = general_points()
@@ -40,11 +41,6 @@ def dims_along(points: tuple[Point, ...], name: str, axis: str, **fixed: int) ->
     )
 
 
-def flat_sweep(dims: list[int]) -> Sweep:
-    ones = np.ones(len(dims))
-    return Sweep("low_rank", "bf16", "cold", "r", (), np.array(dims), ones, 0 * ones, ((),) * len(dims))
-
-
 # --- one model ---
 
 
@@ -56,23 +52,14 @@ def test_a_model_of_8b_has_about_1800_points() -> None:
 
 @pytest.mark.parametrize("rows", [1, 1024])
 @pytest.mark.parametrize(("name", "fixed", "axis", "largest"), LLAMA_AXES)
-def test_every_multiple_of_8_is_measured_or_interpolable(
-    name: str, fixed: dict[str, int], axis: str, largest: int, rows: int
-) -> None:
-    measured = dims_along(LLAMA, name, axis, m=rows, **fixed)
-    latency, _ = interpolate(flat_sweep(measured), np.arange(64, largest + 1, 8))
-    assert (latency == 1).all()
-
-
-@pytest.mark.parametrize("rows", [1, 1024])
-@pytest.mark.parametrize(("name", "fixed", "axis", "largest"), LLAMA_AXES)
-def test_every_axis_has_evidence_of_every_alignment(
+def test_every_multiple_of_8_has_a_latency_and_every_alignment_class_is_compared(
     name: str, fixed: dict[str, int], axis: str, largest: int, rows: int
 ) -> None:
     dims = np.array(dims_along(LLAMA, name, axis, m=rows, **fixed))
+    latency, _ = interpolate(make_sweep(dict.fromkeys(dims.tolist(), 1.0)), np.arange(64, largest + 1, 8))
+    assert (latency == 1).all()
     for step in (1, 2, 4, 8, 16, 32):
-        ours = dims[alignment_class(dims) == step]
-        padded = -(-ours // 64) * 64
+        padded = -(-dims[alignment_class(dims) == step] // 64) * 64
         assert np.isin(padded, dims).sum() >= 3, step
 
 
@@ -80,18 +67,6 @@ def test_every_axis_has_evidence_of_every_alignment(
 def test_every_dense_weight_is_measured(rows: int) -> None:
     shapes = [linear(rows, 4096, n) for n in (1024, 4096, 14336)] + [linear(rows, 14336, 4096)]
     assert {Point(shape) for shape in shapes} <= set(LLAMA)
-
-
-def test_most_sweet_spots_are_measured() -> None:
-    ranks = dims_along(LLAMA, "low_rank", "r", m=1024, k=4096, n=4096)
-    widths = dims_along(LLAMA, "linear", "n", m=1024, k=4096)
-    assert set(range(64, 2048, 64)) <= set(ranks)
-    assert set(range(256, 14336, 256)) <= set(widths)
-
-
-def test_only_neurons_are_narrowed() -> None:
-    wide = dims_along(LLAMA, "linear", "k", m=1, n=1024)
-    assert wide == [4096]
 
 
 def test_shorter_values_are_measured_where_they_are_asked_for() -> None:
@@ -121,7 +96,7 @@ def test_fused_weights_run_one_gemm_and_second_factors() -> None:
 @pytest.mark.parametrize("largest", [64, 143, 287, 819, 1023, 2047, 4095, 14335, 28671])
 def test_spaced_dims_leave_no_multiple_of_8_out(largest: int) -> None:
     dims = spaced_dims(largest)
-    latency, _ = interpolate(flat_sweep(list(dims)), np.arange(8, largest + 1, 8))
+    latency, _ = interpolate(make_sweep(dict.fromkeys(dims, 1.0)), np.arange(8, largest + 1, 8))
     assert (latency == 1).all()
     assert 8 <= min(dims) <= max(dims) <= largest
     assert all(low < high for low, high in pairwise(dims))
