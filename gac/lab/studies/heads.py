@@ -1,6 +1,7 @@
 """Studies of heads: of different dims, and of dim 132 instead of 128."""
 
 from collections.abc import Iterator, Sequence
+from itertools import product
 from typing import Any
 
 from gac.lab.studies import published
@@ -21,36 +22,35 @@ MISALIGNED_SLOWER = 1.25
 """Misaligned heads are at least this much slower than aligned ones (published: 25 % and more)."""
 
 
-def _settings() -> Iterator[tuple[int, int]]:
-    """Heads and rows."""
-    return ((heads, m) for heads in (8, 32) for m in (1, 2048))
+SETTINGS = tuple(product((8, 32), (1, 2048)))
+"""Heads and rows."""
+
+
+def _heads(way: str, heads: int, m: int, low: int, high: int) -> Point:
+    """Heads of dims from ``low`` to ``high``."""
+    return Point(operation(f"batched_gemm_{way}", m=m, k=4096, heads=heads, low=low, high=high), "fp16")
 
 
 def _way(way: str, heads: int, m: int) -> Point:
     """Heads of the published dims."""
     dims = published.palu("unique_dims")
-    return Point(operation(f"batched_gemm_{way}", m=m, k=4096, heads=heads, low=dims[0], high=dims[-1]), "fp16")
+    return _heads(way, heads, m, dims[0], dims[-1])
 
 
 def _alike(dim: int, heads: int, m: int) -> Point:
     """Heads of one dim, launched one by one."""
-    return Point(operation("batched_gemm_separate", m=m, k=4096, heads=heads, low=dim, high=dim), "fp16")
+    return _heads("separate", heads, m, dim, dim)
 
 
-def _heads_points() -> tuple[Point, ...]:
-    return tuple(
-        point
-        for heads, m in _settings()
-        for point in (
-            *(_way(way, heads, m) for way in ("separate", *WAYS)),
-            *(_alike(dim, heads, m) for dim in ALIGNED),
-        )
-    )
+def _heads_points() -> Iterator[Point]:
+    for setting in SETTINGS:
+        yield from (_way(way, *setting) for way in ("separate", *WAYS))
+        yield from (_alike(dim, *setting) for dim in ALIGNED)
 
 
 def _over_alike(readings: Readings, dim: int) -> list[float]:
     """What misaligned dims cost against heads all at ``dim``, one by one as well, in every setting."""
-    ratios = [readings.ratio(_way("separate", heads, m), _alike(dim, heads, m)) for heads, m in _settings()]
+    ratios = [readings.ratio(_way("separate", *setting), _alike(dim, *setting)) for setting in SETTINGS]
     readings.middle(ratios, f"the cost of misaligned heads over heads of {dim}")
     return known(ratios)
 
@@ -70,7 +70,7 @@ def _heterogeneous(readings: Readings) -> Finding:
         *close("the least cost", least, MISALIGNED_SLOWER),
         *close("the highest cost", most, ABSENT),
     )
-    rows = tuple(row for heads, m in _settings() for row in _heads_rows(readings, heads, m))
+    rows = (row for setting in SETTINGS for row in _heads_rows(readings, *setting))
     return Finding(table, rows, verdict, said, notes)
 
 
@@ -94,13 +94,9 @@ def _heads_rows(readings: Readings, heads: int, m: int) -> Iterator[tuple[Cell, 
 
 def _launching_note(readings: Readings) -> tuple[str, ...]:
     """What a launch a head costs besides misalignment."""
-    ratios = known(readings.ratio(_alike(ALIGNED[0], heads, m), _way("padded", heads, m)) for heads, m in _settings())
-    if not ratios:
-        return ()
-    return (
-        f"what launching heads one by one costs besides: heads all of {ALIGNED[0]} take {_range(ratios)} as long as "
-        f"heads padded to {ALIGNED[0]} in one launch",
-    )
+    ratios = known(readings.ratio(_alike(ALIGNED[0], *setting), _way("padded", *setting)) for setting in SETTINGS)
+    said = f"what launching heads one by one costs besides: heads all of {ALIGNED[0]} take {{}} as long as heads padded"
+    return (f"{said.format(_range(ratios))} to {ALIGNED[0]} in one launch",) if ratios else ()
 
 
 HETEROGENEOUS_HEADS = Study(
@@ -111,7 +107,7 @@ HETEROGENEOUS_HEADS = Study(
     f"rule: heads one by one, as many GEMMs on both sides; held where those of 114 to 125 dims take at least "
     f"{MISALIGNED_SLOWER:.2f}x as long as those all of {ALIGNED[0]} and as those all of {ALIGNED[1]} in every setting, "
     f"did not hold where they never take {ABSENT:.2f}x, other otherwise; bucketed and padded are shown, not judged",
-    _heads_points,
+    lambda: tuple(_heads_points()),
     _heterogeneous,
 )
 
@@ -140,10 +136,8 @@ def _layer_tflops(readings: Readings, d: int) -> float | None:
     """FLOPs of the whole layer over the sum of its latencies."""
     points = _layer(d).values()
     latencies = known(map(readings.ns, points))
-    if len(latencies) < len(points):
-        return None
     flops = sum(OPERATORS.get(point.operation.operator).flops(point.operation.axes) for point in points)
-    return flops / sum(latencies) / 1e3
+    return flops / sum(latencies) / 1e3 if len(latencies) == len(points) else None
 
 
 def _head_dim_132(readings: Readings) -> Finding:
@@ -157,9 +151,8 @@ def _head_dim_132(readings: Readings) -> Finding:
     rows.append(("layer", ours[128], ours[132], whole, figures[128], figures[132]))
     layer = readings.middle([whole], "the throughput of the layer")
     attention = readings.middle([rows[0][3]], "the throughput of attention")
-    verdict: Verdict = "held" if layer <= MUCH_LOWER else "other"
-    if layer > MUCH_LOWER and min(layer, attention) >= AS_HIGH:
-        verdict = "did not hold"
+    absent = min(layer, attention) >= AS_HIGH
+    verdict: Verdict = "held" if layer <= MUCH_LOWER else "did not hold" if absent else "other"
     theirs = (f"H100, train, at {d}|TFLOP/s" for d in (128, 132))
     table = ("<part", "at 128|TFLOP/s", "at 132|TFLOP/s", "132 over 128|x", *theirs)
     said = (
@@ -171,7 +164,7 @@ def _head_dim_132(readings: Readings) -> Finding:
         *close("the layer reaches", layer, MUCH_LOWER, AS_HIGH, write=percent),
         *close("attention reaches", attention, AS_HIGH, write=percent),
     )
-    return Finding(table, tuple(rows), verdict, said, notes)
+    return Finding(table, rows, verdict, said, notes)
 
 
 HEAD_DIM_132 = Study(

@@ -1,6 +1,6 @@
 """The study of INT4 weights by batch: the fused kernel against two steps and against the GEMM of 16-bit weights."""
 
-from itertools import product
+from itertools import product, takewhile
 from typing import Any
 
 from gac.lab.studies import published
@@ -40,13 +40,7 @@ def _points() -> tuple[Point, ...]:
 
 def _last_win(readings: Readings, projection: str) -> int:
     """The last batch up to which the fused kernel beats the GEMM, beyond noise, at every batch; 0: not at one row."""
-    last = 0
-    for batch in BATCHES:
-        won = _advantage(readings, projection, batch)
-        if won is None or won < WIN:
-            break
-        last = batch
-    return last
+    return max(takewhile(lambda batch: (_advantage(readings, projection, batch) or 0) >= WIN, BATCHES), default=0)
 
 
 def _advantage(readings: Readings, projection: str, batch: int) -> float | None:
@@ -56,11 +50,11 @@ def _advantage(readings: Readings, projection: str, batch: int) -> float | None:
 
 def _edges(readings: Readings, projection: str, last: int) -> tuple[str, ...]:
     """Notes for the last win and for the batch after it, where either is close."""
-    deciding = [batch for batch in (last, next((batch for batch in BATCHES if batch > last), 0)) if batch]
-    advantages = ((batch, _advantage(readings, projection, batch)) for batch in deciding)
+    following = [batch for batch in BATCHES if batch > last][:1]
+    advantages = {batch: _advantage(readings, projection, batch) for batch in (*([last] if last else []), *following)}
     return tuple(
         text
-        for batch, won in advantages
+        for batch, won in advantages.items()
         if won is not None
         for text in close(f"{projection} at batch {batch}", won, WIN)
     )
@@ -69,10 +63,9 @@ def _edges(readings: Readings, projection: str, last: int) -> tuple[str, ...]:
 def _regimes(readings: Readings) -> Finding:
     for projection in SHAPES:
         readings.middle([readings.ns(_point(projection, batch)) for batch in BATCHES], "the fused kernel's latency")
-    rows = tuple(_row(readings, row) for row in published.rows("int4_gemv_regimes"))
+    rows = (_row(readings, row) for row in published.rows("int4_gemv_regimes"))
     last = {projection: _last_win(readings, projection) for projection in SHAPES}
-    verdict: Verdict = "other" if any(last.values()) else "did not hold"
-    verdict = "held" if last == PUBLISHED_LAST else verdict
+    verdict: Verdict = "held" if last == PUBLISHED_LAST else "other" if any(last.values()) else "did not hold"
     measured = ("fused|us", "two-op|us", "GEMM|us", "two-op|x", "GEMM|x", "fused|GB/s")
     theirs = ("RTX 4070 two-op|x", "RTX 4070 GEMM|x", "RTX 4070 fused|GB/s")
     said = ", ".join(

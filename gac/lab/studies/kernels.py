@@ -1,6 +1,6 @@
 """Studies of the kernels themselves: cuBLAS's alignment tiers and FlashAttention's templates."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from types import MappingProxyType
 from typing import Any
@@ -8,7 +8,7 @@ from typing import Any
 from gac.lab.mechanisms.tiles import AttentionTile, widest_tile
 from gac.lab.studies import published
 from gac.lab.studies.gemms import gemm_by_n
-from gac.lab.studies.readings import Readings
+from gac.lab.studies.readings import Readings, known, quotient
 from gac.lab.studies.records import Cell, Finding, Study, Verdict
 from gac.lab.studies.served import kind, serving, words
 from gac.lab.studies.shapes import PointAt, gemm_by_k, sdpa
@@ -20,8 +20,8 @@ _AXES: Mapping[str, tuple[PointAt, Sequence[int]]] = MappingProxyType(
     {"K": (gemm_by_k, range(96, 129)), "N": (gemm_by_n, range(1000, 1033))}
 )
 
-_A100_ARCHITECTURES = MappingProxyType({"align8": 80, "align2": 80, "align1": 75})
-_TIER_NUMBERS = MappingProxyType({"align8": 8, "align2": 2, "align1": 1})
+_A100_KERNELS = MappingProxyType({"align8": (80, 8), "align2": (80, 2), "align1": (75, 1)})
+"""Architecture and alignment of the kernels that serve each tier there."""
 
 
 def _tier_of(dim: int) -> str:
@@ -50,14 +50,14 @@ def _kernel_tiers(readings: Readings) -> Finding:
             kernel, share = _most_common(readings, axis, row.tier)
             kinds[axis, row.tier] = kernel
             rows.append((axis, row.condition, words(kernel), 100 * share, row.kernel_family))
-    separate = all(len({kind(kinds[axis, tier]) for tier in _TIER_NUMBERS}) == 3 for axis in _AXES)
+    separate = all(len({kind(kinds[axis, tier]) for tier in _A100_KERNELS}) == 3 for axis in _AXES)
     same = all(_as_published(kernel, tier) for (_, tier), kernel in kinds.items())
     split = any(kind(kinds[axis, "align8"]) != kind(kinds[axis, "align1"]) for axis in _AXES)
     verdict: Verdict = "held" if same and separate else "other" if split else "did not hold"
     examples = ", ".join(dict.fromkeys(kernel.label for kernel in kinds.values()))
     notes = ("% 2 == 0: the even dims that are no multiple of 8", f"kernels, for example: {examples}")
     table = ("<axis", "<condition", "<served by", "of its dims|%", "<A100")
-    return Finding(table, tuple(rows), verdict, _tiers_said(kinds), notes)
+    return Finding(table, rows, verdict, _tiers_said(kinds), notes)
 
 
 def _tiers_said(kinds: Mapping[tuple[str, str], Kernel]) -> str:
@@ -71,9 +71,8 @@ def _tiers_said(kinds: Mapping[tuple[str, str], Kernel]) -> str:
 
 
 def _as_published(kernel: Kernel, tier: str) -> bool:
-    return (kernel.architecture, kernel.tier) == (_A100_ARCHITECTURES[tier], _TIER_NUMBERS[tier]) and (
-        (kernel.family == "cutlass") == (tier != "align8")
-    )
+    family = (kernel.family == "cutlass") == (tier != "align8")
+    return family and (kernel.architecture, kernel.tier) == _A100_KERNELS[tier]
 
 
 KERNEL_TIERS = Study(
@@ -103,14 +102,14 @@ def _flash(d: int) -> Point:
 
 
 def _fa_templates(readings: Readings) -> Finding:
-    rows = tuple(_template_row(readings, row) for row in published.rows("a100_fa2_templates"))
+    rows = (_template_row(readings, row) for row in published.rows("a100_fa2_templates"))
     steps = {edge: _excess(readings, edge) for edge in _EDGES}
     readings.middle(steps.values(), "the staircase of the flash backend")
     found = [edge for edge, rise in steps.items() if rise is not None and rise >= STEP]
     verdict: Verdict = "held" if len(found) == len(_EDGES) else "other" if found else "did not hold"
-    known = {edge: rise for edge, rise in steps.items() if rise is not None}
-    grown = ", ".join(f"{times(rise, STEP)} past {edge}" for edge, rise in known.items())
-    missing = [str(edge) for edge, rise in known.items() if rise < STEP]
+    rises = {edge: rise for edge, rise in steps.items() if rise is not None}
+    grown = ", ".join(f"{times(rise, STEP)} past {edge}" for edge, rise in rises.items())
+    missing = [str(edge) for edge, rise in rises.items() if rise < STEP]
     said = f"over growth in proportion to head_dim, latency is {grown}"
     said += f": no step past {', '.join(missing)}" if missing else ""
     tiles = ("<templates, tiles that ran", "<tile model of sm_80", "<A100 tile")
@@ -118,7 +117,7 @@ def _fa_templates(readings: Readings) -> Finding:
     notes = (
         *_shared_note(readings),
         *_misaligned_note(readings),
-        *(text for edge, rise in known.items() for text in close(f"past {edge}", rise, STEP)),
+        *(text for edge, rise in rises.items() for text in close(f"past {edge}", rise, STEP)),
     )
     return Finding(table, rows, verdict, said, notes)
 
@@ -126,25 +125,24 @@ def _fa_templates(readings: Readings) -> Finding:
 def _template_row(readings: Readings, row: Any) -> tuple[Cell, ...]:
     dims = [d for d in _STAIRS if row.low_exclusive < d <= row.high_inclusive]
     model = dict.fromkeys(f"{tile.rows}x{tile.cols}" for tile in (widest_tile(d, A100_SHARED) for d in dims))
+    ran = (f"{template}: {tile[0]}x{tile[1]}" for d in dims for template, tile, _ in _ran(readings, d))
     return (
         f"{dims[0]} to {dims[-1]}",
         readings.ms(_flash(dims[0])),
         readings.ms(_flash(dims[-1])),
-        ", ".join(dict.fromkeys(tile for d in dims for tile in _ran(readings, d))) or None,
+        ", ".join(dict.fromkeys(ran)) or None,
         ", ".join(model),
         f"{row.block_rows}x{row.block_cols}",
         row.latency_ms,
     )
 
 
-def _ran(readings: Readings, d: int) -> list[str]:
-    """Template and tile of the attention kernels that ran at a head_dim."""
-    kernels = [describe(launch.name) for launch in readings.launches(_flash(d))]
-    return [
-        f"{kernel.template_d}: {kernel.tile[0]}x{kernel.tile[1]}"
-        for kernel in kernels
-        if kernel.template_d is not None and kernel.tile is not None
-    ]
+def _ran(readings: Readings, d: int) -> Iterator[tuple[int, tuple[int, int], int]]:
+    """Template, tile and shared memory of the attention kernels that ran at a head_dim."""
+    for launch in readings.launches(_flash(d)):
+        kernel = describe(launch.name)
+        if kernel.template_d is not None and kernel.tile is not None:
+            yield kernel.template_d, kernel.tile, launch.shared_bytes
 
 
 def _excess(readings: Readings, edge: int) -> float | None:
@@ -155,30 +153,22 @@ def _excess(readings: Readings, edge: int) -> float | None:
 
 def _shared_note(readings: Readings) -> tuple[str, ...]:
     """Whether the tile model's bytes of Q, K and V are the shared memory that the kernels asked for."""
-    pairs: dict[int, tuple[int, int]] = {}
-    for d in _STAIRS:
-        for launch in readings.launches(_flash(d)):
-            kernel = describe(launch.name)
-            if kernel.template_d is not None and kernel.tile is not None:
-                model = AttentionTile(kernel.template_d, *kernel.tile).shared
-                pairs[kernel.template_d] = (launch.shared_bytes, model)
-    if not pairs:
-        return ()
-    texts = (f"{template}: {asked / 1024:.0f} ({model / 1024:.0f})" for template, (asked, model) in pairs.items())
-    return (f"shared memory in KiB by template, in parentheses the model's Q, K and V: {', '.join(texts)}",)
+    found = {template: (tile, asked) for d in _STAIRS for template, tile, asked in _ran(readings, d)}
+    texts = [
+        f"{template}: {asked / 1024:.0f} ({AttentionTile(template, *tile).shared / 1024:.0f})"
+        for template, (tile, asked) in found.items()
+    ]
+    said = "shared memory in KiB by template, in parentheses the model's Q, K and V"
+    return (f"{said}: {', '.join(texts)}",) if texts else ()
 
 
 def _misaligned_note(readings: Readings) -> tuple[str, ...]:
     """What experiment C21 saw at 112 to 121."""
     figures = published.sdpa_ms("C21")
-    ratios = [readings.ratio(_flash(d), _flash(112)) for d in _MISALIGNED if d % 8]
-    theirs = [figure for d in _MISALIGNED if d % 8 and (figure := figures[d]) is not None]
-    base = figures[112]
-    assert base is not None
-    ours = readings.middle(ratios, "flash at misaligned head dims")
-    return (
-        f"113 to 121 that are no multiple of 8 take {ours:.2f}x as long as 112 (A100: {median(theirs) / base:.2f}x)",
-    )
+    odd = [d for d in _MISALIGNED if d % 8]
+    ours = readings.middle((readings.ratio(_flash(d), _flash(112)) for d in odd), "flash at misaligned head dims")
+    theirs = median(known(quotient(figures[d], figures[112]) for d in odd))
+    return (f"113 to 121 that are no multiple of 8 take {ours:.2f}x as long as 112 (A100: {theirs:.2f}x)",)
 
 
 FA_TEMPLATES = Study(

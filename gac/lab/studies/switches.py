@@ -144,20 +144,12 @@ def _said(readings: Readings, switches: Sequence[Switch]) -> str:
     published_one = f"M 1728 to 1729: {here}about 1.30x on the A100"
     if not switches:
         return f"no kernel switch between M {M_DIMS[0]} and {M_DIMS[-1]} ({published_one})"
-    slower, cliffs, stay = _counts(switches)
+    slower = sum(switch.rise > ABSENT for switch in switches)
+    cliffs = sum(switch.rise >= SWITCH_JUMP for switch in switches)
     return (
         f"of {len(switches)} kernel switches between M {M_DIMS[0]} and {M_DIMS[-1]}, {slower} raise the latency by "
-        f"more than 5 %, {cliffs} by at least 25 %, {stay} of them for good; the steepest {_steepest(switches)} "
-        f"({published_one})"
-    )
-
-
-def _counts(switches: Sequence[Switch]) -> tuple[int, int, int]:
-    """Switches that raise the latency by more than 5 %, by 25 %, and by 25 % for good."""
-    return (
-        sum(switch.rise > ABSENT for switch in switches),
-        sum(switch.rise >= SWITCH_JUMP for switch in switches),
-        sum(switch.lasting >= SWITCH_JUMP for switch in switches),
+        f"more than 5 %, {cliffs} by at least 25 %, {sum(switch.lasting >= SWITCH_JUMP for switch in switches)} of "
+        f"them for good; the steepest {_steepest(switches)} ({published_one})"
     )
 
 
@@ -169,10 +161,10 @@ def _steepest(switches: Sequence[Switch]) -> str:
 
 def _counted(switches: Sequence[Switch]) -> tuple[str, ...]:
     """The largest rise that stays, and where."""
-    told = [switch for switch in switches if switch.stays is not None]
-    if not told:
+    told = (switch for switch in switches if switch.stays is not None)
+    most = max(told, key=lambda switch: switch.lasting, default=None)
+    if most is None:
         return ()
-    most = max(told, key=lambda switch: switch.lasting)
     return (f"the largest rise that stays: {times(most.lasting, SWITCH_JUMP)} at M {most.low} to {most.high}",)
 
 
