@@ -1,17 +1,17 @@
 """A repaired checkpoint computes what the original does, in every layout."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, DeepseekV3Config, DeepseekV3ForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, DeepseekV3Config, LlamaConfig, LlamaForCausalLM, PreTrainedConfig
 
 import gac
 from gac.models.families import family_of
 from gac.repairs.contract import STRATEGIES
-from gac.repairs.report import Moved
+from gac.repairs.report import Moved, Repaired
 from tests.models.small import every_family, small_config, small_model
 from tests.repairs.checkpoints import (
     Naming,
@@ -34,23 +34,31 @@ H100 = "nvidia-h100-80gb-hbm3"
 KEYS, VALUES = "model.layers.0.self_attn.k_proj", "model.layers.1.self_attn.v_proj"
 LIMITS: Mapping[torch.dtype, float] = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
 every_dtype = pytest.mark.parametrize("dtype", LIMITS)
-every_naming = pytest.mark.parametrize("naming", [svd_llm, asvd])
 
 
 def cast(tensors: Tensors, dtype: torch.dtype) -> Tensors:
     return {name: tensor.to(dtype) for name, tensor in tensors.items()}
 
 
+@pytest.fixture
+def repaired(tiny_model: LlamaForCausalLM, tmp_path: Path) -> Callable[..., Repaired]:
+    """Repairs tensors; what they compute must stay the same."""
+
+    def repair(tensors: Tensors, dtype: torch.dtype = torch.float32, **stated: object) -> Repaired:
+        source = write(tmp_path / "theirs", tiny_model.config, cast(tensors, dtype), **stated)
+        found = gac.repair(source, tmp_path / "ours", profile=H100)
+        ours, theirs = (logits(tmp_path / place, tiny_model.config) for place in ("ours", "theirs"))
+        assert relative(ours, theirs) < LIMITS[dtype]
+        return found
+
+    return repair
+
+
 @every_dtype
-@every_naming
-def test_factored_pairs(naming: Naming, dtype: torch.dtype, tiny_model: LlamaForCausalLM, tmp_path: Path) -> None:
-    tensors = cast(factored(tiny_model, RANK, naming), dtype)
-    source = write(tmp_path / "theirs", tiny_model.config, tensors)
-    gac.repair(source, tmp_path / "ours", profile=H100)
+@pytest.mark.parametrize("naming", [svd_llm, asvd])
+def test_factored_pairs(naming: Naming, dtype: torch.dtype, tiny_model, tmp_path: Path, repaired) -> None:
+    repaired(factored(tiny_model, RANK, naming), dtype)
     assert {shape for name in naming("", *[torch.zeros(1)] * 2) for shape in shapes(tmp_path / "ours", name)} == {16}
-    limit = LIMITS[dtype]
-    ours, theirs = (logits(tmp_path / place, tiny_model.config) for place in ("ours", "theirs"))
-    assert relative(ours, theirs) < limit
 
 
 def shapes(directory: Path, suffix: str) -> set[int]:
@@ -70,37 +78,28 @@ def test_zeros_are_all_that_is_added(tiny_model: LlamaForCausalLM, tmp_path: Pat
 
 
 @every_dtype
-def test_head_groups(dtype: torch.dtype, tiny_model: LlamaForCausalLM, tmp_path: Path) -> None:
+def test_head_groups(dtype: torch.dtype, tiny_model: LlamaForCausalLM, tmp_path: Path, repaired) -> None:
     ranks = {KEYS: [11, 7], VALUES: [8, 13]}
-    tensors = cast(grouped(tiny_model, ranks), dtype)
-    source = write(tmp_path / "theirs", tiny_model.config, tensors, model_type="palullama", head_wise_ranks=ranks)
-    repaired = gac.repair(source, tmp_path / "ours", profile=H100)
-    assert repaired.layouts == ("head groups of PaLU", "MLP widths")
+    found = repaired(grouped(tiny_model, ranks), dtype, model_type="palullama", head_wise_ranks=ranks)
+    assert found.layouts == ("head groups of PaLU", "MLP widths")
     config = json.loads((tmp_path / "ours" / "config.json").read_bytes())
     assert config["head_wise_ranks"] == {KEYS: [16, 8], VALUES: [8, 16]}
-    ours, theirs = (logits(tmp_path / place, tiny_model.config) for place in ("ours", "theirs"))
-    assert relative(ours, theirs) < LIMITS[dtype]
 
 
-def test_pruned_widths(tiny_model: LlamaForCausalLM, tmp_path: Path) -> None:
-    source = write(tmp_path / "theirs", tiny_model.config, narrowed(tiny_model, [107, 93]))
-    repaired = gac.repair(source, tmp_path / "ours", profile=H100)
-    assert [(one.name, one.dim, one.becomes) for one in repaired.moved] == [
-        ("model.layers.0.mlp", 107, 112),
-        ("model.layers.1.mlp", 93, 96),
-    ]
-    ours, theirs = (logits(tmp_path / place, tiny_model.config) for place in ("ours", "theirs"))
-    assert relative(ours, theirs) < 1e-5
+def test_pruned_widths(tiny_model: LlamaForCausalLM, repaired) -> None:
+    moved = repaired(narrowed(tiny_model, [107, 93])).moved
+    layers = [("model.layers.0.mlp", 107, 112), ("model.layers.1.mlp", 93, 96)]
+    assert [(one.name, one.dim, one.becomes) for one in moved] == layers
 
 
-def test_a_width_that_the_config_states_moves_there_too(tiny_model: LlamaForCausalLM, tmp_path: Path) -> None:
-    stated = {"intermediate_size": 107}
-    source = write(tmp_path / "theirs", tiny_model.config, narrowed(tiny_model, [107, 107]), **stated)
-    gac.repair(source, tmp_path / "ours", strategy="optimal", profile=H100)
-    ours, theirs = (LlamaForCausalLM.from_pretrained(tmp_path / place) for place in ("ours", "theirs"))
-    assert ours.config.intermediate_size == 112
-    ids = torch.arange(20)[None]
-    assert relative(ours(ids).logits, theirs(ids).logits) < 1e-5
+def check_same(config: PreTrainedConfig, stated: str, becomes: int, tmp_path: Path) -> None:
+    """A model as transformers saves it computes the same after repair, with the dim that its config states moved."""
+    model, ids = small_model(config), torch.arange(20)[None]
+    model.save_pretrained(tmp_path / "theirs")
+    gac.repair(tmp_path / "theirs", tmp_path / "ours", profile=H100)
+    ours = AutoModelForCausalLM.from_pretrained(tmp_path / "ours").eval()
+    assert getattr(ours.config, stated) == becomes
+    assert relative(ours(ids).logits, model(ids).logits) < 1e-5
 
 
 @every_family
@@ -108,37 +107,14 @@ def test_widths_of_every_family(model_type: str, tmp_path: Path) -> None:
     config = small_config(model_type)
     neurons = family_of(config).neurons
     setattr(config, neurons, 107)
-    model = small_model(config)
-    model.save_pretrained(tmp_path / "theirs")
-    gac.repair(tmp_path / "theirs", tmp_path / "ours", profile=H100)
-    ours = AutoModelForCausalLM.from_pretrained(tmp_path / "ours").eval()
-    assert getattr(ours.config, neurons) == 112
-    ids = torch.arange(20)[None]
-    assert relative(ours(ids).logits, model(ids).logits) < 1e-5
+    check_same(config, neurons, 112, tmp_path)
 
 
 def test_values_of_latent_attention(tmp_path: Path) -> None:
-    config = DeepseekV3Config(
-        vocab_size=258,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        kv_lora_rank=24,
-        q_lora_rank=None,
-        qk_nope_head_dim=16,
-        qk_rope_head_dim=8,
-        v_head_dim=13,
-        first_k_dense_replace=2,
-    )
-    model = small_model(config)
-    model.save_pretrained(tmp_path / "theirs")
-    gac.repair(tmp_path / "theirs", tmp_path / "ours", profile=H100)
-    ours = DeepseekV3ForCausalLM.from_pretrained(tmp_path / "ours").eval()
-    assert ours.config.v_head_dim == 16
-    ids = torch.arange(20)[None]
-    assert relative(ours(ids).logits, model(ids).logits) < 1e-5
+    sizes = {"vocab_size": 258, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 4, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8}
+    ranks = {"kv_lora_rank": 24, "q_lora_rank": None, "v_head_dim": 13, "first_k_dense_replace": 2}
+    check_same(DeepseekV3Config(**sizes, **heads, **ranks), "v_head_dim", 16, tmp_path)
 
 
 @pytest.mark.parametrize("strategy", [name for name in STRATEGIES if name != "profile"])
@@ -166,11 +142,9 @@ def test_the_report_counts_exact_bytes(tiny_model: LlamaForCausalLM, tmp_path: P
     assert index["metadata"]["total_size"] == repaired.bytes_after
 
 
-def test_the_ranks_that_a_config_states_move_too(tiny_model: LlamaForCausalLM, tmp_path: Path) -> None:
+def test_the_ranks_that_a_config_states_move_too(tiny_model: LlamaForCausalLM, tmp_path: Path, repaired) -> None:
     ranks = dict.fromkeys(weight_names(tiny_model.config), RANK)
-    tensors = factored(tiny_model, RANK, asvd)
-    source = write(tmp_path / "theirs", tiny_model.config, tensors, model_type="asvd_llama", truncation_ranks=ranks)
-    gac.repair(source, tmp_path / "ours", profile=H100)
+    repaired(factored(tiny_model, RANK, asvd), model_type="asvd_llama", truncation_ranks=ranks)
     config = json.loads((tmp_path / "ours" / "config.json").read_bytes())
     assert config["truncation_ranks"] == dict.fromkeys(ranks, 16)
 
