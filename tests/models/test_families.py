@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM
+from transformers import AutoConfig, LlamaConfig
 
 import gac
 from gac.compression.modules import share_gemms
@@ -65,17 +65,6 @@ def test_a_size_that_no_model_can_have_is_refused(name: str, size: int, message:
     with pytest.raises(ModelError) as caught:
         family_of(tiny_config).sites(tiny_config)
     assert str(caught.value).startswith(message)
-
-
-def test_the_sites_are_the_weights_of_the_model(tiny_config: LlamaConfig, tiny_model: LlamaForCausalLM) -> None:
-    weights = [weight for site in family_of(tiny_config).sites(tiny_config) for weight in site.weights]
-    ours = {weight.name: (weight.out_features, weight.in_features) for weight in weights}
-    theirs = {
-        name.removesuffix(".weight"): tuple(parameter.shape)
-        for name, parameter in tiny_model.named_parameters()
-        if "proj" in name
-    }
-    assert ours == theirs
 
 
 @every_family
@@ -152,17 +141,6 @@ def test_the_cache_keeps_what_is_counted(model_type: str) -> None:
     assert kept == tokens * sum(weight.kept for weight in weights_of(config))
 
 
-def test_an_explicit_head_dim_counts() -> None:
-    config = LlamaConfig(hidden_size=64, intermediate_size=96, num_attention_heads=4, num_hidden_layers=1, head_dim=32)
-    query = family_of(config).sites(config)[0].weights[0]
-    assert (query.out_features, query.in_features) == (128, 64)
-
-
-def test_the_mlp_is_one_site_with_neurons(tiny_config: LlamaConfig) -> None:
-    site = family_of(tiny_config).sites(tiny_config)[4]
-    assert (site.kind, site.weights[2].in_features, len(site.weights)) == ("mlp", 176, 3)
-
-
 def test_two_blocks_of_neurons_lose_the_same_rows() -> None:
     """Gate above up in one weight: a width takes rows of both."""
     weight = Weight("gate_up", 2 * NEURONS, 64, neurons="out", blocks=2)
@@ -189,10 +167,9 @@ def test_a_form_that_fits_no_weight_is_refused(model_type: str) -> None:
     )
 
 
-def test_an_unknown_architecture_lists_the_supported(tiny_config: LlamaConfig) -> None:
-    tiny_config.model_type = "mamba"
+def test_an_unknown_architecture_lists_the_supported() -> None:
     with pytest.raises(ModelError) as caught:
-        family_of(tiny_config)
+        family_of(SimpleNamespace(model_type="mamba"))
     assert str(caught.value) == (
         "model type 'mamba'; expected a supported architecture (apertus, arcee, cohere, cohere2, ernie4_5, exaone4, "
         "gemma, gemma2, gemma3_text, glm, glm4, gpt2, gpt_neox, granite, hunyuan_v1_dense, llama, ministral, mistral, "
@@ -204,19 +181,9 @@ def test_an_unknown_architecture_lists_the_supported(tiny_config: LlamaConfig) -
 @pytest.mark.parametrize(
     ("model_type", "experts"),
     [
-        ("deepseek_v2", 64),
-        ("deepseek_v3", 256),
-        ("ernie4_5_moe", 64),
-        ("gpt_oss", 128),
-        ("granitemoe", 8),
-        ("jamba", 16),
-        ("llama4", 16),
-        ("llama4_text", 16),
-        ("mixtral", 8),
-        ("olmoe", 64),
-        ("phimoe", 16),
-        ("qwen2_moe", 60),
-        ("qwen3_moe", 128),
+        *(("deepseek_v2", 64), ("deepseek_v3", 256), ("ernie4_5_moe", 64), ("gpt_oss", 128), ("granitemoe", 8)),
+        *(("jamba", 16), ("llama4", 16), ("llama4_text", 16), ("mixtral", 8), ("olmoe", 64), ("phimoe", 16)),
+        *(("qwen2_moe", 60), ("qwen3_moe", 128)),
     ],
 )
 def test_a_mixture_of_experts_is_refused_for_its_experts(model_type: str, experts: int) -> None:
@@ -231,15 +198,10 @@ def test_a_mixture_of_experts_is_refused_for_its_experts(model_type: str, expert
 def test_experts_are_found_in_any_config() -> None:
     dbrx = SimpleNamespace(model_type="dbrx", ffn_config=SimpleNamespace(moe_num_experts=4))
     by_layer = SimpleNamespace(model_type="hunyuan_v1_moe", num_experts=[1, 16])
+    assert "llama" in family_of(SimpleNamespace(model_type="llama", num_local_experts=1)).model_types
     for config, experts in ((dbrx, 4), (by_layer, 16)):
         with pytest.raises(ModelError, match=rf"\({experts} experts a layer\)"):
             family_of(config)
-
-
-def test_one_expert_is_dense() -> None:
-    config = small_config("llama")
-    config.num_local_experts = 1
-    assert "llama" in family_of(config).model_types
 
 
 def test_the_docs_have_a_family_as_it_is() -> None:
@@ -255,13 +217,7 @@ def test_the_docs_name_every_architecture() -> None:
 
 def test_a_multimodal_config_has_a_text_part_and_no_family() -> None:
     config: Any = AutoConfig.for_model("gemma3", text_config=SMALL | {"intermediate_size": NEURONS})
-    assert text_config(config) is config.text_config
+    assert text_config(config) is config.text_config is text_config(config.text_config)
     assert len(family_of(text_config(config)).sites(text_config(config))) == 10
     with pytest.raises(ModelError, match=r"^model type 'gemma3'; expected a supported architecture"):
         family_of(config)
-
-
-def test_a_text_config_is_its_own_text_part(tiny_config: LlamaConfig) -> None:
-    assert text_config(tiny_config) is tiny_config
-    bare = SimpleNamespace(model_type="llama")
-    assert text_config(bare) is bare

@@ -2,11 +2,9 @@
 
 import copy
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch import nn
 from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
@@ -15,7 +13,7 @@ from gac.compression.modules import share_gemms
 from gac.forms.planned_sites import run_together
 from gac.models.families import family_of
 from gac.plan import Plan
-from gac.runtime.shared_gemm import FusedInput, FusedMember
+from gac.runtime.shared_gemm import FusedInput
 from tests.compression.applying import IDS, logits
 from tests.compression.compressed import compressed
 
@@ -42,10 +40,6 @@ def fused(model: nn.Module) -> nn.Module:
     return other
 
 
-def test_outputs_are_the_same(plain: LlamaForCausalLM) -> None:
-    assert (logits(fused(plain)) - logits(plain)).abs().max() < 1e-5
-
-
 def test_a_layer_has_a_gemm_for_q_k_v_and_one_for_gate_and_up(plain: LlamaForCausalLM) -> None:
     model = fused(plain)
     found = {name: module.weight.shape[0] for name, module in model.named_modules() if isinstance(module, FusedInput)}
@@ -55,10 +49,6 @@ def test_a_layer_has_a_gemm_for_q_k_v_and_one_for_gate_and_up(plain: LlamaForCau
         "model.layers.1.self_attn.q_proj.fused": 64 + 32 + 32,
         "model.layers.1.mlp.gate_proj.fused": 2 * 96,
     }
-
-
-def test_the_gemm_runs_once_a_forward_pass(plain: LlamaForCausalLM) -> None:
-    assert widths_run(fused(plain)) == [56, 200, 128, 192]
 
 
 def widths_run(model: nn.Module) -> list[int]:
@@ -79,6 +69,7 @@ def widths_run(model: nn.Module) -> list[int]:
 @pytest.mark.parametrize(
     ("features", "widths"),
     [
+        (10**6, [56, 200, 128, 192]),
         (176, [56, 24, 176, 128, 192]),
         (32, [24, 32, 24, 176, 64, 32, 32, 96, 96]),
         (8, [16, 32, 8, 24, 176, 64, 32, 32, 96, 96]),
@@ -124,13 +115,6 @@ def test_a_missing_or_misshapen_part_is_named(plain: LlamaForCausalLM) -> None:
     assert f"{ATTENTION}.k_proj.weight" in str(caught.value)
 
 
-def test_files_hold_every_weight_by_itself(plain: LlamaForCausalLM, tmp_path: Path) -> None:
-    fused(plain).save_pretrained(tmp_path)
-    stored = load_file(tmp_path / "model.safetensors")
-    assert stored.keys() == plain.state_dict().keys()
-    assert all(torch.equal(stored[name], value) for name, value in plain.state_dict().items())
-
-
 def test_biases_stay_with_their_weights() -> None:
     config = Qwen2Config(
         vocab_size=40, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4,
@@ -146,31 +130,15 @@ def test_biases_stay_with_their_weights() -> None:
     assert fused(model).state_dict().keys() == model.state_dict().keys()
 
 
-def test_a_member_called_alone_is_right(plain: LlamaForCausalLM) -> None:
-    model, x = fused(plain), torch.randn(3, 64)
-    with torch.no_grad():
-        for name in ("k_proj", "v_proj", "q_proj", "k_proj"):
-            ours, theirs = (one.get_submodule(f"{ATTENTION}.{name}")(x) for one in (model, plain))
-            assert (ours - theirs).abs().max() < 1e-5
-
-
-def test_a_tensor_that_was_changed_in_place_is_read_again(plain: LlamaForCausalLM) -> None:
+def test_a_tensor_that_was_changed_in_place_is_read_again_in_any_order(plain: LlamaForCausalLM) -> None:
     """A CUDA graph, say, has one input tensor for every step."""
     model, x = fused(plain), torch.randn(3, 64)
     with torch.no_grad():
-        for _ in range(2):
-            for name in ("q_proj", "k_proj", "v_proj"):
+        for names in (("q_proj", "k_proj", "v_proj"), ("k_proj", "v_proj", "q_proj", "k_proj")):
+            for name in names:
                 ours, theirs = (one.get_submodule(f"{ATTENTION}.{name}")(x) for one in (model, plain))
                 assert (ours - theirs).abs().max() < 1e-5
             x.add_(1.0)
-
-
-def test_nothing_is_kept_after_the_last_member(plain: LlamaForCausalLM) -> None:
-    model = fused(plain)
-    logits(model)
-    inputs = [module for module in model.modules() if isinstance(module, FusedInput)]
-    assert inputs
-    assert all(one.read is None and one.output is None for one in inputs)
 
 
 def test_gradients_reach_every_part(plain: LlamaForCausalLM) -> None:
@@ -184,9 +152,3 @@ def test_gradients_reach_every_part(plain: LlamaForCausalLM) -> None:
         plain.get_submodule(f"{ATTENTION}.{name}").weight.grad for name in ("v_proj.first", "q_proj.first", "k_proj")
     ]
     assert (whole - torch.cat(parts)).abs().max() < 1e-6
-
-
-def test_members_say_what_they_stand_for(plain: LlamaForCausalLM) -> None:
-    member = fused(plain).get_submodule(f"{ATTENTION}.v_proj")
-    assert isinstance(member, FusedMember)
-    assert (member.in_features, member.out_features) == (64, 32)
