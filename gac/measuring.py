@@ -132,12 +132,13 @@ def measure_problem(
     )
     extra = RULES.get(recipe.rule).measure(loaded.model, sites, windows.ids, method, store, progress=progress)
     share = expected_share(recipe.refit, method)
+    text, documents = asked.text, asked.text.digests if isinstance(asked.text, Documents) else ()
     measured = Measured(
         model=loaded.name,
         digest=digest,
         params=sum(parameter.numel() for parameter in loaded.model.parameters()),
         family=family,
-        calibration=_calibration(asked.text, windows, curves.dense_loss),
+        calibration=Calibration(text.name, len(windows), windows.length, windows.digest, curves.dense_loss, documents),
         profile=used,
         factor=FACTOR * share,
     )
@@ -199,11 +200,6 @@ def planned_windows(plan: Plan, loaded: Loaded, calibration: Text | None = None)
             "Use the same text and tokenizer, or allocate again.",
         )
     return windows
-
-
-def _calibration(spec: TextSpec | Documents, windows: Windows, loss: float) -> Calibration:
-    digests = spec.digests if isinstance(spec, Documents) else ()
-    return Calibration(spec.name, len(windows), windows.length, windows.digest, loss, digests)
 
 
 def _windows(spec: TextSpec | Documents, loaded: Loaded, seed: int) -> Windows:

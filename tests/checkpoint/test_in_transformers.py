@@ -49,12 +49,6 @@ def test_the_class_is_a_subclass_of_the_architectures(model: Any) -> None:
     assert model.model.config is model.config
 
 
-def test_a_config_can_be_opened_alone(saved: Path) -> None:
-    config = AutoConfig.from_pretrained(saved)
-    assert config.gac["modules"][Q_PROJ]["dim"] == RANK
-    assert config.hidden_size == 64
-
-
 def test_where_gac_is_imported_no_code_of_the_directory_is_run(saved: Path) -> None:
     (saved / "modeling_gac.py").write_text("raise SystemExit('the code was run')")
     assert isinstance(AutoModelForCausalLM.from_pretrained(saved, trust_remote_code=True), PlannedModel)
@@ -98,16 +92,13 @@ def test_tensor_parallelism_is_refused(saved: Path) -> None:
     )
 
 
-def test_it_can_be_built_on_the_meta_device(saved: Path) -> None:
+def test_it_can_be_built_from_its_config(saved: Path) -> None:
+    config = AutoConfig.from_pretrained(saved)
     with torch.device("meta"):
-        empty = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(saved))
+        empty = AutoModelForCausalLM.from_config(config)
     assert empty.get_parameter(f"{Q_PROJ}.first.weight").shape == (RANK, 64)
     assert all(parameter.is_meta for parameter in empty.parameters())
-
-
-def test_a_random_model_has_finite_weights(saved: Path) -> None:
-    random = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(saved))
-    assert torch.isfinite(logits(random)).all()
+    assert torch.isfinite(logits(AutoModelForCausalLM.from_config(config))).all()
 
 
 def test_the_model_without_a_head_is_the_one_within(saved: Path, model: Any) -> None:

@@ -16,7 +16,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import gac
 from gac.checkpoint.header import _digest, digest_of, is_unchanged
 from gac.errors import CheckpointError, GacError
-from gac.models.loading import is_checkpoint, load_model
+from gac.models.loading import load_model
 from gac.plan import Plan
 from gac.runtime.compressed import COMPANIONS
 from gac.runtime.contract import SCHEMA
@@ -130,13 +130,6 @@ def test_the_card_says_how_to_load_and_to_reproduce(saved: Path, model: LlamaFor
     assert f"With GAC {gac.__version__} and the profile `222222222222` of the NVIDIA H100 80GB HBM3" in card
 
 
-def test_is_checkpoint_tells_a_compressed_directory(saved: Path, tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("[1]")
-    assert is_checkpoint(saved)
-    assert not is_checkpoint(tmp_path)
-    assert not is_checkpoint(saved / "config.json")
-
-
 @pytest.mark.parametrize("write", [gac.save, gac.export])
 def test_a_model_without_a_plan_is_not_written(write: Any, tiny_model: LlamaForCausalLM, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError) as caught:
@@ -172,11 +165,13 @@ def test_a_damaged_file_is_refused(name: str, damage: str, saved: Path) -> None:
         gac.load(saved)
 
 
-def test_what_is_no_checkpoint_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["nowhere", "config.json", "."])
+def test_what_is_no_checkpoint_is_named(name: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("[1]")
     with pytest.raises(CheckpointError) as caught:
-        gac.load(tmp_path / "nowhere")
+        gac.load(tmp_path / name)
     assert str(caught.value) == (
-        f"{tmp_path / 'nowhere'} has no config.json with a key gac; expected a directory that gac.save wrote. "
+        f"{tmp_path / name} has no config.json with a key gac; expected a directory that gac.save wrote. "
         "Check the path; open a dense model with transformers."
     )
 

@@ -154,12 +154,16 @@ def test_every_weight_but_the_head_does(tiny_model: LlamaForCausalLM, launches: 
     attention.v_proj = ValueLinear(64, 2, 16, False)
     for parameter in (*attention.q_proj.parameters(), *attention.v_proj.parameters()):
         nn.init.normal_(parameter, std=0.02)
+    quantised = tiny_model.model.layers[1].mlp.up_proj
+    quantised.__class__ = type("Quantised", (nn.Linear,), {})
     fused = FusedInput([mlp.gate_proj, mlp.up_proj])
     mlp.gate_proj.fused = fused
     with torch.no_grad():
         names, before = [*tiny_model.state_dict()], logits(tiny_model)
         use_decode_kernel(tiny_model)
         assert type(tiny_model.lm_head) is nn.Linear
+        assert type(quantised).__name__ == "Quantised"
+        assert type(mlp.down_proj) is DecodeLinear
         assert [*tiny_model.state_dict()] == names
         assert torch.equal(logits(tiny_model), before)
         assert launches.count == 0
@@ -172,16 +176,6 @@ def test_every_weight_but_the_head_does(tiny_model: LlamaForCausalLM, launches: 
         launches.count = 0
         assert fused.part_of(x, fused.parts[0]).shape == (1, 1, 176)
         assert launches.count == 1
-
-
-def test_a_model_of_another_kind_of_linear_keeps_it(tiny_model: LlamaForCausalLM) -> None:
-    class Quantised(nn.Linear):
-        pass
-
-    tiny_model.model.layers[0].mlp.up_proj.__class__ = Quantised
-    use_decode_kernel(tiny_model)
-    assert type(tiny_model.model.layers[0].mlp.up_proj) is Quantised
-    assert type(tiny_model.model.layers[0].mlp.down_proj) is DecodeLinear
 
 
 def test_compiled_it_is_one_graph(launches: Launches) -> None:
