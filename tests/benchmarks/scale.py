@@ -15,23 +15,24 @@ import os
 import resource
 import tempfile
 import time
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 import gac
 from gac import api, measuring
 from gac.allocation import rules
-from gac.evaluation.variants import random_model
 from gac.forms import decomposition
 from gac.forms.head_dim import torch as head_dim
 from gac.forms.low_rank import torch as low_rank
 from gac.forms.narrow import elimination
 from gac.forms.narrow import torch as narrow
+from gac.models.loading import default_device
 from gac.models.shapes import SHAPES
 from gac.sensitivity import curves, layerwise, methods
 from gac.sensitivity.text import Windows
@@ -52,7 +53,6 @@ PARTS: tuple[tuple[str, Any, str], ...] = (
     ("of which eliminations", narrow, "eliminate"),
     ("of which of which block updates", elimination._State, "update"),
     ("of which values", head_dim, "_shortened"),
-    ("storing (to the host; waiting for the disk)", curves, "_keep"),
     ("allocation", rules, "decide"),
     ("modules from factors", api, "build_modules"),
     ("fitting again", api, "fit_again"),
@@ -125,8 +125,7 @@ def run(asked: argparse.Namespace, report: Report) -> None:
     measuring.calibration_windows = lambda *_: windows  # type: ignore[assignment]
     for part, owner, name in PARTS:
         setattr(owner, name, report.timed(part, getattr(owner, name)))
-    keep = curves._keep
-    curves._keep = lambda *args: (keep(*args), report.say(f"layer {args[4]}"), report.parts())  # type: ignore[assignment]
+    curves.background_writer = reporting_writer(report)  # type: ignore[assignment]
     begun = now()
     plan = gac.allocate(
         model,
@@ -149,18 +148,39 @@ def run(asked: argparse.Namespace, report: Report) -> None:
     report.say(f"{kept / 1e9:.1f} GB kept on disk; {now() - begun:.1f} s in all", kept_gb=kept / 1e9)
 
 
+def reporting_writer(report: Report) -> Callable[[], Any]:
+    """The writer of layers, timed, with a report after each."""
+    opened = curves.background_writer
+
+    @contextmanager
+    def writer() -> Iterator[Callable[[Mapping[Path, Any]], None]]:
+        with opened() as keep:
+            store = report.timed("storing (to the host; waiting for the disk)", keep)
+
+            def stored(files: Mapping[Path, Any]) -> None:
+                store(files)
+                report.say(f"{next(iter(files)).stem} stored")
+                report.parts()
+
+            yield stored
+
+    return writer
+
+
 def model_of(asked: argparse.Namespace) -> PreTrainedModel:
     """Random weights as transformers initialises them, made where they will be."""
-    whole = SHAPES[asked.model]
-    shapes = replace(
-        whole,
-        hidden_size=whole.hidden_size // asked.shrink,
-        intermediate_size=whole.intermediate_size // asked.shrink,
-        num_hidden_layers=asked.layers or whole.num_hidden_layers,
-        head_dim=max(whole.head_dim // asked.shrink, 2),
-    )
-    device, dtype = "cuda" if torch.cuda.is_available() else "cpu", getattr(torch, asked.dtype)
-    return random_model(shapes, VOCABULARY // asked.shrink, device=device, dtype=dtype)
+    shapes = SHAPES[asked.model]
+    sizes = asdict(shapes) | {
+        "vocab_size": VOCABULARY // asked.shrink,
+        "hidden_size": shapes.hidden_size // asked.shrink,
+        "intermediate_size": shapes.intermediate_size // asked.shrink,
+        "num_hidden_layers": asked.layers or shapes.num_hidden_layers,
+        "head_dim": max(shapes.head_dim // asked.shrink, 2),
+    }
+    config = AutoConfig.for_model(**sizes, max_position_embeddings=8192, tie_word_embeddings=False)
+    torch.manual_seed(0)
+    with torch.device(default_device()):
+        return AutoModelForCausalLM.from_config(config, dtype=getattr(torch, asked.dtype)).eval()
 
 
 def eigh_seconds(size: int) -> dict[str, float]:
