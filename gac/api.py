@@ -12,10 +12,9 @@ from gac.allocation.frontier import frontier as whole_range
 from gac.allocation.rules import RULES
 from gac.checkpoint.attach import attach_plan, check_class
 from gac.compression.apply import build_modules, changed_sites, swap_in
-from gac.compression.first_shot import check_shots
+from gac.compression.first_shot import check_shots, statistics
 from gac.compression.modules import planned_sites, share_gemms
 from gac.compression.refit import refit as fit_again
-from gac.compression.statistics import statistics
 from gac.costs import PARAMS
 from gac.errors import GacError
 from gac.forms.planned_sites import as_planned

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 from gac.allocation.feasibility import check_reachable
 from gac.allocation.problem import Problem
 from gac.allocation.rules import RULES
-from gac.compression.first_shot import check_shots
+from gac.compression.first_shot import check_shots, statistics
 from gac.compression.refit import expected_share, refit_named
-from gac.compression.statistics import statistics
 from gac.errors import GacError, ModelError, PlanError
 from gac.forms import DEFAULT_FORMS, form_named
 from gac.forms.metric import FACTOR

@@ -67,7 +67,7 @@ def test_the_statistics_of_one_shot_are_not_touched(
 
 def test_they_serve_every_budget_and_form(small: Small, monkeypatch: pytest.MonkeyPatch) -> None:
     small.allocate(0.8, shots=2)
-    monkeypatch.setattr("gac.compression.statistics.first_shot", lambda *_, **__: pytest.fail("measured again"))
+    monkeypatch.setattr("gac.compression.first_shot.first_shot", lambda *_, **__: pytest.fail("measured again"))
     small.allocate(0.6, shots=2, align=False, forms=("low_rank", "head_dim"), fuse=True)
     small.frontier(shots=2, points=3)
 

@@ -1,10 +1,12 @@
-"""The model of a first shot, where the gradients of a second one are taken (``gac.sensitivity.second_shot``).
+"""Where statistics are kept, of one shot or two, and the model of a first shot, where gradients are taken again.
 
-It is the dense model compressed to ``FIRST_KEPT`` by its plan of one shot, whatever is planned next: so the statistics
-of the second shot serve every budget, form and profile. ``docs/results-curvature.md`` has what it gives.
+That model (see ``gac.sensitivity.second_shot``) is the dense model compressed to ``FIRST_KEPT`` by its plan of one
+shot, whatever is planned next: so the statistics of the second shot serve every budget, form and profile.
+``docs/results-curvature.md`` has what it gives.
 """
 
-from collections.abc import Mapping, Sequence
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 
 from torch import Tensor, nn
@@ -20,21 +22,27 @@ from gac.compression.refit import refit
 from gac.costs import PARAMS
 from gac.curves import LossCurves
 from gac.errors import GacError
+from gac.io import home
 from gac.models.families import family_of
 from gac.models.linears import as_linear
 from gac.models.sites import Site
 from gac.plan import WeightChoice
 from gac.recipe import Shots, Space
 from gac.runtime.modules import empty_linear
-from gac.sensitivity.curves import measure_curves, stream_fits
+from gac.sensitivity.calibration import LayerMoments
+from gac.sensitivity.curves import Source, measure_curves, stream_fits
 from gac.sensitivity.methods import Method
 from gac.sensitivity.registry import METHODS
+from gac.sensitivity.second_shot import stream_second
 from gac.sensitivity.store import StatisticsStore
+from gac.sensitivity.text import Windows
+from gac.version import __version__
 
 FIRST_KEPT = 0.8
 """Kept fraction of the first shot: measured for second shots to 0.8 and to 0.6."""
 STEP = 8
 """What the dims of the first shot are multiples of, on any GPU."""
+_FORMAT = 7  # raised when what is kept of a layer changes, or how a first shot is made
 
 
 def check_shots(shots: Shots, method: Method, rule: str, sites: Sequence[Site], model_type: str) -> None:
@@ -113,3 +121,33 @@ def _multiplied_out(model: nn.Module, weights: Sequence[WeightChoice], modules: 
             linear.load_state_dict(dense)
             copied.set_submodule(choice.name, linear)
     return copied
+
+
+def statistics(
+    model: PreTrainedModel, digest: str, windows: Windows, method: Method, shots: Shots, *, progress: bool = True
+) -> tuple[StatisticsStore, Source | None]:
+    """Where curves and factors are kept, and what ``stream_fits`` takes the moments of other layers from.
+
+    The second shot's are kept by themselves, and its model is made when its moments are first asked for.
+
+    Args:
+        model: the dense model.
+        digest: of its weights.
+    """
+    key = f"{digest} {windows.digest} {method.power}"
+    one = _store(key)
+    if shots == 1:
+        return one, None
+    two = _store(f"{key}, gradients at {FIRST_KEPT}")
+
+    def second(sites: Sequence[Site]) -> Iterator[tuple[int, LayerMoments]]:
+        first = first_shot(model, windows.ids, method, one, progress=progress)
+        stores = one, two
+        return stream_second(model, first, sites, windows.ids, power=method.power, stores=stores, progress=progress)
+
+    return two, second
+
+
+def _store(of: str) -> StatisticsStore:
+    key = hashlib.sha256(f"{__version__} {_FORMAT} {of}".encode()).hexdigest()
+    return StatisticsStore(home() / "statistics" / key[:24])

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -51,11 +50,6 @@ def test_the_product_is_that_of_the_truncated_values(values: Measured, output: T
     )
     unfolded = torch.einsum("ohd,hdi->ohi", output.double().view(24, HEADS, -1), truncated.view(HEADS, -1, 24))
     assert torch.allclose(folded, unfolded)
-
-
-def test_it_loses_what_groups_of_one_head_lose(values: Measured, output: Tensor) -> None:
-    curve = FOLD(values, output, HEADS, GROUPS).curve
-    assert np.allclose(curve.loss, decompose_groups(values.weight, values.metric, GROUPS).curve.loss)
 
 
 def test_a_folded_model_is_the_model_with_groups_of_one_head(

@@ -63,10 +63,6 @@ def loss(model: LlamaForCausalLM, windows: Tensor) -> float:
     return float(cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten()))
 
 
-def test_rules_that_read_curves_alone_ask_for_nothing(tiny_model: LlamaForCausalLM) -> None:
-    assert measured("loss", tiny_model) == {}
-
-
 def test_a_change_is_the_slope_of_the_loss_in_its_component(tiny_model: LlamaForCausalLM) -> None:
     tiny_model.double()
     found = measured("zero-sum", tiny_model)[NAME]
@@ -90,8 +86,7 @@ def test_there_is_a_change_for_every_component(tiny_model: LlamaForCausalLM) -> 
     assert {name: values.shape for name, values in found.items()} == {
         weight.name: (min(weight.out_features, weight.in_features),) for weight in weights
     }
-    assert (found[NAME] < 0).any()
-    assert (found[NAME] > 0).any()
+    assert {False, True} == set(found[NAME] > 0)
 
 
 def test_a_loss_is_that_of_the_model_with_that_weight_truncated(tiny_model: LlamaForCausalLM) -> None:

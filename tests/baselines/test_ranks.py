@@ -25,11 +25,6 @@ def test_a_fisher_score_is_the_loss_at_rank_0_by_parameter() -> None:
     assert fisher_score(Weight("w", 2, 4), LossCurve(np.array([4.0, 1.0, 0.0]))) == 0.5
 
 
-def test_fisher_ranks_are_proportional_to_the_scores() -> None:
-    weights = [Weight("a", 64, 64), Weight("b", 64, 64)]
-    assert fisher_ranks(weights, {"a": 1.0, "b": 3.0}, 128 * 32) == {"a": 8, "b": 24}
-
-
 def test_fisher_ranks_share_out_parameters_where_shapes_differ() -> None:
     ranks = fisher_ranks([Q, K], {"q": 1.0, "k": 2.0}, 128 * 5 + 96 * 10)
     assert ranks == {"q": 5, "k": 10}
@@ -100,14 +95,11 @@ def test_padding_keeps_the_loss_of_the_rank_and_stores_the_padded_dim() -> None:
     assert at_ranks([Q], {"q": 20}, Rounding("up", 8), LOW_RANK) == {"q": Chosen("low_rank", 24, 24)}
 
 
-def test_a_pair_no_smaller_than_its_weight_stays_dense() -> None:
+def test_a_rank_is_1_or_more_and_a_pair_no_smaller_than_its_weight_stays_dense() -> None:
+    assert at_ranks([Q], {"q": 0}, None, LOW_RANK) == {"q": Chosen("low_rank", 1, 1)}
     assert at_ranks([Q], {"q": 31}, None, LOW_RANK) == {"q": Chosen("low_rank", 31, 31)}
     assert at_ranks([Q], {"q": 32}, None, LOW_RANK) == {"q": Chosen("dense", 64, 64)}
     assert at_ranks([Q], {"q": 20}, Rounding("pad", 64), LOW_RANK) == {"q": Chosen("dense", 64, 64)}
-
-
-def test_no_rank_is_0() -> None:
-    assert at_ranks([Q], {"q": 0}, None, LOW_RANK) == {"q": Chosen("low_rank", 1, 1)}
 
 
 def test_a_weight_without_a_rank_is_not_asked_what_the_form_would_make_of_it() -> None:

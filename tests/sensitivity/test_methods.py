@@ -35,13 +35,6 @@ def test_the_best_rank_in_the_metric_beats_plain_svd_there() -> None:
     assert loss_of(weight, ours[0] @ ours[1], metric) < loss_of(weight, plain[0] @ plain[1], metric)
 
 
-def test_rank_deficient_statistics_do_not_fail() -> None:
-    moments = moments_of(random_moment(20, 1, rank=3), random_moment(12, 2, rank=2))
-    weight = torch.randn(12, 20)
-    second, first = decompose(weight, METHODS.get("kfac").metric(moments)).factors(12)
-    assert torch.allclose(second @ first, weight.double(), atol=1e-5)
-
-
 def test_statistics_of_zero_weigh_every_direction_alike() -> None:
     weight = torch.randn(12, 20)
     moments = moments_of(torch.zeros(20, 20), torch.zeros(12, 12))

@@ -51,14 +51,6 @@ def test_every_neuron_goes_once_and_the_curve_falls_to_zero() -> None:
     assert np.all(np.diff(found.curve.loss) <= 0)
 
 
-def test_a_dead_neuron_goes_first_and_costs_nothing() -> None:
-    weight, metric = problem()
-    weight[:, 7] = 0
-    found = eliminate(weight, metric)
-    assert found.order[0] == 7
-    assert found.curve.loss[69] == pytest.approx(0, abs=1e-12)
-
-
 def test_a_duplicate_neuron_costs_nothing_once_its_twin_takes_over() -> None:
     weight, metric = problem()
     inputs = metric.inputs.clone()

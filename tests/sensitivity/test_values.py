@@ -1,6 +1,5 @@
 """Shorter value vectors against their definition."""
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -35,15 +34,6 @@ def test_the_curve_is_the_loss_of_the_resolved_weight(length: int) -> None:
     weight, metric = problem()
     found = shorten_values(weight, metric, HEADS, GROUPS)
     assert loss_at(weight, metric, found, length) == pytest.approx(found.curve.loss[length], rel=1e-8)
-
-
-def test_the_curve_falls_from_everything_to_zero() -> None:
-    weight, metric = problem()
-    loss = shorten_values(weight, metric, HEADS, GROUPS).curve.loss
-    assert loss.shape == (HEAD_DIM + 1,)
-    assert loss[0] == pytest.approx(FACTOR * float(torch.trace(metric.gradients @ weight @ metric.inputs @ weight.T)))
-    assert np.all(np.diff(loss) < 0)
-    assert loss[-1] == 0
 
 
 def test_values_that_lie_in_few_directions_need_no_more() -> None:
