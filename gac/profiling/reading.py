@@ -26,16 +26,7 @@ from msgspec.structs import astuple, replace
 from gac.arrays import Floats, Ints
 from gac.errors import ProfileError
 from gac.io import suspicion
-from gac.profiling.lines import (
-    AgainLine,
-    HeaderLine,
-    KernelLine,
-    Line,
-    LostLine,
-    RowLine,
-    SentinelLine,
-    SharedLine,
-)
+from gac.profiling.lines import AgainLine, HeaderLine, KernelLine, Line, LostLine, RowLine, SentinelLine, SharedLine
 from gac.profiling.records import SCHEMA, Header
 from gac.profiling.rows import Kind, Rows
 

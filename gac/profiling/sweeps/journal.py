@@ -10,16 +10,7 @@ import msgspec
 
 from gac.errors import GacError, ProfileError
 from gac.io import sync_directory
-from gac.profiling.lines import (
-    AgainLine,
-    HeaderLine,
-    KernelLine,
-    Line,
-    LostLine,
-    RowLine,
-    SentinelLine,
-    SharedLine,
-)
+from gac.profiling.lines import AgainLine, HeaderLine, KernelLine, Line, LostLine, RowLine, SentinelLine, SharedLine
 from gac.profiling.reading import parse
 from gac.profiling.records import Header, Launch, Measurement, Point
 

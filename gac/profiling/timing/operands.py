@@ -1,24 +1,20 @@
 """Memory that operands are cut from, so that no shape has to fill its own."""
 
 import math
-from collections.abc import Mapping
-from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
 from gac.profiling.operators import Operand
 
-DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
-    {
-        "bf16": torch.bfloat16,
-        "fp16": torch.float16,
-        "fp8": torch.float8_e4m3fn,
-        "fp32": torch.float32,
-        "int32": torch.int32,
-        "uint8": torch.uint8,
-    }
-)
+DTYPES = {
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "fp8": torch.float8_e4m3fn,
+    "fp32": torch.float32,
+    "int32": torch.int32,
+    "uint8": torch.uint8,
+}
 
 _ALIGNMENT = 256
 _DEVIATION = 0.5

@@ -1,9 +1,8 @@
 """Scaled dot-product attention through PyTorch, on the operator's backend."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
-from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -13,14 +12,12 @@ from torch.nn.functional import scaled_dot_product_attention
 from gac.profiling.operators.attention import Backend, Sdpa
 from gac.profiling.timing.runners.base import Result, Runner, edges, joined, single
 
-_KERNELS: Mapping[Backend, SDPBackend] = MappingProxyType(
-    {
-        "flash": SDPBackend.FLASH_ATTENTION,
-        "efficient": SDPBackend.EFFICIENT_ATTENTION,
-        "cudnn": SDPBackend.CUDNN_ATTENTION,
-        "math": SDPBackend.MATH,
-    }
-)
+_KERNELS: dict[Backend, SDPBackend] = {
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "math": SDPBackend.MATH,
+}
 
 
 class SdpaRunner(Runner):
