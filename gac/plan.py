@@ -277,12 +277,9 @@ class Plan(Shown, Record):
     @property
     def alignment(self) -> dict[str, int]:
         """How many chosen dims (of weights that are not dense) are multiples of 64, 32, 16, 8, or none."""
-        counts = {"64": 0, "32": 0, "16": 0, "8": 0, "unaligned": 0}
-        for weight in self.weights:
-            if weight.form != "dense":
-                step = next((step for step in (64, 32, 16, 8) if weight.dim % step == 0), None)
-                counts["unaligned" if step is None else str(step)] += 1
-        return counts
+        steps, dims = ("64", "32", "16", "8"), [weight.dim for weight in self.weights if weight.form != "dense"]
+        kinds = [next((step for step in steps if dim % int(step) == 0), "unaligned") for dim in dims]
+        return {kind: kinds.count(kind) for kind in (*steps, "unaligned")}
 
     @property
     def aligned_fraction(self) -> float:

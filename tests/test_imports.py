@@ -18,7 +18,7 @@ PLANNING = (
     "gac.allocation.candidates",
     "gac.allocation.limits",
     "gac.allocation.knapsack",
-    "gac.allocation.reproduce",
+    "gac.plan_summary",
     "gac.allocation.rules",
     "gac.allocation.crosscheck",
     "gac.allocation.frontier",

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import gac
-from gac.allocation.reproduce import allocate_command
 from gac.errors import GacError
+from gac.plan_summary import allocate_command
 from gac.sensitivity import second_shot
 from tests.changed import with_recipe
 from tests.cli.commands import run

@@ -28,14 +28,12 @@ class Fastest:
         choices: form and dim of every weight, in model order.
         ns: latency of the one workload.
         loss: nats a token.
-        proved: whether no choice within the limits is faster.
     """
 
     choices: tuple[WeightChoice, ...]
     ns: int
     params: int
     loss: float
-    proved: bool
 
 
 def fastest(problem: Problem, workload: str, most_loss: float) -> Fastest:
@@ -58,7 +56,7 @@ def fastest(problem: Problem, workload: str, most_loss: float) -> Fastest:
     dense_total(problem.dense, column)
     found = _cheapest(problem, _sets(problem, [column]), column, most, 0.0)
     if found.params <= limit:
-        return replace(found, proved=True)
+        return found
     coarse = replace(problem, recipe=replace(problem.recipe, space=replace(problem.recipe.space, align=_COARSE)))
     sets = _sets(coarse, [PARAMS, column])
     low, best = 0.0, None
@@ -103,5 +101,4 @@ def _cheapest(problem: Problem, sets: Sequence[CandidateSet], column: str, most:
         sum(int(rows.cost(column)[item]) for rows, item in zip(sets, solution.choice, strict=True)),
         sum(one.params for one in chosen),
         fsum(one.loss for one in chosen),
-        proved=False,
     )

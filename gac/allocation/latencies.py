@@ -40,7 +40,7 @@ class Timing:
 
     def of_weight(self, form: Form, weight: Weight, dims: Ints, scheme: Scheme = BF16) -> Known:
         """One weight in one form at each of the dims."""
-        sizes = self._for_all(_sizes(form, weight, dims))
+        sizes = self._for_all(_each(form.size, weight, dims))
         return self._along(lambda rows: form.operation(weight, int(dims[0]), rows), form.axis(weight), sizes, scheme)
 
     def after_fused(self, form: Form, weight: Weight, dims: Ints, scheme: Scheme = BF16) -> Known:
@@ -73,7 +73,7 @@ class Timing:
         assert axis is not None
         rows = [workload.rows for workload in self.workloads] or [1]
         operations = [self._run(_after(form, weight, 1, m) if after else form.operation(weight, 1, m)) for m in rows]
-        sizes = dims if after else _sizes(form, weight, dims)
+        sizes = dims if after else _each(form.size, weight, dims)
         sound = sizes % _LOADED == 0 if self.triton else np.ones(len(dims), dtype=np.bool_)
         for operation in operations:
             sound &= sound_dims(self.profile, operation.operator, [_fixed(operation, axis)], axis, sizes, DTYPE)
@@ -87,7 +87,7 @@ class Timing:
 
     def _features(self, form: Form, weight: Weight, dims: Ints) -> Ints:
         """Of its first GEMM, ``(dims, workloads)``."""
-        return self._for_all(np.array([form.fused(weight, dim) for dim in dims.tolist()], dtype=np.int64))
+        return self._for_all(_each(form.fused, weight, dims))
 
     def _apart(self, features: Ints) -> NDArray[np.bool_]:
         return features >= np.array([apart_from(workload.rows) for workload in self.workloads], dtype=np.int64)
@@ -120,9 +120,9 @@ def sum_of_latencies(left: Ints, right: Ints) -> Ints:
     return np.where((left == UNKNOWN) | (right == UNKNOWN), UNKNOWN, left + right)
 
 
-def _sizes(form: Form, weight: Weight, dims: Ints) -> Ints:
-    """How long each dim makes the axis that it moves."""
-    return np.array([form.size(weight, dim) for dim in dims.tolist()], dtype=np.int64)
+def _each(count: Callable[[Weight, int], int], weight: Weight, dims: Ints) -> Ints:
+    """What a form counts at each dim: how long the axis is that it moves, or the features of its first GEMM."""
+    return np.array([count(weight, dim) for dim in dims.tolist()], dtype=np.int64)
 
 
 def _after(form: Form, weight: Weight, dim: int, rows: int) -> Operation:

@@ -3,8 +3,8 @@
 import re
 from shlex import quote
 
-from gac.allocation.reproduce import allocate_command
 from gac.plan import Plan
+from gac.plan_summary import allocate_command
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 

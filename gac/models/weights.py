@@ -6,7 +6,6 @@ from typing import Literal
 from gac.errors import PlanError
 
 _EDITED = "Make it again; this file was edited."
-_STRICT = {"extra": "forbid"}
 LARGEST_SIZE, _MOST_HEADS = 2**31, 2**16
 
 Side = Literal["out", "in"]
@@ -43,7 +42,6 @@ class Weight:
     blocks: int = 1
     queries: int = 0
     writes: bool = False
-    __pydantic_config__ = _STRICT
 
     @property
     def params(self) -> int:

@@ -101,12 +101,6 @@ def fitting(groups, limits):
     return fits
 
 
-def brute_force(groups, limits):
-    """The smallest sum of values within the limits, or None where there is no choice."""
-    sums = every_sum([group.values for group in groups])[fitting(groups, limits)]
-    return float(sums.min()) if len(sums) else None
-
-
 def curves(groups=30, items=24, limits=1, seed=0, kept=0.6):
     """Loss curves with noise, costs that rise together: like a model's."""
     rng = np.random.default_rng(seed)

@@ -1,5 +1,6 @@
 """What is wrong with the knapsack's answer to an instance, by brute force, CP-SAT or HiGHS."""
 
+import math
 import re
 from dataclasses import replace
 
@@ -27,7 +28,8 @@ def fault(groups, limits, peer):
         return "limit broken"
     if (solution.certificate.status, solution.certificate.gap) != ("optimal", 0.0):
         return "not proved"
-    return peer(groups, limits, solution)
+    value = math.fsum(group.values[item] for group, item in zip(groups, solution.choice, strict=True))
+    return "value" if value != solution.certificate.value else peer(groups, limits, solution)
 
 
 def brute_force_finds(groups, limits, answer):

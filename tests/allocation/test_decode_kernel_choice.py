@@ -10,10 +10,9 @@ from small_problems import PREFILL, SIDE, asking, measured, problem, profile, ro
 from gac.allocation.feasibility import check_reachable
 from gac.allocation.latencies import UNKNOWN, Timing
 from gac.allocation.problem import decide
-from gac.errors import PlanError, ProfileError
+from gac.errors import BudgetError, ProfileError
 from gac.forms import form_named
 from gac.forms.low_rank.spec import low_rank
-from gac.io import from_json, to_json
 from gac.models.weights import Weight
 from gac.operations import batched_gemm, linear
 from gac.plan import Plan
@@ -78,24 +77,11 @@ def test_so_is_the_gemm_that_weights_share() -> None:
 def test_a_latency_that_cublas_cannot_meet_is_met() -> None:
     made = plan(True, {ONE: 0.5})
     assert {weight.form for weight in made.weights} == {"low_rank"}
-    assert made.recipe.deployment.triton
     assert made.sites[0].latency_ns == (10, 20)
-    assert not plan(False, {ONE: 0.9}).recipe.deployment.triton
-    with pytest.raises(Exception, match="latency"):
-        plan(False, {ONE: 0.5})
-
-
-def test_the_dense_model_beside_it_runs_as_it_is() -> None:
-    made = plan(True, {})
-    assert [one.dense_ns for one in made.workloads] == [100, 100]
-    assert plan(True, {ONE: 0.95}).workloads[1].plan_ns <= 95
-
-
-def test_a_plan_with_it_is_read_back() -> None:
-    made = plan(True, {})
-    text = to_json(made)
-    assert from_json(Plan, text, "plan.json", PlanError) == made
+    assert [one.dense_ns for one in made.workloads] == [100, 100]  # the dense model beside it runs as it is
     assert "one row in Triton" in made.summary()
+    with pytest.raises(BudgetError, match="latency"):
+        plan(False, {ONE: 0.5})
 
 
 def test_dims_are_multiples_of_16_and_sound_for_what_runs_at_each_number_of_rows() -> None:

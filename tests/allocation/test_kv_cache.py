@@ -166,6 +166,7 @@ def test_a_limit_out_of_reach_says_what_is_in_reach() -> None:
 def test_an_edited_plan_is_refused() -> None:
     plan = decide(asking(problem(2), 0.8, kv_cache=0.75)).plan
     budget, cache = plan.limits
+    assert "KV cache     36 of 48 numbers a token: 0.7500 kept, 36 allowed" in plan.summary()
     with pytest.raises(PlanError, match="plan states 35 of 48 kv_numbers"):
         replace(plan, limits=(budget, replace(cache, used=cache.used - 1)))
     at = next(at for at, site in enumerate(plan.sites) if site.weights[0].form == "head_dim")
@@ -175,9 +176,3 @@ def test_an_edited_plan_is_refused() -> None:
     torn = replace(site, weights=(v, longer), params=v.params + longer.params)
     with pytest.raises(PlanError, match="one form and dim for all weights that it shortens together"):
         replace(plan, sites=(*plan.sites[:at], torn, *plan.sites[at + 1 :]))
-
-
-def test_the_summary_tells_the_cache() -> None:
-    assert "KV cache     36 of 48 numbers a token: 0.7500 kept, 36 allowed" in (
-        decide(asking(problem(2), 0.8, kv_cache=0.75)).plan.summary()
-    )

@@ -5,7 +5,7 @@ import pytest
 from knapsack_instances import random_instance
 
 from gac.allocation.knapsack import Group, growth, knapsack
-from gac.allocation.knapsack.lattice import Lattice, by_divisor
+from gac.allocation.knapsack.growth import Lattice, by_divisor
 from gac.errors import BudgetError
 
 
@@ -14,10 +14,7 @@ def test_the_groups_that_hide_a_divisor_come_first() -> None:
     order, coming = by_divisor(divisors, np.array([1, 2, 3, 4, 5, 6, 7]))
     assert order == [2, 4, 6, 1, 5, 3, 0]
     assert coming == [1, 1, 9, 9, 36, 36, 36, 0]
-
-
-def test_no_groups() -> None:
-    assert by_divisor(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)) == ([], [0])
+    assert by_divisor(divisors[:0], divisors[:0]) == ([], [0])
 
 
 def test_many_kinds_of_divisors_keep_the_hardest_first() -> None:

@@ -6,8 +6,8 @@ from collections.abc import Callable
 import pytest
 from transformers import LlamaConfig
 
-from gac.allocation.reproduce import allocate_command, rule_of
 from gac.plan import Plan
+from gac.plan_summary import allocate_command
 from tests.changed import with_measured, with_recipe
 
 
@@ -20,11 +20,6 @@ def test_what_is_no_default_is_told(plan: Plan) -> None:
     assert "--decode-kernel" not in allocate_command(plan)
     asked = with_recipe(plan, fuse=True, decode_kernel="triton", rule="fisher:nearest32")
     assert " --refit none --rule fisher:nearest32 --fuse --decode-kernel triton \\\n" in allocate_command(asked)
-
-
-def test_the_exact_choice_is_by_no_rule(plan: Plan) -> None:
-    assert rule_of(plan) is None
-    assert rule_of(with_recipe(plan, rule="uniform")) == "uniform"
 
 
 def test_what_a_plan_says_is_no_command_of_its_own(plan: Plan) -> None:

@@ -5,12 +5,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from gac.allocation.knapsack.bounds import lagrangian
 from gac.allocation.knapsack.deadline import Deadline
 from gac.allocation.knapsack.groups import Group
 from gac.allocation.knapsack.instance import flatten, reduced_items, spread_of
 from gac.allocation.knapsack.ragged import Ragged
-from gac.allocation.knapsack.relaxation import relax
+from gac.allocation.knapsack.relaxation import lagrangian, relax
 from gac.allocation.knapsack.search import settle
 from gac.errors import BudgetError
 
@@ -63,11 +62,10 @@ def _least(items: Ragged, limits: Sequence[int], limit: int, known: tuple[int, .
     spread_of(inside.values, inside)
     used = sum(items.costs[limit, items.starts + np.asarray(known)].tolist())
     zero = used - int(inside.values[start].sum())
-    relaxation = relax(inside)
-    if relaxation.choice is not None and inside.values[relaxation.choice].sum() < inside.values[start].sum():
-        start = relaxation.choice
-    bound = lagrangian(inside, relaxation.multipliers)
-    outcome = settle(inside, bound, start, deadline, enough=limits[limit] - zero)
+    multipliers, other = relax(inside)
+    if other is not None and inside.values[other].sum() < inside.values[start].sum():
+        start = other
+    outcome = settle(inside, lagrangian(inside, multipliers), start, deadline, enough=limits[limit] - zero)
     return _Least(tuple(inside.origin[outcome.choice].tolist()), zero + outcome.value, zero + outcome.lower)
 
 

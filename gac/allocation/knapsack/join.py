@@ -15,13 +15,8 @@ _CLASS = 256
 _UP = 1 + 2.0**-40
 
 
-@dataclass(frozen=True)
-class Joined:
-    """The best pair (positions in left and right, or None), whether none was left out, and how many were looked at."""
-
-    best: tuple[int, int] | None
-    complete: bool
-    pairs: int
+Joined = tuple[tuple[int, int] | None, bool, int]
+"""The best pair (positions in left and right, or None), whether none was left out, and how many were looked at."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +44,7 @@ def join(left: States, right: States, wanted: Wanted, deadline: Deadline) -> Joi
     Beyond ``MOST_PAIRS``, or past the deadline, the rest is left out.
     """
     if len(wanted.free) == 1:
-        return Joined(_join_one(left, right, int(wanted.free[0]), wanted.below), True, len(left))
+        return _join_one(left, right, int(wanted.free[0]), wanted.below), True, len(left)
     return _join_several(left, right, wanted, deadline)
 
 
@@ -88,12 +83,12 @@ def _join_several(left: States, right: States, wanted: Wanted, deadline: Deadlin
         first, end = _window(right.costs[tightest, members], most, wanted.reach - least[rows], multiplier)
         pairs += int((end - first).sum())
         if pairs > MOST_PAIRS or deadline.passed:
-            return Joined(best, False, pairs)
+            return best, False, pairs
         for a, b in _pairs(rows, first, end):
             found = _best_of(left, right, a, members[b], wanted.free, below)
             if found is not None:
                 best, below = found[:2], found[2]
-    return Joined(best, True, pairs)
+    return best, True, pairs
 
 
 def _best_of(left: States, right: States, a: Ints, b: Ints, free: Ints, below: int) -> tuple[int, int, int] | None:

@@ -1,31 +1,33 @@
-"""Lagrange multipliers and a first choice, in floats: they steer the search and prove nothing."""
+"""Lagrange multipliers and a first choice, in floats: they steer the search and prove nothing.
+
+And the bound of any multipliers, which holds in exact integers.
+"""
 
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from gac.allocation.knapsack.ragged import Ragged
+from gac.allocation.knapsack.ragged import Mask, Ragged
 from gac.arrays import Floats, Ints
 
 _ROUNDS = 100
 _CLOSE = 1e-12
 _PENALTY = 1e6
+_DOWN = 1 - 2.0**-50
+_UP = 1 + 2.0**-50
+_LARGEST = 2.0**60
 
 
-@dataclass(frozen=True, eq=False)
-class Relaxation:
-    """The linear relaxation's multipliers (loss per unit of each limit), and a choice within the limits or None."""
+def relax(items: Ragged) -> tuple[Floats, Ints | None]:
+    """Solve the linear relaxation; ``items`` starts at cost 0 and has float values.
 
-    multipliers: Floats
-    choice: Ints | None
-
-
-def relax(items: Ragged) -> Relaxation:
-    """Solve the linear relaxation; ``items`` starts at cost 0 and has float values."""
+    Returns:
+        Its multipliers (loss per unit of each limit), and a choice within the limits or None.
+    """
     return _relax_one(items) if len(items.costs) == 1 else _relax_several(items)
 
 
-def _relax_one(items: Ragged) -> Relaxation:
+def _relax_one(items: Ragged) -> tuple[Floats, Ints]:
     """Maximise the dual of one limit by cutting planes: the next multiplier is where the two tangents meet.
 
     The argmin's cost falls as the multiplier rises, so between two multipliers only the items whose cost
@@ -36,7 +38,7 @@ def _relax_one(items: Ragged) -> Relaxation:
     dear = _first(items, items.values, items.costs[0], np.iinfo(np.int64).max)
     cheap = _first(items, items.costs[0], items.values, np.inf)
     if items.used(dear)[0] <= slack:
-        return Relaxation(np.zeros(1), dear)
+        return np.zeros(1), dear
     multiplier = 0.0
     for _ in range(_ROUNDS):
         gain = float((items.values[cheap] - items.values[dear]).sum())
@@ -55,7 +57,7 @@ def _relax_one(items: Ragged) -> Relaxation:
             cheap = pick
         else:
             dear = pick
-    return Relaxation(np.array([multiplier]), cheap)
+    return np.array([multiplier]), cheap
 
 
 def _first(items: Ragged, smallest: Floats | Ints, ties: Floats | Ints, above: float) -> Ints:
@@ -64,7 +66,7 @@ def _first(items: Ragged, smallest: Floats | Ints, ties: Floats | Ints, above: f
     return items.first_minimum(np.where(at, ties, above))
 
 
-def _relax_several(items: Ragged) -> Relaxation:
+def _relax_several(items: Ragged) -> tuple[Floats, Ints | None]:
     """Column generation: a small linear program over the columns seen so far prices all items for the next ones.
 
     A column that breaks a limit may do so at a penalty, so that the program always has a solution.
@@ -89,7 +91,7 @@ def _relax_several(items: Ragged) -> Relaxation:
             break
         merged = np.union1d(columns, picks)
         weights, columns = np.zeros(len(merged)), merged
-    return Relaxation(multipliers, _fitted(items, columns, weights))
+    return multipliers, _fitted(items, columns, weights)
 
 
 def _first_columns(items: Ragged) -> Ints:
@@ -136,3 +138,42 @@ def _fitted(items: Ragged, columns: Ints, weights: Floats) -> Ints | None:
         excess = float(left[best])
         choice = choice.copy()
         choice[items.group[columns[best]]] = columns[best]
+
+
+@dataclass(frozen=True, eq=False)
+class Bound:
+    """A Lagrangian lower bound, and what each item adds to it.
+
+    A choice within the limits has a value of at least ``lower`` plus the sum of its items' ``reduced``, and for any
+    limit l of at least ``lower + multipliers[l] * (slack[l] - used[l])``.
+
+    Attributes:
+        lower: no choice within the limits has a smaller value.
+        reduced: 0 or more, and 0 for one item in each group, shape ``(items,)``.
+        multipliers: value per unit of each limit, shape ``(limits,)``.
+    """
+
+    lower: int
+    reduced: Ints
+    multipliers: Floats
+
+    def keep(self, mask: Mask) -> "Bound":
+        return Bound(self.lower, self.reduced[mask], self.multipliers)
+
+
+def lagrangian(items: Ragged, multipliers: Floats) -> Bound:
+    """The bound of multipliers >= 0 (Lagrangian relaxation of every limit); ``items`` has integer values.
+
+    For a choice within the limits, sum(value) >= sum(value + penalty) - sum(allowance) as long as no penalty
+    exceeds multiplier * cost and no allowance falls short of multiplier * slack. Penalties are rounded down and
+    allowances up, each with a margin (2**-50) wider than three float64 roundings can err (3 * 2**-53), so that the
+    inequality is one between exact integers. It costs a few units of 2**52.
+    """
+    multipliers = np.minimum(multipliers, _LARGEST / len(multipliers) / np.maximum(items.slack, 1))
+    total = items.values.astype(np.int64)
+    allowance = 0
+    for multiplier, cost, slack in zip(multipliers, items.costs, items.slack, strict=True):
+        total += np.floor(multiplier * cost * _DOWN).astype(np.int64)
+        allowance += int(np.ceil(multiplier * float(slack) * _UP))
+    lowest = np.minimum.reduceat(total, items.starts)
+    return Bound(int(lowest.sum()) - allowance, total - lowest[items.group], multipliers)

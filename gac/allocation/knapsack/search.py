@@ -4,13 +4,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from gac.allocation.knapsack.bounds import Bound
 from gac.allocation.knapsack.cp import cp_sat
 from gac.allocation.knapsack.deadline import Deadline
-from gac.allocation.knapsack.growth import Core, GivenUpError, grown_lists
+from gac.allocation.knapsack.growth import Core, GivenUpError, Lattice, grown_lists
 from gac.allocation.knapsack.join import Wanted, join
-from gac.allocation.knapsack.lattice import Lattice
 from gac.allocation.knapsack.ragged import Ragged
+from gac.allocation.knapsack.relaxation import Bound
 from gac.arrays import Ints
 
 _FIRST, _FINEST = 24, 16
@@ -137,15 +136,15 @@ def better(items: Ragged, bound: Bound, target: int, known: int, deadline: Deadl
         left, right, tree = grown_lists(core, deadline)
     except GivenUpError as given_up:
         return Found(None, False, given_up.work)
-    joined = join(left, right, core.wanted, deadline)
-    work = len(left) + len(right) + joined.pairs
-    if joined.best is None:
-        return Found(None, joined.complete, work)
+    best, complete, pairs = join(left, right, core.wanted, deadline)
+    work = len(left) + len(right) + pairs
+    if best is None:
+        return Found(None, complete, work)
     choice = default.copy()
-    for states, at in zip((left, right), joined.best, strict=True):
+    for states, at in zip((left, right), best, strict=True):
         picked = tree.items(int(states.node[at]))
         choice[items.group[picked]] = picked
-    return Found(choice, joined.complete, work)
+    return Found(choice, complete, work)
 
 
 def _core(items: Ragged, bound: Bound, default: Ints, target: int, known: int) -> Core:

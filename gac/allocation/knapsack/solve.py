@@ -5,12 +5,11 @@ import operator
 from collections.abc import Sequence
 from typing import Literal
 
-from gac.allocation.knapsack.bounds import lagrangian
 from gac.allocation.knapsack.deadline import Deadline
 from gac.allocation.knapsack.feasibility import within_limits
 from gac.allocation.knapsack.groups import Group, Solution
 from gac.allocation.knapsack.instance import OutOfReachError, reduced, scaled, unit_of
-from gac.allocation.knapsack.relaxation import relax
+from gac.allocation.knapsack.relaxation import lagrangian, relax
 from gac.allocation.knapsack.search import settle
 from gac.arrays import Ints
 from gac.errors import GacError
@@ -60,15 +59,14 @@ def knapsack(
     except OutOfReachError:
         within_limits(groups, limits, names, deadline)
         raise AssertionError("a limit out of reach was met") from None
-    relaxation = relax(instance.items)
-    start = relaxation.choice
+    relaxed, start = relax(instance.items)
     if start is None:
         start = instance.positions(within_limits(groups, limits, names, deadline))
     if not instance.items.values[start].any():
         choice, unit = instance.items.origin[start], unit_of(float(instance.items.values.max()) or 1.0, len(groups))
         return _solution(groups, choice, unit, [0.0] * len(limits), 0.0, "every group at its smallest loss")
     items, start, unit = scaled(instance.items, start)
-    bound = lagrangian(items, relaxation.multipliers / unit)
+    bound = lagrangian(items, relaxed / unit)
     outcome = settle(items, bound, start, deadline)
     method = (
         f"Lagrangian bound, {len(instance.items):,} items fixed down to {outcome.core:,}, "

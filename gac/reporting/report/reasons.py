@@ -8,10 +8,10 @@ import numpy as np
 
 from gac.allocation.candidates import step_of
 from gac.allocation.latencies import UNKNOWN, Timing
-from gac.allocation.reproduce import rule_of
 from gac.costs import COSTS, KV_NUMBERS, ns_of
 from gac.forms import form_named
 from gac.plan import Candidate, Plan, SiteChoice, WeightChoice, counted
+from gac.plan_summary import rule_of
 from gac.profiling.cliffs import operator_period
 from gac.profiling.table import Profile
 from gac.reporting.formatting import choices, duration, nats

@@ -4,10 +4,9 @@ from collections import Counter
 from collections.abc import Iterator
 from shlex import quote
 
-from gac.allocation.reproduce import allocate_command, rule_of
 from gac.costs import BYTES, KV_NUMBERS, PARAMS
 from gac.plan import Plan, WorkloadLatency
-from gac.plan_summary import run_as
+from gac.plan_summary import allocate_command, rule_of, run_as
 from gac.profiling.table import Profile, saved_profiles, shipped_profiles
 from gac.reporting.formatting import counted, duration, nats
 from gac.reporting.report.sources import Sources

@@ -3,8 +3,8 @@
 from collections import Counter
 from typing import NamedTuple
 
-from gac.allocation.reproduce import rule_of
 from gac.plan import Plan, SiteChoice
+from gac.plan_summary import rule_of
 from gac.reporting.formatting import choices, duration, nats, ranges
 from gac.reporting.report.charts import letter_of
 from gac.reporting.report.reasons import nearest_smaller, unweighed
