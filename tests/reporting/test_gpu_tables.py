@@ -48,8 +48,7 @@ def test_points_show_what_rescues_a_collapsed_dim_and_why(explained: ExplainedSw
 
 def test_a_sweep_without_cliffs(explained: ExplainedSweep) -> None:
     explained.sweep.ns[:] = 3e4
-    flat = ExplainedSweep(explained.sweep, find_cliffs(explained.sweep), (), ())
-    lines = shown(cliffs_table("a GPU", [flat]))
+    lines = shown(cliffs_table("a GPU", [ExplainedSweep(explained.sweep, find_cliffs(explained.sweep), (), ())]))
     assert "low_rank bf16 m=1024 k=4096 n=4096, r 129 0 none 1 0" in lines
     assert lines[-1] == "no dim is collapsed"
 

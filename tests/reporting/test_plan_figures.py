@@ -94,28 +94,19 @@ def test_one_panel_a_projection(aligned: Plan, other: Plan) -> None:
 
 def test_plans_of_different_models_are_refused(aligned: Plan) -> None:
     elsewhere = with_measured(aligned, model="another", digest="1" * 64)
-    with pytest.raises(PlanError) as failure:
+    with pytest.raises(PlanError, match=r"a plan for tiny .* beside one for another .*; expected plans for the same"):
         plots.dims({"a": aligned, "b": elsewhere}, "q_proj")
-    assert str(failure.value) == (
-        "a plan for tiny (000000000000) beside one for another (111111111111); expected plans for the same model. "
-        "Compare plans that were made for the same weights."
-    )
 
 
 @pytest.mark.parametrize("number", [0, 7])
 def test_no_plans_or_more_than_there_are_markers(aligned: Plan, number: int) -> None:
-    with pytest.raises(GacError) as failure:
+    with pytest.raises(GacError, match=f"{number} plans in one figure; expected 1 to 6. Draw fewer at a time."):
         plots.dims({str(at): aligned for at in range(number)}, "q_proj")
-    assert str(failure.value) == f"{number} plans in one figure; expected 1 to 6. Draw fewer at a time."
 
 
 def test_a_projection_that_is_not_there(aligned: Plan) -> None:
-    with pytest.raises(PlanError) as failure:
+    with pytest.raises(PlanError, match="weight 'up' of tiny; expected one of q_proj, k_proj, v_proj, o_proj, gate_"):
         plots.dims({"a": aligned}, "up")
-    assert str(failure.value) == (
-        "weight 'up' of tiny; expected one of q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj. "
-        "Name one of these."
-    )
 
 
 # --- heads ----------------------------------------------------------------------------------------------------------

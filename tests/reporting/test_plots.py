@@ -75,13 +75,9 @@ def test_the_name_of_a_switch_stands_where_fewer_points_are(slowest: int, height
     assert words.xy[1] == height
 
 
-def test_a_stretch_of_dims_shows_no_others() -> None:
+def test_a_stretch_of_dims_and_a_logarithmic_scale_for_steep_cliffs() -> None:
     low, high = drawn(sweep(), (100, 140)).get_xlim()
-    assert low > 90
-    assert high < 150
-
-
-def test_steep_cliffs_are_drawn_on_a_logarithmic_scale() -> None:
+    assert (low > 90, high < 150) == (True, True)
     one = sweep()
     one.ns[:8] /= 50
     assert (drawn(one).get_yscale(), drawn(sweep()).get_yscale()) == ("log", "linear")
@@ -128,11 +124,10 @@ def test_the_longest_legends_of_two_panels_fit_side_by_side() -> None:
     assert 0 <= boxes[0].x0 < boxes[0].x1 <= boxes[1].x0 < boxes[1].x1 <= figure.bbox.width
 
 
-@pytest.mark.parametrize(("ending", "magic"), [("png", b"\x89PNG"), ("pdf", b"%PDF"), ("SVG", b"<?xm")])
-def test_a_figure_is_saved_as_its_ending_says(ending: str, magic: bytes, tmp_path: Path) -> None:
-    target = tmp_path / "new" / f"figure.{ending}"
+def test_a_figure_is_saved_as_its_ending_says(tmp_path: Path) -> None:
+    target = tmp_path / "new" / "figure.SVG"
     plots.save(drawn(sweep()), target)
-    assert target.read_bytes().startswith(magic)
+    assert target.read_bytes().startswith(b"<?xm")
     assert list(target.parent.iterdir()) == [target]
 
 

@@ -91,13 +91,10 @@ def test_a_frontier_is_drawn_and_its_other_settings_are_said() -> None:
     assert "made otherwise than the plan, with refit none instead of residual, shots 1 instead of 2." in unlike
 
 
-def test_a_profile_without_the_operator() -> None:
+def test_what_the_table_lacks_is_said() -> None:
     page = page_of(decided(), profile=profile([]))
     assert "the latency table holds no time of 4 or of the next dims" in cells(page)[0]["reasons"][-1]
     assert "driver 580.1, CUDA 13.0" in words(page)
-
-
-def test_a_workload_without_latencies() -> None:
     said = words(page_of(decided(workloads=["decode:4@8"])))
     assert "at decode:4@8 is unknown: the latency table lacks shapes of 2 weights." in said
 
