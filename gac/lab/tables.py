@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from gac.lab.mechanisms import Explanation, Finding, Run, Source
+from gac.lab.mechanisms import Explanation, Run
 from gac.lab.studies import StudyResult
 from gac.reporting.layout import legend, new_table
 
@@ -22,9 +22,8 @@ _RULES = """\
 
 def studies_table(entries: Sequence[Mapping[str, Any]]) -> Group:
     """The studies that there are: ``name``, ``claim``, and how many ``shapes`` each measures."""
-    table = new_table([("study", "<"), ("published claim", "<"), ("shapes", ">")])
-    for entry in entries:
-        table.add_row(entry["name"], entry["claim"], f"{entry['shapes']:,}")
+    rows = [(entry["name"], entry["claim"], f"{entry['shapes']:,}") for entry in entries]
+    table = new_table([("study", "<"), ("published claim", "<"), ("shapes", ">")], rows)
     return Group(
         table, legend("gac study NAME measures and judges; gac study NAME --profile P judges what is recorded")
     )
@@ -32,9 +31,8 @@ def studies_table(entries: Sequence[Mapping[str, Any]]) -> Group:
 
 def study_tables(result: StudyResult) -> list[RenderableType]:
     """One study: its table, the sentence that says its verdict, the claim with its source, and the notes."""
-    table = new_table([(_heading(column.heading, column.unit), column.side) for column in result.columns])
-    for row in result.rows:
-        table.add_row(*map(_cell, row))
+    headings = [(_heading(column.heading, column.unit), column.side) for column in result.columns]
+    table = new_table(headings, [tuple(map(_cell, row)) for row in result.rows])
     claim = legend(f"published: {result.claim} ({result.source})")
     notes = [legend(note) for note in result.notes]
     title = Text(result.study, style="bold")
@@ -43,9 +41,8 @@ def study_tables(result: StudyResult) -> list[RenderableType]:
 
 def verdicts_table(gpu: str, results: Sequence[StudyResult]) -> Group:
     """One line a study: whether the published claim holds on this GPU."""
-    table = new_table([("study", "<"), ("verdict", "<"), ("on this GPU", "<")])
-    for result in results:
-        table.add_row(result.study, result.verdict, result.sentence)
+    rows = [(result.study, result.verdict, result.sentence) for result in results]
+    table = new_table([("study", "<"), ("verdict", "<"), ("on this GPU", "<")], rows)
     return Group(Text(gpu, style="bold"), table)
 
 
@@ -83,9 +80,7 @@ def explanation_tables(told: Explanation) -> list[RenderableType]:
 def _ran_table(told: Explanation) -> Group:
     """The kernels recorded at the dim, in order."""
     numbers = ((name, ">") for name in ("tier", "tile", "grid", "waves", "last"))
-    table = new_table([("kernel", "<"), ("family", "<"), *numbers])
-    for ran in told.ran:
-        table.add_row(*_ran_cells(ran))
+    table = new_table([("kernel", "<"), ("family", "<"), *numbers], map(_ran_cells, told.ran))
     sizes = " ".join(f"{axis}={size}" for axis, size in told.fixed)
     return Group(Text(f"recorded at {told.axis}={told.dim}, {sizes}"), table)
 
@@ -103,14 +98,11 @@ def _rules_table(told: Explanation) -> Table:
     table = new_table([("", "<"), ("rule", "<"), ("asks", "<"), ("here", "<"), ("nearest", ">"), ("since", ">")])
     for finding in told.findings:
         rule = finding.rule
+        nearest = ", ".join(str(dim) for dim in (finding.below, finding.above) if dim is not None)
         since = f"sm_{rule.since.replace('.', '')}"
-        row = (_HOLDS[finding.holds], rule.name, rule.constraint, finding.detail, _nearest(finding), since)
+        row = (_HOLDS[finding.holds], rule.name, rule.constraint, finding.detail, nearest, since)
         table.add_row(*row, style="bold" if finding.holds is False else None)
     return table
-
-
-def _nearest(finding: Finding) -> str:
-    return ", ".join(str(dim) for dim in (finding.below, finding.above) if dim is not None)
 
 
 def _costs(told: Explanation) -> Group:
@@ -124,9 +116,6 @@ def _costs(told: Explanation) -> Group:
 
 def _sources(told: Explanation) -> Text:
     """Where the broken rules are documented (all rules, where none is broken)."""
-    rules = [finding.rule for finding in told.broken or told.findings]
-    return legend("\n".join(dict.fromkeys(_cite(source) for rule in rules for source in rule.sources)))
-
-
-def _cite(source: Source) -> str:
-    return f"{source.author}, {source.title}, {source.section}\n  {source.url}"
+    sources = (source for finding in told.broken or told.findings for source in finding.rule.sources)
+    cited = (f"{source.author}, {source.title}, {source.section}\n  {source.url}" for source in sources)
+    return legend("\n".join(dict.fromkeys(cited)))

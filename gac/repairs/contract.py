@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from math import inf
 from types import MappingProxyType
 
 from gac.errors import GacError, did_you_mean
@@ -9,10 +10,6 @@ from gac.profiling.operators.attention import FLASH_TEMPLATES
 
 WITHIN = 1.01
 """A measured latency is known to 1 %, so dims that far apart are equally cheap."""
-
-
-def _up(dim: int, step: int) -> int:
-    return -(-dim // step) * step
 
 
 @dataclass(frozen=True)
@@ -82,7 +79,9 @@ class ShapeContract:
             most: the largest dim that the place allows; None: any.
             latency: ns by measured dim, where the contract is ``measured``.
         """
-        allowed = [size for size in self._choices(dim, latency) if self._allows(dim, size, most)]
+        more = inf if self.most_overhead is None else self.most_overhead * dim
+        room = min(more, inf if most is None else most - dim)
+        allowed = [size for size in self._choices(dim, latency) if size - dim <= room]
         if not allowed:
             return dim
         if not self.measured:
@@ -99,11 +98,7 @@ class ShapeContract:
         elif dim % self.steps[-1] == 0:
             yield dim
         else:
-            yield from (_up(dim, step) for step in self.steps)
-
-    def _allows(self, dim: int, size: int, most: int | None) -> bool:
-        grown = self.most_overhead is None or size - dim <= self.most_overhead * dim
-        return grown and (most is None or size <= most)
+            yield from (-(-dim // step) * step for step in self.steps)
 
 
 STRATEGIES: Mapping[str, ShapeContract] = MappingProxyType(

@@ -58,11 +58,8 @@ def test_a_strategy_that_is_unknown() -> None:
 
 @pytest.mark.parametrize("limit", [-0.1, float("nan")])
 def test_a_limit_that_is_none(limit: float) -> None:
-    with pytest.raises(GacError) as caught:
+    with pytest.raises(GacError, match=f"a maximum overhead of {limit}; expected a fraction of at least 0, such as"):
         ShapeContract.named("minimal").limited(limit)
-    assert str(caught.value) == (
-        f"a maximum overhead of {limit}; expected a fraction of at least 0, such as 0.1. Correct the number."
-    )
 
 
 def test_a_contract_of_ones_own() -> None:
