@@ -212,9 +212,12 @@ def test_eval_of_a_dense_model(model: Path, text_file: Path) -> None:
     assert set(found) == {"name", "parameters", "dtype", "perplexity"}
 
 
-def test_eval_sets_the_prediction_beside_what_is_measured(model: Path, checkpoint: Path, text_file: Path) -> None:
+def test_eval_sets_the_prediction_beside_what_is_measured(
+    model: Path, checkpoint: Path, text_file: Path, tmp_path: Path
+) -> None:
     arguments = ("eval", checkpoint, "--text", text_file, "--windows", 3, "--length", 64, "--against", model)
-    document = answer(*arguments)
+    document = answer(*arguments, "-o", tmp_path / "report.json")
+    assert run("plot", "prediction", tmp_path / "report.json", "-o", tmp_path / "figure.svg").exit_code == 0
     [found], dense = document["models"], document["against"]
     assert found["ratio"] == pytest.approx(found["perplexity"]["value"] / dense["perplexity"]["value"])
     assert found["predicted"] == found["plan"]["prediction"]["loss"]

@@ -4,11 +4,9 @@ import os
 
 import click
 
-from gac.cli.bench import bench
+from gac.cli.check import bench, evaluate
 from gac.cli.cliffs import cliffs, explain
-from gac.cli.evaluate import evaluate
-from gac.cli.frontier import frontier
-from gac.cli.model import allocate, compress, export, repair
+from gac.cli.model import allocate, compress, export, frontier, repair
 from gac.cli.plot import plot
 from gac.cli.profile import profile, profiles
 from gac.cli.show import compare, graph, report
@@ -40,23 +38,8 @@ def main() -> None:
     os.environ.setdefault("HF_HUB_VERBOSITY", "error")
 
 
-_COMMANDS = (
-    profile,
-    profiles,
-    cliffs,
-    explain,
-    study,
-    graph,
-    allocate,
-    frontier,
-    compare,
-    plot,
-    report,
-    compress,
-    repair,
-    evaluate,
-    bench,
-    export,
-)
-for _command in _COMMANDS:
+_MEASURE = (profile, profiles, cliffs, explain, study)
+_CHOOSE = (graph, allocate, frontier, compare, plot, report)
+_APPLY = (compress, repair, evaluate, bench, export)
+for _command in (*_MEASURE, *_CHOOSE, *_APPLY):
     main.add_command(_command)

@@ -46,7 +46,7 @@ def cliffs(
 
     measured = gac.Profile.load(name)
     gpu = measured.header.gpu
-    found = [_with_causes(measured, sweep) for sweep in _matching(measured, operator, axis, shape, dims)]
+    found = [_with_causes(measured, sweep) for sweep in matching_sweeps(measured, operator, axis, shape, dims)]
     if plot is not None:
         from gac.reporting.figures.sweeps import atlas, figure_of_sweeps
         from gac.reporting.page import save
@@ -72,28 +72,32 @@ def _with_causes(measured: "Profile", sweep: "Sweep") -> "ExplainedSweep":
     return ExplainedSweep(sweep, found, causes_of(sweep, found, header), edge_causes(sweep, found, header))
 
 
-def _matching(
-    measured: "Profile", operator: str | None, axis: str | None, shape: dict[str, int], dims: Dims
+def matching_sweeps(
+    measured: "Profile", operator: str | None, axis: str | None, shape: dict[str, int], dims: Dims = None
 ) -> list["Sweep"]:
+    """The sweeps of a profile that are of this operator, axis and shape, and hold one of these dims.
+
+    Raises:
+        ProfileError: there is none.
+    """
     every = measured.sweeps()
-    found = [
-        sweep
-        for sweep in every
-        if operator in (None, sweep.operator) and axis in (None, sweep.axis) and _has(sweep, shape, dims)
-    ]
     if not every:
         raise ProfileError(
             f"profile {measured.path.stem} has no sweep",
             "at least 8 dims along one axis with all else fixed",
             "Measure them with gac profile.",
         )
+    of_operator = [sweep for sweep in every if operator in (None, sweep.operator)]
+    found = [sweep for sweep in of_operator if axis in (None, sweep.axis) and _has(sweep, shape, dims)]
     if not found:
         words = [operator or "any operator"] + ([f"along {axis}"] if axis else [])
         words += [f"{name}={size}" for name, size in shape.items()] + ([f"dims {dims[0]}:{dims[1]}"] if dims else [])
+        operators = f"operators {', '.join(sorted({sweep.operator for sweep in every}))}"
+        near = "; ".join(sweep.label for sweep in sorted(of_operator, key=len)[-5:])
         raise ProfileError(
             f"no sweep of {measured.path.stem} is of {' '.join(words)}",
-            f"one of its {len(every)} sweeps",
-            "Run gac cliffs on it without filters to see them.",
+            f"one of its {len(every)} sweeps, such as {near}" if near else f"one of its {len(every)}, of {operators}",
+            "Run gac cliffs on it without filters to see them, or measure it with gac profile.",
         )
     return found
 

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import gac
+from gac.cli.cliffs import matching_sweeps
 from gac.cli.files import FILE, Figure, named_plans
 from gac.cli.options import dims_option, output_option, profile_option, shape_option
 from gac.cli.verb import Answer, Verb
-from gac.errors import GacError, ProfileError
+from gac.errors import GacError
 from gac.io import read_document
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure as Page
 
-    from gac.profiling.table import Profile, Sweep
     from gac.reporting.figures.prediction import Outcome
 
 
@@ -82,24 +82,11 @@ def latency(
     """
     from gac import plots
 
-    ax = plots.latency(_sweep(gac.Profile.load(profile), operator, axis, shape), dims=dims)
+    fitting = matching_sweeps(gac.Profile.load(profile), operator, axis, shape)
+    ax = plots.latency(max(fitting, key=len), dims=dims)
     if title is not None:
         ax.set_title(title, loc="left", parse_math=False)
     return ax
-
-
-def _sweep(measured: "Profile", operator: str, axis: str | None, shape: dict[str, int]) -> "Sweep":
-    of_operator = [one for one in measured.sweeps() if one.operator == operator]
-    if not of_operator:
-        known = ", ".join(sorted({one.operator for one in measured.sweeps()}))
-        given = f"profile {measured.path.stem} has no sweep of operator {operator}"
-        raise ProfileError(given, f"one of {known or 'none'}", "Name another one, or measure it with gac profile.")
-    fitting = [one for one in of_operator if axis in (None, one.axis) and shape.items() <= dict(one.fixed).items()]
-    if not fitting:
-        given = f"no sweep of {operator} in {measured.path.stem} is of the axis and shape asked for"
-        labels = sorted(of_operator, key=len)[-5:]
-        raise ProfileError(given, f"one like {'; '.join(one.label for one in labels)}", "Ask for one of these.")
-    return max(fitting, key=len)
 
 
 @_figure
@@ -209,17 +196,25 @@ def prediction(files: tuple[str, ...], title: str | None) -> "Axes":
     """Predicted loss against measured loss, from the reports that gac eval --against wrote."""
     from gac import plots
 
-    return plots.prediction([outcome_of(Path(file)) for file in files], title=title)
+    return plots.prediction([one for file in files for one in outcomes_of(Path(file))], title=title)
 
 
-def outcome_of(path: Path) -> "Outcome":
+def outcomes_of(path: Path) -> list["Outcome"]:
+    """What was predicted and measured of each model of a report that has both.
+
+    Raises:
+        GacError: the report cannot be read, or has no such model.
+    """
     from gac.reporting.figures.prediction import Outcome
 
     expected = "a report of gac eval DIR --against MODEL -o REPORT.json"
     report = read_document(path, "report", expected, GacError)
-    names = ("predicted_log_ratio", "log_ratio")
-    values: list[Any] = [report.get(name) if isinstance(report, dict) else None for name in names]
-    if not all(isinstance(value, (int, float)) for value in values):
+    models = report.get("models") if isinstance(report, dict) else None
+    entries = [one for one in models if isinstance(one, dict)] if isinstance(models, list) else []
+    figures = ("predicted", "log_ratio")
+    told = [one for one in entries if all(isinstance(one.get(name), (int, float)) for name in figures)]
+    if not told:
         given = f"report {path} has no predicted and measured loss"
         raise GacError(given, expected, "Evaluate a compressed directory against the model it was made of.")
-    return Outcome(path.stem, float(values[0]), float(values[1]))
+    names = [path.stem if len(told) == 1 else f"{path.stem} {one.get('name')}" for one in told]
+    return [Outcome(name, *(float(one[of]) for of in figures)) for name, one in zip(names, told, strict=True)]

@@ -33,26 +33,27 @@ def study(names: Sequence[str], every: bool, profile: str | None, output: Path |
     Without NAME, the studies are listed.
     """
     from gac.lab.studies import STUDIES
+    from gac.lab.tables import studies_table, study_tables, verdicts_table
 
     named = tuple(STUDIES.get(name) for name in dict.fromkeys(names))
     chosen = tuple(STUDIES) if every else named
     if not chosen and profile is not None:
         raise click.UsageError("--profile judges studies: name them, or give --all.")
     if not chosen:
-        return _listed(tuple(STUDIES))
+        names = ("name", "title", "claim", "source")
+        entries = [{name: getattr(one, name) for name in names} | {"shapes": len(one.points())} for one in STUDIES]
+        return Answer({"studies": entries}, lambda: [studies_table(entries)])
     measured = _measured(chosen, profile, output, passes)
     results, problems = _judged(chosen, measured)
-    return _answer(measured, results, problems)
-
-
-def _listed(studies: Sequence["Study"]) -> Answer:
-    from gac.lab.tables import studies_table
-
-    entries = [
-        {"name": one.name, "title": one.title, "claim": one.claim, "source": one.source, "shapes": len(one.points())}
-        for one in studies
-    ]
-    return Answer({"studies": entries}, lambda: [studies_table(entries)])
+    document: dict[str, Any] = {
+        "gpu": measured.header.gpu,
+        "profile": measured.path.stem,
+        "digest": measured.digest,
+        "results": [asdict(result) for result in results],
+        "problems": problems,
+    }
+    summary = [verdicts_table(measured.header.gpu, results)] if len(results) > 1 else []
+    return Answer(document, lambda: [table for result in results for table in study_tables(result)] + summary)
 
 
 def _measured(studies: Sequence["Study"], profile: str | None, output: Path | None, passes: int) -> "Profile":
@@ -82,17 +83,3 @@ def _judged(studies: Sequence["Study"], measured: "Profile") -> tuple[list["Stud
             problems[one.name] = str(failure)
             note(f"{one.name}: {failure}")
     return results, problems
-
-
-def _answer(measured: "Profile", results: Sequence["StudyResult"], problems: dict[str, str]) -> Answer:
-    from gac.lab.tables import study_tables, verdicts_table
-
-    document: dict[str, Any] = {
-        "gpu": measured.header.gpu,
-        "profile": measured.path.stem,
-        "digest": measured.digest,
-        "results": [asdict(result) for result in results],
-        "problems": problems,
-    }
-    summary = [verdicts_table(measured.header.gpu, results)] if len(results) > 1 else []
-    return Answer(document, lambda: [table for result in results for table in study_tables(result)] + summary)

@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from gac.evaluation.latency import Entry, Spread, Timed, Timer, time_in_turns
-from gac.evaluation.variants import variant, weight_bytes, without_gemms
+from gac.evaluation.shapes import variant, weight_bytes, without_gemms
 from gac.evaluation.versions import Version
 from gac.forms.planned_sites import run_together
 from gac.models.sites import Site

@@ -12,8 +12,8 @@ from transformers import PreTrainedModel
 
 from gac.arrays import Floats
 from gac.errors import GacError
+from gac.evaluation.shapes import weight_bytes
 from gac.evaluation.steps import Context, Step, decode_step, prefill_step, prepare
-from gac.evaluation.variants import weight_bytes
 from gac.models.families import family_of
 from gac.profiling.timing.device import fingerprint
 from gac.profiling.timing.sampling import BATCH, PATIENCE, Batch, half_width

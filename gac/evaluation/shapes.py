@@ -1,5 +1,6 @@
-"""A model of known shapes without weights: random ones to run, and another model's loss curves to plan with."""
+"""Models to time: of known shapes with random weights, with the dims of a plan, and without their GEMMs."""
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -8,21 +9,28 @@ from typing import Any
 
 import torch
 import transformers
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from gac.allocation.problem import Problem
+from gac.compression.apply import swap_in
+from gac.compression.modules import empty_module, share_gemms
 from gac.evaluation.versions import Planner
 from gac.models.families import family_of
+from gac.models.linears import linear_at
 from gac.models.shapes import Shapes, shapes_of
-from gac.plan import Measured
+from gac.models.sites import Site
+from gac.plan import Measured, WeightChoice
 from gac.profiling.select import select_profile
 from gac.recipe import Recipe
+from gac.runtime.decode import use_decode_kernel
 from gac.sensitivity.curve_library import CurveLibrary
 from gac.workloads import Workload
 
 _AutoConfig: Any = transformers.AutoConfig
 _AutoModel: Any = transformers.AutoModelForCausalLM
 _POSITIONS = 131_072
+_SCALE = 0.02
 _VOCABULARY = 32_000
 _VOCABULARIES: Mapping[str, int] = MappingProxyType(
     {"smollm2": 49_152, "llama-3-8b": 128_256, "llama-3-70b": 128_256, "qwen3-8b": 151_936, "gemma-3-4b": 262_208}
@@ -89,3 +97,79 @@ def model_of_shapes(
 def _shapes(name: str, layers: int | None) -> Shapes:
     found: Shapes = shapes_of(name)
     return replace(found, num_hidden_layers=layers or found.num_hidden_layers)
+
+
+def variant(
+    model: PreTrainedModel, choices: Sequence[WeightChoice], fused: Sequence[Site] = (), triton: bool = False
+) -> PreTrainedModel:
+    """The model with these forms and dims: random weights where a weight changes, the model's own elsewhere.
+
+    What does not change is shared with the model, and takes no memory again.
+
+    Args:
+        choices: of every weight.
+        fused: sites whose marked weights run their first GEMMs as one.
+        triton: whether one row runs in Triton.
+    """
+    found = _sharing(model)
+    swap_in(found, {choice.name: _random(model, choice) for choice in choices if choice.form != "dense"})
+    share_gemms(found, fused)
+    if triton:
+        use_decode_kernel(found)
+    return found
+
+
+def without_gemms(model: PreTrainedModel, sites: Sequence[Site], neurons: float = 1.0) -> PreTrainedModel:
+    """The model without the GEMMs of the sites: each weight hands out a buffer of its outputs instead.
+
+    What is left is attention, norms, activations, embedding and head, and all launches but those of the GEMMs.
+
+    Args:
+        neurons: the fraction of each MLP's neurons that there are.
+    """
+    found = _sharing(model)
+    outputs: dict[tuple[int, int], Tensor] = {}
+    for site in sites:
+        for weight in site.weights:
+            share = neurons if weight.neurons == "out" else 1.0
+            found.set_submodule(weight.name, StandIn(int(share * weight.out_features), outputs))
+    return found
+
+
+class StandIn(nn.Module):
+    """Stands for a linear weight: outputs of its shape, always the same random ones, at no cost.
+
+    Args:
+        features: of the output.
+        outputs: by rows and features, shared by weights alike.
+    """
+
+    def __init__(self, features: int, outputs: dict[tuple[int, int], Tensor]) -> None:
+        super().__init__()
+        self._features, self._outputs = features, outputs
+
+    def forward(self, x: Tensor) -> Tensor:
+        *leading, _ = x.shape
+        key = (x.shape[:-1].numel(), self._features)
+        if key not in self._outputs:
+            self._outputs[key] = torch.randn(key, device=x.device).to(x.dtype)
+        return self._outputs[key].view(*leading, self._features)
+
+
+def weight_bytes(model: nn.Module) -> int:
+    """Bytes of a model's parameters, each counted once."""
+    return sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+
+
+def _sharing(model: PreTrainedModel) -> PreTrainedModel:
+    """A copy of the modules that shares every parameter and buffer."""
+    shared: dict[int, Any] = {id(one): one for one in (*model.parameters(), *model.buffers())}
+    return copy.deepcopy(model, shared)
+
+
+def _random(model: PreTrainedModel, choice: WeightChoice) -> nn.Module:
+    dense = linear_at(model, choice.name)
+    module = empty_module(choice, dense.bias is not None, dense.weight.device, dense.weight.dtype)
+    for parameter in module.parameters():
+        nn.init.normal_(parameter, std=_SCALE)
+    return module.eval().requires_grad_(False)

@@ -29,7 +29,7 @@ def places(plan: Plan, tmp_path: Path) -> dict[str, Path]:
     found = frontier(problem([[8, 4, 2, 1, 0.5]], [10, 20, 30, 40, 50, 60]), points=5)
     found.save(tmp_path / "frontier.json")
     found.plan(1).save(tmp_path / "point.json")
-    (tmp_path / "report.json").write_text(json.dumps({"predicted_log_ratio": 0.2, "log_ratio": 0.25}))
+    (tmp_path / "report.json").write_text(json.dumps({"models": [{"predicted": 0.2, "log_ratio": 0.25}]}))
     write_profile(tmp_path / "gpu.jsonl", ranks(), lambda point: point.operation.axes["r"])
     return {path.stem: path for path in tmp_path.iterdir()}
 
@@ -69,10 +69,13 @@ def test_the_ending_says_the_format(ending: str, places: dict[str, Path], tmp_pa
     [
         (("plan", "plan", "-o", "figure.gif"), "figure figure.gif ends in '.gif'; expected one of .png, .pdf, .svg."),
         (("dims", "plan", "elsewhere", "-o", "x.png"), "beside one for tiny (111111111111); expected plans for the"),
-        (("latency", "gpu", "--operator", "sdpa", "-o", "x.png"), "gpu has no sweep of operator sdpa; expected one of"),
+        (
+            ("latency", "gpu", "--operator", "sdpa", "-o", "x.png"),
+            "no sweep of gpu is of sdpa; expected one of its 1, ",
+        ),
         (
             ("latency", "gpu", "--operator", "low_rank", "--axis", "k", "-o", "x.png"),
-            "no sweep of low_rank in gpu is of the axis and shape asked for; expected one like low_rank bf16 m=1024",
+            "no sweep of gpu is of low_rank along k; expected one of its 1 sweeps, such as low_rank bf16 m=1024 k=4096",
         ),
         (("layer", "plan", "--profile", "gpu", "-o", "x.png"), "plan for tiny names no workload; expected one"),
         (

@@ -11,9 +11,8 @@ from transformers import PreTrainedModel
 from gac.errors import GacError, ProfileError
 from gac.evaluation.bench import Bench, Reference, in_groups
 from gac.evaluation.latency import LEAST_ROUNDS, MOST_ROUNDS, Entry, GraphTimer, Spread, interleaved, time_in_turns
-from gac.evaluation.shapes import model_of_shapes, planner_of_shapes
+from gac.evaluation.shapes import model_of_shapes, planner_of_shapes, variant, weight_bytes, without_gemms
 from gac.evaluation.steps import Context, Step, decode_step, prefill_step, prepare
-from gac.evaluation.variants import variant, weight_bytes, without_gemms
 from gac.evaluation.versions import DENSE, FUSED, UNALIGNED, Planner, Version, versions_at
 from gac.forms.planned_sites import run_together
 from gac.profiling.timing.sampling import Batch

@@ -42,7 +42,7 @@ def main() -> None:
         "frontier/small": to_json(frontier(problem([[8, 4, 2, 1, 0.5]], [10, 20, 30, 40, 50, 60]), points=3)),
         "checkpoint/small": _checkpoint(config, plan),
         "config/small": json.dumps(config.to_dict()).encode(),
-        "report/small": b'{"perplexity": 18.4, "predicted_log_ratio": 0.07, "log_ratio": 0.05, "tasks": {}}',
+        "report/small": b'{"models": [{"name": "small", "predicted": 0.07, "log_ratio": 0.05}], "against": {}}',
         "name/prefill": b"prefill:1x1024",
         "name/decode": b"decode:1@1024",
         "name/grouped": b"grouped:2",

@@ -69,12 +69,12 @@ def read_checkpoint(data: bytes) -> None:
 
 def read_report(data: bytes) -> None:
     """Read what ``gac eval`` wrote, and draw it."""
-    from gac.cli.plot import outcome_of
+    from gac.cli.plot import outcomes_of
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "report.json"
         path.write_bytes(data)
-        outcome_of(path)
+        outcomes_of(path)
 
 
 def read_config(data: bytes) -> None:

@@ -148,11 +148,14 @@ def test_what_looks_like_json_in_a_string_is_read_as_it_is(text: str) -> None:
     [
         ("[" * 100_000, "report r.json cannot be read: maximum recursion depth exceeded"),
         (
-            '{"log_ratio": 1' + "0" * 400 + ', "predicted_log_ratio": 1}',
+            '{"models": [{"log_ratio": 1' + "0" * 400 + ', "predicted": 1}]}',
             "report r.json has no predicted and measured loss",
         ),
-        ('{"log_ratio": NaN, "predicted_log_ratio": 1}', "r: predicted 1.0, measured nan; expected finite losses"),
-        ('{"log_ratio": 1, "predicted_log_ratio": 1e308}', "r: predicted 1e+308, measured 1.0; expected finite losses"),
+        ('{"models": [{"log_ratio": NaN, "predicted": 1}]}', "r: predicted 1.0, measured nan; expected finite losses"),
+        (
+            '{"models": [{"log_ratio": 1, "predicted": 1e308}]}',
+            "r: predicted 1e+308, measured 1.0; expected finite losses",
+        ),
         ("0," * 2_000_001, "report r.json cannot be read: 2,000,001 commas, more than 2,000,000"),
         ("\udcff", "report r.json cannot be read: 'utf-8' codec can't decode byte 0xff"),
     ],
