@@ -24,7 +24,7 @@ import torch
 import transformers
 
 from gac.checkpoint.attach import attach_plan
-from gac.evaluation.variants import variant
+from gac.evaluation.shapes import variant
 from gac.models.shapes import SHAPES
 from gac.plan import Plan, SiteChoice, WeightChoice
 from tests.benchmarks.harness import options, write

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 from transformers import StaticCache
 
-from gac.evaluation.shapes import model_of_shapes
-from gac.evaluation.variants import variant
+from gac.evaluation.shapes import model_of_shapes, variant
 from tests.benchmarks.harness import options, write
 
 MODES = (None, "default", "reduce-overhead")
