@@ -23,6 +23,7 @@ from gac.sensitivity.curves import ModelCurves, measure_curves, stream_fits
 from gac.sensitivity.registry import METHODS
 from gac.testing.methods import KINDS, loss_of, moments_of, statistics
 from tests.models.small import small_config, small_model
+from tests.small_pipeline import Small
 
 EVERY_KIND = pytest.mark.parametrize("kind", KINDS)
 
@@ -68,6 +69,14 @@ def curves(model: Any, ids: Tensor) -> ModelCurves:
     return measure_curves(model, sites, ids, METHODS.get("kfac"), None, progress=False)
 
 
+def rescale(model: LlamaForCausalLM, exponent: int) -> None:
+    """Larger neurons that are read as much smaller: the model computes what it did."""
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.mlp.up_proj.weight.mul_(10.0**exponent)
+            layer.mlp.down_proj.weight.div_(10.0**exponent)
+
+
 def check_sound(found: ModelCurves) -> None:
     for curve in found.curves.by_key.values():
         assert np.isfinite(curve.loss).all()
@@ -78,10 +87,7 @@ def check_sound(found: ModelCurves) -> None:
 @pytest.mark.parametrize("exponent", [-8, -4, 4, 8])
 def test_a_model_that_only_looks_scaled_has_the_same_curves(exponent: int, tiny_model: LlamaForCausalLM) -> None:
     plain = curves(tiny_model, windows())
-    with torch.no_grad():
-        for layer in tiny_model.model.layers:
-            layer.mlp.up_proj.weight.mul_(10.0**exponent)
-            layer.mlp.down_proj.weight.div_(10.0**exponent)
+    rescale(tiny_model, exponent)
     scaled = curves(tiny_model, windows())
     assert scaled.dense_loss == pytest.approx(plain.dense_loss, rel=1e-6)
     for key, curve in plain.curves.by_key.items():
@@ -101,10 +107,7 @@ def test_weights_of_any_scale_give_sound_curves(exponent: int, tiny_model: Llama
 
 @pytest.mark.parametrize("exponent", [-30, 30])
 def test_scales_beyond_float32_are_refused(exponent: int, tiny_model: LlamaForCausalLM) -> None:
-    with torch.no_grad():
-        for layer in tiny_model.model.layers:
-            layer.mlp.up_proj.weight.mul_(10.0**exponent)
-            layer.mlp.down_proj.weight.div_(10.0**exponent)
+    rescale(tiny_model, exponent)
     with pytest.raises(ModelError, match="of layer 1 is not finite; expected finite activations and gradients"):
         curves(tiny_model, windows())
 
@@ -170,13 +173,10 @@ def heads_of_one() -> OPTForCausalLM:
     return OPTForCausalLM(config).eval()
 
 
-def test_heads_of_one_dim_and_primes_everywhere(text_file: Path, tiny_tokenizer: Any) -> None:
-    made = {"tokenizer": tiny_tokenizer, "progress": False}
-    plan = gac.allocate(
-        heads_of_one(), 0.6, calibration=f"{text_file}:4x32", profile="nvidia-h100-80gb-hbm3", align=False, **made
-    )
+def test_heads_of_one_dim_and_primes_everywhere(small: Small) -> None:
+    plan = small.allocate(0.6, heads_of_one(), align=False)
     assert plan.budget.used <= plan.budget.limit
-    model: Any = gac.compress(heads_of_one(), plan, **made)
+    model = small.compress(plan, heads_of_one())
     with torch.no_grad():
         assert torch.isfinite(model(windows(1, 8)).logits).all()
 
@@ -198,21 +198,15 @@ def test_a_config_that_no_model_can_have_is_refused(
         gac.allocate(tmp_path, 0.8, progress=False)
 
 
-def test_a_tokenizer_of_another_model_is_refused(text_file: Path, tiny_tokenizer: Any) -> None:
+def test_a_tokenizer_of_another_model_is_refused(small: Small) -> None:
     model = small_model(small_config("llama", vocab_size=50, bos_token_id=0, eos_token_id=0, pad_token_id=0))
     with pytest.raises(TextError, match=r"the tokenizer gives token id \d+ on .*; expected ids below the model's vo"):
-        gac.allocate(
-            model, 0.8, calibration=f"{text_file}:4x32", tokenizer=tiny_tokenizer, profile="nvidia-h100-80gb-hbm3",
-            progress=False,
-        )  # fmt: skip
+        small.allocate(0.8, model)
 
 
-def test_windows_of_one_token_are_refused(tiny_model: LlamaForCausalLM, text_file: Path, tiny_tokenizer: Any) -> None:
+def test_windows_of_one_token_are_refused(small: Small) -> None:
     with pytest.raises(TextError) as caught:
-        gac.allocate(
-            tiny_model, 0.8, calibration=f"{text_file}:4x1", tokenizer=tiny_tokenizer, profile="nvidia-h100-80gb-hbm3",
-            progress=False,
-        )  # fmt: skip
+        small.allocate(0.8, calibration=f"{small.text}:4x1")
     assert str(caught.value) == (
         "calibration windows of 1 token; expected at least 2: the first is not predicted. Ask for more."
     )

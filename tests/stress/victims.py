@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from tqdm import tqdm
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 import gac
 from gac.errors import GacError
@@ -23,7 +22,7 @@ from gac.forms.low_rank.spec import low_rank
 from gac.profiling.records import Launch, Measurement, Point
 from gac.profiling.sweeps import sweep
 from gac.sensitivity import calibration
-from gac.testing.models import byte_backend
+from gac.testing import models
 from tests.headers import make_header
 
 POINTS = [Point(low_rank(1, 64, rank, 64)) for rank in range(1, 31)]
@@ -44,22 +43,9 @@ WRITERS = (
 
 def make_world(world: Path) -> None:
     """A model of two layers with a tokenizer, text to calibrate it on, a latency table, and a plan."""
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=256,
-        hidden_size=32,
-        intermediate_size=88,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=128,
-        tie_word_embeddings=False,
-    )
-    LlamaForCausalLM(config).save_pretrained(world / "model")
-    PreTrainedTokenizerFast(tokenizer_object=byte_backend()).save_pretrained(world / "model")
-    draw = random.Random(0)
-    words = ["the", "rank", "of", "a", "weight", "is", "small", "where", "curvature", "falls", "off"]
-    (world / "text.txt").write_text(" ".join(draw.choice(words) for _ in range(500)), encoding="utf-8")
+    models.tiny_model().save_pretrained(world / "model")
+    models.tiny_tokenizer().save_pretrained(world / "model")
+    (world / "text.txt").write_text("the rank of a weight is small where curvature falls off " * 40, encoding="utf-8")
     profile(world, world)
     allocate(world, world)
 
