@@ -30,14 +30,14 @@ class TextSpec:
     length: int = DEFAULT_LENGTH
 
     @classmethod
-    def parse(cls, text: str, windows: int = DEFAULT_WINDOWS, length: int = DEFAULT_LENGTH) -> "TextSpec":
-        """Read ``NAME`` or ``NAME:WINDOWSxLENGTH`` (``wiki-sample:16x512``); a size in the text wins.
+    def parse(cls, text: str) -> "TextSpec":
+        """Read ``NAME`` or ``NAME:WINDOWSxLENGTH`` (``wiki-sample:16x512``).
 
         Raises:
             TextError: a size below 1.
         """
         match = _SIZED.fullmatch(text)
-        spec = cls(match[1], int(match[2]), int(match[3])) if match else cls(text, windows, length)
+        spec = cls(match[1], int(match[2]), int(match[3])) if match else cls(text)
         _check_size(spec.windows, spec.length)
         return spec
 
