@@ -83,12 +83,12 @@ def _fields(found: re.Match[str]) -> dict[str, Any]:
     return numbers | pairs
 
 
-def _even_k(found: re.Match[str]) -> bool:
+def _even_k(found: re.Match[str]) -> bool | None:
     """Behind the traits come ``is_dropout`` (not where keys are split), ``is_causal``, ``is_local``, ``has_alibi``,
     ``is_even_MN``, ``is_even_K``."""
     flags = re.search(r"> ?>((?:, (?:true|false))+)>", found.string)
     place = 4 if "splitkv" in found.string else 5
-    return flags is not None and flags[1].removeprefix(", ").split(", ")[place] == "true"
+    return flags[1].removeprefix(", ").split(", ")[place] == "true" if flags else None
 
 
 _GENERATIONS = {"volta": 70, "turing": 75, "ampere": 80, "hopper": 90}
