@@ -12,7 +12,7 @@ from gac.allocation.frontier import frontier as whole_range
 from gac.allocation.rules import RULES
 from gac.checkpoint.attach import attach_plan, check_class
 from gac.compression.apply import build_modules, changed_sites, swap_in
-from gac.compression.first_shot import check_shots, statistics
+from gac.compression.first_shot import calibration_run, check_shots
 from gac.compression.modules import planned_sites, share_gemms
 from gac.compression.refit import refit as fit_again
 from gac.costs import PARAMS
@@ -27,14 +27,12 @@ from gac.plan import Plan
 from gac.profiling.select import select_profile
 from gac.recipe import Options, Recipe
 from gac.runtime.decode import use_decode_kernel
-from gac.sensitivity.curves import Source, stream_fits
+from gac.sensitivity.calibration import CalibrationRun
+from gac.sensitivity.curves import stream_fits
 from gac.sensitivity.documents import Text
-from gac.sensitivity.methods import Method
 from gac.sensitivity.registry import METHODS
-from gac.sensitivity.store import StatisticsStore
 
 if TYPE_CHECKING:
-    from torch import Tensor
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
@@ -157,16 +155,13 @@ def compress(
     windows = planned_windows(plan, loaded, calibration)
     method = METHODS.get(recipe.measure.method)
     check_shots(recipe.measure.shots, method, recipe.rule, sites, loaded.model.config.model_type)
-    store, source = statistics(loaded.model, digest, windows, method, recipe.measure.shots, progress=progress)
+    run = calibration_run(loaded.model, digest, windows, method, recipe.measure.shots, progress=progress)
     layers = _layers_to_fit(plan, changed, sites)
     whole = [site for site in sites if site.layer in layers]
-    factors = partial(_factors, loaded.model, whole, windows.ids, method, store, source, recipe.space.forms, progress)
-    modules = build_modules(loaded.model, plan.weights, changed, factors(), method)
+    factors = partial(_factors, run, whole, recipe.space.forms)
+    modules = build_modules(run, plan.weights, changed, factors())
     if recipe.refit not in (None, "none"):
-        kept = dict(factors())
-        modules = fit_again(
-            loaded.model, modules, plan.weights, recipe.refit, sites, kept, windows.ids, method, progress=progress
-        )
+        modules = fit_again(run, modules, plan.weights, recipe.refit, sites, dict(factors()))
     swap_in(loaded.model, modules)
     share_gemms(loaded.model, sites)
     if recipe.deployment.triton:
@@ -183,15 +178,5 @@ def _layers_to_fit(plan: Plan, changed: Sequence[Site], sites: Sequence[Site]) -
     return {site.layer for site in sites if site.layer >= min(layers)}
 
 
-def _factors(
-    model: "PreTrainedModel",
-    sites: Sequence[Site],
-    windows: "Tensor",
-    method: Method,
-    store: StatisticsStore,
-    source: Source | None,
-    forms: Sequence[str],
-    progress: bool,
-) -> Iterator[tuple[int, Kept]]:
-    fits = stream_fits(model, sites, windows, method, store, forms=forms, source=source, progress=progress)
-    return ((layer, fit.kept) for layer, fit in fits)
+def _factors(run: CalibrationRun, sites: Sequence[Site], forms: Sequence[str]) -> Iterator[tuple[int, Kept]]:
+    return ((layer, fit.kept) for layer, fit in stream_fits(run, sites, forms=forms))

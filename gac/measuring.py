@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from gac.allocation.feasibility import check_reachable
 from gac.allocation.problem import Problem
 from gac.allocation.rules import RULES
-from gac.compression.first_shot import check_shots, statistics
+from gac.compression.first_shot import calibration_run, check_shots
 from gac.compression.refit import expected_share, refit_named
 from gac.errors import GacError, ModelError, PlanError
 from gac.forms import DEFAULT_FORMS, form_named
@@ -117,19 +117,9 @@ def measure_problem(
     windows = _windows(asked.text, loaded, recipe.measure.seed)
     check_finite(loaded.model)
     digest = targeted_digest(loaded, sites)
-    store, source = statistics(loaded.model, digest, windows, method, recipe.measure.shots, progress=progress)
-    curves = measure_curves(
-        loaded.model,
-        sites,
-        windows.ids,
-        method,
-        store,
-        forms=recipe.space.forms,
-        schemes=recipe.space.schemes,
-        source=source,
-        progress=progress,
-    )
-    extra = RULES.get(recipe.rule).measure(loaded.model, sites, windows.ids, method, store, progress=progress)
+    run = calibration_run(loaded.model, digest, windows, method, recipe.measure.shots, progress=progress)
+    curves = measure_curves(run, sites, forms=recipe.space.forms, schemes=recipe.space.schemes)
+    extra = RULES.get(recipe.rule).measure(run, sites)
     share = expected_share(recipe.refit, method)
     text, documents = asked.text, asked.text.digests if isinstance(asked.text, Documents) else ()
     measured = Measured(

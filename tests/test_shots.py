@@ -70,10 +70,10 @@ def test_an_interrupted_second_shot_goes_on(small: Small, tmp_path: Path, monkey
     monkeypatch.setenv("GAC_HOME", str(tmp_path / "other"))
     stream = second_shot.stream_moments
 
-    def cut_short(model: Any, *arguments: Any, **given: Any) -> Iterator[Any]:
-        for layer, moments in stream(model, *arguments, **given):
+    def cut_short(run: Any, sites: Any) -> Iterator[Any]:
+        for layer, moments in stream(run, sites):
             yield layer, moments
-            if model is not small.model:
+            if run.model is not small.model:
                 raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:

@@ -11,10 +11,7 @@ from gac.recipe import Recipe
 from gac.registry import Registry, check_contract
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-    from gac.sensitivity.methods import Method
-    from gac.sensitivity.store import StatisticsStore
+    from gac.sensitivity.calibration import CalibrationRun
 
 
 class Rule(ABC):
@@ -36,23 +33,12 @@ class Rule(ABC):
             GacError: names the form or the limit.
         """
 
-    def measure(
-        self,
-        model: "nn.Module",
-        sites: Sequence[Site],
-        windows: "Tensor",
-        method: "Method",
-        store: "StatisticsStore | None",
-        *,
-        progress: bool = True,
-    ) -> Mapping[str, Floats]:
+    def measure(self, run: "CalibrationRun", sites: Sequence[Site]) -> Mapping[str, Floats]:
         """What it reads of the model besides loss curves, by weight name: ``problem.measurements``.
 
         Args:
+            run: the model, its calibration windows, the metric that curves are measured in, and where factors are kept.
             sites: all of the model, in its order.
-            windows: calibration token ids, int64, shape ``(windows, tokens)``.
-            method: the metric that curves are measured in.
-            store: where statistics and factors are kept; None keeps nothing.
         """
         return {}
 

@@ -20,23 +20,15 @@ from gac.linalg import check_measured
 from gac.models.linears import linear_at
 from gac.models.sites import Site
 from gac.models.weights import Weight
+from gac.sensitivity.calibration import CalibrationRun
 from gac.sensitivity.curves import stream_fits
 from gac.sensitivity.layerwise import frozen
 from gac.sensitivity.losses import window_loss
-from gac.sensitivity.methods import Method
-from gac.sensitivity.store import StatisticsStore
 
 CHUNK_BYTES = 12 * 2**30
 
 
-def stream_changes(
-    model: nn.Module,
-    sites: Sequence[Site],
-    windows: Tensor,
-    method: Method,
-    store: StatisticsStore | None,
-    progress: bool,
-) -> Iterator[tuple[int, dict[str, Floats]]]:
+def stream_changes(run: CalibrationRun, sites: Sequence[Site]) -> Iterator[tuple[int, dict[str, Floats]]]:
     """Yield ``(layer, {weight name: changes})``; changes as in ``component_changes``.
 
     Components are those of the layers' factors, from the store where it has them. Takes one more backward pass over the
@@ -47,13 +39,11 @@ def stream_changes(
     """
     for chunk in _chunks(sites):
         weights = [weight for site in chunk for weight in site.weights]
-        gradients = mean_gradients(model, weights, windows, progress)
-        for layer, fit in stream_fits(model, chunk, windows, method, store, progress=progress):
+        gradients = mean_gradients(run.model, weights, run.windows, run.progress)
+        for layer, fit in stream_fits(run, chunk):
             members = [weight for site in chunk if site.layer == layer for weight in site.weights]
-            yield (
-                layer,
-                {one.name: component_changes(*every_rank(fit.kept, one), gradients[one.name]) for one in members},
-            )
+            changes = {one.name: component_changes(*every_rank(fit.kept, one), gradients[one.name]) for one in members}
+            yield layer, changes
         del gradients  # before the next chunk's are summed
 
 

@@ -3,50 +3,35 @@
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
-from torch import Tensor, nn
 
 from gac.arrays import Floats
 from gac.models.loading import check_in_memory
 from gac.models.sites import Site
-from gac.sensitivity.methods import Method
-from gac.sensitivity.store import StatisticsStore, read_arrays, write_tensors
+from gac.sensitivity.calibration import CalibrationRun
+from gac.sensitivity.store import read_arrays, write_tensors
 
-Stream = Callable[
-    [nn.Module, Sequence[Site], Tensor, Method, StatisticsStore | None, bool], Iterator[tuple[int, dict[str, Floats]]]
-]
+Stream = Callable[[CalibrationRun, Sequence[Site]], Iterator[tuple[int, dict[str, Floats]]]]
 
 
-def measure_layers(
-    rule: str,
-    stream: Stream,
-    model: nn.Module,
-    sites: Sequence[Site],
-    windows: Tensor,
-    method: Method,
-    store: StatisticsStore | None,
-    *,
-    progress: bool = True,
-) -> dict[str, Floats]:
+def measure_layers(rule: str, stream: Stream, run: CalibrationRun, sites: Sequence[Site]) -> dict[str, Floats]:
     """What a rule asks for, by weight name.
 
     Args:
         rule: under whose name it is kept.
         stream: measures it, layer by layer.
         sites: whole layers of them, in model order.
-        windows: calibration token ids, int64, shape ``(windows, tokens)``.
-        store: where layers and the factors of their weights are found again; None keeps nothing.
 
     Raises:
         ModelError: a loss or a statistic is not finite, or a weight is offloaded.
         StatisticsError: what is kept cannot be written or read.
     """
     use = "where its gradient or its truncation can be measured"
-    check_in_memory(model, f", under the rule {rule}", use, ", or take another rule")
+    check_in_memory(run.model, f", under the rule {rule}", use, ", or take another rule")
     layers = dict.fromkeys(site.layer for site in sites)
-    paths = {layer: store.measured(f"{rule}-{method.name}", layer) for layer in layers} if store else {}
+    paths = {layer: run.store.measured(f"{rule}-{run.method.name}", layer) for layer in layers} if run.store else {}
     found = {layer: read_arrays(path) for layer, path in paths.items() if path.exists()}
     missing = [site for site in sites if site.layer not in found]
-    for layer, measured in stream(model, missing, windows, method, store, progress):
+    for layer, measured in stream(run, missing):
         found[layer] = measured
         if paths:
             write_tensors(paths[layer], {name: torch.from_numpy(values) for name, values in measured.items()})

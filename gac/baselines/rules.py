@@ -17,10 +17,7 @@ from gac.models.sites import Site
 from gac.models.weights import Weight
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-    from gac.sensitivity.methods import Method
-    from gac.sensitivity.store import StatisticsStore
+    from gac.sensitivity.calibration import CalibrationRun
 
 
 class Uniform(RankRule):
@@ -53,21 +50,11 @@ class _MeasuringRule(RankRule):
     stream: ClassVar[str]
     """The ``Stream`` that measures it, ``module:function``; imported when it is asked."""
 
-    def measure(
-        self,
-        model: "nn.Module",
-        sites: Sequence[Site],
-        windows: "Tensor",
-        method: "Method",
-        store: "StatisticsStore | None",
-        *,
-        progress: bool = True,
-    ) -> Mapping[str, Floats]:
+    def measure(self, run: "CalibrationRun", sites: Sequence[Site]) -> Mapping[str, Floats]:
         from gac.baselines.measurements import measure_layers
 
         kind = self.name.partition(":")[0]  # whatever the rounding
-        stream = resolve_name(self.stream)
-        return measure_layers(kind, stream, model, sites, windows, method, store, progress=progress)
+        return measure_layers(kind, resolve_name(self.stream), run, sites)
 
 
 class ZeroSum(_MeasuringRule):

@@ -17,11 +17,10 @@ from gac.arrays import Floats
 from gac.forms.low_rank.torch import every_rank
 from gac.models.linears import linear_at
 from gac.models.sites import Site
+from gac.sensitivity.calibration import CalibrationRun
 from gac.sensitivity.curves import stream_fits
 from gac.sensitivity.layerwise import frozen
 from gac.sensitivity.losses import window_loss
-from gac.sensitivity.methods import Method
-from gac.sensitivity.store import StatisticsStore
 
 KEPT = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 """The kept fractions of a weight's parameters that are tried, as in ASVD's code."""
@@ -32,14 +31,7 @@ WINDOWS = 4
 logger = logging.getLogger("gac")
 
 
-def stream_truncation_losses(
-    model: nn.Module,
-    sites: Sequence[Site],
-    windows: Tensor,
-    method: Method,
-    store: StatisticsStore | None,
-    progress: bool,
-) -> Iterator[tuple[int, dict[str, Floats]]]:
+def stream_truncation_losses(run: CalibrationRun, sites: Sequence[Site]) -> Iterator[tuple[int, dict[str, Floats]]]:
     """Yield ``(layer, {weight name: losses})``; says first how many runs of the model it takes.
 
     Losses have shape ``(fractions, 2)``: the rank, ``int(out in kept / (out + in))`` and at least 1, and the mean loss
@@ -51,7 +43,7 @@ def stream_truncation_losses(
     count = sum(len(site.weights) for site in sites)
     if not count:
         return
-    ids = windows[:WINDOWS]
+    model, ids = run.model, run.windows[:WINDOWS]
     logger.info(
         "%d weights at %d kept fractions: %d runs of the model over %d windows of %d tokens",
         count,
@@ -59,8 +51,8 @@ def stream_truncation_losses(
         count * len(KEPT),
         *ids.shape,
     )
-    with tqdm(total=count * len(KEPT), desc="truncating", unit="run", disable=not progress) as bar:
-        for layer, fit in stream_fits(model, sites, windows, method, store, progress=progress):
+    with tqdm(total=count * len(KEPT), desc="truncating", unit="run", disable=not run.progress) as bar:
+        for layer, fit in stream_fits(run, sites):
             found = {}
             for weight in (weight for site in sites if site.layer == layer for weight in site.weights):
                 second, first = every_rank(fit.kept, weight)

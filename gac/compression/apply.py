@@ -13,7 +13,7 @@ from gac.models.sites import Site
 from gac.models.weights import Weight
 from gac.plan import Plan, WeightChoice
 from gac.schemes import scheme_named
-from gac.sensitivity.methods import Method
+from gac.sensitivity.calibration import CalibrationRun
 
 
 def changed_sites(plan: Plan, sites: Sequence[Site]) -> tuple[Site, ...]:
@@ -39,11 +39,7 @@ def changed_sites(plan: Plan, sites: Sequence[Site]) -> tuple[Site, ...]:
 
 
 def build_modules(
-    model: nn.Module,
-    weights: Sequence[WeightChoice],
-    sites: Sequence[Site],
-    stream: Iterator[tuple[int, Kept]],
-    method: Method,
+    run: CalibrationRun, weights: Sequence[WeightChoice], sites: Sequence[Site], stream: Iterator[tuple[int, Kept]]
 ) -> dict[str, nn.Module]:
     """The new module of every weight that changes, by name; the model itself is not touched.
 
@@ -58,13 +54,12 @@ def build_modules(
     choices = {choice.name: choice for choice in weights}
     modules: dict[str, nn.Module] = {}
     for layer, kept in stream:
-        statistics = Statistics(model, kept.moments, method)
+        statistics = Statistics(run.model, kept.moments, run.method)
         for site in (site for site in sites if site.layer == layer):
-            chosen = [choices[weight.name] for weight in site.weights]
-            work = SiteWork(site.weights, [choice.dim for choice in chosen], kept, statistics)
-            for weight, choice in zip(site.weights, chosen, strict=True):
-                if module := _module(work, weight, choice):
-                    modules[choice.name] = module
+            work = SiteWork(site.weights, kept, statistics)
+            for weight in site.weights:
+                if module := _module(work, weight, choices[weight.name]):
+                    modules[weight.name] = module
     return modules
 
 

@@ -8,8 +8,9 @@ shot, whatever is planned next: so the statistics of the second shot serve every
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
+from dataclasses import replace
 
-from torch import Tensor, nn
+from torch import nn
 from transformers import PreTrainedModel
 
 from gac.allocation.candidates import candidates
@@ -29,8 +30,8 @@ from gac.models.sites import Site
 from gac.plan import WeightChoice
 from gac.recipe import Shots, Space
 from gac.runtime.modules import empty_linear
-from gac.sensitivity.calibration import LayerMoments
-from gac.sensitivity.curves import Source, measure_curves, stream_fits
+from gac.sensitivity.calibration import CalibrationRun, LayerMoments
+from gac.sensitivity.curves import measure_curves, stream_fits
 from gac.sensitivity.methods import Method
 from gac.sensitivity.registry import METHODS
 from gac.sensitivity.second_shot import stream_second
@@ -71,32 +72,26 @@ def check_shots(shots: Shots, method: Method, rule: str, sites: Sequence[Site], 
         raise GacError(given, expected, "Use shots=1.")
 
 
-def first_shot(
-    model: PreTrainedModel, windows: Tensor, method: Method, store: StatisticsStore, *, progress: bool = True
-) -> nn.Module:
+def first_shot(run: CalibrationRun) -> nn.Module:
     """The dense model compressed to ``FIRST_KEPT`` and fitted again, with weights of the dense shapes.
 
     It shares with the dense model all that is not compressed; the rest is a second copy on the same devices. The same
     model and windows give the same first shot.
 
     Args:
-        model: a dense causal LM, all of it in memory; it is as it was when this returns or raises.
-        windows: calibration token ids, int64, shape ``(windows, tokens)``.
-        store: where the statistics of one shot are found, or else kept.
+        run: of one shot; its model is all in memory, and as it was when this returns or raises.
 
     Raises:
         BudgetError: so small a model cannot be compressed so far.
         ModelError: a statistic is not finite, or a layer does more to the residual stream than to add.
         StatisticsError: what is kept cannot be written or read.
     """
-    sites = family_of(model.config).sites(model.config)
-    curves = measure_curves(model, sites, windows, method, store, progress=progress)
-    weights = _chosen(sites, curves.curves)
-    fits = stream_fits(model, sites, windows, method, store, progress=progress)
-    factors = {layer: fit.kept for layer, fit in fits}
-    modules = build_modules(model, weights, sites, iter(factors.items()), method)
-    fitted = refit(model, modules, weights, "residual", sites, factors, windows, method, progress=progress)
-    return _multiplied_out(model, weights, fitted)
+    sites = family_of(run.model.config).sites(run.model.config)
+    weights = _chosen(sites, measure_curves(run, sites).curves)
+    factors = {layer: fit.kept for layer, fit in stream_fits(run, sites)}
+    modules = build_modules(run, weights, sites, iter(factors.items()))
+    fitted = refit(run, modules, weights, "residual", sites, factors)
+    return _multiplied_out(run.model, weights, fitted)
 
 
 def _chosen(sites: Sequence[Site], curves: LossCurves) -> list[WeightChoice]:
@@ -123,10 +118,10 @@ def _multiplied_out(model: nn.Module, weights: Sequence[WeightChoice], modules: 
     return copied
 
 
-def statistics(
+def calibration_run(
     model: PreTrainedModel, digest: str, windows: Windows, method: Method, shots: Shots, *, progress: bool = True
-) -> tuple[StatisticsStore, Source | None]:
-    """Where curves and factors are kept, and what ``stream_fits`` takes the moments of other layers from.
+) -> CalibrationRun:
+    """What measures a model, or goes on where that was measured before.
 
     The second shot's are kept by themselves, and its model is made when its moments are first asked for.
 
@@ -135,17 +130,15 @@ def statistics(
         digest: of its weights.
     """
     key = f"{digest} {windows.digest} {method.power}"
-    one = _store(key)
+    one = CalibrationRun(model, windows.ids, method, _store(key), progress)
     if shots == 1:
-        return one, None
-    two = _store(f"{key}, gradients at {FIRST_KEPT}")
+        return one
+    two = replace(one, store=_store(f"{key}, gradients at {FIRST_KEPT}"))
 
     def second(sites: Sequence[Site]) -> Iterator[tuple[int, LayerMoments]]:
-        first = first_shot(model, windows.ids, method, one, progress=progress)
-        stores = one, two
-        return stream_second(model, first, sites, windows.ids, power=method.power, stores=stores, progress=progress)
+        return stream_second(one, replace(two, model=first_shot(one)), sites)
 
-    return two, second
+    return replace(two, source=second)
 
 
 def _store(of: str) -> StatisticsStore:

@@ -30,7 +30,7 @@ from gac.models.weights import Weight
 from gac.plan import WeightChoice
 from gac.recipe import Refit
 from gac.schemes import Scheme, scheme_named
-from gac.sensitivity.calibration import decoder_layers
+from gac.sensitivity.calibration import CalibrationRun, decoder_layers
 from gac.sensitivity.layerwise import frozen
 from gac.sensitivity.methods import Method
 
@@ -66,29 +66,24 @@ def refit_named(
 
 
 def refit(
-    model: nn.Module,
+    run: CalibrationRun,
     modules: Mapping[str, nn.Module],
     weights: Sequence[WeightChoice],
     how: Refit,
     sites: Sequence[Site],
     kept: Mapping[int, Kept],
-    windows: Tensor,
-    method: Method,
-    *,
-    progress: bool = True,
 ) -> dict[str, nn.Module]:
     """The modules of compressed weights fitted again, and fitted copies of the weights that stay dense.
 
     The model is as it was when this returns or raises.
 
     Args:
-        model: the dense model.
+        run: of the dense model.
         modules: the new module of every weight that changes, by name; what they hold is changed.
         weights: what every weight becomes.
         how: ``residual`` or ``update``.
         sites: all of the model's, as planned.
         kept: by layer, from the first that changes on.
-        windows: calibration token ids, int64, shape ``(windows, tokens)``.
 
     Raises:
         ModelError: a layer does more to the residual stream than to add what its weights write.
@@ -97,13 +92,14 @@ def refit(
         return {}
     layers = {layer: [w for site in group for w in site.weights] for layer, group in groupby(sites, lambda s: s.layer)}
     lowest = min(layer for layer, weights in layers.items() if any(weight.name in modules for weight in weights))
-    both = PairedRun(model, decoder_layers(model, layers), windows)
+    model = run.model
+    both = PairedRun(model, decoder_layers(model, layers), run.windows)
     choices = {choice.name: choice for choice in weights}
     fitted = dict(modules)
     with frozen(model), torch.no_grad():
         both.start(lowest)
-        for layer in tqdm(range(lowest, len(layers)), "refitting", unit="layer", disable=not progress):
-            fit = _LayerFit(model, both, layer, layers[layer], choices, kept[layer], method, how)
+        for layer in tqdm(range(lowest, len(layers)), "refitting", unit="layer", disable=not run.progress):
+            fit = _LayerFit(model, both, layer, layers[layer], choices, kept[layer], run.method, how)
             fitted |= fit.run(modules)
     for name, module in fitted.items():
         dense = linear_at(model, name)

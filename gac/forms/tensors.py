@@ -94,14 +94,12 @@ class SiteWork:
 
     Attributes:
         weights: all of them, those that stay dense too.
-        dims: the dim of each.
         kept: of the site's layer.
         statistics: their moments are those that forms asked to keep.
         shared: whatever weights of the site that are built together have in common, for forms to fill.
     """
 
     weights: Sequence[Weight]
-    dims: Sequence[int]
     kept: Kept
     statistics: Statistics
     shared: dict[str, Any] = field(default_factory=dict)

@@ -14,7 +14,7 @@ by sqrt(|g|^p) first, and is then cut to TF32's 11 significant bits: by less tha
 """
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -29,6 +29,7 @@ from gac.models.loading import read_parameter
 from gac.models.sites import Site
 from gac.models.weights import Weight
 from gac.sensitivity.layerwise import LayerwiseBackward, listening
+from gac.sensitivity.methods import Method
 from gac.sensitivity.store import StatisticsStore, read_tensors, write_tensors
 
 SNAPSHOT_SECONDS = 120.0
@@ -55,6 +56,29 @@ class LayerMoments:
         return Moments(*(self.tensors[f"{what}/{weight.name}"] for what in ("inputs", "gradients", "scale")))
 
 
+@dataclass(frozen=True, eq=False)
+class CalibrationRun:
+    """A model that is measured on one text, in the metric of one method.
+
+    Attributes:
+        model: a causal LM; runs on the devices it is on, its parameters are left alone.
+        windows: calibration token ids, int64, shape ``(windows, tokens)``.
+        store: where finished layers are kept and found again; None keeps nothing.
+        source: streams the moments of some sites' layers as ``stream_moments`` does; None takes the model's own.
+    """
+
+    model: nn.Module
+    windows: Tensor
+    method: Method
+    store: StatisticsStore | None = None
+    progress: bool = True
+    source: Callable[[Sequence[Site]], Iterator[tuple[int, LayerMoments]]] | None = None
+
+    def moments(self, sites: Sequence[Site]) -> Iterator[tuple[int, LayerMoments]]:
+        """Those of the sites' layers, from the last layer to the first; raises as ``stream_moments`` does."""
+        return (self.source or partial(stream_moments, self))(sites)
+
+
 def kept_on_disk(sites: Sequence[Site]) -> bool:
     """Whether the moments of these sites' layers are small enough to be kept."""
     layers = {site.layer for site in sites}
@@ -66,26 +90,14 @@ def moment_bytes(sites: Sequence[Site]) -> int:
     return 4 * sum(weight.in_features**2 + weight.out_features**2 for site in sites for weight in site.weights)
 
 
-def stream_moments(
-    model: nn.Module,
-    sites: Sequence[Site],
-    windows: Tensor,
-    *,
-    power: float,
-    store: StatisticsStore | None = None,
-    progress: bool = True,
-) -> Iterator[tuple[int, LayerMoments]]:
+def stream_moments(run: CalibrationRun, sites: Sequence[Site]) -> Iterator[tuple[int, LayerMoments]]:
     """Yield ``(layer, moments)`` for the weights of ``sites``, from the last layer to the first; kept ones are read.
 
     Moments of more than ``LAYER_BYTES`` a layer are not kept on disk. A run that was cut short goes on from a boundary
     between layers that was written at most ``SNAPSHOT_SECONDS`` before, where the layers above it are not asked for.
 
     Args:
-        model: a causal LM; runs on the devices it is on, its parameters are left alone.
-        windows: token ids, int64, shape ``(windows, tokens)``.
-        power: p, with which a token's gradient weighs its activation.
         sites: whole layers of them, in model order.
-        store: where finished layers are kept and found again; None keeps nothing.
 
     Raises:
         ModelError: the loss or a statistic is not finite, or the model is no stack of decoder layers.
@@ -94,12 +106,12 @@ def stream_moments(
     weights: dict[int, list[Weight]] = {}
     for site in sites:
         weights.setdefault(site.layer, []).extend(site.weights)
-    keeps = store if kept_on_disk(sites) else None
+    keeps = run.store if kept_on_disk(sites) else None
     missing = {layer: of for layer, of in weights.items() if keeps is None or not keeps.moments(layer).exists()}
-    measured = _measure(model, missing, windows, power, store, progress) if missing else iter(())
+    measured = _measure(run, missing) if missing else iter(())
     for layer in sorted(weights, reverse=True):
         if keeps is not None and layer not in missing:
-            device = read_parameter(model, f"{weights[layer][0].name}.weight").device
+            device = read_parameter(run.model, f"{weights[layer][0].name}.weight").device
             yield layer, LayerMoments(read_tensors(keeps.moments(layer), device))
             continue
         _, moments = next(measured)
@@ -110,18 +122,11 @@ def stream_moments(
     next(measured, None)  # what it does after its last layer
 
 
-def _measure(
-    model: nn.Module,
-    weights: Mapping[int, Sequence[Weight]],
-    windows: Tensor,
-    power: float,
-    store: StatisticsStore | None,
-    progress: bool,
-) -> Iterator[tuple[int, LayerMoments]]:
+def _measure(run: CalibrationRun, weights: Mapping[int, Sequence[Weight]]) -> Iterator[tuple[int, LayerMoments]]:
     """Layers from the last one that is wanted to the first; those between that are not wanted are passed through."""
-    lowest = min(weights)
+    model, windows, store, lowest = run.model, run.windows, run.store, min(weights)
     backward = LayerwiseBackward(model, decoder_layers(model, weights), windows, lowest)
-    with tqdm(total=0, desc="calibrating", unit="window", disable=not progress) as bar:
+    with tqdm(total=0, desc="calibrating", unit="window", disable=not run.progress) as bar:
         bar.reset(len(windows))
         backward.start(bar.update)
         loss = backward.loss / (windows.numel() - len(windows))  # the first token of a window is not predicted
@@ -129,7 +134,7 @@ def _measure(
         bar.reset(len(windows) * (last - lowest + 1))
         saved = time.monotonic()
         for layer in range(last, lowest - 1, -1):
-            sums = _Sums(weights.get(layer, ()), power)
+            sums = _Sums(weights.get(layer, ()), run.method.power)
             with listening(model, sums.hooks):
                 backward.through(layer, bar.update)
             if layer in weights:

@@ -1,14 +1,14 @@
 """Loss curves and factors of every site of a model, layer by layer, kept on disk."""
 
 from collections import ChainMap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from tqdm import tqdm
 
 from gac.curves import LossCurve, LossCurves
@@ -17,13 +17,9 @@ from gac.forms.tensors import Kept
 from gac.models.loading import read_parameter
 from gac.models.sites import Site
 from gac.schemes import DEFAULT_SCHEME, Scheme, scheme_named
-from gac.sensitivity.calibration import LayerMoments, stream_moments
+from gac.sensitivity.calibration import CalibrationRun
 from gac.sensitivity.layer_fit import LayerFit, fit_layer
-from gac.sensitivity.methods import Method
-from gac.sensitivity.store import StatisticsStore, TensorFile, background_writer, read_arrays
-
-Source = Callable[[Sequence[Site]], Iterator[tuple[int, LayerMoments]]]
-"""Streams the moments of some sites' layers, from the last layer to the first, as ``stream_moments`` does."""
+from gac.sensitivity.store import TensorFile, background_writer, read_arrays
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,50 +31,29 @@ class ModelCurves:
 
 
 def measure_curves(
-    model: nn.Module,
-    sites: Sequence[Site],
-    windows: Tensor,
-    method: Method,
-    store: StatisticsStore | None,
-    *,
-    forms: Sequence[str] = (),
-    schemes: Sequence[str] = (),
-    source: Source | None = None,
-    progress: bool = True,
+    run: CalibrationRun, sites: Sequence[Site], *, forms: Sequence[str] = (), schemes: Sequence[str] = ()
 ) -> ModelCurves:
     """Calibrate, and measure every form and scheme; layers that are in the store are read.
 
     Args:
-        windows: calibration token ids, int64, shape ``(windows, tokens)``.
-        forms, schemes, source: as for ``stream_fits``.
+        forms, schemes: as for ``stream_fits``.
 
     Raises:
         ModelError: a statistic is not finite.
         StatisticsError: what is kept cannot be written or read.
     """
     layers = {layer: list(group) for layer, group in groupby(sites, key=lambda site: site.layer)}
-    parts = _parts((*method.forms, *forms), schemes)
+    parts = _parts((*run.method.forms, *forms), schemes)
     by_key: dict[tuple[str, str, str], LossCurve] = {}
     dense_loss = 0.0
-    for layer, fit in stream_fits(
-        model, sites, windows, method, store, forms=forms, schemes=schemes, source=source, progress=progress
-    ):
+    for layer, fit in stream_fits(run, sites, forms=forms, schemes=schemes):
         dense_loss = float(fit.losses["loss"])
         by_key |= _curves(layers[layer], fit, parts).by_key
     return ModelCurves(LossCurves(by_key), dense_loss)
 
 
 def stream_fits(
-    model: nn.Module,
-    sites: Sequence[Site],
-    windows: Tensor,
-    method: Method,
-    store: StatisticsStore | None,
-    *,
-    forms: Sequence[str] = (),
-    schemes: Sequence[str] = (),
-    source: Source | None = None,
-    progress: bool = True,
+    run: CalibrationRun, sites: Sequence[Site], *, forms: Sequence[str] = (), schemes: Sequence[str] = ()
 ) -> Iterator[tuple[int, LayerFit]]:
     """Yield ``(layer, what is measured of it)``: the layers in the store, then the others, from the last to the first.
 
@@ -86,38 +61,32 @@ def stream_fits(
 
     Args:
         sites: whole layers of them, in model order.
-        windows: calibration token ids, int64, shape ``(windows, tokens)``.
         forms: forms that are to be measured beside those that always are.
         schemes: likewise, what rounding to them costs.
-        source: asked once for the moments of the layers that are not in the store; None takes the model's own.
 
     Raises:
         ModelError: a statistic is not finite.
         StatisticsError: what is kept cannot be written or read.
     """
-    parts = _parts((*method.forms, *forms), schemes)
+    parts = _parts((*run.method.forms, *forms), schemes)
     by_layer = {layer: list(group) for layer, group in groupby(sites, key=lambda site: site.layer)}
-    missing = {layer: [part for part in parts if not _is_kept(store, method, part, layer)] for layer in by_layer}
+    missing = {layer: [part for part in parts if not _is_kept(run, part, layer)] for layer in by_layer}
     for layer in [layer for layer, lacking in missing.items() if not lacking]:
-        yield layer, _together(_read(store, method, parts, layer, _device(model, by_layer.pop(layer))))
+        yield layer, _together(_read(run, parts, layer, by_layer.pop(layer)))
     if not by_layer:
         return
     wanted = [site for group in by_layer.values() for site in group]
-    stream = (
-        source(wanted)
-        if source is not None
-        else stream_moments(model, wanted, windows, power=method.power, store=store, progress=progress)
-    )
+    stream = run.moments(wanted)
     with background_writer() as write:
-        for layer, moments in tqdm(stream, "decomposing", len(by_layer), unit="layer", disable=not progress):
+        for layer, moments in tqdm(stream, "decomposing", len(by_layer), unit="layer", disable=not run.progress):
             fits = []
             for part in missing[layer]:
-                fits.append(fit_layer(model, by_layer[layer], moments, method, part.forms, part.schemes))
-                if store is not None:
+                fits.append(fit_layer(run, by_layer[layer], moments, part.forms, part.schemes))
+                if run.store is not None:
                     losses = {name: torch.from_numpy(loss) for name, loss in fits[-1].losses.items()}
-                    write(dict(zip(_paths(store, method, part, layer), (fits[-1].kept.tensors, losses), strict=True)))
+                    write(dict(zip(_paths(run, part, layer), (fits[-1].kept.tensors, losses), strict=True)))
             kept = [part for part in parts if part not in missing[layer]]
-            yield layer, _together(fits + _read(store, method, kept, layer, _device(model, by_layer[layer])))
+            yield layer, _together(fits + _read(run, kept, layer, by_layer[layer]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,20 +109,21 @@ def _parts(forms: Sequence[str], schemes: Sequence[str]) -> list[_Part]:
     ]
 
 
-def _paths(store: StatisticsStore, method: Method, part: _Part, layer: int) -> tuple[Path, Path]:
+def _paths(run: CalibrationRun, part: _Part, layer: int) -> tuple[Path, Path]:
     """Of the factors and of the losses, which are written last: a part with losses is whole."""
-    factors, losses = (store.measured(f"{what}-{method.name}-{part.name}", layer) for what in ("factors", "losses"))
+    assert run.store is not None
+    named = (f"{what}-{run.method.name}-{part.name}" for what in ("factors", "losses"))
+    factors, losses = (run.store.measured(name, layer) for name in named)
     return factors, losses
 
 
-def _is_kept(store: StatisticsStore | None, method: Method, part: _Part, layer: int) -> bool:
-    return store is not None and all(path.exists() for path in _paths(store, method, part, layer))
+def _is_kept(run: CalibrationRun, part: _Part, layer: int) -> bool:
+    return run.store is not None and all(path.exists() for path in _paths(run, part, layer))
 
 
-def _read(
-    store: StatisticsStore | None, method: Method, parts: Sequence[_Part], layer: int, device: torch.device
-) -> list[LayerFit]:
-    files = [_paths(store, method, part, layer) for part in parts] if store else []
+def _read(run: CalibrationRun, parts: Sequence[_Part], layer: int, sites: Sequence[Site]) -> list[LayerFit]:
+    files = [_paths(run, part, layer) for part in parts] if run.store else []
+    device = read_parameter(run.model, f"{sites[0].weights[0].name}.weight").device
     return [LayerFit(read_arrays(losses), Kept(TensorFile(factors, device))) for factors, losses in files]
 
 
@@ -179,7 +149,3 @@ def _curves(sites: Sequence[Site], fit: LayerFit, parts: Sequence[_Part]) -> Los
         price = {name: float(fit.losses[key]) for name, key in keys.items() if key in fit.losses}
         found = found.with_scheme(scheme, weights, [form_named("dense"), *forms], price)
     return found
-
-
-def _device(model: nn.Module, sites: Sequence[Site]) -> torch.device:
-    return read_parameter(model, f"{sites[0].weights[0].name}.weight").device

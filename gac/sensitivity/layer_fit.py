@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from torch import Tensor, nn
+from torch import Tensor
 
 from gac.arrays import Floats
 from gac.forms import Form
@@ -19,8 +19,7 @@ from gac.linalg import packed
 from gac.models.sites import Site
 from gac.models.weights import Weight
 from gac.schemes import Scheme
-from gac.sensitivity.calibration import LayerMoments
-from gac.sensitivity.methods import Method
+from gac.sensitivity.calibration import CalibrationRun, LayerMoments
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,10 +37,9 @@ class LayerFit:
 
 
 def fit_layer(
-    model: nn.Module,
+    run: CalibrationRun,
     sites: Sequence[Site],
     moments: LayerMoments,
-    method: Method,
     forms: Sequence[Form],
     schemes: Sequence[Scheme] = (),
 ) -> LayerFit:
@@ -51,7 +49,7 @@ def fit_layer(
         ModelError: a statistic is not finite.
     """
     weights = [weight for site in sites for weight in site.weights]
-    statistics = Statistics(model, moments.of, method)
+    statistics = Statistics(run.model, moments.of, run.method)
     losses: dict[str, Floats] = {"loss": np.array(moments.loss)}
     tensors: dict[str, Tensor] = {}
     for weight in weights:

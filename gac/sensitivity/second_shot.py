@@ -8,24 +8,14 @@ of the curvature between shots of LLM Surgeon (arXiv 2312.17244), on one of its 
 
 from collections.abc import Iterator, Sequence
 
-from torch import Tensor, nn
-
 from gac.models.sites import Site
-from gac.sensitivity.calibration import LayerMoments, stream_moments
-from gac.sensitivity.store import StatisticsStore
+from gac.sensitivity.calibration import CalibrationRun, LayerMoments, stream_moments
 
 _OF_GRADIENTS = ("gradients/", "tokens/")
 
 
 def stream_second(
-    dense: nn.Module,
-    first: nn.Module,
-    sites: Sequence[Site],
-    windows: Tensor,
-    *,
-    power: float,
-    stores: tuple[StatisticsStore, StatisticsStore],
-    progress: bool,
+    dense: CalibrationRun, first: CalibrationRun, sites: Sequence[Site]
 ) -> Iterator[tuple[int, LayerMoments]]:
     """Yield ``(layer, moments)`` for the weights of ``sites``, from the last layer to the first.
 
@@ -33,19 +23,15 @@ def stream_second(
     each by itself. Layers whose moments are in a store are read.
 
     Args:
-        first: the model of the first shot, with weights of the dense one's shapes; it has to be the same whenever an
+        first: of the first shot's model, with weights of the dense one's shapes; it has to be the same whenever an
             interrupted run goes on.
-        stores: of the dense model's moments, and of the first shot's.
 
     Raises:
         ModelError: the loss or a statistic is not finite.
         StatisticsError: what is kept cannot be written or read.
     """
-    inputs, gradients = (
-        stream_moments(model, sites, windows, power=power, store=store, progress=progress)
-        for model, store in zip((dense, first), stores, strict=True)
-    )
-    for layer, own in inputs:
+    gradients = stream_moments(first, sites)
+    for layer, own in stream_moments(dense, sites):
         same, other = next(gradients)
         assert layer == same
         own.tensors.update((name, found) for name, found in other.tensors.items() if name.startswith(_OF_GRADIENTS))

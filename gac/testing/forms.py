@@ -19,8 +19,8 @@ from gac.operations import Operation
 from gac.plan import WeightChoice
 from gac.profiling.operators import OPERATORS
 from gac.runtime.modules import KINDS
+from gac.sensitivity.calibration import CalibrationRun
 from gac.sensitivity.curves import stream_fits
-from gac.sensitivity.methods import Method
 from gac.sensitivity.registry import METHODS
 from gac.testing.models import tiny_model
 
@@ -56,7 +56,7 @@ def check_form(form: Form, *weights: Weight, method: str = "kfac") -> None:
         for dim in sorted({1, form.full(weight) // 2, form.full(weight) - 1, form.full(weight)} - {0}):
             _check_sizes(form, weight, dim, f"{form.name} of {weight.name} at dim {dim}")
         _check_params(form, weight)
-    _check_model(form, model, sites, taken, METHODS.get(method))
+    _check_model(form, CalibrationRun(model, _IDS, METHODS.get(method), progress=False), sites, taken)
 
 
 def _check_params(form: Form, weight: Weight) -> None:
@@ -116,9 +116,9 @@ def _check_places(form: Form, weight: Weight, dim: int, of: str) -> None:
     assert grown == expected, f"{of}: one dim more at its places makes {grown}, its module of that dim has {expected}"
 
 
-def _check_model(form: Form, model: nn.Module, sites: Sequence[Site], taken: Sequence[Site], method: Method) -> None:
-    kept = {}
-    for layer, fit in stream_fits(model, sites, _IDS, method, None, forms=[form.name], progress=False):
+def _check_model(form: Form, run: CalibrationRun, sites: Sequence[Site], taken: Sequence[Site]) -> None:
+    model, kept = run.model, {}
+    for layer, fit in stream_fits(run, sites, forms=[form.name]):
         kept[layer] = fit.kept
         curves = {name: loss for name, loss in fit.losses.items() if name.startswith(f"{form.name}/")}
         assert curves, f"{form.name}: no loss curve of layer {layer} is measured"
@@ -127,11 +127,11 @@ def _check_model(form: Form, model: nn.Module, sites: Sequence[Site], taken: Seq
             assert bool((loss[:-1] >= loss[1:]).all()), f"{name}: a larger dim loses more than a smaller one"
     before = _logits(model)
     full = {site.name: form.full(site.weights[0]) for site in taken}
-    whole = _compressed(form, model, taken, kept, method, full)
+    whole = _compressed(form, run, taken, kept, full)
     apart = float((_logits(whole) - before).abs().max())
     assert apart < 1e-3, f"{form.name} at the full dim: logits differ by up to {apart:.2g} from the dense model's"
     half = {name: max(1, dim // 2) for name, dim in full.items()}
-    smaller = _compressed(form, model, taken, kept, method, half)
+    smaller = _compressed(form, run, taken, kept, half)
     dense = deepcopy(model)
     for site in taken:
         for weight in site.weights:
@@ -143,17 +143,12 @@ def _check_model(form: Form, model: nn.Module, sites: Sequence[Site], taken: Seq
 
 
 def _compressed(
-    form: Form,
-    model: nn.Module,
-    sites: Sequence[Site],
-    kept: Mapping[int, Kept],
-    method: Method,
-    dims: Mapping[str, int],
+    form: Form, run: CalibrationRun, sites: Sequence[Site], kept: Mapping[int, Kept], dims: Mapping[str, int]
 ) -> nn.Module:
     """A copy of the model with those sites in the form."""
     choices = [WeightChoice(weight, form.name, dims[site.name]) for site in sites for weight in site.weights]
-    found = deepcopy(model)
-    swap_in(found, build_modules(model, choices, sites, iter(kept.items()), method))
+    found = deepcopy(run.model)
+    swap_in(found, build_modules(run, choices, sites, iter(kept.items())))
     return found
 
 

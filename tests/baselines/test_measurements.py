@@ -23,8 +23,7 @@ from gac.forms.tensors import Kept
 from gac.models.families import family_of
 from gac.models.sites import Site
 from gac.models.weights import Weight
-from gac.sensitivity import curves
-from gac.sensitivity.calibration import stream_moments
+from gac.sensitivity.calibration import CalibrationRun, stream_moments
 from gac.sensitivity.curves import measure_curves
 from gac.sensitivity.registry import METHODS
 from gac.sensitivity.store import StatisticsStore
@@ -42,8 +41,12 @@ def sites_of(model: Any) -> tuple[Site, ...]:
     return family_of(model.config).sites(model.config)
 
 
+def run_of(model: Any, store: StatisticsStore | None = None) -> CalibrationRun:
+    return CalibrationRun(model, WINDOWS, METHOD, store, progress=False)
+
+
 def measured(rule: str, model: Any, store: StatisticsStore | None = None) -> Mapping[str, Floats]:
-    return RULES.get(rule).measure(model, sites_of(model), WINDOWS, METHOD, store, progress=False)
+    return RULES.get(rule).measure(run_of(model, store), sites_of(model))
 
 
 def gradients(model: Any) -> dict[str, Tensor]:
@@ -53,7 +56,7 @@ def gradients(model: Any) -> dict[str, Tensor]:
 def decomposed(model: Any) -> Decomposition:
     """Of the weight NAME."""
     weight = next(weight for weight in weights_of(model.config) if weight.name == NAME)
-    moments = dict(stream_moments(model, sites_of(model), WINDOWS, power=METHOD.power, progress=False))
+    moments = dict(stream_moments(run_of(model), sites_of(model)))
     return decompose(model.get_parameter(f"{NAME}.weight"), METHOD.metric(moments[1].of(weight)))
 
 
@@ -131,8 +134,8 @@ def test_the_factors_that_the_curves_left_are_used(
     rule: str, tiny_model: LlamaForCausalLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = StatisticsStore(tmp_path)
-    measure_curves(tiny_model, sites_of(tiny_model), WINDOWS, METHOD, store, progress=False)
-    monkeypatch.setattr(curves, "stream_moments", lambda *_, **__: pytest.fail("measured again"))
+    measure_curves(run_of(tiny_model, store), sites_of(tiny_model))
+    monkeypatch.setattr(CalibrationRun, "moments", lambda *_: pytest.fail("measured again"))
     assert NAME in measured(rule, tiny_model, store)
 
 

@@ -9,6 +9,7 @@ from gac.compression.refit import refit
 from gac.forms.planned_sites import as_planned
 from gac.models.families import family_of
 from gac.plan import Plan
+from gac.sensitivity.calibration import CalibrationRun
 from gac.sensitivity.curves import stream_fits
 from gac.sensitivity.registry import METHODS
 
@@ -17,11 +18,11 @@ IDS = torch.arange(40).reshape(2, 20)
 
 def applied(model: PreTrainedModel, plan: Plan, method: str = "kfac", ids: Tensor = IDS) -> PreTrainedModel:
     sites = as_planned(family_of(model.config).sites(model.config), plan.recipe.space.forms, fused=False)
-    how = METHODS.get(method)
-    factors = {layer: fit.kept for layer, fit in stream_fits(model, sites, ids, how, None, progress=False)}
-    modules = build_modules(model, plan.weights, changed_sites(plan, sites), iter(factors.items()), how)
+    run = CalibrationRun(model, ids, METHODS.get(method), progress=False)
+    factors = {layer: fit.kept for layer, fit in stream_fits(run, sites)}
+    modules = build_modules(run, plan.weights, changed_sites(plan, sites), iter(factors.items()))
     if plan.recipe.refit != "none":
-        modules = refit(model, modules, plan.weights, plan.recipe.refit, sites, factors, ids, how, progress=False)
+        modules = refit(run, modules, plan.weights, plan.recipe.refit, sites, factors)
     swap_in(model, modules)
     return model
 

@@ -16,6 +16,7 @@ from gac.errors import GacError
 from gac.forms import form_named
 from gac.models.families import family_of
 from gac.plan import Plan, WeightChoice
+from gac.sensitivity.calibration import CalibrationRun
 from gac.sensitivity.curves import measure_curves
 from gac.sensitivity.registry import METHODS
 from gac.sensitivity.store import StatisticsStore
@@ -24,20 +25,22 @@ from tests.compression.applying import applied
 from tests.models.small import small_config, small_model
 
 WINDOWS = torch.randint(0, 256, (8, 64), generator=torch.Generator().manual_seed(1))
-KFAC = METHODS.get("kfac")
 MakePlan = Callable[..., Plan]
 
 
+def run_of(model: PreTrainedModel, folder: Path) -> CalibrationRun:
+    return CalibrationRun(model, WINDOWS, METHODS.get("kfac"), StatisticsStore(folder), progress=False)
+
+
 def made(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
-    first: Any = first_shot(model, WINDOWS, KFAC, StatisticsStore(folder), progress=False)
+    first: Any = first_shot(run_of(model, folder))
     return first
 
 
 def choices(model: PreTrainedModel, folder: Path) -> list[WeightChoice]:
     """What the first shot makes of every weight."""
     sites = family_of(model.config).sites(model.config)
-    found = measure_curves(model, sites, WINDOWS, KFAC, StatisticsStore(folder), progress=False)
-    return shot._chosen(sites, found.curves)
+    return shot._chosen(sites, measure_curves(run_of(model, folder), sites).curves)
 
 
 def logits(model: PreTrainedModel) -> Tensor:

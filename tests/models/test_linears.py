@@ -11,12 +11,11 @@ from transformers.pytorch_utils import Conv1D
 from gac.errors import ModelError
 from gac.models.families import family_of
 from gac.models.linears import as_linear, check_rows_together
+from gac.sensitivity.calibration import CalibrationRun
 from gac.sensitivity.curves import measure_curves
 from gac.sensitivity.registry import METHODS
 from tests.compression.applying import IDS
 from tests.models.small import small_config, small_model, weights_of
-
-KFAC = METHODS.get("kfac")
 
 
 def test_what_the_kernel_for_one_row_cannot_read_is_refused() -> None:
@@ -52,8 +51,9 @@ def test_loss_curves_are_those_of_the_same_linear_layers() -> None:
             twin.weight.copy_(stored.get_submodule(weight.name).weight.T)
             twin.bias.copy_(stored.get_submodule(weight.name).bias)
         linear.set_submodule(weight.name, twin)
+    sites = family_of(stored.config).sites(stored.config)
     ours, theirs = (
-        measure_curves(model, family_of(stored.config).sites(stored.config), IDS, KFAC, None, progress=False).curves
+        measure_curves(CalibrationRun(model, IDS, METHODS.get("kfac"), progress=False), sites).curves
         for model in (stored, linear)
     )
     for key, curve in ours.by_key.items():

@@ -11,8 +11,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from gac.errors import ModelError
 from gac.models.families import family_of
 from gac.sensitivity import calibration
-from gac.sensitivity.calibration import stream_moments
+from gac.sensitivity.calibration import CalibrationRun, stream_moments
 from gac.sensitivity.layerwise import LayerwiseBackward
+from gac.sensitivity.registry import METHODS
 from gac.sensitivity.store import StatisticsStore
 
 WINDOWS = torch.randint(0, 256, (3, 24), generator=torch.Generator().manual_seed(1))
@@ -21,7 +22,7 @@ WINDOWS = torch.randint(0, 256, (3, 24), generator=torch.Generator().manual_seed
 def stream(model: LlamaForCausalLM, store: StatisticsStore | None = None, below: int = 99) -> Iterator[Any]:
     """The moments of the layers below one."""
     sites = [site for site in family_of(model.config).sites(model.config) if site.layer < below]
-    return stream_moments(model, sites, WINDOWS, power=1.0, store=store, progress=False)
+    return stream_moments(CalibrationRun(model, WINDOWS, METHODS.get("kfac"), store, progress=False), sites)
 
 
 @pytest.fixture

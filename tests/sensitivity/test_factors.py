@@ -15,8 +15,7 @@ from gac.forms.low_rank.torch import every_rank
 from gac.forms.narrow.elimination import eliminate, last_to_go
 from gac.linalg import packed, unpacked
 from gac.models.families import family_of
-from gac.sensitivity import curves
-from gac.sensitivity.calibration import stream_moments
+from gac.sensitivity.calibration import CalibrationRun, stream_moments
 from gac.sensitivity.curves import measure_curves, stream_fits
 from gac.sensitivity.registry import METHODS
 from gac.sensitivity.store import StatisticsStore, background_writer
@@ -24,7 +23,11 @@ from gac.testing.models import tiny_config
 
 WINDOWS = torch.randint(0, 256, (3, 24), generator=torch.Generator().manual_seed(1))
 SITES = family_of(tiny_config()).sites(tiny_config())
-KFAC, NARROW = METHODS.get("kfac"), FORMS.get("narrow")
+NARROW = FORMS.get("narrow")
+
+
+def run_of(model: Any, store: Path | None = None, method: str = "kfac") -> CalibrationRun:
+    return CalibrationRun(model, WINDOWS, METHODS.get(method), StatisticsStore(store) if store else None, False)
 
 
 @pytest.mark.parametrize("size", [1, 512, 1300])
@@ -37,11 +40,11 @@ def test_a_packed_matrix_comes_back(size: int) -> None:
 
 
 def test_the_factors_are_those_of_the_decomposition(tiny_model: LlamaForCausalLM, tmp_path: Path) -> None:
-    measure_curves(tiny_model, SITES, WINDOWS, KFAC, StatisticsStore(tmp_path), progress=False)
-    kept = dict(stream_fits(tiny_model, SITES, WINDOWS, KFAC, StatisticsStore(tmp_path), progress=False))
-    moments = dict(stream_moments(tiny_model, SITES, WINDOWS, power=1.0, progress=False))
+    run = run_of(tiny_model, tmp_path)
+    measure_curves(run, SITES)
+    kept, moments = dict(stream_fits(run, SITES)), dict(stream_moments(run, SITES))
     down = SITES[-1].weights[2]
-    matrix, metric = tiny_model.get_submodule(down.name).weight, KFAC.metric(moments[1].of(down))
+    matrix, metric = tiny_model.get_submodule(down.name).weight, run.method.metric(moments[1].of(down))
     second, first = every_rank(kept[1].kept, down)
     expected = decompose(matrix, metric).factors(9)
     assert torch.allclose(second[:, :9] @ first[:9], (expected[0] @ expected[1]).float(), atol=1e-6)
@@ -52,12 +55,11 @@ def test_the_factors_are_those_of_the_decomposition(tiny_model: LlamaForCausalLM
 
 
 def test_the_factors_of_groups_are_those_of_their_decomposition(tiny_model: LlamaForCausalLM, tmp_path: Path) -> None:
-    method, store = METHODS.get("palu:1"), StatisticsStore(tmp_path)
-    measure_curves(tiny_model, SITES, WINDOWS, method, store, progress=False)
-    kept = dict(stream_fits(tiny_model, SITES, WINDOWS, method, store, progress=False))[1]
-    moments = dict(stream_moments(tiny_model, SITES, WINDOWS, power=0.0, progress=False))[1]
+    run = run_of(tiny_model, tmp_path, "palu:1")
+    measure_curves(run, SITES)
+    kept, moments = dict(stream_fits(run, SITES))[1], dict(stream_moments(run, SITES))[1]
     value = next(weight for site in SITES for weight in site.weights if site.layer == 1 and weight.values == "out")
-    found = decompose_groups(tiny_model.get_submodule(value.name).weight, method.metric(moments.of(value)), 2)
+    found = decompose_groups(tiny_model.get_submodule(value.name).weight, run.method.metric(moments.of(value)), 2)
     assert kept.losses[f"grouped:1/{value.name}"].tolist() == found.curve.loss.tolist()
     for part, expected in zip(("second", "first"), found.factors(value.out_features // 2), strict=True):
         assert torch.equal(kept.kept.of(FORMS.get("grouped:1"), part, value), expected.float())
@@ -65,15 +67,14 @@ def test_the_factors_of_groups_are_those_of_their_decomposition(tiny_model: Llam
 
 
 def test_folding_keeps_the_moments_of_the_values(tiny_model: LlamaForCausalLM) -> None:
-    _, fit = next(stream_fits(tiny_model, SITES, WINDOWS, METHODS.get("palu-fold"), None, progress=False))
+    _, fit = next(stream_fits(run_of(tiny_model, method="palu-fold"), SITES))
     value = next(weight for site in SITES for weight in site.weights if site.layer == 1 and weight.values == "out")
     assert fit.kept.moments(value).inputs.shape == (value.in_features, value.in_features)
     assert f"grouped:1/{value.name}" not in fit.losses
 
 
 def test_factors_are_kept_in_the_models_dtype(tiny_model: LlamaForCausalLM) -> None:
-    model = tiny_model.to(torch.bfloat16)
-    _, fit = next(stream_fits(model, SITES, WINDOWS, KFAC, None, progress=False))
+    _, fit = next(stream_fits(run_of(tiny_model.to(torch.bfloat16)), SITES))
     assert {part.dtype for part in every_rank(fit.kept, SITES[-1].weights[0])} == {torch.bfloat16}
     assert fit.kept.moments(SITES[-1].weights[2]).inputs.dtype == torch.float32
 
@@ -81,19 +82,18 @@ def test_factors_are_kept_in_the_models_dtype(tiny_model: LlamaForCausalLM) -> N
 def test_kept_layers_are_not_measured(
     tiny_model: LlamaForCausalLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = StatisticsStore(tmp_path)
-    first = measure_curves(tiny_model, SITES, WINDOWS, KFAC, store, progress=False)
-    monkeypatch.setattr(curves, "stream_moments", lambda *_, **__: pytest.fail("measured again"))
-    again = measure_curves(tiny_model, SITES, WINDOWS, KFAC, store, progress=False)
+    first = measure_curves(run_of(tiny_model, tmp_path), SITES)
+    monkeypatch.setattr(CalibrationRun, "moments", lambda *_: pytest.fail("measured again"))
+    again = measure_curves(run_of(tiny_model, tmp_path), SITES)
     assert again.dense_loss == first.dense_loss
     assert again.curves.by_key.keys() == first.curves.by_key.keys()
 
 
 def test_a_layer_whose_factors_are_gone_is_measured_again(tiny_model: LlamaForCausalLM, tmp_path: Path) -> None:
     store = StatisticsStore(tmp_path)
-    measure_curves(tiny_model, SITES, WINDOWS, KFAC, store, progress=False)
+    measure_curves(run_of(tiny_model, tmp_path), SITES)
     store.measured("factors-kfac-standard", 0).unlink()
-    assert [layer for layer, _ in stream_fits(tiny_model, SITES, WINDOWS, KFAC, store, progress=False)] == [1, 0]
+    assert [layer for layer, _ in stream_fits(run_of(tiny_model, tmp_path), SITES)] == [1, 0]
     assert store.measured("factors-kfac-standard", 0).exists()
 
 

@@ -10,8 +10,9 @@ from gac.errors import ModelError
 from gac.forms.metric import Moments
 from gac.models.families import family_of
 from gac.sensitivity import layerwise
-from gac.sensitivity.calibration import stream_moments
+from gac.sensitivity.calibration import CalibrationRun, stream_moments
 from gac.sensitivity.layerwise import LayerwiseBackward
+from gac.sensitivity.methods import Kfac
 from tests.models.small import every_family, small_config, small_model
 
 LAYERS = 7
@@ -48,7 +49,8 @@ def whole_backward(model: PreTrainedModel, name: str, power: float) -> Moments:
 
 def check(model: PreTrainedModel, tolerance: float, power: float = 0.0) -> None:
     sites = family_of(model.config).sites(model.config)
-    found = dict(stream_moments(model, sites, WINDOWS, power=power, progress=False))
+    method = type("Weighed", (Kfac,), {"power": power})()
+    found = dict(stream_moments(CalibrationRun(model, WINDOWS, method, progress=False), sites))
     assert sorted(found) == list(range(LAYERS))
     ends = [(site.layer, weight) for site in (sites[0], sites[-1]) for weight in site.weights]
     for layer, weight in ends:

@@ -10,8 +10,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from gac.models.families import family_of
 from gac.sensitivity import calibration
-from gac.sensitivity.calibration import LayerMoments, stream_moments
+from gac.sensitivity.calibration import CalibrationRun, LayerMoments, stream_moments
 from gac.sensitivity.layerwise import LayerwiseBackward
+from gac.sensitivity.registry import METHODS
 from gac.sensitivity.second_shot import stream_second
 from gac.sensitivity.store import StatisticsStore
 
@@ -34,11 +35,14 @@ class Pair:
         self.sites = family_of(config).sites(config)
         self.stores = StatisticsStore(folder / "one"), StatisticsStore(folder / "two")
 
+    def run(self, model: LlamaForCausalLM, store: StatisticsStore | None = None) -> CalibrationRun:
+        return CalibrationRun(model, WINDOWS, METHODS.get("kfac"), store, progress=False)
+
     def alone(self, model: LlamaForCausalLM) -> Moments:
-        return dict(stream_moments(model, self.sites, WINDOWS, power=1.0, progress=False))
+        return dict(stream_moments(self.run(model), self.sites))
 
     def stream(self):
-        return stream_second(self.dense, self.first, self.sites, WINDOWS, power=1.0, stores=self.stores, progress=False)
+        return stream_second(*map(self.run, (self.dense, self.first), self.stores), self.sites)
 
     def expected(self, name: str, layer: int) -> Tensor:
         of_first = name.startswith(("gradients/", "tokens/"))

@@ -19,6 +19,7 @@ from gac.forms import FORMS
 from gac.forms.decomposition import decompose
 from gac.forms.narrow.elimination import compensated, eliminate, last_to_go
 from gac.models.families import family_of
+from gac.sensitivity.calibration import CalibrationRun
 from gac.sensitivity.curves import ModelCurves, measure_curves, stream_fits
 from gac.sensitivity.registry import METHODS
 from gac.testing.methods import KINDS, loss_of, moments_of, statistics
@@ -64,9 +65,13 @@ def windows(count: int = 4, length: int = 32, vocabulary: int = 258) -> Tensor:
 NARROW = FORMS.get("narrow")
 
 
+def run_of(model: Any, ids: Tensor) -> CalibrationRun:
+    return CalibrationRun(model, ids, METHODS.get("kfac"), progress=False)
+
+
 def curves(model: Any, ids: Tensor) -> ModelCurves:
     sites = family_of(model.config).sites(model.config)
-    return measure_curves(model, sites, ids, METHODS.get("kfac"), None, progress=False)
+    return measure_curves(run_of(model, ids), sites)
 
 
 def rescale(model: LlamaForCausalLM, exponent: int) -> None:
@@ -126,7 +131,7 @@ def test_dead_neurons_go_first(tiny_model: LlamaForCausalLM) -> None:
         for layer in tiny_model.model.layers:
             layer.mlp.up_proj.weight[100:].zero_()
     sites = family_of(tiny_model.config).sites(tiny_model.config)
-    for layer, fit in stream_fits(tiny_model, sites, windows(), METHODS.get("kfac"), None, progress=False):
+    for layer, fit in stream_fits(run_of(tiny_model, windows()), sites):
         down = next(
             weight for site in sites if site.layer == layer for weight in site.weights if weight.neurons == "in"
         )
