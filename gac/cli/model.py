@@ -185,6 +185,6 @@ def repair(directory: Path, output: Path, workloads: Sequence[str], **how: Any) 
     a checkpoint of GAC. It is never written to.
     """
     repaired = gac.repair(directory, output, workloads=workloads, **how)
-    from gac.repairs.tables import repair_document, repair_tables
+    from gac.repairs.report import repair_document, repair_tables
 
     return Answer(repair_document(repaired), lambda: repair_tables(repaired))

@@ -11,7 +11,7 @@ from gac.profiling.table import Profile
 from gac.repairs.contract import ShapeContract
 from gac.repairs.layouts import find_blocks
 from gac.repairs.report import Moved, Repaired
-from gac.repairs.shared_dims import Block, Dims, SharedDim, insertions
+from gac.repairs.shared_dims import Block, added_bytes
 from gac.repairs.times import How, Look, in_table, measured_dims, on_gpu, summed
 from gac.repairs.weight_files import Source, open_source
 from gac.repairs.writing import left_out, write
@@ -93,12 +93,12 @@ def _repaired(
         for workload in workloads
     )
     moved = tuple(
-        Moved(one.name, one.dim, after[one.name], _added(source, [one], after))
+        Moved(one.name, one.dim, after[one.name], added_bytes(source, [one], after))
         for one in shared
         if after[one.name] != one.dim
     )
-    held = sum(stored.bytes for stored in source.tensors.values())
-    grown = held + _added(source, shared, after)
+    held = sum(tensor.nbytes for tensor in source.tensors.values())
+    grown = held + added_bytes(source, shared, after)
     with complete_directory(Path(output).resolve()) as part:
         write(source, part, shared, after, grown)
     return Repaired(
@@ -145,8 +145,3 @@ def _check_apart(directory: Path, output: Path) -> None:
             "two separate directories",
             "Choose another one.",
         )
-
-
-def _added(source: Source, shared: Sequence[SharedDim], dims: Dims) -> int:
-    """By how many bytes the tensors of these shared dims grow."""
-    return sum(source.tensors[name].added_bytes(more) for name, more in insertions(shared, dims).items())

@@ -1,12 +1,13 @@
 """Where a dim lies in a checkpoint's tensors, and which GEMMs it moves."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from gac.forms.base import Place
-from gac.forms.tensors import Insertion
+from gac.forms.tensors import Insertion, with_zeros
 from gac.operations import Operation
 from gac.profiling.operators import operation
+from gac.repairs.weight_files import Source
 
 Dims = Mapping[str, int]
 """A dim for every shared dim, by name."""
@@ -57,13 +58,12 @@ class Run:
         return [shared_dim for shared_dim, _ in self.moved] == [name]
 
 
-def run_of(name: str, at: Callable[[int], Operation]) -> Run:
-    """The run of one shared dim, from what runs at each dim (for a single row)."""
-    one, two = at(1).axes, at(2).axes
-    axis = next(axis for axis in one if one[axis] != two[axis])
-    times = two[axis] - one[axis]
-    fixed = tuple((other, size) for other, size in one.items() if other not in ("m", axis))
-    return Run(at(1).operator, fixed, axis, ((name, times),), one[axis] - times)
+def run_of(name: str, one: Operation, two: Operation) -> Run:
+    """The run of one shared dim, from what runs for a single row where it is 1 and where it is 2."""
+    axis = next(axis for axis, size in one.axes.items() if size != two.axes[axis])
+    times = two.axes[axis] - one.axes[axis]
+    fixed = tuple((other, size) for other, size in one.axes.items() if other not in ("m", axis))
+    return Run(one.operator, fixed, axis, ((name, times),), one.axes[axis] - times)
 
 
 @dataclass(frozen=True)
@@ -87,3 +87,9 @@ def insertions(shared: Iterable[SharedDim], dims: Dims) -> Insertions:
             more = tuple(Insertion(place.axis, position, count) for position in place.ends)
             found[place.tensor] = found.get(place.tensor, ()) + more
     return found
+
+
+def added_bytes(source: Source, shared: Iterable[SharedDim], dims: Dims) -> int:
+    """By how many bytes the tensors of these shared dims grow."""
+    found = ((source.tensors[name].to("meta"), more) for name, more in insertions(shared, dims).items())
+    return sum(with_zeros(tensor, more).nbytes - tensor.nbytes for tensor, more in found)

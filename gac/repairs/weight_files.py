@@ -2,52 +2,23 @@
 
 import json
 import pickle
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from math import prod
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
+from zipfile import is_zipfile
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import Tensor
 
 from gac.checkpoint.shards import shard_names
 from gac.errors import CheckpointError, first_line
-from gac.forms.tensors import Insertion
 from gac.models.loading import UNREADABLE
 
 SAFE, PICKLED = "model.safetensors", "pytorch_model.bin"
 PICKLES = (".bin", ".pt", ".pth")
-
-_DTYPES = MappingProxyType(
-    {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-    | {"F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "BOOL": torch.bool, "U8": torch.uint8}
-    | {"I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8}
-)
-
-
-@dataclass(frozen=True)
-class StoredTensor:
-    """A tensor in a file."""
-
-    file: str
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-
-    @property
-    def bytes(self) -> int:
-        return prod(self.shape) * self.dtype.itemsize
-
-    def added_bytes(self, put_in: Iterable[Insertion]) -> int:
-        """By how many bytes it grows."""
-        shape = list(self.shape)
-        for one in put_in:
-            shape[one.axis] += one.count
-        return prod(shape) * self.dtype.itemsize - self.bytes
 
 
 @dataclass(frozen=True)
@@ -81,18 +52,23 @@ class Source:
         return config
 
     @cached_property
-    def tensors(self) -> dict[str, StoredTensor]:
-        """Every tensor by name; of safetensors files only the headers are read."""
-        found: dict[str, StoredTensor] = {}
-        for file in self.files:
-            for name, stored in self._listed(file):
-                if name in found:
-                    raise CheckpointError(
-                        f"{self.directory}: {name} is in {found[name].file} and in {file}",
-                        "every tensor once",
-                        "Copy the checkpoint again.",
-                    )
-                found[name] = stored
+    def by_file(self) -> Mapping[str, Mapping[str, Tensor]]:
+        """The tensors of each file by name, on the CPU; they map the files, so values are read where they are used.
+
+        Raises:
+            CheckpointError: a file is damaged, or a pickle that holds more than tensors.
+        """
+        return {file: _mapped(self.directory / file) for file in self.files}
+
+    @cached_property
+    def tensors(self) -> dict[str, Tensor]:
+        """Every tensor by name."""
+        found: dict[str, Tensor] = {}
+        for file, held in self.by_file.items():
+            for name in found.keys() & held:
+                first = next(other for other, tensors in self.by_file.items() if name in tensors)
+                raise self.contradiction(f"{name} is in {first} and in {file}", "every tensor once")
+            found |= held
         return found
 
     def matrix(self, name: str) -> tuple[int, int]:
@@ -101,7 +77,7 @@ class Source:
         Raises:
             CheckpointError: it is none.
         """
-        shape = self.tensors[name].shape
+        shape = tuple(self.tensors[name].shape)
         if len(shape) != 2:
             raise self.contradiction(f"{name} of shape {shape}", "a matrix")
         return shape[0], shape[1]
@@ -109,29 +85,6 @@ class Source:
     def contradiction(self, given: str, expected: str) -> CheckpointError:
         """The error to raise where tensors contradict one another or the config."""
         return CheckpointError(f"{self.directory}: {given}", expected, "Save or copy the checkpoint again.")
-
-    def read(self, file: str) -> dict[str, Tensor]:
-        """The tensors of one file, on the CPU.
-
-        Raises:
-            CheckpointError: it is damaged, or a pickle that holds more than tensors.
-        """
-        path = self.directory / file
-        if self.pickled:
-            return _unpickled(path)
-        with _damaged(path), safe_open(path, framework="pt") as opened:
-            return {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - it is no mapping
-
-    def _listed(self, file: str) -> Iterator[tuple[str, StoredTensor]]:
-        path = self.directory / file
-        if self.pickled:
-            for name, tensor in _unpickled(path).items():
-                yield name, StoredTensor(file, tuple(tensor.shape), tensor.dtype)
-            return
-        with _damaged(path), safe_open(path, framework="pt") as opened:
-            for name in opened.keys():  # noqa: SIM118 - it is no mapping
-                part = opened.get_slice(name)
-                yield name, StoredTensor(file, tuple(part.get_shape()), _DTYPES[part.get_dtype()])
 
 
 def open_source(directory: Path, *, allow_pickle: bool) -> Source:
@@ -171,27 +124,27 @@ def _weights(directory: Path) -> tuple[tuple[str, ...], str | None]:
     return (others[0],), None
 
 
-def _unpickled(path: Path) -> dict[str, Tensor]:
-    """A state_dict; the unpickler makes tensors and plain containers, and refuses everything else."""
-    expected = "a state_dict: tensors by name, and nothing else"
+def _mapped(path: Path) -> dict[str, Tensor]:
+    if path.suffix == ".safetensors":
+        expected, remedy = "a whole safetensors file", "Copy the checkpoint again."
+        read = _safe_tensors
+    else:
+        expected = "a state_dict: tensors by name, and nothing else"
+        remedy, read = "Save model.state_dict() where you trust the code that the pickle names.", _unpickled
     try:
-        found: Any = torch.load(path, map_location="cpu", weights_only=True)
+        found = read(path)
     except (*UNREADABLE, EOFError, pickle.UnpicklingError) as failure:
-        raise CheckpointError(
-            f"{path} cannot be read: {first_line(failure)}",
-            expected,
-            "Save model.state_dict() where you trust the code that the pickle names.",
-        ) from failure
+        raise CheckpointError(f"{path} cannot be read: {first_line(failure)}", expected, remedy) from failure
     if not isinstance(found, dict) or not all(isinstance(value, Tensor) for value in found.values()):
         raise CheckpointError(f"{path} holds other things than tensors", expected, "Save model.state_dict() alone.")
     return found
 
 
-@contextmanager
-def _damaged(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except (OSError, SafetensorError, KeyError) as failure:
-        raise CheckpointError(
-            f"{path} cannot be read: {failure}", "a whole safetensors file", "Copy the checkpoint again."
-        ) from failure
+def _safe_tensors(path: Path) -> Any:
+    with safe_open(path, framework="pt") as opened:
+        return {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - it is no mapping
+
+
+def _unpickled(path: Path) -> Any:
+    """The unpickler makes tensors and plain containers, and refuses everything else."""
+    return torch.load(path, map_location="cpu", weights_only=True, mmap=is_zipfile(path))

@@ -14,7 +14,7 @@ from gac.checkpoint.load import read_plan, write_header
 from gac.forms.tensors import with_zeros
 from gac.io import open_to_umask
 from gac.models.loading import is_checkpoint
-from gac.repairs.replan import padded_plan
+from gac.repairs.layouts.planned import padded_plan
 from gac.repairs.shared_dims import Dims, Insertions, SharedDim, insertions
 from gac.repairs.weight_files import PICKLED, PICKLES, SAFE, Source
 
@@ -77,11 +77,10 @@ def _safe_name(source: Source, file: str) -> str:
 
 def _write_file(source: Source, file: str, part: Path, put_in: Insertions) -> None:
     target = part / _safe_name(source, file)
-    names = [name for name, stored in source.tensors.items() if stored.file == file]
-    if not source.pickled and put_in.keys().isdisjoint(names):
+    tensors = source.by_file[file]
+    if not source.pickled and put_in.keys().isdisjoint(tensors):
         shutil.copyfile(source.directory / file, target)
         return
-    tensors = source.read(file)
     if source.pickled:  # where tied weights share their memory, which safetensors refuses
         tensors = {name: values.clone().contiguous() for name, values in tensors.items()}
     save_file(
@@ -95,7 +94,9 @@ def _write_file(source: Source, file: str, part: Path, put_in: Insertions) -> No
 def _write_index(source: Source, name: str, part: Path, bytes_: int) -> None:
     index = json.loads((source.directory / name).read_bytes())
     index["metadata"] = dict(index.get("metadata") or {}) | {"total_size": bytes_}
-    index["weight_map"] = {tensor: _safe_name(source, stored.file) for tensor, stored in source.tensors.items()}
+    index["weight_map"] = {
+        tensor: _safe_name(source, file) for file, tensors in source.by_file.items() for tensor in tensors
+    }
     (part / f"{SAFE}.index.json").write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
 
 

@@ -45,10 +45,11 @@ MADE: dict[str, Callable[[LlamaForCausalLM], Tensors]] = {
     "widths": lambda model: narrowed(model, [107, 93]),
 }
 UP, A, VT = "model.layers.0.mlp.up_proj.weight", f"{QUERY}_v_proj.weight", f"{KEYS}.VT.weight"
-AS_STORED = "expected [11, 7], as they are stored"
+AS_STORED = "expected [11, 7], as stored"
 PRODUCT = f"{QUERY}_u_proj.weight 64 x 13 times {A} 12 x 64; expected factors that multiply to 64 x 64, the shape of "
-GROUPS = f"{KEYS}.U of 16 x 11 and 16 x 7 times {VT} 17 x 64; expected factors that multiply to 32 x 64, the shape of "
-RANK = f"config.json states rank 12 for {QUERY}_proj; expected 13, as it is stored."
+UPS = f"{KEYS}.U.0.weight 16 x 11 and {KEYS}.U.1.weight 16 x 7"
+GROUPS = f"{UPS} times {VT} 17 x 64; expected factors that multiply to 32 x 64, the shape of "
+RANK = f"config.json states rank 12 for {QUERY}_proj; expected 13, as stored."
 OTHER_RANK = {"model_type": "asvd_llama", "truncation_ranks": {f"{QUERY}_proj": 12}}
 
 

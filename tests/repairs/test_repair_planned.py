@@ -11,7 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import gac
 from gac.errors import CheckpointError
 from gac.plan import Candidate, Limit, Plan, WorkloadLatency
-from gac.repairs.replan import padded_plan
+from gac.repairs.layouts.planned import padded_plan
 from tests.changed import changed_recipe
 from tests.compression.applying import applied, logits
 from tests.repairs.checkpoints import relative

@@ -6,7 +6,7 @@ from types import MappingProxyType
 from gac.errors import CheckpointError
 from gac.models.loading import is_checkpoint
 from gac.repairs.dense import DenseModel, dense_model
-from gac.repairs.layouts.factors import PEERS, factored_pairs, head_groups
+from gac.repairs.layouts.factors import PEERS, factored
 from gac.repairs.layouts.planned import planned_blocks
 from gac.repairs.layouts.vectors import mlp_widths, value_heads
 from gac.repairs.shared_dims import Block
@@ -16,8 +16,7 @@ Layout = Callable[[Source, DenseModel], Iterable[Block]]
 
 LAYOUTS: Mapping[str, Layout] = MappingProxyType(
     {
-        **{f"pairs of {peer.name}": factored_pairs(peer) for peer in PEERS},
-        "head groups of PaLU": head_groups,
+        **{f"{'head groups' if peer.grouped else 'pairs'} of {peer.name}": factored(peer) for peer in PEERS},
         "latent attention": value_heads,
         "MLP widths": mlp_widths,
     }

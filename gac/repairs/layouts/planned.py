@@ -1,26 +1,31 @@
-"""GAC's own checkpoints, whose plan says every form and dim."""
+"""GAC's own checkpoints: their plan says every form and dim, and is counted again once they are padded."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from gac.checkpoint.load import read_plan
+from gac.costs import COSTS
 from gac.forms import form_named
 from gac.forms.base import Place
-from gac.operations import Operation
-from gac.plan import WeightChoice
-from gac.repairs.shared_dims import Block, SharedDim, run_of
+from gac.plan import Limit, Plan, SiteChoice, WeightChoice, counted
+from gac.repairs.shared_dims import Block, Dims, Run, SharedDim, run_of
 from gac.repairs.weight_files import Source
 
 
 def planned_blocks(source: Source) -> Iterator[Block]:
     """The weights that are not dense; those of one site that are shorter on sides that meet share a shared dim."""
     for site in read_plan(source.directory).sites:
-        shorter = [one for one in site.weights if form_named(one.form).shortens(one.weight)]
-        if shorter:
-            yield _block(source, site.site, shorter)
+        sharing: dict[str, list[WeightChoice]] = {}
         for choice in site.weights:
-            if choice not in shorter and form_named(choice.form).axis(choice.weight):
-                yield _block(source, choice.name, [choice])
+            if form_named(choice.form).axis(choice.weight):
+                sharing.setdefault(_owner(site, choice), []).append(choice)
+        for name, choices in sharing.items():
+            yield _block(source, name, choices)
+
+
+def _owner(site: SiteChoice, choice: WeightChoice) -> str:
+    """Whose dim it is: the site's where all that meets is shorter, else the weight's own."""
+    return site.site if form_named(choice.form).shortens(choice.weight) else choice.name
 
 
 def _block(source: Source, name: str, choices: Sequence[WeightChoice]) -> Block:
@@ -33,27 +38,65 @@ def _block(source: Source, name: str, choices: Sequence[WeightChoice]) -> Block:
     )
     for place in places:
         stored = source.tensors.get(place.tensor)
-        if stored is None or len(stored.shape) <= place.axis or stored.shape[place.axis] != place.ends[-1]:
-            found = "missing" if stored is None else f"of shape {stored.shape}"
+        if stored is None or stored.ndim <= place.axis or stored.shape[place.axis] != place.ends[-1]:
+            found = "missing" if stored is None else f"of shape {tuple(stored.shape)}"
             planned = f"{place.ends[-1]} along axis {place.axis}, as plan.json says"
             raise source.contradiction(f"{place.tensor} is {found}", planned)
-    runs = tuple(run_of(name, at) for one in choices for at in _operations(one))
+    runs = tuple(run for one in choices for run in _runs(name, one))
     return Block((SharedDim(name, choices[0].dim, places, most),), runs)
 
 
-def _operations(choice: WeightChoice) -> list[Callable[[int], Operation]]:
-    """What runs the weight at a dim: the form as a whole where it is timed so, else each of its GEMMs."""
+def _runs(name: str, choice: WeightChoice) -> list[Run]:
+    """What runs the weight: the form as a whole where it is timed so, else each of its GEMMs."""
     form, weight = form_named(choice.form), choice.weight
-    if form.timed:
-        return [lambda dim: form.operation(weight, dim, 1)]
-
-    def gemm(at: int) -> Callable[[int], Operation]:
-        return lambda dim: form.gemms(weight, dim, 1)[at]
-
-    return [gemm(at) for at in range(len(form.gemms(weight, 1, 1)))]
+    one, two = ((form.operation(weight, dim, 1),) if form.timed else form.gemms(weight, dim, 1) for dim in (1, 2))
+    return [run_of(name, *pair) for pair in zip(one, two, strict=True)]
 
 
 def _places(choice: WeightChoice) -> Iterator[Place]:
     """Where the dim lies, by the tensors' names in the checkpoint."""
     for place in form_named(choice.form).places(choice.weight, choice.dim):
         yield replace(place, tensor=f"{choice.name}.{place.tensor}")
+
+
+def padded_plan(plan: Plan, dims: Dims) -> Plan:
+    """The plan with new dims, counted again in exact integers.
+
+    What it loses is as before, for zeros change no output. That no choice within the budget loses less is no longer
+    proved of it; its latencies and what its sites could have had instead, which are of other dims, are left out.
+
+    Args:
+        dims: by the name of the weight, or of the site that is shorter as a whole.
+    """
+    sites = tuple(_padded_site(site, dims) for site in plan.sites)
+    weights = [weight for site in sites for weight in site.weights]
+    recipe, proof = plan.recipe, plan.certificate
+    pairs = [(one, price) for one, price in zip(plan.limits, proof.multipliers, strict=True) if one.column in COSTS]
+    return replace(
+        plan,
+        recipe=replace(
+            recipe,
+            deployment=replace(recipe.deployment, workloads=()),
+            limits=replace(recipe.limits, latency={}),
+        ),
+        sites=sites,
+        limits=tuple(_counted(one, weights) for one, _ in pairs),
+        certificate=replace(
+            proof,
+            status="feasible",
+            method=f"{proof.method}; zero-padded by gac repair",
+            multipliers=tuple(price for _, price in pairs),
+        ),
+        workloads=(),
+    )
+
+
+def _counted(limit: Limit, weights: Sequence[WeightChoice]) -> Limit:
+    used, _ = counted(weights, limit.column)
+    return replace(limit, used=used, over=max(0, used - limit.limit))
+
+
+def _padded_site(site: SiteChoice, dims: Dims) -> SiteChoice:
+    weights = tuple(replace(one, dim=dims.get(_owner(site, one), one.dim)) for one in site.weights)
+    params = sum(one.params for one in weights)
+    return replace(site, weights=weights, params=params, latency_ns=(), alternatives=())
