@@ -5,7 +5,7 @@ from statistics import median
 
 from gac.lab.studies import published
 from gac.lab.studies.readings import Readings, known, quotient
-from gac.lab.studies.records import Cell, Finding, Study, Verdict
+from gac.lab.studies.records import Cell, Finding, study
 from gac.lab.studies.served import kernels_note
 from gac.lab.studies.shapes import along, example, sdpa
 from gac.lab.studies.verdicts import Band, close, percent
@@ -29,7 +29,15 @@ LOST_BANDWIDTH = Band(0.20, 0.50, absent=0.05, write=percent)
 _SETTING = "A100-80GB, B=4 S=2048 H=32 fp16"
 
 
-def _dense(readings: Readings) -> Finding:
+@study(
+    "sdpa-dense",
+    "attention at every head_dim from 64 to 256",
+    "head_dim % 8 != 0 costs 1.3x to 2x (107: 2.147 ms, 112: 1.545 ms, 128: 1.485 ms)",
+    f"GAC's study, experiment S1, {_SETTING}",
+    DENSE_BAND.rule("median over misaligned head dims of latency over that of the next multiple of 8"),
+    lambda: tuple(sdpa(d) for d in DENSE),
+)
+def sdpa_dense(readings: Readings) -> Finding:
     figures = published.sdpa_ms("S1")
     shown = {d: figures.get(d) for d in sorted({*figures, 72, 80, 88, 129, 136, 160, 192, 224, 256})}
     notes = (_falls(readings), *_served(readings, DENSE))
@@ -50,17 +58,6 @@ def _falls(readings: Readings) -> str:
     return f"multiples of 8 that are slower than the next one: {', '.join(slower) or 'none'}"
 
 
-SDPA_DENSE = Study(
-    "sdpa-dense",
-    "attention at every head_dim from 64 to 256",
-    "head_dim % 8 != 0 costs 1.3x to 2x (107: 2.147 ms, 112: 1.545 ms, 128: 1.485 ms)",
-    f"GAC's study, experiment S1, {_SETTING}",
-    DENSE_BAND.rule("median over misaligned head dims of latency over that of the next multiple of 8"),
-    lambda: tuple(sdpa(d) for d in DENSE),
-    _dense,
-)
-
-
 def _of(d: int, backend: str) -> Point:
     return sdpa(d, "efficient" if backend == "mem_efficient" else backend)
 
@@ -73,17 +70,24 @@ def _backend_dims() -> list[int]:
     return sorted({d for d, _ in _backend_figures()})
 
 
-def _backends(readings: Readings) -> Finding:
+@study(
+    "sdpa-backends",
+    "which backend serves which head_dim",
+    "FlashAttention serves every head_dim, 107 included (2.139 ms); mem-efficient refuses 107; math takes 26 to 28 ms",
+    f"GAC's study, experiment S2, {_SETTING}",
+    f"rule: held where the automatic choice is within {percent(SAME_BACKEND)} of flash at every head_dim, "
+    f"mem-efficient refuses 107 and math takes at least {MATH_SLOWER:.0f}x as long; other where only the refusal or "
+    "the slow math backend is there; did not hold where neither is",
+    lambda: tuple(_of(d, backend) for d in _backend_dims() for backend in BACKENDS),
+)
+def sdpa_backends(readings: Readings) -> Finding:
     figures, dims = _backend_figures(), _backend_dims()
     rows = (_backend_row(readings, d, backend, figures.get((d, backend))) for d in dims for backend in BACKENDS)
     over_flash = {d: readings.ratio(sdpa(d), sdpa(d, "flash")) for d in dims}
     flash = all(map(_near, over_flash.values()))
     refused = readings.ns(sdpa(107, "efficient")) is None
     slower = readings.middle([readings.ratio(sdpa(d, "math"), sdpa(d)) for d in dims], "how slow the math backend is")
-    either = refused or slower >= MATH_SLOWER
-    verdict: Verdict = "other" if either else "did not hold"
-    if flash and refused and slower >= MATH_SLOWER:
-        verdict = "held"
+    slow = slower >= MATH_SLOWER
     theirs = median(known(quotient(figures[d, "math"], figures[d, "auto"]) for d in dims))
     said = (
         f"the automatic choice {'runs as fast as flash at every head_dim' if flash else _chosen(readings)}, "
@@ -93,7 +97,8 @@ def _backends(readings: Readings) -> Finding:
     edges = ((f"automatic over flash at {d}", ratio) for d, ratio in over_flash.items() if ratio is not None)
     notes = (text for name, ratio in edges for text in close(name, ratio, 1 - SAME_BACKEND, 1 + SAME_BACKEND))
     table = ("head_dim", "<backend", "measured|ms", "A100|ms")
-    return Finding(table, rows, verdict, said, (*notes, *close("math", slower, MATH_SLOWER)))
+    held, absent = flash and refused and slow, not (refused or slow)
+    return Finding(table, rows, held, absent, said, (*notes, *close("math", slower, MATH_SLOWER)))
 
 
 def _backend_row(readings: Readings, d: int, backend: str, figure: float | None) -> tuple[Cell, ...]:
@@ -115,22 +120,20 @@ def _chosen(readings: Readings) -> str:
     return "runs as fast as " + " and as ".join(f"{name} at {' '.join(dims)}" for name, dims in by_backend.items())
 
 
-SDPA_BACKENDS = Study(
-    "sdpa-backends",
-    "which backend serves which head_dim",
-    "FlashAttention serves every head_dim, 107 included (2.139 ms); mem-efficient refuses 107; math takes 26 to 28 ms",
-    f"GAC's study, experiment S2, {_SETTING}",
-    f"rule: held where the automatic choice is within {percent(SAME_BACKEND)} of flash at every head_dim, "
-    f"mem-efficient refuses 107 and math takes at least {MATH_SLOWER:.0f}x as long; other where only the refusal or "
-    "the slow math backend is there; did not hold where neither is",
-    lambda: tuple(_of(d, backend) for d in _backend_dims() for backend in BACKENDS),
-    _backends,
-)
-
 BANDWIDTH_DIMS = range(64, 129)
 
 
-def _bandwidth(readings: Readings) -> Finding:
+@study(
+    "sdpa-bandwidth",
+    "hypothesis H3: effective bandwidth of attention by head_dim",
+    "aligned head dims reach 153 to 160 GB/s, misaligned ones 107 to 118: up to 40 % of the bandwidth is lost",
+    f"GAC's study, experiment C23 (H3), {_SETTING}",
+    "rule: median over misaligned head dims of the share of GB/s lost against the multiple of 8 below; held from "
+    f"{percent(LOST_BANDWIDTH.least)} to {percent(LOST_BANDWIDTH.most)}, did not hold below "
+    f"{percent(LOST_BANDWIDTH.absent)}, other beyond",
+    lambda: tuple(sdpa(d) for d in BANDWIDTH_DIMS),
+)
+def sdpa_bandwidth(readings: Readings) -> Finding:
     hypothesis = published.rows("a100_hypotheses", hypothesis="H3")
     figures = {row.head_dim: row.gb_s for row in hypothesis if row.head_dim is not None}
     ours = {d: readings.gb_s(sdpa(d)) for d in BANDWIDTH_DIMS}
@@ -157,16 +160,3 @@ def _lost(gb_s: Mapping[int, float | None], d: int) -> float | None:
 
 def _hundredfold(share: float | None) -> float | None:
     return None if share is None else 100 * share
-
-
-SDPA_BANDWIDTH = Study(
-    "sdpa-bandwidth",
-    "hypothesis H3: effective bandwidth of attention by head_dim",
-    "aligned head dims reach 153 to 160 GB/s, misaligned ones 107 to 118: up to 40 % of the bandwidth is lost",
-    f"GAC's study, experiment C23 (H3), {_SETTING}",
-    "rule: median over misaligned head dims of the share of GB/s lost against the multiple of 8 below; held from "
-    f"{percent(LOST_BANDWIDTH.least)} to {percent(LOST_BANDWIDTH.most)}, did not hold below "
-    f"{percent(LOST_BANDWIDTH.absent)}, other beyond",
-    lambda: tuple(sdpa(d) for d in BANDWIDTH_DIMS),
-    _bandwidth,
-)

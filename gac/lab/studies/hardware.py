@@ -7,7 +7,7 @@ from gac.lab.mechanisms.sectors import fetched_over_used, vector_bytes
 from gac.lab.studies import published
 from gac.lab.studies.gemms import GEMV_DIMS, gemv_by_k
 from gac.lab.studies.readings import Readings
-from gac.lab.studies.records import Cell, Finding, Study, Verdict
+from gac.lab.studies.records import Cell, Finding, study
 from gac.lab.studies.served import instead, kernels_note
 from gac.lab.studies.shapes import PointAt, copied_note, copy, gemm, gemm_by_k
 from gac.lab.studies.verdicts import ABSENT, Band, close, percent, times
@@ -74,7 +74,17 @@ _PUBLISHED_TILES: Mapping[str, str] = MappingProxyType(
 )
 
 
-def _tensor_core(readings: Readings) -> Finding:
+@study(
+    "tensor-core",
+    "hypothesis H1: the Tensor Core tile, GEMM 8192 x 8192 x K",
+    "K % 16 == 0 reaches 91.1 TFLOP/s, K % 16 == 8 76.8, K % 8 == 4 61-71, odd K 37-40: up to 58 % is lost",
+    "GAC's study, experiment C23 (H1), A100-80GB, GEMM 8192 x 8192 x K fp16",
+    f"rule: medians of the classes over K 100 to 128; held where odd K lose {percent(TILE_LOST[0])} to "
+    f"{percent(TILE_LOST[1])} and K % 16 == 8 at least {percent(EIGHT_LOST)}, did not hold where odd K lose less than "
+    f"{percent(NO_LOSS)}, other otherwise",
+    lambda: tuple(tile_by_k(k) for k in DIMS),
+)
+def tensor_core(readings: Readings) -> Finding:
     figures = {row.k: row.tflops for row in published.rows("a100_gemm", study="C23")}
     ours = _medians(readings, readings.tflops, tile_by_k, DIMS, "the throughput of {}")
     full = ours["K % 16 == 0"]
@@ -82,9 +92,7 @@ def _tensor_core(readings: Readings) -> Finding:
         (name, value, 100 * (1 - value / full), figures.get(_PUBLISHED_TILES.get(name))) for name, value in ours.items()
     )
     odd, eight = 1 - ours["odd K"] / full, 1 - ours["K % 16 == 8"] / full
-    verdict: Verdict = "did not hold" if odd < NO_LOSS else "other"
-    if TILE_LOST[0] <= odd <= TILE_LOST[1] and eight >= EIGHT_LOST:
-        verdict = "held"
+    held = TILE_LOST[0] <= odd <= TILE_LOST[1] and eight >= EIGHT_LOST
     said = (
         f"against {full:.0f} TFLOP/s at K % 16 == 0, odd K reach {ours['odd K']:.0f} "
         f"({percent(odd, NO_LOSS, *TILE_LOST)} lost, A100: 58 %) and K % 16 == 8 {ours['K % 16 == 8']:.0f} "
@@ -96,23 +104,20 @@ def _tensor_core(readings: Readings) -> Finding:
         *close("K % 16 == 8 loses", eight, EIGHT_LOST, write=percent),
     )
     table = ("<class", "measured|TFLOP/s", "lost|%", "A100|TFLOP/s")
-    return Finding(table, rows, verdict, said, notes)
+    return Finding(table, rows, held, odd < NO_LOSS, said, notes)
 
 
-TENSOR_CORE = Study(
-    "tensor-core",
-    "hypothesis H1: the Tensor Core tile, GEMM 8192 x 8192 x K",
-    "K % 16 == 0 reaches 91.1 TFLOP/s, K % 16 == 8 76.8, K % 8 == 4 61-71, odd K 37-40: up to 58 % is lost",
-    "GAC's study, experiment C23 (H1), A100-80GB, GEMM 8192 x 8192 x K fp16",
-    f"rule: medians of the classes over K 100 to 128; held where odd K lose {percent(TILE_LOST[0])} to "
-    f"{percent(TILE_LOST[1])} and K % 16 == 8 at least {percent(EIGHT_LOST)}, did not hold where odd K lose less than "
-    f"{percent(NO_LOSS)}, other otherwise",
-    lambda: tuple(tile_by_k(k) for k in DIMS),
-    _tensor_core,
+@study(
+    "vector-width",
+    "hypothesis H4: the width of loads, by the alignment of rows",
+    "rows aligned to 16 bytes allow wide loads (68-83 TFLOP/s), odd K scalar ones (39-40): throughput falls by 50 %",
+    "GAC's study, experiment C23 (H4), A100-80GB, fp16",
+    f"rule: GEMM 4096 x 4096 x K, medians of the classes over K 100 to 128; held where odd K lose "
+    f"{percent(LOAD_LOST.least)} to {percent(LOAD_LOST.most)} of the throughput at K % 16 == 0, did not hold below "
+    f"{percent(NO_LOSS)}, other beyond",
+    lambda: (*(gemm_by_k(k) for k in DIMS), *(gemv_by_k(k) for k in GEMV_DIMS), copy()),
 )
-
-
-def _vector_width(readings: Readings) -> Finding:
+def vector_width(readings: Readings) -> Finding:
     figures = {row.case: row.tflops for row in published.rows("a100_hypotheses", hypothesis="H4")}
     tflops = _medians(readings, readings.tflops, gemm_by_k, DIMS, "the throughput of {}")
     gemm_gb_s = _medians(readings, readings.gb_s, gemm_by_k, DIMS, "the bandwidth of a class")
@@ -139,18 +144,6 @@ def _other_kernel(readings: Readings, at: PointAt, dims: Sequence[int]) -> str:
     return instead(readings, (at(k) for k in _members(1, dims)), (at(k) for k in _members(16, dims)))
 
 
-VECTOR_WIDTH = Study(
-    "vector-width",
-    "hypothesis H4: the width of loads, by the alignment of rows",
-    "rows aligned to 16 bytes allow wide loads (68-83 TFLOP/s), odd K scalar ones (39-40): throughput falls by 50 %",
-    "GAC's study, experiment C23 (H4), A100-80GB, fp16",
-    f"rule: GEMM 4096 x 4096 x K, medians of the classes over K 100 to 128; held where odd K lose "
-    f"{percent(LOAD_LOST.least)} to {percent(LOAD_LOST.most)} of the throughput at K % 16 == 0, did not hold below "
-    f"{percent(NO_LOSS)}, other beyond",
-    lambda: (*(gemm_by_k(k) for k in DIMS), *(gemv_by_k(k) for k in GEMV_DIMS), copy()),
-    _vector_width,
-)
-
 SECTOR_DIMS = range(96, 161)
 
 
@@ -164,7 +157,17 @@ _SECTOR_SIZES: Mapping[str, tuple[PointAt, range]] = MappingProxyType(
 )
 
 
-def _l2_sector(readings: Readings) -> Finding:
+@study(
+    "l2-sector",
+    "hypothesis H2: L2 sectors of 32 bytes",
+    "L2 sectors are not a main cause: 5.8 % of the bytes are fetched in vain, bandwidth does not fall (209, 215 GB/s)",
+    "GAC's study, experiment C23 (H2), A100-80GB, fp16",
+    "rule: cost over the line between the multiples of 16 on both sides; held where rows that break only the sector "
+    f"rule (K % 16 == 8) cost at most {percent(MAIN_CAUSE)} of what misaligned rows cost, other where they cost more, "
+    f"did not hold where neither costs {ABSENT:.2f}x",
+    lambda: (*(gemm_by_k(k) for k in SECTOR_DIMS), *(gemv_by_k(k) for k in GEMV_DIMS)),
+)
+def l2_sector(readings: Readings) -> Finding:
     hypothesis = published.rows("a100_hypotheses", hypothesis="H2")
     figures = {row.case: (row.gb_s, row.wasted_percent) for row in hypothesis}
     rows: list[tuple[Cell, ...]] = []
@@ -179,8 +182,7 @@ def _l2_sector(readings: Readings) -> Finding:
             theirs = figures.get(name, (None, None)) if at is gemm_by_k else (None, None)
             rows.append((operator, name, *ours, wasted, *theirs))
     (_, before), (sector, _), (other, after) = (found["GEMM 4096 x 4096 x K", name] for name in _SECTORS)
-    verdict: Verdict = "held" if sector - 1 <= MAIN_CAUSE * (other - 1) else "other"
-    verdict = "did not hold" if max(sector, other) < ABSENT else verdict
+    held, absent = sector - 1 <= MAIN_CAUSE * (other - 1), max(sector, other) < ABSENT
     notes = (
         "fetched in vain: computed from the bytes of a row, not measured",
         *_served(readings, gemm_by_k, SECTOR_DIMS),
@@ -188,7 +190,7 @@ def _l2_sector(readings: Readings) -> Finding:
         *(close("share of the cost", _share(sector, other), MAIN_CAUSE, write=percent) if other >= ABSENT else ()),
     )
     table = ("<operator", "<class", "cost|x", "measured|GB/s", "fetched in vain|%", "A100|GB/s", "A100 in vain|%")
-    return Finding(table, rows, verdict, _sector_words(sector, other, before, after), notes)
+    return Finding(table, rows, held, absent, _sector_words(sector, other, before, after), notes)
 
 
 def _class_cost(readings: Readings, at: PointAt, ks: Sequence[int], name: str) -> float:
@@ -222,16 +224,3 @@ def _sector_words(sector: float, other: float, before: float, after: float) -> s
         f"{costs}: sectors are {percent(_share(sector, other), MAIN_CAUSE)} of the cost; bandwidth goes from "
         f"{before:,.0f} to {after:,.0f} GB/s (A100: 209 to 215)"
     )
-
-
-L2_SECTOR = Study(
-    "l2-sector",
-    "hypothesis H2: L2 sectors of 32 bytes",
-    "L2 sectors are not a main cause: 5.8 % of the bytes are fetched in vain, bandwidth does not fall (209, 215 GB/s)",
-    "GAC's study, experiment C23 (H2), A100-80GB, fp16",
-    "rule: cost over the line between the multiples of 16 on both sides; held where rows that break only the sector "
-    f"rule (K % 16 == 8) cost at most {percent(MAIN_CAUSE)} of what misaligned rows cost, other where they cost more, "
-    f"did not hold where neither costs {ABSENT:.2f}x",
-    lambda: (*(gemm_by_k(k) for k in SECTOR_DIMS), *(gemv_by_k(k) for k in GEMV_DIMS)),
-    _l2_sector,
-)

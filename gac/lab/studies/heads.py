@@ -6,7 +6,7 @@ from typing import Any
 
 from gac.lab.studies import published
 from gac.lab.studies.readings import Readings, known, quotient
-from gac.lab.studies.records import Cell, Finding, Study, Verdict
+from gac.lab.studies.records import Cell, Finding, study
 from gac.lab.studies.shapes import gemm, sdpa
 from gac.lab.studies.verdicts import ABSENT, close, percent, times
 from gac.profiling.operators import OPERATORS, operation
@@ -55,10 +55,19 @@ def _over_alike(readings: Readings, dim: int) -> list[float]:
     return known(ratios)
 
 
-def _heterogeneous(readings: Readings) -> Finding:
+@study(
+    "heterogeneous-heads",
+    "heads of different dims: what their misalignment costs; one by one, bucketed, padded",
+    "PaLU's score gives heads dims of 114 to 125, 96.9 % of them no multiple of 8; misaligned dims cost 25-60 %",
+    "GAC's study, PaLU on Llama-3-8B, keep 0.8; cuBLAS kernel tiers, A100-80GB",
+    f"rule: heads one by one, as many GEMMs on both sides; held where those of 114 to 125 dims take at least "
+    f"{MISALIGNED_SLOWER:.2f}x as long as those all of {ALIGNED[0]} and as those all of {ALIGNED[1]} in every setting, "
+    f"did not hold where they never take {ABSENT:.2f}x, other otherwise; bucketed and padded are shown, not judged",
+    lambda: tuple(_heads_points()),
+)
+def heterogeneous_heads(readings: Readings) -> Finding:
     costs = {dim: _over_alike(readings, dim) for dim in ALIGNED}
     least, most = (pick(value for ratios in costs.values() for value in ratios) for pick in (min, max))
-    verdict: Verdict = "held" if least >= MISALIGNED_SLOWER else "did not hold" if most < ABSENT else "other"
     alike = (f"over all at {dim}|x" for dim in ALIGNED)
     table = ("heads", "rows", "<way", "<dims", "measured|us", *alike, "over padded|x")
     said = "one by one, heads of 114 to 125 dims take " + " and ".join(
@@ -71,7 +80,7 @@ def _heterogeneous(readings: Readings) -> Finding:
         *close("the highest cost", most, ABSENT),
     )
     rows = (row for setting in SETTINGS for row in _heads_rows(readings, *setting))
-    return Finding(table, rows, verdict, said, notes)
+    return Finding(table, rows, least >= MISALIGNED_SLOWER, most < ABSENT, said, notes)
 
 
 def _range(ratios: Sequence[float], *edges: float) -> str:
@@ -98,18 +107,6 @@ def _launching_note(readings: Readings) -> tuple[str, ...]:
     said = f"what launching heads one by one costs besides: heads all of {ALIGNED[0]} take {{}} as long as heads padded"
     return (f"{said.format(_range(ratios))} to {ALIGNED[0]} in one launch",) if ratios else ()
 
-
-HETEROGENEOUS_HEADS = Study(
-    "heterogeneous-heads",
-    "heads of different dims: what their misalignment costs; one by one, bucketed, padded",
-    "PaLU's score gives heads dims of 114 to 125, 96.9 % of them no multiple of 8; misaligned dims cost 25-60 %",
-    "GAC's study, PaLU on Llama-3-8B, keep 0.8; cuBLAS kernel tiers, A100-80GB",
-    f"rule: heads one by one, as many GEMMs on both sides; held where those of 114 to 125 dims take at least "
-    f"{MISALIGNED_SLOWER:.2f}x as long as those all of {ALIGNED[0]} and as those all of {ALIGNED[1]} in every setting, "
-    f"did not hold where they never take {ABSENT:.2f}x, other otherwise; bucketed and padded are shown, not judged",
-    lambda: tuple(_heads_points()),
-    _heterogeneous,
-)
 
 ROWS = 8192
 HEADS = 32
@@ -140,7 +137,16 @@ def _layer_tflops(readings: Readings, d: int) -> float | None:
     return flops / sum(latencies) / 1e3 if len(latencies) == len(points) else None
 
 
-def _head_dim_132(readings: Readings) -> Finding:
+@study(
+    "head-dim-132",
+    "head_dim 132 instead of 128",
+    "training reaches 370 TFLOP/s at head_dim 128 and 219 at 132",
+    "Megatron, H100",
+    f"rule: held where the layer reaches at most {percent(MUCH_LOWER)} of the throughput at 128, did not hold where "
+    f"layer and attention both reach {percent(AS_HIGH)}, other otherwise",
+    lambda: tuple(point for d in (128, 132) for point in _layer(d).values()),
+)
+def head_dim_132(readings: Readings) -> Finding:
     figures = {row.head_dim: row.tflops for row in published.rows("megatron_head_dim")}
     ours = {d: _layer_tflops(readings, d) for d in (128, 132)}
     rows: list[tuple[Any, ...]] = []
@@ -152,7 +158,6 @@ def _head_dim_132(readings: Readings) -> Finding:
     layer = readings.middle([whole], "the throughput of the layer")
     attention = readings.middle([rows[0][3]], "the throughput of attention")
     absent = min(layer, attention) >= AS_HIGH
-    verdict: Verdict = "held" if layer <= MUCH_LOWER else "did not hold" if absent else "other"
     theirs = (f"H100, train, at {d}|TFLOP/s" for d in (128, 132))
     table = ("<part", "at 128|TFLOP/s", "at 132|TFLOP/s", "132 over 128|x", *theirs)
     said = (
@@ -164,16 +169,4 @@ def _head_dim_132(readings: Readings) -> Finding:
         *close("the layer reaches", layer, MUCH_LOWER, AS_HIGH, write=percent),
         *close("attention reaches", attention, AS_HIGH, write=percent),
     )
-    return Finding(table, rows, verdict, said, notes)
-
-
-HEAD_DIM_132 = Study(
-    "head-dim-132",
-    "head_dim 132 instead of 128",
-    "training reaches 370 TFLOP/s at head_dim 128 and 219 at 132",
-    "Megatron, H100",
-    f"rule: held where the layer reaches at most {percent(MUCH_LOWER)} of the throughput at 128, did not hold where "
-    f"layer and attention both reach {percent(AS_HIGH)}, other otherwise",
-    lambda: tuple(point for d in (128, 132) for point in _layer(d).values()),
-    _head_dim_132,
-)
+    return Finding(table, rows, layer <= MUCH_LOWER, absent, said, notes)

@@ -5,7 +5,7 @@ from typing import Any
 
 from gac.lab.studies import published
 from gac.lab.studies.readings import Readings
-from gac.lab.studies.records import Cell, Finding, Study, Verdict
+from gac.lab.studies.records import Cell, Finding, study
 from gac.lab.studies.shapes import copied_note, copy, gemm
 from gac.lab.studies.verdicts import NOISE, close, percent
 from gac.profiling.operators import operation
@@ -60,12 +60,21 @@ def _edges(readings: Readings, projection: str, last: int) -> tuple[str, ...]:
     )
 
 
-def _regimes(readings: Readings) -> Finding:
+@study(
+    "int4-regimes",
+    "INT4 weights at batch 1 to 32: fused, two-op, 16-bit GEMM",
+    "the fused kernel beats the FP16 GEMM at batch 1 only (2.38x on 8960 x 1536, never on 1536 x 1536)",
+    "fused INT4 dequantise-GEMV, RTX 4070 Laptop, group 128, Qwen2.5-1.5B shapes",
+    f"rule: the last batch up to which fused beats the GEMM, which takes at least {WIN:.2f}x as long; held where it is "
+    "1 on 8960 x 1536 and none on 1536 x 1536, did not hold where fused beats the GEMM at one row on neither, other "
+    "otherwise",
+    _points,
+)
+def int4_regimes(readings: Readings) -> Finding:
     for projection in SHAPES:
         readings.middle([readings.ns(_point(projection, batch)) for batch in BATCHES], "the fused kernel's latency")
     rows = (_row(readings, row) for row in published.rows("int4_gemv_regimes"))
     last = {projection: _last_win(readings, projection) for projection in SHAPES}
-    verdict: Verdict = "held" if last == PUBLISHED_LAST else "other" if any(last.values()) else "did not hold"
     measured = ("fused|us", "two-op|us", "GEMM|us", "two-op|x", "GEMM|x", "fused|GB/s")
     theirs = ("RTX 4070 two-op|x", "RTX 4070 GEMM|x", "RTX 4070 fused|GB/s")
     said = ", ".join(
@@ -75,7 +84,8 @@ def _regimes(readings: Readings) -> Finding:
     edges = (text for projection in SHAPES for text in _edges(readings, projection, last[projection]))
     notes = ("x: latency over that of the fused kernel; GEMM: of bf16 weights", *_notes(readings), *edges)
     table = ("<projection", "batch", *measured, *theirs)
-    return Finding(table, rows, verdict, f"the fused kernel beats the GEMM {said}", notes)
+    held, absent = last == PUBLISHED_LAST, not any(last.values())
+    return Finding(table, rows, held, absent, f"the fused kernel beats the GEMM {said}", notes)
 
 
 def _row(readings: Readings, row: Any) -> tuple[Cell, ...]:
@@ -104,16 +114,3 @@ def _notes(readings: Readings) -> tuple[str, ...]:
     best = f"; the fused kernel at best {rate:,.0f} GB/s ({projection}, batch {batch}: {share})"
     counting = "the RTX 4070's GB/s count the weights once a row of the batch, the measured ones once"
     return counting, *copied_note(readings, best)
-
-
-INT4_REGIMES = Study(
-    "int4-regimes",
-    "INT4 weights at batch 1 to 32: fused, two-op, 16-bit GEMM",
-    "the fused kernel beats the FP16 GEMM at batch 1 only (2.38x on 8960 x 1536, never on 1536 x 1536)",
-    "fused INT4 dequantise-GEMV, RTX 4070 Laptop, group 128, Qwen2.5-1.5B shapes",
-    f"rule: the last batch up to which fused beats the GEMM, which takes at least {WIN:.2f}x as long; held where it is "
-    "1 on 8960 x 1536 and none on 1536 x 1536, did not hold where fused beats the GEMM at one row on neither, other "
-    "otherwise",
-    _points,
-    _regimes,
-)

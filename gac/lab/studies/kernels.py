@@ -9,7 +9,7 @@ from gac.lab.mechanisms.tiles import AttentionTile, widest_tile
 from gac.lab.studies import published
 from gac.lab.studies.gemms import gemm_by_n
 from gac.lab.studies.readings import Readings, known, quotient
-from gac.lab.studies.records import Cell, Finding, Study, Verdict
+from gac.lab.studies.records import Cell, Finding, study
 from gac.lab.studies.served import kind, serving, words
 from gac.lab.studies.shapes import PointAt, gemm_by_k, sdpa
 from gac.lab.studies.verdicts import close, times
@@ -41,7 +41,16 @@ def _most_common(readings: Readings, axis: str, tier: str) -> tuple[Kernel, floa
     return found
 
 
-def _kernel_tiers(readings: Readings) -> Finding:
+@study(
+    "kernel-tiers",
+    "which cuBLAS kernel serves which alignment",
+    "dim % 8 == 0 runs cuBLAS's own sm80 kernels, even dims CUTLASS sm80 align2, odd dims CUTLASS sm75 align1",
+    "arXiv 2604.09595, section 3.2, A100-80GB, read with Nsight Compute",
+    "rule: by the names of the kernels that served most dims; held where the three tiers are those of the A100, other "
+    "where aligned and odd dims have different kernels, did not hold where one kernel serves both",
+    _tier_points,
+)
+def kernel_tiers(readings: Readings) -> Finding:
     readings.require_kernels(_tier_points())
     rows: list[tuple[Cell, ...]] = []
     kinds: dict[tuple[str, str], Kernel] = {}
@@ -53,11 +62,10 @@ def _kernel_tiers(readings: Readings) -> Finding:
     separate = all(len({kind(kinds[axis, tier]) for tier in _A100_KERNELS}) == 3 for axis in _AXES)
     same = all(_as_published(kernel, tier) for (_, tier), kernel in kinds.items())
     split = any(kind(kinds[axis, "align8"]) != kind(kinds[axis, "align1"]) for axis in _AXES)
-    verdict: Verdict = "held" if same and separate else "other" if split else "did not hold"
     examples = ", ".join(dict.fromkeys(kernel.label for kernel in kinds.values()))
     notes = ("% 2 == 0: the even dims that are no multiple of 8", f"kernels, for example: {examples}")
     table = ("<axis", "<condition", "<served by", "of its dims|%", "<A100")
-    return Finding(table, rows, verdict, _tiers_said(kinds), notes)
+    return Finding(table, rows, same and separate, not split, _tiers_said(kinds), notes)
 
 
 def _tiers_said(kinds: Mapping[tuple[str, str], Kernel]) -> str:
@@ -75,17 +83,6 @@ def _as_published(kernel: Kernel, tier: str) -> bool:
     return family and (kernel.architecture, kernel.tier) == _A100_KERNELS[tier]
 
 
-KERNEL_TIERS = Study(
-    "kernel-tiers",
-    "which cuBLAS kernel serves which alignment",
-    "dim % 8 == 0 runs cuBLAS's own sm80 kernels, even dims CUTLASS sm80 align2, odd dims CUTLASS sm75 align1",
-    "arXiv 2604.09595, section 3.2, A100-80GB, read with Nsight Compute",
-    "rule: by the names of the kernels that served most dims; held where the three tiers are those of the A100, other "
-    "where aligned and odd dims have different kernels, did not hold where one kernel serves both",
-    _tier_points,
-    _kernel_tiers,
-)
-
 STEP = 1.05
 """Latency rises at a template's edge by at least this much more than in proportion to head_dim."""
 
@@ -101,12 +98,20 @@ def _flash(d: int) -> Point:
     return sdpa(d, "flash")
 
 
-def _fa_templates(readings: Readings) -> Finding:
+@study(
+    "fa-templates",
+    "FlashAttention-2 templates: tile model against the measured staircase",
+    "latency is a staircase in head_dim with steps past 64, 96, 128 and 160, where the next template's tile is smaller",
+    "arXiv 2604.09595, section 3.1, A100-80GB, B=4 S=2048 H=32 fp16",
+    f"rule: at each of the four edges the latency of the next multiple of 8 rises at least {STEP:.2f}x more than "
+    "head_dim does; held with all four steps, other with some, did not hold with none",
+    lambda: (*(_flash(d) for d in _STAIRS), *(_flash(d) for d in _MISALIGNED)),
+)
+def fa_templates(readings: Readings) -> Finding:
     rows = (_template_row(readings, row) for row in published.rows("a100_fa2_templates"))
     steps = {edge: _excess(readings, edge) for edge in _EDGES}
     readings.middle(steps.values(), "the staircase of the flash backend")
     found = [edge for edge, rise in steps.items() if rise is not None and rise >= STEP]
-    verdict: Verdict = "held" if len(found) == len(_EDGES) else "other" if found else "did not hold"
     rises = {edge: rise for edge, rise in steps.items() if rise is not None}
     grown = ", ".join(f"{times(rise, STEP)} past {edge}" for edge, rise in rises.items())
     missing = [str(edge) for edge, rise in rises.items() if rise < STEP]
@@ -119,7 +124,7 @@ def _fa_templates(readings: Readings) -> Finding:
         *_misaligned_note(readings),
         *(text for edge, rise in rises.items() for text in close(f"past {edge}", rise, STEP)),
     )
-    return Finding(table, rows, verdict, said, notes)
+    return Finding(table, rows, len(found) == len(_EDGES), not found, said, notes)
 
 
 def _template_row(readings: Readings, row: Any) -> tuple[Cell, ...]:
@@ -169,15 +174,3 @@ def _misaligned_note(readings: Readings) -> tuple[str, ...]:
     ours = readings.middle((readings.ratio(_flash(d), _flash(112)) for d in odd), "flash at misaligned head dims")
     theirs = median(known(quotient(figures[d], figures[112]) for d in odd))
     return (f"113 to 121 that are no multiple of 8 take {ours:.2f}x as long as 112 (A100: {theirs:.2f}x)",)
-
-
-FA_TEMPLATES = Study(
-    "fa-templates",
-    "FlashAttention-2 templates: tile model against the measured staircase",
-    "latency is a staircase in head_dim with steps past 64, 96, 128 and 160, where the next template's tile is smaller",
-    "arXiv 2604.09595, section 3.1, A100-80GB, B=4 S=2048 H=32 fp16",
-    f"rule: at each of the four edges the latency of the next multiple of 8 rises at least {STEP:.2f}x more than "
-    "head_dim does; held with all four steps, other with some, did not hold with none",
-    lambda: (*(_flash(d) for d in _STAIRS), *(_flash(d) for d in _MISALIGNED)),
-    _fa_templates,
-)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from gac.lab.studies.readings import Readings, RefusedError, label
@@ -40,16 +41,24 @@ def columns(*texts: str) -> tuple[Column, ...]:
 
 @dataclass(frozen=True)
 class Finding:
-    """A study's table, verdict and figures in words.
+    """A study's table, whether the effect is as published or absent, and its figures in words.
 
     ``headings`` are as ``columns`` takes them; rows have one cell a column, None where there is no figure.
     """
 
     headings: tuple[str, ...]
     rows: Iterable[tuple[Cell, ...]]
-    verdict: Verdict
+    held: bool
+    absent: bool
     said: str
     notes: tuple[str, ...] = ()
+
+    @property
+    def verdict(self) -> Verdict:
+        """``other`` where the effect is there, but not as published."""
+        if self.absent:
+            return "did not hold"
+        return "held" if self.held else "other"
 
 
 @dataclass(frozen=True)
@@ -119,8 +128,15 @@ class Study:
             sentence = f"{_OPENINGS[found.verdict]} on this GPU: {found.said}."
         except RefusedError as reason:
             refused = ((label(point), row.error) for point, row in readings.rows.items() if row.error is not None)
-            found = Finding(("<refused", "<reason"), refused, "other", "")
+            found = Finding(("<refused", "<reason"), refused, held=False, absent=False, said="")
             sentence = f"Cannot be told on this GPU, which refuses {reason}."
         table, rows = columns(*found.headings), tuple(found.rows)
         notes = (self.rule, *found.notes, *readings.refusals)
         return StudyResult(self.name, self.claim, self.source, table, rows, found.verdict, sentence, notes)
+
+
+def study(
+    name: str, title: str, claim: str, source: str, rule: str, plan: Callable[[], tuple[Point, ...]]
+) -> Callable[[Callable[[Readings], Finding]], Study]:
+    """The decorator that makes a ``Study`` of the function that assesses its readings."""
+    return partial(Study, name, title, claim, source, rule, plan)

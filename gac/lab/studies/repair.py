@@ -6,7 +6,7 @@ from types import MappingProxyType
 from gac.lab.studies import published
 from gac.lab.studies.gemms import TIER_BAND, gemm_by_n
 from gac.lab.studies.readings import Readings, quotient
-from gac.lab.studies.records import Cell, Finding, Study
+from gac.lab.studies.records import Cell, Finding, study
 from gac.lab.studies.shapes import PointAt, gemm_by_k, rounded, sdpa
 from gac.lab.studies.verdicts import Band
 from gac.profiling.operators import operation
@@ -41,7 +41,15 @@ def _padding_points() -> tuple[Point, ...]:
     return tuple(_at(operator)(size) for operator, dim, padded, _, _ in _paddings() for size in (dim, padded))
 
 
-def _padding(readings: Readings) -> Finding:
+@study(
+    "padding-rescue",
+    "zero-padding: 107 to 112 and 128, and others",
+    "zero-padding 107 to 112 takes attention (head_dim) from 2.064 to 1.490 ms and a GEMM (K) from 0.089 to 0.050 ms",
+    "GAC's study, repair and experiment G3, A100-80GB, B=4 S=2048 H=32 and 4096 x 4096 x K, fp16",
+    RESCUE_BAND.rule("median over misaligned dims of latency over that zero-padded to the next multiple of 8"),
+    _padding_points,
+)
+def padding_rescue(readings: Readings) -> Finding:
     rows: list[tuple[Cell, ...]] = []
     rescues = []
     for operator, dim, padded, before, after in _paddings():
@@ -62,17 +70,6 @@ def _padding(readings: Readings) -> Finding:
     )
 
 
-PADDING_RESCUE = Study(
-    "padding-rescue",
-    "zero-padding: 107 to 112 and 128, and others",
-    "zero-padding 107 to 112 takes attention (head_dim) from 2.064 to 1.490 ms and a GEMM (K) from 0.089 to 0.050 ms",
-    "GAC's study, repair and experiment G3, A100-80GB, B=4 S=2048 H=32 and 4096 x 4096 x K, fp16",
-    RESCUE_BAND.rule("median over misaligned dims of latency over that zero-padded to the next multiple of 8"),
-    _padding_points,
-    _padding,
-)
-
-
 def low_rank_by_r(r: int) -> Point:
     """A low-rank pair 4096 rows, 4096 -> r -> 4096."""
     return Point(operation("low_rank", m=4096, k=4096, r=r, n=4096), "fp16")
@@ -87,7 +84,15 @@ def _rounding_points() -> tuple[Point, ...]:
     return tuple(at(rounded(dim, step)) for at in _ROUNDED_AT.values() for dim in ROUNDED_DIMS for step in (1, *STEPS))
 
 
-def _rounding(readings: Readings) -> Finding:
+@study(
+    "round-to-aligned",
+    "107, 214 and 321 as they are and rounded up",
+    "rounding a dim up to a multiple of 8 makes it faster, not slower (K 107 to 112: 0.089 to 0.050 ms)",
+    "GAC's study, experiment G3, A100-80GB, GEMM 4096 x 4096 x K fp16; 214 and 321 have no published figure",
+    TIER_BAND.rule("median over dims and axes of latency over that rounded up to a multiple of 8"),
+    _rounding_points,
+)
+def round_to_aligned(readings: Readings) -> Finding:
     figures = published.gemm_ms()
     rows: list[tuple[Cell, ...]] = []
     wins = []
@@ -103,14 +108,3 @@ def _rounding(readings: Readings) -> Finding:
         ("<axis", "dim", "as it is|us", *(f"won by {step}|x" for step in STEPS), "A100 by 8|x"),
         rows,
     )
-
-
-ROUND_TO_ALIGNED = Study(
-    "round-to-aligned",
-    "107, 214 and 321 as they are and rounded up",
-    "rounding a dim up to a multiple of 8 makes it faster, not slower (K 107 to 112: 0.089 to 0.050 ms)",
-    "GAC's study, experiment G3, A100-80GB, GEMM 4096 x 4096 x K fp16; 214 and 321 have no published figure",
-    TIER_BAND.rule("median over dims and axes of latency over that rounded up to a multiple of 8"),
-    _rounding_points,
-    _rounding,
-)

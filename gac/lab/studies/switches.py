@@ -7,7 +7,7 @@ from statistics import median
 
 from gac.lab.studies import published
 from gac.lab.studies.readings import Readings, known
-from gac.lab.studies.records import Cell, Finding, Study, Verdict
+from gac.lab.studies.records import Cell, Finding, study
 from gac.lab.studies.served import main_kernel
 from gac.lab.studies.shapes import gemm
 from gac.lab.studies.verdicts import ABSENT, close, times
@@ -89,20 +89,31 @@ def _names(readings: Readings, m: int) -> tuple[str, ...]:
     return tuple(launch.name for launch in readings.launches(gemm_by_m(m)))
 
 
-def _gemm_m(readings: Readings) -> Finding:
+@study(
+    "gemm-m",
+    "GEMM M x 2048 x 128: kernel switches",
+    "where the heuristic switches kernels latency jumps: about 30 % at M 1728 to 1729 (M is else not sensitive)",
+    "arXiv 2604.09595, section 3.2, A100-80GB, M = 1024 to 2048, N = 2048, K = 128 fp16",
+    "rule: M at every multiple of 8 and one past it; a rise at a switch of kernels stays as far as the median of the "
+    f"{WINDOW} measured M after it exceeds that of the {WINDOW} before; held where a rise of at least "
+    f"{SWITCH_JUMP:.2f}x stays, other where a switch raises the latency by more than 5 %, if only at a single M, did "
+    "not hold where none does",
+    lambda: tuple(gemm_by_m(m) for m in M_DIMS),
+)
+def gemm_m(readings: Readings) -> Finding:
     readings.require_kernels(gemm_by_m(m) for m in M_DIMS)
     readings.middle((readings.ns(gemm_by_m(m)) for m in M_DIMS), "the GEMM by M")
     switches = _switches(readings)
     worst = max((switch.rise for switch in switches), default=1.0)
     lasting = max((switch.lasting for switch in switches), default=1.0)
-    verdict: Verdict = "held" if lasting >= SWITCH_JUMP else "other" if worst > ABSENT else "did not hold"
     table = ("<M", "rise|x", "rise that stays|x", "<from", "<to", "<A100")
     notes = (
         *_counted(switches),
         *close("the largest rise that stays", lasting, SWITCH_JUMP),
         *close("the largest rise", worst, ABSENT),
     )
-    return Finding(table, _rows(readings, switches), verdict, _said(readings, switches), notes)
+    held, absent = lasting >= SWITCH_JUMP, worst <= ABSENT
+    return Finding(table, _rows(readings, switches), held, absent, _said(readings, switches), notes)
 
 
 def _rows(readings: Readings, switches: Sequence[Switch]) -> tuple[tuple[Cell, ...], ...]:
@@ -166,17 +177,3 @@ def _counted(switches: Sequence[Switch]) -> tuple[str, ...]:
     if most is None:
         return ()
     return (f"the largest rise that stays: {times(most.lasting, SWITCH_JUMP)} at M {most.low} to {most.high}",)
-
-
-GEMM_M = Study(
-    "gemm-m",
-    "GEMM M x 2048 x 128: kernel switches",
-    "where the heuristic switches kernels latency jumps: about 30 % at M 1728 to 1729 (M is else not sensitive)",
-    "arXiv 2604.09595, section 3.2, A100-80GB, M = 1024 to 2048, N = 2048, K = 128 fp16",
-    "rule: M at every multiple of 8 and one past it; a rise at a switch of kernels stays as far as the median of the "
-    f"{WINDOW} measured M after it exceeds that of the {WINDOW} before; held where a rise of at least "
-    f"{SWITCH_JUMP:.2f}x stays, other where a switch raises the latency by more than 5 %, if only at a single M, did "
-    "not hold where none does",
-    lambda: tuple(gemm_by_m(m) for m in M_DIMS),
-    _gemm_m,
-)

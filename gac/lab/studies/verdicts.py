@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from gac.lab.studies.records import Cell, Finding, Verdict
+from gac.lab.studies.records import Cell, Finding
 
 ABSENT = 1.05
 """A slowdown below this is no effect."""
@@ -70,14 +70,8 @@ class Band:
         """What a figure is compared with."""
         return self.absent, self.least, self.most
 
-    def graded(self, figure: float) -> Verdict:
-        """``held`` inside the range, ``did not hold`` where there is no effect, ``other`` in between or beyond."""
-        if figure < self.absent:
-            return "did not hold"
-        return "held" if self.least <= figure <= self.most else "other"
-
     def rule(self, what: str) -> str:
-        """The rule that ``graded`` follows, in words."""
+        """The rule that ``finding`` follows, in words."""
         least, most, absent = (self.write(edge) for edge in (self.least, self.most, self.absent))
         return (
             f"rule: {what}; held from {least} to {most}, did not hold below {absent}, "
@@ -90,4 +84,5 @@ class Band:
         """What one figure decides; it stands in ``said`` for the braces, and near an edge it has a note."""
         edges = close("", figure, *self.edges, write=self.write)
         text = said.replace("{}", self.write(figure, *self.edges), 1)
-        return Finding(headings, rows, self.graded(figure), text, (*notes, *edges))
+        held, absent = self.least <= figure <= self.most, figure < self.absent
+        return Finding(headings, rows, held, absent, text, (*notes, *edges))
