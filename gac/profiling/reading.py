@@ -9,9 +9,9 @@ import hashlib
 import io
 import json
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import reduce
 from itertools import chain, count
@@ -36,7 +36,8 @@ _SHOWN = 40
 
 _KINDS: tuple[Any, ...] = (RowLine, AgainLine, SentinelLine, KernelLine, LostLine, SharedLine, HeaderLine)
 _PLACE: dict[Any, int] = {kind: place for place, kind in enumerate(_KINDS)}
-_KEYS = np.array([1 + len(kind.__struct_fields__) - (kind is RowLine) for kind in _KINDS])
+_KEYS = {kind: 1 + len(kind.__struct_fields__) - (kind is RowLine) for kind in _KINDS}  # a row's error is left out
+_ODD = (b"\\", b"\x7f", b"\t", b"\r", b" :")
 _LINE: Any = reduce(or_, _KINDS)
 _DECODER: Any = msgspec.json.Decoder(_LINE)
 
@@ -71,10 +72,15 @@ def read(file: BinaryIO, source: str | Path) -> Contents:
     if not first:
         raise malformed(f"profile {source} has no complete line")
     reader = _Reader(source, _header(first, f"{source}:1"))
-    with _no_collecting():
+    collecting = gc.isenabled()
+    gc.disable()  # what is read has no cycles; looking for them would take a third of the time
+    try:
         for chunk in chain([rest] if more else [], chunks):
             reader.take(chunk)
         return Contents(reader.header, *reader.rows_and_sentinels(), digest.hexdigest())
+    finally:
+        if collecting:
+            gc.enable()
 
 
 def malformed(given: str) -> ProfileError:
@@ -83,18 +89,6 @@ def malformed(given: str) -> ProfileError:
         "JSON Lines as gac profile writes them: a header, then kernel names and rows",
         "Restore the file, or measure again with gac profile.",
     )
-
-
-@contextmanager
-def _no_collecting() -> Iterator[None]:
-    """What is read has no cycles; looking for them would take a third of the time."""
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collecting:
-            gc.enable()
 
 
 def _chunks(file: BinaryIO, digest: Any) -> Iterator[bytes]:
@@ -154,52 +148,33 @@ def _complaint(line: bytes, failure: Exception) -> str:
     return f"{path or 'the line'}: {said}"
 
 
-def _read_lines(text: bytes, source: str | Path, before: int) -> tuple[Sequence[Line], Ints]:
-    """Some lines, decoded together, and the place of each one's class in ``_KINDS``; odd lines are read one by one.
+def _read_lines(text: bytes, source: str | Path, before: int) -> Sequence[Any]:
+    """Some lines, decoded together; where any of them may be odd, they are read one by one.
 
     Args:
         before: how many lines are above the first.
     """
-    lines = text.split(b"\n")
-    letters = np.frombuffer(b"\n" + text + b"\n", dtype=np.uint8)
-    ends = np.flatnonzero(letters == ord("\n"))
-    records: Sequence[Line] = ()
-    with suppress(ValueError, RecursionError):
-        records = _DECODER.decode_lines(text) if _are_objects(letters, ends) else ()
-    if len(records) == len(lines):
-        kinds = _kinds(records)
-        colons = np.diff(np.searchsorted(np.flatnonzero(letters == ord(":")), ends))
-        odd = colons != _keys(records, kinds)
-        if not _is_plain(text):
-            odd |= ~np.array([_is_plain(line) for line in lines])
-        for at in np.flatnonzero(odd).tolist():
-            read_line(lines[at], f"{source}:{before + at + 1}")
-        return records, kinds
-    records = [read_line(line, f"{source}:{before + at}") for at, line in enumerate(lines, 1)]
-    return records, _kinds(records)
+    if _is_orderly(text):
+        with suppress(ValueError, RecursionError):
+            records = _DECODER.decode_lines(text)
+            if len(records) == text.count(b"\n") + 1 and _keys(records) == text.count(b'":'):
+                return records  # type: ignore[no-any-return]
+    return [read_line(line, f"{source}:{before + at}") for at, line in enumerate(text.split(b"\n"), 1)]
 
 
-def _are_objects(letters: Any, ends: Ints) -> bool:
-    """Each line begins and ends with a brace: then none ends within an object. None of them is too long."""
-    begin, end = letters[ends[:-1] + 1], letters[ends[1:] - 1]
-    return bool(((begin == ord("{")) & (end == ord("}"))).all() and np.diff(ends).max() <= _LONGEST_LINE)
+def _is_orderly(text: bytes) -> bool:
+    """Whether each line is one object, no string holds an escape or a control character, and each key ends in ``":``.
+
+    Where there are more of these than keys, a key is there twice (or a string begins with a colon).
+    """
+    breaks = text.count(b"}\n{") == text.count(b"\n") and text.startswith(b"{") and text.endswith(b"}")
+    return breaks and len(text) <= _LONGEST_LINE and text.isascii() and not any(odd in text for odd in _ODD)
 
 
-def _is_plain(text: bytes) -> bool:
-    """No string in it can hold an escape or a control character."""
-    return text.isascii() and b"\\" not in text and b"\x7f" not in text
-
-
-def _kinds(records: Sequence[Line]) -> Ints:
-    return np.fromiter(map(_PLACE.__getitem__, map(type, records)), np.int64, len(records))
-
-
-def _keys(records: Sequence[Any], kinds: Ints) -> Ints:
-    """How many keys each line has; with more colons a key is there twice, or the line has an error or ``::``."""
-    keys = _KEYS[kinds]
-    rows = np.flatnonzero(kinds == _PLACE[RowLine])
-    keys[rows] += np.array([len(records[at].shape) for at in rows.tolist()], dtype=np.int64)
-    return keys
+def _keys(records: Sequence[Any]) -> int:
+    """How many keys some lines have."""
+    fixed = sum(_KEYS[kind] * lines for kind, lines in Counter(map(type, records)).items())
+    return fixed + sum(len(one.shape) + (one.error is not None) for one in records if type(one) is RowLine)
 
 
 def _header(line: bytes, where: str) -> Header:
@@ -233,7 +208,9 @@ class _Reader:
         rows: of each chunk the line numbers, kinds, launches, medians, IQRs, samples, clocks and convergence of rows.
         sizes: of each chunk the sizes of its shapes, row by row.
         kinds, launches: what those of rows are, numbered in the order in which they first occur.
-        said: of each chunk what is said of rows: the class of line, the rows, the line numbers and the times.
+        said: of each chunk what is said of rows: whether they are lost, the rows, and the line numbers.
+        again: of each chunk the rows of later passes, and the times.
+        sentinels: by row, its timings.
         errors, lost: by row, why it has no number, from the first or any more.
     """
 
@@ -246,13 +223,16 @@ class _Reader:
         self.launches: dict[Any, int] = defaultdict(count().__next__)
         self.rows = [_no_lines(int, int, int, float, float, int, float, bool)]
         self.sizes = [*_no_lines(int)]
-        self.said = [_no_lines(int, int, int, float)]
+        self.said = [_no_lines(bool, int, int)]
+        self.again = [_no_lines(int, float)]
+        self.sentinels: dict[int, list[float]] = defaultdict(list)
         self.errors: dict[int, str] = {}
         self.lost: dict[int, str] = {}
 
     def take(self, chunk: bytes) -> None:
         """Check some lines and keep what they say."""
-        records, kinds = _read_lines(chunk, self.source, self.lines)
+        records = _read_lines(chunk, self.source, self.lines)
+        kinds = np.fromiter(map(_PLACE.__getitem__, map(type, records)), np.int64, len(records))
         for place in np.unique(kinds).tolist():
             ours = np.flatnonzero(kinds == place)
             self._take(place, [records[at] for at in ours.tolist()], self.lines + 1 + ours)
@@ -273,8 +253,12 @@ class _Reader:
             rows, values = zip(*map(astuple, records), strict=True)
             if kind is LostLine:
                 self.lost |= zip(rows, values, strict=True)
-            ns = np.full(len(rows), np.nan) if kind is LostLine else np.array(values, float)
-            self.said.append((np.full(len(rows), place), np.array(rows), lines, ns))
+            elif kind is SentinelLine:
+                for row, ns in zip(rows, values, strict=True):
+                    self.sentinels[row].append(ns)
+            else:
+                self.again.append((np.array(rows), np.array(values)))
+            self.said.append((np.full(len(rows), kind is LostLine), np.array(rows), lines))
 
     def _take_rows(self, rows: Sequence[RowLine], lines: Ints) -> None:
         fields = zip(*map(astuple, rows), strict=True)
@@ -282,7 +266,8 @@ class _Reader:
         ns, iqr, clock = (np.array(values, float) for values in (medians, iqrs, clocks))  # NaN where there is none
         failed = np.array([error is not None for error in errors])
         wrong = (np.isnan(ns) != failed) | (np.isnan(iqr) != failed)
-        self._refuse(lines, wrong, lambda at: _contradiction(rows[at]))
+        contradiction = "median_ns: {0.median_ns} with iqr_ns {0.iqr_ns} and error {0.error!r}"
+        self._refuse(lines, wrong, lambda at: contradiction.format(rows[at]))
         self.errors |= {self.count + at: errors[at] for at in np.flatnonzero(failed).tolist()}
         kinds = map(self.kinds.__getitem__, zip(operators, dtypes, caches, map(tuple, shapes), strict=True))
         kind, launched = np.array(list(kinds)), np.array(list(map(self.launches.__getitem__, launches)))
@@ -299,14 +284,14 @@ class _Reader:
     def rows_and_sentinels(self) -> tuple[Rows, Mapping[int, tuple[float, ...]]]:
         """What the lines say together."""
         line, kind, launched, ns, iqr, samples, clock, converged = map(np.concatenate, zip(*self.rows, strict=True))
-        said, about, at, said_ns = map(np.concatenate, zip(*self.said, strict=True))
+        again, again_ns = map(np.concatenate, zip(*self.again, strict=True))
         self._check_axes(kind, line)
         self._check_launches(launched, line)
-        self._check_said(line, said == _PLACE[LostLine], about, at)
+        self._check_said(line, *map(np.concatenate, zip(*self.said, strict=True)))
         lost = list(self.lost)
         ns[lost], iqr[lost], converged[lost] = np.nan, np.nan, False
-        again = (said == _PLACE[AgainLine]) & ~np.isin(about, lost)
-        passes = _passes(ns, about[again], said_ns[again])
+        kept = ~np.isin(again, lost)
+        passes = _passes(ns, again[kept], again_ns[kept])
         clock = np.nan_to_num(clock).astype(np.int64)
         columns = kind, self._shapes(kind), iqr, samples, clock, converged, launched
         kinds, errors = tuple(Kind(*one) for one in self.kinds), self.errors | self.lost
@@ -314,7 +299,7 @@ class _Reader:
         if (twice := rows.repeated()) is not None:
             point = rows[twice]
             raise malformed(f"{self.source}:{line[twice]}: {point.operator} {point.shape} is there twice")
-        return rows, _by_row(about[said == _PLACE[SentinelLine]], said_ns[said == _PLACE[SentinelLine]])
+        return rows, {row: tuple(times) for row, times in self.sentinels.items()}
 
     def _check_axes(self, kind: Ints, lines: Ints) -> None:
         """All rows of an operator have the same axes."""
@@ -353,20 +338,9 @@ def _no_lines(*dtypes: type) -> tuple[Any, ...]:
     return tuple(np.empty(0, dtype) for dtype in dtypes)
 
 
-def _contradiction(row: RowLine) -> str:
-    return f"median_ns: {row.median_ns} with iqr_ns {row.iqr_ns} and error {row.error!r}"
-
-
 def _passes(ns: Floats, again: Ints, again_ns: Floats) -> tuple[Floats, Ints]:
     """The times of all passes, row by row, and where each row's begin; a row without a number has none."""
     first = np.flatnonzero(~np.isnan(ns))
     rows = np.concatenate([first, again])
     starts = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=len(ns)))])
     return np.concatenate([ns[first], again_ns])[np.argsort(rows, kind="stable")], starts
-
-
-def _by_row(rows: Ints, ns: Floats) -> dict[int, tuple[float, ...]]:
-    found = defaultdict(list)
-    for row, one in zip(rows.tolist(), ns.tolist(), strict=True):
-        found[row].append(one)
-    return {row: tuple(times) for row, times in found.items()}
