@@ -12,7 +12,6 @@ from gac.operations import Operation
 SCHEMA = 2
 LARGEST = 2**50
 Count = Annotated[int, Meta(ge=1, le=LARGEST)]
-_INCIDENTAL = frozenset({"date", "gac_version", "shared_with"})
 
 Cache = Literal["cold", "hot"]
 Extent = tuple[int, int, int]
@@ -51,11 +50,6 @@ class Header(Struct, frozen=True, forbid_unknown_fields=True):
     timing: str
     date: str
     shared_with: str
-
-    def differences(self, other: "Header") -> tuple[str, ...]:
-        """Names of the fields that say another machine or other software (the date, say, does not)."""
-        telling = (name for name in self.__struct_fields__ if name not in _INCIDENTAL)
-        return tuple(name for name in telling if getattr(self, name) != getattr(other, name))
 
 
 @dataclass(frozen=True)

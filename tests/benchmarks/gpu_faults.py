@@ -66,11 +66,11 @@ def sweep(path: Path, fault: str) -> None:
         runner.run = harmed
     header = fingerprint()
     try:
-        report = run_sweep(POINTS, path, GpuMeasurer(header), header, progress=False)
+        timed = run_sweep(POINTS, path, GpuMeasurer(header), header, progress=False)
     except GacError as failure:
         print(json.dumps({"ended": f"{type(failure).__name__}: {failure.given}"}))
     else:
-        print(json.dumps({"ended": "done", "timed": report.timed}))
+        print(json.dumps({"ended": "done", "timed": timed}))
 
 
 def tried(fault: str, folder: Path) -> dict[str, object]:

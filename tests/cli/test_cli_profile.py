@@ -12,6 +12,7 @@ from gac.profiling.records import Point
 from gac.profiling.sweeps.coverage import fused_points, model_points
 from gac.profiling.sweeps.general import general_points
 from gac.profiling.sweeps.profiler import Estimate
+from tests.headers import make_header
 
 
 class Profiler:
@@ -29,7 +30,7 @@ class Profiler:
 
     def estimate(self, points: Sequence[Point], *rest: Any) -> Estimate:
         self.points, self.rest = set(points), rest
-        return Estimate(self.recorded, len(points), 3 * len(points), 61.25)
+        return Estimate(self.recorded, len(points), 3 * len(points), 61.25, make_header())
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from gac.profiling.reading import parse
 from gac.profiling.records import Header, Launch, Measurement, Point
 
 _SYNC_SECONDS = 1.0
+_INCIDENTAL = frozenset({"date", "gac_version", "shared_with"})
 
 
 class Journal:
@@ -157,12 +158,15 @@ def check_same_machine(path: Path, found: Header, here: Header) -> None:
     Raises:
         ProfileError: naming what differs.
     """
-    different = found.differences(here)
+    fields = ((name, getattr(found, name), getattr(here, name)) for name in Header.__struct_fields__)
+    different = [
+        f"{name} {was!r} where this machine has {now!r}"
+        for name, was, now in fields
+        if was != now and name not in _INCIDENTAL
+    ]
     if different:
-        pairs = ((name, getattr(found, name), getattr(here, name)) for name in different)
         raise ProfileError(
-            f"profile {path} has "
-            + ", ".join(f"{name} {was!r} where this machine has {now!r}" for name, was, now in pairs),
+            f"profile {path} has {', '.join(different)}",
             "a file begun on this machine with this software",
             "Write to another file.",
         )

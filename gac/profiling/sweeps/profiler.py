@@ -1,6 +1,7 @@
 """Profile the local GPU: estimate the work, do it, sum it up."""
 
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,12 +25,13 @@ _BYTES_PER_SECOND = 1.5e12
 
 @dataclass(frozen=True)
 class Estimate:
-    """The work of a sweep: shapes, timings that the file lacks (several a shape), and roughly how many seconds."""
+    """The work of a sweep here: shapes, timings that the file lacks (several a shape), and roughly how many seconds."""
 
     path: Path
     shapes: int
     remaining: int
     seconds: float
+    header: Header
 
     def __str__(self) -> str:
         return (
@@ -41,63 +43,11 @@ class Estimate:
 def estimate(points: Sequence[Point], path: str | Path | None = None, passes: int = PASSES) -> Estimate:
     """What ``profile_gpu`` with the same arguments would have to do on this GPU.
 
+    A timing is twelve replays, at half the tensor cores' rate or half the memory's, and some ms for everything else.
+
     Raises:
         ProfileError: there is no GPU, ``passes`` is below 1, or the file is malformed or of another machine.
     """
-    return _estimate(points, path, passes)[0]
-
-
-def profile_gpu(
-    points: Sequence[Point],
-    path: str | Path | None = None,
-    passes: int = PASSES,
-    seconds: float | None = None,
-    progress: bool = True,
-) -> Path:
-    """Measure the local GPU at these points, or go on where an earlier run stopped.
-
-    Args:
-        path: the file; by default the place where this GPU's profile is looked for.
-        passes: how often to time every point.
-        seconds: stop after about this long; the next call goes on.
-        progress: say on standard error how much there is to do, how it goes, and what is left.
-
-    Returns:
-        the file's path.
-
-    Raises:
-        ProfileError: there is no GPU, it failed, ``passes`` is below 1, or the file cannot be resumed here.
-    """
-    ahead, header = _estimate(points, path, passes)
-    _say(ahead, progress)
-    if header.shared_with:
-        _say(f"This GPU is not ours alone: {header.shared_with}. Latencies may be too high.", True)
-    if ahead.remaining:
-        from gac.profiling.timing.measure import GpuMeasurer
-
-        report = run_sweep(points, ahead.path, GpuMeasurer(header), header, passes, seconds, progress)
-        _say(f"{report.timed:,} timings in {report.seconds:.0f} s, {report.remaining:,} left", progress)
-    return ahead.path
-
-
-def summary(profile: Profile) -> str:
-    """What a profile holds and how reliable it is, in one line."""
-    doubts = [f"the sentinels drifted by {profile.drift:.1%}"] if profile.drift > DRIFT else []
-    doubts += [profile.header.shared_with] if profile.header.shared_with else []
-    return (
-        f"{len(profile.measurements):,} shapes of {profile.header.gpu}, {len(profile.failed):,} failed; "
-        f"{profile.converged_fraction:.1%} converged, passes within {profile.spread:.1%} for 95 %, "
-        f"drift {profile.drift:.1%}" + "".join(f"; DOUBTFUL: {doubt}" for doubt in doubts)
-    )
-
-
-def _say(what: object, progress: bool) -> None:
-    if progress:
-        print(what, file=sys.stderr)
-
-
-def _estimate(points: Sequence[Point], path: str | Path | None, passes: int) -> tuple[Estimate, Header]:
-    """Twelve replays a timing, at half the tensor cores' rate or half the memory's, and some ms for everything else."""
     if passes < 1:
         raise ProfileError(f"{passes} passes", "at least 1", f"Use {PASSES}, the default.")
     header = fingerprint()
@@ -111,7 +61,54 @@ def _estimate(points: Sequence[Point], path: str | Path | None, passes: int) -> 
     rate = header.sm_count * header.sm_clock_max_mhz * 1e6 * _FLOPS_PER_CYCLE
     launches = (max(LEAST_NS[one.cache] / 1e9, _launch_seconds(one, rate)) for one in todo)
     seconds = sum(_OVERHEAD_SECONDS + _REPLAYS * launch for launch in launches)
-    return Estimate(target, len(points), len(todo), seconds), header
+    return Estimate(target, len(points), len(todo), seconds, header)
+
+
+def profile_gpu(
+    points: Sequence[Point],
+    path: str | Path | None = None,
+    passes: int = PASSES,
+    seconds: float | None = None,
+) -> Path:
+    """Measure the local GPU at these points, or go on where an earlier run stopped.
+
+    How much there is to do, how it goes, and what is left is said on standard error.
+
+    Args:
+        path: the file; by default the place where this GPU's profile is looked for.
+        passes: how often to time every point.
+        seconds: stop after about this long; the next call goes on.
+
+    Returns:
+        the file's path.
+
+    Raises:
+        ProfileError: there is no GPU, it failed, ``passes`` is below 1, or the file cannot be resumed here.
+    """
+    ahead = estimate(points, path, passes)
+    print(ahead, file=sys.stderr)
+    if ahead.header.shared_with:
+        note = f"This GPU is not ours alone: {ahead.header.shared_with}. Latencies may be too high."
+        print(note, file=sys.stderr)
+    if ahead.remaining:
+        from gac.profiling.timing.measure import GpuMeasurer
+
+        measurer, begun = GpuMeasurer(ahead.header), time.monotonic()
+        timed = run_sweep(points, ahead.path, measurer, ahead.header, passes, seconds)
+        left = ahead.remaining - timed
+        print(f"{timed:,} timings in {time.monotonic() - begun:.0f} s, {left:,} left", file=sys.stderr)
+    return ahead.path
+
+
+def summary(profile: Profile) -> str:
+    """What a profile holds and how reliable it is, in one line."""
+    doubts = [f"the sentinels drifted by {profile.drift:.1%}"] if profile.drift > DRIFT else []
+    doubts += [profile.header.shared_with] if profile.header.shared_with else []
+    return (
+        f"{len(profile.measurements):,} shapes of {profile.header.gpu}, {len(profile.failed):,} failed; "
+        f"{profile.converged_fraction:.1%} converged, passes within {profile.spread:.1%} for 95 %, "
+        f"drift {profile.drift:.1%}" + "".join(f"; DOUBTFUL: {doubt}" for doubt in doubts)
+    )
 
 
 def _launch_seconds(point: Point, rate: float) -> float:

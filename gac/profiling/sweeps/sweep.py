@@ -3,7 +3,7 @@
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -40,16 +40,6 @@ class Measurer(Protocol):
 Find = Callable[[Point], Measurement | None]
 
 
-@dataclass(frozen=True)
-class SweepReport:
-    """What one run of a sweep did: timings taken, timings left by the time limit, and new points that failed."""
-
-    timed: int
-    remaining: int
-    failed: int
-    seconds: float
-
-
 def run_sweep(
     points: Sequence[Point],
     path: Path,
@@ -58,7 +48,7 @@ def run_sweep(
     passes: int = PASSES,
     seconds: float | None = None,
     progress: bool = True,
-) -> SweepReport:
+) -> int:
     """Time every point as often as the file does not hold it yet, and append each timing at once.
 
     Each pass goes through all points in an order of its own, shuffled with a fixed seed: drift does not look like a
@@ -67,6 +57,9 @@ def run_sweep(
 
     Args:
         seconds: stop after about this long; the next run goes on.
+
+    Returns:
+        how many timings were taken.
 
     Raises:
         ProfileError: the file is malformed, locked, not writable, or of another machine or other software; or the GPU
@@ -77,8 +70,7 @@ def run_sweep(
     begun = time.monotonic()
     with Journal(path, header) as journal:
         todo = [missing(points, journal.find, number) for number in range(passes)]
-        total = sum(map(len, todo))
-        with tqdm(total=total, unit="timing", desc="profile", disable=not progress) as bar:
+        with tqdm(total=sum(map(len, todo)), unit="timing", desc="profile", disable=not progress) as bar:
             run = _Run(points, journal, measurer)
             try:
                 for point, launches in _in_order(todo, measurer):
@@ -96,7 +88,7 @@ def run_sweep(
                     "a GPU that goes on",
                     f"Run the same command again: {path} keeps every timing, and this shape is marked and left out.",
                 ) from lost
-    return SweepReport(run.timed, total - run.timed, run.failed, time.monotonic() - begun)
+    return run.timed
 
 
 def missing(points: Sequence[Point], find: Find, number: int) -> list[Point]:
@@ -116,14 +108,13 @@ def _in_order(todo: Sequence[list[Point]], measurer: Measurer) -> Iterator[tuple
 
 
 class _Run:
-    """One run of a sweep: it counts what it timed, and what was new and failed.
+    """One run of a sweep, which counts what it timed.
 
     Three points, from cheap to expensive, are its sentinels: they are timed again and again.
     """
 
     def __init__(self, points: Sequence[Point], journal: Journal, measurer: Measurer) -> None:
         self.timed = 0
-        self.failed = 0
         self._journal = journal
         self._measurer = measurer
         self._sentinels = _spread(points)
@@ -138,7 +129,6 @@ class _Run:
         row = self._measurer.measure(point)
         if known is None:
             self._journal.add(replace(row, launches=launches))
-            self.failed += row.error is not None
         elif row.median_ns is not None:
             self._journal.add_again(point, row.median_ns)
         if time.monotonic() - self._last >= SENTINEL_SECONDS:
