@@ -5,7 +5,7 @@ import pytest
 from knapsack_instances import random_instance
 
 from gac.allocation.knapsack import Group, growth, knapsack
-from gac.allocation.knapsack.growth import Lattice, by_divisor
+from gac.allocation.knapsack.growth import by_divisor, wasted
 from gac.errors import BudgetError
 
 
@@ -29,13 +29,11 @@ def test_many_kinds_of_divisors_keep_the_hardest_first() -> None:
 @pytest.mark.parametrize("step", [1, 2, 9, 36, 10**9 + 7, 2**55])
 def test_no_more_is_wasted_than_the_least_that_is_left_unused_costs(multiplier: float, step: int) -> None:
     rng = np.random.default_rng(1)
-    lattice, costs = Lattice(int(rng.integers(-(10**6), 10**6)), multiplier), rng.integers(-(2**50), 2**50, 1000)
-    wasted = lattice.wasted(costs, step)
-    assert (wasted >= 0).all()
-    for cost, value in zip(costs.tolist(), wasted.tolist(), strict=True):
-        unused = (lattice.free - cost) % step
-        assert value <= Fraction(multiplier) * unused
-        assert value >= min(int(Fraction(multiplier) * unused * (1 - Fraction(1, 2**49))) - 1, 2**61)
+    unused = rng.integers(-(2**50), 2**50, 1000)
+    for left, value in zip(unused.tolist(), wasted(unused, step, multiplier).tolist(), strict=True):
+        least = Fraction(multiplier) * (left % step)
+        assert min(int(least * (1 - Fraction(1, 2**49))) - 1, 2**61) <= value <= least
+        assert value >= 0
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -46,7 +44,7 @@ def test_the_optimum_is_the_same_without(seed: int, monkeypatch: pytest.MonkeyPa
         found = knapsack(groups, limits[:1])
     except BudgetError:
         return
-    monkeypatch.setattr(Lattice, "wasted", lambda self, costs, step: np.zeros_like(costs))
+    monkeypatch.setattr(growth, "wasted", lambda unused, step, multiplier: np.zeros_like(unused))
     plain = knapsack(groups, limits[:1])
     assert found.certificate.status == plain.certificate.status == "optimal"
     assert found.certificate.value == pytest.approx(plain.certificate.value, rel=1e-12)
@@ -71,6 +69,6 @@ def test_what_is_bound_to_be_wasted_need_not_be_searched(monkeypatch: pytest.Mon
     limits = [9 * 1600 + 5]
     value, short = knapsack(groups, limits).certificate.value, max(longest)
     longest.clear()
-    monkeypatch.setattr(Lattice, "wasted", lambda self, costs, step: np.zeros_like(costs))
+    monkeypatch.setattr(growth, "wasted", lambda unused, step, multiplier: np.zeros_like(unused))
     assert knapsack(groups, limits).certificate.value == value
     assert short < max(longest) / 3

@@ -10,10 +10,9 @@ from math import gcd
 import numpy as np
 
 from gac.allocation.knapsack.deadline import Deadline
-from gac.allocation.knapsack.join import Wanted
 from gac.allocation.knapsack.states import States, Tree
 from gac.allocation.pareto import front
-from gac.arrays import Ints
+from gac.arrays import Floats, Ints
 
 MOST_STATES = 1 << 18
 MOST_CHILDREN = 1 << 20
@@ -35,35 +34,8 @@ class GivenUpError(Exception):
 
 
 @dataclass(frozen=True, eq=False)
-class Lattice:
-    """One limit, and what leaving a unit of it unused costs.
-
-    If every cost that can still be added is a multiple of ``step``, what a partial choice leaves unused in the end
-    is what it leaves now, modulo ``step``, or more; and a choice that leaves ``unused`` has a value of at least the
-    bound, plus its reduced values, plus ``multiplier * unused``.
-
-    Attributes:
-        free: what the default choice leaves of the limit; negative where it breaks it.
-        multiplier: the bound's.
-    """
-
-    free: int
-    multiplier: float
-
-    def wasted(self, costs: Ints, step: int) -> Ints:
-        """Value that partial choices with these costs are bound to lose, for it is so much above the bound at least."""
-        unused = (self.free - costs) % step
-        wasted: Ints = np.minimum(unused * self.multiplier * _DOWN, _LARGEST).astype(np.int64)
-        return wasted
-
-    def wide(self, step: int, room: int) -> bool:
-        """Whether the step is so long that most partial choices would waste more than the room there is."""
-        return step * self.multiplier >= 2 * room
-
-
-@dataclass(frozen=True, eq=False)
 class Core:
-    """Items as deviations from the default choice (the item of each group whose reduced value is 0).
+    """Items as deviations from the default choice (the item of each group whose reduced value is 0), and what is wanted.
 
     Attributes:
         alternatives: positions of the items that are no default, shape ``(n,)``, group after group.
@@ -71,16 +43,22 @@ class Core:
         steps: what each adds to a state's costs (under the limits that can bind), value and reduced values, and a row
             for its node, shape ``(limits + 3, n)``.
         reduced: reduced values, shape ``(n,)``.
-        wanted: which choices are looked for.
-        lattice: what common divisors of the costs tell; None under several limits.
+        free: what the default choice leaves of each limit that can bind; negative where it breaks one.
+        below: the deviation of a choice's value must be smaller.
+        room: only choices whose reduced values sum to less are sure to be considered.
+        reach: a choice whose deviation is just ``below`` exceeds the bound by as much.
+        multipliers: the bound's, of each of these limits.
     """
 
     alternatives: Ints
     starts: Ints
     steps: Ints
     reduced: Ints
-    wanted: Wanted
-    lattice: Lattice | None
+    free: Ints
+    below: int
+    room: int
+    reach: int
+    multipliers: Floats
 
     @cached_property
     def least(self) -> Ints:
@@ -100,7 +78,7 @@ def grown_lists(core: Core, deadline: Deadline) -> tuple[States, States, Tree]:
         GivenUpError: a list is too long, or the deadline passed.
     """
     tree = Tree()
-    grow = _under_several_limits if core.lattice is None else _under_one_limit
+    grow = _under_one_limit if len(core.free) == 1 else _under_several_limits
     return *grow(core, tree, deadline), tree
 
 
@@ -110,13 +88,14 @@ def _under_one_limit(core: Core, tree: Tree, deadline: Deadline) -> tuple[States
     From then on each state there tells how much of the limit a choice with it is bound to waste. That counts as part
     of its reduced value, and what the least of them comes to is room that the right list has not got either.
     """
-    assert core.lattice is not None
-    lattice, room = core.lattice, core.wanted.room
+    room = core.room
     order, coming = by_divisor(core.divisors, core.least)
     divisors, least = core.divisors.tolist(), core.least.tolist()
-    apart = next((place for place, step in enumerate(coming[: len(coming) // 2]) if lattice.wide(step, room)), 0)
+    # Most partial choices waste more than the room there is where the step is so wide.
+    wide = (place for place, step in enumerate(coming[: len(coming) // 2]) if step * core.multipliers[0] >= 2 * room)
+    apart = next(wide, 0)
     step, by_right = coming[0], 0
-    left, right = _wasting(tree.root(1), lattice, 1, step, room), tree.root(1)
+    left, right = _wasting(tree.root(1), core, 1, step), tree.root(1)
     spare = room - left.least_reduced(room)
     for place, group in enumerate(order):
         if least[group] >= spare:
@@ -124,7 +103,7 @@ def _under_one_limit(core: Core, tree: Tree, deadline: Deadline) -> tuple[States
         if len(left) <= len(right) or (place < apart and len(left) < _APART):
             left, before = _undominated(_extended(left, core, group, tree, room, deadline)), step
             step = gcd(by_right, coming[place + 1])
-            left = _wasting(left, lattice, before, step, room)
+            left = _wasting(left, core, before, step)
             spare = room - left.least_reduced(room)
         else:
             right = _undominated(_extended(right, core, group, tree, spare, deadline))
@@ -132,13 +111,23 @@ def _under_one_limit(core: Core, tree: Tree, deadline: Deadline) -> tuple[States
     return left, right
 
 
-def _wasting(states: States, lattice: Lattice, before: int, step: int, room: int) -> States:
+def _wasting(states: States, core: Core, before: int, step: int) -> States:
     """The states with room left once their reduced values tell what ``step`` wastes, not what the one before did."""
     if step in (before, 0):
         return states
-    costs, table = states.costs[0], states.table.copy()
-    table[-2] += lattice.wasted(costs, step) - lattice.wasted(costs, before)
-    return States(table[:, table[-2] < room])
+    unused, multiplier, table = core.free[0] - states.costs[0], float(core.multipliers[0]), states.table.copy()
+    table[-2] += wasted(unused, step, multiplier) - wasted(unused, before, multiplier)
+    return States(table[:, table[-2] < core.room])
+
+
+def wasted(unused: Ints, step: int, multiplier: float) -> Ints:
+    """What partial choices that leave so much ``unused`` lose at least, where all costs to come are multiples of a step.
+
+    In the end they leave what they leave now, modulo ``step``, or more; and a choice has a value of at least the bound,
+    plus its reduced values, plus ``multiplier`` times what it leaves.
+    """
+    lost: Ints = np.minimum(unused % step * multiplier * _DOWN, _LARGEST).astype(np.int64)
+    return lost
 
 
 def _under_several_limits(core: Core, tree: Tree, deadline: Deadline) -> tuple[States, States]:
@@ -147,10 +136,10 @@ def _under_several_limits(core: Core, tree: Tree, deadline: Deadline) -> tuple[S
     Dominated states are dear to find. Instances with many equal costs have so many that their lists stay short; where
     the first look finds few, the next is put off until the list would otherwise be too long.
     """
-    lists, sift_from = [tree.root(len(core.wanted.free))] * 2, [_SIFT_FROM] * 2
+    lists, sift_from = [tree.root(len(core.free))] * 2, [_SIFT_FROM] * 2
     for group in np.argsort(-core.least, kind="stable").tolist():
         at = int(len(lists[1]) < len(lists[0]))
-        grown = _extended(lists[at], core, group, tree, core.wanted.room, deadline)
+        grown = _extended(lists[at], core, group, tree, core.room, deadline)
         if len(grown) >= sift_from[at] or len(grown) > MOST_STATES:
             before, grown = len(grown), _sifted(grown, deadline)
             sift_from[at] = len(grown) if 4 * len(grown) < 3 * before else MOST_STATES

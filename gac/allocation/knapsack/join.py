@@ -1,13 +1,13 @@
 """Join two lists of partial choices: the best pair within the limits."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
 from gac.allocation.knapsack.deadline import Deadline
+from gac.allocation.knapsack.growth import Core
 from gac.allocation.knapsack.states import States
-from gac.arrays import Floats, Ints
+from gac.arrays import Ints
 
 MOST_PAIRS = 1 << 26
 _BATCH = 1 << 21
@@ -19,33 +19,14 @@ Joined = tuple[tuple[int, int] | None, bool, int]
 """The best pair (positions in left and right, or None), whether none was left out, and how many were looked at."""
 
 
-@dataclass(frozen=True, eq=False)
-class Wanted:
-    """Which pairs are looked for.
-
-    Attributes:
-        free: what the default choice leaves of each limit; negative where it breaks one.
-        below: the deviation of a choice's value must be smaller.
-        room: only choices whose reduced values sum to less are sure to be considered.
-        reach: a choice whose deviation is just ``below`` exceeds the bound by as much.
-        multipliers: the bound's, of each limit.
-    """
-
-    free: Ints
-    below: int
-    room: int
-    reach: int
-    multipliers: Floats
-
-
-def join(left: States, right: States, wanted: Wanted, deadline: Deadline) -> Joined:
+def join(left: States, right: States, core: Core, deadline: Deadline) -> Joined:
     """The pair whose costs sum to at most ``free`` with the smallest sum of values, if that is less than ``below``.
 
     Beyond ``MOST_PAIRS``, or past the deadline, the rest is left out.
     """
-    if len(wanted.free) == 1:
-        return _join_one(left, right, int(wanted.free[0]), wanted.below), True, len(left)
-    return _join_several(left, right, wanted, deadline)
+    if len(core.free) == 1:
+        return _join_one(left, right, int(core.free[0]), core.below), True, len(left)
+    return _join_several(left, right, core, deadline)
 
 
 def _join_one(left: States, right: States, free: int, below: int) -> tuple[int, int] | None:
@@ -65,27 +46,27 @@ def _join_one(left: States, right: States, free: int, below: int) -> tuple[int, 
     return int(fits[best]), int(order[partner])
 
 
-def _join_several(left: States, right: States, wanted: Wanted, deadline: Deadline) -> Joined:
+def _join_several(left: States, right: States, core: Core, deadline: Deadline) -> Joined:
     """Several limits: look only at the pairs that use nearly all of the limit whose use is tightest.
 
     A choice with reduced values R that leaves u of a limit unused has a value of at least bound + R + multiplier * u,
     so u < (reach - R) / multiplier. The right list is cut into classes of similar R, which keeps that window narrow.
     """
-    best, below, pairs = None, wanted.below, 0
-    tightest = int(np.argmax(wanted.multipliers * (np.ptp(left.costs, axis=1) + np.ptp(right.costs, axis=1))))
-    multiplier = float(wanted.multipliers[tightest])
+    best, below, pairs = None, core.below, 0
+    tightest = int(np.argmax(core.multipliers * (np.ptp(left.costs, axis=1) + np.ptp(right.costs, axis=1))))
+    multiplier = float(core.multipliers[tightest])
     by_reduced = np.argsort(right.reduced, kind="stable")
     for members in np.array_split(by_reduced, max(1, len(right) // _CLASS)):
         members = members[np.argsort(right.costs[tightest, members], kind="stable")]
         least = int(right.reduced[members].min()) + left.reduced
-        rows = np.flatnonzero(least < wanted.room)
-        most = wanted.free[tightest] - left.costs[tightest, rows]
-        first, end = _window(right.costs[tightest, members], most, wanted.reach - least[rows], multiplier)
+        rows = np.flatnonzero(least < core.room)
+        most = core.free[tightest] - left.costs[tightest, rows]
+        first, end = _window(right.costs[tightest, members], most, core.reach - least[rows], multiplier)
         pairs += int((end - first).sum())
         if pairs > MOST_PAIRS or deadline.passed:
             return best, False, pairs
         for a, b in _pairs(rows, first, end):
-            found = _best_of(left, right, a, members[b], wanted.free, below)
+            found = _best_of(left, right, a, members[b], core.free, below)
             if found is not None:
                 best, below = found[:2], found[2]
     return best, True, pairs

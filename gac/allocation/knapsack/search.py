@@ -6,8 +6,8 @@ import numpy as np
 
 from gac.allocation.knapsack.cp import cp_sat
 from gac.allocation.knapsack.deadline import Deadline
-from gac.allocation.knapsack.growth import Core, GivenUpError, Lattice, grown_lists
-from gac.allocation.knapsack.join import Wanted, join
+from gac.allocation.knapsack.growth import Core, GivenUpError, grown_lists
+from gac.allocation.knapsack.join import join
 from gac.allocation.knapsack.ragged import Ragged
 from gac.allocation.knapsack.relaxation import Bound
 from gac.arrays import Ints
@@ -136,7 +136,7 @@ def better(items: Ragged, bound: Bound, target: int, known: int, deadline: Deadl
         left, right, tree = grown_lists(core, deadline)
     except GivenUpError as given_up:
         return Found(None, False, given_up.work)
-    best, complete, pairs = join(left, right, core.wanted, deadline)
+    best, complete, pairs = join(left, right, core, deadline)
     work = len(left) + len(right) + pairs
     if best is None:
         return Found(None, complete, work)
@@ -158,20 +158,16 @@ def _core(items: Ragged, bound: Bound, default: Ints, target: int, known: int) -
     values = np.asarray(items.values[alternatives] - items.values[instead], dtype=np.int64)
     starts, free = np.flatnonzero(np.diff(group, prepend=-1)), items.slack - items.used(default)
     limits = _that_can_bind(costs, starts, free)
-    free, multipliers = free[limits], bound.multipliers[limits]
     return Core(
         alternatives=alternatives,
         starts=np.append(starts, len(group)),
         steps=np.vstack([costs[limits], values, reduced, np.zeros_like(values)]),
         reduced=reduced,
-        wanted=Wanted(
-            free=free,
-            below=known - int(items.values[default].sum()),
-            room=room,
-            reach=known - bound.lower,
-            multipliers=multipliers,
-        ),
-        lattice=Lattice(int(free[0]), float(multipliers[0])) if len(free) == 1 else None,
+        free=free[limits],
+        below=known - int(items.values[default].sum()),
+        room=room,
+        reach=known - bound.lower,
+        multipliers=bound.multipliers[limits],
     )
 
 
