@@ -16,9 +16,6 @@ from gac.errors import UNSAFE, GacError
 T = TypeVar("T")
 _LARGEST = 2**62
 _BEYOND = object()
-# Digits as zeros, what can stand before a number as spaces: so a large integer is a space and many zeros.
-_OUTLINE = bytes.maketrans(b"123456789-,:[\t\n\r", b"000000000       ")
-_LARGE = b" " + b"0" * len(str(_LARGEST))
 _MOST_BYTES, _MOST_VALUES, _MOST_LETTERS = 2**28, 2_000_000, 2**16
 
 # What file systems say that cannot sync a directory, and one that may not be read.
@@ -169,10 +166,7 @@ def suspicion(text: str | bytes) -> str | None:
     """What no file of ours holds, though its types are right."""
     try:
         _check_count(text)  # pydantic keeps an error for each value, which is what takes the memory
-        if _is_plain(text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text):
-            json.loads(text, object_pairs_hook=_without_repeats)
-        else:
-            json.loads(text, object_pairs_hook=_checked_pairs, parse_int=_checked_int)
+        json.loads(text, object_pairs_hook=_checked_pairs, parse_int=_checked_int)
     except _SuspiciousError as found:
         return str(found)
     except (ValueError, RecursionError) as failure:
@@ -184,18 +178,6 @@ def _check_count(text: str | bytes) -> None:
     separators = text.count(",") if isinstance(text, str) else text.count(b",")
     if separators > _MOST_VALUES:
         raise _SuspiciousError(f"{separators:,} commas, more than {_MOST_VALUES:,}")
-
-
-def _is_plain(text: bytes) -> bool:
-    """Whether a few searches say already that no string in a JSON text is unsafe or long, and no integer large."""
-    if b"\\" in text or UNSAFE.search(text.translate(None, b"\t\n\r").decode("utf-8", "surrogatepass")):
-        return False
-    return _LARGE not in b" " + text.translate(_OUTLINE) and max(map(len, text.split(b'"'))) <= _MOST_LETTERS
-
-
-def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    return found if len(found) == len(pairs) else _checked_pairs(pairs)
 
 
 def _checked_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -49,14 +49,12 @@ class Timing:
         if form.after(weight, 1, 1) is not None:
             sizes = self._for_all(dims)
             after = self._along(lambda rows: _after(form, weight, int(dims[0]), rows), "k", sizes, scheme)
-        first = self._features(form, weight, dims)
-        apart = self.of_fused(weight.in_features, np.where(self._apart(first), first, 0), scheme)
+        apart = self.of_fused(weight.in_features, self._features(form, weight, dims)[0], scheme)
         return apart if after is None else (sum_of_latencies(apart[0], after[0]), apart[1] & after[1])
 
     def joined(self, form: Form, weight: Weight, dims: Ints) -> Ints:
         """Output features that it adds to the GEMM that it shares, ``(dims, workloads)``: 0 where it runs apart."""
-        features = self._features(form, weight, dims)
-        return np.where(self._apart(features), 0, features)
+        return self._features(form, weight, dims)[1]
 
     def of_fused(self, in_features: int, widths: Ints, scheme: Scheme = BF16) -> Known:
         """The GEMM that several weights share, at each of its output widths ``(dims, workloads)``; none for 0."""
@@ -71,11 +69,10 @@ class Timing:
         after = fused and form.after(weight, 1, 1) is not None
         axis = "k" if after else form.axis(weight)
         assert axis is not None
-        rows = [workload.rows for workload in self.workloads] or [1]
-        operations = [self._run(_after(form, weight, 1, m) if after else form.operation(weight, 1, m)) for m in rows]
         sizes = dims if after else _each(form.size, weight, dims)
         sound = sizes % _LOADED == 0 if self.triton else np.ones(len(dims), dtype=np.bool_)
-        for operation in operations:
+        for rows in [workload.rows for workload in self.workloads] or [1]:
+            operation = self._run(_after(form, weight, 1, rows) if after else form.operation(weight, 1, rows))
             sound &= sound_dims(self.profile, operation.operator, [_fixed(operation, axis)], axis, sizes, DTYPE)
         return sound
 
@@ -85,12 +82,11 @@ class Timing:
     def _for_all(self, sizes: Ints) -> Ints:
         return np.repeat(sizes[:, None], len(self.workloads), axis=1)
 
-    def _features(self, form: Form, weight: Weight, dims: Ints) -> Ints:
-        """Of its first GEMM, ``(dims, workloads)``."""
-        return self._for_all(_each(form.fused, weight, dims))
-
-    def _apart(self, features: Ints) -> NDArray[np.bool_]:
-        return features >= np.array([apart_from(workload.rows) for workload in self.workloads], dtype=np.int64)
+    def _features(self, form: Form, weight: Weight, dims: Ints) -> tuple[Ints, Ints]:
+        """Of its first GEMM, ``(dims, workloads)``: where it runs apart, and where it is part of the shared one."""
+        features = self._for_all(_each(form.fused, weight, dims))
+        apart = features >= np.array([apart_from(workload.rows) for workload in self.workloads], dtype=np.int64)
+        return np.where(apart, features, 0), np.where(apart, 0, features)
 
     def _along(self, operation_at: Callable[[int], Operation], axis: str | None, sizes: Ints, scheme: Scheme) -> Known:
         """What runs for a number of rows, with an axis of each of the sizes ``(dims, workloads)``; nothing for 0.

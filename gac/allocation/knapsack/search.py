@@ -47,16 +47,16 @@ def settle(items: Ragged, bound: Bound, choice: Ints, deadline: Deadline, enough
         near = bound.reduced < target - bound.lower
         part, core = items.keep(near), int(near.sum())
         known = min(value, bound.lower + _REACH * margin)
-        found = better(part, bound.keep(near), target, known, Deadline.after(deadline.left / 2))
-        if found.choice is not None:
-            choice = np.flatnonzero(near)[found.choice]
+        found, complete, done = better(part, bound.keep(near), target, known, Deadline.after(deadline.left / 2))
+        if found is not None:
+            choice = np.flatnonzero(near)[found]
             value = _value(items, choice)
-        if not found.complete and lower < value:
+        if not complete and lower < value:
             if deadline.passed:
                 break
             return _settle_by_cp_sat(items, bound, choice, lower, deadline.left)
         lower = min(value, target)
-        margin, work = int(margin * _growth(found.work, work)) + 1, found.work
+        margin, work = int(margin * _growth(done, work)) + 1, done
     return Outcome(choice, value, max(lower, 0), core, _LISTS)
 
 
@@ -106,22 +106,9 @@ def _first_margin(items: Ragged, bound: Bound, value: int) -> int:
     return max(int(np.partition(alternatives, rank)[rank]), value - bound.lower >> _FINEST) + 1
 
 
-@dataclass(frozen=True, eq=False)
-class Found:
-    """What a search came to.
-
-    Attributes:
-        choice: the best choice found (one item position a group), or None.
-        complete: no choice below the target was left out.
-        work: how many states and pairs were looked at.
-    """
-
-    choice: Ints | None
-    complete: bool
-    work: int
-
-
-def better(items: Ragged, bound: Bound, target: int, known: int, deadline: Deadline) -> Found:
+def better(
+    items: Ragged, bound: Bound, target: int, known: int, deadline: Deadline
+) -> tuple[Ints | None, bool, int]:
     """The best choice within the limits whose value is below ``target``, or failing that, perhaps one below ``known``.
 
     Every choice below the target has reduced values that sum to less than ``target - bound.lower``; all of those are
@@ -129,22 +116,26 @@ def better(items: Ragged, bound: Bound, target: int, known: int, deadline: Deadl
     to leave so much of the limit unused that they cannot be below the target. So if a complete search finds nothing
     below the target, there is nothing. What it finds between target and known is a better incumbent, not an optimum.
     Where a list grows too long, or the deadline passes, the search gives up.
+
+    Returns:
+        The best choice found (one item position a group) or None; whether no choice below the target was left out; and
+        how many states and pairs were looked at.
     """
     default = items.first_minimum(bound.reduced)
     core = _core(items, bound, default, target, known)
     try:
         left, right, tree = grown_lists(core, deadline)
     except GivenUpError as given_up:
-        return Found(None, False, given_up.work)
+        return None, False, given_up.work
     best, complete, pairs = join(left, right, core, deadline)
     work = len(left) + len(right) + pairs
     if best is None:
-        return Found(None, complete, work)
+        return None, complete, work
     choice = default.copy()
     for states, at in zip((left, right), best, strict=True):
         picked = tree.items(int(states.node[at]))
         choice[items.group[picked]] = picked
-    return Found(choice, complete, work)
+    return choice, complete, work
 
 
 def _core(items: Ragged, bound: Bound, default: Ints, target: int, known: int) -> Core:

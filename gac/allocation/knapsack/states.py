@@ -58,8 +58,7 @@ class Tree:
     """Which item each state added to which other state; node 0 is the default choice."""
 
     def __init__(self) -> None:
-        self._parents = [np.zeros(1, dtype=np.int64)]
-        self._items = [np.zeros(1, dtype=np.int64)]
+        self._added = [np.zeros((2, 1), dtype=np.int64)]
         self._count = 1
 
     def root(self, limits: int) -> States:
@@ -68,15 +67,13 @@ class Tree:
 
     def add(self, parents: Ints, items: Ints) -> Ints:
         """New nodes, each of one item added to a parent."""
-        self._parents.append(parents)
-        self._items.append(items)
-        nodes = np.arange(self._count, self._count + len(items))
+        self._added.append(np.stack([parents, items]))
         self._count += len(items)
-        return nodes
+        return np.arange(self._count - len(items), self._count)
 
     def items(self, node: int) -> list[int]:
         """The items that a node deviates from the default choice by."""
-        parents, items = np.concatenate(self._parents), np.concatenate(self._items)
+        parents, items = np.concatenate(self._added, axis=1)
         found = []
         while node:
             found.append(int(items[node]))
