@@ -35,7 +35,7 @@ class GivenUpError(Exception):
 
 @dataclass(frozen=True, eq=False)
 class Core:
-    """Items as deviations from the default choice (the item of each group whose reduced value is 0), and what is wanted.
+    """Items as deviations from the default choice (in each group the item of reduced value 0), and what is wanted.
 
     Attributes:
         alternatives: positions of the items that are no default, shape ``(n,)``, group after group.
@@ -121,7 +121,7 @@ def _wasting(states: States, core: Core, before: int, step: int) -> States:
 
 
 def wasted(unused: Ints, step: int, multiplier: float) -> Ints:
-    """What partial choices that leave so much ``unused`` lose at least, where all costs to come are multiples of a step.
+    """What partial choices that leave so much ``unused`` lose at least if all costs to come are multiples of ``step``.
 
     In the end they leave what they leave now, modulo ``step``, or more; and a choice has a value of at least the bound,
     plus its reduced values, plus ``multiplier`` times what it leaves.

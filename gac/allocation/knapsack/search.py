@@ -106,9 +106,7 @@ def _first_margin(items: Ragged, bound: Bound, value: int) -> int:
     return max(int(np.partition(alternatives, rank)[rank]), value - bound.lower >> _FINEST) + 1
 
 
-def better(
-    items: Ragged, bound: Bound, target: int, known: int, deadline: Deadline
-) -> tuple[Ints | None, bool, int]:
+def better(items: Ragged, bound: Bound, target: int, known: int, deadline: Deadline) -> tuple[Ints | None, bool, int]:
     """The best choice within the limits whose value is below ``target``, or failing that, perhaps one below ``known``.
 
     Every choice below the target has reduced values that sum to less than ``target - bound.lower``; all of those are
