@@ -10,10 +10,8 @@ They can be read in black and white: what colour tells is told by markers, hatch
 ``atlas``, ``figure_of_dims`` and ``figure_of_frontier`` make a page of several panels, and return the figure.
 """
 
-from gac.reporting.figures.alignment import alignment
-from gac.reporting.figures.dims import dims, figure_of_dims, heads
-from gac.reporting.figures.heatmap import plan
-from gac.reporting.figures.layer_time import layer_time
+from gac.reporting.figures.dims import dims, figure_of_dims, heads, layer_time
+from gac.reporting.figures.heatmaps import alignment, plan
 from gac.reporting.figures.prediction import Outcome, prediction
 from gac.reporting.figures.sweeps import atlas, latency
 from gac.reporting.frontier import figure_of_frontier

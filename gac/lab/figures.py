@@ -3,8 +3,7 @@
 from typing import TYPE_CHECKING
 
 from gac.lab.studies import published
-from gac.reporting.figures.marks import ALIGNED, COLOURS, DOTTED
-from gac.reporting.page import panel
+from gac.reporting.page import ALIGNED, COLOURS, DOTTED, panel
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

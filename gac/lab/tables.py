@@ -10,7 +10,7 @@ from rich.text import Text
 
 from gac.lab.mechanisms import Explanation, Run
 from gac.lab.studies import StudyResult
-from gac.reporting.layout import legend, new_table
+from gac.reporting.formatting import legend, new_table
 
 HEADING_WIDTH = 13
 """Characters of a line of a heading; a longer word keeps its line."""

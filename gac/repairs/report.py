@@ -10,7 +10,7 @@ from rich.text import Text
 
 from gac.repairs.contract import ShapeContract
 from gac.repairs.times import Times
-from gac.reporting.layout import legend, new_table
+from gac.reporting.formatting import legend, new_table
 
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 

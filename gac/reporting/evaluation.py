@@ -9,13 +9,11 @@ from rich.console import Group
 from rich.table import Table
 
 from gac.evaluation.results import Evaluated, Evaluation, TaskScore
-from gac.reporting.layout import legend, new_table
+from gac.reporting.formatting import legend, new_table
 
 if TYPE_CHECKING:
     from gac.evaluation.bench import Result
     from gac.evaluation.latency import Timed
-
-BENCHED = ("kept", "loss", "ms", "IQR", "over dense", "predicted", "tokens/s", "GB")
 
 _COLUMNS = ("parameters", "dtype", "perplexity", "ratio", "ln ratio", "KL", "top-1")
 _BENCH = (
@@ -102,7 +100,7 @@ def latency_table(results: "Sequence[Result]", total: int) -> Group:
         total: parameters of the dense targeted weights.
     """
     groups = groupby(results, key=lambda one: one.timed.workload)
-    tables = [_of_workload(name, BENCHED, [benched(one, total) for one in group]) for name, group in groups]
+    tables = [_of_workload(name, [(one.timed.name, benched(one, total)) for one in group]) for name, group in groups]
     return Group(*tables, legend(_BENCH))
 
 
@@ -110,34 +108,31 @@ def timed_table(results: "Sequence[Timed]") -> Group:
     """One table a workload; speeds are over the first model of each."""
     tables = []
     for workload, group in groupby(results, key=lambda one: one.workload):
-        first, *others = group
-        speeds = [(one, f"{first.latency.median_ns / one.latency.median_ns:.3f}x") for one in (first, *others)]
-        rows = [(one.name, *_spread(one), speed, *_rate(one)) for one, speed in speeds]
-        tables.append(_of_workload(workload, ("ms", "IQR", "speed", "tokens/s", "GB"), rows))
+        models = list(group)
+        first = models[0].latency.median_ns
+        rows = [(one.name, _timed(one, speed=f"{first / one.latency.median_ns:.3f}x")) for one in models]
+        tables.append(_of_workload(workload, rows))
     return Group(*tables, legend("ms: median of a run; IQR in % of it; speed: over the first model's"))
 
 
-def _of_workload(workload: str, figures: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    return new_table([(workload, "<"), *((figure, ">") for figure in figures)], rows)
+def _of_workload(workload: str, rows: Sequence[tuple[str, dict[str, str]]]) -> Table:
+    columns = [(workload, "<"), *((column, ">") for column in rows[0][1])]
+    return new_table(columns, [(name, *figures.values()) for name, figures in rows])
 
 
-def benched(one: "Result", total: int) -> tuple[str, ...]:
-    """The name of a version, and its figures in the order of ``BENCHED``."""
-    return (
-        one.timed.name,
-        f"{one.params / total:.4f}",
-        f"{one.loss:.4f}",
-        *_spread(one.timed),
-        f"{one.speedup:.3f}x",
-        "" if one.error is None else f"{one.error:+.1%}",
-        *_rate(one.timed),
-    )
+def benched(one: "Result", total: int) -> dict[str, str]:
+    """The figures of a version by the column that they stand in."""
+    predicted = "" if one.error is None else f"{one.error:+.1%}"
+    speed = {"over dense": f"{one.speedup:.3f}x", "predicted": predicted}
+    return {"kept": f"{one.params / total:.4f}", "loss": f"{one.loss:.4f}", **_timed(one.timed, **speed)}
 
 
-def _spread(timed: "Timed") -> tuple[str, str]:
-    spread = timed.latency
-    return f"{spread.median_ns / 1e6:.3f}", f"{spread.iqr_ns / spread.median_ns:.1%}"
-
-
-def _rate(timed: "Timed") -> tuple[str, str]:
-    return f"{timed.tokens_per_second:,.0f}", f"{timed.memory_bytes / 1e9:.2f}"
+def _timed(one: "Timed", **speed: str) -> dict[str, str]:
+    spread = one.latency
+    return {
+        "ms": f"{spread.median_ns / 1e6:.3f}",
+        "IQR": f"{spread.iqr_ns / spread.median_ns:.1%}",
+        **speed,
+        "tokens/s": f"{one.tokens_per_second:,.0f}",
+        "GB": f"{one.memory_bytes / 1e9:.2f}",
+    }

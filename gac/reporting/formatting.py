@@ -1,11 +1,18 @@
-"""How tables and pages write numbers and choices."""
+"""How tables and pages write numbers and choices, and the look that tables share."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import groupby
 from math import floor, log10
 
+from rich import box
+from rich.console import JustifyMethod
+from rich.table import Table
+from rich.text import Text
+
 from gac.models.sites import short_names
 from gac.plan import WeightChoice
+
+_WHOLE = ("name", "digest", "study")  # columns of things to type or compare: never cut
 
 
 def duration(ns: int | None) -> str:
@@ -47,3 +54,24 @@ def choices(weights: Sequence[WeightChoice]) -> str:
         return found[0]
     called = short_names([weight.name for weight in weights])
     return ", ".join(f"{called[weight.name]} {one}" for weight, one in zip(weights, found, strict=True))
+
+
+def new_table(columns: Iterable[tuple[str, str]], rows: Iterable[Sequence[str | Text]] = ()) -> Table:
+    """A table; each column has a heading and ``<`` or ``>`` for left or right."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
+    for heading, side in columns:
+        justify: JustifyMethod = "right" if side == ">" else "left"
+        table.add_column(Text(heading), justify=justify, overflow="fold", no_wrap=heading in _WHOLE)
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def legend(text: str) -> Text:
+    """What stands below a table to read it by."""
+    return Text(text, style="dim")
+
+
+def class_name(step: int) -> str:
+    """What an alignment class is called: ``odd``, ``8 x odd``."""
+    return "odd" if step == 1 else f"{step} x odd"

@@ -1,6 +1,6 @@
 """A frontier as a table and as a figure: predicted perplexity against parameters and against latency."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -9,9 +9,8 @@ from rich.console import Group
 from gac.allocation.frontier import PARAMS, Frontier, FrontierPoint
 from gac.errors import GacError, PlanError
 from gac.plan import Plan
-from gac.reporting.figures.marks import COLOURS, MARKERS, check_many, entry
-from gac.reporting.layout import legend, new_table
-from gac.reporting.page import log_scale, page, panel, time_unit
+from gac.reporting.formatting import legend, new_table
+from gac.reporting.page import COLOURS, MARKERS, check_many, entry, log_scale, page, panel, time_unit
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -32,22 +31,28 @@ def readable(frontier: Frontier) -> list[FrontierPoint]:
     return [point for point in frontier.points if point.perplexity <= top] or list(frontier.points)
 
 
-def params_unit(dense: int) -> tuple[float, str]:
-    """What to divide parameters by on an axis that reaches to the dense model, and what this makes of them."""
+def unit_of(against: str, dense: float) -> tuple[float, str]:
+    """What to divide parameters, or ns, by on an axis that reaches to the dense model, and what this makes of them."""
+    if against != PARAMS:
+        return time_unit(dense)
     return (1e9, "billions") if dense >= 1e9 else (1e6, "millions")
 
 
-def cost_of(plan: Plan, name: str) -> int | None:
-    """``params`` of a plan, or ns of a workload; None where that is not known."""
-    latencies = {one.workload: one.plan_ns for one in plan.workloads}
-    return plan.budget.used if name == PARAMS else latencies.get(name)
+def costs_of(plan: Plan) -> dict[str, int]:
+    """``params`` of a plan, and ns of each workload whose latency is known."""
+    workloads = plan.workloads
+    return _costs(plan.budget.used, [one.workload for one in workloads], [one.plan_ns for one in workloads])
 
 
-def costs_of(frontier: Frontier, name: str) -> list[int | None]:
-    """``params`` of each readable point, or ns of a workload; None where that is not known."""
-    if name == PARAMS:
-        return [point.params for point in readable(frontier)]
-    return [point.latency_ns[frontier.workloads.index(name)] for point in readable(frontier)]
+def curve(frontier: Frontier, against: str) -> list[tuple[int, FrontierPoint]]:
+    """The readable points, each with its ``params`` or its ns of a workload; those where that is known."""
+    costs = [(_costs(point.params, frontier.workloads, point.latency_ns), point) for point in readable(frontier)]
+    return [(known[against], point) for known, point in costs if against in known]
+
+
+def _costs(params: int, workloads: Iterable[str], latency_ns: Iterable[int | None]) -> dict[str, int]:
+    known = {name: ns for name, ns in zip(workloads, latency_ns, strict=True) if ns is not None}
+    return {PARAMS: params, **known}
 
 
 def check_beside(frontier: Frontier, plan: Plan, name: str) -> None:
@@ -125,7 +130,7 @@ def figure_of_frontier(frontier: Frontier, plans: Mapping[str, Plan] | None = No
         PlanError: a plan is for another model, or was calibrated on other text.
         GacError: matplotlib is missing, or there are more than 6 plans.
     """
-    known = _dense_costs(frontier)
+    known = _costs(frontier.dense_params, frontier.workloads, frontier.dense_ns)
     made, method = frontier.measured, frontier.recipe.measure.method
     with page(len(known), f"{made.model}, {method}, {made.profile.gpu}") as (figure, axes):
         for ax, against in zip(axes, known, strict=True):
@@ -150,37 +155,31 @@ def plot_frontier(
         check_many(len(plans), "plans")
     for name, plan in (plans or {}).items():
         check_beside(frontier, plan, name)
-    known = _dense_costs(frontier)
+    known = _costs(frontier.dense_params, frontier.workloads, frontier.dense_ns)
     if against not in known:
         raise GacError(f"a frontier against {against!r}", f"one of {', '.join(known)}", "Name one of these.")
     if against == PARAMS:
-        scale, unit = params_unit(frontier.dense_params)
+        what, largest = "parameters", known[PARAMS]
         lost = len(frontier.points) - len(readable(frontier))
-        title = "parameters" + (f" ({lost} points beyond {_READABLE:g}x dense not shown)" if lost else "")
-    else:  # one unit for the whole figure
-        scale, unit = time_unit(max(ns or 0 for ns in frontier.dense_ns))
-        title = against
+        title = what + (f" ({lost} points beyond {_READABLE:g}x dense not shown)" if lost else "")
+    else:
+        what, title, largest = "latency", against, max(ns or 0 for ns in frontier.dense_ns)
+    scale, unit = unit_of(against, largest)  # one for the whole figure
     with panel(ax, (4.6, 3.2)) as ax:
         _plot(ax, frontier, against, known[against], scale, plans or {})
         ax.set_title(title, pad=4)
-        ax.set_xlabel(f"{'parameters' if against == PARAMS else 'latency'} of the targeted weights ({unit})")
+        ax.set_xlabel(f"{what} of the targeted weights ({unit})")
     return ax
-
-
-def _dense_costs(frontier: Frontier) -> dict[str, int]:
-    """What the dense model costs: ``params``, and ns of each workload that the profile knows."""
-    latencies = zip(frontier.workloads, frontier.dense_ns, strict=True)
-    return {PARAMS: frontier.dense_params, **{name: ns for name, ns in latencies if ns is not None}}
 
 
 def _plot(ax: "Axes", frontier: Frontier, against: str, dense: float, scale: float, plans: Mapping[str, Plan]) -> None:
     """The readable points, joined where they are limited along this axis, hollow where not proved; dense; plans."""
     from matplotlib.ticker import MaxNLocator
 
-    points, limited = readable(frontier), frontier.limit == against
-    x = np.array([np.nan if cost is None else cost / scale for cost in costs_of(frontier, against)])
-    perplexity = np.array([point.perplexity for point in points])
-    proved = np.array([point.certificate.status == "optimal" for point in points])
+    points, limited = curve(frontier, against), frontier.limit == against
+    x = np.array([cost / scale for cost, _ in points])
+    perplexity = np.array([point.perplexity for _, point in points])
+    proved = np.array([point.certificate.status == "optimal" for _, point in points])
     name = "least loss for each limit" if limited else f"the same choices, limited in {_limited(frontier)}"
     ax.plot(x, perplexity, "o", color=_COLOUR, ms=1.8, lw=0.9, ls="-" if limited else "none", label=name, zorder=2)
     if not proved.all():
@@ -190,7 +189,7 @@ def _plot(ax: "Axes", frontier: Frontier, against: str, dense: float, scale: flo
     ax.plot([dense / scale], [frontier.dense_perplexity], "D", color="black", ms=4, label=at_dense, zorder=4)
     look: dict[str, Any] = {"color": _PLAN_COLOUR, "mec": "black", "mew": 0.6, "ms": 7, "ls": "none"}
     for marker, (name, plan) in zip(_PLAN_MARKERS, plans.items(), strict=False):
-        if (cost := cost_of(plan, against)) is not None:
+        if (cost := costs_of(plan).get(against)) is not None:
             height = plan.prediction.perplexity
             ax.plot([cost / scale], [height], marker, label=entry(f"{name}, {height:.2f}"), zorder=5, **look)
     log_scale(ax)

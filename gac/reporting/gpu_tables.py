@@ -12,7 +12,7 @@ from rich.text import Text
 from gac.profiling.cliffs import CLASSES, Cliffs
 from gac.profiling.kernel_names import describe
 from gac.profiling.table import Sweep
-from gac.reporting.layout import legend, new_table
+from gac.reporting.formatting import legend, new_table
 
 _KERNEL_WIDTH = 40
 _CLIFFS = """\

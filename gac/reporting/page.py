@@ -1,4 +1,7 @@
-"""A page of panels: size, style, and the file it is written to. matplotlib is loaded when a page is made."""
+"""A page of panels: size, style, and the file it is written to. matplotlib is loaded when a page is made.
+
+Things are told apart without colour: by markers, by hatches, and by the palette of Okabe and Ito beside them.
+"""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -11,6 +14,17 @@ from gac.io import whole_file
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+
+MARKERS = ("o", "s", "^", "D", "v", "P")
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#000000")
+HATCHES = ("", "////", "....", "\\\\\\\\", "xxxx", "----", "oooo", "++++")
+MAP = "cividis"
+
+ALIGNED = 8
+
+DOTTED: Any = {"color": "#999999", "lw": 0.6, "ls": (0, (1, 2)), "zorder": 1}
+"""Lines to read the data by."""
 
 _ENDINGS = (".png", ".pdf", ".svg")
 
@@ -146,3 +160,34 @@ def require_matplotlib() -> None:
         import matplotlib  # noqa: F401
     except ImportError as failure:
         raise GacError("matplotlib is not installed", "it, for a figure", "Run pip install matplotlib.") from failure
+
+
+# --- what tells things apart ----------------------------------------------------------------------------------------
+
+
+def check_many(number: int, what: str) -> None:
+    """Refuse more things in one panel than there are markers, or none.
+
+    Raises:
+        GacError: there are none, or more than 6.
+    """
+    if not 1 <= number <= len(MARKERS):
+        raise GacError(f"{number} {what} in one figure", f"1 to {len(MARKERS)}", "Draw fewer at a time.")
+
+
+def marker(number: int, *, hollow: bool = False, size: float = 4.0) -> dict[str, Any]:
+    """The look of the points of one thing among several; hollow ones are not aligned."""
+    colour, shape = COLOURS[number], MARKERS[number]
+    return {"marker": shape, "mec": colour, "mfc": "none" if hollow else colour, "mew": 0.9, "ms": size, "ls": "none"}
+
+
+def proxy(label: str, **style: Any) -> "Line2D":
+    """An entry of a legend that stands for no line of the panel."""
+    from matplotlib.lines import Line2D
+
+    return Line2D([], [], label=entry(label), **style)
+
+
+def entry(label: str) -> str:
+    """A label that a legend shows: matplotlib leaves out those that begin with an underscore."""
+    return f" {label}" if label.startswith("_") else label

@@ -7,7 +7,7 @@ from html import escape
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from gac.allocation.frontier import Frontier
@@ -15,8 +15,8 @@ from gac.evaluation.results import Perplexity
 from gac.plan import Plan
 from gac.profiling.cliffs import Cliffs
 from gac.profiling.table import Profile
+from gac.reporting.formatting import class_name, legend, new_table
 from gac.reporting.frontier import frontier_table
-from gac.reporting.layout import class_name, legend, new_table
 from gac.reporting.tables import plan_summary, plan_table, short_names_of
 
 _WIDTH, _TALLEST = 100, "30em"
@@ -192,20 +192,20 @@ def _parts(renderable: RenderableType) -> Iterator[str]:
         for one in renderable.renderables:
             yield from _parts(one)
     elif isinstance(renderable, Table):
-        sides = [column.justify if column.justify in ("left", "right") else "left" for column in renderable.columns]
-        heads = _cells("th", 'scope="col" ', sides, [column.header for column in renderable.columns])
-        rows = zip(*(column.cells for column in renderable.columns), strict=True)
-        body = "".join(f"<tr>{_cells('td', '', sides, row)}</tr>" for row in rows)
+        columns = renderable.columns
+        heads = _cells('th scope="col"', columns, [column.header for column in columns])
+        rows = zip(*(column.cells for column in columns), strict=True)
+        body = "".join(f"<tr>{_cells('td', columns, row)}</tr>" for row in rows)
         table = f"<table><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>"
         yield f'<div style="max-height: {_TALLEST}; overflow: auto">{table}</div>'
     else:
         yield f'<pre style="white-space: pre-wrap">{_escaped(renderable)}</pre>'
 
 
-def _cells(tag: str, scope: str, sides: Sequence[str], cells: Sequence[RenderableType]) -> str:
+def _cells(tag: str, columns: Sequence[Column], cells: Sequence[RenderableType]) -> str:
     return "".join(
-        f'<{tag} {scope}style="text-align: {side}">{_escaped(cell)}</{tag}>'
-        for side, cell in zip(sides, cells, strict=True)
+        f'<{tag} style="text-align: {column.justify}">{_escaped(cell)}</{tag[:2]}>'
+        for column, cell in zip(columns, cells, strict=True)
     )
 
 

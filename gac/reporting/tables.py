@@ -8,8 +8,7 @@ from rich.text import Text
 from gac.forms import form_named
 from gac.models.sites import Site, short_names
 from gac.plan import Plan, PlanComparison, SiteChoice, WeightChoice
-from gac.reporting.formatting import duration
-from gac.reporting.layout import legend, new_table
+from gac.reporting.formatting import duration, legend, new_table
 
 # --- one plan -------------------------------------------------------------------------------------------------------
 

@@ -25,7 +25,7 @@ from gac.evaluation.latency import METHOD, GraphTimer
 from gac.evaluation.shapes import model_of_shapes, planner_of_shapes
 from gac.evaluation.versions import UNALIGNED, Planner, Version, compiled_versions, fastest_versions, versions_at
 from gac.io import from_json, to_json
-from gac.reporting.evaluation import BENCHED, benched
+from gac.reporting.evaluation import benched
 from gac.workloads import Workload
 from tests.benchmarks.harness import markdown, options, write
 
@@ -139,7 +139,8 @@ def _row(one: Result) -> dict[str, Any]:
 
 
 def _table(results: Sequence[Result], total: int) -> str:
-    return markdown(["version", *BENCHED], [benched(one, total) for one in results])
+    rows = [{"version": one.timed.name, **benched(one, total)} for one in results]
+    return markdown(list(rows[0]), [list(row.values()) for row in rows])
 
 
 def _markdown(measured: Mapping[str, Sequence[Result]], total: int) -> Iterator[str]:

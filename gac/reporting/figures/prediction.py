@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gac.errors import GacError
-from gac.reporting.figures.marks import COLOURS
-from gac.reporting.page import panel
+from gac.reporting.page import COLOURS, panel
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

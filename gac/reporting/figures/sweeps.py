@@ -17,9 +17,8 @@ from gac.errors import ProfileError
 from gac.profiling.cliffs import Cliffs, find_cliffs
 from gac.profiling.kernel_names import Kernel, describe
 from gac.profiling.table import Profile, Sweep, alignment_class
-from gac.reporting.figures.marks import DOTTED
-from gac.reporting.layout import class_name
-from gac.reporting.page import log_scale, page, panel, time_unit
+from gac.reporting.formatting import class_name
+from gac.reporting.page import DOTTED, log_scale, page, panel, time_unit
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

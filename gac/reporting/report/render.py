@@ -12,7 +12,6 @@ from gac.plan import Plan
 from gac.profiling.table import Profile
 from gac.reporting.report import summary, tables
 from gac.reporting.report.charts import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, charts
-from gac.reporting.report.map import heat_map
 from gac.reporting.report.sources import Sources, profile_of
 from gac.reporting.tables import legend_of
 
@@ -71,14 +70,16 @@ def _hash(content: str) -> str:
 
 
 def _content(sources: Sources) -> dict[str, Any]:
-    plan, found = sources.plan, heat_map(sources)
+    plan, (columns, rows) = sources.plan, tables.heat_map(sources)
+    cells = [cell for row in rows.values() for cell in row if cell]
     return {
         "sources": sources,
         "plan": plan,
         "summary": summary.summary(plan),
         "tiles": summary.tiles(plan),
-        "map": found,
-        "cells": [{"label": cell.label, "facts": cell.facts, "reasons": cell.reasons} for cell in found.cells],
+        "columns": columns,
+        "rows": rows,
+        "cells": [{"label": cell.label, "facts": cell.facts, "reasons": cell.reasons} for cell in cells],
         "legend": legend_of(plan),
         "stayed": tables.stayed_dense(plan),
         "about_dense": tables.about_dense(plan),
