@@ -2,15 +2,13 @@
 
 import math
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from gac.curves import LossCurve
 from gac.errors import GacError
 from gac.forms import form_named
-from gac.forms.decomposition import decompose
-from gac.forms.metric import Measured, Metric, Moments
+from gac.forms.grouped.torch import decompose_groups
+from gac.forms.metric import Measured, Moments
 from gac.forms.shortened_values import ShortenedValues
 from gac.linalg import damped
 from gac.sensitivity.methods import Method, identity_like
@@ -105,13 +103,10 @@ class PaluFold(SvdLlm):
 
     def fold(self, values: Measured, output: Tensor, heads: int, groups: int) -> ShortenedValues:
         """The gradients of the metric are a multiple of the identity: the best rows of a rank project on directions."""
-        rows = values.weight.detach().double().view(groups, -1, values.weight.shape[1])
-        head_dim = rows.shape[1]
-        assert head_dim <= rows.shape[2], "a head has more rows than v_proj has inputs"
-        metric = Metric(values.metric.inputs, values.metric.gradients[:head_dim, :head_dim])
-        found = [decompose(group, metric) for group in rows]
+        head_dim = len(values.weight) // groups
+        assert head_dim <= values.weight.shape[1], "a head has more rows than v_proj has inputs"
+        found, curve = decompose_groups(values.weight, values.metric, groups)
         directions = torch.stack([(group.second / group.second.norm(dim=0)).T for group in found])
         weight = output.detach().double().reshape(-1, heads, head_dim)
         folded = torch.einsum("ohd,hld->ohl", weight, directions.repeat_interleave(heads // groups, 0))
-        curve = LossCurve(np.sum([group.curve.loss for group in found], axis=0))
         return ShortenedValues(directions, folded, None, curve)

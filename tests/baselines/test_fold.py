@@ -41,8 +41,8 @@ def by_heads(groups: Tensor) -> Tensor:
 @pytest.mark.parametrize("length", [1, 5, HEAD_DIM])
 def test_the_product_is_that_of_the_truncated_values(values: Measured, output: Tensor, length: int) -> None:
     found = FOLD(values, output, HEADS, GROUPS)
-    second, first = decompose_groups(values.weight, values.metric, GROUPS).factors(length)
-    truncated = by_heads(torch.block_diag(*second) @ first)
+    pairs = [group.factors(length) for group in decompose_groups(values.weight, values.metric, GROUPS)[0]]
+    truncated = by_heads(torch.cat([second @ first for second, first in pairs]))
     folded = torch.einsum(
         "ohl,hli->ohi",
         found.outputs(length, values.metric).view(24, HEADS, length),

@@ -7,12 +7,11 @@ the same sweep is run again, without the fault. Printed is how the first run end
 each, and how many timings of the others the second run had to take again.
 """
 
-import argparse
 import json
-import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 
 import torch
@@ -51,8 +50,8 @@ def device_assert(_outputs: Sequence[torch.Tensor]) -> None:
 FAULTS = {fault.__name__: fault for fault in (out_of_memory, wrong_result, refused, device_assert)}
 
 
-def sweep(path: Path, fault: str) -> None:
-    """One run in this process; a fault befalls every launch of rank 256."""
+def sweep(path: Path, fault: str = "") -> dict[str, object]:
+    """How one run in this process ended; a fault befalls every launch of rank 256."""
     runner = runner_of("low_rank")
     run = runner.run
 
@@ -68,9 +67,8 @@ def sweep(path: Path, fault: str) -> None:
     try:
         timed = run_sweep(POINTS, path, GpuMeasurer(header), header, progress=False)
     except GacError as failure:
-        print(json.dumps({"ended": f"{type(failure).__name__}: {failure.given}"}))
-    else:
-        print(json.dumps({"ended": "done", "timed": timed}))
+        return {"ended": f"{type(failure).__name__}: {failure.given}"}
+    return {"ended": "done", "timed": timed}
 
 
 def tried(fault: str, folder: Path) -> dict[str, object]:
@@ -87,21 +85,13 @@ def tried(fault: str, folder: Path) -> dict[str, object]:
 
 
 def _in_a_process(path: Path, fault: str) -> object:
-    command = [sys.executable, "-m", "tests.benchmarks.gpu_faults", "--sweep", str(path), "--fault", fault]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    lines = ended.stdout.strip().splitlines()
-    return json.loads(lines[-1]) if ended.returncode == 0 and lines else {"raw": ended.stderr[-2000:]}
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        ended = pool.submit(sweep, path, fault)
+        return {"raw": repr(ended.exception())} if ended.exception() else ended.result()
 
 
 def main() -> None:
-    parser = options(__doc__)
-    parser.add_argument("--output", type=Path)
-    parser.add_argument("--sweep", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--fault", default="", help=argparse.SUPPRESS)
-    asked = parser.parse_args()
-    if asked.sweep:
-        sweep(asked.sweep, asked.fault)
-        return
+    asked = options(__doc__, "--output").parse_args()
     require_gpu()
     with tempfile.TemporaryDirectory() as folder:
         found = {fault: tried(fault, Path(folder)) for fault in FAULTS}

@@ -1,13 +1,11 @@
 """How much GAC holds: a profile of a million rows, a plan of Llama-3-70B's size, a hundred plans side by side.
 
-``python tests/benchmarks/load.py`` prints the seconds of each, those of CPU time, and the most memory, every one in a
-process of its own.
+``python tests/benchmarks/load.py profile`` (or ``plan``, ``compare``) prints the seconds, those of CPU time, and the
+most memory.
 """
 
 import argparse
 import json
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -19,15 +17,10 @@ T = TypeVar("T")
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("case", nargs="?", choices=CASES)
+    parser.add_argument("case", choices=CASES)
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--passes", type=int, default=1)
     asked = parser.parse_args()
-    if asked.case is None:
-        for case in CASES:
-            arguments = [case, "--rows", str(asked.rows), "--passes", str(asked.passes)]
-            subprocess.run([sys.executable, __file__, *arguments], check=True)
-        return
     with tempfile.TemporaryDirectory() as folder:
         taken, what = CASES[asked.case](Path(folder), asked.rows, asked.passes)
     print(f"{what}: {taken}, {peak() / 1e9:.2f} GB")
@@ -59,23 +52,12 @@ def profile(folder: Path, rows: int, passes: int) -> tuple[str, str]:
 
 def plan(*_: object) -> tuple[str, str]:
     """Choose for a model of Llama-3-70B's shape: 80 layers of 7 weights, every multiple of 8 as a rank."""
-    import numpy as np
-
     import gac
-    from gac.allocation.knapsack import Group
-    from gac.models.families import family_of
-    from gac.models.shapes import SHAPES
+    from tests.benchmarks.bench_knapsack import llama
 
-    shapes, draw, groups = SHAPES["llama-3-70b"], np.random.default_rng(0), []
-    for weight in (weight for site in family_of(shapes).sites(shapes) for weight in site.weights):
-        rows, columns = weight.out_features, weight.in_features
-        ranks = np.arange(8, min(rows, columns) + 1, 8)
-        costs = np.append(np.minimum(ranks * (rows + columns), weight.params), weight.params)
-        decay = np.exp(-ranks / ranks[-1] * draw.uniform(2, 6)) * draw.uniform(0.001, 0.02)
-        groups.append(Group(weight.name, np.append(decay, 0.0), costs[:, None]))
+    groups, limits = llama("llama-3-70b", 8, 0.8)
     candidates = sum(len(group.values) for group in groups)
-    total = int(sum(group.costs[-1, 0] for group in groups))
-    taken, solution = timed(lambda: gac.knapsack(groups, limits=[total * 8 // 10]))
+    taken, solution = timed(lambda: gac.knapsack(groups, limits=limits))
     assert solution.certificate.status == "optimal"
     return taken, f"a choice for {len(groups)} sites among {candidates:,} candidates, proved optimal"
 

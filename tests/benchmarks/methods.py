@@ -7,13 +7,13 @@ the GPU where there is one. The statistics of a method are taken once for all of
 """
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
 from math import inf
 from typing import Any
 
 from gac.io import atomic_path
 from tests.benchmarks.harness import OF_A_STUDY, Study, markdown, options
 
+Case = dict[str, Any]
 METHODS = ("svd", "asvd", "svd-llm", "kfac")
 PEERS = (("svd-llm", "uniform"), ("asvd", "sensitivity"), ("svd-llm", "zero-sum"))
 STEPS = (8, 16, 32, 64)
@@ -23,29 +23,12 @@ COLUMNS = (
 )
 
 
-@dataclass(frozen=True)
-class Case:
-    """One row to measure.
-
-    Attributes:
-        budget: kept fraction of the parameters; of the KV cache for ``palu``.
-        align: that of ``gac.allocate``, which a peer's own rounding stands in for.
-    """
-
-    method: str
-    rule: str
-    forms: tuple[str, ...]
-    budget: float
-    align: bool | int
-    refit: str = "none"
-
-
 def cases(budgets: list[float], cache_budgets: list[float]) -> Iterator[Case]:
     for budget in budgets:
         for method in METHODS:
             yield from exact(method, ("low_rank", "narrow"), budget)
         yield from exact("kfac", ("low_rank", "narrow"), budget, "residual")
-        yield Case("svd-llm", "uniform", ("low_rank",), budget, False, "update")
+        yield case("svd-llm", "uniform", ("low_rank",), budget, False, "update")
         for method, rule in PEERS:
             yield from rounded(method, rule, ("low_rank",), budget)
     for budget in cache_budgets:
@@ -53,13 +36,20 @@ def cases(budgets: list[float], cache_budgets: list[float]) -> Iterator[Case]:
         yield from rounded("palu", "fisher", ("grouped",), budget)
 
 
+def case(
+    method: str, rule: str, forms: tuple[str, ...], budget: float, align: bool | int = False, refit: str = "none"
+) -> Case:
+    """One row to measure; the budget is of the KV cache for ``palu``, and a peer's own rounding stands in for align."""
+    return {"method": method, "rule": rule, "forms": forms, "budget": budget, "align": align, "refit": refit}
+
+
 def exact(method: str, forms: tuple[str, ...], budget: float, refit: str = "none") -> Iterator[Case]:
-    return (Case(method, "loss", forms, budget, align, refit) for align in (False, *STEPS))
+    return (case(method, "loss", forms, budget, align, refit) for align in (False, *STEPS))
 
 
 def rounded(method: str, rule: str, forms: tuple[str, ...], budget: float) -> Iterator[Case]:
     roundings = ("", *(f":nearest{step}" for step in STEPS))
-    return (Case(method, rule + rounding, forms, budget, False) for rounding in roundings)
+    return (case(method, rule + rounding, forms, budget) for rounding in roundings)
 
 
 def main() -> None:
@@ -70,8 +60,8 @@ def main() -> None:
     parser.add_argument("--only", default="", help="rows whose method, rule and refit begin with this")
     asked = parser.parse_args()
     study = Study(asked, "text", "length")
-    for case in cases(asked.budgets, asked.cache_budgets):
-        if f"{case.method} {case.rule} {case.refit}".startswith(asked.only) and study.add({}, **asdict(case)):
+    for one in cases(asked.budgets, asked.cache_budgets):
+        if "{method} {rule} {refit}".format(**one).startswith(asked.only) and study.add({}, **one):
             order = sorted(study.rows, key=lambda row: (row["method"] == "palu", -row["budget"], row.get("ratio", inf)))
             head = (
                 f"Dense perplexity {study.record['dense']:.3f}: {study.record['protocol']}; {study.settings['device']}."

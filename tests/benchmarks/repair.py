@@ -14,6 +14,7 @@ otherwise, and a model of many layers amplifies what one rounding changes.
 
 import argparse
 import copy
+import json
 import statistics
 import sys
 import tempfile
@@ -27,14 +28,12 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import gac
-from gac.lab.studies import published
-from gac.models.families import family_of
 from gac.models.loading import default_device, load_model
 from gac.models.shapes import SHAPES
-from gac.models.weights import Weight
 from gac.repairs.contract import STRATEGIES
 from gac.repairs.report import Repaired
 from tests.benchmarks.harness import options, write
+from tests.models.small import weights_of
 from tests.repairs import checkpoints as stored
 
 LIMITS = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
@@ -56,7 +55,6 @@ def main() -> None:
     parser.add_argument("--output", type=Path)
     asked = parser.parse_args()
     rows = [row for dtype in asked.dtypes for row in measured(asked, getattr(torch, dtype))]
-    print_published()
     write(asked.output, rows=rows)
     sys.exit(not all(map(same, rows)))
 
@@ -74,7 +72,7 @@ def measured(asked: argparse.Namespace, dtype: torch.dtype) -> Iterator[dict[str
                     theirs, ours, strategy=strategy, profile=asked.profile, workloads=WORKLOADS, measure=timed(dtype)
                 )
                 row = compared(name, config, dtype, theirs, ours, asked.tokens, repaired)
-                print_row(row)
+                print(json.dumps(row | {"same": same(row)}, indent=1), flush=True)
                 yield row
 
 
@@ -106,10 +104,6 @@ def shaped(layers: int, shrink: int) -> LlamaConfig:
         num_key_value_heads=whole.num_key_value_heads // min(shrink, 4),
         tie_word_embeddings=False,
     )
-
-
-def linear_weights(config: Any) -> list[Weight]:
-    return [weight for site in family_of(config).sites(config) for weight in site.weights]
 
 
 @cache
@@ -145,7 +139,7 @@ def random_weights(config: LlamaConfig, ratio: float, dtype: torch.dtype) -> dic
     with torch.device(default_device()):
         tensors = {name: torch.randn(config.vocab_size, hidden) / hidden**0.5 for name in EMBEDDINGS}
         tensors |= {name: torch.ones(hidden) for name in names if "norm" in name}
-        for weight in linear_weights(config):
+        for weight in weights_of(config):
             out, into = weight.out_features, weight.in_features
             rank = int(weight.params * ratio / (out + into))
             second, first = torch.randn(out, rank) / rank**0.5, torch.randn(rank, into) / into**0.5
@@ -242,36 +236,6 @@ def interleaved(models: list[LlamaForCausalLM], ids: Tensor) -> tuple[float, ...
             if turn >= 5:
                 found.append(begin.elapsed_time(end))
     return tuple(map(statistics.median, samples))
-
-
-# --- what is printed ------------------------------------------------------------------------------------------------
-
-
-def print_row(row: dict[str, Any]) -> None:
-    dims = ", ".join(f"{dim} to {becomes}" for dim, becomes in row["dims"]) or "none"
-    print(f"\n{row['model']}, {row['dtype']}, {row['strategy']}: {dims}")
-    print(f"  outputs   {'same' if same(row) else 'DIFFERENT'} (limit {row['limit']:.0e})")
-    print(f"            of a pair, given the same inputs: relative difference at most {row['pairs']:.2e}")
-    print(f"            of the model's logits: {row['difference']:.2e}; from those of the weights run in float32")
-    print(f"            {row['error']:.2e}, and those before repair {row['own_error']:.2e}")
-    theirs = row["published_overhead"]
-    beside = "" if theirs is None else f"; A100, padded head dims, published: {theirs:.2%}"
-    print(f"  memory    +{row['overhead']:.2%}{beside}")
-    if row["model_prefill_ms"][0] is not None:
-        before, after = row["model_prefill_ms"]
-        print(f"  model     prefill {before:.3f} -> {after:.3f} ms, {before / after:.2f}x as fast")
-    for how, workload, before, after, *unknown in row["gemms"]:
-        if before is None or after is None:
-            print(f"  GEMMs     {workload} {how}: unknown for {unknown[0]} before, {unknown[1]} after")
-        else:
-            print(f"  GEMMs     {workload} {how}: {before / 1e6:.3f} -> {after / 1e6:.3f} ms, {before / after:.2f}x")
-
-
-def print_published() -> None:
-    print("\npublished, A100, SDPA at B=4 S=2048 H=32 fp16, head_dim zero-padded to a multiple of 8 and of 16:")
-    for row in published.rows("a100_repair"):
-        to_8, to_16 = (row.original_ms / ms for ms in (row.pad_to_8_ms, row.pad_to_16_ms))
-        print(f"  head_dim {row.head_dim}: {row.original_ms:.3f} ms, {to_8:.2f}x and {to_16:.2f}x as fast")
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from gac.errors import UNSAFE, GacError, PlanError, ProfileError
 from gac.forms import form_named
-from gac.io import from_json, suspicion
+from gac.io import suspicion
 from gac.models.weights import Weight, check_weight
 from gac.plan import Plan
 from gac.profiling.reading import parse
@@ -72,12 +72,26 @@ def changed(path: str, value: Any) -> bytes:
     return json.dumps(document).encode()
 
 
-@pytest.mark.parametrize(
-    ("data", "message"),
-    [
+def swapped(old: bytes, new: bytes) -> bytes:
+    """The profile with something else in one place."""
+    assert old in PROFILE
+    return PROFILE.replace(old, new, 1)
+
+
+def rejoined() -> bytes:
+    """The profile with lines that only make sense together."""
+    lines = PROFILE.split(b"\n")
+    lines[4:6] = [lines[4][:-1], lines[5][1:] + b"," + lines[5]]
+    return b"\n".join(lines)
+
+
+SAMPLES = b'"samples": 10'
+AXES = b"".join(b'"a%d": 1, ' % number for number in range(5_000))
+FAILED = b'"median_ns": null, "iqr_ns": null, "error": "\\u001b[2J"'
+WRONG: dict[str, list[tuple[bytes, str]]] = {
+    "plan": [
         (PLAN.replace(b'"seed":0', b'"seed":1,"seed":0'), "plan: the key 'seed' is there twice;"),
         (changed("seed", 10**400), "plan: seed: an integer beyond 2**62;"),
-        (changed("model", "\x1b[2J"), "plan: 'model' holds a control character: '\\x1b[2J';"),
         (changed("model", "\u202egpj"), "plan: 'model' holds a control character: '\\u202egpj';"),
         (changed("sites", []), "plan has no sites; "),
         (changed("measured.params", 0), "plan has measured.params out of range;"),
@@ -88,47 +102,33 @@ def changed(path: str, value: Any) -> bytes:
         (changed("sites.0.weights.0.form", "grouped:" + "9" * 5000), "form grouped:999"),
         (b"[" * 100_000, "plan: the document: Invalid JSON: recursion limit exceeded"),
     ],
-)
-def test_a_plan_that_cannot_be_is_refused(data: bytes, message: str) -> None:
-    with pytest.raises(PlanError) as caught:
-        from_json(Plan, data, "plan", PlanError)
-    assert str(caught.value).startswith(message)
+    "profile": [
+        (swapped(SAMPLES, b'"samples": 10, "samples": 11'), "profile:5: the key 'samples' is there twice;"),
+        (swapped(SAMPLES, b'"samples": 11, "samples" : 10'), "profile:5: the key 'samples' is there twice;"),
+        (swapped(SAMPLES, b'"samples": 11, "sample\\u0073": 10'), "profile:5: the key 'samples' is there twice;"),
+        (swapped(SAMPLES, b'"samples": 1' + b"0" * 30), "profile:5: samples: Expected `int` <= 1125899906842624"),
+        (swapped(SAMPLES, b'"samples": true'), "profile:5: samples: Expected `int`, got `bool`"),
+        (swapped(b"[[2, 132, 1, 1]", b"[[2.0, 132, 1, 1]"), "profile:6: launches[0][0]: Expected `int`, got `float`"),
+        (swapped(b'"low_rank"', b'"\\u001b[2J"'), "profile:5: 'operator' holds a control character: '\\x1b[2J'"),
+        (swapped(TIMED, FAILED), "profile:5: 'error' holds a control character: "),
+        (swapped(b'"launches": [', b'"launches": [' + b"0," * 5_000_000), "profile:5: a line of over 1,048,576 bytes"),
+        (swapped(b'"shape": {', b'"shape": {' + AXES), "profile:5: shape: Expected `object` of length <= 16"),
+        (swapped(b'"no GPU"', b'"no\n{GPU"'), "profile:12: the line: Invalid JSON"),
+        (rejoined(), "profile:5: the line: Invalid JSON"),
+    ],
+}
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        (b'"samples": 10', b'"samples": 10, "samples": 11', "p:5: the key 'samples' is there twice;"),
-        (b'"samples": 10', b'"samples": 11, "samples" : 10', "p:5: the key 'samples' is there twice;"),
-        (b'"samples": 10', b'"samples": 11, "sample\\u0073": 10', "p:5: the key 'samples' is there twice;"),
-        (b'"samples": 10', b'"samples": 1' + b"0" * 30, "p:5: samples: Expected `int` <= 1125899906842624"),
-        (b'"samples": 10', b'"samples": true', "p:5: samples: Expected `int`, got `bool`"),
-        (b"[[2, 132, 1, 1]", b"[[2.0, 132, 1, 1]", "p:6: launches[0][0]: Expected `int`, got `float`"),
-        (b'"low_rank"', b'"\\u001b[2J"', "p:5: 'operator' holds a control character: '\\x1b[2J'"),
-        (
-            TIMED,
-            b'"median_ns": null, "iqr_ns": null, "error": "\\u001b[2J"',
-            "p:5: 'error' holds a control character: ",
-        ),
-    ],
+    ("target", "data", "message"),
+    [(target, *one) for target, all_of_it in WRONG.items() for one in all_of_it],
+    ids=[one[1][:40] for all_of_it in WRONG.values() for one in all_of_it],
 )
-def test_a_profile_line_that_cannot_be_is_refused(old: bytes, new: bytes, message: str) -> None:
-    assert old in PROFILE
-    with pytest.raises(ProfileError) as caught:
-        parse(PROFILE.replace(old, new, 1), "p")
+def test_a_file_that_cannot_be_is_refused(target: str, data: bytes, message: str) -> None:
+    with pytest.raises(GacError) as caught:
+        TARGETS[target](data)
+    assert type(caught.value) is {"plan": PlanError, "profile": ProfileError}[target]
     assert str(caught.value).startswith(message)
-
-
-def test_lines_that_only_make_sense_together_are_refused() -> None:
-    lines = PROFILE.split(b"\n")
-    lines[4:6] = [lines[4][:-1], lines[5][1:] + b"," + lines[5]]
-    with pytest.raises(ProfileError, match="p:5: the line: Invalid JSON"):
-        parse(b"\n".join(lines), "p")
-
-
-def test_a_string_over_two_lines_is_refused() -> None:
-    with pytest.raises(ProfileError, match="p:12: the line: Invalid JSON"):
-        parse(PROFILE.replace(b'"no GPU"', b'"no\n{GPU"'), "p")
 
 
 @pytest.mark.parametrize(("old", "new"), [(b"\n{", b"\n {"), (b"}\n", b"}\r\n"), (b'":', b'" :'), (b"[[", b"[ [")])
@@ -227,17 +227,6 @@ def test_many_lines_about_few_rows_are_read_in_time(tmp_path: Path) -> None:
         "print(len(found.measurements), len(found.failed), sum(map(len, found.sentinels.values())))"
     )
     assert run_limited(code, tmp_path / "p.jsonl") == (0, "40000 40000 200000\n", "")
-
-
-def test_a_row_of_millions_of_launches_is_refused() -> None:
-    with pytest.raises(ProfileError, match="p:5: a line of over 1,048,576 bytes"):
-        parse(PROFILE.replace(b'"launches": [', b'"launches": [' + b"0," * 5_000_000, 1), "p")
-
-
-def test_a_row_of_thousands_of_axes_is_refused() -> None:
-    axes = b"".join(b'"a%d": 1, ' % number for number in range(5_000))
-    with pytest.raises(ProfileError, match=r"p:5: shape: Expected `object` of length <= 16"):
-        parse(PROFILE.replace(b'"shape": {', b'"shape": {' + axes, 1), "p")
 
 
 def test_a_sentinel_of_many_timings_is_read() -> None:

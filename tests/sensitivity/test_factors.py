@@ -59,10 +59,14 @@ def test_the_factors_of_groups_are_those_of_their_decomposition(tiny_model: Llam
     measure_curves(run, SITES)
     kept, moments = dict(stream_fits(run, SITES))[1], dict(stream_moments(run, SITES))[1]
     value = next(weight for site in SITES for weight in site.weights if site.layer == 1 and weight.values == "out")
-    found = decompose_groups(tiny_model.get_submodule(value.name).weight, run.method.metric(moments.of(value)), 2)
-    assert kept.losses[f"grouped:1/{value.name}"].tolist() == found.curve.loss.tolist()
-    for part, expected in zip(("second", "first"), found.factors(value.out_features // 2), strict=True):
-        assert torch.equal(kept.kept.of(FORMS.get("grouped:1"), part, value), expected.float())
+    matrix, metric = tiny_model.get_submodule(value.name).weight, run.method.metric(moments.of(value))
+    found, curve = decompose_groups(matrix, metric, 2)
+    assert kept.losses[f"grouped:1/{value.name}"].tolist() == curve.loss.tolist()
+    second, first = (kept.kept.of(FORMS.get("grouped:1"), part, value) for part in ("second", "first"))
+    for group, left, right in zip(found, second, first.split(curve.full), strict=True):
+        expected = group.factors(curve.full)
+        assert torch.equal(left, expected[0].float())
+        assert torch.equal(right, expected[1].float())
     assert not any(name.startswith("inputs/") and name.endswith("v_proj") for name in kept.kept.tensors)
 
 

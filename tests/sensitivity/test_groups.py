@@ -5,11 +5,11 @@ import torch
 
 from gac.baselines.methods import Palu
 from gac.errors import GacError
-from gac.forms.decomposition import decompose
 from gac.forms.grouped.torch import decompose_groups
-from gac.forms.metric import FACTOR, Metric
+from gac.forms.metric import Metric
 from gac.linalg import damped
 from gac.sensitivity.registry import METHODS
+from gac.testing.methods import loss_of
 
 
 @pytest.fixture
@@ -23,24 +23,13 @@ WEIGHT = torch.randn(12, 20, generator=torch.Generator().manual_seed(1))
 
 
 def test_the_curve_is_the_sum_over_the_groups(metric: Metric) -> None:
-    found = decompose_groups(WEIGHT, metric, 3)
-    assert found.curve.full == 4
+    found, curve = decompose_groups(WEIGHT, metric, 3)
+    assert curve.full == 4
+    blocks = [Metric(metric.inputs, metric.gradients[start : start + 4, start : start + 4]) for start in (0, 4, 8)]
     for rank in (0, 1, 3):
-        second, first = found.factors(rank)
-        errors = (WEIGHT.double() - torch.block_diag(*second) @ first).view(3, 4, 20)
-        blocks = [metric.gradients[start : start + 4, start : start + 4] for start in (0, 4, 8)]
-        lost = sum(
-            torch.trace(block @ error @ metric.inputs @ error.T) for block, error in zip(blocks, errors, strict=True)
-        )
-        assert found.curve.loss[rank] == pytest.approx(FACTOR * float(lost), rel=1e-6)
-
-
-def test_one_group_is_the_whole_weight(metric: Metric) -> None:
-    whole, grouped = decompose(WEIGHT, metric), decompose_groups(WEIGHT, metric, 1)
-    assert grouped.curve.loss.tolist() == whole.curve.loss.tolist()
-    second, first = whole.factors(5)
-    assert torch.equal(grouped.factors(5)[0][0], second)
-    assert torch.equal(grouped.factors(5)[1], first)
+        products = [second @ first for second, first in (group.factors(rank) for group in found)]
+        lost = sum(map(loss_of, WEIGHT.split(4), products, blocks))
+        assert curve.loss[rank] == pytest.approx(lost, rel=1e-6)
 
 
 def test_the_size_of_a_group_is_part_of_the_methods_name() -> None:

@@ -1,34 +1,20 @@
 """The mathematics of the decomposition, and what methods differ in; tests/extending runs the contract of each."""
 
+from dataclasses import replace
+
 import pytest
 import torch
-from torch import Tensor
 
 from gac.errors import GacError, ModelError
 from gac.forms.decomposition import decompose
-from gac.forms.metric import FACTOR, Moments
+from gac.forms.metric import FACTOR
 from gac.sensitivity.registry import METHODS
-from gac.testing.methods import loss_of
-
-
-def random_moment(size: int, seed: int, rank: int | None = None) -> Tensor:
-    torch.manual_seed(seed)
-    rows = torch.randn(rank or 4 * size, size) * torch.logspace(0, -2, size)
-    return (rows.T @ rows / len(rows)).float()
-
-
-def random_moments(out: int, inside: int) -> Moments:
-    return moments_of(random_moment(inside, 1), random_moment(out, 2))
-
-
-def moments_of(inputs: Tensor, gradients: Tensor) -> Moments:
-    """With the scale that normally distributed activations have."""
-    return Moments(inputs, gradients, (2 / torch.pi * inputs.diagonal()).sqrt())
+from gac.testing.methods import loss_of, statistics
 
 
 def test_the_best_rank_in_the_metric_beats_plain_svd_there() -> None:
     weight = torch.randn(12, 20)
-    moments = random_moments(12, 20)
+    moments = statistics("plain", 12, 20)
     metric = METHODS.get("kfac").metric(moments)
     ours = decompose(weight, metric).factors(4)
     plain = decompose(weight, METHODS.get("svd").metric(moments)).factors(4)
@@ -37,25 +23,25 @@ def test_the_best_rank_in_the_metric_beats_plain_svd_there() -> None:
 
 def test_statistics_of_zero_weigh_every_direction_alike() -> None:
     weight = torch.randn(12, 20)
-    moments = moments_of(torch.zeros(20, 20), torch.zeros(12, 12))
+    moments = statistics("nothing seen", 12, 20)
     squared = torch.linalg.svdvals(weight.double()) ** 2
     loss = decompose(weight, METHODS.get("kfac").metric(moments)).curve.loss
     assert loss[5] == pytest.approx(FACTOR * float(squared[5:].sum()))
 
 
 def test_the_two_factors_share_the_scale() -> None:
-    second, first = decompose(torch.randn(12, 20), METHODS.get("kfac").metric(random_moments(12, 20))).factors(5)
+    second, first = decompose(torch.randn(12, 20), METHODS.get("kfac").metric(statistics("plain", 12, 20))).factors(5)
     assert torch.allclose(second.norm(dim=0), first.norm(dim=1))
 
 
 def test_non_finite_statistics_are_refused() -> None:
-    moments = moments_of(torch.full((20, 20), torch.nan), random_moment(12, 2))
+    moments = replace(statistics("plain", 12, 20), inputs=torch.full((20, 20), torch.nan))
     with pytest.raises(ModelError, match=r"statistic is not finite"):
         decompose(torch.randn(12, 20), METHODS.get("kfac").metric(moments))
 
 
 def test_asvd_scales_columns_by_their_activation() -> None:
-    weight, moments = torch.randn(12, 20), random_moments(12, 20)
+    weight, moments = torch.randn(12, 20), statistics("plain", 12, 20)
     second, first = decompose(weight, METHODS.get("asvd").metric(moments)).factors(4)
     scale = moments.scale.double() ** 0.5
     u, s, vh = torch.linalg.svd(weight.double() * scale)
@@ -66,7 +52,7 @@ def test_alpha_is_part_of_the_name() -> None:
     assert METHODS.get("asvd").name == METHODS.get("asvd:0.5").name == "asvd"
     assert METHODS.get("asvd:0.25").name == "asvd:0.25"
     assert METHODS.get("asvd:0.12345678").name == "asvd:0.12345678"
-    moments = random_moments(12, 20)
+    moments = statistics("plain", 12, 20)
     metric = METHODS.get("asvd:0.25").metric(moments)
     assert torch.allclose(metric.inputs.diagonal(), moments.scale.double() ** 0.5)
 
@@ -81,7 +67,7 @@ def test_an_alpha_out_of_range_is_refused(alpha: str) -> None:
 
 
 def test_a_feature_that_never_fires_counts_as_the_weakest() -> None:
-    moments = random_moments(12, 20)
+    moments = statistics("plain", 12, 20)
     moments.scale[3] = 0
     metric = METHODS.get("asvd").metric(moments)
     assert metric.inputs[3, 3] == moments.scale[moments.scale > 0].min().double()

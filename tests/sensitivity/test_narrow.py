@@ -5,8 +5,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from gac.forms.metric import FACTOR, Metric
+from gac.forms.metric import Metric
 from gac.forms.narrow.elimination import compensated, eliminate, last_to_go
+from gac.testing.methods import loss_of
 
 
 def problem(out: int = 10, neurons: int = 70) -> tuple[Tensor, Metric]:
@@ -19,9 +20,9 @@ def problem(out: int = 10, neurons: int = 70) -> tuple[Tensor, Metric]:
 
 
 def loss_at(weight: Tensor, kept: Tensor, metric: Metric) -> float:
-    lost = weight.clone()
-    lost[:, kept] -= compensated(weight, kept, metric)
-    return FACTOR * float(torch.trace(metric.gradients @ lost @ metric.inputs @ lost.T))
+    smaller = torch.zeros_like(weight)
+    smaller[:, kept] = compensated(weight, kept, metric)
+    return loss_of(weight, smaller, metric)
 
 
 @pytest.mark.parametrize("width", [69, 50, 37, 5, 1])
@@ -41,14 +42,6 @@ def test_each_step_removes_the_neuron_that_costs_least() -> None:
         costs = {j: loss_at(weight, torch.tensor([i for i in alive if i != j]), metric) for j in alive}
         assert removed == min(costs, key=costs.__getitem__)
         alive.remove(removed)
-
-
-def test_every_neuron_goes_once_and_the_curve_falls_to_zero() -> None:
-    found = eliminate(*problem())
-    assert sorted(found.order.tolist()) == list(range(70))
-    assert found.curve.full == 70
-    assert found.curve.loss[70] == 0
-    assert np.all(np.diff(found.curve.loss) <= 0)
 
 
 def test_a_duplicate_neuron_costs_nothing_once_its_twin_takes_over() -> None:

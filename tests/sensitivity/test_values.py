@@ -4,9 +4,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from gac.forms.metric import FACTOR, Metric
+from gac.forms.metric import Metric
 from gac.forms.narrow.elimination import compensated
 from gac.forms.shortened_values import ShortenedValues, shorten_values
+from gac.testing.methods import loss_of
 
 HEADS, GROUPS, HEAD_DIM, OUT = 6, 3, 8, 20
 
@@ -25,8 +26,7 @@ def problem(within: int = HEAD_DIM) -> tuple[Tensor, Metric]:
 def loss_at(weight: Tensor, metric: Metric, found: ShortenedValues, length: int) -> float:
     """Of o_proj after v_proj, set beside the dense one."""
     of_head = found.directions.repeat_interleave(HEADS // GROUPS, 0)[:, :length]
-    lost = weight - found.outputs(length, metric) @ torch.block_diag(*of_head)
-    return FACTOR * float(torch.trace(metric.gradients @ lost @ metric.inputs @ lost.T))
+    return loss_of(weight, found.outputs(length, metric) @ torch.block_diag(*of_head), metric)
 
 
 @pytest.mark.parametrize("length", range(1, HEAD_DIM))
@@ -47,9 +47,9 @@ def test_the_directions_are_better_than_the_first_dims() -> None:
     weight, metric = problem()
     loss = shorten_values(weight, metric, HEADS, GROUPS).curve.loss
     kept = (torch.arange(HEADS)[:, None] * HEAD_DIM + torch.arange(4)).flatten()
-    lost = weight.clone()
-    lost[:, kept] -= compensated(weight, kept, metric)
-    assert loss[4] < FACTOR * float(torch.trace(metric.gradients @ lost @ metric.inputs @ lost.T))
+    first = torch.zeros_like(weight)
+    first[:, kept] = compensated(weight, kept, metric)
+    assert loss[4] < loss_of(weight, first, metric)
 
 
 def test_v_proj_writes_the_directions_of_its_group() -> None:

@@ -1,7 +1,6 @@
 """A low-rank pair for each group of heads of one weight (PaLU, arXiv 2407.21118, section 3.2)."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -18,28 +17,11 @@ from gac.forms.tensors import Fit, SiteWork, Statistics, TensorForm, bias_of
 from gac.models.weights import Weight
 
 
-@dataclass(frozen=True, eq=False)
-class GroupedDecomposition:
-    """Every rank at once, the same for all groups of the weight.
-
-    Attributes:
-        groups: the decomposition of each group's rows.
-        curve: what each rank loses in all groups together.
-    """
-
-    groups: Sequence[Decomposition]
-    curve: LossCurve
-
-    def factors(self, rank: int) -> tuple[Tensor, Tensor]:
-        """``(second (groups, rows, rank), first (groups * rank, in))``; group g reads rows g * rank on of ``first``."""
-        pairs = [group.factors(rank) for group in self.groups]
-        return torch.stack([second for second, _ in pairs]), torch.cat([first for _, first in pairs])
-
-
-def decompose_groups(weight: Tensor, metric: Metric, groups: int) -> GroupedDecomposition:
+def decompose_groups(weight: Tensor, metric: Metric, groups: int) -> tuple[list[Decomposition], LossCurve]:
     """Truncate each group's rows of a weight ``(out, in)`` by themselves, in their part of the metric.
 
-    An error of two groups is taken for the sum of their errors: gradients that they share count as independent.
+    The curve is what each rank loses in all groups together. An error of two groups is taken for the sum of their
+    errors: gradients that they share count as independent.
 
     Args:
         groups: how many; each has ``out / groups`` neighbouring rows.
@@ -50,7 +32,7 @@ def decompose_groups(weight: Tensor, metric: Metric, groups: int) -> GroupedDeco
     rows = weight.shape[0] // groups
     parts = [slice(start, start + rows) for start in range(0, groups * rows, rows)]
     found = [decompose(weight[part], Metric(metric.inputs, metric.gradients[part, part])) for part in parts]
-    return GroupedDecomposition(found, LossCurve(np.sum([group.curve.loss for group in found], axis=0)))
+    return found, LossCurve(np.sum([group.curve.loss for group in found], axis=0))
 
 
 def _first_only(refit: WeightRefit, module: nn.Module) -> None:
@@ -69,10 +51,10 @@ class GroupedTensors(TensorForm):
             folded = statistics.method.folds and weight.values == "out"
             if self.form.takes(weight) and not folded:
                 matrix = statistics.matrix(weight)
-                found = decompose_groups(matrix, statistics.metric(weight), self._groups(weight))
-                second, first = found.factors(found.curve.full)
-                kept = {"second": second.to(matrix.dtype), "first": first.to(matrix.dtype)}
-                yield Fit(weight, found.curve.loss, kept)
+                found, curve = decompose_groups(matrix, statistics.metric(weight), self._groups(weight))
+                seconds, firsts = zip(*(group.factors(curve.full) for group in found), strict=True)
+                kept = {"second": torch.stack(seconds).to(matrix.dtype), "first": torch.cat(firsts).to(matrix.dtype)}
+                yield Fit(weight, curve.loss, kept)
 
     def parameters(self, work: SiteWork, weight: Weight, dim: int) -> dict[str, Tensor]:
         second, first = (work.kept.of(self.form, name, weight) for name in ("second", "first"))
