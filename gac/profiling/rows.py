@@ -82,13 +82,6 @@ class Rows:
     def __iter__(self) -> Iterator[Measurement]:
         return map(self.__getitem__, range(len(self)))
 
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Rows | tuple | list):
-            return NotImplemented
-        return len(self) == len(other) and all(ours == theirs for ours, theirs in zip(self, other, strict=True))
-
-    __hash__ = None  # type: ignore[assignment]
-
     def find(self, point: Point) -> Measurement | None:
         """The measurement of a point; None where there is none."""
         axes = point.operation.axes

@@ -14,12 +14,10 @@ from gac.arrays import Floats, Ints
 from gac.display import Shown
 from gac.errors import ProfileError
 from gac.operations import Operation
-from gac.profiling.folders import find_profile, saved_profiles, shipped_profiles
+from gac.profiling.folders import find_profile
 from gac.profiling.reading import read
 from gac.profiling.records import Cache, Header, Launch, Measurement, Point
 from gac.profiling.rows import Rows
-
-__all__ = ["Header", "Measurement", "Profile", "Sweep", "saved_profiles", "shipped_profiles"]
 
 COARSEST_CLASS = 64
 

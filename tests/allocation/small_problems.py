@@ -11,7 +11,8 @@ from gac.curves import LossCurve, LossCurves
 from gac.models.sites import Site
 from gac.models.weights import Weight
 from gac.plan import Calibration, Measured, ProfileUsed
-from gac.profiling.table import Measurement, Profile
+from gac.profiling.records import Measurement
+from gac.profiling.table import Profile
 from gac.recipe import Recipe
 from tests.changed import changed_recipe
 from tests.headers import make_profile

@@ -18,7 +18,8 @@ from gac.forms.planned_sites import run_together
 from gac.models.sites import Site
 from gac.models.weights import Weight
 from gac.operations import linear
-from gac.profiling.table import Measurement, Profile
+from gac.profiling.records import Measurement
+from gac.profiling.table import Profile
 from gac.recipe import Space
 from gac.runtime.contract import apart_from
 from gac.workloads import Workload

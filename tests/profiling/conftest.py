@@ -4,7 +4,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gac.profiling.table import Header
+from gac.profiling.records import Header
 from tests.headers import make_header
 
 

@@ -37,7 +37,7 @@ class Operator:
         reads: the axes of each tensor that one launch reads, as in ``m k``; activations first, then weights.
         writes: the axes of each tensor that it writes: intermediates first, the result or the results last.
         products: the axes of each GEMM, whose sizes multiply to its multiplications.
-        runner: where its ``gac.profiling.timing.runners.base.Runner`` is, as ``module:class``.
+        runner: where its ``gac.profiling.timing.runners.Runner`` is, as ``module:class``.
     """
 
     name: str

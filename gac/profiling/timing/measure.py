@@ -12,8 +12,7 @@ from gac.errors import UNSAFE, ProfileError
 from gac.profiling.records import DeviceLostError, Header, Launch, Measurement, Point
 from gac.profiling.timing.launches import CallLostError, trace
 from gac.profiling.timing.operands import Pools
-from gac.profiling.timing.runners import runner_of
-from gac.profiling.timing.runners.base import WORST_ERROR, relative_error
+from gac.profiling.timing.runners import WORST_ERROR, relative_error, runner_of
 from gac.profiling.timing.sampling import Timing
 from gac.profiling.timing.stopwatch import Stopwatch
 

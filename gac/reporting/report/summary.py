@@ -7,7 +7,8 @@ from shlex import quote
 from gac.costs import BYTES, KV_NUMBERS, PARAMS
 from gac.plan import Plan, WorkloadLatency
 from gac.plan_summary import allocate_command, rule_of, run_as
-from gac.profiling.table import Profile, saved_profiles, shipped_profiles
+from gac.profiling.folders import saved_profiles, shipped_profiles
+from gac.profiling.table import Profile
 from gac.reporting.formatting import counted, duration, nats
 from gac.reporting.report.sources import Sources
 from gac.version import __version__

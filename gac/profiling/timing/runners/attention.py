@@ -10,7 +10,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from gac.profiling.operators.attention import Backend, Sdpa
-from gac.profiling.timing.runners.base import Result, Runner, edges, joined, single
+from gac.profiling.timing.runners import Runner, edges, joined
 
 _KERNELS: dict[Backend, SDPBackend] = {
     "flash": SDPBackend.FLASH_ATTENTION,
@@ -34,19 +34,20 @@ class SdpaRunner(Runner):
         if operator.backend in ("efficient", "cudnn"):
             self.devices = ("cuda",)
 
-    def run(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Result:
+    def run(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Sequence[Tensor]:
         q, k, v = inputs
         with nullcontext() if self.kernel is None else sdpa_kernel(self.kernel):
-            return scaled_dot_product_attention(q, k, v, is_causal=self.causal, enable_gqa=k.shape[1] < q.shape[1])
+            grouped = k.shape[1] < q.shape[1]
+            return [scaled_dot_product_attention(q, k, v, is_causal=self.causal, enable_gqa=grouped)]
 
-    def compare(self, inputs: Sequence[Tensor], result: Result) -> tuple[Tensor, Tensor]:
+    def compare(self, inputs: Sequence[Tensor], result: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         q, k, v = inputs
         rows = edges(q.shape[2], q.device)
         shared = q.shape[1] // k.shape[1]
         parts = []
         for batch, head in {(0, 0), (q.shape[0] - 1, q.shape[1] - 1)}:
             key, value = k[batch, head // shared], v[batch, head // shared]
-            parts.append((single(result)[batch, head, rows], self._reference(q[batch, head], key, value, rows)))
+            parts.append((result[0][batch, head, rows], self._reference(q[batch, head], key, value, rows)))
         return joined(parts)
 
     def _reference(self, q: Tensor, k: Tensor, v: Tensor, rows: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from gac.profiling.timing.runners.base import Result, Runner, corners, edges, joined, single
+from gac.profiling.timing.runners import Runner, corners, edges, joined
 from gac.runtime.decode_kernel import launch
 
 
@@ -15,30 +15,31 @@ class LinearRunner(Runner):
     fp8 accumulates as ``_scaled_mm`` does by default, without ``use_fast_accum``.
     """
 
-    def run(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Result:
+    def run(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Sequence[Tensor]:
         (x, weight, *scales), (result,) = inputs, outputs
         if scales:
-            return torch._scaled_mm(x, weight.t(), scales[0], scales[1], out_dtype=result.dtype, out=result)
-        self.multiply(x, weight, result)
-        return result
+            torch._scaled_mm(x, weight.t(), scales[0], scales[1], out_dtype=result.dtype, out=result)
+        else:
+            self.multiply(x, weight, result)
+        return outputs
 
     def multiply(self, x: Tensor, weight: Tensor, result: Tensor) -> None:
         """``x @ weight.T`` into the result."""
         torch.mm(x, weight.t(), out=result)
 
-    def compare(self, inputs: Sequence[Tensor], result: Result) -> tuple[Tensor, Tensor]:
+    def compare(self, inputs: Sequence[Tensor], result: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         x, weight, *scales = inputs
         rows, columns = (edges(len(operand), x.device) for operand in (x, weight))
         expected = _at(x, rows) @ _at(weight, columns).t()
         if scales:
             expected *= scales[0].expand(len(x), 1)[rows] * scales[1].expand(1, len(weight))[:, columns]
-        return corners(single(result)), expected
+        return corners(result[0]), expected
 
 
 class LowRankRunner(LinearRunner):
     """One GEMM for the hidden activations of all pairs of one input, then one a pair on its slice of them."""
 
-    def run(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Result:
+    def run(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Sequence[Tensor]:
         x, first, *seconds = inputs
         hidden, *results = outputs
         self.multiply(x, first, hidden)
@@ -46,7 +47,7 @@ class LowRankRunner(LinearRunner):
             self.multiply(part, second, result)
         return results
 
-    def compare(self, inputs: Sequence[Tensor], result: Result) -> tuple[Tensor, Tensor]:
+    def compare(self, inputs: Sequence[Tensor], result: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         x, first, *seconds = inputs
         hidden = x[edges(len(x), x.device)].float() @ first.float().t()
         columns = edges(len(seconds[0]), x.device)
@@ -70,7 +71,7 @@ class TritonLowRankRunner(TritonLinearRunner, LowRankRunner):
 class HeadsRunner(Runner):
     """One ``torch.bmm`` a bucket of heads; heads of one dim are one bucket."""
 
-    def run(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Result:
+    def run(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Sequence[Tensor]:
         for part, weight, result in _buckets(inputs, outputs):
             self.multiply(part, weight, result)
         return outputs
@@ -79,8 +80,8 @@ class HeadsRunner(Runner):
         """``x[count, m, k] @ weight[count, dim, k].T`` into the result."""
         torch.bmm(x, weight.transpose(1, 2), out=result)
 
-    def compare(self, inputs: Sequence[Tensor], result: Result) -> tuple[Tensor, Tensor]:
-        return joined([_compared(*bucket) for bucket in _buckets(inputs, list(result))])
+    def compare(self, inputs: Sequence[Tensor], result: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        return joined([_compared(*bucket) for bucket in _buckets(inputs, result)])
 
 
 class SeparateHeadsRunner(HeadsRunner):
@@ -93,12 +94,13 @@ class SeparateHeadsRunner(HeadsRunner):
 class CopyRunner(Runner):
     """Multiplies by 1 into another tensor: an elementwise kernel (``Tensor.copy_`` would call the driver's memcpy)."""
 
-    def run(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Result:
-        return torch.mul(inputs[0], 1.0, out=outputs[0])
+    def run(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Sequence[Tensor]:
+        torch.mul(inputs[0], 1.0, out=outputs[0])
+        return outputs
 
-    def compare(self, inputs: Sequence[Tensor], result: Result) -> tuple[Tensor, Tensor]:
+    def compare(self, inputs: Sequence[Tensor], result: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         places = edges(len(inputs[0]), inputs[0].device)
-        return single(result)[places], inputs[0][places].float()
+        return result[0][places], inputs[0][places].float()
 
 
 def _at(operand: Tensor, rows: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gac.profiling.operators import Axes, Operand
 from gac.profiling.operators.int4 import uncut
-from gac.profiling.timing.runners.base import Result, Runner, corners, edges, single
+from gac.profiling.timing.runners import Runner, corners, edges
 
 _INNER_TILES = (8, 4, 2)
 _TILE = 16
@@ -29,14 +29,14 @@ class Int4Runner(Runner):
             raise RuntimeError(reason)
         return super().operands(axes, dtype, cut)
 
-    def compare(self, inputs: Sequence[Tensor], result: Result) -> tuple[Tensor, Tensor]:
+    def compare(self, inputs: Sequence[Tensor], result: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         x, nibbles, scales, *_ = inputs
         rows, columns = (edges(len(operand), x.device) for operand in (x, nibbles))
         some = nibbles[columns]
         levels = torch.stack([some >> 4, some & 15], dim=-1).flatten(1).float()
         by_row = scales[:, columns].float().transpose(0, 1)
         weight = (levels.view(len(columns), len(scales), -1) - _OFFSET) * by_row[..., :1] + by_row[..., 1:]
-        return corners(single(result)), x[rows].float() @ weight.flatten(1).t()
+        return corners(result[0]), x[rows].float() @ weight.flatten(1).t()
 
 
 class FusedInt4Runner(Int4Runner):
@@ -52,15 +52,15 @@ class FusedInt4Runner(Int4Runner):
         packed = torch._convert_weight_to_int4pack(nibbles, inner_tiles(axes["k"]))
         return [x, nibbles, scales, packed]
 
-    def run(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Result:
+    def run(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Sequence[Tensor]:
         x, _, scales, packed = inputs
-        return torch._weight_int4pack_mm(x, packed, x.shape[1] // len(scales), scales)
+        return [torch._weight_int4pack_mm(x, packed, x.shape[1] // len(scales), scales)]
 
 
 class DequantisedInt4Runner(Int4Runner):
     """The weight is unpacked, scaled and written out, all with PyTorch's elementwise operators; then ``torch.mm``."""
 
-    def run(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Result:
+    def run(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Sequence[Tensor]:
         x, nibbles, scales = inputs
         weight, result = outputs
         pairs = weight.view(*nibbles.shape, 2)
@@ -69,7 +69,7 @@ class DequantisedInt4Runner(Int4Runner):
         groups = weight.view(len(weight), len(scales), -1).sub_(_OFFSET)
         by_row = scales.transpose(0, 1)
         torch.addcmul(by_row[..., 1:], groups, by_row[..., :1], out=groups)
-        return torch.mm(x, weight.t(), out=result)
+        return [torch.mm(x, weight.t(), out=result)]
 
 
 def inner_tiles(k: int) -> int:

@@ -28,10 +28,6 @@ def prepared(runner: Runner, dtype: str) -> tuple[Sequence[Tensor], Sequence[Ten
     return runner.operands(axes, dtype, pools.cut), outputs
 
 
-def results(result: Tensor | Sequence[Tensor]) -> list[Tensor]:
-    return [result] if isinstance(result, Tensor) else list(result)
-
-
 def test_every_operator_has_a_runner_and_every_runner_its_operator() -> None:
     assert all(runner.operator is OPERATORS.get(name) for name, runner in RUNNERS.items())
 
@@ -61,8 +57,8 @@ def test_its_result_has_the_described_shapes_and_agrees_with_float32(runner, dty
     inputs, outputs = prepared(runner, dtype)
     result = runner.run(inputs, outputs)
     described = runner.operator.outputs(EXAMPLES[runner.operator.name], dtype)
-    assert [tuple(part.shape) for part in results(result)] == [one.shape for one in described[-len(results(result)) :]]
-    assert not any(bool(part.isnan().any()) for part in results(result))
+    assert [tuple(part.shape) for part in result] == [one.shape for one in described[-len(result) :]]
+    assert not any(bool(part.isnan().any()) for part in result)
     assert relative_error(runner, inputs, result) < WORST_ERROR
 
 
@@ -70,15 +66,15 @@ def test_its_result_has_the_described_shapes_and_agrees_with_float32(runner, dty
 def test_it_leaves_its_inputs_alone_and_repeats_itself(runner, dtype) -> None:
     inputs, outputs = prepared(runner, dtype)
     before = [tensor.clone() for tensor in inputs]
-    first = [part.clone() for part in results(runner.run(inputs, outputs))]
-    assert all(map(torch.equal, first, results(runner.run(inputs, outputs))))
+    first = [part.clone() for part in runner.run(inputs, outputs)]
+    assert all(map(torch.equal, first, runner.run(inputs, outputs)))
     assert all(torch.equal(one.float(), other.float()) for one, other in zip(before, inputs, strict=True))
 
 
 @pytest.mark.parametrize(("runner", "dtype"), HERE)
 def test_what_it_writes_lies_in_the_outputs_except_for_attention(runner, dtype) -> None:
     inputs, outputs = prepared(runner, dtype)
-    written = {part.data_ptr() for part in results(runner.run(inputs, outputs))}
+    written = {part.data_ptr() for part in runner.run(inputs, outputs)}
     assert written.issubset(part.data_ptr() for part in outputs) != runner.operator.name.startswith("sdpa")
 
 
@@ -87,7 +83,7 @@ def test_what_it_writes_lies_in_the_outputs_except_for_attention(runner, dtype) 
 def test_one_spoiled_or_unwritten_element_of_a_corner_is_seen(runner, dtype, place) -> None:
     inputs, outputs = prepared(runner, dtype)
     result = runner.run(inputs, outputs)
-    for part in results(result):
+    for part in result:
         flat, kept = part.view(-1), part.view(-1)[place].clone()
         flat[place] = 1e4
         assert relative_error(runner, inputs, result) > WORST_ERROR
