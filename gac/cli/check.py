@@ -131,14 +131,7 @@ def _figures(result: "Evaluation", model: "Evaluated") -> dict[str, Any]:
 )
 @document_option
 def bench(
-    models: Sequence[str],
-    against: str | None,
-    shapes: str | None,
-    budget: float,
-    profile: str | None,
-    layers: int | None,
-    workloads: Sequence[str],
-    compiled: bool,
+    models: Sequence[str], against: str | None, shapes: str | None, workloads: Sequence[str], compiled: bool, **how: Any
 ) -> Answer:
     """Time whole models on this machine's GPU: prefill and decode, under CUDA graphs, in turns.
 
@@ -157,14 +150,14 @@ def bench(
     parsed = tuple(map(Workload.parse, workloads))
     gpu = require_gpu()
     if shapes is not None:
-        answer = _of_shapes(shapes, budget, parsed, profile, layers, compiled)
+        answer = _of_shapes(shapes, parsed, compiled, **how)
     else:
         answer = _of_models((*([against] if against else ()), *models), parsed, compiled)
     return Answer({"gpu": gpu, "method": METHOD} | dict(answer.document), answer.tables)
 
 
 def _of_shapes(
-    name: str, budget: float, workloads: "tuple[Workload, ...]", profile: str | None, layers: int | None, compiled: bool
+    name: str, workloads: "tuple[Workload, ...]", compiled: bool, budget: float, profile: str | None, layers: int | None
 ) -> Answer:
     from gac.evaluation.bench import Bench
     from gac.evaluation.latency import GraphTimer
@@ -183,10 +176,8 @@ def _of_shapes(
         lists = {one: [*found, *compiled_versions(planner, found)] for one, found in lists.items()}
     note("planned")
     model = model_of_shapes(name, layers=layers)
-    timer = GraphTimer()
-    bench = Bench(
-        model, planner.problem.sites, planner.dense(fused=False), planner.dense(fused=True), timer, timer.memory_bytes
-    )
+    timer, dense, fused = GraphTimer(), planner.dense(fused=False), planner.dense(fused=True)
+    bench = Bench(model, planner.problem.sites, dense, fused, timer, timer.memory_bytes)
     results = [result for workload, found in lists.items() for result in bench.run(found, workload)]
     rows = [asdict(one) | {"speedup": one.speedup, "error": one.error} for one in results]
     document = {"shapes": name, "curves": str(library), "params": planner.problem.params, "results": rows}

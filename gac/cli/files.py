@@ -22,50 +22,35 @@ class Target(click.Path):
 
     Args:
         error: what is raised where it cannot be written.
+        directory: whether it may be a directory.
     """
 
-    def __init__(self, error: type[GacError] = GacError) -> None:
+    def __init__(self, error: type[GacError] = GacError, directory: bool = False) -> None:
         super().__init__(path_type=Path)
-        self.error = error
+        self.error, self.directory = error, directory
 
     def check(self, path: Path) -> None:
-        """Refuse a path in a place that cannot be written.
+        """Refuse a path that cannot be written.
 
         Raises:
             GacError: of the class ``error``.
         """
+        folder = path
         try:
+            if path.is_dir() and not self.directory:
+                raise self.error(f"{path} is a directory", "the path of a file", "Name a file in it.")
             folder = next(parent for parent in path.absolute().parents if parent.exists())
-        except OSError as failure:
-            raise self.error(f"{path}: {failure.strerror}", "a writable path", "Choose another path.") from failure
-        if not folder.is_dir():
-            raise self.error(f"{path}: {folder} is a file", "a path below a directory", "Choose another path.")
-        try:
+            if not folder.is_dir():
+                raise self.error(f"{path}: {folder} is a file", "a path below a directory", "Choose another path.")
             with TemporaryFile(dir=folder):
                 pass
         except OSError as failure:
-            given = f"{path}: nothing can be written to {folder}: {failure.strerror}"
+            where = "" if folder == path else f" nothing can be written to {folder}:"
+            given = f"{path}:{where} {failure.strerror}"
             raise self.error(given, "a writable path", "Choose another path.") from failure
 
 
-class NewFile(Target):
-    """A file to write, where no directory may be."""
-
-    def check(self, path: Path) -> None:
-        """Refuse a path that no file can be written to.
-
-        Raises:
-            GacError: of the class ``error``.
-        """
-        try:
-            if path.is_dir():
-                raise self.error(f"{path} is a directory", "the path of a file", "Name a file in it.")
-        except OSError as failure:
-            raise self.error(f"{path}: {failure.strerror}", "the path of a file", "Choose another path.") from failure
-        super().check(path)
-
-
-class Figure(NewFile):
+class Figure(Target):
     """A figure to draw."""
 
     def check(self, path: Path) -> None:

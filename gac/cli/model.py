@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import gac
-from gac.cli.files import FILE, Figure, NewFile, Target, plan_document
+from gac.cli.files import FILE, Figure, Target, plan_document
 from gac.cli.measuring import STATISTICS_KEPT, recipe_options, tokenizer_option
 from gac.cli.options import output_option, refuse_given, table_option, workloads_option
 from gac.cli.verb import Answer, Verb, note
@@ -17,7 +17,7 @@ from gac.errors import CheckpointError, PlanError
 if TYPE_CHECKING:
     from gac.allocation.frontier import Frontier
 
-_NEW = Target(CheckpointError)
+_NEW = Target(CheckpointError, directory=True)
 
 
 @click.command(cls=Verb, resume=STATISTICS_KEPT)
@@ -26,7 +26,7 @@ _NEW = Target(CheckpointError)
 @click.option(
     "--verify", is_flag=True, help="Solve it a second time with OR-Tools CP-SAT, and fail if the two disagree."
 )
-@output_option(NewFile(PlanError), "The plan to write; an existing file is replaced.", default="plan.json")
+@output_option(Target(PlanError), "The plan to write; an existing file is replaced.", default="plan.json")
 def allocate(model: str, asked: Callable[[str], dict[str, Any]], output: Path, verify: bool) -> Answer:
     """Choose what every weight of MODEL becomes.
 
@@ -76,7 +76,7 @@ def frontier(
         refuse_given(measuring - {"source", "plot", "as_json"}, f"with a model; {source} is a saved frontier.")
         path, found = source, gac.Frontier.load(source)
     else:
-        NewFile(PlanError).check(output)
+        Target(PlanError).check(output)
         path, found = str(output), gac.frontier(source, **asked(source), **steps)
         found.save(output)
         note(f"saved as {output}")

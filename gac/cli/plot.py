@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure as Page
 
+    import gac.plots
     from gac.reporting.figures.prediction import Outcome
 
 
@@ -47,10 +48,10 @@ def _figure(draw: Callable[..., "Axes | Page"]) -> click.Command:
         matplotlib.use("agg")
         from matplotlib import pyplot
 
-        from gac import plots
+        import gac.plots
 
         try:
-            plots.save(draw(**given), output)
+            gac.plots.save(draw(**given), output)
         finally:
             pyplot.close("all")
         return Answer({"figure": str(output), "kind": kind}, lambda: [f"{kind} drawn in {output}"])
@@ -68,22 +69,13 @@ def _figure(draw: Callable[..., "Axes | Page"]) -> click.Command:
 @shape_option
 @dims_option
 @_title
-def latency(
-    profile: str,
-    operator: str,
-    axis: str | None,
-    shape: dict[str, int],
-    dims: tuple[int, int] | None,
-    title: str | None,
-) -> "Axes":
+def latency(profile: str, dims: tuple[int, int] | None, title: str | None, **chosen: Any) -> "Axes":
     """Latency against the dim, with collapsed dims, staircase edges and the kernels that ran.
 
     Of the sweeps that fit, the one with the most dims is drawn.
     """
-    from gac import plots
-
-    fitting = matching_sweeps(gac.Profile.load(profile), operator, axis, shape)
-    ax = plots.latency(max(fitting, key=len), dims=dims)
+    fitting = matching_sweeps(gac.Profile.load(profile), **chosen)
+    ax = gac.plots.latency(max(fitting, key=len), dims=dims)
     if title is not None:
         ax.set_title(title, loc="left", parse_math=False)
     return ax
@@ -93,9 +85,7 @@ def latency(
 @click.argument("profile")
 def atlas(profile: str) -> "Page":
     """The cliffs of a GPU on one page: linear, low_rank, attention, FP8 and INT4."""
-    from gac import plots
-
-    return plots.atlas(gac.Profile.load(profile))
+    return gac.plots.atlas(gac.Profile.load(profile))
 
 
 @_figure
@@ -103,9 +93,7 @@ def atlas(profile: str) -> "Page":
 @_title
 def alignment(profile: str, title: str | None) -> "Axes":
     """What misaligned dims cost on a GPU, operator by operator."""
-    from gac import plots
-
-    return plots.alignment(gac.Profile.load(profile), title=title)
+    return gac.plots.alignment(gac.Profile.load(profile), title=title)
 
 
 @_figure
@@ -124,9 +112,7 @@ def published() -> "Axes":
 @_title
 def plan(file: Path, title: str | None) -> "Axes":
     """A plan as a heat map: layers by projections, with kept fraction, form and dim."""
-    from gac import plots
-
-    return plots.plan(gac.Plan.load(file), title=title)
+    return gac.plots.plan(gac.Plan.load(file), title=title)
 
 
 @_figure
@@ -140,18 +126,14 @@ def dims(files: tuple[Path, ...], weights: Sequence[str], title: str | None) -> 
 
     Hollow markers are dims that are no multiple of 8.
     """
-    from gac import plots
-
-    return plots.figure_of_dims(dict(named_plans(files)), weights, title)
+    return gac.plots.figure_of_dims(dict(named_plans(files)), weights, title)
 
 
 @_figure
 @_plan
 def heads(file: Path) -> "Axes":
     """What each key-value head keeps under a plan."""
-    from gac import plots
-
-    return plots.heads(gac.Plan.load(file))
+    return gac.plots.heads(gac.Plan.load(file))
 
 
 @_figure
@@ -164,9 +146,9 @@ def heads(file: Path) -> "Axes":
 @_title
 def layer(files: tuple[Path, ...], profile: str, workload: str | None, number: int | None, title: str | None) -> "Axes":
     """Where the time of a layer goes: latency of every weight, dense and under each plan."""
-    from gac import plots
-
-    return plots.layer_time(dict(named_plans(files)), gac.Profile.load(profile), workload, layer=number, title=title)
+    return gac.plots.layer_time(
+        dict(named_plans(files)), gac.Profile.load(profile), workload, layer=number, title=title
+    )
 
 
 @_figure
@@ -181,9 +163,7 @@ def layer(files: tuple[Path, ...], profile: str, workload: str | None, number: i
 )
 def frontier(file: Path, plans: tuple[Path, ...]) -> "Page":
     """Predicted perplexity against parameters and latency for every budget, with plans among them."""
-    from gac import plots
-
-    return plots.figure_of_frontier(gac.Frontier.load(file), dict(named_plans(plans)))
+    return gac.plots.figure_of_frontier(gac.Frontier.load(file), dict(named_plans(plans)))
 
 
 # --- what came of them ----------------------------------------------------------------------------------------------
@@ -194,9 +174,7 @@ def frontier(file: Path, plans: tuple[Path, ...]) -> "Page":
 @_title
 def prediction(files: tuple[str, ...], title: str | None) -> "Axes":
     """Predicted loss against measured loss, from the reports that gac eval --against wrote."""
-    from gac import plots
-
-    return plots.prediction([one for file in files for one in outcomes_of(Path(file))], title=title)
+    return gac.plots.prediction([one for file in files for one in outcomes_of(Path(file))], title=title)
 
 
 def outcomes_of(path: Path) -> list["Outcome"]:

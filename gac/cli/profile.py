@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import gac
-from gac.cli.files import NewFile
+from gac.cli.files import Target
 from gac.cli.options import (
     decode_kernel_option,
     forms_option,
@@ -67,13 +67,9 @@ def _number(_ctx: click.Context, _option: click.Parameter, value: float | None) 
     help="Stop after about this many seconds; the next run continues.",
 )
 @click.option("--estimate", "only_estimate", is_flag=True, help="Say how much there is to measure, and stop.")
-@output_option(NewFile(ProfileError), "The file to write. Default: this GPU's own file.")
+@output_option(Target(ProfileError), "The file to write. Default: this GPU's own file.")
 def profile(
     models: Sequence[str],
-    workloads: Sequence[str],
-    forms: Sequence[str],
-    fuse: bool,
-    decode_kernel: str,
     sweeps: Sequence[str],
     dtype: str,
     passes: int,
@@ -81,6 +77,7 @@ def profile(
     seconds: float | None,
     only_estimate: bool,
     output: Path | None,
+    **runs: Any,
 ) -> Answer:
     """Measure this machine's GPU.
 
@@ -91,11 +88,9 @@ def profile(
     from gac.profiling.timing.device import require_gpu
 
     require_gpu()
-    points = (
-        *_model_points(models, workloads, forms, fuse, decode_kernel, dtype),
-        *(point for name in sweeps or (() if models else (GENERAL,)) for point in _sweep_points(name, dtype)),
-    )
-    points = tuple(dict.fromkeys(points))
+    named = sweeps or (() if models else (GENERAL,))
+    swept = (point for name in named for point in _sweep_points(name, dtype))
+    points = tuple(dict.fromkeys((*_model_points(models, dtype, **runs), *swept)))
     passes = 2 * passes if aa else passes
     if only_estimate:
         ahead = estimate(points, output, passes)
@@ -106,7 +101,7 @@ def profile(
 
 
 def _model_points(
-    models: Sequence[str], workloads: Sequence[str], forms: Sequence[str], fuse: bool, decode_kernel: str, dtype: str
+    models: Sequence[str], dtype: str, workloads: Sequence[str], forms: Sequence[str], fuse: bool, decode_kernel: str
 ) -> Iterator["Point"]:
     from gac.profiling.sweeps.coverage import decode_kernel_points, fused_points, model_points
     from gac.workloads import Workload

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import gac
-from gac.cli.files import FILE, NewFile, named_plans, plan_document
+from gac.cli.files import FILE, Target, named_plans, plan_document
 from gac.cli.options import forms_option, known_or_config, output_option, profile_option
 from gac.cli.verb import Answer, Verb, note
 from gac.forms import FORMS
@@ -80,7 +80,7 @@ def compare(files: tuple[Path, ...]) -> Answer:
     help="Draw the best choices for other budgets; made by gac frontier.",
 )
 @profile_option("The latency table that the plan names. Default: look it up among those that gac profiles lists.")
-@output_option(NewFile(), "The page to write; an existing file is replaced.", default="report.html")
+@output_option(Target(), "The page to write; an existing file is replaced.", default="report.html")
 def report(
     plan_file: Path, against: tuple[Path, ...], frontier_file: Path | None, profile: str | None, output: Path
 ) -> Answer:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import gac
-from gac.cli.files import NewFile
+from gac.cli.files import Target
 from gac.cli.options import output_option, passes_option, profile_option
 from gac.cli.verb import Answer, Verb, note
 from gac.errors import GacError, ProfileError
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 @click.argument("names", nargs=-1, metavar="[NAME]...")
 @click.option("--all", "every", is_flag=True, help="Run every study.")
 @profile_option("Judge from this recorded profile; needs no GPU.")
-@output_option(NewFile(ProfileError), "Where to keep the timings. Default: the studies' own file of this GPU.")
+@output_option(Target(ProfileError), "Where to keep the timings. Default: the studies' own file of this GPU.")
 @passes_option
 def study(names: Sequence[str], every: bool, profile: str | None, output: Path | None, passes: int) -> Answer:
     """Repeat a published experiment on this GPU, and say whether its claim holds.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from gac.cli.files import NewFile, Target
+from gac.cli.files import Target
 from gac.errors import GacError
 from gac.io import whole_file
 
@@ -82,7 +82,7 @@ class Verb(click.Command):
 
 
 document_option = click.option(
-    "-o", "--output", "document", type=NewFile(), help="Also write the JSON document to this file."
+    "-o", "--output", "document", type=Target(), help="Also write the JSON document to this file."
 )
 
 

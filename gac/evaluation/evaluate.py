@@ -2,7 +2,8 @@
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -69,25 +70,14 @@ def evaluate(
     reader = shared_tokenizer(everyone) if tokenizer is None else tokenizer
     suite = open_suite(tasks, num_fewshot, limit) if tasks else None
     sample = None if text is None else take_sample(reader, text, windows, length)
-    asked = _Asked(reader, sample, suite, batch, progress)
+    measure = partial(_evaluated, tokenizer=reader, sample=sample, suite=suite, batch=batch, progress=progress)
     reference = _open(against) if against is not None and kl and sample is not None else None
-    measured = [_measure(asked, given, reference) for given in named]
+    measured = [measure(_open(given), reference) for given in named]
     if against is None:
         return Evaluation(tuple(found for found, _ in measured))
     dense = reference or _open(against)
     found = tuple(replace(found, predicted=_prediction(found, dense)) for found, _ in measured)
-    return Evaluation(found, _evaluated(asked, dense, perplexity=measured[0][1]))
-
-
-@dataclass(frozen=True, eq=False)
-class _Asked:
-    """What is to be measured of every model."""
-
-    tokenizer: Any
-    sample: Sample | None
-    suite: Suite | None
-    batch: int
-    progress: bool
+    return Evaluation(found, measure(dense, perplexity=measured[0][1])[0])
 
 
 def _open(given: Given) -> Loaded:
@@ -96,26 +86,33 @@ def _open(given: Given) -> Loaded:
     return open_model(given)
 
 
-def _measure(asked: _Asked, given: Given, reference: Loaded | None) -> tuple[Evaluated, Perplexity | None]:
-    """Everything of one model, which is let go of at the end; and the reference's perplexity out of the same pass."""
-    loaded = _open(given)
-    if reference is None or asked.sample is None:
-        return _evaluated(asked, loaded), None
-    own, other, divergence = compare_models(loaded.model, reference.model, asked.sample, asked.batch, asked.progress)
-    return replace(_evaluated(asked, loaded, own), divergence=divergence), other
+def _evaluated(
+    loaded: Loaded,
+    reference: Loaded | None = None,
+    perplexity: Perplexity | None = None,
+    *,
+    tokenizer: Any,
+    sample: Sample | None,
+    suite: Suite | None,
+    batch: int,
+    progress: bool,
+) -> tuple[Evaluated, Perplexity | None]:
+    """Everything of one model, and the reference's perplexity out of the same pass.
 
-
-def _evaluated(asked: _Asked, loaded: Loaded, perplexity: Perplexity | None = None) -> Evaluated:
-    """Perplexity, where there is none yet, and scores."""
-    model = loaded.model
-    if perplexity is None and asked.sample is not None:
-        perplexity = perplexity_on(model, asked.sample, asked.batch, asked.progress)
+    Args:
+        perplexity: the model's, where it is known already.
+    """
+    model, other, divergence = loaded.model, None, None
+    if sample is not None and reference is not None:
+        perplexity, other, divergence = compare_models(model, reference.model, sample, batch, progress)
+    elif sample is not None and perplexity is None:
+        perplexity = perplexity_on(model, sample, batch, progress)
     if perplexity is not None:
         logger.info("%s: %s", loaded.name, perplexity)
-    scores = asked.suite.run(model, asked.tokenizer, asked.batch, asked.progress) if asked.suite else ()
+    scores = suite.run(model, tokenizer, batch, progress) if suite else ()
     parameters = sum(parameter.numel() for parameter in model.parameters())
     plan = getattr(model, "gac_plan", None)
-    return Evaluated(loaded.name, parameters, dtype_of(model), perplexity, scores=scores, plan=plan)
+    return Evaluated(loaded.name, parameters, dtype_of(model), perplexity, divergence, scores, plan), other
 
 
 def _prediction(found: Evaluated, dense: Loaded) -> float | None:
@@ -145,7 +142,7 @@ def open_model(given: Given, *, device: torch.device | str | None = None, dtype:
     """
     if isinstance(given, str | Path) and is_checkpoint(given):
         name = str(given)
-        return Loaded(load(name, device, dtype), name, lambda: load_tokenizer(name))
+        return Loaded(load(name, device, dtype), name, name)
     return load_model(given, device=device, dtype=dtype)
 
 

@@ -7,8 +7,6 @@ harness's own command, knowing it::
 """
 
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,9 @@ from lm_eval.models.huggingface import HFLM
 from gac.errors import ModelError
 from gac.evaluation.evaluate import open_model
 from gac.models.loading import load_tokenizer
+
+# Its constructor warns of models that are loaded already; here they always are.
+logging.getLogger(HFLM.__module__).addFilter(lambda record: record.funcName != "__init__")
 
 
 @register_model("gac")
@@ -44,8 +45,7 @@ class GacLM(HFLM):  # type: ignore[misc]
             if tokenizer is None or isinstance(tokenizer, str | Path):
                 tokenizer = load_tokenizer(str(tokenizer or pretrained))
             pretrained = open_model(pretrained, device=device, dtype=_dtype(dtype)).model
-        with _without_advice():
-            super().__init__(pretrained, tokenizer=tokenizer, **options)
+        super().__init__(pretrained, tokenizer=tokenizer, **options)
 
     def loglikelihood(self, requests: Any, disable_tqdm: bool = False) -> Any:
         """Log-likelihoods as the harness computes them.
@@ -66,18 +66,6 @@ class GacLM(HFLM):  # type: ignore[misc]
         answers = super().loglikelihood_rolling(requests, disable_tqdm)
         _check_finite(answers)
         return answers
-
-
-@contextmanager
-def _without_advice() -> Iterator[None]:
-    """The harness warns of models that are loaded already; here they always are."""
-    logger = logging.getLogger(HFLM.__module__)
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
 
 
 def _dtype(name: str) -> torch.dtype | None:

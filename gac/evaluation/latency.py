@@ -1,7 +1,6 @@
 """Time whole models beside each other: prefill and decode under CUDA graphs, replayed in turns."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -155,7 +154,7 @@ class GraphTimer:
         Raises:
             GacError: it does not fit in the GPU's memory.
         """
-        with _fitting(workload):
+        try:
             ids = prepare(model, workload)
             cached, step = 0, prefill_step(model, ids)
             if workload.phase == "decode":
@@ -169,6 +168,12 @@ class GraphTimer:
             step()
             taken = _cuda.max_memory_allocated() - before
             return (self._watch.graph_of(step), step), weight_bytes(model) + cached + taken
+        except torch.OutOfMemoryError as failure:
+            raise GacError(
+                f"{workload} does not fit in the GPU's memory beside the models that are timed with it",
+                "a smaller batch or context",
+                "Make it smaller, or time fewer models at once.",
+            ) from failure
 
     def _context(self, model: PreTrainedModel, workload: Workload, ids: Tensor) -> Context:
         """One for all models that are timed beside each other: with each its own they would not fit."""
@@ -188,15 +193,3 @@ def compile_layers(model: PreTrainedModel) -> None:
     dynamo.config.recompile_limit = max(dynamo.config.recompile_limit, _RECOMPILATIONS)
     for layer in model.get_submodule(family_of(model.config).layers).children():
         layer.compile(dynamic=False, options={"shape_padding": True})
-
-
-@contextmanager
-def _fitting(workload: Workload) -> Iterator[None]:
-    try:
-        yield
-    except torch.OutOfMemoryError as failure:
-        raise GacError(
-            f"{workload} does not fit in the GPU's memory beside the models that are timed with it",
-            "a smaller batch or context",
-            "Make it smaller, or time fewer models at once.",
-        ) from failure

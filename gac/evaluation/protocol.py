@@ -45,7 +45,7 @@ class Sample:
             TextError: its plan was calibrated on one of the documents, or it has no such tokens.
             ModelError: it has fewer positions than a window has tokens.
         """
-        _check_positions(model, self.cut.length)
+        check_positions(model, self.cut.length, "windows")
         if self.documents is not None:
             _check_unseen(self.documents, model)
         embedding: Any = model.get_input_embeddings()
@@ -84,12 +84,20 @@ def _given(text: Text) -> str | Documents:
     return Documents([text]) if is_text and text not in text_names() else text
 
 
-def _check_positions(model: PreTrainedModel, length: int) -> None:
+def check_positions(model: PreTrainedModel, length: int, what: str) -> None:
+    """Refuse sequences that are longer than the model has positions for.
+
+    Args:
+        what: the sequences, as the error calls them.
+
+    Raises:
+        ModelError: they are.
+    """
     positions = getattr(model.config, "max_position_embeddings", None)
     if positions is not None and length > positions:
         raise ModelError(
-            f"windows of {length:,} tokens for a model of {positions:,} positions",
-            "windows that the model can read",
+            f"{what} of {length:,} tokens for a model of {positions:,} positions",
+            f"{what} that the model can read",
             f"Ask for a length of at most {positions:,}.",
         )
 

@@ -1,10 +1,9 @@
 """Models to time: of known shapes with random weights, with the dims of a plan, and without their GEMMs."""
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -31,10 +30,6 @@ _AutoConfig: Any = transformers.AutoConfig
 _AutoModel: Any = transformers.AutoModelForCausalLM
 _POSITIONS = 131_072
 _SCALE = 0.02
-_VOCABULARY = 32_000
-_VOCABULARIES: Mapping[str, int] = MappingProxyType(
-    {"smollm2": 49_152, "llama-3-8b": 128_256, "llama-3-70b": 128_256, "qwen3-8b": 151_936, "gemma-3-4b": 262_208}
-)
 
 
 def planner_of_shapes(
@@ -59,7 +54,7 @@ def planner_of_shapes(
     library = library or CurveLibrary.load()
     curves = library.curves_of(sites)
     table, used = select_profile(profile)
-    head = 2 * _VOCABULARIES.get(name, _VOCABULARY) * shapes.hidden_size
+    head = 2 * shapes.vocab_size * shapes.hidden_size
     measured = Measured(
         model=f"{name} (random weights)",
         digest=f"shapes of {name}",
@@ -81,16 +76,11 @@ def model_of_shapes(
     Raises:
         ModelError: the shapes are unknown.
     """
-    sizes = {"vocab_size": _VOCABULARIES.get(name, _VOCABULARY), "max_position_embeddings": _POSITIONS}
-    config = _AutoConfig.for_model(**asdict(_shapes(name, layers)) | sizes, tie_word_embeddings=False)
+    sizes = asdict(_shapes(name, layers))
+    config = _AutoConfig.for_model(**sizes, max_position_embeddings=_POSITIONS, tie_word_embeddings=False)
     torch.manual_seed(0)
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        with torch.device(device):
-            model: PreTrainedModel = _AutoModel.from_config(config).eval()
-    finally:
-        torch.set_default_dtype(before)
+    with torch.device(device):
+        model: PreTrainedModel = _AutoModel.from_config(config, dtype=dtype).eval()
     return model.requires_grad_(False)
 
 

@@ -9,6 +9,7 @@ from transformers import AttentionInterface, DynamicCache, PreTrainedModel, Stat
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from gac.errors import GacError
+from gac.evaluation.protocol import check_positions
 from gac.workloads import Workload
 
 _ATTENTION = "sdpa_whole"
@@ -53,7 +54,9 @@ def prepare(model: PreTrainedModel, workload: Workload) -> Tensor:
     Raises:
         GacError: the context is longer than the model has positions for, or has one token.
     """
-    _check_length(model, workload)
+    check_positions(model, workload.tokens, f"sequences in {workload}")
+    if workload.phase == "decode" and workload.tokens < 2:
+        raise GacError(f"workload {workload}", "a context of 2 tokens or more", "Use decode:1@1024.")
     AttentionInterface.register(_ATTENTION, sdpa_attention_forward)  # a name without a mask function makes no mask
     model.set_attn_implementation(_ATTENTION)
     generator = torch.Generator().manual_seed(0)
@@ -92,13 +95,3 @@ def decode_step(model: Any, context: Context) -> Step:
         return logits
 
     return step
-
-
-def _check_length(model: PreTrainedModel, workload: Workload) -> None:
-    most = getattr(model.config, "max_position_embeddings", None)
-    if most is not None and workload.tokens > most:
-        raise GacError(
-            f"workload {workload}", f"at most {most} tokens, as the model has positions for", "Use shorter sequences."
-        )
-    if workload.phase == "decode" and workload.tokens < 2:
-        raise GacError(f"workload {workload}", "a context of 2 tokens or more", "Use decode:1@1024.")

@@ -42,18 +42,18 @@ _logging: Any = transformers.utils.logging
 
 @dataclass(frozen=True, eq=False)
 class Loaded:
-    """A causal LM, the name it goes by, and its tokenizer, which is loaded when first asked for.
+    """A causal LM, the name it goes by, and its tokenizer or where to read that from when it is first asked for.
 
     Reading ``tokenizer`` raises ModelError where there is none.
     """
 
     model: PreTrainedModel
     name: str
-    read_tokenizer: Callable[[], Any]
+    reader: Any
 
     @cached_property
     def tokenizer(self) -> Any:
-        return self.read_tokenizer()
+        return load_tokenizer(str(self.reader)) if isinstance(self.reader, str | Path) else self.reader
 
 
 def load_model(
@@ -87,9 +87,7 @@ def load_model(
             raise ModelError(f"a model loaded in {model.dtype}", str(dtype), f"Load it with dtype={dtype}.")
         name = model.config.name_or_path or f"{type(model).__name__} in memory"
         loaded = model if device is None else model.to(device)  # type: ignore[arg-type]  # as its wrapper is annotated
-    if tokenizer is not None and not isinstance(tokenizer, str | Path):
-        return Loaded(loaded, name, lambda: tokenizer)
-    return Loaded(loaded, name, lambda: load_tokenizer(str(tokenizer or name)))
+    return Loaded(loaded, name, tokenizer or name)
 
 
 def load_tokenizer(name: str) -> Any:

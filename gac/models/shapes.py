@@ -10,7 +10,7 @@ from gac.errors import ModelError, did_you_mean
 
 @dataclass(frozen=True)
 class Shapes:
-    """The part of a transformers config that decides the dims of its linear weights."""
+    """The part of a transformers config that decides the dims of its linear weights, and how many tokens it has."""
 
     model_type: str
     hidden_size: int
@@ -19,17 +19,18 @@ class Shapes:
     num_attention_heads: int
     num_key_value_heads: int
     head_dim: int
+    vocab_size: int = 32_000
 
 
 SHAPES: Mapping[str, Shapes] = MappingProxyType(
     {
-        "smollm2": Shapes("llama", 576, 1536, 30, 9, 3, 64),
-        "llama-3-8b": Shapes("llama", 4096, 14336, 32, 32, 8, 128),
+        "smollm2": Shapes("llama", 576, 1536, 30, 9, 3, 64, 49_152),
+        "llama-3-8b": Shapes("llama", 4096, 14336, 32, 32, 8, 128, 128_256),
         "llama-2-7b": Shapes("llama", 4096, 11008, 32, 32, 32, 128),
         "mistral-7b": Shapes("mistral", 4096, 14336, 32, 32, 8, 128),
-        "qwen3-8b": Shapes("qwen3", 4096, 12288, 36, 32, 8, 128),
-        "gemma-3-4b": Shapes("gemma3_text", 2560, 10240, 34, 8, 4, 256),
-        "llama-3-70b": Shapes("llama", 8192, 28672, 80, 64, 8, 128),
+        "qwen3-8b": Shapes("qwen3", 4096, 12288, 36, 32, 8, 128, 151_936),
+        "gemma-3-4b": Shapes("gemma3_text", 2560, 10240, 34, 8, 4, 256, 262_208),
+        "llama-3-70b": Shapes("llama", 8192, 28672, 80, 64, 8, 128, 128_256),
     }
 )
 

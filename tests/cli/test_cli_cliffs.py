@@ -99,7 +99,7 @@ def test_spaces_in_a_shape_do_not_matter(recorded: Path) -> None:
 def test_a_name_that_no_file_system_takes(tmp_path: Path) -> None:
     path = tmp_path / f"{'a' * 300}.png"
     assert refused("cliffs", "p", "--plot", path) == (
-        f"Error: {path}: File name too long; expected the path of a file. Choose another path.\n"
+        f"Error: {path}: File name too long; expected a writable path. Choose another path.\n"
     )
 
 

@@ -66,7 +66,7 @@ def test_a_decode_step_can_be_repeated(model: PreTrainedModel) -> None:
 
 
 def test_a_workload_beyond_the_models_positions_is_refused(model: PreTrainedModel) -> None:
-    with pytest.raises(GacError, match="at most 131072 tokens"):
+    with pytest.raises(GacError, match="of 200,000 tokens for a model of 131,072 positions"):
         step_of(model, Workload.parse("decode:1@200000"))
 
 
