@@ -7,7 +7,7 @@ Importing this package loads neither torch nor transformers; each name below is 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from gac.checkpoint.registration import register_with_transformers
+from gac.checkpoint.classes import register_with_transformers
 from gac.version import __version__
 
 if TYPE_CHECKING:

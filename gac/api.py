@@ -26,7 +26,7 @@ from gac.models.sites import Site
 from gac.plan import Plan
 from gac.profiling.select import select_profile
 from gac.recipe import Options, Recipe
-from gac.runtime.decode import use_decode_kernel
+from gac.runtime.decode_kernel import use_decode_kernel
 from gac.sensitivity.calibration import CalibrationRun
 from gac.sensitivity.curves import stream_fits
 from gac.sensitivity.documents import Text

@@ -15,7 +15,7 @@ import gac
 from gac.allocation.limits import floored
 from gac.checkpoint.card import model_card
 from gac.errors import BudgetError, GacError, ModelError, PlanError, ProfileError, TextError
-from gac.runtime.decode import DecodeLinear
+from gac.runtime.decode_kernel import DecodeLinear
 from gac.runtime.modules import LowRankLinear
 from gac.runtime.shared_gemm import FusedInput
 from tests.compression.applying import logits

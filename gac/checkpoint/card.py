@@ -37,11 +37,13 @@ def model_card(plan: Plan) -> str:
         f"named\nbelow. The predicted perplexity holds for the calibration text: {text.windows} windows of "
         f"{text.window_tokens} tokens\nof {text.text}, non-overlapping, no BOS. `plan.json` has every choice."
     )
+    # The command line cannot say which documents were given in memory.
+    documents = ", with the same documents in a text file, or in Python as they were" if text.documents else ""
     return f"""{_about(plan, "", what)}
 {_LOAD}
 ## Reproduce
 
-With GAC {plan.gac_version} and the profile `{profile.digest[:12]}` of the {profile.gpu}{_documents(plan)}:
+With GAC {plan.gac_version} and the profile `{profile.digest[:12]}` of the {profile.gpu}{documents}:
 
 ```
 {allocate_command(plan)}
@@ -79,9 +81,3 @@ tags:
 {plan.summary()}
 ```
 """
-
-
-def _documents(plan: Plan) -> str:
-    """What the command line cannot say of documents that were given in memory."""
-    in_memory = plan.measured.calibration.documents
-    return ", with the same documents in a text file, or in Python as they were" if in_memory else ""

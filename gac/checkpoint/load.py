@@ -10,16 +10,14 @@ from transformers import PreTrainedModel
 
 from gac.checkpoint.classes import classes_of
 from gac.checkpoint.header import agreed_plan, contradiction, digest_of, header_of, is_unchanged
-from gac.checkpoint.shards import check_there, shard_names
+from gac.checkpoint.shards import weight_files
 from gac.errors import CheckpointError
 from gac.io import check_inside, read_bytes
 from gac.models.families import check_layers, supported
 from gac.models.loading import default_device, is_checkpoint, quiet_transformers, reading
 from gac.plan import Plan
-from gac.runtime.construction import uncollected
+from gac.runtime.compressed import uncollected
 from gac.runtime.contract import COMPRESSED, SCHEMA
-
-_INDEX = "model.safetensors.index.json"
 
 
 def load(
@@ -49,10 +47,7 @@ def _load(source: Path, dtype: torch.dtype | str) -> Any:
     config, text = _described(source), _plan_text(source)
     untouched = is_unchanged(config.gac, config) and config.gac.get("plan") == digest_of(text)
     plan = None if untouched else agreed_plan(text, config, source)
-    if (source / _INDEX).exists():
-        shard_names(source, _INDEX)
-    else:
-        check_there(source, "model.safetensors")
+    weight_files(source)
     classes = classes_of(config.model_type.removeprefix(COMPRESSED))
     with _reading(source), quiet_transformers():
         model, report = classes.causal_lm.from_pretrained(

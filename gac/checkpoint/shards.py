@@ -1,4 +1,4 @@
-"""The index of a checkpoint whose weights are in several files."""
+"""Which files hold a checkpoint's weights."""
 
 import json
 from pathlib import Path
@@ -7,40 +7,36 @@ from gac.errors import CheckpointError
 from gac.models.loading import UNREADABLE
 
 
-def shard_names(directory: Path, index: str, suffix: str = ".safetensors") -> tuple[str, ...]:
-    """The files that an index names, each once, in order; all of this directory, and all there.
+def weight_files(directory: Path, whole: str = "model.safetensors") -> tuple[tuple[str, ...], str | None]:
+    """The files that hold the weights, each once, in order, and the name of the index that names them.
+
+    All lie in this directory, and all are there.
 
     Args:
-        index: name of the index.
-        suffix: of the files.
+        whole: what the file is called where there is but one; there is no index then.
 
     Raises:
-        CheckpointError: the file is no index, names files elsewhere or of another kind, or one of them is missing.
+        CheckpointError: the index is none, names files elsewhere or of another kind, or a file is missing.
     """
+    index = f"{whole}.index.json"
+    indexed, suffix = (directory / index).exists(), Path(whole).suffix
+    named = _named_in(directory, index) if indexed else (whole,)
+    for name in named:
+        if Path(name).name != name or not name.endswith(suffix):
+            raise _wrong(directory, f"{index} names the file {name!r}", f"a {suffix[1:]} file of this directory")
+        if not (directory / name).is_file():
+            raise _wrong(directory, f"{name} is missing", "every file that was saved")
+    return named, index if indexed else None
+
+
+def _named_in(directory: Path, index: str) -> tuple[str, ...]:
     try:
         names = set(json.loads((directory / index).read_bytes())["weight_map"].values())
     except UNREADABLE as failure:
         raise _wrong(directory, f"{index} is no index", "a weight_map from weights to files") from failure
-    ordered = tuple(sorted(map(str, names)))
-    for name in ordered:
-        if Path(name).name != name or not name.endswith(suffix):
-            raise _wrong(
-                directory, f"{index} names the file {name!r}", f"a {suffix.removeprefix('.')} file of this directory"
-            )
-        check_there(directory, name)
-    if not ordered:
+    if not names:
         raise _wrong(directory, f"{index} names no file", "a weight_map from weights to files")
-    return ordered
-
-
-def check_there(directory: Path, name: str) -> None:
-    """Refuse a checkpoint that lacks a file.
-
-    Raises:
-        CheckpointError: it is missing.
-    """
-    if not (directory / name).is_file():
-        raise _wrong(directory, f"{name} is missing", "every file that was saved")
+    return tuple(sorted(map(str, names)))
 
 
 def _wrong(directory: Path, given: str, expected: str) -> CheckpointError:

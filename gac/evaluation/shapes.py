@@ -22,7 +22,7 @@ from gac.models.sites import Site
 from gac.plan import Measured, WeightChoice
 from gac.profiling.select import select_profile
 from gac.recipe import Recipe
-from gac.runtime.decode import use_decode_kernel
+from gac.runtime.decode_kernel import use_decode_kernel
 from gac.sensitivity.curve_library import CurveLibrary
 from gac.workloads import Workload
 

@@ -13,7 +13,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from gac.checkpoint.shards import shard_names
+from gac.checkpoint.shards import weight_files
 from gac.errors import CheckpointError, first_line
 from gac.models.loading import UNREADABLE
 
@@ -108,11 +108,8 @@ def open_source(directory: Path, *, allow_pickle: bool) -> Source:
 
 def _weights(directory: Path) -> tuple[tuple[str, ...], str | None]:
     for whole in (SAFE, PICKLED):
-        index = f"{whole}.index.json"
-        if (directory / index).is_file():
-            return shard_names(directory, index, Path(whole).suffix), index
-        if (directory / whole).is_file():
-            return (whole,), None
+        if (directory / whole).is_file() or (directory / f"{whole}.index.json").is_file():
+            return weight_files(directory, whole)
     others = sorted(path.name for path in directory.iterdir() if path.suffix in PICKLES)
     if len(others) != 1:
         held = f"the pickles {', '.join(others)}" if others else "no weights"

@@ -1,4 +1,4 @@
-"""Linear weights of one row, as decoding one sequence has them, in a Triton kernel.
+"""Linear weights of one row, as decoding one sequence has them, in a Triton kernel; and models that run in it.
 
 At one row a GEMM only waits for its weight to be read. The kernel gives a program some output features, and reads their
 rows of the weight in wide loads, several in flight. ``docs/results-speed.md`` says what that gains on an H100, and
@@ -16,6 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor, library, nn
 from torch.nn import functional
+
+from .modules import ValueLinear
+from .shared_gemm import FusedInput
 
 HAS_TRITON = find_spec("triton") is not None
 _SIXTEEN_BIT = (torch.bfloat16, torch.float16)
@@ -163,3 +166,27 @@ def _decode_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     out = x.new_empty(*x.shape[:-1], len(weight))
     launch(x.contiguous(), weight, bias, out, library.wrap_triton)
     return out
+
+
+class DecodeLinear(nn.Linear):
+    """A linear weight that multiplies one row in Triton."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return multiply(x, self.weight, self.bias)
+
+
+def use_decode_kernel(model: Any) -> None:
+    """Let every linear weight but the head multiply one row in Triton; the model is changed in place.
+
+    Parameters and their names stay. Quantised weights, which are other modules, run as before.
+
+    Args:
+        model: a causal LM of transformers, or the model within.
+    """
+    prepare()
+    head = model.get_output_embeddings()
+    for module in model.modules():
+        if type(module) is nn.Linear and module is not head:
+            module.__class__ = DecodeLinear
+        elif isinstance(module, FusedInput | ValueLinear):
+            module.multiply = multiply

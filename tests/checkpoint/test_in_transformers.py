@@ -11,13 +11,14 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, LlamaForCa
 from transformers.utils import hub
 
 import gac
-from gac.checkpoint.planned import PlannedModel
+from gac.checkpoint.attach import PlannedModel
 from gac.errors import CheckpointError
 from gac.plan import Plan
 from gac.runtime.compressed import COMPANIONS, CompressedModel
 from gac.runtime.modules import LowRankLinear
+from tests.checkpoint.conftest import CHANGES
 from tests.compression.applying import IDS, logits
-from tests.compression.compressed import RANK, small_compressed
+from tests.compression.compressed import small_compressed
 
 Q_PROJ = "model.layers.0.self_attn.q_proj"
 PLACES = {
@@ -28,18 +29,6 @@ PLACES = {
     "model.rotary_emb": "cpu",
     "lm_head": "cpu",
 }
-
-
-@pytest.fixture
-def model(make_plan: Callable[..., Plan]) -> Any:
-    return small_compressed("llama", make_plan)
-
-
-@pytest.fixture
-def saved(model: Any, tiny_tokenizer: Any, tmp_path: Path) -> Path:
-    model.save_pretrained(tmp_path / "saved")
-    tiny_tokenizer.save_pretrained(tmp_path / "saved")
-    return tmp_path / "saved"
 
 
 def test_the_class_is_a_subclass_of_the_architectures(model: Any) -> None:
@@ -96,7 +85,7 @@ def test_it_can_be_built_from_its_config(saved: Path) -> None:
     config = AutoConfig.from_pretrained(saved)
     with torch.device("meta"):
         empty = AutoModelForCausalLM.from_config(config)
-    assert empty.get_parameter(f"{Q_PROJ}.first.weight").shape == (RANK, 64)
+    assert empty.get_parameter(f"{Q_PROJ}.first.weight").shape == (CHANGES[Q_PROJ][1], 64)
     assert all(parameter.is_meta for parameter in empty.parameters())
     assert torch.isfinite(logits(AutoModelForCausalLM.from_config(config))).all()
 
@@ -108,7 +97,8 @@ def test_the_model_without_a_head_is_the_one_within(saved: Path, model: Any) -> 
         assert torch.equal(base(IDS).last_hidden_state, model.model(IDS).last_hidden_state)
 
 
-def test_a_pipeline_generates(saved: Path) -> None:
+def test_a_pipeline_generates(saved: Path, tiny_tokenizer: Any) -> None:
+    tiny_tokenizer.save_pretrained(saved)
     generate = pipeline("text-generation", model=str(saved), device="cpu")
     (answer,) = generate("rank", max_new_tokens=4, do_sample=False, return_full_text=True)
     assert answer["generated_text"].startswith("rank")

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -20,8 +19,7 @@ from gac.models.loading import load_model
 from gac.plan import Plan
 from gac.runtime.compressed import COMPANIONS
 from gac.runtime.contract import SCHEMA
-from gac.runtime.decode import DecodeLinear
-from gac.runtime.decode_kernel import multiply
+from gac.runtime.decode_kernel import DecodeLinear, multiply
 from gac.runtime.modules import LowRankLinear
 from tests.checkpoint.conftest import CHANGES
 from tests.compression.applying import logits
@@ -183,7 +181,6 @@ def edit(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
 
 
 Q_PROJ = "model.layers.0.self_attn.q_proj"
-PLANNED = {"in_features": 64, "out_features": 64, "rank": 8}
 
 
 def q_proj(**changed: Any) -> Callable[[dict[str, Any]], Any]:
@@ -207,6 +204,7 @@ def q_proj(**changed: Any) -> Callable[[dict[str, Any]], Any]:
         (lambda header: header.update(fused=[["a", "b"]]), 'config.json has fused [["a", "b"]]; expected []'),
         (lambda header: header.update(code="x"), 'config.json has code "x"; expected none, as plan.json says'),
         (lambda header: header.update(schema_version=1), f"key gac: schema version 1; expected version {SCHEMA}"),
+        (lambda header: header.clear(), f"key gac: schema version None; expected version {SCHEMA}"),
     ],
 )
 def test_a_header_that_is_not_the_plans_is_refused(change: Any, message: str, saved: Path) -> None:
@@ -214,12 +212,6 @@ def test_a_header_that_is_not_the_plans_is_refused(change: Any, message: str, sa
     with pytest.raises(CheckpointError) as caught:
         gac.load(saved)
     assert message in str(caught.value)
-
-
-def test_a_key_that_is_no_header_is_refused(saved: Path) -> None:
-    edit(saved / "config.json", lambda config: config.update(gac=7))
-    with pytest.raises(CheckpointError, match=f"key gac: schema version None; expected version {SCHEMA}"):
-        gac.load(saved)
 
 
 def test_the_decode_kernel_comes_back(tmp_path: Path, make_plan: Callable[..., Plan]) -> None:
@@ -299,16 +291,9 @@ def test_a_plan_with_a_fitting_digest_is_read_strictly(old: str, new: str, saved
         _ = loaded.gac_plan
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"sizes": PLANNED | {"rank": 0}}, "sizes.rank is 0; expected an integer"),
-        ({"module": "Evil"}, "module is 'Evil'; expected one of Linear"),
-    ],
-)
-def test_a_header_with_a_fitting_digest_is_built_as_strictly(change: dict[str, Any], message: str, saved: Path) -> None:
-    rewrite(saved, q_proj(**change))
-    with pytest.raises(CheckpointError, match=message):
+def test_a_header_with_a_fitting_digest_is_built_as_strictly(saved: Path) -> None:
+    rewrite(saved, q_proj(module="Evil"))
+    with pytest.raises(CheckpointError, match="module is 'Evil'; expected one of Linear"):
         gac.load(saved)
 
 
@@ -318,27 +303,16 @@ def test_sizes_that_no_model_has_are_refused_with_a_fitting_digest(saved: Path) 
         gac.load(saved)
 
 
-def respell(saved: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
-    file = saved / "model.safetensors"
-    tensors = load_file(file)
-    with safe_open(file, "pt") as opened:
-        metadata = opened.metadata()
-    change(tensors)
-    save_file(tensors, file, metadata=metadata)
-
-
 FIRST = f"{Q_PROJ}.first.weight"
 
 
-def test_an_unexpected_weight_is_refused(saved: Path) -> None:
-    respell(saved, lambda tensors: tensors.update(extra=torch.zeros(1)))
-    with pytest.raises(CheckpointError, match=r"extra is unexpected \(1 in all\)"):
-        gac.load(saved)
-
-
-def test_a_tensor_of_other_dims_is_refused(saved: Path) -> None:
-    respell(saved, lambda tensors: tensors.update({FIRST: tensors[FIRST][:4].clone()}))
-    with pytest.raises(CheckpointError, match=r"cannot be loaded|is mismatched"):
+@pytest.mark.parametrize(
+    ("name", "message"), [("extra", r"extra is unexpected \(1 in all\)"), (FIRST, "cannot be loaded|is mismatched")]
+)
+def test_a_tensor_that_is_unexpected_or_of_other_dims_is_refused(name: str, message: str, saved: Path) -> None:
+    file = saved / "model.safetensors"
+    save_file(load_file(file) | {name: torch.zeros(4, 64)}, file, metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match=message):
         gac.load(saved)
 
 

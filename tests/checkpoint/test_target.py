@@ -2,6 +2,7 @@
 
 import resource
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -90,33 +91,26 @@ def test_an_empty_directory_is_filled(model: LlamaForCausalLM, tmp_path: Path) -
     assert is_checkpoint(tmp_path / "new")
 
 
-@pytest.mark.parametrize("step", ["save_pretrained", "move"])
-def test_a_failure_leaves_nothing_behind(
-    step: str, model: LlamaForCausalLM, saved: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*_: Any, **__: Any) -> None:
+@pytest.fixture(params=["weights", "move"])
+def full_disk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No file of the process may grow beyond 64 kB, so weights cannot be written; or the last step fails."""
+
+    def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    before = {path.name: path.read_bytes() for path in saved.iterdir()}
-    if step == "move":
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if request.param == "move":
         monkeypatch.setattr("gac.checkpoint.target._move", full)
     else:
-        monkeypatch.setattr(LlamaForCausalLM, "save_pretrained", full)
-    with pytest.raises(CheckpointError, match=r"cannot be written: \[Errno 28\] No space left on device; expected"):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (65536, limits[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def test_a_failure_leaves_nothing_behind(model: LlamaForCausalLM, saved: Path, full_disk: None) -> None:
+    before = {path.name: path.read_bytes() for path in saved.iterdir()}
+    with pytest.raises(CheckpointError) as caught:
         gac.save(model, saved, overwrite=True)
+    assert str(caught.value).startswith(f"{saved} cannot be written: ")
     assert {path.name: path.read_bytes() for path in saved.iterdir()} == before
     assert [path.name for path in saved.parent.iterdir()] == ["saved"]
-
-
-def test_a_full_disk_leaves_nothing_behind(model: LlamaForCausalLM, tmp_path: Path) -> None:
-    """No file of the process may grow beyond 64 kB: the weights' file fails as it does on a full disk."""
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    target = tmp_path / "full" / "saved"
-    resource.setrlimit(resource.RLIMIT_FSIZE, (65536, limits[1]))
-    try:
-        with pytest.raises(CheckpointError) as caught:
-            gac.save(model, target)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert str(caught.value).startswith(f"{target} cannot be written: ")
-    assert not list(target.parent.iterdir())

@@ -64,8 +64,9 @@ def narrowed(model: LlamaForCausalLM, widths: list[int]) -> Tensors:
     return tensors
 
 
-def write(directory: Path, config: LlamaConfig, tensors: Tensors, **stated: object) -> Path:
+def write(directory: Path, config: LlamaConfig, tensors: Tensors, *, pickled: bool = False, **stated: object) -> Path:
     """A directory as transformers lays it out, in two shards."""
+    whole, suffix = ("pytorch_model", "bin") if pickled else ("model", "safetensors")
     directory.mkdir()
     document = config.to_dict() | {"architectures": ["LlamaForCausalLM"]} | stated
     (directory / "config.json").write_text(json.dumps(document))
@@ -73,11 +74,15 @@ def write(directory: Path, config: LlamaConfig, tensors: Tensors, **stated: obje
     names = sorted(tensors)
     weight_map = {}
     for shard, part in enumerate((names[::2], names[1::2])):
-        file = f"model-0000{shard + 1}-of-00002.safetensors"
-        save_file({name: tensors[name].contiguous() for name in part}, directory / file, metadata={"format": "pt"})
+        file = f"{whole}-0000{shard + 1}-of-00002.{suffix}"
+        held = {name: tensors[name].contiguous() for name in part}
+        if pickled:
+            torch.save(held, directory / file)
+        else:
+            save_file(held, directory / file, metadata={"format": "pt"})
         weight_map |= dict.fromkeys(part, file)
     index = {"metadata": {"total_size": size(tensors)}, "weight_map": weight_map}
-    (directory / "model.safetensors.index.json").write_text(json.dumps(index))
+    (directory / f"{whole}.{suffix}.index.json").write_text(json.dumps(index))
     return directory
 
 

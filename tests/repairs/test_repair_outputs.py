@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, DeepseekV3Config, LlamaConfig, LlamaForCausalLM, PreTrainedConfig
+from transformers import AutoModelForCausalLM, DeepseekV3Config, LlamaForCausalLM, PreTrainedConfig
 
 import gac
 from gac.models.families import family_of
@@ -163,7 +163,11 @@ def test_everything_else_is_copied(tiny_model: LlamaForCausalLM, tmp_path: Path)
 def test_pickled_weights_become_safetensors(shards: int, tiny_model: LlamaForCausalLM, tmp_path: Path) -> None:
     tensors = factored(tiny_model, RANK, svd_llm)
     tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
-    source = pickled(tmp_path / "theirs", tiny_model.config, tensors, shards)
+    source = write(tmp_path / "theirs", tiny_model.config, tensors, pickled=True)
+    if shards == 1:  # in the older of PyTorch's formats
+        for file in source.glob("pytorch_model*"):
+            file.unlink()
+        torch.save(tensors, source / "pytorch_model.bin", _use_new_zipfile_serialization=False)
     repaired = gac.repair(source, tmp_path / "ours", profile=H100, allow_pickle=True)
     assert repaired.left_out == ()
     assert not list((tmp_path / "ours").glob("*.bin*"))
@@ -171,19 +175,3 @@ def test_pickled_weights_become_safetensors(shards: int, tiny_model: LlamaForCau
     assert read(tmp_path / "ours").keys() == tensors.keys()
     write(tmp_path / "safe", tiny_model.config, {name: tensor.clone() for name, tensor in tensors.items()})
     assert relative(logits(tmp_path / "ours", tiny_model.config), logits(tmp_path / "safe", tiny_model.config)) < 1e-5
-
-
-def pickled(directory: Path, config: LlamaConfig, tensors: Tensors, shards: int) -> Path:
-    directory.mkdir()
-    (directory / "config.json").write_text(json.dumps(config.to_dict()))
-    if shards == 1:
-        torch.save(tensors, directory / "pytorch_model.bin")
-        return directory
-    names = sorted(tensors)
-    weight_map = {}
-    for shard in range(shards):
-        file = f"pytorch_model-0000{shard + 1}-of-0000{shards}.bin"
-        torch.save({name: tensors[name] for name in names[shard::shards]}, directory / file)
-        weight_map |= dict.fromkeys(names[shard::shards], file)
-    (directory / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": weight_map}))
-    return directory

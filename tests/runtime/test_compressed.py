@@ -1,5 +1,6 @@
 """What the code that every checkpoint carries refuses: a config that was damaged, weights that are not there."""
 
+import contextlib
 import copy
 import gc
 import json
@@ -14,7 +15,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from gac.plan import Plan
-from gac.runtime.construction import uncollected
+from gac.runtime.compressed import uncollected
 from tests.compression.compressed import small_compressed
 
 Q_PROJ = "model.layers.0.self_attn.q_proj"
@@ -96,16 +97,6 @@ def test_weights_that_are_missing_are_not_made_up(model: Any, tmp_path: Path) ->
     )
 
 
-def test_weights_of_other_dims_are_refused(model: Any, tmp_path: Path) -> None:
-    model.save_pretrained(tmp_path / "saved")
-    config = tmp_path / "saved" / "config.json"
-    content = json.loads(config.read_bytes())
-    content["gac"]["modules"][Q_PROJ]["sizes"]["rank"] = 15
-    config.write_text(json.dumps(content))
-    with pytest.raises(RuntimeError):
-        AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
-
-
 def test_copies_of_a_config_that_was_read_share_its_modules(model: Any, tmp_path: Path) -> None:
     model.save_pretrained(tmp_path / "saved")
     config = AutoModelForCausalLM.from_pretrained(tmp_path / "saved").config
@@ -118,15 +109,14 @@ def test_copies_of_a_config_that_was_read_share_its_modules(model: Any, tmp_path
 
 
 @pytest.mark.parametrize("collects", [True, False])
-def test_loading_leaves_the_garbage_collector_as_it_was(collects: bool, model: Any, tmp_path: Path) -> None:
-    model.save_pretrained(tmp_path / "saved")
+@pytest.mark.parametrize("failure", [None, OSError])
+def test_loading_leaves_the_garbage_collector_as_it_was(collects: bool, failure: type[OSError] | None) -> None:
     (gc.enable if collects else gc.disable)()
     try:
-        AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
-        assert gc.isenabled() == collects
-        (tmp_path / "saved" / "model.safetensors").unlink()
-        with pytest.raises(OSError, match=r"model\.safetensors"):
-            AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
+        with contextlib.suppress(OSError), uncollected():
+            assert not gc.isenabled()
+            if failure:
+                raise failure
         assert gc.isenabled() == collects
     finally:
         gc.enable()

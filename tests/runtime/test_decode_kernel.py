@@ -10,7 +10,7 @@ from torch.nn import functional
 from transformers import LlamaForCausalLM
 
 from gac.runtime import decode_kernel
-from gac.runtime.decode import DecodeLinear, use_decode_kernel
+from gac.runtime.decode_kernel import DecodeLinear, use_decode_kernel
 from gac.runtime.modules import LowRankLinear, ValueLinear
 from gac.runtime.shared_gemm import FusedInput
 from tests.compression.applying import logits
