@@ -55,14 +55,15 @@ def natural_axis(operator: str) -> str:
     return _NATURAL.get(operator, "k")
 
 
-def element_bytes(operator: str, dtype: str) -> int:
-    """Bytes of an element of the matrices that its kernels read: PyTorch's math attention computes in float32."""
-    return ITEM_BYTES["fp32"] if is_math(operator) else ITEM_BYTES[dtype]
-
-
 def is_math(operator: str) -> bool:
     """Whether it is attention by the math backend: GEMMs, a softmax and copies, in float32, without Tensor Cores."""
     return operator.startswith("sdpa_math")
+
+
+def version(compute_capability: str) -> tuple[int, int]:
+    """Major and minor number of a compute capability."""
+    major, _, minor = compute_capability.partition(".")
+    return int(major), int(minor)
 
 
 @dataclass(frozen=True)
@@ -92,8 +93,8 @@ class Setting:
 
     @property
     def element_bytes(self) -> int:
-        """Bytes of an element of the matrices that the kernels read."""
-        return element_bytes(self.operator, self.dtype)
+        """Bytes of an element of the matrices that the kernels read: PyTorch's math attention computes in float32."""
+        return ITEM_BYTES["fp32" if is_math(self.operator) else self.dtype]
 
     def row_bytes(self, dim: int) -> int:
         """Bytes of a row of so many elements."""

@@ -9,11 +9,10 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from math import prod
 
-from gac.lab.mechanisms.axes import ROWS, element_bytes
+from gac.lab.mechanisms.axes import ROWS, Setting
 from gac.lab.mechanisms.explanation import Cause, CauseKind
-from gac.lab.mechanisms.runs import Pair, Run, pairs_of, runs_of
+from gac.lab.mechanisms.runs import Pair, Run, padding, pairs_of, runs_of, tile_count
 from gac.lab.mechanisms.sectors import lines_touched, row_alignment
-from gac.lab.mechanisms.waves import padding, tile_count
 from gac.operations import Operation
 from gac.profiling.cliffs import Cliffs
 from gac.profiling.kernel_names import Kernel
@@ -63,8 +62,8 @@ def cause_of(
 def cause_between(sweep: Sweep, slow: int, fast: int, header: Header, *, edge: bool = False) -> Cause | None:
     """Why one measured dim of a sweep takes longer than another; None where the record does not tell."""
     before, after = (sweep.launches[int(sweep.dims.searchsorted(dim))] for dim in (slow, fast))
-    at = operation_at(sweep, slow), operation_at(sweep, fast)
-    return cause_of(before, after, header, *at, element_bytes(sweep.operator, sweep.dtype), edge=edge)
+    at, setting = [operation_at(sweep, dim) for dim in (slow, fast)], Setting(sweep.operator, sweep.axis, sweep.dtype)
+    return cause_of(before, after, header, *at, setting.element_bytes, edge=edge)
 
 
 def causes_of(sweep: Sweep, cliffs: Cliffs, header: Header) -> tuple[Cause | None, ...]:

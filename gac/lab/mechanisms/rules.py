@@ -13,9 +13,8 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from gac.lab.mechanisms import checks, flash
-from gac.lab.mechanisms.axes import Setting
+from gac.lab.mechanisms.axes import Setting, version
 from gac.lab.mechanisms.sectors import SECTOR, VECTOR
-from gac.lab.mechanisms.tiles import version
 
 KERNEL_RULE = "cuBLAS heuristic"
 """The rule that a recorded kernel switch breaks."""

@@ -13,6 +13,9 @@ VECTOR = 16
 BANKS = 32
 BANK_BYTES = 4
 
+RESERVED = 1024
+"""Bytes of an SM's shared memory that the system keeps for itself for every CTA (compute capability 8.0 and later)."""
+
 
 def row_alignment(row_bytes: int) -> int:
     """The largest power of two, up to a cache line, at whose multiples every row of a packed matrix begins."""

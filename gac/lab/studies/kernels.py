@@ -5,7 +5,7 @@ from statistics import median
 from types import MappingProxyType
 from typing import Any
 
-from gac.lab.mechanisms.tiles import AttentionTile, widest_tile
+from gac.lab.mechanisms.flash import AttentionTile, widest_tile
 from gac.lab.studies import published
 from gac.lab.studies.gemms import gemm_by_n
 from gac.lab.studies.readings import Readings, known, quotient

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from gac.lab.mechanisms.tiles import RETIRED, AttentionTile, flash_tile, template_for, widest_tile
+from gac.lab.mechanisms.flash import RETIRED, AttentionTile, flash_tile, template_for, widest_tile
 from gac.profiling.folders import find_profile
 from gac.profiling.kernel_names import describe
 from gac.profiling.operators.attention import FLASH_TEMPLATES

@@ -5,7 +5,7 @@ import msgspec
 import pytest
 
 from gac.forms.low_rank.spec import low_rank
-from gac.lab.mechanisms.waves import Gemm, Waves, gemms_of, padding, read, resident, tile_count, waves_of
+from gac.lab.mechanisms.runs import Gemm, Waves, gemms_of, padding, read, resident, tile_count, waves_of
 from gac.operations import Operation, linear
 from gac.profiling.kernel_names import describe
 from gac.profiling.records import Launch
