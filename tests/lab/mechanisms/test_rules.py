@@ -24,36 +24,31 @@ PADDING = "FlashAttention-2 padding waste"
 BACKEND = "SDPA backend selection"
 
 
-@pytest.mark.parametrize(
-    ("head_dim", "expected"),
-    [
-        (107, ROW_RULES | FLASH_RULES | {BACKEND, PADDING}),
-        (112, FLASH_RULES),
-        (104, FLASH_RULES | {PADDING, "L2 sector", "Tensor Core tile"}),
-        (128, set()),
-        (132, ROW_RULES | FLASH_RULES | {BACKEND, PADDING}),
-    ],
-)
-def test_rules_that_a_head_dim_breaks_on_an_h100(head_dim, expected) -> None:
-    assert broken(head_dim, setting("sdpa", "d")) == expected
+TIER = "cuBLAS alignment tier"
 
 
 @pytest.mark.parametrize(
-    ("rank", "expected"),
+    ("operator", "axis", "dim", "expected"),
     [
-        (1023, ROW_RULES | {"cuBLAS alignment tier"}),
-        (1022, ROW_RULES | {"cuBLAS alignment tier"}),
-        (1020, ROW_RULES | {"cuBLAS alignment tier"}),
-        (1016, {"L2 sector", "Tensor Core tile"}),
-        (1024, set()),
+        ("sdpa", "d", 107, ROW_RULES | FLASH_RULES | {BACKEND, PADDING}),
+        ("sdpa", "d", 112, FLASH_RULES),
+        ("sdpa", "d", 104, FLASH_RULES | {PADDING, "L2 sector", "Tensor Core tile"}),
+        ("sdpa", "d", 128, set()),
+        ("sdpa", "d", 132, ROW_RULES | FLASH_RULES | {BACKEND, PADDING}),
+        ("low_rank", "r", 1023, ROW_RULES | {TIER}),
+        ("low_rank", "r", 1022, ROW_RULES | {TIER}),
+        ("low_rank", "r", 1020, ROW_RULES | {TIER}),
+        ("low_rank", "r", 1016, {"L2 sector", "Tensor Core tile"}),
+        ("low_rank", "r", 1024, set()),
+        ("linear", "k", 106, ROW_RULES - {"WGMMA tile"} | {TIER}),
+        # math attention computes in float32 without Tensor Cores
+        ("sdpa_math", "d", 104, set()),
+        ("sdpa_math", "d", 100, {"L2 sector"}),
+        ("sdpa_math", "d", 102, {TIER, "vectorised access", "L2 sector", "cp.async"}),
     ],
 )
-def test_rules_that_a_rank_breaks_on_an_h100(rank, expected) -> None:
-    assert broken(rank, setting("low_rank", "r")) == expected
-
-
-def test_k_has_no_wgmma_rule_of_its_own() -> None:
-    assert broken(106, setting("linear", "k")) == ROW_RULES - {"WGMMA tile"} | {"cuBLAS alignment tier"}
+def test_rules_that_a_dim_breaks_on_an_h100(operator, axis, dim, expected) -> None:
+    assert broken(dim, setting(operator, axis)) == expected
 
 
 def test_the_number_of_rows_breaks_no_alignment() -> None:
@@ -64,7 +59,7 @@ def test_the_number_of_rows_breaks_no_alignment() -> None:
 
 def test_fp8_needs_multiples_of_16() -> None:
     where = setting("linear", "n", "fp8")
-    assert {"FP8 packing", "cuBLAS alignment tier", "TMA alignment"} <= broken(1000, where)
+    assert {"FP8 packing", TIER, "TMA alignment"} <= broken(1000, where)
     assert "FP8 packing" not in broken(1008, where)
     assert "FP8 packing" not in {rule.name for rule in rules_for(setting("linear", "n"))}
 
@@ -121,13 +116,6 @@ def test_a_kernel_that_nobody_knows_changes_no_rule() -> None:
     unknown = recorded("some_kernel")
     assert NAMED[TEMPLATE].keeps(104, unknown) is False
     assert "(in the source)" in NAMED[BUDGET].detail(104, unknown)
-
-
-def test_math_attention_computes_in_float32_without_tensor_cores() -> None:
-    where = setting("sdpa_math", "d")
-    assert broken(104, where) == set()
-    assert broken(100, where) == {"L2 sector"}
-    assert broken(102, where) == {"cuBLAS alignment tier", "vectorised access", "L2 sector", "cp.async"}
 
 
 OF_SOURCE = "tile of 4 warps (in the source): Q, K and V take"

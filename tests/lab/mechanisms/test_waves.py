@@ -4,9 +4,8 @@ from math import prod
 import msgspec
 import pytest
 
-from gac.forms.low_rank.spec import low_rank
 from gac.lab.mechanisms.runs import Gemm, Waves, gemms_of, padding, read, resident, tile_count, waves_of
-from gac.operations import Operation, linear
+from gac.operations import Operation
 from gac.profiling.kernel_names import describe
 from gac.profiling.records import Launch
 from gac.profiling.table import Profile
@@ -21,35 +20,26 @@ def test_tiles_waves_and_the_last_wave() -> None:
     assert (Waves(264, 132).count, Waves(264, 132).last) == (2, 1.0)
 
 
-def test_the_first_side_of_a_tile_lies_along_the_features() -> None:
+def test_the_first_side_of_a_tile_lies_along_the_features_and_both_fill_the_cluster() -> None:
     assert tile_count(Gemm(m=1024, k=4096, n=2344), (72, 256)) == 33 * 4
     assert tile_count(Gemm(m=128, k=64, n=128, batch=8), (128, 128)) == 8
-
-
-def test_padding_is_what_the_tiles_cover_beyond_the_output() -> None:
-    assert padding(Gemm(m=128, k=64, n=96), (128, 128)) == pytest.approx(0.25)
-    assert padding(Gemm(m=128, k=64, n=128), (128, 128)) == 0
-
-
-def test_both_sides_of_a_tile_count_are_rounded_up_to_the_cluster() -> None:
     gemm = Gemm(m=1024, k=4096, n=2320)
     counts = [tile_count(gemm, (64, 256), cluster) for cluster in ((1, 1), (2, 1), (4, 1), (1, 8))]
     assert counts == [148, 152, 160, 296]
+
+
+def test_padding_is_what_the_tiles_cover_beyond_the_output() -> None:
+    assert [padding(Gemm(m=128, k=64, n=n), (128, 128)) for n in (96, 128)] == [0.25, 0]
 
 
 def ctas(grid: tuple[int, int, int], threads: int = 256, shared: int = 180_000, name: str = CUTLASS.name) -> Launch:
     return Launch(name, grid, (threads, 1, 1), shared)
 
 
-def test_a_large_tile_has_an_sm_for_itself(header) -> None:
-    assert waves_of(ctas((9, 32, 1)), CUTLASS, header) == Waves(288, 132, exact=True)
-    assert waves_of(ctas((9, 32, 1)), CUTLASS, header).last == pytest.approx(24 / 132)
-
-
-def test_small_tiles_share_an_sm_so_that_their_waves_are_a_lower_bound(header) -> None:
-    waves = waves_of(ctas((9, 32, 1), shared=65536), CUTLASS, header)
-    assert waves == Waves(288, 3 * 132, exact=False)
-    assert (waves.count, waves.last) == (1, None)
+def test_a_large_tile_has_an_sm_for_itself_and_small_ones_bound_the_waves_from_below(header) -> None:
+    alone, shared = (waves_of(ctas((9, 32, 1), shared=size), CUTLASS, header) for size in (180_000, 65536))
+    assert (alone, alone.last) == (Waves(288, 132, exact=True), pytest.approx(24 / 132))
+    assert (shared, shared.count, shared.last) == (Waves(288, 3 * 132, exact=False), 1, None)
 
 
 def test_an_sm_holds_what_its_shared_memory_its_threads_and_its_slots_allow(header) -> None:
@@ -58,10 +48,6 @@ def test_an_sm_holds_what_its_shared_memory_its_threads_and_its_slots_allow(head
     assert resident(ctas((1, 1, 1), threads=32, shared=0), header) == 32
     ada = msgspec.structs.replace(header, compute_capability="8.9", shared_memory_bytes=99 * 1024)
     assert [resident(ctas((1, 1, 1), threads, 0), ada) for threads in (512, 32)] == [3, 24]
-
-
-def test_empty_places_of_a_grid_are_no_tiles(header) -> None:
-    assert waves_of(ctas((32, 3, 1)), CUTLASS, header, Gemm(m=1024, k=1022, n=1152)).tiles == 8 * 9
 
 
 INT4 = "at::native::tinygemm_m16n8k16_chunk_kernel<8, 8>"
@@ -74,17 +60,19 @@ INT4 = "at::native::tinygemm_m16n8k16_chunk_kernel<8, 8>"
         (ctas((8, 1, 1)), Gemm(m=1024, k=8192, n=126), False, 8),
         (ctas((16, 1, 32)), Gemm(m=512, k=66, n=512, batch=32), False, 16 * 32),  # the batch
         (ctas((1, 512, 2), name=INT4), Gemm(m=30, k=4096, n=4096), False, 512 * 2),  # the rows
+        (ctas((32, 3, 1)), Gemm(m=1024, k=1022, n=1152), False, 8 * 9),  # empty places are no tiles
     ],
 )
-def test_what_a_grid_has_along_z(launch, gemm, split, tiles, header) -> None:
+def test_what_the_places_of_a_grid_are(launch, gemm, split, tiles, header) -> None:
     kernel = read(launch, gemm)
     assert kernel.split_k == split
     assert waves_of(launch, kernel, header, gemm).tiles == tiles
 
 
-def test_a_persistent_kernel_needs_the_shape(header) -> None:
-    launch = Launch(NVJET.name, (2, 66, 1), (384, 1, 1), 0)
+def test_a_persistent_kernel_needs_the_shape_and_a_gemv_makes_no_tiles(header) -> None:
+    launch, gemv = Launch(NVJET.name, (2, 66, 1), (384, 1, 1), 0), describe("gemv2T_kernel_val<int, int, float>")
     assert waves_of(launch, NVJET, header) is None
+    assert waves_of(ctas((1024, 1, 1), name=gemv.name), gemv, header) is None
     assert waves_of(launch, NVJET, header, Gemm(m=2048, k=4096, n=2344)) == Waves(264, 132)
 
 
@@ -109,14 +97,7 @@ def test_the_grids_that_an_h100_recorded_hold_the_tiles() -> None:
     assert agreed["cutlass", True] > 1000
 
 
-def test_a_gemv_makes_no_tiles(header) -> None:
-    gemv = describe("gemv2T_kernel_val<int, int, float>")
-    assert waves_of(Launch(gemv.name, (1024, 1, 1), (128, 1, 1), 0), gemv, header) is None
-
-
 def test_the_gemms_of_an_operation() -> None:
-    assert gemms_of(linear(4, 8, 16)) == (Gemm(4, 8, 16),)
-    assert gemms_of(low_rank(4, 8, 2, 16)) == (Gemm(4, 8, 2), Gemm(4, 2, 16))
     shared = Operation("low_rank_shared", (("m", 4), ("k", 8), ("r", 2), ("n", 16), ("pairs", 2)))
     assert gemms_of(shared) == (Gemm(4, 8, 4), Gemm(4, 2, 16), Gemm(4, 2, 16))
     batched = Operation("batched_gemm", (("b", 3), ("m", 4), ("k", 8), ("n", 16)))
