@@ -50,11 +50,6 @@ class Switch:
     stays: float | None
     alone: bool
 
-    @property
-    def lasting(self) -> float:
-        """The rise that stays; 1 where there is none or it cannot be told."""
-        return self.stays if self.stays is not None else 1.0
-
 
 def gemm_by_m(m: int) -> Point:
     """The published GEMM M x 2048 x 128."""
@@ -105,7 +100,7 @@ def gemm_m(readings: Readings) -> Finding:
     readings.middle((readings.ns(gemm_by_m(m)) for m in M_DIMS), "the GEMM by M")
     switches = _switches(readings)
     worst = max((switch.rise for switch in switches), default=1.0)
-    lasting = max((switch.lasting for switch in switches), default=1.0)
+    lasting = max(known(switch.stays for switch in switches), default=1.0)
     table = ("<M", "rise|x", "rise that stays|x", "<from", "<to", "<A100")
     notes = (
         *_counted(switches),
@@ -155,11 +150,11 @@ def _said(readings: Readings, switches: Sequence[Switch]) -> str:
     published_one = f"M 1728 to 1729: {here}about 1.30x on the A100"
     if not switches:
         return f"no kernel switch between M {M_DIMS[0]} and {M_DIMS[-1]} ({published_one})"
-    slower = sum(switch.rise > ABSENT for switch in switches)
+    slower, stay = sum(switch.rise > ABSENT for switch in switches), known(switch.stays for switch in switches)
     cliffs = sum(switch.rise >= SWITCH_JUMP for switch in switches)
     return (
         f"of {len(switches)} kernel switches between M {M_DIMS[0]} and {M_DIMS[-1]}, {slower} raise the latency by "
-        f"more than 5 %, {cliffs} by at least 25 %, {sum(switch.lasting >= SWITCH_JUMP for switch in switches)} of "
+        f"more than 5 %, {cliffs} by at least 25 %, {sum(stays >= SWITCH_JUMP for stays in stay)} of "
         f"them for good; the steepest {_steepest(switches)} ({published_one})"
     )
 
@@ -172,8 +167,8 @@ def _steepest(switches: Sequence[Switch]) -> str:
 
 def _counted(switches: Sequence[Switch]) -> tuple[str, ...]:
     """The largest rise that stays, and where."""
-    told = (switch for switch in switches if switch.stays is not None)
-    most = max(told, key=lambda switch: switch.lasting, default=None)
-    if most is None:
+    told = [(switch.stays, switch) for switch in switches if switch.stays is not None]
+    if not told:
         return ()
-    return (f"the largest rise that stays: {times(most.lasting, SWITCH_JUMP)} at M {most.low} to {most.high}",)
+    stays, most = max(told, key=lambda pair: pair[0])
+    return (f"the largest rise that stays: {times(stays, SWITCH_JUMP)} at M {most.low} to {most.high}",)
