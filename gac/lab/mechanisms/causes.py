@@ -62,8 +62,8 @@ def cause_of(
 def cause_between(sweep: Sweep, slow: int, fast: int, header: Header, *, edge: bool = False) -> Cause | None:
     """Why one measured dim of a sweep takes longer than another; None where the record does not tell."""
     before, after = (sweep.launches[int(sweep.dims.searchsorted(dim))] for dim in (slow, fast))
-    at, setting = [operation_at(sweep, dim) for dim in (slow, fast)], Setting(sweep.operator, sweep.axis, sweep.dtype)
-    return cause_of(before, after, header, *at, setting.element_bytes, edge=edge)
+    item_bytes = Setting(sweep.operator, sweep.axis, sweep.dtype).element_bytes
+    return cause_of(before, after, header, operation_at(sweep, slow), operation_at(sweep, fast), item_bytes, edge=edge)
 
 
 def causes_of(sweep: Sweep, cliffs: Cliffs, header: Header) -> tuple[Cause | None, ...]:
