@@ -60,8 +60,9 @@ def _measured(studies: Sequence["Study"], profile: str | None, output: Path | No
     """The recorded profile, or this GPU's studies measured to the end."""
     if profile is not None:
         return gac.Profile.load(profile)
+    from gac.profiling.folders import studies_path
     from gac.profiling.sweeps.profiler import profile_gpu, summary
-    from gac.profiling.timing.device import require_gpu, studies_path
+    from gac.profiling.timing.device import require_gpu
 
     gpu = require_gpu()
     path = output or studies_path(gpu)

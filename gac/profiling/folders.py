@@ -1,6 +1,7 @@
 """Where profiles are stored: shipped with GAC, or saved on this machine."""
 
 import hashlib
+import re
 from pathlib import Path
 
 from gac.errors import ProfileError, did_you_mean
@@ -26,6 +27,26 @@ def saved_folder() -> Path:
 def saved_profiles() -> tuple[Path, ...]:
     """The profiles measured on this machine, sorted by name."""
     return tuple(sorted(saved_folder().glob("*.jsonl")))
+
+
+def slug(gpu: str) -> str:
+    """The file stem of a GPU's profile: ``NVIDIA H100 80GB HBM3`` -> ``nvidia-h100-80gb-hbm3``."""
+    return re.sub(r"[^a-z0-9]+", "-", gpu.lower()).strip("-")
+
+
+def default_path(gpu: str) -> Path:
+    """Where a profile of this GPU is saved when no path is given."""
+    return saved_folder() / f"{slug(gpu)}.jsonl"
+
+
+def studies_path(gpu: str) -> Path:
+    """Where the studies of this GPU are saved: apart, for allocation takes the file of the GPU's own name."""
+    return saved_folder() / f"{slug(gpu)}-studies.jsonl"
+
+
+def local_profile(gpu: str) -> Path | None:
+    """The profile of this GPU: the saved one, else a shipped one of the same name, else None."""
+    return next((path for path in (*saved_profiles(), *shipped_profiles()) if path.stem == slug(gpu)), None)
 
 
 def find_profile(path_or_name: str | Path) -> Path:

@@ -56,11 +56,8 @@ class AgainLine(Line, frozen=True, tag="again"):
     median_ns: Nanoseconds
 
 
-class SentinelLine(Line, frozen=True, tag="sentinel"):
+class SentinelLine(AgainLine, frozen=True, tag="sentinel"):
     """The row of this number timed once more, beside the passes: it shows whether the machine drifts."""
-
-    row: Whole
-    median_ns: Nanoseconds
 
 
 class LostLine(Line, frozen=True, tag="lost"):

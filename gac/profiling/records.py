@@ -131,10 +131,6 @@ class Measurement:
         """This measurement with the medians of all its passes, the first one included."""
         return replace(self, median_ns=float(median(passes)), passes=tuple(passes))
 
-    def without_number(self, error: str) -> "Measurement":
-        """This measurement with the reason why it does not count."""
-        return replace(self, median_ns=None, iqr_ns=None, converged=False, error=error, passes=())
-
 
 class DeviceLostError(Exception):
     """The GPU itself has failed: nothing more can be measured in this process. ``row`` says at which point, and why."""

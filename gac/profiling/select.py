@@ -6,8 +6,8 @@ import torch
 
 from gac.errors import ProfileError
 from gac.plan import ProfileUsed
+from gac.profiling.folders import local_profile
 from gac.profiling.table import Profile
-from gac.profiling.timing.device import local_profile
 
 DEFAULT = "nvidia-h100-80gb-hbm3"
 
@@ -22,7 +22,7 @@ def select_profile(asked: Profile | str | Path | None) -> tuple[Profile, Profile
         ProfileError: it cannot be read, was measured on other hardware, or the local GPU has none yet.
     """
     here = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-    source = asked if asked is not None else DEFAULT if here is None else local_profile()
+    source = asked if asked is not None else DEFAULT if here is None else local_profile(here)
     if source is None:
         raise ProfileError(
             f"the GPU here, {here}, has no profile yet",

@@ -28,25 +28,18 @@ class SyntheticGpu:
         noise: relative standard deviation of a sample.
         drift: by how much the machine is slower after 10,000 timings, as a fraction.
         throttled: fraction of batches in which the SM clock is at 60 % and everything takes that much longer.
-        burst: fraction of timings in which all samples take 30 % longer at an unsuspicious clock.
     """
 
     latency: Callable[[Point], float]
     noise: float = 0.003
     drift: float = 0.0
     throttled: float = 0.0
-    burst: float = 0.0
-    seed: int = 0
     timed: int = 0
-    random: np.random.Generator = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.random = np.random.default_rng(self.seed)
+    random: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
 
     def measure(self, point: Point) -> Measurement:
         self.timed += 1
-        slower = 1.3 if self.random.random() < self.burst else 1.0
-        true = self.latency(point) * slower * (1 + self.drift * self.timed / 10_000)
+        true = self.latency(point) * (1 + self.drift * self.timed / 10_000)
         timing = sample_until(
             lambda count: self._batch(true, count), Clocks(0.98 * MAX_MHZ, MAX_MHZ), lambda discarded: None
         )

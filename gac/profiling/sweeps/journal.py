@@ -93,7 +93,7 @@ class Journal:
         elif self.rows[place].error is None:
             assert row.error is not None
             self._write(LostLine(place, row.error))
-            self.rows[place] = self.rows[place].without_number(row.error)
+            self.rows[place] = row
 
     def _kernel(self, launch: Launch) -> int:
         line = KernelLine(launch.name, launch.block, launch.shared_bytes)

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gac.errors import ProfileError
+from gac.profiling.folders import default_path
 from gac.profiling.operators import OPERATORS
 from gac.profiling.records import Header, Measurement, Point
 from gac.profiling.sweeps.journal import check_same_machine
 from gac.profiling.sweeps.sweep import PASSES, missing, run_sweep
 from gac.profiling.table import Profile
-from gac.profiling.timing.device import default_path, fingerprint
+from gac.profiling.timing.device import fingerprint
 from gac.profiling.timing.sampling import BATCH, LEAST_NS
 
 DRIFT = 0.03

@@ -4,16 +4,14 @@ import ctypes
 import datetime
 import hashlib
 import os
-import re
 import time
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from gac.errors import ProfileError
-from gac.profiling.folders import saved_folder, saved_profiles, shipped_profiles
+from gac.profiling.folders import shipped_profiles
 from gac.profiling.records import SCHEMA, Header
 from gac.profiling.timing.sampling import METHOD
 from gac.version import __version__
@@ -69,29 +67,6 @@ def require_gpu() -> str:
             + ".",
         )
     return torch.cuda.get_device_name()
-
-
-def slug(gpu: str) -> str:
-    """The file stem of a GPU's profile: ``NVIDIA H100 80GB HBM3`` -> ``nvidia-h100-80gb-hbm3``."""
-    return re.sub(r"[^a-z0-9]+", "-", gpu.lower()).strip("-")
-
-
-def default_path(gpu: str) -> Path:
-    """Where a profile of this GPU is saved when no path is given."""
-    return saved_folder() / f"{slug(gpu)}.jsonl"
-
-
-def studies_path(gpu: str) -> Path:
-    """Where the studies of this GPU are saved: apart, for allocation takes the file of the GPU's own name."""
-    return saved_folder() / f"{slug(gpu)}-studies.jsonl"
-
-
-def local_profile() -> Path | None:
-    """The profile of the GPU in this machine: the saved one, else a shipped one of the same name, else None."""
-    if not torch.cuda.is_available():
-        return None
-    stem = slug(torch.cuda.get_device_name())
-    return next((path for path in (*saved_profiles(), *shipped_profiles()) if path.stem == stem), None)
 
 
 def _card(uuid: str) -> dict[str, Any]:

@@ -15,13 +15,15 @@ from gac.profiling.records import Launch
 _MARK = "gac:"
 
 
-def trace(prepare: Sequence[Callable[[], Callable[[], object]]]) -> list[tuple[Launch, ...]]:
+def trace(
+    prepare: Sequence[Callable[[], Callable[[], object]]], lost: Callable[[int, Exception], Exception]
+) -> list[tuple[Launch, ...]]:
     """Prepare and run each call once, and say which kernels the call launched, in order; empty for one that fails.
 
     Each call has the device to itself between two synchronisations.
 
     Raises:
-        CallLostError: the device itself has failed.
+        Exception: the device itself has failed; ``lost`` makes it of the call's number and of what the call raised.
     """
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], acc_events=True) as traced:
         for number, make in enumerate(prepare):
@@ -34,22 +36,14 @@ def trace(prepare: Sequence[Callable[[], Callable[[], object]]]) -> list[tuple[L
             except RuntimeError as failure:  # if the device is alive, the timing meets the same and records it
                 try:
                     torch.cuda.synchronize()
-                except RuntimeError as lost:
-                    raise CallLostError(number, failure) from lost
+                except RuntimeError as dead:
+                    raise lost(number, failure) from dead
     with TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
         traced.export_chrome_trace(str(path))
         events = json.loads(path.read_text())["traceEvents"]
     found = launches_by_mark(events)
     return [found.get(number, ()) for number in range(len(prepare))]
-
-
-class CallLostError(Exception):
-    """The call of this number, counted from 0, made the GPU itself fail."""
-
-    def __init__(self, number: int, failure: Exception) -> None:
-        super().__init__(str(failure))
-        self.number = number
 
 
 def launches_by_mark(events: Iterable[Mapping[str, Any]]) -> dict[int, tuple[Launch, ...]]:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gac.errors import UNSAFE, ProfileError
 from gac.profiling.records import DeviceLostError, Header, Launch, Measurement, Point
-from gac.profiling.timing.launches import CallLostError, trace
+from gac.profiling.timing.launches import trace
 from gac.profiling.timing.operands import Pools
 from gac.profiling.timing.runners import WORST_ERROR, relative_error, runner_of
 from gac.profiling.timing.sampling import Timing
@@ -72,10 +72,8 @@ class GpuMeasurer:
         """
         with torch.cuda.stream(self._watch.stream), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # why a backend refuses a shape is told when it is measured
-            try:
-                return trace([partial(self._call, point) for point in points])
-            except CallLostError as lost:
-                raise DeviceLostError(_failed(points[lost.number], lost)) from lost
+            calls = [partial(self._call, point) for point in points]
+            return trace(calls, lambda number, failure: DeviceLostError(_failed(points[number], failure)))
 
     def _time(self, point: Point) -> Timing:
         with torch.cuda.stream(self._watch.stream):

@@ -37,19 +37,12 @@ _WARM_RUNS = 2
 Call = Callable[[], object]
 
 
-class Lead:
-    """How many cycles the GPU is held back while a batch is queued: doubled after a late one, else shortened by 2 %.
+def next_lead(cycles: int, late: bool) -> int:
+    """How many cycles the GPU is held back while the next batch is queued: doubled after a late one, else 2 % less.
 
     How long queueing takes is the host's matter: from 0.1 ms to some milliseconds where it is slow or shared.
     """
-
-    def __init__(self) -> None:
-        self.cycles = 2 * _LEAST_LEAD
-
-    def learn(self, late: bool) -> None:
-        """Take in whether the GPU had to wait for the last batch."""
-        lead = 2 * self.cycles if late else int(_SHORTER * self.cycles)
-        self.cycles = min(max(lead, _LEAST_LEAD), _MOST_LEAD)
+    return min(max(2 * cycles if late else int(_SHORTER * cycles), _LEAST_LEAD), _MOST_LEAD)
 
 
 class Stopwatch:
@@ -67,7 +60,7 @@ class Stopwatch:
         self._large = torch.ones(ROTATION * l2_bytes // 4, dtype=torch.float32, device="cuda")
         self._sum = torch.empty((), dtype=torch.float32, device="cuda")
         self._recent: deque[int] = deque([round(STEADY_CLOCK * max_clock_mhz)] * _PRESUMED, maxlen=_RECENT)
-        self._lead = Lead()
+        self._lead = 2 * _LEAST_LEAD
         self._spins = [(_cuda.Event(enable_timing=True), _cuda.Event(enable_timing=True)) for _ in range(2)]
         self._starts = [_cuda.Event(enable_timing=True) for _ in range(BATCH)]
         self._ends = [_cuda.Event(enable_timing=True) for _ in range(BATCH)]
@@ -129,7 +122,7 @@ class Stopwatch:
     def _queued(self, graphs: Sequence[torch.cuda.CUDAGraph], flush: bool) -> Batch:
         """Time a replay of each, queued while the GPU is held back, so that it never waits for us."""
         timed = list(zip(self._starts, self._ends, graphs, strict=False))
-        _cuda._sleep(self._lead.cycles)
+        _cuda._sleep(self._lead)
         late = self._timed(*self._spins[0], self._spin)
         for start, end, graph in timed:
             if flush:
@@ -137,7 +130,7 @@ class Stopwatch:
             late |= self._timed(start, end, graph.replay)
         late |= self._timed(*self._spins[1], self._spin)
         self.stream.synchronize()
-        self._lead.learn(late)
+        self._lead = next_lead(self._lead, late)
         slowest = round(min(_SPIN_CYCLES / (1e3 * start.elapsed_time(end)) for start, end in self._spins))
         if not late:
             self._recent.append(slowest)
@@ -159,10 +152,10 @@ class Stopwatch:
         call()
         for _ in range(_ESTIMATES):
             self._flush()
-            _cuda._sleep(self._lead.cycles)
+            _cuda._sleep(self._lead)
             late = self._timed(self._starts[0], self._ends[0], lambda: [call() for _ in range(launches)])
             self.stream.synchronize()
-            self._lead.learn(late)
+            self._lead = next_lead(self._lead, late)
             if not late:
                 break
         return max(1e6 * float(self._starts[0].elapsed_time(self._ends[0])) / launches, _LEAST_NS)

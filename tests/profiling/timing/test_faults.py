@@ -51,13 +51,6 @@ class Gpu:
         if self.lost:
             raise RuntimeError("CUDA error: an illegal memory access was encountered\nmore words")
 
-    def mem_get_info(self) -> tuple[int, int]:
-        return self.free, self.free
-
-    def start(self) -> None:
-        """A new process: what was lost is there again."""
-        self.lost = False
-
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
@@ -76,16 +69,16 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
     monkeypatch.setattr(measure, "Pools", lambda _device, limit: Pools("cpu", limit))
     monkeypatch.setattr(measure, "Stopwatch", Watch)
     monkeypatch.setattr(
-        measure, "_cuda", SimpleNamespace(empty_cache=lambda: None, mem_get_info=lambda: made.mem_get_info())
+        measure, "_cuda", SimpleNamespace(empty_cache=lambda: None, mem_get_info=lambda: (made.free, made.free))
     )
     monkeypatch.setattr("torch.cuda.synchronize", made.synchronize)
-    monkeypatch.setattr(measure, "trace", lambda prepare: [(KERNEL,)] * len(prepare))
+    monkeypatch.setattr(measure, "trace", lambda prepare, _lost: [(KERNEL,)] * len(prepare))
     return made
 
 
 def swept(path: Path, header: Header, gpu: Gpu) -> dict[int, Measurement]:
     """The rows by rank after a run in a new process."""
-    gpu.start()
+    gpu.lost = False
     run_sweep(POINTS, path, measure.GpuMeasurer(header), header, progress=False)
     return {row.shape["r"]: row for row in Profile.load(path).measurements}
 
@@ -116,16 +109,12 @@ def raising(failure: Exception) -> Callable[[object], None]:
         ),
     ],
 )
-def test_a_shape_that_fails_or_runs_wrong_is_marked_and_the_sweep_goes_on(
-    at_bad: Callable[[Any], object], reason: str, gpu: Gpu, header: Header, tmp_path: Path
-) -> None:
+def test_a_shape_that_fails_or_runs_wrong_is_marked_and_the_others_go_on(at_bad, reason, gpu, header, tmp_path) -> None:
     gpu.at_bad = at_bad
     check_only_bad_failed(swept(tmp_path / "gpu.jsonl", header, gpu), reason)
 
 
-def test_a_driver_that_fails_ends_the_run_and_the_next_one_leaves_the_shape_out(
-    gpu: Gpu, header: Header, tmp_path: Path
-) -> None:
+def test_a_driver_that_fails_ends_the_run_and_the_next_one_leaves_the_shape_out(gpu, header, tmp_path) -> None:
     gpu.kills, gpu.at_bad = True, raising(RuntimeError("CUDA error: unspecified launch failure"))
     with pytest.raises(ProfileError) as caught:
         swept(tmp_path / "gpu.jsonl", header, gpu)
@@ -137,9 +126,7 @@ def test_a_driver_that_fails_ends_the_run_and_the_next_one_leaves_the_shape_out(
     check_only_bad_failed(swept(tmp_path / "gpu.jsonl", header, gpu), "CUDA error: unspecified launch failure")
 
 
-def test_a_shape_that_fails_in_a_later_pass_keeps_its_timings_and_is_tried_again(
-    gpu: Gpu, header: Header, tmp_path: Path
-) -> None:
+def test_a_shape_that_fails_in_a_later_pass_keeps_its_timings_and_is_tried_again(gpu, header, tmp_path) -> None:
     path = tmp_path / "gpu.jsonl"
     run_sweep(POINTS, path, measure.GpuMeasurer(header), header, passes=1, progress=False)
     gpu.at_bad = raising(torch.OutOfMemoryError("CUDA out of memory."))
@@ -165,9 +152,7 @@ def test_an_operand_larger_than_the_memory_is_marked(gpu: Gpu, header: Header, t
     }
 
 
-def test_a_gpu_without_room_to_begin_with_is_named(
-    gpu: Gpu, header: Header, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_gpu_without_room_to_begin_with_is_named(gpu, header, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(measure, "Stopwatch", lambda *_: raising(torch.OutOfMemoryError("CUDA out of memory."))(None))
     with pytest.raises(ProfileError) as caught:
         swept(tmp_path / "gpu.jsonl", header, gpu)

@@ -1,8 +1,8 @@
 from pathlib import Path
 
 import pytest
-import torch
 
+from gac.profiling import folders
 from gac.profiling.records import Launch
 from gac.profiling.timing import device
 from gac.profiling.timing.launches import launches_by_mark, short_name
@@ -74,27 +74,13 @@ def test_others_on_the_gpu_are_said(monkeypatch) -> None:
     )
 
 
-def test_a_gpu_has_one_file_name() -> None:
-    assert device.slug("NVIDIA H100 80GB HBM3") == "nvidia-h100-80gb-hbm3"
-    assert device.slug("NVIDIA GeForce RTX 4090 (Laptop)") == "nvidia-geforce-rtx-4090-laptop"
-
-
-def test_the_local_profile_is_the_saved_one_then_the_shipped_one(monkeypatch, tmp_path: Path) -> None:
+def test_a_gpus_profile_is_the_saved_one_then_the_shipped_one(monkeypatch, tmp_path: Path) -> None:
     monkeypatch.setenv("GAC_HOME", str(tmp_path))
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H100 80GB HBM3")
-    shipped = tmp_path / "shipped" / "nvidia-h100-80gb-hbm3.jsonl"
-    monkeypatch.setattr(device, "shipped_profiles", lambda: (shipped,))
-    assert device.local_profile() == shipped
-    saved = device.default_path("NVIDIA H100 80GB HBM3")
+    shipped = folders.local_profile("NVIDIA H100 80GB HBM3")
+    assert shipped is not None
+    assert shipped.name == "nvidia-h100-80gb-hbm3.jsonl"
+    saved = folders.default_path("NVIDIA H100 80GB HBM3")
     saved.parent.mkdir()
     saved.touch()
-    assert device.local_profile() == saved == tmp_path / "profiles" / "nvidia-h100-80gb-hbm3.jsonl"
-
-
-def test_there_is_no_local_profile_without_a_gpu_or_for_an_unknown_one(monkeypatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert device.local_profile() is None
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA Unheard Of")
-    assert device.local_profile() is None
+    assert folders.local_profile("NVIDIA H100 80GB HBM3") == saved == tmp_path / "profiles" / shipped.name
+    assert folders.local_profile("NVIDIA GeForce RTX 4090 (Laptop)") is None

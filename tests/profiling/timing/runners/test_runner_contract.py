@@ -15,17 +15,20 @@ from tests.profiling.examples import EXAMPLES
 RUNNERS = {name: runner_of(name) for name in OPERATORS.names}
 
 HERE = [
-    pytest.param(runner, dtype, id=f"{name}-{dtype}")
+    pytest.param((runner, dtype), id=f"{name}-{dtype}")
     for name, runner in RUNNERS.items()
     if "cpu" in runner.devices
     for dtype in runner.operator.dtypes
 ]
 
 
-def prepared(runner: Runner, dtype: str) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+@pytest.fixture(params=HERE)
+def ready(request) -> tuple[Runner, str, Sequence[Tensor], Sequence[Tensor]]:
+    """A runner, the dtype, and its inputs and outputs."""
+    runner, dtype = request.param
     axes, pools = EXAMPLES[runner.operator.name], Pools("cpu", limit_bytes=2**20)
     outputs = [pools.cut_output(operand) for operand in runner.operator.outputs(axes, dtype)]
-    return runner.operands(axes, dtype, pools.cut), outputs
+    return runner, dtype, runner.operands(axes, dtype, pools.cut), outputs
 
 
 def test_every_operator_has_a_runner_and_every_runner_its_operator() -> None:
@@ -44,17 +47,15 @@ def test_all_but_a_few_kernels_run_without_a_gpu() -> None:
     ]
 
 
-@pytest.mark.parametrize(("runner", "dtype"), HERE)
-def test_its_operands_honour_the_description(runner, dtype) -> None:
+def test_its_operands_honour_the_description(ready) -> None:
+    runner, dtype, inputs, _ = ready
     described = runner.operator.inputs(EXAMPLES[runner.operator.name], dtype)
-    inputs, _ = prepared(runner, dtype)
     assert [tuple(tensor.shape) for tensor in inputs] == [operand.shape for operand in described]
     assert all(tensor.is_contiguous() for tensor in inputs)
 
 
-@pytest.mark.parametrize(("runner", "dtype"), HERE)
-def test_its_result_has_the_described_shapes_and_agrees_with_float32(runner, dtype) -> None:
-    inputs, outputs = prepared(runner, dtype)
+def test_its_result_has_the_described_shapes_and_agrees_with_float32(ready) -> None:
+    runner, dtype, inputs, outputs = ready
     result = runner.run(inputs, outputs)
     described = runner.operator.outputs(EXAMPLES[runner.operator.name], dtype)
     assert [tuple(part.shape) for part in result] == [one.shape for one in described[-len(result) :]]
@@ -62,26 +63,23 @@ def test_its_result_has_the_described_shapes_and_agrees_with_float32(runner, dty
     assert relative_error(runner, inputs, result) < WORST_ERROR
 
 
-@pytest.mark.parametrize(("runner", "dtype"), HERE)
-def test_it_leaves_its_inputs_alone_and_repeats_itself(runner, dtype) -> None:
-    inputs, outputs = prepared(runner, dtype)
+def test_it_leaves_its_inputs_alone_and_repeats_itself(ready) -> None:
+    runner, _, inputs, outputs = ready
     before = [tensor.clone() for tensor in inputs]
     first = [part.clone() for part in runner.run(inputs, outputs)]
     assert all(map(torch.equal, first, runner.run(inputs, outputs)))
     assert all(torch.equal(one.float(), other.float()) for one, other in zip(before, inputs, strict=True))
 
 
-@pytest.mark.parametrize(("runner", "dtype"), HERE)
-def test_what_it_writes_lies_in_the_outputs_except_for_attention(runner, dtype) -> None:
-    inputs, outputs = prepared(runner, dtype)
+def test_what_it_writes_lies_in_the_outputs_except_for_attention(ready) -> None:
+    runner, _, inputs, outputs = ready
     written = {part.data_ptr() for part in runner.run(inputs, outputs)}
     assert written.issubset(part.data_ptr() for part in outputs) != runner.operator.name.startswith("sdpa")
 
 
-@pytest.mark.parametrize(("runner", "dtype"), HERE)
 @pytest.mark.parametrize("place", [0, -1])
-def test_one_spoiled_or_unwritten_element_of_a_corner_is_seen(runner, dtype, place) -> None:
-    inputs, outputs = prepared(runner, dtype)
+def test_one_spoiled_or_unwritten_element_of_a_corner_is_seen(ready, place) -> None:
+    runner, _, inputs, outputs = ready
     result = runner.run(inputs, outputs)
     for part in result:
         flat, kept = part.view(-1), part.view(-1)[place].clone()
@@ -92,8 +90,7 @@ def test_one_spoiled_or_unwritten_element_of_a_corner_is_seen(runner, dtype, pla
         flat[place] = kept
 
 
-@pytest.mark.parametrize(("runner", "dtype"), HERE)
-def test_the_result_of_other_operands_is_seen(runner, dtype) -> None:
-    inputs, outputs = prepared(runner, dtype)
+def test_the_result_of_other_operands_is_seen(ready) -> None:
+    runner, _, inputs, outputs = ready
     result = runner.run([inputs[0].roll(1, 0), *inputs[1:]], outputs)
     assert relative_error(runner, inputs, result) > WORST_ERROR
