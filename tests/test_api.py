@@ -64,12 +64,6 @@ def test_unaligned_dims_lose_no_more(small: Small) -> None:
     assert free.aligned_fraction < 1
 
 
-def test_dims_can_be_multiples_of_a_number(small: Small) -> None:
-    plan = small.allocate(0.7, align=16)
-    assert plan.recipe.space.align == 16
-    assert {weight.dim % 16 for weight in plan.weights if weight.form != "dense"} == {0}
-
-
 # --- from a plan to files and back ----------------------------------------------------------------------------------
 
 
@@ -124,12 +118,6 @@ def test_every_layout_is_planned_compressed_and_saved(
     stored = model.state_dict().items()
     counted = sum(value.numel() for name, value in stored if name.startswith(targeted) and name.endswith("weight"))
     assert counted == plan.budget.used
-
-
-def test_the_same_call_gives_the_same_plan(small: Small, tmp_path: Path) -> None:
-    for name in ("a.json", "b.json"):
-        small.allocate(0.7).save(tmp_path / name)
-    assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
 
 
 def test_compressing_does_not_need_the_kept_statistics(
@@ -187,53 +175,28 @@ def test_unknown_latencies_are_said_and_not_invented(small: Small) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "error", "message"),
+    ("given", "message"),
     [
-        ({"method": "magic"}, GacError, "method 'magic' is unknown; "),
-        ({"forms": ("sparse",)}, GacError, "form 'sparse' is unknown; "),
-        ({"workloads": ("prefill",)}, GacError, "workload 'prefill'; "),
-        ({"kv_cache": 0.75, "rule": "uniform"}, GacError, "rule uniform with a KV-cache limit; "),
-        (
-            {"kv_cache": 0.75},
-            BudgetError,
-            "a KV-cache limit of 0.75; expected at least 1.0000, the smallest that forms low_rank, narrow can reach. "
-            "Allow more, or add the form head_dim",
-        ),
-        (
-            {"decode_kernel": "triton"},
-            ProfileError,
-            "the profile lacks the latency of model.layers.0.self_attn.q_proj for decode:1@1024 in Triton; ",
-        ),
+        ({"kv_cache": 0.75, "rule": "uniform"}, "rule uniform with a KV-cache limit; "),
         (
             {"method": "palu", "forms": ("narrow",)},
-            GacError,
             "method palu with forms narrow; expected its own, grouped. Leave the forms out.",
         ),
         (
             {"method": "palu:2", "kv_cache": 0.5},
-            GacError,
             "method palu:2 with budget 0.8 and a KV-cache limit of 0.5; expected a budget alone, which is the kept "
             "fraction of the KV cache. Drop the KV-cache limit.",
         ),
         (
             {"forms": ("grouped",)},
-            GacError,
             "form grouped with method kfac; expected method palu, which measures groups of heads. Use method='palu'.",
         ),
     ],
 )
-def test_what_does_not_go_together_is_refused(
-    small: Small, given: dict[str, Any], error: type[GacError], message: str
-) -> None:
-    with pytest.raises(error) as caught:
+def test_what_does_not_go_together_is_refused(small: Small, given: dict[str, Any], message: str) -> None:
+    with pytest.raises(GacError) as caught:
         small.allocate(0.8, **given)
     assert str(caught.value).startswith(message)
-
-
-def test_a_cache_that_no_form_can_make_smaller_is_refused(small: Small) -> None:
-    with pytest.raises(BudgetError) as failure:
-        small.allocate(0.8, kv_cache=0.75, model=small_model(small_config("phi3")))
-    assert str(failure.value).endswith("the smallest that forms low_rank, narrow can reach. Allow more.")
 
 
 def test_an_unreachable_budget_says_what_can_be_reached(small: Small) -> None:

@@ -30,12 +30,9 @@ def loaded_by(statement: str) -> set[str]:
     return set(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split())
 
 
-def test_the_package_loads_nothing_heavy() -> None:
-    assert loaded_by("import gac").isdisjoint({*HEAVY, "numpy"})
-
-
-def test_the_command_line_loads_nothing_heavy() -> None:
-    assert loaded_by("import gac.cli").isdisjoint({*HEAVY, "numpy"})
+@pytest.mark.parametrize("module", ["gac", "gac.cli"])
+def test_the_package_and_the_command_line_load_nothing_heavy(module: str) -> None:
+    assert loaded_by(f"import {module}").isdisjoint({*HEAVY, "numpy"})
 
 
 def test_a_plan_loads_nothing_to_show_itself_with() -> None:

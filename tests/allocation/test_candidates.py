@@ -106,11 +106,6 @@ def test_alignment_needs_a_profile() -> None:
         q_candidates("low_rank", table=None)
 
 
-def test_the_dense_site_for_comparison() -> None:
-    found = dense_candidate(Q, Timing(Q_PROFILE, (PREFILL, DECODE)))
-    assert (found.params.tolist(), found.latency.tolist(), found.loss.tolist()) == ([4096], [[151, 151]], [0.0])
-
-
 # --- the MLP as one site --------------------------------------------------------------------------------------------
 
 
@@ -137,12 +132,6 @@ def test_narrow_takes_all_weights_at_one_width() -> None:
     assert found.forms[~narrow].tolist() == [["dense"] * 3]
 
 
-def test_rows_are_sorted_by_params_and_the_dense_one_is_there() -> None:
-    found = mlp_candidates()
-    assert (np.diff(found.params) >= 0).all()
-    assert (found.forms[-1].tolist(), found.dims[-1].tolist(), found.loss[-1]) == (["dense"] * 3, [8] * 3, 0.0)
-
-
 def mlp_profile() -> Profile:
     """Latencies that have nothing to do with size, at all shapes of the MLP."""
     rng = np.random.default_rng(0)
@@ -164,15 +153,6 @@ def test_no_optimum_under_a_latency_limit_is_lost(most: int) -> None:
         assert as_knapsack([reduced], {PARAMS: limit, ns_of(PREFILL): most}).solve().certificate.value == pytest.approx(
             best, abs=1e-12
         )
-
-
-def test_a_product_of_many_ranks_is_reduced_as_it_is_multiplied() -> None:
-    weights = (Weight("gate", 160, 80, "out"), Weight("up", 160, 80, "out"), Weight("down", 80, 160, "in"))
-    wide = Site("mlp", 0, "mlp", weights)
-    assert form_named("low_rank").largest_useful(weights[0]) == 53
-    found = made(wide, curves_of(wide), None, "low_rank", workloads=[])
-    assert (np.diff(found.params) > 0).all()
-    assert (np.diff(found.loss) < 0).all()
 
 
 def test_products_in_batches_give_the_same_set(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,17 +78,11 @@ def test_every_point_is_the_decision_for_its_limit(small: Problem, points: int, 
     assert [point.loss for point in found.points] == sorted({point.loss for point in found.points}, reverse=True)
     assert len(found.points) <= points
     assert found.points[-1].loss == 0.0
-    for index, point in enumerate(found.points):
+    for point in found.points:
         budget, latency = (point.asked, {}) if limit == "params" else (1.0, {limit: point.asked})
         decided = decide(asking(small, budget, latency=latency)).plan
         assert point.loss == decided.prediction.loss
         assert point.certificate.status == decided.certificate.status == "optimal"
-        plan = found.plan(index)
-        assert (plan.budget.asked, plan.budget.limit, plan.recipe.limits.latency) == (
-            budget,
-            decided.budget.limit,
-            latency,
-        )
 
 
 @pytest.mark.parametrize(
@@ -184,8 +178,6 @@ def test_a_frontier_is_read_back_equal(limit: str, tmp_path: Path) -> None:
     ("change", "message"),
     [
         (lambda d: d.update(extra=1), "extra: Unexpected keyword argument"),
-        (lambda d: d["sites"][0]["site"].update(extra=1), "sites.0.site.extra: Unexpected keyword argument"),
-        (lambda d: d["measured"].update(extra=1), "measured.extra: Unexpected keyword argument"),
         (lambda d: d.pop("limit"), "limit: Field required"),
         (lambda d: d["points"][0].update(params="48"), "points.0.params: Input should be a valid integer"),
         (lambda d: d.update(schema_version=1), "frontier has schema version 1; expected version 2."),

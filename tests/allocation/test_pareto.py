@@ -19,7 +19,3 @@ def test_equals_every_pair_compared(columns: int, pairwise: int, monkeypatch: py
         points = rng.integers(0, rng.integers(2, 30), (rng.integers(1, 50), columns))
         expected = [not beaten(points, at) for at in range(len(points))]
         assert front(points).tolist() == expected
-
-
-def test_of_equal_points_the_first_stays() -> None:
-    assert front(np.array([[1.0, 2.0], [1.0, 2.0], [2.0, 1.0]])).tolist() == [True, False, True]
