@@ -122,14 +122,13 @@ def _weights(directory: Path) -> tuple[tuple[str, ...], str | None]:
 
 
 def _mapped(path: Path) -> dict[str, Tensor]:
-    if path.suffix == ".safetensors":
+    if safe := path.suffix == ".safetensors":
         expected, remedy = "a whole safetensors file", "Copy the checkpoint again."
-        read = _safe_tensors
     else:
         expected = "a state_dict: tensors by name, and nothing else"
-        remedy, read = "Save model.state_dict() where you trust the code that the pickle names.", _unpickled
+        remedy = "Save model.state_dict() where you trust the code that the pickle names."
     try:
-        found = read(path)
+        found: Any = _safe_tensors(path) if safe else _unpickled(path)
     except (*UNREADABLE, EOFError, pickle.UnpicklingError) as failure:
         raise CheckpointError(f"{path} cannot be read: {first_line(failure)}", expected, remedy) from failure
     if not isinstance(found, dict) or not all(isinstance(value, Tensor) for value in found.values()):

@@ -6,7 +6,6 @@ from dataclasses import replace
 from gac.checkpoint.load import read_plan
 from gac.costs import COSTS
 from gac.forms import form_named
-from gac.forms.base import Place
 from gac.plan import Limit, Plan, SiteChoice, WeightChoice, counted
 from gac.repairs.shared_dims import Block, Dims, Run, SharedDim, run_of
 from gac.repairs.weight_files import Source
@@ -30,12 +29,12 @@ def _owner(site: SiteChoice, choice: WeightChoice) -> str:
 
 def _block(source: Source, name: str, choices: Sequence[WeightChoice]) -> Block:
     most = min(form_named(one.form).full(one.weight) for one in choices)
-    places = tuple(
-        place
+    everywhere = [
+        replace(place, tensor=f"{one.name}.{place.tensor}")
         for one in choices
-        for place in _places(one)
-        if place.tensor in source.tensors or not place.tensor.endswith(".bias")
-    )
+        for place in form_named(one.form).places(one.weight, one.dim)
+    ]
+    places = tuple(one for one in everywhere if one.tensor in source.tensors or not one.tensor.endswith(".bias"))
     for place in places:
         stored = source.tensors.get(place.tensor)
         if stored is None or stored.ndim <= place.axis or stored.shape[place.axis] != place.ends[-1]:
@@ -51,12 +50,6 @@ def _runs(name: str, choice: WeightChoice) -> list[Run]:
     form, weight = form_named(choice.form), choice.weight
     one, two = ((form.operation(weight, dim, 1),) if form.timed else form.gemms(weight, dim, 1) for dim in (1, 2))
     return [run_of(name, *pair) for pair in zip(one, two, strict=True)]
-
-
-def _places(choice: WeightChoice) -> Iterator[Place]:
-    """Where the dim lies, by the tensors' names in the checkpoint."""
-    for place in form_named(choice.form).places(choice.weight, choice.dim):
-        yield replace(place, tensor=f"{choice.name}.{place.tensor}")
 
 
 def padded_plan(plan: Plan, dims: Dims) -> Plan:
