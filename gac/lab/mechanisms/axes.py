@@ -7,9 +7,6 @@ from types import MappingProxyType
 from gac.profiling.operators import ITEM_BYTES
 from gac.profiling.records import Launch
 
-Sides = str
-"""The roles of an axis in the GEMMs of its operator: ``k`` (rows of both operands), ``n`` (rows of the result)."""
-
 _BACKENDS = ("", "_flash", "_efficient", "_cudnn", "_math")
 
 SDPA: frozenset[str] = frozenset(f"sdpa{backend}{causal}" for backend in _BACKENDS for causal in ("", "_causal"))
@@ -31,12 +28,13 @@ _SIDES = {
     **{name: {"d": "nk"} for name in SDPA},
 }
 
-ROWS: Mapping[tuple[str, str], Sides] = MappingProxyType(
+ROWS: Mapping[tuple[str, str], str] = MappingProxyType(
     {(operator, axis): sides for operator, axes in _SIDES.items() for axis, sides in axes.items()}
 )
-"""(operator, axis) to its sides; the number of rows (m, b, h, s, t) is never one. Bucketed and padded heads are
-rounded up to multiples of 8 before they run, so their dims are not either; and the result of one row has no second row
-that could be misaligned."""
+"""(operator, axis) to its sides in the GEMMs: ``k`` (rows of both operands) and ``n`` (rows of the result).
+
+The number of rows (m, b, h, s, t) is never one. Bucketed and padded heads are rounded up to multiples of 8 before they
+run, so their dims are not either; and the result of one row has no second row that could be misaligned."""
 
 ONE_ROW = frozenset({"linear_triton", "low_rank_triton"})
 """Kernels of ours for one row."""

@@ -8,8 +8,6 @@ from gac.lab.studies.verdicts import percent
 from gac.profiling.kernel_names import Kernel, describe
 from gac.profiling.records import Launch, Point
 
-Kind = tuple[str, int | None, int | None]
-
 
 def main_kernel(launches: Sequence[Launch]) -> Kernel | None:
     """The kernel that does the arithmetic; the first one where no name says so, None where none was recorded."""
@@ -17,7 +15,7 @@ def main_kernel(launches: Sequence[Launch]) -> Kernel | None:
     return next((kernel for kernel in kernels if kernel.main), kernels[0] if kernels else None)
 
 
-def kind(kernel: Kernel) -> Kind:
+def kind(kernel: Kernel) -> tuple[str, int | None, int | None]:
     """What tells kernels of different design apart: family, architecture, tier."""
     return kernel.family, kernel.architecture, kernel.tier
 

@@ -64,7 +64,7 @@ def test_fp8_needs_multiples_of_16() -> None:
     assert "FP8 packing" not in {rule.name for rule in rules_for(setting("linear", "n"))}
 
 
-def test_tma_and_wgmma_are_not_asked_for_before_hopper() -> None:
+def test_a_rule_holds_on_the_gpus_that_impose_it() -> None:
     names = {
         capability: broken(1023, setting("low_rank", "r", capability=capability))
         for capability in ("8.0", "9.0", "10.0", "7.0")
@@ -72,11 +72,8 @@ def test_tma_and_wgmma_are_not_asked_for_before_hopper() -> None:
     assert names["9.0"] - names["8.0"] == {"TMA alignment", "WGMMA tile"}
     assert names["9.0"] - names["10.0"] == {"WGMMA tile"}
     assert names["8.0"] - names["7.0"] == {"cp.async", "Tensor Core tile"}
-
-
-def test_fp8_packing_starts_with_ada() -> None:
-    holds = [NAMED["FP8 packing"].holds_on(capability) for capability in ("8.6", "8.9", "9.0", "12.0")]
-    assert holds == [False, True, True, True]
+    packing = [NAMED["FP8 packing"].holds_on(capability) for capability in ("8.6", "8.9", "9.0", "12.0")]
+    assert packing == [False, True, True, True]
 
 
 TEMPLATE, BUDGET = "FlashAttention-2 template", "shared-memory tile budget"
@@ -146,11 +143,9 @@ def test_every_rule_has_a_level_a_source_and_a_published_cost() -> None:
     assert len(NAMED) == len(RULES) == 15
     assert {rule.level for rule in RULES} == {"framework", "library", "hardware", "memory"}
     assert all(rule.sources and rule.published.cost for rule in RULES)
-    for source in (source for rule in RULES for source in rule.sources):
-        assert source.author
-        assert source.title
-        assert source.section
-        assert source.url.startswith("https://")
+    sources = [source for rule in RULES for source in rule.sources]
+    assert all(source.author and source.title and source.section for source in sources)
+    assert all(source.url.startswith("https://") for source in sources)
 
 
 def test_every_axis_with_rules_is_an_axis_of_its_operator() -> None:

@@ -125,11 +125,8 @@ def _hopper_sdpa(operator: str, d: int) -> Answer:
         return f"{operator} does not take d = {d}", operator
     if operator == "sdpa_math":
         return 11.5, "math"
-    dims, latency = (
-        [64, 96, 104, 112, 120, 128, 136, 192, 256],
-        [0.300, 0.414, 0.499, 0.427, 0.453, 0.428, 0.9, 1.1, 1.5],
-    )
-    cudnn = float(np.interp(-(-d // 8) * 8, dims, latency))
+    dims = [64, 96, 104, 112, 120, 128, 136, 192, 256]
+    cudnn = float(np.interp(-(-d // 8) * 8, dims, [0.300, 0.414, 0.499, 0.427, 0.453, 0.428, 0.9, 1.1, 1.5]))
     flash = next(slow for top, slow in ((64, 0.55), (96, 0.85), (128, 1.15), (192, 1.8), (256, 2.3)) if d <= top)
     return (flash if d % 8 or operator == "sdpa_flash" else cudnn), "attention"
 

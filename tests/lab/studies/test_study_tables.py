@@ -232,11 +232,6 @@ def test_a_row_sets_figures_beside_the_published_ones(name: str, rule: Rule, beg
     assert [(place, row[place]) for place, _ in wanted] == wanted
 
 
-def test_head_dim_132_sums_the_layer() -> None:
-    parts = [row[0] for row in judged("head-dim-132").rows]
-    assert parts == ["attention", "qkv", "o", "mlp up", "mlp down", "layer"]
-
-
 def test_the_loss_at_odd_k_says_where_kernels_are_not_recorded() -> None:
     machine = Machine(slower(odd))
     result = STUDIES.get("vector-width").judge(lambda point: replace(machine(point), launches=()))
