@@ -20,11 +20,11 @@ from transformers import PreTrainedModel
 from gac.errors import ModelError, TaskError, did_you_mean, first_line
 from gac.evaluation.protocol import dtype_of
 from gac.evaluation.results import TaskScore
-from gac.evaluation.task_files import is_task_file, read_task_file
 from gac.sensitivity.layerwise import frozen
 
 logger = logging.getLogger("gac")
 
+_FILES = (".yaml", ".yml")  # what tells a path from a name of the harness's own
 _SEED = 1234  # the harness's own, for the draw of few-shot examples
 
 
@@ -105,7 +105,7 @@ def open_suite(tasks: Sequence[str], num_fewshot: int | None = None, limit: int 
 
     Args:
         tasks: names of the harness's tasks, tags or groups (``hellaswag``), or paths of task files
-            (``gac.evaluation.task_files``).
+            (``read_task_file``).
 
     Raises:
         TaskError: the harness is not installed, there is no such task, it is malformed, its data cannot be had, or a
@@ -117,7 +117,7 @@ def open_suite(tasks: Sequence[str], num_fewshot: int | None = None, limit: int 
     _check_installed()
     from lm_eval.tasks import TaskManager
 
-    named = [task for task in tasks if not is_task_file(task)]
+    named = [task for task in tasks if not task.endswith(_FILES)]
     manager = TaskManager(include_defaults=bool(named))  # reading thousands of its YAML files takes seconds
     for task in named:
         if task not in manager.task_index:
@@ -129,13 +129,53 @@ def open_suite(tasks: Sequence[str], num_fewshot: int | None = None, limit: int 
     asked: dict[str, Mapping[str, Any]] = {}
     for task in dict.fromkeys(tasks):
         with _quiet(True), _reading(f"task {task} cannot be loaded"):
-            found = manager.load([read_task_file(Path(task)) if is_task_file(task) else task])
+            found = manager.load([read_task_file(Path(task)) if task.endswith(_FILES) else task])
         for earlier, others in asked.items():
             for again in found["tasks"].keys() & others["tasks"].keys():
                 given = f"the task {again} a second time, {earlier} has it already"
                 raise TaskError(given, "every task once", "Leave one out.")
         asked[task] = found
     return Suite(asked, num_fewshot, limit)
+
+
+def read_task_file(path: Path) -> dict[str, Any]:
+    """The harness's configuration of a task; relative paths under ``data_files`` are taken from where the file is.
+
+    Nothing of it is run: ``!function`` is refused, and so is ``include``.
+
+    Raises:
+        TaskError: it cannot be read, is no YAML without code, or names no task.
+    """
+    import yaml
+
+    try:
+        config = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as failure:
+        raise _malformed(f"{path} cannot be read: {first_line(failure)}") from failure
+    if not isinstance(config, dict) or not isinstance(config.get("task"), str):
+        raise _malformed(f"{path} has no key task with the task's name")
+    if "include" in config:
+        raise _malformed(f"{path} includes another file")
+    options = config.get("dataset_kwargs")
+    if isinstance(options, dict) and "data_files" in options:
+        options["data_files"] = _absolute(options["data_files"], path.absolute().parent)
+    return config
+
+
+def _absolute(files: Any, folder: Path) -> Any:
+    if isinstance(files, dict):
+        return {split: _absolute(part, folder) for split, part in files.items()}
+    if isinstance(files, list):
+        return [_absolute(part, folder) for part in files]
+    return str(folder / files) if isinstance(files, str) and "://" not in files else files
+
+
+def _malformed(given: str) -> TaskError:
+    return TaskError(
+        given,
+        "a task of lm-eval as one YAML file without code",
+        "See docs/evaluate.md for one, or use python -m gac.evaluation.harness, which runs all that lm-eval does.",
+    )
 
 
 def _check_installed() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from commands import answer, ranks, refused, run, write_profile
 
-SHAPE = "m=1024,k=4096,n=4096"
+SHAPE = "m = 1024, k=4096,n=4096"
 
 
 def test_the_table_names_each_sweep_its_period_and_its_causes(recorded: Path) -> None:
@@ -59,25 +59,15 @@ def test_a_choice_that_matches_nothing(options: tuple[str, ...], words: str, rec
     assert f"Error: no sweep of recorded is of {words}; expected one of its 1" in refused("cliffs", recorded, *options)
 
 
-@pytest.mark.parametrize("ending", ["png", "pdf", "svg"])
-def test_a_figure_is_drawn_as_its_ending_says(ending: str, recorded: Path, tmp_path: Path) -> None:
-    figure = tmp_path / f"cliffs.{ending}"
-    result = run("cliffs", recorded, "--shape", SHAPE, "--plot", figure)
-    assert result.exit_code == 0
-    assert result.stderr == f"drawn in {figure}\n"
-    assert figure.read_bytes()[:5] in {b"\x89PNG\r", b"%PDF-", b"<?xml"}
+def test_a_figure_of_the_chosen_sweeps(recorded: Path, tmp_path: Path) -> None:
+    figure = tmp_path / "cliffs.svg"
+    assert run("cliffs", recorded, "--shape", SHAPE, "--plot", figure).stderr == f"drawn in {figure}\n"
     assert [file.name for file in tmp_path.iterdir() if file.suffix == ".part"] == []
 
 
 def test_a_figure_without_a_choice_is_the_gpus_page(recorded: Path, tmp_path: Path) -> None:
     assert run("cliffs", recorded, "--plot", tmp_path / "page.svg").exit_code == 0
     assert "NVIDIA Test GPU, PyTorch 2.11.0, CUDA 13.0" in (tmp_path / "page.svg").read_text()
-
-
-def test_a_figure_of_an_unknown_ending_is_refused_before_any_work(tmp_path: Path) -> None:
-    assert refused("cliffs", tmp_path / "no such profile", "--plot", tmp_path / "figure.gif") == (
-        f"Error: figure {tmp_path}/figure.gif ends in '.gif'; expected one of .png, .pdf, .svg. Change the ending.\n"
-    )
 
 
 def test_an_unknown_profile_with_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,10 +80,6 @@ def test_an_unknown_profile_with_json(tmp_path: Path, monkeypatch: pytest.Monkey
         "expected": "a path, or one of nvidia-h100-80gb-hbm3",
         "remedy": "Did you mean 'nvidia-h100-80gb-hbm3'?",
     }
-
-
-def test_spaces_in_a_shape_do_not_matter(recorded: Path) -> None:
-    assert answer("cliffs", recorded, "--shape", "m = 1024, k=4096") == answer("cliffs", recorded, "--shape", SHAPE)
 
 
 def test_a_name_that_no_file_system_takes(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from gac.profiling.records import Point
 from gac.profiling.sweeps.coverage import fused_points, model_points
 from gac.profiling.sweeps.general import general_points
 from gac.profiling.sweeps.profiler import Estimate
+from gac.workloads import Workload
 from tests.headers import make_header
 
 
@@ -48,24 +49,27 @@ def test_without_arguments_the_gpu_is_measured_generally(profiler: Profiler) -> 
     assert profiler.points == set(general_points("bf16", (8, 0)))
     assert profiler.rest == (None, 3, None)
     assert (document["path"], document["shapes"]) == (str(profiler.recorded), 129)
+    shown = " ".join(run("profile").stdout.split())
+    assert "129 shapes of NVIDIA Test GPU, 0 failed; 100.0% converged" in shown
+    assert "saved as" in shown
 
 
-def test_a_model_is_measured_at_its_workloads(profiler: Profiler) -> None:
-    assert run("profile", "--model", "smollm2").exit_code == 0
-    assert profiler.points == set(model_points("smollm2"))
-    assert run("profile", "--model", "smollm2", "--workload", "decode:4@64", "--dtype", "fp16").exit_code == 0
-    assert {point.dtype for point in profiler.points} == {"fp16"}
-    assert {point.operation.axes["m"] for point in profiler.points} == {4}
+DECODE = [Workload.parse("decode:4@64")]
 
 
-def test_fused_shapes_come_on_top(profiler: Profiler) -> None:
-    assert run("profile", "--model", "smollm2", "--fuse").exit_code == 0
-    assert profiler.points == {*model_points("smollm2"), *fused_points("smollm2")}
-
-
-def test_forms_can_be_named(profiler: Profiler) -> None:
-    assert run("profile", "--model", "smollm2", "--form", "head_dim").exit_code == 0
-    assert profiler.points == set(model_points("smollm2", forms=("head_dim",)))
+@pytest.mark.parametrize(
+    ("options", "points"),
+    [
+        ("--model smollm2", model_points("smollm2")),
+        ("--model smollm2 --workload decode:4@64 --dtype fp16", model_points("smollm2", DECODE, "fp16")),
+        ("--model smollm2 --fuse", (*model_points("smollm2"), *fused_points("smollm2"))),
+        ("--model smollm2 --form head_dim", model_points("smollm2", forms=("head_dim",))),
+        ("--sweep general --dtype fp16", general_points("fp16", (8, 0))),
+    ],
+)
+def test_what_is_asked_for_is_measured(options: str, points: tuple[Point, ...], profiler: Profiler) -> None:
+    assert run("profile", *options.split()).exit_code == 0
+    assert profiler.points == set(points)
 
 
 def test_sweeps_and_models_add_up(profiler: Profiler) -> None:
@@ -73,11 +77,6 @@ def test_sweeps_and_models_add_up(profiler: Profiler) -> None:
     assert run("profile", *options, "-o", profiler.recorded).exit_code == 0
     assert profiler.points == {*STUDIES.get("gemm-k").points(), *STUDIES.get("gemv").points(), *model_points("smollm2")}
     assert profiler.rest == (profiler.recorded, 2, 9.0)
-
-
-def test_the_general_sweep_has_a_name_too(profiler: Profiler) -> None:
-    assert run("profile", "--sweep", "general", "--dtype", "fp16").exit_code == 0
-    assert profiler.points == set(general_points("fp16", (8, 0)))
 
 
 def test_an_estimate_measures_nothing(profiler: Profiler) -> None:
@@ -100,12 +99,6 @@ def test_a_and_b_are_twice_the_passes(profiler: Profiler, tmp_path: Path) -> Non
     assert "A/A: 8 false cliffs in 9 dims" in " ".join(run("profile", "--aa").stdout.split())
 
 
-def test_the_summary_says_how_far_to_trust_it(profiler: Profiler) -> None:
-    shown = " ".join(run("profile").stdout.split())
-    assert "129 shapes of NVIDIA Test GPU, 0 failed; 100.0% converged" in shown
-    assert "saved as" in shown
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -120,12 +113,10 @@ def test_what_is_not_known_is_refused(options: tuple[str, ...], message: str, pr
     assert profiler.points == set()
 
 
-@pytest.mark.parametrize("command", [("profile",), ("profile", "--estimate"), ("study", "gemv")])
-def test_without_a_gpu_the_shipped_profiles_are_named(
-    command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("command", ["profile", "profile --estimate", "study gemv", "bench --shapes llama-3-8b"])
+def test_without_a_gpu_the_shipped_profiles_are_named(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    result = run(*command)
+    result = run(*command.split())
     assert (result.exit_code, result.stdout) == (1, "")
     assert "expected an NVIDIA GPU to measure. Use a profile that was measured elsewhere: " in result.stderr
     assert "nvidia-h100-80gb-hbm3" in result.stderr

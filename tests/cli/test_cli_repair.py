@@ -33,9 +33,3 @@ def test_json(theirs: Path, tmp_path: Path) -> None:
     assert len(document["moved"]) == document["dims"] == 14
     assert document["bytes_after"] - document["bytes_before"] == document["added_bytes"]
     assert [one["workload"] for one in document["times"]] == ["prefill:1x1024", "decode:1@1024"]
-
-
-def test_an_error_in_json(theirs: Path) -> None:
-    result = run("repair", theirs, "-o", theirs, *H100, "--json")
-    assert result.exit_code == 1
-    assert f'"given": "the output {theirs} is the input"' in result.stdout

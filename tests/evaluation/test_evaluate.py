@@ -1,6 +1,5 @@
 """Several models measured alike."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,6 @@ from transformers import LlamaForCausalLM
 
 import gac
 from gac.errors import GacError, ModelError, TextError
-from gac.plan import Plan
 
 
 def test_a_loaded_model_and_a_directory_give_the_same(
@@ -20,11 +18,6 @@ def test_a_loaded_model_and_a_directory_give_the_same(
     assert one.perplexity == other.perplexity == gac.perplexity(tiny_model, tiny_tokenizer, prose, windows=2, length=32)
     assert (other.name, other.dtype) == (str(directory), "float32")
     assert other.parameters == sum(parameter.numel() for parameter in tiny_model.parameters())
-
-
-def test_one_model_needs_no_list(directory: Path, prose: str) -> None:
-    [found] = gac.evaluate(directory, text=prose, windows=1, length=32).models
-    assert found.perplexity is not None
 
 
 def test_the_dense_model_is_measured_once(directory: Path, prose: str) -> None:
@@ -39,18 +32,6 @@ def test_without_divergence_the_same_perplexities(directory: Path, prose: str) -
     one, other = (gac.evaluate(directory, kl=kl, **how) for kl in (True, False))
     assert other.models[0].divergence is None
     assert (one.models[0].perplexity, one.against) == (other.models[0].perplexity, other.against)
-
-
-def test_a_plan_for_another_model_predicts_nothing(
-    tiny_model: LlamaForCausalLM, directory: Path, prose: str, make_plan: Callable[..., Plan]
-) -> None:
-    compressed: Any = tiny_model
-    compressed.gac_plan = make_plan(tiny_model.config, {})
-    tiny_model.config.name_or_path = str(directory)
-    found = gac.evaluate(tiny_model, against=directory, text=prose, windows=1, length=32)
-    assert found.models[0].plan is compressed.gac_plan
-    assert found.models[0].predicted is None
-    assert found.predicted_perplexity(found.models[0]) is None
 
 
 def test_a_text_that_is_too_short_is_refused_before_a_model_is_loaded(

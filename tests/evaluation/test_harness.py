@@ -10,7 +10,6 @@ from typing import Any
 import lm_eval
 import pytest
 import torch
-from lm_eval.api.registry import get_model
 from lm_eval.tasks import TaskManager
 from transformers import LlamaForCausalLM
 
@@ -21,10 +20,6 @@ from gac.evaluation.tasks import open_suite
 from gac.plan import Plan
 
 KNOWLEDGE = Path(__file__).parent / "data" / "general_knowledge.yaml"
-
-
-def test_the_harness_knows_it() -> None:
-    assert get_model("gac") is GacLM
 
 
 @pytest.mark.parametrize("model", ["gac", "hf"])

@@ -97,9 +97,6 @@ def test_versions_keep_the_budget_and_only_padding_adds_to_it(planner: Planner, 
     limit = 0.7 * planner.problem.params
     assert all(versions[name].params <= limit for name in (UNALIGNED, "uniform", "GAC, parameters"))
     assert versions[UNALIGNED].params < versions["pad 8"].params < versions["pad 64"].params
-
-
-def test_padding_keeps_the_loss_and_aligns_every_dim(versions: dict[str, Version]) -> None:
     assert versions["pad 64"].loss == versions[UNALIGNED].loss
     assert all(one.dim % 64 == 0 for one in versions["pad 64"].choices if one.form == "low_rank")
 

@@ -13,8 +13,7 @@ from lm_eval.tasks import TaskManager
 from transformers import LlamaForCausalLM
 
 from gac.errors import ModelError, TaskError
-from gac.evaluation.task_files import read_task_file
-from gac.evaluation.tasks import Suite, open_suite
+from gac.evaluation.tasks import Suite, open_suite, read_task_file
 
 KNOWLEDGE = Path(__file__).parent / "data" / "general_knowledge.yaml"
 
