@@ -2,17 +2,13 @@
 
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
-from transformers import LlamaConfig
-
 from gac.operations import linear
-from gac.plan import Plan
 from gac.profiling.records import Point
 from gac.profiling.table import Profile
 from tests.benchmarks import load
-from tests.cli.commands import answer, refused
+from tests.cli.commands import refused
 
 
 def test_a_profile_of_many_chunks_keeps_its_rows_passes_and_lookups(tmp_path: Path) -> None:
@@ -44,10 +40,3 @@ def test_a_point_that_is_there_again_thousands_of_lines_later_is_refused(tmp_pat
 def test_a_choice_for_a_model_of_llama_3_70b_size_is_proved_optimal() -> None:
     _, what = load.plan()
     assert what == "a choice for 560 sites among 430,640 candidates, proved optimal"
-
-
-def test_a_hundred_plans_are_compared(tmp_path: Path, tiny_config: LlamaConfig, make_plan: Callable[..., Plan]) -> None:
-    files = [tmp_path / f"{number:03}.json" for number in range(100)]
-    for number, file in enumerate(files):
-        make_plan(tiny_config, {"model.layers.0.self_attn.q_proj": ("low_rank", number % 30 + 1)}).save(file)
-    assert [Path(plan["path"]).name for plan in answer("compare", *files)["plans"]] == [file.name for file in files]

@@ -4,13 +4,10 @@ import ast
 import json
 import pickle
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from transformers import LlamaConfig
@@ -165,19 +162,3 @@ def test_a_dense_model_of_too_many_layers_is_refused_at_once(model_type: str, tm
     for load in (load_config, load_model):
         with pytest.raises(ModelError, match=f"cannot be loaded: {name} is 1099511627776, and not from 1 to 4,096;"):
             load(str(tmp_path))
-
-
-def test_advisories_are_looked_up(tmp_path: Path) -> None:
-    advisory = {"id": "GHSA-1", "severity": "LOW", "v": ">=1,<1000", "advisory": "made up"}
-    (tmp_path / "known.json").write_text(json.dumps({"NumPy": [advisory], "torch": [advisory | {"v": "<0.1"}]}))
-    script = Path(__file__).parent / "benchmarks" / "audit.py"
-    done = subprocess.run(
-        [sys.executable, script, tmp_path / "known.json"], capture_output=True, text=True, check=False
-    )
-    *found, summary = done.stdout.splitlines()
-    assert done.returncode == 1
-    assert found == [
-        "numpy 1.26 (oldest allowed): GHSA-1 LOW, >=1,<1000: made up",
-        f"numpy {np.__version__} (installed): GHSA-1 LOW, >=1,<1000: made up",
-    ]
-    assert summary.endswith("packages, 2 of them with advisories; 2 advisories apply")

@@ -233,10 +233,9 @@ class _Making:
 
     def _dims(self, form: Form, taken: Sequence[int], largest: int) -> Ints:
         """The dims from 1 to the largest, and of those the aligned and sound ones where dims are to be aligned."""
-        dims, align = np.arange(1, largest + 1, dtype=np.int64), self.space.align
-        if align:
-            dims = dims[dims % step_of(form, align) == 0]
-        if align and self.timing.profile is not None:
+        step = step_of(form, self.space.align)
+        dims = np.arange(step, largest + 1, step, dtype=np.int64)
+        if self.space.align and self.timing.profile is not None:
             for at in taken:
                 dims = dims[self.timing.sound(form, self.site.weights[at], dims, at in self.site.fused)]
         return dims

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from gac.allocation.knapsack import Group, Solution, knapsack
 from gac.allocation.problem import decide
-from gac.allocation.rules import RULES
 from gac.errors import BudgetError
 from gac.plan import Plan
 from tests.allocation.small_problems import DECODE, PREFILL, asking, problem
@@ -125,8 +124,3 @@ def test_they_are_the_best_at_the_prices_of_the_certificate(plan: Plan) -> None:
     smaller = plan.sites[0].alternatives[0]
     priced = {rank: loss + price * 24 * rank for rank, loss in enumerate(TWO_SITES[0][:3], start=1)}
     assert smaller.dims == (min(priced, key=lambda rank: priced[rank]),)
-
-
-def test_a_rule_weighs_none() -> None:
-    plan = RULES.get("uniform").decide(asking(problem(TWO_SITES, LATENCIES), 0.5)).plan
-    assert [site.alternatives for site in plan.sites] == [(), ()]
