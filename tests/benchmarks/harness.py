@@ -119,9 +119,6 @@ class Study:
             raise SystemExit(f"{self._asked.output} was measured with {found.get('settings')}, not {self.settings}")
         return found
 
-    def has(self, case: dict[str, Any]) -> bool:
-        return any(case.items() <= row.items() for row in self.rows)
-
     def add(self, labels: dict[str, Any], budget: float, **options: Any) -> dict[str, Any] | None:
         """The row of a plan, or why there is none; None where it was measured before.
 
@@ -131,7 +128,7 @@ class Study:
         """
         given = {name: value for name, value in options.items() if value is not None}
         case = json.loads(json.dumps(labels | {"budget": budget} | given))
-        if self.has(case):
+        if any(case.items() <= row.items() for row in self.rows):
             return None
         fixed = {"profile": self._profile, "calibration": self._asked.calibration, "tokenizer": self.loaded.tokenizer}
         begun = time.monotonic()

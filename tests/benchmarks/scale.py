@@ -115,9 +115,6 @@ class Report:
 
 
 def run(asked: argparse.Namespace, report: Report) -> None:
-    if torch.cuda.is_available():
-        report.say("eigh", eigh_seconds=eigh_seconds(4096 // asked.shrink))
-        print(f"  eigh of {4096 // asked.shrink}: {report.result['eigh_seconds']}", flush=True)
     model = model_of(asked)
     report.say(f"model of {sum(p.numel() for p in model.parameters()) / 1e9:.2f} billion parameters")
     ids = torch.randint(0, model.config.vocab_size, (asked.windows, asked.tokens), generator=torch.Generator())
@@ -181,18 +178,6 @@ def model_of(asked: argparse.Namespace) -> PreTrainedModel:
     torch.manual_seed(0)
     with torch.device(default_device()):
         return AutoModelForCausalLM.from_config(config, dtype=getattr(torch, asked.dtype)).eval()
-
-
-def eigh_seconds(size: int) -> dict[str, float]:
-    """Seconds of one eigendecomposition in each precision, after one that is not counted."""
-    found = {}
-    for dtype in (torch.float64, torch.float32):
-        rows = torch.randn(size, size, dtype=dtype, device="cuda")
-        torch.linalg.eigh(rows @ rows.T)
-        begun = now()
-        torch.linalg.eigh(rows @ rows.T)
-        found[str(dtype)] = round(now() - begun, 3)
-    return found
 
 
 def now() -> float:

@@ -6,6 +6,7 @@
 import errno
 import os
 import random
+import shutil
 import stat
 from pathlib import Path
 
@@ -151,22 +152,19 @@ def _io_error(_handle: int) -> None:
     raise OSError(5, "Input/output error")
 
 
-def test_kept_statistics_that_were_damaged_are_named(world: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("what", ["losses", "boundary"])
+def test_kept_statistics_that_were_damaged_are_named(what: str, world: Path, tmp_path: Path) -> None:
     assert run("allocate", world, tmp_path).outcome == "done"
-    for damaged in (tmp_path / "home").rglob("losses-*-0001.safetensors"):
-        damaged.write_bytes(damaged.read_bytes()[:-8])
-    outcome = run("allocate", world, tmp_path).outcome
-    assert outcome.startswith("StatisticsError: kept statistics ")
-    assert outcome.endswith("expected a file as calibration wrote it. Delete it: what it held is measured again.")
-
-
-def test_a_damaged_boundary_is_named(world: Path, tmp_path: Path) -> None:
-    run("allocate", world, tmp_path)
     store = next((tmp_path / "home" / "statistics").iterdir())
-    for path in store.iterdir():
-        path.unlink()
-    (store / "boundary.safetensors").write_bytes(b"torn")
-    assert "boundary.safetensors cannot be read" in run("allocate", world, tmp_path).outcome
+    damaged = next(store.glob("losses-*-0001.safetensors"))
+    if what == "boundary":
+        shutil.rmtree(store)
+        store.mkdir()
+        damaged = store / "boundary.safetensors"
+    damaged.write_bytes(b"torn")
+    outcome = run("allocate", world, tmp_path).outcome
+    assert outcome.startswith(f"StatisticsError: kept statistics {damaged} cannot be read")
+    assert outcome.endswith("expected a file as calibration wrote it. Delete it: what it held is measured again.")
 
 
 def test_a_file_is_on_the_disk_before_its_name_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
