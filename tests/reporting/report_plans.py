@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
+from transformers import LlamaConfig
+
 from gac.allocation.frontier import Frontier, frontier
 from gac.allocation.problem import decide
 from gac.allocation.rules import RULES
@@ -13,6 +15,10 @@ from tests.changed import with_measured
 
 LOSSES = [[8, 4, 2, 1, 0.5], [6, 3, 1.5, 0.75, 0.375]]
 SLOPE = [10, 20, 30, 40, 50, 60]
+LARGE = LlamaConfig(
+    hidden_size=8192, intermediate_size=28672, num_hidden_layers=80, num_attention_heads=64, num_key_value_heads=8
+)
+"""Llama-3-70B's shapes: 560 weights."""
 
 
 def decided(
@@ -26,8 +32,9 @@ def by_rule(rule: str = "uniform", budget: float = 0.5) -> Plan:
     return RULES.get(rule).decide(asking(problem(LOSSES, SLOPE, [PREFILL]), budget, rule=rule)).plan
 
 
-def whole_range() -> Frontier:
-    return frontier(problem(LOSSES, SLOPE, [PREFILL]), points=5)
+def whole_range(workloads: Sequence[str] = (PREFILL,)) -> Frontier:
+    """5 points, of which those that lose more than ln 20 are lost."""
+    return frontier(problem(LOSSES, SLOPE, workloads), points=5)
 
 
 def renamed(plan: Plan, name: str) -> Plan:

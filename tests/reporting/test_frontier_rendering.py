@@ -9,15 +9,12 @@ from rendering import legend, shown
 from gac.allocation.frontier import Frontier, frontier
 from gac.reporting.frontier import figure_of_frontier, frontier_table, plot_frontier, readable
 from tests.allocation.small_problems import DECODE, PREFILL, problem
-
-TWO = [[8, 4, 2, 1, 0.5], [6, 3, 1.5, 0.75, 0.375]]
-LATENCIES = [10, 20, 30, 40, 50, 60]
+from tests.reporting.report_plans import LOSSES, SLOPE, whole_range
 
 
 @pytest.fixture
 def found() -> Frontier:
-    """5 points, of which those that lose more than ln 20 are lost."""
-    return frontier(problem(TWO, LATENCIES), points=5)
+    return whole_range((PREFILL, DECODE))
 
 
 # --- the table ------------------------------------------------------------------------------------------------------
@@ -37,7 +34,7 @@ def test_points_from_dense_down(found: Frontier) -> None:
 
 def test_a_dozen_points_of_many() -> None:
     losses = [[row * (at + 1) / 50 for row in (8, 4, 2, 1, 0.5)] for at in range(8)]
-    many = frontier(problem(losses, LATENCIES))
+    many = frontier(problem(losses, SLOPE))
     assert len(many.points) > 30
     lines = shown(frontier_table(many))
     assert len(lines) == 2 + 12 + 3
@@ -48,7 +45,7 @@ def test_unknown_latencies_and_what_was_limited_are_said() -> None:
     lines = shown(frontier_table(frontier(problem([[1.0] * 5], [1] * 6, ["decode:4@8"]))))
     assert lines[2:4] == ["1.0000 144 0.0000 7.39 -", "0.1667 24 1.0000 20.09 -"]
     assert lines[-1] == "-: the profile lacks shapes for decode:4@8 (gac profile --model ... measures them)"
-    lines = shown(frontier_table(frontier(problem(TWO, LATENCIES), limit=DECODE)))
+    lines = shown(frontier_table(frontier(problem(LOSSES, SLOPE), limit=DECODE)))
     assert "proved to lose least for their latency on decode:1@8" in "\n".join(lines)
 
 

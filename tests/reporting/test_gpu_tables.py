@@ -33,12 +33,6 @@ def test_cliffs_name_the_worst_dim_its_rescue_and_the_causes(explained: Explaine
     assert lines[-1] == "causes of the 112 collapsed dims: alignment tier 99.1%, the record does not tell 0.9%"
 
 
-def test_the_evidence_for_a_period_marks_the_classes_that_do_not_keep_up(explained: ExplainedSweep) -> None:
-    lines = shown(alignment_table([explained]))
-    assert lines[0] == "sweep period odd 2 4 8 16 32"
-    assert lines[2] == "low_rank bf16 m=1024 k=4096 n=4096, r 8 5.00* 2.50* 2.50* 1.00 1.00 -"
-
-
 def test_points_show_what_rescues_a_collapsed_dim_and_why(explained: ExplainedSweep) -> None:
     rows = [line for line in shown(points_table(explained, 961, 968)) if line[:2] == "96"]
     assert rows[0] == "961 150.0 0.1 5.00x 968 ? cutlass_75_tensorop_bf1...x128_tn_align1"

@@ -11,12 +11,12 @@ from rendering import legend
 from transformers import LlamaConfig
 
 from gac import plots
-from gac.allocation.frontier import Frontier, frontier
 from gac.errors import GacError, PlanError, ProfileError
 from gac.lab.figures import published_heads
 from gac.plan import Plan
-from tests.allocation.small_problems import MEASURED, PREFILL, measured, problem, profile
+from tests.allocation.small_problems import MEASURED, PREFILL, measured, profile
 from tests.changed import with_measured, with_recipe
+from tests.reporting.report_plans import LARGE, whole_range
 
 Q, V, DOWN = (f"model.layers.1.{name}" for name in ("self_attn.q_proj", "self_attn.v_proj", "mlp.down_proj"))
 Make = Callable[[LlamaConfig, dict[str, tuple[str, int]]], Plan]
@@ -56,10 +56,7 @@ def test_a_row_a_layer_and_a_column_a_projection(aligned: Plan, other: Plan) -> 
 
 
 def test_560_weights_fit_a_page(make_plan: Make) -> None:
-    config = LlamaConfig(
-        hidden_size=8192, intermediate_size=28672, num_hidden_layers=80, num_attention_heads=64, num_key_value_heads=8
-    )
-    ax = plots.plan(make_plan(config, {DOWN: ("low_rank", 4096)}))
+    ax = plots.plan(make_plan(LARGE, {DOWN: ("low_rank", 4096)}))
     ax.figure.canvas.draw()
     assert len(words(ax)) == 560
     assert ax.figure.get_size_inches()[1] < 10
@@ -85,17 +82,6 @@ def test_dims_are_hollow_where_misaligned_and_on_the_top_line_where_dense(aligne
     assert [line.get_ydata()[0] for line in marks] == [top, 16, top, 15]
     assert [line.get_markerfacecolor() == "none" for line in marks] == [False, False, False, True]
     assert legend(ax)[:2] == ["ours", " _theirs"]
-
-
-def test_one_panel_a_projection(aligned: Plan, other: Plan) -> None:
-    figure = plots.figure_of_dims({"ours": aligned, "theirs": other}, ["q_proj", "down_proj"])
-    assert [ax.get_title(loc="left") or ax.get_title() for ax in figure.axes if ax.axison] == ["q_proj", "down_proj"]
-
-
-def test_plans_of_different_models_are_refused(aligned: Plan) -> None:
-    elsewhere = with_measured(aligned, model="another", digest="1" * 64)
-    with pytest.raises(PlanError, match=r"a plan for tiny .* beside one for another .*; expected plans for the same"):
-        plots.dims({"a": aligned, "b": elsewhere}, "q_proj")
 
 
 @pytest.mark.parametrize("number", [0, 7])
@@ -127,12 +113,10 @@ def test_published_dims_and_how_many_heads_have_them() -> None:
 # --- latency of a layer ---------------------------------------------------------------------------------------------
 
 
-def shapes(*left_out: str) -> list[Any]:
+def shapes() -> list[Any]:
     """What the tiny model and its plan run at 8 rows, 1 µs for each weight and 3 µs for the pairs."""
-    sizes = {"q": (64, 64), "k": (64, 32), "mlp": (64, 176), "down": (176, 64)}
-    rows = [measured("linear", 1000, m=8, k=k, n=n) for name, (k, n) in sizes.items() if name not in left_out]
     return [
-        *rows,
+        *(measured("linear", 1000, m=8, k=k, n=n) for k, n in ((64, 64), (64, 32), (64, 176), (176, 64))),
         measured("low_rank", 3000, m=8, k=64, r=16, n=64),
         measured("low_rank", 3000, m=8, k=176, r=24, n=64),
     ]
@@ -148,15 +132,6 @@ def test_a_bar_of_the_dense_layer_and_one_a_plan(aligned: Plan) -> None:
     assert words(every) == [" 14.0", " 18.0 (1.29x)"]
 
 
-def test_a_profile_that_lacks_a_shape(aligned: Plan) -> None:
-    with pytest.raises(ProfileError) as failure:
-        plots.layer_time({"ours": aligned}, profile(shapes("down")), PREFILL)
-    assert str(failure.value) == (
-        "profile test lacks linear m=8 k=176 n=64, which model.layers.0.mlp.down_proj runs; expected measured "
-        "latencies of every weight. Profile this model's shapes with gac profile --model, or choose another workload."
-    )
-
-
 def test_layers_that_are_not_there_and_weights_that_do_not_run_by_themselves(aligned: Plan) -> None:
     with pytest.raises(PlanError, match="layer 2 of tiny; expected one from 0 to 1"):
         plots.layer_time({"ours": aligned}, profile(shapes()), PREFILL, layer=2)
@@ -167,27 +142,23 @@ def test_layers_that_are_not_there_and_weights_that_do_not_run_by_themselves(ali
 # --- frontier and prediction ----------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def whole_range() -> Frontier:
-    return frontier(problem([[8, 4, 2, 1, 0.5]], [10, 20, 30, 40, 50, 60]), points=5)
-
-
-def test_chosen_plans_stand_on_the_frontier(whole_range: Frontier) -> None:
-    chosen = whole_range.plan(len(whole_range.points) - 2)
-    star = plots.frontier(whole_range, {"chosen": chosen}).lines[-1]
+def test_chosen_plans_stand_on_the_frontier() -> None:
+    found = whole_range()
+    chosen = found.plan(len(found.points) - 2)
+    star = plots.frontier(found, {"chosen": chosen}).lines[-1]
     assert (star.get_marker(), star.get_xdata()[0]) == ("*", chosen.budget.used / 1e6)
-    ax = plots.frontier(whole_range, {"chosen": chosen}, against=PREFILL)
+    ax = plots.frontier(found, {"chosen": chosen}, against=PREFILL)
     assert ax.get_xlabel() == "latency of the targeted weights (µs)"
 
 
-def test_what_does_not_belong_on_a_frontier(aligned: Plan, whole_range: Frontier) -> None:
+def test_what_does_not_belong_on_a_frontier(aligned: Plan) -> None:
     with pytest.raises(PlanError, match=r"plan a for another .* beside a frontier of tiny"):
-        plots.frontier(whole_range, {"a": with_measured(aligned, model="another", digest="1" * 64)})
+        plots.frontier(whole_range(), {"a": with_measured(aligned, model="another", digest="1" * 64)})
     text = replace(MEASURED.calibration, windows=8)
     with pytest.raises(PlanError, match=r"plan a, calibrated on 8 x 1024 tokens of wiki-sample .*; expected 64 x 1024"):
-        plots.frontier(whole_range, {"a": with_measured(aligned, calibration=text)})
-    with pytest.raises(GacError, match=r"a frontier against 'chat'; expected one of params, prefill:1x8, decode:1@8\."):
-        plots.frontier(whole_range, against="chat")
+        plots.frontier(whole_range(), {"a": with_measured(aligned, calibration=text)})
+    with pytest.raises(GacError, match=r"a frontier against 'chat'; expected one of params, prefill:1x8\."):
+        plots.frontier(whole_range(), against="chat")
 
 
 def test_outcomes_stand_where_they_are() -> None:

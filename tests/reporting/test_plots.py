@@ -124,13 +124,6 @@ def test_the_longest_legends_of_two_panels_fit_side_by_side() -> None:
     assert 0 <= boxes[0].x0 < boxes[0].x1 <= boxes[1].x0 < boxes[1].x1 <= figure.bbox.width
 
 
-def test_a_figure_is_saved_as_its_ending_says(tmp_path: Path) -> None:
-    target = tmp_path / "new" / "figure.SVG"
-    plots.save(drawn(sweep()), target)
-    assert target.read_bytes().startswith(b"<?xm")
-    assert list(target.parent.iterdir()) == [target]
-
-
 def test_a_figure_that_cannot_be_written_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     target, ax = tmp_path / "file" / "one.png", drawn(sweep())

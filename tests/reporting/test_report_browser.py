@@ -8,34 +8,21 @@ from pathlib import Path
 import axe_playwright_python
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
-from transformers import LlamaConfig
 
 from gac.plan import Candidate, Plan, SiteChoice
 from gac.reporting.report.render import report_page
 from gac.reporting.report.sources import Sources
-from tests.reporting.report_plans import by_rule, decided, renamed, whole_range
+from tests.reporting.report_plans import LARGE, by_rule, decided, renamed, whole_range
 
 AXE = (Path(axe_playwright_python.__file__).parent / "axe.min.js").read_text(encoding="utf-8")
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
-LARGE = LlamaConfig(
-    hidden_size=8192, intermediate_size=28672, num_hidden_layers=80, num_attention_heads=64, num_key_value_heads=8
-)
 PHONE, DESK = (390, 844), (1280, 900)
 
-CONTRAST = """() => {
-  const channel = (value) => (value /= 255) <= 0.04045 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4;
-  const light = (colour) => {
-    const [r, g, b] = colour.match(/[0-9.]+/g).map(Number);
-    return 0.2126 * channel(r) + 0.7152 * channel(g) + 0.0722 * channel(b);
-  };
-  const button = document.querySelector("#heat button");
-  return [0, 1, 2, 3, 4, 5, 6, 7].map((shade) => {
-    button.className = `s${shade}`;
-    const style = getComputedStyle(button);
-    const [low, high] = [light(style.color), light(style.backgroundColor)].sort((a, b) => a - b);
-    return (high + 0.05) / (low + 0.05);
-  });
-}"""
+EVERY_SHADE = """() => [0, 1, 2, 3, 4, 5, 6, 7].forEach((shade) => {
+  const cell = document.querySelector("#heat td").cloneNode(true);
+  cell.firstChild.className = `s${shade}`;
+  document.querySelector("#heat tbody tr").append(cell);
+})"""
 
 
 @pytest.fixture(scope="module")
@@ -87,15 +74,11 @@ def test_accessibility_rules_hold(
 ) -> None:
     page = opened(sources, size, scheme)
     page.locator("#heat button").first.focus()
+    page.evaluate(EVERY_SHADE)
     page.evaluate(AXE)
     found = page.evaluate("axe.run(document)")
     assert [(rule["id"], [node["html"] for node in rule["nodes"]]) for rule in found["violations"]] == []
     assert page.evaluate("document.documentElement.scrollWidth") == size[0]
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_every_shade_can_be_read(opened: Callable[..., Page], sources: Sources, scheme: str) -> None:
-    assert min(opened(sources, DESK, scheme).evaluate(CONTRAST)) >= 4.5
 
 
 def test_the_tab_key_goes_through_the_page_in_order(opened: Callable[..., Page], sources: Sources) -> None:
@@ -148,12 +131,12 @@ def test_the_table_sorts_and_filters(opened: Callable[..., Page], sources: Sourc
 
 
 def test_markup_in_names_does_nothing(opened: Callable[..., Page]) -> None:
-    hostile = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
+    hostile = "</script><script>alert(1)</script><img src=x onerror=alert(2)><b onmouseover=alert(3)>&amp;\"'"
     plan = renamed(decided(), hostile)
     page = opened(Sources(plan, hostile, {hostile: plan}))
     page.locator("#heat button").first.focus()
     assert page.locator("h1").inner_text() == hostile
-    assert page.locator("img").count() == 0
+    assert page.locator("img, b").count() == 0
     assert hostile in page.locator("#told").inner_text()
 
 

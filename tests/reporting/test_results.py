@@ -10,11 +10,10 @@ from rich.console import Console
 from transformers import LlamaConfig
 
 from gac import Perplexity
-from gac.allocation.frontier import Frontier, frontier
+from gac.allocation.frontier import frontier
 from gac.errors import GacError
 from gac.plan import Plan
-from gac.profiling.cliffs import Cliffs, find_cliffs
-from gac.profiling.table import Profile
+from gac.profiling.cliffs import find_cliffs
 from tests.allocation.small_problems import measured, problem, profile
 from tests.changed import with_measured
 
@@ -27,21 +26,9 @@ def plan(make_plan: Callable[[LlamaConfig, dict[str, tuple[str, int]]], Plan], t
     return make_plan(tiny_config, {UP: ("low_rank", 24)})
 
 
-@pytest.fixture
-def table() -> Profile:
-    return profile([measured("linear", 1000 if n % 8 == 0 else 2000, m=8, k=64, n=n) for n in range(64, 129)])
-
-
-@pytest.fixture
-def cliffs(table: Profile) -> Cliffs:
-    return find_cliffs(table.sweeps()[0])
-
-
-@pytest.fixture
-def found() -> Frontier:
-    return frontier(problem([[2, 1, 0.5, 0.25, 0.125]], [10, 20, 30, 40, 50, 60]), points=3)
-
-
+TABLE = profile([measured("linear", 1000 if n % 8 == 0 else 2000, m=8, k=64, n=n) for n in range(64, 129)])
+CLIFFS = find_cliffs(TABLE.sweeps()[0])
+FRONTIER = frontier(problem([[2, 1, 0.5, 0.25, 0.125]], [10, 20, 30, 40, 50, 60]), points=3)
 PERPLEXITY = Perplexity(17.9047, 40_920, "wiki-sample, 40 windows x 1024", "float32")
 
 
@@ -56,19 +43,19 @@ def lines_of(result: object) -> list[str]:
     return [" ".join(line.split()) for line in repr(result).splitlines()]
 
 
-def test_each_result_is_a_table_and_what_it_is_of(plan: Plan, table: Profile, cliffs: Cliffs, found: Frontier) -> None:
+def test_each_result_is_a_table_and_what_it_is_of(plan: Plan) -> None:
     lines = lines_of(plan)
     assert lines[0] == "layer q k v o gate up down kept loss"
     assert lines[2].startswith("0 - - - - - r 24 ")
     assert lines[-1] == "certificate optimal: loss 0.1, bound 0.1, gap 0"
-    lines = lines_of(table)
+    lines = lines_of(TABLE)
     assert (lines[0], lines[3]) == ("profile test: NVIDIA Test GPU", "linear bf16 65 0 1.0 µs 2.0 µs")
-    lines = lines_of(cliffs)
+    lines = lines_of(CLIFFS)
     assert lines[2] == "odd 32 2.00x multiples of 8 no"
     assert lines[-2].startswith("56 collapsed dims, the worst 65 (2.00x the latency of 72); ")
     assert lines[-1] == "period 8; differences under 6.0% are noise"
-    assert lines_of(found)[0] == "frontier of tiny, kfac, NVIDIA Test GPU"
-    assert "3 points, 3 of them proved to lose least for their parameters" in lines_of(found)
+    assert lines_of(FRONTIER)[0] == "frontier of tiny, kfac, NVIDIA Test GPU"
+    assert "3 points, 3 of them proved to lose least for their parameters" in lines_of(FRONTIER)
     assert lines_of(PERPLEXITY)[2:] == ["17.905 40,920 float32", "wiki-sample, 40 windows x 1024"]
     assert str(PERPLEXITY) == "17.905 (wiki-sample, 40 windows x 1024; 40,920 tokens predicted, float32)"
 
@@ -83,17 +70,12 @@ def test_rich_prints_the_same_table(plan: Plan) -> None:
 # --- HTML -----------------------------------------------------------------------------------------------------------
 
 
-def test_each_result_is_a_table_in_a_notebook(plan: Plan, table: Profile, cliffs: Cliffs, found: Frontier) -> None:
-    for result in (plan, table, cliffs, found, PERPLEXITY):
-        assert tags(result._repr_html_()) >= {"table", "thead", "tbody", "th", "td"}
-
-
-def test_markup_in_names_is_escaped(plan: Plan, found: Frontier) -> None:
-    hostile = with_measured(found, model=HOSTILE)
-    for result in (with_measured(plan, model=HOSTILE), hostile, replace(PERPLEXITY, protocol=HOSTILE)):
-        html = result._repr_html_()
-        assert "script" not in tags(html)
-        assert "&lt;script&gt;alert(1)&lt;/script&gt;[bold]" in html
+def test_each_result_is_a_table_in_a_notebook_and_markup_in_names_is_escaped(plan: Plan) -> None:
+    named = with_measured(plan, model=HOSTILE), with_measured(FRONTIER, model=HOSTILE)
+    hostile = [one._repr_html_() for one in (*named, replace(PERPLEXITY, protocol=HOSTILE))]
+    for html in (*hostile, TABLE._repr_html_(), CLIFFS._repr_html_()):
+        assert "script" not in tags(html) >= {"table", "thead", "tbody", "th", "td"}
+    assert all("&lt;script&gt;alert(1)&lt;/script&gt;[bold]" in html for html in hostile)
 
 
 # --- DataFrames -----------------------------------------------------------------------------------------------------
@@ -107,15 +89,15 @@ def test_a_plan_has_a_row_a_weight(plan: Plan) -> None:
     assert (row["layer"], row["kind"], row["form"], row["dim"], row["aligned"]) == (0, "up_proj", "low_rank", 24, True)
 
 
-def test_the_others_have_a_row_a_measurement_a_dim_a_point(table: Profile, cliffs: Cliffs, found: Frontier) -> None:
-    frame = table.to_dataframe()
+def test_the_others_have_a_row_a_measurement_a_dim_a_point() -> None:
+    frame = TABLE.to_dataframe()
     assert (len(frame), frame["n"].max(), frame["median_ns"].max()) == (65, 128, 2000.0)
-    frame = cliffs.to_dataframe()
-    assert (frame["is"] == "collapsed").sum() == len(cliffs.collapsed)
+    frame = CLIFFS.to_dataframe()
+    assert (frame["is"] == "collapsed").sum() == len(CLIFFS.collapsed)
     assert frame.iloc[0].to_dict() == {"dim": 65, "is": "collapsed", "beside": 72, "times": 2.0}
-    frame = found.to_dataframe()
-    assert list(frame["params"]) == [point.params for point in found.points]
-    assert list(frame["latency_ns prefill:1x8"]) == [point.latency_ns[0] for point in found.points]
+    frame = FRONTIER.to_dataframe()
+    assert list(frame["params"]) == [point.params for point in FRONTIER.points]
+    assert list(frame["latency_ns prefill:1x8"]) == [point.latency_ns[0] for point in FRONTIER.points]
     assert PERPLEXITY.to_dataframe()["value"].tolist() == [17.9047]
 
 

@@ -1,13 +1,12 @@
-"""Tables of studies and explanations: headings, figures, verdicts."""
+"""Tables of studies: headings, figures, verdicts."""
 
 from dataclasses import replace
 
 from rendering import shown
 from rich.console import Group
 
-from gac.lab.mechanisms import explain
 from gac.lab.studies import Column, StudyResult
-from gac.lab.tables import explanation_tables, studies_table, study_tables, verdicts_table
+from gac.lab.tables import studies_table, study_tables, verdicts_table
 
 RESULT = StudyResult(
     "gemm-k",
@@ -43,10 +42,3 @@ def test_verdicts_and_studies_are_one_line_each() -> None:
     assert shown(verdicts_table("a GPU", [RESULT]))[3:] == ["gemm-k held Holds on this GPU: 1.78x."]
     entries = [{"name": "gemm-k", "claim": "misaligned K costs 25-60 %", "shapes": 1193}]
     assert shown(studies_table(entries))[2] == "gemm-k misaligned K costs 25-60 % 1,193"
-
-
-def test_each_broken_rule_cites_its_sources() -> None:
-    told = explain("sdpa", 107)
-    page = "".join(shown(Group(*explanation_tables(told))))
-    assert told.broken
-    assert all(source.title.split(",")[0] in page for finding in told.broken for source in finding.rule.sources)
