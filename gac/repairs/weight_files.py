@@ -13,7 +13,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from gac.checkpoint.shards import weight_files
+from gac.checkpoint.load import weight_files
 from gac.errors import CheckpointError, first_line
 from gac.models.loading import UNREADABLE
 
