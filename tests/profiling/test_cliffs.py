@@ -83,35 +83,36 @@ def test_alignment_shows_even_where_latency_grows_with_the_dim() -> None:
     assert cliffs.period == 8
 
 
-def published(points: dict[int, float], iqr: float = 0.01) -> Sweep:
+PUBLISHED = {
+    # 113 to 119 collapse; 120 is the last good dim before the step to 121.
+    "flash": (
+        dict(zip(range(113, 120), (2.23, 2.22, 2.24, 2.23, 2.22, 2.24, 2.22), strict=True))
+        | {112: 1.548, 120: 1.608, 121: 2.21},
+        dict.fromkeys(range(113, 120), 120),
+        [120],
+    ),
+    # 107 collapses and 112 rescues it; 120 too loses 8 % to 128, as the published padding to 16 shows.
+    "dense": (
+        {64: 0.826, 96: 1.140, 104: 1.551, 107: 2.147, 112: 1.545, 120: 1.603, 128: 1.485},
+        {107: 112, 120: 128},
+        [96],
+    ),
+    # Every misaligned head_dim collapses onto the multiple of 8 or 16 that it was padded to.
+    "repairs": (
+        {107: 2.064, 112: 1.490, 114: 2.049, 117: 2.054, 120: 1.557, 121: 1.964, 125: 1.975, 128: 1.430},
+        {107: 112, 114: 128, 117: 128, 120: 128, 121: 128, 125: 128},
+        [],
+    ),
+}
+
+
+@pytest.mark.parametrize(("points", "rescues", "sweet_spots"), PUBLISHED.values(), ids=PUBLISHED)
+def test_the_published_sweeps_of_an_a100(points, rescues, sweet_spots) -> None:
     """Latencies in ms of somebody's SDPA by head_dim."""
-    return make_sweep({dim: 1e6 * ms for dim, ms in points.items()}, iqr)
-
-
-def test_the_published_flash_sweep_of_an_a100() -> None:
-    """113 to 119 collapse; 120 is the last good dim before the step to 121."""
-    slow = dict(zip(range(113, 120), (2.23, 2.22, 2.24, 2.23, 2.22, 2.24, 2.22), strict=True))
-    cliffs = find_cliffs(published({112: 1.548, 120: 1.608, 121: 2.21} | slow))
-    assert cliffs.collapsed.tolist() == list(range(113, 120))
-    assert set(cliffs.rescue.tolist()) == {120}
-    assert cliffs.slowdown == pytest.approx(1.39, abs=0.01)
-    assert (cliffs.sweet_spots.tolist(), cliffs.edges.tolist()) == ([120], [121])
-
-
-def test_the_published_dense_sweep_of_an_a100() -> None:
-    """107 collapses and 112 rescues it; 120 too loses 8 % to 128, as the published padding to 16 shows."""
-    dense = {64: 0.826, 96: 1.140, 104: 1.551, 107: 2.147, 112: 1.545, 120: 1.603, 128: 1.485}
-    cliffs = find_cliffs(published(dense))
-    assert dict(zip(cliffs.collapsed.tolist(), cliffs.rescue.tolist(), strict=True)) == {107: 112, 120: 128}
-    assert cliffs.slowdown == pytest.approx([2.147 / 1.545, 1.603 / 1.485])
-
-
-def test_the_published_repairs_of_an_a100() -> None:
-    """Every misaligned head_dim collapses onto the multiple of 8 or 16 that it was padded to."""
-    repairs = {107: 2.064, 112: 1.490, 114: 2.049, 117: 2.054, 120: 1.557, 121: 1.964, 125: 1.975, 128: 1.430}
-    cliffs = find_cliffs(published(repairs))
-    rescues = dict(zip(cliffs.collapsed.tolist(), cliffs.rescue.tolist(), strict=True))
-    assert rescues == {107: 112, 114: 128, 117: 128, 120: 128, 121: 128, 125: 128}
+    cliffs = find_cliffs(make_sweep({dim: 1e6 * ms for dim, ms in points.items()}, 0.01))
+    assert dict(zip(cliffs.collapsed.tolist(), cliffs.rescue.tolist(), strict=True)) == rescues
+    assert cliffs.slowdown == pytest.approx([points[dim] / points[rescue] for dim, rescue in rescues.items()])
+    assert cliffs.sweet_spots.tolist() == sweet_spots
 
 
 @pytest.mark.parametrize("dims", [[], [64]])
@@ -153,10 +154,7 @@ def test_alignment_alone_decides_where_the_profile_lacks_the_shape(profile) -> N
     dims = np.arange(1, 33)
     sound = sound_dims(profile, "low_rank", [{"m": 7, "k": 64, "n": 64}], "r", dims)
     assert dims[sound].tolist() == [8, 16, 24, 32]
-
-
-def test_every_dim_is_sound_for_an_operator_that_was_never_measured(profile) -> None:
-    assert sound_dims(profile, "linear", [{"m": 1, "k": 64}], "n", np.arange(1, 9)).all()
+    assert sound_dims(profile, "linear", [{"m": 1, "k": 64}], "n", dims).all()  # an operator never measured
 
 
 def test_an_operators_period_is_that_of_the_sweeps_where_alignment_matters(profile) -> None:

@@ -9,7 +9,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from gac.profiling.operators import operation
 from gac.profiling.timing.operands import Pools
-from gac.profiling.timing.runners import edges, relative_error, runner_of
+from gac.profiling.timing.runners import relative_error, runner_of
 from gac.profiling.timing.runners.int4 import inner_tiles
 
 
@@ -22,11 +22,6 @@ def run(name: str, dtype: str = "bf16", **axes: int) -> tuple[Sequence[Tensor], 
 
 def near(given: Tensor, expected: Tensor) -> bool:
     return float((given.double() - expected).norm() / expected.norm()) < 1e-2
-
-
-def test_the_edges_are_the_first_and_last_32_places() -> None:
-    assert edges(64, torch.device("cpu")).tolist() == list(range(64))
-    assert edges(100, torch.device("cpu")).tolist() == [*range(32), *range(68, 100)]
 
 
 @pytest.mark.parametrize("axes", [{"m": 9, "k": 20, "n": 30}, {"m": 1, "k": 128, "n": 16}])
@@ -59,13 +54,8 @@ def test_every_head_is_multiplied_with_its_own_weight(name) -> None:
     assert all(near(y, one.double() @ w.double().T) for one, w, y in zip(x, heads, given, strict=True))
 
 
-def int4_operands(m: int, k: int, n: int, group: int) -> list[Tensor]:
-    axes, pools = operation("int4_linear", m=m, k=k, n=n, group=group).axes, Pools("cpu", limit_bytes=2**21)
-    return [pools.cut(operand) for operand in runner_of("int4_linear").operator.inputs(axes, "bf16")]
-
-
 def test_both_int4_operators_are_what_pytorchs_int4_kernel_computes() -> None:
-    x, nibbles, scales = int4_operands(m=5, k=96, n=32, group=32)
+    (x, nibbles, scales), _ = run("int4_linear_dequantised", m=5, k=96, n=32, group=32)
     levels = torch.stack([nibbles >> 4, nibbles & 15], dim=-1).flatten(1).int()
     packed = torch._convert_weight_to_int4pack_for_cpu(levels, 2)
     result = [torch._weight_int4pack_mm_for_cpu(x, packed, 32, scales)]
