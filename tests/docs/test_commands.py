@@ -19,10 +19,8 @@ def leaves(group: click.Group = main, *before: str) -> dict[str, click.Command]:
     """Every command that is no group, by its words after ``gac``."""
     found: dict[str, click.Command] = {}
     for name, command in group.commands.items():
-        deeper = (
-            leaves(command, *before, name) if isinstance(command, click.Group) else {" ".join((*before, name)): command}
-        )
-        found |= deeper
+        words = (*before, name)
+        found |= leaves(command, *words) if isinstance(command, click.Group) else {" ".join(words): command}
     return found
 
 

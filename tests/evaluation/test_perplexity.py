@@ -59,9 +59,11 @@ def test_the_protocol_says_it_all(tiny_model: LlamaForCausalLM, tiny_tokenizer: 
     assert measured.dtype == "bfloat16"
 
 
-def test_a_perplexity_reads_as_a_sentence() -> None:
+def test_figures_read_as_a_sentence() -> None:
     found = str(Perplexity(17.5432, 40920, "wiki-sample, no BOS", "float32"))
     assert found == "17.543 (wiki-sample, no BOS; 40,920 tokens predicted, float32)"
+    found = str(Divergence(0.2468, 0.8125, 288627, "wikitext2, no BOS", "bfloat16", "float32"))
+    assert found == "KL 0.2468 nats, top-1 81.2% (wikitext2, no BOS; 288,627 tokens, bfloat16 against float32)"
 
 
 def test_every_module_gets_its_own_mode_back(tiny_model: LlamaForCausalLM, tiny_tokenizer: Any, prose: str) -> None:
@@ -159,11 +161,6 @@ def test_both_perplexities_come_out_of_the_same_pass(
     own, reference, _ = compare_models(tiny_model, other_model, sample)
     assert own == perplexity(tiny_model, tiny_tokenizer, prose, windows=2, length=32)
     assert reference == perplexity(other_model, tiny_tokenizer, prose, windows=2, length=32)
-
-
-def test_a_divergence_reads_as_a_sentence() -> None:
-    found = str(Divergence(0.2468, 0.8125, 288627, "wikitext2, no BOS", "bfloat16", "float32"))
-    assert found == "KL 0.2468 nats, top-1 81.2% (wikitext2, no BOS; 288,627 tokens, bfloat16 against float32)"
 
 
 def test_models_of_other_tokens_are_refused(
