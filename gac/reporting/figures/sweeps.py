@@ -62,6 +62,15 @@ _ATLAS = (  # operators, dtypes, axes: the first of each that was measured
 _NARROW: Any = {"fontsize": 6, "handlelength": 1.2, "handletextpad": 0.5, "columnspacing": 0.8}
 """So narrow that the longest legends of two panels fit a page's width."""
 
+_ALONG: Any = {
+    "fontsize": 6,
+    "rotation": 90,
+    "color": "#333333",
+    "bbox": {"boxstyle": "square,pad=0.1", "fc": "white", "ec": "none", "alpha": 0.8},
+    "zorder": 1.5,  # below the data: words may be crossed, points may not be hidden
+}
+"""Small words along a vertical line."""
+
 _FEW = 40
 """So few points of the line are told from one another."""
 
@@ -182,7 +191,9 @@ def _draw_staircase(ax: "Axes", sweep: Sweep, scaled: Floats, cliffs: Cliffs, sh
     for left, right, edge in zip(before.tolist(), after.tolist(), edges, strict=True):
         words = _changed(sweep, left, right)
         if words and edge - last >= room and named < _MOST_SWITCHES:
-            _write_along(ax, edge, words, low=_emptier_below(ax, sweep.dims[shown], scaled[shown], edge))
+            low = _emptier_below(ax, sweep.dims[shown], scaled[shown], edge)
+            place = (edge, 0.02 if low else 0.99), (1, 0), ("data", "axes fraction")
+            ax.annotate(words, *place, "offset points", va="bottom" if low else "top", **_ALONG)
             last, named = edge, named + 1
 
 
@@ -194,23 +205,6 @@ def _emptier_below(ax: "Axes", dims: Ints, scaled: Floats, where: float) -> bool
     begin = to_panel.transform((where, scaled[0]))[0]
     heights = places[np.abs(places[:, 0] - begin - 0.02) < 0.05, 1]
     return bool((heights < 1 / 3).sum() < (heights > 2 / 3).sum())
-
-
-def _write_along(ax: "Axes", where: float, words: str, low: bool) -> None:
-    """Small text along a vertical line, at its lower or its upper end."""
-    ax.annotate(
-        words,
-        (where, 0.02 if low else 0.99),
-        xycoords=("data", "axes fraction"),
-        xytext=(1, 0),
-        textcoords="offset points",
-        fontsize=6,
-        rotation=90,
-        va="bottom" if low else "top",
-        color="#333333",
-        bbox={"boxstyle": "square,pad=0.1", "fc": "white", "ec": "none", "alpha": 0.8},
-        zorder=1.5,  # below the data: words may be crossed, points may not be hidden
-    )
 
 
 def _label(ax: "Axes", sweep: Sweep, unit: str) -> None:
