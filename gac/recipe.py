@@ -9,8 +9,8 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from importlib import import_module
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any, Literal, TypedDict
 
 from gac.costs import BYTES, KV_NUMBERS, PARAMS, ns_of
@@ -346,8 +346,7 @@ def _plain(name: str, value: Any) -> Any:
     if name == "calibration" and not isinstance(value, str):
         return str(value) if isinstance(value, Path) else value.name
     if name in _SEAMS and not isinstance(value, str):
-        module, _, registry = _SEAMS[name].partition(":")
-        return getattr(import_module(module), registry).name(value)
+        return resolve_name(_SEAMS[name]).name(value)
     if name in ("forms", "schemes", "workloads") and isinstance(value, Iterable) and not isinstance(value, str):
         return tuple(value)
     return value

@@ -6,7 +6,7 @@ listed without torch, and rooms that nothing of the core imports can still be as
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from importlib import import_module
+from pkgutil import resolve_name
 from typing import Any, Generic, TypeVar
 
 from gac.errors import GacError, did_you_mean
@@ -59,8 +59,7 @@ class Registry(Generic[T]):
             return self._known[asked]
         kind, colon, parameter = asked.partition(":")
         if asked in self._shipped:
-            module, _, attribute = self._shipped[asked].partition(":")
-            found: Any = getattr(import_module(module), attribute)
+            found: Any = resolve_name(self._shipped[asked])
             self._known[asked] = found() if isinstance(found, type) else found
             return self._known[asked]
         if colon and kind in self.names and (make := getattr(self.get(kind), "with_parameter", None)):
