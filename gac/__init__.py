@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from gac.checkpoint.classes import register_with_transformers
+from gac.version import __distribution__ as __distribution__
 from gac.version import __version__
 
 if TYPE_CHECKING:

@@ -111,9 +111,9 @@ def frontier(
             "a method for any form",
             f"Plan {', '.join(method.forms)} with gac.allocate.",
         )
-    recipe = replace(asked.recipe, limits=replace(asked.recipe.limits, params=1.0))
-    asked = replace(asked, recipe=recipe)
     check_asked(points, limit, asked.recipe)
+    limits = replace(asked.recipe.limits, params=1.0, latency={})
+    asked = replace(asked, recipe=replace(asked.recipe, limits=limits, slack=0.0))
     if limit != PARAMS:
         config = load_config(str(model)) if isinstance(model, (str, Path)) else model.config
         sites = as_planned(family_of(config).sites(config), asked.recipe.space.forms, asked.recipe.deployment.fuse)

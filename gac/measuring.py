@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gac.allocation.decide import settled
 from gac.allocation.feasibility import check_reachable
 from gac.allocation.problem import Problem
 from gac.allocation.rules import RULES
@@ -14,7 +15,7 @@ from gac.compression.refit import expected_share, refit_named
 from gac.errors import GacError, ModelError, PlanError
 from gac.forms import DEFAULT_FORMS, form_named
 from gac.forms.metric import FACTOR
-from gac.forms.planned_sites import as_planned, check_forms_fit
+from gac.forms.planned_sites import Fusing, as_planned, check_forms_fit
 from gac.models.families import family_of
 from gac.models.linears import check_rows_together
 from gac.models.loading import Loaded, check_finite, check_in_memory, load_config, load_model, model_digest
@@ -60,9 +61,18 @@ class Asked:
             raise GacError(given, "a recipe alone, or keywords alone", "Change the recipe with dataclasses.replace.")
         else:
             found = cls(recipe, recipe.deployment.profile, TextSpec.parse(recipe.measure.text))
-        fitted = with_own_forms(found.recipe, METHODS.get(found.recipe.measure.method))
+        method = METHODS.get(found.recipe.measure.method)
+        fitted = _with_fusing(with_own_forms(found.recipe, method), method)
         RULES.get(fitted.rule).check(fitted)
         return replace(found, recipe=fitted)
+
+
+def _with_fusing(recipe: Recipe, method: Method) -> Recipe:
+    """The recipe with ``fuse`` decided where it is left open."""
+    if recipe.deployment.fuse is not None:
+        return recipe
+    fuse: Fusing = "auto" if recipe.rule == "loss" and not method.forms else False
+    return replace(recipe, deployment=replace(recipe.deployment, fuse=fuse))
 
 
 def with_own_forms(recipe: Recipe, method: Method) -> Recipe:
@@ -113,6 +123,7 @@ def measure_problem(
     if recipe.deployment.triton:
         check_rows_together(loaded.model, [weight.name for site in sites for weight in site.weights])
     planned = as_planned(sites, recipe.space.forms, recipe.deployment.fuse)
+    recipe = settled(recipe, planned, table)
     check_reachable(planned, recipe, table)
     windows = _windows(asked.text, loaded, recipe.measure.seed)
     check_finite(loaded.model)

@@ -152,6 +152,22 @@ class Certificate:
 
 
 @dataclass(frozen=True)
+class Speed:
+    """What was given for speed: the plan is the fastest of the choices that lose at most the recipe's ``slack`` more.
+
+    Attributes:
+        loss: the least that a choice within the limits loses, nats a token; the plan's certificate proves it.
+        latency_ns: what that choice takes, one a workload; None where unknown.
+        certificate: that no choice within the limits and the slack is faster. Its value is the sum of the latencies,
+            each as a fraction of the dense model's. It has one multiplier a limit, and last that of a nat.
+    """
+
+    loss: float
+    latency_ns: tuple[int | None, ...]
+    certificate: Certificate
+
+
+@dataclass(frozen=True)
 class WeightChoice:
     """What one weight becomes."""
 
@@ -231,7 +247,8 @@ class Plan(Shown, Record):
     Attributes:
         recipe: what was asked for, with what was left open decided: the refit, the forms of the method.
         limits: what is limited, the parameters first.
-        certificate: has one multiplier a limit, in the same order.
+        certificate: of the least loss; it has one multiplier a limit, in the same order.
+        speed: what was given for speed; None where the plan is the choice of least loss.
     """
 
     schema_version: int
@@ -243,6 +260,7 @@ class Plan(Shown, Record):
     prediction: Prediction
     certificate: Certificate
     sites: tuple[SiteChoice, ...]
+    speed: Speed | None = None
     _error = PlanError
 
     def __post_init__(self) -> None:
@@ -257,6 +275,21 @@ class Plan(Shown, Record):
     def limit(self, column: str) -> Limit | None:
         """The limit of a cost column; None where it is not limited."""
         return next((one for one in self.limits if one.column == column), None)
+
+    @property
+    def prices(self) -> tuple[float, ...]:
+        """What a unit of each limit is worth to the choice, in nats a token; of latency also what it is minimised for.
+
+        Raises:
+            AssertionError: loss did not limit the fastest choice, so that nothing has a price in it.
+        """
+        if self.speed is None:
+            return self.certificate.multipliers
+        *paid, nat = self.speed.certificate.multipliers
+        assert nat > 0, "no price in nats"
+        dense = {ns_of(one.workload): one.dense_ns for one in self.workloads if one.dense_ns}
+        share = [1 / dense[limit.column] if limit.column in dense else 0.0 for limit in self.limits]
+        return tuple((price + own) / nat for price, own in zip(paid, share, strict=True))
 
     @property
     def kept_of_model(self) -> float:
@@ -365,6 +398,10 @@ def _check_counts(plan: Plan) -> None:
     prices, limits, recipe = len(plan.certificate.multipliers), len(plan.limits), plan.recipe.fractions
     priced = prices == limits or not any(site.alternatives for site in plan.sites)
     check(priced, f"plan has alternatives and {prices} multipliers", f"{limits}, one a limit")
+    if plan.speed is not None:
+        shape = len(plan.speed.latency_ns), len(plan.speed.certificate.multipliers)
+        given = f"plan has speed with {shape[0]} latencies and {shape[1]} multipliers"
+        check(shape == (len(plan.workloads), limits + 1), given, f"{len(plan.workloads)} and {limits + 1}")
     asked = {limit.column: limit.asked for limit in plan.limits}
     as_asked = list(asked.items()) == list(recipe.items())
     check(as_asked, f"plan limits {asked}", f"{recipe}, as its recipe says")

@@ -31,6 +31,7 @@ def summary(plan: "Plan") -> str:
         f"loss         +{prediction.loss:.4f} nats a token predicted",
         f"perplexity   {prediction.dense_perplexity:.2f} -> {prediction.perplexity:.2f} predicted on calibration text",
         *(f"latency      {workload.workload}: {_latency(workload)}" for workload in plan.workloads),
+        *([f"speed        {told}"] if (told := speed(plan)) else []),
         *_cache(plan),
         f"profile      {measured.profile.gpu}, {measured.profile.digest[:12]}; {measured.profile.note}",
         f"calibration  {text.windows} x {text.window_tokens} tokens of {text.text}, seed {asked.seed}"
@@ -38,6 +39,23 @@ def summary(plan: "Plan") -> str:
         f"certificate  {proof.status}: loss {proof.value:.6g}, bound {proof.lower_bound:.6g}, gap {proof.gap:.3g}",
     ]
     return "\n".join(lines)
+
+
+def speed(plan: "Plan") -> str:
+    """What was given for speed and what that bought; empty where the least loss was asked for."""
+    if not plan.recipe.slack:
+        return ""
+    if plan.speed is None:
+        return "not looked at: the profile lacks the latency of the dense weights"
+    given = plan.prediction.loss - plan.speed.loss
+    times = [
+        f"{least / one.dense_ns:.3f}x becomes {one.plan_ns / one.dense_ns:.3f}x at {one.workload}"
+        for one, least in zip(plan.workloads, plan.speed.latency_ns, strict=True)
+        if least and one.plan_ns and one.dense_ns
+    ]
+    proof = plan.speed.certificate
+    kept = f"{proof.status}, gap {proof.gap:.3g}"
+    return f"{given:.4f} nats more than the least loss bought it: {', '.join(times)} ({kept})"
 
 
 def run_as(plan: "Plan") -> str:
@@ -104,8 +122,12 @@ def _words(options: Mapping[str, Any]) -> Iterator[str]:
         option = _NAMES.get(name, f"--{name.replace('_', '-')}")
         if name == "align":
             yield from ("--align-to", str(value)) if value else ("--no-align",)
-        elif value is True or value == "auto":
-            yield option if value is True else f"{option}-where-faster"
+        elif isinstance(value, bool):
+            yield option if value else f"--no-{name}"
+        elif name == "latency" and not value:
+            yield from (option, "any")
+        elif value == "auto":
+            continue
         else:
             for one in _several(value):
                 yield from (option, one)

@@ -114,7 +114,8 @@ class Deployment:
             together for it; the profile has to hold those shapes (``gac profile --model ... --fuse``) where latency is
             limited or to be predicted. ``"auto"``: where the plan is better so, chosen with the dims; where only
             parameters are limited that is where it is faster, and where the profile lacks a shape it is not done. The
-            dense model that latencies are fractions of then runs unfused.
+            dense model that latencies are fractions of then runs unfused. None: ``"auto"`` for the rule ``loss`` and
+            methods for any form, else False.
         decode_kernel: ``triton`` runs every linear weight but the head in a Triton kernel where it has one row, which
             is decoding one sequence, and chooses dims for it; in CUDA graphs and compiled code, for launching takes
             longer than the kernel. Where such a workload is asked for, the profile has to hold its shapes
@@ -125,7 +126,7 @@ class Deployment:
 
     profile: str | None = None
     workloads: tuple[str, ...] = DEFAULT_WORKLOADS
-    fuse: Fusing = False
+    fuse: Fusing | None = None
     decode_kernel: DecodeKernel = "torch"
     tensor_parallel: int = 1
 
@@ -134,8 +135,8 @@ class Deployment:
         _check(named, "deployment.profile", self.profile, "a name, a path or None")
         _check_names("deployment.workloads", self.workloads)
         object.__setattr__(self, "workloads", tuple(dict.fromkeys(map(str, self.parsed))))
-        fusing = isinstance(self.fuse, bool) or self.fuse == "auto"
-        _check(fusing, "deployment.fuse", self.fuse, "True, False or 'auto'", "Leave it out to fuse nothing.")
+        fusing = self.fuse is None or isinstance(self.fuse, bool) or self.fuse == "auto"
+        _check(fusing, "deployment.fuse", self.fuse, "True, False or 'auto'", "Leave it out to fuse where it pays.")
         _check(
             self.decode_kernel in ("torch", "triton"), "deployment.decode_kernel", self.decode_kernel, "torch or triton"
         )
@@ -163,13 +164,14 @@ class Limits:
             exceeded by the rules ``loss`` and ``importance`` (``plan.budget.over`` says by how much another one did).
         memory: kept fraction of the bytes, in (0, 1].
         kv_cache: kept fraction of the KV cache, in (0, 1]; needs a form that makes it smaller (``head_dim``).
-        latency: allowed fraction of the latency, by workload.
+        latency: allowed fraction of the latency, by workload; {} limits none. None: with the rule ``loss`` no workload
+            may be slower than the dense model, where the profile holds that workload's latency.
     """
 
     params: float | None = None
     memory: float | None = None
     kv_cache: float | None = None
-    latency: dict[str, float] = field(default_factory=dict)
+    latency: dict[str, float] | None = None
 
     def __post_init__(self) -> None:
         if self.params is None:
@@ -178,7 +180,10 @@ class Limits:
             if (value := getattr(self, name)) is not None:
                 check_fraction(f"limits.{name}", value)
                 object.__setattr__(self, name, float(value))
-        _check(isinstance(self.latency, Mapping), "limits.latency", self.latency, "fractions by workload")
+        if self.latency is None:
+            return
+        expected = "fractions by workload, or 'any'"
+        _check(isinstance(self.latency, Mapping), "limits.latency", self.latency, expected)
         for workload, fraction in self.latency.items():
             above = _is_number(fraction) and 0 < fraction < math.inf
             expected = "a number above 0, the allowed fraction of the dense latency"
@@ -210,7 +215,8 @@ class Options(TypedDict, total=False):
     tensor_parallel: int
     memory: float | None
     kv_cache: float | None
-    latency: float | Mapping[str, float] | None
+    latency: float | Mapping[str, float] | Literal["any"] | None
+    slack: float | None
     refit: str | None
     rule: Any
 
@@ -225,6 +231,10 @@ class Recipe(Record):
             factors alone, SVD-LLM's closed form) or ``none``. None: ``residual`` for the method ``kfac`` and the rule
             ``loss`` where layers add what o_proj and down_proj write to the residual stream (not Gemma 2 and 3, OLMo 2
             and 3, GLM 4, EXAONE 4, Granite). It belongs to the plan, for it changes what is predicted.
+        slack: how much more than the least loss may be lost for speed: of the choices that lose at most this fraction
+            more, the fastest is taken, which saves most over all workloads together (each as a fraction of the dense
+            model's time); 0 takes the least loss. None: 0.01 with the rule ``loss`` where ``limits.latency`` names no
+            workload, else 0.
         rule: how the choice is made. ``loss`` is exact over the loss curves. Others to compare it with: ``importance``
             (scores times parameters in a window of the unaligned ranks, solved exactly), and the peers' rules
             ``uniform`` (SVD-LLM), ``fisher`` (PaLU), ``zero-sum`` (ZS-SVD; one more backward pass over the calibration
@@ -241,6 +251,7 @@ class Recipe(Record):
     deployment: Deployment = field(default_factory=Deployment)
     limits: Limits = field(default_factory=Limits)
     refit: Refit | None = None
+    slack: float | None = None
     rule: str = "loss"
 
     def __post_init__(self) -> None:
@@ -249,8 +260,12 @@ class Recipe(Record):
         known = Refit.__args__  # type: ignore[attr-defined]
         remedy = did_you_mean(str(self.refit), known, "Correct the name.")
         _check(self.refit is None or self.refit in known, "refit", self.refit, f"one of {', '.join(known)}", remedy)
+        loose = self.slack is None or (_is_number(self.slack) and 0 <= self.slack <= 1)
+        _check(loose, "slack", self.slack, "a number from 0 to 1, the fraction of the loss to give for speed")
+        if self.slack is not None:
+            object.__setattr__(self, "slack", float(self.slack))
         _check(isinstance(self.rule, str), "rule", self.rule, "the name of a rule")
-        for name in self.limits.latency:
+        for name in self.limits.latency or ():
             expected = f"one of the plan's workloads ({', '.join(self.deployment.workloads) or 'none'})"
             remedy = "Add it to the workloads, or drop the limit."
             _check(name in self.deployment.workloads, "limits.latency", name, expected, remedy, BudgetError)
@@ -260,7 +275,8 @@ class Recipe(Record):
         """The limited cost columns, and the fraction of the dense model's that is allowed of each; parameters first."""
         limits = self.limits
         found = {PARAMS: limits.params, BYTES: limits.memory}
-        found |= {ns_of(workload): limits.latency.get(workload) for workload in self.deployment.workloads}
+        latency = limits.latency or {}
+        found |= {ns_of(workload): latency.get(workload) for workload in self.deployment.workloads}
         found[KV_NUMBERS] = limits.kv_cache
         return {column: fraction for column, fraction in found.items() if fraction is not None}
 
@@ -271,8 +287,8 @@ class Recipe(Record):
         Args:
             budget: ``limits.params``.
             options: any of ``Options``. ``calibration`` is ``measure.text``; ``latency`` may be one fraction for every
-                workload; forms, methods and rules may be objects, which are registered; a latency table or documents
-                that are given as objects are named in the plan, not here.
+                workload, or ``"any"``, which limits none; forms, methods and rules may be objects, which are
+                registered; a latency table or documents that are given as objects are named in the plan, not here.
 
         Raises:
             GacError: a keyword is unknown, or a field holds what it cannot.
@@ -285,9 +301,11 @@ class Recipe(Record):
         given = {name: _plain(name, value) for name, value in options.items()}
         deployment = _part(Deployment, given)
         latency = given.pop("latency", None)
-        if latency is not None and not isinstance(latency, Mapping):
+        if latency == "any":
+            latency = {}
+        elif latency is not None and not isinstance(latency, Mapping):
             latency = dict.fromkeys(deployment.workloads, latency)
-        limits = Limits(budget, given.pop("memory", None), given.pop("kv_cache", None), latency or {})
+        limits = Limits(budget, given.pop("memory", None), given.pop("kv_cache", None), latency)
         if "calibration" in given:
             given["text"] = given.pop("calibration")
         return cls(_part(Measure, given), _part(Space, given), deployment, limits, **given)

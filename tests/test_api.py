@@ -84,7 +84,6 @@ def test_a_plan_that_chooses_what_is_fused_runs_and_is_read_back(small: Small, t
     chosen = replace(plan, sites=tuple(replace(site, shared=site.kind == "mlp") for site in plan.sites))
     assert "; fused: 2 mlp" in chosen.summary()
     assert [fused_in(model) for model in small.there_and_back(chosen, tmp_path)] == [2, 2]
-    assert "--fuse-where-faster" in (tmp_path / "small" / "README.md").read_text(encoding="utf-8")
 
 
 def test_a_plan_for_one_row_in_triton_runs_saves_and_loads(small: Small, tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ def test_every_command_has_help_and_is_listed(words: str) -> None:
 
 
 def test_the_version() -> None:
-    assert run("--version").stdout == f"gac, version {gac.__version__}\n"
+    assert run("--version").stdout == f"gac, version {gac.__version__} ({gac.__distribution__})\n"
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,6 @@ def test_the_version() -> None:
         ("allocate m --budget most", "'most' is not a valid float."),
         ("allocate m --latency prefill:1x1", "'prefill:1x1' is not like 0.85 or prefill:1x1024=0.85."),
         ("allocate m --latency 1 --latency decode:1@1=1", "give one fraction for all workloads"),
-        ("allocate m --fuse --fuse-where-faster", "--fuse goes without --fuse-where-faster."),
         ("allocate m --no-align --align-to 16", "--align-to goes without --no-align."),
         ("bench", "give models, or --shapes."),
         ("bench --shapes llama-3-8b --against smollm2", "--against goes with models"),
@@ -132,7 +131,7 @@ def test_dims_are_aligned_to_a_number(model: Path, text_file: Path, tmp_path: Pa
         (["--rule", "unifrom"], "Did you mean 'uniform'?"),
         (["--kv-cache", "0.5", "--form", "head_dim", "--budget", "1"], "Error: a KV-cache limit of 0.5; expected at "),
         (["--latency", "decode:1@1024=0.9"], "Error: the profile lacks the latency of model.layers.0.self_attn.q_proj"),
-        (["--decode-kernel", "triton"], "q_proj for decode:1@1024 in Triton; expected "),
+        (["--decode-kernel", "triton"], "q_proj+k_proj+v_proj for decode:1@1024 in Triton; expected "),
     ],
 )
 def test_allocate_refuses(options: list[str], message: str, model: Path, text_file: Path, tmp_path: Path) -> None:

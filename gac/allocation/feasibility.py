@@ -6,9 +6,11 @@ from dataclasses import replace
 import numpy as np
 
 from gac.allocation.candidates import candidates, dense_candidate, step_of
+from gac.allocation.knapsack import Group, knapsack
 from gac.allocation.latencies import UNKNOWN, Timing
-from gac.allocation.limits import dense_total, floored
-from gac.costs import BYTES, KV_NUMBERS, PARAMS
+from gac.allocation.limits import dense_total, floored, name_of
+from gac.arrays import Floats, Ints
+from gac.costs import BYTES, COSTS, KV_NUMBERS, PARAMS
 from gac.curves import LossCurve, LossCurves
 from gac.errors import BudgetError, ProfileError
 from gac.forms import FORMS, form_named
@@ -42,6 +44,8 @@ def check_reachable(sites: Sequence[Site], recipe: Recipe, profile: Profile) -> 
             )
     if KV_NUMBERS in fractions:
         _check_cache(sites, recipe, dense_total(dense, KV_NUMBERS))
+    if recipe.limits.latency:
+        _check_latency(sites, recipe, profile)
 
 
 def _smallest_params(sites: Sequence[Site], recipe: Recipe, profile: Profile) -> int:
@@ -53,6 +57,36 @@ def _smallest_params(sites: Sequence[Site], recipe: Recipe, profile: Profile) ->
             found = candidates(site, _flat(site, space.forms), space, timing, (PARAMS,))
             of_kind[site.kind] = int(found.params.min())
     return sum(of_kind[site.kind] for site in sites)
+
+
+def _check_latency(sites: Sequence[Site], recipe: Recipe, profile: Profile) -> None:
+    """Whether some choice keeps the limits of latency and of parameters together."""
+    timing = Timing(profile, recipe.deployment.parsed, recipe.deployment.triton)
+    dense = [dense_candidate(site, replace(timing, triton=False)) for site in sites]
+    columns = [column for column in recipe.fractions if column not in COSTS]
+    limits = {column: floored(recipe.fractions[column], dense_total(dense, column)) for column in columns}
+    of_kind = {site.kind: _matching(site, recipe, timing, columns) for site in sites}
+    groups = [Group(site.name, *of_kind[site.kind]) for site in sites]
+    smallest = int(knapsack(groups, list(limits.values()), names=list(map(name_of, columns))).certificate.value)
+    whole = dense_total(dense, PARAMS)
+    if smallest > (limit := floored(recipe.limits.budget, whole)):
+        slower = all(recipe.fractions[column] == 1 for column in columns)
+        kept = "with no workload slower than the dense model" if slower else f"with latency {recipe.limits.latency}"
+        least = -(-smallest * 10**6 // whole) / 10**6
+        raise BudgetError(
+            f"a limit of {limit:,} of {whole:,} parameters ({limit / whole:.6g}) {kept}",
+            f"at least {smallest:,}, the smallest that forms {_named(recipe)} can reach so",
+            f"Ask for a budget of {least:g} or more, or lift the limit of latency with latency='any' (--latency any).",
+        )
+
+
+def _matching(site: Site, recipe: Recipe, timing: Timing, columns: Sequence[str]) -> tuple[Floats, Ints]:
+    """Parameters, and latencies by column, of the candidates whose latencies are known."""
+    space = replace(recipe.space, schemes=(DEFAULT_SCHEME,))
+    found = candidates(site, _flat(site, space.forms), space, timing, (PARAMS, *columns))
+    costs = np.column_stack([found.cost(column) for column in columns])
+    known = (costs != UNKNOWN).all(axis=1)
+    return found.params[known].astype(np.float64), costs[known]
 
 
 def _check_decode_kernel(sites: Sequence[Site], recipe: Recipe, profile: Profile) -> None:

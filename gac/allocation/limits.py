@@ -10,6 +10,9 @@ from gac.costs import BYTES, KV_NUMBERS, PARAMS
 from gac.errors import ProfileError
 from gac.recipe import Recipe
 
+LOSS = "loss"
+"""The limit of loss beside those of the cost columns, where something else is minimised."""
+
 
 def floored(fraction: float, total: int) -> int:
     """``floor(fraction * total)`` in exact integers.
@@ -63,5 +66,6 @@ def name_of(column: str) -> str:
         PARAMS: "the parameter limit",
         BYTES: "the memory limit in bytes",
         KV_NUMBERS: "the KV-cache limit in numbers a token",
+        LOSS: "the loss limit",
     }
     return known.get(column) or f"the latency limit in ns for {column.removeprefix('ns:')}"

@@ -1,4 +1,4 @@
-"""What there is to decide, and the decision: from measured curves and a latency table to the plan that loses least."""
+"""What there is to decide: measured curves and a latency table, as a knapsack."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -9,26 +9,14 @@ import numpy as np
 from gac.allocation.candidates import CandidateSet, candidates, dense_candidate
 from gac.allocation.knapsack import Group, Solution, knapsack
 from gac.allocation.latencies import UNKNOWN, Timing
-from gac.allocation.limits import allowed, floored, name_of, total
+from gac.allocation.limits import name_of, total
 from gac.arrays import Floats
 from gac.costs import BYTES, PARAMS, ns_of
 from gac.curves import LossCurves
 from gac.models.sites import Site
-from gac.plan import (
-    SCHEMA,
-    Candidate,
-    Certificate,
-    Limit,
-    Measured,
-    Plan,
-    Prediction,
-    SiteChoice,
-    WorkloadLatency,
-    amounts,
-)
+from gac.plan import Candidate, Measured
 from gac.profiling.table import Profile
 from gac.recipe import Recipe
-from gac.version import __version__
 from gac.workloads import Workload
 
 
@@ -94,7 +82,7 @@ class Instance:
 
     Attributes:
         sets: for each site the candidates whose costs are known wherever they are limited.
-        groups: the same, with what they cost under each limit.
+        groups: the same, with what is minimised and what they cost under each limit.
         limits: by cost column, in the order of the groups' costs.
     """
 
@@ -103,7 +91,7 @@ class Instance:
     limits: Mapping[str, int]
 
     def solve(self) -> Solution:
-        """The choice that loses least, with its proof.
+        """The choice of the smallest value, with its proof.
 
         Raises:
             BudgetError: the limits cannot be met; says what can be.
@@ -117,24 +105,15 @@ class Instance:
     def alternatives(self, solution: Solution) -> list[tuple[Candidate, ...]]:
         """For each site the best candidate with fewer parameters than the chosen one, and the best with more, if any.
 
-        Best is the smallest loss with what is used priced at the multipliers of the certificate (a candidate's
+        Best is the smallest value with what is used priced at the multipliers of the certificate (a candidate's
         Lagrangian value). So what holds against these two holds all the more against every other candidate of the site.
         """
         prices, found = np.array(solution.certificate.multipliers), []
         for rows, item, group in zip(self.sets, solution.choice, self.groups, strict=True):
-            priced = rows.loss + group.costs @ prices
+            priced = group.values + group.costs @ prices
             sides = map(np.flatnonzero, (rows.params < rows.params[item], rows.params > rows.params[item]))
             found.append(tuple(rows.candidate(int(side[priced[side].argmin()])) for side in sides if len(side)))
         return found
-
-
-@dataclass(frozen=True, eq=False)
-class Decision:
-    """A plan, and the instance whose exact solution made it or bounds it."""
-
-    plan: Plan
-    instance: Instance
-    solution: Solution
 
 
 def as_knapsack(sets: Sequence[CandidateSet], limits: Mapping[str, int]) -> Instance:
@@ -151,84 +130,3 @@ def as_knapsack(sets: Sequence[CandidateSet], limits: Mapping[str, int]) -> Inst
         known.append(rows.at(certain))
         groups.append(Group(rows.site, rows.loss[certain], costs[certain]))
     return Instance(tuple(known), tuple(groups), limits)
-
-
-def decide(problem: Problem) -> Decision:
-    """The plan that loses least within the recipe's limits, with its certificate.
-
-    Raises:
-        BudgetError: a limit cannot be met.
-        ProfileError: a latency is limited, and the profile lacks it.
-    """
-    limits = allowed(problem.recipe, problem.dense)
-    instance = as_knapsack(problem.candidates(limits), limits)
-    solution = instance.solve()
-    plan = assemble(
-        problem.sites,
-        instance.chosen(solution),
-        problem.dense_ns,
-        problem.recipe,
-        problem.measured,
-        solution.certificate,
-        instance.alternatives(solution),
-    )
-    assert not any(limit.over for limit in plan.limits), f"{plan.limits} chosen"
-    return Decision(plan, instance, solution)
-
-
-def assemble(
-    sites: Sequence[Site],
-    chosen: Sequence[Candidate],
-    dense_ns: Sequence[int | None],
-    recipe: Recipe,
-    measured: Measured,
-    certificate: Certificate,
-    alternatives: Sequence[tuple[Candidate, ...]] | None = None,
-) -> Plan:
-    """Write down one chosen candidate a site.
-
-    Args:
-        dense_ns: latency of the dense sites, one a workload; None where unknown.
-        alternatives: for each site what it could have had instead; None where that is not known.
-    """
-    others = alternatives or [()] * len(sites)
-    choices = tuple(SiteChoice.of(*one) for one in zip(sites, chosen, others, strict=True))
-    weights = [weight for choice in choices for weight in choice.weights]
-    workloads = _workloads(recipe.deployment.workloads, chosen, dense_ns)
-    limits = []
-    for column, fraction in recipe.fractions.items():
-        found = amounts(weights, workloads, column)
-        assert found is not None, f"{column} of a chosen candidate is unknown"
-        used, whole = found
-        limit = floored(fraction, whole)
-        limits.append(Limit(column, fraction, limit, used, whole, max(0, used - limit)))
-    loss = float(sum(choice.loss for choice in choices))
-    return Plan(
-        schema_version=SCHEMA,
-        gac_version=__version__,
-        recipe=recipe,
-        measured=measured,
-        limits=tuple(limits),
-        workloads=workloads,
-        prediction=Prediction(loss, measured.perplexity(0.0), measured.perplexity(loss)),
-        certificate=certificate,
-        sites=choices,
-    )
-
-
-def _workloads(
-    names: Sequence[str], chosen: Sequence[Candidate], dense_ns: Sequence[int | None]
-) -> tuple[WorkloadLatency, ...]:
-    found = []
-    for at, (name, dense, ns) in enumerate(zip(names, dense_ns, summed_latency(chosen), strict=True)):
-        weights = sum(len(one.dims) for one in chosen)
-        unknown = sum(len(one.dims) for one in chosen if one.latency_ns[at] is None)
-        interpolated = sum(one.interpolated[at] for one in chosen)
-        found.append(WorkloadLatency(name, dense, ns, weights - interpolated - unknown, interpolated, unknown))
-    return tuple(found)
-
-
-def summed_latency(candidates: Sequence[Candidate]) -> tuple[int | None, ...]:
-    """Summed ns for each workload; None where one is unknown."""
-    columns = zip(*(one.latency_ns for one in candidates), strict=True)
-    return tuple(None if None in column else sum(ns for ns in column if ns is not None) for column in columns)

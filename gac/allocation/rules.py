@@ -4,7 +4,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
-from gac.allocation.problem import Decision, Problem, decide
+from gac.allocation.decide import Decision, decide
+from gac.allocation.problem import Problem
 from gac.arrays import Floats
 from gac.models.sites import Site
 from gac.recipe import Recipe

@@ -9,10 +9,11 @@ from math import fsum
 from typing import ClassVar, Literal, Self
 
 from gac.allocation.candidates import CandidateSet, candidate_at
+from gac.allocation.decide import Decision, assemble
 from gac.allocation.knapsack import Solution
 from gac.allocation.latencies import Timing
 from gac.allocation.limits import allowed, total
-from gac.allocation.problem import Decision, Instance, Problem, as_knapsack, assemble
+from gac.allocation.problem import Instance, Problem, as_knapsack
 from gac.allocation.rules import RULES, Rule
 from gac.costs import KV_NUMBERS, PARAMS
 from gac.curves import LossCurve
@@ -97,6 +98,9 @@ class WeightRule(Rule):
     def check(self, recipe: Recipe) -> None:
         for refusal in self._refusals(recipe.space, recipe.limits):
             raise GacError(*refusal)
+        if recipe.slack:
+            given = f"rule {self.name} with slack {recipe.slack:g}"
+            raise GacError(given, "no slack, for it knows no time", "Leave it out, or use the rule loss.")
 
     def _refusals(self, space: Space, limits: Limits) -> Iterator[tuple[str, str, str]]:
         """What is wrong, what would not be, and what to do."""

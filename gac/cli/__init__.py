@@ -11,7 +11,7 @@ from gac.cli.plot import plot
 from gac.cli.profile import profile, profiles
 from gac.cli.show import compare, graph, report
 from gac.cli.study import study
-from gac.version import __version__
+from gac.version import __distribution__, __version__
 
 _EPILOG = """\b
 A first plan needs no network and no GPU (docs/quickstart.md names the packages):
@@ -25,7 +25,7 @@ Notes and progress go to standard error."""
 
 
 @click.group(epilog=_EPILOG, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.version_option(__version__, prog_name="gac")
+@click.version_option(__version__, prog_name="gac", message=f"%(prog)s, version %(version)s ({__distribution__})")
 def main() -> None:
     """GPU-aligned compression: smaller language models whose dimensions run fast on your GPU.
 

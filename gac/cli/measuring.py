@@ -19,8 +19,12 @@ STATISTICS_KEPT = (
 )
 
 
-def _latency(_ctx: click.Context, _option: click.Parameter, texts: Sequence[str]) -> float | dict[str, float] | None:
-    """One fraction for every workload, or fractions by workload."""
+def _latency(
+    _ctx: click.Context, _option: click.Parameter, texts: Sequence[str]
+) -> str | float | dict[str, float] | None:
+    """``any``, one fraction for every workload, or fractions by workload."""
+    if list(texts) == ["any"]:
+        return "any"
     pairs = [text.rpartition("=") for text in texts]
     try:
         fractions = {workload: float(fraction) for workload, _, fraction in pairs}
@@ -62,15 +66,10 @@ _MEASURED = (
         help="Of those dims, only multiples of N.",
     ),
     click.option(
-        "--fuse",
-        is_flag=True,
-        help="Run the first GEMMs of q/k/v, and of gate/up, as one, and plan for it.",
-    ),
-    click.option(
-        "--fuse-where-faster",
-        "chosen",
-        is_flag=True,
-        help="The same, only where it gives a better plan.",
+        "--fuse/--no-fuse",
+        default=None,
+        help="Run the first GEMMs of q/k/v, and of gate/up, as one, and plan for it: everywhere, or nowhere. Default: "
+        "where it gives a better plan.",
     ),
     decode_kernel_option(
         "triton: decode one sequence with a Triton kernel (in CUDA graphs or compiled code), and plan for it. The "
@@ -111,8 +110,16 @@ _LIMITED = (
         "--latency",
         multiple=True,
         callback=_latency,
-        metavar="F|WORKLOAD=F",
-        help="Allowed fraction of the dense weights' latency, for every workload or (repeatable) for one.",
+        metavar="F|WORKLOAD=F|any",
+        help="Allowed fraction of the dense weights' latency, for every workload or (repeatable) for one. any: no "
+        "limit. Default: no workload slower than dense, where the profile holds its latency.",
+    ),
+    click.option(
+        "--slack",
+        type=float,
+        metavar="F",
+        help="Of the choices that lose at most this fraction more than the least, take the fastest. "
+        "Default: 0.01, and 0 with a limit of latency.",
     ),
     click.option(
         "--kv-cache",
@@ -153,9 +160,12 @@ def recipe_options(limits: bool) -> Callable[[Command], Command]:
 
     def decorate(command: Command) -> Command:
         @wraps(command)
-        def run(recipe_file: Path | None, tokenizer: str | None, step: int | None, chosen: bool, **given: Any) -> Any:
+        def run(recipe_file: Path | None, tokenizer: str | None, step: int | None, **given: Any) -> Any:
             names = [name for name in given if name in Options.__annotations__ or name == "budget"]
-            options = _joined({name: given.pop(name) for name in names}, step, chosen)
+            options = {name: given.pop(name) for name in names}
+            if step is not None and not options["align"]:
+                raise click.UsageError("--align-to goes without --no-align.", click.get_current_context())
+            options |= {} if step is None else {"align": step}
             return command(asked=partial(_asked, recipe_file, tokenizer, options), **given)
 
         for option in reversed((*options, _recipe_option, tokenizer_option)):
@@ -165,19 +175,10 @@ def recipe_options(limits: bool) -> Callable[[Command], Command]:
     return decorate
 
 
-def _joined(options: dict[str, Any], step: int | None, chosen: bool) -> dict[str, Any]:
-    """With what ``--align-to`` and ``--fuse-where-faster`` say beside ``--align`` and ``--fuse``."""
-    if step is not None and not options["align"]:
-        raise click.UsageError("--align-to goes without --no-align.", click.get_current_context())
-    if chosen and options["fuse"]:
-        raise click.UsageError("--fuse goes without --fuse-where-faster.", click.get_current_context())
-    return options | ({} if step is None else {"align": step}) | ({"fuse": "auto"} if chosen else {})
-
-
 def _asked(file: Path | None, tokenizer: str | None, options: dict[str, Any], model: str) -> dict[str, Any]:
     """From the file, or from the options; both together are refused."""
     if file is not None:
-        refuse_given({*options, "step", "chosen"}, "without --recipe, which says it too.")
+        refuse_given({*options, "step"}, "without --recipe, which says it too.")
     recipe = Recipe.of(**options) if file is None else Recipe.load(file)
     _say_cost(model, recipe)
     return {"recipe": recipe, "tokenizer": tokenizer_named(tokenizer)}

@@ -131,18 +131,20 @@ class Bench:
         return [self._result(one, of_one, dense, rest.latency, half.latency) for one, of_one in pairs]
 
     def _built(self, one: Version) -> PreTrainedModel:
-        return variant(self.model, one.choices, run_together(self.sites) if one.fused else (), one.triton)
+        return variant(
+            self.model, one.choices, run_together(self.sites) if one.fused is True else one.fused or (), one.triton
+        )
 
     def _result(
         self, one: Version, timed: Timed, dense: Mapping[bool, Spread], rest: Spread, rest_half: Spread
     ) -> Result:
         """Beside the prediction, where the table has what it needs; ``dense`` is by whether weights are fused."""
         found = Result(one.params, one.loss, timed, dense[False], dense[True], rest)
-        own = self.fused if one.fused else self.dense
+        own = self.fused if one.fused is True else self.dense
         dense_ns, ours = own.table_ns.get(timed.workload), one.table_ns.get(timed.workload)
         if dense_ns is None or ours is None or one.compiled:
             return found
-        reference = Reference(dense[one.fused], dense_ns, rest, rest_half)
+        reference = Reference(dense[one.fused is True], dense_ns, rest, rest_half)
         predicted = reference.predict(ours, one.neurons)
         return replace(found, predicted_ns=predicted, sum_ns=reference.predict_by_sum(ours))
 

@@ -2,11 +2,13 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import fsum
 from typing import Any
 
 from gac.allocation.candidates import candidate_at
-from gac.allocation.fastest import Fastest, fastest
-from gac.allocation.limits import total
+from gac.allocation.decide import settled, summed_latency
+from gac.allocation.fastest import fastest
+from gac.allocation.limits import allowed, dense_total, total
 from gac.allocation.problem import Problem
 from gac.allocation.rules import RULES
 from gac.allocation.weight_rules import Rounding
@@ -22,6 +24,7 @@ from gac.workloads import Workload
 
 DENSE, FUSED = "dense", "dense, fused"
 UNALIGNED = "unaligned"
+DEFAULT = "GAC, by default"
 FASTEST = "GAC, parameters and latency"
 IN_TRITON = ", decode kernel in Triton"
 PADS = (8, 16, 64)
@@ -36,7 +39,7 @@ class Version:
     Attributes:
         name: as tables call it.
         choices: form and dim of every weight, in model order.
-        fused: whether weights that read the same input run their first GEMMs as one.
+        fused: whether weights that read the same input run their first GEMMs as one; or the sites whose weights do.
         loss: predicted, nats a token more than dense.
         table_ns: what the latency table sums up to, by workload; None where it lacks a shape.
         compiled: whether the layers run through ``torch.compile`` with ``shape_padding``.
@@ -45,7 +48,7 @@ class Version:
 
     name: str
     choices: tuple[WeightChoice, ...]
-    fused: bool
+    fused: bool | tuple[Site, ...]
     loss: float
     table_ns: Mapping[str, int | None]
     compiled: bool = False
@@ -85,7 +88,8 @@ class Planner:
             options: as for ``Recipe.of``.
         """
         base = self.problem.recipe
-        options = {"method": base.measure.method, "workloads": base.deployment.workloads, "refit": "none"} | options
+        plain = {"method": base.measure.method, "workloads": base.deployment.workloads, "refit": "none"}
+        options = plain | {"fuse": False, "latency": "any", "slack": 0} | options
         recipe = Recipe.of(budget, **options)
         forms, fuse = recipe.space.forms, recipe.deployment.fuse
         sites = self.problem.sites
@@ -93,12 +97,24 @@ class Planner:
             # Where no form takes several weights, each is chosen by itself: the same choices, and far fewer to weigh.
             sites = _one_by_one(sites)
         planned = as_planned(sites, forms, fuse)
+        recipe = settled(recipe, planned, self.problem.profile)
         return replace(self.problem, sites=planned, recipe=recipe)
 
     def plan(self, budget: float, **options: Any) -> Plan:
         """A plan limited in parameters alone."""
         problem = self.problem_of(budget, **options)
         return RULES.get(problem.recipe.rule).decide(problem).plan
+
+    def plan_by_default(self, budget: float) -> Plan:
+        """What ``gac.allocate`` plans where nothing but a budget is asked for."""
+        return self.plan(budget, forms=DEFAULT_FORMS, fuse="auto", latency=None, slack=None)
+
+    def by_default(self, budget: float) -> Version:
+        """That plan, to time."""
+        plan = self.plan_by_default(budget)
+        sites = as_planned(self.problem.sites, plan.recipe.space.forms, "auto")
+        shared = tuple(site for site, one in zip(sites, plan.sites, strict=True) if one.shared)
+        return replace(version_of(DEFAULT, plan), fused=shared)
 
     def dense(self, fused: bool, triton: bool = False) -> Version:
         """The dense model."""
@@ -141,6 +157,7 @@ def versions_at(planner: Planner, budget: float) -> list[Version]:
     found.append(planner.rounded(own, Rounding("pad", 64), fused=True))
     found += [planner.rounded(own, Rounding("nearest", step)) for step in NEAREST]
     found.append(version_of("GAC, parameters", planner.plan(budget, forms=DEFAULT_FORMS, fuse=True)))
+    found.append(planner.by_default(budget))
     return found
 
 
@@ -162,20 +179,29 @@ def fastest_versions(planner: Planner, budget: float, workload: Workload, most_l
 
 
 def _fastest(planner: Planner, budget: float, workload: Workload, most_loss: float, triton: bool) -> Version:
-    found: list[tuple[Fastest, bool]] = []
+    found: list[Version] = []
     failures: list[BudgetError] = []
     options = {"workloads": [str(workload)], "decode_kernel": _kernel(triton), "align": COARSE}
     for fused in (True, False):
         problem = planner.problem_of(budget, fuse=fused, **options)
         try:
-            found.append((fastest(problem, str(workload), most_loss), fused))
+            found.append(_within(problem, workload, most_loss, fused, triton))
         except BudgetError as failure:
             failures.append(failure)
     if not found:
         raise failures[0]
-    best, fused = min(found, key=lambda pair: pair[0].ns)
-    name, table = FASTEST + (IN_TRITON if triton else ""), {str(workload): best.ns}
-    return Version(name, best.choices, fused, best.loss, table, triton=triton)
+    return min(found, key=lambda version: version.table_ns[str(workload)] or 0)
+
+
+def _within(problem: Problem, workload: Workload, most_loss: float, fused: bool, triton: bool) -> Version:
+    """The choice of least latency within the problem's budget and that loss."""
+    limits, column = allowed(problem.recipe, problem.dense), ns_of(workload)
+    dense_total(problem.dense, column)
+    instance, _ = fastest(problem.candidates([*limits, column]), limits, {column: 1.0}, most_loss, most_loss)
+    chosen = instance.chosen(instance.solve())
+    choices = [choice for site, one in zip(problem.sites, chosen, strict=True) for choice in one.choices(site.weights)]
+    table, loss = dict(zip([str(workload)], summed_latency(chosen), strict=True)), fsum(one.loss for one in chosen)
+    return Version(FASTEST + (IN_TRITON if triton else ""), tuple(choices), fused, loss, table, triton=triton)
 
 
 def compiled_versions(planner: Planner, versions: Sequence[Version]) -> list[Version]:

@@ -35,7 +35,7 @@ def run_together(sites: Sequence[Site], either: bool = False) -> tuple[Site, ...
     return tuple(found)
 
 
-def as_planned(sites: Sequence[Site], forms: Sequence[str], fused: Fusing) -> tuple[Site, ...]:
+def as_planned(sites: Sequence[Site], forms: Sequence[str], fused: Fusing | None) -> tuple[Site, ...]:
     """The family's sites as a plan decides on them.
 
     Neighbours that one of the forms shortens on sides that meet (v_proj and o_proj, by ``head_dim``) become one site,

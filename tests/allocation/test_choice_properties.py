@@ -6,8 +6,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from gac.allocation.decide import decide
 from gac.allocation.knapsack import Group, Solution, knapsack
-from gac.allocation.problem import decide
 from gac.errors import BudgetError
 from gac.plan import Plan
 from tests.allocation.small_problems import DECODE, PREFILL, asking, problem

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from small_problems import PREFILL, SIDE, asking, measured, problem, profile, rows
 
+from gac.allocation.decide import decide
 from gac.allocation.feasibility import check_reachable
 from gac.allocation.latencies import UNKNOWN, Timing
-from gac.allocation.problem import decide
 from gac.errors import BudgetError, ProfileError
 from gac.forms import form_named
 from gac.forms.low_rank.spec import low_rank

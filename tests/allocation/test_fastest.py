@@ -1,52 +1,119 @@
-"""The fastest choice within a budget and a loss."""
+"""Of the choices that lose hardly more than the least, the fastest: beside every choice there is."""
 
 from dataclasses import replace
+from itertools import product
+from math import fsum
 
+import numpy as np
 import pytest
 
-from gac.allocation.fastest import fastest
+from gac.allocation.crosscheck import verified
+from gac.allocation.decide import Decision, decide, settled
+from gac.allocation.feasibility import check_reachable
 from gac.allocation.problem import Problem
-from gac.costs import ns_of
 from gac.errors import BudgetError
-from gac.evaluation.shapes import planner_of_shapes
-from gac.workloads import Workload
-from tests.allocation.small_problems import asking
+from gac.plan import Plan
+from tests.allocation.small_problems import DECODE, PREFILL, asking, problem
 
-WORKLOAD = "decode:1@1024"
-
-
-@pytest.fixture(scope="module")
-def problem() -> Problem:
-    workloads = [Workload.parse(WORKLOAD)]
-    planner = planner_of_shapes("smollm2", workloads, "nvidia-h100-80gb-hbm3", layers=2)
-    return planner.problem_of(1.0, align=64)
+SITES, RANKS = 3, 5
 
 
-def test_without_loss_the_dense_model_is_the_fastest(problem: Problem) -> None:
-    found = fastest(problem, WORKLOAD, 0.0)
-    assert {choice.form for choice in found.choices} == {"dense"}
-    assert found.ns == sum(int(rows.latency[0, 0]) for rows in problem.dense)
+def _random(seed: int) -> Problem:
+    rng = np.random.default_rng(seed)
+    losses = -np.sort(-rng.integers(0, 30, (SITES, RANKS)) * 0.01, axis=1)
+    return problem(losses.tolist(), rng.integers(1, 40, RANKS + 1).tolist())
 
 
-def test_it_keeps_the_limits(problem: Problem) -> None:
-    found = fastest(asking(problem, 0.9), WORKLOAD, 0.05)
-    assert found.loss <= 0.05
-    assert found.params <= 0.9 * problem.params
+def _open(of: Problem, budget: float, **options: object) -> Problem:
+    asked = asking(of, budget, **options)
+    return replace(asked, recipe=settled(asked.recipe, asked.sites, asked.profile))
 
 
-def test_more_loss_is_never_slower(problem: Problem) -> None:
-    times = [fastest(problem, WORKLOAD, loss).ns for loss in (0.0, 0.01, 0.03, 0.1)]
-    assert times == sorted(times, reverse=True)
+def _every_choice(of: Problem) -> list[tuple[int, float, tuple[int, ...]]]:
+    """Parameters, loss and ns of each."""
+    everything = replace(of, recipe=replace(of.recipe, space=replace(of.recipe.space, align=False)))
+    sets = everything.candidates(["params", f"ns:{PREFILL}", f"ns:{DECODE}", "kv_numbers"])
+    found = []
+    for items in product(*(range(len(rows)) for rows in sets)):
+        taken = [rows.candidate(item) for rows, item in zip(sets, items, strict=True)]
+        ns = tuple(map(sum, zip(*(one.latency_ns for one in taken), strict=True)))
+        found.append((sum(one.params for one in taken), fsum(one.loss for one in taken), ns))
+    return found
 
 
-def test_nothing_is_faster_site_by_site(problem: Problem) -> None:
-    """With one site, the fastest of its candidates that lose little enough."""
-    one = replace(problem, sites=problem.sites[:1], curves=problem.curves)
-    rows = one.candidates([ns_of(WORKLOAD)])[0]
-    allowed = rows.latency[rows.loss <= 0.01, 0]
-    assert fastest(one, WORKLOAD, 0.01).ns == allowed[allowed >= 0].min()
+@pytest.mark.parametrize("block", range(10))
+def test_nothing_within_the_limits_and_the_slack_is_faster(block: int) -> None:
+    for seed in range(100 * block, 100 * (block + 1)):
+        of = _random(seed)
+        budget, slack = [0.4, 0.6, 0.8][seed % 3], [0.01, 0.1, 0.5, 1.0][seed % 4]
+        asked = _open(of, budget, slack=slack, latency="any" if seed % 2 else None)
+        dense = [ns for ns in asked.dense_ns if ns]
+        most = dense if seed % 2 == 0 else [10**9] * 2
+        limit = int(budget * asked.params + 1e-9)
+        allowed = [one for one in _every_choice(of) if one[0] <= limit and all(map(int.__le__, one[2], most))]
+        if not allowed:
+            with pytest.raises(BudgetError):
+                decide(asked)
+            continue
+        plan = decide(asked).plan
+        least = min(loss for _, loss, _ in allowed)
+        assert plan.speed is not None
+        assert plan.speed.loss == plan.certificate.value == pytest.approx(least, abs=1e-12)
+        assert plan.prediction.loss <= least * (1 + slack) + 1e-12
+        fastest = min(
+            sum(ns / whole for ns, whole in zip(taken, dense, strict=True))
+            for _, loss, taken in allowed
+            if loss <= least * (1 + slack) - 1e-12 or loss <= least
+        )
+        proof = plan.speed.certificate
+        assert proof.status == "optimal"
+        assert proof.value <= fastest + 1e-12
+        assert proof.value == pytest.approx(sum(one.plan_ns / one.dense_ns for one in plan.workloads))
 
 
-def test_a_loss_that_no_choice_within_the_budget_keeps_is_refused(problem: Problem) -> None:
-    with pytest.raises(BudgetError, match=r"budget 0.5 with a loss of at most 0.001; expected \d+ parameters or more"):
-        fastest(asking(problem, 0.5), WORKLOAD, 0.001)
+def _losing() -> Problem:
+    """The least loss at 0.8 takes slow ranks; hardly more loss takes fast ones."""
+    return problem([[0.5, 0.4, 0.3, 0.2, 0.01]] * SITES, [1, 2, 3, 4, 9, 6], workloads=[PREFILL])
+
+
+def test_no_workload_is_slower_than_dense_unless_asked() -> None:
+    free = decide(_open(_losing(), 0.8, latency="any", slack=0)).plan
+    kept = decide(_open(_losing(), 0.8, slack=0)).plan
+    assert free.recipe.limits.latency == {}
+    assert kept.recipe.limits.latency == {PREFILL: 1.0}
+    slower = [[one.plan_ns > one.dense_ns for one in plan.workloads] for plan in (free, kept)]
+    assert any(slower[0])
+    assert not any(slower[1])
+
+
+@pytest.mark.parametrize(
+    ("options", "slack"),
+    [({}, 0.01), ({"latency": "any"}, 0.01), ({"latency": 0.9}, 0.0), ({"latency": 0.9, "slack": 0.1}, 0.1)],
+)
+def test_the_slack_where_nothing_is_said(options: dict[str, object], slack: float) -> None:
+    assert _open(_losing(), 1.0, **options).recipe.slack == slack
+
+
+def test_a_table_without_latencies_limits_nothing_and_says_so() -> None:
+    unknown = problem([[0.5, 0.3, 0.2, 0.1, 0.0]], [1, 2, 3, 4, 5, 6], workloads=["prefill:1x16"])
+    plan = decide(_open(unknown, 0.8)).plan
+    assert plan.recipe.limits.latency == {}
+    assert plan.speed is None
+    assert "speed        not looked at" in plan.summary()
+
+
+def test_both_proofs_are_checked() -> None:
+    decision: Decision = decide(_open(_losing(), 0.8, slack=0.5))
+    plan: Plan = verified(decision)
+    assert plan.speed is not None
+    assert all("CP-SAT agrees" in proof.method for proof in (plan.certificate, plan.speed.certificate))
+
+
+def test_a_budget_that_is_only_kept_slower_names_the_smallest_that_is_not() -> None:
+    asked = _open(problem([[0.5, 0.3, 0.2, 0.1, 0.0]] * SITES, [20, 20, 20, 20, 9, 10], workloads=[PREFILL]), 0.7)
+    with pytest.raises(BudgetError, match=r"no workload slower than the dense model; expected at least \d+") as raised:
+        check_reachable(asked.sites, asked.recipe, asked.profile)
+    least = float(str(raised.value).partition("Ask for a budget of ")[2].split()[0])
+    fitting = _open(asked, least)
+    check_reachable(fitting.sites, fitting.recipe, fitting.profile)
+    assert decide(fitting).plan.budget.kept == pytest.approx(least, abs=1e-6)

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gac.allocation.decide import decide
 from gac.allocation.frontier import Frontier, check_profiled, frontier
-from gac.allocation.problem import Problem, decide
+from gac.allocation.problem import Problem
 from gac.errors import BudgetError, PlanError, ProfileError
 from gac.models.sites import Site
 from gac.models.weights import Weight

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from gac.allocation.candidates import CandidateSet, candidates
+from gac.allocation.decide import decide
 from gac.allocation.feasibility import check_reachable
 from gac.allocation.latencies import Timing
-from gac.allocation.problem import Problem, decide
+from gac.allocation.problem import Problem
 from gac.costs import KV_NUMBERS
 from gac.curves import LossCurve, LossCurves
 from gac.errors import BudgetError, PlanError

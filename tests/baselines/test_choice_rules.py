@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from gac.allocation.crosscheck import verified
-from gac.allocation.problem import Problem, decide
+from gac.allocation.decide import decide
+from gac.allocation.problem import Problem
 from gac.allocation.rules import RULES
 from gac.errors import GacError
 from gac.models.sites import Site

@@ -53,12 +53,12 @@ def main() -> None:
     todo = [(workload, kept) for workload in workloads for kept in asked.kept]
     todo = [case for case in todo if _key(*case, asked.compiled) not in measured]
     if asked.plans and not asked.plans.exists():
-        lists = _planned(planner, todo, asked.processes)
+        lists = _planned(planner, todo, asked)
         asked.plans.write_bytes(to_json({_key(*case): versions for case, versions in lists.items()}))
         for case, versions in lists.items():
             show_plans(*case, versions, total)
         return
-    lists = _read_plans(asked.plans, todo) if asked.plans else _planned(planner, todo, asked.processes)
+    lists = _read_plans(asked.plans, todo) if asked.plans else _planned(planner, todo, asked)
     say(begun, "planned")
     timer = GraphTimer()
     model = model_of_shapes(asked.shapes, device=asked.device, layers=asked.layers)
@@ -92,16 +92,20 @@ def _asked() -> Any:
     parser.add_argument("--kept", type=float, nargs="+", default=[0.85, 0.7, 0.5])
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--compiled", action="store_true", help="only the dense and the compiled versions")
+    parser.add_argument("--by-default", action="store_true", help="only the dense model and the plans made by default")
     parser.add_argument("--processes", type=int, default=1, help="that plan")
     parser.add_argument("--plans", type=Path)
     parser.add_argument("--stop", type=float)
     return parser.parse_args()
 
 
-def _planned(planner: Planner, cases: list[Case], processes: int) -> dict[Case, list[Version]]:
+def _planned(planner: Planner, cases: list[Case], asked: Any) -> dict[Case, list[Version]]:
     """The versions of every case; plans are made by several processes at once, which takes no GPU."""
     kept = sorted({kept for _, kept in cases})
-    with ProcessPoolExecutor(max(processes, 1), mp_context=get_context("fork")) as pool:
+    with ProcessPoolExecutor(max(asked.processes, 1), mp_context=get_context("fork")) as pool:
+        if asked.by_default:
+            own = dict(zip(kept, pool.map(planner.by_default, kept), strict=True))
+            return {case: [own[case[1]]] for case in cases}
         shared = dict(zip(kept, pool.map(partial(versions_at, planner), kept), strict=True))
         own = {kept: next(one.loss for one in found if one.name == UNALIGNED) for kept, found in shared.items()}
         fastest = pool.map(partial(_fastest, planner), cases, [own[kept] for _, kept in cases])

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 from scipy.stats import spearmanr
 
-from gac.allocation.problem import Problem, decide
+from gac.allocation.decide import decide
+from gac.allocation.problem import Problem
 from gac.curves import LossCurve, LossCurves
 from gac.forms import form_named
 from gac.plan import Plan

@@ -72,7 +72,7 @@ def test_it_says_what_it_costs_and_shows_some_points(directory: Path, text_file:
         ),
         (
             ["--limit", "decode:1@1024"],
-            "Error: the profile lacks the latency of model.layers.0.self_attn.q_proj for decode:1@1024; ",
+            "Error: the profile lacks the latency of model.layers.0.self_attn.q_proj+k_proj+v_proj for decode:1@1024; ",
         ),
         (["--workload", "chat"], "Error: workload 'chat'; expected prefill:BxS or decode:B@C with positive integers. "),
         (["--plot", "figure.gif"], "Error: figure figure.gif ends in '.gif'; expected one of .png, .pdf, .svg. "),

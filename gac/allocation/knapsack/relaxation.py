@@ -86,7 +86,7 @@ def _relax_several(items: Ragged) -> tuple[Floats, Ints | None]:
         dual = float(priced[picks].sum() - prices @ items.slack)
         if dual > bound:
             bound, multipliers = dual, prices
-        unit = max(abs(objective), _CLOSE * unit)  # an objective of 0 must not blow up the scaled losses
+        unit = min(unit, max(abs(objective), _CLOSE * unit))  # neither an objective of 0 nor penalties blow it up
         if objective - bound <= _CLOSE * unit or np.isin(picks, columns).all():
             break
         merged = np.union1d(columns, picks)

@@ -62,7 +62,7 @@ def _trade(plan: Plan, site: SiteChoice, other: Candidate) -> Trade:
         choices(theirs),
         site.params - other.params,
         other.loss - site.loss,
-        sum(price * -(used or 0) for price, used in zip(plan.certificate.multipliers, more.values(), strict=True)),
+        sum(price * -(used or 0) for price, used in zip(plan.prices, more.values(), strict=True)),
         tuple((workload, ns) for workload, ns in latencies if ns is not None),
         -(more.get(KV_NUMBERS) or 0),
     )
@@ -93,6 +93,8 @@ def unweighed(plan: Plan) -> str:
     """Why a site has no alternatives."""
     if any(site.alternatives for site in plan.sites):
         return "None of the plan's forms gives this site another candidate."
+    if plan.speed is not None:
+        return "Loss did not limit this choice of speed, so nothing has a price in it."
     return "The plan does not hold what its sites could have had instead; gac allocate writes that now."
 
 
@@ -106,7 +108,7 @@ def _weighed(plan: Plan, trade: Trade) -> str:
     if trade.freed > 0:
         freed = number_of(trade.freed, "parameter")
         offer = f"Why not smaller: {trade.choice} would free {freed}{beside} and {lost}."
-        if not any(plan.certificate.multipliers):
+        if not any(plan.prices):
             return f"{offer} No limit binds, so nothing would be won with what is freed."
         near = "no less than it loses, yet no choice elsewhere was found that uses it"
         verdict = "less than it loses" if trade.worth < trade.lost else near

@@ -46,6 +46,7 @@ def summary(plan: Plan) -> Iterator[str]:
     if plan.workloads:
         times = ", and ".join(_time(plan, one) for one in plan.workloads)
         yield f"The predicted time of the targeted weights {times}."
+        yield from _speed(plan)
     (used, total), limit = plan.kv_numbers, plan.limit(KV_NUMBERS)
     if limit is not None or used != total:
         allowed = "" if limit is None else f"; {limit.limit:,} were allowed"
@@ -53,6 +54,21 @@ def summary(plan: Plan) -> Iterator[str]:
     yield _proof(plan)
     yield _forms(plan)
     yield f"It was made for the {plan.measured.profile.gpu}, by the latency table {plan.measured.profile.digest[:12]}."
+
+
+def _speed(plan: Plan) -> Iterator[str]:
+    """What the slack bought."""
+    if plan.recipe.slack and plan.speed is None:
+        yield "Speed was not looked at: the latency table does not hold the dense weights."
+    if plan.speed is None:
+        return
+    given = plan.prediction.loss - plan.speed.loss
+    least = zip(plan.workloads, plan.speed.latency_ns, strict=True)
+    times = [f"{ns / one.dense_ns:.3f} of the dense time at {one.workload}" for one, ns in least if ns and one.dense_ns]
+    yield (
+        f"The least loss within the limits is {nats(plan.speed.loss)} nats a token, and takes {' and '.join(times)}. "
+        f"The plan gives {nats(given)} nats for speed; {nats(plan.speed.loss * (plan.recipe.slack or 0))} were allowed."
+    )
 
 
 def _budget(plan: Plan) -> str:
@@ -67,7 +83,7 @@ def _budget(plan: Plan) -> str:
 
 
 def _time(plan: Plan, one: WorkloadLatency) -> str:
-    asked = plan.recipe.limits.latency.get(one.workload)
+    asked = (plan.recipe.limits.latency or {}).get(one.workload)
     limit = "" if asked is None else f" ({asked:g} was allowed)"
     if one.dense_ns is None or one.plan_ns is None:
         why = f": the latency table lacks shapes of {counted(one.unknown, 'weight')}" if one.unknown else ""
@@ -117,10 +133,23 @@ def certificate(plan: Plan) -> Pairs:
         prices.append((f"Price of {what}", f"{unit * price:.3g} nats a token"))
     return [
         ("Status", proof.status),
-        ("Loss of the choice", f"{proof.value:.6g} nats a token"),
+        ("Loss of the choice" if plan.speed is None else "Least loss", f"{proof.value:.6g} nats a token"),
         ("No choice loses less than", f"{proof.lower_bound:.6g} nats a token"),
         ("Gap", f"{proof.gap:.3g} nats a token{_share(plan) if proof.gap else ''}"),
         *prices,
+        ("Found by", proof.method),
+        *_fastest(plan),
+    ]
+
+
+def _fastest(plan: Plan) -> Pairs:
+    """The second proof, of speed."""
+    if plan.speed is None:
+        return []
+    proof = plan.speed.certificate
+    return [
+        ("Fastest within the slack", f"{proof.status}, gap {proof.gap:.3g}"),
+        ("Times as fractions of dense", f"{proof.value:.6g} in all; no choice takes less than {proof.lower_bound:.6g}"),
         ("Found by", proof.method),
     ]
 

@@ -1,0 +1,174 @@
+"""The decision: the plan that loses least, or the fastest of those that lose hardly more."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from gac.allocation.candidates import dense_candidate
+from gac.allocation.fastest import fastest
+from gac.allocation.knapsack import Solution
+from gac.allocation.latencies import Timing
+from gac.allocation.limits import allowed, floored, total
+from gac.allocation.problem import Instance, Problem, as_knapsack
+from gac.costs import ns_of
+from gac.models.sites import Site
+from gac.plan import (
+    SCHEMA,
+    Candidate,
+    Certificate,
+    Limit,
+    Measured,
+    Plan,
+    Prediction,
+    SiteChoice,
+    Speed,
+    WorkloadLatency,
+    amounts,
+)
+from gac.profiling.table import Profile
+from gac.recipe import Recipe
+from gac.version import __version__
+
+SLACK = 0.01
+"""How much more than the least loss may be lost for speed, where nothing is said."""
+
+
+@dataclass(frozen=True, eq=False)
+class Decision:
+    """A plan, and the instance whose exact solution made it or bounds it.
+
+    Attributes:
+        faster: the instance of least latency within the slack, and its solution, where that made the plan.
+    """
+
+    plan: Plan
+    instance: Instance
+    solution: Solution
+    faster: tuple[Instance, Solution] | None = None
+
+
+def settled(recipe: Recipe, sites: Sequence[Site], profile: Profile) -> Recipe:
+    """The recipe with what it leaves open of speed decided, see ``Recipe.slack`` and ``Limits.latency``."""
+    exact, limits, run = recipe.rule == "loss", recipe.limits, recipe.deployment
+    latency, slack = limits.latency, recipe.slack
+    if slack is None:
+        slack = SLACK if exact and not latency else 0.0
+    if latency is None:
+        dense = [dense_candidate(site, Timing(profile, run.parsed)) for site in sites]
+        latency = {name: 1.0 for name in run.workloads if exact and total(dense, ns_of(name)) is not None}
+    return replace(recipe, limits=replace(limits, latency=latency), slack=slack)
+
+
+def decide(problem: Problem) -> Decision:
+    """The plan that loses least within the recipe's limits, with its certificate.
+
+    Where the recipe has a slack, and the profile holds a latency, it is the fastest of the plans that lose at most that
+    much more, with a certificate of its own.
+
+    Raises:
+        BudgetError: a limit cannot be met.
+        ProfileError: a latency is limited, and the profile lacks it.
+    """
+    slack, limits = problem.recipe.slack, allowed(problem.recipe, problem.dense)
+    known = zip(problem.workloads, problem.dense_ns, strict=True)
+    weights = {ns_of(workload): 1 / ns for workload, ns in known if ns and slack}
+    sets = problem.candidates(dict.fromkeys([*limits, *weights]))
+    instance = as_knapsack(sets, limits)
+    solution = instance.solve()
+    plan = assemble(
+        problem.sites,
+        instance.chosen(solution),
+        problem.dense_ns,
+        problem.recipe,
+        problem.measured,
+        solution.certificate,
+        instance.alternatives(solution),
+    )
+    assert not any(limit.over for limit in plan.limits), f"{plan.limits} chosen"
+    if not (slack and weights):
+        return Decision(plan, instance, solution)
+    least = solution.certificate.value
+    quick, unit = fastest(sets, limits, weights, least * (1 + slack), least * slack)
+    return _faster(problem, Decision(plan, instance, solution), quick, unit)
+
+
+def _faster(problem: Problem, least: Decision, quick: Instance, unit: float) -> Decision:
+    """The decision of least latency, beside the one of least loss."""
+    solution = quick.solve()
+    proof = solution.certificate
+    proof = replace(proof, multipliers=(*proof.multipliers[:-1], proof.multipliers[-1] / unit))
+    first = least.plan
+    speed = Speed(first.certificate.value, tuple(one.plan_ns for one in first.workloads), proof)
+    priced = proof.multipliers[-1] > 0 and all(first.limit(ns_of(one.workload)) for one in first.workloads)
+    plan = assemble(
+        problem.sites,
+        quick.chosen(solution),
+        problem.dense_ns,
+        problem.recipe,
+        problem.measured,
+        first.certificate,
+        quick.alternatives(solution) if priced else None,
+        speed,
+    )
+    assert not any(limit.over for limit in plan.limits), f"{plan.limits} chosen"
+    return Decision(plan, least.instance, least.solution, (quick, solution))
+
+
+def assemble(
+    sites: Sequence[Site],
+    chosen: Sequence[Candidate],
+    dense_ns: Sequence[int | None],
+    recipe: Recipe,
+    measured: Measured,
+    certificate: Certificate,
+    alternatives: Sequence[tuple[Candidate, ...]] | None = None,
+    speed: Speed | None = None,
+) -> Plan:
+    """Write down one chosen candidate a site.
+
+    Args:
+        dense_ns: latency of the dense sites, one a workload; None where unknown.
+        alternatives: for each site what it could have had instead; None where that is not known.
+        speed: where the choice is the fastest that loses hardly more than the least.
+    """
+    others = alternatives or [()] * len(sites)
+    choices = tuple(SiteChoice.of(*one) for one in zip(sites, chosen, others, strict=True))
+    weights = [weight for choice in choices for weight in choice.weights]
+    workloads = _workloads(recipe.deployment.workloads, chosen, dense_ns)
+    limits = []
+    for column, fraction in recipe.fractions.items():
+        found = amounts(weights, workloads, column)
+        assert found is not None, f"{column} of a chosen candidate is unknown"
+        used, whole = found
+        limit = floored(fraction, whole)
+        limits.append(Limit(column, fraction, limit, used, whole, max(0, used - limit)))
+    loss = float(sum(choice.loss for choice in choices))
+    return Plan(
+        schema_version=SCHEMA,
+        gac_version=__version__,
+        recipe=recipe,
+        measured=measured,
+        limits=tuple(limits),
+        workloads=workloads,
+        prediction=Prediction(loss, measured.perplexity(0.0), measured.perplexity(loss)),
+        certificate=certificate,
+        sites=choices,
+        speed=speed,
+    )
+
+
+def _workloads(
+    names: Sequence[str], chosen: Sequence[Candidate], dense_ns: Sequence[int | None]
+) -> tuple[WorkloadLatency, ...]:
+    found = []
+    for at, (name, dense, ns) in enumerate(zip(names, dense_ns, summed_latency(chosen), strict=True)):
+        weights = sum(len(one.dims) for one in chosen)
+        unknown = sum(len(one.dims) for one in chosen if one.latency_ns[at] is None)
+        interpolated = sum(one.interpolated[at] for one in chosen)
+        found.append(WorkloadLatency(name, dense, ns, weights - interpolated - unknown, interpolated, unknown))
+    return tuple(found)
+
+
+def summed_latency(candidates: Sequence[Candidate]) -> tuple[int | None, ...]:
+    """Summed ns for each workload; None where one is unknown."""
+    columns = zip(*(one.latency_ns for one in candidates), strict=True)
+    return tuple(None if None in column else sum(ns for ns in column if ns is not None) for column in columns)
