@@ -39,4 +39,4 @@ def test_a_point_that_is_there_again_thousands_of_lines_later_is_refused(tmp_pat
 
 def test_a_choice_for_a_model_of_llama_3_70b_size_is_proved_optimal() -> None:
     _, what = load.plan()
-    assert what == "a choice for 560 sites among 430,640 candidates, proved optimal"
+    assert what == "a choice for 560 sites among 291,440 candidates, proved optimal"
