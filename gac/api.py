@@ -11,9 +11,8 @@ from gac.allocation.frontier import Frontier, check_asked, check_profiled
 from gac.allocation.frontier import frontier as whole_range
 from gac.allocation.rules import RULES
 from gac.checkpoint.attach import attach_plan, check_class
-from gac.compression.apply import build_modules, changed_sites, swap_in
+from gac.compression.apply import build_modules, changed_sites, planned_sites, share_gemms, swap_in
 from gac.compression.first_shot import calibration_run, check_shots
-from gac.compression.modules import planned_sites, share_gemms
 from gac.compression.refit import refit as fit_again
 from gac.costs import PARAMS
 from gac.errors import GacError

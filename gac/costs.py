@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 from gac.forms import Form
-from gac.models.weights import Weight
+from gac.models.sites import Weight
 from gac.schemes import Scheme
 from gac.workloads import Workload
 

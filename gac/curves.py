@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gac.arrays import Floats
-from gac.models.weights import Weight
+from gac.models.sites import Weight
 from gac.schemes import DEFAULT_SCHEME, Scheme
 
 if TYPE_CHECKING:

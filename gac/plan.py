@@ -10,8 +10,7 @@ from gac.display import Shown
 from gac.errors import PlanError
 from gac.forms import check_choice, form_named
 from gac.io import Record
-from gac.models.sites import Site
-from gac.models.weights import Weight
+from gac.models.sites import Site, Weight
 from gac.plan_summary import summary
 from gac.recipe import Recipe
 from gac.schemes import DEFAULT_SCHEME, scheme_named

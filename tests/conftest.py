@@ -13,8 +13,7 @@ import gac
 from gac.forms import form_named
 from gac.forms.planned_sites import as_planned
 from gac.models.families import family_of
-from gac.models.sites import Site
-from gac.models.weights import Weight
+from gac.models.sites import Site, Weight
 from gac.plan import (
     SCHEMA,
     Calibration,

@@ -163,7 +163,7 @@ def test_a_plan_is_not_written_where_nothing_can_be(
     def refuse(*_arguments: Any, **_options: Any) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("gac.cli.files.TemporaryFile", refuse)
+    monkeypatch.setattr("gac.cli.options.TemporaryFile", refuse)
     said = refused("allocate", model, "-o", tmp_path / "plan.json")
     assert f"nothing can be written to {tmp_path}: Permission denied; expected a writable path" in said
 

@@ -16,8 +16,7 @@ from gac.costs import COSTS, PARAMS, columns_of
 from gac.curves import LossCurve, LossCurves
 from gac.errors import ProfileError
 from gac.forms import Form, form_named
-from gac.models.sites import Site
-from gac.models.weights import Weight
+from gac.models.sites import Site, Weight
 from gac.plan import Candidate
 from gac.recipe import Space
 from gac.schemes import DEFAULT_SCHEME, Scheme, scheme_named

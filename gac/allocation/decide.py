@@ -1,13 +1,15 @@
 """The decision: the plan that loses least, or the fastest of those that lose hardly more."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import floor, frexp, ldexp
 
-from gac.allocation.candidates import dense_candidate
-from gac.allocation.fastest import fastest
-from gac.allocation.knapsack import Solution
-from gac.allocation.latencies import Timing
-from gac.allocation.limits import allowed, floored, total
+import numpy as np
+
+from gac.allocation.candidates import CandidateSet, dense_candidate
+from gac.allocation.knapsack import Group, Solution
+from gac.allocation.latencies import UNKNOWN, Timing
+from gac.allocation.limits import LOSS, allowed, floored, total
 from gac.allocation.problem import Instance, Problem, as_knapsack
 from gac.costs import ns_of
 from gac.models.sites import Site
@@ -172,3 +174,36 @@ def summed_latency(candidates: Sequence[Candidate]) -> tuple[int | None, ...]:
     """Summed ns for each workload; None where one is unknown."""
     columns = zip(*(one.latency_ns for one in candidates), strict=True)
     return tuple(None if None in column else sum(ns for ns in column if ns is not None) for column in columns)
+
+
+_SLACK_BITS, _LOSS_BITS = 44, 60
+
+
+def fastest(
+    sets: Sequence[CandidateSet], limits: Mapping[str, int], weights: Mapping[str, float], most: float, slack: float
+) -> tuple[Instance, float]:
+    """The knapsack of least latency among the choices that lose at most ``most``.
+
+    Its limits are those given, and last ``LOSS`` in whole units. Every candidate's loss is rounded up to them, so that
+    no choice within the limits loses more.
+
+    Args:
+        limits: by cost column.
+        weights: how much a ns counts, by latency column; candidates of which one is unknown are left out.
+        most: nats a token.
+        slack: the part of ``most`` that is given for speed; the unit is a ``2**44``th of it.
+
+    Returns:
+        The instance, and the unit of loss in nats, a power of two.
+    """
+    exponent = max(frexp(slack)[1] - _SLACK_BITS, frexp(most)[1] - _LOSS_BITS)
+    limit = floor(ldexp(most, -exponent))
+    known = [rows.at(np.all([rows.cost(column) != UNKNOWN for column in weights], axis=0)) for rows in sets]
+    within = as_knapsack(known, limits)
+    groups = []
+    for rows, group in zip(within.sets, within.groups, strict=True):
+        ns = np.sum([weight * rows.cost(column) for column, weight in weights.items()], axis=0)
+        loss = np.ceil(np.ldexp(np.minimum(rows.loss, most), -exponent)).astype(np.int64)
+        loss[rows.loss > most] = limit + 1
+        groups.append(Group(group.name, ns, np.column_stack([group.costs, loss])))
+    return Instance(within.sets, tuple(groups), {**limits, LOSS: limit}), ldexp(1.0, exponent)

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from gac.arrays import Ints
 from gac.forms import Form
-from gac.models.weights import Weight
+from gac.models.sites import Weight
 from gac.operations import Operation, linear
 from gac.profiling.cliffs import sound_dims
 from gac.profiling.operators import with_decode_kernel

@@ -19,8 +19,7 @@ from gac.costs import KV_NUMBERS, PARAMS
 from gac.curves import LossCurve
 from gac.errors import GacError
 from gac.forms import FORMS, Form, form_named
-from gac.models.sites import Site
-from gac.models.weights import Weight
+from gac.models.sites import Site, Weight
 from gac.plan import Certificate
 from gac.recipe import Limits, Recipe, Space
 from gac.schemes import DEFAULT_SCHEME

@@ -18,8 +18,7 @@ from gac.arrays import Floats
 from gac.forms.low_rank.torch import every_rank
 from gac.linalg import check_measured
 from gac.models.linears import linear_at
-from gac.models.sites import Site
-from gac.models.weights import Weight
+from gac.models.sites import Site, Weight
 from gac.sensitivity.calibration import CalibrationRun
 from gac.sensitivity.curves import stream_fits
 from gac.sensitivity.layerwise import frozen

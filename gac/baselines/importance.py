@@ -8,7 +8,7 @@ from gac.allocation.knapsack import Group, knapsack
 from gac.allocation.weight_rules import Chosen
 from gac.arrays import Ints
 from gac.forms import form_named
-from gac.models.weights import Weight
+from gac.models.sites import Weight
 
 WINDOW = 64
 """How far from the unaligned rank a candidate may lie, either way."""

@@ -8,7 +8,7 @@ from math import inf
 from gac.arrays import Floats
 from gac.curves import LossCurve
 from gac.forms import Form, form_named
-from gac.models.weights import Weight
+from gac.models.sites import Weight
 
 LOW_RANK = form_named("low_rank")
 

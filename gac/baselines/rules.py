@@ -13,8 +13,7 @@ from gac.arrays import Floats, Ints
 from gac.baselines.importance import most_important
 from gac.baselines.ranks import fisher_ranks, fisher_score, sensitivity_ranks, uniform_ranks, zero_sum_ranks
 from gac.forms import Form
-from gac.models.sites import Site
-from gac.models.weights import Weight
+from gac.models.sites import Site, Weight
 
 if TYPE_CHECKING:
     from gac.sensitivity.calibration import CalibrationRun

@@ -14,7 +14,7 @@ from gac.checkpoint.attach import planned
 from gac.checkpoint.card import export_card
 from gac.checkpoint.load import load
 from gac.checkpoint.target import check_free, complete_directory, save_tokenizer
-from gac.compression.modules import merged
+from gac.compression.apply import merged
 from gac.errors import CheckpointError
 from gac.forms import form_named
 from gac.models.families import family_of

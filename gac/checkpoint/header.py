@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from gac.compression.modules import planned_sites, shared_names
+from gac.compression.apply import planned_sites, shared_names
 from gac.errors import CheckpointError, GacError
 from gac.forms import form_named
 from gac.io import from_json

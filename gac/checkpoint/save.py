@@ -7,7 +7,7 @@ from transformers import PreTrainedModel
 
 from gac.checkpoint.attach import attach_plan, planned
 from gac.checkpoint.target import check_free, complete_directory, save_tokenizer
-from gac.compression.modules import empty_module
+from gac.compression.apply import empty_module
 from gac.errors import CheckpointError
 from gac.models.linears import as_linear
 from gac.plan import Plan

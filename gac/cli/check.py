@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import gac
-from gac.cli.files import plan_document
 from gac.cli.measuring import tokenizer_named, tokenizer_option
-from gac.cli.options import profile_option, workloads_option
+from gac.cli.options import plan_document, profile_option, workloads_option
 from gac.cli.verb import Answer, Verb, document_option, note
 
 if TYPE_CHECKING:

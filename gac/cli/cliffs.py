@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import gac
-from gac.cli.files import Figure
-from gac.cli.options import LARGEST, dims_option, profile_option, shape_option
+from gac.cli.options import LARGEST, Figure, dims_option, profile_option, shape_option
 from gac.cli.verb import Answer, Verb, note
 from gac.errors import ProfileError
 

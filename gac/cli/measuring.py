@@ -7,8 +7,7 @@ from typing import Any, TypeVar
 
 import click
 
-from gac.cli.files import FILE
-from gac.cli.options import decode_kernel_option, forms_option, refuse_given, table_option, workloads_option
+from gac.cli.options import FILE, decode_kernel_option, forms_option, refuse_given, table_option, workloads_option
 from gac.cli.verb import note
 from gac.recipe import Options, Recipe
 

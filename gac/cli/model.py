@@ -8,9 +8,17 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import gac
-from gac.cli.files import FILE, Figure, Target, plan_document
 from gac.cli.measuring import STATISTICS_KEPT, recipe_options, tokenizer_option
-from gac.cli.options import output_option, refuse_given, table_option, workloads_option
+from gac.cli.options import (
+    FILE,
+    Figure,
+    Target,
+    output_option,
+    plan_document,
+    refuse_given,
+    table_option,
+    workloads_option,
+)
 from gac.cli.verb import Answer, Verb, note
 from gac.errors import CheckpointError, PlanError
 

@@ -9,8 +9,7 @@ import click
 
 import gac
 from gac.cli.cliffs import matching_sweeps
-from gac.cli.files import FILE, Figure, named_plans
-from gac.cli.options import dims_option, output_option, profile_option, shape_option
+from gac.cli.options import FILE, Figure, dims_option, named_plans, output_option, profile_option, shape_option
 from gac.cli.verb import Answer, Verb
 from gac.errors import GacError
 from gac.io import read_document

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import gac
-from gac.cli.files import Target
 from gac.cli.options import (
+    Target,
     decode_kernel_option,
     forms_option,
     known_or_config,

@@ -8,8 +8,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import gac
-from gac.cli.files import FILE, Target, named_plans, plan_document
-from gac.cli.options import forms_option, known_or_config, output_option, profile_option
+from gac.cli.options import (
+    FILE,
+    Target,
+    forms_option,
+    known_or_config,
+    named_plans,
+    output_option,
+    plan_document,
+    profile_option,
+)
 from gac.cli.verb import Answer, Verb, note
 from gac.forms import FORMS
 

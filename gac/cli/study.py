@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import gac
-from gac.cli.files import Target
-from gac.cli.options import output_option, passes_option, profile_option
+from gac.cli.options import Target, output_option, passes_option, profile_option
 from gac.cli.verb import Answer, Verb, note
 from gac.errors import GacError, ProfileError
 

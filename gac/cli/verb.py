@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from gac.cli.files import Target
+from gac.cli.options import Target
 from gac.errors import GacError
 from gac.io import whole_file
 

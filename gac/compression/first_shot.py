@@ -17,8 +17,7 @@ from gac.allocation.candidates import candidates
 from gac.allocation.latencies import Timing
 from gac.allocation.limits import floored
 from gac.allocation.problem import as_knapsack
-from gac.compression.apply import build_modules
-from gac.compression.modules import merged
+from gac.compression.apply import build_modules, merged
 from gac.compression.refit import refit
 from gac.costs import PARAMS
 from gac.curves import LossCurves

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from gac.errors import ModelError
-from gac.models.weights import Weight
+from gac.models.sites import Weight
 from gac.sensitivity.layerwise import LayerStack, listening, room
 
 PLAIN = 0.02

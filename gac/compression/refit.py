@@ -25,8 +25,7 @@ from gac.forms.refit import CompressedMeans, WeightRefit
 from gac.forms.tensors import Kept
 from gac.linalg import tf32_products
 from gac.models.linears import linear_at
-from gac.models.sites import Site
-from gac.models.weights import Weight
+from gac.models.sites import Site, Weight
 from gac.plan import WeightChoice
 from gac.recipe import Refit
 from gac.schemes import Scheme, scheme_named

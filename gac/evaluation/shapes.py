@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from gac.allocation.problem import Problem
-from gac.compression.apply import swap_in
-from gac.compression.modules import empty_module, share_gemms
+from gac.compression.apply import empty_module, share_gemms, swap_in
 from gac.evaluation.versions import Planner
 from gac.models.families import family_of
 from gac.models.linears import linear_at

@@ -6,8 +6,7 @@ from math import fsum
 from typing import Any
 
 from gac.allocation.candidates import candidate_at
-from gac.allocation.decide import settled, summed_latency
-from gac.allocation.fastest import fastest
+from gac.allocation.decide import fastest, settled, summed_latency
 from gac.allocation.limits import allowed, dense_total, total
 from gac.allocation.problem import Problem
 from gac.allocation.rules import RULES

@@ -2,7 +2,7 @@
 
 from gac.errors import PlanError
 from gac.forms.base import Form, Shorter
-from gac.models.weights import Weight, check_weight
+from gac.models.sites import Weight, check_weight
 from gac.registry import Registry, check_contract
 
 __all__ = ["DEFAULT_FORMS", "FORMS", "Form", "Shorter", "check_choice", "form_named"]

@@ -11,7 +11,7 @@ from functools import cached_property
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from gac.models.weights import Side, Weight
+from gac.models.sites import Side, Weight
 from gac.operations import Operation, linear
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from gac.forms.metric import Moments
 from gac.linalg import cholesky, damped
 from gac.models.linears import as_linear
-from gac.models.weights import Weight
+from gac.models.sites import Weight
 
 if TYPE_CHECKING:
     from gac.forms.tensors import Kept

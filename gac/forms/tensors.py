@@ -14,7 +14,7 @@ from gac.forms.metric import Metric, Moments
 from gac.forms.refit import Refits, refit_whole
 from gac.linalg import unpacked
 from gac.models.linears import linear_at, read_weight
-from gac.models.weights import Weight
+from gac.models.sites import Weight
 
 if TYPE_CHECKING:
     from gac.sensitivity.methods import Method

@@ -6,8 +6,7 @@ from types import MappingProxyType
 from typing import Any
 
 from gac.errors import ModelError, PlanError
-from gac.models.sites import Site
-from gac.models.weights import LARGEST_SIZE, Weight, check_weight
+from gac.models.sites import LARGEST_SIZE, Site, Weight, check_weight
 from gac.runtime.contract import COMPRESSED
 
 MOST_LAYERS = 4096

@@ -10,7 +10,7 @@ from transformers import CONFIG_MAPPING
 from gac.errors import CheckpointError, ModelError
 from gac.models.families import Family, family_of
 from gac.models.loading import UNREADABLE
-from gac.models.weights import Weight
+from gac.models.sites import Weight
 
 # The model_type that compressors write, and the architecture that they compressed.
 COMPRESSED_TYPES: Mapping[str, str] = MappingProxyType(

@@ -7,8 +7,7 @@ from rich.console import Group
 
 from gac.forms import Form, Shorter, form_named
 from gac.forms.planned_sites import as_planned
-from gac.models.sites import Site
-from gac.models.weights import Weight
+from gac.models.sites import Site, Weight
 from gac.reporting.formatting import legend, new_table
 from gac.reporting.tables import short_names_of
 

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, ClassVar
 
-from gac.models.weights import Weight
+from gac.models.sites import Weight
 from gac.operations import Operation
 
 if TYPE_CHECKING:

@@ -26,8 +26,7 @@ from gac.errors import ModelError
 from gac.forms.metric import Moments
 from gac.linalg import check_measured, tf32_products
 from gac.models.loading import read_parameter
-from gac.models.sites import Site
-from gac.models.weights import Weight
+from gac.models.sites import Site, Weight
 from gac.sensitivity.layerwise import LayerwiseBackward, listening
 from gac.sensitivity.methods import Method
 from gac.sensitivity.store import StatisticsStore, read_tensors, write_tensors

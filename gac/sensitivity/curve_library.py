@@ -16,8 +16,7 @@ from gac.arrays import Floats
 from gac.curves import LossCurve, LossCurves
 from gac.errors import ModelError
 from gac.forms import DEFAULT_FORMS, Form, form_named
-from gac.models.sites import Site
-from gac.models.weights import Weight
+from gac.models.sites import Site, Weight
 from gac.plan import Calibration
 from gac.schemes import DEFAULT_SCHEME
 

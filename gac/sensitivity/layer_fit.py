@@ -16,8 +16,7 @@ from gac.forms import Form
 from gac.forms.metric import FACTOR
 from gac.forms.tensors import Kept, Statistics
 from gac.linalg import packed
-from gac.models.sites import Site
-from gac.models.weights import Weight
+from gac.models.sites import Site, Weight
 from gac.schemes import Scheme
 from gac.sensitivity.calibration import CalibrationRun, LayerMoments
 

@@ -7,14 +7,12 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from gac.compression.apply import build_modules, swap_in
-from gac.compression.modules import empty_module, merged
+from gac.compression.apply import build_modules, empty_module, merged, swap_in
 from gac.forms import FORMS, Form
 from gac.forms.planned_sites import as_planned
 from gac.forms.tensors import Kept
 from gac.models.families import family_of
-from gac.models.sites import Site
-from gac.models.weights import Weight
+from gac.models.sites import Site, Weight
 from gac.operations import Operation
 from gac.plan import WeightChoice
 from gac.profiling.operators import OPERATORS

@@ -8,8 +8,7 @@ import numpy as np
 
 from gac.allocation.problem import Problem
 from gac.curves import LossCurve, LossCurves
-from gac.models.sites import Site
-from gac.models.weights import Weight
+from gac.models.sites import Site, Weight
 from gac.plan import Calibration, Measured, ProfileUsed
 from gac.profiling.records import Measurement
 from gac.profiling.table import Profile

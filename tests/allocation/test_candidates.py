@@ -15,8 +15,7 @@ from gac.curves import LossCurve, LossCurves
 from gac.errors import ProfileError
 from gac.forms import form_named
 from gac.forms.planned_sites import run_together
-from gac.models.sites import Site
-from gac.models.weights import Weight
+from gac.models.sites import Site, Weight
 from gac.operations import linear
 from gac.profiling.records import Measurement
 from gac.profiling.table import Profile

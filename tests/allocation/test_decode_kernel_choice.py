@@ -13,7 +13,7 @@ from gac.allocation.latencies import UNKNOWN, Timing
 from gac.errors import BudgetError, ProfileError
 from gac.forms import form_named
 from gac.forms.low_rank.spec import low_rank
-from gac.models.weights import Weight
+from gac.models.sites import Weight
 from gac.operations import batched_gemm, linear
 from gac.plan import Plan
 from gac.profiling.operators import with_decode_kernel

@@ -15,8 +15,7 @@ from gac.allocation.decide import decide
 from gac.allocation.frontier import Frontier, check_profiled, frontier
 from gac.allocation.problem import Problem
 from gac.errors import BudgetError, PlanError, ProfileError
-from gac.models.sites import Site
-from gac.models.weights import Weight
+from gac.models.sites import Site, Weight
 from gac.plan import Plan
 from tests.allocation.small_problems import DECODE, PREFILL, SIDE, asking, measured, problem, profile, rows
 

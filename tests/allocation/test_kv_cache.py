@@ -17,8 +17,7 @@ from gac.curves import LossCurve, LossCurves
 from gac.errors import BudgetError, PlanError
 from gac.forms import form_named
 from gac.forms.planned_sites import as_planned
-from gac.models.sites import Site
-from gac.models.weights import Weight
+from gac.models.sites import Site, Weight
 from gac.recipe import Recipe, Space
 from gac.workloads import Workload
 from tests.allocation.small_problems import MEASURED, asking, curves_by, profile, rows

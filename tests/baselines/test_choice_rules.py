@@ -10,8 +10,7 @@ from gac.allocation.decide import decide
 from gac.allocation.problem import Problem
 from gac.allocation.rules import RULES
 from gac.errors import GacError
-from gac.models.sites import Site
-from gac.models.weights import Weight
+from gac.models.sites import Site, Weight
 from gac.plan import Plan
 from gac.recipe import Recipe
 from tests.allocation.small_problems import DECODE, PREFILL, asking, problem

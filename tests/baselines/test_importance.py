@@ -6,7 +6,7 @@ import pytest
 from gac.allocation.weight_rules import Chosen
 from gac.baselines.importance import most_important
 from gac.errors import BudgetError
-from gac.models.weights import Weight
+from gac.models.sites import Weight
 
 WEIGHTS = [Weight(name, 64, 64) for name in "abc"]
 SCORES = {"a": 1.0, "b": 2.0, "c": 3.0}

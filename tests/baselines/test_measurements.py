@@ -21,8 +21,7 @@ from gac.errors import ModelError
 from gac.forms.decomposition import Decomposition, decompose
 from gac.forms.tensors import Kept
 from gac.models.families import family_of
-from gac.models.sites import Site
-from gac.models.weights import Weight
+from gac.models.sites import Site, Weight
 from gac.sensitivity.calibration import CalibrationRun, stream_moments
 from gac.sensitivity.curves import measure_curves
 from gac.sensitivity.registry import METHODS

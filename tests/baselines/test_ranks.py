@@ -10,7 +10,7 @@ from gac.baselines.ranks import (
 )
 from gac.curves import LossCurve
 from gac.forms import form_named
-from gac.models.weights import Weight
+from gac.models.sites import Weight
 
 LOW_RANK = form_named("low_rank")
 Q, K = Weight("q", 64, 64), Weight("k", 32, 64)

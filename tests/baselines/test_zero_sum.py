@@ -3,7 +3,7 @@ import pytest
 
 from gac.baselines.ranks import zero_sum_ranks
 from gac.forms import form_named
-from gac.models.weights import Weight
+from gac.models.sites import Weight
 
 A, B = Weight("a", 8, 8), Weight("b", 8, 8)  # a pair saves from rank 3 on, 16 parameters a component
 SAVES = 3

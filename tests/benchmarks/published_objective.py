@@ -22,7 +22,7 @@ from gac.baselines.ranks import uniform_ranks
 from gac.forms import form_named
 from gac.models.families import family_of
 from gac.models.shapes import SHAPES
-from gac.models.weights import Weight
+from gac.models.sites import Weight
 from tests.benchmarks.harness import options
 
 LOW_RANK = form_named("low_rank")

@@ -7,7 +7,7 @@ import torch
 from transformers import PreTrainedModel
 
 from gac.checkpoint.attach import attach_plan
-from gac.compression.modules import empty_module, share_gemms
+from gac.compression.apply import empty_module, share_gemms
 from gac.forms.planned_sites import as_planned
 from gac.models.families import family_of
 from gac.models.linears import as_linear

@@ -8,13 +8,13 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from gac.compression.modules import share_gemms
+from gac.compression.apply import share_gemms
 from gac.errors import PlanError
 from gac.forms import form_named
 from gac.forms.grouped.spec import Grouped
 from gac.forms.planned_sites import as_planned
 from gac.models.families import family_of, supported
-from gac.models.weights import Weight
+from gac.models.sites import Weight
 from gac.plan import Plan
 from gac.runtime.modules import BlockLinear
 from tests.compression.applying import IDS, applied, logits

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from gac.allocation.problem import Problem
 from gac.allocation.weight_rules import RankRule
 from gac.forms import Form
-from gac.models.weights import Weight
+from gac.models.sites import Weight
 
 
 class Tapered(RankRule):

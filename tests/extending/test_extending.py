@@ -14,7 +14,7 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 import gac
 from gac.allocation.rules import RULES
 from gac.forms import FORMS
-from gac.models.weights import Weight
+from gac.models.sites import Weight
 from gac.schemes import SCHEMES
 from gac.sensitivity.registry import METHODS
 from gac.testing import check_form, check_method, check_rule, check_scheme

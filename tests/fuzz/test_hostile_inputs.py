@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from gac.errors import UNSAFE, GacError, PlanError, ProfileError
 from gac.forms import form_named
 from gac.io import suspicion
-from gac.models.weights import Weight, check_weight
+from gac.models.sites import Weight, check_weight
 from gac.plan import Plan
 from gac.profiling.reading import parse
 from gac.profiling.table import Profile

@@ -7,7 +7,7 @@ import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel
 
 from gac.models.families import family_of, supported
-from gac.models.weights import Weight
+from gac.models.sites import Weight
 
 SMALL = {
     "vocab_size": 258,

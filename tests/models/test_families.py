@@ -13,13 +13,13 @@ from torch import nn
 from transformers import AutoConfig, LlamaConfig
 
 import gac
-from gac.compression.modules import share_gemms
+from gac.compression.apply import share_gemms
 from gac.errors import ModelError, PlanError
 from gac.forms import FORMS
 from gac.forms.planned_sites import check_forms_fit, run_together
 from gac.models.families import Family, family_of, supported, text_config
 from gac.models.linears import as_linear
-from gac.models.weights import Weight
+from gac.models.sites import Weight
 from gac.operations import linear
 from gac.plan import Plan
 from tests.compression.applying import IDS, applied, logits

@@ -6,8 +6,8 @@ from types import MappingProxyType
 
 from transformers import LlamaConfig
 
-from gac.allocation.frontier import Frontier, frontier
 from gac.allocation.decide import decide
+from gac.allocation.frontier import Frontier, frontier
 from gac.allocation.rules import RULES
 from gac.plan import Plan, SiteChoice
 from tests.allocation.small_problems import PREFILL, asking, problem

@@ -9,8 +9,7 @@ import pytest
 from gac.errors import PlanError
 from gac.models.families import family_of
 from gac.models.shapes import SHAPES
-from gac.models.sites import Site
-from gac.models.weights import Weight
+from gac.models.sites import Site, Weight
 from gac.reporting.dims_moved import Choice, Moved, choices
 from tests.cli.commands import refused, run
 from tests.models.small import small_config

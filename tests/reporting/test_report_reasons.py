@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from gac.models.weights import Weight
+from gac.models.sites import Weight
 from gac.plan import Candidate, Limit, SiteChoice, WeightChoice
 from gac.profiling.table import Profile
 from gac.reporting.formatting import duration, nats, ranges

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from gac.compression.modules import empty_module
-from gac.models.weights import Weight
+from gac.compression.apply import empty_module
+from gac.models.sites import Weight
 from gac.plan import WeightChoice
 from gac.runtime.modules import LowRankLinear
 

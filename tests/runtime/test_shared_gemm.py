@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
-from gac.compression.modules import share_gemms
+from gac.compression.apply import share_gemms
 from gac.forms.planned_sites import run_together
 from gac.models.families import family_of
 from gac.plan import Plan

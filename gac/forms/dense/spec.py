@@ -1,7 +1,7 @@
 """A weight as it is."""
 
 from gac.forms.base import Form, ModuleSpec, Place
-from gac.models.weights import Weight
+from gac.models.sites import Weight
 from gac.operations import Operation, linear
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from torch import Tensor
 
 from gac.forms.tensors import Fit, SiteWork, Statistics, TensorForm
-from gac.models.weights import Weight
+from gac.models.sites import Weight
 
 
 class DenseTensors(TensorForm):

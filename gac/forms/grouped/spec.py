@@ -5,7 +5,7 @@ import re
 from gac.errors import PlanError
 from gac.forms.base import Form, ModuleSpec, Place, ends
 from gac.forms.low_rank.spec import low_rank
-from gac.models.weights import Weight
+from gac.models.sites import Weight
 from gac.operations import Operation, batched_gemm
 
 _GROUP = re.compile(r"[1-9][0-9]{0,5}")

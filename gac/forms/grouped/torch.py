@@ -14,7 +14,7 @@ from gac.forms.low_rank.torch import merged_pair
 from gac.forms.metric import Metric
 from gac.forms.refit import Refits, WeightRefit
 from gac.forms.tensors import Fit, SiteWork, Statistics, TensorForm, bias_of
-from gac.models.weights import Weight
+from gac.models.sites import Weight
 
 
 def decompose_groups(weight: Tensor, metric: Metric, groups: int) -> tuple[list[Decomposition], LossCurve]:

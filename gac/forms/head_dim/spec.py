@@ -1,7 +1,7 @@
 """Attention with shorter value vectors."""
 
 from gac.forms.base import ModuleSpec, Shorter
-from gac.models.weights import Side, Weight
+from gac.models.sites import Side, Weight
 
 
 class HeadDim(Shorter):

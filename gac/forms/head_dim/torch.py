@@ -7,7 +7,7 @@ from torch import Tensor
 from gac.forms.metric import Measured
 from gac.forms.shortened_values import ShortenedValues, shorten_values
 from gac.forms.tensors import Fit, SiteWork, Statistics, TensorForm, bias_of
-from gac.models.weights import Weight
+from gac.models.sites import Weight
 
 
 class HeadDimTensors(TensorForm):

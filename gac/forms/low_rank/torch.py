@@ -11,7 +11,7 @@ from gac.forms.decomposition import balanced, decompose
 from gac.forms.refit import Refits, WeightRefit
 from gac.forms.tensors import Fit, Kept, SiteWork, Statistics, TensorForm, bias_of
 from gac.linalg import cholesky, damped, eigh
-from gac.models.weights import Weight
+from gac.models.sites import Weight
 
 
 def every_rank(kept: Kept, weight: Weight) -> tuple[Tensor, Tensor]:

@@ -1,7 +1,7 @@
 """An MLP with fewer neurons."""
 
 from gac.forms.base import Shorter
-from gac.models.weights import Side, Weight
+from gac.models.sites import Side, Weight
 
 
 class Narrow(Shorter):

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from gac.forms.narrow.elimination import compensated, eliminate, last_to_go
 from gac.forms.tensors import Fit, SiteWork, Statistics, TensorForm, bias_of
-from gac.models.weights import Weight
+from gac.models.sites import Weight
 
 
 class NarrowTensors(TensorForm):

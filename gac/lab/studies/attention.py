@@ -5,10 +5,9 @@ from statistics import median
 
 from gac.lab.studies import published
 from gac.lab.studies.readings import Readings, known, quotient
-from gac.lab.studies.records import Cell, Finding, study
+from gac.lab.studies.records import Band, Cell, Finding, close, percent, study
 from gac.lab.studies.served import kernels_note
 from gac.lab.studies.shapes import along, example, sdpa
-from gac.lab.studies.verdicts import Band, close, percent
 from gac.profiling.records import Point
 
 DENSE = range(64, 257)

@@ -2,9 +2,8 @@
 
 from gac.lab.studies import published
 from gac.lab.studies.readings import Readings
-from gac.lab.studies.records import Finding, study
+from gac.lab.studies.records import ABSENT, NOISE, Band, Finding, close, percent, study, times
 from gac.lab.studies.shapes import along, classes_note, example, gemm, gemm_by_k, slowdowns
-from gac.lab.studies.verdicts import ABSENT, NOISE, Band, close, percent, times
 from gac.profiling.records import Point
 
 TIER_BAND = Band(1.25, 2.5)

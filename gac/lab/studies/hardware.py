@@ -7,10 +7,9 @@ from gac.lab.mechanisms.sectors import fetched_over_used, vector_bytes
 from gac.lab.studies import published
 from gac.lab.studies.gemms import GEMV_DIMS, gemv_by_k
 from gac.lab.studies.readings import Readings
-from gac.lab.studies.records import Cell, Finding, study
+from gac.lab.studies.records import ABSENT, Band, Cell, Finding, close, percent, study, times
 from gac.lab.studies.served import instead, kernels_note
 from gac.lab.studies.shapes import PointAt, copied_note, copy, gemm, gemm_by_k
-from gac.lab.studies.verdicts import ABSENT, Band, close, percent, times
 from gac.profiling.records import Point
 
 DIMS = range(100, 129)

@@ -6,9 +6,8 @@ from typing import Any
 
 from gac.lab.studies import published
 from gac.lab.studies.readings import Readings, known, quotient
-from gac.lab.studies.records import Cell, Finding, study
+from gac.lab.studies.records import ABSENT, Cell, Finding, close, percent, study, times
 from gac.lab.studies.shapes import gemm, sdpa
-from gac.lab.studies.verdicts import ABSENT, close, percent, times
 from gac.profiling.operators import OPERATORS, operation
 from gac.profiling.records import Point
 

@@ -5,9 +5,8 @@ from typing import Any
 
 from gac.lab.studies import published
 from gac.lab.studies.readings import Readings
-from gac.lab.studies.records import Cell, Finding, study
+from gac.lab.studies.records import NOISE, Cell, Finding, close, percent, study
 from gac.lab.studies.shapes import copied_note, copy, gemm
-from gac.lab.studies.verdicts import NOISE, close, percent
 from gac.profiling.operators import operation
 from gac.profiling.records import Point
 

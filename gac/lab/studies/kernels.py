@@ -9,10 +9,9 @@ from gac.lab.mechanisms.flash import AttentionTile, widest_tile
 from gac.lab.studies import published
 from gac.lab.studies.gemms import gemm_by_n
 from gac.lab.studies.readings import Readings, known, quotient
-from gac.lab.studies.records import Cell, Finding, study
+from gac.lab.studies.records import Cell, Finding, close, study, times
 from gac.lab.studies.served import kind, serving, words
 from gac.lab.studies.shapes import PointAt, gemm_by_k, sdpa
-from gac.lab.studies.verdicts import close, times
 from gac.profiling.kernel_names import Kernel, describe
 from gac.profiling.records import Point
 

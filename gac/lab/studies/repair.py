@@ -6,9 +6,8 @@ from types import MappingProxyType
 from gac.lab.studies import published
 from gac.lab.studies.gemms import TIER_BAND, gemm_by_n
 from gac.lab.studies.readings import Readings, quotient
-from gac.lab.studies.records import Cell, Finding, study
+from gac.lab.studies.records import Band, Cell, Finding, study
 from gac.lab.studies.shapes import PointAt, gemm_by_k, rounded, sdpa
-from gac.lab.studies.verdicts import Band
 from gac.profiling.operators import operation
 from gac.profiling.records import Point
 

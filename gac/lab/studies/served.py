@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from gac.lab.studies.readings import Readings
-from gac.lab.studies.verdicts import percent
+from gac.lab.studies.records import percent
 from gac.profiling.kernel_names import Kernel, describe
 from gac.profiling.records import Launch, Point
 

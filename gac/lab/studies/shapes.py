@@ -3,8 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping
 
 from gac.lab.studies.readings import Readings
-from gac.lab.studies.records import Cell, Finding
-from gac.lab.studies.verdicts import Band
+from gac.lab.studies.records import Band, Cell, Finding
 from gac.profiling.operators import operation
 from gac.profiling.records import Point
 

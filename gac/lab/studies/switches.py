@@ -7,10 +7,9 @@ from statistics import median
 
 from gac.lab.studies import published
 from gac.lab.studies.readings import Readings, known
-from gac.lab.studies.records import Cell, Finding, study
+from gac.lab.studies.records import ABSENT, Cell, Finding, close, study, times
 from gac.lab.studies.served import main_kernel
 from gac.lab.studies.shapes import gemm
-from gac.lab.studies.verdicts import ABSENT, close, times
 from gac.profiling.kernel_names import Kernel
 from gac.profiling.records import Point
 

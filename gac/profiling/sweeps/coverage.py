@@ -9,8 +9,7 @@ from gac.forms import DEFAULT_FORMS, Form, form_named
 from gac.forms.planned_sites import check_forms_fit, run_together
 from gac.models.families import family_of, text_config
 from gac.models.shapes import shapes_of
-from gac.models.sites import Site
-from gac.models.weights import Weight
+from gac.models.sites import Site, Weight
 from gac.operations import Operation, linear
 from gac.profiling.operators import with_decode_kernel
 from gac.profiling.records import Point

@@ -11,7 +11,7 @@ from itertools import accumulate, count, takewhile
 from typing import Any
 
 from gac.forms.base import Place
-from gac.models.weights import Weight
+from gac.models.sites import Weight
 from gac.repairs.dense import DenseModel
 from gac.repairs.shared_dims import Block, Run, SharedDim
 from gac.repairs.weight_files import Source

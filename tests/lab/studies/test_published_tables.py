@@ -5,7 +5,7 @@ import pytest
 from gac.errors import ProfileError
 from gac.lab.studies import published
 from gac.lab.studies.published import parse
-from gac.lab.studies.verdicts import Band, close, percent, times
+from gac.lab.studies.records import Band, close, percent, times
 
 TABLES = files("gac.lab.studies") / "published"
 
