@@ -12,7 +12,7 @@ import torch
 from transformers import LlamaConfig, MixtralConfig
 
 import gac
-from gac.allocation.limits import floored
+from gac.allocation.problem import floored
 from gac.checkpoint.card import model_card
 from gac.errors import BudgetError, GacError, ModelError, PlanError, ProfileError, TextError
 from gac.runtime.decode_kernel import DecodeLinear

@@ -9,8 +9,7 @@ import numpy as np
 from gac.allocation.candidates import CandidateSet, dense_candidate
 from gac.allocation.knapsack import Group, Solution
 from gac.allocation.latencies import UNKNOWN, Timing
-from gac.allocation.limits import LOSS, allowed, floored, total
-from gac.allocation.problem import Instance, Problem, as_knapsack
+from gac.allocation.problem import LOSS, Instance, Problem, allowed, as_knapsack, floored, total
 from gac.costs import ns_of
 from gac.models.sites import Site
 from gac.plan import (

@@ -8,7 +8,7 @@ import numpy as np
 from gac.allocation.candidates import candidates, dense_candidate, step_of
 from gac.allocation.knapsack import Group, knapsack
 from gac.allocation.latencies import UNKNOWN, Timing
-from gac.allocation.limits import dense_total, floored, name_of
+from gac.allocation.problem import dense_total, floored, name_of
 from gac.arrays import Floats, Ints
 from gac.costs import BYTES, COSTS, KV_NUMBERS, PARAMS
 from gac.curves import LossCurve, LossCurves

@@ -8,9 +8,8 @@ from gac.allocation.candidates import CandidateSet, dense_candidate
 from gac.allocation.frontier_record import SCHEMA, Frontier, FrontierPoint, SiteOptions, sums
 from gac.allocation.knapsack import Group, Solution, knapsack
 from gac.allocation.latencies import UNKNOWN, Timing
-from gac.allocation.limits import dense_total, floored, name_of
 from gac.allocation.pareto import front
-from gac.allocation.problem import Problem
+from gac.allocation.problem import Problem, dense_total, floored, name_of
 from gac.costs import PARAMS, ns_of
 from gac.errors import BudgetError, GacError
 from gac.models.sites import Site

@@ -6,7 +6,7 @@ from itertools import pairwise
 from math import fsum, isclose
 
 from gac.allocation.decide import assemble, summed_latency
-from gac.allocation.limits import floored
+from gac.allocation.problem import floored
 from gac.costs import PARAMS
 from gac.display import Shown
 from gac.errors import PlanError

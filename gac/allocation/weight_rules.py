@@ -12,8 +12,7 @@ from gac.allocation.candidates import CandidateSet, candidate_at
 from gac.allocation.decide import Decision, assemble
 from gac.allocation.knapsack import Solution
 from gac.allocation.latencies import Timing
-from gac.allocation.limits import allowed, total
-from gac.allocation.problem import Instance, Problem, as_knapsack
+from gac.allocation.problem import Instance, Problem, allowed, as_knapsack, total
 from gac.allocation.rules import RULES, Rule
 from gac.costs import KV_NUMBERS, PARAMS
 from gac.curves import LossCurve

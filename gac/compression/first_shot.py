@@ -15,8 +15,7 @@ from transformers import PreTrainedModel
 
 from gac.allocation.candidates import candidates
 from gac.allocation.latencies import Timing
-from gac.allocation.limits import floored
-from gac.allocation.problem import as_knapsack
+from gac.allocation.problem import as_knapsack, floored
 from gac.compression.apply import build_modules, merged
 from gac.compression.refit import refit
 from gac.costs import PARAMS

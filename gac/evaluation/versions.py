@@ -7,8 +7,7 @@ from typing import Any
 
 from gac.allocation.candidates import candidate_at
 from gac.allocation.decide import fastest, settled, summed_latency
-from gac.allocation.limits import allowed, dense_total, total
-from gac.allocation.problem import Problem
+from gac.allocation.problem import Problem, allowed, dense_total, total
 from gac.allocation.rules import RULES
 from gac.allocation.weight_rules import Rounding
 from gac.costs import ns_of

@@ -5,8 +5,7 @@ import numpy as np
 import pytest
 from small_problems import PREFILL, problem, profile, rows
 
-from gac.allocation.limits import allowed, floored
-from gac.allocation.problem import as_knapsack
+from gac.allocation.problem import allowed, as_knapsack, floored
 from gac.costs import PARAMS, ns_of
 from gac.errors import BudgetError, ProfileError
 from gac.recipe import Recipe

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gac.allocation.limits import floored
+from gac.allocation.problem import floored
 from gac.allocation.weight_rules import Chosen, at_ranks
 from gac.arrays import Ints
 from gac.baselines.importance import WINDOW, most_important

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import LlamaForCausalLM, PreTrainedModel
 
-from gac.allocation.limits import floored
+from gac.allocation.problem import floored
 from gac.compression import first_shot as shot
 from gac.compression.first_shot import FIRST_KEPT, STEP, check_shots, first_shot
 from gac.errors import GacError
