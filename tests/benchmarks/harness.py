@@ -87,7 +87,12 @@ def read(name: str) -> Loaded:
 
 def problem_of(loaded: Loaded, **options: Any) -> Problem:
     """A model's loss curves beside a latency table, as ``gac.allocate`` has them with these options."""
-    return measure_problem(loaded.model, Asked.of(None, 1.0, options), loaded.tokenizer, progress=True)
+    asked = Asked.of(None, 1.0, LEAST_LOSS | options)
+    return measure_problem(loaded.model, asked, loaded.tokenizer, progress=True)
+
+
+LEAST_LOSS = {"fuse": False, "latency": "any", "slack": 0}
+"""Options of plans that give nothing for speed."""
 
 
 class Study:
@@ -96,10 +101,11 @@ class Study:
     Args:
         asked: the options of ``OF_A_STUDY``, and ``text`` and ``length`` of the evaluation where there are such.
         settings: further options that decide the figures. A file that was measured with others is refused.
+        speed: whether plans give loss for speed, as by default.
     """
 
-    def __init__(self, asked: argparse.Namespace, *settings: str) -> None:
-        self._asked = asked
+    def __init__(self, asked: argparse.Namespace, *settings: str, speed: bool = False) -> None:
+        self._asked, self._options = asked, {} if speed else LEAST_LOSS
         self.loaded = read(asked.model)
         self._profile = gac.Profile.load(asked.profile)
         named = {name: getattr(asked, name) for name in ("model", "calibration", "profile", "windows", *settings)}
@@ -133,7 +139,7 @@ class Study:
         fixed = {"profile": self._profile, "calibration": self._asked.calibration, "tokenizer": self.loaded.tokenizer}
         begun = time.monotonic()
         try:
-            plan = gac.allocate(self.loaded.model, budget, **fixed, **given)
+            plan = gac.allocate(self.loaded.model, budget, **fixed, **self._options, **given)
         except BudgetError as failure:
             return self.keep(case | {"refused": str(failure)})
         row = case | self.measured(plan)

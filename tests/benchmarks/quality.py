@@ -11,8 +11,9 @@ from tests.benchmarks.harness import OF_A_STUDY, OPTIONS, Study, options
 def main() -> None:
     parser = options(__doc__, *OF_A_STUDY, "--budgets", "--refit")
     parser.add_argument("--baseline-budgets", **OPTIONS["--budgets"])
+    parser.add_argument("--least-loss", action="store_true", help="give no loss for speed")
     asked = parser.parse_args()
-    study = Study(asked)
+    study = Study(asked, "least_loss", speed=not asked.least_loss)
     for budget in asked.budgets:
         study.add({"allocation": "gac kfac"}, budget, method="kfac", rule="loss", refit=asked.refit)
     for budget in asked.baseline_budgets:

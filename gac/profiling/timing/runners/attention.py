@@ -37,8 +37,8 @@ class SdpaRunner(Runner):
     def run(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Sequence[Tensor]:
         q, k, v = inputs
         with nullcontext() if self.kernel is None else sdpa_kernel(self.kernel):
-            grouped = k.shape[1] < q.shape[1]
-            return [scaled_dot_product_attention(q, k, v, is_causal=self.causal, enable_gqa=grouped)]
+            gqa = k.shape[1] < q.shape[1]
+            return [scaled_dot_product_attention(q, k, v, is_causal=self.causal, enable_gqa=gqa)]
 
     def compare(self, inputs: Sequence[Tensor], result: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         q, k, v = inputs
