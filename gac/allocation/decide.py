@@ -75,16 +75,7 @@ def decide(problem: Problem) -> Decision:
     sets = problem.candidates(dict.fromkeys([*limits, *weights]))
     instance = as_knapsack(sets, limits)
     solution = instance.solve()
-    plan = assemble(
-        problem.sites,
-        instance.chosen(solution),
-        problem.dense_ns,
-        problem.recipe,
-        problem.measured,
-        solution.certificate,
-        instance.alternatives(solution),
-    )
-    assert not any(limit.over for limit in plan.limits), f"{plan.limits} chosen"
+    plan = _assembled(problem, instance, solution, solution.certificate)
     if not (slack and weights):
         return Decision(plan, instance, solution)
     least = solution.certificate.value
@@ -100,18 +91,23 @@ def _faster(problem: Problem, least: Decision, quick: Instance, unit: float) -> 
     first = least.plan
     speed = Speed(first.certificate.value, tuple(one.plan_ns for one in first.workloads), proof)
     priced = proof.multipliers[-1] > 0 and all(first.limit(ns_of(one.workload)) for one in first.workloads)
-    plan = assemble(
-        problem.sites,
-        quick.chosen(solution),
-        problem.dense_ns,
-        problem.recipe,
-        problem.measured,
-        first.certificate,
-        quick.alternatives(solution) if priced else None,
-        speed,
-    )
-    assert not any(limit.over for limit in plan.limits), f"{plan.limits} chosen"
+    plan = _assembled(problem, quick, solution, first.certificate, speed, priced)
     return Decision(plan, least.instance, least.solution, (quick, solution))
+
+
+def _assembled(
+    problem: Problem,
+    instance: Instance,
+    solution: Solution,
+    certificate: Certificate,
+    speed: Speed | None = None,
+    priced: bool = True,
+) -> Plan:
+    """The plan of a solution that keeps every limit; with alternatives where the limits have prices in nats."""
+    given = problem.recipe, problem.measured, certificate, instance.alternatives(solution) if priced else None, speed
+    plan = assemble(problem.sites, instance.chosen(solution), problem.dense_ns, *given)
+    assert not any(limit.over for limit in plan.limits), f"{plan.limits} chosen"
+    return plan
 
 
 def assemble(

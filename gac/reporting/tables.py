@@ -8,6 +8,7 @@ from rich.text import Text
 from gac.forms import form_named
 from gac.models.sites import Site, short_names
 from gac.plan import Plan, PlanComparison, SiteChoice, WeightChoice
+from gac.plan_summary import speed
 from gac.reporting.formatting import duration, legend, new_table
 
 # --- one plan -------------------------------------------------------------------------------------------------------
@@ -109,6 +110,7 @@ def comparison_table(plans: Sequence[tuple[str, Plan]]) -> Group:
     ]
     if not all(first.compare(plan).same_prediction for _, plan in plans):
         notes.append("predicted by different methods, shots or text: these losses are not of one scale")
+    notes += [f"speed of {name}: {told}" for name, plan in plans if (told := speed(plan))]
     return Group(table, legend("\n".join(notes)))
 
 

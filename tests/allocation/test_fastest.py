@@ -13,6 +13,8 @@ from gac.allocation.feasibility import check_reachable
 from gac.allocation.problem import Problem
 from gac.errors import BudgetError
 from gac.plan import Plan
+from gac.reporting.formatting import nats
+from gac.reporting.report.summary import summary
 from tests.allocation.small_problems import DECODE, PREFILL, asking, problem
 
 SITES, RANKS = 3, 5
@@ -100,6 +102,15 @@ def test_a_table_without_latencies_limits_nothing_and_says_so() -> None:
     assert plan.recipe.limits.latency == {}
     assert plan.speed is None
     assert "speed        not looked at" in plan.summary()
+
+
+def test_what_the_slack_bought_is_told() -> None:
+    plan = decide(_open(_losing(), 0.8, slack=0.5)).plan
+    assert plan.speed is not None
+    told = " ".join(summary(plan))
+    assert f"The least loss within the limits is {nats(plan.speed.loss)} nats a token" in told
+    assert "none in the slack is faster (optimal, gap 0)" in told
+    assert "nats more than the least loss bought it" in plan.summary()
 
 
 def test_both_proofs_are_checked() -> None:

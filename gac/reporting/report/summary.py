@@ -93,6 +93,9 @@ def _time(plan: Plan, one: WorkloadLatency) -> str:
 
 def _proof(plan: Plan) -> str:
     proof, rule = plan.certificate, rule_of(plan)
+    if plan.speed is not None:
+        least, fastest = (f"{one.status}, gap {one.gap:.3g}" for one in (proof, plan.speed.certificate))
+        return f"Two proofs: no choice within the limits loses less ({least}), none in the slack is faster ({fastest})."
     if proof.status == "optimal":
         return "The choice is proved optimal: within the limits, no choice of the candidates loses less."
     far = f"at most {nats(proof.gap)} nats a token{_share(plan)} from the best choice"
