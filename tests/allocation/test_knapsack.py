@@ -105,6 +105,11 @@ def test_the_last_unit_of_a_budget_counts() -> None:
     assert knapsack(groups, [2**54 - 2]).choice == (1, 0)
 
 
+def test_a_limit_beyond_int64_is_divided_before_it_is_cut() -> None:
+    solution = knapsack([Group(name, [1.0, 0.0], [[0], [2**62]]) for name in "abc"], [2**64])
+    assert (solution.choice, solution.certificate.value) == ((1, 1, 1), 0.0)
+
+
 def test_losses_a_few_units_apart_are_told_apart() -> None:
     close = np.nextafter(1.0, 2.0)
     groups = [Group("a", [9.0, close, 1.0], [[0], [1], [1]]), Group("b", [9.0, 1.0, close], [[0], [1], [1]])]

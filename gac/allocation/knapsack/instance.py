@@ -65,7 +65,7 @@ def reduced_items(items: Ragged, limits: Sequence[int]) -> Reduced:
             items,
             values=items.values - lowest[items.group],
             costs=costs,
-            slack=np.minimum(slack // divisors, np.array(spread)),
+            slack=np.array([min(r // d, most) for r, d, most in zip(room, divisors.tolist(), spread, strict=True)]),
         ),
         divisors,
     )
