@@ -193,9 +193,9 @@ def layer_time(
     timing = Timing(profile, (Workload.parse(workload),))
     bars = {"dense": _latencies(first, timing, layer, dense=True)}
     for name, plan in plans.items():
-        if plan.recipe.deployment.fuse:
+        if plan.recipe.deployment.fuse is True or any(site.shared for site in plan.sites):
             given = f"plan {name}, whose weights share their first GEMMs"
-            raise PlanError(given, "a plan in which each weight runs by itself", "Plan without fuse.")
+            raise PlanError(given, "a plan in which each weight runs by itself", "Plan with fuse=False.")
         own = replace(timing, triton=plan.recipe.deployment.triton)
         bars[name] = _latencies(plan, own, layer, dense=False)
     with panel(ax, (6.2, 1.4 + 0.36 * len(bars))) as ax:
