@@ -21,7 +21,7 @@ Dims = tuple[int, int] | None
 
 @click.command(cls=Verb)
 @click.argument("name", metavar="PROFILE")
-@click.option("--operator", metavar="NAME", help="Only this operator: linear, low_rank, sdpa, ...")
+@click.option("--operator", metavar="NAME", help="Only this operator, such as linear or sdpa.")
 @click.option("--axis", metavar="AXIS", help="Only sweeps along this axis: k, n, m, r, d, ...")
 @shape_option
 @dims_option

@@ -63,7 +63,7 @@ def _figure(draw: Callable[..., "Axes | Page"]) -> click.Command:
 
 @_figure
 @click.argument("profile")
-@click.option("--operator", required=True, metavar="NAME", help="linear, low_rank, sdpa, ...")
+@click.option("--operator", required=True, metavar="NAME", help="An operator of the profile, such as linear or sdpa.")
 @click.option("--axis", metavar="AXIS", help="The axis along which dims vary: k, n, m, r, d, ...")
 @shape_option
 @dims_option

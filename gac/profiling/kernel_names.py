@@ -141,7 +141,7 @@ _FORMATS: tuple[tuple[str, str, Role, _More], ...] = (
         "gemm",
         lambda found: {"tier": int(found["tier"] or 8)},
     ),
-    # flash_fwd_kernel<Flash_fwd_kernel_traits<128, 128, 64, 4, ...>>: head_dim, query rows, key columns, warps
+    # flash_fwd_kernel<Flash_fwd_kernel_traits<128, 128, 64, 4, ...>>: dim of a head, query rows, key columns, warps
     (
         r"flash_fwd_(?:splitkv_)?kernel<\s*Flash_fwd_kernel_traits<"
         r"(?P<template_d>\d+), (?P<tile>\d+), (?P<tile2>\d+)",
@@ -150,7 +150,7 @@ _FORMATS: tuple[tuple[str, str, Role, _More], ...] = (
         lambda found: {"architecture": 80, "tier": 8, "even_k": _even_k(found)},
     ),
     # cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_64x128x128_4x1x1_...: query rows, key columns,
-    # head_dim; then the warpgroups. It needs head_dim to be a multiple of 8. Those for Hopper launch a CTA an SM
+    # dim of a head; then the warpgroups. It needs that dim to be a multiple of 8. Those for Hopper launch a CTA an SM
     # whatever the shape (b=1 s=1024 and b=4 s=2048 alike on an H100), so they are persistent.
     (
         rf"sdpa_sm{_SM}_flash_fprop(?:\w*?_{_TILE}x(?P<template_d>\d+))?",

@@ -46,11 +46,12 @@ def options(description: str | None, *shared: str) -> argparse.ArgumentParser:
 
 
 def machine() -> dict[str, Any]:
-    """Where figures come from: command, GPU, versions and date."""
+    """Where figures come from: command (of absolute paths the names alone), GPU, versions and date."""
+    given = (Path(one).name if one.startswith("/") else one for one in sys.argv[1:])
     versions = {"gac": gac.__version__, "torch": torch.__version__, "cuda": torch.version.cuda}
     versions |= {"transformers": transformers.__version__, "numpy": np.__version__}
     return {
-        "command": shlex.join(["python", f"tests/benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]]),
+        "command": shlex.join(["python", f"tests/benchmarks/{Path(sys.argv[0]).name}", *given]),
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU, {platform.machine()}",
         "cores": os.cpu_count(),
         "versions": versions | {"python": platform.python_version()},
