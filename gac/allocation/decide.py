@@ -32,6 +32,8 @@ from gac.version import __version__
 SLACK = 0.01
 """How much more than the least loss may be lost for speed, where nothing is said."""
 
+_SLACK_BITS, _LOSS_BITS = 44, 60
+
 
 @dataclass(frozen=True, eq=False)
 class Decision:
@@ -75,37 +77,36 @@ def decide(problem: Problem) -> Decision:
     sets = problem.candidates(dict.fromkeys([*limits, *weights]))
     instance = as_knapsack(sets, limits)
     solution = instance.solve()
-    plan = _assembled(problem, instance, solution, solution.certificate)
-    if not (slack and weights):
-        return Decision(plan, instance, solution)
-    least = solution.certificate.value
-    quick, unit = fastest(sets, limits, weights, least * (1 + slack), least * slack)
-    return _faster(problem, Decision(plan, instance, solution), quick, unit)
+    if slack and weights:
+        value = solution.certificate.value
+        quick, unit = fastest(sets, limits, weights, value * (1 + slack), value * slack)
+        return _faster(problem, instance, solution, quick, unit)
+    plan = _plan(problem, instance.chosen(solution), solution.certificate, instance.alternatives(solution))
+    return Decision(plan, instance, solution)
 
 
-def _faster(problem: Problem, least: Decision, quick: Instance, unit: float) -> Decision:
-    """The decision of least latency, beside the one of least loss."""
+def _faster(problem: Problem, instance: Instance, least: Solution, quick: Instance, unit: float) -> Decision:
+    """The decision of least latency, whose plan says what the choice of least loss would have taken."""
     solution = quick.solve()
-    proof = solution.certificate
-    proof = replace(proof, multipliers=(*proof.multipliers[:-1], proof.multipliers[-1] / unit))
-    first = least.plan
-    speed = Speed(first.certificate.value, tuple(one.plan_ns for one in first.workloads), proof)
-    priced = proof.multipliers[-1] > 0 and all(first.limit(ns_of(one.workload)) for one in first.workloads)
-    plan = _assembled(problem, quick, solution, first.certificate, speed, priced)
-    return Decision(plan, least.instance, least.solution, (quick, solution))
+    *prices, nat = solution.certificate.multipliers
+    proof = replace(solution.certificate, multipliers=(*prices, nat / unit))
+    speed = Speed(least.certificate.value, summed_latency(instance.chosen(least)), proof)
+    priced = nat > 0 and all(ns_of(workload) in quick.limits for workload in problem.workloads)
+    others = quick.alternatives(solution) if priced else None
+    plan = _plan(problem, quick.chosen(solution), least.certificate, others, speed)
+    return Decision(plan, instance, least, (quick, solution))
 
 
-def _assembled(
+def _plan(
     problem: Problem,
-    instance: Instance,
-    solution: Solution,
+    chosen: Sequence[Candidate],
     certificate: Certificate,
+    alternatives: Sequence[tuple[Candidate, ...]] | None,
     speed: Speed | None = None,
-    priced: bool = True,
 ) -> Plan:
-    """The plan of a solution that keeps every limit; with alternatives where the limits have prices in nats."""
-    given = problem.recipe, problem.measured, certificate, instance.alternatives(solution) if priced else None, speed
-    plan = assemble(problem.sites, instance.chosen(solution), problem.dense_ns, *given)
+    """The plan of a choice that keeps every limit."""
+    sites, dense_ns, recipe = problem.sites, problem.dense_ns, problem.recipe
+    plan = assemble(sites, chosen, dense_ns, recipe, problem.measured, certificate, alternatives, speed)
     assert not any(limit.over for limit in plan.limits), f"{plan.limits} chosen"
     return plan
 
@@ -169,9 +170,6 @@ def summed_latency(candidates: Sequence[Candidate]) -> tuple[int | None, ...]:
     """Summed ns for each workload; None where one is unknown."""
     columns = zip(*(one.latency_ns for one in candidates), strict=True)
     return tuple(None if None in column else sum(ns for ns in column if ns is not None) for column in columns)
-
-
-_SLACK_BITS, _LOSS_BITS = 44, 60
 
 
 def fastest(

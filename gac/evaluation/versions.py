@@ -198,8 +198,9 @@ def _within(problem: Problem, workload: Workload, most_loss: float, fused: bool,
     instance, _ = fastest(problem.candidates([*limits, column]), limits, {column: 1.0}, most_loss, most_loss)
     chosen = instance.chosen(instance.solve())
     choices = [choice for site, one in zip(problem.sites, chosen, strict=True) for choice in one.choices(site.weights)]
-    table, loss = dict(zip([str(workload)], summed_latency(chosen), strict=True)), fsum(one.loss for one in chosen)
-    return Version(FASTEST + (IN_TRITON if triton else ""), tuple(choices), fused, loss, table, triton=triton)
+    [ns] = summed_latency(chosen)
+    name, loss = FASTEST + (IN_TRITON if triton else ""), fsum(one.loss for one in chosen)
+    return Version(name, tuple(choices), fused, loss, {str(workload): ns}, triton=triton)
 
 
 def compiled_versions(planner: Planner, versions: Sequence[Version]) -> list[Version]:
