@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import gac
-from gac.cli.options import LARGEST, Figure, dims_option, profile_option, shape_option
+from gac.cli.options import LARGEST, dims_option, plot_option, profile_option, shape_option
 from gac.cli.verb import Answer, Verb, note
 from gac.errors import ProfileError
 
@@ -25,12 +25,7 @@ Dims = tuple[int, int] | None
 @click.option("--axis", metavar="AXIS", help="Only sweeps along this axis: k, n, m, r, d, ...")
 @shape_option
 @dims_option
-@click.option(
-    "--plot",
-    type=Figure(),
-    metavar="FILE",
-    help="Draw the chosen sweeps, or without a choice the GPU's cliffs on one page (.png, .pdf or .svg).",
-)
+@plot_option("Draw the chosen sweeps; without a choice, all cliffs of the GPU on one page")
 def cliffs(
     name: str, operator: str | None, axis: str | None, shape: dict[str, int], dims: Dims, plot: Path | None
 ) -> Answer:

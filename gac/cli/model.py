@@ -11,10 +11,10 @@ import gac
 from gac.cli.measuring import STATISTICS_KEPT, recipe_options, tokenizer_option
 from gac.cli.options import (
     FILE,
-    Figure,
     Target,
     output_option,
     plan_document,
+    plot_option,
     refuse_given,
     table_option,
     workloads_option,
@@ -61,12 +61,7 @@ def allocate(model: str, asked: Callable[[str], dict[str, Any]], output: Path, v
 )
 @recipe_options(limits=False)
 @output_option(FILE, "The frontier to write; an existing file is replaced.", default="frontier.json")
-@click.option(
-    "--plot",
-    type=Figure(),
-    metavar="FILE",
-    help="Draw perplexity against parameters and latency (.png, .pdf or .svg).",
-)
+@plot_option("Draw perplexity against parameters and latency")
 def frontier(
     source: str, plot: Path | None, output: Path, asked: Callable[[str], dict[str, Any]], **steps: Any
 ) -> Answer:

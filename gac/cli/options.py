@@ -63,6 +63,11 @@ def output_option(kind: click.Path, what: str, **how: Any) -> Callable[[T], T]:
     return click.option("-o", "--output", type=kind, show_default=True, help=what, **how)
 
 
+def plot_option(what: str) -> Callable[[T], T]:
+    """``--plot``; ``what`` says in the help what is drawn."""
+    return click.option("--plot", type=Figure(), metavar="FILE", help=f"{what} (.png, .pdf or .svg).")
+
+
 def profile_option(what: str, **how: Any) -> Callable[[T], T]:
     """``--profile``; ``what`` says in the help what the latency table is there for."""
     return click.option("--profile", metavar="NAME|FILE", help=what, **how)
