@@ -33,7 +33,7 @@ from gac.profiling.records import Cache, Point
 from gac.profiling.timing.device import fingerprint
 from gac.profiling.timing.measure import GpuMeasurer
 from gac.profiling.timing.sampling import LEAST_NS, STEADY_CLOCK
-from gac.profiling.timing.stopwatch import _SPIN_CYCLES
+from gac.profiling.timing.stopwatch import _SPIN_CYCLES, next_lead
 from tests.benchmarks.harness import options, write
 
 SHAPES = 100
@@ -122,10 +122,10 @@ class Contest:
     def _clock_mhz(self) -> float:
         start, end = self.watch._spins[0]
         while True:
-            torch.cuda._sleep(self.watch._lead.cycles)
+            torch.cuda._sleep(self.watch._lead)
             late = self.watch._timed(start, end, self.watch._spin)
             torch.cuda.synchronize()
-            self.watch._lead.learn(late)
+            self.watch._lead = next_lead(self.watch._lead, late)
             if not late:
                 return _SPIN_CYCLES / (1e3 * start.elapsed_time(end))
 
