@@ -98,11 +98,12 @@ def _scores(problem: Problem, weights: Sequence[Weight], form: Form) -> dict[str
 
 
 def _sound_ranks(problem: Problem, form: Form) -> dict[str, Ints]:
-    """The ranks of each weight that save parameters, and where dims are to be aligned are sound."""
-    found, align = {}, problem.recipe.space.align
+    """The ranks of each weight that save parameters; where dims are to be aligned, only those that are sound."""
+    align = problem.recipe.space.align
+    step = step_of(form, align)
+    found = {}
     for site in problem.sites:
         for at, weight in enumerate(site.weights):
-            step = step_of(form, align)
             ranks = np.arange(step, form.largest_useful(weight) + 1, step, dtype=np.int64)
             sound = problem.timing.sound(form, weight, ranks, at in site.fused) if align else slice(None)
             found[weight.name] = ranks[sound]

@@ -47,12 +47,13 @@ class PlannedModel(CompressedModel):
             ValueError, OSError: as transformers does for what it cannot read.
         """
         model, report = super().from_pretrained(source, *args, output_loading_info=True, **options)
-        text, digest = model.gac_files.get("plan.json"), model.config.gac.get("plan")
+        text = model.gac_files.get("plan.json")
         if text is None:
             raise CheckpointError(f"{source} has no plan.json", "every file that gac.save wrote", "Copy it whole.")
+        digest = model.config.gac.get("plan")
         if digest_of(text) != digest:
-            given, expected = f"plan.json has digest {digest_of(text)[:12]}", f"{str(digest)[:12]}, as config.json says"
-            raise contradiction(source, given, expected)
+            given = f"plan.json has digest {digest_of(text)[:12]}"
+            raise contradiction(source, given, f"{str(digest)[:12]}, as config.json says")
         return (model, report) if output_loading_info else model
 
 

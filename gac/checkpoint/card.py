@@ -8,7 +8,6 @@ from gac.plan_summary import allocate_command
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
-
 _LOAD = """## Load
 
 ```python

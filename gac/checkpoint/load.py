@@ -70,7 +70,7 @@ def read_plan(source: Path) -> Plan:
 
 
 def write_header(directory: Path, plan: Plan) -> None:
-    """Write the key ``gac`` of ``config.json`` anew, from the plan that is beside it.
+    """Write the key ``gac`` of ``config.json`` again, from the plan beside it.
 
     Raises:
         CheckpointError: one of the two files is missing or damaged.
@@ -89,10 +89,11 @@ def weight_files(directory: Path, whole: str = "model.safetensors") -> tuple[tup
         whole: what the file is called where there is but one; there is no index then.
 
     Raises:
-        CheckpointError: the index is none, names files elsewhere or of another kind, or a file is missing.
+        CheckpointError: the index cannot be read, names files elsewhere or of another kind, or a file is missing.
     """
     index = f"{whole}.index.json"
-    indexed, suffix = (directory / index).exists(), Path(whole).suffix
+    indexed = (directory / index).exists()
+    suffix = Path(whole).suffix
     named = _named_in(directory, index) if indexed else (whole,)
     for name in named:
         if Path(name).name != name or not name.endswith(suffix):

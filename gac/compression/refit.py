@@ -4,7 +4,7 @@ A weight was truncated for the inputs that the dense model gives it; in the comp
 truncated weights. So the weights of each layer are solved for again in the order in which they run, on the activations
 of the model as it is compressed so far (``gac.forms.refit``). Each form says what it makes of the solution: a low-rank
 pair is truncated again, in the metric of the method with the new inputs. SVD-LLM's closed-form update (arXiv
-2403.07378, section 3.2) is here too: of low-rank weights it solves for the second factor alone.
+2403.07378, section 3.2) is here too: it solves for the second factor of low-rank weights alone.
 ``docs/results-refit.md`` has what each part gives.
 """
 
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from gac.compression.apply import swap_in
 from gac.compression.paired_run import PairedRun, Seen
 from gac.errors import GacError
 from gac.forms import FORMS, form_named
@@ -34,8 +35,8 @@ from gac.sensitivity.layerwise import frozen
 from gac.sensitivity.methods import Method
 
 RESIDUAL_SHARE = 0.88
-"""What is left of the loss that ``kfac`` predicts, fitted once on SmolLM2-135M, where it is 0.77 at kept 0.9 and 1.00
-at 0.6: so that neither is far off."""
+"""The share of the loss predicted by ``kfac`` that is left after a refit. It was fitted once on SmolLM2-135M: a
+compromise between 0.77, measured at kept 0.9, and 1.00, measured at 0.6."""
 
 
 def expected_share(refit: Refit | None, method: Method) -> float:
@@ -46,10 +47,10 @@ def expected_share(refit: Refit | None, method: Method) -> float:
 def refit_named(
     asked: Refit | None, rule: str, method: Method, forms: Sequence[str], sites: Sequence[Site], model_type: str
 ) -> Refit:
-    """How a plan's weights are fitted again: what was asked for, or what suits the rule, the method and the layers.
+    """How a plan's weights are fitted again: as asked, or as suits the rule, the method and the layers.
 
     Raises:
-        GacError: it fits none of the forms, or the layers do more to the residual stream than to add.
+        GacError: it fits none of the forms, or the layers do more than add to the residual stream.
     """
     plain = any(weight.writes for site in sites for weight in site.weights)
     if asked is None:
@@ -85,7 +86,7 @@ def refit(
         kept: by layer, from the first that changes on.
 
     Raises:
-        ModelError: a layer does more to the residual stream than to add what its weights write.
+        ModelError: a layer does more than add what its weights write to the residual stream.
     """
     if not modules:
         return {}
@@ -135,7 +136,8 @@ class _LayerFit:
                 fitted = [weight for weight in stage if refits[weight.name]]
                 found = self._sums(stage, fitted, seen, dense) if fitted else {}
                 for weight in fitted:
-                    choice, module = self.choices[weight.name], new[weight.name]
+                    choice = self.choices[weight.name]
+                    module = new[weight.name]
                     means = found.pop(weight.name).means()
                     matrix = dense[weight.name].weight
                     work = WeightRefit(weight, choice.dim, matrix, self.kept, means, self.method)
@@ -147,7 +149,7 @@ class _LayerFit:
     def _sums(
         self, stage: Sequence[Weight], fitted: Sequence[Weight], seen: Seen, dense: Mapping[str, nn.Linear]
     ) -> dict[str, "_Sums"]:
-        """What weights that read one input are fitted with, from a run of the compressed layer as far as them."""
+        """The sums to fit weights that read one input, from a run of the compressed layer up to these weights."""
         found: dict[str, _Sums] = {}
         counts = {weight.name: self.kept.tokens(weight) for weight in fitted}
         for at, (x, lost) in enumerate(self.both.inputs_of(self.layer, stage, seen)):
@@ -176,12 +178,10 @@ def _store(scheme: Scheme, module: nn.Module) -> None:
 def _swapped(model: nn.Module, modules: Mapping[str, nn.Module]) -> Iterator[None]:
     before = {name: model.get_submodule(name) for name in modules}
     try:
-        for name, module in modules.items():
-            model.set_submodule(name, module)
+        swap_in(model, modules)
         yield
     finally:
-        for name, module in before.items():
-            model.set_submodule(name, module)
+        swap_in(model, before)
 
 
 class _Sums:
@@ -208,5 +208,6 @@ class _Sums:
 
     def means(self) -> CompressedMeans:
         total = self.count.clamp_min(torch.finfo(torch.float32).tiny)
-        square, cross, scale = (part.double() / total for part in (self.square, self.cross, self.scale))
-        return CompressedMeans(square, cross, scale, self.tokens)
+        square = self.square.double() / total
+        cross = self.cross.double() / total
+        return CompressedMeans(square, cross, self.scale.double() / total, self.tokens)

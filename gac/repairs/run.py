@@ -79,11 +79,13 @@ def _repaired(
     measure: bool,
 ) -> Repaired:
     """Decide the dims, look their times up and write the padded checkpoint from the first place to the second."""
-    (table, used), (directory, output) = selected, places
+    table, used = selected
+    directory, output = places
     found = find_blocks(source)
     blocks = [block for some in found.values() for block in some]
     shared = [one for block in blocks for one in block.shared]
-    before, after = {one.name: one.dim for one in shared}, decide(blocks, contract, table, workloads)
+    before = {one.name: one.dim for one in shared}
+    after = decide(blocks, contract, table, workloads)
     looks: dict[How, tuple[str, Look]] = {"predicted": (table.header.gpu, in_table(table))}
     if measure:
         looks["measured"] = on_gpu(blocks, (before, after), workloads)
@@ -121,15 +123,12 @@ def decide(
     blocks: Sequence[Block], contract: ShapeContract, profile: Profile, workloads: Sequence[Workload]
 ) -> dict[str, int]:
     """What every dim becomes, by the name of its shared dim."""
-    return {
-        shared_dim.name: contract.becomes(
-            shared_dim.dim,
-            shared_dim.most,
-            measured_dims(profile, block, shared_dim, workloads) if contract.measured else {},
-        )
-        for block in blocks
-        for shared_dim in block.shared
-    }
+    becomes = {}
+    for block in blocks:
+        for one in block.shared:
+            latency = measured_dims(profile, block, one, workloads) if contract.measured else {}
+            becomes[one.name] = contract.becomes(one.dim, one.most, latency)
+    return becomes
 
 
 def _check_apart(directory: Path, output: Path) -> None:

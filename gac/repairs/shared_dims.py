@@ -33,7 +33,7 @@ class SharedDim:
 
 @dataclass(frozen=True)
 class Run:
-    """A GEMM, or a pair of them, of which shared dims move one axis: its size is ``rest`` + the sum of times * dim.
+    """A GEMM, or a pair of them. Shared dims move one of its axes, whose size is ``rest`` + the sum of times * dim.
 
     Attributes:
         fixed: the other axes, without the rows m.
@@ -59,7 +59,7 @@ class Run:
 
 
 def run_of(name: str, one: Operation, two: Operation) -> Run:
-    """The run of one shared dim, from what runs for a single row where it is 1 and where it is 2."""
+    """The run of one shared dim, from the operations for a single row at dim 1 and at dim 2."""
     axis = next(axis for axis, size in one.axes.items() if size != two.axes[axis])
     times = two.axes[axis] - one.axes[axis]
     fixed = tuple((other, size) for other, size in one.axes.items() if other not in ("m", axis))
@@ -68,7 +68,7 @@ def run_of(name: str, one: Operation, two: Operation) -> Run:
 
 @dataclass(frozen=True)
 class Block:
-    """Seams that are repaired together, and what runs there."""
+    """Shared dims that are repaired together, and what runs there."""
 
     shared: tuple[SharedDim, ...]
     runs: tuple[Run, ...]

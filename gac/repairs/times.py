@@ -46,8 +46,8 @@ def summed(
     """Sum what ``look`` finds, at the dims before and after."""
     runs = [run for block in blocks for run in block.runs]
     before, after = ([look(run, side, workload.rows) for run in runs] for side in dims)
-    unknown = before.count(None), after.count(None)
-    return Times(how, gpu, str(workload), len(runs), _total(before), _total(after), *unknown)
+    unknown_before, unknown_after = before.count(None), after.count(None)
+    return Times(how, gpu, str(workload), len(runs), _total(before), _total(after), unknown_before, unknown_after)
 
 
 def _total(known: Sequence[int | None]) -> int | None:

@@ -122,11 +122,12 @@ def _weights(directory: Path) -> tuple[tuple[str, ...], str | None]:
 
 
 def _mapped(path: Path) -> dict[str, Tensor]:
-    if safe := path.suffix == ".safetensors":
-        expected, remedy = "a whole safetensors file", "Copy the checkpoint again."
-    else:
-        expected = "a state_dict: tensors by name, and nothing else"
-        remedy = "Save model.state_dict() where you trust the code that the pickle names."
+    safe = path.suffix == ".safetensors"
+    expected = "a state_dict: tensors by name, and nothing else"
+    remedy = "Save model.state_dict() where you trust the code that the pickle names."
+    if safe:
+        expected = "a whole safetensors file"
+        remedy = "Copy the checkpoint again."
     try:
         found: Any = _safe_tensors(path) if safe else _unpickled(path)
     except (*UNREADABLE, EOFError, pickle.UnpicklingError) as failure:

@@ -39,6 +39,23 @@ class LayerFit:
     kept: Kept
 
 
+@dataclass(frozen=True, eq=False)
+class ModelCurves:
+    """The loss curves of a model, and the dense model's mean loss on the calibration text, nats."""
+
+    curves: LossCurves
+    dense_loss: float
+
+
+@dataclass(frozen=True, eq=False)
+class _Part:
+    """What is measured, kept and found again together."""
+
+    name: str
+    forms: tuple[Form, ...] = ()
+    schemes: tuple[Scheme, ...] = ()
+
+
 def fit_layer(
     run: CalibrationRun,
     sites: Sequence[Site],
@@ -81,14 +98,6 @@ def rounding_loss(statistics: Statistics, weight: Weight, scheme: Scheme) -> flo
     matrix, metric = statistics.matrix(weight), statistics.metric(weight)
     error = (matrix - scheme.rounded(matrix)).detach().double()
     return FACTOR * float(((metric.gradients @ error @ metric.inputs) * error).sum())
-
-
-@dataclass(frozen=True, eq=False)
-class ModelCurves:
-    """The loss curves of a model, and the dense model's mean loss on the calibration text, nats."""
-
-    curves: LossCurves
-    dense_loss: float
 
 
 def measure_curves(
@@ -150,15 +159,6 @@ def stream_fits(
             yield layer, _together(fits + _read(run, kept, layer, by_layer[layer]))
 
 
-@dataclass(frozen=True, eq=False)
-class _Part:
-    """What is measured, kept and found again together."""
-
-    name: str
-    forms: tuple[Form, ...] = ()
-    schemes: tuple[Scheme, ...] = ()
-
-
 def _parts(forms: Sequence[str], schemes: Sequence[str]) -> list[_Part]:
     """The standard forms, and one part for each other form and for each scheme that rounds."""
     own = [form for form in map(form_named, dict.fromkeys(forms)) if not form.standard and form.name != "dense"]
@@ -171,11 +171,10 @@ def _parts(forms: Sequence[str], schemes: Sequence[str]) -> list[_Part]:
 
 
 def _paths(run: CalibrationRun, part: _Part, layer: int) -> tuple[Path, Path]:
-    """Of the factors and of the losses, which are written last: a part with losses is whole."""
+    """The files of the factors and of the losses; the losses are written last, so a part that has them is whole."""
     assert run.store is not None
-    named = (f"{what}-{run.method.name}-{part.name}" for what in ("factors", "losses"))
-    factors, losses = (run.store.measured(name, layer) for name in named)
-    return factors, losses
+    name = f"{run.method.name}-{part.name}"
+    return run.store.measured(f"factors-{name}", layer), run.store.measured(f"losses-{name}", layer)
 
 
 def _is_kept(run: CalibrationRun, part: _Part, layer: int) -> bool:

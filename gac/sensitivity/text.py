@@ -19,6 +19,9 @@ from gac.sensitivity.documents import DEFAULT_LENGTH, DEFAULT_WINDOWS, Documents
 from gac.sensitivity.wikipedia import wiki_sample
 
 _SIZED = re.compile(r"(.+):([0-9]{1,9})x([0-9]{1,9})", re.DOTALL)
+_WIKI_CALIBRATION_TOKENS = 200 * 1024
+_C4_DOCUMENTS = 2000
+"""How many documents are read, from the first on: a whole shard is 0.8 GB."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +93,7 @@ class _Source:
 
 
 def calibration_text(given: Text) -> TextSpec | Documents:
-    """What a caller calls calibration text: a name or path, read by ``TextSpec.parse``, or documents.
+    """The calibration text that a caller names: a name or path, read by ``TextSpec.parse``, or documents.
 
     Raises:
         TextError: a size below 1, or documents that are no strings.
@@ -129,7 +132,7 @@ def evaluation_windows(
     the documents joined by an empty line, tokenised as one text, and cut into windows of 2048.
 
     Args:
-        source: a known name, or a path to a UTF-8 file or documents, all of which is evaluated.
+        source: a known name, or a path to a UTF-8 file, or documents; of the latter two, all is evaluated.
         tokenizer: a transformers tokenizer; it adds special tokens at the head of ``wikitext2`` and ``c4`` alone.
         windows: how many, from the first on; None takes every whole window.
         length: tokens of a window; None takes the source's own, ``window_length(source)``.
@@ -138,7 +141,8 @@ def evaluation_windows(
         TextError: an unknown source, one that cannot be read, or too few tokens.
     """
     found = _source(source)
-    start, length = found.reserved or 0, found.length if length is None else length
+    start = found.reserved or 0
+    length = found.length if length is None else length
     ids = _tokens(found.evaluation(), tokenizer, found.headed)[start:]
     name = source if isinstance(source, str) else source.name
     cut = _cut(name, ids, windows, length, "evaluation", start=start)
@@ -175,7 +179,7 @@ def _check_size(windows: int | None, length: int) -> None:
 
 
 def _tokens(text: str, tokenizer: Any, headed: bool = False) -> torch.Tensor:
-    """Token ids of the whole text, int64, shape ``(tokens,)``; a BOS in mid-text would be no text at all."""
+    """Token ids of the whole text, int64, shape ``(tokens,)``; a BOS within a text would not be text."""
     encoded = tokenizer(text, add_special_tokens=headed, return_attention_mask=False, verbose=False)
     return torch.tensor(encoded["input_ids"], dtype=torch.int64)
 
@@ -220,13 +224,12 @@ def check_text(name: str) -> None:
     Raises:
         TextError: with the known names.
     """
-    if name in _SOURCES or os.path.isfile(name):
-        return
-    raise TextError(
-        f"text {name!r} is neither known nor a file",
-        f"one of {', '.join(_SOURCES)}, or a path",
-        did_you_mean(name, _SOURCES, "Check the name or the path."),
-    )
+    if name not in _SOURCES and not os.path.isfile(name):
+        raise TextError(
+            f"text {name!r} is neither known nor a file",
+            f"one of {', '.join(_SOURCES)}, or a path",
+            did_you_mean(name, _SOURCES, "Check the name or the path."),
+        )
 
 
 def _local(path: str) -> str:
@@ -236,10 +239,6 @@ def _local(path: str) -> str:
         raise TextError(
             f"text file {path} cannot be read: {failure}", "a readable UTF-8 file", "Check the file and its encoding."
         ) from failure
-
-
-_C4_DOCUMENTS = 2000
-"""The first of a shard: a whole one is 0.8 GB, and nobody reads that much of it."""
 
 
 def _joined(dataset: str, split: str, most: int | None = None, **options: Any) -> str:
@@ -257,7 +256,6 @@ def _joined(dataset: str, split: str, most: int | None = None, **options: Any) -
         ) from failure
 
 
-_WIKI_CALIBRATION_TOKENS = 200 * 1024
 _published = partial(_Source, length=2048, headed=True)
 _wikitext2 = partial(_joined, "Salesforce/wikitext", name="wikitext-2-raw-v1")
 _c4 = partial(_joined, "allenai/c4", most=_C4_DOCUMENTS, streaming=True)

@@ -1,7 +1,5 @@
 """The contract of a method."""
 
-from collections.abc import Iterator
-
 import torch
 from torch import Tensor
 
@@ -12,18 +10,16 @@ from gac.sensitivity.methods import Method
 from gac.sensitivity.registry import METHODS
 
 _RANKS = (1, 7, 15, 16)
-KINDS = (
-    *("plain", "ill-conditioned", "one token", "rank 3", "dead inputs"),
-    *("nothing seen", "tiny", "huge", "one huge feature"),
-)
+_SCALES = {"plain": 1.0, "nothing seen": 0.0, "tiny": 1e-8, "huge": 1e8}
+KINDS = (*_SCALES, "ill-conditioned", "one token", "rank 3", "dead inputs", "one huge feature")
 
 
 def check_method(method: Method) -> None:
     """Refuse a method whose metric cannot measure errors, or that is not what its attributes say.
 
-    Of weights of two shapes, and of statistics from plain to all zero: both sides of the metric are symmetric, positive
-    definite and float64, and the same when asked again; statistics are left alone; of the factors every rank loses what
-    its curve says, the full one nothing.
+    For weights of two shapes and statistics from plain to all zero: both sides of the metric are symmetric, positive
+    definite and float64, and the same when asked again; statistics are left alone; the factors of every rank lose what
+    the curve says, and those of the full rank lose nothing.
 
     Raises:
         AssertionError: says what does not hold, for which statistics.
@@ -84,7 +80,8 @@ def _check_fold(method: Method) -> None:
     """At the full length, o_proj reads from v_proj what it read before."""
     heads, groups, length, inside = 4, 2, 4, 16
     draw = torch.Generator().manual_seed(2)
-    values, output = (torch.randn(*shape, generator=draw) for shape in ((groups * length, inside), (24, 16)))
+    values = torch.randn(groups * length, inside, generator=draw)
+    output = torch.randn(24, heads * length, generator=draw)
     metric = method.metric(statistics("plain", groups * length, inside))
     found = method.fold(Measured(values, metric), output, heads, groups)
     lengths = len(found.curve.loss) - 1
@@ -100,8 +97,8 @@ def _through(values: Tensor, output: Tensor, heads: int, groups: int) -> Tensor:
     return output.double().view(len(output), heads, -1).transpose(0, 1) @ by_group
 
 
-def _tensors(moments: Moments) -> Iterator[Tensor]:
-    yield from (moments.inputs, moments.gradients, moments.scale)
+def _tensors(moments: Moments) -> tuple[Tensor, ...]:
+    return moments.inputs, moments.gradients, moments.scale
 
 
 def moments_of(inputs: Tensor, gradients: Tensor) -> Moments:
@@ -128,5 +125,5 @@ def statistics(kind: str, outs: int = 24, ins: int = 16) -> Moments:
         x[:, ::2] = 0
     elif kind == "one huge feature":
         x[:, 5] *= 1e6
-    scale = {"nothing seen": 0.0, "tiny": 1e-8, "huge": 1e8}.get(kind, 1.0)
+    scale = _SCALES.get(kind, 1.0)
     return moments_of(scale * x, scale * g)

@@ -12,7 +12,7 @@ from gac.repairs.weight_files import Source
 
 
 def planned_blocks(source: Source) -> Iterator[Block]:
-    """The weights that are not dense; those of one site that are shorter on sides that meet share a shared dim."""
+    """The weights that are not dense; where weights of one site are shorter on sides that meet, these share a dim."""
     for site in read_plan(source.directory).sites:
         sharing: dict[str, list[WeightChoice]] = {}
         for choice in site.weights:
@@ -23,7 +23,7 @@ def planned_blocks(source: Source) -> Iterator[Block]:
 
 
 def _owner(site: SiteChoice, choice: WeightChoice) -> str:
-    """Whose dim it is: the site's where all that meets is shorter, else the weight's own."""
+    """The owner of the dim: the site where sides that meet are shortened, else the weight itself."""
     return site.site if form_named(choice.form).shortens(choice.weight) else choice.name
 
 
@@ -48,15 +48,15 @@ def _block(source: Source, name: str, choices: Sequence[WeightChoice]) -> Block:
 def _runs(name: str, choice: WeightChoice) -> list[Run]:
     """What runs the weight: the form as a whole where it is timed so, else each of its GEMMs."""
     form, weight = form_named(choice.form), choice.weight
-    one, two = ((form.operation(weight, dim, 1),) if form.timed else form.gemms(weight, dim, 1) for dim in (1, 2))
-    return [run_of(name, *pair) for pair in zip(one, two, strict=True)]
+    sized = [(form.operation(weight, dim, 1),) if form.timed else form.gemms(weight, dim, 1) for dim in (1, 2)]
+    return [run_of(name, one, two) for one, two in zip(*sized, strict=True)]
 
 
 def padded_plan(plan: Plan, dims: Dims) -> Plan:
     """The plan with new dims, counted again in exact integers.
 
-    What it loses is as before, for zeros change no output. That no choice within the budget loses less is no longer
-    proved of it; its latencies and what its sites could have had instead, which are of other dims, are left out.
+    The loss is as before, for zeros change no output. It is no longer proved that no choice within the budget loses
+    less. The latencies and the alternatives of the sites are left out, for they belong to other dims.
 
     Args:
         dims: by the name of the weight, or of the site that is shorter as a whole.
