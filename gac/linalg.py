@@ -56,6 +56,38 @@ def cholesky(matrix: Tensor) -> Tensor:
     return factor
 
 
+BAND = 128
+
+
+def add_square(total: Tensor, rows: Tensor) -> None:
+    """Add ``rows^T rows`` to a sum; ``mirrored`` makes it whole once the last is added.
+
+    On a CPU what lies above the diagonal is left out, in bands of ``BAND`` rows: half of the products. Where the sum
+    is as precise as the rows, the product is never written by itself.
+    """
+    # Hopper's TF32 instructions want what is summed over to be contiguous.
+    columns = rows.T.contiguous() if rows.is_cuda else rows.T
+    for band in _bands(total):
+        part, left, right = total[band, : band.stop], columns[band], columns[: band.stop].T
+        if total.dtype == rows.dtype:
+            part.addmm_(left, right)
+        else:
+            part += left @ right
+
+
+def mirrored(total: Tensor) -> Tensor:
+    """What ``add_square`` summed, with what it left out above the diagonal; the same tensor."""
+    for band in _bands(total):
+        total[: band.start, band] = total[band, : band.start].T
+    return total
+
+
+def _bands(total: Tensor) -> list[slice]:
+    """All rows of a sum at once on a GPU; on a CPU few, so that little is multiplied above the diagonal."""
+    height = BAND if total.device.type == "cpu" else len(total)
+    return [slice(start, min(start + height, len(total))) for start in range(0, len(total), height)]
+
+
 PACK = 512
 
 

@@ -24,7 +24,7 @@ from gac.errors import GacError
 from gac.forms import FORMS, form_named
 from gac.forms.refit import CompressedMeans, WeightRefit
 from gac.forms.tensors import Kept
-from gac.linalg import tf32_products
+from gac.linalg import add_square, mirrored, tf32_products
 from gac.models.linears import linear_at
 from gac.models.sites import Site, Weight
 from gac.plan import WeightChoice
@@ -200,7 +200,7 @@ class _Sums:
         roots = counts.sqrt()[:, None]
         rows, columns = x.float() * roots, missing * roots
         with tf32_products(x):
-            self.square += rows.T @ rows
+            add_square(self.square, rows)
             self.cross += columns.T @ rows
         self.scale += x.float().abs().T @ counts
         self.count += counts.sum(dtype=torch.float64)
@@ -208,6 +208,6 @@ class _Sums:
 
     def means(self) -> CompressedMeans:
         total = self.count.clamp_min(torch.finfo(torch.float32).tiny)
-        square = self.square.double() / total
+        square = mirrored(self.square).double() / total
         cross = self.cross.double() / total
         return CompressedMeans(square, cross, self.scale.double() / total, self.tokens)

@@ -24,7 +24,7 @@ from tqdm import tqdm
 
 from gac.errors import ModelError
 from gac.forms.metric import Moments
-from gac.linalg import check_measured, tf32_products
+from gac.linalg import add_square, check_measured, mirrored, tf32_products
 from gac.models.loading import read_parameter
 from gac.models.sites import Site, Weight
 from gac.sensitivity.layerwise import LayerwiseBackward, listening
@@ -196,9 +196,10 @@ class _Sums:
         means = {f"tokens/{name}": torch.stack(counted) for name, counted in self._tokens.items()}
         for weight in self._weights:
             total = self._sums.pop(f"weight/{weight.name}").clamp_min(torch.finfo(torch.float32).tiny)
-            for what in ("inputs", "scale"):
-                means[f"{what}/{weight.name}"] = self._sums.pop(f"{what}/{weight.name}").div_(total).float()
-            means[f"gradients/{weight.name}"] = self._sums.pop(f"gradients/{weight.name}").div_(tokens).float()
+            means[f"scale/{weight.name}"] = self._sums.pop(f"scale/{weight.name}").div_(total).float()
+            for what, count in (("inputs", total), ("gradients", tokens)):
+                square = mirrored(self._sums.pop(f"{what}/{weight.name}"))
+                means[f"{what}/{weight.name}"] = square.div_(count).float()
         return means
 
     def _listen(self, name: str, _module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
@@ -212,18 +213,9 @@ class _Sums:
         self._total(f"weight/{name}", (), weight.device).add_(weight.sum(dtype=torch.float64))
         self._total(f"scale/{name}", x.shape[1:], x.device).add_(x.abs().T @ weight)
         with tf32_products(activations):
-            self._add_square(f"inputs/{name}", x * weight.sqrt()[:, None])
+            add_square(self._total(f"inputs/{name}", 2 * x.shape[1:], x.device), x * weight.sqrt()[:, None])
         with tf32_products(gradients):
-            self._add_square(f"gradients/{name}", g)
-
-    def _add_square(self, name: str, rows: Tensor) -> None:
-        """Add rows^T rows; where the sum is as precise as the rows, the product is never written by itself."""
-        total = self._total(name, (rows.shape[1], rows.shape[1]), rows.device)
-        columns = rows.T.contiguous()  # Hopper's TF32 instructions want what is summed over to be contiguous
-        if total.dtype == rows.dtype:
-            total.addmm_(columns, columns.T)
-        else:
-            total += columns @ columns.T
+            add_square(self._total(f"gradients/{name}", 2 * g.shape[1:], g.device), g)
 
     def _total(self, name: str, shape: Sequence[int], device: torch.device) -> Tensor:
         if name not in self._sums:

@@ -13,7 +13,7 @@ from gac.forms.decomposition import decompose
 from gac.forms.grouped.torch import decompose_groups
 from gac.forms.low_rank.torch import every_rank
 from gac.forms.narrow.elimination import eliminate, last_to_go
-from gac.linalg import packed, unpacked
+from gac.linalg import add_square, mirrored, packed, unpacked
 from gac.models.families import family_of
 from gac.sensitivity.calibration import CalibrationRun, stream_moments
 from gac.sensitivity.curves import measure_curves, stream_fits
@@ -37,6 +37,18 @@ def test_a_packed_matrix_comes_back(size: int) -> None:
     matrix = (matrix + matrix.T) / 2
     assert packed(matrix).numel() <= (size + 512) * size // 2 + 512 * 512
     assert torch.equal(unpacked(packed(matrix), size), matrix)
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.float64])
+@pytest.mark.parametrize("size", [1, 128, 300])
+def test_squares_are_summed_whole(size: int, kind: torch.dtype) -> None:
+    parts = torch.randn(2, 8, size)
+    total = torch.zeros(size, size, dtype=kind)
+    for rows in parts:
+        add_square(total, rows)
+    whole = mirrored(total)
+    assert torch.equal(whole, whole.T)
+    assert torch.allclose(whole.double(), sum(rows.T.double() @ rows.double() for rows in parts), atol=1e-5)
 
 
 def test_the_factors_are_those_of_the_decomposition(tiny_model: LlamaForCausalLM, tmp_path: Path) -> None:
