@@ -56,9 +56,9 @@ def allocate(
         progress: show progress bars.
         options: the fields of ``gac.Recipe``, which says what each does: ``method``, ``calibration`` (its
             ``measure.text``, or documents: any iterable of strings; ``gac.Documents(texts, windows=16, length=512)``
-            says how they are packed), ``seed``, ``shots``, ``forms``, ``schemes``, ``align``, ``profile`` (or a loaded
-            table), ``workloads``, ``fuse``, ``decode_kernel``, ``memory``, ``kv_cache``, ``latency`` (one fraction for
-            every workload, or by workload), ``refit``, ``rule``.
+            says how they are packed), ``seed``, ``shots``, ``bos``, ``forms``, ``schemes``, ``align``, ``profile`` (or
+            a loaded table), ``workloads``, ``fuse``, ``decode_kernel``, ``memory``, ``kv_cache``, ``latency`` (one
+            fraction for every workload, or by workload), ``refit``, ``rule``.
 
     Returns:
         The plan, proved optimal over its candidates (or with the gap that is left, or that a rule gave away, in its

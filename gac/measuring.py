@@ -125,7 +125,7 @@ def measure_problem(
     planned = as_planned(sites, recipe.space.forms, recipe.deployment.fuse)
     recipe = settled(recipe, planned, table)
     check_reachable(planned, recipe, table)
-    windows = _windows(asked.text, loaded, recipe.measure.seed)
+    windows = _windows(asked.text, loaded, recipe.measure.seed, recipe.measure.bos)
     check_finite(loaded.model)
     digest = targeted_digest(loaded, sites)
     run = calibration_run(loaded.model, digest, windows, method, recipe.measure.shots, progress=progress)
@@ -133,12 +133,13 @@ def measure_problem(
     extra = RULES.get(recipe.rule).measure(run, sites)
     share = expected_share(recipe.refit, method)
     text, documents = asked.text, asked.text.digests if isinstance(asked.text, Documents) else ()
+    size, bos = (len(windows), windows.length), windows.bos == "windows"
     measured = Measured(
         model=loaded.name,
         digest=digest,
         params=sum(parameter.numel() for parameter in loaded.model.parameters()),
         family=family,
-        calibration=Calibration(text.name, len(windows), windows.length, windows.digest, curves.dense_loss, documents),
+        calibration=Calibration(text.name, *size, windows.digest, curves.dense_loss, documents, bos),
         profile=used,
         factor=FACTOR * share,
     )
@@ -192,7 +193,7 @@ def planned_windows(plan: Plan, loaded: Loaded, calibration: Text | None = None)
         )
     spec = TextSpec(text.text) if calibration is None else calibration_text(calibration)
     spec = replace(spec, windows=text.windows, length=text.window_tokens)
-    windows = _windows(spec, loaded, plan.recipe.measure.seed)
+    windows = _windows(spec, loaded, plan.recipe.measure.seed, text.bos)
     if windows.digest != text.digest:
         raise PlanError(
             f"calibration text {spec.name} has digest {windows.digest[:12]} here",
@@ -202,8 +203,8 @@ def planned_windows(plan: Plan, loaded: Loaded, calibration: Text | None = None)
     return windows
 
 
-def _windows(spec: TextSpec | Documents, loaded: Loaded, seed: int) -> Windows:
-    windows = calibration_windows(spec, loaded.tokenizer, seed)
+def _windows(spec: TextSpec | Documents, loaded: Loaded, seed: int, bos: bool | None) -> Windows:
+    windows = calibration_windows(spec, loaded.tokenizer, seed, bos)
     embedding: Any = loaded.model.get_input_embeddings()
     check_vocabulary(windows, embedding.num_embeddings)
     return windows

@@ -58,6 +58,7 @@ class Calibration:
         loss: the dense model's mean loss on it, nats a token.
         documents: the beginning of the SHA-256 of each document, where they were given in memory. Such a plan is
             applied with the same documents, and says which ones not to evaluate on.
+        bos: every window begins with BOS, in the place of one token of text; plans that do not say so have none.
     """
 
     text: str
@@ -66,6 +67,12 @@ class Calibration:
     digest: str
     loss: float
     documents: tuple[str, ...] = ()
+    bos: bool = False
+
+    def __str__(self) -> str:
+        """``64 x 1024 tokens of wiki-sample, no BOS``."""
+        head = "BOS at the head of every window" if self.bos else "no BOS"
+        return f"{self.windows} x {self.window_tokens} tokens of {self.text}, {head}"
 
 
 @dataclass(frozen=True)

@@ -34,8 +34,7 @@ def summary(plan: "Plan") -> str:
         *([f"speed        {told}"] if (told := speed(plan)) else []),
         *_cache(plan),
         f"profile      {measured.profile.gpu}, {measured.profile.digest[:12]}; {measured.profile.note}",
-        f"calibration  {text.windows} x {text.window_tokens} tokens of {text.text}, seed {asked.seed}"
-        f"{', two shots' if asked.shots == 2 else ''}",
+        f"calibration  {text}, seed {asked.seed}{', two shots' if asked.shots == 2 else ''}",
         f"certificate  {proof.status}: loss {proof.value:.6g}, bound {proof.lower_bound:.6g}, gap {proof.gap:.3g}",
     ]
     return "\n".join(lines)
@@ -104,7 +103,7 @@ def allocate_command(plan: "Plan", profile: str | None = None) -> str:
     if profile is not None:
         asked["profile"] = profile
     second: dict[str, Any] = {
-        name: asked.pop(name) for name in ("workloads", "profile", "text", "seed", "shots") if name in asked
+        name: asked.pop(name) for name in ("workloads", "profile", "text", "seed", "shots", "bos") if name in asked
     }
     return (
         f"gac allocate {join([plan.measured.model, *_words(asked)])} \\\n  {join([*_words(second), '-o', 'plan.json'])}"

@@ -50,6 +50,8 @@ class Measure:
         text: calibration text: ``wiki-sample``, ``wikitext2``, ``c4`` or a path, optionally with windows and tokens, as
             in ``wiki-sample:64x1024``.
         seed: which windows of the text are used; 0 takes the first.
+        bos: whether every calibration window begins with the tokenizer's BOS, in the place of one token of text; None
+            has it where the tokenizer puts BOS first by itself (Llama, Gemma, Mistral; not Qwen).
         shots: 2 takes the gradients a second time, from the model compressed to 0.8 by its plan of one shot and fitted
             again (inputs stay the dense model's), and plans with them: SmolLM2's perplexity is 0.5 % lower for it at
             0.8 and 1.8 % at 0.6. Calibration takes twice as long (three times where statistics are too large to be
@@ -62,12 +64,14 @@ class Measure:
     text: str = "wiki-sample"
     seed: int = 0
     shots: Shots = 1
+    bos: bool | None = None
 
     def __post_init__(self) -> None:
         _check(isinstance(self.method, str), "measure.method", self.method, "the name of a method")
         _check(isinstance(self.text, str) and bool(self.text), "measure.text", self.text, "a name or a path")
         _check(_is_whole(self.seed) and self.seed >= 0, "measure.seed", self.seed, "a whole number, 0 or more")
         _check(_is_whole(self.shots) and self.shots in (1, 2), "measure.shots", self.shots, "1 or 2")
+        _check(self.bos is None or isinstance(self.bos, bool), "measure.bos", self.bos, "True, False or None")
 
 
 @dataclass(frozen=True)
@@ -205,6 +209,7 @@ class Options(TypedDict, total=False):
     calibration: Any
     seed: int
     shots: int
+    bos: bool | None
     forms: Iterable[Any]
     schemes: Iterable[Any]
     align: bool | int | str

@@ -1,6 +1,7 @@
 """The pipeline on a tiny model: what a user calls, and what a user gets wrong."""
 
 import copy
+import json
 import logging
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,12 +10,13 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, MixtralConfig
+from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig
 
 import gac
 from gac.allocation.problem import floored
 from gac.checkpoint.card import model_card
 from gac.errors import BudgetError, GacError, ModelError, PlanError, ProfileError, TextError
+from gac.plan_summary import allocate_command
 from gac.runtime.decode_kernel import DecodeLinear
 from gac.runtime.modules import LowRankLinear
 from gac.runtime.shared_gemm import FusedInput
@@ -345,6 +347,47 @@ def test_no_documents_and_other_documents_are_refused(small: Small, documented: 
         small.compress(documented, calibration=documents[::-1])
 
 
+def test_every_window_begins_with_bos_where_the_tokenizer_puts_it_first(small: Small, tmp_path: Path) -> None:
+    with_bos, without = small.allocate(0.7), small.allocate(0.7, bos=False)
+    assert [plan.measured.calibration.bos for plan in (with_bos, without)] == [True, False]
+    assert with_bos.measured.calibration.digest != without.measured.calibration.digest
+    assert f"calibration  4 x 64 tokens of {small.text}, BOS at the head of every window, seed 0" in with_bos.summary()
+    assert f"calibration  4 x 64 tokens of {small.text}, no BOS, seed 0" in without.summary()
+    assert "BOS at the head of every window" in model_card(with_bos)
+    assert "--no-bos" in allocate_command(without)
+    assert "bos" not in allocate_command(with_bos)
+    for plan in (with_bos, without):
+        assert (
+            total(
+                small.there_and_back(plan, tmp_path / f"{plan.measured.calibration.bos}", copy.deepcopy(small.model))[0]
+            )
+            == plan.budget.used
+        )
+
+
+def test_a_plan_that_does_not_say_so_has_no_bos(small: Small, tmp_path: Path) -> None:
+    plan, path = small.allocate(0.7, bos=False), tmp_path / "plan.json"
+    plan.save(path)
+    document = json.loads(path.read_text())
+    del document["measured"]["calibration"]["bos"], document["recipe"]["measure"]["bos"]
+    path.write_text(json.dumps(document))
+    old = gac.Plan.load(path)
+    assert old.measured == plan.measured
+    assert total(small.compress(old)) == plan.budget.used
+
+
+def test_a_bos_outside_of_the_vocabulary_is_refused_before_anything_is_measured(
+    small: Small, tiny_config: LlamaConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gac.measuring.calibration_run", None)
+    tiny_config.vocab_size = 256
+    tiny_config.bos_token_id = tiny_config.eos_token_id = tiny_config.pad_token_id = 1
+    with pytest.raises(
+        TextError, match=r"token id 256 on .*, its BOS; expected ids below the model's vocabulary of 256"
+    ):
+        small.allocate(0.7, model=LlamaForCausalLM(tiny_config))
+
+
 def test_a_file_that_has_moved_is_named_to_compress(small: Small, text_file: Path) -> None:
     plan = small.allocate(0.7)
     moved = text_file.rename(text_file.with_name("moved.txt"))
@@ -363,4 +406,7 @@ def test_a_model_is_not_evaluated_on_its_calibration_documents(
         "text that the model was not calibrated on. Hold documents back for evaluation."
     )
     held_back = gac.perplexity(model, reader, ["new words " * 20], length=64, progress=False)
-    assert held_back.protocol == "1 document given in memory, 3 windows x 64 from token 0, non-overlapping, no BOS"
+    assert (
+        held_back.protocol
+        == "1 document given in memory, 3 windows x 64 from token 0, non-overlapping, BOS at the head of every window"
+    )

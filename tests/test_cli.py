@@ -110,10 +110,10 @@ def test_allocate_says_what_it_costs_and_shows_the_plan(model: Path, text_file: 
 
 def test_the_options_of_allocate_reach_the_plan(model: Path, text_file: Path, tmp_path: Path) -> None:
     options = ("--method", "svd", "--form", "low_rank", "--no-align", "--seed", 3, "--profile", H100)
-    more = ("--workload", "decode:2@64", "--tokenizer", model, "-o", tmp_path / "plan.json")
+    more = ("--workload", "decode:2@64", "--tokenizer", model, "--no-bos", "-o", tmp_path / "plan.json")
     assert run("allocate", model, "--calibration", f"{text_file}:4x64", *options, *more).exit_code == 0
     recipe = Plan.load(tmp_path / "plan.json").recipe
-    assert (recipe.measure.method, recipe.measure.seed) == ("svd", 3)
+    assert (recipe.measure.method, recipe.measure.seed, recipe.measure.bos) == ("svd", 3, False)
     assert (recipe.space.forms, recipe.space.align) == (("low_rank",), False)
     assert recipe.deployment.workloads == ("decode:2@64",)
 
@@ -201,6 +201,9 @@ def test_eval_of_a_dense_model(model: Path, text_file: Path, tmp_path: Path) -> 
     [found] = document["models"]
     assert found["perplexity"]["tokens"] == 3 * 63
     assert set(found) == {"name", "parameters", "dtype", "perplexity"}
+    assert found["perplexity"]["protocol"].endswith("BOS at the head of every window")
+    [without] = answer("eval", model, "--text", text_file, "--windows", 3, "--length", 64, "--no-bos")["models"]
+    assert without["perplexity"]["protocol"].endswith("no BOS")
 
 
 def test_eval_sets_the_prediction_beside_what_is_measured(

@@ -47,6 +47,7 @@ def test_numbers_of_numpy_are_numbers() -> None:
         ({"calibration": ""}, "measure.text=''; expected a name or a path"),
         ({"seed": -1}, "measure.seed=-1; expected a whole number, 0 or more"),
         ({"seed": True}, "measure.seed=True; expected a whole number"),
+        ({"bos": "yes"}, "measure.bos='yes'; expected True, False or None"),
         ({"shots": 3}, "measure.shots=3; expected 1 or 2"),
         ({"forms": "low_rank"}, "space.forms='low_rank'; expected names, as in a list"),
         ({"forms": ["magic"]}, "form 'magic' is unknown"),

@@ -33,8 +33,8 @@ def model_card(plan: Plan) -> str:
     text, profile = plan.measured.calibration, plan.measured.profile
     what = (
         "Every weight has the form and the dim that lose least, all chosen at once, within the budget and for the GPU "
-        f"named\nbelow. The predicted perplexity holds for the calibration text: {text.windows} windows of "
-        f"{text.window_tokens} tokens\nof {text.text}, non-overlapping, no BOS. `plan.json` has every choice."
+        f"named\nbelow. The predicted perplexity holds for the calibration text: {text};\nits windows do not overlap. "
+        "`plan.json` has every choice."
     )
     # The command line cannot say which documents were given in memory.
     documents = ", with the same documents in a text file, or in Python as they were" if text.documents else ""

@@ -8,7 +8,7 @@ import click
 
 import gac
 from gac.cli.measuring import tokenizer_named, tokenizer_option
-from gac.cli.options import plan_document, profile_option, workloads_option
+from gac.cli.options import bos_option, plan_document, profile_option, workloads_option
 from gac.cli.verb import Answer, Verb, document_option, note
 
 if TYPE_CHECKING:
@@ -39,6 +39,10 @@ def _names(_ctx: click.Context, _option: click.Parameter, text: str | None) -> t
     "--length",
     type=click.IntRange(min=2),
     help="Tokens in a window. Default: 2048 for wikitext2 and c4, as in published figures, else 1024.",
+)
+@bos_option(
+    "Begin every window with BOS, or none. Default: every one where the tokenizer puts it first; wikitext2 and c4 have "
+    "it at the head of the text alone, as in published figures."
 )
 @click.option("--against", metavar="MODEL", help="Compare with this model, usually the dense one, on the same tokens.")
 @click.option(

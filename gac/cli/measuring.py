@@ -7,7 +7,15 @@ from typing import Any, TypeVar
 
 import click
 
-from gac.cli.options import FILE, decode_kernel_option, forms_option, refuse_given, table_option, workloads_option
+from gac.cli.options import (
+    FILE,
+    bos_option,
+    decode_kernel_option,
+    forms_option,
+    refuse_given,
+    table_option,
+    workloads_option,
+)
 from gac.cli.verb import note
 from gac.recipe import Options, Recipe
 
@@ -95,6 +103,9 @@ _MEASURED = (
         default=0,
         show_default=True,
         help="Which calibration windows to use; 0 takes the first ones.",
+    ),
+    bos_option(
+        "Begin every calibration window with BOS, or none. Default: every one where the tokenizer puts it first."
     ),
 )
 _LIMITED = (

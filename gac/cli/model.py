@@ -120,9 +120,8 @@ def compress(model: str, plan_file: Path, output: Path, overwrite: bool, tokeniz
 
     plan = gac.Plan.load(plan_file)
     check_free(output, overwrite)
-    text = plan.measured.calibration
     note(
-        f"loading {model}; its statistics on {text.windows} windows of {text.window_tokens} tokens of {text.text} are "
+        f"loading {model}; its statistics on {plan.measured.calibration} are "
         "read, or taken again where they are gone" + (" (in two shots)" if plan.recipe.measure.shots == 2 else "")
     )
     loaded = load_model(model, tokenizer)

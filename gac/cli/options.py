@@ -100,6 +100,11 @@ def decode_kernel_option(what: str) -> Callable[[T], T]:
     return click.option("--decode-kernel", type=kernels, default="torch", show_default=True, help=what)
 
 
+def bos_option(what: str) -> Callable[[T], T]:
+    """``--bos`` and ``--no-bos``; ``what`` says in the help which windows begin with it."""
+    return click.option("--bos/--no-bos", default=None, help=what)
+
+
 def known_or_config(model: str) -> Any:
     """A known name as it is (so that a misspelt one is recognised), else the model's config."""
     from gac.models.loading import load_config

@@ -32,6 +32,7 @@ def evaluate(
     text: Text | None = "wiki-sample",
     windows: int | None = None,
     length: int | None = None,
+    bos: bool | None = None,
     tasks: Sequence[str] = (),
     num_fewshot: int | None = None,
     limit: int | None = None,
@@ -46,7 +47,7 @@ def evaluate(
         models: one or more loaded models, or names: directories (compressed or dense), hub ids, ``smollm2``.
         against: the model that the others are compared with, the dense one.
         text: what perplexity is measured on, as for ``gac.perplexity``; None measures none.
-        windows, length: as for ``gac.perplexity``.
+        windows, length, bos: as for ``gac.perplexity``.
         tasks: names of lm-evaluation-harness's tasks, or paths of task files (``gac.evaluation.tasks.open_suite``).
         num_fewshot, limit: examples before every item, and items, of each task.
         batch: windows, and requests of a task, that run at once.
@@ -69,7 +70,7 @@ def evaluate(
             load_config(str(given))  # a name of nothing is refused before anything takes long
     reader = shared_tokenizer(everyone) if tokenizer is None else tokenizer
     suite = open_suite(tasks, num_fewshot, limit) if tasks else None
-    sample = None if text is None else take_sample(reader, text, windows, length)
+    sample = None if text is None else take_sample(reader, text, windows, length, bos)
     measure = partial(_evaluated, tokenizer=reader, sample=sample, suite=suite, batch=batch, progress=progress)
     reference = _open(against) if against is not None and kl and sample is not None else None
     measured = [measure(_open(given), reference) for given in named]

@@ -30,28 +30,32 @@ def perplexity(
     *,
     windows: int | None = None,
     length: int | None = None,
+    bos: bool | None = None,
     batch: int = 1,
     progress: bool = True,
 ) -> Perplexity:
     """Perplexity over windows of text that no calibration uses and that do not overlap.
 
-    All but the first token of each window are predicted. The model runs where it is and as it is; its logits are taken
-    to float32, and the sum to float64. ``wikitext2`` and ``c4`` are measured as published figures are: GPTQ's and
-    SVD-LLM's protocols.
+    All but the first token of each window are predicted: all of its text, where BOS is that first token. The model
+    runs where it is and as it is; its logits are taken to float32, and the sum to float64. ``wikitext2`` and ``c4``
+    are measured as published figures are: GPTQ's and SVD-LLM's protocols.
 
     Args:
         text: a named source (its evaluation part), a path to a UTF-8 file, the text itself, or documents.
         windows: how many, from the first on; None takes every whole window.
         length: tokens of a window; None takes 2048 for ``wikitext2`` and ``c4``, as published figures do, else 1024.
+        bos: whether every window begins with the tokenizer's BOS, in the place of one token of text. None has it where
+            the tokenizer puts BOS first by itself; ``wikitext2`` and ``c4`` then have it at the head of the text alone,
+            as published figures do.
         batch: windows that run at once; logits take ``batch * length * vocabulary`` elements.
         progress: show a bar on a terminal.
 
     Raises:
-        TextError: unknown or too short a text, a document that the model's plan was calibrated on, or a tokenizer of
-            another model.
+        TextError: unknown or too short a text, a document that the model's plan was calibrated on, a tokenizer of
+            another model, or one without the BOS that is asked for.
         ModelError: the loss of a window is NaN or infinite, or windows are longer than the model has positions.
     """
-    return perplexity_on(model, take_sample(tokenizer, text, windows, length), batch, progress)
+    return perplexity_on(model, take_sample(tokenizer, text, windows, length, bos), batch, progress)
 
 
 def divergence(
@@ -62,6 +66,7 @@ def divergence(
     *,
     windows: int | None = None,
     length: int | None = None,
+    bos: bool | None = None,
     batch: int = 1,
     progress: bool = True,
 ) -> Divergence:
@@ -73,13 +78,13 @@ def divergence(
     Args:
         model: the compressed model.
         reference: the dense one, with the same vocabulary.
-        tokenizer, text, windows, length, batch, progress: as for ``perplexity``.
+        tokenizer, text, windows, length, bos, batch, progress: as for ``perplexity``.
 
     Raises:
         TextError: as for ``perplexity``.
         ModelError: the vocabularies differ, or what is measured on a window is NaN or infinite.
     """
-    sample = take_sample(tokenizer, text, windows, length)
+    sample = take_sample(tokenizer, text, windows, length, bos)
     return compare_models(model, reference, sample, batch, progress)[2]
 
 

@@ -28,15 +28,14 @@ class Sample:
 
     @property
     def tokens(self) -> int:
-        """How many are predicted: all but the first of each window."""
+        """How many are predicted: all but the first of each window, which is BOS where that is in every window."""
         return len(self.cut) * (self.cut.length - 1)
 
     @property
     def protocol(self) -> str:
         """What a number measured on this sample has to say of it."""
         cut = self.cut
-        bos = "BOS at the head of the text" if cut.bos else "no BOS"
-        return f"{cut.name}, {len(cut)} windows x {cut.length} from token {cut.start}, non-overlapping, {bos}"
+        return f"{cut.name}, {len(cut)} windows x {cut.length} from token {cut.start}, non-overlapping, {cut.head}"
 
     def check(self, model: PreTrainedModel) -> None:
         """Refuse a model that the sample cannot be, or must not be, measured on.
@@ -52,23 +51,24 @@ class Sample:
         check_vocabulary(self.cut, embedding.num_embeddings)
 
 
-def take_sample(tokenizer: Any, text: Text, windows: int | None, length: int | None) -> Sample:
+def take_sample(tokenizer: Any, text: Text, windows: int | None, length: int | None, bos: bool | None = None) -> Sample:
     """Cut a text into windows.
 
     Args:
         text: a named source (its evaluation part), a path to a UTF-8 file, the text itself, or documents.
         windows: how many, from the first on; None takes every whole window.
         length: tokens of a window; None takes the text's own.
+        bos: whether every window begins with BOS; None as in ``gac.perplexity``.
 
     Raises:
-        TextError: unknown or too short a text.
+        TextError: unknown or too short a text, or no BOS.
     """
     given = _given(text)
     length = window_length(given) if length is None else length
     if length < 2:
         raise TextError(f"windows of {length} tokens", "at least 2: the first is not predicted", "Ask for more.")
     documents = given if isinstance(given, Documents) else None
-    return Sample(evaluation_windows(given, tokenizer, windows, length), documents)
+    return Sample(evaluation_windows(given, tokenizer, windows, length, bos), documents)
 
 
 def dtype_of(model: PreTrainedModel) -> str:

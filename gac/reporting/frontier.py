@@ -71,10 +71,7 @@ def check_beside(frontier: Frontier, plan: Plan, name: str) -> None:
             "a plan and a frontier of the same model",
             "Use those that were made for the same weights.",
         )
-    ours_on, made_on = (
-        f"{text.windows} x {text.window_tokens} tokens of {text.text} ({text.digest[:12]})"
-        for text in (ours.calibration, made.calibration)
-    )
+    ours_on, made_on = (f"{text} ({text.digest[:12]})" for text in (ours.calibration, made.calibration))
     if ours.calibration != made.calibration:
         expected = f"{made_on}, as the frontier: perplexities on other text are of another scale"
         raise PlanError(f"plan {name}, calibrated on {ours_on}", expected, "Make both with the same calibration.")

@@ -54,10 +54,9 @@ class CurveLibrary:
         return cls(about["model"], about["method"], calibration, curves, about["fractions"])
 
     def __str__(self) -> str:
-        text = self.calibration
         return (
             f"loss curves of {self.model}'s same weights at the same relative depth, by the kept fraction of their "
-            f"parameters ({self.method}, {text.windows} x {text.window_tokens} tokens of {text.text})"
+            f"parameters ({self.method}, {self.calibration})"
         )
 
     def curves_of(self, sites: Sequence[Site]) -> LossCurves:

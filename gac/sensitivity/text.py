@@ -9,7 +9,7 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -22,6 +22,12 @@ _SIZED = re.compile(r"(.+):([0-9]{1,9})x([0-9]{1,9})", re.DOTALL)
 _WIKI_CALIBRATION_TOKENS = 200 * 1024
 _C4_DOCUMENTS = 2000
 """How many documents are read, from the first on: a whole shard is 0.8 GB."""
+
+Bos = Literal["none", "text", "windows"]
+"""Where there is a BOS: nowhere, at the head of the text, or at the head of every window."""
+_HEADS: Mapping[Bos, str] = MappingProxyType(
+    {"none": "no BOS", "text": "BOS at the head of the text", "windows": "BOS at the head of every window"}
+)
 
 
 @dataclass(frozen=True)
@@ -57,14 +63,14 @@ class Windows:
         ids: token ids, int64, shape ``(windows, length)``.
         digest: SHA-256 of the token ids.
         start: where the first window begins, in tokens of the text.
-        bos: the first token is the BOS that the tokenizer put at the head of the text.
+        bos: where there is a BOS; at the head of every window it takes the place of one token of text.
     """
 
     name: str
     ids: torch.Tensor
     digest: str
     start: int = 0
-    bos: bool = False
+    bos: Bos = "none"
 
     def __len__(self) -> int:
         return int(self.ids.shape[0])
@@ -74,6 +80,11 @@ class Windows:
         """Tokens of a window."""
         return int(self.ids.shape[1])
 
+    @property
+    def head(self) -> str:
+        """Where there is a BOS, in words."""
+        return _HEADS[self.bos]
+
 
 @dataclass(frozen=True)
 class _Source:
@@ -81,8 +92,9 @@ class _Source:
 
     ``reserved`` is how many tokens at the head of the one text are for calibration alone; None where
     calibration and evaluation are different texts already. ``length`` is that of an evaluation window unless another
-    is asked for. ``headed``: the evaluation text is tokenised as the tokenizer does by itself, with a BOS at its
-    head (not at that of every window) where there is one, which is how published perplexities are measured.
+    is asked for. ``headed``: unless a BOS is asked for or refused, the evaluation text is tokenised as the tokenizer
+    does by itself, with a BOS at its head (not at that of every window) where there is one, which is how published
+    perplexities are measured.
     """
 
     calibration: Callable[[], str]
@@ -101,17 +113,20 @@ def calibration_text(given: Text) -> TextSpec | Documents:
     return TextSpec.parse(given) if isinstance(given, str) else Documents.of(given)
 
 
-def calibration_windows(spec: TextSpec | Documents | str, tokenizer: Any, seed: int = 0) -> Windows:
+def calibration_windows(
+    spec: TextSpec | Documents | str, tokenizer: Any, seed: int = 0, bos: bool | None = None
+) -> Windows:
     """The windows that statistics are taken from, out of the source's calibration text.
 
     Args:
         spec: a known name (``wiki-sample``, ``wikitext2``, ``c4``) or a path to a UTF-8 file, and how much of it;
             a string is read by ``TextSpec.parse``; or documents.
-        tokenizer: a transformers tokenizer; no special tokens are added.
+        tokenizer: a transformers tokenizer; it adds no other special token than that BOS.
         seed: 0 takes the first windows; any other draws them from the whole calibration text, in text order.
+        bos: whether every window begins with BOS, see ``bos_of``.
 
     Raises:
-        TextError: an unknown source, one that cannot be read, too few tokens, or windows of one token.
+        TextError: an unknown source, one that cannot be read, too few tokens, windows of one token, or no BOS.
     """
     spec = TextSpec.parse(spec) if isinstance(spec, str) else spec
     if spec.length < 2:
@@ -119,12 +134,36 @@ def calibration_windows(spec: TextSpec | Documents | str, tokenizer: Any, seed: 
             f"calibration windows of {spec.length} token", "at least 2: the first is not predicted", "Ask for more."
         )
     found = _source(spec.name if isinstance(spec, TextSpec) else spec)
+    head = bos_of(tokenizer, bos)
     ids = _tokens(found.calibration(), tokenizer)[: found.reserved]
-    return _cut(spec.name, ids, spec.windows, spec.length, "calibration", seed=seed)
+    return _cut(spec.name, ids, spec.windows, spec.length, "calibration", seed=seed, head=head)
+
+
+def bos_of(tokenizer: Any, bos: bool | None = None) -> int | None:
+    """The token that every window begins with; None where windows are text alone.
+
+    Args:
+        bos: True asks for the tokenizer's BOS and False for none; None has it where the tokenizer puts it first by
+            itself (Llama, Gemma, Mistral; not Qwen).
+
+    Raises:
+        TextError: a BOS is asked for, and the tokenizer has none.
+    """
+    found = getattr(tokenizer, "bos_token_id", None)
+    if bos and found is None:
+        given = f"bos=True with a {type(tokenizer).__name__} without BOS"
+        raise TextError(given, "a tokenizer that has a BOS token", "Leave bos out, or use the model's own tokenizer.")
+    if bos is None:
+        bos = found is not None and _tokens("x", tokenizer, headed=True)[:1].tolist() == [found]
+    return found if bos else None
 
 
 def evaluation_windows(
-    source: str | Documents, tokenizer: Any, windows: int | None = None, length: int | None = None
+    source: str | Documents,
+    tokenizer: Any,
+    windows: int | None = None,
+    length: int | None = None,
+    bos: bool | None = None,
 ) -> Windows:
     """The windows that perplexity is measured on; those of a named source share no token with calibration.
 
@@ -133,20 +172,24 @@ def evaluation_windows(
 
     Args:
         source: a known name, or a path to a UTF-8 file, or documents; of the latter two, all is evaluated.
-        tokenizer: a transformers tokenizer; it adds special tokens at the head of ``wikitext2`` and ``c4`` alone.
+        tokenizer: a transformers tokenizer; it adds its special tokens at the head of ``wikitext2`` and ``c4``, as
+            published figures have them, unless ``bos`` is given.
         windows: how many, from the first on; None takes every whole window.
         length: tokens of a window; None takes the source's own, ``window_length(source)``.
+        bos: whether every window begins with BOS, see ``bos_of``; None leaves ``wikitext2`` and ``c4`` as published.
 
     Raises:
-        TextError: an unknown source, one that cannot be read, or too few tokens.
+        TextError: an unknown source, one that cannot be read, too few tokens, or no BOS.
     """
     found = _source(source)
+    published = found.headed and bos is None
+    head = None if published else bos_of(tokenizer, bos)
     start = found.reserved or 0
     length = found.length if length is None else length
-    ids = _tokens(found.evaluation(), tokenizer, found.headed)[start:]
+    ids = _tokens(found.evaluation(), tokenizer, published)[start:]
     name = source if isinstance(source, str) else source.name
-    cut = _cut(name, ids, windows, length, "evaluation", start=start)
-    return replace(cut, bos=found.headed and int(cut.ids[0, 0]) == tokenizer.bos_token_id)
+    cut = _cut(name, ids, windows, length, "evaluation", start=start, head=head)
+    return replace(cut, bos="text") if published and int(cut.ids[0, 0]) == tokenizer.bos_token_id else cut
 
 
 def window_length(text: Text) -> int:
@@ -155,15 +198,16 @@ def window_length(text: Text) -> int:
 
 
 def check_vocabulary(windows: Windows, vocabulary: int) -> None:
-    """Refuse token ids that a model's embedding does not have.
+    """Refuse token ids that a model's embedding does not have, that of BOS among them.
 
     Raises:
         TextError: the tokenizer belongs to another model.
     """
     largest = int(windows.ids.max())
     if largest >= vocabulary:
+        is_bos = windows.bos != "none" and largest == int(windows.ids[0, 0])
         raise TextError(
-            f"the tokenizer gives token id {largest} on {windows.name}",
+            f"the tokenizer gives token id {largest} on {windows.name}{', its BOS' if is_bos else ''}",
             f"ids below the model's vocabulary of {vocabulary}",
             "Use the tokenizer that belongs to the model.",
         )
@@ -185,29 +229,47 @@ def _tokens(text: str, tokenizer: Any, headed: bool = False) -> torch.Tensor:
 
 
 def _cut(
-    name: str, ids: torch.Tensor, windows: int | None, length: int, purpose: str, start: int = 0, seed: int = 0
+    name: str,
+    ids: torch.Tensor,
+    windows: int | None,
+    length: int,
+    purpose: str,
+    start: int = 0,
+    seed: int = 0,
+    head: int | None = None,
 ) -> Windows:
-    """Whole windows of tokens: all, or as many as are asked for, the first or those that a seed other than 0 draws."""
-    _check_size(windows, length)
-    needed = (windows or 1) * length
+    """Whole windows of tokens: all, or as many as are asked for, the first or those that a seed other than 0 draws.
+
+    Args:
+        head: the token that each begins with, in the place of one token of text.
+    """
+    own = length if head is None else length - 1
+    _check_size(windows, own)
+    needed = (windows or 1) * own
     if needed > len(ids):
+        headed = "" if head is None else " with BOS"
         raise TextError(
             f"{name} has {len(ids):,} tokens for {purpose}",
-            f"at least {needed:,}, for {windows or 1} x {length}",
-            _shorter(len(ids), length),
+            f"at least {needed:,}, for {windows or 1} x {length}{headed}",
+            _shorter(len(ids), own, length),
         )
-    count = len(ids) // length
+    count = len(ids) // own
     drawn = np.arange(count)[:windows]
     if seed != 0:
         drawn = np.sort(np.random.default_rng(seed).choice(count, windows, replace=False))
-    taken = ids[: count * length].view(-1, length)[torch.from_numpy(drawn)]
-    return Windows(name, taken, hashlib.sha256(taken.numpy().astype("<i8").tobytes()).hexdigest(), start)
+    taken = ids[: count * own].view(-1, own)[torch.from_numpy(drawn)]
+    if head is not None:
+        taken = torch.cat([taken.new_full((len(taken), 1), head), taken], dim=1)
+    digest = hashlib.sha256(taken.numpy().astype("<i8").tobytes()).hexdigest()
+    return Windows(name, taken, digest, start, "none" if head is None else "windows")
 
 
-def _shorter(usable: int, length: int) -> str:
-    if usable >= length:
-        return f"Ask for at most {usable // length} windows of {length}, or use a longer text."
-    return f"Use a longer text, or windows of at most {usable} tokens." if usable > 1 else "Use a longer text."
+def _shorter(usable: int, own: int, length: int) -> str:
+    """What else to ask for, of a text of so many tokens, where a window takes ``own`` of them."""
+    if usable >= own:
+        return f"Ask for at most {usable // own} windows of {length}, or use a longer text."
+    most = usable + length - own
+    return f"Use a longer text, or windows of at most {most} tokens." if most > 1 else "Use a longer text."
 
 
 def _source(text: str | Documents) -> _Source:

@@ -23,6 +23,12 @@ def other_model(tiny_config: LlamaConfig) -> LlamaForCausalLM:
     return LlamaForCausalLM(tiny_config).eval()
 
 
+def headed(tokenizer: Any, text: str, windows: int, length: int) -> torch.Tensor:
+    """Windows of BOS and ``length - 1`` tokens of text."""
+    ids = torch.tensor(tokenizer(text, add_special_tokens=False)["input_ids"])[: windows * (length - 1)]
+    return torch.nn.functional.pad(ids.reshape(windows, length - 1), (1, 0), value=tokenizer.bos_token_id)
+
+
 def test_equal_logits_are_as_perplexed_as_the_vocabulary_is_large(
     tiny_model: LlamaForCausalLM, tiny_tokenizer: Any, prose: str
 ) -> None:
@@ -38,8 +44,7 @@ def test_perplexity_is_the_mean_over_the_predicted_tokens(
     tiny_config.max_position_embeddings = 2048
     tiny_model = LlamaForCausalLM(tiny_config).eval()
     measured = perplexity(tiny_model, tiny_tokenizer, prose, windows=windows, length=length)
-    ids = torch.tensor(tiny_tokenizer(prose, add_special_tokens=False)["input_ids"])[: windows * length]
-    ids = ids.reshape(windows, length)
+    ids = headed(tiny_tokenizer, prose, windows, length)
     with torch.no_grad():
         loss = tiny_model(input_ids=ids, labels=ids).loss
     assert measured.value == pytest.approx(math.exp(loss), rel=1e-5)
@@ -55,8 +60,23 @@ def test_the_batch_does_not_matter(batch: int, tiny_model: LlamaForCausalLM, tin
 
 def test_the_protocol_says_it_all(tiny_model: LlamaForCausalLM, tiny_tokenizer: Any, text_file: Path) -> None:
     measured = perplexity(tiny_model.bfloat16(), tiny_tokenizer, str(text_file), windows=2, length=16)
-    assert measured.protocol == f"{text_file}, 2 windows x 16 from token 0, non-overlapping, no BOS"
+    said = f"{text_file}, 2 windows x 16 from token 0, non-overlapping"
+    assert measured.protocol == f"{said}, BOS at the head of every window"
     assert measured.dtype == "bfloat16"
+    without = perplexity(tiny_model, tiny_tokenizer, str(text_file), windows=2, length=16, bos=False)
+    assert without.protocol == f"{said}, no BOS"
+    assert without.value != measured.value
+    assert without.tokens == measured.tokens == 30
+
+
+def test_the_first_token_of_the_text_is_predicted_after_bos(tiny_model: LlamaForCausalLM, tiny_tokenizer: Any) -> None:
+    """A window of BOS and one letter has one loss, that of the letter after BOS."""
+    measured = perplexity(tiny_model, tiny_tokenizer, "a b", windows=1, length=2)
+    first = tiny_tokenizer("a")["input_ids"]
+    with torch.no_grad():
+        logits = tiny_model(input_ids=torch.tensor([first[:1]])).logits[0, 0]
+    assert measured.tokens == 1
+    assert measured.value == pytest.approx(math.exp(-logits.log_softmax(-1)[first[1]]), rel=1e-5)
 
 
 def test_figures_read_as_a_sentence() -> None:
@@ -79,7 +99,7 @@ def test_the_window_that_is_not_finite_is_named(tiny_model: LlamaForCausalLM, ti
     with torch.no_grad():
         tiny_model.model.embed_tokens.weight[rare] = float("nan")
     with pytest.raises(ModelError) as caught:
-        perplexity(tiny_model, tiny_tokenizer, "a b c d e f z h ", length=4, batch=3)
+        perplexity(tiny_model, tiny_tokenizer, "a b c d e f z h ", length=5, batch=3)
     assert str(caught.value) == (
         "the loss of window 3 is nan; expected a finite loss. "
         "Check the weights, or run the model in bfloat16 or float32."
@@ -120,7 +140,10 @@ def test_published_perplexities_have_a_bos_at_the_head_of_the_text(
     with torch.no_grad():
         losses = [model(input_ids=row[None], labels=row[None]).loss.double() for row in ids]
     assert measured.value == pytest.approx(math.exp(sum(losses) / 2), rel=1e-5)
-    assert measured.protocol == "wikitext2, 2 windows x 2048 from token 0, non-overlapping, BOS at the head of the text"
+    said = "wikitext2, 2 windows x 2048 from token 0, non-overlapping, BOS at the head of"
+    assert measured.protocol == f"{said} the text"
+    every = perplexity(model, tiny_tokenizer, "wikitext2", windows=2, bos=True)
+    assert every.protocol == f"{said} every window"
 
 
 def test_another_models_tokenizer_is_refused(tiny_config: LlamaConfig, tiny_tokenizer: Any, prose: str) -> None:
@@ -146,9 +169,8 @@ def test_divergence_is_the_mean_over_the_tokens(
         torch.manual_seed(seed)
         models.append(LlamaForCausalLM(tiny_config).eval())
     found = divergence(*models, tiny_tokenizer, prose, windows=windows, length=length, batch=batch)
-    ids = torch.tensor(tiny_tokenizer(prose, add_special_tokens=False)["input_ids"])[: windows * length]
+    shaped = headed(tiny_tokenizer, prose, windows, length)
     with torch.no_grad():
-        shaped = ids.reshape(windows, length)
         log_q, log_p = (model(input_ids=shaped).logits[:, :-1].double().log_softmax(-1) for model in models)
     assert found.kl == pytest.approx(float((log_p.exp() * (log_p - log_q)).sum(-1).mean()), rel=1e-4)
     assert found.top1 == pytest.approx(float((log_p.argmax(-1) == log_q.argmax(-1)).double().mean()))

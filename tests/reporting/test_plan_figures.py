@@ -155,7 +155,9 @@ def test_what_does_not_belong_on_a_frontier(aligned: Plan) -> None:
     with pytest.raises(PlanError, match=r"plan a for another .* beside a frontier of tiny"):
         plots.frontier(whole_range(), {"a": with_measured(aligned, model="another", digest="1" * 64)})
     text = replace(MEASURED.calibration, windows=8)
-    with pytest.raises(PlanError, match=r"plan a, calibrated on 8 x 1024 tokens of wiki-sample .*; expected 64 x 1024"):
+    with pytest.raises(
+        PlanError, match=r"plan a, calibrated on 8 x 1024 tokens of wiki-sample, no BOS .*; expected 64 x 1024"
+    ):
         plots.frontier(whole_range(), {"a": with_measured(aligned, calibration=text)})
     with pytest.raises(GacError, match=r"a frontier against 'chat'; expected one of params, prefill:1x8\."):
         plots.frontier(whole_range(), against="chat")

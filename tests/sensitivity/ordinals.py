@@ -4,9 +4,15 @@ from typing import Any
 
 
 class Ordinals:
-    """A tokenizer of one token a character, its code point, and a BOS of 0 where special tokens are added."""
+    """A tokenizer of one token a character, its code point.
 
-    bos_token_id = 0
+    Args:
+        bos: the token that comes first where special tokens are added; None adds none.
+    """
+
+    def __init__(self, bos: int | None = None) -> None:
+        self.bos_token_id = bos
 
     def __call__(self, text: str, *, add_special_tokens: bool, **_: Any) -> dict[str, list[int]]:
-        return {"input_ids": [0] * add_special_tokens + [ord(character) for character in text]}
+        first = [self.bos_token_id] if add_special_tokens and self.bos_token_id is not None else []
+        return {"input_ids": first + [ord(character) for character in text]}

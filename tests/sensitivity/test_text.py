@@ -14,6 +14,7 @@ from gac.sensitivity.documents import Documents
 from gac.sensitivity.text import (
     TextSpec,
     Windows,
+    bos_of,
     calibration_windows,
     check_vocabulary,
     evaluation_windows,
@@ -50,9 +51,70 @@ def test_a_file_is_cut_from_its_start(text_file: Path, prose: str) -> None:
     assert windows.digest == hashlib.sha256(windows.ids.numpy().tobytes()).hexdigest()
 
 
-def test_no_special_tokens_are_added(tiny_tokenizer: Any, text_file: Path, prose: str) -> None:
-    windows = evaluation_windows(str(text_file), tiny_tokenizer, windows=2, length=50)
+def test_no_special_tokens_are_added_but_bos(tiny_tokenizer: Any, text_file: Path, prose: str) -> None:
+    windows = evaluation_windows(str(text_file), tiny_tokenizer, windows=2, length=50, bos=False)
     assert tiny_tokenizer.decode(windows.ids.flatten()) == prose[:100]
+    windows = evaluation_windows(str(text_file), tiny_tokenizer, windows=2, length=51)
+    assert windows.ids[:, 0].tolist() == [tiny_tokenizer.bos_token_id] * 2
+    assert tiny_tokenizer.decode(windows.ids[:, 1:].flatten()) == prose[:100]
+
+
+@pytest.mark.parametrize(("tokenizer", "bos", "head"), [(0, None, 0), (0, False, None), (None, None, None)])
+def test_bos_is_where_the_tokenizer_puts_it(tokenizer: int | None, bos: bool | None, head: int | None) -> None:
+    assert bos_of(Ordinals(tokenizer), bos) == head
+
+
+class Quiet(Ordinals):
+    """It has a BOS, and does not put it first, like SmolLM2's."""
+
+    def __call__(self, text: str, *, add_special_tokens: bool, **_: Any) -> dict[str, list[int]]:
+        return super().__call__(text, add_special_tokens=False)
+
+
+def test_a_bos_that_the_tokenizer_does_not_put_first_is_there_where_it_is_asked_for(text_file: Path) -> None:
+    plain, unheaded, headed = (
+        calibration_windows(f"{text_file}:3x10", tokenizer, bos=bos)
+        for tokenizer, bos in ((Ordinals(), None), (Quiet(0), None), (Quiet(0), True))
+    )
+    assert (plain.digest, plain.bos) == (unheaded.digest, unheaded.bos)
+    assert headed.digest != plain.digest
+    assert (headed.bos, headed.ids[:, 0].tolist()) == ("windows", [0, 0, 0])
+
+
+def test_a_bos_that_there_is_none_of_is_refused(text_file: Path) -> None:
+    for read in (calibration_windows, evaluation_windows):
+        with pytest.raises(TextError) as caught:
+            read(str(text_file), Ordinals(), bos=True)  # type: ignore[operator]
+        assert str(caught.value) == (
+            "bos=True with a Ordinals without BOS; expected a tokenizer that has a BOS token. "
+            "Leave bos out, or use the model's own tokenizer."
+        )
+
+
+@given(text=st.text(min_size=1, max_size=200), length=st.integers(2, 20), windows=st.none() | st.integers(1, 20))
+def test_windows_with_bos_are_the_text_in_order_too(text: str, length: int, windows: int | None) -> None:
+    available = len(text) // (length - 1)
+    if available < (windows or 1):
+        with pytest.raises(TextError, match=f"for {windows or 1} x {length} with BOS"):
+            evaluation_windows(Documents([text]), Ordinals(0), windows, length)
+        return
+    found = evaluation_windows(Documents([text]), Ordinals(0), windows, length)
+    assert found.ids.shape == (windows or available, length)
+    assert set(found.ids[:, 0].tolist()) == {0}
+    shown = found.ids[:, 1:].flatten().tolist()
+    assert shown == [ord(character) for character in text[: len(shown)]]
+
+
+def test_a_text_too_short_for_windows_with_bos() -> None:
+    with pytest.raises(TextError) as caught:
+        evaluation_windows(Documents(["abcdefg"]), Ordinals(0), 3, 4)
+    assert str(caught.value) == (
+        "1 document given in memory has 7 tokens for evaluation; expected at least 9, for 3 x 4 with BOS. "
+        "Ask for at most 2 windows of 4, or use a longer text."
+    )
+    with pytest.raises(TextError, match="or windows of at most 8 tokens"):
+        evaluation_windows(Documents(["abcdefg"]), Ordinals(0), 1, 9)
+    assert evaluation_windows(Documents(["abcdefg"]), Ordinals(0), 1, 8).ids.shape == (1, 8)
 
 
 @given(text=st.text(min_size=1, max_size=200), length=st.integers(1, 20), asked=st.none() | st.integers(1, 20))
@@ -121,6 +183,8 @@ def test_ids_outside_the_vocabulary_are_refused() -> None:
         "the tokenizer gives token id 258 on text; expected ids below the model's vocabulary of 258. "
         "Use the tokenizer that belongs to the model."
     )
+    with pytest.raises(TextError, match="the tokenizer gives token id 300 on text, its BOS; expected ids below"):
+        check_vocabulary(Windows("text", torch.tensor([[300, 8]]), "", bos="windows"), 258)
 
 
 @pytest.mark.parametrize(("name", "evaluated"), [("wikitext2", "test"), ("c4", "validation")])
@@ -132,10 +196,18 @@ def test_data_sets_give_other_splits_to_evaluation(name: str, evaluated: str, mo
         return [{"text": "one"}, {"text": "two"}]
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    texts = (calibration_windows(f"{name}:1x8", Ordinals()), evaluation_windows(name, Ordinals(), length=8))
-    assert ["".join(map(chr, windows.ids[0].tolist())) for windows in texts] == ["one\n\ntwo", "\0one\n\ntw"]
-    assert [windows.bos for windows in texts] == [False, True]
-    assert asked == ["train", evaluated]
+    texts = [
+        calibration_windows(f"{name}:2x5", Ordinals(0)),
+        *(evaluation_windows(name, Ordinals(0), 2, 4, bos) for bos in (None, True, False)),
+    ]
+    assert ["".join(map(chr, windows.ids.flatten().tolist())) for windows in texts] == [
+        "\0one\n\0\ntwo",
+        "\0one\n\ntw",
+        "\0one\0\n\nt",
+        "one\n\ntwo",
+    ]
+    assert [windows.bos for windows in texts] == ["windows", "text", "windows", "none"]
+    assert asked == ["train", *[evaluated] * 3]
 
 
 @pytest.mark.parametrize(
@@ -146,14 +218,8 @@ def test_a_text_has_windows_of_its_own_length(name: str, length: int) -> None:
 
 
 def test_a_tokenizer_without_bos_adds_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Headless(Ordinals):
-        bos_token_id = None  # type: ignore[assignment]
-
-        def __call__(self, text: str, **_: Any) -> dict[str, list[int]]:
-            return super().__call__(text, add_special_tokens=False)
-
     monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: [{"text": "one two"}])
-    assert not evaluation_windows("wikitext2", Headless(), length=4).bos
+    assert evaluation_windows("wikitext2", Ordinals(), length=4).bos == "none"
 
 
 def test_c4_is_read_no_further_than_needed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,7 +231,7 @@ def test_c4_is_read_no_further_than_needed(monkeypatch: pytest.MonkeyPatch) -> N
             yield {"text": "x"}
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    assert evaluation_windows("c4", Ordinals(), length=1).ids.numel() == 1 + 2000 + 2 * 1999
+    assert evaluation_windows("c4", Ordinals(0), length=1).ids.numel() == 1 + 2000 + 2 * 1999
     assert len(read) == 2000
 
 

@@ -167,7 +167,7 @@ def provenance(sources: Sources) -> Pairs:
         ("Method", f"{measure.method}; shots {measure.shots}; refit {recipe.refit}; factor {made.factor:g}"),
         ("Forms", f"dense, {', '.join(recipe.space.forms)}{run_as(plan)}"),
         ("Dims", _dims(recipe.space.align)),
-        ("Calibration", f"{text.windows} x {text.window_tokens} tokens of {text.text}, digest {text.digest[:12]}"),
+        ("Calibration", f"{text}, digest {text.digest[:12]}"),
         ("Seed", str(measure.seed)),
         ("Made with", f"GAC {plan.gac_version}; this page with GAC {__version__}"),
         ("GPU", table.gpu),
