@@ -28,6 +28,7 @@ test: .venv/tests.stamp ## check style, types and import rules, and run the test
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz.knapsack --seconds 20 --report
 
 test-vllm: .venv/tests.stamp .venv/vllm.stamp ## run the serving tests with a CPU build of vLLM in its own environment (3.5 GB)
 	OMP_NUM_THREADS=1 GAC_VLLM=$(CURDIR)/$(VLLM)/bin/vllm $(BIN)/pytest tests/serving

@@ -11,7 +11,8 @@ import numpy as np
 from gac.allocation.decide import Decision
 from gac.allocation.knapsack import Group, Solution
 from gac.allocation.knapsack.cp import cp_sat
-from gac.allocation.knapsack.instance import reduced, to_units
+from gac.allocation.knapsack.instance import reduced_items, rows_of, to_grains
+from gac.allocation.knapsack.ragged import Ragged
 from gac.allocation.problem import Instance
 from gac.errors import GacError
 from gac.plan import Certificate, Plan
@@ -27,7 +28,7 @@ _TOLERANCE = 1e-9
 class CrossCheck:
     """What CP-SAT says: its status, the value of its choice (None without one) and its lower bound.
 
-    All in units of ``Solution.unit``, with each group's smallest loss counted as 0; ``value`` is the solution's own.
+    All in grains (``Solution.grain``), with each group's smallest loss counted as 0; ``value`` is the solution's own.
     ``seconds`` is what it took.
     """
 
@@ -80,27 +81,26 @@ def crosscheck(
     """
     check_installed()
     began = perf_counter()
-    items = reduced(groups, [int(limit) for limit in limits]).items
+    rows = rows_of(groups, [int(limit) for limit in limits])
+    if len(rows.limits) > len(limits):
+        raise _too_large(rows.items)
+    items = reduced_items(rows.items, rows.limits).items
     chosen = np.flatnonzero(np.asarray(solution.choice)[items.group] == items.origin)
     if len(chosen) != len(groups) or (items.used(chosen) > items.slack).any():
         raise GacError(
             f"the checked choice uses {solution.used}", f"at most {tuple(limits)}", "Report this as a defect of GAC."
         )
-    values = to_units(items.values, solution.unit)
+    values = to_grains(items.values, solution.grain)
     value = int(values[chosen].sum())
     worth = values <= value
     dropped = max(0, int(values[worth].sum(dtype=object)).bit_length() - _SUM_BITS)
     answer = cp_sat(replace(items, values=values >> dropped).keep(worth), seconds)
     if answer.status == "MODEL_INVALID":
-        raise GacError(
-            f"an instance whose costs sum to {max(map(sum, items.costs.tolist()))}",
-            "sums of all costs that fit int64, for CP-SAT",
-            "Check a smaller instance, or give the costs in a larger unit.",
-        )
+        raise _too_large(items)
     found = None if answer.choice is None else np.flatnonzero(worth)[answer.choice]
     objective = None if found is None else int(values[found].sum())
     record = CrossCheck(answer.status, objective, answer.bound * 2.0**dropped, value, perf_counter() - began)
-    lowest = value if solution.certificate.status == "optimal" else value - solution.certificate.gap / solution.unit
+    lowest = value if solution.certificate.status == "optimal" else value - solution.certificate.gap / solution.grain
     if (
         record.status == "INFEASIBLE"
         or (objective is not None and objective < lowest)
@@ -109,11 +109,19 @@ def crosscheck(
     ):
         raise GacError(
             f"CP-SAT ends {record.status} with {objective} (bound {record.bound:.17g}) where the knapsack has {value}, "
-            f"in units of {solution.unit:g}",
+            f"in units of {solution.grain:g}",
             "the same optimum",
             "Report this as a defect of GAC, with the instance.",
         )
     return record
+
+
+def _too_large(items: Ragged) -> GacError:
+    return GacError(
+        f"an instance whose costs sum to {max(map(sum, items.costs.tolist()))}",
+        "sums of all costs that fit int64, for CP-SAT",
+        "Check a smaller instance, or give the costs in a larger unit.",
+    )
 
 
 def verified(decision: Decision) -> Plan:

@@ -9,7 +9,7 @@ import numpy as np
 from gac.allocation.crosscheck import crosscheck
 from gac.allocation.knapsack import Solution, knapsack
 from gac.allocation.knapsack.cp import cp_sat
-from gac.allocation.knapsack.instance import flatten, to_units
+from gac.allocation.knapsack.instance import flatten, to_grains
 from gac.errors import BudgetError, GacError
 from tests.allocation.knapsack_instances import every_sum, fitting, within
 
@@ -37,19 +37,19 @@ def brute_force_finds(groups, limits, answer):
     fits = fitting(groups, limits)
     if not isinstance(answer, Solution):
         return "feasibility" if fits.any() or _shortfall(groups, limits) != _said(answer) else ""
-    columns = _in_units(groups, limits, answer.unit)
+    columns = _in_grains(groups, limits, answer.grain)
     value = sum(int(column[item]) for column, item in zip(columns, answer.choice, strict=True))
     return "" if value == every_sum(columns)[fits].min() else "value"
 
 
-def _in_units(groups, limits, unit):
+def _in_grains(groups, limits, grain):
     """Losses above the smallest in the group that fits beside the cheapest of every other group."""
     cheapest = np.array([group.costs.min(axis=0) for group in groups])
     room = [limit - sum(row) for limit, row in zip(limits, cheapest.T.tolist(), strict=True)]
     columns = []
     for group, low in zip(groups, cheapest, strict=True):
         above = np.maximum(group.values - group.values[(group.costs - low <= room).all(axis=1)].min(), 0)
-        columns.append(np.minimum(to_units(above, unit), 2**56))
+        columns.append(np.minimum(to_grains(above, grain), 2**56))
     return columns
 
 
@@ -95,7 +95,7 @@ def highs_finds(groups, limits, answer):
         return "feasibility" if found.status == 2 else "peer not proved"
     ends = np.cumsum([len(group.values) for group in groups])[:-1]
     choice = [int(part.argmax()) for part in np.split(found.x, ends)]
-    units = _in_units(groups, limits, answer.unit)
+    units = _in_grains(groups, limits, answer.grain)
     ours, theirs = (sum(int(u[item]) for u, item in zip(units, c, strict=True)) for c in (answer.choice, choice))
     if within(choice, groups, limits) and theirs < ours:
         return "value"

@@ -26,7 +26,7 @@ def test_a_choice_that_is_not_the_best_is_found_out() -> None:
         crosscheck(TWO, [1], solution)
     best, worse = 2**51, 2**52
     assert caught.value.given == (
-        f"CP-SAT ends OPTIMAL with {best} (bound {best}) where the knapsack has {worse}, in units of {solution.unit:g}"
+        f"CP-SAT ends OPTIMAL with {best} (bound {best}) where the knapsack has {worse}, in units of {solution.grain:g}"
     )
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from gac.allocation.knapsack import Group, knapsack
-from gac.allocation.knapsack.instance import reduced
+from gac.allocation.knapsack.instance import reduced_items, rows_of
 from gac.allocation.knapsack.relaxation import relax
 
 
@@ -25,4 +25,5 @@ def _least_time(seed: int, groups: int = 30, items: int = 60) -> tuple[list[Grou
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_limits_that_the_first_columns_break_by_far(seed: int) -> None:
     groups, limits = _least_time(seed)
-    assert (relax(reduced(groups, limits).items)[0] > 0).all()
+    rows = rows_of(groups, limits)
+    assert (relax(reduced_items(rows.items, rows.limits).items)[0] > 0).all()

@@ -7,7 +7,7 @@ import numpy as np
 
 from gac.allocation.knapsack.deadline import Deadline
 from gac.allocation.knapsack.groups import Group
-from gac.allocation.knapsack.instance import flatten, reduced_items, spread_of
+from gac.allocation.knapsack.instance import Rows, flatten, reduced_items
 from gac.allocation.knapsack.ragged import Ragged
 from gac.allocation.knapsack.relaxation import lagrangian, relax
 from gac.allocation.knapsack.search import settle
@@ -24,9 +24,12 @@ class _Least:
 
 
 def within_limits(
-    groups: Sequence[Group], limits: Sequence[int], names: Sequence[str], deadline: Deadline
+    groups: Sequence[Group], limits: Sequence[int], names: Sequence[str], rows: Rows, deadline: Deadline
 ) -> tuple[int, ...]:
-    """A choice within all limits: one limit after the other is minimised, in exact integers, under those before it.
+    """A choice within all limits: one row after the other is minimised, in exact integers, under those before it.
+
+    Args:
+        rows: of the groups; the choice is of these.
 
     Raises:
         BudgetError: there is none; names the limit that cannot be met alone or beside the earlier ones, and what could
@@ -36,13 +39,16 @@ def within_limits(
     for limit, most in enumerate(limits):
         alone = _cheapest(items, limit)
         if alone.used > most:
-            raise _short(groups, alone, limit, most, names[limit], "")
-    found = _cheapest(items, 0)
-    for limit in range(1, len(limits)):
-        found = _least(items, limits, limit, found.choice, deadline)
-        if found.used > limits[limit]:
-            beside = f" beside {' and '.join(names[:limit])}"
-            raise _short(groups, found, limit, limits[limit], names[limit], beside)
+            raise _short(groups, alone.choice, limit, most, alone.used - most, names[limit], "")
+    found = _cheapest(rows.items, 0)
+    for row in range(1, len(rows.limits)):
+        found = _least(rows.items, rows.limits, row, found.choice, deadline)
+        if found.used > rows.limits[row]:
+            limit, shift = rows.deciding.index(row), rows.shifts[row]
+            beside = f" beside {' and '.join(names[:limit])}" if limit else ""
+            # High costs of h + d or more are costs of more than the limit plus d - 1 times what one of them counts.
+            short = (found.lower - rows.limits[row] - 1 << shift) + 1
+            raise _short(groups, found.choice, limit, limits[limit], short, names[limit], beside)
     return found.choice
 
 
@@ -59,7 +65,6 @@ def _least(items: Ragged, limits: Sequence[int], limit: int, known: tuple[int, .
     """
     instance = reduced_items(replace(items, values=items.costs[limit], costs=items.costs[:limit]), limits[:limit])
     inside, start = instance.items, instance.positions(known)
-    spread_of(inside.values, inside)
     used = sum(items.costs[limit, items.starts + np.asarray(known)].tolist())
     zero = used - int(inside.values[start].sum())
     multipliers, other = relax(inside)
@@ -69,20 +74,22 @@ def _least(items: Ragged, limits: Sequence[int], limit: int, known: tuple[int, .
     return _Least(tuple(inside.origin[outcome.choice].tolist()), zero + outcome.value, zero + outcome.lower)
 
 
-def _short(groups: Sequence[Group], found: _Least, limit: int, most: int, name: str, beside: str) -> BudgetError:
-    if found.lower <= most:
+def _short(
+    groups: Sequence[Group], choice: Sequence[int], limit: int, most: int, short: int, name: str, beside: str
+) -> BudgetError:
+    """The error that says that a limit falls short, by so much at least, and what the best choice found takes."""
+    used = [int(group.costs[item, limit]) for group, item in zip(groups, choice, strict=False)]
+    if short <= 0:
         return BudgetError(
-            f"{name} of {most}{beside}: the time ran out before a choice was found or ruled out (best {found.used})",
+            f"{name} of {most}{beside}: the time ran out before a choice was found or ruled out (best {sum(used)})",
             f"a choice that takes {most} or less",
             "Raise the limit, or allow more seconds.",
         )
-    used = [int(group.costs[item, limit]) for group, item in zip(groups, found.choice, strict=True)]
     largest = max(range(len(used)), key=used.__getitem__)
-    proved = found.lower == found.used
-    short = f"{'' if proved else 'at least '}{found.lower - most}"
-    reachable = f"{found.lower} or more{', the smallest reachable' if proved else ''}{beside}"
+    proved = most + short == sum(used)
+    reachable = f"{most + short} or more{', the smallest reachable' if proved else ''}{beside}"
     return BudgetError(
-        f"{name} of {most} cannot be met{beside}: it falls short by {short}",
+        f"{name} of {most} cannot be met{beside}: it falls short by {'' if proved else 'at least '}{short}",
         f"{reachable} (group {groups[largest].name!r} alone takes {used[largest]})",
         "Raise the limit, or add cheaper candidates.",
     )

@@ -42,13 +42,15 @@ class Solution:
         choice: the item chosen in each group.
         used: what the choice costs under each limit.
         certificate: value, bound and gap.
-        unit: the power of two that losses were compared in whole numbers of.
+        unit: the power of two that the certificate holds within half of, see ``knapsack``.
+        grain: the smaller power of two that losses were compared in whole numbers of.
     """
 
     choice: tuple[int, ...]
     used: tuple[int, ...]
     certificate: Certificate
     unit: float
+    grain: float
 
 
 def _array(name: str, what: str, given: Floats | Ints) -> NDArray[Any]:

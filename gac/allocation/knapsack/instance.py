@@ -1,4 +1,4 @@
-"""From groups to a reduced instance: flat arrays, costs from 0, common divisors out, values in integers."""
+"""From groups to a reduced instance: flat arrays, sums that fit int64, costs from 0, common divisors out."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -8,11 +8,13 @@ import numpy as np
 from gac.allocation.knapsack.groups import Group
 from gac.allocation.knapsack.ragged import Ragged
 from gac.arrays import Floats, Ints
-from gac.errors import GacError
 
 VALUE_BITS = 52
 COST_BITS = 62
-_SMALLEST_EXPONENT = -1074
+FINEST = -1074
+"""Every float is a whole number of ``2**-1074``."""
+
+_LOW_BITS = 32
 
 
 class OutOfReachError(Exception):
@@ -33,19 +35,13 @@ class Reduced:
         return found
 
 
-def reduced(groups: Sequence[Group], limits: Sequence[int]) -> Reduced:
-    """The groups flattened and reduced."""
-    return reduced_items(flatten(groups), limits)
-
-
 def reduced_items(items: Ragged, limits: Sequence[int]) -> Reduced:
     """Subtract each group's cheapest cost and smallest value, and divide out each limit's gcd.
 
-    Items that break a limit even beside the cheapest of every other group are left out.
+    Items that break a limit even beside the cheapest of every other group are left out. Sums of costs fit int64.
 
     Raises:
         OutOfReachError: a limit cannot be met, even taken alone.
-        GacError: the costs are so large that their sums would overflow.
     """
     room = [limit - sum(row) for limit, row in zip(limits, items.cheapest.tolist(), strict=True)]
     if min(room) < 0:
@@ -82,49 +78,74 @@ def flatten(groups: Sequence[Group]) -> Ragged:
 
 
 def spread_of(costs: Floats | Ints, items: Ragged) -> int:
-    """The largest sum that integer costs (from 0) can come to with one item a group.
-
-    Raises:
-        GacError: it does not fit int64.
-    """
+    """The largest sum that integer costs (from 0) can come to with one item a group."""
     spread: int = sum(np.maximum.reduceat(costs, items.starts).tolist())
-    if spread >= 1 << COST_BITS:
-        raise GacError(
-            f"the groups' costs spread over {spread} units in all",
-            f"less than 2**{COST_BITS}, so that sums fit int64",
-            "Give the costs in a larger unit.",
-        )
     return spread
 
 
-def unit_of(total: float, groups: int) -> float:
-    """The power of two that makes ``total`` just less than ``2**52`` units; coarser for more than 1,024 groups.
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Items, and limits under which no sum of their costs exceeds int64.
 
-    So a sum of as many entries as there are groups stays below ``2**63``, and no loss is rounded by more than
-    ``2**-53`` of the total (``2**-52`` for up to 2,048 groups, and so on).
+    A limit whose sums might is two rows here, and there is one more group. A cost is ``high * B + low`` and a limit
+    ``h * B + l``, with B = ``2**32``. Item k of the group, from 0 to the number of groups, adds k to the high costs
+    and takes ``k * B`` from the low ones. There is a k with ``sum(low) - k * B <= l`` and ``sum(high) + k <= h`` if
+    and only if ``sum(cost) <= limit``. Added up, the two say so. Conversely k = ``h - sum(high)`` will do, or the
+    largest k where that is larger, since all low costs together are less than B times the number of groups.
+
+    Attributes:
+        items: costs under each row; the groups that were added come last.
+        limits: of each row.
+        shifts: how many bits a row's costs lack: 0, or 32 for high costs. The low ones are in the row before.
     """
-    bits = min(VALUE_BITS, COST_BITS - groups.bit_length())
-    return float(np.ldexp(1.0, max(int(np.frexp(total)[1]) - bits, _SMALLEST_EXPONENT)))
+
+    items: Ragged
+    limits: tuple[int, ...]
+    shifts: tuple[int, ...]
+
+    @property
+    def deciding(self) -> list[int]:
+        """The row that decides each limit as given: its own, or that of its high costs."""
+        return [row for row, after in enumerate((*self.shifts[1:], 0)) if not after]
 
 
-def to_units(values: Floats | Ints, unit: float) -> Ints:
-    """Each value as the nearest whole number of units (a power of two, so that only the rounding itself can err)."""
-    exponent = int(np.frexp(unit)[1]) - 1
-    fit = np.minimum(values, np.ldexp(1.0, COST_BITS + exponent))
-    return np.rint(np.ldexp(fit, -exponent)).astype(np.int64)
+def rows_of(groups: Sequence[Group], limits: Sequence[int]) -> Rows:
+    """The groups end to end, with wide limits in two rows."""
+    items, most, shifts = flatten(groups), list(limits), [0] * len(limits)
+    for row in reversed(range(len(limits))):
+        if spread_of(items.costs[row], items) >= 1 << COST_BITS:
+            high, low = divmod(most[row], 1 << _LOW_BITS)
+            most[row : row + 1] = low + (len(items.starts) << _LOW_BITS), high
+            shifts[row : row + 1] = 0, _LOW_BITS
+            items = _in_two(items, row)
+    return Rows(items, tuple(most), tuple(shifts))
 
 
-def scaled(items: Ragged, choice: Ints) -> tuple[Ragged, Ints, float]:
-    """Values as integers: multiples of the unit of the choice's total.
+def _in_two(items: Ragged, row: int) -> Ragged:
+    """Low and high costs in place of a row's, and the group that carries; low costs are shifted to be 0 or more."""
+    groups = len(items.starts)
+    carried = np.arange(groups + 1)
+    costs = np.insert(items.costs, row, items.costs[row] & (1 << _LOW_BITS) - 1, axis=0)
+    costs[row + 1] >>= _LOW_BITS
+    added = np.zeros((len(costs), groups + 1), dtype=np.int64)
+    added[row : row + 2] = (groups - carried) << _LOW_BITS, carried
+    return Ragged(
+        values=np.concatenate([items.values, np.zeros(groups + 1)]),
+        costs=np.hstack([costs, added]),
+        starts=np.append(items.starts, len(items)),
+        origin=np.append(items.origin, carried),
+        slack=np.zeros(len(costs), dtype=np.int64),
+    )
 
-    Items that alone lose more than the whole choice are left out.
 
-    Returns:
-        The items, the positions of the choice among them, and the unit.
-    """
-    total = float(items.values[choice].sum())
-    unit = unit_of(total, len(items.starts))
-    within = items.values <= total * (1 + 2.0**-40)
-    position = np.cumsum(within) - 1
-    items = items.keep(within)
-    return replace(items, values=to_units(items.values, unit)), position[choice], unit
+def bits_of(groups: int) -> int:
+    """Bits of the largest value, so that a sum of as many as there are groups stays below ``2**62``."""
+    return min(VALUE_BITS, COST_BITS - groups.bit_length())
+
+
+def to_grains(values: Floats | Ints, grain: float) -> Ints:
+    """Each value as the nearest whole number of grains (a power of two); ``2**62`` for all that is larger."""
+    exponent = int(np.frexp(grain)[1]) - 1
+    if exponent + COST_BITS <= 1023:
+        values = np.minimum(values, np.ldexp(1.0, COST_BITS + exponent))
+    return np.rint(np.ldexp(values, -exponent)).astype(np.int64)

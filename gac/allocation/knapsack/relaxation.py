@@ -12,6 +12,7 @@ from gac.arrays import Floats, Ints
 
 _ROUNDS = 100
 _CLOSE = 1e-12
+_FINEST = 1e-9
 _PENALTY = 1e6
 _DOWN = 1 - 2.0**-50
 _UP = 1 + 2.0**-50
@@ -19,7 +20,7 @@ _LARGEST = 2.0**60
 
 
 def relax(items: Ragged) -> tuple[Floats, Ints | None]:
-    """Solve the linear relaxation; ``items`` starts at cost 0 and has float values.
+    """Solve the linear relaxation; ``items`` starts at cost 0, and sums of its values are far from a float's largest.
 
     Returns:
         Its multipliers (loss per unit of each limit), and a choice within the limits or None.
@@ -73,7 +74,8 @@ def _relax_several(items: Ragged) -> tuple[Floats, Ints | None]:
     """
     columns = _first_columns(items)
     scale = np.maximum(items.slack, 1).astype(np.float64)
-    unit = float(np.maximum.reduceat(items.values, items.starts).sum()) or 1.0
+    unit = float(np.maximum.reduceat(items.values, items.starts).sum(dtype=np.float64)) or 1.0
+    finest = _FINEST * unit
     multipliers, bound = np.zeros(len(items.costs)), -np.inf
     weights = np.ones(len(columns))
     for _ in range(_ROUNDS):
@@ -86,7 +88,7 @@ def _relax_several(items: Ragged) -> tuple[Floats, Ints | None]:
         dual = float(priced[picks].sum() - prices @ items.slack)
         if dual > bound:
             bound, multipliers = dual, prices
-        unit = min(unit, max(abs(objective), _CLOSE * unit))  # neither an objective of 0 nor penalties blow it up
+        unit = min(unit, max(abs(objective), finest))  # neither an objective of 0 nor penalties blow it up
         if objective - bound <= _CLOSE * unit or np.isin(picks, columns).all():
             break
         merged = np.union1d(columns, picks)
@@ -113,7 +115,7 @@ def _solve(items: Ragged, columns: Ints, scale: Floats, unit: float) -> tuple[fl
     found = linprog(  # type: ignore[call-overload]  # its stubs know no sparse A_eq
         losses, A_ub=within, b_ub=items.slack / scale, A_eq=one_each, b_eq=np.ones(groups), method="highs-ds"
     )
-    if found.status != 0:
+    if found.status != 0 or not np.isfinite(found.ineqlin.marginals).all():
         return None
     prices = np.maximum(-found.ineqlin.marginals, 0.0) * (unit / groups) / scale
     return float(found.fun) * unit / groups, found.x[:count], prices
@@ -167,9 +169,11 @@ def lagrangian(items: Ragged, multipliers: Floats) -> Bound:
     For a choice within the limits, sum(value) >= sum(value + penalty) - sum(allowance) as long as no penalty
     exceeds multiplier * cost and no allowance falls short of multiplier * slack. Penalties are rounded down and
     allowances up, each with a margin (2**-50) wider than three float64 roundings can err (3 * 2**-53), so that the
-    inequality is one between exact integers. It costs a few units of 2**52.
+    inequality is one between exact integers. It costs a few units of 2**52. A multiplier below 0, or one that the
+    whole slack is worth less than 1 at, counts as 0.
     """
-    multipliers = np.minimum(multipliers, _LARGEST / len(multipliers) / np.maximum(items.slack, 1))
+    slacks = np.maximum(items.slack, 1)
+    multipliers = np.minimum(np.where(multipliers * slacks < 1, 0.0, multipliers), _LARGEST / len(multipliers) / slacks)
     total = items.values.astype(np.int64)
     allowance = 0
     for multiplier, cost, slack in zip(multipliers, items.costs, items.slack, strict=True):

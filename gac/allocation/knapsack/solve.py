@@ -1,23 +1,23 @@
 """The public function: from groups to a choice with its certificate."""
 
 import math
-import operator
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterable, Sequence
+from fractions import Fraction
 from typing import Literal
 
 from gac.allocation.knapsack.deadline import Deadline
 from gac.allocation.knapsack.feasibility import within_limits
+from gac.allocation.knapsack.given import checked
 from gac.allocation.knapsack.groups import Group, Solution
-from gac.allocation.knapsack.instance import OutOfReachError, reduced, scaled, unit_of
-from gac.allocation.knapsack.relaxation import lagrangian, relax
-from gac.allocation.knapsack.search import settle
-from gac.arrays import Ints
+from gac.allocation.knapsack.instance import OutOfReachError, reduced_items, rows_of
+from gac.allocation.knapsack.refine import Refined, refined
 from gac.errors import GacError
 from gac.plan import Certificate
 
 
 def knapsack(
-    groups: Sequence[Group], limits: Sequence[int], *, names: Sequence[str] = (), seconds: float = 60.0
+    groups: Iterable[Group], limits: Iterable[int], *, names: Iterable[str] | None = None, seconds: float = 60.0
 ) -> Solution:
     """Choose one item of each group so that the sum of values is smallest and every limit holds.
 
@@ -33,10 +33,17 @@ def knapsack(
     >>> solution.certificate.status, solution.certificate.value, solution.certificate.gap
     ('optimal', 0.6, 0.0)
 
-    Costs and limits are exact integers throughout. Losses, each less its group's smallest, are compared as whole
-    numbers of ``Solution.unit``: a power of two, at least 2**51 times smaller than what the first choice found loses
-    (one bit less for each doubling beyond 1,024 groups). ``optimal`` means that in these integers no choice within the
-    limits loses less: the gap is exactly 0.
+    Costs and limits are exact integers throughout, of any size. A loss is the exact number that its float stands for.
+    Each, less its group's smallest, is compared as a whole number of grains (``Solution.grain``, a power of two), and
+    is at most one grain off: half of one in float64's subtraction, since it has 52 bits at most, and half in rounding.
+    In these integers the search is exact: where the status is ``optimal``, no choice within the limits has a smaller
+    sum, and what are multiples of the grain are told apart exactly.
+
+    So a choice of n groups has a loss of less than ``2 * n`` grains above the least. ``Solution.unit`` is more than
+    ``8 * n`` grains, and 8 times the spacing of floats at ``value`` or more. Hence ``value``, if ``optimal``, and
+    ``lower_bound`` always, exceed the least loss by less than half a unit: by less than a quarter for the grains, and
+    by 3/16 at most for what is rounded to floats. The grain is refined until the solution has 44 bits in it (one less
+    for each doubling from 1,024 groups on), until it is the finest of floats, or until time is out.
 
     Args:
         groups: at least one; all with the same number of limits.
@@ -48,67 +55,50 @@ def knapsack(
     Raises:
         BudgetError: no choice is within the limits; says by how much, what is reachable, and which limit and group
             bind. Or the time was too short to find one or to prove that there is none.
-        GacError: no group or no limit; groups or names with another number of limits; a limit that is no
-            integer.
+        GacError: no group or no limit; groups or names with another number of limits; a limit that is no integer;
+            seconds below 0; losses that sum up to more than a float holds.
     """
-    limits = _limits(groups, limits)
-    names = _names(names, len(limits))
-    deadline = Deadline.after(seconds)
+    groups, limits, names, seconds = checked(groups, limits, names, seconds)
+    deadline, rows = Deadline.after(seconds), rows_of(groups, limits)
     try:
-        instance = reduced(groups, limits)
+        instance = reduced_items(rows.items, rows.limits)
     except OutOfReachError:
-        within_limits(groups, limits, names, deadline)
+        within_limits(groups, limits, names, rows, deadline)
         raise AssertionError("a limit out of reach was met") from None
-    relaxed, start = relax(instance.items)
-    if start is None:
-        start = instance.positions(within_limits(groups, limits, names, deadline))
-    if not instance.items.values[start].any():
-        choice, unit = instance.items.origin[start], unit_of(float(instance.items.values.max()) or 1.0, len(groups))
-        return _solution(groups, choice, unit, [0.0] * len(limits), 0.0, "every group at its smallest loss")
-    items, start, unit = scaled(instance.items, start)
-    bound = lagrangian(items, relaxed / unit)
-    outcome = settle(items, bound, start, deadline)
-    method = (
-        f"Lagrangian bound, {len(instance.items):,} items fixed down to {outcome.core:,}, "
-        f"{outcome.search}; losses in units of {unit:.3g}"
+    found = refined(
+        instance.items, lambda: instance.positions(within_limits(groups, limits, names, rows, deadline)), deadline
     )
-    multipliers, gap = bound.multipliers * unit / instance.divisors, (outcome.value - outcome.lower) * unit
-    return _solution(groups, items.origin[outcome.choice], unit, multipliers.tolist(), gap, method)
+    multipliers = [
+        _as_float(Fraction(multiplier) * Fraction(found.grain) / (int(divisor) << shift))
+        for multiplier, divisor, shift in zip(found.multipliers, instance.divisors, rows.shifts, strict=True)
+    ]
+    return _solution(groups, found, [multipliers[row] for row in rows.deciding], len(instance.items))
 
 
-def _limits(groups: Sequence[Group], limits: Sequence[int]) -> tuple[int, ...]:
-    if not groups or not limits:
-        raise GacError(
-            f"{len(groups)} groups and {len(limits)} limits", "one of each at least", "Give a group and a limit."
-        )
-    for group in groups:
-        if group.costs.shape[1] != len(limits):
-            raise GacError(
-                f"group {group.name!r} has costs under {group.costs.shape[1]} limits",
-                f"{len(limits)}, as many as there are limits",
-                "Give one column of costs a limit.",
-            )
-    try:
-        return tuple(operator.index(limit) for limit in limits)
-    except TypeError:
-        raise GacError(
-            f"limits {list(limits)}", "integers", "Round the limits down to whole units (parameters, ns, bytes)."
-        ) from None
-
-
-def _names(names: Sequence[str], limits: int) -> tuple[str, ...]:
-    if names and len(names) != limits:
-        raise GacError(f"{len(names)} names for {limits} limits", "one name a limit", "Name every limit, or none.")
-    return tuple(names) or tuple(f"limit {number}" for number in range(1, limits + 1))
-
-
-def _solution(
-    groups: Sequence[Group], choice: Ints, unit: float, multipliers: Sequence[float], gap: float, method: str
-) -> Solution:
+def _solution(groups: Sequence[Group], found: Refined, multipliers: Sequence[float], items: int) -> Solution:
     """The choice (one item index a group) with its proof, counted again in what the groups hold."""
-    chosen = list(zip(groups, choice.tolist(), strict=True))
-    value = math.fsum(group.values[item] for group, item in chosen)
+    choice = tuple(found.choice[: len(groups)].tolist())
+    chosen = list(zip(groups, choice, strict=True))
+    try:
+        value = math.fsum(group.values[item] for group, item in chosen)
+    except OverflowError:
+        raise GacError(
+            f"losses of {float(max(group.values[item] for group, item in chosen)):.3g} and others in the best choice",
+            "a sum that a float holds, below 1.8e308",
+            "Give the losses in a larger unit.",
+        ) from None
     used = zip(*(group.costs[item].tolist() for group, item in chosen), strict=True)
-    status: Literal["optimal", "feasible"] = "feasible" if gap else "optimal"
-    certificate = Certificate(status, value, value - gap, gap, tuple(multipliers), method)
-    return Solution(tuple(choice.tolist()), tuple(map(sum, used)), certificate, unit)
+    outcome, unit = found.outcome, max(math.ldexp(found.grain, len(groups).bit_length() + 3), 8 * math.ulp(value))
+    lower = max(0.0, value - _as_float((outcome.value - outcome.lower) * Fraction(found.grain)))
+    status: Literal["optimal", "feasible"] = "optimal" if lower == value else "feasible"
+    method = "every group at its smallest loss"
+    if outcome.search:
+        fixed = f"{items:,} items fixed down to {outcome.core:,}"
+        method = f"Lagrangian bound, {fixed}, {outcome.search}; proved within {unit:.3g}"
+    certificate = Certificate(status, value, lower, value - lower, tuple(multipliers), method)
+    return Solution(choice, tuple(map(sum, used)), certificate, unit, found.grain)
+
+
+def _as_float(number: Fraction) -> float:
+    """The nearest float; the largest where it is beyond."""
+    return float(min(number, Fraction(sys.float_info.max)))

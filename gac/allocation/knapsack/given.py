@@ -1,0 +1,62 @@
+"""What a knapsack is given, looked over before anything is solved."""
+
+import math
+import operator
+from collections.abc import Iterable
+from typing import Any
+
+from gac.allocation.knapsack.groups import Group
+from gac.errors import GacError
+
+
+def checked(
+    groups: Iterable[Group], limits: Iterable[int], names: Iterable[str] | None, seconds: float
+) -> tuple[tuple[Group, ...], tuple[int, ...], tuple[str, ...], float]:
+    """The same as tuples, limits as Python integers, and a name for each; refused as ``knapsack`` says."""
+    known = _listed("groups", groups, "Pass a list of Group.")
+    for one in known:
+        if not isinstance(one, Group):
+            raise GacError(
+                f"an entry of type {type(one).__name__} among the groups", "Group objects", "Pass a list of Group."
+            )
+    most = _limits(known, _listed("limits", limits, "Pass a list with one integer a limit."))
+    called = () if names is None else _listed("names", names, "Name every limit, or none.")
+    if called and len(called) != len(most):
+        raise GacError(f"{len(called)} names for {len(most)} limits", "one name a limit", "Name every limit, or none.")
+    if isinstance(seconds, str) or not _number(seconds) >= 0:
+        raise GacError(f"seconds of {seconds!r}", "a number of 0 or more", "Say how long the search may take.")
+    return known, most, tuple(map(str, called)) or tuple(f"limit {at + 1}" for at in range(len(most))), float(seconds)
+
+
+def _listed(what: str, given: Iterable[Any], remedy: str) -> tuple[Any, ...]:
+    try:
+        return tuple(given)
+    except TypeError:
+        raise GacError(f"{what} of {given!r}", "several, one after the other", remedy) from None
+
+
+def _number(given: Any) -> float:
+    try:
+        return float(given)
+    except (TypeError, ValueError, OverflowError):
+        return math.nan
+
+
+def _limits(groups: tuple[Group, ...], limits: tuple[Any, ...]) -> tuple[int, ...]:
+    if not groups or not limits:
+        raise GacError(
+            f"{len(groups)} groups and {len(limits)} limits", "one of each at least", "Give a group and a limit."
+        )
+    for group in groups:
+        if group.costs.shape[1] != len(limits):
+            raise GacError(
+                f"group {group.name!r} has costs under {group.costs.shape[1]} limits",
+                f"{len(limits)}, as many as there are limits",
+                "Give one column of costs a limit.",
+            )
+    try:
+        return tuple(operator.index(limit) for limit in limits)
+    except TypeError:
+        raise GacError(
+            f"limits {list(limits)}", "integers", "Round the limits down to whole units (parameters, ns, bytes)."
+        ) from None

@@ -1,0 +1,132 @@
+"""Losses from subnormal to 1e308, costs whose sums exceed int64, and what is no instance at all."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gac.allocation.knapsack import Group, Solution, knapsack, search
+from gac.errors import BudgetError, GacError
+from tests.fuzz.knapsack import faults
+
+
+def test_extreme_instances_against_every_choice() -> None:
+    """More, and others: ``python -m tests.fuzz.knapsack``."""
+    assert [wrong for _, wrong in faults(seed=0, instances=1000) if wrong] == []
+
+
+def test_the_fuzzer_sees_a_wrong_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search, "better", lambda *_: (None, True, 0))
+    assert any("not the least" in wrong for _, wrong in faults(seed=0, instances=200))
+
+
+def found(values: list[list[float]], costs: list[list[list[int]]], limits: Any) -> Solution:
+    groups = [Group(f"g{at}", *one) for at, one in enumerate(zip(values, costs, strict=True))]
+    solution = knapsack(groups, limits)
+    proof = solution.certificate
+    assert (proof.status, proof.lower_bound, proof.gap) == ("optimal", proof.value, 0.0)
+    return solution
+
+
+def test_losses_of_many_orders_are_compared_as_finely_as_the_optimum_needs() -> None:
+    values = [[9, 1, 7, 8], [1e18, 7, 3], [3, 1e18], [9, 9, 2, 1e18]]
+    costs = [
+        [[7, 8], [3, 3], [0, 4], [0, 8]],
+        [[2, 5], [4, 5], [9, 8]],
+        [[1, 2], [5, 7]],
+        [[9, 3], [0, 6], [4, 0], [7, 9]],
+    ]
+    solution = found(values, costs, [12, 19])
+    assert (solution.choice, solution.certificate.value) == ((1, 1, 0, 2), 13.0)
+    assert solution.unit < 1e-9
+
+
+def test_losses_beside_much_larger_ones_that_have_to_be_taken() -> None:
+    """What a float of the sum cannot tell apart, the choice and the bound do not claim."""
+    solution = found([[1e18], [0.0, 3.0, 1.0]], [[[0]], [[2], [0], [1]]], [1])
+    assert (solution.choice, solution.certificate.value) == ((0, 2), 1e18)
+    assert solution.unit == 8 * math.ulp(1e18)
+    assert solution.grain < 1e-12
+
+
+@pytest.mark.parametrize("least", [5e-324, 2.2e-313, 1e-300, 1.0, 1e300, 5e307])
+@pytest.mark.parametrize("limits", [1, 2, 3])
+def test_losses_of_any_size(least: float, limits: int) -> None:
+    values = [[0.0, 0.0, least], [least, 2 * least, 0.0]]
+    costs = [[[3] * limits, [2] * limits, [0] * limits], [[1] * limits, [0] * limits, [4] * limits]]
+    assert found(values, costs, [2] * limits).certificate.value == 2 * least
+    assert found([[least] * 3] * 2, costs, [2] * limits).certificate.value == 2 * least
+    assert found([[0.0] * 3] * 2, costs, [2] * limits).certificate.value == 0.0
+
+
+def test_losses_whose_sum_no_float_holds() -> None:
+    groups = [Group(name, [1e308, 0.0], [[0], [1]]) for name in "abc"]
+    assert knapsack(groups, [2]).certificate.value == 1e308
+    with pytest.raises(GacError, match=r"^losses of 1e\+308 and others in the best choice; "):
+        knapsack(groups, [1])
+
+
+def test_costs_whose_sums_exceed_int64() -> None:
+    wide = [Group(name, [1.0, 0.0], [[0], [2**62]]) for name in "abc"]
+    assert knapsack(wide, [2**64]).certificate.value == 0.0
+    assert knapsack(wide, [3 * 2**62]).certificate.value == 0.0
+    assert knapsack(wide, [3 * 2**62 - 1]).certificate.value == 1.0
+    odd = [Group(name, [1.0, 0.0], [[at], [2**63 - 1 - at]]) for at, name in enumerate("abcde")]
+    assert knapsack(odd, [3 * 2**63 - 12 + 1]).used == (3 * 2**63 - 12 + 1,)
+    assert knapsack(odd, [3 * 2**63 - 12]).certificate.value == 3.0
+    assert knapsack(odd, [5 * 2**63]).certificate.value == 0.0
+    assert knapsack([Group("a", [1.0, 0.0], [[0], [2**62]]), Group("b", [1.0, 0.0], [[0], [1]])], [2**62]).used == (
+        2**62,
+    )
+
+
+def test_costs_whose_sums_exceed_int64_and_cannot_be_met() -> None:
+    groups = [Group(name, [0.0, 0.0], [[0, 2**63 - 1], [2**63 - 1, 0]]) for name in "abcd"]
+    assert knapsack(groups, [2**64 - 2, 2**64 - 2]).used == (2**64 - 2, 2**64 - 2)
+    with pytest.raises(BudgetError, match=r"limit 2 of \d+ cannot be met beside limit 1: it falls short by 1;"):
+        knapsack(groups, [2**64 - 2, 2**64 - 3])
+    groups = [Group(name, [0.0], [[2**63 - 1]]) for name in "abcd"]
+    with pytest.raises(BudgetError, match=r"limit 1 of 5 cannot be met: it falls short by 36893488147419103223; exp"):
+        knapsack(groups, [5])
+
+
+ONE = [Group("a", [0.0, 1.0], [[3], [1]])]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"limits": np.array([2])},
+        {"limits": (2,)},
+        {"limits": (limit for limit in [2])},
+        {"groups": (group for group in ONE)},
+        {"names": None},
+        {"names": iter(["params"])},
+        {"seconds": np.float32(1)},
+        {"seconds": math.inf},
+    ],
+)
+def test_whatever_can_be_listed_is_taken(given: dict[str, Any]) -> None:
+    assert knapsack(**{"groups": ONE, "limits": [2]} | given).choice == (1,)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"limits": 2}, "limits of 2; expected several, one after the other. Pass a list with one integer a limit."),
+        ({"limits": np.array([2.0])}, "limits [np.float64(2.0)]; expected integers"),
+        ({"limits": None}, "limits of None; expected several, one after the other"),
+        ({"groups": ONE[0]}, "groups of Group("),
+        ({"groups": [0]}, "an entry of type int among the groups; expected Group objects. Pass a list of Group."),
+        ({"names": 3}, "names of 3; expected several, one after the other. Name every limit, or none."),
+        ({"seconds": None}, "seconds of None; expected a number of 0 or more. Say how long the search may take."),
+        ({"seconds": math.nan}, "seconds of nan; expected a number of 0 or more"),
+        ({"seconds": -1}, "seconds of -1; expected a number of 0 or more"),
+        ({"seconds": "5"}, "seconds of '5'; expected a number of 0 or more"),
+    ],
+)
+def test_what_is_no_instance_is_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(GacError) as caught:
+        knapsack(**{"groups": ONE, "limits": [2]} | given)
+    assert str(caught.value).startswith(message)
