@@ -71,8 +71,8 @@ def _names(_ctx: click.Context, _option: click.Parameter, text: str | None) -> t
 def evaluate(models: tuple[str, ...], text: str | None, tokenizer: str | None, **how: Any) -> Answer:
     """Measure models on text that no calibration uses, and on tasks, side by side.
 
-    MODEL_OR_DIR is a directory (dense or compressed), a hub id, or smollm2; several are measured alike, one after the
-    other. With --against, what a compressed model's plan predicted is set beside what is measured.
+    MODEL_OR_DIR is a directory (dense or compressed), a hub id, or a packaged model; several are measured alike, one
+    after the other. With --against, what a compressed model's plan predicted is set beside what is measured.
     """
     text = _TEXT if text is None and not how["tasks"] else text
     from gac.sensitivity.text import check_text
@@ -138,9 +138,9 @@ def bench(
 ) -> Answer:
     """Time whole models on this machine's GPU: prefill and decode, under CUDA graphs, in turns.
 
-    MODEL_OR_DIR is a directory (dense or compressed), a hub id, or smollm2; all have to fit in memory together. With
-    --shapes no weights are needed: GAC's plans are timed beside the dense model, a compressor's own dims, and these
-    padded and rounded.
+    MODEL_OR_DIR is a directory (dense or compressed), a hub id, or a packaged model; all have to fit in memory
+    together. With --shapes no weights are needed: GAC's plans are timed beside the dense model, a compressor's own
+    dims, and these padded and rounded.
     """
     if (shapes is None) == (not models):
         raise click.UsageError("give models, or --shapes.")

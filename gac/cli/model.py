@@ -38,8 +38,9 @@ _NEW = Target(CheckpointError, directory=True)
 def allocate(model: str, asked: Callable[[str], dict[str, Any]], output: Path, verify: bool) -> Answer:
     """Choose what every weight of MODEL becomes.
 
-    MODEL is a directory, a hub id, or smollm2 (packaged). Measures what each choice loses on calibration text,
-    then picks the form and dim of every weight at once: the least loss within the budget, with a proof.
+    MODEL is a directory, a hub id, or a packaged model (smollm2, gemma3-270m). Measures what each choice loses on
+    calibration text, then picks the form and dim of every weight at once: the least loss within the budget, with a
+    proof.
     """
     plan = gac.allocate(model, **asked(model), verify=verify)
     from gac.reporting.tables import plan_summary, plan_table
@@ -67,9 +68,9 @@ def frontier(
 ) -> Answer:
     """Choose for the whole range of budgets at once.
 
-    MODEL is a directory, a hub id, or smollm2 (packaged). Measures what each choice loses on calibration text, once,
-    then finds the least loss for each of many budgets, each with a proof. A FILE that this command wrote is shown
-    again, without a model.
+    MODEL is a directory, a hub id, or a packaged model (smollm2, gemma3-270m). Measures what each choice loses on
+    calibration text, once, then finds the least loss for each of many budgets, each with a proof. A FILE that this
+    command wrote is shown again, without a model.
     """
     from gac.reporting.frontier import figure_of_frontier, frontier_table
     from gac.reporting.page import save

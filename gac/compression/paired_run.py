@@ -8,6 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from gac.compression.stream import ToStream
 from gac.errors import ModelError
 from gac.models.sites import Weight
 from gac.sensitivity.layerwise import LayerStack, listening, room
@@ -28,7 +29,8 @@ class Seen:
 
     Attributes:
         entered: the hidden states at its input, ``(windows, tokens, hidden)``.
-        written: the outputs of weights that write to the residual stream, by name, ``(..., out)``.
+        written: the outputs of weights that write to the residual stream, by name, ``(..., out)``, before what lies
+            between.
         read: the inputs of the others, by the name of the first that reads each, ``(..., in)``.
     """
 
@@ -46,13 +48,16 @@ class PairedRun:
         model: a causal LM, dense; whoever calls puts compressed weights in and takes them out between the passes.
         layers: its decoder layers, in order.
         windows: token ids, int64, shape ``(windows, tokens)``.
+        ways: those of its weights that write to the residual stream into it, by name.
     """
 
     parts: Sequence[slice]
     """The windows that run at once."""
 
-    def __init__(self, model: nn.Module, layers: Sequence[nn.Module], windows: Tensor) -> None:
-        self._model, self._layers, self._windows = model, layers, windows
+    def __init__(
+        self, model: nn.Module, layers: Sequence[nn.Module], windows: Tensor, ways: Mapping[str, ToStream]
+    ) -> None:
+        self._model, self._layers, self._windows, self._ways = model, layers, windows, ways
         self._stack = LayerStack(model, layers)
         self._dense: list[Tensor] = []
         self._ours: list[Tensor] = []
@@ -99,7 +104,9 @@ class PairedRun:
             for hidden in entered:
                 left.append(self._run(layer, hidden))
         if written:
-            _check_plain(layer, entered[0], left[0], [one[0] for one in written.values()])
+            device = next(self._layers[layer].parameters()).device
+            added = [self._ways[name].added(one[0].to(device)) for name, one in written.items()]
+            _check_added(layer, entered[0], left[0], added)
         self._dense = left
         return Seen(entered, written, read)
 
@@ -132,7 +139,9 @@ class PairedRun:
                 continue
             lost = (seen.entered[at].float() - hidden.float()).to(x.device)
             for other in before:
-                lost += (seen.written[other][at].float() - wrote[other][0].float()).view_as(lost).to(x.device)
+                both = (outputs.to(x.device) for outputs in (seen.written[other][at], wrote[other][0]))
+                theirs, ours = (self._ways[other].added(outputs).float() for outputs in both)
+                lost += (theirs - ours).view_as(lost)
             yield x, _flat(lost)
 
     def compressed_pass(self, layer: int) -> None:
@@ -167,16 +176,17 @@ def _flat(tensor: Tensor) -> Tensor:
     return tensor.reshape(-1, tensor.shape[-1])
 
 
-def _check_plain(layer: int, entered: Tensor, left: Tensor, written: Sequence[Tensor]) -> None:
+def _check_added(layer: int, entered: Tensor, left: Tensor, parts: Sequence[Tensor]) -> None:
     """Token by token, for a few of them have huge hidden states, and beside what rounding those does."""
     before, after = (_flat(hidden.to(left.device)).float() for hidden in (entered, left))
     added = after - before
-    rest = added - sum(part.to(left.device).float().view_as(added) for part in written)
+    rest = added - sum(part.to(left.device).float().view_as(added) for part in parts)
     rounding = torch.finfo(left.dtype).eps * torch.maximum(before.abs(), after.abs()).norm(dim=1)
     share = ((rest.norm(dim=1) - 4 * rounding) / added.norm(dim=1).clamp_min(1e-30)).median()
     if share > PLAIN:
         raise ModelError(
             f"a model whose layer {layer} adds {float(share):.0%} other than its weights write",
-            "layers that add what o_proj and down_proj write to the residual stream",
+            "layers that add what o_proj and down_proj write to the residual stream, behind the norm or factor that "
+            "the family names",
             "Allocate with refit='none'.",
         )

@@ -20,6 +20,7 @@ from tqdm import tqdm
 
 from gac.compression.apply import swap_in
 from gac.compression.paired_run import PairedRun, Seen
+from gac.compression.stream import ToStream, ways_of
 from gac.errors import GacError
 from gac.forms import FORMS, form_named
 from gac.forms.refit import CompressedMeans, WeightRefit
@@ -50,18 +51,18 @@ def refit_named(
     """How a plan's weights are fitted again: as asked, or as suits the rule, the method and the layers.
 
     Raises:
-        GacError: it fits none of the forms, or the layers do more than add to the residual stream.
+        GacError: it fits none of the forms, or the residual stream itself passes norms.
     """
-    plain = any(weight.writes for site in sites for weight in site.weights)
+    writes = any(weight.writes for site in sites for weight in site.weights)
     if asked is None:
-        return "residual" if rule == "loss" and method.refits and plain else "none"
+        return "residual" if rule == "loss" and method.refits and writes else "none"
     if asked == "update" and not any(asked in form_named(name).tensors.refits for name in forms):
         given = f"refit 'update' with forms {', '.join(forms) or 'none'}"
         fitted = ", ".join(form.name for form in FORMS if asked in form.tensors.refits)
         raise GacError(given, f"{fitted} among the forms, which it fits", "Use refit='none'.")
-    if asked == "residual" and not plain:
-        given = f"refit {asked!r} of a {model_type} model, whose layers change what o_proj and down_proj write"
-        raise GacError(given, "layers that add it to the residual stream", "Use refit='none'.")
+    if asked == "residual" and not writes:
+        given = f"refit {asked!r} of model type {model_type}, in which the residual stream itself passes norms"
+        raise GacError(given, "layers that only add to the residual stream", "Use refit='none'.")
     return asked
 
 
@@ -93,13 +94,14 @@ def refit(
     layers = {layer: [w for site in group for w in site.weights] for layer, group in groupby(sites, lambda s: s.layer)}
     lowest = min(layer for layer, weights in layers.items() if any(weight.name in modules for weight in weights))
     model = run.model
-    both = PairedRun(model, decoder_layers(model, layers), run.windows)
+    ways = ways_of(model, [weight for of_layer in layers.values() for weight in of_layer])
+    both = PairedRun(model, decoder_layers(model, layers), run.windows, ways)
     choices = {choice.name: choice for choice in weights}
     fitted = dict(modules)
     with frozen(model), torch.no_grad():
         both.start(lowest)
         for layer in tqdm(range(lowest, len(layers)), "refitting", unit="layer", disable=not run.progress):
-            fit = _LayerFit(model, both, layer, layers[layer], choices, kept[layer], run.method, how)
+            fit = _LayerFit(model, both, ways, layer, layers[layer], choices, kept[layer], run.method, how)
             fitted |= fit.run(modules)
     for name, module in fitted.items():
         dense = linear_at(model, name)
@@ -113,6 +115,7 @@ class _LayerFit:
 
     model: nn.Module
     both: PairedRun
+    ways: Mapping[str, ToStream]
     layer: int
     weights: Sequence[Weight]
     choices: Mapping[str, WeightChoice]
@@ -160,7 +163,8 @@ class _LayerFit:
                 else:
                     wrote = seen.written[weight.name][at].to(x.device).view_as(lost)
                     bias = dense[weight.name].bias
-                    missing = (wrote if bias is None else wrote - bias).float() + lost
+                    step = self.ways[weight.name].step(wrote, lost)
+                    missing = (wrote if bias is None else wrote - bias).float() + step
                 if weight.name not in found:
                     found[weight.name] = _Sums(x.shape[1], missing.shape[1], x.device)
                 found[weight.name].add(x, missing, counts[weight.name][part].flatten().to(x.device))

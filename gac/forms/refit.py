@@ -6,7 +6,8 @@ does in the moments, and D a damping that grows where there are few tokens for a
 - a weight inside a layer is fitted half a step towards its dense outputs W x: ``W T`` with
   ``T = I + 1/2 (E[x x'^T] - S) (S + D)^-1``;
 - a weight that writes to the residual stream (o_proj, down_proj) is fitted to its dense output and to what the residual
-  stream has lost so far: ``W + (E[t x'^T] - W S) (S + D)^-1``, t being both together.
+  stream has lost so far: ``W + (E[t x'^T] - W S) (S + D)^-1``, t being both together. Where a norm or a factor comes
+  before the stream, what it has lost is divided by that (``gac.compression.stream``).
 
 Dense targets on compressed inputs are GPTAQ's (arXiv 2504.02692), there for quantisation.
 """
@@ -43,7 +44,8 @@ class CompressedMeans:
     Attributes:
         square: S = E[x' x'^T] of its inputs x' in the compressed model, shape ``(in, in)``.
         cross: E[m x'^T]: m is the dense input less x' for a weight inside a layer, shape ``(in, in)``; for one that
-            writes, its dense output without the bias and what the residual stream has lost, shape ``(out, in)``.
+            writes, its dense output without the bias and what to add to it for what the residual stream has lost, shape
+            ``(out, in)``.
         scale: E[|x'|], shape ``(in,)``.
         tokens: how many there were.
     """

@@ -1,5 +1,6 @@
 """Families: what a model of each architecture can have changed, read from its config alone."""
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -14,10 +15,23 @@ _SIZES = ("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim
 
 
 @dataclass(frozen=True)
+class Between:
+    """What lies between the output of a weight and the residual stream: nothing, a norm or a factor.
+
+    Attributes:
+        norm: dotted name of the norm that the output passes; None where there is none.
+        factor: what the output is multiplied by.
+    """
+
+    norm: str | None = None
+    factor: float = 1.0
+
+
+@dataclass(frozen=True)
 class Family:
     """One layout of decoder layers: what they call their linear weights, and which of these are stacked in one.
 
-    What lies between the weights may differ: norms, biases, rotary embeddings, the activation, what is added to what.
+    What lies between the weights may differ: norms, biases, rotary embeddings, the activation.
 
     Attributes:
         model_types: of the transformers configs.
@@ -28,9 +42,9 @@ class Family:
         down: the weight that reads them.
         blocks: how many vectors of neurons each of ``up`` writes, one after the other: 2 where it is gate above up.
         neurons: what the config calls their number; where that is None, they are 4 times the hidden size.
-        adds: whether what ``output`` and ``down`` write is added to the residual stream as it is; not where a norm or a
-            factor comes between.
-        pre_norm: the config's flag without which a norm comes there.
+        norms: the norms that what ``output`` and ``down`` write passes before it is added to the residual stream.
+        factor: what the config calls the number that it is multiplied by before that; None where there is none.
+        pre_norm: the config's flag without which the residual stream itself passes norms.
     """
 
     model_types: tuple[str, ...]
@@ -41,7 +55,8 @@ class Family:
     down: str = "mlp.down_proj"
     blocks: int = 1
     neurons: str = "intermediate_size"
-    adds: bool = True
+    norms: tuple[str, str] | None = None
+    factor: str | None = None
     pre_norm: str | None = None
 
     def sites(self, config: Any) -> tuple[Site, ...]:
@@ -72,6 +87,12 @@ class Family:
         names = ("num_hidden_layers", *_SIZES, self.neurons, *filter(None, [self.pre_norm]))
         return (model_type, *(getattr(config, name, None) for name in names))
 
+    def between(self, config: Any, weight: str) -> Between:
+        """What lies between a weight that writes to the residual stream, given by its name, and that stream."""
+        prefix, layer, name = re.split(r"\.(\d+)\.", weight, maxsplit=1)
+        norm = self.norms and f"{prefix}.{layer}.{self.norms[name == self.down]}"
+        return Between(norm or None, getattr(config, self.factor) if self.factor else 1.0)
+
     def _check(self, config: Any) -> None:
         """Refuse sizes that no model can have: an edited config may hold any."""
         names = (*_SIZES, self.neurons)
@@ -86,23 +107,23 @@ class Family:
             raise ModelError(f"a config whose {failure.given}", failure.expected, "Check config.json.") from failure
 
     def _attention(self, config: Any) -> Iterator[Weight]:
-        hidden, heads, adds = config.hidden_size, config.num_attention_heads, self._adds(config)
+        hidden, heads, writes = config.hidden_size, config.num_attention_heads, self._writes(config)
         head_dim = getattr(config, "head_dim", None) or hidden // heads
         groups = getattr(config, "num_key_value_heads", None) or heads
         query, key = head_dim * heads, head_dim * groups
         if len(self.qkv) == 1:
             yield Weight(self.qkv[0], query + 2 * key, hidden, cached=True, queries=query)
-            yield Weight(self.output, hidden, query, writes=adds)
+            yield Weight(self.output, hidden, query, writes=writes)
             return
         q_proj, k_proj, v_proj = self.qkv
         block = _owner(q_proj)
         yield Weight(q_proj, query, hidden, reads=block)
         yield Weight(k_proj, key, hidden, reads=block, heads=groups, cached=True)
         yield Weight(v_proj, key, hidden, reads=block, values="out", heads=groups, cached=True)
-        yield Weight(self.output, hidden, query, values="in", heads=heads, writes=adds)
+        yield Weight(self.output, hidden, query, values="in", heads=heads, writes=writes)
 
-    def _adds(self, config: Any) -> bool:
-        return self.adds and (self.pre_norm is None or bool(getattr(config, self.pre_norm)))
+    def _writes(self, config: Any) -> bool:
+        return self.pre_norm is None or bool(getattr(config, self.pre_norm))
 
     def _mlp(self, config: Any) -> Iterator[Weight]:
         hidden = config.hidden_size
@@ -110,7 +131,7 @@ class Family:
         reads = _owner(self.up[0]) if len(self.up) > 1 else None
         for name in self.up:
             yield Weight(name, self.blocks * neurons, hidden, neurons="out", reads=reads, blocks=self.blocks)
-        yield Weight(self.down, hidden, neurons, neurons="in", writes=self._adds(config))
+        yield Weight(self.down, hidden, neurons, neurons="in", writes=self._writes(config))
 
 
 def _within(prefix: str, weight: Weight) -> Weight:
@@ -139,12 +160,13 @@ LLAMA = (
 )
 """Architectures whose layers are named and shaped as Llama's: q/k/v/o and a gated MLP, GQA, any head_dim."""
 
-LLAMA_NORMED = ("exaone4", "gemma2", "gemma3_text", "granite", "olmo2", "olmo3")
-"""The same, but a norm (Granite: a factor) lies between o_proj or down_proj and the residual stream."""
+LLAMA_NORMED = ("exaone4", "gemma2", "gemma3_text", "olmo2", "olmo3")
+"""The same, but a norm lies between o_proj or down_proj and the residual stream."""
 
 _ALL = (
     Family(LLAMA),
-    Family(LLAMA_NORMED, adds=False),
+    Family(LLAMA_NORMED, norms=("post_attention_layernorm", "post_feedforward_layernorm")),
+    Family(("granite",), factor="residual_multiplier"),
     Family(("apertus", "arcee", "nemotron"), up=("mlp.up_proj",)),
     Family(("starcoder2",), up=("mlp.c_fc",), down="mlp.c_proj"),
     Family(("phi",), output="self_attn.dense", up=("mlp.fc1",), down="mlp.fc2"),
@@ -158,7 +180,12 @@ _ALL = (
         pre_norm="do_layer_norm_before",
     ),
     Family(("glm",), up=("mlp.gate_up_proj",), blocks=2),
-    Family(("glm4",), up=("mlp.gate_up_proj",), blocks=2, adds=False),
+    Family(
+        ("glm4",),
+        up=("mlp.gate_up_proj",),
+        blocks=2,
+        norms=("post_self_attn_layernorm", "post_mlp_layernorm"),
+    ),
     Family(("phi3",), qkv=("self_attn.qkv_proj",), up=("mlp.gate_up_proj",), blocks=2),
     Family(
         ("gpt2",),

