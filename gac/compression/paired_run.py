@@ -17,6 +17,8 @@ PLAIN = 0.02
 """How much of what a layer adds to a token may be something else than what its weights write, relative."""
 SETS = 10
 """Sets of hidden states that are held at most, with what lies between them."""
+TRACED = 2
+"""How many windows run through all layers, to learn how those are called and that they are called alike."""
 TOKENS = 8192
 """How many run at once, in whole windows: enough to keep a GPU busy with a small model."""
 
@@ -66,7 +68,7 @@ class PairedRun:
         self.parts = [slice(at, at + at_once) for at in range(0, len(windows), at_once)]
 
     def start(self, lowest: int) -> None:
-        """Run the dense model as far as its last layer; the passes begin with layer ``lowest``."""
+        """Run the dense model as far as the passes need it, which begin with layer ``lowest``."""
         found: list[Tensor] = []
 
         def seen(layer: int, hidden: Tensor) -> None:
@@ -75,7 +77,7 @@ class PairedRun:
                     needed = SETS * len(self._windows) * hidden.numel() * hidden.element_size()
                     self._on_host = hidden.device.type != "cpu" and needed > room(hidden.device)
                 found.append(self._kept(hidden.clone()))
-            if layer == len(self._layers) - 1:
+            if len(found) > TRACED or layer == len(self._layers) - 1:
                 raise _StopLayerError
 
         embedding = self._model.get_input_embeddings()  # type: ignore[operator]

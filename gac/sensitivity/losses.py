@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, nll_loss
 
 from gac.linalg import check_measured
 
@@ -18,7 +18,8 @@ def window_loss(model: nn.Module, ids: Tensor, what: str = "a calibration window
     Raises:
         ModelError: it is not finite.
     """
-    loss = _summed(_logits(model, ids), ids[1:])
+    logits = _logits(model, ids)
+    loss = cross_entropy(logits, ids[1:].to(logits.device), reduction="sum")
     _check(loss, what)
     return loss
 
@@ -37,12 +38,13 @@ def drawn_loss(model: nn.Module, ids: Tensor, what: str, seed: int) -> tuple[Ten
     Raises:
         ModelError: the loss is not finite.
     """
-    logits = _logits(model, ids)
-    observed = _summed(logits.detach(), ids[1:])
+    chances = _logits(model, ids).log_softmax(-1)
+    fixed = chances.detach()
+    observed = nll_loss(fixed, ids[1:].to(fixed.device), reduction="sum")
     _check(observed, what)
-    dice = torch.Generator(logits.device).manual_seed(seed)
-    drawn = torch.multinomial(logits.detach().softmax(-1), 1, generator=dice)[:, 0]
-    return observed, _summed(logits, drawn)
+    dice = torch.Generator(fixed.device).manual_seed(seed)
+    drawn = torch.multinomial(fixed.exp(), 1, generator=dice)[:, 0]
+    return observed, nll_loss(chances, drawn, reduction="sum")
 
 
 def _logits(model: nn.Module, ids: Tensor) -> Tensor:
@@ -50,10 +52,6 @@ def _logits(model: nn.Module, ids: Tensor) -> Tensor:
     embedding: Any = model.get_input_embeddings()  # type: ignore[operator]
     found: Tensor = model(input_ids=ids.to(embedding.weight.device).unsqueeze(0), use_cache=False).logits[0, :-1]
     return found.float()
-
-
-def _summed(logits: Tensor, labels: Tensor) -> Tensor:
-    return cross_entropy(logits, labels.to(logits.device), reduction="sum")
 
 
 def _check(loss: Tensor, what: str) -> None:
