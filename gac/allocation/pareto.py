@@ -8,7 +8,8 @@ from gac.arrays import Floats, Ints
 Mask = NDArray[np.bool_]
 Points = Floats | Ints
 
-_PAIRWISE = 1 << 11
+_PAIRWISE = 1 << 15
+_MANY, _SAMPLE, _PIVOTS = 1 << 12, 1 << 10, 32
 
 
 def front(points: Points) -> Mask:
@@ -23,20 +24,40 @@ def front(points: Points) -> Mask:
     Returns:
         Mask of shape ``(points,)``.
     """
-    columns = points.T
-    if len(columns) > 2:
+    mask = np.zeros(len(points), dtype=np.bool_)
+    left = _rarely_beaten(points.T) if len(points) > _MANY else np.arange(len(points))
+    columns = points[left].T
+    if len(columns) > 2 and len(left) ** 2 > _PAIRWISE:
         columns = np.stack([np.unique(column, return_inverse=True)[1] for column in columns])
     order = np.lexsort(columns[::-1])
     columns = columns[:, order]
     fresh = np.ones(len(order), dtype=np.bool_)
     fresh[1:] = (columns[:, 1:] != columns[:, :-1]).any(axis=0)
-    mask = np.zeros(len(order), dtype=np.bool_)
-    mask[order[fresh][_front(columns[:, fresh])]] = True
+    mask[left[order[fresh][_front(columns[:, fresh])]]] = True
     return mask
 
 
+def _rarely_beaten(points: Points) -> Ints:
+    """Positions of the points that none of a few others beats: those of a sample that beat most of it."""
+    left = np.arange(points.shape[1])
+    sample = points[:, :: len(left) // _SAMPLE]
+    by = sample[:, front(sample.T)]
+    beats = _pairs(by, sample)
+    for _ in range(_PIVOTS):
+        best = int(beats.sum(axis=1).argmax())
+        pivot = by[:, best, None]
+        beaten = np.flatnonzero(_pairs(pivot, points)[0])
+        kept = np.ones(len(left), dtype=np.bool_)
+        kept[beaten[(points[:, beaten] != pivot).any(axis=0)]] = False
+        left, points, beats = left[kept], points[:, kept], beats[:, ~beats[best]]
+    return left
+
+
 def _front(points: Points) -> Ints:
-    """Positions of the front among distinct points in lexicographic order; one row a column here."""
+    """Positions of the front among distinct points in lexicographic order; one row a column here.
+
+    The better half strikes points out of the worse one first, since it often leaves few.
+    """
     columns, count = points.shape
     if columns == 1:
         return np.zeros(1, dtype=np.int64)
@@ -44,10 +65,11 @@ def _front(points: Points) -> Ints:
         lowest = np.minimum.accumulate(points[1])
         return np.flatnonzero(np.append(True, points[1, 1:] < lowest[:-1]))
     if count * count <= _PAIRWISE:
-        return np.flatnonzero(~np.triu(_pairs(points, points), 1).any(axis=0))
+        return np.flatnonzero(_pairs(points, points).sum(axis=0) == 1)
     middle = count // 2
-    left, right = _front(points[:, :middle]), middle + _front(points[:, middle:])
-    return np.append(left, right[~_covered(points[1:, left], points[1:, right])])
+    left = _front(points[:, :middle])
+    right = middle + np.flatnonzero(~_covered(points[1:, left], points[1:, middle:]))
+    return np.append(left, right[_front(points[:, right])]) if len(right) else left
 
 
 def _covered(by: Points, points: Points) -> Mask:
@@ -64,7 +86,11 @@ def _covered(by: Points, points: Points) -> Mask:
 
 
 def _pairs(by: Points, points: Points) -> Mask:
-    return np.asarray((by[:, :, None] <= points[:, None, :]).all(axis=0))
+    """Whether a point of ``by`` is no larger in any row than one of ``points``, shape ``(by, points)``."""
+    mask = by[0, :, None] <= points[0]
+    for ours, theirs in zip(by[1:], points[1:], strict=True):
+        mask &= ours[:, None] <= theirs
+    return np.asarray(mask)
 
 
 def _covered_in_plane(by: Points, points: Points) -> Mask:
