@@ -18,6 +18,8 @@ from gac.forms.metric import FACTOR, Metric
 from gac.linalg import cholesky, one_thread
 
 BLOCK = 64
+SHRINK = 256
+"""After how many neurons a CPU lets go of their rows and columns; a multiple of ``BLOCK``."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,6 +52,8 @@ def eliminate(down: Tensor, metric: Metric) -> Elimination:
             for _ in range(max(start, 1), min(start + BLOCK, len(inverse))):
                 remove()
         state.update()
+        if inverse.device.type == "cpu" and (start + BLOCK) % SHRINK == 0:  # what is captured stays where it is
+            state.shrink()
     loss = np.concatenate([[0.0], np.cumsum(state.losses.cpu().numpy())])
     return Elimination(state.order, LossCurve(FACTOR * loss[::-1].copy()))
 
@@ -93,6 +97,7 @@ class _State:
         self.losses = inverse.new_zeros(count)
         self._gone = torch.zeros(1, dtype=torch.int64, device=device)
         self._row = torch.zeros(1, dtype=torch.int64, device=device)
+        self._numbers = torch.arange(count, device=device)  # of the neurons that H and C have
 
     def remove(self) -> None:
         """Take out the neuron that costs least."""
@@ -108,7 +113,7 @@ class _State:
         self._quadratic.addcmul_(step, half, value=-2).clamp_min_(0)
         self._quadratic.index_fill_(0, j, torch.inf)  # never again the cheapest
         self._diagonal.addcmul_(step, step, value=-1).clamp_min_(torch.finfo(torch.float64).tiny)
-        self.order.index_copy_(0, self._gone, j)
+        self.order.index_copy_(0, self._gone, self._numbers.index_select(0, j))
         self.losses.index_copy_(0, self._gone, cost)
         self._gone += 1
         self._row += 1
@@ -120,6 +125,15 @@ class _State:
         self._gram.addmm_(self.pending.T, torch.cat([halves, steps]), alpha=-1)
         self.pending.zero_()
         self._row.zero_()
+
+    def shrink(self) -> None:
+        """Let go of what H and C have of neurons that went; no step since the last update."""
+        stay = self._quadratic.isfinite().nonzero()[:, 0]
+        self._inverse, self._gram = (whole[stay].index_select(1, stay) for whole in (self._inverse, self._gram))
+        self._diagonal, self._quadratic, self._numbers = (
+            of[stay] for of in (self._diagonal, self._quadratic, self._numbers)
+        )
+        self.pending = self.pending[:, : len(stay)].clone()
 
 
 def compensated(down: Tensor, kept: Tensor, metric: Metric) -> Tensor:
