@@ -30,7 +30,7 @@ def summary(plan: "Plan") -> str:
         f"alignment    {aligned or 'everything stays dense'}",
         f"loss         +{prediction.loss:.4f} nats a token predicted",
         f"perplexity   {prediction.dense_perplexity:.2f} -> {prediction.perplexity:.2f} predicted on calibration text",
-        *(f"latency      {workload.workload}: {_latency(workload)}" for workload in plan.workloads),
+        *(f"latency      {told}" for told in latencies(plan)),
         *([f"speed        {told}"] if (told := speed(plan)) else []),
         *_cache(plan),
         f"profile      {measured.profile.gpu}, {measured.profile.digest[:12]}; {measured.profile.note}",
@@ -38,6 +38,11 @@ def summary(plan: "Plan") -> str:
         f"certificate  {proof.status}: loss {proof.value:.6g}, bound {proof.lower_bound:.6g}, gap {proof.gap:.3g}",
     ]
     return "\n".join(lines)
+
+
+def latencies(plan: "Plan") -> list[str]:
+    """What each workload takes, dense and as planned, a line each."""
+    return [f"{workload.workload}: {_latency(workload)}" for workload in plan.workloads]
 
 
 def speed(plan: "Plan") -> str:

@@ -8,6 +8,8 @@ pair is truncated again, in the metric of the method with the new inputs. SVD-LL
 ``docs/results-refit.md`` has what each part gives.
 """
 
+import logging
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
@@ -21,6 +23,7 @@ from tqdm import tqdm
 from gac.compression.apply import swap_in
 from gac.compression.paired_run import PairedRun, Seen
 from gac.compression.stream import ToStream, ways_of
+from gac.display import about
 from gac.errors import GacError
 from gac.forms import FORMS, form_named
 from gac.forms.refit import CompressedMeans, WeightRefit
@@ -34,6 +37,8 @@ from gac.schemes import Scheme, scheme_named
 from gac.sensitivity.calibration import CalibrationRun, decoder_layers
 from gac.sensitivity.layerwise import frozen
 from gac.sensitivity.methods import Method
+
+logger = logging.getLogger(__name__)
 
 RESIDUAL_SHARE = 0.88
 """The share of the loss predicted by ``kfac`` that is left after a refit. It was fitted once on SmolLM2-135M: a
@@ -100,9 +105,13 @@ def refit(
     fitted = dict(modules)
     with frozen(model), torch.no_grad():
         both.start(lowest)
+        begun = time.monotonic()
         for layer in tqdm(range(lowest, len(layers)), "refitting", unit="layer", disable=not run.progress):
             fit = _LayerFit(model, both, ways, layer, layers[layer], choices, kept[layer], run.method, how)
             fitted |= fit.run(modules)
+            if layer == lowest and run.progress:
+                many = len(layers) - lowest
+                logger.info("refitting %d layers: %s", many, about(many * (time.monotonic() - begun)))
     for name, module in fitted.items():
         dense = linear_at(model, name)
         module.train(dense.training).requires_grad_(dense.weight.requires_grad)

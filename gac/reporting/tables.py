@@ -8,7 +8,7 @@ from rich.text import Text
 from gac.forms import form_named
 from gac.models.sites import Site, short_names
 from gac.plan import Plan, PlanComparison, SiteChoice, WeightChoice
-from gac.plan_summary import speed
+from gac.plan_summary import latencies, speed
 from gac.reporting.formatting import duration, legend, new_table
 
 # --- one plan -------------------------------------------------------------------------------------------------------
@@ -70,11 +70,12 @@ def legend_of(plan: Plan) -> str:
 
 
 def plan_line(plan: Plan) -> Text:
-    """Budget and alignment of a plan, in two lines."""
+    """Budget, alignment and predicted latencies of a plan, a line each."""
     budget, chosen = plan.budget, sum(plan.alignment.values())
     return Text(
         f"budget     {budget.used:,} of {budget.total:,} targeted parameters; {budget.limit:,} allowed\n"
         f"alignment  {plan.aligned_fraction:.1%} of {chosen} chosen dims are multiples of 8"
+        + "".join(f"\nlatency    {told}, predicted" for told in latencies(plan))
     )
 
 

@@ -13,6 +13,7 @@ is multiplied is 16-bit. TF32 holds gradients exactly, and activations at p = 0.
 by sqrt(|g|^p) first, and is then cut to TF32's 11 significant bits: by less than 1 part in 1,000.
 """
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,16 +23,21 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from gac.display import about
 from gac.errors import ModelError
 from gac.forms.metric import Moments
 from gac.linalg import add_square, check_measured, mirrored, tf32_products
 from gac.models.loading import read_parameter
 from gac.models.sites import Site, Weight
-from gac.sensitivity.layerwise import LayerwiseBackward, listening
+from gac.sensitivity.layerwise import LayerwiseBackward, Tick, listening
 from gac.sensitivity.methods import Method
 from gac.sensitivity.store import StatisticsStore, read_tensors, write_tensors
 
+logger = logging.getLogger(__name__)
+
 SNAPSHOT_SECONDS = 120.0
+BACK = 2
+"""How much longer than the pass to the loss it takes to go back through all layers, and to sum."""
 LAYER_BYTES = 2**29
 """Moments of larger layers are not kept on disk."""
 
@@ -124,10 +130,11 @@ def stream_moments(run: CalibrationRun, sites: Sequence[Site]) -> Iterator[tuple
 def _measure(run: CalibrationRun, weights: Mapping[int, Sequence[Weight]]) -> Iterator[tuple[int, LayerMoments]]:
     """Layers from the last one that is wanted to the first; those between that are not wanted are passed through."""
     model, windows, store, lowest = run.model, run.windows, run.store, min(weights)
-    backward = LayerwiseBackward(model, decoder_layers(model, weights), windows, lowest)
+    layers = decoder_layers(model, weights)
+    backward = LayerwiseBackward(model, layers, windows, lowest)
     with tqdm(total=0, desc="calibrating", unit="window", disable=not run.progress) as bar:
         bar.reset(len(windows))
-        backward.start(bar.update)
+        backward.start(_told(bar.update, len(windows), 1 - lowest / len(layers)) if run.progress else bar.update)
         loss = backward.loss / (windows.numel() - len(windows))  # the first token of a window is not predicted
         last = _restore(store, backward, max(weights))
         bar.reset(len(windows) * (last - lowest + 1))
@@ -149,6 +156,24 @@ def _measure(run: CalibrationRun, weights: Mapping[int, Sequence[Weight]]) -> It
                 saved = time.monotonic()
     if store is not None:
         store.boundary.unlink(missing_ok=True)
+
+
+def _told(tick: Tick, windows: int, share: float) -> Tick:
+    """A tick that says after the second window what calibration will take; in the first one much is loaded.
+
+    Args:
+        share: of the layers that are gone back through.
+    """
+    times: list[float] = []
+
+    def timed() -> None:
+        times.append(time.monotonic())
+        if len(times) == 2:
+            seconds = (times[1] - times[0]) * windows * (1 + BACK * share)
+            logger.info("calibrating on %d windows: %s; decomposing the layers comes on top", windows, about(seconds))
+        tick()
+
+    return timed
 
 
 def decoder_layers(model: nn.Module, weights: Mapping[int, Sequence[Weight]]) -> Sequence[nn.Module]:

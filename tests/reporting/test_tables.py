@@ -8,6 +8,7 @@ from rendering import shown
 from transformers import LlamaConfig
 
 from gac.plan import Plan, WorkloadLatency
+from gac.plan_summary import latencies
 from gac.reporting.tables import comparison_table, differences_table, plan_line, plan_summary, plan_table
 from tests.changed import with_recipe
 from tests.models.small import small_config
@@ -57,6 +58,7 @@ def test_budget_alignment_and_the_plans_own_summary(plan: Plan) -> None:
     assert shown(plan_line(plan)) == [
         f"budget {budget.used:,} of {budget.total:,} targeted parameters; {budget.limit:,} allowed",
         "alignment 100.0% of 1 chosen dims are multiples of 8",
+        *(f"latency {told}, predicted" for told in latencies(plan)),
     ]
 
 

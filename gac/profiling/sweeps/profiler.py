@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from gac.display import about
 from gac.errors import ProfileError
 from gac.profiling.folders import default_path
 from gac.profiling.operators import OPERATORS
@@ -35,10 +36,7 @@ class Estimate:
     header: Header
 
     def __str__(self) -> str:
-        return (
-            f"{self.shapes:,} shapes, {self.remaining:,} timings to take into {self.path}: "
-            f"about {max(self.seconds / 60, 0.1):.1f} minutes"
-        )
+        return f"{self.shapes:,} shapes, {self.remaining:,} timings to take into {self.path}: {about(self.seconds)}"
 
 
 def estimate(points: Sequence[Point], path: str | Path | None = None, passes: int = PASSES) -> Estimate:
