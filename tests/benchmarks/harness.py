@@ -76,13 +76,15 @@ def markdown(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def read(name: str) -> Loaded:
     """The model, with a tokenizer that cuts each text only once for all rows."""
     loaded = load_model(name)
-    tokens: dict[str, Any] = {}
+    tokens: dict[Any, Any] = {}
 
     def tokenizer(text: str, **options: Any) -> Any:
-        if text not in tokens:
-            tokens[text] = loaded.tokenizer(text, **options)
-        return tokens[text]
+        key = text, *sorted(options.items())
+        if key not in tokens:
+            tokens[key] = loaded.tokenizer(text, **options)
+        return tokens[key]
 
+    tokenizer.bos_token_id = loaded.tokenizer.bos_token_id  # type: ignore[attr-defined]
     return load_model(loaded.model, tokenizer)
 
 
@@ -140,7 +142,7 @@ class Study:
         fixed = {"profile": self._profile, "calibration": self._asked.calibration, "tokenizer": self.loaded.tokenizer}
         begun = time.monotonic()
         try:
-            plan = gac.allocate(self.loaded.model, budget, **fixed, **self._options, **given)
+            plan = gac.allocate(self.loaded.model, budget, **(fixed | self._options | given))
         except BudgetError as failure:
             return self.keep(case | {"refused": str(failure)})
         row = case | self.measured(plan)
