@@ -127,7 +127,8 @@ class PairedRun:
             heard: list[Tensor] = []
             wrote: Heard = {other: [] for other in before}
             hooks = {other: self._output_to(outputs) for other, outputs in wrote.items()}
-            with listening(self._model, hooks | {name: partial(_stop_at, heard)}), suppress(_StopLayerError):
+            stopping = self._model.get_submodule(name).register_forward_pre_hook(partial(_stop_at, heard))
+            with stopping, listening(self._model, hooks), suppress(_StopLayerError):
                 self._run(layer, hidden)
             if not all((heard, *wrote.values())):
                 raise ModelError(
@@ -169,7 +170,7 @@ class _StopLayerError(Exception):
     """What was wanted of a layer has been seen; nobody sees this."""
 
 
-def _stop_at(heard: list[Tensor], _module: nn.Module, inputs: tuple[Tensor, ...], _output: object) -> None:
+def _stop_at(heard: list[Tensor], _module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
     heard.append(inputs[0])
     raise _StopLayerError
 
