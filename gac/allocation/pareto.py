@@ -9,7 +9,7 @@ Mask = NDArray[np.bool_]
 Points = Floats | Ints
 
 _PAIRWISE = 1 << 15
-_MANY, _SAMPLE, _PIVOTS = 1 << 12, 1 << 10, 32
+_MANY, _SAMPLE, _PIVOTS = 1 << 12, 1 << 8, 32
 
 
 def front(points: Points) -> Mask:
@@ -44,7 +44,10 @@ def _rarely_beaten(points: Points) -> Ints:
     by = sample[:, front(sample.T)]
     beats = _pairs(by, sample)
     for _ in range(_PIVOTS):
-        best = int(beats.sum(axis=1).argmax())
+        counts = beats.sum(axis=1)
+        best = int(counts.argmax())
+        if counts[best] * _PIVOTS < _SAMPLE // 2:
+            break
         pivot = by[:, best, None]
         beaten = np.flatnonzero(_pairs(pivot, points)[0])
         kept = np.ones(len(left), dtype=np.bool_)
