@@ -28,7 +28,7 @@ def front(points: Points) -> Mask:
     left = _rarely_beaten(points.T) if len(points) > _MANY else np.arange(len(points))
     columns = points[left].T
     if len(columns) > 2 and len(left) ** 2 > _PAIRWISE:
-        columns = np.stack([np.unique(column, return_inverse=True)[1] for column in columns])
+        columns = np.stack([np.unique(column, return_inverse=True)[1].astype(np.int32) for column in columns])
     order = np.lexsort(columns[::-1])
     columns = columns[:, order]
     fresh = np.ones(len(order), dtype=np.bool_)
