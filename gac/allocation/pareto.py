@@ -1,5 +1,7 @@
 """Non-dominated points, exactly, in a few vectorised sweeps."""
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -26,7 +28,7 @@ def front(points: Points) -> Mask:
     """
     mask = np.zeros(len(points), dtype=np.bool_)
     left = _rarely_beaten(points.T) if len(points) > _MANY else np.arange(len(points))
-    columns = points[left].T
+    columns: NDArray[Any] = points[left].T
     if len(columns) > 2 and len(left) ** 2 > _PAIRWISE:
         columns = np.stack([np.unique(column, return_inverse=True)[1].astype(np.int32) for column in columns])
     order = np.lexsort(columns[::-1])

@@ -14,7 +14,7 @@ from gac.arrays import Floats, Ints
 
 _FAR = 2.0**-20
 _FINE = 8
-_UNSEEN = 2.0**-1000
+_TAME, _UNSEEN = 400, 2.0**-1000
 _UP = 1 + 2.0**-40
 
 
@@ -48,8 +48,10 @@ def refined(items: Ragged, first: Callable[[], Ints], deadline: Deadline) -> Ref
     start: Ints | None = None
     bits = bits_of(len(items.starts))
     while True:
-        top = int(np.frexp(items.values.max())[1])
-        normal = replace(items, values=np.ldexp(items.values, -top))
+        largest = items.values.max()
+        top = int(np.frexp(largest)[1])
+        top = top if abs(top) > _TAME else 0
+        normal = replace(items, values=np.ldexp(items.values, -top)) if top else items
         multipliers, found = relax(normal)
         start = _better(normal.values, start, found)
         if start is None:
@@ -59,7 +61,7 @@ def refined(items: Ragged, first: Callable[[], Ints], deadline: Deadline) -> Ref
         total = float(normal.values[start].sum())
         near = normal.values <= max(total * _UP, _UNSEEN)
         items, start = items.keep(near), (np.cumsum(near) - 1)[start]
-        if total < _FAR:
+        if total < _FAR * np.ldexp(largest, -top):
             continue
         exponent = max(top + int(np.frexp(total)[1]) - bits, FINEST)
         whole = replace(items, values=to_grains(items.values, 2.0**exponent))
