@@ -7,7 +7,7 @@ import numpy as np
 
 from gac.allocation.knapsack.deadline import Deadline
 from gac.allocation.knapsack.groups import Group
-from gac.allocation.knapsack.instance import Rows, flatten, reduced_items
+from gac.allocation.knapsack.instance import flatten, reduced_items, rows_of
 from gac.allocation.knapsack.ragged import Ragged
 from gac.allocation.knapsack.relaxation import lagrangian, relax
 from gac.allocation.knapsack.search import settle
@@ -24,12 +24,12 @@ class _Least:
 
 
 def within_limits(
-    groups: Sequence[Group], limits: Sequence[int], names: Sequence[str], rows: Rows, deadline: Deadline
+    groups: Sequence[Group], limits: Sequence[int], names: Sequence[str], deadline: Deadline
 ) -> tuple[int, ...]:
     """A choice within all limits: one row after the other is minimised, in exact integers, under those before it.
 
-    Args:
-        rows: of the groups; the choice is of these.
+    Returns:
+        Of the groups as ``rows_of`` has them.
 
     Raises:
         BudgetError: there is none; names the limit that cannot be met alone or beside the earlier ones, and what could
@@ -40,6 +40,7 @@ def within_limits(
         alone = _cheapest(items, limit)
         if alone.used > most:
             raise _short(groups, alone.choice, limit, most, alone.used - most, names[limit], "")
+    rows = rows_of(groups, limits)
     found = _cheapest(rows.items, 0)
     for row in range(1, len(rows.limits)):
         found = _least(rows.items, rows.limits, row, found.choice, deadline)

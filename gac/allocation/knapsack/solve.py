@@ -3,6 +3,7 @@
 import math
 import sys
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from typing import Literal
 
@@ -62,11 +63,12 @@ def knapsack(
     deadline, rows = Deadline.after(seconds), rows_of(groups, limits)
     try:
         instance = reduced_items(rows.items, rows.limits)
+        rows = replace(rows, items=instance.items)  # large instances: memory that is freed is used again, and warm
     except OutOfReachError:
-        within_limits(groups, limits, names, rows, deadline)
+        within_limits(groups, limits, names, deadline)
         raise AssertionError("a limit out of reach was met") from None
     found = refined(
-        instance.items, lambda: instance.positions(within_limits(groups, limits, names, rows, deadline)), deadline
+        instance.items, lambda: instance.positions(within_limits(groups, limits, names, deadline)), deadline
     )
     multipliers = [
         _as_float(Fraction(multiplier) * Fraction(found.grain) / (int(divisor) << shift))
