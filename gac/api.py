@@ -30,6 +30,7 @@ from gac.sensitivity.calibration import CalibrationRun
 from gac.sensitivity.curves import stream_fits
 from gac.sensitivity.documents import Text
 from gac.sensitivity.registry import METHODS
+from gac.sensitivity.texts import CalibrationText
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -42,6 +43,7 @@ def allocate(
     recipe: Recipe | None = None,
     tokenizer: "PreTrainedTokenizerBase | None" = None,
     verify: bool = False,
+    check: Text | None = None,
     progress: bool = True,
     **options: Unpack[Options],
 ) -> Plan:
@@ -53,12 +55,15 @@ def allocate(
         recipe: all that is asked for, as one record; instead of ``budget`` and the options.
         tokenizer: needed where ``model`` is a loaded model of which no tokenizer can be found.
         verify: solve the instance a second time, with OR-Tools CP-SAT, and raise where the two disagree.
+        check: a text like what the model will serve, a name, a path or documents. It is compared with the calibration
+            text first, which is logged; with a warning where it is far from that.
         progress: show progress bars.
         options: the fields of ``gac.Recipe``, which says what each does: ``method``, ``calibration`` (its
-            ``measure.text``, or documents: any iterable of strings; ``gac.Documents(texts, windows=16, length=512)``
-            says how they are packed), ``seed``, ``shots``, ``bos``, ``forms``, ``schemes``, ``align``, ``profile`` (or
-            a loaded table), ``workloads``, ``fuse``, ``decode_kernel``, ``memory``, ``kv_cache``, ``latency`` (one
-            fraction for every workload, or by workload), ``refit``, ``rule``.
+            ``measure.text``, a list of such texts, ``["wiki-sample:32x1024", "notes.txt:32x1024"]``, or documents: any
+            iterable of strings; ``gac.Documents(texts, windows=16, length=512)`` says how they are packed), ``seed``,
+            ``shots``, ``bos``, ``forms``, ``schemes``, ``align``, ``profile`` (or a loaded table), ``workloads``,
+            ``fuse``, ``decode_kernel``, ``memory``, ``kv_cache``, ``latency`` (one fraction for every workload, or by
+            workload), ``refit``, ``rule``.
 
     Returns:
         The plan, proved optimal over its candidates (or with the gap that is left, or that a rule gave away, in its
@@ -71,7 +76,7 @@ def allocate(
     asked = Asked.of(recipe, budget, options)
     if verify:
         check_installed()
-    problem = measure_problem(model, asked, tokenizer, progress=progress)
+    problem = measure_problem(model, asked, tokenizer, check=check, progress=progress)
     decision = RULES.get(asked.recipe.rule).decide(problem)
     return verified(decision) if verify else decision.plan
 
@@ -124,7 +129,7 @@ def compress(
     model: "PreTrainedModel | str | Path",
     plan: Plan,
     *,
-    calibration: Text | None = None,
+    calibration: CalibrationText | None = None,
     tokenizer: "PreTrainedTokenizerBase | None" = None,
     progress: bool = True,
 ) -> "PreTrainedModel":
@@ -136,8 +141,9 @@ def compress(
     The factors that the allocation kept are used; where they are gone the model is measured again.
 
     Args:
-        calibration: the text that the plan was made with, where it was documents given in memory, or a file that has
-            moved since; as many windows as then are taken of it. None reads it by the plan's own name for it.
+        calibration: the text that the plan was made with (or all of its texts, in their order), where it was documents
+            given in memory, or a file that has moved since; as many windows as then are taken of it. None reads it by
+            the plan's own name for it.
 
     Raises:
         PlanError: the plan was made for another model, or for other calibration text.

@@ -20,16 +20,18 @@ from gac.models.families import family_of
 from gac.models.linears import check_rows_together
 from gac.models.loading import Loaded, check_finite, check_in_memory, load_config, load_model, model_digest
 from gac.models.sites import Site
-from gac.plan import Calibration, Measured, Plan
+from gac.plan import Calibration, CalibrationPart, Measured, Plan
 from gac.profiling.select import select_profile
 from gac.profiling.table import Profile
 from gac.recipe import Recipe
 from gac.runtime.compressed import CompressedModel
 from gac.sensitivity.curves import measure_curves
-from gac.sensitivity.documents import Documents, Text
+from gac.sensitivity.documents import Text
+from gac.sensitivity.likeness import check_likeness
 from gac.sensitivity.methods import Method
 from gac.sensitivity.registry import METHODS
-from gac.sensitivity.text import TextSpec, Windows, calibration_text, calibration_windows, check_vocabulary
+from gac.sensitivity.text import TextSpec, Windows, check_vocabulary
+from gac.sensitivity.texts import CalibrationText, Texts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -43,7 +45,7 @@ class Asked:
 
     recipe: Recipe
     profile: Profile | str | Path | None
-    text: TextSpec | Documents
+    text: Texts
 
     @classmethod
     def of(cls, recipe: Recipe | None, budget: float | None, options: Mapping[str, Any]) -> "Asked":
@@ -53,14 +55,15 @@ class Asked:
             GacError: both are given, or what is asked for does not go together.
         """
         if recipe is None:
-            text = calibration_text(options.get("calibration", "wiki-sample"))
-            named = {"calibration": text} if isinstance(text, Documents) else {}
+            given = options.get("calibration", "wiki-sample")
+            text = Texts.of(given)
+            named = {} if isinstance(given, str) else {"calibration": text.written}
             found = cls(Recipe.of(budget, **{**options, **named}), options.get("profile"), text)
         elif budget is not None or options:
             given = f"a recipe together with {', '.join([*(['budget'] if budget is not None else []), *options])}"
             raise GacError(given, "a recipe alone, or keywords alone", "Change the recipe with dataclasses.replace.")
         else:
-            found = cls(recipe, recipe.deployment.profile, TextSpec.parse(recipe.measure.text))
+            found = cls(recipe, recipe.deployment.profile, Texts.named(recipe.measure.text))
         method = METHODS.get(found.recipe.measure.method)
         fitted = _with_fusing(with_own_forms(found.recipe, method), method)
         RULES.get(fitted.rule).check(fitted)
@@ -104,9 +107,14 @@ def measure_problem(
     asked: Asked,
     tokenizer: "PreTrainedTokenizerBase | None",
     *,
+    check: Text | None = None,
     progress: bool,
 ) -> Problem:
-    """The loss curves of a model's sites beside a latency table; limits out of reach are refused before that."""
+    """The loss curves of a model's sites beside a latency table; limits out of reach are refused before that.
+
+    Args:
+        check: a text that the calibration text is compared with first, see ``gac.sensitivity.likeness``.
+    """
     table, used = select_profile(asked.profile)
     logger.info("profile of %s: %s", used.gpu, used.note)
     loaded = dense_model(model, tokenizer)
@@ -127,23 +135,31 @@ def measure_problem(
     check_reachable(planned, recipe, table)
     windows = _windows(asked.text, loaded, recipe.measure.seed, recipe.measure.bos)
     check_finite(loaded.model)
+    if check is not None:
+        check_likeness(loaded.model, loaded.tokenizer, sites, asked.text, windows, check, progress)
     digest = targeted_digest(loaded, sites)
     run = calibration_run(loaded.model, digest, windows, method, recipe.measure.shots, progress=progress)
     curves = measure_curves(run, sites, forms=recipe.space.forms, schemes=recipe.space.schemes)
     extra = RULES.get(recipe.rule).measure(run, sites)
     share = expected_share(recipe.refit, method)
-    text, documents = asked.text, asked.text.digests if isinstance(asked.text, Documents) else ()
-    size, bos = (len(windows), windows.length), windows.bos == "windows"
     measured = Measured(
         model=loaded.name,
         digest=digest,
         params=sum(parameter.numel() for parameter in loaded.model.parameters()),
         family=family,
-        calibration=Calibration(text.name, *size, windows.digest, curves.dense_loss, documents, bos),
+        calibration=_calibration(asked.text, windows, curves.dense_loss),
         profile=used,
         factor=FACTOR * share,
     )
     return Problem(planned, curves.curves.scaled(share), table, recipe, measured, extra)
+
+
+def _calibration(text: Texts, windows: Windows, loss: float) -> Calibration:
+    """What the plan records of the text."""
+    several = text.parts if len(text.parts) > 1 else ()
+    parts = tuple(CalibrationPart(part.name, part.windows) for part in several)
+    size, bos = (len(windows), windows.length), windows.bos == "windows"
+    return Calibration(text.name, *size, windows.digest, loss, text.documents, bos, parts)
 
 
 def dense_model(model: "PreTrainedModel | str | Path", tokenizer: "PreTrainedTokenizerBase | None") -> Loaded:
@@ -178,7 +194,7 @@ def planned_digest(plan: Plan, loaded: Loaded, sites: Sequence[Site]) -> str:
     return digest
 
 
-def planned_windows(plan: Plan, loaded: Loaded, calibration: Text | None = None) -> Windows:
+def planned_windows(plan: Plan, loaded: Loaded, calibration: CalibrationText | None = None) -> Windows:
     """The windows that the plan was calibrated on.
 
     Raises:
@@ -191,20 +207,24 @@ def planned_windows(plan: Plan, loaded: Loaded, calibration: Text | None = None)
             f"the same documents, whose windows have digest {text.digest[:12]}",
             "Pass them: gac.compress(model, plan, calibration=documents).",
         )
-    spec = TextSpec(text.text) if calibration is None else calibration_text(calibration)
-    spec = replace(spec, windows=text.windows, length=text.window_tokens)
-    windows = _windows(spec, loaded, plan.recipe.measure.seed, text.bos)
+    asked = text.texts
+    texts = Texts(tuple(TextSpec(one.text) for one in asked)) if calibration is None else Texts.of(calibration)
+    if len(texts.parts) != len(asked):
+        given, expected = f"calibration on {texts.name}", f"{text.text}, as the plan was"
+        raise PlanError(given, expected, "Give as many texts, in the same order.")
+    texts = texts.sized([one.windows for one in asked], text.window_tokens)
+    windows = _windows(texts, loaded, plan.recipe.measure.seed, text.bos)
     if windows.digest != text.digest:
         raise PlanError(
-            f"calibration text {spec.name} has digest {windows.digest[:12]} here",
+            f"calibration text {texts.name} has digest {windows.digest[:12]} here",
             f"{text.digest[:12]}, as when the plan was made",
             "Use the same text and tokenizer, or allocate again.",
         )
     return windows
 
 
-def _windows(spec: TextSpec | Documents, loaded: Loaded, seed: int, bos: bool | None) -> Windows:
-    windows = calibration_windows(spec, loaded.tokenizer, seed, bos)
+def _windows(text: Texts, loaded: Loaded, seed: int, bos: bool | None) -> Windows:
+    windows = text.cut(loaded.tokenizer, seed, bos)
     embedding: Any = loaded.model.get_input_embeddings()
     check_vocabulary(windows, embedding.num_embeddings)
     return windows

@@ -48,17 +48,27 @@ class Limit:
 
 
 @dataclass(frozen=True)
+class CalibrationPart:
+    """One of several texts of a calibration: its name or path, and how many of the windows are its."""
+
+    text: str
+    windows: int
+
+
+@dataclass(frozen=True)
 class Calibration:
     """The text that the statistics were taken from.
 
     Attributes:
-        text: its name, or the path it was read from; how many documents, where they were given in memory.
+        text: its name, or the path it was read from; how many documents, where they were given in memory; where there
+            are several texts, each with its windows.
         windows: how many windows, each of ``window_tokens`` tokens.
         digest: SHA-256 of the token ids.
         loss: the dense model's mean loss on it, nats a token.
         documents: the beginning of the SHA-256 of each document, where they were given in memory. Such a plan is
             applied with the same documents, and says which ones not to evaluate on.
         bos: every window begins with BOS, in the place of one token of text; plans that do not say so have none.
+        parts: where there are several texts, each of them; ``windows`` are those of all, interleaved.
     """
 
     text: str
@@ -68,6 +78,12 @@ class Calibration:
     loss: float
     documents: tuple[str, ...] = ()
     bos: bool = False
+    parts: tuple[CalibrationPart, ...] = ()
+
+    @property
+    def texts(self) -> tuple[CalibrationPart, ...]:
+        """Every text with its windows, also where there is one."""
+        return self.parts or (CalibrationPart(self.text, self.windows),)
 
     def __str__(self) -> str:
         """``64 x 1024 tokens of wiki-sample, no BOS``."""

@@ -104,7 +104,8 @@ def allocate_command(plan: "Plan", profile: str | None = None) -> str:
         profile: the name of the latency table; None takes the recipe's.
     """
     text = plan.measured.calibration
-    asked = plan.recipe.flat() | {"text": f"{text.text}:{text.windows}x{text.window_tokens}"}
+    sized = tuple(f"{one.text}:{one.windows}x{text.window_tokens}" for one in text.texts)
+    asked = plan.recipe.flat() | {"text": sized}
     if profile is not None:
         asked["profile"] = profile
     second: dict[str, Any] = {

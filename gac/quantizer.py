@@ -9,7 +9,7 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from gac.api import compress
 from gac.plan import Plan
-from gac.sensitivity.documents import Text
+from gac.sensitivity.texts import CalibrationText
 
 METHOD = "gac"
 
@@ -29,7 +29,9 @@ class GacConfig(QuantizationConfigMixin):
         PlanError: the plan cannot be read.
     """
 
-    def __init__(self, plan: Plan | str | Path, calibration: Text | None = None, tokenizer: Any = None) -> None:
+    def __init__(
+        self, plan: Plan | str | Path, calibration: CalibrationText | None = None, tokenizer: Any = None
+    ) -> None:
         self.quant_method: Any = METHOD
         self.plan = plan if isinstance(plan, Plan) else Plan.load(plan)
         self.calibration, self.tokenizer = calibration, tokenizer

@@ -48,7 +48,8 @@ class Measure:
             everything else dense, and takes the budget for the kept fraction of the KV cache; ``palu-fold`` has groups
             of one head, and folds V's second factor into o_proj.
         text: calibration text: ``wiki-sample``, ``wikitext2``, ``c4`` or a path, optionally with windows and tokens, as
-            in ``wiki-sample:64x1024``.
+            in ``wiki-sample:64x1024``. Several texts, each with its windows, are calibrated on together; their windows
+            have one length.
         seed: which windows of the text are used; 0 takes the first.
         bos: whether every calibration window begins with the tokenizer's BOS, in the place of one token of text; None
             has it where the tokenizer puts BOS first by itself (Llama, Gemma, Mistral; not Qwen).
@@ -61,14 +62,18 @@ class Measure:
     """
 
     method: str = "kfac"
-    text: str = "wiki-sample"
+    text: str | tuple[str, ...] = "wiki-sample"
     seed: int = 0
     shots: Shots = 1
     bos: bool | None = None
 
     def __post_init__(self) -> None:
         _check(isinstance(self.method, str), "measure.method", self.method, "the name of a method")
-        _check(isinstance(self.text, str) and bool(self.text), "measure.text", self.text, "a name or a path")
+        if isinstance(self.text, tuple) and len(self.text) == 1:
+            object.__setattr__(self, "text", self.text[0])
+        named = self.text if isinstance(self.text, tuple) and self.text else (self.text,)
+        strings = all(isinstance(one, str) and one for one in named)
+        _check(strings, "measure.text", self.text, "a name or a path, or several")
         _check(_is_whole(self.seed) and self.seed >= 0, "measure.seed", self.seed, "a whole number, 0 or more")
         _check(_is_whole(self.shots) and self.shots in (1, 2), "measure.shots", self.shots, "1 or 2")
         _check(self.bos is None or isinstance(self.bos, bool), "measure.bos", self.bos, "True, False or None")
@@ -366,11 +371,15 @@ def _plain(name: str, value: Any) -> Any:
         return parse_align(value)
     if name == "profile":
         return str(value) if isinstance(value, (str, Path)) else None
-    if name == "calibration" and not isinstance(value, str):
-        return str(value) if isinstance(value, Path) else value.name
+    if name == "calibration" and isinstance(value, Path):
+        return str(value)
     if name in _SEAMS and not isinstance(value, str):
         return resolve_name(_SEAMS[name]).name(value)
-    if name in ("forms", "schemes", "workloads") and isinstance(value, Iterable) and not isinstance(value, str):
+    if (
+        name in ("calibration", "forms", "schemes", "workloads")
+        and isinstance(value, Iterable)
+        and not isinstance(value, str)
+    ):
         return tuple(value)
     return value
 

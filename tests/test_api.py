@@ -347,6 +347,53 @@ def test_no_documents_and_other_documents_are_refused(small: Small, documented: 
         small.compress(documented, calibration=documents[::-1])
 
 
+@pytest.fixture
+def other_text(tmp_path: Path) -> Path:
+    path = tmp_path / "other.txt"
+    path.write_text("0123 + 456 = 579; 78 * 9 = 702. " * 100, encoding="utf-8")
+    return path
+
+
+def test_several_texts_are_calibrated_on_together_and_found_again(
+    small: Small, other_text: Path, tmp_path: Path
+) -> None:
+    texts = [f"{small.text}:4x64", f"{other_text}:2x64"]
+    plan = small.allocate(0.7, calibration=texts)
+    made = plan.measured.calibration
+    assert plan.recipe.measure.text == tuple(texts)
+    assert [(one.text, one.windows) for one in made.parts] == [(str(small.text), 4), (str(other_text), 2)]
+    assert f"calibration  6 x 64 tokens of {small.text} (4) and {other_text} (2), BOS" in plan.summary()
+    assert f"--calibration {texts[0]} --calibration {texts[1]}" in allocate_command(plan)
+    given: dict[str, Any] = {"tokenizer": small.tokenizer, "progress": False}
+    assert gac.allocate(small.model, recipe=plan.recipe, **given).measured == plan.measured
+    model, _ = small.there_and_back(plan, tmp_path, copy.deepcopy(small.model))
+    assert total(model) == plan.budget.used
+    moved = other_text.rename(tmp_path / "moved.txt")
+    assert total(small.compress(plan, calibration=[texts[0], f"{moved}:2x64"])) == plan.budget.used
+
+
+def test_other_texts_than_the_plans_are_refused(small: Small, other_text: Path) -> None:
+    plan = small.allocate(0.7, calibration=[f"{small.text}:4x64", f"{other_text}:2x64"])
+    with pytest.raises(PlanError) as caught:
+        small.compress(plan, calibration=str(small.text))
+    assert str(caught.value) == (
+        f"calibration on {small.text}; expected {small.text} (4) and {other_text} (2), as the plan was. "
+        "Give as many texts, in the same order."
+    )
+    with pytest.raises(PlanError, match="has digest"):
+        small.compress(plan, calibration=[f"{other_text}:2x64", f"{small.text}:4x64"])
+
+
+def test_a_text_like_what_will_be_served_is_compared_first(
+    small: Small, other_text: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    plan = small.allocate(0.7, check=str(other_text))
+    assert f"warning: {other_text} is unlike the calibration text (" in caplog.text
+    assert plan == small.allocate(0.7)
+    with pytest.raises(TextError, match="which is calibrated on"):
+        small.allocate(0.7, check=str(small.text))
+
+
 def test_every_window_begins_with_bos_where_the_tokenizer_puts_it_first(small: Small, tmp_path: Path) -> None:
     with_bos, without = small.allocate(0.7), small.allocate(0.7, bos=False)
     assert [plan.measured.calibration.bos for plan in (with_bos, without)] == [True, False]

@@ -118,6 +118,20 @@ def test_the_options_of_allocate_reach_the_plan(model: Path, text_file: Path, tm
     assert recipe.deployment.workloads == ("decode:2@64",)
 
 
+def test_several_texts_and_one_to_check(model: Path, text_file: Path, tmp_path: Path) -> None:
+    (tmp_path / "other.txt").write_text("0123 + 456 = 579; " * 100, encoding="utf-8")
+    texts = (f"{text_file}:4x64", f"{tmp_path / 'other.txt'}:2x64")
+    (tmp_path / "like.txt").write_text("<a href='x'>y</a> " * 50, encoding="utf-8")
+    options = ("--calibration", texts[0], "--calibration", texts[1], "--check", tmp_path / "like.txt")
+    result = run("allocate", model, *options, "-o", tmp_path / "plan.json")
+    assert result.exit_code == 0
+    assert f"on 6 windows of 64 tokens of {text_file} (4) and {tmp_path / 'other.txt'} (2)" in result.stderr
+    assert f"warning: {tmp_path / 'like.txt'} is unlike the calibration text" in result.stderr
+    assert Plan.load(tmp_path / "plan.json").recipe.measure.text == texts
+    lengths = ("--calibration", texts[0], "--calibration", f"{tmp_path / 'other.txt'}:2x32")
+    assert "windows of 32 and 64 tokens; expected one length" in refused("allocate", model, *lengths)
+
+
 def test_dims_are_aligned_to_a_number(model: Path, text_file: Path, tmp_path: Path) -> None:
     made = ("allocate", model, "--calibration", f"{text_file}:4x64", "-o", tmp_path / "plan.json", "--align-to", 16)
     assert run(*made).exit_code == 0
@@ -204,6 +218,20 @@ def test_eval_of_a_dense_model(model: Path, text_file: Path, tmp_path: Path) -> 
     assert found["perplexity"]["protocol"].endswith("BOS at the head of every window")
     [without] = answer("eval", model, "--text", text_file, "--windows", 3, "--length", 64, "--no-bos")["models"]
     assert without["perplexity"]["protocol"].endswith("no BOS")
+
+
+def test_eval_on_several_texts(model: Path, checkpoint: Path, text_file: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.txt"
+    other.write_text("0123 + 456 = 579; " * 100, encoding="utf-8")
+    arguments = ("eval", checkpoint, "--text", text_file, "--text", other, *EVAL, "--against", model)
+    document = answer(*arguments)
+    [found], dense = document["models"], document["against"]
+    assert [one["perplexity"]["text"] for one in (found, *found["also"])] == [str(text_file), str(other)]
+    [also], [dense_also] = found["also"], dense["also"]
+    assert also["ratio"] == pytest.approx(also["perplexity"]["value"] / dense_also["perplexity"]["value"])
+    assert set(also) == {"perplexity", "divergence", "ratio", "log_ratio", "predicted_perplexity"}
+    assert set(dense_also) == {"perplexity"}
+    assert "on other.txt" in " ".join(run(*arguments).stdout.split())
 
 
 def test_eval_sets_the_prediction_beside_what_is_measured(

@@ -25,6 +25,14 @@ def test_keywords_are_fields() -> None:
     )
 
 
+def test_one_text_is_a_string_and_several_are_a_list(tmp_path: Path) -> None:
+    one, several = Recipe.of(calibration=["c4:2x8"]), Recipe.of(calibration=["c4:2x8", "a.txt:1x8"])
+    assert (one.measure.text, several.measure.text) == ("c4:2x8", ("c4:2x8", "a.txt:1x8"))
+    several.save(tmp_path / "recipe.json")
+    assert json.loads((tmp_path / "recipe.json").read_text())["measure"]["text"] == ["c4:2x8", "a.txt:1x8"]
+    assert Recipe.load(tmp_path / "recipe.json") == several
+
+
 def test_memory_takes_the_place_of_the_budget() -> None:
     assert (Limits().params, Limits(memory=0.9).params, Limits(0.5, memory=0.9).params) == (0.8, 1.0, 0.5)
     assert list(Recipe.of(memory=0.9, kv_cache=0.5, latency=0.7).fractions.items()) == [
@@ -44,7 +52,9 @@ def test_numbers_of_numpy_are_numbers() -> None:
     ("options", "message"),
     [
         ({"method": 3}, "a int as a method"),
-        ({"calibration": ""}, "measure.text=''; expected a name or a path"),
+        ({"calibration": ""}, "measure.text=''; expected a name or a path, or several"),
+        ({"calibration": []}, "measure.text=(); expected a name or a path, or several"),
+        ({"calibration": ["c4:2x8", ""]}, "measure.text=('c4:2x8', ''); expected a name or a path, or several"),
         ({"seed": -1}, "measure.seed=-1; expected a whole number, 0 or more"),
         ({"seed": True}, "measure.seed=True; expected a whole number"),
         ({"bos": "yes"}, "measure.bos='yes'; expected True, False or None"),

@@ -31,8 +31,10 @@ def _names(_ctx: click.Context, _option: click.Parameter, text: str | None) -> t
 @click.argument("models", metavar="MODEL_OR_DIR...", nargs=-1, required=True)
 @click.option(
     "--text",
+    "texts",
+    multiple=True,
     metavar="TEXT",
-    help=f"wiki-sample, wikitext2, c4 or a file. Default: {_TEXT}; no text if --tasks is given.",
+    help=f"wiki-sample, wikitext2, c4 or a file. Repeatable. Default: {_TEXT}; no text if --tasks is given.",
 )
 @click.option("--windows", type=click.IntRange(min=1), help="How many windows to read. Default: all of the text.")
 @click.option(
@@ -68,19 +70,20 @@ def _names(_ctx: click.Context, _option: click.Parameter, text: str | None) -> t
 )
 @tokenizer_option
 @document_option
-def evaluate(models: tuple[str, ...], text: str | None, tokenizer: str | None, **how: Any) -> Answer:
+def evaluate(models: tuple[str, ...], texts: tuple[str, ...], tokenizer: str | None, **how: Any) -> Answer:
     """Measure models on text that no calibration uses, and on tasks, side by side.
 
     MODEL_OR_DIR is a directory (dense or compressed), a hub id, or a packaged model; several are measured alike, one
     after the other. With --against, what a compressed model's plan predicted is set beside what is measured.
     """
-    text = _TEXT if text is None and not how["tasks"] else text
+    texts = texts or (() if how["tasks"] else (_TEXT,))
     from gac.sensitivity.text import check_text
 
-    if text is not None:
+    for text in texts:
         check_text(text)
-    note(_plan_of_work(text, how))
-    result = gac.evaluate(models, text=text, tokenizer=tokenizer_named(tokenizer), **how)
+    note(_plan_of_work(texts, how))
+    named: dict[str, Any] = {"text": texts[0] if texts else None, "also": texts[1:]}
+    result = gac.evaluate(models, tokenizer=tokenizer_named(tokenizer), **named, **how)
     document: dict[str, Any] = {"models": [_figures(result, model) for model in result.models]}
     if result.against is not None:
         document["against"] = _figures(result, result.against)
@@ -96,11 +99,11 @@ def evaluate(models: tuple[str, ...], text: str | None, tokenizer: str | None, *
     return Answer(document, lambda: tables)
 
 
-def _plan_of_work(text: str | None, how: dict[str, Any]) -> str:
+def _plan_of_work(texts: Sequence[str], how: dict[str, Any]) -> str:
     from gac.sensitivity.text import window_length
 
     many = f"{how['windows']:,}" if how["windows"] else "all"
-    parts = [f"{many} windows of {how['length'] or window_length(text):,} tokens of {text}"] if text else []
+    parts = [f"{many} windows of {how['length'] or window_length(text):,} tokens of {text}" for text in texts]
     parts += [f"the tasks {', '.join(how['tasks'])}"] if how["tasks"] else []
     return f"on each model {' and '.join(parts)}"
 
@@ -110,13 +113,20 @@ def _figures(result: "Evaluation", model: "Evaluated") -> dict[str, Any]:
     from math import exp
 
     document = asdict(replace(model, plan=None))
-    document = {key: value for key, value in document.items() if value not in (None, ())}
-    log_ratio = result.log_ratio(model)
-    if log_ratio is not None and model is not result.against:
-        document |= {"ratio": exp(log_ratio), "log_ratio": log_ratio}
-    if model.predicted is not None:
-        document["predicted_perplexity"] = result.predicted_perplexity(model)
+    for at, on_text in enumerate((document, *document["also"])):
+        log_ratio = result.log_ratio(model, at)
+        if log_ratio is not None and model is not result.against:
+            on_text |= {"ratio": exp(log_ratio), "log_ratio": log_ratio}
+        if model.predicted is not None:
+            on_text["predicted_perplexity"] = result.predicted_perplexity(model, at)
+    document["also"] = [_known(one) for one in document["also"]]
+    document = _known(document)
     return document if model.plan is None else document | {"plan": plan_document(model.plan)}
+
+
+def _known(figures: dict[str, Any]) -> dict[str, Any]:
+    """Without what was not measured."""
+    return {key: value for key, value in figures.items() if value is not None and value != () and value != []}
 
 
 @click.command(cls=Verb)

@@ -54,10 +54,12 @@ _MEASURED = (
     workloads_option("What latency is predicted for"),
     click.option(
         "--calibration",
-        default="wiki-sample",
+        multiple=True,
+        default=["wiki-sample"],
         show_default=True,
         metavar="TEXT[:NxL]",
-        help="wiki-sample, wikitext2, c4 or a file, and N windows of L tokens (64x1024).",
+        help="wiki-sample, wikitext2, c4 or a file, and N windows of L tokens (64x1024). Repeatable: each text has the "
+        "share that its windows are of all.",
     ),
     click.option(
         "--align/--no-align",
@@ -213,11 +215,11 @@ def _say_cost(model: str, recipe: Recipe) -> None:
     from gac.models.loading import load_config
     from gac.sensitivity.calibration import kept_on_disk, moment_bytes
     from gac.sensitivity.registry import METHODS
-    from gac.sensitivity.text import TextSpec, check_text
+    from gac.sensitivity.texts import Texts
 
     measure = recipe.measure
-    spec = TextSpec.parse(measure.text)
-    check_text(spec.name)
+    text = Texts.named(measure.text)
+    text.check()
     config = load_config(model)
     sites = family_of(config).sites(config)
     check_shots(measure.shots, METHODS.get(measure.method), recipe.rule, sites, config.model_type)
@@ -225,7 +227,7 @@ def _say_cost(model: str, recipe: Recipe) -> None:
     folder = home() / "statistics"
     kept = f"and factors in {folder}" if kept_on_disk(sites) else f"not kept on disk, factors in {folder}"
     note(
-        f"{model}: {len(sites)} sites; calibration on {spec.windows} windows of {spec.length} tokens of {spec.name}; "
+        f"{model}: {len(sites)} sites; calibration on {text.windows} windows of {text.length} tokens of {text.name}; "
         f"{size / 1e9:.2g} GB of statistics {kept}, used again where they are there"
     )
     if measure.shots == 2:

@@ -34,15 +34,20 @@ _NEW = Target(CheckpointError, directory=True)
 @click.option(
     "--verify", is_flag=True, help="Solve it a second time with OR-Tools CP-SAT, and fail if the two disagree."
 )
+@click.option(
+    "--check",
+    metavar="FILE",
+    help="A text like what the model will serve: compare the calibration text with it first, and warn if it is far.",
+)
 @output_option(Target(PlanError), "The plan to write; an existing file is replaced.", default="plan.json")
-def allocate(model: str, asked: Callable[[str], dict[str, Any]], output: Path, verify: bool) -> Answer:
+def allocate(model: str, asked: Callable[[str], dict[str, Any]], output: Path, **checks: Any) -> Answer:
     """Choose what every weight of MODEL becomes.
 
     MODEL is a directory, a hub id, or a packaged model (smollm2, gemma3-270m). Measures what each choice loses on
     calibration text, then picks the form and dim of every weight at once: the least loss within the budget, with a
     proof.
     """
-    plan = gac.allocate(model, **asked(model), verify=verify)
+    plan = gac.allocate(model, **asked(model), **checks)
     from gac.reporting.tables import plan_summary, plan_table
 
     plan.save(output)

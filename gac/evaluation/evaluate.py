@@ -14,7 +14,7 @@ from gac.checkpoint.load import load
 from gac.errors import GacError, ModelError
 from gac.evaluation.perplexity import compare_models, perplexity_on
 from gac.evaluation.protocol import Sample, dtype_of, take_sample
-from gac.evaluation.results import Evaluated, Evaluation, Perplexity
+from gac.evaluation.results import Evaluated, Evaluation, OnText
 from gac.evaluation.tasks import Suite, open_suite
 from gac.models.loading import Loaded, is_checkpoint, load_config, load_model, load_tokenizer, model_digest
 from gac.sensitivity.documents import Text
@@ -30,6 +30,7 @@ def evaluate(
     *,
     against: Given | None = None,
     text: Text | None = "wiki-sample",
+    also: Sequence[Text] = (),
     windows: int | None = None,
     length: int | None = None,
     bos: bool | None = None,
@@ -47,6 +48,7 @@ def evaluate(
         models: one or more loaded models, or names: directories (compressed or dense), hub ids, ``smollm2``.
         against: the model that the others are compared with, the dense one.
         text: what perplexity is measured on, as for ``gac.perplexity``; None measures none.
+        also: more texts, each measured as ``text`` is.
         windows, length, bos: as for ``gac.perplexity``.
         tasks: names of lm-evaluation-harness's tasks, or paths of task files (``gac.evaluation.tasks.open_suite``).
         num_fewshot, limit: examples before every item, and items, of each task.
@@ -62,7 +64,8 @@ def evaluate(
     named = [models] if isinstance(models, PreTrainedModel | str | Path) else list(models)
     if not named:
         raise GacError("no model", "at least one", "Name a model.")
-    if text is None and not tasks:
+    texts = [*([] if text is None else [text]), *also]
+    if not texts and not tasks:
         raise GacError("no text and no tasks", "something to measure", "Name a text, or tasks.")
     everyone = named if against is None else [*named, against]
     for given in everyone:
@@ -70,15 +73,15 @@ def evaluate(
             load_config(str(given))  # a name of nothing is refused before anything takes long
     reader = shared_tokenizer(everyone) if tokenizer is None else tokenizer
     suite = open_suite(tasks, num_fewshot, limit) if tasks else None
-    sample = None if text is None else take_sample(reader, text, windows, length, bos)
-    measure = partial(_evaluated, tokenizer=reader, sample=sample, suite=suite, batch=batch, progress=progress)
-    reference = _open(against) if against is not None and kl and sample is not None else None
+    samples = [take_sample(reader, one, windows, length, bos) for one in texts]
+    measure = partial(_evaluated, tokenizer=reader, samples=samples, suite=suite, batch=batch, progress=progress)
+    reference = _open(against) if against is not None and kl and samples else None
     measured = [measure(_open(given), reference) for given in named]
     if against is None:
         return Evaluation(tuple(found for found, _ in measured))
     dense = reference or _open(against)
     found = tuple(replace(found, predicted=_prediction(found, dense)) for found, _ in measured)
-    return Evaluation(found, measure(dense, perplexity=measured[0][1])[0])
+    return Evaluation(found, measure(dense, known=measured[0][1])[0])
 
 
 def _open(given: Given) -> Loaded:
@@ -90,30 +93,36 @@ def _open(given: Given) -> Loaded:
 def _evaluated(
     loaded: Loaded,
     reference: Loaded | None = None,
-    perplexity: Perplexity | None = None,
+    known: Sequence[OnText] = (),
     *,
     tokenizer: Any,
-    sample: Sample | None,
+    samples: Sequence[Sample],
     suite: Suite | None,
     batch: int,
     progress: bool,
-) -> tuple[Evaluated, Perplexity | None]:
-    """Everything of one model, and the reference's perplexity out of the same pass.
+) -> tuple[Evaluated, list[OnText]]:
+    """Everything of one model, and the reference's perplexities out of the same passes.
 
     Args:
-        perplexity: the model's, where it is known already.
+        known: the model's, where they are known already.
     """
-    model, other, divergence = loaded.model, None, None
-    if sample is not None and reference is not None:
-        perplexity, other, divergence = compare_models(model, reference.model, sample, batch, progress)
-    elif sample is not None and perplexity is None:
-        perplexity = perplexity_on(model, sample, batch, progress)
-    if perplexity is not None:
-        logger.info("%s: %s", loaded.name, perplexity)
+    model, found, others = loaded.model, list(known), []
+    for sample in () if known else samples:
+        if reference is not None:
+            perplexity, other, divergence = compare_models(model, reference.model, sample, batch, progress)
+            found.append(OnText(perplexity, divergence))
+            others.append(OnText(other))
+        else:
+            found.append(OnText(perplexity_on(model, sample, batch, progress)))
+    for one in found:
+        logger.info("%s: %s", loaded.name, one.perplexity)
     scores = suite.run(model, tokenizer, batch, progress) if suite else ()
     parameters = sum(parameter.numel() for parameter in model.parameters())
     plan = getattr(model, "gac_plan", None)
-    return Evaluated(loaded.name, parameters, dtype_of(model), perplexity, divergence, scores, plan), other
+    evaluated = Evaluated(loaded.name, parameters, dtype_of(model), scores=scores, plan=plan, also=tuple(found[1:]))
+    if found:
+        evaluated = replace(evaluated, perplexity=found[0].perplexity, divergence=found[0].divergence)
+    return evaluated, others
 
 
 def _prediction(found: Evaluated, dense: Loaded) -> float | None:

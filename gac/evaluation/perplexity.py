@@ -165,7 +165,7 @@ def _perplexity_of(total: float, sample: Sample, model: PreTrainedModel) -> Perp
     """The perplexity of a summed negative log-likelihood, nats."""
     mean = total / sample.tokens
     try:
-        return Perplexity(exp(mean), sample.tokens, sample.protocol, dtype_of(model))
+        return Perplexity(exp(mean), sample.tokens, sample.protocol, dtype_of(model), sample.cut.name)
     except OverflowError as failure:
         raise _not_finite(f"a mean loss of {mean:.0f} nats a token", "a finite perplexity") from failure
 

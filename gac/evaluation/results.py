@@ -16,12 +16,14 @@ class Perplexity(Shown):
         tokens: how many tokens were predicted.
         protocol: text, windows, length, where they begin, overlap, BOS.
         dtype: of the model's weights.
+        text: its name or path.
     """
 
     value: float
     tokens: int
     protocol: str
     dtype: str
+    text: str = ""
 
     def __str__(self) -> str:
         return f"{self.value:.3f} ({self.protocol}; {self.tokens:,} tokens predicted, {self.dtype})"
@@ -82,6 +84,14 @@ class TaskScore:
 
 
 @dataclass(frozen=True)
+class OnText:
+    """What was measured of a model on one text."""
+
+    perplexity: Perplexity
+    divergence: Divergence | None = None
+
+
+@dataclass(frozen=True)
 class Evaluated:
     """Everything that was measured of one model; what was not asked for is None or empty.
 
@@ -91,6 +101,7 @@ class Evaluated:
         dtype: of its weights.
         plan: the one that it was compressed by.
         predicted: what the plan promised for ln(perplexity / dense), where it was compared with that dense model.
+        also: the same perplexity and divergence on each further text.
     """
 
     name: str
@@ -101,6 +112,12 @@ class Evaluated:
     scores: tuple[TaskScore, ...] = ()
     plan: Plan | None = None
     predicted: float | None = None
+    also: tuple[OnText, ...] = ()
+
+    @property
+    def texts(self) -> tuple[OnText, ...]:
+        """What was measured on each text, the first one included."""
+        return () if self.perplexity is None else (OnText(self.perplexity, self.divergence), *self.also)
 
 
 @dataclass(frozen=True)
@@ -110,14 +127,18 @@ class Evaluation:
     models: tuple[Evaluated, ...]
     against: Evaluated | None = None
 
-    def log_ratio(self, model: Evaluated) -> float | None:
-        """ln(perplexity / that of ``against``), what is lost in nats a token; None where either was not measured."""
-        if self.against is None or self.against.perplexity is None or model.perplexity is None:
-            return None
-        return log(model.perplexity.value / self.against.perplexity.value)
+    def log_ratio(self, model: Evaluated, text: int = 0) -> float | None:
+        """ln(perplexity / that of ``against``), what is lost in nats a token; None where either was not measured.
 
-    def predicted_perplexity(self, model: Evaluated) -> float | None:
-        """The plan's prediction on this text: the other model's perplexity here, times exp of the predicted loss."""
-        if self.against is None or self.against.perplexity is None or model.predicted is None:
+        Args:
+            text: the number of the text.
+        """
+        if self.against is None or not self.against.texts or not model.texts:
             return None
-        return self.against.perplexity.value * exp(model.predicted)
+        return log(model.texts[text].perplexity.value / self.against.texts[text].perplexity.value)
+
+    def predicted_perplexity(self, model: Evaluated, text: int = 0) -> float | None:
+        """The plan's prediction on this text: the other model's perplexity here, times exp of the predicted loss."""
+        if self.against is None or not self.against.texts or model.predicted is None:
+            return None
+        return self.against.texts[text].perplexity.value * exp(model.predicted)

@@ -1,14 +1,15 @@
 """Evaluated and timed models side by side as rich tables, at most 100 columns wide; nothing is printed here."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from math import exp
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Group
 from rich.table import Table
 
-from gac.evaluation.results import Evaluated, Evaluation, TaskScore
+from gac.evaluation.results import Evaluated, Evaluation, OnText, TaskScore
 from gac.reporting.formatting import legend, new_table
 
 if TYPE_CHECKING:
@@ -26,18 +27,17 @@ _BENCH = (
 
 
 def perplexity_table(result: Evaluation) -> Group:
-    """One row a model: perplexity, what is lost, what its plan predicted, and how it diverges from the dense one."""
+    """One row a model: perplexity, what is lost, what its plan predicted, and how it diverges from the dense one.
+
+    Where there are several texts, a row for each of them below the model's.
+    """
     everyone = _everyone(result)
-    rows = []
-    for model in everyone:
-        rows.append({"": model.name, **_figures(result, model)})
-        if perplexity := result.predicted_perplexity(model):
-            rows.append({"": "  predicted by its plan", **_change(perplexity, model.predicted)})
+    rows = [row for model in everyone for row in _rows(result, model)]
     shown = ["", *(column for column in _COLUMNS if any(column in row for row in rows))]
     columns = ((column, ">" if column else "<") for column in shown)
     table = new_table(columns, [[row.get(column, "") for column in shown] for row in rows])
-    measured = [model.perplexity for model in everyone if model.perplexity is not None]
-    notes = [f"{one.protocol}\n{one.tokens:,} tokens predicted" for one in measured[:1]]
+    measured = [one.perplexity for one in everyone[0].texts]
+    notes = [f"{one.protocol}\n{one.tokens:,} tokens predicted" for one in measured]
     if result.against is not None and any(model.divergence for model in result.models):
         notes.append(
             f"KL: of the model from {result.against.name}, mean nats a token; top-1: tokens where both agree on the "
@@ -51,14 +51,25 @@ def _everyone(result: Evaluation) -> list[Evaluated]:
     return [*([] if result.against is None else [result.against]), *result.models]
 
 
-def _figures(result: Evaluation, model: Evaluated) -> dict[str, str]:
-    row = {"parameters": f"{model.parameters:,}", "dtype": model.dtype}
-    if model.perplexity is not None:
-        row |= _change(model.perplexity.value, result.log_ratio(model))
-        if model is result.against:
-            row |= {"ratio": "1", "ln ratio": "0"}
-    if model.divergence is not None:
-        row |= {"KL": f"{model.divergence.kl:.4f}", "top-1": f"{model.divergence.top1:.1%}"}
+def _rows(result: Evaluation, model: Evaluated) -> Iterator[dict[str, str]]:
+    """The model's row, what its plan predicted, and where there are several texts a row for each in between."""
+    row = {"": model.name, "parameters": f"{model.parameters:,}", "dtype": model.dtype}
+    several = len(model.texts) > 1
+    if several or not model.texts:
+        yield row
+    for at, on_text in enumerate(model.texts):
+        figures = _figures(on_text, result.log_ratio(model, at), model is result.against)
+        yield ({"": f"  on {Path(on_text.perplexity.text).name}"} if several else row) | figures
+        if perplexity := result.predicted_perplexity(model, at):
+            yield {"": "  predicted by its plan", **_change(perplexity, model.predicted)}
+
+
+def _figures(found: OnText, log_ratio: float | None, is_dense: bool) -> dict[str, str]:
+    row = _change(found.perplexity.value, log_ratio)
+    if is_dense:
+        row |= {"ratio": "1", "ln ratio": "0"}
+    if found.divergence is not None:
+        row |= {"KL": f"{found.divergence.kl:.4f}", "top-1": f"{found.divergence.top1:.1%}"}
     return row
 
 

@@ -18,7 +18,8 @@ from gac.errors import TextError, did_you_mean
 from gac.sensitivity.documents import DEFAULT_LENGTH, DEFAULT_WINDOWS, Documents, Text
 from gac.sensitivity.wikipedia import wiki_sample
 
-_SIZED = re.compile(r"(.+):([0-9]{1,9})x([0-9]{1,9})", re.DOTALL)
+_SIZED = re.compile(r"(.+):([-+.0-9]+)x([-+.0-9]+)", re.DOTALL)
+_WHOLE = re.compile(r"0*[1-9][0-9]{0,8}")
 _WIKI_CALIBRATION_TOKENS = 200 * 1024
 _C4_DOCUMENTS = 2000
 """How many documents are read, from the first on: a whole shard is 0.8 GB."""
@@ -43,15 +44,24 @@ class TextSpec:
         """Read ``NAME`` or ``NAME:WINDOWSxLENGTH`` (``wiki-sample:16x512``).
 
         Raises:
-            TextError: a size below 1.
+            TextError: a size that is no whole number above 0.
         """
         match = _SIZED.fullmatch(text)
-        spec = cls(match[1], int(match[2]), int(match[3])) if match else cls(text)
-        _check_size(spec.windows, spec.length)
-        return spec
+        if match is None:
+            return cls(text)
+        name, *size = match.groups()
+        if not all(map(_WHOLE.fullmatch, size)):
+            raise _bad_size(f"{size[0]} windows of {size[1]} tokens of {name}")
+        return cls(name, int(size[0]), int(size[1]))
 
     def __str__(self) -> str:
         return f"{self.name}:{self.windows}x{self.length}"
+
+
+def is_sized_text(item: str) -> bool:
+    """Whether a string is a known name or a file with a size, which no document is."""
+    match = _SIZED.fullmatch(item) if "\n" not in item else None
+    return match is not None and (match[1] in _SOURCES or os.path.isfile(match[1]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,15 +112,6 @@ class _Source:
     reserved: int | None = None
     length: int = DEFAULT_LENGTH
     headed: bool = False
-
-
-def calibration_text(given: Text) -> TextSpec | Documents:
-    """The calibration text that a caller names: a name or path, read by ``TextSpec.parse``, or documents.
-
-    Raises:
-        TextError: a size below 1, or documents that are no strings.
-    """
-    return TextSpec.parse(given) if isinstance(given, str) else Documents.of(given)
 
 
 def calibration_windows(
@@ -215,11 +216,12 @@ def check_vocabulary(windows: Windows, vocabulary: int) -> None:
 
 def _check_size(windows: int | None, length: int) -> None:
     if length < 1 or (windows is not None and windows < 1):
-        raise TextError(
-            f"{windows} windows of {length} tokens",
-            "at least 1 window of at least 1 token",
-            "Ask for a positive size, like wiki-sample:64x1024.",
-        )
+        raise _bad_size(f"{windows} windows of {length} tokens")
+
+
+def _bad_size(given: str) -> TextError:
+    expected = "at least 1 window of at least 1 token, in whole numbers"
+    return TextError(given, expected, "Ask for a positive size, like wiki-sample:64x1024.")
 
 
 def _tokens(text: str, tokenizer: Any, headed: bool = False) -> torch.Tensor:
@@ -260,8 +262,12 @@ def _cut(
     taken = ids[: count * own].view(-1, own)[torch.from_numpy(drawn)]
     if head is not None:
         taken = torch.cat([taken.new_full((len(taken), 1), head), taken], dim=1)
-    digest = hashlib.sha256(taken.numpy().astype("<i8").tobytes()).hexdigest()
-    return Windows(name, taken, digest, start, "none" if head is None else "windows")
+    return Windows(name, taken, digest_of(taken), start, "none" if head is None else "windows")
+
+
+def digest_of(ids: torch.Tensor) -> str:
+    """SHA-256 of token ids."""
+    return hashlib.sha256(ids.numpy().astype("<i8").tobytes()).hexdigest()
 
 
 def _shorter(usable: int, own: int, length: int) -> str:

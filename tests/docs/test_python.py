@@ -54,7 +54,8 @@ def folder(
     """A folder with the repository's notebooks and, under the names of the pages, a tiny model and text."""
     for saved in (tiny_model, tiny_tokenizer):
         saved.save_pretrained(tmp_path / "tiny")
-    (tmp_path / "prose.txt").write_text(prose, encoding="utf-8")
+    for name, text in (("prose", prose), ("notes", prose[1:] + prose[:1]), ("more-notes", "a < b; c > d. " * 500)):
+        (tmp_path / f"{name}.txt").write_text(text, encoding="utf-8")
     os.symlink(ROOT / "notebooks", tmp_path / "notebooks")
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -64,6 +65,8 @@ def at_hand(source: str) -> str:
     """The tiny model and its text instead of those that are packaged or downloaded."""
     source = re.sub(r"\bsmollm2\b", "tiny", source)
     source = re.sub(r"\b(wiki-sample|wikitext2|c4):\d+x\d+", "prose.txt:4x64", source)
+    source = re.sub(r"^wiki-sample$", "prose.txt", source)
+    source = re.sub(r"\bnotes.txt:\d+x\d+", "notes.txt:2x64", source)
     return re.sub(r'"(wiki-sample|wikitext2|c4)", windows=\d+', '"prose.txt", windows=2, length=64', source)
 
 
@@ -118,6 +121,8 @@ def test_commands_run(page: str, lines: list[list[str]], folder: Path) -> None:
             gac.Recipe.of(calibration="prose.txt:4x64").save("recipe.json")
             text["allocate"] = []
         replace = ["--overwrite"] if words[0] == "compress" else []
-        line = [at_hand(word) for word in words] + text.get(words[0], []) + replace
+        asked = text.get(words[0], [])
+        asked = asked[2:] if asked and asked[0] in words else asked
+        line = [at_hand(word) for word in words] + asked + replace
         result = run(*line)
         assert result.exit_code == 0, (line, result.output)

@@ -27,6 +27,22 @@ def test_the_dense_model_is_measured_once(directory: Path, prose: str) -> None:
     assert [model.divergence.kl for model in found.models if model.divergence] == [0.0, 0.0]
 
 
+def test_several_texts_are_measured_alike(directory: Path, prose: str) -> None:
+    how: dict[str, Any] = {"against": directory, "windows": 2, "length": 32}
+    other = "0123 + 456 = 579; " * 20
+    both = gac.evaluate(directory, text=prose, also=[[other]], **how)
+    [model] = both.models
+    for at, text in enumerate((prose, [other])):
+        alone = gac.evaluate(directory, text=text, **how)
+        assert model.texts[at].perplexity == alone.models[0].perplexity
+        assert model.texts[at].divergence == alone.models[0].divergence
+        assert both.against is not None
+        assert both.against.texts[at].perplexity == model.texts[at].perplexity
+        assert both.log_ratio(model, at) == 0
+    without = gac.evaluate(directory, text=prose, also=[[other]], kl=False, **how)
+    assert [one.perplexity for one in without.models[0].texts] == [one.perplexity for one in model.texts]
+
+
 def test_without_divergence_the_same_perplexities(directory: Path, prose: str) -> None:
     how: dict[str, Any] = {"against": directory, "text": prose, "windows": 2, "length": 32}
     one, other = (gac.evaluate(directory, kl=kl, **how) for kl in (True, False))

@@ -1,10 +1,12 @@
 """Evaluated and timed models side by side, and that they fit."""
 
+from dataclasses import replace
+
 from rendering import shown
 
 from gac.evaluation.bench import Result
 from gac.evaluation.latency import Spread, Timed
-from gac.evaluation.results import Divergence, Evaluated, Evaluation, Perplexity, TaskScore
+from gac.evaluation.results import Divergence, Evaluated, Evaluation, OnText, Perplexity, TaskScore
 from gac.reporting.evaluation import latency_table, perplexity_table, task_table, timed_table
 
 PROTOCOL = "wiki-sample, 32 windows x 1024 from token 204800, non-overlapping, no BOS"
@@ -44,6 +46,31 @@ def test_predictions_and_divergences_stand_beside_the_measured_change() -> None:
         PROTOCOL,
         "32,736 tokens predicted",
         "KL: of the model from smollm2, mean nats a token; top-1: tokens where both agree on the likeliest",
+    ]
+
+
+def test_every_text_has_a_row() -> None:
+    first, second = (
+        Perplexity(value, 100, f"{name}, no BOS", "float32", name) for value, name in ((20, "a"), (30, "b"))
+    )
+    dense = Evaluated("dense", 10, "float32", first, also=(OnText(second),))
+    divergence = Divergence(0.5, 0.5, 100, "b, no BOS", "float32", "float32")
+    more = OnText(replace(second, value=60.0), divergence)
+    small = Evaluated("small", 8, "float32", replace(first, value=25.0), divergence, predicted=0.25, also=(more,))
+    assert shown(perplexity_table(Evaluation((small,), dense)))[2:] == [
+        "dense 10 float32",
+        "on a 20.000 1 0",
+        "on b 30.000 1 0",
+        "small 8 float32",
+        "on a 25.000 1.2500 0.2231 0.5000 50.0%",
+        "predicted by its plan 25.681 1.2840 0.2500",
+        "on b 60.000 2.0000 0.6931 0.5000 50.0%",
+        "predicted by its plan 38.521 1.2840 0.2500",
+        "a, no BOS",
+        "100 tokens predicted",
+        "b, no BOS",
+        "100 tokens predicted",
+        "KL: of the model from dense, mean nats a token; top-1: tokens where both agree on the likeliest",
     ]
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from gac.errors import TextError
 from gac.sensitivity.documents import Documents
-from gac.sensitivity.text import TextSpec, calibration_text, calibration_windows
+from gac.sensitivity.text import calibration_windows
 from tests.sensitivity.ordinals import Ordinals
 
 
@@ -43,9 +43,3 @@ def test_what_is_no_iterable_of_documents(texts: Any, given: str) -> None:
     with pytest.raises(TextError) as caught:
         Documents(texts)
     assert str(caught.value) == f"{given}; expected an iterable of strings, each a document. Pass a list of documents."
-
-
-def test_a_string_is_a_name_and_anything_else_are_documents() -> None:
-    assert calibration_text("c4:2x8") == TextSpec("c4", 2, 8)
-    assert calibration_text(["abc"]) == Documents(["abc"])
-    assert calibration_text(Documents(["abc"], 2, 8)) == Documents(["abc"], 2, 8)

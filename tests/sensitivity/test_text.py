@@ -16,6 +16,7 @@ from gac.sensitivity.text import (
     Windows,
     bos_of,
     calibration_windows,
+    check_text,
     check_vocabulary,
     evaluation_windows,
     text_names,
@@ -37,10 +38,16 @@ def test_a_spec_may_carry_a_size(text: str, spec: TextSpec) -> None:
     assert TextSpec.parse(text) == TextSpec.parse(str(spec)) == spec
 
 
-@pytest.mark.parametrize("text", ["c4:0x512", "c4:3x0"])
-def test_a_size_below_one_is_refused(text: str) -> None:
-    with pytest.raises(TextError, match=r"expected at least 1 window of at least 1 token\. Ask for a positive size"):
-        TextSpec.parse(text)
+@pytest.mark.parametrize("size", ["0x512", "3x0", "-3x512", "2.5x10", "3x-1", "+3x8", "1e3x8", "9999999999x8"])
+def test_a_size_that_is_no_whole_number_above_0_is_refused(size: str) -> None:
+    with pytest.raises(TextError) as caught:
+        check_text(TextSpec.parse(f"c4:{size}").name)
+    if "e" not in size:
+        windows, length = size.split("x")
+        assert str(caught.value) == (
+            f"{windows} windows of {length} tokens of c4; expected at least 1 window of at least 1 token, in whole "
+            "numbers. Ask for a positive size, like wiki-sample:64x1024."
+        )
 
 
 def test_a_file_is_cut_from_its_start(text_file: Path, prose: str) -> None:
