@@ -1,8 +1,10 @@
 """Two lists of partial choices that hold all groups between them, each without what another one beats.
 
-Under one limit divisors of the costs tell how much of it a partial choice is bound to leave unused.
+Divisors of the costs tell how much of a limit a partial choice is bound to leave unused; under several limits, so do
+all sums that the groups to come can still add (``outlook``).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import gcd
@@ -10,6 +12,7 @@ from math import gcd
 import numpy as np
 
 from gac.allocation.knapsack.deadline import Deadline
+from gac.allocation.knapsack.outlook import outlook
 from gac.allocation.knapsack.states import States, Tree
 from gac.allocation.pareto import front
 from gac.arrays import Floats, Ints
@@ -66,9 +69,14 @@ class Core:
         return np.minimum.reduceat(self.reduced, self.starts[:-1]) if len(self.reduced) else self.reduced
 
     @cached_property
+    def coarsest(self) -> int:
+        """The limit under which the greatest common divisor of all costs is worth most."""
+        return int(np.argmax(self.multipliers * np.gcd.reduce(self.steps[: len(self.free)], axis=1)))
+
+    @cached_property
     def divisors(self) -> Ints:
-        """The greatest common divisor of each group's costs under the first limit."""
-        return np.gcd.reduceat(np.abs(self.steps[0]), self.starts[:-1]) if len(self.reduced) else self.reduced
+        """The greatest common divisor of each group's costs under the coarsest limit."""
+        return np.gcd.reduceat(self.steps[self.coarsest], self.starts[:-1]) if len(self.reduced) else self.reduced
 
 
 def grown_lists(core: Core, deadline: Deadline) -> tuple[States, States, Tree]:
@@ -131,20 +139,44 @@ def wasted(unused: Ints, step: int, multiplier: float) -> Ints:
 
 
 def _under_several_limits(core: Core, tree: Tree, deadline: Deadline) -> tuple[States, States]:
-    """The shorter list takes the next group, by falling least reduced value, so that they stay short until the last.
+    """The shorter list takes its next group: the left one from the fine steps on, the right one from the coarse ones.
+
+    So what is coarse remains for the left list for long, and it knows early what does not fit.
+    """
+    order = np.lexsort((-core.least, core.divisors)).tolist()
+    left, right = _Half(core, order, tree), _Half(core, order[::-1], tree)
+    for _ in order:
+        min(left, right, key=len).take(deadline)
+    return left.states, right.states
+
+
+class _Half:
+    """Under several limits, a list that takes one group after the other, and the outlook on those that it lacks.
 
     Dominated states are dear to find. Instances with many equal costs have so many that their lists stay short; where
-    the first look finds few, the next is put off until the list would otherwise be too long.
+    a look finds few, the next is put off until the list is twice as long.
     """
-    lists, sift_from = [tree.root(len(core.free))] * 2, [_SIFT_FROM] * 2
-    for group in np.argsort(-core.least, kind="stable").tolist():
-        at = int(len(lists[1]) < len(lists[0]))
-        grown = _extended(lists[at], core, group, tree, core.room, deadline)
-        if len(grown) >= sift_from[at] or len(grown) > MOST_STATES:
-            before, grown = len(grown), _sifted(grown, deadline)
-            sift_from[at] = len(grown) if 4 * len(grown) < 3 * before else MOST_STATES
-        lists[at] = _short(grown)
-    return lists[0], lists[1]
+
+    def __init__(self, core: Core, order: Sequence[int], tree: Tree) -> None:
+        self.states = tree.root(len(core.free))
+        self._core, self._order, self._tree, self._taken, self._sift_from = core, order, tree, 0, _SIFT_FROM
+        groups, limit = [slice(*core.starts[group : group + 2].tolist()) for group in order], core.coarsest
+        free, multiplier = int(core.free[limit]), float(core.multipliers[limit])
+        self._outlook = outlook(core.steps[limit], core.reduced, groups, free, multiplier)
+
+    def __len__(self) -> int:
+        return len(self.states)
+
+    def take(self, deadline: Deadline) -> None:
+        """Extend the list by the next group; without states that have no room for what the others are bound to add."""
+        core = self._core
+        grown = _extended(self.states, core, self._order[self._taken], self._tree, core.room, deadline)
+        self._taken += 1
+        grown = grown.at(grown.reduced + self._outlook.added(grown.costs[core.coarsest], self._taken) < core.room)
+        if (before := len(grown)) >= min(self._sift_from, MOST_STATES):
+            grown = _sifted(grown, deadline)
+            self._sift_from = max(_SIFT_FROM, len(grown) if 4 * len(grown) < 3 * before else 2 * len(grown))
+        self.states = _short(grown)
 
 
 def _short(states: States) -> States:

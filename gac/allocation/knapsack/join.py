@@ -24,6 +24,8 @@ def join(left: States, right: States, core: Core, deadline: Deadline) -> Joined:
 
     Beyond ``MOST_PAIRS``, or past the deadline, the rest is left out.
     """
+    if not len(left) or not len(right):
+        return None, True, 0
     if len(core.free) == 1:
         return _join_one(left, right, int(core.free[0]), core.below), True, len(left)
     return _join_several(left, right, core, deadline)
