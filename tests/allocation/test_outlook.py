@@ -6,7 +6,9 @@ from itertools import product
 import numpy as np
 import pytest
 
-from gac.allocation.knapsack.outlook import SIZE, outlook
+from gac.allocation.knapsack.outlook import outlook
+
+SIZE = 1 << 14
 
 
 @pytest.mark.parametrize("seed", range(5))

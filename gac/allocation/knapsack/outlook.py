@@ -7,14 +7,14 @@ import numpy as np
 
 from gac.arrays import Ints
 
-SIZE = 1 << 12
+_BITS, _MEMORY_BITS, _WORK_BITS = 14, 22, 24
 _DOWN = 1 - 2.0**-50
 _LARGEST = 2.0**61
 
 
 @dataclass(frozen=True, eq=False)
 class Outlook:
-    """The group relaxation (Gomory 1965): all that is asked is what is left of one limit, modulo ``SIZE * step``.
+    """The group relaxation (Gomory 1965): all that is asked is what is left of one limit, modulo so many steps.
 
     A choice has a value of at least the bound, plus its reduced values, plus ``multiplier`` times what it leaves; and
     it leaves that remainder or more. The least sum of the two over the choices of some groups follows, for each
@@ -24,7 +24,7 @@ class Outlook:
     Attributes:
         free: what the default choice leaves of the limit.
         step: a common divisor of all costs.
-        least: what the groups from each place on add at least, by the number of steps that are left, modulo ``SIZE``.
+        least: what the groups from each place on add at least, by the steps that are left, modulo the tables' size.
     """
 
     free: int
@@ -33,7 +33,8 @@ class Outlook:
 
     def added(self, costs: Ints, place: int) -> Ints:
         """What the groups from a place on add at least to partial choices of these costs."""
-        found: Ints = self.least[place][(self.free - costs) // self.step % SIZE]
+        least = self.least[place]
+        found: Ints = least[(self.free - costs) // self.step % len(least)]
         return found
 
 
@@ -46,12 +47,14 @@ def outlook(costs: Ints, reduced: Ints, groups: Sequence[slice], free: int, mult
         groups: the items of each, in the order in which they are to come.
     """
     step = max(1, int(np.gcd.reduce(costs)))
-    unused = np.arange(SIZE) * float(step) + free % step
+    bits = min(_BITS, _MEMORY_BITS - len(groups).bit_length(), _WORK_BITS - len(costs).bit_length())
+    size = 1 << max(0, bits)
+    unused = np.arange(size) * float(step) + free % step
     found = [np.minimum(unused * multiplier * _DOWN, _LARGEST).astype(np.int64)]
-    moves = (costs // step % SIZE).tolist()
+    moves = (costs // step % size).tolist()
     for group in reversed(groups):
         after, least = np.tile(found[-1], 2), found[-1].copy()
         for move, more in zip(moves[group], reduced[group].tolist(), strict=True):
-            np.minimum(least, after[SIZE - move : 2 * SIZE - move] + more, out=least)
+            np.minimum(least, after[size - move : 2 * size - move] + more, out=least)
         found.append(least)
     return Outlook(free, step, tuple(reversed(found)))
