@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gac.allocation.latencies import UNKNOWN, Timing, sum_of_latencies
-from gac.allocation.pareto import front
+from gac.allocation.pareto import front, front_of_each_kind
 from gac.arrays import Floats, Ints
 from gac.costs import COSTS, PARAMS, columns_of
 from gac.curves import LossCurve, LossCurves
@@ -345,13 +345,7 @@ def _front(criteria: Floats, widths: Ints) -> NDArray[np.bool_]:
 
     The latency of a shared GEMM may fall as it gets wider: until it is known, only rows of one width are compared.
     """
-    if not widths.any():
-        return front(criteria)
-    mask = np.zeros(len(widths), dtype=np.bool_)
-    order = np.lexsort(widths.T)
-    for same in np.split(order, np.flatnonzero(np.diff(widths[order], axis=0).any(axis=1)) + 1):
-        mask[same[front(criteria[same])]] = True
-    return mask
+    return front_of_each_kind(criteria, widths) if widths.any() else front(criteria)
 
 
 def _with_dense(rows: CandidateSet, dense: CandidateSet) -> CandidateSet:

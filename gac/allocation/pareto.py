@@ -12,6 +12,7 @@ Points = Floats | Ints
 
 _PAIRWISE = 1 << 15
 _MANY, _SAMPLE, _PIVOTS = 1 << 12, 1 << 8, 32
+_ROUNDS = 64
 
 
 def front(points: Points) -> Mask:
@@ -36,6 +37,32 @@ def front(points: Points) -> Mask:
     fresh = np.ones(len(order), dtype=np.bool_)
     fresh[1:] = (columns[:, 1:] != columns[:, :-1]).any(axis=0)
     mask[left[order[fresh][_front(columns[:, fresh])]]] = True
+    return mask
+
+
+def front_of_each_kind(points: Points, kinds: Ints) -> Mask:
+    """Which points no other point of the same kind beats or equals, as ``front`` of each kind, but all at once.
+
+    In each kind the first point in lexicographic order is beaten by none. It strikes out what it beats, and of what
+    is left the first one is the next. Kinds that are not done after some rounds have long fronts, and go one by one.
+
+    Args:
+        kinds: shape ``(points, columns)``.
+    """
+    mask = np.zeros(len(points), dtype=np.bool_)
+    left = np.lexsort((*points.T[::-1], *kinds.T))
+    kind = np.cumsum(np.append(False, (np.diff(kinds[left], axis=0) != 0).any(axis=1)))
+    columns: NDArray[Any] = points[left].T
+    for _ in range(_ROUNDS):
+        first = np.flatnonzero(np.diff(kind, prepend=-1))
+        mask[left[first]] = True
+        by = np.repeat(first, np.diff(first, append=len(kind)))
+        kept = ~(columns[:, by] <= columns).all(axis=0)
+        left, kind, columns = left[kept], kind[kept], columns[:, kept]
+        if not len(left):
+            return mask
+    for same in np.split(left, np.flatnonzero(np.diff(kind)) + 1):
+        mask[same[front(points[same])]] = True
     return mask
 
 
