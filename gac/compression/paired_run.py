@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from gac.compression.stream import ToStream
 from gac.errors import ModelError
 from gac.models.sites import Weight
+from gac.sensitivity.calibration import first_half
 from gac.sensitivity.layerwise import LayerStack, listening, room
 
 PLAIN = 0.02
@@ -64,7 +65,7 @@ class PairedRun:
         self._dense: list[Tensor] = []
         self._ours: list[Tensor] = []
         self._on_host = False
-        at_once = max(1, TOKENS // windows.shape[1])
+        at_once = min(max(1, TOKENS // windows.shape[1]), first_half(len(windows)))
         self.parts = [slice(at, at + at_once) for at in range(0, len(windows), at_once)]
 
     def start(self, lowest: int) -> None:

@@ -26,6 +26,7 @@ from gac.compression.stream import ToStream, ways_of
 from gac.display import about
 from gac.errors import GacError
 from gac.forms import FORMS, form_named
+from gac.forms.metric import Halves
 from gac.forms.refit import CompressedMeans, WeightRefit
 from gac.forms.tensors import Kept
 from gac.linalg import add_square, mirrored, tf32_products
@@ -34,7 +35,7 @@ from gac.models.sites import Site, Weight
 from gac.plan import WeightChoice
 from gac.recipe import Refit
 from gac.schemes import Scheme, scheme_named
-from gac.sensitivity.calibration import CalibrationRun, decoder_layers
+from gac.sensitivity.calibration import TINY, CalibrationRun, decoder_layers, first_half
 from gac.sensitivity.layerwise import frozen
 from gac.sensitivity.methods import Method
 
@@ -176,7 +177,8 @@ class _LayerFit:
                     missing = (wrote if bias is None else wrote - bias).float() + step
                 if weight.name not in found:
                     found[weight.name] = _Sums(x.shape[1], missing.shape[1], x.device)
-                found[weight.name].add(x, missing, counts[weight.name][part].flatten().to(x.device))
+                half = int(part.start >= first_half(len(counts[weight.name])))
+                found[weight.name].add(x, missing, counts[weight.name][part].flatten().to(x.device), half)
         return found
 
 
@@ -202,25 +204,29 @@ class _Sums:
 
     def __init__(self, inputs: int, targets: int, device: torch.device) -> None:
         kind = torch.float64 if device.type == "cpu" else torch.float32
-        self.square = torch.zeros(inputs, inputs, dtype=kind, device=device)
+        self.squares = torch.zeros(2, inputs, inputs, dtype=kind, device=device)
         self.cross = torch.zeros(targets, inputs, dtype=kind, device=device)
         self.scale = torch.zeros(inputs, dtype=kind, device=device)
-        self.count = torch.zeros((), dtype=torch.float64, device=device)
+        self.counts = torch.zeros(2, dtype=torch.float64, device=device)
         self.tokens = 0
 
-    def add(self, x: Tensor, missing: Tensor, counts: Tensor) -> None:
-        """Some windows: x ``(tokens, in)``, m ``(tokens, out)``, how much each token counts ``(tokens,)``."""
+    def add(self, x: Tensor, missing: Tensor, counts: Tensor, half: int) -> None:
+        """Some windows of a half: x ``(tokens, in)``, m ``(tokens, out)``, how much each token counts ``(tokens,)``."""
         roots = counts.sqrt()[:, None]
         rows, columns = x.float() * roots, missing * roots
         with tf32_products(x):
-            add_square(self.square, rows)
+            add_square(self.squares[half], rows)
             self.cross += columns.T @ rows
         self.scale += x.float().abs().T @ counts
-        self.count += counts.sum(dtype=torch.float64)
+        self.counts[half] += counts.sum(dtype=torch.float64)
         self.tokens += len(x)
 
     def means(self) -> CompressedMeans:
-        total = self.count.clamp_min(torch.finfo(torch.float32).tiny)
-        square = mirrored(self.square).double() / total
-        cross = self.cross.double() / total
-        return CompressedMeans(square, cross, self.scale.double() / total, self.tokens)
+        total = self.counts.sum().clamp_min(TINY)
+        first, second = (
+            mirrored(square).div_(count.clamp_min(TINY)).float()
+            for square, count in zip(self.squares, self.counts, strict=True)
+        )
+        alone = not self.counts[1]
+        halves = Halves(first, first if alone else second, float(self.counts[0] / total))
+        return CompressedMeans(halves, self.cross.double() / total, self.scale.double() / total, self.tokens)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from gac.forms.metric import Moments
+from gac.forms.metric import Halves, Moments
 from gac.linalg import cholesky, damped
 from gac.models.linears import as_linear
 from gac.models.sites import Weight
@@ -42,7 +42,7 @@ class CompressedMeans:
     """What a weight is fitted with, means over the tokens, float64.
 
     Attributes:
-        square: S = E[x' x'^T] of its inputs x' in the compressed model, shape ``(in, in)``.
+        halves: S = E[x' x'^T] of its inputs x' in the compressed model, on two halves of the windows.
         cross: E[m x'^T]: m is the dense input less x' for a weight inside a layer, shape ``(in, in)``; for one that
             writes, its dense output without the bias and what to add to it for what the residual stream has lost, shape
             ``(out, in)``.
@@ -50,14 +50,19 @@ class CompressedMeans:
         tokens: how many there were.
     """
 
-    square: Tensor
+    halves: Halves
     cross: Tensor
     scale: Tensor
     tokens: int
 
-    def moments(self, gradients: Tensor) -> Moments:
+    @cached_property
+    def square(self) -> Tensor:
+        """S over all windows."""
+        return self.halves.mean().double()
+
+    def moments(self, method: "Method", gradients: Tensor) -> Moments:
         """S in place of the dense model's moment of the inputs."""
-        return Moments(self.square.float(), gradients, self.scale.float())
+        return Moments(method.pooled(self.halves), gradients, self.scale.float())
 
     def solved(self, missing: Tensor) -> Tensor:
         """Times (S + D)^-1."""

@@ -25,7 +25,7 @@ from tqdm import tqdm
 
 from gac.display import about
 from gac.errors import ModelError
-from gac.forms.metric import Moments
+from gac.forms.metric import Halves, Moments
 from gac.linalg import add_square, check_measured, mirrored, tf32_products
 from gac.models.loading import read_parameter
 from gac.models.sites import Site, Weight
@@ -40,6 +40,7 @@ BACK = 2
 """How much longer than the pass to the loss it takes to go back through all layers, and to sum."""
 LAYER_BYTES = 2**29
 """Moments of larger layers are not kept on disk."""
+TINY = torch.finfo(torch.float32).tiny
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,8 +58,29 @@ class LayerMoments:
         """How much each token counted in the moments of its inputs, |g|^p, shape ``(windows, tokens)``."""
         return self.tensors[f"tokens/{weight.name}"]
 
-    def of(self, weight: Weight) -> Moments:
-        return Moments(*(self.tensors[f"{what}/{weight.name}"] for what in ("inputs", "gradients", "scale")))
+    def of(self, weight: Weight, pooled: Callable[[Halves], Tensor] = Halves.mean) -> Moments:
+        """The moments of a weight.
+
+        Args:
+            pooled: makes one second moment of those of two halves of the windows.
+        """
+        counted = self.tokens(weight)
+        half = first_half(len(counted))
+        part = counted[:half].sum(dtype=torch.float64) / counted.sum(dtype=torch.float64).clamp_min(TINY)
+        inputs, gradients = (
+            pooled(self._halves(what, weight, share))
+            for what, share in (("inputs", float(part)), ("gradients", half / len(counted)))
+        )
+        return Moments(inputs, gradients, self.tensors[f"scale/{weight.name}"])
+
+    def _halves(self, what: str, weight: Weight, share: float) -> Halves:
+        first = self.tensors[f"{what}/0/{weight.name}"]
+        return Halves(first, self.tensors.get(f"{what}/1/{weight.name}", first), share)
+
+
+def first_half(windows: int) -> int:
+    """How many windows the first half of the text has."""
+    return (windows + 1) // 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,8 +113,8 @@ def kept_on_disk(sites: Sequence[Site]) -> bool:
 
 
 def moment_bytes(sites: Sequence[Site]) -> int:
-    """Bytes of the float32 moments of these sites."""
-    return 4 * sum(weight.in_features**2 + weight.out_features**2 for site in sites for weight in site.weights)
+    """Bytes of the float32 moments of these sites, on two halves of the text."""
+    return 8 * sum(weight.in_features**2 + weight.out_features**2 for site in sites for weight in site.weights)
 
 
 def stream_moments(run: CalibrationRun, sites: Sequence[Site]) -> Iterator[tuple[int, LayerMoments]]:
@@ -140,11 +162,11 @@ def _measure(run: CalibrationRun, weights: Mapping[int, Sequence[Weight]]) -> It
         bar.reset(len(windows) * (last - lowest + 1))
         saved = time.monotonic()
         for layer in range(last, lowest - 1, -1):
-            sums = _Sums(weights.get(layer, ()), run.method.power)
+            sums = _Sums(weights.get(layer, ()), run.method.power, len(windows))
             with listening(model, sums.hooks):
                 backward.through(layer, bar.update)
             if layer in weights:
-                moments = LayerMoments(sums.means(windows.numel()) | {"loss": loss})
+                moments = LayerMoments(sums.means(windows.shape[1]) | {"loss": loss})
                 del sums
                 for name, tensor in moments.tensors.items():
                     given = f"statistic {name} of layer {layer} is not finite"
@@ -210,21 +232,28 @@ def _restore(store: StatisticsStore | None, backward: LayerwiseBackward, last: i
 class _Sums:
     """The running sums of one layer's weights, and the hooks by weight that add each window to them."""
 
-    def __init__(self, weights: Sequence[Weight], power: float) -> None:
-        self._weights, self._power = weights, power
+    def __init__(self, weights: Sequence[Weight], power: float, windows: int) -> None:
+        self._power = power
+        self._half = first_half(windows)
         self._sums: dict[str, Tensor] = {}
         self._tokens: dict[str, list[Tensor]] = {weight.name: [] for weight in weights}
         self.hooks = {weight.name: partial(self._listen, weight.name) for weight in weights}
 
-    def means(self, tokens: int) -> dict[str, Tensor]:
-        """The float32 moments, and what each token counted, ``(windows, tokens)``; the sums are gone."""
+    def means(self, length: int) -> dict[str, Tensor]:
+        """The float32 moments, and what each token counted, ``(windows, tokens)``; the sums are gone.
+
+        Args:
+            length: tokens of a window.
+        """
         means = {f"tokens/{name}": torch.stack(counted) for name, counted in self._tokens.items()}
-        for weight in self._weights:
-            total = self._sums.pop(f"weight/{weight.name}").clamp_min(torch.finfo(torch.float32).tiny)
-            means[f"scale/{weight.name}"] = self._sums.pop(f"scale/{weight.name}").div_(total).float()
-            for what, count in (("inputs", total), ("gradients", tokens)):
-                square = mirrored(self._sums.pop(f"{what}/{weight.name}"))
-                means[f"{what}/{weight.name}"] = square.div_(count).float()
+        for name in self._tokens:
+            counted = means[f"tokens/{name}"].sum(1, dtype=torch.float64)
+            means[f"scale/{name}"] = self._sums.pop(f"scale/{name}").div_(counted.sum().clamp_min(TINY)).float()
+            for half, part in enumerate((counted[: self._half], counted[self._half :])):
+                for what, count in (("inputs", part.sum().clamp_min(TINY)), ("gradients", len(part) * length)):
+                    if len(part):
+                        square = mirrored(self._sums.pop(f"{what}/{half}/{name}"))
+                        means[f"{what}/{half}/{name}"] = square.div_(count).float()
         return means
 
     def _listen(self, name: str, _module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
@@ -234,16 +263,16 @@ class _Sums:
         x = activations.reshape(-1, activations.shape[-1]).float()
         g = gradients.detach().reshape(-1, gradients.shape[-1]).float()
         weight = g.norm(dim=1) ** self._power
+        half = len(self._tokens[name]) // self._half
         self._tokens[name].append(weight)
-        self._total(f"weight/{name}", (), weight.device).add_(weight.sum(dtype=torch.float64))
         self._total(f"scale/{name}", x.shape[1:], x.device).add_(x.abs().T @ weight)
         with tf32_products(activations):
-            add_square(self._total(f"inputs/{name}", 2 * x.shape[1:], x.device), x * weight.sqrt()[:, None])
+            add_square(self._total(f"inputs/{half}/{name}", 2 * x.shape[1:], x.device), x * weight.sqrt()[:, None])
         with tf32_products(gradients):
-            add_square(self._total(f"gradients/{name}", 2 * g.shape[1:], g.device), g)
+            add_square(self._total(f"gradients/{half}/{name}", 2 * g.shape[1:], g.device), g)
 
     def _total(self, name: str, shape: Sequence[int], device: torch.device) -> Tensor:
         if name not in self._sums:
-            wide = device.type == "cpu" or not shape
-            self._sums[name] = torch.zeros(tuple(shape), dtype=torch.float64 if wide else torch.float32, device=device)
+            wide = torch.float64 if device.type == "cpu" else torch.float32
+            self._sums[name] = torch.zeros(tuple(shape), dtype=wide, device=device)
         return self._sums[name]

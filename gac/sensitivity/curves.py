@@ -3,6 +3,7 @@
 from collections import ChainMap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import groupby
 from pathlib import Path
 from typing import cast
@@ -69,19 +70,20 @@ def fit_layer(
         ModelError: a statistic is not finite.
     """
     weights = [weight for site in sites for weight in site.weights]
-    statistics = Statistics(run.model, moments.of, run.method)
+    pooled = cache(lambda weight: moments.of(weight, run.method.pooled))
+    statistics = Statistics(run.model, pooled, run.method)
     losses: dict[str, Floats] = {"loss": np.array(moments.loss)}
     tensors: dict[str, Tensor] = {}
     for weight in weights:
         tensors[f"tokens/{weight.name}"] = moments.tokens(weight)
         if weight.writes:
-            tensors[f"gradients/{weight.name}"] = packed(moments.of(weight).gradients)
+            tensors[f"gradients/{weight.name}"] = packed(pooled(weight).gradients)
     for form in forms:
         for fit in form.tensors.measure(statistics, weights):
             losses[f"{form.name}/{fit.weight.name}"] = fit.loss
             tensors |= {f"{form.name}.{name}/{fit.weight.name}": tensor for name, tensor in fit.tensors.items()}
             for weight in fit.moments:
-                own = moments.of(weight)
+                own = pooled(weight)
                 tensors |= {f"{name}/{weight.name}": packed(getattr(own, name)) for name in ("inputs", "gradients")}
                 tensors[f"scale/{weight.name}"] = own.scale
     for scheme in schemes:

@@ -6,11 +6,13 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Tensor
 
-from gac.forms.metric import Measured, Metric, Moments
+from gac.forms.metric import Halves, Measured, Metric, Moments
 from gac.linalg import damped
 
 if TYPE_CHECKING:
     from gac.forms.shortened_values import ShortenedValues
+
+DAMPING = 1e-3
 
 
 class Method(ABC):
@@ -33,6 +35,10 @@ class Method(ABC):
     folds: ClassVar[bool] = False
     refits: ClassVar[bool] = False
     two_sided: ClassVar[bool] = False
+
+    def pooled(self, halves: Halves) -> Tensor:
+        """A second moment, from those of two halves of the text."""
+        return halves.mean()
 
     @abstractmethod
     def inputs(self, moments: Moments) -> Tensor:
@@ -69,11 +75,14 @@ class Kfac(Method):
     refits = True
     two_sided = True
 
+    def pooled(self, halves: Halves) -> Tensor:
+        return halves.cross_fitted()
+
     def inputs(self, moments: Moments) -> Tensor:
-        return damped(moments.inputs, 1e-2, 3e-2)
+        return damped(moments.inputs, DAMPING)
 
     def gradients(self, moments: Moments) -> Tensor:
-        return damped(moments.gradients, 1e-2, 3e-2)
+        return damped(moments.gradients, DAMPING)
 
 
 def identity_like(moment: Tensor) -> Tensor:

@@ -257,6 +257,8 @@ def _cut(
         )
     count = len(ids) // own
     drawn = np.arange(count)[:windows]
+    if windows is not None and purpose == 'calibration':
+        drawn = np.arange(windows) * count // windows
     if seed != 0:
         drawn = np.sort(np.random.default_rng(seed).choice(count, windows, replace=False))
     taken = ids[: count * own].view(-1, own)[torch.from_numpy(drawn)]

@@ -45,14 +45,14 @@ def _truncated_again(refit: WeightRefit) -> tuple[Tensor, Tensor]:
     """
     weight, rank, kept = refit.weight, refit.dim, refit.kept
     if weight.writes:
-        moments = refit.means.moments(kept.gradients(weight))
+        moments = refit.means.moments(refit.method, kept.gradients(weight))
         return decompose(refit.matrix(refit.dense), refit.method.metric(moments)).factors(rank)
     second, first = (factor.double() for factor in every_rank(kept, weight))
     gains = kept.of(form_named("low_rank"), "gains", weight)
     least = gains.max() * 1e-24
     roots = gains.clamp_min(torch.where(least > 0, least, torch.ones_like(least))).sqrt()
     turned = roots[:, None] * (first @ refit.turn)
-    inputs = refit.method.inputs(refit.means.moments(refit.dense))
+    inputs = refit.method.inputs(refit.means.moments(refit.method, refit.dense))
     _, vectors = eigh(turned @ inputs @ turned.T)
     return balanced(second @ (vectors[:, :rank] / roots[:, None]), vectors[:, :rank].T @ turned)
 
