@@ -50,7 +50,7 @@ class Measure:
         text: calibration text: ``wiki-sample``, ``wikitext2``, ``c4`` or a path, optionally with windows and tokens, as
             in ``wiki-sample:64x1024``. Several texts, each with its windows, are calibrated on together; their windows
             have one length.
-        seed: which windows of the text are used; 0 takes the first.
+        seed: which windows of the text are used; 0 takes them in even steps.
         bos: whether every calibration window begins with the tokenizer's BOS, in the place of one token of text; None
             has it where the tokenizer puts BOS first by itself (Llama, Gemma, Mistral; not Qwen).
         shots: 2 takes the gradients a second time, from the model compressed to 0.8 by its plan of one shot and fitted

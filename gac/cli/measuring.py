@@ -104,7 +104,7 @@ _MEASURED = (
         type=int,
         default=0,
         show_default=True,
-        help="Which calibration windows to use; 0 takes the first ones.",
+        help="Which calibration windows to use; 0 takes them in even steps through the text.",
     ),
     bos_option(
         "Begin every calibration window with BOS, or none. Default: every one where the tokenizer puts it first."

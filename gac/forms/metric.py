@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gac.linalg import eigh
+
 # Between the curvature's sum and the measured loss: theory says 1/2 for small errors; fitted once on
 # SmolLM2-135M at kept 0.9 to 0.6 (tests/benchmarks/quality.py prints the fit).
 FACTOR = 0.64
@@ -35,7 +37,7 @@ class Halves:
     """A second moment as either half of the text shows it, float32.
 
     Attributes:
-        first, second: shape ``(size, size)``; the same one where the text has one window.
+        first, second: shape ``(size, size)``; the same tensor where the text has one window.
         share: how much of the text the first counts for, from 0 to 1.
     """
 
@@ -50,15 +52,16 @@ class Halves:
     def cross_fitted(self) -> Tensor:
         """The moment along the directions of one half as the other half shows it, the mean of both ways, float32.
 
-        The largest eigenvalues of a moment from little text are too large and the smallest too small, for they were
-        chosen on it. Measured on text that did not choose the directions they are neither (NERCOME, C. Lam, Annals of
-        Statistics 44(3), 2016, with one split).
+        Of a moment from little text the largest eigenvalues are too large and the smallest too small, for the same
+        text chose their directions. On text that did not choose them they are neither (NERCOME with one split, C. Lam,
+        Annals of Statistics 44(3), 2016). So what is priced in the result is priced on text that did not choose.
+
+        Raises:
+            ModelError: the moment is not finite.
         """
-        if self.first is self.second:
-            return self.first
         total = torch.zeros_like(self.first)
         for chosen, other in ((self.first, self.second), (self.second, self.first)):
-            vectors = torch.linalg.eigh(chosen).eigenvectors
+            _, vectors = eigh(chosen)
             shown = (vectors * (other @ vectors)).sum(0)
             total += (vectors * (shown / 2)) @ vectors.T
         return total

@@ -12,7 +12,12 @@ from gac.linalg import damped
 if TYPE_CHECKING:
     from gac.forms.shortened_values import ShortenedValues
 
+LARGEST_CROSS_FITTED = 8192
+"""Moments of more features are not cross-fitted: their eigenvectors would take most of the calibration's time."""
 DAMPING = 1e-3
+"""Mean damping of cross-fitted moments, see ``gac.linalg.damped``."""
+UNCROSSED = 1e-2, 3e-2
+"""Mean and own damping of the others."""
 
 
 class Method(ABC):
@@ -67,7 +72,7 @@ class Method(ABC):
 class Kfac(Method):
     """Two-sided curvature: activations and gradients (K-FAC, arXiv 1503.05671), its tokens weighed by gradient.
 
-    The damping was chosen on SmolLM2 (docs/results-curvature.md has the alternatives).
+    Its moments are cross-fitted between two halves of the text. docs/results-curvature.md has the alternatives.
     """
 
     name = "kfac"
@@ -76,6 +81,8 @@ class Kfac(Method):
     two_sided = True
 
     def pooled(self, halves: Halves) -> Tensor:
+        if halves.first is halves.second or len(halves.first) > LARGEST_CROSS_FITTED:
+            return damped(halves.mean(), *UNCROSSED).float()
         return halves.cross_fitted()
 
     def inputs(self, moments: Moments) -> Tensor:

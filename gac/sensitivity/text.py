@@ -123,7 +123,7 @@ def calibration_windows(
         spec: a known name (``wiki-sample``, ``wikitext2``, ``c4``) or a path to a UTF-8 file, and how much of it;
             a string is read by ``TextSpec.parse``; or documents.
         tokenizer: a transformers tokenizer; it adds no other special token than that BOS.
-        seed: 0 takes the first windows; any other draws them from the whole calibration text, in text order.
+        seed: 0 takes windows in even steps through the whole calibration text; any other draws them, in text order.
         bos: whether every window begins with BOS, see ``bos_of``.
 
     Raises:
@@ -237,12 +237,13 @@ def _cut(
     length: int,
     purpose: str,
     start: int = 0,
-    seed: int = 0,
+    seed: int | None = None,
     head: int | None = None,
 ) -> Windows:
-    """Whole windows of tokens: all, or as many as are asked for, the first or those that a seed other than 0 draws.
+    """Whole windows of tokens: all, or as many as are asked for.
 
     Args:
+        seed: None takes the first, 0 takes them in even steps through the text, any other draws them.
         head: the token that each begins with, in the place of one token of text.
     """
     own = length if head is None else length - 1
@@ -257,9 +258,9 @@ def _cut(
         )
     count = len(ids) // own
     drawn = np.arange(count)[:windows]
-    if windows is not None and purpose == 'calibration':
+    if windows is not None and seed == 0:
         drawn = np.arange(windows) * count // windows
-    if seed != 0:
+    elif seed is not None:
         drawn = np.sort(np.random.default_rng(seed).choice(count, windows, replace=False))
     taken = ids[: count * own].view(-1, own)[torch.from_numpy(drawn)]
     if head is not None:
