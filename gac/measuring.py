@@ -11,7 +11,7 @@ from gac.allocation.feasibility import check_reachable
 from gac.allocation.problem import Problem
 from gac.allocation.rules import RULES
 from gac.compression.first_shot import calibration_run, check_shots
-from gac.compression.refit import expected_share, refit_named
+from gac.compression.refit import expected_error, expected_share, refit_named
 from gac.errors import GacError, ModelError, PlanError
 from gac.forms import DEFAULT_FORMS, form_named
 from gac.forms.metric import FACTOR
@@ -150,6 +150,7 @@ def measure_problem(
         calibration=_calibration(asked.text, windows, curves.dense_loss),
         profile=used,
         factor=FACTOR * share,
+        error=expected_error(method, windows.ids.numel()),
     )
     return Problem(planned, curves.curves.scaled(share), table, recipe, measured, extra)
 

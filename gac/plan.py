@@ -110,6 +110,8 @@ class Measured:
         params: parameters of the whole dense model, embeddings and head included.
         family: its ``model_type``.
         factor: the one fitted number between the summed curvature and the measured loss.
+        error: how far from it the measured loss is expected, as a share of the predicted one; None where the method's
+            predictions were never compared with measurements.
     """
 
     model: str
@@ -119,10 +121,15 @@ class Measured:
     calibration: Calibration
     profile: ProfileUsed
     factor: float
+    error: float | None = None
 
     def perplexity(self, loss: float) -> float:
         """On the calibration text, for a predicted loss; the smallest budgets of large models lose hundreds of nats."""
         return exp(min(self.calibration.loss + loss, _LARGEST))
+
+    def give_or_take(self) -> str:
+        """``, give or take 15 %``, the error of a predicted loss; nothing where it is not known."""
+        return "" if self.error is None else f", give or take {100 * self.error:.0f} %"
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ def summary(plan: "Plan") -> str:
         f"forms        {', '.join(f'{count} {form}' for form, count in sorted(forms.items()))}"
         f"{run_as(plan)}{_REFITTED[plan.recipe.refit or 'none']}",
         f"alignment    {aligned or 'everything stays dense'}",
-        f"loss         +{prediction.loss:.4f} nats a token predicted",
+        f"loss         +{prediction.loss:.4f} nats a token predicted{measured.give_or_take()}",
         f"perplexity   {prediction.dense_perplexity:.2f} -> {prediction.perplexity:.2f} predicted on calibration text",
         *(f"latency      {told}" for told in latencies(plan)),
         *([f"speed        {told}"] if (told := speed(plan)) else []),

@@ -56,7 +56,10 @@ def test_the_factors_are_those_of_the_decomposition(tiny_model: LlamaForCausalLM
     measure_curves(run, SITES)
     kept, moments = dict(stream_fits(run, SITES)), dict(stream_moments(run, SITES))
     down = SITES[-1].weights[2]
-    matrix, metric = tiny_model.get_submodule(down.name).weight, run.method.metric(moments[1].of(down, run.method.pooled))
+    matrix, metric = (
+        tiny_model.get_submodule(down.name).weight,
+        run.method.metric(moments[1].of(down, run.method.pooled)),
+    )
     second, first = every_rank(kept[1].kept, down)
     expected = decompose(matrix, metric).factors(9)
     assert torch.allclose(second[:, :9] @ first[:9], (expected[0] @ expected[1]).float(), atol=1e-6)
@@ -71,7 +74,10 @@ def test_the_factors_of_groups_are_those_of_their_decomposition(tiny_model: Llam
     measure_curves(run, SITES)
     kept, moments = dict(stream_fits(run, SITES))[1], dict(stream_moments(run, SITES))[1]
     value = next(weight for site in SITES for weight in site.weights if site.layer == 1 and weight.values == "out")
-    matrix, metric = tiny_model.get_submodule(value.name).weight, run.method.metric(moments.of(value, run.method.pooled))
+    matrix, metric = (
+        tiny_model.get_submodule(value.name).weight,
+        run.method.metric(moments.of(value, run.method.pooled)),
+    )
     found, curve = decompose_groups(matrix, metric, 2)
     assert kept.losses[f"grouped:1/{value.name}"].tolist() == curve.loss.tolist()
     second, first = (kept.kept.of(FORMS.get("grouped:1"), part, value) for part in ("second", "first"))

@@ -62,7 +62,7 @@ def same(one: Moments, other: Moments) -> bool:
     )
 
 
-@pytest.mark.parametrize("what", ["inputs", "scale", "gradients", "tokens"])
+@pytest.mark.parametrize("what", ["inputs/0", "scale", "gradients/1", "tokens"])
 def test_gradients_are_the_first_shots_and_inputs_the_dense_models(pair: Pair, what: str) -> None:
     found = dict(pair.stream())
     name = f"{what}/model.layers.2.mlp.up_proj"

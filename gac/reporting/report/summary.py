@@ -39,7 +39,7 @@ def summary(plan: Plan) -> Iterator[str]:
     """A few sentences each for budget, loss, time, proof, GPU, and what stayed dense."""
     yield _budget(plan)
     yield (
-        f"It is predicted to lose {nats(plan.prediction.loss)} nats a token: perplexity "
+        f"It is predicted to lose {nats(plan.prediction.loss)} nats a token{plan.measured.give_or_take()}: perplexity "
         f"{plan.prediction.dense_perplexity:,.2f} becomes {plan.prediction.perplexity:,.2f} on the calibration text. "
         "That is a prediction; gac eval measures it."
     )
