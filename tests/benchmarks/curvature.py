@@ -3,8 +3,9 @@
     python tests/benchmarks/curvature.py --calibration wiki-sample:190x1024 --only "two shots" --output shots.json
 
 ``two shots`` is ``gac.allocate(..., shots=2)``. ``text``: the loss whose gradients are taken is that of the text
-itself. ``tuned``: ``--power`` and ``--damping`` stand in for those of ``kfac``. ``one shot`` is what GAC does by
-default: labels drawn from the dense model. No way's statistics are mixed with another's.
+itself. ``not cross-fitted``: moments of the whole text, damped instead. ``tuned``: ``--power`` and ``--damping`` stand
+in for those of ``kfac``. ``one shot`` is what GAC does by default: labels drawn from the dense model. No way's
+statistics are mixed with another's.
 """
 
 import argparse
@@ -20,18 +21,18 @@ from unittest import mock
 from torch import Tensor
 
 from gac.compression.first_shot import FIRST_KEPT
-from gac.forms.metric import Moments
+from gac.forms.metric import Halves, Moments
 from gac.io import home
 from gac.linalg import damped
 from gac.sensitivity.losses import window_loss
-from gac.sensitivity.methods import Kfac
+from gac.sensitivity.methods import DAMPING, UNCROSSED, Kfac
 from tests.benchmarks.harness import OF_A_STUDY, Study, options
 
 
 def main() -> None:
     parser = options(__doc__, *OF_A_STUDY, "--budgets")
     parser.add_argument("--power", type=float, default=Kfac.power, help="p, see gac.sensitivity.calibration")
-    parser.add_argument("--damping", type=float, nargs=2, default=(1e-2, 3e-2), metavar=("MEAN", "OWN"))
+    parser.add_argument("--damping", type=float, nargs=2, default=(DAMPING, 0.0), metavar=("MEAN", "OWN"))
     parser.add_argument("--only", choices=tuple(WAYS), action="append", help="repeatable; all by default")
     parser.set_defaults(budgets=[0.8, 0.6], first=FIRST_KEPT)
     asked = parser.parse_args()
@@ -66,6 +67,15 @@ def tuned(asked: argparse.Namespace) -> Iterator[None]:
 
 
 @contextmanager
+def uncrossed(_asked: argparse.Namespace | None = None) -> Iterator[None]:
+    def pooled(_method: Kfac, halves: Halves) -> Tensor:
+        return damped(halves.mean(), *UNCROSSED).float()
+
+    with own_statistics("layer-*"), mock.patch.object(Kfac, "pooled", pooled):
+        yield
+
+
+@contextmanager
 def own_statistics(*patterns: str) -> Iterator[None]:
     """A GAC_HOME with the texts of this one, and of the statistics no other files than those that are named."""
     with tempfile.TemporaryDirectory() as folder:
@@ -83,6 +93,7 @@ WAYS: dict[str, Callable[[argparse.Namespace], Any]] = {
     "two shots": nullcontext,
     "text": of_the_text,
     "tuned": tuned,
+    "not cross-fitted": uncrossed,
 }
 
 

@@ -8,6 +8,7 @@ begins with BOS. The packages of ``gemma3-270m`` and a GPU are needed. Rows come
 begun after ``--seconds``, and the same command goes on there. At 0.8, beside the default and no refit:
 
 - ``more text``: three times the windows; ``power 2``: tokens count by their squared gradients;
+- ``not cross-fitted``: moments of the whole text, damped instead;
 - ``damping x0.3``, ``x3``, ``x10``: of the metric, in which weights are truncated and priced;
 - ``refit damping x0.3``, ``x3``, ``x10``: of the regressions, in which they are fitted again;
 - ``no BOS``: calibration windows are text alone; ``BOS not counted``: that token is left out of all statistics and of
@@ -34,14 +35,13 @@ from gac.compression.stream import Norm
 from gac.forms import refit
 from gac.sensitivity.calibration import _Sums
 from gac.sensitivity.losses import window_loss
-from gac.sensitivity.methods import Kfac
+from gac.sensitivity.methods import DAMPING, Kfac
 from gac.sensitivity.text import calibration_windows
-from tests.benchmarks.curvature import own_statistics, tuned
+from tests.benchmarks.curvature import own_statistics, tuned, uncrossed
 from tests.benchmarks.harness import OF_A_STUDY, Study, options
 
 SEEN = 16
 """Windows of calibration text on which models are measured too."""
-MEAN, OWN = 1e-2, 3e-2
 
 
 @dataclass(frozen=True)
@@ -96,11 +96,11 @@ class MeasuredOnBoth(Study):
 
 
 def damping(factor: float) -> AbstractContextManager[Any]:
-    return tuned(argparse.Namespace(power=Kfac.power, damping=(factor * MEAN, factor * OWN)))
+    return tuned(argparse.Namespace(power=Kfac.power, damping=(factor * DAMPING, 0.0)))
 
 
 def power(power: float) -> AbstractContextManager[Any]:
-    return tuned(argparse.Namespace(power=power, damping=(MEAN, OWN)))
+    return tuned(argparse.Namespace(power=power, damping=(DAMPING, 0.0)))
 
 
 def refit_damping(factor: float) -> AbstractContextManager[Any]:
@@ -120,7 +120,8 @@ def without_bos(alone: bool) -> Iterator[None]:
         if alone:
             add(sums, name, activations, gradients)
             first = gradients[:, 0].float()
-            sums._total(f"gradients/{name}", 2 * first.shape[1:], first.device).sub_(first.T @ first)
+            half = (len(sums._tokens[name]) - 1) // sums._half
+            sums._total(f"gradients/{half}/{name}", 2 * first.shape[1:], first.device).sub_(first.T @ first)
         else:
             add(sums, name, activations, torch.cat([0 * gradients[:, :1], gradients[:, 1:]], dim=1))
 
@@ -132,6 +133,7 @@ CAUSES = {
     "default": Cause(),
     "no refit": Cause({"refit": "none"}),
     "refit damping x3": Cause({}, partial(refit_damping, 3)),
+    "not cross-fitted": Cause({}, uncrossed),
     "own outputs": Cause({}, own_outputs),
     "damping x3": Cause({}, partial(damping, 3)),
     "BOS not in G": Cause({}, partial(without_bos, alone=True)),
