@@ -52,7 +52,7 @@ def logits(model: PreTrainedModel) -> Tensor:
 def test_it_computes_what_the_compressed_model_does(model_type: str, tmp_path: Path, make_plan: MakePlan) -> None:
     model = small_model(small_config(model_type))
     dense, first = logits(model), logits(made(model, tmp_path))
-    assert (first - dense).norm() > 1e-3 * dense.norm()
+    assert (first - dense).norm() > 1e-4 * dense.norm()
     chosen = {choice.name: (choice.form, choice.dim) for choice in choices(model, tmp_path)}
     plan = with_recipe(make_plan(model.config, chosen), refit="residual")
     assert (first - logits(applied(model, plan, ids=WINDOWS))).norm() < 1e-5 * dense.norm()
