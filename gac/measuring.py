@@ -119,7 +119,8 @@ def measure_problem(
     logger.info("profile of %s: %s", used.gpu, used.note)
     loaded = dense_model(model, tokenizer)
     family: str = loaded.model.config.model_type
-    sites = family_of(loaded.model.config).sites(loaded.model.config)
+    layout = family_of(loaded.model.config)
+    sites = layout.sites(loaded.model.config)
     method = METHODS.get(asked.recipe.measure.method)
     recipe = asked.recipe
     check_forms_fit(sites, recipe.space.forms, family)
@@ -141,7 +142,7 @@ def measure_problem(
     run = calibration_run(loaded.model, digest, windows, method, recipe.measure.shots, progress=progress)
     curves = measure_curves(run, sites, forms=recipe.space.forms, schemes=recipe.space.schemes)
     extra = RULES.get(recipe.rule).measure(run, sites)
-    share = expected_share(recipe.refit, method)
+    share = expected_share(recipe.refit, method, layout)
     measured = Measured(
         model=loaded.name,
         digest=digest,

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
 from itertools import groupby
+from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +31,7 @@ from gac.forms.metric import Halves
 from gac.forms.refit import CompressedMeans, WeightRefit
 from gac.forms.tensors import Kept
 from gac.linalg import add_square, mirrored, tf32_products
+from gac.models.families import Family
 from gac.models.linears import linear_at
 from gac.models.sites import Site, Weight
 from gac.plan import WeightChoice
@@ -41,21 +43,25 @@ from gac.sensitivity.methods import Method
 
 logger = logging.getLogger(__name__)
 
+SHARES = MappingProxyType({"none": 1.0, "residual": 0.9, "update": 1.0})
+"""What is measured of a loss predicted by ``kfac``, by how the weights are fitted again; fitted on SmolLM2-135M."""
+BEHIND_NORMS = MappingProxyType({"none": 1.7, "residual": 1.2, "update": 1.7})
+"""The same where a norm stands before the residual stream; fitted on Gemma-3-270M."""
 ENOUGH_TOKENS = 2**15
-RESIDUAL_SHARE = 0.9
-"""The share of the loss predicted by ``kfac`` that is left after a refit. It was fitted once on SmolLM2-135M: a
-compromise between 0.77, measured at kept 0.9, and 1.00, measured at 0.6."""
+"""Tokens of calibration text from which predictions are as good as they get."""
 
 
-def expected_share(refit: Refit | None, method: Method) -> float:
-    """The share of the predicted loss that is expected where weights are fitted again; 1 where none was fitted."""
-    return RESIDUAL_SHARE if refit == "residual" and method.refits else 1.0
+def expected_share(refit: Refit | None, method: Method, family: Family) -> float:
+    """What is expected of the predicted loss; all of it for methods whose predictions nobody compared."""
+    if not method.refits:
+        return 1.0
+    return (SHARES if family.norms is None else BEHIND_NORMS)[refit or "none"]
 
 
 def expected_error(method: Method, tokens: int) -> float | None:
     """How far measured losses are from predicted ones, as a share of those; None for methods that nobody compared.
 
-    ``docs/results-quality.md`` has the comparison, on two models and four budgets.
+    ``docs/results-quality.md`` has the comparison.
 
     Args:
         tokens: of calibration text.
