@@ -10,7 +10,7 @@ from gac.linalg import damped
 from gac.sensitivity.methods import LARGEST_CROSS_FITTED, UNCROSSED, Kfac
 from gac.testing.methods import loss_of
 
-SIZE, ROWS, RANK = 24, 60, 8
+SIZE, ROWS, RANK = 24, 96, 8
 TRUE = torch.diag(0.7 ** torch.arange(SIZE, dtype=torch.float32))
 
 
@@ -37,8 +37,8 @@ def test_what_was_cross_fitted_is_priced_honestly_and_loses_less() -> None:
         plain.append(lost(drawn.mean(), weight))
         crossed.append(lost(drawn.cross_fitted(), weight))
     (priced, true), (honest, less) = (map(sum, zip(*rows, strict=True)) for rows in (plain, crossed))
-    assert priced < 0.8 * true
-    assert abs(honest / less - 1) < 0.15
+    assert priced < 0.85 * true
+    assert 0.95 < honest / less < 1.2
     assert less < true
 
 

@@ -50,11 +50,14 @@ def test_a_size_that_is_no_whole_number_above_0_is_refused(size: str) -> None:
         )
 
 
-def test_a_file_is_cut_from_its_start(text_file: Path, prose: str) -> None:
+def test_a_file_is_cut_in_even_steps(text_file: Path, prose: str) -> None:
     windows = calibration_windows(f"{text_file}:3x10", Ordinals())
     assert windows.name == str(text_file)
     assert windows.ids.dtype == torch.int64
-    assert windows.ids.flatten().tolist() == [ord(character) for character in prose[:30]]
+    starts = [10 * (at * (len(prose) // 10) // 3) for at in range(3)]
+    assert starts[0] == 0
+    assert starts[2] > len(prose) // 2
+    assert windows.ids.tolist() == [[ord(character) for character in prose[start : start + 10]] for start in starts]
     assert windows.digest == hashlib.sha256(windows.ids.numpy().tobytes()).hexdigest()
 
 

@@ -91,9 +91,10 @@ def check_sound(found: ModelCurves) -> None:
 
 @pytest.mark.parametrize("exponent", [-8, -4, 4, 8])
 def test_a_model_that_only_looks_scaled_has_the_same_curves(exponent: int, tiny_model: LlamaForCausalLM) -> None:
-    plain = curves(tiny_model, windows())
+    ids = windows(16)  # each half has more tokens than there are features: else directions without any are arbitrary
+    plain = curves(tiny_model, ids)
     rescale(tiny_model, exponent)
-    scaled = curves(tiny_model, windows())
+    scaled = curves(tiny_model, ids)
     assert scaled.dense_loss == pytest.approx(plain.dense_loss, rel=1e-6)
     for key, curve in plain.curves.by_key.items():
         if key[0] == "low_rank":
