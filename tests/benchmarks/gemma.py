@@ -7,7 +7,7 @@ first windows of calibration text: what is lost on the one and not on the other 
 begins with BOS. The packages of ``gemma3-270m`` and a GPU are needed. Rows come in the order of what they tell, none is
 begun after ``--seconds``, and the same command goes on there. At 0.8, beside the default and no refit:
 
-- ``more text``: three times the windows; ``power 2``: tokens count by their squared gradients;
+- ``more text``: three times the windows; ``power 0``: all tokens count alike;
 - ``not cross-fitted``: moments of the whole text, damped instead;
 - ``damping x0.3``, ``x3``, ``x10``: of the metric, in which weights are truncated and priced;
 - ``refit damping x0.3``, ``x3``, ``x10``: of the regressions, in which they are fitted again;
@@ -132,17 +132,17 @@ def without_bos(alone: bool) -> Iterator[None]:
 CAUSES = {
     "default": Cause(),
     "no refit": Cause({"refit": "none"}),
+    "more text": Cause({"calibration": "wiki-sample:190x1024"}),
     "refit damping x3": Cause({}, partial(refit_damping, 3)),
     "not cross-fitted": Cause({}, uncrossed),
     "own outputs": Cause({}, own_outputs),
     "damping x3": Cause({}, partial(damping, 3)),
     "BOS not in G": Cause({}, partial(without_bos, alone=True)),
     "no BOS": Cause({"bos": False}),
-    "more text": Cause({"calibration": "wiki-sample:190x1024"}),
     "damping x10": Cause({}, partial(damping, 10)),
     "refit damping x10": Cause({}, partial(refit_damping, 10)),
     "BOS not counted": Cause({}, partial(without_bos, alone=False)),
-    "power 2": Cause({}, partial(power, 2)),
+    "power 0": Cause({}, partial(power, 0)),
     "two shots": Cause({"shots": 2}),
     "damping x0.3": Cause({}, partial(damping, 0.3)),
     "refit damping x0.3": Cause({}, partial(refit_damping, 0.3)),
