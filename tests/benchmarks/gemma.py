@@ -7,12 +7,13 @@ first windows of calibration text: what is lost on the one and not on the other 
 begins with BOS. The packages of ``gemma3-270m`` and a GPU are needed. Rows come in the order of what they tell, none is
 begun after ``--seconds``, and the same command goes on there. At 0.8, beside the default and no refit:
 
-- ``more text``: three times the windows; ``power 0``: all tokens count alike;
+- ``more text``: three times the windows; ``power 0``: all tokens count alike; ``power 2``: by their squared gradients;
 - ``not cross-fitted``: moments of the whole text, damped instead;
 - ``damping x0.3``, ``x3``, ``x10``: of the metric, in which weights are truncated and priced;
 - ``refit damping x0.3``, ``x3``, ``x10``: of the regressions, in which they are fitted again;
 - ``no BOS``: calibration windows are text alone; ``BOS not counted``: that token is left out of all statistics and of
   the refit; ``BOS not in G``: of the gradients' moment alone;
+- ``inner step 0``, ``1``: weights inside a layer are fitted to their own outputs, or the whole way to the dense ones;
 - ``own outputs``: o_proj and down_proj are not fitted to what the residual stream has lost before them;
 - ``two shots``: gradients at a first plan.
 """
@@ -107,6 +108,10 @@ def refit_damping(factor: float) -> AbstractContextManager[Any]:
     return mock.patch.multiple(refit, MEAN=factor * refit.MEAN, OWN=factor * refit.OWN)
 
 
+def inner_step(step: float) -> AbstractContextManager[Any]:
+    return mock.patch.object(refit, "STEP", step)
+
+
 def own_outputs() -> AbstractContextManager[Any]:
     return mock.patch.object(Norm, "step", lambda _self, _outputs, more: torch.zeros_like(more))
 
@@ -133,6 +138,11 @@ CAUSES = {
     "default": Cause(),
     "no refit": Cause({"refit": "none"}),
     "more text": Cause({"calibration": "wiki-sample:190x1024"}),
+    "refit damping x0.3": Cause({}, partial(refit_damping, 0.3)),
+    "inner step 1": Cause({}, partial(inner_step, 1.0)),
+    "power 2": Cause({}, partial(power, 2)),
+    "power 0": Cause({}, partial(power, 0)),
+    "inner step 0": Cause({}, partial(inner_step, 0.0)),
     "refit damping x3": Cause({}, partial(refit_damping, 3)),
     "not cross-fitted": Cause({}, uncrossed),
     "own outputs": Cause({}, own_outputs),
@@ -142,10 +152,8 @@ CAUSES = {
     "damping x10": Cause({}, partial(damping, 10)),
     "refit damping x10": Cause({}, partial(refit_damping, 10)),
     "BOS not counted": Cause({}, partial(without_bos, alone=False)),
-    "power 0": Cause({}, partial(power, 0)),
     "two shots": Cause({"shots": 2}),
     "damping x0.3": Cause({}, partial(damping, 0.3)),
-    "refit damping x0.3": Cause({}, partial(refit_damping, 0.3)),
 }
 
 
