@@ -25,9 +25,9 @@ unexport PYTHONDONTWRITEBYTECODE
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: .venv/demo.stamp ## compress SmolLM2 to 0.8 for the H100 and check it; results in demo/ (9 minutes on 2 quiet cores, 5 GB)
+demo: .venv/demo.stamp ## compress SmolLM2 to 0.8 for the H100 and check it; results in demo/ (11 minutes on 2 cores, 5 GB)
 	@mkdir -p demo
-	@echo 'Step 1 of 5, the plan: about 4 minutes on 2 cores.'
+	@echo 'Step 1 of 5, the plan: about 6 minutes on 2 cores.'
 	$(BIN)/gac allocate smollm2 --budget 0.8 $(PLANNED) -o demo/plan.json
 	@echo 'Step 2 of 5, the page of the plan: some seconds.'
 	$(BIN)/gac report demo/plan.json -o demo/plan.html
