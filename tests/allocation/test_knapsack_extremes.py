@@ -130,3 +130,16 @@ def test_what_is_no_instance_is_refused(given: dict[str, Any], message: str) -> 
     with pytest.raises(GacError) as caught:
         knapsack(**{"groups": ONE, "limits": [2]} | given)
     assert str(caught.value).startswith(message)
+
+
+def test_a_choice_that_leaves_more_than_half_of_the_largest_integer_unused_is_found() -> None:
+    """Two limits, the first of which the best choice leaves nearly all of."""
+    groups = [
+        Group("a", [0, 1727880262], [[8099504023265682, 0], [0, 1450937988]]),
+        Group(
+            "b", [1053612906, 935681623, 0], [[0, 29375986], [977608156788846075, 0], [7943743032916010, 1224482481]]
+        ),
+        Group("c", [0, 1753090999], [[2391037122757936821, 0], [0, 3696156929]]),
+        Group("d", [0, 1, 2, 3], [[0, 12884901888], [0, 8589934592], [0, 4294967296], [0, 0]]),
+    ]
+    assert knapsack(groups, [2391037122757936822, 13023049903]).choice == (0, 2, 1, 2)

@@ -13,6 +13,7 @@ MOST_PAIRS = 1 << 26
 _BATCH = 1 << 21
 _CLASS = 256
 _UP = 1 + 2.0**-40
+_LARGEST = 2.0**61
 
 
 Joined = tuple[tuple[int, int] | None, bool, int]
@@ -91,8 +92,9 @@ def _window(costs: Ints, most: Ints, spare: Ints, multiplier: float) -> tuple[In
     end = np.searchsorted(costs, most, side="right")
     if multiplier == 0.0:
         return np.zeros_like(end), end
-    unused = np.minimum(spare / multiplier * _UP + 1, 2.0**61).astype(np.int64)
-    return np.searchsorted(costs, most - unused, side="left"), end
+    unused = spare / multiplier * _UP + 1
+    first = np.searchsorted(costs, most - np.minimum(unused, _LARGEST).astype(np.int64), side="left")
+    return np.where(unused < _LARGEST, first, 0), end
 
 
 def _pairs(rows: Ints, first: Ints, end: Ints) -> Iterator[tuple[Ints, Ints]]:
