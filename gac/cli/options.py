@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T", bound=Callable[..., Any])
+FILE = click.Path(path_type=Path)
 LARGEST = 2**63 - 1
 """The largest size that a latency table can hold."""
 
@@ -123,9 +124,6 @@ def refuse_given(names: Container[str | None], why: str) -> None:
         given = ctx.get_parameter_source(parameter.name or "") == ParameterSource.COMMANDLINE
         if given and parameter.name in names:
             raise click.UsageError(f"{parameter.opts[-1]} goes {why}", ctx)
-
-
-FILE = click.Path(path_type=Path)
 
 
 class Target(click.Path):

@@ -247,6 +247,5 @@ class _Sums:
             mirrored(square).div_(count.clamp_min(TINY)).float()
             for square, count in zip(self.squares, self.counts, strict=True)
         )
-        alone = not self.counts[1]
-        halves = Halves(first, first if alone else second, float(self.counts[0] / total))
+        halves = Halves(first, second if self.counts[1] else None, float(self.counts[0] / total))
         return CompressedMeans(halves, self.cross.double() / total, self.scale.double() / total, self.tokens)

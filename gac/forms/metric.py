@@ -37,17 +37,17 @@ class Halves:
     """A second moment as either half of the text shows it, float32.
 
     Attributes:
-        first, second: shape ``(size, size)``; the same tensor where the text has one window.
+        first, second: shape ``(size, size)``; there is no second where the text has one window.
         share: how much of the text the first counts for, from 0 to 1.
     """
 
     first: Tensor
-    second: Tensor
+    second: Tensor | None
     share: float
 
     def mean(self) -> Tensor:
         """The moment of the whole text, float32."""
-        return torch.lerp(self.second, self.first, self.share)
+        return self.first if self.second is None else torch.lerp(self.second, self.first, self.share)
 
     def cross_fitted(self) -> Tensor:
         """The moment along the directions of one half as the other half shows it, the mean of both ways, float32.
@@ -59,6 +59,7 @@ class Halves:
         Raises:
             ModelError: the moment is not finite.
         """
+        assert self.second is not None, "one window has no halves"
         total = torch.zeros_like(self.first)
         for chosen, other in ((self.first, self.second), (self.second, self.first)):
             _, vectors = eigh(chosen)

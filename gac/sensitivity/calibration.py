@@ -74,8 +74,9 @@ class LayerMoments:
         return Moments(inputs, gradients, self.tensors[f"scale/{weight.name}"])
 
     def _halves(self, what: str, weight: Weight, share: float) -> Halves:
-        first = self.tensors[f"{what}/0/{weight.name}"]
-        return Halves(first, self.tensors.get(f"{what}/1/{weight.name}", first), share)
+        first, second = (self.tensors.get(f"{what}/{half}/{weight.name}") for half in range(2))
+        assert first is not None, f"no {what} of {weight.name} were measured"
+        return Halves(first, second, share)
 
 
 def first_half(windows: int) -> int:

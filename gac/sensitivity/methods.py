@@ -81,7 +81,7 @@ class Kfac(Method):
     two_sided = True
 
     def pooled(self, halves: Halves) -> Tensor:
-        if halves.first is halves.second or len(halves.first) > LARGEST_CROSS_FITTED:
+        if halves.second is None or len(halves.first) > LARGEST_CROSS_FITTED:
             return damped(halves.mean(), *UNCROSSED).float()
         return halves.cross_fitted()
 

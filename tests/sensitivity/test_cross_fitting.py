@@ -60,7 +60,7 @@ def test_the_mean_counts_each_half_by_its_share() -> None:
 
 def test_one_window_is_damped_instead() -> None:
     first = halves(1).first
-    assert torch.equal(Kfac().pooled(Halves(first, first, 1.0)), damped(first, *UNCROSSED).float())
+    assert torch.equal(Kfac().pooled(Halves(first, None, 1.0)), damped(first, *UNCROSSED).float())
 
 
 def test_a_moment_too_large_for_its_eigenvectors_is_damped_instead(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from math import gcd
 import numpy as np
 
 from gac.allocation.knapsack.deadline import Deadline
-from gac.allocation.knapsack.outlook import outlook
+from gac.allocation.knapsack.outlook import least_worth, outlook
 from gac.allocation.knapsack.states import States, Tree
 from gac.allocation.pareto import front
 from gac.arrays import Floats, Ints
@@ -23,8 +23,6 @@ _SIFT_FROM = 1 << 11
 _APART = 1 << 12
 _BLOCK = 1 << 17
 _BATCH = 1 << 21
-_DOWN = 1 - 2.0**-50
-_LARGEST = 2.0**61
 _MOST_KINDS = 8
 
 
@@ -134,8 +132,7 @@ def wasted(unused: Ints, step: int, multiplier: float) -> Ints:
     In the end they leave what they leave now, modulo ``step``, or more; and a choice has a value of at least the bound,
     plus its reduced values, plus ``multiplier`` times what it leaves.
     """
-    lost: Ints = np.minimum(unused % step * multiplier * _DOWN, _LARGEST).astype(np.int64)
-    return lost
+    return least_worth(unused % step, multiplier)
 
 
 def _under_several_limits(core: Core, tree: Tree, deadline: Deadline) -> tuple[States, States]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gac.arrays import Ints
+from gac.arrays import Floats, Ints
 
 _BITS, _MEMORY_BITS, _WORK_BITS = 14, 22, 24
 _DOWN = 1 - 2.0**-50
@@ -38,6 +38,11 @@ class Outlook:
         return found
 
 
+def least_worth(unused: Floats | Ints, multiplier: float) -> Ints:
+    """What it costs at least to leave so much of a limit unused, in whole numbers."""
+    return np.asarray(np.minimum(unused * multiplier * _DOWN, _LARGEST).astype(np.int64))
+
+
 def outlook(costs: Ints, reduced: Ints, groups: Sequence[slice], free: int, multiplier: float) -> Outlook:
     """The outlook on a limit.
 
@@ -49,8 +54,8 @@ def outlook(costs: Ints, reduced: Ints, groups: Sequence[slice], free: int, mult
     step = max(1, int(np.gcd.reduce(costs)))
     bits = min(_BITS, _MEMORY_BITS - len(groups).bit_length(), _WORK_BITS - len(costs).bit_length())
     size = 1 << max(0, bits)
-    unused = np.arange(size) * float(step) + free % step
-    found = [np.minimum(unused * multiplier * _DOWN, _LARGEST).astype(np.int64)]
+    unused: Floats = np.arange(size, dtype=np.float64) * step + free % step
+    found = [least_worth(unused, multiplier)]
     moves = (costs // step % size).tolist()
     for group in reversed(groups):
         after, least = np.tile(found[-1], 2), found[-1].copy()
