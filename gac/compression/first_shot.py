@@ -41,7 +41,7 @@ FIRST_KEPT = 0.8
 """Kept fraction of the first shot: measured for second shots to 0.8 and to 0.6."""
 STEP = 8
 """What the dims of the first shot are multiples of, on any GPU."""
-_FORMAT = 8  # raised when what is kept of a layer changes, or how a first shot is made
+_FORMAT = 9  # raised when what is kept of a layer changes, or how a first shot is made
 
 
 def check_shots(shots: Shots, method: Method, rule: str, sites: Sequence[Site], model_type: str) -> None:
@@ -103,16 +103,16 @@ def _chosen(sites: Sequence[Site], curves: LossCurves) -> list[WeightChoice]:
 def _multiplied_out(model: nn.Module, weights: Sequence[WeightChoice], modules: Mapping[str, nn.Module]) -> nn.Module:
     """A model that shares everything with this one but the weights that the modules stand for."""
     shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
-    copied = deepcopy(model, shared)
-    for choice in weights:
-        if choice.name in modules:
-            module = as_linear(modules[choice.name])
-            dense = merged(choice, module.state_dict())
+    copied, choices = deepcopy(model, shared), {choice.name: choice for choice in weights}
+    for name, module in modules.items():
+        if choice := choices.get(name):
+            linear = as_linear(module)
+            dense = merged(choice, linear.state_dict())
             reference = dense["weight"]
             sizes = choice.weight.in_features, choice.weight.out_features
-            linear = empty_linear(*sizes, "bias" in dense, device=reference.device, dtype=reference.dtype)
-            linear.load_state_dict(dense)
-            copied.set_submodule(choice.name, linear)
+            module = empty_linear(*sizes, "bias" in dense, device=reference.device, dtype=reference.dtype)
+            module.load_state_dict(dense)
+        copied.set_submodule(name, module)
     return copied
 
 

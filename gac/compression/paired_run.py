@@ -153,6 +153,21 @@ class PairedRun:
         for at, hidden in enumerate(self._ours):
             self._ours[at] = self._run(layer, hidden)
 
+    def logits(self, most: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Those of the dense and of the compressed model, both taken through all layers, ``(tokens, vocabulary)``.
+
+        Args:
+            most: windows, in even steps.
+        """
+        device = next(self._layers[-1].parameters()).device
+        chosen = torch.linspace(0, len(self._windows) - 1, min(most, len(self._windows))).round().long().tolist()
+        for part, *both in zip(self.parts, self._dense, self._ours, strict=True):
+            for window in range(*part.indices(len(self._windows))):
+                if window in chosen:
+                    at = slice(window - part.start, window - part.start + 1)
+                    dense, ours = (self._stack.logits(self._windows[window], one[at].to(device)) for one in both)
+                    yield dense, ours
+
     def _run(self, layer: int, hidden: Tensor) -> Tensor:
         device = next(self._layers[layer].parameters()).device
         return self._kept(self._stack.run(layer, hidden.to(device)))

@@ -3,9 +3,11 @@
 A weight was truncated for the inputs that the dense model gives it; in the compressed model it reads the output of
 truncated weights. So the weights of each layer are solved for again in the order in which they run, on the activations
 of the model as it is compressed so far (``gac.forms.refit``). Each form says what it makes of the solution: a low-rank
-pair is truncated again, in the metric of the method with the new inputs. SVD-LLM's closed-form update (arXiv
-2403.07378, section 3.2) is here too: it solves for the second factor of low-rank weights alone.
-``docs/results-refit.md`` has what each part gives.
+pair is truncated again, in the metric of the method with the new inputs. In the end the last norm
+takes the scale at which the model is as sure of its tokens as the dense one (``gac.compression.confidence``).
+
+SVD-LLM's closed-form update (arXiv 2403.07378, section 3.2) is here too: it solves for the second factor of low-rank
+weights alone. ``docs/results-refit.md`` has what each part gives.
 """
 
 import logging
@@ -22,6 +24,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from gac.compression.apply import swap_in
+from gac.compression.confidence import fitted_scale, scaled_norm
 from gac.compression.paired_run import PairedRun, Seen
 from gac.compression.stream import ToStream, ways_of
 from gac.display import about
@@ -31,7 +34,7 @@ from gac.forms.metric import Halves
 from gac.forms.refit import CompressedMeans, WeightRefit
 from gac.forms.tensors import Kept
 from gac.linalg import add_square, mirrored, tf32_products
-from gac.models.families import Family
+from gac.models.families import Family, family_of
 from gac.models.linears import linear_at
 from gac.models.sites import Site, Weight
 from gac.plan import WeightChoice
@@ -47,6 +50,8 @@ SHARES = MappingProxyType({"none": 1.0, "residual": 0.9, "update": 1.0})
 """What is measured of a loss predicted by ``kfac``, by how the weights are fitted again; fitted on SmolLM2-135M."""
 BEHIND_NORMS = MappingProxyType({"none": 1.7, "residual": 1.2, "update": 1.7})
 """The same where a norm stands before the residual stream; fitted on Gemma-3-270M."""
+SCALED_ON = 4096
+"""Tokens that tell the scale of the logits well enough, in whole windows."""
 ENOUGH_TOKENS = 2**15
 """Tokens of calibration text from which predictions are as good as they get."""
 
@@ -100,7 +105,7 @@ def refit(
     sites: Sequence[Site],
     kept: Mapping[int, Kept],
 ) -> dict[str, nn.Module]:
-    """The modules of compressed weights fitted again, and fitted copies of the weights that stay dense.
+    """The modules of compressed weights fitted again, and fitted copies of the others and of the last norm.
 
     The model is as it was when this returns or raises.
 
@@ -133,9 +138,13 @@ def refit(
             if layer == lowest and run.progress:
                 many = len(layers) - lowest
                 logger.info("refitting %d layers: %s", many, about(many * (time.monotonic() - begun)))
+        if how == "residual":
+            name = family_of(model.config).last_norm
+            scale = fitted_scale(both.logits(-(-SCALED_ON // run.windows.shape[1])))
+            fitted[name] = scaled_norm(model.get_submodule(name), scale)
     for name, module in fitted.items():
-        dense = linear_at(model, name)
-        module.train(dense.training).requires_grad_(dense.weight.requires_grad)
+        dense = model.get_submodule(name)
+        module.train(dense.training).requires_grad_(dense.get_parameter("weight").requires_grad)
     return fitted
 
 
@@ -184,7 +193,7 @@ class _LayerFit:
     ) -> dict[str, "_Sums"]:
         """The sums to fit weights that read one input, from a run of the compressed layer up to these weights."""
         found: dict[str, _Sums] = {}
-        counts = {weight.name: self.kept.tokens(weight) for weight in fitted}
+        counts = {weight.name: self.kept.tokens(weight).sqrt() for weight in fitted}
         for at, (x, lost) in enumerate(self.both.inputs_of(self.layer, stage, seen)):
             part = self.both.parts[at]
             for weight in fitted:

@@ -35,7 +35,8 @@ class Family:
 
     Attributes:
         model_types: of the transformers configs.
-        layers: name of the list of layers in the model; all names below are names in a layer.
+        layers: name of the list of layers in the model; all names below but the next are names in a layer.
+        last_norm: name in the model of the norm that the last layer's output passes before the head.
         qkv: the weights that write queries, keys and values, in this order; or the one that writes all three.
         output: the weight that reads what attention mixed.
         up: the weights that write the MLP's neurons: gate and up, or the only one.
@@ -49,6 +50,7 @@ class Family:
 
     model_types: tuple[str, ...]
     layers: str = "model.layers"
+    last_norm: str = "model.norm"
     qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
     output: str = "self_attn.o_proj"
     up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
@@ -169,10 +171,11 @@ _ALL = (
     Family(("granite",), factor="residual_multiplier"),
     Family(("apertus", "arcee", "nemotron"), up=("mlp.up_proj",)),
     Family(("starcoder2",), up=("mlp.c_fc",), down="mlp.c_proj"),
-    Family(("phi",), output="self_attn.dense", up=("mlp.fc1",), down="mlp.fc2"),
+    Family(("phi",), last_norm="model.final_layernorm", output="self_attn.dense", up=("mlp.fc1",), down="mlp.fc2"),
     Family(
         ("opt",),
         "model.decoder.layers",
+        "model.decoder.final_layer_norm",
         output="self_attn.out_proj",
         up=("fc1",),
         down="fc2",
@@ -190,6 +193,7 @@ _ALL = (
     Family(
         ("gpt2",),
         layers="transformer.h",
+        last_norm="transformer.ln_f",
         qkv=("attn.c_attn",),
         output="attn.c_proj",
         up=("mlp.c_fc",),
@@ -199,6 +203,7 @@ _ALL = (
     Family(
         ("gpt_neox",),
         layers="gpt_neox.layers",
+        last_norm="gpt_neox.final_layer_norm",
         qkv=("attention.query_key_value",),
         output="attention.dense",
         up=("mlp.dense_h_to_4h",),

@@ -1,16 +1,19 @@
 """Activation and gradient statistics of linear weights, streamed over calibration windows.
 
-For y = W x: G = E[g g^T] over the tokens, with g the gradient, at y, of the summed token loss of the window under
-labels that the model draws (``gac.sensitivity.losses.drawn_loss``), and A = E[|g|^p x x^T] / E[|g|^p]. Taking the
-Fisher matrix E[x x^T (x) g g^T] as A (x) G is K-FAC (arXiv 1503.05671, section 3.1) at p = 0, where x and g count as
-independent. They are not: tokens with huge activations (attention sinks) often have tiny gradients, and at p = 0 they
-rule A. p = 2 is the exact partial trace of the Fisher over the outputs, and noisier. ``docs/results-curvature.md`` has
+For y = W x, with g the gradient, at y, of the summed token loss of the window under labels that the model draws
+(``gac.sensitivity.losses.drawn_loss``), expectations over the tokens, and a power p that a method has:
+
+    A = E[|g|^p x x^T] / E[|g|^p]        G = E[|x|^p g g^T] E[|g|^p] / E[|g|^p |x|^p]
+
+Taking the Fisher matrix E[x x^T (x) g g^T] as A (x) G is K-FAC (arXiv 1503.05671, section 3.1) at p = 0, where x and g
+count as independent. They are not: tokens with huge activations (attention sinks) often have tiny gradients. At p = 2
+A and G are its exact partial traces, up to a factor, and A (x) G has its trace. ``docs/results-curvature.md`` has
 what each p measured, and what labels from the text itself (the empirical Fisher) measured.
 
 Layers are measured one at a time, the last one first (``gac.sensitivity.layerwise``): one layer's moments are alive,
 whatever the size of the model. They are summed in float64 on a CPU and in float32 on a GPU, in TF32 products where what
-is multiplied is 16-bit. TF32 holds gradients exactly, and activations at p = 0. At other p an activation is multiplied
-by sqrt(|g|^p) first, and is then cut to TF32's 11 significant bits: by less than 1 part in 1,000.
+is multiplied is 16-bit. TF32 holds these exactly at p = 0. At other p an activation is multiplied by sqrt(|g|^p) first,
+a gradient by sqrt(|x|^p), and then cut to TF32's 11 significant bits: by less than 1 part in 1,000.
 """
 
 import logging
@@ -55,7 +58,7 @@ class LayerMoments:
         return float(self.tensors["loss"])
 
     def tokens(self, weight: Weight) -> Tensor:
-        """How much each token counted in the moments of its inputs, |g|^p, shape ``(windows, tokens)``."""
+        """How much each token counted in the moment of the inputs, |g|^p, shape ``(windows, tokens)``."""
         return self.tensors[f"tokens/{weight.name}"]
 
     def of(self, weight: Weight, pooled: Callable[[Halves], Tensor] = Halves.mean) -> Moments:
@@ -249,11 +252,13 @@ class _Sums:
         means = {f"tokens/{name}": torch.stack(counted) for name, counted in self._tokens.items()}
         for name in self._tokens:
             counted = means[f"tokens/{name}"].sum(1, dtype=torch.float64)
+            both = self._sums.pop(f"both/{name}").clamp_min(TINY)
             means[f"scale/{name}"] = self._sums.pop(f"scale/{name}").div_(counted.sum().clamp_min(TINY)).float()
             for half, part in enumerate((counted[: self._half], counted[self._half :])):
                 for what, count in (("inputs", part.sum().clamp_min(TINY)), ("gradients", len(part) * length)):
                     if len(part):
                         square = mirrored(self._sums.pop(f"{what}/{half}/{name}"))
+                        square.mul_(counted.sum() / both if what == "gradients" else 1)
                         means[f"{what}/{half}/{name}"] = square.div_(count).float()
         return means
 
@@ -263,14 +268,15 @@ class _Sums:
     def _add(self, name: str, activations: Tensor, gradients: Tensor) -> None:
         x = activations.reshape(-1, activations.shape[-1]).float()
         g = gradients.detach().reshape(-1, gradients.shape[-1]).float()
-        weight = g.norm(dim=1) ** self._power
+        of_g, of_x = (rows.norm(dim=1) ** self._power for rows in (g, x))
         half = len(self._tokens[name]) // self._half
-        self._tokens[name].append(weight)
-        self._total(f"scale/{name}", x.shape[1:], x.device).add_(x.abs().T @ weight)
+        self._tokens[name].append(of_g)
+        self._total(f"both/{name}", (), x.device).add_(of_g @ of_x)
+        self._total(f"scale/{name}", x.shape[1:], x.device).add_(x.abs().T @ of_g)
         with tf32_products(activations):
-            add_square(self._total(f"inputs/{half}/{name}", 2 * x.shape[1:], x.device), x * weight.sqrt()[:, None])
+            add_square(self._total(f"inputs/{half}/{name}", 2 * x.shape[1:], x.device), x * of_g.sqrt()[:, None])
         with tf32_products(gradients):
-            add_square(self._total(f"gradients/{half}/{name}", 2 * g.shape[1:], g.device), g)
+            add_square(self._total(f"gradients/{half}/{name}", 2 * g.shape[1:], g.device), g * of_x.sqrt()[:, None])
 
     def _total(self, name: str, shape: Sequence[int], device: torch.device) -> Tensor:
         if name not in self._sums:

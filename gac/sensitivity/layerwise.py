@@ -34,6 +34,7 @@ class LayerStack:
     def __init__(self, model: nn.Module, layers: Sequence[nn.Module]) -> None:
         self.model, self.layers = model, layers
         self._calls: dict[int, tuple[tuple[Any, ...], dict[str, Any]]] = {}
+        self._beside: tuple[None, ...] | None = None
 
     @contextmanager
     def traced(self, lowest: int, seen: Callable[[int, Tensor], None]) -> Iterator[None]:
@@ -55,7 +56,29 @@ class LayerStack:
     def run(self, layer: int, hidden: Tensor) -> Tensor:
         """A layer's output for hidden states ``(windows, tokens, hidden)``."""
         args, kwargs = self._calls[layer]
-        return _hidden(self.layers[layer](hidden, *args, **kwargs))
+        output = self.layers[layer](hidden, *args, **kwargs)
+        self._beside = None if isinstance(output, Tensor) else (None,) * (len(output) - 1)
+        return _hidden(output)
+
+    def logits(self, ids: Tensor, hidden: Tensor) -> Tensor:
+        """The model's logits ``(tokens, vocabulary)`` where its last layer's output is ``hidden (1, tokens, hidden)``.
+
+        No layer is run; ``run`` has shown what they return.
+
+        Args:
+            ids: of the window, ``(tokens,)``.
+        """
+
+        def passed(given: Tensor, *_args: Any, **_kwargs: Any) -> Any:
+            return given if self._beside is None else (given, *self._beside)
+
+        with ExitStack() as replaced:
+            for layer in self.layers[:-1]:
+                replaced.enter_context(_calling(layer, passed))
+            replaced.enter_context(_calling(self.layers[-1], lambda *_args, **_kwargs: passed(hidden)))
+            embedding: Any = self.model.get_input_embeddings()  # type: ignore[operator]
+            found: Tensor = self.model(input_ids=ids.to(embedding.weight.device)[None], use_cache=False).logits[0]
+        return found
 
     def _enter(
         self,
@@ -187,6 +210,19 @@ def _hidden(output: Any) -> Tensor:
     """The hidden states that a layer returns, alone or first."""
     found: Tensor = output if isinstance(output, Tensor) else output[0]
     return found
+
+
+@contextmanager
+def _calling(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+    """With another ``forward`` on a module."""
+    own = module.__dict__.get("forward")
+    module.forward = forward
+    try:
+        yield
+    finally:
+        del module.forward
+        if own is not None:
+            module.forward = own
 
 
 @contextmanager

@@ -27,7 +27,7 @@ class Method(ABC):
 
     Attributes:
         name: as users give it, with its parameter where it has one.
-        power: p of the activation statistics, see ``gac.sensitivity.calibration``.
+        power: p of the statistics, see ``gac.sensitivity.calibration``.
         forms: the forms that it is made for; empty: any but those that other methods are made for.
         folds: whether v_proj is truncated by itself for the form ``head_dim``, by ``fold``.
         refits: whether its plans are refitted where nothing else is asked for.
@@ -70,13 +70,13 @@ class Method(ABC):
 
 
 class Kfac(Method):
-    """Two-sided curvature: activations and gradients (K-FAC, arXiv 1503.05671), its tokens weighed by gradient.
+    """Two-sided curvature: both partial traces of the Fisher matrix (K-FAC, arXiv 1503.05671, takes its factors apart).
 
     Its moments are cross-fitted between two halves of the text. docs/results-curvature.md has the alternatives.
     """
 
     name = "kfac"
-    power = 1.0
+    power = 2.0
     refits = True
     two_sided = True
 

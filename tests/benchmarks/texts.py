@@ -30,12 +30,13 @@ def main() -> None:
     assert gensim is not None, "gensim is not installed"
     news = Path(next(iter(gensim.submodule_search_locations or ())), NEWS)
     study = OnTexts(asked, {"wiki": "wiki-sample", "prose": str(news), "technical": asked.technical})
-    whole, half = asked.size, asked.size // 2
+    whole, half, quarter = asked.size, asked.size // 2, asked.size // 4
     for name, calibration in {
         "wiki": [f"wiki-sample:{whole}x1024"],
         "half of each": [f"wiki-sample:{half}x1024", f"{asked.learned}:{half}x1024"],
-        "as much of each": [f"wiki-sample:{whole}x1024", f"{asked.learned}:{whole}x1024"],
+        "three to one": [f"wiki-sample:{whole - quarter}x1024", f"{asked.learned}:{quarter}x1024"],
         "technical": [f"{asked.learned}:{whole}x1024"],
+        "as much of each": [f"wiki-sample:{whole}x1024", f"{asked.learned}:{whole}x1024"],
     }.items():
         for budget in asked.budgets:
             study.add({"calibrated on": name}, budget, calibration=calibration)

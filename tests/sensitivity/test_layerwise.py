@@ -27,7 +27,8 @@ def deep_model(model_type: str) -> PreTrainedModel:
 def drawn(logits: Tensor, seed: int) -> Tensor:
     """A label for each row of logits, from the distribution that it is of."""
     dice = torch.Generator(logits.device).manual_seed(seed)
-    return torch.multinomial(logits.detach().softmax(-1), 1, generator=dice)[:, 0]
+    upto = logits.detach().softmax(-1).cumsum(-1)
+    return torch.searchsorted(upto, torch.rand(len(upto), 1, generator=dice, device=upto.device))[:, 0]
 
 
 def whole_backward(model: PreTrainedModel, name: str, power: float) -> Moments:
@@ -43,8 +44,12 @@ def whole_backward(model: PreTrainedModel, name: str, power: float) -> Moments:
         inputs.append(seen[0].detach().flatten(0, -2))
         gradients.append(torch.autograd.grad(loss, seen[1])[0].flatten(0, -2))
     x, g = torch.cat(inputs).double(), torch.cat(gradients).double()
-    share = g.norm(dim=1) ** power / (g.norm(dim=1) ** power).sum()
-    return Moments((x * share[:, None]).T @ x, g.T @ g / len(g), x.abs().T @ share)
+    of_g, of_x = (rows.norm(dim=1, keepdim=True) ** power for rows in (g, x))
+    return Moments(
+        (of_g * x).T @ x / of_g.sum(),
+        (of_x * g).T @ g / len(g) * of_g.sum() / (of_g * of_x).sum(),
+        (of_g * x.abs()).sum(0) / of_g.sum(),
+    )
 
 
 def check(model: PreTrainedModel, tolerance: float, power: float = 0.0) -> None:
@@ -66,7 +71,7 @@ def test_the_moments_are_those_of_a_whole_backward_pass(model_type: str) -> None
 
 
 @pytest.mark.parametrize("power", [1.0, 2.0])
-def test_tokens_are_weighed_by_their_gradients(power: float) -> None:
+def test_tokens_are_weighed_by_gradients_and_by_inputs(power: float) -> None:
     check(deep_model("llama"), 1e-5, power)
 
 

@@ -1,0 +1,53 @@
+"""How sure a compressed model is of its tokens: the scale of its logits, which its last norm holds.
+
+What a compressed model adds by mistake makes its logits spread further than what is left of the dense model's in them
+bears out. So once its weights are fitted, its last norm is multiplied by the number at which the KL divergence of its
+next tokens from the dense model's is least, as in temperature scaling (arXiv 1706.04599, section 4.2), there for
+labels. ``docs/results-refit.md`` has what it gives.
+"""
+
+from collections.abc import Iterable
+from copy import deepcopy
+
+import torch
+from torch import Tensor, nn
+
+from gac.linalg import check_measured
+
+LEAST, MOST = 0.75, 1.25
+"""Logits are not scaled further than that."""
+
+
+def fitted_scale(pairs: Iterable[tuple[Tensor, Tensor]]) -> float:
+    """The factor of a model's logits at which its KL divergence from another model is least: one Newton step from 1.
+
+    Args:
+        pairs: the other model's logits and its own for the same tokens, ``(tokens, vocabulary)``.
+
+    Raises:
+        ModelError: a logit is not finite.
+    """
+    slope = curvature = 0.0
+    for other, own in pairs:
+        chances, wanted = (logits.float().softmax(-1) for logits in (own, other))
+        centred = own.float() - (chances * own.float()).sum(-1, keepdim=True)
+        slope -= float((wanted * centred).sum())
+        curvature += float((chances * centred.square()).sum())
+    check_measured(torch.tensor([slope, curvature]), "logits that are not finite", "finite logits")
+    return min(max(1 - slope / curvature, LEAST), MOST) if curvature else 1.0
+
+
+def scaled_norm(norm: nn.Module, factor: float) -> nn.Module:
+    """A copy of an RMS or layer norm whose outputs are multiplied; of those too whose gains are 1 plus their weight."""
+    copied = deepcopy(norm)
+    weight = copied.get_parameter("weight")
+    signs = torch.ones_like(weight)
+    signs[::2] = -1
+    with torch.no_grad():
+        gains = (copied(signs).float() - copied(-signs).float()) / 2 * signs
+        beside = (gains - weight).mean().round()
+        weight.copy_(factor * (weight.float() + beside) - beside)
+        for name, parameter in copied.named_parameters():
+            if name == "bias":
+                parameter.mul_(factor)
+    return copied
