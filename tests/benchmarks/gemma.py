@@ -7,12 +7,14 @@ first windows of calibration text: what is lost on the one and not on the other 
 begins with BOS. The packages of ``gemma3-270m`` and a GPU are needed. Rows come in the order of what they tell, none is
 begun after ``--seconds``, and the same command goes on there. At 0.8, beside the default and no refit:
 
-- ``more text``: three times the windows; ``power 0``: all tokens count alike; ``power 2``: by their squared gradients;
+- ``more text``: three times the windows; ``power 0``: all tokens count alike; ``power 1``: by the norms of their
+  gradients and activations, not by the squares of these;
 - ``not cross-fitted``: moments of the whole text, damped instead;
 - ``damping x0.3``, ``x3``, ``x10``: of the metric, in which weights are truncated and priced;
 - ``refit damping x0.3``, ``x3``, ``x10``: of the regressions, in which they are fitted again;
+- ``not scaled``: the last norm stays as it is;
 - ``no BOS``: calibration windows are text alone; ``BOS not counted``: that token is left out of all statistics and of
-  the refit; ``BOS not in G``: of the gradients' moment alone;
+  the refit;
 - ``inner step 0``, ``1``: weights inside a layer are fitted to their own outputs, or the whole way to the dense ones;
 - ``own outputs``: o_proj and down_proj are not fitted to what the residual stream has lost before them;
 - ``two shots``: gradients at a first plan.
@@ -32,6 +34,7 @@ import torch
 from torch import Tensor
 
 import gac
+from gac.compression import confidence
 from gac.compression.stream import Norm
 from gac.forms import refit
 from gac.sensitivity.calibration import _Sums
@@ -116,19 +119,17 @@ def own_outputs() -> AbstractContextManager[Any]:
     return mock.patch.object(Norm, "step", lambda _self, _outputs, more: torch.zeros_like(more))
 
 
+def not_scaled() -> AbstractContextManager[Any]:
+    return mock.patch.multiple(confidence, LEAST=1.0, MOST=1.0)
+
+
 @contextmanager
-def without_bos(alone: bool) -> Iterator[None]:
-    """The first token of a window is left out of the moments: of all, or of that of the gradients ``alone``."""
+def without_bos() -> Iterator[None]:
+    """The first token of a window is left out of the moments."""
     add = _Sums._add
 
     def counted(sums: _Sums, name: str, activations: Tensor, gradients: Tensor) -> None:
-        if alone:
-            add(sums, name, activations, gradients)
-            first = gradients[:, 0].float()
-            half = (len(sums._tokens[name]) - 1) // sums._half
-            sums._total(f"gradients/{half}/{name}", 2 * first.shape[1:], first.device).sub_(first.T @ first)
-        else:
-            add(sums, name, activations, torch.cat([0 * gradients[:, :1], gradients[:, 1:]], dim=1))
+        add(sums, name, activations, torch.cat([0 * gradients[:, :1], gradients[:, 1:]], dim=1))
 
     with own_statistics(), mock.patch.object(_Sums, "_add", counted):
         yield
@@ -140,18 +141,18 @@ CAUSES = {
     "more text": Cause({"calibration": "wiki-sample:190x1024"}),
     "refit damping x0.3": Cause({}, partial(refit_damping, 0.3)),
     "inner step 1": Cause({}, partial(inner_step, 1.0)),
-    "power 2": Cause({}, partial(power, 2)),
+    "power 1": Cause({}, partial(power, 1)),
+    "not scaled": Cause({}, not_scaled),
     "power 0": Cause({}, partial(power, 0)),
     "inner step 0": Cause({}, partial(inner_step, 0.0)),
     "refit damping x3": Cause({}, partial(refit_damping, 3)),
     "not cross-fitted": Cause({}, uncrossed),
     "own outputs": Cause({}, own_outputs),
     "damping x3": Cause({}, partial(damping, 3)),
-    "BOS not in G": Cause({}, partial(without_bos, alone=True)),
     "no BOS": Cause({"bos": False}),
     "damping x10": Cause({}, partial(damping, 10)),
     "refit damping x10": Cause({}, partial(refit_damping, 10)),
-    "BOS not counted": Cause({}, partial(without_bos, alone=False)),
+    "BOS not counted": Cause({}, without_bos),
     "two shots": Cause({"shots": 2}),
     "damping x0.3": Cause({}, partial(damping, 0.3)),
 }
