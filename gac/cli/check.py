@@ -36,7 +36,7 @@ def _names(_ctx: click.Context, _option: click.Parameter, text: str | None) -> t
     metavar="TEXT",
     help=f"wiki-sample, wikitext2, c4 or a file. Repeatable. Default: {_TEXT}; no text if --tasks is given.",
 )
-@click.option("--windows", type=click.IntRange(min=1), help="How many windows to read. Default: all of the text.")
+@click.option("--windows", type=click.IntRange(min=1), help="How many windows to read, in even steps. Default: all.")
 @click.option(
     "--length",
     type=click.IntRange(min=2),

@@ -44,7 +44,7 @@ def perplexity(
 
     Args:
         text: a named source (its evaluation part), a path to a UTF-8 file, the text itself, or documents.
-        windows: how many, from the first on; None takes every whole window.
+        windows: how many, in even steps through the text; None takes every whole window.
         length: tokens of a window; None takes 2048 for ``wikitext2`` and ``c4``, as published figures do, else 1024.
         bos: whether every window begins with the tokenizer's BOS, in the place of one token of text. None has it where
             the tokenizer puts BOS first by itself; ``wikitext2`` and ``c4`` then have it at the head of the text alone,

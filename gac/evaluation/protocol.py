@@ -35,7 +35,8 @@ class Sample:
     def protocol(self) -> str:
         """What a number measured on this sample has to say of it."""
         cut = self.cut
-        return f"{cut.name}, {len(cut)} windows x {cut.length} from token {cut.start}, non-overlapping, {cut.head}"
+        size = f"{len(cut)} windows x {cut.length}{'' if cut.whole else ' in even steps'}"
+        return f"{cut.name}, {size} from token {cut.start}, non-overlapping, {cut.head}"
 
     def check(self, model: PreTrainedModel) -> None:
         """Refuse a model that the sample cannot be, or must not be, measured on.
@@ -56,7 +57,7 @@ def take_sample(tokenizer: Any, text: Text, windows: int | None, length: int | N
 
     Args:
         text: a named source (its evaluation part), a path to a UTF-8 file, the text itself, or documents.
-        windows: how many, from the first on; None takes every whole window.
+        windows: how many, in even steps through the text; None takes every whole window.
         length: tokens of a window; None takes the text's own.
         bos: whether every window begins with BOS; None as in ``gac.perplexity``.
 

@@ -66,7 +66,7 @@ def is_sized_text(item: str) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class Windows:
-    """Consecutive token windows of one text.
+    """Token windows of one text that do not overlap.
 
     Attributes:
         name: the source's name, or the path it was read from.
@@ -74,6 +74,7 @@ class Windows:
         digest: SHA-256 of the token ids.
         start: where the first window begins, in tokens of the text.
         bos: where there is a BOS; at the head of every window it takes the place of one token of text.
+        whole: whether they are all windows of the text.
     """
 
     name: str
@@ -81,6 +82,7 @@ class Windows:
     digest: str
     start: int = 0
     bos: Bos = "none"
+    whole: bool = True
 
     def __len__(self) -> int:
         return int(self.ids.shape[0])
@@ -175,7 +177,7 @@ def evaluation_windows(
         source: a known name, or a path to a UTF-8 file, or documents; of the latter two, all is evaluated.
         tokenizer: a transformers tokenizer; it adds its special tokens at the head of ``wikitext2`` and ``c4``, as
             published figures have them, unless ``bos`` is given.
-        windows: how many, from the first on; None takes every whole window.
+        windows: how many, in even steps through the text; None takes every whole window.
         length: tokens of a window; None takes the source's own, ``window_length(source)``.
         bos: whether every window begins with BOS, see ``bos_of``; None leaves ``wikitext2`` and ``c4`` as published.
 
@@ -237,13 +239,13 @@ def _cut(
     length: int,
     purpose: str,
     start: int = 0,
-    seed: int | None = None,
+    seed: int = 0,
     head: int | None = None,
 ) -> Windows:
     """Whole windows of tokens: all, or as many as are asked for.
 
     Args:
-        seed: None takes the first, 0 takes them in even steps through the text, any other draws them.
+        seed: 0 takes them in even steps through the text, any other draws them.
         head: the token that each begins with, in the place of one token of text.
     """
     own = length if head is None else length - 1
@@ -257,15 +259,14 @@ def _cut(
             _shorter(len(ids), own, length),
         )
     count = len(ids) // own
-    drawn = np.arange(count)[:windows]
-    if windows is not None and seed == 0:
-        drawn = np.arange(windows) * count // windows
-    elif seed is not None:
+    windows = windows or count
+    drawn = np.arange(windows) * count // windows
+    if seed:
         drawn = np.sort(np.random.default_rng(seed).choice(count, windows, replace=False))
     taken = ids[: count * own].view(-1, own)[torch.from_numpy(drawn)]
     if head is not None:
         taken = torch.cat([taken.new_full((len(taken), 1), head), taken], dim=1)
-    return Windows(name, taken, digest_of(taken), start, "none" if head is None else "windows")
+    return Windows(name, taken, digest_of(taken), start, "none" if head is None else "windows", windows == count)
 
 
 def digest_of(ids: torch.Tensor) -> str:

@@ -24,9 +24,11 @@ def other_model(tiny_config: LlamaConfig) -> LlamaForCausalLM:
 
 
 def headed(tokenizer: Any, text: str, windows: int, length: int) -> torch.Tensor:
-    """Windows of BOS and ``length - 1`` tokens of text."""
-    ids = torch.tensor(tokenizer(text, add_special_tokens=False)["input_ids"])[: windows * (length - 1)]
-    return torch.nn.functional.pad(ids.reshape(windows, length - 1), (1, 0), value=tokenizer.bos_token_id)
+    """Windows of BOS and ``length - 1`` tokens of text, in even steps."""
+    ids = torch.tensor(tokenizer(text, add_special_tokens=False)["input_ids"])
+    whole = ids.unfold(0, length - 1, length - 1)
+    taken = whole[[at * len(whole) // windows for at in range(windows)]]
+    return torch.nn.functional.pad(taken, (1, 0), value=tokenizer.bos_token_id)
 
 
 def test_equal_logits_are_as_perplexed_as_the_vocabulary_is_large(
@@ -60,7 +62,7 @@ def test_the_batch_does_not_matter(batch: int, tiny_model: LlamaForCausalLM, tin
 
 def test_the_protocol_says_it_all(tiny_model: LlamaForCausalLM, tiny_tokenizer: Any, text_file: Path) -> None:
     measured = perplexity(tiny_model.bfloat16(), tiny_tokenizer, str(text_file), windows=2, length=16)
-    said = f"{text_file}, 2 windows x 16 from token 0, non-overlapping"
+    said = f"{text_file}, 2 windows x 16 in even steps from token 0, non-overlapping"
     assert measured.protocol == f"{said}, BOS at the head of every window"
     assert measured.dtype == "bfloat16"
     without = perplexity(tiny_model, tiny_tokenizer, str(text_file), windows=2, length=16, bos=False)
@@ -136,11 +138,12 @@ def test_published_perplexities_have_a_bos_at_the_head_of_the_text(
     tiny_config.max_position_embeddings = 2048
     model = LlamaForCausalLM(tiny_config).eval()
     measured = perplexity(model, tiny_tokenizer, "wikitext2", windows=2)
-    ids = tiny_tokenizer(f"{prose}\n\n{prose}", return_tensors="pt")["input_ids"][:, : 2 * 2048].reshape(2, 2048)
+    whole = tiny_tokenizer(f"{prose}\n\n{prose}", return_tensors="pt")["input_ids"][0].unfold(0, 2048, 2048)
+    ids = whole[[0, len(whole) // 2]]
     with torch.no_grad():
         losses = [model(input_ids=row[None], labels=row[None]).loss.double() for row in ids]
     assert measured.value == pytest.approx(math.exp(sum(losses) / 2), rel=1e-5)
-    said = "wikitext2, 2 windows x 2048 from token 0, non-overlapping, BOS at the head of"
+    said = "wikitext2, 2 windows x 2048 in even steps from token 0, non-overlapping, BOS at the head of"
     assert measured.protocol == f"{said} the text"
     every = perplexity(model, tiny_tokenizer, "wikitext2", windows=2, bos=True)
     assert every.protocol == f"{said} every window"
