@@ -1,9 +1,9 @@
 """How sure a compressed model is of its tokens: the scale of its logits, which its last norm holds.
 
-What a compressed model adds by mistake makes its logits spread further than what is left of the dense model's in them
-bears out. So once its weights are fitted, its last norm is multiplied by the number at which the KL divergence of its
-next tokens from the dense model's is least, as in temperature scaling (arXiv 1706.04599, section 4.2), there for
-labels. ``docs/results-refit.md`` has what it gives.
+Errors of compressed weights spread the logits, so the model is surer of its tokens than it should be. Once its weights
+are fitted, its last norm is multiplied by one number: the one at which the KL divergence of its next tokens from the
+dense model's is least. This is temperature scaling (arXiv 1706.04599, section 4.2), there fitted to labels.
+``docs/results-refit.md`` has what it gives.
 """
 
 from collections.abc import Iterable
@@ -47,7 +47,6 @@ def scaled_norm(norm: nn.Module, factor: float) -> nn.Module:
         gains = (copied(signs).float() - copied(-signs).float()) / 2 * signs
         beside = (gains - weight).mean().round()
         weight.copy_(factor * (weight.float() + beside) - beside)
-        for name, parameter in copied.named_parameters():
-            if name == "bias":
-                parameter.mul_(factor)
+        if getattr(copied, "bias", None) is not None:
+            copied.get_parameter("bias").mul_(factor)
     return copied

@@ -159,14 +159,14 @@ class PairedRun:
         Args:
             most: windows, in even steps.
         """
-        device = next(self._layers[-1].parameters()).device
-        chosen = torch.linspace(0, len(self._windows) - 1, min(most, len(self._windows))).round().long().tolist()
-        for part, *both in zip(self.parts, self._dense, self._ours, strict=True):
-            for window in range(*part.indices(len(self._windows))):
-                if window in chosen:
-                    at = slice(window - part.start, window - part.start + 1)
-                    dense, ours = (self._stack.logits(self._windows[window], one[at].to(device)) for one in both)
-                    yield dense, ours
+        device, size = next(self._layers[-1].parameters()).device, len(self._dense[0])
+        for window in range(0, len(self._windows), -(-len(self._windows) // most)):
+            part, at = divmod(window, size)
+            dense, ours = (
+                self._stack.logits(self._windows[window], states[part][at : at + 1].to(device))
+                for states in (self._dense, self._ours)
+            )
+            yield dense, ours
 
     def _run(self, layer: int, hidden: Tensor) -> Tensor:
         device = next(self._layers[layer].parameters()).device

@@ -3,8 +3,8 @@
 A weight was truncated for the inputs that the dense model gives it; in the compressed model it reads the output of
 truncated weights. So the weights of each layer are solved for again in the order in which they run, on the activations
 of the model as it is compressed so far (``gac.forms.refit``). Each form says what it makes of the solution: a low-rank
-pair is truncated again, in the metric of the method with the new inputs. In the end the last norm
-takes the scale at which the model is as sure of its tokens as the dense one (``gac.compression.confidence``).
+pair is truncated again, in the metric of the method with the new inputs. In the end the last norm takes the scale at
+which the model is as sure of its tokens as the dense one (``gac.compression.confidence``).
 
 SVD-LLM's closed-form update (arXiv 2403.07378, section 3.2) is here too: it solves for the second factor of low-rank
 weights alone. ``docs/results-refit.md`` has what each part gives.

@@ -255,10 +255,10 @@ class _Sums:
             both = self._sums.pop(f"both/{name}").clamp_min(TINY)
             means[f"scale/{name}"] = self._sums.pop(f"scale/{name}").div_(counted.sum().clamp_min(TINY)).float()
             for half, part in enumerate((counted[: self._half], counted[self._half :])):
-                for what, count in (("inputs", part.sum().clamp_min(TINY)), ("gradients", len(part) * length)):
+                alike = len(part) * length * both / counted.sum()
+                for what, count in (("inputs", part.sum().clamp_min(TINY)), ("gradients", alike)):
                     if len(part):
                         square = mirrored(self._sums.pop(f"{what}/{half}/{name}"))
-                        square.mul_(counted.sum() / both if what == "gradients" else 1)
                         means[f"{what}/{half}/{name}"] = square.div_(count).float()
         return means
 
