@@ -6,13 +6,12 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 import torch
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from gac.arrays import Floats
 from gac.errors import GacError
 from gac.evaluation.shapes import weight_bytes
-from gac.evaluation.steps import Context, Step, decode_step, prefill_step, prepare
+from gac.evaluation.steps import Contexts, Step, decode_step, prefill_step, prepare
 from gac.models.families import family_of
 from gac.profiling.timing.device import fingerprint
 from gac.profiling.timing.sampling import BATCH, PATIENCE, Batch, half_width
@@ -146,7 +145,7 @@ class GraphTimer:
         header = fingerprint()
         self.memory_bytes = header.memory_bytes
         self._watch = Stopwatch(header.l2_bytes, header.sm_clock_max_mhz)
-        self._contexts: dict[Workload, Context] = {}
+        self._contexts = Contexts()
 
     def hold(self, model: PreTrainedModel, workload: Workload, compiled: bool) -> tuple[Captured, int]:
         """Capture one run; bytes of the weights, the cache, and the most that a run allocates beside them.
@@ -158,7 +157,7 @@ class GraphTimer:
             ids = prepare(model, workload)
             cached, step = 0, prefill_step(model, ids)
             if workload.phase == "decode":
-                context = self._context(model, workload, ids)
+                context = self._contexts.of(model, workload, ids)
                 cached, step = context.nbytes, decode_step(model, context)
             if compiled:
                 compile_layers(model)
@@ -174,13 +173,6 @@ class GraphTimer:
                 "a smaller batch or context",
                 "Make it smaller, or time fewer models at once.",
             ) from failure
-
-    def _context(self, model: PreTrainedModel, workload: Workload, ids: Tensor) -> Context:
-        """One for all models that are timed beside each other: with each its own they would not fit."""
-        if workload not in self._contexts:
-            self._contexts.clear()
-            self._contexts[workload] = Context(model, ids)
-        return self._contexts[workload]
 
     def round(self, held: Sequence[Captured]) -> Batch:
         """Replay each once."""

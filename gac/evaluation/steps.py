@@ -15,6 +15,7 @@ from gac.workloads import Workload
 _ATTENTION = "sdpa_whole"
 
 Step = Callable[[], Tensor]
+_Layout = tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
 
 
 class Context:
@@ -44,6 +45,32 @@ class Context:
     def nbytes(self) -> int:
         layers: Any = self.cache.layers
         return sum(layer.keys.nbytes + layer.values.nbytes for layer in layers)
+
+
+class Contexts:
+    """Those of one workload. Models of the same keys and values share one: with each its own they would not fit."""
+
+    def __init__(self) -> None:
+        self._workload: Workload | None = None
+        self._kept: dict[_Layout, Context] = {}
+
+    def of(self, model: Any, workload: Workload, ids: Tensor) -> Context:
+        """That of the workload for this model, made where there is none."""
+        if workload != self._workload:
+            self._workload, self._kept = workload, {}
+        layout = _layout(model, ids[:1, :1])
+        if layout not in self._kept:
+            self._kept[layout] = Context(model, ids)
+        return self._kept[layout]
+
+
+@torch.no_grad()
+def _layout(model: Any, ids: Tensor) -> _Layout:
+    """Shapes of the keys and values of these tokens in every layer; a plan can make values shorter in some."""
+    cache = DynamicCache(config=model.config)
+    model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
+    layers: Any = cache.layers
+    return tuple((tuple(layer.keys.shape), tuple(layer.values.shape)) for layer in layers)
 
 
 def prepare(model: PreTrainedModel, workload: Workload) -> Tensor:

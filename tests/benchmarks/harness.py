@@ -164,6 +164,9 @@ class Study:
             "misaligned": 1 - plan.aligned_fraction,
             "alignment": plan.alignment,
             "certificate": plan.certificate.status,
+            "latency": {
+                one.workload: one.plan_ns / one.dense_ns for one in plan.workloads if one.plan_ns and one.dense_ns
+            },
             "predicted": plan.prediction.loss,
             "perplexity": found,
             "ratio": found / self.record["dense"],

@@ -1,4 +1,4 @@
-"""Loss on three texts of models that were calibrated on each of three: Wikipedia, technical text, and half of each.
+"""Loss on three texts of models that were calibrated on Wikipedia, on technical text, and on both in several shares.
 
     python tests/benchmarks/texts.py --learned pages.txt --technical git.txt --output texts.json
 
@@ -18,26 +18,32 @@ from tests.benchmarks.harness import OF_A_STUDY, Study, options
 
 NEWS = "test/test_data/lee_background.cor"
 
+SHARES = {
+    "wiki": (8, 0),
+    "half of each": (4, 4),
+    "three to one": (6, 2),
+    "seven to one": (7, 1),
+    "technical": (0, 8),
+    "as much of each": (8, 8),
+}
+"""Eighths of the windows that are of Wikipedia, and of technical text."""
+
 
 def main() -> None:
     parser = options(__doc__, *OF_A_STUDY, "--budgets")
     parser.add_argument("--learned", required=True, help="technical text that is calibrated on")
     parser.add_argument("--technical", required=True, help="other technical text, that is evaluated")
     parser.add_argument("--size", type=int, default=64, help="windows of calibration text")
+    parser.add_argument("--only", choices=tuple(SHARES), action="append", help="repeatable; all by default")
     parser.set_defaults(budgets=[0.8], windows=64)
     asked = parser.parse_args()
     gensim = importlib.util.find_spec("gensim")
     assert gensim is not None, "gensim is not installed"
     news = Path(next(iter(gensim.submodule_search_locations or ())), NEWS)
     study = OnTexts(asked, {"wiki": "wiki-sample", "prose": str(news), "technical": asked.technical})
-    whole, half, quarter = asked.size, asked.size // 2, asked.size // 4
-    for name, calibration in {
-        "wiki": [f"wiki-sample:{whole}x1024"],
-        "half of each": [f"wiki-sample:{half}x1024", f"{asked.learned}:{half}x1024"],
-        "three to one": [f"wiki-sample:{whole - quarter}x1024", f"{asked.learned}:{quarter}x1024"],
-        "technical": [f"{asked.learned}:{whole}x1024"],
-        "as much of each": [f"wiki-sample:{whole}x1024", f"{asked.learned}:{whole}x1024"],
-    }.items():
+    for name in asked.only or SHARES:
+        of_wiki, of_learned = (asked.size * share // 8 for share in SHARES[name])
+        calibration = [f"{text}:{n}x1024" for text, n in (("wiki-sample", of_wiki), (asked.learned, of_learned)) if n]
         for budget in asked.budgets:
             study.add({"calibrated on": name}, budget, calibration=calibration)
 

@@ -1,5 +1,6 @@
 """Whole models timed in turns, beside what is predicted, with a clock of the tests' own."""
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,9 +13,10 @@ from gac.errors import GacError, ProfileError
 from gac.evaluation.bench import Bench, Reference, in_groups
 from gac.evaluation.latency import LEAST_ROUNDS, MOST_ROUNDS, Entry, GraphTimer, Spread, interleaved, time_in_turns
 from gac.evaluation.shapes import model_of_shapes, planner_of_shapes, variant, weight_bytes, without_gemms
-from gac.evaluation.steps import Context, Step, decode_step, prefill_step, prepare
+from gac.evaluation.steps import Context, Contexts, Step, decode_step, prefill_step, prepare
 from gac.evaluation.versions import DENSE, FUSED, UNALIGNED, Planner, Version, versions_at
 from gac.forms.planned_sites import run_together
+from gac.plan import WeightChoice
 from gac.profiling.timing.sampling import Batch
 from gac.workloads import Workload
 
@@ -63,6 +65,18 @@ def test_a_decode_step_can_be_repeated(model: PreTrainedModel) -> None:
     step = step_of(model, DECODE)
     first = step()
     assert all(torch.equal(step(), first) for _ in range(10))
+
+
+def test_models_share_a_context_unless_their_values_are_shorter(model: PreTrainedModel) -> None:
+    ids, contexts = prepare(model, DECODE), Contexts()
+    sites = planner_of_shapes("smollm2", [DECODE], "nvidia-h100-80gb-hbm3", layers=2).problem.sites
+    weights = [weight for site in sites if site.layer == 1 for weight in site.weights]
+    choices = [WeightChoice(weight, "head_dim", 8) for weight in weights if weight.values]
+    shorter = variant(model, choices)
+    own, other = contexts.of(model, DECODE, ids), contexts.of(shorter, DECODE, ids)
+    assert contexts.of(copy.deepcopy(model), DECODE, ids) is own is not other
+    assert own.nbytes - other.nbytes == 4 * 2 * 8 * 3 * (64 - 8)
+    assert decode_step(shorter, other)().isfinite().all()
 
 
 def test_a_workload_beyond_the_models_positions_is_refused(model: PreTrainedModel) -> None:
