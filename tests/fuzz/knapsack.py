@@ -29,7 +29,7 @@ FINE = 2**1074
 
 
 def random_instance(draw: random.Random) -> Instance:
-    """Up to 5 groups of 4 items, each number of one of a few kinds that the instance has; limits near what is taken."""
+    """Up to 5 groups of 5 items, each number of one of a few kinds that the instance has; limits near what is taken."""
     rows = draw.choice([1, 1, 1, 2, 2, 3, 4])
     losses, costs = (draw.sample(kinds, draw.choice([1, 1, 2, 3])) for kinds in (LOSSES, COSTS))
     groups = [
@@ -39,6 +39,8 @@ def random_instance(draw: random.Random) -> Instance:
         ]
         for _ in range(draw.randint(1, 5))
     ]
+    for items in groups:
+        items.extend(draw.sample(items, 1) if draw.random() < 0.2 else [])
     return groups, [_limit([[costs[row] for _, costs in items] for items in groups], draw) for row in range(rows)]
 
 
@@ -52,6 +54,7 @@ LOSSES = (
     lambda draw: 1e18 + draw.randint(0, 4) * 128,
     lambda draw: 1.0 + draw.randint(0, 4) * 2.0**-52,
     lambda draw: draw.choice([1e308, sys.float_info.max, 3e307]),
+    lambda draw: draw.choice([1e15, 1e18, 1e30, 1e300]) if draw.random() < 0.3 else float(draw.randint(0, 20)),
 )
 COSTS = (
     lambda draw: 0,
