@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import stat
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
@@ -31,13 +32,36 @@ def home() -> Path:
     return Path(os.environ.get("GAC_HOME") or Path.home() / ".cache" / "gac")
 
 
+def destination(path: Path, directory: bool = False) -> Path:
+    """Where something that is called ``path`` is written: where symlinks lead, so that these stay.
+
+    Args:
+        directory: whether a directory is written, or a file.
+
+    Raises:
+        OSError: something else is there (a device, a FIFO), or symlinks lead nowhere.
+    """
+    try:
+        mode = path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return Path(os.path.realpath(path))
+    if not (stat.S_ISDIR if directory else stat.S_ISREG)(mode):
+        what = "directory" if directory else "regular file"
+        raise FileExistsError(errno.EEXIST, f"what is there is no {what}", str(path))
+    return Path(os.path.realpath(path))
+
+
 @contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
     """Yield a temporary name beside ``path``; rename it onto ``path`` on success, remove it on failure.
 
     The content is on the disk before the name is, and the name before this returns. A process that is killed leaves
-    a hidden ``.part`` file, which nothing reads.
+    a hidden ``.part`` file, which nothing reads. Where ``path`` is a symlink, the file that it names is replaced.
+
+    Raises:
+        OSError: it cannot be written, or what is there is no regular file.
     """
+    path = destination(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
     os.close(handle)

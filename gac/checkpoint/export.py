@@ -45,7 +45,7 @@ def export(
         ModelError: a weight is not in memory.
     """
     loaded: Any = load(model) if isinstance(model, str | Path) else model
-    plan, target = planned(loaded), Path(directory).resolve()
+    plan, target = planned(loaded), Path(directory)
     check_in_memory(loaded)
     config = _dense_config(loaded.config)
     if merge:
@@ -54,7 +54,7 @@ def export(
         config = _with_fewer_neurons(config, plan)
     plain = _empty(loaded, config)
     state = _state(loaded, plain, plan, merge)
-    check_free(target, overwrite=False)
+    check_free(target)
     with complete_directory(target) as part:
         plain.generation_config = loaded.generation_config
         plain.save_pretrained(part, state_dict=state)

@@ -38,7 +38,7 @@ def save(
         CheckpointError: the model carries no plan or no longer matches it, or the directory is in use or
             cannot be written.
     """
-    target = Path(directory).resolve()
+    target = Path(directory)
     plan = planned(model)
     _check_matches(model, plan)
     attach_plan(model, plan)

@@ -12,14 +12,17 @@ from typing import Any
 from safetensors import SafetensorError
 
 from gac.errors import CheckpointError, ModelError
-from gac.io import exchange, open_to_umask, sync_directory
+from gac.io import destination, exchange, open_to_umask, sync_directory
 from gac.models.loading import is_checkpoint, load_tokenizer, quiet_transformers
 
 logger = logging.getLogger("gac")
 
 
-def check_free(target: Path, overwrite: bool) -> None:
+def check_free(target: Path, overwrite: bool | None = None) -> None:
     """Refuse a directory that holds something else, or a compressed checkpoint that must not be replaced.
+
+    Args:
+        overwrite: whether it may be replaced; None where nobody can ask for that.
 
     Raises:
         CheckpointError: it is in use.
@@ -34,7 +37,7 @@ def check_free(target: Path, overwrite: bool) -> None:
         raise CheckpointError(
             f"{target} holds a compressed checkpoint",
             "a new or empty directory",
-            "Choose another directory, or pass overwrite=True.",
+            "Choose another directory" + (", or pass overwrite=True (--overwrite)." if overwrite is False else "."),
         )
 
 
@@ -43,9 +46,10 @@ def complete_directory(target: Path) -> Iterator[Path]:
     """Yield a temporary directory beside ``target``; move it there on success, remove it on failure.
 
     Raises:
-        CheckpointError: something cannot be written.
+        CheckpointError: something cannot be written, or what is there is no directory.
     """
     try:
+        target = destination(target, directory=True)
         with _beside(target) as part:
             with quiet_transformers():
                 yield part

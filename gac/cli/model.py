@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from gac.allocation.frontier import Frontier
 
 _NEW = Target(CheckpointError, directory=True)
+_FRONTIER = Target(PlanError, early=False)
 
 
 @click.command(cls=Verb, resume=STATISTICS_KEPT)
@@ -66,7 +67,7 @@ def allocate(model: str, asked: Callable[[str], dict[str, Any]], output: Path, *
     help="What is limited: parameters, or the latency of one of the workloads.",
 )
 @recipe_options(limits=False)
-@output_option(FILE, "The frontier to write; an existing file is replaced.", default="frontier.json")
+@output_option(_FRONTIER, "The frontier to write; an existing file is replaced.", default="frontier.json")
 @plot_option("Draw perplexity against parameters and latency")
 def frontier(
     source: str, plot: Path | None, output: Path, asked: Callable[[str], dict[str, Any]], **steps: Any
@@ -85,7 +86,7 @@ def frontier(
         refuse_given(measuring - {"source", "plot", "as_json"}, f"with a model; {source} is a saved frontier.")
         path, found = source, gac.Frontier.load(source)
     else:
-        Target(PlanError).check(output)
+        _FRONTIER.check(output)
         path, found = str(output), gac.frontier(source, **asked(source), **steps)
         found.save(output)
         note(f"saved as {output}")
@@ -152,7 +153,7 @@ def export(directory: Path, output: Path, merge: bool) -> Answer:
     """
     from gac.checkpoint.target import check_free
 
-    check_free(output, overwrite=False)
+    check_free(output)
     gac.export(directory, output, merge=merge)
     return _saved(output, {"merged": merge})
 

@@ -12,6 +12,7 @@ from click.core import ParameterSource
 import gac
 from gac.errors import GacError
 from gac.forms import DEFAULT_FORMS
+from gac.io import destination
 
 if TYPE_CHECKING:
     from gac.plan import Plan
@@ -127,16 +128,22 @@ def refuse_given(names: Container[str | None], why: str) -> None:
 
 
 class Target(click.Path):
-    """A path that the command writes to; ``Verb`` checks it before the command runs.
+    """A path that the command writes to; ``Verb`` checks it before the command runs. ``-`` is none.
 
     Args:
         error: what is raised where it cannot be written.
-        directory: whether it may be a directory.
+        directory: whether a directory is written, or a file.
+        early: False where the command checks it by itself, for it does not always write it.
     """
 
-    def __init__(self, error: type[GacError] = GacError, directory: bool = False) -> None:
+    def __init__(self, error: type[GacError] = GacError, directory: bool = False, early: bool = True) -> None:
         super().__init__(path_type=Path)
-        self.error, self.directory = error, directory
+        self.error, self.directory, self.early = error, directory, early
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == "-":
+            self.fail("'-' names no file. Name one; with --json, the answer is on standard output.", param, ctx)
+        return super().convert(value, param, ctx)
 
     def check(self, path: Path) -> None:
         """Refuse a path that cannot be written.
@@ -148,7 +155,8 @@ class Target(click.Path):
         try:
             if path.is_dir() and not self.directory:
                 raise self.error(f"{path} is a directory", "the path of a file", "Name a file in it.")
-            folder = next(parent for parent in path.absolute().parents if parent.exists())
+            real = destination(path, self.directory)
+            folder = next(parent for parent in (*real.parents, real) if parent.exists())
             if not folder.is_dir():
                 raise self.error(f"{path}: {folder} is a file", "a path below a directory", "Choose another path.")
             with TemporaryFile(dir=folder):

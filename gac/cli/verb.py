@@ -70,7 +70,7 @@ class Verb(click.Command):
         """Check where the command will write, run it, and write its document where ``document_option`` says."""
         for parameter in self.params:
             path = ctx.params.get(parameter.name or "")
-            if isinstance(parameter.type, Target) and path is not None:
+            if isinstance(parameter.type, Target) and parameter.type.early and path is not None:
                 parameter.type.check(path)
         copy: Path | None = ctx.params.pop("document", None)
         answer: Answer = super().invoke(ctx)

@@ -1,5 +1,6 @@
 """Repair a checkpoint: find its dims, decide what they become, write it again with zeros."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -64,7 +65,7 @@ def repair(
     parsed = [Workload.parse(workload) for workload in workloads]
     selected = select_profile(profile)
     _check_apart(Path(directory), Path(output))
-    check_free(Path(output).resolve(), overwrite)
+    check_free(Path(output), overwrite)
     source = open_source(Path(directory), allow_pickle=allow_pickle)
     return _repaired(source, (str(directory), str(output)), contract, selected, parsed, measure=measure)
 
@@ -101,7 +102,7 @@ def _repaired(
     )
     held = sum(tensor.nbytes for tensor in source.tensors.values())
     grown = held + added_bytes(source, shared, after)
-    with complete_directory(Path(output).resolve()) as part:
+    with complete_directory(Path(output)) as part:
         write(source, part, shared, after, grown)
     return Repaired(
         source=directory,
@@ -133,7 +134,7 @@ def decide(
 
 def _check_apart(directory: Path, output: Path) -> None:
     """Refuse an output that is the input, inside it, or around it."""
-    source, target = directory.resolve(), output.resolve()
+    source, target = (Path(os.path.realpath(path)) for path in (directory, output))
     if source == target:
         raise CheckpointError(
             f"the output {output} is the input", "another directory: the input is never changed", "Choose another one."

@@ -23,7 +23,7 @@ def test_a_directory_in_use_is_left_alone(model: LlamaForCausalLM, saved: Path) 
         gac.save(model, saved)
     assert str(caught.value) == (
         f"{saved} holds a compressed checkpoint; expected a new or empty directory. "
-        "Choose another directory, or pass overwrite=True."
+        "Choose another directory, or pass overwrite=True (--overwrite)."
     )
     assert (saved / "mine").exists()
 

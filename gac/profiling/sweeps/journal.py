@@ -9,7 +9,7 @@ from types import TracebackType
 import msgspec
 
 from gac.errors import GacError, ProfileError
-from gac.io import sync_directory
+from gac.io import destination, sync_directory
 from gac.profiling.lines import AgainLine, HeaderLine, KernelLine, Line, LostLine, RowLine, SentinelLine, SharedLine
 from gac.profiling.reading import parse
 from gac.profiling.records import Header, Launch, Measurement, Point
@@ -39,6 +39,7 @@ class Journal:
 
     def __enter__(self) -> "Journal":
         try:
+            destination(self.path)  # refuses a device or a FIFO
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._file = self.path.open("a+b", buffering=0)
             try:

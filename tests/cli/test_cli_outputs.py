@@ -1,0 +1,111 @@
+"""Where commands write: a device, a FIFO or a socket is refused and stays, a symlink leads to what is replaced."""
+
+import os
+import socket
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gac.checkpoint.target import complete_directory
+from gac.errors import CheckpointError, GacError
+from gac.io import destination, whole_file
+from tests.cli.commands import refused, run
+
+
+def _socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(str(path))
+
+
+SPECIAL = {"fifo": os.mkfifo, "socket": _socket, "link": lambda path: os.symlink("/dev/null", path)}
+WRITES_FILE = (
+    "allocate m",
+    "frontier m",
+    "report plan.json",
+    "eval m",
+    "bench m",
+    "profile",
+    "study gemm-k",
+    "plot published",
+)
+WRITES_DIRECTORY = ("compress m --plan p", "repair d", "export d")
+
+
+@pytest.mark.parametrize("make", SPECIAL.values(), ids=SPECIAL)
+@pytest.mark.parametrize("command", [*WRITES_FILE, *WRITES_DIRECTORY])
+def test_what_is_no_file_is_refused_before_any_work(
+    command: str, make: Callable[[Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    target = Path("out.svg")
+    make(target)
+    before = target.lstat()
+    what = "directory" if command in WRITES_DIRECTORY else "regular file"
+    assert f"out.svg: what is there is no {what}; expected a writable path" in refused(*command.split(), "-o", target)
+    assert (target.lstat().st_ino, target.lstat().st_mode) == (before.st_ino, before.st_mode)
+
+
+@pytest.mark.parametrize("command", [*WRITES_FILE, *WRITES_DIRECTORY])
+def test_a_dash_names_no_file(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = run(*command.split(), "-o", "-")
+    assert (result.exit_code, list(tmp_path.iterdir())) == (2, [])
+    assert "'-' names no file. Name one; with --json, the answer is on standard output." in result.stderr
+
+
+def test_the_root_directory_is_refused_as_any_other(tmp_path: Path) -> None:
+    (tmp_path / "used").mkdir()
+    (tmp_path / "used" / "file").touch()
+    for place in ("/", tmp_path / "used"):
+        said = refused("export", tmp_path, "-o", place)
+        assert f"{place} exists and is no compressed checkpoint; expected a new or empty directory" in said
+
+
+@pytest.mark.parametrize("place", ["/dev/null", "/dev/zero"])
+def test_a_device_is_nowhere_to_write(place: str) -> None:
+    assert stat.S_ISCHR(os.stat(place).st_mode)
+    with pytest.raises(FileExistsError, match="what is there is no regular file"):
+        destination(Path(place))
+
+
+def test_a_file_is_replaced_where_symlinks_lead(tmp_path: Path) -> None:
+    (tmp_path / "far").mkdir()
+    file, link, second = tmp_path / "far" / "plan", tmp_path / "link", tmp_path / "second"
+    file.write_text("old")
+    link.symlink_to(file)
+    second.symlink_to("link")
+    with whole_file(second, "plan") as temporary:
+        assert temporary.parent == file.parent
+        temporary.write_text("new")
+    assert (file.read_text(), link.readlink(), second.readlink()) == ("new", file, Path("link"))
+
+
+def test_a_symlink_to_nothing_names_a_new_file(tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to("new")
+    with whole_file(link, "plan") as temporary:
+        temporary.write_text("new")
+    assert (tmp_path / "new").read_text() == "new"
+    assert link.is_symlink()
+
+
+def test_a_directory_is_written_where_a_symlink_leads(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    link = tmp_path / "link"
+    link.symlink_to("empty")
+    with complete_directory(link) as part:
+        (part / "file").touch()
+    assert (tmp_path / "empty" / "file").exists()
+    assert link.is_symlink()
+
+
+def test_symlinks_in_a_circle_are_refused(tmp_path: Path) -> None:
+    one, other = tmp_path / "one", tmp_path / "other"
+    one.symlink_to(other)
+    other.symlink_to(one)
+    with pytest.raises(GacError, match="plan cannot be written"), whole_file(one, "plan"):
+        pass
+    with pytest.raises(CheckpointError, match="cannot be written"), complete_directory(one):
+        pass
