@@ -10,6 +10,15 @@ REMEDY = f"pip uninstall gac, then pip install --force-reinstall {NAME}"
 
 
 def main() -> None:
+    """Run the command line; an interrupt while it is loaded ends it as one that comes later does."""
+    try:
+        _run()
+    except KeyboardInterrupt:
+        print("\nInterrupted.", file=sys.stderr)
+        sys.exit(130)
+
+
+def _run() -> None:
     """Run the command line, or say that another tool stands in its place."""
     import gac
 

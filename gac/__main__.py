@@ -1,5 +1,5 @@
 """``python -m gac``: the command line."""
 
-from gac.cli import main
+from gpu_aligned_compression import main
 
-main(prog_name="gac")
+main()

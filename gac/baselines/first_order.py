@@ -12,13 +12,13 @@ from itertools import groupby
 
 import torch
 from torch import Tensor, nn
-from tqdm import tqdm
 
 from gac.arrays import Floats
 from gac.forms.low_rank.torch import every_rank
 from gac.linalg import check_measured
 from gac.models.linears import linear_at
 from gac.models.sites import Site, Weight
+from gac.progress import progress_bar
 from gac.sensitivity.calibration import CalibrationRun
 from gac.sensitivity.curves import stream_fits
 from gac.sensitivity.layerwise import frozen
@@ -71,7 +71,7 @@ def mean_gradients(
     names = [weight.name for weight in weights]
     sums = {name: torch.zeros_like(model.get_parameter(f"{name}.weight"), dtype=torch.float32) for name in names}
     with _only_gradients_of(model, sums):
-        for window in tqdm(windows, "mean gradients", unit="window", disable=not progress):
+        for window in progress_bar("mean gradients", "window", steps=windows, shown=progress):
             window_loss(model, window).backward()  # type: ignore[no-untyped-call]
     predicted = windows.numel() - len(windows)
     for name, total in sums.items():

@@ -11,12 +11,12 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 from torch import Tensor, nn
-from tqdm import tqdm
 
 from gac.arrays import Floats
 from gac.forms.low_rank.torch import every_rank
 from gac.models.linears import linear_at
 from gac.models.sites import Site
+from gac.progress import progress_bar
 from gac.sensitivity.calibration import CalibrationRun
 from gac.sensitivity.curves import stream_fits
 from gac.sensitivity.layerwise import frozen
@@ -51,7 +51,7 @@ def stream_truncation_losses(run: CalibrationRun, sites: Sequence[Site]) -> Iter
         count * len(KEPT),
         *ids.shape,
     )
-    with tqdm(total=count * len(KEPT), desc="truncating", unit="run", disable=not run.progress) as bar:
+    with progress_bar("truncating", "run", count * len(KEPT), shown=run.progress) as bar:
         for layer, fit in stream_fits(run, sites):
             found = {}
             for weight in (weight for site in sites if site.layer == layer for weight in site.weights):

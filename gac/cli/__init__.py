@@ -11,6 +11,7 @@ from gac.cli.plot import plot
 from gac.cli.profile import profile, profiles
 from gac.cli.show import compare, graph, report
 from gac.cli.study import study
+from gac.cli.verb import Program
 from gac.version import __distribution__, __version__
 
 _EPILOG = """\b
@@ -21,10 +22,13 @@ A first plan needs no network and no GPU (docs/quickstart.md names the packages)
 
 Exit status: 0, 1 (an error that says what to do), 2 (usage), 130 (interrupted).
 With --json, standard output holds one JSON document: the answer, or {"error": {given, expected, remedy}}.
-Notes and progress go to standard error."""
+Notes and progress go to standard error (--quiet: warnings and errors alone). Progress is a bar on a terminal, elsewhere
+a line a minute."""
 
 
-@click.group(epilog=_EPILOG, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(
+    cls=Program, epilog=_EPILOG, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+)
 @click.version_option(__version__, prog_name="gac", message=f"%(prog)s, version %(version)s ({__distribution__})")
 def main() -> None:
     """GPU-aligned compression: smaller language models whose dimensions run fast on your GPU.

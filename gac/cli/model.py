@@ -83,7 +83,7 @@ def frontier(
 
     if source.endswith(".json") or Path(source).is_file():  # models are directories or names
         measuring = {parameter.name for parameter in click.get_current_context().command.params}
-        refuse_given(measuring - {"source", "plot", "as_json"}, f"with a model; {source} is a saved frontier.")
+        refuse_given(measuring - {"source", "plot", "as_json", "quiet"}, f"with a model; {source} is a saved frontier.")
         path, found = source, gac.Frontier.load(source)
     else:
         _FRONTIER.check(output)

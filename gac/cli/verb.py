@@ -3,9 +3,10 @@
 import errno
 import json
 import logging
+import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -43,11 +44,13 @@ class Verb(click.Command):
         super().__init__(*args, **options)
         self.resume = resume
         self.params.append(click.Option(["--json", "as_json"], is_flag=True, help="Print one JSON document."))
+        quiet = "Say warnings and errors only: no notes, no progress."
+        self.params.append(click.Option(["--quiet", "-q"], is_flag=True, help=quiet))
 
     def invoke(self, ctx: click.Context) -> None:
-        as_json = ctx.params.pop("as_json")
+        as_json, quiet = ctx.params.pop("as_json"), ctx.params.pop("quiet")
         try:
-            with _notes():
+            with _notes(quiet):
                 answer = self._answer(ctx)
         except GacError as failure:
             _fail(ctx, failure, as_json, FAILED)
@@ -63,7 +66,7 @@ class Verb(click.Command):
         except OSError as failure:
             if failure.errno == errno.EPIPE:
                 raise  # the reader has seen enough; click ends quietly
-            note(f"Error: the answer cannot be written: {failure.strerror}")
+            click.echo(f"Error: the answer cannot be written: {failure.strerror}", err=True)
             ctx.exit(FAILED)
 
     def _answer(self, ctx: click.Context) -> Answer:
@@ -81,25 +84,63 @@ class Verb(click.Command):
         return answer
 
 
+class Program(click.Group):
+    """All commands. A wrong usage is told in JSON too, an interrupt has its status, and closed streams are no crash."""
+
+    def main(self, args: Sequence[str] | None = None, standalone_mode: bool = True, **extra: Any) -> Any:  # type: ignore[override]  # the rest by keyword
+        if not standalone_mode:
+            return super().main(args, standalone_mode=False, **extra)
+        _check_streams()
+        try:
+            sys.exit(super().main(args, standalone_mode=False, **extra))
+        except click.ClickException as failure:
+            if "--json" in (sys.argv[1:] if args is None else args):
+                click.echo(_as_json(_error(_wrong_usage(failure))))
+            else:
+                failure.show()
+            sys.exit(failure.exit_code)
+        except click.Abort:
+            click.echo("\nInterrupted.", err=True)
+            sys.exit(INTERRUPTED)
+
+
+def _check_streams() -> None:
+    """End where nobody could read the answer; what is closed would else be given to the next file that is opened."""
+    if sys.stderr is None:
+        sys.stderr = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
+    if sys.stdout is None:
+        remedy = "Send it to a file or a pipe."
+        click.echo(f"Error: {GacError('standard output is closed', 'an open one, for the answer', remedy)}", err=True)
+        sys.exit(FAILED)
+
+
+def _wrong_usage(failure: click.ClickException) -> GacError:
+    """The error of a command line that click refuses."""
+    ctx = getattr(failure, "ctx", None) or click.Context(click.Command("gac"), info_name="gac")
+    usage = " ".join(ctx.get_usage().removeprefix("Usage: ").split())
+    return GacError(failure.format_message().rstrip("."), usage, f"See {ctx.command_path} --help.")
+
+
 document_option = click.option(
     "-o", "--output", "document", type=Target(), help="Also write the JSON document to this file."
 )
 
 
 def note(text: str) -> None:
-    """Say something beside the answer: on standard error."""
-    click.echo(text, err=True)
+    """Say something beside the answer: on standard error, where ``--quiet`` is not given."""
+    logging.getLogger("gac").info("%s", text)
 
 
 def _fail(ctx: click.Context, failure: GacError, as_json: bool, status: int) -> NoReturn:
     if as_json:
-        parts = {"given": failure.given, "expected": failure.expected, "remedy": failure.remedy}
-        click.echo(_as_json({"error": parts}))
-    elif status == INTERRUPTED:
-        note(f"\nInterrupted. {failure.remedy}")
+        click.echo(_as_json(_error(failure)))
     else:
-        note(f"Error: {failure}")
+        click.echo(f"\nInterrupted. {failure.remedy}" if status == INTERRUPTED else f"Error: {failure}", err=True)
     ctx.exit(status)
+
+
+def _error(failure: GacError) -> dict[str, Any]:
+    return {"error": {"given": failure.given, "expected": failure.expected, "remedy": failure.remedy}}
 
 
 def _as_json(document: Mapping[str, Any]) -> str:
@@ -117,18 +158,21 @@ def _show(tables: Iterable["RenderableType"]) -> None:
 
 class _NoteHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
-        note(record.getMessage())
+        click.echo(record.getMessage(), err=True)
 
 
 @contextmanager
-def _notes() -> Iterator[None]:
-    """Show what the library logs, while a command runs."""
+def _notes(quiet: bool) -> Iterator[None]:
+    """Show what the library logs, and how far it is, while a command runs; its warnings alone where it is quiet."""
+    from gac.progress import no_progress
+
     logger, handler = logging.getLogger("gac"), _NoteHandler()
     level = logger.level
     logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
+    logger.setLevel(logging.WARNING if quiet else logging.INFO)
     try:
-        yield
+        with no_progress() if quiet else nullcontext():
+            yield
     finally:
         logger.removeHandler(handler)
         logger.setLevel(level)

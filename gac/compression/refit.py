@@ -21,7 +21,6 @@ from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
-from tqdm import tqdm
 
 from gac.compression.apply import swap_in
 from gac.compression.confidence import fitted_scale, scaled_norm
@@ -38,6 +37,7 @@ from gac.models.families import Family, family_of
 from gac.models.linears import linear_at
 from gac.models.sites import Site, Weight
 from gac.plan import WeightChoice
+from gac.progress import progress_bar
 from gac.recipe import Refit
 from gac.schemes import Scheme, scheme_named
 from gac.sensitivity.calibration import TINY, CalibrationRun, decoder_layers, first_half
@@ -132,7 +132,7 @@ def refit(
     with frozen(model), torch.no_grad():
         both.start(lowest)
         begun = time.monotonic()
-        for layer in tqdm(range(lowest, len(layers)), "refitting", unit="layer", disable=not run.progress):
+        for layer in progress_bar("refitting", "layer", steps=range(lowest, len(layers)), shown=run.progress):
             fit = _LayerFit(model, both, ways, layer, layers[layer], choices, kept[layer], run.method, how)
             fitted |= fit.run(modules)
             if layer == lowest and run.progress:

@@ -9,13 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, kl_div
-from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from gac.arrays import Floats
 from gac.errors import ModelError
 from gac.evaluation.protocol import Sample, dtype_of, take_sample
 from gac.evaluation.results import Divergence, Perplexity
+from gac.progress import progress_bar
 from gac.sensitivity.documents import Text
 from gac.sensitivity.layerwise import frozen
 
@@ -148,9 +148,7 @@ def _sums(
         for model in models:
             stack.enter_context(frozen(model))
         stack.enter_context(torch.inference_mode())
-        bar = stack.enter_context(
-            tqdm(total=windows, desc=doing, unit="window", leave=False, disable=None if progress else True)
-        )
+        bar = stack.enter_context(progress_bar(doing, "window", windows, shown=progress, leave=False))
         for first in range(0, windows, batch):
             ids = sample.cut.ids[first : first + batch]
             runs = (model(input_ids=ids.to(model.device), use_cache=False) for model in models)

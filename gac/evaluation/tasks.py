@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 from gac.errors import ModelError, TaskError, did_you_mean, first_line
 from gac.evaluation.protocol import dtype_of
 from gac.evaluation.results import TaskScore
+from gac.progress import has_bars
 from gac.sensitivity.layerwise import frozen
 
 logger = logging.getLogger("gac")
@@ -213,9 +214,8 @@ def _quiet(progress: bool) -> Iterator[None]:
     theirs.addHandler(heard)
     theirs.setLevel(logging.WARNING)
     theirs.propagate = False
-    shown = progress and sys.stderr.isatty()
     try:
-        with contextlib.nullcontext() if shown else contextlib.redirect_stderr(io.StringIO()):
+        with contextlib.nullcontext() if progress and has_bars() else contextlib.redirect_stderr(io.StringIO()):
             yield
     finally:
         theirs.removeHandler(heard)

@@ -6,7 +6,6 @@ import importlib.util
 import json
 import logging
 import re
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,6 +23,7 @@ from gac.errors import GacError, ModelError, first_line, printable
 from gac.models.families import check_layers
 from gac.models.packaged import PACKAGED
 from gac.models.shapes import SHAPES
+from gac.progress import has_bars
 
 _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 # A hostile config makes transformers fail in any of these ways, far from where the field was read.
@@ -241,7 +241,7 @@ def default_device() -> str:
 @contextlib.contextmanager
 def quiet_transformers() -> Iterator[None]:
     """No progress bars of transformers in files and pipes; on a terminal they stay."""
-    if sys.stderr.isatty() or not _logging.is_progress_bar_enabled():
+    if has_bars() or not _logging.is_progress_bar_enabled():
         yield
         return
     _logging.disable_progress_bar()

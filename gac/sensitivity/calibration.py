@@ -24,7 +24,6 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
-from tqdm import tqdm
 
 from gac.display import about
 from gac.errors import ModelError
@@ -32,6 +31,7 @@ from gac.forms.metric import Halves, Moments
 from gac.linalg import add_square, check_measured, mirrored, tf32_products
 from gac.models.loading import read_parameter
 from gac.models.sites import Site, Weight
+from gac.progress import progress_bar
 from gac.sensitivity.layerwise import LayerwiseBackward, Tick, listening
 from gac.sensitivity.methods import Method
 from gac.sensitivity.store import StatisticsStore, read_tensors, write_tensors
@@ -158,7 +158,7 @@ def _measure(run: CalibrationRun, weights: Mapping[int, Sequence[Weight]]) -> It
     model, windows, store, lowest = run.model, run.windows, run.store, min(weights)
     layers = decoder_layers(model, weights)
     backward = LayerwiseBackward(model, layers, windows, lowest)
-    with tqdm(total=0, desc="calibrating", unit="window", disable=not run.progress) as bar:
+    with progress_bar("calibrating", "window", 0, shown=run.progress) as bar:
         bar.reset(len(windows))
         backward.start(_told(bar.update, len(windows), 1 - lowest / len(layers)) if run.progress else bar.update)
         loss = backward.loss / (windows.numel() - len(windows))  # the first token of a window is not predicted

@@ -11,7 +11,6 @@ from typing import cast
 import numpy as np
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from gac.arrays import Floats
 from gac.curves import LossCurve, LossCurves
@@ -21,6 +20,7 @@ from gac.forms.tensors import Kept, Statistics
 from gac.linalg import packed
 from gac.models.loading import read_parameter
 from gac.models.sites import Site, Weight
+from gac.progress import progress_bar
 from gac.schemes import DEFAULT_SCHEME, Scheme, scheme_named
 from gac.sensitivity.calibration import CalibrationRun, LayerMoments
 from gac.sensitivity.store import TensorFile, background_writer, read_arrays
@@ -150,7 +150,7 @@ def stream_fits(
     wanted = [site for group in by_layer.values() for site in group]
     stream = run.moments(wanted)
     with background_writer() as write:
-        for layer, moments in tqdm(stream, "decomposing", len(by_layer), unit="layer", disable=not run.progress):
+        for layer, moments in progress_bar("decomposing", "layer", len(by_layer), stream, run.progress):
             fits = []
             for part in missing[layer]:
                 fits.append(fit_layer(run, by_layer[layer], moments, part.forms, part.schemes))

@@ -6,19 +6,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import exp
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from tqdm import tqdm
 
 from gac.errors import TextError
 from gac.models.sites import Site
+from gac.progress import progress_bar
 from gac.sensitivity.documents import Documents, Text
 from gac.sensitivity.layerwise import frozen, listening
 from gac.sensitivity.losses import window_loss
 from gac.sensitivity.text import Windows, check_vocabulary, evaluation_windows
 from gac.sensitivity.texts import Texts
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
 
 logger = logging.getLogger("gac")
 
@@ -81,7 +84,7 @@ def check_likeness(
     other = check_windows(model, tokenizer, texts, windows, check)
     own = _spaced(windows)
     names = [weight.name for site in sites for weight in site.weights]
-    bar = tqdm(total=len(own) + len(other), desc="comparing texts", unit="window", leave=False, disable=not progress)
+    bar = progress_bar("comparing texts", "window", len(own) + len(other), shown=progress, leave=False)
     with bar, frozen(model), torch.inference_mode():
         halves = [_measured(model, names, replace(own, ids=own.ids[at::2]), bar) for at in range(2)]
         check_loss, read = _measured(model, names, other, bar)

@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 from xml.etree.ElementTree import iterparse
 
-from tqdm import tqdm
-
 from gac.errors import TextError
 from gac.io import atomic_path, home
+from gac.progress import progress_bar
 
 _log = logging.getLogger("gac")
 _DUMP = "enwiki-latest-pages-articles1.xml-p000000010p000030302-shortened.bz2"
@@ -70,7 +69,7 @@ def _articles(dump: Path) -> Iterator[str]:
             "the extra samples",
             "In GAC's checkout, run pip install '.[samples]'.",
         ) from failure
-    for markup in tqdm(list(_pages(dump)), desc="strip wiki markup", unit="article", leave=False, disable=None):
+    for markup in progress_bar("strip wiki markup", "article", steps=list(_pages(dump)), leave=False):
         # Style tags are left for _tidy: one unpaired '' would else keep the parser from seeing what follows it.
         yield _tidy(_render(mwparserfromhell.parse(markup, skip_style_tags=True)))
 

@@ -1,6 +1,6 @@
 """Profile the local GPU: estimate the work, do it, sum it up."""
 
-import sys
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,6 +16,8 @@ from gac.profiling.sweeps.sweep import PASSES, missing, run_sweep
 from gac.profiling.table import Profile
 from gac.profiling.timing.device import fingerprint
 from gac.profiling.timing.sampling import BATCH, LEAST_NS
+
+logger = logging.getLogger("gac")
 
 DRIFT = 0.03
 
@@ -71,7 +73,7 @@ def profile_gpu(
 ) -> Path:
     """Measure the local GPU at these points, or go on where an earlier run stopped.
 
-    How much there is to do, how it goes, and what is left is said on standard error.
+    How much there is to do and what is left is logged; how it goes is said on standard error.
 
     Args:
         path: the file; by default the place where this GPU's profile is looked for.
@@ -85,17 +87,16 @@ def profile_gpu(
         ProfileError: there is no GPU, it failed, ``passes`` is below 1, or the file cannot be resumed here.
     """
     ahead = estimate(points, path, passes)
-    print(ahead, file=sys.stderr)
+    logger.info("%s", ahead)
     if ahead.header.shared_with:
-        note = f"This GPU is not ours alone: {ahead.header.shared_with}. Latencies may be too high."
-        print(note, file=sys.stderr)
+        logger.warning("This GPU is not ours alone: %s. Latencies may be too high.", ahead.header.shared_with)
     if ahead.remaining:
         from gac.profiling.timing.measure import GpuMeasurer
 
         measurer, begun = GpuMeasurer(ahead.header), time.monotonic()
         timed = run_sweep(points, ahead.path, measurer, ahead.header, passes, seconds)
         left = ahead.remaining - timed
-        print(f"{timed:,} timings in {time.monotonic() - begun:.0f} s, {left:,} left", file=sys.stderr)
+        logger.info("%s", f"{timed:,} timings in {time.monotonic() - begun:.0f} s, {left:,} left")
     return ahead.path
 
 

@@ -65,12 +65,12 @@ def run_sweep(
         ProfileError: the file is malformed, locked, not writable, or of another machine or other software; or the GPU
             failed (what it failed at is in the file, and left out by the next run).
     """
-    from tqdm import tqdm
+    from gac.progress import progress_bar
 
     begun = time.monotonic()
     with Journal(path, header) as journal:
         todo = [missing(points, journal.find, number) for number in range(passes)]
-        with tqdm(total=sum(map(len, todo)), unit="timing", desc="profile", disable=not progress) as bar:
+        with progress_bar("profile", "timing", sum(map(len, todo)), shown=progress) as bar:
             run = _Run(points, journal, measurer)
             try:
                 for point, launches in _in_order(todo, measurer):

@@ -1,0 +1,49 @@
+"""How far work is: no bars in files and pipes, a line a minute there, and nothing where that is asked for."""
+
+import pytest
+
+from gac import progress
+from gac.progress import no_progress, progress_bar
+
+
+def _work(shown: bool = True) -> None:
+    for _ in progress_bar("fitting", "layer", steps=range(3), shown=shown):
+        pass
+    with progress_bar("calibrating", "window", 0, shown=shown) as bar:
+        bar.reset(2)
+        bar.update()
+
+
+def test_short_work_says_nothing_in_a_file(capsys: pytest.CaptureFixture[str]) -> None:
+    _work()
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_line_a_minute_in_a_file(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "_SECONDS", 0.0)  # every look is due
+    _work()
+    out, said = capsys.readouterr()
+    assert out == ""
+    assert said.startswith("fitting: 0 of 3 layers after 00:00, about ? left\n")
+    assert "calibrating: 0 of 2 windows after 00:00, about ? left\n" in said
+    assert "\r" not in said
+
+
+def test_bars_on_a_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    _work()
+    said = capsys.readouterr().err
+    assert "\rfitting: " in said
+    assert "3/3" in said
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_nothing_where_that_is_asked_for(
+    terminal: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "_SECONDS", 0.0)
+    monkeypatch.setattr("sys.stderr.isatty", lambda: terminal)
+    with no_progress():
+        _work()
+    _work(shown=False)
+    assert capsys.readouterr().err == ""
