@@ -22,6 +22,7 @@ from gac.measuring import Asked, dense_model, measure_problem, planned_digest, p
 from gac.models.families import family_of
 from gac.models.loading import check_finite, check_in_memory, load_config
 from gac.models.sites import Site
+from gac.models.threads import one_call_at_a_time
 from gac.plan import Plan
 from gac.profiling.select import select_profile
 from gac.recipe import Options, Recipe
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
+@one_call_at_a_time
 def allocate(
     model: "PreTrainedModel | str | Path",
     budget: float | None = None,
@@ -81,6 +83,7 @@ def allocate(
     return verified(decision) if verify else decision.plan
 
 
+@one_call_at_a_time
 def frontier(
     model: "PreTrainedModel | str | Path",
     *,
@@ -125,6 +128,7 @@ def frontier(
     return whole_range(measure_problem(model, asked, tokenizer, progress=progress), points=points, limit=limit)
 
 
+@one_call_at_a_time
 def compress(
     model: "PreTrainedModel | str | Path",
     plan: Plan,

@@ -19,12 +19,14 @@ from gac.errors import CheckpointError
 from gac.forms import form_named
 from gac.models.families import family_of
 from gac.models.loading import check_in_memory
+from gac.models.threads import one_call_at_a_time
 from gac.plan import Plan
 from gac.runtime.contract import COMPRESSED
 
 logger = logging.getLogger("gac")
 
 
+@one_call_at_a_time
 def export(
     model: PreTrainedModel | str | Path, directory: str | Path, *, merge: bool = False, tokenizer: Any = None
 ) -> None:

@@ -14,6 +14,7 @@ from gac.errors import CheckpointError
 from gac.io import check_inside, read_bytes
 from gac.models.families import check_layers, supported
 from gac.models.loading import UNREADABLE, default_device, is_checkpoint, quiet_transformers, reading
+from gac.models.threads import LOADING
 from gac.plan import Plan
 from gac.runtime.compressed import uncollected
 from gac.runtime.contract import COMPRESSED, SCHEMA
@@ -34,7 +35,7 @@ def load(
     Raises:
         CheckpointError: a file is missing or damaged, or the files contradict one another.
     """
-    with uncollected():
+    with LOADING, uncollected():
         model = _load(Path(directory), dtype or "auto")
     place = torch.device(device or default_device())
     loaded: PreTrainedModel = model if model.device == place else model.to(place)  # a move looks at every parameter

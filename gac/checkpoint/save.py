@@ -10,9 +10,11 @@ from gac.checkpoint.target import check_free, complete_directory, save_tokenizer
 from gac.compression.apply import empty_module
 from gac.errors import CheckpointError
 from gac.models.linears import as_linear
+from gac.models.threads import one_call_at_a_time
 from gac.plan import Plan
 
 
+@one_call_at_a_time
 def save(
     model: PreTrainedModel,
     directory: str | Path,

@@ -17,6 +17,7 @@ from gac.evaluation.protocol import Sample, dtype_of, take_sample
 from gac.evaluation.results import Evaluated, Evaluation, OnText
 from gac.evaluation.tasks import Suite, open_suite
 from gac.models.loading import Loaded, is_checkpoint, load_config, load_model, load_tokenizer, model_digest
+from gac.models.threads import one_call_at_a_time
 from gac.sensitivity.documents import Text
 
 logger = logging.getLogger("gac")
@@ -25,6 +26,7 @@ Given = PreTrainedModel | str | Path
 """A loaded model, or the name of one: a directory (a compressed one too), a hub id, ``smollm2``."""
 
 
+@one_call_at_a_time
 def evaluate(
     models: Given | Sequence[Given],
     *,

@@ -15,6 +15,7 @@ from gac.arrays import Floats
 from gac.errors import ModelError
 from gac.evaluation.protocol import Sample, dtype_of, take_sample
 from gac.evaluation.results import Divergence, Perplexity
+from gac.models.threads import one_call_at_a_time
 from gac.progress import progress_bar
 from gac.sensitivity.documents import Text
 from gac.sensitivity.layerwise import frozen
@@ -25,6 +26,7 @@ CPU_POSITIONS = 32
 """On a CPU few, so that they stay in its cache."""
 
 
+@one_call_at_a_time
 def perplexity(
     model: PreTrainedModel,
     tokenizer: Any,
@@ -60,6 +62,7 @@ def perplexity(
     return perplexity_on(model, take_sample(tokenizer, text, windows, length, bos), batch, progress)
 
 
+@one_call_at_a_time
 def divergence(
     model: PreTrainedModel,
     reference: PreTrainedModel,

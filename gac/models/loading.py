@@ -23,6 +23,7 @@ from gac.errors import GacError, ModelError, first_line, printable
 from gac.models.families import check_layers
 from gac.models.packaged import PACKAGED
 from gac.models.shapes import SHAPES
+from gac.models.threads import LOADING
 from gac.progress import has_bars
 
 _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
@@ -78,7 +79,9 @@ def load_model(
     """
     if isinstance(model, str | Path):
         name = str(model)
-        loaded: Any = _read(name, dtype).eval().to(device or default_device())
+        with LOADING:
+            loaded: Any = _read(name, dtype).eval()
+        loaded = loaded.to(device or default_device())
     else:
         if not isinstance(model, PreTrainedModel) or not model.can_generate():
             expected = "a causal language model of transformers, or the name of one"
@@ -97,12 +100,13 @@ def load_tokenizer(name: str) -> Any:
         ModelError: there is none.
     """
     if name in PACKAGED:
-        with quiet_transformers():
+        with LOADING, quiet_transformers():
             return PACKAGED[name].tokenizer()
     if not (Path(name).is_dir() or _HUB_ID.fullmatch(name)):
         raise _no_tokenizer(f"the model {name!r} came without a tokenizer")
     try:
-        return _AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+        with LOADING:
+            return _AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     except UNREADABLE as failure:
         raise _no_tokenizer(f"no tokenizer can be read from {name!r} ({first_line(failure)})") from failure
 
@@ -118,9 +122,10 @@ def load_config(name: str) -> Any:
     if name in SHAPES:
         return SHAPES[name]
     if name in PACKAGED:
-        return PACKAGED[name].config()
+        with LOADING:
+            return PACKAGED[name].config()
     _check_name(name)
-    with _reading(name):
+    with LOADING, _reading(name):
         return _AutoConfig.from_pretrained(name, trust_remote_code=False)
 
 

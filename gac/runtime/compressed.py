@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import RLock
 from typing import Any
 
 from torch import nn
@@ -26,6 +27,7 @@ COMPANIONS = (*DOCUMENTS, *CODE)
 """Files of a checkpoint that transformers knows nothing of; they are written wherever the model is saved."""
 _HUB_OPTIONS = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder")
 _logger = logging.getLogger("gac")
+_CONSTRUCTING = RLock()
 
 
 class CompressedConfig:
@@ -135,8 +137,14 @@ def uncollected() -> Iterator[None]:
 def uninitialised() -> Iterator[None]:
     """Leave out the initialisation of linear weights on the meta device: they have no values, and it takes time.
 
-    Other threads are not disturbed: weights that are not on that device are initialised as always.
+    Other threads are not disturbed: weights that are not on that device are initialised as always. One thread at a
+    time does this, so that what it finds is PyTorch's own and stays so.
     """
+    with _CONSTRUCTING:
+        yield from _uninitialised()
+
+
+def _uninitialised() -> Iterator[None]:
     initialise = nn.Linear.reset_parameters
 
     def reset_parameters(self: nn.Linear) -> None:
