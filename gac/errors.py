@@ -7,6 +7,7 @@ UNSAFE = re.compile(r"[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff
 """Characters that move a terminal's cursor, turn the direction of text, or are no text at all."""
 
 _LONGEST = 2000
+_SHORT = 3  # of such a name, too many others have the first letters
 
 
 class GacError(Exception):
@@ -73,8 +74,13 @@ def first_line(failure: BaseException) -> str:
 
 
 def did_you_mean(name: str, known: Iterable[str], otherwise: str, cutoff: float = 0.6) -> str:
-    """The remedy for an unknown name: the nearest known one, or ``otherwise`` where none is as near as ``cutoff``."""
+    """The remedy for an unknown name: the nearest known one, or ``otherwise`` where none is as near as ``cutoff``.
+
+    Capital letters count as small ones, and a name may be the beginning of a longer one.
+    """
     from difflib import get_close_matches
 
-    near = get_close_matches(name, list(known), n=1, cutoff=cutoff)
-    return f"Did you mean {near[0]!r}?" if near else otherwise
+    whole = {one.lower(): one for one in known}
+    begun = {one[: len(name)]: whole[one] for one in reversed(whole)} if len(name) > _SHORT else {}
+    near = get_close_matches(name.lower(), [*whole, *begun], n=1, cutoff=cutoff)
+    return f"Did you mean {(begun | whole)[near[0]]!r}?" if near else otherwise

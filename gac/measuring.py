@@ -30,7 +30,7 @@ from gac.sensitivity.documents import Text
 from gac.sensitivity.likeness import check_likeness
 from gac.sensitivity.methods import Method
 from gac.sensitivity.registry import METHODS
-from gac.sensitivity.text import TextSpec, Windows, check_vocabulary
+from gac.sensitivity.text import TextSpec, Windows, check_text, check_vocabulary
 from gac.sensitivity.texts import CalibrationText, Texts
 
 if TYPE_CHECKING:
@@ -117,23 +117,21 @@ def measure_problem(
     """
     table, used = select_profile(asked.profile)
     logger.info("profile of %s: %s", used.gpu, used.note)
+    asked.text.check()
+    if isinstance(check, str):
+        check_text(check)
+    if isinstance(model, (str, Path)):
+        _settled(load_config(str(model)), asked.recipe, table)  # what fails, fails before the weights are read
     loaded = dense_model(model, tokenizer)
+    planned, recipe = _settled(loaded.model.config, asked.recipe, table)
     family: str = loaded.model.config.model_type
     layout = family_of(loaded.model.config)
     sites = layout.sites(loaded.model.config)
-    method = METHODS.get(asked.recipe.measure.method)
-    recipe = asked.recipe
-    check_forms_fit(sites, recipe.space.forms, family)
-    refit = refit_named(recipe.refit, recipe.rule, method, recipe.space.forms, sites, family)
-    recipe = replace(recipe, refit=refit)
-    check_shots(recipe.measure.shots, method, recipe.rule, sites, family)
+    method = METHODS.get(recipe.measure.method)
     if recipe.measure.shots == 2:
         check_in_memory(loaded.model, ", with shots=2", "where the first shot is made of it", ", or use shots=1")
     if recipe.deployment.triton:
         check_rows_together(loaded.model, [weight.name for site in sites for weight in site.weights])
-    planned = as_planned(sites, recipe.space.forms, recipe.deployment.fuse)
-    recipe = settled(recipe, planned, table)
-    check_reachable(planned, recipe, table)
     windows = _windows(asked.text, loaded, recipe.measure.seed, recipe.measure.bos)
     check_finite(loaded.model)
     if check is not None:
@@ -154,6 +152,23 @@ def measure_problem(
         error=expected_error(method, windows.ids.numel()),
     )
     return Problem(planned, curves.curves.scaled(share), table, recipe, measured, extra)
+
+
+def _settled(config: Any, recipe: Recipe, table: Profile) -> tuple[Sequence[Site], Recipe]:
+    """The sites as they are planned, and the recipe with what it leaves open decided; refused where it cannot be met.
+
+    Args:
+        config: the model's, or the shapes of a known one.
+    """
+    family, sites = config.model_type, family_of(config).sites(config)
+    method = METHODS.get(recipe.measure.method)
+    check_forms_fit(sites, recipe.space.forms, family)
+    refit = refit_named(recipe.refit, recipe.rule, method, recipe.space.forms, sites, family)
+    check_shots(recipe.measure.shots, method, recipe.rule, sites, family)
+    planned = as_planned(sites, recipe.space.forms, recipe.deployment.fuse)
+    recipe = settled(replace(recipe, refit=refit), planned, table)
+    check_reachable(planned, recipe, table)
+    return planned, recipe
 
 
 def _calibration(text: Texts, windows: Windows, loss: float) -> Calibration:

@@ -27,7 +27,10 @@ a line a minute."""
 
 
 @click.group(
-    cls=Program, epilog=_EPILOG, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+    "gac",
+    cls=Program,
+    epilog=_EPILOG,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.version_option(__version__, prog_name="gac", message=f"%(prog)s, version %(version)s ({__distribution__})")
 def main() -> None:

@@ -8,7 +8,7 @@ import click
 
 import gac
 from gac.cli.measuring import tokenizer_named, tokenizer_option
-from gac.cli.options import bos_option, plan_document, profile_option, workloads_option
+from gac.cli.options import bos_option, plan_document, profile_option, refuse_given, workloads_option
 from gac.cli.verb import Answer, Verb, document_option, note
 
 if TYPE_CHECKING:
@@ -76,7 +76,13 @@ def evaluate(models: tuple[str, ...], texts: tuple[str, ...], tokenizer: str | N
     MODEL_OR_DIR is a directory (dense or compressed), a hub id, or a packaged model; several are measured alike, one
     after the other. With --against, what a compressed model's plan predicted is set beside what is measured.
     """
+    if not how["tasks"]:
+        refuse_given({"num_fewshot", "limit"}, "with --tasks.")
+    if how["against"] is None:
+        refuse_given({"kl"}, "with --against.")
     texts = texts or (() if how["tasks"] else (_TEXT,))
+    if not texts:
+        refuse_given({"windows", "length", "bos"}, "with --text.")
     from gac.sensitivity.text import check_text
 
     for text in texts:
@@ -156,6 +162,8 @@ def bench(
         raise click.UsageError("give models, or --shapes.")
     if shapes is not None and against is not None:
         raise click.UsageError("--against goes with models; with --shapes the dense model is there.")
+    if shapes is None:
+        refuse_given({"budget", "profile", "layers"}, "with --shapes.")
     from gac.evaluation.latency import METHOD
     from gac.profiling.timing.device import require_gpu
     from gac.workloads import Workload

@@ -97,8 +97,7 @@ def matching_sweeps(
 
 
 def _has(sweep: "Sweep", shape: dict[str, int], dims: Dims) -> bool:
-    inside = dims is None or any(dims[0] <= dim <= dims[1] for dim in sweep.dims)
-    return inside and shape.items() <= dict(sweep.fixed).items()
+    return bool(sweep.inside(dims).any()) and shape.items() <= dict(sweep.fixed).items()
 
 
 def _sweep_document(one: "ExplainedSweep", dims: Dims) -> dict[str, Any]:

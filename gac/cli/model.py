@@ -125,8 +125,8 @@ def compress(model: str, plan_file: Path, output: Path, overwrite: bool, tokeniz
     from gac.models.loading import load_model
     from gac.reporting.tables import plan_line
 
-    plan = gac.Plan.load(plan_file)
     check_free(output, overwrite)
+    plan = gac.Plan.load(plan_file)
     note(
         f"loading {model}; its statistics on {plan.measured.calibration} are "
         "read, or taken again where they are gone" + (" (in two shots)" if plan.recipe.measure.shots == 2 else "")

@@ -71,10 +71,10 @@ def _figure(draw: Callable[..., "Axes | Page"]) -> click.Command:
 def latency(profile: str, dims: tuple[int, int] | None, title: str | None, **chosen: Any) -> "Axes":
     """Latency against the dim, with collapsed dims, staircase edges and the kernels that ran.
 
-    Of the sweeps that fit, the one with the most dims is drawn.
+    Of the sweeps that fit, the one with the most dims is drawn; with --dims, with the most of them.
     """
-    fitting = matching_sweeps(gac.Profile.load(profile), **chosen)
-    ax = gac.plots.latency(max(fitting, key=len), dims=dims)
+    fitting = matching_sweeps(gac.Profile.load(profile), dims=dims, **chosen)
+    ax = gac.plots.latency(max(fitting, key=lambda sweep: (sweep.inside(dims).sum(), len(sweep))), dims=dims)
     if title is not None:
         ax.set_title(title, loc="left", parse_math=False)
     return ax

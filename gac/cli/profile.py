@@ -19,7 +19,7 @@ from gac.cli.options import (
     workloads_option,
 )
 from gac.cli.verb import Answer, Verb
-from gac.errors import GacError, ProfileError
+from gac.errors import GacError, ProfileError, did_you_mean
 
 if TYPE_CHECKING:
     from gac.profiling.records import Point
@@ -87,10 +87,12 @@ def profile(
     from gac.profiling.sweeps.profiler import estimate, profile_gpu
     from gac.profiling.timing.device import require_gpu
 
-    require_gpu()
     named = sweeps or (() if models else (GENERAL,))
+    _check_sweeps(named)
+    of_models = tuple(_model_points(models, dtype, **runs))
+    require_gpu()
     swept = (point for name in named for point in _sweep_points(name, dtype))
-    points = tuple(dict.fromkeys((*_model_points(models, dtype, **runs), *swept)))
+    points = tuple(dict.fromkeys((*of_models, *swept)))
     passes = 2 * passes if aa else passes
     if only_estimate:
         ahead = estimate(points, output, passes)
@@ -114,6 +116,15 @@ def _model_points(
         yield from points
         if decode_kernel == "triton":
             yield from decode_kernel_points(points)
+
+
+def _check_sweeps(names: Sequence[str]) -> None:
+    from gac.lab.studies import STUDIES
+
+    known = (GENERAL, *STUDIES.names)
+    if unknown := next((name for name in names if name not in known), None):
+        remedy = did_you_mean(unknown, known, "Correct the name; gac study lists the studies.")
+        raise ProfileError(f"sweep {unknown!r} is unknown", f"one of {', '.join(known)}", remedy)
 
 
 def _sweep_points(name: str, dtype: str) -> tuple["Point", ...]:

@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 from torch import nn
 from transformers import PreTrainedModel
 
-from gac.errors import GacError, ModelError, first_line, printable
+from gac.errors import GacError, ModelError, did_you_mean, first_line, printable
 from gac.models.families import check_layers
 from gac.models.packaged import PACKAGED
 from gac.models.shapes import SHAPES
@@ -104,6 +104,7 @@ def load_tokenizer(name: str) -> Any:
             return PACKAGED[name].tokenizer()
     if not (Path(name).is_dir() or _HUB_ID.fullmatch(name)):
         raise _no_tokenizer(f"the model {name!r} came without a tokenizer")
+    _check_name(name)
     try:
         with LOADING:
             return _AutoTokenizer.from_pretrained(name, trust_remote_code=False)
@@ -306,14 +307,22 @@ def _no_tokenizer(given: str) -> ModelError:
 
 
 def _check_name(name: str) -> None:
-    """Tell a directory from a hub id before anything goes to the network."""
+    """Tell a directory from a hub id, and from a misspelt name of ours, before anything goes to the network."""
     path = Path(name)
-    if not name or (not path.is_dir() and (path.exists() or not _HUB_ID.fullmatch(name))):
+    meant = "" if path.is_dir() else _nearly_known(name)
+    if not name or meant or (not path.is_dir() and (path.exists() or not _HUB_ID.fullmatch(name))):
         raise ModelError(
             f"model {name!r}: no such directory",
             f"a directory with a config.json, a hub id like org/name, or a packaged model ({', '.join(PACKAGED)})",
-            "Check the path.",
+            meant or "Check the path.",
         )
+
+
+def _nearly_known(name: str) -> str:
+    """What to do about a name that is one of ours but for its spelling, or for its weights; else nothing."""
+    if name in SHAPES:
+        return f"Of {name} the shapes alone are known: name a directory or a hub id that holds its weights."
+    return "" if "/" in name else did_you_mean(name, (*PACKAGED, *SHAPES), "", cutoff=0.8)
 
 
 @contextlib.contextmanager

@@ -45,6 +45,12 @@ class Sweep:
     def __len__(self) -> int:
         return len(self.dims)
 
+    def inside(self, dims: tuple[int, int] | None) -> NDArray[np.bool_]:
+        """Which points lie from the first to the last of these dims; all where there is None."""
+        first, last = dims or (self.dims[0], self.dims[-1])
+        found: NDArray[np.bool_] = (self.dims >= first) & (self.dims <= last)
+        return found
+
     @property
     def kernels(self) -> tuple[tuple[str, ...], ...]:
         """Names of the kernels at each point."""

@@ -148,6 +148,8 @@ def stream_fits(
     if not by_layer:
         return
     wanted = [site for group in by_layer.values() for site in group]
+    if run.store is not None:
+        run.store.check_writable()
     stream = run.moments(wanted)
     with background_writer() as write:
         for layer, moments in progress_bar("decomposing", "layer", len(by_layer), stream, run.progress):

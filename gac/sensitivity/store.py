@@ -5,6 +5,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 import torch
@@ -37,6 +38,17 @@ class StatisticsStore:
         """Where something else of a layer is kept, under the names of what it is and in which method's metric."""
         return self.directory / f"{what}-{layer:04d}.safetensors"
 
+    def check_writable(self) -> None:
+        """Refuse a directory that nothing can be written to, before anything is measured.
+
+        Raises:
+            StatisticsError: it is none, or cannot be made.
+        """
+        with _writing(self.directory):
+            self.directory.mkdir(parents=True, exist_ok=True)
+            with TemporaryFile(dir=self.directory):
+                pass
+
     @property
     def boundary(self) -> Path:
         """Where an interrupted calibration goes on: the gradients between two layers."""
@@ -50,9 +62,14 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
         StatisticsError: the place is not writable, or full.
     """
     held = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    with _writing(path), atomic_path(path) as temporary:
+        save_file(held, temporary)
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
     try:
-        with atomic_path(path) as temporary:
-            save_file(held, temporary)
+        yield
     except (OSError, SafetensorError) as failure:
         raise StatisticsError(
             f"statistics cannot be written to {path}: {failure}",

@@ -44,10 +44,13 @@ class TextSpec:
         """Read ``NAME`` or ``NAME:WINDOWSxLENGTH`` (``wiki-sample:16x512``).
 
         Raises:
-            TextError: a size that is no whole number above 0.
+            TextError: a size that is no whole number above 0, or no ``WINDOWSxLENGTH``.
         """
         match = _SIZED.fullmatch(text)
         if match is None:
+            source, _, number = text.rpartition(":")
+            if number.isdecimal() and is_text(source) and not is_text(text):
+                raise _bad_size(f"text {text!r}")
             return cls(text)
         name, *size = match.groups()
         if not all(map(_WHOLE.fullmatch, size)):
@@ -61,7 +64,12 @@ class TextSpec:
 def is_sized_text(item: str) -> bool:
     """Whether a string is a known name or a file with a size, which no document is."""
     match = _SIZED.fullmatch(item) if "\n" not in item else None
-    return match is not None and (match[1] in _SOURCES or os.path.isfile(match[1]))
+    return match is not None and is_text(match[1])
+
+
+def is_text(name: str) -> bool:
+    """Whether it is a known text, or a file."""
+    return name in _SOURCES or os.path.isfile(name)
 
 
 @dataclass(frozen=True, eq=False)
@@ -296,7 +304,7 @@ def check_text(name: str) -> None:
     Raises:
         TextError: with the known names.
     """
-    if name not in _SOURCES and not os.path.isfile(name):
+    if not is_text(name):
         raise TextError(
             f"text {name!r} is neither known nor a file",
             f"one of {', '.join(_SOURCES)}, or a path",

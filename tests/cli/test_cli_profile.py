@@ -103,7 +103,7 @@ def test_a_and_b_are_twice_the_passes(profiler: Profiler, tmp_path: Path) -> Non
     ("options", "message"),
     [
         (("--model", "smollm"), "Error: no shapes are known for model 'smollm'; expected one of smollm2, "),
-        (("--sweep", "gemm"), "Error: study 'gemm' is unknown; expected one of "),
+        (("--sweep", "gemm"), "Error: sweep 'gemm' is unknown; expected one of general, "),
         (("--model", "smollm2", "--workload", "prefill"), "Error: workload 'prefill'; expected prefill:BxS or "),
         (("--dtype", "fp4"), "Error: dtype 'fp4'; expected one of bf16, fp16. "),
     ],

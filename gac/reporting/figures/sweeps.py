@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gac.arrays import Floats, Ints
-from gac.errors import ProfileError
+from gac.errors import GacError, ProfileError
 from gac.profiling.cliffs import Cliffs, find_cliffs
 from gac.profiling.kernel_names import Kernel, describe
 from gac.profiling.table import Profile, Sweep, alignment_class
@@ -135,11 +135,13 @@ def latency(
         dims: the first and the last dim to show; by default all.
 
     Raises:
-        GacError: matplotlib is missing.
+        GacError: matplotlib is missing, or the sweep has none of these dims.
     """
     cliffs = find_cliffs(sweep) if cliffs is None else cliffs
-    first, last = dims or (sweep.dims[0], sweep.dims[-1])
-    shown: Mask = (sweep.dims >= first) & (sweep.dims <= last)
+    shown = sweep.inside(dims)
+    if not shown.any():
+        given, expected = f"{sweep.label} from dim {dims}", f"dims from {sweep.dims[0]} to {sweep.dims[-1]}"
+        raise GacError(given, expected, "Show others, or leave dims out.")
     scale, unit = time_unit(sweep.ns[shown].max())
     scaled = sweep.ns / scale
     with panel(ax, (5.6, 3.4)) as ax:

@@ -1,0 +1,181 @@
+"""Wrong usages, and what is said of each: at once, before weights are read, the network is asked or a GPU is needed."""
+
+import json
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import gpu_aligned_compression
+from gac.cli import main
+from tests.cli.commands import run
+
+H100 = "nvidia-h100-80gb-hbm3"
+USAGE, ERROR = 2, 1
+
+TABLE = [
+    # limits that the table cannot serve, and names that are misspelt
+    ("allocate MODEL --latency 0.9 --workload prefill:3x77", ERROR, "the profile lacks the latency of model.layers.0"),
+    ("allocate MODEL --latency prefil:1x1024=0.9", ERROR, "workload 'prefil:1x1024'; expected prefill:BxS or decode"),
+    ("allocate MODEL --latency decode:1@9=0.9", ERROR, "limits.latency='decode:1@9'; expected one of the plan's"),
+    ("allocate MODEL --workload prefil:1x1024", ERROR, "Write it like prefill:1x1024 or decode:1@1024."),
+    ("allocate MODEL --form low_rnk", ERROR, "form 'low_rnk' is unknown"),
+    ("allocate MODEL --seed -1", ERROR, "measure.seed=-1; expected a whole number, 0 or more"),
+    ("allocate MODEL --check none.txt", ERROR, "text 'none.txt' is neither known nor a file"),
+    ("allocate MODEL --profile nvidia-h1000", ERROR, f"Did you mean '{H100}'?"),
+    ("allocate MODEL --profile NVIDIA-H20", ERROR, "Did you mean 'nvidia-h200'?"),
+    ("allocate MODEL --method KFAK", ERROR, "Did you mean 'kfac'?"),
+    (
+        "allocate MODEL --calibration wiki-sample:4",
+        ERROR,
+        "Ask for a positive size, like wiki-sample:64x1024.",
+    ),
+    ("allocate MODEL --calibration Wiki-Sample", ERROR, "Did you mean 'wiki-sample'?"),
+    ("frontier MODEL --limit prefill:1x1", ERROR, "expected params or one of the workloads (prefill:1x1024, "),
+    ("frontier MODEL --plot range.gif", ERROR, "figure range.gif ends in '.gif'; expected one of .png, .pdf, .svg"),
+    ("cliffs p --plot range.gif", ERROR, "figure range.gif ends in '.gif'"),
+    ("plot atlas p -o range.gif", ERROR, "figure range.gif ends in '.gif'"),
+    ("repair d -o new --workload prefil:1x1024", ERROR, "workload 'prefil:1x1024'"),
+    ("graph SmolLM2", ERROR, "Did you mean 'smollm2'?"),
+    # names of models that are no ids of the hub
+    ("allocate SmolLM2", ERROR, "model 'SmolLM2': no such directory"),
+    ("allocate smolm2", ERROR, "Did you mean 'smollm2'?"),
+    ("allocate Gemma3", ERROR, "Did you mean 'gemma3-270m'?"),
+    ("allocate MODEL --tokenizer smolm2", ERROR, "Did you mean 'smollm2'?"),
+    ("eval smolm2", ERROR, "Did you mean 'smollm2'?"),
+    ("eval MODEL --against smolm2", ERROR, "Did you mean 'smollm2'?"),
+    ("eval llama-3-8b", ERROR, "Of llama-3-8b the shapes alone are known"),
+    # a GPU is asked for when all else is right
+    ("profile --sweep foo", ERROR, "sweep 'foo' is unknown; expected one of general, sdpa-dense, "),
+    ("profile --sweep genral", ERROR, "Did you mean 'general'?"),
+    ("profile --model smolm2", ERROR, "Did you mean 'smollm2'?"),
+    ("profile --model smollm2 --form low_rnk", ERROR, "form 'low_rnk' is unknown"),
+    ("profile --model smollm2 --workload prefil:1x1", ERROR, "workload 'prefil:1x1'"),
+    ("bench m --workload prefil:1x1", ERROR, "workload 'prefil:1x1'"),
+    # options that would do nothing
+    ("eval m --limit 3", USAGE, "--limit goes with --tasks."),
+    ("eval m --num-fewshot 3", USAGE, "--num-fewshot goes with --tasks."),
+    ("eval m --no-kl", USAGE, "--kl goes with --against."),
+    ("eval m --tasks piqa --windows 3", USAGE, "--windows goes with --text."),
+    ("bench m --budget 0.8", USAGE, "--budget goes with --shapes."),
+    # what there is of a sweep
+    (f"plot latency {H100} --operator linear --axis m --dims 5000:6000 -o f.svg", ERROR, "is of linear along m dims"),
+    # directories in use
+    ("compress m --plan p -o / --overwrite", ERROR, "/ exists and is no compressed checkpoint"),
+    ("export d -o USED", ERROR, "holds a compressed checkpoint; expected a new or empty directory. Choose another dir"),
+]
+
+
+@pytest.fixture
+def at(directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """What stands for a model and a checkpoint; reading weights and asking the hub fail the test."""
+
+    def never(*_given: Any, **_how: Any) -> None:
+        raise AssertionError("long work")
+
+    for called in ("requests.Session.request", "httpx.Client.send"):
+        if called.partition(".")[0] in sys.modules:
+            monkeypatch.setattr(called, never)
+    monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", never)
+    monkeypatch.chdir(tmp_path)
+    (used := tmp_path / "used").mkdir()
+    (used / "config.json").write_text('{"gac": {}}')
+    return {"MODEL": str(directory), "USED": str(used)}
+
+
+@pytest.mark.parametrize(("words", "status", "message"), TABLE, ids=[row[0] for row in TABLE])
+def test_a_wrong_usage(words: str, status: int, message: str, at: dict[str, str]) -> None:
+    given = [at.get(word, word) for word in shlex.split(words)]
+    result = run(*given)
+    assert (result.exit_code, result.stdout) == (status, ""), result.output
+    assert message in result.stderr
+    as_json = run(*given, "--json")
+    assert as_json.exit_code == status
+    [error] = json.loads(as_json.stdout).values()
+    assert set(error) == {"given", "expected", "remedy"}
+    assert message.rstrip(".") in f"{error['given']}; expected {error['expected']}. {error['remedy']}"
+
+
+@pytest.mark.parametrize(
+    ("words", "given", "usage"),
+    [
+        ("squeeze", "No such command 'squeeze'", "gac [OPTIONS] COMMAND [ARGS]..."),
+        ("--wat", "No such option '--wat'", "gac [OPTIONS] COMMAND [ARGS]..."),
+        ("cliffs", "Missing argument 'PROFILE'", "gac cliffs [OPTIONS] PROFILE"),
+        ("cliffs p --dims 5", "Invalid value for '--dims': '5' is not like 1016:1040", "gac cliffs [OPTIONS] PROFILE"),
+        ("plot latency", "Missing argument 'PROFILE'", "gac plot latency [OPTIONS] PROFILE"),
+    ],
+)
+def test_what_cannot_be_parsed_is_told_in_json(words: str, given: str, usage: str) -> None:
+    result = run(*words.split(), "--json")
+    assert (result.exit_code, result.stderr) == (2, "")
+    command = usage.partition(" [")[0]
+    expected = {"given": given, "expected": usage, "remedy": f"See {command} --help."}
+    assert json.loads(result.stdout) == {"error": expected}
+
+
+def test_a_home_that_cannot_be_written_to_is_refused_before_calibration(
+    directory: Path, text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("GAC_HOME", str(tmp_path / "file"))
+    monkeypatch.setattr("gac.sensitivity.calibration._measure", None)
+    result = run("allocate", directory, "--calibration", f"{text_file}:4x64", "-o", tmp_path / "plan.json")
+    assert result.exit_code == ERROR
+    assert "statistics cannot be written to" in result.stderr
+    assert "a writable place with room, which GAC_HOME names" in result.stderr
+
+
+def test_quiet_leaves_the_answer_and_errors(directory: Path, text_file: Path, tmp_path: Path) -> None:
+    words = ("allocate", directory, "--calibration", f"{text_file}:4x64", "-o", tmp_path / "plan.json", "--quiet")
+    result = run(*words)
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert "GAC plan for" in result.stdout
+    assert run("export", "none", "-o", "new", "--quiet").stderr.startswith("Error: ")
+
+
+# --- the process ----------------------------------------------------------------------------------------------------
+
+
+def _process(words: str, **how: Any) -> subprocess.CompletedProcess[str]:
+    command = f"{shlex.quote(sys.executable)} -m gac {words}"
+    return subprocess.run(["/bin/sh", "-c", command], capture_output=True, text=True, check=False, **how)
+
+
+@pytest.mark.parametrize("words", ["profiles", "profiles --json", "cliffs", "squeeze"])
+def test_a_closed_standard_output_is_an_error(words: str) -> None:
+    result = _process(f"{words} >&-")
+    assert result.returncode == ERROR
+    assert result.stderr == (
+        "Error: standard output is closed; expected an open one, for the answer. Send it to a file or a pipe.\n"
+    )
+
+
+def test_a_closed_standard_error_loses_notes_alone() -> None:
+    result = _process("profiles --json 2>&-")
+    assert result.returncode == 0
+    assert json.loads(result.stdout)["profiles"]
+
+
+def test_an_interrupt_while_it_loads_has_no_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(gpu_aligned_compression, "_run", interrupted)
+    with pytest.raises(SystemExit) as ended:
+        gpu_aligned_compression.main()
+    assert (ended.value.code, capsys.readouterr().err) == (130, "\nInterrupted.\n")
+
+
+def test_an_interrupt_outside_of_a_command_has_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_given: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(main, "invoke", interrupted)
+    result = run("profiles")
+    assert (result.exit_code, result.stderr.strip()) == (130, "Interrupted.")
