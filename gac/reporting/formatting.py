@@ -1,17 +1,19 @@
 """How tables and pages write numbers and choices, and the look that tables share."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from math import floor, log10
 
 from rich import box
-from rich.console import JustifyMethod
+from rich.console import Console, ConsoleOptions, JustifyMethod, RenderResult
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
 from gac.models.sites import short_names
 from gac.plan import WeightChoice
 
+_NUMBER, _ENDLESS = 16, 10**6  # letters of a word that is not broken; more than any table is wide
 _WHOLE = ("name", "digest", "study")  # columns of things to type or compare: never cut
 
 
@@ -56,9 +58,43 @@ def choices(weights: Sequence[WeightChoice]) -> str:
     return ", ".join(f"{called[weight.name]} {one}" for weight, one in zip(weights, found, strict=True))
 
 
+class FittingTable(Table):
+    """A table that breaks neither headings nor numbers: where they do not fit side by side, each row is a list."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        widths = self._widths(console, options)
+        for column, width in zip(self.columns, widths, strict=False):
+            column.width = width
+        yield from super().__rich_console__(console, options) if widths else self._lists()
+
+    def _widths(self, console: Console, options: ConsoleOptions) -> list[int]:
+        """How wide each column is, the widest narrowed first; none where headings or numbers would be broken."""
+        for column in self.columns:
+            column.width = None
+        wide = options.update_width(_ENDLESS)
+        needs = [[Measurement.get(console, wide, one) for one in (of.header, *of.cells)] for of in self.columns]
+        widths = [max(need.maximum for need in column) for column in needs]
+        least = [max(column[0].minimum, *(min(need.minimum, _NUMBER) for need in column)) for column in needs]
+        least = [most if of.no_wrap else low for of, most, low in zip(self.columns, widths, least, strict=True)]
+        room = options.max_width - (Measurement.get(console, wide, self).maximum - sum(widths))
+        while sum(widths) > room:
+            width, at = max((width if width > least[at] else 0, at) for at, width in enumerate(widths))
+            if not width:
+                return []
+            widths[at] -= 1
+        return widths
+
+    def _lists(self) -> Iterator[Text]:
+        """Row by row, a line for each heading and what stands below it."""
+        for row in zip(*(column.cells for column in self.columns), strict=True):
+            named = ((str(column.header), cell) for column, cell in zip(self.columns, row, strict=True))
+            yield from (Text.assemble(f"{name}: " if name else "", cell) for name, cell in named if str(cell))
+            yield Text()
+
+
 def new_table(columns: Iterable[tuple[str, str]], rows: Iterable[Sequence[str | Text]] = ()) -> Table:
     """A table; each column has a heading and ``<`` or ``>`` for left or right."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
+    table = FittingTable(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
     for heading, side in columns:
         justify: JustifyMethod = "right" if side == ">" else "left"
         table.add_column(Text(heading), justify=justify, overflow="fold", no_wrap=heading in _WHOLE)
