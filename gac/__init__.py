@@ -4,15 +4,16 @@ Importing this package loads neither torch nor transformers; each name below is 
 ``from_pretrained`` opens compressed checkpoints from then on.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gac.checkpoint.classes import register_with_transformers
 from gac.version import __distribution__ as __distribution__
-from gac.version import __version__
+from gac.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from gac.allocation.frontier import Frontier as Frontier
+    from gac.allocation.frontier_record import Frontier as Frontier
+    from gac.allocation.knapsack import Group as Group
+    from gac.allocation.knapsack import Solution as Solution
     from gac.allocation.knapsack import knapsack as knapsack
     from gac.api import allocate as allocate
     from gac.api import compress as compress
@@ -27,7 +28,10 @@ if TYPE_CHECKING:
     from gac.evaluation.results import Divergence as Divergence
     from gac.evaluation.results import Evaluation as Evaluation
     from gac.evaluation.results import Perplexity as Perplexity
+    from gac.lab.figures import published_heads as published_heads
+    from gac.lab.mechanisms.explain import explain as explain
     from gac.plan import Plan as Plan
+    from gac.profiling.cliffs import find_cliffs as find_cliffs
     from gac.profiling.table import Profile as Profile
     from gac.quantizer import GacConfig as GacConfig
     from gac.recipe import Recipe as Recipe
@@ -35,44 +39,48 @@ if TYPE_CHECKING:
     from gac.repairs.run import repair as repair
     from gac.reporting.report.render import report as report
     from gac.sensitivity.documents import Documents as Documents
+else:
+    from importlib import import_module
 
-_HOMES = {
-    "allocate": "gac.api",
-    "compress": "gac.api",
-    "export": "gac.checkpoint.export",
-    "frontier": "gac.api",
-    "repair": "gac.repairs.run",
-    "save": "gac.checkpoint.save",
-    "load": "gac.checkpoint.load",
-    "perplexity": "gac.evaluation.perplexity",
-    "report": "gac.reporting.report.render",
-    "divergence": "gac.evaluation.perplexity",
-    "evaluate": "gac.evaluation.evaluate",
-    "knapsack": "gac.allocation.knapsack",
-    "Divergence": "gac.evaluation.results",
-    "Frontier": "gac.allocation.frontier",
-    "GacConfig": "gac.quantizer",
-    "Documents": "gac.sensitivity.documents",
-    "Evaluation": "gac.evaluation.results",
-    "GacError": "gac.errors",
-    "Perplexity": "gac.evaluation.results",
-    "Plan": "gac.plan",
-    "Profile": "gac.profiling.table",
-    "Recipe": "gac.recipe",
-    "ShapeContract": "gac.repairs.contract",
-}
+    _HOMES = {
+        "Divergence": "gac.evaluation.results",
+        "Documents": "gac.sensitivity.documents",
+        "Evaluation": "gac.evaluation.results",
+        "Frontier": "gac.allocation.frontier_record",
+        "GacConfig": "gac.quantizer",
+        "GacError": "gac.errors",
+        "Group": "gac.allocation.knapsack",
+        "Perplexity": "gac.evaluation.results",
+        "Plan": "gac.plan",
+        "Profile": "gac.profiling.table",
+        "Recipe": "gac.recipe",
+        "ShapeContract": "gac.repairs.contract",
+        "Solution": "gac.allocation.knapsack",
+        "allocate": "gac.api",
+        "compress": "gac.api",
+        "divergence": "gac.evaluation.perplexity",
+        "evaluate": "gac.evaluation.evaluate",
+        "explain": "gac.lab.mechanisms.explain",
+        "export": "gac.checkpoint.export",
+        "find_cliffs": "gac.profiling.cliffs",
+        "frontier": "gac.api",
+        "knapsack": "gac.allocation.knapsack",
+        "load": "gac.checkpoint.load",
+        "perplexity": "gac.evaluation.perplexity",
+        "published_heads": "gac.lab.figures",
+        "repair": "gac.repairs.run",
+        "report": "gac.reporting.report.render",
+        "save": "gac.checkpoint.save",
+    }
+    __all__ = ["__version__", *_HOMES]
 
-__all__ = ["__version__", *_HOMES]
+    def __getattr__(name):
+        if name not in _HOMES:
+            raise AttributeError(f"module 'gac' has no attribute {name!r}; it has {', '.join(__all__)}")
+        return getattr(import_module(_HOMES[name]), name)
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'gac' has no attribute {name!r}; it has {', '.join(__all__)}")
-    return getattr(import_module(_HOMES[name]), name)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+    def __dir__():
+        return sorted(__all__)
 
 
 register_with_transformers()

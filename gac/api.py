@@ -4,13 +4,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Unpack
+from typing import Unpack
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gac.allocation.crosscheck import check_installed, verified
 from gac.allocation.frontier import Frontier, check_asked, check_profiled
 from gac.allocation.frontier import frontier as whole_range
 from gac.allocation.rules import RULES
-from gac.checkpoint.attach import attach_plan, check_class
+from gac.arguments import checked
+from gac.checkpoint.attach import PlannedModel, attach_plan, check_class
 from gac.compression.apply import build_modules, changed_sites, planned_sites, share_gemms, swap_in
 from gac.compression.first_shot import calibration_run, check_shots
 from gac.compression.refit import refit as fit_again
@@ -20,7 +23,7 @@ from gac.forms.planned_sites import as_planned
 from gac.forms.tensors import Kept
 from gac.measuring import Asked, dense_model, measure_problem, planned_digest, planned_windows
 from gac.models.families import family_of
-from gac.models.loading import check_finite, check_in_memory, load_config
+from gac.models.loading import check_finite, check_in_memory, load_config, load_model
 from gac.models.sites import Site
 from gac.models.threads import one_call_at_a_time
 from gac.plan import Plan
@@ -33,17 +36,15 @@ from gac.sensitivity.documents import Text
 from gac.sensitivity.registry import METHODS
 from gac.sensitivity.texts import CalibrationText
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-
+@checked
 @one_call_at_a_time
 def allocate(
-    model: "PreTrainedModel | str | Path",
+    model: PreTrainedModel | str | Path,
     budget: float | None = None,
     *,
-    recipe: Recipe | None = None,
-    tokenizer: "PreTrainedTokenizerBase | None" = None,
+    recipe: Recipe | str | Path | None = None,
+    tokenizer: PreTrainedTokenizerBase | str | Path | None = None,
     verify: bool = False,
     check: Text | None = None,
     progress: bool = True,
@@ -54,8 +55,8 @@ def allocate(
     Args:
         model: a loaded transformers causal LM, a local directory, a hub id, or ``"smollm2"``.
         budget: kept fraction of the parameters of the targeted weights, in (0, 1]; 0.8 where nothing is said.
-        recipe: all that is asked for, as one record; instead of ``budget`` and the options.
-        tokenizer: needed where ``model`` is a loaded model of which no tokenizer can be found.
+        recipe: all that is asked for, as one record or the path of one; instead of ``budget`` and the options.
+        tokenizer: one, or where to read it; needed where ``model`` is a loaded model of which none can be found.
         verify: solve the instance a second time, with OR-Tools CP-SAT, and raise where the two disagree.
         check: a text like what the model will serve, a name, a path or documents. It is compared with the calibration
             text first, which is logged; with a warning where it is far from that.
@@ -83,14 +84,15 @@ def allocate(
     return verified(decision) if verify else decision.plan
 
 
+@checked
 @one_call_at_a_time
 def frontier(
-    model: "PreTrainedModel | str | Path",
+    model: PreTrainedModel | str | Path,
     *,
     points: int = 100,
     limit: str = PARAMS,
-    recipe: Recipe | None = None,
-    tokenizer: "PreTrainedTokenizerBase | None" = None,
+    recipe: Recipe | str | Path | None = None,
+    tokenizer: PreTrainedTokenizerBase | str | Path | None = None,
     progress: bool = True,
     **options: Unpack[Options],
 ) -> Frontier:
@@ -122,21 +124,22 @@ def frontier(
     limits = replace(asked.recipe.limits, params=1.0, latency={})
     asked = replace(asked, recipe=replace(asked.recipe, limits=limits, slack=0.0))
     if limit != PARAMS:
-        config = load_config(str(model)) if isinstance(model, (str, Path)) else model.config
+        config = load_config(str(model)) if isinstance(model, (str, Path)) else load_model(model).model.config
         sites = as_planned(family_of(config).sites(config), asked.recipe.space.forms, asked.recipe.deployment.fuse)
         check_profiled(sites, select_profile(asked.profile)[0], asked.recipe, limit)
     return whole_range(measure_problem(model, asked, tokenizer, progress=progress), points=points, limit=limit)
 
 
+@checked
 @one_call_at_a_time
 def compress(
-    model: "PreTrainedModel | str | Path",
-    plan: Plan,
+    model: PreTrainedModel | str | Path,
+    plan: Plan | str | Path,
     *,
     calibration: CalibrationText | None = None,
-    tokenizer: "PreTrainedTokenizerBase | None" = None,
+    tokenizer: PreTrainedTokenizerBase | str | Path | None = None,
     progress: bool = True,
-) -> "PreTrainedModel":
+) -> PlannedModel:
     """Give every weight the form and dim of the plan; on the same device, ready to generate.
 
     The class becomes a subclass of the model's own, whose ``save_pretrained`` and ``push_to_hub`` write the plan too.
@@ -145,6 +148,7 @@ def compress(
     The factors that the allocation kept are used; where they are gone the model is measured again.
 
     Args:
+        plan: a plan, or the path of one.
         calibration: the text that the plan was made with (or all of its texts, in their order), where it was documents
             given in memory, or a file that has moved since; as many windows as then are taken of it. None reads it by
             the plan's own name for it.
@@ -153,6 +157,7 @@ def compress(
         PlanError: the plan was made for another model, or for other calibration text.
         GacError: the model or the text cannot be read.
     """
+    plan = Plan.opened(plan)
     recipe = plan.recipe
     loaded = dense_model(model, tokenizer)
     sites = planned_sites(plan, family_of(loaded.model.config).sites(loaded.model.config))
@@ -175,8 +180,7 @@ def compress(
     share_gemms(loaded.model, sites)
     if recipe.deployment.triton:
         use_decode_kernel(loaded.model)
-    attach_plan(loaded.model, plan)
-    return loaded.model
+    return attach_plan(loaded.model, plan)
 
 
 def _layers_to_fit(plan: Plan, changed: Sequence[Site], sites: Sequence[Site]) -> set[int]:

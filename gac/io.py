@@ -6,12 +6,13 @@ import os
 import stat
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
 
+from gac.arguments import checked
 from gac.errors import UNSAFE, GacError
 
 T = TypeVar("T")
@@ -265,6 +266,7 @@ class Record:
     _error: ClassVar[type[GacError]] = GacError
     _indent: ClassVar[int | None] = 1
 
+    @checked
     def save(self, path: str | Path) -> None:
         """Write it as JSON; the file is whole or absent.
 
@@ -281,6 +283,26 @@ class Record:
             raise self._error(f"{what} has schema version {version}", f"version {known}", remedy)
 
     @classmethod
+    def opened(cls, given: Self | str | Path) -> Self:
+        """One that is at hand as it is, or the one in the file of this path.
+
+        Raises:
+            GacError: it is neither, or as for ``load``.
+        """
+        if isinstance(given, cls):
+            return given
+        if not isinstance(given, (str, Path)):
+            wrong, what = type(given).__name__, cls.__name__
+            raise cls._error(f"a {wrong} as a {what.lower()}", f"a {what}, or the path of one", "Pass one of these.")
+        return cls.load(given)
+
+    @classmethod
+    def opened_each(cls, given: Mapping[str, Self | str | Path]) -> dict[str, Self]:
+        """``opened`` of each, by name."""
+        return {name: cls.opened(one) for name, one in given.items()}
+
+    @classmethod
+    @checked
     def load(cls, path: str | Path) -> Self:
         """Read it back, and check it as when it was made; of what may be left out, defaults are taken.
 

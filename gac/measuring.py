@@ -48,7 +48,7 @@ class Asked:
     text: Texts
 
     @classmethod
-    def of(cls, recipe: Recipe | None, budget: float | None, options: Mapping[str, Any]) -> "Asked":
+    def of(cls, recipe: Recipe | str | Path | None, budget: float | None, options: Mapping[str, Any]) -> "Asked":
         """From a recipe, or from keywords; forms are those of the method where it has its own.
 
         Raises:
@@ -63,6 +63,7 @@ class Asked:
             given = f"a recipe together with {', '.join([*(['budget'] if budget is not None else []), *options])}"
             raise GacError(given, "a recipe alone, or keywords alone", "Change the recipe with dataclasses.replace.")
         else:
+            recipe = Recipe.opened(recipe)
             found = cls(recipe, recipe.deployment.profile, Texts.named(recipe.measure.text))
         method = METHODS.get(found.recipe.measure.method)
         fitted = _with_fusing(with_own_forms(found.recipe, method), method)
@@ -105,7 +106,7 @@ def with_own_forms(recipe: Recipe, method: Method) -> Recipe:
 def measure_problem(
     model: "PreTrainedModel | str | Path",
     asked: Asked,
-    tokenizer: "PreTrainedTokenizerBase | None",
+    tokenizer: "PreTrainedTokenizerBase | str | Path | None",
     *,
     check: Text | None = None,
     progress: bool,
@@ -179,7 +180,9 @@ def _calibration(text: Texts, windows: Windows, loss: float) -> Calibration:
     return Calibration(text.name, *size, windows.digest, loss, text.documents, bos, parts)
 
 
-def dense_model(model: "PreTrainedModel | str | Path", tokenizer: "PreTrainedTokenizerBase | None") -> Loaded:
+def dense_model(
+    model: "PreTrainedModel | str | Path", tokenizer: "PreTrainedTokenizerBase | str | Path | None"
+) -> Loaded:
     """The model, which no one has compressed yet; of an unknown family it is refused before its weights are fetched."""
     if isinstance(model, (str, Path)):
         family_of(load_config(str(model)))

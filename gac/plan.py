@@ -3,8 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import exp
+from pathlib import Path
 from typing import Literal
 
+from gac.arguments import checked
 from gac.costs import COSTS, KV_NUMBERS, ns_of
 from gac.display import Shown
 from gac.errors import PlanError
@@ -350,12 +352,14 @@ class Plan(Shown, Record):
         total = sum(counts.values())
         return 1.0 if total == 0 else 1 - counts["unaligned"] / total
 
-    def compare(self, other: "Plan") -> "PlanComparison":
-        """This plan beside another one for the same model.
+    @checked
+    def compare(self, other: "Plan | str | Path") -> "PlanComparison":
+        """This plan beside another one for the same model, or the path of one.
 
         Raises:
             PlanError: the plans are for different weights.
         """
+        other = Plan.opened(other)
         first, second = self.measured, other.measured
         if first.digest != second.digest:
             raise PlanError(

@@ -14,7 +14,6 @@ from gac.sensitivity.texts import CalibrationText
 METHOD = "gac"
 
 
-@register_quantization_config(METHOD)
 class GacConfig(QuantizationConfigMixin):
     """``from_pretrained(base, quantization_config=gac.GacConfig("plan.json"))``: the base model, compressed.
 
@@ -33,8 +32,11 @@ class GacConfig(QuantizationConfigMixin):
         self, plan: Plan | str | Path, calibration: CalibrationText | None = None, tokenizer: Any = None
     ) -> None:
         self.quant_method: Any = METHOD
-        self.plan = plan if isinstance(plan, Plan) else Plan.load(plan)
+        self.plan = Plan.opened(plan)
         self.calibration, self.tokenizer = calibration, tokenizer
+
+
+register_quantization_config(METHOD)(GacConfig)  # as a decorator it would hide the class from type checkers
 
 
 @register_quantizer(METHOD)

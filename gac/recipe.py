@@ -11,8 +11,9 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
+from gac.arguments import is_number
 from gac.costs import BYTES, KV_NUMBERS, PARAMS, ns_of
 from gac.errors import BudgetError, GacError, did_you_mean
 from gac.forms import DEFAULT_FORMS, FORMS
@@ -21,11 +22,20 @@ from gac.io import Record
 from gac.schemes import DEFAULT_SCHEME, SCHEMES
 from gac.workloads import Workload
 
+if TYPE_CHECKING:
+    from gac.allocation.rules import Rule
+    from gac.forms import Form
+    from gac.profiling.table import Profile
+    from gac.schemes import Scheme
+    from gac.sensitivity.methods import Method
+    from gac.sensitivity.texts import CalibrationText
+
 _ALIGN = re.compile(r"profile(?:, ?group=([0-9]{1,9}))?")
 DEFAULT_WORKLOADS = ("prefill:1x1024", "decode:1@1024")
 DEFAULT_BUDGET = 0.8
 _PARTS = ("measure", "space", "deployment", "limits")
 _SEAMS = {"method": "gac.sensitivity.registry:METHODS", "rule": "gac.allocation.rules:RULES"}
+_SEVERAL = ("calibration", "forms", "schemes", "workloads")
 _ALWAYS = ("method", "text", "seed", "forms", "refit", "workloads")
 
 DecodeKernel = Literal["torch", "triton"]
@@ -194,10 +204,10 @@ class Limits:
         expected = "fractions by workload, or 'any'"
         _check(isinstance(self.latency, Mapping), "limits.latency", self.latency, expected)
         for workload, fraction in self.latency.items():
-            above = _is_number(fraction) and 0 < fraction < math.inf
+            above = is_number(fraction) and 0 < fraction < math.inf
             expected = "a number above 0, the allowed fraction of the dense latency"
             _check(above, f"limits.latency.{workload}", fraction, expected, "Give a limit such as 0.9.", BudgetError)
-        parsed = {str(Workload.parse(name)): float(fraction) for name, fraction in self.latency.items()}
+        parsed = {str(Workload.parse(str(name))): float(fraction) for name, fraction in self.latency.items()}
         object.__setattr__(self, "latency", parsed)
 
     @property
@@ -208,18 +218,18 @@ class Limits:
 
 
 class Options(TypedDict, total=False):
-    """The fields of a recipe as keywords; a form or a method or a rule of one's own may be given as the object."""
+    """The fields of a recipe as keywords; what has a name may be given as the object, and one of several by itself."""
 
-    method: Any
-    calibration: Any
+    method: "str | Method"
+    calibration: "CalibrationText"
     seed: int
-    shots: int
+    shots: Shots
     bos: bool | None
-    forms: Iterable[Any]
-    schemes: Iterable[Any]
+    forms: "str | Form | Iterable[str | Form]"
+    schemes: "str | Scheme | Iterable[str | Scheme]"
     align: bool | int | str
-    profile: Any
-    workloads: Iterable[str]
+    profile: "Profile | str | Path | None"
+    workloads: str | Iterable[str]
     fuse: Fusing
     decode_kernel: DecodeKernel
     tensor_parallel: int
@@ -227,8 +237,8 @@ class Options(TypedDict, total=False):
     kv_cache: float | None
     latency: float | Mapping[str, float] | Literal["any"] | None
     slack: float | None
-    refit: str | None
-    rule: Any
+    refit: Refit | None
+    rule: "str | Rule"
 
 
 @dataclass(frozen=True)
@@ -270,7 +280,7 @@ class Recipe(Record):
         known = Refit.__args__  # type: ignore[attr-defined]
         remedy = did_you_mean(str(self.refit), known, "Correct the name.")
         _check(self.refit is None or self.refit in known, "refit", self.refit, f"one of {', '.join(known)}", remedy)
-        loose = self.slack is None or (_is_number(self.slack) and 0 <= self.slack <= 1)
+        loose = self.slack is None or (is_number(self.slack) and 0 <= self.slack <= 1)
         _check(loose, "slack", self.slack, "a number from 0 to 1, the fraction of the loss to give for speed")
         if self.slack is not None:
             object.__setattr__(self, "slack", float(self.slack))
@@ -343,7 +353,7 @@ def check_fraction(name: str, value: object) -> None:
         BudgetError: it is no number, or not in (0, 1].
     """
     expected = "a number above 0 and at most 1, the kept fraction of what the dense model takes"
-    within = _is_number(value) and 0 < value <= 1  # type: ignore[operator]
+    within = is_number(value) and 0 < value <= 1  # type: ignore[operator]
     _check(within, name, value, expected, "Give a fraction such as 0.8.", BudgetError)
 
 
@@ -375,21 +385,13 @@ def _plain(name: str, value: Any) -> Any:
         return str(value)
     if name in _SEAMS and not isinstance(value, str):
         return resolve_name(_SEAMS[name]).name(value)
-    if (
-        name in ("calibration", "forms", "schemes", "workloads")
-        and isinstance(value, Iterable)
-        and not isinstance(value, str)
-    ):
-        return tuple(value)
-    return value
+    if name in ("forms", "schemes", "workloads") and (isinstance(value, str) or not isinstance(value, Iterable)):
+        return (value,)
+    return tuple(value) if name in _SEVERAL and not isinstance(value, str) else value
 
 
 def _is_whole(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_number(value: object) -> bool:
-    return hasattr(value, "__float__") and not isinstance(value, bool)
 
 
 def _check_names(name: str, value: object) -> None:

@@ -59,7 +59,7 @@ def test_numbers_of_numpy_are_numbers() -> None:
         ({"seed": True}, "measure.seed=True; expected a whole number"),
         ({"bos": "yes"}, "measure.bos='yes'; expected True, False or None"),
         ({"shots": 3}, "measure.shots=3; expected 1 or 2"),
-        ({"forms": "low_rank"}, "space.forms='low_rank'; expected names, as in a list"),
+        ({"forms": "low_rnk"}, "form 'low_rnk' is unknown"),
         ({"forms": ["magic"]}, "form 'magic' is unknown"),
         ({"schemes": ["int3"]}, "scheme 'int3' is unknown; expected one of bf16"),
         ({"align": 8.0}, "space.align=8.0; expected True, False, the number that dims are to be multiples of"),

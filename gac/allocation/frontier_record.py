@@ -7,6 +7,7 @@ from math import fsum, isclose
 
 from gac.allocation.decide import assemble, summed_latency
 from gac.allocation.problem import floored
+from gac.arguments import checked
 from gac.costs import PARAMS
 from gac.display import Shown
 from gac.errors import PlanError
@@ -101,14 +102,18 @@ class Frontier(Shown, Record):
         """The candidates that a point chooses, in the order of the sites."""
         return [one.options[chosen] for one, chosen in zip(self.sites, point.choice, strict=True)]
 
+    @checked
     def plan(self, index: int) -> Plan:
         """The plan of one point, as ``gac.allocate`` makes it for ``points[index].asked``.
 
         It has no alternatives: a frontier keeps only the candidates that some point chooses.
 
         Raises:
-            IndexError: there is no such point.
+            PlanError: there is no such point.
         """
+        count = len(self.points)
+        if not -count <= index < count:
+            raise PlanError(f"point {index} of a frontier", f"one from 0 to {count - 1}", "Name one of these.")
         point = self.points[index]
         by_params, proof = self.limit == PARAMS, point.certificate
         limits = Limits(point.asked) if by_params else Limits(1.0, latency={self.limit: point.asked})

@@ -1,7 +1,7 @@
 """A compressed model where GAC is installed: its plan comes with it, and transformers' own methods write it whole."""
 
 import copy
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedModel
 
@@ -14,8 +14,13 @@ from gac.plan import Plan
 from gac.runtime.compressed import CompressedModel
 from gac.runtime.contract import COMPRESSED
 
+if TYPE_CHECKING:
+    _Dense = PreTrainedModel
+else:
+    _Dense = object  # a mixin, before the class of the architecture
 
-class PlannedModel(CompressedModel):
+
+class PlannedModel(CompressedModel, _Dense):  # type: ignore[misc, no-untyped-call]  # as transformers has it
     """A compressed model with its plan, which is read when it is first asked for."""
 
     _gac_plan: Plan
@@ -39,7 +44,9 @@ class PlannedModel(CompressedModel):
         self._gac_plan = plan
 
     @classmethod
-    def from_pretrained(cls: Any, source: Any, *args: Any, output_loading_info: bool = False, **options: Any) -> Any:
+    def from_pretrained(  # type: ignore[override]
+        cls: Any, source: Any, *args: Any, output_loading_info: bool = False, **options: Any
+    ) -> Any:
         """As for any transformers model.
 
         Raises:
@@ -57,7 +64,7 @@ class PlannedModel(CompressedModel):
         return (model, report) if output_loading_info else model
 
 
-def attach_plan(model: PreTrainedModel, plan: Plan) -> None:
+def attach_plan(model: PreTrainedModel, plan: Plan) -> PlannedModel:
     """Make a model that was compressed in memory one of the class that loads such models; it is changed in place.
 
     Its class becomes a subclass of what it was, and its config one that names the modules, so that
@@ -86,6 +93,8 @@ def attach_plan(model: PreTrainedModel, plan: Plan) -> None:
             module.config = described
     changed.gac_plan = plan
     changed.gac_files = {"plan.json": text, "README.md": model_card(plan)}
+    planned_model: PlannedModel = changed
+    return planned_model
 
 
 def planned(model: PreTrainedModel) -> Plan:

@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import CONFIG_MAPPING, PreTrainedModel
+from transformers import CONFIG_MAPPING, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.pytorch_utils import Conv1D
 
+from gac.arguments import checked
 from gac.checkpoint.attach import planned
 from gac.checkpoint.card import export_card
 from gac.checkpoint.load import load
@@ -26,9 +27,14 @@ from gac.runtime.contract import COMPRESSED
 logger = logging.getLogger("gac")
 
 
+@checked
 @one_call_at_a_time
 def export(
-    model: PreTrainedModel | str | Path, directory: str | Path, *, merge: bool = False, tokenizer: Any = None
+    model: PreTrainedModel | str | Path,
+    directory: str | Path,
+    *,
+    merge: bool = False,
+    tokenizer: PreTrainedTokenizerBase | None = None,
 ) -> None:
     """Write a compressed model as one of its stock architecture, which needs no GAC and no code.
 

@@ -6,23 +6,25 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
 
+from gac.arguments import checked
+from gac.checkpoint.attach import PlannedModel
 from gac.checkpoint.classes import classes_of
 from gac.checkpoint.header import agreed_plan, contradiction, digest_of, header_of, is_unchanged
 from gac.errors import CheckpointError
 from gac.io import check_inside, read_bytes
 from gac.models.families import check_layers, supported
-from gac.models.loading import UNREADABLE, default_device, is_checkpoint, quiet_transformers, reading
+from gac.models.loading import UNREADABLE, is_checkpoint, quiet_transformers, reading, usable_device
 from gac.models.threads import LOADING
 from gac.plan import Plan
 from gac.runtime.compressed import uncollected
 from gac.runtime.contract import COMPRESSED, SCHEMA
 
 
+@checked
 def load(
     directory: str | Path, device: torch.device | str | None = None, dtype: torch.dtype | None = None
-) -> PreTrainedModel:
+) -> PlannedModel:
     """Open a directory that ``save`` wrote, in eval mode, with its plan as ``gac_plan``; runs no code from it.
 
     Where plan, header and dims are as they were written, the plan is read when it is first asked for; otherwise it is
@@ -34,11 +36,12 @@ def load(
 
     Raises:
         CheckpointError: a file is missing or damaged, or the files contradict one another.
+        ModelError: there is no such device.
     """
+    place = usable_device(device)
     with LOADING, uncollected():
         model = _load(Path(directory), dtype or "auto")
-    place = torch.device(device or default_device())
-    loaded: PreTrainedModel = model if model.device == place else model.to(place)  # a move looks at every parameter
+    loaded: PlannedModel = model if model.device == place else model.to(place)  # a move looks at every parameter
     return loaded
 
 

@@ -1,10 +1,12 @@
 """Save a compressed model: safetensors and JSON, no pickles, whole or absent."""
 
+import re
 from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from gac.arguments import Count, checked
 from gac.checkpoint.attach import attach_plan, planned
 from gac.checkpoint.target import check_free, complete_directory, save_tokenizer
 from gac.compression.apply import empty_module
@@ -13,15 +15,18 @@ from gac.models.linears import as_linear
 from gac.models.threads import one_call_at_a_time
 from gac.plan import Plan
 
+_SIZE = re.compile(r"(?=.*[1-9])[0-9]+(\.[0-9]+)?[KMGT]B", re.IGNORECASE)
 
+
+@checked
 @one_call_at_a_time
 def save(
     model: PreTrainedModel,
     directory: str | Path,
     *,
-    tokenizer: Any = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
     overwrite: bool = False,
-    max_shard_size: int | str = "5GB",
+    max_shard_size: Count | str = "5GB",
 ) -> None:
     """Write a compressed model as a directory that appears whole or not at all.
 
@@ -37,9 +42,12 @@ def save(
         max_shard_size: bytes, or as in ``5GB``, after which another file of weights begins.
 
     Raises:
-        CheckpointError: the model carries no plan or no longer matches it, or the directory is in use or
-            cannot be written.
+        CheckpointError: the model carries no plan or no longer matches it, the size is none, or the directory is in
+            use or cannot be written.
     """
+    if isinstance(max_shard_size, str) and not _SIZE.fullmatch(max_shard_size):
+        given = f"max_shard_size={max_shard_size!r}"
+        raise CheckpointError(given, "bytes, or a size in KB, MB, GB or TB", "Write it like 5GB.")
     target = Path(directory)
     plan = planned(model)
     _check_matches(model, plan)

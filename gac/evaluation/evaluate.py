@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from gac.arguments import Count, checked
 from gac.checkpoint.load import load
 from gac.errors import GacError, ModelError
 from gac.evaluation.perplexity import compare_models, perplexity_on
@@ -18,7 +19,7 @@ from gac.evaluation.results import Evaluated, Evaluation, OnText
 from gac.evaluation.tasks import Suite, open_suite
 from gac.models.loading import Loaded, is_checkpoint, load_config, load_model, load_tokenizer, model_digest
 from gac.models.threads import one_call_at_a_time
-from gac.sensitivity.documents import Text
+from gac.sensitivity.documents import Documents, Text
 
 logger = logging.getLogger("gac")
 
@@ -26,22 +27,23 @@ Given = PreTrainedModel | str | Path
 """A loaded model, or the name of one: a directory (a compressed one too), a hub id, ``smollm2``."""
 
 
+@checked
 @one_call_at_a_time
 def evaluate(
     models: Given | Sequence[Given],
     *,
     against: Given | None = None,
     text: Text | None = "wiki-sample",
-    also: Sequence[Text] = (),
-    windows: int | None = None,
-    length: int | None = None,
+    also: Text | Sequence[Text] = (),
+    windows: Count | None = None,
+    length: Count | None = None,
     bos: bool | None = None,
-    tasks: Sequence[str] = (),
+    tasks: str | Sequence[str] = (),
     num_fewshot: int | None = None,
     limit: int | None = None,
-    batch: int = 1,
+    batch: Count = 1,
     kl: bool = True,
-    tokenizer: Any = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
     progress: bool = True,
 ) -> Evaluation:
     """Measure models alike, on the same tokens and tasks, one after the other.
@@ -50,9 +52,10 @@ def evaluate(
         models: one or more loaded models, or names: directories (compressed or dense), hub ids, ``smollm2``.
         against: the model that the others are compared with, the dense one.
         text: what perplexity is measured on, as for ``gac.perplexity``; None measures none.
-        also: more texts, each measured as ``text`` is.
+        also: another text, or several, each measured as ``text`` is.
         windows, length, bos: as for ``gac.perplexity``.
-        tasks: names of lm-evaluation-harness's tasks, or paths of task files (``gac.evaluation.tasks.open_suite``).
+        tasks: one or more names of lm-evaluation-harness's tasks, or paths of task files
+            (``gac.evaluation.tasks.open_suite``).
         num_fewshot, limit: examples before every item, and items, of each task.
         batch: windows, and requests of a task, that run at once.
         kl: measure KL divergence from ``against`` and top-1 agreement with it too. Both models are in memory then,
@@ -66,9 +69,14 @@ def evaluate(
     named = [models] if isinstance(models, PreTrainedModel | str | Path) else list(models)
     if not named:
         raise GacError("no model", "at least one", "Name a model.")
-    texts = [*([] if text is None else [text]), *also]
+    tasks = (tasks,) if isinstance(tasks, str) else tasks
+    more = (also,) if isinstance(also, (str, Documents)) else also
+    texts = [*([] if text is None else [text]), *more]
     if not texts and not tasks:
         raise GacError("no text and no tasks", "something to measure", "Name a text, or tasks.")
+    if not tasks and (num_fewshot is not None or limit is not None):
+        asked = f"num_fewshot={num_fewshot} and limit={limit} without tasks"
+        raise GacError(asked, "tasks, whose examples and items these count", "Name tasks, or leave them out.")
     everyone = named if against is None else [*named, against]
     for given in everyone:
         if isinstance(given, str | Path):

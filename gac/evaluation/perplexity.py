@@ -3,14 +3,14 @@
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from math import exp, isfinite
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, kl_div
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from gac.arguments import Count, checked
 from gac.arrays import Floats
 from gac.errors import ModelError
 from gac.evaluation.protocol import Sample, dtype_of, take_sample
@@ -26,16 +26,17 @@ CPU_POSITIONS = 32
 """On a CPU few, so that they stay in its cache."""
 
 
+@checked
 @one_call_at_a_time
 def perplexity(
     model: PreTrainedModel,
-    tokenizer: Any,
+    tokenizer: PreTrainedTokenizerBase,
     text: Text = "wiki-sample",
     *,
-    windows: int | None = None,
-    length: int | None = None,
+    windows: Count | None = None,
+    length: Count | None = None,
     bos: bool | None = None,
-    batch: int = 1,
+    batch: Count = 1,
     progress: bool = True,
 ) -> Perplexity:
     """Perplexity over windows of text that no calibration uses and that do not overlap.
@@ -62,17 +63,18 @@ def perplexity(
     return perplexity_on(model, take_sample(tokenizer, text, windows, length, bos), batch, progress)
 
 
+@checked
 @one_call_at_a_time
 def divergence(
     model: PreTrainedModel,
     reference: PreTrainedModel,
-    tokenizer: Any,
+    tokenizer: PreTrainedTokenizerBase,
     text: Text = "wiki-sample",
     *,
-    windows: int | None = None,
-    length: int | None = None,
+    windows: Count | None = None,
+    length: Count | None = None,
     bos: bool | None = None,
-    batch: int = 1,
+    batch: Count = 1,
     progress: bool = True,
 ) -> Divergence:
     """KL divergence and top-1 agreement of two models' next-token distributions, on the tokens of ``perplexity``.

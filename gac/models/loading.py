@@ -244,6 +244,26 @@ def default_device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
+def usable_device(asked: torch.device | str | None) -> torch.device:
+    """The device of this name, None being the GPU if there is one.
+
+    Raises:
+        ModelError: there is no such device here.
+    """
+    try:
+        device = torch.device(default_device() if asked is None else asked)
+    except RuntimeError as failure:
+        raise _no_device(asked) from failure
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise _no_device(asked)
+    return device
+
+
+def _no_device(asked: object) -> ModelError:
+    gpus = torch.cuda.device_count()
+    return ModelError(f"device {str(asked)!r}", f"cpu, or one of the {gpus} GPUs here", "Correct it, or leave it out.")
+
+
 @contextlib.contextmanager
 def quiet_transformers() -> Iterator[None]:
     """No progress bars of transformers in files and pipes; on a terminal they stay."""

@@ -17,7 +17,7 @@ R = TypeVar("R")
 LOADING = RLock()
 """Held while transformers loads: it changes torch's defaults and its own settings, which all threads share."""
 
-_IN_USE: "WeakKeyDictionary[nn.Module, RLock]" = WeakKeyDictionary()  # type: ignore[valid-type]  # RLock is a function
+_IN_USE: "WeakKeyDictionary[nn.Module, RLock]" = WeakKeyDictionary()
 _LOOKING = Lock()
 
 

@@ -9,6 +9,7 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
+from gac.arguments import checked
 from gac.arrays import Floats, Ints
 from gac.display import Shown
 from gac.profiling.table import COARSEST_CLASS, Profile, Sweep, alignment_class, interpolate
@@ -93,6 +94,7 @@ class Cliffs(Shown):
         return {one.step: one.slowdown for one in self.classes}
 
 
+@checked
 def find_cliffs(sweep: Sweep) -> Cliffs:
     """Collapsed dims, staircase edges and alignment period of one sweep.
 

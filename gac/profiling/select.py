@@ -29,7 +29,7 @@ def select_profile(asked: Profile | str | Path | None) -> tuple[Profile, Profile
             "a measured latency table",
             "Run gac profile once, or name the profile of another GPU.",
         )
-    profile = source if isinstance(source, Profile) else Profile.load(source)
+    profile = Profile.opened(source)
     gpu = profile.header.gpu
     if here is None:
         why = "no GPU here, so the shipped table" if asked is None else "asked for; no GPU here to compare with"

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gac.arguments import Count, checked
 from gac.arrays import Floats, Ints
 from gac.display import Shown
 from gac.errors import ProfileError
@@ -77,6 +78,12 @@ class Profile(Shown):
     sentinels: Mapping[int, tuple[float, ...]]
 
     @classmethod
+    def opened(cls, given: "Profile | str | Path") -> "Profile":
+        """One that is at hand as it is, or ``load`` of its path or name; raises as that."""
+        return given if isinstance(given, Profile) else cls.load(given)
+
+    @classmethod
+    @checked
     def load(cls, path_or_name: str | Path) -> "Profile":
         """Read a profile from a path, or by the name of a shipped or saved one (``nvidia-h100-80gb-hbm3``).
 
@@ -99,6 +106,7 @@ class Profile(Shown):
         """The measurement of this point (which may be an error); None where the profile lacks it."""
         return self.measurements.find(point)
 
+    @checked
     def rows_of(
         self, operator: str, fixed: Mapping[str, int], axis: str, dtype: str = "bf16", cache: Cache = "cold"
     ) -> Sweep:
@@ -132,7 +140,8 @@ class Profile(Shown):
         row = self.find(Point(operation, dtype))
         return None if row is None or row.median_ns is None else ceil(row.median_ns)
 
-    def sweeps(self, least: int = 8) -> tuple[Sweep, ...]:
+    @checked
+    def sweeps(self, least: Count = 8) -> tuple[Sweep, ...]:
         """Every operator, dtype, cache and axis along which at least ``least`` dims were measured, in a fixed order."""
         found = []
         for operator, dtype, cache in sorted(self._measured):

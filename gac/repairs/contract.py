@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from math import inf
 from types import MappingProxyType
 
+from gac.arguments import Count, check_fields, checked
 from gac.errors import GacError, did_you_mean
 from gac.profiling.operators.attention import FLASH_TEMPLATES
 
@@ -35,6 +36,7 @@ class ShapeContract:
     most_overhead: float | None = None
 
     def __post_init__(self) -> None:
+        check_fields(self)
         sizes = (*self.steps, *self.dims)
         if not (self.steps or self.measured) or min(sizes, default=1) < 1 or list(self.dims) != sorted(self.dims):
             raise GacError(
@@ -50,6 +52,7 @@ class ShapeContract:
             )
 
     @classmethod
+    @checked
     def named(cls, strategy: str) -> "ShapeContract":
         """The contract of a strategy.
 
@@ -72,7 +75,8 @@ class ShapeContract:
         """
         return self if most_overhead is None else replace(self, most_overhead=most_overhead)
 
-    def becomes(self, dim: int, most: int | None = None, latency: Mapping[int, int] = MappingProxyType({})) -> int:
+    @checked
+    def becomes(self, dim: Count, most: int | None = None, latency: Mapping[int, int] = MappingProxyType({})) -> int:
         """The dim that this one is padded to; itself where it is kept or every choice is too large.
 
         Args:

@@ -4,6 +4,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from gac.arguments import checked
 from gac.checkpoint.target import check_free, complete_directory
 from gac.errors import CheckpointError
 from gac.plan import ProfileUsed
@@ -21,6 +22,7 @@ from gac.workloads import Workload
 UNALIGNED = 8
 
 
+@checked
 def repair(
     directory: str | Path,
     output: str | Path,
@@ -28,7 +30,7 @@ def repair(
     strategy: str | ShapeContract = "minimal",
     max_overhead: float | None = None,
     profile: Profile | str | Path | None = None,
-    workloads: Sequence[str] = ("prefill:1x1024", "decode:1@1024"),
+    workloads: str | Sequence[str] = ("prefill:1x1024", "decode:1@1024"),
     measure: bool = False,
     allow_pickle: bool = False,
     overwrite: bool = False,
@@ -46,7 +48,7 @@ def repair(
             the lowest); or a contract of your own.
         max_overhead: by which fraction a dim may grow at most; one that would grow more stays as it is.
         profile: the latency table for predictions and for ``profile``; None as for ``allocate``.
-        workloads: what times are given for.
+        workloads: what times are given for, one or more.
         measure: also time the GEMMs before and after, on the GPU of this machine.
         allow_pickle: read ``.bin`` and ``.pt`` files too; with ``weights_only=True``, so as tensors only.
         overwrite: replace a checkpoint of GAC that is at ``output``.
@@ -62,6 +64,7 @@ def repair(
     """
     contract = strategy if isinstance(strategy, ShapeContract) else ShapeContract.named(strategy)
     contract = contract.limited(max_overhead)
+    workloads = (workloads,) if isinstance(workloads, str) else workloads
     parsed = [Workload.parse(workload) for workload in workloads]
     selected = select_profile(profile)
     _check_apart(Path(directory), Path(output))

@@ -1,12 +1,14 @@
 """A frontier as a table and as a figure: predicted perplexity against parameters and against latency."""
 
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich.console import Group
 
 from gac.allocation.frontier import PARAMS, Frontier, FrontierPoint
+from gac.arguments import checked
 from gac.errors import GacError, PlanError
 from gac.plan import Plan
 from gac.reporting.formatting import legend, new_table
@@ -117,7 +119,10 @@ def _notes(frontier: Frontier) -> Iterator[str]:
 # --- the figure -----------------------------------------------------------------------------------------------------
 
 
-def figure_of_frontier(frontier: Frontier, plans: Mapping[str, Plan] | None = None) -> "Figure":
+@checked
+def figure_of_frontier(
+    frontier: Frontier | str | Path, plans: Mapping[str, Plan | str | Path] | None = None
+) -> "Figure":
     """Perplexity against parameters, and against the latency of each workload that the profile knows.
 
     Args:
@@ -127,6 +132,7 @@ def figure_of_frontier(frontier: Frontier, plans: Mapping[str, Plan] | None = No
         PlanError: a plan is for another model, or was calibrated on other text.
         GacError: matplotlib is missing, or there are more than 6 plans.
     """
+    frontier, plans = Frontier.opened(frontier), Plan.opened_each(plans or {})
     known = _costs(frontier.dense_params, frontier.workloads, frontier.dense_ns)
     made, method = frontier.measured, frontier.recipe.measure.method
     with page(len(known), f"{made.model}, {method}, {made.profile.gpu}") as (figure, axes):
@@ -135,8 +141,13 @@ def figure_of_frontier(frontier: Frontier, plans: Mapping[str, Plan] | None = No
     return figure
 
 
+@checked
 def plot_frontier(
-    frontier: Frontier, plans: Mapping[str, Plan] | None = None, *, against: str = PARAMS, ax: "Axes | None" = None
+    frontier: Frontier | str | Path,
+    plans: Mapping[str, Plan | str | Path] | None = None,
+    *,
+    against: str = PARAMS,
+    ax: "Axes | None" = None,
 ) -> "Axes":
     """Predicted perplexity of every point against its parameters, or its latency, with chosen plans among them.
 
@@ -148,9 +159,10 @@ def plot_frontier(
         PlanError: a plan is for another model, or was calibrated on other text.
         GacError: matplotlib is missing, nothing is known of the workload, or there are more than 6 plans.
     """
+    frontier, plans = Frontier.opened(frontier), Plan.opened_each(plans or {})
     if plans:
         check_many(len(plans), "plans")
-    for name, plan in (plans or {}).items():
+    for name, plan in plans.items():
         check_beside(frontier, plan, name)
     known = _costs(frontier.dense_params, frontier.workloads, frontier.dense_ns)
     if against not in known:
@@ -163,7 +175,7 @@ def plot_frontier(
         what, title, largest = "latency", against, max(ns or 0 for ns in frontier.dense_ns)
     scale, unit = unit_of(against, largest)  # one for the whole figure
     with panel(ax, (4.6, 3.2)) as ax:
-        _plot(ax, frontier, against, known[against], scale, plans or {})
+        _plot(ax, frontier, against, known[against], scale, plans)
         ax.set_title(title, pad=4)
         ax.set_xlabel(f"{what} of the targeted weights ({unit})")
     return ax

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gac.arguments import checked
 from gac.errors import GacError
 from gac.io import whole_file
 
@@ -133,6 +134,7 @@ def check_figure(path: Path) -> None:
         raise GacError(given, f"one of {', '.join(_ENDINGS)}", "Change the ending.")
 
 
+@checked
 def save(drawn: "Axes | Figure", path: str | Path) -> None:
     """Write a figure, or the figure that axes are of, as PDF, PNG or SVG, whole or not at all.
 
@@ -142,8 +144,11 @@ def save(drawn: "Axes | Figure", path: str | Path) -> None:
     path = Path(path)
     check_figure(path)
     from matplotlib import rc_context
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    if not isinstance(drawn, (Axes, Figure)):
+        raise GacError(f"a {type(drawn).__name__} to save", "a figure, or axes of one", "Pass what gac.plots returned.")
     figure = drawn if isinstance(drawn, Figure) else drawn.get_figure()
     assert isinstance(figure, Figure), "axes of a subfigure are saved by their figure"
     with rc_context(_STYLE), whole_file(path, "figure") as temporary:

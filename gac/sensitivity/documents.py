@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from gac.arguments import Count, check_fields
 from gac.errors import TextError
 
 DEFAULT_WINDOWS = 64
@@ -24,21 +25,23 @@ class Documents:
         separator: what stands between two documents; the tokenizer's ``eos_token`` is another choice.
 
     Raises:
-        TextError: there are none, or one is no string.
+        TextError: there are none, one is no string, or a number is below 1.
     """
 
     texts: Iterable[str]
-    windows: int = DEFAULT_WINDOWS
-    length: int = DEFAULT_LENGTH
+    windows: Count = DEFAULT_WINDOWS
+    length: Count = DEFAULT_LENGTH
     separator: str = "\n\n"
 
     def __post_init__(self) -> None:
-        texts = self.texts if isinstance(self.texts, str) else tuple(self.texts)
-        wrong = next((text for text in texts if not isinstance(text, str)), None)
-        if isinstance(texts, str) or not texts or wrong is not None:
-            given = f"a {type(texts if wrong is None else wrong).__name__}" if texts else "no document"
+        several = isinstance(self.texts, Iterable) and not isinstance(self.texts, str)
+        texts = tuple(self.texts) if several else ()
+        wrong = next((text for text in texts if not isinstance(text, str)), None) if several else self.texts
+        if not texts or wrong is not None:
+            given = "no document" if wrong is None else f"a {type(wrong).__name__}"
             raise TextError(given, "an iterable of strings, each a document", "Pass a list of documents.")
         object.__setattr__(self, "texts", texts)
+        check_fields(self, TextError)
 
     @classmethod
     def of(cls, given: "Documents | Iterable[str]") -> "Documents":

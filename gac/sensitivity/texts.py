@@ -51,6 +51,9 @@ class Texts:
             return cls.named(str(given))
         if isinstance(given, (TextSpec, Documents)):
             return cls((given,))
+        if not isinstance(given, Iterable):
+            expected = "a name, a path, documents, or a list of these"
+            raise TextError(f"a {type(given).__name__} as calibration text", expected, "Name one, such as wiki-sample.")
         items = tuple(given)
         if not any(map(_is_text, items)):
             return cls((Documents(items),))  # type: ignore[arg-type]  # refuses what is no string

@@ -20,7 +20,8 @@ def checked(
                 f"an entry of type {type(one).__name__} among the groups", "Group objects", "Pass a list of Group."
             )
     most = _limits(known, _listed("limits", limits, "Pass a list with one integer a limit."))
-    called = () if names is None else _listed("names", names, "Name every limit, or none.")
+    named = (names,) if isinstance(names, str) else names
+    called = () if named is None else _listed("names", named, "Name every limit, or none.")
     if called and len(called) != len(most):
         raise GacError(f"{len(called)} names for {len(most)} limits", "one name a limit", "Name every limit, or none.")
     if isinstance(seconds, str) or not _number(seconds) >= 0:

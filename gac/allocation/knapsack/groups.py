@@ -1,5 +1,6 @@
 """What a knapsack is given and what it returns."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +12,7 @@ from gac.errors import GacError
 from gac.plan import Certificate
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, init=False)
 class Group:
     """Items of which exactly one is chosen.
 
@@ -29,9 +30,12 @@ class Group:
     values: Floats
     costs: Ints
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "values", _values(self.name, self.values))
-        object.__setattr__(self, "costs", _costs(self.name, self.costs, len(self.values)))
+    def __init__(
+        self, name: str, values: Floats | Sequence[float], costs: Ints | Sequence[Sequence[int]] | Sequence[Ints]
+    ) -> None:
+        object.__setattr__(self, "name", name)
+        object.__setattr__(self, "values", _values(name, values))
+        object.__setattr__(self, "costs", _costs(name, costs, len(self.values)))
 
 
 @dataclass(frozen=True)
@@ -53,7 +57,7 @@ class Solution:
     grain: float
 
 
-def _array(name: str, what: str, given: Floats | Ints) -> NDArray[Any]:
+def _array(name: str, what: str, given: Any) -> NDArray[Any]:
     try:
         return np.asarray(given)
     except ValueError:
@@ -64,7 +68,7 @@ def _array(name: str, what: str, given: Floats | Ints) -> NDArray[Any]:
         ) from None
 
 
-def _values(name: str, given: Floats) -> Floats:
+def _values(name: str, given: Any) -> Floats:
     values = _array(name, "values", given)
     if values.size == 0 or values.ndim != 1 or values.dtype.kind not in "iuf":
         raise GacError(
@@ -83,7 +87,7 @@ def _values(name: str, given: Floats) -> Floats:
     return values
 
 
-def _costs(name: str, given: Ints, items: int) -> Ints:
+def _costs(name: str, given: Any, items: int) -> Ints:
     costs = _array(name, "costs", given)
     if costs.ndim != 2 or len(costs) != items:
         raise GacError(

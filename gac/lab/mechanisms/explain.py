@@ -3,7 +3,9 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 
+from gac.arguments import checked
 from gac.errors import ProfileError
 from gac.lab.mechanisms.axes import Setting, natural_axis
 from gac.lab.mechanisms.explanation import Cost, Explanation, Finding
@@ -17,10 +19,11 @@ REACH = 1024
 """How far from the dim a dim that keeps a rule is looked for."""
 
 
+@checked
 def explain(
     operator: str,
     dim: int,
-    profile: Profile | None = None,
+    profile: Profile | str | Path | None = None,
     axis: str | None = None,
     fixed: Mapping[str, int] | None = None,
     dtype: str = "bf16",
@@ -32,7 +35,8 @@ def explain(
     alignment class in the sweep; else the published figure.
 
     Args:
-        profile: where costs and kernels are taken from; without one, the rules and published costs alone.
+        profile: where costs and kernels are taken from, or its name or path; without one, the rules and published
+            costs alone.
         axis: by default the one that compression moves (a rank, a head_dim, the k of a GEMM).
         fixed: sizes of all the other axes; by default those of the profile's sweep that has most dims, among the
             sweeps that have this one if any does, and of equals the one with the largest sizes.
@@ -41,6 +45,7 @@ def explain(
         ProfileError: the operator, the axis or the dtype is unknown, the dim is below 1, or ``fixed`` does not give the
             other axes.
     """
+    profile = None if profile is None else Profile.opened(profile)
     axis = natural_axis(operator) if axis is None else axis
     _check(OPERATORS.get(operator), dim, axis, fixed, dtype)
     header = None if profile is None else profile.header

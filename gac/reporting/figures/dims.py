@@ -3,11 +3,13 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from gac.allocation.latencies import UNKNOWN, Timing
+from gac.arguments import checked
 from gac.errors import PlanError, ProfileError
 from gac.forms import form_named
 from gac.plan import Plan, WeightChoice
@@ -24,7 +26,10 @@ if TYPE_CHECKING:
 _APART = 0.5  # of a layer's width: what the plans' markers are spread over
 
 
-def dims(plans: Mapping[str, Plan], weight: str, *, ax: "Axes | None" = None, legend: bool = True) -> "Axes":
+@checked
+def dims(
+    plans: Mapping[str, Plan | str | Path], weight: str, *, ax: "Axes | None" = None, legend: bool = True
+) -> "Axes":
     """The dim that each plan gives one projection, layer by layer; weights that stay dense stand on the top line.
 
     Args:
@@ -35,6 +40,7 @@ def dims(plans: Mapping[str, Plan], weight: str, *, ax: "Axes | None" = None, le
         PlanError: the plans are for different models, or their layers have no such weight.
         GacError: matplotlib is missing, or there are no plans or more than 6.
     """
+    plans = Plan.opened_each(plans)
     check_plans(plans)
     chosen = [_of(plan, weight) for plan in plans.values()]
     top = 1.1 * max((one.dim for of in chosen for one in of.values() if one.form != "dense"), default=8)
@@ -47,14 +53,18 @@ def dims(plans: Mapping[str, Plan], weight: str, *, ax: "Axes | None" = None, le
     return ax
 
 
-def figure_of_dims(plans: Mapping[str, Plan], weights: Sequence[str] = (), title: str | None = None) -> "Figure":
+@checked
+def figure_of_dims(
+    plans: Mapping[str, Plan | str | Path], weights: str | Sequence[str] = (), title: str | None = None
+) -> "Figure":
     """``dims`` for several projections, by default all, on one page with one legend.
 
     Raises:
         GacError: as ``dims``.
     """
+    plans = Plan.opened_each(plans)
     first = check_plans(plans)
-    names = list(weights) or kinds_of(weights_by_layer(first))
+    names = ([weights] if isinstance(weights, str) else list(weights)) or kinds_of(weights_by_layer(first))
     with page(len(names), first.measured.model if title is None else title) as (figure, axes):
         for ax, name in zip(axes, names, strict=True):
             dims(plans, name, ax=ax, legend=False)
@@ -123,7 +133,8 @@ def _legend(names: Iterable[str]) -> list["Line2D"]:
 # --- head by head ---------------------------------------------------------------------------------------------------
 
 
-def heads(plan: Plan, *, ax: "Axes | None" = None) -> "Axes":
+@checked
+def heads(plan: Plan | str | Path, *, ax: "Axes | None" = None) -> "Axes":
     """Numbers that the KV cache keeps of a token for each key-value head, hollow where they are no multiple of 8.
 
     Heads are counted layer by layer; keys and values differ by their markers.
@@ -132,6 +143,7 @@ def heads(plan: Plan, *, ax: "Axes | None" = None) -> "Axes":
         PlanError: no weight of the plan has key-value heads of its own.
         GacError: matplotlib is missing.
     """
+    plan = Plan.opened(plan)
     cached: dict[str, list[WeightChoice]] = {}
     for weights in weights_by_layer(plan).values():
         for name, one in weights.items():
@@ -163,9 +175,10 @@ def heads(plan: Plan, *, ax: "Axes | None" = None) -> "Axes":
 # --- where the time of a layer goes ----------------------------------------------------------------------------------
 
 
+@checked
 def layer_time(
-    plans: Mapping[str, Plan],
-    profile: Profile,
+    plans: Mapping[str, Plan | str | Path],
+    profile: Profile | str | Path,
     workload: str | None = None,
     *,
     layer: int | None = None,
@@ -184,7 +197,9 @@ def layer_time(
         ProfileError: the profile lacks a shape.
         GacError: matplotlib is missing, the workload is malformed, or there are no plans or more than 6.
     """
+    plans = Plan.opened_each(plans)
     first = check_plans(plans)
+    profile = Profile.opened(profile)
     if workload is None:
         if not first.workloads:
             given = f"plan for {first.measured.model} names no workload"

@@ -1,11 +1,13 @@
 """Heat maps: a plan, layers by projections; and what misalignment costs on a GPU, operators by alignment classes."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from gac.arguments import checked
 from gac.arrays import Floats
 from gac.errors import ProfileError
 from gac.plan import Plan
@@ -28,7 +30,8 @@ _TOP = 4.0  # times: darker shades would tell no more
 _TIMES_DARK = 2.6  # times above which white words have more contrast
 
 
-def plan(plan: Plan, *, title: str | None = None, ax: "Axes | None" = None) -> "Axes":
+@checked
+def plan(plan: Plan | str | Path, *, title: str | None = None, ax: "Axes | None" = None) -> "Axes":
     """Every weight of a plan: layers from the top down, projections from left to right.
 
     Colour is the kept fraction of the weight's parameters, light for all of them, so that it can be read in black and
@@ -41,6 +44,7 @@ def plan(plan: Plan, *, title: str | None = None, ax: "Axes | None" = None) -> "
     Raises:
         GacError: matplotlib is missing.
     """
+    plan = Plan.opened(plan)
     layers = weights_by_layer(plan)
     kinds = kinds_of(layers)
     height = min(_TALLEST, 1.1 + _ROW * len(layers))
@@ -66,8 +70,13 @@ def plan(plan: Plan, *, title: str | None = None, ax: "Axes | None" = None) -> "
     return ax
 
 
+@checked
 def alignment(
-    profile: Profile, sweeps: Sequence[Sweep] | None = None, *, title: str | None = None, ax: "Axes | None" = None
+    profile: Profile | str | Path,
+    sweeps: Sequence[Sweep] | None = None,
+    *,
+    title: str | None = None,
+    ax: "Axes | None" = None,
 ) -> "Axes":
     """How many times slower the dims of each alignment class are than the coarser dims that padding makes of them.
 
@@ -81,6 +90,7 @@ def alignment(
         ProfileError: there is no sweep, or there are more than 40.
         GacError: matplotlib is missing.
     """
+    profile = Profile.opened(profile)
     known = {sweep: _slowdown(sweep) for sweep in (_longest(profile) if sweeps is None else sweeps)}
     if sweeps is None:
         known = {sweep: times for sweep, times in known.items() if np.isfinite(times).any()}

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from gac.arguments import checked
 from gac.errors import GacError
 from gac.reporting.page import COLOURS, panel
 
@@ -23,6 +24,7 @@ class Outcome:
     measured: float
 
 
+@checked
 def prediction(outcomes: Sequence[Outcome], *, title: str | None = None, ax: "Axes | None" = None) -> "Axes":
     """One point a compressed model, beside the line on which predictions come true and a band of 1.25x around it.
 

@@ -7,11 +7,13 @@ the colour blind), so that a panel can be read in black and white.
 from collections import Counter
 from collections.abc import Sequence
 from math import prod
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from gac.arguments import checked
 from gac.arrays import Floats, Ints
 from gac.errors import GacError, ProfileError
 from gac.profiling.cliffs import Cliffs, find_cliffs
@@ -77,7 +79,8 @@ _FEW = 40
 _MOST_PANELS, _MOST_EDGES, _MOST_SWITCHES = 12, 8, 3
 
 
-def atlas(profile: Profile) -> "Figure":
+@checked
+def atlas(profile: Profile | str | Path) -> "Figure":
     """The cliffs of a GPU on one page: linear along k, n and m, low_rank along r, attention along d, FP8, INT4.
 
     Each panel is the longest of its kind among the profile's sweeps; kinds that were not measured are left out.
@@ -85,6 +88,7 @@ def atlas(profile: Profile) -> "Figure":
     Raises:
         GacError: matplotlib is missing, or the profile has no sweep of any kind.
     """
+    profile = Profile.opened(profile)
     longest = [_longest(profile, *kind) for kind in _ATLAS]
     found = [(sweep, find_cliffs(sweep)) for sweep in longest if sweep is not None]
     if not found:
@@ -123,6 +127,7 @@ def figure_of_sweeps(
     return figure
 
 
+@checked
 def latency(
     sweep: Sweep, cliffs: Cliffs | None = None, *, dims: tuple[int, int] | None = None, ax: "Axes | None" = None
 ) -> "Axes":

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gac.allocation.frontier import Frontier
+from gac.arguments import checked
 from gac.io import whole_file
 from gac.plan import Plan
 from gac.profiling.table import Profile
@@ -16,16 +17,19 @@ from gac.reporting.report.sources import Sources, profile_of
 from gac.reporting.tables import legend_of
 
 
+@checked
 def report(
-    plan: Plan,
+    plan: Plan | str | Path,
     output: str | Path = "report.html",
     *,
-    against: Mapping[str, Plan] | None = None,
-    frontier: Frontier | None = None,
-    profile: Profile | None = None,
+    against: Mapping[str, Plan | str | Path] | None = None,
+    frontier: Frontier | str | Path | None = None,
+    profile: Profile | str | Path | None = None,
     name: str = "plan",
 ) -> Path:
     """Write one page about a plan: what every weight becomes and why, the proof, how to make it again.
+
+    Plans and frontiers may be given by their paths, the profile by its name too.
 
     Args:
         output: a single HTML file that needs no network; one that is there is replaced, whole or not at all.
@@ -43,7 +47,10 @@ def report(
         ProfileError: the profile is not the one that the plan names.
         GacError: the file cannot be written.
     """
-    page = report_page(Sources(plan, name, against or {}, frontier, profile or profile_of(plan)))
+    plan, others = Plan.opened(plan), Plan.opened_each(against or {})
+    points = None if frontier is None else Frontier.opened(frontier)
+    table = profile_of(plan) if profile is None else Profile.opened(profile)
+    page = report_page(Sources(plan, name, others, points, table))
     with whole_file(Path(output), "report") as temporary:
         temporary.write_bytes(page.encode())
     return Path(output)
