@@ -1,11 +1,15 @@
 """The notebooks run from what comes with the package, and their outputs are stored."""
 
+import ast
 from pathlib import Path
 from typing import Any
 
 import nbformat
 import pytest
 from nbclient import NotebookClient
+
+import gac
+from gac import plots
 
 FOLDER = Path(__file__).parent.parent / "notebooks"
 NAMES = [
@@ -37,3 +41,26 @@ def test_what_is_stored_was_run_in_order_failed_nowhere_and_tells_nothing_of_the
     text = (FOLDER / f"{name}.ipynb").read_text(encoding="utf-8")
     assert "/home/" not in text
     assert "/tmp/" not in text
+
+
+PUBLIC = {"gac": {*gac.__all__, "plots"}, "plots": set(plots.__all__)}
+
+
+def names_of_gac(code: str) -> set[str]:
+    """What a cell takes of GAC: imported from ``gac`` and modules in it, or an attribute of ``gac`` or ``plots``."""
+    found = set()
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.ImportFrom) and str(node.module).partition(".")[0] == "gac":
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names if alias.name.startswith("gac.")}
+        elif isinstance(node, ast.Attribute) and ast.unparse(node.value) in PUBLIC:
+            found.add(ast.unparse(node))
+    return found
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_notebook_uses_public_names_alone(name: str) -> None:
+    found = set().union(*(names_of_gac(cell.source) for cell in cells(name)))
+    assert {one for one in found if one.partition(".")[2] not in PUBLIC.get(one.partition(".")[0], ())} == set()
+    assert any(one.startswith("gac.") for one in found)
