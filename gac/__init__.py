@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from gac.checkpoint.export import export as export
     from gac.checkpoint.load import load as load
     from gac.checkpoint.save import save as save
+    from gac.checkpoint.verify import Verified as Verified
+    from gac.checkpoint.verify import verify as verify
     from gac.errors import GacError as GacError
     from gac.evaluation.evaluate import evaluate as evaluate
     from gac.evaluation.perplexity import divergence as divergence
@@ -56,6 +58,7 @@ else:
         "Recipe": "gac.recipe",
         "ShapeContract": "gac.repairs.contract",
         "Solution": "gac.allocation.knapsack",
+        "Verified": "gac.checkpoint.verify",
         "allocate": "gac.api",
         "compress": "gac.api",
         "divergence": "gac.evaluation.perplexity",
@@ -71,6 +74,7 @@ else:
         "repair": "gac.repairs.run",
         "report": "gac.reporting.report.render",
         "save": "gac.checkpoint.save",
+        "verify": "gac.checkpoint.verify",
     }
     __all__ = ["__version__", *_HOMES]
 

@@ -123,20 +123,23 @@ def open_to_umask(path: Path) -> None:
 def check_inside(folder: Path, error: type[GacError]) -> None:
     """Refuse a directory in which a symlink leads out of it: whoever sent it would choose what is read.
 
-    Those of a Hugging Face cache are followed, from ``snapshots/REVISION`` to the ``blobs`` beside ``snapshots``.
+    So is what is neither a file nor a directory: of a pipe nothing might ever come, of a device no end. Symlinks of a
+    Hugging Face cache are followed, from ``snapshots/REVISION`` to the ``blobs`` beside ``snapshots``.
 
     Raises:
-        GacError: of the class ``error``, naming the link.
+        GacError: of the class ``error``, naming what it is.
     """
-    root = folder.resolve()
+    root = Path(os.path.realpath(folder))  # resolve() raises other errors for links that go round
     homes = [root, *([root.parent.parent / "blobs"] if root.parent.name == "snapshots" else [])]
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
-        if path.is_symlink() and not any(path.resolve().is_relative_to(home) for home in homes):
+        if path.is_symlink() and not any(Path(os.path.realpath(path)).is_relative_to(home) for home in homes):
             raise error(
                 f"{path} is a symlink to {path.readlink()}, outside of the directory",
                 "files of this directory",
                 "Copy the file there if you trust it.",
             )
+        if not path.is_file() and not path.is_dir():
+            raise error(f"{path} is no file: a pipe, a device, or a link to nothing", "files", "Remove it.")
 
 
 def to_json(value: Any, indent: int | None = None) -> bytes:

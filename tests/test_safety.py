@@ -138,6 +138,7 @@ def test_symlinks_within_the_directory_and_of_the_hub_cache_are_followed(tmp_pat
     revision = tmp_path / "snapshots" / "0a1b"
     for place in (revision, tmp_path / "blobs"):
         place.mkdir(parents=True)
+    (tmp_path / "blobs" / "1234").touch()
     (revision / "inside").symlink_to(revision / "config.json")
     (revision / "config.json").symlink_to(Path("../../blobs/1234"))
     check_inside(revision, CheckpointError)

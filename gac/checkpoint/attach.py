@@ -1,12 +1,14 @@
 """A compressed model where GAC is installed: its plan comes with it, and transformers' own methods write it whole."""
 
 import copy
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedModel
 
 from gac.checkpoint.card import model_card
 from gac.checkpoint.classes import classes_of
+from gac.checkpoint.digests import write_digests
 from gac.checkpoint.header import agreed_plan, contradiction, digest_of, header_of
 from gac.errors import CheckpointError
 from gac.io import to_json
@@ -62,6 +64,10 @@ class PlannedModel(CompressedModel, _Dense):  # type: ignore[misc, no-untyped-ca
             given = f"plan.json has digest {digest_of(text)[:12]}"
             raise contradiction(source, given, f"{str(digest)[:12]}, as config.json says")
         return (model, report) if output_loading_info else model
+
+    def _write_companions(self, directory: Any) -> None:
+        super()._write_companions(directory)
+        write_digests(Path(directory))
 
 
 def attach_plan(model: PreTrainedModel, plan: Plan) -> PlannedModel:

@@ -14,7 +14,7 @@ _LOAD = """## Load
 import gac
 from transformers import AutoModelForCausalLM
 
-model = gac.load("this directory")  # checks every file against the plan
+model = gac.load("this directory")  # compares all that it reads with the digests
 model = AutoModelForCausalLM.from_pretrained("this directory")  # takes all of transformers' options
 ```
 

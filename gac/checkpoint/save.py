@@ -31,7 +31,7 @@ def save(
     """Write a compressed model as a directory that appears whole or not at all.
 
     It holds sharded safetensors, ``config.json`` with the forms and dims under ``gac``, the generation config,
-    ``plan.json``, a model card, the code that opens it without GAC, and the tokenizer's files.
+    ``plan.json``, a model card, the code that opens it without GAC, the tokenizer's files, and digests of all of it.
     Loading it gives the same logits bit for bit. (A model that was cast by ``.to(torch.bfloat16)`` has rounded its
     rotary frequencies too, which are no weights; load it in the dtype instead.)
 
@@ -54,8 +54,8 @@ def save(
     attach_plan(model, plan)
     check_free(target, overwrite)
     with complete_directory(target) as part:
-        model.save_pretrained(part, max_shard_size=max_shard_size)
         save_tokenizer(part, tokenizer, plan.measured.model)
+        model.save_pretrained(part, max_shard_size=max_shard_size)  # digests of all files come last
 
 
 def _check_matches(model: PreTrainedModel, plan: Plan) -> None:

@@ -12,6 +12,7 @@ from gac.cli.profile import profile, profiles
 from gac.cli.show import compare, graph, report
 from gac.cli.study import study
 from gac.cli.verb import Program
+from gac.cli.verify import verify
 from gac.version import __distribution__, __version__
 
 _EPILOG = """\b
@@ -38,8 +39,9 @@ def main() -> None:
 
     Measure the GPU, and learn where and why it is slow (profile, cliffs, explain, study). See what there is to choose
     (graph). Choose what every weight becomes within a budget (allocate), or within every budget (frontier). Compare
-    plans (compare) and look at them (plot, report). Apply one (compress), check it (eval), time it (bench), and
-    write it for tools that know nothing of GAC (export). Align what others have compressed (repair).
+    plans (compare) and look at them (plot, report). Apply one (compress), check its files (verify) and what it says
+    (eval), time it (bench), and write it for tools that know nothing of GAC (export). Align what others have
+    compressed (repair).
     """
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("HF_HUB_VERBOSITY", "error")
@@ -47,6 +49,6 @@ def main() -> None:
 
 _MEASURE = (profile, profiles, cliffs, explain, study)
 _CHOOSE = (graph, allocate, frontier, compare, plot, report)
-_APPLY = (compress, repair, evaluate, bench, export)
+_APPLY = (compress, verify, repair, evaluate, bench, export)
 for _command in (*_MEASURE, *_CHOOSE, *_APPLY):
     main.add_command(_command)

@@ -30,6 +30,7 @@ _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 # A hostile config makes transformers fail in any of these ways, far from where the field was read.
 UNREADABLE = (
     *(OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError, AssertionError),
+    ImportError,  # of a quantiser or a kernel that is not installed
     SafetensorError,
     StrictDataclassError,
 )
@@ -205,9 +206,14 @@ def model_digest(model: PreTrainedModel, names: Iterable[str]) -> str:
     for name in (*targeted, *sorted(_parameters(model).difference(targeted))):
         values = read_parameter(model, name)
         digest.update(f"{name} {values.dtype} {tuple(values.shape)}".encode())
-        # NumPy has no bfloat16, so every dtype is read as bytes.
-        digest.update(values.contiguous().cpu().reshape(-1).view(torch.uint8).numpy().data)
+        digest.update(bytes_of(values))
     return digest.hexdigest()
+
+
+def bytes_of(values: torch.Tensor) -> memoryview:
+    """The bytes of a tensor in its own dtype, on the host."""
+    # NumPy has no bfloat16, so every dtype is read as bytes.
+    return values.contiguous().cpu().reshape(-1).view(torch.uint8).numpy().data
 
 
 _NOT_OF_THE_MODEL = frozenset({"architectures", "dtype", "torch_dtype", "transformers_version", "use_cache"})
@@ -232,8 +238,9 @@ def _parameters(model: PreTrainedModel) -> set[str]:
 
 def is_checkpoint(path: str | Path) -> bool:
     """Whether a directory holds a model that GAC compressed and saved."""
+    file = Path(path) / "config.json"
     try:
-        config = json.loads((Path(path) / "config.json").read_bytes())
+        config = json.loads(file.read_bytes()) if file.is_file() else None  # of a pipe nothing might ever come
     except (OSError, ValueError, RecursionError):
         return False
     return isinstance(config, dict) and "gac" in config

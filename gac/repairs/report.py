@@ -37,7 +37,7 @@ class Repaired:
         bytes_before, bytes_after: of all tensors of the checkpoint.
         times: of the GEMMs that the dims are of, for every workload.
         profile: the GPU of the latency table used for predictions and for the strategy ``profile``, and why that one.
-        left_out: files that were not copied: pickles.
+        left_out: files that were not copied: pickles and code.
     """
 
     source: str
@@ -116,5 +116,5 @@ def _summary(repaired: Repaired) -> Text:
         f"profile   {repaired.profile}",
     ]
     if repaired.left_out:
-        lines.append(f"left out  {', '.join(repaired.left_out)} (pickles)")
+        lines.append(f"left out  {', '.join(repaired.left_out)} (pickles and code)")
     return Text("\n".join(lines))

@@ -13,9 +13,12 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from gac.checkpoint.load import weight_files
+from gac.checkpoint.files import weight_files
+from gac.checkpoint.verify import verify
 from gac.errors import CheckpointError, first_line
-from gac.models.loading import UNREADABLE
+from gac.io import check_inside
+from gac.models.loading import UNREADABLE, is_checkpoint
+from gac.runtime.contract import DIGESTS
 
 SAFE, PICKLED = "model.safetensors", "pytorch_model.bin"
 PICKLES = (".bin", ".pt", ".pth")
@@ -91,11 +94,16 @@ def open_source(directory: Path, *, allow_pickle: bool) -> Source:
     """Find the weights of a checkpoint: safetensors, else a PyTorch file where that is allowed.
 
     Raises:
-        CheckpointError: there is no such directory, it has no config or no weights, a file is missing, or the weights
-            are pickled and ``allow_pickle`` is not given.
+        CheckpointError: there is no such directory, it has no config or no weights, a file is missing, leads out of it
+            or is a pipe, the weights are pickled and ``allow_pickle`` is not given, or it is a checkpoint of GAC that
+            is not as it was saved.
     """
     if not directory.is_dir():
         raise CheckpointError(f"{directory}: no such directory", "a checkpoint's directory", "Check the path.")
+    for folder in (directory, *(path for path in directory.rglob("*") if path.is_dir())):
+        check_inside(folder, CheckpointError)
+    if is_checkpoint(directory) and (directory / DIGESTS).exists():
+        verify(directory)  # the repaired one gets digests of its own, which must not hide that something was changed
     source = Source(directory, *_weights(directory))
     if source.pickled and not allow_pickle:
         raise CheckpointError(

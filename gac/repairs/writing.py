@@ -10,15 +10,18 @@ from typing import Any
 from safetensors.torch import save_file
 
 from gac.checkpoint.card import model_card
-from gac.checkpoint.load import read_plan, write_header
+from gac.checkpoint.digests import write_digests
+from gac.checkpoint.files import read_plan, write_header
 from gac.forms.tensors import with_zeros
 from gac.io import open_to_umask
 from gac.models.loading import is_checkpoint
 from gac.repairs.layouts.planned import padded_plan
 from gac.repairs.shared_dims import Dims, Insertions, SharedDim, insertions
 from gac.repairs.weight_files import PICKLED, PICKLES, SAFE, Source
+from gac.runtime.compressed import CODE, write_code
+from gac.runtime.contract import DIGESTS
 
-_LEFT_OUT = (*PICKLES, ".pkl", ".ckpt")
+_LEFT_OUT = (*PICKLES, ".pkl", ".ckpt", ".py")
 
 
 def write(source: Source, part: Path, shared: Sequence[SharedDim], dims: Dims, bytes_: int) -> None:
@@ -35,29 +38,32 @@ def write(source: Source, part: Path, shared: Sequence[SharedDim], dims: Dims, b
     if source.index is not None:
         _write_index(source, source.index, part, bytes_)
     _write_config(source, part, shared, dims)
-    if is_checkpoint(source.directory) and put_in:
+    if not is_checkpoint(source.directory):
+        return
+    if put_in:
         plan = padded_plan(read_plan(source.directory), dims)
         plan.save(part / "plan.json")
         write_header(part, plan)
         (part / "README.md").write_text(model_card(plan), encoding="utf-8")
+    write_code(part)
+    write_digests(part)
 
 
 def left_out(source: Source) -> tuple[str, ...]:
-    """Pickles beside the weights, which are not copied."""
-    return tuple(
-        sorted(path.name for path in source.directory.iterdir() if _pickle(path) and path.name not in source.files)
-    )
+    """Pickles and code beside the weights, which are not copied; GAC's own code is written anew."""
+    own = {*source.files, *(CODE if is_checkpoint(source.directory) else ())}
+    return tuple(sorted(path.name for path in source.directory.iterdir() if _runs(path) and path.name not in own))
 
 
-def _pickle(path: Path) -> bool:
+def _runs(path: Path) -> bool:
     return path.suffix in _LEFT_OUT
 
 
 def _copy_rest(source: Source, part: Path) -> None:
-    """Everything but weights, their index, the config and pickles."""
-    done = {*source.files, source.index, "config.json"}
+    """Everything but weights, their index, the config, digests, pickles and code."""
+    done = {*source.files, source.index, "config.json", DIGESTS}
     for path in source.directory.iterdir():
-        if path.name in done or _pickle(path):
+        if path.name in done or _runs(path):
             continue
         if path.is_dir():
             patterns = shutil.ignore_patterns(*(f"*{suffix}" for suffix in _LEFT_OUT))

@@ -16,6 +16,7 @@ from typing import Any
 from torch import nn
 from transformers.utils.hub import cached_file
 
+from .contract import DIGESTS, chooses_code
 from .decode_kernel import use_decode_kernel
 from .header import check_run, header_value, own_name, replace_weights
 from .serving import prepare_for_vllm
@@ -41,7 +42,7 @@ class CompressedConfig:
     def from_dict(cls: Any, config_dict: dict[str, Any], **options: Any) -> Any:
         """As for any transformers config."""
         parent: Any = super()
-        dense = {name: value for name, value in config_dict.items() if name != "gac"}
+        dense = {name: value for name, value in config_dict.items() if name != "gac" and not chooses_code(name)}
         config, unused = parent.from_dict(dense, **options | {"return_unused_kwargs": True})
         if "gac" in config_dict:
             header = config_dict["gac"]
@@ -96,8 +97,8 @@ class CompressedModel:
 
     def save_pretrained(self: Any, directory: Any, *args: Any, **options: Any) -> None:
         """As for any transformers model, with the plan, the card and the code beside the weights."""
-        auto_map = getattr(self.config, "auto_map", {})
-        self.config.auto_map = {auto: found.rpartition("--")[2] for auto, found in auto_map.items()}
+        names = {auto: str(found).rpartition("--")[2] for auto, found in getattr(self.config, "auto_map", {}).items()}
+        self.config.auto_map = {auto: name for auto, name in names.items() if name.startswith("modeling_gac.")}
         super().save_pretrained(directory, *args, **options)  # type: ignore[misc]
         if not getattr(self, "_hf_peft_config_loaded", False):  # then transformers saves the adapter alone
             self._write_companions(directory)
@@ -110,8 +111,14 @@ class CompressedModel:
     def _write_companions(self, directory: Any) -> None:
         for name, text in getattr(self, "gac_files", {}).items():
             Path(directory, name).write_text(text, encoding="utf-8")
-        for name in CODE:
-            shutil.copyfile(Path(__file__).with_name(name), Path(directory, name))
+        write_code(Path(directory))
+        Path(directory, DIGESTS).unlink(missing_ok=True)  # of what was there before; GAC writes new ones
+
+
+def write_code(directory: Path) -> None:
+    """Write these files beside a checkpoint's weights."""
+    for name in CODE:
+        shutil.copyfile(Path(__file__).with_name(name), directory / name)
 
 
 @contextmanager

@@ -6,7 +6,19 @@ SCHEMA = 3
 COMPRESSED = "gac_"
 """What the ``model_type`` of a compressed checkpoint begins with; the dense one's follows."""
 
+DIGESTS = "gac_digests.json"
+"""The file beside a checkpoint's weights that says what every file was when it was saved."""
+
 _ENOUGH_OUTPUTS = 1 << 22
+
+
+def chooses_code(key: str) -> bool:
+    """Whether a key of a config may make transformers fetch or choose code: kernels of attention and of experts.
+
+    What begins with an underscore is an attribute of its own classes, and it writes none of them but one.
+    """
+    hidden = key.startswith("_") and key != "_name_or_path"
+    return hidden or key in ("attn_implementation", "experts_implementation", "custom_pipelines", "kernel_config")
 
 
 def apart_from(rows: int) -> int:

@@ -6,12 +6,15 @@ Random weights of SmolLM2's shapes in bf16, files in the page cache, imports not
 what a plan for 0.8 makes of the model, and ``pairs``, in which each of the 210 weights is a low-rank pair. ``first``:
 each load in a process of its own. ``again``: dense and compressed in turns in one process, each right after a load of
 the same directory that does not count (transformers keeps some of what it made for the last names that it met) and
-whose garbage is collected. Python keeps the bytecode of what it imports, as it does unless it is told not to. Beside
-the seconds that passed are those of the processor, which other work on the machine changes less.
+whose garbage is collected. ``checks``: the first load of ``plan`` without digests, with them, and with
+``verify=True``, in turns, from the page cache and from the disk (files are dropped from the page cache before each).
+Python keeps the bytecode of what it imports, as it does unless it is told not to. Beside the seconds that passed are
+those of the processor, which other work on the machine changes less.
 """
 
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -27,18 +30,19 @@ from gac.checkpoint.attach import attach_plan
 from gac.evaluation.shapes import variant
 from gac.models.shapes import SHAPES
 from gac.plan import Plan, SiteChoice, WeightChoice
+from gac.runtime.contract import DIGESTS
 from tests.benchmarks.harness import options, write
 
 WAYS = ("gac.load", "import gac", "no gac")
 LOAD = """
-import gc, json, sys, time
+import gc, json, os, sys, time
 import pydantic.dataclasses
 import torch
 import transformers.dynamic_module_utils
 import transformers.generation.utils
 import transformers.modeling_utils
 
-way, loads, *places = sys.argv[1:]
+way, loads, cold, *places = sys.argv[1:]
 pydantic.TypeAdapter(int)  # looks for plugins, once
 if way == "no gac":
     sys.modules["gac"] = None
@@ -47,8 +51,8 @@ else:
 from transformers import AutoModelForCausalLM
 
 def load(place):
-    if way == "gac.load" and not place.endswith("dense"):
-        return gac.load(place)
+    if way in ("gac.load", "verify") and not place.endswith("dense"):
+        return gac.load(place, **({"verify": True} if way == "verify" else {}))
     return AutoModelForCausalLM.from_pretrained(place, trust_remote_code=way == "no gac")
 
 for turn in range(int(loads)):
@@ -56,6 +60,9 @@ for turn in range(int(loads)):
         if len(places) > 1:
             load(place)
             gc.collect()
+        for name in os.listdir(place) if cold == "cold" else ():
+            with open(os.path.join(place, name), "rb") as file:
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         began, used = time.perf_counter(), time.process_time()
         model = load(place)
         print(json.dumps([turn, place, time.perf_counter() - began, time.process_time() - used]))
@@ -78,8 +85,13 @@ def main() -> None:
             compressed = variant(model, made.weights)
             attach_plan(compressed, made)
             compressed.save_pretrained(folder / place)
+        shutil.copytree(folder / "plan", folder / "undigested")
+        (folder / "undigested" / DIGESTS).unlink()
+        os.sync()  # what is not yet on the disk stays in the page cache
+        found = checks(folder, asked.loads)
         times = {when: of(folder, [*plans], asked.loads) for when, of in (("first", first), ("again", again))}
-    write(asked.output, **times)
+    write(asked.output, checks=found, **times)
+    print("checks", {where: {how: one["over_dense"] for how, one in rows.items()} for where, rows in found.items()})
     for when, found in times.items():
         for place, ways in found.items():
             print(when, place, {way: {kind: one["over_dense"] for kind, one in ways[way].items()} for way in WAYS})
@@ -125,6 +137,23 @@ def first(folder: Path, places: list[str], loads: int) -> Times:
     return {place: {way: beside(dense, [row[2:] for row in found[way, place]]) for way in WAYS} for place in places}
 
 
+CHECKS = {"none": ("gac.load", "undigested"), "default": ("gac.load", "plan"), "verify": ("verify", "plan")}
+
+
+def checks(folder: Path, loads: int) -> Times:
+    """What the digests cost, by where the files are read from; each load in a process of its own, in turns."""
+    jobs = {"dense": ("import gac", "dense")} | CHECKS
+    times: Times = {}
+    for where in ("page cache", "disk"):
+        rows: dict[str, list[Any]] = {how: [] for how in jobs}
+        for load in range(loads + 1):
+            for how, (way, place) in [*jobs.items()][:: -1 if load % 2 else 1]:
+                timed = in_a_process(folder, way, [place], 1, "cold" if where == "disk" else "warm")
+                rows[how] += [row[2:] for row in timed] if load else []
+        times[where] = {how: beside(rows["dense"], rows[how]) for how in CHECKS}
+    return times
+
+
 def again(folder: Path, places: list[str], loads: int) -> Times:
     """All in one process a way; the first two turns do not count."""
     times: Times = {place: {} for place in places}
@@ -138,11 +167,11 @@ def again(folder: Path, places: list[str], loads: int) -> Times:
     return times
 
 
-def in_a_process(folder: Path, way: str, places: list[str], loads: int) -> list[Any]:
+def in_a_process(folder: Path, way: str, places: list[str], loads: int, cold: str = "warm") -> list[Any]:
     """Turn, place, seconds and processor seconds of each load."""
     environment = os.environ | {"HF_MODULES_CACHE": str(folder / "modules"), "HF_HUB_OFFLINE": "1"}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
-    command = [sys.executable, "-c", LOAD, way, str(loads), *(str(folder / place) for place in places)]
+    command = [sys.executable, "-c", LOAD, way, str(loads), cold, *(str(folder / place) for place in places)]
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     return [json.loads(line) for line in done.stdout.splitlines()]
 

@@ -15,6 +15,7 @@ from gac.checkpoint.attach import PlannedModel
 from gac.errors import CheckpointError
 from gac.plan import Plan
 from gac.runtime.compressed import COMPANIONS, CompressedModel
+from gac.runtime.contract import DIGESTS
 from gac.runtime.modules import LowRankLinear
 from tests.checkpoint.conftest import CHANGES
 from tests.compression.applying import IDS, logits
@@ -117,7 +118,7 @@ def test_a_push_uploads_plan_card_and_code(
         model.push_to_hub("me/small")
     else:
         model.save_pretrained(tmp_path / "pushed", push_to_hub=True, repo_id="me/small")
-    assert set(pushed) == {"config.json", "generation_config.json", "model.safetensors", *COMPANIONS}
+    assert set(pushed) == {"config.json", "generation_config.json", "model.safetensors", DIGESTS, *COMPANIONS}
     assert "compressed to" in pushed["README.md"]
 
 

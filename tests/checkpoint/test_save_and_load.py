@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 import gac
 from gac.checkpoint.header import _digest, digest_of, is_unchanged
@@ -18,7 +18,7 @@ from gac.errors import CheckpointError, GacError
 from gac.models.loading import load_model
 from gac.plan import Plan
 from gac.runtime.compressed import COMPANIONS
-from gac.runtime.contract import SCHEMA
+from gac.runtime.contract import DIGESTS, SCHEMA
 from gac.runtime.decode_kernel import DecodeLinear, multiply
 from gac.runtime.modules import LowRankLinear
 from tests.checkpoint.conftest import CHANGES
@@ -93,6 +93,7 @@ def test_the_directory_holds_no_pickles(saved: Path) -> None:
         "config.json",
         "generation_config.json",
         "model.safetensors",
+        DIGESTS,
         *COMPANIONS,
     }
     assert saved.stat().st_mode & 0o777 == 0o777 & ~_umask()
@@ -249,6 +250,7 @@ def test_the_plan_of_an_untouched_checkpoint_is_read_when_it_is_asked_for(
 
 def test_a_checkpoint_without_a_digest_is_compared_while_it_is_loaded(model: LlamaForCausalLM, saved: Path) -> None:
     edit(saved / "config.json", lambda config: config["gac"].pop("digest"))
+    (saved / DIGESTS).unlink()
     loaded = gac.load(saved)
     assert vars(loaded)["_gac_plan"] == model.gac_plan
     assert torch.equal(logits(loaded), logits(model))
@@ -264,7 +266,8 @@ def test_fields_that_no_dim_follows_from_are_not_in_the_digest(saved: Path) -> N
 
 
 def rewrite(saved: Path, header: Callable[[dict[str, Any]], Any], plan: tuple[str, str] = ("", "")) -> None:
-    """Change the header or the plan on purpose: they contradict one another, and the digests fit."""
+    """Change the header or the plan on purpose: they contradict one another, and the digests in it fit."""
+    (saved / DIGESTS).unlink()
     config = gac.load(saved).config
     text = (saved / "plan.json").read_text().replace(*plan, 1)
     (saved / "plan.json").write_text(text)
@@ -312,6 +315,9 @@ FIRST = f"{Q_PROJ}.first.weight"
 def test_a_tensor_that_is_unexpected_or_of_other_dims_is_refused(name: str, message: str, saved: Path) -> None:
     file = saved / "model.safetensors"
     save_file(load_file(file) | {name: torch.zeros(4, 64)}, file, metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"is unexpected|has shape \[4, 64\]"):
+        gac.load(saved)
+    (saved / DIGESTS).unlink()
     with pytest.raises(CheckpointError, match=message):
         gac.load(saved)
 
@@ -344,9 +350,12 @@ def test_shards_come_back(model: LlamaForCausalLM, tmp_path: Path) -> None:
         gac.load(tmp_path / "saved")
 
 
-def test_code_in_the_directory_is_not_run(saved: Path, tmp_path: Path) -> None:
+def test_code_in_the_directory_is_refused_not_run(saved: Path, tmp_path: Path) -> None:
     (saved / "configuration_evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
     auto_map = {"AutoConfig": "configuration_evil.Config", "AutoModelForCausalLM": "configuration_evil.Model"}
     edit(saved / "config.json", lambda config: config.update(auto_map=auto_map))
-    gac.load(saved)
+    with pytest.raises(CheckpointError, match=r"config\.json has the code 'configuration_evil.Config' in auto_map"):
+        gac.load(saved)
+    AutoModelForCausalLM.from_pretrained(saved).save_pretrained(tmp_path / "again")
+    assert json.loads((tmp_path / "again" / "config.json").read_bytes())["auto_map"] == {}
     assert not (tmp_path / "ran").exists()

@@ -114,6 +114,10 @@ def test_a_tensor_that_is_not_as_planned(compressed: Callable[[Changes], Path], 
     save_file(tensors | {name: tensors[name][:12].clone()}, source / "model.safetensors")
     with pytest.raises(CheckpointError) as caught:
         gac.repair(source, tmp_path / "ours", profile=H100)
+    assert f"{source}: {name} has shape [12, 64]; expected [13, 64], as gac_digests.json says." in str(caught.value)
+    (source / "gac_digests.json").unlink()
+    with pytest.raises(CheckpointError) as caught:
+        gac.repair(source, tmp_path / "ours", profile=H100)
     assert str(caught.value) == (
         f"{source}: {name} is of shape (12, 64); expected 13 along axis 0, as plan.json says. "
         "Save or copy the checkpoint again."

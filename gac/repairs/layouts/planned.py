@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from gac.checkpoint.load import read_plan
+from gac.checkpoint.files import read_plan
 from gac.costs import COSTS
 from gac.forms import form_named
 from gac.plan import Limit, Plan, SiteChoice, WeightChoice, counted

@@ -1,0 +1,183 @@
+"""What a checkpoint was when it was saved: digests of each tensor, each key of its config and each other file.
+
+They show what was changed or mixed up. Whoever can write all files can also write digests that fit; so the SHA-256 of
+the digests' file stands for the whole directory, to be compared with one that was kept elsewhere or signed.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import xxhash
+from torch import Tensor
+
+from gac.checkpoint.files import open_tensors, weight_files
+from gac.checkpoint.header import contradiction
+from gac.errors import CheckpointError
+from gac.io import read_document, whole_file
+from gac.models.loading import bytes_of
+from gac.runtime.compressed import CODE
+from gac.runtime.contract import DIGESTS
+
+_SCHEMA = 1
+_WEIGHTS = "model.safetensors"
+# No logit follows from these keys of a config; from every other one may, also from those that GAC does not know.
+_NOT_ESSENTIAL = frozenset(
+    {"_name_or_path", "bos_token_id", "eos_token_id", "pad_token_id", "transformers_version", "use_cache"}
+)
+# Of other files: those that GAC, transformers or a tokenizer reads. People edit the card.
+_READ = (".json", ".jinja", ".txt", ".model")
+_NOT_READ = frozenset({"config.json", "adapter_config.json", DIGESTS})
+
+Kind = Literal["xxh3_128", "sha256"]
+HASHES: Mapping[Kind, Callable[[Any], str]] = {
+    "xxh3_128": xxhash.xxh3_128_hexdigest,  # as fast as memory; finds what happens by accident
+    "sha256": lambda data: hashlib.sha256(data).hexdigest(),  # nobody can make other bytes that have it
+}
+
+
+@dataclass(frozen=True)
+class Digests:
+    """As they stand in the file; a value of another type differs from every digest.
+
+    Attributes:
+        tensors: by name: ``dtype``, ``shape``, and the digest of the bytes by its ``Kind``.
+        config: by key that is essential: the SHA-256 of its value, as JSON with sorted keys.
+        files: by name: the SHA-256 of a file that is neither config nor weights.
+    """
+
+    tensors: dict[str, Any]
+    config: dict[str, Any]
+    files: dict[str, Any]
+
+
+def write_digests(directory: Path) -> None:
+    """Write the digests of a directory whose other files are complete.
+
+    There are none where transformers wrote the weights under another name, as a variant: gac.load opens no such thing.
+
+    Raises:
+        CheckpointError: a file cannot be read or written.
+    """
+    if not any((directory / name).is_file() for name in (_WEIGHTS, f"{_WEIGHTS}.index.json")):
+        return
+    tensors = open_tensors(directory, weight_files(directory)[0])
+    with ThreadPoolExecutor() as pool:
+        rows = dict(zip(tensors, pool.map(_row, tensors.values()), strict=True))
+    names = sorted(path.name for path in directory.iterdir() if path.is_file() and _is_read(path.name))
+    config = _of_config(json.loads((directory / "config.json").read_bytes()))
+    found = Digests(rows, config, {name: file_digest(directory / name) for name in names})
+    text = json.dumps({"schema_version": _SCHEMA} | asdict(found), indent=1)
+    with whole_file(directory / DIGESTS, "digests", CheckpointError) as temporary:
+        temporary.write_text(text + "\n", encoding="utf-8")
+
+
+def read_digests(directory: Path) -> Digests | None:
+    """The digests of a directory; None where there is no such file, as in what older versions wrote.
+
+    Raises:
+        CheckpointError: the file is damaged.
+    """
+    path, expected = directory / DIGESTS, "digests as gac.save wrote them"
+    if not path.exists():
+        return None
+    document = read_document(path, "digests", expected, CheckpointError)
+    names = ("tensors", "config", "files")
+    fields: list[Any] = [document.get(name) for name in names] if isinstance(document, dict) else []
+    if not fields or document.get("schema_version") != _SCHEMA or not all(isinstance(one, dict) for one in fields):
+        raise CheckpointError(f"{path} holds no digests of version {_SCHEMA}", expected, "Copy the model again.")
+    return Digests(*fields)
+
+
+def check_config(document: Mapping[str, Any], digests: Digests, source: Path) -> None:
+    """The essential keys are those that were saved, with their values.
+
+    Raises:
+        CheckpointError: names the first key that differs.
+    """
+    found = _of_config(document)
+    for key in sorted({*found, *digests.config}):
+        if found.get(key) != digests.config.get(key):
+            given = f"{str(document[key])[:80]!r}" if key in found else "missing"
+            raise _differs(source, f"config.json has {key} {given}", "its value" if key in digests.config else "none")
+
+
+def check_tensors(tensors: Mapping[str, Tensor], digests: Digests, source: Path) -> None:
+    """Names, dtypes and shapes are those that were saved.
+
+    Raises:
+        CheckpointError: names the first tensor that differs.
+    """
+    for name in sorted({*tensors, *digests.tensors}):
+        if name not in tensors or name not in digests.tensors:
+            problem = "missing" if name not in tensors else "unexpected"
+            raise _differs(source, f"{name} is {problem}", "the weights of the plan, each once")
+        saved = digests.tensors[name]
+        for key, given in _described(tensors[name]).items():
+            due = saved.get(key) if isinstance(saved, dict) else saved
+            if due != given:
+                raise _differs(source, f"{name} has {key} {given}", str(due))
+
+
+def check_bytes(tensors: Mapping[str, Tensor], digests: Digests, kind: Kind, source: Path) -> None:
+    """Every bit of every tensor is as it was saved. Call ``check_tensors`` before.
+
+    Raises:
+        CheckpointError: names the first tensor that differs.
+    """
+    with ThreadPoolExecutor() as pool:  # hashing does not hold Python's lock
+        found = pool.map(lambda name: HASHES[kind](bytes_of(tensors[name])), tensors)
+        for name, digest in zip(tensors, found, strict=True):
+            if digests.tensors[name].get(kind) != digest:
+                raise _differs(source, f"the values of {name} have the digest {digest[:12]}", "those that were saved")
+
+
+def check_files(names: Iterable[str], digests: Digests, source: Path) -> None:
+    """Files other than config and weights are as they were saved.
+
+    Raises:
+        CheckpointError: names the first that is missing or differs.
+    """
+    for name in names:
+        path = source / name
+        if (found := file_digest(path) if path.is_file() else "missing") != digests.files.get(name, "missing"):
+            given = f"{name} is missing" if found == "missing" else f"{name} has the digest {found[:12]}"
+            raise _differs(source, given, "the file that was saved" if name in digests.files else "no such file")
+
+
+def unlisted(digests: Digests, weights: Iterable[str], source: Path) -> tuple[str, ...]:
+    """Files that were not there when it was saved, and those that nothing reads: hidden ones and the card."""
+    known = {*digests.files, *weights, "config.json", "README.md", DIGESTS}
+    return tuple(sorted(path.name for path in source.iterdir() if path.name not in known and path.name[0] != "."))
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file."""
+    with path.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
+
+
+def _is_read(name: str) -> bool:
+    return name in CODE or (name.endswith(_READ) and name not in _NOT_READ)
+
+
+def _of_config(document: Mapping[str, Any]) -> dict[str, str]:
+    essential = {key: json.dumps(value, sort_keys=True) for key, value in document.items() if key not in _NOT_ESSENTIAL}
+    return {key: hashlib.sha256(text.encode()).hexdigest() for key, text in essential.items()}
+
+
+def _described(values: Tensor) -> dict[str, Any]:
+    return {"dtype": str(values.dtype), "shape": list(values.shape)}
+
+
+def _row(values: Tensor) -> dict[str, Any]:
+    data = bytes_of(values)
+    return _described(values) | {kind: of(data) for kind, of in HASHES.items()}
+
+
+def _differs(source: Path, given: str, expected: str) -> CheckpointError:
+    return contradiction(source, given, f"{expected}, as {DIGESTS} says")

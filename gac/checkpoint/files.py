@@ -1,0 +1,193 @@
+"""The files of a compressed checkpoint, each read and checked by itself: config, plan, weights."""
+
+import json
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from gac.checkpoint.classes import classes_of
+from gac.checkpoint.header import agreed_plan, contradiction, header_of
+from gac.errors import CheckpointError, first_line
+from gac.io import read_bytes
+from gac.models.families import check_layers, supported
+from gac.models.loading import UNREADABLE, is_checkpoint, reading
+from gac.plan import Plan
+from gac.runtime.contract import COMPRESSED, SCHEMA, chooses_code
+
+_ADAPTER = "adapter_config.json"
+_QUANTISERS = ("bitsandbytes", "torchao")
+
+
+def read_config(source: Path) -> dict[str, Any]:
+    """The text of ``config.json`` as it stands.
+
+    Raises:
+        CheckpointError: there is none with a key ``gac`` of this schema, or a key of it chooses code.
+    """
+    if not is_checkpoint(source):
+        raise CheckpointError(
+            f"{source} has no config.json with a key gac",
+            "a directory that gac.save wrote",
+            "Check the path; open a dense model with transformers.",
+        )
+    document: dict[str, Any] = json.loads((source / "config.json").read_bytes())
+    version = document["gac"].get("schema_version") if isinstance(document["gac"], dict) else None
+    if version != SCHEMA:
+        raise CheckpointError(
+            f"{source / 'config.json'}, key gac: schema version {version}",
+            f"version {SCHEMA}",
+            "Open it with the version of GAC that wrote it, or compress the model again with its plan.json.",
+        )
+    _check_no_code(document, source)
+    return document
+
+
+def described(document: dict[str, Any], source: Path) -> Any:
+    """The transformers config of a compressed architecture that a document describes.
+
+    Raises:
+        CheckpointError: it describes none.
+    """
+    model_type = str(document.get("model_type"))
+    dense = model_type.removeprefix(COMPRESSED)
+    if dense == model_type or dense not in supported():
+        raise contradiction(source, f"config.json has the model_type {model_type!r}", f"one like {COMPRESSED}llama")
+    with unread(source):
+        check_layers(document)
+        return classes_of(dense).config.from_pretrained(source)
+
+
+def _check_no_code(document: dict[str, Any], source: Path) -> None:
+    """No key, also of the configs within it, chooses code that runs; nor does an adapter lie beside it."""
+    within = [document, *(value for value in document.values() if isinstance(value, dict))]
+    for key, value in ((key, one[key]) for one in within for key in one):
+        if chooses_code(key):
+            raise contradiction(source, f"config.json has {key} {str(value)[:80]!r}", "no key that chooses code")
+    code = document.get("auto_map", {})
+    named = code.values() if isinstance(code, dict) else [code]
+    if foreign := next((str(name) for name in named if not str(name).startswith("modeling_gac.Gac")), None):
+        raise contradiction(source, f"config.json has the code {foreign!r} in auto_map", "GAC's own, modeling_gac.Gac*")
+    quantiser = document.get("quantization_config", {"quant_method": _QUANTISERS[0]})
+    if not isinstance(quantiser, dict) or quantiser.get("quant_method") not in _QUANTISERS:
+        raise contradiction(
+            source, f"config.json has the quantiser {str(quantiser)[:80]}", f"none, or {' or '.join(_QUANTISERS)}"
+        )
+    if (source / _ADAPTER).exists():
+        raise CheckpointError(
+            f"{source} holds an adapter, {_ADAPTER}",
+            "a model by itself: an adapter changes its function",
+            "Move the adapter to a directory of its own, and apply it with model.load_adapter.",
+        )
+
+
+def plan_text(source: Path) -> bytes:
+    """The plan's file.
+
+    Raises:
+        CheckpointError: it cannot be read.
+    """
+    return read_bytes(source / "plan.json", "plan", "a plan", CheckpointError)
+
+
+def read_plan(source: Path) -> Plan:
+    """The plan of a directory.
+
+    Raises:
+        CheckpointError: ``config.json`` does not agree with it, or one of the two is missing or damaged.
+    """
+    return agreed_plan(plan_text(source), described(read_config(source), source), source)
+
+
+def write_header(directory: Path, plan: Plan) -> None:
+    """Write the key ``gac`` of ``config.json`` again, from the plan beside it.
+
+    Raises:
+        CheckpointError: one of the two files is missing or damaged.
+    """
+    config = read_config(directory)
+    config["gac"] = header_of(plan, described(config, directory), plan_text(directory))
+    (directory / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def weight_files(directory: Path, whole: str = "model.safetensors") -> tuple[tuple[str, ...], str | None]:
+    """The files that hold the weights, each once, in order, and the name of the index that names them.
+
+    All lie in this directory, and all are there.
+
+    Args:
+        whole: what the file is called where there is but one; there is no index then.
+
+    Raises:
+        CheckpointError: the index cannot be read, names files elsewhere or of another kind, or a file is missing.
+    """
+    index = f"{whole}.index.json"
+    indexed = (directory / index).exists()
+    suffix = Path(whole).suffix
+    named = _named_in(directory, index) if indexed else (whole,)
+    for name in named:
+        if Path(name).name != name or not name.endswith(suffix):
+            raise _wrong(directory, f"{index} names the file {name!r}", f"a {suffix[1:]} file of this directory")
+        if not (directory / name).is_file():
+            raise _wrong(directory, f"{name} is missing", "every file that was saved")
+    return named, index if indexed else None
+
+
+def open_tensors(directory: Path, files: tuple[str, ...]) -> dict[str, Tensor]:
+    """Every tensor by name, on the CPU; they map the files, so bytes are read where they are used.
+
+    Args:
+        files: the first of what ``weight_files`` returns.
+
+    Raises:
+        CheckpointError: a file is damaged, or a tensor is in two of them.
+    """
+    found: dict[str, Tensor] = {}
+    for file in files:
+        try:
+            with safe_open(directory / file, framework="pt") as opened:
+                held = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - it is no mapping
+        except (*UNREADABLE, SafetensorError) as failure:
+            raise _wrong(
+                directory, f"{file} cannot be loaded: {first_line(failure)}", "a whole safetensors file"
+            ) from failure
+        if twice := sorted(found.keys() & held):
+            raise _wrong(directory, f"{twice[0]} is in {file} and in another file", "every tensor once")
+        found |= held
+    return found
+
+
+def check_floats(tensors: dict[str, Tensor], source: Path) -> None:
+    """Refuse tensors of integers or truth values: transformers would convert them without a word.
+
+    Raises:
+        CheckpointError: names the first.
+    """
+    for name, values in tensors.items():
+        if not values.is_floating_point():
+            raise contradiction(source, f"{name} is of {values.dtype}", "weights in floating point")
+
+
+def _named_in(directory: Path, index: str) -> tuple[str, ...]:
+    try:
+        names = set(json.loads((directory / index).read_bytes())["weight_map"].values())
+    except UNREADABLE as failure:
+        raise _wrong(directory, f"{index} is no index", "a weight_map from weights to files") from failure
+    if not names:
+        raise _wrong(directory, f"{index} names no file", "a weight_map from weights to files")
+    return tuple(sorted(map(str, names)))
+
+
+def _wrong(directory: Path, given: str, expected: str) -> CheckpointError:
+    return CheckpointError(f"{directory}: {given}", expected, "Save or copy the model again.")
+
+
+def unread(source: Path) -> AbstractContextManager[None]:
+    """Turn what transformers raises for files of this directory into a CheckpointError."""
+    return reading(
+        lambda said: CheckpointError(
+            f"{source} cannot be loaded: {said}", "files as gac.save wrote them", "Save or copy the model again."
+        )
+    )

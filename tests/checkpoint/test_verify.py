@@ -1,0 +1,154 @@
+"""Digests of a checkpoint: what they cover, what they name, who writes them, and how they stand beside a signature."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM
+
+import gac
+from gac.checkpoint.files import unread
+from gac.errors import CheckpointError
+from gac.runtime import compressed
+from gac.runtime.compressed import CODE
+from gac.runtime.contract import DIGESTS
+from tests.checkpoint.test_save_and_load import FIRST, edit
+from tests.cli.commands import answer, refused, run
+from tests.compression.applying import logits
+
+OWN = Path(compressed.__file__).with_name("modeling_gac.py").read_text()
+EVIL = "raise SystemExit('the code was run')"
+
+
+def test_everything_is_counted(saved: Path, model: Any) -> None:
+    found, held = gac.verify(saved), load_file(saved / "model.safetensors")
+    assert (found.tensors, found.bytes) == (len(held), sum(one.nbytes for one in held.values()))
+    assert found.files == len({"plan.json", "generation_config.json", *CODE})
+    assert found.keys == len(json.loads((saved / "config.json").read_bytes())) - 5
+    assert found.not_checked == ()
+    assert gac.verify(str(saved)) == found
+    assert torch.equal(logits(gac.load(saved, verify=True)), logits(model))
+
+
+def test_shards_are_verified_with_their_index(model: Any, tmp_path: Path) -> None:
+    gac.save(model, tmp_path / "saved", max_shard_size="100KB")
+    assert "model.safetensors.index.json" in json.loads((tmp_path / "saved" / DIGESTS).read_bytes())["files"]
+    gac.verify(tmp_path / "saved")
+    gac.load(tmp_path / "saved")
+    edit(tmp_path / "saved" / "model.safetensors.index.json", lambda index: index.update(metadata={}))
+    with pytest.raises(CheckpointError, match=r"model\.safetensors\.index\.json has the digest"):
+        gac.load(tmp_path / "saved")
+
+
+def test_the_tensor_that_differs_is_named(saved: Path) -> None:
+    held = load_file(saved / "model.safetensors")
+    held[FIRST].view(torch.int32)[0, 0] ^= 1
+    save_file(held, saved / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match=f"the values of {FIRST} have the digest .*; expected those that were"):
+        gac.load(saved)
+
+
+def test_the_key_that_differs_is_named(saved: Path) -> None:
+    edit(saved / "config.json", lambda config: config.update(rms_norm_eps=0.01))
+    with pytest.raises(CheckpointError) as caught:
+        gac.load(saved)
+    assert str(caught.value) == (
+        f"{saved}: config.json has rms_norm_eps '0.01'; expected its value, as gac_digests.json says. "
+        "Save the model again; these files were changed."
+    )
+
+
+def test_without_digests_it_is_opened_with_a_warning(saved: Path, model: Any, caplog: pytest.LogCaptureFixture) -> None:
+    (saved / DIGESTS).unlink()
+    assert torch.equal(logits(gac.load(saved)), logits(model))
+    assert f"{saved} has no {DIGESTS}: that its files are what was saved cannot be checked" in caplog.text
+    with pytest.raises(CheckpointError, match=f"has no {DIGESTS}; expected the digests that gac.save writes"):
+        gac.load(saved, verify=True)
+
+
+def test_a_tokenizer_that_is_saved_later_is_told(saved: Path, tiny_tokenizer: Any) -> None:
+    tiny_tokenizer.save_pretrained(saved)
+    assert gac.verify(saved).not_checked == ("tokenizer.json", "tokenizer_config.json")
+
+
+def test_a_model_that_is_saved_over_another_has_its_own_digests(saved: Path, model: Any) -> None:
+    with torch.no_grad():
+        model.model.norm.weight.add_(1)
+    model.save_pretrained(saved)
+    gac.verify(saved)
+
+
+@pytest.mark.parametrize("old", [False, True])
+@pytest.mark.parametrize("how", ["save", "save_pretrained", "repair"])
+def test_only_gacs_own_code_is_copied_on(how: str, old: bool, saved: Path, tmp_path: Path) -> None:
+    for name in ("modeling_gac.py", "evil.py"):
+        (saved / name).write_text(EVIL)
+    if old:
+        (saved / DIGESTS).unlink()
+    again = tmp_path / "again"
+    if how == "repair" and not old:
+        with pytest.raises(CheckpointError, match=r"modeling_gac\.py has the digest .*; expected the file that was"):
+            gac.repair(saved, again)
+        return
+    if how == "repair":
+        assert gac.repair(saved, again).left_out == ("evil.py",)
+    else:
+        loaded = gac.load(saved)
+        gac.save(loaded, again) if how == "save" else loaded.save_pretrained(again)
+    assert (again / "modeling_gac.py").read_text() == OWN
+    assert not (again / "evil.py").exists()
+    gac.verify(again)
+
+
+def test_keys_that_choose_code_do_not_reach_transformers(saved: Path) -> None:
+    chosen = {f"{hidden}{what}_implementation": "evil/kernel" for hidden in ("", "_") for what in ("attn", "experts")}
+    edit(saved / "config.json", lambda config: config.update(chosen))
+    assert AutoConfig.from_pretrained(saved)._attn_implementation is None
+    assert AutoModelForCausalLM.from_pretrained(saved).config._attn_implementation != "evil/kernel"
+    chosen = AutoModelForCausalLM.from_pretrained(saved, attn_implementation="eager")
+    assert chosen.config._attn_implementation == "eager"
+
+
+@pytest.mark.parametrize("failure", [ImportError("needs optimum"), RuntimeError("Symlink loop")])
+def test_what_a_package_lacks_is_a_checkpoint_error(failure: Exception, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=f"cannot be loaded: {failure}"), unread(tmp_path):
+        raise failure
+
+
+def test_the_command(saved: Path, tmp_path: Path) -> None:
+    found = answer("verify", saved)
+    assert found["digest"] in run("verify", saved).output
+    assert (found["directory"], found["not_checked"]) == (str(saved), [])
+    (saved / "extra.py").write_text("")
+    assert "extra.py was not there when it was saved; expected no other code" in refused("verify", saved)
+    assert "has no config.json with a key gac" in refused("verify", tmp_path)
+
+
+def test_a_signature_stands_beside_the_digests(saved: Path, tmp_path: Path) -> None:
+    """As docs/verify.md does it, with a key of one's own and no network."""
+    pytest.importorskip("model_signing")
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_private_key
+
+    key, pem = generate_private_key(SECP256R1()), serialization.Encoding.PEM
+    private = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    (tmp_path / "key.pem").write_bytes(private)
+    public = key.public_key().public_bytes(pem, serialization.PublicFormat.SubjectPublicKeyInfo)
+    (tmp_path / "key.pub").write_bytes(public)
+
+    def signing(verb: str, key: str) -> str:
+        words = [verb, "key", saved, *key.split(), "--signature", saved / "model.sig"]
+        command = [sys.executable, "-m", "model_signing", *map(str, words)]
+        return subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False).stdout
+
+    assert "Signing succeeded" in signing("sign", "--private_key key.pem")
+    assert "Verification succeeded" in signing("verify", "--public_key key.pub")
+    assert gac.verify(saved).not_checked == ("model.sig",)
+    gac.load(saved, verify=True)
+    (saved / "plan.json").write_text("{}")
+    assert "Verification succeeded" not in signing("verify", "--public_key key.pub")
