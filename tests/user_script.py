@@ -55,6 +55,9 @@ def compress(made: gac.Plan) -> None:
     gac.save(small, "small", max_shard_size="2GB", overwrite=True)
     again = gac.load(Path("small"), device="cpu", dtype=torch.bfloat16)
     assert_type(again.gac_plan.prediction.loss, float)
+    verified = gac.verify("small")
+    assert_type(verified, gac.Verified)
+    assert_type(verified.digest, str)
     gac.export(again, "stock", merge=True)
 
 
