@@ -129,9 +129,14 @@ def test_a_home_that_cannot_be_written_to_is_refused_before_calibration(
     assert "a writable place with room, which GAC_HOME names" in result.stderr
 
 
-def test_quiet_leaves_the_answer_and_errors(directory: Path, text_file: Path, tmp_path: Path) -> None:
-    words = ("allocate", directory, "--calibration", f"{text_file}:4x64", "-o", tmp_path / "plan.json", "--quiet")
-    result = run(*words)
+def test_no_bars_in_a_file_and_nothing_but_the_answer_with_quiet(
+    directory: Path, text_file: Path, tmp_path: Path
+) -> None:
+    words = ("allocate", directory, "--calibration", f"{text_file}:4x64", "-o", tmp_path / "plan.json")
+    said = run(*words).stderr
+    assert f"saved as {tmp_path / 'plan.json'}\n" in said
+    assert "\r" not in said
+    result = run(*words, "--quiet")
     assert (result.exit_code, result.stderr) == (0, "")
     assert "GAC plan for" in result.stdout
     assert run("export", "none", "-o", "new", "--quiet").stderr.startswith("Error: ")
