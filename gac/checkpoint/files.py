@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import Tensor
 
 from gac.checkpoint.classes import classes_of
@@ -62,8 +62,8 @@ def described(document: dict[str, Any], source: Path) -> Any:
 
 def _check_no_code(document: dict[str, Any], source: Path) -> None:
     """No key, also of the configs within it, chooses code that runs; nor does an adapter lie beside it."""
-    within = [document, *(value for value in document.values() if isinstance(value, dict))]
-    for key, value in ((key, one[key]) for one in within for key in one):
+    inner = [value for name, value in document.items() if isinstance(value, dict) and name != "quantization_config"]
+    for key, value in ((key, one[key]) for one in (document, *inner) for key in one):
         if chooses_code(key):
             raise contradiction(source, f"config.json has {key} {str(value)[:80]!r}", "no key that chooses code")
     code = document.get("auto_map", {})
@@ -149,7 +149,7 @@ def open_tensors(directory: Path, files: tuple[str, ...]) -> dict[str, Tensor]:
         try:
             with safe_open(directory / file, framework="pt") as opened:
                 held = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - it is no mapping
-        except (*UNREADABLE, SafetensorError) as failure:
+        except UNREADABLE as failure:
             raise _wrong(
                 directory, f"{file} cannot be loaded: {first_line(failure)}", "a whole safetensors file"
             ) from failure
