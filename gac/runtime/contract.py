@@ -13,12 +13,10 @@ _ENOUGH_OUTPUTS = 1 << 22
 
 
 def chooses_code(key: str) -> bool:
-    """Whether a key of a config may make transformers fetch or choose code: kernels of attention and of experts.
-
-    What begins with an underscore is an attribute of its own classes, and it writes none of them but one.
-    """
-    hidden = key.startswith("_") and key != "_name_or_path"
-    return hidden or key in ("attn_implementation", "experts_implementation", "custom_pipelines", "kernel_config")
+    """Whether a key of a config makes transformers fetch or choose code: kernels of attention and of experts."""
+    return key.lstrip("_").startswith(
+        ("attn_implementation", "experts_implementation", "custom_pipelines", "kernel_config")
+    )
 
 
 def apart_from(rows: int) -> int:

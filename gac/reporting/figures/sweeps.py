@@ -145,8 +145,9 @@ def latency(
     cliffs = find_cliffs(sweep) if cliffs is None else cliffs
     shown = sweep.inside(dims)
     if not shown.any():
-        given, expected = f"{sweep.label} from dim {dims}", f"dims from {sweep.dims[0]} to {sweep.dims[-1]}"
-        raise GacError(given, expected, "Show others, or leave dims out.")
+        given = "dims" if dims is None else f"dims from {dims[0]} to {dims[1]}"
+        expected = f"some from {sweep.dims[0]} to {sweep.dims[-1]}"
+        raise GacError(f"{given} of {sweep.label}", expected, "Show others, or leave dims out.")
     scale, unit = time_unit(sweep.ns[shown].max())
     scaled = sweep.ns / scale
     with panel(ax, (5.6, 3.4)) as ax:
