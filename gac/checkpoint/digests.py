@@ -6,13 +6,12 @@ the digests' file stands for the whole directory, to be compared with one that w
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-import xxhash
 from torch import Tensor
 
 from gac.checkpoint.files import open_tensors, weight_files
@@ -33,19 +32,13 @@ _NOT_ESSENTIAL = frozenset(
 _READ = (".json", ".jinja", ".txt", ".model")
 _NOT_READ = frozenset({"config.json", "adapter_config.json", DIGESTS})
 
-Kind = Literal["xxh3_128", "sha256"]
-HASHES: Mapping[Kind, Callable[[Any], str]] = {
-    "xxh3_128": xxhash.xxh3_128_hexdigest,  # as fast as memory; finds what happens by accident
-    "sha256": lambda data: hashlib.sha256(data).hexdigest(),  # nobody can make other bytes that have it
-}
-
 
 @dataclass(frozen=True)
 class Digests:
     """As they stand in the file; a value of another type differs from every digest.
 
     Attributes:
-        tensors: by name: ``dtype``, ``shape``, and the digest of the bytes by its ``Kind``.
+        tensors: by name: ``dtype``, ``shape``, and the SHA-256 of the bytes, ``sha256``.
         config: by key that is essential: the SHA-256 of its value, as JSON with sorted keys.
         files: by name: the SHA-256 of a file that is neither config nor weights.
     """
@@ -123,16 +116,16 @@ def check_tensors(tensors: Mapping[str, Tensor], digests: Digests, source: Path)
                 raise _differs(source, f"{name} has {key} {given}", str(due))
 
 
-def check_bytes(tensors: Mapping[str, Tensor], digests: Digests, kind: Kind, source: Path) -> None:
+def check_bytes(tensors: Mapping[str, Tensor], digests: Digests, source: Path) -> None:
     """Every bit of every tensor is as it was saved. Call ``check_tensors`` before.
 
     Raises:
         CheckpointError: names the first tensor that differs.
     """
     with ThreadPoolExecutor() as pool:  # hashing does not hold Python's lock
-        found = pool.map(lambda name: HASHES[kind](bytes_of(tensors[name])), tensors)
+        found = pool.map(_sha256, tensors.values())
         for name, digest in zip(tensors, found, strict=True):
-            if digests.tensors[name].get(kind) != digest:
+            if digests.tensors[name].get("sha256") != digest:
                 raise _differs(source, f"the values of {name} have the digest {digest[:12]}", "those that were saved")
 
 
@@ -175,8 +168,11 @@ def _described(values: Tensor) -> dict[str, Any]:
 
 
 def _row(values: Tensor) -> dict[str, Any]:
-    data = bytes_of(values)
-    return _described(values) | {kind: of(data) for kind, of in HASHES.items()}
+    return _described(values) | {"sha256": _sha256(values)}
+
+
+def _sha256(values: Tensor) -> str:
+    return hashlib.sha256(bytes_of(values)).hexdigest()
 
 
 def _differs(source: Path, given: str, expected: str) -> CheckpointError:

@@ -1,18 +1,15 @@
 """Load a compressed model: safetensors and JSON, no pickles, no code of the directory."""
 
 import logging
-from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from gac.arguments import checked
 from gac.checkpoint.attach import PlannedModel
 from gac.checkpoint.classes import classes_of
-from gac.checkpoint.digests import Digests, check_bytes, check_config, check_files, check_tensors, read_digests
+from gac.checkpoint.digests import check_config, check_files, check_tensors, read_digests
 from gac.checkpoint.files import check_floats, described, open_tensors, plan_text, read_config, unread, weight_files
 from gac.checkpoint.header import agreed_plan, contradiction, digest_of, is_unchanged
 from gac.checkpoint.verify import verify as verify_checkpoint
@@ -38,14 +35,15 @@ def load(
 ) -> PlannedModel:
     """Open a directory that ``save`` wrote, in eval mode, with its plan as ``gac_plan``; runs no code from it.
 
-    What is read is compared with the digests that were written with it: every tensor, bit for bit, the config, the plan
-    and the generation config. Where plan, header and dims are as they were written, the plan is read when it is first
-    asked for; otherwise it is read and compared here. Of a checkpoint without digests a warning says so.
+    What is read is compared with the digests that were written with it: names, dtypes and shapes of all tensors, the
+    config, the plan and the generation config; the tensors' bytes with ``verify``. Where plan, header and dims are as
+    they were written, the plan is read when it is first asked for; otherwise it is read and compared here. Of a
+    checkpoint without digests a warning says so.
 
     Args:
         device: None takes the GPU if there is one.
         dtype: None keeps the checkpoint's.
-        verify: first check all files as ``gac.verify`` does, by SHA-256: also those that are not read here.
+        verify: first check all files as ``gac.verify`` does: every bit of the tensors, and what is not read here.
 
     Raises:
         CheckpointError: a file is missing or damaged, is not what was saved, or contradicts another; or with
@@ -56,12 +54,12 @@ def load(
     if verify:
         verify_checkpoint(directory)
     with LOADING, uncollected():
-        model = _load(Path(directory), dtype or "auto", verify)
+        model = _load(Path(directory), dtype or "auto")
     loaded: PlannedModel = model if model.device == place else model.to(place)  # a move looks at every parameter
     return loaded
 
 
-def _load(source: Path, dtype: torch.dtype | str, verified: bool) -> Any:
+def _load(source: Path, dtype: torch.dtype | str) -> Any:
     check_inside(source, CheckpointError)
     document, text = read_config(source), plan_text(source)
     config = described(document, source)
@@ -75,20 +73,12 @@ def _load(source: Path, dtype: torch.dtype | str, verified: bool) -> Any:
         check_config(document, digests, source)
         check_files([*_OTHERS, *([index] if index else [])], digests, source)
         check_tensors(tensors, digests, source)
-    with ThreadPoolExecutor(1) as beside:  # transformers leaves the processor's other cores idle
-        compared = beside.submit(_check_bytes, tensors, None if verified else digests, source)
-        model = _model(source, config, dtype)
-        compared.result()
+    model = _model(source, config, dtype)
     if digests is None and getattr(model, "hf_quantizer", None) is None:
         check_floats(tensors, source)
     if plan is not None:
         model.gac_plan = plan
     return model
-
-
-def _check_bytes(tensors: Mapping[str, Tensor], digests: Digests | None, source: Path) -> None:
-    if digests is not None:
-        check_bytes(tensors, digests, "xxh3_128", source)
 
 
 def _model(source: Path, config: Any, dtype: torch.dtype | str) -> Any:

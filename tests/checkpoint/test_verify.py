@@ -50,7 +50,7 @@ def test_the_tensor_that_differs_is_named(saved: Path) -> None:
     held[FIRST].view(torch.int32)[0, 0] ^= 1
     save_file(held, saved / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(CheckpointError, match=f"the values of {FIRST} have the digest .*; expected those that were"):
-        gac.load(saved)
+        gac.verify(saved)
 
 
 def test_the_key_that_differs_is_named(saved: Path) -> None:
