@@ -190,8 +190,8 @@ def test_heads_of_one_dim_and_primes_everywhere(small: Small) -> None:
 @pytest.mark.parametrize(
     ("head_dim", "why"),
     [
-        (61, "RoPE requires an even rotary dimension, but got `head_dim`=61"),
-        (0, "0.0 cannot be raised to a negative power"),
+        (61, "cannot be loaded: RoPE requires an even rotary dimension, but got `head_dim`=61"),
+        (0, "a config with head_dim 0; expected 1 to"),
     ],
 )
 def test_a_config_that_no_model_can_have_is_refused(
@@ -200,7 +200,7 @@ def test_a_config_that_no_model_can_have_is_refused(
     tiny_model.save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"head_dim": head_dim}))
-    with pytest.raises(ModelError, match=f"cannot be loaded: {why}"):
+    with pytest.raises(ModelError, match=why):
         gac.allocate(tmp_path, 0.8, progress=False)
 
 
