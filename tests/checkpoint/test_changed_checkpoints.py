@@ -3,7 +3,8 @@
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -393,6 +394,15 @@ def folder(original: Path, tmp_path: Path) -> Iterator[Path]:
     shutil.rmtree(tmp_path / "changed")
 
 
+BY_BYTES = (gac.verify, partial(gac.load, verify=True))
+
+
+def check_refused(folder: Path, checks: Iterable[Callable[[Path], Any]]) -> None:
+    for check in checks:
+        with pytest.raises(CheckpointError):
+            check(folder)
+
+
 def names(changes: dict[str, Change]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("change", changes.values(), ids=changes.keys())
 
@@ -400,27 +410,21 @@ def names(changes: dict[str, Change]) -> pytest.MarkDecorator:
 @names(REFUSED)
 def test_what_the_default_refuses(change: Change, folder: Path) -> None:
     change(folder)
-    for check in (gac.load, gac.verify):
-        with pytest.raises(CheckpointError):
-            check(folder)
+    check_refused(folder, (gac.load, gac.verify))
 
 
 @names(OTHER_VALUES)
 def test_what_only_the_bytes_show(change: Change, folder: Path) -> None:
     change(folder)
     assert gac.load(folder).gac_plan.sites
-    for check in (gac.verify, lambda place: gac.load(place, verify=True)):
-        with pytest.raises(CheckpointError):
-            check(folder)
+    check_refused(folder, BY_BYTES)
 
 
 @names(BY_VERIFY)
 def test_what_verify_refuses(change: Change, folder: Path, said: Tensor) -> None:
     change(folder)
     assert torch.equal(logits(gac.load(folder)), said)
-    for check in (gac.verify, lambda place: gac.load(place, verify=True)):
-        with pytest.raises(CheckpointError):
-            check(folder)
+    check_refused(folder, BY_BYTES)
 
 
 @names(HARMLESS)
