@@ -112,7 +112,7 @@ def _model_points(
     for config in map(known_or_config, models):
         points = model_points(config, parsed, dtype, forms)
         if fuse:
-            points += fused_points(config, parsed, dtype)
+            points += fused_points(config, parsed, dtype, forms)
         yield from points
         if decode_kernel == "triton":
             yield from decode_kernel_points(points)

@@ -64,10 +64,7 @@ class Verb(click.Command):
                 _show(answer.tables())
             sys.stdout.flush()
         except OSError as failure:
-            if failure.errno == errno.EPIPE:
-                raise  # the reader has seen enough; click ends quietly
-            click.echo(f"Error: the answer cannot be written: {failure.strerror}", err=True)
-            ctx.exit(FAILED)
+            _unwritten(failure)
 
     def _answer(self, ctx: click.Context) -> Answer:
         """Check where the command will write, run it, and write its document where ``document_option`` says."""
@@ -92,7 +89,13 @@ class Program(click.Group):
             return super().main(args, standalone_mode=False, **extra)
         _check_streams()
         try:
-            sys.exit(super().main(args, standalone_mode=False, **extra))
+            status = super().main(args, standalone_mode=False, **extra)
+            sys.stdout.flush()
+            sys.exit(status)
+        except OSError as failure:
+            if failure.filename is not None:
+                raise  # of a file, not of standard output
+            _unwritten(failure)
         except click.ClickException as failure:
             if "--json" in (sys.argv[1:] if args is None else args):
                 click.echo(_as_json(_error(_wrong_usage(failure))))
@@ -112,6 +115,14 @@ def _check_streams() -> None:
         remedy = "Send it to a file or a pipe."
         click.echo(f"Error: {GacError('standard output is closed', 'an open one, for the answer', remedy)}", err=True)
         sys.exit(FAILED)
+
+
+def _unwritten(failure: OSError) -> NoReturn:
+    """End without an answer: in silence where a pipe's reader has seen enough."""
+    if failure.errno != errno.EPIPE:
+        click.echo(f"Error: the answer cannot be written: {failure.strerror}", err=True)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more as it ends
+    sys.exit(FAILED)
 
 
 def _wrong_usage(failure: click.ClickException) -> GacError:

@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 import transformers
-from huggingface_hub.errors import StrictDataclassError
+from huggingface_hub import HfApi, try_to_load_from_cache
+from huggingface_hub.errors import HfHubHTTPError, StrictDataclassError
 from safetensors import SafetensorError
 from torch import nn
 from transformers import PreTrainedModel
@@ -343,6 +344,24 @@ def _check_name(name: str) -> None:
             f"a directory with a config.json, a hub id like org/name, or a packaged model ({', '.join(PACKAGED)})",
             meant or "Check the path.",
         )
+    if not path.is_dir():
+        _check_hub(name)
+
+
+def _check_hub(name: str) -> None:
+    """Ask the hub once whether it can be reached, for a file that is not in its cache; transformers asks for 28 s."""
+    if isinstance(try_to_load_from_cache(name, "config.json"), str):
+        return
+    try:
+        HfApi().model_info(name, timeout=10)
+    except HfHubHTTPError:
+        return  # it was reached; transformers says what is wrong with the name
+    except Exception as failure:  # of whatever client the hub's library uses
+        raise ModelError(
+            f"model {name!r}: no such directory, and the hub cannot be reached ({first_line(failure)})",
+            f"a directory with a config.json, a hub id and a network, or a packaged model ({', '.join(PACKAGED)})",
+            "Check the path, or the network.",
+        ) from failure
 
 
 def _nearly_known(name: str) -> str:

@@ -117,12 +117,25 @@ def test_what_cannot_be_parsed_is_told_in_json(words: str, given: str, usage: st
     assert json.loads(result.stdout) == {"error": expected}
 
 
+def test_a_name_that_may_be_on_the_hub_waits_for_no_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("huggingface_hub.HfApi.model_info", _unreachable)
+    monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", None)
+    monkeypatch.chdir(tmp_path)
+    result = run("eval", "smal", "--windows", "1")
+    assert result.exit_code == ERROR
+    assert "model 'smal': no such directory, and the hub cannot be reached (no route)" in result.stderr
+
+
+def _unreachable(*_given: Any, **_how: Any) -> None:
+    raise ConnectionError("no route")
+
+
 def test_a_home_that_cannot_be_written_to_is_refused_before_calibration(
     directory: Path, text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("GAC_HOME", str(tmp_path / "file"))
-    monkeypatch.setattr("gac.sensitivity.calibration._measure", None)
+    monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", None)
     result = run("allocate", directory, "--calibration", f"{text_file}:4x64", "-o", tmp_path / "plan.json")
     assert result.exit_code == ERROR
     assert "statistics cannot be written to" in result.stderr
@@ -157,6 +170,14 @@ def test_a_closed_standard_output_is_an_error(words: str) -> None:
     assert result.stderr == (
         "Error: standard output is closed; expected an open one, for the answer. Send it to a file or a pipe.\n"
     )
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has a device that is always full")
+@pytest.mark.parametrize("words", ["-h", "report -h", "profiles", "profiles --json"])
+def test_a_full_standard_output_is_an_error(words: str) -> None:
+    result = _process(f"{words} >/dev/full")
+    assert result.returncode == ERROR
+    assert result.stderr == "Error: the answer cannot be written: No space left on device\n"
 
 
 def test_a_closed_standard_error_loses_notes_alone() -> None:
