@@ -14,7 +14,7 @@ from gac.allocation.frontier import frontier as whole_range
 from gac.allocation.rules import RULES
 from gac.arguments import checked
 from gac.checkpoint.attach import PlannedModel, attach_plan, check_class
-from gac.compression.apply import build_modules, changed_sites, planned_sites, share_gemms, swap_in
+from gac.compression.apply import build_modules, changed_sites, planned_sites, share_gemms, skip_absent
 from gac.compression.first_shot import calibration_run, check_shots
 from gac.compression.refit import refit as fit_again
 from gac.costs import PARAMS
@@ -24,6 +24,7 @@ from gac.forms.tensors import Kept
 from gac.measuring import Asked, dense_model, measure_problem, planned_digest, planned_windows
 from gac.models.families import family_of
 from gac.models.loading import check_finite, check_in_memory, load_config, load_model
+from gac.models.modules import swap_in
 from gac.models.sites import Site
 from gac.models.threads import one_call_at_a_time
 from gac.plan import Plan
@@ -178,6 +179,7 @@ def compress(
         modules = fit_again(run, modules, plan.weights, recipe.refit, sites, dict(factors()))
     swap_in(loaded.model, modules)
     share_gemms(loaded.model, sites)
+    skip_absent(loaded.model, plan.weights)
     if recipe.deployment.triton:
         use_decode_kernel(loaded.model)
     return attach_plan(loaded.model, plan)

@@ -1,7 +1,7 @@
 """Loss curves: what each dim of a form loses in a scheme."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -34,9 +34,14 @@ class LossCurves:
 
     Weights that a form takes together have one curve, under the one that it shortens on its input. What stays dense in
     a scheme that does not round has none: it loses nothing.
+
+    Attributes:
+        by_key: by form, scheme and the weight's name.
+        pairs: what two of them, each a form and a weight's name, lose at dim 0 beyond the sum of both, nats a token.
     """
 
     by_key: Mapping[tuple[str, str, str], LossCurve]
+    pairs: Mapping[frozenset[tuple[str, str]], float] = field(default_factory=dict)
 
     def of(self, form: "Form", weight: Weight, scheme: str = DEFAULT_SCHEME) -> LossCurve | None:
         """The curve of a form for a weight; None where it was not measured."""
@@ -44,24 +49,32 @@ class LossCurves:
 
     def scaled(self, share: float) -> "LossCurves":
         """Where only a share of each loss is expected."""
-        return LossCurves({key: LossCurve(share * curve.loss) for key, curve in self.by_key.items()})
+        curves = {key: LossCurve(share * curve.loss) for key, curve in self.by_key.items()}
+        return LossCurves(curves, {pair: share * lost for pair, lost in self.pairs.items()})
+
+    def beyond_sum(self, chosen: Iterable[tuple[str, str, int]]) -> float:
+        """What choices, each a form, a weight's name and a dim, lose together beyond the sum, nats a token."""
+        changed = {(form, name) for form, name, dim in chosen if dim == 0}
+        return sum(lost for pair, lost in self.pairs.items() if pair <= changed)
 
     def with_scheme(
         self, scheme: Scheme, weights: Iterable[Weight], forms: "Iterable[Form]", price: Mapping[str, float]
     ) -> "LossCurves":
         """With those of a scheme that rounds: what rounding costs is added to what the form loses.
 
+        Of a weight in a form that lies inside another it is in the other's curve, which counts all of its weights.
+
         Args:
             weights: of one layer.
             price: what rounding each dense weight costs, nats a token, by name.
         """
         weights, found = [weight for weight in weights if weight.name in price], dict(self.by_key)
-        for form in forms:
-            for weight in weights:
+        for weight in weights:
+            for form in (one for asked in forms for one in asked.variants(weight)):
                 together = [one for one in weights if form.shortens(one)] if form.shortens(weight) else [weight]
-                lost = sum(price[one.name] for one in together)
+                lost = 0.0 if form.inside else sum(price[one.name] for one in together)
                 if curve := self.of(form, weight):
                     found[form.name, scheme.name, weight.name] = LossCurve(curve.loss + lost)
                 elif form.name == "dense":
                     found[form.name, scheme.name, weight.name] = LossCurve(np.full(form.full(weight) + 1, lost))
-        return LossCurves(found)
+        return LossCurves(found, self.pairs)

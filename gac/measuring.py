@@ -16,6 +16,7 @@ from gac.errors import GacError, ModelError, PlanError
 from gac.forms import DEFAULT_FORMS, form_named
 from gac.forms.metric import FACTOR
 from gac.forms.planned_sites import Fusing, as_planned, check_forms_fit
+from gac.io import home
 from gac.models.families import family_of
 from gac.models.linears import check_rows_together
 from gac.models.loading import Loaded, check_finite, check_in_memory, load_config, load_model, model_digest
@@ -30,6 +31,7 @@ from gac.sensitivity.documents import Text
 from gac.sensitivity.likeness import check_likeness
 from gac.sensitivity.methods import Method
 from gac.sensitivity.registry import METHODS
+from gac.sensitivity.store import StatisticsStore
 from gac.sensitivity.text import TextSpec, Windows, check_text, check_vocabulary
 from gac.sensitivity.texts import CalibrationText, Texts
 
@@ -121,6 +123,7 @@ def measure_problem(
     asked.text.check()
     if isinstance(check, str):
         check_text(check)
+    StatisticsStore(home() / "statistics").check_writable()
     if isinstance(model, (str, Path)):
         _settled(load_config(str(model)), asked.recipe, table)  # what fails, fails before the weights are read
     loaded = dense_model(model, tokenizer)

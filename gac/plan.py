@@ -153,12 +153,19 @@ class WorkloadLatency:
 class Prediction:
     """What the plan promises: ``loss`` nats a token more than dense.
 
-    ``dense_perplexity`` and ``perplexity`` are on the calibration text.
+    ``dense_perplexity`` and ``perplexity`` are on the calibration text. ``together`` is the part of the loss beyond the
+    sum over the sites, which was measured of pairs of choices.
     """
 
     loss: float
     dense_perplexity: float
     perplexity: float
+    together: float = 0.0
+
+    @property
+    def summed(self) -> float:
+        """What the choices lose by themselves: what was minimised, or limited where latency was."""
+        return self.loss - self.together
 
 
 @dataclass(frozen=True)
@@ -447,13 +454,6 @@ def _check_site(site: SiteChoice) -> None:
     _check_choices(site.weights, site.params, f"site {site.site}")
     dense = sum(weight.params for weight in weights)
     check(dense == site.dense_params, f"site {site.site} states {site.dense_params} dense parameters", f"{dense}")
-    shorter = {(one.form, one.dim) for one in site.weights if form_named(one.form).shortens(one.weight)}
-    met = {form_named(one.form).shortens(one.weight) for one in site.weights} - {None}
-    check(
-        not shorter or (len(shorter) == 1 and met == {"out", "in"}),
-        f"site {site.site} has {', '.join(f'{form} dim {dim}' for form, dim in sorted(shorter))}",
-        "one form and dim for all weights that it shortens together",
-    )
     for other in site.alternatives:
         check_candidate(other, weights, len(site.latency_ns), f"an alternative of site {site.site}")
 
@@ -507,7 +507,7 @@ def check_candidate(candidate: Candidate, weights: Sequence[Weight], workloads: 
         f"{len(interpolated)} counts of interpolated ones",
         f"{len(weights)} of the first three, one a weight, and {workloads} of the others, one a workload",
     )
-    positive = all(ns is None or ns > 0 for ns in latency) and all(count >= 0 for count in interpolated)
+    positive = all(ns is None or ns >= 0 for ns in latency) and all(count >= 0 for count in interpolated)
     check(positive, f"{what} has latencies {latency}, {interpolated} interpolated", "positive ns and counts")
     _check_choices(candidate.choices(weights), candidate.params, what)
 
@@ -516,8 +516,23 @@ def _check_choices(choices: Sequence[WeightChoice], params: int, what: str) -> N
     for one in choices:
         check_choice(one.weight, one.form, one.dim)
         scheme_named(one.scheme)
+    _check_meeting(choices, what)
     counted = sum(one.params for one in choices)
     check(counted == params, f"{what} states {params} parameters", f"{counted}, as its dims say")
+
+
+def _check_meeting(choices: Sequence[WeightChoice], what: str) -> None:
+    """Where weights meet on sides that a form shortens, they are all as long as it says there."""
+    lengths = [form_named(one.form).shortening(one.dim) for one in choices]
+    for form, dim in lengths:
+        meeting = [at for at, one in enumerate(choices) if form.shortens(one.weight)]
+        sides = {form.shortens(choices[at].weight) for at in meeting}
+        agreed = sides == {"out", "in"} and all(lengths[at] == (form, dim) for at in meeting)
+        check(
+            agreed or not any(lengths[at] == (form, dim) for at in meeting),
+            f"{what} has {', '.join(dict.fromkeys(f'{choices[at].form} dim {choices[at].dim}' for at in meeting))}",
+            "one form and dim for all weights that it shortens together",
+        )
 
 
 def _check_ranges(plan: Plan) -> None:

@@ -51,7 +51,7 @@ def speed(plan: "Plan") -> str:
         return ""
     if plan.speed is None:
         return "not looked at: the profile lacks the latency of the dense weights"
-    given = plan.prediction.loss - plan.speed.loss
+    given = plan.prediction.summed - plan.speed.loss
     times = [
         f"{least / one.dense_ns:.3f}x becomes {one.plan_ns / one.dense_ns:.3f}x at {one.workload}"
         for one, least in zip(plan.workloads, plan.speed.latency_ns, strict=True)

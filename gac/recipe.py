@@ -95,8 +95,10 @@ class Space:
 
     Attributes:
         forms: forms that compete with staying dense: ``low_rank``, ``narrow`` (fewer neurons of an MLP), ``head_dim``
-            (shorter value vectors, in v_proj, o_proj and the KV cache). Of two that differ in nothing that is limited,
-            the first stays.
+            (shorter value vectors, in v_proj, o_proj and the KV cache), ``narrow_pair`` (beside ``narrow``: pairs in a
+            narrower MLP, at widths from 3/4 to 1/4 of its neurons; ``narrow_pair:N`` at N of them), ``heads`` (fewer
+            key-value heads, each with its query heads), ``skip`` (attentions and MLPs that do nothing). Of two that
+            differ in nothing that is limited, the first stays.
         schemes: how numbers may be stored; ``bf16`` is 16 bits a number, as they are loaded.
         align: True keeps to dims that the profile shows to be sound; a number keeps to its multiples among them, False
             allows every integer. ``profile,group=128``: whole groups of 128, for weights that are quantised later.

@@ -104,7 +104,8 @@ def candidates(site: Site, curves: LossCurves, space: Space, timing: Timing, lim
     """Every form, scheme and dim worth choosing for a site, sorted by parameters and then loss.
 
     Each weight may stay dense or take a form of its own at one of its dims; those that a form shortens together
-    (``narrow``, ``head_dim``) may instead take one of its dims, the same for all. Where first GEMMs are fused, the
+    (``narrow``, ``head_dim``) may instead take one of its dims, the same for all, and some of them there a form that
+    lies inside it (``narrow_pair``), at one of that form's dims. Where first GEMMs are fused, the
     latency is that of the one GEMM, at its own width, and of what is left of each weight; where they may be, candidates
     of both kinds compete. The combinations of several weights are reduced to those that no other one beats or equals in
     loss and in all that is limited, which loses no optimum as long as nothing else is; of two that are equal and run
@@ -196,30 +197,50 @@ class _Making:
         for scheme in (scheme for scheme in self.schemes if scheme.takes(weight)):
             lost = self.curves.of(dense, weight, scheme.name)
             options.append(_options(self.site, at, dense, scheme, _full(weight), lost, self.timing))
-            for form in (form for form in self.forms if form.takes(weight) and not form.shortens(weight)):
-                if curve := self.curves.of(form, weight, scheme.name):
-                    dims = self._dims(form, [at], form.largest_useful(weight))
-                    options.append(_options(self.site, at, form, scheme, dims, curve, self.timing))
+            for form in (form for form in self.forms if form.takes(weight)):
+                if not form.inside and not form.shortens(weight):
+                    options += self._at_its_dims(form, scheme, at)
         return CandidateSet.joined(options)
+
+    def _at_its_dims(self, form: Form, scheme: Scheme, at: int) -> list[CandidateSet]:
+        """One weight in a form of its own; nothing where that was not measured."""
+        weight = self.site.weights[at]
+        if (curve := self.curves.of(form, weight, scheme.name)) is None:
+            return []
+        dims = self._dims(form, [at], form.largest_useful(weight))
+        return [_options(self.site, at, form, scheme, dims, curve, self.timing)]
 
     def _together(
         self, form: Form, scheme: Scheme, taken: Sequence[int], curve: LossCurve, own: Sequence[CandidateSet]
     ) -> list[CandidateSet]:
         """One dim, below the full one, for all weights that a form takes together, beside the others' own choices."""
-        dims = self._dims(form, taken, curve.full - 1)
-        if not len(dims):
-            return []
-        if len(taken) == len(own):
-            rows = _side_by_side(self.site, [form] * len(own), [dims] * len(own), scheme, self.timing)
-            return [replace(rows, loss=curve.loss[dims])]
-        found = []
+        dims, found = self._dims(form, taken, curve.full - 1), []
+        inside = {at: self._inside(form, at) for at in taken}
+        if len(taken) == len(own):  # where nothing lies inside, there is nothing to combine
+            split = [one.shortening(1)[1] for forms in inside.values() for one in forms]
+            whole, dims = dims[~np.isin(dims, split)], dims[np.isin(dims, split)]
+            if len(whole):
+                rows = _side_by_side(self.site, [form] * len(own), [whole] * len(own), scheme, self.timing)
+                found.append(replace(rows, loss=curve.loss[whole]))
         for dim in dims.tolist():
-            options, at_dim = list(own), np.array([dim])
+            options = list(own)
             for at in taken:
-                options[at] = _options(self.site, at, form, scheme, at_dim, None, self.timing)
+                options[at] = self._shortened(form, scheme, at, dim, inside[at])
             rows = self._combined(options)
             found.append(replace(rows, loss=rows.loss + curve.loss[dim]))
         return found
+
+    def _inside(self, form: Form, at: int) -> list[Form]:
+        """What a weight may have inside a form that takes it."""
+        asked = [one for one in self.forms if one.inside == form.name]
+        return [variant for one in asked for variant in one.variants(self.site.weights[at])]
+
+    def _shortened(self, form: Form, scheme: Scheme, at: int, dim: int, inside: Sequence[Form]) -> CandidateSet:
+        """One weight at the dim of a form that takes it with others: as that form has it, or with one inside it."""
+        options = [_options(self.site, at, form, scheme, np.array([dim]), None, self.timing)]
+        for one in (one for one in inside if one.shortening(1)[1] == dim):
+            options += self._at_its_dims(one, scheme, at)
+        return CandidateSet.joined(options)
 
     def _combined(self, options: Sequence[CandidateSet]) -> CandidateSet:
         """All combinations of the weights' choices, reduced after each weight."""
@@ -231,9 +252,9 @@ class _Making:
         return rows
 
     def _dims(self, form: Form, taken: Sequence[int], largest: int) -> Ints:
-        """The dims from 1 to the largest, and of those the aligned and sound ones where dims are to be aligned."""
-        step = step_of(form, self.space.align)
-        dims = np.arange(step, largest + 1, step, dtype=np.int64)
+        """The dims up to the largest, and of those the aligned and sound ones where dims are to be aligned."""
+        first, step = first_dim(form, self.space.align), step_of(form, self.space.align)
+        dims = np.arange(first, largest + 1, step, dtype=np.int64)
         if self.space.align and self.timing.profile is not None:
             for at in taken:
                 dims = dims[self.timing.sound(form, self.site.weights[at], dims, at in self.site.fused)]
@@ -258,7 +279,12 @@ def _side_by_side(
 
 def step_of(form: Form, align: bool | int) -> int:
     """What the dims of a form are multiples of, whatever the profile says of them."""
-    return lcm(form.step, int(align)) if align else 1
+    return lcm(form.step, int(align)) if align and not form.pieces else 1
+
+
+def first_dim(form: Form, align: bool | int) -> int:
+    """The smallest dim of a form, whatever the profile says of it."""
+    return step_of(form, align) if form.least else 0
 
 
 def _full(weight: Weight) -> Ints:

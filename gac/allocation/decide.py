@@ -106,7 +106,12 @@ def _plan(
 ) -> Plan:
     """The plan of a choice that keeps every limit."""
     sites, dense_ns, recipe = problem.sites, problem.dense_ns, problem.recipe
-    plan = assemble(sites, chosen, dense_ns, recipe, problem.measured, certificate, alternatives, speed)
+    together = problem.curves.beyond_sum(
+        (form, weight.name, dim)
+        for site, one in zip(sites, chosen, strict=True)
+        for weight, form, dim in zip(site.weights, one.forms, one.dims, strict=True)
+    )
+    plan = assemble(sites, chosen, dense_ns, recipe, problem.measured, certificate, alternatives, speed, together)
     assert not any(limit.over for limit in plan.limits), f"{plan.limits} chosen"
     return plan
 
@@ -120,6 +125,7 @@ def assemble(
     certificate: Certificate,
     alternatives: Sequence[tuple[Candidate, ...]] | None = None,
     speed: Speed | None = None,
+    together: float = 0.0,
 ) -> Plan:
     """Write down one chosen candidate a site.
 
@@ -127,6 +133,7 @@ def assemble(
         dense_ns: latency of the dense sites, one a workload; None where unknown.
         alternatives: for each site what it could have had instead; None where that is not known.
         speed: where the choice is the fastest that loses hardly more than the least.
+        together: what the choices lose beyond the sum of their losses.
     """
     others = alternatives or [()] * len(sites)
     choices = tuple(SiteChoice.of(*one) for one in zip(sites, chosen, others, strict=True))
@@ -139,7 +146,7 @@ def assemble(
         used, whole = found
         limit = floored(fraction, whole)
         limits.append(Limit(column, fraction, limit, used, whole, max(0, used - limit)))
-    loss = float(sum(choice.loss for choice in choices))
+    loss = float(sum(choice.loss for choice in choices)) + together
     return Plan(
         schema_version=SCHEMA,
         gac_version=__version__,
@@ -147,7 +154,7 @@ def assemble(
         measured=measured,
         limits=tuple(limits),
         workloads=workloads,
-        prediction=Prediction(loss, measured.perplexity(0.0), measured.perplexity(loss)),
+        prediction=Prediction(loss, measured.perplexity(0.0), measured.perplexity(loss), together),
         certificate=certificate,
         sites=choices,
         speed=speed,

@@ -1,11 +1,12 @@
 """Whether a budget can be met at all, known before anything is measured."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 import numpy as np
 
-from gac.allocation.candidates import candidates, dense_candidate, step_of
+from gac.allocation.candidates import candidates, dense_candidate, first_dim
 from gac.allocation.knapsack import Group, knapsack
 from gac.allocation.latencies import UNKNOWN, Timing
 from gac.allocation.problem import dense_total, floored, name_of
@@ -14,10 +15,12 @@ from gac.costs import BYTES, COSTS, KV_NUMBERS, PARAMS
 from gac.curves import LossCurve, LossCurves
 from gac.errors import BudgetError, ProfileError
 from gac.forms import FORMS, form_named
-from gac.models.sites import Site
+from gac.models.sites import Site, Weight
 from gac.profiling.table import Profile
 from gac.recipe import Recipe
 from gac.schemes import DEFAULT_SCHEME, scheme_named
+
+T = TypeVar("T")
 
 
 def check_reachable(sites: Sequence[Site], recipe: Recipe, profile: Profile) -> None:
@@ -49,14 +52,24 @@ def check_reachable(sites: Sequence[Site], recipe: Recipe, profile: Profile) -> 
 
 
 def _smallest_params(sites: Sequence[Site], recipe: Recipe, profile: Profile) -> int:
-    of_kind: dict[str, int] = {}
     space = replace(recipe.space, schemes=(DEFAULT_SCHEME,))
     timing = Timing(profile, recipe.deployment.parsed, recipe.deployment.triton)
-    for site in sites:
-        if site.kind not in of_kind:
-            found = candidates(site, _flat(site, space.forms), space, timing, (PARAMS,))
-            of_kind[site.kind] = int(found.params.min())
-    return sum(of_kind[site.kind] for site in sites)
+
+    def smallest(site: Site) -> int:
+        return int(candidates(site, _flat(site, space.forms), space, timing, (PARAMS,)).params.min())
+
+    return sum(_of_each(sites, smallest))
+
+
+def _of_each(sites: Sequence[Site], count: Callable[[Site], T]) -> list[T]:
+    """What is counted of every site, once for all that differ in their names alone."""
+    alike = [replace(site, name="", layer=0, weights=tuple(map(_nameless, site.weights))) for site in sites]
+    found = {one: count(site) for one, site in dict(zip(alike, sites, strict=True)).items()}
+    return [found[one] for one in alike]
+
+
+def _nameless(weight: Weight) -> Weight:
+    return replace(weight, name="", reads=None)
 
 
 def _check_latency(sites: Sequence[Site], recipe: Recipe, profile: Profile) -> None:
@@ -65,8 +78,8 @@ def _check_latency(sites: Sequence[Site], recipe: Recipe, profile: Profile) -> N
     dense = [dense_candidate(site, replace(timing, triton=False)) for site in sites]
     columns = [column for column in recipe.fractions if column not in COSTS]
     limits = {column: floored(recipe.fractions[column], dense_total(dense, column)) for column in columns}
-    of_kind = {site.kind: _matching(site, recipe, timing, columns) for site in sites}
-    groups = [Group(site.name, *of_kind[site.kind]) for site in sites]
+    counted = _of_each(sites, lambda site: _matching(site, recipe, timing, columns))
+    groups = [Group(site.name, *own) for site, own in zip(sites, counted, strict=True)]
     smallest = int(knapsack(groups, list(limits.values()), names=list(map(name_of, columns))).certificate.value)
     whole = dense_total(dense, PARAMS)
     if smallest > (limit := floored(recipe.limits.budget, whole)):
@@ -109,7 +122,7 @@ def _check_cache(sites: Sequence[Site], recipe: Recipe, total: int) -> None:
     smallest = 0
     for weight in (weight for site in sites for weight in site.weights):
         taken = [form_named(name) for name in forms if form_named(name).takes(weight)]
-        smallest += min([dense.cached(weight, 1), *(form.cached(weight, step_of(form, align)) for form in taken)])
+        smallest += min([dense.cached(weight, 1), *(form.cached(weight, first_dim(form, align)) for form in taken)])
     if smallest > floored(fraction, total):
         raise BudgetError(
             f"a KV-cache limit of {fraction:g}",
@@ -136,8 +149,8 @@ def _flat(site: Site, forms: Sequence[str]) -> LossCurves:
     return LossCurves(
         {
             (form.name, DEFAULT_SCHEME, weight.name): LossCurve(np.zeros(form.full(weight) + 1))
-            for form in map(form_named, forms)
             for weight in site.weights
+            for form in (one for asked in map(form_named, forms) for one in asked.variants(weight))
             if form.takes(weight)
         }
     )

@@ -74,7 +74,8 @@ class Timing:
         for rows in [workload.rows for workload in self.workloads] or [1]:
             operation = self._run(_after(form, weight, 1, rows) if after else form.operation(weight, 1, rows))
             sound &= sound_dims(self.profile, operation.operator, [_fixed(operation, axis)], axis, sizes, DTYPE)
-        return sound
+        nothing: NDArray[np.bool_] = sizes == 0
+        return sound | nothing
 
     def _run(self, operation: Operation) -> Operation:
         return with_decode_kernel(operation) if self.triton else operation

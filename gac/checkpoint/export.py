@@ -2,6 +2,7 @@
 
 import copy
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,10 @@ from gac.compression.apply import merged
 from gac.errors import CheckpointError
 from gac.forms import form_named
 from gac.models.families import family_of
+from gac.models.linears import as_linear
 from gac.models.loading import check_in_memory
 from gac.models.threads import one_call_at_a_time
-from gac.plan import Plan
+from gac.plan import Plan, WeightChoice
 from gac.runtime.contract import COMPRESSED
 
 logger = logging.getLogger("gac")
@@ -48,8 +50,8 @@ def export(
         tokenizer: None looks for the model's own.
 
     Raises:
-        CheckpointError: there is no such model, a stock config cannot say its dims, or the directory cannot be written
-            or is in use.
+        CheckpointError: there is no such model, a stock config cannot say its dims, a stock layer has no bias for what
+            a skipped block adds, or the directory cannot be written or is in use.
         ModelError: a weight is not in memory.
     """
     loaded: Any = load(model) if isinstance(model, str | Path) else model
@@ -104,6 +106,18 @@ def _empty(model: Any, config: Any) -> Any:
         return dense(config).to(model.dtype)
 
 
+def _as_stock(choice: WeightChoice, own: Mapping[str, Tensor], stock: nn.Module) -> dict[str, Tensor]:
+    """With zeros for a bias that was left out; one for which the architecture has no place is refused."""
+    zeros = {name: torch.zeros(value.shape, dtype=value.dtype) for name, value in stock.state_dict().items()}
+    if not own.keys() <= zeros.keys():
+        raise CheckpointError(
+            f"{choice.name} is {choice.form} with dim {choice.dim}, which adds a constant",
+            f"what a {type(stock).__name__} with {', '.join(stock.state_dict())} can say",
+            f"Open the checkpoint as it is, or compress without the form {choice.form}.",
+        )
+    return zeros | dict(own)
+
+
 def _state(model: nn.Module, plain: nn.Module, plan: Plan, merge: bool) -> dict[str, Tensor]:
     """The plain model's parameters, under its names, in its layout."""
     state = {name: value.detach() for name, value in model.state_dict().items()}
@@ -114,6 +128,7 @@ def _state(model: nn.Module, plain: nn.Module, plan: Plan, merge: bool) -> dict[
         own = {name.removeprefix(f"{choice.name}."): value for name, value in own.items()}
         if merge:
             own = merged(choice, own)
+            own = _as_stock(choice, own, as_linear(plain.get_submodule(choice.name)))
         if isinstance(plain.get_submodule(choice.name), Conv1D):
             own["weight"] = own["weight"].T
         state |= {f"{choice.name}.{name}": value.contiguous() for name, value in own.items()}

@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from gac.compression.apply import planned_sites, shared_names
+from gac.compression.apply import planned_sites, shared_names, skipped_blocks
 from gac.errors import CheckpointError, GacError
 from gac.forms import form_named
 from gac.io import from_json
@@ -25,7 +25,8 @@ def digest_of(text: str | bytes) -> str:
 
 
 def header_of(plan: Plan, config: Any, text: str | bytes) -> dict[str, Any]:
-    """The key as it is written: the modules by name, the names of those that share their first GEMM, and digests.
+    """The key as it is written: the modules by name, the names of those that share their first GEMM, blocks
+    that are skipped, and digests.
 
     Args:
         config: of the model that the plan was made for.
@@ -35,6 +36,7 @@ def header_of(plan: Plan, config: Any, text: str | bytes) -> dict[str, Any]:
         "schema_version": SCHEMA,
         "modules": {choice.name: _module(choice) for choice in plan.weights if choice.changed},
         "fused": shared_names(planned_sites(plan, family_of(config).sites(config))),
+        "skipped": skipped_blocks(config, plan.weights),
         "plan": digest_of(text),
         "decode_kernel": plan.recipe.deployment.decode_kernel,
     }

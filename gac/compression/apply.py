@@ -1,6 +1,7 @@
 """From a plan to modules in the model: which one each weight becomes, built, swapped in, sharing first GEMMs."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -9,10 +10,12 @@ from gac.errors import PlanError
 from gac.forms import form_named
 from gac.forms.planned_sites import as_planned
 from gac.forms.tensors import Kept, SiteWork, Statistics
+from gac.models.families import family_of
 from gac.models.sites import Site, Weight
 from gac.plan import Plan, WeightChoice
 from gac.runtime.modules import KINDS
 from gac.runtime.shared_gemm import share_gemm
+from gac.runtime.skipped import skip_blocks
 from gac.schemes import scheme_named
 from gac.sensitivity.calibration import CalibrationRun
 
@@ -39,9 +42,28 @@ def merged(choice: WeightChoice, own: Mapping[str, Tensor]) -> dict[str, Tensor]
 
 def planned_sites(plan: Plan, sites: Sequence[Site]) -> tuple[Site, ...]:
     """A family's sites as the plan decides on them, fused where it has them so."""
+    running = {choice.name for choice in plan.weights if runs(choice)}
     shared = {choice.site for choice in plan.sites if choice.shared}
     planned = as_planned(sites, plan.recipe.space.forms, plan.recipe.deployment.fuse)
-    return tuple(site.run(site.name in shared) if site.either else site for site in planned)
+    found = (site.run(site.name in shared) if site.either else site for site in planned)
+    return tuple(site if site.weights[0].name in running else site.run(shared=False) for site in found)
+
+
+def runs(choice: WeightChoice) -> bool:
+    """Whether anything is multiplied by what the weight became."""
+    return form_named(choice.form).params(choice.weight, choice.dim) > 0
+
+
+def skipped_blocks(config: Any, weights: Sequence[WeightChoice]) -> list[dict[str, Any]]:
+    """The attentions and MLPs in which nothing is multiplied, as ``gac.runtime.skipped`` takes them."""
+    family = family_of(config)
+    found = []
+    for choice in weights:
+        if choice.weight.block == "in" and not runs(choice):
+            block, _, output = choice.name.rpartition(".")
+            attention = choice.name.endswith(f".{family.output}")
+            found.append({"block": block, "output": output, "norms": family.norms_of(block), "attention": attention})
+    return found
 
 
 def shared_names(sites: Sequence[Site]) -> tuple[tuple[str, ...], ...]:
@@ -58,6 +80,11 @@ def share_gemms(model: nn.Module, sites: Sequence[Site]) -> None:
     """
     for names in shared_names(sites):
         share_gemm(model, names)
+
+
+def skip_absent(model: Any, weights: Sequence[WeightChoice]) -> None:
+    """Leave out the blocks in which nothing is multiplied; the model, which has these weights, is changed in place."""
+    skip_blocks(model, skipped_blocks(model.config, weights))
 
 
 def changed_sites(plan: Plan, sites: Sequence[Site]) -> tuple[Site, ...]:
@@ -98,7 +125,7 @@ def build_modules(
     choices = {choice.name: choice for choice in weights}
     modules: dict[str, nn.Module] = {}
     for layer, kept in stream:
-        statistics = Statistics(run.model, kept.moments, run.method)
+        statistics = Statistics(run.model, kept.moments, run.method, kept)
         for site in (site for site in sites if site.layer == layer):
             work = SiteWork(site.weights, kept, statistics)
             for weight in site.weights:
@@ -112,16 +139,10 @@ def _module(work: SiteWork, weight: Weight, choice: WeightChoice) -> nn.Module |
     parameters = form_named(choice.form).tensors.parameters(work, weight, choice.dim)
     scheme, linear = scheme_named(choice.scheme), work.linear(weight)
     if scheme.lossy:
-        own = parameters or dict(linear.named_parameters())
+        own = dict(linear.named_parameters()) if parameters is None else parameters
         parameters = {name: _in_dtype(value, linear.weight.dtype) for name, value in own.items()}
         parameters |= {name: scheme.rounded(value) for name, value in parameters.items() if value.dim() > 1}
-    return _filled(linear, choice, parameters) if parameters else None
-
-
-def swap_in(model: nn.Module, modules: Mapping[str, nn.Module]) -> None:
-    """Replace each named submodule."""
-    for name, module in modules.items():
-        model.set_submodule(name, module)
+    return None if parameters is None else _filled(linear, choice, parameters)
 
 
 def _filled(linear: nn.Linear, choice: WeightChoice, parameters: dict[str, Tensor]) -> nn.Module:

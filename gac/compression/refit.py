@@ -12,8 +12,7 @@ weights alone. ``docs/results-refit.md`` has what each part gives.
 
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from itertools import groupby
@@ -22,7 +21,6 @@ from types import MappingProxyType
 import torch
 from torch import Tensor, nn
 
-from gac.compression.apply import swap_in
 from gac.compression.confidence import fitted_scale, scaled_norm
 from gac.compression.paired_run import PairedRun, Seen
 from gac.compression.stream import ToStream, ways_of
@@ -35,6 +33,7 @@ from gac.forms.tensors import Kept
 from gac.linalg import add_square, mirrored, tf32_products
 from gac.models.families import Family, family_of
 from gac.models.linears import linear_at
+from gac.models.modules import swapped
 from gac.models.sites import Site, Weight
 from gac.plan import WeightChoice
 from gac.progress import progress_bar
@@ -167,23 +166,25 @@ class _LayerFit:
         stages = [list(stage) for _, stage in groupby(self.weights, lambda weight: weight.reads or weight.name)]
         seen = self.both.dense_pass(self.layer, stages)
         dense = {weight.name: linear_at(self.model, weight.name) for weight in self.weights}
-        refits = {name: form_named(self.choices[name].form).tensors.refits.get(self.how) for name in dense}
+        refits = {w.name: form_named(self.choices[w.name].form).tensors.refit(self.how, w) for w in self.weights}
         new = {
             name: modules.get(name) or deepcopy(self.model.get_submodule(name))
             for name, fit in refits.items()
             if name in modules or fit
         }
-        with _swapped(self.model, new):
+        with swapped(self.model, new):
             for stage in stages:
                 fitted = [weight for weight in stage if refits[weight.name]]
                 found = self._sums(stage, fitted, seen, dense) if fitted else {}
                 for weight in fitted:
-                    choice = self.choices[weight.name]
-                    module = new[weight.name]
-                    means = found.pop(weight.name).means()
-                    matrix = dense[weight.name].weight
-                    work = WeightRefit(weight, choice.dim, matrix, self.kept, means, self.method)
-                    form_named(choice.form).tensors.refits[self.how](work, module)
+                    choice, module, linear = self.choices[weight.name], new[weight.name], dense[weight.name]
+                    means, again = found.pop(weight.name).means(), refits[weight.name]
+                    assert again is not None
+                    form, kept = form_named(choice.form), self.kept
+                    again(
+                        WeightRefit(weight, form, choice.dim, linear.weight, linear.bias, kept, means, self.method),
+                        module,
+                    )
                     _store(scheme_named(choice.scheme), module)
             self.both.compressed_pass(self.layer)
         return new
@@ -218,16 +219,6 @@ def _store(scheme: Scheme, module: nn.Module) -> None:
             parameter.copy_(scheme.rounded(parameter))
 
 
-@contextmanager
-def _swapped(model: nn.Module, modules: Mapping[str, nn.Module]) -> Iterator[None]:
-    before = {name: model.get_submodule(name) for name in modules}
-    try:
-        swap_in(model, modules)
-        yield
-    finally:
-        swap_in(model, before)
-
-
 class _Sums:
     """Sums over the tokens of the windows: float64 on a CPU, float32 on a GPU."""
 
@@ -236,6 +227,7 @@ class _Sums:
         self.squares = torch.zeros(2, inputs, inputs, dtype=kind, device=device)
         self.cross = torch.zeros(targets, inputs, dtype=kind, device=device)
         self.scale = torch.zeros(inputs, dtype=kind, device=device)
+        self.target = torch.zeros(targets, dtype=kind, device=device)
         self.counts = torch.zeros(2, dtype=torch.float64, device=device)
         self.tokens = 0
 
@@ -247,6 +239,7 @@ class _Sums:
             add_square(self.squares[half], rows)
             self.cross += columns.T @ rows
         self.scale += x.float().abs().T @ counts
+        self.target += missing.T @ counts
         self.counts[half] += counts.sum(dtype=torch.float64)
         self.tokens += len(x)
 
@@ -257,4 +250,5 @@ class _Sums:
             for square, count in zip(self.squares, self.counts, strict=True)
         )
         halves = Halves(first, second if self.counts[1] else None, float(self.counts[0] / total))
-        return CompressedMeans(halves, self.cross.double() / total, self.scale.double() / total, self.tokens)
+        cross, scale, target = (one.double() / total for one in (self.cross, self.scale, self.target))
+        return CompressedMeans(halves, cross, scale, target, self.tokens)

@@ -12,10 +12,11 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from gac.allocation.problem import Problem
-from gac.compression.apply import empty_module, share_gemms, swap_in
+from gac.compression.apply import empty_module, share_gemms, skip_absent
 from gac.evaluation.versions import Planner
 from gac.models.families import family_of
 from gac.models.linears import linear_at
+from gac.models.modules import swap_in
 from gac.models.shapes import Shapes, shapes_of
 from gac.models.sites import Site
 from gac.plan import Measured, WeightChoice
@@ -103,6 +104,7 @@ def variant(
     found = _sharing(model)
     swap_in(found, {choice.name: _random(model, choice) for choice in choices if choice.form != "dense"})
     share_gemms(found, fused)
+    skip_absent(found, choices)
     if triton:
         use_decode_kernel(found)
     return found

@@ -62,10 +62,10 @@ class Version:
         """The fraction of the MLPs' neurons that there are."""
         kept = total = 0
         for choice in self.choices:
-            weight, form = choice.weight, form_named(choice.form)
+            weight, (form, dim) = choice.weight, form_named(choice.form).shortening(choice.dim)
             if weight.neurons == "out":
                 total += weight.out_features
-                kept += form.size(weight, choice.dim) if form.shortens(weight) == "out" else weight.out_features
+                kept += form.size(weight, dim) if form.shortens(weight) == "out" else weight.out_features
         return kept / total if total else 1.0
 
 

@@ -16,12 +16,15 @@ FORMS: Registry[Form] = Registry(
         "low_rank": "gac.forms.low_rank.spec:LowRank",
         "narrow": "gac.forms.narrow.spec:Narrow",
         "head_dim": "gac.forms.head_dim.spec:HeadDim",
+        "narrow_pair": "gac.forms.narrow_pair.spec:NarrowPair",
         "grouped": "gac.forms.grouped.spec:Grouped",
+        "heads": "gac.forms.heads.spec:HeadGroups",
+        "skip": "gac.forms.skip.spec:Skip",
     },
     lambda own: check_contract("form", own, (), Form),
     PlanError,
 )
-"""Every form by name; ``grouped:N`` has groups of N heads."""
+"""Every form by name; ``grouped:N`` has groups of N heads, ``narrow_pair:N`` lies in an MLP of N neurons."""
 
 DEFAULT_FORMS = ("low_rank", "narrow")
 """What competes with staying dense where nothing else is asked for."""
@@ -40,11 +43,12 @@ def check_choice(weight: Weight, form: str, dim: int) -> None:
     """Refuse a form and dim that a weight cannot have, or a weight that cannot be.
 
     Raises:
-        PlanError: the form is unknown or none that the weight can take, or the dim is not one from 1 to the full one.
+        PlanError: the form is unknown or none that the weight can take, or the dim is none of it.
     """
     check_weight(weight)
     known = form_named(form)
     if not known.takes(weight):
         raise PlanError(f"weight {weight.name} has the form {form}", "a form that it can take", _EDITED)
-    if not 0 < dim <= known.full(weight):
-        raise PlanError(f"weight {weight.name} has {form} dim {dim}", f"a dim from 1 to {known.full(weight)}", _EDITED)
+    if not known.least <= dim <= known.full(weight):
+        expected = f"a dim from {known.least} to {known.full(weight)}"
+        raise PlanError(f"weight {weight.name} has {form} dim {dim}", expected, _EDITED)

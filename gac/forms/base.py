@@ -22,12 +22,13 @@ if TYPE_CHECKING:
 class Place:
     """Where a dim lies in a tensor: along ``axis``, ending at each of the positions ``ends``.
 
-    Zeros that are put in there change nothing that the weight computes.
+    Zeros that are put in there change nothing that the weight computes; ``unit`` of them make the dim larger by one.
     """
 
     tensor: str
     axis: int
     ends: tuple[int, ...]
+    unit: int = 1
 
 
 def ends(dim: int, copies: int = 1) -> tuple[int, ...]:
@@ -53,9 +54,14 @@ class Form(ABC):
         tensor_form: where its ``TensorForm`` is, ``module:class``; imported when tensors are first at hand.
         standard: whether every calibration measures it, so that any later plan can use it; others when they are asked
             for.
+        least: the smallest dim.
         step: dims are multiples of it where they are to be aligned, whatever the weight's own GEMM would take.
+        pieces: whether the dim counts heads or blocks, whose features are many and aligned: then any dim is.
+        runs: whether the model is run to measure what it loses, see ``Statistics.runs``.
         timed: whether its operation is one that latency tables hold.
         counts: what a peer's rule shares out between the weights that it gives this form; None: no rule gives it.
+        inside: the form that shortens its weights and those that they meet before it, so that it takes their place in
+            a site which that form takes together; its curves are what it loses beyond that form. None: it stands alone.
     """
 
     name: str
@@ -63,9 +69,13 @@ class Form(ABC):
     meaning: ClassVar[str]
     tensor_form: ClassVar[str]
     standard: ClassVar[bool] = False
+    least: ClassVar[int] = 1
     step: ClassVar[int] = 1
+    pieces: ClassVar[bool] = False
+    runs: ClassVar[bool] = False
     timed: ClassVar[bool] = True
     counts: ClassVar[Literal["params", "cached"] | None] = None
+    inside: ClassVar[str | None] = None
 
     @property
     def kind(self) -> str:
@@ -81,6 +91,10 @@ class Form(ABC):
     def takes(self, weight: Weight) -> bool:
         """Whether the weight can have this form."""
         return True
+
+    def variants(self, weight: Weight) -> "tuple[Form, ...]":
+        """What the weight may have where this form is asked for: itself, or several forms of its kind."""
+        return (self,)
 
     @abstractmethod
     def full(self, weight: Weight) -> int:
@@ -121,9 +135,17 @@ class Form(ABC):
         """What still runs after that GEMM, moved by the dim along axis k; None where nothing does."""
         return None
 
+    def told(self, dim: int) -> str:
+        """What tables say of a weight at this dim, in a few letters: ``r 192``."""
+        return f"{self.symbol} {dim}"
+
     def shortens(self, weight: Weight) -> Side | None:
-        """The side of the weight that it shortens, as it does the side of another weight that meets it there."""
+        """The side of the weight that its dim shortens, as it does the side of another weight that meets it there."""
         return None
+
+    def shortening(self, dim: int) -> "tuple[Form, int]":
+        """The form and the dim that say how long such a side is: itself, or what it lies inside."""
+        return self, dim
 
     def size(self, weight: Weight, dim: int) -> int:
         """How long that dim makes the axis that it moves."""

@@ -64,12 +64,30 @@ def decompose(weight: Tensor, metric: Metric) -> Decomposition:
         rotated = root.T @ matrix
         values, vectors = eigh(rotated @ metric.inputs @ rotated.T)
         second, first, squares = _solved(root, vectors), vectors.T @ rotated, torch.ones_like(values)
-    else:
-        root = cholesky(metric.inputs)
-        rotated = matrix @ root
-        values, vectors = eigh(rotated.T @ metric.gradients @ rotated)
-        second, first, squares = rotated @ vectors, _solved(root, vectors).T, values
-    return Decomposition(curve_of(values), second, first, squares)
+        return Decomposition(curve_of(values), second, first, squares)
+    root = cholesky(metric.inputs)
+    rotated = matrix @ root
+    return _along_inputs(rotated, root, rotated.T @ metric.gradients @ rotated)
+
+
+def decompose_as_seen(weight: Tensor, inputs: Tensor, seen: Tensor) -> Decomposition:
+    """Truncate ``weight`` ``(out, in)`` at every rank where its outputs' side of the metric is known as inputs see it.
+
+    Args:
+        inputs: A, shape ``(in, in)``; float64.
+        seen: W^T G W, shape ``(in, in)``; float64.
+
+    Raises:
+        ModelError: a statistic or the weight is not finite.
+    """
+    root = cholesky(inputs)
+    return _along_inputs(weight.detach().double() @ root, root, root.T @ seen @ root)
+
+
+def _along_inputs(rotated: Tensor, root: Tensor, gram: Tensor) -> Decomposition:
+    """From W R_a, R_a and M^T M."""
+    values, vectors = eigh(gram)
+    return Decomposition(curve_of(values), rotated @ vectors, _solved(root, vectors).T, values)
 
 
 def _solved(root: Tensor, vectors: Tensor) -> Tensor:

@@ -38,8 +38,8 @@ def run_together(sites: Sequence[Site], either: bool = False) -> tuple[Site, ...
 def as_planned(sites: Sequence[Site], forms: Sequence[str], fused: Fusing | None) -> tuple[Site, ...]:
     """The family's sites as a plan decides on them.
 
-    Neighbours that one of the forms shortens on sides that meet (v_proj and o_proj, by ``head_dim``) become one site,
-    and where it is ``fused`` (or ``auto``: may be) so do those that read the same input.
+    Neighbours that one of the forms shortens on sides that meet (v_proj and o_proj by ``head_dim``, a whole attention
+    by ``heads``) become one site, and where it is ``fused`` (or ``auto``: may be) so do those that read the same input.
     """
     for form in map(form_named, forms):
         sites = _joined(sites, form)
@@ -50,7 +50,7 @@ def _joined(sites: Sequence[Site], form: Form) -> list[Site]:
     found: list[Site] = []
     for site in sites:
         last = found[-1] if found else None
-        if last and form.shortens(last.weights[-1]) == "out" and form.shortens(site.weights[0]) == "in":
+        if last and form.shortens(last.weights[-1]) == "out" and form.shortens(site.weights[0]):
             kind = f"{last.kind}+{site.kind}"
             found[-1] = Site(f"{last.name}+{site.kind}", site.layer, kind, last.weights + site.weights)
         else:
@@ -59,7 +59,7 @@ def _joined(sites: Sequence[Site], form: Form) -> list[Site]:
 
 
 def check_forms_fit(sites: Sequence[Site], forms: Sequence[str], model_type: str) -> None:
-    """Refuse a form that no weight of the model can take.
+    """Refuse a form that no weight of the model can take, or that lies inside one which is not there.
 
     Args:
         sites: the family's.
@@ -68,14 +68,16 @@ def check_forms_fit(sites: Sequence[Site], forms: Sequence[str], model_type: str
     Raises:
         PlanError: there is such a form, or a form is unknown.
     """
-    fitting = [form.name for form in FORMS if _fits(sites, form)]
-    for name in forms:
-        if form_named(name).kind not in fitting:
+    for form in map(form_named, forms):
+        if not _fits(sites, form):
             raise PlanError(
-                f"form {name}, which fits no weight of a {model_type} model",
-                f"one of {', '.join(fitting)}",
+                f"form {form.name}, which fits no weight of a {model_type} model",
+                f"one of {', '.join(form.name for form in FORMS if _fits(sites, form))}",
                 "Leave it out.",
             )
+        if form.inside and form.inside not in forms:
+            expected = f"{form.inside} among the forms, inside which it lies"
+            raise PlanError(f"form {form.name} without {form.inside}", expected, f"Add the form {form.inside}.")
 
 
 def _fits(sites: Sequence[Site], form: Form) -> bool:

@@ -26,6 +26,7 @@ from gac.models.linears import as_linear
 from gac.models.sites import Weight
 
 if TYPE_CHECKING:
+    from gac.forms.base import Form
     from gac.forms.tensors import Kept
     from gac.sensitivity.methods import Method
 
@@ -47,12 +48,14 @@ class CompressedMeans:
             writes, its dense output without the bias and what to add to it for what the residual stream has lost, shape
             ``(out, in)``.
         scale: E[|x'|], shape ``(in,)``.
+        target: E[m], shape ``(in,)`` or ``(out,)``.
         tokens: how many there were.
     """
 
     halves: Halves
     cross: Tensor
     scale: Tensor
+    target: Tensor
     tokens: int
 
     @cached_property
@@ -75,14 +78,18 @@ class WeightRefit:
     """One weight being fitted.
 
     Attributes:
+        form: what the weight became, at the dim.
         dense: W of the dense model, shape ``(out, in)``.
+        bias: what it adds, shape ``(out,)``, where it does.
         kept: of the weight's layer.
         method: what errors are measured in.
     """
 
     weight: Weight
+    form: "Form"
     dim: int
     dense: Tensor
+    bias: Tensor | None
     kept: "Kept"
     means: CompressedMeans
     method: "Method"

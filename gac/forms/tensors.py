@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -11,13 +11,14 @@ from torch import Tensor, nn
 from gac.arrays import Floats
 from gac.forms.base import Form
 from gac.forms.metric import Metric, Moments
-from gac.forms.refit import Refits, refit_whole
+from gac.forms.refit import Refits, WeightRefit, refit_whole
 from gac.linalg import unpacked
 from gac.models.linears import linear_at, read_weight
 from gac.models.sites import Weight
 
 if TYPE_CHECKING:
     from gac.sensitivity.methods import Method
+    from gac.sensitivity.runs import ModelRuns
 
 
 class Kept:
@@ -44,8 +45,12 @@ class Kept:
 
     def moments(self, weight: Weight) -> Moments:
         """Of a weight whose moments a form asked to keep."""
+        return replace(self.inputs(weight), gradients=self.gradients(weight))
+
+    def inputs(self, weight: Weight) -> Moments:
+        """Of a weight whose moments, or those of its inputs, a form asked to keep; those of its gradients are empty."""
         inputs = unpacked(self.tensors[f"inputs/{weight.name}"], weight.in_features)
-        return Moments(inputs, self.gradients(weight), self.tensors[f"scale/{weight.name}"])
+        return Moments(inputs, inputs.new_empty(0, 0), self.tensors[f"scale/{weight.name}"])
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,11 +61,16 @@ class Statistics:
         model: the dense model.
         moments: what was seen of a weight.
         method: what errors are measured in.
+        kept: what forms that were measured before have kept of the layer; where it is built, all that was kept.
+        runs: runs the model with some of it changed; there for forms that are measured so, for which nothing else was
+            seen.
     """
 
     model: nn.Module
     moments: Callable[[Weight], Moments]
     method: "Method"
+    kept: Kept
+    runs: "ModelRuns | None" = None
 
     def matrix(self, weight: Weight) -> Tensor:
         """W, shape ``(out, in)``, in the model's dtype."""
@@ -80,12 +90,16 @@ class Fit:
         loss: nats a token at every dim from 0 to the full one, shape ``(full + 1,)``.
         tensors: what building needs, by a name of the form's own; ``Kept.of`` finds them.
         moments: the weights whose moments building needs, see ``Kept.moments``.
+        inputs: the weights of whose moments it needs those of the inputs, see ``Kept.inputs``.
+        form: of those that the measuring form stands for (``Form.variants``) the one that this is of; None: itself.
     """
 
     weight: Weight
     loss: Floats
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
     moments: Sequence[Weight] = ()
+    inputs: Sequence[Weight] = ()
+    form: Form | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,10 +132,14 @@ class TensorForm(ABC):
 
     refits: ClassVar[Refits] = {"residual": refit_whole}
     """How a module that was built takes a weight that is fitted again, by the way of fitting; see ``gac.forms.refit``.
-    A way that is left out leaves the weight as it is."""
+    A way that is left out leaves the weight as it is, as do weights that ``refit`` leaves out."""
 
     def __init__(self, form: Form) -> None:
         self.form = form
+
+    def refit(self, how: str, weight: Weight) -> Callable[[WeightRefit, nn.Module], None] | None:
+        """How a module that was built for a weight is fitted again; None leaves it as it is."""
+        return self.refits.get(how)
 
     @abstractmethod
     def measure(self, statistics: Statistics, weights: Sequence[Weight]) -> Iterator[Fit]:
@@ -135,8 +153,8 @@ class TensorForm(ABC):
         """
 
     @abstractmethod
-    def parameters(self, work: SiteWork, weight: Weight, dim: int) -> dict[str, Tensor]:
-        """The parameters of the module ``form.module(weight, dim)``, by their names in it."""
+    def parameters(self, work: SiteWork, weight: Weight, dim: int) -> dict[str, Tensor] | None:
+        """The parameters of the module ``form.module(weight, dim)``, by their names in it; None: it stays as it is."""
 
     def merge(self, weight: Weight, dim: int, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The dense ``weight (out, in)``, and ``bias (out,)`` where there is one, of the same function up to rounding.
@@ -149,7 +167,7 @@ class TensorForm(ABC):
         filled, missing = dict(own), self.form.full(weight) - dim
         for place in self.form.places(weight, dim):
             if place.tensor in own:
-                put_in = [Insertion(place.axis, end, missing) for end in place.ends]
+                put_in = [Insertion(place.axis, end, missing * place.unit) for end in place.ends]
                 filled[place.tensor] = with_zeros(own[place.tensor], put_in)
         return filled
 

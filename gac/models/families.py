@@ -1,13 +1,13 @@
 """Families: what a model of each architecture can have changed, read from its config alone."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypedDict
 
 from gac.errors import ModelError, PlanError
-from gac.models.sites import LARGEST_SIZE, Site, Weight, check_weight
+from gac.models.sites import LARGEST_SIZE, Side, Site, Weight, check_weight
 from gac.runtime.contract import COMPRESSED
 
 MOST_LAYERS = 4096
@@ -44,6 +44,7 @@ class Family:
         blocks: how many vectors of neurons each of ``up`` writes, one after the other: 2 where it is gate above up.
         neurons: what the config calls their number; where that is None, they are 4 times the hidden size.
         norms: the norms that what ``output`` and ``down`` write passes before it is added to the residual stream.
+        before: the norms that the attention and the MLP alone read through; no name where there is no such norm.
         factor: what the config calls the number that it is multiplied by before that; None where there is none.
         pre_norm: the config's flag without which the residual stream itself passes norms.
     """
@@ -58,6 +59,7 @@ class Family:
     blocks: int = 1
     neurons: str = "intermediate_size"
     norms: tuple[str, str] | None = None
+    before: tuple[str, str] = ("input_layernorm", "post_attention_layernorm")
     factor: str | None = None
     pre_norm: str | None = None
 
@@ -71,15 +73,16 @@ class Family:
         found: list[Site] = []
         for layer in range(config.num_hidden_layers):
             prefix = f"{self.layers}.{layer}."
-            for weight in self._attention(config):
+            for weight in self._blocked(self._attention(config), layer not in _counting(config)):
                 here = _within(prefix, weight)
                 found.append(Site(here.name, layer, here.name.rpartition(".")[2], (here,)))
-            weights = tuple(_within(prefix, weight) for weight in self._mlp(config))
+            mlp = self._blocked(self._mlp(config), layer > 0 and "." in self.down)
+            weights = tuple(_within(prefix, weight) for weight in mlp)
             found.append(Site(_owner(weights[-1].name), layer, "mlp", weights))
         return tuple(found)
 
     def sizes(self, config: Any) -> tuple[Any, ...]:
-        """All of the config that ``sites`` follow from: where these are the same, so are those.
+        """All of the config that the sizes in ``sites`` follow from: where these are the same, so are those.
 
         Raises:
             ModelError: no model can have these sizes.
@@ -95,6 +98,19 @@ class Family:
         norm = self.norms and f"{prefix}.{layer}.{self.norms[name == self.down]}"
         return Between(norm or None, getattr(config, self.factor) if self.factor else 1.0)
 
+    def norms_of(self, block: str) -> tuple[str, ...]:
+        """The norms that only this attention or MLP, given by its name, reads and writes through."""
+        layer, _, name = block.rpartition(".")
+        at = int(name != _owner(self.output))
+        return tuple(f"{layer}.{norm}" for norm in (self.before[at], *((self.norms or ("", ""))[at : at + 1])) if norm)
+
+    def _blocked(self, weights: Iterable[Weight], skippable: bool) -> Iterator[Weight]:
+        """The weights of one attention or MLP, of which the last one writes; marked where all of it can be skipped."""
+        *first, last = weights
+        for weight in (*first, last):
+            side: Side = "in" if weight is last else "out"
+            yield replace(weight, block=side) if skippable and last.writes else weight
+
     def _check(self, config: Any) -> None:
         """Refuse sizes that no model can have: an edited config may hold any."""
         names = (*_SIZES, self.neurons)
@@ -109,23 +125,25 @@ class Family:
             raise ModelError(f"a config whose {failure.given}", failure.expected, "Check config.json.") from failure
 
     def _attention(self, config: Any) -> Iterator[Weight]:
-        hidden, heads, writes = config.hidden_size, config.num_attention_heads, self._writes(config)
+        hidden, heads = config.hidden_size, config.num_attention_heads
+        writing = self._writing(config)
         head_dim = getattr(config, "head_dim", None) or hidden // heads
         groups = getattr(config, "num_key_value_heads", None) or heads
         query, key = head_dim * heads, head_dim * groups
         if len(self.qkv) == 1:
             yield Weight(self.qkv[0], query + 2 * key, hidden, cached=True, queries=query)
-            yield Weight(self.output, hidden, query, writes=writes)
+            yield Weight(self.output, hidden, query, **writing)
             return
         q_proj, k_proj, v_proj = self.qkv
-        block = _owner(q_proj)
-        yield Weight(q_proj, query, hidden, reads=block)
-        yield Weight(k_proj, key, hidden, reads=block, heads=groups, cached=True)
-        yield Weight(v_proj, key, hidden, reads=block, values="out", heads=groups, cached=True)
-        yield Weight(self.output, hidden, query, values="in", heads=heads, writes=writes)
+        block, dropped = _owner(q_proj), groups if _drops_heads(config) and heads % groups == 0 else 0
+        yield Weight(q_proj, query, hidden, reads=block, groups=dropped)
+        yield Weight(k_proj, key, hidden, reads=block, heads=groups, cached=True, groups=dropped)
+        yield Weight(v_proj, key, hidden, reads=block, values="out", heads=groups, cached=True, groups=dropped)
+        yield Weight(self.output, hidden, query, values="in", heads=heads, groups=dropped, **writing)
 
-    def _writes(self, config: Any) -> bool:
-        return self.pre_norm is None or bool(getattr(config, self.pre_norm))
+    def _writing(self, config: Any) -> "_Writing":
+        writes = self.pre_norm is None or bool(getattr(config, self.pre_norm))
+        return {"writes": writes, "normed": self.norms is not None}
 
     def _mlp(self, config: Any) -> Iterator[Weight]:
         hidden = config.hidden_size
@@ -133,7 +151,25 @@ class Family:
         reads = _owner(self.up[0]) if len(self.up) > 1 else None
         for name in self.up:
             yield Weight(name, self.blocks * neurons, hidden, neurons="out", reads=reads, blocks=self.blocks)
-        yield Weight(self.down, hidden, neurons, neurons="in", writes=self._writes(config))
+        yield Weight(self.down, hidden, neurons, neurons="in", **self._writing(config))
+
+
+class _Writing(TypedDict):
+    """What is said of a weight that writes to the residual stream."""
+
+    writes: bool
+    normed: bool
+
+
+def _drops_heads(config: Any) -> bool:
+    model_type = config.model_type.removeprefix(COMPRESSED)
+    return model_type not in FIXED_HEADS and not getattr(config, "use_qk_norm", False)
+
+
+def _counting(config: Any) -> tuple[int, ...]:
+    """The layers whose caches tell transformers how long the text is: the first of each kind of attention."""
+    kinds = getattr(config, "layer_types", None) or ["attention"]
+    return tuple(sorted({kind: kinds.index(kind) for kind in kinds}.values()))
 
 
 def _within(prefix: str, weight: Weight) -> Weight:
@@ -146,8 +182,6 @@ def _owner(name: str) -> str:
 
 
 LLAMA = (
-    "cohere",
-    "cohere2",
     "ernie4_5",
     "gemma",
     "hunyuan_v1_dense",
@@ -158,20 +192,39 @@ LLAMA = (
     "qwen3",
     "seed_oss",
     "smollm3",
-    "stablelm",
 )
 """Architectures whose layers are named and shaped as Llama's: q/k/v/o and a gated MLP, GQA, any head_dim."""
 
-LLAMA_NORMED = ("exaone4", "gemma2", "gemma3_text", "olmo2", "olmo3")
-"""The same, but a norm lies between o_proj or down_proj and the residual stream."""
+LLAMA_PARALLEL = ("cohere", "cohere2", "stablelm")
+"""The same, but attention and MLP read through one norm, in StableLM where the config says so."""
+
+LLAMA_NORMED = ("exaone4", "olmo2", "olmo3")
+"""The same, but norms stand behind o_proj and down_proj, and none before attention and MLP."""
+
+FIXED_HEADS = ("nemotron", "olmo2", "olmo3", "opt", "stablelm")
+"""Architectures whose attention asks for as many heads as the config says, or whose norms pass over all heads."""
 
 _ALL = (
     Family(LLAMA),
-    Family(LLAMA_NORMED, norms=("post_attention_layernorm", "post_feedforward_layernorm")),
+    Family(LLAMA_PARALLEL, before=("", "")),
+    Family(LLAMA_NORMED, norms=("post_attention_layernorm", "post_feedforward_layernorm"), before=("", "")),
+    Family(
+        ("gemma2", "gemma3_text"),
+        norms=("post_attention_layernorm", "post_feedforward_layernorm"),
+        before=("input_layernorm", "pre_feedforward_layernorm"),
+    ),
     Family(("granite",), factor="residual_multiplier"),
-    Family(("apertus", "arcee", "nemotron"), up=("mlp.up_proj",)),
+    Family(("apertus",), up=("mlp.up_proj",), before=("attention_layernorm", "feedforward_layernorm")),
+    Family(("arcee", "nemotron"), up=("mlp.up_proj",)),
     Family(("starcoder2",), up=("mlp.c_fc",), down="mlp.c_proj"),
-    Family(("phi",), last_norm="model.final_layernorm", output="self_attn.dense", up=("mlp.fc1",), down="mlp.fc2"),
+    Family(
+        ("phi",),
+        last_norm="model.final_layernorm",
+        output="self_attn.dense",
+        up=("mlp.fc1",),
+        down="mlp.fc2",
+        before=("", ""),
+    ),
     Family(
         ("opt",),
         "model.decoder.layers",
@@ -180,6 +233,7 @@ _ALL = (
         up=("fc1",),
         down="fc2",
         neurons="ffn_dim",
+        before=("self_attn_layer_norm", ""),
         pre_norm="do_layer_norm_before",
     ),
     Family(("glm",), up=("mlp.gate_up_proj",), blocks=2),
@@ -199,6 +253,7 @@ _ALL = (
         up=("mlp.c_fc",),
         down="mlp.c_proj",
         neurons="n_inner",
+        before=("ln_1", "ln_2"),
     ),
     Family(
         ("gpt_neox",),

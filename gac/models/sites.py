@@ -31,6 +31,11 @@ class Weight:
             heads); 0 elsewhere.
         writes: whether its output is added to the residual stream (o_proj, down_proj), as it is or behind what
             ``Family.between`` names.
+        normed: whether a norm lies between that output and the stream.
+        block: the side on which it meets the other weights of an attention or an MLP that can be skipped as a whole:
+            ``in`` of the weight that writes, ``out`` of all others; None where it cannot.
+        groups: how many groups of heads that side consists of, one after the other, each a key-value head with its
+            query heads, where ``heads`` may drop some; 0 elsewhere.
     """
 
     name: str
@@ -44,6 +49,9 @@ class Weight:
     blocks: int = 1
     queries: int = 0
     writes: bool = False
+    normed: bool = False
+    block: Side | None = None
+    groups: int = 0
 
     @property
     def params(self) -> int:
@@ -64,6 +72,7 @@ def check_weight(weight: Weight) -> None:
     """
     sides = {"out": weight.out_features, "in": weight.in_features}
     divided = [(weight.neurons, weight.blocks), (weight.values, weight.heads)]
+    divided += [("in" if weight.values == "in" else "out", weight.groups)] if weight.groups else []
     if (
         not all(1 <= size <= LARGEST_SIZE for size in sides.values())
         or not (weight.blocks >= 1 and 0 <= weight.heads <= _MOST_HEADS and 0 <= weight.queries <= weight.out_features)
@@ -93,7 +102,7 @@ class Site:
         name: dotted module name (``model.layers.0.mlp``, ``model.layers.0.self_attn.q_proj``).
         layer: index of the decoder layer.
         kind: what it is in the family's words (``q_proj``, ..., ``mlp``); the same in every layer.
-        weights: the linear weights it governs; ``narrow`` and ``head_dim`` take several of them at once.
+        weights: the linear weights it governs; some forms take several of them at once.
         fused: positions of the first weights, whose first GEMMs run as one; empty where each runs by itself.
         either: whether they may run by themselves as well, so that this is chosen too.
     """

@@ -1,7 +1,7 @@
 """Which dims of which operators a choice moves: what one integer of a plan does to the GEMMs and to attention."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rich.console import Group
 
@@ -26,7 +26,7 @@ class Moved:
             ``cache`` for what the KV cache keeps of a token.
         operator: ``linear``, ``batched_gemm`` or ``sdpa``; None for the cache.
         axis: ``k`` or ``n`` of the GEMM ``x[m, k] @ W[n, k].T``, ``values`` of attention (the length of its value
-            vectors); None for the cache.
+            vectors) or ``heads`` (key-value heads); None for the cache.
         fixed: the operator's other axes but m, the number of tokens.
     """
 
@@ -66,20 +66,24 @@ def choices(sites: Sequence[Site], forms: Sequence[str]) -> tuple[Choice, ...]:
     Raises:
         PlanError: a form is unknown.
     """
-    alike: dict[tuple[object, ...], list[Site]] = {}
-    for site in as_planned(sites, forms, fused=False):
-        shapes = ((one.out_features, one.in_features, one.heads) for one in site.weights)
-        alike.setdefault((site.kind, *shapes), []).append(site)
+    alike: dict[str, list[Choice]] = {}
     called = short_names_of(sites)
-    found = []
-    for site, layers in ((members[0], len(members)) for members in alike.values()):
-        for form in map(form_named, dict.fromkeys(forms)):
+    for site in as_planned(sites, forms, fused=False):
+        for form in _variants(site, forms):
             for weights in _taken(site, form):
                 kind = site.kind if len(weights) > 1 else called[weights[0].name]
                 largest = min(form.largest_useful(weight) for weight in weights)
                 moved = tuple(one for weight in weights for one in _moved(form, weight, called[weight.name]))
-                found.append(Choice(kind, layers, form.name, largest, form.step, moved))
-    return tuple(found)
+                one = Choice(kind, 1, form.name, largest, form.step, moved)
+                alike.setdefault(repr(one), []).append(one)
+    return tuple(replace(same[0], layers=len(same)) for same in alike.values())
+
+
+def _variants(site: Site, forms: Sequence[str]) -> list[Form]:
+    """The forms that weights of the site can have where these are asked for, each once."""
+    asked = map(form_named, dict.fromkeys(forms))
+    found = (one for form in asked for weight in site.weights for one in form.variants(weight))
+    return [*{form.name: form for form in found}.values()]
 
 
 def _taken(site: Site, form: Form) -> list[list[Weight]]:
@@ -101,7 +105,9 @@ def _moved(form: Form, weight: Weight, name: str) -> Iterator[Moved]:
         for axis in (axis for axis in one if two[axis] != one[axis]):
             yield Moved(called, at_one.operator, axis, two[axis] - one[axis], fixed)
     if per_dim := form.cached(weight, 2) - form.cached(weight, 1):
-        if form.shortens(weight):
+        if form.pieces and weight.values == "out":
+            yield Moved("attention", "sdpa", "heads", weight.heads // form.full(weight), {})
+        elif form.shortens(weight) and not form.pieces:
             yield Moved("attention", "sdpa", "values", per_dim // weight.heads, {"kv": weight.heads})
         yield Moved("cache", None, None, per_dim, {})
 
@@ -115,15 +121,16 @@ def choices_table(choices: Sequence[Choice]) -> Group:
     for one in choices:
         symbol = form_named(one.form).symbol
         moves = "\n".join(_words(moved, symbol) for moved in one.moved)
-        table.add_row(one.kind, str(one.layers), one.form, f"{symbol} 1 to {one.largest:,}", moves)
+        dims = f"{symbol} 1 to {one.largest:,}" if one.largest else f"{symbol} 0"
+        table.add_row(one.kind, str(one.layers), one.form, dims, moves)
     return Group(table, legend(_LEGEND))
 
 
 def _words(moved: Moved, symbol: str) -> str:
-    size = symbol if moved.per_dim == 1 else f"{moved.per_dim} {symbol}"
+    size = symbol if moved.per_dim == 1 else f"{moved.per_dim:,} {symbol}"
     if moved.axis is None:
         return f"KV cache: {size} values a token"
     fixed = ", ".join(f"{axis.upper()} = {length:,}" for axis, length in moved.fixed.items())
     if moved.operator == "sdpa":
-        return f"attention: value vectors of {size}"
+        return f"attention: value vectors of {size}" if moved.axis == "values" else f"attention: {size} key-value heads"
     return f"{moved.weight}: {moved.axis.upper()} = {size} ({fixed})"

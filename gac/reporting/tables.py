@@ -60,13 +60,13 @@ def kinds_of(layers: Mapping[int, Mapping[str, WeightChoice]]) -> list[str]:
 def cell_of(weight: WeightChoice) -> str:
     """Form and dim in a few letters: ``r 192``; a dash for dense."""
     form = form_named(weight.form)
-    return form.symbol if form.axis(weight.weight) is None else f"{form.symbol} {weight.dim}"
+    return form.symbol if form.axis(weight.weight) is None else form.told(weight.dim)
 
 
 def legend_of(plan: Plan) -> str:
     """What the letters of the cells mean, of the forms in the plan and of dense."""
     names = dict.fromkeys(weight.form for weight in plan.weights if weight.form != "dense")
-    return "; ".join(f"{form.symbol}: {form.meaning}" for form in map(form_named, (*names, "dense")))
+    return "; ".join(dict.fromkeys(f"{form.symbol}: {form.meaning}" for form in map(form_named, (*names, "dense"))))
 
 
 def plan_line(plan: Plan) -> Text:

@@ -18,9 +18,10 @@ from transformers.utils.hub import cached_file
 
 from .contract import DIGESTS, chooses_code
 from .decode_kernel import use_decode_kernel
-from .header import check_run, header_value, own_name, replace_weights
+from .header import check_run, header_value, own_name, replace_weights, skipped_blocks
 from .serving import prepare_for_vllm
 from .shared_gemm import share_gemm
+from .skipped import skip_blocks
 
 DOCUMENTS = ("plan.json", "README.md")
 CODE = tuple(sorted(path.name for path in Path(__file__).parent.glob("*.py") if path.name != "__init__.py"))
@@ -91,6 +92,7 @@ class CompressedModel:
         _check_loaded(source, report)
         model.gac_files = _documents(source, {key: options[key] for key in _HUB_OPTIONS if key in options})
         _share_where_possible(model)
+        skip_blocks(model, skipped_blocks(model))
         if header_value(model.config, "decode_kernel") == "triton":
             use_decode_kernel(model)
         return (model, report) if output_loading_info else model

@@ -6,7 +6,7 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from .contract import SCHEMA
-from .modules import KINDS
+from .modules import KINDS, Absent
 
 DECODE_KERNELS = ("torch", "triton")
 
@@ -43,7 +43,7 @@ def _weights_of(config: Any) -> dict[str, Any]:
 
 
 def check_run(model: Any, config: Any) -> None:
-    """The names of what shares a GEMM are those of linear weights, and the decode kernel is known."""
+    """The names of what shares a GEMM are those of linear weights, blocks can be skipped, and the kernel is known."""
     if (kernel := header_value(config, "decode_kernel")) not in (None, *DECODE_KERNELS):
         raise _wrong(f"decode_kernel is {kernel!r}", " or ".join(map(repr, DECODE_KERNELS)))
     groups = header_value(config, "fused") or []
@@ -52,6 +52,40 @@ def check_run(model: Any, config: Any) -> None:
         named = [str(name) for name in names] if isinstance(names, list | tuple) else []
         if not named or not all(hasattr(modules.get(own_name(model, name)), "in_features") for name in named):
             raise _wrong(f"fused has {names!r}", "lists of names of linear weights")
+    skipped_blocks(model)
+
+
+def skipped_blocks(model: Any) -> list[dict[str, Any]]:
+    """The blocks that the config says are skipped, by their names in the model, as ``skip_blocks`` takes them.
+
+    Raises:
+        ValueError: one of them is none, or its weights do something.
+    """
+    described = header_value(model.config, "skipped") or []
+    modules, found = dict(model.named_modules()), []
+    for one in described if isinstance(described, list | tuple) else [described]:
+        if not _is_skipped(model, modules, one):
+            raise _wrong(
+                f"skipped has {one!r}", "an attention or MLP whose weights are Absent or Constant, and its norms"
+            )
+        norms = [own_name(model, name) for name in one["norms"]]
+        found.append({**one, "block": own_name(model, one["block"]), "norms": norms})
+    return found
+
+
+def _is_skipped(model: Any, modules: dict[str, nn.Module], one: Any) -> bool:
+    if not isinstance(one, dict) or set(one) != {"block", "output", "norms", "attention"}:
+        return False
+    block = modules.get(own_name(model, str(one["block"])))
+    norms = one["norms"] if isinstance(one["norms"], list | tuple) else [None]
+    weights = [module for module in block.children() if hasattr(module, "in_features")] if block else []
+    return (
+        bool(weights)
+        and all(isinstance(weight, Absent) for weight in weights)
+        and isinstance(one["attention"], bool)
+        and isinstance(getattr(block, str(one["output"]), None), Absent)
+        and all(own_name(model, str(name)) in modules for name in norms)
+    )
 
 
 def header_value(config: Any, key: str) -> Any:

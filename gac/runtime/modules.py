@@ -119,10 +119,37 @@ class ValueLinear(nn.Module):
         return f"in_features={self.in_features}, out_features={self.out_features}, length={self.length}"
 
 
+class Absent(nn.Module):
+    """A weight of a block that does nothing: zeros of shape ``(..., out)`` for x ``(..., in)``, and no parameters."""
+
+    def __init__(self, in_features: int, out_features: int, bias: bool, **where: Any) -> None:
+        super().__init__()
+        self.in_features, self.out_features = in_features, out_features
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.new_zeros(*x.shape[:-1], self.out_features)
+
+    def extra_repr(self) -> str:
+        return f"in_features={self.in_features}, out_features={self.out_features}"
+
+
+class Constant(Absent):
+    """The weight through which such a block writes: ``bias (out,)`` for every token, whatever it reads."""
+
+    def __init__(self, in_features: int, out_features: int, bias: bool, **where: Any) -> None:
+        super().__init__(in_features, out_features, bias)
+        self.bias = nn.Parameter(torch.empty(out_features, **where))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.bias.expand(*x.shape[:-1], -1)
+
+
 KINDS: dict[str, tuple[Callable[..., nn.Module], tuple[str, ...]]] = {
     "Linear": (empty_linear, ("in_features", "out_features")),
     "LowRankLinear": (LowRankLinear, ("in_features", "rank", "out_features")),
     "GroupedLinear": (GroupedLinear, ("in_features", "groups", "rank", "out_features")),
     "ValueLinear": (ValueLinear, ("in_features", "heads", "length")),
+    "Absent": (Absent, ("in_features", "out_features")),
+    "Constant": (Constant, ("in_features", "out_features")),
 }
 """The modules that a weight can be, by the name that ``config.json`` gives them, and the sizes that make one."""

@@ -1,10 +1,10 @@
 """From statistics to loss curves: every layer in turn, each weight in every form, kept on disk."""
 
 from collections import ChainMap
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache
-from itertools import groupby
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from itertools import chain, groupby
 from pathlib import Path
 from typing import cast
 
@@ -15,15 +15,18 @@ from torch import Tensor
 from gac.arrays import Floats
 from gac.curves import LossCurve, LossCurves
 from gac.forms import FORMS, Form, form_named
-from gac.forms.metric import FACTOR
-from gac.forms.tensors import Kept, Statistics
+from gac.forms.metric import FACTOR, Moments
+from gac.forms.tensors import Fit, Kept, Statistics
 from gac.linalg import packed
 from gac.models.loading import read_parameter
 from gac.models.sites import Site, Weight
 from gac.progress import progress_bar
 from gac.schemes import DEFAULT_SCHEME, Scheme, scheme_named
-from gac.sensitivity.calibration import CalibrationRun, LayerMoments
-from gac.sensitivity.store import TensorFile, background_writer, read_arrays
+from gac.sensitivity.calibration import CalibrationRun, LayerMoments, decoder_layers
+from gac.sensitivity.methods import Method
+from gac.sensitivity.pairs import measure_pairs
+from gac.sensitivity.runs import ModelRuns
+from gac.sensitivity.store import TensorFile, background_writer, read_arrays, write_tensors
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,40 +59,72 @@ class _Part:
     forms: tuple[Form, ...] = ()
     schemes: tuple[Scheme, ...] = ()
 
+    @property
+    def runs(self) -> bool:
+        """Whether the model is run for it."""
+        return any(form.runs for form in self.forms)
+
 
 def fit_layer(
     run: CalibrationRun,
     sites: Sequence[Site],
     moments: LayerMoments,
-    forms: Sequence[Form],
-    schemes: Sequence[Scheme] = (),
+    pooled: Callable[[Weight], Moments],
+    part: _Part,
+    before: Kept,
 ) -> LayerFit:
-    """Measure the weights of one layer's sites in these forms and schemes.
+    """Measure the weights of one layer's sites in the forms and schemes of a part.
+
+    Args:
+        pooled: a weight's moments, as the method makes them of two halves of the text.
+        before: what the parts before this one have kept of the layer.
 
     Raises:
         ModelError: a statistic is not finite.
     """
     weights = [weight for site in sites for weight in site.weights]
-    pooled = cache(lambda weight: moments.of(weight, run.method.pooled))
-    statistics = Statistics(run.model, pooled, run.method)
     losses: dict[str, Floats] = {"loss": np.array(moments.loss)}
     tensors: dict[str, Tensor] = {}
+    statistics = Statistics(run.model, pooled, run.method, _chained(Kept(tensors), before))
     for weight in weights:
         tensors[f"tokens/{weight.name}"] = moments.tokens(weight)
         if weight.writes:
             tensors[f"gradients/{weight.name}"] = packed(pooled(weight).gradients)
-    for form in forms:
-        for fit in form.tensors.measure(statistics, weights):
-            losses[f"{form.name}/{fit.weight.name}"] = fit.loss
-            tensors |= {f"{form.name}.{name}/{fit.weight.name}": tensor for name, tensor in fit.tensors.items()}
-            for weight in fit.moments:
-                own = pooled(weight)
-                tensors |= {f"{name}/{weight.name}": packed(getattr(own, name)) for name in ("inputs", "gradients")}
-                tensors[f"scale/{weight.name}"] = own.scale
-    for scheme in schemes:
+    for form, fit in _fits(statistics, weights, part.forms):
+        losses[f"{form.name}/{fit.weight.name}"] = fit.loss
+        tensors |= _kept_of(form, fit)
+        for weight in (*fit.moments, *fit.inputs):
+            own = pooled(weight)
+            names = ("inputs", "gradients") if weight in fit.moments else ("inputs",)
+            tensors |= {f"{name}/{weight.name}": packed(getattr(own, name)) for name in names}
+            tensors[f"scale/{weight.name}"] = own.scale
+    for scheme in part.schemes:
         for weight in (weight for weight in weights if scheme.takes(weight)):
             losses[f"{scheme.name}/{weight.name}"] = np.array(rounding_loss(statistics, weight, scheme))
     return LayerFit(losses, Kept(tensors))
+
+
+def run_layer(runs: ModelRuns, method: Method, weights: Sequence[Weight], forms: Sequence[Form]) -> LayerFit:
+    """Measure the weights of one layer in forms for which the model is run.
+
+    Raises:
+        ModelError: a loss is not finite.
+    """
+    fits = list(_fits(Statistics(runs.model, _unseen, method, Kept({}), runs), weights, forms))
+    losses = {f"{form.name}/{fit.weight.name}": fit.loss for form, fit in fits}
+    return LayerFit(losses, Kept({name: tensor for form, fit in fits for name, tensor in _kept_of(form, fit).items()}))
+
+
+def _unseen(weight: Weight) -> Moments:
+    raise AssertionError(f"no moments of {weight.name} are at hand where the model is run")
+
+
+def _fits(statistics: Statistics, weights: Sequence[Weight], forms: Sequence[Form]) -> Iterator[tuple[Form, Fit]]:
+    return ((fit.form or form, fit) for form in forms for fit in form.tensors.measure(statistics, weights))
+
+
+def _kept_of(form: Form, fit: Fit) -> dict[str, Tensor]:
+    return {f"{form.name}.{name}/{fit.weight.name}": tensor for name, tensor in fit.tensors.items()}
 
 
 def rounding_loss(statistics: Statistics, weight: Weight, scheme: Scheme) -> float:
@@ -121,7 +156,10 @@ def measure_curves(
     for layer, fit in stream_fits(run, sites, forms=forms, schemes=schemes):
         dense_loss = float(fit.losses["loss"])
         by_key |= _curves(layers[layer], fit, parts).by_key
-    return ModelCurves(LossCurves(by_key), dense_loss)
+    curves = LossCurves(by_key)
+    weights = {layer: [weight for site in group for weight in site.weights] for layer, group in layers.items()}
+    pairs = measure_pairs(run, weights, [form for part in parts for form in part.forms], curves)
+    return ModelCurves(replace(curves, pairs=pairs), dense_loss)
 
 
 def stream_fits(
@@ -140,11 +178,13 @@ def stream_fits(
         ModelError: a statistic is not finite.
         StatisticsError: what is kept cannot be written or read.
     """
-    parts = _parts((*run.method.forms, *forms), schemes)
+    every = _parts((*run.method.forms, *forms), schemes)
     by_layer = {layer: list(group) for layer, group in groupby(sites, key=lambda site: site.layer)}
+    by_runs = _measured_by_runs(run, by_layer, [part for part in every if part.runs])
+    parts = [part for part in every if not part.runs]
     missing = {layer: [part for part in parts if not _is_kept(run, part, layer)] for layer in by_layer}
     for layer in [layer for layer, lacking in missing.items() if not lacking]:
-        yield layer, _together(_read(run, parts, layer, by_layer.pop(layer)))
+        yield layer, _together(_read(run, parts, layer, by_layer.pop(layer)) + by_runs[layer])
     if not by_layer:
         return
     wanted = [site for group in by_layer.values() for site in group]
@@ -153,14 +193,44 @@ def stream_fits(
     stream = run.moments(wanted)
     with background_writer() as write:
         for layer, moments in progress_bar("decomposing", "layer", len(by_layer), stream, run.progress):
-            fits = []
-            for part in missing[layer]:
-                fits.append(fit_layer(run, by_layer[layer], moments, part.forms, part.schemes))
+            fits = _read(run, [part for part in parts if part not in missing[layer]], layer, by_layer[layer])
+            for part, fit in _fitted(run, by_layer[layer], moments, missing[layer], _together(fits).kept):
+                fits.append(fit)
                 if run.store is not None:
-                    losses = {name: torch.from_numpy(loss) for name, loss in fits[-1].losses.items()}
-                    write(dict(zip(_paths(run, part, layer), (fits[-1].kept.tensors, losses), strict=True)))
-            kept = [part for part in parts if part not in missing[layer]]
-            yield layer, _together(fits + _read(run, kept, layer, by_layer[layer]))
+                    write(_files(run, part, layer, fit))
+            yield layer, _together(fits + by_runs[layer])
+
+
+def _fitted(
+    run: CalibrationRun, sites: Sequence[Site], moments: LayerMoments, parts: Sequence[_Part], kept: Kept
+) -> Iterator[tuple[_Part, LayerFit]]:
+    """The parts of a layer that are missing, each with what those before it and those in the store have kept."""
+    pooled = cache(partial(moments.of, pooled=run.method.pooled))
+    for part in parts:
+        fit = fit_layer(run, sites, moments, pooled, part, kept)
+        kept = _chained(fit.kept, kept)
+        yield part, fit
+
+
+def _measured_by_runs(
+    run: CalibrationRun, by_layer: Mapping[int, Sequence[Site]], parts: Sequence[_Part]
+) -> dict[int, list[LayerFit]]:
+    """What is measured by running the model, by layer; each is written as soon as it is known."""
+    todo = [(part, layer) for part in parts for layer in by_layer if not _is_kept(run, part, layer)]
+    kept = {layer: [part for part in parts if (part, layer) not in todo] for layer in by_layer}
+    found = {layer: _read(run, kept[layer], layer, group) for layer, group in by_layer.items()}
+    if not todo:
+        return found
+    if run.store is not None:
+        run.store.check_writable()
+    weights = {layer: [weight for site in group for weight in site.weights] for layer, group in by_layer.items()}
+    runs = ModelRuns(run.model, decoder_layers(run.model, weights), run.windows, [*chain(*weights.values())])
+    for part, layer in progress_bar("leaving out blocks", "layer", steps=todo, shown=run.progress):
+        found[layer].append(run_layer(runs, run.method, weights[layer], part.forms))
+        if run.store is not None:
+            for path, tensors in _files(run, part, layer, found[layer][-1]).items():
+                write_tensors(path, tensors)
+    return found
 
 
 def _parts(forms: Sequence[str], schemes: Sequence[str]) -> list[_Part]:
@@ -181,6 +251,12 @@ def _paths(run: CalibrationRun, part: _Part, layer: int) -> tuple[Path, Path]:
     return run.store.measured(f"factors-{name}", layer), run.store.measured(f"losses-{name}", layer)
 
 
+def _files(run: CalibrationRun, part: _Part, layer: int, fit: LayerFit) -> dict[Path, Mapping[str, Tensor]]:
+    """What is written of a fit, in this order."""
+    losses = {name: torch.from_numpy(loss) for name, loss in fit.losses.items()}
+    return dict(zip(_paths(run, part, layer), (fit.kept.tensors, losses), strict=True))
+
+
 def _is_kept(run: CalibrationRun, part: _Part, layer: int) -> bool:
     return run.store is not None and all(path.exists() for path in _paths(run, part, layer))
 
@@ -193,7 +269,11 @@ def _read(run: CalibrationRun, parts: Sequence[_Part], layer: int, sites: Sequen
 
 def _together(fits: Sequence[LayerFit]) -> LayerFit:
     losses = {name: loss for fit in fits for name, loss in fit.losses.items()}
-    return LayerFit(losses, Kept(ChainMap(*(cast(dict[str, Tensor], fit.kept.tensors) for fit in fits))))
+    return LayerFit(losses, _chained(*(fit.kept for fit in fits)))
+
+
+def _chained(*parts: Kept) -> Kept:
+    return Kept(ChainMap(*(cast(dict[str, Tensor], part.tensors) for part in parts)))
 
 
 def _curves(sites: Sequence[Site], fit: LayerFit, parts: Sequence[_Part]) -> LossCurves:
@@ -203,8 +283,8 @@ def _curves(sites: Sequence[Site], fit: LayerFit, parts: Sequence[_Part]) -> Los
     found = LossCurves(
         {
             (form.name, DEFAULT_SCHEME, weight.name): LossCurve(fit.losses[name])
-            for form in forms
             for weight in weights
+            for form in (one for asked in forms for one in asked.variants(weight))
             if (name := f"{form.name}/{weight.name}") in fit.losses
         }
     )

@@ -7,11 +7,13 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from gac.compression.apply import build_modules, empty_module, merged, swap_in
+from gac.arrays import Floats
+from gac.compression.apply import build_modules, empty_module, merged
 from gac.forms import FORMS, Form
 from gac.forms.planned_sites import as_planned
 from gac.forms.tensors import Kept
 from gac.models.families import family_of
+from gac.models.modules import swap_in
 from gac.models.sites import Site, Weight
 from gac.operations import Operation
 from gac.plan import WeightChoice
@@ -34,6 +36,10 @@ def check_form(form: Form, *weights: Weight, method: str = "kfac") -> None:
     the module's tensors. Of a tiny random Llama: curves fall to 0 at the full dim; at the full dim the model computes
     what it did; at half of it the model computes what it does when merged to dense weights.
 
+    A form that stands for several (``Form.variants``) is checked as each of them. One that lies inside another is as
+    long as the other where weights meet; its full dim computes what the other does, and is the weight that its dims are
+    smaller than.
+
     Args:
         weights: to check beside those of the tiny Llama that the form takes.
         method: what errors are measured in.
@@ -49,19 +55,50 @@ def check_form(form: Form, *weights: Weight, method: str = "kfac") -> None:
     sites = as_planned(family_of(model.config).sites(model.config), [form.name], False)
     taken = [site for site in sites if all(map(form.takes, site.weights))]
     assert taken, f"{form.name} takes no weight of a tiny Llama"
-    for weight in (*weights, *(weight for site in taken if site.layer == 0 for weight in site.weights)):
+    for weight in (*weights, *(weight for site in taken if site.layer == taken[0].layer for weight in site.weights)):
         assert form.takes(weight), f"{form.name} does not take {weight.name}"
-        for dim in sorted({1, form.full(weight) // 2, form.full(weight) - 1, form.full(weight)} - {0}):
-            _check_sizes(form, weight, dim, f"{form.name} of {weight.name} at dim {dim}")
-        _check_params(form, weight)
-    _check_model(form, CalibrationRun(model, _IDS, METHODS.get(method), progress=False), sites, taken)
+        assert form.variants(weight), f"{form.name} takes {weight.name}, and stands for no form of it"
+        for one in form.variants(weight):
+            _check_weight(one, weight)
+    run, kept = CalibrationRun(model, _IDS, METHODS.get(method), progress=False), {}
+    variants = {one.name: one for site in taken for one in form.variants(site.weights[0])}
+    for layer, fit in stream_fits(run, sites, forms=[form.name]):
+        kept[layer] = fit.kept
+        for one in variants.values() if any(site.layer == layer for site in taken) else ():
+            _check_curves(one, layer, fit.losses)
+    for one in variants.values():
+        _check_model(one, run, taken, kept)
+
+
+def _check_weight(form: Form, weight: Weight) -> None:
+    full = form.full(weight)
+    for dim in sorted({form.least, 1, max(1, full // 2), max(1, full - 1), full}):
+        of = f"{form.name} of {weight.name} at dim {dim}"
+        _check_sizes(form, weight, dim, of)
+        _check_meets(form, weight, dim, of)
+    _check_params(form, weight)
+
+
+def _check_meets(form: Form, weight: Weight, dim: int, of: str) -> None:
+    """A weight is as long as the form that it lies inside, where that shortens it."""
+    outer, length = form.shortening(dim)
+    assert outer.name == (form.inside or form.name), f"{of}: as long as {outer.name}, inside {form.inside}"
+    side = outer.shortens(weight)
+    assert side or not form.inside, f"{of}: inside {outer.name}, which does not shorten the weight"
+    if side:
+        sizes = [one.module(weight, at).sizes for one, at in ((form, dim), (outer, length))]
+        name = f"{side}_features"
+        ours, theirs = (own.get(name, own.get("heads", 0) * own.get("length", 0)) for own in sizes)
+        assert ours == theirs, f"{of}: {name} is {ours} where {outer.name} {length} has {theirs}"
 
 
 def _check_params(form: Form, weight: Weight) -> None:
     counts = [form.params(weight, dim) for dim in range(1, form.full(weight) + 1)]
     growing = all(less < more for less, more in pairwise(counts))
     assert growing, f"{form.name} of {weight.name}: a larger dim does not always have more parameters"
-    smaller, useful = sum(count < weight.params for count in counts), form.largest_useful(weight)
+    outer, length = form.shortening(1)
+    whole = outer.params(weight, length) if form.inside else weight.params
+    smaller, useful = sum(count < whole for count in counts), form.largest_useful(weight)
     right = form.counts == "cached" or min(useful, len(counts)) == smaller
     assert right, f"{form.name} of {weight.name}: dims up to {smaller} are smaller than dense, not {useful}"
 
@@ -74,7 +111,7 @@ def _check_sizes(form: Form, weight: Weight, dim: int, of: str) -> None:
     wrong = {name: size for name, size in spec.sizes.items() if type(size) is not int or not 1 <= size <= largest}
     assert not wrong, f"{of}: sizes {wrong} are no integers from 1 to {largest}"
     module = _module(form, weight, dim)
-    held = sum(parameter.numel() for parameter in module.parameters())
+    held = sum(parameter.numel() for name, parameter in module.named_parameters() if not name.endswith("bias"))
     assert held == form.params(weight, dim), f"{of}: {form.params(weight, dim)} parameters, its module holds {held}"
     cached = form.cached(weight, dim)
     whole = type(cached) is int and 0 <= cached <= weight.kept
@@ -100,8 +137,8 @@ def _check_operations(form: Form, weight: Weight, dim: int, of: str) -> None:
 
 
 def _check_places(form: Form, weight: Weight, dim: int, of: str) -> None:
-    """One dim more makes each tensor longer by one at each place."""
-    if dim == form.full(weight):
+    """One dim more makes each tensor longer by its unit at each place."""
+    if not 0 < dim < form.full(weight):
         return
     shapes, more = (dict(_module(form, weight, at, bias=True).named_parameters()) for at in (dim, dim + 1))
     grown = {name: list(tensor.shape) for name, tensor in shapes.items()}
@@ -109,33 +146,38 @@ def _check_places(form: Form, weight: Weight, dim: int, of: str) -> None:
         assert place.tensor in grown, f"{of}: its dim lies in {place.tensor}, which its module has not"
         inside = all(end <= grown[place.tensor][place.axis] for end in place.ends)
         assert inside, f"{of}: places {place.ends} lie outside of {place.tensor} {tuple(shapes[place.tensor].shape)}"
-        grown[place.tensor][place.axis] += len(place.ends)
+        grown[place.tensor][place.axis] += len(place.ends) * place.unit
     expected = {name: list(tensor.shape) for name, tensor in more.items()}
     assert grown == expected, f"{of}: one dim more at its places makes {grown}, its module of that dim has {expected}"
 
 
-def _check_model(form: Form, run: CalibrationRun, sites: Sequence[Site], taken: Sequence[Site]) -> None:
-    model, kept = run.model, {}
-    for layer, fit in stream_fits(run, sites, forms=[form.name]):
-        kept[layer] = fit.kept
-        curves = {name: loss for name, loss in fit.losses.items() if name.startswith(f"{form.name}/")}
-        assert curves, f"{form.name}: no loss curve of layer {layer} is measured"
-        for name, loss in curves.items():
-            assert loss[-1] == 0, f"{name}: the full dim loses {loss[-1]} nats a token"
-            assert bool((loss[:-1] >= loss[1:]).all()), f"{name}: a larger dim loses more than a smaller one"
-    before = _logits(model)
+def _check_curves(form: Form, layer: int, losses: Mapping[str, Floats]) -> None:
+    curves = {name: loss for name, loss in losses.items() if name.startswith(f"{form.name}/")}
+    assert curves, f"{form.name}: no loss curve of layer {layer} is measured"
+    for name, loss in curves.items():
+        assert loss[-1] == 0, f"{name}: the full dim loses {loss[-1]} nats a token"
+        assert bool((loss[:-1] >= loss[1:]).all()), f"{name}: a larger dim loses more than a smaller one"
+
+
+def _check_model(form: Form, run: CalibrationRun, taken: Sequence[Site], kept: Mapping[int, Kept]) -> None:
+    model, (outer, length) = run.model, form.shortening(1)
+    lengths = {site.name: length for site in taken}
+    before = _logits(_compressed(outer, run, taken, kept, lengths) if form.inside else model)
     full = {site.name: form.full(site.weights[0]) for site in taken}
     whole = _compressed(form, run, taken, kept, full)
     apart = float((_logits(whole) - before).abs().max())
-    assert apart < 1e-3, f"{form.name} at the full dim: logits differ by up to {apart:.2g} from the dense model's"
-    half = {name: max(1, dim // 2) for name, dim in full.items()}
+    than = f"{outer.name} {length}'s" if form.inside else "the dense model's"
+    assert apart < 1e-3, f"{form.name} at the full dim: logits differ by up to {apart:.2g} from {than}"
+    half = {name: max(form.least, dim // 2) for name, dim in full.items()}
     smaller = _compressed(form, run, taken, kept, half)
     dense = deepcopy(model)
     for site in taken:
         for weight in site.weights:
             choice = WeightChoice(weight, form.name, half[site.name])
             found = merged(choice, smaller.get_submodule(weight.name).state_dict())
-            dense.get_submodule(weight.name).load_state_dict(found)
+            linear = nn.Linear(weight.in_features, weight.out_features, bias="bias" in found)
+            linear.load_state_dict(found)
+            dense.set_submodule(weight.name, linear)
     apart = float((_logits(smaller) - _logits(dense)).abs().max())
     assert apart < 1e-3, f"{form.name} at half the dim: logits differ by up to {apart:.2g} from those of merged weights"
 

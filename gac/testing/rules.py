@@ -54,7 +54,7 @@ def _plan(rule: Rule, budget: float) -> Plan:
 
 
 def _check_plan(rule: Rule, plan: Plan, of: str) -> None:
-    proof, loss = plan.certificate, plan.prediction.loss
+    proof, loss = plan.certificate, plan.prediction.summed
     forms = {weight.form for weight in plan.weights} - {"dense", DEFAULT_FORMS[0]}
     assert not forms, f"{of}: gives {', '.join(sorted(forms))}, which was not asked for"
     assert proof.method == rule.name or rule.name == "loss", f"{of}: certified as {proof.method!r}"

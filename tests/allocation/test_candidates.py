@@ -13,7 +13,8 @@ from gac.allocation.problem import as_knapsack
 from gac.costs import PARAMS, ns_of
 from gac.curves import LossCurve, LossCurves
 from gac.errors import ProfileError
-from gac.forms import form_named
+from gac.forms import Form, form_named
+from gac.forms.narrow_pair.spec import widths
 from gac.forms.planned_sites import run_together
 from gac.models.sites import Site, Weight
 from gac.operations import linear
@@ -21,6 +22,7 @@ from gac.profiling.records import Measurement
 from gac.profiling.table import Profile
 from gac.recipe import Space
 from gac.runtime.contract import apart_from
+from gac.schemes.bf16.spec import Bf16
 from gac.workloads import Workload
 from tests.allocation.small_problems import curves_by
 from tests.allocation.small_problems import measured as row
@@ -39,7 +41,17 @@ def curve(full: int, seed: int = 0) -> LossCurve:
 def curves_of(*sites: Site) -> LossCurves:
     ranks = {w.name: curve(min(w.out_features, w.in_features), at) for one in sites for at, w in enumerate(one.weights)}
     widths = {w.name: curve(w.in_features, 9) for one in sites for w in one.weights if w.neurons == "in"}
-    return curves_by(low_rank=ranks, narrow=widths)
+    within = {
+        pair.name: {w.name: inside(curve(pair.full(w), at), pair) for at, w in enumerate(one.weights)}
+        for one in sites
+        for pair in form_named("narrow_pair").variants(one.weights[-1])
+    }
+    return curves_by(low_rank=ranks, narrow=widths, **within)
+
+
+def inside(of: LossCurve, pair: Form) -> LossCurve:
+    """The narrower the MLP is, the less there is to lose."""
+    return LossCurve(pair.shortening(1)[1] / 24 * of.loss)
 
 
 def loss_of(curves: LossCurves, form: str, weight: Weight, dim: int) -> float:
@@ -200,8 +212,8 @@ def fused_site(sites: tuple[Site, ...]) -> tuple[Site, LossCurves]:
     return site, curves_of(*sites)
 
 
-def fused_candidates(site: Site, curves: LossCurves, table: Profile) -> CandidateSet:
-    return made(site, curves, table, "low_rank", "narrow", limited=["params", f"ns:{PREFILL}"])
+def fused_candidates(site: Site, curves: LossCurves, table: Profile, *more: str) -> CandidateSet:
+    return made(site, curves, table, "low_rank", "narrow", *more, limited=["params", f"ns:{PREFILL}"])
 
 
 def as_it_runs(site: Site, forms, dims, table: Profile) -> int:
@@ -319,3 +331,116 @@ def test_where_only_parameters_are_limited_the_faster_way_stays(fused_ns: float,
     table = profile(*[row("linear", ns, m=1024, k=16, n=n) for n, ns in sizes.items()])
     found = made(site, LossCurves({}), table)
     assert found.shared[found.latency[:, 0] == min(fused_ns, 30)].tolist() == [faster]
+
+
+# --- pairs inside a narrower MLP ------------------------------------------------------------------------------------
+
+
+def pairs_inside(site: Site, curves: LossCurves, table: Profile | None = None) -> list[tuple[int, float, int]]:
+    """(params, loss, ns) of every combination at every width of the grid: each weight narrow or any smaller pair."""
+    found, down = [], site.weights[-1]
+    for pair in form_named("narrow_pair").variants(down):
+        _, width = pair.shortening(1)
+        narrow, lost = form_named("narrow"), loss_of(curves, "narrow", down, width)
+        options = [
+            [(narrow, width, 0.0)]
+            + [
+                (pair, rank, loss_of(curves, pair.name, weight, rank))
+                for rank in range(1, pair.full(weight) + 1)
+                if pair.params(weight, rank) < narrow.params(weight, width)
+            ]
+            for weight in site.weights
+        ]
+        for parts in itertools.product(*options):
+            forms, dims, losses = zip(*parts, strict=True)
+            params = sum(form.params(w, dim) for form, w, dim in zip(forms, site.weights, dims, strict=True))
+            ns = as_it_runs(site, [form.name for form in forms], dims, table) if table else 0
+            found.append((params, lost + sum(losses), ns))
+    return found
+
+
+def pairs_profile() -> Profile:
+    """That of fused weights, with what pairs inside a narrower MLP run."""
+    rng, table = np.random.default_rng(2), fused_profile()
+    rows = [table.measurements[at] for at in range(len(table.measurements))]
+    linears = {(k, n) for k in range(1, 25) for n in (*range(1, 25), 40)} - {
+        (one.shape["k"], one.shape["n"]) for one in rows if one.operator == "linear"
+    }
+    rows += [row("linear", float(rng.integers(20, 90)), m=1024, k=k, n=n) for k, n in sorted(linears)]
+    for k, n in {pair for width in widths(24) for pair in ((8, width), (width, 8))}:
+        rows += [row("low_rank", float(rng.integers(20, 90)), m=1024, k=k, r=r, n=n) for r in range(1, 7)]
+    return profile(*rows)
+
+
+@pytest.mark.parametrize("asked", [["narrow_pair"], [f"narrow_pair:{width}" for width in widths(24)]], ids=len)
+def test_the_front_with_pairs_inside_is_that_of_every_combination(asked: list[str]) -> None:
+    curves = curves_of(MLP)
+    points = [(params, loss) for params, loss, _ in (*combinations(MLP, curves), *pairs_inside(MLP, curves))]
+    front = {
+        (params, round(loss, 12))
+        for params, loss in points
+        if not any((p <= params and x < loss) or (p < params and x <= loss) for p, x in points)
+    }
+    found = mlp_candidates(None, "low_rank", "narrow", *asked)
+    assert {(int(p), round(float(x), 12)) for p, x in zip(found.params, found.loss, strict=True)} == front
+    assert any("narrow_pair:" in form for form in found.forms.flat)
+
+
+@pytest.mark.usefixtures("_apart")
+@pytest.mark.parametrize("fused", [False, True], ids=["apart", "fused"])
+def test_no_optimum_with_pairs_inside_is_lost(fused: bool) -> None:
+    table, curves = pairs_profile(), curves_of(GATED)
+    site = run_together((GATED,))[0] if fused else GATED
+    reduced = fused_candidates(site, curves, table, "narrow_pair")
+    everything = [*combinations(site, curves, table), *pairs_inside(site, curves, table)]
+    for limit in (150, 250, 400):
+        for most in np.quantile([ns for params, _, ns in everything if params <= limit], [0.01, 0.1, 0.5]).astype(int):
+            best = min(loss for params, loss, ns in everything if params <= limit and ns <= most)
+            solution = as_knapsack([reduced], {PARAMS: limit, ns_of(PREFILL): int(most)}).solve()
+            assert solution.certificate.value == pytest.approx(best, abs=1e-12)
+    for forms, dims, latency in zip(reduced.forms, reduced.dims.tolist(), reduced.latency[:, 0], strict=True):
+        assert as_it_runs(site, forms, dims, table) == latency
+
+
+def test_pairs_inside_compete_in_both_layouts() -> None:
+    (site,) = run_together((GATED,), either=True)
+    curves, table = curves_of(GATED), pairs_profile()
+    apart, fused, both = (fused_candidates(one, curves, table, "narrow_pair") for one in (*site.layouts, site))
+    for share, quantile in itertools.product((0.3, 0.5, 0.8), (0.01, 0.1, 0.5)):
+        limit, most = int(share * site.params), int(np.quantile(both.latency, quantile))
+        best, *others = (least_loss(one, limit, most) for one in (both, apart, fused))
+        assert best == min(others)
+
+
+def test_pairs_lie_inside_widths_that_are_sound_and_nowhere_else() -> None:
+    found = mlp_candidates(None, "narrow_pair")
+    assert found.forms.tolist() == [["dense"] * 3]
+    slow = [row("linear", 300.0 if width % 4 else 100.0 + width, m=1024, k=8, n=width) for width in range(1, 129)]
+    free = LossCurves(
+        {key: LossCurve(found.loss * (":" not in key[0])) for key, found in curves_of(MLP).by_key.items()}
+    )
+    found = made(MLP, free, None, "narrow", "narrow_pair")
+    aligned = made(MLP, free, profile(*slow), "narrow", "narrow_pair", align=4)
+    at = [{str(form) for form in rows.forms.flat if ":" in form} for rows in (found, aligned)]
+    assert at == [{f"narrow_pair:{width}" for width in kept} for kept in (widths(24), (12,))]  # 8 has no such rank
+    for forms, dims in zip(aligned.forms.tolist(), aligned.dims.tolist(), strict=True):
+        lengths = {form_named(form).shortening(dim) for form, dim in zip(forms, dims, strict=True)}
+        assert forms == ["dense"] * 3 or len(lengths) == 1
+
+
+class Rounding(Bf16):
+    """A scheme that is said to round."""
+
+    name = "rounding"
+    lossy = True
+
+
+def test_a_scheme_that_rounds_is_priced_once_for_pairs_inside() -> None:
+    curves = curves_of(MLP)
+    price = {weight.name: 1.0 + at for at, weight in enumerate(MLP.weights)}
+    rounded = curves.with_scheme(Rounding(), MLP.weights, [form_named("narrow"), form_named("narrow_pair")], price)
+    pair = form_named("narrow_pair:18")
+    assert (rounded.of(pair, MLP.weights[0], Rounding.name).loss == curves.of(pair, MLP.weights[0]).loss).all()
+    down = MLP.weights[-1]
+    beyond = rounded.of(form_named("narrow"), down, Rounding.name).loss - curves.of(form_named("narrow"), down).loss
+    assert beyond == pytest.approx(6.0)

@@ -83,15 +83,19 @@ def test_the_export_holds_what_any_model_holds(make_plan: MakePlan, tiny_tokeniz
     [
         (changes_of, "layers.0.self_attn.q_proj is low_rank with dim 16, LowRankLinear(in_features=64, "),
         (
-            lambda config: {name: one for name, one in changes_of(config).items() if "layers.1.mlp" in name},
+            lambda config: {name: ("narrow", WIDTH) for name in changes_of(config) if "layers.1.mlp" in name},
             "layers.1.mlp.gate_proj is narrow with dim 96, Linear(in_features=64, out_features=96); ",
+        ),
+        (
+            lambda config: {name: one for name, one in changes_of(config).items() if "layers.1.mlp" in name},
+            "layers.1.mlp.gate_proj is narrow_pair:96 with dim 16, LowRankLinear(in_features=64, out_features=96, ",
         ),
         (
             lambda config: {weight.name: ("head_dim", 8) for weight in weights_of(config) if weight.values},
             "layers.0.self_attn.v_proj is head_dim with dim 8, ValueLinear(",
         ),
     ],
-    ids=["pairs", "mlps of several widths", "shorter values"],
+    ids=["pairs", "mlps of several widths", "pairs in a narrower mlp", "shorter values"],
 )
 def test_what_no_stock_config_can_say_is_refused(changes: Any, found: str, make_plan: MakePlan, tmp_path: Path) -> None:
     config = small_config("llama")

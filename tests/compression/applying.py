@@ -4,10 +4,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from gac.compression.apply import build_modules, changed_sites, swap_in
+from gac.compression.apply import build_modules, changed_sites
 from gac.compression.refit import refit
 from gac.forms.planned_sites import as_planned
 from gac.models.families import family_of
+from gac.models.modules import swap_in
 from gac.plan import Plan
 from gac.sensitivity.calibration import CalibrationRun
 from gac.sensitivity.curves import stream_fits
@@ -19,7 +20,7 @@ IDS = torch.arange(40).reshape(2, 20)
 def applied(model: PreTrainedModel, plan: Plan, method: str = "kfac", ids: Tensor = IDS) -> PreTrainedModel:
     sites = as_planned(family_of(model.config).sites(model.config), plan.recipe.space.forms, fused=False)
     run = CalibrationRun(model, ids, METHODS.get(method), progress=False)
-    factors = {layer: fit.kept for layer, fit in stream_fits(run, sites)}
+    factors = {layer: fit.kept for layer, fit in stream_fits(run, sites, forms=plan.recipe.space.forms)}
     modules = build_modules(run, plan.weights, changed_sites(plan, sites), iter(factors.items()))
     if plan.recipe.refit != "none":
         modules = refit(run, modules, plan.weights, plan.recipe.refit, sites, factors)

@@ -21,14 +21,14 @@ RANK, WIDTH, HEAD_DIM = 16, 96, 8
 
 
 def changes_of(config: Any) -> dict[str, tuple[str, int]]:
-    """Low rank in the first layer; a narrower MLP in the second, and shorter values where there can be any."""
+    """Low rank in the first layer; a narrower MLP in the second, its first weight a pair, and shorter values."""
     found = {}
     for site in family_of(config).sites(config):
         for weight in site.weights:
             if site.layer == 0:
                 found[weight.name] = ("low_rank", RANK)
             elif weight.neurons:
-                found[weight.name] = ("narrow", WIDTH)
+                found[weight.name] = ("narrow", WIDTH) if weight != site.weights[0] else (f"narrow_pair:{WIDTH}", RANK)
             elif weight.values:
                 found[weight.name] = ("head_dim", HEAD_DIM)
     return found

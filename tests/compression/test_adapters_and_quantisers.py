@@ -33,7 +33,7 @@ def test_a_lora_step_on_the_factors_lowers_the_loss(lora: Any, make_plan: MakePl
     model = small_compressed("llama", make_plan)
     adapted = on_the_factors(lora, model)
     trained = {name for name, parameter in adapted.named_parameters() if parameter.requires_grad}
-    assert len(trained) == 2 * 2 * 7  # A and B, first and second, of seven weights
+    assert len(trained) == 2 * 2 * (7 + 1)  # A and B, first and second, of a layer's weights and of one of the next
     optimizer = torch.optim.Adam((p for p in adapted.parameters() if p.requires_grad), lr=1e-2)
     losses = []
     for _ in range(3):

@@ -12,12 +12,13 @@ from gac.compression.paired_run import PairedRun
 from gac.compression.refit import BEHIND_NORMS, SHARES, expected_error, expected_share, refit_named
 from gac.compression.stream import ways_of
 from gac.errors import GacError, ModelError
-from gac.forms import FORMS
+from gac.forms import FORMS, form_named
 from gac.models.families import Between, Family, family_of, supported
 from gac.plan import Plan
 from gac.sensitivity.registry import METHODS
 from tests.changed import with_recipe
 from tests.compression import applying
+from tests.compression.compressed import WIDTH
 from tests.models.small import every_family, small_config, small_model, weights_of
 from tests.small_pipeline import Small
 
@@ -27,10 +28,13 @@ BEHIND = ("exaone4", "gemma2", "gemma3_text", "glm4", "granite", "olmo2", "olmo3
 
 
 def half_of(model: PreTrainedModel, make_plan: MakePlan, refit: str) -> Plan:
-    """Every weight of layers 0 and 2 at half its rank, the rest dense."""
-    halves = {w.name: ("low_rank", min(w.out_features, w.in_features) // 2) for w in weights_of(model.config)}
-    layers = f"{family_of(model.config).layers}.{{}}."
-    kept = {name: half for name, half in halves.items() if name.startswith((layers.format(0), layers.format(2)))}
+    """Every weight of layers 0 and 2 at half its rank, in a narrower MLP in layer 2, the rest dense."""
+    low, inside = form_named("low_rank"), form_named(f"narrow_pair:{WIDTH}")
+    layers, kept = f"{family_of(model.config).layers}.{{}}.", {}
+    for weight in weights_of(model.config):
+        form = inside if weight.neurons and weight.name.startswith(layers.format(2)) else low
+        if weight.name.startswith((layers.format(0), layers.format(2))):
+            kept[weight.name] = (form.name, form.full(weight) // 2)
     return with_recipe(make_plan(model.config, kept), refit=refit)
 
 
@@ -128,6 +132,21 @@ def test_shorter_weights_are_fitted_too(make_plan: MakePlan) -> None:
     assert off(fitted, dense) < 0.99 * off(plain, dense)
 
 
+@pytest.mark.parametrize("pairs", [["gate_proj"], ["down_proj"], ["gate_proj", "up_proj", "down_proj"]], ids=len)
+def test_pairs_inside_a_narrower_mlp_are_fitted_too(pairs: list[str], make_plan: MakePlan) -> None:
+    names = [f"model.layers.1.mlp.{name}" for name in ("gate_proj", "up_proj", "down_proj")]
+    inside = {
+        name: (f"narrow_pair:{WIDTH}", 24) if name.rpartition(".")[2] in pairs else ("narrow", WIDTH) for name in names
+    }
+    lower = {name.replace("layers.1", "layers.0"): ("narrow", WIDTH) for name in names}
+    plan, dense = make_plan(deep("llama").config, lower | inside), logits(deep("llama"))
+    plain, fitted = (applied(deep("llama"), with_recipe(plan, refit=refit)) for refit in ("none", "residual"))
+    assert off(fitted, dense) < 0.99 * off(plain, dense)
+    for name in names:
+        module = fitted.get_submodule(name)
+        assert WIDTH in (module.in_features, module.out_features)
+
+
 def test_layers_below_the_first_that_changes_stay_as_they_are(tiny_config: LlamaConfig, make_plan: MakePlan) -> None:
     torch.manual_seed(0)
     model = LlamaForCausalLM(tiny_config).eval()
@@ -210,7 +229,9 @@ def test_what_cannot_be_refitted_is_refused() -> None:
         "refit 'residual' of model type opt, in which the residual stream itself passes norms; expected layers that "
         "only add to the residual stream. Use refit='none'."
     )
-    with pytest.raises(GacError, match="refit 'update' with forms narrow; expected low_rank among the forms"):
+    with pytest.raises(
+        GacError, match="refit 'update' with forms narrow; expected low_rank, narrow_pair among the forms"
+    ):
         refit_named("update", "loss", METHODS.get("kfac"), ["narrow"], sites, "opt")
 
 

@@ -40,7 +40,9 @@ def _registries_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(registry, "_known", dict(registry._known))
 
 
-@pytest.mark.parametrize("form", ["low_rank", "narrow", "head_dim", "grouped:1", "grouped:2", Picked()], ids=name)
+@pytest.mark.parametrize(
+    "form", ["low_rank", "narrow", "narrow_pair", "head_dim", "grouped:1", "grouped:2", Picked()], ids=name
+)
 def test_the_contract_of_every_form(form: Any) -> None:
     known = FORMS.get(form)
     check_form(known, *filter(known.takes, WEIGHTS))

@@ -24,6 +24,11 @@ MakePlan = Callable[[LlamaConfig, Changes], Plan]
 FORMS: dict[str, Changes] = {
     "low_rank": {f"{ATTENTION}.q_proj": ("low_rank", 13), f"{MLP}.down_proj": ("low_rank", 21)},
     "narrow": {f"{MLP}.{name}": ("narrow", 107) for name in ("gate_proj", "up_proj", "down_proj")},
+    "narrow_pair": {
+        f"{MLP}.gate_proj": ("narrow_pair:104", 21),
+        f"{MLP}.up_proj": ("narrow", 104),
+        f"{MLP}.down_proj": ("narrow_pair:104", 13),
+    },
     "head_dim": {f"{ATTENTION}.{name}": ("head_dim", 5) for name in ("v_proj", "o_proj")},
     "grouped": {f"{ATTENTION}.k_proj": ("grouped:1", 5)},
 }
@@ -50,6 +55,16 @@ def test_every_form(form: str, compressed: Callable[[Changes], Path], tmp_path: 
     assert repaired.layouts == ("GAC",)
     assert relative(logits(ours), logits(theirs)) < 1e-5
     assert ours.gac_plan.aligned_fraction == 1.0
+
+
+def test_a_width_that_pairs_lie_inside_stays(compressed: Callable[[Changes], Path], tmp_path: Path) -> None:
+    changes = {name: (form.replace("104", "107"), dim) for name, (form, dim) in FORMS["narrow_pair"].items()}
+    source = compressed(changes | {f"{MLP}.up_proj": ("narrow", 107)})
+    gac.repair(source, tmp_path / "ours", profile=H100)
+    ours, theirs = gac.load(tmp_path / "ours", "cpu"), gac.load(source, "cpu")
+    assert relative(logits(ours), logits(theirs)) < 1e-5
+    found = [(one.form, one.dim) for one in ours.gac_plan.weights if one.name.startswith(MLP)]
+    assert found == [("narrow_pair:107", 24), ("narrow", 107), ("narrow_pair:107", 16)]
 
 
 def test_the_plan_counts_again(compressed: Callable[[Changes], Path], tmp_path: Path) -> None:

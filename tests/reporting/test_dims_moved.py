@@ -57,6 +57,17 @@ def test_a_form_moves_gemms_attention_and_the_cache(form: str, kinds: str, expec
     assert found[expected.kind] == expected
 
 
+def test_a_pair_inside_a_narrower_mlp_moves_the_gemms_of_its_width() -> None:
+    found = [one for one in choices(family_of(LLAMA).sites(LLAMA), ["narrow", "narrow_pair"]) if one.form != "narrow"]
+    assert [one.form for one in found[::3]] == [f"narrow_pair:{width}" for width in (10752, 8960, 7168, 5376, 3584)]
+    assert [one.kind for one in found[:3]] == ["gate_proj", "up_proj", "down_proj"]
+    assert found[-1].moved == (
+        Moved("down_proj.first", "linear", "n", 1, {"k": 3584}),
+        Moved("down_proj.second", "linear", "k", 1, {"n": 4096}),
+    )
+    assert found[-1].largest == (3584 * 4096 - 1) // (3584 + 4096)
+
+
 def test_layers_of_other_shapes_are_told_apart() -> None:
     sites = [Site(f"{at}.up", at, "up", (Weight(f"{at}.up", 64 if at else 96, 32),)) for at in range(3)]
     assert [(one.layers, one.largest) for one in choices(sites, ["low_rank"])] == [(1, 23), (2, 21)]
@@ -75,8 +86,14 @@ def test_the_command_draws_a_known_model(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "KV cache: 8 d values a token o_proj: K = 32 d (N = 4,096)" in lines
 
 
-def pair(name: str, largest: int) -> tuple[str, str, int, list[str]]:
-    return name, "low_rank", largest, [f"{name}.first n 1", f"{name}.second k 1"]
+def pair(name: str, largest: int, form: str = "low_rank") -> tuple[str, str, int, list[str]]:
+    return name, form, largest, [f"{name}.first n 1", f"{name}.second k 1"]
+
+
+def inside(largest: dict[int, tuple[int, int]], up: str, down: str) -> list[tuple[str, str, int, list[str]]]:
+    """At every width the largest ranks of the pairs there."""
+    both = [(f"narrow_pair:{width}", *of) for width, of in largest.items()]
+    return [pair(name, rank, form) for form, *ranks in both for name, rank in zip((up, down), ranks, strict=True)]
 
 
 @pytest.mark.parametrize(
@@ -87,6 +104,11 @@ def pair(name: str, largest: int) -> tuple[str, str, int, list[str]]:
             [
                 *(pair("qkv_proj", 42), pair("o_proj", 31), pair("gate_up_proj", 54), pair("down_proj", 46)),
                 ("mlp", "narrow", 175, ["gate_up_proj n 2", "down_proj k 1"]),
+                *inside(
+                    {128: (51, 42), 96: (47, 38), 80: (45, 35), 64: (42, 31), 32: (31, 21)},
+                    "gate_up_proj",
+                    "down_proj",
+                ),
             ],
         ),
         (
@@ -94,6 +116,7 @@ def pair(name: str, largest: int) -> tuple[str, str, int, list[str]]:
             [
                 *(pair("c_attn", 47), pair("attn.c_proj", 31), pair("c_fc", 46), pair("mlp.c_proj", 46)),
                 ("mlp", "narrow", 175, ["c_fc n 1", "mlp.c_proj k 1"]),
+                *inside({128: (42, 42), 96: (38, 38), 80: (35, 35), 64: (31, 31), 32: (21, 21)}, "c_fc", "mlp.c_proj"),
             ],
         ),
     ],
@@ -101,7 +124,9 @@ def pair(name: str, largest: int) -> tuple[str, str, int, list[str]]:
 def test_the_command_reads_a_config(tmp_path: Path, model_type: str, expected: list[Any]) -> None:
     small_config(model_type).save_pretrained(tmp_path)
     document: Any = json.loads(run("graph", tmp_path, "--json").stdout)
-    for one, (kind, form, largest, moved) in zip(document["choices"], expected, strict=True):
+    choices = [one for one in document["choices"] if one["form"] != "skip"]
+    assert [(one["largest"], one["layers"]) for one in document["choices"] if one not in choices] == [(0, 1)] * 2
+    for one, (kind, form, largest, moved) in zip(choices, expected, strict=True):
         assert (one["kind"], one["form"], one["largest"]) == (kind, form, largest)
         assert [f"{axis['weight']} {axis['axis']} {axis['per_dim']}" for axis in one["moved"]] == moved
 

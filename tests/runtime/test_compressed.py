@@ -49,7 +49,8 @@ def added(name: str) -> Change:
         ),
         (
             lambda header: header["modules"][Q_PROJ].update(module="os.system"),
-            f"{Q_PROJ}.module is 'os.system'; expected one of Linear, LowRankLinear, GroupedLinear, ValueLinear.",
+            f"{Q_PROJ}.module is 'os.system'; expected one of Linear, LowRankLinear, GroupedLinear, ValueLinear, "
+            "Absent, Constant.",
         ),
         *(
             (added(name), f"modules names {name!r}; expected a linear weight of this model.")

@@ -15,10 +15,10 @@ from gac.plan import Plan
 from gac.runtime.compressed import CompressedModel
 from gac.runtime.serving import show_to_serve
 from tests.compression.applying import logits
-from tests.compression.compressed import compressed, small_compressed
+from tests.compression.compressed import WIDTH, compressed, small_compressed
 from tests.models.small import every_family, small_config, small_model
 
-GATE, UP = "mlp.gate_proj", "mlp.up_proj"
+GATE, UP, DOWN = "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"
 MakePlan = Callable[..., Plan]
 Build = Callable[[Any], Any]
 
@@ -62,7 +62,8 @@ def test_modules_with_other_weights_are_no_longer_alike(vllm: Any, make_plan: Ma
 
 
 def test_a_narrower_weight_is_as_linear_as_before(vllm: Any, make_plan: MakePlan) -> None:
-    model = small_compressed("llama", make_plan)  # whose second layer has a narrower MLP
+    narrower = {f"model.layers.1.{name}": ("narrow", WIDTH) for name in (GATE, UP, DOWN)}
+    model = compressed(small_model(small_config("llama")), make_plan, narrower)
     built = built_for_vllm(model)
     assert children(built, 1) == {"gate_proj", "up_proj", "down_proj", "act_fn"}
     assert set(built.state_dict()) == set(model.state_dict())

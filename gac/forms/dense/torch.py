@@ -14,8 +14,8 @@ class DenseTensors(TensorForm):
     def measure(self, statistics: Statistics, weights: Sequence[Weight]) -> Iterator[Fit]:
         return iter(())
 
-    def parameters(self, work: SiteWork, weight: Weight, dim: int) -> dict[str, Tensor]:
-        return {}
+    def parameters(self, work: SiteWork, weight: Weight, dim: int) -> None:
+        return None
 
     def merge(self, weight: Weight, dim: int, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return dict(own)

@@ -1,5 +1,7 @@
 """A weight as two factors."""
 
+from typing import ClassVar, Literal
+
 from gac.forms.base import Form, ModuleSpec, Place
 from gac.models.sites import Weight
 from gac.operations import Operation, linear
@@ -18,7 +20,7 @@ class LowRank(Form):
     meaning = "rank of a pair"
     tensor_form = "gac.forms.low_rank.torch:LowRankTensors"
     standard = True
-    counts = "params"
+    counts: ClassVar[Literal["params", "cached"] | None] = "params"
 
     def full(self, weight: Weight) -> int:
         return min(weight.out_features, weight.in_features)

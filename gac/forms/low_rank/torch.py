@@ -29,10 +29,41 @@ def merged_pair(weight: Weight, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {"weight": product} | ({"bias": own["second.bias"]} if "second.bias" in own else {})
 
 
+def fill_pair(module: nn.Module, factors: tuple[Tensor, Tensor]) -> None:
+    """Put ``(second (out, rank), first (rank, in))`` into the module of a pair."""
+    for name, factor in zip(("second.weight", "first.weight"), factors, strict=True):
+        module.get_parameter(name).copy_(factor)
+
+
+def written_again(refit: WeightRefit, whole: Tensor) -> tuple[Tensor, Tensor]:
+    """``(second, first)`` of a weight whose gradients are kept, fitted again and truncated for its new inputs.
+
+    Args:
+        whole: what the pair is made of, shape ``(out, in)``, as the dense model has it.
+    """
+    moments = refit.means.moments(refit.method, refit.kept.gradients(refit.weight))
+    return decompose(refit.matrix(whole), refit.method.metric(moments)).factors(refit.dim)
+
+
+def second_again(refit: WeightRefit, module: nn.Module, whole: Tensor) -> None:
+    """SVD-LLM's closed-form update (arXiv 2403.07378, section 3.2) of the second factor: ``W S A^T (A S A^T)^-1``.
+
+    Args:
+        whole: W, as for ``written_again``.
+    """
+    first, second = (module.get_parameter(f"{name}.weight") for name in ("first", "second"))
+    square = refit.means.square
+    gram = damped(first.double() @ square @ first.double().T, 1e-9)
+    right = first.double() @ square @ whole.double().T
+    second.copy_(torch.cholesky_solve(right, cholesky(gram)).T)
+
+
 def _both_again(refit: WeightRefit, module: nn.Module) -> None:
-    second, first = _truncated_again(refit)
-    module.get_parameter("second.weight").copy_(second)
-    module.get_parameter("first.weight").copy_(first)
+    fill_pair(module, _truncated_again(refit))
+
+
+def _second_only(refit: WeightRefit, module: nn.Module) -> None:
+    second_again(refit, module, refit.dense)
 
 
 def _truncated_again(refit: WeightRefit) -> tuple[Tensor, Tensor]:
@@ -45,8 +76,7 @@ def _truncated_again(refit: WeightRefit) -> tuple[Tensor, Tensor]:
     """
     weight, rank, kept = refit.weight, refit.dim, refit.kept
     if weight.writes:
-        moments = refit.means.moments(refit.method, kept.gradients(weight))
-        return decompose(refit.matrix(refit.dense), refit.method.metric(moments)).factors(rank)
+        return written_again(refit, refit.dense)
     second, first = (factor.double() for factor in every_rank(kept, weight))
     gains = kept.of(form_named("low_rank"), "gains", weight)
     least = gains.max() * 1e-24
@@ -55,15 +85,6 @@ def _truncated_again(refit: WeightRefit) -> tuple[Tensor, Tensor]:
     inputs = refit.method.inputs(refit.means.moments(refit.method, refit.dense))
     _, vectors = eigh(turned @ inputs @ turned.T)
     return balanced(second @ (vectors[:, :rank] / roots[:, None]), vectors[:, :rank].T @ turned)
-
-
-def _second_only(refit: WeightRefit, module: nn.Module) -> None:
-    """SVD-LLM's closed-form update (arXiv 2403.07378, section 3.2): ``W S A^T (A S A^T)^-1``."""
-    first, second = (module.get_parameter(f"{name}.weight") for name in ("first", "second"))
-    square = refit.means.square
-    gram = damped(first.double() @ square @ first.double().T, 1e-9)
-    right = first.double() @ square @ refit.dense.double().T
-    second.copy_(torch.cholesky_solve(right, cholesky(gram)).T)
 
 
 class LowRankTensors(TensorForm):

@@ -49,14 +49,19 @@ def model_points(
     for form in taken:
         if not form.timed:
             raise ProfileError(f"form {form.name}", "a form whose latency is measured", "Leave it out.")
-    weights = {replace(weight, name="", reads=None) for site in sites for weight in site.weights}
+    weights = {replace(weight, name="", reads=None, block=None) for site in sites for weight in site.weights}
     shapes = _shapes(weights, taken, every_dim)
     if len(shapes) > _AFFORDED:
         shapes = _shapes(weights, taken, spaced_dims)
     return _points((form.operation(weight, dim, count) for form, weight, dim in shapes for count in rows), dtype)
 
 
-def fused_points(model: Any, workloads: Sequence[Workload] = WORKLOADS, dtype: str = "bf16") -> tuple[Point, ...]:
+def fused_points(
+    model: Any,
+    workloads: Sequence[Workload] = WORKLOADS,
+    dtype: str = "bf16",
+    forms: Sequence[str] = DEFAULT_FORMS,
+) -> tuple[Point, ...]:
     """What an allocation looks up in addition where weights that read the same input (q/k/v, gate/up) are fused.
 
     One GEMM, up to the width of all of them, and each second factor by itself, at ``spaced_dims``. Arguments and
@@ -64,7 +69,7 @@ def fused_points(model: Any, workloads: Sequence[Workload] = WORKLOADS, dtype: s
     """
     sites, rows = run_together(_sites(model)), _rows(workloads, dtype)
     distinct = {(site.kind, *((w.out_features, w.in_features) for w in site.weights)): site for site in sites}
-    return _points((one for site in distinct.values() for count in rows for one in _fused(site, count)), dtype)
+    return _points((one for site in distinct.values() for count in rows for one in _fused(site, count, forms)), dtype)
 
 
 def decode_kernel_points(points: Sequence[Point]) -> tuple[Point, ...]:
@@ -107,7 +112,7 @@ def _shapes(
     return [
         (form, weight, dim)
         for weight in sorted(weights, key=lambda one: (one.out_features, one.in_features))
-        for form in forms
+        for form in (one for asked in forms for one in asked.variants(weight))
         for dim in _dims(form, weight, dims_of)
     ]
 
@@ -117,18 +122,20 @@ def _dims(form: Form, weight: Weight, dims_of: Callable[[int], tuple[int, ...]])
         return (form.full(weight),)
     if not form.takes(weight):
         return ()
+    if form.pieces:
+        return tuple(range(1, form.full(weight)))
     return tuple(dim for dim in dims_of(form.largest_useful(weight)) if dim % form.step == 0)
 
 
-def _fused(site: Site, rows: int) -> Iterator[Operation]:
+def _fused(site: Site, rows: int, forms: Sequence[str]) -> Iterator[Operation]:
     weights, dense = [site.weights[at] for at in site.fused], form_named("dense")
     if not weights:
         return
     widest = sum(dense.fused(weight, dense.full(weight)) for weight in weights)
     yield from (linear(rows, weights[0].in_features, width) for width in sorted({*spaced_dims(widest), widest}))
     for weight in weights:
-        for form in map(form_named, DEFAULT_FORMS):
-            if form.after(weight, 1, 1) is None:
+        for form in (one for asked in map(form_named, forms) for one in asked.variants(weight)):
+            if not form.takes(weight) or form.after(weight, 1, 1) is None:
                 continue
             after = (form.after(weight, dim, rows) for dim in spaced_dims(form.largest_useful(weight)))
             yield from (operation for operation in after if operation is not None)

@@ -12,14 +12,19 @@ from gac.repairs.weight_files import Source
 
 
 def planned_blocks(source: Source) -> Iterator[Block]:
-    """The weights that are not dense; where weights of one site are shorter on sides that meet, these share a dim."""
+    """The weights that are not dense; where weights of one site are shorter on sides that meet, these share a dim.
+
+    Where a form lies inside another, the other's dim stays: it is part of the names of the plan's forms.
+    """
     for site in read_plan(source.directory).sites:
+        inside = any(form_named(one.form).inside for one in site.weights)
         sharing: dict[str, list[WeightChoice]] = {}
         for choice in site.weights:
             if form_named(choice.form).axis(choice.weight):
                 sharing.setdefault(_owner(site, choice), []).append(choice)
         for name, choices in sharing.items():
-            yield _block(source, name, choices)
+            if not (inside and name == site.site):
+                yield _block(source, name, choices)
 
 
 def _owner(site: SiteChoice, choice: WeightChoice) -> str:

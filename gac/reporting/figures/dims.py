@@ -105,7 +105,7 @@ def _draw(ax: "Axes", chosen: Mapping[int, WeightChoice], number: int, of: int, 
         height = top if dense else choice.dim
         style = marker(number, hollow=not dense and choice.dim % ALIGNED != 0, size=2.6 if dense else 4.0)
         ax.plot([layer + shift], [height], **style, zorder=3)
-        if form_named(choice.form).shortens(choice.weight):
+        if form_named(choice.form).shortening(choice.dim)[0].shortens(choice.weight):
             ax.plot([layer + shift], [height], "_", color="black", ms=5.5, mew=0.8, zorder=4)
 
 

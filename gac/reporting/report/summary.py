@@ -62,7 +62,7 @@ def _speed(plan: Plan) -> Iterator[str]:
         yield "Speed was not looked at: the latency table does not hold the dense weights."
     if plan.speed is None:
         return
-    given = plan.prediction.loss - plan.speed.loss
+    given = plan.prediction.summed - plan.speed.loss
     least = zip(plan.workloads, plan.speed.latency_ns, strict=True)
     times = [f"{ns / one.dense_ns:.3f} of the dense time at {one.workload}" for one, ns in least if ns and one.dense_ns]
     yield (

@@ -1,0 +1,36 @@
+"""Attention with fewer heads."""
+
+from dataclasses import replace
+
+from gac.forms.base import Place, Shorter
+from gac.models.sites import Side, Weight
+
+
+class HeadGroups(Shorter):
+    """Attention with some of its key-value heads, each with the query heads that read it: q, k, v and o are smaller.
+
+    So is the KV cache. Heads keep their length. Attentions whose norms pass over all heads, or that write queries, keys
+    and values with one weight, have none to drop.
+    """
+
+    name = "heads"
+    symbol = "h"
+    meaning = "key-value heads that an attention keeps"
+    tensor_form = "gac.forms.heads.torch:HeadTensors"
+    standard = True
+    pieces = True
+
+    def shortens(self, weight: Weight) -> Side | None:
+        if weight.groups < 2:
+            return None
+        return "in" if weight.values == "in" else "out"
+
+    def full(self, weight: Weight) -> int:
+        return weight.groups
+
+    def size(self, weight: Weight, dim: int) -> int:
+        return dim * (super().full(weight) // weight.groups)
+
+    def places(self, weight: Weight, dim: int) -> tuple[Place, ...]:
+        at, length = (self.size(weight, dim),), self.size(weight, 1)
+        return tuple(replace(place, ends=at, unit=length) for place in super().places(weight, dim))

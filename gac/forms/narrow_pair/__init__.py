@@ -1,0 +1,1 @@
+"""A weight of a narrower MLP as two factors."""

@@ -1,0 +1,1 @@
+"""An attention or an MLP that is left out."""

@@ -1,0 +1,23 @@
+"""Modules of a model in the place of others."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from torch import nn
+
+
+def swap_in(model: nn.Module, modules: Mapping[str, nn.Module]) -> None:
+    """Replace each named submodule."""
+    for name, module in modules.items():
+        model.set_submodule(name, module)
+
+
+@contextmanager
+def swapped(model: nn.Module, modules: Mapping[str, nn.Module]) -> Iterator[None]:
+    """With these modules in the place of those of the same names."""
+    before = {name: model.get_submodule(name) for name in modules}
+    try:
+        swap_in(model, modules)
+        yield
+    finally:
+        swap_in(model, before)

@@ -1,0 +1,69 @@
+"""What two changes lose together beyond the sum of both, for the cheapest of those that the model is run for."""
+
+from collections.abc import Mapping, Sequence
+from itertools import combinations
+
+import torch
+
+from gac.curves import LossCurves
+from gac.forms import Form
+from gac.forms.by_runs import RunForm
+from gac.models.sites import Weight
+from gac.progress import progress_bar
+from gac.sensitivity.calibration import CalibrationRun, decoder_layers
+from gac.sensitivity.runs import ModelRuns
+from gac.sensitivity.store import read_tensors, write_tensors
+
+MOST = 8
+"""How many changes are paired: those that lose least for each parameter that they save."""
+
+Pairs = dict[frozenset[tuple[str, str]], float]
+
+
+def measure_pairs(
+    run: CalibrationRun, weights: Mapping[int, Sequence[Weight]], forms: Sequence[Form], curves: LossCurves
+) -> Pairs:
+    """Those of forms with ``runs``; read where they are in the store, else measured and written.
+
+    Args:
+        weights: of every layer.
+        curves: what each change loses by itself.
+
+    Raises:
+        ModelError: a loss is not finite.
+        StatisticsError: what is kept cannot be written or read.
+    """
+    found: Pairs = {}
+    for form in (form for form in forms if form.runs):
+        path = None if run.store is None else run.store.measured(f"pairs-{run.method.name}-{form.name}", 0)
+        if path is None or not path.exists():
+            lost = _measured(run, weights, form, curves)
+            if path is not None:
+                write_tensors(path, {" ".join(sorted(pair)): torch.tensor(one) for pair, one in lost.items()})
+        else:
+            lost = {frozenset(name.split(" ")): float(one) for name, one in read_tensors(path, _CPU).items()}
+        found |= {frozenset((form.name, name) for name in pair): one for pair, one in lost.items()}
+    return found
+
+
+_CPU = torch.device("cpu")
+
+
+def _measured(
+    run: CalibrationRun, weights: Mapping[int, Sequence[Weight]], form: Form, curves: LossCurves
+) -> dict[frozenset[str], float]:
+    """By the names under which the curves of both are."""
+    tensors = form.tensors
+    assert isinstance(tensors, RunForm), f"{form.name} is marked as measured by runs"
+    taken = [together for of_layer in weights.values() for together in tensors.taken(of_layer)]
+    alone = {together[-1].name: curves.of(form, together[-1]) for together in taken}
+    losses = {name: float(curve.loss[0]) for name, curve in alone.items() if curve is not None}
+    taken.sort(key=lambda together: losses[together[-1].name] / sum(weight.params for weight in together))
+    runs = ModelRuns(run.model, decoder_layers(run.model, weights), run.windows, [w for one in taken for w in one])
+    found: dict[frozenset[str], float] = {}
+    pairs = [*combinations(taken[:MOST], 2)]
+    for one, other in progress_bar("leaving out pairs", "pair", steps=pairs, shown=run.progress):
+        lost = runs.divergence(tensors.modules(runs, one) | tensors.modules(runs, other))
+        names = one[-1].name, other[-1].name
+        found[frozenset(names)] = lost - sum(losses[name] for name in names)
+    return found

@@ -1,0 +1,111 @@
+"""Attentions with fewer heads, in every family: which go, what that loses, what is refused."""
+
+import copy
+from collections.abc import Callable, Mapping
+from itertools import combinations
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from gac.errors import PlanError
+from gac.forms import form_named
+from gac.forms.heads.torch import eliminate_groups
+from gac.forms.metric import FACTOR, Metric
+from gac.forms.planned_sites import as_planned, check_forms_fit
+from gac.models.families import FIXED_HEADS, family_of, supported
+from gac.plan import Plan
+from tests.compression.applying import IDS, applied, logits
+from tests.models.small import small_config, small_model, weights_of
+
+MakePlan = Callable[[Any, Mapping[str, tuple[str, int]]], Plan]
+HEADS = form_named("heads")
+TAKING = [name for name in supported() if any(HEADS.takes(weight) for weight in weights_of(small_config(name)))]
+GENERATE: dict[str, Any] = {"max_new_tokens": 4, "do_sample": False, "attention_mask": torch.ones_like(IDS)}
+
+
+def test_most_architectures_have_heads_to_drop() -> None:
+    assert set(supported()) - set(TAKING) == {"gpt2", "gpt_neox", "phi3", *FIXED_HEADS}
+
+
+@pytest.mark.parametrize("model_type", sorted(set(supported()) - set(TAKING)))
+def test_others_are_refused_by_name(model_type: str) -> None:
+    config = small_config(model_type)
+    with pytest.raises(PlanError, match=f"form heads, which fits no weight of a {model_type} model; expected one of"):
+        check_forms_fit(family_of(config).sites(config), ["heads"], model_type)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "changed"),
+    [("cohere", {"use_qk_norm": True}), ("llama", {"num_key_value_heads": 1}), ("llama", {"num_key_value_heads": 3})],
+)
+def test_a_config_may_leave_none_to_drop(model_type: str, changed: dict[str, Any]) -> None:
+    assert not any(HEADS.takes(weight) for weight in weights_of(small_config(model_type, **changed)))
+
+
+def test_an_attention_is_one_site() -> None:
+    config = small_config("llama")
+    planned = as_planned(family_of(config).sites(config), ["heads"], fused=False)
+    assert [site.kind for site in planned] == ["q_proj+k_proj+v_proj+o_proj", "mlp"] * 2
+    fused = as_planned(family_of(config).sites(config), ["heads"], fused="auto")
+    assert [site.fused for site in fused] == [(0, 1, 2), (0, 1)] * 2
+
+
+def test_it_counts_query_heads_with_their_keys() -> None:
+    q, k, v, o = weights_of(small_config("llama"))[:4]  # 4 heads and 2 groups of 32, hidden 64
+    assert [HEADS.full(weight) for weight in (q, k, v, o)] == [2] * 4
+    assert [HEADS.params(weight, 1) for weight in (q, k, v, o)] == [64 * 64, 32 * 64, 32 * 64, 64 * 64]
+    assert [HEADS.cached(weight, 1) for weight in (q, k, v, o)] == [0, 32, 32, 0]
+
+
+# --- which go -------------------------------------------------------------------------------------------------------
+
+
+def lost(weight: Tensor, metric: Metric, kept: Tensor) -> float:
+    """tr(G E A E^T) of the best o_proj that reads only these columns."""
+    inputs = metric.inputs
+    solved = weight @ inputs[:, kept] @ torch.linalg.inv(inputs[kept][:, kept])
+    error = weight.clone()
+    error[:, kept] -= solved
+    return FACTOR * float((metric.gradients @ error @ inputs @ error.T).trace())
+
+
+def test_groups_go_as_their_loss_says() -> None:
+    torch.manual_seed(0)
+    groups, length = 4, 6
+    weight = torch.randn(10, groups * length, dtype=torch.float64)
+    metric = Metric(*(root @ root.T for root in (torch.randn(n, 2 * n, dtype=torch.float64) for n in (24, 10))))
+    order, loss = eliminate_groups(weight, metric, groups)
+    inside = torch.arange(groups * length).view(groups, length)
+    for stay in range(1, groups + 1):
+        kept = inside[order[groups - stay :].sort().values].flatten()
+        assert loss[stay] == pytest.approx(lost(weight, metric, kept), abs=1e-9)
+    one = min(lost(weight, metric, inside[list(stay)].flatten()) for stay in combinations(range(groups), groups - 1))
+    assert loss[groups - 1] == pytest.approx(one)
+    assert loss[groups] == 0
+
+
+@pytest.mark.parametrize("model_type", TAKING)
+def test_nothing_is_lost_with_heads_that_write_nothing(model_type: str, make_plan: MakePlan) -> None:
+    config = small_config(model_type)
+    dense = small_model(config)
+    family = family_of(config)
+    with torch.no_grad():
+        for layer, group in ((0, 1), (1, 0)):  # another group in each layer
+            output: Any = dense.get_submodule(f"{family.layers}.{layer}.{family.output}")
+            output.weight.view(64, 2, -1)[:, group] = 0
+    plan = make_plan(config, {weight.name: ("heads", 1) for weight in weights_of(config) if HEADS.takes(weight)})
+    small: Any = applied(copy.deepcopy(dense), plan, "svd-llm")
+    assert (logits(small) - logits(dense)).abs().max() < 1e-3 * logits(dense).abs().max()
+    cached = small.generate(IDS, **GENERATE)
+    assert torch.equal(cached, small.generate(IDS, use_cache=False, **GENERATE))
+    assert torch.equal(cached, small.generate(IDS, cache_implementation="static", **GENERATE))
+
+
+@pytest.mark.parametrize("dim", [0, 3])
+def test_no_heads_and_more_than_there_are_is_refused(dim: int, make_plan: MakePlan) -> None:
+    config = small_config("llama")
+    changes = {weight.name: ("heads", dim) for weight in weights_of(config)[:4]}
+    with pytest.raises(PlanError, match=f"has heads dim {dim}; expected a dim from 1 to 2"):
+        make_plan(config, changes)

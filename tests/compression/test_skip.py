@@ -1,0 +1,287 @@
+"""Attentions and MLPs that are left out, in every family: what they lose, what still runs, what is refused."""
+
+import copy
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import DynamicCache, PreTrainedModel
+
+import gac
+from gac.checkpoint.attach import attach_plan
+from gac.compression.apply import skip_absent
+from gac.errors import CheckpointError, GacError, PlanError
+from gac.forms import form_named
+from gac.forms.planned_sites import as_planned, check_forms_fit
+from gac.models.families import family_of
+from gac.models.sites import Weight
+from gac.plan import Plan
+from gac.runtime.skipped import PassedNorm, SkippedBlock
+from gac.sensitivity.calibration import CalibrationRun
+from gac.sensitivity.curves import measure_curves
+from gac.sensitivity.registry import METHODS
+from tests.compression.applying import IDS, applied, logits
+from tests.models.small import every_family, small_config, small_model, weights_of
+
+MakePlan = Callable[[Any, Mapping[str, tuple[str, int]]], Plan]
+SKIP = form_named("skip")
+GENERATE: dict[str, Any] = {"max_new_tokens": 4, "do_sample": False, "attention_mask": torch.ones_like(IDS)}
+
+
+def config_of(model_type: str, **changed: Any) -> Any:
+    return small_config(model_type, **{"num_hidden_layers": 3, **changed})
+
+
+def blocks_of(config: Any) -> list[list[Weight]]:
+    """The weights of every attention and MLP that can be skipped."""
+    found: list[list[Weight]] = [[]]
+    for weight in filter(SKIP.takes, weights_of(config)):
+        found[-1].append(weight)
+        if weight.block == "in":
+            found.append([])
+    assert not found.pop()
+    return found
+
+
+def without(config: Any, blocks: list[list[Weight]]) -> dict[str, tuple[str, int]]:
+    return {weight.name: ("skip", 0) for block in blocks for weight in block}
+
+
+def skipped(config: Any, make_plan: MakePlan, blocks: list[list[Weight]] | None = None) -> tuple[Any, Any, Plan]:
+    """The dense model, that without those blocks (all that can go), and the plan."""
+    dense = small_model(config)
+    plan = make_plan(config, without(config, blocks_of(config) if blocks is None else blocks))
+    small = applied(copy.deepcopy(dense), plan)
+    return dense, small, plan
+
+
+# --- every family ---------------------------------------------------------------------------------------------------
+
+
+@every_family
+def test_leaving_blocks_out_changes_no_output_of_absent_weights(model_type: str, make_plan: MakePlan) -> None:
+    config = config_of(model_type)
+    dense, small, plan = skipped(config, make_plan)
+    before, state = logits(small), small.state_dict()
+    assert not torch.equal(before, logits(dense))
+    skip_absent(small, plan.weights)
+    assert torch.equal(logits(small), before)
+    after = small.state_dict()
+    assert after.keys() == state.keys()
+    assert all(torch.equal(after[name], value) for name, value in state.items())
+    assert sum(isinstance(module, SkippedBlock) for module in small.modules()) == len(blocks_of(config))
+
+
+@every_family
+def test_no_weight_and_no_norm_of_a_skipped_block_runs(model_type: str, make_plan: MakePlan) -> None:
+    config = config_of(model_type)
+    _, small, plan = skipped(config, make_plan)
+    ran: set[str] = set()
+    for name, module in small.named_modules():
+        module.register_forward_hook(lambda *_, name=name: ran.add(name))
+    skip_absent(small, plan.weights)
+    logits(small)
+    family = family_of(config)
+    for block in blocks_of(config):
+        *others, writing = block
+        assert ran.isdisjoint(weight.name for weight in others)
+        assert writing.name in ran
+        for norm in family.norms_of(writing.name.rpartition(".")[0]):
+            assert isinstance(small.get_submodule(norm), PassedNorm)
+            assert norm not in ran
+
+
+@every_family
+def test_every_architecture_generates_without_blocks(model_type: str, make_plan: MakePlan) -> None:
+    config = config_of(model_type)
+    _, small, plan = skipped(config, make_plan)
+    skip_absent(small, plan.weights)
+    cached = small.generate(IDS, **GENERATE)
+    assert torch.equal(cached, small.generate(IDS, use_cache=False, **GENERATE))
+    assert torch.equal(cached, small.generate(IDS, cache_implementation="static", **GENERATE))
+
+
+@every_family
+def test_what_can_be_skipped(model_type: str) -> None:
+    config = config_of(model_type)
+    names = {block[-1].name.rpartition(".")[0].rpartition("layers.")[2] for block in blocks_of(config)}
+    layers = {name.partition(".")[0] for name in names}
+    assert "0" not in layers
+    if model_type == "opt":  # its MLP is no module of its own
+        assert names == {"1.self_attn", "2.self_attn"}
+    else:
+        assert len(names) >= 3
+
+
+def test_the_first_attention_of_each_kind_stays() -> None:
+    kinds = ["sliding_attention", "full_attention", "full_attention"]
+    names = {block[-1].name for block in blocks_of(config_of("gemma3_text", layer_types=kinds))}
+    assert names == {f"model.layers.{name}" for name in ("1.mlp.down_proj", "2.self_attn.o_proj", "2.mlp.down_proj")}
+
+
+def test_layers_whose_stream_passes_norms_are_left_alone() -> None:
+    config = config_of("opt", do_layer_norm_before=False)
+    with pytest.raises(PlanError, match="form skip, which fits no weight of a opt model"):
+        check_forms_fit(family_of(config).sites(config), ["skip"], "opt")
+
+
+# --- what is lost ---------------------------------------------------------------------------------------------------
+
+
+def run_of(model: PreTrainedModel) -> CalibrationRun:
+    return CalibrationRun(model, IDS, METHODS.get("kfac"), progress=False)
+
+
+def divergence(dense: torch.Tensor, other: torch.Tensor) -> float:
+    """The mean over all tokens."""
+    one, two = dense.log_softmax(-1), other.log_softmax(-1)
+    return float((one.exp() * (one - two)).sum(-1).mean())
+
+
+@pytest.mark.parametrize("model_type", ["llama", "gemma2", "gpt2", "phi"])
+def test_a_block_costs_what_the_model_diverges_without_it(model_type: str, make_plan: MakePlan) -> None:
+    config = config_of(model_type)
+    model = small_model(config)
+    sites = as_planned(family_of(config).sites(config), ["skip"], False)
+    curves = measure_curves(run_of(model), sites, forms=["skip"]).curves
+    blocks, before = blocks_of(config), logits(model)
+    alone = {}
+    for block in blocks:
+        curve = curves.of(SKIP, block[-1])
+        assert curve is not None
+        _, small, _ = skipped(config, make_plan, [block])
+        alone[block[-1].name] = divergence(before, logits(small))
+        assert curve.loss.tolist() == [pytest.approx(alone[block[-1].name], rel=1e-4), 0.0]
+    one, other = blocks[0], blocks[-1]
+    _, small, _ = skipped(config, make_plan, [one, other])
+    both = divergence(before, logits(small))
+    pair = [("skip", one[-1].name, 0), ("skip", other[-1].name, 0)]
+    assert curves.beyond_sum(pair) == pytest.approx(both - alone[one[-1].name] - alone[other[-1].name], abs=1e-5 * both)
+    assert curves.beyond_sum(pair[:1]) == curves.beyond_sum([pair[0], (*pair[1][:2], 1)]) == 0
+
+
+def test_the_constant_is_the_mean_output(make_plan: MakePlan) -> None:
+    config = config_of("llama")
+    block = blocks_of(config)[0]
+    dense, small, _ = skipped(config, make_plan, [block])
+    heard: list[torch.Tensor] = []
+    with dense.get_submodule(block[-1].name).register_forward_hook(lambda *given: heard.append(given[2])):
+        logits(dense)
+    torch.testing.assert_close(small.get_parameter(f"{block[-1].name}.bias"), heard[0].mean((0, 1)))
+
+
+# --- the pipeline ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def model() -> PreTrainedModel:
+    return small_model(config_of("llama", num_hidden_layers=4))
+
+
+@pytest.fixture
+def text(text_file: Path) -> str:
+    return f"{text_file}:4x64"
+
+
+def test_allocate_compress_save_and_load(model: Any, text: str, tiny_tokenizer: Any, tmp_path: Path) -> None:
+    asked: dict[str, Any] = {"calibration": text, "tokenizer": tiny_tokenizer, "progress": False}
+    plan = gac.allocate(model, budget=0.5, forms=["skip", "low_rank"], **asked)
+    gone = [choice for choice in plan.weights if choice.form == "skip"]
+    assert gone
+    assert all(choice.params == 0 for choice in gone)
+    assert plan.prediction.loss == pytest.approx(sum(site.loss for site in plan.sites) + plan.prediction.together)
+    small = gac.compress(model, plan, **asked)
+    gac.save(small, tmp_path / "small", tokenizer=tiny_tokenizer)
+    again = gac.load(tmp_path / "small", verify=True)
+    assert any(isinstance(module, SkippedBlock) for module in again.modules())
+    assert torch.equal(logits(again), logits(small))
+    described = json.loads((tmp_path / "small" / "config.json").read_text())["gac"]["skipped"]
+    assert len(described) == sum(isinstance(module, SkippedBlock) for module in small.modules())
+
+
+def test_a_skipped_attention_caches_nothing(model: Any, text: str, tiny_tokenizer: Any) -> None:
+    asked: dict[str, Any] = {"calibration": text, "tokenizer": tiny_tokenizer, "progress": False}
+    plan = gac.allocate(model, budget=0.4, forms=["skip"], **asked)
+    numbers, dense = plan.kv_numbers
+    small = gac.compress(model, plan, **asked)
+    cache = DynamicCache(config=small.config)
+    small(IDS, past_key_values=cache)
+    held = sum(
+        layer.keys[0, :, 0].numel() + layer.values[0, :, 0].numel() for layer in cache.layers if layer.is_initialized
+    )
+    assert held == numbers
+    gone = sum(choice.form == "skip" and choice.weight.cached for choice in plan.weights) // 2
+    assert numbers == dense * (4 - gone) // 4
+
+
+def test_what_follows_makes_up_for_a_skipped_block(model: Any, text: str, text_file: Path, tiny_tokenizer: Any) -> None:
+    asked: dict[str, Any] = {"calibration": text, "tokenizer": tiny_tokenizer, "progress": False}
+    ids = tiny_tokenizer(text_file.read_text()[:256], return_tensors="pt").input_ids
+    lost = {}
+    with torch.no_grad():
+        before = model(ids).logits
+        for refit in ("none", "residual"):
+            plan = gac.allocate(model, budget=0.6, forms=["skip"], refit=refit, **asked)
+            small = gac.compress(copy.deepcopy(model), plan, **asked)
+            lost[refit] = divergence(before, small(ids).logits)
+    assert lost["residual"] < lost["none"]
+
+
+def test_a_plan_that_skips_all_is_refused_with_the_smallest(model: Any, text: str, tiny_tokenizer: Any) -> None:
+    with pytest.raises(GacError) as caught:
+        gac.allocate(model, budget=0.2, forms=["skip"], calibration=text, tokenizer=tiny_tokenizer, progress=False)
+    first = sum(weight.params for weight in weights_of(model.config)) // 4
+    assert f"at least {first:,}, the smallest that forms skip can reach" in str(caught.value)
+
+
+def test_what_a_stock_model_cannot_say_is_not_exported(
+    model: Any, text: str, tiny_tokenizer: Any, tmp_path: Path
+) -> None:
+    asked: dict[str, Any] = {"calibration": text, "tokenizer": tiny_tokenizer, "progress": False}
+    small = gac.compress(model, gac.allocate(model, budget=0.6, forms=["skip"], **asked), **asked)
+    with pytest.raises(CheckpointError, match="is skip with dim 0, which adds a constant"):
+        gac.export(small, tmp_path / "plain", merge=True, tokenizer=tiny_tokenizer)
+    assert not (tmp_path / "plain").exists()
+
+
+@pytest.mark.parametrize("model_type", ["gpt2", "gemma2"])
+def test_a_merged_model_says_the_same(
+    model_type: str, make_plan: MakePlan, tmp_path: Path, tiny_tokenizer: Any
+) -> None:
+    """Where the stock weights have biases, or no constant is added."""
+    config = config_of(model_type)
+    dense, small, plan = skipped(config, make_plan)
+    skip_absent(small, plan.weights)
+    attach_plan(small, plan)
+    gac.export(small, tmp_path / "plain", merge=True, tokenizer=tiny_tokenizer)
+    stock = type(dense).from_pretrained(tmp_path / "plain")
+    torch.testing.assert_close(logits(stock), logits(small))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "model.layers.1.self_attn",
+        {"block": "model.layers.1.self_attn"},
+        {"block": "model.layers.0.self_attn", "output": "o_proj", "norms": [], "attention": True},
+        {"block": "model.layers.9.mlp", "output": "down_proj", "norms": [], "attention": False},
+        {"block": "model.layers.1.self_attn", "output": "k_norm", "norms": [], "attention": True},
+        {"block": "model.layers.1.self_attn", "output": "o_proj", "norms": ["model.nothing"], "attention": True},
+        {"block": "model.layers.1.self_attn", "output": "o_proj", "norms": 3, "attention": True},
+        {"block": "model.layers.1.self_attn", "output": "o_proj", "norms": [], "attention": "yes"},
+    ],
+)
+def test_a_header_that_skips_what_is_there_is_refused(wrong: Any, make_plan: MakePlan, tmp_path: Path) -> None:
+    config = config_of("llama")
+    _, small, plan = skipped(config, make_plan)
+    skip_absent(small, plan.weights)
+    attach_plan(small, plan).save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    content = json.loads(path.read_text())
+    content["gac"]["skipped"] = [wrong]
+    path.write_text(json.dumps(content))
+    with pytest.raises(ValueError, match="key gac: skipped has"):
+        type(small).from_pretrained(tmp_path)
