@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedModel
 
 from gac.checkpoint.card import model_card
-from gac.checkpoint.classes import classes_of
+from gac.checkpoint.classes import auto_map, classes_of
 from gac.checkpoint.digests import write_digests
 from gac.checkpoint.header import agreed_plan, contradiction, digest_of, header_of
 from gac.errors import CheckpointError
@@ -91,8 +91,7 @@ def attach_plan(model: PreTrainedModel, plan: Plan) -> PlannedModel:
     described.__class__ = classes.config
     text = to_json(plan, indent=1).decode() + "\n"
     described.gac = header_of(plan, described, text)
-    factories = {"AutoConfig": classes.config, "AutoModel": classes.base, "AutoModelForCausalLM": classes.causal_lm}
-    described.auto_map = {factory: f"modeling_gac.{found.__name__}" for factory, found in factories.items()}
+    described.auto_map = auto_map(classes)
     changed: Any = model
     for module in changed.modules():
         if getattr(module, "config", None) is config:

@@ -27,6 +27,12 @@ def classes_of(model_type: str) -> Any:
     return make_classes(model_type, PlannedModel, __name__)
 
 
+def auto_map(classes: Any) -> dict[str, str]:
+    """Where the factories of transformers find these classes beside a checkpoint's weights."""
+    factories = {"AutoConfig": classes.config, "AutoModel": classes.base, "AutoModelForCausalLM": classes.causal_lm}
+    return {factory: f"modeling_gac.{found.__name__}" for factory, found in factories.items()}
+
+
 def register_with_transformers() -> None:
     """Register the compressed architectures with ``AutoConfig``: now, or as soon as something loads it.
 
