@@ -64,7 +64,7 @@ class Calibration:
     Attributes:
         text: its name, or the path it was read from; how many documents, where they were given in memory; where there
             are several texts, each with its windows.
-        windows: how many windows, each of ``window_tokens`` tokens.
+        windows: how many windows, each of ``window_tokens`` tokens; 0 of ``UNMEASURED``.
         digest: SHA-256 of the token ids.
         loss: the dense model's mean loss on it, nats a token.
         documents: the beginning of the SHA-256 of each document, where they were given in memory. Such a plan is
@@ -91,6 +91,10 @@ class Calibration:
         """``64 x 1024 tokens of wiki-sample, no BOS``."""
         head = "BOS at the head of every window" if self.bos else "no BOS"
         return f"{self.windows} x {self.window_tokens} tokens of {self.text}, {head}"
+
+
+UNMEASURED = Calibration("none", 0, 0, "", 0.0)
+"""Of a plan for which nothing was measured: it states what others pruned, and predicts nothing."""
 
 
 @dataclass(frozen=True)
@@ -124,6 +128,11 @@ class Measured:
     profile: ProfileUsed
     factor: float
     error: float | None = None
+
+    @property
+    def predicted(self) -> bool:
+        """Whether the loss of the plan was predicted."""
+        return self.calibration != UNMEASURED
 
     def perplexity(self, loss: float) -> float:
         """On the calibration text, for a predicted loss; the smallest budgets of large models lose hundreds of nats."""
@@ -537,11 +546,11 @@ def _check_meeting(choices: Sequence[WeightChoice], what: str) -> None:
 
 def _check_ranges(plan: Plan) -> None:
     """What is counted is not negative, and what is divided by is not 0."""
-    budget = plan.budget
+    budget, text, unmeasured = plan.budget, plan.measured.calibration, not plan.measured.predicted
     counts = {
         "weights of a site": min(len(site.weights) for site in plan.sites),
-        "measured.calibration.windows": plan.measured.calibration.windows,
-        "measured.calibration.window_tokens": plan.measured.calibration.window_tokens,
+        "measured.calibration.windows": text.windows + unmeasured,
+        "measured.calibration.window_tokens": text.window_tokens + unmeasured,
         **{f"limits.{one.column}": one.limit + 1 for one in plan.limits},
         "measured.params": plan.measured.params - budget.total + 1,
         **{f"{one.workload}.dense_ns": one.dense_ns for one in plan.workloads if one.dense_ns is not None},

@@ -16,28 +16,57 @@ _NAMES = {"budget": "--budget", "text": "--calibration", "forms": "--form", "wor
 
 def summary(plan: "Plan") -> str:
     """A dozen lines of plain text."""
-    budget, prediction, proof, measured = plan.budget, plan.prediction, plan.certificate, plan.measured
-    asked, text = plan.recipe.measure, measured.calibration
+    measured = plan.measured
     forms = Counter(weight.form for weight in plan.weights)
     aligned = ", ".join(f"{count} x {step}" for step, count in plan.alignment.items() if count)
     lines = [
-        f"GAC plan for {measured.model} ({measured.family}), method {asked.method}, made with GAC {plan.gac_version}",
-        f"parameters   {budget.used:,} of {budget.total:,} targeted: {budget.kept:.4f} kept, {budget.asked:g} asked,",
-        f"             {_allowed(budget)}; {plan.kept_of_model:.4f} of the whole model",
+        f"GAC plan for {measured.model} ({measured.family}), {_made(plan)}, made with GAC {plan.gac_version}",
+        *_parameters(plan),
         *([f"memory       {_taken(memory, 'bytes')}"] if (memory := plan.limit(BYTES)) else []),
         f"forms        {', '.join(f'{count} {form}' for form, count in sorted(forms.items()))}"
         f"{run_as(plan)}{_REFITTED[plan.recipe.refit or 'none']}",
         f"alignment    {aligned or 'everything stays dense'}",
-        f"loss         +{prediction.loss:.4f} nats a token predicted{measured.give_or_take()}",
-        f"perplexity   {prediction.dense_perplexity:.2f} -> {prediction.perplexity:.2f} predicted on calibration text",
+        *_loss(plan),
         *(f"latency      {told}" for told in latencies(plan)),
         *([f"speed        {told}"] if (told := speed(plan)) else []),
         *_cache(plan),
         f"profile      {measured.profile.gpu}, {measured.profile.digest[:12]}; {measured.profile.note}",
+        *_evidence(plan),
+    ]
+    return "\n".join(lines)
+
+
+def _made(plan: "Plan") -> str:
+    return f"method {plan.recipe.measure.method}" if plan.measured.predicted else "as others pruned it"
+
+
+def _parameters(plan: "Plan") -> list[str]:
+    budget, whole = plan.budget, f"{plan.kept_of_model:.4f} of the whole model"
+    kept = f"parameters   {budget.used:,} of {budget.total:,} targeted: {budget.kept:.4f} kept"
+    if not plan.measured.predicted:
+        return [f"{kept}; {whole}"]
+    return [f"{kept}, {budget.asked:g} asked,", f"             {_allowed(budget)}; {whole}"]
+
+
+def _loss(plan: "Plan") -> list[str]:
+    found, measured = plan.prediction, plan.measured
+    if not measured.predicted:
+        return ["loss         unknown: what others pruned was not measured (gac eval measures it)"]
+    return [
+        f"loss         +{found.loss:.4f} nats a token predicted{measured.give_or_take()}",
+        f"perplexity   {found.dense_perplexity:.2f} -> {found.perplexity:.2f} predicted on calibration text",
+    ]
+
+
+def _evidence(plan: "Plan") -> list[str]:
+    """What the choice rests on; nothing where nobody made it with GAC."""
+    proof, asked, text = plan.certificate, plan.recipe.measure, plan.measured.calibration
+    if not plan.measured.predicted:
+        return []
+    return [
         f"calibration  {text}, seed {asked.seed}{', two shots' if asked.shots == 2 else ''}",
         f"certificate  {proof.status}: loss {proof.value:.6g}, bound {proof.lower_bound:.6g}, gap {proof.gap:.3g}",
     ]
-    return "\n".join(lines)
 
 
 def latencies(plan: "Plan") -> list[str]:

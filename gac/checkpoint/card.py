@@ -28,8 +28,16 @@ model = AutoModelForCausalLM.from_pretrained("this directory", trust_remote_code
 """
 
 
+_PRUNED = (
+    "Others pruned it. `gac repair` filled dims up with zeros to ones that run fast, and wrote down in `plan.json`\n"
+    "what every weight is. What the pruning lost was not measured."
+)
+
+
 def model_card(plan: Plan) -> str:
     """README.md for the directory of a compressed model, in Markdown."""
+    if not plan.measured.predicted:
+        return f"{_about(plan, '', _PRUNED)}\n{_LOAD}"
     text, profile = plan.measured.calibration, plan.measured.profile
     what = (
         "Every weight has the form and the dim that lose least, all chosen at once, within the budget and for the GPU "

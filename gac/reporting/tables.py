@@ -88,8 +88,8 @@ def plan_figures(plan: Plan, workloads: Iterable[str]) -> dict[str, str]:
     return {
         "kept": f"{plan.budget.kept:.4f}",
         "over": f"{plan.budget.over:,}",
-        "loss": f"{plan.prediction.loss:.4f}",
-        "perplexity": f"{plan.prediction.perplexity:,.2f}",
+        "loss": f"{plan.prediction.loss:.4f}" if plan.measured.predicted else "unknown",
+        "perplexity": f"{plan.prediction.perplexity:,.2f}" if plan.measured.predicted else "unknown",
         **{workload: duration(ns.get(workload)) for workload in workloads},
         "aligned": f"{plan.aligned_fraction:.1%}",
     }

@@ -35,6 +35,12 @@ class Sources:
     profile: Profile | None = None
 
     def __post_init__(self) -> None:
+        if not self.plan.measured.predicted:
+            raise PlanError(
+                f"plan {self.name}, which states what others pruned",
+                "a plan that weighed its choices, from gac allocate",
+                "Read its summary: gac.Plan.load(path).summary().",
+            )
         _ = self.comparisons  # refuses plans for other models
         if self.frontier is not None:
             check_beside(self.frontier, self.plan, self.name)
