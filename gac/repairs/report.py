@@ -1,13 +1,16 @@
 """The result of a repair: the dims that moved, what that costs, and what it wins, as JSON and as rich tables."""
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from itertools import groupby
 from typing import Any
 
 from rich.console import Group
 from rich.text import Text
 
+from gac.forms import form_named
 from gac.repairs.contract import ShapeContract
 from gac.repairs.times import Times
 from gac.reporting.formatting import legend, new_table
@@ -26,13 +29,23 @@ class Moved:
 
 
 @dataclass(frozen=True)
+class Carried:
+    """One dim that is as it was: of a form that counts heads or blocks, which need no zeros."""
+
+    name: str
+    form: str
+    dim: int
+
+
+@dataclass(frozen=True)
 class Repaired:
     """A repaired checkpoint.
 
     Attributes:
         layouts: in which the dims were found.
-        dims: how many there are.
+        dims: how many there are that can be padded.
         moved: those that were padded, in the order of the tensors.
+        carried: dims that count heads or blocks, which are written as they were.
         kept: names of those that stayed unaligned because of a limit.
         bytes_before, bytes_after: of all tensors of the checkpoint.
         times: of the GEMMs that the dims are of, for every workload.
@@ -46,6 +59,7 @@ class Repaired:
     contract: ShapeContract
     dims: int
     moved: tuple[Moved, ...]
+    carried: tuple[Carried, ...]
     kept: tuple[str, ...]
     bytes_before: int
     bytes_after: int
@@ -111,6 +125,7 @@ def _summary(repaired: Repaired) -> Text:
         f"{repaired.source} -> {repaired.output} ({', '.join(repaired.layouts)})",
         f"strategy  {repaired.contract.strategy}{limited}",
         f"dims      {len(repaired.moved)} of {repaired.dims} moved, {unaligned} kept that are no multiple of 8",
+        *_carried(repaired),
         f"memory    {repaired.bytes_before:,} -> {repaired.bytes_after:,} bytes, {repaired.added_bytes:,} added "
         f"({repaired.overhead:.2%})",
         f"profile   {repaired.profile}",
@@ -118,3 +133,11 @@ def _summary(repaired: Repaired) -> Text:
     if repaired.left_out:
         lines.append(f"left out  {', '.join(repaired.left_out)} (pickles and code)")
     return Text("\n".join(lines))
+
+
+def _carried(repaired: Repaired) -> Iterator[str]:
+    """How many sites have a form at each of its dims."""
+    for form, same in groupby(sorted(repaired.carried, key=lambda one: (one.form, one.dim)), lambda one: one.form):
+        counts = Counter(form_named(form).told(one.dim) for one in same)
+        told = ", ".join(f"{count} x {dim}" for dim, count in counts.items())
+        yield f"carried   {form} as they were: {told}; there is nothing to pad"

@@ -10,9 +10,10 @@ from gac.errors import CheckpointError
 from gac.plan import ProfileUsed
 from gac.profiling.select import select_profile
 from gac.profiling.table import Profile
+from gac.repairs.adopted import adopted
 from gac.repairs.contract import ShapeContract
 from gac.repairs.layouts import find_blocks
-from gac.repairs.report import Moved, Repaired
+from gac.repairs.report import Carried, Moved, Repaired
 from gac.repairs.shared_dims import Block, added_bytes
 from gac.repairs.times import How, Look, in_table, measured_dims, on_gpu, summed
 from gac.repairs.weight_files import Source, open_source
@@ -38,9 +39,10 @@ def repair(
     """Zero-pad the dims of a checkpoint that someone compressed to aligned ones, without changing its outputs.
 
     Args:
-        directory: weights factored as SVD-LLM, ASVD or PaLU store them, MLPs with pruned neurons, latent attention, or
-            a checkpoint of GAC; with its ``config.json``. It is only read.
+        directory: weights factored as SVD-LLM, ASVD or PaLU store them, MLPs with pruned neurons, attentions with
+            pruned heads, latent attention, or a checkpoint of GAC; with its ``config.json``. It is only read.
         output: a new or empty directory; the same layout in safetensors, the dims changed where the config states them.
+            With pruned heads, which no stock config can state, it becomes a checkpoint of GAC.
         strategy: what a dim becomes: ``minimal`` (the next multiple of 8), ``optimal`` (of 16), ``predefined`` (the
             next head_dim that FlashAttention-2 has a template for, beyond 256 the next multiple of 64), ``tradeoff``
             (a multiple of 8 stays, any other becomes the next multiple of 32 where that adds at most 10 %, else of 16,
@@ -103,18 +105,21 @@ def _repaired(
         for one in shared
         if after[one.name] != one.dim
     )
+    padded = [one for one in shared if not one.carried]
+    carried = tuple(Carried(one.name, one.form, one.dim) for one in shared if one.form and one.carried)
     held = sum(tensor.nbytes for tensor in source.tensors.values())
     grown = held + added_bytes(source, shared, after)
     with complete_directory(Path(output)) as part:
-        write(source, part, shared, after, grown)
+        write(source, part, shared, after, grown, adopted(source, shared, after, used))
     return Repaired(
         source=directory,
         output=output,
         layouts=tuple(found),
         contract=contract,
-        dims=len(before),
+        dims=len(padded),
         moved=moved,
-        kept=tuple(name for name, dim in before.items() if after[name] == dim and dim % UNALIGNED),
+        carried=carried,
+        kept=tuple(one.name for one in padded if after[one.name] == one.dim and one.dim % UNALIGNED),
         bytes_before=held,
         bytes_after=grown,
         times=times,
@@ -130,6 +135,9 @@ def decide(
     becomes = {}
     for block in blocks:
         for one in block.shared:
+            if one.carried:
+                becomes[one.name] = one.dim
+                continue
             latency = measured_dims(profile, block, one, workloads) if contract.measured else {}
             becomes[one.name] = contract.becomes(one.dim, one.most, latency)
     return becomes

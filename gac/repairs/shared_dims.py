@@ -1,8 +1,11 @@
 """Where a dim lies in a checkpoint's tensors, and which GEMMs it moves."""
 
+import copy
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
+from gac.forms import form_named
 from gac.forms.base import Place
 from gac.forms.tensors import Insertion, with_zeros
 from gac.operations import Operation
@@ -22,6 +25,7 @@ class SharedDim:
         places: where it lies; zeros at the end of it change no output.
         most: the largest dim that the checkpoint's format allows; None: any.
         stated: the keys under which ``config.json`` states the dim; empty where it does not.
+        form: the form of GAC whose dim it is, with the name of the site that has it; None where no form can say it.
     """
 
     name: str
@@ -29,6 +33,12 @@ class SharedDim:
     places: tuple[Place, ...]
     most: int | None = None
     stated: tuple[str | int, ...] = ()
+    form: str | None = None
+
+    @property
+    def carried(self) -> bool:
+        """Whether it stays as it is: it counts heads or blocks, whose features are many and aligned."""
+        return self.form is not None and form_named(self.form).pieces
 
 
 @dataclass(frozen=True)
@@ -93,3 +103,14 @@ def added_bytes(source: Source, shared: Iterable[SharedDim], dims: Dims) -> int:
     """By how many bytes the tensors of these shared dims grow."""
     found = ((source.tensors[name].to("meta"), more) for name, more in insertions(shared, dims).items())
     return sum(with_zeros(tensor, more).nbytes - tensor.nbytes for tensor, more in found)
+
+
+def with_dims(config: Mapping[str, Any], shared: Iterable[SharedDim], dims: Dims) -> dict[str, Any]:
+    """A config with the dims that it states."""
+    found = copy.deepcopy(dict(config))
+    for *path, last, dim in ((*one.stated, dims[one.name]) for one in shared if one.stated):
+        inner: Any = found
+        for key in path:
+            inner = inner[key]
+        inner[last] = dim
+    return found

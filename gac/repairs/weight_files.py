@@ -85,9 +85,11 @@ class Source:
             raise self.contradiction(f"{name} of shape {shape}", "a matrix")
         return shape[0], shape[1]
 
-    def contradiction(self, given: str, expected: str) -> CheckpointError:
+    def contradiction(
+        self, given: str, expected: str, remedy: str = "Save or copy the checkpoint again."
+    ) -> CheckpointError:
         """The error to raise where tensors contradict one another or the config."""
-        return CheckpointError(f"{self.directory}: {given}", expected, "Save or copy the checkpoint again.")
+        return CheckpointError(f"{self.directory}: {given}", expected, remedy)
 
 
 def open_source(directory: Path, *, allow_pickle: bool) -> Source:

@@ -1,11 +1,9 @@
 """Write the repaired checkpoint: the same layout, in safetensors, whole or absent."""
 
-import copy
 import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from safetensors.torch import save_file
 
@@ -15,8 +13,9 @@ from gac.checkpoint.files import read_plan, write_header
 from gac.forms.tensors import with_zeros
 from gac.io import open_to_umask
 from gac.models.loading import is_checkpoint
+from gac.repairs.adopted import Adopted
 from gac.repairs.layouts.planned import padded_plan
-from gac.repairs.shared_dims import Dims, Insertions, SharedDim, insertions
+from gac.repairs.shared_dims import Dims, Insertions, SharedDim, insertions, with_dims
 from gac.repairs.weight_files import PICKLED, PICKLES, SAFE, Source
 from gac.runtime.compressed import CODE, write_code
 from gac.runtime.contract import DIGESTS
@@ -24,12 +23,15 @@ from gac.runtime.contract import DIGESTS
 _LEFT_OUT = (*PICKLES, ".pkl", ".ckpt", ".py")
 
 
-def write(source: Source, part: Path, shared: Sequence[SharedDim], dims: Dims, bytes_: int) -> None:
+def write(
+    source: Source, part: Path, shared: Sequence[SharedDim], dims: Dims, bytes_: int, adopted: Adopted | None
+) -> None:
     """Fill the empty directory ``part``.
 
     Args:
         dims: the new ones, by the shared dim's name.
         bytes_: of all tensors then.
+        adopted: what makes it a checkpoint of GAC where the source is none; None: it stays none.
     """
     put_in = insertions(shared, dims)
     _copy_rest(source, part)
@@ -37,11 +39,13 @@ def write(source: Source, part: Path, shared: Sequence[SharedDim], dims: Dims, b
         _write_file(source, file, part, put_in)
     if source.index is not None:
         _write_index(source, source.index, part, bytes_)
-    _write_config(source, part, shared, dims)
-    if not is_checkpoint(source.directory):
+    _write_config(source, part, shared, dims, adopted)
+    plan = None if adopted is None else adopted.plan
+    if plan is None and not is_checkpoint(source.directory):
         return
-    if put_in:
+    if plan is None and put_in:
         plan = padded_plan(read_plan(source.directory), dims)
+    if plan is not None:
         plan.save(part / "plan.json")
         write_header(part, plan)
         (part / "README.md").write_text(model_card(plan), encoding="utf-8")
@@ -106,16 +110,10 @@ def _write_index(source: Source, name: str, part: Path, bytes_: int) -> None:
     (part / f"{SAFE}.index.json").write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
 
 
-def _write_config(source: Source, part: Path, shared: Sequence[SharedDim], dims: Dims) -> None:
+def _write_config(source: Source, part: Path, shared: Sequence[SharedDim], dims: Dims, adopted: Adopted | None) -> None:
     """The config with the dims that it states; copied where none of them moved."""
-    moved = {one.stated: dims[one.name] for one in shared if one.stated and dims[one.name] != one.dim}
-    if not moved:
+    if adopted is None and not any(one.stated and dims[one.name] != one.dim for one in shared):
         shutil.copyfile(source.directory / "config.json", part / "config.json")
         return
-    config = copy.deepcopy(source.config)
-    for (*path, last), dim in moved.items():
-        inner: Any = config
-        for key in path:
-            inner = inner[key]
-        inner[last] = dim
+    config = adopted.config if adopted else with_dims(source.config, shared, dims)
     (part / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from gac.models.families import family_of
 
@@ -62,6 +62,23 @@ def narrowed(model: LlamaForCausalLM, widths: list[int]) -> Tensors:
             tensors[f"{mlp}.{name}.weight"] = tensors[f"{mlp}.{name}.weight"][:width].clone()
         tensors[f"{mlp}.down_proj.weight"] = tensors[f"{mlp}.down_proj.weight"][:, :width].clone()
     return tensors
+
+
+def with_heads(model: PreTrainedModel, kept: dict[int, list[int]], tensors: Tensors) -> Tensors:
+    """These tensors with the named key-value heads of some layers alone, each with the query heads that read it."""
+    found, config = dict(tensors), model.config
+    length = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    shared = config.num_attention_heads // config.num_key_value_heads
+    for layer, heads in kept.items():
+        sizes = length, shared * length
+        rows = {size: torch.cat([torch.arange(size) + head * size for head in heads]) for size in sizes}
+        block = f"model.layers.{layer}.self_attn"
+        for name, size in (("q_proj", shared * length), ("k_proj", length), ("v_proj", length)):
+            for part in ("weight", "bias"):
+                if f"{block}.{name}.{part}" in found:
+                    found[f"{block}.{name}.{part}"] = found[f"{block}.{name}.{part}"][rows[size]]
+        found[f"{block}.o_proj.weight"] = found[f"{block}.o_proj.weight"][:, rows[shared * length]]
+    return found
 
 
 def write(directory: Path, config: LlamaConfig, tensors: Tensors, *, pickled: bool = False, **stated: object) -> Path:

@@ -150,7 +150,8 @@ def test_nothing_that_repair_knows(pairs: Tensors, written: Callable[..., Path])
     source = written({"encoder.weight": torch.ones(3, 3), "head.weight": torch.ones(3, 3)}, model_type="other")
     assert failure(source) == (
         f"{source} (model_type 'other') has nothing that can be padded; expected pairs of SVD-LLM, pairs of ASVD, head "
-        "groups of PaLU, latent attention, MLP widths, or a checkpoint of GAC. Check the names of its tensors."
+        "groups of PaLU, latent attention, MLP widths, fewer heads, or a checkpoint of GAC. Check the names of its "
+        "tensors."
     )
 
 

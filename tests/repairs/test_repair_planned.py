@@ -12,6 +12,7 @@ import gac
 from gac.errors import CheckpointError
 from gac.plan import Candidate, Limit, Plan, WorkloadLatency
 from gac.repairs.layouts.planned import padded_plan
+from gac.testing.models import tiny_config
 from tests.changed import changed_recipe
 from tests.compression.applying import applied, logits
 from tests.repairs.checkpoints import relative
@@ -65,6 +66,22 @@ def test_a_width_that_pairs_lie_inside_stays(compressed: Callable[[Changes], Pat
     assert relative(logits(ours), logits(theirs)) < 1e-5
     found = [(one.form, one.dim) for one in ours.gac_plan.weights if one.name.startswith(MLP)]
     assert found == [("narrow_pair:107", 24), ("narrow", 107), ("narrow_pair:107", 16)]
+
+
+@pytest.mark.parametrize(("form", "dim"), [("heads", 5), ("skip", 0)])
+def test_forms_that_count_heads_or_blocks_are_carried(form: str, dim: int, make_plan: MakePlan, tmp_path: Path) -> None:
+    config = LlamaConfig(**tiny_config().to_dict() | {"num_attention_heads": 16, "num_key_value_heads": 16})
+    block = "model.layers.1.self_attn"
+    changes = {f"{block}.{name}": (form, dim) for name in ("q_proj", "k_proj", "v_proj", "o_proj")}
+    plan = make_plan(config, changes | FORMS["narrow"])
+    model = applied(LlamaForCausalLM(config).eval(), plan)
+    model.gac_plan = plan
+    gac.save(model, tmp_path / "gac")
+    repaired = gac.repair(tmp_path / "gac", tmp_path / "ours", profile=H100)
+    assert [(one.form, one.dim) for one in repaired.carried] == [(form, dim)]
+    assert [(one.dim, one.becomes) for one in repaired.moved] == [(107, 112)]
+    ours, theirs = gac.load(tmp_path / "ours", "cpu"), gac.load(tmp_path / "gac", "cpu")
+    assert relative(logits(ours), logits(theirs)) < 1e-5
 
 
 def test_the_plan_counts_again(compressed: Callable[[Changes], Path], tmp_path: Path) -> None:

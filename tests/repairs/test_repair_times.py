@@ -9,7 +9,7 @@ from gac.errors import ProfileError
 from gac.profiling.operators import operation
 from gac.profiling.records import DeviceLostError, Header, Measurement, Point
 from gac.profiling.table import Profile
-from gac.repairs.contract import ShapeContract
+from gac.repairs.contract import STRATEGIES, ShapeContract
 from gac.repairs.run import decide
 from gac.repairs.shared_dims import Block, Run, SharedDim
 from gac.repairs.times import DTYPE, in_table, measured_dims, on_gpu, summed
@@ -86,6 +86,12 @@ def measurement(point: Point, ns: float) -> Measurement:
 
 def test_the_cheapest_measured_dim_is_taken(profile: Profile) -> None:
     assert decide([PAIR], ShapeContract.named("profile"), profile, [PREFILL]) == {"q_proj": 1024}
+
+
+def test_heads_stay_whatever_was_measured(profile: Profile) -> None:
+    heads = Block((SharedDim("self_attn", 3, (), form="heads"),), ())
+    for strategy in STRATEGIES:
+        assert decide([heads], ShapeContract.named(strategy), profile, [PREFILL]) == {"self_attn": 3}
 
 
 def test_only_measured_dims_are_taken(tmp_path: Path) -> None:

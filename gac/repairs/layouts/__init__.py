@@ -7,6 +7,7 @@ from gac.errors import CheckpointError
 from gac.models.loading import is_checkpoint
 from gac.repairs.dense import DenseModel, dense_model
 from gac.repairs.layouts.factors import PEERS, factored
+from gac.repairs.layouts.heads import fewer_heads
 from gac.repairs.layouts.planned import planned_blocks
 from gac.repairs.layouts.vectors import mlp_widths, value_heads
 from gac.repairs.shared_dims import Block
@@ -19,6 +20,7 @@ LAYOUTS: Mapping[str, Layout] = MappingProxyType(
         **{f"{'head groups' if peer.grouped else 'pairs'} of {peer.name}": factored(peer) for peer in PEERS},
         "latent attention": value_heads,
         "MLP widths": mlp_widths,
+        "fewer heads": fewer_heads,
     }
 )
 """Of checkpoints that others wrote; GAC's own are read by their plan."""
@@ -40,4 +42,18 @@ def find_blocks(source: Source) -> dict[str, tuple[Block, ...]]:
             f"{', '.join(LAYOUTS)}, or a checkpoint of GAC",
             "Check the names of its tensors.",
         )
+    _check_sayable(source, found)
     return found
+
+
+def _check_sayable(source: Source, found: Mapping[str, tuple[Block, ...]]) -> None:
+    """Where heads are carried by a form, forms say all the rest too."""
+    shared = {name: [one for block in blocks for one in block.shared] for name, blocks in found.items()}
+    carried = [name for name, dims in shared.items() if any(one.carried for one in dims)]
+    others = [name for name, dims in shared.items() if any(one.form is None for one in dims)]
+    if carried and others:
+        raise source.contradiction(
+            f"{' and '.join(carried)} beside {' and '.join(others)}",
+            f"{' and '.join(carried)} in a model whose other weights are dense, but for MLPs with fewer neurons",
+            "Multiply the factors out, or factor a model with all its heads.",
+        )

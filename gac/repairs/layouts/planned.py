@@ -1,11 +1,12 @@
 """GAC's own checkpoints: their plan says every form and dim, and is counted again once they are padded."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from gac.checkpoint.files import read_plan
 from gac.costs import COSTS
 from gac.forms import form_named
+from gac.forms.base import Place
 from gac.plan import Limit, Plan, SiteChoice, WeightChoice, counted
 from gac.repairs.shared_dims import Block, Dims, Run, SharedDim, run_of
 from gac.repairs.weight_files import Source
@@ -13,6 +14,8 @@ from gac.repairs.weight_files import Source
 
 def planned_blocks(source: Source) -> Iterator[Block]:
     """The weights that are not dense; where weights of one site are shorter on sides that meet, these share a dim.
+
+    Dims that count heads or blocks are carried as they are.
 
     Where a form lies inside another, the other's dim stays: it is part of the names of the plan's forms.
     """
@@ -34,6 +37,21 @@ def _owner(site: SiteChoice, choice: WeightChoice) -> str:
 
 def _block(source: Source, name: str, choices: Sequence[WeightChoice]) -> Block:
     most = min(form_named(one.form).full(one.weight) for one in choices)
+    places = stored_places(source, choices, "as plan.json says")
+    shared = SharedDim(name, choices[0].dim, places, most, form=choices[0].form)
+    runs = () if shared.carried else tuple(run for one in choices for run in _runs(name, one))
+    return Block((shared,), runs)
+
+
+def stored_places(source: Source, choices: Iterable[WeightChoice], said: str) -> tuple[Place, ...]:
+    """Where the dims of some weights lie in the tensors.
+
+    Args:
+        said: what else says how long the tensors are there, as an error names it.
+
+    Raises:
+        CheckpointError: a tensor is missing, or not as long.
+    """
     everywhere = [
         replace(place, tensor=f"{one.name}.{place.tensor}")
         for one in choices
@@ -44,10 +62,10 @@ def _block(source: Source, name: str, choices: Sequence[WeightChoice]) -> Block:
         stored = source.tensors.get(place.tensor)
         if stored is None or stored.ndim <= place.axis or stored.shape[place.axis] != place.ends[-1]:
             found = "missing" if stored is None else f"of shape {tuple(stored.shape)}"
-            planned = f"{place.ends[-1]} along axis {place.axis}, as plan.json says"
-            raise source.contradiction(f"{place.tensor} is {found}", planned)
-    runs = tuple(run for one in choices for run in _runs(name, one))
-    return Block((SharedDim(name, choices[0].dim, places, most),), runs)
+            raise source.contradiction(
+                f"{place.tensor} is {found}", f"{place.ends[-1]} along axis {place.axis}, {said}"
+            )
+    return places
 
 
 def _runs(name: str, choice: WeightChoice) -> list[Run]:

@@ -84,7 +84,7 @@ def _mlp(source: Source, dense: DenseModel, family: Family, prefix: str) -> Iter
     )
     writes = Run("linear", (("k", hidden),), "n", ((name, family.blocks),))
     reads = Run("linear", (("n", hidden),), "k", ((name, 1),))
-    yield Block((SharedDim(name, width, places),), (*(writes for _ in ups), reads))
+    yield Block((SharedDim(name, width, places, form="narrow"),), (*(writes for _ in ups), reads))
 
 
 def _transposed(shapes: list[tuple[int, int]], hidden: int) -> bool:
