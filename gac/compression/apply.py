@@ -42,11 +42,16 @@ def merged(choice: WeightChoice, own: Mapping[str, Tensor]) -> dict[str, Tensor]
 
 def planned_sites(plan: Plan, sites: Sequence[Site]) -> tuple[Site, ...]:
     """A family's sites as the plan decides on them, fused where it has them so."""
-    running = {choice.name for choice in plan.weights if runs(choice)}
     shared = {choice.site for choice in plan.sites if choice.shared}
     planned = as_planned(sites, plan.recipe.space.forms, plan.recipe.deployment.fuse)
     found = (site.run(site.name in shared) if site.either else site for site in planned)
-    return tuple(site if site.weights[0].name in running else site.run(shared=False) for site in found)
+    return where_they_run(tuple(found), plan.weights)
+
+
+def where_they_run(sites: Sequence[Site], weights: Sequence[WeightChoice]) -> tuple[Site, ...]:
+    """The same sites; those whose weights are not run are not marked as fused."""
+    running = {choice.name for choice in weights if runs(choice)}
+    return tuple(site if site.weights[0].name in running else site.run(shared=False) for site in sites)
 
 
 def runs(choice: WeightChoice) -> bool:

@@ -11,6 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from gac.evaluation.latency import Entry, Spread, Timed, Timer, time_in_turns
+from gac.evaluation.parts import PARTS, shares, without
 from gac.evaluation.shapes import variant, weight_bytes, without_gemms
 from gac.evaluation.versions import Version
 from gac.forms.planned_sites import run_together
@@ -18,7 +19,6 @@ from gac.models.sites import Site
 from gac.profiling.timing.sampling import BATCH
 from gac.workloads import Workload
 
-MOST_IN_GROUP = BATCH - 4  # beside the two dense models and the two without GEMMs
 _USABLE = 0.92
 _WORKSPACE = 4 * 10**9
 
@@ -31,19 +31,24 @@ class Reference:
         dense: the dense model, with the same fusing as what is predicted.
         table_ns: what the latency table sums up to for it.
         rest: the model without the GEMMs of its targeted weights.
-        rest_half: the same with half the neurons of every MLP.
+        less: the same with less of a part, by its name in ``gac.evaluation.parts.PARTS``, and how much there is of it.
     """
 
     dense: Spread
     table_ns: int
     rest: Spread
-    rest_half: Spread
+    less: Mapping[str, tuple[float, Spread]]
 
-    def predict(self, table_ns: int, neurons: float) -> float:
-        """ns of a model end to end: its GEMMs' sum, scaled as the dense model's, and the rest at its neurons."""
-        scale = (self.dense.median_ns - self.rest.median_ns) / self.table_ns
-        slope = 2 * (self.rest.median_ns - self.rest_half.median_ns)
-        return scale * table_ns + self.rest.median_ns - slope * (1 - neurons)
+    def predict(self, table_ns: int, shares: Mapping[str, float]) -> float:
+        """ns of a model end to end: its GEMMs' sum, scaled as the dense model's, and the rest with what it has of it.
+
+        Args:
+            shares: of every part; one that was not measured counts in full.
+        """
+        rest = self.rest.median_ns
+        scale = (self.dense.median_ns - rest) / self.table_ns
+        gone = ((1 - shares[part]) * (rest - less.median_ns) / (1 - share) for part, (share, less) in self.less.items())
+        return scale * table_ns + rest - sum(gone)
 
     def predict_by_sum(self, table_ns: int) -> float:
         """The plainer one: the table's sum, and what the dense model takes beyond its own."""
@@ -104,8 +109,10 @@ class Bench:
     def run(self, versions: Sequence[Version], workload: Workload) -> Iterator[Result]:
         """Time the dense models, and beside them the versions, as many at once as there is room for."""
         sizes = [one.params * self.model.dtype.itemsize for one in versions]
-        for first, group in enumerate(in_groups(versions, sizes, self._room(workload))):
-            results = self._group(group, workload)
+        parts = _parts_gone(versions)
+        beside = 3 + len(parts)  # the two dense models, and those without GEMMs
+        for first, group in enumerate(in_groups(versions, sizes, self._room(workload), BATCH - beside)):
+            results = self._group(group, workload, parts)
             gc.collect()
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
@@ -121,14 +128,16 @@ class Bench:
         taken = weight_bytes(self.model) + (copied + cached) * self.model.dtype.itemsize
         return _USABLE * self.memory_bytes - taken - _WORKSPACE
 
-    def _group(self, group: Sequence[Version], workload: Workload) -> list[Result]:
+    def _group(self, group: Sequence[Version], workload: Workload, gone: Sequence[str]) -> list[Result]:
         versions = [self.dense, self.fused, *group]
         entries = [Entry(one.name, partial(self._built, one), one.compiled) for one in versions]
-        entries += [Entry("rest", partial(without_gemms, self.model, self.sites, share)) for share in (1.0, 0.5)]
-        *timed, rest, half = time_in_turns(entries, workload, self.timer)
+        less = {None: without(self.sites)} | {part: without(self.sites, part) for part in gone}
+        entries += [Entry("rest", partial(without_gemms, self.model, choices)) for choices in less.values()]
+        timed = time_in_turns(entries, workload, self.timer)
+        rests = [one.latency for one in timed[len(versions) :]]
         dense = {False: timed[0].latency, True: timed[1].latency}
-        pairs = zip(versions, timed, strict=True)
-        return [self._result(one, of_one, dense, rest.latency, half.latency) for one, of_one in pairs]
+        parts = {part: (shares(less[part])[part], rest) for part, rest in zip(less, rests, strict=True) if part}
+        return [self._result(one, of_one, dense, rests[0], parts) for one, of_one in zip(versions, timed, strict=False)]
 
     def _built(self, one: Version) -> PreTrainedModel:
         return variant(
@@ -136,7 +145,12 @@ class Bench:
         )
 
     def _result(
-        self, one: Version, timed: Timed, dense: Mapping[bool, Spread], rest: Spread, rest_half: Spread
+        self,
+        one: Version,
+        timed: Timed,
+        dense: Mapping[bool, Spread],
+        rest: Spread,
+        less: Mapping[str, tuple[float, Spread]],
     ) -> Result:
         """Beside the prediction, where the table has what it needs; ``dense`` is by whether weights are fused."""
         found = Result(one.params, one.loss, timed, dense[False], dense[True], rest)
@@ -144,13 +158,19 @@ class Bench:
         dense_ns, ours = own.table_ns.get(timed.workload), one.table_ns.get(timed.workload)
         if dense_ns is None or ours is None or one.compiled:
             return found
-        reference = Reference(dense[one.fused is True], dense_ns, rest, rest_half)
-        predicted = reference.predict(ours, one.neurons)
+        reference = Reference(dense[one.fused is True], dense_ns, rest, less)
+        predicted = reference.predict(ours, shares(one.choices))
         return replace(found, predicted_ns=predicted, sum_ns=reference.predict_by_sum(ours))
 
 
-def in_groups(versions: Sequence[Version], sizes: Sequence[int], room: float) -> list[list[Version]]:
-    """Neighbours together, as many as fit into the room, at least one and at most six; one empty group where none is.
+def _parts_gone(versions: Sequence[Version]) -> list[str]:
+    """The parts of which one of them has less than the dense model."""
+    found = [shares(one.choices) for one in versions]
+    return [part for part in PARTS if any(one[part] < 1 for one in found)]
+
+
+def in_groups(versions: Sequence[Version], sizes: Sequence[int], room: float, most: int) -> list[list[Version]]:
+    """Neighbours together, as many as fit into the room, from one to ``most``; one empty group where none is.
 
     Args:
         sizes: in bytes, of each version.
@@ -158,7 +178,7 @@ def in_groups(versions: Sequence[Version], sizes: Sequence[int], room: float) ->
     groups: list[list[Version]] = [[]]
     left = room
     for one, size in zip(versions, sizes, strict=True):
-        if groups[-1] and (size > left or len(groups[-1]) == MOST_IN_GROUP):
+        if groups[-1] and (size > left or len(groups[-1]) == most):
             groups.append([])
             left = room
         groups[-1].append(one)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from gac.allocation.problem import Problem
-from gac.compression.apply import empty_module, share_gemms, skip_absent
+from gac.compression.apply import empty_module, share_gemms, skip_absent, where_they_run
 from gac.evaluation.versions import Planner
 from gac.models.families import family_of
 from gac.models.linears import linear_at
@@ -23,6 +23,7 @@ from gac.plan import Measured, WeightChoice
 from gac.profiling.select import select_profile
 from gac.recipe import Recipe
 from gac.runtime.decode_kernel import use_decode_kernel
+from gac.runtime.modules import Absent, Constant
 from gac.sensitivity.curve_library import CurveLibrary
 from gac.workloads import Workload
 
@@ -103,27 +104,25 @@ def variant(
     """
     found = _sharing(model)
     swap_in(found, {choice.name: _random(model, choice) for choice in choices if choice.form != "dense"})
-    share_gemms(found, fused)
+    share_gemms(found, where_they_run(fused, choices))
     skip_absent(found, choices)
     if triton:
         use_decode_kernel(found)
     return found
 
 
-def without_gemms(model: PreTrainedModel, sites: Sequence[Site], neurons: float = 1.0) -> PreTrainedModel:
-    """The model without the GEMMs of the sites: each weight hands out a buffer of its outputs instead.
+def without_gemms(model: PreTrainedModel, choices: Sequence[WeightChoice]) -> PreTrainedModel:
+    """The model with these choices and without their GEMMs: each weight hands out a buffer of its outputs instead.
 
     What is left is attention, norms, activations, embedding and head, and all launches but those of the GEMMs.
-
-    Args:
-        neurons: the fraction of each MLP's neurons that there are.
     """
     found = _sharing(model)
     outputs: dict[tuple[int, int], Tensor] = {}
-    for site in sites:
-        for weight in site.weights:
-            share = neurons if weight.neurons == "out" else 1.0
-            found.set_submodule(weight.name, StandIn(int(share * weight.out_features), outputs))
+    for choice in choices:
+        module: Any = empty_module(choice, bias=False, device="meta", dtype=model.dtype)
+        runs = not isinstance(module, Absent | Constant)
+        found.set_submodule(choice.name, StandIn(module.out_features, outputs) if runs else _random(model, choice))
+    skip_absent(found, choices)
     return found
 
 

@@ -15,7 +15,7 @@ from gac.workloads import Workload
 _ATTENTION = "sdpa_whole"
 
 Step = Callable[[], Tensor]
-_Layout = tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
+_Layout = tuple[tuple[tuple[int, ...], ...], ...]
 
 
 class Context:
@@ -44,7 +44,7 @@ class Context:
     @property
     def nbytes(self) -> int:
         layers: Any = self.cache.layers
-        return sum(layer.keys.nbytes + layer.values.nbytes for layer in layers)
+        return sum(layer.keys.nbytes + layer.values.nbytes for layer in layers if layer.is_initialized)
 
 
 class Contexts:
@@ -66,11 +66,12 @@ class Contexts:
 
 @torch.no_grad()
 def _layout(model: Any, ids: Tensor) -> _Layout:
-    """Shapes of the keys and values of these tokens in every layer; a plan can make values shorter in some."""
+    """Shapes of the keys and values of these tokens in every layer that has any; a plan can make values shorter."""
     cache = DynamicCache(config=model.config)
     model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
     layers: Any = cache.layers
-    return tuple((tuple(layer.keys.shape), tuple(layer.values.shape)) for layer in layers)
+    kept = ((layer.keys, layer.values) if layer.is_initialized else () for layer in layers)
+    return tuple(tuple(tuple(one.shape) for one in pair) for pair in kept)
 
 
 def prepare(model: PreTrainedModel, workload: Workload) -> Tensor:

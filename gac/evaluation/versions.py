@@ -57,17 +57,6 @@ class Version:
         """Of the targeted weights."""
         return sum(choice.params for choice in self.choices)
 
-    @property
-    def neurons(self) -> float:
-        """The fraction of the MLPs' neurons that there are."""
-        kept = total = 0
-        for choice in self.choices:
-            weight, (form, dim) = choice.weight, form_named(choice.form).shortening(choice.dim)
-            if weight.neurons == "out":
-                total += weight.out_features
-                kept += form.size(weight, dim) if form.shortens(weight) == "out" else weight.out_features
-        return kept / total if total else 1.0
-
 
 @dataclass(frozen=True, eq=False)
 class Planner:
@@ -160,26 +149,44 @@ def versions_at(planner: Planner, budget: float) -> list[Version]:
 
 
 def fastest_versions(planner: Planner, budget: float, workload: Workload, most_loss: float) -> list[Version]:
-    """GAC's plan of least latency that keeps the budget and loses at most that much, in dims that are multiples of 32.
+    """What ``fastest_version`` finds; for workloads of one row whose shapes the table holds in Triton, in it too.
 
-    Fused or not, as the table says is faster; where neither can be had, the error says so. For workloads of one
-    row whose shapes the table holds in Triton, the dense model and GAC's plan with it follow.
+    There the dense model comes first.
 
     Raises:
         BudgetError: no aligned choice within the budget loses as little.
     """
-    found = [_fastest(planner, budget, workload, most_loss, triton=False)]
+    found = [fastest_version(planner, budget, workload, most_loss)]
     if workload.rows == 1:
         dense = planner.dense(fused=True, triton=True)
         if dense.table_ns[str(workload)] is not None:
-            found += [dense, _fastest(planner, budget, workload, most_loss, triton=True)]
+            found += [dense, fastest_version(planner, budget, workload, most_loss, triton=True)]
     return found
 
 
-def _fastest(planner: Planner, budget: float, workload: Workload, most_loss: float, triton: bool) -> Version:
+def fastest_version(
+    planner: Planner,
+    budget: float,
+    workload: Workload,
+    most_loss: float,
+    triton: bool = False,
+    more_forms: Sequence[str] = (),
+) -> Version:
+    """GAC's plan of least latency that keeps the budget and loses at most that much, in dims that are multiples of 32.
+
+    Fused or not, as the table says is faster; where neither can be had, the error says so.
+
+    Args:
+        triton: whether one row runs in Triton.
+        more_forms: beside those that compete by default.
+
+    Raises:
+        BudgetError: no aligned choice within the budget loses as little.
+    """
     found: list[Version] = []
     failures: list[BudgetError] = []
     options = {"workloads": [str(workload)], "decode_kernel": _kernel(triton), "align": COARSE}
+    options |= {"forms": (*DEFAULT_FORMS, *more_forms)}
     for fused in (True, False):
         problem = planner.problem_of(budget, fuse=fused, **options)
         try:
@@ -188,7 +195,8 @@ def _fastest(planner: Planner, budget: float, workload: Workload, most_loss: flo
             failures.append(failure)
     if not found:
         raise failures[0]
-    return min(found, key=lambda version: version.table_ns[str(workload)] or 0)
+    best = min(found, key=lambda version: version.table_ns[str(workload)] or 0)
+    return replace(best, name=", ".join([best.name, *more_forms]))
 
 
 def _within(problem: Problem, workload: Workload, most_loss: float, fused: bool, triton: bool) -> Version:

@@ -20,7 +20,9 @@ from gac.models.sites import Site, Weight
 from gac.plan import Calibration
 from gac.schemes import DEFAULT_SCHEME
 
-_FORMS = tuple(map(form_named, DEFAULT_FORMS))
+LIBRARY_FORMS = (*DEFAULT_FORMS, "heads", "skip")
+"""Forms whose curves a library holds."""
+
 _SHIPPED = "smollm2_curves.npz"
 
 
@@ -70,7 +72,7 @@ class CurveLibrary:
             {
                 (form.name, DEFAULT_SCHEME, weight.name): self._of(form, weight, site.layer / max(layers - 1, 1))
                 for site in sites
-                for form in _FORMS
+                for form in map(form_named, LIBRARY_FORMS)
                 for weight in site.weights
                 if form.shortens(weight) != "out" and form.takes(weight)
             }

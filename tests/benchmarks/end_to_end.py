@@ -5,13 +5,14 @@
     python tests/benchmarks/end_to_end.py ... --compiled --workload prefill:1x1024 --kept 0.85   # torch.compile too
 
 A case is a workload and a kept fraction; the JSON is written after each, and cases that are in it are not run again.
-Beside it a Markdown file is written. ``--plans FILE`` reads who runs from a file, or writes it where there is none and
-stops: that takes minutes of a CPU, and no GPU. ``--stop SECONDS`` begins no case after that.
+Beside it a Markdown file is written. ``--structures`` times, beside the plan made by default, the fastest that lose no
+more, with skipped blocks and fewer heads and without. ``--plans FILE`` reads who runs from a file, or writes it where
+there is none and stops: that takes minutes of a CPU, and no GPU. ``--stop SECONDS`` begins no case after that.
 """
 
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -23,7 +24,15 @@ from gac.errors import GacError
 from gac.evaluation.bench import Bench, Result
 from gac.evaluation.latency import METHOD, GraphTimer
 from gac.evaluation.shapes import model_of_shapes, planner_of_shapes
-from gac.evaluation.versions import UNALIGNED, Planner, Version, compiled_versions, fastest_versions, versions_at
+from gac.evaluation.versions import (
+    UNALIGNED,
+    Planner,
+    Version,
+    compiled_versions,
+    fastest_version,
+    fastest_versions,
+    versions_at,
+)
 from gac.io import from_json, to_json
 from gac.reporting.evaluation import benched
 from gac.workloads import Workload
@@ -93,6 +102,7 @@ def _asked() -> Any:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--compiled", action="store_true", help="only the dense and the compiled versions")
     parser.add_argument("--by-default", action="store_true", help="only the dense model and the plans made by default")
+    parser.add_argument("--structures", action="store_true", help="that, and the fastest with heads and skip, without")
     parser.add_argument("--processes", type=int, default=1, help="that plan")
     parser.add_argument("--plans", type=Path)
     parser.add_argument("--stop", type=float)
@@ -103,9 +113,13 @@ def _planned(planner: Planner, cases: list[Case], asked: Any) -> dict[Case, list
     """The versions of every case; plans are made by several processes at once, which takes no GPU."""
     kept = sorted({kept for _, kept in cases})
     with ProcessPoolExecutor(max(asked.processes, 1), mp_context=get_context("fork")) as pool:
-        if asked.by_default:
-            own = dict(zip(kept, pool.map(planner.by_default, kept), strict=True))
-            return {case: [own[case[1]]] for case in cases}
+        if asked.by_default or asked.structures:
+            default = dict(zip(kept, pool.map(planner.by_default, kept), strict=True))
+            losses = [default[kept].loss for _, kept in cases]
+            faster = (
+                pool.map(partial(_with_structures, planner), cases, losses) if asked.structures else [[]] * len(cases)
+            )
+            return {case: [default[case[1]], *found] for case, found in zip(cases, faster, strict=True)}
         shared = dict(zip(kept, pool.map(partial(versions_at, planner), kept), strict=True))
         own = {kept: next(one.loss for one in found if one.name == UNALIGNED) for kept, found in shared.items()}
         fastest = pool.map(partial(_fastest, planner), cases, [own[kept] for _, kept in cases])
@@ -119,11 +133,25 @@ def _read_plans(path: Path, cases: list[Case]) -> dict[Case, list[Version]]:
 
 def _fastest(planner: Planner, case: Case, loss: float) -> list[Version]:
     """GAC's plan for this workload that loses no more than the unaligned one; none where the table lacks it."""
+    return _or_told(case, fastest_versions, planner, case[1], case[0], loss)
+
+
+def _with_structures(planner: Planner, case: Case, loss: float) -> list[Version]:
+    """The plans of least latency that lose no more, without heads and skipped blocks and with them."""
     workload, kept = case
+
+    def plan(*more: str) -> list[Version]:
+        return [fastest_version(planner, kept, workload, loss, more_forms=more)]
+
+    return [*_or_told(case, plan), *_or_told(case, plan, "heads", "skip")]
+
+
+def _or_told(case: Case, plan: Callable[..., list[Version]], *given: Any) -> list[Version]:
+    """What is planned; none, and why, where it cannot be."""
     try:
-        return fastest_versions(planner, kept, workload, loss)
+        return plan(*given)
     except GacError as failure:
-        print(f"{workload} at {kept}: {failure}", file=sys.stderr, flush=True)
+        print(f"{case[0]} at {case[1]}: {failure}", file=sys.stderr, flush=True)
         return []
 
 

@@ -76,16 +76,16 @@ def markdown(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def read(name: str) -> Loaded:
     """The model, with a tokenizer that cuts each text only once for all rows."""
     loaded = load_model(name)
-    tokens: dict[Any, Any] = {}
+    own, tokens = type(loaded.tokenizer), {}
 
-    def tokenizer(text: str, **options: Any) -> Any:
+    def cut(tokenizer: Any, text: str, **options: Any) -> Any:
         key = text, *sorted(options.items())
         if key not in tokens:
-            tokens[key] = loaded.tokenizer(text, **options)
+            tokens[key] = own.__call__(tokenizer, text, **options)
         return tokens[key]
 
-    tokenizer.bos_token_id = loaded.tokenizer.bos_token_id  # type: ignore[attr-defined]
-    return load_model(loaded.model, tokenizer)
+    loaded.tokenizer.__class__ = type(own.__name__, (own,), {"__call__": cut})
+    return loaded
 
 
 def problem_of(loaded: Loaded, **options: Any) -> Problem:
@@ -150,9 +150,7 @@ class Study:
 
     def measured(self, plan: Plan) -> dict[str, Any]:
         """What the model of a plan is, and its perplexity; ``measured`` and ``predicted`` are ln(ratio)."""
-        found = self._perplexity(
-            gac.compress(copy.deepcopy(self.loaded.model), plan, tokenizer=self.loaded.tokenizer)
-        ).value
+        found = self.perplexity_of(plan)
         return {
             "refit": plan.recipe.refit,
             "kept": plan.budget.kept,
@@ -172,6 +170,11 @@ class Study:
             "ratio": found / self.record["dense"],
             "measured": math.log(found / self.record["dense"]),
         }
+
+    def perplexity_of(self, plan: Plan) -> float:
+        """Of the model that is compressed by it."""
+        compressed = gac.compress(copy.deepcopy(self.loaded.model), plan, tokenizer=self.loaded.tokenizer)
+        return self._perplexity(compressed).value
 
     def _perplexity(self, model: Any) -> gac.Perplexity:
         evaluated = {name: getattr(self._asked, name) for name in ("text", "length") if name in self._asked}

@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 
 from gac.allocation.problem import Problem
-from gac.forms import DEFAULT_FORMS, form_named
-from gac.sensitivity.curve_library import CurveLibrary
+from gac.forms import form_named
+from gac.sensitivity.curve_library import LIBRARY_FORMS, CurveLibrary
 from tests.benchmarks.harness import OPTIONS, options, problem_of, read
 
 SHIPPED = Path(__file__).parents[2] / "gac" / "sensitivity" / "smollm2_curves.npz"
@@ -24,7 +24,7 @@ def main() -> None:
     parser = options(__doc__, "--calibration")
     parser.add_argument("--output", type=Path, default=SHIPPED)
     asked = parser.parse_args()
-    table = {"profile": OPTIONS["--profile"]["default"], "workloads": ["decode:1@1024"]}
+    table = {"profile": OPTIONS["--profile"]["default"], "workloads": ["decode:1@1024"], "forms": LIBRARY_FORMS}
     write(problem_of(read("smollm2"), calibration=asked.calibration, refit="none", **table), asked.output)
     print(f"{asked.output}: {asked.output.stat().st_size / 1e3:.0f} kB; {CurveLibrary.load(asked.output)}")
 
@@ -33,7 +33,7 @@ def write(problem: Problem, path: Path) -> None:
     """Every curve at ``POINTS`` dims in even steps, as one compressed NumPy file."""
     rows: dict[str, list[np.ndarray]] = {}
     fractions: dict[str, float] = {}
-    for form in map(form_named, DEFAULT_FORMS):
+    for form in map(form_named, LIBRARY_FORMS):
         for weight in (weight for site in problem.sites for weight in site.weights):
             if curve := problem.curves.of(form, weight):
                 key = f"{form.name}/{weight.name.rpartition('.')[2]}"

@@ -7,6 +7,7 @@ random number (log-normal, its sigma random too, from 0 to 2): plans of every ki
 What a plan is predicted to lose is read off the true curves. A run that is cut short goes on where it was.
 """
 
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -16,8 +17,8 @@ from scipy.stats import spearmanr
 from gac.allocation.decide import decide
 from gac.allocation.problem import Problem
 from gac.curves import LossCurve, LossCurves
-from gac.forms import form_named
-from gac.plan import Plan
+from gac.forms import DEFAULT_FORMS, form_named
+from gac.plan import Plan, WeightChoice
 from tests.benchmarks.harness import OF_A_STUDY, Study, options, problem_of
 
 
@@ -25,14 +26,19 @@ def main() -> None:
     parser = options(__doc__, *OF_A_STUDY, "--refit")
     parser.add_argument("--plans", type=int, default=30)
     parser.add_argument("--budgets", type=float, nargs=2, default=(0.55, 0.97), metavar=("LEAST", "MOST"))
+    parser.add_argument("--forms", nargs="*", default=list(DEFAULT_FORMS))
     parser.set_defaults(windows=40, refit="none")
     asked = parser.parse_args()
-    study = Study(asked, "budgets", "refit")
-    planned = {"profile": asked.profile, "workloads": ["prefill:1x1024"], "refit": asked.refit}
+    study = Study(asked, "budgets", "refit", "forms")
+    planned = {"profile": asked.profile, "workloads": ["prefill:1x1024"], "refit": asked.refit, "forms": asked.forms}
     problem = problem_of(study.loaded, calibration=asked.calibration, **planned)
     for seed in range(len(study.rows), asked.plans):
         plan, sigma = random_plan(problem, seed, asked.budgets)
-        row = {"seed": seed, "sigma": sigma} | study.measured(plan) | {"predicted": true_loss(problem, plan)}
+        row = (
+            {"seed": seed, "sigma": sigma, "forms": Counter(one.form for one in plan.weights)}
+            | study.measured(plan)
+            | {"predicted": true_loss(problem, plan)}
+        )
         study.keep(row, rank_correlation=correlation([*study.rows, row]))
     print(f"rank correlation over {len(study.rows)} plans: {correlation(study.rows):.4f}")
 
@@ -53,8 +59,15 @@ def random_plan(problem: Problem, seed: int, budgets: tuple[float, float]) -> tu
 
 def true_loss(problem: Problem, plan: Plan) -> float:
     """What the undisturbed curves say that a plan loses, nats a token."""
-    chosen = [(problem.curves.of(form_named(w.form), w.weight), w.dim) for w in plan.weights if w.form != "dense"]
-    return float(sum(curve.loss[dim] for curve, dim in chosen if curve is not None))
+    alone = sum(_lost(problem.curves, one) for one in plan.weights if one.form != "dense")
+    return alone + problem.curves.beyond_sum((one.form, one.name, one.dim) for one in plan.weights)
+
+
+def _lost(curves: LossCurves, one: WeightChoice) -> float:
+    """What one weight loses; that through which a form shortens others loses what all of them do."""
+    form, (around, dim) = form_named(one.form), form_named(one.form).shortening(one.dim)
+    curve, shorter = curves.of(form, one.weight), curves.of(around, one.weight) if form.inside else None
+    return sum(float(found.loss[at]) for found, at in ((curve, one.dim), (shorter, dim)) if found is not None)
 
 
 def correlation(rows: list[dict[str, Any]]) -> float | None:

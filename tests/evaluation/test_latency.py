@@ -12,12 +12,14 @@ from transformers import PreTrainedModel
 from gac.errors import GacError, ProfileError
 from gac.evaluation.bench import Bench, Reference, in_groups
 from gac.evaluation.latency import LEAST_ROUNDS, MOST_ROUNDS, Entry, GraphTimer, Spread, interleaved, time_in_turns
+from gac.evaluation.parts import PARTS, shares, without
 from gac.evaluation.shapes import model_of_shapes, planner_of_shapes, variant, weight_bytes, without_gemms
 from gac.evaluation.steps import Context, Contexts, Step, decode_step, prefill_step, prepare
 from gac.evaluation.versions import DENSE, FUSED, UNALIGNED, Planner, Version, versions_at
 from gac.forms.planned_sites import run_together
 from gac.plan import WeightChoice
 from gac.profiling.timing.sampling import Batch
+from gac.runtime.skipped import SkippedBlock
 from gac.workloads import Workload
 
 PREFILL, DECODE = Workload.parse("prefill:2x8"), Workload.parse("decode:2@8")
@@ -67,6 +69,14 @@ def test_a_decode_step_can_be_repeated(model: PreTrainedModel) -> None:
     assert all(torch.equal(step(), first) for _ in range(10))
 
 
+def test_models_without_some_attention_have_a_context_of_their_own(planner: Planner, model: PreTrainedModel) -> None:
+    contexts = Contexts()
+    skipping = variant(model, without(planner.problem.sites, "attentions"))
+    kept = [contexts.of(one, DECODE, prepare(model, DECODE)) for one in (model, skipping, model)]
+    assert kept[0] is kept[2] is not kept[1]
+    assert 2 * kept[1].nbytes == kept[0].nbytes
+
+
 def test_models_share_a_context_unless_their_values_are_shorter(model: PreTrainedModel) -> None:
     ids, contexts = prepare(model, DECODE), Contexts()
     sites = planner_of_shapes("smollm2", [DECODE], "nvidia-h100-80gb-hbm3", layers=2).problem.sites
@@ -103,8 +113,29 @@ def test_a_fused_variant_computes_what_the_model_computes(planner: Planner, mode
 
 
 def test_a_hollow_model_has_no_targeted_weights(planner: Planner, model: PreTrainedModel) -> None:
-    hollow = without_gemms(model, planner.problem.sites, 0.5)
+    hollow = without_gemms(model, without(planner.problem.sites, "neurons"))
     assert (weight_bytes(model) - weight_bytes(hollow)) // 4 == planner.problem.params
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_hollow_model_without_half_of_a_part_runs(part: str, planner: Planner, model: PreTrainedModel) -> None:
+    choices = without(planner.problem.sites, part)
+    hollow = without_gemms(model, choices)
+    blocks = [name for name, module in hollow.named_modules() if isinstance(module, SkippedBlock)]
+    assert [name for name, share in shares(choices).items() if share < 1] == [part]
+    assert blocks == {"attentions": ["model.layers.1.self_attn"], "MLPs": ["model.layers.1.mlp"]}.get(part, [])
+    assert step_of(hollow, PREFILL)().isfinite().all()
+
+
+@pytest.mark.parametrize("workload", [PREFILL, DECODE])
+@pytest.mark.parametrize("part", PARTS)
+def test_a_variant_without_half_of_a_part_runs_fused(
+    part: str, workload: Workload, planner: Planner, model: PreTrainedModel
+) -> None:
+    choices = without(planner.problem.sites, part)
+    found = variant(model, choices, run_together(planner.problem.sites))
+    assert step_of(found, workload)().isfinite().all()
+    assert weight_bytes(model) - weight_bytes(found) > 4 * sum(one.weight.params - one.params for one in choices) - 4096
 
 
 def test_versions_keep_the_budget_and_only_padding_adds_to_it(planner: Planner, versions: dict[str, Version]) -> None:
@@ -142,9 +173,10 @@ def test_a_round_that_was_queued_late_is_taken_again() -> None:
 
 
 def test_the_dense_model_is_predicted_as_it_is_measured() -> None:
-    reference = Reference(Spread(100.0, 0, 9), 70, Spread(20.0, 0, 9), Spread(15.0, 0, 9))
-    assert reference.predict(70, 1.0) == 100.0
-    assert reference.predict(0, 0.5) == 15.0
+    less = {"neurons": (0.5, Spread(15.0, 0, 9)), "heads": (0.75, Spread(19.0, 0, 9))}
+    reference = Reference(Spread(100.0, 0, 9), 70, Spread(20.0, 0, 9), less)
+    assert reference.predict(70, dict.fromkeys(PARTS, 1.0)) == 100.0
+    assert reference.predict(0, dict.fromkeys(PARTS, 1.0) | {"neurons": 0.5, "heads": 0.5}) == 13.0
 
 
 def test_a_bench_sets_every_version_beside_the_dense_models(
@@ -160,8 +192,8 @@ def test_a_bench_sets_every_version_beside_the_dense_models(
 
 @pytest.mark.parametrize(("room", "sizes"), [(35, [3, 3, 2]), (5, [1] * 8), (1e9, [6, 2])])
 def test_groups_are_as_large_as_there_is_room(room: float, sizes: list[int], versions: dict[str, Version]) -> None:
-    assert [len(group) for group in in_groups(list(versions.values())[:8], [10] * 8, room)] == sizes
-    assert in_groups([], [], room) == [[]]
+    assert [len(group) for group in in_groups(list(versions.values())[:8], [10] * 8, room, 6)] == sizes
+    assert in_groups([], [], room, 6) == [[]]
 
 
 def test_more_models_than_a_round_takes_are_refused(model: PreTrainedModel) -> None:

@@ -43,7 +43,7 @@ def fingerprint() -> Header:
         cuda=str(torch.version.cuda),
         cublas=_cublas_version(),
         cudnn=str(_backends.cudnn.version()),
-        torch=torch.__version__,
+        torch=str(torch.__version__),
         gac_version=__version__,
         dtype_policy=_dtype_policy(),
         timing=METHOD,
