@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 from gac.arguments import is_number
 from gac.costs import BYTES, KV_NUMBERS, PARAMS, ns_of
 from gac.errors import BudgetError, GacError, did_you_mean
-from gac.forms import DEFAULT_FORMS, FORMS
+from gac.forms import DEFAULT_FORMS, FORMS, LATENCY_FORMS
 from gac.forms.planned_sites import Fusing
 from gac.io import Record
 from gac.schemes import DEFAULT_SCHEME, SCHEMES
@@ -98,7 +98,9 @@ class Space:
             (shorter value vectors, in v_proj, o_proj and the KV cache), ``narrow_pair`` (beside ``narrow``: pairs in a
             narrower MLP, at widths from 3/4 to 1/4 of its neurons; ``narrow_pair:N`` at N of them), ``heads`` (fewer
             key-value heads, each with its query heads), ``skip`` (attentions and MLPs that do nothing). Of two that
-            differ in nothing that is limited, the first stays.
+            differ in nothing that is limited, the first stays. ``Recipe.of`` has ``low_rank`` and ``narrow`` where
+            none are named, and ``skip`` beside them where a latency below the dense model's is asked for with the
+            method ``kfac``.
         schemes: how numbers may be stored; ``bf16`` is 16 bits a number, as they are loaded.
         align: True keeps to dims that the profile shows to be sound; a number keeps to its multiples among them, False
             allows every integer. ``profile,group=128``: whole groups of 128, for weights that are quantised later.
@@ -328,6 +330,9 @@ class Recipe(Record):
         elif latency is not None and not isinstance(latency, Mapping):
             latency = dict.fromkeys(deployment.workloads, latency)
         limits = Limits(budget, given.pop("memory", None), given.pop("kv_cache", None), latency)
+        faster = any(fraction < 1 for fraction in (limits.latency or {}).values())
+        if faster and given.get("method", Measure.method) == Measure.method:
+            given.setdefault("forms", LATENCY_FORMS)
         if "calibration" in given:
             given["text"] = given.pop("calibration")
         return cls(_part(Measure, given), _part(Space, given), deployment, limits, **given)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial, wraps
+from math import comb
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,6 +18,7 @@ from gac.cli.options import (
     workloads_option,
 )
 from gac.cli.verb import note
+from gac.forms import DEFAULT_FORMS, LATENCY_FORMS, form_named
 from gac.recipe import Options, Recipe
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -50,7 +52,11 @@ _MEASURED = (
         show_default=True,
         help="How errors are measured: kfac, svd-llm, asvd[:ALPHA], svd, or palu[:HEADS].",
     ),
-    forms_option("A form that competes with staying dense. Repeatable."),
+    forms_option(
+        "A form that competes with staying dense. Repeatable.",
+        default=(),
+        shown=f"{', '.join(DEFAULT_FORMS)}; with --latency below 1 and --method kfac {', '.join(LATENCY_FORMS)}",
+    ),
     workloads_option("What latency is predicted for"),
     click.option(
         "--calibration",
@@ -175,6 +181,8 @@ def recipe_options(limits: bool) -> Callable[[Command], Command]:
         def run(recipe_file: Path | None, tokenizer: str | None, step: int | None, **given: Any) -> Any:
             names = [name for name in given if name in Options.__annotations__ or name == "budget"]
             options = {name: given.pop(name) for name in names}
+            if not options["forms"]:
+                del options["forms"]
             if step is not None and not options["align"]:
                 raise click.UsageError("--align-to goes without --no-align.", click.get_current_context())
             options |= {} if step is None else {"align": step}
@@ -214,7 +222,9 @@ def _say_cost(model: str, recipe: Recipe) -> None:
     from gac.models.families import family_of
     from gac.models.loading import load_config
     from gac.sensitivity.calibration import kept_on_disk, moment_bytes
+    from gac.sensitivity.pairs import MOST
     from gac.sensitivity.registry import METHODS
+    from gac.sensitivity.runs import TOKENS
     from gac.sensitivity.texts import Texts
 
     measure = recipe.measure
@@ -236,3 +246,8 @@ def _say_cost(model: str, recipe: Recipe) -> None:
             f"two shots: calibration takes {times} as long and twice the disk, and there has to be room "
             f"for a second copy of the weights, compressed to {FIRST_KEPT:g}"
         )
+    weights = [weight for site in sites for weight in site.weights]
+    for form in (form for form in map(form_named, recipe.space.forms) if form.runs):
+        taken = sum(form.shortens(weight) == "in" for weight in weights)
+        runs = taken + comb(min(taken, MOST), 2)
+        note(f"form {form.name}: the model is run {runs} times on up to {TOKENS} tokens, half of it on average")

@@ -78,9 +78,9 @@ def profile_option(what: str, **how: Any) -> Callable[[T], T]:
 table_option = profile_option("Latency table; by default this GPU's, without a GPU the H100's.")
 
 
-def forms_option(what: str, default: tuple[str, ...] = DEFAULT_FORMS) -> Callable[[T], T]:
-    """``--form``, repeatable; ``what`` says in the help what forms are there for."""
-    return click.option("--form", "forms", multiple=True, default=default, show_default=True, help=what)
+def forms_option(what: str, default: tuple[str, ...] = DEFAULT_FORMS, shown: str | bool = True) -> Callable[[T], T]:
+    """``--form``, repeatable; ``what`` says in the help what forms are there for, ``shown`` what the default is."""
+    return click.option("--form", "forms", multiple=True, default=default, show_default=shown, help=what)
 
 
 def workloads_option(what: str) -> Callable[[T], T]:

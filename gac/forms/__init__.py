@@ -5,7 +5,7 @@ from gac.forms.base import Form, Shorter
 from gac.models.sites import Weight, check_weight
 from gac.registry import Registry, check_contract
 
-__all__ = ["DEFAULT_FORMS", "FORMS", "Form", "Shorter", "check_choice", "form_named"]
+__all__ = ["DEFAULT_FORMS", "FORMS", "LATENCY_FORMS", "Form", "Shorter", "check_choice", "form_named"]
 
 _EDITED = "Make it again; this file was edited."
 
@@ -28,6 +28,9 @@ FORMS: Registry[Form] = Registry(
 
 DEFAULT_FORMS = ("low_rank", "narrow")
 """What competes with staying dense where nothing else is asked for."""
+
+LATENCY_FORMS = (*DEFAULT_FORMS, "skip")
+"""What does so where less latency than the dense model's is asked for: whole blocks are what is best left out there."""
 
 
 def form_named(name: str) -> Form:

@@ -31,11 +31,13 @@ def prepare_for_vllm(model: Any, names: Iterable[str]) -> None:
         names: of the weights that were replaced, in the model.
 
     Raises:
-        ValueError: vLLM is to split the weights.
+        ValueError: vLLM is to split the weights, or a layer has fewer heads than the others.
     """
     if model.config._attn_implementation != _VLLM:
         return
+    names = list(names)
     _check_not_split()
+    _check_heads(model, names)
     others: dict[str, list[str]] = {}
     for name in names:
         owner, _, child = name.rpartition(".")
@@ -53,3 +55,15 @@ def _check_not_split() -> None:
             f"tensor_parallel_size is {size}; expected 1: the weights of a compressed model are not split. "
             "Use data_parallel_size instead."
         )
+
+
+def _check_heads(model: Any, names: Iterable[str]) -> None:
+    """vLLM's attention has as many heads in every layer."""
+    heads: int = model.config.get_text_config().num_key_value_heads
+    for name in (name for name in names if name.endswith(".k_proj")):
+        attention = model.get_submodule(name.rpartition(".")[0])
+        if (kept := getattr(attention.k_proj, "out_features", 0) // attention.head_dim) != heads:
+            raise ValueError(
+                f"{name} has {kept} key-value heads; expected {heads} in every layer, which is all that vLLM's "
+                "attention knows. Serve it with transformers, or plan without the form heads."
+            )

@@ -29,10 +29,10 @@ def main() -> None:
     for name in asked.sets:
         forms = (*DEFAULT_FORMS, *SETS[name])
         for budget in asked.params:
-            study.add({"with": name, "limit": "parameters"}, budget, forms=forms, refit=asked.refit)
+            study.add({"with": name, "limit": "parameters", "share": budget}, budget, forms=forms, refit=asked.refit)
         for share in asked.latency:
             given = {"latency": dict.fromkeys(DEFAULT_WORKLOADS, share)}
-            study.add({"with": name, "limit": "latency"}, 1.0, forms=forms, refit=asked.refit, **given)
+            study.add({"with": name, "limit": "latency", "share": share}, 1.0, forms=forms, refit=asked.refit, **given)
 
 
 class Structures(Study):

@@ -79,6 +79,19 @@ def test_weights_are_not_split(vllm: Any, make_plan: MakePlan) -> None:
     )
 
 
+def test_a_layer_with_fewer_heads_is_refused(vllm: Any, make_plan: MakePlan) -> None:
+    fewer = {f"model.layers.1.self_attn.{name}_proj": ("heads", 1) for name in "qkvo"}
+    model = compressed(small_model(small_config("llama")), make_plan, fewer)
+    with pytest.raises(ValueError, match="has 1 key-value heads; expected 2 in every layer"):
+        built_for_vllm(model)
+
+
+def test_a_skipped_attention_is_built_with_all_heads(vllm: Any, make_plan: MakePlan) -> None:
+    nothing = {f"model.layers.1.self_attn.{name}_proj": ("skip", 0) for name in "qkvo"}
+    model = compressed(small_model(small_config("llama")), make_plan, nothing)
+    assert children(built_for_vllm(model), 1) == {"gate_proj", "up_proj", "down_proj", "act_fn"}
+
+
 class Other(nn.Module):
     """A server's own layer in the place of a linear one."""
 
