@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gac.errors import PlanError
 from gac.forms import form_named
-from gac.forms.heads.torch import eliminate_groups
+from gac.forms.heads.torch import PRICE, eliminate_groups
 from gac.forms.metric import FACTOR, Metric
 from gac.forms.planned_sites import as_planned, check_forms_fit
 from gac.models.families import FIXED_HEADS, family_of, supported
@@ -68,7 +68,7 @@ def lost(weight: Tensor, metric: Metric, kept: Tensor) -> float:
     solved = weight @ inputs[:, kept] @ torch.linalg.inv(inputs[kept][:, kept])
     error = weight.clone()
     error[:, kept] -= solved
-    return FACTOR * float((metric.gradients @ error @ inputs @ error.T).trace())
+    return PRICE * FACTOR * float((metric.gradients @ error @ inputs @ error.T).trace())
 
 
 def test_groups_go_as_their_loss_says() -> None:
