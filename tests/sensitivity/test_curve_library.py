@@ -25,7 +25,7 @@ def library() -> CurveLibrary:
     fractions = {
         f"low_rank/{name}": LOW_RANK.params(one, LOW_RANK.full(one)) / one.params for name, one in weights.items()
     }
-    fractions["narrow/down_proj"] = 1.0
+    fractions |= dict.fromkeys(("narrow/down_proj", "heads/o_proj", "skip/o_proj", "skip/down_proj"), 1.0)
     return CurveLibrary("small", "kfac", TEXT, dict.fromkeys(fractions, rows), fractions)
 
 
@@ -50,6 +50,10 @@ def test_a_larger_model_loses_as_much_at_the_same_fraction_and_depth() -> None:
     )
     last = found.by_key["narrow", "bf16", "model.layers.31.mlp.down_proj"].loss
     assert (last[0], last[7168]) == (30.0, pytest.approx(7.5, abs=1e-2))
+    heads = found.by_key["heads", "bf16", "model.layers.31.self_attn.o_proj"].loss
+    assert heads == pytest.approx(30.0 * (1 - np.arange(9) / 8) ** 2, abs=1e-2)
+    assert found.by_key["skip", "bf16", "model.layers.31.mlp.down_proj"].loss.tolist() == [30.0, 0.0]
+    assert ("skip", "bf16", "model.layers.0.self_attn.o_proj") not in found.by_key
 
 
 def test_curves_never_rise_and_end_at_nothing() -> None:
