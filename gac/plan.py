@@ -236,6 +236,17 @@ class WeightChoice:
     def params(self) -> int:
         return form_named(self.form).params(self.weight, self.dim)
 
+    @property
+    def length(self) -> int:
+        """What alignment is judged by: the dim, or the features of as many heads or blocks."""
+        form = form_named(self.form)
+        return form.size(self.weight, self.dim) if form.pieces else self.dim
+
+    @property
+    def aligned(self) -> bool:
+        """Whether it is dense, or that length a multiple of 8."""
+        return self.form == "dense" or self.length % 8 == 0
+
 
 @dataclass(frozen=True)
 class Candidate:
@@ -356,8 +367,11 @@ class Plan(Shown, Record):
 
     @property
     def alignment(self) -> dict[str, int]:
-        """How many chosen dims (of weights that are not dense) are multiples of 64, 32, 16, 8, or none."""
-        steps, dims = ("64", "32", "16", "8"), [weight.dim for weight in self.weights if weight.form != "dense"]
+        """How many chosen dims (of weights that are not dense) are multiples of 64, 32, 16, 8, or none.
+
+        Of heads and blocks their features count.
+        """
+        steps, dims = ("64", "32", "16", "8"), [weight.length for weight in self.weights if weight.form != "dense"]
         kinds = [next((step for step in steps if dim % int(step) == 0), "unaligned") for dim in dims]
         return {kind: kinds.count(kind) for kind in (*steps, "unaligned")}
 

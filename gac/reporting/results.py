@@ -62,7 +62,7 @@ def _(plan: Plan) -> Sequence[Row]:
             "params": one.params,
             "dense_params": one.weight.params,
             "kept": one.params / one.weight.params,
-            "aligned": one.form == "dense" or one.dim % 8 == 0,
+            "aligned": one.aligned,
             "site": site.site,
             "site_loss": site.loss,
             **dict(zip(names, site.latency_ns, strict=True)),

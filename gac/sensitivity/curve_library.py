@@ -17,7 +17,7 @@ from gac.curves import LossCurve, LossCurves
 from gac.errors import ModelError
 from gac.forms import DEFAULT_FORMS, Form, form_named
 from gac.models.sites import Site, Weight
-from gac.plan import Calibration
+from gac.plan import Calibration, CalibrationPart
 from gac.schemes import DEFAULT_SCHEME
 
 LIBRARY_FORMS = (*DEFAULT_FORMS, "heads", "skip")
@@ -52,7 +52,8 @@ class CurveLibrary:
             about = json.loads(str(read["about"]))
             curves = {key: read[key].astype(np.float64) for key in read.files if key != "about"}
         text = about["calibration"]
-        calibration = Calibration(**text | {"documents": tuple(text["documents"])})
+        parts = tuple(CalibrationPart(**part) for part in text.get("parts", ()))
+        calibration = Calibration(**text | {"documents": tuple(text["documents"]), "parts": parts})
         return cls(about["model"], about["method"], calibration, curves, about["fractions"])
 
     def __str__(self) -> str:

@@ -103,7 +103,7 @@ def _draw(ax: "Axes", chosen: Mapping[int, WeightChoice], number: int, of: int, 
     for layer, choice in chosen.items():
         dense = choice.form == "dense"
         height = top if dense else choice.dim
-        style = marker(number, hollow=not dense and choice.dim % ALIGNED != 0, size=2.6 if dense else 4.0)
+        style = marker(number, hollow=not choice.aligned, size=2.6 if dense else 4.0)
         ax.plot([layer + shift], [height], **style, zorder=3)
         if form_named(choice.form).shortening(choice.dim)[0].shortens(choice.weight):
             ax.plot([layer + shift], [height], "_", color="black", ms=5.5, mew=0.8, zorder=4)

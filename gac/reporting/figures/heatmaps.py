@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from gac.plan import Plan
 from gac.profiling.cliffs import CLASSES, MUCH_SLOWER, find_cliffs
 from gac.profiling.table import Profile, Sweep
 from gac.reporting.formatting import class_name
-from gac.reporting.page import ALIGNED, MAP, panel
+from gac.reporting.page import MAP, panel
 from gac.reporting.tables import cell_of, kinds_of, legend_of, weights_by_layer
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def plan(plan: Plan | str | Path, *, title: str | None = None, ax: "Axes | None"
             place = row, kinds.index(kind)
             kept[place] = one.params / one.weight.params
             if size >= _SMALLEST:  # colour alone, where nobody could read the words
-                words[place] = f"{cell_of(one)}{'' if one.form == 'dense' or one.dim % ALIGNED == 0 else '*'}"
+                words[place] = f"{cell_of(one)}{'' if one.aligned else '*'}"
     with panel(ax, (0.9 + 0.68 * len(kinds), height)) as ax:
         columns = [kind.removesuffix("_proj") for kind in kinds]
         bar = {"label": "kept fraction of the weight's parameters", "aspect": 40}
@@ -64,7 +65,7 @@ def plan(plan: Plan | str | Path, *, title: str | None = None, ax: "Axes | None"
         step = max(1, round(len(layers) / 16))
         ax.set_yticks(np.arange(0, len(layers), step) + 0.5, [str(layer) for layer in layers][::step])
         ax.set_ylabel("decoder layer")
-        ax.set_xlabel(f"projection ({legend_of(plan)})", fontsize=6.5)
+        ax.set_xlabel(fill(f"projection ({legend_of(plan)})", 16 * len(kinds)), fontsize=6.5)
         own = f"{plan.measured.model}, {plan.recipe.measure.method}: {plan.budget.kept:.3f} of the targeted parameters"
         ax.set_title(own if title is None else title, pad=6)
     return ax

@@ -128,14 +128,16 @@ def _weighed(plan: Plan, trade: Trade) -> str:
 
 
 def next_dims(plan: Plan, profile: Profile | None, weight: WeightChoice, *, shared: bool) -> tuple[str, ...]:
-    """One sentence a workload: latency at the dim, at the next dim, and at the next sound one; none for a dense weight.
+    """One sentence a workload: latency at the dim, at the next dim, and at the next sound one.
+
+    There is none for a weight that is dense, or that is not run.
 
     Args:
         profile: the one that the plan names; None: it is not at hand.
         shared: weights of its site run their first GEMMs as one.
     """
     form, dim = form_named(weight.form), weight.dim
-    if form.axis(weight.weight) is None or dim >= form.full(weight.weight):
+    if form.axis(weight.weight) is None or not form.params(weight.weight, dim) or dim >= form.full(weight.weight):
         return ()
     if profile is None or shared:
         why = "the profile is not at hand" if profile is None else "weights of this site share a GEMM"

@@ -1,0 +1,49 @@
+"""Plans that skip blocks and drop heads, in every report."""
+
+from pathlib import Path
+from textwrap import fill
+from typing import Any
+
+import pytest
+
+import gac
+import gac.plots
+from gac.evaluation.shapes import planner_of_shapes
+from gac.plan import Plan
+from gac.reporting.tables import legend_of
+from gac.workloads import Workload
+
+PREFILL, DECODE = "prefill:1x1024", "decode:1@1024"
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    workloads = [Workload.parse(PREFILL), Workload.parse(DECODE)]
+    planner = planner_of_shapes("smollm2", workloads, "nvidia-h100-80gb-hbm3")
+    forms = ("low_rank", "narrow", "heads", "skip")
+    return planner.plan(1.0, forms=forms, latency=dict.fromkeys((PREFILL, DECODE), 0.55), fuse="auto", slack=None)
+
+
+def test_it_has_both(plan: Plan) -> None:
+    assert {"heads", "skip", "narrow"} <= {one.form for one in plan.weights}
+
+
+def test_the_page_says_nothing_of_the_next_dim_of_what_is_not_run(plan: Plan, tmp_path: Path) -> None:
+    gac.report(plan, tmp_path / "plan.html")
+    page = (tmp_path / "plan.html").read_text(encoding="utf-8")
+    assert "s: 0: an attention or MLP that is skipped" in page
+    assert ">s 0<" in page.replace("\n", "")
+
+
+def test_heads_and_blocks_are_as_aligned_as_their_features(plan: Plan) -> None:
+    assert plan.aligned_fraction == 1.0
+    assert "*" not in {text.get_text()[-1:] for text in gac.plots.plan(plan).texts}
+
+
+def test_what_the_letters_mean_fits_below_the_figure(plan: Plan) -> None:
+    label = gac.plots.plan(plan).xaxis.label
+    assert label.get_text() == fill(f"projection ({legend_of(plan)})", 16 * 7)
+    figure: Any = label.get_figure()
+    figure.canvas.draw()
+    box = label.get_window_extent()
+    assert 0 <= box.x0 < box.x1 <= figure.bbox.x1
