@@ -132,8 +132,14 @@ class Profile(Shown):
 
         Returns:
             ns int64 and measured bool, both of the shape of ``dims``.
+
+        Raises:
+            ProfileError: the axes are not those of the operator, or the dims are no integers.
         """
-        return interpolate(self.rows_of(operator, fixed, axis, dtype), np.asarray(dims, dtype=np.int64))
+        asked = np.asarray(dims)
+        if asked.size and asked.dtype.kind not in "iu":
+            raise ProfileError(f"dims {dims!r}", "integers, one or several", "Round them, or name other dims.")
+        return interpolate(self.rows_of(operator, fixed, axis, dtype), asked.astype(np.int64))
 
     def point(self, operation: Operation, dtype: str = "bf16") -> int | None:
         """Measured latency of one shape in ns, rounded up; None where the profile has no number for it."""

@@ -124,12 +124,19 @@ def test_whatever_can_be_listed_is_taken(given: dict[str, Any]) -> None:
         ({"seconds": math.nan}, "seconds of nan; expected a number of 0 or more"),
         ({"seconds": -1}, "seconds of -1; expected a number of 0 or more"),
         ({"seconds": "5"}, "seconds of '5'; expected a number of 0 or more"),
+        ({"seconds": True}, "seconds of True; expected a number of 0 or more"),
     ],
 )
 def test_what_is_no_instance_is_refused(given: dict[str, Any], message: str) -> None:
     with pytest.raises(GacError) as caught:
         knapsack(**{"groups": ONE, "limits": [2]} | given)
     assert str(caught.value).startswith(message)
+
+
+def test_a_group_has_a_name() -> None:
+    name: Any = 3
+    with pytest.raises(GacError, match="a group that is called 3; expected a string"):
+        Group(name, [0.0], [[1]])
 
 
 def test_a_choice_that_leaves_more_than_half_of_the_largest_integer_unused_is_found() -> None:

@@ -90,6 +90,12 @@ def test_wrong_axes_are_named(profile_file) -> None:
 # --- interpolation ---
 
 
+@pytest.mark.parametrize("wrong", ["abc", [1.5], None])
+def test_dims_that_are_no_integers_are_refused(profile_file, wrong) -> None:
+    with pytest.raises(ProfileError, match="expected integers, one or several"):
+        Profile.load(profile_file.ranks({8: 1.0}).write()).latency("low_rank", FIXED, "r", wrong)
+
+
 @pytest.mark.parametrize(
     ("known", "asked", "expected"),
     [

@@ -9,7 +9,7 @@ from gac.allocation.knapsack.groups import Group
 from gac.errors import GacError
 
 
-def checked(
+def as_given(
     groups: Iterable[Group], limits: Iterable[int], names: Iterable[str] | None, seconds: float
 ) -> tuple[tuple[Group, ...], tuple[int, ...], tuple[str, ...], float]:
     """The same as tuples, limits as Python integers, and a name for each; refused as ``knapsack`` says."""
@@ -24,7 +24,7 @@ def checked(
     called = () if named is None else _listed("names", named, "Name every limit, or none.")
     if called and len(called) != len(most):
         raise GacError(f"{len(called)} names for {len(most)} limits", "one name a limit", "Name every limit, or none.")
-    if isinstance(seconds, str) or not _number(seconds) >= 0:
+    if isinstance(seconds, str | bool) or not _number(seconds) >= 0:
         raise GacError(f"seconds of {seconds!r}", "a number of 0 or more", "Say how long the search may take.")
     return known, most, tuple(map(str, called)) or tuple(f"limit {at + 1}" for at in range(len(most))), float(seconds)
 

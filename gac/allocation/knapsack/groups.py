@@ -22,8 +22,8 @@ class Group:
         costs: what each item costs under each limit, int64, shape ``(items, limits)``.
 
     Raises:
-        GacError: no item; a value that is negative, NaN or infinite; a cost that is negative or no integer; shapes that
-            do not fit. The group's name is in the message.
+        GacError: a name that is no string; no item; a value that is negative, NaN or infinite; a cost that is negative
+            or no integer; shapes that do not fit. The group's name is in the message.
     """
 
     name: str
@@ -33,6 +33,8 @@ class Group:
     def __init__(
         self, name: str, values: Floats | Sequence[float], costs: Ints | Sequence[Sequence[int]] | Sequence[Ints]
     ) -> None:
+        if not isinstance(name, str):
+            raise GacError(f"a group that is called {name!r}", "a string", "Call every group by a name.")
         object.__setattr__(self, "name", name)
         object.__setattr__(self, "values", _values(name, values))
         object.__setattr__(self, "costs", _costs(name, costs, len(self.values)))

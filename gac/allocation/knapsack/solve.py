@@ -9,7 +9,7 @@ from typing import Literal
 
 from gac.allocation.knapsack.deadline import Deadline
 from gac.allocation.knapsack.feasibility import within_limits
-from gac.allocation.knapsack.given import checked
+from gac.allocation.knapsack.given import as_given
 from gac.allocation.knapsack.groups import Group, Solution
 from gac.allocation.knapsack.instance import OutOfReachError, reduced_items, rows_of
 from gac.allocation.knapsack.refine import Refined, refined
@@ -59,7 +59,7 @@ def knapsack(
         GacError: no group or no limit; groups or names with another number of limits; a limit that is no integer;
             seconds below 0; losses that sum up to more than a float holds.
     """
-    groups, limits, names, seconds = checked(groups, limits, names, seconds)
+    groups, limits, names, seconds = as_given(groups, limits, names, seconds)
     deadline, rows = Deadline.after(seconds), rows_of(groups, limits)
     try:
         instance = reduced_items(rows.items, rows.limits)
