@@ -15,7 +15,7 @@ from gac.arrays import Floats, Ints
 from gac.costs import COSTS, PARAMS, columns_of
 from gac.curves import LossCurve, LossCurves
 from gac.errors import ProfileError
-from gac.forms import Form, form_named
+from gac.forms import Form, form_named, variants_of
 from gac.models.sites import Site, Weight
 from gac.plan import Candidate
 from gac.recipe import Space
@@ -232,8 +232,8 @@ class _Making:
 
     def _inside(self, form: Form, at: int) -> list[Form]:
         """What a weight may have inside a form that takes it."""
-        asked = [one for one in self.forms if one.inside == form.name]
-        return [variant for one in asked for variant in one.variants(self.site.weights[at])]
+        asked = (one for one in self.forms if one.inside == form.name)
+        return list(variants_of(asked, self.site.weights[at]))
 
     def _shortened(self, form: Form, scheme: Scheme, at: int, dim: int, inside: Sequence[Form]) -> CandidateSet:
         """One weight at the dim of a form that takes it with others: as that form has it, or with one inside it."""

@@ -14,7 +14,7 @@ from gac.arrays import Floats, Ints
 from gac.costs import BYTES, COSTS, KV_NUMBERS, PARAMS
 from gac.curves import LossCurve, LossCurves
 from gac.errors import BudgetError, ProfileError
-from gac.forms import FORMS, form_named
+from gac.forms import FORMS, form_named, variants_of
 from gac.models.sites import Site, Weight
 from gac.profiling.table import Profile
 from gac.recipe import Recipe
@@ -150,7 +150,7 @@ def _flat(site: Site, forms: Sequence[str]) -> LossCurves:
         {
             (form.name, DEFAULT_SCHEME, weight.name): LossCurve(np.zeros(form.full(weight) + 1))
             for weight in site.weights
-            for form in (one for asked in map(form_named, forms) for one in asked.variants(weight))
+            for form in variants_of(map(form_named, forms), weight)
             if form.takes(weight)
         }
     )

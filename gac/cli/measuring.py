@@ -250,4 +250,7 @@ def _say_cost(model: str, recipe: Recipe) -> None:
     for form in (form for form in map(form_named, recipe.space.forms) if form.runs):
         taken = sum(form.shortens(weight) == "in" for weight in weights)
         runs = taken + comb(min(taken, MOST), 2)
-        note(f"form {form.name}: the model is run {runs} times on up to {TOKENS} tokens, half of it on average")
+        note(
+            f"form {form.name}: the model is run {runs} times on up to {TOKENS} tokens, "
+            "from the first layer that changes on"
+        )

@@ -1,11 +1,11 @@
 """What a weight can become: one folder a form. Nothing outside asks which form it has; it asks the form."""
 
 from gac.errors import PlanError
-from gac.forms.base import Form, Shorter
+from gac.forms.base import Form, Shorter, variants_of
 from gac.models.sites import Weight, check_weight
 from gac.registry import Registry, check_contract
 
-__all__ = ["DEFAULT_FORMS", "FORMS", "LATENCY_FORMS", "Form", "Shorter", "check_choice", "form_named"]
+__all__ = ["DEFAULT_FORMS", "FORMS", "LATENCY_FORMS", "Form", "Shorter", "check_choice", "form_named", "variants_of"]
 
 _EDITED = "Make it again; this file was edited."
 

@@ -5,7 +5,7 @@ What a form does with tensors is the other half of the seam, ``gac.forms.tensors
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pkgutil import resolve_name
@@ -158,6 +158,11 @@ class Form(ABC):
     def largest_useful(self, weight: Weight) -> int:
         """The largest dim with fewer parameters than the dense weight."""
         return (weight.params - 1) // self.params(weight, 1)
+
+
+def variants_of(forms: Iterable[Form], weight: Weight) -> Iterator[Form]:
+    """What the weight may have where these forms are asked for."""
+    return (one for asked in forms for one in asked.variants(weight))
 
 
 class Shorter(Form):

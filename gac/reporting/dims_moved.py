@@ -81,8 +81,7 @@ def choices(sites: Sequence[Site], forms: Sequence[str]) -> tuple[Choice, ...]:
 
 def _variants(site: Site, forms: Sequence[str]) -> list[Form]:
     """The forms that weights of the site can have where these are asked for, each once."""
-    asked = map(form_named, dict.fromkeys(forms))
-    found = (one for form in asked for weight in site.weights for one in form.variants(weight))
+    found = (one for form in map(form_named, forms) for weight in site.weights for one in form.variants(weight))
     return [*{form.name: form for form in found}.values()]
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gac.arrays import Floats
 from gac.curves import LossCurve, LossCurves
-from gac.forms import FORMS, Form, form_named
+from gac.forms import FORMS, Form, form_named, variants_of
 from gac.forms.metric import FACTOR, Moments
 from gac.forms.tensors import Fit, Kept, Statistics
 from gac.linalg import packed
@@ -284,7 +284,7 @@ def _curves(sites: Sequence[Site], fit: LayerFit, parts: Sequence[_Part]) -> Los
         {
             (form.name, DEFAULT_SCHEME, weight.name): LossCurve(fit.losses[name])
             for weight in weights
-            for form in (one for asked in forms for one in asked.variants(weight))
+            for form in variants_of(forms, weight)
             if (name := f"{form.name}/{weight.name}") in fit.losses
         }
     )

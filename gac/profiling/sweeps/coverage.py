@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from gac.errors import ProfileError
-from gac.forms import DEFAULT_FORMS, Form, form_named
+from gac.forms import DEFAULT_FORMS, Form, form_named, variants_of
 from gac.forms.planned_sites import check_forms_fit, run_together
 from gac.models.families import family_of, text_config
 from gac.models.shapes import shapes_of
@@ -112,7 +112,7 @@ def _shapes(
     return [
         (form, weight, dim)
         for weight in sorted(weights, key=lambda one: (one.out_features, one.in_features))
-        for form in (one for asked in forms for one in asked.variants(weight))
+        for form in variants_of(forms, weight)
         for dim in _dims(form, weight, dims_of)
     ]
 
@@ -134,7 +134,7 @@ def _fused(site: Site, rows: int, forms: Sequence[str]) -> Iterator[Operation]:
     widest = sum(dense.fused(weight, dense.full(weight)) for weight in weights)
     yield from (linear(rows, weights[0].in_features, width) for width in sorted({*spaced_dims(widest), widest}))
     for weight in weights:
-        for form in (one for asked in map(form_named, forms) for one in asked.variants(weight)):
+        for form in variants_of(map(form_named, forms), weight):
             if not form.takes(weight) or form.after(weight, 1, 1) is None:
                 continue
             after = (form.after(weight, dim, rows) for dim in spaced_dims(form.largest_useful(weight)))
