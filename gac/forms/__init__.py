@@ -30,7 +30,7 @@ DEFAULT_FORMS = ("low_rank", "narrow")
 """What competes with staying dense where nothing else is asked for."""
 
 LATENCY_FORMS = (*DEFAULT_FORMS, "skip")
-"""What does so where less latency than the dense model's is asked for: whole blocks are what is best left out there."""
+"""What competes where a latency below the dense model's is asked for: leaving out whole blocks loses least there."""
 
 
 def form_named(name: str) -> Form:

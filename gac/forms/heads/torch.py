@@ -4,9 +4,8 @@ Optimal brain surgeon on the input of o_proj, a whole group of heads at a time (
 3.3): with H = A^-1 and C = W^T G W, removing the columns S and solving o_proj again for the rest loses
 ``tr(C_SS (H_SS)^-1)``. The cheapest group goes first, then the cheapest beside it, and so on.
 
-A group of heads is much to lose at once: run without some of them, the model loses about 1.3 times that price, and of
-this a refit wins back less than of other forms' losses. ``PRICE`` is what is left of it after one, beside what is left
-of theirs.
+A group of heads is much to lose at once. The model loses about 1.3 times that price without some of them, and a refit
+wins back less of it than of what other forms lose. So the price is multiplied by ``PRICE``.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,7 +22,7 @@ from gac.linalg import cholesky
 from gac.models.sites import Weight
 
 PRICE = 1.5
-"""The median over seven plans of SmolLM2, from 0.8 to 2.6: see docs/results-structures.md."""
+"""The median of seven plans of SmolLM2, which lie between 0.8 and 2.6 (docs/results-structures.md)."""
 
 
 def eliminate_groups(output: Tensor, metric: Metric, groups: int) -> tuple[Tensor, Floats]:
