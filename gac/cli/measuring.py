@@ -248,8 +248,8 @@ def _say_cost(model: str, recipe: Recipe) -> None:
         )
     weights = [weight for site in sites for weight in site.weights]
     for form in (form for form in map(form_named, recipe.space.forms) if form.runs):
-        taken = sum(form.shortens(weight) == "in" for weight in weights)
-        runs = taken + comb(min(taken, MOST), 2)
+        dims = [form.full(weight) - form.least for weight in weights if form.shortens(weight) == "in"]
+        runs = sum(dims) + (0 if form.least else comb(min(len(dims), MOST), 2))
         note(
             f"form {form.name}: the model is run {runs} times on up to {TOKENS} tokens, "
             "from the first layer that changes on"

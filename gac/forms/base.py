@@ -57,7 +57,7 @@ class Form(ABC):
         least: the smallest dim.
         step: dims are multiples of it where they are to be aligned, whatever the weight's own GEMM would take.
         pieces: whether the dim counts heads or blocks, whose features are many and aligned: then any dim is.
-        runs: whether the model is run to measure what it loses, see ``Statistics.runs``.
+        runs: whether the model is run to measure what each dim loses, see ``Statistics.runs``.
         timed: whether its operation is one that latency tables hold.
         counts: what a peer's rule shares out between the weights that it gives this form; None: no rule gives it.
         inside: the form that shortens its weights and those that they meet before it, so that it takes their place in

@@ -62,8 +62,8 @@ class Statistics:
         moments: what was seen of a weight.
         method: what errors are measured in.
         kept: what forms that were measured before have kept of the layer; where it is built, all that was kept.
-        runs: runs the model with some of it changed; there for forms that are measured so, for which nothing else was
-            seen.
+        runs: runs the model with some of it changed; there for forms that are measured so. For those that need no
+            statistics nothing else was seen.
     """
 
     model: nn.Module

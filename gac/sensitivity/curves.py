@@ -15,6 +15,7 @@ from torch import Tensor
 from gac.arrays import Floats
 from gac.curves import LossCurve, LossCurves
 from gac.forms import FORMS, Form, form_named, variants_of
+from gac.forms.by_runs import RunForm
 from gac.forms.metric import FACTOR, Moments
 from gac.forms.tensors import Fit, Kept, Statistics
 from gac.linalg import packed
@@ -64,28 +65,26 @@ class _Part:
         """Whether the model is run for it."""
         return any(form.runs for form in self.forms)
 
+    @property
+    def unseen(self) -> bool:
+        """Whether that is all, so that no moments are needed."""
+        return any(isinstance(form.tensors, RunForm) for form in self.forms)
 
-def fit_layer(
-    run: CalibrationRun,
-    sites: Sequence[Site],
-    moments: LayerMoments,
-    pooled: Callable[[Weight], Moments],
-    part: _Part,
-    before: Kept,
-) -> LayerFit:
+
+def fit_layer(statistics: Statistics, sites: Sequence[Site], moments: LayerMoments, part: _Part) -> LayerFit:
     """Measure the weights of one layer's sites in the forms and schemes of a part.
 
     Args:
-        pooled: a weight's moments, as the method makes them of two halves of the text.
-        before: what the parts before this one have kept of the layer.
+        statistics: of the layer, with what the parts before this one have kept.
+        moments: on two halves of the text.
 
     Raises:
         ModelError: a statistic is not finite.
     """
-    weights = [weight for site in sites for weight in site.weights]
+    weights, pooled = _weights_of(sites), statistics.moments
     losses: dict[str, Floats] = {"loss": np.array(moments.loss)}
     tensors: dict[str, Tensor] = {}
-    statistics = Statistics(run.model, pooled, run.method, _chained(Kept(tensors), before))
+    statistics = replace(statistics, kept=_chained(Kept(tensors), statistics.kept))
     for weight in weights:
         tensors[f"tokens/{weight.name}"] = moments.tokens(weight)
         if weight.writes:
@@ -157,7 +156,7 @@ def measure_curves(
         dense_loss = float(fit.losses["loss"])
         by_key |= _curves(layers[layer], fit, parts).by_key
     curves = LossCurves(by_key)
-    weights = {layer: [weight for site in group for weight in site.weights] for layer, group in layers.items()}
+    weights = {layer: _weights_of(group) for layer, group in layers.items()}
     pairs = measure_pairs(run, weights, [form for part in parts for form in part.forms], curves)
     return ModelCurves(replace(curves, pairs=pairs), dense_loss)
 
@@ -180,8 +179,9 @@ def stream_fits(
     """
     every = _parts((*run.method.forms, *forms), schemes)
     by_layer = {layer: list(group) for layer, group in groupby(sites, key=lambda site: site.layer)}
-    by_runs = _measured_by_runs(run, by_layer, [part for part in every if part.runs])
-    parts = [part for part in every if not part.runs]
+    runs = cache(partial(_runs_of, run, by_layer))
+    by_runs = _measured_by_runs(run, by_layer, [part for part in every if part.unseen], runs)
+    parts = [part for part in every if not part.unseen]
     missing = {layer: [part for part in parts if not _is_kept(run, part, layer)] for layer in by_layer}
     for layer in [layer for layer, lacking in missing.items() if not lacking]:
         yield layer, _together(_read(run, parts, layer, by_layer.pop(layer)) + by_runs[layer])
@@ -194,28 +194,21 @@ def stream_fits(
     with background_writer() as write:
         for layer, moments in progress_bar("decomposing", "layer", len(by_layer), stream, run.progress):
             fits = _read(run, [part for part in parts if part not in missing[layer]], layer, by_layer[layer])
-            for part, fit in _fitted(run, by_layer[layer], moments, missing[layer], _together(fits).kept):
+            pooled = cache(partial(moments.of, pooled=run.method.pooled))
+            for part in missing[layer]:
+                of_part = runs() if part.runs else None
+                statistics = Statistics(run.model, pooled, run.method, _together(fits).kept, of_part)
+                fit = fit_layer(statistics, by_layer[layer], moments, part)
                 fits.append(fit)
                 if run.store is not None:
                     write(_files(run, part, layer, fit))
             yield layer, _together(fits + by_runs[layer])
 
 
-def _fitted(
-    run: CalibrationRun, sites: Sequence[Site], moments: LayerMoments, parts: Sequence[_Part], kept: Kept
-) -> Iterator[tuple[_Part, LayerFit]]:
-    """The parts of a layer that are missing, each with what those before it and those in the store have kept."""
-    pooled = cache(partial(moments.of, pooled=run.method.pooled))
-    for part in parts:
-        fit = fit_layer(run, sites, moments, pooled, part, kept)
-        kept = _chained(fit.kept, kept)
-        yield part, fit
-
-
 def _measured_by_runs(
-    run: CalibrationRun, by_layer: Mapping[int, Sequence[Site]], parts: Sequence[_Part]
+    run: CalibrationRun, by_layer: Mapping[int, Sequence[Site]], parts: Sequence[_Part], runs: Callable[[], ModelRuns]
 ) -> dict[int, list[LayerFit]]:
-    """What is measured by running the model, by layer; each is written as soon as it is known."""
+    """What is measured by running the model alone, by layer; each is written as soon as it is known."""
     todo = [(part, layer) for part in parts for layer in by_layer if not _is_kept(run, part, layer)]
     kept = {layer: [part for part in parts if (part, layer) not in todo] for layer in by_layer}
     found = {layer: _read(run, kept[layer], layer, group) for layer, group in by_layer.items()}
@@ -223,14 +216,22 @@ def _measured_by_runs(
         return found
     if run.store is not None:
         run.store.check_writable()
-    weights = {layer: [weight for site in group for weight in site.weights] for layer, group in by_layer.items()}
-    runs = ModelRuns(run.model, decoder_layers(run.model, weights), run.windows, [*chain(*weights.values())])
     for part, layer in progress_bar("leaving out blocks", "layer", steps=todo, shown=run.progress):
-        found[layer].append(run_layer(runs, run.method, weights[layer], part.forms))
+        found[layer].append(run_layer(runs(), run.method, _weights_of(by_layer[layer]), part.forms))
         if run.store is not None:
             for path, tensors in _files(run, part, layer, found[layer][-1]).items():
                 write_tensors(path, tensors)
     return found
+
+
+def _runs_of(run: CalibrationRun, by_layer: Mapping[int, Sequence[Site]]) -> ModelRuns:
+    """Runs of the model with these layers changed."""
+    weights = {layer: _weights_of(group) for layer, group in by_layer.items()}
+    return ModelRuns(run.model, decoder_layers(run.model, weights), run.windows, [*chain(*weights.values())])
+
+
+def _weights_of(sites: Sequence[Site]) -> list[Weight]:
+    return [weight for site in sites for weight in site.weights]
 
 
 def _parts(forms: Sequence[str], schemes: Sequence[str]) -> list[_Part]:
@@ -279,7 +280,7 @@ def _chained(*parts: Kept) -> Kept:
 def _curves(sites: Sequence[Site], fit: LayerFit, parts: Sequence[_Part]) -> LossCurves:
     """Those of one layer."""
     forms = [form for part in parts for form in part.forms]
-    weights = [weight for site in sites for weight in site.weights]
+    weights = _weights_of(sites)
     found = LossCurves(
         {
             (form.name, DEFAULT_SCHEME, weight.name): LossCurve(fit.losses[name])

@@ -7,7 +7,7 @@ import torch
 
 from gac.curves import LossCurves
 from gac.forms import Form
-from gac.forms.by_runs import RunForm
+from gac.forms.by_runs import RunForm, taken_together
 from gac.models.sites import Weight
 from gac.progress import progress_bar
 from gac.sensitivity.calibration import CalibrationRun, decoder_layers
@@ -23,7 +23,7 @@ Pairs = dict[frozenset[tuple[str, str]], float]
 def measure_pairs(
     run: CalibrationRun, weights: Mapping[int, Sequence[Weight]], forms: Sequence[Form], curves: LossCurves
 ) -> Pairs:
-    """Those of forms with ``runs``; read where they are in the store, else measured and written.
+    """Those of forms with ``runs`` that can do without a weight; read where they are in the store, else measured.
 
     Args:
         weights: of every layer.
@@ -34,7 +34,7 @@ def measure_pairs(
         StatisticsError: what is kept cannot be written or read.
     """
     found: Pairs = {}
-    for form in (form for form in forms if form.runs):
+    for form in (form for form in forms if form.runs and form.least == 0):
         path = None if run.store is None else run.store.measured(f"pairs-{run.method.name}-{form.name}", 0)
         if path is None or not path.exists():
             lost = _measured(run, weights, form, curves)
@@ -55,7 +55,7 @@ def _measured(
     """By the names under which the curves of both are."""
     tensors = form.tensors
     assert isinstance(tensors, RunForm), f"{form.name} is marked as measured by runs"
-    taken = [together for of_layer in weights.values() for together in tensors.taken(of_layer)]
+    taken = [together for of_layer in weights.values() for together in taken_together(form, of_layer)]
     alone = {together[-1].name: curves.of(form, together[-1]) for together in taken}
     losses = {name: float(curve.loss[0]) for name, curve in alone.items() if curve is not None}
     taken.sort(key=lambda together: losses[together[-1].name] / sum(weight.params for weight in together))

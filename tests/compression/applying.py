@@ -31,3 +31,9 @@ def applied(model: PreTrainedModel, plan: Plan, method: str = "kfac", ids: Tenso
 def logits(model: PreTrainedModel) -> Tensor:
     with torch.no_grad():
         return model(IDS).logits
+
+
+def divergence(dense: Tensor, other: Tensor) -> float:
+    """Of logits: Kullback and Leibler's, the mean over all tokens."""
+    one, two = dense.log_softmax(-1), other.log_softmax(-1)
+    return float((one.exp() * (one - two)).sum(-1).mean())

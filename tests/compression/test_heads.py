@@ -2,21 +2,25 @@
 
 import copy
 from collections.abc import Callable, Mapping
-from itertools import combinations
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from gac.compression.apply import build_modules
 from gac.errors import PlanError
 from gac.forms import form_named
-from gac.forms.heads.torch import PRICE, eliminate_groups
-from gac.forms.metric import FACTOR, Metric
+from gac.forms.heads.torch import LEFT, eliminate_groups
+from gac.forms.metric import Metric
 from gac.forms.planned_sites import as_planned, check_forms_fit
 from gac.models.families import FIXED_HEADS, family_of, supported
-from gac.plan import Plan
-from tests.compression.applying import IDS, applied, logits
+from gac.models.modules import swap_in
+from gac.plan import Plan, WeightChoice
+from gac.sensitivity.calibration import CalibrationRun
+from gac.sensitivity.curves import stream_fits
+from gac.sensitivity.registry import METHODS
+from tests.compression.applying import IDS, applied, divergence, logits
 from tests.models.small import small_config, small_model, weights_of
 
 MakePlan = Callable[[Any, Mapping[str, tuple[str, int]]], Plan]
@@ -68,7 +72,7 @@ def lost(weight: Tensor, metric: Metric, kept: Tensor) -> float:
     solved = weight @ inputs[:, kept] @ torch.linalg.inv(inputs[kept][:, kept])
     error = weight.clone()
     error[:, kept] -= solved
-    return PRICE * FACTOR * float((metric.gradients @ error @ inputs @ error.T).trace())
+    return float((metric.gradients @ error @ inputs @ error.T).trace())
 
 
 def test_groups_go_as_their_loss_says() -> None:
@@ -76,14 +80,16 @@ def test_groups_go_as_their_loss_says() -> None:
     groups, length = 4, 6
     weight = torch.randn(10, groups * length, dtype=torch.float64)
     metric = Metric(*(root @ root.T for root in (torch.randn(n, 2 * n, dtype=torch.float64) for n in (24, 10))))
-    order, loss = eliminate_groups(weight, metric, groups)
+    order = eliminate_groups(weight, metric, groups)
     inside = torch.arange(groups * length).view(groups, length)
-    for stay in range(1, groups + 1):
-        kept = inside[order[groups - stay :].sort().values].flatten()
-        assert loss[stay] == pytest.approx(lost(weight, metric, kept), abs=1e-9)
-    one = min(lost(weight, metric, inside[list(stay)].flatten()) for stay in combinations(range(groups), groups - 1))
-    assert loss[groups - 1] == pytest.approx(one)
-    assert loss[groups] == 0
+    for gone in range(1, groups):
+        before = order[: gone - 1].tolist()
+        without = {
+            one: lost(weight, metric, inside[[at for at in range(groups) if at not in [*before, one]]].flatten())
+            for one in range(groups)
+            if one not in before
+        }
+        assert order[gone - 1] == min(without, key=lambda one: without[one])
 
 
 @pytest.mark.parametrize("model_type", TAKING)
@@ -109,3 +115,29 @@ def test_no_heads_and_more_than_there_are_is_refused(dim: int, make_plan: MakePl
     changes = {weight.name: ("heads", dim) for weight in weights_of(config)[:4]}
     with pytest.raises(PlanError, match=f"has heads dim {dim}; expected a dim from 1 to 2"):
         make_plan(config, changes)
+
+
+def test_what_a_number_of_heads_loses_is_measured_by_running_the_model() -> None:
+    model = small_model(small_config("llama", num_key_value_heads=4))
+    run = CalibrationRun(model, torch.arange(60).reshape(2, 30), METHODS.get("kfac"), progress=False)
+    sites = [site for site in as_planned(family_of(model.config).sites(model.config), ["heads"], False) if site.layer]
+    kept, curves = {}, {}
+    for layer, fit in stream_fits(run, sites, forms=["heads"]):
+        kept[layer], curves = fit.kept, fit.losses
+    attention = sites[0]
+    output = attention.weights[-1]
+    loss = curves[f"heads/{output.name}"]
+    assert loss[0] == loss[1]
+    assert (loss[:-1] >= loss[1:]).all()
+    with torch.no_grad():
+        dense = model(run.windows).logits
+    measured: dict[int, float] = {}
+    for dim in (1, 2, 3):
+        choices = [WeightChoice(weight, "heads", dim) for weight in attention.weights]
+        fewer = copy.deepcopy(model)
+        swap_in(fewer, build_modules(run, choices, [attention], iter(kept.items())))
+        with torch.no_grad():
+            changed = fewer(run.windows).logits
+        measured[dim] = divergence(dense, changed)
+    never_rising = [max(measured[other] for other in range(dim, 4)) for dim in (1, 2, 3)]
+    assert (loss[1:4] / LEFT).tolist() == pytest.approx(never_rising, rel=1e-4)

@@ -23,7 +23,7 @@ from gac.runtime.skipped import PassedNorm, SkippedBlock
 from gac.sensitivity.calibration import CalibrationRun
 from gac.sensitivity.curves import measure_curves
 from gac.sensitivity.registry import METHODS
-from tests.compression.applying import IDS, applied, logits
+from tests.compression.applying import IDS, applied, divergence, logits
 from tests.models.small import every_family, small_config, small_model, weights_of
 
 MakePlan = Callable[[Any, Mapping[str, tuple[str, int]]], Plan]
@@ -133,12 +133,6 @@ def test_layers_whose_stream_passes_norms_are_left_alone() -> None:
 
 def run_of(model: PreTrainedModel) -> CalibrationRun:
     return CalibrationRun(model, IDS, METHODS.get("kfac"), progress=False)
-
-
-def divergence(dense: torch.Tensor, other: torch.Tensor) -> float:
-    """The mean over all tokens."""
-    one, two = dense.log_softmax(-1), other.log_softmax(-1)
-    return float((one.exp() * (one - two)).sum(-1).mean())
 
 
 @pytest.mark.parametrize("model_type", ["llama", "gemma2", "gpt2", "phi"])

@@ -17,8 +17,8 @@ class HeadGroups(Shorter):
     symbol = "h"
     meaning = "key-value heads that an attention keeps"
     tensor_form = "gac.forms.heads.torch:HeadTensors"
-    standard = True
     pieces = True
+    runs = True
 
     def shortens(self, weight: Weight) -> Side | None:
         if weight.groups < 2:
