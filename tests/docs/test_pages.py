@@ -85,7 +85,7 @@ def test_a_benchmark_says_how_to_run_it_and_is_in_their_readme(
 
 def test_every_result_names_its_command() -> None:
     page = PAGES["docs/results.md"]
-    patterns = re.findall(r"`([\w.*-]+\.(?:json|json\.gz|\*))`", page)
+    patterns = re.findall(r"`([\w.*-]+\.(?:jsonl?|json\.gz|\*))`", page)
     results = ROOT / "tests/benchmarks/results"
     assert {path.name for pattern in patterns for path in results.glob(pattern)} == {
         path.name for path in results.iterdir() if path.is_file()
