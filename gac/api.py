@@ -17,6 +17,7 @@ from gac.checkpoint.attach import PlannedModel, attach_plan, check_class
 from gac.compression.apply import build_modules, changed_sites, planned_sites, share_gemms, skip_absent
 from gac.compression.first_shot import calibration_run, check_shots
 from gac.compression.refit import refit as fit_again
+from gac.compression.rounding import store_all
 from gac.costs import PARAMS
 from gac.errors import GacError
 from gac.forms.planned_sites import as_planned
@@ -177,6 +178,8 @@ def compress(
     modules = build_modules(run, plan.weights, changed, factors())
     if recipe.refit not in (None, "none"):
         modules = fit_again(run, modules, plan.weights, recipe.refit, sites, dict(factors()))
+    else:
+        store_all(modules, plan.weights)
     swap_in(loaded.model, modules)
     share_gemms(loaded.model, sites)
     skip_absent(loaded.model, plan.weights)

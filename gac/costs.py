@@ -13,7 +13,7 @@ PARAMS, BYTES, KV_NUMBERS = "params", "bytes", "kv_numbers"
 COSTS: Mapping[str, Callable[[Form, Scheme, Weight, int], int]] = MappingProxyType(
     {
         PARAMS: lambda form, scheme, weight, dim: form.params(weight, dim),
-        BYTES: lambda form, scheme, weight, dim: scheme.bytes(form.params(weight, dim)),
+        BYTES: lambda form, scheme, weight, dim: sum(scheme.bytes(*one) for one in form.matrices(weight, dim)),
         KV_NUMBERS: lambda form, scheme, weight, dim: form.cached(weight, dim),
     }
 )

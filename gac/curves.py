@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 class LossCurve:
     """What each dim of one form loses: ``loss[d]`` nats a token at dim d, for d = 0 .. full.
 
-    ``loss`` has shape ``(full + 1,)``, and never rises. At the full dim it is 0, or what the scheme loses there.
+    ``loss`` has shape ``(full + 1,)``. Where nothing is rounded it never rises, and is 0 at the full dim. Rounding
+    costs more the more numbers there are.
     """
 
     loss: Floats
@@ -58,23 +59,27 @@ class LossCurves:
         return sum(lost for pair, lost in self.pairs.items() if pair <= changed)
 
     def with_scheme(
-        self, scheme: Scheme, weights: Iterable[Weight], forms: "Iterable[Form]", price: Mapping[str, float]
+        self, scheme: Scheme, weights: Iterable[Weight], forms: "Iterable[Form]", price: Mapping[str, Floats]
     ) -> "LossCurves":
         """With those of a scheme that rounds: what rounding costs is added to what the form loses.
 
-        Of a weight in a form that lies inside another it is in the other's curve, which counts all of its weights.
+        Of weights that a form takes together it is what their dense ones cost, for each parameter that is left. Of a
+        weight in a form that lies inside another it is in the other's curve, which counts all of its weights.
 
         Args:
             weights: of one layer.
-            price: what rounding each dense weight costs, nats a token, by name.
+            price: what rounding costs, nats a token: each dense weight by name, one number; by ``<form>/<weight>`` a
+                form that knows better, at every dim.
         """
         weights, found = [weight for weight in weights if weight.name in price], dict(self.by_key)
         for weight in weights:
             for form in (one for asked in forms for one in asked.variants(weight)):
                 together = [one for one in weights if form.shortens(one)] if form.shortens(weight) else [weight]
-                lost = 0.0 if form.inside else sum(price[one.name] for one in together)
+                whole = 0.0 if form.inside else sum(float(price[one.name]) for one in together)
                 if curve := self.of(form, weight):
+                    left = np.minimum(1, form.params(weight, 1) * np.arange(curve.full + 1) / weight.params)
+                    lost = price.get(f"{form.name}/{weight.name}", whole * left)
                     found[form.name, scheme.name, weight.name] = LossCurve(curve.loss + lost)
                 elif form.name == "dense":
-                    found[form.name, scheme.name, weight.name] = LossCurve(np.full(form.full(weight) + 1, lost))
+                    found[form.name, scheme.name, weight.name] = LossCurve(np.full(form.full(weight) + 1, whole))
         return LossCurves(found, self.pairs)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from gac.arguments import checked
-from gac.costs import COSTS, KV_NUMBERS, ns_of
+from gac.costs import BYTES, COSTS, KV_NUMBERS, ns_of
 from gac.display import Shown
 from gac.errors import PlanError
 from gac.forms import check_choice, form_named
@@ -354,6 +354,11 @@ class Plan(Shown, Record):
         """Kept fraction of the whole model's parameters."""
         whole = self.measured.params
         return (whole - self.budget.total + self.budget.used) / whole
+
+    @property
+    def bytes(self) -> tuple[int, int]:
+        """Bytes of the targeted weights, scales and zero points among them: as planned, and dense in 16 bits."""
+        return counted(self.weights, BYTES)
 
     @property
     def kv_numbers(self) -> tuple[int, int]:

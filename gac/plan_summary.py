@@ -6,6 +6,7 @@ from shlex import join
 from typing import TYPE_CHECKING, Any
 
 from gac.costs import BYTES, KV_NUMBERS
+from gac.schemes import DEFAULT_SCHEME
 
 if TYPE_CHECKING:
     from gac.plan import Limit, Plan, WorkloadLatency
@@ -22,7 +23,7 @@ def summary(plan: "Plan") -> str:
     lines = [
         f"GAC plan for {measured.model} ({measured.family}), {_made(plan)}, made with GAC {plan.gac_version}",
         *_parameters(plan),
-        *([f"memory       {_taken(memory, 'bytes')}"] if (memory := plan.limit(BYTES)) else []),
+        *_memory(plan),
         f"forms        {', '.join(f'{count} {form}' for form, count in sorted(forms.items()))}"
         f"{run_as(plan)}{_REFITTED[plan.recipe.refit or 'none']}",
         f"alignment    {aligned or 'everything stays dense'}",
@@ -46,6 +47,18 @@ def _parameters(plan: "Plan") -> list[str]:
     if not plan.measured.predicted:
         return [f"{kept}; {whole}"]
     return [f"{kept}, {budget.asked:g} asked,", f"             {_allowed(budget)}; {whole}"]
+
+
+def _memory(plan: "Plan") -> list[str]:
+    """The bytes, where they are limited or numbers are rounded, and how the numbers are stored."""
+    schemes = Counter(weight.scheme for weight in plan.weights)
+    if not (limit := plan.limit(BYTES)) and set(schemes) == {DEFAULT_SCHEME}:
+        return []
+    used, total = plan.bytes
+    bits = 8 * used / plan.budget.total
+    stored = ", ".join(f"{count} {scheme}" for scheme, count in sorted(schemes.items()))
+    taken = _taken(limit, "bytes") if limit else f"{used:,} of {total:,} bytes: {used / total:.4f} kept"
+    return [f"memory       {taken};", f"             {bits:.2f} bits for each weight there was; {stored}"]
 
 
 def _loss(plan: "Plan") -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from gac.allocation.latencies import UNKNOWN, Timing, sum_of_latencies
+from gac.allocation.latencies import BF16, UNKNOWN, Timing, sum_of_latencies
 from gac.allocation.pareto import front, front_of_each_kind
 from gac.arrays import Floats, Ints
 from gac.costs import COSTS, PARAMS, columns_of
@@ -145,13 +145,13 @@ def candidates(site: Site, curves: LossCurves, space: Space, timing: Timing, lim
     return rows.at(np.lexsort((rows.loss, rows.params)))
 
 
-def dense_candidate(site: Site, timing: Timing) -> CandidateSet:
+def dense_candidate(site: Site, timing: Timing, scheme: Scheme = BF16) -> CandidateSet:
     """The dense site as its only candidate: what a plan's costs are set beside.
 
     Where its weights may be fused or not, they are not: so the model runs that is compressed.
     """
     dense, dims = [form_named("dense")] * len(site.weights), [_full(weight) for weight in site.weights]
-    return _side_by_side(site.layouts[0], dense, dims, scheme_named(DEFAULT_SCHEME), timing)
+    return _side_by_side(site.layouts[0], dense, dims, scheme, timing)
 
 
 def candidate_at(site: Site, forms: Sequence[str], dims: Sequence[int], loss: float, timing: Timing) -> CandidateSet:

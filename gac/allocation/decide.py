@@ -11,6 +11,7 @@ from gac.allocation.knapsack import Group, Solution
 from gac.allocation.latencies import UNKNOWN, Timing
 from gac.allocation.problem import LOSS, Instance, Problem, allowed, as_knapsack, floored, total
 from gac.costs import ns_of
+from gac.errors import ProfileError
 from gac.models.sites import Site
 from gac.plan import (
     SCHEMA,
@@ -27,6 +28,7 @@ from gac.plan import (
 )
 from gac.profiling.table import Profile
 from gac.recipe import Recipe
+from gac.schemes import DEFAULT_SCHEME, scheme_named
 from gac.version import __version__
 
 SLACK = 0.01
@@ -50,15 +52,39 @@ class Decision:
 
 
 def settled(recipe: Recipe, sites: Sequence[Site], profile: Profile) -> Recipe:
-    """The recipe with what it leaves open of speed decided, see ``Recipe.slack`` and ``Limits.latency``."""
+    """The recipe with what it leaves open of speed decided, see ``Recipe.slack`` and ``Limits.latency``.
+
+    Of a scheme that the profile lacks no latency is known: then none is limited, and no loss is given for speed.
+
+    Raises:
+        ProfileError: a latency is limited that the profile has of 16-bit numbers and lacks of a scheme.
+    """
     exact, limits, run = recipe.rule == "loss", recipe.limits, recipe.deployment
     latency, slack = limits.latency, recipe.slack
+    timing = Timing(profile, run.parsed)
+    known = {
+        name: [workload for workload, ns in zip(run.workloads, _dense_ns(sites, timing, name), strict=True) if ns]
+        for name in dict.fromkeys((DEFAULT_SCHEME, *recipe.space.schemes))
+    }
+    for name, of_scheme in known.items():
+        if lacking := [workload for workload in latency or () if workload in set(known[DEFAULT_SCHEME]) - {*of_scheme}]:
+            raise ProfileError(
+                f"a limit of latency for {lacking[0]} with scheme {name}, which the profile does not have",
+                f"schemes that it was measured in, such as {DEFAULT_SCHEME}",
+                "Plan without a limit of latency, or without this scheme.",
+            )
+    timed = all(of_scheme == known[DEFAULT_SCHEME] for of_scheme in known.values())
     if slack is None:
-        slack = SLACK if exact and not latency else 0.0
+        slack = SLACK if exact and not latency and timed else 0.0
     if latency is None:
-        dense = [dense_candidate(site, Timing(profile, run.parsed)) for site in sites]
-        latency = {name: 1.0 for name in run.workloads if exact and total(dense, ns_of(name)) is not None}
+        latency = dict.fromkeys(known[DEFAULT_SCHEME] if exact and timed else (), 1.0)
     return replace(recipe, limits=replace(limits, latency=latency), slack=slack)
+
+
+def _dense_ns(sites: Sequence[Site], timing: Timing, scheme: str) -> tuple[int | None, ...]:
+    """What the dense sites take in a scheme, by workload."""
+    dense = [dense_candidate(site, timing, scheme_named(scheme)) for site in sites]
+    return tuple(total(dense, ns_of(workload)) for workload in timing.workloads)
 
 
 def decide(problem: Problem) -> Decision:

@@ -17,8 +17,8 @@ from gac.errors import BudgetError, ProfileError
 from gac.forms import FORMS, form_named, variants_of
 from gac.models.sites import Site, Weight
 from gac.profiling.table import Profile
-from gac.recipe import Recipe
-from gac.schemes import DEFAULT_SCHEME, scheme_named
+from gac.recipe import Recipe, Space
+from gac.schemes import DEFAULT_SCHEME
 
 T = TypeVar("T")
 
@@ -34,16 +34,15 @@ def check_reachable(sites: Sequence[Site], recipe: Recipe, profile: Profile) -> 
         _check_decode_kernel(sites, recipe, profile)
     dense = [dense_candidate(site, Timing(None, ())) for site in sites]
     fractions = recipe.fractions
-    smallest = {PARAMS: _smallest_params(sites, recipe, profile)}
-    smallest[BYTES] = min(scheme_named(name).bytes(smallest[PARAMS]) for name in recipe.space.schemes)
-    for column, words in {PARAMS: "parameters", BYTES: "bytes"}.items():
+    smallest = {column: _smallest(sites, recipe, profile, column) for column in (PARAMS, BYTES) if column in fractions}
+    for column, words, option in ((PARAMS, "parameters", "a budget"), (BYTES, "bytes", "memory")):
         whole = dense_total(dense, column)
-        if column in fractions and smallest[column] > (limit := floored(fractions[column], whole)):
+        if column in smallest and smallest[column] > (limit := floored(fractions[column], whole)):
             least = -(-smallest[column] * 10**6 // whole) / 10**6
             raise BudgetError(
                 f"a limit of {limit:,} of {whole:,} {words} ({limit / whole:.6g})",
                 f"at least {smallest[column]:,}, the smallest that forms {_named(recipe)} can reach",
-                f"Ask for a budget of {least:g} or more, or allow more forms.",
+                f"Ask for {option} of {least:g} or more, or allow more forms.",
             )
     if KV_NUMBERS in fractions:
         _check_cache(sites, recipe, dense_total(dense, KV_NUMBERS))
@@ -51,12 +50,12 @@ def check_reachable(sites: Sequence[Site], recipe: Recipe, profile: Profile) -> 
         _check_latency(sites, recipe, profile)
 
 
-def _smallest_params(sites: Sequence[Site], recipe: Recipe, profile: Profile) -> int:
-    space = replace(recipe.space, schemes=(DEFAULT_SCHEME,))
+def _smallest(sites: Sequence[Site], recipe: Recipe, profile: Profile, column: str) -> int:
+    space = recipe.space if column == BYTES else replace(recipe.space, schemes=(DEFAULT_SCHEME,))
     timing = Timing(profile, recipe.deployment.parsed, recipe.deployment.triton)
 
     def smallest(site: Site) -> int:
-        return int(candidates(site, _flat(site, space.forms), space, timing, (PARAMS,)).params.min())
+        return int(candidates(site, _flat(site, space), space, timing, (column,)).cost(column).min())
 
     return sum(_of_each(sites, smallest))
 
@@ -96,7 +95,7 @@ def _check_latency(sites: Sequence[Site], recipe: Recipe, profile: Profile) -> N
 def _matching(site: Site, recipe: Recipe, timing: Timing, columns: Sequence[str]) -> tuple[Floats, Ints]:
     """Parameters, and latencies by column, of the candidates whose latencies are known."""
     space = replace(recipe.space, schemes=(DEFAULT_SCHEME,))
-    found = candidates(site, _flat(site, space.forms), space, timing, (PARAMS, *columns))
+    found = candidates(site, _flat(site, space), space, timing, (PARAMS, *columns))
     costs = np.column_stack([found.cost(column) for column in columns])
     known = (costs != UNKNOWN).all(axis=1)
     return found.params[known].astype(np.float64), costs[known]
@@ -144,13 +143,14 @@ def _smaller_cache(sites: Sequence[Site], forms: Sequence[str]) -> str:
     return f"Allow more, or add the form {others[0]}, which shortens the cached values." if others else "Allow more."
 
 
-def _flat(site: Site, forms: Sequence[str]) -> LossCurves:
+def _flat(site: Site, space: Space) -> LossCurves:
     """Curves that lose nothing anywhere, so that the smallest candidate is among those that stay."""
     return LossCurves(
         {
-            (form.name, DEFAULT_SCHEME, weight.name): LossCurve(np.zeros(form.full(weight) + 1))
+            (form.name, scheme, weight.name): LossCurve(np.zeros(form.full(weight) + 1))
             for weight in site.weights
-            for form in variants_of(map(form_named, forms), weight)
+            for form in variants_of(map(form_named, ("dense", *space.forms)), weight)
+            for scheme in space.schemes
             if form.takes(weight)
         }
     )

@@ -19,6 +19,7 @@ from gac.models.sites import Site
 from gac.plan import Candidate, Measured
 from gac.profiling.table import Profile
 from gac.recipe import Recipe
+from gac.schemes import DEFAULT_SCHEME
 from gac.workloads import Workload
 
 LOSS = "loss"
@@ -130,7 +131,7 @@ class Problem:
 
     def candidates(self, columns: Collection[str]) -> list[CandidateSet]:
         """The candidates of each site that matter where these cost columns are limited."""
-        alike = len(self.recipe.space.schemes) == 1  # bytes are then as parameters are
+        alike = self.recipe.space.schemes == (DEFAULT_SCHEME,)  # bytes are then as parameters are
         limited = tuple(dict.fromkeys(PARAMS if alike and column == BYTES else column for column in columns))
         if limited not in self._made:
             space, timing = self.recipe.space, self.timing

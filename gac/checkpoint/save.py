@@ -14,7 +14,9 @@ from gac.errors import CheckpointError
 from gac.models.linears import as_linear
 from gac.models.threads import one_call_at_a_time
 from gac.plan import Plan
+from gac.schemes import DEFAULT_SCHEME, scheme_named
 
+DENSE_BITS = scheme_named(DEFAULT_SCHEME).bits
 _SIZE = re.compile(r"(?=.*[1-9])[0-9]+(\.[0-9]+)?[KMGT]B", re.IGNORECASE)
 
 
@@ -50,12 +52,28 @@ def save(
         raise CheckpointError(given, "bytes, or a size in KB, MB, GB or TB", "Write it like 5GB.")
     target = Path(directory)
     plan = planned(model)
+    check_storable(plan)
     _check_matches(model, plan)
     attach_plan(model, plan)
     check_free(target, overwrite)
     with complete_directory(target) as part:
         save_tokenizer(part, tokenizer, plan.measured.model)
         model.save_pretrained(part, max_shard_size=max_shard_size)  # digests of all files come last
+
+
+def check_storable(plan: Plan) -> None:
+    """Refuse a plan whose numbers no checkpoint can hold yet: in 16 bits they would take more than the plan says.
+
+    Raises:
+        CheckpointError: names the scheme.
+    """
+    packed = sorted({one.scheme for one in plan.weights if scheme_named(one.scheme).bits < DENSE_BITS})
+    if packed:
+        raise CheckpointError(
+            f"weights in {', '.join(packed)}",
+            f"schemes of {DENSE_BITS} bits: packed numbers cannot be saved as yet",
+            "Evaluate the model as gac.compress returns it, or plan without these schemes.",
+        )
 
 
 def _check_matches(model: PreTrainedModel, plan: Plan) -> None:

@@ -20,6 +20,7 @@ from gac.cli.options import (
 from gac.cli.verb import note
 from gac.forms import DEFAULT_FORMS, LATENCY_FORMS, form_named
 from gac.recipe import Options, Recipe
+from gac.schemes import DEFAULT_SCHEME
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -56,6 +57,16 @@ _MEASURED = (
         "A form that competes with staying dense. Repeatable.",
         default=(),
         shown=f"{', '.join(DEFAULT_FORMS)}; with --latency below 1 and --method kfac {', '.join(LATENCY_FORMS)}",
+    ),
+    click.option(
+        "--scheme",
+        "schemes",
+        multiple=True,
+        default=(DEFAULT_SCHEME,),
+        show_default=True,
+        metavar="NAME[:N]",
+        help="How numbers may be stored: bf16 (16 bits, as loaded), w8a16, w4a16, w3a16, w2a16 (weights alone, scales "
+        "for groups of N columns). Repeatable; give bf16 too where weights may stay as they are.",
     ),
     workloads_option("What latency is predicted for"),
     click.option(

@@ -121,12 +121,14 @@ def compress(model: str, plan_file: Path, output: Path, overwrite: bool, tokeniz
     MODEL is the one that the plan was made for. The directory holds safetensors, the config, the plan, the
     tokenizer and a model card; gac.load opens it.
     """
+    from gac.checkpoint.save import check_storable
     from gac.checkpoint.target import check_free
     from gac.models.loading import load_model
     from gac.reporting.tables import plan_line
 
     check_free(output, overwrite)
     plan = gac.Plan.load(plan_file)
+    check_storable(plan)
     note(
         f"loading {model}; its statistics on {plan.measured.calibration} are "
         "read, or taken again where they are gone" + (" (in two shots)" if plan.recipe.measure.shots == 2 else "")

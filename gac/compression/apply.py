@@ -117,7 +117,7 @@ def changed_sites(plan: Plan, sites: Sequence[Site]) -> tuple[Site, ...]:
 def build_modules(
     run: CalibrationRun, weights: Sequence[WeightChoice], sites: Sequence[Site], stream: Iterator[tuple[int, Kept]]
 ) -> dict[str, nn.Module]:
-    """The new module of every weight that changes, by name; the model itself is not touched.
+    """The new module of every weight that changes, by name, as yet in 16 bits; the model itself is not touched.
 
     Args:
         weights: what every weight becomes.
@@ -140,13 +140,10 @@ def build_modules(
 
 
 def _module(work: SiteWork, weight: Weight, choice: WeightChoice) -> nn.Module | None:
-    """What runs a weight; None where it stays as it is."""
-    parameters = form_named(choice.form).tensors.parameters(work, weight, choice.dim)
-    scheme, linear = scheme_named(choice.scheme), work.linear(weight)
-    if scheme.lossy:
-        own = dict(linear.named_parameters()) if parameters is None else parameters
-        parameters = {name: _in_dtype(value, linear.weight.dtype) for name, value in own.items()}
-        parameters |= {name: scheme.rounded(value) for name, value in parameters.items() if value.dim() > 1}
+    """What runs a weight, not rounded yet; None where it stays as it is."""
+    parameters, linear = form_named(choice.form).tensors.parameters(work, weight, choice.dim), work.linear(weight)
+    if parameters is None and scheme_named(choice.scheme).lossy:
+        parameters = dict(linear.named_parameters())
     return None if parameters is None else _filled(linear, choice, parameters)
 
 

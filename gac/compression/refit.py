@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from gac.compression.confidence import fitted_scale, scaled_norm
 from gac.compression.paired_run import PairedRun, Seen
+from gac.compression.rounding import store
 from gac.compression.stream import ToStream, ways_of
 from gac.display import about
 from gac.errors import GacError
@@ -38,7 +39,7 @@ from gac.models.sites import Site, Weight
 from gac.plan import WeightChoice
 from gac.progress import progress_bar
 from gac.recipe import Refit
-from gac.schemes import Scheme, scheme_named
+from gac.schemes import scheme_named
 from gac.sensitivity.calibration import TINY, CalibrationRun, decoder_layers, first_half
 from gac.sensitivity.layerwise import frozen
 from gac.sensitivity.methods import Method
@@ -176,6 +177,8 @@ class _LayerFit:
             for stage in stages:
                 fitted = [weight for weight in stage if refits[weight.name]]
                 found = self._sums(stage, fitted, seen, dense) if fitted else {}
+                for weight in (weight for weight in stage if weight not in fitted and weight.name in new):
+                    store(scheme_named(self.choices[weight.name].scheme), new[weight.name])
                 for weight in fitted:
                     choice, module, linear = self.choices[weight.name], new[weight.name], dense[weight.name]
                     means, again = found.pop(weight.name).means(), refits[weight.name]
@@ -185,7 +188,7 @@ class _LayerFit:
                         WeightRefit(weight, form, choice.dim, linear.weight, linear.bias, kept, means, self.method),
                         module,
                     )
-                    _store(scheme_named(choice.scheme), module)
+                    store(scheme_named(choice.scheme), module, means.square)
             self.both.compressed_pass(self.layer)
         return new
 
@@ -210,13 +213,6 @@ class _LayerFit:
                 half = int(part.start >= first_half(len(counts[weight.name])))
                 found[weight.name].add(x, missing, counts[weight.name][part].flatten().to(x.device), half)
         return found
-
-
-def _store(scheme: Scheme, module: nn.Module) -> None:
-    """Round what was fitted to the scheme that it is stored in."""
-    for parameter in module.parameters():
-        if scheme.lossy and parameter.dim() > 1:
-            parameter.copy_(scheme.rounded(parameter))
 
 
 class _Sums:

@@ -115,6 +115,11 @@ class Form(ABC):
             return (self.operation(weight, dim, rows),)
         return linear(rows, weight.in_features, self.fused(weight, dim)), after
 
+    def matrices(self, weight: Weight, dim: int) -> tuple[tuple[int, int], ...]:
+        """Rows and columns of the matrices that its module holds, those of several blocks as one."""
+        axes = (one.axes for one in self.gemms(weight, dim, 1))
+        return tuple((one.get("b", 1) * one["n"], one["k"]) for one in axes)
+
     @abstractmethod
     def axis(self, weight: Weight) -> str | None:
         """The axis of the operation that the dim moves (None: nothing to choose)."""

@@ -17,6 +17,7 @@ from gac.models.linears import linear_at, read_weight
 from gac.models.sites import Weight
 
 if TYPE_CHECKING:
+    from gac.schemes import Scheme
     from gac.sensitivity.methods import Method
     from gac.sensitivity.runs import ModelRuns
 
@@ -155,6 +156,16 @@ class TensorForm(ABC):
     @abstractmethod
     def parameters(self, work: SiteWork, weight: Weight, dim: int) -> dict[str, Tensor] | None:
         """The parameters of the module ``form.module(weight, dim)``, by their names in it; None: it stays as it is."""
+
+    def rounding(self, statistics: Statistics, weight: Weight, scheme: "Scheme") -> Floats | None:
+        """What storing the weight in a scheme adds to the loss at every dim, nats a token, shape ``(full + 1,)``.
+
+        None: as much as of the dense weight, for each parameter that is left.
+
+        Args:
+            statistics: with what was kept when the form was measured.
+        """
+        return None
 
     def merge(self, weight: Weight, dim: int, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The dense ``weight (out, in)``, and ``bias (out,)`` where there is one, of the same function up to rounding.

@@ -10,6 +10,7 @@ from gac.models.sites import Site, short_names
 from gac.plan import Plan, PlanComparison, SiteChoice, WeightChoice
 from gac.plan_summary import latencies, speed
 from gac.reporting.formatting import duration, legend, new_table
+from gac.schemes import DEFAULT_SCHEME
 
 # --- one plan -------------------------------------------------------------------------------------------------------
 
@@ -58,9 +59,10 @@ def kinds_of(layers: Mapping[int, Mapping[str, WeightChoice]]) -> list[str]:
 
 
 def cell_of(weight: WeightChoice) -> str:
-    """Form and dim in a few letters: ``r 192``; a dash for dense."""
+    """Form, dim and a scheme that rounds in a few letters: ``r 192 w4a16``; a dash for dense."""
     form = form_named(weight.form)
-    return form.symbol if form.axis(weight.weight) is None else form.told(weight.dim)
+    told = form.symbol if form.axis(weight.weight) is None else form.told(weight.dim)
+    return told if weight.scheme == DEFAULT_SCHEME else f"{told} {weight.scheme}"
 
 
 def legend_of(plan: Plan) -> str:

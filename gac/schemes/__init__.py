@@ -8,7 +8,13 @@ __all__ = ["DEFAULT_SCHEME", "SCHEMES", "Scheme", "scheme_named"]
 
 SCHEMES: Registry[Scheme] = Registry(
     "scheme",
-    {"bf16": "gac.schemes.bf16.spec:Bf16"},
+    {
+        "bf16": "gac.schemes.bf16.spec:Bf16",
+        "w8a16": "gac.schemes.integers.spec:W8A16",
+        "w4a16": "gac.schemes.integers.spec:W4A16",
+        "w3a16": "gac.schemes.integers.spec:W3A16",
+        "w2a16": "gac.schemes.integers.spec:W2A16",
+    },
     lambda own: check_contract("scheme", own, ("dtype", "bits"), Scheme),
     PlanError,
 )

@@ -21,22 +21,27 @@ class Scheme(ABC):
     """
 
     name: str
-    dtype: ClassVar[str]
-    bits: ClassVar[int]
+    dtype: str
+    bits: int
     lossy: ClassVar[bool] = True
 
     def takes(self, weight: Weight) -> bool:
         """Whether the weight can be stored so."""
         return True
 
-    def bytes(self, params: int) -> int:
-        """Exact bytes of this many numbers of one weight, scales and zero points among them."""
-        return -(-params * self.bits // 8)
+    def bytes(self, rows: int, columns: int) -> int:
+        """Exact bytes of a matrix, scales and zero points among them."""
+        return -(-rows * columns * self.bits // 8)
 
     def operation(self, operation: Operation) -> Operation:
         """What runs instead of this operation of 16-bit weights."""
         return operation
 
     @abstractmethod
-    def rounded(self, matrix: "Tensor") -> "Tensor":
-        """The matrix ``(rows, columns)`` of a module's parameters as it is after storing, in its own dtype."""
+    def rounded(self, matrix: "Tensor", inputs: "Tensor | None" = None) -> "Tensor":
+        """The matrix ``(rows, columns)`` of a module's parameters as it is after storing, in its own dtype.
+
+        Args:
+            inputs: E[x x^T] of what the matrix is multiplied with, shape ``(columns, columns)``, for schemes that round
+                so that the product changes least; None where that is not known.
+        """

@@ -35,8 +35,8 @@ class LayerFit:
     """One layer's measurements.
 
     Attributes:
-        losses: loss curves by ``<form>/<weight>``; what rounding a weight costs by ``<scheme>/<weight>``, one number;
-            the dense model's loss by ``loss``.
+        losses: loss curves by ``<form>/<weight>``; what rounding a dense weight costs by ``<scheme>/<weight>``, one
+            number, and a form by ``<scheme>/<form>/<weight>``; the dense model's loss by ``loss``.
         kept: what compressing the layer needs.
     """
 
@@ -100,6 +100,9 @@ def fit_layer(statistics: Statistics, sites: Sequence[Site], moments: LayerMomen
     for scheme in part.schemes:
         for weight in (weight for weight in weights if scheme.takes(weight)):
             losses[f"{scheme.name}/{weight.name}"] = np.array(rounding_loss(statistics, weight, scheme))
+            for form in (form for form in FORMS if form.standard and form.takes(weight)):
+                if (by_dim := form.tensors.rounding(statistics, weight, scheme)) is not None:
+                    losses[f"{scheme.name}/{form.name}/{weight.name}"] = by_dim
     return LayerFit(losses, Kept(tensors))
 
 
@@ -132,7 +135,7 @@ def rounding_loss(statistics: Statistics, weight: Weight, scheme: Scheme) -> flo
     To first order it adds to what a form loses. A form that keeps less of the weight loses no more by rounding.
     """
     matrix, metric = statistics.matrix(weight), statistics.metric(weight)
-    error = (matrix - scheme.rounded(matrix)).detach().double()
+    error = (matrix - scheme.rounded(matrix, metric.inputs)).detach().double()
     return FACTOR * float(((metric.gradients @ error @ metric.inputs) * error).sum())
 
 
@@ -290,7 +293,7 @@ def _curves(sites: Sequence[Site], fit: LayerFit, parts: Sequence[_Part]) -> Los
         }
     )
     for scheme in (scheme for part in parts for scheme in part.schemes):
-        keys = {weight.name: f"{scheme.name}/{weight.name}" for weight in weights}
-        price = {name: float(fit.losses[key]) for name, key in keys.items() if key in fit.losses}
+        start = f"{scheme.name}/"
+        price = {name.removeprefix(start): loss for name, loss in fit.losses.items() if name.startswith(start)}
         found = found.with_scheme(scheme, weights, [form_named("dense"), *forms], price)
     return found

@@ -54,8 +54,16 @@ NAN = torch.full((16, 16), torch.nan, dtype=torch.float64)
             changed(ShortMantissa, rounded=lambda self, matrix: matrix),
             "lossy is True, the relative",
         ),
-        (check_scheme, changed(ShortMantissa, rounded=lambda self, matrix: 0.9 * matrix), "rounding again changes"),
-        (check_scheme, changed(ShortMantissa, bytes=lambda self, params: params), "less than its 16 bits a number"),
+        (
+            check_scheme,
+            changed(ShortMantissa, rounded=lambda self, matrix, inputs=None: 0.9 * matrix),
+            "rounding again changes",
+        ),
+        (
+            check_scheme,
+            changed(ShortMantissa, bytes=lambda self, rows, columns: rows * columns),
+            "less than its 16 bits a number",
+        ),
         (check_form, changed(Picked, params=lambda self, weight, dim: dim), "1 parameters, its module holds 64"),
         (check_form, changed(Picked, takes=lambda self, weight: False), "takes no weight of a tiny Llama"),
         (check_form, changed(Picked, axis=lambda self, weight: "r"), "axis r is none of its operation"),

@@ -1,17 +1,23 @@
 """A weight as two factors: truncated in the metric, and truncated again for the inputs of the compressed model."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from gac.arrays import Floats
 from gac.forms import form_named
 from gac.forms.decomposition import balanced, decompose
+from gac.forms.metric import FACTOR
 from gac.forms.refit import Refits, WeightRefit
 from gac.forms.tensors import Fit, Kept, SiteWork, Statistics, TensorForm, bias_of
 from gac.linalg import cholesky, damped, eigh
 from gac.models.sites import Weight
+
+if TYPE_CHECKING:
+    from gac.schemes import Scheme
 
 
 def every_rank(kept: Kept, weight: Weight) -> tuple[Tensor, Tensor]:
@@ -103,6 +109,23 @@ class LowRankTensors(TensorForm):
         second, first = found.factors(found.curve.full)
         kept = {"second": second.to(matrix.dtype), "first": first.to(matrix.dtype), "gains": found.gains}
         return Fit(weight, found.curve.loss, kept)
+
+    def rounding(self, statistics: Statistics, weight: Weight, scheme: "Scheme") -> Floats:
+        """Factors are rounded once, with all ranks: those of a rank are its first columns and rows.
+
+        B^T G B and A M A^T, M the moment of the inputs, are diagonal, with c and d: a row e of the error of A costs
+        ``c e M e^T``, a column f of that of B ``d f^T G f``, and both add up over the ranks.
+        """
+        metric = statistics.metric(weight)
+        second, first = (factor.double() for factor in every_rank(statistics.kept, weight))
+        gains = statistics.kept.of(self.form, "gains", weight)
+        seen = torch.linalg.vecdot(first @ metric.inputs, first)
+        rows = scheme.rounded(first, metric.inputs) - first
+        columns = (scheme.rounded(second, seen.diag()) - second).T
+        own = gains * torch.linalg.vecdot(rows @ metric.inputs, rows)
+        own += seen * torch.linalg.vecdot(columns @ metric.gradients, columns)
+        lost: Floats = FACTOR * np.concatenate([[0.0], own.cumsum(0).cpu().numpy()])
+        return lost
 
     def parameters(self, work: SiteWork, weight: Weight, dim: int) -> dict[str, Tensor]:
         second, first = every_rank(work.kept, weight)

@@ -1,0 +1,57 @@
+"""Whole numbers of few bits, with a scale for each group of neighbouring columns."""
+
+import re
+from typing import TYPE_CHECKING
+
+from gac.errors import PlanError
+from gac.schemes.base import Scheme
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_GROUP = re.compile(r"[1-9][0-9]{0,5}")
+_SCALE = 16
+
+
+class Integers(Scheme):
+    """Weights of ``bits`` bits that are multiplied in 16: ``scale * (number - zero point)``.
+
+    The names are those of compressed-tensors' presets, in lower case. A scale has 16 bits, a zero point as many as a
+    number. What does not fill a group has a scale of its own.
+
+    Args:
+        kind: the name without its parameter.
+        group: neighbouring columns of a row that have one scale; None: the whole row.
+        zero: whether a group has a zero point; without one the numbers lie evenly on both sides of zero.
+    """
+
+    def __init__(self, kind: str, bits: int, group: int | None, zero: bool, name: str | None = None) -> None:
+        self.kind, self.bits, self.group, self.zero = kind, bits, group, zero
+        self.name = self.dtype = name or kind
+
+    def with_parameter(self, text: str) -> "Integers":
+        """The same with groups of another size, ``w4a16:64``.
+
+        Raises:
+            PlanError: it is no number of columns.
+        """
+        if not _GROUP.fullmatch(text):
+            given = f"scheme {self.kind}:{text}"
+            raise PlanError(given, f"{self.kind}:N with groups of 1 column or more", "Correct the name.")
+        return Integers(self.kind, self.bits, int(text), self.zero, f"{self.kind}:{text}")
+
+    def bytes(self, rows: int, columns: int) -> int:
+        groups = rows * -(-columns // (self.group or max(columns, 1)))
+        zeros = -(-groups * self.bits // 8) if self.zero else 0
+        return super().bytes(rows, columns) + groups * _SCALE // 8 + zeros
+
+    def rounded(self, matrix: "Tensor", inputs: "Tensor | None" = None) -> "Tensor":
+        from gac.schemes.integers.torch import round_matrix
+
+        return round_matrix(matrix, inputs, self.bits, self.group, self.zero)
+
+
+W8A16 = Integers("w8a16", 8, None, zero=False)
+W4A16 = Integers("w4a16", 4, 128, zero=True)
+W3A16 = Integers("w3a16", 3, 128, zero=True)
+W2A16 = Integers("w2a16", 2, 128, zero=True)

@@ -1,0 +1,119 @@
+"""Rounding a matrix to few bits, so that what it makes of its inputs changes least.
+
+GPTQ (arXiv 2210.17323): the columns are rounded one after the other, and what each one's rounding does to the output is
+made up for by those that follow. With A = E[x x^T] and U^T U = A^-1, U upper triangular, the error e of column j takes
+``e U[j, k] / U[j, j]`` from every column k behind it, and then costs ``(e / U[j, j])^2``. Each group's scale and zero
+point are fitted when its first column comes, to the numbers as they are then: the range is narrowed in steps, and the
+least of these costs wins.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gac.linalg import cholesky, damped
+
+NARROWED = torch.linspace(1, 0.5, 21, dtype=torch.float64).tolist()
+"""Parts of a group's range that are tried. The whole range comes first, and wins where several are as good."""
+DAMPING = 1e-2
+TINY = torch.finfo(torch.float16).tiny
+BLOCK = 128
+"""Columns whose errors reach those behind the block in one product."""
+
+
+@dataclass(frozen=True, eq=False)
+class Grid:
+    """What some columns can be: ``scale * (number - zero)``, each a number a row, shape ``(rows, 1)``.
+
+    Attributes:
+        most: the largest number; the least is 0.
+    """
+
+    scale: Tensor
+    zero: Tensor
+    most: int
+
+    def nearest(self, values: Tensor) -> Tensor:
+        """The nearest that there is, of values ``(rows, columns)``."""
+        numbers = (values / self.scale).round_().add_(self.zero).clamp_(0, self.most)
+        return numbers.sub_(self.zero).mul_(self.scale)
+
+
+def fitted(values: Tensor, weighs: Tensor, bits: int, zero: bool) -> Grid:
+    """The grid of least error for values ``(rows, columns)``.
+
+    Args:
+        weighs: how much a squared error counts, by column.
+        zero: whether there is a zero point; without one the range is as long on both sides of zero.
+    """
+    most = 2**bits - 1
+    low, high = values.amin(1, keepdim=True).clamp_max(0), values.amax(1, keepdim=True).clamp_min(0)
+    if not zero:
+        high = torch.maximum(high, -low)
+        low = -high
+    best, least = _grid(low, high, most, zero), None
+    for part in NARROWED:
+        grid = _grid(part * low, part * high, most, zero)
+        error = ((grid.nearest(values) - values).square_() @ weighs)[:, None]
+        better = torch.ones_like(error, dtype=torch.bool) if least is None else error < least
+        least = error if least is None else torch.where(better, error, least)
+        best = Grid(torch.where(better, grid.scale, best.scale), torch.where(better, grid.zero, best.zero), most)
+    return best
+
+
+def _grid(low: Tensor, high: Tensor, most: int, zero: bool) -> Grid:
+    """With a scale that 16 bits hold."""
+    if not zero:  # one number fewer, so that there are as many on both sides
+        scale = (2 * high / (most - 1)).half().double().clamp_min(TINY)
+        return Grid(scale, torch.full_like(scale, (most + 1) // 2), most)
+    scale = ((high - low) / most).half().double().clamp_min(TINY)
+    return Grid(scale, (-low / scale).round().clamp(0, most), most)
+
+
+def round_matrix(matrix: Tensor, inputs: Tensor | None, bits: int, group: int | None, zero: bool) -> Tensor:
+    """The matrix ``(rows, columns)`` as it is after storing, in its own dtype.
+
+    Args:
+        inputs: E[x x^T] of what it is multiplied with, shape ``(columns, columns)``; None: every number by itself.
+        group: columns that have one scale; None: all.
+    """
+    columns = matrix.shape[1]
+    size = group or max(columns, 1)
+    work = matrix.detach().double()
+    if inputs is None:
+        weighs = work.new_ones(columns)
+        parts = [(part, weighs[: part.shape[1]]) for part in torch.split(work, size, dim=1)]
+        return torch.cat([fitted(part, own, bits, zero).nearest(part) for part, own in parts], 1).to(matrix.dtype)
+    moment = damped(inputs, DAMPING)
+    return _with_feedback(work.clone(), moment, bits, size, zero).to(matrix.dtype)
+
+
+def _with_feedback(work: Tensor, moment: Tensor, bits: int, size: int, zero: bool) -> Tensor:
+    """Column by column; ``work`` is used up."""
+    inverse = torch.cholesky_inverse(cholesky(moment))
+    upper = cholesky(inverse).T  # U^T U = A^-1
+    weighs, grid = upper.diagonal() ** -2, None
+    columns = work.shape[1]
+    for start in range(0, columns, BLOCK):
+        stop = min(start + BLOCK, columns)
+        errors = torch.zeros_like(work[:, start:stop])
+        for at in range(start, stop):
+            if at % size == 0:
+                group = slice(at, min(at + size, columns))
+                grid = fitted(_made_up(work, errors, upper, start, at, group), weighs[group], bits, zero)
+            assert grid is not None
+            found = grid.nearest(work[:, at : at + 1])
+            errors[:, at - start] = (work[:, at] - found[:, 0]) / upper[at, at]
+            work[:, at] = found[:, 0]
+            work[:, at + 1 : stop] -= errors[:, at - start, None] * upper[at, at + 1 : stop]
+        work[:, stop:] -= errors @ upper[start:stop, stop:]
+    return work
+
+
+def _made_up(work: Tensor, errors: Tensor, upper: Tensor, start: int, at: int, group: slice) -> Tensor:
+    """The columns of a group as they are now, those behind the block too, to which its errors have not come yet."""
+    found, stop = work[:, group].clone(), min(start + BLOCK, work.shape[1])
+    if group.stop > stop:
+        found[:, stop - group.start :] -= errors[:, : at - start] @ upper[start:at, stop : group.stop]
+    return found
