@@ -1,7 +1,7 @@
 """A plan in words, and as the command that makes it again."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from shlex import join
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,13 @@ if TYPE_CHECKING:
     from gac.plan import Limit, Plan, WorkloadLatency
 
 _REFITTED = {"none": "", "residual": "; refitted layer by layer", "update": "; second factors refitted (SVD-LLM)"}
-_NAMES = {"budget": "--budget", "text": "--calibration", "forms": "--form", "workloads": "--workload"}
+_NAMES = {
+    "budget": "--budget",
+    "text": "--calibration",
+    "forms": "--form",
+    "schemes": "--scheme",
+    "workloads": "--workload",
+}
 
 
 def summary(plan: "Plan") -> str:
@@ -84,7 +90,8 @@ def _evidence(plan: "Plan") -> list[str]:
 
 def latencies(plan: "Plan") -> list[str]:
     """What each workload takes, dense and as planned, a line each."""
-    return [f"{workload.workload}: {_latency(workload)}" for workload in plan.workloads]
+    rounded = sorted({weight.scheme for weight in plan.weights} - {DEFAULT_SCHEME})
+    return [f"{workload.workload}: {_latency(workload, rounded)}" for workload in plan.workloads]
 
 
 def speed(plan: "Plan") -> str:
@@ -130,8 +137,10 @@ def _cache(plan: "Plan") -> list[str]:
     return [f"KV cache     {used:,} of {total:,} numbers a token: {used / total:.4f} kept"] if total else []
 
 
-def _latency(workload: "WorkloadLatency") -> str:
+def _latency(workload: "WorkloadLatency", rounded: Sequence[str]) -> str:
     if workload.dense_ns is None or workload.plan_ns is None:
+        if workload.dense_ns is not None and rounded:
+            return f"unknown, the profile has no {', '.join(rounded)}"
         missing = f"the profile lacks the shapes of {workload.unknown} weights"
         return f"unknown, {missing} (gac profile --model ... measures them)"
     ms = f"{workload.plan_ns / 1e6:.3f} ms of {workload.dense_ns / 1e6:.3f} ms dense"

@@ -66,9 +66,11 @@ def cell_of(weight: WeightChoice) -> str:
 
 
 def legend_of(plan: Plan) -> str:
-    """What the letters of the cells mean, of the forms in the plan and of dense."""
+    """What the letters of the cells mean, of the forms in the plan and of dense, and that schemes round."""
     names = dict.fromkeys(weight.form for weight in plan.weights if weight.form != "dense")
-    return "; ".join(dict.fromkeys(f"{form.symbol}: {form.meaning}" for form in map(form_named, (*names, "dense"))))
+    told = dict.fromkeys(f"{form.symbol}: {form.meaning}" for form in map(form_named, (*names, "dense")))
+    rounded = sorted({weight.scheme for weight in plan.weights} - {DEFAULT_SCHEME})
+    return "; ".join([*told, *([f"{', '.join(rounded)}: rounded"] if rounded else [])])
 
 
 def plan_line(plan: Plan) -> Text:

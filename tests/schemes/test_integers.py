@@ -16,6 +16,8 @@ from gac.forms.planned_sites import as_planned
 from gac.models.families import family_of
 from gac.models.loading import load_config
 from gac.plan import Plan
+from gac.plan_summary import allocate_command
+from gac.reporting.tables import cell_of, legend_of
 from gac.schemes import SCHEMES, scheme_named
 from gac.schemes.integers.torch import round_matrix
 from gac.testing import check_scheme
@@ -164,6 +166,9 @@ def test_the_summary_says_bytes_bits_and_schemes(
     told = str(plan)
     assert f"memory       {used:,} of {whole:,} bytes: {used / whole:.4f} kept" in told
     assert f"{16 * used / whole:.2f} bits for each weight there was; {len(plan.weights)} w4a16:64" in told
+    assert "--scheme w4a16:64" in allocate_command(plan)
+    assert "w4a16:64: rounded" in legend_of(plan)
+    assert {cell_of(one).split(" ")[-1] for one in plan.weights} == {"w4a16:64"}
     plain = planned(tiny_model, tiny_tokenizer, text_file, budget=0.9)
     assert "memory  " not in str(plain)
 

@@ -27,6 +27,7 @@ _SMALLEST, _LARGEST = 3.2, 6.5  # points
 _KEPT_DARK = 0.47  # kept fraction below which white words have more contrast than black ones
 
 _MOST_ROWS = 40
+_CELL, _LETTER = 0.68, 0.055  # inches: a cell, or what a letter takes where words are longer
 _TOP = 4.0  # times: darker shades would tell no more
 _TIMES_DARK = 2.6  # times above which white words have more contrast
 
@@ -37,7 +38,7 @@ def plan(plan: Plan | str | Path, *, title: str | None = None, ax: "Axes | None"
 
     Colour is the kept fraction of the weight's parameters, light for all of them, so that it can be read in black and
     white. In each cell stand form and dim: r rank, w neurons, d head_dim of values, g rank of a head group, a dash for
-    dense; an asterisk where the dim is no multiple of 8.
+    dense, and the scheme where numbers are rounded; an asterisk where the dim is no multiple of 8.
 
     Args:
         title: None says the model, the method and what is kept.
@@ -58,7 +59,8 @@ def plan(plan: Plan | str | Path, *, title: str | None = None, ax: "Axes | None"
             kept[place] = one.params / one.weight.params
             if size >= _SMALLEST:  # colour alone, where nobody could read the words
                 words[place] = f"{cell_of(one)}{'' if one.aligned else '*'}"
-    with panel(ax, (0.9 + 0.68 * len(kinds), height)) as ax:
+    width = max([_CELL, *(_LETTER * len(word) for word in words.values())])
+    with panel(ax, (0.9 + width * len(kinds), height)) as ax:
         columns = [kind.removesuffix("_proj") for kind in kinds]
         bar = {"label": "kept fraction of the weight's parameters", "aspect": 40}
         _draw(ax, kept, words, kept < _KEPT_DARK, columns, size, bar, cmap=MAP, vmin=0, vmax=1, linewidth=0.4)
