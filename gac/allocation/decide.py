@@ -54,7 +54,7 @@ class Decision:
 def settled(recipe: Recipe, sites: Sequence[Site], profile: Profile) -> Recipe:
     """The recipe with what it leaves open of speed decided, see ``Recipe.slack`` and ``Limits.latency``.
 
-    Of a scheme that the profile lacks no latency is known: then none is limited, and no loss is given for speed.
+    Where the profile lacks one of the schemes, no latency is limited, and no loss is given for speed.
 
     Raises:
         ProfileError: a latency is limited that the profile has of 16-bit numbers and lacks of a scheme.
@@ -67,7 +67,8 @@ def settled(recipe: Recipe, sites: Sequence[Site], profile: Profile) -> Recipe:
         for name in dict.fromkeys((DEFAULT_SCHEME, *recipe.space.schemes))
     }
     for name, of_scheme in known.items():
-        if lacking := [workload for workload in latency or () if workload in set(known[DEFAULT_SCHEME]) - {*of_scheme}]:
+        lacking = [one for one in known[DEFAULT_SCHEME] if one in (latency or ()) and one not in of_scheme]
+        if lacking:
             raise ProfileError(
                 f"a limit of latency for {lacking[0]} with scheme {name}, which the profile does not have",
                 f"schemes that it was measured in, such as {DEFAULT_SCHEME}",

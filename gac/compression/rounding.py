@@ -34,8 +34,10 @@ def _matrices(module: nn.Module, inputs: Tensor | None) -> Iterator[tuple[Tensor
     """Its matrices in the order in which they run, each with the moment of what it is multiplied with by then."""
     if isinstance(module, LowRankLinear):
         yield module.first.weight, inputs
-        first = module.first.weight.double()
-        together = inputs is not None and isinstance(module.second, nn.Linear)
-        yield module.second.weight, first @ inputs.double() @ first.T if together and inputs is not None else None
+        if inputs is not None and isinstance(module.second, nn.Linear):
+            first = module.first.weight.double()
+            yield module.second.weight, first @ inputs.double() @ first.T
+        else:
+            yield module.second.weight, None
     elif isinstance(weight := getattr(as_linear(module), "weight", None), Tensor):
         yield weight, inputs

@@ -67,7 +67,7 @@ class _Part:
 
     @property
     def unseen(self) -> bool:
-        """Whether that is all, so that no moments are needed."""
+        """Whether running the model is all that it takes, and no moments are needed."""
         return any(isinstance(form.tensors, RunForm) for form in self.forms)
 
 

@@ -111,8 +111,8 @@ class Study:
         self._asked, self._options = asked, {} if speed else LEAST_LOSS
         self.loaded = read(asked.model)
         self._profile = gac.Profile.load(asked.profile)
-        named = {name: getattr(asked, name) for name in ("model", "calibration", "profile", "windows", *settings)}
-        named["profile"] = Path(asked.profile).name
+        named = {name: getattr(asked, name) for name in ("model", "calibration", "windows", *settings)}
+        named |= {"profile": Path(asked.profile).name}
         named |= {name: machine()[name] for name in ("device", "versions")} | {"dtype": str(self.loaded.model.dtype)}
         self.settings: dict[str, Any] = json.loads(json.dumps(named))
         self.record = self._resumed()

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from gac.linalg import cholesky, damped
 
-NARROWED = torch.linspace(1, 0.5, 21, dtype=torch.float64).tolist()
-"""Parts of a group's range that are tried. The whole range comes first, and wins where several are as good."""
+NARROWED = torch.linspace(1, 0.5, 21, dtype=torch.float64).tolist()[1:]
+"""Parts of a group's range that are tried after the whole one, which wins where several are as good."""
 DAMPING = 1e-2
 TINY = torch.finfo(torch.float16).tiny
 BLOCK = 128
@@ -52,14 +52,20 @@ def fitted(values: Tensor, weighs: Tensor, bits: int, zero: bool) -> Grid:
     if not zero:
         high = torch.maximum(high, -low)
         low = -high
-    best, least = _grid(low, high, most, zero), None
+    best = _grid(low, high, most, zero)
+    least = _costs(best, values, weighs)
     for part in NARROWED:
         grid = _grid(part * low, part * high, most, zero)
-        error = ((grid.nearest(values) - values).square_() @ weighs)[:, None]
-        better = torch.ones_like(error, dtype=torch.bool) if least is None else error < least
-        least = error if least is None else torch.where(better, error, least)
+        costs = _costs(grid, values, weighs)
+        better = costs < least
+        least = torch.where(better, costs, least)
         best = Grid(torch.where(better, grid.scale, best.scale), torch.where(better, grid.zero, best.zero), most)
     return best
+
+
+def _costs(grid: Grid, values: Tensor, weighs: Tensor) -> Tensor:
+    """What rounding to the grid costs each row, shape ``(rows, 1)``."""
+    return ((grid.nearest(values) - values).square_() @ weighs)[:, None]
 
 
 def _grid(low: Tensor, high: Tensor, most: int, zero: bool) -> Grid:
@@ -82,9 +88,9 @@ def round_matrix(matrix: Tensor, inputs: Tensor | None, bits: int, group: int | 
     size = group or max(columns, 1)
     work = matrix.detach().double()
     if inputs is None:
-        weighs = work.new_ones(columns)
-        parts = [(part, weighs[: part.shape[1]]) for part in torch.split(work, size, dim=1)]
-        return torch.cat([fitted(part, own, bits, zero).nearest(part) for part, own in parts], 1).to(matrix.dtype)
+        parts = torch.split(work, size, dim=1)
+        found = [fitted(part, part.new_ones(part.shape[1]), bits, zero).nearest(part) for part in parts]
+        return torch.cat(found, 1).to(matrix.dtype)
     moment = damped(inputs, DAMPING)
     return _with_feedback(work.clone(), moment, bits, size, zero).to(matrix.dtype)
 
