@@ -64,7 +64,7 @@ def _memory(plan: "Plan") -> list[str]:
     bits = 8 * used / plan.budget.total
     stored = ", ".join(f"{count} {scheme}" for scheme, count in sorted(schemes.items()))
     taken = _taken(limit, "bytes") if limit else f"{used:,} of {total:,} bytes: {used / total:.4f} kept"
-    return [f"memory       {taken};", f"             {bits:.2f} bits for each weight there was; {stored}"]
+    return [f"memory       {taken};", f"             {bits:.2f} bits per dense parameter; {stored}"]
 
 
 def _loss(plan: "Plan") -> list[str]:

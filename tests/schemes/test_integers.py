@@ -165,7 +165,7 @@ def test_the_summary_says_bytes_bits_and_schemes(
     used, whole = plan.bytes
     told = str(plan)
     assert f"memory       {used:,} of {whole:,} bytes: {used / whole:.4f} kept" in told
-    assert f"{16 * used / whole:.2f} bits for each weight there was; {len(plan.weights)} w4a16:64" in told
+    assert f"{16 * used / whole:.2f} bits per dense parameter; {len(plan.weights)} w4a16:64" in told
     assert "--scheme w4a16:64" in allocate_command(plan)
     assert "w4a16:64: rounded" in legend_of(plan)
     assert {cell_of(one).split(" ")[-1] for one in plan.weights} == {"w4a16:64"}
