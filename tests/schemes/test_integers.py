@@ -63,6 +63,10 @@ def correlated(columns: int) -> Tensor:
     return turned @ root @ root.T @ turned.T
 
 
+def rounded(matrix: Tensor, *given: object, **named: object) -> Tensor:
+    return round_matrix(matrix, *given, **named).values(matrix.dtype)  # type: ignore[arg-type]
+
+
 def lost(matrix: Tensor, rounded: Tensor, inputs: Tensor) -> float:
     error = rounded - matrix
     return float(((error @ inputs) * error).sum())
@@ -73,16 +77,16 @@ def lost(matrix: Tensor, rounded: Tensor, inputs: Tensor) -> float:
 def test_feedback_loses_much_less_of_the_product(bits: int, columns: int) -> None:
     inputs = correlated(columns)
     matrix = torch.randn(24, columns, dtype=torch.float64)
-    nearest, told = (round_matrix(matrix, seen, bits, 64, zero=True) for seen in (None, inputs))
+    nearest, told = (rounded(matrix, seen, bits, 64, zero=True) for seen in (None, inputs))
     assert lost(matrix, told, inputs) < 0.5 * lost(matrix, nearest, inputs)
 
 
 def test_the_loss_falls_with_bits_and_with_smaller_groups() -> None:
     inputs = correlated(256)
     matrix = torch.randn(16, 256, dtype=torch.float64)
-    by_bits = [lost(matrix, round_matrix(matrix, inputs, bits, 64, zero=True), inputs) for bits in (2, 3, 4, 8)]
+    by_bits = [lost(matrix, rounded(matrix, inputs, bits, 64, zero=True), inputs) for bits in (2, 3, 4, 8)]
     assert by_bits == sorted(by_bits, reverse=True)
-    by_group = [lost(matrix, round_matrix(matrix, inputs, 3, size, zero=True), inputs) for size in (256, 64, 16)]
+    by_group = [lost(matrix, rounded(matrix, inputs, 3, size, zero=True), inputs) for size in (256, 64, 16)]
     assert by_group == sorted(by_group, reverse=True)
 
 
@@ -94,23 +98,23 @@ def test_what_is_on_the_grid_stays(zero: bool) -> None:
     numbers[:, 96:98] = torch.tensor([15.0, 0.0 if zero else 1.0], dtype=torch.float64)
     matrix = 0.125 * (numbers - 8)
     for seen in (None, inputs):
-        assert torch.equal(round_matrix(matrix, seen, 4, 32, zero), matrix)
+        assert torch.equal(rounded(matrix, seen, 4, 32, zero), matrix)
 
 
 def test_feedback_without_blocks_is_the_same() -> None:
     """Against the plain sweep, a column at a time over all that follow."""
     inputs, matrix = correlated(300), torch.randn(4, 300, dtype=torch.float64)
-    found = round_matrix(matrix, inputs, 4, None, zero=True)
+    found = rounded(matrix, inputs, 4, None, zero=True)
     moment = inputs + 1e-2 * inputs.diagonal().mean() * torch.eye(300, dtype=torch.float64)
     upper = torch.linalg.cholesky(torch.linalg.inv(moment)).T
     levels = [torch.unique(row) for row in found]
     work = matrix.clone()
     for at in range(300):
-        rounded = torch.stack(
+        nearest = torch.stack(
             [own[(own - value).abs().argmin()] for own, value in zip(levels, work[:, at], strict=True)]
         )
-        assert torch.allclose(rounded, found[:, at], atol=1e-9)
-        work[:, at + 1 :] -= ((work[:, at] - rounded) / upper[at, at])[:, None] * upper[at, at + 1 :]
+        assert torch.allclose(nearest, found[:, at], atol=1e-9)
+        work[:, at + 1 :] -= ((work[:, at] - nearest) / upper[at, at])[:, None] * upper[at, at + 1 :]
 
 
 # --- plans ----------------------------------------------------------------------------------------------------------

@@ -48,7 +48,7 @@ class Integers(Scheme):
     def rounded(self, matrix: "Tensor", inputs: "Tensor | None" = None) -> "Tensor":
         from gac.schemes.integers.torch import round_matrix
 
-        return round_matrix(matrix, inputs, self.bits, self.group, self.zero)
+        return round_matrix(matrix, inputs, self.bits, self.group, self.zero).values(matrix.dtype)
 
 
 W8A16 = Integers("w8a16", 8, None, zero=False)

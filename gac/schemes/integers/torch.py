@@ -23,6 +23,29 @@ BLOCK = 128
 
 
 @dataclass(frozen=True, eq=False)
+class Numbers:
+    """A matrix as whole numbers: ``scale * (number - zero)``.
+
+    Attributes:
+        numbers: uint8, shape ``(rows, columns)``.
+        scale: float16, shape ``(rows, groups)``.
+        zero: uint8, shape ``(rows, groups)``.
+        size: neighbouring columns that have one scale; the last group may have fewer.
+    """
+
+    numbers: Tensor
+    scale: Tensor
+    zero: Tensor
+    size: int
+
+    def values(self, dtype: torch.dtype) -> Tensor:
+        """The matrix ``(rows, columns)`` that they stand for: exact in float32, then rounded to the dtype."""
+        columns = self.numbers.shape[1]
+        scale, zero = (one.float().repeat_interleave(self.size, 1)[:, :columns] for one in (self.scale, self.zero))
+        return (self.numbers.float() - zero).mul_(scale).to(dtype)
+
+
+@dataclass(frozen=True, eq=False)
 class Grid:
     """What some columns can be: ``scale * (number - zero)``, each a number a row, shape ``(rows, 1)``.
 
@@ -34,10 +57,13 @@ class Grid:
     zero: Tensor
     most: int
 
+    def numbers(self, values: Tensor) -> Tensor:
+        """Of the nearest that there are, of values ``(rows, columns)``, in their dtype."""
+        return (values / self.scale).round_().add_(self.zero).clamp_(0, self.most)
+
     def nearest(self, values: Tensor) -> Tensor:
         """The nearest that there is, of values ``(rows, columns)``."""
-        numbers = (values / self.scale).round_().add_(self.zero).clamp_(0, self.most)
-        return numbers.sub_(self.zero).mul_(self.scale)
+        return self.numbers(values).sub_(self.zero).mul_(self.scale)
 
 
 def fitted(values: Tensor, weighs: Tensor, bits: int, zero: bool) -> Grid:
@@ -77,30 +103,52 @@ def _grid(low: Tensor, high: Tensor, most: int, zero: bool) -> Grid:
     return Grid(scale, (-low / scale).round().clamp(0, most), most)
 
 
-def round_matrix(matrix: Tensor, inputs: Tensor | None, bits: int, group: int | None, zero: bool) -> Tensor:
-    """The matrix ``(rows, columns)`` as it is after storing, in its own dtype.
+def round_matrix(matrix: Tensor, inputs: Tensor | None, bits: int, group: int | None, zero: bool) -> Numbers:
+    """The matrix ``(rows, columns)`` as it is stored.
 
     Args:
         inputs: E[x x^T] of what it is multiplied with, shape ``(columns, columns)``; None: every number by itself.
         group: columns that have one scale; None: all.
     """
-    columns = matrix.shape[1]
+    rows, columns = matrix.shape
     size = group or max(columns, 1)
     work = matrix.detach().double()
-    if inputs is None:
-        parts = torch.split(work, size, dim=1)
-        found = [fitted(part, part.new_ones(part.shape[1]), bits, zero).nearest(part) for part in parts]
-        return torch.cat(found, 1).to(matrix.dtype)
-    moment = damped(inputs, DAMPING)
-    return _with_feedback(work.clone(), moment, bits, size, zero).to(matrix.dtype)
+    if inputs is not None:
+        return _with_feedback(work.clone(), damped(inputs, DAMPING), bits, size, zero)
+    found = _Collected(rows, columns, size, work)
+    for at in range(0, columns, size):
+        part = work[:, at : at + size]
+        grid = fitted(part, part.new_ones(part.shape[1]), bits, zero)
+        found.grid(at, grid)
+        found.numbers[:, at : at + size] = grid.numbers(part)
+    return found.all()
 
 
-def _with_feedback(work: Tensor, moment: Tensor, bits: int, size: int, zero: bool) -> Tensor:
+class _Collected:
+    """What was rounded so far."""
+
+    def __init__(self, rows: int, columns: int, size: int, like: Tensor) -> None:
+        groups = -(-columns // size)
+        self.size = size
+        self.numbers = like.new_zeros(rows, columns, dtype=torch.uint8)
+        self.scale = like.new_zeros(rows, groups, dtype=torch.float16)
+        self.zero = like.new_zeros(rows, groups, dtype=torch.uint8)
+
+    def grid(self, at: int, grid: Grid) -> None:
+        """Of the group that begins at a column."""
+        self.scale[:, at // self.size], self.zero[:, at // self.size] = grid.scale[:, 0], grid.zero[:, 0]
+
+    def all(self) -> Numbers:
+        return Numbers(self.numbers, self.scale, self.zero, self.size)
+
+
+def _with_feedback(work: Tensor, moment: Tensor, bits: int, size: int, zero: bool) -> Numbers:
     """Column by column; ``work`` is used up."""
     inverse = torch.cholesky_inverse(cholesky(moment))
     upper = cholesky(inverse).T  # U^T U = A^-1
     weighs, grid = upper.diagonal() ** -2, None
     columns = work.shape[1]
+    collected = _Collected(len(work), columns, size, work)
     for start in range(0, columns, BLOCK):
         stop = min(start + BLOCK, columns)
         errors = torch.zeros_like(work[:, start:stop])
@@ -108,13 +156,14 @@ def _with_feedback(work: Tensor, moment: Tensor, bits: int, size: int, zero: boo
             if at % size == 0:
                 group = slice(at, min(at + size, columns))
                 grid = fitted(_made_up(work, errors, upper, start, at, group), weighs[group], bits, zero)
+                collected.grid(at, grid)
             assert grid is not None
-            found = grid.nearest(work[:, at : at + 1])
-            errors[:, at - start] = (work[:, at] - found[:, 0]) / upper[at, at]
-            work[:, at] = found[:, 0]
+            found = grid.numbers(work[:, at : at + 1])
+            collected.numbers[:, at] = found[:, 0]
+            errors[:, at - start] = (work[:, at] - ((found - grid.zero) * grid.scale)[:, 0]) / upper[at, at]
             work[:, at + 1 : stop] -= errors[:, at - start, None] * upper[at, at + 1 : stop]
         work[:, stop:] -= errors @ upper[start:stop, stop:]
-    return work
+    return collected.all()
 
 
 def _made_up(work: Tensor, errors: Tensor, upper: Tensor, start: int, at: int, group: slice) -> Tensor:
