@@ -48,9 +48,13 @@ class LossCurves:
         """The curve of a form for a weight; None where it was not measured."""
         return self.by_key.get((form.name, scheme, weight.name))
 
-    def scaled(self, share: float) -> "LossCurves":
-        """Where only a share of each loss is expected."""
-        curves = {key: LossCurve(share * curve.loss) for key, curve in self.by_key.items()}
+    def scaled(self, share: float, rounded: float = 1.0) -> "LossCurves":
+        """Where only a share of each loss is expected, and of what rounding costs only a part of that."""
+        curves = {}
+        for (form, scheme, name), curve in self.by_key.items():
+            whole = self.by_key.get((form, DEFAULT_SCHEME, name))
+            exact = np.zeros(1) if whole is None else whole.loss
+            curves[form, scheme, name] = LossCurve(share * (exact + rounded * (curve.loss - exact)))
         return LossCurves(curves, {pair: share * lost for pair, lost in self.pairs.items()})
 
     def beyond_sum(self, chosen: Iterable[tuple[str, str, int]]) -> float:

@@ -11,7 +11,7 @@ from gac.allocation.feasibility import check_reachable
 from gac.allocation.problem import Problem
 from gac.allocation.rules import RULES
 from gac.compression.first_shot import calibration_run, check_shots
-from gac.compression.refit import expected_error, expected_share, refit_named
+from gac.compression.refit import expected_error, expected_share, refit_named, rounded_share
 from gac.errors import GacError, ModelError, PlanError
 from gac.forms import DEFAULT_FORMS, form_named
 from gac.forms.metric import FACTOR
@@ -155,7 +155,7 @@ def measure_problem(
         factor=FACTOR * share,
         error=expected_error(method, windows.ids.numel()),
     )
-    return Problem(planned, curves.curves.scaled(share), table, recipe, measured, extra)
+    return Problem(planned, curves.curves.scaled(share, rounded_share(recipe.refit)), table, recipe, measured, extra)
 
 
 def _settled(config: Any, recipe: Recipe, table: Profile) -> tuple[Sequence[Site], Recipe]:

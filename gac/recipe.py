@@ -112,7 +112,8 @@ class Space:
 
     def __post_init__(self) -> None:
         _check_names("space.forms", self.forms)
-        object.__setattr__(self, "forms", tuple(dict.fromkeys(map(FORMS.name, self.forms))))
+        given = dict.fromkeys(map(FORMS.name, self.forms))
+        object.__setattr__(self, "forms", tuple(name for name in given if name != "dense"))  # which always competes
         _check_names("space.schemes", self.schemes)
         _check(bool(self.schemes), "space.schemes", self.schemes, "one at least")
         object.__setattr__(self, "schemes", tuple(dict.fromkeys(map(SCHEMES.name, self.schemes))))

@@ -41,7 +41,7 @@ class Kept:
         return self.tensors[f"tokens/{weight.name}"]
 
     def gradients(self, weight: Weight) -> Tensor:
-        """G of a weight that writes to the residual stream, or of one whose moments a form asked to keep."""
+        """G of a weight that writes to the residual stream or that scores come of, or whose moments a form keeps."""
         return unpacked(self.tensors[f"gradients/{weight.name}"], weight.out_features)
 
     def moments(self, weight: Weight) -> Moments:

@@ -59,6 +59,11 @@ class Weight:
         return self.out_features * self.in_features
 
     @property
+    def scores(self) -> bool:
+        """Whether attention scores come of its output (queries, keys), whose gradients are strongly correlated."""
+        return not self.writes and self.neurons is None and self.values is None
+
+    @property
     def kept(self) -> int:
         """Numbers that the KV cache keeps of a token for the dense weight."""
         return self.out_features - self.queries if self.cached else 0

@@ -38,10 +38,12 @@ class Scheme(ABC):
         return operation
 
     @abstractmethod
-    def rounded(self, matrix: "Tensor", inputs: "Tensor | None" = None) -> "Tensor":
+    def rounded(self, matrix: "Tensor", inputs: "Tensor | None" = None, gradients: "Tensor | None" = None) -> "Tensor":
         """The matrix ``(rows, columns)`` of a module's parameters as it is after storing, in its own dtype.
 
         Args:
             inputs: E[x x^T] of what the matrix is multiplied with, shape ``(columns, columns)``, for schemes that round
                 so that the product changes least; None where that is not known.
+            gradients: E[g g^T] of the gradients of the product, shape ``(rows, rows)``, where the errors of some rows
+                can make up for those of others; None: rows are rounded by themselves.
         """

@@ -87,7 +87,7 @@ def fit_layer(statistics: Statistics, sites: Sequence[Site], moments: LayerMomen
     statistics = replace(statistics, kept=_chained(Kept(tensors), statistics.kept))
     for weight in weights:
         tensors[f"tokens/{weight.name}"] = moments.tokens(weight)
-        if weight.writes:
+        if weight.writes or weight.scores:
             tensors[f"gradients/{weight.name}"] = packed(pooled(weight).gradients)
     for form, fit in _fits(statistics, weights, part.forms):
         losses[f"{form.name}/{fit.weight.name}"] = fit.loss
@@ -135,7 +135,8 @@ def rounding_loss(statistics: Statistics, weight: Weight, scheme: Scheme) -> flo
     To first order it adds to what a form loses. A form that keeps less of the weight loses no more by rounding.
     """
     matrix, metric = statistics.matrix(weight), statistics.metric(weight)
-    error = (matrix - scheme.rounded(matrix, metric.inputs)).detach().double()
+    rows = metric.gradients if weight.scores else None
+    error = (matrix - scheme.rounded(matrix, metric.inputs, rows)).detach().double()
     return FACTOR * float(((metric.gradients @ error @ metric.inputs) * error).sum())
 
 

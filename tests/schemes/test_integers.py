@@ -3,6 +3,7 @@
 import copy
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -10,16 +11,22 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 import gac
 from gac.allocation.decide import settled
+from gac.compression.rounding import store
+from gac.curves import LossCurve, LossCurves
 from gac.errors import BudgetError, CheckpointError, PlanError, ProfileError
 from gac.forms import form_named
 from gac.forms.planned_sites import as_planned
+from gac.linalg import damped
 from gac.models.families import family_of
 from gac.models.loading import load_config
 from gac.plan import Plan
 from gac.plan_summary import allocate_command
 from gac.reporting.tables import cell_of, legend_of
+from gac.runtime.modules import LowRankLinear
 from gac.schemes import SCHEMES, scheme_named
-from gac.schemes.integers.torch import round_matrix
+from gac.schemes.integers import descent, feedback
+from gac.schemes.integers.sweep import sweep
+from gac.schemes.integers.torch import Numbers, round_matrix
 from gac.testing import check_scheme
 from tests.models.small import small_config, weights_of
 
@@ -101,20 +108,123 @@ def test_what_is_on_the_grid_stays(zero: bool) -> None:
         assert torch.equal(rounded(matrix, seen, 4, 32, zero), matrix)
 
 
-def test_feedback_without_blocks_is_the_same() -> None:
-    """Against the plain sweep, a column at a time over all that follow."""
-    inputs, matrix = correlated(300), torch.randn(4, 300, dtype=torch.float64)
-    found = rounded(matrix, inputs, 4, None, zero=True)
-    moment = inputs + 1e-2 * inputs.diagonal().mean() * torch.eye(300, dtype=torch.float64)
-    upper = torch.linalg.cholesky(torch.linalg.inv(moment)).T
-    levels = [torch.unique(row) for row in found]
+def swept(matrix: Tensor, inputs: Tensor, levels: list[Tensor]) -> Tensor:
+    """Each column in turn to the nearest of each row's levels, over all that follow."""
+    upper = torch.linalg.cholesky(torch.linalg.inv(damped(inputs, 1e-2))).T
     work = matrix.clone()
-    for at in range(300):
-        nearest = torch.stack(
-            [own[(own - value).abs().argmin()] for own, value in zip(levels, work[:, at], strict=True)]
-        )
-        assert torch.allclose(nearest, found[:, at], atol=1e-9)
-        work[:, at + 1 :] -= ((work[:, at] - nearest) / upper[at, at])[:, None] * upper[at, at + 1 :]
+    for at in range(matrix.shape[1]):
+        nearest = [own[(own - value).abs().argmin()] for own, value in zip(levels, work[:, at], strict=True)]
+        error = (work[:, at] - torch.stack(nearest)) / upper[at, at]
+        work[:, at] = torch.stack(nearest)
+        work[:, at + 1 :] -= error[:, None] * upper[at, at + 1 :]
+    return work
+
+
+def sorted_inputs(columns: int) -> Tensor:
+    """Those of large inputs first, which is the order in which columns are rounded."""
+    inputs = correlated(columns)
+    order = inputs.diagonal().argsort(descending=True)
+    return inputs[order][:, order]
+
+
+@pytest.mark.parametrize("columns", [60, 300])
+def test_feedback_in_parts_is_the_plain_sweep(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(descent, "AGAIN", 0)
+    inputs, matrix = sorted_inputs(columns), torch.randn(4, columns, dtype=torch.float64)
+    found = rounded(matrix, inputs, 4, None, zero=True)
+    assert torch.allclose(swept(matrix, inputs, [torch.unique(row) for row in found]), found, atol=1e-9)
+
+
+def test_feedback_through_both_sides_is_the_plain_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of a block in turn, each for the errors of those before it; the blocks by themselves."""
+    monkeypatch.setattr(feedback, "ROWS", 5)
+    inputs, gradients, matrix = sorted_inputs(40), correlated(12), torch.randn(12, 40, dtype=torch.float64)
+    found = round_matrix(matrix, inputs, 3, 16, True, gradients)
+    moment, work = damped(gradients, 1e-2), matrix.clone()
+    for start in range(0, 12, 5):
+        block = slice(start, min(start + 5, 12))
+        upper = torch.linalg.cholesky(torch.linalg.inv(moment[block, block])).T
+        for row in range(start, block.stop):
+            left = found.values(torch.float64)[row]
+            by_group = [torch.unique(scales_of(found, row, at)) for at in range(3)]
+            assert torch.allclose(swept_in_groups(work[row], inputs, by_group), left, atol=1e-9)
+            error, own = (work[row] - left) / upper[row - start, row - start], upper[row - start, row - start + 1 :]
+            work[row + 1 : block.stop] -= own[:, None] * error
+
+
+def scales_of(found: Numbers, row: int, group: int) -> Tensor:
+    """Every number that a group of a row can be."""
+    return found.scale[row, group].double() * (torch.arange(8) - found.zero[row, group].double())
+
+
+def swept_in_groups(row: Tensor, inputs: Tensor, levels: list[Tensor]) -> Tensor:
+    """As ``swept``, of one row with groups of 16."""
+    upper = torch.linalg.cholesky(torch.linalg.inv(damped(inputs, 1e-2))).T
+    work = row.clone()
+    for at in range(len(row)):
+        own = levels[at // 16]
+        nearest = own[(own - work[at]).abs().argmin()]
+        work[at + 1 :] -= (work[at] - nearest) / upper[at, at] * upper[at, at + 1 :]
+        work[at] = nearest
+    return work
+
+
+@pytest.mark.parametrize("bits", [2, 4])
+@pytest.mark.parametrize("group", [32, 50, None])
+def test_scales_and_numbers_improved_in_turn_lose_less(
+    bits: int, group: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inputs, matrix = correlated(200), torch.randn(24, 200, dtype=torch.float64)
+    improved = lost(matrix, rounded(matrix, inputs, bits, group, zero=True), inputs)
+    monkeypatch.setattr(descent, "AGAIN", 0)
+    assert improved < 0.97 * lost(matrix, rounded(matrix, inputs, bits, group, zero=True), inputs)
+
+
+def test_gradients_that_are_correlated_lower_the_loss() -> None:
+    inputs, gradients, matrix = correlated(96), correlated(150), torch.randn(150, 96, dtype=torch.float64)
+
+    def loss(given: Tensor | None) -> float:
+        error = round_matrix(matrix, inputs, 3, 32, True, given).values(torch.float64) - matrix
+        return float(((gradients @ error @ inputs) * error).sum())
+
+    assert loss(gradients) < 0.8 * loss(None)
+
+
+def test_the_second_factor_is_solved_for_the_first_as_it_was_rounded() -> None:
+    inputs, module = correlated(40).float(), LowRankLinear(40, 12, 30, bias=False)
+    torch.manual_seed(2)
+    for own in module.parameters():
+        own.data = torch.randn_like(own)
+    dense, alone = module.second.weight @ module.first.weight, copy.deepcopy(module)
+    store(scheme_named("w2a16:8"), module, inputs)
+    assert torch.equal(module.first.weight, scheme_named("w2a16:8").rounded(alone.first.weight, inputs))
+    seen = module.first.weight.double() @ inputs.double() @ module.first.weight.double().T
+    plain = scheme_named("w2a16:8").rounded(alone.second.weight, seen)
+    left, without = (one @ module.first.weight for one in (module.second.weight, plain))
+    assert lost(dense.double(), left.double(), inputs.double()) < 0.9 * lost(
+        dense.double(), without.double(), inputs.double()
+    )
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="Triton kernels need a GPU")
+@pytest.mark.parametrize("own", [True, False])
+@pytest.mark.parametrize(("pairs", "rows", "width"), [(1, 3, 5), (3, 70, 64), (2, 9, 128), (1, 33, 116)])
+def test_the_kernel_rounds_as_a_cpu_does(pairs: int, rows: int, width: int, own: bool) -> None:
+    torch.manual_seed(0)
+    units, takes = 16 * torch.rand(pairs, rows, width).double(), torch.randn(pairs, width, width).double()
+    before = units.round() if own else None
+    expected = sweep(units, takes, 15, before)
+    found = sweep(units.cuda(), takes.cuda(), 15, None if before is None else before.cuda())
+    for mine, theirs in zip(found, expected, strict=True):
+        assert torch.allclose(mine.cpu(), theirs, atol=1e-9)
+
+
+def test_of_a_price_of_rounding_less_is_expected_than_of_a_forms() -> None:
+    exact, both = (LossCurve(np.array(loss)) for loss in ([3.0, 1.0, 0.0], [3.0, 1.5, 1.0]))
+    curves = LossCurves({("low_rank", "bf16", "w"): exact, ("low_rank", "w4a16", "w"): both})
+    scaled = curves.scaled(0.8, 0.5).by_key
+    assert scaled["low_rank", "bf16", "w"].loss.tolist() == pytest.approx([2.4, 0.8, 0.0])
+    assert scaled["low_rank", "w4a16", "w"].loss.tolist() == pytest.approx([2.4, 1.0, 0.4])
 
 
 # --- plans ----------------------------------------------------------------------------------------------------------

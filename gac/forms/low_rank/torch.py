@@ -121,7 +121,8 @@ class LowRankTensors(TensorForm):
         gains = statistics.kept.of(self.form, "gains", weight)
         seen = torch.linalg.vecdot(first @ metric.inputs, first)
         rows = scheme.rounded(first, metric.inputs) - first
-        columns = (scheme.rounded(second, seen.diag()) - second).T
+        rows_too = metric.gradients if weight.scores else None
+        columns = (scheme.rounded(second, seen.diag(), rows_too) - second).T
         own = gains * torch.linalg.vecdot(rows @ metric.inputs, rows)
         own += seen * torch.linalg.vecdot(columns @ metric.gradients, columns)
         lost: Floats = FACTOR * np.concatenate([[0.0], own.cumsum(0).cpu().numpy()])

@@ -16,5 +16,5 @@ class Bf16(Scheme):
     bits = 16
     lossy = False
 
-    def rounded(self, matrix: "Tensor", inputs: "Tensor | None" = None) -> "Tensor":
+    def rounded(self, matrix: "Tensor", inputs: "Tensor | None" = None, gradients: "Tensor | None" = None) -> "Tensor":
         return matrix

@@ -45,10 +45,10 @@ class Integers(Scheme):
         zeros = -(-groups * self.bits // 8) if self.zero else 0
         return super().bytes(rows, columns) + groups * _SCALE // 8 + zeros
 
-    def rounded(self, matrix: "Tensor", inputs: "Tensor | None" = None) -> "Tensor":
+    def rounded(self, matrix: "Tensor", inputs: "Tensor | None" = None, gradients: "Tensor | None" = None) -> "Tensor":
         from gac.schemes.integers.torch import round_matrix
 
-        return round_matrix(matrix, inputs, self.bits, self.group, self.zero).values(matrix.dtype)
+        return round_matrix(matrix, inputs, self.bits, self.group, self.zero, gradients).values(matrix.dtype)
 
 
 W8A16 = Integers("w8a16", 8, None, zero=False)

@@ -1,0 +1,71 @@
+"""The columns of a matrix in the order in which they are rounded."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+COLUMNS = 128
+"""Columns whose errors reach those behind them in one product."""
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """Groups of equal size, with places that hold no column where a group is not full.
+
+    Attributes:
+        at: shape ``(groups, size)``: the column that stands there; where there is none, their number.
+        width: columns that are rounded at a time; divides the size.
+        count: of columns.
+    """
+
+    at: Tensor
+    width: int
+    count: int
+
+    @staticmethod
+    def of(inputs: Tensor, size: int) -> "Layout":
+        """Within a group those of large inputs come first: there is most to make up for.
+
+        Args:
+            inputs: E[x x^T], shape ``(columns, columns)``.
+            size: neighbouring columns of a group.
+        """
+        columns, strength = len(inputs), inputs.diagonal()
+        size = min(size, columns)
+        parts = -(-size // COLUMNS)
+        width = -(-size // parts)
+        at = torch.full((-(-columns // size), parts * width), columns, device=inputs.device)
+        for own, start in zip(at, range(0, columns, size), strict=True):
+            order = strength[start : start + size].argsort(descending=True, stable=True)
+            own[: len(order)] = start + order
+        return Layout(at, width, columns)
+
+    def columns(self, matrix: Tensor) -> Tensor:
+        """Those of a matrix ``(rows, columns)`` by group, zeros where there is none: ``(rows, groups, size)``."""
+        return pad(matrix, (0, 1))[:, self.at]
+
+    def back(self, values: Tensor) -> Tensor:
+        """Whole numbers ``(rows, groups, size)`` in the order of the columns, ``(rows, columns)`` of uint8."""
+        flat = self.at.flatten()
+        found = torch.zeros(len(values), self.count, dtype=torch.uint8, device=values.device)
+        there = (flat < self.count).nonzero()[:, 0]
+        found[:, flat[there]] = values.flatten(1)[:, there].to(torch.uint8)
+        return found
+
+    def square(self, matrix: Tensor) -> Tensor:
+        """A matrix ``(columns, columns)`` in this order, as the identity where there is no column."""
+        flat = self.at.flatten()
+        there = (flat < len(matrix)).nonzero()[:, 0]
+        found = torch.eye(len(flat), dtype=matrix.dtype, device=matrix.device)
+        found[there[:, None], there] = matrix[flat[there][:, None], flat[there]]
+        return found
+
+    def parts(self, groups: Tensor) -> Iterator[tuple[slice, Tensor]]:
+        """What is rounded at a time of some groups: where in the group, and places ``(groups, width)`` in all."""
+        size = self.at.shape[1]
+        for start in range(0, size, self.width):
+            inside = torch.arange(start, start + self.width, device=groups.device)
+            yield slice(start, start + self.width), groups[:, None] * size + inside

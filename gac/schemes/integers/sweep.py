@@ -1,0 +1,31 @@
+"""A few columns rounded one after the other, each for the errors of those before it."""
+
+import torch
+from torch import Tensor
+
+
+def sweep(units: Tensor, takes: Tensor, most: int, before: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Numbers, and what each was before less what it is, both ``(pairs, rows, width)``.
+
+    On a GPU one kernel does it (``gac.schemes.integers.sweep_kernel``): to launch every column would take most of the
+    time.
+
+    Args:
+        units: what the numbers should be, float64, ``(pairs, rows, width)``.
+        takes: by what an error of column j lowers column k, ``(pairs, width, width)``; used where k > j.
+        most: the largest number.
+        before: what they were; None: what they should be, by the time their column comes.
+    """
+    if units.is_cuda:
+        from gac.schemes.integers.sweep_kernel import launch
+
+        return launch(units, takes, most, before)
+    work = units.permute(2, 0, 1).contiguous()
+    was = work if before is None else before.permute(2, 0, 1)
+    takes = takes.permute(1, 2, 0)[..., None]
+    numbers, errors = torch.empty_like(work), torch.empty_like(work)
+    for at in range(len(work)):
+        torch.round(work[at], out=numbers[at]).clamp_(0, most)
+        torch.sub(was[at], numbers[at], out=errors[at])
+        work[at + 1 :].addcmul_(takes[at, at + 1 :], errors[at], value=-1)
+    return numbers.permute(1, 2, 0), errors.permute(1, 2, 0)

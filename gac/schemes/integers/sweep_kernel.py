@@ -1,0 +1,54 @@
+"""``gac.schemes.integers.sweep`` as one Triton kernel: a program takes some rows, and keeps them in registers."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra import libdevice
+
+ROWS = 8
+"""Rows of a program."""
+
+
+def launch(units: Tensor, takes: Tensor, most: int, before: Tensor | None) -> tuple[Tensor, Tensor]:
+    """As ``sweep``, for tensors on a GPU."""
+    pairs, rows, width = units.shape
+    units, takes = units.contiguous(), takes.contiguous()
+    was = units if before is None else before.contiguous()
+    numbers, errors = torch.empty_like(units), torch.empty_like(units)
+    with torch.cuda.device(units.device):
+        _sweep[(triton.cdiv(rows, ROWS), pairs)](
+            units, takes, was, numbers, errors, rows, width, most,
+            own=before is not None, height=ROWS, wide=triton.next_power_of_2(width), num_warps=2,
+        )  # fmt: skip
+    return numbers, errors
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _sweep(  # type: ignore[no-untyped-def]
+    units_at, takes_at, was_at, numbers_at, errors_at, rows, width, most,
+    own: tl.constexpr, height: tl.constexpr, wide: tl.constexpr,
+):  # fmt: skip
+    pair = tl.program_id(1).to(tl.int64)
+    row = tl.program_id(0) * height + tl.arange(0, height)
+    column = tl.arange(0, wide)
+    inside = (row[:, None] < rows) & (column[None, :] < width)
+    place = pair * rows * width + row[:, None] * width + column[None, :]
+    work = tl.load(units_at + place, mask=inside, other=0.0)
+    was = tl.load(was_at + place, mask=inside, other=0.0)
+    numbers = tl.zeros_like(work)
+    errors = tl.zeros_like(work)
+    for at in range(width):
+        here = column[None, :] == at
+        value = tl.sum(tl.where(here, work, 0.0), axis=1)
+        number = tl.minimum(tl.maximum(libdevice.rint(value), 0.0), most.to(tl.float64))
+        error = value - number
+        if own:
+            error = tl.sum(tl.where(here, was, 0.0), axis=1) - number
+        numbers = tl.where(here, number[:, None], numbers)
+        errors = tl.where(here, error[:, None], errors)
+        behind = (column > at) & (column < width)
+        takes = tl.load(takes_at + (pair * width + at) * width + column, mask=behind, other=0.0)
+        work -= error[:, None] * takes[None, :]
+    tl.store(numbers_at + place, numbers, mask=inside)
+    tl.store(errors_at + place, errors, mask=inside)
