@@ -1,0 +1,242 @@
+"""Rotation: another basis of the residual stream and of the values of heads, in which no feature stands out.
+
+A model's function stays the same when orthogonal matrices are multiplied into its weights (QuaRot, arXiv 2404.00456;
+SpinQuant, arXiv 2405.16406): the residual stream x becomes x R1, the values v of a head become v R2. The gains of the
+norms that read the stream are first folded into the weights behind them, for R1 does not commute with gains. Outliers
+are then spread over all features, and weights lose less when they are rounded. Nothing is added at run time.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from gac.errors import ModelError
+from gac.models.families import Family, family_of
+from gac.models.loading import check_in_memory
+
+SEED = 0
+_ROWS = 2**14  # of an embedding that are in float64 at a time
+_NEAR = 0.02  # what a norm in bfloat16 may be off
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """What was rotated, beside the values of heads.
+
+    Attributes:
+        stream: whether the residual stream was.
+        untied: bytes of the head where it was tied to the embedding and is now a weight of its own; else 0.
+    """
+
+    stream: bool
+    untied: int
+
+
+def rotate(model: PreTrainedModel, seed: int = SEED) -> Rotation:
+    """Rotate the residual stream of a dense model (R1) and the values of its heads (R2), in place.
+
+    It is computed in float64, and every weight is stored in its own dtype: the outputs change by no more than that
+    rounds. Parameters are replaced and not overwritten. A head that is tied to the embedding becomes a weight of its
+    own, for the last norm's gain is folded into it alone; ``config.tie_word_embeddings`` is then False.
+
+    Where a norm with gains lies between o_proj or down_proj and the stream (Gemma 2 and 3, OLMo 2 and 3, EXAONE 4,
+    GLM 4), no matrix can pass it: only the values of heads are rotated, and no norm is changed.
+
+    Args:
+        model: a transformers causal LM of a supported family, all in memory.
+        seed: of the matrices; those of one seed are the same on every device.
+
+    Raises:
+        ModelError: its norms are no RMSNorm, or a weight is offloaded or no plain linear weight. Nothing is changed.
+    """
+    check_in_memory(model, ", with rotate=True", "where it is rotated", ", or leave rotate out")
+    family = family_of(model.config)
+    _offset(model, family.last_norm)
+    stream = family.norms is None and all(family.before)
+    layers = [_Layer(model, family, at, stream) for at in range(model.config.num_hidden_layers)]
+    generator = torch.Generator().manual_seed(seed)
+    basis = orthogonal(model.config.hidden_size, generator) if stream else None
+    for layer in layers:
+        layer.rotate(basis, orthogonal(layer.head_dim, generator))
+    return Rotation(stream, 0 if basis is None else _rotate_ends(model, family.last_norm, basis))
+
+
+@contextmanager
+def rotated(model: PreTrainedModel, seed: int = SEED) -> Iterator[Rotation]:
+    """With a model rotated; it then gets back the very parameters that it had, which are kept meanwhile."""
+    config: Any = model.config
+    before = list(model.named_parameters(remove_duplicate=False))
+    tied, names = config.tie_word_embeddings, dict(_tied_names(model))
+    try:
+        yield rotate(model, seed)
+    finally:
+        for name, parameter in before:
+            owner, _, last = name.rpartition(".")
+            setattr(model.get_submodule(owner), last, parameter)
+        config.tie_word_embeddings = tied
+        _tied_names(model).update(names)
+
+
+def orthogonal(size: int, generator: torch.Generator) -> Tensor:
+    """A random orthogonal matrix in float64: a Hadamard matrix as far as the size allows, with random signs of rows.
+
+    The Hadamard matrix is that of the largest power of two that divides the size. What is left of the size is odd, and
+    has a random orthogonal matrix; the whole is their Kronecker product.
+
+    Returns:
+        Shape ``(size, size)``, on the host.
+    """
+    odd = size // (size & -size)
+    matrix = torch.linalg.qr(torch.randn(odd, odd, generator=generator, dtype=torch.float64)).Q.contiguous()
+    step = torch.tensor([[1.0, 1.0], [1.0, -1.0]], dtype=torch.float64) / 2**0.5
+    while len(matrix) < size:
+        matrix = torch.kron(step, matrix)
+    signs = 1 - 2 * torch.randint(2, (size, 1), generator=generator)
+    turned: Tensor = signs * matrix
+    return turned
+
+
+class _Layer:
+    """The linear weights of one decoder layer, and the norms that they read through where the stream is rotated."""
+
+    def __init__(self, model: PreTrainedModel, family: Family, at: int, stream: bool) -> None:
+        self._model, self._prefix, config = model, f"{family.layers}.{at}.", model.config
+        self._blocks = tuple(zip(family.before, (family.qkv, family.up), (family.output, family.down), strict=True))
+        self._linears = {
+            name: _plain(model, self._prefix + name)
+            for _, readers, writer in self._blocks
+            for name in (*readers, writer)
+        }
+        for norm, _, _ in self._blocks if stream else ():
+            _offset(model, self._prefix + norm)
+        self._values, self._mixed = family.qkv[-1], family.output
+        self._groups = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        self.head_dim = self._linears[self._mixed].in_features // config.num_attention_heads
+
+    def rotate(self, basis: Tensor | None, of_values: Tensor) -> None:
+        """Multiply R1, where there is one, and R2 into the weights; each is rounded once."""
+        wide = {name: _Wide(linear) for name, linear in self._linears.items()}
+        wide[self._values].turn_outputs(of_values, self._groups * self.head_dim)
+        wide[self._mixed].turn_inputs(of_values)
+        for norm, readers, writer in self._blocks if basis is not None else ():
+            assert basis is not None
+            gain = _folded(self._model, self._prefix + norm)
+            for name in readers:
+                wide[name].turn_inputs(basis, gain)
+            wide[writer].turn_outputs(basis)
+        for weight in wide.values():
+            weight.store()
+
+
+class _Wide:
+    """A linear weight in float64, until it is stored in its own dtype."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        self._linear = linear
+        self._weight = linear.weight.detach().double()
+        self._bias = None if linear.bias is None else linear.bias.detach().double()
+
+    def turn_inputs(self, basis: Tensor, gain: Tensor | None = None) -> None:
+        """W diag(gain) R: what it reads comes without the gain, and in the basis; block by block of its size."""
+        self._weight = _in_basis(self._weight if gain is None else self._weight * gain.to(self._weight), basis)
+
+    def turn_outputs(self, basis: Tensor, last: int | None = None) -> None:
+        """R^T W and R^T b: what it writes is in the basis; the last outputs alone where their number is given."""
+        first = 0 if last is None else len(self._weight) - last
+        self._weight = torch.cat([self._weight[:first], _in_basis(self._weight[first:].T, basis).T])
+        if self._bias is not None:
+            self._bias = torch.cat([self._bias[:first], _in_basis(self._bias[first:], basis)])
+
+    def store(self) -> None:
+        """Give the module its new parameters."""
+        _store(self._linear, "weight", self._weight)
+        if self._bias is not None:
+            _store(self._linear, "bias", self._bias)
+
+
+def _in_basis(values: Tensor, basis: Tensor) -> Tensor:
+    """Rows times the basis, block by block where they are longer."""
+    blocks = values.reshape(*values.shape[:-1], -1, len(basis))
+    return (blocks @ basis.to(values)).flatten(-2)
+
+
+def _store(module: nn.Module, name: str, values: Tensor) -> None:
+    """A new parameter of the dtype of the one before."""
+    before: Any = getattr(module, name)
+    setattr(module, name, nn.Parameter(values.to(before.dtype).contiguous(), before.requires_grad))
+
+
+def _rotate_ends(model: PreTrainedModel, last_norm: str, basis: Tensor) -> int:
+    """Rotate the embedding, and the head with the last norm's gain; how many bytes the head has that was tied."""
+    causal_lm: Any = model
+    embedding, head = causal_lm.get_input_embeddings(), causal_lm.get_output_embeddings()
+    tied = head.weight is embedding.weight
+    gain = _folded(model, last_norm)
+    _store(head, "weight", _by_rows(head.weight, lambda rows: _in_basis(rows * gain.to(rows), basis)))
+    _store(embedding, "weight", _by_rows(embedding.weight, lambda rows: _in_basis(rows, basis)))
+    if not tied:
+        return 0
+    model.config.tie_word_embeddings = False
+    _tied_names(model).clear()
+    return int(head.weight.nbytes)
+
+
+def _by_rows(weight: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
+    """A matrix changed in float64, some rows at a time."""
+    return torch.cat([change(rows.double()).to(weight.dtype) for rows in torch.split(weight.detach(), _ROWS)])
+
+
+def _plain(model: PreTrainedModel, name: str) -> nn.Linear:
+    """The linear weight of this name.
+
+    Raises:
+        ModelError: it is something else: an adapter, or in a packed format.
+    """
+    module = model.get_submodule(name)
+    if type(module) is not nn.Linear or not module.weight.is_floating_point():
+        given = f"{name} is a {type(module).__name__}, with rotate=True"
+        raise ModelError(given, "plain linear weights", "Merge adapters and dequantise first, or leave rotate out.")
+    return module
+
+
+def _offset(model: PreTrainedModel, norm: str) -> float:
+    """What an RMSNorm adds to its weight to have its gain: 0, or 1 (Gemma). Found by running it.
+
+    Raises:
+        ModelError: it is no RMSNorm.
+    """
+    module: Any = model.get_submodule(norm)
+    weight = getattr(module, "weight", None)
+    if weight is not None and getattr(module, "bias", None) is None:
+        given = torch.linspace(0.5, 1.5, len(weight), device=weight.device, dtype=weight.dtype)
+        with torch.no_grad():
+            found = module(given[None]).double()[0]
+        plain = given.double() / given.double().square().mean().sqrt()
+        for offset in (0.0, 1.0):
+            if torch.allclose(found, plain * (offset + weight.detach().double()), rtol=_NEAR, atol=_NEAR):
+                return offset
+    raise ModelError(
+        f"{norm} is a {type(module).__name__}, with rotate=True",
+        "an RMSNorm: one that takes away the mean of the features depends on their basis",
+        "Leave rotate out for this model.",
+    )
+
+
+def _folded(model: PreTrainedModel, norm: str) -> Tensor:
+    """The gain of an RMSNorm in float64, which is 1 from then on."""
+    module, offset = model.get_submodule(norm), _offset(model, norm)
+    weight: Any = module.weight
+    gain: Tensor = offset + weight.detach().double()
+    _store(module, "weight", torch.full_like(gain, 1 - offset))
+    return gain
+
+
+def _tied_names(model: PreTrainedModel) -> dict[str, str]:
+    """The parameters that are others' by name, as transformers keeps them: it leaves them out when it saves."""
+    names: dict[str, str] = model.all_tied_weights_keys
+    return names
