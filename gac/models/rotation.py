@@ -6,9 +6,9 @@ norms that read the stream are first folded into the weights behind them, for R1
 are then spread over all features, and weights lose less when they are rounded. Nothing is added at run time.
 """
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,25 +16,15 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from gac.errors import ModelError
+from gac.models.basis import Rotation
 from gac.models.families import Family, family_of
 from gac.models.loading import check_in_memory
+
+logger = logging.getLogger("gac")
 
 SEED = 0
 _ROWS = 2**14  # of an embedding that are in float64 at a time
 _NEAR = 0.02  # what a norm in bfloat16 may be off
-
-
-@dataclass(frozen=True)
-class Rotation:
-    """What was rotated, beside the values of heads.
-
-    Attributes:
-        stream: whether the residual stream was.
-        untied: bytes of the head where it was tied to the embedding and is now a weight of its own; else 0.
-    """
-
-    stream: bool
-    untied: int
 
 
 def rotate(model: PreTrainedModel, seed: int = SEED) -> Rotation:
@@ -63,23 +53,31 @@ def rotate(model: PreTrainedModel, seed: int = SEED) -> Rotation:
     basis = orthogonal(model.config.hidden_size, generator) if stream else None
     for layer in layers:
         layer.rotate(basis, orthogonal(layer.head_dim, generator))
-    return Rotation(stream, 0 if basis is None else _rotate_ends(model, family.last_norm, basis))
+    rotation = Rotation(stream, 0 if basis is None else _rotate_ends(model, family.last_norm, basis))
+    logger.info("rotated: %s", rotation)
+    return rotation
 
 
 @contextmanager
-def rotated(model: PreTrainedModel, seed: int = SEED) -> Iterator[Rotation]:
-    """With a model rotated; it then gets back the very parameters that it had, which are kept meanwhile."""
+def rotated(model: PreTrainedModel, keep: bool = False) -> Iterator[Rotation]:
+    """With a model rotated; it then gets back the very parameters that it had, which are kept in memory meanwhile.
+
+    Args:
+        keep: whether it stays rotated, unless something raises.
+    """
     config: Any = model.config
     before = list(model.named_parameters(remove_duplicate=False))
-    tied, names = config.tie_word_embeddings, dict(_tied_names(model))
+    tied, names, done = config.tie_word_embeddings, dict(_tied_names(model)), False
     try:
-        yield rotate(model, seed)
+        yield rotate(model)
+        done = keep
     finally:
-        for name, parameter in before:
-            owner, _, last = name.rpartition(".")
-            setattr(model.get_submodule(owner), last, parameter)
-        config.tie_word_embeddings = tied
-        _tied_names(model).update(names)
+        if not done:
+            for name, parameter in before:
+                owner, _, last = name.rpartition(".")
+                setattr(model.get_submodule(owner), last, parameter)
+            config.tie_word_embeddings = tied
+            _tied_names(model).update(names)
 
 
 def orthogonal(size: int, generator: torch.Generator) -> Tensor:
@@ -121,6 +119,7 @@ class _Layer:
     def rotate(self, basis: Tensor | None, of_values: Tensor) -> None:
         """Multiply R1, where there is one, and R2 into the weights; each is rounded once."""
         wide = {name: _Wide(linear) for name, linear in self._linears.items()}
+        basis = None if basis is None else basis.to(self._linears[self._mixed].weight.device)
         wide[self._values].turn_outputs(of_values, self._groups * self.head_dim)
         wide[self._mixed].turn_inputs(of_values)
         for norm, readers, writer in self._blocks if basis is not None else ():
@@ -172,7 +171,7 @@ def _store(module: nn.Module, name: str, values: Tensor) -> None:
 
 
 def _rotate_ends(model: PreTrainedModel, last_norm: str, basis: Tensor) -> int:
-    """Rotate the embedding, and the head with the last norm's gain; how many bytes the head has that was tied."""
+    """Rotate the embedding, and the head with the last norm's gain; how many parameters a head has that was tied."""
     causal_lm: Any = model
     embedding, head = causal_lm.get_input_embeddings(), causal_lm.get_output_embeddings()
     tied = head.weight is embedding.weight
@@ -183,7 +182,7 @@ def _rotate_ends(model: PreTrainedModel, last_norm: str, basis: Tensor) -> int:
         return 0
     model.config.tie_word_embeddings = False
     _tied_names(model).clear()
-    return int(head.weight.nbytes)
+    return int(head.weight.numel())
 
 
 def _by_rows(weight: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
