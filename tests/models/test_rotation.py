@@ -1,6 +1,8 @@
 """Rotation: the same function in another basis, of every architecture that can have one, and refused for the others."""
 
 import logging
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,10 +11,12 @@ from torch import Tensor, nn
 
 from gac.errors import ModelError
 from gac.models.basis import Rotation
+from gac.models.families import supported
 from gac.models.rotation import orthogonal, rotate, rotated
 from tests.compression.applying import logits
 from tests.models.small import every_family, small_config, small_model, weights_of
 
+PAGE = Path(__file__).parents[2] / "docs" / "precision.md"
 WITH_LAYER_NORM = {
     "cohere": "CohereLayerNorm",
     "cohere2": "Cohere2LayerNorm",
@@ -195,3 +199,13 @@ def test_it_says_that_a_head_is_untied(caplog: pytest.LogCaptureFixture) -> None
         "rotated: residual stream and values of heads; the head is no longer tied: 16,512 parameters more",
         "rotated: values of heads alone",
     ]
+
+
+def test_the_docs_say_what_is_rotated_of_every_architecture() -> None:
+    rows = re.findall(
+        r"^\| (`.*`) \| (residual stream and values|values alone|refused)", PAGE.read_text(), re.MULTILINE
+    )
+    told = {name: what for names, what in rows for name in re.findall(r"`(\w+)`", names)}
+    stream = set(supported()).difference(WITH_LAYER_NORM, WITH_NORMS_BEHIND)
+    due = dict.fromkeys(WITH_LAYER_NORM, "refused") | dict.fromkeys(WITH_NORMS_BEHIND, "values alone")
+    assert told == due | dict.fromkeys(stream, "residual stream and values")
