@@ -22,7 +22,15 @@ from gac.costs import PARAMS
 from gac.errors import GacError
 from gac.forms.planned_sites import as_planned
 from gac.forms.tensors import Kept
-from gac.measuring import Asked, dense_model, measure_problem, planned_digest, planned_windows
+from gac.measuring import (
+    Asked,
+    dense_model,
+    in_basis,
+    measure_problem,
+    planned_digest,
+    planned_windows,
+    statistics_key,
+)
 from gac.models.families import family_of
 from gac.models.loading import check_finite, check_in_memory, load_config, load_model
 from gac.models.modules import swap_in
@@ -66,9 +74,9 @@ def allocate(
         options: the fields of ``gac.Recipe``, which says what each does: ``method``, ``calibration`` (its
             ``measure.text``, a list of such texts, ``["wiki-sample:32x1024", "notes.txt:32x1024"]``, or documents: any
             iterable of strings; ``gac.Documents(texts, windows=16, length=512)`` says how they are packed), ``seed``,
-            ``shots``, ``bos``, ``forms``, ``schemes``, ``align``, ``profile`` (or a loaded table), ``workloads``,
-            ``fuse``, ``decode_kernel``, ``memory``, ``kv_cache``, ``latency`` (one fraction for every workload, or by
-            workload), ``refit``, ``rule``.
+            ``shots``, ``bos``, ``forms``, ``schemes``, ``align``, ``rotate``, ``profile`` (or a loaded table),
+            ``workloads``, ``fuse``, ``decode_kernel``, ``memory``, ``kv_cache``, ``latency`` (one fraction for every
+            workload, or by workload), ``refit``, ``rule``.
 
     Returns:
         The plan, proved optimal over its candidates (or with the gap that is left, or that a rule gave away, in its
@@ -171,15 +179,17 @@ def compress(
     windows = planned_windows(plan, loaded, calibration)
     method = METHODS.get(recipe.measure.method)
     check_shots(recipe.measure.shots, method, recipe.rule, sites, loaded.model.config.model_type)
-    run = calibration_run(loaded.model, digest, windows, method, recipe.measure.shots, progress=progress)
     layers = _layers_to_fit(plan, changed, sites)
     whole = [site for site in sites if site.layer in layers]
-    factors = partial(_factors, run, whole, recipe.space.forms)
-    modules = build_modules(run, plan.weights, changed, factors())
-    if recipe.refit not in (None, "none"):
-        modules = fit_again(run, modules, plan.weights, recipe.refit, sites, dict(factors()))
-    else:
-        store_all(modules, plan.weights)
+    with in_basis(recipe, loaded, model, keep=True):
+        key = statistics_key(digest, recipe)
+        run = calibration_run(loaded.model, key, windows, method, recipe.measure.shots, progress=progress)
+        factors = partial(_factors, run, whole, recipe.space.forms)
+        modules = build_modules(run, plan.weights, changed, factors())
+        if recipe.refit not in (None, "none"):
+            modules = fit_again(run, modules, plan.weights, recipe.refit, sites, dict(factors()))
+        else:
+            store_all(modules, plan.weights)
     swap_in(loaded.model, modules)
     share_gemms(loaded.model, sites)
     skip_absent(loaded.model, plan.weights)

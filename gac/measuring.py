@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,9 +18,11 @@ from gac.forms import DEFAULT_FORMS, form_named
 from gac.forms.metric import FACTOR
 from gac.forms.planned_sites import Fusing, as_planned, check_forms_fit
 from gac.io import home
+from gac.models.basis import Rotation
 from gac.models.families import family_of
 from gac.models.linears import check_rows_together
 from gac.models.loading import Loaded, check_finite, check_in_memory, load_config, load_model, model_digest
+from gac.models.rotation import rotate, rotated
 from gac.models.sites import Site
 from gac.plan import Calibration, CalibrationPart, Measured, Plan
 from gac.profiling.select import select_profile
@@ -141,19 +144,22 @@ def measure_problem(
     if check is not None:
         check_likeness(loaded.model, loaded.tokenizer, sites, asked.text, windows, check, progress)
     digest = targeted_digest(loaded, sites)
-    run = calibration_run(loaded.model, digest, windows, method, recipe.measure.shots, progress=progress)
-    curves = measure_curves(run, sites, forms=recipe.space.forms, schemes=recipe.space.schemes)
-    extra = RULES.get(recipe.rule).measure(run, sites)
+    params, key = sum(parameter.numel() for parameter in loaded.model.parameters()), statistics_key(digest, recipe)
+    with in_basis(recipe, loaded, model) as rotation:
+        run = calibration_run(loaded.model, key, windows, method, recipe.measure.shots, progress=progress)
+        curves = measure_curves(run, sites, forms=recipe.space.forms, schemes=recipe.space.schemes)
+        extra = RULES.get(recipe.rule).measure(run, sites)
     share = expected_share(recipe.refit, method, layout)
     measured = Measured(
         model=loaded.name,
         digest=digest,
-        params=sum(parameter.numel() for parameter in loaded.model.parameters()),
+        params=params,
         family=family,
         calibration=_calibration(asked.text, windows, curves.dense_loss),
         profile=used,
         factor=FACTOR * share,
         error=expected_error(method, windows.ids.numel()),
+        rotation=rotation,
     )
     return Problem(planned, curves.curves.scaled(share, rounded_share(recipe.refit)), table, recipe, measured, extra)
 
@@ -194,6 +200,30 @@ def dense_model(
         given = f"a {type(loaded.model).__name__}, which is compressed"
         raise ModelError(given, "a dense model", "Load the one it came from.")
     return loaded
+
+
+def in_basis(
+    recipe: Recipe, loaded: Loaded, given: "PreTrainedModel | str | Path", keep: bool = False
+) -> AbstractContextManager[Rotation | None]:
+    """With the model rotated, where the recipe says so. A model that the caller has loaded is then as it was.
+
+    Args:
+        given: the model as the caller named it, or loaded it.
+        keep: whether that stays rotated too, unless something raises.
+
+    Raises:
+        ModelError: it cannot be rotated.
+    """
+    if not recipe.space.rotate:
+        return nullcontext()
+    if isinstance(given, (str, Path)):
+        return nullcontext(rotate(loaded.model))  # nobody else has it, so that no second copy has to be kept
+    return rotated(loaded.model, keep)
+
+
+def statistics_key(digest: str, recipe: Recipe) -> str:
+    """What statistics are kept under: the digest of the weights, which rotated have others."""
+    return f"{digest}, rotated" if recipe.space.rotate else digest
 
 
 def targeted_digest(loaded: Loaded, sites: Sequence[Site]) -> str:

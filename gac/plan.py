@@ -12,6 +12,7 @@ from gac.display import Shown
 from gac.errors import PlanError
 from gac.forms import check_choice, form_named
 from gac.io import Record
+from gac.models.basis import Rotation
 from gac.models.sites import Site, Weight
 from gac.plan_summary import summary
 from gac.recipe import Recipe
@@ -118,6 +119,7 @@ class Measured:
         factor: the one fitted number between the summed curvature and the measured loss.
         error: how far from it the measured loss is expected, as a share of the predicted one; None where the method's
             predictions were never compared with measurements.
+        rotation: what was rotated before anything was measured; None where nothing was.
     """
 
     model: str
@@ -128,6 +130,7 @@ class Measured:
     profile: ProfileUsed
     factor: float
     error: float | None = None
+    rotation: Rotation | None = None
 
     @property
     def predicted(self) -> bool:
@@ -351,9 +354,10 @@ class Plan(Shown, Record):
 
     @property
     def kept_of_model(self) -> float:
-        """Kept fraction of the whole model's parameters."""
-        whole = self.measured.params
-        return (whole - self.budget.total + self.budget.used) / whole
+        """Kept fraction of the whole model's parameters; a head that rotation has untied counts among those kept."""
+        whole, rotation = self.measured.params, self.measured.rotation
+        untied = rotation.untied if rotation else 0
+        return (whole - self.budget.total + self.budget.used + untied) / whole
 
     @property
     def bytes(self) -> tuple[int, int]:
@@ -470,6 +474,8 @@ def _check_counts(plan: Plan) -> None:
         shape = len(plan.speed.latency_ns), len(plan.speed.certificate.multipliers)
         given = f"plan has speed with {shape[0]} latencies and {shape[1]} multipliers"
         check(shape == (len(plan.workloads), limits + 1), given, f"{len(plan.workloads)} and {limits + 1}")
+    rotated, rotation = plan.recipe.space.rotate, plan.measured.rotation
+    check(rotated == (rotation is not None), f"plan with rotate {rotated} states {rotation}", "what was rotated")
     asked = {limit.column: limit.asked for limit in plan.limits}
     as_asked = list(asked.items()) == list(recipe.items())
     check(as_asked, f"plan limits {asked}", f"{recipe}, as its recipe says")
@@ -572,6 +578,7 @@ def _check_ranges(plan: Plan) -> None:
         "measured.calibration.window_tokens": text.window_tokens + unmeasured,
         **{f"limits.{one.column}": one.limit + 1 for one in plan.limits},
         "measured.params": plan.measured.params - budget.total + 1,
+        "measured.rotation.untied": plan.measured.rotation.untied + 1 if plan.measured.rotation else 1,
         **{f"{one.workload}.dense_ns": one.dense_ns for one in plan.workloads if one.dense_ns is not None},
         **{f"{one.workload}.plan_ns": one.plan_ns for one in plan.workloads if one.plan_ns is not None},
     }

@@ -33,6 +33,7 @@ def summary(plan: "Plan") -> str:
         f"forms        {', '.join(f'{count} {form}' for form, count in sorted(forms.items()))}"
         f"{run_as(plan)}{_REFITTED[plan.recipe.refit or 'none']}",
         f"alignment    {aligned or 'everything stays dense'}",
+        *([f"rotated      {measured.rotation}"] if measured.rotation else []),
         *_loss(plan),
         *(f"latency      {told}" for told in latencies(plan)),
         *([f"speed        {told}"] if (told := speed(plan)) else []),

@@ -104,11 +104,16 @@ class Space:
         schemes: how numbers may be stored; ``bf16`` is 16 bits a number, as they are loaded.
         align: True keeps to dims that the profile shows to be sound; a number keeps to its multiples among them, False
             allows every integer. ``profile,group=128``: whole groups of 128, for weights that are quantised later.
+        rotate: measure and compress the model in another basis, in which rounding loses less where features stand out:
+            gains of RMSNorm are folded, and the residual stream and the values of heads rotated. Its function is the
+            same, and nothing is added at run time; but a head that was tied to the embedding becomes a weight of its
+            own. See ``gac.models.rotation.rotate``.
     """
 
     forms: tuple[str, ...] = DEFAULT_FORMS
     schemes: tuple[str, ...] = (DEFAULT_SCHEME,)
     align: bool | int = True
+    rotate: bool = False
 
     def __post_init__(self) -> None:
         _check_names("space.forms", self.forms)
@@ -124,6 +129,7 @@ class Space:
             "True, False, the number that dims are to be multiples of, or 'profile,group=N'",
             "Give a number of 1 or more, such as align=16.",
         )
+        _check(isinstance(self.rotate, bool), "space.rotate", self.rotate, "True or False")
 
 
 @dataclass(frozen=True)
@@ -233,6 +239,7 @@ class Options(TypedDict, total=False):
     forms: "str | Form | Iterable[str | Form]"
     schemes: "str | Scheme | Iterable[str | Scheme]"
     align: bool | int | str
+    rotate: bool
     profile: "Profile | str | Path | None"
     workloads: str | Iterable[str]
     fuse: Fusing

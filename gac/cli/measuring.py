@@ -68,6 +68,13 @@ _MEASURED = (
         help="How numbers may be stored: bf16 (16 bits, as loaded), w8a16, w4a16, w3a16, w2a16 (weights alone, scales "
         "for groups of N columns). Repeatable; give bf16 too where weights may stay as they are.",
     ),
+    click.option(
+        "--rotate",
+        is_flag=True,
+        help="First fold the gains of RMSNorm, and rotate the residual stream and the values of heads: the same "
+        "function, which loses less when rounded where features stand out. A head that is tied to the embedding "
+        "becomes a weight of its own.",
+    ),
     workloads_option("What latency is predicted for"),
     click.option(
         "--calibration",

@@ -125,7 +125,7 @@ def calibration_run(
 
     Args:
         model: the dense model.
-        digest: of its weights.
+        digest: of its weights, or what else tells its statistics from those of other models.
     """
     key = f"{digest} {windows.digest} {method.power}"
     one = CalibrationRun(model, windows.ids, method, _store(key), progress)

@@ -1,0 +1,22 @@
+"""What a rotation did to a model, as plans record it; ``gac.models.rotation`` does it."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """What was rotated, beside the values of heads.
+
+    Attributes:
+        stream: whether the residual stream was.
+        untied: parameters of the head where it was tied to the embedding and is now a weight of its own; else 0.
+    """
+
+    stream: bool
+    untied: int
+
+    def __str__(self) -> str:
+        """``residual stream and values of heads; the head is no longer tied: 28,311,552 parameters more``."""
+        what = "residual stream and values of heads" if self.stream else "values of heads alone"
+        more = f"; the head is no longer tied: {self.untied:,} parameters more" if self.untied else ""
+        return f"{what}{more}"

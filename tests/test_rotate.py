@@ -1,0 +1,208 @@
+"""``rotate=True`` from the allocation to the checkpoint: what is measured and saved is rotated, as the plan says."""
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerFast
+
+import gac
+from gac import api
+from gac.errors import GacError, ModelError, PlanError
+from gac.io import home
+from gac.models.basis import Rotation
+from gac.models.loading import load_model
+from gac.plan_summary import allocate_command
+from tests.cli.commands import answer, refused
+from tests.compression.applying import logits
+from tests.models.small import small_config, small_model
+from tests.small_pipeline import Small
+
+HEAD = 258 * 64
+
+
+@pytest.fixture
+def tied(small: Small) -> Small:
+    """The pipeline on a model whose head is tied, and whose gains and features are not all alike."""
+    model = small_model(small_config("llama", tie_word_embeddings=True))
+    for parameter in model.parameters():
+        if parameter.dim() == 1:
+            parameter.data += 0.5 * torch.randn(parameter.shape)
+    return Small(model, small.tokenizer, small.text)  # type: ignore[arg-type]
+
+
+def state(model: Any) -> dict[str, Tensor]:
+    return {name: values.clone() for name, values in model.state_dict().items()}
+
+
+def same(model: Any, before: dict[str, Tensor]) -> bool:
+    return all(torch.equal(values, before[name]) for name, values in model.state_dict().items())
+
+
+def test_the_plan_says_what_was_rotated_and_the_model_is_as_it_was(tied: Small) -> None:
+    before = state(tied.model)
+    plan = tied.allocate(0.7, rotate=True)
+    assert same(tied.model, before)
+    assert tied.model.config.tie_word_embeddings
+    assert plan.recipe.space.rotate
+    assert plan.measured.rotation == Rotation(True, HEAD)
+    assert "rotated      residual stream and values of heads; the head is no longer tied: 16,512 parameters more" in (
+        plan.summary()
+    )
+    assert "--rotate" in allocate_command(plan)
+    plain = tied.allocate(0.7)
+    assert plain.measured.digest == plan.measured.digest
+    assert plain.measured.params == plan.measured.params
+    assert plain.measured.rotation is None
+    assert "rotate" not in plain.summary() + allocate_command(plain)
+    assert plain.prediction.loss != plan.prediction.loss  # of other statistics
+
+
+def test_statistics_of_both_bases_are_kept_apart(tied: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GAC_HOME", str(tmp_path / "home"))
+
+    def folders() -> set[str]:
+        return {path.name for path in (home() / "statistics").iterdir()}
+
+    tied.allocate(0.8)
+    plain = folders()
+    first = tied.allocate(0.8, rotate=True)
+    both = folders()
+    assert len(both - plain) == 1
+    assert tied.allocate(0.8, rotate=True) == first
+    assert folders() == both
+
+
+@pytest.mark.parametrize("refit", ["none", "residual"])
+def test_it_is_compressed_saved_and_loaded_in_the_new_basis(tied: Small, tmp_path: Path, refit: str) -> None:
+    embedding = tied.model.model.embed_tokens.weight.clone()
+    gram = embedding @ embedding.T
+    plan = tied.allocate(0.7, rotate=True, refit=refit)
+    small, loaded = tied.there_and_back(plan, tmp_path)
+    assert small is tied.model
+    counted = sum(parameter.numel() for parameter in loaded.parameters())
+    assert counted == plan.measured.params - plan.budget.total + plan.budget.used + HEAD
+    assert plan.kept_of_model * plan.measured.params == pytest.approx(counted)
+    assert loaded.lm_head.weight is not loaded.model.embed_tokens.weight
+    assert torch.allclose(loaded.model.embed_tokens.weight @ loaded.model.embed_tokens.weight.T, gram, atol=1e-5)
+    assert not torch.equal(loaded.model.embed_tokens.weight, embedding)
+    config = json.loads((tmp_path / "small" / "config.json").read_text())
+    assert config["tie_word_embeddings"] is False
+    assert gac.verify(tmp_path / "small").tensors == len(loaded.state_dict())
+    gac.export(tmp_path / "small", tmp_path / "merged", merge=True)
+    merged = load_model(tmp_path / "merged").model
+    assert (logits(merged) - logits(loaded).to(merged.device)).abs().max() < 1e-4
+
+
+def test_where_nothing_is_compressed_the_function_is_the_dense_one(tied: Small) -> None:
+    dense = logits(tied.model)
+    plan = tied.allocate(1.0, rotate=True, refit="none", slack=0)
+    assert {one.form for one in plan.weights} == {"dense"}
+    assert (logits(tied.compress(plan)) - dense).abs().max() < 1e-5
+
+
+def test_what_fails_leaves_the_model_as_it_was(tied: Small, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan, before = tied.allocate(0.7, rotate=True), state(tied.model)
+
+    def failing(*_: object) -> None:
+        raise GacError("a failure", "none", "Do it again.")
+
+    monkeypatch.setattr(api, "build_modules", failing)
+    with pytest.raises(GacError, match="a failure"):
+        tied.compress(plan)
+    assert same(tied.model, before)
+    assert tied.model.lm_head.weight is tied.model.model.embed_tokens.weight
+
+
+def test_a_plan_is_for_the_model_as_it_was_loaded(tied: Small) -> None:
+    plan = tied.allocate(0.7, rotate=True)
+    again = copy.deepcopy(tied.model)
+    small = tied.compress(plan)
+    assert torch.equal(logits(tied.compress(plan, model=again)), logits(small))
+    with pytest.raises(ModelError, match="which is compressed"):
+        tied.compress(plan, model=small)
+
+
+def test_a_directory_is_rotated_without_being_written_to(tied: Small, tmp_path: Path) -> None:
+    tied.model.save_pretrained(tmp_path / "dense")
+    plan = tied.allocate(0.7, model=tmp_path / "dense", rotate=True)
+    assert (plan.measured.rotation, plan.measured.model) == (Rotation(True, HEAD), str(tmp_path / "dense"))
+    first = tied.compress(plan, model=tmp_path / "dense")
+    assert torch.equal(logits(tied.compress(plan)), logits(first))
+
+
+def test_rounding_shots_and_frontiers_are_of_the_rotated_model(tied: Small) -> None:
+    options: dict[str, Any] = {"schemes": ("w8a16", "w4a16:32"), "memory": 0.4, "latency": "any", "rotate": True}
+    rounded = tied.allocate(None, **options)
+    dense = logits(tied.model)
+    small = tied.compress(rounded, model=copy.deepcopy(tied.model))
+    assert torch.corrcoef(torch.stack([logits(small).flatten(), dense.flatten()]))[0, 1] > 0.9
+    assert tied.allocate(0.7, rotate=True, shots=2).measured.rotation == Rotation(True, HEAD)
+    found = tied.frontier(points=3, rotate=True)
+    assert found.plan(0).measured.rotation == Rotation(True, HEAD)
+    assert found.plan(0).recipe.space.rotate
+
+
+def test_of_a_model_with_norms_behind_its_weights_the_values_alone_are_rotated(small: Small, tmp_path: Path) -> None:
+    model = small_model(small_config("gemma3_text"))
+    plan = small.allocate(0.7, model=model, rotate=True)
+    assert plan.measured.rotation == Rotation(False, 0)
+    assert "rotated      values of heads alone\n" in plan.summary()
+    small.there_and_back(plan, tmp_path, model=model)
+
+
+def test_a_model_with_layer_norm_is_refused(small: Small) -> None:
+    with pytest.raises(ModelError) as caught:
+        small.allocate(0.7, model=small_model(small_config("gpt2")), rotate=True)
+    assert str(caught.value) == (
+        "transformer.ln_f is a LayerNorm, with rotate=True; expected an RMSNorm: one that takes away the mean of the "
+        "features depends on their basis. Leave rotate out for this model."
+    )
+
+
+def test_a_plan_that_contradicts_itself_is_refused(tied: Small, tmp_path: Path) -> None:
+    tied.allocate(0.7, rotate=True).save(tmp_path / "plan.json")
+    document = json.loads((tmp_path / "plan.json").read_text())
+
+    def message(change: Any) -> str:
+        edited = copy.deepcopy(document)
+        change(edited)
+        (tmp_path / "plan.json").write_text(json.dumps(edited))
+        with pytest.raises(PlanError) as caught:
+            gac.Plan.load(tmp_path / "plan.json")
+        return caught.value.given
+
+    assert message(lambda one: one["measured"].update(rotation=None)) == "plan with rotate True states None"
+    assert message(lambda one: one["recipe"]["space"].update(rotate=False)).startswith("plan with rotate False states ")
+    assert message(lambda one: one["measured"]["rotation"].update(untied=-1)) == (
+        "plan has measured.rotation.untied out of range"
+    )
+
+
+def test_rotate_is_yes_or_no() -> None:
+    with pytest.raises(GacError) as caught:
+        gac.Recipe.of(rotate=1)
+    assert str(caught.value) == "space.rotate=1; expected True or False. Correct it, or leave it out."
+
+
+def test_the_command_line_rotates_too(
+    tied: Small, tiny_tokenizer: PreTrainedTokenizerFast, text_file: Path, tmp_path: Path
+) -> None:
+    for saved in (tied.model, tiny_tokenizer):
+        saved.save_pretrained(tmp_path / "dense")
+    options = ("--calibration", f"{text_file}:4x64", "--profile", "nvidia-h100-80gb-hbm3", "--rotate")
+    plan = answer("allocate", tmp_path / "dense", *options, "-o", tmp_path / "plan.json")
+    assert plan["measured"]["rotation"] == {"stream": True, "untied": HEAD}
+    found = answer("compress", tmp_path / "dense", "--plan", tmp_path / "plan.json", "-o", tmp_path / "small")
+    assert found["parameters"] == found["dense_parameters"] - plan["limits"][0]["total"] + plan["limits"][0]["used"] + (
+        HEAD
+    )
+    small_model(small_config("gpt2")).save_pretrained(tmp_path / "gpt2")
+    tiny_tokenizer.save_pretrained(tmp_path / "gpt2")
+    assert "transformer.ln_f is a LayerNorm, with rotate=True" in refused(
+        "allocate", tmp_path / "gpt2", *options, "-o", tmp_path / "other.json"
+    )
