@@ -1,43 +1,81 @@
-"""Rounding what was built to the schemes of a plan."""
+"""Storing what was built in the schemes of a plan."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
 
-from gac.models.linears import as_linear
+from gac.errors import PlanError
 from gac.plan import WeightChoice
 from gac.runtime.modules import LowRankLinear
+from gac.runtime.storage import Storage
+from gac.runtime.stored import STORAGES, StoredLinear, is_matrix, plain_state
 from gac.schemes import Scheme, scheme_named
 
 
-def store_all(modules: Mapping[str, nn.Module], weights: Iterable[WeightChoice]) -> None:
-    """Round the modules in place, each in the scheme of its weight; what they are multiplied with is not known."""
+def storage_of(scheme: Scheme) -> Storage | None:
+    """What holds the matrices of a scheme; None: the forms' own modules."""
+    if scheme.storage is None:
+        return None
+    return STORAGES[scheme.storage.storage][0](**scheme.storage.options)
+
+
+def store_all(modules: Mapping[str, nn.Module], weights: Iterable[WeightChoice]) -> dict[str, nn.Module]:
+    """The modules, each in the scheme of its weight; what they are multiplied with is not known.
+
+    Raises:
+        PlanError: as for ``store``.
+    """
     schemes = {choice.name: scheme_named(choice.scheme) for choice in weights}
-    for name, module in modules.items():
-        store(schemes[name], module)
+    return {name: store(schemes[name], module) for name, module in modules.items()}
 
 
 @torch.no_grad()
-def store(scheme: Scheme, module: nn.Module, inputs: Tensor | None = None) -> None:
-    """Round a module in place.
+def store(scheme: Scheme, module: nn.Module, inputs: Tensor | None = None) -> nn.Module:
+    """The module with its matrices rounded to a scheme and in its storage; what is given is used up.
 
     Args:
         inputs: E[x x^T] of what it reads, shape ``(in, in)``; None where that is not known.
+
+    Raises:
+        PlanError: the module has a matrix that no storage can hold.
     """
-    if scheme.lossy:
-        for values, seen in _matrices(module, inputs):
-            values.copy_(scheme.rounded(values.flatten(0, -2), seen).view_as(values))
-
-
-def _matrices(module: nn.Module, inputs: Tensor | None) -> Iterator[tuple[Tensor, Tensor | None]]:
-    """Its matrices in the order in which they run, each with the moment of what it is multiplied with by then."""
+    if not scheme.lossy:
+        return module
     if isinstance(module, LowRankLinear):
-        yield module.first.weight, inputs
-        if inputs is not None and isinstance(module.second, nn.Linear):
-            first = module.first.weight.double()
-            yield module.second.weight, first @ inputs.double() @ first.T
-        else:
-            yield module.second.weight, None
-    elif isinstance(weight := getattr(as_linear(module), "weight", None), Tensor):
-        yield weight, inputs
+        dtype, paired = module.first.weight.dtype, isinstance(module.second, nn.Linear)
+        module.set_submodule("first", _stored(scheme, module.first, inputs))
+        seen = None
+        if inputs is not None and paired:
+            first = plain_state(module.first, dtype)["weight"].double()
+            seen = first @ inputs.double() @ first.T
+        module.set_submodule("second", _stored(scheme, module.second, seen))
+        return module
+    return _stored(scheme, module, inputs)
+
+
+def _stored(scheme: Scheme, module: nn.Module, inputs: Tensor | None = None) -> nn.Module:
+    """A matrix, or a module of several, in a scheme; of several it is not known what they are multiplied with."""
+    if not is_matrix(module):
+        _check_no_matrix(scheme, module)
+        for name, child in module.named_children():
+            setattr(module, name, _stored(scheme, child))
+        return module
+    values = module.get_parameter("weight")
+    matrix, storage = values.flatten(0, -2), storage_of(scheme)
+    if storage is None:
+        values.copy_(scheme.rounded(matrix, inputs).view_as(values))
+        return module
+    tensors, held = scheme.stored(matrix, inputs), StoredLinear.of(storage, module)
+    held.fill(tensors)
+    return held
+
+
+def _check_no_matrix(scheme: Scheme, module: nn.Module) -> None:
+    for name, values in module.named_parameters(recurse=False):
+        if values.dim() > 1:
+            raise PlanError(
+                f"{name} of a {type(module).__name__} in {scheme.name}",
+                "matrices in nn.Linear, ValueLinear or BlockLinear, which a scheme can store",
+                "Put the matrix into one of these, or plan without the scheme.",
+            )

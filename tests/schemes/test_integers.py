@@ -10,7 +10,7 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 import gac
 from gac.allocation.decide import settled
-from gac.errors import BudgetError, CheckpointError, PlanError, ProfileError
+from gac.errors import BudgetError, PlanError, ProfileError
 from gac.forms import form_named
 from gac.forms.planned_sites import as_planned
 from gac.models.families import family_of
@@ -31,11 +31,13 @@ def test_it_keeps_the_contract(name: str) -> None:
     check_scheme(scheme_named(name))
 
 
-def test_bytes_count_scales_zero_points_and_what_fills_no_group() -> None:
+def test_bytes_count_words_scales_zero_points_and_what_fills_no_group() -> None:
     assert scheme_named("w8a16").bytes(10, 300) == 10 * 300 + 10 * 2
-    assert scheme_named("w4a16").bytes(10, 256) == 10 * 128 + 20 * 2 + 10
-    assert scheme_named("w4a16").bytes(10, 257) == 1285 + 30 * 2 + 15
-    assert scheme_named("w3a16:64").bytes(3, 65) == -(-3 * 65 * 3 // 8) + 6 * 2 + -(-6 * 3 // 8)
+    assert scheme_named("w8a16").bytes(10, 301) == 10 * 304 + 10 * 2
+    assert scheme_named("w4a16").bytes(16, 256) == 16 * 128 + 32 * 2 + 16
+    assert scheme_named("w4a16").bytes(10, 257) == 10 * 33 * 4 + 30 * 2 + 3 * 2 * 4
+    assert scheme_named("w3a16:64").bytes(32, 64) == 32 * 64 * 3 // 8 + 32 * 2 + 32 * 3 // 8
+    assert scheme_named("w3a16:64").bytes(3, 65) == 3 * 7 * 4 + 6 * 2 + 2 * 4
     assert scheme_named("w2a16:64").bytes(0, 64) == scheme_named("w2a16:64").bytes(64, 0) == 0
 
 
@@ -141,7 +143,7 @@ def test_memory_is_shared_out_over_forms_dims_and_schemes(
     small = gac.compress(copy.deepcopy(tiny_model), plan, tokenizer=tiny_tokenizer)
     for one in plan.weights:
         if one.scheme == "w2a16:32" and one.form == "dense":
-            weight = small.get_submodule(one.name).weight
+            weight = small.get_submodule(one.name).values(torch.float32)
             assert all(len(part.unique()) <= 4 for part in weight.reshape(-1, 32))
 
 
@@ -150,16 +152,6 @@ def test_fewer_bytes_than_any_plan_has_are_refused(
 ) -> None:
     with pytest.raises(BudgetError, match=r"bytes .*at least [0-9,]+, the smallest.* Ask for memory of 0\.08"):
         planned(tiny_model, tiny_tokenizer, text_file, memory=0.01, schemes=("w8a16", "w4a16"), forms=("narrow",))
-
-
-def test_it_is_not_saved_in_16_bits(
-    tiny_model: LlamaForCausalLM, tiny_tokenizer: PreTrainedTokenizerFast, text_file: Path, tmp_path: Path
-) -> None:
-    plan = planned(tiny_model, tiny_tokenizer, text_file, memory=0.6, schemes=("w8a16",))
-    small = gac.compress(copy.deepcopy(tiny_model), plan, tokenizer=tiny_tokenizer)
-    with pytest.raises(CheckpointError, match="weights in w8a16; expected schemes of 16 bits"):
-        gac.save(small, tmp_path / "small", tokenizer=tiny_tokenizer)
-    assert not (tmp_path / "small").exists()
 
 
 def test_the_summary_says_bytes_bits_and_schemes(

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from gac.linalg import cholesky, damped
+from gac.runtime.packed import dequantise
 
 NARROWED = torch.linspace(1, 0.5, 21, dtype=torch.float64).tolist()[1:]
 """Parts of a group's range that are tried after the whole one, which wins where several are as good."""
@@ -40,9 +41,7 @@ class Numbers:
 
     def values(self, dtype: torch.dtype) -> Tensor:
         """The matrix ``(rows, columns)`` that they stand for: exact in float32, then rounded to the dtype."""
-        columns = self.numbers.shape[1]
-        scale, zero = (one.float().repeat_interleave(self.size, 1)[:, :columns] for one in (self.scale, self.zero))
-        return (self.numbers.float() - zero).mul_(scale).to(dtype)
+        return dequantise(self.numbers, self.scale, self.zero, self.size, dtype)
 
 
 @dataclass(frozen=True, eq=False)
