@@ -63,21 +63,22 @@ def _check_rounding(scheme: Scheme, matrix: torch.Tensor, of: str) -> None:
 
 def _check_storage(scheme: Scheme, matrix: torch.Tensor, rounded: torch.Tensor, of: str) -> None:
     """What is on disk is what was counted, and stands for the rounded matrix."""
-    counted, storage = scheme.bytes(*matrix.shape), storage_of(scheme)
+    rows, columns = matrix.shape
+    counted, storage = scheme.bytes(rows, columns), storage_of(scheme)
     if storage is None:
         whole = 2 * matrix.numel()
         assert counted == whole, f"{of}: {counted} bytes are counted, {whole} stored, for there is no storage"
         return
     held = scheme.stored(matrix)
-    due = storage.tensors(*matrix.shape)
+    due = storage.tensors(rows, columns)
     found = {name: (tuple(one.shape), one.dtype) for name, one in held.items()}
     assert found == due, f"{of}: stored as {found}, its storage has {due}"
     taken = sum(one.nbytes for one in held.values())
     assert taken == counted, f"{of}: {counted} bytes are counted, {taken} stored"
-    values = storage.values(held, *matrix.shape, matrix.dtype)
+    values = storage.values(held, rows, columns, matrix.dtype)
     assert torch.equal(values, rounded), f"{of}: what is stored is not what it is rounded to"
-    x = torch.ones(3, matrix.shape[1], dtype=matrix.dtype)
-    product = storage.multiply(x, held, *matrix.shape, None)
+    x = torch.ones(3, columns, dtype=matrix.dtype)
+    product = storage.multiply(x, held, rows, columns, None)
     same = torch.allclose(product, x @ rounded.T, rtol=ROUNDED, atol=ROUNDED)
     assert same, f"{of}: multiplied otherwise than what it stands for"
 

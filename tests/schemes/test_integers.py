@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -21,6 +22,7 @@ from gac.reporting.tables import cell_of, legend_of
 from gac.schemes import SCHEMES, scheme_named
 from gac.schemes.integers.torch import round_matrix
 from gac.testing import check_scheme
+from tests.compression.stored import held_bytes
 from tests.models.small import small_config, weights_of
 
 NAMES = ("w8a16", "w4a16", "w4a16:64", "w4a16:32", "w3a16:64", "w2a16", "w2a16:16")
@@ -145,6 +147,23 @@ def test_memory_is_shared_out_over_forms_dims_and_schemes(
         if one.scheme == "w2a16:32" and one.form == "dense":
             weight = small.get_submodule(one.name).values(torch.float32)
             assert all(len(part.unique()) <= 4 for part in weight.reshape(-1, 32))
+
+
+@pytest.mark.parametrize("refit", ["none", "residual"])
+def test_what_is_evaluated_is_what_is_saved(
+    directory: Path, tiny_tokenizer: PreTrainedTokenizerFast, text_file: Path, tmp_path: Path, refit: str
+) -> None:
+    dense = LlamaForCausalLM.from_pretrained(directory, dtype=torch.bfloat16)
+    schemes = ("bf16", "w8a16", "w4a16:32", "w3a16:32")
+    plan = planned(dense, tiny_tokenizer, text_file, memory=0.3, schemes=schemes, refit=refit)
+    small = gac.compress(dense, plan, tokenizer=tiny_tokenizer)
+    gac.save(small, tmp_path / "small", tokenizer=tiny_tokenizer)
+    loaded = gac.load(tmp_path / "small", device="cpu")
+    ids = torch.arange(40).reshape(2, 20)
+    with torch.no_grad():
+        assert torch.equal(loaded(ids).logits, small.cpu()(ids).logits)
+    tensors = load_file(tmp_path / "small" / "model.safetensors")
+    assert held_bytes(tensors, plan) == plan.bytes[0] <= 0.3 * plan.bytes[1]
 
 
 def test_fewer_bytes_than_any_plan_has_are_refused(
