@@ -25,6 +25,7 @@ from gac.models.loading import check_in_memory
 from gac.models.threads import one_call_at_a_time
 from gac.plan import Plan, WeightChoice
 from gac.runtime.contract import COMPRESSED
+from gac.runtime.stored import plain_state
 
 logger = logging.getLogger("gac")
 
@@ -45,7 +46,8 @@ def export(
     Args:
         model: from ``compress`` or ``load``, or the directory of one.
         merge: multiply low-rank pairs out and fill with zeros what was shortened, up to the dense dims: the same
-            function up to rounding, neither smaller nor faster than the dense model. False keeps the dims, which a
+            function up to rounding, neither smaller nor faster than the dense model. Numbers of few bits are written
+            in the model's dtype either way. False keeps the dims, which a
             stock config can say only where MLPs alone are narrower, by as much in every layer.
         tokenizer: None looks for the model's own.
 
@@ -118,14 +120,15 @@ def _as_stock(choice: WeightChoice, own: Mapping[str, Tensor], stock: nn.Module)
     return zeros | dict(own)
 
 
-def _state(model: nn.Module, plain: nn.Module, plan: Plan, merge: bool) -> dict[str, Tensor]:
+def _state(model: PreTrainedModel, plain: nn.Module, plan: Plan, merge: bool) -> dict[str, Tensor]:
     """The plain model's parameters, under its names, in its layout."""
     state = {name: value.detach() for name, value in model.state_dict().items()}
     for choice in plan.weights:
-        if choice.form == "dense":
+        if not choice.changed:
             continue
-        own = {name: state.pop(name) for name in [*state] if name.startswith(f"{choice.name}.")}
-        own = {name.removeprefix(f"{choice.name}."): value for name, value in own.items()}
+        for name in [name for name in state if name.startswith(f"{choice.name}.")]:
+            del state[name]
+        own = plain_state(model.get_submodule(choice.name), model.dtype)
         if merge:
             own = merged(choice, own)
             own = _as_stock(choice, own, as_linear(plain.get_submodule(choice.name)))

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import safe_open
-from torch import Tensor
+from torch import Tensor, nn
 
 from gac.checkpoint.classes import classes_of
 from gac.checkpoint.header import agreed_plan, contradiction, header_of
@@ -16,6 +16,7 @@ from gac.models.families import check_layers, supported
 from gac.models.loading import UNREADABLE, is_checkpoint, reading
 from gac.plan import Plan
 from gac.runtime.contract import COMPRESSED, SCHEMA, chooses_code
+from gac.runtime.stored import stored_modules
 
 _ADAPTER = "adapter_config.json"
 _QUANTISERS = ("bitsandbytes", "torchao")
@@ -159,14 +160,24 @@ def open_tensors(directory: Path, files: tuple[str, ...]) -> dict[str, Tensor]:
     return found
 
 
-def check_floats(tensors: dict[str, Tensor], source: Path) -> None:
-    """Refuse tensors of integers or truth values: transformers would convert them without a word.
+def check_dtypes(tensors: dict[str, Tensor], model: nn.Module, source: Path) -> None:
+    """Refuse what transformers would convert without a word.
+
+    What holds a weight in a storage has the storage's own dtypes. Integers and truth values are what the model itself
+    has as such.
+
+    Args:
+        model: as it was loaded from the tensors.
 
     Raises:
         CheckpointError: names the first.
     """
+    held = {f"{path}.{name}" for path, one in stored_modules(model).items() for name in one.names}
+    fixed = {name: own.dtype for name, own in model.state_dict().items() if name in held or not own.is_floating_point()}
     for name, values in tensors.items():
-        if not values.is_floating_point():
+        if name in fixed and values.dtype != fixed[name]:
+            raise contradiction(source, f"{name} is of {values.dtype}", str(fixed[name]))
+        if name not in fixed and not values.is_floating_point():
             raise contradiction(source, f"{name} is of {values.dtype}", "weights in floating point")
 
 

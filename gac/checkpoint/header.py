@@ -17,6 +17,7 @@ from gac.io import from_json
 from gac.models.families import family_of
 from gac.plan import Plan, WeightChoice
 from gac.runtime.contract import SCHEMA
+from gac.schemes import scheme_named
 
 
 def digest_of(text: str | bytes) -> str:
@@ -44,10 +45,13 @@ def header_of(plan: Plan, config: Any, text: str | bytes) -> dict[str, Any]:
 
 
 def _module(choice: WeightChoice) -> dict[str, Any]:
-    """What one weight became: the plan's form, dim and scheme, and the module that runs it with its sizes."""
+    """What one weight became: the plan's form, dim and scheme, the module that runs it with its sizes, and what holds
+    its matrices, where that is not the module itself."""
     spec = form_named(choice.form).module(choice.weight, choice.dim)
     chosen = {"form": choice.form, "dim": choice.dim, "scheme": choice.scheme}
-    return chosen | {"module": spec.module, "sizes": dict(spec.sizes)}
+    chosen |= {"module": spec.module, "sizes": dict(spec.sizes)}
+    held = scheme_named(choice.scheme).storage
+    return chosen | ({"storage": held.storage, "options": dict(held.options)} if held else {})
 
 
 def _digest(header: Mapping[str, Any], config: Any) -> str:

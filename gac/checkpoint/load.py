@@ -10,7 +10,7 @@ from gac.arguments import checked
 from gac.checkpoint.attach import PlannedModel
 from gac.checkpoint.classes import classes_of
 from gac.checkpoint.digests import check_config, check_files, check_tensors, read_digests
-from gac.checkpoint.files import check_floats, described, open_tensors, plan_text, read_config, unread, weight_files
+from gac.checkpoint.files import check_dtypes, described, open_tensors, plan_text, read_config, unread, weight_files
 from gac.checkpoint.header import agreed_plan, contradiction, digest_of, is_unchanged
 from gac.checkpoint.verify import verify as verify_checkpoint
 from gac.errors import CheckpointError
@@ -74,8 +74,8 @@ def _load(source: Path, dtype: torch.dtype | str) -> Any:
         check_files([*_OTHERS, *([index] if index else [])], digests, source)
         check_tensors(tensors, digests, source)
     model = _model(source, config, dtype)
-    if digests is None and getattr(model, "hf_quantizer", None) is None:
-        check_floats(tensors, source)
+    if getattr(model, "hf_quantizer", None) is None:
+        check_dtypes(tensors, model, source)
     if plan is not None:
         model.gac_plan = plan
     return model

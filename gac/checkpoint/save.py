@@ -4,16 +4,18 @@ import re
 from pathlib import Path
 from typing import Any
 
+from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gac.arguments import Count, checked
 from gac.checkpoint.attach import attach_plan, planned
 from gac.checkpoint.target import check_free, complete_directory, save_tokenizer
-from gac.compression.apply import empty_module
+from gac.compression.apply import empty_stored
 from gac.errors import CheckpointError
 from gac.models.linears import as_linear
 from gac.models.threads import one_call_at_a_time
-from gac.plan import Plan
+from gac.plan import Plan, WeightChoice
+from gac.runtime.stored import stored_modules
 from gac.schemes import DEFAULT_SCHEME, scheme_named
 
 DENSE_BITS = scheme_named(DEFAULT_SCHEME).bits
@@ -52,7 +54,7 @@ def save(
         raise CheckpointError(given, "bytes, or a size in KB, MB, GB or TB", "Write it like 5GB.")
     target = Path(directory)
     plan = planned(model)
-    check_storable(plan)
+    _check_storable(plan)
     _check_matches(model, plan)
     attach_plan(model, plan)
     check_free(target, overwrite)
@@ -61,18 +63,14 @@ def save(
         model.save_pretrained(part, max_shard_size=max_shard_size)  # digests of all files come last
 
 
-def check_storable(plan: Plan) -> None:
-    """Refuse a plan whose numbers no checkpoint can hold yet: in 16 bits they would take more than the plan says.
-
-    Raises:
-        CheckpointError: names the scheme.
-    """
-    packed = sorted({one.scheme for one in plan.weights if scheme_named(one.scheme).bits < DENSE_BITS})
-    if packed:
+def _check_storable(plan: Plan) -> None:
+    """Refuse schemes of fewer bits that have no storage: their weights would take more than the plan says."""
+    schemes = {one.scheme: scheme_named(one.scheme) for one in plan.weights}
+    if wide := sorted(name for name, one in schemes.items() if one.bits < DENSE_BITS and one.storage is None):
         raise CheckpointError(
-            f"weights in {', '.join(packed)}",
-            f"schemes of {DENSE_BITS} bits: packed numbers cannot be saved as yet",
-            "Evaluate the model as gac.compress returns it, or plan without these schemes.",
+            f"weights in {', '.join(wide)}, which has no storage of its own",
+            f"{DENSE_BITS} bits a number, or a scheme that says what holds its numbers",
+            "Give the scheme a storage, or plan without it.",
         )
 
 
@@ -80,12 +78,12 @@ def _check_matches(model: PreTrainedModel, plan: Plan) -> None:
     """The model's modules are the plan's, all in one dtype: a checkpoint has but one."""
     for choice in plan.weights:
         module: Any = model.get_submodule(choice.name)
-        found = {name: tuple(value.shape) for name, value in as_linear(module).state_dict().items()}
-        wanted = empty_module(choice, any(name.endswith("bias") for name in found), "meta", model.dtype).state_dict()
-        if found != {name: tuple(value.shape) for name, value in wanted.items()}:
+        found = _described(as_linear(module))
+        biased = any(name.endswith("bias") for name in found)
+        if found != _described(empty_stored(choice, biased, "meta", model.dtype)):
             raise CheckpointError(
                 f"{choice.name} is {module}",
-                f"{choice.form} with dim {choice.dim}, as model.gac_plan says",
+                f"{choice.form} with dim {choice.dim}{_in_scheme(choice)}, as model.gac_plan says",
                 "Save the model as gac.compress returned it.",
             )
     dtypes = {str(parameter.dtype) for parameter in model.parameters()}
@@ -93,3 +91,14 @@ def _check_matches(model: PreTrainedModel, plan: Plan) -> None:
         raise CheckpointError(
             f"weights in {' and '.join(sorted(dtypes))}", "one dtype for all weights", "Cast the model to one dtype."
         )
+
+
+def _in_scheme(choice: WeightChoice) -> str:
+    return f" in {choice.scheme}" if choice.scheme != DEFAULT_SCHEME else ""
+
+
+def _described(module: nn.Module) -> dict[str, tuple[Any, ...]]:
+    """Shapes, and the dtypes of what no cast changes."""
+    fixed = {f"{path}.{name}".lstrip(".") for path, one in stored_modules(module).items() for name in one.names}
+    state = module.state_dict().items()
+    return {name: (tuple(value.shape), value.dtype if name in fixed else None) for name, value in state}

@@ -121,14 +121,13 @@ def compress(model: str, plan_file: Path, output: Path, overwrite: bool, tokeniz
     MODEL is the one that the plan was made for. The directory holds safetensors, the config, the plan, the
     tokenizer and a model card; gac.load opens it.
     """
-    from gac.checkpoint.save import check_storable
     from gac.checkpoint.target import check_free
     from gac.models.loading import load_model
     from gac.reporting.tables import plan_line
+    from gac.runtime.stored import count_parameters
 
     check_free(output, overwrite)
     plan = gac.Plan.load(plan_file)
-    check_storable(plan)
     note(
         f"loading {model}; its statistics on {plan.measured.calibration} are "
         "read, or taken again where they are gone" + (" (in two shots)" if plan.recipe.measure.shots == 2 else "")
@@ -137,7 +136,7 @@ def compress(model: str, plan_file: Path, output: Path, overwrite: bool, tokeniz
     small = gac.compress(loaded.model, plan, tokenizer=loaded.tokenizer)
     gac.save(small, output, tokenizer=loaded.tokenizer, overwrite=overwrite)
     sizes = {
-        "parameters": sum(parameter.numel() for parameter in small.parameters()),
+        "parameters": count_parameters(small),
         "dense_parameters": plan.measured.params,
     }
     return _saved(output, sizes | {"plan": plan_document(plan)}, plan_line(plan))

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gac.compression.rounding import storage_of
 from gac.errors import PlanError
 from gac.forms import form_named
 from gac.forms.planned_sites import as_planned
@@ -16,6 +17,7 @@ from gac.plan import Plan, WeightChoice
 from gac.runtime.modules import KINDS
 from gac.runtime.shared_gemm import share_gemm
 from gac.runtime.skipped import skip_blocks
+from gac.runtime.stored import store_in
 from gac.schemes import scheme_named
 from gac.sensitivity.calibration import CalibrationRun
 
@@ -31,11 +33,17 @@ def empty_module(choice: WeightChoice, bias: bool, device: torch.device | str, d
     return KINDS[spec.module][0](**spec.sizes, bias=bias, device=device, dtype=dtype)
 
 
+def empty_stored(choice: WeightChoice, bias: bool, device: torch.device | str, dtype: torch.dtype) -> nn.Module:
+    """The same with its matrices in the storage of the weight's scheme."""
+    module, storage = empty_module(choice, bias, device, dtype), storage_of(scheme_named(choice.scheme))
+    return module if storage is None else store_in(storage, module)
+
+
 def merged(choice: WeightChoice, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The dense ``weight (out, in)``, and ``bias (out,)`` where there is one, of the same function up to rounding.
 
     Args:
-        own: the parameters of the weight's module, by their names in it.
+        own: the parameters of the weight's module, by their names in it, none in a storage.
     """
     return form_named(choice.form).tensors.merge(choice.weight, choice.dim, own)
 
@@ -49,9 +57,11 @@ def planned_sites(plan: Plan, sites: Sequence[Site]) -> tuple[Site, ...]:
 
 
 def where_they_run(sites: Sequence[Site], weights: Sequence[WeightChoice]) -> tuple[Site, ...]:
-    """The same sites; those whose weights are not run are not marked as fused."""
-    running = {choice.name for choice in weights if runs(choice)}
-    return tuple(site if site.weights[0].name in running else site.run(shared=False) for site in sites)
+    """The same sites; those whose weights are not run, or lie in a storage, are not marked as fused."""
+    apart = {choice.name for choice in weights if not runs(choice) or scheme_named(choice.scheme).storage}
+    return tuple(
+        site.run(shared=False) if any(site.weights[at].name in apart for at in site.fused) else site for site in sites
+    )
 
 
 def runs(choice: WeightChoice) -> bool:

@@ -186,7 +186,7 @@ class _LayerFit:
                 fitted = [weight for weight in stage if refits[weight.name]]
                 found = self._sums(stage, fitted, seen, dense) if fitted else {}
                 for weight in (weight for weight in stage if weight not in fitted and weight.name in new):
-                    store(scheme_named(self.choices[weight.name].scheme), new[weight.name])
+                    self._store(new, weight.name)
                 for weight in fitted:
                     choice, module, linear = self.choices[weight.name], new[weight.name], dense[weight.name]
                     means, again = found.pop(weight.name).means(), refits[weight.name]
@@ -197,9 +197,16 @@ class _LayerFit:
                         module,
                     )
                     rows = kept.gradients(weight) if weight.scores else None
-                    store(scheme_named(choice.scheme), module, means.square, rows)
+                    self._store(new, weight.name, means.square, rows)
             self.both.compressed_pass(self.layer)
         return new
+
+    def _store(
+        self, new: dict[str, nn.Module], name: str, inputs: Tensor | None = None, rows: Tensor | None = None
+    ) -> None:
+        """Put the new module of a weight into its scheme, and as it is then into the model."""
+        new[name] = store(scheme_named(self.choices[name].scheme), new[name], inputs, rows)
+        self.model.set_submodule(name, new[name])
 
     def _sums(
         self, stage: Sequence[Weight], fitted: Sequence[Weight], seen: Seen, dense: Mapping[str, nn.Linear]

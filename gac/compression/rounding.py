@@ -1,59 +1,96 @@
-"""Rounding what was built to the schemes of a plan."""
+"""Storing what was built in the schemes of a plan."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
 
+from gac.errors import PlanError
 from gac.linalg import cholesky, damped
-from gac.models.linears import as_linear
 from gac.plan import WeightChoice
 from gac.runtime.modules import LowRankLinear
+from gac.runtime.storage import Storage
+from gac.runtime.stored import STORAGES, StoredLinear, is_matrix, plain_state
 from gac.schemes import Scheme, scheme_named
 
 LATENTS = 1e-6
 """Damping of what a second factor is solved with for the first one as it was rounded, see ``gac.linalg.damped``."""
 
 
-def store_all(modules: Mapping[str, nn.Module], weights: Iterable[WeightChoice]) -> None:
-    """Round the modules in place, each in the scheme of its weight; what they are multiplied with is not known."""
+def storage_of(scheme: Scheme) -> Storage | None:
+    """What holds the matrices of a scheme; None: the forms' own modules."""
+    if scheme.storage is None:
+        return None
+    return STORAGES[scheme.storage.storage][0](**scheme.storage.options)
+
+
+def store_all(modules: Mapping[str, nn.Module], weights: Iterable[WeightChoice]) -> dict[str, nn.Module]:
+    """The modules, each in the scheme of its weight; what they are multiplied with is not known.
+
+    Raises:
+        PlanError: as for ``store``.
+    """
     schemes = {choice.name: scheme_named(choice.scheme) for choice in weights}
-    for name, module in modules.items():
-        store(schemes[name], module)
+    return {name: store(schemes[name], module) for name, module in modules.items()}
 
 
 @torch.no_grad()
-def store(scheme: Scheme, module: nn.Module, inputs: Tensor | None = None, gradients: Tensor | None = None) -> None:
-    """Round a module in place.
+def store(
+    scheme: Scheme, module: nn.Module, inputs: Tensor | None = None, gradients: Tensor | None = None
+) -> nn.Module:
+    """The module with its matrices rounded to a scheme and in its storage; what is given is used up.
 
     Args:
         inputs: E[x x^T] of what it reads, shape ``(in, in)``; None where that is not known.
         gradients: E[g g^T] of the gradients of the dense weight's outputs; None where rows do not make up for one
             another. Not used where there are fewer outputs.
+
+    Raises:
+        PlanError: the module has a matrix that no storage can hold.
     """
-    if scheme.lossy:
-        for values, seen, rows in _matrices(module, inputs, gradients):
-            matrix = values.flatten(0, -2)
-            behind = rows if rows is not None and len(rows) == len(matrix) else None
-            values.copy_(scheme.rounded(matrix, seen, behind).view_as(values))
+    if not scheme.lossy:
+        return module
+    if not isinstance(module, LowRankLinear):
+        return _stored(scheme, module, inputs, gradients)
+    first, second = module.first.weight, module.second
+    module.set_submodule("first", _stored(scheme, module.first, inputs))
+    if inputs is None or not isinstance(second, nn.Linear):
+        module.set_submodule("second", _stored(scheme, second))
+        return module
+    now = plain_state(module.first, first.dtype)["weight"].double()
+    seen = inputs.double() @ now.T
+    latents = now @ seen
+    solved = torch.cholesky_solve(seen.T @ first.double().T, cholesky(damped(latents, LATENTS)))
+    second.weight.copy_(second.weight.double() @ solved.T)
+    module.set_submodule("second", _stored(scheme, second, latents, gradients))
+    return module
 
 
-_Matrix = tuple[Tensor, Tensor | None, Tensor | None]
+def _stored(
+    scheme: Scheme, module: nn.Module, inputs: Tensor | None = None, gradients: Tensor | None = None
+) -> nn.Module:
+    """A matrix, or a module of several, in a scheme; of several it is not known what they are multiplied with."""
+    if not is_matrix(module):
+        _check_no_matrix(scheme, module)
+        for name, child in module.named_children():
+            setattr(module, name, _stored(scheme, child))
+        return module
+    values = module.get_parameter("weight")
+    matrix, storage = values.flatten(0, -2), storage_of(scheme)
+    rows = gradients if gradients is not None and len(gradients) == len(matrix) else None
+    if storage is None:
+        values.copy_(scheme.rounded(matrix, inputs, rows).view_as(values))
+        return module
+    tensors, held = scheme.stored(matrix, inputs, rows), StoredLinear.of(storage, module)
+    held.fill(tensors)
+    return held
 
 
-def _matrices(module: nn.Module, inputs: Tensor | None, gradients: Tensor | None) -> Iterator[_Matrix]:
-    """Its matrices in the order in which they run, each with the moments of what it reads and writes by then."""
-    if isinstance(module, LowRankLinear):
-        first, second = module.first.weight, module.second.weight
-        if inputs is None or not isinstance(module.second, nn.Linear):
-            yield from ((first, inputs, None), (second, None, None))
-            return
-        before = first.double()
-        yield first, inputs, None
-        seen = inputs.double() @ first.double().T
-        latents = first.double() @ seen
-        solved = torch.cholesky_solve(seen.T @ before.T, cholesky(damped(latents, LATENTS)))
-        second.copy_(second.double() @ solved.T)
-        yield second, latents, gradients
-    elif isinstance(weight := getattr(as_linear(module), "weight", None), Tensor):
-        yield weight, inputs, gradients
+def _check_no_matrix(scheme: Scheme, module: nn.Module) -> None:
+    for name, values in module.named_parameters(recurse=False):
+        if values.dim() > 1:
+            raise PlanError(
+                f"{name} of a {type(module).__name__} in {scheme.name}",
+                "matrices in nn.Linear, ValueLinear or BlockLinear, which a scheme can store",
+                "Put the matrix into one of these, or plan without the scheme.",
+            )

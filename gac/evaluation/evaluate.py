@@ -19,6 +19,7 @@ from gac.evaluation.results import Evaluated, Evaluation, OnText
 from gac.evaluation.tasks import Suite, open_suite
 from gac.models.loading import Loaded, is_checkpoint, load_config, load_model, load_tokenizer, model_digest
 from gac.models.threads import one_call_at_a_time
+from gac.runtime.stored import count_parameters
 from gac.sensitivity.documents import Documents, Text
 
 logger = logging.getLogger("gac")
@@ -127,7 +128,7 @@ def _evaluated(
     for one in found:
         logger.info("%s: %s", loaded.name, one.perplexity)
     scores = suite.run(model, tokenizer, batch, progress) if suite else ()
-    parameters = sum(parameter.numel() for parameter in model.parameters())
+    parameters = count_parameters(model)
     plan = getattr(model, "gac_plan", None)
     evaluated = Evaluated(loaded.name, parameters, dtype_of(model), scores=scores, plan=plan, also=tuple(found[1:]))
     if found:

@@ -24,6 +24,7 @@ from gac.profiling.select import select_profile
 from gac.recipe import Recipe
 from gac.runtime.decode_kernel import use_decode_kernel
 from gac.runtime.modules import Absent, Constant
+from gac.runtime.stored import stored_modules
 from gac.sensitivity.curve_library import CurveLibrary
 from gac.workloads import Workload
 
@@ -147,8 +148,9 @@ class StandIn(nn.Module):
 
 
 def weight_bytes(model: nn.Module) -> int:
-    """Bytes of a model's parameters, each counted once."""
-    return sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+    """Bytes of a model's parameters, each counted once, and of what holds its matrices."""
+    stored = [held for one in stored_modules(model).values() for held in one.held.values()]
+    return sum(values.nbytes for values in (*model.parameters(), *stored))
 
 
 def _sharing(model: PreTrainedModel) -> PreTrainedModel:

@@ -163,7 +163,8 @@ def check_in_memory(
     Raises:
         ModelError: names the first such parameter.
     """
-    if name := next((name for name, parameter in model.named_parameters() if parameter.is_meta), None):
+    held = (*model.named_parameters(), *model.named_buffers())
+    if name := next((name for name, values in held if values.is_meta), None):
         raise ModelError(
             f"{name} is offloaded by its device_map{asked}",
             f"every weight in the memory of a device, {use}",

@@ -6,15 +6,9 @@ norms that read the stream are first folded into the weights behind them, for R1
 are then spread over all features, and weights lose less when they are rounded. Nothing is added at run time.
 """
 
-<<<<<<< HEAD
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-=======
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
->>>>>>> w-rotate
 from typing import Any
 
 import torch
@@ -22,39 +16,17 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from gac.errors import ModelError
-<<<<<<< HEAD
-from gac.models.families import Family, family_of
-from gac.models.loading import check_in_memory
-
-=======
 from gac.models.basis import Rotation
 from gac.models.families import Family, family_of
 from gac.models.loading import check_in_memory
 
 logger = logging.getLogger("gac")
 
->>>>>>> w-rotate
 SEED = 0
 _ROWS = 2**14  # of an embedding that are in float64 at a time
 _NEAR = 0.02  # what a norm in bfloat16 may be off
 
 
-<<<<<<< HEAD
-@dataclass(frozen=True)
-class Rotation:
-    """What was rotated, beside the values of heads.
-
-    Attributes:
-        stream: whether the residual stream was.
-        untied: bytes of the head where it was tied to the embedding and is now a weight of its own; else 0.
-    """
-
-    stream: bool
-    untied: int
-
-
-=======
->>>>>>> w-rotate
 def rotate(model: PreTrainedModel, seed: int = SEED) -> Rotation:
     """Rotate the residual stream of a dense model (R1) and the values of its heads (R2), in place.
 
@@ -81,25 +53,6 @@ def rotate(model: PreTrainedModel, seed: int = SEED) -> Rotation:
     basis = orthogonal(model.config.hidden_size, generator) if stream else None
     for layer in layers:
         layer.rotate(basis, orthogonal(layer.head_dim, generator))
-<<<<<<< HEAD
-    return Rotation(stream, 0 if basis is None else _rotate_ends(model, family.last_norm, basis))
-
-
-@contextmanager
-def rotated(model: PreTrainedModel, seed: int = SEED) -> Iterator[Rotation]:
-    """With a model rotated; it then gets back the very parameters that it had, which are kept meanwhile."""
-    config: Any = model.config
-    before = list(model.named_parameters(remove_duplicate=False))
-    tied, names = config.tie_word_embeddings, dict(_tied_names(model))
-    try:
-        yield rotate(model, seed)
-    finally:
-        for name, parameter in before:
-            owner, _, last = name.rpartition(".")
-            setattr(model.get_submodule(owner), last, parameter)
-        config.tie_word_embeddings = tied
-        _tied_names(model).update(names)
-=======
     rotation = Rotation(stream, 0 if basis is None else _rotate_ends(model, family.last_norm, basis))
     logger.info("rotated: %s", rotation)
     return rotation
@@ -125,7 +78,6 @@ def rotated(model: PreTrainedModel, keep: bool = False) -> Iterator[Rotation]:
                 setattr(model.get_submodule(owner), last, parameter)
             config.tie_word_embeddings = tied
             _tied_names(model).update(names)
->>>>>>> w-rotate
 
 
 def orthogonal(size: int, generator: torch.Generator) -> Tensor:
@@ -167,10 +119,7 @@ class _Layer:
     def rotate(self, basis: Tensor | None, of_values: Tensor) -> None:
         """Multiply R1, where there is one, and R2 into the weights; each is rounded once."""
         wide = {name: _Wide(linear) for name, linear in self._linears.items()}
-<<<<<<< HEAD
-=======
         basis = None if basis is None else basis.to(self._linears[self._mixed].weight.device)
->>>>>>> w-rotate
         wide[self._values].turn_outputs(of_values, self._groups * self.head_dim)
         wide[self._mixed].turn_inputs(of_values)
         for norm, readers, writer in self._blocks if basis is not None else ():
@@ -222,11 +171,7 @@ def _store(module: nn.Module, name: str, values: Tensor) -> None:
 
 
 def _rotate_ends(model: PreTrainedModel, last_norm: str, basis: Tensor) -> int:
-<<<<<<< HEAD
-    """Rotate the embedding, and the head with the last norm's gain; how many bytes the head has that was tied."""
-=======
     """Rotate the embedding, and the head with the last norm's gain; how many parameters a head has that was tied."""
->>>>>>> w-rotate
     causal_lm: Any = model
     embedding, head = causal_lm.get_input_embeddings(), causal_lm.get_output_embeddings()
     tied = head.weight is embedding.weight
@@ -237,11 +182,7 @@ def _rotate_ends(model: PreTrainedModel, last_norm: str, basis: Tensor) -> int:
         return 0
     model.config.tie_word_embeddings = False
     _tied_names(model).clear()
-<<<<<<< HEAD
-    return int(head.weight.nbytes)
-=======
     return int(head.weight.numel())
->>>>>>> w-rotate
 
 
 def _by_rows(weight: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:

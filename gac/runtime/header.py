@@ -7,6 +7,8 @@ from transformers.pytorch_utils import Conv1D
 
 from .contract import SCHEMA
 from .modules import KINDS, Absent
+from .storage import Storage
+from .stored import STORAGES, StoredLinear, store_in
 
 DECODE_KERNELS = ("torch", "triton")
 
@@ -50,9 +52,14 @@ def check_run(model: Any, config: Any) -> None:
     modules = dict(model.named_modules()) if groups else {}
     for names in groups if isinstance(groups, list | tuple) else [groups]:
         named = [str(name) for name in names] if isinstance(names, list | tuple) else []
-        if not named or not all(hasattr(modules.get(own_name(model, name)), "in_features") for name in named):
+        if not named or not all(_can_share(modules.get(own_name(model, name))) for name in named):
             raise _wrong(f"fused has {names!r}", "lists of names of linear weights")
     skipped_blocks(model)
+
+
+def _can_share(module: Any) -> bool:
+    """Whether it is a linear weight that is multiplied as it is."""
+    return hasattr(module, "in_features") and not isinstance(getattr(module, "first", module), StoredLinear)
 
 
 def skipped_blocks(model: Any) -> list[dict[str, Any]]:
@@ -103,13 +110,29 @@ def _own_prefix(model: Any) -> str:
 
 def _replacement(name: str, dense: Any, described: Any) -> nn.Module:
     """The module that ``described`` names, its parameters allocated beside those of the dense one."""
-    kind, sizes = _checked(name, dense, described)
+    (kind, sizes), storage = _checked(name, dense, described), _storage(name, described)
     weight: nn.Parameter = dense.weight
     module: nn.Module = kind(**sizes, bias=dense.bias is not None, device=weight.device, dtype=weight.dtype)
     if not weight.is_meta:  # a random model: weights that are read from files are on the meta device until then
         for parameter in module.parameters():
             nn.init.normal_(parameter, std=0.02)
-    return module
+    return module if storage is None else store_in(storage, module)
+
+
+def _storage(name: str, described: dict[str, Any]) -> Storage | None:
+    """What holds the matrices of a module that was checked; None: the module itself."""
+    if "storage" not in described:
+        return None
+    if not isinstance(asked := described["storage"], str) or asked not in STORAGES:
+        raise _wrong(f"{name}.storage is {asked!r}", f"one of {', '.join(STORAGES)}")
+    kind, names = STORAGES[asked]
+    options = described.get("options")
+    if not isinstance(options, dict) or set(options) != set(names):
+        raise _wrong(f"{name}.options is {options!r}", f"an object with {', '.join(names)}")
+    try:
+        return kind(**options)
+    except ValueError as failure:
+        raise _wrong(f"{name}.options is {options!r}, {failure}", f"options of {asked}") from failure
 
 
 def _checked(name: str, dense: Any, described: Any) -> tuple[Any, dict[str, int]]:

@@ -61,13 +61,18 @@ class BlockLinear(nn.Module):
         self.in_features, self.out_features = blocks * rank, blocks * rows
 
     def forward(self, x: Tensor) -> Tensor:
-        blocks, rows, rank = self.weight.shape
-        latents = x.reshape(-1, blocks, rank).transpose(0, 1)
-        y = torch.bmm(latents, self.weight.transpose(1, 2)).transpose(0, 1).reshape(*x.shape[:-1], blocks * rows)
-        return y if self.bias is None else y + self.bias
+        return multiply_blocks(x, self.weight, self.bias)
 
     def extra_repr(self) -> str:
         return f"blocks={len(self.weight)}, in_features={self.in_features}, out_features={self.out_features}"
+
+
+def multiply_blocks(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """What a ``BlockLinear`` makes of x ``(..., blocks * rank)`` with a weight ``(blocks, rows, rank)``."""
+    blocks, rows, rank = weight.shape
+    latents = x.reshape(-1, blocks, rank).transpose(0, 1)
+    y = torch.bmm(latents, weight.transpose(1, 2)).transpose(0, 1).reshape(*x.shape[:-1], blocks * rows)
+    return y if bias is None else y + bias
 
 
 class GroupedLinear(LowRankLinear):

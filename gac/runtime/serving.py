@@ -6,6 +6,8 @@ from typing import Any
 
 from torch import nn
 
+from .stored import stored_modules
+
 _VLLM = "vllm"
 """The name of vLLM's attention in transformers."""
 
@@ -31,12 +33,13 @@ def prepare_for_vllm(model: Any, names: Iterable[str]) -> None:
         names: of the weights that were replaced, in the model.
 
     Raises:
-        ValueError: vLLM is to split the weights, or a layer has fewer heads than the others.
+        ValueError: vLLM is to split the weights, weights are in a storage, or a layer has fewer heads than the others.
     """
     if model.config._attn_implementation != _VLLM:
         return
     names = list(names)
     _check_not_split()
+    _check_plain(model)
     _check_heads(model, names)
     others: dict[str, list[str]] = {}
     for name in names:
@@ -54,6 +57,16 @@ def _check_not_split() -> None:
         raise ValueError(
             f"tensor_parallel_size is {size}; expected 1: the weights of a compressed model are not split. "
             "Use data_parallel_size instead."
+        )
+
+
+def _check_plain(model: Any) -> None:
+    """vLLM reads parameters alone, and all of them in the model's dtype."""
+    if stored := stored_modules(model):
+        name, module = next(iter(stored.items()))
+        raise ValueError(
+            f"{name} is {module}; expected weights in 16 or 32 bits, which are all that vLLM can read here. "
+            "Serve it with transformers."
         )
 
 

@@ -2,9 +2,9 @@
 
 from gac.errors import PlanError
 from gac.registry import Registry, check_contract
-from gac.schemes.base import Scheme
+from gac.schemes.base import Scheme, StorageSpec
 
-__all__ = ["DEFAULT_SCHEME", "SCHEMES", "Scheme", "scheme_named"]
+__all__ = ["DEFAULT_SCHEME", "SCHEMES", "Scheme", "StorageSpec", "scheme_named"]
 
 SCHEMES: Registry[Scheme] = Registry(
     "scheme",

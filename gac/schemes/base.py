@@ -1,6 +1,8 @@
 """The seam of schemes: bytes, operators, and what rounding does to a weight. Imports no torch."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from gac.models.sites import Weight
@@ -8,6 +10,14 @@ from gac.operations import Operation
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+@dataclass(frozen=True)
+class StorageSpec:
+    """What holds a matrix: the name of a storage in ``gac.runtime.stored.STORAGES``, and the options that make one."""
+
+    storage: str
+    options: Mapping[str, int | bool | str | None]
 
 
 class Scheme(ABC):
@@ -18,19 +28,22 @@ class Scheme(ABC):
         dtype: what latency tables call it.
         bits: of one number, scales and zero points apart.
         lossy: whether it rounds; one that does not keeps every number as it was loaded.
+        storage: what holds a rounded matrix, in memory and on disk, and multiplies with it; None: the modules that
+            forms are built as, with the rounded numbers in the model's dtype.
     """
 
     name: str
     dtype: str
     bits: int
     lossy: ClassVar[bool] = True
+    storage: StorageSpec | None = None
 
     def takes(self, weight: Weight) -> bool:
         """Whether the weight can be stored so."""
         return True
 
     def bytes(self, rows: int, columns: int) -> int:
-        """Exact bytes of a matrix, scales and zero points among them."""
+        """Exact bytes of a matrix where it is stored, all that its storage holds of it."""
         return -(-rows * columns * self.bits // 8)
 
     def operation(self, operation: Operation) -> Operation:
@@ -47,3 +60,9 @@ class Scheme(ABC):
             gradients: E[g g^T] of the gradients of the product, shape ``(rows, rows)``, where the errors of some rows
                 can make up for those of others; None: rows are rounded by themselves.
         """
+
+    def stored(
+        self, matrix: "Tensor", inputs: "Tensor | None" = None, gradients: "Tensor | None" = None
+    ) -> "dict[str, Tensor]":
+        """The tensors of its storage that hold what ``rounded`` gives of the same; for schemes that have one."""
+        raise NotImplementedError(f"scheme {self.name} has a storage, and does not say what that holds")

@@ -2,6 +2,7 @@
 
 import torch
 
+from gac.compression.rounding import storage_of
 from gac.operations import Operation, linear
 from gac.schemes import SCHEMES, Scheme
 
@@ -15,7 +16,9 @@ def check_scheme(scheme: Scheme) -> None:
 
     More numbers take more bytes, no fewer than their bits, and none take none. Rounding leaves its input, its shape and
     its dtype alone, rounds nothing twice, keeps zeros, loses less than the matrix is long, changes it where the scheme
-    is lossy, and where it is told the inputs it makes the product no worse.
+    is lossy, and where it is told the inputs it makes the product no worse. What its storage holds takes the bytes that
+    it counts, gives the rounded matrix again bit for bit, and is multiplied like it but for what inputs are rounded to;
+    without a storage a number takes 16 bits.
 
     Raises:
         AssertionError: says what does not hold.
@@ -55,6 +58,29 @@ def _check_rounding(scheme: Scheme, matrix: torch.Tensor, of: str) -> None:
     assert lost < 1, f"{of}: the error is {lost:.2g} times as long as the matrix"
     assert scheme.lossy == (lost > 0), f"{of}: lossy is {scheme.lossy}, the relative error is {lost:.2g}"
     _check_with_inputs(scheme, matrix, rounded, of)
+    _check_storage(scheme, matrix, rounded, of)
+
+
+def _check_storage(scheme: Scheme, matrix: torch.Tensor, rounded: torch.Tensor, of: str) -> None:
+    """What is on disk is what was counted, and stands for the rounded matrix."""
+    rows, columns = matrix.shape
+    counted, storage = scheme.bytes(rows, columns), storage_of(scheme)
+    if storage is None:
+        whole = 2 * matrix.numel()
+        assert counted == whole, f"{of}: {counted} bytes are counted, {whole} stored, for there is no storage"
+        return
+    held = scheme.stored(matrix)
+    due = storage.tensors(rows, columns)
+    found = {name: (tuple(one.shape), one.dtype) for name, one in held.items()}
+    assert found == due, f"{of}: stored as {found}, its storage has {due}"
+    taken = sum(one.nbytes for one in held.values())
+    assert taken == counted, f"{of}: {counted} bytes are counted, {taken} stored"
+    values = storage.values(held, rows, columns, matrix.dtype)
+    assert torch.equal(values, rounded), f"{of}: what is stored is not what it is rounded to"
+    x = torch.ones(3, columns, dtype=matrix.dtype)
+    product = storage.multiply(x, held, rows, columns, None)
+    same = torch.allclose(product, x @ rounded.T, rtol=ROUNDED, atol=ROUNDED)
+    assert same, f"{of}: multiplied otherwise than what it stands for"
 
 
 def _check_with_inputs(scheme: Scheme, matrix: torch.Tensor, rounded: torch.Tensor, of: str) -> None:

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +25,14 @@ from gac.runtime.compressed import CODE, COMPANIONS
 from gac.runtime.contract import DIGESTS
 from tests.compression.applying import IDS
 from tests.compression.compressed import compressed, small_compressed
+from tests.compression.stored import stored_model
 from tests.models.small import small_config, small_model, weights_of
 
 MODELS = {
     "llama": False,
     "qwen3": True,  # with its inputs fused
     "gpt2": False,
+    "olmo2": False,  # with weights of few bits
     "mistral": False,  # with keys and values in groups of heads, and one row in Triton where there is a GPU
 }
 WAYS = {
@@ -106,13 +109,16 @@ def grouped(make_plan: Callable[..., Plan]) -> Any:
     return compressed(small_model(config), make_plan, changes, decode_kernel="triton")
 
 
+OWN: Mapping[str, Callable[..., Any]] = {"mistral": grouped, "olmo2": partial(stored_model, "olmo2")}
+
+
 @pytest.fixture(scope="module")
 def saved(make_plan: Callable[..., Plan], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, Any]]:
     """What each model says before it is saved, the folder where all of them are, and the processes that open them."""
     folder = tmp_path_factory.mktemp("saved")
     said = {}
     for model_type, fused in MODELS.items():
-        model = grouped(make_plan) if model_type == "mistral" else small_compressed(model_type, make_plan, fused)
+        model = OWN[model_type](make_plan) if model_type in OWN else small_compressed(model_type, make_plan, fused)
         model.save_pretrained(folder / model_type)
         said[model_type] = answers(model, IDS)
     processes = {way: fresh_process(way, folder) for way in WAYS}

@@ -5,11 +5,13 @@ from dataclasses import replace
 
 from gac.checkpoint.files import read_plan
 from gac.costs import COSTS
+from gac.errors import CheckpointError
 from gac.forms import form_named
 from gac.forms.base import Place
 from gac.plan import Limit, Plan, SiteChoice, WeightChoice, counted
 from gac.repairs.shared_dims import Block, Dims, Run, SharedDim, run_of
 from gac.repairs.weight_files import Source
+from gac.schemes import scheme_named
 
 
 def planned_blocks(source: Source) -> Iterator[Block]:
@@ -19,7 +21,9 @@ def planned_blocks(source: Source) -> Iterator[Block]:
 
     Where a form lies inside another, the other's dim stays: it is part of the names of the plan's forms.
     """
-    for site in read_plan(source.directory).sites:
+    plan = read_plan(source.directory)
+    _check_plain(source, plan)
+    for site in plan.sites:
         inside = any(form_named(one.form).inside for one in site.weights)
         sharing: dict[str, list[WeightChoice]] = {}
         for choice in site.weights:
@@ -28,6 +32,16 @@ def planned_blocks(source: Source) -> Iterator[Block]:
         for name, choices in sharing.items():
             if not (inside and name == site.site):
                 yield _block(source, name, choices)
+
+
+def _check_plain(source: Source, plan: Plan) -> None:
+    """Zeros can be put between numbers only where these are stored one by one."""
+    if stored := sorted({one.scheme for one in plan.weights if scheme_named(one.scheme).storage}):
+        raise CheckpointError(
+            f"{source.directory} has weights in {', '.join(stored)}",
+            "weights in 16 or 32 bits",
+            "Allocate with --align, and compress again.",
+        )
 
 
 def _owner(site: SiteChoice, choice: WeightChoice) -> str:

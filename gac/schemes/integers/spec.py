@@ -4,20 +4,23 @@ import re
 from typing import TYPE_CHECKING
 
 from gac.errors import PlanError
-from gac.schemes.base import Scheme
+from gac.schemes.base import Scheme, StorageSpec
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from gac.schemes.integers.torch import Numbers
+
 _GROUP = re.compile(r"[1-9][0-9]{0,5}")
-_SCALE = 16
+_WORD, _WORD_BYTES, _SCALE_BYTES = 32, 4, 2
 
 
 class Integers(Scheme):
     """Weights of ``bits`` bits that are multiplied in 16: ``scale * (number - zero point)``.
 
     The names are those of compressed-tensors' presets, in lower case. A scale has 16 bits, a zero point as many as a
-    number. What does not fill a group has a scale of its own.
+    number. What does not fill a group has a scale of its own. Numbers are packed into words of 32 bits along each row,
+    zero points across the rows; each such string is filled up to whole words (``gac.runtime.packed``).
 
     Args:
         kind: the name without its parameter.
@@ -28,6 +31,7 @@ class Integers(Scheme):
     def __init__(self, kind: str, bits: int, group: int | None, zero: bool, name: str | None = None) -> None:
         self.kind, self.bits, self.group, self.zero = kind, bits, group, zero
         self.name = self.dtype = name or kind
+        self.storage = StorageSpec("PackedIntegers", {"bits": bits, "group": group, "zero": zero})
 
     def with_parameter(self, text: str) -> "Integers":
         """The same with groups of another size, ``w4a16:64``.
@@ -41,14 +45,28 @@ class Integers(Scheme):
         return Integers(self.kind, self.bits, int(text), self.zero, f"{self.kind}:{text}")
 
     def bytes(self, rows: int, columns: int) -> int:
-        groups = rows * -(-columns // (self.group or max(columns, 1)))
-        zeros = -(-groups * self.bits // 8) if self.zero else 0
-        return super().bytes(rows, columns) + groups * _SCALE // 8 + zeros
+        groups = -(-columns // (self.group or max(columns, 1)))
+        zeros = self._words(rows) * groups if self.zero else 0
+        return (rows * self._words(columns) + zeros) * _WORD_BYTES + rows * groups * _SCALE_BYTES
 
     def rounded(self, matrix: "Tensor", inputs: "Tensor | None" = None, gradients: "Tensor | None" = None) -> "Tensor":
+        return self._numbers(matrix, inputs, gradients).values(matrix.dtype)
+
+    def stored(
+        self, matrix: "Tensor", inputs: "Tensor | None" = None, gradients: "Tensor | None" = None
+    ) -> "dict[str, Tensor]":
+        from gac.schemes.integers.packing import packed
+
+        return packed(self._numbers(matrix, inputs, gradients), self.bits, self.zero)
+
+    def _words(self, numbers: int) -> int:
+        """Words that a string of numbers takes."""
+        return -(-numbers * self.bits // _WORD)
+
+    def _numbers(self, matrix: "Tensor", inputs: "Tensor | None", gradients: "Tensor | None") -> "Numbers":
         from gac.schemes.integers.torch import round_matrix
 
-        return round_matrix(matrix, inputs, self.bits, self.group, self.zero, gradients).values(matrix.dtype)
+        return round_matrix(matrix, inputs, self.bits, self.group, self.zero, gradients)
 
 
 W8A16 = Integers("w8a16", 8, None, zero=False)

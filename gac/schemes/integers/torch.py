@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gac.runtime.packed import dequantise
 from gac.schemes.integers.feedback import rounded
 from gac.schemes.integers.grids import fitted
 
@@ -27,9 +28,7 @@ class Numbers:
 
     def values(self, dtype: torch.dtype) -> Tensor:
         """The matrix ``(rows, columns)`` that they stand for: exact in float32, then rounded to the dtype."""
-        columns = self.numbers.shape[1]
-        scale, zero = (one.float().repeat_interleave(self.size, 1)[:, :columns] for one in (self.scale, self.zero))
-        return (self.numbers.float() - zero).mul_(scale).to(dtype)
+        return dequantise(self.numbers, self.scale, self.zero, self.size, dtype)
 
 
 def round_matrix(

@@ -1,0 +1,149 @@
+"""Modules whose matrices lie in a storage: what a linear weight, or each factor of a pair, becomes."""
+
+from collections.abc import Callable, Mapping
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .modules import BlockLinear, Heads, ValueLinear
+from .packed import PackedIntegers
+from .storage import Storage
+
+STORAGES: dict[str, tuple[Callable[..., Storage], tuple[str, ...]]] = {
+    "PackedIntegers": (PackedIntegers, ("bits", "group", "zero")),
+}
+"""What can hold a matrix, by the name that ``config.json`` gives it, and the options that make one."""
+
+
+class StoredLinear(nn.Module):
+    """y = W x + bias, W in a storage, whose tensors are buffers beside the bias; x is ``(..., in)``, y ``(..., out)``.
+
+    They are zeros until they are filled. Casts of the model leave them as they are. It is no ``nn.Linear``: what puts
+    layers of its own in the place of those would lose the numbers.
+
+    Args:
+        storage: what holds the matrix.
+        plain: the module that it stands for; its bias becomes this one's.
+    """
+
+    def __init__(self, storage: Storage, plain: Any) -> None:
+        super().__init__()
+        self.storage = storage
+        self.shape: tuple[int, ...] = tuple(plain.weight.shape)
+        self.in_features, self.out_features = plain.in_features, plain.out_features
+        tensors = storage.tensors(*self.matrix)
+        self.names = tuple(tensors)
+        for name, (shape, dtype) in tensors.items():
+            self.register_buffer(name, torch.zeros(shape, dtype=dtype, device=plain.weight.device))
+        self.bias: nn.Parameter | None = plain.bias
+        self.train(plain.training)
+
+    @staticmethod
+    def of(storage: Storage, plain: nn.Module) -> "StoredLinear":
+        """A module that ``is_matrix``, in a storage."""
+        return _STORED[type(plain)](storage, plain)
+
+    @property
+    def matrix(self) -> tuple[int, int]:
+        """Rows and columns; blocks lie one above the other."""
+        return prod(self.shape[:-1]), self.shape[-1]
+
+    @property
+    def held(self) -> dict[str, Tensor]:
+        """The tensors of the storage, by name."""
+        return {name: self.get_buffer(name) for name in self.names}
+
+    def fill(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take these tensors, which are the storage's in shape and dtype."""
+        for name, before in self.held.items():
+            given = tensors[name]
+            due = (before.shape, before.dtype)
+            assert (given.shape, given.dtype) == due, f"{name} is {given.dtype} {tuple(given.shape)}"
+            setattr(self, name, given)
+
+    def values(self, dtype: torch.dtype) -> Tensor:
+        """The weight that is multiplied, in the shape that it has in the plain module."""
+        return self.storage.values(self.held, *self.matrix, dtype).view(self.shape)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.storage.multiply(x, self.held, *self.matrix, self.bias)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "StoredLinear":
+        """Show the tensors as whole numbers, which casts to other floating-point dtypes leave alone."""
+        dtypes = {name: held.dtype for name, held in self.held.items()}
+        for name, held in self.held.items():
+            setattr(self, name, held.view(_WHOLE[held.element_size()]))
+        try:
+            super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        finally:
+            for name, dtype in dtypes.items():
+                setattr(self, name, self.get_buffer(name).view(dtype))
+        return self
+
+    def extra_repr(self) -> str:
+        return f"in_features={self.in_features}, out_features={self.out_features}, {self.storage}"
+
+
+class StoredValues(StoredLinear):
+    """A ``ValueLinear`` in a storage."""
+
+    def __init__(self, storage: Storage, plain: ValueLinear) -> None:
+        super().__init__(storage, plain)
+        self.length = plain.length
+
+    def forward(self, x: Tensor) -> Heads:
+        return Heads(super().forward(x), self.length)
+
+
+class StoredBlocks(StoredLinear):
+    """A ``BlockLinear`` in a storage."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        blocks, rows, columns = self.shape
+        return self.storage.multiply_blocks(x, self.held, blocks, rows, columns, self.bias)
+
+
+_WHOLE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_STORED: dict[type, type[StoredLinear]] = {
+    nn.Linear: StoredLinear,
+    ValueLinear: StoredValues,
+    BlockLinear: StoredBlocks,
+}
+
+
+def is_matrix(module: nn.Module) -> bool:
+    """Whether a module is a matrix and a bias, as a storage can hold it."""
+    return type(module) in _STORED
+
+
+def store_in(storage: Storage, module: nn.Module) -> nn.Module:
+    """The module with all its matrices in a storage, zeros as yet; what is given is used up."""
+    if is_matrix(module):
+        return StoredLinear.of(storage, module)
+    for name, child in module.named_children():
+        setattr(module, name, store_in(storage, child))
+    return module
+
+
+def plain_state(module: nn.Module, dtype: torch.dtype) -> dict[str, Tensor]:
+    """The module's ``state_dict`` as if no matrix were in a storage: in its place stands the weight in the dtype."""
+    state = dict(module.state_dict())
+    for path, stored in stored_modules(module).items():
+        prefix = f"{path}." if path else ""
+        for name in stored.names:
+            del state[prefix + name]
+        state[f"{prefix}weight"] = stored.values(dtype)
+    return state
+
+
+def count_parameters(model: nn.Module) -> int:
+    """Parameters of a model, each counted once, and the numbers of matrices that are in a storage."""
+    rest = sum(parameter.numel() for parameter in model.parameters())
+    return rest + sum(prod(one.matrix) for one in stored_modules(model).values())
+
+
+def stored_modules(module: nn.Module) -> dict[str, StoredLinear]:
+    """Those within it whose matrices are in a storage, by name; the empty one is its own."""
+    return {name: one for name, one in module.named_modules() if isinstance(one, StoredLinear)}

@@ -1,0 +1,212 @@
+"""Weights of few bits in checkpoints: not one byte over the plan, every form and scheme in every family."""
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+import gac
+from gac.errors import CheckpointError
+from gac.forms import form_named
+from gac.models.families import supported
+from gac.plan import Plan
+from gac.runtime.contract import DIGESTS
+from gac.runtime.header import replace_weights
+from gac.runtime.serving import _check_plain
+from gac.runtime.shared_gemm import FusedMember
+from gac.runtime.stored import count_parameters
+from gac.schemes import SCHEMES as KNOWN
+from tests.compression.applying import IDS, logits
+from tests.compression.stored import SCHEMES, config_of, held_bytes, in_schemes, mixed, stored, stored_model
+from tests.models.small import every_family, small_config, small_model
+
+MakePlan = Callable[..., Plan]
+Q, K, V, OUT = (f"model.layers.0.self_attn.{name}_proj" for name in "qkvo")
+DOWN = "model.layers.1.mlp.down_proj"
+CHOSEN = {Q: ("low_rank", 10, "w3a16:32"), DOWN: ("dense", 64, "w4a16:32"), OUT: ("low_rank", 10, "bf16")}
+WORDS, SCALE, ZERO = (f"{DOWN}.weight_{name}" for name in ("packed", "scale", "zero_point"))
+
+
+# --- every form, scheme and family ----------------------------------------------------------------------------------
+
+
+@every_family
+def test_it_is_saved_loaded_and_generates(model_type: str, make_plan: MakePlan, tmp_path: Path) -> None:
+    model = stored_model(model_type, make_plan)
+    model.save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    planned, _ = model.gac_plan.bytes
+    assert held_bytes(tensors, model.gac_plan) == planned
+    loaded = gac.load(tmp_path, device="cpu")
+    assert torch.equal(logits(loaded), logits(model))
+    given: dict[str, Any] = {"max_new_tokens": 3, "do_sample": False, "attention_mask": torch.ones_like(IDS)}
+    assert torch.equal(loaded.generate(IDS, **given), model.generate(IDS, **given))
+
+
+def test_every_form_is_there_in_every_scheme() -> None:
+    for model_type in supported():
+        chosen = mixed(config_of(model_type)).values()
+        found = Counter((form_named(form).kind, scheme) for form, _, scheme in chosen)
+        assert found.keys() == {(form_named(form).kind, scheme) for form, _, _ in chosen for scheme in SCHEMES}
+    assert {name.partition(":")[0] for name in SCHEMES} == {*KNOWN.names}
+
+
+# --- one model ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def model(make_plan: MakePlan) -> Any:
+    config = small_config("llama")
+    config.dtype = torch.bfloat16
+    return stored(small_model(config), make_plan, CHOSEN)
+
+
+@pytest.fixture
+def saved(model: Any, tmp_path: Path) -> Path:
+    gac.save(model, tmp_path / "saved")
+    return tmp_path / "saved"
+
+
+def changed(folder: Path, **tensors: Tensor) -> None:
+    found = load_file(folder / "model.safetensors") | tensors
+    save_file(found, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def test_the_tensors_have_the_names_and_dtypes_of_compressed_tensors(saved: Path) -> None:
+    tensors = load_file(saved / "model.safetensors")
+    ours = {name.rpartition(".")[2]: one for name, one in tensors.items() if name.startswith(DOWN)}
+    assert {name: (one.dtype, tuple(one.shape)) for name, one in ours.items()} == {
+        "weight_packed": (torch.int32, (64, 22)),
+        "weight_scale": (torch.float16, (64, 6)),
+        "weight_zero_point": (torch.int32, (8, 6)),
+    }
+    assert {name for name in tensors if name.startswith(Q)} == {
+        f"{Q}.{factor}.weight_{name}" for factor in ("first", "second") for name in ("packed", "scale", "zero_point")
+    }
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_another_dtype_leaves_what_is_stored_as_it_is(model: Any, saved: Path, dtype: torch.dtype) -> None:
+    before = model.state_dict()
+    for other in (gac.load(saved, device="cpu", dtype=dtype), gac.load(saved, device="cpu").to(dtype)):
+        after = other.state_dict()
+        for name in (WORDS, SCALE, ZERO):
+            assert after[name].dtype == before[name].dtype
+            assert torch.equal(after[name], before[name])
+        assert (logits(other) - logits(model)).abs().max() < 0.05 * logits(model).abs().max()
+        assert logits(other).dtype == dtype
+
+
+def test_parameters_count_every_number(model: Any) -> None:
+    plan = model.gac_plan
+    assert count_parameters(model) - plan.budget.used == sum(
+        one.numel() for name, one in model.named_parameters() if "norm" in name or "embed" in name or "lm_head" in name
+    )
+
+
+def test_weights_in_a_storage_share_no_gemm(make_plan: MakePlan, tmp_path: Path) -> None:
+    config = small_config("llama")
+    chosen = {one.replace(".0.", ".1."): ("low_rank", 10, "bf16") for one in (Q, K, V)} | CHOSEN
+    model = stored(small_model(config), make_plan, chosen, fused=True)
+    shared = [name for name, module in model.named_modules() if isinstance(module, FusedMember)]
+    assert {name.split(".")[2] for name in shared if "attn" in name} == {"1"}
+    gac.save(model, tmp_path / "saved")
+    assert torch.equal(logits(gac.load(tmp_path / "saved", device="cpu")), logits(model))
+
+
+def test_it_is_exported_in_the_models_dtype(model: Any, saved: Path, tmp_path: Path) -> None:
+    gac.export(saved, tmp_path / "merged", merge=True)
+    merged: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+    assert torch.equal(merged.get_submodule(DOWN).weight, model.get_submodule(DOWN).values(torch.bfloat16))
+    assert merged.num_parameters() == small_model(small_config("llama")).num_parameters()
+    assert (logits(merged) - logits(model)).abs().max() < 0.05 * logits(model).abs().max()
+
+
+def test_every_bit_is_verified(saved: Path) -> None:
+    assert gac.verify(saved).tensors == len(load_file(saved / "model.safetensors"))
+    words = load_file(saved / "model.safetensors")[WORDS]
+    words[3, 5] ^= 1
+    changed(saved, **{WORDS: words})
+    with pytest.raises(CheckpointError, match=r"the values of .*weight_packed have the digest"):
+        gac.verify(saved)
+
+
+# --- what is refused ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        (WORDS, lambda one: one.long(), "weight_packed is of torch.int64; expected torch.int32"),
+        (SCALE, lambda one: one.bfloat16(), "weight_scale is of torch.bfloat16; expected torch.float16"),
+        (ZERO, lambda one: one[:-1].contiguous(), "cannot be loaded: "),
+        (WORDS, lambda one: one[:, :-1].contiguous(), "cannot be loaded: "),
+        (f"{OUT}.first.weight", lambda one: one.to(torch.int32), "first.weight is of torch.int32; expected weights in"),
+        (f"{DOWN}.weight", lambda one: torch.zeros(64, 176), "weight is unexpected"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_other_tensors(name: str, change: Callable[[Any], Tensor], message: str, saved: Path) -> None:
+    (saved / DIGESTS).unlink()
+    changed(saved, **{name: change(load_file(saved / "model.safetensors").get(name))})
+    with pytest.raises(CheckpointError, match=message):
+        gac.load(saved)
+
+
+OPTIONS = {"bits": 4, "group": 32, "zero": True}
+
+
+@pytest.mark.parametrize(
+    ("described", "message"),
+    [
+        ({"storage": "pickle"}, "down_proj.storage is 'pickle'; expected one of PackedIntegers"),
+        ({"storage": ["PackedIntegers"]}, r"down_proj.storage is \['PackedIntegers'\]; expected one of"),
+        ({"options": {"bits": 4}}, r"options is {'bits': 4}; expected an object with bits, group, zero"),
+        ({"options": OPTIONS | {"bits": 10**9}}, "options is .* which is not 1 to 8 bits"),
+        ({"options": OPTIONS | {"bits": True}}, "options is .* which is not 1 to 8 bits"),
+        ({"options": OPTIONS | {"group": 0}}, "options is .* which is not 1 to 8 bits"),
+        ({"options": OPTIONS | {"zero": 1}}, "options is .* which is not 1 to 8 bits"),
+    ],
+)
+def test_storages_that_are_none(described: dict[str, Any], message: str, model: Any) -> None:
+    config = model.config
+    config.gac = {**config.gac, "modules": {DOWN: config.gac["modules"][DOWN] | described}}
+    with pytest.raises(ValueError, match=message):
+        replace_weights(small_model(small_config("llama")), config)
+
+
+def test_a_storage_other_than_the_plans(saved: Path) -> None:
+    (saved / DIGESTS).unlink()
+    document = json.loads((saved / "config.json").read_bytes())
+    document["gac"]["modules"][DOWN]["options"]["zero"] = False
+    (saved / "config.json").write_text(json.dumps(document))
+    with pytest.raises(CheckpointError, match=r"config.json has modules.*down_proj .*as plan.json says"):
+        gac.load(saved)
+
+
+def test_a_shared_gemm_of_stored_weights(saved: Path) -> None:
+    document = json.loads((saved / "config.json").read_bytes())
+    document["gac"]["fused"] = [[Q, K, V]]
+    (saved / "config.json").write_text(json.dumps(document))
+    with pytest.raises(ValueError, match=r"fused has .* expected lists of names of linear weights"):
+        AutoModelForCausalLM.from_pretrained(saved)
+
+
+def test_a_model_that_is_not_the_plans(model: Any, tmp_path: Path) -> None:
+    model.gac_plan = in_schemes(model.gac_plan, {DOWN: "w4a16:16"})
+    with pytest.raises(CheckpointError, match=r"StoredLinear.* expected dense with dim 64 in w4a16:16, as model"):
+        gac.save(model, tmp_path / "saved")
+
+
+def test_what_cannot_read_it(model: Any, saved: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"is StoredLinear\(.*expected weights in 16 or 32 bits"):
+        _check_plain(model)
+    with pytest.raises(CheckpointError, match="has weights in w3a16:32, w4a16:32; expected weights in 16 or 32 bits"):
+        gac.repair(saved, tmp_path / "repaired", profile="nvidia-h100-80gb-hbm3")

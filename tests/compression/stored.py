@@ -1,0 +1,107 @@
+"""Small models in which forms and schemes are mixed, as ``gac.compress`` returns them, with random weights."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import cache
+from itertools import groupby
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gac.checkpoint.attach import attach_plan
+from gac.compression.apply import empty_stored, planned_sites, share_gemms, skip_absent
+from gac.forms import form_named
+from gac.models.families import family_of
+from gac.models.linears import as_linear
+from gac.models.sites import Weight
+from gac.plan import Plan
+from gac.runtime.stored import stored_modules
+from gac.schemes import scheme_named
+from tests.changed import with_measured, with_recipe
+from tests.models.small import small_config, small_model
+
+MakePlan = Callable[[Any, Mapping[str, tuple[str, int]]], Plan]
+SCHEMES = ("w8a16", "w4a16", "bf16", "w3a16:32", "w2a16:24")
+RANK, WIDTH, LENGTH = 10, 90, 10  # no multiples of what a word holds
+PATTERNS = 4
+
+
+def config_of(model_type: str) -> Any:
+    """A few layers of every pattern of forms, one for each scheme, in 16 bits."""
+    config = small_config(model_type, num_hidden_layers=PATTERNS * len(SCHEMES))
+    config.dtype = torch.bfloat16
+    return config
+
+
+def mixed(config: Any) -> dict[str, tuple[str, int, str]]:
+    """By weight its form, dim and scheme: every form that the architecture can have, each in every scheme."""
+    found = {}
+    for turn, layers in groupby(family_of(config).sites(config), key=lambda site: site.layer // PATTERNS):
+        weights = [(weight, site.layer % PATTERNS) for site in layers for weight in site.weights]
+        for at, (weight, pattern) in enumerate(weights):
+            found[weight.name] = (*_form_of(weight, pattern), SCHEMES[(turn + at) % len(SCHEMES)])
+    return found
+
+
+def _form_of(weight: Weight, pattern: int) -> tuple[str, int]:
+    wanted: list[tuple[str, int]] = []
+    if pattern == 0:
+        wanted = [("grouped:1", 6), ("low_rank", RANK)]
+    elif pattern == 1:
+        wanted = [(f"narrow_pair:{WIDTH}", RANK)] if weight.neurons == "in" else [("narrow", WIDTH)]
+        wanted.append(("head_dim", LENGTH))
+    elif pattern == 2:
+        wanted = [("heads", 1)]
+    elif weight.neurons is None:
+        wanted = [("skip", 0)]
+    dense = form_named("dense")
+    return next((one for one in wanted if form_named(one[0]).takes(weight)), ("dense", dense.full(weight)))
+
+
+def in_schemes(plan: Plan, schemes: Mapping[str, str]) -> Plan:
+    """The plan with weights in these schemes, by name."""
+    sites = tuple(
+        replace(site, weights=tuple(replace(one, scheme=schemes.get(one.name, one.scheme)) for one in site.weights))
+        for site in plan.sites
+    )
+    return replace(plan, sites=sites)
+
+
+def stored(model: Any, make_plan: MakePlan, chosen: Mapping[str, tuple[str, int, str]], fused: bool = False) -> Any:
+    """The model with these forms, dims and schemes, in place; weights that change are random, the plan is with it."""
+    config = model.config
+    plan = make_plan(config, {name: one[:2] for name, one in chosen.items() if one[0] != "dense"})
+    plan = in_schemes(with_recipe(plan, fuse=fused), {name: one[2] for name, one in chosen.items()})
+    plan = with_measured(plan, family=config.model_type)
+    torch.manual_seed(1)
+    for choice in (choice for choice in plan.weights if choice.changed):
+        dense: Any = as_linear(model.get_submodule(choice.name))
+        module = empty_stored(choice, dense.bias is not None, "cpu", model.dtype)
+        for parameter in module.parameters():
+            nn.init.normal_(parameter, std=0.1)
+        for one in stored_modules(module).values():
+            one.fill({name: held.clone() for name, held in _random(choice.scheme, *one.matrix).items()})
+        model.set_submodule(choice.name, module)
+    share_gemms(model, planned_sites(plan, family_of(config).sites(config)))
+    skip_absent(model, plan.weights)
+    return attach_plan(model, plan).eval()
+
+
+@cache
+def _random(scheme: str, rows: int, columns: int) -> dict[str, Tensor]:
+    """A random matrix as it is stored, the same for all of its shape: rounding takes longer than all the rest."""
+    matrix = 0.1 * torch.randn(rows, columns, generator=torch.Generator().manual_seed(rows + columns))
+    return scheme_named(scheme).stored(matrix.bfloat16())
+
+
+def stored_model(model_type: str, make_plan: MakePlan, **options: Any) -> Any:
+    """Of an architecture, all forms and schemes mixed."""
+    config = config_of(model_type)
+    return stored(small_model(config), make_plan, mixed(config), **options)
+
+
+def held_bytes(tensors: Mapping[str, Tensor], plan: Plan) -> int:
+    """Bytes of the tensors that hold the matrices of a plan's weights."""
+    prefixes = tuple(f"{choice.name}." for choice in plan.weights)
+    return sum(one.nbytes for name, one in tensors.items() if name.startswith(prefixes) and not name.endswith("bias"))

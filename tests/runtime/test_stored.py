@@ -1,0 +1,161 @@
+"""Numbers packed into words, and modules that hold them: the same outputs, bit for bit, as of rounded weights."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from gac.compression.rounding import storage_of, store
+from gac.errors import PlanError
+from gac.runtime.modules import BlockLinear, GroupedLinear, Heads, LowRankLinear, ValueLinear, empty_linear
+from gac.runtime.packed import PackedIntegers, unpack, words_of
+from gac.runtime.stored import StoredLinear, plain_state, stored_modules
+from gac.schemes import scheme_named
+from gac.schemes.integers.packing import pack
+
+SCHEMES = ("w8a16", "w4a16", "w4a16:24", "w3a16:32", "w2a16")
+
+
+def as_text(rows: Tensor) -> list[list[str]]:
+    """Words in hexadecimal."""
+    return [[f"{word & 0xFFFFFFFF:08x}" for word in row] for row in rows.tolist()]
+
+
+def test_the_first_number_lies_in_the_lowest_bits() -> None:
+    numbers = torch.tensor([[1, 2, 3, 4, 5, 6, 7, 8, 9]], dtype=torch.uint8)
+    assert as_text(pack(numbers, 4)) == [["87654321", "00000009"]]
+    assert as_text(pack(numbers, 8)) == [["04030201", "08070605", "00000009"]]
+    high = torch.full((1, 8), 15, dtype=torch.uint8)
+    assert pack(high, 4).tolist() == [[-1]]
+
+
+def test_three_bits_are_three_bits() -> None:
+    numbers = torch.tensor([[int(one) for one in "76543210" * 4]], dtype=torch.uint8)
+    string = sum(int(one) << 3 * at for at, one in enumerate("76543210" * 4))
+    expected = [[f"{string >> 32 * at & 0xFFFFFFFF:08x}" for at in range(3)]]
+    assert as_text(pack(numbers, 3)) == expected
+    assert [words_of(count, 3) for count in (0, 1, 10, 11, 21, 22, 32, 33)] == [0, 1, 1, 2, 2, 3, 3, 4]
+
+
+@pytest.mark.parametrize("columns", [0, 1, 7, 8, 31, 32, 33, 65, 200])
+@pytest.mark.parametrize("bits", range(1, 9))
+def test_what_is_packed_is_unpacked(bits: int, columns: int) -> None:
+    numbers = torch.randint(0, 2**bits, (5, columns), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    words = pack(numbers, bits)
+    assert (words.dtype, words.shape) == (torch.int32, (5, words_of(columns, bits)))
+    assert unpack(words, bits, columns).tolist() == numbers.tolist()
+
+
+@pytest.mark.parametrize("bits", [1, 2, 4, 8])
+def test_words_are_those_of_compressed_tensors(bits: int) -> None:
+    """Numbers shifted by multiples of their bits into each word, the last word filled up with zeros."""
+    count = 32 // bits
+    numbers = torch.randint(0, 2**bits, (3, 77), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    filled = nn.functional.pad(numbers.long(), (0, -77 % count))
+    words = sum(filled[:, at::count] << bits * at for at in range(count))
+    assert (pack(numbers, bits).long() & 0xFFFFFFFF).tolist() == words.tolist()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+@pytest.mark.parametrize("shape", [(0, 64), (64, 0), (1, 1), (3, 65), (33, 128), (10, 257)])
+def test_bytes_are_exact(name: str, shape: tuple[int, int]) -> None:
+    scheme = scheme_named(name)
+    storage = storage_of(scheme)
+    assert storage is not None
+    tensors = [torch.empty(size, dtype=dtype) for size, dtype in storage.tensors(*shape).values()]
+    assert sum(one.nbytes for one in tensors) == scheme.bytes(*shape)
+
+
+# --- modules --------------------------------------------------------------------------------------------------------
+
+
+def made(kind: str, dtype: torch.dtype) -> nn.Module:
+    sizes: dict[str, Any] = {"bias": True, "dtype": dtype}
+    module = {
+        "Linear": lambda: empty_linear(70, 33, **sizes),
+        "ValueLinear": lambda: ValueLinear(70, 3, 11, **sizes),
+        "BlockLinear": lambda: BlockLinear(2, 35, 17, **sizes),
+        "LowRankLinear": lambda: LowRankLinear(70, 10, 33, **sizes),
+        "GroupedLinear": lambda: GroupedLinear(70, 2, 5, 34, **sizes),
+        "within": lambda: nn.Sequential(nn.Identity(), empty_linear(70, 33, **sizes)),
+    }[kind]()
+    generator = torch.Generator().manual_seed(0)
+    for parameter in module.parameters():
+        nn.init.normal_(parameter, generator=generator)
+    return module.requires_grad_(False)
+
+
+def output(module: nn.Module, x: Tensor) -> Tensor:
+    found = module(x)
+    return found.features if isinstance(found, Heads) else found
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("name", SCHEMES)
+@pytest.mark.parametrize("kind", ["Linear", "ValueLinear", "BlockLinear", "LowRankLinear", "GroupedLinear", "within"])
+def test_outputs_are_those_of_the_rounded_weight(kind: str, name: str, dtype: torch.dtype) -> None:
+    plain, scheme = made(kind, dtype), scheme_named(name)
+    held = store(scheme, copy.deepcopy(plain))
+    for parameter in plain.parameters():
+        if parameter.dim() > 1:
+            parameter.copy_(scheme.rounded(parameter.flatten(0, -2)).view_as(parameter))
+    x = torch.randn(2, 3, 70, dtype=dtype)
+    assert torch.equal(output(held, x), output(plain, x))
+    assert type(held(x)) is type(plain(x))
+    state = plain_state(held, dtype)
+    assert state.keys() == plain.state_dict().keys()
+    assert all(torch.equal(state[own], value) for own, value in plain.state_dict().items())
+    assert not any(parameter.dim() > 1 for parameter in held.parameters())
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_told_the_inputs_the_second_factor_sees_those_of_the_first(name: str) -> None:
+    plain, scheme = made("LowRankLinear", torch.float32), scheme_named(name)
+    assert isinstance(plain, LowRankLinear)
+    x = torch.randn(500, 70, dtype=torch.float64)
+    square = x.T @ x / len(x)
+    held: Any = store(scheme, copy.deepcopy(plain), square)
+    first = scheme.rounded(plain.first.weight, square)
+    assert torch.equal(held.first.values(torch.float32), first)
+    seen = first.double() @ square @ first.double().T
+    assert torch.equal(held.second.values(torch.float32), scheme.rounded(plain.second.weight, seen))
+
+
+def test_casts_and_copies_keep_the_numbers() -> None:
+    held = store(scheme_named("w4a16"), made("LowRankLinear", torch.bfloat16))
+    before = {name: value.clone() for name, value in held.named_buffers()}
+    for other in (copy.deepcopy(held).float(), copy.deepcopy(held).half(), copy.deepcopy(held).to("meta")):
+        after = dict(other.named_buffers())
+        assert {name: value.dtype for name, value in after.items()} == {name: one.dtype for name, one in before.items()}
+        assert all(value.is_meta or torch.equal(value, before[name]) for name, value in after.items())
+    assert copy.deepcopy(held).float().get_parameter("second.bias").dtype == torch.float32
+    assert [*stored_modules(held)] == ["first", "second"]
+
+
+@pytest.mark.parametrize("name", ["w4a16:24", "w3a16:32"])
+def test_it_compiles_to_one_graph(name: str) -> None:
+    torch._dynamo.reset()
+    held = store(scheme_named(name), made("GroupedLinear", torch.bfloat16))
+    x = torch.randn(4, 70, dtype=torch.bfloat16)
+    assert torch.equal(torch.compile(held, backend="eager", fullgraph=True)(x), held(x))
+    torch._dynamo.reset()
+
+
+def test_it_says_what_it_is() -> None:
+    held = store(scheme_named("w4a16:24"), made("Linear", torch.float32))
+    assert repr(held) == "StoredLinear(in_features=70, out_features=33, PackedIntegers(bits=4, group=24, zero=True))"
+    assert isinstance(held, StoredLinear)
+    assert not isinstance(held, nn.Linear)
+
+
+def test_a_matrix_that_no_storage_holds_is_refused() -> None:
+    with pytest.raises(PlanError, match=r"weight of a Embedding in w4a16; expected matrices in nn.Linear"):
+        store(scheme_named("w4a16"), nn.Sequential(nn.Embedding(4, 4)))
+
+
+@pytest.mark.parametrize("wrong", [{"bits": 0}, {"bits": 9}, {"bits": 4.0}, {"group": -1}, {"zero": None}])
+def test_options_that_are_none(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="1 to 8 bits, a group of 1 column or more or None, and a truth value"):
+        PackedIntegers(**{"bits": 4, "group": 128, "zero": True} | wrong)
