@@ -28,6 +28,7 @@ from gac.models.sites import Site
 from gac.plan import WeightChoice
 from gac.recipe import Shots, Space
 from gac.runtime.modules import empty_linear
+from gac.runtime.rounded_inputs import READERS
 from gac.sensitivity.calibration import CalibrationRun, LayerMoments
 from gac.sensitivity.curves import measure_curves, stream_fits
 from gac.sensitivity.methods import Method
@@ -41,7 +42,7 @@ FIRST_KEPT = 0.8
 """Kept fraction of the first shot: measured for second shots to 0.8 and to 0.6."""
 STEP = 8
 """What the dims of the first shot are multiples of, on any GPU."""
-_FORMAT = 10  # raised when what is kept of a layer changes, or how a first shot is made
+_FORMAT = 11  # raised when what is kept of a layer changes, or how a first shot is made
 
 
 def check_shots(shots: Shots, method: Method, rule: str, sites: Sequence[Site], model_type: str) -> None:
@@ -140,5 +141,5 @@ def calibration_run(
 
 
 def _store(of: str) -> StatisticsStore:
-    key = hashlib.sha256(f"{__version__} {_FORMAT} {of}".encode()).hexdigest()
+    key = hashlib.sha256(f"{__version__} {_FORMAT} {' '.join(READERS)} {of}".encode()).hexdigest()
     return StatisticsStore(home() / "statistics" / key[:24])

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from gac.models.linears import as_linear
 from gac.plan import WeightChoice
 from gac.runtime.modules import LowRankLinear
+from gac.runtime.rounded_inputs import round_inputs
 from gac.schemes import Scheme, scheme_named
 
 
@@ -20,7 +21,7 @@ def store_all(modules: Mapping[str, nn.Module], weights: Iterable[WeightChoice])
 
 @torch.no_grad()
 def store(scheme: Scheme, module: nn.Module, inputs: Tensor | None = None) -> None:
-    """Round a module in place.
+    """Round a module in place; where the scheme rounds inputs too, it does so from now on.
 
     Args:
         inputs: E[x x^T] of what it reads, shape ``(in, in)``; None where that is not known.
@@ -28,6 +29,8 @@ def store(scheme: Scheme, module: nn.Module, inputs: Tensor | None = None) -> No
     if scheme.lossy:
         for values, seen in _matrices(module, inputs):
             values.copy_(scheme.rounded(values.flatten(0, -2), seen).view_as(values))
+    if scheme.reads is not None:
+        round_inputs(module, scheme.reads)
 
 
 def _matrices(module: nn.Module, inputs: Tensor | None) -> Iterator[tuple[Tensor, Tensor | None]]:

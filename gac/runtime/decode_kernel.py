@@ -188,5 +188,5 @@ def use_decode_kernel(model: Any) -> None:
     for module in model.modules():
         if type(module) is nn.Linear and module is not head:
             module.__class__ = DecodeLinear
-        elif isinstance(module, FusedInput | ValueLinear):
+        elif isinstance(module, FusedInput | ValueLinear) and module.multiply is functional.linear:
             module.multiply = multiply

@@ -24,7 +24,7 @@ class FusedInput(nn.Module):
 
     def __init__(self, firsts: Sequence[nn.Linear]) -> None:
         super().__init__()
-        self.multiply: Callable[..., Tensor] = functional.linear
+        self.multiply: Callable[..., Tensor] = getattr(firsts[0], "multiply", functional.linear)
         by_length = sorted(range(len(firsts)), key=lambda at: firsts[at].out_features)
         ends = dict(zip(by_length, accumulate(firsts[at].out_features for at in by_length), strict=True))
         self.parts = tuple(slice(ends[at] - first.out_features, ends[at]) for at, first in enumerate(firsts))

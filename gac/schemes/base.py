@@ -18,15 +18,24 @@ class Scheme(ABC):
         dtype: what latency tables call it.
         bits: of one number, scales and zero points apart.
         lossy: whether it rounds; one that does not keeps every number as it was loaded.
+        needs: what its operators want of a weight's matrices, in words that follow "expected"; None: they take all.
+        reads: what rounds the inputs of a matrix before they are multiplied, by its name in
+            ``gac.runtime.rounded_inputs.READERS``; None: they are multiplied as they are.
     """
 
     name: str
     dtype: str
     bits: int
     lossy: ClassVar[bool] = True
+    needs: ClassVar[str | None] = None
+    reads: ClassVar[str | None] = None
 
     def takes(self, weight: Weight) -> bool:
         """Whether the weight can be stored so."""
+        return True
+
+    def runs(self, gemm: Operation) -> bool:
+        """Whether there is an operator for this GEMM of a weight, whatever its rows; all where it needs nothing."""
         return True
 
     def bytes(self, rows: int, columns: int) -> int:
@@ -45,3 +54,14 @@ class Scheme(ABC):
             inputs: E[x x^T] of what the matrix is multiplied with, shape ``(columns, columns)``, for schemes that round
                 so that the product changes least; None where that is not known.
         """
+
+    def noise(self, squares: "Tensor", peak: "Tensor") -> "Tensor":
+        """The mean squared error that the reader makes of each feature, ``(..., features)``, if they are independent.
+
+        Asked of schemes that round inputs, for inputs that no text has shown: the latents of a pair.
+
+        Args:
+            squares: E[x^2] of each feature x, without the tokens of which it is the largest, shape ``(features,)``.
+            peak: E[max x^2] over the tokens, shape ``()`` or ``(..., 1)``.
+        """
+        raise NotImplementedError

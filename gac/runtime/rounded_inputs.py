@@ -1,0 +1,62 @@
+"""Inputs that are rounded token by token before they are multiplied, as 8-bit GEMMs read them: in plain PyTorch.
+
+The numbers are multiplied as 16-bit ones, which hold them exactly, and the product takes the token's scale. They are
+within 1, so that no sum leaves the range of float16.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from .modules import ValueLinear
+
+FLOAT8 = torch.float8_e4m3fn
+TINY = torch.finfo(torch.float32).tiny
+
+
+def read_int8(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Whole numbers from -127 to 127, over 128; the largest of a token is 127."""
+    wide = x.float()
+    scale = (wide.abs().amax(-1, keepdim=True) / 127).clamp_min(TINY)
+    return ((wide / scale).round_() / 128).to(x.dtype), scale * 128
+
+
+def read_float8(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Numbers of 8-bit floating point (e4m3), over 512; the largest of a token is 448."""
+    wide = x.float()
+    scale = (wide.abs().amax(-1, keepdim=True) / torch.finfo(FLOAT8).max).clamp_min(TINY)
+    return ((wide / scale).to(FLOAT8).float() / 512).to(x.dtype), scale * 512
+
+
+Reader = Callable[[Tensor], tuple[Tensor, Tensor]]
+
+READERS: dict[str, Reader] = {"int8": read_int8, "float8": read_float8}
+"""How inputs can be rounded: of x ``(..., features)`` the numbers, in its dtype, and a token's scale, ``(..., 1)``."""
+
+
+def rounded_linear(reader: str, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """``functional.linear`` of inputs as they are read: ``(..., out)`` for x ``(..., in)``."""
+    numbers, scale = READERS[reader](x)
+    y = (functional.linear(numbers, weight) * scale).to(x.dtype)
+    return y if bias is None else y + bias
+
+
+class RoundedLinear(nn.Linear):
+    """An ``nn.Linear`` that multiplies in its own way; its parameters are those that it had."""
+
+    multiply: Callable[..., Tensor]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.multiply(x, self.weight, self.bias)
+
+
+def round_inputs(module: nn.Module, reader: str) -> None:
+    """Let every linear weight of a module round its inputs first; it is changed in place, its parameters stay."""
+    for one in module.modules():
+        if type(one) is nn.Linear:
+            one.__class__ = RoundedLinear
+        if isinstance(one, RoundedLinear | ValueLinear):
+            one.multiply = partial(rounded_linear, reader)
