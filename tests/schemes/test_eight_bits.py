@@ -294,6 +294,12 @@ def test_inputs_are_read_token_by_token() -> None:
     assert sorted({round(float(one) * 128) for one in READERS["int8"](x)[0].flatten()})[0] >= -127
 
 
+def test_floats_are_read_as_pytorch_converts_them() -> None:
+    x = torch.cat([normal(64, 512) * torch.logspace(0, -9, 512), normal(64, 512).bfloat16()])
+    numbers, scale = READERS["float8"](x)
+    assert torch.equal(numbers * 512, (x / (scale / 512)).to(FLOAT8).float())
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_16_bits_hold_numbers_and_sums(dtype: torch.dtype) -> None:
     x, weight = 100 * normal(3, 4096).abs().to(dtype), torch.full((16, 4096), 0.05, dtype=dtype)
