@@ -549,7 +549,9 @@ def check_candidate(candidate: Candidate, weights: Sequence[Weight], workloads: 
 def _check_choices(choices: Sequence[WeightChoice], params: int, what: str) -> None:
     for one in choices:
         check_choice(one.weight, one.form, one.dim)
-        scheme_named(one.scheme)
+        scheme = scheme_named(one.scheme)
+        runs = scheme.needs is None or all(map(scheme.runs, form_named(one.form).gemms(one.weight, one.dim, 1)))
+        check(runs, f"{what} has {one.name} as {one.form} {one.dim} in {scheme.name}", scheme.needs or "")
     _check_meeting(choices, what)
     counted = sum(one.params for one in choices)
     check(counted == params, f"{what} states {params} parameters", f"{counted}, as its dims say")

@@ -14,12 +14,12 @@ from gac.allocation.pareto import front, front_of_each_kind
 from gac.arrays import Floats, Ints
 from gac.costs import COSTS, PARAMS, columns_of
 from gac.curves import LossCurve, LossCurves
-from gac.errors import ProfileError
+from gac.errors import PlanError, ProfileError
 from gac.forms import Form, form_named, variants_of
 from gac.models.sites import Site, Weight
 from gac.plan import Candidate
 from gac.recipe import Space
-from gac.schemes import DEFAULT_SCHEME, Scheme, scheme_named
+from gac.schemes import DEFAULT_SCHEME, SCHEMES, Scheme, scheme_named
 
 Numbers = TypeVar("Numbers", Floats, Ints)
 
@@ -115,12 +115,14 @@ def candidates(site: Site, curves: LossCurves, space: Space, timing: Timing, lim
         curves: of the model.
         space: the forms besides dense, and the schemes; weights that share a GEMM have one scheme, and so do those that
             a form takes together. ``align`` keeps to dims that the profile shows to be sound for all workloads, and of
-            those to the multiples of the number that is given (all of its multiples where there is no profile).
+            those to the multiples of the number that is given (all of its multiples where there is no profile). Dims at
+            which a scheme has no operator for a GEMM are left out.
         timing: where latencies are looked up.
         limited: the cost columns in which choices will be limited.
 
     Raises:
         ProfileError: ``align`` without a profile.
+        PlanError: no scheme allows any dim of a weight; names those that do.
     """
     if space.align is True and timing.profile is None:
         raise ProfileError(
@@ -135,6 +137,8 @@ def candidates(site: Site, curves: LossCurves, space: Space, timing: Timing, lim
         # Weights that share a GEMM have one scheme.
         for together in [[scheme] for scheme in schemes] if layout.fused else [schemes]:
             parts += _Making(layout, curves, space, together, timing, columns).all()
+    if not parts:
+        raise _nothing_allowed(site, space)
     rows = CandidateSet.joined(parts)
     if site.either:
         rows = _fastest_first(rows, site, timing)
@@ -183,7 +187,7 @@ class _Making:
     def all(self) -> list[CandidateSet]:
         """All that the site may become."""
         own = [self._own(at) for at in range(len(self.site.weights))]
-        found = [self._combined(own)]
+        found = self._combined(own)
         for form in self.forms:
             for scheme in self.schemes if (taken := self.site.taken_by(form)) else ():
                 (key,) = (weight for weight in self.site.weights if form.shortens(weight) == "in")
@@ -194,9 +198,9 @@ class _Making:
     def _own(self, at: int) -> CandidateSet:
         """One weight's own choices."""
         weight, dense, options = self.site.weights[at], form_named("dense"), []
-        for scheme in (scheme for scheme in self.schemes if scheme.takes(weight)):
-            lost = self.curves.of(dense, weight, scheme.name)
-            options.append(_options(self.site, at, dense, scheme, _full(weight), lost, self.timing))
+        for scheme in self.schemes:
+            lost, dims = self.curves.of(dense, weight, scheme.name), self._allowed(dense, scheme, [at], _full(weight))
+            options.append(_options(self.site, at, dense, scheme, dims, lost, self.timing))
             for form in (form for form in self.forms if form.takes(weight)):
                 if not form.inside and not form.shortens(weight):
                     options += self._at_its_dims(form, scheme, at)
@@ -207,14 +211,14 @@ class _Making:
         weight = self.site.weights[at]
         if (curve := self.curves.of(form, weight, scheme.name)) is None:
             return []
-        dims = self._dims(form, [at], form.largest_useful(weight))
+        dims = self._dims(form, scheme, [at], form.largest_useful(weight))
         return [_options(self.site, at, form, scheme, dims, curve, self.timing)]
 
     def _together(
         self, form: Form, scheme: Scheme, taken: Sequence[int], curve: LossCurve, own: Sequence[CandidateSet]
     ) -> list[CandidateSet]:
         """One dim, below the full one, for all weights that a form takes together, beside the others' own choices."""
-        dims, found = self._dims(form, taken, curve.full - 1), []
+        dims, found = self._dims(form, scheme, taken, curve.full - 1), []
         inside = {at: self._inside(form, at) for at in taken}
         if len(taken) == len(own):  # where nothing lies inside, there is nothing to combine
             split = [one.shortening(1)[1] for forms in inside.values() for one in forms]
@@ -226,8 +230,7 @@ class _Making:
             options = list(own)
             for at in taken:
                 options[at] = self._shortened(form, scheme, at, dim, inside[at])
-            rows = self._combined(options)
-            found.append(replace(rows, loss=rows.loss + curve.loss[dim]))
+            found += [replace(rows, loss=rows.loss + curve.loss[dim]) for rows in self._combined(options)]
         return found
 
     def _inside(self, form: Form, at: int) -> list[Form]:
@@ -242,23 +245,48 @@ class _Making:
             options += self._at_its_dims(one, scheme, at)
         return CandidateSet.joined(options)
 
-    def _combined(self, options: Sequence[CandidateSet]) -> CandidateSet:
-        """All combinations of the weights' choices, reduced after each weight."""
+    def _combined(self, options: Sequence[CandidateSet]) -> list[CandidateSet]:
+        """All combinations of the weights' choices, reduced after each weight; nothing where a weight has no choice."""
+        if not all(map(len, options)):
+            return []
         rows = options[0]
         for at, own in enumerate(options):
             rows = _combined(rows, own, self.limited) if at else rows
             if self.site.fused and at == self.site.fused[-1]:
                 rows = _reduced(_with_fused_gemm(rows, self.site, self.timing), self.limited)
-        return rows
+        return [rows]
 
-    def _dims(self, form: Form, taken: Sequence[int], largest: int) -> Ints:
-        """The dims up to the largest, and of those the aligned and sound ones where dims are to be aligned."""
+    def _allowed(self, form: Form, scheme: Scheme, taken: Sequence[int], dims: Ints) -> Ints:
+        """Those of the dims at which the scheme has an operator for every GEMM of these weights."""
+        weights = [self.site.weights[at] for at in taken]
+        if not all(map(scheme.takes, weights)):
+            return dims[:0]
+        if scheme.needs is None:
+            return dims
+        gemms = [[one for weight in weights for one in form.gemms(weight, dim, 1)] for dim in dims.tolist()]
+        return dims[np.array([all(map(scheme.runs, of_dim)) for of_dim in gemms], dtype=np.bool_)]
+
+    def _dims(self, form: Form, scheme: Scheme, taken: Sequence[int], largest: int) -> Ints:
+        """The dims up to the largest that the scheme allows; of those the aligned and sound ones where asked for."""
         first, step = first_dim(form, self.space.align), step_of(form, self.space.align)
         dims = np.arange(first, largest + 1, step, dtype=np.int64)
         if self.space.align and self.timing.profile is not None:
             for at in taken:
                 dims = dims[self.timing.sound(form, self.site.weights[at], dims, at in self.site.fused)]
-        return dims
+        return self._allowed(form, scheme, taken, dims)
+
+
+def _nothing_allowed(site: Site, space: Space) -> PlanError:
+    """What is said where the schemes that are asked for leave a weight of a site no dim."""
+    forms = ", ".join(("dense", *space.forms))
+    shapes = ", ".join(f"{one.out_features} x {one.in_features}" for one in site.weights)
+    needs = {name: scheme.needs for name in space.schemes if (scheme := scheme_named(name)).needs}
+    able = [one.name for one in SCHEMES if one.needs is None and all(map(one.takes, site.weights))]
+    return PlanError(
+        f"{site.kind} ({shapes}) in schemes {', '.join(space.schemes)}, which allow it no dim of {forms}",
+        "; ".join(f"{wanted} for {name}" for name, wanted in needs.items()) or "schemes that take these weights",
+        f"Add a scheme that takes any dim, such as {', '.join(able)}.",
+    )
 
 
 def _fastest_first(rows: CandidateSet, site: Site, timing: Timing) -> CandidateSet:

@@ -18,7 +18,7 @@ from gac.forms import FORMS, form_named, variants_of
 from gac.models.sites import Site, Weight
 from gac.profiling.table import Profile
 from gac.recipe import Recipe, Space
-from gac.schemes import DEFAULT_SCHEME
+from gac.schemes import DEFAULT_SCHEME, scheme_named
 
 T = TypeVar("T")
 
@@ -28,6 +28,7 @@ def check_reachable(sites: Sequence[Site], recipe: Recipe, profile: Profile) -> 
 
     Raises:
         BudgetError: with the smallest budget, memory or KV-cache limit that can be reached.
+        PlanError: no scheme allows any dim of a weight.
         ProfileError: the profile does not know what dense weights take in the recipe's decode kernel.
     """
     if recipe.deployment.triton:
@@ -51,7 +52,10 @@ def check_reachable(sites: Sequence[Site], recipe: Recipe, profile: Profile) -> 
 
 
 def _smallest(sites: Sequence[Site], recipe: Recipe, profile: Profile, column: str) -> int:
-    space = recipe.space if column == BYTES else replace(recipe.space, schemes=(DEFAULT_SCHEME,))
+    space = recipe.space
+    anything = [name for name in space.schemes if scheme_named(name).needs is None]
+    if column != BYTES and anything:  # then any of these tells
+        space = replace(space, schemes=(anything[0],))
     timing = Timing(profile, recipe.deployment.parsed, recipe.deployment.triton)
 
     def smallest(site: Site) -> int:

@@ -28,6 +28,7 @@ from gac.models.sites import Site
 from gac.plan import WeightChoice
 from gac.recipe import Shots, Space
 from gac.runtime.modules import empty_linear
+from gac.runtime.rounded_inputs import READERS
 from gac.sensitivity.calibration import CalibrationRun, LayerMoments
 from gac.sensitivity.curves import measure_curves, stream_fits
 from gac.sensitivity.methods import Method
@@ -140,5 +141,5 @@ def calibration_run(
 
 
 def _store(of: str) -> StatisticsStore:
-    key = hashlib.sha256(f"{__version__} {_FORMAT} {of}".encode()).hexdigest()
+    key = hashlib.sha256(f"{__version__} {_FORMAT} {' '.join(READERS)} {of}".encode()).hexdigest()
     return StatisticsStore(home() / "statistics" / key[:24])

@@ -4,7 +4,8 @@ Replacing W by W - E costs about ``1/2 tr(G E A E^T)`` nats a token (K-FAC, arXi
 of the weight's inputs and G that of the gradients at its output.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -14,6 +15,8 @@ from gac.linalg import eigh
 # Between the curvature's sum and the measured loss: theory says 1/2 for small errors; fitted once on
 # SmolLM2-135M at kept 0.9 to 0.6 (tests/benchmarks/quality.py prints the fit).
 FACTOR = 0.64
+POINTS, REACH = 256, 64.0
+"""Of the integral over the largest square: points, and how many times the largest variance it goes up to."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,8 +79,33 @@ class Moments:
         inputs: second moment A of the activations, shape ``(in, in)``.
         gradients: second moment G of the gradients at the output, shape ``(out, out)``.
         scale: mean absolute activation of each input feature (weighed as A is), shape ``(in,)``.
+        noise: mean squared error (likewise) of each input feature where inputs are rounded token by token, shape
+            ``(in,)``, by the name of the reader (``gac.runtime.rounded_inputs``); empty where no tokens were seen.
     """
 
     inputs: Tensor
     gradients: Tensor
     scale: Tensor
+    noise: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+def largest_squares(variances: Tensor) -> tuple[Tensor, Tensor]:
+    """Of independent normal numbers z with these variances, float64 ``(n,)``.
+
+    Tokens may differ in size: what is asked for grows with the square of a token as its variances do.
+
+    Returns:
+        E[max z^2] over the first 1, 2, ..., n of them, the integral of P(max z^2 > t) = 1 - prod erf(sqrt(t / 2v)); and
+        for each z the part of E[z^2] in which it is the largest of all n.
+    """
+    spread = variances.double().clamp_min(0)
+    whole = spread.amax().clamp_min(torch.finfo(torch.float64).tiny)
+    t = torch.linspace(0, 1, POINTS, dtype=torch.float64, device=spread.device).square()[1:, None] * REACH
+    start = torch.zeros_like(t[:1])
+    below = torch.special.erf((t / (2 * (spread / whole).clamp_min(1e-12))).sqrt())
+    upto = below.log().cumsum(1)
+    above = torch.cat([torch.ones_like(upto[:1]), -torch.expm1(upto)])
+    running = torch.trapezoid(above, torch.cat([start, t]), dim=0) * whole
+    middle, steps = t - t.diff(dim=0, prepend=start) / 2, below.diff(dim=0, prepend=torch.zeros_like(below[:1]))
+    own = (middle * steps * (upto[:, -1:] - below.log()).exp()).sum(0) * whole
+    return running, own.minimum(spread)

@@ -7,12 +7,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .eight_bits import Floats8, Integers8
 from .modules import BlockLinear, Heads, ValueLinear
 from .packed import PackedIntegers
 from .storage import Storage
 
 STORAGES: dict[str, tuple[Callable[..., Storage], tuple[str, ...]]] = {
     "PackedIntegers": (PackedIntegers, ("bits", "group", "zero")),
+    "Integers8": (Integers8, ()),
+    "Floats8": (Floats8, ()),
 }
 """What can hold a matrix, by the name that ``config.json`` gives it, and the options that make one."""
 

@@ -10,6 +10,8 @@ SCHEMES: Registry[Scheme] = Registry(
     "scheme",
     {
         "bf16": "gac.schemes.bf16.spec:Bf16",
+        "fp8": "gac.schemes.float8.spec:Float8",
+        "w8a8": "gac.schemes.int8.spec:Int8",
         "w8a16": "gac.schemes.integers.spec:W8A16",
         "w4a16": "gac.schemes.integers.spec:W4A16",
         "w3a16": "gac.schemes.integers.spec:W3A16",

@@ -30,6 +30,9 @@ class Scheme(ABC):
         lossy: whether it rounds; one that does not keeps every number as it was loaded.
         storage: what holds a rounded matrix, in memory and on disk, and multiplies with it; None: the modules that
             forms are built as, with the rounded numbers in the model's dtype.
+        needs: what its operators want of a weight's matrices, in words that follow "expected"; None: they take all.
+        reads: what rounds the inputs of a matrix before they are multiplied, by its name in
+            ``gac.runtime.rounded_inputs.READERS``; None: they are multiplied as they are.
     """
 
     name: str
@@ -37,9 +40,15 @@ class Scheme(ABC):
     bits: int
     lossy: ClassVar[bool] = True
     storage: StorageSpec | None = None
+    needs: ClassVar[str | None] = None
+    reads: ClassVar[str | None] = None
 
     def takes(self, weight: Weight) -> bool:
         """Whether the weight can be stored so."""
+        return True
+
+    def runs(self, gemm: Operation) -> bool:
+        """Whether there is an operator for this GEMM of a weight, whatever its rows; all where it needs nothing."""
         return True
 
     def bytes(self, rows: int, columns: int) -> int:
@@ -66,3 +75,14 @@ class Scheme(ABC):
     ) -> "dict[str, Tensor]":
         """The tensors of its storage that hold what ``rounded`` gives of the same; for schemes that have one."""
         raise NotImplementedError(f"scheme {self.name} has a storage, and does not say what that holds")
+
+    def noise(self, squares: "Tensor", peak: "Tensor") -> "Tensor":
+        """The mean squared error that the reader makes of each feature, ``(..., features)``, if they are independent.
+
+        Asked of schemes that round inputs, for inputs that no text has shown: the latents of a pair.
+
+        Args:
+            squares: E[x^2] of each feature x, without the tokens of which it is the largest, shape ``(features,)``.
+            peak: E[max x^2] over the tokens, shape ``()`` or ``(..., 1)``.
+        """
+        raise NotImplementedError

@@ -32,6 +32,7 @@ from gac.linalg import add_square, check_measured, mirrored, tf32_products
 from gac.models.loading import read_parameter
 from gac.models.sites import Site, Weight
 from gac.progress import progress_bar
+from gac.runtime.rounded_inputs import READERS
 from gac.sensitivity.layerwise import LayerwiseBackward, Tick, listening
 from gac.sensitivity.methods import Method
 from gac.sensitivity.store import StatisticsStore, read_tensors, write_tensors
@@ -74,7 +75,8 @@ class LayerMoments:
             pooled(self._halves(what, weight, share))
             for what, share in (("inputs", float(part)), ("gradients", half / len(counted)))
         )
-        return Moments(inputs, gradients, self.tensors[f"scale/{weight.name}"])
+        noise = {name: self.tensors[f"{name}-noise/{weight.name}"] for name in READERS}
+        return Moments(inputs, gradients, self.tensors[f"scale/{weight.name}"], noise)
 
     def _halves(self, what: str, weight: Weight, share: float) -> Halves:
         first, second = (self.tensors.get(f"{what}/{half}/{weight.name}") for half in range(2))
@@ -253,7 +255,8 @@ class _Sums:
         for name in self._tokens:
             counted = means[f"tokens/{name}"].sum(1, dtype=torch.float64)
             both = self._sums.pop(f"both/{name}").clamp_min(TINY)
-            means[f"scale/{name}"] = self._sums.pop(f"scale/{name}").div_(counted.sum().clamp_min(TINY)).float()
+            for what in ("scale", *(f"{reader}-noise" for reader in READERS)):
+                means[f"{what}/{name}"] = self._sums.pop(f"{what}/{name}").div_(counted.sum().clamp_min(TINY)).float()
             for half, part in enumerate((counted[: self._half], counted[self._half :])):
                 alike = len(part) * length * both / counted.sum()
                 for what, count in (("inputs", part.sum().clamp_min(TINY)), ("gradients", alike)):
@@ -273,6 +276,10 @@ class _Sums:
         self._tokens[name].append(of_g)
         self._total(f"both/{name}", (), x.device).add_(of_g @ of_x)
         self._total(f"scale/{name}", x.shape[1:], x.device).add_(x.abs().T @ of_g)
+        for reader, read in READERS.items():
+            numbers, scale = read(x)
+            errors = (numbers.mul_(scale) - x).square_()
+            self._total(f"{reader}-noise/{name}", x.shape[1:], x.device).add_(errors.T @ of_g)
         with tf32_products(activations):
             add_square(self._total(f"inputs/{half}/{name}", 2 * x.shape[1:], x.device), x * of_g.sqrt()[:, None])
         with tf32_products(gradients):

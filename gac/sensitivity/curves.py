@@ -130,14 +130,19 @@ def _kept_of(form: Form, fit: Fit) -> dict[str, Tensor]:
 
 
 def rounding_loss(statistics: Statistics, weight: Weight, scheme: Scheme) -> float:
-    """What storing the dense weight in a scheme costs, nats a token: ``tr(G E A E^T)`` of its rounding error E.
+    """What storing the dense weight W in a scheme costs, nats a token: ``tr(G E A E^T)`` of its rounding error E.
 
-    To first order it adds to what a form loses. A form that keeps less of the weight loses no more by rounding.
+    Where inputs are rounded too, by errors of variance n that follow nothing else, ``tr(W^T G W diag(n))`` more. To
+    first order all of it adds to what a form loses. A form that keeps less of the weight loses no more by rounding.
     """
-    matrix, metric = statistics.matrix(weight), statistics.metric(weight)
+    matrix, metric, moments = statistics.matrix(weight), statistics.metric(weight), statistics.moments(weight)
     rows = metric.gradients if weight.scores else None
     error = (matrix - scheme.rounded(matrix, metric.inputs, rows)).detach().double()
-    return FACTOR * float(((metric.gradients @ error @ metric.inputs) * error).sum())
+    lost = float(((metric.gradients @ error @ metric.inputs) * error).sum())
+    if scheme.reads is not None:
+        dense = matrix.detach().double()
+        lost += float(((metric.gradients @ dense) * dense).sum(0) @ moments.noise[scheme.reads].double())
+    return FACTOR * lost
 
 
 def measure_curves(

@@ -11,6 +11,6 @@ No test framework is needed.
 from gac.testing.forms import check_form
 from gac.testing.methods import check_method
 from gac.testing.rules import check_rule
-from gac.testing.schemes import check_scheme
+from gac.testing.schemes import check_bits, check_scheme
 
-__all__ = ["check_form", "check_method", "check_rule", "check_scheme"]
+__all__ = ["check_bits", "check_form", "check_method", "check_rule", "check_scheme"]

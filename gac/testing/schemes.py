@@ -1,14 +1,19 @@
 """The contract of a scheme."""
 
+from itertools import pairwise
+
 import torch
 
 from gac.compression.rounding import storage_of
 from gac.operations import Operation, linear
+from gac.runtime.rounded_inputs import READERS
 from gac.schemes import SCHEMES, Scheme
 
 _SHAPES = ((16, 256), (48, 128), (8, 200))
 ROUNDED = 2**-7
 """How far a number of 16 bits may move where it is rounded to them again, as a part of it."""
+AS_MODELLED = 0.1
+"""How far the error of inputs may be from what ``Scheme.noise`` says of it, as a part of it."""
 
 
 def check_scheme(scheme: Scheme) -> None:
@@ -18,7 +23,8 @@ def check_scheme(scheme: Scheme) -> None:
     its dtype alone, rounds nothing twice, keeps zeros, loses less than the matrix is long, changes it where the scheme
     is lossy, and where it is told the inputs it makes the product no worse. What its storage holds takes the bytes that
     it counts, gives the rounded matrix again bit for bit, and is multiplied like it but for what inputs are rounded to;
-    without a storage a number takes 16 bits.
+    without a storage a number takes 16 bits. What runs is the same for all rows, and where it needs nothing all GEMMs
+    run. Inputs are read alike when they are read again, and their error is that of its ``noise``.
 
     Raises:
         AssertionError: says what does not hold.
@@ -36,6 +42,9 @@ def check_scheme(scheme: Scheme) -> None:
     assert nothing == [0, 0], f"{scheme.name}: matrices without numbers take {nothing} bytes"
     runs = scheme.operation(linear(8, 256, 16))
     assert isinstance(runs, Operation), f"{scheme.name}: runs {runs!r}, which is no Operation"
+    _check_needs(scheme)
+    if scheme.reads is not None:
+        _check_reading(scheme)
     for shape in _SHAPES:
         for dtype in (torch.float32, torch.bfloat16):
             matrix = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(dtype)
@@ -92,3 +101,50 @@ def _check_with_inputs(scheme: Scheme, matrix: torch.Tensor, rounded: torch.Tens
     errors = [(one - matrix).double() for one in (told, rounded)]
     worse, before = (float(((error @ inputs) * error).sum()) for error in errors)
     assert worse <= before, f"{of}: told the inputs, the product's error is {worse:.3g}, {before:.3g} without"
+
+
+def _check_needs(scheme: Scheme) -> None:
+    sizes = (*range(1, 18), 4096)
+    shapes = [(k, n) for k in sizes for n in sizes]
+    runs = {shape: scheme.runs(linear(1, *shape)) for shape in shapes}
+    assert runs[4096, 4096], f"{scheme.name}: runs no weight of 4096 x 4096"
+    assert all(runs.values()) == (scheme.needs is None), f"{scheme.name}: needs {scheme.needs!r}, runs say otherwise"
+    same = all(runs[shape] == scheme.runs(linear(1024, *shape)) for shape in shapes)
+    assert same, f"{scheme.name}: what runs depends on the rows"
+
+
+def _check_reading(scheme: Scheme) -> None:
+    assert scheme.reads in READERS, f"{scheme.name}: reads {scheme.reads!r}, which is none of {', '.join(READERS)}"
+    spread = torch.logspace(0, -2, 128)
+    x = torch.randn(4096, 128, generator=torch.Generator().manual_seed(0)) * spread
+    x[0] = 0
+    numbers, scale = READERS[scheme.reads](x)
+    read = numbers * scale
+    assert (numbers.shape, scale.shape) == (x.shape, (len(x), 1)), f"{scheme.name}: tokens are not read one by one"
+    assert not read[0].any(), f"{scheme.name}: zeros are not kept where inputs are read"
+    again, other = READERS[scheme.reads](read)
+    assert torch.allclose(again * other, read, rtol=1e-6), f"{scheme.name}: reading again changes what was read"
+    largest = x.abs() == x.abs().amax(1, keepdim=True)
+    others = x.where(~largest, torch.zeros_like(x)).square().mean(0)
+    modelled = float(scheme.noise(others, x.square().amax(1).mean()).sum())
+    found = float((read - x).square().mean(0).sum())
+    told = f"{scheme.name}: inputs are off by {found:.3g}, its noise says {modelled:.3g}"
+    assert abs(found - modelled) <= AS_MODELLED * modelled, told
+
+
+def check_bits(*schemes: Scheme) -> None:
+    """Refuse schemes of which one with more bits loses more of a matrix, or of its product with known inputs.
+
+    Raises:
+        AssertionError: names the two.
+    """
+    by_bits = sorted(schemes, key=lambda scheme: scheme.bits)
+    for shape in _SHAPES:
+        matrix = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+        alike = torch.eye(shape[1], dtype=torch.float64)
+        for inputs in (alike, alike + 1):
+            errors = [(scheme, (scheme.rounded(matrix, inputs) - matrix).double()) for scheme in by_bits]
+            lost = [(scheme, float(((error @ inputs) * error).sum())) for scheme, error in errors]
+            for (fewer, more_lost), (more, less_lost) in pairwise(lost):
+                worse = more.bits > fewer.bits and less_lost > more_lost
+                assert not worse, f"{more.name} loses {less_lost:.3g} of a matrix, {fewer.name} {more_lost:.3g}"

@@ -110,19 +110,6 @@ def test_outputs_are_those_of_the_rounded_weight(kind: str, name: str, dtype: to
     assert not any(parameter.dim() > 1 for parameter in held.parameters())
 
 
-@pytest.mark.parametrize("name", SCHEMES)
-def test_told_the_inputs_the_second_factor_sees_those_of_the_first(name: str) -> None:
-    plain, scheme = made("LowRankLinear", torch.float32), scheme_named(name)
-    assert isinstance(plain, LowRankLinear)
-    x = torch.randn(500, 70, dtype=torch.float64)
-    square = x.T @ x / len(x)
-    held: Any = store(scheme, copy.deepcopy(plain), square)
-    first = scheme.rounded(plain.first.weight, square)
-    assert torch.equal(held.first.values(torch.float32), first)
-    seen = first.double() @ square @ first.double().T
-    assert torch.equal(held.second.values(torch.float32), scheme.rounded(plain.second.weight, seen))
-
-
 def test_casts_and_copies_keep_the_numbers() -> None:
     held = store(scheme_named("w4a16"), made("LowRankLinear", torch.bfloat16))
     before = {name: value.clone() for name, value in held.named_buffers()}

@@ -24,6 +24,7 @@ from gac.plan import Plan
 from gac.plan_summary import allocate_command
 from gac.reporting.tables import cell_of, legend_of
 from gac.runtime.modules import LowRankLinear
+from gac.runtime.stored import plain_state
 from gac.schemes import SCHEMES, scheme_named
 from gac.schemes.integers import descent, feedback
 from gac.schemes.integers.sweep import sweep
@@ -195,19 +196,20 @@ def test_gradients_that_are_correlated_lower_the_loss() -> None:
 
 
 def test_the_second_factor_is_solved_for_the_first_as_it_was_rounded() -> None:
-    inputs, module = correlated(40).float(), LowRankLinear(40, 12, 30, bias=False)
+    scheme, inputs, module = scheme_named("w2a16:8"), correlated(40).float(), LowRankLinear(40, 12, 30, bias=False)
     torch.manual_seed(2)
     for own in module.parameters():
         own.data = torch.randn_like(own)
     dense, alone = module.second.weight @ module.first.weight, copy.deepcopy(module)
-    store(scheme_named("w2a16:8"), module, inputs)
-    assert torch.equal(module.first.weight, scheme_named("w2a16:8").rounded(alone.first.weight, inputs))
-    seen = module.first.weight.double() @ inputs.double() @ module.first.weight.double().T
-    plain = scheme_named("w2a16:8").rounded(alone.second.weight, seen)
-    left, without = (one @ module.first.weight for one in (module.second.weight, plain))
-    assert lost(dense.double(), left.double(), inputs.double()) < 0.9 * lost(
-        dense.double(), without.double(), inputs.double()
+    state = plain_state(store(scheme, module, inputs), torch.float32)
+    first = scheme.rounded(alone.first.weight, inputs)
+    assert torch.equal(state["first.weight"], first)
+    seen = first.double() @ inputs.double() @ first.double().T
+    as_it_was = scheme.rounded(alone.second.weight, seen)
+    solved, not_solved = (
+        lost(dense.double(), (one @ first).double(), inputs.double()) for one in (state["second.weight"], as_it_was)
     )
+    assert solved < 0.9 * not_solved
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="Triton kernels need a GPU")

@@ -9,6 +9,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 from gac.errors import ModelError
 from gac.forms.metric import Moments
 from gac.models.families import family_of
+from gac.runtime.rounded_inputs import READERS
 from gac.sensitivity import layerwise
 from gac.sensitivity.calibration import CalibrationRun, stream_moments
 from gac.sensitivity.layerwise import LayerwiseBackward
@@ -16,6 +17,7 @@ from gac.sensitivity.methods import Kfac
 from tests.models.small import every_family, small_config, small_model
 
 LAYERS = 7
+NOISE = 1e-2  # a number that is halfway may be rounded either way
 WINDOWS = torch.randint(0, 256, (3, 24), generator=torch.Generator().manual_seed(1))
 
 
@@ -45,10 +47,15 @@ def whole_backward(model: PreTrainedModel, name: str, power: float) -> Moments:
         gradients.append(torch.autograd.grad(loss, seen[1])[0].flatten(0, -2))
     x, g = torch.cat(inputs).double(), torch.cat(gradients).double()
     of_g, of_x = (rows.norm(dim=1, keepdim=True) ** power for rows in (g, x))
+    read = {reader: of_reader(x.float()) for reader, of_reader in READERS.items()}
     return Moments(
         (of_g * x).T @ x / of_g.sum(),
         (of_x * g).T @ g / len(g) * of_g.sum() / (of_g * of_x).sum(),
         (of_g * x.abs()).sum(0) / of_g.sum(),
+        {
+            reader: (of_g * (numbers * scale - x).square()).sum(0) / of_g.sum()
+            for reader, (numbers, scale) in read.items()
+        },
     )
 
 
@@ -63,6 +70,9 @@ def check(model: PreTrainedModel, tolerance: float, power: float = 0.0) -> None:
         for what in ("inputs", "gradients", "scale"):
             mine, plain = getattr(moments, what), getattr(expected, what)
             assert (mine - plain).norm() <= tolerance * plain.norm(), (weight.name, what)
+        for reader in READERS:
+            mine, plain = moments.noise[reader], expected.noise[reader]
+            assert (mine - plain).norm() <= max(tolerance, NOISE) * plain.norm(), (weight.name, reader)
 
 
 @every_family

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from gac.arrays import Floats
 from gac.forms import form_named
 from gac.forms.decomposition import balanced, decompose
-from gac.forms.metric import FACTOR
+from gac.forms.metric import FACTOR, Moments, largest_squares
 from gac.forms.refit import Refits, WeightRefit
 from gac.forms.tensors import Fit, Kept, SiteWork, Statistics, TensorForm, bias_of
 from gac.linalg import cholesky, damped, eigh
@@ -93,6 +93,18 @@ def _truncated_again(refit: WeightRefit) -> tuple[Tensor, Tensor]:
     return balanced(second @ (vectors[:, :rank] / roots[:, None]), vectors[:, :rank].T @ turned)
 
 
+def _read(scheme: "Scheme", moments: Moments, first: Tensor, gains: Tensor, seen: Tensor) -> Tensor:
+    """What rounding the inputs of both factors costs at every rank from 1, in the metric, shape ``(full,)``.
+
+    An error of variance n in the inputs costs ``c a diag(n) a^T`` for the row a of A, and it was measured. The latents
+    are taken for normal numbers of variance d, whose error depends on the largest of a token, and so on the rank.
+    """
+    assert scheme.reads is not None, f"{scheme.name} rounds no inputs"
+    peaks, largest = largest_squares(seen)
+    inputs = gains * (first.square() @ moments.noise[scheme.reads].double())
+    return inputs.cumsum(0) + scheme.noise(seen - largest, peaks[:, None]).tril() @ gains
+
+
 class LowRankTensors(TensorForm):
     """Factors of all ranks are kept, balanced, so that those of a rank are their first columns and rows."""
 
@@ -114,7 +126,8 @@ class LowRankTensors(TensorForm):
         """Factors are rounded once, with all ranks: those of a rank are its first columns and rows.
 
         B^T G B and A M A^T, M the moment of the inputs, are diagonal, with c and d: a row e of the error of A costs
-        ``c e M e^T``, a column f of that of B ``d f^T G f``, and both add up over the ranks.
+        ``c e M e^T``, a column f of that of B ``d f^T G f``, and both add up over the ranks. What a scheme rounds of
+        inputs and latents is added.
         """
         metric = statistics.metric(weight)
         second, first = (factor.double() for factor in every_rank(statistics.kept, weight))
@@ -125,7 +138,10 @@ class LowRankTensors(TensorForm):
         columns = (scheme.rounded(second, seen.diag(), rows_too) - second).T
         own = gains * torch.linalg.vecdot(rows @ metric.inputs, rows)
         own += seen * torch.linalg.vecdot(columns @ metric.gradients, columns)
-        lost: Floats = FACTOR * np.concatenate([[0.0], own.cumsum(0).cpu().numpy()])
+        by_rank = own.cumsum(0)
+        if scheme.reads is not None:
+            by_rank += _read(scheme, statistics.moments(weight), first, gains, seen)
+        lost: Floats = FACTOR * np.concatenate([[0.0], by_rank.cpu().numpy()])
         return lost
 
     def parameters(self, work: SiteWork, weight: Weight, dim: int) -> dict[str, Tensor]:

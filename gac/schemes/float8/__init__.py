@@ -1,0 +1,1 @@
+"""8-bit floating point on both sides."""

@@ -1,0 +1,49 @@
+"""8-bit floating point on both sides: a sign, 4 bits of exponent and 3 of mantissa (e4m3, arXiv 2209.05433)."""
+
+from typing import TYPE_CHECKING
+
+from gac.schemes.base import StorageSpec
+from gac.schemes.eight_bits import EightBits
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_SCALE = 16
+_LARGEST = 448
+_RELATIVE = 7.0e-4
+"""Mean squared error of a normal number, over its mean square. A number in [1, 2) moves by up to 1/16, evenly: by a
+variance of 1/768. Over its square that is 1/768 * 3 / (8 ln 2) where mantissas are spread as logarithms are."""
+_SUBNORMAL = 2**-18 / 12
+"""That of numbers below 2^-6, which are a multiple of 2^-9."""
+
+
+class Float8(EightBits):
+    """Floating point of 8 bits for weights and inputs: ``scale * number``, both sides scaled to use the whole range.
+
+    A row of weights has a scale of 16 bits (bfloat16). A token's has 32; it is found as the token comes.
+    """
+
+    name = "fp8"
+    dtype = "fp8"
+    reads = "float8"
+    storage = StorageSpec("Floats8", {})
+
+    def bytes(self, rows: int, columns: int) -> int:
+        return rows * columns + (rows * _SCALE // 8 if columns else 0)
+
+    def rounded(self, matrix: "Tensor", inputs: "Tensor | None" = None, gradients: "Tensor | None" = None) -> "Tensor":
+        from gac.schemes.float8.torch import round_matrix
+
+        return round_matrix(matrix, inputs).values(matrix.dtype)
+
+    def stored(
+        self, matrix: "Tensor", inputs: "Tensor | None" = None, gradients: "Tensor | None" = None
+    ) -> "dict[str, Tensor]":
+        from gac.schemes.float8.torch import round_matrix
+
+        found = round_matrix(matrix, inputs)
+        return {"weight_float8": found.numbers, "weight_scale": found.scale[:, : matrix.shape[1]]}
+
+    def noise(self, squares: "Tensor", peak: "Tensor") -> "Tensor":
+        """A part of each feature's own square, whatever the others are; a token's largest is exact."""
+        return (_RELATIVE * squares + _SUBNORMAL / _LARGEST**2 * peak).minimum(squares)

@@ -1,0 +1,1 @@
+"""Whole numbers of 8 bits on both sides."""

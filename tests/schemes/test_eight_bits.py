@@ -1,0 +1,358 @@
+"""8 bits on both sides: what is stored, which dims there are, what rounded inputs cost, and models that round them."""
+
+import copy
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import LlamaForCausalLM
+
+import gac
+from gac.allocation.candidates import CandidateSet, candidates
+from gac.allocation.decide import settled
+from gac.allocation.feasibility import check_reachable
+from gac.allocation.latencies import Timing
+from gac.compression.rounding import store
+from gac.curves import LossCurve, LossCurves
+from gac.errors import PlanError, ProfileError
+from gac.forms import form_named, variants_of
+from gac.forms.metric import FACTOR, Moments, largest_squares
+from gac.forms.planned_sites import as_planned
+from gac.forms.tensors import Kept, Statistics
+from gac.models.families import family_of
+from gac.models.linears import linear_at
+from gac.models.loading import load_config
+from gac.models.sites import Site, Weight
+from gac.operations import batched_gemm, linear
+from gac.plan import Plan
+from gac.runtime.modules import LowRankLinear, ValueLinear
+from gac.runtime.rounded_inputs import READERS, rounded_linear
+from gac.runtime.storage import Storage
+from gac.runtime.stored import stored_modules
+from gac.schemes import SCHEMES, Scheme, scheme_named
+from gac.schemes.float8.torch import FLOAT8, round_matrix
+from gac.schemes.integers.torch import round_matrix as round_integers
+from gac.sensitivity.calibration import CalibrationRun, stream_moments
+from gac.sensitivity.curves import rounding_loss
+from gac.sensitivity.methods import Kfac
+from gac.testing import check_bits
+from tests.compression.applying import logits
+from tests.models.small import small_config
+from tests.small_pipeline import Small
+
+BOTH = pytest.mark.parametrize("name", ["fp8", "w8a8"])
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+# --- what is stored ---------------------------------------------------------------------------------------------------
+
+
+def test_bytes_are_those_of_the_tensors_that_are_stored() -> None:
+    matrix = normal(24, 304)
+    floats, integers = round_matrix(matrix, None), round_integers(matrix, None, 8, None, zero=False)
+    assert (floats.numbers.dtype, floats.scale.dtype) == (FLOAT8, torch.bfloat16)
+    assert scheme_named("fp8").bytes(24, 304) == floats.numbers.nbytes + floats.scale.nbytes == 24 * 304 + 24 * 2
+    assert scheme_named("w8a8").bytes(24, 304) == integers.numbers.nbytes + integers.scale.nbytes == 24 * 304 + 24 * 2
+
+
+def test_whole_numbers_fit_a_signed_byte() -> None:
+    numbers = round_integers(normal(24, 304), None, 8, None, zero=False).numbers.int() - 128
+    assert -128 <= int(numbers.min()) < int(numbers.max()) <= 127
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_floats_are_found_again(dtype: torch.dtype) -> None:
+    """Those of any scale with 4 bits, whatever power of two it has."""
+    numbers = normal(16, 64).to(FLOAT8).float()
+    for eighths in range(8, 16):
+        matrix = (numbers * eighths * 2.0**-9).to(dtype)
+        assert torch.equal(scheme_named("fp8").rounded(matrix), matrix)
+
+
+def test_floats_are_the_nearest_in_their_scale() -> None:
+    matrix = normal(8, 96) * torch.logspace(0, -3, 96)
+    found = round_matrix(matrix, None)
+    every = torch.arange(256, dtype=torch.uint8).view(FLOAT8).double()
+    every = every[every.isfinite()]
+    distance = (matrix[..., None] / found.scale.double()[..., None] - every).abs()
+    nearest = distance.amin(-1) * found.scale.double()
+    assert torch.allclose((found.values(torch.float64) - matrix).abs(), nearest)
+
+
+def test_the_scale_is_searched_where_the_inputs_are_large() -> None:
+    matrix, weighs = normal(64, 64), torch.logspace(0, -4, 64)
+    told, plain = (scheme_named("fp8").rounded(matrix, seen) - matrix for seen in (weighs.diag(), None))
+    assert float(told.square().sum(0) @ weighs) < float(plain.square().sum(0) @ weighs)
+
+
+def test_more_bits_lose_no_more() -> None:
+    check_bits(*SCHEMES, *map(scheme_named, ("w4a16:32", "w2a16:32")))
+    with pytest.raises(AssertionError, match="bf16 loses"):
+        check_bits(scheme_named("w8a16"), worse_with_more_bits())
+
+
+def worse_with_more_bits() -> Scheme:
+    worse = copy.copy(scheme_named("bf16"))
+    worse.rounded = lambda matrix, *known: torch.zeros_like(matrix)  # type: ignore[method-assign]
+    return worse
+
+
+# --- dims -------------------------------------------------------------------------------------------------------------
+
+
+@BOTH
+def test_gemms_of_16ths_run(name: str) -> None:
+    scheme = scheme_named(name)
+    assert all(map(scheme.runs, (linear(1, 64, 48), linear(1, 0, 48))))
+    assert not any(map(scheme.runs, (linear(1, 64, 40), linear(1, 40, 64), batched_gemm(2, 1, 64, 64))))
+
+
+def falling(sites: tuple[Site, ...], forms: tuple[str, ...], schemes: tuple[str, ...]) -> LossCurves:
+    """Curves of which every dim loses less than the one before."""
+    return LossCurves(
+        {
+            (form.name, scheme, weight.name): LossCurve(np.linspace(1, 0, form.full(weight) + 1))
+            for site in sites
+            for weight in site.weights
+            for form in variants_of(map(form_named, ("dense", *forms)), weight)
+            for scheme in schemes
+            if form.takes(weight)
+        }
+    )
+
+
+def made(site: Site, forms: tuple[str, ...], *schemes: str) -> CandidateSet:
+    space = gac.recipe.Space(forms=forms, schemes=schemes, align=False)
+    return candidates(site, falling((site,), forms, schemes), space, Timing(None, ()), ("bytes",))
+
+
+def alone(out: int, ins: int) -> Site:
+    return Site("w", 0, "w", (Weight("w", out, ins),))
+
+
+def mlp(neurons: int, hidden: int = 32) -> Site:
+    gate, up = (Weight(name, neurons, hidden, neurons="out", reads="mlp") for name in ("gate", "up"))
+    return Site("mlp", 0, "mlp", (gate, up, Weight("down", hidden, neurons, neurons="in")))
+
+
+def test_ranks_and_widths_are_multiples_of_16_in_8_bits() -> None:
+    found = made(alone(160, 128), ("low_rank",), "fp8", "w8a16")
+    by_scheme = {one: found.dims[(found.schemes == one) & (found.forms == "low_rank")] for one in ("fp8", "w8a16")}
+    assert by_scheme["fp8"].tolist() == [16, 32, 48, 64]
+    assert by_scheme["w8a16"].tolist() == list(range(1, 72))
+    widths = made(mlp(96), ("narrow", "narrow_pair"), "w8a8")
+    assert len(widths) > 1
+    assert not (widths.dims % 16).any()
+
+
+def test_a_weight_that_cannot_stay_dense_in_8_bits_may_be_narrower() -> None:
+    found = made(mlp(100), ("narrow",), "fp8")
+    assert set(found.forms.flat) == {"narrow"}
+    assert found.dims.max() == 96
+    both = made(mlp(100), ("narrow",), "fp8", "bf16")
+    assert set(both.schemes[both.forms == "dense"]) == {"bf16"}
+
+
+def test_where_no_dim_is_left_the_error_says_what_can_be_had() -> None:
+    message = (
+        r"w \(100 x 64\) in schemes fp8, w8a8, which allow it no dim of dense, low_rank; expected rows and columns "
+        r"that are multiples of 16, and no batched GEMM for fp8; rows .* for w8a8. Add a scheme that takes any dim, "
+        r"such as bf16, w8a16, w4a16, w3a16, w2a16\."
+    )
+    with pytest.raises(PlanError, match=message):
+        made(alone(100, 64), ("low_rank",), "fp8", "w8a8")
+    assert len(made(alone(100, 64), ("low_rank",), "fp8", "w8a8", "w4a16"))
+
+
+def test_such_schemes_are_refused_before_anything_is_measured() -> None:
+    config = small_config("llama", hidden_size=72)
+    sites = family_of(config).sites(config)
+    recipe = gac.Recipe.of(0.9, schemes=("fp8",), profile="nvidia-h100-80gb-hbm3", align=False)
+    with pytest.raises(PlanError, match=r"q_proj \(128 x 72\) in schemes fp8"):
+        check_reachable(sites, recipe, gac.Profile.load("nvidia-h100-80gb-hbm3"))
+
+
+@BOTH
+def test_latency_is_unknown_and_refused_by_name(name: str) -> None:
+    config, profile = load_config("smollm2"), gac.Profile.load("nvidia-h100-80gb-hbm3")
+    sites = as_planned(family_of(config).sites(config), ["low_rank", "narrow"], fused=False)
+    rounded = settled(gac.Recipe.of(memory=0.5, schemes=(name,)), sites, profile)
+    assert (rounded.limits.latency, rounded.slack) == ({}, 0.0)
+    with pytest.raises(ProfileError, match=rf"prefill:1x1024 with scheme {name}, which the profile does not have"):
+        settled(gac.Recipe.of(memory=0.5, latency=0.9, schemes=("bf16", name)), sites, profile)
+
+
+# --- the price of rounded inputs --------------------------------------------------------------------------------------
+
+
+def reading_alone(name: str) -> Scheme:
+    """The scheme, but its weights are not rounded."""
+    scheme = copy.copy(scheme_named(name))
+    scheme.rounded = lambda matrix, *known: matrix  # type: ignore[method-assign]
+    return scheme
+
+
+def errors_of(name: str, x: Tensor) -> Tensor:
+    numbers, scale = READERS[scheme_named(name).reads or ""](x)
+    return (numbers * scale - x).double()
+
+
+class Plain(Kfac):
+    """Moments as they are: all tokens count alike, nothing is damped."""
+
+    name, power = "plain", 0.0
+
+    def pooled(self, halves: Any) -> Tensor:
+        return halves.mean()
+
+    def inputs(self, moments: Moments) -> Tensor:
+        return moments.inputs.double()
+
+    def gradients(self, moments: Moments) -> Tensor:
+        return moments.gradients.double()
+
+
+@BOTH
+def test_the_price_is_the_mean_squared_error_in_the_metric(name: str, tiny_model: LlamaForCausalLM) -> None:
+    """Of every weight of a layer; errors of features follow each other little, and gradients not at all."""
+    windows = torch.randint(0, 256, (8, 128), generator=torch.Generator().manual_seed(3))
+    sites = family_of(tiny_model.config).sites(tiny_model.config)
+    run = CalibrationRun(tiny_model, windows, Plain(), progress=False)
+    layer, moments = next(iter(stream_moments(run, sites)))
+    statistics = Statistics(tiny_model, moments.of, run.method, Kept({}))
+    for weight in (weight for site in sites if site.layer == layer for weight in site.weights):
+        seen: list[Tensor] = []
+        module = tiny_model.get_submodule(weight.name)
+        hook = module.register_forward_hook(lambda _m, given, _o, seen=seen: seen.append(given[0].flatten(0, -2)))
+        with torch.no_grad():
+            tiny_model(windows)
+        hook.remove()
+        changes = errors_of(name, seen[0].float()) @ linear_at(tiny_model, weight.name).weight.detach().double().T
+        measured = FACTOR * float(((changes @ statistics.metric(weight).gradients) * changes).sum(1).mean())
+        price = rounding_loss(statistics, weight, reading_alone(name))
+        assert price == pytest.approx(measured, rel=0.05), weight.name
+
+
+def pair_statistics(outs: int, ins: int) -> tuple[Statistics, Weight, Tensor]:
+    """Of one random weight whose inputs are normal numbers along a few strong directions; the inputs too."""
+    x = normal(4096, ins) * torch.logspace(0, -1.5, ins) @ torch.linalg.qr(normal(ins, ins, seed=1))[0]
+    root = normal(outs, outs, seed=2) * torch.logspace(0, -1, outs)
+    model, weight = nn.Module(), Weight("w", outs, ins)
+    model.w = nn.Linear(ins, outs, bias=False)
+    model.w.weight.data.copy_(normal(outs, ins, seed=3))
+    noise = {scheme_named(name).reads or "": errors_of(name, x).square().mean(0).float() for name in ("fp8", "w8a8")}
+    moments = Moments(x.T @ x / len(x), root @ root.T, x.abs().mean(0), noise)
+    statistics = Statistics(model, lambda _: moments, Plain(), Kept({}))
+    (fit,) = form_named("low_rank").tensors.measure(statistics, [weight])
+    kept = Kept({f"low_rank.{tensor}/w": value for tensor, value in fit.tensors.items()})
+    return replace(statistics, kept=kept), weight, x
+
+
+@BOTH
+@pytest.mark.parametrize("rank", [16, 48, 96])
+def test_the_price_of_a_pair_counts_its_latents(name: str, rank: int) -> None:
+    statistics, weight, x = pair_statistics(96, 128)
+    price = form_named("low_rank").tensors.rounding(statistics, weight, reading_alone(name))
+    second, first = (statistics.kept.of(form_named("low_rank"), one, weight) for one in ("second", "first"))
+    second, first = second[:, :rank].double(), first[:rank].double()
+    changes = [errors_of(name, x) @ first.T @ second.T, errors_of(name, (x.double() @ first.T).float()) @ second.T]
+    gradients = statistics.metric(weight).gradients
+    measured = [FACTOR * float(((change @ gradients) * change).sum(1).mean()) for change in changes]
+    assert float(price[rank]) == pytest.approx(sum(measured), rel=0.08)
+    assert measured[1] > 0.02 * sum(measured)  # else nothing is said of the latents
+
+
+def test_the_largest_of_normal_numbers() -> None:
+    for variances in (torch.ones(300), torch.logspace(0, -2, 100), torch.tensor([1.0, 0.01, 0.01])):
+        z = normal(20000, len(variances)).double() * variances.double().sqrt()
+        running, own = largest_squares(variances)
+        assert torch.allclose(running, z.square().cummax(1).values.mean(0), rtol=0.03)
+        assert float(own.sum()) == pytest.approx(float(running[-1]), rel=0.06)
+    assert not largest_squares(torch.zeros(4))[1].any()
+
+
+# --- models that round their inputs -----------------------------------------------------------------------------------
+
+
+def test_inputs_are_read_token_by_token() -> None:
+    x = normal(5, 64) * torch.tensor([1.0, 1e-6, 1e4, 0.0, 1.0])[:, None]
+    for reader, step in (("int8", 1 / 254), ("float8", 1 / 28)):
+        numbers, scale = READERS[reader](x)
+        assert scale.shape == (5, 1)
+        assert (numbers.abs() <= 1).all()
+        largest = x.abs().amax(1, keepdim=True)
+        assert ((numbers * scale - x).abs() <= largest * step * 1.001).all()
+        assert torch.allclose((numbers * scale).abs().amax(1, keepdim=True), largest)
+    assert sorted({round(float(one) * 128) for one in READERS["int8"](x)[0].flatten()})[0] >= -127
+
+
+def test_floats_are_read_as_pytorch_converts_them() -> None:
+    x = torch.cat([normal(64, 512) * torch.logspace(0, -9, 512), normal(64, 512).bfloat16()])
+    numbers, scale = READERS["float8"](x)
+    assert torch.equal(numbers * 512, (x / (scale / 512)).to(FLOAT8).float())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_16_bits_hold_numbers_and_sums(dtype: torch.dtype) -> None:
+    x, weight = 100 * normal(3, 4096).abs().to(dtype), torch.full((16, 4096), 0.05, dtype=dtype)
+    for reader, read in READERS.items():
+        numbers, scale = read(x)
+        assert torch.equal(numbers.float(), read(x.float())[0])
+        exact = (numbers.double() * scale) @ weight.double().T
+        assert torch.allclose(rounded_linear(reader, x, weight).double(), exact, rtol=1e-2)
+
+
+@BOTH
+def test_modules_round_what_they_multiply(name: str) -> None:
+    scheme = scheme_named(name)
+    pair = LowRankLinear(64, 16, 48, bias=True)
+    values = ValueLinear(64, 2, 16, bias=False)
+    for number, parameter in enumerate([*pair.parameters(), *values.parameters()]):
+        parameter.data.copy_(normal(*parameter.shape, seed=number))
+    x, reader = normal(2, 5, 64), scheme.reads or ""
+    first, second, alone = (scheme.rounded(one) for one in (pair.first.weight, pair.second.weight, values.weight))
+    bias = pair.second.bias
+    held, held_values = store(scheme, pair), store(scheme, values)
+    latents = rounded_linear(reader, x, first)
+    assert torch.equal(held(x), rounded_linear(reader, latents, second, bias))
+    assert torch.equal(held_values(x).view(2, 5, -1, 16).flatten(2), rounded_linear(reader, x, alone))
+    assert torch.equal(copy.deepcopy(held)(x), held(x))
+
+
+@BOTH
+@pytest.mark.parametrize("refit", ["none", "residual"])
+def test_a_compressed_model_rounds_its_inputs(
+    name: str, refit: str, small: Small, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = small.allocate(0.9, schemes=(name,), refit=refit, fuse=True, align=8)
+    assert {one.scheme for one in plan.weights} == {name}
+    gemms = [gemm for one in plan.weights for gemm in form_named(one.form).gemms(one.weight, one.dim, 1)]
+    assert all(map(scheme_named(name).runs, gemms))
+    found = small.compress(plan, model=copy.deepcopy(small.model))
+    before, stored = logits(found), stored_modules(found)
+    assert len(stored) >= len(plan.weights)
+    with monkeypatch.context() as patch:
+        for storage in {type(one.storage) for one in stored.values()}:
+            patch.setattr(storage, "multiply", Storage.multiply)
+        assert not torch.equal(logits(found), before)
+
+
+def test_a_plan_with_a_rank_that_its_scheme_cannot_have_is_refused(small: Small, tmp_path: Path) -> None:
+    plan = small.allocate(0.6, schemes=("bf16",), forms=("low_rank",), align=8)
+    plan.save(tmp_path / "plan.json")
+    text = json.loads((tmp_path / "plan.json").read_text())
+    (first, *_) = (
+        one for site in text["sites"] for one in site["weights"] if one["form"] == "low_rank" and one["dim"] % 16
+    )
+    first["scheme"] = "fp8"
+    (tmp_path / "plan.json").write_text(json.dumps(text))
+    with pytest.raises(PlanError, match=r"low_rank [0-9]+ in fp8; expected rows and columns that are multiples of 16"):
+        Plan.load(tmp_path / "plan.json")
