@@ -135,7 +135,8 @@ class Rounded(Study):
     def saved(self) -> Iterator[str]:
         """A directory with the dense model, which packages read by themselves."""
         with TemporaryDirectory() as folder:
-            self.loaded.model.save_pretrained(folder)
+            with contextlib.redirect_stderr(io.StringIO()):  # the writer's progress bar knows no switch
+                self.loaded.model.save_pretrained(folder)
             self.loaded.tokenizer.save_pretrained(folder)
             yield folder
 
