@@ -7,10 +7,11 @@ point. Embeddings and head stay as they are, and norms but for the factors that 
 here is the package's default.
 
 - ``llmcompressor RTN``, ``GPTQ``, ``AWQ``: ``oneshot`` with ``QuantizationModifier``, ``GPTQModifier``, and
-  ``AWQModifier`` before the first; AWQ needs a GPU. ``RTN mse`` and ``GPTQ mse`` search the scales (observer ``mse``);
+  ``AWQModifier`` before the first. ``RTN mse`` and ``GPTQ mse`` search the scales (observer ``mse``);
 - ``hqq HQQ``: ``HQQLinear``; it sees no text. Where groups do not fit a row, they go on in the next row;
 - ``autoawq AWQ``: ``quantize`` of the model's class, which searches what to clip too, rounded by its quantizer.
 
+Both AWQ need a GPU: on a CPU the one fails and the other returns wrong weights.
 All but ``hqq`` refuse a weight whose columns are not a multiple of the group, as SmolLM2's 576 are not of 128.
 ``gptqmodel`` is not here: it has no wheel, and needs ``pypcre``, a C extension that has none either.
 
@@ -61,9 +62,8 @@ class Task:
     """What a package is given.
 
     Attributes:
-        model: a copy of the dense model, which it may change.
+        model: a copy of the dense model, which it may change; ``name_or_path`` is a directory with its files.
         names: of the weights that are rounded.
-        folder: where the dense model is saved.
         tokenizer: of the model.
         ids: calibration windows, shape ``(windows, length)``.
         bits: of a number.
@@ -72,7 +72,6 @@ class Task:
 
     model: Any
     names: Sequence[str]
-    folder: str
     tokenizer: Any
     ids: Tensor
     bits: int
@@ -150,7 +149,7 @@ class Rounded(Study):
         torch.manual_seed(0)
         model = copy.deepcopy(self.loaded.model)
         model.config.name_or_path = model.name_or_path = folder
-        task = Task(model, self._names, folder, self.loaded.tokenizer, self._ids, bits, group)
+        task = Task(model, self._names, self.loaded.tokenizer, self._ids, bits, group)
         try:
             labels["versions"] = {package: importlib.metadata.version(package) for package in peer.packages}
             with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
@@ -223,6 +222,8 @@ def llmcompressor(task: Task, kind: str, observer: str | None = None) -> Values:
 
 
 def autoawq(task: Task) -> Values:
+    if task.model.device.type == "cpu":  # where ``.cpu()``, from which its search restores, is no copy
+        raise RuntimeError("autoawq scales weights wrongly on a CPU")
     model_type = task.model.config.model_type
     of_type = importlib.import_module("awq.models.auto").AWQ_CAUSAL_LM_MODEL_MAP[model_type]
     awq = of_type(task.model, model_type, False, task.model.config, None, None)
