@@ -168,13 +168,16 @@ class Instance:
     def alternatives(self, solution: Solution) -> list[tuple[Candidate, ...]]:
         """For each site the best candidate with fewer parameters than the chosen one, and the best with more, if any.
 
+        Where bytes are limited, these count instead of parameters.
         Best is the smallest value with what is used priced at the multipliers of the certificate (a candidate's
         Lagrangian value). So what holds against these two holds all the more against every other candidate of the site.
         """
         prices, found = np.array(solution.certificate.multipliers), []
+        column = BYTES if BYTES in self.limits else PARAMS
         for rows, item, group in zip(self.sets, solution.choice, self.groups, strict=True):
             priced = group.values + group.costs @ prices
-            sides = map(np.flatnonzero, (rows.params < rows.params[item], rows.params > rows.params[item]))
+            size = rows.cost(column)
+            sides = map(np.flatnonzero, (size < size[item], size > size[item]))
             found.append(tuple(rows.candidate(int(side[priced[side].argmin()])) for side in sides if len(side)))
         return found
 
