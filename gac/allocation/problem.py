@@ -122,7 +122,8 @@ class Problem:
     @cached_property
     def dense(self) -> list[CandidateSet]:
         """Every site as it is."""
-        return [dense_candidate(site, replace(self.timing, triton=False)) for site in self.sites]
+        timing = replace(self.timing, triton=False)
+        return [dense_candidate(site, timing) for site in self.sites]
 
     @property
     def dense_ns(self) -> list[int | None]:
@@ -132,7 +133,11 @@ class Problem:
     def candidates(self, columns: Collection[str]) -> list[CandidateSet]:
         """The candidates of each site that matter where these cost columns are limited."""
         alike = self.recipe.space.schemes == (DEFAULT_SCHEME,)  # bytes are then as parameters are
-        limited = tuple(dict.fromkeys(PARAMS if alike and column == BYTES else column for column in columns))
+        if alike:
+            columns = [PARAMS if column == BYTES else column for column in columns]
+        elif BYTES in columns and self.recipe.limits.budget == 1:  # no candidate has more parameters than dense
+            columns = [column for column in columns if column != PARAMS]
+        limited = tuple(dict.fromkeys(columns))
         if limited not in self._made:
             space, timing = self.recipe.space, self.timing
             self._made[limited] = [candidates(site, self.curves, space, timing, limited) for site in self.sites]
