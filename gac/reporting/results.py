@@ -152,6 +152,8 @@ def _(frontier: Frontier) -> Sequence[Row]:
         {
             **_fields(point, "asked", "limit", "params"),
             "kept": point.params / frontier.dense_params,
+            "bytes": frontier.bytes(point),
+            "bits": frontier.bits(point),
             **_fields(point, "loss", "perplexity"),
             **dict(zip(names, point.latency_ns, strict=True)),
             **_fields(point.certificate, "status", "gap"),

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import gac
+from gac.allocation.frontier import frontier
 from gac.errors import PlanError
 from gac.plan import Plan
 from gac.reporting.frontier import readable
@@ -17,7 +18,7 @@ from gac.reporting.report.render import report_page
 from gac.reporting.report.sources import Sources
 from tests.allocation.small_problems import profile
 from tests.changed import with_measured, with_recipe
-from tests.reporting.report_plans import by_rule, decided, rounded, whole_range
+from tests.reporting.report_plans import by_rule, decided, rounded, rounding, whole_range
 
 
 def page_of(plan: Plan, **beside: Any) -> str:
@@ -87,6 +88,13 @@ def test_a_frontier_is_drawn_and_its_other_settings_are_said() -> None:
     assert "The frontier was made otherwise" not in page
     unlike = words(page_of(with_recipe(plan, refit="residual", shots=2), frontier=frontier))
     assert "made otherwise than the plan, with refit none instead of residual, shots 1 instead of 2." in unlike
+
+
+def test_a_frontier_of_bytes_is_drawn_against_them() -> None:
+    page = page_of(rounded(), frontier=frontier(rounding(budget=1.0), points=5, limit="bytes"))
+    assert "within one limit on the bytes:" in words(page)
+    assert "Perplexity against bytes" in words(page)
+    assert page.count('class="line"') == 1
 
 
 def test_what_the_table_lacks_is_said() -> None:
