@@ -22,6 +22,13 @@ TABLE = [
     ("allocate MODEL --latency prefil:1x1024=0.9", ERROR, "workload 'prefil:1x1024'; expected prefill:BxS or decode"),
     ("allocate MODEL --latency decode:1@9=0.9", ERROR, "limits.latency='decode:1@9'; expected one of the plan's"),
     ("allocate MODEL --workload prefil:1x1024", ERROR, "Write it like prefill:1x1024 or decode:1@1024."),
+    (
+        "allocate smollm2 --memory 0.3 --scheme w4a16 --latency 0.9",
+        ERROR,
+        "a limit of latency for prefill:1x1024 with scheme w4a16, which the profile does not have",
+    ),
+    ("allocate MODEL --scheme w5a16", ERROR, "scheme 'w5a16' is unknown"),
+    ("allocate MODEL --memory 0", ERROR, "limits.memory=0.0; expected a number above 0 and at most 1"),
     ("allocate MODEL --form low_rnk", ERROR, "form 'low_rnk' is unknown"),
     ("allocate MODEL --seed -1", ERROR, "measure.seed=-1; expected a whole number, 0 or more"),
     ("allocate MODEL --check none.txt", ERROR, "text 'none.txt' is neither known nor a file"),
