@@ -18,7 +18,7 @@ from gac.compression.apply import build_modules, changed_sites, planned_sites, s
 from gac.compression.first_shot import calibration_run, check_shots
 from gac.compression.refit import refit as fit_again
 from gac.compression.rounding import store_all
-from gac.costs import PARAMS
+from gac.costs import COUNTED, PARAMS
 from gac.errors import GacError
 from gac.forms.planned_sites import as_planned
 from gac.forms.tensors import Kept
@@ -111,7 +111,7 @@ def frontier(
     Args:
         points: how many budgets, in even steps from the smallest that can be met; those at which nothing is gained are
             left out.
-        limit: ``params``, or the one of the workloads whose latency is limited instead.
+        limit: ``params`` or ``bytes``, or the one of the workloads whose latency is limited instead.
         model, recipe, tokenizer, progress, options: as for ``allocate``; the budget is what is gone through, and there
             is no other limit.
 
@@ -133,7 +133,7 @@ def frontier(
     check_asked(points, limit, asked.recipe)
     limits = replace(asked.recipe.limits, params=1.0, latency={})
     asked = replace(asked, recipe=replace(asked.recipe, limits=limits, slack=0.0))
-    if limit != PARAMS:
+    if limit not in COUNTED:
         config = load_config(str(model)) if isinstance(model, (str, Path)) else load_model(model).model.config
         sites = as_planned(family_of(config).sites(config), asked.recipe.space.forms, asked.recipe.deployment.fuse)
         check_profiled(sites, select_profile(asked.profile)[0], asked.recipe, limit)

@@ -21,6 +21,15 @@ COSTS: Mapping[str, Callable[[Form, Scheme, Weight, int], int]] = MappingProxyTy
 keeps of a token, in numbers. Latencies are looked up, see ``gac.allocation.latencies``."""
 
 
+COUNTED = PARAMS, BYTES
+"""Costs that a frontier may limit besides latencies: they follow from dims and schemes alone."""
+
+
+def column_of(limit: str) -> str:
+    """The column that a frontier limits: one of ``COUNTED``, or the latency of a workload."""
+    return limit if limit in COUNTED else ns_of(limit)
+
+
 def ns_of(workload: object) -> str:
     """The column of a workload's latency in ns."""
     return f"ns:{workload}"

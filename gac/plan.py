@@ -231,6 +231,11 @@ class WeightChoice:
         return self.weight.name
 
     @property
+    def becomes(self) -> tuple[str, int, str]:
+        """Form, dim and scheme."""
+        return self.form, self.dim, self.scheme
+
+    @property
     def changed(self) -> bool:
         """Whether it is no longer as it was in the dense model."""
         return self.form != "dense" or scheme_named(self.scheme).lossy
@@ -238,6 +243,16 @@ class WeightChoice:
     @property
     def params(self) -> int:
         return form_named(self.form).params(self.weight, self.dim)
+
+    @property
+    def bytes(self) -> int:
+        """Scales and zero points among them."""
+        return counted([self], BYTES)[0]
+
+    @property
+    def dense_bytes(self) -> int:
+        """Of the dense weight in 16 bits."""
+        return counted([self], BYTES)[1]
 
     @property
     def length(self) -> int:
@@ -279,7 +294,7 @@ class SiteChoice:
 
     ``shared``: its weights that read the same input run their first GEMMs as one.
     ``alternatives``: where the choice was the exact one, the best candidate with fewer parameters and the best with
-    more, at the prices of the certificate (``gac.allocation.alternatives``).
+    more (with fewer and more bytes, where these are limited), at the prices of the certificate.
     """
 
     site: str
@@ -353,6 +368,11 @@ class Plan(Shown, Record):
         return tuple((price + own) / nat for price, own in zip(paid, share, strict=True))
 
     @property
+    def size(self) -> Limit:
+        """The limit by which a choice is called smaller than another: that of bytes, else the budget."""
+        return self.limit(BYTES) or self.budget
+
+    @property
     def kept_of_model(self) -> float:
         """Kept fraction of the whole model's parameters; a head that rotation has untied counts among those kept."""
         whole, rotation = self.measured.params, self.measured.rotation
@@ -363,6 +383,18 @@ class Plan(Shown, Record):
     def bytes(self) -> tuple[int, int]:
         """Bytes of the targeted weights, scales and zero points among them: as planned, and dense in 16 bits."""
         return counted(self.weights, BYTES)
+
+    @property
+    def model_bytes(self) -> tuple[int, int]:
+        """Bytes of the whole model, tied weights once: as planned, and dense. What is not targeted is in 16 bits."""
+        others = scheme_named(DEFAULT_SCHEME).bytes(1, self.measured.params - self.budget.total)
+        used, total = self.bytes
+        return others + used, others + total
+
+    @property
+    def bits(self) -> tuple[float, float]:
+        """Bits for each dense parameter, scales and zero points among them: of the targeted weights, of the model."""
+        return 8 * self.bytes[0] / self.budget.total, 8 * self.model_bytes[0] / self.measured.params
 
     @property
     def kv_numbers(self) -> tuple[int, int]:
@@ -406,8 +438,8 @@ class Plan(Shown, Record):
                 "plans for the same model",
                 "Compare plans that were made for the same weights.",
             )
-        pairs = zip(self.weights, other.weights, strict=True)
-        differences = tuple(WeightDifference(a, b) for a, b in pairs if (a.form, a.dim) != (b.form, b.dim))
+        pairs = map(WeightDifference, self.weights, other.weights)
+        differences = tuple(pair for pair in pairs if pair.first.becomes != pair.second.becomes)
         return PlanComparison(self, other, differences)
 
     def summary(self) -> str:
@@ -426,6 +458,11 @@ class WeightDifference:
     def params(self) -> int:
         """Parameters that the second plan keeps more than the first."""
         return self.second.params - self.first.params
+
+    @property
+    def bytes(self) -> int:
+        """Bytes that the second plan keeps more than the first."""
+        return self.second.bytes - self.first.bytes
 
 
 @dataclass(frozen=True)

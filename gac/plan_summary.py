@@ -57,15 +57,15 @@ def _parameters(plan: "Plan") -> list[str]:
 
 
 def _memory(plan: "Plan") -> list[str]:
-    """The bytes, where they are limited or numbers are rounded, and how the numbers are stored."""
-    schemes = Counter(weight.scheme for weight in plan.weights)
-    if not (limit := plan.limit(BYTES)) and set(schemes) == {DEFAULT_SCHEME}:
-        return []
-    used, total = plan.bytes
-    bits = 8 * used / plan.budget.total
-    stored = ", ".join(f"{count} {scheme}" for scheme, count in sorted(schemes.items()))
+    """The bytes of the targeted weights and of the model, and how the numbers are stored."""
+    limit, (used, total), (whole, dense) = plan.limit(BYTES), plan.bytes, plan.model_bytes
     taken = _taken(limit, "bytes") if limit else f"{used:,} of {total:,} bytes: {used / total:.4f} kept"
-    return [f"memory       {taken};", f"             {bits:.2f} bits per dense parameter; {stored}"]
+    bits, of_model = plan.bits
+    return [
+        f"memory       {taken};",
+        f"             {whole:,} of {dense:,} bytes of the whole model: {whole / dense:.4f} kept;",
+        f"             {bits:.2f} bits per dense parameter, {of_model:.2f} in the whole model; {stored(plan)}",
+    ]
 
 
 def _loss(plan: "Plan") -> list[str]:
@@ -91,8 +91,7 @@ def _evidence(plan: "Plan") -> list[str]:
 
 def latencies(plan: "Plan") -> list[str]:
     """What each workload takes, dense and as planned, a line each."""
-    rounded = sorted({weight.scheme for weight in plan.weights} - {DEFAULT_SCHEME})
-    return [f"{workload.workload}: {_latency(workload, rounded)}" for workload in plan.workloads]
+    return [f"{workload.workload}: {_latency(workload, rounding_of(plan))}" for workload in plan.workloads]
 
 
 def speed(plan: "Plan") -> str:
@@ -138,12 +137,30 @@ def _cache(plan: "Plan") -> list[str]:
     return [f"KV cache     {used:,} of {total:,} numbers a token: {used / total:.4f} kept"] if total else []
 
 
+def stored(plan: "Plan") -> str:
+    """How many weights are stored in each scheme: ``60 bf16, 150 w4a16``."""
+    schemes = Counter(weight.scheme for weight in plan.weights)
+    return ", ".join(f"{count:,} {scheme}" for scheme, count in sorted(schemes.items()))
+
+
+def rounding_of(plan: "Plan") -> list[str]:
+    """The schemes that round, of those that the plan chose."""
+    return sorted({weight.scheme for weight in plan.weights} - {DEFAULT_SCHEME})
+
+
+def lacking(workload: "WorkloadLatency", rounded: Sequence[str]) -> str:
+    """What the profile lacks, where the latency is unknown."""
+    if workload.dense_ns is not None and rounded:
+        return f"has no {', '.join(rounded)}"
+    if not workload.unknown:
+        return "lacks shapes of the dense weights"
+    return f"lacks the shapes of {workload.unknown:,} weight{'' if workload.unknown == 1 else 's'}"
+
+
 def _latency(workload: "WorkloadLatency", rounded: Sequence[str]) -> str:
     if workload.dense_ns is None or workload.plan_ns is None:
-        if workload.dense_ns is not None and rounded:
-            return f"unknown, the profile has no {', '.join(rounded)}"
-        missing = f"the profile lacks the shapes of {workload.unknown} weights"
-        return f"unknown, {missing} (gac profile --model ... measures them)"
+        measured = "" if workload.dense_ns is not None and rounded else " (gac profile --model ... measures them)"
+        return f"unknown, the profile {lacking(workload, rounded)}{measured}"
     ms = f"{workload.plan_ns / 1e6:.3f} ms of {workload.dense_ns / 1e6:.3f} ms dense"
     counts = f"{workload.measured} measured, {workload.interpolated} interpolated"
     return f"{ms} ({workload.plan_ns / workload.dense_ns:.3f}x; {counts})"

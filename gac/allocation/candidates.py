@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import reduce
+from functools import partial, reduce
 from math import lcm
 from typing import Any, TypeVar
 
@@ -246,9 +246,11 @@ class _Making:
         return CandidateSet.joined(options)
 
     def _combined(self, options: Sequence[CandidateSet]) -> list[CandidateSet]:
-        """All combinations of the weights' choices, reduced after each weight; nothing where a weight has no choice."""
+        """All combinations of the weights' choices, reduced before and after each; nothing where a weight has none."""
         if not all(map(len, options)):
             return []
+        if len(options) > 1:
+            options = [_reduced(own, self.limited) for own in options]
         rows = options[0]
         for at, own in enumerate(options):
             rows = _combined(rows, own, self.limited) if at else rows
@@ -272,7 +274,9 @@ class _Making:
         dims = np.arange(first, largest + 1, step, dtype=np.int64)
         if self.space.align and self.timing.profile is not None:
             for at in taken:
-                dims = dims[self.timing.sound(form, self.site.weights[at], dims, at in self.site.fused)]
+                weight, fused = self.site.weights[at], at in self.site.fused
+                sound = partial(self.timing.sound, form, weight, dims, fused)
+                dims = dims[self.timing.once(("sound", form.name, fused, dims.tobytes()), weight, sound)]
         return self._allowed(form, scheme, taken, dims)
 
 
@@ -323,16 +327,27 @@ def _options(
     site: Site, at: int, form: Form, scheme: Scheme, dims: Ints, curve: LossCurve | None, timing: Timing
 ) -> CandidateSet:
     """One weight in one form and scheme at each of the dims."""
-    weight, fused, count = site.weights[at], at in site.fused, len(dims)
+    weight, fused = site.weights[at], at in site.fused
+    rows = timing.once(
+        (form.name, scheme.name, fused, dims.tobytes()),
+        weight,
+        partial(_without_loss, weight, fused, form, scheme, dims, timing),
+    )
+    return replace(rows, site=site.name, loss=rows.loss if curve is None else curve.loss[dims])
+
+
+def _without_loss(weight: Weight, fused: bool, form: Form, scheme: Scheme, dims: Ints, timing: Timing) -> CandidateSet:
+    """What one weight takes in one form and scheme at each of the dims; no loss is looked up."""
+    count = len(dims)
     latency, measured = (timing.after_fused if fused else timing.of_weight)(form, weight, dims, scheme)
     counted = [[cost(form, scheme, weight, dim) for cost in COSTS.values()] for dim in dims.tolist()]
     return CandidateSet(
-        site.name,
+        weight.name,
         columns_of(timing.workloads),
         forms=np.full((count, 1), form.name),
         schemes=np.full((count, 1), scheme.name),
         dims=dims[:, None],
-        loss=np.zeros(count) if curve is None else curve.loss[dims],
+        loss=np.zeros(count),
         costs=np.concatenate([np.array(counted, dtype=np.int64).reshape(count, len(COSTS)), latency], axis=1),
         interpolated=((latency != UNKNOWN) & ~measured).astype(np.int64),
         width=timing.joined(form, weight, dims) if fused else np.zeros_like(latency),

@@ -36,14 +36,18 @@ def check_reachable(sites: Sequence[Site], recipe: Recipe, profile: Profile) -> 
     dense = [dense_candidate(site, Timing(None, ())) for site in sites]
     fractions = recipe.fractions
     smallest = {column: _smallest(sites, recipe, profile, column) for column in (PARAMS, BYTES) if column in fractions}
-    for column, words, option in ((PARAMS, "parameters", "a budget"), (BYTES, "bytes", "memory")):
+    rounded = f" in schemes {', '.join(recipe.space.schemes)}"
+    for column, words, option, means, more in (
+        (PARAMS, "parameters", "a budget", "", "forms"),
+        (BYTES, "bytes", "memory", rounded, "forms or schemes"),
+    ):
         whole = dense_total(dense, column)
         if column in smallest and smallest[column] > (limit := floored(fractions[column], whole)):
             least = -(-smallest[column] * 10**6 // whole) / 10**6
             raise BudgetError(
                 f"a limit of {limit:,} of {whole:,} {words} ({limit / whole:.6g})",
-                f"at least {smallest[column]:,}, the smallest that forms {_named(recipe)} can reach",
-                f"Ask for {option} of {least:g} or more, or allow more forms.",
+                f"at least {smallest[column]:,}, the smallest that forms {_named(recipe)} can reach{means}",
+                f"Ask for {option} of {least:g} or more, or allow more {more}.",
             )
     if KV_NUMBERS in fractions:
         _check_cache(sites, recipe, dense_total(dense, KV_NUMBERS))

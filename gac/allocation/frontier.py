@@ -10,7 +10,7 @@ from gac.allocation.knapsack import Group, Solution, knapsack
 from gac.allocation.latencies import UNKNOWN, Timing
 from gac.allocation.pareto import front
 from gac.allocation.problem import Problem, dense_total, floored, name_of
-from gac.costs import PARAMS, ns_of
+from gac.costs import COUNTED, PARAMS, column_of, ns_of
 from gac.errors import BudgetError, GacError
 from gac.models.sites import Site
 from gac.profiling.table import Profile
@@ -32,14 +32,14 @@ def frontier(problem: Problem, *, points: int = 100, limit: str = PARAMS) -> Fro
 
     Args:
         points: how many limits, at least 2; each is a whole number of millionths of the dense amount.
-        limit: ``params``, or the workload whose latency is limited (parameters are then not).
+        limit: ``params`` or ``bytes``, or the workload whose latency is limited (parameters are then not).
 
     Raises:
         BudgetError: fewer than 2 points, or a limit on something that is none of the workloads.
         ProfileError: a latency is limited, and the profile lacks it.
     """
     check_asked(points, limit, problem.recipe)
-    column = PARAMS if limit == PARAMS else ns_of(limit)
+    column = column_of(limit)
     dense = dense_total(problem.dense, column)
     sets = [_that_matter(rows, column) for rows in problem.candidates([column])]
     solved = list(_solve(sets, column, dense, points))
@@ -62,17 +62,17 @@ def check_asked(points: int, limit: str, recipe: Recipe) -> None:
     """Refuse what no frontier can be made for, before anything is measured.
 
     Raises:
-        BudgetError: fewer than 2 points, a limit that is neither ``params`` nor one of the workloads, or a recipe that
-            limits something else besides.
+        BudgetError: fewer than 2 points, a limit that is none of ``params``, ``bytes`` and the workloads, or a recipe
+            that limits something else besides.
         GacError: a recipe whose rule is not ``loss``.
     """
     if isinstance(points, bool) or not isinstance(points, (int, np.integer)) or points < 2:
         raise BudgetError(f"{points!r} points", "a whole number, 2 or more", "Ask for 100 points.")
     workloads, limits = recipe.deployment.workloads, recipe.limits
-    if limit != PARAMS and limit not in workloads:
+    if limit not in (*COUNTED, *workloads):
         raise BudgetError(
             f"a frontier over {limit!r}",
-            f"params or one of the workloads ({', '.join(workloads) or 'none'})",
+            f"{', '.join(COUNTED)} or one of the workloads ({', '.join(workloads) or 'none'})",
             "Name one of these, or add it to the workloads.",
         )
     for name in ("memory", "kv_cache", "latency"):
@@ -89,7 +89,7 @@ def check_profiled(sites: Sequence[Site], profile: Profile, recipe: Recipe, limi
     Raises:
         ProfileError: names the first site that lacks it.
     """
-    if limit != PARAMS:
+    if limit not in COUNTED:
         timing = Timing(profile, recipe.deployment.parsed)
         dense_total([dense_candidate(site, timing) for site in sites], ns_of(limit))
 

@@ -2,18 +2,19 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 from math import fsum, isclose
 
 from gac.allocation.decide import assemble, summed_latency
 from gac.allocation.problem import floored
 from gac.arguments import checked
-from gac.costs import PARAMS
+from gac.costs import BYTES, COUNTED, PARAMS, column_of
 from gac.display import Shown
 from gac.errors import PlanError
 from gac.io import Record
 from gac.models.sites import Site
-from gac.plan import Candidate, Certificate, Measured, Plan, check, check_candidate
+from gac.plan import Candidate, Certificate, Measured, Plan, check, check_candidate, counted
 from gac.recipe import Limits, Recipe, check_fraction
 
 SCHEMA = 2
@@ -34,7 +35,7 @@ class FrontierPoint:
 
     Attributes:
         asked: the limit as a fraction of the dense amount; ``gac.allocate`` takes it as it is.
-        limit: ``floor(asked * dense amount)``, parameters or ns.
+        limit: ``floor(asked * dense amount)``, parameters, bytes or ns.
         params: parameters of the targeted weights.
         loss: predicted nats a token more than dense.
         perplexity: predicted, on the calibration text; e**709 stands for anything larger.
@@ -60,7 +61,7 @@ class Frontier(Shown, Record):
     Attributes:
         recipe: what was asked for, as for a plan; its limits are those of no point.
         measured: as for a plan.
-        limit: what is limited: ``params``, or the one of the recipe's workloads whose latency is.
+        limit: what is limited: ``params``, ``bytes``, or the one of the recipe's workloads whose latency is.
         sites: in model order.
         points: limits rise and losses fall strictly. A limit that a smaller one's choice serves as well has no point.
     """
@@ -87,6 +88,24 @@ class Frontier(Shown, Record):
     def dense_params(self) -> int:
         """Parameters of the dense targeted weights."""
         return sum(one.site.params for one in self.sites)
+
+    @property
+    def dense_bytes(self) -> int:
+        """Bytes of the dense targeted weights in 16 bits."""
+        return sum(_bytes(one.site, one.dense) for one in self.sites)
+
+    @cached_property
+    def _sizes(self) -> tuple[tuple[int, ...], ...]:
+        """Bytes of each site's options."""
+        return tuple(tuple(_bytes(one.site, option) for option in one.options) for one in self.sites)
+
+    def bytes(self, point: FrontierPoint) -> int:
+        """Bytes of the targeted weights as a point chooses, scales and zero points among them."""
+        return sum(sizes[chosen] for sizes, chosen in zip(self._sizes, point.choice, strict=True))
+
+    def bits(self, point: FrontierPoint) -> float:
+        """Those in bits, for each dense parameter."""
+        return 8 * self.bytes(point) / self.dense_params
 
     @property
     def dense_ns(self) -> tuple[int | None, ...]:
@@ -116,7 +135,12 @@ class Frontier(Shown, Record):
             raise PlanError(f"point {index} of a frontier", f"one from 0 to {count - 1}", "Name one of these.")
         point = self.points[index]
         by_params, proof = self.limit == PARAMS, point.certificate
-        limits = Limits(point.asked) if by_params else Limits(1.0, latency={self.limit: point.asked})
+        if by_params:
+            limits = Limits(point.asked)
+        elif self.limit == BYTES:
+            limits = Limits(memory=point.asked, latency={})
+        else:
+            limits = Limits(1.0, latency={self.limit: point.asked})
         if not by_params:  # parameters are allowed in full, which costs nothing
             proof = replace(proof, multipliers=(0.0, *proof.multipliers))
         return assemble(
@@ -134,15 +158,19 @@ def sums(options: Sequence[Candidate]) -> tuple[int, float, tuple[int | None, ..
     return sum(one.params for one in options), fsum(one.loss for one in options), summed_latency(options)
 
 
+def _bytes(site: Site, option: Candidate) -> int:
+    return counted(option.choices(site.weights), BYTES)[0]
+
+
 # --- checks: everything is counted again, in exact integers ---------------------------------------------------------
 
 
 def _check(frontier: Frontier) -> None:
     known, targeted = frontier.workloads, frontier.dense_params
     check(
-        frontier.limit in (PARAMS, *known),
+        frontier.limit in (*COUNTED, *known),
         f"frontier limits {frontier.limit!r}",
-        f"params or one of its workloads ({', '.join(known) or 'none'})",
+        f"{', '.join(COUNTED)} or one of its workloads ({', '.join(known) or 'none'})",
     )
     check(bool(frontier.points), "frontier has no points", "one at least")
     for one in frontier.sites:
@@ -153,7 +181,7 @@ def _check(frontier: Frontier) -> None:
         f"frontier of {targeted:,} targeted parameters of {frontier.measured.params:,}",
         "one at least, and no more than the model has",
     )
-    amount = targeted if frontier.limit == PARAMS else frontier.dense_ns[known.index(frontier.limit)]
+    amount = _amounts(frontier, targeted, frontier.dense_bytes, frontier.dense_ns)[column_of(frontier.limit)]
     given = f"frontier limits {frontier.limit}, whose dense latency is unknown"
     check(amount is not None, given, "a known latency")
     assert amount is not None
@@ -165,6 +193,11 @@ def _check(frontier: Frontier) -> None:
             f"points at {before.limit:,} and {after.limit:,} lose {before.loss:g} and {after.loss:g}",
             "a larger limit, and a smaller loss, from point to point",
         )
+
+
+def _amounts(frontier: Frontier, params: int, size: int, latency: Sequence[int | None]) -> dict[str, int | None]:
+    """What may be limited, by its cost column."""
+    return {PARAMS: params, BYTES: size, **dict(zip(map(column_of, frontier.workloads), latency, strict=True))}
 
 
 def _check_point(frontier: Frontier, name: str, point: FrontierPoint, amount: int) -> None:
@@ -180,7 +213,7 @@ def _check_point(frontier: Frontier, name: str, point: FrontierPoint, amount: in
     )
     check_fraction("asked", point.asked)
     limit = floored(point.asked, amount)
-    used = params if frontier.limit == PARAMS else latency[frontier.workloads.index(frontier.limit)]
+    used = _amounts(frontier, params, frontier.bytes(point), latency)[column_of(frontier.limit)]
     kept = point.limit == limit and used is not None and used <= limit
     check(kept, f"{name} states limit {point.limit} and uses {used}", f"at most {limit}")
     perplexity = frontier.measured.perplexity(loss)

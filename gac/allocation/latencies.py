@@ -1,7 +1,8 @@
 """What a form takes at each dim, looked up in a latency table."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,8 @@ from gac.profiling.table import Profile
 from gac.runtime.contract import apart_from
 from gac.schemes import DEFAULT_SCHEME, Scheme, scheme_named
 from gac.workloads import Workload
+
+T = TypeVar("T")
 
 UNKNOWN = -1
 _LOADED = 16  # Triton reads rows that are multiples of as many numbers 16 bytes at a time, and others one by one
@@ -37,6 +40,19 @@ class Timing:
     profile: Profile | None
     workloads: tuple[Workload, ...]
     triton: bool = False
+    _known: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False)
+
+    def once(self, key: Hashable, weight: Weight, look_up: Callable[[], T]) -> T:
+        """What is looked up for a weight, once for all that differ in their names alone.
+
+        Args:
+            key: what is looked up of it.
+        """
+        asked = key, replace(weight, name="", reads=None)
+        if asked not in self._known:
+            self._known[asked] = look_up()
+        found: T = self._known[asked]
+        return found
 
     def of_weight(self, form: Form, weight: Weight, dims: Ints, scheme: Scheme = BF16) -> Known:
         """One weight in one form at each of the dims."""

@@ -122,7 +122,8 @@ class Problem:
     @cached_property
     def dense(self) -> list[CandidateSet]:
         """Every site as it is."""
-        return [dense_candidate(site, replace(self.timing, triton=False)) for site in self.sites]
+        timing = replace(self.timing, triton=False)
+        return [dense_candidate(site, timing) for site in self.sites]
 
     @property
     def dense_ns(self) -> list[int | None]:
@@ -132,7 +133,11 @@ class Problem:
     def candidates(self, columns: Collection[str]) -> list[CandidateSet]:
         """The candidates of each site that matter where these cost columns are limited."""
         alike = self.recipe.space.schemes == (DEFAULT_SCHEME,)  # bytes are then as parameters are
-        limited = tuple(dict.fromkeys(PARAMS if alike and column == BYTES else column for column in columns))
+        if alike:
+            columns = [PARAMS if column == BYTES else column for column in columns]
+        elif BYTES in columns and self.recipe.limits.budget == 1:  # no candidate has more parameters than dense
+            columns = [column for column in columns if column != PARAMS]
+        limited = tuple(dict.fromkeys(columns))
         if limited not in self._made:
             space, timing = self.recipe.space, self.timing
             self._made[limited] = [candidates(site, self.curves, space, timing, limited) for site in self.sites]
@@ -168,13 +173,16 @@ class Instance:
     def alternatives(self, solution: Solution) -> list[tuple[Candidate, ...]]:
         """For each site the best candidate with fewer parameters than the chosen one, and the best with more, if any.
 
+        Where bytes are limited, these count instead of parameters.
         Best is the smallest value with what is used priced at the multipliers of the certificate (a candidate's
         Lagrangian value). So what holds against these two holds all the more against every other candidate of the site.
         """
         prices, found = np.array(solution.certificate.multipliers), []
+        column = BYTES if BYTES in self.limits else PARAMS
         for rows, item, group in zip(self.sets, solution.choice, self.groups, strict=True):
             priced = group.values + group.costs @ prices
-            sides = map(np.flatnonzero, (rows.params < rows.params[item], rows.params > rows.params[item]))
+            size = rows.cost(column)
+            sides = map(np.flatnonzero, (size < size[item], size > size[item]))
             found.append(tuple(rows.candidate(int(side[priced[side].argmin()])) for side in sides if len(side)))
         return found
 

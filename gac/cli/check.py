@@ -94,14 +94,16 @@ def evaluate(models: tuple[str, ...], texts: tuple[str, ...], tokenizer: str | N
     if result.against is not None:
         document["against"] = _figures(result, result.against)
     from gac.reporting.evaluation import perplexity_table, task_table
-    from gac.reporting.tables import plan_line
+    from gac.reporting.tables import memory_table, plan_line
 
     tables: list[RenderableType] = [perplexity_table(result)]
     if result.models[0].scores:
         tables.append(task_table(result))
-    plan = result.models[0].plan
-    if plan is not None and len(result.models) == 1:
+    planned = [(model.name, model.plan) for model in result.models if model.plan is not None]
+    for _, plan in planned if len(result.models) == 1 else ():
         tables.append(plan_line(plan))
+    if planned and all(plan.measured.digest == planned[0][1].measured.digest for _, plan in planned):
+        tables.append(memory_table(planned))
     return Answer(document, lambda: tables)
 
 

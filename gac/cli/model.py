@@ -63,8 +63,8 @@ def allocate(model: str, asked: Callable[[str], dict[str, Any]], output: Path, *
     "--limit",
     default="params",
     show_default=True,
-    metavar="params|WORKLOAD",
-    help="What is limited: parameters, or the latency of one of the workloads.",
+    metavar="params|bytes|WORKLOAD",
+    help="What is limited: parameters, bytes (with --scheme), or the latency of one of the workloads.",
 )
 @recipe_options(limits=False)
 @output_option(_FRONTIER, "The frontier to write; an existing file is replaced.", default="frontier.json")
@@ -102,10 +102,12 @@ def _range(found: "Frontier") -> dict[str, Any]:
 
     document: dict[str, Any] = json.loads(to_json(found))
     del document["sites"]
-    for point in document["points"]:
+    for point, made in zip(document["points"], found.points, strict=True):
         del point["choice"]
         point["kept"] = point["params"] / found.dense_params
-    dense = {"params": found.dense_params, "perplexity": found.dense_perplexity, "latency_ns": found.dense_ns}
+        point |= {"bytes": found.bytes(made), "bits": found.bits(made)}
+    sizes = {"params": found.dense_params, "bytes": found.dense_bytes}
+    dense = sizes | {"perplexity": found.dense_perplexity, "latency_ns": found.dense_ns}
     return document | {"dense": dense}
 
 

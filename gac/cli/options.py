@@ -189,6 +189,9 @@ def plan_document(plan: "Plan") -> dict[str, Any]:
     document: dict[str, Any] = json.loads(to_json(plan))
     del document["sites"]
     document |= {"kept": plan.budget.kept, "kept_of_model": plan.kept_of_model}
+    for name, (used, total) in {"bytes": plan.bytes, "model_bytes": plan.model_bytes}.items():
+        document[name] = {"used": used, "total": total}
+    document |= dict(zip(("bits", "model_bits"), plan.bits, strict=True))
     return document | {"alignment": plan.alignment, "aligned_fraction": plan.aligned_fraction}
 
 

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from gac.models.sites import short_names
 from gac.plan import WeightChoice
+from gac.schemes import DEFAULT_SCHEME
 
 _NUMBER, _ENDLESS = 16, 10**6  # letters of a word that is not broken; more than any table is wide
 _WHOLE = ("name", "digest", "study")  # columns of things to type or compare: never cut
@@ -44,18 +45,25 @@ def counted(count: int, what: str) -> str:
     return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
 
 
-def choice(form: str, dim: int) -> str:
-    """What one weight becomes: ``dense``, ``low_rank 128`` (not to be broken between the two)."""
-    return form if form == "dense" else f"{form}\N{NO-BREAK SPACE}{dim:,}"
+def choice(weight: WeightChoice) -> str:
+    """What one weight becomes: ``dense``, ``low_rank 128 w4a16`` (not to be broken between the words)."""
+    dim = [] if weight.form == "dense" else [f"{weight.dim:,}"]
+    scheme = [] if weight.scheme == DEFAULT_SCHEME else [weight.scheme]
+    return "\N{NO-BREAK SPACE}".join([weight.form, *dim, *scheme])
 
 
 def choices(weights: Sequence[WeightChoice]) -> str:
     """What the weights of a site become: once where all become the same."""
-    found = [choice(weight.form, weight.dim) for weight in weights]
+    found = list(map(choice, weights))
     if len(set(found)) == 1:
         return found[0]
     called = short_names([weight.name for weight in weights])
     return ", ".join(f"{called[weight.name]} {one}" for weight, one in zip(weights, found, strict=True))
+
+
+def megabytes(count: int) -> str:
+    """For example ``113.8 MB``; of less than one, ``184.3 kB``."""
+    return f"{count / 1e6:,.1f} MB" if count >= 1e6 else f"{count / 1e3:,.1f} kB"
 
 
 class FittingTable(Table):

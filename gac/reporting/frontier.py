@@ -9,14 +9,19 @@ from rich.console import Group
 
 from gac.allocation.frontier import PARAMS, Frontier, FrontierPoint
 from gac.arguments import checked
+from gac.costs import BYTES
 from gac.errors import GacError, PlanError
 from gac.plan import Plan
 from gac.reporting.formatting import legend, new_table
 from gac.reporting.page import COLOURS, MARKERS, check_many, entry, log_scale, page, panel, time_unit
+from gac.schemes import DEFAULT_SCHEME
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+SIZES = {PARAMS: "parameters", BYTES: "bytes"}
+"""What sizes are called, by their cost columns."""
 
 _ROWS = 12
 _READABLE = 20.0
@@ -34,27 +39,51 @@ def readable(frontier: Frontier) -> list[FrontierPoint]:
 
 
 def unit_of(against: str, dense: float) -> tuple[float, str]:
-    """What to divide parameters, or ns, by on an axis that reaches to the dense model, and what this makes of them."""
+    """What to divide parameters, bytes or ns by on an axis that reaches to the dense model, and the unit."""
+    if against == BYTES:
+        return (1e9, "GB") if dense >= 1e9 else (1e6, "MB")
     if against != PARAMS:
         return time_unit(dense)
     return (1e9, "billions") if dense >= 1e9 else (1e6, "millions")
 
 
 def costs_of(plan: Plan) -> dict[str, int]:
-    """``params`` of a plan, and ns of each workload whose latency is known."""
+    """``params`` and ``bytes`` of a plan, and ns of each workload whose latency is known."""
     workloads = plan.workloads
-    return _costs(plan.budget.used, [one.workload for one in workloads], [one.plan_ns for one in workloads])
+    return _costs(
+        plan.budget.used, plan.bytes[0], [one.workload for one in workloads], [one.plan_ns for one in workloads]
+    )
 
 
 def curve(frontier: Frontier, against: str) -> list[tuple[int, FrontierPoint]]:
-    """The readable points, each with its ``params`` or its ns of a workload; those where that is known."""
-    costs = [(_costs(point.params, frontier.workloads, point.latency_ns), point) for point in readable(frontier)]
+    """The readable points, each with its ``params``, ``bytes`` or ns of a workload; those where that is known."""
+    workloads = frontier.workloads
+    costs = [
+        (_costs(point.params, frontier.bytes(point), workloads, point.latency_ns), point)
+        for point in readable(frontier)
+    ]
     return [(known[against], point) for known, point in costs if against in known]
 
 
-def _costs(params: int, workloads: Iterable[str], latency_ns: Iterable[int | None]) -> dict[str, int]:
+def axes_of(frontier: Frontier) -> dict[str, int]:
+    """What it is drawn against, and how much of that the dense model takes.
+
+    Bytes are left out where all numbers have 16 bits: they are as parameters then. So are workloads of which one point
+    at most has a known latency.
+    """
+    points, least = frontier.points, min(2, len(frontier.points))
+    columns = zip(*(point.latency_ns for point in points), strict=True)
+    unknown = [len(points) - column.count(None) < least for column in columns]
+    sizes = frontier.dense_params, frontier.dense_bytes
+    dense = [None if lacking else ns for lacking, ns in zip(unknown, frontier.dense_ns, strict=True)]
+    known = _costs(*sizes, frontier.workloads, dense)
+    rounded = frontier.limit == BYTES or frontier.recipe.space.schemes != (DEFAULT_SCHEME,)
+    return {against: dense for against, dense in known.items() if rounded or against != BYTES}
+
+
+def _costs(params: int, size: int, workloads: Iterable[str], latency_ns: Iterable[int | None]) -> dict[str, int]:
     known = {name: ns for name, ns in zip(workloads, latency_ns, strict=True) if ns is not None}
-    return {PARAMS: params, **known}
+    return {PARAMS: params, BYTES: size, **known}
 
 
 def check_beside(frontier: Frontier, plan: Plan, name: str) -> None:
@@ -80,27 +109,33 @@ def check_beside(frontier: Frontier, plan: Plan, name: str) -> None:
 
 
 def _limited(frontier: Frontier) -> str:
-    return "parameters" if frontier.limit == PARAMS else f"latency on {frontier.limit}"
+    return SIZES.get(frontier.limit) or f"latency on {frontier.limit}"
 
 
 # --- the table ------------------------------------------------------------------------------------------------------
 
 
 def frontier_table(frontier: Frontier) -> Group:
-    """A dozen readable points: kept fraction, parameters, predicted perplexity, latency relative to dense."""
-    columns = ["kept", "params", "loss", "perplexity", *frontier.workloads]
+    """A dozen readable points: kept fraction, parameters, bits, predicted perplexity, latency relative to dense."""
+    sizes = ["kept", "params", *(["bytes", "bits"] if BYTES in axes_of(frontier) else [])]
+    columns = [*sizes, "loss", "perplexity", *frontier.workloads]
     table = new_table((column, ">") for column in columns)
     points = readable(frontier)
     limits = np.array([point.limit for point in points], dtype=np.float64)
     wanted = np.linspace(limits[0], limits[-1], _ROWS)
     for at in reversed(np.unique(np.abs(limits - wanted[:, None]).argmin(axis=1)).tolist()):
         point = points[at]
-        kept = f"{point.params / frontier.dense_params:.4f}"
+        shown = {
+            "kept": f"{point.params / frontier.dense_params:.4f}",
+            "params": f"{point.params:,}",
+            "bytes": f"{frontier.bytes(point):,}",
+            "bits": f"{frontier.bits(point):.2f}",
+        }
         ratios = (
             "-" if ns is None or dense is None else f"{ns / dense:.3f}x"
             for ns, dense in zip(point.latency_ns, frontier.dense_ns, strict=True)
         )
-        table.add_row(kept, f"{point.params:,}", f"{point.loss:.4f}", f"{point.perplexity:,.2f}", *ratios)
+        table.add_row(*map(shown.get, sizes), f"{point.loss:.4f}", f"{point.perplexity:,.2f}", *ratios)
     return Group(table, legend("\n".join(_notes(frontier))))
 
 
@@ -108,12 +143,17 @@ def _notes(frontier: Frontier) -> Iterator[str]:
     points, dense = frontier.points, frontier.dense_perplexity
     proved = sum(point.certificate.status == "optimal" for point in points)
     yield f"{len(points)} points, {proved} of them proved to lose least for their {_limited(frontier)}"
+    if BYTES in axes_of(frontier):
+        yield "kept, params, bytes: of the targeted weights, with scales and zero points; bits for each dense parameter"
     yield f"loss (nats a token) and perplexity predicted on calibration text, {dense:.2f} dense; latency over dense"
     if lost := len(points) - len(readable(frontier)):
         yield f"not shown: {lost} smaller points, beyond {_READABLE:g} times the dense perplexity"
     unknown = [name for name, ns in zip(frontier.workloads, frontier.dense_ns, strict=True) if ns is None]
     if unknown:
         yield f"-: the profile lacks shapes for {' and '.join(unknown)} (gac profile --model ... measures them)"
+    elif any(None in point.latency_ns for point in points):
+        used = {scheme for one in frontier.sites for option in one.options for scheme in option.schemes}
+        yield f"-: the profile has no {', '.join(sorted(used - {DEFAULT_SCHEME}))}"
 
 
 # --- the figure -----------------------------------------------------------------------------------------------------
@@ -123,7 +163,7 @@ def _notes(frontier: Frontier) -> Iterator[str]:
 def figure_of_frontier(
     frontier: Frontier | str | Path, plans: Mapping[str, Plan | str | Path] | None = None
 ) -> "Figure":
-    """Perplexity against parameters, and against the latency of each workload that the profile knows.
+    """Perplexity against parameters, bytes where numbers are rounded, and the latency of each workload that is known.
 
     Args:
         plans: plans to mark in every panel, by the name to show.
@@ -133,7 +173,7 @@ def figure_of_frontier(
         GacError: matplotlib is missing, or there are more than 6 plans.
     """
     frontier, plans = Frontier.opened(frontier), Plan.opened_each(plans or {})
-    known = _costs(frontier.dense_params, frontier.workloads, frontier.dense_ns)
+    known = axes_of(frontier)
     made, method = frontier.measured, frontier.recipe.measure.method
     with page(len(known), f"{made.model}, {method}, {made.profile.gpu}") as (figure, axes):
         for ax, against in zip(axes, known, strict=True):
@@ -153,7 +193,7 @@ def plot_frontier(
 
     Args:
         plans: plans to mark, by the name to show; at most 6.
-        against: ``params``, or one of the frontier's workloads.
+        against: ``params``, ``bytes``, or one of the frontier's workloads.
 
     Raises:
         PlanError: a plan is for another model, or was calibrated on other text.
@@ -164,11 +204,11 @@ def plot_frontier(
         check_many(len(plans), "plans")
     for name, plan in plans.items():
         check_beside(frontier, plan, name)
-    known = _costs(frontier.dense_params, frontier.workloads, frontier.dense_ns)
+    known = axes_of(frontier)
     if against not in known:
         raise GacError(f"a frontier against {against!r}", f"one of {', '.join(known)}", "Name one of these.")
-    if against == PARAMS:
-        what, largest = "parameters", known[PARAMS]
+    if against in SIZES:
+        what, largest = SIZES[against], known[against]
         lost = len(frontier.points) - len(readable(frontier))
         title = what + (f" ({lost} points beyond {_READABLE:g}x dense not shown)" if lost else "")
     else:

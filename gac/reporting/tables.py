@@ -8,8 +8,8 @@ from rich.text import Text
 from gac.forms import form_named
 from gac.models.sites import Site, short_names
 from gac.plan import Plan, PlanComparison, SiteChoice, WeightChoice
-from gac.plan_summary import latencies, speed
-from gac.reporting.formatting import duration, legend, new_table
+from gac.plan_summary import latencies, speed, stored
+from gac.reporting.formatting import choice, duration, legend, megabytes, new_table
 from gac.schemes import DEFAULT_SCHEME
 
 # --- one plan -------------------------------------------------------------------------------------------------------
@@ -99,6 +99,36 @@ def plan_figures(plan: Plan, workloads: Iterable[str]) -> dict[str, str]:
     }
 
 
+def memory_figures(plan: Plan) -> dict[str, str]:
+    """What a plan makes of the bytes of the targeted weights and of the model, and the bits for a dense parameter."""
+    weights, model = plan.bytes, plan.model_bytes
+    return {
+        "weights": megabytes(weights[0]),
+        "bits": f"{plan.bits[0]:.2f}",
+        "model": megabytes(model[0]),
+        "of the model": f"{model[0] / model[1]:.4f}",
+    }
+
+
+def memory_table(plans: Sequence[tuple[str, Plan]]) -> Group:
+    """One row a plan, and last what the dense model takes.
+
+    Args:
+        plans: each with the name to show; all for one model.
+    """
+    plan, columns = plans[0][1], memory_figures(plans[0][1])
+    table = new_table([("", "<"), *((column, ">") for column in columns), ("schemes", "<")])
+    for name, one in plans:
+        table.add_row(name, *memory_figures(one).values(), stored(one))
+    bits = 8 * plan.bytes[1] / plan.budget.total
+    table.add_row("dense", megabytes(plan.bytes[1]), f"{bits:.2f}", megabytes(plan.model_bytes[1]), "1.0000", "")
+    notes = (
+        "weights: the targeted ones, with scales and zero points; bits: of these, for each dense parameter\n"
+        "model: with embeddings, head and all else; what is not rounded counts as 16 bits"
+    )
+    return Group(table, legend(notes))
+
+
 def comparison_table(plans: Sequence[tuple[str, Plan]]) -> Group:
     """One row a plan: what it keeps, by how much it overshoots, and what it predicts.
 
@@ -116,11 +146,11 @@ def comparison_table(plans: Sequence[tuple[str, Plan]]) -> Group:
     if not all(first.compare(plan).same_prediction for _, plan in plans):
         notes.append("predicted by different methods, shots or text: these losses are not of one scale")
     notes += [f"speed of {name}: {told}" for name, plan in plans if (told := speed(plan))]
-    return Group(table, legend("\n".join(notes)))
+    return Group(table, legend("\n".join(notes)), memory_table(plans))
 
 
 def differences_table(comparison: PlanComparison, most: int = 10) -> Group | Text:
-    """The weights that two plans choose differently, those first whose parameters differ most.
+    """The weights that two plans choose differently, those first whose bytes differ most.
 
     Args:
         most: how many of them.
@@ -128,12 +158,12 @@ def differences_table(comparison: PlanComparison, most: int = 10) -> Group | Tex
     differing, weights = len(comparison.differences), len(comparison.first.weights)
     if not differing:
         return Text(f"all {weights} weights become the same")
-    ranked = sorted(comparison.differences, key=lambda one: -abs(one.params))
-    rows = [(one.first.name, _choice(one.first), _choice(one.second), f"{one.params:+,}") for one in ranked[:most]]
-    table = new_table([("weight", "<"), ("first", ">"), ("second", ">"), ("parameters", ">")], rows)
+    ranked = sorted(comparison.differences, key=lambda one: -abs(one.bytes))
+    rows = [
+        (one.first.name, choice(one.first), choice(one.second), f"{one.params:+,}", f"{one.bytes:+,}")
+        for one in ranked[:most]
+    ]
+    columns = [("weight", "<"), *((name, ">") for name in ("first", "second", "parameters", "bytes"))]
+    table = new_table(columns, rows)
     shown = f", the {most} that differ most" if differing > most else ""
     return Group(table, legend(f"{differing} of {weights} weights differ{shown}"))
-
-
-def _choice(weight: WeightChoice) -> str:
-    return weight.form if weight.form == "dense" else f"{weight.form} {weight.dim}"

@@ -18,6 +18,7 @@ from gac.errors import BudgetError, PlanError, ProfileError
 from gac.models.sites import Site, Weight
 from gac.plan import Plan
 from tests.allocation.small_problems import DECODE, PREFILL, SIDE, asking, measured, problem, profile, rows
+from tests.reporting.report_plans import rounding
 
 FALLING = st.lists(st.integers(0, 100), min_size=5, max_size=5).map(lambda row: sorted(row, reverse=True))
 PROBLEMS = st.builds(
@@ -143,7 +144,7 @@ def test_a_limit_that_is_no_workload() -> None:
     with pytest.raises(BudgetError) as caught:
         frontier(TWO, limit="decode:8@8")
     assert str(caught.value) == (
-        "a frontier over 'decode:8@8'; expected params or one of the workloads (prefill:1x8, decode:1@8). "
+        "a frontier over 'decode:8@8'; expected params, bytes or one of the workloads (prefill:1x8, decode:1@8). "
         "Name one of these, or add it to the workloads."
     )
 
@@ -181,7 +182,7 @@ def test_a_frontier_is_read_back_equal(limit: str, tmp_path: Path) -> None:
         (lambda d: d.pop("limit"), "limit: Field required"),
         (lambda d: d["points"][0].update(params="48"), "points.0.params: Input should be a valid integer"),
         (lambda d: d.update(schema_version=1), "frontier has schema version 1; expected version 2."),
-        (lambda d: d.update(limit="decode:4@8"), "frontier limits 'decode:4@8'; expected params or one of its"),
+        (lambda d: d.update(limit="decode:4@8"), "frontier limits 'decode:4@8'; expected params, bytes or one of its"),
         (lambda d: d.update(points=[]), "frontier has no points; expected one at least."),
         (lambda d: d["sites"][0]["options"][0].update(dims=[2]), "an option of site site0 states 24 parameters"),
         (
@@ -211,3 +212,21 @@ def test_an_edited_frontier_is_refused(saved: Path, change: Callable[[dict[str, 
     with pytest.raises(PlanError) as failure:
         Frontier.load(saved)
     assert message in str(failure.value)
+
+
+# --- bytes ----------------------------------------------------------------------------------------------------------
+
+
+def test_memory_is_gone_through_with_schemes_and_a_proof_a_point(tmp_path: Path) -> None:
+    of = rounding(budget=1.0)
+    found = frontier(of, points=9, limit="bytes")
+    assert {point.certificate.status for point in found.points} == {"optimal"}
+    assert [found.bytes(point) <= point.limit for point in found.points] == [True] * len(found.points)
+    assert (found.dense_bytes, found.bytes(found.points[-1]), found.bits(found.points[-1])) == (576, 576, 16.0)
+    assert {scheme for one in found.sites for option in one.options for scheme in option.schemes} == {"bf16", "w4a16"}
+    found.save(tmp_path / "frontier.json")
+    assert Frontier.load(tmp_path / "frontier.json") == found
+    for at, point in enumerate(found.points):
+        plan = found.plan(at)
+        assert (plan.bytes[0], plan.size.limit, plan.size.asked) == (found.bytes(point), point.limit, point.asked)
+        assert plan.prediction.loss == decide(rounding(memory=point.asked)).plan.prediction.loss

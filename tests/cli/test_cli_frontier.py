@@ -67,8 +67,8 @@ def test_it_says_what_it_costs_and_shows_some_points(directory: Path, text_file:
         (["--points", 1], "Error: 1 points; expected a whole number, 2 or more. Ask for 100 points.\n"),
         (
             ["--limit", "latency"],
-            "Error: a frontier over 'latency'; expected params or one of the workloads (prefill:1x1024, decode:1@1024)."
-            " Name one of these, or add it to the workloads.\n",
+            "Error: a frontier over 'latency'; expected params, bytes or one of the workloads "
+            "(prefill:1x1024, decode:1@1024). Name one of these, or add it to the workloads.\n",
         ),
         (
             ["--limit", "decode:1@1024"],
@@ -114,6 +114,8 @@ def test_a_saved_frontier_as_a_document(saved: Path) -> None:
         "limit": 48,
         "params": 48,
         "kept": 48 / 288,
+        "bytes": 96,
+        "bits": 16 * 48 / 288,
         "loss": 14.0,
         "perplexity": pytest.approx(8886110.5),
         "latency_ns": [20, 120],

@@ -3,13 +3,19 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
+from typing import Any
 
+import numpy as np
 from transformers import LlamaConfig
 
 from gac.allocation.decide import decide
 from gac.allocation.frontier import Frontier, frontier
+from gac.allocation.problem import Problem
 from gac.allocation.rules import RULES
+from gac.forms import form_named
 from gac.plan import Plan, SiteChoice
+from gac.recipe import Recipe
+from gac.schemes import scheme_named
 from tests.allocation.small_problems import PREFILL, asking, problem
 from tests.changed import with_measured
 
@@ -26,6 +32,24 @@ def decided(
 ) -> Plan:
     """Two sites of 144 parameters, ranks of 24 each; 192 parameters are allowed."""
     return decide(asking(problem(LOSSES, SLOPE, workloads), budget, latency=latency)).plan
+
+
+def rounding(**asked: Any) -> Problem:
+    """The same two sites of 288 bytes, whose numbers may have 4 bits, which costs a dense weight 0.25 nats.
+
+    Args:
+        asked: as for ``Recipe.of``.
+    """
+    of, plain = problem(LOSSES, SLOPE, [PREFILL]), {"align": False, "refit": "none", "latency": "any", "slack": 0}
+    recipe = Recipe.of(schemes=["bf16", "w4a16"], forms=["low_rank"], workloads=[PREFILL], **plain, **asked)
+    weights = [weight for site in of.sites for weight in site.weights]
+    price = {weight.name: np.array(0.25) for weight in weights}
+    forms = [form_named("dense"), form_named("low_rank")]
+    return replace(of, curves=of.curves.with_scheme(scheme_named("w4a16"), weights, forms, price), recipe=recipe)
+
+
+def rounded(memory: float = 0.5) -> Plan:
+    return decide(rounding(memory=memory)).plan
 
 
 def by_rule(rule: str = "uniform", budget: float = 0.5) -> Plan:

@@ -9,7 +9,7 @@ from rendering import legend, shown
 from gac.allocation.frontier import Frontier, frontier
 from gac.reporting.frontier import figure_of_frontier, frontier_table, plot_frontier, readable
 from tests.allocation.small_problems import DECODE, PREFILL, problem
-from tests.reporting.report_plans import LOSSES, SLOPE, whole_range
+from tests.reporting.report_plans import LOSSES, SLOPE, rounded, rounding, whole_range
 
 
 @pytest.fixture
@@ -47,6 +47,19 @@ def test_unknown_latencies_and_what_was_limited_are_said() -> None:
     assert lines[-1] == "-: the profile lacks shapes for decode:4@8 (gac profile --model ... measures them)"
     lines = shown(frontier_table(frontier(problem(LOSSES, SLOPE), limit=DECODE)))
     assert "proved to lose least for their latency on decode:1@8" in "\n".join(lines)
+
+
+def test_bytes_and_bits_where_numbers_are_rounded() -> None:
+    by_bytes = frontier(rounding(budget=1.0), points=5, limit="bytes")
+    lines = shown(frontier_table(by_bytes))
+    assert lines[0] == "kept params bytes bits loss perplexity prefill:1x8"
+    assert lines[2] == "1.0000 288 576 16.00 0.0000 7.39 1.000x"
+    assert lines[3].startswith("1.0000 288 390 10.83 0.2500 9.49 -")
+    assert "proved to lose least for their bytes" in "\n".join(lines)
+    assert lines[-1] == "-: the profile has no w4a16"
+    figure = figure_of_frontier(by_bytes, {"half": rounded()})
+    assert [title.split(" (")[0] for title in titles(figure)] == ["parameters", "bytes"]
+    assert [ax.get_xlabel() for ax in figure.axes if ax.axison][1] == "bytes of the targeted weights (MB)"
 
 
 def test_where_all_is_lost_all_is_shown(found: Frontier) -> None:

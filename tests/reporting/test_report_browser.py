@@ -116,7 +116,7 @@ def test_hover_and_tap_tell_of_a_cell(opened: Callable[..., Page], sources: Sour
 
 def test_the_table_sorts_and_filters(opened: Callable[..., Page], sources: Sources) -> None:
     page = opened(sources)
-    losses = page.locator("#all tbody td:nth-child(6)")
+    losses = page.locator("#all tbody td:nth-child(7)")
     heading = page.get_by_role("button", name="Loss", exact=True)
     heading.click()
     assert losses.all_inner_texts() == ["0.750", "1"]

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import gac
+from gac.allocation.frontier import frontier
 from gac.errors import PlanError
 from gac.plan import Plan
 from gac.reporting.frontier import readable
@@ -17,7 +18,7 @@ from gac.reporting.report.render import report_page
 from gac.reporting.report.sources import Sources
 from tests.allocation.small_problems import profile
 from tests.changed import with_measured, with_recipe
-from tests.reporting.report_plans import by_rule, decided, whole_range
+from tests.reporting.report_plans import by_rule, decided, rounded, rounding, whole_range
 
 
 def page_of(plan: Plan, **beside: Any) -> str:
@@ -59,6 +60,7 @@ def test_every_cell_tells_form_params_loss_latency_and_why() -> None:
         "Weight": "site0, 12 x 12",
         "Becomes": "low_rank\N{NO-BREAK SPACE}4",
         "Parameters": "96 of 144 (66.7%)",
+        "Bytes": "192 of 288 (10.67 bits a dense parameter)",
         "Loss": "+1 nats a token",
         "prefill:1x8": "40 ns",
     }
@@ -68,9 +70,8 @@ def test_every_cell_tells_form_params_loss_latency_and_why() -> None:
 def test_other_plans_stand_beside_it() -> None:
     page = page_of(decided(), name="ours", against={"theirs": by_rule()})
     assert ["In theirs", "low_rank\N{NO-BREAK SPACE}3"] in cells(page)[0]["facts"]
-    assert "Mark Plan Kept Over Loss Perplexity prefill:1x8 Aligned Proof Weights that differ P ours 0.6667" in words(
-        page
-    )
+    headings = "Mark Plan Kept Over Loss Perplexity prefill:1x8 Aligned Weights Bits Model Of the model Proof"
+    assert f"{headings} Weights that differ P ours 0.6667" in words(page)
 
 
 def test_the_rule_says_how_far_it_is_from_the_best() -> None:
@@ -89,12 +90,41 @@ def test_a_frontier_is_drawn_and_its_other_settings_are_said() -> None:
     assert "made otherwise than the plan, with refit none instead of residual, shots 1 instead of 2." in unlike
 
 
+def test_a_frontier_of_bytes_is_drawn_against_them() -> None:
+    page = page_of(rounded(), frontier=frontier(rounding(budget=1.0), points=5, limit="bytes"))
+    assert "within one limit on the bytes:" in words(page)
+    assert "Perplexity against bytes" in words(page)
+    assert page.count('class="line"') == 1
+
+
 def test_what_the_table_lacks_is_said() -> None:
     page = page_of(decided(), profile=profile([]))
     assert "the latency table holds no time of 4 or of the next dims" in cells(page)[0]["reasons"][-1]
     assert "driver 580.1, CUDA 13.0" in words(page)
     said = words(page_of(decided(workloads=["decode:4@8"])))
-    assert "at decode:4@8 is unknown: the latency table lacks shapes of 2 weights." in said
+    assert "at decode:4@8 is unknown: the latency table lacks the shapes of 2 weights." in said
+    said = words(page_of(rounded()))
+    assert "at prefill:1x8 is unknown: the latency table has no w4a16." in said
+
+
+def test_bytes_bits_and_schemes_are_said() -> None:
+    plan = rounded(0.35)
+    (used, total), (whole, dense), (bits, of_model) = plan.bytes, plan.model_bytes, plan.bits
+    assert (used, total, whole, dense) == (190, 576, 20_000 - 576 + 190, 20_000)
+    assert (bits, of_model) == (8 * 190 / 288, 8 * whole / 10_000)
+    said = words(page_of(plan))
+    assert "Targeted weights 0.2 kB 0.6 kB dense; 5.28 bits each" in said
+    assert "Whole model 19.6 kB 20.0 kB dense; 15.69 bits each" in said
+    assert "take 190 of 576 bytes, 5.28 bits for each dense parameter; 201 were allowed." in said
+    assert "The model takes 19,614 of 20,000 bytes (0.9807), 15.69 bits for each." in said
+    assert "Numbers are stored so: 2 w4a16." in said
+    assert "Price of a million bytes" in said
+    facts = dict(cells(page_of(plan))[0]["facts"])
+    assert (facts["Becomes"], facts["Bytes"]) == (
+        "dense\N{NO-BREAK SPACE}w4a16",
+        "102 of 288 (5.67 bits a dense parameter)",
+    )
+    assert cells(page_of(plan))[0]["label"] == "layer 0, site0: dense\N{NO-BREAK SPACE}w4a16, 35% kept"
 
 
 # --- what it lets through -------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from gac.reporting.report.reasons import next_dims, reasons, trades
 from gac.reporting.report.tables import about_dense, stayed_dense
 from tests.allocation.small_problems import PREFILL, measured, profile
 from tests.changed import changed_recipe, with_recipe
-from tests.reporting.report_plans import by_rule, decided, renamed
+from tests.reporting.report_plans import by_rule, decided, renamed, rounded
 
 
 def test_smaller_and_larger_are_weighed_at_the_plans_prices() -> None:
@@ -27,8 +27,24 @@ def test_smaller_and_larger_are_weighed_at_the_plans_prices() -> None:
         f"Spent elsewhere, that is worth {nats(24 * price)}: less than it loses.",
         "Why not larger: low_rank\N{NO-BREAK SPACE}5 would take 24 parameters more and lose 0.500 nats a token less. "
         f"Elsewhere, that is worth {nats(24 * price)}: no more than it wins, yet the limits leave no room for it. "
-        "The budget has 0 left.",
+        "The limit has 0 left.",
     )
+
+
+def test_bytes_count_where_they_are_limited() -> None:
+    plan = rounded(0.35)  # of 576 bytes
+    assert [one.weights[0].becomes for one in plan.sites] == [("dense", 12, "w4a16"), ("low_rank", 4, "w4a16")]
+    smaller, larger = trades(plan, plan.sites[1])
+    assert (smaller.choice, smaller.freed) == ("low_rank\N{NO-BREAK SPACE}3\N{NO-BREAK SPACE}w4a16", 88 - 74)
+    assert (larger.choice, larger.freed) == ("dense\N{NO-BREAK SPACE}w4a16", 88 - 102)
+    assert smaller.worth == pytest.approx(14 * plan.prices[1])
+    for_less, for_more = reasons(plan, plan.sites[1])
+    assert "would free 14 bytes and lose" in for_less
+    assert for_more.endswith(f" The limit has {201 - 102 - 88} left.")
+
+
+def test_what_no_limit_asks_for_is_worth_nothing() -> None:
+    assert "Elsewhere, that is worth 0: " in reasons(rounded(0.5), rounded(0.5).sites[0])[-1]
 
 
 def test_time_counts_where_it_is_limited() -> None:

@@ -70,20 +70,38 @@ def test_plans_beside_each_other_are_one_row_each(plan: Plan, other: Plan) -> No
         "theirs 0.8681 1,234 0.1000 271.00 1.500 ms 75.0%",
         "kept, over: parameters of the targeted weights, and how many are beyond the limit",
         "loss, perplexity: predicted on calibration text; aligned: chosen dims that are multiples of 8",
+        "weights bits model of the model schemes",
+        "────────────────────────────────────────────────────────────",
+        "[bold]ours 180.2 kB 15.64 246.3 kB 0.9836 14 bf16",
+        "theirs 160.0 kB 13.89 226.0 kB 0.9029 14 bf16",
+        "dense 184.3 kB 16.00 250.4 kB 1.0000",
+        "weights: the targeted ones, with scales and zero points; bits: of these, for each dense parameter",
+        "model: with embeddings, head and all else; what is not rounded counts as 16 bits",
     ]
+
+
+def test_weights_that_are_rounded_differ(make_plan: Callable[..., Plan], plan: Plan) -> None:
+    first, *rest = plan.sites
+    weight = replace(first.weights[0], scheme="w4a16")
+    rounded = replace(plan, sites=(replace(first, weights=(weight,)), *rest))
+    assert shown(differences_table(plan.compare(rounded)))[2:] == [
+        f"{Q} low_rank 16 low_rank 16 w4a16 +0 {weight.bytes - 2 * weight.params:+,}",
+        "1 of 14 weights differ",
+    ]
+    assert shown(plan_table(rounded))[-1].endswith("w4a16: rounded")
 
 
 def test_predictions_of_different_scales_are_marked(plan: Plan, other: Plan) -> None:
     table = comparison_table([("a", plan), ("b", with_recipe(other, method="svd"))])
-    assert shown(table)[-1] == "predicted by different methods, shots or text: these losses are not of one scale"
+    assert shown(table)[6] == "predicted by different methods, shots or text: these losses are not of one scale"
 
 
 def test_the_weights_that_differ_most_come_first(plan: Plan, other: Plan) -> None:
     assert shown(differences_table(plan.compare(other), most=2)) == [
-        "weight first second parameters",
-        "───────────────────────────────────────────────────────────",
-        "model.layers.1.mlp.gate_proj dense narrow 128 -3,072",
-        "model.layers.1.mlp.up_proj dense narrow 128 -3,072",
+        "weight first second parameters bytes",
+        "───────────────────────────────────────────────────────────────────",
+        "model.layers.1.mlp.gate_proj dense narrow 128 -3,072 -6,144",
+        "model.layers.1.mlp.up_proj dense narrow 128 -3,072 -6,144",
         "4 of 14 weights differ, the 2 that differ most",
     ]
     assert shown(differences_table(plan.compare(plan))) == ["all 14 weights become the same"]

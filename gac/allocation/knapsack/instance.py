@@ -38,7 +38,8 @@ class Reduced:
 def reduced_items(items: Ragged, limits: Sequence[int]) -> Reduced:
     """Subtract each group's cheapest cost and smallest value, and divide out each limit's gcd.
 
-    Items that break a limit even beside the cheapest of every other group are left out. Sums of costs fit int64.
+    Items that break a limit even beside the cheapest of every other group are left out. Under a limit that no choice
+    breaks all costs are 0, so that no search keeps choices apart for it. Sums of costs fit int64.
 
     Raises:
         OutOfReachError: a limit cannot be met, even taken alone.
@@ -55,6 +56,9 @@ def reduced_items(items: Ragged, limits: Sequence[int]) -> Reduced:
     divisors = np.maximum(np.gcd.reduce(items.costs, axis=1), 1)
     costs = items.costs // divisors[:, None]
     spread = [spread_of(row, items) for row in costs]
+    for row, most in enumerate(spread):
+        if most <= room[row] // int(divisors[row]):
+            costs[row], spread[row] = 0, 0
     lowest = np.minimum.reduceat(items.values, items.starts)
     return Reduced(
         replace(

@@ -5,7 +5,9 @@ from math import ceil, floor, log10
 from typing import NamedTuple
 
 from gac.allocation.frontier import PARAMS
-from gac.reporting.frontier import costs_of, curve, unit_of
+from gac.costs import BYTES
+from gac.plan_summary import rounding_of
+from gac.reporting.frontier import SIZES, axes_of, costs_of, curve, unit_of
 from gac.reporting.report.sources import Sources
 
 WIDTH, HEIGHT = 420, 300
@@ -49,9 +51,11 @@ class Chart(NamedTuple):
 
 
 def charts(sources: Sources) -> list[Chart]:
-    """One against the parameters, one against the latency of each workload that the plan knows."""
+    """One against the parameters, one against bytes where numbers are rounded, one a workload that the plan knows."""
     known = (one.workload for one in sources.plan.workloads if one.dense_ns and one.plan_ns)
-    return [_chart(sources, against) for against in (PARAMS, *known)]
+    drawn = sources.frontier is not None and BYTES in axes_of(sources.frontier)
+    sizes = (PARAMS, BYTES) if drawn or rounding_of(sources.plan) else (PARAMS,)
+    return [_chart(sources, against) for against in (*sizes, *known)]
 
 
 def letter_of(at: int) -> str:
@@ -60,9 +64,10 @@ def letter_of(at: int) -> str:
 
 
 def _chart(sources: Sources, against: str) -> Chart:
-    """Perplexity against ``params``, or the latency of a workload."""
+    """Perplexity against ``params``, ``bytes``, or the latency of a workload."""
     plan, frontier = sources.plan, sources.frontier
-    dense = {one.workload: one.dense_ns or 0 for one in plan.workloads}.get(against, plan.budget.total)
+    sizes = {PARAMS: plan.budget.total, BYTES: plan.bytes[1]}
+    dense = (sizes | {one.workload: one.dense_ns or 0 for one in plan.workloads})[against]
     scale, unit = unit_of(against, dense)
     plans = [(letter_of(at), *other) for at, other in enumerate(sources.against.items())]
     points = [("D", "dense", dense / scale, plan.prediction.dense_perplexity)]
@@ -74,8 +79,8 @@ def _chart(sources: Sources, against: str) -> Chart:
     x, x_ticks = _axis([*(cost for _, _, cost, _ in points), *(cost for cost, _ in line)], LEFT, RIGHT)
     y, y_ticks = _axis([*(height for *_, height in points), *(height for _, height in line)], BOTTOM, TOP, log=True)
     return Chart(
-        f"Perplexity against {'parameters' if against == PARAMS else f'latency, {against}'}",
-        f"{'parameters of the ' if against == PARAMS else ''}targeted weights ({unit})",
+        f"Perplexity against {SIZES.get(against) or f'latency, {against}'}",
+        f"{f'{SIZES[against]} of the ' if against in SIZES else ''}targeted weights ({unit})",
         x_ticks,
         y_ticks,
         [(x(cost), y(height)) for cost, height in line],

@@ -8,7 +8,7 @@ import numpy as np
 
 from gac.allocation.candidates import step_of
 from gac.allocation.latencies import UNKNOWN, Timing
-from gac.costs import COSTS, KV_NUMBERS, ns_of
+from gac.costs import BYTES, COSTS, KV_NUMBERS, PARAMS, ns_of
 from gac.forms import form_named
 from gac.plan import Candidate, Plan, SiteChoice, WeightChoice, counted
 from gac.plan_summary import rule_of
@@ -27,7 +27,7 @@ class Trade:
 
     Attributes:
         choice: the alternative in words.
-        freed: parameters that it uses less; negative: more.
+        freed: parameters that it uses less (bytes, where these are limited); negative: more.
         lost: nats a token that it loses more; negative: less.
         worth: what all that it uses less is worth at the prices of the certificate, in nats a token.
         slower: ns that it takes more, by limited workload, where known.
@@ -60,7 +60,7 @@ def _trade(plan: Plan, site: SiteChoice, other: Candidate) -> Trade:
     latencies = ((column.removeprefix("ns:"), ns) for column, ns in more.items() if column.startswith("ns:"))
     return Trade(
         choices(theirs),
-        site.params - other.params,
+        counted(site.weights, plan.size.column)[0] - counted(theirs, plan.size.column)[0],
         other.loss - site.loss,
         sum(price * -(used or 0) for price, used in zip(plan.prices, more.values(), strict=True)),
         tuple((workload, ns) for workload, ns in latencies if ns is not None),
@@ -69,7 +69,7 @@ def _trade(plan: Plan, site: SiteChoice, other: Candidate) -> Trade:
 
 
 def nearest_smaller(plan: Plan, site: SiteChoice) -> Trade | None:
-    """The alternative with fewer parameters; None where the plan knows none."""
+    """The alternative that is smaller; None where the plan knows none."""
     return next((trade for trade in trades(plan, site) if trade.freed > 0), None)
 
 
@@ -105,8 +105,9 @@ def _weighed(plan: Plan, trade: Trade) -> str:
         parts.append(f"{abs(trade.cached):,} numbers a token {'less' if trade.cached > 0 else 'more'} in the cache")
     beside = "".join(f", {part}" for part in parts)
     lost = f"lose {nats(abs(trade.lost))} nats a token {'more' if trade.lost >= 0 else 'less'}"
+    what = sizes(plan)
     if trade.freed > 0:
-        freed = number_of(trade.freed, "parameter")
+        freed = number_of(trade.freed, what)
         offer = f"Why not smaller: {trade.choice} would free {freed}{beside} and {lost}."
         if not any(plan.prices):
             return f"{offer} No limit binds, so nothing would be won with what is freed."
@@ -115,13 +116,18 @@ def _weighed(plan: Plan, trade: Trade) -> str:
         return f"{offer} Spent elsewhere, that is worth {nats(trade.worth)}: {verdict}."
     near = "no more than it wins, yet the limits leave no room for it"
     verdict = "more than it wins" if -trade.worth > -trade.lost else near
-    taken = number_of(-trade.freed, "parameter")
-    left = plan.budget.limit - plan.budget.used
+    taken = number_of(-trade.freed, what)
+    left = plan.size.limit - plan.size.used
     return (
         f"Why not larger: {trade.choice} would take {taken} more{beside} and {lost}. "
-        f"Elsewhere, that is worth {nats(-trade.worth)}: {verdict}."
-        f"{'' if -trade.freed <= left else f' The budget has {left:,} left.'}"
+        f"Elsewhere, that is worth {nats(0.0 - trade.worth)}: {verdict}."
+        f"{'' if -trade.freed <= left else f' The limit has {left:,} left.'}"
     )
+
+
+def sizes(plan: Plan) -> str:
+    """What sizes are counted in: ``parameter``, or ``byte`` where these are limited."""
+    return {PARAMS: "parameter", BYTES: "byte"}[plan.size.column]
 
 
 # --- what the next dims would take on the GPU -----------------------------------------------------------------------

@@ -11,7 +11,7 @@ from gac.arguments import checked
 from gac.io import whole_file
 from gac.plan import Plan
 from gac.profiling.table import Profile
-from gac.reporting.report import summary, tables
+from gac.reporting.report import reasons, summary, tables
 from gac.reporting.report.charts import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, charts
 from gac.reporting.report.sources import Sources, profile_of
 from gac.reporting.tables import legend_of
@@ -97,6 +97,7 @@ def _content(sources: Sources) -> dict[str, Any]:
         "plans": tables.plans_table(sources),
         "sites": tables.sites_table(plan),
         "forms": [list(dict.fromkeys(weight.form for weight in site.weights)) for site in plan.sites],
+        "sizes": reasons.sizes(plan),
         "certificate": summary.certificate(plan),
         "provenance": summary.provenance(sources),
         "commands": summary.commands(sources),

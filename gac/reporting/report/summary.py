@@ -6,10 +6,10 @@ from shlex import quote
 
 from gac.costs import BYTES, KV_NUMBERS, PARAMS
 from gac.plan import Plan, WorkloadLatency
-from gac.plan_summary import allocate_command, rule_of, run_as
+from gac.plan_summary import allocate_command, lacking, rounding_of, rule_of, run_as, stored
 from gac.profiling.folders import saved_profiles, shipped_profiles
 from gac.profiling.table import Profile
-from gac.reporting.formatting import counted, duration, nats
+from gac.reporting.formatting import counted, duration, megabytes, nats
 from gac.reporting.report.sources import Sources
 from gac.version import __version__
 
@@ -19,13 +19,17 @@ Pairs = list[tuple[str, str]]
 def tiles(plan: Plan) -> list[tuple[str, str, str]]:
     """The figures that are looked for first: name, value, what it is beside."""
     budget, prediction, proof = plan.budget, plan.prediction, plan.certificate
+    (used, total), (whole, dense), (bits, of_model) = plan.bytes, plan.model_bytes, plan.bits
+    rounded = rounding_of(plan)
     return [
         ("Parameters kept", f"{budget.kept:.4f}", f"{budget.asked:g} asked"),
+        ("Targeted weights", megabytes(used), f"{megabytes(total)} dense; {bits:.2f} bits each"),
+        ("Whole model", megabytes(whole), f"{megabytes(dense)} dense; {of_model:.2f} bits each"),
         ("Predicted perplexity", f"{prediction.perplexity:,.2f}", f"{prediction.dense_perplexity:,.2f} dense"),
         *(
             (one.workload, f"{one.plan_ns / one.dense_ns:.3f}x", f"{duration(one.dense_ns)} dense")
             if one.dense_ns and one.plan_ns
-            else (one.workload, "unknown", "shapes not in the table")
+            else (one.workload, "unknown", f"the table {lacking(one, rounded)}")
             for one in plan.workloads
         ),
         ("Proof", proof.status, f"gap {proof.gap:.3g}"),
@@ -38,6 +42,7 @@ def tiles(plan: Plan) -> list[tuple[str, str, str]]:
 def summary(plan: Plan) -> Iterator[str]:
     """A few sentences each for budget, loss, time, proof, GPU, and what stayed dense."""
     yield _budget(plan)
+    yield _memory(plan)
     yield (
         f"It is predicted to lose {nats(plan.prediction.loss)} nats a token{plan.measured.give_or_take()}: perplexity "
         f"{plan.prediction.dense_perplexity:,.2f} becomes {plan.prediction.perplexity:,.2f} on the calibration text. "
@@ -82,12 +87,21 @@ def _budget(plan: Plan) -> str:
     )
 
 
+def _memory(plan: Plan) -> str:
+    (used, total), (whole, dense), (bits, of_model) = plan.bytes, plan.model_bytes, plan.bits
+    limit = plan.limit(BYTES)
+    allowed = "" if limit is None else f"; {limit.limit:,} were allowed"
+    return (
+        f"The targeted weights take {used:,} of {total:,} bytes, {bits:.2f} bits for each dense parameter{allowed}. "
+        f"The model takes {whole:,} of {dense:,} bytes ({whole / dense:.4f}), {of_model:.2f} bits for each."
+    )
+
+
 def _time(plan: Plan, one: WorkloadLatency) -> str:
     asked = (plan.recipe.limits.latency or {}).get(one.workload)
     limit = "" if asked is None else f" ({asked:g} was allowed)"
     if one.dense_ns is None or one.plan_ns is None:
-        why = f": the latency table lacks shapes of {counted(one.unknown, 'weight')}" if one.unknown else ""
-        return f"at {one.workload} is unknown{why}{limit}"
+        return f"at {one.workload} is unknown: the latency table {lacking(one, rounding_of(plan))}{limit}"
     return f"at {one.workload} is {duration(one.plan_ns)}, {one.plan_ns / one.dense_ns:.3f} of the dense time{limit}"
 
 
@@ -114,7 +128,8 @@ def _forms(plan: Plan) -> str:
     parts = [f"{forms.pop('dense', 0):,} of {counted(len(plan.weights), 'weight')} stayed dense"]
     parts += [f"{number:,} became {form}" for form, number in sorted(forms.items())]
     end = f" Of the chosen dims, {plan.aligned_fraction:.1%} are multiples of 8." if forms else ""
-    return f"{', '.join(parts)}.{end}"
+    schemes = f" Numbers are stored so: {stored(plan)}." if rounding_of(plan) else ""
+    return f"{', '.join(parts)}.{end}{schemes}"
 
 
 # --- the proof, and where the plan comes from -----------------------------------------------------------------------
@@ -166,6 +181,7 @@ def provenance(sources: Sources) -> Pairs:
         ("Model", f"{made.model} ({made.family}), weights {made.digest[:12]}"),
         ("Method", f"{measure.method}; shots {measure.shots}; refit {recipe.refit}; factor {made.factor:g}"),
         ("Forms", f"dense, {', '.join(recipe.space.forms)}{run_as(plan)}"),
+        ("Schemes", ", ".join(recipe.space.schemes)),
         ("Dims", _dims(recipe.space.align)),
         ("Calibration", f"{text}, digest {text.digest[:12]}"),
         ("Seed", str(measure.seed)),

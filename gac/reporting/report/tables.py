@@ -5,18 +5,19 @@ from collections.abc import Iterator
 from itertools import count
 from typing import NamedTuple
 
-from gac.plan import Plan, SiteChoice, WeightChoice
+from gac.costs import BYTES
+from gac.plan import Plan, SiteChoice, WeightChoice, counted
 from gac.plan_summary import rule_of
 from gac.reporting.formatting import choice, choices, duration, nats, ranges
 from gac.reporting.report.charts import letter_of
-from gac.reporting.report.reasons import Trade, nearest_smaller, next_dims, reasons, unweighed
+from gac.reporting.report.reasons import Trade, nearest_smaller, next_dims, reasons, sizes, unweighed
 from gac.reporting.report.sources import Sources
-from gac.reporting.tables import cell_of, kinds_of, plan_figures, short_names_of, weights_by_layer
+from gac.reporting.tables import cell_of, kinds_of, memory_figures, plan_figures, short_names_of, weights_by_layer
 
 # --- the heat map ---------------------------------------------------------------------------------------------------
 
 SHADES = (0.8, 0.65, 0.5, 0.35, 0.2, 0.1)
-"""The least kept fraction of each shade but the last; a weight as large as dense has none."""
+"""The least kept fraction of the bytes of each shade but the last; a weight that is as it was has none."""
 
 
 class Cell(NamedTuple):
@@ -48,14 +49,14 @@ def heat_map(sources: Sources) -> tuple[list[str], dict[int, list[Cell | None]]]
 
     def cell(kind: str, weight: WeightChoice) -> Cell:
         plan, site = sources.plan, site_of[weight.name]
-        kept = weight.params / weight.weight.params
+        kept = weight.bytes / weight.dense_bytes
         shade = 1 + next((at for at, least in enumerate(SHADES) if kept >= least), len(SHADES))
-        theirs = ((other, choice(of[weight.name].form, of[weight.name].dim)) for other, of in others.items())
+        theirs = ((other, choice(of[weight.name])) for other, of in others.items())
         return Cell(
             next(number),
             cell_of(weight),
-            0 if weight.form == "dense" else shade,
-            f"layer {site.layer}, {kind}: {choice(weight.form, weight.dim)}, {kept:.0%} kept",
+            shade if weight.changed else 0,
+            f"layer {site.layer}, {kind}: {choice(weight)}, {kept:.0%} kept",
             (*_facts(plan, site, weight), *theirs),
             (*reasons(plan, site), *next_dims(plan, sources.profile, weight, shared=site.shared)),
         )
@@ -67,8 +68,9 @@ def heat_map(sources: Sources) -> tuple[list[str], dict[int, list[Cell | None]]]
 def _facts(plan: Plan, site: SiteChoice, weight: WeightChoice) -> Iterator[tuple[str, str]]:
     dense = weight.weight.params
     yield "Weight", f"{weight.name}, {weight.weight.out_features:,} x {weight.weight.in_features:,}"
-    yield "Becomes", choice(weight.form, weight.dim)
+    yield "Becomes", choice(weight)
     yield "Parameters", f"{weight.params:,} of {dense:,} ({weight.params / dense:.1%})"
+    yield "Bytes", f"{weight.bytes:,} of {weight.dense_bytes:,} ({8 * weight.bytes / dense:.2f} bits a dense parameter)"
     if len(site.weights) > 1:
         what = choices(site.weights)
         yield "Site", f"{site.site}: {what}; {site.params:,} parameters. Loss and latency are the site's."
@@ -137,7 +139,7 @@ def about_dense(plan: Plan) -> str:
     if not any(site.alternatives for site in plan.sites):
         return unweighed(plan)
     return (
-        "A site stays dense where each smaller candidate loses more than the parameters that it frees would win "
+        f"A site stays dense where each smaller candidate loses more than the {sizes(plan)}s that it frees would win "
         "elsewhere. Of each projection, the candidate that came nearest:"
     )
 
@@ -149,21 +151,27 @@ def plans_table(sources: Sources) -> Table:
     columns += [
         (name if name in workloads else name.capitalize(), True) for name in plan_figures(sources.plan, workloads)
     ]
+    columns += [(name.capitalize(), True) for name in memory_figures(sources.plan)]
     columns += [("Proof", False), *([("Weights that differ", True)] if sources.against else [])]
     plans = [("P", sources.name, sources.plan, "")]
     for at, (name, beside) in enumerate(sources.comparisons.items()):
         plans.append((letter_of(at), name, beside.second, f"{len(beside.differences):,}"))
     rows = [
-        [letter, name, *plan_figures(plan, workloads).values(), plan.certificate.status, differing]
+        [letter, name, *_all_figures(plan, workloads), plan.certificate.status, differing]
         for letter, name, plan, differing in plans
     ]
     return Table(columns, [list(map(Entry, row[: len(columns)])) for row in rows])
 
 
+def _all_figures(plan: Plan, workloads: list[str]) -> Iterator[str]:
+    yield from plan_figures(plan, workloads).values()
+    yield from memory_figures(plan).values()
+
+
 def sites_table(plan: Plan) -> Table:
     """Every site, in model order; the nearest smaller candidate where the plan knows it."""
     columns = [("Layer", True), ("Site", False), ("Becomes", False), ("Parameters", True), ("Kept", True)]
-    columns += [("Loss", True), *((one.workload, True) for one in plan.workloads)]
+    columns += [("Bytes", True), ("Loss", True), *((one.workload, True) for one in plan.workloads)]
     rows = list(map(_site, plan.sites))
     if not rule_of(plan) and any(site.alternatives for site in plan.sites):
         columns += _traded_columns("Loses more")
@@ -174,13 +182,14 @@ def sites_table(plan: Plan) -> Table:
 
 
 def _site(site: SiteChoice) -> list[Entry]:
-    kept = site.params / site.dense_params
+    kept, size = site.params / site.dense_params, counted(site.weights, BYTES)[0]
     return [
         Entry(str(site.layer), site.layer),
         Entry(site.kind),
         Entry(choices(site.weights)),
         Entry(f"{site.params:,}", site.params),
         Entry(f"{kept:.1%}", kept),
+        Entry(f"{size:,}", size),
         Entry(nats(site.loss), site.loss),
         *(Entry(duration(ns), -1 if ns is None else ns) for ns in site.latency_ns),
     ]

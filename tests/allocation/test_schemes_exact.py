@@ -1,0 +1,125 @@
+"""Form, dim and scheme together under one, two and three limits: the optimum of brute force and of CP-SAT."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import product
+from math import fsum
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from knapsack_peers import brute_force_finds, fault
+from numpy.typing import NDArray
+
+from gac.allocation.crosscheck import crosscheck
+from gac.allocation.knapsack import Group
+from gac.allocation.problem import Problem, as_knapsack, dense_total, floored
+from gac.arrays import Ints
+from gac.costs import BYTES, COSTS, KV_NUMBERS, PARAMS, ns_of
+from gac.forms import form_named
+from gac.measuring import Asked, measure_problem
+from gac.operations import Operation
+from gac.profiling.table import Profile
+from gac.schemes import scheme_named
+from tests.allocation.small_problems import PREFILL, SIDE
+from tests.reporting.report_plans import rounding
+from tests.small_pipeline import Small
+
+LIMITS = [(BYTES,), (BYTES, ns_of(PREFILL)), (BYTES, ns_of(PREFILL), PARAMS)]
+
+
+@st.composite
+def instances(draw: st.DrawFn) -> tuple[list[Group], list[int]]:
+    """A few weights in forms and schemes: bytes, latency and parameters of each choice, and limits between."""
+    limits = draw(st.integers(1, 3))
+    groups = []
+    for at in range(draw(st.integers(1, 4))):
+        items = [(bits, dim) for bits in draw(st.sets(st.sampled_from([2, 4, 8, 16]), min_size=1)) for dim in (1, 2, 4)]
+        losses = draw(st.lists(st.integers(0, 2**40), min_size=len(items), max_size=len(items)))
+        times = draw(st.lists(st.integers(1, 99), min_size=len(items), max_size=len(items)))
+        costs = [[bits * dim * 3 + dim, ns, 24 * dim] for (bits, dim), ns in zip(items, times, strict=True)]
+        groups.append(Group(f"g{at}", losses, np.array(costs)[:, :limits]))
+    shares = draw(st.lists(st.floats(0, 1), min_size=limits, max_size=limits))
+    low, high = (np.sum([pick(group.costs, axis=0) for group in groups], axis=0) for pick in (np.min, np.max))
+    return groups, [int(a + share * (b - a)) for a, b, share in zip(low, high, shares, strict=True)]
+
+
+@given(instances())
+def test_random_choices_of_bits_and_dims_are_those_of_brute_force(instance: tuple[list[Group], list[int]]) -> None:
+    assert fault(*instance, brute_force_finds) == ""
+
+
+class Faster(Profile):
+    """A table of 16-bit numbers in which GEMMs of fewer bits take 7 ns less."""
+
+    def latency(
+        self, operator: str, fixed: Mapping[str, int], axis: str, dims: Ints, dtype: str = "bf16"
+    ) -> tuple[Ints, NDArray[np.bool_]]:
+        ns, known = super().latency(operator, fixed, axis, dims)
+        return ns - 7 * (dtype != "bf16"), known
+
+    def point(self, operation: Operation, dtype: str = "bf16") -> int | None:
+        ns = super().point(operation)
+        return None if ns is None else ns - 7 * (dtype != "bf16")
+
+
+def timed() -> Problem:
+    """Two sites whose numbers have 16 or 4 bits, with latencies of both."""
+    of = rounding(budget=1.0)
+    table = of.profile
+    faster = Faster(table.path, table.header, table.measurements, table.digest, table.sentinels)
+    return replace(of, profile=faster)
+
+
+@pytest.mark.parametrize("columns", LIMITS)
+@pytest.mark.parametrize("share", [0.3, 0.4, 0.5, 0.75])
+def test_no_form_dim_and_scheme_is_better(columns: Sequence[str], share: float) -> None:
+    """Against every choice that there is, counted by hand, before any candidate is left out."""
+    of = timed()
+    limits = {column: floored(share, dense_total(of.dense, column)) for column in columns}
+    solution = as_knapsack(of.candidates(limits), limits).solve()
+    options = [[_counted(of, site.weights[0], *one) for one in CHOICES] for site in of.sites]
+    within = [
+        fsum(loss for loss, _ in chosen)
+        for chosen in product(*options)
+        if all(sum(costs[column] for _, costs in chosen) <= most for column, most in limits.items())
+    ]
+    assert solution.certificate.status == "optimal"
+    assert solution.certificate.value == pytest.approx(min(within), rel=1e-12)
+
+
+CHOICES = [
+    (form, scheme, dim)
+    for scheme in ("bf16", "w4a16")
+    for form, dims in (("low_rank", range(1, 6)), ("dense", [SIDE]))
+    for dim in dims
+]
+
+
+def _counted(of: Problem, weight, name: str, scheme: str, dim: int):  # type: ignore[no-untyped-def]
+    """Loss and costs of one weight."""
+    form, stored = form_named(name), scheme_named(scheme)
+    curve = of.curves.of(form, weight, scheme)
+    ns = (10 * dim if name == "low_rank" else 60) - (7 if scheme == "w4a16" else 0)
+    costs = {column: cost(form, stored, weight, dim) for column, cost in COSTS.items()}
+    return 0.0 if curve is None else float(curve.loss[dim]), costs | {ns_of(PREFILL): ns}
+
+
+@pytest.mark.parametrize("columns", [(BYTES,), (BYTES, PARAMS), (BYTES, PARAMS, KV_NUMBERS)])
+def test_cp_sat_agrees_on_a_models_candidates(columns: Sequence[str], small: Small) -> None:
+    """The tiny model, measured: pairs, narrower MLPs and shorter heads, in three schemes."""
+    options = {name: value for name, value in small.options.items() if name not in ("tokenizer", "progress")}
+    asked = {"schemes": ["bf16", "w8a16", "w4a16"], "forms": ["low_rank", "narrow", "head_dim"], "align": False}
+    of = measure_problem(
+        small.model,
+        Asked.of(None, 1.0, options | asked | {"latency": "any", "slack": 0, "fuse": False}),
+        small.tokenizer,
+        progress=False,
+    )
+    for share in (0.15, 0.3, 0.6):
+        shares = {BYTES: share, PARAMS: 0.7, KV_NUMBERS: 0.8}
+        limits = {column: floored(shares[column], dense_total(of.dense, column)) for column in columns}
+        instance = as_knapsack(of.candidates(limits), limits)
+        record = crosscheck(instance.groups, list(limits.values()), instance.solve())
+        assert (record.status, record.objective) == ("OPTIMAL", record.value)
