@@ -23,13 +23,14 @@ from tests.models.small import small_config, small_model
 
 MakePlan = Callable[[Any, Mapping[str, tuple[str, int]]], Plan]
 SCHEMES = ("w8a16", "w4a16", "bf16", "w3a16:32", "w2a16:24")
+CHOOSY = ("fp8", "w8a8")  # which take some dims alone
 RANK, WIDTH, LENGTH = 10, 90, 10  # no multiples of what a word holds
 PATTERNS = 4
 
 
 def config_of(model_type: str) -> Any:
-    """A few layers of every pattern of forms, one for each scheme, in 16 bits."""
-    config = small_config(model_type, num_hidden_layers=PATTERNS * len(SCHEMES))
+    """A few layers of every pattern of forms for each scheme, in 16 bits, and one for each scheme that is choosy."""
+    config = small_config(model_type, num_hidden_layers=PATTERNS * len(SCHEMES) + len(CHOOSY))
     config.dtype = torch.bfloat16
     return config
 
@@ -39,9 +40,21 @@ def mixed(config: Any) -> dict[str, tuple[str, int, str]]:
     found = {}
     for turn, layers in groupby(family_of(config).sites(config), key=lambda site: site.layer // PATTERNS):
         weights = [(weight, site.layer % PATTERNS) for site in layers for weight in site.weights]
+        if turn == len(SCHEMES):
+            found |= {weight.name: _choosy(weight, CHOOSY[layer]) for weight, layer in weights}
+            continue
         for at, (weight, pattern) in enumerate(weights):
             found[weight.name] = (*_form_of(weight, pattern), SCHEMES[(turn + at) % len(SCHEMES)])
     return found
+
+
+def _choosy(weight: Weight, scheme: str) -> tuple[str, int, str]:
+    """A pair or the dense weight in the scheme where it takes that, else as it is."""
+    dense = form_named("dense")
+    for form, dim in ((form_named("low_rank"), 16), (dense, dense.full(weight))):
+        if all(map(scheme_named(scheme).runs, form.gemms(weight, dim, 1))) and (form is dense or weight.writes):
+            return form.name, dim, scheme
+    return dense.name, dense.full(weight), "bf16"
 
 
 def _form_of(weight: Weight, pattern: int) -> tuple[str, int]:
