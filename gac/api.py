@@ -189,7 +189,7 @@ def compress(
         if recipe.refit not in (None, "none"):
             modules = fit_again(run, modules, plan.weights, recipe.refit, sites, dict(factors()))
         else:
-            modules = store_all(modules, plan.weights)
+            modules = store_all(modules, plan.weights, run, whole)
     swap_in(loaded.model, modules)
     share_gemms(loaded.model, sites)
     skip_absent(loaded.model, plan.weights)

@@ -52,7 +52,7 @@ BEHIND_NORMS = MappingProxyType({"none": 1.7, "residual": 1.16, "update": 1.7})
 """The same where a norm stands before the residual stream; fitted on Gemma-3-270M."""
 ROUNDED = MappingProxyType({"none": 1.0, "residual": 0.7, "update": 1.0})
 """What is left of a price of rounding beside what is left of a form's: each rounding is made up for at once, and by all
-that follows. Fitted on SmolLM2-135M, rotated, at 2.8 to 4.3 bits a weight."""
+that follows. Fitted on SmolLM2-135M, rotated, at 2.8 to 4.3 bits a weight (docs/results-precision.md)."""
 SCALED_ON = 4096
 """Tokens that tell the scale of the logits well enough, in whole windows."""
 ENOUGH_TOKENS = 2**15

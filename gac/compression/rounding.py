@@ -1,17 +1,19 @@
 """Storing what was built in the schemes of a plan."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from gac.errors import PlanError
 from gac.linalg import cholesky, damped
+from gac.models.sites import Site
 from gac.plan import WeightChoice
 from gac.runtime.modules import LowRankLinear
 from gac.runtime.storage import Storage
 from gac.runtime.stored import STORAGES, StoredLinear, is_matrix, plain_state
 from gac.schemes import Scheme, scheme_named
+from gac.sensitivity.calibration import CalibrationRun
 
 LATENTS = 1e-6
 """Damping of what a second factor is solved with for the first one as it was rounded, see ``gac.linalg.damped``."""
@@ -24,14 +26,27 @@ def storage_of(scheme: Scheme) -> Storage | None:
     return STORAGES[scheme.storage.storage][0](**scheme.storage.options)
 
 
-def store_all(modules: Mapping[str, nn.Module], weights: Iterable[WeightChoice]) -> dict[str, nn.Module]:
-    """The modules, each in the scheme of its weight; what they are multiplied with is not known.
+def store_all(
+    modules: Mapping[str, nn.Module], weights: Sequence[WeightChoice], run: CalibrationRun, sites: Sequence[Site]
+) -> dict[str, nn.Module]:
+    """The modules, each in the scheme of its weight, rounded for what the dense model gives it.
+
+    Args:
+        sites: whole layers, those of the modules among them.
 
     Raises:
         PlanError: as for ``store``.
+        ModelError: a statistic is not finite.
+        StatisticsError: what is kept cannot be written or read.
     """
-    schemes = {choice.name: scheme_named(choice.scheme) for choice in weights}
-    return {name: store(schemes[name], module) for name, module in modules.items()}
+    schemes, found = {choice.name: scheme_named(choice.scheme) for choice in weights}, dict(modules)
+    rounds = {site.layer for site in sites for one in site.weights if one.name in modules and schemes[one.name].lossy}
+    for layer, moments in run.moments([site for site in sites if site.layer in rounds]) if rounds else ():
+        for weight in (one for site in sites if site.layer == layer for one in site.weights if one.name in modules):
+            metric = run.method.metric(moments.of(weight, run.method.pooled))
+            rows = metric.gradients if weight.scores else None
+            found[weight.name] = store(schemes[weight.name], found[weight.name], metric.inputs, rows)
+    return found
 
 
 @torch.no_grad()
@@ -41,7 +56,8 @@ def store(
     """The module with its matrices rounded to a scheme and in its storage; what is given is used up.
 
     Args:
-        inputs: E[x x^T] of what it reads, shape ``(in, in)``; None where that is not known.
+        inputs: E[x x^T] of what the weight reads, shape ``(in, in)``; None where that is not known. Not used where it
+            reads less.
         gradients: E[g g^T] of the gradients of the dense weight's outputs; None where rows do not make up for one
             another. Not used where there are fewer outputs.
 
@@ -50,6 +66,8 @@ def store(
     """
     if not scheme.lossy:
         return module
+    if inputs is not None and getattr(module, "in_features", None) != len(inputs):
+        inputs = None
     if not isinstance(module, LowRankLinear):
         return _stored(scheme, module, inputs, gradients)
     first, second = module.first.weight, module.second

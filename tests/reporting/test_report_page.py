@@ -108,23 +108,23 @@ def test_what_the_table_lacks_is_said() -> None:
 
 
 def test_bytes_bits_and_schemes_are_said() -> None:
-    plan = rounded(0.35)
+    plan = rounded(0.44)
     (used, total), (whole, dense), (bits, of_model) = plan.bytes, plan.model_bytes, plan.bits
-    assert (used, total, whole, dense) == (190, 576, 20_000 - 576 + 190, 20_000)
-    assert (bits, of_model) == (8 * 190 / 288, 8 * whole / 10_000)
+    assert (used, total, whole, dense) == (252, 576, 20_000 - 576 + 252, 20_000)
+    assert (bits, of_model) == (8 * 252 / 288, 8 * whole / 10_000)
     said = words(page_of(plan))
-    assert "Targeted weights 0.2 kB 0.6 kB dense; 5.28 bits each" in said
-    assert "Whole model 19.6 kB 20.0 kB dense; 15.69 bits each" in said
-    assert "take 190 of 576 bytes, 5.28 bits for each dense parameter; 201 were allowed." in said
-    assert "The model takes 19,614 of 20,000 bytes (0.9807), 15.69 bits for each." in said
+    assert "Targeted weights 0.3 kB 0.6 kB dense; 7.00 bits each" in said
+    assert "Whole model 19.7 kB 20.0 kB dense; 15.74 bits each" in said
+    assert "take 252 of 576 bytes, 7.00 bits for each dense parameter; 253 were allowed." in said
+    assert "The model takes 19,676 of 20,000 bytes (0.9838), 15.74 bits for each." in said
     assert "Numbers are stored so: 2 w4a16." in said
     assert "Price of a million bytes" in said
     facts = dict(cells(page_of(plan))[0]["facts"])
     assert (facts["Becomes"], facts["Bytes"]) == (
         "dense\N{NO-BREAK SPACE}w4a16",
-        "102 of 288 (5.67 bits a dense parameter)",
+        "128 of 288 (7.11 bits a dense parameter)",
     )
-    assert cells(page_of(plan))[0]["label"] == "layer 0, site0: dense\N{NO-BREAK SPACE}w4a16, 35% kept"
+    assert cells(page_of(plan))[0]["label"] == "layer 0, site0: dense\N{NO-BREAK SPACE}w4a16, 44% kept"
 
 
 # --- what it lets through -------------------------------------------------------------------------------------------

@@ -32,15 +32,15 @@ def test_smaller_and_larger_are_weighed_at_the_plans_prices() -> None:
 
 
 def test_bytes_count_where_they_are_limited() -> None:
-    plan = rounded(0.35)  # of 576 bytes
+    plan = rounded(0.44)  # of 576 bytes
     assert [one.weights[0].becomes for one in plan.sites] == [("dense", 12, "w4a16"), ("low_rank", 4, "w4a16")]
     smaller, larger = trades(plan, plan.sites[1])
-    assert (smaller.choice, smaller.freed) == ("low_rank\N{NO-BREAK SPACE}3\N{NO-BREAK SPACE}w4a16", 88 - 74)
-    assert (larger.choice, larger.freed) == ("dense\N{NO-BREAK SPACE}w4a16", 88 - 102)
-    assert smaller.worth == pytest.approx(14 * plan.prices[1])
+    assert (smaller.choice, smaller.freed) == ("low_rank\N{NO-BREAK SPACE}1", 124 - 48)
+    assert (larger.choice, larger.freed) == ("dense\N{NO-BREAK SPACE}w4a16", 124 - 128)
+    assert smaller.worth == pytest.approx(76 * plan.prices[1])
     for_less, for_more = reasons(plan, plan.sites[1])
-    assert "would free 14 bytes and lose" in for_less
-    assert for_more.endswith(f" The limit has {201 - 102 - 88} left.")
+    assert "would free 76 bytes and lose" in for_less
+    assert for_more.endswith(f" The limit has {253 - 128 - 124} left.")
 
 
 def test_what_no_limit_asks_for_is_worth_nothing() -> None:

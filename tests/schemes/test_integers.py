@@ -314,3 +314,22 @@ def test_a_limit_of_latency_needs_a_profile_of_the_scheme() -> None:
     assert (plain.limits.latency, plain.slack) == ({"prefill:1x1024": 1.0, "decode:1@1024": 1.0}, 0.01)
     with pytest.raises(ProfileError, match=r"prefill:1x1024 with scheme w4a16, which the profile does not have"):
         settled(gac.Recipe.of(memory=0.3, latency=0.9, schemes=("bf16", "w4a16")), sites, profile)
+
+
+def test_without_a_refit_weights_are_rounded_for_what_the_dense_model_gives_them(
+    tiny_model: LlamaForCausalLM,
+    tiny_tokenizer: PreTrainedTokenizerFast,
+    text_file: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plan = planned(tiny_model, tiny_tokenizer, text_file, budget=1.0, schemes=("w2a16:16",), forms=(), refit="none")
+    seen = []
+    inner = feedback.rounded
+
+    def listened(matrix: Tensor, *given: object) -> object:
+        seen.append(tuple(matrix.shape))
+        return inner(matrix, *given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("gac.schemes.integers.torch.rounded", listened)
+    gac.compress(copy.deepcopy(tiny_model), plan, tokenizer=tiny_tokenizer, progress=False)
+    assert sorted(seen) == sorted((one.weight.out_features, one.weight.in_features) for one in plan.weights)
