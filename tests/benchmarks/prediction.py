@@ -4,7 +4,8 @@
 
 A random plan is the exact choice at a random budget over loss curves of which every weight's were multiplied by a
 random number (log-normal, its sigma random too, from 0 to 2): plans of every kind between the best one and a poor one.
-What a plan is predicted to lose is read off the true curves. A run that is cut short goes on where it was.
+What a plan is predicted to lose is read off the true curves. A run that is cut short goes on where it was. With
+``--schemes`` budgets are of the bytes, not of the parameters.
 """
 
 from collections import Counter
@@ -19,6 +20,7 @@ from gac.allocation.problem import Problem
 from gac.curves import LossCurve, LossCurves
 from gac.forms import DEFAULT_FORMS, form_named
 from gac.plan import Plan, WeightChoice
+from gac.schemes import DEFAULT_SCHEME
 from tests.benchmarks.harness import OF_A_STUDY, Study, options, problem_of
 
 
@@ -27,15 +29,17 @@ def main() -> None:
     parser.add_argument("--plans", type=int, default=30)
     parser.add_argument("--budgets", type=float, nargs=2, default=(0.55, 0.97), metavar=("LEAST", "MOST"))
     parser.add_argument("--forms", nargs="*", default=list(DEFAULT_FORMS))
+    parser.add_argument("--schemes", nargs="*", default=[DEFAULT_SCHEME])
     parser.set_defaults(windows=40, refit="none")
     asked = parser.parse_args()
-    study = Study(asked, "budgets", "refit", "forms")
+    study = Study(asked, "budgets", "refit", "forms", "schemes")
     planned = {"profile": asked.profile, "workloads": ["prefill:1x1024"], "refit": asked.refit, "forms": asked.forms}
-    problem = problem_of(study.loaded, calibration=asked.calibration, **planned)
+    problem = problem_of(study.loaded, calibration=asked.calibration, schemes=asked.schemes, **planned)
     for seed in range(len(study.rows), asked.plans):
         plan, sigma = random_plan(problem, seed, asked.budgets)
         row = (
             {"seed": seed, "sigma": sigma, "forms": Counter(one.form for one in plan.weights)}
+            | {"schemes": Counter(one.scheme for one in plan.weights)}
             | study.measured(plan)
             | {"predicted": true_loss(problem, plan)}
         )
@@ -52,21 +56,23 @@ def random_plan(problem: Problem, seed: int, budgets: tuple[float, float]) -> tu
         return LossCurve(float(np.exp(sigma * random.standard_normal())) * curve.loss)
 
     curves = LossCurves({key: disturbed(curve) for key, curve in problem.curves.by_key.items()})
-    limits = replace(problem.recipe.limits, params=budget)
+    limits, exact = problem.recipe.limits, problem.recipe.space.schemes == (DEFAULT_SCHEME,)
+    limits = replace(limits, params=budget) if exact else replace(limits, memory=budget)
     recipe = replace(problem.recipe, limits=limits)
     return decide(replace(problem, curves=curves, recipe=recipe)).plan, sigma
 
 
 def true_loss(problem: Problem, plan: Plan) -> float:
     """What the undisturbed curves say that a plan loses, nats a token."""
-    alone = sum(_lost(problem.curves, one) for one in plan.weights if one.form != "dense")
+    alone = sum(_lost(problem.curves, one) for one in plan.weights)
     return alone + problem.curves.beyond_sum((one.form, one.name, one.dim) for one in plan.weights)
 
 
 def _lost(curves: LossCurves, one: WeightChoice) -> float:
     """What one weight loses; that through which a form shortens others loses what all of them do."""
     form, (around, dim) = form_named(one.form), form_named(one.form).shortening(one.dim)
-    curve, shorter = curves.of(form, one.weight), curves.of(around, one.weight) if form.inside else None
+    curve = curves.of(form, one.weight, one.scheme)
+    shorter = curves.of(around, one.weight, one.scheme) if form.inside else None
     return sum(float(found.loss[at]) for found, at in ((curve, one.dim), (shorter, dim)) if found is not None)
 
 
