@@ -196,7 +196,8 @@ class _LayerFit:
                         WeightRefit(weight, form, choice.dim, linear.weight, linear.bias, kept, means, self.method),
                         module,
                     )
-                    rows = kept.gradients(weight) if weight.scores else None
+                    rounds = weight.scores and scheme_named(choice.scheme).lossy
+                    rows = kept.gradients(weight) if rounds else None
                     self._store(new, weight.name, means.square, rows)
             self.both.compressed_pass(self.layer)
         return new

@@ -21,9 +21,10 @@ def improved(
         targets: the matrix, ``(groups, rows, size)``, as are ``numbers``; ``scale`` and ``zeros`` have size 1.
         most: the largest number.
     """
+    wanted = _flat(targets) @ moment
     for _ in range(AGAIN):
         numbers = _numbers_again(layout, moment, targets, numbers, scale, zeros, most)
-        scale = _scales_again(moment, targets, numbers, scale, zeros)
+        scale = _scales_again(moment, wanted, numbers, scale, zeros)
     return numbers, scale
 
 
@@ -45,11 +46,15 @@ def _numbers_again(
     return numbers
 
 
-def _scales_again(moment: Tensor, targets: Tensor, numbers: Tensor, scale: Tensor, zeros: Tensor) -> Tensor:
-    """Least squares of each row's scales, rounded to 16 bits; those that come out useless stay as they were."""
-    count, _, size = targets.shape
+def _scales_again(moment: Tensor, wanted: Tensor, numbers: Tensor, scale: Tensor, zeros: Tensor) -> Tensor:
+    """Least squares of each row's scales, rounded to 16 bits; those that come out useless stay as they were.
+
+    Args:
+        wanted: W A, shape ``(rows, groups * size)``.
+    """
+    count, _, size = numbers.shape
     signed = numbers - zeros
-    flat, wanted = _flat(signed), _flat(targets) @ moment
+    flat = _flat(signed)
     right = (wanted * flat).view(-1, count, size).sum(2)
     square = torch.stack(
         [

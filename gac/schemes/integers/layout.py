@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -47,20 +48,22 @@ class Layout:
         """Those of a matrix ``(rows, columns)`` by group, zeros where there is none: ``(rows, groups, size)``."""
         return pad(matrix, (0, 1))[:, self.at]
 
+    @cached_property
+    def there(self) -> Tensor:
+        """The places that hold a column."""
+        return (self.at.flatten() < self.count).nonzero()[:, 0]
+
     def back(self, values: Tensor) -> Tensor:
         """Whole numbers ``(rows, groups, size)`` in the order of the columns, ``(rows, columns)`` of uint8."""
-        flat = self.at.flatten()
         found = torch.zeros(len(values), self.count, dtype=torch.uint8, device=values.device)
-        there = (flat < self.count).nonzero()[:, 0]
-        found[:, flat[there]] = values.flatten(1)[:, there].to(torch.uint8)
+        found[:, self.at.flatten()[self.there]] = values.flatten(1)[:, self.there].to(torch.uint8)
         return found
 
     def square(self, matrix: Tensor) -> Tensor:
         """A matrix ``(columns, columns)`` in this order, as the identity where there is no column."""
-        flat = self.at.flatten()
-        there = (flat < len(matrix)).nonzero()[:, 0]
-        found = torch.eye(len(flat), dtype=matrix.dtype, device=matrix.device)
-        found[there[:, None], there] = matrix[flat[there][:, None], flat[there]]
+        found = torch.eye(self.at.numel(), dtype=matrix.dtype, device=matrix.device)
+        columns = self.at.flatten()[self.there]
+        found[self.there[:, None], self.there] = matrix[columns[:, None], columns]
         return found
 
     def parts(self, groups: Tensor) -> Iterator[tuple[slice, Tensor]]:
