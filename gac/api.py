@@ -15,6 +15,7 @@ from gac.allocation.rules import RULES
 from gac.arguments import checked
 from gac.checkpoint.attach import PlannedModel, attach_plan, check_class
 from gac.compression.apply import build_modules, changed_sites, planned_sites, share_gemms, skip_absent
+from gac.compression.ends import check_ends, rounded_ends, swap_in_ends
 from gac.compression.first_shot import calibration_run, check_shots
 from gac.compression.refit import refit as fit_again
 from gac.compression.rounding import store_all
@@ -40,6 +41,7 @@ from gac.plan import Plan
 from gac.profiling.select import select_profile
 from gac.recipe import Options, Recipe
 from gac.runtime.decode_kernel import use_decode_kernel
+from gac.schemes import scheme_named
 from gac.sensitivity.calibration import CalibrationRun
 from gac.sensitivity.curves import stream_fits
 from gac.sensitivity.documents import Text
@@ -74,9 +76,9 @@ def allocate(
         options: the fields of ``gac.Recipe``, which says what each does: ``method``, ``calibration`` (its
             ``measure.text``, a list of such texts, ``["wiki-sample:32x1024", "notes.txt:32x1024"]``, or documents: any
             iterable of strings; ``gac.Documents(texts, windows=16, length=512)`` says how they are packed), ``seed``,
-            ``shots``, ``bos``, ``forms``, ``schemes``, ``align``, ``rotate``, ``profile`` (or a loaded table),
-            ``workloads``, ``fuse``, ``decode_kernel``, ``memory``, ``kv_cache``, ``latency`` (one fraction for every
-            workload, or by workload), ``refit``, ``rule``.
+            ``shots``, ``bos``, ``forms``, ``schemes``, ``align``, ``rotate``, ``head``, ``profile`` (or a loaded
+            table), ``workloads``, ``fuse``, ``decode_kernel``, ``memory``, ``kv_cache``, ``latency`` (one fraction for
+            every workload, or by workload), ``refit``, ``rule``.
 
     Returns:
         The plan, proved optimal over its candidates (or with the gap that is left, or that a rule gave away, in its
@@ -179,18 +181,23 @@ def compress(
     windows = planned_windows(plan, loaded, calibration)
     method = METHODS.get(recipe.measure.method)
     check_shots(recipe.measure.shots, method, recipe.rule, sites, loaded.model.config.model_type)
-    layers = _layers_to_fit(plan, changed, sites)
+    scheme = scheme_named(recipe.space.head)
+    layers = _layers_to_fit(plan, changed, sites, scheme.lossy)
+    if scheme.lossy:
+        check_ends(loaded.model)
     whole = [site for site in sites if site.layer in layers]
     with in_basis(recipe, loaded, model, keep=True):
         key = statistics_key(digest, recipe)
         run = calibration_run(loaded.model, key, windows, method, recipe.measure.shots, progress=progress)
         factors = partial(_factors, run, whole, recipe.space.forms)
+        ends = rounded_ends(loaded.model, scheme)
         modules = build_modules(run, plan.weights, changed, factors())
         if recipe.refit not in (None, "none"):
-            modules = fit_again(run, modules, plan.weights, recipe.refit, sites, dict(factors()))
+            modules = fit_again(run, modules, plan.weights, recipe.refit, sites, dict(factors()), ends)
         else:
             modules = store_all(modules, plan.weights, run, whole)
     swap_in(loaded.model, modules)
+    swap_in_ends(loaded.model, ends)
     share_gemms(loaded.model, sites)
     skip_absent(loaded.model, plan.weights)
     if recipe.deployment.triton:
@@ -198,11 +205,17 @@ def compress(
     return attach_plan(loaded.model, plan)
 
 
-def _layers_to_fit(plan: Plan, changed: Sequence[Site], sites: Sequence[Site]) -> set[int]:
-    """The layers whose factors are needed: those that change, and where they are refitted all above the first."""
+def _layers_to_fit(plan: Plan, changed: Sequence[Site], sites: Sequence[Site], ends: bool) -> set[int]:
+    """The layers whose factors are needed: those that change, and where they are refitted all above the first.
+
+    Args:
+        ends: whether embedding and head are rounded, for which every layer makes up.
+    """
     layers = {site.layer for site in changed}
-    if plan.recipe.refit in (None, "none") or not layers:
+    if plan.recipe.refit in (None, "none") or not (layers or ends):
         return layers
+    if ends:
+        return {site.layer for site in sites}
     return {site.layer for site in sites if site.layer >= min(layers)}
 
 

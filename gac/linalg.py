@@ -25,6 +25,11 @@ def damped(moment: Tensor, mean: float, own: float = 0.0) -> Tensor:
     return matrix
 
 
+def identity_like(moment: Tensor) -> Tensor:
+    """The float64 identity of a moment's shape, on its device."""
+    return torch.eye(len(moment), dtype=torch.float64, device=moment.device)
+
+
 def eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
     """Eigenvalues in descending order, none negative, and their eigenvectors as columns.
 

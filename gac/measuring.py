@@ -4,6 +4,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ from gac.allocation.decide import settled
 from gac.allocation.feasibility import check_reachable
 from gac.allocation.problem import Problem
 from gac.allocation.rules import RULES
+from gac.compression.ends import check_ends, rounded_ends, shapes_of_ends
 from gac.compression.first_shot import calibration_run, check_shots
 from gac.compression.refit import expected_error, expected_share, refit_named, rounded_share
 from gac.errors import GacError, ModelError, PlanError
@@ -24,13 +26,16 @@ from gac.models.linears import check_rows_together
 from gac.models.loading import Loaded, check_finite, check_in_memory, load_config, load_model, model_digest
 from gac.models.rotation import rotate, rotated
 from gac.models.sites import Site
-from gac.plan import Calibration, CalibrationPart, Measured, Plan
+from gac.plan import Calibration, CalibrationPart, Measured, Plan, RoundedHead
 from gac.profiling.select import select_profile
 from gac.profiling.table import Profile
 from gac.recipe import Recipe
 from gac.runtime.compressed import CompressedModel
+from gac.schemes import scheme_named
+from gac.sensitivity.calibration import CalibrationRun
 from gac.sensitivity.curves import measure_curves
 from gac.sensitivity.documents import Text
+from gac.sensitivity.head import measure_head
 from gac.sensitivity.likeness import check_likeness
 from gac.sensitivity.methods import Method
 from gac.sensitivity.registry import METHODS
@@ -139,6 +144,8 @@ def measure_problem(
         check_in_memory(loaded.model, ", with shots=2", "where the first shot is made of it", ", or use shots=1")
     if recipe.deployment.triton:
         check_rows_together(loaded.model, [weight.name for site in sites for weight in site.weights])
+    if scheme_named(recipe.space.head).lossy:
+        check_ends(loaded.model)
     windows = _windows(asked.text, loaded, recipe.measure.seed, recipe.measure.bos)
     check_finite(loaded.model)
     if check is not None:
@@ -148,6 +155,7 @@ def measure_problem(
     with in_basis(recipe, loaded, model) as rotation:
         run = calibration_run(loaded.model, key, windows, method, recipe.measure.shots, progress=progress)
         curves = measure_curves(run, sites, forms=recipe.space.forms, schemes=recipe.space.schemes)
+        head = _head(loaded.model, run, recipe.space.head)
         extra = RULES.get(recipe.rule).measure(run, sites)
     share = expected_share(recipe.refit, method, layout)
     measured = Measured(
@@ -160,8 +168,18 @@ def measure_problem(
         factor=FACTOR * share,
         error=expected_error(method, windows.ids.numel()),
         rotation=rotation,
+        head=head,
     )
     return Problem(planned, curves.curves.scaled(share, rounded_share(recipe.refit)), table, recipe, measured, extra)
+
+
+def _head(model: "PreTrainedModel", run: CalibrationRun, name: str) -> RoundedHead | None:
+    """Embedding and head in the scheme of this name, and what that loses; None where it does not round."""
+    scheme = scheme_named(name)
+    if not scheme.lossy:
+        return None
+    loss = measure_head(run, name, partial(rounded_ends, model, scheme))
+    return RoundedHead(name, shapes_of_ends(model), loss)
 
 
 def _settled(config: Any, recipe: Recipe, table: Profile) -> tuple[Sequence[Site], Recipe]:

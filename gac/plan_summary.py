@@ -33,6 +33,7 @@ def summary(plan: "Plan") -> str:
         f"forms        {', '.join(f'{count} {form}' for form, count in sorted(forms.items()))}"
         f"{run_as(plan)}{_REFITTED[plan.recipe.refit or 'none']}",
         f"alignment    {aligned or 'everything stays dense'}",
+        *_head(plan),
         *([f"rotated      {measured.rotation}"] if measured.rotation else []),
         *_loss(plan),
         *(f"latency      {told}" for told in latencies(plan)),
@@ -65,6 +66,17 @@ def _memory(plan: "Plan") -> list[str]:
         f"memory       {taken};",
         f"             {whole:,} of {dense:,} bytes of the whole model: {whole / dense:.4f} kept;",
         f"             {bits:.2f} bits per dense parameter, {of_model:.2f} in the whole model; {stored(plan)}",
+    ]
+
+
+def _head(plan: "Plan") -> list[str]:
+    """Embedding and head where they are rounded."""
+    if (head := plan.measured.head) is None:
+        return []
+    ends = "embedding and head, which are one," if len(head.shapes) == 1 else "embedding and head"
+    return [
+        f"head         {ends} in {head.scheme}: {head.bytes:,} of {head.dense_bytes:,} bytes,",
+        f"             {head.loss:.4f} of the loss predicted below",
     ]
 
 

@@ -38,6 +38,9 @@ _SEAMS = {"method": "gac.sensitivity.registry:METHODS", "rule": "gac.allocation.
 _SEVERAL = ("calibration", "forms", "schemes", "workloads")
 _ALWAYS = ("method", "text", "seed", "forms", "refit", "workloads")
 
+HEADS = (DEFAULT_SCHEME, "w8a16")
+"""How embedding and head can be stored."""
+
 DecodeKernel = Literal["torch", "triton"]
 """What runs linear weights where they have one row."""
 
@@ -108,12 +111,15 @@ class Space:
             gains of RMSNorm are folded, and the residual stream and the values of heads rotated. Its function is the
             same, and nothing is added at run time; but a head that was tied to the embedding becomes a weight of its
             own. See ``gac.models.rotation.rotate``.
+        head: how embedding and head are stored: ``bf16``, as they are loaded, or ``w8a16``. They are not among the
+            targeted weights, so no limit counts them; bytes of the whole model do.
     """
 
     forms: tuple[str, ...] = DEFAULT_FORMS
     schemes: tuple[str, ...] = (DEFAULT_SCHEME,)
     align: bool | int = True
     rotate: bool = False
+    head: str = DEFAULT_SCHEME
 
     def __post_init__(self) -> None:
         _check_names("space.forms", self.forms)
@@ -130,6 +136,8 @@ class Space:
             "Give a number of 1 or more, such as align=16.",
         )
         _check(isinstance(self.rotate, bool), "space.rotate", self.rotate, "True or False")
+        expected = f"{' or '.join(HEADS)}: embedding and head as they are loaded, or in 8 bits with a scale a row"
+        _check(self.head in HEADS, "space.head", self.head, expected)
 
 
 @dataclass(frozen=True)
@@ -240,6 +248,7 @@ class Options(TypedDict, total=False):
     schemes: "str | Scheme | Iterable[str | Scheme]"
     align: bool | int | str
     rotate: bool
+    head: str
     profile: "Profile | str | Path | None"
     workloads: str | Iterable[str]
     fuse: Fusing

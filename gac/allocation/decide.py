@@ -6,7 +6,8 @@ from math import floor, frexp, ldexp
 
 import numpy as np
 
-from gac.allocation.candidates import CandidateSet, dense_candidate
+from gac.allocation.candidate_set import CandidateSet
+from gac.allocation.candidates import dense_candidate
 from gac.allocation.knapsack import Group, Solution
 from gac.allocation.latencies import UNKNOWN, Timing
 from gac.allocation.problem import LOSS, Instance, Problem, allowed, as_knapsack, floored, total
@@ -31,7 +32,7 @@ from gac.recipe import Recipe
 from gac.schemes import DEFAULT_SCHEME, scheme_named
 from gac.version import __version__
 
-SLACK = 0.01
+SLACK = 0.003
 """How much more than the least loss may be lost for speed, where nothing is said."""
 
 _SLACK_BITS, _LOSS_BITS = 44, 60
@@ -173,7 +174,8 @@ def assemble(
         used, whole = found
         limit = floored(fraction, whole)
         limits.append(Limit(column, fraction, limit, used, whole, max(0, used - limit)))
-    loss = float(sum(choice.loss for choice in choices)) + together
+    head = measured.lost_by_head
+    loss = float(sum(choice.loss for choice in choices)) + together + head
     return Plan(
         schema_version=SCHEMA,
         gac_version=__version__,
@@ -181,7 +183,7 @@ def assemble(
         measured=measured,
         limits=tuple(limits),
         workloads=workloads,
-        prediction=Prediction(loss, measured.perplexity(0.0), measured.perplexity(loss), together),
+        prediction=Prediction(loss, measured.perplexity(0.0), measured.perplexity(loss), together, head),
         certificate=certificate,
         sites=choices,
         speed=speed,

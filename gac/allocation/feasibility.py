@@ -6,7 +6,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from gac.allocation.candidates import candidates, dense_candidate, first_dim
+from gac.allocation.candidates import candidates, dense_candidate
+from gac.allocation.dims import first_dim
 from gac.allocation.knapsack import Group, knapsack
 from gac.allocation.latencies import UNKNOWN, Timing
 from gac.allocation.problem import dense_total, floored, name_of

@@ -4,7 +4,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from gac.allocation.candidates import CandidateSet, dense_candidate
+from gac.allocation.candidate_set import CandidateSet
+from gac.allocation.candidates import dense_candidate
 from gac.allocation.frontier_record import SCHEMA, Frontier, FrontierPoint, SiteOptions, sums
 from gac.allocation.knapsack import Group, Solution, knapsack
 from gac.allocation.latencies import UNKNOWN, Timing
@@ -52,7 +53,7 @@ def frontier(problem: Problem, *, points: int = 100, limit: str = PARAMS) -> Fro
     made = []
     for (asked, most, solution), choice in zip(solved, zip(*options, strict=True), strict=True):
         taken = [site.options[at] for site, at in zip(sites, choice, strict=True)]
-        params, loss, latency = sums(taken)
+        params, loss, latency = sums(taken, problem.measured)
         perplexity = problem.measured.perplexity(loss)
         made.append(FrontierPoint(asked, most, params, loss, perplexity, latency, choice, solution.certificate))
     return Frontier(SCHEMA, __version__, problem.recipe, problem.measured, limit, tuple(sites), tuple(made))

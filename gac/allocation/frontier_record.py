@@ -153,9 +153,10 @@ class Frontier(Shown, Record):
         )
 
 
-def sums(options: Sequence[Candidate]) -> tuple[int, float, tuple[int | None, ...]]:
-    """Parameters, loss, and latency for each workload of one candidate a site."""
-    return sum(one.params for one in options), fsum(one.loss for one in options), summed_latency(options)
+def sums(options: Sequence[Candidate], measured: Measured) -> tuple[int, float, tuple[int | None, ...]]:
+    """Parameters, loss with that of embedding and head, and latency for each workload of one candidate a site."""
+    loss = fsum([*(one.loss for one in options), measured.lost_by_head])
+    return sum(one.params for one in options), loss, summed_latency(options)
 
 
 def _bytes(site: Site, option: Candidate) -> int:
@@ -205,7 +206,7 @@ def _check_point(frontier: Frontier, name: str, point: FrontierPoint, amount: in
     there = [range(len(one.options)) for one in frontier.sites]
     chosen = len(point.choice) == len(there) and all(map(range.__contains__, there, point.choice))
     check(chosen, f"{name} chooses options that are not there", "one of each site's options")
-    params, loss, latency = sums(frontier.taken(point))
+    params, loss, latency = sums(frontier.taken(point), frontier.measured)
     check(
         (point.params, point.loss, point.latency_ns) == (params, loss, latency),
         f"{name} states {point.params} parameters, loss {point.loss!r} and latencies {point.latency_ns}",

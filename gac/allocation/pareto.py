@@ -92,10 +92,10 @@ def _front(points: Points) -> Ints:
     """
     columns, count = points.shape
     if columns == 1:
-        return np.zeros(1, dtype=np.int64)
+        return np.arange(min(count, 1))
     if columns == 2:
         lowest = np.minimum.accumulate(points[1])
-        return np.flatnonzero(np.append(True, points[1, 1:] < lowest[:-1]))
+        return np.flatnonzero(np.append(True, points[1, 1:] < lowest[:-1])[:count])
     if count * count <= _PAIRWISE:
         return np.flatnonzero(_pairs(points, points).sum(axis=0) == 1)
     middle = count // 2

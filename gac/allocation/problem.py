@@ -8,7 +8,8 @@ from functools import cached_property
 
 import numpy as np
 
-from gac.allocation.candidates import CandidateSet, candidates, dense_candidate
+from gac.allocation.candidate_set import CandidateSet
+from gac.allocation.candidates import candidates, dense_candidate
 from gac.allocation.knapsack import Group, Solution, knapsack
 from gac.allocation.latencies import UNKNOWN, Timing
 from gac.arrays import Floats

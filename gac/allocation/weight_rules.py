@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from math import fsum
 from typing import ClassVar, Literal, Self
 
-from gac.allocation.candidates import CandidateSet, candidate_at
+from gac.allocation.candidate_set import CandidateSet
+from gac.allocation.candidates import candidate_at
 from gac.allocation.decide import Decision, assemble
 from gac.allocation.knapsack import Solution
 from gac.allocation.latencies import Timing

@@ -10,8 +10,8 @@ from gac.forms import form_named
 from gac.forms.grouped.torch import decompose_groups
 from gac.forms.metric import Measured, Moments
 from gac.forms.shortened_values import ShortenedValues
-from gac.linalg import damped
-from gac.sensitivity.methods import Method, identity_like
+from gac.linalg import damped, identity_like
+from gac.sensitivity.methods import Method
 
 
 class Svd(Method):

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from gac.allocation.candidates import step_of
+from gac.allocation.dims import step_of
 from gac.allocation.problem import Problem
 from gac.allocation.weight_rules import Chosen, RankRule, WeightRule, at_ranks, curves_of, weights_of
 from gac.arrays import Floats, Ints

@@ -25,7 +25,8 @@ from gac.models.loading import check_in_memory
 from gac.models.threads import one_call_at_a_time
 from gac.plan import Plan, WeightChoice
 from gac.runtime.contract import COMPRESSED
-from gac.runtime.stored import plain_state
+from gac.runtime.ends import ends_of
+from gac.runtime.stored import Stored, plain_state
 
 logger = logging.getLogger("gac")
 
@@ -123,6 +124,10 @@ def _as_stock(choice: WeightChoice, own: Mapping[str, Tensor], stock: nn.Module)
 def _state(model: PreTrainedModel, plain: nn.Module, plan: Plan, merge: bool) -> dict[str, Tensor]:
     """The plain model's parameters, under its names, in its layout."""
     state = {name: value.detach() for name, value in model.state_dict().items()}
+    for path, stored in ((path, one) for path, one in ends_of(model).items() if isinstance(one, Stored)):
+        for name in stored.names:
+            del state[f"{path}.{name}"]
+        state[f"{path}.weight"] = stored.values(model.dtype)
     for choice in plan.weights:
         if not choice.changed:
             continue

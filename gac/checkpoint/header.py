@@ -15,8 +15,9 @@ from gac.errors import CheckpointError, GacError
 from gac.forms import form_named
 from gac.io import from_json
 from gac.models.families import family_of
-from gac.plan import Plan, WeightChoice
+from gac.plan import Plan, RoundedHead, WeightChoice
 from gac.runtime.contract import SCHEMA
+from gac.runtime.header import HEAD
 from gac.schemes import scheme_named
 
 
@@ -27,7 +28,7 @@ def digest_of(text: str | bytes) -> str:
 
 def header_of(plan: Plan, config: Any, text: str | bytes) -> dict[str, Any]:
     """The key as it is written: the modules by name, the names of those that share their first GEMM, blocks
-    that are skipped, and digests.
+    that are skipped, how embedding and head are stored where they are rounded, and digests.
 
     Args:
         config: of the model that the plan was made for.
@@ -41,6 +42,7 @@ def header_of(plan: Plan, config: Any, text: str | bytes) -> dict[str, Any]:
         "plan": digest_of(text),
         "decode_kernel": plan.recipe.deployment.decode_kernel,
     }
+    header |= {HEAD: _head(plan.measured.head)} if plan.measured.head else {}
     return header | {"digest": _digest(header, config)}
 
 
@@ -49,9 +51,18 @@ def _module(choice: WeightChoice) -> dict[str, Any]:
     its matrices, where that is not the module itself."""
     spec = form_named(choice.form).module(choice.weight, choice.dim)
     chosen = {"form": choice.form, "dim": choice.dim, "scheme": choice.scheme}
-    chosen |= {"module": spec.module, "sizes": dict(spec.sizes)}
-    held = scheme_named(choice.scheme).storage
-    return chosen | ({"storage": held.storage, "options": dict(held.options)} if held else {})
+    return chosen | {"module": spec.module, "sizes": dict(spec.sizes)} | _stored(choice.scheme)
+
+
+def _head(head: RoundedHead) -> dict[str, Any]:
+    """How embedding and head are stored, and whether they are one."""
+    return {"scheme": head.scheme, "tied": len(head.shapes) == 1} | _stored(head.scheme)
+
+
+def _stored(scheme: str) -> dict[str, Any]:
+    """What holds the matrices of a scheme; nothing where the modules themselves do."""
+    held = scheme_named(scheme).storage
+    return {"storage": held.storage, "options": dict(held.options)} if held else {}
 
 
 def _digest(header: Mapping[str, Any], config: Any) -> str:

@@ -11,11 +11,13 @@ from gac.arguments import Count, checked
 from gac.checkpoint.attach import attach_plan, planned
 from gac.checkpoint.target import check_free, complete_directory, save_tokenizer
 from gac.compression.apply import empty_stored
+from gac.compression.rounding import storage_of
 from gac.errors import CheckpointError
 from gac.models.linears import as_linear
 from gac.models.threads import one_call_at_a_time
 from gac.plan import Plan, WeightChoice
-from gac.runtime.stored import stored_modules
+from gac.runtime.ends import ends_of
+from gac.runtime.stored import Stored, stored_modules
 from gac.schemes import DEFAULT_SCHEME, scheme_named
 
 DENSE_BITS = scheme_named(DEFAULT_SCHEME).bits
@@ -86,10 +88,25 @@ def _check_matches(model: PreTrainedModel, plan: Plan) -> None:
                 f"{choice.form} with dim {choice.dim}{_in_scheme(choice)}, as model.gac_plan says",
                 "Save the model as gac.compress returned it.",
             )
+    _check_ends(model, plan)
     dtypes = {str(parameter.dtype) for parameter in model.parameters()}
     if len(dtypes) > 1:
         raise CheckpointError(
             f"weights in {' and '.join(sorted(dtypes))}", "one dtype for all weights", "Cast the model to one dtype."
+        )
+
+
+def _check_ends(model: PreTrainedModel, plan: Plan) -> None:
+    """Embedding and head are stored as the plan says."""
+    head = plan.measured.head
+    due = storage_of(scheme_named(head.scheme)) if head else None
+    stored = [one for one in ends_of(model).values() if isinstance(one, Stored)]
+    found = [(one.storage, one.matrix) for one in stored]
+    if found != [(due, shape) for shape in (head.shapes if head else ())]:
+        raise CheckpointError(
+            f"embedding and head of which {len(stored)} are stored: {', '.join(map(str, stored)) or 'none'}",
+            f"{', '.join(map(str, head.shapes))} in {head.scheme}, as model.gac_plan says" if head else "none stored",
+            "Save the model as gac.compress returned it.",
         )
 
 

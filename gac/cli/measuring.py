@@ -75,6 +75,14 @@ _MEASURED = (
         "function, which loses less when rounded where features stand out. A head that is tied to the embedding "
         "becomes a weight of its own.",
     ),
+    click.option(
+        "--head",
+        default=DEFAULT_SCHEME,
+        show_default=True,
+        metavar="NAME",
+        help="How embedding and head are stored: bf16 (as loaded), or w8a16 (8 bits, a scale a row). Bytes of the "
+        "whole model count it, and so does the predicted loss; no limit does.",
+    ),
     workloads_option("What latency is predicted for"),
     click.option(
         "--calibration",
@@ -272,3 +280,5 @@ def _say_cost(model: str, recipe: Recipe) -> None:
             f"form {form.name}: the model is run {runs} times on up to {TOKENS} tokens, "
             "from the first layer that changes on"
         )
+    if (head := recipe.space.head) != DEFAULT_SCHEME:
+        note(f"head {head}: the model is run on up to {TOKENS} tokens, with embedding and head rounded and without")

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from gac.compression.stream import ToStream
 from gac.errors import ModelError
+from gac.models.modules import input_device, swapped
 from gac.models.sites import Weight
 from gac.sensitivity.calibration import first_half
 from gac.sensitivity.layerwise import LayerStack, listening, room
@@ -52,15 +53,21 @@ class PairedRun:
         layers: its decoder layers, in order.
         windows: token ids, int64, shape ``(windows, tokens)``.
         ways: those of its weights that write to the residual stream into it, by name.
+        ends: what the compressed model has for embedding and head, by name, where it has others.
     """
 
     parts: Sequence[slice]
     """The windows that run at once."""
 
     def __init__(
-        self, model: nn.Module, layers: Sequence[nn.Module], windows: Tensor, ways: Mapping[str, ToStream]
+        self,
+        model: nn.Module,
+        layers: Sequence[nn.Module],
+        windows: Tensor,
+        ways: Mapping[str, ToStream],
+        ends: Mapping[str, nn.Module],
     ) -> None:
-        self._model, self._layers, self._windows, self._ways = model, layers, windows, ways
+        self._model, self._layers, self._windows, self._ways, self._ends = model, layers, windows, ways, ends
         self._stack = LayerStack(model, layers)
         self._dense: list[Tensor] = []
         self._ours: list[Tensor] = []
@@ -69,7 +76,7 @@ class PairedRun:
         self.parts = [slice(at, at + at_once) for at in range(0, len(windows), at_once)]
 
     def start(self, lowest: int) -> None:
-        """Run the dense model as far as the passes need it, which begin with layer ``lowest``."""
+        """Run the models as far as the passes need them, which begin with layer ``lowest``: 0 with other ends."""
         found: list[Tensor] = []
 
         def seen(layer: int, hidden: Tensor) -> None:
@@ -81,13 +88,11 @@ class PairedRun:
             if len(found) > TRACED or layer == len(self._layers) - 1:
                 raise _StopLayerError
 
-        embedding = self._model.get_input_embeddings()  # type: ignore[operator]
         with self._stack.traced(lowest, seen):
             for ids in self._windows:
-                with suppress(_StopLayerError):
-                    self._model(input_ids=ids.to(embedding.weight.device).unsqueeze(0), use_cache=False)
+                self._run_model(ids)
         self._dense = [torch.cat(found[part]) for part in self.parts]
-        self._ours = list(self._dense)
+        self._ours = self._entered() if self._ends else list(self._dense)
 
     def dense_pass(self, layer: int, stages: Sequence[Sequence[Weight]]) -> Seen:
         """Take the dense states through a layer.
@@ -162,11 +167,26 @@ class PairedRun:
         device, size = next(self._layers[-1].parameters()).device, len(self._dense[0])
         for window in range(0, len(self._windows), -(-len(self._windows) // most)):
             part, at = divmod(window, size)
-            dense, ours = (
-                self._stack.logits(self._windows[window], states[part][at : at + 1].to(device))
-                for states in (self._dense, self._ours)
-            )
+            ids, states = self._windows[window], (self._dense[part][at : at + 1], self._ours[part][at : at + 1])
+            dense = self._stack.logits(ids, states[0].to(device))
+            with swapped(self._model, self._ends):
+                ours = self._stack.logits(ids, states[1].to(device))
             yield dense, ours
+
+    def _entered(self) -> list[Tensor]:
+        """The hidden states that the first layer of the compressed model reads."""
+        heard: list[Tensor] = []
+        stopping = self._layers[0].register_forward_pre_hook(partial(_stop_at, heard))
+        with swapped(self._model, self._ends), stopping:
+            for ids in self._windows:
+                self._run_model(ids)
+                heard[-1] = self._kept(heard[-1].clone())
+        return [torch.cat(heard[part]) for part in self.parts]
+
+    def _run_model(self, ids: Tensor) -> None:
+        """One window, to where a hook has seen enough."""
+        with suppress(_StopLayerError):
+            self._model(input_ids=ids.to(input_device(self._model)).unsqueeze(0), use_cache=False)
 
     def _run(self, layer: int, hidden: Tensor) -> Tensor:
         device = next(self._layers[layer].parameters()).device

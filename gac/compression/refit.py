@@ -112,6 +112,7 @@ def refit(
     how: Refit,
     sites: Sequence[Site],
     kept: Mapping[int, Kept],
+    ends: Mapping[str, nn.Module] = MappingProxyType({}),
 ) -> dict[str, nn.Module]:
     """The modules of compressed weights fitted again, and fitted copies of the others and of the last norm.
 
@@ -124,17 +125,20 @@ def refit(
         how: ``residual`` or ``update``.
         sites: all of the model's, as planned.
         kept: by layer, from the first that changes on.
+        ends: embedding and head of the compressed model, by name, where they are rounded: then every layer makes up
+            for that.
 
     Raises:
         ModelError: a layer does more than add what its weights write to the residual stream.
     """
-    if not modules:
+    if not modules and not ends:
         return {}
     layers = {layer: [w for site in group for w in site.weights] for layer, group in groupby(sites, lambda s: s.layer)}
-    lowest = min(layer for layer, weights in layers.items() if any(weight.name in modules for weight in weights))
+    changed = (layer for layer, weights in layers.items() if any(weight.name in modules for weight in weights))
+    lowest = 0 if ends else min(changed)
     model = run.model
     ways = ways_of(model, [weight for of_layer in layers.values() for weight in of_layer])
-    both = PairedRun(model, decoder_layers(model, layers), run.windows, ways)
+    both = PairedRun(model, decoder_layers(model, layers), run.windows, ways, ends)
     choices = {choice.name: choice for choice in weights}
     fitted = dict(modules)
     with frozen(model), torch.no_grad():

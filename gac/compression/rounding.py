@@ -13,6 +13,7 @@ from gac.runtime.modules import LowRankLinear
 from gac.runtime.storage import Storage
 from gac.runtime.stored import STORAGES, StoredLinear, is_matrix, plain_state
 from gac.schemes import Scheme, scheme_named
+from gac.schemes.inputs import Inputs
 from gac.sensitivity.calibration import CalibrationRun
 
 LATENTS = 1e-6
@@ -95,11 +96,12 @@ def _stored(
         return module
     values = module.get_parameter("weight")
     matrix, storage = values.flatten(0, -2), storage_of(scheme)
+    reads = None if inputs is None else Inputs(inputs)
     rows = gradients if gradients is not None and len(gradients) == len(matrix) else None
     if storage is None:
-        values.copy_(scheme.rounded(matrix, inputs, rows).view_as(values))
+        values.copy_(scheme.rounded(matrix, reads, rows).view_as(values))
         return module
-    tensors, held = scheme.stored(matrix, inputs, rows), StoredLinear.of(storage, module)
+    tensors, held = scheme.stored(matrix, reads, rows), StoredLinear.of(storage, module)
     held.fill(tensors)
     return held
 

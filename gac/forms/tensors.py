@@ -18,6 +18,7 @@ from gac.models.sites import Weight
 
 if TYPE_CHECKING:
     from gac.schemes import Scheme
+    from gac.schemes.inputs import Inputs
     from gac.sensitivity.methods import Method
     from gac.sensitivity.runs import ModelRuns
 
@@ -157,13 +158,14 @@ class TensorForm(ABC):
     def parameters(self, work: SiteWork, weight: Weight, dim: int) -> dict[str, Tensor] | None:
         """The parameters of the module ``form.module(weight, dim)``, by their names in it; None: it stays as it is."""
 
-    def rounding(self, statistics: Statistics, weight: Weight, scheme: "Scheme") -> Floats | None:
+    def rounding(self, statistics: Statistics, weight: Weight, scheme: "Scheme", inputs: "Inputs") -> Floats | None:
         """What storing the weight in a scheme adds to the loss at every dim, nats a token, shape ``(full + 1,)``.
 
         None: as much as of the dense weight, for each parameter that is left.
 
         Args:
             statistics: with what was kept when the form was measured.
+            inputs: of the dense weight in the metric, as schemes are told of them.
         """
         return None
 

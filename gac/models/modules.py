@@ -2,7 +2,10 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from itertools import chain
+from typing import Any
 
+import torch
 from torch import nn
 
 
@@ -21,3 +24,9 @@ def swapped(model: nn.Module, modules: Mapping[str, nn.Module]) -> Iterator[None
         yield
     finally:
         swap_in(model, before)
+
+
+def input_device(model: Any) -> torch.device:
+    """Where a model looks up tokens."""
+    embedding: nn.Module = model.get_input_embeddings()
+    return next(chain(embedding.parameters(), embedding.buffers())).device

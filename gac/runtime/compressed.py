@@ -18,7 +18,7 @@ from transformers.utils.hub import cached_file
 
 from .contract import DIGESTS, chooses_code
 from .decode_kernel import use_decode_kernel
-from .header import check_run, header_value, own_name, replace_weights, skipped_blocks
+from .header import HEAD, check_run, header_value, own_name, replace_weights, skipped_blocks
 from .serving import prepare_for_vllm
 from .shared_gemm import share_gemm
 from .skipped import skip_blocks
@@ -81,6 +81,13 @@ class CompressedModel:
         names = replace_weights(self, config)
         check_run(self, config)
         prepare_for_vllm(self, names)
+
+    def get_expanded_tied_weights_keys(self: Any, all_submodels: bool = False) -> dict[str, str]:
+        """As for any transformers model; none where embedding and head are stored, for they tie themselves."""
+        if header_value(self.config, HEAD) is not None:
+            return {}
+        found: dict[str, str] = super().get_expanded_tied_weights_keys(all_submodels)  # type: ignore[misc]
+        return found
 
     @classmethod
     def from_pretrained(cls: Any, source: Any, *args: Any, output_loading_info: bool = False, **options: Any) -> Any:

@@ -6,9 +6,13 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from .contract import SCHEMA
+from .ends import store_ends
 from .modules import KINDS, Absent
 from .storage import Storage
 from .stored import STORAGES, StoredLinear, store_in
+
+HEAD = "head"
+"""The member that says how embedding and head are stored, where they are not as they were loaded."""
 
 DECODE_KERNELS = ("torch", "triton")
 
@@ -27,7 +31,23 @@ def replace_weights(model: Any, config: Any) -> list[str]:
         # Some architectures (GPT-2) initialise a weight through the module that holds it, which no longer finds it.
         modules[holder]._is_hf_initialized = True
         names.append(name)
+    for name, module in _ends(model, config).items():
+        model.set_submodule(name, module)
+        names.append(name)
     return names
+
+
+def _ends(model: Any, config: Any) -> dict[str, nn.Module]:
+    """Embedding and head as the config describes them, by name; none where it says nothing of them."""
+    described = header_value(config, HEAD)
+    if described is None:
+        return {}
+    if not isinstance(described, dict) or not isinstance(described.get("tied"), bool):
+        raise _wrong(f"{HEAD} is {described!r}", "an object with storage, options and tied, a truth value")
+    storage = _storage(HEAD, described)
+    if storage is None:
+        raise _wrong(f"{HEAD} has no storage", f"one of {', '.join(STORAGES)}")
+    return store_ends(model, storage, described["tied"])
 
 
 def _weights_of(config: Any) -> dict[str, Any]:

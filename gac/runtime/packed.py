@@ -107,5 +107,11 @@ class PackedIntegers(Storage):
             zero = unpack(held["weight_zero_point"].T, self.bits, rows).T
         return dequantise(numbers, held["weight_scale"], zero, self._size(columns), dtype)
 
+    def rows(self, held: Held, at: Tensor | slice, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
+        if self.zero:  # zero points are packed across the rows
+            return super().rows(held, at, rows, columns, dtype)
+        some = {name: one[at] for name, one in held.items()}
+        return self.values(some, len(some["weight_packed"]), columns, dtype)
+
     def _size(self, columns: int) -> int:
         return max(min(self.group or columns, columns), 1)

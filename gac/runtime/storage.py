@@ -28,6 +28,10 @@ class Storage(ABC):
     def values(self, held: Held, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
         """The matrix ``(rows, columns)`` that the tensors stand for."""
 
+    def rows(self, held: Held, at: Tensor | slice, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
+        """Some rows of that matrix, ``(some, columns)``; here of all that it is made to."""
+        return self.values(held, rows, columns, dtype)[at]
+
     def multiply(self, x: Tensor, held: Held, rows: int, columns: int, bias: Tensor | None) -> Tensor:
         """``x @ matrix.T + bias`` for x ``(..., columns)``; here with the values in the dtype of x."""
         return functional.linear(x, self.values(held, rows, columns, x.dtype), bias)

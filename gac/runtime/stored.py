@@ -20,33 +20,25 @@ STORAGES: dict[str, tuple[Callable[..., Storage], tuple[str, ...]]] = {
 """What can hold a matrix, by the name that ``config.json`` gives it, and the options that make one."""
 
 
-class StoredLinear(nn.Module):
-    """y = W x + bias, W in a storage, whose tensors are buffers beside the bias; x is ``(..., in)``, y ``(..., out)``.
+class Stored(nn.Module):
+    """A matrix in a storage, whose tensors are buffers.
 
-    They are zeros until they are filled. Casts of the model leave them as they are. It is no ``nn.Linear``: what puts
-    layers of its own in the place of those would lose the numbers.
+    They are zeros until they are filled. Casts of the model leave them as they are.
 
     Args:
         storage: what holds the matrix.
-        plain: the module that it stands for; its bias becomes this one's.
+        plain: the module that it stands for.
     """
 
     def __init__(self, storage: Storage, plain: Any) -> None:
         super().__init__()
         self.storage = storage
         self.shape: tuple[int, ...] = tuple(plain.weight.shape)
-        self.in_features, self.out_features = plain.in_features, plain.out_features
         tensors = storage.tensors(*self.matrix)
         self.names = tuple(tensors)
         for name, (shape, dtype) in tensors.items():
             self.register_buffer(name, torch.zeros(shape, dtype=dtype, device=plain.weight.device))
-        self.bias: nn.Parameter | None = plain.bias
         self.train(plain.training)
-
-    @staticmethod
-    def of(storage: Storage, plain: nn.Module) -> "StoredLinear":
-        """A module that ``is_matrix``, in a storage."""
-        return _STORED[type(plain)](storage, plain)
 
     @property
     def matrix(self) -> tuple[int, int]:
@@ -67,13 +59,10 @@ class StoredLinear(nn.Module):
             setattr(self, name, given)
 
     def values(self, dtype: torch.dtype) -> Tensor:
-        """The weight that is multiplied, in the shape that it has in the plain module."""
+        """The matrix in the shape that it has in the plain module."""
         return self.storage.values(self.held, *self.matrix, dtype).view(self.shape)
 
-    def forward(self, x: Tensor) -> Any:
-        return self.storage.multiply(x, self.held, *self.matrix, self.bias)
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "StoredLinear":
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Stored":
         """Show the tensors as whole numbers, which casts to other floating-point dtypes leave alone."""
         dtypes = {name: held.dtype for name, held in self.held.items()}
         for name, held in self.held.items():
@@ -84,6 +73,27 @@ class StoredLinear(nn.Module):
             for name, dtype in dtypes.items():
                 setattr(self, name, self.get_buffer(name).view(dtype))
         return self
+
+
+class StoredLinear(Stored):
+    """y = W x + bias, W in a storage, whose tensors are buffers beside the bias; x is ``(..., in)``, y ``(..., out)``.
+
+    It is no ``nn.Linear``: what puts layers of its own in the place of those would lose the numbers. The bias is the
+    plain module's.
+    """
+
+    def __init__(self, storage: Storage, plain: Any) -> None:
+        super().__init__(storage, plain)
+        self.in_features, self.out_features = plain.in_features, plain.out_features
+        self.bias: nn.Parameter | None = plain.bias
+
+    @staticmethod
+    def of(storage: Storage, plain: nn.Module) -> "StoredLinear":
+        """A module that ``is_matrix``, in a storage."""
+        return _STORED[type(plain)](storage, plain)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.storage.multiply(x, self.held, *self.matrix, self.bias)
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, {self.storage}"
@@ -147,6 +157,6 @@ def count_parameters(model: nn.Module) -> int:
     return rest + sum(prod(one.matrix) for one in stored_modules(model).values())
 
 
-def stored_modules(module: nn.Module) -> dict[str, StoredLinear]:
+def stored_modules(module: nn.Module) -> dict[str, Stored]:
     """Those within it whose matrices are in a storage, by name; the empty one is its own."""
-    return {name: one for name, one in module.named_modules() if isinstance(one, StoredLinear)}
+    return {name: one for name, one in module.named_modules() if isinstance(one, Stored)}

@@ -11,6 +11,8 @@ from gac.operations import Operation
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from gac.schemes.inputs import Inputs
+
 
 @dataclass(frozen=True)
 class StorageSpec:
@@ -60,18 +62,18 @@ class Scheme(ABC):
         return operation
 
     @abstractmethod
-    def rounded(self, matrix: "Tensor", inputs: "Tensor | None" = None, gradients: "Tensor | None" = None) -> "Tensor":
+    def rounded(self, matrix: "Tensor", inputs: "Inputs | None" = None, gradients: "Tensor | None" = None) -> "Tensor":
         """The matrix ``(rows, columns)`` of a module's parameters as it is after storing, in its own dtype.
 
         Args:
-            inputs: E[x x^T] of what the matrix is multiplied with, shape ``(columns, columns)``, for schemes that round
-                so that the product changes least; None where that is not known.
+            inputs: what the matrix is multiplied with, for schemes that round so that the product changes least; None
+                where that is not known.
             gradients: E[g g^T] of the gradients of the product, shape ``(rows, rows)``, where the errors of some rows
                 can make up for those of others; None: rows are rounded by themselves.
         """
 
     def stored(
-        self, matrix: "Tensor", inputs: "Tensor | None" = None, gradients: "Tensor | None" = None
+        self, matrix: "Tensor", inputs: "Inputs | None" = None, gradients: "Tensor | None" = None
     ) -> "dict[str, Tensor]":
         """The tensors of its storage that hold what ``rounded`` gives of the same; for schemes that have one."""
         raise NotImplementedError(f"scheme {self.name} has a storage, and does not say what that holds")

@@ -243,6 +243,7 @@ class _Sums:
         self._half = first_half(windows)
         self._sums: dict[str, Tensor] = {}
         self._tokens: dict[str, list[Tensor]] = {weight.name: [] for weight in weights}
+        self._read: tuple[Tensor, dict[str, Tensor]] | None = None
         self.hooks = {weight.name: partial(self._listen, weight.name) for weight in weights}
 
     def means(self, length: int) -> dict[str, Tensor]:
@@ -276,14 +277,24 @@ class _Sums:
         self._tokens[name].append(of_g)
         self._total(f"both/{name}", (), x.device).add_(of_g @ of_x)
         self._total(f"scale/{name}", x.shape[1:], x.device).add_(x.abs().T @ of_g)
-        for reader, read in READERS.items():
-            numbers, scale = read(x)
-            errors = (numbers.mul_(scale) - x).square_()
+        for reader, errors in self._noise_of(activations, x).items():
             self._total(f"{reader}-noise/{name}", x.shape[1:], x.device).add_(errors.T @ of_g)
         with tf32_products(activations):
             add_square(self._total(f"inputs/{half}/{name}", 2 * x.shape[1:], x.device), x * of_g.sqrt()[:, None])
         with tf32_products(gradients):
             add_square(self._total(f"gradients/{half}/{name}", 2 * g.shape[1:], g.device), g * of_x.sqrt()[:, None])
+
+    def _noise_of(self, activations: Tensor, x: Tensor) -> dict[str, Tensor]:
+        """Squared errors ``(tokens, features)`` by reader; found once for weights that read one input after another."""
+        seen = None if self._read is None else self._read[0]
+        if seen is None or (seen.data_ptr(), seen.shape) != (activations.data_ptr(), activations.shape):
+            found = {}
+            for reader, read in READERS.items():
+                numbers, scale = read(x)
+                found[reader] = numbers.mul_(scale).sub_(x).square_()
+            self._read = activations, found  # which keeps the input from being let go, and another from its place
+        assert self._read is not None
+        return self._read[1]
 
     def _total(self, name: str, shape: Sequence[int], device: torch.device) -> Tensor:
         if name not in self._sums:

@@ -16,7 +16,7 @@ from gac.arrays import Floats
 from gac.curves import LossCurve, LossCurves
 from gac.forms import FORMS, Form, form_named, variants_of
 from gac.forms.by_runs import RunForm
-from gac.forms.metric import FACTOR, Moments
+from gac.forms.metric import Moments
 from gac.forms.tensors import Fit, Kept, Statistics
 from gac.linalg import packed
 from gac.models.loading import read_parameter
@@ -26,6 +26,7 @@ from gac.schemes import DEFAULT_SCHEME, Scheme, scheme_named
 from gac.sensitivity.calibration import CalibrationRun, LayerMoments, decoder_layers
 from gac.sensitivity.methods import Method
 from gac.sensitivity.pairs import measure_pairs
+from gac.sensitivity.prices import prices_of
 from gac.sensitivity.runs import ModelRuns
 from gac.sensitivity.store import TensorFile, background_writer, read_arrays, write_tensors
 
@@ -58,7 +59,7 @@ class _Part:
 
     name: str
     forms: tuple[Form, ...] = ()
-    schemes: tuple[Scheme, ...] = ()
+    scheme: Scheme | None = None
 
     @property
     def runs(self) -> bool:
@@ -72,7 +73,7 @@ class _Part:
 
 
 def fit_layer(statistics: Statistics, sites: Sequence[Site], moments: LayerMoments, part: _Part) -> LayerFit:
-    """Measure the weights of one layer's sites in the forms and schemes of a part.
+    """Measure the weights of one layer's sites in the forms of a part.
 
     Args:
         statistics: of the layer, with what the parts before this one have kept.
@@ -97,12 +98,6 @@ def fit_layer(statistics: Statistics, sites: Sequence[Site], moments: LayerMomen
             names = ("inputs", "gradients") if weight in fit.moments else ("inputs",)
             tensors |= {f"{name}/{weight.name}": packed(getattr(own, name)) for name in names}
             tensors[f"scale/{weight.name}"] = own.scale
-    for scheme in part.schemes:
-        for weight in (weight for weight in weights if scheme.takes(weight)):
-            losses[f"{scheme.name}/{weight.name}"] = np.array(rounding_loss(statistics, weight, scheme))
-            for form in (form for form in FORMS if form.standard and form.takes(weight)):
-                if (by_dim := form.tensors.rounding(statistics, weight, scheme)) is not None:
-                    losses[f"{scheme.name}/{form.name}/{weight.name}"] = by_dim
     return LayerFit(losses, Kept(tensors))
 
 
@@ -127,22 +122,6 @@ def _fits(statistics: Statistics, weights: Sequence[Weight], forms: Sequence[For
 
 def _kept_of(form: Form, fit: Fit) -> dict[str, Tensor]:
     return {f"{form.name}.{name}/{fit.weight.name}": tensor for name, tensor in fit.tensors.items()}
-
-
-def rounding_loss(statistics: Statistics, weight: Weight, scheme: Scheme) -> float:
-    """What storing the dense weight W in a scheme costs, nats a token: ``tr(G E A E^T)`` of its rounding error E.
-
-    Where inputs are rounded too, by errors of variance n that follow nothing else, ``tr(W^T G W diag(n))`` more. To
-    first order all of it adds to what a form loses. A form that keeps less of the weight loses no more by rounding.
-    """
-    matrix, metric, moments = statistics.matrix(weight), statistics.metric(weight), statistics.moments(weight)
-    rows = metric.gradients if weight.scores else None
-    error = (matrix - scheme.rounded(matrix, metric.inputs, rows)).detach().double()
-    lost = float(((metric.gradients @ error @ metric.inputs) * error).sum())
-    if scheme.reads is not None:
-        dense = matrix.detach().double()
-        lost += float(((metric.gradients @ dense) * dense).sum(0) @ moments.noise[scheme.reads].double())
-    return FACTOR * lost
 
 
 def measure_curves(
@@ -203,15 +182,34 @@ def stream_fits(
     with background_writer() as write:
         for layer, moments in progress_bar("decomposing", "layer", len(by_layer), stream, run.progress):
             fits = _read(run, [part for part in parts if part not in missing[layer]], layer, by_layer[layer])
-            pooled = cache(partial(moments.of, pooled=run.method.pooled))
-            for part in missing[layer]:
-                of_part = runs() if part.runs else None
-                statistics = Statistics(run.model, pooled, run.method, _together(fits).kept, of_part)
-                fit = fit_layer(statistics, by_layer[layer], moments, part)
+            for part, fit in _fits_of(run, missing[layer], _together(fits), by_layer[layer], moments, runs):
                 fits.append(fit)
                 if run.store is not None:
                     write(_files(run, part, layer, fit))
             yield layer, _together(fits + by_runs[layer])
+
+
+def _fits_of(
+    run: CalibrationRun,
+    parts: Sequence[_Part],
+    known: LayerFit,
+    sites: Sequence[Site],
+    moments: LayerMoments,
+    runs: Callable[[], ModelRuns],
+) -> Iterator[tuple[_Part, LayerFit]]:
+    """Measure parts of one layer: the forms part by part, then all schemes together."""
+    pooled = cache(partial(moments.of, pooled=run.method.pooled))
+    for part in (part for part in parts if part.scheme is None):
+        statistics = Statistics(run.model, pooled, run.method, known.kept, runs() if part.runs else None)
+        fit = fit_layer(statistics, sites, moments, part)
+        known = _together([known, fit])
+        yield part, fit
+    schemes = {part.scheme.name: part for part in parts if part.scheme is not None}
+    statistics = Statistics(run.model, pooled, run.method, known.kept)
+    prices = prices_of(statistics, _weights_of(sites), [part.scheme for part in schemes.values() if part.scheme])
+    for scheme, price in prices.items():
+        losses = {f"{scheme}/{name}": loss for name, loss in price.items()}
+        yield schemes[scheme], LayerFit({"loss": np.array(moments.loss)} | losses, Kept({}))
 
 
 def _measured_by_runs(
@@ -250,7 +248,7 @@ def _parts(forms: Sequence[str], schemes: Sequence[str]) -> list[_Part]:
     return [
         _Part("standard", tuple(form for form in FORMS if form.standard)),
         *(_Part(form.name, (form,)) for form in own),
-        *(_Part(f"scheme-{scheme.name}", (), (scheme,)) for scheme in rounding),
+        *(_Part(f"scheme-{scheme.name}", scheme=scheme) for scheme in rounding),
     ]
 
 
@@ -298,7 +296,7 @@ def _curves(sites: Sequence[Site], fit: LayerFit, parts: Sequence[_Part]) -> Los
             if (name := f"{form.name}/{weight.name}") in fit.losses
         }
     )
-    for scheme in (scheme for part in parts for scheme in part.schemes):
+    for scheme in (part.scheme for part in parts if part.scheme is not None):
         start = f"{scheme.name}/"
         price = {name.removeprefix(start): loss for name, loss in fit.losses.items() if name.startswith(start)}
         found = found.with_scheme(scheme, weights, [form_named("dense"), *forms], price)

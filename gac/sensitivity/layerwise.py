@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from gac.errors import ModelError
+from gac.models.modules import input_device
 from gac.sensitivity.losses import drawn_loss
 
 HOST_BYTES = 4 * 2**30
@@ -76,8 +77,7 @@ class LayerStack:
             for layer in self.layers[:-1]:
                 replaced.enter_context(_calling(layer, passed))
             replaced.enter_context(_calling(self.layers[-1], lambda *_args, **_kwargs: passed(hidden)))
-            embedding: Any = self.model.get_input_embeddings()  # type: ignore[operator]
-            found: Tensor = self.model(input_ids=ids.to(embedding.weight.device)[None], use_cache=False).logits[0]
+            found: Tensor = self.model(input_ids=ids.to(input_device(self.model))[None], use_cache=False).logits[0]
         return found
 
     def _enter(

@@ -1,12 +1,11 @@
 """The loss of a model on one window of tokens, and the one whose gradients make the Fisher matrix."""
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, nll_loss
 
 from gac.linalg import check_measured
+from gac.models.modules import input_device
 
 
 def window_loss(model: nn.Module, ids: Tensor, what: str = "a calibration window") -> Tensor:
@@ -51,8 +50,7 @@ def drawn_loss(model: nn.Module, ids: Tensor, what: str, seed: int) -> tuple[Ten
 
 def _logits(model: nn.Module, ids: Tensor) -> Tensor:
     """Those that predict a token of the window, float32, ``(tokens - 1, vocabulary)``."""
-    embedding: Any = model.get_input_embeddings()  # type: ignore[operator]
-    found: Tensor = model(input_ids=ids.to(embedding.weight.device).unsqueeze(0), use_cache=False).logits[0, :-1]
+    found: Tensor = model(input_ids=ids.to(input_device(model)).unsqueeze(0), use_cache=False).logits[0, :-1]
     return found.float()
 
 

@@ -3,11 +3,10 @@
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, ClassVar
 
-import torch
 from torch import Tensor
 
 from gac.forms.metric import Halves, Measured, Metric, Moments
-from gac.linalg import damped
+from gac.linalg import damped, identity_like
 
 if TYPE_CHECKING:
     from gac.forms.shortened_values import ShortenedValues
@@ -90,8 +89,3 @@ class Kfac(Method):
 
     def gradients(self, moments: Moments) -> Tensor:
         return damped(moments.gradients, DAMPING)
-
-
-def identity_like(moment: Tensor) -> Tensor:
-    """The float64 identity of a moment's shape, on its device."""
-    return torch.eye(len(moment), dtype=torch.float64, device=moment.device)

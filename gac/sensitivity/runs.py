@@ -8,12 +8,23 @@ from torch import Tensor, nn
 
 from gac.linalg import check_measured
 from gac.models.linears import read_weight
-from gac.models.modules import swapped
+from gac.models.modules import input_device, swapped
 from gac.models.sites import Weight
 from gac.sensitivity.layerwise import LayerStack, frozen, listening
 
 TOKENS = 4096
 """Tokens that tell what a change loses well enough, in whole windows."""
+
+
+def sampled(windows: Tensor) -> Tensor:
+    """``TOKENS`` of them, in even steps, in whole windows."""
+    return windows[:: -(-len(windows) * windows.shape[1] // TOKENS)]
+
+
+def diverged(dense: Tensor, changed: Tensor) -> Tensor:
+    """The mean Kullback-Leibler divergence of one model from another, from logarithms ``(tokens, vocabulary)``."""
+    found: Tensor = (dense.exp() * (dense - changed)).sum(-1).mean()
+    return found
 
 
 class ModelRuns:
@@ -36,15 +47,14 @@ class ModelRuns:
     ) -> None:
         self.model, self._stack = model, LayerStack(model, layers)
         self._layer_of = {module: at for at, layer in enumerate(layers) for module in layer.modules()}
-        self._windows = windows[:: -(-len(windows) * windows.shape[1] // TOKENS)]
+        self._windows = sampled(windows)
         self._states: list[list[Tensor]] = [[] for _ in layers]
         self._means: dict[str, Tensor] = {}
-        embedding: Any = model.get_input_embeddings()  # type: ignore[operator]
         hooks = {weight.name: self._hearing(weight.name) for weight in weights if weight.block == "in"}
         self._dense = []
         with frozen(model), torch.no_grad(), self._stack.traced(0, self._keep), listening(model, hooks):
             for ids in self._windows:
-                logits = model(input_ids=ids.to(embedding.weight.device)[None], use_cache=False).logits[0]
+                logits = model(input_ids=ids.to(input_device(model))[None], use_cache=False).logits[0]
                 self._dense.append(logits.float().log_softmax(-1))
 
     def mean_output(self, weight: Weight) -> Tensor:
@@ -72,10 +82,8 @@ class ModelRuns:
         hidden = self._states[lowest][window]
         for layer in range(lowest, len(self._states)):
             hidden = self._stack.run(layer, hidden)
-        dense = self._dense[window]
         changed = self._stack.logits(self._windows[window], hidden).float().log_softmax(-1)
-        diverged: Tensor = (dense.exp() * (dense - changed)).sum(-1).mean()
-        return diverged
+        return diverged(self._dense[window], changed)
 
     def _keep(self, layer: int, hidden: Tensor) -> None:
         self._states[layer].append(hidden.detach())

@@ -8,6 +8,7 @@ from gac.compression.rounding import storage_of
 from gac.operations import Operation, linear
 from gac.runtime.rounded_inputs import READERS
 from gac.schemes import SCHEMES, Scheme
+from gac.schemes.inputs import Inputs
 
 _SHAPES = ((16, 256), (48, 128), (8, 200))
 ROUNDED = 2**-7
@@ -96,7 +97,7 @@ def _check_with_inputs(scheme: Scheme, matrix: torch.Tensor, rounded: torch.Tens
     """Where inputs are alike, rounding that knows them makes the product no worse."""
     columns = matrix.shape[1]
     inputs = torch.eye(columns, dtype=torch.float64) + 10 * torch.ones(columns, columns, dtype=torch.float64)
-    told = scheme.rounded(matrix, inputs)
+    told = scheme.rounded(matrix, Inputs(inputs))
     assert (told.shape, told.dtype) == (matrix.shape, matrix.dtype), f"{of}: other with inputs than without"
     errors = [(one - matrix).double() for one in (told, rounded)]
     worse, before = (float(((error @ inputs) * error).sum()) for error in errors)
@@ -143,7 +144,7 @@ def check_bits(*schemes: Scheme) -> None:
         matrix = torch.randn(shape, generator=torch.Generator().manual_seed(0))
         alike = torch.eye(shape[1], dtype=torch.float64)
         for inputs in (alike, alike + 1):
-            errors = [(scheme, (scheme.rounded(matrix, inputs) - matrix).double()) for scheme in by_bits]
+            errors = [(scheme, (scheme.rounded(matrix, Inputs(inputs)) - matrix).double()) for scheme in by_bits]
             lost = [(scheme, float(((error @ inputs) * error).sum())) for scheme, error in errors]
             for (fewer, more_lost), (more, less_lost) in pairwise(lost):
                 worse = more.bits > fewer.bits and less_lost > more_lost

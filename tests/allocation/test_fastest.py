@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gac.allocation.crosscheck import verified
-from gac.allocation.decide import Decision, decide, settled
+from gac.allocation.decide import SLACK, Decision, decide, settled
 from gac.allocation.feasibility import check_reachable
 from gac.allocation.problem import Problem
 from gac.errors import BudgetError
@@ -90,7 +90,7 @@ def test_no_workload_is_slower_than_dense_unless_asked() -> None:
 
 @pytest.mark.parametrize(
     ("options", "slack"),
-    [({}, 0.01), ({"latency": "any"}, 0.01), ({"latency": 0.9}, 0.0), ({"latency": 0.9, "slack": 0.1}, 0.1)],
+    [({}, SLACK), ({"latency": "any"}, SLACK), ({"latency": 0.9}, 0.0), ({"latency": 0.9, "slack": 0.1}, 0.1)],
 )
 def test_the_slack_where_nothing_is_said(options: dict[str, object], slack: float) -> None:
     assert _open(_losing(), 1.0, **options).recipe.slack == slack

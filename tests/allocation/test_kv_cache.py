@@ -7,7 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gac.allocation.candidates import CandidateSet, candidates
+from gac.allocation.candidate_set import CandidateSet
+from gac.allocation.candidates import candidates
 from gac.allocation.decide import decide
 from gac.allocation.feasibility import check_reachable
 from gac.allocation.latencies import Timing

@@ -13,7 +13,7 @@ from unittest.mock import patch
 
 import numpy as np
 
-from gac.allocation.candidates import CandidateSet
+from gac.allocation.candidate_set import CandidateSet
 from gac.allocation.frontier import Frontier, frontier
 from gac.allocation.problem import Problem
 from gac.costs import PARAMS, ns_of

@@ -29,13 +29,14 @@ def main() -> None:
     parser = options(__doc__, *OF_A_STUDY, "--refit")
     parser.add_argument("--bits", type=float, nargs="*", default=BITS)
     parser.add_argument("--sets", nargs="*", choices=SETS, default=list(SETS))
+    parser.add_argument("--rotate", action="store_true", help="as the option of gac.allocate")
     parser.set_defaults(calibration="wiki-sample:190x1024")
     asked = parser.parse_args()
-    study = Precision(asked, "refit")
+    study = Precision(asked, "refit", "rotate")
     for bits in asked.bits:
         for name in asked.sets:
             given = {"memory": bits / 16, **SETS[name]}
-            study.add({"with": name, "bits": bits}, 1.0, refit=asked.refit, **given)
+            study.add({"with": name, "bits": bits}, 1.0, refit=asked.refit, rotate=asked.rotate, **given)
 
 
 class Precision(Study):

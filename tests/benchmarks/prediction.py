@@ -27,15 +27,16 @@ from tests.benchmarks.harness import OF_A_STUDY, Study, options, problem_of
 def main() -> None:
     parser = options(__doc__, *OF_A_STUDY, "--refit")
     parser.add_argument("--plans", type=int, default=30)
+    parser.add_argument("--first", type=int, default=0, help="seed of the first, for several runs at a time")
     parser.add_argument("--budgets", type=float, nargs=2, default=(0.55, 0.97), metavar=("LEAST", "MOST"))
     parser.add_argument("--forms", nargs="*", default=list(DEFAULT_FORMS))
     parser.add_argument("--schemes", nargs="*", default=[DEFAULT_SCHEME])
     parser.set_defaults(windows=40, refit="none")
     asked = parser.parse_args()
-    study = Study(asked, "budgets", "refit", "forms", "schemes")
+    study = Study(asked, "first", "budgets", "refit", "forms", "schemes")
     planned = {"profile": asked.profile, "workloads": ["prefill:1x1024"], "refit": asked.refit, "forms": asked.forms}
     problem = problem_of(study.loaded, calibration=asked.calibration, schemes=asked.schemes, **planned)
-    for seed in range(len(study.rows), asked.plans):
+    for seed in range(asked.first + len(study.rows), asked.first + asked.plans):
         plan, sigma = random_plan(problem, seed, asked.budgets)
         row = (
             {"seed": seed, "sigma": sigma, "forms": Counter(one.form for one in plan.weights)}

@@ -7,13 +7,11 @@ Every figure is ``tr(G E A E^T)`` of a weight's rounding error E over that of pl
 itself; feedback; scales and numbers improved in turn after it; feedback through A and G.
 """
 
-from unittest import mock
-
 from torch import Tensor
 
 from gac.forms.metric import Metric
 from gac.models.families import family_of
-from gac.schemes.integers import descent
+from gac.schemes.inputs import Inputs
 from gac.schemes.integers.torch import round_matrix
 from gac.sensitivity.calibration import CalibrationRun, stream_moments
 from gac.sensitivity.methods import Kfac
@@ -51,15 +49,14 @@ def main() -> None:
 def errors(matrix: Tensor, metric: Metric, bits: int, both: bool) -> dict[str, float]:
     """``tr(G E A E^T)`` by what rounding knows and does."""
 
-    def lost(inputs: Tensor | None, gradients: Tensor | None = None) -> float:
+    def lost(inputs: Inputs | None, gradients: Tensor | None = None) -> float:
         rounded = round_matrix(matrix, inputs, bits, GROUP, True, gradients).values(matrix.dtype)
         error = (rounded - matrix).double()
         return float(((metric.gradients @ error @ metric.inputs) * error).sum())
 
-    with mock.patch.object(descent, "AGAIN", 0):
-        found = {"nearest": lost(None), "feedback": lost(metric.inputs)}
-    found["improved"] = lost(metric.inputs)
-    return found | ({"both sides": lost(metric.inputs, metric.gradients)} if both else {})
+    inputs = Inputs(metric.inputs)
+    found = {"nearest": lost(None), "feedback": lost(Inputs(metric.inputs, thorough=False)), "improved": lost(inputs)}
+    return found | ({"both sides": lost(inputs, metric.gradients)} if both else {})
 
 
 if __name__ == "__main__":

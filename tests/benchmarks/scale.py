@@ -4,6 +4,7 @@
 
 The model and its tokens are random; what runs is ``gac.allocate`` and ``gac.compress``. Parts are timed by functions of
 the pipeline, with the GPU waited for on both sides; a part that begins with "of which" lies in the one above it.
+With ``--schemes`` they are priced too, weights are rounded, and ``--memory`` limits the bytes.
 ``--layers 2 --windows 16`` is a first look. ``--shrink 64`` makes every dim smaller, for a CPU. A run that is cut short
 goes on where it has a ``--home`` (37 GB on a disk for Llama-3-8B).
 """
@@ -15,6 +16,7 @@ import os
 import resource
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -22,11 +24,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
 import gac
 from gac import api, measuring
 from gac.allocation import rules
+from gac.compression import refit, rounding
 from gac.forms import decomposition
 from gac.forms.head_dim import torch as head_dim
 from gac.forms.low_rank import torch as low_rank
@@ -34,11 +39,14 @@ from gac.forms.narrow import elimination
 from gac.forms.narrow import torch as narrow
 from gac.models.loading import default_device
 from gac.models.shapes import SHAPES
-from gac.sensitivity import curves, layerwise, methods
+from gac.schemes import DEFAULT_SCHEME
+from gac.sensitivity import curves, layerwise, methods, texts
 from gac.sensitivity.text import Windows
 from tests.benchmarks.harness import OPTIONS, options, write
 
 VOCABULARY = 128_256
+UNUSED = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({})))
+"""The tokens are random."""
 # Part, where its function is looked up, and the function's name.
 PARTS: tuple[tuple[str, Any, str], ...] = (
     ("weights checked and digested", measuring, "check_finite"),
@@ -53,9 +61,13 @@ PARTS: tuple[tuple[str, Any, str], ...] = (
     ("of which eliminations", narrow, "eliminate"),
     ("of which of which block updates", elimination._State, "update"),
     ("of which values", head_dim, "_shortened"),
+    ("prices of rounding", curves, "prices_of"),
     ("allocation", rules, "decide"),
     ("modules from factors", api, "build_modules"),
+    ("rounding for the dense model's inputs", api, "store_all"),
+    ("of which rounding", rounding, "store"),
     ("fitting again", api, "fit_again"),
+    ("of which rounding again", refit, "store"),
 )
 
 
@@ -66,6 +78,8 @@ def main() -> None:
     parser.add_argument("--windows", type=int, default=128)
     parser.add_argument("--tokens", type=int, default=2048)
     parser.add_argument("--budget", type=float, default=0.8)
+    parser.add_argument("--memory", type=float)
+    parser.add_argument("--schemes", nargs="*", default=[DEFAULT_SCHEME])
     parser.add_argument("--refit", default="none", choices=("none", "residual"))
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
     parser.add_argument("--shrink", type=int, default=1)
@@ -119,7 +133,7 @@ def run(asked: argparse.Namespace, report: Report) -> None:
     report.say(f"model of {sum(p.numel() for p in model.parameters()) / 1e9:.2f} billion parameters")
     ids = torch.randint(0, model.config.vocab_size, (asked.windows, asked.tokens), generator=torch.Generator())
     windows = Windows("wiki-sample", ids, hashlib.sha256(ids.numpy().tobytes()).hexdigest())
-    measuring.calibration_windows = lambda *_: windows  # type: ignore[assignment]
+    texts.calibration_windows = lambda *_: windows  # type: ignore[assignment]
     for part, owner, name in PARTS:
         setattr(owner, name, report.timed(part, getattr(owner, name)))
     curves.background_writer = reporting_writer(report)  # type: ignore[assignment]
@@ -129,17 +143,24 @@ def run(asked: argparse.Namespace, report: Report) -> None:
         asked.budget,
         profile=OPTIONS["--profile"]["default"],
         calibration=f"wiki-sample:{asked.windows}x{asked.tokens}",
-        tokenizer=object(),  # type: ignore[arg-type]
+        tokenizer=UNUSED,
         refit=asked.refit,
+        memory=asked.memory,
+        schemes=asked.schemes,
         progress=False,
     )
     report.say("allocated", allocate_seconds=now() - begun, prediction=plan.prediction.loss)
+    schemes = Counter(weight.scheme for weight in plan.weights)
     forms = {form: sum(weight.form == form for weight in plan.weights) for form in ("dense", "low_rank", "narrow")}
     kept = sum(file.stat().st_size for file in Path(os.environ["GAC_HOME"]).rglob("*") if file.is_file())
     begun_compressing = now()
-    gac.compress(model, plan, tokenizer=object(), progress=False)  # type: ignore[arg-type]
+    gac.compress(model, plan, tokenizer=UNUSED, progress=False)
     report.say(
-        f"compressed, {forms}", compress_seconds=now() - begun_compressing, total_seconds=now() - begun, forms=forms
+        f"compressed, {forms}, {dict(schemes)}",
+        schemes=schemes,
+        compress_seconds=now() - begun_compressing,
+        total_seconds=now() - begun,
+        forms=forms,
     )
     report.parts()
     report.say(f"{kept / 1e9:.1f} GB kept on disk; {now() - begun:.1f} s in all", kept_gb=kept / 1e9)

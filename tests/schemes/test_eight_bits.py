@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from transformers import LlamaForCausalLM
 
 import gac
-from gac.allocation.candidates import CandidateSet, candidates
+from gac.allocation.candidate_set import CandidateSet
+from gac.allocation.candidates import candidates
 from gac.allocation.decide import settled
 from gac.allocation.feasibility import check_reachable
 from gac.allocation.latencies import Timing
@@ -36,10 +37,11 @@ from gac.runtime.storage import Storage
 from gac.runtime.stored import stored_modules
 from gac.schemes import SCHEMES, Scheme, scheme_named
 from gac.schemes.float8.torch import FLOAT8, round_matrix
+from gac.schemes.inputs import Inputs
 from gac.schemes.integers.torch import round_matrix as round_integers
 from gac.sensitivity.calibration import CalibrationRun, stream_moments
-from gac.sensitivity.curves import rounding_loss
 from gac.sensitivity.methods import Kfac
+from gac.sensitivity.prices import rounding_loss
 from gac.testing import check_bits
 from tests.compression.applying import logits
 from tests.models.small import small_config
@@ -89,7 +91,7 @@ def test_floats_are_the_nearest_in_their_scale() -> None:
 
 def test_the_scale_is_searched_where_the_inputs_are_large() -> None:
     matrix, weighs = normal(64, 64), torch.logspace(0, -4, 64)
-    told, plain = (scheme_named("fp8").rounded(matrix, seen) - matrix for seen in (weighs.diag(), None))
+    told, plain = (scheme_named("fp8").rounded(matrix, seen) - matrix for seen in (Inputs(weighs.diag()), None))
     assert float(told.square().sum(0) @ weighs) < float(plain.square().sum(0) @ weighs)
 
 
@@ -237,7 +239,8 @@ def test_the_price_is_the_mean_squared_error_in_the_metric(name: str, tiny_model
         hook.remove()
         changes = errors_of(name, seen[0].float()) @ linear_at(tiny_model, weight.name).weight.detach().double().T
         measured = FACTOR * float(((changes @ statistics.metric(weight).gradients) * changes).sum(1).mean())
-        price = rounding_loss(statistics, weight, reading_alone(name))
+        inputs = Inputs(statistics.metric(weight).inputs)
+        price = rounding_loss(statistics, weight, reading_alone(name), inputs)
         assert price == pytest.approx(measured, rel=0.05), weight.name
 
 
@@ -260,7 +263,8 @@ def pair_statistics(outs: int, ins: int) -> tuple[Statistics, Weight, Tensor]:
 @pytest.mark.parametrize("rank", [16, 48, 96])
 def test_the_price_of_a_pair_counts_its_latents(name: str, rank: int) -> None:
     statistics, weight, x = pair_statistics(96, 128)
-    price = form_named("low_rank").tensors.rounding(statistics, weight, reading_alone(name))
+    inputs = Inputs(statistics.metric(weight).inputs)
+    price = form_named("low_rank").tensors.rounding(statistics, weight, reading_alone(name), inputs)
     second, first = (statistics.kept.of(form_named("low_rank"), one, weight) for one in ("second", "first"))
     second, first = second[:, :rank].double(), first[:rank].double()
     changes = [errors_of(name, x) @ first.T @ second.T, errors_of(name, (x.double() @ first.T).float()) @ second.T]

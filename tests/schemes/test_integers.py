@@ -2,6 +2,7 @@
 
 import copy
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from torch import Tensor
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 import gac
-from gac.allocation.decide import settled
+from gac.allocation.decide import SLACK, settled
 from gac.compression.rounding import store
 from gac.curves import LossCurve, LossCurves
 from gac.errors import BudgetError, PlanError, ProfileError
@@ -26,7 +27,8 @@ from gac.reporting.tables import cell_of, legend_of
 from gac.runtime.modules import LowRankLinear
 from gac.runtime.stored import plain_state
 from gac.schemes import SCHEMES, scheme_named
-from gac.schemes.integers import descent, feedback
+from gac.schemes.inputs import Inputs
+from gac.schemes.integers import feedback
 from gac.schemes.integers.sweep import sweep
 from gac.schemes.integers.torch import Numbers, round_matrix
 from gac.testing import check_scheme
@@ -75,8 +77,8 @@ def correlated(columns: int) -> Tensor:
     return turned @ root @ root.T @ turned.T
 
 
-def rounded(matrix: Tensor, *given: object, **named: object) -> Tensor:
-    return round_matrix(matrix, *given, **named).values(matrix.dtype)  # type: ignore[arg-type]
+def rounded(matrix: Tensor, inputs: Tensor | None, *given: Any, **named: Any) -> Tensor:
+    return round_matrix(matrix, inputs if inputs is None else Inputs(inputs), *given, **named).values(matrix.dtype)
 
 
 def lost(matrix: Tensor, rounded: Tensor, inputs: Tensor) -> float:
@@ -134,7 +136,7 @@ def sorted_inputs(columns: int) -> Tensor:
 
 @pytest.mark.parametrize("columns", [60, 300])
 def test_feedback_in_parts_is_the_plain_sweep(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(descent, "AGAIN", 0)
+    monkeypatch.setattr(feedback, "improved", lambda *given: (given[3], given[4]))
     inputs, matrix = sorted_inputs(columns), torch.randn(4, columns, dtype=torch.float64)
     found = rounded(matrix, inputs, 4, None, zero=True)
     assert torch.allclose(swept(matrix, inputs, [torch.unique(row) for row in found]), found, atol=1e-9)
@@ -144,7 +146,7 @@ def test_feedback_through_both_sides_is_the_plain_sweep(monkeypatch: pytest.Monk
     """Rows of a block in turn, each for the errors of those before it; the blocks by themselves."""
     monkeypatch.setattr(feedback, "ROWS", 5)
     inputs, gradients, matrix = sorted_inputs(40), correlated(12), torch.randn(12, 40, dtype=torch.float64)
-    found = round_matrix(matrix, inputs, 3, 16, True, gradients)
+    found = round_matrix(matrix, Inputs(inputs), 3, 16, True, gradients)
     moment, work = damped(gradients, 1e-2), matrix.clone()
     for start in range(0, 12, 5):
         block = slice(start, min(start + 5, 12))
@@ -176,20 +178,28 @@ def swept_in_groups(row: Tensor, inputs: Tensor, levels: list[Tensor]) -> Tensor
 
 @pytest.mark.parametrize("bits", [2, 4])
 @pytest.mark.parametrize("group", [32, 50, None])
-def test_scales_and_numbers_improved_in_turn_lose_less(
-    bits: int, group: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    inputs, matrix = correlated(200), torch.randn(24, 200, dtype=torch.float64)
-    improved = lost(matrix, rounded(matrix, inputs, bits, group, zero=True), inputs)
-    monkeypatch.setattr(descent, "AGAIN", 0)
-    assert improved < 0.97 * lost(matrix, rounded(matrix, inputs, bits, group, zero=True), inputs)
+def test_scales_and_numbers_improved_in_turn_lose_less(bits: int, group: int | None) -> None:
+    moment, matrix = correlated(200), torch.randn(24, 200, dtype=torch.float64)
+    quick, thorough = (
+        round_matrix(matrix, Inputs(moment, thorough=one), bits, group, zero=True).values(matrix.dtype)
+        for one in (False, True)
+    )
+    assert lost(matrix, thorough, moment) < 0.97 * lost(matrix, quick, moment)
+
+
+def test_inputs_that_several_are_told_of_change_nothing() -> None:
+    moment, matrices = correlated(200), [torch.randn(rows, 200, dtype=torch.float64) for rows in (24, 7)]
+    shared = Inputs(moment)
+    for scheme in map(scheme_named, ("w8a16", "w4a16:64", "w3a16:64", "w3a16:32")):
+        for matrix in matrices:
+            assert torch.equal(scheme.rounded(matrix, shared), scheme.rounded(matrix, Inputs(moment)))
 
 
 def test_gradients_that_are_correlated_lower_the_loss() -> None:
     inputs, gradients, matrix = correlated(96), correlated(150), torch.randn(150, 96, dtype=torch.float64)
 
     def loss(given: Tensor | None) -> float:
-        error = round_matrix(matrix, inputs, 3, 32, True, given).values(torch.float64) - matrix
+        error = round_matrix(matrix, Inputs(inputs), 3, 32, True, given).values(torch.float64) - matrix
         return float(((gradients @ error @ inputs) * error).sum())
 
     assert loss(gradients) < 0.8 * loss(None)
@@ -202,10 +212,10 @@ def test_the_second_factor_is_solved_for_the_first_as_it_was_rounded() -> None:
         own.data = torch.randn_like(own)
     dense, alone = module.second.weight @ module.first.weight, copy.deepcopy(module)
     state = plain_state(store(scheme, module, inputs), torch.float32)
-    first = scheme.rounded(alone.first.weight, inputs)
+    first = scheme.rounded(alone.first.weight, Inputs(inputs))
     assert torch.equal(state["first.weight"], first)
     seen = first.double() @ inputs.double() @ first.double().T
-    as_it_was = scheme.rounded(alone.second.weight, seen)
+    as_it_was = scheme.rounded(alone.second.weight, Inputs(seen))
     solved, not_solved = (
         lost(dense.double(), (one @ first).double(), inputs.double()) for one in (state["second.weight"], as_it_was)
     )
@@ -311,7 +321,7 @@ def test_a_limit_of_latency_needs_a_profile_of_the_scheme() -> None:
     rounded = settled(gac.Recipe.of(memory=0.3, schemes=("w4a16",)), sites, profile)
     assert (rounded.limits.latency, rounded.slack) == ({}, 0.0)
     plain = settled(gac.Recipe.of(memory=0.5), sites, profile)
-    assert (plain.limits.latency, plain.slack) == ({"prefill:1x1024": 1.0, "decode:1@1024": 1.0}, 0.01)
+    assert (plain.limits.latency, plain.slack) == ({"prefill:1x1024": 1.0, "decode:1@1024": 1.0}, SLACK)
     with pytest.raises(ProfileError, match=r"prefill:1x1024 with scheme w4a16, which the profile does not have"):
         settled(gac.Recipe.of(memory=0.3, latency=0.9, schemes=("bf16", "w4a16")), sites, profile)
 

@@ -15,7 +15,7 @@ from gac.arrays import Ints
 _FIRST, _FINEST = 24, 16
 _REACH = 2
 _FAST_GROWTH, _GROWTH, _SLOW_GROWTH = 2.0, 1.3, 1.1
-_CHEAP, _DEAR = 1 << 12, 1 << 16
+_CHEAP, _DEAR, _DEAREST = 1 << 12, 1 << 16, 1 << 19
 _LISTS, _CP_SAT = "lists joined in the middle", "CP-SAT"
 
 
@@ -87,10 +87,13 @@ def _settle_by_cp_sat(items: Ragged, bound: Bound, choice: Ints, lower: int, sec
 
 
 def _growth(work: int, before: int) -> float:
-    """How much wider the next margin is: work grows faster than the margin, the more so the more there is of it."""
+    """How much wider the next margin is: work grows faster than the margin, the more so the more there is of it.
+
+    Where lists are nearly as long as they may get, a wide step would be given up; a narrow one may find the optimum.
+    """
     if work < _CHEAP:
         return _FAST_GROWTH
-    return _GROWTH if work < max(_DEAR, 2 * before) else _SLOW_GROWTH
+    return _GROWTH if work < min(max(_DEAR, 2 * before), _DEAREST) else _SLOW_GROWTH
 
 
 def _value(items: Ragged, choice: Ints) -> int:

@@ -15,6 +15,7 @@ from gac.forms.refit import Refits, WeightRefit
 from gac.forms.tensors import Fit, Kept, SiteWork, Statistics, TensorForm, bias_of
 from gac.linalg import cholesky, damped, eigh
 from gac.models.sites import Weight
+from gac.schemes.inputs import Inputs
 
 if TYPE_CHECKING:
     from gac.schemes import Scheme
@@ -122,22 +123,22 @@ class LowRankTensors(TensorForm):
         kept = {"second": second.to(matrix.dtype), "first": first.to(matrix.dtype), "gains": found.gains}
         return Fit(weight, found.curve.loss, kept)
 
-    def rounding(self, statistics: Statistics, weight: Weight, scheme: "Scheme") -> Floats:
+    def rounding(self, statistics: Statistics, weight: Weight, scheme: "Scheme", inputs: "Inputs") -> Floats:
         """Factors are rounded once, with all ranks: those of a rank are its first columns and rows.
 
         B^T G B and A M A^T, M the moment of the inputs, are diagonal, with c and d: a row e of the error of A costs
         ``c e M e^T``, a column f of that of B ``d f^T G f``, and both add up over the ranks. What a scheme rounds of
         inputs and latents is added.
         """
-        metric = statistics.metric(weight)
+        gradients = statistics.metric(weight).gradients
         second, first = (factor.double() for factor in every_rank(statistics.kept, weight))
         gains = statistics.kept.of(self.form, "gains", weight)
-        seen = torch.linalg.vecdot(first @ metric.inputs, first)
-        rows = scheme.rounded(first, metric.inputs) - first
-        rows_too = metric.gradients if weight.scores else None
-        columns = (scheme.rounded(second, seen.diag(), rows_too) - second).T
-        own = gains * torch.linalg.vecdot(rows @ metric.inputs, rows)
-        own += seen * torch.linalg.vecdot(columns @ metric.gradients, columns)
+        seen = torch.linalg.vecdot(first @ inputs.moment, first)
+        latents = Inputs(seen.diag(), thorough=inputs.thorough)
+        rows = scheme.rounded(first, inputs) - first
+        columns = (scheme.rounded(second, latents, gradients if weight.scores else None) - second).T
+        own = gains * torch.linalg.vecdot(rows @ inputs.moment, rows)
+        own += seen * torch.linalg.vecdot(columns @ gradients, columns)
         by_rank = own.cumsum(0)
         if scheme.reads is not None:
             by_rank += _read(scheme, statistics.moments(weight), first, gains, seen)

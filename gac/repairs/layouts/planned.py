@@ -36,7 +36,8 @@ def planned_blocks(source: Source) -> Iterator[Block]:
 
 def _check_plain(source: Source, plan: Plan) -> None:
     """Zeros can be put between numbers only where these are stored one by one."""
-    if stored := sorted({one.scheme for one in plan.weights if scheme_named(one.scheme).storage}):
+    schemes = {*(one.scheme for one in plan.weights), plan.recipe.space.head}
+    if stored := sorted(name for name in schemes if scheme_named(name).storage):
         raise CheckpointError(
             f"{source.directory} has weights in {', '.join(stored)}",
             "weights in 16 or 32 bits",

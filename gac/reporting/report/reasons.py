@@ -6,7 +6,7 @@ from math import lcm
 
 import numpy as np
 
-from gac.allocation.candidates import step_of
+from gac.allocation.dims import step_of
 from gac.allocation.latencies import UNKNOWN, Timing
 from gac.costs import BYTES, COSTS, KV_NUMBERS, PARAMS, ns_of
 from gac.forms import form_named

@@ -91,9 +91,11 @@ def _memory(plan: Plan) -> str:
     (used, total), (whole, dense), (bits, of_model) = plan.bytes, plan.model_bytes, plan.bits
     limit = plan.limit(BYTES)
     allowed = "" if limit is None else f"; {limit.limit:,} were allowed"
+    head = plan.measured.head
+    ends = f" Embedding and head are in {head.scheme}, which loses {nats(head.loss)} nats a token." if head else ""
     return (
         f"The targeted weights take {used:,} of {total:,} bytes, {bits:.2f} bits for each dense parameter{allowed}. "
-        f"The model takes {whole:,} of {dense:,} bytes ({whole / dense:.4f}), {of_model:.2f} bits for each."
+        f"The model takes {whole:,} of {dense:,} bytes ({whole / dense:.4f}), {of_model:.2f} bits for each.{ends}"
     )
 
 

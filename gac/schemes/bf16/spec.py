@@ -7,6 +7,8 @@ from gac.schemes.base import Scheme
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from gac.schemes.inputs import Inputs
+
 
 class Bf16(Scheme):
     """Every number as it was loaded, and counted as 16 bits."""
@@ -16,5 +18,5 @@ class Bf16(Scheme):
     bits = 16
     lossy = False
 
-    def rounded(self, matrix: "Tensor", inputs: "Tensor | None" = None, gradients: "Tensor | None" = None) -> "Tensor":
+    def rounded(self, matrix: "Tensor", inputs: "Inputs | None" = None, gradients: "Tensor | None" = None) -> "Tensor":
         return matrix

@@ -8,6 +8,8 @@ from gac.schemes.eight_bits import EightBits
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from gac.schemes.inputs import Inputs
+
 _SCALE = 16
 _LARGEST = 448
 _RELATIVE = 7.0e-4
@@ -31,13 +33,13 @@ class Float8(EightBits):
     def bytes(self, rows: int, columns: int) -> int:
         return rows * columns + (rows * _SCALE // 8 if columns else 0)
 
-    def rounded(self, matrix: "Tensor", inputs: "Tensor | None" = None, gradients: "Tensor | None" = None) -> "Tensor":
+    def rounded(self, matrix: "Tensor", inputs: "Inputs | None" = None, gradients: "Tensor | None" = None) -> "Tensor":
         from gac.schemes.float8.torch import round_matrix
 
         return round_matrix(matrix, inputs).values(matrix.dtype)
 
     def stored(
-        self, matrix: "Tensor", inputs: "Tensor | None" = None, gradients: "Tensor | None" = None
+        self, matrix: "Tensor", inputs: "Inputs | None" = None, gradients: "Tensor | None" = None
     ) -> "dict[str, Tensor]":
         from gac.schemes.float8.torch import round_matrix
 

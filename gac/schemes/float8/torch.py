@@ -10,6 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gac.schemes.inputs import Inputs
+
 FLOAT8 = torch.float8_e4m3fn
 LARGEST = torch.finfo(FLOAT8).max
 TINY = torch.finfo(torch.float32).tiny
@@ -35,15 +37,14 @@ class Floats:
         return (self.numbers.float() * self.scale.float()).to(dtype)
 
 
-def round_matrix(matrix: Tensor, inputs: Tensor | None) -> Floats:
+def round_matrix(matrix: Tensor, inputs: Inputs | None) -> Floats:
     """The matrix ``(rows, columns)`` as it is stored: every number the nearest, in the scale of least error.
 
     Args:
-        inputs: E[x x^T] of what it is multiplied with, shape ``(columns, columns)``, whose diagonal says how much the
-            error of a column counts; None: all count alike.
+        inputs: the diagonal of their moment says how much the error of a column counts; None: all count alike.
     """
     work = matrix.detach().float()
-    weighs = work.new_ones(work.shape[1]) if inputs is None else inputs.diagonal().to(work)
+    weighs = work.new_ones(work.shape[1]) if inputs is None else inputs.moment.diagonal().to(work)
     scales = _octave(work.abs().amax(1, keepdim=True)) if work.shape[1] else [work.new_ones(len(work), 1)]
     best = _nearest(work, scales[0])
     least = _costs(best, work, weighs)

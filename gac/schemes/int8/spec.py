@@ -9,6 +9,8 @@ from gac.schemes.integers.spec import W8A16
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from gac.schemes.inputs import Inputs
+
 _LARGEST = 127
 
 
@@ -23,11 +25,11 @@ class Int8(EightBits):
     def bytes(self, rows: int, columns: int) -> int:
         return W8A16.bytes(rows, columns)
 
-    def rounded(self, matrix: "Tensor", inputs: "Tensor | None" = None, gradients: "Tensor | None" = None) -> "Tensor":
+    def rounded(self, matrix: "Tensor", inputs: "Inputs | None" = None, gradients: "Tensor | None" = None) -> "Tensor":
         return W8A16.rounded(matrix, inputs, gradients)
 
     def stored(
-        self, matrix: "Tensor", inputs: "Tensor | None" = None, gradients: "Tensor | None" = None
+        self, matrix: "Tensor", inputs: "Inputs | None" = None, gradients: "Tensor | None" = None
     ) -> "dict[str, Tensor]":
         return W8A16.stored(matrix, inputs, gradients)
 

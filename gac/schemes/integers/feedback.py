@@ -11,11 +11,14 @@ in all blocks of ``ROWS`` rows at once: G counts within a block, and blocks do n
 is one row; its scales and numbers are then improved in turn (``gac.schemes.integers.descent``).
 """
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from gac.linalg import cholesky, damped
+from gac.linalg import cholesky, damped, identity_like
+from gac.schemes.inputs import Inputs
 from gac.schemes.integers.descent import improved
 from gac.schemes.integers.grids import fitted
 from gac.schemes.integers.layout import Layout
@@ -27,33 +30,66 @@ ROWS = 64
 
 
 def rounded(
-    matrix: Tensor, inputs: Tensor, bits: int, size: int, zero: bool, gradients: Tensor | None = None
+    matrix: Tensor, inputs: Inputs, bits: int, size: int, zero: bool, gradients: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Numbers ``(rows, columns)`` of a float64 matrix, and scales and zero points ``(rows, groups)``.
 
     Args:
-        inputs: A, shape ``(columns, columns)``.
         size: columns of a group.
         zero: whether there are zero points.
         gradients: G, shape ``(rows, rows)``; None: the identity.
     """
-    rows, layout = len(matrix), Layout.of(inputs, size)
-    high = 1 if gradients is None else min(ROWS, rows)
-    moment, targets = layout.square(damped(inputs, DAMPING)), _in_blocks(layout.columns(matrix), high)
+    rows, high = len(matrix), 1 if gradients is None else min(ROWS, len(matrix))
+    order = inputs.once((Order, size), lambda moment: Order.of(moment, size))
+    targets = _in_blocks(order.layout.columns(matrix), high)
     behind = matrix.new_zeros(rows, 1, 1) if gradients is None else _behind(damped(gradients, DAMPING), high)
-    work = _Work(layout, _root(moment), behind, targets, 2**bits - 1, zero)
-    for step in range(high + len(layout.at) - 1):
+    work = _Work(order, behind, targets, 2**bits - 1, zero)
+    for step in range(high + len(order.layout.at) - 1):
         work.step(step)
     numbers, scale, zeros = work.numbers, work.scale, work.zeros
-    if high == 1:
-        numbers[0], scale[0] = improved(layout, moment, targets[0], numbers[0], scale[0], zeros[0], 2**bits - 1)
+    if high == 1 and inputs.thorough:
+        found = improved(order.layout, order.moment, targets[0], numbers[0], scale[0], zeros[0], 2**bits - 1)
+        numbers[0], scale[0] = found
     numbers, scale, zeros = (_in_rows(one)[:rows] for one in (numbers, scale, zeros))
-    return layout.back(numbers), scale[..., 0].half(), zeros[..., 0].to(torch.uint8)
+    return order.layout.back(numbers), scale[..., 0].half(), zeros[..., 0].to(torch.uint8)
+
+
+@dataclass(frozen=True, eq=False)
+class Order:
+    """The columns in the order in which they are rounded, and what follows from A for it.
+
+    Attributes:
+        moment: A, damped, in this order, shape ``(size, size)``.
+        ahead: what the error of a column takes from those behind it, ``U[j, k] / U[j, j]``, shape ``(size, size)``.
+        weighs: what is left of a squared error of each column once those behind it have made up for it, by group.
+    """
+
+    layout: Layout
+    moment: Tensor
+    ahead: Tensor
+    weighs: Tensor
+
+    @staticmethod
+    def of(moment: Tensor, size: int) -> "Order":
+        """Of A, shape ``(columns, columns)``, in groups of so many columns."""
+        layout = Layout.of(moment, size)
+        square = layout.square(damped(moment, DAMPING))
+        root = _root(square)
+        return Order(layout, square, _ahead(root), (root.diagonal() ** -2).view(layout.at.shape))
 
 
 def _root(moment: Tensor) -> Tensor:
-    """U, upper triangular, with U^T U the inverse of a moment ``(size, size)``."""
-    return cholesky(torch.cholesky_inverse(cholesky(moment))).T
+    """U, upper triangular, with U^T U the inverse of a moment ``(size, size)``.
+
+    With R R^T the moment and R upper triangular, U is the inverse of R.
+    """
+    upper = cholesky(moment.flip(0, 1)).flip(0, 1)
+    root: Tensor = torch.linalg.solve_triangular(upper, identity_like(upper), upper=True)
+    return root
+
+
+def _ahead(root: Tensor) -> Tensor:
+    return (root / root.diagonal()[:, None]).triu(1)
 
 
 def _in_blocks(values: Tensor, high: int) -> Tensor:
@@ -72,7 +108,7 @@ def _behind(moment: Tensor, high: int) -> Tensor:
     found = moment.new_zeros(-(-len(moment) // high), high, high)
     for own, start in zip(found, range(0, len(moment), high), strict=True):
         root = _root(moment[start : start + high, start : start + high])
-        own[: len(root), : len(root)] = (root / root.diagonal()[:, None]).triu(1)
+        own[: len(root), : len(root)] = _ahead(root)
     return found
 
 
@@ -80,16 +116,13 @@ class _Work:
     """A matrix being rounded, in blocks of rows.
 
     Args:
-        root: U.
         behind: what rows take from those behind them, ``(blocks, high, high)``.
         targets: the matrix, ``(high, groups, blocks, size)``; errors of rows change those behind them.
         most: the largest number.
     """
 
-    def __init__(self, layout: Layout, root: Tensor, behind: Tensor, targets: Tensor, most: int, zero: bool) -> None:
-        self._layout, self._behind, self._targets, self._most, self._zero = layout, behind, targets, most, zero
-        self._weighs = (root.diagonal() ** -2).view(layout.at.shape)
-        self._ahead = (root / root.diagonal()[:, None]).triu(1)
+    def __init__(self, order: Order, behind: Tensor, targets: Tensor, most: int, zero: bool) -> None:
+        self._order, self._behind, self._targets, self._most, self._zero = order, behind, targets, most, zero
         self._made_up = torch.zeros_like(targets)
         self.numbers = torch.zeros_like(targets)
         self.scale, self.zeros = (torch.ones_like(targets[..., :1]) for _ in range(2))
@@ -100,14 +133,14 @@ class _Work:
         groups = torch.arange(max(0, step - high + 1), min(step + 1, count), device=self._targets.device)
         rows = step - groups
         at = rows, groups
-        grid = fitted(self._targets[at] - self._made_up[at], self._weighs[groups], self._most, self._zero)
+        grid = fitted(self._targets[at] - self._made_up[at], self._order.weighs[groups], self._most, self._zero)
         self.scale[at], self.zeros[at] = grid.scale, grid.zero
-        for part, columns in self._layout.parts(groups):
+        for part, columns in self._order.layout.parts(groups):
             units = (self._targets[at] - self._made_up[at])[..., part] / grid.scale + grid.zero
-            ahead = self._ahead[columns]
+            ahead = self._order.ahead[columns]
             numbers, errors = sweep(units, _own(ahead, columns), self._most)
             self.numbers[(*at, slice(None), part)] = numbers
-            taken = ((errors * grid.scale) @ ahead).view(*errors.shape[:2], *self._layout.at.shape)
+            taken = ((errors * grid.scale) @ ahead).view(*errors.shape[:2], *self._order.layout.at.shape)
             self._made_up[rows] += taken.transpose(1, 2)
         if high > 1:
             missed = self._targets[at] - (self.numbers[at] - grid.zero) * grid.scale

@@ -1,6 +1,7 @@
 """The numbers that a group can be: a scale and a zero point for each row, fitted to the values."""
 
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -48,7 +49,7 @@ def fitted(values: Tensor, weighs: Tensor, most: int, zero: bool) -> Grid:
     best = _grid(low, high, most, zero)
     least = _costs(best, values, weighs)
     at_once = max(1, AT_ONCE // max(values.numel(), 1))
-    for parts in torch.split(torch.tensor(NARROWED, dtype=values.dtype, device=values.device), at_once):
+    for parts in torch.split(_narrowed(values.dtype, values.device), at_once):
         several = parts.view(-1, *[1] * values.dim())
         grid = _grid(several * low, several * high, most, zero)
         costs, where = _costs(grid, values, weighs).min(0, keepdim=True)
@@ -57,6 +58,11 @@ def fitted(values: Tensor, weighs: Tensor, most: int, zero: bool) -> Grid:
         least = torch.where(better, costs[0], least)
         best = Grid(torch.where(better, scale, best.scale), torch.where(better, zeros, best.zero), most)
     return best
+
+
+@cache
+def _narrowed(dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.tensor(NARROWED, dtype=dtype, device=device)
 
 
 def _costs(grid: Grid, values: Tensor, weighs: Tensor) -> Tensor:

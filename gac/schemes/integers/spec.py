@@ -9,6 +9,7 @@ from gac.schemes.base import Scheme, StorageSpec
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from gac.schemes.inputs import Inputs
     from gac.schemes.integers.torch import Numbers
 
 _GROUP = re.compile(r"[1-9][0-9]{0,5}")
@@ -49,11 +50,11 @@ class Integers(Scheme):
         zeros = self._words(rows) * groups if self.zero else 0
         return (rows * self._words(columns) + zeros) * _WORD_BYTES + rows * groups * _SCALE_BYTES
 
-    def rounded(self, matrix: "Tensor", inputs: "Tensor | None" = None, gradients: "Tensor | None" = None) -> "Tensor":
+    def rounded(self, matrix: "Tensor", inputs: "Inputs | None" = None, gradients: "Tensor | None" = None) -> "Tensor":
         return self._numbers(matrix, inputs, gradients).values(matrix.dtype)
 
     def stored(
-        self, matrix: "Tensor", inputs: "Tensor | None" = None, gradients: "Tensor | None" = None
+        self, matrix: "Tensor", inputs: "Inputs | None" = None, gradients: "Tensor | None" = None
     ) -> "dict[str, Tensor]":
         from gac.schemes.integers.packing import packed
 
@@ -63,7 +64,7 @@ class Integers(Scheme):
         """Words that a string of numbers takes."""
         return -(-numbers * self.bits // _WORD)
 
-    def _numbers(self, matrix: "Tensor", inputs: "Tensor | None", gradients: "Tensor | None") -> "Numbers":
+    def _numbers(self, matrix: "Tensor", inputs: "Inputs | None", gradients: "Tensor | None") -> "Numbers":
         from gac.schemes.integers.torch import round_matrix
 
         return round_matrix(matrix, inputs, self.bits, self.group, self.zero, gradients)

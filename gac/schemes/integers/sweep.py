@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from gac.linalg import one_thread
+
 
 def sweep(units: Tensor, takes: Tensor, most: int, before: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Numbers, and what each was before less what it is, both ``(pairs, rows, width)``.
@@ -20,12 +22,16 @@ def sweep(units: Tensor, takes: Tensor, most: int, before: Tensor | None = None)
         from gac.schemes.integers.sweep_kernel import launch
 
         return launch(units, takes, most, before)
+    if not takes.triu(1).any():  # of inputs that are not correlated
+        numbers = units.round().clamp_(0, most)
+        return numbers, (units if before is None else before) - numbers
     work = units.permute(2, 0, 1).contiguous()
     was = work if before is None else before.permute(2, 0, 1)
     takes = takes.permute(1, 2, 0)[..., None]
     numbers, errors = torch.empty_like(work), torch.empty_like(work)
-    for at in range(len(work)):
-        torch.round(work[at], out=numbers[at]).clamp_(0, most)
-        torch.sub(was[at], numbers[at], out=errors[at])
-        work[at + 1 :].addcmul_(takes[at, at + 1 :], errors[at], value=-1)
+    with one_thread():
+        for at in range(len(work)):
+            torch.round(work[at], out=numbers[at]).clamp_(0, most)
+            torch.sub(was[at], numbers[at], out=errors[at])
+            work[at + 1 :].addcmul_(takes[at, at + 1 :], errors[at], value=-1)
     return numbers.permute(1, 2, 0), errors.permute(1, 2, 0)

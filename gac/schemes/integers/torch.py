@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from gac.runtime.packed import dequantise
+from gac.schemes.inputs import Inputs
 from gac.schemes.integers.feedback import rounded
 from gac.schemes.integers.grids import fitted
 
@@ -32,12 +33,12 @@ class Numbers:
 
 
 def round_matrix(
-    matrix: Tensor, inputs: Tensor | None, bits: int, group: int | None, zero: bool, gradients: Tensor | None = None
+    matrix: Tensor, inputs: Inputs | None, bits: int, group: int | None, zero: bool, gradients: Tensor | None = None
 ) -> Numbers:
     """The matrix ``(rows, columns)`` as it is stored.
 
     Args:
-        inputs: E[x x^T] of what it is multiplied with, shape ``(columns, columns)``; None: every number by itself.
+        inputs: None: every number by itself.
         group: columns that have one scale; None: all.
         gradients: E[g g^T] of the gradients of what it makes, shape ``(rows, rows)``; None: errors of all outputs count
             alike, and add up.

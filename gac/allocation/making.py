@@ -1,0 +1,127 @@
+"""All that a site may become where it is known what is fused."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from gac.allocation.candidate_set import CandidateSet
+from gac.allocation.combining import combined, criteria_of, reduced
+from gac.allocation.dims import dims_up_to, full_dim, that_run
+from gac.allocation.latencies import Timing
+from gac.allocation.options import options_of, side_by_side, with_fused_gemm
+from gac.allocation.rivals import Rivals
+from gac.arrays import Ints
+from gac.curves import LossCurve, LossCurves
+from gac.forms import Form, form_named, variants_of
+from gac.models.sites import Site
+from gac.recipe import Space
+from gac.schemes import Scheme
+
+
+@dataclass(frozen=True, eq=False)
+class Making:
+    """What the candidates of a site are made from where it is known what is fused, and what will be limited."""
+
+    site: Site
+    curves: LossCurves
+    space: Space
+    schemes: Sequence[Scheme]
+    timing: Timing
+    limited: tuple[str, ...]
+
+    @property
+    def forms(self) -> list[Form]:
+        return [form_named(name) for name in self.space.forms]
+
+    def all(self, rivals: Rivals) -> list[CandidateSet]:
+        """All that the site may become, but for what the rivals, or some of it, are bound to beat.
+
+        What its weights become each by itself is combined last, since it is most, and little of it is worth having.
+        """
+        own = [self._own(at) for at in range(len(self.site.weights))]
+        found: list[CandidateSet] = []
+        for form in self.forms:
+            for scheme in self.schemes if (taken := self.site.taken_by(form)) else ():
+                (key,) = (weight for weight in self.site.weights if form.shortens(weight) == "in")
+                if curve := self.curves.of(form, key, scheme.name):
+                    found += self._together(form, scheme, taken, curve, own, rivals)
+        rivals = rivals.joined_by(*(criteria_of(rows, self.limited) for rows in found))
+        return [*self._combined(own, rivals), *found]
+
+    def _own(self, at: int) -> CandidateSet:
+        """One weight's own choices."""
+        weight, dense, options = self.site.weights[at], form_named("dense"), []
+        for scheme in self.schemes:
+            lost, dims = self.curves.of(dense, weight, scheme.name), that_run(dense, scheme, [weight], full_dim(weight))
+            options.append(options_of(self.site, at, dense, scheme, dims, lost, self.timing))
+            for form in (form for form in self.forms if form.takes(weight)):
+                if not form.inside and not form.shortens(weight):
+                    options += self._at_its_dims(form, scheme, at)
+        return CandidateSet.joined(options)
+
+    def _at_its_dims(self, form: Form, scheme: Scheme, at: int) -> list[CandidateSet]:
+        """One weight in a form of its own; nothing where that was not measured."""
+        weight = self.site.weights[at]
+        if (curve := self.curves.of(form, weight, scheme.name)) is None:
+            return []
+        dims = self._dims(form, scheme, [at], form.largest_useful(weight))
+        return [options_of(self.site, at, form, scheme, dims, curve, self.timing)]
+
+    def _together(
+        self,
+        form: Form,
+        scheme: Scheme,
+        taken: Sequence[int],
+        curve: LossCurve,
+        own: Sequence[CandidateSet],
+        rivals: Rivals,
+    ) -> list[CandidateSet]:
+        """One dim, below the full one, for all weights that a form takes together, beside the others' own choices."""
+        dims, found = self._dims(form, scheme, taken, curve.full - 1), []
+        inside = {at: self._inside(form, at) for at in taken}
+        if len(taken) == len(own):  # where nothing lies inside, there is nothing to combine
+            split = [one.shortening(1)[1] for forms in inside.values() for one in forms]
+            whole, dims = dims[~np.isin(dims, split)], dims[np.isin(dims, split)]
+            if len(whole):
+                rows = side_by_side(self.site, [form] * len(own), [whole] * len(own), scheme, self.timing)
+                found.append(replace(rows, loss=curve.loss[whole]))
+        for dim in dims.tolist():
+            options = list(own)
+            for at in taken:
+                options[at] = self._shortened(form, scheme, at, dim, inside[at])
+            found += self._combined(options, rivals, float(curve.loss[dim]))
+        return found
+
+    def _inside(self, form: Form, at: int) -> list[Form]:
+        """What a weight may have inside a form that takes it."""
+        asked = (one for one in self.forms if one.inside == form.name)
+        return list(variants_of(asked, self.site.weights[at]))
+
+    def _shortened(self, form: Form, scheme: Scheme, at: int, dim: int, inside: Sequence[Form]) -> CandidateSet:
+        """One weight at the dim of a form that takes it with others: as that form has it, or with one inside it."""
+        options = [options_of(self.site, at, form, scheme, np.array([dim]), None, self.timing)]
+        for one in (one for one in inside if one.shortening(1)[1] == dim):
+            options += self._at_its_dims(one, scheme, at)
+        return CandidateSet.joined(options)
+
+    def _combined(self, options: Sequence[CandidateSet], rivals: Rivals, lost: float = 0.0) -> list[CandidateSet]:
+        """All combinations of the weights' choices, reduced before and after each; nothing where none is left.
+
+        Args:
+            lost: what each loses besides.
+        """
+        if not all(map(len, options)):
+            return []
+        if len(options) > 1:
+            options = [reduced(own, self.limited) for own in options]
+        if count := len(self.site.fused):
+            sharing = combined(options[:count], self.limited, Rivals())
+            assert sharing is not None, "without rivals nothing is beaten"
+            options = [reduced(with_fused_gemm(sharing, self.site, self.timing), self.limited), *options[count:]]
+        rows = combined(options, self.limited, rivals, lost)
+        return [] if rows is None else [rows]
+
+    def _dims(self, form: Form, scheme: Scheme, taken: Sequence[int], largest: int) -> Ints:
+        """The dims up to the largest that these weights may take together."""
+        return dims_up_to(largest, self.site, form, scheme, taken, self.space.align, self.timing)

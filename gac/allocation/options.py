@@ -1,0 +1,69 @@
+"""What weights take in one form and scheme at each of some dims: the rows that candidates are made of."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial, reduce
+
+import numpy as np
+
+from gac.allocation.candidate_set import CandidateSet
+from gac.allocation.latencies import UNKNOWN, Timing, sum_of_latencies
+from gac.arrays import Ints
+from gac.costs import COSTS, columns_of
+from gac.curves import LossCurve
+from gac.forms import Form
+from gac.models.sites import Site, Weight
+from gac.schemes import Scheme, scheme_named
+
+
+def options_of(
+    site: Site, at: int, form: Form, scheme: Scheme, dims: Ints, curve: LossCurve | None, timing: Timing
+) -> CandidateSet:
+    """One weight in one form and scheme at each of the dims."""
+    weight, fused = site.weights[at], at in site.fused
+    rows = timing.once(
+        (form.name, scheme.name, fused, dims.tobytes()),
+        weight,
+        partial(_without_loss, weight, fused, form, scheme, dims, timing),
+    )
+    return replace(rows, site=site.name, loss=rows.loss if curve is None else curve.loss[dims])
+
+
+def side_by_side(
+    site: Site, forms: Sequence[Form], dims: Sequence[Ints], scheme: Scheme, timing: Timing
+) -> CandidateSet:
+    """Every weight in its form, each at its dims, row by row; no loss is looked up."""
+    weights = enumerate(zip(forms, dims, strict=True))
+    rows = reduce(
+        CandidateSet.beside, [options_of(site, at, form, scheme, ours, None, timing) for at, (form, ours) in weights]
+    )
+    return with_fused_gemm(rows, site, timing) if site.fused else rows
+
+
+def with_fused_gemm(rows: CandidateSet, site: Site, timing: Timing) -> CandidateSet:
+    """The same rows with the latency of the GEMM that their weights share, which is then accounted for."""
+    first, costs = site.fused[0], rows.costs.copy()
+    scheme = scheme_named(str(rows.schemes[0, first]))
+    latency, measured = timing.of_fused(site.weights[first].in_features, rows.width, scheme)
+    costs[:, len(COSTS) :] = sum_of_latencies(rows.latency, latency)
+    interpolated = rows.interpolated + ((latency != UNKNOWN) & ~measured)
+    return replace(rows, costs=costs, interpolated=interpolated, width=np.zeros_like(rows.width))
+
+
+def _without_loss(weight: Weight, fused: bool, form: Form, scheme: Scheme, dims: Ints, timing: Timing) -> CandidateSet:
+    """What one weight takes in one form and scheme at each of the dims; no loss is looked up."""
+    count = len(dims)
+    latency, measured = (timing.after_fused if fused else timing.of_weight)(form, weight, dims, scheme)
+    counted = [[cost(form, scheme, weight, dim) for cost in COSTS.values()] for dim in dims.tolist()]
+    return CandidateSet(
+        weight.name,
+        columns_of(timing.workloads),
+        forms=np.full((count, 1), form.name),
+        schemes=np.full((count, 1), scheme.name),
+        dims=dims[:, None],
+        loss=np.zeros(count),
+        costs=np.concatenate([np.array(counted, dtype=np.int64).reshape(count, len(COSTS)), latency], axis=1),
+        interpolated=((latency != UNKNOWN) & ~measured).astype(np.int64),
+        width=timing.joined(form, weight, dims) if fused else np.zeros_like(latency),
+        shared=np.full(count, fused),
+    )

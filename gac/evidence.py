@@ -1,0 +1,152 @@
+"""What a plan rests on: the model, the text and the latency table, as they were found."""
+
+from dataclasses import dataclass
+from math import exp, inf
+
+from gac.models.basis import Rotation
+from gac.schemes import DEFAULT_SCHEME, scheme_named
+
+_LARGEST = 709.0  # e to this power is about 8e307, near the largest float64
+
+
+@dataclass(frozen=True)
+class CalibrationPart:
+    """One of several texts of a calibration: its name or path, and how many of the windows are its."""
+
+    text: str
+    windows: int
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """The text that the statistics were taken from.
+
+    Attributes:
+        text: its name, or the path it was read from; how many documents, where they were given in memory; where there
+            are several texts, each with its windows.
+        windows: how many windows, each of ``window_tokens`` tokens; 0 of ``UNMEASURED``.
+        digest: SHA-256 of the token ids.
+        loss: the dense model's mean loss on it, nats a token.
+        documents: the beginning of the SHA-256 of each document, where they were given in memory. Such a plan is
+            applied with the same documents, and says which ones not to evaluate on.
+        bos: every window begins with BOS, in the place of one token of text; plans that do not say so have none.
+        parts: where there are several texts, each of them; ``windows`` are those of all, interleaved.
+    """
+
+    text: str
+    windows: int
+    window_tokens: int
+    digest: str
+    loss: float
+    documents: tuple[str, ...] = ()
+    bos: bool = False
+    parts: tuple[CalibrationPart, ...] = ()
+
+    @property
+    def texts(self) -> tuple[CalibrationPart, ...]:
+        """Every text with its windows, also where there is one."""
+        return self.parts or (CalibrationPart(self.text, self.windows),)
+
+    def __str__(self) -> str:
+        """``64 x 1024 tokens of wiki-sample, no BOS``."""
+        head = "BOS at the head of every window" if self.bos else "no BOS"
+        return f"{self.windows} x {self.window_tokens} tokens of {self.text}, {head}"
+
+
+UNMEASURED = Calibration("none", 0, 0, "", 0.0)
+"""Of a plan for which nothing was measured: it states what others pruned, and predicts nothing."""
+
+
+@dataclass(frozen=True)
+class ProfileUsed:
+    """The latency table behind the plan; ``note`` says why it, where it was not the local GPU's."""
+
+    gpu: str
+    digest: str
+    note: str
+
+
+@dataclass(frozen=True)
+class RoundedHead:
+    """Embedding and head where they are rounded.
+
+    Attributes:
+        scheme: of both.
+        shapes: rows and columns of each matrix that is stored: of one where the head is tied to the embedding.
+        loss: how far the dense model's predictions diverge when they alone are rounded, nats a token.
+    """
+
+    scheme: str
+    shapes: tuple[tuple[int, int], ...]
+    loss: float
+
+    @property
+    def possible(self) -> bool:
+        """Whether there can be such matrices, and such a loss."""
+        return 1 <= len(self.shapes) <= 2 and min(map(min, self.shapes)) > 0 and 0 <= self.loss < inf
+
+    @property
+    def params(self) -> int:
+        """Numbers of the matrices."""
+        return sum(rows * columns for rows, columns in self.shapes)
+
+    @property
+    def bytes(self) -> int:
+        """Scales among them."""
+        return sum(scheme_named(self.scheme).bytes(*shape) for shape in self.shapes)
+
+    @property
+    def dense_bytes(self) -> int:
+        """In 16 bits."""
+        return sum(scheme_named(DEFAULT_SCHEME).bytes(*shape) for shape in self.shapes)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What plans and frontiers rest on besides the recipe: the model, the text and the table, as they were found.
+
+    Attributes:
+        model: its name or path.
+        digest: SHA-256 of the targeted weights.
+        params: parameters of the whole dense model, embeddings and head included.
+        family: its ``model_type``.
+        factor: the one fitted number between the summed curvature and the measured loss.
+        error: how far from it the measured loss is expected, as a share of the predicted one; None where the method's
+            predictions were never compared with measurements.
+        rotation: what was rotated before anything was measured; None where nothing was.
+        head: embedding and head where they are rounded; None where they stay as they were loaded.
+    """
+
+    model: str
+    digest: str
+    params: int
+    family: str
+    calibration: Calibration
+    profile: ProfileUsed
+    factor: float
+    error: float | None = None
+    rotation: Rotation | None = None
+    head: RoundedHead | None = None
+
+    @property
+    def untied(self) -> int:
+        """Parameters of a head that rotation has untied."""
+        return self.rotation.untied if self.rotation else 0
+
+    @property
+    def lost_by_head(self) -> float:
+        """What rounding embedding and head loses, nats a token, whatever is chosen."""
+        return self.head.loss if self.head else 0.0
+
+    @property
+    def predicted(self) -> bool:
+        """Whether the loss of the plan was predicted."""
+        return self.calibration != UNMEASURED
+
+    def perplexity(self, loss: float) -> float:
+        """On the calibration text, for a predicted loss; the smallest budgets of large models lose hundreds of nats."""
+        return exp(min(self.calibration.loss + loss, _LARGEST))
+
+    def give_or_take(self) -> str:
+        """``, give or take 15 %``, the error of a predicted loss; nothing where it is not known."""
+        return "" if self.error is None else f", give or take {100 * self.error:.0f} %"

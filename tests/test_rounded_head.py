@@ -1,0 +1,352 @@
+"""``head="w8a16"``: embedding and head in 8 bits, from the allocation to the checkpoint."""
+
+import copy
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+from transformers import AutoModel, AutoModelForCausalLM
+
+import gac
+from gac.allocation.frontier import Frontier
+from gac.checkpoint.attach import attach_plan
+from gac.compression.ends import check_ends, rounded_ends, shapes_of_ends, swap_in_ends
+from gac.errors import CheckpointError, GacError, ModelError, PlanError
+from gac.evidence import RoundedHead
+from gac.measuring import planned_windows
+from gac.models.loading import load_model
+from gac.plan import Plan
+from gac.plan_summary import allocate_command
+from gac.runtime.ends import StoredEmbedding, StoredHead, TiedHead
+from gac.runtime.header import replace_weights
+from gac.runtime.serving import _check_plain
+from gac.runtime.stored import count_parameters
+from gac.schemes import scheme_named
+from tests.changed import with_measured, with_recipe
+from tests.cli.commands import answer, refused
+from tests.compression.applying import IDS, divergence, logits
+from tests.models.small import every_family, small_config, small_model
+from tests.small_pipeline import Small
+
+MakePlan = Callable[..., Plan]
+ROWS, COLUMNS = 258, 64
+ONE = ROWS * COLUMNS + 2 * ROWS
+GIVEN: dict[str, Any] = {"max_new_tokens": 4, "do_sample": False, "attention_mask": torch.ones_like(IDS)}
+
+
+def small_llama(tied: bool, **changed: Any) -> Any:
+    config = small_config("llama", tie_word_embeddings=tied, **changed)
+    config.dtype = torch.bfloat16
+    return small_model(config)
+
+
+@pytest.fixture(params=[True, False], ids=["tied", "untied"])
+def asked(request: pytest.FixtureRequest, small: Small) -> Small:
+    """The pipeline on a model of 16 bits, with a tied head and with one of its own."""
+    return Small(small_llama(request.param), small.tokenizer, small.text)
+
+
+def held(folder: Path) -> int:
+    """Bytes of all tensors of a checkpoint."""
+    return sum(one.nbytes for one in load_file(folder / "model.safetensors").values())
+
+
+# --- the whole way --------------------------------------------------------------------------------------------------
+
+
+def test_the_files_hold_what_the_plan_says(asked: Small, tmp_path: Path) -> None:
+    options = {"memory": 0.6, "schemes": ("w8a16", "w4a16:32"), "forms": ()}
+    plain, plan = asked.allocate(None, **options), asked.allocate(None, **options, head="w8a16")
+    stored = 1 if asked.model.config.tie_word_embeddings else 2
+    head = plan.measured.head
+    assert head is not None
+    assert head.shapes == ((ROWS, COLUMNS),) * stored
+    assert plan.model_bytes[0] - plan.bytes[0] == plain.model_bytes[0] - plain.bytes[0] - stored * (
+        2 * ROWS * COLUMNS - ONE
+    )
+    assert plan.model_bytes[1] == plain.model_bytes[1]
+    assert plan.limits == plain.limits
+    dense = copy.deepcopy(asked.model)
+    small, again = asked.there_and_back(plan, tmp_path)
+    assert held(tmp_path / "small") == plan.model_bytes[0]
+    assert torch.equal(again.generate(IDS, **GIVEN), small.generate(IDS, **GIVEN))
+    assert gac.verify(tmp_path / "small").bytes == plan.model_bytes[0]
+    assert count_parameters(small) == count_parameters(dense) == plan.measured.params
+    elsewhere: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "small", dtype="auto")
+    assert torch.equal(logits(elsewhere), logits(small))
+
+
+def test_what_it_loses_is_in_the_prediction(asked: Small, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, plan = asked.allocate(0.8), asked.allocate(0.8, head="w8a16")
+    head = plan.measured.head
+    assert head is not None
+    assert head.loss > 0
+    assert plan.prediction.head == head.loss
+    assert plan.prediction.loss == pytest.approx(plain.prediction.loss + head.loss)
+    assert plan.prediction.summed == pytest.approx(plain.prediction.summed)
+    assert plan.prediction.perplexity > plain.prediction.perplexity
+    assert plan.certificate == plain.certificate
+    assert plan.bits[1] < plain.bits[1]
+    assert f"in w8a16: {head.bytes:,} of {head.dense_bytes:,} bytes" in plan.summary()
+    assert "--head w8a16" in allocate_command(plan)
+    assert "--head" not in allocate_command(plain)
+    assert "embedding and head" not in plain.summary()
+    monkeypatch.setattr("gac.measuring.rounded_ends", pytest.fail)  # the price is kept
+    assert asked.allocate(0.8, head="w8a16") == plan
+
+
+def test_the_price_is_the_divergence_of_the_model_with_nothing_else_rounded(asked: Small) -> None:
+    plan = asked.allocate(1.0, forms=(), head="w8a16", refit="none")
+    head, ids = plan.measured.head, planned_windows(plan, load_model(asked.model, asked.tokenizer)).ids
+    assert head is not None
+    with torch.no_grad():
+        dense = asked.model(input_ids=ids).logits.float()
+        ours = asked.compress(plan)(input_ids=ids).logits.float()
+    assert head.loss == pytest.approx(divergence(dense, ours), rel=0.05)
+
+
+@pytest.mark.parametrize("refit", ["none", "residual"])
+def test_layers_make_up_for_it(asked: Small, refit: Any) -> None:
+    """Also where no weight changes; what the rounded model then says is nearer to the dense one."""
+    plan = asked.allocate(1.0, forms=(), head="w8a16", refit=refit)
+    before = asked.model.state_dict()["model.layers.0.mlp.down_proj.weight"].clone()
+    dense = logits(asked.model).float()
+    small = asked.compress(plan)
+    after = small.state_dict()["model.layers.0.mlp.down_proj.weight"]
+    assert torch.equal(before, after) == (refit == "none")
+    assert divergence(dense, logits(small).float()) < 1e-3
+
+
+def test_a_rotated_head_is_rounded_by_itself(small: Small, tmp_path: Path) -> None:
+    given = Small(small_llama(True), small.tokenizer, small.text)
+    options: dict[str, Any] = {"memory": 0.6, "schemes": ("w8a16", "w4a16:32"), "forms": (), "rotate": True}
+    plain, plan = given.allocate(None, **options), given.allocate(None, **options, head="w8a16")
+    head = plan.measured.head
+    assert head is not None
+    assert head.shapes == ((ROWS, COLUMNS),) * 2
+    loud, _ = given.there_and_back(plan, tmp_path)
+    assert isinstance(loud.lm_head, StoredHead)
+    assert held(tmp_path / "small") == plan.model_bytes[0]
+    other = Small(small_llama(True), small.tokenizer, small.text)
+    gac.save(other.compress(plain), tmp_path / "plain", tokenizer=small.tokenizer)
+    assert held(tmp_path / "plain") == plain.model_bytes[0] == plan.model_bytes[0] + 2 * (2 * ROWS * COLUMNS - ONE)
+
+
+def test_a_frontier_counts_it_at_every_point(asked: Small, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"points": 4, "limit": "bytes", "schemes": ("bf16", "w8a16", "w4a16:32"), "forms": ()}
+    plain, found = asked.frontier(**options), asked.frontier(**options, head="w8a16")
+    lost = found.measured.lost_by_head
+    assert lost > 0
+    for before, point in zip(plain.points, found.points, strict=True):
+        assert point.loss == pytest.approx(before.loss + lost)
+        assert point.perplexity > before.perplexity
+    found.save(tmp_path / "frontier.json")
+    assert Frontier.load(tmp_path / "frontier.json") == found
+    plan = found.plan(0)
+    assert plan.prediction.head == lost
+    assert plan.prediction.loss == pytest.approx(found.points[0].loss)
+
+
+def test_the_command_line(directory: Path, text_file: Path, tmp_path: Path) -> None:
+    asked = ["allocate", directory, "--head", "w8a16", "--scheme", "w8a16", "--memory", 0.6, "--latency", "any"]
+    plan = tmp_path / "plan.json"
+    found = answer(*asked, "--calibration", f"{text_file}:4x64", "-o", plan)
+    assert found["recipe"]["space"]["head"] == "w8a16"
+    assert found["model_bytes"]["used"] == Plan.load(plan).model_bytes[0]
+    assert Plan.load(plan).prediction.head > 0
+    message = refused(*asked[:2], "--head", "w4a16", "-o", plan)
+    assert "space.head='w4a16'; expected bf16 or w8a16: embedding and head as they are loaded, or in 8 bits" in message
+
+
+# --- every family ---------------------------------------------------------------------------------------------------
+
+
+def with_rounded_ends(model: Any, make_plan: MakePlan) -> Any:
+    """The model with nothing else rounded, and the plan that says so."""
+    check_ends(model)
+    head = RoundedHead("w8a16", shapes_of_ends(model), 0.25)
+    plan = make_plan(model.config, {})
+    ends = {id(weight) for weight in (model.get_input_embeddings().weight, model.get_output_embeddings().weight)}
+    assert len(ends) == len(head.shapes)
+    plan = replace(
+        plan,
+        recipe=with_recipe_head(plan),
+        measured=replace(plan.measured, head=head, params=model.num_parameters(), family=model.config.model_type),
+        prediction=replace(plan.prediction, head=0.25),
+    )
+    swap_in_ends(model, rounded_ends(model, scheme_named("w8a16")))
+    return attach_plan(model, plan).eval()
+
+
+def with_recipe_head(plan: Plan) -> Any:
+    return replace(plan.recipe, space=replace(plan.recipe.space, head="w8a16"))
+
+
+@every_family
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+def test_it_is_saved_loaded_and_generates(model_type: str, tied: bool, make_plan: MakePlan, tmp_path: Path) -> None:
+    config = small_config(model_type, tie_word_embeddings=tied)
+    config.dtype = torch.bfloat16
+    dense = small_model(config)
+    model = with_rounded_ends(copy.deepcopy(dense), make_plan)
+    assert len(model.gac_plan.measured.head.shapes) == (1 if tied else 2)
+    assert (logits(model) - logits(dense)).abs().max() < 0.05 * logits(dense).abs().max()
+    gac.save(model, tmp_path / "saved")
+    beside = {*dense.state_dict()} - {name for name, _ in dense.named_parameters(remove_duplicate=False)}  # xIELU's
+    assert held(tmp_path / "saved") == model.gac_plan.model_bytes[0] + 2 * len(beside)
+    loaded = gac.load(tmp_path / "saved", device="cpu")
+    assert loaded.config.tie_word_embeddings == tied
+    assert torch.equal(logits(loaded), logits(model))
+    assert torch.equal(loaded.generate(IDS, **GIVEN), model.generate(IDS, **GIVEN))
+    gac.export(tmp_path / "saved", tmp_path / "merged", merge=True)
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+    assert (merged.get_input_embeddings().weight is merged.get_output_embeddings().weight) == tied
+    assert merged.num_parameters() == dense.num_parameters()
+    assert torch.equal(merged(IDS).logits, model(IDS).logits)
+
+
+def test_what_is_looked_up_is_what_an_embedding_of_those_numbers_gives(make_plan: MakePlan) -> None:
+    for model_type in ("llama", "gemma3_text"):
+        for dtype in (torch.bfloat16, torch.float32):
+            config = small_config(model_type)
+            plain: Any = small_model(config).get_input_embeddings()
+            model = with_rounded_ends(small_model(config), make_plan).to(dtype)
+            rounded = model.get_input_embeddings()
+            plain.weight.data = rounded.values(dtype)
+            assert rounded(IDS).dtype == dtype
+            assert torch.equal(rounded(IDS), plain(IDS))
+
+
+# --- one model ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=[True, False], ids=["tied", "untied"])
+def model(request: pytest.FixtureRequest, make_plan: MakePlan) -> Any:
+    return with_rounded_ends(small_llama(request.param), make_plan)
+
+
+@pytest.fixture
+def saved(model: Any, tmp_path: Path) -> Path:
+    gac.save(model, tmp_path / "saved")
+    return tmp_path / "saved"
+
+
+def test_a_tied_head_has_no_tensors_of_its_own(model: Any, saved: Path) -> None:
+    names = {name for name in load_file(saved / "model.safetensors") if "embed_tokens" in name or "lm_head" in name}
+    tied = isinstance(model.lm_head, TiedHead)
+    ends = ["model.embed_tokens"] if tied else ["model.embed_tokens", "lm_head"]
+    assert names == {f"{one}.weight_{what}" for one in ends for what in ("packed", "scale")}
+    other = copy.deepcopy(model)
+    if tied:
+        assert other.lm_head._link[0] is other.model.embed_tokens
+    assert torch.equal(logits(other), logits(model))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_another_dtype_leaves_what_is_stored_as_it_is(model: Any, saved: Path, dtype: torch.dtype) -> None:
+    before = dict(model.model.embed_tokens.held)
+    for other in (gac.load(saved, device="cpu", dtype=dtype), gac.load(saved, device="cpu").to(dtype)):
+        assert all(torch.equal(one, before[name]) for name, one in other.model.embed_tokens.held.items())
+        assert logits(other).dtype == dtype
+        assert (logits(other) - logits(model)).abs().max() < 0.05 * logits(model).abs().max()
+
+
+def test_it_opens_without_a_head_and_ties_again(model: Any, saved: Path) -> None:
+    inner: Any = AutoModel.from_pretrained(saved)
+    assert isinstance(inner.embed_tokens, StoredEmbedding)
+    assert torch.equal(inner(IDS).last_hidden_state, model.model(IDS).last_hidden_state)
+    loaded: Any = gac.load(saved, device="cpu")
+    loaded.tie_weights()
+    assert torch.equal(logits(loaded), logits(model))
+    loaded.save_pretrained(saved.parent / "again")
+    assert held(saved.parent / "again") == held(saved)
+
+
+def test_others_refuse_it(model: Any, saved: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"embed_tokens is StoredEmbedding\(.*expected weights in 16 or 32 bits"):
+        _check_plain(model)
+    with pytest.raises(CheckpointError, match="has weights in w8a16; expected weights in 16 or 32 bits"):
+        gac.repair(saved, tmp_path / "repaired", profile="nvidia-h100-80gb-hbm3")
+
+
+# --- what is refused ------------------------------------------------------------------------------------------------
+
+
+def test_a_model_that_is_not_the_plans(model: Any, tmp_path: Path) -> None:
+    model.set_input_embeddings(nn.Embedding(ROWS, COLUMNS, dtype=model.dtype))
+    with pytest.raises(CheckpointError, match=r"embedding and head of which [01] are stored.*in w8a16, as model"):
+        gac.save(model, tmp_path / "saved")
+
+
+@pytest.mark.parametrize(
+    ("described", "message"),
+    [
+        ([], r"head is \[\]; expected an object with storage, options and tied"),
+        ({"tied": 1}, "head is .*expected an object with storage, options and tied"),
+        ({"tied": True}, "head has no storage; expected one of PackedIntegers"),
+        ({"tied": True, "storage": "pickle"}, "head.storage is 'pickle'; expected one of PackedIntegers"),
+    ],
+)
+def test_a_head_that_is_none(described: Any, message: str) -> None:
+    plain: Any = small_llama(True)
+    plain.config.gac = {"schema_version": 3, "modules": {}, "head": described}
+    with pytest.raises(ValueError, match=message):
+        replace_weights(plain, plain.config)
+
+
+def test_a_config_that_says_something_else(saved: Path) -> None:
+    document = json.loads((saved / "config.json").read_bytes())
+    document["gac"]["head"]["tied"] = not document["gac"]["head"]["tied"]
+    (saved / "config.json").write_text(json.dumps(document))
+    with pytest.raises(CheckpointError, match=r"config.json has head .*as plan.json says"):
+        gac.load(saved)
+
+
+class _Gated(nn.Embedding):
+    """An embedding that does more than look up."""
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return super().forward(ids).tanh()
+
+
+def test_an_embedding_that_does_more(small: Small) -> None:
+    special = small_llama(False)
+    special.set_input_embeddings(_Gated(ROWS, COLUMNS, dtype=special.dtype))
+    with pytest.raises(ModelError, match=r"model.embed_tokens of a LlamaForCausalLM is a _Gated.*a plain embedding"):
+        Small(special, small.tokenizer, small.text).allocate(0.8, head="w8a16")
+
+
+@pytest.mark.parametrize("wrong", ["w4a16", "fp8", "int8", "", None, 8])
+def test_other_schemes(small: Small, wrong: Any) -> None:
+    with pytest.raises(GacError, match="expected"):
+        small.allocate(0.8, head=wrong)
+
+
+def test_plans_that_contradict_themselves(asked: Small) -> None:
+    plan = asked.allocate(0.8, head="w8a16")
+    head = plan.measured.head
+    assert head is not None
+    with pytest.raises(PlanError, match="plan with head w8a16 states one in bf16"):
+        with_measured(plan, head=None)
+    with pytest.raises(PlanError, match="plan with head bf16 states one in w8a16"):
+        with_recipe(plan, head="bf16")
+    for changed in ({"shapes": ()}, {"shapes": ((10**9, 64),)}, {"shapes": ((0, 64),)}, {"loss": -1.0}):
+        with pytest.raises(PlanError, match="out of range"):
+            with_measured(plan, head=replace(head, **changed))
+    with pytest.raises(PlanError, match=r"predicts a loss of .* by embedding and head"):
+        replace(plan, prediction=replace(plan.prediction, head=0.0))
+
+
+def test_plans_of_before_are_read(asked: Small, tmp_path: Path) -> None:
+    plan = asked.allocate(0.8)
+    plan.save(tmp_path / "plan.json")
+    document = json.loads((tmp_path / "plan.json").read_bytes())
+    del document["recipe"]["space"]["head"], document["measured"]["head"], document["prediction"]["head"]
+    (tmp_path / "plan.json").write_text(json.dumps(document))
+    assert Plan.load(tmp_path / "plan.json") == plan
