@@ -1,4 +1,4 @@
-"""Roots, solves and packing of statistics; roots and solves in float64, and none fails where they lack rank."""
+"""Roots, solves, packing of statistics and orthogonal matrices; float64, and none fails where they lack rank."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,6 +28,25 @@ def damped(moment: Tensor, mean: float, own: float = 0.0) -> Tensor:
 def identity_like(moment: Tensor) -> Tensor:
     """The float64 identity of a moment's shape, on its device."""
     return torch.eye(len(moment), dtype=torch.float64, device=moment.device)
+
+
+def orthogonal(size: int, generator: torch.Generator) -> Tensor:
+    """A random orthogonal matrix in float64: a Hadamard matrix as far as the size allows, with random signs of rows.
+
+    The Hadamard matrix is that of the largest power of two that divides the size. What is left of the size is odd, and
+    has a random orthogonal matrix; the whole is their Kronecker product.
+
+    Returns:
+        Shape ``(size, size)``, on the host.
+    """
+    odd = size // (size & -size)
+    matrix = torch.linalg.qr(torch.randn(odd, odd, generator=generator, dtype=torch.float64)).Q.contiguous()
+    step = torch.tensor([[1.0, 1.0], [1.0, -1.0]], dtype=torch.float64) / 2**0.5
+    while len(matrix) < size:
+        matrix = torch.kron(step, matrix)
+    signs = 1 - 2 * torch.randint(2, (size, 1), generator=generator)
+    turned: Tensor = signs * matrix
+    return turned
 
 
 def eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from gac.errors import PlanError
+from gac.forms.decomposition import turned
 from gac.linalg import cholesky, damped
 from gac.models.sites import Site
 from gac.plan import WeightChoice
@@ -71,31 +72,48 @@ def store(
         inputs = None
     if not isinstance(module, LowRankLinear):
         return _stored(scheme, module, inputs, gradients)
-    first, second = module.first.weight, module.second
-    module.set_submodule("first", _stored(scheme, module.first, inputs))
-    if inputs is None or not isinstance(second, nn.Linear):
-        module.set_submodule("second", _stored(scheme, second))
-        return module
-    now = plain_state(module.first, first.dtype)["weight"].double()
-    seen = inputs.double() @ now.T
-    latents = now @ seen
-    solved = torch.cholesky_solve(seen.T @ first.double().T, cholesky(damped(latents, LATENTS)))
-    second.weight.copy_(second.weight.double() @ solved.T)
-    module.set_submodule("second", _stored(scheme, second, latents, gradients))
+    if isinstance(module.second, nn.Linear):
+        return _stored_pair(scheme, module, module.second, inputs, gradients)
+    for name, own in (("first", inputs), ("second", None)):
+        module.set_submodule(name, _stored(scheme, module.get_submodule(name), own))
+    return module
+
+
+def _stored_pair(
+    scheme: Scheme, module: LowRankLinear, second: nn.Linear, inputs: Tensor | None, gradients: Tensor | None
+) -> nn.Module:
+    """Both factors with their latents turned, the second solved for the first as it was rounded."""
+    b, a = turned(second.weight, module.first.weight)
+    module.set_submodule("first", _stored(scheme, module.first, inputs, matrix=a))
+    latents = None
+    if inputs is not None:
+        now = plain_state(module.first, second.weight.dtype)["weight"].double()
+        seen = inputs.double() @ now.T
+        latents = now @ seen
+        b = b @ torch.cholesky_solve(seen.T @ a.T, cholesky(damped(latents, LATENTS))).T
+    module.set_submodule("second", _stored(scheme, second, latents, gradients, matrix=b))
     return module
 
 
 def _stored(
-    scheme: Scheme, module: nn.Module, inputs: Tensor | None = None, gradients: Tensor | None = None
+    scheme: Scheme,
+    module: nn.Module,
+    inputs: Tensor | None = None,
+    gradients: Tensor | None = None,
+    matrix: Tensor | None = None,
 ) -> nn.Module:
-    """A matrix, or a module of several, in a scheme; of several it is not known what they are multiplied with."""
+    """A matrix, or a module of several, in a scheme; of several it is not known what they are multiplied with.
+
+    Args:
+        matrix: what is rounded instead of the module's weight.
+    """
     if not is_matrix(module):
         _check_no_matrix(scheme, module)
         for name, child in module.named_children():
             setattr(module, name, _stored(scheme, child))
         return module
     values = module.get_parameter("weight")
-    matrix, storage = values.flatten(0, -2), storage_of(scheme)
+    matrix, storage = values.flatten(0, -2) if matrix is None else matrix, storage_of(scheme)
     reads = None if inputs is None else Inputs(inputs)
     rows = gradients if gradients is not None and len(gradients) == len(matrix) else None
     if storage is None:

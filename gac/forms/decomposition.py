@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gac.curves import LossCurve
 from gac.forms.metric import FACTOR, Metric
-from gac.linalg import cholesky, eigh
+from gac.linalg import cholesky, eigh, orthogonal
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,3 +100,14 @@ def curve_of(squared: Tensor) -> LossCurve:
     """The loss curve of squared singular values in descending order, shape ``(full,)``."""
     tail = squared.flip(0).cumsum(0).flip(0)
     return LossCurve(FACTOR * torch.cat([tail, tail.new_zeros(1)]).cpu().numpy())
+
+
+def turned(second: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
+    """``(second Q, Q^T first)``, float64, with a fixed orthogonal matrix Q of the latents: the same product.
+
+    Latents that are ordered by what they lose have variances of all sizes and nothing in common, so rounding one cannot
+    make up for another. In the new basis all of them are alike, and feedback leaves of the mean of their variances the
+    geometric mean.
+    """
+    basis = orthogonal(len(first), torch.Generator().manual_seed(0)).to(first.device)
+    return second.double() @ basis, basis.T @ first.double()

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from gac.errors import ModelError
+from gac.linalg import orthogonal
 from gac.models.basis import Rotation
 from gac.models.families import Family, family_of
 from gac.models.loading import check_in_memory
@@ -78,25 +79,6 @@ def rotated(model: PreTrainedModel, keep: bool = False) -> Iterator[Rotation]:
                 setattr(model.get_submodule(owner), last, parameter)
             config.tie_word_embeddings = tied
             _tied_names(model).update(names)
-
-
-def orthogonal(size: int, generator: torch.Generator) -> Tensor:
-    """A random orthogonal matrix in float64: a Hadamard matrix as far as the size allows, with random signs of rows.
-
-    The Hadamard matrix is that of the largest power of two that divides the size. What is left of the size is odd, and
-    has a random orthogonal matrix; the whole is their Kronecker product.
-
-    Returns:
-        Shape ``(size, size)``, on the host.
-    """
-    odd = size // (size & -size)
-    matrix = torch.linalg.qr(torch.randn(odd, odd, generator=generator, dtype=torch.float64)).Q.contiguous()
-    step = torch.tensor([[1.0, 1.0], [1.0, -1.0]], dtype=torch.float64) / 2**0.5
-    while len(matrix) < size:
-        matrix = torch.kron(step, matrix)
-    signs = 1 - 2 * torch.randint(2, (size, 1), generator=generator)
-    turned: Tensor = signs * matrix
-    return turned
 
 
 class _Layer:

@@ -30,6 +30,9 @@ from gac.sensitivity.prices import prices_of
 from gac.sensitivity.runs import ModelRuns
 from gac.sensitivity.store import TensorFile, background_writer, read_arrays, write_tensors
 
+PRICES = "scheme-2"
+"""What files of prices are called: its number changes as the way to find them does."""
+
 
 @dataclass(frozen=True, eq=False)
 class LayerFit:
@@ -248,7 +251,7 @@ def _parts(forms: Sequence[str], schemes: Sequence[str]) -> list[_Part]:
     return [
         _Part("standard", tuple(form for form in FORMS if form.standard)),
         *(_Part(form.name, (form,)) for form in own),
-        *(_Part(f"scheme-{scheme.name}", scheme=scheme) for scheme in rounding),
+        *(_Part(f"{PRICES}-{scheme.name}", scheme=scheme) for scheme in rounding),
     ]
 
 

@@ -1,62 +1,80 @@
 """What each part of rounding gives: the error of the weights of a few layers, in the metric that plans are priced in.
 
     python tests/benchmarks/rotated.py smollm2 rotated-smollm2
-    python tests/benchmarks/rounding.py --model rotated-smollm2 --calibration wiki-sample:6x512 --output rounding.json
+    python tests/benchmarks/rounding.py --model rotated-smollm2 --output rounding.json
 
-Every figure is ``tr(G E A E^T)`` of a weight's rounding error E over that of plain feedback (GPTQ): every number by
-itself; feedback; scales and numbers improved in turn after it; feedback through A and G.
+Weights are rounded for the first part of the windows. Every figure is ``tr(G E A E^T)`` of the rounding error E on the
+others, over that of plain feedback (GPTQ): every number by itself; scales and numbers improved in turn after feedback;
+feedback through A and G; and all there is for the weight, with other dampings than ``gac.schemes.feedback.order``'s.
+Of ``fp8`` it is feedback over every number by itself.
 """
+
+from unittest.mock import patch
 
 from torch import Tensor
 
 from gac.forms.metric import Metric
 from gac.models.families import family_of
+from gac.models.sites import Weight
+from gac.schemes import Scheme, scheme_named
+from gac.schemes.feedback import order, rounding
 from gac.schemes.inputs import Inputs
-from gac.schemes.integers.torch import round_matrix
 from gac.sensitivity.calibration import CalibrationRun, stream_moments
 from gac.sensitivity.methods import Kfac
 from gac.sensitivity.text import calibration_windows
 from tests.benchmarks.harness import markdown, options, read, write
 
-GROUP = 64
+SCHEMES = ("fp8", "w4a16:64", "w3a16:64", "w2a16:64")
 LAYERS = (4, 14, 26)
+ROUNDS = 0.6
+"""The part of the windows that weights are rounded for."""
+DAMPINGS = (0.1, 0.3, 3.0, 10.0)
 
 
 def main() -> None:
     parser = options(__doc__, "--model", "--calibration", "--output")
-    parser.add_argument("--bits", type=int, nargs="*", default=[4, 3, 2])
+    parser.set_defaults(calibration="wiki-sample:40x512")
     asked = parser.parse_args()
     loaded, method = read(asked.model), Kfac()
-    windows = calibration_windows(asked.calibration, loaded.tokenizer)
+    windows = calibration_windows(asked.calibration, loaded.tokenizer).ids
     sites = [site for site in family_of(loaded.model.config).sites(loaded.model.config) if site.layer >= min(LAYERS)]
-    run = CalibrationRun(loaded.model, windows.ids, method)
+    first = round(ROUNDS * len(windows))
+    both = (CalibrationRun(loaded.model, part, method) for part in (windows[:first], windows[first:]))
     rows = []
-    for layer, moments in stream_moments(run, sites):
+    for (layer, own), (_, others) in zip(*(stream_moments(run, sites) for run in both), strict=True):
         for weight in (one for site in sites if site.layer == layer and layer in LAYERS for one in site.weights):
             matrix = loaded.model.get_submodule(weight.name).weight.detach()
-            metric = method.metric(moments.of(weight, method.pooled))
-            for bits in asked.bits:
-                rows.append({"weight": weight.name, "bits": bits} | errors(matrix, metric, bits, weight.scores))
-    write(asked.output, calibration=asked.calibration, group=GROUP, rows=rows)
-    names = ("nearest", "improved", "both sides")
+            metric, check = (method.metric(moments.of(weight, method.pooled)) for moments in (own, others))
+            for scheme in map(scheme_named, SCHEMES):
+                rows.append(
+                    {"weight": weight.name, "scheme": scheme.name} | errors(matrix, weight, scheme, metric, check)
+                )
+    write(asked.output, calibration=asked.calibration, rounds=first, rows=rows)
+    names = ("nearest", "improved", "both sides", *(f"damping x{times:g}" for times in DAMPINGS))
     table = [
-        (row["weight"], str(row["bits"]), *(f"{row[one] / row['feedback']:.3f}" if one in row else "" for one in names))
+        (row["weight"], row["scheme"], *(f"{row[one] / row['feedback']:.3f}" if one in row else "" for one in names))
         for row in rows
     ]
-    print(markdown(("weight", "bits", *names), table))
+    print(markdown(("weight", "scheme", *names), table))
 
 
-def errors(matrix: Tensor, metric: Metric, bits: int, both: bool) -> dict[str, float]:
-    """``tr(G E A E^T)`` by what rounding knows and does."""
+def errors(matrix: Tensor, weight: Weight, scheme: Scheme, own: Metric, check: Metric) -> dict[str, float]:
+    """``tr(G E A E^T)`` on text that did not round, by what rounding knows and does."""
 
     def lost(inputs: Inputs | None, gradients: Tensor | None = None) -> float:
-        rounded = round_matrix(matrix, inputs, bits, GROUP, True, gradients).values(matrix.dtype)
-        error = (rounded - matrix).double()
-        return float(((metric.gradients @ error @ metric.inputs) * error).sum())
+        error = (scheme.rounded(matrix, inputs, gradients) - matrix).double()
+        return float(((check.gradients @ error @ check.inputs) * error).sum())
 
-    inputs = Inputs(metric.inputs)
-    found = {"nearest": lost(None), "feedback": lost(Inputs(metric.inputs, thorough=False)), "improved": lost(inputs)}
-    return found | ({"both sides": lost(inputs, metric.gradients)} if both else {})
+    def all_there_is() -> float:
+        return lost(Inputs(own.inputs), own.gradients if weight.scores else None)
+
+    found = {"nearest": lost(None), "feedback": lost(Inputs(own.inputs, thorough=False))}
+    found["both sides" if weight.scores else "improved"] = all_there_is()
+    for times in DAMPINGS:
+        damping = times * order.DAMPING
+        with patch.object(order, "DAMPING", damping), patch.object(rounding, "DAMPING", damping):
+            found[f"damping x{times:g}"] = all_there_is()
+    return found
 
 
 if __name__ == "__main__":

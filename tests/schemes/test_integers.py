@@ -17,6 +17,7 @@ from gac.compression.rounding import store
 from gac.curves import LossCurve, LossCurves
 from gac.errors import BudgetError, PlanError, ProfileError
 from gac.forms import form_named
+from gac.forms.decomposition import turned
 from gac.forms.planned_sites import as_planned
 from gac.linalg import damped
 from gac.models.families import family_of
@@ -27,10 +28,14 @@ from gac.reporting.tables import cell_of, legend_of
 from gac.runtime.modules import LowRankLinear
 from gac.runtime.stored import plain_state
 from gac.schemes import SCHEMES, scheme_named
+from gac.schemes.feedback import rounding
+from gac.schemes.feedback.levels import Levels
+from gac.schemes.feedback.sweep import sweep
+from gac.schemes.float8.torch import Floating
 from gac.schemes.inputs import Inputs
-from gac.schemes.integers import feedback
-from gac.schemes.integers.sweep import sweep
+from gac.schemes.integers import descent
 from gac.schemes.integers.torch import Numbers, round_matrix
+from gac.schemes.integers.whole import Whole
 from gac.testing import check_scheme
 from tests.compression.stored import held_bytes
 from tests.models.small import small_config, weights_of
@@ -136,7 +141,7 @@ def sorted_inputs(columns: int) -> Tensor:
 
 @pytest.mark.parametrize("columns", [60, 300])
 def test_feedback_in_parts_is_the_plain_sweep(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feedback, "improved", lambda *given: (given[3], given[4]))
+    monkeypatch.setattr(descent, "improved", lambda *given: (given[3], given[4]))
     inputs, matrix = sorted_inputs(columns), torch.randn(4, columns, dtype=torch.float64)
     found = rounded(matrix, inputs, 4, None, zero=True)
     assert torch.allclose(swept(matrix, inputs, [torch.unique(row) for row in found]), found, atol=1e-9)
@@ -144,7 +149,7 @@ def test_feedback_in_parts_is_the_plain_sweep(columns: int, monkeypatch: pytest.
 
 def test_feedback_through_both_sides_is_the_plain_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of a block in turn, each for the errors of those before it; the blocks by themselves."""
-    monkeypatch.setattr(feedback, "ROWS", 5)
+    monkeypatch.setattr(rounding, "ROWS", 5)
     inputs, gradients, matrix = sorted_inputs(40), correlated(12), torch.randn(12, 40, dtype=torch.float64)
     found = round_matrix(matrix, Inputs(inputs), 3, 16, True, gradients)
     moment, work = damped(gradients, 1e-2), matrix.clone()
@@ -205,32 +210,49 @@ def test_gradients_that_are_correlated_lower_the_loss() -> None:
     assert loss(gradients) < 0.8 * loss(None)
 
 
+def random_pair(ins: int, rank: int, outs: int) -> LowRankLinear:
+    module = LowRankLinear(ins, rank, outs, bias=False)
+    for seed, own in enumerate(module.parameters()):
+        own.data = torch.randn(own.shape, generator=torch.Generator().manual_seed(seed))
+    return module
+
+
 def test_the_second_factor_is_solved_for_the_first_as_it_was_rounded() -> None:
-    scheme, inputs, module = scheme_named("w2a16:8"), correlated(40).float(), LowRankLinear(40, 12, 30, bias=False)
-    torch.manual_seed(2)
-    for own in module.parameters():
-        own.data = torch.randn_like(own)
-    dense, alone = module.second.weight @ module.first.weight, copy.deepcopy(module)
+    scheme, inputs, module = scheme_named("w2a16:8"), correlated(40).float(), random_pair(40, 12, 30)
+    dense = (module.second.weight @ module.first.weight).detach()
+    second, first = turned(module.second.weight.detach(), module.first.weight.detach())
     state = plain_state(store(scheme, module, inputs), torch.float32)
-    first = scheme.rounded(alone.first.weight, Inputs(inputs))
+    first = scheme.rounded(first, Inputs(inputs)).float()
     assert torch.equal(state["first.weight"], first)
     seen = first.double() @ inputs.double() @ first.double().T
-    as_it_was = scheme.rounded(alone.second.weight, Inputs(seen))
+    as_it_was = scheme.rounded(second, Inputs(seen)).float()
     solved, not_solved = (
         lost(dense.double(), (one @ first).double(), inputs.double()) for one in (state["second.weight"], as_it_was)
     )
     assert solved < not_solved
 
 
+def test_pairs_lose_less_with_their_latents_turned() -> None:
+    """Of latents that have variances of all sizes feedback leaves the arithmetic mean; turned the geometric."""
+    matrix, latents = torch.randn(48, 64, dtype=torch.float64), torch.logspace(0, -4, 64, dtype=torch.float64)
+    second, basis = turned(matrix, torch.eye(64, dtype=torch.float64))
+    turned_loss = lost(
+        second, rounded(second, basis @ latents.diag() @ basis.T, 4, 32, True), basis @ latents.diag() @ basis.T
+    )
+    assert turned_loss < 0.4 * lost(matrix, rounded(matrix, latents.diag(), 4, 32, True), latents.diag())
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="Triton kernels need a GPU")
 @pytest.mark.parametrize("own", [True, False])
+@pytest.mark.parametrize("levels", [Whole(15, zero=True), Floating()])
 @pytest.mark.parametrize(("pairs", "rows", "width"), [(1, 3, 5), (3, 70, 64), (2, 9, 128), (1, 33, 116)])
-def test_the_kernel_rounds_as_a_cpu_does(pairs: int, rows: int, width: int, own: bool) -> None:
+def test_the_kernel_rounds_as_a_cpu_does(pairs: int, rows: int, width: int, levels: Levels, own: bool) -> None:
     torch.manual_seed(0)
     units, takes = 16 * torch.rand(pairs, rows, width).double(), torch.randn(pairs, width, width).double()
+    units *= torch.logspace(-3, 1.3, rows).double()[:, None] if levels.floating else 1
     before = units.round() if own else None
-    expected = sweep(units, takes, 15, before)
-    found = sweep(units.cuda(), takes.cuda(), 15, None if before is None else before.cuda())
+    expected = sweep(units, takes, levels, before)
+    found = sweep(units.cuda(), takes.cuda(), levels, None if before is None else before.cuda())
     for mine, theirs in zip(found, expected, strict=True):
         assert torch.allclose(mine.cpu(), theirs, atol=1e-9)
 
@@ -334,7 +356,7 @@ def test_without_a_refit_weights_are_rounded_for_what_the_dense_model_gives_them
 ) -> None:
     plan = planned(tiny_model, tiny_tokenizer, text_file, budget=1.0, schemes=("w2a16:16",), forms=(), refit="none")
     seen = []
-    inner = feedback.rounded
+    inner = rounding.rounded
 
     def listened(matrix: Tensor, *given: object) -> object:
         seen.append(tuple(matrix.shape))

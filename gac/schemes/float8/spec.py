@@ -36,14 +36,14 @@ class Float8(EightBits):
     def rounded(self, matrix: "Tensor", inputs: "Inputs | None" = None, gradients: "Tensor | None" = None) -> "Tensor":
         from gac.schemes.float8.torch import round_matrix
 
-        return round_matrix(matrix, inputs).values(matrix.dtype)
+        return round_matrix(matrix, inputs, gradients).values(matrix.dtype)
 
     def stored(
         self, matrix: "Tensor", inputs: "Inputs | None" = None, gradients: "Tensor | None" = None
     ) -> "dict[str, Tensor]":
         from gac.schemes.float8.torch import round_matrix
 
-        found = round_matrix(matrix, inputs)
+        found = round_matrix(matrix, inputs, gradients)
         return {"weight_float8": found.numbers, "weight_scale": found.scale[:, : matrix.shape[1]]}
 
     def noise(self, squares: "Tensor", peak: "Tensor") -> "Tensor":

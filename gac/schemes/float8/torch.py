@@ -10,10 +10,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gac.schemes.feedback.levels import Levels
+from gac.schemes.feedback.rounding import rounded
 from gac.schemes.inputs import Inputs
 
 FLOAT8 = torch.float8_e4m3fn
-LARGEST = torch.finfo(FLOAT8).max
 TINY = torch.finfo(torch.float32).tiny
 PARTS = 8
 """Scales of an octave, 4 bits each with the leading one: times a number of 4 bits that is exact in bfloat16. So what is
@@ -37,42 +38,50 @@ class Floats:
         return (self.numbers.float() * self.scale.float()).to(dtype)
 
 
-def round_matrix(matrix: Tensor, inputs: Inputs | None) -> Floats:
-    """The matrix ``(rows, columns)`` as it is stored: every number the nearest, in the scale of least error.
+class Floating(Levels):
+    """Those of e4m3, on both sides of zero; there are no zero points."""
+
+    most = int(torch.finfo(FLOAT8).max)
+    floating = True
+
+    def nearest_(self, units: Tensor) -> Tensor:
+        return units.copy_(units.clamp_(-self.most, self.most).to(FLOAT8))
+
+    def fitted(self, values: Tensor, weighs: Tensor) -> tuple[Tensor, Tensor]:
+        scales = _octave(values.abs().amax(-1, keepdim=True) / self.most)
+        costs = torch.stack([self._costs(scale, values, weighs) for scale in scales])
+        found = torch.stack(scales).gather(0, costs.argmin(0, keepdim=True))[0]
+        return found, torch.zeros_like(found)
+
+    def _costs(self, scale: Tensor, values: Tensor, weighs: Tensor) -> Tensor:
+        """What rounding costs each row, shape ``(..., rows, 1)``."""
+        return (self.nearest_(values / scale).mul_(scale) - values).square_() @ weighs[..., None]
+
+
+def round_matrix(matrix: Tensor, inputs: Inputs | None, gradients: Tensor | None = None) -> Floats:
+    """The matrix ``(rows, columns)`` as it is stored.
 
     Args:
-        inputs: the diagonal of their moment says how much the error of a column counts; None: all count alike.
+        inputs: None: every number by itself, in the scale of least error for its row.
+        gradients: as for ``gac.schemes.integers.torch.round_matrix``.
     """
-    work = matrix.detach().float()
-    weighs = work.new_ones(work.shape[1]) if inputs is None else inputs.moment.diagonal().to(work)
-    scales = _octave(work.abs().amax(1, keepdim=True)) if work.shape[1] else [work.new_ones(len(work), 1)]
-    best = _nearest(work, scales[0])
-    least = _costs(best, work, weighs)
-    for scale in scales[1:]:
-        found = _nearest(work, scale)
-        costs = _costs(found, work, weighs)
-        better = costs < least
-        least = torch.where(better, costs, least)
-        numbers = torch.where(better, found.numbers.view(torch.uint8), best.numbers.view(torch.uint8)).view(FLOAT8)
-        best = Floats(numbers, torch.where(better, found.scale, best.scale))
-    return best
+    work, levels = matrix.detach().double(), Floating()
+    if not matrix.numel():
+        return Floats(work.to(FLOAT8), torch.ones(len(work), 1, dtype=torch.bfloat16, device=work.device))
+    if inputs is not None:
+        numbers, scale, _ = rounded(work, inputs, levels, matrix.shape[1], gradients)
+    else:
+        scale, _ = levels.fitted(work, work.new_ones(matrix.shape[1]))
+        numbers = levels.nearest_(work / scale)
+    return Floats(numbers.to(FLOAT8), scale.bfloat16())
 
 
-def _octave(largest: Tensor) -> list[Tensor]:
-    """Scales for rows whose largest numbers these are, float32 ``(rows, 1)``, the smallest first."""
-    mantissa, exponent = torch.frexp((largest / LARGEST).clamp_min(TINY))
+def _octave(least: Tensor) -> list[Tensor]:
+    """Scales of rows of which these are the least that reach the largest numbers, float64, the smallest first."""
+    mantissa, exponent = torch.frexp(least.clamp_min(TINY))
     first = (mantissa * 2 * PARTS).ceil_() - PARTS  # from 0 to PARTS, above the power of two below
     found = []
     for part in range(PARTS):
         octaves, within = (first + part).div(PARTS, rounding_mode="floor"), (first + part) % PARTS
         found.append(torch.ldexp((PARTS + within) / (2 * PARTS), exponent + octaves.int()))
     return found
-
-
-def _nearest(work: Tensor, scale: Tensor) -> Floats:
-    return Floats((work / scale).to(FLOAT8), scale.bfloat16())
-
-
-def _costs(found: Floats, work: Tensor, weighs: Tensor) -> Tensor:
-    """What rounding costs each row, shape ``(rows, 1)``."""
-    return ((found.values(work.dtype) - work).square_() @ weighs)[:, None]

@@ -3,44 +3,40 @@
 import torch
 from torch import Tensor
 
+from gac.schemes.feedback.levels import Levels
+from gac.schemes.feedback.order import Order
+from gac.schemes.feedback.sweep import sweep
 from gac.schemes.integers.grids import TINY
-from gac.schemes.integers.layout import Layout
-from gac.schemes.integers.sweep import sweep
 
 AGAIN = 3
 """How often each."""
 
 
 def improved(
-    layout: Layout, moment: Tensor, targets: Tensor, numbers: Tensor, scale: Tensor, zeros: Tensor, most: int
+    levels: Levels, order: Order, targets: Tensor, numbers: Tensor, scale: Tensor, zeros: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Numbers and scales that lose less of the product with the inputs.
-
-    Args:
-        moment: A of the inputs, in the layout's order.
-        targets: the matrix, ``(groups, rows, size)``, as are ``numbers``; ``scale`` and ``zeros`` have size 1.
-        most: the largest number.
-    """
-    wanted = _flat(targets) @ moment
+    """See ``Levels.improved``."""
+    wanted = _flat(targets) @ order.moment
     for _ in range(AGAIN):
-        numbers = _numbers_again(layout, moment, targets, numbers, scale, zeros, most)
-        scale = _scales_again(moment, wanted, numbers, scale, zeros)
+        numbers = _numbers_again(levels, order, targets, numbers, scale, zeros)
+        scale = _scales_again(order.moment, wanted, numbers, scale, zeros)
     return numbers, scale
 
 
 def _numbers_again(
-    layout: Layout, moment: Tensor, targets: Tensor, numbers: Tensor, scale: Tensor, zeros: Tensor, most: int
+    levels: Levels, order: Order, targets: Tensor, numbers: Tensor, scale: Tensor, zeros: Tensor
 ) -> Tensor:
     """Coordinate descent: each number in turn to the best that there is for it, all others as they are."""
-    numbers, diagonal = numbers.clone(), moment.diagonal()
+    moment, numbers = order.moment, numbers.clone()
+    diagonal = moment.diagonal()
     felt = _flat((numbers - zeros) * scale - targets) @ moment  # E A, (rows, columns)
     for group, own_scale in enumerate(scale):
-        for part, places in layout.parts(torch.tensor([group], device=moment.device)):
+        for part, places in order.layout.parts(torch.tensor([group], device=moment.device)):
             here = places[0]
             before = numbers[group][:, part]
             units = before - felt[:, here] / diagonal[here] / own_scale
             takes = -moment[here][:, here] / diagonal[here]
-            found, errors = sweep(units[None], takes[None], most, before[None])
+            found, errors = sweep(units[None], takes[None], levels, before[None])
             numbers[group][:, part] = found[0]
             felt -= (errors[0] * own_scale) @ moment[here]
     return numbers

@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 
 from gac.runtime.packed import dequantise
+from gac.schemes.feedback.rounding import rounded
 from gac.schemes.inputs import Inputs
-from gac.schemes.integers.feedback import rounded
 from gac.schemes.integers.grids import fitted
+from gac.schemes.integers.whole import Whole
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,11 +45,15 @@ def round_matrix(
             alike, and add up.
     """
     rows, columns = matrix.shape
-    size = group or max(columns, 1)
-    work = matrix.detach().double()
+    size, work = group or max(columns, 1), matrix.detach().double()
     if inputs is not None and matrix.numel():
-        return Numbers(*rounded(work, inputs, bits, size, zero, gradients), size)
-    groups = torch.nn.functional.pad(work, (0, -columns % size)).view(rows, -1, size)
-    grid = fitted(groups, groups.new_ones(size), 2**bits - 1, zero)
-    numbers = grid.numbers(groups).to(torch.uint8).reshape(rows, -1)[:, :columns]
-    return Numbers(numbers, grid.scale[..., 0].half(), grid.zero[..., 0].to(torch.uint8), size)
+        numbers, scale, zeros = rounded(work, inputs, Whole(2**bits - 1, zero), size, gradients)
+    else:
+        groups = torch.nn.functional.pad(work, (0, -columns % size)).view(rows, -1, size)
+        grid = fitted(groups, groups.new_ones(size), 2**bits - 1, zero)
+        numbers, scale, zeros = (
+            grid.numbers(groups).reshape(rows, -1)[:, :columns],
+            grid.scale[..., 0],
+            grid.zero[..., 0],
+        )
+    return Numbers(numbers.to(torch.uint8), scale.half(), zeros.to(torch.uint8), size)

@@ -8,88 +8,44 @@ nearest plane for A and G at once, as in YAQA (arXiv 2505.22988).
 
 A row needs of the rows before it only the columns that it has come to. So group g of row i is rounded at step i + g,
 in all blocks of ``ROWS`` rows at once: G counts within a block, and blocks do not hear of each other. Without G a block
-is one row; its scales and numbers are then improved in turn (``gac.schemes.integers.descent``).
+is one row; its scales and numbers are then improved in turn where the format can (``Levels.improved``).
 """
-
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from gac.linalg import cholesky, damped, identity_like
+from gac.linalg import damped
+from gac.schemes.feedback.levels import Levels
+from gac.schemes.feedback.order import DAMPING, Order, ahead_of, root_of
+from gac.schemes.feedback.sweep import sweep
 from gac.schemes.inputs import Inputs
-from gac.schemes.integers.descent import improved
-from gac.schemes.integers.grids import fitted
-from gac.schemes.integers.layout import Layout
-from gac.schemes.integers.sweep import sweep
 
-DAMPING = 1e-2
 ROWS = 64
 """Rows that make up for one another's errors."""
 
 
 def rounded(
-    matrix: Tensor, inputs: Inputs, bits: int, size: int, zero: bool, gradients: Tensor | None = None
+    matrix: Tensor, inputs: Inputs, levels: Levels, size: int, gradients: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Numbers ``(rows, columns)`` of a float64 matrix, and scales and zero points ``(rows, groups)``.
+    """Numbers ``(rows, columns)`` of a float64 matrix, and scales and zero points ``(rows, groups)``, all float64.
 
     Args:
         size: columns of a group.
-        zero: whether there are zero points.
         gradients: G, shape ``(rows, rows)``; None: the identity.
     """
     rows, high = len(matrix), 1 if gradients is None else min(ROWS, len(matrix))
     order = inputs.once((Order, size), lambda moment: Order.of(moment, size))
     targets = _in_blocks(order.layout.columns(matrix), high)
     behind = matrix.new_zeros(rows, 1, 1) if gradients is None else _behind(damped(gradients, DAMPING), high)
-    work = _Work(order, behind, targets, 2**bits - 1, zero)
+    work = _Work(order, behind, targets, levels)
     for step in range(high + len(order.layout.at) - 1):
         work.step(step)
     numbers, scale, zeros = work.numbers, work.scale, work.zeros
     if high == 1 and inputs.thorough:
-        found = improved(order.layout, order.moment, targets[0], numbers[0], scale[0], zeros[0], 2**bits - 1)
-        numbers[0], scale[0] = found
+        numbers[0], scale[0] = levels.improved(order, targets[0], numbers[0], scale[0], zeros[0])
     numbers, scale, zeros = (_in_rows(one)[:rows] for one in (numbers, scale, zeros))
-    return order.layout.back(numbers), scale[..., 0].half(), zeros[..., 0].to(torch.uint8)
-
-
-@dataclass(frozen=True, eq=False)
-class Order:
-    """The columns in the order in which they are rounded, and what follows from A for it.
-
-    Attributes:
-        moment: A, damped, in this order, shape ``(size, size)``.
-        ahead: what the error of a column takes from those behind it, ``U[j, k] / U[j, j]``, shape ``(size, size)``.
-        weighs: what is left of a squared error of each column once those behind it have made up for it, by group.
-    """
-
-    layout: Layout
-    moment: Tensor
-    ahead: Tensor
-    weighs: Tensor
-
-    @staticmethod
-    def of(moment: Tensor, size: int) -> "Order":
-        """Of A, shape ``(columns, columns)``, in groups of so many columns."""
-        layout = Layout.of(moment, size)
-        square = layout.square(damped(moment, DAMPING))
-        root = _root(square)
-        return Order(layout, square, _ahead(root), (root.diagonal() ** -2).view(layout.at.shape))
-
-
-def _root(moment: Tensor) -> Tensor:
-    """U, upper triangular, with U^T U the inverse of a moment ``(size, size)``.
-
-    With R R^T the moment and R upper triangular, U is the inverse of R.
-    """
-    upper = cholesky(moment.flip(0, 1)).flip(0, 1)
-    root: Tensor = torch.linalg.solve_triangular(upper, identity_like(upper), upper=True)
-    return root
-
-
-def _ahead(root: Tensor) -> Tensor:
-    return (root / root.diagonal()[:, None]).triu(1)
+    return order.layout.back(numbers), scale[..., 0], zeros[..., 0]
 
 
 def _in_blocks(values: Tensor, high: int) -> Tensor:
@@ -107,8 +63,8 @@ def _behind(moment: Tensor, high: int) -> Tensor:
     """What the error of a row takes from those behind it, by block: ``(blocks, high, high)``."""
     found = moment.new_zeros(-(-len(moment) // high), high, high)
     for own, start in zip(found, range(0, len(moment), high), strict=True):
-        root = _root(moment[start : start + high, start : start + high])
-        own[: len(root), : len(root)] = _ahead(root)
+        root = root_of(moment[start : start + high, start : start + high])
+        own[: len(root), : len(root)] = ahead_of(root)
     return found
 
 
@@ -118,11 +74,10 @@ class _Work:
     Args:
         behind: what rows take from those behind them, ``(blocks, high, high)``.
         targets: the matrix, ``(high, groups, blocks, size)``; errors of rows change those behind them.
-        most: the largest number.
     """
 
-    def __init__(self, order: Order, behind: Tensor, targets: Tensor, most: int, zero: bool) -> None:
-        self._order, self._behind, self._targets, self._most, self._zero = order, behind, targets, most, zero
+    def __init__(self, order: Order, behind: Tensor, targets: Tensor, levels: Levels) -> None:
+        self._order, self._behind, self._targets, self._levels = order, behind, targets, levels
         self._made_up = torch.zeros_like(targets)
         self.numbers = torch.zeros_like(targets)
         self.scale, self.zeros = (torch.ones_like(targets[..., :1]) for _ in range(2))
@@ -133,17 +88,17 @@ class _Work:
         groups = torch.arange(max(0, step - high + 1), min(step + 1, count), device=self._targets.device)
         rows = step - groups
         at = rows, groups
-        grid = fitted(self._targets[at] - self._made_up[at], self._order.weighs[groups], self._most, self._zero)
-        self.scale[at], self.zeros[at] = grid.scale, grid.zero
+        scale, zeros = self._levels.fitted(self._targets[at] - self._made_up[at], self._order.weighs[groups])
+        self.scale[at], self.zeros[at] = scale, zeros
         for part, columns in self._order.layout.parts(groups):
-            units = (self._targets[at] - self._made_up[at])[..., part] / grid.scale + grid.zero
+            units = (self._targets[at] - self._made_up[at])[..., part] / scale + zeros
             ahead = self._order.ahead[columns]
-            numbers, errors = sweep(units, _own(ahead, columns), self._most)
+            numbers, errors = sweep(units, _own(ahead, columns), self._levels)
             self.numbers[(*at, slice(None), part)] = numbers
-            taken = ((errors * grid.scale) @ ahead).view(*errors.shape[:2], *self._order.layout.at.shape)
+            taken = ((errors * scale) @ ahead).view(*errors.shape[:2], *self._order.layout.at.shape)
             self._made_up[rows] += taken.transpose(1, 2)
         if high > 1:
-            missed = self._targets[at] - (self.numbers[at] - grid.zero) * grid.scale
+            missed = self._targets[at] - (self.numbers[at] - zeros) * scale
             self._targets[:, groups] -= torch.einsum("bka,kbp->akbp", self._behind[:, rows], missed)
 
 

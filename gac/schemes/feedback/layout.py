@@ -54,9 +54,9 @@ class Layout:
         return (self.at.flatten() < self.count).nonzero()[:, 0]
 
     def back(self, values: Tensor) -> Tensor:
-        """Whole numbers ``(rows, groups, size)`` in the order of the columns, ``(rows, columns)`` of uint8."""
-        found = torch.zeros(len(values), self.count, dtype=torch.uint8, device=values.device)
-        found[:, self.at.flatten()[self.there]] = values.flatten(1)[:, self.there].to(torch.uint8)
+        """Numbers ``(rows, groups, size)`` in the order of the columns, ``(rows, columns)``."""
+        found = values.new_zeros(len(values), self.count)
+        found[:, self.at.flatten()[self.there]] = values.flatten(1)[:, self.there]
         return found
 
     def square(self, matrix: Tensor) -> Tensor:

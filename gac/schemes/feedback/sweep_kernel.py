@@ -1,4 +1,4 @@
-"""``gac.schemes.integers.sweep`` as one Triton kernel: a program takes some rows, and keeps them in registers."""
+"""``gac.schemes.feedback.sweep`` as one Triton kernel: a program takes some rows, and keeps them in registers."""
 
 import torch
 import triton
@@ -10,8 +10,8 @@ ROWS = 8
 """Rows of a program."""
 
 
-def launch(units: Tensor, takes: Tensor, most: int, before: Tensor | None) -> tuple[Tensor, Tensor]:
-    """As ``sweep``, for tensors on a GPU."""
+def launch(units: Tensor, takes: Tensor, most: int, floating: bool, before: Tensor | None) -> tuple[Tensor, Tensor]:
+    """As ``sweep``, for tensors on a GPU; ``most`` and ``floating`` are those of ``Levels``."""
     pairs, rows, width = units.shape
     units, takes = units.contiguous(), takes.contiguous()
     was = units if before is None else before.contiguous()
@@ -19,7 +19,7 @@ def launch(units: Tensor, takes: Tensor, most: int, before: Tensor | None) -> tu
     with torch.cuda.device(units.device):
         _sweep[(triton.cdiv(rows, ROWS), pairs)](
             units, takes, was, numbers, errors, rows, width, most,
-            own=before is not None, height=ROWS, wide=triton.next_power_of_2(width), num_warps=2,
+            own=before is not None, floating=floating, height=ROWS, wide=triton.next_power_of_2(width), num_warps=2,
         )  # fmt: skip
     return numbers, errors
 
@@ -27,7 +27,7 @@ def launch(units: Tensor, takes: Tensor, most: int, before: Tensor | None) -> tu
 @triton.jit  # type: ignore[untyped-decorator]
 def _sweep(  # type: ignore[no-untyped-def]
     units_at, takes_at, was_at, numbers_at, errors_at, rows, width, most,
-    own: tl.constexpr, height: tl.constexpr, wide: tl.constexpr,
+    own: tl.constexpr, floating: tl.constexpr, height: tl.constexpr, wide: tl.constexpr,
 ):  # fmt: skip
     pair = tl.program_id(1).to(tl.int64)
     row = tl.program_id(0) * height + tl.arange(0, height)
@@ -41,7 +41,7 @@ def _sweep(  # type: ignore[no-untyped-def]
     for at in range(width):
         here = column[None, :] == at
         value = tl.sum(tl.where(here, work, 0.0), axis=1)
-        number = tl.minimum(tl.maximum(libdevice.rint(value), 0.0), most.to(tl.float64))
+        number = _nearest(value, most.to(tl.float64), floating)
         error = value - number
         if own:
             error = tl.sum(tl.where(here, was, 0.0), axis=1) - number
@@ -52,3 +52,13 @@ def _sweep(  # type: ignore[no-untyped-def]
         work -= error[:, None] * takes[None, :]
     tl.store(numbers_at + place, numbers, mask=inside)
     tl.store(errors_at + place, errors, mask=inside)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _nearest(value, most, floating: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The nearest whole number from 0 to ``most``, or of 4 bits from ``-most`` on, the smallest a multiple of 2^-9."""
+    if floating:
+        exponent = ((value.to(tl.int64, bitcast=True) >> 52) & 2047) - 1023
+        step = ((tl.maximum(exponent, -6) - 3 + 1023) << 52).to(tl.float64, bitcast=True)
+        return tl.minimum(tl.maximum(libdevice.rint(value / step) * step, -most), most)
+    return tl.minimum(tl.maximum(libdevice.rint(value), 0.0), most)
