@@ -1,0 +1,123 @@
+"""Rounding low-rank pairs: in which basis of the latents it loses least, and how near the price comes.
+
+    python tests/benchmarks/rotated.py smollm2 rotated-smollm2
+    python tests/benchmarks/rounding_pairs.py --model rotated-smollm2 --output rounding-pairs.json
+
+Every figure is ``tr(G E A E^T)`` of what rounding both factors of a pair of half the rank changes of their product, the
+second factor solved for the first one as it was rounded, over that of a pair whose latents are turned, which is what
+GAC stores. Latents as they were decomposed, with the singular values in the first factor, in the second, or shared out.
+``price`` is what curves say that rounding the turned pair loses, over what it loses, at a quarter of the rank at which
+a pair has as many parameters as the weight, at half of it, at three quarters and at all of it.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+
+from gac.compression.rounding import store
+from gac.forms import form_named
+from gac.forms.decomposition import turned
+from gac.forms.metric import FACTOR
+from gac.forms.tensors import Kept, Statistics
+from gac.models.families import family_of
+from gac.models.sites import Weight
+from gac.runtime.modules import LowRankLinear
+from gac.runtime.stored import plain_state
+from gac.schemes import Scheme, scheme_named
+from gac.schemes.inputs import Inputs
+from gac.sensitivity.calibration import CalibrationRun, stream_moments
+from gac.sensitivity.methods import Kfac
+from gac.sensitivity.text import calibration_windows
+from tests.benchmarks.harness import markdown, options, read, write
+
+SCHEMES = ("w4a16:64", "w3a16:64")
+LAYERS = (4, 14, 26)
+QUARTERS = (1, 2, 3, 4)
+Basis = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+def carried(power: float) -> Basis:
+    """Latents as they were decomposed, the second factor's columns as long as the singular values to a power."""
+
+    def split(second: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
+        second, first = second.double(), first.double()
+        own = first.norm(dim=1).log() - second.norm(dim=0).log()
+        both = first.norm(dim=1).log() + second.norm(dim=0).log()
+        scale = (own / 2 + (power - 0.5) * both).exp()
+        return second * scale, first / scale[:, None]
+
+    return split
+
+
+BASES: dict[str, Basis] = {
+    "turned": turned,
+    "in the first": carried(0.0),
+    "shared out": carried(0.5),
+    "in the second": carried(1.0),
+}
+
+
+def main() -> None:
+    parser = options(__doc__, "--model", "--calibration", "--output")
+    parser.set_defaults(calibration="wiki-sample:16x512")
+    asked = parser.parse_args()
+    loaded, method = read(asked.model), Kfac()
+    windows = calibration_windows(asked.calibration, loaded.tokenizer)
+    sites = [site for site in family_of(loaded.model.config).sites(loaded.model.config) if site.layer >= min(LAYERS)]
+    rows = []
+    for layer, moments in stream_moments(CalibrationRun(loaded.model, windows.ids, method), sites):
+        for weight in (one for site in sites if site.layer == layer and layer in LAYERS for one in site.weights):
+            kept: dict[str, Tensor] = {}
+            statistics = Statistics(loaded.model, partial(moments.of, pooled=method.pooled), method, Kept(kept))
+            (fit,) = form_named("low_rank").tensors.measure(statistics, [weight])
+            kept |= {f"low_rank.{name}/{weight.name}": value for name, value in fit.tensors.items()}
+            for scheme in map(scheme_named, SCHEMES):
+                rows.append({"weight": weight.name, "scheme": scheme.name} | Pair(statistics, weight, scheme).figures())
+    write(asked.output, calibration=asked.calibration, rows=rows)
+    names = [name for name in rows[0] if name not in ("weight", "scheme")]
+    print(
+        markdown(
+            ("weight", "scheme", *names),
+            [[str(row["weight"]), str(row["scheme"]), *(f"{row[one]:.3f}" for one in names)] for row in rows],
+        )
+    )
+
+
+class Pair:
+    """One weight in one scheme."""
+
+    def __init__(self, statistics: Statistics, weight: Weight, scheme: Scheme) -> None:
+        self._statistics, self._weight, self._scheme = statistics, weight, scheme
+        self._metric = statistics.metric(weight)
+
+    def figures(self) -> dict[str, float]:
+        weight, tensors = self._weight, form_named("low_rank").tensors
+        half = min(weight.out_features, weight.in_features) // 2
+        lost = {name: self._lost(half, basis) for name, basis in BASES.items()}
+        price = tensors.rounding(self._statistics, weight, self._scheme, Inputs(self._metric.inputs, thorough=False))
+        assert price is not None
+        even = weight.out_features * weight.in_features // (weight.out_features + weight.in_features)
+        ranks = {f"price {quarter}/4": even * quarter // 4 for quarter in QUARTERS}
+        found = {name: own / lost["turned"] for name, own in lost.items() if name != "turned"}
+        return found | {name: float(price[rank]) / FACTOR / self._lost(rank, turned) for name, rank in ranks.items()}
+
+    @torch.no_grad()
+    def _lost(self, rank: int, basis: Basis) -> float:
+        weight, form, metric = self._weight, form_named("low_rank"), self._metric
+        pair = LowRankLinear(weight.in_features, rank, weight.out_features, bias=False)
+        first, second = (self._statistics.kept.of(form, name, weight) for name in ("first", "second"))
+        pair.first.weight.copy_(first[:rank])
+        pair.second.weight.copy_(second[:, :rank])
+        dense = pair.second.weight.double() @ pair.first.weight.double()
+        with patch("gac.compression.rounding.turned", basis):
+            held = store(self._scheme, pair, metric.inputs, metric.gradients if weight.scores else None)
+        state = plain_state(held, torch.float64)
+        error = state["second.weight"] @ state["first.weight"] - dense
+        return float(((metric.gradients @ error @ metric.inputs) * error).sum())
+
+
+if __name__ == "__main__":
+    main()
