@@ -15,8 +15,6 @@ from gac.linalg import eigh
 # Between the curvature's sum and the measured loss: theory says 1/2 for small errors; fitted once on
 # SmolLM2-135M at kept 0.9 to 0.6 (tests/benchmarks/quality.py prints the fit).
 FACTOR = 0.64
-POINTS, REACH = 256, 64.0
-"""Of the integral over the largest square: points, and how far it goes."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,15 +85,3 @@ class Moments:
     gradients: Tensor
     scale: Tensor
     noise: Mapping[str, Tensor] = field(default_factory=dict)
-
-
-def largest_squares(count: int, device: torch.device) -> Tensor:
-    """E[max z^2] over 1, 2, ..., n independent standard normal numbers z, float64 ``(n,)``.
-
-    That is the integral of P(max z^2 > t) = 1 - erf(sqrt(t / 2))^n over t.
-    """
-    t = torch.linspace(0, 1, POINTS, dtype=torch.float64, device=device).square()[1:, None] * REACH
-    numbers = torch.arange(1, count + 1, dtype=torch.float64, device=device)
-    above = -torch.expm1(torch.special.erf((t / 2).sqrt()).log() * numbers)
-    start = torch.zeros_like(t[:1])
-    return torch.trapezoid(torch.cat([torch.ones_like(above[:1]), above]), torch.cat([start, t]), dim=0)

@@ -20,6 +20,7 @@ from torch import Tensor
 from gac.compression.rounding import store
 from gac.forms import form_named
 from gac.forms.decomposition import turned
+from gac.forms.low_rank.rounding import even_rank
 from gac.forms.metric import FACTOR
 from gac.forms.tensors import Kept, Statistics
 from gac.models.families import family_of
@@ -99,8 +100,7 @@ class Pair:
         lost = {name: self._lost(half, basis) for name, basis in BASES.items()}
         price = tensors.rounding(self._statistics, weight, self._scheme, Inputs(self._metric.inputs, thorough=False))
         assert price is not None
-        even = weight.out_features * weight.in_features // (weight.out_features + weight.in_features)
-        ranks = {f"price {quarter}/4": even * quarter // 4 for quarter in QUARTERS}
+        ranks = {f"price {quarter}/4": even_rank(weight) * quarter // 4 for quarter in QUARTERS}
         found = {name: own / lost["turned"] for name, own in lost.items() if name != "turned"}
         return found | {name: float(price[rank]) / FACTOR / self._lost(rank, turned) for name, rank in ranks.items()}
 

@@ -2,14 +2,12 @@
 
 import copy
 import json
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import LlamaForCausalLM
 
 import gac
@@ -23,7 +21,8 @@ from gac.curves import LossCurve, LossCurves
 from gac.errors import PlanError, ProfileError
 from gac.forms import form_named, variants_of
 from gac.forms.decomposition import turned
-from gac.forms.metric import FACTOR, Moments, largest_squares
+from gac.forms.low_rank.rounding import largest_squares
+from gac.forms.metric import FACTOR
 from gac.forms.planned_sites import as_planned
 from gac.forms.tensors import Kept, Statistics
 from gac.models.families import family_of
@@ -41,18 +40,14 @@ from gac.schemes.float8.torch import FLOAT8, round_matrix
 from gac.schemes.inputs import Inputs
 from gac.schemes.integers.torch import round_matrix as round_integers
 from gac.sensitivity.calibration import CalibrationRun, stream_moments
-from gac.sensitivity.methods import Kfac
 from gac.sensitivity.prices import rounding_loss
 from gac.testing import check_bits
 from tests.compression.applying import logits
 from tests.models.small import small_config
+from tests.schemes.pairs import Plain, errors_of, normal, pair_statistics
 from tests.small_pipeline import Small
 
 BOTH = pytest.mark.parametrize("name", ["fp8", "w8a8"])
-
-
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 # --- what is stored ---------------------------------------------------------------------------------------------------
@@ -207,26 +202,6 @@ def reading_alone(name: str) -> Scheme:
     return scheme
 
 
-def errors_of(name: str, x: Tensor) -> Tensor:
-    numbers, scale = READERS[scheme_named(name).reads or ""](x)
-    return (numbers * scale - x).double()
-
-
-class Plain(Kfac):
-    """Moments as they are: all tokens count alike, nothing is damped."""
-
-    name, power = "plain", 0.0
-
-    def pooled(self, halves: Any) -> Tensor:
-        return halves.mean()
-
-    def inputs(self, moments: Moments) -> Tensor:
-        return moments.inputs.double()
-
-    def gradients(self, moments: Moments) -> Tensor:
-        return moments.gradients.double()
-
-
 @BOTH
 def test_the_price_is_the_mean_squared_error_in_the_metric(name: str, tiny_model: LlamaForCausalLM) -> None:
     """Of every weight of a layer; errors of features follow each other little, and gradients not at all."""
@@ -247,21 +222,6 @@ def test_the_price_is_the_mean_squared_error_in_the_metric(name: str, tiny_model
         inputs = Inputs(statistics.metric(weight).inputs)
         price = rounding_loss(statistics, weight, reading_alone(name), inputs)
         assert price == pytest.approx(measured, rel=0.05), weight.name
-
-
-def pair_statistics(outs: int, ins: int) -> tuple[Statistics, Weight, Tensor]:
-    """Of one random weight whose inputs are normal numbers along a few strong directions; the inputs too."""
-    x = normal(4096, ins) * torch.logspace(0, -1.5, ins) @ torch.linalg.qr(normal(ins, ins, seed=1))[0]
-    root = normal(outs, outs, seed=2) * torch.logspace(0, -1, outs)
-    model, weight = nn.Module(), Weight("w", outs, ins)
-    model.w = nn.Linear(ins, outs, bias=False)
-    model.w.weight.data.copy_(normal(outs, ins, seed=3))
-    noise = {scheme_named(name).reads or "": errors_of(name, x).square().mean(0).float() for name in ("fp8", "w8a8")}
-    moments = Moments(x.T @ x / len(x), root @ root.T, x.abs().mean(0), noise)
-    statistics = Statistics(model, lambda _: moments, Plain(), Kept({}))
-    (fit,) = form_named("low_rank").tensors.measure(statistics, [weight])
-    kept = Kept({f"low_rank.{tensor}/w": value for tensor, value in fit.tensors.items()})
-    return replace(statistics, kept=kept), weight, x
 
 
 @BOTH

@@ -13,11 +13,9 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 import gac
 from gac.allocation.decide import SLACK, settled
-from gac.compression.rounding import store
 from gac.curves import LossCurve, LossCurves
 from gac.errors import BudgetError, PlanError, ProfileError
 from gac.forms import form_named
-from gac.forms.decomposition import turned
 from gac.forms.planned_sites import as_planned
 from gac.linalg import damped
 from gac.models.families import family_of
@@ -25,8 +23,6 @@ from gac.models.loading import load_config
 from gac.plan import Plan
 from gac.plan_summary import allocate_command
 from gac.reporting.tables import cell_of, legend_of
-from gac.runtime.modules import LowRankLinear
-from gac.runtime.stored import plain_state
 from gac.schemes import SCHEMES, scheme_named
 from gac.schemes.feedback import rounding
 from gac.schemes.feedback.levels import Levels
@@ -208,38 +204,6 @@ def test_gradients_that_are_correlated_lower_the_loss() -> None:
         return float(((gradients @ error @ inputs) * error).sum())
 
     assert loss(gradients) < 0.8 * loss(None)
-
-
-def random_pair(ins: int, rank: int, outs: int) -> LowRankLinear:
-    module = LowRankLinear(ins, rank, outs, bias=False)
-    for seed, own in enumerate(module.parameters()):
-        own.data = torch.randn(own.shape, generator=torch.Generator().manual_seed(seed))
-    return module
-
-
-def test_the_second_factor_is_solved_for_the_first_as_it_was_rounded() -> None:
-    scheme, inputs, module = scheme_named("w2a16:8"), correlated(40).float(), random_pair(40, 12, 30)
-    dense = (module.second.weight @ module.first.weight).detach()
-    second, first = turned(module.second.weight.detach(), module.first.weight.detach())
-    state = plain_state(store(scheme, module, inputs), torch.float32)
-    first = scheme.rounded(first, Inputs(inputs)).float()
-    assert torch.equal(state["first.weight"], first)
-    seen = first.double() @ inputs.double() @ first.double().T
-    as_it_was = scheme.rounded(second, Inputs(seen)).float()
-    solved, not_solved = (
-        lost(dense.double(), (one @ first).double(), inputs.double()) for one in (state["second.weight"], as_it_was)
-    )
-    assert solved < not_solved
-
-
-def test_pairs_lose_less_with_their_latents_turned() -> None:
-    """Of latents that have variances of all sizes feedback leaves the arithmetic mean; turned the geometric."""
-    matrix, latents = torch.randn(48, 64, dtype=torch.float64), torch.logspace(0, -4, 64, dtype=torch.float64)
-    second, basis = turned(matrix, torch.eye(64, dtype=torch.float64))
-    turned_loss = lost(
-        second, rounded(second, basis @ latents.diag() @ basis.T, 4, 32, True), basis @ latents.diag() @ basis.T
-    )
-    assert turned_loss < 0.4 * lost(matrix, rounded(matrix, latents.diag(), 4, 32, True), latents.diag())
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="Triton kernels need a GPU")

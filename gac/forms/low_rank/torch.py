@@ -9,17 +9,17 @@ from torch import Tensor, nn
 
 from gac.arrays import Floats
 from gac.forms import form_named
-from gac.forms.decomposition import balanced, decompose, turned
-from gac.forms.metric import FACTOR, Moments, largest_squares
+from gac.forms.decomposition import balanced, decompose
+from gac.forms.low_rank.rounding import rounding_by_rank
+from gac.forms.metric import FACTOR
 from gac.forms.refit import Refits, WeightRefit
 from gac.forms.tensors import Fit, Kept, SiteWork, Statistics, TensorForm, bias_of
 from gac.linalg import cholesky, damped, eigh
 from gac.models.sites import Weight
-from gac.schemes.feedback.order import DAMPING
-from gac.schemes.inputs import Inputs
 
 if TYPE_CHECKING:
     from gac.schemes import Scheme
+    from gac.schemes.inputs import Inputs
 
 
 def every_rank(kept: Kept, weight: Weight) -> tuple[Tensor, Tensor]:
@@ -95,31 +95,6 @@ def _truncated_again(refit: WeightRefit) -> tuple[Tensor, Tensor]:
     return balanced(second @ (vectors[:, :rank] / roots[:, None]), vectors[:, :rank].T @ turned)
 
 
-def _means(values: Tensor) -> Tensor:
-    """Of the first 1, 2, ..., n, shape ``(n,)``."""
-    return values.cumsum(0) / torch.arange(1, len(values) + 1, device=values.device)
-
-
-def _relative(by_rank: Tensor, rank: int) -> Tensor:
-    """Over what it is at a rank."""
-    return by_rank / by_rank[rank - 1].clamp_min(torch.finfo(by_rank.dtype).tiny)
-
-
-def _read(scheme: "Scheme", moments: Moments, first: Tensor, gains: Tensor, seen: Tensor) -> Tensor:
-    """What rounding the inputs of both factors costs at every rank from 1, in the metric, shape ``(full,)``.
-
-    An error of variance n in the inputs costs ``c a diag(n) a^T`` for the row a of A, and it was measured. The latents
-    are taken for normal numbers, all of the same variance as they are turned, whose error depends on the largest of a
-    token, and so on the rank.
-    """
-    assert scheme.reads is not None, f"{scheme.name} rounds no inputs"
-    inputs = gains * (first.square() @ moments.noise[scheme.reads].double())
-    peaks, each = largest_squares(len(seen), seen.device), _means(seen)
-    others = each * (1 - peaks / torch.arange(1, len(seen) + 1, device=seen.device))
-    noise = scheme.noise(others[:, None], (each * peaks)[:, None])[:, 0]
-    return inputs.cumsum(0) + noise * gains.cumsum(0)
-
-
 class LowRankTensors(TensorForm):
     """Factors of all ranks are kept, balanced, so that those of a rank are their first columns and rows."""
 
@@ -138,32 +113,8 @@ class LowRankTensors(TensorForm):
         return Fit(weight, found.curve.loss, kept)
 
     def rounding(self, statistics: Statistics, weight: Weight, scheme: "Scheme", inputs: "Inputs") -> Floats:
-        """A pair is rounded at one rank, at which it has about as many parameters as the weight; others follow from it.
-
-        B^T G B and A M A^T, M the moment of the inputs, are diagonal, with c and d. With the latents turned
-        (``gac.forms.decomposition.turned``) all rows of A are of one length, and count alike: their errors cost
-        ``|A|^2 sum(c) / r``, of which the second factor, which is solved for A as it was rounded, leaves
-        ``1 - r / in``. The errors of B cost ``|B|^2`` times the geometric mean of d. Both were compared with pairs of
-        SmolLM2 at a quarter of that rank and more: most are within 7 % (docs/results-precision.md). What a scheme
-        rounds of inputs and latents is added.
-        """
-        gradients, own = statistics.metric(weight).gradients, weight.out_features * weight.in_features
-        second, first = (factor.double() for factor in every_rank(statistics.kept, weight))
         gains = statistics.kept.of(self.form, "gains", weight)
-        seen = torch.linalg.vecdot(first @ inputs.moment, first)
-        rank = max(1, own // (weight.out_features + weight.in_features))
-        b, a = turned(second[:, :rank], first[:rank])
-        latents = Inputs(a @ inputs.moment @ a.T, thorough=inputs.thorough)
-        rows = scheme.rounded(a, inputs) - a
-        columns = scheme.rounded(b, latents, gradients if weight.scores else None) - b
-        of_first = ((b.T @ gradients @ b @ rows @ inputs.moment) * rows).sum()
-        of_second = ((gradients @ columns @ latents.moment) * columns).sum()
-        left = 1 - torch.arange(1, len(first) + 1, device=first.device) / weight.in_features
-        by_rank = of_first * left * _relative(_means(first.square().sum(1)) * gains.cumsum(0), rank)
-        geometric = _means((seen + DAMPING * seen.mean()).log()).exp()
-        by_rank += of_second * _relative(second.square().sum(0).cumsum(0) * geometric, rank)
-        if scheme.reads is not None:
-            by_rank += _read(scheme, statistics.moments(weight), first, gains, seen)
+        by_rank = rounding_by_rank(statistics, weight, scheme, inputs, every_rank(statistics.kept, weight), gains)
         lost: Floats = FACTOR * np.concatenate([[0.0], by_rank.cpu().numpy()])
         return lost
 

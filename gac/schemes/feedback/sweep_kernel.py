@@ -57,8 +57,11 @@ def _sweep(  # type: ignore[no-untyped-def]
 @triton.jit  # type: ignore[untyped-decorator]
 def _nearest(value, most, floating: tl.constexpr):  # type: ignore[no-untyped-def]
     """The nearest whole number from 0 to ``most``, or of 4 bits from ``-most`` on, the smallest a multiple of 2^-9."""
+    least = value * 0.0
+    units = libdevice.rint(value)
     if floating:
         exponent = ((value.to(tl.int64, bitcast=True) >> 52) & 2047) - 1023
         step = ((tl.maximum(exponent, -6) - 3 + 1023) << 52).to(tl.float64, bitcast=True)
-        return tl.minimum(tl.maximum(libdevice.rint(value / step) * step, -most), most)
-    return tl.minimum(tl.maximum(libdevice.rint(value), 0.0), most)
+        units = libdevice.rint(value / step) * step
+        least -= most
+    return tl.minimum(tl.maximum(units, least), most)

@@ -1,0 +1,124 @@
+"""What rounding the factors of a pair costs, at every rank, from rounding them at one.
+
+A pair is stored with its latents turned (``gac.forms.decomposition.turned``). B^T G B and A M A^T, M the moment of the
+inputs, are diagonal before, with c and d. Turned, all rows of A are alike: their errors cost ``|A|^2 sum(c) / r``, of
+which the second factor, which is solved for A as it was rounded, leaves ``1 - r / in``. The errors of B cost ``|B|^2``
+times the geometric mean of d, for feedback makes up for the rest. ``docs/results-precision.md`` has the comparison with
+pairs that were stored.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gac.forms.decomposition import turned
+from gac.forms.metric import Moments
+from gac.forms.tensors import Statistics
+from gac.models.sites import Weight
+from gac.schemes import Scheme
+from gac.schemes.feedback.order import DAMPING
+from gac.schemes.inputs import Inputs
+
+STEP = 64
+"""Of the rank at which pairs are rounded: an orthogonal matrix of an odd size takes long."""
+POINTS, REACH = 256, 64.0
+"""Of the integral over the largest square: points, and how far it goes."""
+
+
+@dataclass(frozen=True, eq=False)
+class Turned:
+    """A pair as it is stored, float64.
+
+    Attributes:
+        second, first: shapes ``(out, rank)`` and ``(rank, in)``.
+        latents: what the second is multiplied with.
+    """
+
+    second: Tensor
+    first: Tensor
+    latents: Inputs
+
+    @staticmethod
+    def of(second: Tensor, first: Tensor, inputs: Inputs) -> "Turned":
+        second, first = turned(second, first)
+        return Turned(second, first, Inputs(first @ inputs.moment @ first.T, inputs.thorough))
+
+
+def even_rank(weight: Weight) -> int:
+    """The rank at which a pair has about as many parameters as the weight; a multiple of ``STEP`` where it can be."""
+    rank = weight.out_features * weight.in_features // (weight.out_features + weight.in_features)
+    return max(1, rank - rank % STEP if rank > STEP else rank)
+
+
+def rounding_by_rank(
+    statistics: Statistics,
+    weight: Weight,
+    scheme: Scheme,
+    inputs: Inputs,
+    factors: tuple[Tensor, Tensor],
+    gains: Tensor,
+) -> Tensor:
+    """``tr(G E A E^T)`` of both factors' errors, and what rounding inputs and latents adds, shape ``(full,)``.
+
+    Args:
+        factors: of all ranks, ``(second (out, full), first (full, in))``, the largest singular value first.
+        gains: c, shape ``(full,)``.
+    """
+    gradients, rank = statistics.metric(weight).gradients, even_rank(weight)
+    second, first = (factor.double() for factor in factors)
+    variances = torch.linalg.vecdot(first @ inputs.moment, first)
+    pair = inputs.once((Turned, weight.name), lambda _: Turned.of(second[:, :rank], first[:rank], inputs))
+    rows = scheme.rounded(pair.first, inputs) - pair.first
+    columns = scheme.rounded(pair.second, pair.latents, gradients if weight.scores else None) - pair.second
+    of_first = ((pair.second.T @ gradients @ pair.second @ rows @ inputs.moment) * rows).sum()
+    of_second = ((gradients @ columns @ pair.latents.moment) * columns).sum()
+    left = 1 - _counts(gains) / weight.in_features
+    by_rank = of_first * left * _relative(_means(first.square().sum(1)) * gains.cumsum(0), rank)
+    geometric = _means((variances + DAMPING * variances.mean()).log()).exp()
+    by_rank += of_second * _relative(second.square().sum(0).cumsum(0) * geometric, rank)
+    if scheme.reads is not None:
+        by_rank += _read(scheme, statistics.moments(weight), first, gains, variances)
+    return by_rank
+
+
+def _read(scheme: Scheme, moments: Moments, first: Tensor, gains: Tensor, variances: Tensor) -> Tensor:
+    """What rounding the inputs of both factors costs at every rank from 1, in the metric, shape ``(full,)``.
+
+    An error of variance n in the inputs costs ``c a diag(n) a^T`` for the row a of A, and it was measured. The latents
+    are taken for normal numbers, all of the same variance as they are turned, whose error depends on the largest of a
+    token, and so on the rank.
+    """
+    assert scheme.reads is not None, f"{scheme.name} rounds no inputs"
+    inputs = gains * (first.square() @ moments.noise[scheme.reads].double())
+    peaks, each = largest_squares(len(gains), gains.device), _means(variances)
+    others = each * (1 - peaks / _counts(gains))
+    noise = scheme.noise(others[:, None], (each * peaks)[:, None])[:, 0]
+    return inputs.cumsum(0) + noise * gains.cumsum(0)
+
+
+def largest_squares(count: int, device: torch.device) -> Tensor:
+    """E[max z^2] over 1, 2, ..., n independent standard normal numbers z, float64 ``(n,)``.
+
+    That is the integral of P(max z^2 > t) = 1 - erf(sqrt(t / 2))^n over t.
+    """
+    t = torch.linspace(0, 1, POINTS, dtype=torch.float64, device=device).square()[1:, None] * REACH
+    numbers = torch.arange(1, count + 1, dtype=torch.float64, device=device)
+    above = -torch.expm1(torch.special.erf((t / 2).sqrt()).log() * numbers)
+    start = torch.zeros_like(t[:1])
+    return torch.trapezoid(torch.cat([torch.ones_like(above[:1]), above]), torch.cat([start, t]), dim=0)
+
+
+def _counts(values: Tensor) -> Tensor:
+    """1, 2, ..., n."""
+    return torch.arange(1, len(values) + 1, device=values.device)
+
+
+def _means(values: Tensor) -> Tensor:
+    """Of the first 1, 2, ..., n, shape ``(n,)``."""
+    return values.cumsum(0) / _counts(values)
+
+
+def _relative(by_rank: Tensor, rank: int) -> Tensor:
+    """Over what it is at a rank."""
+    return by_rank / by_rank[rank - 1].clamp_min(torch.finfo(by_rank.dtype).tiny)
