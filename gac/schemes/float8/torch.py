@@ -45,7 +45,7 @@ class Floating(Levels):
     floating = True
 
     def nearest_(self, units: Tensor) -> Tensor:
-        return units.copy_(units.clamp_(-self.most, self.most).to(FLOAT8))
+        return units.copy_(units.clamp_(-self.most, self.most).float().to(FLOAT8).float())
 
     def fitted(self, values: Tensor, weighs: Tensor) -> tuple[Tensor, Tensor]:
         scales = _octave(values.abs().amax(-1, keepdim=True) / self.most)
@@ -67,13 +67,13 @@ def round_matrix(matrix: Tensor, inputs: Inputs | None, gradients: Tensor | None
     """
     work, levels = matrix.detach().double(), Floating()
     if not matrix.numel():
-        return Floats(work.to(FLOAT8), torch.ones(len(work), 1, dtype=torch.bfloat16, device=work.device))
+        return Floats(work.float().to(FLOAT8), torch.ones(len(work), 1, dtype=torch.bfloat16, device=work.device))
     if inputs is not None:
         numbers, scale, _ = rounded(work, inputs, levels, matrix.shape[1], gradients)
     else:
         scale, _ = levels.fitted(work, work.new_ones(matrix.shape[1]))
         numbers = levels.nearest_(work / scale)
-    return Floats(numbers.to(FLOAT8), scale.bfloat16())
+    return Floats(numbers.float().to(FLOAT8), scale.bfloat16())
 
 
 def _octave(least: Tensor) -> list[Tensor]:
