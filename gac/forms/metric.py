@@ -24,6 +24,11 @@ class Metric:
     inputs: Tensor
     gradients: Tensor
 
+    def cost(self, error: Tensor) -> Tensor:
+        """``tr(G E A E^T)`` of an error ``(out, in)``, shape ``()``."""
+        found: Tensor = ((self.gradients @ error @ self.inputs) * error).sum()
+        return found
+
 
 @dataclass(frozen=True, eq=False)
 class Measured:

@@ -44,11 +44,11 @@ def rounding_loss(statistics: Statistics, weight: Weight, scheme: Scheme, inputs
     Args:
         inputs: A, as the scheme is told of it.
     """
-    matrix, gradients = statistics.matrix(weight), statistics.metric(weight).gradients
-    error = (matrix - scheme.rounded(matrix, inputs, gradients if weight.scores else None)).detach().double()
-    lost = float(((gradients @ error @ inputs.moment) * error).sum())
+    matrix, metric = statistics.matrix(weight), statistics.metric(weight)
+    error = (matrix - scheme.rounded(matrix, inputs, metric.gradients if weight.scores else None)).detach().double()
+    lost = float(metric.cost(error))
     if scheme.reads is not None:
         dense = matrix.detach().double()
         noise = statistics.moments(weight).noise[scheme.reads].double()
-        lost += float(((gradients @ dense) * dense).sum(0) @ noise)
+        lost += float(((metric.gradients @ dense) * dense).sum(0) @ noise)
     return FACTOR * lost

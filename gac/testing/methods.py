@@ -73,7 +73,7 @@ def _check_curve(metric: Metric, of: str) -> None:
 def loss_of(weight: Tensor, other: Tensor, metric: Metric) -> float:
     """What another matrix in the weight's place loses, nats a token: ``FACTOR tr(G E A E^T)``."""
     error = weight.double() - other
-    return FACTOR * float((metric.gradients @ error @ metric.inputs * error).sum())
+    return FACTOR * float(metric.cost(error))
 
 
 def _check_fold(method: Method) -> None:

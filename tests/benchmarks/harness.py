@@ -9,21 +9,27 @@ import platform
 import shlex
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import transformers
+from torch import Tensor
 
 import gac
 from gac.allocation.problem import Problem
 from gac.errors import BudgetError
+from gac.forms.metric import Moments
 from gac.io import atomic_path
 from gac.measuring import Asked, measure_problem
+from gac.models.families import family_of
 from gac.models.loading import Loaded, load_model
+from gac.models.sites import Weight
 from gac.plan import Plan
+from gac.sensitivity.calibration import CalibrationRun, stream_moments
+from gac.sensitivity.methods import Method
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "--model": {"default": "smollm2"},
@@ -34,6 +40,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--windows": {"type": int, "help": "evaluation windows; all where not given"},
     "--output": {"type": Path, "required": True},
 }
+LAYERS = (4, 14, 26)
+"""Of SmolLM2's, where single weights are looked at."""
 OF_A_STUDY = ("--model", "--calibration", "--profile", "--windows", "--output")
 
 
@@ -86,6 +94,19 @@ def read(name: str) -> Loaded:
 
     loaded.tokenizer.__class__ = type(own.__name__, (own,), {"__call__": cut})
     return loaded
+
+
+def seen_of_layers(model: Any, method: Method, *parts: Tensor) -> Iterator[tuple[Weight, tuple[Moments, ...]]]:
+    """Each weight of ``LAYERS``, the last layer first, with what each part of the text shows of it.
+
+    Args:
+        parts: token ids, shape ``(windows, tokens)``.
+    """
+    sites = [site for site in family_of(model.config).sites(model.config) if site.layer >= min(LAYERS)]
+    for found in zip(*(stream_moments(CalibrationRun(model, ids, method), sites) for ids in parts), strict=True):
+        layer = found[0][0]
+        for weight in (one for site in sites if site.layer == layer and layer in LAYERS for one in site.weights):
+            yield weight, tuple(moments.of(weight, method.pooled) for _, moments in found)
 
 
 def problem_of(loaded: Loaded, **options: Any) -> Problem:

@@ -14,18 +14,15 @@ from unittest.mock import patch
 from torch import Tensor
 
 from gac.forms.metric import Metric
-from gac.models.families import family_of
 from gac.models.sites import Weight
 from gac.schemes import Scheme, scheme_named
-from gac.schemes.feedback import order, rounding
+from gac.schemes.feedback import order
 from gac.schemes.inputs import Inputs
-from gac.sensitivity.calibration import CalibrationRun, stream_moments
 from gac.sensitivity.methods import Kfac
 from gac.sensitivity.text import calibration_windows
-from tests.benchmarks.harness import markdown, options, read, write
+from tests.benchmarks.harness import markdown, options, read, seen_of_layers, write
 
 SCHEMES = ("fp8", "w4a16:64", "w3a16:64", "w2a16:64")
-LAYERS = (4, 14, 26)
 ROUNDS = 0.6
 """The part of the windows that weights are rounded for."""
 DAMPINGS = (0.1, 0.3, 3.0, 10.0)
@@ -37,18 +34,12 @@ def main() -> None:
     asked = parser.parse_args()
     loaded, method = read(asked.model), Kfac()
     windows = calibration_windows(asked.calibration, loaded.tokenizer).ids
-    sites = [site for site in family_of(loaded.model.config).sites(loaded.model.config) if site.layer >= min(LAYERS)]
-    first = round(ROUNDS * len(windows))
-    both = (CalibrationRun(loaded.model, part, method) for part in (windows[:first], windows[first:]))
-    rows = []
-    for (layer, own), (_, others) in zip(*(stream_moments(run, sites) for run in both), strict=True):
-        for weight in (one for site in sites if site.layer == layer and layer in LAYERS for one in site.weights):
-            matrix = loaded.model.get_submodule(weight.name).weight.detach()
-            metric, check = (method.metric(moments.of(weight, method.pooled)) for moments in (own, others))
-            for scheme in map(scheme_named, SCHEMES):
-                rows.append(
-                    {"weight": weight.name, "scheme": scheme.name} | errors(matrix, weight, scheme, metric, check)
-                )
+    first, rows = round(ROUNDS * len(windows)), []
+    for weight, seen in seen_of_layers(loaded.model, method, windows[:first], windows[first:]):
+        matrix = loaded.model.get_submodule(weight.name).weight.detach()
+        metric, check = map(method.metric, seen)
+        for scheme in map(scheme_named, SCHEMES):
+            rows.append({"weight": weight.name, "scheme": scheme.name} | errors(matrix, weight, scheme, metric, check))
     write(asked.output, calibration=asked.calibration, rounds=first, rows=rows)
     names = ("nearest", "improved", "both sides", *(f"damping x{times:g}" for times in DAMPINGS))
     table = [
@@ -62,8 +53,7 @@ def errors(matrix: Tensor, weight: Weight, scheme: Scheme, own: Metric, check: M
     """``tr(G E A E^T)`` on text that did not round, by what rounding knows and does."""
 
     def lost(inputs: Inputs | None, gradients: Tensor | None = None) -> float:
-        error = (scheme.rounded(matrix, inputs, gradients) - matrix).double()
-        return float(((check.gradients @ error @ check.inputs) * error).sum())
+        return float(check.cost((scheme.rounded(matrix, inputs, gradients) - matrix).double()))
 
     def all_there_is() -> float:
         return lost(Inputs(own.inputs), own.gradients if weight.scores else None)
@@ -71,8 +61,7 @@ def errors(matrix: Tensor, weight: Weight, scheme: Scheme, own: Metric, check: M
     found = {"nearest": lost(None), "feedback": lost(Inputs(own.inputs, thorough=False))}
     found["both sides" if weight.scores else "improved"] = all_there_is()
     for times in DAMPINGS:
-        damping = times * order.DAMPING
-        with patch.object(order, "DAMPING", damping), patch.object(rounding, "DAMPING", damping):
+        with patch.object(order, "DAMPING", times * order.DAMPING):
             found[f"damping x{times:g}"] = all_there_is()
     return found
 

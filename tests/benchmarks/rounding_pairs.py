@@ -11,7 +11,6 @@ a pair has as many parameters as the weight, at half of it, at three quarters an
 """
 
 from collections.abc import Callable
-from functools import partial
 from unittest.mock import patch
 
 import torch
@@ -23,19 +22,16 @@ from gac.forms.decomposition import turned
 from gac.forms.low_rank.rounding import even_rank
 from gac.forms.metric import FACTOR
 from gac.forms.tensors import Kept, Statistics
-from gac.models.families import family_of
 from gac.models.sites import Weight
 from gac.runtime.modules import LowRankLinear
 from gac.runtime.stored import plain_state
 from gac.schemes import Scheme, scheme_named
 from gac.schemes.inputs import Inputs
-from gac.sensitivity.calibration import CalibrationRun, stream_moments
 from gac.sensitivity.methods import Kfac
 from gac.sensitivity.text import calibration_windows
-from tests.benchmarks.harness import markdown, options, read, write
+from tests.benchmarks.harness import markdown, options, read, seen_of_layers, write
 
 SCHEMES = ("w4a16:64", "w3a16:64")
-LAYERS = (4, 14, 26)
 QUARTERS = (1, 2, 3, 4)
 Basis = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
@@ -67,24 +63,18 @@ def main() -> None:
     asked = parser.parse_args()
     loaded, method = read(asked.model), Kfac()
     windows = calibration_windows(asked.calibration, loaded.tokenizer)
-    sites = [site for site in family_of(loaded.model.config).sites(loaded.model.config) if site.layer >= min(LAYERS)]
     rows = []
-    for layer, moments in stream_moments(CalibrationRun(loaded.model, windows.ids, method), sites):
-        for weight in (one for site in sites if site.layer == layer and layer in LAYERS for one in site.weights):
-            kept: dict[str, Tensor] = {}
-            statistics = Statistics(loaded.model, partial(moments.of, pooled=method.pooled), method, Kept(kept))
-            (fit,) = form_named("low_rank").tensors.measure(statistics, [weight])
-            kept |= {f"low_rank.{name}/{weight.name}": value for name, value in fit.tensors.items()}
-            for scheme in map(scheme_named, SCHEMES):
-                rows.append({"weight": weight.name, "scheme": scheme.name} | Pair(statistics, weight, scheme).figures())
+    for weight, (moments,) in seen_of_layers(loaded.model, method, windows.ids):
+        kept: dict[str, Tensor] = {}
+        statistics = Statistics(loaded.model, {weight: moments}.__getitem__, method, Kept(kept))
+        (fit,) = form_named("low_rank").tensors.measure(statistics, [weight])
+        kept |= {f"low_rank.{name}/{weight.name}": value for name, value in fit.tensors.items()}
+        for scheme in map(scheme_named, SCHEMES):
+            rows.append({"weight": weight.name, "scheme": scheme.name} | Pair(statistics, weight, scheme).figures())
     write(asked.output, calibration=asked.calibration, rows=rows)
     names = [name for name in rows[0] if name not in ("weight", "scheme")]
-    print(
-        markdown(
-            ("weight", "scheme", *names),
-            [[str(row["weight"]), str(row["scheme"]), *(f"{row[one]:.3f}" for one in names)] for row in rows],
-        )
-    )
+    table = [(str(row["weight"]), str(row["scheme"]), *(f"{row[one]:.3f}" for one in names)) for row in rows]
+    print(markdown(("weight", "scheme", *names), table))
 
 
 class Pair:
@@ -116,7 +106,7 @@ class Pair:
             held = store(self._scheme, pair, metric.inputs, metric.gradients if weight.scores else None)
         state = plain_state(held, torch.float64)
         error = state["second.weight"] @ state["first.weight"] - dense
-        return float(((metric.gradients @ error @ metric.inputs) * error).sum())
+        return float(metric.cost(error))
 
 
 if __name__ == "__main__":

@@ -241,7 +241,7 @@ def test_the_price_of_a_pair_counts_its_latents(name: str, rank: int) -> None:
 
 def test_the_largest_of_normal_numbers() -> None:
     z = normal(20000, 300).double()
-    assert torch.allclose(largest_squares(300, z.device), z.square().cummax(1).values.mean(0), rtol=0.03)
+    assert torch.allclose(largest_squares(torch.arange(1, 301)), z.square().cummax(1).values.mean(0), rtol=0.03)
 
 
 # --- models that round their inputs -----------------------------------------------------------------------------------

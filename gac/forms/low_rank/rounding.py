@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from gac.forms.decomposition import turned
-from gac.forms.metric import Moments
+from gac.forms.metric import Metric, Moments
 from gac.forms.tensors import Statistics
 from gac.models.sites import Weight
 from gac.schemes import Scheme
@@ -71,8 +71,8 @@ def rounding_by_rank(
     pair = inputs.once((Turned, weight.name), lambda _: Turned.of(second[:, :rank], first[:rank], inputs))
     rows = scheme.rounded(pair.first, inputs) - pair.first
     columns = scheme.rounded(pair.second, pair.latents, gradients if weight.scores else None) - pair.second
-    of_first = ((pair.second.T @ gradients @ pair.second @ rows @ inputs.moment) * rows).sum()
-    of_second = ((gradients @ columns @ pair.latents.moment) * columns).sum()
+    of_first = Metric(inputs.moment, pair.second.T @ gradients @ pair.second).cost(rows)
+    of_second = Metric(pair.latents.moment, gradients).cost(columns)
     left = 1 - _counts(gains) / weight.in_features
     by_rank = of_first * left * _relative(_means(first.square().sum(1)) * gains.cumsum(0), rank)
     geometric = _means((variances + DAMPING * variances.mean()).log()).exp()
@@ -91,20 +91,20 @@ def _read(scheme: Scheme, moments: Moments, first: Tensor, gains: Tensor, varian
     """
     assert scheme.reads is not None, f"{scheme.name} rounds no inputs"
     inputs = gains * (first.square() @ moments.noise[scheme.reads].double())
-    peaks, each = largest_squares(len(gains), gains.device), _means(variances)
-    others = each * (1 - peaks / _counts(gains))
+    counts, each = _counts(gains), _means(variances)
+    peaks = largest_squares(counts)
+    others = each * (1 - peaks / counts)
     noise = scheme.noise(others[:, None], (each * peaks)[:, None])[:, 0]
     return inputs.cumsum(0) + noise * gains.cumsum(0)
 
 
-def largest_squares(count: int, device: torch.device) -> Tensor:
-    """E[max z^2] over 1, 2, ..., n independent standard normal numbers z, float64 ``(n,)``.
+def largest_squares(counts: Tensor) -> Tensor:
+    """E[max z^2] over so many independent standard normal numbers z, float64, shape ``(n,)`` as the counts have.
 
-    That is the integral of P(max z^2 > t) = 1 - erf(sqrt(t / 2))^n over t.
+    That is the integral of P(max z^2 > t) = 1 - erf(sqrt(t / 2))^count over t.
     """
-    t = torch.linspace(0, 1, POINTS, dtype=torch.float64, device=device).square()[1:, None] * REACH
-    numbers = torch.arange(1, count + 1, dtype=torch.float64, device=device)
-    above = -torch.expm1(torch.special.erf((t / 2).sqrt()).log() * numbers)
+    t = torch.linspace(0, 1, POINTS, dtype=torch.float64, device=counts.device).square()[1:, None] * REACH
+    above = -torch.expm1(torch.special.erf((t / 2).sqrt()).log() * counts)
     start = torch.zeros_like(t[:1])
     return torch.trapezoid(torch.cat([torch.ones_like(above[:1]), above]), torch.cat([start, t]), dim=0)
 

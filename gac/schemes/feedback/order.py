@@ -31,9 +31,14 @@ class Order:
     def of(moment: Tensor, size: int) -> "Order":
         """Of A, shape ``(columns, columns)``, in groups of so many columns."""
         layout = Layout.of(moment, size)
-        square = layout.square(damped(moment, DAMPING))
+        square = layout.square(firm(moment))
         root = root_of(square)
         return Order(layout, square, ahead_of(root), (root.diagonal() ** -2).view(layout.at.shape))
+
+
+def firm(moment: Tensor) -> Tensor:
+    """A or G, float64, with ``DAMPING``."""
+    return damped(moment, DAMPING)
 
 
 def root_of(moment: Tensor) -> Tensor:
@@ -47,4 +52,5 @@ def root_of(moment: Tensor) -> Tensor:
 
 
 def ahead_of(root: Tensor) -> Tensor:
+    """What an error takes from those behind it: U, its rows over its diagonal, above it."""
     return (root / root.diagonal()[:, None]).triu(1)

@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from gac.linalg import damped
 from gac.schemes.feedback.levels import Levels
-from gac.schemes.feedback.order import DAMPING, Order, ahead_of, root_of
+from gac.schemes.feedback.order import Order, ahead_of, firm, root_of
 from gac.schemes.feedback.sweep import sweep
 from gac.schemes.inputs import Inputs
 
@@ -37,7 +36,7 @@ def rounded(
     rows, high = len(matrix), 1 if gradients is None else min(ROWS, len(matrix))
     order = inputs.once((Order, size), lambda moment: Order.of(moment, size))
     targets = _in_blocks(order.layout.columns(matrix), high)
-    behind = matrix.new_zeros(rows, 1, 1) if gradients is None else _behind(damped(gradients, DAMPING), high)
+    behind = matrix.new_zeros(rows, 1, 1) if gradients is None else _behind(firm(gradients), high)
     work = _Work(order, behind, targets, levels)
     for step in range(high + len(order.layout.at) - 1):
         work.step(step)

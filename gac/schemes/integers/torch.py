@@ -51,9 +51,6 @@ def round_matrix(
     else:
         groups = torch.nn.functional.pad(work, (0, -columns % size)).view(rows, -1, size)
         grid = fitted(groups, groups.new_ones(size), 2**bits - 1, zero)
-        numbers, scale, zeros = (
-            grid.numbers(groups).reshape(rows, -1)[:, :columns],
-            grid.scale[..., 0],
-            grid.zero[..., 0],
-        )
+        numbers, scale, zeros = grid.numbers(groups), grid.scale[..., 0], grid.zero[..., 0]
+        numbers = numbers.reshape(rows, -1)[:, :columns]
     return Numbers(numbers.to(torch.uint8), scale.half(), zeros.to(torch.uint8), size)
