@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from gac.errors import PlanError
-from gac.forms.decomposition import turned
+from gac.forms.decomposition import with_rotated_latents
 from gac.linalg import cholesky, damped
 from gac.models.sites import Site
 from gac.plan import WeightChoice
@@ -82,8 +82,8 @@ def store(
 def _stored_pair(
     scheme: Scheme, module: LowRankLinear, second: nn.Linear, inputs: Tensor | None, gradients: Tensor | None
 ) -> nn.Module:
-    """Both factors with their latents turned, the second solved for the first as it was rounded."""
-    b, a = turned(second.weight, module.first.weight)
+    """Both factors with their latents rotated, the second solved for the first as it was rounded."""
+    b, a = with_rotated_latents(second.weight, module.first.weight)
     module.set_submodule("first", _stored(scheme, module.first, inputs, matrix=a))
     latents = None
     if inputs is not None:

@@ -102,12 +102,12 @@ def curve_of(squared: Tensor) -> LossCurve:
     return LossCurve(FACTOR * torch.cat([tail, tail.new_zeros(1)]).cpu().numpy())
 
 
-def turned(second: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
+def with_rotated_latents(second: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
     """``(second Q, Q^T first)``, float64, with a fixed orthogonal matrix Q of the latents: the same product.
 
-    Latents that are ordered by what they lose have variances of all sizes and nothing in common, so rounding one cannot
-    make up for another. In the new basis all of them are alike, and feedback leaves of the mean of their variances the
-    geometric mean.
+    As they are decomposed, latents are uncorrelated and differ much in variance, so none can make up for the rounding
+    of another. Rotated, all have one variance and are correlated. Feedback then loses the geometric mean of the
+    variances instead of their arithmetic mean.
     """
     basis = orthogonal(len(first), torch.Generator().manual_seed(0)).to(first.device)
     return second.double() @ basis, basis.T @ first.double()

@@ -4,9 +4,9 @@
     python tests/benchmarks/rounding_pairs.py --model rotated-smollm2 --output rounding-pairs.json
 
 Every figure is ``tr(G E A E^T)`` of what rounding both factors of a pair of half the rank changes of their product, the
-second factor solved for the first one as it was rounded, over that of a pair whose latents are turned, which is what
+second factor solved for the first one as it was rounded, over that of a pair whose latents are rotated, which is what
 GAC stores. Latents as they were decomposed, with the singular values in the first factor, in the second, or shared out.
-``price`` is what curves say that rounding the turned pair loses, over what it loses, at a quarter of the rank at which
+``price`` is what curves say that rounding the rotated pair loses, over what it loses, at a quarter of the rank at which
 a pair has as many parameters as the weight, at half of it, at three quarters and at all of it.
 """
 
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from gac.compression.rounding import store
 from gac.forms import form_named
-from gac.forms.decomposition import turned
+from gac.forms.decomposition import with_rotated_latents
 from gac.forms.low_rank.rounding import even_rank
 from gac.forms.metric import FACTOR
 from gac.forms.tensors import Kept, Statistics
@@ -50,7 +50,7 @@ def carried(power: float) -> Basis:
 
 
 BASES: dict[str, Basis] = {
-    "turned": turned,
+    "rotated": with_rotated_latents,
     "in the first": carried(0.0),
     "shared out": carried(0.5),
     "in the second": carried(1.0),
@@ -91,8 +91,9 @@ class Pair:
         price = tensors.rounding(self._statistics, weight, self._scheme, Inputs(self._metric.inputs, thorough=False))
         assert price is not None
         ranks = {f"price {quarter}/4": even_rank(weight) * quarter // 4 for quarter in QUARTERS}
-        found = {name: own / lost["turned"] for name, own in lost.items() if name != "turned"}
-        return found | {name: float(price[rank]) / FACTOR / self._lost(rank, turned) for name, rank in ranks.items()}
+        found = {name: own / lost["rotated"] for name, own in lost.items() if name != "rotated"}
+        stored = {name: self._lost(rank, with_rotated_latents) for name, rank in ranks.items()}
+        return found | {name: float(price[rank]) / FACTOR / stored[name] for name, rank in ranks.items()}
 
     @torch.no_grad()
     def _lost(self, rank: int, basis: Basis) -> float:
@@ -102,7 +103,7 @@ class Pair:
         pair.first.weight.copy_(first[:rank])
         pair.second.weight.copy_(second[:, :rank])
         dense = pair.second.weight.double() @ pair.first.weight.double()
-        with patch("gac.compression.rounding.turned", basis):
+        with patch("gac.compression.rounding.with_rotated_latents", basis):
             held = store(self._scheme, pair, metric.inputs, metric.gradients if weight.scores else None)
         state = plain_state(held, torch.float64)
         error = state["second.weight"] @ state["first.weight"] - dense

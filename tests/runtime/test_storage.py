@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from gac.compression.rounding import storage_of, store
 from gac.errors import PlanError
-from gac.forms.decomposition import turned
+from gac.forms.decomposition import with_rotated_latents
 from gac.runtime.modules import BlockLinear, GroupedLinear, Heads, LowRankLinear, ValueLinear, empty_linear
 from gac.runtime.packed import PackedIntegers, unpack, words_of
 from gac.runtime.stored import StoredLinear, plain_state, stored_modules
@@ -102,7 +102,7 @@ def test_outputs_are_those_of_the_rounded_weight(kind: str, name: str, dtype: to
     matrices = [parameter for parameter in plain.parameters() if parameter.dim() > 1]
     values = [matrix.flatten(0, -2) for matrix in matrices]
     if type(plain) is LowRankLinear:
-        values = [*reversed(turned(values[1], values[0]))]
+        values = [*reversed(with_rotated_latents(values[1], values[0]))]
     for matrix, value in zip(matrices, values, strict=True):
         matrix.copy_(scheme.rounded(value).view_as(matrix))
     x = torch.randn(2, 3, 70, dtype=dtype)

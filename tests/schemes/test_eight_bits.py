@@ -20,7 +20,7 @@ from gac.compression.rounding import store
 from gac.curves import LossCurve, LossCurves
 from gac.errors import PlanError, ProfileError
 from gac.forms import form_named, variants_of
-from gac.forms.decomposition import turned
+from gac.forms.decomposition import with_rotated_latents
 from gac.forms.low_rank.rounding import largest_squares
 from gac.forms.metric import FACTOR
 from gac.forms.planned_sites import as_planned
@@ -231,7 +231,7 @@ def test_the_price_of_a_pair_counts_its_latents(name: str, rank: int) -> None:
     inputs = Inputs(statistics.metric(weight).inputs)
     price = form_named("low_rank").tensors.rounding(statistics, weight, reading_alone(name), inputs)
     second, first = (statistics.kept.of(form_named("low_rank"), one, weight) for one in ("second", "first"))
-    second, first = turned(second[:, :rank], first[:rank])
+    second, first = with_rotated_latents(second[:, :rank], first[:rank])
     changes = [errors_of(name, x) @ first.T @ second.T, errors_of(name, (x.double() @ first.T).float()) @ second.T]
     gradients = statistics.metric(weight).gradients
     measured = [FACTOR * float(((change @ gradients) * change).sum(1).mean()) for change in changes]
@@ -283,7 +283,7 @@ def test_modules_round_what_they_multiply(name: str) -> None:
     for number, parameter in enumerate([*pair.parameters(), *values.parameters()]):
         parameter.data.copy_(normal(*parameter.shape, seed=number))
     x, reader = normal(2, 5, 64), scheme.reads or ""
-    factors = turned(pair.second.weight, pair.first.weight)
+    factors = with_rotated_latents(pair.second.weight, pair.first.weight)
     second, first, alone = (scheme.rounded(one).float() for one in (*factors, values.weight))
     bias = pair.second.bias
     held, held_values = store(scheme, pair), store(scheme, values)

@@ -1,4 +1,4 @@
-"""Rounding low-rank pairs: their latents turned, the second factor for the first, and a price at every rank."""
+"""Rounding low-rank pairs: their latents rotated, the second factor for the first, and a price at every rank."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ from torch import Tensor
 
 from gac.compression.rounding import store
 from gac.forms import form_named
-from gac.forms.decomposition import turned
+from gac.forms.decomposition import with_rotated_latents
 from gac.forms.metric import FACTOR
 from gac.runtime.modules import LowRankLinear
 from gac.runtime.stored import plain_state
@@ -19,17 +19,17 @@ def lost(error: Tensor, inputs: Tensor) -> float:
     return float(((error.double() @ inputs) * error.double()).sum())
 
 
-def test_the_product_stays_when_latents_are_turned() -> None:
+def test_the_product_stays_when_latents_are_rotated() -> None:
     second, first = normal(30, 24), normal(24, 40, seed=1)
-    other = turned(second, first)
+    other = with_rotated_latents(second, first)
     assert torch.allclose(other[0] @ other[1], second.double() @ first.double())
     assert not torch.allclose(other[1], first.double())
 
 
-def test_turned_latents_make_up_for_one_another() -> None:
-    """In order of their variances feedback leaves the arithmetic mean of them; turned, the geometric one."""
+def test_rotated_latents_make_up_for_one_another() -> None:
+    """In order of their variances feedback leaves the arithmetic mean of them; rotated, the geometric one."""
     matrix, latents = normal(48, 64).double(), torch.logspace(0, -4, 64, dtype=torch.float64).diag()
-    other, basis = turned(matrix, torch.eye(64))
+    other, basis = with_rotated_latents(matrix, torch.eye(64))
     seen, scheme = basis @ latents @ basis.T, scheme_named("w4a16:32")
     plain = lost(scheme.rounded(matrix, Inputs(latents)) - matrix, latents)
     assert lost(scheme.rounded(other, Inputs(seen)) - other, seen) < 0.4 * plain
@@ -41,7 +41,7 @@ def test_the_second_factor_is_solved_for_the_first_as_it_was_rounded() -> None:
         own.data = normal(*own.shape, seed=seed)
     inputs = (x.T @ x / len(x)).double()
     dense = (module.second.weight @ module.first.weight).detach()
-    second, first = turned(module.second.weight.detach(), module.first.weight.detach())
+    second, first = with_rotated_latents(module.second.weight.detach(), module.first.weight.detach())
     state = plain_state(store(scheme, module, inputs), torch.float32)
     first = scheme.rounded(first, Inputs(inputs)).float()
     assert torch.equal(state["first.weight"], first)

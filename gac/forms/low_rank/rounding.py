@@ -1,10 +1,10 @@
-"""What rounding the factors of a pair costs, at every rank, from rounding them at one.
+"""What rounding the factors of a pair costs at every rank, from rounding them at one.
 
-A pair is stored with its latents turned (``gac.forms.decomposition.turned``). B^T G B and A M A^T, M the moment of the
-inputs, are diagonal before, with c and d. Turned, all rows of A are alike: their errors cost ``|A|^2 sum(c) / r``, of
-which the second factor, which is solved for A as it was rounded, leaves ``1 - r / in``. The errors of B cost ``|B|^2``
-times the geometric mean of d, for feedback makes up for the rest. ``docs/results-precision.md`` has the comparison with
-pairs that were stored.
+A pair is stored with its latents rotated (``with_rotated_latents``). Before that, B^T G B and A M A^T are diagonal,
+with c and d on the diagonals; M is the moment of the inputs. Rotated, all rows of A are alike. Their errors cost
+``|A|^2 sum(c) / r``. The second factor is solved for A as it was rounded, which leaves ``1 - r / in`` of that. The
+errors of B cost ``|B|^2`` times the geometric mean of d, for feedback makes up for the rest. The page
+docs/results-precision.md compares this with pairs that were stored.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gac.forms.decomposition import turned
+from gac.forms.decomposition import with_rotated_latents
 from gac.forms.metric import Metric, Moments
 from gac.forms.tensors import Statistics
 from gac.models.sites import Weight
@@ -27,7 +27,7 @@ POINTS, REACH = 256, 64.0
 
 
 @dataclass(frozen=True, eq=False)
-class Turned:
+class RotatedPair:
     """A pair as it is stored, float64.
 
     Attributes:
@@ -40,9 +40,9 @@ class Turned:
     latents: Inputs
 
     @staticmethod
-    def of(second: Tensor, first: Tensor, inputs: Inputs) -> "Turned":
-        second, first = turned(second, first)
-        return Turned(second, first, Inputs(first @ inputs.moment @ first.T, inputs.thorough))
+    def of(second: Tensor, first: Tensor, inputs: Inputs) -> "RotatedPair":
+        second, first = with_rotated_latents(second, first)
+        return RotatedPair(second, first, Inputs(first @ inputs.moment @ first.T, inputs.thorough))
 
 
 def even_rank(weight: Weight) -> int:
@@ -68,7 +68,7 @@ def rounding_by_rank(
     gradients, rank = statistics.metric(weight).gradients, even_rank(weight)
     second, first = (factor.double() for factor in factors)
     variances = torch.linalg.vecdot(first @ inputs.moment, first)
-    pair = inputs.once((Turned, weight.name), lambda _: Turned.of(second[:, :rank], first[:rank], inputs))
+    pair = inputs.once((RotatedPair, weight.name), lambda _: RotatedPair.of(second[:, :rank], first[:rank], inputs))
     rows = scheme.rounded(pair.first, inputs) - pair.first
     columns = scheme.rounded(pair.second, pair.latents, gradients if weight.scores else None) - pair.second
     of_first = Metric(inputs.moment, pair.second.T @ gradients @ pair.second).cost(rows)
@@ -86,7 +86,7 @@ def _read(scheme: Scheme, moments: Moments, first: Tensor, gains: Tensor, varian
     """What rounding the inputs of both factors costs at every rank from 1, in the metric, shape ``(full,)``.
 
     An error of variance n in the inputs costs ``c a diag(n) a^T`` for the row a of A, and it was measured. The latents
-    are taken for normal numbers, all of the same variance as they are turned, whose error depends on the largest of a
+    are taken for normal numbers, all of the same variance as they are rotated, whose error depends on the largest of a
     token, and so on the rank.
     """
     assert scheme.reads is not None, f"{scheme.name} rounds no inputs"
