@@ -30,22 +30,25 @@ def identity_like(moment: Tensor) -> Tensor:
     return torch.eye(len(moment), dtype=torch.float64, device=moment.device)
 
 
-def orthogonal(size: int, generator: torch.Generator) -> Tensor:
+def orthogonal(size: int, generator: torch.Generator, device: torch.device | str = "cpu") -> Tensor:
     """A random orthogonal matrix in float64: a Hadamard matrix as far as the size allows, with random signs of rows.
 
     The Hadamard matrix is that of the largest power of two that divides the size. What is left of the size is odd, and
     has a random orthogonal matrix; the whole is their Kronecker product.
 
+    Args:
+        generator: of the host, so that the matrix is the same on every device.
+
     Returns:
-        Shape ``(size, size)``, on the host.
+        Shape ``(size, size)``.
     """
     odd = size // (size & -size)
-    matrix = torch.linalg.qr(torch.randn(odd, odd, generator=generator, dtype=torch.float64)).Q.contiguous()
-    step = torch.tensor([[1.0, 1.0], [1.0, -1.0]], dtype=torch.float64) / 2**0.5
+    matrix = torch.linalg.qr(torch.randn(odd, odd, generator=generator, dtype=torch.float64)).Q.contiguous().to(device)
+    step = torch.tensor([[1.0, 1.0], [1.0, -1.0]], dtype=torch.float64, device=device) / 2**0.5
     while len(matrix) < size:
         matrix = torch.kron(step, matrix)
     signs = 1 - 2 * torch.randint(2, (size, 1), generator=generator)
-    turned: Tensor = signs * matrix
+    turned: Tensor = signs.to(device) * matrix
     return turned
 
 

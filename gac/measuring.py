@@ -170,7 +170,7 @@ def measure_problem(
         rotation=rotation,
         head=head,
     )
-    return Problem(planned, curves.curves.scaled(share, rounded_share(recipe.refit)), table, recipe, measured, extra)
+    return Problem(planned, curves.curves.scaled(share, rounded_share(recipe.refit, layout)), table, recipe, measured, extra)
 
 
 def _head(model: "PreTrainedModel", run: CalibrationRun, name: str) -> RoundedHead | None:

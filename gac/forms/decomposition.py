@@ -109,5 +109,5 @@ def with_rotated_latents(second: Tensor, first: Tensor) -> tuple[Tensor, Tensor]
     of another. Rotated, all have one variance and are correlated. Feedback then loses the geometric mean of the
     variances instead of their arithmetic mean.
     """
-    basis = orthogonal(len(first), torch.Generator().manual_seed(0)).to(first.device)
+    basis = orthogonal(len(first), torch.Generator().manual_seed(0), first.device)
     return second.double() @ basis, basis.T @ first.double()

@@ -28,21 +28,26 @@ POINTS, REACH = 256, 64.0
 
 @dataclass(frozen=True, eq=False)
 class RotatedPair:
-    """A pair as it is stored, float64.
+    """A pair as it is stored, float64, and what all schemes have to know of it.
 
     Attributes:
         second, first: shapes ``(out, rank)`` and ``(rank, in)``.
         latents: what the second is multiplied with.
+        of_second, of_first: what errors of either factor cost.
     """
 
     second: Tensor
     first: Tensor
     latents: Inputs
+    of_second: Metric
+    of_first: Metric
 
     @staticmethod
-    def of(second: Tensor, first: Tensor, inputs: Inputs) -> "RotatedPair":
+    def of(second: Tensor, first: Tensor, inputs: Inputs, gradients: Tensor) -> "RotatedPair":
         second, first = with_rotated_latents(second, first)
-        return RotatedPair(second, first, Inputs(first @ inputs.moment @ first.T, inputs.thorough))
+        latents = first @ inputs.moment @ first.T
+        as_seen = Metric(inputs.moment, second.T @ gradients @ second)
+        return RotatedPair(second, first, Inputs(latents, inputs.thorough), Metric(latents, gradients), as_seen)
 
 
 def even_rank(weight: Weight) -> int:
@@ -67,12 +72,13 @@ def rounding_by_rank(
     """
     gradients, rank = statistics.metric(weight).gradients, even_rank(weight)
     second, first = (factor.double() for factor in factors)
-    variances = torch.linalg.vecdot(first @ inputs.moment, first)
-    pair = inputs.once((RotatedPair, weight.name), lambda _: RotatedPair.of(second[:, :rank], first[:rank], inputs))
-    rows = scheme.rounded(pair.first, inputs) - pair.first
-    columns = scheme.rounded(pair.second, pair.latents, gradients if weight.scores else None) - pair.second
-    of_first = Metric(inputs.moment, pair.second.T @ gradients @ pair.second).cost(rows)
-    of_second = Metric(pair.latents.moment, gradients).cost(columns)
+    variances = inputs.once(("variances", weight.name), lambda moment: torch.linalg.vecdot(first @ moment, first))
+    pair = inputs.once(
+        (RotatedPair, weight.name), lambda _: RotatedPair.of(second[:, :rank], first[:rank], inputs, gradients)
+    )
+    of_first = pair.of_first.cost(scheme.rounded(pair.first, inputs) - pair.first)
+    rows = gradients if weight.scores else None
+    of_second = pair.of_second.cost(scheme.rounded(pair.second, pair.latents, rows) - pair.second)
     left = 1 - _counts(gains) / weight.in_features
     by_rank = of_first * left * _relative(_means(first.square().sum(1)) * gains.cumsum(0), rank)
     geometric = _means((variances + DAMPING * variances.mean()).log()).exp()

@@ -48,6 +48,19 @@ class Layout:
         """Those of a matrix ``(rows, columns)`` by group, zeros where there is none: ``(rows, groups, size)``."""
         return pad(matrix, (0, 1))[:, self.at]
 
+    @property
+    def pieces(self) -> int:
+        """Of a group: so many columns are rounded at a time."""
+        return self.at.shape[1] // self.width
+
+    def in_pieces(self, values: Tensor) -> Tensor:
+        """From ``(rows, groups, size)`` to ``(rows, groups * pieces, width)``."""
+        return values.reshape(len(values), -1, self.width)
+
+    def in_groups(self, values: Tensor) -> Tensor:
+        """From ``(rows, groups * pieces, n)`` to ``(rows, groups, pieces * n)``."""
+        return values.reshape(len(values), len(self.at), -1)
+
     @cached_property
     def there(self) -> Tensor:
         """The places that hold a column."""
@@ -66,9 +79,8 @@ class Layout:
         found[self.there[:, None], self.there] = matrix[columns[:, None], columns]
         return found
 
-    def parts(self, groups: Tensor) -> Iterator[tuple[slice, Tensor]]:
-        """What is rounded at a time of some groups: where in the group, and places ``(groups, width)`` in all."""
+    def parts(self, group: int) -> Iterator[tuple[slice, slice]]:
+        """What is rounded at a time of a group: where in the group, and where in all."""
         size = self.at.shape[1]
         for start in range(0, size, self.width):
-            inside = torch.arange(start, start + self.width, device=groups.device)
-            yield slice(start, start + self.width), groups[:, None] * size + inside
+            yield slice(start, start + self.width), slice(group * size + start, group * size + start + self.width)

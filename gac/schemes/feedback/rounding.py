@@ -6,9 +6,10 @@ the rows behind it: with U^T U = A^-1, U upper triangular, the error e of column
 every column k behind it, and likewise that of row i from every row behind it with the root of G^-1. That is Babai's
 nearest plane for A and G at once, as in YAQA (arXiv 2505.22988).
 
-A row needs of the rows before it only the columns that it has come to. So group g of row i is rounded at step i + g,
-in all blocks of ``ROWS`` rows at once: G counts within a block, and blocks do not hear of each other. Without G a block
-is one row; its scales and numbers are then improved in turn where the format can (``Levels.improved``).
+A row needs of the rows before it only the columns that it has come to. So piece p of row i (columns that are rounded at a
+time, all of one group) is rounded at step i + p, in all blocks of ``ROWS`` rows at once: G counts within a block, and
+blocks do not hear of each other. A group's scale is fitted as its first piece is reached. Without G a block is one row;
+its scales and numbers are then improved in turn where the format can (``Levels.improved``).
 """
 
 import torch
@@ -35,26 +36,28 @@ def rounded(
     """
     rows, high = len(matrix), 1 if gradients is None else min(ROWS, len(matrix))
     order = inputs.once((Order, size), lambda moment: Order.of(moment, size))
-    targets = _in_blocks(order.layout.columns(matrix), high)
+    targets = _in_blocks(order.layout.in_pieces(order.layout.columns(matrix)), high)
     behind = matrix.new_zeros(rows, 1, 1) if gradients is None else _behind(firm(gradients), high)
     work = _Work(order, behind, targets, levels)
-    for step in range(high + len(order.layout.at) - 1):
+    for step in range(high + targets.shape[1] - 1):
         work.step(step)
-    numbers, scale, zeros = work.numbers, work.scale, work.zeros
+    numbers, scale, zeros = (_in_rows(one)[:rows] for one in (work.numbers, work.scale, work.zeros))
+    numbers, targets = order.layout.in_groups(numbers), order.layout.columns(matrix)
+    scale, zeros = (order.layout.in_groups(one)[..., :1] for one in (scale, zeros))
     if high == 1 and inputs.thorough:
-        numbers[0], scale[0] = levels.improved(order, targets[0], numbers[0], scale[0], zeros[0])
-    numbers, scale, zeros = (_in_rows(one)[:rows] for one in (numbers, scale, zeros))
+        own = [one.transpose(0, 1).contiguous() for one in (targets, numbers, scale, zeros)]
+        numbers, scale = (one.transpose(0, 1) for one in levels.improved(order, *own))
     return order.layout.back(numbers), scale[..., 0], zeros[..., 0]
 
 
 def _in_blocks(values: Tensor, high: int) -> Tensor:
-    """Rows in blocks: from ``(rows, groups, size)`` to ``(high, groups, blocks, size)``; zeros fill the last one."""
-    rows, groups, size = values.shape
-    return pad(values, (0, 0, 0, 0, 0, -rows % high)).view(-1, high, groups, size).permute(1, 2, 0, 3).contiguous()
+    """Rows in blocks: from ``(rows, pieces, width)`` to ``(high, pieces, blocks, width)``; zeros fill the last one."""
+    rows, pieces, width = values.shape
+    return pad(values, (0, 0, 0, 0, 0, -rows % high)).view(-1, high, pieces, width).permute(1, 2, 0, 3).contiguous()
 
 
 def _in_rows(values: Tensor) -> Tensor:
-    """From ``(high, groups, blocks, size)`` to ``(rows, groups, size)``."""
+    """From ``(high, pieces, blocks, width)`` to ``(rows, pieces, width)``."""
     return values.permute(2, 0, 1, 3).flatten(0, 1)
 
 
@@ -72,7 +75,7 @@ class _Work:
 
     Args:
         behind: what rows take from those behind them, ``(blocks, high, high)``.
-        targets: the matrix, ``(high, groups, blocks, size)``; errors of rows change those behind them.
+        targets: the matrix, ``(high, pieces, blocks, width)``; errors of rows change those behind them.
     """
 
     def __init__(self, order: Order, behind: Tensor, targets: Tensor, levels: Levels) -> None:
@@ -82,23 +85,34 @@ class _Work:
         self.scale, self.zeros = (torch.ones_like(targets[..., :1]) for _ in range(2))
 
     def step(self, step: int) -> None:
-        """Round group g of row ``step - g`` of every block, for all g that have such a row."""
-        high, count = self._targets.shape[:2]
-        groups = torch.arange(max(0, step - high + 1), min(step + 1, count), device=self._targets.device)
-        rows = step - groups
-        at = rows, groups
-        scale, zeros = self._levels.fitted(self._targets[at] - self._made_up[at], self._order.weighs[groups])
-        self.scale[at], self.zeros[at] = scale, zeros
-        for part, columns in self._order.layout.parts(groups):
-            units = (self._targets[at] - self._made_up[at])[..., part] / scale + zeros
-            ahead = self._order.ahead[columns]
-            numbers, errors = sweep(units, _own(ahead, columns), self._levels)
-            self.numbers[(*at, slice(None), part)] = numbers
-            taken = ((errors * scale) @ ahead).view(*errors.shape[:2], *self._order.layout.at.shape)
-            self._made_up[rows] += taken.transpose(1, 2)
+        """Round piece p of row ``step - p`` of every block, for all p that have such a row."""
+        high, count, _, width = self._targets.shape
+        first, end = max(0, step - high + 1), min(step + 1, count)
+        self._fit(step, first, end)
+        pieces = torch.arange(first, end, device=self._targets.device)
+        rows = step - pieces
+        at = rows, pieces
+        scale, zeros = self.scale[at], self.zeros[at]
+        units = (self._targets[at] - self._made_up[at]) / scale + zeros
+        columns = pieces[:, None] * width + torch.arange(width, device=pieces.device)
+        ahead = self._order.ahead[columns]
+        self.numbers[at], errors = sweep(units, _own(ahead, columns), self._levels)
+        taken = ((errors * scale) @ ahead).view(*errors.shape[:2], count, width)
+        self._made_up[rows] += taken.transpose(1, 2)
         if high > 1:
             missed = self._targets[at] - (self.numbers[at] - zeros) * scale
-            self._targets[:, groups] -= torch.einsum("bka,kbp->akbp", self._behind[:, rows], missed)
+            self._targets[:, pieces] -= torch.einsum("bka,kbp->akbp", self._behind[:, rows], missed)
+
+    def _fit(self, step: int, first: int, end: int) -> None:
+        """Fit scales and zero points of the groups that begin with one of these pieces."""
+        each = self._order.layout.pieces
+        groups = torch.arange(-(-first // each), -(-end // each), device=self._targets.device)
+        if not len(groups):
+            return
+        at = (step - groups * each)[:, None], (groups * each)[:, None] + torch.arange(each, device=groups.device)
+        values = (self._targets[at] - self._made_up[at]).transpose(1, 2).flatten(2)
+        scale, zeros = self._levels.fitted(values, self._order.weighs[groups])
+        self.scale[at], self.zeros[at] = scale[:, None], zeros[:, None]
 
 
 def _own(ahead: Tensor, columns: Tensor) -> Tensor:

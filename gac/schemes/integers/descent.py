@@ -31,11 +31,10 @@ def _numbers_again(
     diagonal = moment.diagonal()
     felt = _flat((numbers - zeros) * scale - targets) @ moment  # E A, (rows, columns)
     for group, own_scale in enumerate(scale):
-        for part, places in order.layout.parts(torch.tensor([group], device=moment.device)):
-            here = places[0]
+        for part, here in order.layout.parts(group):
             before = numbers[group][:, part]
             units = before - felt[:, here] / diagonal[here] / own_scale
-            takes = -moment[here][:, here] / diagonal[here]
+            takes = -moment[here, here] / diagonal[here]
             found, errors = sweep(units[None], takes[None], levels, before[None])
             numbers[group][:, part] = found[0]
             felt -= (errors[0] * own_scale) @ moment[here]
