@@ -65,7 +65,8 @@ class WeightChoice:
 class Candidate:
     """What a site may become: a form, a scheme and a dim a weight; a latency (None: unknown) and a count a workload.
 
-    ``interpolated``: how many of its weights' latencies were interpolated.
+    ``interpolated``: how many of its weights' latencies were interpolated; ``modelled``: how many come from a model of
+    the GPU, one count a workload, or none where it is not said, which means 0.
     ``shared``: its weights that read the same input run their first GEMMs as one.
     """
 
@@ -77,6 +78,7 @@ class Candidate:
     latency_ns: tuple[int | None, ...]
     interpolated: tuple[int, ...]
     shared: bool = False
+    modelled: tuple[int, ...] = ()
 
     def choices(self, weights: Sequence[Weight]) -> tuple[WeightChoice, ...]:
         """What each of the site's weights becomes."""
@@ -149,14 +151,16 @@ def check_candidate(candidate: Candidate, weights: Sequence[Weight], workloads: 
     """
     forms, schemes, dims = len(candidate.forms), len(candidate.schemes), len(candidate.dims)
     latency, interpolated = candidate.latency_ns, candidate.interpolated
+    modelled = candidate.modelled or (0,) * workloads
     check(
-        {forms, schemes, dims} == {len(weights)} and {len(latency), len(interpolated)} == {workloads},
+        {forms, schemes, dims} == {len(weights)} and {len(latency), len(interpolated), len(modelled)} == {workloads},
         f"{what} has {forms} forms, {schemes} schemes, {dims} dims and {len(latency)} latencies, "
-        f"{len(interpolated)} counts of interpolated ones",
+        f"{len(interpolated)} counts of interpolated and {len(modelled)} of modelled ones",
         f"{len(weights)} of the first three, one a weight, and {workloads} of the others, one a workload",
     )
-    positive = all(ns is None or ns >= 0 for ns in latency) and all(count >= 0 for count in interpolated)
-    check(positive, f"{what} has latencies {latency}, {interpolated} interpolated", "positive ns and counts")
+    positive = all(ns is None or ns >= 0 for ns in latency) and min((*interpolated, *modelled), default=0) >= 0
+    given = f"{what} has latencies {latency}, {interpolated} interpolated, {modelled} modelled"
+    check(positive, given, "positive ns and counts")
     _check_choices(candidate.choices(weights), candidate.params, what)
 
 

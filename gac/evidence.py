@@ -59,11 +59,18 @@ UNMEASURED = Calibration("none", 0, 0, "", 0.0)
 
 @dataclass(frozen=True)
 class ProfileUsed:
-    """The latency table behind the plan; ``note`` says why it, where it was not the local GPU's."""
+    """The latency table behind the plan.
+
+    Attributes:
+        note: why it, where it was not the local GPU's.
+        error: the median relative error of modelled latencies on shapes left out of the model; None where no latency
+            is modelled.
+    """
 
     gpu: str
     digest: str
     note: str
+    error: float | None = None
 
 
 @dataclass(frozen=True)

@@ -75,7 +75,8 @@ class Limit:
 class WorkloadLatency:
     """Predicted latency of the targeted weights, ns, with how each of the plan's numbers was obtained.
 
-    ``dense_ns`` and ``plan_ns`` are None where the profile lacks a shape (``unknown`` counts the weights).
+    ``dense_ns`` and ``plan_ns`` are None where the profile lacks a shape and cannot vouch for a modelled latency
+    (``unknown`` counts the weights).
     """
 
     workload: str
@@ -84,6 +85,7 @@ class WorkloadLatency:
     measured: int
     interpolated: int
     unknown: int
+    modelled: int = 0
 
 
 @dataclass(frozen=True)
@@ -388,6 +390,7 @@ def _check_ranges(plan: Plan) -> None:
         **{f"limits.{one.column}": one.limit + 1 for one in plan.limits},
         "measured.params": plan.measured.params - budget.total + 1,
         "measured.rotation.untied": plan.measured.untied + 1,
+        "measured.profile.error": int((plan.measured.profile.error or 0) >= 0),
         "measured.head.shapes": beside_head + 1 if head is None or head.possible else 0,
         **{f"{one.workload}.dense_ns": one.dense_ns for one in plan.workloads if one.dense_ns is not None},
         **{f"{one.workload}.plan_ns": one.plan_ns for one in plan.workloads if one.plan_ns is not None},

@@ -26,6 +26,7 @@ class CandidateSet:
         loss: predicted loss increase in nats a token, shape ``(n,)``.
         costs: one column a name, latencies rounded up to ns and -1 where unknown, shape ``(n, columns)``.
         interpolated: how many of the weights' latencies were interpolated, ``(n, workloads)``.
+        modelled: how many were modelled, likewise.
         width: output features of the GEMM that weights share, as long as its latency is not in ``costs``,
             ``(n, workloads)``.
         shared: whether the first GEMMs of its fused weights run as one, shape ``(n,)``.
@@ -39,6 +40,7 @@ class CandidateSet:
     loss: Floats
     costs: Ints
     interpolated: Ints
+    modelled: Ints
     width: Ints
     shared: NDArray[np.bool_]
 
@@ -70,6 +72,7 @@ class CandidateSet:
             latency_ns=tuple(None if ns == UNKNOWN else ns for ns in self.latency[row].tolist()),
             interpolated=tuple(self.interpolated[row].tolist()),
             shared=bool(self.shared[row]),
+            modelled=tuple(self.modelled[row].tolist()),
         )
 
     def at(self, cut: slice | Ints | NDArray[np.bool_]) -> "CandidateSet":
@@ -81,7 +84,7 @@ class CandidateSet:
         """Row by row, the choices of these weights with those of the other ones."""
         pairs = {name: (getattr(self, name), getattr(other, name)) for name in _ARRAYS}
         columns: dict[str, Any] = {name: np.concatenate(pairs[name], axis=1) for name in ("forms", "schemes", "dims")}
-        columns |= {name: np.add(*pairs[name]) for name in ("loss", "interpolated", "width")}
+        columns |= {name: np.add(*pairs[name]) for name in ("loss", "interpolated", "modelled", "width")}
         return replace(self, **columns, costs=sum_of_latencies(*pairs["costs"]), shared=self.shared | other.shared)
 
     @classmethod

@@ -139,7 +139,8 @@ def _plan(
         for site, one in zip(sites, chosen, strict=True)
         for weight, form, dim in zip(site.weights, one.forms, one.dims, strict=True)
     )
-    plan = assemble(sites, chosen, dense_ns, recipe, problem.measured, certificate, alternatives, speed, together)
+    measured = problem.evidence(chosen)
+    plan = assemble(sites, chosen, dense_ns, recipe, measured, certificate, alternatives, speed, together)
     assert not any(limit.over for limit in plan.limits), f"{plan.limits} chosen"
     return plan
 
@@ -196,9 +197,12 @@ def _workloads(
     found = []
     for at, (name, dense, ns) in enumerate(zip(names, dense_ns, summed_latency(chosen), strict=True)):
         weights = sum(len(one.dims) for one in chosen)
-        unknown = sum(len(one.dims) for one in chosen if one.latency_ns[at] is None)
-        interpolated = sum(one.interpolated[at] for one in chosen)
-        found.append(WorkloadLatency(name, dense, ns, weights - interpolated - unknown, interpolated, unknown))
+        known = [one for one in chosen if one.latency_ns[at] is not None]
+        unknown = weights - sum(len(one.dims) for one in known)
+        interpolated = sum(one.interpolated[at] for one in known)
+        modelled = sum(one.modelled[at] for one in known if one.modelled)
+        measured = weights - unknown - interpolated - modelled
+        found.append(WorkloadLatency(name, dense, ns, measured, interpolated, unknown, modelled))
     return tuple(found)
 
 

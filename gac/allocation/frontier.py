@@ -56,7 +56,8 @@ def frontier(problem: Problem, *, points: int = 100, limit: str = PARAMS) -> Fro
         params, loss, latency = sums(taken, problem.measured)
         perplexity = problem.measured.perplexity(loss)
         made.append(FrontierPoint(asked, most, params, loss, perplexity, latency, choice, solution.certificate))
-    return Frontier(SCHEMA, __version__, problem.recipe, problem.measured, limit, tuple(sites), tuple(made))
+    measured = problem.evidence([option for site in sites for option in site.options])
+    return Frontier(SCHEMA, __version__, problem.recipe, measured, limit, tuple(sites), tuple(made))
 
 
 def check_asked(points: int, limit: str, recipe: Recipe) -> None:

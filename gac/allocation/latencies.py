@@ -21,13 +21,17 @@ from gac.workloads import Workload
 T = TypeVar("T")
 
 UNKNOWN = -1
+_OUT = "n"
 _LOADED = 16  # Triton reads rows that are multiples of as many numbers 16 bytes at a time, and others one by one
 BF16 = scheme_named(DEFAULT_SCHEME)
 DTYPE = BF16.dtype
 """What latencies are looked up in where nothing else is said."""
 
-Known = tuple[Ints, NDArray[np.bool_]]
-"""Latency in ns (-1 where unknown) and whether it was measured, both of shape ``(dims, workloads)``."""
+MEASURED, INTERPOLATED, MODELLED = 0, 1, 2
+"""How a latency was obtained; the larger, the less directly."""
+
+Known = tuple[Ints, Ints]
+"""Latency in ns (-1 where unknown) and how each known one was obtained, both of shape ``(dims, workloads)``."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,7 +70,7 @@ class Timing:
             sizes = self._for_all(dims)
             after = self._along(lambda rows: _after(form, weight, int(dims[0]), rows), "k", sizes, scheme)
         apart = self.of_fused(weight.in_features, self._features(form, weight, dims)[0], scheme)
-        return apart if after is None else (sum_of_latencies(apart[0], after[0]), apart[1] & after[1])
+        return apart if after is None else (sum_of_latencies(apart[0], after[0]), np.maximum(apart[1], after[1]))
 
     def joined(self, form: Form, weight: Weight, dims: Ints) -> Ints:
         """Output features that it adds to the GEMM that it shares, ``(dims, workloads)``: 0 where it runs apart."""
@@ -110,22 +114,37 @@ class Timing:
 
         Without an axis it runs as it is.
         """
-        latency, measured = np.full(sizes.shape, UNKNOWN, dtype=np.int64), np.zeros(sizes.shape, dtype=np.bool_)
+        latency, how = np.full(sizes.shape, UNKNOWN, dtype=np.int64), np.full(sizes.shape, MEASURED, dtype=np.int64)
         if self.profile is None or len(sizes) == 0:
-            return latency, measured
+            return latency, how
         for column, workload in enumerate(self.workloads):
             operation = scheme.operation(self._run(operation_at(workload.rows)))
             if axis is not None:
                 runs = sizes[:, column] > 0
-                latency[~runs, column], measured[~runs, column] = 0, True
-                latency[runs, column], measured[runs, column] = self.profile.latency(
-                    operation.operator, _fixed(operation, axis), axis, sizes[runs, column], scheme.dtype
+                latency[~runs, column] = 0
+                latency[runs, column], how[runs, column] = look_up(
+                    self.profile, operation, axis, sizes[runs, column], scheme.dtype
                 )
-            else:
-                point = self.profile.point(operation, scheme.dtype)
-                if point is not None:
-                    latency[:, column], measured[:, column] = point, True
-        return latency, measured
+            elif (point := self.profile.point(operation, scheme.dtype)) is not None:
+                latency[:, column] = point
+            elif _OUT in operation.axes:
+                size = np.array([operation.axes[_OUT]])
+                latency[:, column], how[:, column] = look_up(self.profile, operation, _OUT, size, scheme.dtype)
+        return latency, how
+
+
+def look_up(profile: Profile, operation: Operation, axis: str, dims: Ints, dtype: str) -> tuple[Ints, Ints]:
+    """Latency of an operation at each of the dims along an axis, and how it was obtained; -1 where unknown.
+
+    What is measured or interpolated wins over what is modelled.
+    """
+    fixed = _fixed(operation, axis)
+    ns, measured = profile.latency(operation.operator, fixed, axis, dims, dtype)
+    how = np.where(measured, MEASURED, INTERPOLATED)
+    if (lacking := ns == UNKNOWN).any():
+        ns[lacking] = profile.modelled(operation.operator, fixed, axis, dims[lacking], dtype)
+        how[lacking] = MODELLED
+    return ns, how
 
 
 def sum_of_latencies(left: Ints, right: Ints) -> Ints:

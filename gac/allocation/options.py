@@ -7,7 +7,7 @@ from functools import partial, reduce
 import numpy as np
 
 from gac.allocation.candidate_set import CandidateSet
-from gac.allocation.latencies import UNKNOWN, Timing, sum_of_latencies
+from gac.allocation.latencies import INTERPOLATED, MODELLED, UNKNOWN, Timing, sum_of_latencies
 from gac.arrays import Ints
 from gac.costs import COSTS, columns_of
 from gac.curves import LossCurve
@@ -44,16 +44,24 @@ def with_fused_gemm(rows: CandidateSet, site: Site, timing: Timing) -> Candidate
     """The same rows with the latency of the GEMM that their weights share, which is then accounted for."""
     first, costs = site.fused[0], rows.costs.copy()
     scheme = scheme_named(str(rows.schemes[0, first]))
-    latency, measured = timing.of_fused(site.weights[first].in_features, rows.width, scheme)
+    latency, how = timing.of_fused(site.weights[first].in_features, rows.width, scheme)
     costs[:, len(COSTS) :] = sum_of_latencies(rows.latency, latency)
-    interpolated = rows.interpolated + ((latency != UNKNOWN) & ~measured)
-    return replace(rows, costs=costs, interpolated=interpolated, width=np.zeros_like(rows.width))
+    uncounted = rows.interpolated + rows.modelled < rows.dims.shape[1]  # no weight counts twice
+    counts = {name: getattr(rows, name) + ones * uncounted for name, ones in _counted(latency, how).items()}
+    return replace(rows, costs=costs, **counts, width=np.zeros_like(rows.width))
+
+
+def _counted(latency: Ints, how: Ints) -> dict[str, Ints]:
+    """1 where a latency is known and was interpolated, and where it was modelled."""
+    known = latency != UNKNOWN
+    kinds = {"interpolated": INTERPOLATED, "modelled": MODELLED}
+    return {name: (known & (how == kind)).astype(np.int64) for name, kind in kinds.items()}
 
 
 def _without_loss(weight: Weight, fused: bool, form: Form, scheme: Scheme, dims: Ints, timing: Timing) -> CandidateSet:
     """What one weight takes in one form and scheme at each of the dims; no loss is looked up."""
     count = len(dims)
-    latency, measured = (timing.after_fused if fused else timing.of_weight)(form, weight, dims, scheme)
+    latency, how = (timing.after_fused if fused else timing.of_weight)(form, weight, dims, scheme)
     counted = [[cost(form, scheme, weight, dim) for cost in COSTS.values()] for dim in dims.tolist()]
     return CandidateSet(
         weight.name,
@@ -63,7 +71,7 @@ def _without_loss(weight: Weight, fused: bool, form: Form, scheme: Scheme, dims:
         dims=dims[:, None],
         loss=np.zeros(count),
         costs=np.concatenate([np.array(counted, dtype=np.int64).reshape(count, len(COSTS)), latency], axis=1),
-        interpolated=((latency != UNKNOWN) & ~measured).astype(np.int64),
+        **_counted(latency, how),
         width=timing.joined(form, weight, dims) if fused else np.zeros_like(latency),
         shared=np.full(count, fused),
     )

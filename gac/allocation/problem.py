@@ -1,7 +1,7 @@
 """What there is to decide: measured curves, a latency table and limits in exact integers, as a knapsack."""
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
@@ -11,7 +11,7 @@ import numpy as np
 from gac.allocation.candidate_set import CandidateSet
 from gac.allocation.candidates import candidates, dense_candidate
 from gac.allocation.knapsack import Group, Solution, knapsack
-from gac.allocation.latencies import UNKNOWN, Timing
+from gac.allocation.latencies import DTYPE, UNKNOWN, Timing
 from gac.arrays import Floats
 from gac.costs import BYTES, KV_NUMBERS, PARAMS, ns_of
 from gac.curves import LossCurves
@@ -130,6 +130,18 @@ class Problem:
     def dense_ns(self) -> list[int | None]:
         """Latency of the dense sites, one a workload; None where unknown."""
         return [total(self.dense, ns_of(workload)) for workload in self.workloads]
+
+    def evidence(self, chosen: Iterable[Candidate]) -> Measured:
+        """What plans of these candidates rest on: where latencies are modelled, also how far such ones are off.
+
+        That is the larger median error of the workloads, of the GEMMs that have as many rows.
+        """
+        if not any(any(one.modelled) for one in (*chosen, *(rows.candidate(0) for rows in self.dense))):
+            return self.measured
+        rows = {workload.rows for workload in self.workloads}
+        errors = [error for count in rows if (error := self.profile.model.error(count, DTYPE)) is not None]
+        used = replace(self.measured.profile, error=max(errors, default=None))
+        return replace(self.measured, profile=used)
 
     def candidates(self, columns: Collection[str]) -> list[CandidateSet]:
         """The candidates of each site that matter where these cost columns are limited."""

@@ -35,7 +35,7 @@ _SCALE = 0.02
 
 
 def planner_of_shapes(
-    name: str,
+    name: str | Shapes,
     workloads: Sequence[Workload],
     profile: str | Path | None = None,
     layers: int | None = None,
@@ -44,22 +44,22 @@ def planner_of_shapes(
     """What plans for these shapes are made from; curves are SmolLM2's, see ``CurveLibrary``.
 
     Args:
-        name: in ``gac.models.shapes.SHAPES``.
+        name: in ``gac.models.shapes.SHAPES``, or shapes of one's own.
         layers: fewer than the model has.
 
     Raises:
         ModelError: the shapes are unknown, or their weights have names of their own.
         ProfileError: as for ``gac.allocate``.
     """
-    shapes = _shapes(name, layers)
+    shapes, called = _shapes(name, layers), name if isinstance(name, str) else name.model_type
     sites = family_of(shapes).sites(shapes)
     library = library or CurveLibrary.load()
     curves = library.curves_of(sites)
     table, used = select_profile(profile)
     head = 2 * shapes.vocab_size * shapes.hidden_size
     measured = Measured(
-        model=f"{name} (random weights)",
-        digest=f"shapes of {name}",
+        model=f"{called} (random weights)",
+        digest=f"shapes of {called}",
         params=sum(site.params for site in sites) + head,
         family=shapes.model_type,
         calibration=library.calibration,
@@ -86,7 +86,7 @@ def model_of_shapes(
     return model.requires_grad_(False)
 
 
-def _shapes(name: str, layers: int | None) -> Shapes:
+def _shapes(name: str | Shapes, layers: int | None) -> Shapes:
     found: Shapes = shapes_of(name)
     return replace(found, num_hidden_layers=layers or found.num_hidden_layers)
 

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from gac.arguments import checked
 from gac.arrays import Floats, Ints
 from gac.display import Shown
-from gac.profiling.table import COARSEST_CLASS, Profile, Sweep, alignment_class, interpolate
+from gac.profiling.alignment import COARSEST_CLASS, alignment_class
+from gac.profiling.table import Profile, Sweep, interpolate
 
 NOISE_FLOOR = 0.06
 """Two latencies closer than this are the same, however small their spread: many kernels on an H100 have two latencies

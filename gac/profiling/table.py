@@ -15,12 +15,13 @@ from gac.arrays import Floats, Ints
 from gac.display import Shown
 from gac.errors import ProfileError
 from gac.operations import Operation
+from gac.profiling.alignment import COARSEST_CLASS, alignment_class
 from gac.profiling.folders import find_profile
+from gac.profiling.modelled import Gpu, GpuModel
+from gac.profiling.operators import OPERATORS
 from gac.profiling.reading import read
 from gac.profiling.records import Cache, Header, Launch, Measurement, Point
 from gac.profiling.rows import Rows
-
-COARSEST_CLASS = 64
 
 _LEAST_HALF = 4
 
@@ -141,6 +142,26 @@ class Profile(Shown):
             raise ProfileError(f"dims {dims!r}", "integers, one or several", "Round them, or name other dims.")
         return interpolate(self.rows_of(operator, fixed, axis, dtype), asked.astype(np.int64))
 
+    def modelled(self, operator: str, fixed: Mapping[str, int], axis: str, dims: Ints, dtype: str = "bf16") -> Ints:
+        """Latency in ns, rounded up, at each of ``dims`` along ``axis``, by a model of the GPU fitted to the table.
+
+        It is for shapes that ``latency`` does not know. -1 where the table cannot vouch for one, see ``GpuModel``.
+
+        Returns:
+            int64, of the shape of ``dims``, which is ``(dims,)``.
+        """
+        sizes = {name: np.full(len(dims), size, dtype=np.int64) for name, size in fixed.items()} | {axis: dims}
+        axes = OPERATORS.get(operator).axes if operator in OPERATORS.names else tuple(sizes)
+        if set(axes) != set(sizes):
+            return np.full(len(dims), -1, dtype=np.int64)
+        ns = self.model.latency(operator, dtype, axes, np.column_stack([sizes[name] for name in axes]))
+        return np.ceil(np.nan_to_num(ns, nan=-1.0)).astype(np.int64)
+
+    @cached_property
+    def model(self) -> GpuModel:
+        """The model of the GPU; it is fitted where it is asked for a latency."""
+        return GpuModel(self.measurements, Gpu(self.header.sm_count, self.header.l2_bytes))
+
     def point(self, operation: Operation, dtype: str = "bf16") -> int | None:
         """Measured latency of one shape in ns, rounded up; None where the profile has no number for it."""
         row = self.find(Point(operation, dtype))
@@ -226,12 +247,6 @@ def _change(timings: Sequence[float]) -> float:
     if half < _LEAST_HALF or (min(late) <= max(early) and min(early) <= max(late)):
         return 0.0
     return abs(float(np.median(late) / np.median(early)) - 1)
-
-
-def alignment_class(dims: Ints) -> Ints:
-    """The largest power of two that divides each dim, at most 64."""
-    classes: Ints = np.minimum(dims & -dims, COARSEST_CLASS)
-    return classes
 
 
 def interpolate(sweep: Sweep, dims: Ints) -> tuple[Ints, NDArray[np.bool_]]:

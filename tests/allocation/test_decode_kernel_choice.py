@@ -9,7 +9,7 @@ from small_problems import PREFILL, SIDE, asking, measured, problem, profile, ro
 
 from gac.allocation.decide import decide
 from gac.allocation.feasibility import check_reachable
-from gac.allocation.latencies import UNKNOWN, Timing
+from gac.allocation.latencies import MEASURED, UNKNOWN, Timing
 from gac.errors import BudgetError, ProfileError
 from gac.forms import form_named
 from gac.forms.low_rank.spec import low_rank
@@ -62,9 +62,9 @@ def test_what_runs_in_triton(operation, operator: str) -> None:
 def test_at_one_row_latencies_are_tritons_and_at_more_they_are_not() -> None:
     timing = Timing(table(), WORKLOADS, triton=True)
     for form, dim, expected in (("low_rank", 3, [10, 20]), ("dense", SIDE, [50, 45])):
-        latency, measured_ = timing.of_weight(form_named(form), WEIGHT, np.array([dim]))
+        latency, how = timing.of_weight(form_named(form), WEIGHT, np.array([dim]))
         assert latency.tolist() == [expected]
-        assert measured_.all()
+        assert (how == MEASURED).all()
 
 
 def test_so_is_the_gemm_that_weights_share() -> None:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from gac.allocation.latencies import Timing
+from gac.allocation.latencies import MEASURED, Timing
 from gac.forms import form_named
 from gac.forms.planned_sites import run_together
 from gac.models.families import family_of
@@ -61,8 +61,8 @@ def test_every_rank_has_a_latency_fused_or_not(name: str) -> None:
 
 def test_what_is_left_of_a_dense_weight_takes_no_time() -> None:
     weight = first_layer("smollm2")[0].weights[0]
-    latency, measured = flat(()).after_fused(form_named("dense"), weight, np.array([576]))
-    assert (latency.tolist(), measured.tolist()) == ([[0, 0]], [[True, True]])
+    latency, how = flat(()).after_fused(form_named("dense"), weight, np.array([576]))
+    assert (latency.tolist(), how.tolist()) == ([[0, 0]], [[MEASURED, MEASURED]])
 
 
 def test_a_weight_that_fills_the_gpu_runs_apart_and_adds_nothing_to_the_shared_gemm() -> None:

@@ -11,9 +11,10 @@ import numpy as np
 from gac.lab.mechanisms.causes import cause_between, operation_at
 from gac.lab.mechanisms.explanation import Collapse, Cost
 from gac.lab.mechanisms.runs import Run, runs_of
+from gac.profiling.alignment import COARSEST_CLASS
 from gac.profiling.cliffs import Cliffs, find_cliffs
 from gac.profiling.records import Header, Launch
-from gac.profiling.table import COARSEST_CLASS, Profile, Sweep
+from gac.profiling.table import Profile, Sweep
 
 
 @dataclass(frozen=True)

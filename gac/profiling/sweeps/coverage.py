@@ -11,9 +11,9 @@ from gac.models.families import family_of, text_config
 from gac.models.shapes import shapes_of
 from gac.models.sites import Site, Weight
 from gac.operations import Operation, linear
+from gac.profiling.alignment import COARSEST_CLASS
 from gac.profiling.operators import with_decode_kernel
 from gac.profiling.records import Point
-from gac.profiling.table import COARSEST_CLASS
 from gac.workloads import Workload
 
 WORKLOADS = (Workload.parse("prefill:1x1024"), Workload.parse("decode:1@1024"))

@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 from gac.arguments import checked
 from gac.arrays import Floats, Ints
 from gac.errors import GacError, ProfileError
+from gac.profiling.alignment import alignment_class
 from gac.profiling.cliffs import Cliffs, find_cliffs
 from gac.profiling.kernel_names import Kernel, describe
-from gac.profiling.table import Profile, Sweep, alignment_class
+from gac.profiling.table import Profile, Sweep
 from gac.reporting.formatting import class_name
 from gac.reporting.page import DOTTED, log_scale, page, panel, time_unit
 

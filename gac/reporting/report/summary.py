@@ -6,7 +6,7 @@ from shlex import quote
 
 from gac.costs import BYTES, KV_NUMBERS, PARAMS
 from gac.plan import Plan, WorkloadLatency
-from gac.plan_summary import allocate_command, lacking, rounding_of, rule_of, run_as, stored
+from gac.plan_summary import allocate_command, how_known, lacking, modelled, rounding_of, rule_of, run_as, stored
 from gac.profiling.folders import saved_profiles, shipped_profiles
 from gac.profiling.table import Profile
 from gac.reporting.formatting import counted, duration, megabytes, nats
@@ -191,6 +191,7 @@ def provenance(sources: Sources) -> Pairs:
         ("GPU", table.gpu),
         ("Latency table", f"{table.digest[:12]}{f'; {table.note}' if table.note else ''}"),
         *((f"Latencies, {one.workload}", _looked_up(one)) for one in plan.workloads),
+        *([("Modelled latencies", told.removeprefix("modelled latencies lie "))] if (told := modelled(plan)) else []),
         ("Measured on", _machine(sources.profile)),
     ]
 
@@ -204,7 +205,7 @@ def _dims(align: bool | int) -> str:
 
 def _looked_up(one: WorkloadLatency) -> str:
     missing = f", {one.unknown:,} unknown" if one.unknown else ""
-    return f"{one.measured:,} measured, {one.interpolated:,} interpolated{missing}"
+    return f"{how_known(one)}{missing}"
 
 
 def _machine(profile: Profile | None) -> str:

@@ -10,11 +10,12 @@ from gac.errors import ProfileError
 from gac.forms.low_rank.spec import low_rank
 from gac.models.shapes import SHAPES, Shapes
 from gac.operations import linear
+from gac.profiling.alignment import alignment_class
 from gac.profiling.operators import OPERATORS, operation
 from gac.profiling.records import Point
 from gac.profiling.sweeps.coverage import every_dim, fused_points, model_points, spaced_dims
 from gac.profiling.sweeps.general import general_points
-from gac.profiling.table import alignment_class, interpolate
+from gac.profiling.table import interpolate
 from gac.workloads import Workload
 from tests.models.small import NEURONS, small_config
 from tests.profiling.synthetic import make_sweep

@@ -1,0 +1,13 @@
+"""Alignment classes: how even a dim is, as far as GPUs care."""
+
+import numpy as np
+
+from gac.arrays import Ints
+
+COARSEST_CLASS = 64
+
+
+def alignment_class(dims: Ints) -> Ints:
+    """The largest power of two that divides each dim, at most 64."""
+    classes: Ints = np.minimum(dims & -dims, COARSEST_CLASS)
+    return classes

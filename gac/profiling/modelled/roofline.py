@@ -1,0 +1,66 @@
+"""What a GEMM gives a GPU to do, as terms whose fitted sum is its time: launch, bytes, FLOPs, tiles and waves."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from gac.arrays import Floats, Ints
+
+TILES = ((128, 256), (128, 128), (128, 64), (64, 64), (32, 64))
+"""Rows and columns of the result that one CTA computes: the tiles that cuBLAS takes most, from large to small."""
+
+_FEW_ROWS = 64
+_ITEM_BYTES = 2
+_DEPTHS = (1024, 4096)
+_HIDING, _HIDDEN_BYTES = 2048, (2000, 8000)  # of k at most, and bytes read while one k is summed
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """What the terms know of a GPU: its SMs, and the bytes of its L2 cache."""
+
+    sm_count: int
+    l2_bytes: int
+
+
+def gemm_terms(m: int, k: Ints, n: Ints, gpu: Gpu) -> Floats:
+    """The terms of ``x[m, k] @ W[n, k].T``, all 0 or more; the time is a sum of them with coefficients of 0 or more.
+
+    - the launch;
+    - bytes: each operand once (the roofline's memory side; the fit takes the bandwidth, in whatever dtype);
+    - depth: how long a CTA sums along k. Up to 64 rows it grows less and less, for cuBLAS then splits a long k. There
+      the bytes of half the L2 are a term of their own, since a short read does not reach the bandwidth, and so is the
+      larger of bytes and depth, since reading hides behind summing where there are few columns;
+    - FLOPs, and waves: how often all SMs take up a tile, and that times k. A wave takes as long whether it fills the
+      GPU or not, hence the stairs (NVIDIA, "Matrix Multiplication Background": tile and wave quantization).
+
+    Args:
+        m: rows.
+        k, n: shape ``(shapes,)``.
+
+    Returns:
+        Shape ``(shapes, terms)``, each term in the order of 1.
+    """
+    depth, width = k.astype(np.float64), n.astype(np.float64)
+    moved = _ITEM_BYTES * (m * depth + depth * width + m * width)
+    one, longest = np.ones(len(k)), np.log(np.maximum(depth, 8) / 8)
+    if m <= _FEW_ROWS:
+        ramp = np.minimum(moved, gpu.l2_bytes / 2)
+        terms = [one, moved / 1e6, ramp / 1e6, longest, *(np.minimum(depth, most) / 1e3 for most in _DEPTHS)]
+        terms += [np.maximum(moved, hidden * np.minimum(depth, _HIDING)) / 1e6 for hidden in _HIDDEN_BYTES]
+        return np.stack(terms, axis=1)
+    terms = [one, moved / 1e6, longest, np.minimum(depth, _DEPTHS[0]) / 1e3, m * depth * width / 1e9, depth / 1e3]
+    for rows, columns in TILES:
+        waves = np.ceil(-(-m // rows) * -(-n // columns) / gpu.sm_count)
+        terms += [waves, waves * depth / 1e3]
+    return np.stack(terms, axis=1)
+
+
+def fitted(terms: Floats, ns: Floats) -> Floats:
+    """Coefficients of 0 or more with the least squares of relative errors; shape ``(terms,)``."""
+    from scipy.optimize import nnls
+
+    relative = terms / ns[:, None]
+    scale = np.maximum(relative.max(axis=0), np.finfo(np.float64).tiny)
+    found: Floats = nnls(relative / scale, np.ones(len(ns)))[0] / scale
+    return found

@@ -1,0 +1,72 @@
+"""Plans for shapes that no shipped table has: every latency is known, and the plan says how many are modelled."""
+
+from pathlib import Path
+
+import pytest
+
+from gac.evaluation.shapes import planner_of_shapes
+from gac.models.shapes import Shapes
+from gac.plan import Plan
+from gac.profiling.sweeps.coverage import WORKLOADS
+from gac.workloads import Workload
+
+CONFIGS = {
+    "gemma-3-270m": Shapes("gemma3_text", 640, 2048, 18, 4, 1, 256, 262_144),
+    "qwen3-0.6b": Shapes("qwen3", 1024, 3072, 28, 16, 8, 128, 151_936),
+    "llama-3.2-1b": Shapes("llama", 2048, 8192, 16, 32, 8, 64, 128_256),
+}
+
+
+@pytest.fixture(scope="module", params=[*CONFIGS])
+def shapes(request: pytest.FixtureRequest) -> Shapes:
+    return CONFIGS[request.param]
+
+
+def planned(shapes: Shapes | str, table: str, **asked) -> Plan:
+    return planner_of_shapes(shapes, WORKLOADS, table, layers=2).plan(0.8, **asked)
+
+
+@pytest.mark.parametrize("table", ["nvidia-h100-80gb-hbm3", "nvidia-h200"])
+@pytest.mark.parametrize("fuse", [False, "auto"])
+def test_every_latency_of_a_small_model_is_known(shapes: Shapes, table: str, fuse: bool | str) -> None:
+    plan = planned(shapes, table, fuse=fuse)
+    for one in plan.workloads:
+        assert one.unknown == 0
+        assert one.modelled > 0
+        assert min(one.measured, one.interpolated) >= 0
+        assert one.measured + one.interpolated + one.modelled == len(plan.weights)
+        assert one.plan_ns is not None
+        assert one.dense_ns is not None
+    assert plan.measured.profile.error is not None
+    assert plan.measured.profile.error < 0.06
+
+
+def test_a_latency_that_is_modelled_can_be_limited() -> None:
+    plan = planned(CONFIGS["gemma-3-270m"], "nvidia-h200", latency={"decode:1@1024": 0.95})
+    (decode,) = (one for one in plan.workloads if one.workload == "decode:1@1024")
+    assert decode.plan_ns <= 0.95 * decode.dense_ns
+
+
+def test_a_plan_says_how_many_are_modelled_and_how_far_they_are_off(tmp_path: Path) -> None:
+    plan = planned(CONFIGS["gemma-3-270m"], "nvidia-h200")
+    said = plan.summary()
+    assert f"{plan.workloads[0].modelled} modelled)" in said
+    error = f"{100 * plan.measured.profile.error:.1f} %"
+    assert f"modelled latencies lie within {error} in the median on shapes left out of the model" in said
+    plan.save(tmp_path / "plan.json")
+    assert Plan.load(tmp_path / "plan.json") == plan
+
+
+def test_what_is_measured_is_not_modelled() -> None:
+    plan = planned("smollm2", "nvidia-h200")
+    assert [one.modelled for one in plan.workloads] == [0, 0]
+    assert plan.measured.profile.error is None
+    assert "modelled" not in plan.summary()
+
+
+def test_rows_that_the_table_lacks_stay_unknown() -> None:
+    workloads = [Workload.parse("decode:7@1024")]
+    plan = planner_of_shapes(CONFIGS["gemma-3-270m"], workloads, "nvidia-h200", layers=2).plan(0.8)
+    (only,) = plan.workloads
+    assert (only.plan_ns, only.unknown) == (None, len(plan.weights))
+    assert "unknown, the profile lacks the shapes of 14 weights" in plan.summary()

@@ -1,0 +1,187 @@
+"""How far latencies are off that no table has and a model of the GPU gives, on shapes that it was not fitted to.
+
+    python tests/benchmarks/modelled.py --output modelled.json
+
+Of each shipped table, one model's shapes at a time are left out: all that ``gac profile --model NAME --fuse`` measures
+for it, whichever other models share them. A model of the GPU is fitted to the rest and gives their latencies. What was
+measured of Gemma-3-270M on an H200, in a table of its own, is given by the model of the shipped H200 table. Then that
+table's plans of Gemma-3-270M are timed with the measured one. It needs no GPU, and takes about two minutes.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import gac
+from gac.allocation.latencies import UNKNOWN, Timing
+from gac.arrays import Floats, Ints
+from gac.evaluation.shapes import planner_of_shapes
+from gac.forms import form_named
+from gac.models.shapes import SHAPES, Shapes
+from gac.plan import Plan
+from gac.profiling.modelled import Gpu, GpuModel
+from gac.profiling.records import Measurement, Point
+from gac.profiling.rows import Rows
+from gac.profiling.sweeps.coverage import WORKLOADS, fused_points, model_points
+from gac.profiling.table import Profile
+from tests.benchmarks.harness import markdown, options, write
+
+TABLES = ("nvidia-h100-80gb-hbm3", "nvidia-h200")
+GEMMA = Path(__file__).parent / "results" / "gemma3-270m-h200.jsonl"
+GEMMA_SHAPES = Shapes("gemma3_text", 640, 2048, 18, 4, 1, 256, 262_144)
+BUDGETS = (0.9, 0.8, 0.7, 0.6)
+COLUMNS = ("table", "left out", "operator", "dtype", "rows", "shapes", "unknown", "median", "95th percentile")
+
+
+def model_without(profile: Profile, left_out: Ints) -> GpuModel:
+    """The model of a GPU fitted to all rows of its table but these."""
+    rows = profile.measurements
+    counts = rows.counts.copy()
+    counts[left_out] = 0
+    kept = np.repeat(counts > 0, rows.counts)
+    fewer = replace(rows, passes=rows.passes[kept], starts=np.concatenate([[0], np.cumsum(counts)]))
+    return GpuModel(fewer, Gpu(profile.header.sm_count, profile.header.l2_bytes))
+
+
+def rows_of(table: Rows, points: Iterable[Point]) -> Ints:
+    """The numbers of the rows of these points."""
+    wanted = set(map(named, points))
+    return np.array([row for row, one in enumerate(table) if named(one) in wanted])
+
+
+def named(one: Point | Measurement) -> tuple[Any, ...]:
+    """What a point is told apart by."""
+    operator, shape = (
+        (one.operation.operator, one.operation.axes) if isinstance(one, Point) else (one.operator, one.shape)
+    )
+    return operator, one.dtype, one.cache, tuple(shape.values())
+
+
+def errors(model: GpuModel, table: Rows, which: Ints) -> dict[tuple[str, str, int], Floats]:
+    """Relative errors of a model at these rows of a table, by operator, dtype and rows of the input; NaN: unknown."""
+    grouped: dict[tuple[Any, int], list[int]] = defaultdict(list)
+    for row in which.tolist():
+        kind = table.kinds[int(table.kind[row])]
+        grouped[kind, int(table.sizes[row, kind.axes.index("m")])].append(row)
+    found = {}
+    for (kind, m), ours in grouped.items():
+        modelled = model.latency(kind.operator, kind.dtype, kind.axes, table.sizes[ours, : len(kind.axes)])
+        found[kind.operator, kind.dtype, m] = modelled / table.median_ns[ours] - 1
+    return found
+
+
+def told(table: str, left_out: str, by_kind: dict[tuple[str, str, int], Floats]) -> list[dict[str, Any]]:
+    """Figures of each operator and dtype: of each number of rows, and of all."""
+    kinds: dict[tuple[str, str, str], list[Floats]] = defaultdict(list)
+    for (operator, dtype, rows), off in by_kind.items():
+        kinds[operator, dtype, str(rows)].append(off)
+        kinds[operator, dtype, "all"].append(off)
+    return [
+        {"table": table, "left_out": left_out, "operator": operator, "dtype": dtype, "rows": rows}
+        | figures(np.concatenate(off))
+        for (operator, dtype, rows), off in sorted(kinds.items())
+    ]
+
+
+def figures(off: Floats) -> dict[str, Any]:
+    """Of relative errors, NaN where a latency is unknown; ``bias`` is the median with its sign."""
+    known = off[np.isfinite(off)]
+    if not len(known):
+        return {"shapes": len(off), "unknown": len(off), "median": None, "p95": None, "bias": None}
+    size = np.abs(known)
+    return {
+        "shapes": len(off),
+        "unknown": len(off) - len(known),
+        "median": float(np.median(size)),
+        "p95": float(np.quantile(size, 0.95)),
+        "bias": float(np.median(known)),
+    }
+
+
+def models_left_out(name: str) -> list[dict[str, Any]]:
+    """One model's shapes of a table at a time."""
+    profile, found = Profile.load(name), []
+    for model in SHAPES:
+        which = rows_of(profile.measurements, (*model_points(model), *fused_points(model)))
+        found += told(name, model, errors(model_without(profile, which), profile.measurements, which))
+    return found
+
+
+def octaves_left_out(name: str) -> list[dict[str, Any]]:
+    """What a plan states: octaves of sizes left out in turn; here of every operator, dtype and number of rows."""
+    model, found = Profile.load(name).model, []
+    table = model.measurements
+    asked = {
+        (kind.dtype, rows)
+        for number, kind in enumerate(table.kinds)
+        if "m" in kind.axes
+        for rows in np.unique(table.sizes[table.kind == number, kind.axes.index("m")]).tolist()
+    }
+    for dtype, rows in sorted(asked):
+        for operator, off in model.errors(rows, dtype).items():
+            told = {"shapes": len(off), "median": float(np.median(off)), "p95": float(np.quantile(off, 0.95))}
+            found.append({"table": name, "operator": operator, "dtype": dtype, "rows": rows} | told)
+    return found
+
+
+def gemma() -> list[dict[str, Any]]:
+    """Gemma-3-270M as measured on an H200, of what the shipped table lacks."""
+    shipped, measured = Profile.load(TABLES[1]), Profile.load(GEMMA).measurements
+    known = set(map(named, shipped.measurements))
+    lacking = [row for row, one in enumerate(measured) if named(one) not in known]
+    return told(TABLES[1], "gemma-3-270m (measured apart)", errors(shipped.model, measured, np.array(lacking)))
+
+
+def plans() -> list[dict[str, Any]]:
+    """Plans of Gemma-3-270M made from the shipped H200 table: their time by that, and as its own table has it."""
+    planner, measured, found = planner_of_shapes(GEMMA_SHAPES, WORKLOADS, TABLES[1]), Profile.load(GEMMA), []
+    for budget in BUDGETS:
+        for latency in ({}, {str(one): 1.0 for one in WORKLOADS}):
+            try:
+                plan = planner.plan(budget, latency=latency)
+            except gac.BudgetError as refused:
+                found.append({"budget": budget, "latency": latency, "refused": str(refused)})
+                continue
+            for at, one in enumerate(plan.workloads):
+                took, dense = (summed(plan, measured, at, whole) for whole in (False, True))
+                assert one.plan_ns is not None
+                assert one.dense_ns is not None
+                found.append(
+                    {"budget": budget, "latency": latency, "workload": one.workload, "modelled": one.modelled}
+                    | {"plan": one.plan_ns / took - 1, "dense": one.dense_ns / dense - 1}
+                    | {"kept": one.plan_ns / one.dense_ns, "kept_as_measured": took / dense}
+                )
+    return found
+
+
+def summed(plan: Plan, profile: Profile, workload: int, dense: bool) -> int:
+    """What the plan's weights take in another table, measured or interpolated; or the dense ones."""
+    timing, total = Timing(profile, WORKLOADS), 0
+    for weight in plan.weights:
+        form = form_named("dense" if dense else weight.form)
+        dim = form.full(weight.weight) if dense else weight.dim
+        ns, _ = timing.of_weight(form, weight.weight, np.array([dim]))
+        assert ns[0, workload] != UNKNOWN
+        total += int(ns[0, workload])
+    return total
+
+
+def main() -> None:
+    asked = options(__doc__, "--output").parse_args()
+    left_out = [row for table in TABLES for row in models_left_out(table)] + gemma()
+    shown = [
+        [str(row[name]) for name in ("table", "left_out", "operator", "dtype", "rows", "shapes", "unknown")]
+        + [f"{100 * row[name]:.1f} %" for name in ("median", "p95")]
+        for row in left_out
+    ]
+    print(markdown(COLUMNS, shown))
+    own, planned = [row for table in TABLES for row in octaves_left_out(table)], plans()
+    write(asked.output, left_out=left_out, octaves=own, plans=planned)
+
+
+if __name__ == "__main__":
+    main()
