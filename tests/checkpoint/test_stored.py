@@ -88,10 +88,13 @@ def test_the_tensors_have_the_names_and_dtypes_of_compressed_tensors(saved: Path
     assert {name: (one.dtype, tuple(one.shape)) for name, one in ours.items()} == {
         "weight_packed": (torch.int32, (64, 22)),
         "weight_scale": (torch.float16, (64, 6)),
+        "weight_shape": (torch.int64, (2,)),
         "weight_zero_point": (torch.int32, (8, 6)),
     }
     assert {name for name in tensors if name.startswith(Q)} == {
-        f"{Q}.{factor}.weight_{name}" for factor in ("first", "second") for name in ("packed", "scale", "zero_point")
+        f"{Q}.{factor}.weight_{name}"
+        for factor in ("first", "second")
+        for name in ("packed", "scale", "shape", "zero_point")
     }
 
 
