@@ -19,6 +19,9 @@ QUANTIZATION = "quantization_config"
 COMPRESSED_TENSORS = "compressed-tensors"
 """The ``quant_method`` that it names."""
 
+VLLM = "vllm"
+"""The name of vLLM's attention in transformers, which models have that it builds."""
+
 _ENOUGH_OUTPUTS = 1 << 22
 
 
