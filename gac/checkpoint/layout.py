@@ -5,7 +5,7 @@ it leaves out, with all that is in 16 bits.
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from torch import nn
@@ -20,6 +20,13 @@ from gac.schemes import scheme_named
 
 _MIXED = "mixed-precision"
 _LINEAR = (nn.Linear, ValueLinear, BlockLinear, FusedMember, Stored, TiedHead)
+
+
+def without(layout: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """The same key for a model in which these modules are in 16 bits."""
+    gone = {*names}
+    groups = [group | {"targets": _others(group["targets"], gone)} for group in layout["config_groups"].values()]
+    return _key([group for group in groups if group["targets"]], [*_others(layout["ignore"], gone), *sorted(gone)])
 
 
 def layout_of(model: nn.Module, plan: Plan) -> dict[str, Any] | None:
@@ -40,21 +47,31 @@ def layout_of(model: nn.Module, plan: Plan) -> dict[str, Any] | None:
         else:
             found = groups.setdefault(json.dumps(group, sort_keys=True), group | {"targets": []})
             found["targets"].append(name)
-    if not groups:
-        return None
+    return _key([*groups.values()], rest) if groups else None
+
+
+def _key(groups: Sequence[dict[str, Any]], rest: Sequence[str]) -> dict[str, Any]:
+    formats = {group["format"] for group in groups}
     return {
         "quant_method": COMPRESSED_TENSORS,
         "quantization_status": "compressed",
-        "format": _format(one["format"] for one in groups.values()),
-        "config_groups": {f"group_{at}": group for at, group in enumerate(groups.values())},
-        "ignore": rest,
+        "format": formats.pop() if len(formats) == 1 else _MIXED,
+        "config_groups": {f"group_{at}": group for at, group in enumerate(groups)},
+        "ignore": [*rest],
     }
+
+
+def _others(names: Sequence[str], gone: set[str]) -> list[str]:
+    return [name for name in names if name not in gone]
 
 
 def _scheme_of(name: str, schemes: dict[str, str], plan: Plan) -> str:
     """Of a module in a storage: its weight's, which a factor of a pair lies below; or that of embedding and head."""
-    if (scheme := schemes.get(name) or schemes.get(name.rpartition(".")[0])) is not None:
-        return scheme
+    path = name
+    while path:
+        if path in schemes:
+            return schemes[path]
+        path = path.rpartition(".")[0]
     assert plan.measured.head is not None, f"{name} is in a storage, and no weight of the plan"
     return plan.measured.head.scheme
 
@@ -66,8 +83,3 @@ def _group(module: Stored, scheme: str) -> dict[str, Any] | None:
 def _fused_pair(module: nn.Module) -> bool:
     """Whether it stands for the first factor of a pair, which has no module of its own."""
     return isinstance(module, FusedMember) and module.second is not None
-
-
-def _format(formats: Iterable[str]) -> str:
-    several = {*formats}
-    return several.pop() if len(several) == 1 else _MIXED

@@ -101,7 +101,7 @@ def _keep_apart(model: nn.Module, groups: Mapping[str, str]) -> None:
 
 
 @cache
-def _untraced(module_class: Any) -> type:
+def _untraced(module_class: type[nn.Module]) -> type[nn.Module]:
     """A subclass that runs as the class does, but for torch.fx, with which vLLM looks for weights to merge."""
     forward = module_class.forward
 
