@@ -82,7 +82,8 @@ def _check_readable(model: Any, groups: Mapping[str, str]) -> None:
             continue
         weight = model.get_submodule(own_name(model, name))
         for path, module in weight.named_modules(prefix=own_name(model, name)):
-            if getattr(module, "weight", None) is not None and path not in groups:
+            linear = isinstance(module, nn.Linear) and path in groups
+            if getattr(module, "weight", None) is not None and not linear:
                 raise ValueError(
                     f"{path} is a {type(module).__name__} in {described.get('scheme')}; expected a linear weight that "
                     "quantization_config describes, which is all that vLLM can read here. Serve it with transformers."
