@@ -176,7 +176,7 @@ class LeafTracer(fx.Tracer):
     ("chosen", "message"),
     [
         (
-            {"v": ("head_dim", 16, "w4a16:16")},
+            {"v": ("head_dim", 16, "w4a16:16"), "o": ("head_dim", 16, "bf16")},
             "v_proj is a ValueLinear in w4a16:16; expected a linear weight that quant",
         ),
         ({"v": ("grouped:1", 8, "w8a16")}, "v_proj.second is a BlockLinear in w8a16; expected a linear weight that"),
