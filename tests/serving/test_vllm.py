@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from gac.plan import Plan
+from tests.models.small import small_config
 from tests.serving.servers import COMMANDS, printed_by_the_client, running, said
 from tests.serving.wordy import TOKENS, prompts, wordy, wordy_stored
 
@@ -63,11 +64,13 @@ def test_weights_of_few_bits(
 PARSE = """
 import json, sys
 import torch
+from vllm.config import ModelConfig, VllmConfig, set_current_vllm_config
 from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tensors import CompressedTensorsConfig
 config = CompressedTensorsConfig.from_config(json.load(open(sys.argv[1]))["quantization_config"])
 config.packed_modules_mapping = {}
 layer = torch.nn.Linear(1, 1)
-named = {name: config.get_scheme(layer, name) for name in [*config.target_scheme_map, *config.ignore]}
+with set_current_vllm_config(VllmConfig(model_config=ModelConfig(sys.argv[2]))):
+    named = {name: config.get_scheme(layer, name) for name in [*config.target_scheme_map, *config.ignore]}
 told = {name: one and [type(one).__name__, getattr(one, "num_bits", 8)] for name, one in named.items()}
 print(json.dumps(told))
 """
@@ -84,8 +87,11 @@ FOUND = {
 def test_its_parser_finds_the_scheme_of_every_module(make_plan: Callable[..., Plan], tmp_path: Path) -> None:
     model = wordy_stored([*FOUND, "bf16"], make_plan, torch.bfloat16)
     model.save(tmp_path)
-    python = Path(str(VLLM)).with_name("python")
-    told = subprocess.run([python, "-c", PARSE, tmp_path / "config.json"], capture_output=True, text=True, check=True)
+    python, dense = Path(str(VLLM)).with_name("python"), tmp_path / "dense"
+    small_config("llama").save_pretrained(dense)
+    told = subprocess.run(
+        [python, "-c", PARSE, tmp_path / "config.json", dense], capture_output=True, text=True, check=True
+    )
     found = json.loads(told.stdout.splitlines()[-1])
     due = {one.name: FOUND.get(one.scheme) for one in model.model.gac_plan.weights}
     modules = dict(model.model.named_modules())
