@@ -10,11 +10,12 @@ from gac.checkpoint.card import model_card
 from gac.checkpoint.classes import auto_map, classes_of
 from gac.checkpoint.digests import write_digests
 from gac.checkpoint.header import agreed_plan, contradiction, digest_of, header_of
+from gac.checkpoint.layout import layout_of
 from gac.errors import CheckpointError
 from gac.io import to_json
 from gac.plan import Plan
 from gac.runtime.compressed import CompressedModel
-from gac.runtime.contract import COMPRESSED
+from gac.runtime.contract import COMPRESSED, LAYOUT
 
 if TYPE_CHECKING:
     _Dense = PreTrainedModel
@@ -92,6 +93,9 @@ def attach_plan(model: PreTrainedModel, plan: Plan) -> PlannedModel:
     text = to_json(plan, indent=1).decode() + "\n"
     described.gac = header_of(plan, described, text)
     described.auto_map = auto_map(classes)
+    vars(described).pop(LAYOUT, None)
+    if (layout := layout_of(model, plan)) is not None:
+        setattr(described, LAYOUT, layout)
     changed: Any = model
     for module in changed.modules():
         if getattr(module, "config", None) is config:

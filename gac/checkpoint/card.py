@@ -59,8 +59,15 @@ gac compress {quote(plan.measured.model)} --plan plan.json -o DIR
 """
 
 
-def export_card(plan: Plan, merged: bool) -> str:
-    """README.md for the directory of a compressed model that was exported to its stock architecture."""
+def export_card(plan: Plan, merged: bool, as_stored: bool) -> str:
+    """README.md for the directory of a compressed model that was exported to its stock architecture.
+
+    Args:
+        as_stored: whether weights of few bits lie as compressed-tensors has them.
+    """
+    if as_stored:
+        what = "Its weights of few bits lie as compressed-tensors has them."
+        return _about(plan, ", exported", f"{what} No code but transformers and compressed-tensors is needed.")
     what = (
         "It was exported merged: pairs are multiplied out, and what was removed is filled with zeros. So it has as "
         "many parameters as the dense model, and is neither smaller nor faster."

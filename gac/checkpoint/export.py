@@ -14,6 +14,7 @@ from transformers.pytorch_utils import Conv1D
 from gac.arguments import checked
 from gac.checkpoint.attach import planned
 from gac.checkpoint.card import export_card
+from gac.checkpoint.layout import layout_of, without
 from gac.checkpoint.load import load
 from gac.checkpoint.target import check_free, complete_directory, save_tokenizer
 from gac.compression.apply import merged
@@ -24,7 +25,7 @@ from gac.models.linears import as_linear
 from gac.models.loading import check_in_memory
 from gac.models.threads import one_call_at_a_time
 from gac.plan import Plan, WeightChoice
-from gac.runtime.contract import COMPRESSED
+from gac.runtime.contract import COMPRESSED, LAYOUT, QUANTIZATION
 from gac.runtime.ends import ends_of
 from gac.runtime.stored import Stored, plain_state
 
@@ -38,6 +39,7 @@ def export(
     directory: str | Path,
     *,
     merge: bool = False,
+    compressed_tensors: bool = False,
     tokenizer: PreTrainedTokenizerBase | None = None,
 ) -> None:
     """Write a compressed model as one of its stock architecture, which needs no GAC and no code.
@@ -47,32 +49,41 @@ def export(
     Args:
         model: from ``compress`` or ``load``, or the directory of one.
         merge: multiply low-rank pairs out and fill with zeros what was shortened, up to the dense dims: the same
-            function up to rounding, neither smaller nor faster than the dense model. Numbers of few bits are written
-            in the model's dtype either way. False keeps the dims, which a
+            function up to rounding, neither smaller nor faster than the dense model. False keeps the dims, which a
             stock config can say only where MLPs alone are narrower, by as much in every layer.
+        compressed_tensors: leave weights of few bits as they are, with a ``quantization_config`` that transformers
+            reads where compressed-tensors is installed, and vLLM; embedding and head are written in the model's dtype
+            all the same. Not with ``merge``. False writes all in the model's dtype.
         tokenizer: None looks for the model's own.
 
     Raises:
         CheckpointError: there is no such model, a stock config cannot say its dims, a stock layer has no bias for what
-            a skipped block adds, or the directory cannot be written or is in use.
+            a skipped block adds, compressed-tensors has no format for a weight, or the directory cannot be written or
+            is in use.
         ModelError: a weight is not in memory.
     """
     loaded: Any = load(model) if isinstance(model, str | Path) else model
     plan, target = planned(loaded), Path(directory)
     check_in_memory(loaded)
     config = _dense_config(loaded.config)
+    if merge and compressed_tensors:
+        raise CheckpointError(
+            "merge and compressed_tensors", "one of the two: merged weights have other numbers", "Leave one out."
+        )
     if merge:
         logger.warning("a merged model has the dense model's dims: it is neither smaller nor faster")
     else:
         config = _with_fewer_neurons(config, plan)
     plain = _empty(loaded, config)
-    state = _state(loaded, plain, plan, merge)
+    if compressed_tensors:
+        setattr(plain.config, QUANTIZATION, _layout(loaded, plain, plan))
+    state = _state(loaded, plain, plan, merge, compressed_tensors)
     check_free(target)
     with complete_directory(target) as part:
         plain.generation_config = loaded.generation_config
         plain.save_pretrained(part, state_dict=state)
         save_tokenizer(part, tokenizer, str(loaded.config.name_or_path))
-        (part / "README.md").write_text(export_card(plan, merge), encoding="utf-8")
+        (part / "README.md").write_text(export_card(plan, merge, compressed_tensors), encoding="utf-8")
 
 
 def _dense_config(config: Any) -> Any:
@@ -80,7 +91,27 @@ def _dense_config(config: Any) -> Any:
     dense.model_type = dense.model_type.removeprefix(COMPRESSED)
     dense.__class__ = CONFIG_MAPPING[dense.model_type]
     del dense.gac, dense.auto_map
+    vars(dense).pop(LAYOUT, None)
     return dense
+
+
+def _layout(model: Any, plain: nn.Module, plan: Plan) -> dict[str, Any]:
+    """What ``quantization_config`` says of a model whose weights lie as they are, and its ends in the model's dtype."""
+    layout = layout_of(model, plan) or {"config_groups": {}}
+    readable = {target for group in layout["config_groups"].values() for target in group["targets"]}
+    stored = [one for one in plan.weights if isinstance(model.get_submodule(one.name), Stored)]
+    if not stored:
+        given = f"a plan in {', '.join(sorted({one.scheme for one in plan.weights}))}"
+        raise CheckpointError(given, "weights of few bits", "Export it without compressed_tensors.")
+    for choice in stored:
+        kind = type(plain.get_submodule(choice.name))
+        if choice.name not in readable or kind is not nn.Linear:
+            raise CheckpointError(
+                f"{choice.name} in {choice.scheme}, a {kind.__name__} of {choice.weight.in_features} columns",
+                "nn.Linear weights in a format of compressed-tensors, whose groups divide the columns",
+                "Export it without compressed_tensors, in the model's dtype; or open the checkpoint as it is.",
+            )
+    return without(layout, ends_of(model))
 
 
 def _with_fewer_neurons(config: Any, plan: Plan) -> Any:
@@ -121,15 +152,19 @@ def _as_stock(choice: WeightChoice, own: Mapping[str, Tensor], stock: nn.Module)
     return zeros | dict(own)
 
 
-def _state(model: PreTrainedModel, plain: nn.Module, plan: Plan, merge: bool) -> dict[str, Tensor]:
-    """The plain model's parameters, under its names, in its layout."""
+def _state(model: PreTrainedModel, plain: nn.Module, plan: Plan, merge: bool, as_stored: bool) -> dict[str, Tensor]:
+    """The plain model's parameters, under its names, in its layout.
+
+    Args:
+        as_stored: leave the tensors of weights in a storage as they are.
+    """
     state = {name: value.detach() for name, value in model.state_dict().items()}
     for path, stored in ((path, one) for path, one in ends_of(model).items() if isinstance(one, Stored)):
         for name in stored.names:
             del state[f"{path}.{name}"]
         state[f"{path}.weight"] = stored.values(model.dtype)
     for choice in plan.weights:
-        if not choice.changed:
+        if not choice.changed or (as_stored and isinstance(model.get_submodule(choice.name), Stored)):
             continue
         for name in [name for name in state if name.startswith(f"{choice.name}.")]:
             del state[name]

@@ -15,11 +15,11 @@ from gac.io import read_bytes
 from gac.models.families import check_layers, supported
 from gac.models.loading import UNREADABLE, is_checkpoint, reading
 from gac.plan import Plan
-from gac.runtime.contract import COMPRESSED, SCHEMA, chooses_code
+from gac.runtime.contract import COMPRESSED, COMPRESSED_TENSORS, QUANTIZATION, SCHEMA, chooses_code
 from gac.runtime.stored import stored_modules
 
 _ADAPTER = "adapter_config.json"
-_QUANTISERS = ("bitsandbytes", "torchao")
+_QUANTISERS = ("bitsandbytes", "torchao", COMPRESSED_TENSORS)
 
 
 def read_config(source: Path) -> dict[str, Any]:
@@ -63,7 +63,7 @@ def described(document: dict[str, Any], source: Path) -> Any:
 
 def _check_no_code(document: dict[str, Any], source: Path) -> None:
     """No key, also of the configs within it, chooses code that runs; nor does an adapter lie beside it."""
-    inner = [value for name, value in document.items() if isinstance(value, dict) and name != "quantization_config"]
+    inner = [value for name, value in document.items() if isinstance(value, dict) and name != QUANTIZATION]
     for key, value in ((key, one[key]) for one in (document, *inner) for key in one):
         if chooses_code(key):
             raise contradiction(source, f"config.json has {key} {str(value)[:80]!r}", "no key that chooses code")
@@ -71,7 +71,7 @@ def _check_no_code(document: dict[str, Any], source: Path) -> None:
     named = code.values() if isinstance(code, dict) else [code]
     if foreign := next((str(name) for name in named if not str(name).startswith("modeling_gac.Gac")), None):
         raise contradiction(source, f"config.json has the code {foreign!r} in auto_map", "GAC's own, modeling_gac.Gac*")
-    quantiser = document.get("quantization_config", {"quant_method": _QUANTISERS[0]})
+    quantiser = document.get(QUANTIZATION, {"quant_method": _QUANTISERS[0]})
     if not isinstance(quantiser, dict) or quantiser.get("quant_method") not in _QUANTISERS:
         raise contradiction(
             source, f"config.json has the quantiser {str(quantiser)[:80]}", f"none, or {' or '.join(_QUANTISERS)}"

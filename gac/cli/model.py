@@ -148,7 +148,12 @@ def compress(model: str, plan_file: Path, output: Path, overwrite: bool, tokeniz
 @click.argument("directory", type=FILE)
 @output_option(_NEW, "The new directory.", required=True)
 @click.option("--merge", is_flag=True, help="Give every weight its dense dims again: neither smaller nor faster.")
-def export(directory: Path, output: Path, merge: bool) -> Answer:
+@click.option(
+    "--compressed-tensors",
+    is_flag=True,
+    help="Leave weights of few bits as they are, for readers of compressed-tensors.",
+)
+def export(directory: Path, output: Path, merge: bool, compressed_tensors: bool) -> Answer:
     """Write a compressed model as one of its stock architecture.
 
     DIRECTORY was written by gac compress. Tools that know nothing of GAC open the new one without any code. A stock
@@ -157,8 +162,8 @@ def export(directory: Path, output: Path, merge: bool) -> Answer:
     from gac.checkpoint.target import check_free
 
     check_free(output)
-    gac.export(directory, output, merge=merge)
-    return _saved(output, {"merged": merge})
+    gac.export(directory, output, merge=merge, compressed_tensors=compressed_tensors)
+    return _saved(output, {"merged": merge, "compressed_tensors": compressed_tensors})
 
 
 def _saved(output: Path, document: dict[str, Any], *lines: Any) -> Answer:

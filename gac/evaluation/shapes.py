@@ -149,7 +149,7 @@ class StandIn(nn.Module):
 
 def weight_bytes(model: nn.Module) -> int:
     """Bytes of a model's parameters, each counted once, and of what holds its matrices."""
-    stored = [held for one in stored_modules(model).values() for held in one.held.values()]
+    stored = [held for one in stored_modules(model).values() for held in one.counted.values()]
     return sum(values.nbytes for values in (*model.parameters(), *stored))
 
 

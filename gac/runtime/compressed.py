@@ -16,12 +16,13 @@ from typing import Any
 from torch import nn
 from transformers.utils.hub import cached_file
 
-from .contract import DIGESTS, chooses_code
+from .contract import COMPRESSED_TENSORS, DIGESTS, LAYOUT, QUANTIZATION, chooses_code
 from .decode_kernel import use_decode_kernel
 from .header import HEAD, check_run, header_value, own_name, replace_weights, skipped_blocks
 from .serving import prepare_for_vllm
 from .shared_gemm import share_gemm
 from .skipped import skip_blocks
+from .stored import stored_modules
 
 DOCUMENTS = ("plan.json", "README.md")
 CODE = tuple(sorted(path.name for path in Path(__file__).parent.glob("*.py") if path.name != "__init__.py"))
@@ -37,6 +38,9 @@ class CompressedConfig:
 
     Transformers copies the config of a model several times and writes it to its log. Copying hundreds of entries would
     take longer than reading the weights, so all copies share them, and the log leaves them out.
+
+    What the file says of compressed-tensors' layout is for other readers: transformers would put layers of that
+    package in the place of these modules. So it is kept under another name, and written under its own.
     """
 
     @classmethod
@@ -44,6 +48,8 @@ class CompressedConfig:
         """As for any transformers config."""
         parent: Any = super()
         dense = {name: value for name, value in config_dict.items() if name != "gac" and not chooses_code(name)}
+        if is_layout(dense.get(QUANTIZATION)):
+            dense[LAYOUT] = _Shared(dense.pop(QUANTIZATION))
         config, unused = parent.from_dict(dense, **options | {"return_unused_kwargs": True})
         if "gac" in config_dict:
             header = config_dict["gac"]
@@ -53,9 +59,15 @@ class CompressedConfig:
     def to_dict(self: Any) -> dict[str, Any]:
         """As for any transformers config."""
         dense = copy.copy(self)
-        header = vars(dense).pop("gac", None)
+        header, layout = (vars(dense).pop(name, None) for name in ("gac", LAYOUT))
         found: dict[str, Any] = super(CompressedConfig, dense).to_dict()  # type: ignore[misc]
-        return found if header is None else found | {"gac": header}
+        found |= {} if header is None else {"gac": header}
+        return found if layout is None else {QUANTIZATION: layout} | found
+
+
+def is_layout(quantiser: Any) -> bool:
+    """Whether a ``quantization_config`` says how compressed-tensors lays weights out."""
+    return isinstance(quantiser, dict) and quantiser.get("quant_method") == COMPRESSED_TENSORS
 
 
 class _Shared(dict[str, Any]):
@@ -94,9 +106,11 @@ class CompressedModel:
         """As for any transformers model, but missing weights are an error, not random numbers."""
         _check_whole(options)
         load: Any = super()
+        options["ignore_mismatched_sizes"] = True  # so that they are reported, and refused below
         with uncollected():
             model, report = load.from_pretrained(source, *args, output_loading_info=True, **options)
         _check_loaded(source, report)
+        _check_stored(source, model)
         model.gac_files = _documents(source, {key: options[key] for key in _HUB_OPTIONS if key in options})
         _share_where_possible(model)
         skip_blocks(model, skipped_blocks(model))
@@ -184,12 +198,23 @@ def _check_whole(options: dict[str, Any]) -> None:
 
 def _check_loaded(source: Any, report: Any) -> None:
     """Refuse files that lack a weight; transformers would make up its values."""
-    for problem in ("missing_keys", "mismatched_keys"):
-        if names := sorted(map(str, report[problem])):
-            raise ValueError(
-                f"{source}: {names[0]} is {problem.removesuffix('_keys')} ({len(names)} in all); expected every weight "
-                "that config.json describes."
-            )
+    if names := sorted(map(str, report["missing_keys"])):
+        raise ValueError(
+            f"{source}: {names[0]} is missing ({len(names)} in all); expected every weight that config.json describes."
+        )
+    if others := sorted(report["mismatched_keys"]):
+        name, found, expected = others[0]
+        raise ValueError(
+            f"{source}: {name} has shape {tuple(found)} ({len(others)} such in all); expected {tuple(expected)}, as "
+            "config.json describes it."
+        )
+
+
+def _check_stored(source: Any, model: Any) -> None:
+    """Refuse tensors of a storage that stand for no matrix."""
+    for name, one in stored_modules(model).items():
+        if not any(held.is_meta for held in one.held.values()) and (said := one.storage.flaw(one.held, *one.matrix)):
+            raise ValueError(f"{source}: {name}.{said}.")
 
 
 def _documents(source: Any, options: dict[str, Any]) -> dict[str, str]:

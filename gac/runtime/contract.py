@@ -9,6 +9,19 @@ COMPRESSED = "gac_"
 DIGESTS = "gac_digests.json"
 """The file beside a checkpoint's weights that says what every file was when it was saved."""
 
+LAYOUT = "compression_config"
+"""The attribute of a compressed model's config that holds what its file calls ``QUANTIZATION``. Transformers looks for
+a quantiser under that name; vLLM looks for one under either."""
+
+QUANTIZATION = "quantization_config"
+"""The key of ``config.json`` that tells other readers how weights of few bits lie."""
+
+COMPRESSED_TENSORS = "compressed-tensors"
+"""The ``quant_method`` that it names."""
+
+VLLM = "vllm"
+"""The name of vLLM's attention in transformers, which models have that it builds."""
+
 _ENOUGH_OUTPUTS = 1 << 22
 
 

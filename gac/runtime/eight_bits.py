@@ -1,42 +1,58 @@
-"""Weights of 8 bits that are multiplied with inputs of 8 bits: how they lie in tensors, and their product."""
+"""Weights of 8 bits that are multiplied with inputs of 8 bits: how they lie in tensors, and their product.
+
+They lie as compressed-tensors' ``int-quantized`` and ``float-quantized`` have them.
+"""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from .packed import PackedIntegers
 from .rounded_inputs import rounded_linear
-from .storage import Held, Storage
+from .storage import Held, Storage, not_finite
 
 FLOAT8 = torch.float8_e4m3fn
 
 
-@dataclass(frozen=True)
-class Integers8(PackedIntegers):
-    """``PackedIntegers`` of 8 bits with a scale a row; inputs are rounded to 8 bits likewise, token by token."""
+class EightBits(Storage):
+    """``scale * number``: numbers in ``weight``, scales in ``weight_scale`` (``(rows, 1)``).
 
-    bits: int = 8
-    group: int | None = None
-    zero: bool = False
+    Inputs are rounded likewise, token by token.
 
-    def multiply(self, x: Tensor, held: Held, rows: int, columns: int, bias: Tensor | None) -> Tensor:
-        return rounded_linear("int8", x, self.values(held, rows, columns, x.dtype), bias)
-
-
-@dataclass(frozen=True)
-class Floats8(Storage):
-    """``scale * number``: numbers in ``weight_float8`` (e4m3), scales in ``weight_scale`` (bfloat16, ``(rows, 1)``).
-
-    Inputs are rounded to 8-bit floating point, token by token.
+    Attributes:
+        number: dtype of a number.
+        scale: dtype of a scale.
+        reads: what rounds inputs, by its name in ``gac.runtime.rounded_inputs.READERS``.
     """
+
+    number: ClassVar[torch.dtype]
+    scale: ClassVar[torch.dtype]
+    reads: ClassVar[str]
 
     def tensors(self, rows: int, columns: int) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
         scales = (rows, 1 if columns else 0)
-        return {"weight_float8": ((rows, columns), FLOAT8), "weight_scale": (scales, torch.bfloat16)}
+        return {"weight": ((rows, columns), self.number), "weight_scale": (scales, self.scale)}
 
     def values(self, held: Held, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
-        return (held["weight_float8"].float() * held["weight_scale"].float()).to(dtype)
+        return (held["weight"].float() * held["weight_scale"].float()).to(dtype)
+
+    def flaw(self, held: Held, rows: int, columns: int) -> str | None:
+        return not_finite(held, "weight_scale")
 
     def multiply(self, x: Tensor, held: Held, rows: int, columns: int, bias: Tensor | None) -> Tensor:
-        return rounded_linear("float8", x, self.values(held, rows, columns, x.dtype), bias)
+        return rounded_linear(self.reads, x, self.values(held, rows, columns, x.dtype), bias)
+
+
+@dataclass(frozen=True)
+class Integers8(EightBits):
+    """Whole numbers from -128 to 127, with scales in float16."""
+
+    number, scale, reads = torch.int8, torch.float16, "int8"
+
+
+@dataclass(frozen=True)
+class Floats8(EightBits):
+    """8-bit floating point (e4m3), with scales in bfloat16."""
+
+    number, scale, reads = FLOAT8, torch.bfloat16, "float8"

@@ -5,7 +5,7 @@ from typing import Any
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from .contract import SCHEMA
+from .contract import SCHEMA, VLLM
 from .ends import store_ends
 from .modules import KINDS, Absent
 from .storage import Storage
@@ -18,14 +18,17 @@ DECODE_KERNELS = ("torch", "triton")
 
 
 def replace_weights(model: Any, config: Any) -> list[str]:
-    """Put the modules that the config describes in the place of dense weights, and return their names in the model."""
+    """Put the modules that the config describes in the place of dense weights, and return their names in the model.
+
+    vLLM puts layers of its own in the place of linear weights, which hold what is stored: there all are left plain.
+    """
     modules, names = dict(model.named_modules()), []
-    prefix = _own_prefix(model)
-    for name, described in _weights_of(config).items():
+    prefix, stores = _own_prefix(model), model.config._attn_implementation != VLLM
+    for name, described in weights_of(config).items():
         name = name.removeprefix(prefix)
         if not isinstance(dense := modules.get(name), nn.Linear | Conv1D):
             raise _wrong(f"modules names {name!r}", "a linear weight of this model")
-        module = _replacement(name, dense, described)
+        module = _replacement(name, dense, described, stores)
         holder, _, attribute = name.rpartition(".")
         setattr(modules[holder], attribute, module)
         # Some architectures (GPT-2) initialise a weight through the module that holds it, which no longer finds it.
@@ -50,7 +53,7 @@ def _ends(model: Any, config: Any) -> dict[str, nn.Module]:
     return store_ends(model, storage, described["tied"])
 
 
-def _weights_of(config: Any) -> dict[str, Any]:
+def weights_of(config: Any) -> dict[str, Any]:
     """By module name, what ``config.json`` says of every weight that is no longer dense."""
     header = getattr(config, "gac", None)
     if header is None:
@@ -128,15 +131,19 @@ def _own_prefix(model: Any) -> str:
     return f"{model.base_model_prefix}." if model.base_model is model else ""
 
 
-def _replacement(name: str, dense: Any, described: Any) -> nn.Module:
-    """The module that ``described`` names, its parameters allocated beside those of the dense one."""
+def _replacement(name: str, dense: Any, described: Any, stores: bool) -> nn.Module:
+    """The module that ``described`` names, its parameters allocated beside those of the dense one.
+
+    Args:
+        stores: whether its matrices go into the storage that is described.
+    """
     (kind, sizes), storage = _checked(name, dense, described), _storage(name, described)
     weight: nn.Parameter = dense.weight
     module: nn.Module = kind(**sizes, bias=dense.bias is not None, device=weight.device, dtype=weight.dtype)
     if not weight.is_meta:  # a random model: weights that are read from files are on the meta device until then
         for parameter in module.parameters():
             nn.init.normal_(parameter, std=0.02)
-    return module if storage is None else store_in(storage, module)
+    return store_in(storage, module) if stores and storage is not None else module
 
 
 def _storage(name: str, described: dict[str, Any]) -> Storage | None:

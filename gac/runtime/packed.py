@@ -2,17 +2,18 @@
 
 The numbers of a row are one string of bits, the first number in the lowest bits of the first word, filled up with zeros
 to whole words. Where the bits of a number divide 32 these are compressed-tensors' words. Where they do not, as with 3,
-a number may begin in one word and end in the next: 32 numbers of 3 bits take 3 words.
+a number may begin in one word and end in the next: 32 numbers of 3 bits take 3 words, as in its version 0.20.
 """
 
 from dataclasses import dataclass
 from math import gcd
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from .storage import Held, Storage
+from .storage import Held, Storage, not_finite
 
 WORD = 32
 
@@ -72,7 +73,8 @@ class PackedIntegers(Storage):
     """``scale * (number - zero)``, the numbers in ``weight_packed`` (int32), a word after the other along each row.
 
     ``weight_scale`` (float16, ``(rows, groups)``) has the scales; ``weight_zero_point`` (int32) the zero points, packed
-    along each column of ``(rows, groups)``. Products are those of the values in the dtype of the input.
+    along each column of ``(rows, groups)``. ``weight_shape`` (int64, ``(2,)``) has the rows and columns, as other
+    readers want it. Products are those of the values in the dtype of the input.
 
     Attributes:
         bits: of a number, 1 to 8.
@@ -83,6 +85,7 @@ class PackedIntegers(Storage):
         ValueError: one of them is out of range.
     """
 
+    metadata: ClassVar[frozenset[str]] = frozenset({"weight_shape"})
     bits: int
     group: int | None
     zero: bool
@@ -97,6 +100,7 @@ class PackedIntegers(Storage):
         found: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
             "weight_packed": ((rows, words_of(columns, self.bits)), torch.int32),
             "weight_scale": ((rows, groups), torch.float16),
+            "weight_shape": ((2,), torch.int64),
         }
         return found | ({"weight_zero_point": ((words_of(rows, self.bits), groups), torch.int32)} if self.zero else {})
 
@@ -107,10 +111,15 @@ class PackedIntegers(Storage):
             zero = unpack(held["weight_zero_point"].T, self.bits, rows).T
         return dequantise(numbers, held["weight_scale"], zero, self._size(columns), dtype)
 
+    def flaw(self, held: Held, rows: int, columns: int) -> str | None:
+        if (said := held["weight_shape"].tolist()) != [rows, columns]:
+            return f"weight_shape is {said}; expected {[rows, columns]}"
+        return not_finite(held, "weight_scale")
+
     def rows(self, held: Held, at: Tensor | slice, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
         if self.zero:  # zero points are packed across the rows
             return super().rows(held, at, rows, columns, dtype)
-        some = {name: one[at] for name, one in held.items()}
+        some = {name: held[name][at] for name in ("weight_packed", "weight_scale")}
         return self.values(some, len(some["weight_packed"]), columns, dtype)
 
     def _size(self, columns: int) -> int:

@@ -1,15 +1,14 @@
 """What servers need of a compressed model, and transformers itself does not."""
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from functools import cache, wraps
 from typing import Any
 
-from torch import nn
+from torch import fx, nn
 
-from .stored import stored_modules
-
-_VLLM = "vllm"
-"""The name of vLLM's attention in transformers."""
+from .contract import LAYOUT, VLLM
+from .header import HEAD, header_value, own_name, weights_of
 
 
 def show_to_serve(model_class: type) -> None:
@@ -28,19 +27,23 @@ def prepare_for_vllm(model: Any, names: Iterable[str]) -> None:
     Its Transformers backend replaces every ``nn.Linear`` by a layer of its own, and merges those that read the same
     input. It decides what to merge once for all modules of the same class whose children have the same names. So a
     module in which a weight is no longer linear gets one more child, which does nothing and has a name of its own.
+    Weights that are stored in other ways are not merged: such modules get a class that cannot be traced.
 
     Args:
         names: of the weights that were replaced, in the model.
 
     Raises:
-        ValueError: vLLM is to split the weights, weights are in a storage, or a layer has fewer heads than the others.
+        ValueError: vLLM is to split the weights, a weight is stored in a way that it cannot read, or a layer has fewer
+            heads than the others.
     """
-    if model.config._attn_implementation != _VLLM:
+    if model.config._attn_implementation != VLLM:
         return
     names = list(names)
     _check_not_split()
-    _check_plain(model)
     _check_heads(model, names)
+    groups = _groups_of(model)
+    _check_readable(model, groups)
+    _keep_apart(model, groups)
     others: dict[str, list[str]] = {}
     for name in names:
         owner, _, child = name.rpartition(".")
@@ -60,14 +63,56 @@ def _check_not_split() -> None:
         )
 
 
-def _check_plain(model: Any) -> None:
-    """vLLM reads parameters alone, and all of them in the model's dtype."""
-    if stored := stored_modules(model):
-        name, module = next(iter(stored.items()))
+def _groups_of(model: Any) -> dict[str, str]:
+    """By name in the model, which config group a linear weight is in, as vLLM reads them."""
+    layout = getattr(model.config, LAYOUT, None) or {}
+    groups = layout.get("config_groups", {}).items()
+    return {own_name(model, target): group for group, described in groups for target in described["targets"]}
+
+
+def _check_readable(model: Any, groups: Mapping[str, str]) -> None:
+    """All that is in a storage is a linear weight that ``quantization_config`` describes."""
+    if (head := header_value(model.config, HEAD)) is not None:
         raise ValueError(
-            f"{name} is {module}; expected weights in 16 or 32 bits, which are all that vLLM can read here. "
-            "Serve it with transformers."
+            f"embedding and head are in {head.get('scheme')}; expected them in 16 or 32 bits, which is all that vLLM "
+            "can read here. Serve it with transformers, or plan without head."
         )
+    for name, described in weights_of(model.config).items():
+        if "storage" not in described:
+            continue
+        weight = model.get_submodule(own_name(model, name))
+        for path, module in weight.named_modules(prefix=own_name(model, name)):
+            linear = isinstance(module, nn.Linear) and path in groups
+            if getattr(module, "weight", None) is not None and not linear:
+                raise ValueError(
+                    f"{path} is a {type(module).__name__} in {described.get('scheme')}; expected a linear weight that "
+                    "quantization_config describes, which is all that vLLM can read here. Serve it with transformers."
+                )
+
+
+def _keep_apart(model: nn.Module, groups: Mapping[str, str]) -> None:
+    """Let vLLM merge nothing in modules where linear weights of the same input size are stored in several ways."""
+    for path, owner in list(model.named_modules()) if groups else ():
+        ways: dict[int, set[str | None]] = {}
+        for name, child in owner.named_children():
+            if isinstance(child, nn.Linear):
+                ways.setdefault(child.in_features, set()).add(groups.get(f"{path}.{name}"))
+        if any(len(found) > 1 for found in ways.values()):
+            owner.__class__ = _untraced(type(owner))  # type: ignore[arg-type]  # a class can be hashed
+
+
+@cache
+def _untraced(module_class: type[nn.Module]) -> type[nn.Module]:
+    """A subclass that runs as the class does, but for torch.fx, with which vLLM looks for weights to merge."""
+    forward = module_class.forward
+
+    @wraps(forward)
+    def untraced(self: Any, *args: Any, **options: Any) -> Any:
+        if any(isinstance(one, fx.Proxy) for one in (*args, *options.values())):
+            raise TypeError("weights that are stored in several ways are not merged")
+        return forward(self, *args, **options)
+
+    return type(module_class.__name__, (module_class,), {"forward": untraced})
 
 
 def _check_heads(model: Any, names: Iterable[str]) -> None:

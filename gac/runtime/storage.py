@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -13,12 +14,25 @@ Held = Mapping[str, Tensor]
 """The tensors of one matrix, by name."""
 
 
+def not_finite(held: Held, name: str) -> str | None:
+    """The flaw of a tensor that has numbers that are not finite; None where all are."""
+    finite = held[name].isfinite()
+    if bool(finite.all()):
+        return None
+    return f"{name} holds {int((~finite).sum())} numbers that are not finite; expected none"
+
+
 class Storage(ABC):
     """How matrices lie in tensors. It holds none itself: it is made from the options that ``config.json`` has.
 
     A new one derives from this and stands in ``gac.runtime.stored.STORAGES``. One that multiplies in its own way, with
     inputs that it rounds or in a kernel, has a ``multiply`` of its own.
+
+    Attributes:
+        metadata: tensors that hold nothing of the matrix, and do not count as its bytes.
     """
+
+    metadata: ClassVar[frozenset[str]] = frozenset()
 
     @abstractmethod
     def tensors(self, rows: int, columns: int) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
@@ -27,6 +41,10 @@ class Storage(ABC):
     @abstractmethod
     def values(self, held: Held, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
         """The matrix ``(rows, columns)`` that the tensors stand for."""
+
+    def flaw(self, held: Held, rows: int, columns: int) -> str | None:
+        """What no matrix ``(rows, columns)`` has, in words that begin with the name of a tensor; None: nothing."""
+        return None
 
     def rows(self, held: Held, at: Tensor | slice, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
         """Some rows of that matrix, ``(some, columns)``; here of all that it is made to."""

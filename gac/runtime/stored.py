@@ -50,6 +50,11 @@ class Stored(nn.Module):
         """The tensors of the storage, by name."""
         return {name: self.get_buffer(name) for name in self.names}
 
+    @property
+    def counted(self) -> dict[str, Tensor]:
+        """Those of them that hold the matrix, whose bytes are its own."""
+        return {name: one for name, one in self.held.items() if name not in self.storage.metadata}
+
     def fill(self, tensors: Mapping[str, Tensor]) -> None:
         """Take these tensors, which are the storage's in shape and dtype."""
         for name, before in self.held.items():

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from gac.models.sites import Weight
 from gac.operations import Operation
@@ -54,7 +54,7 @@ class Scheme(ABC):
         return True
 
     def bytes(self, rows: int, columns: int) -> int:
-        """Exact bytes of a matrix where it is stored, all that its storage holds of it."""
+        """Exact bytes of a matrix where it is stored: all that its storage holds of it, but for its ``metadata``."""
         return -(-rows * columns * self.bits // 8)
 
     def operation(self, operation: Operation) -> Operation:
@@ -77,6 +77,16 @@ class Scheme(ABC):
     ) -> "dict[str, Tensor]":
         """The tensors of its storage that hold what ``rounded`` gives of the same; for schemes that have one."""
         raise NotImplementedError(f"scheme {self.name} has a storage, and does not say what that holds")
+
+    def config_group(self, columns: int) -> dict[str, Any] | None:
+        """What compressed-tensors' ``config_groups`` say of a stored matrix, without its targets.
+
+        None: they cannot say it, and nothing but GAC reads such a matrix.
+
+        Args:
+            columns: of the matrix, for a scale may be for as many as do not divide them.
+        """
+        return None
 
     def noise(self, squares: "Tensor", peak: "Tensor") -> "Tensor":
         """The mean squared error that the reader makes of each feature, ``(..., features)``, if they are independent.

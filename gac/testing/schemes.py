@@ -83,8 +83,10 @@ def _check_storage(scheme: Scheme, matrix: torch.Tensor, rounded: torch.Tensor, 
     due = storage.tensors(rows, columns)
     found = {name: (tuple(one.shape), one.dtype) for name, one in held.items()}
     assert found == due, f"{of}: stored as {found}, its storage has {due}"
-    taken = sum(one.nbytes for one in held.values())
+    taken = sum(one.nbytes for name, one in held.items() if name not in storage.metadata)
     assert taken == counted, f"{of}: {counted} bytes are counted, {taken} stored"
+    flaw = storage.flaw(held, rows, columns)
+    assert flaw is None, f"{of}: what it stores is refused, {flaw}"
     values = storage.values(held, rows, columns, matrix.dtype)
     assert torch.equal(values, rounded), f"{of}: what is stored is not what it is rounded to"
     x = torch.ones(3, columns, dtype=matrix.dtype)

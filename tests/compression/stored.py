@@ -115,6 +115,6 @@ def stored_model(model_type: str, make_plan: MakePlan, **options: Any) -> Any:
 
 
 def held_bytes(tensors: Mapping[str, Tensor], plan: Plan) -> int:
-    """Bytes of the tensors that hold the matrices of a plan's weights."""
-    prefixes = tuple(f"{choice.name}." for choice in plan.weights)
-    return sum(one.nbytes for name, one in tensors.items() if name.startswith(prefixes) and not name.endswith("bias"))
+    """Bytes of the tensors that hold the matrices of a plan's weights; ``weight_shape`` says their sizes alone."""
+    prefixes, beside = tuple(f"{choice.name}." for choice in plan.weights), ("bias", "weight_shape")
+    return sum(one.nbytes for name, one in tensors.items() if name.startswith(prefixes) and not name.endswith(beside))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import fx, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from gac.plan import Plan
@@ -16,6 +16,7 @@ from gac.runtime.compressed import CompressedModel
 from gac.runtime.serving import show_to_serve
 from tests.compression.applying import logits
 from tests.compression.compressed import WIDTH, compressed, small_compressed
+from tests.compression.stored import stored
 from tests.models.small import every_family, small_config, small_model
 
 GATE, UP, DOWN = "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"
@@ -124,3 +125,64 @@ def test_transformers_serve_finds_the_class(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setitem(sys.modules, "transformers.cli.serving.model_manager", manager)
     show_to_serve(CompressedModel)
     assert manager.transformers.CompressedModel is CompressedModel
+
+
+# --- weights of few bits --------------------------------------------------------------------------------------------
+
+
+def with_stored(make_plan: MakePlan, **chosen: tuple[str, int, str]) -> Any:
+    """Weights of the second layer by the last part of their names."""
+    model = small_model(small_config("llama"))
+    block = {"q": "self_attn", "k": "self_attn", "v": "self_attn", "o": "self_attn"}
+    names = {name: f"model.layers.1.{block.get(name, 'mlp')}.{name}_proj" for name in chosen}
+    return stored(model, make_plan, {names[name]: one for name, one in chosen.items()})
+
+
+def as_vllm_reads(model: Any) -> Any:
+    config = type(model.config).from_dict(model.config.to_dict())
+    config._attn_implementation = "vllm"
+    return type(model)(config).eval()
+
+
+def test_what_is_stored_is_left_to_vllm_as_linear_weights(vllm: Any, make_plan: MakePlan) -> None:
+    model = with_stored(make_plan, gate=("dense", 64, "w8a8"), up=("dense", 64, "w8a8"), q=("low_rank", 16, "fp8"))
+    built = as_vllm_reads(model)
+    mlp, q = (built.get_submodule(f"model.layers.1.{name}") for name in ("mlp", "self_attn.q_proj"))
+    assert {type(one) for one in (mlp.gate_proj, mlp.up_proj, q.first, q.second)} == {nn.Linear}
+    assert type(mlp) is type(built.get_submodule("model.layers.0.mlp"))  # both are stored alike, and can be merged
+
+
+def test_weights_that_are_stored_in_several_ways_are_not_merged(vllm: Any, make_plan: MakePlan) -> None:
+    built = as_vllm_reads(with_stored(make_plan, gate=("dense", 64, "w8a8"), up=("dense", 64, "w4a16:16")))
+    mixed, plain = (built.get_submodule(f"model.layers.{layer}.mlp") for layer in (1, 0))
+    assert isinstance(mixed, type(plain))
+    assert inspect.signature(mixed.forward) == inspect.signature(plain.forward)
+    mixed.load_state_dict(plain.state_dict())
+    x = torch.randn(2, 64)
+    assert torch.equal(mixed(x), plain(x))
+    assert any(node.target == "gate_proj" for node in LeafTracer().trace(plain).nodes)
+    with pytest.raises(TypeError, match="weights that are stored in several ways are not merged"):
+        LeafTracer().trace(mixed)
+
+
+class LeafTracer(fx.Tracer):
+    """Submodules stay as they are, as where vLLM looks for what to merge."""
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("chosen", "message"),
+    [
+        (
+            {"v": ("head_dim", 16, "w4a16:16"), "o": ("head_dim", 16, "bf16")},
+            "v_proj is a ValueLinear in w4a16:16; expected a linear weight that quant",
+        ),
+        ({"v": ("grouped:1", 8, "w8a16")}, "v_proj.second is a BlockLinear in w8a16; expected a linear weight that"),
+        ({"up": ("dense", 64, "w4a16:48")}, "up_proj is a Linear in w4a16:48; expected a linear weight that quant"),
+    ],
+)
+def test_what_vllm_cannot_read_is_named(chosen: Any, message: str, vllm: Any, make_plan: MakePlan) -> None:
+    with pytest.raises(ValueError, match=message):
+        as_vllm_reads(with_stored(make_plan, **chosen))

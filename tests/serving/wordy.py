@@ -1,16 +1,18 @@
 """A small compressed model with all forms in it, and a tokenizer whose text tells every token."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from gac.plan import Plan
 from tests.compression.compressed import compressed
+from tests.compression.stored import stored
 from tests.models.small import small_config, small_model, weights_of
 
 LAYERS, TOKENS = 5, 16
@@ -45,6 +47,18 @@ def wordy(model_type: str, make_plan: Callable[..., Plan]) -> Wordy:
     """One of an architecture whose projections are called as Llama's or Phi-3's; heads of 32."""
     config = small_config(model_type, hidden_size=128, num_hidden_layers=LAYERS)
     return Wordy(compressed(small_model(config), make_plan, _changes(config)), _tokenizer())
+
+
+def wordy_stored(schemes: Sequence[str], make_plan: Callable[..., Plan], dtype: torch.dtype) -> Wordy:
+    """A Llama with dense weights and pairs of few bits, the schemes in turn, so that several read the same input."""
+    config = small_config("llama", hidden_size=128, num_hidden_layers=LAYERS)
+    config.intermediate_size, config.dtype = 192, dtype
+    chosen = {}
+    for at, weight in enumerate(weights_of(config)):
+        pair = int(weight.name.split(".")[2]) == 3 or at % 11 == 5
+        form = ("low_rank", 32) if pair else ("dense", min(weight.out_features, weight.in_features))
+        chosen[weight.name] = (*form, schemes[at % len(schemes)])
+    return Wordy(stored(small_model(config), make_plan, chosen), _tokenizer())
 
 
 def _changes(config: Any) -> dict[str, tuple[str, int]]:

@@ -10,7 +10,6 @@ if TYPE_CHECKING:
 
     from gac.schemes.inputs import Inputs
 
-_SCALE = 16
 _LARGEST = 448
 _RELATIVE = 7.0e-4
 """Mean squared error of a normal number, over its mean square. A number in [1, 2) moves by up to 1/16, evenly: by a
@@ -28,10 +27,8 @@ class Float8(EightBits):
     name = "fp8"
     dtype = "fp8"
     reads = "float8"
+    kind = "float"
     storage = StorageSpec("Floats8", {})
-
-    def bytes(self, rows: int, columns: int) -> int:
-        return rows * columns + (rows * _SCALE // 8 if columns else 0)
 
     def rounded(self, matrix: "Tensor", inputs: "Inputs | None" = None, gradients: "Tensor | None" = None) -> "Tensor":
         from gac.schemes.float8.torch import round_matrix
@@ -44,7 +41,7 @@ class Float8(EightBits):
         from gac.schemes.float8.torch import round_matrix
 
         found = round_matrix(matrix, inputs, gradients)
-        return {"weight_float8": found.numbers, "weight_scale": found.scale[:, : matrix.shape[1]]}
+        return {"weight": found.numbers, "weight_scale": found.scale[:, : matrix.shape[1]]}
 
     def noise(self, squares: "Tensor", peak: "Tensor") -> "Tensor":
         """A part of each feature's own square, whatever the others are; a token's largest is exact."""

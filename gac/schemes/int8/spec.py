@@ -15,15 +15,16 @@ _LARGEST = 127
 
 
 class Int8(EightBits):
-    """Weights as ``w8a16`` stores them, and inputs of 8 bits too: ``scale * number``, evenly on both sides of zero."""
+    """Weights as ``w8a16`` rounds them, a byte each, and inputs of 8 bits too: ``scale * number``.
+
+    Numbers lie evenly on both sides of zero.
+    """
 
     name = "w8a8"
     dtype = "w8a8"
     reads = "int8"
+    kind = "int"
     storage = StorageSpec("Integers8", {})
-
-    def bytes(self, rows: int, columns: int) -> int:
-        return W8A16.bytes(rows, columns)
 
     def rounded(self, matrix: "Tensor", inputs: "Inputs | None" = None, gradients: "Tensor | None" = None) -> "Tensor":
         return W8A16.rounded(matrix, inputs, gradients)
@@ -31,7 +32,10 @@ class Int8(EightBits):
     def stored(
         self, matrix: "Tensor", inputs: "Inputs | None" = None, gradients: "Tensor | None" = None
     ) -> "dict[str, Tensor]":
-        return W8A16.stored(matrix, inputs, gradients)
+        from gac.schemes.integers.torch import round_matrix
+
+        found = round_matrix(matrix, inputs, self.bits, None, zero=False, gradients=gradients)
+        return {"weight": found.signed, "weight_scale": found.scale}
 
     def noise(self, squares: "Tensor", peak: "Tensor") -> "Tensor":
         """Even within a step of 1/127 of the token's largest, which is exact; no feature loses more than it is."""

@@ -6,7 +6,7 @@ from torch import Tensor
 from gac.schemes.feedback.levels import Levels
 from gac.schemes.feedback.order import Order
 from gac.schemes.feedback.sweep import sweep
-from gac.schemes.integers.grids import TINY
+from gac.schemes.integers.grids import TINY, in_16_bits
 
 AGAIN = 3
 """How often each."""
@@ -60,7 +60,7 @@ def _scales_again(moment: Tensor, wanted: Tensor, numbers: Tensor, scale: Tensor
     )
     level = square.diagonal(dim1=1, dim2=2)
     level += 1e-9 * level.mean(1, keepdim=True) + TINY
-    found = torch.linalg.solve(square, right).half().double().T[..., None]
+    found = in_16_bits(torch.linalg.solve(square, right)).T[..., None]
     return torch.where(found > TINY, found, scale)
 
 

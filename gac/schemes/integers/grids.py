@@ -60,6 +60,11 @@ def fitted(values: Tensor, weighs: Tensor, most: int, zero: bool) -> Grid:
     return best
 
 
+def in_16_bits(scale: Tensor) -> Tensor:
+    """Scales, float64, to the nearest that float16 and bfloat16 both hold: so a model of either dtype takes them."""
+    return scale.bfloat16().half().double()
+
+
 @cache
 def _narrowed(dtype: torch.dtype, device: torch.device) -> Tensor:
     return torch.tensor(NARROWED, dtype=dtype, device=device)
@@ -73,7 +78,7 @@ def _costs(grid: Grid, values: Tensor, weighs: Tensor) -> Tensor:
 def _grid(low: Tensor, high: Tensor, most: int, zero: bool) -> Grid:
     """With a scale that 16 bits hold."""
     if not zero:  # one number fewer, so that there are as many on both sides
-        scale = (2 * high / (most - 1)).half().double().clamp_min(TINY)
+        scale = in_16_bits(2 * high / (most - 1)).clamp_min(TINY)
         return Grid(scale, torch.full_like(scale, (most + 1) // 2), most)
-    scale = ((high - low) / most).half().double().clamp_min(TINY)
+    scale = in_16_bits((high - low) / most).clamp_min(TINY)
     return Grid(scale, (-low / scale).round().clamp(0, most), most)

@@ -1,10 +1,11 @@
 """Whole numbers of few bits, with a scale for each group of neighbouring columns."""
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gac.errors import PlanError
 from gac.schemes.base import Scheme, StorageSpec
+from gac.schemes.config_groups import config_group, in_groups, in_rows
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -59,6 +60,13 @@ class Integers(Scheme):
         from gac.schemes.integers.packing import packed
 
         return packed(self._numbers(matrix, inputs, gradients), self.bits, self.zero)
+
+    def config_group(self, columns: int) -> dict[str, Any] | None:
+        if self.group is None or self.group >= columns:
+            return config_group("pack-quantized", in_rows(self.bits, "int", symmetric=not self.zero))
+        if columns % self.group:  # its groups are all of the same size
+            return None
+        return config_group("pack-quantized", in_groups(self.bits, self.group, symmetric=not self.zero))
 
     def _words(self, numbers: int) -> int:
         """Words that a string of numbers takes."""

@@ -8,7 +8,7 @@ from torch import Tensor
 from gac.runtime.packed import dequantise
 from gac.schemes.feedback.rounding import rounded
 from gac.schemes.inputs import Inputs
-from gac.schemes.integers.grids import fitted
+from gac.schemes.integers.grids import fitted, in_16_bits
 from gac.schemes.integers.whole import Whole
 
 
@@ -18,7 +18,7 @@ class Numbers:
 
     Attributes:
         numbers: uint8, shape ``(rows, columns)``.
-        scale: float16, shape ``(rows, groups)``.
+        scale: float16, of 8 significant bits, shape ``(rows, groups)``.
         zero: uint8, shape ``(rows, groups)``.
         size: neighbouring columns that have one scale; the last group may have fewer.
     """
@@ -27,6 +27,11 @@ class Numbers:
     scale: Tensor
     zero: Tensor
     size: int
+
+    @property
+    def signed(self) -> Tensor:
+        """Numbers of 8 bits less the zero in their middle, int8 ``(rows, columns)``."""
+        return (self.numbers.short() - 128).to(torch.int8)
 
     def values(self, dtype: torch.dtype) -> Tensor:
         """The matrix ``(rows, columns)`` that they stand for: exact in float32, then rounded to the dtype."""
@@ -53,4 +58,4 @@ def round_matrix(
         grid = fitted(groups, groups.new_ones(size), 2**bits - 1, zero)
         numbers, scale, zeros = grid.numbers(groups), grid.scale[..., 0], grid.zero[..., 0]
         numbers = numbers.reshape(rows, -1)[:, :columns]
-    return Numbers(numbers.to(torch.uint8), scale.half(), zeros.to(torch.uint8), size)
+    return Numbers(numbers.to(torch.uint8), in_16_bits(scale).half(), zeros.to(torch.uint8), size)

@@ -1,0 +1,85 @@
+"""The key ``quantization_config`` of a checkpoint: how its weights of few bits lie, in compressed-tensors' words.
+
+It names modules, a low-rank pair's two each by itself. What it cannot say, such as groups that do not divide a matrix,
+it leaves out, with all that is in 16 bits.
+"""
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from torch import nn
+
+from gac.plan import Plan
+from gac.runtime.contract import COMPRESSED_TENSORS
+from gac.runtime.ends import TiedHead
+from gac.runtime.modules import BlockLinear, ValueLinear
+from gac.runtime.shared_gemm import FusedMember
+from gac.runtime.stored import Stored
+from gac.schemes import scheme_named
+
+_MIXED = "mixed-precision"
+_LINEAR = (nn.Linear, ValueLinear, BlockLinear, FusedMember, Stored, TiedHead)
+
+
+def without(layout: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """The same key for a model in which these modules are in 16 bits."""
+    gone = {*names}
+    groups = [group | {"targets": _others(group["targets"], gone)} for group in layout["config_groups"].values()]
+    return _key([group for group in groups if group["targets"]], [*_others(layout["ignore"], gone), *sorted(gone)])
+
+
+def layout_of(model: nn.Module, plan: Plan) -> dict[str, Any] | None:
+    """The key as compressed-tensors reads it; None where no weight is in a format that it has.
+
+    Args:
+        model: with the plan's modules in it.
+    """
+    schemes = {choice.name: choice.scheme for choice in plan.weights}
+    groups: dict[str, dict[str, Any]] = {}
+    rest = []
+    for name, module in model.named_modules():
+        if not isinstance(module, _LINEAR):
+            continue
+        group = _group(module, _scheme_of(name, schemes, plan)) if isinstance(module, Stored) else None
+        if group is None:
+            rest.append(f"{name}.first" if _fused_pair(module) else name)
+        else:
+            found = groups.setdefault(json.dumps(group, sort_keys=True), group | {"targets": []})
+            found["targets"].append(name)
+    return _key([*groups.values()], rest) if groups else None
+
+
+def _key(groups: Sequence[dict[str, Any]], rest: Sequence[str]) -> dict[str, Any]:
+    formats = {group["format"] for group in groups}
+    return {
+        "quant_method": COMPRESSED_TENSORS,
+        "quantization_status": "compressed",
+        "format": formats.pop() if len(formats) == 1 else _MIXED,
+        "config_groups": {f"group_{at}": group for at, group in enumerate(groups)},
+        "ignore": [*rest],
+    }
+
+
+def _others(names: Sequence[str], gone: set[str]) -> list[str]:
+    return [name for name in names if name not in gone]
+
+
+def _scheme_of(name: str, schemes: dict[str, str], plan: Plan) -> str:
+    """Of a module in a storage: its weight's, which a factor of a pair lies below; or that of embedding and head."""
+    path = name
+    while path:
+        if path in schemes:
+            return schemes[path]
+        path = path.rpartition(".")[0]
+    assert plan.measured.head is not None, f"{name} is in a storage, and no weight of the plan"
+    return plan.measured.head.scheme
+
+
+def _group(module: Stored, scheme: str) -> dict[str, Any] | None:
+    return scheme_named(scheme).config_group(module.matrix[1])
+
+
+def _fused_pair(module: nn.Module) -> bool:
+    """Whether it stands for the first factor of a pair, which has no module of its own."""
+    return isinstance(module, FusedMember) and module.second is not None

@@ -1,0 +1,233 @@
+"""Weights of few bits as compressed-tensors reads them: its config, its tensors and its values; what is damaged."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+import gac
+from gac.errors import CheckpointError
+from gac.plan import Plan
+from gac.runtime.contract import DIGESTS
+from gac.runtime.stored import stored_modules
+from tests.checkpoint.test_three_ways import answers
+from tests.compression.applying import IDS
+from tests.compression.stored import CHOOSY, SCHEMES, held_bytes, stored, stored_model
+from tests.models.small import small_config, small_model, weights_of
+
+compressors = pytest.importorskip("compressed_tensors.compressors")
+quantization = pytest.importorskip("compressed_tensors.quantization")
+
+MakePlan = Callable[..., Plan]
+Q, OUT, UP = "model.layers.0.self_attn.q_proj", "model.layers.0.self_attn.o_proj", "model.layers.1.mlp.up_proj"
+CHOSEN = {
+    Q: ("low_rank", 32, "w4a16:16"),
+    OUT: ("dense", 64, "w8a8"),
+    UP: ("dense", 64, "fp8"),
+    "model.layers.1.mlp.down_proj": ("dense", 64, "w3a16:128"),  # of 176 columns
+}
+
+
+def chosen_model(make_plan: MakePlan, chosen: Any = CHOSEN, dtype: torch.dtype = torch.bfloat16) -> Any:
+    config = small_config("llama")
+    config.dtype = dtype
+    return stored(small_model(config), make_plan, chosen)
+
+
+def dense_in(scheme: str) -> dict[str, tuple[str, int, str]]:
+    """Every weight but one."""
+    weights = weights_of(small_config("llama"))[1:]
+    return {one.name: ("dense", min(one.out_features, one.in_features), scheme) for one in weights}
+
+
+def key_of(folder: Path) -> Any:
+    return json.loads((folder / "config.json").read_bytes())["quantization_config"]
+
+
+@pytest.fixture
+def saved(make_plan: MakePlan, tmp_path: Path) -> Path:
+    gac.save(chosen_model(make_plan), tmp_path / "saved")
+    return tmp_path / "saved"
+
+
+# --- the layout -----------------------------------------------------------------------------------------------------
+
+
+def test_the_key_names_every_module_once(saved: Path) -> None:
+    key = key_of(saved)
+    said = {
+        target: (group["format"], group["weights"]["num_bits"], group["weights"]["group_size"])
+        for group in key["config_groups"].values()
+        for target in group["targets"]
+    }
+    assert said == {
+        f"{Q}.first": ("pack-quantized", 4, 16),
+        f"{Q}.second": ("pack-quantized", 4, 16),
+        OUT: ("int-quantized", 8, None),
+        UP: ("float-quantized", 8, None),
+    }
+    assert (key["quant_method"], key["quantization_status"], key["format"]) == (
+        "compressed-tensors",
+        "compressed",
+        "mixed-precision",
+    )
+    assert {"lm_head", "model.layers.1.mlp.down_proj", "model.layers.0.self_attn.k_proj"} < set(key["ignore"])
+    assert not set(key["ignore"]) & said.keys()
+
+
+def test_without_few_bits_there_is_no_key(make_plan: MakePlan, tmp_path: Path) -> None:
+    gac.save(chosen_model(make_plan, {Q: ("low_rank", 16, "bf16")}), tmp_path / "saved")
+    assert "quantization_config" not in json.loads((tmp_path / "saved" / "config.json").read_bytes())
+
+
+def test_the_package_reads_all_values(make_plan: MakePlan, tmp_path: Path) -> None:
+    """Of every form and scheme; and where it compresses these values again it writes the same tensors."""
+    model = stored_model("llama", make_plan)
+    model.save_pretrained(tmp_path)
+    tensors, modules = load_file(tmp_path / "model.safetensors"), stored_modules(model)
+    assert held_bytes(tensors, model.gac_plan) == model.gac_plan.bytes[0]
+    config = quantization.QuantizationConfig.model_validate(key_of(tmp_path))
+    formats = set()
+    for group in config.config_groups.values():
+        compressor = compressors.BaseCompressor.get_value_from_registry(str(group.format))
+        formats.add((group.format, group.weights.num_bits))
+        for target in group.targets:
+            held = {name: tensors[f"{target}.{name}"] for name in compressor.compression_param_names(group)}
+            assert set(held) == set(modules[target].names)
+            for dtype in (torch.float16, torch.bfloat16, torch.float32):
+                found = compressor.decompress(held | {"weight_scale": held["weight_scale"].to(dtype)}, group)
+                assert torch.equal(found["weight"], modules[target].values(dtype).flatten(0, -2)), target
+            again = compressor.compress(found, group)  # type: ignore[possibly-undefined]
+            assert all(torch.equal(again[name].to(one.dtype), one) for name, one in held.items()), target
+    assert len(formats) == len(SCHEMES) - 1 + len(CHOOSY)
+
+
+def test_groups_that_do_not_divide_a_matrix_are_left_out(saved: Path) -> None:
+    """As others cannot read them; GAC can."""
+    model = gac.load(saved, device="cpu")
+    assert model.get_submodule("model.layers.1.mlp.down_proj").values(torch.float32).isfinite().all()
+    assert not any(
+        "down_proj" in target for one in key_of(saved)["config_groups"].values() for target in one["targets"]
+    )
+
+
+def test_it_is_saved_again_as_it_was(saved: Path, tmp_path: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(saved)
+    assert getattr(model, "hf_quantizer", None) is None
+    model.save_pretrained(tmp_path / "again")
+    assert key_of(tmp_path / "again") == key_of(saved)
+
+
+# --- plain transformers ---------------------------------------------------------------------------------------------
+
+PLAIN = """
+import sys
+sys.modules["gac"] = None
+import torch
+from safetensors.torch import save_file
+from transformers import AutoModelForCausalLM
+model = AutoModelForCausalLM.from_pretrained(sys.argv[1])
+ids = torch.arange(40).reshape(2, 20)
+given = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 4, "do_sample": False}
+with torch.no_grad():
+    logits = model(ids).logits.contiguous()
+save_file({"logits": logits, "tokens": model.generate(ids, **given)}, sys.argv[2])
+assert type(model).__name__ == "LlamaForCausalLM"
+"""
+
+
+@pytest.mark.parametrize(("scheme", "apart"), [("w8a16", 0), ("w8a8", 0.05), ("fp8", 0.1)])
+def test_an_export_opens_without_gac_and_without_code(
+    scheme: str, apart: float, make_plan: MakePlan, tmp_path: Path
+) -> None:
+    """The same function where inputs are not rounded; that package rounds them in scales of its own."""
+    model = chosen_model(make_plan, dense_in(scheme))
+    gac.export(model, tmp_path / "plain", compressed_tensors=True)
+    subprocess.run([sys.executable, "-c", PLAIN, tmp_path / "plain", tmp_path / "said"], check=True)
+    said, due = load_file(tmp_path / "said"), answers(model, IDS)
+    assert (said["logits"] - due["logits"]).abs().max() <= apart * due["logits"].abs().max()
+    assert apart or torch.equal(said["tokens"], due["tokens"])
+
+
+@pytest.mark.parametrize(
+    ("chosen", "message"),
+    [
+        ({Q: ("low_rank", 32, "w4a16:16")}, r"q_proj is low_rank with dim 32, LowRankLinear.*a stock config can say"),
+        (
+            {UP: ("dense", 64, "w4a16:48")},
+            r"up_proj in w4a16:48, a Linear of 64 columns; expected nn.Linear",
+        ),
+        ({UP: ("dense", 64, "bf16")}, r"a plan in bf16; expected weights of few bits\. Export it without"),
+    ],
+)
+def test_what_cannot_be_exported_so(chosen: Any, message: str, make_plan: MakePlan, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        gac.export(chosen_model(make_plan, chosen), tmp_path / "plain", compressed_tensors=True)
+    with pytest.raises(CheckpointError, match="merge and compressed_tensors; expected one of the two"):
+        gac.export(chosen_model(make_plan, chosen), tmp_path / "plain", merge=True, compressed_tensors=True)
+    assert not list(tmp_path.iterdir())
+
+
+# --- damaged tensors ------------------------------------------------------------------------------------------------
+
+
+def infinite(one: Tensor) -> Tensor:
+    one[0] = torch.inf
+    return one
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        (f"{OUT}.weight_scale", infinite, "weight_scale holds 1 numbers that are not finite; expected none"),
+        (f"{UP}.weight_scale", lambda one: one * torch.nan, "weight_scale holds 176 numbers that are not finite"),
+        (f"{Q}.first.weight_scale", infinite, "weight_scale holds 4 numbers that are not finite; expected none"),
+        (f"{OUT}.weight_scale", lambda one: one[:-1], r"weight_scale has shape \(63, 1\) .* expected \(64, 1\)"),
+        (f"{OUT}.weight_scale", lambda one: one.float(), "weight_scale is of torch.float32; expected torch.float16"),
+        (f"{OUT}.weight", lambda one: one.short(), "weight is of torch.int16; expected torch.int8"),
+        (
+            f"{Q}.first.weight_packed",
+            lambda one: one[:, :-1],
+            r"weight_packed has shape \(32, 7\) .* expected \(32, 8\)",
+        ),
+        (f"{Q}.first.weight_scale", lambda one: one[:, :2], r"weight_scale has shape \(32, 2\) .* expected \(32, 4\)"),
+        (f"{Q}.first.weight_shape", lambda one: one + 1, r"weight_shape is \[33, 65\]; expected \[32, 64\]"),
+        (f"{Q}.second.weight_zero_point", None, "weight_zero_point is missing"),
+        (f"{UP}.weight_scale", None, "weight_scale is missing"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_a_damaged_tensor_is_named(
+    name: str, change: Callable[[Tensor], Tensor] | None, message: str, saved: Path
+) -> None:
+    """Without the digests, which would say so before."""
+    (saved / DIGESTS).unlink()
+    tensors = load_file(saved / "model.safetensors")
+    value = tensors.pop(name)
+    if change is not None:
+        tensors[name] = change(value).contiguous()
+    save_file(tensors, saved / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match=rf"{name.rpartition('.')[0]}\.{message}"):
+        gac.load(saved, device="cpu")
+
+
+@pytest.mark.parametrize("keeps_digests", [True, False])
+def test_another_group_size_is_refused(keeps_digests: bool, saved: Path) -> None:
+    """In what GAC reads, and in what others read."""
+    document = json.loads((saved / "config.json").read_bytes())
+    if keeps_digests:
+        document["quantization_config"]["config_groups"]["group_0"]["weights"]["group_size"] = 64
+    else:
+        (saved / DIGESTS).unlink()
+        document["gac"]["modules"][Q]["options"]["group"] = 64
+    (saved / "config.json").write_text(json.dumps(document))
+    with pytest.raises(CheckpointError, match=r"config.json has (quantization_config|modules.*q_proj)"):
+        gac.load(saved, device="cpu")
