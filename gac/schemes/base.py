@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from gac.schemes.inputs import Inputs
+    from gac.schemes.scaled import Scaled
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,17 @@ class Scheme(ABC):
     ) -> "dict[str, Tensor]":
         """The tensors of its storage that hold what ``rounded`` gives of the same; for schemes that have one."""
         raise NotImplementedError(f"scheme {self.name} has a storage, and does not say what that holds")
+
+    def scaled(self, values: "Tensor", held: "Mapping[str, Tensor]") -> "Scaled | None":
+        """What its storage holds as whole numbers with scales, which other formats (GGUF) carry as they are.
+
+        None where it holds no such numbers: other formats round the values again.
+
+        Args:
+            values: what the tensors stand for, float32, shape ``(rows, columns)``.
+            held: the tensors, as ``stored`` gives them.
+        """
+        return None
 
     def noise(self, squares: "Tensor", peak: "Tensor") -> "Tensor":
         """The mean squared error that the reader makes of each feature, ``(..., features)``, if they are independent.
