@@ -157,4 +157,3 @@ def _as_stock(choice: WeightChoice, own: Mapping[str, Tensor], stock: nn.Module)
             f"Open the checkpoint as it is, or compress without the form {choice.form}.",
         )
     return zeros | dict(own)
-

@@ -46,7 +46,7 @@ class Content:
     def nbytes(self) -> int:
         """That it takes."""
         block, size = gguf_package().GGML_QUANT_SIZES[self.ggml_type]
-        return prod(self.source.shape) // block * int(size)
+        return int(prod(self.source.shape) // block * size)
 
     @property
     def ggml_type(self) -> Any:

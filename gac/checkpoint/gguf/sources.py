@@ -59,30 +59,26 @@ def sources(model: Any, stock: Any, plan: Plan, merge: bool) -> Iterator[Source]
         merge: as for ``gac.export``. What is merged is stored no longer.
     """
     same, changed = unchanged_state(model, plan), {one.name: one for one in plan.weights if one.changed}
-    ends = {f"{name}.weight": one for name, one in ends_of(model).items() if isinstance(one, Stored)}
     head = plan.measured.head.scheme if plan.measured.head else DEFAULT_SCHEME
-    tied = {"lm_head.weight"} if stock.config.tie_word_embeddings else set()
+    held = {name: (head, one) for name, one in ends_of(model).items() if isinstance(one, Stored)}
+    for one in changed.values():
+        if isinstance(module := model.get_submodule(one.name), Stored):
+            held[one.name] = one.scheme, module
     for name, empty in stock.state_dict().items():
-        if name in tied:
+        if name == _HEAD and stock.config.tie_word_embeddings:
             continue
-        made = partial(Source, name, tuple(empty.shape), model.dtype)
-        if (choice := changed.get(name.rpartition(".")[0])) is not None:
-            yield _of_weight(made, model, stock, choice, merge)
-        else:
-            yield made(head if name in ends else DEFAULT_SCHEME, same[name], ends.get(name))
+        owner, _, kind = name.rpartition(".")
+        shape, choice = tuple(empty.shape), changed.get(owner)
+        plain = same[name] if choice is None else partial(_one_of, model, stock, choice, merge, name)
+        scheme, stored = held.get(owner, (DEFAULT_SCHEME, None))
+        if stored is None or kind != "weight" or stored.shape != shape:  # a bias, or what is merged
+            scheme, stored = DEFAULT_SCHEME, None
+        yield Source(name, shape, model.dtype, scheme, plain, stored)
 
 
-def _of_weight(made: "partial[Source]", model: Any, stock: Any, choice: WeightChoice, merge: bool) -> Source:
-    """A tensor of a weight that the plan changed: its matrix may be stored, its bias is not."""
-    name, module = made.args[0], model.get_submodule(choice.name)
-    plain = partial(_one_of, model, stock, choice, merge, name)
-    kept = isinstance(module, Stored) and not (merge and choice.form != _DENSE) and name.endswith(".weight")
-    return made(choice.scheme, plain, module) if kept else made(DEFAULT_SCHEME, plain)
-
-
-_DENSE = "dense"
-"""The form whose matrix is as it was where others are merged."""
+_HEAD = "lm_head.weight"
 
 
 def _one_of(model: Any, stock: Any, choice: WeightChoice, merge: bool, name: str) -> Tensor:
+    """One tensor of a weight that the plan changes."""
     return weight_state(model, stock, choice, merge)[name]

@@ -61,7 +61,9 @@ def _backend(tokenizer: Any) -> dict[str, Any]:
         raise _refused(tokenizer, "which has no tokenizer.json")
     document = json.loads(tokenizer.backend_tokenizer.to_str())
     model = document["model"]
-    plain = not (model.get("byte_fallback") or model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"))
+    plain = not (
+        model.get("byte_fallback") or model.get("continuing_subword_prefix") or model.get("end_of_word_suffix")
+    )
     if model["type"] != "BPE" or not plain or (document.get("decoder") or {}).get("type") != "ByteLevel":
         raise _refused(tokenizer, f"whose model is {model['type']}" + ("" if plain else " and not byte-level"))
     if not model["merges"]:
