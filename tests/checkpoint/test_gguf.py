@@ -1,4 +1,4 @@
-"""Compressed models as GGUF files: opened again by transformers, bit for bit where GAC says so, else refused by name."""
+"""Compressed models as GGUF files: opened again by transformers, bit for bit where GAC says so; others are refused."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -7,7 +7,6 @@ from math import prod
 from typing import Any
 
 import torch
-from numpy import uint8
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -18,7 +17,8 @@ from gac.schemes.scaled import Scaled
 
 ROUNDED = "Q8_0"
 """What rounded weights become whose numbers no type of GGUF has: their values are rounded once more, to 8 bits."""
-_PLAIN = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
+_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_PLAIN = {dtype: kind for kind, dtype in _DTYPES.items()}
 Rows = Callable[[Tensor], Tensor]
 
 
@@ -54,21 +54,24 @@ class Content:
         return gguf_package().GGMLQuantizationType[self.kind]
 
     def values(self) -> Tensor:
-        """What it is to stand for, in float32."""
-        found = self.source.exact() if self.kind in BLOCK_TYPES else self.source.values()
-        return self.rows(found).float()
+        """What it is to stand for."""
+        return self.rows(self.source.exact() if self.kind in BLOCK_TYPES else self.source.values())
 
     def data(self) -> Bytes:
         """The bytes of each row, ``(rows, bytes)``, or those of a vector."""
         if self.whole:
             return _encoded(self.kind, self.source.scaled(), self.rows, self.source.shape[1])
-        data: Bytes = gguf_package().quants.quantize(_numpy(self.values()), self.ggml_type).view(uint8)
+        if self.kind not in BLOCK_TYPES:  # the dtype's own bytes, or those of the wider float32
+            return _numpy(self.values().to(_DTYPES[self.kind]).contiguous().view(torch.uint8))
+        data: Bytes = gguf_package().quants.quantize(_numpy(self.values().float()), self.ggml_type)
         return data
 
     def moved(self, data: Bytes) -> float:
-        """How far the bytes are from the values: the norm of the difference over that of the values."""
+        """How far the bytes, read as others read them, are from the values: the norm of the difference over theirs."""
+        if self.kind not in BLOCK_TYPES:
+            return 0.0
         values = self.values()
-        read = torch.from_numpy(gguf_package().quants.dequantize(data, self.ggml_type)).view(values.shape)
+        read = torch.from_numpy(gguf_package().quants.dequantize(data, self.ggml_type))
         return 0.0 if torch.equal(read, values) else float((read - values).norm() / values.norm())
 
 
