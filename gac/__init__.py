@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from gac.api import compress as compress
     from gac.api import frontier as frontier
     from gac.checkpoint.export import export as export
+    from gac.checkpoint.gguf.record import GgufFile as GgufFile
+    from gac.checkpoint.gguf.write import export_gguf as export_gguf
     from gac.checkpoint.load import load as load
     from gac.checkpoint.save import save as save
     from gac.checkpoint.verify import Verified as Verified
@@ -51,6 +53,7 @@ else:
         "Frontier": "gac.allocation.frontier_record",
         "GacConfig": "gac.quantizer",
         "GacError": "gac.errors",
+        "GgufFile": "gac.checkpoint.gguf.record",
         "Group": "gac.allocation.knapsack",
         "Perplexity": "gac.evaluation.results",
         "Plan": "gac.plan",
@@ -65,6 +68,7 @@ else:
         "evaluate": "gac.evaluation.evaluate",
         "explain": "gac.lab.mechanisms.explain",
         "export": "gac.checkpoint.export",
+        "export_gguf": "gac.checkpoint.gguf.write",
         "find_cliffs": "gac.profiling.cliffs",
         "frontier": "gac.api",
         "knapsack": "gac.allocation.knapsack",

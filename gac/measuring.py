@@ -170,7 +170,8 @@ def measure_problem(
         rotation=rotation,
         head=head,
     )
-    return Problem(planned, curves.curves.scaled(share, rounded_share(recipe.refit, layout)), table, recipe, measured, extra)
+    scaled = curves.curves.scaled(share, rounded_share(recipe.refit, layout))
+    return Problem(planned, scaled, table, recipe, measured, extra)
 
 
 def _head(model: "PreTrainedModel", run: CalibrationRun, name: str) -> RoundedHead | None:

@@ -57,6 +57,7 @@ CALLS: dict[str, Callable[[Any], tuple[Callable[..., Any], dict[str, Any]]]] = {
     "save": lambda own: (gac.save, {"model": own.compressed, "directory": "out"}),
     "load": lambda own: (gac.load, {"directory": own.saved}),
     "export": lambda own: (gac.export, {"model": own.compressed, "directory": "out", "merge": True}),
+    "export_gguf": lambda own: (gac.export_gguf, {"model": own.compressed, "path": "out.gguf", "merge": True}),
     "perplexity": lambda own: (
         gac.perplexity,
         {"model": own.model, "tokenizer": own.tokenizer, "text": str(own.text), "length": 64},
@@ -189,7 +190,9 @@ ROWS: list[Row] = [
     ("load", {"dtype": "bfloat16"}, "load(dtype='bfloat16'); expected a dtype or None"),
     ("export", {"model": 3}, f"export(model=3){NO_MODEL}, a string or a path"),
     ("export", {"model": MODEL}, "a LlamaForCausalLM without a plan; "),
+    ("export_gguf", {"model": MODEL}, "a LlamaForCausalLM without a plan; "),
     ("export", {"tokenizer": 3}, f"export(tokenizer=3){NO_TOKENIZER} or None"),
+    ("export_gguf", {"tokenizer": 3}, f"export_gguf(tokenizer=3){NO_TOKENIZER} or None"),
     ("perplexity", {"model": "smollm2"}, f"perplexity(model='smollm2'){NO_MODEL}. Correct it."),
     *each("perplexity", "tokenizer", (3, None), f"perplexity(tokenizer=@){NO_TOKENIZER}."),
     *each("perplexity", "text", (3, None), "perplexity(text=@); expected a string, a Docum"),

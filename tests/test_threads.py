@@ -84,6 +84,7 @@ CALLS: dict[str, Callable[[Small, gac.Plan, Path], Any]] = {
     "evaluate": lambda small, plan, path: gac.evaluate([small.model], tokenizer=small.tokenizer, windows=1),
     "save": lambda small, plan, path: gac.save(small.model, path / "a"),
     "export": lambda small, plan, path: gac.export(small.model, path / "a", merge=True),
+    "export_gguf": lambda small, plan, path: gac.export_gguf(small.model, path / "a", merge=True),
 }
 
 

@@ -59,6 +59,9 @@ def compress(made: gac.Plan) -> None:
     assert_type(verified, gac.Verified)
     assert_type(verified.digest, str)
     gac.export(again, "stock", merge=True)
+    written = gac.export_gguf(again, "small.gguf", merge=True, overwrite=True)
+    assert_type(written, gac.GgufFile)
+    assert_type([one.moved for one in written.tensors], list[float])
 
 
 def measure(model: PreTrainedModel, reference: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:

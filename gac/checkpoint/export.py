@@ -65,25 +65,70 @@ def export(
     loaded: Any = load(model) if isinstance(model, str | Path) else model
     plan, target = planned(loaded), Path(directory)
     check_in_memory(loaded)
-    config = _dense_config(loaded.config)
     if merge and compressed_tensors:
         raise CheckpointError(
             "merge and compressed_tensors", "one of the two: merged weights have other numbers", "Leave one out."
         )
-    if merge:
-        logger.warning("a merged model has the dense model's dims: it is neither smaller nor faster")
-    else:
-        config = _with_fewer_neurons(config, plan)
-    plain = _empty(loaded, config)
+    plain = stock_model(loaded, plan, merge)
     if compressed_tensors:
         setattr(plain.config, QUANTIZATION, _layout(loaded, plain, plan))
-    state = _state(loaded, plain, plan, merge, compressed_tensors)
+    state = unchanged_state(loaded, plan)
+    for choice in plan.weights:
+        if choice.changed:
+            as_stored = compressed_tensors and isinstance(loaded.get_submodule(choice.name), Stored)
+            state |= stored_state(loaded, choice) if as_stored else weight_state(loaded, plain, choice, merge)
     check_free(target)
     with complete_directory(target) as part:
         plain.generation_config = loaded.generation_config
         plain.save_pretrained(part, state_dict=state)
         save_tokenizer(part, tokenizer, str(loaded.config.name_or_path))
         (part / "README.md").write_text(export_card(plan, merge, compressed_tensors), encoding="utf-8")
+
+
+def stock_model(model: Any, plan: Plan, merge: bool) -> Any:
+    """The stock model that a compressed one is written as: its config, its names and its shapes, without values.
+
+    Raises:
+        CheckpointError: a stock config cannot say the plan's dims.
+    """
+    config = _dense_config(model.config)
+    if merge:
+        logger.warning("a merged model has the dense model's dims: it is neither smaller nor faster")
+    else:
+        config = _with_fewer_neurons(config, plan)
+    return _empty(model, config)
+
+
+def unchanged_state(model: PreTrainedModel, plan: Plan) -> dict[str, Tensor]:
+    """Parameters, by name, of all but the weights that the plan changes; embedding and head in the model's dtype."""
+    changed = tuple(f"{choice.name}." for choice in plan.weights if choice.changed)
+    state = {name: value.detach() for name, value in model.state_dict().items() if not name.startswith(changed)}
+    for path, stored in ((path, one) for path, one in ends_of(model).items() if isinstance(one, Stored)):
+        for name in stored.names:
+            del state[f"{path}.{name}"]
+        state[f"{path}.weight"] = stored.values(model.dtype)
+    return state
+
+
+def stored_state(model: PreTrainedModel, choice: WeightChoice) -> dict[str, Tensor]:
+    """Tensors, by name, of one weight that a storage holds, as they are."""
+    own = model.get_submodule(choice.name).state_dict()
+    return {f"{choice.name}.{name}": value.detach() for name, value in own.items()}
+
+
+def weight_state(model: PreTrainedModel, plain: nn.Module, choice: WeightChoice, merge: bool) -> dict[str, Tensor]:
+    """Parameters, by name, of one weight that the plan changes, in the stock model's layout and the model's dtype.
+
+    Raises:
+        CheckpointError: the stock weight has no bias for the constant of a skipped block.
+    """
+    stock = plain.get_submodule(choice.name)
+    own = plain_state(model.get_submodule(choice.name), model.dtype)
+    if merge:
+        own = _as_stock(choice, merged(choice, own), as_linear(stock))
+    if isinstance(stock, Conv1D):
+        own["weight"] = own["weight"].T
+    return {f"{choice.name}.{name}": value.contiguous() for name, value in own.items()}
 
 
 def _dense_config(config: Any) -> Any:
@@ -150,29 +195,3 @@ def _as_stock(choice: WeightChoice, own: Mapping[str, Tensor], stock: nn.Module)
             f"Open the checkpoint as it is, or compress without the form {choice.form}.",
         )
     return zeros | dict(own)
-
-
-def _state(model: PreTrainedModel, plain: nn.Module, plan: Plan, merge: bool, as_stored: bool) -> dict[str, Tensor]:
-    """The plain model's parameters, under its names, in its layout.
-
-    Args:
-        as_stored: leave the tensors of weights in a storage as they are.
-    """
-    state = {name: value.detach() for name, value in model.state_dict().items()}
-    for path, stored in ((path, one) for path, one in ends_of(model).items() if isinstance(one, Stored)):
-        for name in stored.names:
-            del state[f"{path}.{name}"]
-        state[f"{path}.weight"] = stored.values(model.dtype)
-    for choice in plan.weights:
-        if not choice.changed or (as_stored and isinstance(model.get_submodule(choice.name), Stored)):
-            continue
-        for name in [name for name in state if name.startswith(f"{choice.name}.")]:
-            del state[name]
-        own = plain_state(model.get_submodule(choice.name), model.dtype)
-        if merge:
-            own = merged(choice, own)
-            own = _as_stock(choice, own, as_linear(plain.get_submodule(choice.name)))
-        if isinstance(plain.get_submodule(choice.name), Conv1D):
-            own["weight"] = own["weight"].T
-        state |= {f"{choice.name}.{name}": value.contiguous() for name, value in own.items()}
-    return state

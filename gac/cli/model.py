@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from gac.allocation.frontier import Frontier
 
 _NEW = Target(CheckpointError, directory=True)
+_EITHER = Target(CheckpointError, early=False)
 _FRONTIER = Target(PlanError, early=False)
 
 
@@ -146,24 +148,39 @@ def compress(model: str, plan_file: Path, output: Path, overwrite: bool, tokeniz
 
 @click.command(cls=Verb)
 @click.argument("directory", type=FILE)
-@output_option(_NEW, "The new directory.", required=True)
+@output_option(_EITHER, "The new directory; with --gguf the file.", required=True)
 @click.option("--merge", is_flag=True, help="Give every weight its dense dims again: neither smaller nor faster.")
 @click.option(
     "--compressed-tensors",
     is_flag=True,
     help="Leave weights of few bits as they are, for readers of compressed-tensors.",
 )
-def export(directory: Path, output: Path, merge: bool, compressed_tensors: bool) -> Answer:
+@click.option("--gguf", is_flag=True, help="Write one GGUF file, which llama.cpp runs, instead of a directory.")
+@click.option("--overwrite", is_flag=True, help="Replace an existing GGUF file.")
+def export(directory: Path, output: Path, merge: bool, compressed_tensors: bool, gguf: bool, overwrite: bool) -> Answer:
     """Write a compressed model as one of its stock architecture.
 
     DIRECTORY was written by gac compress. Tools that know nothing of GAC open the new one without any code. A stock
     architecture can keep the dims where MLPs alone are narrower, by as much in every layer; --merge does without.
     """
+    Target(CheckpointError, directory=not gguf).check(output)
+    if gguf:
+        refuse_given({"compressed_tensors"}, "without --gguf.")
+        return _gguf(directory, output, merge, overwrite)
+    refuse_given({"overwrite"}, "with --gguf.")
     from gac.checkpoint.target import check_free
 
     check_free(output)
     gac.export(directory, output, merge=merge, compressed_tensors=compressed_tensors)
     return _saved(output, {"merged": merge, "compressed_tensors": compressed_tensors})
+
+
+def _gguf(directory: Path, output: Path, merge: bool, overwrite: bool) -> Answer:
+    """One file instead of a directory."""
+    found = gac.export_gguf(directory, output, merge=merge, overwrite=overwrite)
+    from gac.reporting.gguf import gguf_tables
+
+    return Answer(asdict(found) | {"exact": found.exact, "merged": merge}, lambda: gguf_tables(found))
 
 
 def _saved(output: Path, document: dict[str, Any], *lines: Any) -> Answer:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from gac.schemes.inputs import Inputs
+    from gac.schemes.scaled import Scaled
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,17 @@ class Scheme(ABC):
 
         Args:
             columns: of the matrix, for a scale may be for as many as do not divide them.
+        """
+        return None
+
+    def scaled(self, values: "Tensor", held: "Mapping[str, Tensor]") -> "Scaled | None":
+        """What its storage holds as whole numbers with scales, which other formats (GGUF) carry as they are.
+
+        None where it holds no such numbers: other formats round the values again.
+
+        Args:
+            values: what the tensors stand for, float32, shape ``(rows, columns)``.
+            held: the tensors, as ``stored`` gives them.
         """
         return None
 

@@ -89,10 +89,20 @@ def _check_storage(scheme: Scheme, matrix: torch.Tensor, rounded: torch.Tensor, 
     assert flaw is None, f"{of}: what it stores is refused, {flaw}"
     values = storage.values(held, rows, columns, matrix.dtype)
     assert torch.equal(values, rounded), f"{of}: what is stored is not what it is rounded to"
+    _check_scaled(scheme, storage.values(held, rows, columns, torch.float32), held, of)
     x = torch.ones(3, columns, dtype=matrix.dtype)
     product = storage.multiply(x, held, rows, columns, None)
     same = torch.allclose(product, x @ rounded.T, rtol=ROUNDED, atol=ROUNDED)
     assert same, f"{of}: multiplied otherwise than what it stands for"
+
+
+def _check_scaled(scheme: Scheme, values: torch.Tensor, held: dict[str, torch.Tensor], of: str) -> None:
+    """Whole numbers and scales, where it has them, are what it stands for, bit for bit."""
+    scaled = scheme.scaled(values, held)
+    if scaled is not None:
+        steps = scaled.scale.float().repeat_interleave(scaled.size, dim=1)[:, : values.shape[1]]
+        same = torch.equal(scaled.numbers * steps, values)
+        assert same, f"{of}: its whole numbers times their scales are not what is stored"
 
 
 def _check_with_inputs(scheme: Scheme, matrix: torch.Tensor, rounded: torch.Tensor, of: str) -> None:

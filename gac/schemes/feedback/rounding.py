@@ -6,10 +6,10 @@ the rows behind it: with U^T U = A^-1, U upper triangular, the error e of column
 every column k behind it, and likewise that of row i from every row behind it with the root of G^-1. That is Babai's
 nearest plane for A and G at once, as in YAQA (arXiv 2505.22988).
 
-A row needs of the rows before it only the columns that it has come to. So piece p of row i (columns that are rounded at a
-time, all of one group) is rounded at step i + p, in all blocks of ``ROWS`` rows at once: G counts within a block, and
-blocks do not hear of each other. A group's scale is fitted as its first piece is reached. Without G a block is one row;
-its scales and numbers are then improved in turn where the format can (``Levels.improved``).
+A row needs of the rows before it only the columns that it has come to. So piece p of row i is rounded at step i + p, in
+all blocks of ``ROWS`` rows at once. A piece is the columns that are rounded at a time, all of one group; the scale of a
+group is fitted as its first piece is reached. G counts within a block, and blocks do not hear of each other. Without G a
+block is one row; its scales and numbers are then improved in turn where the format can (``Levels.improved``).
 """
 
 import torch

@@ -1,5 +1,6 @@
 """Whole numbers of 8 bits on both sides."""
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from gac.schemes.base import StorageSpec
@@ -10,6 +11,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from gac.schemes.inputs import Inputs
+    from gac.schemes.scaled import Scaled
 
 _LARGEST = 127
 
@@ -36,6 +38,9 @@ class Int8(EightBits):
 
         found = round_matrix(matrix, inputs, self.bits, None, zero=False, gradients=gradients)
         return {"weight": found.signed, "weight_scale": found.scale}
+
+    def scaled(self, values: "Tensor", held: "Mapping[str, Tensor]") -> "Scaled":
+        return W8A16.scaled(values, held)
 
     def noise(self, squares: "Tensor", peak: "Tensor") -> "Tensor":
         """Even within a step of 1/127 of the token's largest, which is exact; no feature loses more than it is."""

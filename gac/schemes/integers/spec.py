@@ -1,6 +1,7 @@
 """Whole numbers of few bits, with a scale for each group of neighbouring columns."""
 
 import re
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from gac.errors import PlanError
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
 
     from gac.schemes.inputs import Inputs
     from gac.schemes.integers.torch import Numbers
+    from gac.schemes.scaled import Scaled
 
 _GROUP = re.compile(r"[1-9][0-9]{0,5}")
 _WORD, _WORD_BYTES, _SCALE_BYTES = 32, 4, 2
@@ -67,6 +69,11 @@ class Integers(Scheme):
         if columns % self.group:  # its groups are all of the same size
             return None
         return config_group("pack-quantized", in_groups(self.bits, self.group, symmetric=not self.zero))
+
+    def scaled(self, values: "Tensor", held: "Mapping[str, Tensor]") -> "Scaled":
+        from gac.schemes.scaled import Scaled
+
+        return Scaled.of(values, held["weight_scale"], self.group or max(values.shape[1], 1))
 
     def _words(self, numbers: int) -> int:
         """Words that a string of numbers takes."""

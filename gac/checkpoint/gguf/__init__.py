@@ -1,0 +1,1 @@
+"""A compressed model as one GGUF file, which llama.cpp reads."""

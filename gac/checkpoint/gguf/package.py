@@ -1,0 +1,19 @@
+"""The package ``gguf``, which is no dependency of GAC's own."""
+
+import importlib
+from typing import Any
+
+from gac.errors import CheckpointError
+
+
+def gguf_package() -> Any:
+    """The package.
+
+    Raises:
+        CheckpointError: it is not installed.
+    """
+    try:
+        return importlib.import_module("gguf")
+    except ImportError as failure:
+        remedy = "Run pip install gguf, or in GAC's checkout pip install '.[gguf]'."
+        raise CheckpointError("gguf is not installed", "the package that writes GGUF files", remedy) from failure
