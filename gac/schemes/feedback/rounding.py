@@ -8,8 +8,8 @@ nearest plane for A and G at once, as in YAQA (arXiv 2505.22988).
 
 A row needs of the rows before it only the columns that it has come to. So piece p of row i is rounded at step i + p, in
 all blocks of ``ROWS`` rows at once. A piece is the columns that are rounded at a time, all of one group; the scale of a
-group is fitted as its first piece is reached. G counts within a block, and blocks do not hear of each other. Without G a
-block is one row; its scales and numbers are then improved in turn where the format can (``Levels.improved``).
+group is fitted as its first piece is reached. G counts within a block, and blocks do not hear of each other. Without G
+a block is one row; its scales and numbers are then improved in turn where the format can (``Levels.improved``).
 """
 
 import torch
