@@ -65,6 +65,12 @@ def in_16_bits(scale: Tensor) -> Tensor:
     return scale.bfloat16().half().double()
 
 
+def _below(scale: Tensor) -> Tensor:
+    """To the next that is no larger: then a range takes all numbers of few bits, and is found again from them."""
+    mantissa, exponent = torch.frexp(scale)
+    return torch.ldexp((mantissa * 256).floor_() / 256, exponent).half().double()
+
+
 @cache
 def _narrowed(dtype: torch.dtype, device: torch.device) -> Tensor:
     return torch.tensor(NARROWED, dtype=dtype, device=device)
@@ -80,5 +86,5 @@ def _grid(low: Tensor, high: Tensor, most: int, zero: bool) -> Grid:
     if not zero:  # one number fewer, so that there are as many on both sides
         scale = in_16_bits(2 * high / (most - 1)).clamp_min(TINY)
         return Grid(scale, torch.full_like(scale, (most + 1) // 2), most)
-    scale = in_16_bits((high - low) / most).clamp_min(TINY)
+    scale = _below((high - low) / most).clamp_min(TINY)
     return Grid(scale, (-low / scale).round().clamp(0, most), most)
