@@ -30,7 +30,7 @@ from gac.sensitivity.prices import prices_of
 from gac.sensitivity.runs import ModelRuns
 from gac.sensitivity.store import TensorFile, background_writer, read_arrays, write_tensors
 
-PRICES = "scheme-2"
+PRICES = "scheme-3"
 """What files of prices are called: its number changes as the way to find them does."""
 
 

@@ -13,6 +13,7 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 import gac
 from gac.allocation.decide import SLACK, settled
+from gac.compression.refit import rounded_share
 from gac.curves import LossCurve, LossCurves
 from gac.errors import BudgetError, PlanError, ProfileError
 from gac.forms import form_named
@@ -24,7 +25,7 @@ from gac.plan import Plan
 from gac.plan_summary import allocate_command
 from gac.reporting.tables import cell_of, legend_of
 from gac.schemes import SCHEMES, scheme_named
-from gac.schemes.feedback import rounding
+from gac.schemes.feedback import layout, rounding
 from gac.schemes.feedback.levels import Levels
 from gac.schemes.feedback.sweep import sweep
 from gac.schemes.float8.torch import Floating
@@ -143,18 +144,20 @@ def test_feedback_in_parts_is_the_plain_sweep(columns: int, monkeypatch: pytest.
     assert torch.allclose(swept(matrix, inputs, [torch.unique(row) for row in found]), found, atol=1e-9)
 
 
-def test_feedback_through_both_sides_is_the_plain_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows of a block in turn, each for the errors of those before it; the blocks by themselves."""
+@pytest.mark.parametrize("group", [16, None])
+def test_feedback_through_both_sides_is_the_plain_sweep(group: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of a block in turn, each for the errors of those before it; the blocks by themselves; a group in pieces."""
     monkeypatch.setattr(rounding, "ROWS", 5)
+    monkeypatch.setattr(layout, "COLUMNS", 16)
     inputs, gradients, matrix = sorted_inputs(40), correlated(12), torch.randn(12, 40, dtype=torch.float64)
-    found = round_matrix(matrix, Inputs(inputs), 3, 16, True, gradients)
+    found = round_matrix(matrix, Inputs(inputs), 3, group, True, gradients)
     moment, work = damped(gradients, 1e-2), matrix.clone()
     for start in range(0, 12, 5):
         block = slice(start, min(start + 5, 12))
         upper = torch.linalg.cholesky(torch.linalg.inv(moment[block, block])).T
         for row in range(start, block.stop):
             left = found.values(torch.float64)[row]
-            by_group = [torch.unique(scales_of(found, row, at)) for at in range(3)]
+            by_group = [torch.unique(scales_of(found, row, at if group else 0)) for at in range(3)]
             assert torch.allclose(swept_in_groups(work[row], inputs, by_group), left, atol=1e-9)
             error, own = (work[row] - left) / upper[row - start, row - start], upper[row - start, row - start + 1 :]
             work[row + 1 : block.stop] -= own[:, None] * error
@@ -219,6 +222,12 @@ def test_the_kernel_rounds_as_a_cpu_does(pairs: int, rows: int, width: int, leve
     found = sweep(units.cuda(), takes.cuda(), levels, None if before is None else before.cuda())
     for mine, theirs in zip(found, expected, strict=True):
         assert torch.allclose(mine.cpu(), theirs, atol=1e-9)
+
+
+def test_behind_norms_less_is_left_of_a_price_of_rounding() -> None:
+    plain, behind = (family_of(small_config(name)) for name in ("llama", "gemma3_text"))
+    assert [rounded_share(how, plain) for how in ("none", "residual")] == [1.0, 0.7]
+    assert [rounded_share(how, behind) for how in ("none", "residual")] == [1.0, 0.52]
 
 
 def test_of_a_price_of_rounding_less_is_expected_than_of_a_forms() -> None:
