@@ -25,7 +25,7 @@ from gac.plan import Plan
 from gac.plan_summary import allocate_command
 from gac.runtime.ends import StoredEmbedding, StoredHead, TiedHead
 from gac.runtime.header import replace_weights
-from gac.runtime.serving import _check_plain
+from gac.runtime.serving import _check_readable
 from gac.runtime.stored import count_parameters
 from gac.schemes import scheme_named
 from tests.changed import with_measured, with_recipe
@@ -53,8 +53,14 @@ def asked(request: pytest.FixtureRequest, small: Small) -> Small:
 
 
 def held(folder: Path) -> int:
-    """Bytes of all tensors of a checkpoint."""
-    return sum(one.nbytes for one in load_file(folder / "model.safetensors").values())
+    """Bytes of all tensors of a checkpoint but ``weight_shape``, which says sizes alone."""
+    return sum(one.nbytes for one in load_file(folder / "model.safetensors").values()) - sizes(folder)
+
+
+def sizes(folder: Path) -> int:
+    """Bytes of the tensors that say the sizes of others."""
+    tensors = load_file(folder / "model.safetensors").items()
+    return sum(one.nbytes for name, one in tensors if name.endswith("weight_shape"))
 
 
 # --- the whole way --------------------------------------------------------------------------------------------------
@@ -76,7 +82,7 @@ def test_the_files_hold_what_the_plan_says(asked: Small, tmp_path: Path) -> None
     small, again = asked.there_and_back(plan, tmp_path)
     assert held(tmp_path / "small") == plan.model_bytes[0]
     assert torch.equal(again.generate(IDS, **GIVEN), small.generate(IDS, **GIVEN))
-    assert gac.verify(tmp_path / "small").bytes == plan.model_bytes[0]
+    assert gac.verify(tmp_path / "small").bytes == plan.model_bytes[0] + sizes(tmp_path / "small")
     assert count_parameters(small) == count_parameters(dense) == plan.measured.params
     elsewhere: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "small", dtype="auto")
     assert torch.equal(logits(elsewhere), logits(small))
@@ -241,7 +247,7 @@ def test_a_tied_head_has_no_tensors_of_its_own(model: Any, saved: Path) -> None:
     names = {name for name in load_file(saved / "model.safetensors") if "embed_tokens" in name or "lm_head" in name}
     tied = isinstance(model.lm_head, TiedHead)
     ends = ["model.embed_tokens"] if tied else ["model.embed_tokens", "lm_head"]
-    assert names == {f"{one}.weight_{what}" for one in ends for what in ("packed", "scale")}
+    assert names == {f"{one}.weight_{what}" for one in ends for what in ("packed", "scale", "shape")}
     other = copy.deepcopy(model)
     if tied:
         assert other.lm_head._link[0] is other.model.embed_tokens
@@ -269,8 +275,8 @@ def test_it_opens_without_a_head_and_ties_again(model: Any, saved: Path) -> None
 
 
 def test_others_refuse_it(model: Any, saved: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"embed_tokens is StoredEmbedding\(.*expected weights in 16 or 32 bits"):
-        _check_plain(model)
+    with pytest.raises(ValueError, match="embedding and head are in w8a16; expected them in 16 or 32 bits"):
+        _check_readable(model, {})
     with pytest.raises(CheckpointError, match="has weights in w8a16; expected weights in 16 or 32 bits"):
         gac.repair(saved, tmp_path / "repaired", profile="nvidia-h100-80gb-hbm3")
 

@@ -19,6 +19,9 @@ from gac.profiling.rows import Rows
 REACH = 4
 """A shape is modelled where some measured one has each size within this factor of its own."""
 
+SIDE = 256
+"""The longer side of a weight that is modelled, at least: no model of the tables has a smaller one."""
+
 LEAST = 32
 """Measured shapes of an operator, dtype, number of rows and alignment that a model is fitted to, at least."""
 
@@ -26,6 +29,7 @@ ALIGNED = 8
 """From this class on, 16 bytes of 16-bit numbers, alignment moves latencies little; those dims are fitted together."""
 
 _SIZES = ("k", "r", "n")
+_SIDES = ("k", "n")
 _ONE_GEMM = ("m k n",)
 _PAIRS: Mapping[str, str] = MappingProxyType({"low_rank": "linear", "low_rank_triton": "linear_triton"})
 """Of an operator of two GEMMs, the operator of either."""
@@ -94,18 +98,21 @@ class GpuModel:
         """Latency in ns at each of the shapes; NaN where the table cannot vouch for one.
 
         It cannot where it has fewer than ``LEAST`` measurements alike (operator, dtype, rows, kind of alignment), or
-        none within a factor of ``REACH`` in every size, or where the operator is none of those that are modelled. Nor
-        is there a latency of what failed when it was measured, or what the operator is known to refuse.
+        none within a factor of ``REACH`` in every size, or where neither side of the weight reaches ``SIDE``, or where
+        the operator is none of those that are modelled. Nor is there a latency of what failed when it was measured, or
+        what the operator is known to refuse.
 
         Args:
             axes: names of the shapes' axes.
             shapes: shape ``(shapes, axes)``.
         """
         found = np.full(len(shapes), np.nan)
+        sides = shapes[:, [axes.index(one) for one in axes if one in _SIDES]]
         for like, ours in self._alike(operator, dtype, axes, shapes).items():
             if (fit := self._fit(like)) is not None:
                 sizes = shapes[ours][:, [axes.index(one) for one in axes if one in _SIZES]]
-                found[ours] = np.where(fit.reached(sizes), self._expected(like, fit, sizes), np.nan)
+                within = fit.reached(sizes) & (sides[ours] >= SIDE).any(axis=1)
+                found[ours] = np.where(within, self._expected(like, fit, sizes), np.nan)
         for at in np.flatnonzero(np.isfinite(found)).tolist():
             if not self._runs(operator, dtype, axes, tuple(shapes[at].tolist())):
                 found[at] = np.nan
