@@ -62,9 +62,7 @@ def export(
             is in use.
         ModelError: a weight is not in memory.
     """
-    loaded: Any = load(model) if isinstance(model, str | Path) else model
-    plan, target = planned(loaded), Path(directory)
-    check_in_memory(loaded)
+    (loaded, plan), target = opened(model), Path(directory)
     if merge and compressed_tensors:
         raise CheckpointError(
             "merge and compressed_tensors", "one of the two: merged weights have other numbers", "Leave one out."
@@ -83,6 +81,19 @@ def export(
         plain.save_pretrained(part, state_dict=state)
         save_tokenizer(part, tokenizer, str(loaded.config.name_or_path))
         (part / "README.md").write_text(export_card(plan, merge, compressed_tensors), encoding="utf-8")
+
+
+def opened(model: PreTrainedModel | str | Path) -> tuple[Any, Plan]:
+    """A compressed model in memory, with its plan.
+
+    Raises:
+        CheckpointError: there is no such model.
+        ModelError: a weight is not in memory.
+    """
+    loaded: Any = load(model) if isinstance(model, str | Path) else model
+    plan = planned(loaded)
+    check_in_memory(loaded)
+    return loaded, plan
 
 
 def stock_model(model: Any, plan: Plan, merge: bool) -> Any:

@@ -23,5 +23,13 @@ class Scaled:
     @staticmethod
     def of(values: Tensor, scale: Tensor, size: int) -> "Scaled":
         """Of values ``(rows, columns)`` in float32, which are whole numbers times the scale of their group."""
-        steps = scale.float().repeat_interleave(size, dim=1)[:, : values.shape[1]]
-        return Scaled((values / steps).round().to(torch.int16), scale, size)
+        return Scaled((values / _of_columns(scale, size, values)).round().to(torch.int16), scale, size)
+
+    def values(self) -> Tensor:
+        """The matrix ``(rows, columns)`` that they stand for, float32."""
+        return self.numbers * _of_columns(self.scale, self.size, self.numbers)
+
+
+def _of_columns(scale: Tensor, size: int, matrix: Tensor) -> Tensor:
+    """The scale of each column of a matrix, float32, of its shape."""
+    return scale.float().repeat_interleave(size, dim=1)[:, : matrix.shape[1]]

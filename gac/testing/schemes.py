@@ -100,8 +100,7 @@ def _check_scaled(scheme: Scheme, values: torch.Tensor, held: dict[str, torch.Te
     """Whole numbers and scales, where it has them, are what it stands for, bit for bit."""
     scaled = scheme.scaled(values, held)
     if scaled is not None:
-        steps = scaled.scale.float().repeat_interleave(scaled.size, dim=1)[:, : values.shape[1]]
-        same = torch.equal(scaled.numbers * steps, values)
+        same = torch.equal(scaled.values(), values)
         assert same, f"{of}: its whole numbers times their scales are not what is stored"
 
 

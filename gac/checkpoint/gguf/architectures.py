@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+from gac.checkpoint.gguf.package import ELSEWHERE
 from gac.errors import CheckpointError
 
 
@@ -46,7 +47,7 @@ def architecture_of(config: Any) -> Architecture:
         raise CheckpointError(
             f"a model of the architecture {config.model_type}",
             f"one that has been tried in llama.cpp ({', '.join(_ARCHITECTURES)})",
-            "Export the model without --gguf (gac.export), and convert the directory with llama.cpp's own script.",
+            ELSEWHERE,
         )
     found = _ARCHITECTURES[config.model_type]
     for name, due in found.fixed.items():
@@ -62,7 +63,7 @@ def _check(config: Any, name: str, said: Any, due: Any) -> None:
         raise CheckpointError(
             f"a {config.model_type} config with {name} {said!r}",
             f"{due!r}, which llama.cpp takes for granted or GAC has not tried otherwise",
-            "Export the model without --gguf (gac.export), and convert the directory with llama.cpp's own script.",
+            ELSEWHERE,
         )
 
 

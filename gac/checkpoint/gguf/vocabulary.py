@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
+from gac.checkpoint.gguf.package import ELSEWHERE
 from gac.errors import CheckpointError
 
 _NORMAL, _CONTROL, _USER_DEFINED, _UNUSED = 1, 3, 4, 5
@@ -128,5 +129,5 @@ def _refused(tokenizer: Any, why: str) -> CheckpointError:
     return CheckpointError(
         f"a {type(tokenizer).__name__} {why}",
         f"byte-level BPE that splits text as one of {', '.join(_SPLITS.values())} in llama.cpp",
-        "Export the model without --gguf (gac.export), and convert the directory with llama.cpp's own script.",
+        ELSEWHERE,
     )

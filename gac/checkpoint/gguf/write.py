@@ -9,18 +9,16 @@ from typing import Any
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gac.arguments import checked
-from gac.checkpoint.attach import planned
-from gac.checkpoint.export import stock_model
+from gac.checkpoint.export import opened, stock_model
 from gac.checkpoint.gguf.architectures import Architecture, add_sizes, architecture_of, head_dim
 from gac.checkpoint.gguf.content import Content, as_they_are, content, in_pairs
 from gac.checkpoint.gguf.package import gguf_package
 from gac.checkpoint.gguf.record import GgufFile, tensors_written
 from gac.checkpoint.gguf.sources import Source, sources
 from gac.checkpoint.gguf.vocabulary import add_vocabulary
-from gac.checkpoint.load import load
 from gac.errors import CheckpointError
 from gac.io import whole_file
-from gac.models.loading import check_in_memory, load_tokenizer
+from gac.models.loading import load_tokenizer
 from gac.models.threads import one_call_at_a_time
 from gac.plan import Plan
 from gac.progress import progress_bar
@@ -62,9 +60,7 @@ def export_gguf(
     target = Path(path)
     check_free_file(target, overwrite)
     gguf_package()
-    loaded: Any = load(model) if isinstance(model, str | Path) else model
-    plan = planned(loaded)
-    check_in_memory(loaded)
+    loaded, plan = opened(model)
     stock = stock_model(loaded, plan, merge)
     architecture = architecture_of(stock.config)
     words = load_tokenizer(str(loaded.config.name_or_path)) if tokenizer is None else tokenizer

@@ -46,8 +46,7 @@ class Kriging:
         from scipy.linalg import cho_factor, cho_solve
 
         sizes, classes = _placed(shapes)
-        covariance = _covariance((sizes, classes), (sizes, classes))
-        covariance[np.diag_indices(len(sizes))] += _NOISE**2
+        covariance = _noisy(sizes, classes)
         weights: Floats = cho_solve(cho_factor(covariance, lower=True, overwrite_a=True), residuals)
         return cls(sizes, classes, weights)
 
@@ -67,9 +66,7 @@ class Kriging:
         Args:
             blocks: which block each fitted shape belongs to.
         """
-        covariance = _covariance((self.sizes, self.classes), (self.sizes, self.classes))
-        covariance[np.diag_indices(len(self.sizes))] += _NOISE**2
-        inverse = np.linalg.inv(covariance)
+        inverse = np.linalg.inv(_noisy(self.sizes, self.classes))
         found = np.empty(len(blocks))
         for block in np.unique(blocks):
             ours = np.flatnonzero(blocks == block)
@@ -87,6 +84,13 @@ def drawn(count: int) -> Ints:
 
 def _placed(shapes: Ints) -> tuple[Floats, Floats]:
     return np.log(shapes.astype(np.float64)), np.log2(alignment_class(shapes).astype(np.float64))
+
+
+def _noisy(sizes: Floats, classes: Floats) -> Floats:
+    """Of measured shapes with each other, each with noise of its own."""
+    found = _covariance((sizes, classes), (sizes, classes))
+    found[np.diag_indices(len(sizes))] += _NOISE**2
+    return found
 
 
 def _covariance(left: tuple[Floats, Floats], right: tuple[Floats, Floats]) -> Floats:

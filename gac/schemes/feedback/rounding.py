@@ -36,16 +36,17 @@ def rounded(
     """
     rows, high = len(matrix), 1 if gradients is None else min(ROWS, len(matrix))
     order = inputs.once((Order, size), lambda moment: Order.of(moment, size))
-    targets = _in_blocks(order.layout.in_pieces(order.layout.columns(matrix)), high)
+    columns = order.layout.columns(matrix)
+    targets = _in_blocks(order.layout.in_pieces(columns), high)
     behind = matrix.new_zeros(rows, 1, 1) if gradients is None else _behind(firm(gradients), high)
     work = _Work(order, behind, targets, levels)
     for step in range(high + targets.shape[1] - 1):
         work.step(step)
     numbers, scale, zeros = (_in_rows(one)[:rows] for one in (work.numbers, work.scale, work.zeros))
-    numbers, targets = order.layout.in_groups(numbers), order.layout.columns(matrix)
-    scale, zeros = (order.layout.in_groups(one)[..., :1] for one in (scale, zeros))
+    numbers, scale, zeros = (order.layout.in_groups(one) for one in (numbers, scale, zeros))
+    scale, zeros = scale[..., :1], zeros[..., :1]
     if high == 1 and inputs.thorough:
-        own = [one.transpose(0, 1).contiguous() for one in (targets, numbers, scale, zeros)]
+        own = [one.transpose(0, 1).contiguous() for one in (columns, numbers, scale, zeros)]
         numbers, scale = (one.transpose(0, 1) for one in levels.improved(order, *own))
     return order.layout.back(numbers), scale[..., 0], zeros[..., 0]
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from gac.runtime.packed import dequantise
 from gac.schemes.feedback.rounding import rounded
 from gac.schemes.inputs import Inputs
-from gac.schemes.integers.grids import fitted, in_16_bits
+from gac.schemes.integers.grids import fitted
 from gac.schemes.integers.whole import Whole
 
 
@@ -58,4 +58,4 @@ def round_matrix(
         grid = fitted(groups, groups.new_ones(size), 2**bits - 1, zero)
         numbers, scale, zeros = grid.numbers(groups), grid.scale[..., 0], grid.zero[..., 0]
         numbers = numbers.reshape(rows, -1)[:, :columns]
-    return Numbers(numbers.to(torch.uint8), in_16_bits(scale).half(), zeros.to(torch.uint8), size)
+    return Numbers(numbers.to(torch.uint8), scale.half(), zeros.to(torch.uint8), size)
