@@ -31,12 +31,14 @@ from gac.schemes.feedback.sweep import sweep
 from gac.schemes.float8.torch import Floating
 from gac.schemes.inputs import Inputs
 from gac.schemes.integers import descent
+from gac.schemes.integers.grids import Grid, fitted
 from gac.schemes.integers.torch import Numbers, round_matrix
 from gac.schemes.integers.whole import Whole
 from gac.testing import check_scheme
 from tests.compression.stored import held_bytes
 from tests.models.small import small_config, weights_of
 
+on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="Triton kernels need a GPU")
 NAMES = ("w8a16", "w4a16", "w4a16:64", "w4a16:32", "w3a16:64", "w2a16", "w2a16:16")
 
 
@@ -209,7 +211,7 @@ def test_gradients_that_are_correlated_lower_the_loss() -> None:
     assert loss(gradients) < 0.8 * loss(None)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="Triton kernels need a GPU")
+@on_gpu
 @pytest.mark.parametrize("own", [True, False])
 @pytest.mark.parametrize("levels", [Whole(15, zero=True), Floating()])
 @pytest.mark.parametrize(("pairs", "rows", "width"), [(1, 3, 5), (3, 70, 64), (2, 9, 128), (1, 33, 116)])
@@ -222,6 +224,23 @@ def test_the_kernel_rounds_as_a_cpu_does(pairs: int, rows: int, width: int, leve
     found = sweep(units.cuda(), takes.cuda(), levels, None if before is None else before.cuda())
     for mine, theirs in zip(found, expected, strict=True):
         assert torch.allclose(mine.cpu(), theirs, atol=1e-9)
+
+
+@on_gpu
+@pytest.mark.parametrize("zero", [True, False])
+@pytest.mark.parametrize("most", [3, 7, 15, 255])
+@pytest.mark.parametrize("shape", [(2, 3, 1), (3, 40, 64), (70, 2, 130), (9, 4500)])
+def test_the_kernel_fits_a_grid_as_good_as_a_cpu_does(shape: tuple[int, ...], most: int, zero: bool) -> None:
+    """Of one column to more than are read at once; scales from none to more than float16 holds; weights of all rows."""
+    torch.manual_seed(0)
+    values = torch.randn(shape).double() * torch.logspace(-9, 8, shape[-2]).double()[:, None]
+    values[..., 0, :] = 0
+    for weighs in (torch.rand(shape[-1]).double(), torch.rand(*shape[:-2], shape[-1]).double()):
+        expected, found = fitted(values, weighs, most, zero), fitted(values.cuda(), weighs.cuda(), most, zero)
+        assert found.scale.shape == found.zero.shape == expected.scale.shape
+        on_cpu = Grid(found.scale.cpu(), found.zero.cpu(), most)
+        errors = [(grid.nearest(values) - values).square() @ weighs[..., None] for grid in (on_cpu, expected)]
+        assert torch.allclose(*errors, rtol=1e-12, atol=0, equal_nan=True)
 
 
 def test_behind_norms_less_is_left_of_a_price_of_rounding() -> None:

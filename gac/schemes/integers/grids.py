@@ -35,13 +35,19 @@ class Grid:
 
 
 def fitted(values: Tensor, weighs: Tensor, most: int, zero: bool) -> Grid:
-    """The grid of least error for values ``(..., rows, columns)``.
+    """The grid of least error for values ``(..., rows, columns)``, float64.
+
+    On a GPU one kernel does it (``gac.schemes.integers.grids_kernel``): here every range is several passes over memory.
 
     Args:
         weighs: how much a squared error counts, by column, shape ``(..., columns)``.
         most: the largest number.
         zero: whether there is a zero point; without one the range is as long on both sides of zero.
     """
+    if values.is_cuda:
+        from gac.schemes.integers.grids_kernel import launch
+
+        return Grid(*launch(values, weighs, most, zero), most)
     low, high = values.amin(-1, keepdim=True).clamp_max(0), values.amax(-1, keepdim=True).clamp_min(0)
     if not zero:
         high = torch.maximum(high, -low)
