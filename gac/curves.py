@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -39,28 +40,48 @@ class LossCurves:
     Attributes:
         by_key: by form, scheme and the weight's name.
         pairs: what two of them, each a form and a weight's name, lose at dim 0 beyond the sum of both, nats a token.
+        on_text: what text loses with one of them at dim 0, where that was measured too: their curves say how far the
+            model diverges, which is more, and what the choice counts.
     """
 
     by_key: Mapping[tuple[str, str, str], LossCurve]
     pairs: Mapping[frozenset[tuple[str, str]], float] = field(default_factory=dict)
+    on_text: Mapping[tuple[str, str], float] = field(default_factory=dict)
 
     def of(self, form: "Form", weight: Weight, scheme: str = DEFAULT_SCHEME) -> LossCurve | None:
         """The curve of a form for a weight; None where it was not measured."""
         return self.by_key.get((form.name, scheme, weight.name))
 
-    def scaled(self, share: float, rounded: float = 1.0) -> "LossCurves":
-        """Where only a share of each loss is expected, and of what rounding costs only a part of that."""
+    def scaled(
+        self, share: float, rounded: float = 1.0, own: Mapping[str, float] = MappingProxyType({}), text: float = 1.0
+    ) -> "LossCurves":
+        """Where only a share of each loss is expected, and of what rounding costs only a part of that.
+
+        Args:
+            own: the shares of forms that have one of their own, by name.
+            text: the share of what was measured on text.
+        """
         curves = {}
         for (form, scheme, name), curve in self.by_key.items():
             whole = self.by_key.get((form, DEFAULT_SCHEME, name))
             exact = np.zeros(1) if whole is None else whole.loss
-            curves[form, scheme, name] = LossCurve(share * (exact + rounded * (curve.loss - exact)))
-        return LossCurves(curves, {pair: share * lost for pair, lost in self.pairs.items()})
+            left = own.get(form, share) * exact + share * rounded * (curve.loss - exact)
+            curves[form, scheme, name] = LossCurve(left)
+        pairs = {pair: own.get(next(iter(pair))[0], share) * lost for pair, lost in self.pairs.items()}
+        return LossCurves(curves, pairs, {one: text * lost for one, lost in self.on_text.items()})
 
     def beyond_sum(self, chosen: Iterable[tuple[str, str, int]]) -> float:
-        """What choices, each a form, a weight's name and a dim, lose together beyond the sum, nats a token."""
+        """What text loses with choices, each a form, a weight's name and a dim, beyond their sum, nats a token.
+
+        It is below 0 where text loses less than the model diverges.
+        """
         changed = {(form, name) for form, name, dim in chosen if dim == 0}
-        return sum(lost for pair, lost in self.pairs.items() if pair <= changed)
+        alone = (
+            lost - float(self.by_key[form, DEFAULT_SCHEME, name].loss[0])
+            for (form, name), lost in self.on_text.items()
+            if (form, name) in changed
+        )
+        return sum(lost for pair, lost in self.pairs.items() if pair <= changed) + sum(alone)
 
     def with_scheme(
         self, scheme: Scheme, weights: Iterable[Weight], forms: "Iterable[Form]", price: Mapping[str, Floats]

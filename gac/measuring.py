@@ -14,7 +14,7 @@ from gac.allocation.problem import Problem
 from gac.allocation.rules import RULES
 from gac.compression.ends import check_ends, rounded_ends, shapes_of_ends
 from gac.compression.first_shot import calibration_run, check_shots
-from gac.compression.refit import expected_error, expected_share, refit_named, rounded_share
+from gac.compression.refit import expected_error, expected_share, measured_share, refit_named, rounded_share, share_left
 from gac.errors import GacError, ModelError, PlanError
 from gac.forms import DEFAULT_FORMS, form_named
 from gac.forms.metric import FACTOR
@@ -170,7 +170,10 @@ def measure_problem(
         rotation=rotation,
         head=head,
     )
-    scaled = curves.curves.scaled(share, rounded_share(recipe.refit, layout))
+    by_runs = (form.name for form in map(form_named, recipe.space.forms) if form.runs)
+    own = dict.fromkeys(by_runs, measured_share(recipe.refit, method, layout))
+    left = share_left(recipe.refit, method, layout)
+    scaled = curves.curves.scaled(share, rounded_share(recipe.refit, layout), own, left)
     return Problem(planned, scaled, table, recipe, measured, extra)
 
 

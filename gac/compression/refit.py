@@ -55,6 +55,11 @@ ROUNDED = MappingProxyType({"none": 1.0, "residual": 0.7, "update": 1.0})
 that follows. Fitted on SmolLM2-135M, rotated, at 2.8 to 4.3 bits a weight (docs/results-precision.md)."""
 ROUNDED_BEHIND_NORMS = MappingProxyType({"none": 1.0, "residual": 0.52, "update": 1.0})
 """The same where a norm stands before the residual stream; fitted on Gemma-3-270M, permuted."""
+MEASURED = MappingProxyType({"none": 1.0, "residual": 1.0, "update": 1.0})
+"""What a choice counts of a loss that was measured by running the model. Beside other changes more is lost, about what
+a refit wins back: on SmolLM2-135M more blocks skipped at half of the parameters (docs/results-structures.md)."""
+MEASURED_BEHIND_NORMS = MappingProxyType({"none": 1.0, "residual": 0.68, "update": 1.0})
+"""The same where a norm stands before the residual stream; what is left on Gemma-3-270M."""
 SCALED_ON = 4096
 """Tokens that tell the scale of the logits well enough, in whole windows."""
 ENOUGH_TOKENS = 2**15
@@ -66,6 +71,16 @@ def expected_share(refit: Refit | None, method: Method, family: Family) -> float
     if not method.refits:
         return 1.0
     return (SHARES if family.norms is None else BEHIND_NORMS)[refit or "none"]
+
+
+def measured_share(refit: Refit | None, method: Method, family: Family) -> float:
+    """What a choice counts of a loss that was measured by running the model."""
+    return (MEASURED if family.norms is None else MEASURED_BEHIND_NORMS)[refit or "none"] if method.refits else 1.0
+
+
+def share_left(refit: Refit | None, method: Method, family: Family) -> float:
+    """What a refit leaves of a loss."""
+    return expected_share(refit, method, family) / expected_share("none", method, family)
 
 
 def rounded_share(refit: Refit | None, family: Family) -> float:

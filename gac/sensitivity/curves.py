@@ -25,7 +25,7 @@ from gac.progress import progress_bar
 from gac.schemes import DEFAULT_SCHEME, Scheme, scheme_named
 from gac.sensitivity.calibration import CalibrationRun, LayerMoments, decoder_layers
 from gac.sensitivity.methods import Method
-from gac.sensitivity.pairs import measure_pairs
+from gac.sensitivity.pairs import with_pairs
 from gac.sensitivity.prices import prices_of
 from gac.sensitivity.runs import ModelRuns
 from gac.sensitivity.store import TensorFile, background_writer, read_arrays, write_tensors
@@ -148,8 +148,8 @@ def measure_curves(
         by_key |= _curves(layers[layer], fit, parts).by_key
     curves = LossCurves(by_key)
     weights = {layer: _weights_of(group) for layer, group in layers.items()}
-    pairs = measure_pairs(run, weights, [form for part in parts for form in part.forms], curves)
-    return ModelCurves(replace(curves, pairs=pairs), dense_loss)
+    curves = with_pairs(run, weights, [form for part in parts for form in part.forms], curves)
+    return ModelCurves(curves, dense_loss)
 
 
 def stream_fits(

@@ -1,6 +1,7 @@
 """What two changes lose together beyond the sum of both, for the cheapest of those that the model is run for."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import combinations
 
 import torch
@@ -15,15 +16,13 @@ from gac.sensitivity.runs import ModelRuns
 from gac.sensitivity.store import read_tensors, write_tensors
 
 MOST = 8
-"""How many changes are paired: those that lose least for each parameter that they save."""
-
-Pairs = dict[frozenset[tuple[str, str]], float]
+"""How many changes are looked at: those that lose least for each parameter that they save."""
 
 
-def measure_pairs(
+def with_pairs(
     run: CalibrationRun, weights: Mapping[int, Sequence[Weight]], forms: Sequence[Form], curves: LossCurves
-) -> Pairs:
-    """Those of forms with ``runs`` that can do without a weight; read where they are in the store, else measured.
+) -> LossCurves:
+    """The curves with both, of forms with ``runs`` that can do without a weight; read from the store, or measured.
 
     Args:
         weights: of every layer.
@@ -33,7 +32,8 @@ def measure_pairs(
         ModelError: a loss is not finite.
         StatisticsError: what is kept cannot be written or read.
     """
-    found: Pairs = {}
+    pairs: dict[frozenset[tuple[str, str]], float] = {}
+    on_text: dict[tuple[str, str], float] = {}
     for form in (form for form in forms if form.runs and form.least == 0):
         path = None if run.store is None else run.store.measured(f"pairs-{run.method.name}-{form.name}", 0)
         if path is None or not path.exists():
@@ -42,8 +42,9 @@ def measure_pairs(
                 write_tensors(path, {" ".join(sorted(pair)): torch.tensor(one) for pair, one in lost.items()})
         else:
             lost = {frozenset(name.split(" ")): float(one) for name, one in read_tensors(path, _CPU).items()}
-        found |= {frozenset((form.name, name) for name in pair): one for pair, one in lost.items()}
-    return found
+        pairs |= {frozenset((form.name, name) for name in pair): one for pair, one in lost.items() if len(pair) == 2}
+        on_text |= {(form.name, name): one for pair, one in lost.items() if len(pair) == 1 for name in pair}
+    return replace(curves, pairs=pairs, on_text=on_text)
 
 
 _CPU = torch.device("cpu")
@@ -52,7 +53,7 @@ _CPU = torch.device("cpu")
 def _measured(
     run: CalibrationRun, weights: Mapping[int, Sequence[Weight]], form: Form, curves: LossCurves
 ) -> dict[frozenset[str], float]:
-    """By the names under which the curves of both are."""
+    """By the names under which the curves of both are; by one name what text loses."""
     tensors = form.tensors
     assert isinstance(tensors, RunForm), f"{form.name} is marked as measured by runs"
     taken = [together for of_layer in weights.values() for together in taken_together(form, of_layer)]
@@ -60,10 +61,13 @@ def _measured(
     losses = {name: float(curve.loss[0]) for name, curve in alone.items() if curve is not None}
     taken.sort(key=lambda together: losses[together[-1].name] / sum(weight.params for weight in together))
     runs = ModelRuns(run.model, decoder_layers(run.model, weights), run.windows, [w for one in taken for w in one])
+    modules = {together[-1].name: tensors.modules(runs, together) for together in taken[:MOST]}
+    steps = [*combinations(modules, 1), *combinations(modules, 2)]
     found: dict[frozenset[str], float] = {}
-    pairs = [*combinations(taken[:MOST], 2)]
-    for one, other in progress_bar("leaving out pairs", "pair", steps=pairs, shown=run.progress):
-        lost = runs.divergence(tensors.modules(runs, one) | tensors.modules(runs, other))
-        names = one[-1].name, other[-1].name
-        found[frozenset(names)] = lost - sum(losses[name] for name in names)
+    for names in progress_bar("leaving out pairs", "step", steps=steps, shown=run.progress):
+        if len(names) == 1:
+            found[frozenset(names)] = runs.lost(modules[names[0]])
+        else:
+            both = runs.divergence(modules[names[0]] | modules[names[1]])
+            found[frozenset(names)] = both - sum(losses[name] for name in names)
     return found

@@ -1,6 +1,13 @@
-"""What a change of the model loses, by running the model with it: the divergence from what the dense one predicts."""
+"""What a change of the model loses, by running the model with it.
+
+The divergence from what the dense model predicts is what text of the dense model's own would lose. Few windows tell it.
+The calibration text loses less: of SmolLM2's attentions 0.4 to 1.0 of that (docs/results-structures.md). What it loses
+differs more between windows, so many are needed where it is little.
+"""
 
 from collections.abc import Mapping, Sequence
+from math import inf, sqrt
+from statistics import fmean, stdev
 from typing import Any
 
 import torch
@@ -11,14 +18,35 @@ from gac.models.linears import read_weight
 from gac.models.modules import input_device, swapped
 from gac.models.sites import Weight
 from gac.sensitivity.layerwise import LayerStack, frozen, listening
+from gac.sensitivity.losses import window_loss
 
 TOKENS = 4096
-"""Tokens that tell what a change loses well enough, in whole windows."""
+"""Tokens that tell a divergence well enough, in whole windows."""
+SURE = 1e-3
+"""Nats a token: a standard error that is small enough."""
+SURE_SHARE = 0.1
+"""So is this part of the divergence."""
+DIFFERS = 0.5
+"""How far what text loses lies from the divergence, as a share of it: about its spread where it was measured."""
 
 
 def sampled(windows: Tensor) -> Tensor:
     """``TOKENS`` of them, in even steps, in whole windows."""
-    return windows[:: -(-len(windows) * windows.shape[1] // TOKENS)]
+    return windows[:: _step(windows)]
+
+
+def _step(windows: Tensor) -> int:
+    return -(-len(windows) * windows.shape[1] // TOKENS)
+
+
+def _parted(windows: Tensor) -> tuple[Tensor, Tensor]:
+    """Those sampled, and the others in an order in which the first few are from all over the text."""
+    mixed = torch.randperm(len(windows), generator=torch.Generator().manual_seed(0))
+    return sampled(windows), windows[mixed[mixed % _step(windows) > 0]]
+
+
+def _standard_error(values: Sequence[float]) -> float:
+    return stdev(values) / sqrt(len(values)) if len(values) > 1 else inf
 
 
 def diverged(dense: Tensor, changed: Tensor) -> Tensor:
@@ -35,7 +63,8 @@ class ModelRuns:
     Args:
         model: a causal LM, dense.
         layers: its decoder layers, in order.
-        windows: calibration token ids, int64, shape ``(windows, tokens)``; ``TOKENS`` of them are used, in even steps.
+        windows: calibration token ids, int64, shape ``(windows, tokens)``. ``TOKENS`` of them are kept ready, in even
+            steps; the others are run where those do not tell enough.
         weights: those among them that write from a block have their mean outputs taken.
 
     Raises:
@@ -47,7 +76,8 @@ class ModelRuns:
     ) -> None:
         self.model, self._stack = model, LayerStack(model, layers)
         self._layer_of = {module: at for at, layer in enumerate(layers) for module in layer.modules()}
-        self._windows = sampled(windows)
+        self._windows, self._others = _parted(windows)
+        self._dense_losses: dict[int, float] = {}
         self._states: list[list[Tensor]] = [[] for _ in layers]
         self._means: dict[str, Tensor] = {}
         hooks = {weight.name: self._hearing(weight.name) for weight in weights if weight.block == "in"}
@@ -70,20 +100,56 @@ class ModelRuns:
         Raises:
             ModelError: it is not finite.
         """
+        return float(self._on_kept(modules)[:, 0].mean())
+
+    def lost(self, modules: Mapping[str, nn.Module]) -> float:
+        """What text loses with these modules in the model, nats a token.
+
+        It is what the calibration text loses, on as many windows as it takes to be sure, drawn towards the divergence
+        where they are too few: the mean of both, each weighted by the inverse of its variance.
+
+        Args:
+            modules: as for ``divergence``.
+
+        Raises:
+            ModelError: it is not finite.
+        """
+        kept = self._on_kept(modules)
+        diverged, more = float(kept[:, 0].mean()), kept[:, 1].tolist()
+        enough = max(SURE, SURE_SHARE * diverged)
+        for window, ids in enumerate(self._others):
+            if _standard_error(more) <= enough:
+                break
+            more.append(self._less_likely(window, ids, modules))
+        bias, noise = (DIFFERS * diverged) ** 2, _standard_error(more) ** 2
+        return max(0.0, diverged + bias / (bias + noise) * (fmean(more) - diverged)) if bias else 0.0
+
+    def _on_kept(self, modules: Mapping[str, nn.Module]) -> Tensor:
+        """Of each window that is kept the divergence and by how much its text is less likely, ``(windows, 2)``."""
         lowest = min(self._layer_of[self.model.get_submodule(name)] for name in modules)
         with frozen(self.model), torch.no_grad(), swapped(self.model, modules):
-            found = torch.stack([self._diverged(window, lowest) for window in range(len(self._windows))]).mean()
-        names = ", ".join(modules)
-        check_measured(found, f"the divergence without {names} is {found.item()}", "a finite one")
-        return float(found)
+            found = torch.stack([self._changed(window, lowest) for window in range(len(self._windows))])
+        mean, names = found[:, 0].mean(), ", ".join(modules)
+        check_measured(mean, f"the divergence without {names} is {mean.item()}", "a finite one")
+        return found
 
-    def _diverged(self, window: int, lowest: int) -> Tensor:
-        """Of one window."""
-        hidden = self._states[lowest][window]
+    def _changed(self, window: int, lowest: int) -> Tensor:
+        """Of one window that is kept, shape ``(2,)``."""
+        hidden, ids = self._states[lowest][window], self._windows[window]
         for layer in range(lowest, len(self._states)):
             hidden = self._stack.run(layer, hidden)
-        changed = self._stack.logits(self._windows[window], hidden).float().log_softmax(-1)
-        return diverged(self._dense[window], changed)
+        dense, changed = self._dense[window], self._stack.logits(ids, hidden).float().log_softmax(-1)
+        labels = ids[1:, None].to(changed.device)
+        return torch.stack([diverged(dense, changed), (dense - changed)[:-1].gather(1, labels).mean()])
+
+    def _less_likely(self, window: int, ids: Tensor, modules: Mapping[str, nn.Module]) -> float:
+        """By how much the text of another window is less likely, nats a token."""
+        with frozen(self.model), torch.no_grad():
+            if window not in self._dense_losses:
+                self._dense_losses[window] = float(window_loss(self.model, ids))
+            with swapped(self.model, modules):
+                changed = window_loss(self.model, ids, f"a calibration window without {', '.join(modules)}")
+        return (float(changed) - self._dense_losses[window]) / (len(ids) - 1)
 
     def _keep(self, layer: int, hidden: Tensor) -> None:
         self._states[layer].append(hidden.detach())

@@ -23,6 +23,7 @@ def main() -> None:
     parser.add_argument("--params", type=float, nargs="*", default=[])
     parser.add_argument("--latency", type=float, nargs="*", default=[])
     parser.add_argument("--sets", nargs="*", choices=SETS, default=list(SETS))
+    parser.add_argument("--slack", type=float, help="as the option of gac.allocate")
     parser.set_defaults(calibration="wiki-sample:190x1024")
     asked = parser.parse_args()
     study = Structures(asked, "refit", speed=True)
@@ -30,11 +31,11 @@ def main() -> None:
         forms = (*DEFAULT_FORMS, *SETS[name])
         for budget in asked.params:
             labels = {"with": name, "limited": "parameters", "share": budget}
-            study.add(labels, budget, forms=forms, refit=asked.refit)
+            study.add(labels, budget, forms=forms, refit=asked.refit, slack=asked.slack)
         for share in asked.latency:
             given = {"latency": dict.fromkeys(DEFAULT_WORKLOADS, share)}
             labels = {"with": name, "limited": "latency", "share": share}
-            study.add(labels, 1.0, forms=forms, refit=asked.refit, **given)
+            study.add(labels, 1.0, forms=forms, refit=asked.refit, slack=asked.slack, **given)
 
 
 class Structures(Study):

@@ -23,6 +23,7 @@ from gac.runtime.skipped import PassedNorm, SkippedBlock
 from gac.sensitivity.calibration import CalibrationRun
 from gac.sensitivity.curves import measure_curves
 from gac.sensitivity.registry import METHODS
+from gac.sensitivity.runs import DIFFERS
 from tests.compression.applying import IDS, applied, divergence, logits
 from tests.models.small import every_family, small_config, small_model, weights_of
 
@@ -142,19 +143,33 @@ def test_a_block_costs_what_the_model_diverges_without_it(model_type: str, make_
     sites = as_planned(family_of(config).sites(config), ["skip"], False)
     curves = measure_curves(run_of(model), sites, forms=["skip"]).curves
     blocks, before = blocks_of(config), logits(model)
-    alone = {}
+    alone, on_text = {}, {}
     for block in blocks:
-        curve = curves.of(SKIP, block[-1])
+        name, curve = block[-1].name, curves.of(SKIP, block[-1])
         assert curve is not None
         _, small, _ = skipped(config, make_plan, [block])
-        alone[block[-1].name] = divergence(before, logits(small))
-        assert curve.loss.tolist() == [pytest.approx(alone[block[-1].name], rel=1e-4), 0.0]
+        alone[name], on_text[name] = divergence(before, logits(small)), lost(before, logits(small))
+        assert curve.loss.tolist() == [pytest.approx(alone[name], rel=1e-4), 0.0]
+        assert curves.beyond_sum([("skip", name, 0)]) == pytest.approx(on_text[name] - alone[name], rel=1e-3, abs=1e-8)
+        assert curves.beyond_sum([("skip", name, 1)]) == 0
     one, other = blocks[0], blocks[-1]
     _, small, _ = skipped(config, make_plan, [one, other])
-    both = divergence(before, logits(small))
-    pair = [("skip", one[-1].name, 0), ("skip", other[-1].name, 0)]
-    assert curves.beyond_sum(pair) == pytest.approx(both - alone[one[-1].name] - alone[other[-1].name], abs=1e-5 * both)
-    assert curves.beyond_sum(pair[:1]) == curves.beyond_sum([pair[0], (*pair[1][:2], 1)]) == 0
+    beyond = divergence(before, logits(small)) - sum(alone[block[-1].name] for block in (one, other))
+    text = sum(on_text[block[-1].name] - alone[block[-1].name] for block in (one, other))
+    pair = [("skip", block[-1].name, 0) for block in (one, other)]
+    assert curves.beyond_sum(pair) == pytest.approx(beyond + text, rel=1e-3, abs=1e-8)
+
+
+def lost(dense: torch.Tensor, changed: torch.Tensor) -> float:
+    """Of all of ``IDS``: the text's loss and the divergence, each weighted by the inverse of its variance."""
+    more = token_losses(changed).mean(1) - token_losses(dense).mean(1)
+    diverged, noise = divergence(dense, changed), float(more.var()) / len(more)
+    bias = (DIFFERS * diverged) ** 2
+    return (float(more.mean()) / noise + diverged / bias) / (1 / noise + 1 / bias)
+
+
+def token_losses(found: torch.Tensor) -> torch.Tensor:
+    return -found.log_softmax(-1)[:, :-1].gather(2, IDS[:, 1:, None])[..., 0]
 
 
 def test_the_constant_is_the_mean_output(make_plan: MakePlan) -> None:
