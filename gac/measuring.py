@@ -13,8 +13,9 @@ from gac.allocation.feasibility import check_reachable
 from gac.allocation.problem import Problem
 from gac.allocation.rules import RULES
 from gac.compression.ends import check_ends, rounded_ends, shapes_of_ends
+from gac.compression.expected import expected_curves, expected_error, expected_share
 from gac.compression.first_shot import calibration_run, check_shots
-from gac.compression.refit import expected_error, expected_share, measured_share, refit_named, rounded_share, share_left
+from gac.compression.refit import refit_named
 from gac.errors import GacError, ModelError, PlanError
 from gac.forms import DEFAULT_FORMS, form_named
 from gac.forms.metric import FACTOR
@@ -157,7 +158,6 @@ def measure_problem(
         curves = measure_curves(run, sites, forms=recipe.space.forms, schemes=recipe.space.schemes)
         head = _head(loaded.model, run, recipe.space.head)
         extra = RULES.get(recipe.rule).measure(run, sites)
-    share = expected_share(recipe.refit, method, layout)
     measured = Measured(
         model=loaded.name,
         digest=digest,
@@ -165,16 +165,13 @@ def measure_problem(
         family=family,
         calibration=_calibration(asked.text, windows, curves.dense_loss),
         profile=used,
-        factor=FACTOR * share,
+        factor=FACTOR * expected_share(recipe.refit, method, layout),
         error=expected_error(method, windows.ids.numel()),
         rotation=rotation,
         head=head,
     )
-    by_runs = (form.name for form in map(form_named, recipe.space.forms) if form.runs)
-    own = dict.fromkeys(by_runs, measured_share(recipe.refit, method, layout))
-    left = share_left(recipe.refit, method, layout)
-    scaled = curves.curves.scaled(share, rounded_share(recipe.refit, layout), own, left)
-    return Problem(planned, scaled, table, recipe, measured, extra)
+    expected = expected_curves(curves.curves, recipe, method, layout)
+    return Problem(planned, expected, table, recipe, measured, extra)
 
 
 def _head(model: "PreTrainedModel", run: CalibrationRun, name: str) -> RoundedHead | None:

@@ -32,7 +32,7 @@ from gac.forms.metric import Halves
 from gac.forms.refit import CompressedMeans, WeightRefit
 from gac.forms.tensors import Kept
 from gac.linalg import add_square, mirrored, tf32_products
-from gac.models.families import Family, family_of
+from gac.models.families import family_of
 from gac.models.linears import linear_at
 from gac.models.modules import swapped
 from gac.models.sites import Site, Weight
@@ -46,59 +46,8 @@ from gac.sensitivity.methods import Method
 
 logger = logging.getLogger(__name__)
 
-SHARES = MappingProxyType({"none": 1.0, "residual": 0.86, "update": 1.0})
-"""What is measured of a loss predicted by ``kfac``, by how the weights are fitted again; fitted on SmolLM2-135M."""
-BEHIND_NORMS = MappingProxyType({"none": 1.7, "residual": 1.16, "update": 1.7})
-"""The same where a norm stands before the residual stream; fitted on Gemma-3-270M."""
-ROUNDED = MappingProxyType({"none": 1.0, "residual": 0.7, "update": 1.0})
-"""What is left of a price of rounding beside what is left of a form's: each rounding is made up for at once, and by all
-that follows. Fitted on SmolLM2-135M, rotated, at 2.8 to 4.3 bits a weight (docs/results-precision.md)."""
-ROUNDED_BEHIND_NORMS = MappingProxyType({"none": 1.0, "residual": 0.52, "update": 1.0})
-"""The same where a norm stands before the residual stream; fitted on Gemma-3-270M, permuted."""
-MEASURED = MappingProxyType({"none": 1.0, "residual": 1.0, "update": 1.0})
-"""What a choice counts of a loss that was measured by running the model. Beside other changes more is lost, about what
-a refit wins back: on SmolLM2-135M more blocks skipped at half of the parameters (docs/results-structures.md)."""
-MEASURED_BEHIND_NORMS = MappingProxyType({"none": 1.0, "residual": 0.68, "update": 1.0})
-"""The same where a norm stands before the residual stream; what is left on Gemma-3-270M."""
 SCALED_ON = 4096
 """Tokens that tell the scale of the logits well enough, in whole windows."""
-ENOUGH_TOKENS = 2**15
-"""Tokens of calibration text from which predictions are as good as they get."""
-
-
-def expected_share(refit: Refit | None, method: Method, family: Family) -> float:
-    """What is expected of the predicted loss; all of it for methods whose predictions nobody compared."""
-    if not method.refits:
-        return 1.0
-    return (SHARES if family.norms is None else BEHIND_NORMS)[refit or "none"]
-
-
-def measured_share(refit: Refit | None, method: Method, family: Family) -> float:
-    """What a choice counts of a loss that was measured by running the model."""
-    return (MEASURED if family.norms is None else MEASURED_BEHIND_NORMS)[refit or "none"] if method.refits else 1.0
-
-
-def share_left(refit: Refit | None, method: Method, family: Family) -> float:
-    """What a refit leaves of a loss."""
-    return expected_share(refit, method, family) / expected_share("none", method, family)
-
-
-def rounded_share(refit: Refit | None, family: Family) -> float:
-    """What is expected of a price of rounding, as a part of ``expected_share``."""
-    return (ROUNDED if family.norms is None else ROUNDED_BEHIND_NORMS)[refit or "none"]
-
-
-def expected_error(method: Method, tokens: int) -> float | None:
-    """How far measured losses are from predicted ones, as a share of those; None for methods that nobody compared.
-
-    ``docs/results-quality.md`` has the comparison.
-
-    Args:
-        tokens: of calibration text.
-    """
-    if not method.refits:
-        return None
-    return 0.15 if tokens >= ENOUGH_TOKENS else 0.25
 
 
 def refit_named(

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
+from gac.compression.expected import PLAIN
 from gac.compression.paired_run import PairedRun
-from gac.compression.refit import BEHIND_NORMS, SHARES, expected_error, expected_share, refit_named
+from gac.compression.refit import refit_named
 from gac.compression.stream import ways_of
 from gac.errors import GacError, ModelError
 from gac.forms import FORMS, form_named
@@ -238,19 +239,9 @@ def test_what_cannot_be_refitted_is_refused() -> None:
 def test_the_prediction_knows_of_it(small: Small) -> None:
     plain, fitted = (small.allocate(0.7, refit=refit) for refit in ("none", "residual"))
     assert fitted.weights == plain.weights
-    assert fitted.prediction.loss == pytest.approx(SHARES["residual"] * plain.prediction.loss)
+    assert fitted.prediction.loss == pytest.approx(PLAIN.predicted["residual"] * plain.prediction.loss)
     assert "refitted layer by layer" in fitted.summary()
     assert "predicted, give or take 25 %" in fitted.summary()
-
-
-def test_what_is_expected_of_a_prediction_depends_on_the_method_and_on_norms() -> None:
-    ours, peers, plain = METHODS.get("kfac"), METHODS.get("svd-llm"), family_of(small_config("llama"))
-    normed = family_of(small_config("gemma3_text"))
-    assert expected_share("residual", peers, plain) == 1.0
-    assert expected_share("residual", ours, normed) == BEHIND_NORMS["residual"]
-    assert expected_share(None, ours, plain) == SHARES["none"]
-    assert [expected_error(ours, tokens) for tokens in (2**14, 2**15)] == [0.25, 0.15]
-    assert expected_error(peers, 2**20) is None
 
 
 def test_weights_train_as_before(make_plan: MakePlan) -> None:

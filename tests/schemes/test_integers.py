@@ -4,7 +4,6 @@ import copy
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -13,8 +12,6 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 import gac
 from gac.allocation.decide import SLACK, settled
-from gac.compression.refit import rounded_share
-from gac.curves import LossCurve, LossCurves
 from gac.errors import BudgetError, PlanError, ProfileError
 from gac.forms import form_named
 from gac.forms.planned_sites import as_planned
@@ -241,20 +238,6 @@ def test_the_kernel_fits_a_grid_as_good_as_a_cpu_does(shape: tuple[int, ...], mo
         on_cpu = Grid(found.scale.cpu(), found.zero.cpu(), most)
         errors = [(grid.nearest(values) - values).square() @ weighs[..., None] for grid in (on_cpu, expected)]
         assert torch.allclose(*errors, rtol=1e-12, atol=0, equal_nan=True)
-
-
-def test_behind_norms_less_is_left_of_a_price_of_rounding() -> None:
-    plain, behind = (family_of(small_config(name)) for name in ("llama", "gemma3_text"))
-    assert [rounded_share(how, plain) for how in ("none", "residual")] == [1.0, 0.7]
-    assert [rounded_share(how, behind) for how in ("none", "residual")] == [1.0, 0.52]
-
-
-def test_of_a_price_of_rounding_less_is_expected_than_of_a_forms() -> None:
-    exact, both = (LossCurve(np.array(loss)) for loss in ([3.0, 1.0, 0.0], [3.0, 1.5, 1.0]))
-    curves = LossCurves({("low_rank", "bf16", "w"): exact, ("low_rank", "w4a16", "w"): both})
-    scaled = curves.scaled(0.8, 0.5).by_key
-    assert scaled["low_rank", "bf16", "w"].loss.tolist() == pytest.approx([2.4, 0.8, 0.0])
-    assert scaled["low_rank", "w4a16", "w"].loss.tolist() == pytest.approx([2.4, 1.0, 0.4])
 
 
 # --- plans ----------------------------------------------------------------------------------------------------------

@@ -1,0 +1,76 @@
+"""What is expected of measured losses once a model is compressed and fitted again, by shares fitted on two models.
+
+``docs/results-quality.md``, ``docs/results-precision.md`` and ``docs/results-structures.md`` have the comparisons.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from gac.curves import LossCurves
+from gac.forms import form_named
+from gac.models.families import Family
+from gac.recipe import Recipe, Refit
+from gac.schemes import scheme_named
+from gac.sensitivity.methods import Method
+
+ENOUGH_TOKENS = 2**15
+"""Tokens of calibration text from which predictions are as good as they get."""
+
+
+@dataclass(frozen=True)
+class Shares:
+    """Parts of losses, each by how the weights are fitted again.
+
+    Attributes:
+        predicted: what is measured of a loss predicted by ``kfac``.
+        rounded: what is left of a price of rounding beside that: each rounding is made up for at once, and by all that
+            follows.
+        run: what a choice counts of a loss that was measured by running the model.
+    """
+
+    predicted: Mapping[str, float]
+    rounded: Mapping[str, float]
+    run: Mapping[str, float]
+
+    @staticmethod
+    def of(family: Family) -> "Shares":
+        return PLAIN if family.norms is None else BEHIND_NORMS
+
+
+def _by_refit(none: float, residual: float) -> Mapping[str, float]:
+    return MappingProxyType({"none": none, "residual": residual, "update": none})
+
+
+PLAIN = Shares(_by_refit(1.0, 0.86), _by_refit(1.0, 0.7), _by_refit(1.0, 1.0))
+"""Fitted on SmolLM2-135M, rounding on it rotated, at 2.8 to 4.3 bits a weight. Of a skipped block all counts: what a
+refit wins back, it loses more beside other changes."""
+BEHIND_NORMS = Shares(_by_refit(1.7, 1.16), _by_refit(1.0, 0.52), _by_refit(1.0, 0.68))
+"""Where a norm stands before the residual stream: fitted on Gemma-3-270M, rounding on it permuted."""
+
+
+def expected_share(refit: Refit | None, method: Method, family: Family) -> float:
+    """What is expected of the predicted loss; all of it for methods whose predictions nobody compared."""
+    return Shares.of(family).predicted[refit or "none"] if method.refits else 1.0
+
+
+def expected_curves(curves: LossCurves, recipe: Recipe, method: Method, family: Family) -> LossCurves:
+    """What is expected of measured losses."""
+    shares, refit = Shares.of(family), recipe.refit or "none"
+    share = expected_share(recipe.refit, method, family)
+    by_runs = (form.name for form in map(form_named, recipe.space.forms) if form.runs)
+    own = dict.fromkeys(by_runs, shares.run[refit] if method.refits else 1.0)
+    left = share / expected_share("none", method, family)
+    found = curves.scaled(share, shares.rounded[refit], own, left)
+    return found.beside_rounding() if any(scheme_named(name).lossy for name in recipe.space.schemes) else found
+
+
+def expected_error(method: Method, tokens: int) -> float | None:
+    """How far measured losses are from predicted ones, as a share of those; None for methods that nobody compared.
+
+    Args:
+        tokens: of calibration text.
+    """
+    if not method.refits:
+        return None
+    return 0.15 if tokens >= ENOUGH_TOKENS else 0.25
