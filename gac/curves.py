@@ -58,13 +58,12 @@ class LossCurves:
         return self.by_key.get((form.name, scheme, weight.name))
 
     def scaled(
-        self, share: float, rounded: float = 1.0, own: Mapping[str, float] = MappingProxyType({}), text: float = 1.0
+        self, share: float, rounded: float = 1.0, own: Mapping[str, float] = MappingProxyType({})
     ) -> "LossCurves":
         """Where only a share of each loss is expected, and of what rounding costs only a part of that.
 
         Args:
             own: the shares of forms that have one of their own, by name.
-            text: the share of what was measured on text.
         """
         curves = {}
         for (form, scheme, name), curve in self.by_key.items():
@@ -73,7 +72,8 @@ class LossCurves:
             left = own.get(form, share) * exact + share * rounded * (curve.loss - exact)
             curves[form, scheme, name] = LossCurve(left)
         pairs = {pair: own.get(next(iter(pair))[0], share) * lost for pair, lost in self.pairs.items()}
-        return LossCurves(curves, pairs, {one: text * lost for one, lost in self.on_text.items()})
+        on_text = {one: own.get(one[0], share) * lost for one, lost in self.on_text.items()}
+        return LossCurves(curves, pairs, on_text)
 
     def beyond_sum(self, chosen: Iterable[tuple[str, str, int]]) -> float:
         """What text loses with choices, each a form, a weight's name and a dim, beyond their sum, nats a token.
