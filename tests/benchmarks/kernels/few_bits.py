@@ -1,0 +1,458 @@
+"""Triton kernels for weights as ``gac.runtime`` stores them: products with 16-bit inputs, and inputs rounded to 8 bits.
+
+The words of ``gac.runtime.packed`` are read as they lie, and their numbers are made in registers: ``vector`` multiplies
+one row, ``matrix`` any rows, ``unpacked`` writes the weight in 16 bits for a GEMM. ``rounded`` rounds inputs token by
+token, to what ``gac.runtime.rounded_inputs`` finds.
+
+A number of few bits becomes a float32 without being converted. Its bits are put where they are worth 1, 2, 4... in the
+mantissa of 2^23, and 2^23 is taken away. Numbers higher up in their half of a word come out so many times as large;
+scales or inputs take that back, exactly.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_MAGIC = 0x4B000000  # the bits of 2^23, which kernels are given: they then lie in a register, beside masks that do not
+_LARGE = tl.constexpr(8388608.0)
+_ROUNDING = tl.constexpr(12582912.0)  # 1.5 * 2^23: added and taken away, it leaves whole numbers, ties to even
+_TINY = tl.constexpr(torch.finfo(torch.float32).tiny)
+_MOST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
+
+
+@dataclass(frozen=True, eq=False)
+class Packed:
+    """A weight ``(rows, columns)`` in words.
+
+    Attributes:
+        words: int32, ``(rows, words)``.
+        scale: 16 bits, ``(rows, groups)``.
+        zeros: int32, ``(words, groups)``; None: the zero is ``2 ** (bits - 1)``.
+        group: columns that have one scale; 0: all of a row.
+    """
+
+    words: Tensor
+    scale: Tensor
+    zeros: Tensor | None
+    bits: int
+    group: int
+    columns: int
+
+    @staticmethod
+    def of(held: Mapping[str, Tensor], bits: int, group: int | None, columns: int) -> "Packed":
+        """The tensors of ``gac.runtime.packed.PackedIntegers``."""
+        words, scale, zeros = (held.get(f"weight_{name}") for name in ("packed", "scale", "zero_point"))
+        assert words is not None
+        assert scale is not None
+        own = 0 if group is None or (group >= columns and zeros is None) else group
+        assert takes(columns, own, bits)
+        assert own or zeros is None, "zero points of whole rows"
+        return Packed(words, scale, zeros, bits, own, columns)
+
+    @property
+    def rows(self) -> int:
+        return len(self.words)
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return tuple(one for one in (self.words, self.scale, self.zeros) if one is not None)
+
+    def on(self, tensors: tuple[Tensor, ...]) -> "Packed":
+        """The same in other tensors."""
+        words, scale, *zeros = tensors
+        return Packed(words, scale, zeros[0] if zeros else None, self.bits, self.group, self.columns)
+
+    @property
+    def _options(self) -> dict[str, Any]:
+        groups = 0 if self.group == 0 else self.scale.shape[1]
+        return {"size": self.columns, "width": self.words.shape[1], "groups": groups} | {
+            "BITS": self.bits, "GROUP": self.group, "OWN_ZERO": self.zeros is not None
+        }  # fmt: skip
+
+    @property
+    def _given(self) -> tuple[Tensor, ...]:
+        return self.words, self.scale, self.words if self.zeros is None else self.zeros
+
+
+def takes(columns: int, group: int, bits: int) -> bool:
+    """Whether the kernels can read such a weight; a group of 0 is a row."""
+    return bits in (2, 3, 4, 8) and not columns % 32 and (not group or (group >= 64 and not group & group - 1))
+
+
+@dataclass(frozen=True)
+class Vector:
+    """How ``vector`` is launched.
+
+    Attributes:
+        rows: of the weight, of a program.
+        numbers: of each row that a program loads in a step.
+    """
+
+    rows: int
+    numbers: int
+    warps: int
+    stages: int = 2
+
+    def __str__(self) -> str:
+        return f"{self.rows}x{self.numbers}/{self.warps}"
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """How ``matrix`` is launched.
+
+    Attributes:
+        rows: of the input, of a program.
+        outputs: rows of the weight, of a program.
+        numbers: of each that a program multiplies in a step.
+        split: programs that share a result, each with a part of the columns.
+    """
+
+    rows: int
+    outputs: int
+    numbers: int
+    warps: int
+    stages: int
+    split: int = 1
+
+    def __str__(self) -> str:
+        return f"{self.rows}x{self.outputs}x{self.numbers}/{self.warps}" + (f" in {self.split}" * (self.split > 1))
+
+
+def vector(x: Tensor, weight: Packed, how: Vector) -> Tensor:
+    """``x @ weight.T`` for one row x ``(1, columns)`` of 16 bits, in float32 until the end, in x's dtype."""
+    out = x.new_empty(1, weight.rows)
+    of_a_word = 32 if weight.bits == 3 else 32 // weight.bits
+    units = min(how.numbers, max(triton.next_power_of_2(weight.columns), weight.group)) // of_a_word
+    with _on(x):
+        _vector[(triton.cdiv(weight.rows, how.rows),)](
+            x.view(torch.int64), *weight._given, out, weight.rows, _MAGIC,
+            **weight._options, ROWS=how.rows, UNITS=units, STAGES=how.stages, num_warps=how.warps,
+        )  # fmt: skip
+    return out
+
+
+def matrix(x: Tensor, weight: Packed, how: Matrix, counters: Tensor) -> Tensor:
+    """``x @ weight.T`` for x ``(m, columns)`` of 16 bits; weights are rounded to its dtype, sums are float32.
+
+    Args:
+        counters: int32 zeros, one for each tile of the result at least; they are zeros again afterwards.
+    """
+    rows, out = len(x), x.new_empty(len(x), weight.rows)
+    tiles = triton.cdiv(weight.rows, how.outputs), triton.cdiv(rows, how.rows)
+    assert not weight.group % how.numbers
+    assert len(counters) >= tiles[0] * tiles[1]
+    shared = out if how.split == 1 else x.new_empty(how.split, rows, weight.rows, dtype=torch.float32)
+    with _on(x):
+        _matrix[(*tiles, how.split)](
+            x, *weight._given, out, shared, counters, rows, weight.rows, _MAGIC,
+            **weight._options, ROWS=how.rows, OUTPUTS=how.outputs, NUMBERS=how.numbers, SPLIT=how.split,
+            STAGES=how.stages, num_warps=how.warps,
+        )  # fmt: skip
+    return out
+
+
+def tiles_of(rows: int, outputs: int, how: Matrix) -> int:
+    """Tiles of a result ``(rows, outputs)``."""
+    return int(triton.cdiv(outputs, how.outputs) * triton.cdiv(rows, how.rows))
+
+
+def unpacked(weight: Packed, dtype: torch.dtype, rows: int = 32, numbers: int = 128, warps: int = 4) -> Tensor:
+    """The weight ``(rows, columns)``, to the last bit what ``gac.runtime`` unpacks; ``numbers`` must divide a group."""
+    out = weight.words.new_empty(weight.rows, weight.columns, dtype=dtype)
+    numbers = min(numbers, weight.group or numbers)
+    with _on(out):
+        _unpack[(triton.cdiv(weight.rows, rows), triton.cdiv(weight.columns, numbers))](
+            *weight._given, out, weight.rows, _MAGIC,
+            **weight._options, OUTPUTS=rows, NUMBERS=numbers, num_warps=warps,
+        )  # fmt: skip
+    return out
+
+
+def rounded(x: Tensor, dtype: torch.dtype, least_rows: int = 0) -> tuple[Tensor, Tensor]:
+    """x ``(rows, columns)`` as numbers of 8 bits and scales of rows, float32 ``(rows, 1)``.
+
+    What they stand for is what ``gac.runtime.rounded_inputs.READERS`` find.
+
+    Args:
+        dtype: int8 or float8_e4m3fn.
+        least_rows: of the result; what it has beside x's rows is not written.
+    """
+    rows, columns = x.shape
+    height = max(rows, least_rows)
+    numbers, scale = x.new_empty(height, columns, dtype=dtype), x.new_empty(height, 1, dtype=torch.float32)
+    with _on(x):
+        _round[(rows,)](
+            x, numbers, scale, columns, MOST=_MOST[dtype], WIDE=triton.next_power_of_2(columns),
+            num_warps=4 if columns <= 4096 else 8 if columns <= 8192 else 16,
+        )  # fmt: skip
+    return numbers, scale
+
+
+def _on(x: Tensor) -> Any:
+    return torch.cuda.device(x.device) if x.is_cuda else torch.no_grad()
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _number(first, second, third, magic, AT: tl.constexpr, BITS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Number AT of a word, or of three words of 3 bits, times ``2 ** _place(AT, BITS)``: float32."""
+    if BITS == 3:
+        shift: tl.constexpr = AT * 3 % 32
+        word = first if AT * 3 < 32 else (second if AT * 3 < 64 else third)
+        number = (word >> shift) & 7
+        if shift > 29:
+            behind = second if AT * 3 < 32 else third
+            number = (number & ((1 << (32 - shift)) - 1)) | ((behind << (32 - shift)) & 7)
+    else:
+        half = first >> 16 if AT * BITS >= 16 else first
+        number = half & (((1 << BITS) - 1) << (AT * BITS % 16))
+    return (number | magic).to(tl.float32, bitcast=True) - _LARGE
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _part(AT: tl.constexpr, BITS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """What takes back that number AT is too large."""
+    return 1.0 if BITS == 3 else 1.0 / (1 << (AT * BITS % 16))
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _zero_points(zeros, row, group, there, groups, BITS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Those of rows and groups, float32; they are packed across the rows."""
+    bit = row * BITS
+    found = tl.load(zeros + bit // 32 * groups + group, mask=there, other=0) >> (bit % 32)
+    if BITS == 3:
+        over = (bit % 32) > 29
+        behind = tl.load(zeros + (bit // 32 + 1) * groups + group, mask=there & over, other=0)
+        left = tl.where(over, 32 - bit % 32, 0)
+        found = tl.where(over, (found & ((1 << left) - 1)) | (behind << left), found)
+    return (found & ((1 << BITS) - 1)).to(tl.float32)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _in_turn(packed, COUNT: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Of values ``(units * COUNT,)`` those at 0, COUNT, 2 COUNT..., those at 1, COUNT + 1... and so on: a tuple."""
+    if COUNT == 1:
+        return (packed,)
+    else:  # noqa: RET505 - Triton compiles one branch alone
+        even, odd = tl.split(tl.reshape(packed, (packed.shape[0] // 2, 2)))
+        if COUNT == 2:
+            return (even, odd)
+        else:  # noqa: RET505
+            evens, odds = _in_turn(even, COUNT // 2), _in_turn(odd, COUNT // 2)
+            if COUNT == 4:
+                return (evens[0], odds[0], evens[1], odds[1])
+            else:  # noqa: RET505
+                return (evens[0], odds[0], evens[1], odds[1], evens[2], odds[2], evens[3], odds[3])
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _words(at, there, BITS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """A word of each place, or the three of 32 numbers of 3 bits."""
+    first = tl.load(at, mask=there, other=0)
+    if BITS == 3:
+        return first, tl.load(at + 1, mask=there, other=0), tl.load(at + 2, mask=there, other=0)
+    else:  # noqa: RET505
+        return first, first, first
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _vector(  # type: ignore[no-untyped-def]
+    x, words, scale, zeros, out, n, magic,
+    size: tl.constexpr, width: tl.constexpr, groups: tl.constexpr,
+    BITS: tl.constexpr, GROUP: tl.constexpr, OWN_ZERO: tl.constexpr,
+    ROWS: tl.constexpr, UNITS: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """A unit is a word, or the three words of 32 numbers of 3 bits. x is read as int64: four numbers of 16 bits."""
+    numbers: tl.constexpr = 32 if BITS == 3 else 32 // BITS
+    whole: tl.constexpr = 3 if BITS == 3 else 1
+    quads: tl.constexpr = numbers // 4
+    parts: tl.constexpr = UNITS * numbers // GROUP if GROUP else 1
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    inside = row < n
+    by_row = words + row.to(tl.int64)[:, None] * width
+    total = tl.zeros((ROWS, parts if GROUP else UNITS), tl.float32)
+    shift = tl.zeros((UNITS,), tl.float32)
+    for start in tl.range(0, size // numbers, UNITS, num_stages=STAGES):
+        unit = start + tl.arange(0, UNITS)
+        here = inside[:, None] & (unit < size // numbers)[None, :]
+        first, second, third = _words(by_row + unit[None, :] * whole, here, BITS)
+        at = start * quads + tl.arange(0, UNITS * quads)
+        given = _in_turn(tl.load(x + at, mask=at < size // 4, other=0), quads)
+        part = tl.zeros((ROWS, UNITS), tl.float32)
+        sums = tl.zeros((UNITS,), tl.float32)
+        for number in tl.static_range(numbers):
+            bits = (given[number // 4] >> (number % 4 * 16)).to(tl.int16)
+            value = bits.to(out.dtype.element_ty, bitcast=True).to(tl.float32)
+            sums += value
+            part += _number(first, second, third, magic, number, BITS) * (value * _part(number, BITS))[None, :]
+        if GROUP:
+            group = start * numbers // GROUP + tl.arange(0, parts)
+            there = inside[:, None] & (group < groups)[None, :]
+            grouped = tl.sum(tl.reshape(part, (ROWS, parts, UNITS // parts)), axis=2)
+            inputs = tl.sum(tl.reshape(sums, (parts, UNITS // parts)), axis=1)
+            scales = tl.load(scale + row[:, None] * groups + group[None, :], mask=there, other=0.0).to(tl.float32)
+            if OWN_ZERO:
+                zero = _zero_points(zeros, row[:, None], group[None, :], there, groups, BITS)
+                total += scales * (grouped - zero * inputs[None, :])
+            else:
+                total += scales * (grouped - (1 << (BITS - 1)) * inputs[None, :])
+        else:
+            total += part
+            shift += sums
+    result = tl.sum(total, axis=1)
+    if not GROUP:
+        result -= tl.sum(shift, axis=0) * (1 << (BITS - 1))
+        result *= tl.load(scale + row, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + row, result.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _value(  # type: ignore[no-untyped-def]
+    first, second, third, magic, scales, minus, AT: tl.constexpr, BITS: tl.constexpr, dtype: tl.constexpr
+):
+    """Number AT less its zero, scaled, rounded once: ``minus`` is zero times scale, and all before it is exact."""
+    own = (scales * _part(AT, BITS))[:, None]
+    return (_number(first, second, third, magic, AT, BITS) * own - minus[:, None]).to(dtype)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _eight(  # type: ignore[no-untyped-def]
+    first, second, third, magic, scales, minus,
+    AT: tl.constexpr, STEP: tl.constexpr, BITS: tl.constexpr, dtype: tl.constexpr,
+):  # fmt: skip
+    """Values of numbers AT, AT + STEP... of each unit, ``(rows, units, 8)``; of 8 bits all four of them."""
+    if BITS == 8:
+        a = _value(first, second, third, magic, scales, minus, 0, BITS, dtype)
+        b = _value(first, second, third, magic, scales, minus, 1, BITS, dtype)
+        c = _value(first, second, third, magic, scales, minus, 2, BITS, dtype)
+        d = _value(first, second, third, magic, scales, minus, 3, BITS, dtype)
+        return tl.join(tl.join(a, c), tl.join(b, d))
+    else:  # noqa: RET505
+        a = _value(first, second, third, magic, scales, minus, AT, BITS, dtype)
+        b = _value(first, second, third, magic, scales, minus, AT + STEP, BITS, dtype)
+        c = _value(first, second, third, magic, scales, minus, AT + 2 * STEP, BITS, dtype)
+        d = _value(first, second, third, magic, scales, minus, AT + 3 * STEP, BITS, dtype)
+        e = _value(first, second, third, magic, scales, minus, AT + 4 * STEP, BITS, dtype)
+        f = _value(first, second, third, magic, scales, minus, AT + 5 * STEP, BITS, dtype)
+        g = _value(first, second, third, magic, scales, minus, AT + 6 * STEP, BITS, dtype)
+        h = _value(first, second, third, magic, scales, minus, AT + 7 * STEP, BITS, dtype)
+        even = tl.join(tl.join(a, e), tl.join(c, g))
+        return tl.join(even, tl.join(tl.join(b, f), tl.join(d, h)))
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _values(  # type: ignore[no-untyped-def]
+    words, scale, zeros, magic, row, inside, start,
+    size: tl.constexpr, width: tl.constexpr, groups: tl.constexpr,
+    BITS: tl.constexpr, GROUP: tl.constexpr, OWN_ZERO: tl.constexpr,
+    OUTPUTS: tl.constexpr, NUMBERS: tl.constexpr, dtype: tl.constexpr,
+):  # fmt: skip
+    """Values ``(OUTPUTS, NUMBERS)`` of these rows, from column ``start`` on, all of one group."""
+    numbers: tl.constexpr = 32 if BITS == 3 else 32 // BITS
+    whole: tl.constexpr = 3 if BITS == 3 else 1
+    unit = start // numbers + tl.arange(0, NUMBERS // numbers)
+    here = inside[:, None] & (unit < size // numbers)[None, :]
+    at = words + row.to(tl.int64)[:, None] * width + unit[None, :] * whole
+    first, second, third = _words(at, here, BITS)
+    group = 0
+    if GROUP:
+        group = start // GROUP
+    scales = tl.load(scale + row * (groups if GROUP else 1) + group, mask=inside, other=0.0).to(tl.float32)
+    minus = scales * (1 << (BITS - 1))
+    if OWN_ZERO:
+        minus = scales * _zero_points(zeros, row, group, inside, groups, BITS)
+    if BITS == 2:
+        even = _eight(first, second, third, magic, scales, minus, 0, 2, BITS, dtype)
+        odd = _eight(first, second, third, magic, scales, minus, 1, 2, BITS, dtype)
+        found = tl.join(even, odd)
+    elif BITS == 3:
+        a = _eight(first, second, third, magic, scales, minus, 0, 4, BITS, dtype)
+        b = _eight(first, second, third, magic, scales, minus, 1, 4, BITS, dtype)
+        c = _eight(first, second, third, magic, scales, minus, 2, 4, BITS, dtype)
+        d = _eight(first, second, third, magic, scales, minus, 3, 4, BITS, dtype)
+        found = tl.join(tl.join(a, c), tl.join(b, d))
+    else:
+        found = _eight(first, second, third, magic, scales, minus, 0, 1, BITS, dtype)
+    return tl.reshape(found, (OUTPUTS, NUMBERS))
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _matrix(  # type: ignore[no-untyped-def]
+    x, words, scale, zeros, out, shared, counters, m, n, magic,
+    size: tl.constexpr, width: tl.constexpr, groups: tl.constexpr,
+    BITS: tl.constexpr, GROUP: tl.constexpr, OWN_ZERO: tl.constexpr,
+    ROWS: tl.constexpr, OUTPUTS: tl.constexpr, NUMBERS: tl.constexpr, SPLIT: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """``weight @ x.T``, so that values go from registers into the product; programs that share a tile add up in order.
+
+    The last of them to come adds what all have left in ``shared``.
+    """
+    column = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
+    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    dtype: tl.constexpr = x.dtype.element_ty
+    rows = x + row.to(tl.int64)[:, None] * size
+    total = tl.zeros((OUTPUTS, ROWS), tl.float32)
+    for step in tl.range(0, size, SPLIT * NUMBERS, num_stages=STAGES):
+        start = step + tl.program_id(2) * NUMBERS
+        values = _values(
+            words, scale, zeros, magic, column, (column < n) & (start < size), start,
+            size, width, groups, BITS, GROUP, OWN_ZERO, OUTPUTS, NUMBERS, dtype,
+        )  # fmt: skip
+        at = start + tl.arange(0, NUMBERS)
+        given = tl.load(rows + at[None, :], mask=(row < m)[:, None] & (at < size)[None, :], other=0.0)
+        total = tl.dot(values, tl.trans(given), total)
+    place = row.to(tl.int64)[:, None] * n + column[None, :]
+    inside = (row < m)[:, None] & (column < n)[None, :]
+    result = tl.trans(total)
+    if SPLIT == 1:
+        tl.store(out + place, result.to(dtype), mask=inside)
+    else:
+        own = m.to(tl.int64) * n
+        tl.store(shared + tl.program_id(2) * own + place, result, mask=inside)
+        tl.debug_barrier()
+        counter = counters + tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
+        if tl.atomic_add(counter, 1) == SPLIT - 1:
+            result = tl.zeros((ROWS, OUTPUTS), tl.float32)
+            for one in range(SPLIT):
+                result += tl.load(shared + one * own + place, mask=inside, other=0.0, cache_modifier=".cg")
+            tl.store(out + place, result.to(dtype), mask=inside)
+            tl.store(counter, 0)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _unpack(  # type: ignore[no-untyped-def]
+    words, scale, zeros, out, n, magic,
+    size: tl.constexpr, width: tl.constexpr, groups: tl.constexpr,
+    BITS: tl.constexpr, GROUP: tl.constexpr, OWN_ZERO: tl.constexpr,
+    OUTPUTS: tl.constexpr, NUMBERS: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
+    start = tl.program_id(1) * NUMBERS
+    values = _values(
+        words, scale, zeros, magic, row, row < n, start,
+        size, width, groups, BITS, GROUP, OWN_ZERO, OUTPUTS, NUMBERS, out.dtype.element_ty,
+    )  # fmt: skip
+    at = start + tl.arange(0, NUMBERS)
+    inside = (row < n)[:, None] & (at < size)[None, :]
+    tl.store(out + row.to(tl.int64)[:, None] * size + at[None, :], values, mask=inside)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _round(x, numbers, scale, size, MOST: tl.constexpr, WIDE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """A program takes a row: its largest number, the scale, and the numbers in one pass."""
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.arange(0, WIDE)
+    value = tl.load(x + row * size + at, mask=at < size, other=0.0).to(tl.float32)
+    own = tl.maximum(tl.div_rn(tl.max(tl.abs(value), axis=0), MOST), _TINY)
+    part = tl.div_rn(1.0, own)
+    units = value * part
+    units = tl.fma(tl.fma(-units, own, value), part, units)  # as a division rounds
+    if numbers.dtype.element_ty == tl.int8:
+        units = (units + _ROUNDING) - _ROUNDING
+    tl.store(numbers + row * size + at, units.to(numbers.dtype.element_ty), mask=at < size)
+    tl.store(scale + row, own)
