@@ -16,7 +16,9 @@ from gac.sensitivity.runs import ModelRuns
 from gac.sensitivity.store import read_tensors, write_tensors
 
 MOST = 8
-"""How many changes are looked at: those that lose least for each parameter that they save."""
+"""How many changes are paired: those that lose least for each parameter that they save."""
+ON_TEXT = 4
+"""How many of these are measured on text too. That may take all of it for each."""
 
 
 def with_pairs(
@@ -62,7 +64,7 @@ def _measured(
     taken.sort(key=lambda together: losses[together[-1].name] / sum(weight.params for weight in together))
     runs = ModelRuns(run.model, decoder_layers(run.model, weights), run.windows, [w for one in taken for w in one])
     modules = {together[-1].name: tensors.modules(runs, together) for together in taken[:MOST]}
-    steps = [*combinations(modules, 1), *combinations(modules, 2)]
+    steps = [*combinations([*modules][:ON_TEXT], 1), *combinations(modules, 2)]
     found: dict[frozenset[str], float] = {}
     for names in progress_bar("leaving out pairs", "step", steps=steps, shown=run.progress):
         if len(names) == 1:
