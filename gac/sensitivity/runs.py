@@ -115,14 +115,14 @@ class ModelRuns:
             ModelError: it is not finite.
         """
         kept = self._on_kept(modules)
-        diverged, more = float(kept[:, 0].mean()), kept[:, 1].tolist()
-        enough = max(SURE, SURE_SHARE * diverged)
+        distance, more = float(kept[:, 0].mean()), kept[:, 1].tolist()
+        enough = max(SURE, SURE_SHARE * distance)
         for window, ids in enumerate(self._others):
             if _standard_error(more) <= enough:
                 break
             more.append(self._less_likely(window, ids, modules))
-        bias, noise = (DIFFERS * diverged) ** 2, _standard_error(more) ** 2
-        return max(0.0, diverged + bias / (bias + noise) * (fmean(more) - diverged)) if bias else 0.0
+        bias, noise = (DIFFERS * distance) ** 2, _standard_error(more) ** 2
+        return max(0.0, distance + bias / (bias + noise) * (fmean(more) - distance)) if bias else 0.0
 
     def _on_kept(self, modules: Mapping[str, nn.Module]) -> Tensor:
         """Of each window that is kept the divergence and by how much its text is less likely, ``(windows, 2)``."""
