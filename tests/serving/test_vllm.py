@@ -20,8 +20,8 @@ SMALL = "--dtype float32 --max-model-len 256 --gpu-memory-utilization 0.1 --enfo
 """The weights as they were saved, and little memory; nothing is compiled for a model that says a few words."""
 ENVIRONMENT = {"VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
 
-AGREE = 15
-"""Of 20: the model has random weights and near ties, where rounded inputs and 16-bit sums go either way."""
+TIE = 0.05
+"""Standard deviations of logits: the model has random weights, and near ties go either way in sums of 16 bits."""
 
 pytestmark = pytest.mark.skipif(VLLM is None, reason="needs the command vllm, on the path or named by GAC_VLLM")
 
@@ -55,10 +55,8 @@ def test_weights_of_few_bits(
     model.save(tmp_path / "small")
     command = [str(VLLM), *COMMANDS["vllm"], *SMALL.replace("float32", dtype).split()]
     with running(command, tmp_path, ENVIRONMENT) as port:
-        answers = [answer.split() for answer in said(port, prompts(), TOKENS)]
-    due = [model.says(prompt).split() for prompt in prompts()]
-    assert sum(one == other for one, other in zip(answers, due, strict=True)) >= AGREE
-    assert all(one[0] == other[0] for one, other in zip(answers, due, strict=True))
+        answers = said(port, prompts(), TOKENS)
+    assert max(map(model.parted, prompts(), answers)) <= TIE
 
 
 PARSE = """

@@ -36,6 +36,18 @@ class Wordy:
         text: str = self.tokenizer.decode(output[0, given.input_ids.shape[1] :], skip_special_tokens=True)
         return text
 
+    def parted(self, prompt: str, answer: str) -> float:
+        """How far its own word lies above another answer's where they part, in standard deviations of its logits."""
+        own, other = self.says(prompt).split(), answer.split()
+        at = next((at for at, (one, two) in enumerate(zip(own, other, strict=True)) if one != two), None)
+        if at is None:
+            return 0.0
+        before = self.tokenizer(" ".join([prompt, *own[:at]]), return_tensors="pt", return_token_type_ids=False)
+        with torch.no_grad():
+            logits = self.model(**before).logits[0, -1].float()
+        words = self.tokenizer.convert_tokens_to_ids([own[at], other[at]])
+        return float((logits[words[0]] - logits[words[1]]) / logits.std())
+
 
 def prompts() -> list[str]:
     """Twenty, of 4 to 23 tokens."""
