@@ -100,7 +100,7 @@ class ModelRuns:
         Raises:
             ModelError: it is not finite.
         """
-        return float(self._on_kept(modules)[:, 0].mean())
+        return float(self.measured(modules)[:, 0].mean())
 
     def lost(self, modules: Mapping[str, nn.Module]) -> float:
         """What text loses with these modules in the model, nats a token.
@@ -114,7 +114,7 @@ class ModelRuns:
         Raises:
             ModelError: it is not finite.
         """
-        kept = self._on_kept(modules)
+        kept = self.measured(modules)
         distance, more = float(kept[:, 0].mean()), kept[:, 1].tolist()
         enough = max(SURE, SURE_SHARE * distance)
         for window, ids in enumerate(self._others):
@@ -124,7 +124,7 @@ class ModelRuns:
         bias, noise = (DIFFERS * distance) ** 2, _standard_error(more) ** 2
         return max(0.0, distance + bias / (bias + noise) * (fmean(more) - distance)) if bias else 0.0
 
-    def _on_kept(self, modules: Mapping[str, nn.Module]) -> Tensor:
+    def measured(self, modules: Mapping[str, nn.Module]) -> Tensor:
         """Of each window that is kept the divergence and by how much its text is less likely, ``(windows, 2)``."""
         lowest = min(self._layer_of[self.model.get_submodule(name)] for name in modules)
         with frozen(self.model), torch.no_grad(), swapped(self.model, modules):
