@@ -85,8 +85,10 @@ def _loss(plan: "Plan") -> list[str]:
     found, measured = plan.prediction, plan.measured
     if not measured.predicted:
         return ["loss         unknown: what others pruned was not measured (gac eval measures it)"]
+    beyond = f"{found.summed:.4f} counted by the choice, {found.together:+.4f} measured in pairs and on text"
     return [
         f"loss         +{found.loss:.4f} nats a token predicted{measured.give_or_take()}",
+        *([f"             {beyond}"] if found.together else []),
         f"perplexity   {found.dense_perplexity:.2f} -> {found.perplexity:.2f} predicted on calibration text",
     ]
 
