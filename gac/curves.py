@@ -15,11 +15,6 @@ if TYPE_CHECKING:
     from gac.forms import Form
 
 
-BESIDE = 1e-4
-"""Nats a token. Forms that were predicted to win less over rounding alone lost 1e-4 to 4e-4 each (SmolLM2-135M and
-Gemma-3-270M at 4.3 to 8.4 bits a weight, docs/results-precision.md): so small a loss is not known better."""
-
-
 @dataclass(frozen=True, eq=False)
 class LossCurve:
     """What each dim of one form loses: ``loss[d]`` nats a token at dim d, for d = 0 .. full.
@@ -112,12 +107,4 @@ class LossCurves:
                     found[form.name, scheme.name, weight.name] = LossCurve(curve.loss + lost)
                 elif form.name == "dense":
                     found[form.name, scheme.name, weight.name] = LossCurve(np.full(form.full(weight) + 1, whole))
-        return replace(self, by_key=found)
-
-    def beside_rounding(self) -> "LossCurves":
-        """Where weights may be rounded instead: another form than the dense one has ``BESIDE`` to win."""
-        found = {
-            key: curve if key[0] == "dense" else LossCurve(np.append(curve.loss[:-1] + BESIDE, curve.loss[-1]))
-            for key, curve in self.by_key.items()
-        }
         return replace(self, by_key=found)

@@ -4,10 +4,12 @@
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from gac.curves import LossCurves
+import numpy as np
+
+from gac.curves import LossCurve, LossCurves
 from gac.forms import form_named
 from gac.models.families import Family
 from gac.recipe import Recipe, Refit
@@ -16,6 +18,9 @@ from gac.sensitivity.methods import Method
 
 ENOUGH_TOKENS = 2**15
 """Tokens of calibration text from which predictions are as good as they get."""
+BESIDE = 1e-4
+"""Nats a token that another form than the dense one counts more, where weights may be rounded instead. Where structure
+was predicted to win less, it lost 5e-5 to 4e-4 for each changed weight (docs/results-precision.md)."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +62,16 @@ def expected_curves(curves: LossCurves, recipe: Recipe, method: Method, family: 
     by_runs = (form.name for form in map(form_named, recipe.space.forms) if form.runs)
     rounded = Shares.of(family).rounded[recipe.refit or "none"]
     found = curves.scaled(share, rounded, dict.fromkeys(by_runs, share / unfitted))
-    return found.beside_rounding() if any(scheme_named(name).lossy for name in recipe.space.schemes) else found
+    return _beside_rounding(found) if any(scheme_named(name).lossy for name in recipe.space.schemes) else found
+
+
+def _beside_rounding(curves: LossCurves) -> LossCurves:
+    """Every dim but the full one of another form than the dense one loses ``BESIDE`` more."""
+    found = {
+        key: curve if key[0] == "dense" else LossCurve(np.append(curve.loss[:-1] + BESIDE, curve.loss[-1]))
+        for key, curve in curves.by_key.items()
+    }
+    return replace(curves, by_key=found)
 
 
 def expected_error(method: Method, tokens: int) -> float | None:

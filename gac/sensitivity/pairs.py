@@ -1,4 +1,4 @@
-"""What two changes lose together beyond the sum of both, for the cheapest of those that the model is run for."""
+"""For the cheapest changes that the model is run for: what text loses with one, and what two lose beyond their sum."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -18,7 +18,7 @@ from gac.sensitivity.store import read_tensors, write_tensors
 MOST = 8
 """How many changes are paired: those that lose least for each parameter that they save."""
 ON_TEXT = 4
-"""How many of these are measured on text too. That may take all of it for each."""
+"""How many of these are measured on text too. Each may take the whole calibration text."""
 
 
 def with_pairs(

@@ -1,8 +1,8 @@
 """What a change of the model loses, by running the model with it.
 
-The divergence from what the dense model predicts is what text of the dense model's own would lose. Few windows tell it.
-The calibration text loses less: of SmolLM2's attentions 0.4 to 1.0 of that (docs/results-structures.md). What it loses
-differs more between windows, so many are needed where it is little.
+The divergence from what the dense model predicts is what text written by the dense model would lose. A few windows are
+enough to measure it. The calibration text loses less: without one of SmolLM2's attentions 0.4 to 1.0 of that
+(docs/results-structures.md). Its loss differs more between windows, so a small one takes many.
 """
 
 from collections.abc import Mapping, Sequence

@@ -9,12 +9,11 @@ scheme rounds them), and the bytes that must be read and written, as the share o
 bandwidth of a copy. What fails has the first line of why instead.
 
 Cases are written one by one, the first shapes first, and the same command goes on where time was up. ``--warm`` first
-compiles kernels in so many processes, for half of the time at most. ``--show`` prints the tables of a file.
+compiles kernels in so many processes, for half of the time at most.
 """
 
 import argparse
 import json
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -24,7 +23,6 @@ from dataclasses import asdict, dataclass, fields
 from functools import partial
 from itertools import groupby
 from multiprocessing import get_context
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -270,9 +268,7 @@ def tables(rows: Sequence[dict[str, Any]]) -> str:
     parts = []
     for scheme in dict.fromkeys(row["scheme"] for row in rows):
         shapes = dict.fromkeys((row["k"], row["n"]) for row in rows if row["scheme"] == scheme)
-        lines = [
-            [f"{k}x{n}", *(_cell(best.get((scheme, k, n, m))) for m in heights)] for k, n in shapes
-        ]  # fmt: skip
+        lines = [[f"{k}x{n}", *(_cell(best.get((scheme, k, n, m))) for m in heights)] for k, n in shapes]
         parts.append(f"{scheme}\n\n" + markdown(["k x n", *(f"m = {m}" for m in heights)], lines))
     return "\n".join([*parts, *_bars(best)])
 
@@ -335,14 +331,7 @@ def main() -> None:
     parser.add_argument("--warm", type=int, default=0, help="processes that compile kernels first")
     parser.add_argument("--retry", action="store_true", help="measure again what failed")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--show", type=Path, help="print the tables of this file, and measure nothing")
-    if "--show" in sys.argv:
-        parser.set_defaults(output=Path())
-        next(one for one in parser._actions if one.dest == "output").required = False
     asked = parser.parse_args()
-    if asked.show:
-        print(tables(json.loads(asked.show.read_text())["rows"]))
-        return
     end = time.time() + asked.seconds
     record = resumed(asked)
     left = run(asked, record, end)

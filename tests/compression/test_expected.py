@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from gac.compression.expected import BEHIND_NORMS, PLAIN, expected_curves, expected_error, expected_share
-from gac.curves import BESIDE, LossCurve, LossCurves
+from gac.compression.expected import BEHIND_NORMS, BESIDE, PLAIN, expected_curves, expected_error, expected_share
+from gac.curves import LossCurve, LossCurves
 from gac.models.families import Family, family_of
 from gac.recipe import Recipe
 from gac.sensitivity.registry import METHODS
