@@ -53,12 +53,13 @@ class LossCurves:
         return self.by_key.get((form.name, scheme, weight.name))
 
     def scaled(
-        self, share: float, rounded: float = 1.0, own: Mapping[str, float] = MappingProxyType({})
+        self, share: float, rounded: float = 1.0, own: Mapping[str, float] = MappingProxyType({}), on_text: float = 1.0
     ) -> "LossCurves":
         """Where only a share of each loss is expected, and of what rounding costs only a part of that.
 
         Args:
             own: the shares of forms that have one of their own, by name.
+            on_text: the share of what text loses.
         """
         curves = {}
         for (form, scheme, name), curve in self.by_key.items():
@@ -67,8 +68,7 @@ class LossCurves:
             left = own.get(form, share) * exact + share * rounded * (curve.loss - exact)
             curves[form, scheme, name] = LossCurve(left)
         pairs = {pair: own.get(next(iter(pair))[0], share) * lost for pair, lost in self.pairs.items()}
-        on_text = {one: own.get(one[0], share) * lost for one, lost in self.on_text.items()}
-        return LossCurves(curves, pairs, on_text)
+        return LossCurves(curves, pairs, {one: on_text * lost for one, lost in self.on_text.items()})
 
     def beyond_sum(self, chosen: Iterable[tuple[str, str, int]]) -> float:
         """What text loses with choices, each a form, a weight's name and a dim, beyond their sum, nats a token.

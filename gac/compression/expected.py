@@ -31,10 +31,12 @@ class Shares:
         predicted: what is measured of a loss predicted by ``kfac``.
         rounded: what is left of a price of rounding beside that: each rounding is made up for at once, and by all that
             follows.
+        run: what the choice counts of a loss measured by running the model.
     """
 
     predicted: Mapping[str, float]
     rounded: Mapping[str, float]
+    run: Mapping[str, float]
 
     @staticmethod
     def of(family: Family) -> "Shares":
@@ -45,9 +47,9 @@ def _by_refit(none: float, residual: float) -> Mapping[str, float]:
     return MappingProxyType({"none": none, "residual": residual, "update": none})
 
 
-PLAIN = Shares(_by_refit(1.0, 0.86), _by_refit(1.0, 0.7))
+PLAIN = Shares(_by_refit(1.0, 0.86), _by_refit(1.0, 0.7), _by_refit(1.0, 1.0))
 """Fitted on SmolLM2-135M, rounding on it rotated, at 2.8 to 4.3 bits a weight."""
-BEHIND_NORMS = Shares(_by_refit(1.7, 1.16), _by_refit(1.0, 0.52))
+BEHIND_NORMS = Shares(_by_refit(1.7, 1.16), _by_refit(1.0, 0.52), _by_refit(1.0, 0.68))
 """Where a norm stands before the residual stream: fitted on Gemma-3-270M, rounding on it permuted."""
 
 
@@ -57,11 +59,11 @@ def expected_share(refit: Refit | None, method: Method, family: Family) -> float
 
 
 def expected_curves(curves: LossCurves, recipe: Recipe, method: Method, family: Family) -> LossCurves:
-    """What is expected of measured losses. Of those measured by running the model it is what a refit leaves."""
+    """What is expected of measured losses. Of what text loses it is what a refit leaves."""
     share, unfitted = (expected_share(refit, method, family) for refit in (recipe.refit, None))
-    by_runs = (form.name for form in map(form_named, recipe.space.forms) if form.runs)
-    rounded = Shares.of(family).rounded[recipe.refit or "none"]
-    found = curves.scaled(share, rounded, dict.fromkeys(by_runs, share / unfitted))
+    own, refit = Shares.of(family), recipe.refit or "none"
+    by_runs = {form.name: own.run[refit] for form in map(form_named, recipe.space.forms) if form.runs}
+    found = curves.scaled(share, own.rounded[refit], by_runs, on_text=share / unfitted)
     return _beside_rounding(found) if any(scheme_named(name).lossy for name in recipe.space.schemes) else found
 
 

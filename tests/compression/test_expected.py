@@ -34,11 +34,11 @@ def test_each_kind_of_loss_has_its_share(family: Family) -> None:
     assert found.by_key["low_rank", "bf16", "w"].loss.tolist() == pytest.approx(
         [3 * own(family, "predicted"), own(family, "predicted"), 0]
     )
-    left = own(family, "predicted") / own(family, "predicted", "none")
-    assert found.by_key["skip", "bf16", "o"].loss.tolist() == pytest.approx([2 * left, 0])
+    run, left = own(family, "run"), own(family, "predicted") / own(family, "predicted", "none")
+    assert found.by_key["skip", "bf16", "o"].loss.tolist() == pytest.approx([2 * run, 0])
     both = [("skip", "o", 0), ("skip", "d", 0)]
-    assert found.beyond_sum(both[:1]) == pytest.approx((1.5 - 2) * left)
-    assert found.beyond_sum(both) == pytest.approx((1.5 - 2 + 0.5) * left)
+    assert found.beyond_sum(both[:1]) == pytest.approx(1.5 * left - 2 * run)
+    assert found.beyond_sum(both) == pytest.approx(1.5 * left - 2 * run + 0.5 * run)
     assert found.beyond_sum([("skip", "o", 1), ("skip", "d", 0)]) == 0
 
 
