@@ -223,7 +223,11 @@ def _open(name: str) -> Any:
     import torch
 
     from gac.evaluation.evaluate import open_model
+    from gac.runtime.stored import without_kernels
 
     note(f"loading {name}")
     model = open_model(name).model
-    return model if model.dtype == torch.float16 else model.bfloat16()
+    model = model if model.dtype == torch.float16 else model.bfloat16()
+    for reason, count in without_kernels(model).items():
+        note(f"{name}: {count} matrices are unpacked in plain PyTorch, which is slow: {reason}")
+    return model

@@ -10,18 +10,16 @@ Triton is imported when the kernel is first launched: nothing here needs it befo
 
 from functools import cache
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor, library, nn
 from torch.nn import functional
 
+from .gpu import HAS_TRITON, SIXTEEN_BIT, launching_on, times
 from .modules import ValueLinear
 from .shared_gemm import FusedInput
 
-HAS_TRITON = find_spec("triton") is not None
-_SIXTEEN_BIT = (torch.bfloat16, torch.float16)
 _AT_ONCE = 4096  # numbers of a weight that a program loads in one step
 _MOST = 16  # features of a program
 _SCHEMA = "(Tensor x, Tensor weight, Tensor? bias) -> Tensor"
@@ -47,7 +45,7 @@ def _operator() -> Any:
 
 
 def _is_one_row(x: Tensor) -> bool:
-    return x.is_cuda and x.numel() == x.shape[-1] and x.dtype in _SIXTEEN_BIT
+    return x.is_cuda and x.numel() == x.shape[-1] and x.dtype in SIXTEEN_BIT
 
 
 def _is_worthwhile(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
@@ -101,8 +99,8 @@ def launch(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, wrap: An
     kernel = _kernel() if wrap is None else wrap(_kernel())
     count, size = weight.shape
     features = _features(count, size, torch.cuda.get_device_properties(x.device).multi_processor_count)
-    with torch.cuda.device(x.device):  # Triton launches on the current one
-        kernel[(-(-count // features),)](
+    with launching_on(x):
+        kernel[(times(features, count),)](
             x, weight, bias, out, count, size, FEATURES=features, INPUTS=_AT_ONCE // features, num_warps=4
         )
 

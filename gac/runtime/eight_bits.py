@@ -9,6 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from .eight_bits_gemm import linear, unread
 from .rounded_inputs import rounded_linear
 from .storage import Held, Storage, not_finite
 
@@ -40,8 +41,14 @@ class EightBits(Storage):
     def flaw(self, held: Held, rows: int, columns: int) -> str | None:
         return not_finite(held, "weight_scale")
 
-    def multiply(self, x: Tensor, held: Held, rows: int, columns: int, bias: Tensor | None) -> Tensor:
+    def plain(self, x: Tensor, held: Held, rows: int, columns: int, bias: Tensor | None) -> Tensor:
         return rounded_linear(self.reads, x, self.values(held, rows, columns, x.dtype), bias)
+
+    def unread(self, device: torch.device, rows: int, columns: int) -> str | None:
+        return unread(self.number, device, rows, columns)
+
+    def kernel(self, x: Tensor, held: Held, columns: int) -> Tensor:
+        return linear(x, held["weight"], held["weight_scale"])
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from .few_bits import Packed, linear, unread, written
 from .storage import Held, Storage, not_finite
 
 WORD = 32
@@ -105,6 +106,8 @@ class PackedIntegers(Storage):
         return found | ({"weight_zero_point": ((words_of(rows, self.bits), groups), torch.int32)} if self.zero else {})
 
     def values(self, held: Held, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
+        if self.without_kernel(held["weight_packed"].device, dtype, rows, columns) is None:
+            return written(Packed.of(held, self.bits, self.group, columns), dtype)
         numbers = unpack(held["weight_packed"], self.bits, columns)
         zero: Tensor | int = 1 << self.bits - 1
         if self.zero:
@@ -121,6 +124,12 @@ class PackedIntegers(Storage):
             return super().rows(held, at, rows, columns, dtype)
         some = {name: held[name][at] for name in ("weight_packed", "weight_scale")}
         return self.values(some, len(some["weight_packed"]), columns, dtype)
+
+    def unread(self, device: torch.device, rows: int, columns: int) -> str | None:
+        return unread(self.bits, self.group, self.zero, columns)
+
+    def kernel(self, x: Tensor, held: Held, columns: int) -> Tensor:
+        return linear(x, Packed.of(held, self.bits, self.group, columns))
 
     def _size(self, columns: int) -> int:
         return max(min(self.group or columns, columns), 1)

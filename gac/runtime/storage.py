@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from .gpu import lacking, plainly
 from .modules import multiply_blocks
 
 Held = Mapping[str, Tensor]
@@ -26,7 +27,7 @@ class Storage(ABC):
     """How matrices lie in tensors. It holds none itself: it is made from the options that ``config.json`` has.
 
     A new one derives from this and stands in ``gac.runtime.stored.STORAGES``. One that multiplies in its own way, with
-    inputs that it rounds or in a kernel, has a ``multiply`` of its own.
+    inputs that it rounds, has a ``plain`` of its own; one that has a kernel, ``kernel`` and ``unread`` besides.
 
     Attributes:
         metadata: tensors that hold nothing of the matrix, and do not count as its bytes.
@@ -51,8 +52,30 @@ class Storage(ABC):
         return self.values(held, rows, columns, dtype)[at]
 
     def multiply(self, x: Tensor, held: Held, rows: int, columns: int, bias: Tensor | None) -> Tensor:
-        """``x @ matrix.T + bias`` for x ``(..., columns)``; here with the values in the dtype of x."""
+        """``x @ matrix.T + bias`` for x ``(..., columns)``: in a kernel where one can run, else in plain PyTorch."""
+        reason = self.without_kernel(x.device, x.dtype, rows, columns)
+        if reason is None and not torch.is_grad_enabled() and x.numel():
+            y = self.kernel(x, held, columns)
+            return y if bias is None else y + bias
+        if reason:
+            plainly(x, reason)
+        return self.plain(x, held, rows, columns, bias)
+
+    def plain(self, x: Tensor, held: Held, rows: int, columns: int, bias: Tensor | None) -> Tensor:
+        """The product in plain PyTorch, on every device; here with the values in the dtype of x."""
         return functional.linear(x, self.values(held, rows, columns, x.dtype), bias)
+
+    def without_kernel(self, device: torch.device, dtype: torch.dtype, rows: int, columns: int) -> str | None:
+        """Why no kernel multiplies such a matrix with inputs of that dtype there; None where one does."""
+        return lacking(device, dtype) or self.unread(device, rows, columns)
+
+    def unread(self, device: torch.device, rows: int, columns: int) -> str | None:
+        """Why the storage's kernel cannot multiply with such a matrix on that GPU; None where it can."""
+        return "its storage has no kernel"
+
+    def kernel(self, x: Tensor, held: Held, columns: int) -> Tensor:
+        """``x @ matrix.T`` on a GPU, where ``unread`` says nothing against it; needs no gradients."""
+        raise NotImplementedError
 
     def multiply_blocks(
         self, x: Tensor, held: Held, blocks: int, rows: int, columns: int, bias: Tensor | None

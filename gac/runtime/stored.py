@@ -1,5 +1,6 @@
 """Modules whose matrices lie in a storage: what a linear weight, or each factor of a pair, becomes."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from math import prod
 from typing import Any
@@ -160,6 +161,15 @@ def count_parameters(model: nn.Module) -> int:
     """Parameters of a model, each counted once, and the numbers of matrices that are in a storage."""
     rest = sum(parameter.numel() for parameter in model.parameters())
     return rest + sum(prod(one.matrix) for one in stored_modules(model).values())
+
+
+def without_kernels(model: Any) -> Counter[str]:
+    """Why stored matrices of a model run in plain PyTorch where it is, and how many; none whose kernels run."""
+    found: Counter[str] = Counter()
+    for one in stored_modules(model).values():
+        if reason := one.storage.without_kernel(model.device, model.dtype, *one.matrix):
+            found[reason] += 1
+    return found
 
 
 def stored_modules(module: nn.Module) -> dict[str, Stored]:

@@ -15,7 +15,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from gac.runtime import decode_kernel
+from gac.runtime import decode_kernel, few_bits
+from gac.runtime.eight_bits_gemm import rounded
+from gac.runtime.few_bits import Packed
 from gac.runtime.packed import PackedIntegers, unpack
 from gac.runtime.rounded_inputs import READERS
 from gac.runtime.storage import Storage
@@ -29,7 +31,6 @@ _EIGHT_BITS = {"w8a8": torch.int8, "fp8": torch.float8_e4m3fn}
 _MOST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 _INT_MM_ROWS = 32  # it takes more than 16
 _HUMMING_ROWS = 128  # of a weight: what does not fill so many is filled up with zeros
-_PROGRAMS = 264  # two for each SM of an H100
 VECTORS = ((4, 4096, 4), (8, 4096, 4), (4, 2048, 2), (16, 2048, 4))
 """Rows of the weight and numbers of each that a program takes, and its warps."""
 MATRICES = (
@@ -158,13 +159,13 @@ def one_row(weight: Weight, rows: int) -> Made:
     return Made((weight.held["weight"],), run)
 
 
-def reference(weight: Weight, rows: int) -> Made:
-    """As models of GAC multiply: the weight is unpacked, then ``F.linear``."""
+def of_models(weight: Weight, rows: int, plain: bool) -> Made:
+    """As models of GAC multiply: in their kernels, or in plain PyTorch, where the weight is unpacked first."""
     names, storage = tuple(weight.held), weight.storage
+    multiply = storage.plain if plain else storage.multiply
 
     def run(inputs: Inputs, own: Sequence[Tensor]) -> Tensor:
-        held = dict(zip(names, own, strict=True))
-        return storage.multiply(inputs[0], held, weight.rows, weight.columns, None)
+        return multiply(inputs[0], dict(zip(names, own, strict=True)), weight.rows, weight.columns, None)
 
     return Made(tuple(weight.held.values()), run)
 
@@ -195,8 +196,6 @@ def plainly(x: Tensor, dtype: torch.dtype, least_rows: int = 0) -> tuple[Tensor,
 
 def fused(x: Tensor, dtype: torch.dtype, least_rows: int = 0) -> tuple[Tensor, Tensor]:
     """The same in one Triton kernel."""
-    from tests.benchmarks.kernels.few_bits import rounded
-
     return rounded(x, dtype, least_rows)
 
 
@@ -313,10 +312,8 @@ def _signed(weight: Weight) -> Tensor:
     return (weight.numbers.short() - 128).to(torch.int8)
 
 
-def _packed(weight: Weight) -> Any:
+def _packed(weight: Weight) -> Packed:
     """As GAC's few-bit kernels read it."""
-    from tests.benchmarks.kernels.few_bits import Packed
-
     storage = weight.storage
     assert isinstance(storage, PackedIntegers)
     return Packed.of(weight.held, storage.bits, storage.group, weight.columns)
@@ -324,35 +321,18 @@ def _packed(weight: Weight) -> Any:
 
 def vector(weight: Weight, rows: int, how: tuple[int, int, int]) -> Made:
     """GAC's few-bit kernel for one row."""
-    from tests.benchmarks.kernels import few_bits
-
     packed, launch = _packed(weight), few_bits.Vector(*how)
     return Made(packed.tensors, lambda inputs, own: few_bits.vector(inputs[0], packed.on(tuple(own)), launch))
 
 
 def matrix(weight: Weight, rows: int, how: tuple[int, int, int, int, int]) -> Made:
     """GAC's few-bit kernel for more rows; where tiles are few, several programs share each."""
-    from tests.benchmarks.kernels import few_bits
-
-    packed = _packed(weight)
-    height, outputs, numbers, warps, stages = how
-    numbers = min(numbers, packed.group or numbers)
-    alone = few_bits.Matrix(height, outputs, numbers, warps, stages)
-    tiles = few_bits.tiles_of(rows, weight.rows, alone)
-    split = max(1, min(8, _PROGRAMS // tiles, weight.columns // numbers // 2))
-    launch = few_bits.Matrix(height, outputs, numbers, warps, stages, split)
-    counters = torch.zeros(tiles, dtype=torch.int32, device=packed.words.device)
-
-    def run(inputs: Inputs, own: Sequence[Tensor]) -> Tensor:
-        return few_bits.matrix(inputs[0], packed.on(tuple(own[:-1])), launch, own[-1])
-
-    return Made((*packed.tensors, counters), run)
+    packed, launch = _packed(weight), few_bits.Matrix(*how)
+    return Made(packed.tensors, lambda inputs, own: few_bits.matrix(inputs[0], packed.on(tuple(own)), launch))
 
 
 def unpacked(weight: Weight, rows: int) -> Made:
     """One Triton kernel writes the weight in 16 bits, then ``F.linear``."""
-    from tests.benchmarks.kernels import few_bits
-
     packed = _packed(weight)
 
     def run(inputs: Inputs, own: Sequence[Tensor]) -> Tensor:
@@ -376,11 +356,11 @@ def _candidates() -> list[Candidate]:
     found = [
         Candidate("F.linear", "torch", ("bf16",), linear),
         Candidate("one-row kernel", "gac", ("bf16",), one_row, lambda m, k, n, group: m == 1),
-        Candidate("unpacked in PyTorch", "torch", (*a16, *eight), reference),
+        Candidate("as models run", "gac", (*a16, *eight), partial(of_models, plain=False)),
+        Candidate("unpacked in PyTorch", "torch", (*a16, *eight), partial(of_models, plain=True)),
         Candidate("_weight_int8pack_mm", "torch", ("w8a16",), int8pack),
         Candidate("_weight_int4pack_mm", "torch", ("w4a16",), tinygemm, _tinygemm),
         Candidate("_int_mm, rounded in PyTorch", "torch", ("w8a8",), partial(int_mm, rounding=plainly)),
-        Candidate("_int_mm, rounded in Triton", "gac", ("w8a8",), partial(int_mm, rounding=fused)),
         Candidate(
             "GemLite", "gemlite", ("w8a16", "w4a16", "w2a16", *eight), gemlite,
             lambda m, k, n, group: not k % group and not k % 32,
@@ -409,7 +389,7 @@ def _candidates() -> list[Candidate]:
 
 def _matrix(height: int, m: int, k: int, n: int, group: int) -> bool:
     """Whether tiles of this height suit so many rows."""
-    least = {16: 1, 64: 17, 128: 65}
+    least = {16: 2, 64: 17, 128: 65}
     return least[height] <= m <= (height if height < 128 else 1024) and _few(k, group)
 
 

@@ -1,201 +1,19 @@
-"""Triton kernels for weights as ``gac.runtime`` stores them: products with 16-bit inputs, and inputs rounded to 8 bits.
+"""Triton kernels for weights of few bits as ``gac.runtime.packed`` lays them: launched by ``gac.runtime.few_bits``.
 
-The words of ``gac.runtime.packed`` are read as they lie, and their numbers are made in registers: ``vector`` multiplies
-one row, ``matrix`` any rows, ``unpacked`` writes the weight in 16 bits for a GEMM. ``rounded`` rounds inputs token by
-token, to what ``gac.runtime.rounded_inputs`` finds.
-
-A number of few bits becomes a float32 without being converted. Its bits are put where they are worth 1, 2, 4... in the
-mantissa of 2^23, and 2^23 is taken away. Numbers higher up in their half of a word come out so many times as large;
-scales or inputs take that back, exactly.
+The words are read as they lie, and their numbers are made in registers. A number of few bits becomes a float32 without
+being converted: its bits are put where they are worth 1, 2, 4... in the mantissa of 2^23, and 2^23 is taken away.
+Numbers higher up in their half of a word come out so many times as large; scales or inputs take that back, exactly.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+try:
+    import triton
+    import triton.language as tl
+except ImportError as failure:  # transformers looks for what files import, but not here: a CPU needs no Triton
+    raise RuntimeError("Triton is not installed") from failure
 
-import torch
-import triton
-import triton.language as tl
-from torch import Tensor
-
-_MAGIC = 0x4B000000  # the bits of 2^23, which kernels are given: they then lie in a register, beside masks that do not
+MAGIC = 0x4B000000
+"""The bits of 2^23, which kernels are given: they then lie in a register, beside masks that do not."""
 _LARGE = tl.constexpr(8388608.0)
-_ROUNDING = tl.constexpr(12582912.0)  # 1.5 * 2^23: added and taken away, it leaves whole numbers, ties to even
-_TINY = tl.constexpr(torch.finfo(torch.float32).tiny)
-_MOST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
-
-
-@dataclass(frozen=True, eq=False)
-class Packed:
-    """A weight ``(rows, columns)`` in words.
-
-    Attributes:
-        words: int32, ``(rows, words)``.
-        scale: 16 bits, ``(rows, groups)``.
-        zeros: int32, ``(words, groups)``; None: the zero is ``2 ** (bits - 1)``.
-        group: columns that have one scale; 0: all of a row.
-    """
-
-    words: Tensor
-    scale: Tensor
-    zeros: Tensor | None
-    bits: int
-    group: int
-    columns: int
-
-    @staticmethod
-    def of(held: Mapping[str, Tensor], bits: int, group: int | None, columns: int) -> "Packed":
-        """The tensors of ``gac.runtime.packed.PackedIntegers``."""
-        words, scale, zeros = (held.get(f"weight_{name}") for name in ("packed", "scale", "zero_point"))
-        assert words is not None
-        assert scale is not None
-        own = 0 if group is None or (group >= columns and zeros is None) else group
-        assert takes(columns, own, bits)
-        assert own or zeros is None, "zero points of whole rows"
-        return Packed(words, scale, zeros, bits, own, columns)
-
-    @property
-    def rows(self) -> int:
-        return len(self.words)
-
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        return tuple(one for one in (self.words, self.scale, self.zeros) if one is not None)
-
-    def on(self, tensors: tuple[Tensor, ...]) -> "Packed":
-        """The same in other tensors."""
-        words, scale, *zeros = tensors
-        return Packed(words, scale, zeros[0] if zeros else None, self.bits, self.group, self.columns)
-
-    @property
-    def _options(self) -> dict[str, Any]:
-        groups = 0 if self.group == 0 else self.scale.shape[1]
-        return {"size": self.columns, "width": self.words.shape[1], "groups": groups} | {
-            "BITS": self.bits, "GROUP": self.group, "OWN_ZERO": self.zeros is not None
-        }  # fmt: skip
-
-    @property
-    def _given(self) -> tuple[Tensor, ...]:
-        return self.words, self.scale, self.words if self.zeros is None else self.zeros
-
-
-def takes(columns: int, group: int, bits: int) -> bool:
-    """Whether the kernels can read such a weight; a group of 0 is a row."""
-    return bits in (2, 3, 4, 8) and not columns % 32 and (not group or (group >= 64 and not group & group - 1))
-
-
-@dataclass(frozen=True)
-class Vector:
-    """How ``vector`` is launched.
-
-    Attributes:
-        rows: of the weight, of a program.
-        numbers: of each row that a program loads in a step.
-    """
-
-    rows: int
-    numbers: int
-    warps: int
-    stages: int = 2
-
-    def __str__(self) -> str:
-        return f"{self.rows}x{self.numbers}/{self.warps}"
-
-
-@dataclass(frozen=True)
-class Matrix:
-    """How ``matrix`` is launched.
-
-    Attributes:
-        rows: of the input, of a program.
-        outputs: rows of the weight, of a program.
-        numbers: of each that a program multiplies in a step.
-        split: programs that share a result, each with a part of the columns.
-    """
-
-    rows: int
-    outputs: int
-    numbers: int
-    warps: int
-    stages: int
-    split: int = 1
-
-    def __str__(self) -> str:
-        return f"{self.rows}x{self.outputs}x{self.numbers}/{self.warps}" + (f" in {self.split}" * (self.split > 1))
-
-
-def vector(x: Tensor, weight: Packed, how: Vector) -> Tensor:
-    """``x @ weight.T`` for one row x ``(1, columns)`` of 16 bits, in float32 until the end, in x's dtype."""
-    out = x.new_empty(1, weight.rows)
-    of_a_word = 32 if weight.bits == 3 else 32 // weight.bits
-    units = min(how.numbers, max(triton.next_power_of_2(weight.columns), weight.group)) // of_a_word
-    with _on(x):
-        _vector[(triton.cdiv(weight.rows, how.rows),)](
-            x.view(torch.int64), *weight._given, out, weight.rows, _MAGIC,
-            **weight._options, ROWS=how.rows, UNITS=units, STAGES=how.stages, num_warps=how.warps,
-        )  # fmt: skip
-    return out
-
-
-def matrix(x: Tensor, weight: Packed, how: Matrix, counters: Tensor) -> Tensor:
-    """``x @ weight.T`` for x ``(m, columns)`` of 16 bits; weights are rounded to its dtype, sums are float32.
-
-    Args:
-        counters: int32 zeros, one for each tile of the result at least; they are zeros again afterwards.
-    """
-    rows, out = len(x), x.new_empty(len(x), weight.rows)
-    tiles = triton.cdiv(weight.rows, how.outputs), triton.cdiv(rows, how.rows)
-    assert not weight.group % how.numbers
-    assert len(counters) >= tiles[0] * tiles[1]
-    shared = out if how.split == 1 else x.new_empty(how.split, rows, weight.rows, dtype=torch.float32)
-    with _on(x):
-        _matrix[(*tiles, how.split)](
-            x, *weight._given, out, shared, counters, rows, weight.rows, _MAGIC,
-            **weight._options, ROWS=how.rows, OUTPUTS=how.outputs, NUMBERS=how.numbers, SPLIT=how.split,
-            STAGES=how.stages, num_warps=how.warps,
-        )  # fmt: skip
-    return out
-
-
-def tiles_of(rows: int, outputs: int, how: Matrix) -> int:
-    """Tiles of a result ``(rows, outputs)``."""
-    return int(triton.cdiv(outputs, how.outputs) * triton.cdiv(rows, how.rows))
-
-
-def unpacked(weight: Packed, dtype: torch.dtype, rows: int = 32, numbers: int = 128, warps: int = 4) -> Tensor:
-    """The weight ``(rows, columns)``, to the last bit what ``gac.runtime`` unpacks; ``numbers`` must divide a group."""
-    out = weight.words.new_empty(weight.rows, weight.columns, dtype=dtype)
-    numbers = min(numbers, weight.group or numbers)
-    with _on(out):
-        _unpack[(triton.cdiv(weight.rows, rows), triton.cdiv(weight.columns, numbers))](
-            *weight._given, out, weight.rows, _MAGIC,
-            **weight._options, OUTPUTS=rows, NUMBERS=numbers, num_warps=warps,
-        )  # fmt: skip
-    return out
-
-
-def rounded(x: Tensor, dtype: torch.dtype, least_rows: int = 0) -> tuple[Tensor, Tensor]:
-    """x ``(rows, columns)`` as numbers of 8 bits and scales of rows, float32 ``(rows, 1)``.
-
-    What they stand for is what ``gac.runtime.rounded_inputs.READERS`` find.
-
-    Args:
-        dtype: int8 or float8_e4m3fn.
-        least_rows: of the result; what it has beside x's rows is not written.
-    """
-    rows, columns = x.shape
-    height = max(rows, least_rows)
-    numbers, scale = x.new_empty(height, columns, dtype=dtype), x.new_empty(height, 1, dtype=torch.float32)
-    with _on(x):
-        _round[(rows,)](
-            x, numbers, scale, columns, MOST=_MOST[dtype], WIDE=triton.next_power_of_2(columns),
-            num_warps=4 if columns <= 4096 else 8 if columns <= 8192 else 16,
-        )  # fmt: skip
-    return numbers, scale
-
-
-def _on(x: Tensor) -> Any:
-    return torch.cuda.device(x.device) if x.is_cuda else torch.no_grad()
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -261,7 +79,7 @@ def _words(at, there, BITS: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _vector(  # type: ignore[no-untyped-def]
+def vector(  # type: ignore[no-untyped-def]
     x, words, scale, zeros, out, n, magic,
     size: tl.constexpr, width: tl.constexpr, groups: tl.constexpr,
     BITS: tl.constexpr, GROUP: tl.constexpr, OWN_ZERO: tl.constexpr,
@@ -382,7 +200,7 @@ def _values(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _matrix(  # type: ignore[no-untyped-def]
+def matrix(  # type: ignore[no-untyped-def]
     x, words, scale, zeros, out, shared, counters, m, n, magic,
     size: tl.constexpr, width: tl.constexpr, groups: tl.constexpr,
     BITS: tl.constexpr, GROUP: tl.constexpr, OWN_ZERO: tl.constexpr,
@@ -425,7 +243,7 @@ def _matrix(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _unpack(  # type: ignore[no-untyped-def]
+def unpack(  # type: ignore[no-untyped-def]
     words, scale, zeros, out, n, magic,
     size: tl.constexpr, width: tl.constexpr, groups: tl.constexpr,
     BITS: tl.constexpr, GROUP: tl.constexpr, OWN_ZERO: tl.constexpr,
@@ -440,19 +258,3 @@ def _unpack(  # type: ignore[no-untyped-def]
     at = start + tl.arange(0, NUMBERS)
     inside = (row < n)[:, None] & (at < size)[None, :]
     tl.store(out + row.to(tl.int64)[:, None] * size + at[None, :], values, mask=inside)
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _round(x, numbers, scale, size, MOST: tl.constexpr, WIDE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """A program takes a row: its largest number, the scale, and the numbers in one pass."""
-    row = tl.program_id(0).to(tl.int64)
-    at = tl.arange(0, WIDE)
-    value = tl.load(x + row * size + at, mask=at < size, other=0.0).to(tl.float32)
-    own = tl.maximum(tl.div_rn(tl.max(tl.abs(value), axis=0), MOST), _TINY)
-    part = tl.div_rn(1.0, own)
-    units = value * part
-    units = tl.fma(tl.fma(-units, own, value), part, units)  # as a division rounds
-    if numbers.dtype.element_ty == tl.int8:
-        units = (units + _ROUNDING) - _ROUNDING
-    tl.store(numbers + row * size + at, units.to(numbers.dtype.element_ty), mask=at < size)
-    tl.store(scale + row, own)

@@ -1,0 +1,240 @@
+"""Products with weights of few bits on a GPU, in the kernels that were fastest (``docs/results-kernels.md``).
+
+One row is multiplied as the words are read; up to 64 rows in tiles, whose numbers are made in registers; for more rows
+a kernel writes the weight in 16 bits, and a GEMM multiplies it. Both are operators, so that compiled code and CUDA
+graphs hold them. Triton is imported when the first of them runs.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, library
+from torch.nn import functional
+
+from .gpu import launching_on, times
+
+MOST_ROWS = 64
+"""Rows of the input that are multiplied in tiles; for more the weight is written out first."""
+BITS = (2, 3, 4, 8)
+_LEAST_GROUP = 64
+_SIDE = 32  # columns come in whole words, of 3 bits in three
+
+
+@dataclass(frozen=True)
+class Vector:
+    """How one row is multiplied.
+
+    Attributes:
+        rows: of the weight, of a program.
+        numbers: of each row that a program loads in a step.
+    """
+
+    rows: int
+    numbers: int
+    warps: int
+    stages: int = 2
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """How some rows are multiplied.
+
+    Attributes:
+        rows: of the input, of a program.
+        outputs: rows of the weight, of a program.
+        numbers: of each that a program multiplies in a step.
+    """
+
+    rows: int
+    outputs: int
+    numbers: int
+    warps: int
+    stages: int
+
+
+_VECTORS = {8: Vector(4, 2048, 2), 4: Vector(16, 2048, 4), 3: Vector(4, 2048, 2), 2: Vector(8, 4096, 4)}
+"""By bits."""
+_MATRICES = {16: Matrix(16, 64, 128, 4, 4), MOST_ROWS: Matrix(64, 64, 64, 4, 4)}
+"""By the most rows."""
+
+
+@dataclass(frozen=True, eq=False)
+class Packed:
+    """A weight ``(rows, columns)`` in words, as ``gac.runtime.packed`` has them.
+
+    Attributes:
+        words: int32, ``(rows, words)``.
+        scale: 16 bits, ``(rows, groups)``.
+        zeros: int32, ``(words, groups)``; None: the zero is ``2 ** (bits - 1)``.
+        group: columns that have one scale; 0: all of a row.
+    """
+
+    words: Tensor
+    scale: Tensor
+    zeros: Tensor | None
+    bits: int
+    group: int
+    columns: int
+
+    @staticmethod
+    def of(held: Mapping[str, Tensor], bits: int, group: int | None, columns: int) -> "Packed":
+        """The tensors of ``gac.runtime.packed.PackedIntegers``."""
+        zeros = held.get("weight_zero_point")
+        own = 0 if group is None or (group >= columns and zeros is None) else group
+        return Packed(held["weight_packed"], held["weight_scale"], zeros, bits, own, columns)
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return tuple(one for one in (self.words, self.scale, self.zeros) if one is not None)
+
+    def on(self, tensors: tuple[Tensor, ...]) -> "Packed":
+        """The same in other tensors."""
+        words, scale, *zeros = tensors
+        return Packed(words, scale, zeros[0] if zeros else None, self.bits, self.group, self.columns)
+
+    @property
+    def rows(self) -> int:
+        return len(self.words)
+
+    @property
+    def operands(self) -> tuple[Tensor, Tensor, Tensor | None, int, int, int]:
+        """What the operators take of it."""
+        return self.words, self.scale, self.zeros, self.bits, self.group, self.columns
+
+    @property
+    def read(self) -> tuple[Tensor, Tensor, Tensor]:
+        """What kernels read."""
+        return self.words, self.scale, self.words if self.zeros is None else self.zeros
+
+    @property
+    def options(self) -> dict[str, Any]:
+        groups = 0 if self.group == 0 else self.scale.shape[1]
+        return {"size": self.columns, "width": self.words.shape[1], "groups": groups} | {
+            "BITS": self.bits, "GROUP": self.group, "OWN_ZERO": self.zeros is not None
+        }  # fmt: skip
+
+
+def unread(bits: int, group: int | None, zero: bool, columns: int) -> str | None:
+    """Why the kernels cannot read such a weight; None where they can."""
+    if bits not in BITS:
+        return f"numbers have {bits} bits, not {', '.join(map(str, BITS))}"
+    if columns % _SIDE or not columns:
+        return f"a weight has {columns} columns, no multiple of {_SIDE}"
+    if group is None or (group >= columns and not zero):
+        return "zero points of whole rows" if zero else None
+    if group < _LEAST_GROUP or group & group - 1:
+        return f"groups have {group} columns, no power of two from {_LEAST_GROUP} on"
+    return None
+
+
+def linear(x: Tensor, weight: Packed) -> Tensor:
+    """``x @ weight.T`` for x ``(..., columns)`` of 16 bits on a GPU: sums are float32, the result is in x's dtype."""
+    y: Tensor = torch.ops.gac.few_bits_linear(x, *weight.operands)
+    return y
+
+
+def written(weight: Packed, dtype: torch.dtype) -> Tensor:
+    """The weight ``(rows, columns)``, to the last bit what ``gac.runtime.packed`` finds in PyTorch."""
+    found: Tensor = torch.ops.gac.few_bits_written(*weight.operands, dtype)
+    return found
+
+
+def vector(x: Tensor, weight: Packed, how: Vector | None = None) -> Tensor:
+    """One row x ``(1, columns)``: one launch."""
+    from .few_bits_kernels import MAGIC
+    from .few_bits_kernels import vector as kernel
+
+    how = how or _VECTORS[weight.bits]
+    out = x.new_empty(1, weight.rows)
+    of_a_word = 32 if weight.bits == 3 else 32 // weight.bits
+    units = min(how.numbers, max(1 << (weight.columns - 1).bit_length(), weight.group)) // of_a_word
+    with launching_on(x):
+        kernel[(times(how.rows, weight.rows),)](
+            _aligned(x).view(torch.int64), *weight.read, out, weight.rows, MAGIC,
+            **weight.options, ROWS=how.rows, UNITS=units, STAGES=how.stages, num_warps=how.warps,
+        )  # fmt: skip
+    return out
+
+
+def matrix(x: Tensor, weight: Packed, how: Matrix | None = None, split: int | None = None) -> Tensor:
+    """Some rows x ``(rows, columns)``, two at least; values are rounded to its dtype.
+
+    Args:
+        split: programs that share a tile of the result, each with a part of the columns.
+    """
+    from .few_bits_kernels import MAGIC
+    from .few_bits_kernels import matrix as kernel
+
+    how = how or _MATRICES[min(most for most in _MATRICES if len(x) <= most)]
+    numbers = min(how.numbers, weight.group or how.numbers)
+    tiles = times(how.outputs, weight.rows), times(how.rows, len(x))
+    split = split or _split(weight, tiles[0] * tiles[1], numbers, x.device)
+    out = x.new_empty(len(x), weight.rows)
+    shared = out if split == 1 else x.new_empty(split, *out.shape, dtype=torch.float32)
+    counters = torch.zeros(tiles[0] * tiles[1] if split > 1 else 1, dtype=torch.int32, device=x.device)
+    with launching_on(x):
+        kernel[(*tiles, split)](
+            x, *weight.read, out, shared, counters, len(x), weight.rows, MAGIC,
+            **weight.options, ROWS=how.rows, OUTPUTS=how.outputs, NUMBERS=numbers, SPLIT=split,
+            STAGES=how.stages, num_warps=how.warps,
+        )  # fmt: skip
+    return out
+
+
+def _split(weight: Packed, tiles: int, numbers: int, device: torch.device) -> int:
+    """As many as there are programs for, eight at most."""
+    return max(1, min(8, _programs(device) // tiles, weight.columns // numbers // 2))
+
+
+def _programs(device: torch.device) -> int:
+    """Two for each SM."""
+    return 2 * int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+def unpacked(weight: Packed, dtype: torch.dtype, rows: int = 32, numbers: int = 128, warps: int = 4) -> Tensor:
+    """``written`` in one launch: a program writes some rows, and of each so many numbers."""
+    from .few_bits_kernels import MAGIC
+    from .few_bits_kernels import unpack as kernel
+
+    out = weight.words.new_empty(weight.rows, weight.columns, dtype=dtype)
+    numbers = min(numbers, weight.group or numbers)
+    with launching_on(out):
+        kernel[(times(rows, weight.rows), times(numbers, weight.columns))](
+            *weight.read, out, weight.rows, MAGIC,
+            **weight.options, OUTPUTS=rows, NUMBERS=numbers, num_warps=warps,
+        )  # fmt: skip
+    return out
+
+
+def _aligned(x: Tensor) -> Tensor:
+    """Four numbers are read at a time."""
+    return x if x.storage_offset() % 4 == 0 else x.clone()
+
+
+def _linear(x: Tensor, *operands: Any) -> Tensor:
+    weight = Packed(*operands)
+    given = x.reshape(-1, weight.columns).contiguous()
+    if len(given) > MOST_ROWS:
+        y = functional.linear(given, unpacked(weight, x.dtype))
+    else:
+        y = vector(given, weight) if len(given) == 1 else matrix(given, weight)
+    return y.view(*x.shape[:-1], weight.rows)
+
+
+def _written(*operands: Any) -> Tensor:
+    return unpacked(Packed(*operands[:-1]), operands[-1])
+
+
+_WEIGHT = "Tensor words, Tensor scale, Tensor? zeros, int bits, int group, int columns"
+if not hasattr(torch.ops.gac, "few_bits_linear"):  # a checkpoint's own copy of these files may have made them
+    library.define("gac::few_bits_linear", f"(Tensor x, {_WEIGHT}) -> Tensor")
+    library.define("gac::few_bits_written", f"({_WEIGHT}, ScalarType dtype) -> Tensor")
+    library.impl("gac::few_bits_linear", "CUDA", _linear)
+    library.impl("gac::few_bits_written", "CUDA", _written)
+    library.register_fake("gac::few_bits_linear", lambda x, words, *rest: x.new_empty(*x.shape[:-1], len(words)))
+    library.register_fake(
+        "gac::few_bits_written",
+        lambda words, scale, zeros, bits, group, columns, dtype: words.new_empty(len(words), columns, dtype=dtype),
+    )

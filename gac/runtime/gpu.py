@@ -1,0 +1,42 @@
+"""When Triton kernels can run, how they are launched, and what is said, once, where they cannot."""
+
+import logging
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor
+
+HAS_TRITON = find_spec("triton") is not None
+SIXTEEN_BIT = (torch.bfloat16, torch.float16)
+
+_logger = logging.getLogger("gac")
+_said: set[str] = set()
+
+
+def lacking(device: torch.device, dtype: torch.dtype) -> str | None:
+    """Why no kernel of 16-bit inputs can run there; None where they can."""
+    if device.type != "cuda":
+        return f"the model is on the {device.type}"
+    if not HAS_TRITON:
+        return "Triton is not installed"
+    if dtype not in SIXTEEN_BIT:
+        return f"inputs are {str(dtype).removeprefix('torch.')}, not bfloat16 or float16"
+    return None
+
+
+def plainly(x: Tensor, reason: str) -> None:
+    """Say once, for each reason, that a GPU multiplies with stored weights in plain PyTorch."""
+    if x.is_cuda and reason not in _said and not torch.compiler.is_compiling():
+        _said.add(reason)
+        _logger.warning("weights are unpacked in plain PyTorch, which is slow: %s", reason)
+
+
+def launching_on(x: Tensor) -> Any:
+    """Triton launches on the current device: x's, meanwhile."""
+    return torch.cuda.device(x.device) if x.is_cuda else torch.no_grad()
+
+
+def times(part: int, whole: int) -> int:
+    """How many parts cover the whole."""
+    return -(-whole // part)

@@ -1,0 +1,101 @@
+"""GEMMs of 8 bits: inputs rounded in Triton, and what PyTorch multiplies then."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import gac.runtime.storage
+from gac.runtime import eight_bits_gemm
+from gac.runtime.eight_bits import FLOAT8, Floats8, Integers8
+from gac.runtime.rounded_inputs import READERS, read_int8
+from gac.runtime.stored import StoredLinear
+from gac.schemes import scheme_named
+from tests.runtime.interpreted import DEVICE, operators
+
+ROWS = [(1, 64), (7, 576), (40, 1536)]
+
+
+class Hopper:
+    name, major, minor = "a GPU", 9, 0
+
+
+class Ampere:
+    name, major, minor = "an older GPU", 8, 6
+
+
+@pytest.fixture
+def running(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Kernels run wherever tensors are, as on a Hopper GPU."""
+    monkeypatch.setattr(gac.runtime.storage, "lacking", lambda device, dtype: None)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Hopper)
+    with operators(eight_bits_linear=eight_bits_gemm._linear):
+        yield
+
+
+def tokens(rows: int, columns: int, dtype: torch.dtype = torch.float16) -> Tensor:
+    """Random ones, the first with an outlier, the last all zeros."""
+    x = torch.randn(rows, columns, generator=torch.Generator().manual_seed(rows))
+    x[0, 0] = 30
+    if rows > 1:
+        x[-1] = 0
+    return x.to(dtype).to(DEVICE)
+
+
+@pytest.mark.parametrize(("rows", "columns"), ROWS)
+def test_whole_numbers_and_their_scales_are_those_of_plain_pytorch(rows: int, columns: int) -> None:
+    x = tokens(rows, columns)
+    numbers, scale = eight_bits_gemm.rounded(x, torch.int8, 32)
+    expected, own = read_int8(x.cpu().float())
+    assert (numbers.dtype, len(numbers)) == (torch.int8, max(rows, 32))
+    off = (numbers[:rows].cpu().float() - expected * 128).abs()
+    assert float(off.max()) <= 1
+    assert float(off.mean()) < 1e-4  # the interpreter divides less exactly
+    assert torch.equal(scale[:rows].cpu(), own / 128)
+
+
+@pytest.mark.parametrize(("rows", "columns"), ROWS)
+def test_floating_point_has_the_scales_of_plain_pytorch(rows: int, columns: int) -> None:
+    """Its numbers too, on a GPU: Triton's interpreter loses a carry where it rounds to 8 bits."""
+    x = tokens(rows, columns)
+    numbers, scale = eight_bits_gemm.rounded(x, FLOAT8)
+    expected, own = (one.cpu().float() for one in READERS["float8"](x.cpu().float()))
+    assert torch.equal(scale.cpu(), own / 512)
+    if DEVICE == "cuda":
+        assert torch.equal(numbers.cpu().float(), expected * 512)
+
+
+def test_sums_take_both_scales() -> None:
+    generator = torch.Generator().manual_seed(0)
+    sums = torch.randint(-100000, 100000, (32, 1100), generator=generator, dtype=torch.int32)
+    scale, of_weight = torch.rand(32, 1, generator=generator), torch.rand(1100, 1, generator=generator).half()
+    given = (one.to(DEVICE) for one in (sums, scale, of_weight))
+    found = eight_bits_gemm.rescaled(*given, 20, torch.float32)
+    assert torch.equal(found.cpu(), sums[:20] * scale[:20] * of_weight.T.float())
+
+
+@pytest.mark.usefixtures("running")
+def test_a_stored_weight_of_whole_numbers_runs_in_8_bits() -> None:
+    scheme = scheme_named("w8a8")
+    matrix = torch.randn(48, 64, generator=torch.Generator().manual_seed(0)).half()
+    held = {name: one.to(DEVICE) for name, one in scheme.stored(matrix).items()}
+    stored = StoredLinear(Integers8(), nn.Linear(64, 48).half().to(DEVICE).requires_grad_(False))
+    stored.fill(held)
+    x = tokens(6, 64).view(2, 3, 64)
+    plain = stored.storage.plain(x, held, 48, 64, stored.bias)
+    with torch.no_grad():
+        found = stored(x)
+        compiled = torch.compile(stored, fullgraph=True)(x)
+    assert found.shape == (2, 3, 48)
+    assert torch.equal(found, compiled)
+    assert float((found - plain).norm() / plain.norm()) < 2e-3
+
+
+def test_a_gpu_without_such_a_gemm_and_shapes_that_have_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = torch.device("cuda")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Ampere)
+    assert Floats8().unread(cuda, 64, 64) == "PyTorch multiplies no float8_e4m3fn on this GPU (an older GPU)"
+    assert Integers8().unread(cuda, 64, 64) is None
+    said = "a weight is 64 x 40, not multiples of 16 with at most 65536 columns"
+    assert Integers8().unread(cuda, 64, 40) == said

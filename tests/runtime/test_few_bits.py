@@ -1,0 +1,152 @@
+"""Products with weights of few bits in Triton: what the kernels compute, and where they run."""
+
+import logging
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import gac.runtime.storage
+from gac.runtime import few_bits, gpu
+from gac.runtime.few_bits import Packed
+from gac.runtime.packed import PackedIntegers
+from gac.runtime.stored import STORAGES, StoredLinear, without_kernels
+from gac.schemes import scheme_named
+from tests.runtime.interpreted import DEVICE, operators
+
+SCHEMES = ["w8a16", "w4a16", "w4a16:64", "w3a16", "w3a16:64", "w2a16:256"]
+SHAPES = [(48, 256), (40, 320), (33, 96), (64, 1024)]
+
+
+@pytest.fixture(autouse=True)
+def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiles of small weights are shared by three programs."""
+    monkeypatch.setattr(few_bits, "_programs", lambda device: 3)
+
+
+@pytest.fixture
+def running(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Kernels run wherever tensors are, on inputs of 16 bits."""
+    monkeypatch.setattr(gac.runtime.storage, "lacking", lambda device, dtype: None)
+    with operators(few_bits_linear=few_bits._linear, few_bits_written=few_bits._written):
+        yield
+
+
+def weight(name: str, rows: int, columns: int) -> tuple[PackedIntegers, dict[str, Tensor]]:
+    """A random one as the scheme stores it, on the device."""
+    generator = torch.Generator().manual_seed(rows)
+    scheme = scheme_named(name)
+    assert scheme.storage is not None
+    storage = STORAGES[scheme.storage.storage][0](**scheme.storage.options)
+    assert isinstance(storage, PackedIntegers)
+    held = scheme.stored(torch.randn(rows, columns, generator=generator).half())
+    return storage, {tensor: one.to(DEVICE) for tensor, one in held.items()}
+
+
+def read(storage: PackedIntegers, held: dict[str, Tensor], columns: int) -> Packed:
+    assert few_bits.unread(storage.bits, storage.group, storage.zero, columns) is None
+    return Packed.of(held, storage.bits, storage.group, columns)
+
+
+@pytest.mark.parametrize(("rows", "columns"), SHAPES)
+@pytest.mark.parametrize("name", SCHEMES)
+def test_a_weight_is_written_to_the_last_bit_as_pytorch_unpacks_it(name: str, rows: int, columns: int) -> None:
+    storage, held = weight(name, rows, columns)
+    found = few_bits.unpacked(read(storage, held, columns), torch.float16)
+    held = {tensor: one.cpu() for tensor, one in held.items()}
+    assert torch.equal(found.cpu(), storage.values(held, rows, columns, torch.float16))
+
+
+@pytest.mark.parametrize("given", [1, 2, 17, 64, 65])
+@pytest.mark.parametrize(("rows", "columns"), SHAPES)
+@pytest.mark.parametrize("name", SCHEMES)
+def test_products_are_those_of_the_unpacked_weight(name: str, rows: int, columns: int, given: int) -> None:
+    storage, held = weight(name, rows, columns)
+    x = torch.randn(given, columns, generator=torch.Generator().manual_seed(given)).half().to(DEVICE)
+    found = few_bits._linear(x, *read(storage, held, columns).operands)
+    expected = x.double() @ storage.values(held, rows, columns, torch.float32).double().T
+    assert found.dtype == torch.float16
+    assert float((found - expected).norm() / expected.norm()) < 2e-3
+
+
+def test_one_row_may_begin_anywhere_in_memory() -> None:
+    storage, held = weight("w4a16:64", 40, 64)
+    x = torch.randn(67, device=DEVICE).half()[3:]
+    found = few_bits._linear(x, *read(storage, held, 64).operands)
+    assert torch.equal(found, few_bits._linear(x.clone(), *read(storage, held, 64).operands))
+
+
+@pytest.mark.usefixtures("running")
+def test_a_stored_weight_runs_in_the_kernels_where_there_are_no_gradients() -> None:
+    storage, held = weight("w4a16:64", 48, 256)
+    stored = StoredLinear(storage, nn.Linear(256, 48).half().to(DEVICE).requires_grad_(False))
+    stored.fill(held)
+    x = torch.randn(2, 3, 256, device=DEVICE).half()
+    plain = storage.plain(x, held, 48, 256, stored.bias)
+    with torch.no_grad():
+        found = stored(x)
+        compiled = torch.compile(stored, fullgraph=True)(x)
+    assert found.shape == (2, 3, 48)
+    assert torch.equal(found, few_bits._linear(x, *read(storage, held, 256).operands) + stored.bias)
+    assert torch.equal(found, compiled)
+    assert float((found - plain).norm() / plain.norm()) < 2e-3
+    x.requires_grad_()
+    stored(x).sum().backward()
+    assert x.grad is not None
+    assert stored(x[:, :0]).shape == (2, 0, 48)
+
+
+@pytest.mark.parametrize(
+    ("bits", "group", "zero", "columns", "said"),
+    [
+        (5, None, False, 64, "numbers have 5 bits, not 2, 3, 4, 8"),
+        (4, 128, True, 100, "a weight has 100 columns, no multiple of 32"),
+        (4, 32, True, 64, "groups have 32 columns, no power of two from 64 on"),
+        (4, 96, True, 192, "groups have 96 columns, no power of two from 64 on"),
+        (4, None, True, 64, "zero points of whole rows"),
+    ],
+)
+def test_what_the_kernels_cannot_read_has_a_reason(
+    bits: int, group: int | None, zero: bool, columns: int, said: str
+) -> None:
+    assert few_bits.unread(bits, group, zero, columns) == said
+
+
+def test_where_kernels_cannot_run_has_a_reason() -> None:
+    assert gpu.lacking(torch.device("cpu"), torch.bfloat16) == "the model is on the cpu"
+    assert gpu.lacking(torch.device("cuda"), torch.float32) == "inputs are float32, not bfloat16 or float16"
+
+
+class Model(nn.Sequential):
+    """Weights of 4 bits in such groups."""
+
+    device, dtype = torch.device("cpu"), torch.float16
+
+    def __init__(self, *groups: int) -> None:
+        weights = (PackedIntegers(4, group, zero=True) for group in groups)
+        super().__init__(*(StoredLinear(storage, nn.Linear(256, 48)) for storage in weights))
+
+
+def test_matrices_that_run_in_plain_pytorch_are_counted_by_reason() -> None:
+    assert without_kernels(Model(64, 32)) == {"the model is on the cpu": 2}
+
+
+@pytest.mark.usefixtures("running")
+def test_those_with_a_kernel_are_not_counted() -> None:
+    assert without_kernels(Model(64, 32)) == {"groups have 32 columns, no power of two from 64 on": 1}
+
+
+class OnGpu:
+    is_cuda = True
+
+
+def test_a_gpu_without_a_kernel_is_told_of_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(gpu, "_said", set())
+    with caplog.at_level(logging.WARNING, logger="gac"):
+        for _ in range(2):
+            gpu.plainly(OnGpu(), "groups have 32 columns")  # type: ignore[arg-type]
+        gpu.plainly(torch.zeros(1), "the model is on the cpu")
+    assert caplog.messages == ["weights are unpacked in plain PyTorch, which is slow: groups have 32 columns"]
