@@ -25,7 +25,7 @@ from gac.models.basis import Rotation
 from gac.models.families import family_of
 from gac.models.linears import check_rows_together
 from gac.models.loading import Loaded, check_finite, check_in_memory, load_config, load_model, model_digest
-from gac.models.rotation import rotate, rotated
+from gac.models.rotation import rotate, rotated, rotates_freely
 from gac.models.sites import Site
 from gac.plan import Calibration, CalibrationPart, Measured, Plan, RoundedHead
 from gac.profiling.select import select_profile
@@ -137,6 +137,7 @@ def measure_problem(
         _settled(load_config(str(model)), asked.recipe, table)  # what fails, fails before the weights are read
     loaded = dense_model(model, tokenizer)
     planned, recipe = _settled(loaded.model.config, asked.recipe, table)
+    recipe = _with_rotation(recipe, loaded.model)
     family: str = loaded.model.config.model_type
     layout = family_of(loaded.model.config)
     sites = layout.sites(loaded.model.config)
@@ -198,6 +199,14 @@ def _settled(config: Any, recipe: Recipe, table: Profile) -> tuple[Sequence[Site
     recipe = settled(replace(recipe, refit=refit), planned, table)
     check_reachable(planned, recipe, table)
     return planned, recipe
+
+
+def _with_rotation(recipe: Recipe, model: "PreTrainedModel") -> Recipe:
+    """The recipe with ``rotate`` decided where it is left open."""
+    space = recipe.space
+    if space.rotate is not None:
+        return recipe
+    return replace(recipe, space=replace(space, rotate=space.few_bits and rotates_freely(model)))
 
 
 def _calibration(text: Texts, windows: Windows, loss: float) -> Calibration:

@@ -335,7 +335,7 @@ def _check_counts(plan: Plan) -> None:
         shape = len(plan.speed.latency_ns), len(plan.speed.certificate.multipliers)
         given = f"plan has speed with {shape[0]} latencies and {shape[1]} multipliers"
         check(shape == (len(plan.workloads), limits + 1), given, f"{len(plan.workloads)} and {limits + 1}")
-    rotated, rotation = plan.recipe.space.rotate, plan.measured.rotation
+    rotated, rotation = bool(plan.recipe.space.rotate), plan.measured.rotation
     check(rotated == (rotation is not None), f"plan with rotate {rotated} states {rotation}", "what was rotated")
     _check_head(plan)
     asked = {limit.column: limit.asked for limit in plan.limits}

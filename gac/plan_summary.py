@@ -202,6 +202,8 @@ def allocate_command(plan: "Plan", profile: str | None = None) -> str:
     text = plan.measured.calibration
     sized = tuple(f"{one.text}:{one.windows}x{text.window_tokens}" for one in text.texts)
     asked = plan.recipe.flat() | {"text": sized}
+    if asked.get("rotate") is False and not plan.recipe.space.few_bits:
+        del asked["rotate"]  # as where nothing is said
     if profile is not None:
         asked["profile"] = profile
     second: dict[str, Any] = {

@@ -19,7 +19,7 @@ from gac.errors import BudgetError, GacError, did_you_mean
 from gac.forms import DEFAULT_FORMS, FORMS, LATENCY_FORMS
 from gac.forms.planned_sites import Fusing
 from gac.io import Record
-from gac.schemes import DEFAULT_SCHEME, SCHEMES
+from gac.schemes import DEFAULT_SCHEME, SCHEMES, scheme_named
 from gac.workloads import Workload
 
 if TYPE_CHECKING:
@@ -40,6 +40,9 @@ _ALWAYS = ("method", "text", "seed", "forms", "refit", "workloads")
 
 HEADS = (DEFAULT_SCHEME, "w8a16")
 """How embedding and head can be stored."""
+
+FEW_BITS = 4
+"""Most bits of a scheme for which a model is rotated where nothing is said."""
 
 DecodeKernel = Literal["torch", "triton"]
 """What runs linear weights where they have one row."""
@@ -110,7 +113,8 @@ class Space:
         rotate: measure and compress the model in another basis, in which rounding loses less where features stand out:
             gains of RMSNorm are folded, and the residual stream and the values of heads rotated. Its function is the
             same, and nothing is added at run time; but a head that was tied to the embedding becomes a weight of its
-            own. See ``gac.models.rotation.rotate``.
+            own. See ``gac.models.rotation.rotate``. None: where a scheme of at most 4 bits is among ``schemes``, the
+            model can be rotated, and no head becomes a weight of its own by it.
         head: how embedding and head are stored: ``bf16``, as they are loaded, or ``w8a16``. They are not among the
             targeted weights, so no limit counts them; bytes of the whole model do.
     """
@@ -118,7 +122,7 @@ class Space:
     forms: tuple[str, ...] = DEFAULT_FORMS
     schemes: tuple[str, ...] = (DEFAULT_SCHEME,)
     align: bool | int = True
-    rotate: bool = False
+    rotate: bool | None = None
     head: str = DEFAULT_SCHEME
 
     def __post_init__(self) -> None:
@@ -135,9 +139,15 @@ class Space:
             "True, False, the number that dims are to be multiples of, or 'profile,group=N'",
             "Give a number of 1 or more, such as align=16.",
         )
-        _check(isinstance(self.rotate, bool), "space.rotate", self.rotate, "True or False")
+        rotating = self.rotate is None or isinstance(self.rotate, bool)
+        _check(rotating, "space.rotate", self.rotate, "True or False")
         expected = f"{' or '.join(HEADS)}: embedding and head as they are loaded, or in 8 bits with a scale a row"
         _check(self.head in HEADS, "space.head", self.head, expected)
+
+    @property
+    def few_bits(self) -> bool:
+        """Whether numbers may be stored in so few bits that rounding them loses less in a rotated basis."""
+        return any(scheme_named(name).bits <= FEW_BITS for name in self.schemes)
 
 
 @dataclass(frozen=True)
@@ -247,7 +257,7 @@ class Options(TypedDict, total=False):
     forms: "str | Form | Iterable[str | Form]"
     schemes: "str | Scheme | Iterable[str | Scheme]"
     align: bool | int | str
-    rotate: bool
+    rotate: bool | None
     head: str
     profile: "Profile | str | Path | None"
     workloads: str | Iterable[str]

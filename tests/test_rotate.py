@@ -1,4 +1,4 @@
-"""``rotate=True`` from the allocation to the checkpoint: what is measured and saved is rotated, as the plan says."""
+"""Rotation from the allocation to the checkpoint: what is measured and saved is rotated, as the plan says."""
 
 import copy
 import json
@@ -23,6 +23,7 @@ from tests.models.small import small_config, small_model
 from tests.small_pipeline import Small
 
 HEAD = 258 * 64
+FEW: dict[str, Any] = {"schemes": ("w8a16", "w4a16:32"), "memory": 0.4, "latency": "any"}
 
 
 @pytest.fixture
@@ -136,8 +137,7 @@ def test_a_directory_is_rotated_without_being_written_to(tied: Small, tmp_path: 
 
 
 def test_rounding_shots_and_frontiers_are_of_the_rotated_model(tied: Small) -> None:
-    options: dict[str, Any] = {"schemes": ("w8a16", "w4a16:32"), "memory": 0.4, "latency": "any", "rotate": True}
-    rounded = tied.allocate(None, **options)
+    rounded = tied.allocate(None, **FEW, rotate=True)
     dense = logits(tied.model)
     small = tied.compress(rounded, model=copy.deepcopy(tied.model))
     assert torch.corrcoef(torch.stack([logits(small).flatten(), dense.flatten()]))[0, 1] > 0.9
@@ -183,6 +183,99 @@ def test_a_plan_that_contradicts_itself_is_refused(tied: Small, tmp_path: Path) 
     )
 
 
+# --- where nothing is said ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scheme", ["w4a16:32", "w3a16:32", "w2a16:32"])
+def test_few_bits_are_rounded_in_another_basis(small: Small, scheme: str) -> None:
+    asked = FEW | {"schemes": ("bf16", scheme)}
+    plan = small.allocate(None, **asked)
+    assert plan.recipe.space.rotate is True
+    assert plan.measured.rotation == Rotation(True, 0)
+    assert "rotated      residual stream and values of heads\n" in plan.summary()
+    assert "--rotate" in allocate_command(plan)
+    assert small.allocate(None, **asked, rotate=True) == plan
+
+
+def test_what_is_rotated_by_default_is_compressed_saved_and_loaded(small: Small, tmp_path: Path) -> None:
+    plan, before = small.allocate(None, **FEW), small.model.model.embed_tokens.weight.clone()
+    _, loaded = small.there_and_back(plan, tmp_path)
+    after = loaded.model.embed_tokens.weight
+    assert torch.allclose(after @ after.T, before @ before.T, atol=1e-5)
+    assert not torch.equal(after, before)
+
+
+@pytest.mark.parametrize("schemes", [("bf16",), ("w8a16",), ("bf16", "w8a16", "fp8")])
+def test_more_bits_are_rounded_in_the_basis_that_is_there(small: Small, schemes: tuple[str, ...]) -> None:
+    plan = small.allocate(None, **FEW | {"memory": 0.6, "schemes": schemes})
+    assert plan.recipe.space.rotate is False
+    assert plan.measured.rotation is None
+    assert "rotate" not in plan.summary() + allocate_command(plan)
+
+
+def test_no_head_is_untied_by_default(tied: Small) -> None:
+    plan = tied.allocate(None, **FEW)
+    assert plan.recipe.space.rotate is False
+    assert plan.measured.rotation is None
+    assert "--no-rotate" in allocate_command(plan)
+    assert tied.allocate(None, **FEW, rotate=False) == plan
+
+
+def test_values_alone_are_rotated_by_default_also_where_the_head_is_tied(small: Small, tmp_path: Path) -> None:
+    model = small_model(small_config("gemma3_text"))
+    assert model.config.tie_word_embeddings
+    plan = small.allocate(None, model=model, **FEW)
+    assert plan.measured.rotation == Rotation(False, 0)
+    small.there_and_back(plan, tmp_path, model=model)
+
+
+def test_what_cannot_be_rotated_is_not_and_is_not_refused(small: Small) -> None:
+    plan = small.allocate(None, model=small_model(small_config("gpt2")), **FEW)
+    assert plan.recipe.space.rotate is False
+    assert plan.measured.rotation is None
+
+
+def test_what_is_said_is_done(small: Small) -> None:
+    plan = small.allocate(None, **FEW, rotate=False)
+    assert plan.recipe.space.rotate is False
+    assert plan.measured.rotation is None
+    assert "--no-rotate" in allocate_command(plan)
+    assert small.allocate(0.7, rotate=True).measured.rotation == Rotation(True, 0)
+
+
+@pytest.mark.parametrize("asked", [None, False, True])
+def test_a_recipe_may_leave_it_open_and_its_plan_says_what_was_done(
+    small: Small, tmp_path: Path, asked: bool | None
+) -> None:
+    path, text = tmp_path / "recipe.json", f"{small.text}:4x64"
+    recipe = gac.Recipe.of(**FEW, calibration=text, profile="nvidia-h100-80gb-hbm3", rotate=asked)
+    recipe.save(path)
+    assert gac.Recipe.load(path) == recipe
+    assert recipe.space.rotate is asked
+    options: dict[str, Any] = {"tokenizer": small.tokenizer, "progress": False}
+    plan = gac.allocate(small.model, recipe=path, **options)
+    assert plan.recipe.space.rotate is (asked is not False)
+    assert (plan.measured.rotation is not None) is (asked is not False)
+    assert gac.allocate(small.model, recipe=plan.recipe, **options) == plan
+
+
+def test_a_frontier_of_few_bits_is_of_the_rotated_model(small: Small, tied: Small) -> None:
+    asked: dict[str, Any] = {"points": 3, "limit": "bytes", "schemes": ("w8a16", "w4a16:32")}
+    assert small.frontier(**asked).plan(0).measured.rotation == Rotation(True, 0)
+    assert tied.frontier(**asked).plan(0).measured.rotation is None
+
+
+def test_a_plan_from_before_there_was_rotation_is_opened(small: Small, tmp_path: Path) -> None:
+    plan = small.allocate(0.7)
+    plan.save(tmp_path / "plan.json")
+    document = json.loads((tmp_path / "plan.json").read_text())
+    del document["recipe"]["space"]["rotate"], document["measured"]["rotation"]
+    (tmp_path / "plan.json").write_text(json.dumps(document))
+    opened = gac.Plan.load(tmp_path / "plan.json")
+    assert opened.measured == plan.measured
+    assert torch.equal(logits(small.compress(opened, model=copy.deepcopy(small.model))), logits(small.compress(plan)))
+
+
 def test_rotate_is_yes_or_no() -> None:
     with pytest.raises(GacError) as caught:
         gac.Recipe.of(rotate=1)
@@ -201,6 +294,13 @@ def test_the_command_line_rotates_too(
     assert found["parameters"] == found["dense_parameters"] - plan["limits"][0]["total"] + plan["limits"][0]["used"] + (
         HEAD
     )
+    *plain, _ = options
+    few = (*plain, "--memory", 0.4, "--scheme", "w4a16:32", "-o", tmp_path / "few.json")
+    assert answer("allocate", tmp_path / "dense", *few)["recipe"]["space"]["rotate"] is False
+    small_model(small_config("llama", tie_word_embeddings=False)).save_pretrained(tmp_path / "untied")
+    tiny_tokenizer.save_pretrained(tmp_path / "untied")
+    assert answer("allocate", tmp_path / "untied", *few)["measured"]["rotation"] == {"stream": True, "untied": 0}
+    assert answer("allocate", tmp_path / "untied", *few, "--no-rotate")["measured"]["rotation"] is None
     small_model(small_config("gpt2")).save_pretrained(tmp_path / "gpt2")
     tiny_tokenizer.save_pretrained(tmp_path / "gpt2")
     assert "transformer.ln_f is a LayerNorm, with rotate=True" in refused(

@@ -69,11 +69,11 @@ _MEASURED = (
         "for groups of N columns). Repeatable; give bf16 too where weights may stay as they are.",
     ),
     click.option(
-        "--rotate",
-        is_flag=True,
+        "--rotate/--no-rotate",
+        default=None,
         help="First fold the gains of RMSNorm, and rotate the residual stream and the values of heads: the same "
         "function, which loses less when rounded where features stand out. A head that is tied to the embedding "
-        "becomes a weight of its own.",
+        "becomes a weight of its own. Default: with a scheme of at most 4 bits, where no head does.",
     ),
     click.option(
         "--head",

@@ -20,6 +20,7 @@ from gac.linalg import orthogonal
 from gac.models.basis import Rotation
 from gac.models.families import Family, family_of
 from gac.models.loading import check_in_memory
+from gac.runtime.ends import ends_of, unusual
 
 logger = logging.getLogger("gac")
 
@@ -43,20 +44,29 @@ def rotate(model: PreTrainedModel, seed: int = SEED) -> Rotation:
         seed: of the matrices; those of one seed are the same on every device.
 
     Raises:
-        ModelError: its norms are no RMSNorm, or a weight is offloaded or no plain linear weight. Nothing is changed.
+        ModelError: its norms are no RMSNorm, a weight is offloaded or no plain linear weight, or the embedding is no
+            plain one. Nothing is changed.
     """
-    check_in_memory(model, ", with rotate=True", "where it is rotated", ", or leave rotate out")
-    family = family_of(model.config)
-    _offset(model, family.last_norm)
-    stream = family.norms is None and all(family.before)
-    layers = [_Layer(model, family, at, stream) for at in range(model.config.num_hidden_layers)]
+    rotation, layers = _checked(model)
     generator = torch.Generator().manual_seed(seed)
-    basis = orthogonal(model.config.hidden_size, generator) if stream else None
+    basis = orthogonal(model.config.hidden_size, generator) if rotation.stream else None
     for layer in layers:
         layer.rotate(basis, orthogonal(layer.head_dim, generator))
-    rotation = Rotation(stream, 0 if basis is None else _rotate_ends(model, family.last_norm, basis))
+    if basis is not None:
+        _rotate_ends(model, basis)
+    if rotation.untied:
+        model.config.tie_word_embeddings = False
+        _tied_names(model).clear()
     logger.info("rotated: %s", rotation)
     return rotation
+
+
+def rotates_freely(model: PreTrainedModel) -> bool:
+    """Whether ``rotate`` takes the model and adds no parameters: the head is untied, or values alone are rotated."""
+    try:
+        return not _checked(model)[0].untied
+    except ModelError:
+        return False
 
 
 @contextmanager
@@ -79,6 +89,20 @@ def rotated(model: PreTrainedModel, keep: bool = False) -> Iterator[Rotation]:
                 setattr(model.get_submodule(owner), last, parameter)
             config.tie_word_embeddings = tied
             _tied_names(model).update(names)
+
+
+def _checked(model: PreTrainedModel) -> tuple[Rotation, list["_Layer"]]:
+    """What ``rotate`` would do, and the layers that it would change; nothing is changed yet.
+
+    Raises:
+        ModelError: as ``rotate``.
+    """
+    check_in_memory(model, ", with rotate=True", "where it is rotated", ", or leave rotate out")
+    family = family_of(model.config)
+    _offset(model, family.last_norm)
+    stream = family.norms is None and all(family.before)
+    layers = [_Layer(model, family, at, stream) for at in range(model.config.num_hidden_layers)]
+    return Rotation(stream, _untied(model) if stream else 0), layers
 
 
 class _Layer:
@@ -152,19 +176,28 @@ def _store(module: nn.Module, name: str, values: Tensor) -> None:
     setattr(module, name, nn.Parameter(values.to(before.dtype).contiguous(), before.requires_grad))
 
 
-def _rotate_ends(model: PreTrainedModel, last_norm: str, basis: Tensor) -> int:
-    """Rotate the embedding, and the head with the last norm's gain; how many parameters a head has that was tied."""
+def _untied(model: PreTrainedModel) -> int:
+    """Parameters of the head where it is tied to the embedding, and rotated is a weight of its own; else 0.
+
+    Raises:
+        ModelError: one of them is no plain matrix.
+    """
+    for name, module in ends_of(model).items():
+        if said := unusual(module):
+            given = f"{name} is {said}, with rotate=True"
+            raise ModelError(given, "a plain embedding and a linear head", "Leave rotate out for this model.")
+    causal_lm: Any = model
+    matrix: Tensor = causal_lm.get_output_embeddings().weight
+    return matrix.numel() if matrix is causal_lm.get_input_embeddings().weight else 0
+
+
+def _rotate_ends(model: PreTrainedModel, basis: Tensor) -> None:
+    """Rotate the embedding, and the head with the last norm's gain."""
     causal_lm: Any = model
     embedding, head = causal_lm.get_input_embeddings(), causal_lm.get_output_embeddings()
-    tied = head.weight is embedding.weight
-    gain = _folded(model, last_norm)
+    gain = _folded(model, family_of(model.config).last_norm)
     _store(head, "weight", _by_rows(head.weight, lambda rows: _in_basis(rows * gain.to(rows), basis)))
     _store(embedding, "weight", _by_rows(embedding.weight, lambda rows: _in_basis(rows, basis)))
-    if not tied:
-        return 0
-    model.config.tie_word_embeddings = False
-    _tied_names(model).clear()
-    return int(head.weight.numel())
 
 
 def _by_rows(weight: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:

@@ -111,9 +111,12 @@ def seen_of_layers(model: Any, method: Method, *parts: Tensor) -> Iterator[tuple
 
 def problem_of(loaded: Loaded, **options: Any) -> Problem:
     """A model's loss curves beside a latency table, as ``gac.allocate`` has them with these options."""
-    asked = Asked.of(None, 1.0, LEAST_LOSS | options)
+    asked = Asked.of(None, 1.0, BASIS | LEAST_LOSS | options)
     return measure_problem(loaded.model, asked, loaded.tokenizer, progress=True)
 
+
+BASIS = {"rotate": False}
+"""Models are measured in the basis that they were loaded in, unless a study asks for another."""
 
 LEAST_LOSS = {"fuse": False, "latency": "any", "slack": 0}
 """Options of plans that give nothing for speed."""
@@ -165,7 +168,7 @@ class Study:
         fixed = {"profile": self._profile, "calibration": self._asked.calibration, "tokenizer": self.loaded.tokenizer}
         begun = time.monotonic()
         try:
-            plan = gac.allocate(self.loaded.model, budget, **(fixed | self._options | given))
+            plan = gac.allocate(self.loaded.model, budget, **(BASIS | fixed | self._options | given))
         except BudgetError as failure:
             return self.keep(case | {"refused": str(failure)})
         row = case | self.measured(plan)

@@ -147,6 +147,7 @@ def run(asked: argparse.Namespace, report: Report) -> None:
         refit=asked.refit,
         memory=asked.memory,
         schemes=asked.schemes,
+        rotate=False,
         progress=False,
     )
     report.say("allocated", allocate_seconds=now() - begun, prediction=plan.prediction.loss)

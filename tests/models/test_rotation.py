@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from gac.errors import ModelError
 from gac.models.basis import Rotation
 from gac.models.families import supported
-from gac.models.rotation import orthogonal, rotate, rotated
+from gac.models.rotation import orthogonal, rotate, rotated, rotates_freely
 from tests.compression.applying import logits
 from tests.models.small import every_family, small_config, small_model, weights_of
 
@@ -55,6 +55,7 @@ def test_the_function_stays_the_same_or_the_model_is_refused(model_type: str, ti
     model = trained(model_type, tie_word_embeddings=tied)
     dense, before = logits(model), state(model)
     if model_type in WITH_LAYER_NORM:
+        assert not rotates_freely(model)
         with pytest.raises(ModelError) as caught:
             rotate(model)
         assert caught.value.given.endswith(f" is a {WITH_LAYER_NORM[model_type]}, with rotate=True")
@@ -62,6 +63,8 @@ def test_the_function_stays_the_same_or_the_model_is_refused(model_type: str, ti
         return
     stream = model_type not in WITH_NORMS_BEHIND
     untied = model.config.vocab_size * model.config.hidden_size if stream and tied else 0
+    assert rotates_freely(model) == (not untied)
+    assert not changed_names(model, before)
     assert rotate(model) == Rotation(stream, untied)
     assert (logits(model) - dense).abs().max() < 1e-5
     weights = {f"{weight.name}.weight" for weight in weights_of(model.config)}
@@ -180,6 +183,24 @@ def test_weights_that_are_not_plain_are_refused() -> None:
         "model.layers.1.mlp.up_proj is a Lora, with rotate=True; expected plain linear weights. "
         "Merge adapters and dequantise first, or leave rotate out."
     )
+    assert not rotates_freely(model)
+    assert not changed_names(model, before)
+
+
+def test_a_head_that_is_not_plain_is_refused() -> None:
+    class Lora(nn.Linear):
+        pass
+
+    model = trained("llama", tie_word_embeddings=False)
+    model.lm_head = Lora(64, 258, bias=False)
+    before = state(model)
+    with pytest.raises(ModelError) as caught:
+        rotate(model)
+    assert str(caught.value) == (
+        "lm_head is a Lora, with rotate=True; expected a plain embedding and a linear head. "
+        "Leave rotate out for this model."
+    )
+    assert not rotates_freely(model)
     assert not changed_names(model, before)
 
 
@@ -189,6 +210,7 @@ def test_offloaded_weights_are_refused() -> None:
     with pytest.raises(ModelError) as caught:
         rotate(model)
     assert caught.value.given == "lm_head.weight is offloaded by its device_map, with rotate=True"
+    assert not rotates_freely(model)
 
 
 def test_it_says_that_a_head_is_untied(caplog: pytest.LogCaptureFixture) -> None:
