@@ -152,7 +152,7 @@ def complaint(path: Path) -> str:
         ({"samples": -5}, "samples: Expected `int` >= 0"),
         ({"converged": 1}, "converged: Expected `bool`, got `int`"),
         ({"cache": "warm"}, "cache: Invalid enum value 'warm'"),
-        ({"dtype": "int3"}, "dtype: Invalid enum value 'int3'"),
+        ({"dtype": 3}, "dtype: Expected `str`, got `int`"),
         ({"sm_clock_mhz": -1}, "sm_clock_mhz: Expected `int` >= 1"),
         ({"shape": {"m": 1.5}}, "shape[...]: Expected `int`, got `float`"),
         ({"shape": {"m": 0}}, "shape[...]: Expected `int` >= 1"),
