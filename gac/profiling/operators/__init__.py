@@ -24,6 +24,7 @@ from gac.profiling.operators.int4 import DequantisedInt4Linear, Int4Linear
 from gac.registry import Registry, check_contract
 
 __all__ = [
+    "ACTIVATIONS",
     "ITEM_BYTES",
     "OPERATORS",
     "Axes",

@@ -6,14 +6,14 @@ A runner makes the operands of an operator, launches it, and checks the result a
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import cache
-from importlib import import_module
+from pkgutil import resolve_name
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from gac.errors import ProfileError
-from gac.profiling.operators import ITEM_BYTES, OPERATORS, Axes, Operand, Operator, stored_as
+from gac.profiling.operators import ACTIVATIONS, ITEM_BYTES, OPERATORS, Axes, Operand, Operator, stored_as
 
 WORST_ERROR = 2e-2
 """Relative Frobenius error against float32 above which a result is wrong (bf16 rounding gives 2e-3 to 5e-3)."""
@@ -60,19 +60,29 @@ class Runner(ABC):
         """
 
 
-@cache
-def runner_of(name: str, dtype: str = "bf16") -> Runner:
-    """The runner of an operator, in a dtype of numbers or that of a scheme.
+def runner_of(name: str, dtype: str = ACTIVATIONS) -> Runner:
+    """The runner of an operator: one for all numbers, and one for each scheme.
 
     Raises:
         ProfileError: there is no operator of this name, or no such scheme, or its weights are not stored in any.
     """
-    operator, scheme = OPERATORS.get(name), None if dtype in ITEM_BYTES else stored_as(dtype)
-    if scheme is not None and not operator.stored:
+    return _in_numbers(name) if dtype in ITEM_BYTES else _in_storage(name, dtype)
+
+
+@cache
+def _in_numbers(name: str) -> Runner:
+    operator = OPERATORS.get(name)
+    made: Runner = resolve_name(operator.runner)(operator)
+    return made
+
+
+@cache
+def _in_storage(name: str, dtype: str) -> Runner:
+    operator, scheme = OPERATORS.get(name), stored_as(dtype)
+    if not operator.stored:
         dtypes = ", ".join(operator.dtypes)
         raise ProfileError(f"{name} in scheme {scheme.name}", f"one of {dtypes}", "Measure it in numbers alone.")
-    module, _, runner = (operator.runner if scheme is None else _STORED).partition(":")
-    made: Runner = getattr(import_module(module), runner)(operator, *([] if scheme is None else [scheme]))
+    made: Runner = resolve_name(_STORED)(operator, scheme)
     return made
 
 
