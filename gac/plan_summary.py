@@ -187,8 +187,8 @@ def lacking(workload: "WorkloadLatency", rounded: Sequence[str]) -> str:
 
 def _latency(workload: "WorkloadLatency", rounded: Sequence[str]) -> str:
     if workload.dense_ns is None or workload.plan_ns is None:
-        measured = "" if workload.dense_ns is not None and rounded else " (gac profile --model ... measures them)"
-        return f"unknown, the profile {lacking(workload, rounded)}{measured}"
+        scheme = " --scheme ..." if workload.dense_ns is not None and rounded else ""
+        return f"unknown, the profile {lacking(workload, rounded)} (gac profile --model ...{scheme} measures them)"
     ms = f"{workload.plan_ns / 1e6:.3f} ms of {workload.dense_ns / 1e6:.3f} ms dense"
     return f"{ms} ({workload.plan_ns / workload.dense_ns:.3f}x; {how_known(workload)})"
 

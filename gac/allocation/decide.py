@@ -8,11 +8,13 @@ import numpy as np
 
 from gac.allocation.candidate_set import CandidateSet
 from gac.allocation.candidates import dense_candidate
+from gac.allocation.dims import full_dim, that_run
 from gac.allocation.knapsack import Group, Solution
 from gac.allocation.latencies import UNKNOWN, Timing
 from gac.allocation.problem import LOSS, Instance, Problem, allowed, as_knapsack, floored, total
 from gac.costs import ns_of
 from gac.errors import ProfileError
+from gac.forms import form_named
 from gac.models.sites import Site
 from gac.plan import (
     SCHEMA,
@@ -55,7 +57,8 @@ class Decision:
 def settled(recipe: Recipe, sites: Sequence[Site], profile: Profile) -> Recipe:
     """The recipe with what it leaves open of speed decided, see ``Recipe.slack`` and ``Limits.latency``.
 
-    Where the profile lacks one of the schemes, no latency is limited, and no loss is given for speed.
+    Where the profile lacks one of the schemes, no latency is limited, and no loss is given for speed. It has a scheme
+    where it knows what all dense weights take in it, of those that can be stored so.
 
     Raises:
         ProfileError: a latency is limited that the profile has of 16-bit numbers and lacks of a scheme.
@@ -64,7 +67,7 @@ def settled(recipe: Recipe, sites: Sequence[Site], profile: Profile) -> Recipe:
     latency, slack = limits.latency, recipe.slack
     timing = Timing(profile, run.parsed)
     known = {
-        name: [workload for workload, ns in zip(run.workloads, _dense_ns(sites, timing, name), strict=True) if ns]
+        name: [one for one, ns in zip(run.workloads, _dense_ns(sites, timing, name), strict=True) if ns is not None]
         for name in dict.fromkeys((DEFAULT_SCHEME, *recipe.space.schemes))
     }
     for name, of_scheme in known.items():
@@ -73,7 +76,7 @@ def settled(recipe: Recipe, sites: Sequence[Site], profile: Profile) -> Recipe:
             raise ProfileError(
                 f"a limit of latency for {lacking[0]} with scheme {name}, which the profile does not have",
                 f"schemes that it was measured in, such as {DEFAULT_SCHEME}",
-                "Plan without a limit of latency, or without this scheme.",
+                f"Measure it with gac profile --model NAME --scheme {name}, or plan without the limit or the scheme.",
             )
     timed = all(of_scheme == known[DEFAULT_SCHEME] for of_scheme in known.values())
     if slack is None:
@@ -84,8 +87,13 @@ def settled(recipe: Recipe, sites: Sequence[Site], profile: Profile) -> Recipe:
 
 
 def _dense_ns(sites: Sequence[Site], timing: Timing, scheme: str) -> tuple[int | None, ...]:
-    """What the dense sites take in a scheme, by workload."""
-    dense = [dense_candidate(site, timing, scheme_named(scheme)) for site in sites]
+    """What the dense sites whose weights it runs take in a scheme, by workload."""
+    stored, whole = scheme_named(scheme), form_named("dense")
+
+    def runs(site: Site) -> bool:
+        return all(len(that_run(whole, stored, [weight], full_dim(weight))) for weight in site.weights)
+
+    dense = [dense_candidate(site, timing, stored) for site in sites if runs(site)]
     return tuple(total(dense, ns_of(workload)) for workload in timing.workloads)
 
 

@@ -41,8 +41,8 @@ def dims_up_to(
     if align and timing.profile is not None:
         for at in taken:
             weight, fused = site.weights[at], at in site.fused
-            sound = partial(timing.sound, form, weight, dims, fused)
-            dims = dims[timing.once(("sound", form.name, fused, dims.tobytes()), weight, sound)]
+            sound = partial(timing.sound, form, weight, dims, fused, scheme)
+            dims = dims[timing.once(("sound", form.name, scheme.name, fused, dims.tobytes()), weight, sound)]
     return that_run(form, scheme, [site.weights[at] for at in taken], dims)
 
 

@@ -19,7 +19,7 @@ from gac.forms import FORMS, form_named, variants_of
 from gac.models.sites import Site, Weight
 from gac.profiling.table import Profile
 from gac.recipe import Recipe, Space
-from gac.schemes import DEFAULT_SCHEME, scheme_named
+from gac.schemes import scheme_named
 
 T = TypeVar("T")
 
@@ -103,8 +103,7 @@ def _check_latency(sites: Sequence[Site], recipe: Recipe, profile: Profile) -> N
 
 def _matching(site: Site, recipe: Recipe, timing: Timing, columns: Sequence[str]) -> tuple[Floats, Ints]:
     """Parameters, and latencies by column, of the candidates whose latencies are known."""
-    space = replace(recipe.space, schemes=(DEFAULT_SCHEME,))
-    found = candidates(site, _flat(site, space), space, timing, (PARAMS, *columns))
+    found = candidates(site, _flat(site, recipe.space), recipe.space, timing, (PARAMS, *columns))
     costs = np.column_stack([found.cost(column) for column in columns])
     known = (costs != UNKNOWN).all(axis=1)
     return found.params[known].astype(np.float64), costs[known]

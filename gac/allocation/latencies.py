@@ -11,7 +11,7 @@ from gac.arrays import Ints
 from gac.forms import Form
 from gac.models.sites import Weight
 from gac.operations import Operation, linear
-from gac.profiling.cliffs import sound_dims
+from gac.profiling.cliffs import operator_period, sound_dims
 from gac.profiling.operators import with_decode_kernel
 from gac.profiling.table import Profile
 from gac.runtime.contract import apart_from
@@ -36,9 +36,9 @@ Known = tuple[Ints, Ints]
 
 @dataclass(frozen=True, eq=False)
 class Timing:
-    """Where latencies come from: a profile (or None: all unknown), and the workloads; all in bf16.
+    """Where latencies come from: a profile (or None: all unknown), and the workloads.
 
-    ``triton``: GEMMs of one row run in Triton, see ``gac.runtime.decode_kernel``.
+    ``triton``: GEMMs of one row run in Triton, see ``gac.runtime.decode_kernel``; those of weights in a storage do not.
     """
 
     profile: Profile | None
@@ -80,25 +80,29 @@ class Timing:
         """The GEMM that several weights share, at each of its output widths ``(dims, workloads)``; none for 0."""
         return self._along(lambda rows: linear(rows, in_features, 1), "n", widths, scheme)
 
-    def sound(self, form: Form, weight: Weight, dims: Ints, fused: bool) -> NDArray[np.bool_]:
+    def sound(self, form: Form, weight: Weight, dims: Ints, fused: bool, scheme: Scheme = BF16) -> NDArray[np.bool_]:
         """Which dims the profile shows to be sound for all workloads (for a single row where there is none).
 
-        A dim that is moved by the shared GEMM alone is judged by the weight's own.
+        A dim that is moved by the shared GEMM alone is judged by the weight's own. A scheme is judged by its own rows
+        where the profile has any, else by those of 16 bits, and dims are aligned for these in any case: so inputs come.
         """
         assert self.profile is not None, "soundness needs a profile"
-        after = fused and form.after(weight, 1, 1) is not None
+        after = fused and scheme.shares and form.after(weight, 1, 1) is not None
         axis = "k" if after else form.axis(weight)
         assert axis is not None
         sizes = dims if after else _each(form.size, weight, dims)
-        sound = sizes % _LOADED == 0 if self.triton else np.ones(len(dims), dtype=np.bool_)
+        sound: NDArray[np.bool_] = sizes % (_LOADED if self.triton and scheme.shares else 1) == 0
         for rows in [workload.rows for workload in self.workloads] or [1]:
-            operation = self._run(_after(form, weight, 1, rows) if after else form.operation(weight, 1, rows))
-            sound &= sound_dims(self.profile, operation.operator, [_fixed(operation, axis)], axis, sizes, DTYPE)
+            operation = self._run(_after(form, weight, 1, rows) if after else form.operation(weight, 1, rows), scheme)
+            operator, fixed = operation.operator, [_fixed(operation, axis)]
+            dtype = scheme.dtype if self.profile.measured_in(operator, scheme.dtype) else DTYPE
+            sound &= sound_dims(self.profile, operator, fixed, axis, sizes, dtype)
+            sound &= sizes % operator_period(self.profile, operator, DTYPE) == 0
         nothing: NDArray[np.bool_] = sizes == 0
         return sound | nothing
 
-    def _run(self, operation: Operation) -> Operation:
-        return with_decode_kernel(operation) if self.triton else operation
+    def _run(self, operation: Operation, scheme: Scheme) -> Operation:
+        return scheme.operation(with_decode_kernel(operation, scheme.dtype) if self.triton else operation)
 
     def _for_all(self, sizes: Ints) -> Ints:
         return np.repeat(sizes[:, None], len(self.workloads), axis=1)
@@ -118,7 +122,7 @@ class Timing:
         if self.profile is None or len(sizes) == 0:
             return latency, how
         for column, workload in enumerate(self.workloads):
-            operation = scheme.operation(self._run(operation_at(workload.rows)))
+            operation = self._run(operation_at(workload.rows), scheme)
             if axis is not None:
                 runs = sizes[:, column] > 0
                 latency[~runs, column] = 0

@@ -5,13 +5,14 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
+from itertools import product
 
 import numpy as np
 
 from gac.allocation.candidate_set import CandidateSet
 from gac.allocation.candidates import candidates, dense_candidate
 from gac.allocation.knapsack import Group, Solution, knapsack
-from gac.allocation.latencies import DTYPE, UNKNOWN, Timing
+from gac.allocation.latencies import UNKNOWN, Timing
 from gac.arrays import Floats
 from gac.costs import BYTES, KV_NUMBERS, PARAMS, ns_of
 from gac.curves import LossCurves
@@ -20,7 +21,7 @@ from gac.models.sites import Site
 from gac.plan import Candidate, Measured
 from gac.profiling.table import Profile
 from gac.recipe import Recipe
-from gac.schemes import DEFAULT_SCHEME
+from gac.schemes import DEFAULT_SCHEME, scheme_named
 from gac.workloads import Workload
 
 LOSS = "loss"
@@ -134,12 +135,14 @@ class Problem:
     def evidence(self, chosen: Iterable[Candidate]) -> Measured:
         """What plans of these candidates rest on: where latencies are modelled, also how far such ones are off.
 
-        That is the larger median error of the workloads, of the GEMMs that have as many rows.
+        That is the largest median error of the workloads and of the schemes, of the GEMMs that have as many rows.
         """
-        if not any(any(one.modelled) for one in (*chosen, *(rows.candidate(0) for rows in self.dense))):
+        counted = [one for one in (*chosen, *(rows.candidate(0) for rows in self.dense)) if any(one.modelled)]
+        if not counted:
             return self.measured
-        rows = {workload.rows for workload in self.workloads}
-        errors = [error for count in rows if (error := self.profile.model.error(count, DTYPE)) is not None]
+        dtypes = {scheme_named(name).dtype for one in counted for name in one.schemes}
+        asked = product({workload.rows for workload in self.workloads}, sorted(dtypes))
+        errors = [error for kind in asked if (error := self.profile.model.error(*kind)) is not None]
         used = replace(self.measured.profile, error=max(errors, default=None))
         return replace(self.measured, profile=used)
 

@@ -11,7 +11,6 @@ from gac.arguments import Count, checked
 from gac.checkpoint.attach import attach_plan, planned
 from gac.checkpoint.target import check_free, complete_directory, save_tokenizer
 from gac.compression.apply import empty_stored
-from gac.compression.rounding import storage_of
 from gac.errors import CheckpointError
 from gac.models.linears import as_linear
 from gac.models.threads import one_call_at_a_time
@@ -19,6 +18,7 @@ from gac.plan import Plan, WeightChoice
 from gac.runtime.ends import ends_of
 from gac.runtime.stored import Stored, stored_modules
 from gac.schemes import DEFAULT_SCHEME, scheme_named
+from gac.schemes.storages import storage_of
 
 DENSE_BITS = scheme_named(DEFAULT_SCHEME).bits
 _SIZE = re.compile(r"(?=.*[1-9])[0-9]+(\.[0-9]+)?[KMGT]B", re.IGNORECASE)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import gac
-from gac.cli.options import LARGEST, dims_option, plot_option, profile_option, shape_option
+from gac.cli.options import LARGEST, dims_option, dtype_option, plot_option, profile_option, shape_option
 from gac.cli.verb import Answer, Verb, note
 from gac.errors import ProfileError
 
@@ -23,11 +23,18 @@ Dims = tuple[int, int] | None
 @click.argument("name", metavar="PROFILE")
 @click.option("--operator", metavar="NAME", help="Only this operator, such as linear or sdpa.")
 @click.option("--axis", metavar="AXIS", help="Only sweeps along this axis: k, n, m, r, d, ...")
+@dtype_option
 @shape_option
 @dims_option
 @plot_option("Draw the chosen sweeps; without a choice, all cliffs of the GPU on one page")
 def cliffs(
-    name: str, operator: str | None, axis: str | None, shape: dict[str, int], dims: Dims, plot: Path | None
+    name: str,
+    operator: str | None,
+    axis: str | None,
+    dtype: str | None,
+    shape: dict[str, int],
+    dims: Dims,
+    plot: Path | None,
 ) -> Answer:
     """Show where a GPU collapses, and why.
 
@@ -40,13 +47,13 @@ def cliffs(
 
     measured = gac.Profile.load(name)
     gpu = measured.header.gpu
-    found = [_with_causes(measured, sweep) for sweep in matching_sweeps(measured, operator, axis, shape, dims)]
+    found = [_with_causes(measured, sweep) for sweep in matching_sweeps(measured, operator, axis, dtype, shape, dims)]
     if plot is not None:
         from gac.reporting.figures.sweeps import atlas, figure_of_sweeps
         from gac.reporting.page import save
 
         pairs = [(one.sweep, one.cliffs) for one in found]
-        chosen = operator or axis or shape or dims
+        chosen = operator or axis or dtype or shape or dims
         save(figure_of_sweeps(pairs, gpu, dims) if chosen else atlas(measured), plot)
         note(f"drawn in {plot}")
     sweeps = [_sweep_document(one, dims) for one in found]
@@ -67,9 +74,14 @@ def _with_causes(measured: "Profile", sweep: "Sweep") -> "ExplainedSweep":
 
 
 def matching_sweeps(
-    measured: "Profile", operator: str | None, axis: str | None, shape: dict[str, int], dims: Dims = None
+    measured: "Profile",
+    operator: str | None,
+    axis: str | None,
+    dtype: str | None,
+    shape: dict[str, int],
+    dims: Dims = None,
 ) -> list["Sweep"]:
-    """The sweeps of a profile that are of this operator, axis and shape, and hold one of these dims.
+    """The sweeps of a profile that are of this operator, axis, dtype and shape, and hold one of these dims.
 
     Raises:
         ProfileError: there is none.
@@ -82,9 +94,10 @@ def matching_sweeps(
             "Measure them with gac profile.",
         )
     of_operator = [sweep for sweep in every if operator in (None, sweep.operator)]
-    found = [sweep for sweep in of_operator if axis in (None, sweep.axis) and _has(sweep, shape, dims)]
+    of_kind = [sweep for sweep in of_operator if axis in (None, sweep.axis) and dtype in (None, sweep.dtype)]
+    found = [sweep for sweep in of_kind if _has(sweep, shape, dims)]
     if not found:
-        words = [operator or "any operator"] + ([f"along {axis}"] if axis else [])
+        words = [operator or "any operator", *([dtype] if dtype else []), *([f"along {axis}"] if axis else [])]
         words += [f"{name}={size}" for name, size in shape.items()] + ([f"dims {dims[0]}:{dims[1]}"] if dims else [])
         operators = f"operators {', '.join(sorted({sweep.operator for sweep in every}))}"
         near = "; ".join(sweep.label for sweep in sorted(of_operator, key=len)[-5:])
@@ -136,7 +149,7 @@ def _rows(dims: Dims, **columns: Any) -> list[dict[str, Any]]:
     "--axis", metavar="AXIS", help="The axis that the dim belongs to. Default: the one that compression changes."
 )
 @shape_option
-@click.option("--dtype", default="bf16", show_default=True, help="bf16, fp16 or fp8.")
+@click.option("--dtype", default="bf16", show_default=True, help="bf16, fp16, fp8, or what tables call a scheme.")
 @profile_option("Take costs and kernels from this latency table.")
 def explain(
     operator: str, dim: int, axis: str | None, shape: dict[str, int], dtype: str, profile: str | None

@@ -52,6 +52,9 @@ def _range(_ctx: click.Context, _option: click.Parameter, text: str | None) -> t
 shape_option = click.option(
     "--shape", callback=_sizes, metavar="AXIS=SIZE,...", help="Sizes of the axes that stay fixed: m=1024,k=4096."
 )
+dtype_option = click.option(
+    "--dtype", metavar="NAME", help="Only sweeps in this dtype: bf16, fp16, fp8, or what tables call a scheme."
+)
 dims_option = click.option(
     "--dims", callback=_range, metavar="FIRST:LAST", help="Show every measured dim from FIRST to LAST."
 )

@@ -9,7 +9,16 @@ import click
 
 import gac
 from gac.cli.cliffs import matching_sweeps
-from gac.cli.options import FILE, Figure, dims_option, named_plans, output_option, profile_option, shape_option
+from gac.cli.options import (
+    FILE,
+    Figure,
+    dims_option,
+    dtype_option,
+    named_plans,
+    output_option,
+    profile_option,
+    shape_option,
+)
 from gac.cli.verb import Answer, Verb
 from gac.errors import GacError
 from gac.io import read_document
@@ -65,6 +74,7 @@ def _figure(draw: Callable[..., "Axes | Page"]) -> click.Command:
 @click.argument("profile")
 @click.option("--operator", required=True, metavar="NAME", help="An operator of the profile, such as linear or sdpa.")
 @click.option("--axis", metavar="AXIS", help="The axis along which dims vary: k, n, m, r, d, ...")
+@dtype_option
 @shape_option
 @dims_option
 @_title

@@ -58,6 +58,13 @@ def _number(_ctx: click.Context, _option: click.Parameter, value: float | None) 
     help="Measure the shapes of a study (gac study lists them), or 'general'. Repeatable.",
 )
 @click.option("--dtype", default="bf16", show_default=True, help="bf16 or fp16, of models and of the general sweep.")
+@click.option(
+    "--scheme",
+    "schemes",
+    multiple=True,
+    metavar="NAME[:N]",
+    help="Measure the GEMMs of models and of the general sweep in this scheme too: w4a16, fp8, ... Repeatable.",
+)
 @passes_option
 @click.option("--aa", is_flag=True, help="Time every shape as A and as B, and say how often they seem to differ.")
 @click.option(
@@ -72,6 +79,7 @@ def profile(
     models: Sequence[str],
     sweeps: Sequence[str],
     dtype: str,
+    schemes: Sequence[str],
     passes: int,
     aa: bool,
     seconds: float | None,
@@ -89,9 +97,9 @@ def profile(
 
     named = sweeps or (() if models else (GENERAL,))
     _check_sweeps(named)
-    of_models = tuple(_model_points(models, dtype, **runs))
+    of_models = tuple(_model_points(models, dtype, schemes, **runs))
     require_gpu()
-    swept = (point for name in named for point in _sweep_points(name, dtype))
+    swept = (point for name in named for point in _sweep_points(name, dtype, schemes))
     points = tuple(dict.fromkeys((*of_models, *swept)))
     passes = 2 * passes if aa else passes
     if only_estimate:
@@ -103,14 +111,20 @@ def profile(
 
 
 def _model_points(
-    models: Sequence[str], dtype: str, workloads: Sequence[str], forms: Sequence[str], fuse: bool, decode_kernel: str
+    models: Sequence[str],
+    dtype: str,
+    schemes: Sequence[str],
+    workloads: Sequence[str],
+    forms: Sequence[str],
+    fuse: bool,
+    decode_kernel: str,
 ) -> Iterator["Point"]:
     from gac.profiling.sweeps.coverage import decode_kernel_points, fused_points, model_points
     from gac.workloads import Workload
 
     parsed = [Workload.parse(text) for text in workloads]
     for config in map(known_or_config, models):
-        points = model_points(config, parsed, dtype, forms)
+        points = model_points(config, parsed, dtype, forms, schemes)
         if fuse:
             points += fused_points(config, parsed, dtype, forms)
         yield from points
@@ -127,13 +141,13 @@ def _check_sweeps(names: Sequence[str]) -> None:
         raise ProfileError(f"sweep {unknown!r} is unknown", f"one of {', '.join(known)}", remedy)
 
 
-def _sweep_points(name: str, dtype: str) -> tuple["Point", ...]:
+def _sweep_points(name: str, dtype: str, schemes: Sequence[str]) -> tuple["Point", ...]:
     if name == GENERAL:
         import torch
 
         from gac.profiling.sweeps.general import general_points
 
-        return general_points(dtype, torch.cuda.get_device_capability())
+        return general_points(dtype, torch.cuda.get_device_capability(), schemes)
     from gac.lab.studies import STUDIES
 
     return STUDIES.get(name).points()

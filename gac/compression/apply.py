@@ -6,7 +6,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gac.compression.rounding import storage_of
 from gac.errors import PlanError
 from gac.forms import form_named
 from gac.forms.planned_sites import as_planned
@@ -19,6 +18,7 @@ from gac.runtime.shared_gemm import share_gemm
 from gac.runtime.skipped import skip_blocks
 from gac.runtime.stored import store_in
 from gac.schemes import scheme_named
+from gac.schemes.storages import storage_of
 from gac.sensitivity.calibration import CalibrationRun
 
 

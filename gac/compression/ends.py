@@ -6,13 +6,13 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from gac.compression.rounding import storage_of
 from gac.errors import ModelError
 from gac.models.loading import check_in_memory
 from gac.models.modules import swap_in
 from gac.runtime.ends import ends_of, store_ends, unusual
 from gac.runtime.stored import Stored
 from gac.schemes import Scheme
+from gac.schemes.storages import storage_of
 
 ROWS = 2**13
 """Rows that are rounded at once; each is by itself."""

@@ -11,21 +11,14 @@ from gac.linalg import cholesky, damped
 from gac.models.sites import Site
 from gac.plan import WeightChoice
 from gac.runtime.modules import LowRankLinear
-from gac.runtime.storage import Storage
-from gac.runtime.stored import STORAGES, StoredLinear, is_matrix, plain_state
+from gac.runtime.stored import StoredLinear, is_matrix, plain_state
 from gac.schemes import Scheme, scheme_named
 from gac.schemes.inputs import Inputs
+from gac.schemes.storages import storage_of
 from gac.sensitivity.calibration import CalibrationRun
 
 LATENTS = 1e-6
 """Damping of what a second factor is solved with for the first one as it was rounded, see ``gac.linalg.damped``."""
-
-
-def storage_of(scheme: Scheme) -> Storage | None:
-    """What holds the matrices of a scheme; None: the forms' own modules."""
-    if scheme.storage is None:
-        return None
-    return STORAGES[scheme.storage.storage][0](**scheme.storage.options)
 
 
 def store_all(

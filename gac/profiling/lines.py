@@ -5,7 +5,7 @@ line for every later pass over a row, for every time a sentinel was timed, for a
 for others who used the GPU when the file was resumed.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from msgspec import Meta, Struct
 
@@ -38,7 +38,7 @@ class RowLine(Line, frozen=True, tag="row"):
 
     operator: Text
     shape: Annotated[dict[str, Count], Meta(max_length=16)]  # each axis makes every row of the file wider
-    dtype: Literal["bf16", "fp16", "fp8"]
+    dtype: Text  # of numbers, or of a scheme, which need not be known here
     cache: Cache
     median_ns: Nanoseconds | None
     iqr_ns: Annotated[float, Meta(ge=0, le=1e15)] | None

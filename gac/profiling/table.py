@@ -103,6 +103,10 @@ class Profile(Shown):
             ) from failure
         return cls(path, found.header, found.measurements, found.digest, found.sentinels)
 
+    def measured_in(self, operator: str, dtype: str) -> bool:
+        """Whether an operator has numbers in a dtype, from memory."""
+        return (operator, dtype, "cold") in self._measured
+
     def find(self, point: Point) -> Measurement | None:
         """The measurement of this point (which may be an error); None where the profile lacks it."""
         return self.measurements.find(point)

@@ -4,7 +4,7 @@ from gac.errors import PlanError
 from gac.registry import Registry, check_contract
 from gac.schemes.base import Scheme, StorageSpec
 
-__all__ = ["DEFAULT_SCHEME", "SCHEMES", "Scheme", "StorageSpec", "scheme_named"]
+__all__ = ["DEFAULT_SCHEME", "SCHEMES", "Scheme", "StorageSpec", "scheme_named", "scheme_timed_as"]
 
 SCHEMES: Registry[Scheme] = Registry(
     "scheme",
@@ -33,3 +33,20 @@ def scheme_named(name: str) -> Scheme:
         PlanError: there is no such scheme.
     """
     return SCHEMES.get(name)
+
+
+def scheme_timed_as(dtype: str) -> Scheme | None:
+    """The scheme with a storage that latency tables call so; None where none is known.
+
+    Where schemes have a parameter, their dtype ends in it as their name does: ``w4a16:64``.
+
+    Raises:
+        PlanError: the parameter is none.
+    """
+    kind, colon, parameter = dtype.partition(":")
+    stored = {one.dtype: one for one in SCHEMES if one.storage is not None}
+    if colon and dtype not in stored:
+        make = getattr(stored.get(kind), "with_parameter", None)
+        found: Scheme | None = None if make is None else make(parameter)
+        return found
+    return stored.get(dtype)

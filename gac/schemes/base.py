@@ -28,7 +28,8 @@ class Scheme(ABC):
 
     Attributes:
         name: as plans write it; of those that compressed-tensors has presets for, its name in lower case.
-        dtype: what latency tables call it.
+        dtype: what latency tables call it: of one that has a storage a name of its own, which ends in the parameter
+            where its name does; of others the numbers that its modules hold.
         bits: of one number, scales and zero points apart.
         lossy: whether it rounds; one that does not keeps every number as it was loaded.
         storage: what holds a rounded matrix, in memory and on disk, and multiplies with it; None: the modules that
@@ -45,6 +46,11 @@ class Scheme(ABC):
     storage: StorageSpec | None = None
     needs: ClassVar[str | None] = None
     reads: ClassVar[str | None] = None
+
+    @property
+    def shares(self) -> bool:
+        """Whether weights that read the same input can run their first GEMMs as one: a storage multiplies by itself."""
+        return self.storage is None
 
     def takes(self, weight: Weight) -> bool:
         """Whether the weight can be stored so."""

@@ -4,11 +4,11 @@ from itertools import pairwise
 
 import torch
 
-from gac.compression.rounding import storage_of
 from gac.operations import Operation, linear
 from gac.runtime.rounded_inputs import READERS
 from gac.schemes import SCHEMES, Scheme
 from gac.schemes.inputs import Inputs
+from gac.schemes.storages import storage_of
 
 _SHAPES = ((16, 256), (48, 128), (8, 200))
 ROUNDED = 2**-7

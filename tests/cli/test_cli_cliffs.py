@@ -1,6 +1,7 @@
 """``gac cliffs`` on a small recorded profile: table, document, figure, and what it refuses."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,17 @@ def test_the_document_has_each_edge_of_a_staircase_with_its_cause() -> None:
     assert step["cause"]["evidence"].endswith("in 2 waves of 132 instead of 1 (136 tiles instead of 128)")
 
 
+def test_sweeps_are_chosen_by_dtype(tmp_path: Path) -> None:
+    points = [*ranks(), *(replace(point, dtype="w4a16") for point in ranks())]
+    path = write_profile(tmp_path / "both.jsonl", points, lambda point: point.operation.axes["r"])
+    assert [one["dtype"] for one in answer("cliffs", path)["sweeps"]] == ["bf16", "w4a16"]
+    chosen = ("--operator", "low_rank", "--dtype", "w4a16")
+    (sweep,) = answer("cliffs", path, *chosen)["sweeps"]
+    assert (sweep["dtype"], sweep["period"]) == ("w4a16", 8)
+    assert {one["cause"]["kind"] for one in sweep["collapsed"]} == {"alignment tier"}
+    assert run("plot", "latency", path, *chosen, "-o", tmp_path / "x.png").exit_code == 0
+
+
 def test_a_stretch_of_dims_is_shown_dim_by_dim(recorded: Path) -> None:
     shown = [" ".join(line.split()) for line in run("cliffs", recorded, "--dims", "1023:1024").stdout.splitlines()]
     assert any(line.startswith("1023 151.2 0.1 5.00x 1024 alignment tier cutlass_75_tensorop") for line in shown)
@@ -52,6 +64,7 @@ def test_a_stretch_of_dims_is_shown_dim_by_dim(recorded: Path) -> None:
         (("--shape", "m=3"), "any operator m=3"),
         (("--operator", "linear"), "linear"),
         (("--axis", "k"), "any operator along k"),
+        (("--dtype", "w4a16"), "any operator w4a16"),
         (("--operator", "low_rank", "--dims", "1:9"), "low_rank dims 1:9"),
     ],
 )

@@ -80,7 +80,7 @@ def test_the_ending_says_the_format(ending: str, places: dict[str, Path], tmp_pa
         (("layer", "plan", "--profile", "gpu", "-o", "x.png"), "plan for tiny names no workload; expected one"),
         (
             ("layer", "plan", "--profile", "gpu", "--workload", "prefill:1x8", "-o", "x.png"),
-            "profile gpu lacks linear m=8 k=64 n=64, which model.layers.0.self_attn.q_proj runs; expected measured",
+            "profile gpu lacks linear bf16 m=8 k=64 n=64, which model.layers.0.self_attn.q_proj runs; expected",
         ),
         (("prediction", "plan", "-o", "x.png"), "has no predicted and measured loss; expected a report of gac eval"),
         (("prediction", "none.json", "-o", "x.png"), "report none.json cannot be read: "),

@@ -65,6 +65,8 @@ DECODE = [Workload.parse("decode:4@64")]
         ("--model smollm2 --fuse", (*model_points("smollm2"), *fused_points("smollm2"))),
         ("--model smollm2 --form head_dim", model_points("smollm2", forms=("head_dim",))),
         ("--sweep general --dtype fp16", general_points("fp16", (8, 0))),
+        ("--model smollm2 --scheme w4a16:64 --scheme fp8", model_points("smollm2", schemes=("w4a16:64", "fp8"))),
+        ("--scheme w8a16", general_points("bf16", (8, 0), ("w8a16",))),
     ],
 )
 def test_what_is_asked_for_is_measured(options: str, points: tuple[Point, ...], profiler: Profiler) -> None:
@@ -106,6 +108,7 @@ def test_a_and_b_are_twice_the_passes(profiler: Profiler, tmp_path: Path) -> Non
         (("--sweep", "gemm"), "Error: sweep 'gemm' is unknown; expected one of general, "),
         (("--model", "smollm2", "--workload", "prefill"), "Error: workload 'prefill'; expected prefill:BxS or "),
         (("--dtype", "fp4"), "Error: dtype 'fp4'; expected one of bf16, fp16. "),
+        (("--scheme", "w5a16"), "Error: scheme 'w5a16' is unknown; expected one of bf16, fp8, "),
     ],
 )
 def test_what_is_not_known_is_refused(options: tuple[str, ...], message: str, profiler: Profiler) -> None:

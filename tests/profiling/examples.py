@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping
 
-from gac.profiling.operators import OPERATORS
+from gac.profiling.operators import OPERATORS, Operator
+from gac.schemes import scheme_named
 
 _LINEAR = {"m": 70, "k": 96, "n": 144}
 _ATTENTION = {"b": 2, "h": 6, "kv": 3, "s": 70, "t": 70, "d": 24}
@@ -21,3 +22,15 @@ EXAMPLES: Mapping[str, Mapping[str, int]] = {
     **{name: _ATTENTION for name in OPERATORS.names if name.startswith("sdpa")},
     "copy": {"n": 300},
 }
+
+SCHEMES = tuple(
+    scheme_named(name).dtype for name in ("fp8", "w8a8", "w8a16", "w4a16", "w4a16:64", "w4a16:24", "w3a16", "w2a16")
+)
+"""The dtypes of schemes that have a storage."""
+
+
+def schemes_of(operator: Operator) -> tuple[str, ...]:
+    """Those of them that run the operator's example."""
+    return tuple(
+        dtype for dtype in SCHEMES if operator.takes(dtype) and operator.refusal(EXAMPLES[operator.name], dtype) is None
+    )

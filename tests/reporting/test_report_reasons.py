@@ -130,6 +130,17 @@ def test_the_next_dim_on_the_gpu(table: Profile | None, shared: bool, said: str)
     assert next_dims(plan, table, WeightChoice(weight, "dense", 64), shared=shared) == ()
 
 
+def test_the_next_dim_of_a_scheme_is_told_from_its_own_rows() -> None:
+    rows = [replace(measured("low_rank", 24 + r // 16, m=8, k=64, r=r, n=64), dtype="w8a8") for r in range(16, 65, 16)]
+    even = [measured("low_rank", 90 if r % 8 else 30 + r // 8, m=8, k=64, r=r, n=64) for r in range(1, 65)]
+    plan, weight = with_recipe(decided(), align=True), Weight("w", 64, 64)
+    choice = replace(WeightChoice(weight, "low_rank", 16), scheme="w8a8")
+    assert next_dims(plan, profile([*even, *rows]), choice, shared=False) == (
+        "On the GPU, prefill:1x8: 16 takes 25 ns; the next dim, 17, an unknown time (no multiple of 8); the next sound "
+        "one, 32, 26 ns.",
+    )
+
+
 # --- how it is written ----------------------------------------------------------------------------------------------
 
 

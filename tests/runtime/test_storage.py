@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gac.compression.rounding import storage_of, store
+from gac.compression.rounding import store
 from gac.errors import PlanError
 from gac.forms.decomposition import with_rotated_latents
 from gac.runtime.modules import BlockLinear, GroupedLinear, Heads, LowRankLinear, ValueLinear, empty_linear
@@ -15,6 +15,7 @@ from gac.runtime.packed import PackedIntegers, unpack, words_of
 from gac.runtime.stored import StoredLinear, plain_state, stored_modules
 from gac.schemes import scheme_named
 from gac.schemes.integers.packing import pack
+from gac.schemes.storages import storage_of
 
 SCHEMES = ("w8a16", "w4a16", "w4a16:24", "w3a16:32", "w2a16")
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from gac.profiling.operators import ITEM_BYTES
+from gac.profiling.operators import ITEM_BYTES, numbers_of
 from gac.profiling.records import Launch
 
 _BACKENDS = ("", "_flash", "_efficient", "_cudnn", "_math")
@@ -71,7 +71,7 @@ class Setting:
     Attributes:
         operator: name of the operator.
         axis: the axis that the dim is on.
-        dtype: ``bf16``, ``fp16`` or ``fp8``.
+        dtype: ``bf16``, ``fp16`` or ``fp8``, or that of a scheme, whose weights are in a storage.
         compute_capability: ``"9.0"``; None where no GPU is named.
         shared_bytes: shared memory that one CTA may have; None where not known.
         ran: what was recorded at the dim, in order; empty where nothing was.
@@ -91,8 +91,16 @@ class Setting:
 
     @property
     def element_bytes(self) -> int:
-        """Bytes of an element of the matrices that the kernels read: PyTorch's math attention computes in float32."""
-        return ITEM_BYTES["fp32" if is_math(self.operator) else self.dtype]
+        """Bytes of an element of the matrices that the kernels read: PyTorch's math attention computes in float32.
+
+        Where weights are in a storage, of an element of the activations.
+        """
+        return ITEM_BYTES["fp32" if is_math(self.operator) else numbers_of(self.dtype)]
+
+    @property
+    def stored(self) -> bool:
+        """Whether weights are in the storage of a scheme, which has kernels of its own."""
+        return numbers_of(self.dtype) != self.dtype
 
     def row_bytes(self, dim: int) -> int:
         """Bytes of a row of so many elements."""

@@ -80,8 +80,8 @@ def _check(operator: Operator, dim: int, axis: str, fixed: Mapping[str, int] | N
     if axis not in operator.axes:
         axes = ", ".join(operator.axes)
         raise ProfileError(f"axis {axis!r} of {name}", f"one of {axes}", "Name one of the operator's axes.")
-    if dtype not in operator.dtypes:
-        dtypes = ", ".join(operator.dtypes)
+    if not operator.takes(dtype):
+        dtypes = ", ".join(operator.dtypes) + (", or that of a scheme with a storage" if operator.stored else "")
         raise ProfileError(f"dtype {dtype!r} of {name}", f"one of {dtypes}", "Name one of the operator's dtypes.")
     others = [other for other in operator.axes if other != axis]
     if fixed is not None and set(fixed) != set(others):

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from gac.arrays import Floats, Ints
 from gac.profiling.alignment import alignment_class
 from gac.profiling.modelled.kriging import Kriging, drawn
-from gac.profiling.modelled.roofline import Gpu, fitted, gemm_terms
-from gac.profiling.operators import OPERATORS
+from gac.profiling.modelled.roofline import ITEM_BYTES, Gpu, fitted, gemm_terms
+from gac.profiling.operators import OPERATORS, numbers_of, stored_as
 from gac.profiling.rows import Rows
 
 REACH = 4
@@ -205,7 +205,8 @@ class GpuModel:
     def _terms(self, like: _Like, sizes: Ints) -> Floats:
         """What the roofline of these shapes is a sum of, shape ``(shapes, terms)``; NaN where it is not known."""
         if like.operator not in _PAIRS:
-            return gemm_terms(like.rows, sizes[:, 0], sizes[:, 1], self.gpu)
+            k, n = sizes[:, 0], sizes[:, 1]
+            return gemm_terms(like.rows, k, n, self.gpu, _weight_bytes(like.dtype, k, n))
         gemms = (self._gemm(like, sizes[:, pair]) for pair in ([0, 1], [1, 2]))
         return np.stack([np.ones(len(sizes)), *(ns / 1e3 for ns in gemms)], axis=1)
 
@@ -223,6 +224,14 @@ def _modelled(operator: str, axes: tuple[str, ...]) -> bool:
     if operator not in OPERATORS.names or OPERATORS.get(operator).axes != axes:
         return False
     return operator in _PAIRS or OPERATORS.get(operator).products == _ONE_GEMM
+
+
+def _weight_bytes(dtype: str, k: Ints, n: Ints) -> Floats:
+    """What each weight takes: in a scheme as its storage holds it, in numbers 16 bits each, whatever they are."""
+    if numbers_of(dtype) == dtype:
+        return ITEM_BYTES * k.astype(np.float64) * n
+    scheme = stored_as(dtype)
+    return np.array([scheme.bytes(*size) for size in zip(n.tolist(), k.tolist(), strict=True)], dtype=np.float64)
 
 
 def _octaves(shapes: Ints) -> Ints:

@@ -10,7 +10,7 @@ TILES = ((128, 256), (128, 128), (128, 64), (64, 64), (32, 64))
 """Rows and columns of the result that one CTA computes: the tiles that cuBLAS takes most, from large to small."""
 
 _FEW_ROWS = 64
-_ITEM_BYTES = 2
+ITEM_BYTES = 2
 _DEPTHS = (1024, 4096)
 _HIDING, _HIDDEN_BYTES = 2048, (2000, 8000)  # of k at most, and bytes read while one k is summed
 
@@ -23,7 +23,7 @@ class Gpu:
     l2_bytes: int
 
 
-def gemm_terms(m: int, k: Ints, n: Ints, gpu: Gpu) -> Floats:
+def gemm_terms(m: int, k: Ints, n: Ints, gpu: Gpu, weight_bytes: Floats) -> Floats:
     """The terms of ``x[m, k] @ W[n, k].T``, all 0 or more; the time is a sum of them with coefficients of 0 or more.
 
     - the launch;
@@ -37,12 +37,13 @@ def gemm_terms(m: int, k: Ints, n: Ints, gpu: Gpu) -> Floats:
     Args:
         m: rows.
         k, n: shape ``(shapes,)``.
+        weight_bytes: of W, likewise; x and the result take 16 bits a number.
 
     Returns:
         Shape ``(shapes, terms)``, each term in the order of 1.
     """
     depth, width = k.astype(np.float64), n.astype(np.float64)
-    moved = _ITEM_BYTES * (m * depth + depth * width + m * width)
+    moved = ITEM_BYTES * (m * depth + m * width) + weight_bytes
     one, longest = np.ones(len(k)), np.log(np.maximum(depth, 8) / 8)
     if m <= _FEW_ROWS:
         ramp = np.minimum(moved, gpu.l2_bytes / 2)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from gac.errors import ProfileError
 from gac.operations import Operation
 from gac.profiling.operators.attention import BACKENDS, Sdpa
-from gac.profiling.operators.base import ITEM_BYTES, Axes, Operand, Operator
+from gac.profiling.operators.base import ACTIVATIONS, ITEM_BYTES, Axes, Operand, Operator, numbers_of, stored_as
 from gac.profiling.operators.batched import BatchedGemm, Heads
 from gac.profiling.operators.gemm import (
     Copy,
@@ -23,7 +23,18 @@ from gac.profiling.operators.gemm import (
 from gac.profiling.operators.int4 import DequantisedInt4Linear, Int4Linear
 from gac.registry import Registry, check_contract
 
-__all__ = ["ITEM_BYTES", "OPERATORS", "Axes", "Operand", "Operator", "operation", "with_decode_kernel"]
+__all__ = [
+    "ACTIVATIONS",
+    "ITEM_BYTES",
+    "OPERATORS",
+    "Axes",
+    "Operand",
+    "Operator",
+    "numbers_of",
+    "operation",
+    "stored_as",
+    "with_decode_kernel",
+]
 
 
 def _check(own: object) -> None:
@@ -69,8 +80,8 @@ def operation(name: str, **axes: int) -> Operation:
     return Operation(name, tuple((axis, axes[axis]) for axis in operator.axes))
 
 
-def with_decode_kernel(operation: Operation) -> Operation:
+def with_decode_kernel(operation: Operation, dtype: str = ACTIVATIONS) -> Operation:
     """What runs instead where GEMMs of one row run in Triton (``gac.runtime.decode_kernel``); else the operation."""
     in_triton = f"{operation.operator}_triton"
-    runs = in_triton in OPERATORS.names and operation.axes["m"] == 1
+    runs = in_triton in OPERATORS.names and operation.axes["m"] == 1 and OPERATORS.get(in_triton).takes(dtype)
     return replace(operation, operator=in_triton) if runs else operation

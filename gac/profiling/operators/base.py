@@ -5,18 +5,48 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from gac.errors import ProfileError
+from gac.operations import Operation, batched_gemm, linear
+from gac.schemes import DEFAULT_SCHEME, Scheme, scheme_named, scheme_timed_as
+
 Axes = Mapping[str, int]
 
-ITEM_BYTES: Mapping[str, int] = MappingProxyType({"bf16": 2, "fp16": 2, "fp8": 1, "fp32": 4, "int32": 4, "uint8": 1})
+ITEM_BYTES: Mapping[str, int] = MappingProxyType(
+    {"bf16": 2, "fp16": 2, "fp8": 1, "fp32": 4, "int32": 4, "int64": 8, "int8": 1, "uint8": 1}
+)
+"""Bytes of a number. Every other dtype is that of a scheme, which has its weights in a storage."""
+
+ACTIVATIONS = scheme_named(DEFAULT_SCHEME).dtype
+"""What schemes multiply with: inputs come, and results go, in 16 bits."""
+
+
+def stored_as(dtype: str) -> Scheme:
+    """The scheme that latency tables call so.
+
+    Raises:
+        ProfileError: there is none.
+    """
+    if (found := scheme_timed_as(dtype)) is None:
+        raise ProfileError(
+            f"dtype {dtype!r}",
+            f"one of {', '.join(ITEM_BYTES)}, or that of a scheme with a storage",
+            "Correct the name, or register the scheme.",
+        )
+    return found
+
+
+def numbers_of(dtype: str) -> str:
+    """The numbers of activations: those of the dtype itself, or those that schemes multiply with."""
+    return dtype if dtype in ITEM_BYTES else ACTIVATIONS
 
 
 @dataclass(frozen=True)
 class Operand:
-    """A contiguous tensor that a launch reads or writes.
+    """A contiguous tensor that a launch reads or writes, or a matrix in the storage of a scheme.
 
     Attributes:
-        shape: sizes, slowest axis first.
-        dtype: a name in ``ITEM_BYTES``.
+        shape: sizes, slowest axis first; of a matrix in a storage its columns come last.
+        dtype: a name in ``ITEM_BYTES``, or the dtype of a scheme.
     """
 
     shape: tuple[int, ...]
@@ -24,7 +54,10 @@ class Operand:
 
     @property
     def bytes(self) -> int:
-        return math.prod(self.shape) * ITEM_BYTES[self.dtype]
+        if self.dtype in ITEM_BYTES:
+            return math.prod(self.shape) * ITEM_BYTES[self.dtype]
+        *rows, columns = self.shape
+        return stored_as(self.dtype).bytes(math.prod(rows), columns)
 
 
 class Operator:
@@ -33,28 +66,37 @@ class Operator:
     Attributes:
         name: what profiles call it.
         axes: names of its axes, in the order in which an operation gives them.
-        dtypes: the dtypes that it can be timed in.
+        dtypes: the numbers that it can be timed in.
+        stored: whether it can be timed with weights in the storage of a scheme too, in the scheme's dtype. Then it
+            reads activations once, and multiplies them with one weight after the other.
         reads: the axes of each tensor that one launch reads, as in ``m k``; activations first, then weights.
         writes: the axes of each tensor that it writes: intermediates first, the result or the results last.
-        products: the axes of each GEMM, whose sizes multiply to its multiplications.
+        products: the axes of each GEMM, whose sizes multiply to its multiplications; where weights can be stored in
+            the order of ``linear`` or ``batched_gemm``.
         runner: where its ``gac.profiling.timing.runners.Runner`` is, as ``module:class``.
     """
 
     name: str
     axes: tuple[str, ...]
     dtypes: tuple[str, ...] = ("bf16", "fp16")
+    stored: bool = False
     reads: tuple[str, ...] = ()
     writes: tuple[str, ...] = ()
     products: tuple[str, ...] = ()
     runner: str
 
+    def takes(self, dtype: str) -> bool:
+        """Whether it can be timed in a dtype."""
+        return dtype in self.dtypes or (self.stored and dtype not in ITEM_BYTES and bool(scheme_timed_as(dtype)))
+
     def inputs(self, axes: Axes, dtype: str) -> tuple[Operand, ...]:
         """What one launch reads: activations first, then weights, then scales."""
-        return tuple(Operand(_sizes(names, axes), dtype) for names in self.reads)
+        activations, *rest = (_sizes(names, axes) for names in self.reads)
+        return Operand(activations, numbers_of(dtype)), *(Operand(sizes, dtype) for sizes in rest)
 
     def outputs(self, axes: Axes, dtype: str) -> tuple[Operand, ...]:
         """What one launch writes: intermediates first, the result or the results last."""
-        return tuple(Operand(_sizes(names, axes), dtype) for names in self.writes)
+        return tuple(Operand(_sizes(names, axes), numbers_of(dtype)) for names in self.writes)
 
     def flops(self, axes: Axes) -> int:
         """Floating-point operations that the result needs, a multiply-add counted as two."""
@@ -69,11 +111,22 @@ class Operator:
         return None
 
     def refusal(self, axes: Axes, dtype: str) -> str | None:
-        """The documented rule by which PyTorch refuses this shape, in words; None where none is known.
+        """The documented rule by which PyTorch, or a scheme, refuses this shape, in words; None where none is known.
 
         It explains and predicts. What a device does with the shape is only known by running it.
         """
-        return None
+        if dtype in ITEM_BYTES:
+            return None
+        scheme = stored_as(dtype)
+        refused = next((one for one in self._gemms(axes) if not scheme.runs(one)), None)
+        if refused is None:
+            return None
+        sizes = ", ".join(f"{axis} = {size}" for axis, size in refused.shape if axis != "m")
+        return f"scheme {scheme.name} needs {scheme.needs}: {sizes}"
+
+    def _gemms(self, axes: Axes) -> list[Operation]:
+        """Its GEMMs by themselves."""
+        return [(batched_gemm if "b" in names.split() else linear)(*_sizes(names, axes)) for names in self.products]
 
 
 def _sizes(names: str, axes: Axes) -> tuple[int, ...]:

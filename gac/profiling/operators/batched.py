@@ -13,6 +13,7 @@ class BatchedGemm(Operator):
     """``x[b, m, k] @ W[b, n, k].T`` for every b."""
 
     name = "batched_gemm"
+    stored = True
     axes = ("b", "m", "k", "n")
     reads, writes, products = ("b m k", "b n k"), ("b m n",), ("b m k n",)
     runner = f"{_RUNNERS}:HeadsRunner"

@@ -19,6 +19,7 @@ class Linear(Operator):
     name = "linear"
     axes = ("m", "k", "n")
     dtypes: tuple[str, ...] = ("bf16", "fp16", "fp8")
+    stored = True
     reads, writes, products = ("m k", "n k"), ("m n",), ("m k n",)
     runner = f"{_RUNNERS}:LinearRunner"
 
@@ -35,7 +36,7 @@ class Linear(Operator):
 
     def refusal(self, axes: Axes, dtype: str) -> str | None:
         broken = indivisible(axes, ("k", "n"), 16)
-        return f"{_FP8_RULE}: {broken}" if dtype == "fp8" and broken else None
+        return f"{_FP8_RULE}: {broken}" if dtype == "fp8" and broken else super().refusal(axes, dtype)
 
 
 class RowwiseLinear(Linear):
@@ -43,6 +44,7 @@ class RowwiseLinear(Linear):
 
     name = "linear_rowwise"
     dtypes = ("fp8",)
+    stored = False
 
     def scales(self, axes: Axes) -> tuple[Operand, Operand]:
         return Operand((axes["m"], 1), "fp32"), Operand((1, axes["n"]), "fp32")
@@ -52,6 +54,7 @@ class LowRank(Operator):
     """``(x[m, k] @ A[r, k].T) @ B[n, r].T``: two linear layers in a row."""
 
     name = "low_rank"
+    stored = True
     axes = ("m", "k", "r", "n")
     reads, writes, products = ("m k", "r k", "n r"), ("m r", "m n"), ("m k r", "m r n")
     runner = f"{_RUNNERS}:LowRankRunner"
@@ -62,6 +65,7 @@ class TritonLinear(Linear):
 
     name = "linear_triton"
     dtypes = ("bf16", "fp16")
+    stored = False
     runner = f"{_RUNNERS}:TritonLinearRunner"
     unmet = _several_rows
 
@@ -70,6 +74,7 @@ class TritonLowRank(LowRank):
     """The pair of one row in two of these kernels."""
 
     name = "low_rank_triton"
+    stored = False
     runner = f"{_RUNNERS}:TritonLowRankRunner"
     unmet = _several_rows
 

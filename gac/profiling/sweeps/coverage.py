@@ -12,8 +12,9 @@ from gac.models.shapes import shapes_of
 from gac.models.sites import Site, Weight
 from gac.operations import Operation, linear
 from gac.profiling.alignment import COARSEST_CLASS
-from gac.profiling.operators import with_decode_kernel
+from gac.profiling.operators import OPERATORS, with_decode_kernel
 from gac.profiling.records import Point
+from gac.schemes import DEFAULT_SCHEME, Scheme, scheme_named
 from gac.workloads import Workload
 
 WORKLOADS = (Workload.parse("prefill:1x1024"), Workload.parse("decode:1@1024"))
@@ -27,21 +28,25 @@ def model_points(
     workloads: Sequence[Workload] = WORKLOADS,
     dtype: str = "bf16",
     forms: Sequence[str] = DEFAULT_FORMS,
+    schemes: Sequence[str] = (),
 ) -> tuple[Point, ...]:
     """What a model's allocation looks up: every distinct weight shape at each workload's number of rows.
 
     Each weight is measured dense, and in each form that it can take up to the largest dim that saves parameters: at
-    ``every_dim`` where that is at most 700 shapes for a number of rows, otherwise at ``spaced_dims``.
+    ``every_dim`` where that is at most 700 shapes for a number of rows, otherwise at ``spaced_dims``. Then likewise in
+    each of the schemes, at the dims that it runs.
 
     Args:
         model: a name in ``gac.models.shapes.SHAPES``, or a transformers config; of a multimodal one its text part.
-        dtype: ``bf16`` or ``fp16``.
+        dtype: ``bf16`` or ``fp16``, of weights as they are loaded.
         forms: which forms besides dense.
+        schemes: in which schemes weights are measured besides.
 
     Raises:
         ModelError: the name is unknown, or the config's architecture is not supported.
-        PlanError: a form is unknown, or fits no weight of the model.
-        ProfileError: there is no workload, the dtype is none of the two, or what a form runs is not measured.
+        PlanError: a form or a scheme is unknown, or a form fits no weight of the model.
+        ProfileError: there is no workload, the dtype is none of the two, or what a form or a scheme runs is not
+            measured.
     """
     sites, rows = _sites(model), _rows(workloads, dtype)
     check_forms_fit(sites, forms, text_config(shapes_of(model)).model_type)
@@ -49,11 +54,10 @@ def model_points(
     for form in taken:
         if not form.timed:
             raise ProfileError(f"form {form.name}", "a form whose latency is measured", "Leave it out.")
-    weights = {replace(weight, name="", reads=None, block=None) for site in sites for weight in site.weights}
-    shapes = _shapes(weights, taken, every_dim)
-    if len(shapes) > _AFFORDED:
-        shapes = _shapes(weights, taken, spaced_dims)
-    return _points((form.operation(weight, dim, count) for form, weight, dim in shapes for count in rows), dtype)
+    points = _points(_operations(sites, taken, rows, scheme_named(DEFAULT_SCHEME)), dtype)
+    for scheme in measured_schemes(schemes):
+        points += _points(_operations(sites, taken, rows, scheme), scheme.dtype)
+    return tuple(dict.fromkeys(points))
 
 
 def fused_points(
@@ -64,8 +68,8 @@ def fused_points(
 ) -> tuple[Point, ...]:
     """What an allocation looks up in addition where weights that read the same input (q/k/v, gate/up) are fused.
 
-    One GEMM, up to the width of all of them, and each second factor by itself, at ``spaced_dims``. Arguments and
-    errors are those of ``model_points``.
+    One GEMM, up to the width of all of them, and each second factor by itself, at ``spaced_dims``. Weights in the
+    storage of a scheme share none. Arguments and errors are those of ``model_points``.
     """
     sites, rows = run_together(_sites(model)), _rows(workloads, dtype)
     distinct = {(site.kind, *((w.out_features, w.in_features) for w in site.weights)): site for site in sites}
@@ -74,7 +78,7 @@ def fused_points(
 
 def decode_kernel_points(points: Sequence[Point]) -> tuple[Point, ...]:
     """The points that it looks up instead of these where GEMMs of one row run in Triton."""
-    found = dict.fromkeys(replace(point, operation=with_decode_kernel(point.operation)) for point in points)
+    found = dict.fromkeys(replace(one, operation=with_decode_kernel(one.operation, one.dtype)) for one in points)
     known = set(points)
     return tuple(one for one in found if one not in known)
 
@@ -87,6 +91,24 @@ def check_dtype(dtype: str) -> None:
     """
     if dtype not in DTYPES:
         raise ProfileError(f"dtype {dtype!r}", f"one of {', '.join(DTYPES)}", "Correct the name.")
+
+
+def measured_schemes(names: Sequence[str]) -> tuple[Scheme, ...]:
+    """These schemes.
+
+    Raises:
+        PlanError: one is unknown.
+        ProfileError: one has neither a storage nor numbers that GEMMs are timed in.
+    """
+    found = tuple(map(scheme_named, names))
+    for scheme in found:
+        if not OPERATORS.get("linear").takes(scheme.dtype):
+            raise ProfileError(
+                f"scheme {scheme.name}, whose dtype in tables is {scheme.dtype!r}",
+                f"a scheme with a storage, or a dtype of {', '.join(DTYPES)}",
+                "Leave it out, or give it a storage.",
+            )
+    return found
 
 
 def _sites(model: Any) -> tuple[Site, ...]:
@@ -103,6 +125,20 @@ def _rows(workloads: Sequence[Workload], dtype: str) -> list[int]:
 
 def _points(operations: Iterable[Operation], dtype: str) -> tuple[Point, ...]:
     return tuple(dict.fromkeys(Point(one, dtype) for one in operations))
+
+
+def _operations(
+    sites: Iterable[Site], forms: Sequence[Form], rows: Sequence[int], scheme: Scheme
+) -> Iterator[Operation]:
+    """What runs of these weights in a scheme, at the dims at which it has an operator for every GEMM."""
+    weights = [weight for site in sites for weight in site.weights if scheme.takes(weight)]
+    distinct = {replace(weight, name="", reads=None, block=None) for weight in weights}
+    shapes = _shapes(distinct, forms, every_dim)
+    if len(shapes) > _AFFORDED:
+        shapes = _shapes(distinct, forms, spaced_dims)
+    for form, weight, dim in shapes:
+        if all(map(scheme.runs, form.gemms(weight, dim, 1))):
+            yield from (scheme.operation(form.operation(weight, dim, count)) for count in rows)
 
 
 def _shapes(

@@ -1,11 +1,12 @@
 """Which shapes describe a GPU generally."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from gac.operations import Operation
-from gac.profiling.operators import operation
+from gac.profiling.operators import OPERATORS, operation
 from gac.profiling.records import Point
-from gac.profiling.sweeps.coverage import check_dtype
+from gac.profiling.sweeps.coverage import check_dtype, measured_schemes
+from gac.schemes import Scheme
 
 FP8_SINCE = (8, 9)
 
@@ -104,15 +105,19 @@ _FP8: tuple[Along, ...] = tuple(
 )
 
 
-def general_points(dtype: str = "bf16", compute_capability: tuple[int, int] = (9, 0)) -> tuple[Point, ...]:
+def general_points(
+    dtype: str = "bf16", compute_capability: tuple[int, int] = (9, 0), schemes: Sequence[str] = ()
+) -> tuple[Point, ...]:
     """About 5,000 points that describe a GPU: every operator along the axes that compression moves.
 
     Args:
         dtype: ``bf16`` or ``fp16``, of everything but the INT4 operators (bf16) and the fp8 ones.
         compute_capability: fp8 is measured from (8, 9) on.
+        schemes: in which schemes GEMMs are measured besides, at the shapes that each runs.
 
     Raises:
-        ProfileError: the dtype is none of the two.
+        PlanError: a scheme is unknown.
+        ProfileError: the dtype is none of the two, or what a scheme runs is not measured.
     """
     check_dtype(dtype)
     points = [
@@ -120,8 +125,17 @@ def general_points(dtype: str = "bf16", compute_capability: tuple[int, int] = (9
         *(Point(one, dtype, "hot") for one in _operations(_SMALL)),
         *(Point(one, "bf16") for one in _operations(_INT4)),
         *(Point(one, "fp8") for one in _operations(_FP8) if compute_capability >= FP8_SINCE),
+        *(point for scheme in measured_schemes(schemes) for point in _in_scheme(scheme)),
     ]
     return tuple(dict.fromkeys(points))
+
+
+def _in_scheme(scheme: Scheme) -> Iterator[Point]:
+    """The usual shapes of operators whose weights can be stored so."""
+    for one in map(scheme.operation, _operations(_USUAL)):
+        operator = OPERATORS.get(one.operator)
+        if operator.takes(scheme.dtype) and operator.refusal(one.axes, scheme.dtype) is None:
+            yield Point(one, scheme.dtype)
 
 
 def _operations(sweeps: Iterable[Along]) -> Iterator[Operation]:

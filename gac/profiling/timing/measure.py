@@ -80,18 +80,18 @@ class GpuMeasurer:
             if point not in self._checked:
                 self._check(point)
                 self._checked.add(point)
-            runner = runner_of(point.operation.operator)
+            runner = runner_of(point.operation.operator, point.dtype)
             bytes_each = runner.operator.bytes(point.operation.axes, point.dtype)
             return self._watch.time(lambda count: [self._call(point) for _ in range(count)], bytes_each, point.cache)
 
-    def _cut(self, point: Point) -> tuple[list[Tensor], list[Tensor]]:
-        runner, axes = runner_of(point.operation.operator), point.operation.axes
+    def _cut(self, point: Point) -> tuple[list[Any], list[Tensor]]:
+        runner, axes = runner_of(point.operation.operator, point.dtype), point.operation.axes
         inputs = list(runner.operands(axes, point.dtype, self._pools.cut))
         outputs = [self._pools.cut_output(operand) for operand in runner.operator.outputs(axes, point.dtype)]
         return inputs, outputs
 
     def _call(self, point: Point) -> Callable[[], object]:
-        runner, (inputs, outputs) = runner_of(point.operation.operator), self._cut(point)
+        runner, (inputs, outputs) = runner_of(point.operation.operator, point.dtype), self._cut(point)
         return lambda: runner.run(inputs, outputs)
 
     def _check(self, point: Point) -> None:
@@ -99,7 +99,7 @@ class GpuMeasurer:
 
         PyTorch says as warnings why a backend refuses a shape, and then only that there is none: both are kept.
         """
-        runner, (inputs, outputs) = runner_of(point.operation.operator), self._cut(point)
+        runner, (inputs, outputs) = runner_of(point.operation.operator, point.dtype), self._cut(point)
         for output in outputs:
             output.fill_(float("nan"))
         with warnings.catch_warnings(record=True) as reasons:

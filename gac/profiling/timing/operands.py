@@ -13,13 +13,28 @@ DTYPES = {
     "fp8": torch.float8_e4m3fn,
     "fp32": torch.float32,
     "int32": torch.int32,
+    "int64": torch.int64,
+    "int8": torch.int8,
     "uint8": torch.uint8,
 }
 
+_WORD = "int32"
 _ALIGNMENT = 256
 _DEVIATION = 0.5
 _CHUNK = 2**26
 _GIB = 2**30
+
+
+def name_of(dtype: torch.dtype) -> str:
+    """What operands call a dtype of PyTorch.
+
+    Raises:
+        RuntimeError: they have no name for it.
+    """
+    found = next((name for name, known in DTYPES.items() if known == dtype), None)
+    if found is None:
+        raise RuntimeError(f"a storage holds {dtype}, of which no operands are made; they are {', '.join(DTYPES)}")
+    return found
 
 
 class Pool:
@@ -74,6 +89,8 @@ class Pool:
 class Pools:
     """Hands out operands of any dtype: a pool a dtype for what is read, and one for what is written, made when needed.
 
+    Whole numbers of all sizes are random bits, cut from one pool of words.
+
     Args:
         device: where the pools lie.
         limit_bytes: size of each pool.
@@ -89,7 +106,11 @@ class Pools:
         Raises:
             RuntimeError: the operand is larger than the limit.
         """
-        return self._pool(operand.dtype, read=True).cut(operand.shape)
+        dtype = DTYPES[operand.dtype]
+        if dtype.is_floating_point:
+            return self._pool(operand.dtype, read=True).cut(operand.shape)
+        words = self._pool(_WORD, read=True).cut((-(-operand.bytes // DTYPES[_WORD].itemsize),))
+        return words.view(dtype)[: math.prod(operand.shape)].view(operand.shape)
 
     def cut_output(self, operand: Operand) -> Tensor:
         """The next contiguous view for a floating-point operand that is written: NaN, or what was written before.

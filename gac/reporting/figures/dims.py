@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gac.allocation.latencies import UNKNOWN, Timing
+from gac.allocation.latencies import BF16, UNKNOWN, Timing
 from gac.arguments import checked
 from gac.errors import PlanError, ProfileError
 from gac.forms import form_named
@@ -16,6 +16,7 @@ from gac.plan import Plan, WeightChoice
 from gac.profiling.table import Profile
 from gac.reporting.page import ALIGNED, DOTTED, HATCHES, MAP, check_many, marker, page, panel, proxy, time_unit
 from gac.reporting.tables import kinds_of, weights_by_layer
+from gac.schemes import scheme_named
 from gac.workloads import Workload
 
 if TYPE_CHECKING:
@@ -185,7 +186,7 @@ def layer_time(
     title: str | None = None,
     ax: "Axes | None" = None,
 ) -> "Axes":
-    """Measured or interpolated bf16 latency of each targeted weight: a bar of the dense model, and one for each plan.
+    """Measured or interpolated latency of each targeted weight: a bar of the dense model, and one for each plan.
 
     Args:
         plans: by the name to show, all for one model; at most 6.
@@ -235,15 +236,15 @@ def _latencies(plan: Plan, timing: Timing, layer: int | None, *, dense: bool) ->
 
 
 def _latency(choice: WeightChoice, timing: Timing, *, dense: bool) -> int:
-    form = form_named("dense" if dense else choice.form)
+    form, scheme = (form_named("dense"), BF16) if dense else (form_named(choice.form), scheme_named(choice.scheme))
     dim = form.full(choice.weight) if dense else choice.dim
-    ns, _ = timing.of_weight(form, choice.weight, np.array([dim], dtype=np.int64))
+    ns, _ = timing.of_weight(form, choice.weight, np.array([dim], dtype=np.int64), scheme)
     if int(ns[0, 0]) == UNKNOWN:
         operation = form.operation(choice.weight, dim, timing.workloads[0].rows)
-        shape = " ".join(f"{axis}={size}" for axis, size in operation.shape)
+        shape = " ".join([operation.operator, scheme.dtype, *(f"{axis}={size}" for axis, size in operation.shape)])
         assert timing.profile is not None
         raise ProfileError(
-            f"profile {timing.profile.path.stem} lacks {operation.operator} {shape}, which {choice.name} runs",
+            f"profile {timing.profile.path.stem} lacks {shape}, which {choice.name} runs",
             "measured latencies of every weight",
             "Profile this model's shapes with gac profile --model, or choose another workload.",
         )

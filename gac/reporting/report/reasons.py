@@ -6,8 +6,8 @@ from math import lcm
 
 import numpy as np
 
-from gac.allocation.dims import step_of
-from gac.allocation.latencies import UNKNOWN, Timing
+from gac.allocation.dims import step_of, that_run
+from gac.allocation.latencies import DTYPE, UNKNOWN, Timing
 from gac.costs import BYTES, COSTS, KV_NUMBERS, PARAMS, ns_of
 from gac.forms import form_named
 from gac.plan import Candidate, Plan, SiteChoice, WeightChoice, counted
@@ -16,6 +16,7 @@ from gac.profiling.cliffs import operator_period
 from gac.profiling.table import Profile
 from gac.reporting.formatting import choices, duration, nats
 from gac.reporting.formatting import counted as number_of
+from gac.schemes import scheme_named
 from gac.workloads import Workload
 
 _REACH = 256
@@ -142,7 +143,7 @@ def next_dims(plan: Plan, profile: Profile | None, weight: WeightChoice, *, shar
         profile: the one that the plan names; None: it is not at hand.
         shared: weights of its site run their first GEMMs as one.
     """
-    form, dim = form_named(weight.form), weight.dim
+    form, scheme, dim = form_named(weight.form), scheme_named(weight.scheme), weight.dim
     if form.axis(weight.weight) is None or not form.params(weight.weight, dim) or dim >= form.full(weight.weight):
         return ()
     if profile is None or shared:
@@ -151,14 +152,17 @@ def next_dims(plan: Plan, profile: Profile | None, weight: WeightChoice, *, shar
     workloads = tuple(Workload.parse(one.workload) for one in plan.workloads)
     timing = Timing(profile, workloads, plan.recipe.deployment.triton)
     after = np.arange(dim + 1, min(form.full(weight.weight), dim + _REACH) + 1)
-    sound = after[timing.sound(form, weight.weight, after, fused=False)].tolist()
+    after = after[timing.sound(form, weight.weight, after, fused=False, scheme=scheme)]
+    sound = that_run(form, scheme, [weight.weight], after).tolist()
     dims = [dim, dim + 1, *sound[:1]]
-    latency, _ = timing.of_weight(form, weight.weight, np.array(dims))
+    latency, _ = timing.of_weight(form, weight.weight, np.array(dims), scheme)
     broken = ""
     if dim + 1 not in sound[:1]:
-        period = operator_period(profile, form.operation(weight.weight, 1, 1).operator)
-        step = lcm(step_of(form, plan.recipe.space.align), period)
-        broken = f"no multiple of {step}" if (dim + 1) % step else "a larger dim is faster"
+        operator = form.operation(weight.weight, 1, 1).operator
+        periods = (operator_period(profile, operator, dtype) for dtype in (DTYPE, scheme.dtype))
+        step = lcm(step_of(form, plan.recipe.space.align), *periods)
+        slower = "a larger dim is faster" if dim + 1 in after else f"{scheme.name} needs {scheme.needs}"
+        broken = f"no multiple of {step}" if (dim + 1) % step else slower
     return tuple(
         f"On the GPU, {workload}: {_timed(list(zip(dims, latency[:, at].tolist(), strict=True)), broken)}."
         for at, workload in enumerate(workloads)

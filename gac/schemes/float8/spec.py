@@ -25,7 +25,7 @@ class Float8(EightBits):
     """
 
     name = "fp8"
-    dtype = "fp8"
+    dtype = "fp8_dynamic"  # fp8 alone are GEMMs of inputs that are rounded already
     reads = "float8"
     kind = "float"
     storage = StorageSpec("Floats8", {})

@@ -178,3 +178,29 @@ def test_a_copy_is_under_no_rule() -> None:
 def test_what_cannot_be_explained_is_refused(asked, message) -> None:
     with pytest.raises(ProfileError, match=message):
         explain(**({"operator": "low_rank", "dim": 1023} | asked))
+
+
+# --- weights in storages ---
+
+
+def test_a_scheme_has_its_record_and_the_rules_of_rows_but_none_of_cublas(profile_file) -> None:
+    profile_file.kernel("a_kernel_of_ours", 128, 0)
+    for rank in range(1000, 1033):
+        shape = {"m": 1024, "k": 4096, "r": rank, "n": 4096}
+        ns = 20_000.0 if rank % 8 == 0 else 50_000.0
+        profile_file.row("low_rank", shape, ns, dtype="w4a16", launches=[[0, 32, 8, 1]])
+    found = explain("low_rank", 1023, Profile.load(profile_file.write()), dtype="w4a16")
+    assert (found.dtype, found.latency_ns, found.collapse.rescue) == ("w4a16", 50_000.0, 1024)
+    assert [one.launch.name for one in found.ran] == ["a_kernel_of_ours"]
+    names = {one.rule.name for one in found.findings}
+    assert "vectorised access" in names
+    assert not {"cuBLAS alignment tier", "cuBLAS heuristic", "TMA alignment", "WGMMA tile", "FP8 packing"} & names
+    assert finding(found, "vectorised access").detail == "rows of 2046 bytes: loads of 2 bytes"
+
+
+def test_a_dtype_that_is_no_scheme_is_refused() -> None:
+    expected = "dtype 'w5a16' of low_rank; expected one of bf16, fp16, or that of a scheme with a storage. Name"
+    with pytest.raises(ProfileError, match=expected):
+        explain("low_rank", 8, dtype="w5a16")
+    with pytest.raises(ProfileError, match=r"dtype 'w4a16' of sdpa; expected one of bf16, fp16. Name"):
+        explain("sdpa", 8, dtype="w4a16")

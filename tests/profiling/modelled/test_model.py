@@ -1,6 +1,7 @@
 """The model of a GPU: near what was left out of the table, and silent where the table cannot vouch for a number."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 from gac.operations import linear
 from gac.profiling.modelled.model import LEAST
+from gac.profiling.operators import OPERATORS
 from gac.profiling.records import Measurement
 from gac.profiling.table import Profile
 from tests.headers import make_profile
@@ -149,3 +151,18 @@ def test_nothing_is_modelled_of_an_empty_table() -> None:
     assert profile.model.error(1) is None
     assert modelled(profile, 256) == [-1]
     assert profile.point(linear(1, 8, 8)) is None
+
+
+def test_a_scheme_is_modelled_by_the_bytes_that_its_weights_take() -> None:
+    """2 us, and a ns for every 3,000 bytes of a GEMM in w4a16."""
+    operator = OPERATORS.get("linear")
+
+    def took(shape: Mapping[str, int]) -> float:
+        return 2000 + operator.bytes(shape, "w4a16") / 3000
+
+    rows = [replace(one, dtype="w4a16", median_ns=took(one.shape)) for one in measured(GRID)]
+    profile, asked = make_profile(rows), {"m": 1, "k": 1280, "n": 2304}
+    (found,) = profile.modelled("linear", {"m": 1, "k": 1280}, "n", np.array([2304]), "w4a16")
+    assert found == pytest.approx(took(asked), rel=0.01)
+    assert profile.modelled("linear", {"m": 1, "k": 1280}, "n", np.array([2304]), "w4a16:64").tolist() == [-1]
+    assert profile.modelled("linear", {"m": 1, "k": 1280}, "n", np.array([2304])).tolist() == [-1]

@@ -12,20 +12,22 @@ GPU = Gpu(sm_count=132, l2_bytes=50_000_000)
 @pytest.mark.parametrize("axis", ["k", "n"])
 def test_no_term_falls_where_a_gemm_gets_longer(rows: int, axis: str) -> None:
     long, same = np.arange(8, 8192, 8), np.full(1023, 4096)
-    terms = gemm_terms(rows, *((long, same) if axis == "k" else (same, long)), GPU)
+    terms = gemm_terms(rows, *((long, same) if axis == "k" else (same, long)), GPU, 2.0 * long * same)
     assert terms.min() >= 0
     assert (np.diff(terms, axis=0) >= -1e-12).all()
 
 
 def test_a_wave_takes_as_long_whether_it_fills_the_gpu_or_not() -> None:
     """8 tiles of 128 x 256 a column of them: 16 columns are 128 CTAs, 17 are 136, which is more than 132 SMs."""
-    terms = gemm_terms(1024, np.full(4, 4096), np.array([3856, 4096, 4104, 4352]), GPU)
+    widths = np.array([3856, 4096, 4104, 4352])
+    terms = gemm_terms(1024, np.full(4, 4096), widths, GPU, 2.0 * 4096 * widths)
     waves = terms[:, 6]
     assert waves.tolist() == [1, 1, 2, 2]
 
 
 def test_the_fit_finds_the_coefficients_of_what_it_is_a_sum_of() -> None:
     widths = np.arange(64, 8192, 64)
-    terms = gemm_terms(1024, np.resize([512, 1024, 4096], len(widths)), widths, GPU)
+    depths = np.resize([512, 1024, 4096], len(widths))
+    terms = gemm_terms(1024, depths, widths, GPU, 2.0 * depths * widths)
     ns = terms @ np.linspace(100, 1000, terms.shape[1])
     assert terms @ fitted(terms, ns) == pytest.approx(ns, rel=1e-6)

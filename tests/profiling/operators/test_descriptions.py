@@ -2,10 +2,12 @@
 
 import pytest
 
-from gac.errors import ProfileError
+from gac.errors import PlanError, ProfileError
 from gac.forms.low_rank.spec import low_rank
 from gac.operations import linear
 from gac.profiling.operators import OPERATORS, Operand, operation
+from gac.schemes import scheme_named
+from gac.schemes.integers.spec import W8A16
 
 
 def test_operations_are_those_of_the_forms_whatever_the_order_of_their_axes() -> None:
@@ -111,3 +113,50 @@ def test_gemms_are_refused_by_their_own_rules(name, dtype, axes, reason) -> None
 )
 def test_attention_backends_refuse_by_their_own_rules(name, change, reason) -> None:
     assert OPERATORS.get(name).refusal(SDPA | change, "bf16") == reason
+
+
+# --- weights in storages ---
+
+EIGHT_BITS = "needs rows and columns that are multiples of 16, and no batched GEMM"
+
+
+def test_weights_of_a_scheme_take_what_their_storage_takes_and_the_rest_16_bits() -> None:
+    pair, scheme = operation("low_rank", m=2, k=256, r=48, n=512).axes, scheme_named("w4a16:64")
+    moved = 2 * (2 * 256 + 2 * 48 + 2 * 512) + scheme.bytes(48, 256) + scheme.bytes(512, 48)
+    assert OPERATORS.get("low_rank").bytes(pair, "w4a16:64") == moved
+    heads = operation("batched_gemm", b=4, m=2, k=64, n=32).axes
+    assert OPERATORS.get("batched_gemm").bytes(heads, "w8a16") == 2 * 4 * 2 * (64 + 32) + W8A16.bytes(4 * 32, 64)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "axes", "reason"),
+    [
+        ("linear", "fp8_dynamic", {"m": 1, "k": 107, "n": 4096}, f"scheme fp8 {EIGHT_BITS}: k = 107, n = 4096"),
+        ("low_rank", "w8a8", {"m": 1, "k": 64, "r": 24, "n": 64}, f"scheme w8a8 {EIGHT_BITS}: k = 64, n = 24"),
+        (
+            "batched_gemm",
+            "w8a8",
+            {"b": 2, "m": 1, "k": 64, "n": 64},
+            f"scheme w8a8 {EIGHT_BITS}: b = 2, k = 64, n = 64",
+        ),
+        ("linear", "w4a16", {"m": 1, "k": 107, "n": 33}, None),
+        ("batched_gemm", "w4a16:64", {"b": 2, "m": 1, "k": 65, "n": 3}, None),
+    ],
+)
+def test_schemes_refuse_by_what_they_need(name, dtype, axes, reason) -> None:
+    assert OPERATORS.get(name).refusal(axes, dtype) == reason
+
+
+def test_operators_of_forms_take_the_schemes_that_have_a_storage_and_no_others_do() -> None:
+    takes = [name for name in OPERATORS.names if OPERATORS.get(name).takes("w4a16:32")]
+    assert takes == ["linear", "low_rank", "batched_gemm"]
+    linear = OPERATORS.get("linear")
+    assert [linear.takes(dtype) for dtype in ("bf16", "fp8", "fp8_dynamic", "int8", "w5a16")] == [1, 1, 1, 0, 0]
+
+
+def test_a_dtype_that_is_none_is_named() -> None:
+    with pytest.raises(ProfileError) as error:
+        _ = Operand((2, 3), "w5a16").bytes
+    assert str(error.value).startswith("dtype 'w5a16'; expected one of bf16, fp16, fp8, ")
+    with pytest.raises(PlanError, match="w4a16:N with groups of 1 column or more"):
+        _ = Operand((2, 3), "w4a16:x").bytes

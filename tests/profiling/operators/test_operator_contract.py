@@ -6,7 +6,7 @@ from itertools import product
 import pytest
 
 from gac.profiling.operators import ITEM_BYTES, OPERATORS, Operand, Operator, operation
-from tests.profiling.examples import EXAMPLES
+from tests.profiling.examples import EXAMPLES, SCHEMES, schemes_of
 
 
 def pair(m: int, k: int, r: int, n: int) -> int:
@@ -61,6 +61,10 @@ def test_its_example_is_an_operation_of_it(operator, axes) -> None:
 
 
 def test_its_operands_are_of_known_dtypes_and_of_sizes_from_1_and_its_results_floating_point(operator, axes) -> None:
+    assert operator.stored == bool(schemes_of(operator))
+    for dtype in schemes_of(operator):
+        assert {one.dtype for one in (operator.inputs(axes, dtype)[0], *operator.outputs(axes, dtype))} == {"bf16"}
+        assert {one.dtype for one in operator.inputs(axes, dtype)[1:]} == {dtype}
     for dtype in operator.dtypes:
         assert operator.inputs(axes, dtype)[0].dtype == dtype
         for operand in operands(operator, axes, dtype):
@@ -74,7 +78,7 @@ def test_its_flops_are_two_a_multiplication(operator, axes) -> None:
 
 
 def test_its_bytes_are_those_of_its_operands(operator, axes) -> None:
-    for dtype in operator.dtypes:
+    for dtype in (*operator.dtypes, *schemes_of(operator)):
         moved = sum(operand.bytes for operand in operands(operator, axes, dtype))
         if operator.name in ("batched_gemm_bucketed", "batched_gemm_padded"):
             assert operator.bytes(axes, dtype) == OPERATORS.get("batched_gemm_separate").bytes(axes, dtype) < moved
@@ -84,4 +88,5 @@ def test_its_bytes_are_those_of_its_operands(operator, axes) -> None:
 
 def test_it_refuses_no_shape_of_powers_of_two(operator) -> None:
     axes = {name: {"h": 8, "kv": 8, "low": 64, "pairs": 2}.get(name, 128) for name in operator.axes}
-    assert all(operator.refusal(axes, dtype) is None for dtype in operator.dtypes)
+    unbatched = [] if "b" in operator.axes else [dtype for dtype in SCHEMES if operator.takes(dtype)]
+    assert all(operator.refusal(axes, dtype) is None for dtype in (*operator.dtypes, *unbatched))

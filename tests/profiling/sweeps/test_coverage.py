@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from transformers import AutoConfig
 
-from gac.errors import ProfileError
+from gac.errors import PlanError, ProfileError
 from gac.forms.low_rank.spec import low_rank
 from gac.models.shapes import SHAPES, Shapes
 from gac.operations import linear
@@ -16,6 +16,8 @@ from gac.profiling.records import Point
 from gac.profiling.sweeps.coverage import every_dim, fused_points, model_points, spaced_dims
 from gac.profiling.sweeps.general import general_points
 from gac.profiling.table import interpolate
+from gac.schemes import SCHEMES
+from gac.schemes.bf16.spec import Bf16
 from gac.workloads import Workload
 from tests.models.small import NEURONS, small_config
 from tests.profiling.synthetic import make_sweep
@@ -214,3 +216,63 @@ def test_every_hot_point_has_its_cold_twin() -> None:
     hot = [point for point in GENERAL if point.cache == "hot"]
     assert len(hot) == 80
     assert {Point(point.operation) for point in hot} <= set(GENERAL)
+
+
+# --- schemes ---
+
+
+@pytest.mark.parametrize("name", ["smollm2", "llama-3-8b"])
+def test_a_model_is_measured_in_each_scheme_beside_its_16_bits(name: str) -> None:
+    plain = model_points(name)
+    points = model_points(name, schemes=("w4a16", "w4a16:64"))
+    assert points[: len(plain)] == plain
+    assert {point.dtype for point in points} == {"bf16", "w4a16", "w4a16:64"}
+    for dtype in ("w4a16", "w4a16:64"):
+        assert [point.operation for point in points if point.dtype == dtype] == [point.operation for point in plain]
+
+
+@pytest.mark.parametrize("points_of", [lambda **asked: model_points("llama-3-8b", **asked), general_points])
+def test_only_what_a_scheme_runs_is_measured_in_it(points_of) -> None:
+    points = [point for point in points_of(schemes=("fp8",)) if point.dtype == "fp8_dynamic"]
+    assert {point.operation.operator for point in points} == {"linear", "low_rank"}
+    for point in points:
+        axes = point.operation.axes
+        assert not any(axes[name] % 16 for name in "krn" if name in axes)
+        assert OPERATORS.get(point.operation.operator).refusal(axes, point.dtype) is None
+
+
+@pytest.mark.parametrize("largest", [287, 819, 2047, 14335])
+def test_every_multiple_of_16_has_a_latency_in_a_scheme_that_runs_no_others(largest: int) -> None:
+    dims = [dim for dim in spaced_dims(largest) if dim % 16 == 0]
+    latency, _ = interpolate(make_sweep(dict.fromkeys(dims, 1.0)), np.arange(16, largest + 1, 16))
+    assert (latency == 1).all()
+
+
+def test_the_general_sweep_has_the_gemms_of_a_scheme_too() -> None:
+    points = general_points(schemes=("w4a16",))
+    assert points[: len(GENERAL)] == GENERAL
+    of_scheme = {point for point in points if point.dtype == "w4a16"}
+    assert {point.operation.operator for point in of_scheme} == {"linear", "low_rank", "batched_gemm"}
+    assert {point.cache for point in of_scheme} == {"cold"}
+
+
+def test_16_bits_are_measured_once() -> None:
+    assert model_points("smollm2", schemes=("bf16",)) == model_points("smollm2")
+    assert general_points(schemes=("bf16",)) == GENERAL
+
+
+class Strange(Bf16):
+    name = "strange"
+    dtype = "strange"
+
+
+def test_a_scheme_that_is_not_known_or_not_timed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(PlanError, match="scheme 'w5a16' is unknown"):
+        model_points("smollm2", schemes=("w5a16",))
+    monkeypatch.setitem(SCHEMES._known, "strange", Strange())
+    with pytest.raises(ProfileError) as caught:
+        general_points(schemes=("strange",))
+    assert str(caught.value) == (
+        "scheme strange, whose dtype in tables is 'strange'; expected a scheme with a storage, or a dtype of bf16, "
+        "fp16. Leave it out, or give it a storage."
+    )

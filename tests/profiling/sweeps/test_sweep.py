@@ -266,3 +266,18 @@ def test_a_summary_says_how_far_a_profile_can_be_trusted(path, header) -> None:
     assert summary(Profile.load(path)) == (
         "30 shapes of NVIDIA Test GPU, 1 failed; 100.0% converged, passes within 0.0% for 95 %, drift 0.0%"
     )
+
+
+def test_rows_of_schemes_are_written_read_and_gone_on_with_as_others_are(path, header) -> None:
+    points = [*POINTS, *(Point(point.operation, "w4a16:64") for point in POINTS)]
+    with pytest.raises(KeyboardInterrupt):
+        run_sweep(points, path, FakeMeasurer(interrupted_after=40), header, passes=2, progress=False)
+    assert run_sweep(points, path, FakeMeasurer(), header, passes=2, progress=False) == 80
+    profile = Profile.load(path)
+    assert {row.point for row in profile.measurements} == set(points)
+    assert all(len(row.passes) == 2 for row in profile.measurements)
+    sweep_of = {one.dtype: one for one in profile.sweeps()}
+    assert sweep_of["w4a16:64"].label == "low_rank w4a16:64 m=1 k=64 n=64, r"
+    assert sweep_of["w4a16:64"].ns.tolist() == sweep_of["bf16"].ns.tolist()
+    assert profile.point(low_rank(1, 64, 8, 64), "w4a16:64") == 800
+    assert profile.point(low_rank(1, 64, 8, 64), "w4a16") is None

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gac.profiling.operators import ITEM_BYTES, Operand
-from gac.profiling.timing.operands import DTYPES, Pool, Pools
+from gac.profiling.timing.operands import DTYPES, Pool, Pools, name_of
 
 
 def test_every_dtype_has_the_size_that_descriptions_count_with() -> None:
@@ -38,7 +38,7 @@ def test_pools_hand_out_operands_of_every_dtype_one_after_the_other() -> None:
     for name, dtype in DTYPES.items():
         first, second = pools.cut(Operand((3, 5), name)), pools.cut(Operand((2,), name))
         assert (first.shape, first.dtype) == ((3, 5), dtype)
-        assert second.storage_offset() * dtype.itemsize == 256
+        assert second.data_ptr() - first.data_ptr() == 256
 
 
 def test_what_is_written_is_nan_before_it_is_written() -> None:
@@ -55,3 +55,15 @@ def test_an_operand_that_does_not_fit_says_so() -> None:
         with pytest.raises(RuntimeError) as error:
             cut(Operand((2**29, 3), "bf16"))
         assert str(error.value) == "an operand of 3.00 GiB does not fit the 0.00 GiB set aside for operands"
+
+
+def test_whole_numbers_of_all_sizes_are_cut_from_the_same_memory() -> None:
+    pools = Pools("cpu", limit_bytes=4096)
+    places = [pools.cut(Operand((10,), name)).data_ptr() for name in ("int32", "int8", "uint8", "int64")]
+    assert [place - places[0] for place in places] == [0, 256, 512, 768]
+
+
+def test_a_dtype_that_operands_have_no_name_for_says_so() -> None:
+    assert name_of(torch.float8_e4m3fn) == "fp8"
+    with pytest.raises(RuntimeError, match=r"holds torch.complex64, of which no operands are made; they are bf16, "):
+        name_of(torch.complex64)

@@ -6,17 +6,20 @@ A runner makes the operands of an operator, launches it, and checks the result a
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import cache
-from importlib import import_module
+from pkgutil import resolve_name
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from gac.profiling.operators import OPERATORS, Axes, Operand, Operator
+from gac.errors import ProfileError
+from gac.profiling.operators import ACTIVATIONS, ITEM_BYTES, OPERATORS, Axes, Operand, Operator, stored_as
 
 WORST_ERROR = 2e-2
 """Relative Frobenius error against float32 above which a result is wrong (bf16 rounding gives 2e-3 to 5e-3)."""
 
 _EDGE = 32
+_STORED = "gac.profiling.timing.runners.stored:StoredRunner"
 
 
 class Runner(ABC):
@@ -32,12 +35,15 @@ class Runner(ABC):
     def __init__(self, operator: Operator) -> None:
         self.operator = operator
 
-    def operands(self, axes: Axes, dtype: str, cut: Callable[[Operand], Tensor]) -> Sequence[Tensor]:
-        """Tensors for ``run``: every input of the description, then what is made of them ahead of a launch."""
+    def operands(self, axes: Axes, dtype: str, cut: Callable[[Operand], Tensor]) -> Sequence[Any]:
+        """What ``run`` reads: every input of the description, then what is made of them ahead of a launch.
+
+        They are tensors, and weights in a storage modules that hold tensors.
+        """
         return [cut(operand) for operand in self.operator.inputs(axes, dtype)]
 
     @abstractmethod
-    def run(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Sequence[Tensor]:
+    def run(self, inputs: Sequence[Any], outputs: Sequence[Tensor]) -> Sequence[Tensor]:
         """Launch once and return the results.
 
         They are written to the outputs, except where PyTorch has no ``out=``: then they are tensors of their own.
@@ -47,27 +53,40 @@ class Runner(ABC):
         """
 
     @abstractmethod
-    def compare(self, inputs: Sequence[Tensor], result: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    def compare(self, inputs: Sequence[Any], result: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """Some of the result and the same in float32, of equal shape; cheap at any size.
 
         The parts are the edges, the first and last 32 along an axis: there a wrong tail or an unwritten tile shows.
         """
 
 
-@cache
-def runner_of(name: str) -> Runner:
-    """The runner of an operator.
+def runner_of(name: str, dtype: str = ACTIVATIONS) -> Runner:
+    """The runner of an operator: one for all numbers, and one for each scheme.
 
     Raises:
-        ProfileError: there is no operator of this name.
+        ProfileError: there is no operator of this name, or no such scheme, or its weights are not stored in any.
     """
+    return _in_numbers(name) if dtype in ITEM_BYTES else _in_storage(name, dtype)
+
+
+@cache
+def _in_numbers(name: str) -> Runner:
     operator = OPERATORS.get(name)
-    module, _, runner = operator.runner.partition(":")
-    made: Runner = getattr(import_module(module), runner)(operator)
+    made: Runner = resolve_name(operator.runner)(operator)
     return made
 
 
-def relative_error(runner: Runner, inputs: Sequence[Tensor], result: Sequence[Tensor]) -> float:
+@cache
+def _in_storage(name: str, dtype: str) -> Runner:
+    operator, scheme = OPERATORS.get(name), stored_as(dtype)
+    if not operator.stored:
+        dtypes = ", ".join(operator.dtypes)
+        raise ProfileError(f"{name} in scheme {scheme.name}", f"one of {dtypes}", "Measure it in numbers alone.")
+    made: Runner = resolve_name(_STORED)(operator, scheme)
+    return made
+
+
+def relative_error(runner: Runner, inputs: Sequence[Any], result: Sequence[Tensor]) -> float:
     """Relative Frobenius error of what the runner compares; NaN if any of it is NaN."""
     given, expected = runner.compare(inputs, result)
     return float((given.float() - expected).norm() / expected.norm())

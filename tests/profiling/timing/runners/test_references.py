@@ -1,20 +1,26 @@
 """What single runners compute, against float64 and against PyTorch's own operators on the CPU."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from gac.profiling.operators import operation
+from gac.errors import ProfileError
+from gac.profiling.operators import OPERATORS, operation
+from gac.profiling.sweeps.coverage import model_points
 from gac.profiling.timing.operands import Pools
 from gac.profiling.timing.runners import relative_error, runner_of
 from gac.profiling.timing.runners.int4 import inner_tiles
+from gac.runtime.storage import Held, Storage
+from gac.runtime.stored import STORAGES
+from gac.schemes import SCHEMES, Scheme, StorageSpec
 
 
-def run(name: str, dtype: str = "bf16", **axes: int) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
-    runner, pools = runner_of(name), Pools("cpu", limit_bytes=2**21)
+def run(name: str, dtype: str = "bf16", **axes: int) -> tuple[Sequence[Any], Sequence[Tensor]]:
+    runner, pools = runner_of(name, dtype), Pools("cpu", limit_bytes=2**21)
     checked = operation(name, **axes).axes
     inputs = runner.operands(checked, dtype, pools.cut)
     return inputs, runner.run(inputs, [pools.cut_output(one) for one in runner.operator.outputs(checked, dtype)])
@@ -109,3 +115,77 @@ def test_kernels_that_only_cuda_has_fail_here_and_are_checked_alike(backend, suf
         run(f"sdpa_{backend}{suffix}", **GQA)
     inputs, result = run(f"sdpa_math{suffix}", **GQA)
     assert relative_error(runner_of(f"sdpa_{backend}{suffix}"), inputs, result) < 1e-2
+
+
+# --- weights in storages ---
+
+
+@pytest.mark.parametrize("dtype", ["w8a16", "w4a16:64", "w3a16", "w2a16:32"])
+def test_weights_in_a_storage_are_multiplied_as_what_they_stand_for(dtype) -> None:
+    (x, weight), result = run("linear", dtype, m=9, k=200, n=30)
+    assert near(result[0], x.double() @ weight.values(torch.float64).T)
+    (x, first, second), result = run("low_rank", dtype, m=9, k=200, r=40, n=30)
+    assert near(result[0], x.double() @ first.values(torch.float64).T @ second.values(torch.float64).T)
+
+
+@pytest.mark.parametrize(("dtype", "far"), [("fp8_dynamic", 0.04), ("w8a8", 0.02)])
+def test_inputs_are_rounded_where_the_scheme_rounds_them(dtype, far) -> None:
+    (x, weight), result = run("linear", dtype, m=9, k=256, n=64)
+    plain = x.double() @ weight.values(torch.float64).T
+    error = float((result[0].double() - plain).norm() / plain.norm())
+    assert 1e-3 < error < far
+    assert relative_error(runner_of("linear", dtype), [x, weight], result) < 5e-3
+
+
+def test_blocks_of_a_token_lie_side_by_side() -> None:
+    (x, weight), result = run("batched_gemm", "w4a16:32", b=3, m=7, k=64, n=20)
+    tokens, given = x.view(7, 3, 64).double(), result[0].view(7, 3, 20)
+    assert near(given, torch.einsum("mbk,bnk->mbn", tokens, weight.values(torch.float64)))
+
+
+def test_every_launch_reads_weights_of_its_own() -> None:
+    runner, pools = runner_of("linear", "w4a16"), Pools("cpu", limit_bytes=2**21)
+    axes = operation("linear", m=1, k=256, n=128).axes
+    launches = [runner.operands(axes, "w4a16", pools.cut) for _ in range(4)]
+    for name in ("weight_packed", "weight_scale", "weight_zero_point"):
+        assert len({weight.held[name].data_ptr() for _, weight in launches}) == len(launches)
+
+
+def test_a_shape_that_a_scheme_refuses_fails_as_a_failed_launch_does() -> None:
+    with pytest.raises(RuntimeError, match=r"scheme fp8 needs rows and columns that are multiples of 16.*: k = 100"):
+        run("linear", "fp8_dynamic", m=2, k=100, n=16)
+
+
+def test_operators_whose_weights_are_not_stored_are_refused_in_schemes() -> None:
+    with pytest.raises(ProfileError) as error:
+        runner_of("sdpa", "w4a16")
+    assert str(error.value) == "sdpa in scheme w4a16; expected one of bf16, fp16. Measure it in numbers alone."
+
+
+class Halves(Storage):
+    """Numbers of 8 bits, halved."""
+
+    def tensors(self, rows: int, columns: int) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+        return {"halves": ((rows, columns), torch.int8)}
+
+    def values(self, held: Held, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
+        return (held["halves"].double() / 2).to(dtype)
+
+
+class Halved(Scheme):
+    name = "halved"
+    dtype = "halved-timed"
+    bits = 8
+    storage = StorageSpec("Halves", {})
+
+    def rounded(self, matrix: Tensor, inputs: Any = None, gradients: Any = None) -> Tensor:
+        return (2 * matrix).round().clamp(-128, 127) / 2
+
+
+def test_a_scheme_of_ones_own_is_timed_in_its_own_storage(monkeypatch) -> None:
+    monkeypatch.setitem(STORAGES, "Halves", (Halves, ()))
+    monkeypatch.setitem(SCHEMES._known, "halved", Halved())
+    (x, weight), result = run("linear", "halved-timed", m=9, k=20, n=30)
+    assert near(result[0], x.double() @ weight.held["halves"].double().T / 2)
+    assert {point.dtype for point in model_points("smollm2", schemes=("halved",))} == {"bf16", "halved-timed"}
+    assert OPERATORS.get("linear").bytes({"m": 1, "k": 20, "n": 30}, "halved-timed") == 2 * 20 + 20 * 30 + 2 * 30

@@ -1,0 +1,186 @@
+"""Plans by latency in several schemes, from tables that are made up: what is looked up, judged, counted and refused."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from gac.allocation.decide import SLACK, settled
+from gac.allocation.feasibility import check_reachable
+from gac.allocation.latencies import INTERPOLATED, MEASURED, MODELLED, UNKNOWN, Timing
+from gac.errors import BudgetError, ProfileError
+from gac.evaluation.shapes import planner_of_shapes
+from gac.forms import form_named
+from gac.forms.planned_sites import as_planned
+from gac.models.families import family_of
+from gac.models.shapes import SHAPES, Shapes
+from gac.models.sites import Site, Weight
+from gac.plan import WeightChoice
+from gac.profiling.operators import OPERATORS
+from gac.profiling.records import Measurement, Point
+from gac.profiling.sweeps.coverage import WORKLOADS, fused_points, model_points
+from gac.profiling.table import Profile
+from gac.recipe import Recipe
+from gac.schemes import scheme_named
+from tests.benchmarks.scale_schemes import with_schemes
+from tests.headers import make_profile
+from tests.small_pipeline import Small
+
+DENSE, LOW_RANK = form_named("dense"), form_named("low_rank")
+DECODE = WORKLOADS.index(next(one for one in WORKLOADS if one.rows == 1))
+W4A16, FP8 = scheme_named("w4a16"), scheme_named("fp8")
+
+
+def by_bytes(point: Point) -> float:
+    """1 us and a ns for each 100 bytes; three times as long where a size is no multiple of 8."""
+    operation = point.operation
+    uneven = any(size % 8 for axis, size in operation.shape if axis != "m")
+    return (1000 + OPERATORS.get(operation.operator).bytes(operation.axes, point.dtype) / 100) * (3 if uneven else 1)
+
+
+def table(points: Sequence[Point], ns: Callable[[Point], float] = by_bytes) -> Profile:
+    rows = [Measurement.of(point, ns(point), 0.0, 10, 1980, True) for point in dict.fromkeys(points)]
+    return make_profile(rows)
+
+
+def sites_of(name: str, fused: bool | str = False) -> tuple[Site, ...]:
+    return as_planned(family_of(SHAPES[name]).sites(SHAPES[name]), ["low_rank", "narrow"], fused)
+
+
+# --- what is looked up ------------------------------------------------------------------------------------------------
+
+
+def test_each_scheme_has_its_own_latency_and_the_table_says_how_it_is_known() -> None:
+    timing = Timing(table(model_points("qwen3-8b", schemes=("w4a16",))), WORKLOADS)
+    weight, ranks = Weight("w", 4096, 4096), np.array([256, 1096])
+    plain, how = timing.of_weight(LOW_RANK, weight, ranks)
+    stored, known = timing.of_weight(LOW_RANK, weight, ranks, W4A16)
+    assert (stored < plain).all()
+    assert stored[0, DECODE] == np.ceil(by_bytes(Point(LOW_RANK.operation(weight, 256, 1), "w4a16")))
+    assert how.tolist() == known.tolist() == [[MEASURED] * 2, [INTERPOLATED] * 2]
+    assert (timing.of_weight(LOW_RANK, weight, ranks, scheme_named("w3a16"))[0] == UNKNOWN).all()
+
+
+def test_latencies_are_modelled_in_a_scheme_where_the_table_has_rows_of_it() -> None:
+    timing = Timing(table(model_points("qwen3-8b", schemes=("w4a16",))), WORKLOADS)
+    weight = Weight("w", 3000, 5000)
+    latency, how = timing.of_weight(DENSE, weight, np.array([1]), W4A16)
+    assert how.tolist() == [[MODELLED] * 2]
+    expected = by_bytes(Point(DENSE.operation(weight, 1, 1), "w4a16"))
+    assert latency[0, DECODE] == pytest.approx(expected, rel=0.05)
+    assert (timing.of_weight(DENSE, weight, np.array([1]), scheme_named("w4a16:64"))[0] == UNKNOWN).all()
+    assert timing.profile.model.error(1, "w4a16") < 0.05
+    assert timing.profile.model.error(1, "w4a16:64") is None
+
+
+def test_what_a_scheme_does_not_run_has_no_modelled_latency() -> None:
+    timing = Timing(table(model_points("qwen3-8b", schemes=("fp8",))), WORKLOADS)
+    latency, _ = timing.of_weight(LOW_RANK, Weight("w", 3008, 5008), np.array([240, 248]), FP8)
+    assert (latency[0] > 0).all()
+    assert (latency[1] == UNKNOWN).all()
+
+
+def test_weights_in_a_storage_share_no_gemm() -> None:
+    points = (*model_points("smollm2", schemes=("w4a16",)), *fused_points("smollm2"))
+    planner = planner_of_shapes("smollm2", WORKLOADS, table(points), layers=1)
+    for fuse in (True, "auto"):
+        of = planner.problem_of(0.8, forms=("low_rank",), fuse=fuse, latency=1.0)
+        curves = with_schemes(of.curves, of.sites, [W4A16])
+        of = replace(of, curves=curves, recipe=replace(of.recipe, space=replace(of.recipe.space, schemes=("w4a16",))))
+        for rows in of.candidates(["params", "ns:prefill:1x1024", "ns:decode:1@1024"]):
+            assert not rows.shared[(rows.schemes == "w4a16").all(axis=1)].any()
+            assert (rows.latency != UNKNOWN).all()
+
+
+# --- which dims are sound ---------------------------------------------------------------------------------------------
+
+
+def by_hundreds(point: Point) -> float:
+    """As above; in w4a16 also four times as long where a size is no multiple of 64."""
+    cut = point.dtype == "w4a16" and any(size % 64 for axis, size in point.operation.shape if axis != "m")
+    return by_bytes(point) * (4 if cut else 1)
+
+
+@pytest.mark.parametrize(("schemes", "step"), [((), 8), (("w4a16",), 64)])
+def test_dims_are_sound_by_a_schemes_own_rows_and_else_by_those_of_16_bits(schemes: Sequence[str], step: int) -> None:
+    timing = Timing(table(model_points("smollm2", schemes=schemes), by_hundreds), WORKLOADS)
+    weight, ranks = Weight("w", 576, 576), np.arange(1, 288)
+    sound = ranks[timing.sound(LOW_RANK, weight, ranks, False, W4A16)]
+    assert sound.tolist() == list(range(step, 288, step))
+    assert ranks[timing.sound(LOW_RANK, weight, ranks, False)].tolist() == list(range(8, 288, 8))
+
+
+def test_dims_are_aligned_for_16_bits_where_a_scheme_does_not_care() -> None:
+    def ns(point: Point) -> float:
+        return by_bytes(point) if point.dtype == "bf16" else 1000.0 + point.operation.axes.get("r", 0)
+
+    timing = Timing(table(model_points("smollm2", schemes=("w4a16",)), ns), WORKLOADS)
+    ranks = np.arange(1, 288)
+    sound = ranks[timing.sound(LOW_RANK, Weight("w", 576, 576), ranks, False, W4A16)]
+    assert sound.tolist() == list(range(8, 288, 8))
+
+
+# --- what is settled and refused --------------------------------------------------------------------------------------
+
+BOTH = {"prefill:1x1024": 1.0, "decode:1@1024": 1.0}
+
+
+def test_where_the_table_has_every_scheme_no_workload_gets_slower() -> None:
+    profile = table(model_points("smollm2", schemes=("w4a16", "fp8")))
+    recipe = settled(Recipe.of(memory=0.3, schemes=("w4a16", "fp8")), sites_of("smollm2"), profile)
+    assert (recipe.limits.latency, recipe.slack) == (BOTH, SLACK)
+    other = settled(Recipe.of(memory=0.3, schemes=("w4a16", "w3a16")), sites_of("smollm2"), profile)
+    assert (other.limits.latency, other.slack) == ({}, 0.0)
+
+
+def test_a_scheme_that_was_not_measured_is_named_with_the_command_that_measures_it() -> None:
+    profile, asked = table(model_points("smollm2", schemes=("w4a16",))), ("w4a16", "w8a8")
+    with pytest.raises(ProfileError) as caught:
+        settled(Recipe.of(memory=0.3, latency=0.9, schemes=asked), sites_of("smollm2"), profile)
+    assert str(caught.value) == (
+        "a limit of latency for prefill:1x1024 with scheme w8a8, which the profile does not have; expected schemes "
+        "that it was measured in, such as bf16. Measure it with gac profile --model NAME --scheme w8a8, or plan "
+        "without the limit or the scheme."
+    )
+
+
+def test_weights_that_a_scheme_cannot_have_need_no_latency_in_it() -> None:
+    shapes = Shapes("llama", 64, 72, 2, 2, 1, 32, 1000)  # 72 is no multiple of 16
+    sites = as_planned(family_of(shapes).sites(shapes), ["low_rank"], False)
+    profile = table(model_points(shapes, schemes=("fp8",)))
+    recipe = settled(Recipe.of(0.9, latency=0.9, schemes=("bf16", "fp8")), sites, profile)
+    assert recipe.limits.latency == dict.fromkeys(BOTH, 0.9)
+
+
+def test_a_latency_that_only_fewer_bits_reach_is_reachable() -> None:
+    profile, sites = table(model_points("llama-3-8b", schemes=("w4a16",))), sites_of("llama-3-8b")
+    asked = {"forms": (), "latency": {"decode:1@1024": 0.5}, "fuse": False}
+    check_reachable(sites, Recipe.of(1.0, schemes=("bf16", "w4a16"), **asked), profile)
+    with pytest.raises(BudgetError):
+        check_reachable(sites, Recipe.of(1.0, schemes=("bf16",), **asked), profile)
+
+
+# --- plans ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_plan_keeps_a_limit_of_latency_with_schemes_and_counts_what_is_known(small: Small) -> None:
+    """The baseline is the dense model in 16 bits."""
+    profile = table(model_points(small.model.config, schemes=("w4a16:32",)))
+    asked = {"schemes": ("bf16", "w4a16:32"), "profile": profile, "refit": "none", "fuse": False}
+    plan = small.allocate(1.0, latency={"decode:1@1024": 0.9}, **asked)
+    (decode,) = (one for one in plan.workloads if one.workload == "decode:1@1024")
+    dense, runs = (sum(ns_of(profile, one, whole) for one in plan.weights) for whole in (True, False))
+    assert (decode.dense_ns, decode.plan_ns) == (dense, runs)
+    assert runs <= 0.9 * dense
+    assert "w4a16:32" in {one.scheme for one in plan.weights}
+    assert (decode.measured, decode.unknown) == (len(plan.weights), 0)
+    assert plan.certificate.status == "optimal"
+
+
+def ns_of(profile: Profile, choice: WeightChoice, dense: bool) -> int:
+    """What the table says of one weight for one row."""
+    form = DENSE if dense else form_named(choice.form)
+    dim = form.full(choice.weight) if dense else choice.dim
+    dtype = "bf16" if dense else scheme_named(choice.scheme).dtype
+    return profile.point(form.operation(choice.weight, dim, 1), dtype)
