@@ -54,7 +54,7 @@ class Storage(ABC):
     def multiply(self, x: Tensor, held: Held, rows: int, columns: int, bias: Tensor | None) -> Tensor:
         """``x @ matrix.T + bias`` for x ``(..., columns)``: in a kernel where one can run, else in plain PyTorch."""
         reason = self.without_kernel(x.device, x.dtype, rows, columns)
-        if reason is None and not torch.is_grad_enabled() and x.numel():
+        if reason is None and x.numel() and not (x.requires_grad and torch.is_grad_enabled()):
             y = self.kernel(x, held, columns)
             return y if bias is None else y + bias
         if reason:
@@ -74,7 +74,7 @@ class Storage(ABC):
         return "its storage has no kernel"
 
     def kernel(self, x: Tensor, held: Held, columns: int) -> Tensor:
-        """``x @ matrix.T`` on a GPU, where ``unread`` says nothing against it; needs no gradients."""
+        """``x @ matrix.T`` on a GPU, where ``unread`` says nothing against it, of inputs that need no gradients."""
         raise NotImplementedError
 
     def multiply_blocks(
