@@ -5,6 +5,7 @@ from itertools import pairwise
 import torch
 
 from gac.operations import Operation, linear
+from gac.profiling.operators import ITEM_BYTES
 from gac.runtime.rounded_inputs import READERS
 from gac.schemes import SCHEMES, Scheme
 from gac.schemes.inputs import Inputs
@@ -25,7 +26,8 @@ def check_scheme(scheme: Scheme) -> None:
     is lossy, and where it is told the inputs it makes the product no worse. What its storage holds takes the bytes that
     it counts, gives the rounded matrix again bit for bit, and is multiplied like it but for what inputs are rounded to;
     without a storage a number takes 16 bits. What runs is the same for all rows, and where it needs nothing all GEMMs
-    run. Inputs are read alike when they are read again, and their error is that of its ``noise``.
+    run. With a storage its dtype in tables is no dtype of numbers. Inputs are read alike when they are read again, and
+    their error is that of its ``noise``.
 
     Raises:
         AssertionError: says what does not hold.
@@ -43,6 +45,8 @@ def check_scheme(scheme: Scheme) -> None:
     assert nothing == [0, 0], f"{scheme.name}: matrices without numbers take {nothing} bytes"
     runs = scheme.operation(linear(8, 256, 16))
     assert isinstance(runs, Operation), f"{scheme.name}: runs {runs!r}, which is no Operation"
+    own = scheme.storage is None or scheme.dtype not in ITEM_BYTES
+    assert own, f"{scheme.name}: has a storage, and tables call it {scheme.dtype!r}, as they do numbers"
     _check_needs(scheme)
     if scheme.reads is not None:
         _check_reading(scheme)

@@ -5,8 +5,11 @@ import re
 from pathlib import Path
 
 import pytest
+from transformers import LlamaConfig
 
-from tests.cli.commands import answer, refused, run
+import gac
+from gac.profiling.sweeps.coverage import model_points
+from tests.cli.commands import answer, refused, run, write_profile
 
 
 @pytest.fixture
@@ -41,6 +44,22 @@ def test_a_table_without_the_scheme_says_so_and_plans_by_memory(text: tuple[str,
     shown = " ".join(result.stdout.split())
     assert "latency prefill:1x1024: unknown, the profile" in shown
     assert json.loads((directory.parent / "plan.json").read_text())["recipe"]["limits"]["latency"] == {}
+
+
+def test_a_table_with_the_scheme_plans_by_latency(
+    text: tuple[str, str], directory: Path, tiny_config: LlamaConfig, tmp_path: Path
+) -> None:
+    """A made-up table, in which a weight of 4 bits takes a third of the time."""
+    points = model_points(tiny_config, schemes=("w4a16:32",))
+    table = write_profile(tmp_path / "table.jsonl", points, lambda one: 8 if one.dtype == "w4a16:32" else 4000)
+    asked = ("allocate", directory, *text, "--scheme", "bf16", "--scheme", "w4a16:32", "--budget", 1, "--no-fuse")
+    document = answer(*asked, "--latency", 0.8, "--profile", table, "-o", tmp_path / "plan.json")
+    for one in document["workloads"]:
+        assert one["plan_ns"] <= 0.8 * one["dense_ns"]
+        assert one["unknown"] == 0
+    assert "w4a16:32" in {one.scheme for one in gac.Plan.load(tmp_path / "plan.json").weights}
+    given = ("--latency", 0.8, "--profile", table, "--scheme", "w3a16", "-o", tmp_path / "none.json")
+    assert "Measure it with gac profile --model NAME --scheme w3a16, or plan" in refused(*asked, *given)
 
 
 def test_a_frontier_of_bytes(directory: Path, text: tuple[str, str], tmp_path: Path) -> None:

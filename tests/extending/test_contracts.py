@@ -10,6 +10,7 @@ from torch import Tensor
 from gac.allocation.rules import RULES
 from gac.allocation.weight_rules import RankRule
 from gac.forms import FORMS
+from gac.schemes import StorageSpec
 from gac.testing import check_form, check_method, check_rule, check_scheme
 from tests.extending.a_form import Picked, PickedTensors
 from tests.extending.a_method import Fwsvd
@@ -63,6 +64,11 @@ NAN = torch.full((16, 16), torch.nan, dtype=torch.float64)
             check_scheme,
             changed(ShortMantissa, bytes=lambda self, rows, columns: rows * columns),
             "less than its 16 bits a number",
+        ),
+        (
+            check_scheme,
+            changed(ShortMantissa, storage=StorageSpec("Integers8", {})),
+            "has a storage, and tables call it 'bf16'",
         ),
         (check_form, changed(Picked, params=lambda self, weight, dim: dim), "1 parameters, its module holds 64"),
         (check_form, changed(Picked, takes=lambda self, weight: False), "takes no weight of a tiny Llama"),
