@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from gac.evaluation.results import Evaluated, Evaluation
+    from gac.evaluation.versions import Planner, Version
     from gac.workloads import Workload
 
 _TEXT = "wiki-sample"
@@ -145,6 +147,13 @@ def _known(figures: dict[str, Any]) -> dict[str, Any]:
 )
 @click.option("--budget", type=float, default=0.85, show_default=True, help="With --shapes: kept fraction.")
 @profile_option("With --shapes: latency table to plan with; by default this GPU's.")
+@click.option(
+    "--scheme",
+    "schemes",
+    multiple=True,
+    metavar="NAME[:N]",
+    help="With --shapes: time plans in this scheme, and plans that choose among all that are given. Repeatable.",
+)
 @click.option("--layers", type=click.IntRange(min=1), help="With --shapes: fewer layers.")
 @workloads_option("What is timed")
 @click.option(
@@ -158,14 +167,14 @@ def bench(
 
     MODEL_OR_DIR is a directory (dense or compressed), a hub id, or a packaged model; all have to fit in memory
     together. With --shapes no weights are needed: GAC's plans are timed beside the dense model, a compressor's own
-    dims, and these padded and rounded.
+    dims, and these padded and rounded; with --scheme beside all weights in one scheme.
     """
     if (shapes is None) == (not models):
         raise click.UsageError("give models, or --shapes.")
     if shapes is not None and against is not None:
         raise click.UsageError("--against goes with models; with --shapes the dense model is there.")
     if shapes is None:
-        refuse_given({"budget", "profile", "layers"}, "with --shapes.")
+        refuse_given({"budget", "profile", "layers", "schemes"}, "with --shapes.")
     from gac.evaluation.latency import METHOD
     from gac.profiling.timing.device import require_gpu
     from gac.workloads import Workload
@@ -180,21 +189,26 @@ def bench(
 
 
 def _of_shapes(
-    name: str, workloads: "tuple[Workload, ...]", compiled: bool, budget: float, profile: str | None, layers: int | None
+    name: str,
+    workloads: "tuple[Workload, ...]",
+    compiled: bool,
+    budget: float,
+    profile: str | None,
+    schemes: Sequence[str],
+    layers: int | None,
 ) -> Answer:
     from gac.evaluation.bench import Bench
     from gac.evaluation.latency import GraphTimer
     from gac.evaluation.shapes import model_of_shapes, planner_of_shapes
-    from gac.evaluation.versions import UNALIGNED, compiled_versions, fastest_versions, versions_at
+    from gac.evaluation.versions import compiled_versions
     from gac.reporting.evaluation import latency_table
     from gac.sensitivity.curve_library import CurveLibrary
 
     library = CurveLibrary.load()
     note(f"{name} with random weights; planned with {library}")
-    planner = planner_of_shapes(name, workloads, profile, layers, library)
-    shared = versions_at(planner, budget)
-    own = next(one for one in shared if one.name == UNALIGNED)
-    lists = {one: [*shared, *fastest_versions(planner, budget, one, own.loss)] for one in workloads}
+    planner = planner_of_shapes(name, workloads, profile, layers, library, schemes)
+    made = partial(_in_schemes, schemes=schemes) if schemes else _in_dims
+    lists = {workload: made(planner, budget, workload) for workload in workloads}
     if compiled:
         lists = {one: [*found, *compiled_versions(planner, found)] for one, found in lists.items()}
     note("planned")
@@ -205,6 +219,23 @@ def _of_shapes(
     rows = [asdict(one) | {"speedup": one.speedup, "error": one.error} for one in results]
     document = {"shapes": name, "curves": str(library), "params": planner.problem.params, "results": rows}
     return Answer(document, lambda: [latency_table(results, planner.problem.params), f"planned with {library}"])
+
+
+def _in_dims(planner: "Planner", budget: float, workload: "Workload") -> "list[Version]":
+    from gac.evaluation.versions import UNALIGNED, fastest_versions, versions_at
+
+    shared = versions_at(planner, budget)
+    own = next(one for one in shared if one.name == UNALIGNED)
+    return [*shared, *fastest_versions(planner, budget, workload, own.loss)]
+
+
+def _in_schemes(planner: "Planner", budget: float, workload: "Workload", schemes: Sequence[str]) -> "list[Version]":
+    from gac.evaluation.versions import scheme_versions
+
+    found, missing = scheme_versions(planner, budget, workload, schemes)
+    for line in missing:
+        note(f"{workload}: not timed: {line}")
+    return found
 
 
 def _of_models(names: Sequence[str], workloads: "tuple[Workload, ...]", compiled: bool) -> Answer:

@@ -108,7 +108,7 @@ class Bench:
 
     def run(self, versions: Sequence[Version], workload: Workload) -> Iterator[Result]:
         """Time the dense models, and beside them the versions, as many at once as there is room for."""
-        sizes = [one.params * self.model.dtype.itemsize for one in versions]
+        sizes = [one.bytes for one in versions]
         parts = _parts_gone(versions)
         beside = 3 + len(parts)  # the two dense models, and those without GEMMs
         for first, group in enumerate(in_groups(versions, sizes, self._room(workload), BATCH - beside)):

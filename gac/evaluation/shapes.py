@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 
 from gac.allocation.problem import Problem
 from gac.compression.apply import empty_module, share_gemms, skip_absent, where_they_run
+from gac.compression.rounding import store
 from gac.evaluation.versions import Planner
 from gac.models.families import family_of
 from gac.models.linears import linear_at
@@ -25,6 +26,7 @@ from gac.recipe import Recipe
 from gac.runtime.decode_kernel import use_decode_kernel
 from gac.runtime.modules import Absent, Constant
 from gac.runtime.stored import stored_modules
+from gac.schemes import scheme_named
 from gac.sensitivity.curve_library import CurveLibrary
 from gac.workloads import Workload
 
@@ -40,21 +42,24 @@ def planner_of_shapes(
     profile: str | Path | None = None,
     layers: int | None = None,
     library: CurveLibrary | None = None,
+    schemes: Sequence[str] = (),
 ) -> Planner:
     """What plans for these shapes are made from; curves are SmolLM2's, see ``CurveLibrary``.
 
     Args:
         name: in ``gac.models.shapes.SHAPES``, or shapes of one's own.
         layers: fewer than the model has.
+        schemes: in which plans may round.
 
     Raises:
-        ModelError: the shapes are unknown, or their weights have names of their own.
+        ModelError: the shapes are unknown, their weights have names of their own, or no price of rounding to a scheme
+            is known.
         ProfileError: as for ``gac.allocate``.
     """
     shapes, called = _shapes(name, layers), name if isinstance(name, str) else name.model_type
     sites = family_of(shapes).sites(shapes)
     library = library or CurveLibrary.load()
-    curves = library.curves_of(sites)
+    curves = library.curves_of(sites, schemes)
     table, used = select_profile(profile)
     head = 2 * shapes.vocab_size * shapes.hidden_size
     measured = Measured(
@@ -94,7 +99,7 @@ def _shapes(name: str | Shapes, layers: int | None) -> Shapes:
 def variant(
     model: PreTrainedModel, choices: Sequence[WeightChoice], fused: Sequence[Site] = (), triton: bool = False
 ) -> PreTrainedModel:
-    """The model with these forms and dims: random weights where a weight changes, the model's own elsewhere.
+    """The model with these forms, dims and schemes: random weights where one changes, the model's own elsewhere.
 
     What does not change is shared with the model, and takes no memory again.
 
@@ -104,7 +109,7 @@ def variant(
         triton: whether one row runs in Triton.
     """
     found = _sharing(model)
-    swap_in(found, {choice.name: _random(model, choice) for choice in choices if choice.form != "dense"})
+    swap_in(found, {one.name: _random(model, one) for one in choices if one.form != "dense" or _stored(one)})
     share_gemms(found, where_they_run(fused, choices))
     skip_absent(found, choices)
     if triton:
@@ -164,4 +169,9 @@ def _random(model: PreTrainedModel, choice: WeightChoice) -> nn.Module:
     module = empty_module(choice, dense.bias is not None, dense.weight.device, dense.weight.dtype)
     for parameter in module.parameters():
         nn.init.normal_(parameter, std=_SCALE)
-    return module.eval().requires_grad_(False)
+    module = module.eval().requires_grad_(False)
+    return store(scheme_named(choice.scheme), module) if _stored(choice) else module
+
+
+def _stored(choice: WeightChoice) -> bool:
+    return scheme_named(choice.scheme).storage is not None

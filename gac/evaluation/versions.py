@@ -10,7 +10,7 @@ from gac.allocation.decide import fastest, settled, summed_latency
 from gac.allocation.problem import Problem, allowed, dense_total, total
 from gac.allocation.rules import RULES
 from gac.allocation.weight_rules import Rounding
-from gac.costs import ns_of
+from gac.costs import BYTES, COSTS, ns_of
 from gac.curves import LossCurves
 from gac.errors import BudgetError
 from gac.forms import DEFAULT_FORMS, form_named
@@ -18,12 +18,14 @@ from gac.forms.planned_sites import as_planned
 from gac.models.sites import Site
 from gac.plan import Plan, WeightChoice
 from gac.recipe import Recipe
+from gac.schemes import DEFAULT_SCHEME, scheme_named
 from gac.workloads import Workload
 
 DENSE, FUSED = "dense", "dense, fused"
 UNALIGNED = "unaligned"
 DEFAULT = "GAC, by default"
 FASTEST = "GAC, parameters and latency"
+FASTEST_IN_SCHEMES = "GAC in schemes, loses no more than"
 IN_TRITON = ", decode kernel in Triton"
 PADS = (8, 16, 64)
 NEAREST = (8, 32)
@@ -56,6 +58,13 @@ class Version:
     def params(self) -> int:
         """Of the targeted weights."""
         return sum(choice.params for choice in self.choices)
+
+    @property
+    def bytes(self) -> int:
+        """Of the targeted weights, in their schemes."""
+        of_weight = COSTS[BYTES]
+        found = (of_weight(form_named(one.form), scheme_named(one.scheme), one.weight, one.dim) for one in self.choices)
+        return sum(found)
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,16 +101,20 @@ class Planner:
         problem = self.problem_of(budget, **options)
         return RULES.get(problem.recipe.rule).decide(problem).plan
 
-    def plan_by_default(self, budget: float) -> Plan:
-        """What ``gac.allocate`` plans where nothing but a budget is asked for."""
-        return self.plan(budget, forms=DEFAULT_FORMS, fuse="auto", latency=None, slack=None)
+    def plan_by_default(self, budget: float, **options: Any) -> Plan:
+        """What ``gac.allocate`` plans where nothing but a budget is asked for, and these options."""
+        return self.plan(budget, **({"forms": DEFAULT_FORMS, "fuse": "auto", "latency": None, "slack": None} | options))
 
-    def by_default(self, budget: float) -> Version:
+    def by_default(self, budget: float, **options: Any) -> Version:
         """That plan, to time."""
-        plan = self.plan_by_default(budget)
+        plan = self.plan_by_default(budget, **options)
         sites = as_planned(self.problem.sites, plan.recipe.space.forms, "auto")
         shared = tuple(site for site, one in zip(sites, plan.sites, strict=True) if one.shared)
         return replace(version_of(DEFAULT, plan), fused=shared)
+
+    def uniform(self, scheme: str) -> Version:
+        """Every weight dense in one scheme."""
+        return version_of(f"uniform {scheme}", self.plan(1.0, forms=(), schemes=(scheme,)))
 
     def dense(self, fused: bool, triton: bool = False) -> Version:
         """The dense model."""
@@ -171,6 +184,7 @@ def fastest_version(
     most_loss: float,
     triton: bool = False,
     more_forms: Sequence[str] = (),
+    schemes: Sequence[str] = (DEFAULT_SCHEME,),
 ) -> Version:
     """GAC's plan of least latency that keeps the budget and loses at most that much, in dims that are multiples of 32.
 
@@ -179,6 +193,7 @@ def fastest_version(
     Args:
         triton: whether one row runs in Triton.
         more_forms: beside those that compete by default.
+        schemes: that compete.
 
     Raises:
         BudgetError: no aligned choice within the budget loses as little.
@@ -186,7 +201,7 @@ def fastest_version(
     found: list[Version] = []
     failures: list[BudgetError] = []
     options = {"workloads": [str(workload)], "decode_kernel": _kernel(triton), "align": COARSE}
-    options |= {"forms": (*DEFAULT_FORMS, *more_forms)}
+    options |= {"forms": (*DEFAULT_FORMS, *more_forms), "schemes": schemes}
     for fused in (True, False):
         problem = planner.problem_of(budget, fuse=fused, **options)
         try:
@@ -209,6 +224,35 @@ def _within(problem: Problem, workload: Workload, most_loss: float, fused: bool,
     [ns] = summed_latency(chosen)
     name, loss = FASTEST + (IN_TRITON if triton else ""), fsum(one.loss for one in chosen)
     return Version(name, tuple(choices), fused, loss, {str(workload): ns}, triton=triton)
+
+
+def scheme_versions(
+    planner: Planner, budget: float, workload: Workload, schemes: Sequence[str]
+) -> tuple[list[Version], list[str]]:
+    """Each scheme in all weights, GAC's plan for the budget in it, and the fastest that lose no more than those and
+    than the plan in 16 bits, where each weight has the scheme that is best for it.
+
+    Args:
+        budget: kept fraction of the parameters.
+
+    Returns:
+        The versions, and a line for each that cannot be had, with the reason.
+    """
+    found, missing = [planner.uniform(scheme) for scheme in schemes], list[str]()
+    if budget < 1:
+        found.append(planner.by_default(budget))
+        found += [
+            replace(planner.by_default(budget, schemes=(scheme,)), name=f"{DEFAULT}, in {scheme}") for scheme in schemes
+        ]
+    for bar in tuple(found):
+        name = f"{FASTEST_IN_SCHEMES} {bar.name}"
+        try:
+            one = fastest_version(planner, 1.0, workload, bar.loss, schemes=(DEFAULT_SCHEME, *schemes))
+        except BudgetError as failure:
+            missing.append(f"{name}: {failure}")
+        else:
+            found.append(replace(one, name=name))
+    return found, missing
 
 
 def compiled_versions(planner: Planner, versions: Sequence[Version]) -> list[Version]:

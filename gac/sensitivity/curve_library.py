@@ -6,7 +6,7 @@ are as uneven as real ones: they say which dims such a choice runs with, not wha
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -18,11 +18,13 @@ from gac.errors import ModelError
 from gac.forms import DEFAULT_FORMS, Form, form_named
 from gac.models.sites import Site, Weight
 from gac.plan import Calibration, CalibrationPart
-from gac.schemes import DEFAULT_SCHEME
+from gac.schemes import DEFAULT_SCHEME, scheme_named
 
 LIBRARY_FORMS = (*DEFAULT_FORMS, "heads", "skip")
 """Forms whose curves a library holds."""
 
+PRICE = "price/"
+"""What the names of arrays of prices begin with in a file."""
 _SHIPPED = "smollm2_curves.npz"
 
 
@@ -37,6 +39,8 @@ class CurveLibrary:
         curves: by ``low_rank/q_proj`` and the like, losses in nats a token at dims in even steps from 0 to the full
             one, shape ``(layers, 257)``.
         fractions: likewise, the kept fraction of the weight's parameters at the full dim (over 1 for a low-rank pair).
+        prices: what rounding costs, of the model off its grid, by ``w4a16/q_proj`` and ``w4a16/low_rank/q_proj``:
+            nats a token of the dense weight, shape ``(layers, 1)``, and of a form at dims in even steps.
     """
 
     model: str
@@ -44,17 +48,19 @@ class CurveLibrary:
     calibration: Calibration
     curves: Mapping[str, Floats]
     fractions: Mapping[str, float]
+    prices: Mapping[str, Floats] = field(default_factory=dict)
 
     @classmethod
     def load(cls, path: str | Path | None = None) -> "CurveLibrary":
         """Read a library that was measured; None reads the shipped one, of SmolLM2-135M-Instruct."""
         with np.load(path or Path(__file__).with_name(_SHIPPED)) as read:
             about = json.loads(str(read["about"]))
-            curves = {key: read[key].astype(np.float64) for key in read.files if key != "about"}
+            held = {key: read[key].astype(np.float64) for key in read.files if key != "about"}
         text = about["calibration"]
         parts = tuple(CalibrationPart(**part) for part in text.get("parts", ()))
         calibration = Calibration(**text | {"documents": tuple(text["documents"]), "parts": parts})
-        return cls(about["model"], about["method"], calibration, curves, about["fractions"])
+        prices = {key.removeprefix(PRICE): held.pop(key) for key in list(held) if key.startswith(PRICE)}
+        return cls(about["model"], about["method"], calibration, held, about["fractions"], prices)
 
     def __str__(self) -> str:
         return (
@@ -62,14 +68,14 @@ class CurveLibrary:
             f"parameters ({self.method}, {self.calibration})"
         )
 
-    def curves_of(self, sites: Sequence[Site]) -> LossCurves:
-        """Curves for the sites of another model.
+    def curves_of(self, sites: Sequence[Site], schemes: Sequence[str] = ()) -> LossCurves:
+        """Curves for the sites of another model, and of these schemes for its dense weights and standard forms.
 
         Raises:
-            ModelError: a weight is called as none in the library.
+            ModelError: a weight is called as none in the library, or there is no price of rounding to a scheme.
         """
         layers = max(site.layer for site in sites) + 1
-        return LossCurves(
+        found = LossCurves(
             {
                 (form.name, DEFAULT_SCHEME, weight.name): self._of(form, weight, site.layer / max(layers - 1, 1))
                 for site in sites
@@ -78,12 +84,36 @@ class CurveLibrary:
                 if form.shortens(weight) != "out" and form.takes(weight)
             }
         )
+        forms = list(map(form_named, ("dense", *LIBRARY_FORMS)))
+        for scheme in (one for one in map(scheme_named, schemes) if one.lossy):
+            for layer in range(layers):
+                weights = [weight for site in sites if site.layer == layer for weight in site.weights]
+                prices = self._prices(scheme.name, weights, layer / max(layers - 1, 1))
+                found = found.with_scheme(scheme, weights, forms, prices)
+        return found
+
+    def _prices(self, scheme: str, weights: Sequence[Weight], depth: float) -> dict[str, Floats]:
+        """What rounding these weights costs, as ``gac.sensitivity.prices`` has it."""
+        found: dict[str, Floats] = {}
+        for weight in weights:
+            called = weight.name.rpartition(".")[2]
+            if (dense := self.prices.get(f"{scheme}/{called}")) is None:
+                known = sorted({key.partition("/")[0] for key in self.prices})
+                raise ModelError(
+                    f"no price of rounding {called} to {scheme} is known",
+                    f"one of the schemes {', '.join(known)}",
+                    "Leave the scheme out, or give weights instead of shapes.",
+                )
+            found[weight.name] = _at_depth(dense, depth)[0]
+            for form in (form for form in map(form_named, LIBRARY_FORMS) if form.takes(weight)):
+                if (by_dim := self.prices.get(f"{scheme}/{form.name}/{called}")) is not None:
+                    of_form = _at_depth(by_dim, depth)
+                    fractions = np.linspace(0, self.fractions[f"{form.name}/{called}"], len(of_form))
+                    found[f"{form.name}/{weight.name}"] = np.interp(_kept(form, weight), fractions, of_form)
+        return found
 
     def _of(self, form: Form, weight: Weight, depth: float) -> LossCurve:
-        full, called = form.full(weight), weight.name.rpartition(".")[2]
-        kept: Floats = np.linspace(0, 1, full + 1)
-        if not form.shortens(weight):
-            kept = np.arange(full + 1) * np.float64(form.params(weight, 1) / weight.params)
+        kept, called = _kept(form, weight), weight.name.rpartition(".")[2]
         key = f"{form.name}/{called}"
         if key not in self.curves:
             known = sorted({one.rpartition("/")[2] for one in self.curves})
@@ -92,11 +122,24 @@ class CurveLibrary:
                 f"weights called as those of {self.model}: {', '.join(known)}",
                 "Give weights instead of shapes.",
             )
-        rows = self.curves[key]
-        losses = rows[round(depth * (len(rows) - 1))]
+        losses = _at_depth(self.curves[key], depth)
         # A monotone cubic has no corners at the measured dims, which a choice between all integers would fall on.
         fractions = np.linspace(0, self.fractions[key], len(losses))
         found = PchipInterpolator(fractions, losses)(np.minimum(kept, fractions[-1]))
         found = np.minimum.accumulate(np.maximum(found, 0.0))
         found[-1] = 0.0
         return LossCurve(found)
+
+
+def _at_depth(rows: Floats, depth: float) -> Floats:
+    """The row of the layer at a relative depth, from 0 to 1."""
+    found: Floats = rows[round(depth * (len(rows) - 1))]
+    return found
+
+
+def _kept(form: Form, weight: Weight) -> Floats:
+    """The kept fraction of what the form shortens, or of the weight's parameters, at every dim."""
+    full = form.full(weight)
+    if form.shortens(weight):
+        return np.linspace(0, 1, full + 1)
+    return np.arange(full + 1) * np.float64(form.params(weight, 1) / weight.params)

@@ -23,7 +23,6 @@ from gac.profiling.sweeps.coverage import WORKLOADS, fused_points, model_points
 from gac.profiling.table import Profile
 from gac.recipe import Recipe
 from gac.schemes import scheme_named
-from tests.benchmarks.scale_schemes import with_schemes
 from tests.headers import make_profile
 from tests.small_pipeline import Small
 
@@ -83,11 +82,10 @@ def test_what_a_scheme_does_not_run_has_no_modelled_latency() -> None:
 
 def test_weights_in_a_storage_share_no_gemm() -> None:
     points = (*model_points("smollm2", schemes=("w4a16",)), *fused_points("smollm2"))
-    planner = planner_of_shapes("smollm2", WORKLOADS, table(points), layers=1)
+    planner = planner_of_shapes("smollm2", WORKLOADS, table(points), layers=1, schemes=["w4a16"])
     for fuse in (True, "auto"):
         of = planner.problem_of(0.8, forms=("low_rank",), fuse=fuse, latency=1.0)
-        curves = with_schemes(of.curves, of.sites, [W4A16])
-        of = replace(of, curves=curves, recipe=replace(of.recipe, space=replace(of.recipe.space, schemes=("w4a16",))))
+        of = replace(of, recipe=replace(of.recipe, space=replace(of.recipe.space, schemes=("w4a16",))))
         for rows in of.candidates(["params", "ns:prefill:1x1024", "ns:decode:1@1024"]):
             assert not rows.shared[(rows.schemes == "w4a16").all(axis=1)].any()
             assert (rows.latency != UNKNOWN).all()

@@ -1,8 +1,11 @@
 """Write the loss curves that shapes without weights are planned with: SmolLM2's, measured.
 
     python tests/benchmarks/make_curves.py --calibration wiki-sample:64x1024
+    python tests/benchmarks/make_curves.py --rounded rotated-smollm2 --calibration wiki-sample:16x1024
 
-With ``wiki-sample:8x512`` about 3 minutes on two CPU cores; statistics that are kept already are read.
+The second adds what rounding costs, on the model off its grid (``rotated.py``), and leaves the curves as they are. On
+two CPU cores the first takes about 3 minutes with ``wiki-sample:8x512``, the second 20 with ``wiki-sample:16x1024``.
+Statistics that are kept already are read.
 """
 
 import json
@@ -12,21 +15,64 @@ from pathlib import Path
 import numpy as np
 
 from gac.allocation.problem import Problem
+from gac.curves import LossCurve
 from gac.forms import form_named
-from gac.sensitivity.curve_library import LIBRARY_FORMS, CurveLibrary
+from gac.models.families import family_of
+from gac.models.loading import Loaded
+from gac.sensitivity.calibration import CalibrationRun
+from gac.sensitivity.curve_library import LIBRARY_FORMS, PRICE, CurveLibrary
+from gac.sensitivity.curves import measure_curves
+from gac.sensitivity.methods import Kfac
+from gac.sensitivity.text import calibration_windows
 from tests.benchmarks.harness import OPTIONS, options, problem_of, read
 
 SHIPPED = Path(__file__).parents[2] / "gac" / "sensitivity" / "smollm2_curves.npz"
 POINTS = 257
+FEW_POINTS = 17
+ROUNDED = ("fp8", "w8a8", "w8a16", "w4a16", "w4a16:64", "w3a16", "w2a16")
+LAYERS = 7
+"""Layers of which prices are measured, in even steps."""
 
 
 def main() -> None:
     parser = options(__doc__, "--calibration")
+    parser.add_argument("--rounded", help="a model off its grid, of which prices of rounding are added")
     parser.add_argument("--output", type=Path, default=SHIPPED)
     asked = parser.parse_args()
-    table = {"profile": OPTIONS["--profile"]["default"], "workloads": ["decode:1@1024"], "forms": LIBRARY_FORMS}
-    write(problem_of(read("smollm2"), calibration=asked.calibration, refit="none", **table), asked.output)
+    if asked.rounded:
+        add_prices(read(asked.rounded), asked.calibration, asked.output)
+    else:
+        given = {"profile": OPTIONS["--profile"]["default"], "workloads": ["decode:1@1024"], "refit": "none"}
+        write(problem_of(read("smollm2"), calibration=asked.calibration, forms=LIBRARY_FORMS, **given), asked.output)
     print(f"{asked.output}: {asked.output.stat().st_size / 1e3:.0f} kB; {CurveLibrary.load(asked.output)}")
+
+
+def add_prices(loaded: Loaded, calibration: str, path: Path) -> None:
+    """What rounding costs some layers: a dense weight, and a pair beyond what it loses, at few dims."""
+    config = loaded.model.config
+    layers = {round(at) for at in np.linspace(0, config.num_hidden_layers - 1, LAYERS)}
+    sites = [site for site in family_of(config).sites(config) if site.layer in layers]
+    windows = calibration_windows(calibration, loaded.tokenizer).ids
+    curves = measure_curves(CalibrationRun(loaded.model, windows, Kfac()), sites, schemes=ROUNDED).curves
+    dense, pair = form_named("dense"), form_named("low_rank")
+    rows: dict[str, list[np.ndarray]] = {}
+    for weight in (weight for site in sites for weight in site.weights):
+        called, exact = weight.name.rpartition(".")[2], _loss(curves.of(pair, weight))
+        dims = np.linspace(0, len(exact) - 1, FEW_POINTS)
+        for scheme in ROUNDED:
+            rows.setdefault(f"{scheme}/{called}", []).append(_loss(curves.of(dense, weight, scheme))[-1:])
+            price = _loss(curves.of(pair, weight, scheme)) - exact
+            by_dim = np.interp(dims, np.arange(len(exact)), price)
+            rows.setdefault(f"{scheme}/{pair.name}/{called}", []).append(by_dim)
+    with np.load(path) as before:
+        held = {key: before[key] for key in before.files if not key.startswith(PRICE)}
+    prices = {PRICE + key: np.stack(found).astype(np.float32) for key, found in rows.items()}
+    np.savez_compressed(path, **held, **prices)
+
+
+def _loss(curve: LossCurve | None) -> np.ndarray:
+    assert curve is not None
+    return curve.loss
 
 
 def write(problem: Problem, path: Path) -> None:

@@ -15,13 +15,29 @@ from gac.evaluation.latency import LEAST_ROUNDS, MOST_ROUNDS, Entry, GraphTimer,
 from gac.evaluation.parts import PARTS, shares, without
 from gac.evaluation.shapes import model_of_shapes, planner_of_shapes, variant, weight_bytes, without_gemms
 from gac.evaluation.steps import Context, Contexts, Step, decode_step, prefill_step, prepare
-from gac.evaluation.versions import DENSE, FUSED, UNALIGNED, Planner, Version, versions_at
+from gac.evaluation.versions import (
+    DEFAULT,
+    DENSE,
+    FASTEST_IN_SCHEMES,
+    FUSED,
+    UNALIGNED,
+    Planner,
+    Version,
+    scheme_versions,
+    versions_at,
+)
 from gac.forms.planned_sites import run_together
 from gac.plan import WeightChoice
+from gac.profiling.operators import OPERATORS
+from gac.profiling.records import Measurement, Point
+from gac.profiling.sweeps.coverage import fused_points, model_points
 from gac.profiling.timing.sampling import Batch
 from gac.runtime.skipped import SkippedBlock
+from gac.runtime.stored import stored_modules
 from gac.workloads import Workload
+from tests.headers import make_profile
 
+SCHEMES = ("w8a16", "w4a16")
 PREFILL, DECODE = Workload.parse("prefill:2x8"), Workload.parse("decode:2@8")
 
 
@@ -43,7 +59,8 @@ class CountingTimer:
 
 @pytest.fixture(scope="module")
 def planner() -> Planner:
-    return planner_of_shapes("smollm2", [Workload.parse("prefill:1x1024")], "nvidia-h100-80gb-hbm3", layers=2)
+    workloads = [Workload.parse("prefill:1x1024")]
+    return planner_of_shapes("smollm2", workloads, "nvidia-h100-80gb-hbm3", layers=2, schemes=SCHEMES)
 
 
 @pytest.fixture(scope="module")
@@ -105,6 +122,36 @@ def test_a_variant_has_the_dims_of_its_plan_and_shares_what_does_not_change(
     found = variant(model, versions[UNALIGNED].choices)
     assert (weight_bytes(model) - weight_bytes(found)) // 4 == planner.problem.params - versions[UNALIGNED].params
     assert found.get_input_embeddings().weight is model.get_input_embeddings().weight
+
+
+def test_a_variant_in_a_scheme_takes_the_bytes_of_its_plan(planner: Planner, model: PreTrainedModel) -> None:
+    uniform = planner.uniform("w4a16")
+    assert (uniform.name, {one.scheme for one in uniform.choices}) == ("uniform w4a16", {"w4a16"})
+    found = variant(model, uniform.choices)
+    assert len(stored_modules(found)) == len(uniform.choices)
+    assert weight_bytes(model) - weight_bytes(found) == 4 * planner.problem.params - uniform.bytes
+    assert step_of(found, PREFILL)().isfinite().all()
+
+
+def test_in_schemes_the_fastest_lose_no_more_than_the_rows_beside_them() -> None:
+    points = (*model_points("smollm2", [PREFILL, DECODE], schemes=SCHEMES), *fused_points("smollm2", [PREFILL, DECODE]))
+    rows = [Measurement.of(one, 1000.0 + bytes_of(one), 0.0, 10, 1980, True) for one in dict.fromkeys(points)]
+    planner = planner_of_shapes("smollm2", [DECODE], make_profile(rows), layers=2, schemes=SCHEMES)
+    found, missing = scheme_versions(planner, 0.7, DECODE, SCHEMES)
+    by_name = {one.name: one for one in found}
+    bars = ["uniform w8a16", "uniform w4a16", DEFAULT, f"{DEFAULT}, in w8a16", f"{DEFAULT}, in w4a16"]
+    assert missing == []
+    assert list(by_name) == bars + [f"{FASTEST_IN_SCHEMES} {bar}" for bar in bars]
+    for bar in bars:
+        fastest = by_name[f"{FASTEST_IN_SCHEMES} {bar}"]
+        assert fastest.loss <= by_name[bar].loss
+        ns, most = (one.table_ns[str(DECODE)] or 0 for one in (fastest, by_name[bar]))
+        assert 0 < ns <= most or not bar.startswith("uniform")  # other plans may have finer dims
+    assert {one.scheme for one in by_name[f"{DEFAULT}, in w4a16"].choices} == {"w4a16"}
+
+
+def bytes_of(point: Point) -> float:
+    return OPERATORS.get(point.operation.operator).bytes(point.operation.axes, point.dtype)
 
 
 def test_a_fused_variant_computes_what_the_model_computes(planner: Planner, model: PreTrainedModel) -> None:

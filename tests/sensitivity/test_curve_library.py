@@ -1,5 +1,7 @@
 """Loss curves for shapes without weights."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -73,3 +75,48 @@ def test_weights_of_other_names_are_refused() -> None:
         "no loss curve is known for q_proj; expected weights called as those of small: other. "
         "Give weights instead of shapes."
     )
+
+
+def priced() -> CurveLibrary:
+    """Rounding costs a hundredth of the layer's number plus one, and of a pair as much for the whole of its rank."""
+    plain = library()
+    dense = (np.arange(30)[:, None] + 1) / 100
+    names = {key.rpartition("/")[2] for key in plain.curves}
+    prices = {f"w4a16/{name}": dense for name in names}
+    prices |= {f"w4a16/low_rank/{name}": dense * np.linspace(0, 1, 17) for name in names}
+    return replace(plain, prices=prices)
+
+
+def test_rounding_costs_what_it_costs_at_the_same_depth() -> None:
+    sites = family_of(LARGE).sites(LARGE)
+    found = priced().curves_of(sites, ["bf16", "w4a16"]).by_key
+    exact = library().curves_of(sites).by_key
+    for layer, price in ((0, 0.01), (31, 0.3)):
+        name = f"model.layers.{layer}.self_attn.q_proj"
+        assert found["dense", "w4a16", name].loss == pytest.approx(price)
+        pair = found["low_rank", "w4a16", name].loss - exact["low_rank", "bf16", name].loss
+        assert pair == pytest.approx(price * np.arange(4097) / 4096)
+        whole = found["narrow", "w4a16", f"model.layers.{layer}.mlp.down_proj"].loss
+        assert whole[-1] == pytest.approx(3 * price)  # gate and up are narrower too
+    assert found["low_rank", "bf16", name].loss.tolist() == exact["low_rank", "bf16", name].loss.tolist()
+
+
+def test_a_scheme_without_prices_is_refused() -> None:
+    with pytest.raises(ModelError) as caught:
+        priced().curves_of(family_of(LARGE).sites(LARGE), ["w3a16"])
+    assert str(caught.value) == (
+        "no price of rounding q_proj to w3a16 is known; expected one of the schemes w4a16. "
+        "Leave the scheme out, or give weights instead of shapes."
+    )
+
+
+def test_the_shipped_library_has_a_price_for_each_scheme_that_rounds() -> None:
+    sites = family_of(SMALL).sites(SMALL)
+    few, many = (CurveLibrary.load().curves_of(sites, [name]) for name in ("w2a16", "w8a16"))
+    for site in sites:
+        for weight in site.weights:
+            assert (
+                0
+                < many.by_key["dense", "w8a16", weight.name].loss[0]
+                < few.by_key["dense", "w2a16", weight.name].loss[0]
+            )
