@@ -97,6 +97,9 @@ def profile(
 
     named = sweeps or (() if models else (GENERAL,))
     _check_sweeps(named)
+    if schemes and not models and GENERAL not in named:
+        given = f"schemes {', '.join(schemes)} with sweeps {', '.join(named)}, whose dtypes are fixed"
+        raise ProfileError(given, f"a model, or the sweep {GENERAL}", "Add one of these, or leave --scheme out.")
     of_models = tuple(_model_points(models, dtype, schemes, **runs))
     require_gpu()
     swept = (point for name in named for point in _sweep_points(name, dtype, schemes))

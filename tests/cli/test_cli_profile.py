@@ -108,6 +108,10 @@ def test_a_and_b_are_twice_the_passes(profiler: Profiler, tmp_path: Path) -> Non
         (("--sweep", "gemm"), "Error: sweep 'gemm' is unknown; expected one of general, "),
         (("--model", "smollm2", "--workload", "prefill"), "Error: workload 'prefill'; expected prefill:BxS or "),
         (("--dtype", "fp4"), "Error: dtype 'fp4'; expected one of bf16, fp16. "),
+        (
+            ("--sweep", "gemv", "--scheme", "w4a16"),
+            "Error: schemes w4a16 with sweeps gemv, whose dtypes are fixed; expected a model, or the sweep general. ",
+        ),
         (("--scheme", "w5a16"), "Error: scheme 'w5a16' is unknown; expected one of bf16, fp8, "),
     ],
 )
