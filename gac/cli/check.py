@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -18,6 +17,8 @@ if TYPE_CHECKING:
     from gac.evaluation.results import Evaluated, Evaluation
     from gac.evaluation.versions import Planner, Version
     from gac.workloads import Workload
+
+    Lists = dict[Workload, list[Version]]
 
 _TEXT = "wiki-sample"
 
@@ -207,8 +208,7 @@ def _of_shapes(
     library = CurveLibrary.load()
     note(f"{name} with random weights; planned with {library}")
     planner = planner_of_shapes(name, workloads, profile, layers, library, schemes)
-    made = partial(_in_schemes, schemes=schemes) if schemes else _in_dims
-    lists = {workload: made(planner, budget, workload) for workload in workloads}
+    lists = _in_schemes(planner, budget, workloads, schemes) if schemes else _in_dims(planner, budget, workloads)
     if compiled:
         lists = {one: [*found, *compiled_versions(planner, found)] for one, found in lists.items()}
     note("planned")
@@ -221,21 +221,24 @@ def _of_shapes(
     return Answer(document, lambda: [latency_table(results, planner.problem.params), f"planned with {library}"])
 
 
-def _in_dims(planner: "Planner", budget: float, workload: "Workload") -> "list[Version]":
+def _in_dims(planner: "Planner", budget: float, workloads: "Sequence[Workload]") -> "Lists":
     from gac.evaluation.versions import UNALIGNED, fastest_versions, versions_at
 
     shared = versions_at(planner, budget)
     own = next(one for one in shared if one.name == UNALIGNED)
-    return [*shared, *fastest_versions(planner, budget, workload, own.loss)]
+    return {one: [*shared, *fastest_versions(planner, budget, one, own.loss)] for one in workloads}
 
 
-def _in_schemes(planner: "Planner", budget: float, workload: "Workload", schemes: Sequence[str]) -> "list[Version]":
-    from gac.evaluation.versions import scheme_versions
+def _in_schemes(planner: "Planner", budget: float, workloads: "Sequence[Workload]", schemes: Sequence[str]) -> "Lists":
+    from gac.evaluation.versions import fastest_in_schemes, scheme_versions
 
-    found, missing = scheme_versions(planner, budget, workload, schemes)
-    for line in missing:
-        note(f"{workload}: not timed: {line}")
-    return found
+    lists, shared = {}, scheme_versions(planner, budget, schemes)
+    for workload in workloads:
+        found, missing = fastest_in_schemes(planner, workload, schemes, shared)
+        lists[workload] = [*shared, *found]
+        for line in missing:
+            note(f"{workload}: not timed: {line}")
+    return lists
 
 
 def _of_models(names: Sequence[str], workloads: "tuple[Workload, ...]", compiled: bool) -> Answer:

@@ -226,25 +226,31 @@ def _within(problem: Problem, workload: Workload, most_loss: float, fused: bool,
     return Version(name, tuple(choices), fused, loss, {str(workload): ns}, triton=triton)
 
 
-def scheme_versions(
-    planner: Planner, budget: float, workload: Workload, schemes: Sequence[str]
-) -> tuple[list[Version], list[str]]:
-    """Each scheme in all weights, GAC's plan for the budget in it, and the fastest that lose no more than those and
-    than the plan in 16 bits, where each weight has the scheme that is best for it.
+def scheme_versions(planner: Planner, budget: float, schemes: Sequence[str]) -> list[Version]:
+    """Each scheme in all weights, and GAC's plans for the budget in 16 bits and in it: the same for every workload.
 
     Args:
-        budget: kept fraction of the parameters.
-
-    Returns:
-        The versions, and a line for each that cannot be had, with the reason.
+        budget: kept fraction of the parameters; with 1 there is nothing to plan.
     """
-    found, missing = [planner.uniform(scheme) for scheme in schemes], list[str]()
+    found = [planner.uniform(scheme) for scheme in schemes]
     if budget < 1:
         found.append(planner.by_default(budget))
         found += [
             replace(planner.by_default(budget, schemes=(scheme,)), name=f"{DEFAULT}, in {scheme}") for scheme in schemes
         ]
-    for bar in tuple(found):
+    return found
+
+
+def fastest_in_schemes(
+    planner: Planner, workload: Workload, schemes: Sequence[str], bars: Sequence[Version]
+) -> tuple[list[Version], list[str]]:
+    """The fastest that lose no more than each of the bars, where every weight has the scheme that is best for it.
+
+    Returns:
+        The versions, and a line for each that cannot be had, with the reason.
+    """
+    found, missing = list[Version](), list[str]()
+    for bar in bars:
         name = f"{FASTEST_IN_SCHEMES} {bar.name}"
         try:
             one = fastest_version(planner, 1.0, workload, bar.loss, schemes=(DEFAULT_SCHEME, *schemes))

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, library, nn
 from torch.nn import functional
 
-from .gpu import HAS_TRITON, SIXTEEN_BIT, launching_on, times
+from .gpu import HAS_TRITON, SIXTEEN_BIT, ceil_div, launching_on
 from .modules import ValueLinear
 from .shared_gemm import FusedInput
 
@@ -100,7 +100,7 @@ def launch(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, wrap: An
     count, size = weight.shape
     features = _features(count, size, torch.cuda.get_device_properties(x.device).multi_processor_count)
     with launching_on(x):
-        kernel[(times(features, count),)](
+        kernel[(ceil_div(count, features),)](
             x, weight, bias, out, count, size, FEATURES=features, INPUTS=_AT_ONCE // features, num_warps=4
         )
 

@@ -1,13 +1,12 @@
 """GEMMs of 8 bits on a GPU: a Triton kernel rounds the inputs, and PyTorch multiplies what it wrote.
 
-It finds what ``gac.runtime.rounded_inputs`` finds. Both products are operators, so that compiled code and CUDA graphs
-hold them. Triton is imported when the first of them runs.
+It finds what ``gac.runtime.rounded_inputs`` finds. Triton is imported when it first runs.
 """
 
 import torch
-from torch import Tensor, library
+from torch import Tensor
 
-from .gpu import launching_on, times
+from .gpu import ceil_div, launching_on, make_operator
 
 _MOST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 _LEAST_ROWS = 32
@@ -65,7 +64,9 @@ def rescaled(sums: Tensor, scale: Tensor, of_weight: Tensor, rows: int, dtype: t
     columns = sums.shape[1]
     out = sums.new_empty(rows, columns, dtype=dtype)
     with launching_on(sums):
-        rescale[(rows, times(_AT_ONCE, columns))](sums, scale, of_weight, out, columns, COLUMNS=_AT_ONCE, num_warps=4)
+        rescale[(rows, ceil_div(columns, _AT_ONCE))](
+            sums, scale, of_weight, out, columns, COLUMNS=_AT_ONCE, num_warps=4
+        )
     return out
 
 
@@ -81,7 +82,9 @@ def _linear(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
     return y.view(*x.shape[:-1], len(weight))
 
 
-if not hasattr(torch.ops.gac, "eight_bits_linear"):  # a checkpoint's own copy of these files may have made it
-    library.define("gac::eight_bits_linear", "(Tensor x, Tensor weight, Tensor scale) -> Tensor")
-    library.impl("gac::eight_bits_linear", "CUDA", _linear)
-    library.register_fake("gac::eight_bits_linear", lambda x, weight, scale: x.new_empty(*x.shape[:-1], len(weight)))
+make_operator(
+    "eight_bits_linear",
+    "(Tensor x, Tensor weight, Tensor scale) -> Tensor",
+    _linear,
+    lambda x, weight, _scale: x.new_empty(*x.shape[:-1], len(weight)),
+)

@@ -10,15 +10,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, library
+from torch import Tensor
 from torch.nn import functional
 
-from .gpu import launching_on, times
+from .gpu import ceil_div, launching_on, make_operator
 
 MOST_ROWS = 64
 """Rows of the input that are multiplied in tiles; for more the weight is written out first."""
 BITS = (2, 3, 4, 8)
 _LEAST_GROUP = 64
+_WRITTEN_ROWS, _WRITTEN_NUMBERS = 32, 128
 _SIDE = 32  # columns come in whole words, of 3 bits in three
 
 
@@ -86,15 +87,6 @@ class Packed:
         return Packed(held["weight_packed"], held["weight_scale"], zeros, bits, own, columns)
 
     @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        return tuple(one for one in (self.words, self.scale, self.zeros) if one is not None)
-
-    def on(self, tensors: tuple[Tensor, ...]) -> "Packed":
-        """The same in other tensors."""
-        words, scale, *zeros = tensors
-        return Packed(words, scale, zeros[0] if zeros else None, self.bits, self.group, self.columns)
-
-    @property
     def rows(self) -> int:
         return len(self.words)
 
@@ -151,26 +143,25 @@ def vector(x: Tensor, weight: Packed, how: Vector | None = None) -> Tensor:
     of_a_word = 32 if weight.bits == 3 else 32 // weight.bits
     units = min(how.numbers, max(1 << (weight.columns - 1).bit_length(), weight.group)) // of_a_word
     with launching_on(x):
-        kernel[(times(how.rows, weight.rows),)](
+        kernel[(ceil_div(weight.rows, how.rows),)](
             _aligned(x).view(torch.int64), *weight.read, out, weight.rows, MAGIC,
             **weight.options, ROWS=how.rows, UNITS=units, STAGES=how.stages, num_warps=how.warps,
         )  # fmt: skip
     return out
 
 
-def matrix(x: Tensor, weight: Packed, how: Matrix | None = None, split: int | None = None) -> Tensor:
+def matrix(x: Tensor, weight: Packed, how: Matrix | None = None) -> Tensor:
     """Some rows x ``(rows, columns)``, two at least; values are rounded to its dtype.
 
-    Args:
-        split: programs that share a tile of the result, each with a part of the columns.
+    Where tiles are few, several programs share each, every one with a part of the columns.
     """
     from .few_bits_kernels import MAGIC
     from .few_bits_kernels import matrix as kernel
 
     how = how or _MATRICES[min(most for most in _MATRICES if len(x) <= most)]
     numbers = min(how.numbers, weight.group or how.numbers)
-    tiles = times(how.outputs, weight.rows), times(how.rows, len(x))
-    split = split or _split(weight, tiles[0] * tiles[1], numbers, x.device)
+    tiles = ceil_div(weight.rows, how.outputs), ceil_div(len(x), how.rows)
+    split = _split(weight, tiles[0] * tiles[1], numbers, x.device)
     out = x.new_empty(len(x), weight.rows)
     shared = out if split == 1 else x.new_empty(split, *out.shape, dtype=torch.float32)
     counters = torch.zeros(tiles[0] * tiles[1] if split > 1 else 1, dtype=torch.int32, device=x.device)
@@ -193,17 +184,17 @@ def _programs(device: torch.device) -> int:
     return 2 * int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
-def unpacked(weight: Packed, dtype: torch.dtype, rows: int = 32, numbers: int = 128, warps: int = 4) -> Tensor:
-    """``written`` in one launch: a program writes some rows, and of each so many numbers."""
+def unpacked(weight: Packed, dtype: torch.dtype) -> Tensor:
+    """``written`` in one launch: a program writes some rows, and of each some numbers."""
     from .few_bits_kernels import MAGIC
     from .few_bits_kernels import unpack as kernel
 
     out = weight.words.new_empty(weight.rows, weight.columns, dtype=dtype)
-    numbers = min(numbers, weight.group or numbers)
+    rows, numbers = _WRITTEN_ROWS, min(_WRITTEN_NUMBERS, weight.group or _WRITTEN_NUMBERS)
     with launching_on(out):
-        kernel[(times(rows, weight.rows), times(numbers, weight.columns))](
+        kernel[(ceil_div(weight.rows, rows), ceil_div(weight.columns, numbers))](
             *weight.read, out, weight.rows, MAGIC,
-            **weight.options, OUTPUTS=rows, NUMBERS=numbers, num_warps=warps,
+            **weight.options, OUTPUTS=rows, NUMBERS=numbers, num_warps=4,
         )  # fmt: skip
     return out
 
@@ -228,13 +219,15 @@ def _written(*operands: Any) -> Tensor:
 
 
 _WEIGHT = "Tensor words, Tensor scale, Tensor? zeros, int bits, int group, int columns"
-if not hasattr(torch.ops.gac, "few_bits_linear"):  # a checkpoint's own copy of these files may have made them
-    library.define("gac::few_bits_linear", f"(Tensor x, {_WEIGHT}) -> Tensor")
-    library.define("gac::few_bits_written", f"({_WEIGHT}, ScalarType dtype) -> Tensor")
-    library.impl("gac::few_bits_linear", "CUDA", _linear)
-    library.impl("gac::few_bits_written", "CUDA", _written)
-    library.register_fake("gac::few_bits_linear", lambda x, words, *rest: x.new_empty(*x.shape[:-1], len(words)))
-    library.register_fake(
-        "gac::few_bits_written",
-        lambda words, scale, zeros, bits, group, columns, dtype: words.new_empty(len(words), columns, dtype=dtype),
-    )
+make_operator(
+    "few_bits_linear",
+    f"(Tensor x, {_WEIGHT}) -> Tensor",
+    _linear,
+    lambda x, words, *_rest: x.new_empty(*x.shape[:-1], len(words)),
+)
+make_operator(
+    "few_bits_written",
+    f"({_WEIGHT}, ScalarType dtype) -> Tensor",
+    _written,
+    lambda words, _scale, _zeros, _bits, _group, columns, dtype: words.new_empty(len(words), columns, dtype=dtype),
+)

@@ -1,11 +1,13 @@
-"""When Triton kernels can run, how they are launched, and what is said, once, where they cannot."""
+"""When Triton kernels can run, how they are launched and become operators, and what is said where they cannot run."""
 
 import logging
+from collections.abc import Callable
+from contextlib import nullcontext
 from importlib.util import find_spec
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, library
 
 HAS_TRITON = find_spec("triton") is not None
 SIXTEEN_BIT = (torch.bfloat16, torch.float16)
@@ -34,9 +36,23 @@ def plainly(x: Tensor, reason: str) -> None:
 
 def launching_on(x: Tensor) -> Any:
     """Triton launches on the current device: x's, meanwhile."""
-    return torch.cuda.device(x.device) if x.is_cuda else torch.no_grad()
+    return torch.cuda.device(x.device) if x.is_cuda else nullcontext()
 
 
-def times(part: int, whole: int) -> int:
+def ceil_div(whole: int, part: int) -> int:
     """How many parts cover the whole."""
     return -(-whole // part)
+
+
+def make_operator(name: str, schema: str, run: Callable[..., Tensor], like: Callable[..., Tensor]) -> None:
+    """Make what runs on a GPU the operator ``gac::<name>``, so that compiled code and CUDA graphs hold it.
+
+    Not again where a checkpoint's own copy of these files has made it.
+
+    Args:
+        like: an empty tensor like the result, of the same arguments.
+    """
+    if not hasattr(torch.ops.gac, name):
+        library.define(f"gac::{name}", schema)
+        library.impl(f"gac::{name}", "CUDA", run)
+        library.register_fake(f"gac::{name}", like)

@@ -23,6 +23,7 @@ from gac.evaluation.versions import (
     UNALIGNED,
     Planner,
     Version,
+    fastest_in_schemes,
     scheme_versions,
     versions_at,
 )
@@ -137,8 +138,9 @@ def test_in_schemes_the_fastest_lose_no_more_than_the_rows_beside_them() -> None
     points = (*model_points("smollm2", [PREFILL, DECODE], schemes=SCHEMES), *fused_points("smollm2", [PREFILL, DECODE]))
     rows = [Measurement.of(one, 1000.0 + bytes_of(one), 0.0, 10, 1980, True) for one in dict.fromkeys(points)]
     planner = planner_of_shapes("smollm2", [DECODE], make_profile(rows), layers=2, schemes=SCHEMES)
-    found, missing = scheme_versions(planner, 0.7, DECODE, SCHEMES)
-    by_name = {one.name: one for one in found}
+    shared = scheme_versions(planner, 0.7, SCHEMES)
+    found, missing = fastest_in_schemes(planner, DECODE, SCHEMES, shared)
+    by_name = {one.name: one for one in (*shared, *found)}
     bars = ["uniform w8a16", "uniform w4a16", DEFAULT, f"{DEFAULT}, in w8a16", f"{DEFAULT}, in w4a16"]
     assert missing == []
     assert list(by_name) == bars + [f"{FASTEST_IN_SCHEMES} {bar}" for bar in bars]

@@ -170,36 +170,28 @@ def test_the_matrix_is_orthogonal_and_as_flat_as_it_can_be(size: int) -> None:
     assert torch.allclose(matrix.square().reshape(size, power, -1).sum(2), torch.full((), 1 / power).double())
 
 
-def test_weights_that_are_not_plain_are_refused() -> None:
-    class Lora(nn.Linear):
-        pass
-
-    model = trained("llama")
-    model.model.layers[1].mlp.up_proj = Lora(64, 176)
-    before = state(model)
-    with pytest.raises(ModelError) as caught:
-        rotate(model)
-    assert str(caught.value) == (
-        "model.layers.1.mlp.up_proj is a Lora, with rotate=True; expected plain linear weights. "
-        "Merge adapters and dequantise first, or leave rotate out."
-    )
-    assert not rotates_freely(model)
-    assert not changed_names(model, before)
+class Lora(nn.Linear):
+    pass
 
 
-def test_a_head_that_is_not_plain_is_refused() -> None:
-    class Lora(nn.Linear):
-        pass
-
+@pytest.mark.parametrize(
+    ("name", "sizes", "said"),
+    [
+        (
+            "model.layers.1.mlp.up_proj",
+            (64, 176),
+            "plain linear weights. Merge adapters and dequantise first, or leave rotate out.",
+        ),
+        ("lm_head", (64, 258), "a plain embedding and a linear head. Leave rotate out for this model."),
+    ],
+)
+def test_what_is_not_plain_is_refused(name: str, sizes: tuple[int, int], said: str) -> None:
     model = trained("llama", tie_word_embeddings=False)
-    model.lm_head = Lora(64, 258, bias=False)
+    model.set_submodule(name, Lora(*sizes, bias=False))
     before = state(model)
     with pytest.raises(ModelError) as caught:
         rotate(model)
-    assert str(caught.value) == (
-        "lm_head is a Lora, with rotate=True; expected a plain embedding and a linear head. "
-        "Leave rotate out for this model."
-    )
+    assert str(caught.value) == f"{name} is a Lora, with rotate=True; expected {said}"
     assert not rotates_freely(model)
     assert not changed_names(model, before)
 

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from gac.arrays import Floats, Ints
 from gac.profiling.alignment import alignment_class
 from gac.profiling.modelled.kriging import Kriging, drawn
-from gac.profiling.modelled.roofline import ITEM_BYTES, Gpu, fitted, gemm_terms
-from gac.profiling.operators import OPERATORS, numbers_of, stored_as
+from gac.profiling.modelled.roofline import Gpu, fitted, gemm_terms
+from gac.profiling.operators import ACTIVATIONS, ITEM_BYTES, OPERATORS, numbers_of, stored_as
 from gac.profiling.rows import Rows
 
 REACH = 4
@@ -229,7 +229,7 @@ def _modelled(operator: str, axes: tuple[str, ...]) -> bool:
 def _weight_bytes(dtype: str, k: Ints, n: Ints) -> Floats:
     """What each weight takes: in a scheme as its storage holds it, in numbers 16 bits each, whatever they are."""
     if numbers_of(dtype) == dtype:
-        return ITEM_BYTES * k.astype(np.float64) * n
+        return ITEM_BYTES[ACTIVATIONS] * k.astype(np.float64) * n
     scheme = stored_as(dtype)
     return np.array([scheme.bytes(*size) for size in zip(n.tolist(), k.tolist(), strict=True)], dtype=np.float64)
 

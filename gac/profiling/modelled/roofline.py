@@ -5,12 +5,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from gac.arrays import Floats, Ints
+from gac.profiling.operators import ACTIVATIONS, ITEM_BYTES
 
 TILES = ((128, 256), (128, 128), (128, 64), (64, 64), (32, 64))
 """Rows and columns of the result that one CTA computes: the tiles that cuBLAS takes most, from large to small."""
 
 _FEW_ROWS = 64
-ITEM_BYTES = 2
 _DEPTHS = (1024, 4096)
 _HIDING, _HIDDEN_BYTES = 2048, (2000, 8000)  # of k at most, and bytes read while one k is summed
 
@@ -43,7 +43,7 @@ def gemm_terms(m: int, k: Ints, n: Ints, gpu: Gpu, weight_bytes: Floats) -> Floa
         Shape ``(shapes, terms)``, each term in the order of 1.
     """
     depth, width = k.astype(np.float64), n.astype(np.float64)
-    moved = ITEM_BYTES * (m * depth + m * width) + weight_bytes
+    moved = ITEM_BYTES[ACTIVATIONS] * (m * depth + m * width) + weight_bytes
     one, longest = np.ones(len(k)), np.log(np.maximum(depth, 8) / 8)
     if m <= _FEW_ROWS:
         ramp = np.minimum(moved, gpu.l2_bytes / 2)

@@ -6,7 +6,7 @@ A candidate makes a callable from a weight as GAC stores it. Packages are import
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from math import ceil
 from typing import Any
@@ -194,11 +194,6 @@ def plainly(x: Tensor, dtype: torch.dtype, least_rows: int = 0) -> tuple[Tensor,
     return (units if dtype.is_floating_point else units.round_()).to(dtype), scale
 
 
-def fused(x: Tensor, dtype: torch.dtype, least_rows: int = 0) -> tuple[Tensor, Tensor]:
-    """The same in one Triton kernel."""
-    return rounded(x, dtype, least_rows)
-
-
 def scaled_mm(weight: Weight, rows: int, rounding: Callable[..., Any], given: bool, fast: bool) -> Made:
     """Args: given: inputs are rounded before the clock runs; fast: sums in fewer bits (``use_fast_accum``)."""
 
@@ -211,9 +206,9 @@ def scaled_mm(weight: Weight, rows: int, rounding: Callable[..., Any], given: bo
     return Made(own, run, partial(rounding, dtype=torch.float8_e4m3fn)) if given else Made(own, run)
 
 
-def int_mm(weight: Weight, rows: int, rounding: Callable[..., Any]) -> Made:
+def int_mm(weight: Weight, rows: int) -> Made:
     def run(inputs: Inputs, own: Sequence[Tensor]) -> Tensor:
-        numbers, scale = rounding(inputs[0], torch.int8, _INT_MM_ROWS)
+        numbers, scale = plainly(inputs[0], torch.int8, _INT_MM_ROWS)
         sums = torch._int_mm(numbers, own[0].t())[:rows]
         y: Tensor = (sums * scale[:rows]).mul_(own[1]).to(DTYPE)
         return y
@@ -319,16 +314,26 @@ def _packed(weight: Weight) -> Packed:
     return Packed.of(weight.held, storage.bits, storage.group, weight.columns)
 
 
+def _tensors(packed: Packed) -> tuple[Tensor, ...]:
+    return tuple(one for one in (packed.words, packed.scale, packed.zeros) if one is not None)
+
+
+def _on(packed: Packed, tensors: Sequence[Tensor]) -> Packed:
+    """The same in other tensors."""
+    words, scale, *zeros = tensors
+    return replace(packed, words=words, scale=scale, zeros=zeros[0] if zeros else None)
+
+
 def vector(weight: Weight, rows: int, how: tuple[int, int, int]) -> Made:
     """GAC's few-bit kernel for one row."""
     packed, launch = _packed(weight), few_bits.Vector(*how)
-    return Made(packed.tensors, lambda inputs, own: few_bits.vector(inputs[0], packed.on(tuple(own)), launch))
+    return Made(_tensors(packed), lambda inputs, own: few_bits.vector(inputs[0], _on(packed, own), launch))
 
 
 def matrix(weight: Weight, rows: int, how: tuple[int, int, int, int, int]) -> Made:
     """GAC's few-bit kernel for more rows; where tiles are few, several programs share each."""
     packed, launch = _packed(weight), few_bits.Matrix(*how)
-    return Made(packed.tensors, lambda inputs, own: few_bits.matrix(inputs[0], packed.on(tuple(own)), launch))
+    return Made(_tensors(packed), lambda inputs, own: few_bits.matrix(inputs[0], _on(packed, own), launch))
 
 
 def unpacked(weight: Weight, rows: int) -> Made:
@@ -336,9 +341,9 @@ def unpacked(weight: Weight, rows: int) -> Made:
     packed = _packed(weight)
 
     def run(inputs: Inputs, own: Sequence[Tensor]) -> Tensor:
-        return functional.linear(inputs[0], few_bits.unpacked(packed.on(tuple(own)), DTYPE))
+        return functional.linear(inputs[0], few_bits.unpacked(_on(packed, own), DTYPE))
 
-    return Made(packed.tensors, run)
+    return Made(_tensors(packed), run)
 
 
 def _few(k: int, group: int) -> bool:
@@ -360,7 +365,7 @@ def _candidates() -> list[Candidate]:
         Candidate("unpacked in PyTorch", "torch", (*a16, *eight), partial(of_models, plain=True)),
         Candidate("_weight_int8pack_mm", "torch", ("w8a16",), int8pack),
         Candidate("_weight_int4pack_mm", "torch", ("w4a16",), tinygemm, _tinygemm),
-        Candidate("_int_mm, rounded in PyTorch", "torch", ("w8a8",), partial(int_mm, rounding=plainly)),
+        Candidate("_int_mm, rounded in PyTorch", "torch", ("w8a8",), int_mm),
         Candidate(
             "GemLite", "gemlite", ("w8a16", "w4a16", "w2a16", *eight), gemlite,
             lambda m, k, n, group: not k % group and not k % 32,
@@ -374,7 +379,7 @@ def _candidates() -> list[Candidate]:
         given = partial(scaled_mm, rounding=plainly, given=True, fast=fast)
         found += [
             Candidate(f"{label}, inputs given", "torch", ("fp8",), given, whole=False),
-            Candidate(f"{label}, rounded in Triton", "gac", ("fp8",), partial(made, rounding=fused)),
+            Candidate(f"{label}, rounded in Triton", "gac", ("fp8",), partial(made, rounding=rounded)),
         ]
     plain = partial(scaled_mm, rounding=plainly, given=False, fast=False)
     found.append(Candidate("_scaled_mm, rounded in PyTorch", "torch", ("fp8",), plain))
