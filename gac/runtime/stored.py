@@ -57,11 +57,12 @@ class Stored(nn.Module):
         return {name: one for name, one in self.held.items() if name not in self.storage.metadata}
 
     def fill(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take these tensors, which are the storage's in shape and dtype."""
+        """Take these tensors, which are the storage's in shape and dtype, and contiguous: so kernels read them."""
         for name, before in self.held.items():
             given = tensors[name]
             due = (before.shape, before.dtype)
             assert (given.shape, given.dtype) == due, f"{name} is {given.dtype} {tuple(given.shape)}"
+            assert given.is_contiguous(), f"{name} has strides {given.stride()}"
             setattr(self, name, given)
 
     def values(self, dtype: torch.dtype) -> Tensor:

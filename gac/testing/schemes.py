@@ -24,7 +24,7 @@ def check_scheme(scheme: Scheme) -> None:
     More numbers take more bytes, no fewer than their bits, and none take none. Rounding leaves its input, its shape and
     its dtype alone, rounds nothing twice, keeps zeros, loses less than the matrix is long, changes it where the scheme
     is lossy, and where it is told the inputs it makes the product no worse. What its storage holds takes the bytes that
-    it counts, gives the rounded matrix again bit for bit, and is multiplied like it but for what inputs are rounded to;
+    it counts, lies in order, gives the rounded matrix again bit for bit, and is multiplied like it but for what inputs are rounded to;
     without a storage a number takes 16 bits. What runs is the same for all rows, and where it needs nothing all GEMMs
     run. With a storage its dtype in tables is no dtype of numbers. Inputs are read alike when they are read again, and
     their error is that of its ``noise``.
@@ -113,6 +113,8 @@ def _check_with_inputs(scheme: Scheme, matrix: torch.Tensor, rounded: torch.Tens
     columns = matrix.shape[1]
     inputs = torch.eye(columns, dtype=torch.float64) + 10 * torch.ones(columns, columns, dtype=torch.float64)
     told = scheme.rounded(matrix, Inputs(inputs))
+    apart = [name for name, one in scheme.stored(matrix, Inputs(inputs)).items() if not one.is_contiguous()]
+    assert not apart, f"{of}: kernels cannot read {', '.join(apart)}, whose numbers lie apart"
     assert (told.shape, told.dtype) == (matrix.shape, matrix.dtype), f"{of}: other with inputs than without"
     errors = [(one - matrix).double() for one in (told, rounded)]
     worse, before = (float(((error @ inputs) * error).sum()) for error in errors)

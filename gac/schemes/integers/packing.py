@@ -14,8 +14,8 @@ def packed(found: Numbers, bits: int, zero: bool) -> dict[str, Tensor]:
         bits: of a number and of a zero point.
         zero: whether zero points are stored; without, all of them are ``2 ** (bits - 1)``.
     """
-    shape = torch.tensor(found.numbers.shape, device=found.scale.device)
-    tensors = {"weight_packed": pack(found.numbers, bits), "weight_scale": found.scale, "weight_shape": shape}
+    tensors = {"weight_packed": pack(found.numbers, bits), "weight_scale": found.scale.contiguous()}
+    tensors["weight_shape"] = torch.tensor(found.numbers.shape, device=found.scale.device)
     return tensors | ({"weight_zero_point": pack(found.zero.T, bits).T.contiguous()} if zero else {})
 
 
