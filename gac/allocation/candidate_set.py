@@ -1,6 +1,6 @@
 """Candidates as columns: the choices of one site, or of some of its weights, one a row."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -50,6 +50,11 @@ class CandidateSet:
     def cost(self, column: str) -> Ints:
         """One column, shape ``(n,)``."""
         return self.costs[:, self.columns.index(column)]
+
+    def known(self, columns: Iterable[str]) -> NDArray[np.bool_]:
+        """Which of them have all of these costs, shape ``(n,)``."""
+        found: NDArray[np.bool_] = np.all([self.cost(column) != UNKNOWN for column in columns], axis=0)
+        return found
 
     @property
     def params(self) -> Ints:

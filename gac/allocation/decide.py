@@ -1,6 +1,6 @@
 """The decision: the plan that loses least, or the fastest of those that lose hardly more."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import floor, frexp, ldexp
 
@@ -10,7 +10,7 @@ from gac.allocation.candidate_set import CandidateSet
 from gac.allocation.candidates import dense_candidate
 from gac.allocation.dims import full_dim, that_run
 from gac.allocation.knapsack import Group, Solution
-from gac.allocation.latencies import UNKNOWN, Timing
+from gac.allocation.latencies import Timing
 from gac.allocation.problem import LOSS, Instance, Problem, allowed, as_knapsack, floored, total
 from gac.costs import ns_of
 from gac.errors import ProfileError
@@ -115,15 +115,25 @@ def decide(problem: Problem) -> Decision:
     solution = instance.solve()
     if slack and weights:
         value = solution.certificate.value
-        quick, unit = fastest(sets, limits, weights, value * (1 + slack), value * slack)
-        return _faster(problem, instance, solution, quick, unit)
+        quick, unit = fastest(instance.sets, limits, weights, value * (1 + slack), value * slack)
+        return _faster(problem, instance, solution, quick, unit, _start(instance, solution, weights))
     plan = _plan(problem, instance.chosen(solution), solution.certificate, instance.alternatives(solution))
     return Decision(plan, instance, solution)
 
 
-def _faster(problem: Problem, instance: Instance, least: Solution, quick: Instance, unit: float) -> Decision:
+def _start(instance: Instance, least: Solution, columns: Iterable[str]) -> list[int] | None:
+    """The choice of least loss among the candidates whose latency is known; None where it is not among them."""
+    known = [rows.known(columns) for rows in instance.sets]
+    if all(one[item] for one, item in zip(known, least.choice, strict=True)):
+        return [int(one[:item].sum()) for one, item in zip(known, least.choice, strict=True)]
+    return None
+
+
+def _faster(
+    problem: Problem, instance: Instance, least: Solution, quick: Instance, unit: float, start: Sequence[int] | None
+) -> Decision:
     """The decision of least latency, whose plan says what the choice of least loss would have taken."""
-    solution = quick.solve()
+    solution = quick.solve(start)
     *prices, nat = solution.certificate.multipliers
     proof = replace(solution.certificate, multipliers=(*prices, nat / unit))
     speed = Speed(least.certificate.value, summed_latency(instance.chosen(least)), proof)
@@ -239,8 +249,7 @@ def fastest(
     """
     exponent = max(frexp(slack)[1] - _SLACK_BITS, frexp(most)[1] - _LOSS_BITS)
     limit = floor(ldexp(most, -exponent))
-    known = [rows.at(np.all([rows.cost(column) != UNKNOWN for column in weights], axis=0)) for rows in sets]
-    within = as_knapsack(known, limits)
+    within = as_knapsack([rows.at(rows.known(weights)) for rows in sets], limits)
     groups = []
     for rows, group in zip(within.sets, within.groups, strict=True):
         ns = np.sum([weight * rows.cost(column) for column, weight in weights.items()], axis=0)

@@ -174,13 +174,17 @@ class Instance:
     groups: tuple[Group, ...]
     limits: Mapping[str, int]
 
-    def solve(self) -> Solution:
+    def solve(self, start: Sequence[int] | None = None) -> Solution:
         """The choice of the smallest value, with its proof.
+
+        Args:
+            start: a choice within the limits, where one is known.
 
         Raises:
             BudgetError: the limits cannot be met; says what can be.
         """
-        return knapsack(self.groups, list(self.limits.values()), names=[name_of(column) for column in self.limits])
+        names = [name_of(column) for column in self.limits]
+        return knapsack(self.groups, list(self.limits.values()), names=names, start=start)
 
     def chosen(self, solution: Solution) -> list[Candidate]:
         """Of each site the chosen one."""

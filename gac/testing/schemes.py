@@ -24,10 +24,10 @@ def check_scheme(scheme: Scheme) -> None:
     More numbers take more bytes, no fewer than their bits, and none take none. Rounding leaves its input, its shape and
     its dtype alone, rounds nothing twice, keeps zeros, loses less than the matrix is long, changes it where the scheme
     is lossy, and where it is told the inputs it makes the product no worse. What its storage holds takes the bytes that
-    it counts, lies in order, gives the rounded matrix again bit for bit, and is multiplied like it but for what inputs are rounded to;
-    without a storage a number takes 16 bits. What runs is the same for all rows, and where it needs nothing all GEMMs
-    run. With a storage its dtype in tables is no dtype of numbers. Inputs are read alike when they are read again, and
-    their error is that of its ``noise``.
+    it counts, lies in order, gives the rounded matrix again bit for bit, and is multiplied like it but for what inputs
+    are rounded to; without a storage a number takes 16 bits. What runs is the same for all rows, and where it needs
+    nothing all GEMMs run. With a storage its dtype in tables is no dtype of numbers. Inputs are read alike when they
+    are read again, and their error is that of its ``noise``.
 
     Raises:
         AssertionError: says what does not hold.

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gac.allocation.knapsack import Group, Solution, knapsack, search
+from gac.allocation.knapsack import Group, Solution, knapsack, refine, search, solve
 from gac.errors import BudgetError, GacError
 from tests.fuzz.knapsack import faults
 
@@ -58,6 +58,40 @@ def test_losses_of_any_size(least: float, limits: int) -> None:
     assert found(values, costs, [2] * limits).certificate.value == 2 * least
     assert found([[least] * 3] * 2, costs, [2] * limits).certificate.value == 2 * least
     assert found([[0.0] * 3] * 2, costs, [2] * limits).certificate.value == 0.0
+
+
+def nothing_found(*_: Any) -> Any:
+    raise AssertionError("a first choice was looked for")
+
+
+@pytest.mark.parametrize("wide", [1, 2**40, 2**60])
+@pytest.mark.parametrize("limits", [1, 2, 3])
+def test_a_start_is_where_the_search_begins(limits: int, wide: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the relaxation finds no choice, no other one is looked for; costs whose sums exceed int64 too."""
+    relax = refine.relax
+    monkeypatch.setattr(refine, "relax", lambda items: (relax(items)[0], None))
+    monkeypatch.setattr(solve, "within_limits", nothing_found)
+    costs = [[3, 1, 0], [2, 1, 0], [3, 2, 0]]
+    groups = [
+        Group(str(at), [0.0, 1.0, 4.0], [[wide * (one + limit) for limit in range(limits)] for one in row])
+        for at, row in enumerate(costs)
+    ]
+    most = [wide * (5 + 3 * limit) + limit for limit in range(limits)]
+    with pytest.raises(AssertionError):
+        knapsack(groups, most)
+    for start in [(2, 2, 2), (1, 1, 1), (2, 0, 0)]:
+        solution = knapsack(groups, most, start=start)
+        assert (solution.certificate.status, solution.certificate.value) == ("optimal", 2.0)
+
+
+@pytest.mark.parametrize(
+    ("start", "given"),
+    [((0,), "a start of 1 items"), ((0, 0), r"a start that takes \[5\]"), ((0, 0, 0), "a start of 3")],
+)
+def test_a_start_beyond_the_limits(start: tuple[int, ...], given: str) -> None:
+    groups = [Group("a", [0.0, 1.0], [[3], [1]]), Group("b", [0.0, 1.0], [[2], [1]])]
+    with pytest.raises(GacError, match=f"^{given}.*; expected an item of each of 2 groups, within \\[4\\]"):
+        knapsack(groups, [4], start=start)
 
 
 def test_losses_whose_sum_no_float_holds() -> None:

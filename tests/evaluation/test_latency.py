@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from gac.allocation.decide import SLACK
 from gac.errors import GacError, ProfileError
 from gac.evaluation.bench import Bench, Reference, in_groups
 from gac.evaluation.latency import LEAST_ROUNDS, MOST_ROUNDS, Entry, GraphTimer, Spread, interleaved, time_in_turns
@@ -105,6 +106,16 @@ def test_models_share_a_context_unless_their_values_are_shorter(model: PreTraine
     assert contexts.of(copy.deepcopy(model), DECODE, ids) is own is not other
     assert own.nbytes - other.nbytes == 4 * 2 * 8 * 3 * (64 - 8)
     assert decode_step(shorter, other)().isfinite().all()
+
+
+def test_the_fastest_of_few_layers_begins_at_the_plan_that_loses_least() -> None:
+    """Under two latencies, parameters and the loss no other choice is easily found."""
+    workloads = [Workload("decode", 1, 1024), Workload("prefill", 1, 1024)]
+    planner = planner_of_shapes("llama-3-8b", workloads, "nvidia-h200", layers=2)
+    plan = planner.plan_by_default(0.7)
+    assert plan.speed is not None
+    assert plan.prediction.loss <= plan.certificate.value * (1 + SLACK)
+    assert all(one.plan_ns is not None for one in plan.workloads)
 
 
 def test_a_workload_beyond_the_models_positions_is_refused(model: PreTrainedModel) -> None:

@@ -2,7 +2,7 @@
 
 import math
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from gac.allocation.knapsack.groups import Group
@@ -27,6 +27,19 @@ def as_given(
     if isinstance(seconds, str | bool) or not _number(seconds) >= 0:
         raise GacError(f"seconds of {seconds!r}", "a number of 0 or more", "Say how long the search may take.")
     return known, most, tuple(map(str, called)) or tuple(f"limit {at + 1}" for at in range(len(most))), float(seconds)
+
+
+def start_within(groups: tuple[Group, ...], limits: tuple[int, ...], start: Sequence[int]) -> tuple[int, ...]:
+    """The choice that a search starts with; refused as ``knapsack`` says."""
+    choice = tuple(start)
+    expected, remedy = f"an item of each of {len(groups)} groups, within {list(limits)}", "Start without one."
+    if len(choice) != len(groups):
+        raise GacError(f"a start of {len(choice)} items", expected, remedy)
+    chosen = [group.costs[item].tolist() for group, item in zip(groups, choice, strict=True)]
+    used = [sum(row) for row in zip(*chosen, strict=True)]
+    if any(taken > most for taken, most in zip(used, limits, strict=True)):
+        raise GacError(f"a start that takes {used}", expected, remedy)
+    return choice
 
 
 def _listed(what: str, given: Iterable[Any], remedy: str) -> tuple[Any, ...]:

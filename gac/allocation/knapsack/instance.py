@@ -112,6 +112,13 @@ class Rows:
         """The row that decides each limit as given: its own, or that of its high costs."""
         return [row for row, after in enumerate((*self.shifts[1:], 0)) if not after]
 
+    def all(self, choice: Sequence[int]) -> tuple[int, ...]:
+        """A choice within the limits as given, and what the added groups have then."""
+        taken = self.items.starts[: len(choice)] + np.asarray(choice)
+        split = [row for row in reversed(range(len(self.shifts))) if self.shifts[row]]
+        left = [self.limits[row] - int(self.items.costs[row, taken].sum()) for row in split]
+        return (*choice, *(min(most, len(choice) + at) for at, most in enumerate(left)))
+
 
 def rows_of(groups: Sequence[Group], limits: Sequence[int]) -> Rows:
     """The groups end to end, with wide limits in two rows."""

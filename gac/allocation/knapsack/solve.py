@@ -9,16 +9,22 @@ from typing import Literal
 
 from gac.allocation.knapsack.deadline import Deadline
 from gac.allocation.knapsack.feasibility import within_limits
-from gac.allocation.knapsack.given import as_given
+from gac.allocation.knapsack.given import as_given, start_within
 from gac.allocation.knapsack.groups import Group, Solution
 from gac.allocation.knapsack.instance import OutOfReachError, reduced_items, rows_of
 from gac.allocation.knapsack.refine import Refined, refined
+from gac.arrays import Ints
 from gac.errors import GacError
 from gac.plan import Certificate
 
 
 def knapsack(
-    groups: Iterable[Group], limits: Iterable[int], *, names: Iterable[str] | None = None, seconds: float = 60.0
+    groups: Iterable[Group],
+    limits: Iterable[int],
+    *,
+    names: Iterable[str] | None = None,
+    seconds: float = 60.0,
+    start: Sequence[int] | None = None,
 ) -> Solution:
     """Choose one item of each group so that the sum of values is smallest and every limit holds.
 
@@ -52,14 +58,16 @@ def knapsack(
         names: what an error calls the limits (``limit 1``, ``limit 2``, ... where not given).
         seconds: after this time the search stops, and the status may be ``feasible``, with the gap that is left. A
             search that grows too large is handed to CP-SAT for the rest of the time.
+        start: a choice within the limits, where one is known: the search need not find its first one.
 
     Raises:
         BudgetError: no choice is within the limits; says by how much, what is reachable, and which limit and group
             bind. Or the time was too short to find one or to prove that there is none.
         GacError: no group or no limit; groups or names with another number of limits; a limit that is no integer;
-            seconds below 0; losses that sum up to more than a float holds.
+            seconds below 0; a start beyond the limits; losses that sum up to more than a float holds.
     """
     groups, limits, names, seconds = as_given(groups, limits, names, seconds)
+    known = None if start is None else start_within(groups, limits, start)
     deadline, rows = Deadline.after(seconds), rows_of(groups, limits)
     try:
         instance = reduced_items(rows.items, rows.limits)
@@ -67,9 +75,11 @@ def knapsack(
     except OutOfReachError:
         within_limits(groups, limits, names, deadline)
         raise AssertionError("a limit out of reach was met") from None
-    found = refined(
-        instance.items, lambda: instance.positions(within_limits(groups, limits, names, deadline)), deadline
-    )
+
+    def first() -> Ints:
+        return instance.positions(within_limits(groups, limits, names, deadline) if known is None else rows.all(known))
+
+    found = refined(instance.items, first, deadline)
     multipliers = [
         _as_float(Fraction(multiplier) * Fraction(found.grain) / (int(divisor) << shift))
         for multiplier, divisor, shift in zip(found.multipliers, instance.divisors, rows.shifts, strict=True)
