@@ -11,8 +11,11 @@ from hypothesis import strategies as st
 from knapsack_instances import KINDS, curves, random_instance, within
 from knapsack_peers import brute_force_finds, cp_sat_finds, fault, highs_finds
 
-from gac.allocation.knapsack import Group, Solution, deadline, growth, knapsack, search
+from gac.allocation.knapsack import Group, Solution, deadline, extension, halves, knapsack, search
+from gac.allocation.knapsack.core import Core
 from gac.allocation.knapsack.cp import Answer
+from gac.allocation.knapsack.deadline import Deadline
+from gac.allocation.knapsack.growth import Grown
 from gac.errors import BudgetError, GacError
 
 SMALL = st.integers(0, 12)
@@ -134,9 +137,39 @@ def test_limits_that_cannot_bind_are_not_kept_track_of(monkeypatch: pytest.Monke
 
     groups, (most,) = curves(groups=60)
     loose = [Group(group.name, group.values, np.hstack([group.costs, group.costs // 3])) for group in groups]
-    monkeypatch.setattr(growth, "front", refuse)
-    monkeypatch.setattr(growth, "_SIFT_FROM", 1)
+    monkeypatch.setattr(halves, "front", refuse)
+    monkeypatch.setattr(halves, "_SIFT_FROM", 1)
     assert knapsack(loose, [most, most]).choice == knapsack(groups, [most]).choice
+
+
+@pytest.fixture
+def lists_are_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A handful of states is enough for every outlook, every look for dominated states, and margins that shrink."""
+    monkeypatch.setattr(halves, "_SIFT_FROM", 1)
+    monkeypatch.setattr(search, "_CHEAP", 1)
+    monkeypatch.setattr(search, "_LONGER", 1)
+
+
+@pytest.mark.usefixtures("lists_are_long")
+@pytest.mark.parametrize("kind", ["several limits", "correlated", "staircase", "divisors", "ties"])
+@pytest.mark.parametrize("seed", range(15))
+def test_long_lists_leave_out_nothing_better(kind: str, seed: int) -> None:
+    assert fault(*random_instance(seed, kind=kind), brute_force_finds) == ""
+
+
+@pytest.mark.usefixtures("lists_are_long")
+@pytest.mark.parametrize("limits", [2, 3])
+def test_margins_shrink_where_lists_grow(limits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    shrunk, grown_lists = [], search.grown_lists
+
+    def watched(core: Core, until: Deadline) -> Grown:
+        grown = grown_lists(core, until)
+        shrunk.append(grown.room < core.room)
+        return grown
+
+    monkeypatch.setattr(search, "grown_lists", watched)
+    assert fault(*curves(groups=30, items=16, limits=limits), highs_finds) == ""
+    assert any(shrunk)
 
 
 def test_many_equal_groups() -> None:
@@ -190,7 +223,7 @@ def test_a_search_that_grows_too_large_is_settled_by_cp_sat(monkeypatch: pytest.
     groups, most = curves(groups=60, limits=2)
     first = knapsack(groups, most, seconds=0).certificate.value
     best, exact = knapsack(groups, most).certificate.value, search.cp_sat
-    monkeypatch.setattr(growth, "MOST_STATES", 4)
+    monkeypatch.setattr(extension, "MOST_STATES", 4)
     settled = knapsack(groups, most)
     check_proved(settled, groups, most)
     assert settled.certificate.value == best

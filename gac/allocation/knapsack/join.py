@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from gac.allocation.knapsack.core import Core
 from gac.allocation.knapsack.deadline import Deadline
-from gac.allocation.knapsack.growth import Core
 from gac.allocation.knapsack.states import States
 from gac.arrays import Ints
 

@@ -4,18 +4,20 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from gac.allocation.knapsack.core import Core
 from gac.allocation.knapsack.cp import cp_sat
 from gac.allocation.knapsack.deadline import Deadline
-from gac.allocation.knapsack.growth import Core, GivenUpError, grown_lists
+from gac.allocation.knapsack.extension import GivenUpError
+from gac.allocation.knapsack.growth import grown_lists
 from gac.allocation.knapsack.join import join
 from gac.allocation.knapsack.ragged import Ragged
 from gac.allocation.knapsack.relaxation import Bound
 from gac.arrays import Ints
 
 _FIRST, _FINEST = 24, 16
-_REACH = 2
 _FAST_GROWTH, _GROWTH, _SLOW_GROWTH = 2.0, 1.3, 1.1
 _CHEAP, _DEAR, _DEAREST = 1 << 12, 1 << 16, 1 << 19
+_LONGER = 4
 _LISTS, _CP_SAT = "lists joined in the middle", "CP-SAT"
 
 
@@ -30,33 +32,64 @@ class Outcome:
     search: str
 
 
+@dataclass(frozen=True)
+class Margin:
+    """How far above the bound to look.
+
+    Attributes:
+        room: choices that exceed the bound by less are looked for.
+        least_room: room that is not given up, however long a list gets.
+        many: states of a list beyond which the room shrinks.
+    """
+
+    room: int
+    least_room: int
+    many: int
+
+
+@dataclass(frozen=True, eq=False)
+class Found:
+    """What a search found.
+
+    Attributes:
+        choice: the best one (one item position a group), or None.
+        room: there is no other choice that exceeds the bound by less and has a smaller value; 0 where it gave up.
+        work: how many states and pairs were looked at in the end.
+        longest: states of the longest list.
+    """
+
+    choice: Ints | None
+    room: int
+    work: int = 0
+    longest: int = 0
+
+
 def settle(items: Ragged, bound: Bound, choice: Ints, deadline: Deadline, enough: int = 0) -> Outcome:
     """Search ever wider margins above the bound; where ``value`` and ``lower`` come out equal, the choice is optimal.
 
     A choice with a value below ``bound.lower + margin`` consists of items whose reduced values are below the margin
     (reduced-cost fixing), so searching those alone decides whether there is one. Margins grow until one
-    holds the optimum or reaches the best known value. Where a search gives up, which it does after half of the time
-    that is left, CP-SAT is asked once.
+    holds the optimum or reaches the best known value. How long the lists of a wider one get is not known before: where
+    they are several times as long as those before, the margin shrinks. Where a search gives up, which it does after
+    half of the time that is left, CP-SAT is asked once.
 
     Past the deadline, or with a value of ``enough`` or less, what has been found and proved so far is returned.
     """
     value, lower = _value(items, choice), bound.lower
-    margin, core, work = _first_margin(items, bound, value), 0, 0
+    margin, core, work = Margin(_first_room(items, bound, value), 1, _LONGER * _CHEAP), 0, 0
     while lower < value and value > enough and not deadline.passed:
-        target = min(value, bound.lower + margin)
-        near = bound.reduced < target - bound.lower
+        near = bound.reduced < min(value - bound.lower, margin.room)
         part, core = items.keep(near), int(near.sum())
-        known = min(value, bound.lower + _REACH * margin)
-        found, complete, done = better(part, bound.keep(near), target, known, Deadline.after(deadline.left / 2))
-        if found is not None:
-            choice = np.flatnonzero(near)[found]
+        found = better(part, bound.keep(near), value, margin, Deadline.after(deadline.left / 2))
+        if found.choice is not None:
+            choice = np.flatnonzero(near)[found.choice]
             value = _value(items, choice)
-        if not complete and lower < value:
+        if not found.room and lower < value:
             if deadline.passed:
                 break
             return _settle_by_cp_sat(items, bound, choice, lower, deadline.left)
-        lower = min(value, target)
-        margin, work = int(margin * _growth(done, work)) + 1, done
+        lower = min(value, bound.lower + found.room)
+        margin, work = _wider(found, work), found.work
     return Outcome(choice, value, max(lower, 0), core, _LISTS)
 
 
@@ -86,22 +119,29 @@ def _settle_by_cp_sat(items: Ragged, bound: Bound, choice: Ints, lower: int, sec
     return Outcome(choice, value, max(lower, 0), len(part), _CP_SAT)
 
 
-def _growth(work: int, before: int) -> float:
-    """How much wider the next margin is: work grows faster than the margin, the more so the more there is of it.
+def _wider(found: Found, before: int) -> Margin:
+    """The next margin, after a search and the work of the one before it.
 
-    Where lists are nearly as long as they may get, a wide step would be given up; a narrow one may find the optimum.
+    Work grows faster than the margin, the more so the more there is of it. Where lists are nearly as long as they may
+    get, a wide step would be given up; a narrow one may find the optimum.
     """
-    if work < _CHEAP:
-        return _FAST_GROWTH
-    return _GROWTH if work < min(max(_DEAR, 2 * before), _DEAREST) else _SLOW_GROWTH
+    if found.work < _CHEAP:
+        growth = _FAST_GROWTH
+    else:
+        growth = _GROWTH if found.work < min(max(_DEAR, 2 * before), _DEAREST) else _SLOW_GROWTH
+    return Margin(
+        room=int(found.room * growth) + 1,
+        least_room=int(found.room * _SLOW_GROWTH) + 1,
+        many=_LONGER * max(found.longest, _CHEAP),
+    )
 
 
 def _value(items: Ragged, choice: Ints) -> int:
     return int(items.values[choice].sum())
 
 
-def _first_margin(items: Ragged, bound: Bound, value: int) -> int:
-    """A margin within which a few dozen items at most are no default."""
+def _first_room(items: Ragged, bound: Bound, value: int) -> int:
+    """Room within which a few dozen items at most are no default."""
     alternatives = bound.reduced[bound.reduced > 0]
     if len(alternatives) == 0:
         return 1
@@ -109,38 +149,34 @@ def _first_margin(items: Ragged, bound: Bound, value: int) -> int:
     return max(int(np.partition(alternatives, rank)[rank]), value - bound.lower >> _FINEST) + 1
 
 
-def better(items: Ragged, bound: Bound, target: int, known: int, deadline: Deadline) -> tuple[Ints | None, bool, int]:
-    """The best choice within the limits whose value is below ``target``, or failing that, perhaps one below ``known``.
+def better(items: Ragged, bound: Bound, value: int, margin: Margin, deadline: Deadline) -> Found:
+    """The best choice within the limits and the margin whose value is below ``value``, or perhaps one a bit beyond.
 
-    Every choice below the target has reduced values that sum to less than ``target - bound.lower``; all of those are
+    The reduced values of every choice within the margin sum to less than its room; all of those are
     enumerated, but for the ones that another one beats or equals in every cost and in value, and those that are bound
-    to leave so much of the limit unused that they cannot be below the target. So if a complete search finds nothing
-    below the target, there is nothing. What it finds between target and known is a better incumbent, not an optimum.
+    to leave so much of the limits unused that they are not within the margin. So if a complete search finds nothing
+    there, there is nothing. What it finds beyond, in ``REACH`` times the room, is a better incumbent, not an optimum.
     Where a list grows too long, or the deadline passes, the search gives up.
-
-    Returns:
-        The best choice found (one item position a group) or None; whether no choice below the target was left out; and
-        how many states and pairs were looked at.
     """
     default = items.first_minimum(bound.reduced)
-    core = _core(items, bound, default, target, known)
+    core = _core(items, bound, default, value, margin)
     try:
-        left, right, tree = grown_lists(core, deadline)
-    except GivenUpError as given_up:
-        return None, False, given_up.work
-    best, complete, pairs = join(left, right, core, deadline)
-    work = len(left) + len(right) + pairs
+        grown = grown_lists(core, deadline)
+    except GivenUpError:
+        return Found(None, 0)
+    best, complete, pairs = join(grown.left, grown.right, core.within(grown.room), deadline)
+    room, work = grown.room if complete else 0, len(grown.left) + len(grown.right) + pairs
     if best is None:
-        return None, complete, work
+        return Found(None, room, work, grown.longest)
     choice = default.copy()
-    for states, at in zip((left, right), best, strict=True):
-        picked = tree.items(int(states.node[at]))
+    for states, at in zip((grown.left, grown.right), best, strict=True):
+        picked = grown.tree.items(int(states.node[at]))
         choice[items.group[picked]] = picked
-    return choice, complete, work
+    return Found(choice, room, work, grown.longest)
 
 
-def _core(items: Ragged, bound: Bound, default: Ints, target: int, known: int) -> Core:
-    room = target - bound.lower
+def _core(items: Ragged, bound: Bound, default: Ints, value: int, margin: Margin) -> Core:
+    room = min(margin.room, value - bound.lower)
     near = bound.reduced < room
     near[default] = False
     alternatives = np.flatnonzero(near)
@@ -156,9 +192,11 @@ def _core(items: Ragged, bound: Bound, default: Ints, target: int, known: int) -
         steps=np.vstack([costs[limits], values, reduced, np.zeros_like(values)]),
         reduced=reduced,
         free=free[limits],
-        below=known - int(items.values[default].sum()),
+        below=value - int(items.values[default].sum()),
         room=room,
-        reach=known - bound.lower,
+        least_room=margin.least_room,
+        many=margin.many,
+        reach=value - bound.lower,
         multipliers=bound.multipliers[limits],
     )
 
