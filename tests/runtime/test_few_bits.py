@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import gac.runtime.storage
-from gac.runtime import few_bits, gpu
+from gac.runtime import few_bits, gpu, tiles
 from gac.runtime.few_bits import Packed
 from gac.runtime.packed import PackedIntegers
 from gac.runtime.stored import STORAGES, StoredLinear, without_kernels
@@ -22,7 +22,7 @@ SHAPES = [(48, 256), (40, 320), (33, 96), (64, 1024)]
 @pytest.fixture(autouse=True)
 def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles of small weights are shared by three programs."""
-    monkeypatch.setattr(few_bits, "_programs", lambda device: 3)
+    monkeypatch.setattr(tiles, "_processors", lambda device: 2)
 
 
 @pytest.fixture
