@@ -1,8 +1,9 @@
 """Products with weights of few bits on a GPU, in the kernels that were fastest (``docs/results-kernels.md``).
 
-One row is multiplied as the words are read; up to 64 rows in tiles, whose numbers are made in registers; for more rows
-a kernel writes the weight in 16 bits, and a GEMM multiplies it. Both are operators, so that compiled code and CUDA
-graphs hold them. Triton is imported when the first of them runs.
+One row is multiplied as the words are read; up to 64 rows in tiles, whose numbers are made in registers and multiplied
+as whole ones, so that scales come after sums in float32; for more rows a kernel writes the weight in 16 bits, and a
+GEMM multiplies it. Products and what is written are operators, so that compiled code and CUDA graphs hold them. Triton
+is imported when the first of them runs.
 """
 
 from collections.abc import Mapping
@@ -41,8 +42,8 @@ class Vector:
 
 
 _VECTORS = {8: Vector(4, 2048, 2), 4: Vector(16, 2048, 4), 3: Vector(4, 2048, 2), 2: Vector(8, 4096, 4)}
-"""By bits."""
-_MATRICES = {16: Tile(16, 64, 128, 4, 4), 32: Tile(32, 128, 128, 8, 4), MOST_ROWS: Tile(64, 128, 128, 8, 4)}
+"""By bits; one row of others is multiplied in tiles."""
+_MATRICES = {16: Tile(16, 128, 128, 4, 4), 32: Tile(32, 128, 128, 4, 4), MOST_ROWS: Tile(64, 128, 128, 4, 3)}
 """By the most rows."""
 _MAGIC = {torch.float16: 0x64006400, torch.bfloat16: 0x43004300}
 """The bits of 1024 and of 128, twice."""
@@ -230,7 +231,7 @@ def _linear(x: Tensor, *operands: Any) -> Tensor:
     if len(given) > MOST_ROWS:
         y = functional.linear(given, unpacked(weight, x.dtype))
     else:
-        y = vector(given, weight) if len(given) == 1 else matrix(given, weight)
+        y = vector(given, weight) if len(given) == 1 and weight.bits in _VECTORS else matrix(given, weight)
     return y.view(*x.shape[:-1], weight.rows)
 
 

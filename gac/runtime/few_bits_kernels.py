@@ -1,8 +1,9 @@
-"""Triton kernels for weights of few bits as ``gac.runtime.packed`` lays them: launched by ``gac.runtime.few_bits``.
+"""A Triton kernel for one row and a weight of few bits as ``gac.runtime.packed`` lays it; and how words are read.
 
-The words are read as they lie, and their numbers are made in registers. A number of few bits becomes a float32 without
-being converted: its bits are put where they are worth 1, 2, 4... in the mantissa of 2^23, and 2^23 is taken away.
-Numbers higher up in their half of a word come out so many times as large; scales or inputs take that back, exactly.
+``gac.runtime.few_bits`` launches it. The words are read as they lie, and their numbers are made in registers. A number
+of few bits becomes a float32 without being converted: its bits are put where they are worth 1, 2, 4... in the mantissa
+of 2^23, and 2^23 is taken away. Numbers higher up in their half of a word come out so many times as large; inputs take
+that back, exactly.
 """
 
 try:

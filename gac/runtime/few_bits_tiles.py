@@ -56,10 +56,12 @@ def _numbers(  # type: ignore[no-untyped-def]
     first, second, third = words_at(words[:, None] + unit[None, :] * whole, there, BITS)
     pairs = _pairs(first, second, third, BITS)
     if BITS == 8 and dtype == tl.bfloat16:
-        return _halves((pairs & 0x007F007F) | magic, dtype) - _halves((~pairs & 0x00800080) ^ magic, dtype)
-    else:  # noqa: RET505 - Triton compiles one branch alone
+        found = _halves((pairs & 0x007F007F) | magic, dtype).to(tl.float32)
+        found -= _halves((~pairs & 0x00800080) ^ magic, dtype).to(tl.float32)
+    else:
         least: tl.constexpr = 1024.0 if dtype == tl.float16 else 128.0
-        return _halves(pairs | magic, dtype) - tl.full((1, 1, 1, 1), least + (1 << (BITS - 1)), dtype)
+        found = _halves(pairs | magic, dtype).to(tl.float32) - (least + (1 << (BITS - 1)))
+    return found.to(dtype)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -68,16 +70,17 @@ def _off(zeros, row, group, groups, BITS: tl.constexpr):  # type: ignore[no-unty
     return zero_points(zeros, row, group, True, groups, BITS) - (1 << (BITS - 1))
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["count", "m"])  # type: ignore[untyped-decorator]
 def arrange(  # type: ignore[no-untyped-def]
     x, out, sums, counters, count, m, size, width,
     PAIRS: tl.constexpr, ACROSS: tl.constexpr, DEEP: tl.constexpr, STEP: tl.constexpr,
     AT_ONCE: tl.constexpr, MOST: tl.constexpr,
 ):  # fmt: skip
-    """Columns of x in the order in which ``matrix`` takes them, zeros behind the last column and row; sums of STEP columns.
+    """Columns of x in the order in which ``matrix`` takes them, zeros behind the last column and row.
 
-    ACROSS threads beside each other read DEEP units of 2 PAIRS numbers each. They take numbers 0 and PAIRS of each first
-    unit, thread by thread, then 1 and PAIRS + 1, and so on. The counters of ``matrix`` are cleared.
+    ACROSS threads beside each other read DEEP units of 2 PAIRS numbers each. They take numbers 0 and PAIRS of their
+    first units, thread by thread, then 1 and PAIRS + 1, and so on. Sums of STEP columns are written too, and the
+    counters of ``matrix`` cleared.
     """
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * AT_ONCE + tl.arange(0, AT_ONCE)
@@ -96,7 +99,7 @@ def arrange(  # type: ignore[no-untyped-def]
         clear(counters, count, MOST)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["m"])  # type: ignore[untyped-decorator]
 def matrix(  # type: ignore[no-untyped-def]
     x, inputs, words, scale, zeros, out, sums, counters, m, n, across, magic,
     size: tl.constexpr, width: tl.constexpr, groups: tl.constexpr,
@@ -121,7 +124,9 @@ def matrix(  # type: ignore[no-untyped-def]
     step: tl.constexpr = SPLIT * NUMBERS
     group = begin // GROUP if GROUP else 0
     scales = tl.load(of_row + group)
-    off = _off(zeros, held, group, groups, BITS) if OWN_ZERO else 0.0
+    off = tl.zeros((OUTPUTS,), tl.float32)
+    if OWN_ZERO:
+        off = _off(zeros, held, group, groups, BITS)
     total = tl.zeros((OUTPUTS, ROWS), tl.float32)
     for start in tl.range(begin, size, step, num_stages=STAGES):
         numbers = _numbers(by_row, magic, start, size, BITS, NUMBERS, dtype)
