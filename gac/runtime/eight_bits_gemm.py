@@ -72,6 +72,7 @@ def multiplied(x: Tensor, weight: Tensor, scale: Tensor, how: Tile | None = None
     from .eight_bits_kernels import multiply
 
     how = how or tile_for(len(x), _TILES)
+    how = how.fitted(how.numbers * (how.rows + how.outputs), x.device)
     (rows, columns), outputs = x.shape, len(weight)
     sums = torch.int32 if weight.dtype == torch.int8 else torch.float32
     sharing = Sharing.of(how, rows, outputs, columns, x, sums)

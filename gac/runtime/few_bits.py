@@ -1,6 +1,6 @@
 """Products with weights of few bits on a GPU, in the kernels that were fastest (``docs/results-kernels.md``).
 
-One row is multiplied as the words are read; up to 64 rows in tiles, whose numbers are made in registers and multiplied
+One row is multiplied as the words are read; up to 128 rows in tiles, whose numbers are made in registers and multiplied
 as whole ones, so that scales come after sums in float32; for more rows a kernel writes the weight in 16 bits, and a
 GEMM multiplies it. Products and what is written are operators, so that compiled code and CUDA graphs hold them. Triton
 is imported when the first of them runs.
@@ -17,7 +17,7 @@ from torch.nn import functional
 from .gpu import ceil_div, launching_on, make_operator
 from .tiles import Sharing, Tile, tile_for
 
-MOST_ROWS = 64
+MOST_ROWS = 128
 """Rows of the input that are multiplied in tiles; for more the weight is written out first."""
 BITS = (2, 3, 4, 8)
 _LEAST_GROUP = 64
@@ -43,7 +43,10 @@ class Vector:
 
 _VECTORS = {8: Vector(4, 2048, 2), 4: Vector(16, 2048, 4), 3: Vector(4, 2048, 2), 2: Vector(8, 4096, 4)}
 """By bits; one row of others is multiplied in tiles."""
-_MATRICES = {16: Tile(16, 128, 128, 4, 4), 32: Tile(32, 128, 128, 4, 4), MOST_ROWS: Tile(64, 128, 128, 4, 3)}
+_MATRICES = {
+    16: Tile(16, 128, 128, 4, 4), 32: Tile(32, 128, 128, 4, 4), 64: Tile(64, 128, 128, 4, 3),
+    MOST_ROWS: Tile(128, 128, 128, 8, 3),
+}  # fmt: skip
 """By the most rows."""
 _MAGIC = {torch.float16: 0x64006400, torch.bfloat16: 0x43004300}
 """The bits of 1024 and of 128, twice."""
@@ -147,6 +150,7 @@ def matrix(x: Tensor, weight: Packed, how: Tile | None = None) -> Tensor:
 
     how = how or tile_for(len(x), _MATRICES)
     how = replace(how, numbers=min(how.numbers, weight.group or how.numbers))
+    how = how.fitted(how.numbers * (how.outputs * weight.bits // 8 + how.rows * x.itemsize), x.device)
     sharing = Sharing.of(how, len(x), weight.rows, weight.columns, x, torch.float32)
     order = Order.of(how.numbers, weight.bits)
     given, inputs = arranged(x, how, order, sharing.counters)

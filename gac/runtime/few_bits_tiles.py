@@ -159,7 +159,7 @@ def unpack(  # type: ignore[no-untyped-def]
     BITS: tl.constexpr, GROUP: tl.constexpr, OWN_ZERO: tl.constexpr,
     OUTPUTS: tl.constexpr, NUMBERS: tl.constexpr,
 ):  # fmt: skip
-    """Write the weight: whole numbers times scales, rounded once."""
+    """Write the weight: whole numbers times scales, less zero points times scales, rounded once; all else is exact."""
     row = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
     start = tl.program_id(1) * NUMBERS
     dtype: tl.constexpr = out.dtype.element_ty
@@ -167,10 +167,9 @@ def unpack(  # type: ignore[no-untyped-def]
     group = start // GROUP if GROUP else 0
     scales = tl.load(scale + held * (groups if GROUP else 1) + group).to(tl.float32)
     numbers = _numbers(words + held.to(tl.int64) * width, magic, start, size, BITS, NUMBERS, dtype)
-    values = tl.reshape(tl.permute(numbers, (0, 1, 3, 2)), (OUTPUTS, NUMBERS)).to(tl.float32)
+    values = tl.reshape(tl.permute(numbers, (0, 1, 3, 2)), (OUTPUTS, NUMBERS)).to(tl.float32) * scales[:, None]
     if OWN_ZERO:
-        values -= _off(zeros, held, group, groups, BITS)[:, None]
-    values *= scales[:, None]
+        values -= (_off(zeros, held, group, groups, BITS) * scales)[:, None]
     at = start + tl.arange(0, NUMBERS)
     inside = (row < n)[:, None] & (at < size)[None, :]
     tl.store(out + row.to(tl.int64)[:, None] * size + at[None, :], values.to(dtype), mask=inside)

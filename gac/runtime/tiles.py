@@ -1,7 +1,7 @@
 """How a GPU kernel multiplies a weight with some rows tile by tile, and what programs that share a tile leave."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -9,6 +9,7 @@ from torch import Tensor
 from .gpu import ceil_div
 
 _MOST_SHARING = 8
+_KEPT = 1024  # bytes of shared memory that the GPU keeps for itself
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,10 @@ class Tile:
     def count(self, rows: int, outputs: int) -> int:
         """Tiles of a product."""
         return ceil_div(rows, self.rows) * ceil_div(outputs, self.outputs)
+
+    def fitted(self, step: int, device: torch.device) -> "Tile":
+        """With fewer stages where the GPU has less shared memory; ``step`` is the bytes of one."""
+        return replace(self, stages=max(2, min(self.stages, _shared_memory(device) // step)))
 
 
 def tile_for(rows: int, tiles: Mapping[int, Tile]) -> Tile:
@@ -70,6 +75,11 @@ class Sharing:
         shape = (tiles, split, tile.rows * tile.outputs) if split > 1 else (1,)
         counters = like.new_empty(tiles if split > 1 else 1, dtype=torch.int32)
         return Sharing(split, like.new_empty(shape, dtype=dtype), counters)
+
+
+def _shared_memory(device: torch.device) -> int:
+    """Bytes that a program can have."""
+    return int(torch.cuda.get_device_properties(device).shared_memory_per_multiprocessor) - _KEPT
 
 
 def _processors(device: torch.device) -> int:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import gac.runtime.storage
-from gac.runtime import eight_bits_gemm, tiles
+from gac.runtime import eight_bits_gemm
 from gac.runtime.eight_bits import FLOAT8, Floats8, Integers8
 from gac.runtime.rounded_inputs import READERS, read_int8
 from gac.runtime.stored import StoredLinear
@@ -19,7 +19,7 @@ ROWS = [(1, 64), (7, 576), (40, 1536)]
 
 
 class Hopper:
-    name, major, minor, multi_processor_count = "a GPU", 9, 0, 2
+    name, major, minor, multi_processor_count, shared_memory_per_multiprocessor = "a GPU", 9, 0, 2, 2**17
 
 
 class Ampere:
@@ -74,7 +74,7 @@ def test_products_are_those_of_the_rounded_inputs(
     monkeypatch: pytest.MonkeyPatch, number: torch.dtype, rows: int, columns: int, how: Tile | None
 ) -> None:
     """Tiles are shared by as many programs as have two steps each, or fewer."""
-    monkeypatch.setattr(tiles, "_processors", lambda device: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Hopper)
     generator = torch.Generator().manual_seed(rows)
     weight = (40 * torch.randn(80, columns, generator=generator)).clamp(-127, 127).to(number).to(DEVICE)
     scale = torch.rand(80, 1, generator=generator).half().to(DEVICE)
@@ -84,6 +84,12 @@ def test_products_are_those_of_the_rounded_inputs(
     found = eight_bits_gemm.multiplied(x, weight, scale / 64, how)
     assert found.dtype == x.dtype
     assert float((found - expected).norm() / expected.norm()) < 1e-3
+
+
+def test_a_gpu_with_less_shared_memory_has_fewer_stages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Hopper)
+    cuda, tile = torch.device("cuda"), Tile(16, 64, 128, 4, 4)
+    assert [tile.fitted(step, cuda).stages for step in (2**14, 2**15, 2**20)] == [4, 3, 2]
 
 
 @pytest.mark.usefixtures("running")
