@@ -44,7 +44,7 @@ class Vector:
 _VECTORS = {8: Vector(4, 2048, 2), 4: Vector(16, 2048, 4), 3: Vector(4, 2048, 2), 2: Vector(8, 4096, 4)}
 """By bits; one row of others is multiplied in tiles."""
 _MATRICES = {
-    16: Tile(16, 128, 128, 4, 4), 32: Tile(32, 128, 128, 4, 4), 64: Tile(64, 128, 128, 4, 3),
+    16: Tile(16, 128, 128, 4, 4, crowd=3), 32: Tile(32, 128, 128, 4, 4), 64: Tile(64, 128, 128, 4, 3),
     MOST_ROWS: Tile(128, 128, 128, 8, 3),
 }  # fmt: skip
 """By the most rows."""
@@ -158,7 +158,7 @@ def matrix(x: Tensor, weight: Packed, how: Tile | None = None) -> Tensor:
     with launching_on(x):
         kernel[(ceil_div(weight.rows, how.outputs), len(given) // how.rows, sharing.split)](
             given, inputs, *weight.read, out, sharing.sums, sharing.counters,
-            len(x), weight.rows, given.shape[1], _MAGIC[x.dtype],
+            len(x), weight.rows, _MAGIC[x.dtype],
             **weight.options, ACROSS=order.across, DEEP=order.deep,
             ROWS=how.rows, OUTPUTS=how.outputs, NUMBERS=how.numbers, SPLIT=sharing.split,
             STAGES=how.stages, num_warps=how.warps,

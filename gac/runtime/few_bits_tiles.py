@@ -101,12 +101,12 @@ def arrange(  # type: ignore[no-untyped-def]
 
 @triton.jit(do_not_specialize=["m"])  # type: ignore[untyped-decorator]
 def matrix(  # type: ignore[no-untyped-def]
-    x, inputs, words, scale, zeros, out, sums, counters, m, n, across, magic,
+    x, inputs, words, scale, zeros, out, sums, counters, m, n, magic,
     size: tl.constexpr, width: tl.constexpr, groups: tl.constexpr,
     BITS: tl.constexpr, GROUP: tl.constexpr, OWN_ZERO: tl.constexpr, ACROSS: tl.constexpr, DEEP: tl.constexpr,
     ROWS: tl.constexpr, OUTPUTS: tl.constexpr, NUMBERS: tl.constexpr, SPLIT: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """``weight @ x.T`` for x as ``arrange`` left it, its rows ``across`` apart: numbers go from registers into it.
+    """``weight @ x.T`` for x as ``arrange`` left it: numbers go from registers into it.
 
     They are multiplied as whole numbers. The sums of a step are scaled then, less ``inputs`` times its zero point.
     """
@@ -117,7 +117,8 @@ def matrix(  # type: ignore[no-untyped-def]
     blocks: tl.constexpr = NUMBERS // (2 * pairs * DEEP * ACROSS)
     held = tl.minimum(column, n - 1)
     by_row = words + held.to(tl.int64) * width
-    given_at = x + row.to(tl.int64)[:, None] * across + tl.arange(0, NUMBERS)[None, :]
+    filled: tl.constexpr = (size + NUMBERS - 1) // NUMBERS * NUMBERS
+    given_at = x + row.to(tl.int64)[:, None] * filled + tl.arange(0, NUMBERS)[None, :]
     of_row = scale + held * (groups if GROUP else 1)
     inputs += row
     begin = tl.program_id(2) * NUMBERS
