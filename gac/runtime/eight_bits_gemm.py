@@ -57,7 +57,7 @@ def rounded(x: Tensor, number: torch.dtype, counters: Tensor | None = None) -> t
     count = 0 if counters is None else len(counters)
     with launching_on(x):
         round_rows[(rows,)](
-            x, numbers, scale, scale if counters is None else counters, count, columns,
+            x, numbers, scale, counters, count, columns,
             MOST=_MOST[number], WIDE=1 << (columns - 1).bit_length(), COUNTERS=1 << (max(count, 1) - 1).bit_length(),
             num_warps=4 if columns <= 4096 else 8 if columns <= 8192 else 16,
         )  # fmt: skip

@@ -30,7 +30,7 @@ def round_rows(  # type: ignore[no-untyped-def]
         units = (units + _ROUNDING) - _ROUNDING
     tl.store(numbers + row * size + at, units.to(numbers.dtype.element_ty), mask=at < size)
     tl.store(scale + row, own)
-    if row == 0:
+    if counters is not None and row == 0:
         clear(counters, count, COUNTERS)
 
 

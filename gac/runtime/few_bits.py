@@ -41,6 +41,29 @@ class Vector:
     stages: int = 2
 
 
+@dataclass(frozen=True)
+class Order:
+    """The order in which tiles take columns: four threads beside each other read a row of the weight.
+
+    Attributes:
+        pairs: of numbers of a unit, which is a word, or three words of 3 bits.
+        across: threads that read units of their own.
+        deep: neighbouring units that a thread reads.
+    """
+
+    pairs: int
+    across: int
+    deep: int
+
+    @staticmethod
+    def of(step: int, bits: int) -> "Order":
+        """For steps of so many numbers."""
+        pairs = 16 if bits == 3 else 16 // bits
+        units = step // (2 * pairs)
+        across = min(4, units)
+        return Order(pairs, across, min(4, units // across))
+
+
 _VECTORS = {8: Vector(4, 2048, 2), 4: Vector(16, 2048, 4), 3: Vector(4, 2048, 2), 2: Vector(8, 4096, 4)}
 """By bits; one row of others is multiplied in tiles."""
 _MATRICES = {
@@ -166,7 +189,7 @@ def matrix(x: Tensor, weight: Packed, how: Tile | None = None) -> Tensor:
     return out
 
 
-def arranged(x: Tensor, tile: Tile, order: "Order", counters: Tensor) -> tuple[Tensor, Tensor]:
+def arranged(x: Tensor, tile: Tile, order: Order, counters: Tensor) -> tuple[Tensor, Tensor]:
     """Columns of x in that order, filled up with zeros to whole tiles; their sums ``(steps, rows)``: one launch.
 
     Args:
@@ -185,29 +208,6 @@ def arranged(x: Tensor, tile: Tile, order: "Order", counters: Tensor) -> tuple[T
             AT_ONCE=_ARRANGED, MOST=1 << (len(counters) - 1).bit_length(), num_warps=4,
         )  # fmt: skip
     return out, sums
-
-
-@dataclass(frozen=True)
-class Order:
-    """The order in which tiles take columns: four threads beside each other read a row of the weight.
-
-    Attributes:
-        pairs: of numbers of a unit, which is a word, or three words of 3 bits.
-        across: threads that read units of their own.
-        deep: neighbouring units that a thread reads.
-    """
-
-    pairs: int
-    across: int
-    deep: int
-
-    @staticmethod
-    def of(step: int, bits: int) -> "Order":
-        """For steps of so many numbers."""
-        pairs = 16 if bits == 3 else 16 // bits
-        units = step // (2 * pairs)
-        across = min(4, units)
-        return Order(pairs, across, min(4, units // across))
 
 
 def unpacked(weight: Packed, dtype: torch.dtype) -> Tensor:
