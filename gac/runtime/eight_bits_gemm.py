@@ -1,27 +1,33 @@
-"""GEMMs of 8 bits on a GPU: a Triton kernel rounds the inputs, and PyTorch multiplies what it wrote.
+"""GEMMs of 8 bits on a GPU: a Triton kernel rounds the inputs, and another multiplies what it wrote.
 
-It finds what ``gac.runtime.rounded_inputs`` finds. Triton is imported when it first runs.
+PyTorch multiplies many rows in 8-bit floating point. The first kernel finds what ``gac.runtime.rounded_inputs`` finds.
+Triton is imported when it first runs.
 """
 
 import torch
 from torch import Tensor
 
-from .gpu import ceil_div, launching_on, make_operator
+from .gpu import launching_on, make_operator
+from .tiles import Sharing, Tile, tile_for
 
 _MOST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
-_LEAST_ROWS = 32
-"""Rows of an input of whole numbers, filled up where they are fewer: PyTorch multiplies no fewer than 17."""
+MOST_ROWS = 64
+"""Rows of the input that are multiplied in the kernel; more rows of 8-bit floating point in PyTorch."""
+_TILES = {
+    16: Tile(16, 64, 256, 4, 4), 32: Tile(32, 64, 256, 4, 3), MOST_ROWS: Tile(64, 128, 128, 4, 4),
+    128: Tile(128, 128, 128, 8, 4), 256: Tile(256, 128, 128, 8, 3),
+}  # fmt: skip
+"""By the most rows; the last for more, too."""
 _WIDEST = 2**16  # a program holds a row
-_AT_ONCE = 1024
 _SIDE = 16
 _CAPABILITY = {torch.int8: (8, 0), torch.float8_e4m3fn: (9, 0)}
 
 
 def unread(number: torch.dtype, device: torch.device, rows: int, columns: int) -> str | None:
-    """Why PyTorch has no such GEMM for a weight ``(rows, columns)`` on that GPU; None where it has."""
+    """Why there is no such GEMM for a weight ``(rows, columns)`` on that GPU; None where there is."""
     properties = torch.cuda.get_device_properties(device)
     if (properties.major, properties.minor) < _CAPABILITY[number]:
-        return f"PyTorch multiplies no {str(number).removeprefix('torch.')} on this GPU ({properties.name})"
+        return f"no GEMM multiplies {str(number).removeprefix('torch.')} on this GPU ({properties.name})"
     if rows % _SIDE or columns % _SIDE or not 0 < columns <= _WIDEST:
         return f"a weight is {rows} x {columns}, not multiples of {_SIDE} with at most {_WIDEST} columns"
     return None
@@ -38,43 +44,53 @@ def linear(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
     return y
 
 
-def rounded(x: Tensor, number: torch.dtype, least_rows: int = 0) -> tuple[Tensor, Tensor]:
+def rounded(x: Tensor, number: torch.dtype, counters: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """x ``(rows, columns)`` as numbers of 8 bits and the scales of rows, float32 ``(rows, 1)``: one launch.
 
     Args:
-        least_rows: of the result; what it has beside x's rows is not written.
+        counters: they are cleared.
     """
     from .eight_bits_kernels import round_rows
 
     rows, columns = x.shape
-    height = max(rows, least_rows)
-    numbers, scale = x.new_empty(height, columns, dtype=number), x.new_empty(height, 1, dtype=torch.float32)
+    numbers, scale = x.new_empty(rows, columns, dtype=number), x.new_empty(rows, 1, dtype=torch.float32)
+    count = 0 if counters is None else len(counters)
     with launching_on(x):
         round_rows[(rows,)](
-            x, numbers, scale, columns, MOST=_MOST[number], WIDE=1 << (columns - 1).bit_length(),
+            x, numbers, scale, counters, count, columns,
+            MOST=_MOST[number], WIDE=1 << (columns - 1).bit_length(), COUNTERS=1 << (max(count, 1) - 1).bit_length(),
             num_warps=4 if columns <= 4096 else 8 if columns <= 8192 else 16,
         )  # fmt: skip
     return numbers, scale
 
 
-def rescaled(sums: Tensor, scale: Tensor, of_weight: Tensor, rows: int, dtype: torch.dtype) -> Tensor:
-    """The first ``rows`` of whole numbers ``(height, n)``, times the scales of rows and of columns: one launch."""
-    from .eight_bits_kernels import rescale
+def multiplied(x: Tensor, weight: Tensor, scale: Tensor, how: Tile | None = None) -> Tensor:
+    """``linear`` for x ``(rows, columns)``: two launches.
 
-    columns = sums.shape[1]
-    out = sums.new_empty(rows, columns, dtype=dtype)
-    with launching_on(sums):
-        rescale[(rows, ceil_div(columns, _AT_ONCE))](
-            sums, scale, of_weight, out, columns, COLUMNS=_AT_ONCE, num_warps=4
-        )
+    Where tiles are few, several programs share each, every one with a part of the columns.
+    """
+    from .eight_bits_kernels import multiply
+
+    how = how or tile_for(len(x), _TILES)
+    how = how.fitted(how.numbers * (how.rows + how.outputs), x.device)
+    (rows, columns), outputs = x.shape, len(weight)
+    sums = torch.int32 if weight.dtype == torch.int8 else torch.float32
+    sharing = Sharing.of(how, rows, outputs, columns, x, sums)
+    numbers, own = rounded(x, weight.dtype, sharing.counters)
+    out = x.new_empty(rows, outputs)
+    with launching_on(x):
+        multiply[(how.count(rows, outputs), sharing.split)](
+            numbers, own, weight, scale, out, sharing.sums, sharing.counters, rows, outputs,
+            size=columns, ROWS=how.rows, OUTPUTS=how.outputs, NUMBERS=how.numbers, SPLIT=sharing.split,
+            STAGES=how.stages, num_warps=how.warps,
+        )  # fmt: skip
     return out
 
 
 def _linear(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
     given = x.reshape(-1, x.shape[-1]).contiguous()
-    if weight.dtype == torch.int8:
-        numbers, own = rounded(given, weight.dtype, _LEAST_ROWS)
-        y = rescaled(torch._int_mm(numbers, weight.t()), own, scale, len(given), x.dtype)
+    if weight.dtype == torch.int8 or len(given) <= MOST_ROWS:
+        y = multiplied(given, weight, scale)
     else:
         numbers, own = rounded(given, weight.dtype)
         by_row = scale.float().t()

@@ -1,12 +1,13 @@
 """Products with weights of few bits on a GPU, in the kernels that were fastest (``docs/results-kernels.md``).
 
-One row is multiplied as the words are read; up to 64 rows in tiles, whose numbers are made in registers; for more rows
-a kernel writes the weight in 16 bits, and a GEMM multiplies it. Both are operators, so that compiled code and CUDA
-graphs hold them. Triton is imported when the first of them runs.
+One row is multiplied as the words are read; up to 128 rows in tiles, whose numbers are made in registers and multiplied
+as whole ones, so that scales come after sums in float32; for more rows a kernel writes the weight in 16 bits, and a
+GEMM multiplies it. Products and what is written are operators, so that compiled code and CUDA graphs hold them. Triton
+is imported when the first of them runs.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,12 +15,14 @@ from torch import Tensor
 from torch.nn import functional
 
 from .gpu import ceil_div, launching_on, make_operator
+from .tiles import Sharing, Tile, tile_for
 
-MOST_ROWS = 64
+MOST_ROWS = 128
 """Rows of the input that are multiplied in tiles; for more the weight is written out first."""
 BITS = (2, 3, 4, 8)
 _LEAST_GROUP = 64
 _WRITTEN_ROWS, _WRITTEN_NUMBERS = 32, 128
+_ARRANGED = 1024
 _SIDE = 32  # columns come in whole words, of 3 bits in three
 
 
@@ -39,26 +42,37 @@ class Vector:
 
 
 @dataclass(frozen=True)
-class Matrix:
-    """How some rows are multiplied.
+class Order:
+    """The order in which tiles take columns: four threads beside each other read a row of the weight.
 
     Attributes:
-        rows: of the input, of a program.
-        outputs: rows of the weight, of a program.
-        numbers: of each that a program multiplies in a step.
+        pairs: of numbers of a unit, which is a word, or three words of 3 bits.
+        across: threads that read units of their own.
+        deep: neighbouring units that a thread reads.
     """
 
-    rows: int
-    outputs: int
-    numbers: int
-    warps: int
-    stages: int
+    pairs: int
+    across: int
+    deep: int
+
+    @staticmethod
+    def of(step: int, bits: int) -> "Order":
+        """For steps of so many numbers."""
+        pairs = 16 if bits == 3 else 16 // bits
+        units = step // (2 * pairs)
+        across = min(4, units)
+        return Order(pairs, across, min(4, units // across))
 
 
 _VECTORS = {8: Vector(4, 2048, 2), 4: Vector(16, 2048, 4), 3: Vector(4, 2048, 2), 2: Vector(8, 4096, 4)}
-"""By bits."""
-_MATRICES = {16: Matrix(16, 64, 128, 4, 4), MOST_ROWS: Matrix(64, 64, 64, 4, 4)}
+"""By bits; one row of others is multiplied in tiles."""
+_MATRICES = {
+    16: Tile(16, 128, 128, 4, 4, crowd=3), 32: Tile(32, 128, 128, 4, 4), 64: Tile(64, 128, 128, 4, 3),
+    MOST_ROWS: Tile(128, 128, 128, 8, 3),
+}  # fmt: skip
 """By the most rows."""
+_MAGIC = {torch.float16: 0x64006400, torch.bfloat16: 0x43004300}
+"""The bits of 1024 and of 128, twice."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,50 +164,61 @@ def vector(x: Tensor, weight: Packed, how: Vector | None = None) -> Tensor:
     return out
 
 
-def matrix(x: Tensor, weight: Packed, how: Matrix | None = None) -> Tensor:
-    """Some rows x ``(rows, columns)``, two at least; values are rounded to its dtype.
+def matrix(x: Tensor, weight: Packed, how: Tile | None = None) -> Tensor:
+    """Some rows x ``(rows, columns)``: two launches; sums of whole numbers are scaled group by group.
 
     Where tiles are few, several programs share each, every one with a part of the columns.
     """
-    from .few_bits_kernels import MAGIC
-    from .few_bits_kernels import matrix as kernel
+    from .few_bits_tiles import matrix as kernel
 
-    how = how or _MATRICES[min(most for most in _MATRICES if len(x) <= most)]
-    numbers = min(how.numbers, weight.group or how.numbers)
-    tiles = ceil_div(weight.rows, how.outputs), ceil_div(len(x), how.rows)
-    split = _split(weight, tiles[0] * tiles[1], numbers, x.device)
+    how = how or tile_for(len(x), _MATRICES)
+    how = replace(how, numbers=min(how.numbers, weight.group or how.numbers))
+    how = how.fitted(how.numbers * (how.outputs * weight.bits // 8 + how.rows * x.itemsize), x.device)
+    sharing = Sharing.of(how, len(x), weight.rows, weight.columns, x, torch.float32)
+    order = Order.of(how.numbers, weight.bits)
+    given, inputs = arranged(x, how, order, sharing.counters)
     out = x.new_empty(len(x), weight.rows)
-    shared = out if split == 1 else x.new_empty(split, *out.shape, dtype=torch.float32)
-    counters = torch.zeros(tiles[0] * tiles[1] if split > 1 else 1, dtype=torch.int32, device=x.device)
     with launching_on(x):
-        kernel[(*tiles, split)](
-            x, *weight.read, out, shared, counters, len(x), weight.rows, MAGIC,
-            **weight.options, ROWS=how.rows, OUTPUTS=how.outputs, NUMBERS=numbers, SPLIT=split,
+        kernel[(ceil_div(weight.rows, how.outputs), len(given) // how.rows, sharing.split)](
+            given, inputs, *weight.read, out, sharing.sums, sharing.counters,
+            len(x), weight.rows, _MAGIC[x.dtype],
+            **weight.options, ACROSS=order.across, DEEP=order.deep,
+            ROWS=how.rows, OUTPUTS=how.outputs, NUMBERS=how.numbers, SPLIT=sharing.split,
             STAGES=how.stages, num_warps=how.warps,
         )  # fmt: skip
     return out
 
 
-def _split(weight: Packed, tiles: int, numbers: int, device: torch.device) -> int:
-    """As many as there are programs for, eight at most."""
-    return max(1, min(8, _programs(device) // tiles, weight.columns // numbers // 2))
+def arranged(x: Tensor, tile: Tile, order: Order, counters: Tensor) -> tuple[Tensor, Tensor]:
+    """Columns of x in that order, filled up with zeros to whole tiles; their sums ``(steps, rows)``: one launch.
 
+    Args:
+        counters: they are cleared.
+    """
+    from .few_bits_tiles import arrange
 
-def _programs(device: torch.device) -> int:
-    """Two for each SM."""
-    return 2 * int(torch.cuda.get_device_properties(device).multi_processor_count)
+    rows, columns = x.shape
+    height, steps = ceil_div(rows, tile.rows) * tile.rows, ceil_div(columns, tile.numbers)
+    out = x.new_empty(height, steps * tile.numbers)
+    sums = x.new_empty(steps, height, dtype=torch.float32)
+    with launching_on(x):
+        arrange[(height, ceil_div(out.shape[1], _ARRANGED))](
+            x, out, sums, counters, len(counters), rows, columns, out.shape[1],
+            PAIRS=order.pairs, ACROSS=order.across, DEEP=order.deep, STEP=tile.numbers,
+            AT_ONCE=_ARRANGED, MOST=1 << (len(counters) - 1).bit_length(), num_warps=4,
+        )  # fmt: skip
+    return out, sums
 
 
 def unpacked(weight: Packed, dtype: torch.dtype) -> Tensor:
     """``written`` in one launch: a program writes some rows, and of each some numbers."""
-    from .few_bits_kernels import MAGIC
-    from .few_bits_kernels import unpack as kernel
+    from .few_bits_tiles import unpack as kernel
 
     out = weight.words.new_empty(weight.rows, weight.columns, dtype=dtype)
     rows, numbers = _WRITTEN_ROWS, min(_WRITTEN_NUMBERS, weight.group or _WRITTEN_NUMBERS)
     with launching_on(out):
         kernel[(ceil_div(weight.rows, rows), ceil_div(weight.columns, numbers))](
-            *weight.read, out, weight.rows, MAGIC,
+            *weight.read, out, weight.rows, _MAGIC[dtype],
             **weight.options, OUTPUTS=rows, NUMBERS=numbers, num_warps=4,
         )  # fmt: skip
     return out
@@ -210,7 +235,7 @@ def _linear(x: Tensor, *operands: Any) -> Tensor:
     if len(given) > MOST_ROWS:
         y = functional.linear(given, unpacked(weight, x.dtype))
     else:
-        y = vector(given, weight) if len(given) == 1 else matrix(given, weight)
+        y = vector(given, weight) if len(given) == 1 and weight.bits in _VECTORS else matrix(given, weight)
     return y.view(*x.shape[:-1], weight.rows)
 
 

@@ -1,8 +1,9 @@
-"""Triton kernels for weights of few bits as ``gac.runtime.packed`` lays them: launched by ``gac.runtime.few_bits``.
+"""A Triton kernel for one row and a weight of few bits as ``gac.runtime.packed`` lays it; and how words are read.
 
-The words are read as they lie, and their numbers are made in registers. A number of few bits becomes a float32 without
-being converted: its bits are put where they are worth 1, 2, 4... in the mantissa of 2^23, and 2^23 is taken away.
-Numbers higher up in their half of a word come out so many times as large; scales or inputs take that back, exactly.
+``gac.runtime.few_bits`` launches it. The words are read as they lie, and their numbers are made in registers. A number
+of few bits becomes a float32 without being converted: its bits are put where they are worth 1, 2, 4... in the mantissa
+of 2^23, and 2^23 is taken away. Numbers higher up in their half of a word come out so many times as large; inputs take
+that back, exactly.
 """
 
 try:
@@ -39,7 +40,7 @@ def _part(AT: tl.constexpr, BITS: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _zero_points(zeros, row, group, there, groups, BITS: tl.constexpr):  # type: ignore[no-untyped-def]
+def zero_points(zeros, row, group, there, groups, BITS: tl.constexpr):  # type: ignore[no-untyped-def]
     """Those of rows and groups, float32; they are packed across the rows."""
     bit = row * BITS
     found = tl.load(zeros + bit // 32 * groups + group, mask=there, other=0) >> (bit % 32)
@@ -69,7 +70,7 @@ def _in_turn(packed, COUNT: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _words(at, there, BITS: tl.constexpr):  # type: ignore[no-untyped-def]
+def words_at(at, there, BITS: tl.constexpr):  # type: ignore[no-untyped-def]
     """A word of each place, or the three of 32 numbers of 3 bits."""
     first = tl.load(at, mask=there, other=0)
     if BITS == 3:
@@ -98,7 +99,7 @@ def vector(  # type: ignore[no-untyped-def]
     for start in tl.range(0, size // numbers, UNITS, num_stages=STAGES):
         unit = start + tl.arange(0, UNITS)
         here = inside[:, None] & (unit < size // numbers)[None, :]
-        first, second, third = _words(by_row + unit[None, :] * whole, here, BITS)
+        first, second, third = words_at(by_row + unit[None, :] * whole, here, BITS)
         at = start * quads + tl.arange(0, UNITS * quads)
         given = _in_turn(tl.load(x + at, mask=at < size // 4, other=0), quads)
         part = tl.zeros((ROWS, UNITS), tl.float32)
@@ -115,7 +116,7 @@ def vector(  # type: ignore[no-untyped-def]
             inputs = tl.sum(tl.reshape(sums, (parts, UNITS // parts)), axis=1)
             scales = tl.load(scale + row[:, None] * groups + group[None, :], mask=there, other=0.0).to(tl.float32)
             if OWN_ZERO:
-                zero = _zero_points(zeros, row[:, None], group[None, :], there, groups, BITS)
+                zero = zero_points(zeros, row[:, None], group[None, :], there, groups, BITS)
                 total += scales * (grouped - zero * inputs[None, :])
             else:
                 total += scales * (grouped - (1 << (BITS - 1)) * inputs[None, :])
@@ -127,134 +128,3 @@ def vector(  # type: ignore[no-untyped-def]
         result -= tl.sum(shift, axis=0) * (1 << (BITS - 1))
         result *= tl.load(scale + row, mask=inside, other=0.0).to(tl.float32)
     tl.store(out + row, result.to(out.dtype.element_ty), mask=inside)
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _value(  # type: ignore[no-untyped-def]
-    first, second, third, magic, scales, minus, AT: tl.constexpr, BITS: tl.constexpr, dtype: tl.constexpr
-):
-    """Number AT less its zero, scaled, rounded once: ``minus`` is zero times scale, and all before it is exact."""
-    own = (scales * _part(AT, BITS))[:, None]
-    return (_number(first, second, third, magic, AT, BITS) * own - minus[:, None]).to(dtype)
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _eight(  # type: ignore[no-untyped-def]
-    first, second, third, magic, scales, minus,
-    AT: tl.constexpr, STEP: tl.constexpr, BITS: tl.constexpr, dtype: tl.constexpr,
-):  # fmt: skip
-    """Values of numbers AT, AT + STEP... of each unit, ``(rows, units, 8)``; of 8 bits all four of them."""
-    if BITS == 8:
-        a = _value(first, second, third, magic, scales, minus, 0, BITS, dtype)
-        b = _value(first, second, third, magic, scales, minus, 1, BITS, dtype)
-        c = _value(first, second, third, magic, scales, minus, 2, BITS, dtype)
-        d = _value(first, second, third, magic, scales, minus, 3, BITS, dtype)
-        return tl.join(tl.join(a, c), tl.join(b, d))
-    else:  # noqa: RET505
-        a = _value(first, second, third, magic, scales, minus, AT, BITS, dtype)
-        b = _value(first, second, third, magic, scales, minus, AT + STEP, BITS, dtype)
-        c = _value(first, second, third, magic, scales, minus, AT + 2 * STEP, BITS, dtype)
-        d = _value(first, second, third, magic, scales, minus, AT + 3 * STEP, BITS, dtype)
-        e = _value(first, second, third, magic, scales, minus, AT + 4 * STEP, BITS, dtype)
-        f = _value(first, second, third, magic, scales, minus, AT + 5 * STEP, BITS, dtype)
-        g = _value(first, second, third, magic, scales, minus, AT + 6 * STEP, BITS, dtype)
-        h = _value(first, second, third, magic, scales, minus, AT + 7 * STEP, BITS, dtype)
-        even = tl.join(tl.join(a, e), tl.join(c, g))
-        return tl.join(even, tl.join(tl.join(b, f), tl.join(d, h)))
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _values(  # type: ignore[no-untyped-def]
-    words, scale, zeros, magic, row, inside, start,
-    size: tl.constexpr, width: tl.constexpr, groups: tl.constexpr,
-    BITS: tl.constexpr, GROUP: tl.constexpr, OWN_ZERO: tl.constexpr,
-    OUTPUTS: tl.constexpr, NUMBERS: tl.constexpr, dtype: tl.constexpr,
-):  # fmt: skip
-    """Values ``(OUTPUTS, NUMBERS)`` of these rows, from column ``start`` on, all of one group."""
-    numbers: tl.constexpr = 32 if BITS == 3 else 32 // BITS
-    whole: tl.constexpr = 3 if BITS == 3 else 1
-    unit = start // numbers + tl.arange(0, NUMBERS // numbers)
-    here = inside[:, None] & (unit < size // numbers)[None, :]
-    at = words + row.to(tl.int64)[:, None] * width + unit[None, :] * whole
-    first, second, third = _words(at, here, BITS)
-    group = 0
-    if GROUP:
-        group = start // GROUP
-    scales = tl.load(scale + row * (groups if GROUP else 1) + group, mask=inside, other=0.0).to(tl.float32)
-    minus = scales * (1 << (BITS - 1))
-    if OWN_ZERO:
-        minus = scales * _zero_points(zeros, row, group, inside, groups, BITS)
-    if BITS == 2:
-        even = _eight(first, second, third, magic, scales, minus, 0, 2, BITS, dtype)
-        odd = _eight(first, second, third, magic, scales, minus, 1, 2, BITS, dtype)
-        found = tl.join(even, odd)
-    elif BITS == 3:
-        a = _eight(first, second, third, magic, scales, minus, 0, 4, BITS, dtype)
-        b = _eight(first, second, third, magic, scales, minus, 1, 4, BITS, dtype)
-        c = _eight(first, second, third, magic, scales, minus, 2, 4, BITS, dtype)
-        d = _eight(first, second, third, magic, scales, minus, 3, 4, BITS, dtype)
-        found = tl.join(tl.join(a, c), tl.join(b, d))
-    else:
-        found = _eight(first, second, third, magic, scales, minus, 0, 1, BITS, dtype)
-    return tl.reshape(found, (OUTPUTS, NUMBERS))
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def matrix(  # type: ignore[no-untyped-def]
-    x, words, scale, zeros, out, shared, counters, m, n, magic,
-    size: tl.constexpr, width: tl.constexpr, groups: tl.constexpr,
-    BITS: tl.constexpr, GROUP: tl.constexpr, OWN_ZERO: tl.constexpr,
-    ROWS: tl.constexpr, OUTPUTS: tl.constexpr, NUMBERS: tl.constexpr, SPLIT: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
-    """``weight @ x.T``, so that values go from registers into the product; programs that share a tile add up in order.
-
-    The last of them to come adds what all have left in ``shared``.
-    """
-    column = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
-    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
-    dtype: tl.constexpr = x.dtype.element_ty
-    rows = x + row.to(tl.int64)[:, None] * size
-    total = tl.zeros((OUTPUTS, ROWS), tl.float32)
-    for step in tl.range(0, size, SPLIT * NUMBERS, num_stages=STAGES):
-        start = step + tl.program_id(2) * NUMBERS
-        values = _values(
-            words, scale, zeros, magic, column, (column < n) & (start < size), start,
-            size, width, groups, BITS, GROUP, OWN_ZERO, OUTPUTS, NUMBERS, dtype,
-        )  # fmt: skip
-        at = start + tl.arange(0, NUMBERS)
-        given = tl.load(rows + at[None, :], mask=(row < m)[:, None] & (at < size)[None, :], other=0.0)
-        total = tl.dot(values, tl.trans(given), total)
-    place = row.to(tl.int64)[:, None] * n + column[None, :]
-    inside = (row < m)[:, None] & (column < n)[None, :]
-    result = tl.trans(total)
-    if SPLIT == 1:
-        tl.store(out + place, result.to(dtype), mask=inside)
-    else:
-        own = m.to(tl.int64) * n
-        tl.store(shared + tl.program_id(2) * own + place, result, mask=inside)
-        tl.debug_barrier()
-        counter = counters + tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
-        if tl.atomic_add(counter, 1) == SPLIT - 1:
-            result = tl.zeros((ROWS, OUTPUTS), tl.float32)
-            for one in range(SPLIT):
-                result += tl.load(shared + one * own + place, mask=inside, other=0.0, cache_modifier=".cg")
-            tl.store(out + place, result.to(dtype), mask=inside)
-            tl.store(counter, 0)
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def unpack(  # type: ignore[no-untyped-def]
-    words, scale, zeros, out, n, magic,
-    size: tl.constexpr, width: tl.constexpr, groups: tl.constexpr,
-    BITS: tl.constexpr, GROUP: tl.constexpr, OWN_ZERO: tl.constexpr,
-    OUTPUTS: tl.constexpr, NUMBERS: tl.constexpr,
-):  # fmt: skip
-    row = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
-    start = tl.program_id(1) * NUMBERS
-    values = _values(
-        words, scale, zeros, magic, row, row < n, start,
-        size, width, groups, BITS, GROUP, OWN_ZERO, OUTPUTS, NUMBERS, out.dtype.element_ty,
-    )  # fmt: skip
-    at = start + tl.arange(0, NUMBERS)
-    inside = (row < n)[:, None] & (at < size)[None, :]
-    tl.store(out + row.to(tl.int64)[:, None] * size + at[None, :], values, mask=inside)

@@ -1,4 +1,4 @@
-"""GEMMs of 8 bits: inputs rounded in Triton, and what PyTorch multiplies then."""
+"""GEMMs of 8 bits in Triton: inputs that are rounded, and their products."""
 
 from collections.abc import Iterator
 
@@ -11,6 +11,7 @@ from gac.runtime import eight_bits_gemm
 from gac.runtime.eight_bits import FLOAT8, Floats8, Integers8
 from gac.runtime.rounded_inputs import READERS, read_int8
 from gac.runtime.stored import StoredLinear
+from gac.runtime.tiles import Tile
 from gac.schemes import scheme_named
 from tests.runtime.interpreted import DEVICE, operators
 
@@ -18,7 +19,7 @@ ROWS = [(1, 64), (7, 576), (40, 1536)]
 
 
 class Hopper:
-    name, major, minor = "a GPU", 9, 0
+    name, major, minor, multi_processor_count, shared_memory_per_multiprocessor = "a GPU", 9, 0, 2, 2**17
 
 
 class Ampere:
@@ -46,13 +47,13 @@ def tokens(rows: int, columns: int, dtype: torch.dtype = torch.float16) -> Tenso
 @pytest.mark.parametrize(("rows", "columns"), ROWS)
 def test_whole_numbers_and_their_scales_are_those_of_plain_pytorch(rows: int, columns: int) -> None:
     x = tokens(rows, columns)
-    numbers, scale = eight_bits_gemm.rounded(x, torch.int8, 32)
+    numbers, scale = eight_bits_gemm.rounded(x, torch.int8)
     expected, own = read_int8(x.cpu().float())
-    assert (numbers.dtype, len(numbers)) == (torch.int8, max(rows, 32))
-    off = (numbers[:rows].cpu().float() - expected * 128).abs()
+    assert numbers.dtype == torch.int8
+    off = (numbers.cpu().float() - expected * 128).abs()
     assert float(off.max()) <= 1
     assert float(off.mean()) < 1e-4  # the interpreter divides less exactly
-    assert torch.equal(scale[:rows].cpu(), own / 128)
+    assert torch.equal(scale.cpu(), own / 128)
 
 
 @pytest.mark.parametrize(("rows", "columns"), ROWS)
@@ -66,13 +67,29 @@ def test_floating_point_has_the_scales_of_plain_pytorch(rows: int, columns: int)
         assert torch.equal(numbers.cpu().float(), expected * 512)
 
 
-def test_sums_take_both_scales() -> None:
-    generator = torch.Generator().manual_seed(0)
-    sums = torch.randint(-100000, 100000, (32, 1100), generator=generator, dtype=torch.int32)
-    scale, of_weight = torch.rand(32, 1, generator=generator), torch.rand(1100, 1, generator=generator).half()
-    given = (one.to(DEVICE) for one in (sums, scale, of_weight))
-    found = eight_bits_gemm.rescaled(*given, 20, torch.float32)
-    assert torch.equal(found.cpu(), sums[:20] * scale[:20] * of_weight.T.float())
+@pytest.mark.parametrize("number", [torch.int8, FLOAT8])
+@pytest.mark.parametrize(("rows", "columns"), ROWS)
+@pytest.mark.parametrize("how", [None, Tile(16, 32, 128, 4, 2, crowd=8), Tile(16, 64, 64, 4, 2)])
+def test_products_are_those_of_the_rounded_inputs(
+    monkeypatch: pytest.MonkeyPatch, number: torch.dtype, rows: int, columns: int, how: Tile | None
+) -> None:
+    """Tiles are shared by as many programs as have two steps each, or fewer."""
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Hopper)
+    generator = torch.Generator().manual_seed(rows)
+    weight = (40 * torch.randn(80, columns, generator=generator)).clamp(-127, 127).to(number).to(DEVICE)
+    scale = torch.rand(80, 1, generator=generator).half().to(DEVICE)
+    x = tokens(rows, columns)
+    numbers, own = eight_bits_gemm.rounded(x, number)
+    expected = (numbers.double() * own) @ (weight.double() * scale).T / 64
+    found = eight_bits_gemm.multiplied(x, weight, scale / 64, how)
+    assert found.dtype == x.dtype
+    assert float((found - expected).norm() / expected.norm()) < 1e-3
+
+
+def test_a_gpu_with_less_shared_memory_has_fewer_stages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Hopper)
+    cuda, tile = torch.device("cuda"), Tile(16, 64, 128, 4, 4)
+    assert [tile.fitted(step, cuda).stages for step in (2**14, 2**15, 2**20)] == [4, 3, 2]
 
 
 @pytest.mark.usefixtures("running")
@@ -95,7 +112,7 @@ def test_a_stored_weight_of_whole_numbers_runs_in_8_bits() -> None:
 def test_a_gpu_without_such_a_gemm_and_shapes_that_have_none(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = torch.device("cuda")
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Ampere)
-    assert Floats8().unread(cuda, 64, 64) == "PyTorch multiplies no float8_e4m3fn on this GPU (an older GPU)"
+    assert Floats8().unread(cuda, 64, 64) == "no GEMM multiplies float8_e4m3fn on this GPU (an older GPU)"
     assert Integers8().unread(cuda, 64, 64) is None
     said = "a weight is 64 x 40, not multiples of 16 with at most 65536 columns"
     assert Integers8().unread(cuda, 64, 40) == said

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor, nn
 
 import gac.runtime.storage
-from gac.runtime import few_bits, gpu
+from gac.runtime import few_bits, gpu, tiles
 from gac.runtime.few_bits import Packed
 from gac.runtime.packed import PackedIntegers
 from gac.runtime.stored import STORAGES, StoredLinear, without_kernels
+from gac.runtime.tiles import Tile
 from gac.schemes import scheme_named
 from tests.runtime.interpreted import DEVICE, operators
 
@@ -21,8 +22,9 @@ SHAPES = [(48, 256), (40, 320), (33, 96), (64, 1024)]
 
 @pytest.fixture(autouse=True)
 def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tiles of small weights are shared by three programs."""
-    monkeypatch.setattr(few_bits, "_programs", lambda device: 3)
+    """Tiles of small weights are shared by some, as if the GPU were small."""
+    monkeypatch.setattr(tiles, "_processors", lambda device: 2)
+    monkeypatch.setattr(tiles, "_shared_memory", lambda device: 2**16)
 
 
 @pytest.fixture
@@ -58,7 +60,17 @@ def test_a_weight_is_written_to_the_last_bit_as_pytorch_unpacks_it(name: str, ro
     assert torch.equal(found.cpu(), storage.values(held, rows, columns, torch.float16))
 
 
-@pytest.mark.parametrize("given", [1, 2, 17, 64, 65])
+@pytest.mark.parametrize(("rows", "columns"), SHAPES)
+@pytest.mark.parametrize("name", SCHEMES)
+def test_a_weight_is_written_in_bfloat16(name: str, rows: int, columns: int) -> None:
+    """To the last bit on a GPU: Triton's interpreter leaves out what does not fit, in place of rounding."""
+    storage, held = weight(name, rows, columns)
+    found = few_bits.unpacked(read(storage, held, columns), torch.bfloat16).cpu()
+    expected = storage.values({tensor: one.cpu() for tensor, one in held.items()}, rows, columns, torch.bfloat16)
+    assert torch.allclose(found, expected, atol=0, rtol=0 if DEVICE == "cuda" else 2**-7)
+
+
+@pytest.mark.parametrize("given", [1, 2, 17, 64, 65, 129])
 @pytest.mark.parametrize(("rows", "columns"), SHAPES)
 @pytest.mark.parametrize("name", SCHEMES)
 def test_products_are_those_of_the_unpacked_weight(name: str, rows: int, columns: int, given: int) -> None:
@@ -68,6 +80,16 @@ def test_products_are_those_of_the_unpacked_weight(name: str, rows: int, columns
     expected = x.double() @ storage.values(held, rows, columns, torch.float32).double().T
     assert found.dtype == torch.float16
     assert float((found - expected).norm() / expected.norm()) < 2e-3
+
+
+@pytest.mark.parametrize("how", [Tile(16, 32, 64, 4, 2), Tile(32, 64, 256, 4, 2, crowd=8)])
+@pytest.mark.parametrize("name", SCHEMES)
+def test_tiles_may_have_other_sizes(name: str, how: Tile) -> None:
+    storage, held = weight(name, 40, 320)
+    x = torch.randn(33, 320, generator=torch.Generator().manual_seed(0)).half().to(DEVICE)
+    found = few_bits.matrix(x, read(storage, held, 320), how)
+    expected = x.double() @ storage.values(held, 40, 320, torch.float32).double().T
+    assert float((found - expected).norm() / expected.norm()) < 1e-3
 
 
 def test_one_row_may_begin_anywhere_in_memory() -> None:

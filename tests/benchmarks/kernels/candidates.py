@@ -22,6 +22,7 @@ from gac.runtime.packed import PackedIntegers, unpack
 from gac.runtime.rounded_inputs import READERS
 from gac.runtime.storage import Storage
 from gac.runtime.stored import STORAGES
+from gac.runtime.tiles import Tile
 from gac.schemes import Scheme, scheme_named
 
 DTYPE = torch.bfloat16
@@ -34,7 +35,7 @@ _HUMMING_ROWS = 128  # of a weight: what does not fill so many is filled up with
 VECTORS = ((4, 4096, 4), (8, 4096, 4), (4, 2048, 2), (16, 2048, 4))
 """Rows of the weight and numbers of each that a program takes, and its warps."""
 MATRICES = (
-    (16, 64, 128, 4, 4), (16, 128, 64, 4, 4), (64, 64, 128, 8, 3), (64, 64, 64, 4, 4), (128, 128, 64, 8, 3),
+    (16, 64, 128, 4, 4), (16, 128, 128, 4, 4), (64, 64, 128, 4, 4), (64, 128, 128, 8, 4), (128, 128, 128, 8, 3),
 )  # fmt: skip
 """Rows of the input, rows of the weight, and columns that a program multiplies in a step; warps and stages."""
 
@@ -332,7 +333,7 @@ def vector(weight: Weight, rows: int, how: tuple[int, int, int]) -> Made:
 
 def matrix(weight: Weight, rows: int, how: tuple[int, int, int, int, int]) -> Made:
     """GAC's few-bit kernel for more rows; where tiles are few, several programs share each."""
-    packed, launch = _packed(weight), few_bits.Matrix(*how)
+    packed, launch = _packed(weight), Tile(*how)
     return Made(_tensors(packed), lambda inputs, own: few_bits.matrix(inputs[0], _on(packed, own), launch))
 
 

@@ -1,0 +1,86 @@
+"""How a GPU kernel multiplies a weight with some rows tile by tile, and what programs that share a tile leave."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from .gpu import ceil_div
+
+_MOST_SHARING = 8
+_KEPT = 1024  # bytes of shared memory that the GPU keeps for itself
+
+
+@dataclass(frozen=True)
+class Tile:
+    """What a program multiplies.
+
+    Attributes:
+        rows: of the input.
+        outputs: rows of the weight.
+        numbers: of each in a step.
+        crowd: programs for each SM, at most, where several share a tile.
+    """
+
+    rows: int
+    outputs: int
+    numbers: int
+    warps: int
+    stages: int
+    crowd: int = 2
+
+    def count(self, rows: int, outputs: int) -> int:
+        """Tiles of a product."""
+        return ceil_div(rows, self.rows) * ceil_div(outputs, self.outputs)
+
+    def fitted(self, step: int, device: torch.device) -> "Tile":
+        """With fewer stages where the GPU has less shared memory; ``step`` is the bytes of one."""
+        return replace(self, stages=max(2, min(self.stages, _shared_memory(device) // step)))
+
+
+def tile_for(rows: int, tiles: Mapping[int, Tile]) -> Tile:
+    """The one for so many rows.
+
+    Args:
+        tiles: by the most rows; the last one for more, too.
+    """
+    return next((tile for most, tile in tiles.items() if rows <= most), tiles[max(tiles)])
+
+
+@dataclass(frozen=True, eq=False)
+class Sharing:
+    """How programs share tiles, every one with a part of the columns.
+
+    Attributes:
+        split: programs of a tile.
+        sums: of each program, ``(tiles, split, numbers of a tile)``.
+        counters: of programs that are done, int32 ``(tiles,)``; whoever launches the product writes zeros first.
+    """
+
+    split: int
+    sums: Tensor
+    counters: Tensor
+
+    @staticmethod
+    def of(tile: Tile, rows: int, outputs: int, columns: int, like: Tensor, dtype: torch.dtype) -> "Sharing":
+        """As many share a tile as there are programs for, where each has two steps at least.
+
+        Args:
+            like: on the device.
+            dtype: of sums.
+        """
+        tiles = tile.count(rows, outputs)
+        split = max(1, min(_MOST_SHARING, tile.crowd * _processors(like.device) // tiles, columns // tile.numbers // 2))
+        shape = (tiles, split, tile.rows * tile.outputs) if split > 1 else (1,)
+        counters = like.new_empty(tiles if split > 1 else 1, dtype=torch.int32)
+        return Sharing(split, like.new_empty(shape, dtype=dtype), counters)
+
+
+def _shared_memory(device: torch.device) -> int:
+    """Bytes that a program can have."""
+    return int(torch.cuda.get_device_properties(device).shared_memory_per_multiprocessor) - _KEPT
+
+
+def _processors(device: torch.device) -> int:
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
