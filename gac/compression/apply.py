@@ -57,11 +57,14 @@ def planned_sites(plan: Plan, sites: Sequence[Site]) -> tuple[Site, ...]:
 
 
 def where_they_run(sites: Sequence[Site], weights: Sequence[WeightChoice]) -> tuple[Site, ...]:
-    """The same sites; those whose weights are not run, or lie in a storage, are not marked as fused."""
-    apart = {choice.name for choice in weights if not runs(choice) or scheme_named(choice.scheme).storage}
-    return tuple(
-        site.run(shared=False) if any(site.weights[at].name in apart for at in site.fused) else site for site in sites
-    )
+    """The same sites; those whose weights are not run, or lie in storages that differ, are not marked as fused."""
+    by_name = {choice.name: choice for choice in weights}
+
+    def alike(site: Site) -> bool:
+        chosen = [by_name[site.weights[at].name] for at in site.fused]
+        return all(map(runs, chosen)) and len({one.scheme for one in chosen}) == 1
+
+    return tuple(site.run(shared=False) if site.fused and not alike(site) else site for site in sites)
 
 
 def runs(choice: WeightChoice) -> bool:

@@ -236,7 +236,8 @@ def _share_where_possible(model: Any) -> None:
     if not groups:
         return
     weights = [model.get_submodule(own_name(model, name)) for names in groups for name in names]
-    if getattr(model, "hf_quantizer", None) or any(one.is_meta for weight in weights for one in weight.parameters()):
+    tensors = (one for weight in weights for one in (*weight.parameters(), *weight.buffers()))
+    if getattr(model, "hf_quantizer", None) or any(one.is_meta for one in tensors):
         _logger.warning("weights that read the same input run by themselves: they are quantised or offloaded")
         return
     for names in groups:

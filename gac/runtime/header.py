@@ -8,8 +8,9 @@ from transformers.pytorch_utils import Conv1D
 from .contract import SCHEMA, VLLM
 from .ends import store_ends
 from .modules import KINDS, Absent
+from .shared_gemm import can_share
 from .storage import Storage
-from .stored import STORAGES, StoredLinear, store_in
+from .stored import STORAGES, store_in
 
 HEAD = "head"
 """The member that says how embedding and head are stored, where they are not as they were loaded."""
@@ -75,14 +76,9 @@ def check_run(model: Any, config: Any) -> None:
     modules = dict(model.named_modules()) if groups else {}
     for names in groups if isinstance(groups, list | tuple) else [groups]:
         named = [str(name) for name in names] if isinstance(names, list | tuple) else []
-        if not named or not all(_can_share(modules.get(own_name(model, name))) for name in named):
-            raise _wrong(f"fused has {names!r}", "lists of names of linear weights")
+        if not named or not can_share([modules.get(own_name(model, name)) for name in named]):
+            raise _wrong(f"fused has {names!r}", "lists of names of linear weights in one storage")
     skipped_blocks(model)
-
-
-def _can_share(module: Any) -> bool:
-    """Whether it is a linear weight that is multiplied as it is."""
-    return hasattr(module, "in_features") and not isinstance(getattr(module, "first", module), StoredLinear)
 
 
 def skipped_blocks(model: Any) -> list[dict[str, Any]]:

@@ -119,6 +119,18 @@ class PackedIntegers(Storage):
             return f"weight_shape is {said}; expected {[rows, columns]}"
         return not_finite(held, "weight_scale")
 
+    @property
+    def step(self) -> int:
+        return period(self.bits)[0] if self.zero else 1
+
+    def part(self, held: Held, rows: slice) -> dict[str, Tensor]:
+        found = super().part(held, rows)
+        if self.zero:  # zero points are packed across the rows
+            first = rows.start * self.bits // WORD
+            words = slice(first, first + words_of(rows.stop - rows.start, self.bits))
+            found["weight_zero_point"] = held["weight_zero_point"][words]
+        return found
+
     def rows(self, held: Held, at: Tensor | slice, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
         if self.zero:  # zero points are packed across the rows
             return super().rows(held, at, rows, columns, dtype)

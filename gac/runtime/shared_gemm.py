@@ -1,7 +1,6 @@
 """Weights that read the same input run their first GEMMs as one: q/k/v and gate/up, in any forms."""
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import accumulate
 from typing import Any
 
 import torch
@@ -10,25 +9,71 @@ from torch.nn import functional
 
 from .contract import apart_from
 from .modules import Heads, LowRankLinear, ValueLinear
+from .storage import Storage
+from .stored import StoredLinear
 
 
-class FusedInput(nn.Module):
+class SharedGemm:
     """One GEMM whose output features are, one after the other, those of several weights, the shortest first.
 
-    A low-rank pair has as many features here as its rank, any other weight its output features. ``weight`` has shape
-    ``(sum of features, in)``, ``bias`` shape ``(sum of features,)`` or is None. Where the input has so many rows that
-    a part runs apart, the longer parts behind it do too, and the shared GEMM ends before them.
+    A low-rank pair has as many features here as its rank, any other weight its output features. Where the input has so
+    many rows that a part runs apart, the longer parts behind it do too, and the shared GEMM ends before them. The first
+    weight runs the GEMM, the others use its output if they are called with the same tensor, and the last one drops it.
+    Threads must not share such a model.
 
-    Its parameters appear in ``state_dict`` under the names of the weights, as if they were not fused.
+    Attributes:
+        parts: the features of each weight, in the order of their calls.
+    """
+
+    parts: tuple[slice, ...]
+    read: Tensor | None = None
+    output: Tensor | None = None
+
+    def of(self, at: int, x: Tensor) -> Tensor:
+        """The output of a weight for x ``(..., in)``."""
+        if at == 0:
+            self.read = self.output = None
+        found = self._part_of(x, self.parts[at])
+        if at == len(self.parts) - 1:
+            self.read = self.output = None
+        return found
+
+    def _part_of(self, x: Tensor, part: slice) -> Tensor:
+        """This part's output; the GEMM runs unless the last one read the same tensor."""
+        apart = apart_from(x.numel() // x.shape[-1])
+        if part.stop - part.start >= apart:
+            return self._multiplied(x, part)
+        if self.output is None or self.read is not x:
+            joined = max(one.stop for one in self.parts if one.stop - one.start < apart)
+            self.read, self.output = x, self._multiplied(x, slice(0, joined))
+        return self.output[..., part]
+
+    def _multiplied(self, x: Tensor, part: slice) -> Tensor:
+        raise NotImplementedError
+
+
+def _side_by_side(features: Sequence[int], step: int = 1) -> tuple[slice, ...]:
+    """Where each weight's features lie, the shortest first, each from a multiple of the step on."""
+    found, end = dict[int, slice](), 0
+    for at in sorted(range(len(features)), key=features.__getitem__):
+        start = -(-end // step) * step
+        end = start + features[at]
+        found[at] = slice(start, end)
+    return tuple(found[at] for at in range(len(features)))
+
+
+class FusedInput(SharedGemm, nn.Module):
+    """The GEMM that weights in the model's dtype share.
+
+    ``weight`` has shape ``(sum of features, in)``, ``bias`` shape ``(sum of features,)`` or is None. They appear in
+    ``state_dict`` under the names of the weights, as if they were not fused.
     """
 
     def __init__(self, firsts: Sequence[nn.Linear]) -> None:
         super().__init__()
         self.multiply: Callable[..., Tensor] = functional.linear
-        by_length = sorted(range(len(firsts)), key=lambda at: firsts[at].out_features)
-        ends = dict(zip(by_length, accumulate(firsts[at].out_features for at in by_length), strict=True))
-        self.parts = tuple(slice(ends[at] - first.out_features, ends[at]) for at, first in enumerate(firsts))
-        firsts = [firsts[at] for at in by_length]
+        self.parts = _side_by_side([first.out_features for first in firsts])
+        firsts = sorted(firsts, key=lambda first: first.out_features)
         reference = firsts[0].weight
         self.weight = nn.Parameter(torch.cat([first.weight.detach() for first in firsts]), reference.requires_grad)
         biases = [first.weight.new_zeros(first.out_features) if first.bias is None else first.bias for first in firsts]
@@ -36,25 +81,9 @@ class FusedInput(nn.Module):
             torch.cat([bias.detach() for bias in biases]) if any(first.bias is not None for first in firsts) else None
         )
         self.bias = None if fused is None else nn.Parameter(fused, reference.requires_grad)
-        self.read: Tensor | None = None
-        self.output: Tensor | None = None
-
-    def part_of(self, x: Tensor, part: slice) -> Tensor:
-        """This part's output for x ``(..., in)``; the GEMM runs unless the last one read the same tensor."""
-        apart = apart_from(x.numel() // x.shape[-1])
-        if part.stop - part.start >= apart:
-            return self._multiplied(x, part)
-        if self.output is None or self.read is not x:
-            joined = max(one.stop for one in self.parts if one.stop - one.start < apart)
-            self.read, self.output = x, self._multiplied(x, slice(joined))
-        return self.output[..., part]
 
     def _multiplied(self, x: Tensor, part: slice) -> Tensor:
         return self.multiply(x, self.weight[part], None if self.bias is None else self.bias[part])
-
-    def forget(self) -> None:
-        """Drop the last input and output."""
-        self.read = self.output = None
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         """Nothing: each weight writes its own part."""
@@ -63,11 +92,51 @@ class FusedInput(nn.Module):
         """Nothing: each weight reads its own part."""
 
 
+class FusedStored(SharedGemm):
+    """The GEMM that weights in equal storages share. Each keeps its tensors, which become parts of joined ones.
+
+    Rows that fill a part up to whole words hold zeros, and nobody reads what they give.
+    """
+
+    def __init__(self, members: Sequence[StoredLinear]) -> None:
+        self._members, self._storage = tuple(members), members[0].storage
+        self._columns = members[0].in_features
+        self.parts = _side_by_side([one.out_features for one in members], self._storage.step)
+        self._held: dict[str, Tensor] = {}
+        self.join()
+        for at, one in enumerate(members):
+            one.shared = self, at
+
+    def join(self) -> None:
+        """Put the tensors of all weights into joined ones, where they are not yet, once they are on one device."""
+        devices = {held.device for one in self._members for held in one.counted.values()}
+        if len(devices) > 1 or (self._held and self._is_joined()):
+            return
+        rows = -(-max(part.stop for part in self.parts) // self._storage.step) * self._storage.step
+        tensors = self._storage.tensors(rows, self._columns).items()
+        self._held = {
+            name: torch.zeros(shape, dtype=dtype, device=min(devices, key=str))
+            for name, (shape, dtype) in tensors
+            if name not in self._storage.metadata
+        }
+        for one, part in zip(self._members, self.parts, strict=True):
+            own = self._storage.part(self._held, part)
+            for name, joined in own.items():
+                joined.copy_(one.get_buffer(name))
+                setattr(one, name, joined)
+
+    def _is_joined(self) -> bool:
+        parts = [self._storage.part(self._held, part) for part in self.parts]
+        pairs = ((one, own) for one, part in zip(self._members, parts, strict=True) for own in part.items())
+        return all(one.get_buffer(name).data_ptr() == joined.data_ptr() for one, (name, joined) in pairs)
+
+    def _multiplied(self, x: Tensor, part: slice) -> Tensor:
+        held = self._storage.part(self._held, part)
+        return self._storage.multiply(x, held, part.stop - part.start, self._columns, None)
+
+
 class FusedMember(nn.Module):
     """A weight that takes its part of the fused GEMM's output, and multiplies it by its second factor if it has one.
-
-    The first member runs the GEMM, the others use its output if they are called with the same tensor, and the last one
-    drops it. Threads must not share such a model.
 
     Args:
         fused: the GEMM; the first member has it as a submodule.
@@ -82,18 +151,13 @@ class FusedMember(nn.Module):
             self.fused = fused
         self.second = weight.second if isinstance(weight, LowRankLinear) else None
         self.in_features, self.out_features = weight.in_features, weight.out_features
-        self._part = fused.parts[at]
+        self._at, self._part = at, fused.parts[at]
         self._biased = _first(weight).bias is not None
-        self._is_first, self._is_last = at == 0, at == len(fused.parts) - 1
         self._length = weight.length if isinstance(weight, ValueLinear) else None
 
     def forward(self, x: Tensor) -> Tensor | Heads:
         (fused,) = self._link
-        if self._is_first:
-            fused.forget()
-        part = fused.part_of(x, self._part)
-        if self._is_last:
-            fused.forget()
+        part = fused.of(self._at, x)
         if self._length is not None:
             return Heads(part, self._length)
         return part if self.second is None else self.second(part)
@@ -136,11 +200,27 @@ def share_gemm(model: nn.Module, names: Sequence[str]) -> None:
         names: of the weights, in the order in which the model calls them.
     """
     weights: list[Any] = [model.get_submodule(name) for name in names]
-    fused = FusedInput([_first(weight) for weight in weights])
+    firsts = [_first(weight) for weight in weights]
+    if storage_of(firsts[0]) is not None:
+        FusedStored(firsts)
+        return
+    fused = FusedInput(firsts)
     for at, (name, weight) in enumerate(zip(names, weights, strict=True)):
         model.set_submodule(name, FusedMember(fused, weight, at).train(weight.training))
 
 
-def _first(weight: nn.Linear | LowRankLinear) -> nn.Linear:
+def can_share(weights: Sequence[Any]) -> bool:
+    """Whether these linear weights or pairs are alike in what holds their first factors."""
+    firsts = [_first(weight) for weight in weights]
+    linear = all(hasattr(weight, "in_features") for weight in weights)
+    return linear and all(storage_of(first) == storage_of(firsts[0]) for first in firsts)
+
+
+def _first(weight: Any) -> Any:
     """The GEMM that reads the input."""
     return weight.first if isinstance(weight, LowRankLinear) else weight
+
+
+def storage_of(first: nn.Module) -> Storage | None:
+    """What holds a linear weight; None: it is in the model's dtype."""
+    return first.storage if isinstance(first, StoredLinear) else None

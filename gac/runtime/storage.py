@@ -47,6 +47,15 @@ class Storage(ABC):
         """What no matrix ``(rows, columns)`` has, in words that begin with the name of a tensor; None: nothing."""
         return None
 
+    @property
+    def step(self) -> int:
+        """Rows after which every tensor begins anew: ``part`` takes what starts at a multiple of them."""
+        return 1
+
+    def part(self, held: Held, rows: slice) -> dict[str, Tensor]:
+        """Views of the tensors that hold some rows of the matrix; none of ``metadata``."""
+        return {name: one[rows] for name, one in held.items() if name not in self.metadata}
+
     def rows(self, held: Held, at: Tensor | slice, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
         """Some rows of that matrix, ``(some, columns)``; here of all that it is made to."""
         return self.values(held, rows, columns, dtype)[at]

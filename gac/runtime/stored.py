@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Mapping
 from math import prod
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -82,17 +82,31 @@ class Stored(nn.Module):
         return self
 
 
+class Shared(Protocol):
+    """The GEMM that several stored matrices share, see ``gac.runtime.shared_gemm``."""
+
+    def of(self, at: int, x: Tensor) -> Tensor:
+        """The output of one of them."""
+
+    def join(self) -> None:
+        """Take their tensors, which are others now."""
+
+
 class StoredLinear(Stored):
     """y = W x + bias, W in a storage, whose tensors are buffers beside the bias; x is ``(..., in)``, y ``(..., out)``.
 
     It is no ``nn.Linear``: what puts layers of its own in the place of those would lose the numbers. The bias is the
     plain module's.
+
+    Attributes:
+        shared: the GEMM that it shares with others, and its place among them; None: it runs by itself.
     """
 
     def __init__(self, storage: Storage, plain: Any) -> None:
         super().__init__(storage, plain)
         self.in_features, self.out_features = plain.in_features, plain.out_features
         self.bias: nn.Parameter | None = plain.bias
+        self.shared: tuple[Shared, int] | None = None
 
     @staticmethod
     def of(storage: Storage, plain: nn.Module) -> "StoredLinear":
@@ -100,7 +114,24 @@ class StoredLinear(Stored):
         return _STORED[type(plain)](storage, plain)
 
     def forward(self, x: Tensor) -> Any:
-        return self.storage.multiply(x, self.held, *self.matrix, self.bias)
+        if self.shared is None:
+            return self.storage.multiply(x, self.held, *self.matrix, self.bias)
+        gemm, at = self.shared
+        y = gemm.of(at, x)
+        return y if self.bias is None else y + self.bias
+
+    def fill(self, tensors: Mapping[str, Tensor]) -> None:
+        super().fill(tensors)
+        self._join()
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "StoredLinear":
+        super()._apply(fn, recurse)
+        self._join()
+        return self
+
+    def _join(self) -> None:
+        if self.shared is not None:
+            self.shared[0].join()
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, {self.storage}"

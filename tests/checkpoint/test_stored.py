@@ -21,7 +21,7 @@ from gac.plan import Plan
 from gac.runtime.contract import DIGESTS
 from gac.runtime.header import replace_weights
 from gac.runtime.shared_gemm import FusedMember
-from gac.runtime.stored import count_parameters
+from gac.runtime.stored import count_parameters, stored_modules
 from gac.schemes import SCHEMES as KNOWN
 from tests.compression.applying import IDS, logits
 from tests.compression.stored import CHOOSY, SCHEMES, config_of, held_bytes, in_schemes, mixed, stored, stored_model
@@ -116,14 +116,21 @@ def test_parameters_count_every_number(model: Any) -> None:
     )
 
 
-def test_weights_in_a_storage_share_no_gemm(make_plan: MakePlan, tmp_path: Path) -> None:
+def test_weights_of_one_scheme_share_a_gemm(make_plan: MakePlan, tmp_path: Path) -> None:
     config = small_config("llama")
-    chosen = {one.replace(".0.", ".1."): ("low_rank", 10, "bf16") for one in (Q, K, V)} | CHOSEN
-    model = stored(small_model(config), make_plan, chosen, fused=True)
-    shared = [name for name, module in model.named_modules() if isinstance(module, FusedMember)]
-    assert {name.split(".")[2] for name in shared if "attn" in name} == {"1"}
+    alike = {one.replace(".0.", ".1."): ("low_rank", 10, "w4a16:32") for one in (Q, K, V)}
+    model = stored(small_model(config), make_plan, alike | CHOSEN, fused=True)
+    plain = stored(small_model(config), make_plan, alike | CHOSEN)
+    joined = [name for name, one in stored_modules(model).items() if getattr(one, "shared", None)]
+    assert {name.replace(".first", "") for name in joined} == {*alike}
+    assert [name for name, module in model.named_modules() if isinstance(module, FusedMember)]
+    assert (logits(model) - logits(plain)).abs().max() < 0.01 * logits(plain).abs().max()
     gac.save(model, tmp_path / "saved")
-    assert torch.equal(logits(gac.load(tmp_path / "saved", device="cpu")), logits(model))
+    loaded: Any = gac.load(tmp_path / "saved", device="cpu")
+    assert [name for name, one in stored_modules(loaded).items() if getattr(one, "shared", None)] == joined
+    assert torch.equal(logits(loaded), logits(model))
+    ours, theirs = load_file(tmp_path / "saved" / "model.safetensors"), plain.state_dict()
+    assert all(torch.equal(theirs[name], one) for name, one in ours.items())
 
 
 def test_it_is_exported_in_the_models_dtype(model: Any, saved: Path, tmp_path: Path) -> None:
