@@ -14,8 +14,8 @@ _MOST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 MOST_ROWS = 64
 """Rows of the input that are multiplied in the kernel; more rows of 8-bit floating point in PyTorch."""
 _TILES = {
-    16: Tile(16, 64, 256, 4, 4), 32: Tile(32, 64, 256, 4, 3), MOST_ROWS: Tile(64, 128, 128, 4, 4),
-    128: Tile(128, 128, 128, 8, 4), 256: Tile(256, 128, 128, 8, 3),
+    16: Tile(16, 64, 256, 4, 4), 32: Tile(32, 64, 256, 4, 3), MOST_ROWS: Tile(64, 64, 256, 4, 3),
+    128: Tile(128, 128, 128, 4, 3),
 }  # fmt: skip
 """By the most rows; the last for more, too."""
 _WIDEST = 2**16  # a program holds a row

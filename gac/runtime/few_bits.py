@@ -66,11 +66,11 @@ class Order:
 
 _VECTORS = {8: Vector(4, 2048, 2), 4: Vector(16, 2048, 4), 3: Vector(4, 2048, 2), 2: Vector(8, 4096, 4)}
 """By bits; one row of others is multiplied in tiles."""
-_MATRICES = {
-    16: Tile(16, 128, 128, 4, 4, crowd=3), 32: Tile(32, 128, 128, 4, 4), 64: Tile(64, 128, 128, 4, 3),
-    MOST_ROWS: Tile(128, 128, 128, 8, 3),
-}  # fmt: skip
+_MATRICES = {16: Tile(16, 128, 128, 4, 4), 32: Tile(32, 128, 128, 4, 4), MOST_ROWS: Tile(64, 128, 128, 4, 3)}
 """By the most rows."""
+_IN_8_BITS = {16: Tile(16, 64, 128, 4, 4)}
+_IN_LONG_GROUPS = {64: Tile(64, 64, 128, 4, 4)}
+"""Not in groups of 64, which cut steps."""
 _MAGIC = {torch.float16: 0x64006400, torch.bfloat16: 0x43004300}
 """The bits of 1024 and of 128, twice."""
 
@@ -171,7 +171,7 @@ def matrix(x: Tensor, weight: Packed, how: Tile | None = None) -> Tensor:
     """
     from .few_bits_tiles import matrix as kernel
 
-    how = how or tile_for(len(x), _MATRICES)
+    how = how or _tile(len(x), weight)
     how = replace(how, numbers=min(how.numbers, weight.group or how.numbers))
     how = how.fitted(how.numbers * (how.outputs * weight.bits // 8 + how.rows * x.itemsize), x.device)
     sharing = Sharing.of(how, len(x), weight.rows, weight.columns, x, torch.float32)
@@ -187,6 +187,16 @@ def matrix(x: Tensor, weight: Packed, how: Tile | None = None) -> Tensor:
             STAGES=how.stages, num_warps=how.warps,
         )  # fmt: skip
     return out
+
+
+def _tile(rows: int, weight: Packed) -> Tile:
+    """What is fastest for so many rows."""
+    tiles = dict(_MATRICES)
+    if weight.bits == 8:
+        tiles |= _IN_8_BITS
+    if weight.group != _LEAST_GROUP:
+        tiles |= _IN_LONG_GROUPS
+    return tile_for(rows, tiles)
 
 
 def arranged(x: Tensor, tile: Tile, order: Order, counters: Tensor) -> tuple[Tensor, Tensor]:

@@ -45,7 +45,7 @@ def tile_for(rows: int, tiles: Mapping[int, Tile]) -> Tile:
     Args:
         tiles: by the most rows; the last one for more, too.
     """
-    return next((tile for most, tile in tiles.items() if rows <= most), tiles[max(tiles)])
+    return tiles[min((most for most in tiles if rows <= most), default=max(tiles))]
 
 
 @dataclass(frozen=True, eq=False)

@@ -39,6 +39,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--refit": {"choices": ("residual", "update", "none"), "help": "of GAC's plans"},
     "--windows": {"type": int, "help": "evaluation windows; all where not given"},
     "--output": {"type": Path, "required": True},
+    "--seconds": {"type": float, "default": 150, "help": "the same command goes on after so many"},
+    "--warm": {"type": int, "default": 0, "help": "processes that compile kernels first"},
+    "--retry": {"action": "store_true", "help": "measure again what failed"},
+    "--device": {"choices": ("cuda", "cpu"), "default": "cuda"},
 }
 LAYERS = (4, 14, 26)
 """Of SmolLM2's, where single weights are looked at."""

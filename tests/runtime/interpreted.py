@@ -8,9 +8,17 @@ import pytest
 import torch
 from torch import library
 
+from gac.runtime import tiles
+
 pytest.importorskip("triton")
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def small_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiles of small weights are shared by some programs, with little shared memory, on every device."""
+    monkeypatch.setattr(tiles, "_processors", lambda device: 2)
+    monkeypatch.setattr(tiles, "_shared_memory", lambda device: 2**16)
 
 
 @contextmanager

@@ -13,13 +13,13 @@ from gac.runtime.rounded_inputs import READERS, read_int8
 from gac.runtime.stored import StoredLinear
 from gac.runtime.tiles import Tile
 from gac.schemes import scheme_named
-from tests.runtime.interpreted import DEVICE, operators
+from tests.runtime.interpreted import DEVICE, operators, small_gpu
 
 ROWS = [(1, 64), (7, 576), (40, 1536)]
 
 
 class Hopper:
-    name, major, minor, multi_processor_count, shared_memory_per_multiprocessor = "a GPU", 9, 0, 2, 2**17
+    name, major, minor, shared_memory_per_multiprocessor = "a GPU", 9, 0, 2**17
 
 
 class Ampere:
@@ -28,9 +28,11 @@ class Ampere:
 
 @pytest.fixture
 def running(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Kernels run wherever tensors are, as on a Hopper GPU."""
+    """Kernels run wherever tensors are: on a CPU as on a Hopper GPU."""
     monkeypatch.setattr(gac.runtime.storage, "lacking", lambda device, dtype: None)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Hopper)
+    small_gpu(monkeypatch)
+    if DEVICE == "cpu":  # a GPU has its own properties, which compilers read too
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Hopper)
     with operators(eight_bits_linear=eight_bits_gemm._linear):
         yield
 
@@ -74,7 +76,7 @@ def test_products_are_those_of_the_rounded_inputs(
     monkeypatch: pytest.MonkeyPatch, number: torch.dtype, rows: int, columns: int, how: Tile | None
 ) -> None:
     """Tiles are shared by as many programs as have two steps each, or fewer."""
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Hopper)
+    small_gpu(monkeypatch)
     generator = torch.Generator().manual_seed(rows)
     weight = (40 * torch.randn(80, columns, generator=generator)).clamp(-127, 127).to(number).to(DEVICE)
     scale = torch.rand(80, 1, generator=generator).half().to(DEVICE)

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor, nn
 
 import gac.runtime.storage
-from gac.runtime import few_bits, gpu, tiles
+from gac.runtime import few_bits, gpu
 from gac.runtime.few_bits import Packed
 from gac.runtime.packed import PackedIntegers
 from gac.runtime.stored import STORAGES, StoredLinear, without_kernels
 from gac.runtime.tiles import Tile
 from gac.schemes import scheme_named
-from tests.runtime.interpreted import DEVICE, operators
+from tests.runtime.interpreted import DEVICE, operators, small_gpu
 
 SCHEMES = ["w8a16", "w4a16", "w4a16:64", "w3a16", "w3a16:64", "w2a16:256"]
 SHAPES = [(48, 256), (40, 320), (33, 96), (64, 1024)]
@@ -22,9 +22,7 @@ SHAPES = [(48, 256), (40, 320), (33, 96), (64, 1024)]
 
 @pytest.fixture(autouse=True)
 def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tiles of small weights are shared by some, as if the GPU were small."""
-    monkeypatch.setattr(tiles, "_processors", lambda device: 2)
-    monkeypatch.setattr(tiles, "_shared_memory", lambda device: 2**16)
+    small_gpu(monkeypatch)
 
 
 @pytest.fixture

@@ -22,22 +22,16 @@ from gac.runtime.packed import PackedIntegers, unpack
 from gac.runtime.rounded_inputs import READERS
 from gac.runtime.storage import Storage
 from gac.runtime.stored import STORAGES
-from gac.runtime.tiles import Tile
 from gac.schemes import Scheme, scheme_named
 
 DTYPE = torch.bfloat16
 GEMLITE_CONFIGS = 4
 """GemLite tries so many configurations where it has none for the shape: each takes about a second to compile."""
-_EIGHT_BITS = {"w8a8": torch.int8, "fp8": torch.float8_e4m3fn}
+FEW_BITS = ("w8a16", "w4a16", "w3a16", "w2a16")
+EIGHT_BITS = {"w8a8": torch.int8, "fp8": torch.float8_e4m3fn}
 _MOST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 _INT_MM_ROWS = 32  # it takes more than 16
 _HUMMING_ROWS = 128  # of a weight: what does not fill so many is filled up with zeros
-VECTORS = ((4, 4096, 4), (8, 4096, 4), (4, 2048, 2), (16, 2048, 4))
-"""Rows of the weight and numbers of each that a program takes, and its warps."""
-MATRICES = (
-    (16, 64, 128, 4, 4), (16, 128, 128, 4, 4), (64, 64, 128, 4, 4), (64, 128, 128, 8, 4), (128, 128, 128, 8, 3),
-)  # fmt: skip
-"""Rows of the input, rows of the weight, and columns that a program multiplies in a step; warps and stages."""
 
 Inputs = Sequence[Tensor]
 
@@ -308,46 +302,34 @@ def _signed(weight: Weight) -> Tensor:
     return (weight.numbers.short() - 128).to(torch.int8)
 
 
-def _packed(weight: Weight) -> Packed:
+def packed_of(weight: Weight) -> Packed:
     """As GAC's few-bit kernels read it."""
     storage = weight.storage
     assert isinstance(storage, PackedIntegers)
     return Packed.of(weight.held, storage.bits, storage.group, weight.columns)
 
 
-def _tensors(packed: Packed) -> tuple[Tensor, ...]:
+def tensors_of(packed: Packed) -> tuple[Tensor, ...]:
     return tuple(one for one in (packed.words, packed.scale, packed.zeros) if one is not None)
 
 
-def _on(packed: Packed, tensors: Sequence[Tensor]) -> Packed:
+def with_tensors(packed: Packed, tensors: Sequence[Tensor]) -> Packed:
     """The same in other tensors."""
     words, scale, *zeros = tensors
     return replace(packed, words=words, scale=scale, zeros=zeros[0] if zeros else None)
 
 
-def vector(weight: Weight, rows: int, how: tuple[int, int, int]) -> Made:
-    """GAC's few-bit kernel for one row."""
-    packed, launch = _packed(weight), few_bits.Vector(*how)
-    return Made(_tensors(packed), lambda inputs, own: few_bits.vector(inputs[0], _on(packed, own), launch))
-
-
-def matrix(weight: Weight, rows: int, how: tuple[int, int, int, int, int]) -> Made:
-    """GAC's few-bit kernel for more rows; where tiles are few, several programs share each."""
-    packed, launch = _packed(weight), Tile(*how)
-    return Made(_tensors(packed), lambda inputs, own: few_bits.matrix(inputs[0], _on(packed, own), launch))
-
-
 def unpacked(weight: Weight, rows: int) -> Made:
     """One Triton kernel writes the weight in 16 bits, then ``F.linear``."""
-    packed = _packed(weight)
+    packed = packed_of(weight)
 
     def run(inputs: Inputs, own: Sequence[Tensor]) -> Tensor:
-        return functional.linear(inputs[0], few_bits.unpacked(_on(packed, own), DTYPE))
+        return functional.linear(inputs[0], few_bits.unpacked(with_tensors(packed, own), DTYPE))
 
-    return Made(_tensors(packed), run)
+    return Made(tensors_of(packed), run)
 
 
-def _few(k: int, group: int) -> bool:
+def takes_few(k: int, group: int) -> bool:
     """Whether GAC's few-bit kernels take the columns."""
     return not k % 32 and (group >= k or (group >= 64 and not group & group - 1))
 
@@ -357,13 +339,12 @@ def _tinygemm(m: int, k: int, n: int, group: int) -> bool:
 
 
 def _candidates() -> list[Candidate]:
-    a16 = ("w8a16", "w4a16", "w3a16", "w2a16")
-    eight = tuple(_EIGHT_BITS)
+    eight = tuple(EIGHT_BITS)
     found = [
         Candidate("F.linear", "torch", ("bf16",), linear),
         Candidate("one-row kernel", "gac", ("bf16",), one_row, lambda m, k, n, group: m == 1),
-        Candidate("as models run", "gac", (*a16, *eight), partial(of_models, plain=False)),
-        Candidate("unpacked in PyTorch", "torch", (*a16, *eight), partial(of_models, plain=True)),
+        Candidate("as models run", "gac", (*FEW_BITS, *eight), partial(of_models, plain=False)),
+        Candidate("unpacked in PyTorch", "torch", (*FEW_BITS, *eight), partial(of_models, plain=True)),
         Candidate("_weight_int8pack_mm", "torch", ("w8a16",), int8pack),
         Candidate("_weight_int4pack_mm", "torch", ("w4a16",), tinygemm, _tinygemm),
         Candidate("_int_mm, rounded in PyTorch", "torch", ("w8a8",), int_mm),
@@ -371,8 +352,10 @@ def _candidates() -> list[Candidate]:
             "GemLite", "gemlite", ("w8a16", "w4a16", "w2a16", *eight), gemlite,
             lambda m, k, n, group: not k % group and not k % 32,
         ),
-        Candidate("Humming", "humming", (*a16, *eight), humming, lambda m, k, n, group: not k % group),
-        Candidate("unpacked in Triton", "gac", a16, unpacked, lambda m, k, n, group: m >= 64 and _few(k, group)),
+        Candidate("Humming", "humming", (*FEW_BITS, *eight), humming, lambda m, k, n, group: not k % group),
+        Candidate(
+            "unpacked in Triton", "gac", FEW_BITS, unpacked, lambda m, k, n, group: m >= 64 and takes_few(k, group),
+        ),
     ]  # fmt: skip
     for fast in (False, True):
         label = "_scaled_mm" + ", fast sums" * fast
@@ -384,19 +367,7 @@ def _candidates() -> list[Candidate]:
         ]
     plain = partial(scaled_mm, rounding=plainly, given=False, fast=False)
     found.append(Candidate("_scaled_mm, rounded in PyTorch", "torch", ("fp8",), plain))
-    for launch in VECTORS:
-        made = partial(vector, how=launch)
-        found.append(Candidate(f"vector {launch}", "gac", a16, made, lambda m, k, n, group: m == 1 and _few(k, group)))
-    for how in MATRICES:
-        made = partial(matrix, how=how)
-        found.append(Candidate(f"matrix {how}", "gac", a16, made, partial(_matrix, how[0])))
     return found
-
-
-def _matrix(height: int, m: int, k: int, n: int, group: int) -> bool:
-    """Whether tiles of this height suit so many rows."""
-    least = {16: 2, 64: 17, 128: 65}
-    return least[height] <= m <= (height if height < 128 else 1024) and _few(k, group)
 
 
 CANDIDATES: dict[str, Candidate] = {one.name: one for one in _candidates()}

@@ -1,0 +1,121 @@
+"""Sizes that GAC's kernels could have: a candidate for each (``gac.runtime.tiles.Tile``, ``few_bits.Vector``)."""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+from torch import Tensor
+
+from gac.runtime import eight_bits_gemm, few_bits
+from gac.runtime.few_bits import Vector
+from gac.runtime.tiles import Tile
+from tests.benchmarks.kernels.candidates import (
+    EIGHT_BITS,
+    FEW_BITS,
+    Candidate,
+    Inputs,
+    Made,
+    Weight,
+    packed_of,
+    takes_few,
+    tensors_of,
+    with_tensors,
+)
+
+VECTORS = (
+    Vector(4, 2048, 2), Vector(8, 2048, 4), Vector(8, 4096, 4), Vector(16, 2048, 4), Vector(2, 4096, 2),
+)  # fmt: skip
+OF_FEW_BITS = {
+    16: (
+        Tile(16, 128, 128, 4, 4), Tile(16, 64, 128, 4, 4), Tile(16, 64, 128, 4, 4, 4), Tile(16, 128, 128, 4, 4, 3),
+        Tile(16, 128, 128, 4, 6, 3), Tile(16, 128, 128, 8, 4), Tile(16, 64, 128, 4, 6, 3),
+    ),
+    32: (Tile(32, 128, 128, 4, 4), Tile(32, 64, 128, 4, 4, 4)),
+    64: (
+        Tile(64, 64, 128, 4, 4), Tile(64, 128, 128, 4, 3), Tile(64, 128, 128, 8, 4), Tile(64, 128, 128, 4, 4, 1),
+        Tile(64, 64, 128, 4, 3, 4), Tile(64, 128, 128, 8, 3),
+    ),
+    256: (
+        Tile(64, 128, 128, 4, 3), Tile(128, 128, 128, 8, 3), Tile(128, 128, 128, 8, 2), Tile(64, 128, 128, 8, 3),
+    ),
+}  # fmt: skip
+"""By the most rows that are multiplied so."""
+OF_8_BITS = {
+    16: (
+        Tile(16, 64, 256, 4, 4), Tile(16, 64, 128, 4, 6, 3), Tile(16, 128, 128, 4, 4), Tile(16, 64, 256, 4, 4, 4),
+        Tile(16, 64, 256, 4, 3, 3),
+    ),
+    32: (Tile(32, 64, 256, 4, 3), Tile(32, 128, 128, 4, 4)),
+    64: (
+        Tile(64, 64, 256, 4, 3), Tile(64, 64, 128, 4, 4, 3), Tile(64, 128, 128, 4, 4), Tile(64, 128, 128, 8, 4),
+        Tile(64, 128, 128, 4, 3),
+    ),
+    4096: (
+        Tile(128, 128, 128, 4, 3), Tile(128, 128, 128, 8, 4), Tile(256, 128, 128, 8, 3), Tile(256, 128, 128, 8, 4),
+        Tile(128, 256, 128, 8, 3), Tile(128, 256, 128, 8, 4), Tile(256, 128, 64, 8, 4),
+    ),
+}  # fmt: skip
+
+
+def vector(weight: Weight, rows: int, how: Vector) -> Made:
+    """One row and a weight of few bits."""
+    packed = packed_of(weight)
+    return Made(tensors_of(packed), lambda inputs, own: few_bits.vector(inputs[0], with_tensors(packed, own), how))
+
+
+def few(weight: Weight, rows: int, how: Tile) -> Made:
+    """More rows; where tiles are few, several programs share each."""
+    packed = packed_of(weight)
+    return Made(tensors_of(packed), lambda inputs, own: few_bits.matrix(inputs[0], with_tensors(packed, own), how))
+
+
+def eight(weight: Weight, rows: int, how: Tile) -> Made:
+    """Inputs that are rounded, and a weight of 8 bits."""
+
+    def run(inputs: Inputs, own: Sequence[Tensor]) -> Tensor:
+        return eight_bits_gemm.multiplied(inputs[0], *own, how)
+
+    return Made((weight.held["weight"], weight.held["weight_scale"]), run)
+
+
+def _named(kind: str, how: Tile | Vector) -> str:
+    return f"{kind} {'-'.join(map(str, vars(how).values()))}"
+
+
+def _heights(tiles: Mapping[int, Sequence[Tile]]) -> dict[Tile, list[range]]:
+    """The numbers of rows that each is tried for."""
+    found: dict[Tile, list[range]] = {}
+    least = 1
+    for most, some in tiles.items():
+        for one in some:
+            found.setdefault(one, []).append(range(least, most + 1))
+        least = most + 1
+    return found
+
+
+def _takes(heights: Sequence[range], m: int, k: int, n: int, group: int) -> bool:
+    return any(m in rows for rows in heights)
+
+
+def _takes_packed(heights: Sequence[range], m: int, k: int, n: int, group: int) -> bool:
+    return takes_few(k, group) and _takes(heights, m, k, n, group)
+
+
+def _candidates() -> list[Candidate]:
+    found = [
+        Candidate(
+            _named("vector", how), "gac", FEW_BITS, partial(vector, how=how), partial(_takes_packed, [range(1, 2)])
+        )
+        for how in VECTORS
+    ]
+    for kind, schemes, make, takes, tiles in (
+        ("tile", FEW_BITS, few, _takes_packed, OF_FEW_BITS),
+        ("8-bit tile", tuple(EIGHT_BITS), eight, _takes, OF_8_BITS),
+    ):
+        for how, heights in _heights(tiles).items():
+            made = partial(make, how=how)
+            found.append(Candidate(_named(kind, how), "gac", schemes, made, partial(takes, heights)))
+    return found
+
+
+TILES: dict[str, Candidate] = {one.name: one for one in _candidates()}
+"""By name: kind, and the fields of its sizes."""
