@@ -56,8 +56,7 @@ def candidates(site: Site, curves: LossCurves, space: Space, timing: Timing, lim
     makings = [
         Making(layout, curves, space, together, timing, columns)
         for layout in site.layouts
-        # Weights that share a GEMM have one scheme, and one in which they can.
-        for together in ([[one] for one in schemes if one.shares or not site.either] if layout.fused else [schemes])
+        for together in ([[one] for one in schemes] if layout.fused else [schemes])
     ]
     parts, rivals = list[CandidateSet](), Rivals()
     for making in reversed(makings):  # those that share a GEMM are few, and beat most of the others

@@ -87,11 +87,11 @@ class Timing:
         where the profile has any, else by those of 16 bits, and dims are aligned for these in any case: so inputs come.
         """
         assert self.profile is not None, "soundness needs a profile"
-        after = fused and scheme.shares and form.after(weight, 1, 1) is not None
+        after = fused and form.after(weight, 1, 1) is not None
         axis = "k" if after else form.axis(weight)
         assert axis is not None
         sizes = dims if after else _each(form.size, weight, dims)
-        sound: NDArray[np.bool_] = sizes % (_LOADED if self.triton and scheme.shares else 1) == 0
+        sound: NDArray[np.bool_] = sizes % (_LOADED if self.triton and scheme.storage is None else 1) == 0
         for rows in [workload.rows for workload in self.workloads] or [1]:
             operation = self._run(_after(form, weight, 1, rows) if after else form.operation(weight, 1, rows), scheme)
             operator, fixed = operation.operator, [_fixed(operation, axis)]

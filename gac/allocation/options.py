@@ -60,7 +60,7 @@ def _counted(latency: Ints, how: Ints) -> dict[str, Ints]:
 
 def _without_loss(weight: Weight, fused: bool, form: Form, scheme: Scheme, dims: Ints, timing: Timing) -> CandidateSet:
     """What one weight takes in one form and scheme at each of the dims; no loss is looked up."""
-    count, fused = len(dims), fused and scheme.shares
+    count = len(dims)
     latency, how = (timing.after_fused if fused else timing.of_weight)(form, weight, dims, scheme)
     counted = [[cost(form, scheme, weight, dim) for cost in COSTS.values()] for dim in dims.tolist()]
     return CandidateSet(

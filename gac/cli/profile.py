@@ -129,7 +129,7 @@ def _model_points(
     for config in map(known_or_config, models):
         points = model_points(config, parsed, dtype, forms, schemes)
         if fuse:
-            points += fused_points(config, parsed, dtype, forms)
+            points += fused_points(config, parsed, dtype, forms, schemes)
         yield from points
         if decode_kernel == "triton":
             yield from decode_kernel_points(points)

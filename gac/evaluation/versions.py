@@ -113,8 +113,8 @@ class Planner:
         return replace(version_of(DEFAULT, plan), fused=shared)
 
     def uniform(self, scheme: str) -> Version:
-        """Every weight dense in one scheme."""
-        return version_of(f"uniform {scheme}", self.plan(1.0, forms=(), schemes=(scheme,)))
+        """Every weight dense in one scheme, fused."""
+        return version_of(f"uniform {scheme}", self.plan(1.0, forms=(), fuse=True, schemes=(scheme,)))
 
     def dense(self, fused: bool, triton: bool = False) -> Version:
         """The dense model."""

@@ -47,11 +47,6 @@ class Scheme(ABC):
     needs: ClassVar[str | None] = None
     reads: ClassVar[str | None] = None
 
-    @property
-    def shares(self) -> bool:
-        """Whether weights that read the same input can run their first GEMMs as one: a storage multiplies by itself."""
-        return self.storage is None
-
     def takes(self, weight: Weight) -> bool:
         """Whether the weight can be stored so."""
         return True

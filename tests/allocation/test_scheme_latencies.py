@@ -16,6 +16,7 @@ from gac.forms.planned_sites import as_planned
 from gac.models.families import family_of
 from gac.models.shapes import SHAPES, Shapes
 from gac.models.sites import Site, Weight
+from gac.operations import linear
 from gac.plan import WeightChoice
 from gac.profiling.operators import OPERATORS
 from gac.profiling.records import Measurement, Point
@@ -80,15 +81,20 @@ def test_what_a_scheme_does_not_run_has_no_modelled_latency() -> None:
     assert (latency[1] == UNKNOWN).all()
 
 
-def test_weights_in_a_storage_share_no_gemm() -> None:
-    points = (*model_points("smollm2", schemes=("w4a16",)), *fused_points("smollm2"))
-    planner = planner_of_shapes("smollm2", WORKLOADS, table(points), layers=1, schemes=["w4a16"])
-    for fuse in (True, "auto"):
+def test_weights_in_one_scheme_share_a_gemm_and_take_what_the_table_has_for_it() -> None:
+    schemes = ("w4a16", "fp8")
+    points = (*model_points("smollm2", schemes=schemes), *fused_points("smollm2", schemes=schemes))
+    planner = planner_of_shapes("smollm2", WORKLOADS, table(points), layers=1, schemes=schemes)
+    for fuse, kinds in ((True, {True}), ("auto", {True, False})):
         of = planner.problem_of(0.8, forms=("low_rank",), fuse=fuse, latency=1.0)
-        of = replace(of, recipe=replace(of.recipe, space=replace(of.recipe.space, schemes=("w4a16",))))
-        for rows in of.candidates(["params", "ns:prefill:1x1024", "ns:decode:1@1024"]):
-            assert not rows.shared[(rows.schemes == "w4a16").all(axis=1)].any()
-            assert (rows.latency != UNKNOWN).all()
+        of = replace(of, recipe=replace(of.recipe, space=replace(of.recipe.space, schemes=schemes)))
+        q_k_v = of.candidates(["params", "ns:prefill:1x1024", "ns:decode:1@1024"])[0]
+        assert {*q_k_v.shared.tolist()} == kinds
+        assert (q_k_v.schemes[q_k_v.shared] == q_k_v.schemes[q_k_v.shared][:, :1]).all()
+        assert (q_k_v.latency != UNKNOWN).all()
+        assert not q_k_v.modelled.any()
+    of_fused = Timing(table(points), WORKLOADS).of_fused(576, np.array([[960, 960]]), W4A16)
+    assert of_fused[0].tolist() == [[np.ceil(by_bytes(Point(linear(rows, 576, 960), "w4a16"))) for rows in (1024, 1)]]
 
 
 # --- which dims are sound ---------------------------------------------------------------------------------------------

@@ -65,15 +65,20 @@ def fused_points(
     workloads: Sequence[Workload] = WORKLOADS,
     dtype: str = "bf16",
     forms: Sequence[str] = DEFAULT_FORMS,
+    schemes: Sequence[str] = (),
 ) -> tuple[Point, ...]:
     """What an allocation looks up in addition where weights that read the same input (q/k/v, gate/up) are fused.
 
-    One GEMM, up to the width of all of them, and each second factor by itself, at ``spaced_dims``. Weights in the
-    storage of a scheme share none. Arguments and errors are those of ``model_points``.
+    One GEMM, up to the width of all of them, and each second factor by itself, at ``spaced_dims``, and likewise in each
+    of the schemes. Arguments and errors are those of ``model_points``.
     """
     sites, rows = run_together(_sites(model)), _rows(workloads, dtype)
     distinct = {(site.kind, *((w.out_features, w.in_features) for w in site.weights)): site for site in sites}
-    return _points((one for site in distinct.values() for count in rows for one in _fused(site, count, forms)), dtype)
+    operations = [one for site in distinct.values() for count in rows for one in _fused(site, count, forms)]
+    points = _points(operations, dtype)
+    for scheme in measured_schemes(schemes):
+        points += _points(map(scheme.operation, filter(scheme.runs, operations)), scheme.dtype)
+    return tuple(dict.fromkeys(points))
 
 
 def decode_kernel_points(points: Sequence[Point]) -> tuple[Point, ...]:

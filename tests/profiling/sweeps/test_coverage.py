@@ -96,6 +96,15 @@ def test_fused_weights_run_one_gemm_and_second_factors() -> None:
     assert len(set(points) - set(LLAMA)) < 700
 
 
+def test_what_is_fused_is_measured_in_schemes_too() -> None:
+    plain, points = fused_points("llama-3-8b"), fused_points("llama-3-8b", schemes=("w4a16", "fp8"))
+    dtypes = ("bf16", "w4a16", "fp8_dynamic")
+    bf16, w4a16, fp8 = ([one.operation for one in points if one.dtype == dtype] for dtype in dtypes)
+    assert bf16 == [one.operation for one in plain] == w4a16
+    assert fp8 == [one for one in bf16 if all(size % 16 == 0 for axis, size in one.shape if axis != "m")]
+    assert len(bf16) + len(w4a16) + len(fp8) == len(points)
+
+
 @pytest.mark.parametrize("largest", [64, 143, 287, 819, 1023, 2047, 4095, 14335, 28671])
 def test_spaced_dims_leave_no_multiple_of_8_out(largest: int) -> None:
     dims = spaced_dims(largest)
