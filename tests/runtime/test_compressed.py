@@ -68,7 +68,10 @@ def added(name: str) -> Change:
             lambda header: header.update(fused=[["model.layers.0.input_layernorm"]]),
             "fused has ['model.layers.0.input_layernorm']; expected lists of names of linear weights in one storage.",
         ),
-        (lambda header: header.update(fused=7), "fused has 7; expected lists of names of linear weights in one storage."),
+        (
+            lambda header: header.update(fused=7),
+            "fused has 7; expected lists of names of linear weights in one storage.",
+        ),
         (
             lambda header: header.update(decode_kernel="cuda"),
             "decode_kernel is 'cuda'; expected 'torch' or 'triton'.",
