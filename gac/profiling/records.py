@@ -27,6 +27,8 @@ class Header(Struct, frozen=True, forbid_unknown_fields=True):
         dtype_policy: how GEMMs may accumulate.
         timing: how each number was obtained.
         shared_with: who else used the GPU when the file was begun or resumed; empty where nobody did.
+        triton: the version of Triton, whose kernels multiply weights in the storage of a scheme; None where there was
+            none, or where the file is from before it was kept.
     """
 
     schema_version: int
@@ -50,6 +52,13 @@ class Header(Struct, frozen=True, forbid_unknown_fields=True):
     timing: str
     date: str
     shared_with: str
+    triton: str | None = None
+
+    @property
+    def libraries(self) -> str:
+        """CUDA and what multiplies, with their versions; Triton where it is known."""
+        triton = "" if self.triton is None else f", Triton {self.triton}"
+        return f"CUDA {self.cuda}, cuBLAS {self.cublas}, cuDNN {self.cudnn}, PyTorch {self.torch}{triton}"
 
 
 @dataclass(frozen=True)

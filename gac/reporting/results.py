@@ -89,7 +89,7 @@ def _(profile: Profile) -> Group:
         table.add_row(*map(Text, kind), f"{len(medians):,}", f"{len(medians) - len(known):,}", *times)
     header = profile.header
     found = (
-        f"driver {header.driver}, CUDA {header.cuda}, cuBLAS {header.cublas}, PyTorch {header.torch}\n"
+        f"driver {header.driver}, {header.libraries}\n"
         f"{profile.converged_fraction:.1%} of the medians known to 1 %, drift {profile.drift:.1%}; {header.date}, "
         f"digest {profile.digest[:12]}"
     )

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from .gpu import launching_on, make_operator
+from .kernel_limits import eight_bits
 from .tiles import Sharing, Tile, tile_for
 
 _MOST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
@@ -18,8 +19,6 @@ _TILES = {
     128: Tile(128, 128, 128, 4, 3),
 }  # fmt: skip
 """By the most rows; the last for more, too."""
-_WIDEST = 2**16  # a program holds a row
-_SIDE = 16
 _CAPABILITY = {torch.int8: (8, 0), torch.float8_e4m3fn: (9, 0)}
 
 
@@ -28,9 +27,7 @@ def unread(number: torch.dtype, device: torch.device, rows: int, columns: int) -
     properties = torch.cuda.get_device_properties(device)
     if (properties.major, properties.minor) < _CAPABILITY[number]:
         return f"no GEMM multiplies {str(number).removeprefix('torch.')} on this GPU ({properties.name})"
-    if rows % _SIDE or columns % _SIDE or not 0 < columns <= _WIDEST:
-        return f"a weight is {rows} x {columns}, not multiples of {_SIDE} with at most {_WIDEST} columns"
-    return None
+    return eight_bits(rows, columns)
 
 
 def linear(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:

@@ -19,11 +19,8 @@ from .tiles import Sharing, Tile, tile_for
 
 MOST_ROWS = 128
 """Rows of the input that are multiplied in tiles; for more the weight is written out first."""
-BITS = (2, 3, 4, 8)
-_LEAST_GROUP = 64
 _WRITTEN_ROWS, _WRITTEN_NUMBERS = 32, 128
 _ARRANGED = 1024
-_SIDE = 32  # columns come in whole words, of 3 bits in three
 
 
 @dataclass(frozen=True)
@@ -120,19 +117,6 @@ class Packed:
         return {"size": self.columns, "width": self.words.shape[1], "groups": groups} | {
             "BITS": self.bits, "GROUP": self.group, "OWN_ZERO": self.zeros is not None
         }  # fmt: skip
-
-
-def unread(bits: int, group: int | None, zero: bool, columns: int) -> str | None:
-    """Why the kernels cannot read such a weight; None where they can."""
-    if bits not in BITS:
-        return f"numbers have {bits} bits, not {', '.join(map(str, BITS))}"
-    if columns % _SIDE or not columns:
-        return f"a weight has {columns} columns, no multiple of {_SIDE}"
-    if group is None or (group >= columns and not zero):
-        return "zero points of whole rows" if zero else None
-    if group < _LEAST_GROUP or group & group - 1:
-        return f"groups have {group} columns, no power of two from {_LEAST_GROUP} on"
-    return None
 
 
 def linear(x: Tensor, weight: Packed) -> Tensor:

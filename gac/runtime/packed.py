@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from .few_bits import Packed, linear, unread, written
+from .few_bits import Packed, linear, written
+from .kernel_limits import few_bits
 from .storage import Held, Storage, not_finite
 
 WORD = 32
@@ -138,7 +139,7 @@ class PackedIntegers(Storage):
         return self.values(some, len(some["weight_packed"]), columns, dtype)
 
     def unread(self, device: torch.device, rows: int, columns: int) -> str | None:
-        return unread(self.bits, self.group, self.zero, columns)
+        return few_bits(rows, columns, self.bits, self.group, self.zero)
 
     def kernel(self, x: Tensor, held: Held, columns: int) -> Tensor:
         return linear(x, Packed.of(held, self.bits, self.group, columns))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from gac.models.sites import Weight
 from gac.operations import Operation
+from gac.runtime.kernel_limits import LIMITS
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,6 +36,7 @@ class Scheme(ABC):
         storage: what holds a rounded matrix, in memory and on disk, and multiplies with it; None: the modules that
             forms are built as, with the rounded numbers in the model's dtype.
         needs: what its operators want of a weight's matrices, in words that follow "expected"; None: they take all.
+        group: neighbouring columns of a row that have one scale; None: all of them, or as its modules hold them.
         reads: what rounds the inputs of a matrix before they are multiplied, by its name in
             ``gac.runtime.rounded_inputs.READERS``; None: they are multiplied as they are.
     """
@@ -45,6 +47,7 @@ class Scheme(ABC):
     lossy: ClassVar[bool] = True
     storage: StorageSpec | None = None
     needs: ClassVar[str | None] = None
+    group: int | None = None
     reads: ClassVar[str | None] = None
 
     def takes(self, weight: Weight) -> bool:
@@ -54,6 +57,19 @@ class Scheme(ABC):
     def runs(self, gemm: Operation) -> bool:
         """Whether there is an operator for this GEMM of a weight, whatever its rows; all where it needs nothing."""
         return True
+
+    def unread(self, rows: int, columns: int) -> str | None:
+        """Why the kernels of its storage cannot read a matrix, which plain PyTorch then multiplies with.
+
+        None: they can, as far as its size tells; or it has no storage, or one that says nothing of its kernels.
+        """
+        if self.storage is None or self.storage.storage not in LIMITS:
+            return None
+        return LIMITS[self.storage.storage](rows, columns, **self.storage.options)
+
+    def ragged(self, columns: int) -> int:
+        """Columns of the last group of a row where they do not fill it; 0 where every group is full."""
+        return 0 if self.group is None or self.group >= columns else columns % self.group
 
     def bytes(self, rows: int, columns: int) -> int:
         """Exact bytes of a matrix where it is stored: all that its storage holds of it, but for its ``metadata``."""

@@ -4,14 +4,13 @@ from abc import abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from gac.operations import Operation
+from gac.runtime.kernel_limits import STEP
 from gac.schemes.base import Scheme
 from gac.schemes.config_groups import by_token, config_group, in_rows
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-STEP = 16
-"""Of what rows and columns are multiples: so PyTorch's FP8 GEMM wants it, and vLLM's of either kind."""
 _SCALE_BYTES = 2
 
 

@@ -3,7 +3,8 @@
     python tests/benchmarks/modelled.py --output modelled.json
 
 Of each shipped table, one model's shapes at a time are left out: all that ``gac profile --model NAME --fuse`` measures
-for it, whichever other models share them. A model of the GPU is fitted to the rest and gives their latencies. What was
+for it, whichever other models share them, and where the table has weights in schemes (``--scheme``) in all of those
+too. A model of the GPU is fitted to the rest and gives their latencies. ``--tables`` names other tables. What was
 measured of Gemma-3-270M on an H200, in a table of its own, is given by the model of the shipped H200 table. Then that
 table's plans of Gemma-3-270M are timed with the measured one. It needs no GPU, and takes about two minutes.
 """
@@ -28,6 +29,7 @@ from gac.profiling.records import Measurement, Point
 from gac.profiling.rows import Rows
 from gac.profiling.sweeps.coverage import WORKLOADS, fused_points, model_points
 from gac.profiling.table import Profile
+from gac.schemes import scheme_timed_as
 from tests.benchmarks.harness import markdown, options, write
 
 TABLES = ("nvidia-h100-80gb-hbm3", "nvidia-h200")
@@ -50,7 +52,13 @@ def model_without(profile: Profile, left_out: Ints) -> GpuModel:
 def rows_of(table: Rows, points: Iterable[Point]) -> Ints:
     """The numbers of the rows of these points."""
     wanted = set(map(named, points))
-    return np.array([row for row, one in enumerate(table) if named(one) in wanted])
+    return np.array([row for row, one in enumerate(table) if named(one) in wanted], dtype=np.int64)
+
+
+def schemes_of(table: Rows) -> tuple[str, ...]:
+    """The schemes in whose storage the table has weights."""
+    found = (scheme_timed_as(kind.dtype) for kind in table.kinds)
+    return tuple(dict.fromkeys(scheme.name for scheme in found if scheme is not None))
 
 
 def named(one: Point | Measurement) -> tuple[Any, ...]:
@@ -75,11 +83,14 @@ def errors(model: GpuModel, table: Rows, which: Ints) -> dict[tuple[str, str, in
 
 
 def told(table: str, left_out: str, by_kind: dict[tuple[str, str, int], Floats]) -> list[dict[str, Any]]:
-    """Figures of each operator and dtype: of each number of rows, and of all."""
+    """Figures of each operator and dtype: of each number of rows, and of all. Where dtypes are several of each, too."""
     kinds: dict[tuple[str, str, str], list[Floats]] = defaultdict(list)
+    several = len({dtype for _, dtype, _ in by_kind}) > 1
     for (operator, dtype, rows), off in by_kind.items():
         kinds[operator, dtype, str(rows)].append(off)
         kinds[operator, dtype, "all"].append(off)
+        if several:
+            kinds["all", dtype, "all"].append(off)
     return [
         {"table": table, "left_out": left_out, "operator": operator, "dtype": dtype, "rows": rows}
         | figures(np.concatenate(off))
@@ -102,18 +113,16 @@ def figures(off: Floats) -> dict[str, Any]:
     }
 
 
-def models_left_out(name: str) -> list[dict[str, Any]]:
-    """One model's shapes of a table at a time."""
-    profile, found = Profile.load(name), []
-    for model in SHAPES:
-        which = rows_of(profile.measurements, (*model_points(model), *fused_points(model)))
-        found += told(name, model, errors(model_without(profile, which), profile.measurements, which))
-    return found
+def model_left_out(profile: Profile, model: str) -> list[dict[str, Any]]:
+    """One model's shapes of a table, in 16 bits and in every scheme that the table has."""
+    table = profile.measurements
+    which = rows_of(table, (*model_points(model, schemes=schemes_of(table)), *fused_points(model)))
+    return told(profile.path.stem, model, errors(model_without(profile, which), table, which))
 
 
-def octaves_left_out(name: str) -> list[dict[str, Any]]:
+def octaves_left_out(profile: Profile) -> list[dict[str, Any]]:
     """What a plan states: octaves of sizes left out in turn; here of every operator, dtype and number of rows."""
-    model, found = Profile.load(name).model, []
+    model, found = profile.model, []
     table = model.measurements
     asked = {
         (kind.dtype, rows)
@@ -124,7 +133,7 @@ def octaves_left_out(name: str) -> list[dict[str, Any]]:
     for dtype, rows in sorted(asked):
         for operator, off in model.errors(rows, dtype).items():
             told = {"shapes": len(off), "median": float(np.median(off)), "p95": float(np.quantile(off, 0.95))}
-            found.append({"table": name, "operator": operator, "dtype": dtype, "rows": rows} | told)
+            found.append({"table": profile.path.stem, "operator": operator, "dtype": dtype, "rows": rows} | told)
     return found
 
 
@@ -170,16 +179,23 @@ def summed(plan: Plan, profile: Profile, workload: int, dense: bool) -> int:
     return total
 
 
+def percent(share: float | None) -> str:
+    return "-" if share is None else f"{100 * share:.1f} %"
+
+
 def main() -> None:
-    asked = options(__doc__, "--output").parse_args()
-    left_out = [row for table in TABLES for row in models_left_out(table)] + gemma()
+    parser = options(__doc__, "--output")
+    parser.add_argument("--tables", nargs="*", default=TABLES, help="names or paths; by default the shipped ones")
+    asked = parser.parse_args()
+    tables = [Profile.load(name) for name in asked.tables]
+    left_out = [row for table in tables for model in SHAPES for row in model_left_out(table, model)] + gemma()
     shown = [
         [str(row[name]) for name in ("table", "left_out", "operator", "dtype", "rows", "shapes", "unknown")]
-        + [f"{100 * row[name]:.1f} %" for name in ("median", "p95")]
+        + [percent(row[name]) for name in ("median", "p95")]
         for row in left_out
     ]
     print(markdown(COLUMNS, shown))
-    own, planned = [row for table in TABLES for row in octaves_left_out(table)], plans()
+    own, planned = [row for table in tables for row in octaves_left_out(table)], plans()
     write(asked.output, left_out=left_out, octaves=own, plans=planned)
 
 

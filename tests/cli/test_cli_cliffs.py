@@ -48,7 +48,8 @@ def test_sweeps_are_chosen_by_dtype(tmp_path: Path) -> None:
     chosen = ("--operator", "low_rank", "--dtype", "w4a16")
     (sweep,) = answer("cliffs", path, *chosen)["sweeps"]
     assert (sweep["dtype"], sweep["period"]) == ("w4a16", 8)
-    assert {one["cause"]["kind"] for one in sweep["collapsed"]} == {"alignment tier"}
+    kinds = {one["rescue"] % 32 == 0: one["cause"]["kind"] for one in sweep["collapsed"]}
+    assert kinds == {True: "no kernel", False: "alignment tier"}  # kernels of w4a16 read multiples of 32
     assert run("plot", "latency", path, *chosen, "-o", tmp_path / "x.png").exit_code == 0
 
 

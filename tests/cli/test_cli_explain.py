@@ -36,6 +36,15 @@ def test_another_axis_of_a_chosen_shape(recorded: Path) -> None:
     assert (document["axis"], document["dtype"], document["latency_ns"]) == ("n", "fp16", None)
 
 
+def test_what_a_scheme_itself_asks_is_told() -> None:
+    rules = answer("explain", "linear", 1000, "--axis", "n", "--dtype", "fp8_dynamic")["rules"]
+    refused_by = next(rule for rule in rules if rule["rule"] == "scheme operator")
+    assert (refused_by["holds"], refused_by["below"], refused_by["above"]) == (False, 992, 1008)
+    shown = " ".join(run("explain", "linear", 4008, "--dtype", "w4a16").stdout.split())
+    assert "BROKEN scheme kernel" in shown
+    assert "BROKEN scheme groups" in shown
+
+
 def test_an_unknown_operator_names_the_nearest() -> None:
     said = refused("explain", "low_rnk", 8)
     assert said.startswith("Error: operator 'low_rnk' is unknown; expected one of linear, ")

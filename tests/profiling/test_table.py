@@ -38,6 +38,14 @@ def test_a_profile_is_read_with_its_header_rows_kernels_and_digest(profile_file,
     assert profile.digest == hashlib.sha256(path.read_bytes()).hexdigest()
 
 
+def test_a_header_without_triton_is_read_and_one_with_it_says_so(profile_file, header) -> None:
+    assert Profile.load(profile_file.write()).header.libraries.endswith("cuDNN 91200, PyTorch 2.11.0")
+    del profile_file.lines[0]["header"]["triton"]
+    assert Profile.load(profile_file.write()).header == header
+    profile_file.lines[0]["header"]["triton"] = "3.6.0"
+    assert Profile.load(profile_file.write()).header.libraries.endswith("PyTorch 2.11.0, Triton 3.6.0")
+
+
 def test_a_point_is_rounded_up_and_none_where_it_is_missing(profile_file) -> None:
     profile = Profile.load(profile_file.row("linear", SHAPE, 1500.5).write())
     assert profile.point(linear(1, 64, 64)) == 1501

@@ -116,5 +116,6 @@ def test_a_gpu_without_such_a_gemm_and_shapes_that_have_none(monkeypatch: pytest
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Ampere)
     assert Floats8().unread(cuda, 64, 64) == "no GEMM multiplies float8_e4m3fn on this GPU (an older GPU)"
     assert Integers8().unread(cuda, 64, 64) is None
-    said = "a weight is 64 x 40, not multiples of 16 with at most 65536 columns"
-    assert Integers8().unread(cuda, 64, 40) == said
+    assert Integers8().unread(cuda, 64, 40) == "a weight has 40 columns, no multiple of 16"
+    assert Integers8().unread(cuda, 40, 64) == "a weight has 40 rows, no multiple of 16"
+    assert Integers8().unread(cuda, 64, 65552) == "a weight has 65552 columns, not 1 to 65536"

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import gac.runtime.storage
-from gac.runtime import few_bits, gpu
+from gac.runtime import few_bits, gpu, kernel_limits
 from gac.runtime.few_bits import Packed
 from gac.runtime.packed import PackedIntegers
 from gac.runtime.stored import STORAGES, StoredLinear, without_kernels
@@ -45,7 +45,7 @@ def weight(name: str, rows: int, columns: int) -> tuple[PackedIntegers, dict[str
 
 
 def read(storage: PackedIntegers, held: dict[str, Tensor], columns: int) -> Packed:
-    assert few_bits.unread(storage.bits, storage.group, storage.zero, columns) is None
+    assert kernel_limits.few_bits(16, columns, storage.bits, storage.group, storage.zero) is None
     return Packed.of(held, storage.bits, storage.group, columns)
 
 
@@ -130,7 +130,7 @@ def test_a_stored_weight_runs_in_the_kernels_where_there_are_no_gradients() -> N
 def test_what_the_kernels_cannot_read_has_a_reason(
     bits: int, group: int | None, zero: bool, columns: int, said: str
 ) -> None:
-    assert few_bits.unread(bits, group, zero, columns) == said
+    assert kernel_limits.few_bits(16, columns, bits, group, zero) == said
 
 
 def test_where_kernels_cannot_run_has_a_reason() -> None:

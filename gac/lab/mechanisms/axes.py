@@ -6,6 +6,7 @@ from types import MappingProxyType
 
 from gac.profiling.operators import ITEM_BYTES, numbers_of
 from gac.profiling.records import Launch
+from gac.schemes import Scheme, scheme_timed_as
 
 _BACKENDS = ("", "_flash", "_efficient", "_cudnn", "_math")
 
@@ -75,6 +76,7 @@ class Setting:
         compute_capability: ``"9.0"``; None where no GPU is named.
         shared_bytes: shared memory that one CTA may have; None where not known.
         ran: what was recorded at the dim, in order; empty where nothing was.
+        fixed: sizes of the other axes; empty where they are not known.
     """
 
     operator: str
@@ -83,6 +85,11 @@ class Setting:
     compute_capability: str | None = None
     shared_bytes: int | None = None
     ran: tuple[Launch, ...] = ()
+    fixed: tuple[tuple[str, int], ...] = ()
+
+    def sizes(self, dim: int) -> dict[str, int]:
+        """The sizes that are known, with this one."""
+        return dict(self.fixed) | {self.axis: dim}
 
     @property
     def sides(self) -> str:
@@ -98,9 +105,9 @@ class Setting:
         return ITEM_BYTES["fp32" if is_math(self.operator) else numbers_of(self.dtype)]
 
     @property
-    def stored(self) -> bool:
-        """Whether weights are in the storage of a scheme, which has kernels of its own."""
-        return numbers_of(self.dtype) != self.dtype
+    def scheme(self) -> Scheme | None:
+        """The scheme in whose storage weights are, which has kernels of its own; None: in none."""
+        return None if self.dtype in ITEM_BYTES else scheme_timed_as(self.dtype)
 
     def row_bytes(self, dim: int) -> int:
         """Bytes of a row of so many elements."""

@@ -13,6 +13,7 @@ from gac.lab.mechanisms.axes import ROWS, Setting
 from gac.lab.mechanisms.explanation import Cause, CauseKind
 from gac.lab.mechanisms.runs import Pair, Run, padding, pairs_of, runs_of, tile_count
 from gac.lab.mechanisms.sectors import lines_touched, row_alignment
+from gac.lab.mechanisms.stored import unread
 from gac.operations import Operation
 from gac.profiling.cliffs import Cliffs
 from gac.profiling.kernel_names import Kernel
@@ -62,8 +63,12 @@ def cause_of(
 def cause_between(sweep: Sweep, slow: int, fast: int, header: Header, *, edge: bool = False) -> Cause | None:
     """Why one measured dim of a sweep takes longer than another; None where the record does not tell."""
     before, after = (sweep.launches[int(sweep.dims.searchsorted(dim))] for dim in (slow, fast))
-    item_bytes = Setting(sweep.operator, sweep.axis, sweep.dtype).element_bytes
-    return cause_of(before, after, header, operation_at(sweep, slow), operation_at(sweep, fast), item_bytes, edge=edge)
+    setting = Setting(sweep.operator, sweep.axis, sweep.dtype, fixed=sweep.fixed)
+    others = before and after and [one.name for one in before] != [one.name for one in after]
+    if others and unread(fast, setting) is None and (reason := unread(slow, setting)) is not None:
+        return Cause("no kernel", reason, before[0].name, after[0].name)
+    slow_at, fast_at = (operation_at(sweep, dim) for dim in (slow, fast))
+    return cause_of(before, after, header, slow_at, fast_at, setting.element_bytes, edge=edge)
 
 
 def causes_of(sweep: Sweep, cliffs: Cliffs, header: Header) -> tuple[Cause | None, ...]:

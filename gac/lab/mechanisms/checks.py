@@ -22,7 +22,7 @@ def rows(setting: Setting) -> bool:
 def gemm(setting: Setting) -> bool:
     """GEMMs that cuBLAS runs: all but kernels for storages, INT4, one row and attention, and element-wise copies."""
     fused = setting.operator in SDPA and not is_math(setting.operator)
-    return not fused and not setting.stored and setting.operator not in {"copy", "int4_linear", *ONE_ROW}
+    return not fused and setting.scheme is None and setting.operator not in {"copy", "int4_linear", *ONE_ROW}
 
 
 def gemm_rows(setting: Setting) -> bool:

@@ -50,7 +50,8 @@ def explain(
     _check(OPERATORS.get(operator), dim, axis, fixed, dtype)
     header = None if profile is None else profile.header
     on = () if header is None else (header.compute_capability, header.shared_memory_bytes)
-    judge = Judge(Setting(operator, axis, dtype, *on), Recorded.of(profile, operator, axis, dtype, dim, fixed), dim)
+    recorded = Recorded.of(profile, operator, axis, dtype, dim, fixed)
+    judge = Judge(replace(Setting(operator, axis, dtype, *on), fixed=recorded.sweep.fixed), recorded, dim)
     return _explanation(judge, None if header is None else header.gpu)
 
 

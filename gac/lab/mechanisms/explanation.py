@@ -7,7 +7,7 @@ from gac.lab.mechanisms.rules import Rule
 from gac.lab.mechanisms.runs import Run
 
 CauseKind = Literal[
-    "alignment tier", "template", "extra kernels", "kernel switch", "wave", "row alignment", "tile padding"
+    "no kernel", "alignment tier", "template", "extra kernels", "kernel switch", "wave", "row alignment", "tile padding"
 ]
 Basis = Literal["measured", "alignment class", "published"]
 
@@ -59,11 +59,12 @@ class Cause:
     Or between what ran at the edge of a staircase and what ran at the sweet spot before it.
 
     Attributes:
-        kind: ``alignment tier``: a kernel for less aligned operands, or for an older architecture; ``template``:
-            another attention backend or head_dim template; ``extra kernels``: copies, paddings or launches that the
-            rescue does without; ``kernel switch``: another kernel of the same tier; ``row alignment``: the same kernel
-            on operands whose rows lie across more cache lines; ``tile padding``: the same kernel and alignment, less
-            of the tiles used; ``wave``: the same kernel in more waves (edges of staircases only).
+        kind: ``no kernel``: the kernels of the scheme's storage do not read such a matrix, and others ran; ``alignment
+            tier``: a kernel for less aligned operands, or for an older architecture; ``template``: another attention
+            backend or head_dim template; ``extra kernels``: copies, paddings or launches that the rescue does without;
+            ``kernel switch``: another kernel of the same tier; ``row alignment``: the same kernel on operands whose
+            rows lie across more cache lines; ``tile padding``: the same kernel and alignment, less of the tiles used;
+            ``wave``: the same kernel in more waves (edges of staircases only).
         evidence: one sentence with the kernels, grids or waves that show it.
         slow: the kernel that ran at the collapsed dim (or edge).
         fast: the kernel that ran in its place at the rescue (or sweet spot); empty where none did.

@@ -12,7 +12,7 @@ from importlib.resources import files
 from types import MappingProxyType
 from typing import Any, Literal
 
-from gac.lab.mechanisms import checks, flash
+from gac.lab.mechanisms import checks, flash, stored
 from gac.lab.mechanisms.axes import Setting, version
 from gac.lab.mechanisms.sectors import SECTOR, VECTOR
 
@@ -106,6 +106,9 @@ _CHECKS: Mapping[str, tuple[Concerns, Keeps, Detail]] = MappingProxyType(
         ),
         "FlashAttention-2 template": _of_flash(flash.is_template, flash.say_template),
         "FlashAttention-2 padding waste": _of_flash(flash.little_padding, flash.say_template),
+        "scheme operator": (stored.refuses, stored.runs, stored.say_runs),
+        "scheme kernel": (stored.reads, stored.is_read, stored.say_read),
+        "scheme groups": (stored.groups, stored.in_whole_groups, stored.say_groups),
         "cuBLAS alignment tier": (checks.gemm_rows, checks.aligned_rows(VECTOR), checks.say_tier),
         KERNEL_RULE: (
             checks.gemm,

@@ -118,14 +118,14 @@ class Operator:
         if dtype in ITEM_BYTES:
             return None
         scheme = stored_as(dtype)
-        refused = next((one for one in self._gemms(axes) if not scheme.runs(one)), None)
+        refused = next((one for one in self.gemms(axes) if not scheme.runs(one)), None)
         if refused is None:
             return None
         sizes = ", ".join(f"{axis} = {size}" for axis, size in refused.shape if axis != "m")
         return f"scheme {scheme.name} needs {scheme.needs}: {sizes}"
 
-    def _gemms(self, axes: Axes) -> list[Operation]:
-        """Its GEMMs by themselves."""
+    def gemms(self, axes: Axes) -> list[Operation]:
+        """Its GEMMs by themselves, in the order of ``products``."""
         return [(batched_gemm if "b" in names.split() else linear)(*_sizes(names, axes)) for names in self.products]
 
 

@@ -21,6 +21,7 @@ WORKLOADS = (Workload.parse("prefill:1x1024"), Workload.parse("decode:1@1024"))
 DTYPES = ("bf16", "fp16")
 
 _AFFORDED = 700
+_PERIOD = 256
 
 
 def model_points(
@@ -34,7 +35,7 @@ def model_points(
 
     Each weight is measured dense, and in each form that it can take up to the largest dim that saves parameters: at
     ``every_dim`` where that is at most 700 shapes for a number of rows, otherwise at ``spaced_dims``. Then likewise in
-    each of the schemes, at the dims that it runs.
+    each of the schemes, at those of ``few_dims`` that it runs.
 
     Args:
         model: a name in ``gac.models.shapes.SHAPES``, or a transformers config; of a multimodal one its text part.
@@ -56,7 +57,7 @@ def model_points(
             raise ProfileError(f"form {form.name}", "a form whose latency is measured", "Leave it out.")
     points = _points(_operations(sites, taken, rows, scheme_named(DEFAULT_SCHEME)), dtype)
     for scheme in measured_schemes(schemes):
-        points += _points(_operations(sites, taken, rows, scheme), scheme.dtype)
+        points += _points(_operations(sites, taken, rows, scheme, few_dims), scheme.dtype)
     return tuple(dict.fromkeys(points))
 
 
@@ -69,15 +70,18 @@ def fused_points(
 ) -> tuple[Point, ...]:
     """What an allocation looks up in addition where weights that read the same input (q/k/v, gate/up) are fused.
 
-    One GEMM, up to the width of all of them, and each second factor by itself, at ``spaced_dims``, and likewise in each
-    of the schemes. Arguments and errors are those of ``model_points``.
+    One GEMM, up to the width of all of them, and each second factor by itself, at ``spaced_dims``, and in each of the
+    schemes at ``few_dims``. Arguments and errors are those of ``model_points``.
     """
     sites, rows = run_together(_sites(model)), _rows(workloads, dtype)
     distinct = {(site.kind, *((w.out_features, w.in_features) for w in site.weights)): site for site in sites}
-    operations = [one for site in distinct.values() for count in rows for one in _fused(site, count, forms)]
-    points = _points(operations, dtype)
+
+    def operations(dims_of: Callable[[int], tuple[int, ...]]) -> list[Operation]:
+        return [one for site in distinct.values() for count in rows for one in _fused(site, count, forms, dims_of)]
+
+    points = _points(operations(spaced_dims), dtype)
     for scheme in measured_schemes(schemes):
-        points += _points(map(scheme.operation, filter(scheme.runs, operations)), scheme.dtype)
+        points += _points(map(scheme.operation, filter(scheme.runs, operations(few_dims))), scheme.dtype)
     return tuple(dict.fromkeys(points))
 
 
@@ -133,13 +137,21 @@ def _points(operations: Iterable[Operation], dtype: str) -> tuple[Point, ...]:
 
 
 def _operations(
-    sites: Iterable[Site], forms: Sequence[Form], rows: Sequence[int], scheme: Scheme
+    sites: Iterable[Site],
+    forms: Sequence[Form],
+    rows: Sequence[int],
+    scheme: Scheme,
+    dims_of: Callable[[int], tuple[int, ...]] | None = None,
 ) -> Iterator[Operation]:
-    """What runs of these weights in a scheme, at the dims at which it has an operator for every GEMM."""
+    """What runs of these weights in a scheme, at the dims at which it has an operator for every GEMM.
+
+    Args:
+        dims_of: those to measure up to the largest; None: as many as can be afforded.
+    """
     weights = [weight for site in sites for weight in site.weights if scheme.takes(weight)]
     distinct = {replace(weight, name="", reads=None, block=None) for weight in weights}
-    shapes = _shapes(distinct, forms, every_dim)
-    if len(shapes) > _AFFORDED:
+    shapes = _shapes(distinct, forms, dims_of or every_dim)
+    if dims_of is None and len(shapes) > _AFFORDED:
         shapes = _shapes(distinct, forms, spaced_dims)
     for form, weight, dim in shapes:
         if all(map(scheme.runs, form.gemms(weight, dim, 1))):
@@ -168,17 +180,19 @@ def _dims(form: Form, weight: Weight, dims_of: Callable[[int], tuple[int, ...]])
     return tuple(dim for dim in dims_of(form.largest_useful(weight)) if dim % form.step == 0)
 
 
-def _fused(site: Site, rows: int, forms: Sequence[str]) -> Iterator[Operation]:
+def _fused(
+    site: Site, rows: int, forms: Sequence[str], dims_of: Callable[[int], tuple[int, ...]]
+) -> Iterator[Operation]:
     weights, dense = [site.weights[at] for at in site.fused], form_named("dense")
     if not weights:
         return
     widest = sum(dense.fused(weight, dense.full(weight)) for weight in weights)
-    yield from (linear(rows, weights[0].in_features, width) for width in sorted({*spaced_dims(widest), widest}))
+    yield from (linear(rows, weights[0].in_features, width) for width in sorted({*dims_of(widest), widest}))
     for weight in weights:
         for form in variants_of(map(form_named, forms), weight):
             if not form.takes(weight) or form.after(weight, 1, 1) is None:
                 continue
-            after = (form.after(weight, dim, rows) for dim in spaced_dims(form.largest_useful(weight)))
+            after = (form.after(weight, dim, rows) for dim in dims_of(form.largest_useful(weight)))
             yield from (operation for operation in after if operation is not None)
 
 
@@ -197,6 +211,20 @@ def spaced_dims(largest: int) -> tuple[int, ...]:
     """
     ladders = (dim for step in (8, 16, 32) for dim in _ladder(step, largest))
     return _within({*_measured(largest), *ladders, *_probes(largest)}, largest)
+
+
+def few_dims(largest: int) -> tuple[int, ...]:
+    """The dims to measure in schemes, sorted; what lies between those of a multiple of 64 can be interpolated.
+
+    - ``spaced_dims`` up to 256: they tell the alignment period.
+    - From there on multiples of 64, and of 128 from 1024 on, an eighth apart.
+    """
+    found, dim = [*spaced_dims(min(largest, _PERIOD))], _PERIOD
+    while dim <= largest:
+        found.append(dim)
+        step = COARSEST_CLASS if dim < 1024 else 2 * COARSEST_CLASS
+        dim += max(dim // 8 // step, 1) * step
+    return _within({*found, largest // COARSEST_CLASS * COARSEST_CLASS}, largest)
 
 
 def _measured(largest: int) -> Iterator[int]:

@@ -16,6 +16,7 @@ from gac.profiling.records import Header, Launch, Measurement, Point
 
 _SYNC_SECONDS = 1.0
 _INCIDENTAL = frozenset({"date", "gac_version", "shared_with"})
+_LATER = frozenset({"triton"})  # files from before do not say it
 
 
 class Journal:
@@ -163,7 +164,7 @@ def check_same_machine(path: Path, found: Header, here: Header) -> None:
     different = [
         f"{name} {was!r} where this machine has {now!r}"
         for name, was, now in fields
-        if was != now and name not in _INCIDENTAL
+        if was != now and name not in _INCIDENTAL and not (was is None and name in _LATER)
     ]
     if different:
         raise ProfileError(

@@ -6,6 +6,7 @@ import hashlib
 import os
 import time
 from contextlib import suppress
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -48,6 +49,7 @@ def fingerprint() -> Header:
         dtype_policy=_dtype_policy(),
         timing=METHOD,
         date=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
+        triton=_triton_version(),
         **_card(str(properties.uuid)),
     )
 
@@ -134,6 +136,14 @@ def _cublas_version() -> str:
     for field, part in enumerate(parts):
         library.cublasGetProperty(field, ctypes.byref(part))
     return ".".join(str(part.value) for part in parts)
+
+
+def _triton_version() -> str | None:
+    """Version of the Triton that compiles GAC's kernels; None where there is none."""
+    try:
+        return str(import_module("triton").__version__)
+    except ImportError:
+        return None
 
 
 def _dtype_policy() -> str:

@@ -214,8 +214,8 @@ def _machine(profile: Profile | None) -> str:
     header = profile.header
     shared = f"; {header.shared_with}" if header.shared_with else ""
     return (
-        f"{header.date}: driver {header.driver}, CUDA {header.cuda}, cuBLAS {header.cublas}, cuDNN {header.cudnn}, "
-        f"PyTorch {header.torch}; {header.sm_count} SMs, {header.power_limit_w:g} W{shared}"
+        f"{header.date}: driver {header.driver}, {header.libraries}; "
+        f"{header.sm_count} SMs, {header.power_limit_w:g} W{shared}"
     )
 
 

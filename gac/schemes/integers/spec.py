@@ -66,7 +66,7 @@ class Integers(Scheme):
     def config_group(self, columns: int) -> dict[str, Any] | None:
         if self.group is None or self.group >= columns:
             return config_group("pack-quantized", in_rows(self.bits, "int", symmetric=not self.zero))
-        if columns % self.group:  # its groups are all of the same size
+        if self.ragged(columns):  # its groups are all of the same size
             return None
         return config_group("pack-quantized", in_groups(self.bits, self.group, symmetric=not self.zero))
 

@@ -140,7 +140,7 @@ def test_the_numbers_behind_a_rule(rule, dim, where, detail) -> None:
 
 
 def test_every_rule_has_a_level_a_source_and_a_published_cost() -> None:
-    assert len(NAMED) == len(RULES) == 15
+    assert len(NAMED) == len(RULES) == 18
     assert {rule.level for rule in RULES} == {"framework", "library", "hardware", "memory"}
     assert all(rule.sources and rule.published.cost for rule in RULES)
     sources = [source for rule in RULES for source in rule.sources]

@@ -13,7 +13,7 @@ from gac.operations import linear
 from gac.profiling.alignment import alignment_class
 from gac.profiling.operators import OPERATORS, operation
 from gac.profiling.records import Point
-from gac.profiling.sweeps.coverage import every_dim, fused_points, model_points, spaced_dims
+from gac.profiling.sweeps.coverage import every_dim, few_dims, fused_points, model_points, spaced_dims
 from gac.profiling.sweeps.general import general_points
 from gac.profiling.table import interpolate
 from gac.schemes import SCHEMES
@@ -100,8 +100,9 @@ def test_what_is_fused_is_measured_in_schemes_too() -> None:
     plain, points = fused_points("llama-3-8b"), fused_points("llama-3-8b", schemes=("w4a16", "fp8"))
     dtypes = ("bf16", "w4a16", "fp8_dynamic")
     bf16, w4a16, fp8 = ([one.operation for one in points if one.dtype == dtype] for dtype in dtypes)
-    assert bf16 == [one.operation for one in plain] == w4a16
-    assert fp8 == [one for one in bf16 if all(size % 16 == 0 for axis, size in one.shape if axis != "m")]
+    assert bf16 == [one.operation for one in plain]
+    assert {one.axes["n"] for one in w4a16} >= {320, 6144, 28672, *few_dims(28672)}
+    assert fp8 == [one for one in w4a16 if all(size % 16 == 0 for axis, size in one.shape if axis != "m")]
     assert len(bf16) + len(w4a16) + len(fp8) == len(points)
 
 
@@ -112,6 +113,15 @@ def test_spaced_dims_leave_no_multiple_of_8_out(largest: int) -> None:
     assert (latency == 1).all()
     assert 8 <= min(dims) <= max(dims) <= largest
     assert all(low < high for low, high in pairwise(dims))
+
+
+@pytest.mark.parametrize("largest", [64, 143, 287, 819, 1023, 2047, 4095, 14335, 28671, 28672])
+def test_few_dims_leave_no_multiple_of_64_out(largest: int) -> None:
+    dims = few_dims(largest)
+    latency, _ = interpolate(make_sweep(dict.fromkeys(dims, 1.0)), np.arange(64, largest + 1, 64))
+    assert (latency == 1).all()
+    assert len(dims) <= 71
+    assert all(8 <= low < high <= largest for low, high in pairwise(dims))
 
 
 def test_spaced_dims_grow_coarser() -> None:
@@ -236,8 +246,12 @@ def test_a_model_is_measured_in_each_scheme_beside_its_16_bits(name: str) -> Non
     points = model_points(name, schemes=("w4a16", "w4a16:64"))
     assert points[: len(plain)] == plain
     assert {point.dtype for point in points} == {"bf16", "w4a16", "w4a16:64"}
-    for dtype in ("w4a16", "w4a16:64"):
-        assert [point.operation for point in points if point.dtype == dtype] == [point.operation for point in plain]
+    w4a16, in_64 = ([point.operation for point in points if point.dtype == dtype] for dtype in ("w4a16", "w4a16:64"))
+    assert w4a16 == in_64
+    of_dense, few = model_points(name, forms=()), few_dims(2**15)
+    assert {point.operation for point in of_dense} <= {*w4a16}
+    ranks = {one.axes["r"] for one in w4a16 if one.operator == "low_rank"}
+    assert all(rank in few or rank % 64 == 0 for rank in ranks)
 
 
 @pytest.mark.parametrize("points_of", [lambda **asked: model_points("llama-3-8b", **asked), general_points])

@@ -124,6 +124,18 @@ def test_a_file_of_another_machine_is_refused_and_left_alone(path, header, chang
     assert path.read_bytes() == before
 
 
+def test_another_triton_is_other_software_but_a_file_that_tells_none_goes_on(path, header) -> None:
+    known = replace(header, triton="3.6.0")
+    run_sweep(POINTS[:3], path, FakeMeasurer(), known, progress=False)
+    for here, said in (("3.7.0", "'3.7.0'"), (None, "None")):
+        with pytest.raises(ProfileError, match=f"has triton '3.6.0' where this machine has {said}; expected a file"):
+            run_sweep(POINTS, path, FakeMeasurer(), replace(header, triton=here), progress=False)
+    before = path.with_name("before.jsonl")
+    run_sweep(POINTS[:3], before, FakeMeasurer(), header, progress=False)
+    run_sweep(POINTS, before, FakeMeasurer(), known, progress=False)
+    assert len(Profile.load(before).measurements) == len(POINTS)
+
+
 def test_a_malformed_file_is_refused_and_left_alone(path, header) -> None:
     path.parent.mkdir()
     path.write_text("not a profile\n")

@@ -1,0 +1,39 @@
+"""What the kernels of storages can read, by size alone. Loads no torch, so that planning reads it too."""
+
+from collections.abc import Callable, Mapping
+
+FEW_BITS = (2, 3, 4, 8)
+STEP = 16
+"""Of what rows and columns of weights of 8 bits are multiples: so PyTorch's FP8 GEMM wants it, and vLLM's of either."""
+_WORDS = 32  # columns come in whole words, of 3 bits in three
+_LEAST_GROUP = 64
+_WIDEST = 2**16  # a program holds a row
+
+
+def few_bits(rows: int, columns: int, bits: int, group: int | None, zero: bool) -> str | None:
+    """Why the kernels cannot read a weight of ``gac.runtime.packed``; None where they can."""
+    if bits not in FEW_BITS:
+        return f"numbers have {bits} bits, not {', '.join(map(str, FEW_BITS))}"
+    if columns % _WORDS or not columns:
+        return f"a weight has {columns} columns, no multiple of {_WORDS}"
+    if group is None or (group >= columns and not zero):
+        return "zero points of whole rows" if zero else None
+    if group < _LEAST_GROUP or group & group - 1:
+        return f"groups have {group} columns, no power of two from {_LEAST_GROUP} on"
+    return None
+
+
+def eight_bits(rows: int, columns: int) -> str | None:
+    """Why there is no GEMM for a weight of ``gac.runtime.eight_bits``, whatever the GPU; None where there is."""
+    for size, side in ((rows, "rows"), (columns, "columns")):
+        if size % STEP:
+            return f"a weight has {size} {side}, no multiple of {STEP}"
+    return None if 0 < columns <= _WIDEST else f"a weight has {columns} columns, not 1 to {_WIDEST}"
+
+
+LIMITS: Mapping[str, Callable[..., str | None]] = {
+    "PackedIntegers": few_bits,
+    "Integers8": eight_bits,
+    "Floats8": eight_bits,
+}
+"""By the name of a storage: why its kernels cannot read a weight of so many rows and columns, with its options."""
