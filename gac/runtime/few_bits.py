@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from .gpu import ceil_div, launching_on, make_operator
+from .kernel_limits import LEAST_GROUP
 from .tiles import Sharing, Tile, tile_for
 
 MOST_ROWS = 128
@@ -178,7 +179,7 @@ def _tile(rows: int, weight: Packed) -> Tile:
     tiles = dict(_MATRICES)
     if weight.bits == 8:
         tiles |= _IN_8_BITS
-    if weight.group != _LEAST_GROUP:
+    if weight.group != LEAST_GROUP:
         tiles |= _IN_LONG_GROUPS
     return tile_for(rows, tiles)
 

@@ -6,7 +6,8 @@ FEW_BITS = (2, 3, 4, 8)
 STEP = 16
 """Of what rows and columns of weights of 8 bits are multiples: so PyTorch's FP8 GEMM wants it, and vLLM's of either."""
 _WORDS = 32  # columns come in whole words, of 3 bits in three
-_LEAST_GROUP = 64
+LEAST_GROUP = 64
+"""Columns of the smallest group."""
 _WIDEST = 2**16  # a program holds a row
 
 
@@ -18,8 +19,8 @@ def few_bits(rows: int, columns: int, bits: int, group: int | None, zero: bool) 
         return f"a weight has {columns} columns, no multiple of {_WORDS}"
     if group is None or (group >= columns and not zero):
         return "zero points of whole rows" if zero else None
-    if group < _LEAST_GROUP or group & group - 1:
-        return f"groups have {group} columns, no power of two from {_LEAST_GROUP} on"
+    if group < LEAST_GROUP or group & group - 1:
+        return f"groups have {group} columns, no power of two from {LEAST_GROUP} on"
     return None
 
 
