@@ -248,10 +248,8 @@ def test_a_model_is_measured_in_each_scheme_beside_its_16_bits(name: str) -> Non
     assert {point.dtype for point in points} == {"bf16", "w4a16", "w4a16:64"}
     w4a16, in_64 = ([point.operation for point in points if point.dtype == dtype] for dtype in ("w4a16", "w4a16:64"))
     assert w4a16 == in_64
-    of_dense, few = model_points(name, forms=()), few_dims(2**15)
-    assert {point.operation for point in of_dense} <= {*w4a16}
-    ranks = {one.axes["r"] for one in w4a16 if one.operator == "low_rank"}
-    assert all(rank in few or rank % 64 == 0 for rank in ranks)
+    assert {point.operation for point in model_points(name, forms=())} <= {*w4a16}
+    assert len(w4a16) < len(plain)
 
 
 @pytest.mark.parametrize("points_of", [lambda **asked: model_points("llama-3-8b", **asked), general_points])
