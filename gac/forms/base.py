@@ -18,6 +18,11 @@ if TYPE_CHECKING:
     from gac.forms.tensors import TensorForm
 
 
+Split = Literal["colwise", "colwise_gather", "rowwise"]
+"""How a matrix is divided over GPUs: its rows (``colwise``, as engines call it, for these are columns of W^T), whose
+outputs stay where they are or are gathered on every GPU, or its columns, whose outputs are summed (all-reduced)."""
+
+
 @dataclass(frozen=True)
 class Place:
     """Where a dim lies in a tensor: along ``axis``, ending at each of the positions ``ends``.
@@ -119,6 +124,10 @@ class Form(ABC):
         """Rows and columns of the matrices that its module holds, those of several blocks as one."""
         axes = (one.axes for one in self.gemms(weight, dim, 1))
         return tuple((one.get("b", 1) * one["n"], one["k"]) for one in axes)
+
+    def splits(self, weight: Weight) -> tuple[Split, ...]:
+        """How each of those matrices is divided over GPUs, where the weight's ``split`` side is."""
+        return ("colwise" if weight.split == "out" else "rowwise",)
 
     @abstractmethod
     def axis(self, weight: Weight) -> str | None:

@@ -64,6 +64,14 @@ class Weight:
         return not self.writes and self.neurons is None and self.values is None
 
     @property
+    def split(self) -> Side:
+        """The side that tensor parallelism divides over GPUs: what it reads where it writes to the residual stream.
+
+        So o_proj and down_proj read what the GPU has computed itself, and their outputs are summed over the GPUs.
+        """
+        return "in" if self.writes else "out"
+
+    @property
     def kept(self) -> int:
         """Numbers that the KV cache keeps of a token for the dense weight."""
         return self.out_features - self.queries if self.cached else 0

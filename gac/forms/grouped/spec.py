@@ -3,7 +3,7 @@
 import re
 
 from gac.errors import PlanError
-from gac.forms.base import Form, ModuleSpec, Place, ends
+from gac.forms.base import Form, ModuleSpec, Place, Split, ends
 from gac.forms.low_rank.spec import low_rank
 from gac.models.sites import Weight
 from gac.operations import Operation, batched_gemm
@@ -81,6 +81,10 @@ class Grouped(Form):
     def operation(self, weight: Weight, dim: int, rows: int) -> Operation:
         pair = low_rank(rows, weight.in_features, dim, weight.out_features)
         return Operation("grouped_low_rank", (("b", self.groups(weight)), *pair.shape))
+
+    def splits(self, weight: Weight) -> tuple[Split, ...]:
+        """Whole groups: each GPU multiplies its latents out by itself."""
+        return "colwise", "colwise"
 
     def axis(self, weight: Weight) -> str:
         return "r"

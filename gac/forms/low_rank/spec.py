@@ -2,7 +2,7 @@
 
 from typing import ClassVar, Literal
 
-from gac.forms.base import Form, ModuleSpec, Place
+from gac.forms.base import Form, ModuleSpec, Place, Split
 from gac.models.sites import Weight
 from gac.operations import Operation, linear
 
@@ -30,6 +30,10 @@ class LowRank(Form):
 
     def operation(self, weight: Weight, dim: int, rows: int) -> Operation:
         return low_rank(rows, weight.in_features, dim, weight.out_features)
+
+    def splits(self, weight: Weight) -> tuple[Split, ...]:
+        """Both factors are divided; the rank-r vectors between them are gathered, or summed, on every GPU."""
+        return ("colwise_gather", "colwise") if weight.split == "out" else ("rowwise", "colwise_gather")
 
     def axis(self, weight: Weight) -> str:
         return "r"
