@@ -200,5 +200,10 @@ def plan_document(plan: "Plan") -> dict[str, Any]:
 
 def named_plans(files: Sequence[Path]) -> list[tuple[str, "Plan"]]:
     """Plans by their files' names, without folder and ending where that tells them apart."""
+    return [(name, gac.Plan.load(file)) for name, file in named(files).items()]
+
+
+def named(files: Sequence[Path]) -> dict[str, Path]:
+    """Files by their names, without folder and ending where that tells them apart."""
     short = len({file.stem for file in files}) == len(files)
-    return [(file.stem if short else str(file), gac.Plan.load(file)) for file in files]
+    return {file.stem if short else str(file): file for file in files}

@@ -14,6 +14,7 @@ from gac.cli.options import (
     Figure,
     dims_option,
     dtype_option,
+    named,
     named_plans,
     output_option,
     profile_option,
@@ -170,9 +171,16 @@ def layer(files: tuple[Path, ...], profile: str, workload: str | None, number: i
     metavar="PLAN.json",
     help="A plan to mark in the figure. Repeatable.",
 )
-def frontier(file: Path, plans: tuple[Path, ...]) -> "Page":
-    """Predicted perplexity against parameters and latency for every budget, with plans among them."""
-    return gac.plots.figure_of_frontier(gac.Frontier.load(file), dict(named_plans(plans)))
+@click.option(
+    "--beside",
+    multiple=True,
+    type=FILE,
+    metavar="FRONTIER.json",
+    help="Another frontier of the same model, such as one without schemes. Repeatable.",
+)
+def frontier(file: Path, plans: tuple[Path, ...], beside: tuple[Path, ...]) -> "Page":
+    """Predicted perplexity against parameters and latency for every budget, with plans and other frontiers beside."""
+    return gac.plots.figure_of_frontier(gac.Frontier.load(file), dict(named_plans(plans)), named(beside))
 
 
 # --- what came of them ----------------------------------------------------------------------------------------------

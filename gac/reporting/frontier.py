@@ -1,6 +1,7 @@
 """A frontier as a table and as a figure: predicted perplexity against parameters and against latency."""
 
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -86,26 +87,28 @@ def _costs(params: int, size: int, workloads: Iterable[str], latency_ns: Iterabl
     return {PARAMS: params, BYTES: size, **known}
 
 
-def check_beside(frontier: Frontier, plan: Plan, name: str) -> None:
-    """Refuse a plan whose predictions are of another scale than the frontier's.
+def check_beside(frontier: Frontier, other: Plan | Frontier, name: str) -> None:
+    """Refuse a plan, or another frontier, whose predictions are of another scale than the frontier's.
 
     Args:
-        name: how an error names the plan.
+        name: how an error names it.
 
     Raises:
         PlanError: it is for another model, or was calibrated on other text.
     """
-    made, ours = frontier.measured, plan.measured
+    made, ours = frontier.measured, other.measured
+    what = "plan" if isinstance(other, Plan) else "frontier"
     if ours.digest != made.digest:
         raise PlanError(
-            f"plan {name} for {ours.model} ({ours.digest[:12]}) beside a frontier of {made.model} ({made.digest[:12]})",
-            "a plan and a frontier of the same model",
+            f"{what} {name} for {ours.model} ({ours.digest[:12]}) beside a frontier of {made.model} "
+            f"({made.digest[:12]})",
+            f"a {what} and a frontier of the same model",
             "Use those that were made for the same weights.",
         )
     ours_on, made_on = (f"{text} ({text.digest[:12]})" for text in (ours.calibration, made.calibration))
     if ours.calibration != made.calibration:
         expected = f"{made_on}, as the frontier: perplexities on other text are of another scale"
-        raise PlanError(f"plan {name}, calibrated on {ours_on}", expected, "Make both with the same calibration.")
+        raise PlanError(f"{what} {name}, calibrated on {ours_on}", expected, "Make both with the same calibration.")
 
 
 def _limited(frontier: Frontier) -> str:
@@ -161,23 +164,27 @@ def _notes(frontier: Frontier) -> Iterator[str]:
 
 @checked
 def figure_of_frontier(
-    frontier: Frontier | str | Path, plans: Mapping[str, Plan | str | Path] | None = None
+    frontier: Frontier | str | Path,
+    plans: Mapping[str, Plan | str | Path] | None = None,
+    beside: Mapping[str, Frontier | str | Path] | None = None,
 ) -> "Figure":
     """Perplexity against parameters, bytes where numbers are rounded, and the latency of each workload that is known.
 
     Args:
         plans: plans to mark in every panel, by the name to show.
+        beside: other frontiers of the same model to draw in every panel, by the name to show.
 
     Raises:
-        PlanError: a plan is for another model, or was calibrated on other text.
-        GacError: matplotlib is missing, or there are more than 6 plans.
+        PlanError: a plan or another frontier is for another model, or was calibrated on other text.
+        GacError: matplotlib is missing, or there are more than 6 plans or other frontiers.
     """
     frontier, plans = Frontier.opened(frontier), Plan.opened_each(plans or {})
+    beside = Frontier.opened_each(beside or {})
     known = axes_of(frontier)
     made, method = frontier.measured, frontier.recipe.measure.method
     with page(len(known), f"{made.model}, {method}, {made.profile.gpu}") as (figure, axes):
         for ax, against in zip(axes, known, strict=True):
-            plot_frontier(frontier, plans, against=against, ax=ax)
+            plot_frontier(frontier, plans, beside, against=against, ax=ax)
     return figure
 
 
@@ -185,6 +192,7 @@ def figure_of_frontier(
 def plot_frontier(
     frontier: Frontier | str | Path,
     plans: Mapping[str, Plan | str | Path] | None = None,
+    beside: Mapping[str, Frontier | str | Path] | None = None,
     *,
     against: str = PARAMS,
     ax: "Axes | None" = None,
@@ -193,17 +201,21 @@ def plot_frontier(
 
     Args:
         plans: plans to mark, by the name to show; at most 6.
+        beside: other frontiers of the same model, by the name to show; at most 6.
         against: ``params``, ``bytes``, or one of the frontier's workloads.
 
     Raises:
-        PlanError: a plan is for another model, or was calibrated on other text.
-        GacError: matplotlib is missing, nothing is known of the workload, or there are more than 6 plans.
+        PlanError: a plan or another frontier is for another model, or was calibrated on other text.
+        GacError: matplotlib is missing, nothing is known of the workload, or there are more than 6 plans or frontiers.
     """
     frontier, plans = Frontier.opened(frontier), Plan.opened_each(plans or {})
-    if plans:
-        check_many(len(plans), "plans")
-    for name, plan in plans.items():
-        check_beside(frontier, plan, name)
+    beside = Frontier.opened_each(beside or {})
+    others: Mapping[str, Mapping[str, Plan | Frontier]] = {"plans": {**plans}, "frontiers": {**beside}}
+    for what, many in others.items():
+        if many:
+            check_many(len(many), what)
+        for name, other in many.items():
+            check_beside(frontier, other, name)
     known = axes_of(frontier)
     if against not in known:
         raise GacError(f"a frontier against {against!r}", f"one of {', '.join(known)}", "Name one of these.")
@@ -216,6 +228,8 @@ def plot_frontier(
     scale, unit = unit_of(against, largest)  # one for the whole figure
     with panel(ax, (4.6, 3.2)) as ax:
         _plot(ax, frontier, against, known[against], scale, plans)
+        _plot_beside(ax, beside, against, scale)
+        ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.24), ncols=2, fontsize=6, handlelength=1.2)
         ax.set_title(title, pad=4)
         ax.set_xlabel(f"{what} of the targeted weights ({unit})")
     return ax
@@ -244,4 +258,13 @@ def _plot(ax: "Axes", frontier: Frontier, against: str, dense: float, scale: flo
     log_scale(ax)
     ax.xaxis.set_major_locator(MaxNLocator(6))
     ax.set_ylabel("predicted perplexity")
-    ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.24), ncols=2, fontsize=6, handlelength=1.2)
+
+
+def _plot_beside(ax: "Axes", beside: Mapping[str, Frontier], against: str, scale: float) -> None:
+    """The readable points of other frontiers whose cost is known, joined where they are limited along this axis."""
+    looks = zip(cycle(COLOURS[2:]), (*MARKERS[1:], MARKERS[0]), beside.items(), strict=False)
+    for colour, marker, (name, other) in looks:
+        if points := curve(other, against):
+            x, line = [cost / scale for cost, _ in points], "-" if other.limit == against else "none"
+            look: dict[str, Any] = {"color": colour, "ms": 2.2, "lw": 0.9, "ls": line, "zorder": 1}
+            ax.plot(x, [point.perplexity for _, point in points], marker, label=entry(name), **look)

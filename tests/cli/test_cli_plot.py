@@ -40,7 +40,7 @@ def places(plan: Plan, tmp_path: Path) -> dict[str, Path]:
         ("plan", "plan", "--title", "$x_"),
         ("dims", "plan", "--weight", "up_proj"),
         ("heads", "plan"),
-        ("frontier", "frontier", "--plan", "point"),
+        ("frontier", "frontier", "--plan", "point", "--beside", "frontier"),
         ("prediction", "report"),
         ("latency", "gpu", "--operator", "low_rank", "--shape", "m=1024", "--dims", "1000:1050", "--title", "$x_"),
         ("atlas", "gpu"),

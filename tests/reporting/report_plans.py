@@ -41,7 +41,8 @@ def rounding(**asked: Any) -> Problem:
         asked: as for ``Recipe.of``.
     """
     of, plain = problem(LOSSES, SLOPE, [PREFILL]), {"align": False, "refit": "none", "latency": "any", "slack": 0}
-    recipe = Recipe.of(schemes=["bf16", "w4a16"], forms=["low_rank"], workloads=[PREFILL], **plain, **asked)
+    plain |= {"schemes": ["bf16", "w4a16"], "forms": ["low_rank"], "workloads": [PREFILL]}
+    recipe = Recipe.of(**plain | asked)
     weights = [weight for site in of.sites for weight in site.weights]
     price = {weight.name: np.array(0.25) for weight in weights}
     forms = [form_named("dense"), form_named("low_rank")]

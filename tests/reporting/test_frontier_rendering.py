@@ -7,7 +7,8 @@ from matplotlib.figure import Figure
 from rendering import legend, shown
 
 from gac.allocation.frontier import Frontier, frontier
-from gac.reporting.frontier import figure_of_frontier, frontier_table, plot_frontier, readable
+from gac.errors import GacError, PlanError
+from gac.reporting.frontier import curve, figure_of_frontier, frontier_table, plot_frontier, readable
 from tests.allocation.small_problems import DECODE, PREFILL, problem
 from tests.reporting.report_plans import LOSSES, SLOPE, rounded, rounding, whole_range
 
@@ -95,6 +96,24 @@ def test_points_stand_where_they_are_and_only_the_limited_axis_has_a_line(found:
     assert list(line.get_xdata()) == [0.09, 0.12]
     assert list(line.get_ydata()) == [point.perplexity for point in found.points[-2:]]
     assert (list(dense.get_xdata()), list(dense.get_ydata())) == ([0.12], [found.dense_perplexity])
+
+
+def test_another_frontier_is_drawn_where_its_costs_are_known() -> None:
+    by_bytes = frontier(rounding(budget=1.0), points=5, limit="bytes")
+    plain = frontier(rounding(budget=1.0, schemes=("bf16",)), points=5)
+    params, size, prefill = figure_of_frontier(by_bytes, beside={"without schemes": plain}).axes[:3]
+    for ax, against in ((params, "params"), (size, "bytes"), (prefill, PREFILL)):
+        assert legend(ax)[-1] == "without schemes"
+        assert len(ax.lines[-1].get_xdata()) == len(curve(plain, against)) > 1
+    assert [ax.lines[-1].get_linestyle() for ax in (params, size)] == ["-", "None"]
+
+
+def test_a_frontier_of_another_model_is_not_drawn(found: Frontier) -> None:
+    other = replace(found, measured=replace(found.measured, model="another", digest="1" * 64))
+    with pytest.raises(PlanError, match=r"frontier theirs for another .* beside a frontier of tiny"):
+        figure_of_frontier(found, beside={"theirs": other})
+    with pytest.raises(GacError, match="7 frontiers in one figure; expected 1 to 6"):
+        figure_of_frontier(found, beside=dict.fromkeys("abcdefg", found))
 
 
 def test_points_that_are_not_proved_are_hollow(found: Frontier) -> None:
