@@ -2,14 +2,15 @@
 
     python -m tests.benchmarks.bench_checkpoint --output tests/benchmarks/results/loading-smollm2-cpu.json
 
-Random weights of SmolLM2's shapes in bf16, files in the page cache, imports not counted. Two directories: ``plan``,
-what a plan for 0.8 makes of the model, and ``pairs``, in which each of the 210 weights is a low-rank pair. ``first``:
+Random weights of SmolLM2's shapes in bf16 (``--shapes llama-3-8b --layers 4`` takes others), files in the page cache,
+imports not counted. Directories: ``plan``, what a plan for 0.8 makes of the model, ``pairs``, in which each weight is a
+low-rank pair, and ``stored``, in which all weights are dense and in one scheme. ``first``:
 each load in a process of its own. ``again``: dense and compressed in turns in one process, each right after a load of
 the same directory that does not count (transformers keeps some of what it made for the last names that it met) and
 whose garbage is collected. ``checks``: the first load of ``plan`` without digests, with them, and with
 ``verify=True``, in turns, from the page cache and from the disk (files are dropped from the page cache before each).
 Python keeps the bytecode of what it imports, as it does unless it is told not to. Beside the seconds that passed are
-those of the processor, which other work on the machine changes less.
+those of the processor, which other work on the machine changes less. ``bytes``: of the weights' files.
 """
 
 import json
@@ -27,10 +28,13 @@ import torch
 import transformers
 
 from gac.checkpoint.attach import attach_plan
-from gac.evaluation.shapes import variant
+from gac.evaluation.shapes import planner_of_shapes, variant
+from gac.forms import DEFAULT_FORMS
 from gac.models.shapes import SHAPES
 from gac.plan import Plan, SiteChoice, WeightChoice
+from gac.recipe import DEFAULT_WORKLOADS
 from gac.runtime.contract import DIGESTS
+from gac.workloads import Workload
 from tests.benchmarks.harness import options, write
 
 WAYS = ("gac.load", "import gac", "no gac")
@@ -72,14 +76,19 @@ for turn in range(int(loads)):
 
 def main() -> None:
     parser = options(__doc__, "--output")
-    parser.add_argument("--plan", type=Path, default=Path("notebooks/plans/gac.json"))
+    parser.add_argument("--shapes", choices=SHAPES, default="smollm2")
+    parser.add_argument("--layers", type=int, help="the model's own where not given")
+    parser.add_argument("--scheme", default="w4a16:64")
     parser.add_argument("--loads", type=int, default=9, help="of each kind, first and again")
     asked = parser.parse_args()
-    plan = Plan.load(asked.plan)
-    plans = {"plan": plan, "pairs": pairs_only(plan)}
+    workloads = [Workload.parse(name) for name in DEFAULT_WORKLOADS]
+    planner = planner_of_shapes(asked.shapes, workloads, "nvidia-h200", asked.layers, schemes=(asked.scheme,))
+    plan = planner.plan(0.8, forms=DEFAULT_FORMS)
+    stored = planner.plan(1.0, forms=(), schemes=(asked.scheme,))
+    plans = {"plan": plan, "pairs": pairs_only(plan), "stored": stored}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        model = dense_model()
+        model = dense_model(asked.shapes, asked.layers)
         model.save_pretrained(folder / "dense")
         for place, made in plans.items():
             compressed = variant(model, made.weights)
@@ -90,16 +99,25 @@ def main() -> None:
         os.sync()  # what is not yet on the disk stays in the page cache
         found = checks(folder, asked.loads)
         times = {when: of(folder, [*plans], asked.loads) for when, of in (("first", first), ("again", again))}
-    write(asked.output, checks=found, **times)
+        sizes = {place: bytes_of(folder / place) for place in ("dense", *plans)}
+    write(asked.output, checks=found, bytes=sizes, **times)
+    print("bytes over dense", {place: round(size / sizes["dense"], 3) for place, size in sizes.items()})
     print("checks", {where: {how: one["over_dense"] for how, one in rows.items()} for where, rows in found.items()})
     for when, found in times.items():
         for place, ways in found.items():
             print(when, place, {way: {kind: one["over_dense"] for kind, one in ways[way].items()} for way in WAYS})
 
 
-def dense_model() -> Any:
-    """Random weights of SmolLM2-135M's shapes."""
-    sizes = asdict(SHAPES["smollm2"]) | {"vocab_size": 49152, "tie_word_embeddings": True, "dtype": torch.bfloat16}
+def bytes_of(place: Path) -> int:
+    """Of all weights of a directory."""
+    return sum(file.stat().st_size for file in place.glob("*.safetensors"))
+
+
+def dense_model(name: str, layers: int | None) -> Any:
+    """Random weights of a known model's shapes, with SmolLM2's vocabulary."""
+    shapes = SHAPES[name]
+    sizes = asdict(shapes) | {"vocab_size": 49152, "tie_word_embeddings": True, "dtype": torch.bfloat16}
+    sizes["num_hidden_layers"] = layers or shapes.num_hidden_layers
     torch.manual_seed(0)
     config = transformers.AutoConfig.for_model(**sizes)
     return transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
