@@ -111,7 +111,7 @@ def ranks_asked_for(options: dict[str, Any]) -> Ranks | None:
 
 
 def started() -> Ranks:
-    """All processes that torchrun has started, each with the GPU of its local rank, or with the CPU where there is none.
+    """All processes that torchrun has started, each with the GPU of its local rank, or with the CPU without GPUs.
 
     Raises:
         SplitError: torchrun has started none.
