@@ -232,7 +232,7 @@ def _split(source: Any, model: Any, ranks: Ranks) -> None:
             "weights as GAC wrote them",
             "Leave the quantiser out.",
         )
-    ranks.check_alike(header_value(model.config, "digest"), f"{source} with digest")
+    ranks.check_alike(header_value(model.config, "digest"), "files of digest")
     split(model, ranks)
 
 

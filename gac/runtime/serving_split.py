@@ -68,7 +68,9 @@ class _Told:
             cuts = Division(unit, self._rank, self._size, self._storages).all()
         except Whole as reason:
             raise SplitError(
-                f"{unit.path} over {self._size} GPUs ({reason})", "heads that they divide", _REMEDY
+                f"{unit.path} over {self._size} GPUs ({reason})",
+                "an attention that they divide, as vLLM always does",
+                _REMEDY,
             ) from None
         if cuts.groups and not self._is_linear(unit):
             raise SplitError(
