@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -120,7 +121,16 @@ def started() -> Ranks:
         if "RANK" not in os.environ:
             raise SplitError("tp_plan in one process", "several", "Start them with torchrun --nproc-per-node 2.")
         distributed.init_process_group("nccl" if torch.cuda.is_available() else "gloo", device_id=_own_gpu())
-    return Ranks(distributed.group.WORLD, distributed.get_rank(), distributed.get_world_size(), _device())
+    return Ranks(_everybody(), distributed.get_rank(), distributed.get_world_size(), _device())
+
+
+@cache
+def _everybody() -> Any:
+    """All processes, over NCCL where there are GPUs, whatever the group was started with."""
+    if torch.cuda.is_available() and "nccl" not in distributed.get_backend():
+        _own_gpu()
+        return distributed.new_group(backend="nccl")
+    return distributed.group.WORLD
 
 
 def _of_mesh(mesh: Any) -> Ranks:
