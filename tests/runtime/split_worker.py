@@ -49,7 +49,13 @@ def with_gac() -> dict[str, Any]:
     )
     found = {name: _compared(gac.load, FOLDER / name, {"dtype": torch.float32}) for name in names}
     split = gac.load(FOLDER / "llama-bf16", tp_plan="auto")
-    return {"loaded": found, "errors": _errors(gac.load, split), "static": _static(split), "ends": _ends()}
+    return {
+        "loaded": found,
+        "errors": _errors(gac.load, split),
+        "static": _static(split),
+        "ends": _ends(),
+        "bench": _bench(),
+    }
 
 
 def _static(split: Any) -> bool:
@@ -121,6 +127,37 @@ def _ends() -> dict[str, float]:
         with torch.no_grad():
             found[f"{scheme} {tied}"] = float((whole(IDS).logits - part(IDS).logits).abs().max())
     return found
+
+
+def _bench() -> list[list[Any]]:
+    """Names and bytes of versions, and those of one process that is alone; every round is the slowest one's."""
+    from gac.evaluation.bench import Bench
+    from gac.evaluation.shapes import model_of_shapes, planner_of_shapes, variant, weight_bytes
+    from gac.evaluation.split import SlowestTimer, SplitShapes, ranks_of_torchrun
+    from gac.models.shapes import Shapes
+    from gac.workloads import Workload
+    from tests.evaluation.test_latency import CountingTimer
+
+    class Slower(CountingTimer):
+        """Process 1 takes a byte's time longer."""
+
+        def round(self, held: Any) -> Any:
+            return super().round([one + RANK for one in held])
+
+    shapes: Any = Shapes("llama", 128, 512, 2, 4, 2, 32, 512)
+    workload, ranks = Workload.parse("decode:2@8"), ranks_of_torchrun()
+    planner = planner_of_shapes(shapes, [workload], "nvidia-h100-80gb-hbm3", schemes=("w8a16",))
+    assert ranks is not None
+    made = SplitShapes.of(shapes, ranks, torch.float32)
+    dense, fused = planner.dense(fused=False), planner.dense(fused=True)
+    timer: Any = SlowestTimer(Slower(), ranks)
+    bench = Bench(made.dense, planner.problem.sites, dense, fused, timer, None, made)
+    versions = [planner.by_default(0.7), planner.uniform("w8a16")]
+    whole = model_of_shapes(shapes, device="cpu", dtype=torch.float32)
+    alone = [weight_bytes(variant(whole, one.choices)) for one in (dense, fused, *versions)]
+    found = list(bench.run(versions, workload))
+    assert all(one.predicted_ns is None for one in found)
+    return [[one.timed.name, one.timed.latency.median_ns, size] for one, size in zip(found, alone, strict=True)]
 
 
 if __name__ == "__main__":

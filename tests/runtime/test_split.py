@@ -89,6 +89,15 @@ def test_embeddings_and_heads_of_few_bits_are_divided(found: Any) -> None:
         assert max(rank["ends"].values()) < 1e-4
 
 
+def test_a_bench_holds_parts_and_takes_the_slowest_process(found: Any) -> None:
+    one, other = (rank["bench"] for rank in found)
+    assert one == other
+    assert [name for name, *_ in one] == ["dense", "dense, fused", "GAC, by default", "uniform w8a16"]
+    for _, slowest, whole in one:
+        assert (slowest - 1) % 4 == 0  # whole bytes of float32, and the slower process's one
+        assert 0.5 * whole < slowest < 0.65 * whole
+
+
 @pytest.mark.parametrize(
     ("case", "message"),
     [
