@@ -5,14 +5,15 @@ Names are patterns there, of which any that begins a module's name matches; so f
 
 import re
 import sys
+from collections.abc import Mapping
 from functools import cache, wraps
 from typing import Any
 
 from torch import Tensor, fx, nn
 
 from .division import Cuts, Division, Unit, Whole, units_of
-from .header import own_name, storage_of, weights_of
-from .modules import GroupedLinear, Heads, LowRankLinear
+from .header import own_name, skipped_blocks, storage_of, weights_of
+from .modules import Absent, GroupedLinear, Heads, LowRankLinear
 from .ranks import SplitError
 from .storage import Storage
 
@@ -33,7 +34,20 @@ def tell_vllm(model: Any) -> None:
     told = _Told(model, vllm.get_tensor_model_parallel_rank(), size)
     for unit in list(units_of(model)):
         told.add(unit)
+    for one in skipped_blocks(model):
+        if one["attention"]:
+            _shorten(model.get_submodule(one["block"]), one, size)
     model._tp_plan = {f"{re.escape(name)}$": style for name, style in told.styles.items()}
+
+
+def _shorten(attention: Any, described: Mapping[str, Any], size: int) -> None:
+    """Let a skipped attention hand out zeros of as many heads as vLLM has on a GPU."""
+    if not hasattr(attention, "k_proj"):
+        expected = "one with weights of its own for queries, keys and values"
+        raise SplitError(f"{described['block']}, which is skipped, over {size} GPUs", expected, _REMEDY)
+    for name, weight in attention.named_children():
+        if isinstance(weight, Absent) and name != described["output"]:
+            weight.out_features = max(attention.head_dim, weight.out_features // size)
 
 
 class _Told:

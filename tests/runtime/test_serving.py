@@ -116,6 +116,14 @@ def test_an_mlp_that_cannot_be_divided_is_whole_and_not_merged(vllm: Any, make_p
     assert {name.split(".mlp")[0] for name in told if ".mlp" in name} == {"model.layers.0"}
 
 
+def test_a_skipped_attention_has_the_heads_of_a_gpu(vllm: Any, make_plan: MakePlan) -> None:
+    nothing = {f"model.layers.1.self_attn.{name}_proj": ("skip", 0) for name in "qkvo"}
+    model = compressed(small_model(small_config("llama")), make_plan, nothing)
+    as_two_read_it(vllm, model)
+    attention = as_vllm_reads(model).model.layers[1].self_attn
+    assert [getattr(attention, f"{name}_proj").out_features for name in "qkvo"] == [64, 32, 32, 64]
+
+
 @pytest.mark.parametrize(
     ("family", "changes", "size", "message"),
     [
@@ -125,6 +133,12 @@ def test_an_mlp_that_cannot_be_divided_is_whole_and_not_merged(vllm: Any, make_p
             2,
             "model.layers.1.self_attn over 2 GPUs (its attention computes with all heads at once); expected an "
             "attention that they divide, as vLLM always does.",
+        ),
+        (
+            "phi3",
+            {f"model.layers.1.self_attn.{name}_proj": ("skip", 0) for name in ("qkv", "o")},
+            2,
+            "model.layers.1.self_attn, which is skipped, over 2 GPUs; expected one with weights of its own for queries",
         ),
         (
             "llama",
