@@ -2,7 +2,7 @@
 
 import logging
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -19,6 +19,7 @@ from gac.models.loading import quiet_transformers, usable_device
 from gac.models.threads import LOADING
 from gac.runtime.compressed import uncollected
 from gac.runtime.contract import COMPRESSED, DIGESTS
+from gac.runtime.ranks import SplitError
 
 logger = logging.getLogger("gac")
 
@@ -32,6 +33,7 @@ def load(
     dtype: torch.dtype | None = None,
     *,
     verify: bool = False,
+    tp_plan: Literal["auto"] | None = None,
 ) -> PlannedModel:
     """Open a directory that ``save`` wrote, in eval mode, with its plan as ``gac_plan``; runs no code from it.
 
@@ -44,22 +46,30 @@ def load(
         device: None takes the GPU if there is one.
         dtype: None keeps the checkpoint's.
         verify: first check all files as ``gac.verify`` does: every bit of the tensors, and what is not read here.
+        tp_plan: ``auto`` splits the model over the processes that torchrun has started (tensor parallelism), each with
+            a GPU of its own. Such a model runs without gradients, and is not saved again.
 
     Raises:
         CheckpointError: a file is missing or damaged, is not what was saved, or contradicts another; or with
-            ``verify``, there are no digests.
+            ``verify``, there are no digests; or with ``tp_plan``, there is one process, nothing of the model can be
+            divided by their number, a device is given too, or the processes see other files.
         ModelError: there is no such device.
     """
+    if tp_plan is not None and device is not None:
+        given = f"tp_plan={tp_plan!r} and device={str(device)!r}"
+        raise CheckpointError(given, "one of them", "Leave the device out: torchrun gives each process its own GPU.")
     place = usable_device(device)
     if verify:
         verify_checkpoint(directory)
     with LOADING, uncollected():
-        model = _load(Path(directory), dtype or "auto")
-    loaded: PlannedModel = model if model.device == place else model.to(place)  # a move looks at every parameter
+        model = _load(Path(directory), dtype or "auto", {"tp_plan": tp_plan} if tp_plan else {})
+    if tp_plan is None and model.device != place:  # a move looks at every parameter
+        model = model.to(place)
+    loaded: PlannedModel = model
     return loaded
 
 
-def _load(source: Path, dtype: torch.dtype | str) -> Any:
+def _load(source: Path, dtype: torch.dtype | str, options: dict[str, str]) -> Any:
     check_inside(source, CheckpointError)
     document, text = read_config(source), plan_text(source)
     config = described(document, source)
@@ -73,7 +83,7 @@ def _load(source: Path, dtype: torch.dtype | str) -> Any:
         check_config(document, digests, source)
         check_files([*_OTHERS, *([index] if index else [])], digests, source)
         check_tensors(tensors, digests, source)
-    model = _model(source, config, dtype)
+    model = _model(source, config, dtype, options)
     if getattr(model, "hf_quantizer", None) is None:
         check_dtypes(tensors, model, source)
     if plan is not None:
@@ -81,12 +91,15 @@ def _load(source: Path, dtype: torch.dtype | str) -> Any:
     return model
 
 
-def _model(source: Path, config: Any, dtype: torch.dtype | str) -> Any:
+def _model(source: Path, config: Any, dtype: torch.dtype | str, options: dict[str, str]) -> Any:
     classes = classes_of(config.model_type.removeprefix(COMPRESSED))
     with unread(source), quiet_transformers():
-        model, report = classes.causal_lm.from_pretrained(
-            source, config=config, dtype=dtype, use_safetensors=True, output_loading_info=True
-        )
+        try:
+            model, report = classes.causal_lm.from_pretrained(
+                source, config=config, dtype=dtype, use_safetensors=True, output_loading_info=True, **options
+            )
+        except SplitError as failure:
+            raise CheckpointError(failure.given, failure.expected, failure.remedy) from failure
     if names := sorted(map(str, report["unexpected_keys"])):
         given = f"{names[0]} is unexpected ({len(names)} in all)"
         raise contradiction(source, given, "the weights of the plan, each once")

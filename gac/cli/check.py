@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from gac.evaluation.results import Evaluated, Evaluation
     from gac.evaluation.versions import Planner, Version
+    from gac.runtime.ranks import Ranks
     from gac.workloads import Workload
 
     Lists = dict[Workload, list[Version]]
@@ -177,22 +178,27 @@ def bench(
     if shapes is None:
         refuse_given({"budget", "profile", "layers", "schemes"}, "with --shapes.")
     from gac.evaluation.latency import METHOD
+    from gac.evaluation.split import ranks_of_torchrun
     from gac.profiling.timing.device import require_gpu
     from gac.workloads import Workload
 
     parsed = tuple(map(Workload.parse, workloads))
-    gpu = require_gpu()
+    gpu, ranks = require_gpu(), ranks_of_torchrun()
+    if ranks is not None:
+        note(f"split over {ranks.size} GPUs; every number is the slowest one's")
     if shapes is not None:
-        answer = _of_shapes(shapes, parsed, compiled, **how)
+        answer = _of_shapes(shapes, parsed, compiled, ranks, **how)
     else:
-        answer = _of_models((*([against] if against else ()), *models), parsed, compiled)
-    return Answer({"gpu": gpu, "method": METHOD} | dict(answer.document), answer.tables)
+        answer = _of_models((*([against] if against else ()), *models), parsed, compiled, ranks)
+    measured = {"gpu": gpu, "gpus": ranks.size if ranks else 1, "method": METHOD}
+    return Answer(measured | dict(answer.document), answer.tables)
 
 
 def _of_shapes(
     name: str,
     workloads: "tuple[Workload, ...]",
     compiled: bool,
+    ranks: "Ranks | None",
     budget: float,
     profile: str | None,
     schemes: Sequence[str],
@@ -201,6 +207,7 @@ def _of_shapes(
     from gac.evaluation.bench import Bench
     from gac.evaluation.latency import GraphTimer
     from gac.evaluation.shapes import model_of_shapes, planner_of_shapes
+    from gac.evaluation.split import SlowestTimer, SplitShapes
     from gac.evaluation.versions import compiled_versions
     from gac.reporting.evaluation import latency_table
     from gac.sensitivity.curve_library import CurveLibrary
@@ -212,9 +219,11 @@ def _of_shapes(
     if compiled:
         lists = {one: [*found, *compiled_versions(planner, found)] for one, found in lists.items()}
     note("planned")
-    model = model_of_shapes(name, layers=layers)
-    timer, dense, fused = GraphTimer(), planner.dense(fused=False), planner.dense(fused=True)
-    bench = Bench(model, planner.problem.sites, dense, fused, timer, timer.memory_bytes)
+    split = SplitShapes.of(name, ranks, layers=layers) if ranks else None
+    model = split.dense if split else model_of_shapes(name, layers=layers)
+    own, dense, fused = GraphTimer(), planner.dense(fused=False), planner.dense(fused=True)
+    timer = SlowestTimer(own, ranks) if ranks else own
+    bench = Bench(model, planner.problem.sites, dense, fused, timer, own.memory_bytes, split)
     results = [result for workload, found in lists.items() for result in bench.run(found, workload)]
     rows = [asdict(one) | {"speedup": one.speedup, "error": one.error} for one in results]
     document = {"shapes": name, "curves": str(library), "params": planner.problem.params, "results": rows}
@@ -241,26 +250,30 @@ def _in_schemes(planner: "Planner", budget: float, workloads: "Sequence[Workload
     return lists
 
 
-def _of_models(names: Sequence[str], workloads: "tuple[Workload, ...]", compiled: bool) -> Answer:
+def _of_models(
+    names: Sequence[str], workloads: "tuple[Workload, ...]", compiled: bool, ranks: "Ranks | None"
+) -> Answer:
     from gac.evaluation.latency import Entry, GraphTimer, time_in_turns
+    from gac.evaluation.split import SlowestTimer
     from gac.reporting.evaluation import timed_table
 
-    opened = {name: _open(name) for name in dict.fromkeys(names)}
-    timer = GraphTimer()
+    opened = {name: _open(name, ranks) for name in dict.fromkeys(names)}
+    timer = SlowestTimer(GraphTimer(), ranks) if ranks else GraphTimer()
     entries = [Entry(name, lambda model=model: model, compiled) for name, model in opened.items()]  # type: ignore[misc]
     results = [timed for workload in workloads for timed in time_in_turns(entries, workload, timer)]
     return Answer({"results": [asdict(one) for one in results]}, lambda: [timed_table(results)])
 
 
-def _open(name: str) -> Any:
+def _open(name: str, ranks: "Ranks | None") -> Any:
     """A dense model, or a directory that GAC wrote, in bfloat16 unless it was saved in another 16-bit dtype."""
     import torch
 
     from gac.evaluation.evaluate import open_model
+    from gac.evaluation.split import open_split
     from gac.runtime.stored import without_kernels
 
     note(f"loading {name}")
-    model = open_model(name).model
+    model = open_split(name, ranks) if ranks else open_model(name).model
     model = model if model.dtype == torch.float16 else model.bfloat16()
     for reason, count in without_kernels(model).items():
         note(f"{name}: {count} matrices are unpacked in plain PyTorch, which is slow: {reason}")

@@ -13,9 +13,11 @@ from transformers import PreTrainedModel
 from gac.evaluation.latency import Entry, Spread, Timed, Timer, time_in_turns
 from gac.evaluation.parts import PARTS, shares, without
 from gac.evaluation.shapes import variant, weight_bytes, without_gemms
+from gac.evaluation.split import SplitShapes
 from gac.evaluation.versions import Version
 from gac.forms.planned_sites import run_together
 from gac.models.sites import Site
+from gac.plan import WeightChoice
 from gac.profiling.timing.sampling import BATCH
 from gac.workloads import Workload
 
@@ -97,6 +99,7 @@ class Bench:
         sites: as its family gives them.
         dense, fused: the dense versions.
         memory_bytes: of the device, which says how many versions are timed at once; None: as many as may be.
+        split: what makes this process's part of each version, where they are split; ``model`` is the dense one's then.
     """
 
     model: PreTrainedModel
@@ -105,10 +108,11 @@ class Bench:
     fused: Version
     timer: Timer[Any]
     memory_bytes: int | None = None
+    split: SplitShapes | None = None
 
     def run(self, versions: Sequence[Version], workload: Workload) -> Iterator[Result]:
         """Time the dense models, and beside them the versions, as many at once as there is room for."""
-        sizes = [one.bytes for one in versions]
+        sizes = [one.bytes // self._gpus for one in versions]
         parts = _parts_gone(versions)
         beside = 3 + len(parts)  # the two dense models, and those without GEMMs
         for first, group in enumerate(in_groups(versions, sizes, self._room(workload), BATCH - beside)):
@@ -125,14 +129,19 @@ class Bench:
         weights = [weight for site in self.sites for weight in site.weights]
         copied = sum(weight.params for weight in weights if weight.reads is not None)
         cached = sum(weight.kept for weight in weights) * workload.batch * workload.tokens
-        taken = weight_bytes(self.model) + (copied + cached) * self.model.dtype.itemsize
+        taken = weight_bytes(self.model) + (copied + cached) * self.model.dtype.itemsize // self._gpus
         return _USABLE * self.memory_bytes - taken - _WORKSPACE
+
+    @property
+    def _gpus(self) -> int:
+        """Over which each version is split."""
+        return self.split.ranks.size if self.split else 1
 
     def _group(self, group: Sequence[Version], workload: Workload, gone: Sequence[str]) -> list[Result]:
         versions = [self.dense, self.fused, *group]
         entries = [Entry(one.name, partial(self._built, one), one.compiled) for one in versions]
         less = {None: without(self.sites)} | {part: without(self.sites, part) for part in gone}
-        entries += [Entry("rest", partial(without_gemms, self.model, choices)) for choices in less.values()]
+        entries += [Entry("rest", partial(self._hollow, choices)) for choices in less.values()]
         timed = time_in_turns(entries, workload, self.timer)
         rests = [one.latency for one in timed[len(versions) :]]
         dense = {False: timed[0].latency, True: timed[1].latency}
@@ -140,9 +149,13 @@ class Bench:
         return [self._result(one, of_one, dense, rests[0], parts) for one, of_one in zip(versions, timed, strict=False)]
 
     def _built(self, one: Version) -> PreTrainedModel:
-        return variant(
-            self.model, one.choices, run_together(self.sites) if one.fused is True else one.fused or (), one.triton
-        )
+        fused = run_together(self.sites) if one.fused is True else one.fused or ()
+        if self.split:
+            return self.split.variant(one.choices, fused, one.triton)
+        return variant(self.model, one.choices, fused, one.triton)
+
+    def _hollow(self, choices: Sequence[WeightChoice]) -> PreTrainedModel:
+        return self.split.without_gemms(choices) if self.split else without_gemms(self.model, choices)
 
     def _result(
         self,
@@ -156,7 +169,7 @@ class Bench:
         found = Result(one.params, one.loss, timed, dense[False], dense[True], rest)
         own = self.fused if one.fused is True else self.dense
         dense_ns, ours = own.table_ns.get(timed.workload), one.table_ns.get(timed.workload)
-        if dense_ns is None or ours is None or one.compiled:
+        if dense_ns is None or ours is None or one.compiled or self.split:  # what is known of one GPU
             return found
         reference = Reference(dense[one.fused is True], dense_ns, rest, less)
         predicted = reference.predict(ours, shares(one.choices))

@@ -108,8 +108,8 @@ def variant(
         fused: sites whose marked weights run their first GEMMs as one.
         triton: whether one row runs in Triton.
     """
-    found = _sharing(model)
-    swap_in(found, {one.name: _random(model, one) for one in choices if one.form != "dense" or _stored(one)})
+    found = sharing(model)
+    swap_in(found, {one.name: _random(model, one) for one in choices if one.form != "dense" or is_stored(one)})
     share_gemms(found, where_they_run(fused, choices))
     skip_absent(found, choices)
     if triton:
@@ -122,7 +122,7 @@ def without_gemms(model: PreTrainedModel, choices: Sequence[WeightChoice]) -> Pr
 
     What is left is attention, norms, activations, embedding and head, and all launches but those of the GEMMs.
     """
-    found = _sharing(model)
+    found = sharing(model)
     outputs: dict[tuple[int, int], Tensor] = {}
     for choice in choices:
         module: Any = empty_module(choice, bias=False, device="meta", dtype=model.dtype)
@@ -158,7 +158,7 @@ def weight_bytes(model: nn.Module) -> int:
     return sum(values.nbytes for values in (*model.parameters(), *stored))
 
 
-def _sharing(model: PreTrainedModel) -> PreTrainedModel:
+def sharing(model: PreTrainedModel) -> PreTrainedModel:
     """A copy of the modules that shares every parameter and buffer."""
     shared: dict[int, Any] = {id(one): one for one in (*model.parameters(), *model.buffers())}
     return copy.deepcopy(model, shared)
@@ -170,8 +170,9 @@ def _random(model: PreTrainedModel, choice: WeightChoice) -> nn.Module:
     for parameter in module.parameters():
         nn.init.normal_(parameter, std=_SCALE)
     module = module.eval().requires_grad_(False)
-    return store(scheme_named(choice.scheme), module) if _stored(choice) else module
+    return store(scheme_named(choice.scheme), module) if is_stored(choice) else module
 
 
-def _stored(choice: WeightChoice) -> bool:
+def is_stored(choice: WeightChoice) -> bool:
+    """Whether the weight's scheme has a storage."""
     return scheme_named(choice.scheme).storage is not None

@@ -19,9 +19,11 @@ from transformers.utils.hub import cached_file
 from .contract import COMPRESSED_TENSORS, DIGESTS, LAYOUT, QUANTIZATION, chooses_code
 from .decode_kernel import use_decode_kernel
 from .header import HEAD, check_run, header_value, own_name, replace_weights, skipped_blocks
+from .ranks import Ranks, SplitError, ranks_asked_for
 from .serving import prepare_for_vllm
 from .shared_gemm import share_gemm
 from .skipped import skip_blocks
+from .splitting import split
 from .stored import stored_modules
 
 DOCUMENTS = ("plan.json", "README.md")
@@ -103,8 +105,11 @@ class CompressedModel:
 
     @classmethod
     def from_pretrained(cls: Any, source: Any, *args: Any, output_loading_info: bool = False, **options: Any) -> Any:
-        """As for any transformers model, but missing weights are an error, not random numbers."""
-        _check_whole(options)
+        """As for any transformers model, but missing weights are an error, not random numbers.
+
+        ``tp_plan="auto"`` splits it over the processes of torchrun, see ``gac.runtime.splitting``.
+        """
+        ranks = ranks_asked_for(options)
         load: Any = super()
         options["ignore_mismatched_sizes"] = True  # so that they are reported, and refused below
         with uncollected():
@@ -112,6 +117,8 @@ class CompressedModel:
         _check_loaded(source, report)
         _check_stored(source, model)
         model.gac_files = _documents(source, {key: options[key] for key in _HUB_OPTIONS if key in options})
+        if ranks is not None:
+            _split(source, model, ranks)
         _share_where_possible(model)
         skip_blocks(model, skipped_blocks(model))
         if header_value(model.config, "decode_kernel") == "triton":
@@ -120,11 +127,19 @@ class CompressedModel:
 
     def save_pretrained(self: Any, directory: Any, *args: Any, **options: Any) -> None:
         """As for any transformers model, with the plan, the card and the code beside the weights."""
+        if self.tp_size is not None:
+            raise SplitError(f"a model that is split over {self.tp_size} processes", "a whole one", "Load it whole.")
         names = {auto: str(found).rpartition("--")[2] for auto, found in getattr(self.config, "auto_map", {}).items()}
         self.config.auto_map = {auto: name for auto, name in names.items() if name.startswith("modeling_gac.")}
         super().save_pretrained(directory, *args, **options)  # type: ignore[misc]
         if not getattr(self, "_hf_peft_config_loaded", False):  # then transformers saves the adapter alone
             self._write_companions(directory)
+
+    def _get_static_cache_init_shape(self: Any) -> Any:
+        """None where the model is split: its attentions have the keys and values of some heads."""
+        if self.tp_size is not None:
+            return None
+        return super()._get_static_cache_init_shape()  # type: ignore[misc]
 
     def _upload_modified_files(self: Any, working_dir: Any, *args: Any, **options: Any) -> Any:
         """What transformers pushes to the hub, with our card and not the one that it would write."""
@@ -188,14 +203,6 @@ def _uninitialised() -> Iterator[None]:
         nn.Linear.reset_parameters = initialise  # type: ignore[method-assign]
 
 
-def _check_whole(options: dict[str, Any]) -> None:
-    """Refuse tensor parallelism: its plans name the dense weights."""
-    distributed = options.get("distributed_config")
-    for name in ("tp_plan", "tp_size"):
-        if (options.get(name) or getattr(distributed, name, None)) is not None:
-            raise ValueError(f"{name} was given; expected whole weights of a compressed model. Use device_map instead.")
-
-
 def _check_loaded(source: Any, report: Any) -> None:
     """Refuse files that lack a weight; transformers would make up its values."""
     if names := sorted(map(str, report["missing_keys"])):
@@ -215,6 +222,18 @@ def _check_stored(source: Any, model: Any) -> None:
     for name, one in stored_modules(model).items():
         if not any(held.is_meta for held in one.held.values()) and (said := one.storage.flaw(one.held, *one.matrix)):
             raise ValueError(f"{source}: {name}.{said}.")
+
+
+def _split(source: Any, model: Any, ranks: Ranks) -> None:
+    """Leave of a model, loaded whole on the CPU, what this process has of it."""
+    if getattr(model, "hf_quantizer", None) is not None:
+        raise SplitError(
+            f"{source} in {model.hf_quantizer.quantization_config.quant_method} with tp_plan",
+            "weights as GAC wrote them",
+            "Leave the quantiser out.",
+        )
+    ranks.check_alike(header_value(model.config, "digest"), "files of digest")
+    split(model, ranks)
 
 
 def _documents(source: Any, options: dict[str, Any]) -> dict[str, str]:

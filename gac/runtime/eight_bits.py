@@ -41,6 +41,12 @@ class EightBits(Storage):
     def flaw(self, held: Held, rows: int, columns: int) -> str | None:
         return not_finite(held, "weight_scale")
 
+    def cuts(self, columns: slice, of: int) -> bool:
+        return True
+
+    def cut(self, held: Held, columns: slice, of: int) -> dict[str, Tensor]:
+        return {"weight": held["weight"][:, columns], "weight_scale": held["weight_scale"]}
+
     def plain(self, x: Tensor, held: Held, rows: int, columns: int, bias: Tensor | None) -> Tensor:
         return rounded_linear(self.reads, x, self.values(held, rows, columns, x.dtype), bias)
 

@@ -48,7 +48,7 @@ class StoredHead(StoredLinear):
     """A head in a storage of its own."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return _multiplied(x, self, self.bias)
+        return _multiplied(x, self, slice(0, self.out_features), self.bias)
 
 
 class TiedHead(nn.Module):
@@ -57,32 +57,36 @@ class TiedHead(nn.Module):
     Args:
         embedding: what holds the matrix.
         plain: the module that it stands for; its bias becomes this one's.
+
+    Attributes:
+        part: the rows that it multiplies with.
     """
 
     def __init__(self, embedding: StoredEmbedding, plain: Any) -> None:
         super().__init__()
         self._link = (embedding,)  # no submodule: the tensors are the embedding's
         self.in_features, self.out_features = plain.in_features, plain.out_features
+        self.part = slice(0, plain.out_features)
         self.bias: nn.Parameter | None = plain.bias
         self.train(plain.training)
 
     def forward(self, x: Tensor) -> Tensor:
         (embedding,) = self._link
-        return _multiplied(x, embedding, self.bias)
+        return _multiplied(x, embedding, self.part, self.bias)
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, tied"
 
 
-def _multiplied(x: Tensor, matrix: Stored, bias: Tensor | None) -> Tensor:
-    """``x @ matrix.T + bias``, some rows at a time: all of a head in the model's dtype would take much memory."""
-    rows, columns = matrix.matrix
+def _multiplied(x: Tensor, matrix: Stored, part: slice, bias: Tensor | None) -> Tensor:
+    """``x @ matrix[part].T + bias``, some rows at a time: all of a head in the model's dtype would take much memory."""
     held = {name: one.to(x.device) for name, one in matrix.held.items()}
     found = []
-    for part in (slice(at, at + ROWS) for at in range(0, rows, ROWS)):
-        values = matrix.storage.rows(held, part, rows, columns, x.dtype)
-        found.append(functional.linear(x, values, None if bias is None else bias[part]))
-    return torch.cat(found, dim=-1)
+    for start in range(part.start, part.stop, ROWS):
+        some = slice(start, min(start + ROWS, part.stop))
+        found.append(functional.linear(x, matrix.storage.rows(held, some, *matrix.matrix, x.dtype)))
+    y = torch.cat(found, dim=-1)
+    return y if bias is None else y + bias
 
 
 _FACTOR = "scalar_embed_scale"

@@ -48,7 +48,7 @@ def _ends(model: Any, config: Any) -> dict[str, nn.Module]:
         return {}
     if not isinstance(described, dict) or not isinstance(described.get("tied"), bool):
         raise _wrong(f"{HEAD} is {described!r}", "an object with storage, options and tied, a truth value")
-    storage = _storage(HEAD, described)
+    storage = storage_of(HEAD, described)
     if storage is None:
         raise _wrong(f"{HEAD} has no storage", f"one of {', '.join(STORAGES)}")
     return store_ends(model, storage, described["tied"])
@@ -133,7 +133,7 @@ def _replacement(name: str, dense: Any, described: Any, stores: bool) -> nn.Modu
     Args:
         stores: whether its matrices go into the storage that is described.
     """
-    (kind, sizes), storage = _checked(name, dense, described), _storage(name, described)
+    (kind, sizes), storage = _checked(name, dense, described), storage_of(name, described)
     weight: nn.Parameter = dense.weight
     module: nn.Module = kind(**sizes, bias=dense.bias is not None, device=weight.device, dtype=weight.dtype)
     if not weight.is_meta:  # a random model: weights that are read from files are on the meta device until then
@@ -142,7 +142,7 @@ def _replacement(name: str, dense: Any, described: Any, stores: bool) -> nn.Modu
     return store_in(storage, module) if stores and storage is not None else module
 
 
-def _storage(name: str, described: dict[str, Any]) -> Storage | None:
+def storage_of(name: str, described: dict[str, Any]) -> Storage | None:
     """What holds the matrices of a module that was checked; None: the module itself."""
     if "storage" not in described:
         return None

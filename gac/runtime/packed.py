@@ -6,7 +6,7 @@ a number may begin in one word and end in the next: 32 numbers of 3 bits take 3 
 """
 
 from dataclasses import dataclass
-from math import gcd
+from math import gcd, lcm
 from typing import ClassVar
 
 import torch
@@ -131,6 +131,21 @@ class PackedIntegers(Storage):
             words = slice(first, first + words_of(rows.stop - rows.start, self.bits))
             found["weight_zero_point"] = held["weight_zero_point"][words]
         return found
+
+    def cuts(self, columns: slice, of: int) -> bool:
+        """After whole words, and whole groups where there are several in a row."""
+        step = lcm(period(self.bits)[0], self.group if self.group and self.group < of else 1)
+        return all(end % step == 0 for end in (columns.start, columns.stop))
+
+    def cut(self, held: Held, columns: slice, of: int) -> dict[str, Tensor]:
+        words = slice(columns.start * self.bits // WORD, columns.stop * self.bits // WORD)
+        size = self._size(of)
+        groups = slice(columns.start // size, columns.stop // size) if size < of else slice(None)
+        found = {name: held[name][:, groups] for name in ("weight_scale", "weight_zero_point") if name in held}
+        return found | {"weight_packed": held["weight_packed"][:, words]}
+
+    def stated(self, rows: int, columns: int) -> dict[str, Tensor]:
+        return {"weight_shape": torch.tensor([rows, columns])}
 
     def rows(self, held: Held, at: Tensor | slice, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
         if self.zero:  # zero points are packed across the rows

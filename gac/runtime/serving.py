@@ -2,13 +2,13 @@
 
 import sys
 from collections.abc import Iterable, Mapping
-from functools import cache, wraps
 from typing import Any
 
-from torch import fx, nn
+from torch import nn
 
 from .contract import LAYOUT, VLLM
 from .header import HEAD, header_value, own_name, weights_of
+from .serving_split import keep_from_merging, tell_vllm
 
 
 def show_to_serve(model_class: type) -> None:
@@ -32,18 +32,20 @@ def prepare_for_vllm(model: Any, names: Iterable[str]) -> None:
     Args:
         names: of the weights that were replaced, in the model.
 
+    Where it splits the model over several GPUs, it is told how, see ``gac.runtime.serving_split``.
+
     Raises:
-        ValueError: vLLM is to split the weights, a weight is stored in a way that it cannot read, or a layer has fewer
-            heads than the others.
+        ValueError: a weight is stored in a way that it cannot read, a layer has fewer heads than the others, or its
+            GPUs cannot have the same number of heads each.
     """
     if model.config._attn_implementation != VLLM:
         return
     names = list(names)
-    _check_not_split()
     _check_heads(model, names)
     groups = _groups_of(model)
     _check_readable(model, groups)
     _keep_apart(model, groups)
+    tell_vllm(model)
     others: dict[str, list[str]] = {}
     for name in names:
         owner, _, child = name.rpartition(".")
@@ -51,16 +53,6 @@ def prepare_for_vllm(model: Any, names: Iterable[str]) -> None:
             others.setdefault(owner, []).append(f"{child}_{type(replaced).__name__}")
     for owner, children in others.items():
         model.get_submodule(owner).add_module("with_" + "_".join(sorted(children)), nn.Identity())
-
-
-def _check_not_split() -> None:
-    """vLLM's plans for tensor parallelism name the dense weights."""
-    size = sys.modules["vllm.distributed"].get_tensor_model_parallel_world_size()
-    if size > 1:
-        raise ValueError(
-            f"tensor_parallel_size is {size}; expected 1: the weights of a compressed model are not split. "
-            "Use data_parallel_size instead."
-        )
 
 
 def _groups_of(model: Any) -> dict[str, str]:
@@ -98,21 +90,7 @@ def _keep_apart(model: nn.Module, groups: Mapping[str, str]) -> None:
             if isinstance(child, nn.Linear):
                 ways.setdefault(child.in_features, set()).add(groups.get(f"{path}.{name}"))
         if any(len(found) > 1 for found in ways.values()):
-            owner.__class__ = _untraced(type(owner))  # type: ignore[arg-type]  # a class can be hashed
-
-
-@cache
-def _untraced(module_class: type[nn.Module]) -> type[nn.Module]:
-    """A subclass that runs as the class does, but for torch.fx, with which vLLM looks for weights to merge."""
-    forward = module_class.forward
-
-    @wraps(forward)
-    def untraced(self: Any, *args: Any, **options: Any) -> Any:
-        if any(isinstance(one, fx.Proxy) for one in (*args, *options.values())):
-            raise TypeError("weights that are stored in several ways are not merged")
-        return forward(self, *args, **options)
-
-    return type(module_class.__name__, (module_class,), {"forward": untraced})
+            keep_from_merging(owner)
 
 
 def _check_heads(model: Any, names: Iterable[str]) -> None:

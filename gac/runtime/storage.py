@@ -56,6 +56,18 @@ class Storage(ABC):
         """Views of the tensors that hold some rows of the matrix; none of ``metadata``."""
         return {name: one[rows] for name, one in held.items() if name not in self.metadata}
 
+    def cuts(self, columns: slice, of: int) -> bool:
+        """Whether some columns of a matrix with ``of`` columns can be held by themselves, by ``cut``."""
+        return False
+
+    def cut(self, held: Held, columns: slice, of: int) -> dict[str, Tensor]:
+        """Views of the tensors that hold some columns of the matrix; none of ``metadata``."""
+        raise NotImplementedError
+
+    def stated(self, rows: int, columns: int) -> dict[str, Tensor]:
+        """The tensors of ``metadata`` for such a matrix."""
+        return {}
+
     def rows(self, held: Held, at: Tensor | slice, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
         """Some rows of that matrix, ``(some, columns)``; here of all that it is made to."""
         return self.values(held, rows, columns, dtype)[at]

@@ -74,14 +74,6 @@ def test_offloaded_weights_are_not_fused(
     assert (logits(loaded) - logits(fused)).abs().max() < 1e-5
 
 
-def test_tensor_parallelism_is_refused(saved: Path) -> None:
-    with pytest.raises(ValueError) as caught:
-        AutoModelForCausalLM.from_pretrained(saved, tp_plan="auto")
-    assert str(caught.value) == (
-        "tp_plan was given; expected whole weights of a compressed model. Use device_map instead."
-    )
-
-
 def test_it_can_be_built_from_its_config(saved: Path) -> None:
     config = AutoConfig.from_pretrained(saved)
     with torch.device("meta"):

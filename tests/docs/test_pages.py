@@ -47,7 +47,9 @@ def _exists(words: list[str]) -> bool:
         return _script_exists(arguments)
     if program == ".venv/bin/pytest":
         return all((ROOT / word).exists() for word in arguments if word.startswith("tests/"))
-    return program in ("gac", "transformers", "vllm", "jupyter", "pre-commit") or program.startswith(".venv/bin/")
+    return program in ("gac", "transformers", "torchrun", "vllm", "jupyter", "pre-commit") or program.startswith(
+        ".venv/bin/"
+    )
 
 
 def _script_exists(arguments: list[str]) -> bool:

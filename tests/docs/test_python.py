@@ -18,8 +18,9 @@ from gac.recipe import Options
 from tests.cli.commands import run
 
 BLOCKS = [(page, block) for page, text in PAGES.items() for block in blocks(text, "python")]
-ELSEWHERE = ("openai", "peft", "tasks=", "Family(", "device_map")
-"""What marks a block that needs a server, a package, a network or a name of its own: other tests run those."""
+ELSEWHERE = ("openai", "peft", "tasks=", "Family(", "device_map", "torchrun")
+"""What marks a block that needs a server, a package, processes, a network or a name of its own: other tests run those.
+"""
 
 
 def runnable(block: str) -> bool:

@@ -1,6 +1,7 @@
 """What servers find in a compressed model: vLLM's Transformers backend, and ``transformers serve``."""
 
 import inspect
+import re
 import sys
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -70,14 +71,102 @@ def test_a_narrower_weight_is_as_linear_as_before(vllm: Any, make_plan: MakePlan
     assert set(built.state_dict()) == set(model.state_dict())
 
 
-def test_weights_are_not_split(vllm: Any, make_plan: MakePlan) -> None:
+def as_two_read_it(vllm: Any, model: Any) -> dict[str, str]:
+    """How vLLM is told to split it over two GPUs, by names in the model without a head."""
     vllm.get_tensor_model_parallel_world_size = lambda: 2
-    with pytest.raises(ValueError) as caught:
-        built_for_vllm(small_compressed("llama", make_plan))
-    assert str(caught.value) == (
-        "tensor_parallel_size is 2; expected 1: the weights of a compressed model are not split. "
-        "Use data_parallel_size instead."
+    vllm.get_tensor_model_parallel_rank = lambda: 1
+    told = as_vllm_reads(model).tp_plan
+    return {re.sub(r"\\(.)", r"\1", name).removesuffix("$"): style for name, style in told.items()}
+
+
+def test_vllm_is_told_how_factors_are_split(vllm: Any, make_plan: MakePlan) -> None:
+    model = in_layers(small_model(small_config("llama")), {1: [GATE, DOWN, "self_attn.q_proj"]}, make_plan)
+    told = as_two_read_it(vllm, model)
+    dense = {f"self_attn.{name}_proj": "colwise" for name in "qkv"} | {"self_attn.o_proj": "rowwise"}
+    dense |= {GATE: "colwise", UP: "colwise", DOWN: "rowwise"}
+    changed = {name: dense[name] for name in dense if name not in (GATE, DOWN, "self_attn.q_proj")}
+    for pair in (GATE, "self_attn.q_proj"):
+        changed |= {f"{pair}.first": "colwise_gather_output", f"{pair}.second": "colwise"}
+    changed |= {f"{DOWN}.first": "rowwise", f"{DOWN}.second": "colwise_gather_output"}
+    layers = {0: dense, 1: changed}
+    prefix = "model.layers"
+    assert told == {f"{prefix}.{at}.{name}": style for at, found in layers.items() for name, style in found.items()}
+
+
+def test_shorter_values_and_groups_of_heads_hand_on_their_own_part(vllm: Any, make_plan: MakePlan) -> None:
+    values = {"model.layers.1.self_attn.v_proj": ("head_dim", 8), "model.layers.1.self_attn.o_proj": ("head_dim", 8)}
+    model = compressed(
+        small_model(small_config("llama")), make_plan, values | {"model.layers.0.self_attn.k_proj": ("grouped:1", 8)}
     )
+    told = as_two_read_it(vllm, model)
+    built = as_vllm_reads(model)
+    built.load_state_dict(model.state_dict())
+    x = torch.randn(3, 64)
+    for name in ("model.layers.1.self_attn.v_proj", "model.layers.0.self_attn.k_proj"):
+        whole, part = (one.get_submodule(name)(x) for one in (model, built))
+        whole, part = (getattr(one, "features", one) for one in (whole, part))
+        assert torch.equal(part, whole[:, whole.shape[1] // 2 :])
+        assert not [found for found in told if found.startswith(name)]
+    assert told["model.layers.1.self_attn.o_proj"] == "rowwise"
+
+
+def test_an_mlp_that_cannot_be_divided_is_whole_and_not_merged(vllm: Any, make_plan: MakePlan) -> None:
+    narrower = {f"model.layers.1.{name}": ("narrow", 95) for name in (GATE, UP, DOWN)}
+    told = as_two_read_it(vllm, compressed(small_model(small_config("llama")), make_plan, narrower))
+    assert {name.split(".mlp")[0] for name in told if ".mlp" in name} == {"model.layers.0"}
+
+
+def test_a_skipped_attention_has_the_heads_of_a_gpu(vllm: Any, make_plan: MakePlan) -> None:
+    nothing = {f"model.layers.1.self_attn.{name}_proj": ("skip", 0) for name in "qkvo"}
+    model = compressed(small_model(small_config("llama")), make_plan, nothing)
+    as_two_read_it(vllm, model)
+    attention = as_vllm_reads(model).model.layers[1].self_attn
+    assert [getattr(attention, f"{name}_proj").out_features for name in "qkvo"] == [64, 32, 32, 64]
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "size", "message"),
+    [
+        (
+            "phi3",
+            {"model.layers.1.self_attn.o_proj": ("low_rank", 8)},
+            2,
+            "model.layers.1.self_attn over 2 GPUs (its attention computes with all heads at once); expected an "
+            "attention that they divide, as vLLM always does.",
+        ),
+        (
+            "phi3",
+            {f"model.layers.1.self_attn.{name}_proj": ("skip", 0) for name in ("qkv", "o")},
+            2,
+            "model.layers.1.self_attn, which is skipped, over 2 GPUs; expected one with weights of its own for queries",
+        ),
+        (
+            "llama",
+            {"model.layers.1.self_attn.q_proj": ("low_rank", 8)},
+            4,
+            "model.layers.1.self_attn over 4 GPUs, which are more than its 2 key-value heads; expected as many at "
+            "most, where weights of the attention are no longer linear.",
+        ),
+    ],
+)
+def test_an_attention_that_cannot_be_divided_is_refused(
+    family: str, changes: Any, size: int, message: str, vllm: Any, make_plan: MakePlan
+) -> None:
+    vllm.get_tensor_model_parallel_world_size = lambda: size
+    vllm.get_tensor_model_parallel_rank = lambda: 0
+    with pytest.raises(ValueError) as caught:
+        built_for_vllm(compressed(small_model(small_config(family)), make_plan, changes))
+    assert str(caught.value).startswith(message)
+
+
+def test_gate_above_up_as_a_pair_hands_on_all_neurons(vllm: Any, make_plan: MakePlan) -> None:
+    changes = {"model.layers.1.mlp.gate_up_proj": ("low_rank", 16)}
+    told = as_two_read_it(vllm, compressed(small_model(small_config("phi3")), make_plan, changes))
+    assert {name: style for name, style in told.items() if ".1.mlp" in name} == {
+        "model.layers.1.mlp.gate_up_proj.first": "colwise_gather_output",
+        "model.layers.1.mlp.gate_up_proj.second": "colwise_gather_output",
+        "model.layers.1.mlp.down_proj": "rowwise_split_input",
+    }
 
 
 def test_a_layer_with_fewer_heads_is_refused(vllm: Any, make_plan: MakePlan) -> None:
@@ -161,7 +250,7 @@ def test_weights_that_are_stored_in_several_ways_are_not_merged(vllm: Any, make_
     x = torch.randn(2, 64)
     assert torch.equal(mixed(x), plain(x))
     assert any(node.target == "gate_proj" for node in LeafTracer().trace(plain).nodes)
-    with pytest.raises(TypeError, match="weights that are stored in several ways are not merged"):
+    with pytest.raises(TypeError, match="weights that are stored or divided in several ways are not merged"):
         LeafTracer().trace(mixed)
 
 

@@ -17,7 +17,7 @@ _LINES = re.findall(r"^(\w+ serve small\b[^#\n]*)", PAGE, re.MULTILINE)
 COMMANDS = {line.split()[0]: line.split()[1:] for line in _LINES}
 """The arguments that start each server in the folder where the checkpoint ``small`` is, by the name of the program."""
 CLIENT = next(block for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL) if "import OpenAI" in block)
-PORT, SECONDS = 8000, 300
+PORT, SECONDS = 8000, 600
 
 
 @contextmanager

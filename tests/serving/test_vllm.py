@@ -19,6 +19,8 @@ VLLM = os.environ.get("GAC_VLLM") or shutil.which("vllm")
 SMALL = "--dtype float32 --max-model-len 256 --gpu-memory-utilization 0.1 --enforce-eager"
 """The weights as they were saved, and little memory; nothing is compiled for a model that says a few words."""
 ENVIRONMENT = {"VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
+UNBOUND = {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+"""Several processes on one NUMA node."""
 
 TIE = 0.05
 """Standard deviations of logits: the model has random weights, and near ties go either way in sums of 16 bits."""
@@ -36,6 +38,20 @@ def test_its_tokens_are_those_of_generate(model_type: str, make_plan: Callable[.
         answers = [answer.split() for answer in said(port, prompts(), TOKENS)]
         assert answers == [model.says(prompt).split() for prompt in prompts()]
         assert printed_by_the_client(port).split() == model.says("Heat is", 32).split()
+
+
+@pytest.mark.parametrize(("schemes", "dtype"), [((), "float32"), (("w4a16:32",), "bfloat16")])
+def test_two_processes_say_the_same(
+    schemes: tuple[str, ...], dtype: str, make_plan: Callable[..., Plan], tmp_path: Path
+) -> None:
+    """The CPU's kernel of few bits takes parts of 32 rows and columns, hence the rank."""
+    pytest.importorskip("openai")
+    model = wordy_stored(schemes, make_plan, getattr(torch, dtype), 64) if schemes else wordy("llama", make_plan)
+    model.save(tmp_path / "small")
+    command = [str(VLLM), *COMMANDS["vllm"], *SMALL.replace("float32", dtype).split(), "--tensor-parallel-size", "2"]
+    with running(command, tmp_path, ENVIRONMENT | UNBOUND) as port:
+        answers = said(port, prompts(), TOKENS)
+    assert max(map(model.parted, prompts(), answers)) <= (TIE if schemes else 0)
 
 
 @pytest.mark.parametrize(

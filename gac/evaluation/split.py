@@ -1,0 +1,167 @@
+"""Models to time that are split over GPUs: each process makes its own parts, and never a whole model."""
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, Generic
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from gac.checkpoint.load import load
+from gac.compression.apply import empty_stored, share_gemms, skip_absent, where_they_run
+from gac.errors import ModelError
+from gac.evaluation.latency import Held, Timer
+from gac.evaluation.shapes import StandIn, is_stored, model_of_shapes, sharing
+from gac.models.linears import linear_at
+from gac.models.loading import is_checkpoint, load_model
+from gac.models.modules import swap_in
+from gac.models.sites import Site
+from gac.plan import WeightChoice
+from gac.profiling.timing.sampling import Batch
+from gac.runtime.decode_kernel import use_decode_kernel
+from gac.runtime.modules import Absent
+from gac.runtime.ranks import Ranks, SplitError, started
+from gac.runtime.splitting import split
+from gac.runtime.stored import Stored, stored_modules
+from gac.schemes import scheme_named
+from gac.workloads import Workload
+
+_SCALE = 0.02
+
+
+@dataclass(frozen=True, eq=False)
+class SplitShapes:
+    """This process's part of a model of known shapes, and of what is made of it, with random weights.
+
+    Attributes:
+        whole: the dense model on the meta device, which holds nothing.
+        dense: the part of it that this process has.
+    """
+
+    whole: PreTrainedModel
+    ranks: Ranks
+    dense: PreTrainedModel = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "dense", self._filled(self._split(()), {}, ()))
+
+    @staticmethod
+    def of(name: str, ranks: Ranks, dtype: torch.dtype = torch.bfloat16, layers: int | None = None) -> "SplitShapes":
+        """Of these shapes.
+
+        Raises:
+            ModelError: the shapes are unknown, or nothing of them can be divided.
+        """
+        with _as_model_error():
+            return SplitShapes(model_of_shapes(name, device="meta", dtype=dtype, layers=layers), ranks)
+
+    def variant(
+        self, choices: Sequence[WeightChoice], fused: Sequence[Site] = (), triton: bool = False
+    ) -> PreTrainedModel:
+        """As ``gac.evaluation.shapes.variant``, split: what does not change is shared with the dense part."""
+        changed = [one for one in choices if one.form != "dense" or is_stored(one)]
+        found = self._filled(self._split(changed), dict(self.dense.named_parameters()), changed)
+        share_gemms(found, where_they_run(fused, choices))
+        skip_absent(found, choices)
+        if triton:
+            use_decode_kernel(found)
+        model: PreTrainedModel = found
+        return model
+
+    def without_gemms(self, choices: Sequence[WeightChoice]) -> PreTrainedModel:
+        """As ``gac.evaluation.shapes.without_gemms``, split, without the collectives of the weights too."""
+        found = self._split([one for one in choices if one.form != "dense"])
+        outputs: dict[tuple[int, int], Tensor] = {}
+        for choice in choices:
+            module: Any = found.get_submodule(choice.name)
+            if not isinstance(module, Absent):
+                found.set_submodule(choice.name, StandIn(module.out_features, outputs))
+        hollow: PreTrainedModel = self._filled(found, dict(self.dense.named_parameters()), ())
+        skip_absent(hollow, choices)
+        return hollow
+
+    def _split(self, changed: Sequence[WeightChoice]) -> Any:
+        """The model with these choices, split; all on the meta device."""
+        found = sharing(self.whole)
+        dtype = self.whole.dtype
+        biased = {one.name: linear_at(self.whole, one.name).bias is not None for one in changed}
+        swap_in(found, {one.name: empty_stored(one, biased[one.name], "meta", dtype).eval() for one in changed})
+        split(found, replace(self.ranks, device=torch.device("meta")))
+        return found
+
+    @torch.no_grad()
+    def _filled(self, found: Any, known: dict[str, nn.Parameter], changed: Sequence[WeightChoice]) -> Any:
+        """The model on the device: parameters that are known, and random ones where they are not."""
+        names = tuple(f"{one.name}." for one in changed)
+        shared = {name: one for name, one in known.items() if not name.startswith(names or "\0")}
+        for module in found.modules():
+            for name, buffer in module.named_buffers(recurse=False):
+                setattr(module, name, torch.zeros_like(buffer, device=self.ranks.device))
+        for name, empty in list(found.named_parameters()):
+            owner, _, leaf = name.rpartition(".")
+            own = shared.get(name)
+            if own is None or own.shape != empty.shape:  # an attention or MLP that stays whole
+                own = nn.Parameter(torch.empty_like(empty, device=self.ranks.device), requires_grad=False)
+                nn.init.normal_(own, std=_SCALE)
+            setattr(found.get_submodule(owner), leaf, own)
+        for module in found.modules():  # norms, and the frequencies of rotary embeddings
+            if not isinstance(module, nn.Linear | nn.Embedding | Stored):
+                found._init_weights(module)
+        schemes = {one.name: one.scheme for one in changed}
+        for name, one in stored_modules(found).items():
+            scheme = next(scheme for weight, scheme in schemes.items() if f"{name}.".startswith(f"{weight}."))
+            matrix = _SCALE * torch.randn(one.matrix, device=self.ranks.device)
+            one.fill(scheme_named(scheme).stored(matrix.to(self.whole.dtype)))
+        return found
+
+
+class SlowestTimer(Generic[Held]):
+    """Times models in every process, each round as the slowest saw it: all take as many rounds, in the same order.
+
+    Args:
+        timer: of one process.
+    """
+
+    def __init__(self, timer: Timer[Held], ranks: Ranks) -> None:
+        self._timer, self._ranks = timer, ranks
+
+    def hold(self, model: PreTrainedModel, workload: Workload, compiled: bool) -> tuple[Held, int]:
+        """As the timer does."""
+        return self._timer.hold(model, workload, compiled)
+
+    def round(self, held: Sequence[Held]) -> Batch:
+        """Run each once, in this order, in all processes at once; ns of each."""
+        found: list[Any] = [None] * self._ranks.size
+        torch.distributed.all_gather_object(found, self._timer.round(held), group=self._ranks.group)
+        ns = [max(times) for times in zip(*(one.ns for one in found), strict=True)]
+        return Batch(ns, min(one.clock_mhz for one in found), any(one.late for one in found))
+
+
+def ranks_of_torchrun() -> Ranks | None:
+    """The processes that torchrun has started; None: this one is alone."""
+    return started() if int(os.environ.get("WORLD_SIZE", "1")) > 1 else None
+
+
+def open_split(name: str, ranks: Ranks) -> PreTrainedModel:
+    """This process's part of a model: a dense one, or a directory that GAC wrote.
+
+    Raises:
+        GacError: it cannot be read, or nothing of it can be divided.
+    """
+    if is_checkpoint(name):
+        return load(name, tp_plan="auto")
+    model = load_model(name, device="cpu").model
+    with _as_model_error():
+        split(model, ranks)
+    return model
+
+
+@contextmanager
+def _as_model_error() -> Iterator[None]:
+    try:
+        yield
+    except SplitError as failure:
+        raise ModelError(failure.given, failure.expected, failure.remedy) from failure

@@ -1,0 +1,68 @@
+"""Small checkpoints that are split over two processes: every form and several schemes, and what cannot be divided."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from gac.forms import form_named
+from gac.models.families import family_of
+from gac.models.sites import Weight
+from tests.compression.compressed import compressed
+from tests.compression.stored import stored
+from tests.models.small import small_config, small_model, weights_of
+
+MIXED = (
+    *(("llama", scheme) for scheme in ("bf16", "w8a16", "w4a16:16")),
+    *((family, scheme) for family in ("gemma3_text", "qwen3") for scheme in ("w8a16", "w4a16:16")),
+)
+"""Families and schemes in which every form is."""
+OTHERS = ("phi", "gpt_neox", "glm", "phi3")
+"""With biases; with queries, keys and values in one weight; with gate and up in one."""
+UNEVEN, INDIVISIBLE = "uneven", "indivisible"
+FORMS: dict[int, tuple[tuple[str, int], ...]] = {
+    0: (("grouped:1", 16), ("low_rank", 16)),
+    1: (("grouped:2", 16), ("narrow", 128)),
+    2: (("head_dim", 16), ("narrow_pair:128", 16)),
+    3: (("heads", 1),),
+    4: (("skip", 0),),
+    5: (),
+}
+"""By layer, the forms that its weights have where they can, the first that takes one."""
+
+
+def checkpoints(folder: Path, make_plan: Callable[..., Any]) -> Iterator[Path]:
+    """Write them, each in a folder of its own name."""
+    for family, scheme in MIXED:
+        yield _saved(_mixed(family, scheme, make_plan, fused=family == "llama"), folder / f"{family}-{scheme}")
+    for family in OTHERS:
+        yield _saved(_mixed(family, "bf16", make_plan), folder / family)
+    for name, first in ((UNEVEN, "narrow"), (INDIVISIBLE, "dense")):
+        yield _saved(_of_three_heads(first, make_plan), folder / name)
+
+
+def _saved(model: Any, folder: Path) -> Path:
+    model.save_pretrained(folder)
+    return folder
+
+
+def _mixed(family: str, scheme: str, make_plan: Callable[..., Any], fused: bool = False) -> Any:
+    config = small_config(family, num_hidden_layers=len(FORMS))
+    setattr(config, family_of(config).neurons, 192)
+    chosen = {weight.name: (*_form_of(weight), scheme) for weight in weights_of(config)}
+    return stored(small_model(config), make_plan, chosen, fused=fused)
+
+
+def _form_of(weight: Weight) -> tuple[str, int]:
+    dense = form_named("dense")
+    layer = int(weight.name.split(".layers.")[1].split(".")[0])
+    wanted = (one for one in FORMS[layer] if form_named(one[0]).takes(weight))
+    return next(wanted, ("dense", dense.full(weight)))
+
+
+def _of_three_heads(first: str, make_plan: Callable[..., Any]) -> Any:
+    """Attentions of three heads, and MLPs of 99 neurons, or of 96 in the first layer."""
+    config = small_config("llama", hidden_size=96, num_attention_heads=3, num_key_value_heads=3, vocab_size=259)
+    config.intermediate_size = 99
+    mlp = (f"model.layers.0.mlp.{name}_proj" for name in ("gate", "up", "down"))
+    changes = dict.fromkeys(mlp, ("narrow", 96)) if first == "narrow" else {}
+    return compressed(small_model(config), make_plan, changes)
