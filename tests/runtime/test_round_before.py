@@ -34,8 +34,6 @@ NEITHER = ("gpt2", "gpt_neox", "nemotron", "opt", "phi", "starcoder2")
 HANDED_OVER = dict.fromkeys(NORMS_ALONE, 2) | dict.fromkeys(PRODUCT_ALONE, 1) | dict.fromkeys(NEITHER, 0)
 """In each layer; in all other architectures by both norms and in the MLP."""
 
-pytestmark = pytest.mark.skipif(DEVICE == "cuda", reason="GPU kernels stand for themselves in test_rounded_rows.py")
-
 
 class Hopper:
     name, major, minor, shared_memory_per_multiprocessor = "a GPU", 9, 0, 2**17
@@ -85,6 +83,8 @@ TRITON = {
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """A CPU is asked what a Hopper GPU is, by models in 16 bits."""
+    if DEVICE == "cuda":
+        pytest.skip("a GPU has its own kernels")
     monkeypatch.setattr(gac.runtime.storage, "lacking", lambda device, dtype: None)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Hopper)
     monkeypatch.setattr(PackedIntegers, "unread", lambda *_: "few bits are another test's matter")
@@ -263,6 +263,33 @@ def test_a_model_runs_in_the_kernels(make_plan: MakePlan, given: list[Tensor], m
         assert len(given) == 3
         expected = unchanged(model, monkeypatch)
     assert float((found - expected).norm() / expected.norm()) < 5e-3
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
+@pytest.mark.parametrize("scheme", ["fp8", "w8a8"])
+@pytest.mark.parametrize("rows", [1, 5, 100])
+def test_a_gpu_does_the_same_captured_and_compiled(
+    rows: int, scheme: str, make_plan: MakePlan, given: list[Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, chosen = dense("llama", scheme)
+    model = stored(model, make_plan, chosen, fused=True).cuda()
+    ids = torch.arange(rows, device="cuda")[None]
+    with torch.no_grad():
+        found = model(ids, use_cache=False).logits.float()
+        assert len(given) == 6
+        with monkeypatch.context() as patch:
+            patch.setattr(HandedOver, "can", lambda *_: False)
+            expected = model(ids, use_cache=False).logits.float()
+        assert float((found - expected).norm() / expected.norm()) < 2e-2
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            captured = model(ids, use_cache=False).logits
+        for _ in range(2):  # counters are zeros again
+            graph.replay()
+            assert torch.equal(captured.float(), found)
+        compiled = torch.compile(model, fullgraph=True)(ids, use_cache=False).logits.float()
+        assert float((compiled - expected).norm() / expected.norm()) < 5e-2
+    assert forgotten(model)
 
 
 def test_on_a_cpu_nothing_changes(make_plan: MakePlan, given: list[Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
