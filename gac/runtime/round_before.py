@@ -134,7 +134,7 @@ def round_before(model: nn.Module, described: Sequence[Mapping[str, Any]]) -> No
             that reads the product.
     """
     for one in described:
-        module, of = model.get_submodule(one["by"]), one.get("of", ())
+        module, of = model.get_submodule(one["by"]), one["of"]
         readers = [model.get_submodule(name) for name in one["readers"]]
         tensors = (tensor for part in (module, *readers) for tensor in (*part.parameters(), *part.buffers()))
         kind = None if any(tensor.is_meta for tensor in tensors) else (_activation_of if of else _norm_of)(module)
@@ -162,10 +162,12 @@ def _norm_of(norm: Any) -> str | None:
     """Which of ``NORMS`` it is, found by running it with another weight; None: another one."""
     if [name for name, _ in norm.named_parameters()] != ["weight"] or (eps := _eps_of(norm)) is None:
         return None
-    x = torch.randn(3, 8, generator=torch.Generator().manual_seed(0)).bfloat16()
+    size = len(norm.weight)
+    x = torch.randn(3, size, generator=torch.Generator().manual_seed(0)).bfloat16()
     x[1] *= 1e-3  # where eps tells
-    alone, weight = copy.copy(norm), nn.Parameter(torch.arange(1, 9) / 3, requires_grad=False).bfloat16()
-    alone._parameters = {"weight": weight}
+    weight = nn.Parameter(torch.linspace(0.3, 3, size).bfloat16(), requires_grad=False)
+    alone = copy.copy(norm)
+    alone._parameters = alone._parameters | {"weight": weight}
     y = type(norm).forward(alone, x)
     return next((kind for kind, plain in NORMS.items() if torch.equal(y, plain(x, weight, eps))), None)
 

@@ -4,21 +4,27 @@ import copy
 import json
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
+from transformers.models.olmo2.modeling_olmo2 import Olmo2RMSNorm
 
 import gac
 import gac.runtime.storage
+from gac.evaluation.parts import without
+from gac.evaluation.shapes import variant
 from gac.forms import form_named
+from gac.models.families import family_of
 from gac.plan import Plan
 from gac.runtime import eight_bits_gemm, rounded_rows
-from gac.runtime.eight_bits import FLOAT8
+from gac.runtime.eight_bits import FLOAT8, Floats8
 from gac.runtime.packed import PackedIntegers
-from gac.runtime.round_before import HandedOver
+from gac.runtime.round_before import HandedOver, round_before
 from gac.runtime.rounded_rows import ACTIVATIONS, NORMS
 from gac.runtime.stored import StoredLinear, stored_modules
 from gac.runtime.tiles import COUNTERS
@@ -287,8 +293,9 @@ def test_a_gpu_does_the_same_captured_and_compiled(
         for _ in range(2):  # counters are zeros again
             graph.replay()
             assert torch.equal(captured.float(), found)
-        compiled = torch.compile(model, fullgraph=True)(ids, use_cache=False).logits.float()
-        assert float((compiled - expected).norm() / expected.norm()) < 5e-2
+        with torch._inductor.config.patch(emulate_precision_casts=True):  # it rounds where PyTorch does
+            compiled = torch.compile(model, fullgraph=True)(ids, use_cache=False).logits.float()
+        assert float((compiled - expected).norm() / expected.norm()) < 2e-2
     assert forgotten(model)
 
 
@@ -310,14 +317,40 @@ def test_a_saved_model_does_the_same(make_plan: MakePlan, given: list[Tensor], t
     assert set(loaded.state_dict()) == set(model.state_dict())
 
 
+@pytest.mark.usefixtures("running")
+def test_whole_models_that_are_timed_do_it_too(given: list[Tensor]) -> None:
+    model, chosen = dense("llama")
+    choices = [replace(one, scheme="fp8") for one in without(family_of(model.config).sites(model.config))]
+    found = variant(model, choices)
+    assert logits(found).isfinite().all()
+    assert len(given) == 6
+    assert len(choices) == len(chosen)
+    logits(model)  # from which it was made
+    assert len(given) == 6
+
+
+@pytest.mark.parametrize(
+    ("norm", "device", "handed"),
+    [
+        (LlamaRMSNorm(64), "cpu", True),
+        (LlamaRMSNorm(64), "meta", False),
+        (nn.LayerNorm(64, bias=False), "cpu", False),
+        (Olmo2RMSNorm(64), "cpu", False),
+    ],
+)
+def test_norms_that_are_offloaded_or_others_stay(norm: nn.Module, device: str, handed: bool) -> None:
+    weight = StoredLinear(Floats8(), nn.Linear(64, 32))
+    block = nn.ModuleDict({"norm": norm, "weight": weight}).to(device)
+    round_before(block, [{"by": "norm", "readers": ["weight"], "of": []}])
+    assert ("forward" in vars(norm)) is handed
+    assert (weight.before is not None) is handed
+
+
 def test_models_without_such_weights_are_left_alone(make_plan: MakePlan) -> None:
-    model = llama(make_plan, dict.fromkeys(("q_proj", "k_proj", "v_proj", "o_proj"), "w4a16") | MLP)
+    model = llama(make_plan, {one.rpartition(".")[2]: "w4a16" for one in dense("llama")[1]})
     assert "rounded" not in model.config.gac
     assert not [one for one in model.modules() if "forward" in vars(one)]
     assert not readers_of(model)
-
-
-MLP = dict.fromkeys(("gate_proj", "up_proj", "down_proj"), "w8a16")
 
 
 @pytest.mark.parametrize(
