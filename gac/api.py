@@ -14,7 +14,7 @@ from gac.allocation.frontier import frontier as whole_range
 from gac.allocation.rules import RULES
 from gac.arguments import checked
 from gac.checkpoint.attach import PlannedModel, attach_plan, check_class
-from gac.compression.apply import build_modules, changed_sites, planned_sites, share_gemms, skip_absent
+from gac.compression.apply import build_modules, changed_sites, planned_sites, round_inputs, share_gemms, skip_absent
 from gac.compression.ends import check_ends, rounded_ends, swap_in_ends
 from gac.compression.first_shot import calibration_run, check_shots
 from gac.compression.refit import refit as fit_again
@@ -200,6 +200,7 @@ def compress(
     swap_in_ends(loaded.model, ends)
     share_gemms(loaded.model, sites)
     skip_absent(loaded.model, plan.weights)
+    round_inputs(loaded.model, plan.weights)
     if recipe.deployment.triton:
         use_decode_kernel(loaded.model)
     return attach_plan(loaded.model, plan)

@@ -10,14 +10,14 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from gac.compression.apply import planned_sites, shared_names, skipped_blocks
+from gac.compression.apply import planned_sites, rounded_inputs, shared_names, skipped_blocks
 from gac.errors import CheckpointError, GacError
 from gac.forms import form_named
 from gac.io import from_json
 from gac.models.families import family_of
 from gac.plan import Plan, RoundedHead, WeightChoice
 from gac.runtime.contract import SCHEMA
-from gac.runtime.header import HEAD
+from gac.runtime.header import HEAD, ROUNDED
 from gac.schemes import scheme_named
 
 
@@ -28,7 +28,8 @@ def digest_of(text: str | bytes) -> str:
 
 def header_of(plan: Plan, config: Any, text: str | bytes) -> dict[str, Any]:
     """The key as it is written: the modules by name, the names of those that share their first GEMM, blocks
-    that are skipped, how embedding and head are stored where they are rounded, and digests.
+    that are skipped, what rounds the inputs of others, how embedding and head are stored where they are rounded, and
+    digests.
 
     Args:
         config: of the model that the plan was made for.
@@ -42,6 +43,8 @@ def header_of(plan: Plan, config: Any, text: str | bytes) -> dict[str, Any]:
         "plan": digest_of(text),
         "decode_kernel": plan.recipe.deployment.decode_kernel,
     }
+    if rounded := rounded_inputs(config, plan.weights):
+        header[ROUNDED] = rounded
     header |= {HEAD: _head(plan.measured.head)} if plan.measured.head else {}
     return header | {"digest": _digest(header, config)}
 
@@ -99,6 +102,8 @@ def agreed_plan(text: str | bytes, config: Any, source: Any) -> Plan:
         raise CheckpointError(failure.given, failure.expected, "Save the model again.") from failure
     _check_weights(plan, config, source)
     stated, due = _members(config.gac), _members(header_of(plan, config, text))
+    if ROUNDED not in stated:
+        due.pop(ROUNDED, None)  # of a checkpoint that was written before there was this
     for name in sorted({*stated, *due}):
         if stated.get(name) != due.get(name):
             found, planned = stated.get(name, "missing"), due.get(name, "none")

@@ -1,6 +1,7 @@
 """From a plan to modules in the model: which one each weight becomes, built, swapped in, sharing first GEMMs."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from gac.models.families import family_of
 from gac.models.sites import Site, Weight
 from gac.plan import Plan, WeightChoice
 from gac.runtime.modules import KINDS
+from gac.runtime.round_before import round_before
 from gac.runtime.shared_gemm import share_gemm
 from gac.runtime.skipped import skip_blocks
 from gac.runtime.stored import store_in
@@ -103,6 +105,17 @@ def share_gemms(model: nn.Module, sites: Sequence[Site]) -> None:
 def skip_absent(model: Any, weights: Sequence[WeightChoice]) -> None:
     """Leave out the blocks in which nothing is multiplied; the model, which has these weights, is changed in place."""
     skip_blocks(model, skipped_blocks(model.config, weights))
+
+
+def rounded_inputs(config: Any, weights: Sequence[WeightChoice]) -> list[dict[str, Any]]:
+    """What makes the inputs of weights that round them, as ``gac.runtime.round_before`` takes it."""
+    rounding = {choice.name for choice in weights if scheme_named(choice.scheme).reads}
+    return [asdict(made) for made in family_of(config).made(config) if not rounding.isdisjoint(made.readers)]
+
+
+def round_inputs(model: Any, weights: Sequence[WeightChoice]) -> None:
+    """Let norms and MLPs round what weights read in 8 bits; the model, which has these, is changed in place."""
+    round_before(model, rounded_inputs(model.config, weights))
 
 
 def changed_sites(plan: Plan, sites: Sequence[Site]) -> tuple[Site, ...]:

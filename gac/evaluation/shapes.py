@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from gac.allocation.problem import Problem
-from gac.compression.apply import empty_module, share_gemms, skip_absent, where_they_run
+from gac.compression.apply import empty_module, round_inputs, share_gemms, skip_absent, where_they_run
 from gac.compression.rounding import store
 from gac.evaluation.versions import Planner
 from gac.models.families import family_of
@@ -112,6 +112,7 @@ def variant(
     swap_in(found, {one.name: _random(model, one) for one in choices if one.form != "dense" or is_stored(one)})
     share_gemms(found, where_they_run(fused, choices))
     skip_absent(found, choices)
+    round_inputs(found, choices)
     if triton:
         use_decode_kernel(found)
     return found

@@ -9,8 +9,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from .eight_bits_gemm import linear, unread
+from .eight_bits_gemm import linear, linear_of, unread
 from .rounded_inputs import rounded_linear
+from .rounded_rows import Rounded
 from .storage import Held, Storage, not_finite
 
 FLOAT8 = torch.float8_e4m3fn
@@ -55,6 +56,9 @@ class EightBits(Storage):
 
     def kernel(self, x: Tensor, held: Held, columns: int) -> Tensor:
         return linear(x, held["weight"], held["weight_scale"])
+
+    def kernel_of(self, x: Rounded, held: Held, dtype: torch.dtype) -> Tensor:
+        return linear_of(x, held["weight"], held["weight_scale"], dtype)
 
 
 @dataclass(frozen=True)

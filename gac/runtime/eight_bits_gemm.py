@@ -1,7 +1,6 @@
-"""GEMMs of 8 bits on a GPU: a Triton kernel rounds the inputs, and another multiplies what it wrote.
+"""GEMMs of 8 bits on a GPU: a Triton kernel multiplies inputs that another one has rounded.
 
-PyTorch multiplies many rows in 8-bit floating point. The first kernel finds what ``gac.runtime.rounded_inputs`` finds.
-Triton is imported when it first runs.
+PyTorch multiplies many rows in 8-bit floating point. Triton is imported when a kernel first runs.
 """
 
 import torch
@@ -9,9 +8,9 @@ from torch import Tensor
 
 from .gpu import launching_on, make_operator
 from .kernel_limits import eight_bits
+from .rounded_rows import Rounded, rounded
 from .tiles import Sharing, Tile, tile_for
 
-_MOST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 MOST_ROWS = 64
 """Rows of the input that are multiplied in the kernel; more rows of 8-bit floating point in PyTorch."""
 _TILES = {
@@ -41,57 +40,46 @@ def linear(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
     return y
 
 
-def rounded(x: Tensor, number: torch.dtype, counters: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """x ``(rows, columns)`` as numbers of 8 bits and the scales of rows, float32 ``(rows, 1)``: one launch.
-
-    Args:
-        counters: they are cleared.
-    """
-    from .eight_bits_kernels import round_rows
-
-    rows, columns = x.shape
-    numbers, scale = x.new_empty(rows, columns, dtype=number), x.new_empty(rows, 1, dtype=torch.float32)
-    count = 0 if counters is None else len(counters)
-    with launching_on(x):
-        round_rows[(rows,)](
-            x, numbers, scale, counters, count, columns,
-            MOST=_MOST[number], WIDE=1 << (columns - 1).bit_length(), COUNTERS=1 << (max(count, 1) - 1).bit_length(),
-            num_warps=4 if columns <= 4096 else 8 if columns <= 8192 else 16,
-        )  # fmt: skip
-    return numbers, scale
+def linear_of(x: Rounded, weight: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+    """The same of inputs that are rounded already, ``(rows, rows of the weight)`` in that dtype."""
+    y: Tensor = torch.ops.gac.eight_bits_linear_of(*x, weight, scale, dtype)
+    return y
 
 
-def multiplied(x: Tensor, weight: Tensor, scale: Tensor, how: Tile | None = None) -> Tensor:
-    """``linear`` for x ``(rows, columns)``: two launches.
+def multiplied(x: Rounded, weight: Tensor, scale: Tensor, dtype: torch.dtype, how: Tile | None = None) -> Tensor:
+    """``linear_of`` in one launch of the kernel, for any number of rows.
 
     Where tiles are few, several programs share each, every one with a part of the columns.
     """
     from .eight_bits_kernels import multiply
 
-    how = how or tile_for(len(x), _TILES)
-    how = how.fitted(how.numbers * (how.rows + how.outputs), x.device)
-    (rows, columns), outputs = x.shape, len(weight)
+    (rows, columns), outputs = x.numbers.shape, len(weight)
+    how = how or tile_for(rows, _TILES)
+    how = how.fitted(how.numbers * (how.rows + how.outputs), weight.device)
     sums = torch.int32 if weight.dtype == torch.int8 else torch.float32
-    sharing = Sharing.of(how, rows, outputs, columns, x, sums)
-    numbers, own = rounded(x, weight.dtype, sharing.counters)
-    out = x.new_empty(rows, outputs)
-    with launching_on(x):
+    sharing = Sharing.of(how, rows, outputs, columns, weight, sums, x.counters)
+    out = weight.new_empty(rows, outputs, dtype=dtype)
+    with launching_on(weight):
         multiply[(how.count(rows, outputs), sharing.split)](
-            numbers, own, weight, scale, out, sharing.sums, sharing.counters, rows, outputs,
+            x.numbers, x.scale, weight, scale, out, sharing.sums, sharing.counters, rows, outputs,
             size=columns, ROWS=how.rows, OUTPUTS=how.outputs, NUMBERS=how.numbers, SPLIT=sharing.split,
             STAGES=how.stages, num_warps=how.warps,
         )  # fmt: skip
     return out
 
 
+def _linear_of(
+    numbers: Tensor, own: Tensor, counters: Tensor, weight: Tensor, scale: Tensor, dtype: torch.dtype
+) -> Tensor:
+    if weight.dtype == torch.int8 or len(numbers) <= MOST_ROWS:
+        return multiplied(Rounded(numbers, own, counters), weight, scale, dtype)
+    by_row = scale.float().t()
+    return torch._scaled_mm(numbers, weight.t(), own, by_row, out_dtype=torch.bfloat16).to(dtype)
+
+
 def _linear(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
     given = x.reshape(-1, x.shape[-1]).contiguous()
-    if weight.dtype == torch.int8 or len(given) <= MOST_ROWS:
-        y = multiplied(given, weight, scale)
-    else:
-        numbers, own = rounded(given, weight.dtype)
-        by_row = scale.float().t()
-        y = torch._scaled_mm(numbers, weight.t(), own, by_row, out_dtype=torch.bfloat16).to(x.dtype)
+    y = _linear_of(*rounded(given, weight.dtype), weight, scale, x.dtype)
     return y.view(*x.shape[:-1], len(weight))
 
 
@@ -100,4 +88,10 @@ make_operator(
     "(Tensor x, Tensor weight, Tensor scale) -> Tensor",
     _linear,
     lambda x, weight, _scale: x.new_empty(*x.shape[:-1], len(weight)),
+)
+make_operator(
+    "eight_bits_linear_of",
+    "(Tensor numbers, Tensor own, Tensor counters, Tensor weight, Tensor scale, ScalarType dtype) -> Tensor",
+    _linear_of,
+    lambda numbers, _own, _counters, weight, _scale, dtype: numbers.new_empty(len(numbers), len(weight), dtype=dtype),
 )

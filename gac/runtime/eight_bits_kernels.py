@@ -1,37 +1,15 @@
-"""Triton kernels of GEMMs of 8 bits and of their inputs: launched by ``gac.runtime.eight_bits_gemm``."""
+"""The Triton kernel of GEMMs of 8 bits: launched by ``gac.runtime.eight_bits_gemm``."""
 
 try:
     import triton
     import triton.language as tl
 
-    from .tile_kernels import clear, together
+    from .tile_kernels import together
 except ImportError as failure:  # transformers looks for what files import, but not here: a CPU needs no Triton
     raise RuntimeError("Triton is not installed") from failure
 
-_ROUNDING = tl.constexpr(12582912.0)  # 1.5 * 2^23: added and taken away, it leaves whole numbers, ties to even
-_TINY = tl.constexpr(2.0**-126)
 _BESIDE = tl.constexpr(8)  # tiles of outputs whose programs run at the same time, so that L2 holds what they read
 _EXACT = tl.constexpr(128)  # products of 8-bit floating point that a tensor core adds up before float32 does
-
-
-@triton.jit(do_not_specialize=["count"])  # type: ignore[untyped-decorator]
-def round_rows(  # type: ignore[no-untyped-def]
-    x, numbers, scale, counters, count, size, MOST: tl.constexpr, WIDE: tl.constexpr, COUNTERS: tl.constexpr
-):
-    """A program takes a row: its largest number, the scale, and the numbers in one pass. Counters are cleared."""
-    row = tl.program_id(0).to(tl.int64)
-    at = tl.arange(0, WIDE)
-    value = tl.load(x + row * size + at, mask=at < size, other=0.0).to(tl.float32)
-    own = tl.maximum(tl.div_rn(tl.max(tl.abs(value), axis=0), MOST), _TINY)
-    part = tl.div_rn(1.0, own)
-    units = value * part
-    units = tl.fma(tl.fma(-units, own, value), part, units)  # as a division rounds
-    if numbers.dtype.element_ty == tl.int8:
-        units = (units + _ROUNDING) - _ROUNDING
-    tl.store(numbers + row * size + at, units.to(numbers.dtype.element_ty), mask=at < size)
-    tl.store(scale + row, own)
-    if counters is not None and row == 0:
-        clear(counters, count, COUNTERS)
 
 
 @triton.jit(do_not_specialize=["m"])  # type: ignore[untyped-decorator]

@@ -44,13 +44,13 @@ def ceil_div(whole: int, part: int) -> int:
     return -(-whole // part)
 
 
-def make_operator(name: str, schema: str, run: Callable[..., Tensor], like: Callable[..., Tensor]) -> None:
+def make_operator(name: str, schema: str, run: Callable[..., Any], like: Callable[..., Any]) -> None:
     """Make what runs on a GPU the operator ``gac::<name>``, so that compiled code and CUDA graphs hold it.
 
     Not again where a checkpoint's own copy of these files has made it.
 
     Args:
-        like: an empty tensor like the result, of the same arguments.
+        like: empty tensors like the results, of the same arguments.
     """
     if not hasattr(torch.ops.gac, name):
         library.define(f"gac::{name}", schema)

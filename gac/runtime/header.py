@@ -15,6 +15,9 @@ from .stored import STORAGES, store_in
 HEAD = "head"
 """The member that says how embedding and head are stored, where they are not as they were loaded."""
 
+ROUNDED = "rounded"
+"""The member that says what makes the inputs of weights that round them."""
+
 DECODE_KERNELS = ("torch", "triton")
 
 
@@ -79,6 +82,36 @@ def check_run(model: Any, config: Any) -> None:
         if not named or not can_share([modules.get(own_name(model, name)) for name in named]):
             raise _wrong(f"fused has {names!r}", "lists of names of linear weights in one storage")
     skipped_blocks(model)
+    rounded_inputs(model)
+
+
+def rounded_inputs(model: Any) -> list[dict[str, Any]]:
+    """What makes inputs that are rounded, by the names in the model, as ``round_before`` takes it.
+
+    Raises:
+        ValueError: one of them is no module of the model, or what reads it is no linear weight.
+    """
+    described = header_value(model.config, ROUNDED) or []
+    modules, found = dict(model.named_modules()) if described else {}, []
+    for one in described if isinstance(described, list | tuple) else [described]:
+        if (
+            not isinstance(one, dict)
+            or set(one) != {"by", "readers", "of"}
+            or not _are_lists(one["readers"], one["of"])
+        ):
+            raise _wrong(f"{ROUNDED} has {one!r}", "objects with by, and with readers and of, which are lists")
+        by = own_name(model, str(one["by"]))
+        readers, of = ([own_name(model, str(name)) for name in one[key]] for key in ("readers", "of"))
+        linear = all(hasattr(modules.get(name), "in_features") for name in (*readers, *of))
+        beside = not of or {name.rpartition(".")[0] for name in (*readers, *of)} == {by.rpartition(".")[0]}
+        if by not in modules or not readers or not linear or not beside:
+            raise _wrong(f"{ROUNDED} has {one!r}", "names of a norm, or of an MLP's activation, and of linear weights")
+        found.append({"by": by, "readers": readers, "of": of})
+    return found
+
+
+def _are_lists(*values: Any) -> bool:
+    return all(isinstance(value, list | tuple) for value in values)
 
 
 def skipped_blocks(model: Any) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ from torch.nn import functional
 from .contract import apart_from
 from .modules import Heads, LowRankLinear, ValueLinear
 from .storage import Storage
-from .stored import StoredLinear
+from .stored import StoredLinear, multiplied
 
 
 class SharedGemm:
@@ -132,7 +132,7 @@ class FusedStored(SharedGemm):
 
     def _multiplied(self, x: Tensor, part: slice) -> Tensor:
         held = self._storage.part(self._held, part)
-        return self._storage.multiply(x, held, part.stop - part.start, self._columns, None)
+        return multiplied(self._members[0].before, self._storage, x, held, part.stop - part.start, self._columns)
 
 
 class FusedMember(nn.Module):
@@ -152,7 +152,7 @@ class FusedMember(nn.Module):
         self.second = weight.second if isinstance(weight, LowRankLinear) else None
         self.in_features, self.out_features = weight.in_features, weight.out_features
         self._at, self._part = at, fused.parts[at]
-        self._biased = _first(weight).bias is not None
+        self._biased = first_of(weight).bias is not None
         self._length = weight.length if isinstance(weight, ValueLinear) else None
 
     def forward(self, x: Tensor) -> Tensor | Heads:
@@ -200,7 +200,7 @@ def share_gemm(model: nn.Module, names: Sequence[str]) -> None:
         names: of the weights, in the order in which the model calls them.
     """
     weights: list[Any] = [model.get_submodule(name) for name in names]
-    firsts = [_first(weight) for weight in weights]
+    firsts = [first_of(weight) for weight in weights]
     if storage_of(firsts[0]) is not None:
         FusedStored(firsts)
         return
@@ -211,13 +211,13 @@ def share_gemm(model: nn.Module, names: Sequence[str]) -> None:
 
 def can_share(weights: Sequence[Any]) -> bool:
     """Whether these linear weights or pairs are alike in what holds their first factors."""
-    firsts = [_first(weight) for weight in weights]
+    firsts = [first_of(weight) for weight in weights]
     linear = all(hasattr(weight, "in_features") for weight in weights)
     return linear and all(storage_of(first) == storage_of(firsts[0]) for first in firsts)
 
 
-def _first(weight: Any) -> Any:
-    """The GEMM that reads the input."""
+def first_of(weight: Any) -> Any:
+    """The GEMM of a linear weight or a pair that reads the input."""
     return weight.first if isinstance(weight, LowRankLinear) else weight
 
 

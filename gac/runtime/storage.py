@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from .gpu import lacking, plainly
 from .modules import multiply_blocks
+from .rounded_rows import Rounded
 
 Held = Mapping[str, Tensor]
 """The tensors of one matrix, by name."""
@@ -27,13 +28,16 @@ class Storage(ABC):
     """How matrices lie in tensors. It holds none itself: it is made from the options that ``config.json`` has.
 
     A new one derives from this and stands in ``gac.runtime.stored.STORAGES``. One that multiplies in its own way, with
-    inputs that it rounds, has a ``plain`` of its own; one that has a kernel, ``kernel`` and ``unread`` besides.
+    inputs that it rounds, has a ``plain`` of its own; one that has a kernel, ``kernel`` and ``unread`` besides. If that
+    reads rounded inputs, it has ``number`` and ``kernel_of``.
 
     Attributes:
         metadata: tensors that hold nothing of the matrix, and do not count as its bytes.
+        number: dtype of rounded inputs; None: the kernel reads them in 16 bits.
     """
 
     metadata: ClassVar[frozenset[str]] = frozenset()
+    number: ClassVar[torch.dtype | None] = None
 
     @abstractmethod
     def tensors(self, rows: int, columns: int) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
@@ -96,6 +100,10 @@ class Storage(ABC):
 
     def kernel(self, x: Tensor, held: Held, columns: int) -> Tensor:
         """``x @ matrix.T`` on a GPU, where ``unread`` says nothing against it, of inputs that need no gradients."""
+        raise NotImplementedError
+
+    def kernel_of(self, x: Rounded, held: Held, dtype: torch.dtype) -> Tensor:
+        """``kernel`` of inputs that are rounded already, ``(rows of x, rows)`` in that dtype."""
         raise NotImplementedError
 
     def multiply_blocks(

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from .eight_bits import Floats8, Integers8
 from .modules import BlockLinear, Heads, ValueLinear
 from .packed import PackedIntegers
-from .storage import Storage
+from .rounded_rows import Rounded
+from .storage import Held, Storage
 
 STORAGES: dict[str, tuple[Callable[..., Storage], tuple[str, ...]]] = {
     "PackedIntegers": (PackedIntegers, ("bits", "group", "zero")),
@@ -92,6 +93,27 @@ class Shared(Protocol):
         """Take their tensors, which are others now."""
 
 
+class Before(Protocol):
+    """What makes the input of some stored matrices, and rounds it for them, see ``gac.runtime.round_before``."""
+
+    def of(self, x: Tensor) -> Rounded | None:
+        """The input rounded, where it was."""
+
+    def done(self) -> None:
+        """One of them has read it."""
+
+
+def multiplied(
+    before: Before | None, storage: Storage, x: Tensor, held: Held, rows: int, columns: int, bias: Tensor | None = None
+) -> Tensor:
+    """``Storage.multiply`` of x, or of what it was rounded to before."""
+    rounded = None if before is None else before.of(x)
+    if rounded is None:
+        return storage.multiply(x, held, rows, columns, bias)
+    y = storage.kernel_of(rounded, held, x.dtype).view(*x.shape[:-1], rows)
+    return y if bias is None else y + bias
+
+
 class StoredLinear(Stored):
     """y = W x + bias, W in a storage, whose tensors are buffers beside the bias; x is ``(..., in)``, y ``(..., out)``.
 
@@ -100,6 +122,7 @@ class StoredLinear(Stored):
 
     Attributes:
         shared: the GEMM that it shares with others, and its place among them; None: it runs by itself.
+        before: what may have rounded its input; None: it does that itself.
     """
 
     def __init__(self, storage: Storage, plain: Any) -> None:
@@ -107,6 +130,7 @@ class StoredLinear(Stored):
         self.in_features, self.out_features = plain.in_features, plain.out_features
         self.bias: nn.Parameter | None = plain.bias
         self.shared: tuple[Shared, int] | None = None
+        self.before: Before | None = None
 
     @staticmethod
     def of(storage: Storage, plain: nn.Module) -> "StoredLinear":
@@ -115,10 +139,14 @@ class StoredLinear(Stored):
 
     def forward(self, x: Tensor) -> Any:
         if self.shared is None:
-            return self.storage.multiply(x, self.held, *self.matrix, self.bias)
-        gemm, at = self.shared
-        y = gemm.of(at, x)
-        return y if self.bias is None else y + self.bias
+            y = multiplied(self.before, self.storage, x, self.held, *self.matrix, self.bias)
+        else:
+            gemm, at = self.shared
+            y = gemm.of(at, x)
+            y = y if self.bias is None else y + self.bias
+        if self.before is not None:
+            self.before.done()
+        return y
 
     def fill(self, tensors: Mapping[str, Tensor]) -> None:
         super().fill(tensors)

@@ -18,6 +18,8 @@ def clear(counters, count, MOST: tl.constexpr):  # type: ignore[no-untyped-def]
 def together(own, sums, counters, tile, part, SPLIT: tl.constexpr):  # type: ignore[no-untyped-def]
     """The sum of all programs of a tile, added in order, for the last of them that comes; and whether this one is.
 
+    Counters are zeros again afterwards, so that the next launch can have them.
+
     Args:
         own: what this program, number ``part``, found.
     """
@@ -31,6 +33,7 @@ def together(own, sums, counters, tile, part, SPLIT: tl.constexpr):  # type: ign
         tl.debug_barrier()
         last = tl.atomic_add(counters + tile, 1) == SPLIT - 1
         if last:
+            tl.store(counters + tile, 0)
             own = tl.zeros((down, across), own.dtype)
             for one in range(SPLIT):
                 own += tl.load(first + one * down * across, cache_modifier=".cg")

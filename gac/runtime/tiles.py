@@ -8,6 +8,8 @@ from torch import Tensor
 
 from .gpu import ceil_div
 
+COUNTERS = 1024
+"""More than there are shared tiles: several programs share each, and there are a few for each SM at most."""
 _MOST_SHARING = 8
 _KEPT = 1024  # bytes of shared memory that the GPU keeps for itself
 
@@ -55,7 +57,7 @@ class Sharing:
     Attributes:
         split: programs of a tile.
         sums: of each program, ``(tiles, split, numbers of a tile)``.
-        counters: of programs that are done, int32 ``(tiles,)``; whoever launches the product writes zeros first.
+        counters: of programs that are done, int32, one a tile at least; they are zeros when the product is launched.
     """
 
     split: int
@@ -63,17 +65,28 @@ class Sharing:
     counters: Tensor
 
     @staticmethod
-    def of(tile: Tile, rows: int, outputs: int, columns: int, like: Tensor, dtype: torch.dtype) -> "Sharing":
+    def of(
+        tile: Tile,
+        rows: int,
+        outputs: int,
+        columns: int,
+        like: Tensor,
+        dtype: torch.dtype,
+        counters: Tensor | None = None,
+    ) -> "Sharing":
         """As many share a tile as there are programs for, where each has two steps at least.
 
         Args:
             like: on the device.
             dtype: of sums.
+            counters: zeros; None: new ones, which whoever launches the product clears.
         """
         tiles = tile.count(rows, outputs)
         split = max(1, min(_MOST_SHARING, tile.crowd * _processors(like.device) // tiles, columns // tile.numbers // 2))
         shape = (tiles, split, tile.rows * tile.outputs) if split > 1 else (1,)
-        counters = like.new_empty(tiles if split > 1 else 1, dtype=torch.int32)
+        if counters is None:
+            counters = like.new_empty(tiles if split > 1 else 1, dtype=torch.int32)
+        assert split == 1 or tiles <= len(counters), f"{tiles} tiles are shared, and there are {len(counters)} counters"
         return Sharing(split, like.new_empty(shape, dtype=dtype), counters)
 
 

@@ -10,6 +10,7 @@ import gac.runtime.storage
 from gac.runtime import eight_bits_gemm
 from gac.runtime.eight_bits import FLOAT8, Floats8, Integers8
 from gac.runtime.rounded_inputs import READERS, read_int8
+from gac.runtime.rounded_rows import rounded
 from gac.runtime.stored import StoredLinear
 from gac.runtime.tiles import Tile
 from gac.schemes import scheme_named
@@ -49,7 +50,7 @@ def tokens(rows: int, columns: int, dtype: torch.dtype = torch.float16) -> Tenso
 @pytest.mark.parametrize(("rows", "columns"), ROWS)
 def test_whole_numbers_and_their_scales_are_those_of_plain_pytorch(rows: int, columns: int) -> None:
     x = tokens(rows, columns)
-    numbers, scale = eight_bits_gemm.rounded(x, torch.int8)
+    numbers, scale, _ = rounded(x, torch.int8)
     expected, own = read_int8(x.cpu().float())
     assert numbers.dtype == torch.int8
     off = (numbers.cpu().float() - expected * 128).abs()
@@ -62,7 +63,7 @@ def test_whole_numbers_and_their_scales_are_those_of_plain_pytorch(rows: int, co
 def test_floating_point_has_the_scales_of_plain_pytorch(rows: int, columns: int) -> None:
     """Its numbers too, on a GPU: Triton's interpreter loses a carry where it rounds to 8 bits."""
     x = tokens(rows, columns)
-    numbers, scale = eight_bits_gemm.rounded(x, FLOAT8)
+    numbers, scale, _ = rounded(x, FLOAT8)
     expected, own = (one.cpu().float() for one in READERS["float8"](x.cpu().float()))
     assert torch.equal(scale.cpu(), own / 512)
     if DEVICE == "cuda":
@@ -81,11 +82,12 @@ def test_products_are_those_of_the_rounded_inputs(
     weight = (40 * torch.randn(80, columns, generator=generator)).clamp(-127, 127).to(number).to(DEVICE)
     scale = torch.rand(80, 1, generator=generator).half().to(DEVICE)
     x = tokens(rows, columns)
-    numbers, own = eight_bits_gemm.rounded(x, number)
-    expected = (numbers.double() * own) @ (weight.double() * scale).T / 64
-    found = eight_bits_gemm.multiplied(x, weight, scale / 64, how)
+    given = rounded(x, number)
+    expected = (given.numbers.double() * given.scale) @ (weight.double() * scale).T / 64
+    found = eight_bits_gemm.multiplied(given, weight, scale / 64, x.dtype, how)
     assert found.dtype == x.dtype
     assert float((found - expected).norm() / expected.norm()) < 1e-3
+    assert not given.counters.any()  # so that another weight can have them
 
 
 def test_a_gpu_with_less_shared_memory_has_fewer_stages(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,10 +16,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from gac.runtime import decode_kernel, few_bits
-from gac.runtime.eight_bits_gemm import rounded
 from gac.runtime.few_bits import Packed
 from gac.runtime.packed import PackedIntegers, unpack
 from gac.runtime.rounded_inputs import READERS
+from gac.runtime.rounded_rows import rounded
 from gac.runtime.storage import Storage
 from gac.runtime.stored import STORAGES
 from gac.schemes import Scheme, scheme_named
@@ -187,6 +187,12 @@ def plainly(x: Tensor, dtype: torch.dtype, least_rows: int = 0) -> tuple[Tensor,
     scale = (wide.abs().amax(-1, keepdim=True) / _MOST[dtype]).clamp_min_(torch.finfo(torch.float32).tiny)
     units = wide.div_(scale)
     return (units if dtype.is_floating_point else units.round_()).to(dtype), scale
+
+
+def in_triton(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """The same in one kernel."""
+    numbers, scale, _ = rounded(x, dtype)
+    return numbers, scale
 
 
 def scaled_mm(weight: Weight, rows: int, rounding: Callable[..., Any], given: bool, fast: bool) -> Made:
@@ -363,7 +369,7 @@ def _candidates() -> list[Candidate]:
         given = partial(scaled_mm, rounding=plainly, given=True, fast=fast)
         found += [
             Candidate(f"{label}, inputs given", "torch", ("fp8",), given, whole=False),
-            Candidate(f"{label}, rounded in Triton", "gac", ("fp8",), partial(made, rounding=rounded)),
+            Candidate(f"{label}, rounded in Triton", "gac", ("fp8",), partial(made, rounding=in_triton)),
         ]
     plain = partial(scaled_mm, rounding=plainly, given=False, fast=False)
     found.append(Candidate("_scaled_mm, rounded in PyTorch", "torch", ("fp8",), plain))

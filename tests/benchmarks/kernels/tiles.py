@@ -7,6 +7,7 @@ from torch import Tensor
 
 from gac.runtime import eight_bits_gemm, few_bits
 from gac.runtime.few_bits import Vector
+from gac.runtime.rounded_rows import rounded
 from gac.runtime.tiles import Tile
 from tests.benchmarks.kernels.candidates import (
     EIGHT_BITS,
@@ -72,7 +73,8 @@ def eight(weight: Weight, rows: int, how: Tile) -> Made:
     """Inputs that are rounded, and a weight of 8 bits."""
 
     def run(inputs: Inputs, own: Sequence[Tensor]) -> Tensor:
-        return eight_bits_gemm.multiplied(inputs[0], *own, how)
+        x = inputs[0]
+        return eight_bits_gemm.multiplied(rounded(x, own[0].dtype), *own, x.dtype, how)
 
     return Made((weight.held["weight"], weight.held["weight_scale"]), run)
 

@@ -1,0 +1,185 @@
+"""Inputs of 8 bits that are rounded where they are made: in an RMSNorm, or in the product of a gated MLP.
+
+A norm is read by several weights, and each would round its output again. So the norm rounds it, in the same kernel,
+and remembers which tensor that was; weights that are called with this very tensor take the rounded one. The tensor
+itself is not written where nothing else reads it: it has its shape, and is NaN. Modules and their names stay. Where no
+kernel can run, with gradients, in training and under hooks, their own ``forward`` runs.
+"""
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .rounded_rows import ACTIVATIONS, NORMS, Rounded, gated, normed
+from .shared_gemm import first_of
+from .stored import StoredLinear
+
+
+class HandedOver:
+    """The tensor that a module made last and what it was rounded to, until all that read it so have done that.
+
+    Threads must not share such a model.
+
+    Args:
+        readers: stored matrices, whose kernels read the same 8-bit numbers.
+        whole: whether others read the tensor in 16 bits.
+        seen: modules that write or read it, whose hooks would see it.
+    """
+
+    def __init__(self, readers: Sequence[StoredLinear], whole: bool, seen: Sequence[nn.Module]) -> None:
+        self._readers, self.whole, self._seen = tuple(readers), whole, (*seen, *readers)
+        number = readers[0].storage.number
+        assert number is not None
+        self.number: torch.dtype = number
+        self._made: Tensor | None = None
+        self._rounded: Rounded | None = None
+        self._left = 0
+        for one in readers:
+            one.before = self
+
+    def can(self, x: Tensor, weight: Tensor | None = None) -> bool:
+        """Whether all readers have kernels for what is made of x with such a weight, without gradients and hooks."""
+        beside = weight is None or (weight.dtype, weight.device) == (x.dtype, x.device)
+        return (
+            not torch.is_grad_enabled()
+            and beside
+            and x.numel() > 0
+            and not any(one._forward_hooks or one._forward_pre_hooks for one in self._seen)
+            and all(one.storage.without_kernel(x.device, x.dtype, *one.matrix) is None for one in self._readers)
+        )
+
+    def give(self, made: Tensor, rounded: Rounded) -> Tensor:
+        """Remember both until all have read; what was made."""
+        self._made, self._rounded, self._left = made, rounded, len(self._readers)
+        return made
+
+    def of(self, x: Tensor) -> Rounded | None:
+        """What x was rounded to, if it is the tensor that was made last."""
+        return self._rounded if self._made is x else None
+
+    def done(self) -> None:
+        """One of the readers has read."""
+        if self._left:
+            self._left -= 1
+            if not self._left:
+                self._made = self._rounded = None
+
+
+class _Forward:
+    """Stands before the ``forward`` of a module, which runs where nothing is handed over."""
+
+    def __init__(self, module: nn.Module, given: HandedOver) -> None:
+        self.module, self.given = module, given
+        self._before = vars(module).get("forward")  # accelerate's, where it has hooks
+
+    def plain(self, x: Tensor) -> Tensor:
+        """The module's own."""
+        y: Tensor = type(self.module).forward(self.module, x) if self._before is None else self._before(x)
+        return y
+
+
+class RoundedNorm(_Forward):
+    """An RMSNorm that hands its output over rounded.
+
+    Args:
+        kind: in ``NORMS``.
+    """
+
+    def __init__(self, norm: nn.Module, given: HandedOver, kind: str) -> None:
+        super().__init__(norm, given)
+        self._kind, self._eps = kind, _eps_of(norm)
+
+    def __call__(self, hidden_states: Tensor) -> Tensor:
+        weight, given = self.module.weight, self.given
+        assert isinstance(weight, Tensor)
+        if self.module.training or not given.can(hidden_states, weight):
+            return self.plain(hidden_states)
+        return given.give(*normed(hidden_states, weight, self._eps, self._kind, given.number, given.whole))
+
+
+class RoundedProduct(_Forward):
+    """A gated MLP that hands act(gate) * up over rounded.
+
+    Args:
+        kind: in ``ACTIVATIONS``.
+        up: the names in the MLP of the weights that write gate and up; or of the one that writes both.
+        down: that of the weight that reads the product.
+    """
+
+    def __init__(self, mlp: nn.Module, given: HandedOver, kind: str, up: Sequence[str], down: str) -> None:
+        super().__init__(mlp, given)
+        self._kind, self._up, self._down = kind, tuple(up), down
+
+    def __call__(self, x: Tensor) -> Tensor:
+        mlp, given = self.module, self.given
+        if mlp.training or not given.can(x):
+            return self.plain(x)
+        written = [getattr(mlp, name)(x) for name in self._up]
+        gate, up = written if len(written) == 2 else written[0].chunk(2, dim=-1)
+        y: Tensor = getattr(mlp, self._down)(given.give(*gated(gate, up, self._kind, given.number)))
+        return y
+
+
+def round_before(model: nn.Module, described: Sequence[Mapping[str, Any]]) -> None:
+    """Let modules round what they make for the weights that read it; the model is changed in place.
+
+    What is offloaded stays as it is, and so do norms and activations that have no kernel.
+
+    Args:
+        described: of each norm its name (``by``) and those of all weights that read its output (``readers``); of an MLP
+            the name of its activation (``by``), of the weights that write what is multiplied (``of``), and of the one
+            that reads the product.
+    """
+    for one in described:
+        module, of = model.get_submodule(one["by"]), one["of"]
+        readers = [model.get_submodule(name) for name in one["readers"]]
+        tensors = (tensor for part in (module, *readers) for tensor in (*part.parameters(), *part.buffers()))
+        kind = None if any(tensor.is_meta for tensor in tensors) else (_activation_of if of else _norm_of)(module)
+        given = None if kind is None else _handed_over(readers, module)
+        if kind is None or given is None:
+            continue
+        if of:
+            mlp = model.get_submodule(one["by"].rpartition(".")[0])
+            up, (down,) = ([name.rpartition(".")[2] for name in names] for names in (of, one["readers"]))
+            mlp.forward = RoundedProduct(mlp, given, kind, up, down)
+        else:
+            module.forward = RoundedNorm(module, given, kind)
+
+
+def _handed_over(weights: Sequence[nn.Module], by: nn.Module) -> HandedOver | None:
+    """For the weights that round their inputs; None: there are none, or they do not round them alike."""
+    firsts = [first_of(one) for one in weights]
+    readers = [one for one in firsts if isinstance(one, StoredLinear) and one.storage.number is not None]
+    if len({one.storage.number for one in readers}) != 1:
+        return None
+    return HandedOver(readers, len(readers) < len(weights), (by, *weights))
+
+
+def _norm_of(norm: Any) -> str | None:
+    """Which of ``NORMS`` it is, found by running it with another weight; None: another one."""
+    if [name for name, _ in norm.named_parameters()] != ["weight"] or (eps := _eps_of(norm)) is None:
+        return None
+    size = len(norm.weight)
+    x = torch.randn(3, size, generator=torch.Generator().manual_seed(0)).bfloat16()
+    x[1] *= 1e-3  # where eps tells
+    weight = nn.Parameter(torch.linspace(0.3, 3, size).bfloat16(), requires_grad=False)
+    alone = copy.copy(norm)
+    alone._parameters = alone._parameters | {"weight": weight}
+    y = type(norm).forward(alone, x)
+    return next((kind for kind, plain in NORMS.items() if torch.equal(y, plain(x, weight, eps))), None)
+
+
+def _eps_of(norm: nn.Module) -> Any:
+    return getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
+
+
+def _activation_of(activation: nn.Module) -> str | None:
+    """Which of ``ACTIVATIONS`` it is, found by running it; None: another one."""
+    x = torch.linspace(-9, 9, 64)
+    if any(True for _ in activation.parameters()):
+        return None
+    y = activation(x)
+    return next((kind for kind, plain in ACTIVATIONS.items() if torch.equal(y, plain(x))), None)

@@ -1,0 +1,152 @@
+"""Rows of 8 bits, as GEMMs of 8 bits read them: rounded on a GPU as they are, or by the kernel that makes them.
+
+The kernels find what ``gac.runtime.rounded_inputs`` finds of a norm's output, or of the product in a gated MLP, and
+that is what PyTorch finds, up to the order of a norm's sums. Triton is imported when a kernel first runs.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from .gpu import launching_on, make_operator
+from .tiles import COUNTERS
+
+_MOST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
+
+
+class Rounded(NamedTuple):
+    """Rows of 8 bits.
+
+    Attributes:
+        numbers: int8 or float8_e4m3fn, ``(rows, columns)``.
+        scale: of each row, float32, ``(rows, 1)``.
+        counters: int32 zeros, ``(COUNTERS,)``: programs that share a tile count there, and leave zeros.
+    """
+
+    numbers: Tensor
+    scale: Tensor
+    counters: Tensor
+
+
+def llama_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """An RMSNorm whose output is rounded to x's dtype before the gain multiplies it."""
+    return weight * _normed(x, eps).to(x.dtype)
+
+
+def gemma_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """One whose gain is 1 + weight and multiplies in float32."""
+    return (_normed(x, eps) * (1.0 + weight.float())).type_as(x)
+
+
+def _normed(x: Tensor, eps: float) -> Tensor:
+    wide = x.float()
+    return wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+
+
+NORMS: Mapping[str, Callable[[Tensor, Tensor, float], Tensor]] = {"llama": llama_norm, "gemma": gemma_norm}
+"""RMSNorms that the kernel runs, of x ``(..., features)``, weight ``(features,)`` and eps."""
+
+ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "silu": functional.silu,
+    "gelu_tanh": partial(functional.gelu, approximate="tanh"),
+}
+"""Activations that the kernel runs."""
+
+
+def rounded(x: Tensor, number: torch.dtype) -> Rounded:
+    """x ``(rows, columns)``, contiguous, as numbers of 8 bits: one launch."""
+    from .rounding_kernels import round_rows
+
+    found = _empty(x, number)
+    with launching_on(x):
+        round_rows[(len(x),)](x, *found, x.shape[1], **_options(x.shape[1], number))
+    return found
+
+
+def normed(
+    x: Tensor, weight: Tensor, eps: float, kind: str, number: torch.dtype, whole: bool
+) -> tuple[Tensor, Rounded]:
+    """What one of ``NORMS`` makes of x ``(..., features)`` of 16 bits on a GPU, and the same rounded: one launch.
+
+    Args:
+        whole: whether it is written in 16 bits too; else what is returned of it has its shape, and is NaN.
+    """
+    out, *found = torch.ops.gac.normed_rows(x, weight, eps, kind, number, whole)
+    return (out if whole else out.expand(x.shape)), Rounded(*found)
+
+
+def gated(gate: Tensor, up: Tensor, kind: str, number: torch.dtype) -> tuple[Tensor, Rounded]:
+    """Likewise one of ``ACTIVATIONS`` of the gate, times up, in 8 bits alone: only a stored weight reads it."""
+    out, *found = torch.ops.gac.gated_rows(gate, up, kind, number)
+    return out.expand(up.shape), Rounded(*found)
+
+
+def _normed_rows(
+    x: Tensor, weight: Tensor, eps: float, kind: str, number: torch.dtype, whole: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    from .rounding_kernels import norm_rows
+
+    given, size = _by_row(x), x.shape[-1]
+    out, found = _whole(x, whole), _empty(given, number)
+    with launching_on(x):
+        norm_rows[(len(given),)](
+            given, weight, out, *found, given.stride(0), size, eps,
+            ADDED=kind == "gemma", WHOLE=whole, **_options(size, number),
+        )  # fmt: skip
+    return out, *found
+
+
+def _gated_rows(gate: Tensor, up: Tensor, kind: str, number: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    from .rounding_kernels import gated_rows
+
+    given, other, size = _by_row(gate), _by_row(up), gate.shape[-1]
+    out, found = _whole(gate, False), _empty(given, number)
+    with launching_on(gate):
+        gated_rows[(len(given),)](
+            given, other, out, *found, given.stride(0), other.stride(0), size,
+            TANH=kind == "gelu_tanh", **_options(size, number),
+        )  # fmt: skip
+    return out, *found
+
+
+def _by_row(x: Tensor) -> Tensor:
+    """Rows ``(rows, columns)`` that may lie apart, as parts of a shared GEMM's output do; numbers of one do not."""
+    given = x.reshape(-1, x.shape[-1])
+    return given if given.stride(1) == 1 else given.contiguous()
+
+
+def _whole(x: Tensor, whole: bool) -> Tensor:
+    return x.new_empty(x.shape if whole else 1)
+
+
+def _empty(x: Tensor, number: torch.dtype) -> Rounded:
+    rows = x.shape[:-1].numel()
+    return Rounded(
+        x.new_empty(rows, x.shape[-1], dtype=number),
+        x.new_empty(rows, 1, dtype=torch.float32),
+        x.new_empty(COUNTERS, dtype=torch.int32),
+    )
+
+
+def _options(columns: int, number: torch.dtype) -> dict[str, int | float]:
+    warps = 4 if columns <= 4096 else 8 if columns <= 8192 else 16
+    wide = 1 << (columns - 1).bit_length()
+    return {"MOST": _MOST[number], "WIDE": wide, "COUNTERS": COUNTERS, "num_warps": warps}
+
+
+make_operator(
+    "normed_rows",
+    "(Tensor x, Tensor weight, float eps, str kind, ScalarType number, bool whole) -> (Tensor, Tensor, Tensor, Tensor)",
+    _normed_rows,
+    lambda x, _weight, _eps, _kind, number, whole: (_whole(x, whole), *_empty(x, number)),
+)
+make_operator(
+    "gated_rows",
+    "(Tensor gate, Tensor up, str kind, ScalarType number) -> (Tensor, Tensor, Tensor, Tensor)",
+    _gated_rows,
+    lambda gate, _up, _kind, number: (_whole(gate, False), *_empty(gate, number)),
+)

@@ -1,0 +1,392 @@
+"""Norms and MLPs that round what they make for the weights that read it: outputs stay the same, bit for bit."""
+
+import copy
+import json
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
+from transformers.models.olmo2.modeling_olmo2 import Olmo2RMSNorm
+
+import gac
+import gac.runtime.storage
+from gac.evaluation.parts import without
+from gac.evaluation.shapes import variant
+from gac.forms import form_named
+from gac.models.families import family_of
+from gac.plan import Plan
+from gac.runtime import eight_bits_gemm, rounded_rows
+from gac.runtime.eight_bits import FLOAT8, Floats8
+from gac.runtime.packed import PackedIntegers
+from gac.runtime.round_before import HandedOver, round_before
+from gac.runtime.rounded_rows import ACTIVATIONS, NORMS
+from gac.runtime.stored import StoredLinear, stored_modules
+from gac.runtime.tiles import COUNTERS
+from tests.compression.applying import IDS, logits
+from tests.compression.stored import stored
+from tests.models.small import every_family, small_config, small_model, weights_of
+from tests.runtime.interpreted import DEVICE, operators, small_gpu
+
+MakePlan = Callable[..., Plan]
+Chosen = dict[str, tuple[str, int, str]]
+NORMS_ALONE, PRODUCT_ALONE = ("apertus", "arcee"), ("cohere", "cohere2", "exaone4", "olmo2", "olmo3", "stablelm")
+NEITHER = ("gpt2", "gpt_neox", "nemotron", "opt", "phi", "starcoder2")
+HANDED_OVER = dict.fromkeys(NORMS_ALONE, 2) | dict.fromkeys(PRODUCT_ALONE, 1) | dict.fromkeys(NEITHER, 0)
+"""In each layer; in all other architectures by both norms and in the MLP."""
+
+
+class Hopper:
+    name, major, minor, shared_memory_per_multiprocessor = "a GPU", 9, 0, 2**17
+
+
+def round_plainly(x: Tensor, number: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    rows = x.reshape(-1, x.shape[-1]).float()
+    scale = (rows.abs().amax(-1, keepdim=True) / (448 if number == FLOAT8 else 127)).clamp_min(1e-30)
+    units = rows / scale
+    return (units if number == FLOAT8 else units.round()).to(number), scale, torch.zeros(COUNTERS, dtype=torch.int32)
+
+
+def norm_plainly(x: Tensor, weight: Tensor, eps: float, kind: str, number: torch.dtype, whole: bool) -> Any:
+    y = NORMS[kind](x, weight, eps)
+    return y if whole else y.new_full((1,), torch.nan), *round_plainly(y, number)
+
+
+def gate_plainly(gate: Tensor, up: Tensor, kind: str, number: torch.dtype) -> Any:
+    return gate.new_full((1,), torch.nan), *round_plainly(ACTIVATIONS[kind](gate) * up, number)
+
+
+def multiply_rounded(
+    numbers: Tensor, own: Tensor, counters: Tensor, weight: Tensor, scale: Tensor, dtype: torch.dtype
+) -> Tensor:
+    return ((numbers.float() @ weight.float().T) * own * scale.float().T).to(dtype)
+
+
+def multiply_plainly(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
+    y = multiply_rounded(*round_plainly(x, weight.dtype), weight, scale, x.dtype)
+    return y.view(*x.shape[:-1], len(weight))
+
+
+PLAIN = {
+    "normed_rows": norm_plainly,
+    "gated_rows": gate_plainly,
+    "eight_bits_linear": multiply_plainly,
+    "eight_bits_linear_of": multiply_rounded,
+}
+TRITON = {
+    "normed_rows": rounded_rows._normed_rows,
+    "gated_rows": rounded_rows._gated_rows,
+    "eight_bits_linear": eight_bits_gemm._linear,
+    "eight_bits_linear_of": eight_bits_gemm._linear_of,
+}
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CPU is asked what a Hopper GPU is, by models in 16 bits."""
+    if DEVICE == "cuda":
+        pytest.skip("a GPU has its own kernels")
+    monkeypatch.setattr(gac.runtime.storage, "lacking", lambda device, dtype: None)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Hopper)
+    monkeypatch.setattr(PackedIntegers, "unread", lambda *_: "few bits are another test's matter")
+    small_gpu(monkeypatch)
+
+
+@pytest.fixture
+def running(gpu: None) -> Iterator[None]:
+    """What kernels do, in plain PyTorch."""
+    with operators(**PLAIN):
+        yield
+
+
+@pytest.fixture
+def given(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
+    """What is handed over."""
+    found: list[Tensor] = []
+    give = HandedOver.give
+
+    def noted(self: HandedOver, made: Tensor, rounded: Any) -> Tensor:
+        found.append(made)
+        return give(self, made, rounded)
+
+    monkeypatch.setattr(HandedOver, "give", noted)
+    return found
+
+
+def dense(model_type: str, scheme: str = "fp8", layers: int = 2) -> tuple[Any, Chosen]:
+    """A model in 16 bits, and all of its weights in a scheme."""
+    config = small_config(model_type, num_hidden_layers=layers)
+    config.dtype = torch.bfloat16
+    chosen = {one.name: ("dense", min(one.out_features, one.in_features), scheme) for one in weights_of(config)}
+    return small_model(config), chosen
+
+
+def llama(make_plan: MakePlan, schemes: dict[str, str] | None = None, fused: bool = False) -> Any:
+    """One with other schemes by the last part of a weight's name."""
+    model, chosen = dense("llama")
+    for name, (form, dim, scheme) in chosen.items():
+        chosen[name] = form, dim, (schemes or {}).get(name.rpartition(".")[2], scheme)
+    return stored(model, make_plan, chosen, fused=fused)
+
+
+def unchanged(model: Any, monkeypatch: pytest.MonkeyPatch) -> Tensor:
+    """Its logits where every weight rounds its own input."""
+    with monkeypatch.context() as patch:
+        patch.setattr(HandedOver, "can", lambda *_: False)
+        return logits(model)
+
+
+def readers_of(model: Any) -> list[StoredLinear]:
+    found = (one for one in stored_modules(model).values() if isinstance(one, StoredLinear))
+    return [one for one in found if one.before is not None]
+
+
+def forgotten(model: Any) -> bool:
+    """Whether nothing that was handed over is kept."""
+    return all(isinstance(one.before, HandedOver) and one.before._made is None for one in readers_of(model))
+
+
+@every_family
+@pytest.mark.usefixtures("running")
+def test_outputs_are_the_same_in_every_architecture(
+    model_type: str, make_plan: MakePlan, given: list[Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, chosen = dense(model_type)
+    model = stored(model, make_plan, chosen)
+    found = logits(model)
+    assert len(given) == 2 * HANDED_OVER.get(model_type, 3)
+    assert all(one.isnan().all() for one in given)  # nobody reads 16 bits
+    assert torch.equal(found, unchanged(model, monkeypatch))
+    assert forgotten(model)
+
+
+@pytest.mark.usefixtures("running")
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize(
+    ("schemes", "handed"),
+    [
+        ({}, 6),
+        ({"v_proj": "bf16"}, 6),
+        ({"q_proj": "w4a16", "up_proj": "w8a16"}, 6),
+        ({"q_proj": "w8a8"}, 4),  # of two kinds of numbers
+        ({"down_proj": "w4a16", "gate_proj": "bf16", "up_proj": "bf16"}, 2),
+    ],
+)
+def test_other_readers_find_16_bits(
+    schemes: dict[str, str], handed: int, fused: bool, make_plan: MakePlan, given: list[Tensor], monkeypatch: Any
+) -> None:
+    model = llama(make_plan, schemes, fused)
+    found = logits(model)
+    assert len(given) == handed
+    assert torch.equal(found, unchanged(model, monkeypatch))
+    assert forgotten(model)
+
+
+@pytest.mark.usefixtures("running")
+@pytest.mark.parametrize("form", [("low_rank", 32), ("narrow", 96), ("heads", 1), ("skip", 0)])
+def test_other_forms_read_what_was_rounded(
+    form: tuple[str, int], make_plan: MakePlan, given: list[Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, chosen = dense("llama")
+    for weight in weights_of(model.config):
+        if ".1." in weight.name and form_named(form[0]).takes(weight):
+            chosen[weight.name] = (*form, "fp8" if form[1] else "bf16")
+    model = stored(model, make_plan, chosen)
+    found = logits(model)
+    assert len(given) == (3 if form[0] == "skip" else 6)
+    assert torch.equal(found, unchanged(model, monkeypatch))
+
+
+@pytest.mark.usefixtures("running")
+def test_gradients_training_hooks_and_copies(make_plan: MakePlan, given: list[Tensor]) -> None:
+    model = llama(make_plan)
+    model(IDS)  # with gradients
+    assert not given
+    model.train()
+    logits(model)
+    assert not given
+    model.eval()
+    seen: list[Tensor] = []
+    norm, q_proj = model.model.layers[0].input_layernorm, model.model.layers[1].self_attn.q_proj
+    hooks = [
+        norm.register_forward_hook(lambda module, args, output: seen.append(output)),
+        q_proj.register_forward_pre_hook(lambda module, args: seen.append(args[0])),
+    ]
+    found = logits(model)
+    assert len(given) == 4
+    assert all(one.isfinite().all() for one in seen)
+    for hook in hooks:
+        hook.remove()
+    other = copy.deepcopy(model)
+    nn.init.zeros_(model.model.layers[0].mlp.down_proj.weight_scale)
+    assert torch.equal(logits(other), found)
+    assert len(given) == 10
+    assert not torch.equal(logits(model), found)
+
+
+@pytest.mark.usefixtures("running")
+def test_generation_with_a_cache_equals_generation_without(make_plan: MakePlan, given: list[Tensor]) -> None:
+    model = llama(make_plan)
+    options: dict[str, Any] = {"max_new_tokens": 5, "do_sample": False, "attention_mask": torch.ones_like(IDS)}
+    assert torch.equal(model.generate(IDS, **options), model.generate(IDS, use_cache=False, **options))
+    assert len(given) == 2 * 5 * 6
+
+
+@pytest.mark.usefixtures("running")
+def test_compiled_it_is_one_graph(make_plan: MakePlan) -> None:
+    model = llama(make_plan, {"v_proj": "bf16"}, fused=True)
+    torch._dynamo.reset()
+    graphs = []
+
+    def counting(graph: torch.fx.GraphModule, _: Any) -> Callable[..., Any]:
+        graphs.append(graph)
+        return graph.forward
+
+    compiled = torch.compile(model, backend=counting, fullgraph=True)
+    expected = logits(model)
+    with torch.no_grad():
+        for _ in range(2):
+            assert torch.equal(compiled(IDS, use_cache=False).logits, expected)
+    assert len(graphs) == 1
+    called = [str(node.target) for node in graphs[0].graph.nodes]
+    assert [called.count(f"gac.{name}") for name in ("normed_rows", "gated_rows")] == [4, 2]
+    assert forgotten(model)
+    torch._dynamo.reset()
+
+
+@pytest.mark.usefixtures("gpu")
+def test_a_model_runs_in_the_kernels(make_plan: MakePlan, given: list[Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its norms sum in another order than PyTorch's."""
+    model, chosen = dense("llama", "w8a8", layers=1)
+    model = stored(model.half(), make_plan, chosen)
+    with operators(**TRITON):
+        found = logits(model)
+        assert len(given) == 3
+        expected = unchanged(model, monkeypatch)
+    assert float((found - expected).norm() / expected.norm()) < 5e-3
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
+@pytest.mark.parametrize("scheme", ["fp8", "w8a8"])
+@pytest.mark.parametrize("rows", [1, 5, 100])
+def test_a_gpu_does_the_same_captured_and_compiled(
+    rows: int, scheme: str, make_plan: MakePlan, given: list[Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, chosen = dense("llama", scheme)
+    model = stored(model, make_plan, chosen, fused=True).cuda()
+    ids = torch.arange(rows, device="cuda")[None]
+    with torch.no_grad():
+        found = model(ids, use_cache=False).logits.float()
+        assert len(given) == 6
+        with monkeypatch.context() as patch:
+            patch.setattr(HandedOver, "can", lambda *_: False)
+            expected = model(ids, use_cache=False).logits.float()
+        assert float((found - expected).norm() / expected.norm()) < 2e-2
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            captured = model(ids, use_cache=False).logits
+        for _ in range(2):  # counters are zeros again
+            graph.replay()
+            assert torch.equal(captured.float(), found)
+        with torch._inductor.config.patch(emulate_precision_casts=True):  # it rounds where PyTorch does
+            compiled = torch.compile(model, fullgraph=True)(ids, use_cache=False).logits.float()
+        assert float((compiled - expected).norm() / expected.norm()) < 2e-2
+    assert forgotten(model)
+
+
+def test_on_a_cpu_nothing_changes(make_plan: MakePlan, given: list[Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
+    model = llama(make_plan)
+    assert torch.equal(logits(model), unchanged(model, monkeypatch))
+    assert not given
+
+
+@pytest.mark.usefixtures("running")
+def test_a_saved_model_does_the_same(make_plan: MakePlan, given: list[Tensor], tmp_path: Path) -> None:
+    model = llama(make_plan, fused=True)
+    expected = logits(model)
+    gac.save(model, tmp_path / "saved")
+    loaded: Any = gac.load(tmp_path / "saved")
+    given.clear()
+    assert torch.equal(logits(loaded), expected)
+    assert len(given) == 6
+    assert set(loaded.state_dict()) == set(model.state_dict())
+
+
+@pytest.mark.usefixtures("running")
+def test_whole_models_that_are_timed_do_it_too(given: list[Tensor]) -> None:
+    model, chosen = dense("llama")
+    choices = [replace(one, scheme="fp8") for one in without(family_of(model.config).sites(model.config))]
+    found = variant(model, choices)
+    assert logits(found).isfinite().all()
+    assert len(given) == 6
+    assert len(choices) == len(chosen)
+    logits(model)  # from which it was made
+    assert len(given) == 6
+
+
+@pytest.mark.parametrize(
+    ("norm", "device", "handed"),
+    [
+        (LlamaRMSNorm(64), "cpu", True),
+        (LlamaRMSNorm(64), "meta", False),
+        (nn.LayerNorm(64, bias=False), "cpu", False),
+        (Olmo2RMSNorm(64), "cpu", False),
+    ],
+)
+def test_norms_that_are_offloaded_or_others_stay(norm: nn.Module, device: str, handed: bool) -> None:
+    weight = StoredLinear(Floats8(), nn.Linear(64, 32))
+    block = nn.ModuleDict({"norm": norm, "weight": weight}).to(device)
+    round_before(block, [{"by": "norm", "readers": ["weight"], "of": []}])
+    assert ("forward" in vars(norm)) is handed
+    assert (weight.before is not None) is handed
+
+
+def test_models_without_such_weights_are_left_alone(make_plan: MakePlan) -> None:
+    model = llama(make_plan, {one.rpartition(".")[2]: "w4a16" for one in dense("llama")[1]})
+    assert "rounded" not in model.config.gac
+    assert not [one for one in model.modules() if "forward" in vars(one)]
+    assert not readers_of(model)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (7, "rounded has 7; expected objects with by, and with readers and of, which are lists."),
+        ([{"by": "model.norm"}], "rounded has {'by': 'model.norm'}; expected objects with by"),
+        (
+            [{"by": "model.norm", "readers": ["model.norm"], "of": []}],
+            "expected names of a norm, or of an MLP's activation, and of linear weights.",
+        ),
+        (
+            [{"by": "model.norm", "readers": ["lm_head"], "of": ["model.layers.0.mlp.up_proj"]}],
+            "expected names of a norm, or of an MLP's activation, and of linear weights.",
+        ),
+    ],
+)
+def test_a_damaged_description_is_refused(change: Any, message: str, make_plan: MakePlan, tmp_path: Path) -> None:
+    model = llama(make_plan)
+    model.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["gac"]["rounded"] = change
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=re.escape(message)):
+        type(model).from_pretrained(tmp_path)
+
+
+@pytest.mark.usefixtures("running")
+def test_a_checkpoint_of_before_runs_as_before(make_plan: MakePlan, given: list[Tensor], tmp_path: Path) -> None:
+    model = llama(make_plan)
+    expected = logits(model)
+    model.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert len(config["gac"].pop("rounded")) == 6
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    loaded = type(model).from_pretrained(tmp_path)
+    given.clear()
+    assert torch.equal(logits(loaded), expected)
+    assert not given
