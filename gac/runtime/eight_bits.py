@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .eight_bits_gemm import linear, unread
 from .rounded_inputs import rounded_linear
-from .storage import Held, Storage, not_finite
+from .storage import Held, Storage, not_scales
 
 FLOAT8 = torch.float8_e4m3fn
 
@@ -39,7 +39,7 @@ class EightBits(Storage):
         return (held["weight"].float() * held["weight_scale"].float()).to(dtype)
 
     def flaw(self, held: Held, rows: int, columns: int) -> str | None:
-        return not_finite(held, "weight_scale")
+        return not_scales(held, "weight_scale")
 
     def plain(self, x: Tensor, held: Held, rows: int, columns: int, bias: Tensor | None) -> Tensor:
         return rounded_linear(self.reads, x, self.values(held, rows, columns, x.dtype), bias)
@@ -63,3 +63,9 @@ class Floats8(EightBits):
     """8-bit floating point (e4m3), with scales in bfloat16."""
 
     number, scale, reads = FLOAT8, torch.bfloat16, "float8"
+
+    def flaw(self, held: Held, rows: int, columns: int) -> str | None:
+        nan = held["weight"].view(torch.uint8) & 127 == 127  # e4m3fn has no infinity
+        if bool(nan.any()):
+            return f"weight holds {int(nan.sum())} numbers that are not finite; expected none"
+        return super().flaw(held, rows, columns)
