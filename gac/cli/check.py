@@ -181,7 +181,9 @@ def bench(
     from gac.workloads import Workload
 
     parsed = tuple(map(Workload.parse, workloads))
-    gpu = require_gpu()
+    gpu = require_gpu(
+        "Run it where there is one. On a CPU gac eval measures what models lose, and plans predict latencies."
+    )
     if shapes is not None:
         answer = _of_shapes(shapes, parsed, compiled, **how)
     else:
