@@ -70,30 +70,57 @@ def put(number: float) -> Change:
     return change
 
 
+def infinite(one: Tensor) -> Tensor:
+    one[0] = torch.inf
+    return one
+
+
+NO_SCALE = "holds 1 numbers that are no scales; expected finite ones above 0"
 TENSORS: dict[str, tuple[str, Change, str]] = {
-    "no number": (f"{DOWN}.weight_scale", put(float("nan")), "holds 1 numbers that are no scales"),
-    "infinite": (f"{Q}.second.weight_scale", put(float("inf")), "holds 1 numbers that are no scales"),
-    "zero": (f"{V}.weight_scale", put(0), "holds 1 numbers that are no scales; expected finite ones above 0"),
-    "negative": (f"{K}.weight_scale", put(-0.5), "holds 1 numbers that are no scales"),
+    "no number": (f"{DOWN}.weight_scale", put(float("nan")), NO_SCALE),
+    "an infinite row": (f"{DOWN}.weight_scale", infinite, "holds 6 numbers that are no scales"),
+    "infinite": (f"{Q}.second.weight_scale", put(float("inf")), NO_SCALE),
+    "zero": (f"{V}.weight_scale", put(0), NO_SCALE),
+    "negative": (f"{K}.weight_scale", put(-0.5), NO_SCALE),
+    "all": (f"{K}.weight_scale", lambda one: one * torch.nan, "holds 64 numbers that are no scales"),
     "a weight that is no number": (f"{K}.weight", put(float("nan")), "holds 1 numbers that are not finite"),
-    "another shape": (f"{DOWN}.weight_shape", lambda one: one.flip(0), r"is \[176, 64\]; expected \[64, 176\]"),
+    "a stated shape": (f"{DOWN}.weight_shape", lambda one: one + 1, r"is \[65, 177\]; expected \[64, 176\]"),
     "another length": (f"{DOWN}.weight_packed", lambda one: one[:, :-1].contiguous(), r"has shape \(64, 16\)"),
     "fewer scales": (f"{DOWN}.weight_scale", lambda one: one[:, :-1].contiguous(), r"has shape \(64, 5\)"),
-    "8-bit of another length": (f"{V}.weight", lambda one: one[:-1].contiguous(), r"has shape \(63, 64\)"),
-    "missing": (f"{DOWN}.weight_zero_point", lambda _: None, "is missing"),
+    "fewer numbers": (f"{V}.weight", lambda one: one[:-1].contiguous(), r"has shape \(63, 64\) .* expected \(64, 64\)"),
+    "missing zero points": (f"{DOWN}.weight_zero_point", lambda _: None, "is missing"),
+    "missing scales": (f"{K}.weight_scale", lambda _: None, "is missing"),
 }
+DTYPES: dict[str, tuple[str, Change, str]] = {
+    "scales": (f"{V}.weight_scale", lambda one: one.float(), "is of torch.float32; expected torch.float16"),
+    "numbers": (f"{V}.weight", lambda one: one.short(), "is of torch.int16; expected torch.int8"),
+}
+"""What transformers casts as it reads, and ``gac.load`` refuses."""
+
+
+def write(folder: Path, name: str, change: Change) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    new = change(tensors.pop(name))
+    save_file(
+        tensors if new is None else tensors | {name: new}, folder / "model.safetensors", metadata={"format": "pt"}
+    )
 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("name", "change", "message"), TENSORS.values(), ids=TENSORS.keys())
 def test_a_tensor(name: str, change: Change, message: str, folder: Path) -> None:
-    tensors = load_file(folder / "model.safetensors")
-    kept = {other: one for other, one in tensors.items() if other != name}
-    new = change(tensors[name])
-    save_file(kept if new is None else kept | {name: new}, folder / "model.safetensors", metadata={"format": "pt"})
+    write(folder, name, change)
     for load in WAYS.values():
         with pytest.raises((ValueError, CheckpointError), match=f"{name}.*{message}"):
             load(folder)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("name", "change", "message"), DTYPES.values(), ids=DTYPES.keys())
+def test_a_dtype(name: str, change: Change, message: str, folder: Path) -> None:
+    write(folder, name, change)
+    with pytest.raises(CheckpointError, match=f"{name} {message}"):
+        gac.load(folder)
 
 
 OPTIONS: dict[str, tuple[str, dict[str, Any], str]] = {
