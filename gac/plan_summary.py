@@ -104,6 +104,14 @@ def _evidence(plan: "Plan") -> list[str]:
     ]
 
 
+def what_is_kept(plan: "Plan") -> str:
+    """How much of the targeted weights is left: parameters, or bytes and bits where numbers are rounded."""
+    if not rounding_of(plan):
+        return f"{plan.budget.kept:.3f} of its targeted parameters"
+    (used, total), (bits, _) = plan.bytes, plan.bits
+    return f"{used / total:.3f} of its targeted bytes, {bits:.2f} bits a weight"
+
+
 def latencies(plan: "Plan") -> list[str]:
     """What each workload takes, dense and as planned, a line each."""
     return [f"{workload.workload}: {_latency(workload, rounding_of(plan))}" for workload in plan.workloads]
