@@ -76,11 +76,14 @@ def first_line(failure: BaseException) -> str:
 def did_you_mean(name: str, known: Iterable[str], otherwise: str, cutoff: float = 0.6) -> str:
     """The remedy for an unknown name: the nearest known one, or ``otherwise`` where none is as near as ``cutoff``.
 
-    Capital letters count as small ones, and a name may be the beginning of a longer one.
+    Capital letters count as small ones, and a name may be the beginning of a longer one. Several names in one, with
+    commas between them, are to be given one by one.
     """
     from difflib import get_close_matches
 
     whole = {one.lower(): one for one in known}
+    if "," in name and whole.keys() & {one.strip().lower() for one in name.split(",")}:
+        return "Give each name by itself."
     begun = {one[: len(name)]: whole[one] for one in reversed(whole)} if len(name) > _SHORT else {}
     near = get_close_matches(name.lower(), [*whole, *begun], n=1, cutoff=cutoff)
     return f"Did you mean {(begun | whole)[near[0]]!r}?" if near else otherwise

@@ -104,14 +104,23 @@ def _evidence(plan: "Plan") -> list[str]:
     ]
 
 
+def what_is_kept(plan: "Plan") -> str:
+    """How much of the targeted weights is left: parameters, or bytes and bits where numbers are rounded."""
+    if not rounding_of(plan):
+        return f"{plan.budget.kept:.3f} of its targeted parameters"
+    (used, total), (bits, _) = plan.bytes, plan.bits
+    return f"{used / total:.3f} of its targeted bytes, {bits:.2f} bits a weight"
+
+
 def latencies(plan: "Plan") -> list[str]:
     """What each workload takes, dense and as planned, a line each."""
     return [f"{workload.workload}: {_latency(workload, rounding_of(plan))}" for workload in plan.workloads]
 
 
 def modelled(plan: "Plan") -> str:
-    """How far modelled latencies are off; empty where none is."""
-    if (error := plan.measured.profile.error) is None:
+    """How far modelled latencies are off; empty where none is, or no sum of latencies is known."""
+    error = plan.measured.profile.error
+    if error is None or all(None in (one.dense_ns, one.plan_ns) for one in plan.workloads):
         return ""
     return f"modelled latencies lie within {100 * error:.1f} % in the median on shapes left out of the model"
 
@@ -187,7 +196,7 @@ def lacking(workload: "WorkloadLatency", rounded: Sequence[str]) -> str:
 
 def _latency(workload: "WorkloadLatency", rounded: Sequence[str]) -> str:
     if workload.dense_ns is None or workload.plan_ns is None:
-        scheme = " --scheme ..." if workload.dense_ns is not None and rounded else ""
+        scheme = " --scheme ..." if rounded else ""
         return f"unknown, the profile {lacking(workload, rounded)} (gac profile --model ...{scheme} measures them)"
     ms = f"{workload.plan_ns / 1e6:.3f} ms of {workload.dense_ns / 1e6:.3f} ms dense"
     return f"{ms} ({workload.plan_ns / workload.dense_ns:.3f}x; {how_known(workload)})"

@@ -254,6 +254,12 @@ def test_a_tied_head_has_no_tensors_of_its_own(model: Any, saved: Path) -> None:
     assert torch.equal(logits(other), logits(model))
 
 
+def test_a_rounded_vocabulary_is_not_resized(model: Any, saved: Path) -> None:
+    for one in (model, gac.load(saved), AutoModelForCausalLM.from_pretrained(saved)):
+        with pytest.raises(ValueError, match="embedding and head are in w8a16; expected them in 16 or 32 bits to res"):
+            one.resize_token_embeddings(ROWS + 1)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 def test_another_dtype_leaves_what_is_stored_as_it_is(model: Any, saved: Path, dtype: torch.dtype) -> None:
     before = dict(model.model.embed_tokens.held)

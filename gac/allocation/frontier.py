@@ -11,7 +11,7 @@ from gac.allocation.knapsack import Group, Solution, knapsack
 from gac.allocation.latencies import UNKNOWN, Timing
 from gac.allocation.pareto import front
 from gac.allocation.problem import Problem, dense_total, floored, name_of
-from gac.costs import COUNTED, PARAMS, column_of, ns_of
+from gac.costs import BYTES, COUNTED, PARAMS, column_of, ns_of
 from gac.errors import BudgetError, GacError
 from gac.models.sites import Site
 from gac.profiling.table import Profile
@@ -21,6 +21,8 @@ from gac.version import __version__
 __all__ = ["PARAMS", "Frontier", "FrontierPoint", "check_asked", "check_profiled", "frontier"]
 
 _STEPS = 10**6
+_CALLED = {"memory": BYTES, "budget": PARAMS}
+"""What limits of plans are called by, and the columns that they limit."""
 
 
 def frontier(problem: Problem, *, points: int = 100, limit: str = PARAMS) -> Frontier:
@@ -75,7 +77,9 @@ def check_asked(points: int, limit: str, recipe: Recipe) -> None:
         raise BudgetError(
             f"a frontier over {limit!r}",
             f"{', '.join(COUNTED)} or one of the workloads ({', '.join(workloads) or 'none'})",
-            "Name one of these, or add it to the workloads.",
+            f"Did you mean {_CALLED[limit]!r}?"
+            if limit in _CALLED
+            else "Name one of these, or add it to the workloads.",
         )
     for name in ("memory", "kv_cache", "latency"):
         if getattr(limits, name):

@@ -4,7 +4,7 @@ import re
 from shlex import quote
 
 from gac.plan import Plan
-from gac.plan_summary import allocate_command
+from gac.plan_summary import allocate_command, what_is_kept
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
@@ -87,7 +87,7 @@ tags:
 - gac
 {base_model}---
 
-# {plan.measured.model}, compressed to {plan.budget.kept:.3f} of its targeted weights{how}
+# {plan.measured.model}, compressed to {what_is_kept(plan)}{how}
 
 {what}
 

@@ -196,9 +196,11 @@ def _wrong(directory: Path, given: str, expected: str) -> CheckpointError:
 
 
 def unread(source: Path) -> AbstractContextManager[None]:
-    """Turn what transformers raises for files of this directory into a CheckpointError."""
-    return reading(
-        lambda said: CheckpointError(
-            f"{source} cannot be loaded: {said}", "files as gac.save wrote them", "Save or copy the model again."
-        )
-    )
+    """Turn what transformers, or the runtime in it, raises for files of this directory into a CheckpointError."""
+
+    def error(said: str) -> CheckpointError:
+        given, _, expected = said.removeprefix(f"{source}: ").removesuffix(".").partition("; expected ")
+        expected = expected or "files as gac.save wrote them"
+        return CheckpointError(f"{source} cannot be loaded: {given}", expected, "Save or copy the model again.")
+
+    return reading(error)

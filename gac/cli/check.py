@@ -183,7 +183,10 @@ def bench(
     from gac.workloads import Workload
 
     parsed = tuple(map(Workload.parse, workloads))
-    gpu, ranks = require_gpu(), ranks_of_torchrun()
+    gpu = require_gpu(
+        "Run it where there is one. On a CPU gac eval measures what models lose, and plans predict latencies."
+    )
+    ranks = ranks_of_torchrun()
     if ranks is not None:
         note(f"split over {ranks.size} GPUs; every number is the slowest one's")
     if shapes is not None:

@@ -104,7 +104,8 @@ def matching_sweeps(
         raise ProfileError(
             f"no sweep of {measured.path.stem} is of {' '.join(words)}",
             f"one of its {len(every)} sweeps, such as {near}" if near else f"one of its {len(every)}, of {operators}",
-            "Run gac cliffs on it without filters to see them, or measure it with gac profile.",
+            "Run gac cliffs on it without filters to see them, or measure it with gac profile"
+            + (" --scheme." if dtype and dtype not in {sweep.dtype for sweep in every} else "."),
         )
     return found
 

@@ -116,7 +116,7 @@ class CompressedModel:
         with uncollected():
             model, report = load.from_pretrained(source, *args, output_loading_info=True, **options)
         _check_loaded(source, report)
-        _check_stored(source, model)
+        _check_stored(source, model, report)
         model.gac_files = _documents(source, {key: options[key] for key in _HUB_OPTIONS if key in options})
         if ranks is not None:
             _split(source, model, ranks)
@@ -126,6 +126,15 @@ class CompressedModel:
         if header_value(model.config, "decode_kernel") == "triton":
             use_decode_kernel(model)
         return (model, report) if output_loading_info else model
+
+    def resize_token_embeddings(self: Any, *args: Any, **options: Any) -> Any:
+        """As for any transformers model, but where embedding and head are stored: they have no rows to add to."""
+        if (head := header_value(self.config, HEAD)) is not None:
+            raise ValueError(
+                f"embedding and head are in {head.get('scheme')}; expected them in 16 or 32 bits to resize them. "
+                "Resize the dense model, and compress that."
+            )
+        return super().resize_token_embeddings(*args, **options)  # type: ignore[misc]
 
     def save_pretrained(self: Any, directory: Any, *args: Any, **options: Any) -> None:
         """As for any transformers model, with the plan, the card and the code beside the weights."""
@@ -219,9 +228,13 @@ def _check_loaded(source: Any, report: Any) -> None:
         )
 
 
-def _check_stored(source: Any, model: Any) -> None:
-    """Refuse tensors of a storage that stand for no matrix."""
-    for name, one in stored_modules(model).items():
+def _check_stored(source: Any, model: Any, report: Any) -> None:
+    """Refuse tensors of a storage that stand for no matrix, and others beside them, which would say something else."""
+    stored = stored_modules(model)
+    for key in sorted(map(str, report["unexpected_keys"])):
+        if own_name(model, key).rpartition(".")[0] in stored:
+            raise ValueError(f"{source}: {key} is unexpected; expected tensors as config.json describes the weight.")
+    for name, one in stored.items():
         if not any(held.is_meta for held in one.held.values()) and (said := one.storage.flaw(one.held, *one.matrix)):
             raise ValueError(f"{source}: {name}.{said}.")
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from .eight_bits_gemm import linear, linear_of, unread
 from .rounded_inputs import rounded_linear
 from .rounded_rows import Rounded
-from .storage import Held, Storage, not_finite
+from .storage import Held, Storage, not_scales
 
 FLOAT8 = torch.float8_e4m3fn
 
@@ -40,7 +40,7 @@ class EightBits(Storage):
         return (held["weight"].float() * held["weight_scale"].float()).to(dtype)
 
     def flaw(self, held: Held, rows: int, columns: int) -> str | None:
-        return not_finite(held, "weight_scale")
+        return not_scales(held, "weight_scale")
 
     def cuts(self, columns: slice, of: int) -> bool:
         return True
@@ -73,3 +73,9 @@ class Floats8(EightBits):
     """8-bit floating point (e4m3), with scales in bfloat16."""
 
     number, scale, reads = FLOAT8, torch.bfloat16, "float8"
+
+    def flaw(self, held: Held, rows: int, columns: int) -> str | None:
+        nan = held["weight"].view(torch.uint8) & 127 == 127  # e4m3fn has no infinity
+        if bool(nan.any()):
+            return f"weight holds {int(nan.sum())} numbers that are not finite; expected none"
+        return super().flaw(held, rows, columns)

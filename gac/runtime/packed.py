@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from .few_bits import Packed, linear, written
 from .kernel_limits import few_bits
-from .storage import Held, Storage, not_finite
+from .storage import Held, Storage, not_scales
 
 WORD = 32
 
@@ -118,7 +118,7 @@ class PackedIntegers(Storage):
     def flaw(self, held: Held, rows: int, columns: int) -> str | None:
         if (said := held["weight_shape"].tolist()) != [rows, columns]:
             return f"weight_shape is {said}; expected {[rows, columns]}"
-        return not_finite(held, "weight_scale")
+        return not_scales(held, "weight_scale")
 
     @property
     def step(self) -> int:

@@ -16,12 +16,12 @@ Held = Mapping[str, Tensor]
 """The tensors of one matrix, by name."""
 
 
-def not_finite(held: Held, name: str) -> str | None:
-    """The flaw of a tensor that has numbers that are not finite; None where all are."""
-    finite = held[name].isfinite()
-    if bool(finite.all()):
+def not_scales(held: Held, name: str) -> str | None:
+    """The flaw of a tensor that has numbers that are no scales: negative, zero or not finite; None where all are."""
+    sound = held[name].isfinite() & (held[name] > 0)
+    if bool(sound.all()):
         return None
-    return f"{name} holds {int((~finite).sum())} numbers that are not finite; expected none"
+    return f"{name} holds {int((~sound).sum())} numbers that are no scales; expected finite ones above 0"
 
 
 class Storage(ABC):

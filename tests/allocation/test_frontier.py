@@ -149,6 +149,12 @@ def test_a_limit_that_is_no_workload() -> None:
     )
 
 
+@pytest.mark.parametrize(("limit", "column"), [("memory", "bytes"), ("budget", "params")])
+def test_a_limit_by_the_name_that_plans_have_for_it(limit: str, column: str) -> None:
+    with pytest.raises(BudgetError, match=rf"a frontier over '{limit}'; .* Did you mean '{column}'\?"):
+        frontier(TWO, limit=limit)
+
+
 def test_a_latency_that_the_profile_lacks() -> None:
     lacking = problem([[1.0] * 5], [1] * 6, ["decode:4@8"])
     check_profiled(lacking.sites, lacking.profile, lacking.recipe, "params")

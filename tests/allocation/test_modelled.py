@@ -1,5 +1,6 @@
 """Plans for shapes that no shipped table has: every latency is known, and the plan says how many are modelled."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,19 @@ def test_a_plan_says_how_many_are_modelled_and_how_far_they_are_off(tmp_path: Pa
     assert f"modelled latencies lie within {error} in the median on shapes left out of the model" in said
     plan.save(tmp_path / "plan.json")
     assert Plan.load(tmp_path / "plan.json") == plan
+    unknown = replace(plan, workloads=tuple(replace(one, plan_ns=None, unknown=1) for one in plan.workloads))
+    assert "modelled latencies" not in unknown.summary()
+
+
+def test_what_measures_unknown_latencies_has_the_schemes() -> None:
+    plan = planner_of_shapes(CONFIGS["gemma-3-270m"], [Workload.parse("decode:7@1024")], "nvidia-h200", layers=2).plan(
+        0.8
+    )
+    assert "of 14 weights (gac profile --model ... measures them)" in plan.summary()
+    site = plan.sites[0]
+    first = replace(site, weights=(replace(site.weights[0], scheme="w4a16"), *site.weights[1:]))
+    rounded = replace(plan, sites=(first, *plan.sites[1:]))
+    assert "of 14 weights (gac profile --model ... --scheme ... measures them)" in rounded.summary()
 
 
 def test_what_is_measured_is_not_modelled() -> None:

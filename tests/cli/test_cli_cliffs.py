@@ -53,6 +53,12 @@ def test_sweeps_are_chosen_by_dtype(tmp_path: Path) -> None:
     assert run("plot", "latency", path, *chosen, "-o", tmp_path / "x.png").exit_code == 0
 
 
+def test_a_scheme_that_a_profile_lacks_can_be_measured(recorded: Path) -> None:
+    message = refused("cliffs", recorded, "--dtype", "w4a16")
+    assert "no sweep of recorded is of any operator w4a16" in message
+    assert "or measure it with gac profile --scheme." in message
+
+
 def test_a_stretch_of_dims_is_shown_dim_by_dim(recorded: Path) -> None:
     shown = [" ".join(line.split()) for line in run("cliffs", recorded, "--dims", "1023:1024").stdout.splitlines()]
     assert any(line.startswith("1023 151.2 0.1 5.00x 1024 alignment tier cutlass_75_tensorop") for line in shown)

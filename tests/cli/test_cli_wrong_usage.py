@@ -28,6 +28,7 @@ TABLE = [
         "a limit of latency for prefill:1x1024 with scheme w4a16, which the profile does not have",
     ),
     ("allocate MODEL --scheme w5a16", ERROR, "scheme 'w5a16' is unknown"),
+    ("allocate MODEL --scheme w4a16,w8a16", ERROR, "Give each name by itself."),
     ("allocate MODEL --memory 0", ERROR, "limits.memory=0.0; expected a number above 0 and at most 1"),
     ("allocate MODEL --form low_rnk", ERROR, "form 'low_rnk' is unknown"),
     ("allocate MODEL --seed -1", ERROR, "measure.seed=-1; expected a whole number, 0 or more"),
@@ -131,6 +132,13 @@ def test_a_name_that_may_be_on_the_hub_waits_for_no_network(monkeypatch: pytest.
     result = run("eval", "smal", "--windows", "1")
     assert result.exit_code == ERROR
     assert "model 'smal': no such directory, and the hub cannot be reached (no route)" in result.stderr
+
+
+def test_a_bench_without_a_gpu_says_what_there_is_without_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    result = run("bench", "m")
+    assert result.exit_code == ERROR
+    assert "expected an NVIDIA GPU to measure. Run it where there is one. On a CPU gac eval measures" in result.stderr
 
 
 def _unreachable(*_given: Any, **_how: Any) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 import gac
 from gac.allocation.frontier import frontier
+from gac.checkpoint.card import model_card
 from gac.errors import PlanError
 from gac.plan import Plan
 from gac.reporting.frontier import readable
@@ -36,6 +37,18 @@ def cells(page: str) -> list[dict[str, Any]]:
     assert found
     told: list[dict[str, Any]] = json.loads(found[1])
     return told
+
+
+# --- its title ------------------------------------------------------------------------------------------------------
+
+
+def test_the_title_and_the_card_say_bytes_where_weights_are_rounded() -> None:
+    assert " to 0.667 of its targeted parameters: a GAC plan</title>" in page_of(decided())
+    plan = rounded()
+    (used, total), (bits, _) = plan.bytes, plan.bits
+    told = f"{used / total:.3f} of its targeted bytes, {bits:.2f} bits a weight"
+    assert f" to {told}: a GAC plan</title>" in page_of(plan)
+    assert f", compressed to {told}\n" in model_card(plan)
 
 
 # --- what it answers ------------------------------------------------------------------------------------------------

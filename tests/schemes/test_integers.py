@@ -20,8 +20,9 @@ from gac.models.families import family_of
 from gac.models.loading import load_config
 from gac.plan import Plan
 from gac.plan_summary import allocate_command
+from gac.recipe import Recipe
 from gac.reporting.tables import cell_of, legend_of
-from gac.schemes import SCHEMES, scheme_named
+from gac.schemes import SCHEMES, scheme_named, scheme_timed_as
 from gac.schemes.feedback import layout, rounding
 from gac.schemes.feedback.levels import Levels
 from gac.schemes.feedback.sweep import sweep
@@ -59,6 +60,12 @@ def test_a_weight_costs_the_bytes_of_its_matrices() -> None:
     assert form_named("low_rank").matrices(weight, 8) == ((8, weight.in_features), (weight.out_features, 8))
     assert form_named("narrow").matrices(weight, 24) == ((24, weight.in_features),)
     assert form_named("grouped:2").matrices(weights_of(small_config("llama"))[1], 4)[1][1] == 4
+
+
+def test_its_own_size_of_groups_is_no_other_scheme() -> None:
+    assert SCHEMES.get("w4a16:128") is SCHEMES.get("w4a16")
+    assert scheme_timed_as("w4a16:128") is SCHEMES.get("w4a16")
+    assert Recipe.of(memory=0.3, schemes=("w4a16", "w4a16:128", "w4a16:64")).space.schemes == ("w4a16", "w4a16:64")
 
 
 @pytest.mark.parametrize("wrong", ["w4a16:", "w4a16:0", "w4a16:-1", "w4a16:x", "w5a16"])

@@ -54,19 +54,21 @@ def fingerprint() -> Header:
     )
 
 
-def require_gpu() -> str:
+def require_gpu(otherwise: str | None = None) -> str:
     """The name of the current CUDA device.
 
+    Args:
+        otherwise: what can be done where there is none; None: use a profile of those that are shipped.
+
     Raises:
-        ProfileError: there is none, with the profiles that can be used instead.
+        ProfileError: there is none.
     """
     if not torch.cuda.is_available():
+        shipped = ", ".join(path.stem for path in shipped_profiles()) or "(none is shipped)"
         raise ProfileError(
             f"no CUDA device is visible to PyTorch {torch.__version__}",
             "an NVIDIA GPU to measure",
-            "Use a profile that was measured elsewhere: "
-            + (", ".join(path.stem for path in shipped_profiles()) or "(none is shipped)")
-            + ".",
+            otherwise or f"Use a profile that was measured elsewhere: {shipped}.",
         )
     return torch.cuda.get_device_name()
 

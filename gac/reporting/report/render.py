@@ -10,6 +10,7 @@ from gac.allocation.frontier import Frontier
 from gac.arguments import checked
 from gac.io import whole_file
 from gac.plan import Plan
+from gac.plan_summary import what_is_kept
 from gac.profiling.table import Profile
 from gac.reporting.report import reasons, summary, tables
 from gac.reporting.report.charts import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, charts
@@ -82,6 +83,7 @@ def _content(sources: Sources) -> dict[str, Any]:
     return {
         "sources": sources,
         "plan": plan,
+        "kept": what_is_kept(plan),
         "summary": summary.summary(plan),
         "tiles": summary.tiles(plan),
         "columns": columns,

@@ -38,14 +38,16 @@ class Integers(Scheme):
         self.storage = StorageSpec("PackedIntegers", {"bits": bits, "group": group, "zero": zero})
 
     def with_parameter(self, text: str) -> "Integers":
-        """The same with groups of another size, ``w4a16:64``.
+        """The same with groups of another size, ``w4a16:64``; the scheme itself where that is its own size.
 
         Raises:
             PlanError: it is no number of columns.
         """
         if not _GROUP.fullmatch(text):
             given = f"scheme {self.kind}:{text}"
-            raise PlanError(given, f"{self.kind}:N with groups of 1 column or more", "Correct the name.")
+            raise PlanError(given, f"{self.kind}:N with groups of 1 to 999999 columns", "Correct the name.")
+        if int(text) == self.group:
+            return self
         return Integers(self.kind, self.bits, int(text), self.zero, f"{self.kind}:{text}")
 
     def bytes(self, rows: int, columns: int) -> int:

@@ -1,0 +1,143 @@
+"""Damaged tensors and options of stored weights: refused by name, whoever opens the checkpoint."""
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+from transformers.dynamic_module_utils import get_class_from_dynamic_module
+
+import gac
+from gac.errors import CheckpointError
+from gac.plan import Plan
+from gac.runtime.contract import DIGESTS
+from tests.compression.stored import stored
+from tests.models.small import small_config, small_model
+
+Change = Callable[[Tensor], Tensor | None]
+Q, K, V, DOWN = (
+    f"model.layers.{name}_proj" for name in ("0.self_attn.q", "0.self_attn.k", "0.self_attn.v", "1.mlp.down")
+)
+CHOSEN = {
+    Q: ("low_rank", 16, "w8a16"),
+    K: ("dense", 64, "fp8"),
+    V: ("dense", 64, "w8a8"),
+    DOWN: ("dense", 64, "w3a16:32"),
+}
+
+
+def of_the_directory(folder: Path) -> Any:
+    """By the code that the directory holds, as ``trust_remote_code=True`` runs it."""
+    return get_class_from_dynamic_module("modeling_gac.GacLlamaForCausalLM", str(folder)).from_pretrained(folder)
+
+
+WAYS: dict[str, Callable[[Path], Any]] = {
+    "gac.load": gac.load,
+    "import gac": AutoModelForCausalLM.from_pretrained,
+    "no gac": of_the_directory,
+}
+
+
+@pytest.fixture(scope="module")
+def original(make_plan: Callable[..., Plan], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    config = small_config("llama")
+    config.dtype = torch.bfloat16
+    folder = tmp_path_factory.mktemp("original") / "saved"
+    gac.save(stored(small_model(config), make_plan, CHOSEN), folder)
+    (folder / DIGESTS).unlink()  # which would refuse all that follows for another reason
+    return folder
+
+
+@pytest.fixture
+def folder(original: Path, tmp_path: Path) -> Iterator[Path]:
+    yield Path(shutil.copytree(original, tmp_path / "changed"))
+    shutil.rmtree(tmp_path / "changed")
+
+
+def put(number: float) -> Change:
+    """One of the numbers is another."""
+
+    def change(one: Tensor) -> Tensor:
+        one.view(-1)[5] = number
+        return one
+
+    return change
+
+
+def infinite(one: Tensor) -> Tensor:
+    one[0] = torch.inf
+    return one
+
+
+NO_SCALE = "holds 1 numbers that are no scales; expected finite ones above 0"
+TENSORS: dict[str, tuple[str, Change, str]] = {
+    "no number": (f"{DOWN}.weight_scale", put(float("nan")), NO_SCALE),
+    "an infinite row": (f"{DOWN}.weight_scale", infinite, "holds 6 numbers that are no scales"),
+    "infinite": (f"{Q}.second.weight_scale", put(float("inf")), NO_SCALE),
+    "zero": (f"{V}.weight_scale", put(0), NO_SCALE),
+    "negative": (f"{K}.weight_scale", put(-0.5), NO_SCALE),
+    "all": (f"{K}.weight_scale", lambda one: one * torch.nan, "holds 64 numbers that are no scales"),
+    "a weight that is no number": (f"{K}.weight", put(float("nan")), "holds 1 numbers that are not finite"),
+    "a stated shape": (f"{DOWN}.weight_shape", lambda one: one + 1, r"is \[65, 177\]; expected \[64, 176\]"),
+    "another length": (f"{DOWN}.weight_packed", lambda one: one[:, :-1].contiguous(), r"has shape \(64, 16\)"),
+    "fewer scales": (f"{DOWN}.weight_scale", lambda one: one[:, :-1].contiguous(), r"has shape \(64, 5\)"),
+    "fewer numbers": (f"{V}.weight", lambda one: one[:-1].contiguous(), r"has shape \(63, 64\) .* expected \(64, 64\)"),
+    "missing zero points": (f"{DOWN}.weight_zero_point", lambda _: None, "is missing"),
+    "missing scales": (f"{K}.weight_scale", lambda _: None, "is missing"),
+}
+DTYPES: dict[str, tuple[str, Change, str]] = {
+    "scales": (f"{V}.weight_scale", lambda one: one.float(), "is of torch.float32; expected torch.float16"),
+    "numbers": (f"{V}.weight", lambda one: one.short(), "is of torch.int16; expected torch.int8"),
+}
+"""What transformers casts as it reads, and ``gac.load`` refuses."""
+
+
+def write(folder: Path, name: str, change: Change) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    new = change(tensors.pop(name))
+    save_file(
+        tensors if new is None else tensors | {name: new}, folder / "model.safetensors", metadata={"format": "pt"}
+    )
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("name", "change", "message"), TENSORS.values(), ids=TENSORS.keys())
+def test_a_tensor(name: str, change: Change, message: str, folder: Path) -> None:
+    write(folder, name, change)
+    for load in WAYS.values():
+        with pytest.raises((ValueError, CheckpointError), match=f"{name}.*{message}"):
+            load(folder)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("name", "change", "message"), DTYPES.values(), ids=DTYPES.keys())
+def test_a_dtype(name: str, change: Change, message: str, folder: Path) -> None:
+    write(folder, name, change)
+    with pytest.raises(CheckpointError, match=f"{name} {message}"):
+        gac.load(folder)
+
+
+OPTIONS: dict[str, tuple[str, dict[str, Any], str]] = {
+    "smaller groups": (DOWN, {"group": 16}, r"\.weight_(scale|zero_point) has shape"),
+    "whole rows": (DOWN, {"group": None}, r"\.weight_(scale|zero_point) has shape"),
+    "fewer bits": (DOWN, {"bits": 2}, r"\.weight_(packed|zero_point) has shape"),
+    "no zero points": (DOWN, {"zero": False}, r"\.weight_zero_point is unexpected"),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("name", "options", "message"), OPTIONS.values(), ids=OPTIONS.keys())
+def test_an_option(name: str, options: dict[str, Any], message: str, folder: Path) -> None:
+    document = json.loads((folder / "config.json").read_bytes())
+    document["gac"]["modules"][name]["options"] |= options
+    (folder / "config.json").write_text(json.dumps(document))
+    for way, load in WAYS.items():
+        due = f"has modules.{name} .* as plan.json says" if way == "gac.load" else f"{name}{message}"
+        with pytest.raises((ValueError, CheckpointError), match=due):
+            load(folder)
