@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from gac.api import allocate as allocate
     from gac.api import compress as compress
     from gac.api import frontier as frontier
+    from gac.api import heal as heal
     from gac.checkpoint.export import export as export
     from gac.checkpoint.gguf.record import GgufFile as GgufFile
     from gac.checkpoint.gguf.write import export_gguf as export_gguf
@@ -71,6 +72,7 @@ else:
         "export_gguf": "gac.checkpoint.gguf.write",
         "find_cliffs": "gac.profiling.cliffs",
         "frontier": "gac.api",
+        "heal": "gac.api",
         "knapsack": "gac.allocation.knapsack",
         "load": "gac.checkpoint.load",
         "perplexity": "gac.evaluation.perplexity",

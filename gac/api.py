@@ -1,5 +1,6 @@
 """The pipeline, readable as the algorithm: measure the model, decide, apply, check."""
 
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -12,17 +13,21 @@ from gac.allocation.crosscheck import check_installed, verified
 from gac.allocation.frontier import Frontier, check_asked, check_profiled
 from gac.allocation.frontier import frontier as whole_range
 from gac.allocation.rules import RULES
-from gac.arguments import checked
-from gac.checkpoint.attach import PlannedModel, attach_plan, check_class
+from gac.arguments import Count, checked
+from gac.checkpoint.attach import PlannedModel, attach_plan, check_class, planned
+from gac.checkpoint.load import load
 from gac.compression.apply import build_modules, changed_sites, planned_sites, round_inputs, share_gemms, skip_absent
 from gac.compression.ends import check_ends, rounded_ends, swap_in_ends
 from gac.compression.first_shot import calibration_run, check_shots
 from gac.compression.refit import refit as fit_again
 from gac.compression.rounding import store_all
 from gac.costs import COUNTED, PARAMS
-from gac.errors import GacError
+from gac.errors import CheckpointError, GacError
 from gac.forms.planned_sites import as_planned
 from gac.forms.tensors import Kept
+from gac.healing.heal import heal_model
+from gac.healing.ranks import this_run
+from gac.healing.work import BLOCKS, Work
 from gac.measuring import (
     Asked,
     dense_model,
@@ -33,13 +38,16 @@ from gac.measuring import (
     statistics_key,
 )
 from gac.models.families import family_of
-from gac.models.loading import check_finite, check_in_memory, load_config, load_model
+from gac.models.loading import check_finite, check_in_memory, is_checkpoint, load_config, load_model
 from gac.models.modules import swap_in
 from gac.models.sites import Site
 from gac.models.threads import one_call_at_a_time
 from gac.plan import Plan
 from gac.profiling.select import select_profile
 from gac.recipe import Options, Recipe
+from gac.reporting.figures.healing import figure_of_healing
+from gac.reporting.page import check_figure
+from gac.reporting.page import save as save_figure
 from gac.runtime.decode_kernel import use_decode_kernel
 from gac.schemes import scheme_named
 from gac.sensitivity.calibration import CalibrationRun
@@ -169,7 +177,7 @@ def compress(
         PlanError: the plan was made for another model, or for other calibration text.
         GacError: the model or the text cannot be read.
     """
-    plan = Plan.opened(plan)
+    plan = replace(Plan.opened(plan), healed=())
     recipe = plan.recipe
     loaded = dense_model(model, tokenizer)
     sites = planned_sites(plan, family_of(loaded.model.config).sites(loaded.model.config))
@@ -204,6 +212,71 @@ def compress(
     if recipe.deployment.triton:
         use_decode_kernel(loaded.model)
     return attach_plan(loaded.model, plan)
+
+
+@checked
+@one_call_at_a_time
+def heal(
+    model: PreTrainedModel | str | Path,
+    *,
+    against: PreTrainedModel | str | Path,
+    text: CalibrationText | None = None,
+    minutes: float | None = None,
+    tokens: Count | None = None,
+    learning_rate: float | None = None,
+    blocks: float = BLOCKS,
+    dense: bool = False,
+    seed: int = 0,
+    tokenizer: PreTrainedTokenizerBase | str | Path | None = None,
+    report: str | Path | None = None,
+    progress: bool = True,
+) -> PlannedModel:
+    """Train a compressed model for some minutes towards the dense one: distillation in the forms and schemes it has.
+
+    First every decoder layer learns the dense layer's output from the compressed model's own inputs, then the whole
+    model the dense model's next-token distributions. Trained are the weights that the plan changes, and the norms;
+    stored numbers and their scales through rounding, so that they stay in their scheme. Forms, dims and bytes stay as
+    they are. A part of the text is held out: the state with the least divergence on it is kept.
+
+    A loaded model is changed in place and returned. Its plan says what it was healed on, for how long, and the
+    divergence before and after. What was interrupted goes on when the same is asked for again.
+
+    Args:
+        model: from ``compress`` or ``load``, or the directory of one.
+        against: the dense model that the plan was made for.
+        text: as ``calibration`` of ``allocate`` (without a size all of its calibration part), or ``"self"``: text that
+            the dense model writes, kept on disk (``"self:512x1024"``: so many windows). None takes the plan's text.
+        minutes: of wall-clock time, loading and text included; 5 where neither is given.
+        tokens: to be read in training instead: then the same is done every time, bit for bit on one device.
+        learning_rate: relative to the size of each weight; None has one that suits the size of the model.
+        blocks: the part of the work that goes to layers by themselves, from 0 to 1.
+        dense: train the weights, too, that the plan leaves dense.
+        seed: of the order of the text, and of what the dense model writes.
+        report: a figure of the loss curves to write (.png, .pdf or .svg).
+
+    Raises:
+        HealingError: divergence on the text held out did not fall, and the model is as it was; or a loss was not
+            finite, and the model is as it was best, which its plan then says.
+        PlanError: the dense model is not the one that the plan was made for.
+        GacError: the model carries no plan, the text is too short, or an argument is not usable.
+    """
+    begun, ranks = time.monotonic(), this_run()
+    if report is not None:
+        check_figure(Path(report))
+    if isinstance(model, (str, Path)) and not is_checkpoint(model):
+        given = f"{model}, which is no compressed checkpoint"
+        raise CheckpointError(given, "a directory that gac.save wrote", "Compress the model first.")
+    small: PreTrainedModel = load(model) if isinstance(model, (str, Path)) else model
+    plan = planned(small)
+    check_in_memory(small, ", with heal", "where they are trained", "")
+    work = Work.of(minutes, tokens, learning_rate, blocks, dense, seed, plan.measured.params)
+    loaded = dense_model(against, tokenizer)
+    healed, ended = heal_model(small, plan, loaded, against, text, work, ranks, begun, progress)
+    if report is not None and ranks.leads:
+        save_figure(figure_of_healing(ended.curve, ended.start, f"{plan.measured.model}, healed"), report)
+    if ended.failure is not None:
+        raise ended.failure
+    return healed
 
 
 def _layers_to_fit(plan: Plan, changed: Sequence[Site], sites: Sequence[Site], ends: bool) -> set[int]:

@@ -64,6 +64,10 @@ class PlanError(GacError):
     """A plan that cannot be read, or that was made for another model."""
 
 
+class HealingError(GacError):
+    """Healing that lowers no loss, or whose loss does not stay finite."""
+
+
 class CheckpointError(GacError):
     """A checkpoint directory that cannot be written or read."""
 

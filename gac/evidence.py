@@ -109,6 +109,53 @@ class RoundedHead:
 
 
 @dataclass(frozen=True)
+class Healed:
+    """A training of the compressed model towards the dense one, after the plan was applied.
+
+    Attributes:
+        text: what it was trained on, by name; ``self`` is what the dense model wrote itself.
+        windows: how many windows, each of ``window_tokens`` tokens; those that were held out are not among them.
+        held: windows that were held out.
+        tokens: that were read in training; what was read twice counts twice.
+        seconds: that it took.
+        learning_rate: relative to the size of each weight.
+        seed: of the order of the text, and of text that the model wrote.
+        before: the divergence from the dense model on what was held out, nats a token, KL(dense || compressed).
+        after: the same of the healed model, as it is stored.
+        blocks: the part of the work that went to decoder layers by themselves.
+        dense: whether weights that the plan leaves dense were trained too.
+        documents: the beginning of the SHA-256 of each document, where they were given in memory.
+        bos: every window begins with BOS.
+    """
+
+    text: str
+    windows: int
+    window_tokens: int
+    held: int
+    tokens: int
+    seconds: float
+    learning_rate: float
+    seed: int
+    before: float
+    after: float
+    blocks: float
+    dense: bool = False
+    documents: tuple[str, ...] = ()
+    bos: bool = False
+
+    @property
+    def possible(self) -> bool:
+        """Whether its numbers can be."""
+        counts = min(self.windows, self.window_tokens, self.held, self.tokens)
+        return counts > 0 and min(self.seconds, self.seed, self.before, self.after) >= 0 and self.learning_rate > 0
+
+    def __str__(self) -> str:
+        """``wiki-sample, 171 x 1024 tokens, 1,234,567 tokens in 5.0 minutes``."""
+        size = f"{self.windows} x {self.window_tokens} tokens"
+        return f"{self.text}, {size}, {self.tokens:,} tokens in {self.seconds / 60:.1f} minutes"
+
+
+@dataclass(frozen=True)
 class Measured:
     """What plans and frontiers rest on besides the recipe: the model, the text and the table, as they were found.
 

@@ -10,7 +10,7 @@ from gac.choices import REMEDY, Candidate, SiteChoice, WeightChoice, check, chec
 from gac.costs import BYTES, COSTS, KV_NUMBERS, ns_of
 from gac.display import Shown
 from gac.errors import PlanError
-from gac.evidence import UNMEASURED, Calibration, CalibrationPart, Measured, ProfileUsed, RoundedHead
+from gac.evidence import UNMEASURED, Calibration, CalibrationPart, Healed, Measured, ProfileUsed, RoundedHead
 from gac.io import Record
 from gac.plan_summary import summary
 from gac.recipe import Recipe
@@ -23,6 +23,7 @@ __all__ = [
     "CalibrationPart",
     "Candidate",
     "Certificate",
+    "Healed",
     "Limit",
     "Measured",
     "Plan",
@@ -155,6 +156,7 @@ class Plan(Shown, Record):
         limits: what is limited, the parameters first.
         certificate: of the least loss; it has one multiplier a limit, in the same order.
         speed: what was given for speed; None where the plan is the choice of least loss.
+        healed: how the model that carries the plan was trained since, in order; empty of a plan that was just made.
     """
 
     schema_version: int
@@ -167,6 +169,7 @@ class Plan(Shown, Record):
     certificate: Certificate
     sites: tuple[SiteChoice, ...]
     speed: Speed | None = None
+    healed: tuple[Healed, ...] = ()
     _error = PlanError
 
     def __post_init__(self) -> None:
@@ -239,6 +242,11 @@ class Plan(Shown, Record):
     def weights(self) -> tuple[WeightChoice, ...]:
         """Every weight's choice, in model order."""
         return tuple(weight for site in self.sites for weight in site.weights)
+
+    @property
+    def documents(self) -> tuple[str, ...]:
+        """The digests of the documents, given in memory, that it was calibrated or its model was healed on."""
+        return self.measured.calibration.documents + tuple(digest for one in self.healed for digest in one.documents)
 
     @property
     def alignment(self) -> dict[str, int]:
@@ -391,6 +399,7 @@ def _check_ranges(plan: Plan) -> None:
         "measured.params": plan.measured.params - budget.total + 1,
         "measured.rotation.untied": plan.measured.untied + 1,
         "measured.profile.error": int((plan.measured.profile.error or 0) >= 0),
+        "healed": int(all(one.possible for one in plan.healed)),
         "measured.head.shapes": beside_head + 1 if head is None or head.possible else 0,
         **{f"{one.workload}.dense_ns": one.dense_ns for one in plan.workloads if one.dense_ns is not None},
         **{f"{one.workload}.plan_ns": one.plan_ns for one in plan.workloads if one.plan_ns is not None},

@@ -36,6 +36,7 @@ def summary(plan: "Plan") -> str:
         *_head(plan),
         *([f"rotated      {measured.rotation}"] if measured.rotation else []),
         *_loss(plan),
+        *_healed(plan),
         *(f"latency      {told}" for told in latencies(plan)),
         *([f"             {told}"] if (told := modelled(plan)) else []),
         *([f"speed        {told}"] if (told := speed(plan)) else []),
@@ -91,6 +92,15 @@ def _loss(plan: "Plan") -> list[str]:
         *([f"             {beyond}"] if found.together else []),
         f"perplexity   {found.dense_perplexity:.2f} -> {found.perplexity:.2f} predicted on calibration text",
     ]
+
+
+def _healed(plan: "Plan") -> list[str]:
+    """What the model was trained on after the plan was applied, and what that gave."""
+    found = []
+    for one in plan.healed:
+        lost = f"{one.before:.4f} -> {one.after:.4f} nats a token"
+        found += [f"healed       on {one}:", f"             divergence from the dense model {lost}, on text held out"]
+    return found
 
 
 def _evidence(plan: "Plan") -> list[str]:
@@ -221,6 +231,19 @@ def allocate_command(plan: "Plan", profile: str | None = None) -> str:
     return (
         f"gac allocate {join([plan.measured.model, *_words(asked)])} \\\n  {join([*_words(second), '-o', 'plan.json'])}"
     )
+
+
+def apply_commands(plan: "Plan", plan_file: str = "plan.json") -> list[str]:
+    """What makes the model of the plan, and heals it where it was healed; words quoted for a shell."""
+    model, made = plan.measured.model, "DIR"
+    found = [f"gac compress {join([model])} --plan {join([plan_file])} -o {made}"]
+    for number, one in enumerate(plan.healed):
+        healed = f"HEALED{number or ''}"
+        options = ["--against", model, "--text", f"{one.text}", "--tokens", str(one.tokens), "--seed", str(one.seed)]
+        options += ["--learning-rate", f"{one.learning_rate:g}", "--blocks", f"{one.blocks:g}"]
+        found.append(join(["gac", "heal", made, *options, *(["--dense"] if one.dense else []), "-o", healed]))
+        made = healed
+    return found
 
 
 def rule_of(plan: "Plan") -> str | None:

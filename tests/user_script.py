@@ -52,6 +52,7 @@ def compress(made: gac.Plan) -> None:
     small = gac.compress("smollm2", made, calibration=["one", "two"])
     assert_type(small.gac_plan, gac.Plan)
     assert_type(gac.compress(small, "plan.json").gac_plan.budget.kept, float)
+    assert_type(gac.heal(small, against="smollm2", text="self", minutes=5).gac_plan.healed[-1].after, float)
     gac.save(small, "small", max_shard_size="2GB", overwrite=True)
     again = gac.load(Path("small"), device="cpu", dtype=torch.bfloat16)
     assert_type(again.gac_plan.prediction.loss, float)

@@ -1,10 +1,9 @@
 """The model card of a compressed checkpoint: what it is, what it was made from, how to make it again."""
 
 import re
-from shlex import quote
 
 from gac.plan import Plan
-from gac.plan_summary import allocate_command, what_is_kept
+from gac.plan_summary import allocate_command, apply_commands, what_is_kept
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
@@ -39,6 +38,7 @@ def model_card(plan: Plan) -> str:
     if not plan.measured.predicted:
         return f"{_about(plan, '', _PRUNED)}\n{_LOAD}"
     text, profile = plan.measured.calibration, plan.measured.profile
+    commands = "\n".join([allocate_command(plan), *apply_commands(plan)])
     what = (
         "Every weight has the form and the dim that lose least, all chosen at once, within the budget and for the GPU "
         f"named\nbelow. The predicted perplexity holds for the calibration text: {text};\nits windows do not overlap. "
@@ -53,8 +53,7 @@ def model_card(plan: Plan) -> str:
 With GAC {plan.gac_version} and the profile `{profile.digest[:12]}` of the {profile.gpu}{documents}:
 
 ```
-{allocate_command(plan)}
-gac compress {quote(plan.measured.model)} --plan plan.json -o DIR
+{commands}
 ```
 """
 

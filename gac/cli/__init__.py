@@ -6,7 +6,7 @@ import click
 
 from gac.cli.check import bench, evaluate
 from gac.cli.cliffs import cliffs, explain
-from gac.cli.model import allocate, compress, export, frontier, repair
+from gac.cli.model import allocate, compress, export, frontier, heal, repair
 from gac.cli.plot import plot
 from gac.cli.profile import profile, profiles
 from gac.cli.show import compare, graph, report
@@ -39,9 +39,9 @@ def main() -> None:
 
     Measure the GPU, and learn where and why it is slow (profile, cliffs, explain, study). See what there is to choose
     (graph). Choose what every weight becomes within a budget (allocate), or within every budget (frontier). Compare
-    plans (compare) and look at them (plot, report). Apply one (compress), check its files (verify) and what it says
-    (eval), time it (bench), and write it for tools that know nothing of GAC (export). Align what others have
-    compressed (repair).
+    plans (compare) and look at them (plot, report). Apply one (compress), train what it lost back (heal), check its
+    files (verify) and what it says (eval), time it (bench), and write it for tools that know nothing of GAC (export).
+    Align what others have compressed (repair).
     """
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("HF_HUB_VERBOSITY", "error")
@@ -49,6 +49,6 @@ def main() -> None:
 
 _MEASURE = (profile, profiles, cliffs, explain, study)
 _CHOOSE = (graph, allocate, frontier, compare, plot, report)
-_APPLY = (compress, verify, repair, evaluate, bench, export)
+_APPLY = (compress, heal, verify, repair, evaluate, bench, export)
 for _command in (*_MEASURE, *_CHOOSE, *_APPLY):
     main.add_command(_command)

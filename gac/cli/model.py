@@ -12,6 +12,7 @@ import gac
 from gac.cli.measuring import STATISTICS_KEPT, recipe_options, tokenizer_option
 from gac.cli.options import (
     FILE,
+    Figure,
     Target,
     output_option,
     plan_document,
@@ -144,6 +145,56 @@ def compress(model: str, plan_file: Path, output: Path, overwrite: bool, tokeniz
         "dense_parameters": plan.measured.params,
     }
     return _saved(output, sizes | {"plan": plan_document(plan)}, plan_line(plan))
+
+
+@click.command(cls=Verb, resume="No checkpoint was written; the same command goes on from its last state.")
+@click.argument("directory", type=FILE)
+@click.option("--against", required=True, metavar="MODEL", help="The dense model that the plan was made for.")
+@output_option(_NEW, "The directory to write.", required=True)
+@click.option(
+    "--text",
+    metavar="NAME|FILE",
+    help="What to heal on; without a size (:WINDOWSxLENGTH) all of it that is for calibration. self: text that MODEL "
+    "writes. By default the plan's calibration text.",
+)
+@click.option("--minutes", type=float, metavar="M", help="Wall-clock time, everything counted; 5 by default.")
+@click.option("--tokens", type=int, metavar="N", help="Tokens to read in training, instead of a time: repeatable.")
+@click.option("--learning-rate", type=float, metavar="R", help="Relative to the size of each weight.")
+@click.option(
+    "--blocks",
+    type=float,
+    metavar="F",
+    default=0.3,
+    show_default=True,
+    help="The part of the work that goes to decoder layers by themselves.",
+)
+@click.option("--dense", is_flag=True, help="Train the weights, too, that the plan leaves dense.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the order of the text, and of MODEL's own.")
+@click.option("--report", type=Figure(), metavar="FILE", help="Draw the loss curves (.png, .pdf or .svg).")
+@click.option("--overwrite", is_flag=True, help="Replace an existing compressed checkpoint.")
+@tokenizer_option
+def heal(directory: Path, against: str, output: Path, overwrite: bool, tokenizer: str | None, **how: Any) -> Answer:
+    """Train a compressed model for minutes towards the dense one, and save it.
+
+    DIRECTORY was written by gac compress; it is not changed. Forms, dims, schemes and bytes stay as they are. The state
+    that is best on text held out is kept, and the plan in the new directory says what it was healed on.
+    """
+    from gac.checkpoint.target import check_free
+    from gac.healing.ranks import this_run
+    from gac.models.loading import load_tokenizer
+
+    check_free(output, overwrite)
+    small = gac.load(directory)
+    given, leads = small.gac_plan.healed, this_run().leads
+    try:
+        gac.heal(small, against=against, tokenizer=tokenizer, **how)
+    finally:
+        if leads and small.gac_plan.healed != given:  # also where a loss was not finite, in the best state before that
+            gac.save(small, output, tokenizer=load_tokenizer(tokenizer or against), overwrite=overwrite)
+            note(f"saved in {output}")
+    healed = small.gac_plan.healed[-1]
+    lost = f"divergence on text held out: {healed.before:.4f} -> {healed.after:.4f} nats a token"
+    return _saved(output, {"healed": asdict(healed)}, f"healed on {healed}", lost)
 
 
 @click.command(cls=Verb)

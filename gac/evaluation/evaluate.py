@@ -139,7 +139,7 @@ def _evaluated(
 def _prediction(found: Evaluated, dense: Loaded) -> float | None:
     """What the plan promised for ln(perplexity / dense), where ``dense`` is the model it was made for."""
     plan = found.plan
-    if plan is None or found.perplexity is None:
+    if plan is None or found.perplexity is None or plan.healed:  # what healing gives, no plan has predicted
         return None
     names = [weight.name for weight in plan.weights]
     parameters = {name for name, _ in dense.model.named_parameters()}

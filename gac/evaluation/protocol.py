@@ -105,7 +105,7 @@ def check_positions(model: PreTrainedModel, length: int, what: str) -> None:
 
 def _check_unseen(documents: Documents, model: nn.Module) -> None:
     plan = getattr(model, "gac_plan", None)
-    known = set(plan.measured.calibration.documents) if isinstance(plan, Plan) else set()
+    known = set(plan.documents) if isinstance(plan, Plan) else set()
     seen = [at for at, digest in enumerate(documents.digests) if digest in known]
     if seen:
         raise TextError(

@@ -162,6 +162,10 @@ class FusedMember(nn.Module):
             return Heads(part, self._length)
         return part if self.second is None else self.second(part)
 
+    def fused_parameters(self) -> list[nn.Parameter]:
+        """Those of the fused GEMM, which hold other weights' too."""
+        return list(self._link[0].parameters())
+
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, features={self._part}"
 

@@ -12,6 +12,7 @@ from gac.runtime.kernel_limits import LIMITS
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from gac.schemes.grid import Grid
     from gac.schemes.inputs import Inputs
     from gac.schemes.scaled import Scaled
 
@@ -116,6 +117,20 @@ class Scheme(ABC):
             held: the tensors, as ``stored`` gives them.
         """
         return None
+
+    def grid(self, held: "Mapping[str, Tensor]", rows: int, columns: int) -> "Grid | None":
+        """What its storage holds as numbers of a format, which training moves to others; ``on_grid`` stores those.
+
+        None where it does not say: then healing leaves such weights as they are.
+
+        Args:
+            held: the tensors, as ``stored`` gives them.
+        """
+        return None
+
+    def on_grid(self, grid: "Grid") -> "dict[str, Tensor]":
+        """The tensors of its storage that hold this grid's numbers and scales, for schemes that have grids."""
+        raise NotImplementedError(f"scheme {self.name} has grids, and does not say how they are stored")
 
     def noise(self, squares: "Tensor", peak: "Tensor") -> "Tensor":
         """The mean squared error that the reader makes of each feature, ``(..., features)``, if they are independent.

@@ -150,6 +150,33 @@ def calibration_windows(
     return _cut(spec.name, ids, spec.windows, spec.length, "calibration", seed=seed, head=head)
 
 
+def every_window(source: str | Documents, tokenizer: Any, length: int, bos: bool | None = None) -> Windows:
+    """All windows of a source's calibration text, which share no token with those of its evaluation.
+
+    Args:
+        source, tokenizer, bos: as for ``calibration_windows``.
+        length: tokens of a window.
+
+    Raises:
+        TextError: as ``calibration_windows``.
+    """
+    found = _source(source)
+    ids = _tokens(found.calibration(), tokenizer)[: found.reserved]
+    name = source if isinstance(source, str) else source.name
+    return _cut(name, ids, None, length, "calibration", head=bos_of(tokenizer, bos))
+
+
+def windows_of(
+    name: str, ids: torch.Tensor, tokenizer: Any, windows: int, length: int, bos: bool | None = None
+) -> Windows:
+    """So many windows of token ids ``(tokens,)`` that are at hand, in even steps; arguments as for ``every_window``.
+
+    Raises:
+        TextError: there are too few, or no BOS.
+    """
+    return _cut(name, ids, windows, length, "calibration", head=bos_of(tokenizer, bos))
+
+
 def bos_of(tokenizer: Any, bos: bool | None = None) -> int | None:
     """The token that every window begins with; None where windows are text alone.
 

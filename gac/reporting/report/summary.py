@@ -6,7 +6,17 @@ from shlex import quote
 
 from gac.costs import BYTES, KV_NUMBERS, PARAMS
 from gac.plan import Plan, WorkloadLatency
-from gac.plan_summary import allocate_command, how_known, lacking, modelled, rounding_of, rule_of, run_as, stored
+from gac.plan_summary import (
+    allocate_command,
+    apply_commands,
+    how_known,
+    lacking,
+    modelled,
+    rounding_of,
+    rule_of,
+    run_as,
+    stored,
+)
 from gac.profiling.folders import saved_profiles, shipped_profiles
 from gac.profiling.table import Profile
 from gac.reporting.formatting import counted, duration, megabytes, nats
@@ -48,6 +58,11 @@ def summary(plan: Plan) -> Iterator[str]:
         f"{plan.prediction.dense_perplexity:,.2f} becomes {plan.prediction.perplexity:,.2f} on the calibration text. "
         "That is a prediction; gac eval measures it."
     )
+    for one in plan.healed:
+        yield (
+            f"After that the model was healed on {one}. Its divergence from the dense model fell from "
+            f"{nats(one.before)} to {nats(one.after)} nats a token, on {counted(one.held, 'window')} held out."
+        )
     if plan.workloads:
         times = ", and ".join(_time(plan, one) for one in plan.workloads)
         yield f"The predicted time of the targeted weights {times}."
@@ -226,7 +241,7 @@ def commands(sources: Sources) -> str:
     return "\n".join(
         [
             allocate_command(sources.plan, profile.path.stem if profile is not None and known else None),
-            f"gac compress {model} --plan plan.json -o DIR",
+            *apply_commands(sources.plan),
             f"gac eval DIR --against {model}",
         ]
     )

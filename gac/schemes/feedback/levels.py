@@ -20,6 +20,11 @@ class Levels(ABC):
     most: int
     floating: ClassVar[bool]
 
+    @property
+    def least(self) -> int:
+        """The smallest."""
+        return -self.most if self.floating else 0
+
     @abstractmethod
     def nearest_(self, units: Tensor) -> Tensor:
         """Float64 numbers to the nearest that there are, in place."""

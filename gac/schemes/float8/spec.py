@@ -1,5 +1,6 @@
 """8-bit floating point on both sides: a sign, 4 bits of exponent and 3 of mantissa (e4m3, arXiv 2209.05433)."""
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from gac.schemes.base import StorageSpec
@@ -8,6 +9,7 @@ from gac.schemes.eight_bits import EightBits
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from gac.schemes.grid import Grid
     from gac.schemes.inputs import Inputs
 
 _LARGEST = 448
@@ -42,6 +44,16 @@ class Float8(EightBits):
 
         found = round_matrix(matrix, inputs, gradients)
         return {"weight": found.numbers, "weight_scale": found.scale[:, : matrix.shape[1]]}
+
+    def grid(self, held: "Mapping[str, Tensor]", rows: int, columns: int) -> "Grid":
+        from gac.schemes.float8.torch import grid_of
+
+        return grid_of(held["weight"], held["weight_scale"])
+
+    def on_grid(self, grid: "Grid") -> "dict[str, Tensor]":
+        from gac.schemes.float8.torch import FLOAT8
+
+        return {"weight": grid.numbers.to(FLOAT8), "weight_scale": grid.scale.bfloat16()}
 
     def noise(self, squares: "Tensor", peak: "Tensor") -> "Tensor":
         """A part of each feature's own square, whatever the others are; a token's largest is exact."""

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from gac.schemes.feedback.levels import Levels
 from gac.schemes.feedback.rounding import rounded
+from gac.schemes.grid import Grid
 from gac.schemes.inputs import Inputs
 
 FLOAT8 = torch.float8_e4m3fn
@@ -74,6 +75,12 @@ def round_matrix(matrix: Tensor, inputs: Inputs | None, gradients: Tensor | None
         scale, _ = levels.fitted(work, work.new_ones(matrix.shape[1]))
         numbers = levels.nearest_(work / scale)
     return Floats(numbers.float().to(FLOAT8), scale.bfloat16())
+
+
+def grid_of(numbers: Tensor, scale: Tensor) -> Grid:
+    """Of the numbers ``(rows, columns)`` and scales ``(rows, 1)`` that are stored."""
+    wide = scale.float()
+    return Grid(numbers.float(), wide, torch.zeros_like(wide), max(numbers.shape[1], 1), Floating())
 
 
 def _octave(least: Tensor) -> list[Tensor]:

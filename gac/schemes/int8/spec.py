@@ -10,6 +10,7 @@ from gac.schemes.integers.spec import W8A16
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from gac.schemes.grid import Grid
     from gac.schemes.inputs import Inputs
     from gac.schemes.scaled import Scaled
 
@@ -41,6 +42,17 @@ class Int8(EightBits):
 
     def scaled(self, values: "Tensor", held: "Mapping[str, Tensor]") -> "Scaled":
         return W8A16.scaled(values, held)
+
+    def grid(self, held: "Mapping[str, Tensor]", rows: int, columns: int) -> "Grid":
+        from gac.schemes.integers.torch import grid_of_signed
+
+        return grid_of_signed(held["weight"], held["weight_scale"])
+
+    def on_grid(self, grid: "Grid") -> "dict[str, Tensor]":
+        from gac.schemes.integers.torch import of_grid
+
+        found = of_grid(grid)
+        return {"weight": found.signed, "weight_scale": found.scale}
 
     def noise(self, squares: "Tensor", peak: "Tensor") -> "Tensor":
         """Even within a step of 1/127 of the token's largest, which is exact; no feature loses more than it is."""

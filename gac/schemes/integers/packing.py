@@ -1,10 +1,14 @@
 """Numbers and zero points packed into words of 32 bits, as ``gac.runtime.packed`` reads them."""
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
-from gac.runtime.packed import WORD, in_parts, period, words_of
+from gac.runtime.packed import WORD, in_parts, period, unpack, words_of
+from gac.schemes.grid import Grid
 from gac.schemes.integers.torch import Numbers
+from gac.schemes.integers.whole import Whole
 
 
 def packed(found: Numbers, bits: int, zero: bool) -> dict[str, Tensor]:
@@ -17,6 +21,21 @@ def packed(found: Numbers, bits: int, zero: bool) -> dict[str, Tensor]:
     tensors = {"weight_packed": pack(found.numbers, bits), "weight_scale": found.scale.contiguous()}
     tensors["weight_shape"] = torch.tensor(found.numbers.shape, device=found.scale.device)
     return tensors | ({"weight_zero_point": pack(found.zero.T, bits).T.contiguous()} if zero else {})
+
+
+def unpacked(held: Mapping[str, Tensor], bits: int, size: int, shape: tuple[int, int]) -> Grid:
+    """What ``packed`` has made such tensors of.
+
+    Args:
+        size: columns that have one scale.
+        shape: rows and columns of the matrix.
+    """
+    scale, packed_zeros = held["weight_scale"].float(), held.get("weight_zero_point")
+    zero = torch.full_like(scale, 1 << bits - 1)
+    if packed_zeros is not None:
+        zero = unpack(packed_zeros.T, bits, shape[0]).T.float()
+    numbers = unpack(held["weight_packed"], bits, shape[1]).float()
+    return Grid(numbers, scale, zero, size, Whole((1 << bits) - 1, packed_zeros is not None))
 
 
 def pack(numbers: Tensor, bits: int) -> Tensor:

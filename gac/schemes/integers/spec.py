@@ -11,6 +11,7 @@ from gac.schemes.config_groups import config_group, in_groups, in_rows
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from gac.schemes.grid import Grid
     from gac.schemes.inputs import Inputs
     from gac.schemes.integers.torch import Numbers
     from gac.schemes.scaled import Scaled
@@ -76,6 +77,17 @@ class Integers(Scheme):
         from gac.schemes.scaled import Scaled
 
         return Scaled.of(values, held["weight_scale"], self.group or max(values.shape[1], 1))
+
+    def grid(self, held: "Mapping[str, Tensor]", rows: int, columns: int) -> "Grid":
+        from gac.schemes.integers.packing import unpacked
+
+        return unpacked(held, self.bits, self.group or max(columns, 1), (rows, columns))
+
+    def on_grid(self, grid: "Grid") -> "dict[str, Tensor]":
+        from gac.schemes.integers.packing import packed
+        from gac.schemes.integers.torch import of_grid
+
+        return packed(of_grid(grid), self.bits, self.zero)
 
     def _words(self, numbers: int) -> int:
         """Words that a string of numbers takes."""

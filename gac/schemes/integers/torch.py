@@ -7,6 +7,7 @@ from torch import Tensor
 
 from gac.runtime.packed import dequantise
 from gac.schemes.feedback.rounding import rounded
+from gac.schemes.grid import Grid
 from gac.schemes.inputs import Inputs
 from gac.schemes.integers.grids import fitted
 from gac.schemes.integers.whole import Whole
@@ -36,6 +37,17 @@ class Numbers:
     def values(self, dtype: torch.dtype) -> Tensor:
         """The matrix ``(rows, columns)`` that they stand for: exact in float32, then rounded to the dtype."""
         return dequantise(self.numbers, self.scale, self.zero, self.size, dtype)
+
+
+def of_grid(grid: Grid) -> Numbers:
+    """A grid's numbers as they are stored."""
+    return Numbers(grid.numbers.to(torch.uint8), grid.scale.half(), grid.zero.to(torch.uint8), grid.size)
+
+
+def grid_of_signed(signed: Tensor, scale: Tensor) -> Grid:
+    """Of ``Numbers.signed`` and the scale of each row."""
+    zero = torch.full_like(scale, 128, dtype=torch.float32)
+    return Grid(signed.float() + 128, scale.float(), zero, max(signed.shape[1], 1), Whole(255, zero=False))
 
 
 def round_matrix(

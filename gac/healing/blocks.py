@@ -1,0 +1,90 @@
+"""Block-local distillation: every decoder layer learns what the dense layer makes, from what it is given itself.
+
+Layers are trained in the order in which they run. The input of a layer is what the compressed model, healed so far, has
+at that place; what it learns is the output that the dense layer has in the dense model. So it makes up for what was
+lost before it, too. The loss is the squared error of each token relative to the square of what it should be: the next
+RMSNorm reads tokens whatever their size.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gac.models.modules import input_device
+from gac.sensitivity.layerwise import LayerStack, room
+
+HELD_STATES = 4
+"""Sets of hidden states of which there has to be room on a device."""
+
+
+class Passage:
+    """The hidden states of windows on their way through a model's decoder layers.
+
+    Args:
+        model: a causal LM that needs no gradients.
+        layers: its decoder layers, in order.
+        parts: token ids, each ``(windows, tokens)``, the first with one window at least.
+        on_host: whether states wait in host memory.
+
+    Attributes:
+        states: at the input of the layer that comes next, for each part ``(windows, tokens, hidden)``.
+    """
+
+    states: list[Tensor]
+
+    def __init__(self, model: nn.Module, layers: Sequence[nn.Module], parts: Sequence[Tensor], on_host: bool) -> None:
+        self._layers, self._on_host = layers, on_host
+        self._stack = LayerStack(model, layers)
+        with torch.no_grad(), self._stack.traced(0, lambda _layer, _hidden: None):
+            model(input_ids=parts[0][:1].to(input_device(model)), use_cache=False)
+        self.states = [self._kept(hidden) for hidden in _entering(model, layers[0], parts)]
+
+    def run(self, layer: int, hidden: Tensor) -> Tensor:
+        """A layer's output for states ``(windows, tokens, hidden)``."""
+        return self._stack.run(layer, hidden.to(next(self._layers[layer].parameters()).device))
+
+    @torch.no_grad()
+    def advance(self, layer: int) -> None:
+        """Take all states through a layer."""
+        for at, hidden in enumerate(self.states):
+            self.states[at] = self._kept(self.run(layer, hidden))
+
+    def _kept(self, hidden: Tensor) -> Tensor:
+        return hidden.cpu() if self._on_host else hidden
+
+
+class _StopError(Exception):
+    """What enters the first layer has been seen."""
+
+
+def _entering(model: nn.Module, first: nn.Module, parts: Sequence[Tensor]) -> Iterator[Tensor]:
+    """What the first layer reads of each part."""
+    heard: list[Tensor] = []
+
+    def stop(found: list[Tensor], _module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        found.append(inputs[0].clone())
+        raise _StopError
+
+    with torch.no_grad(), first.register_forward_pre_hook(partial(stop, heard)):
+        for ids in parts:
+            with suppress(_StopError):
+                model(input_ids=ids.to(input_device(model)), use_cache=False)
+            yield heard.pop()
+
+
+def on_host(model: Any, tokens: int) -> bool:
+    """Whether the states of so many tokens have to wait in host memory."""
+    needed = HELD_STATES * tokens * model.config.hidden_size * model.dtype.itemsize
+    device = input_device(model)
+    return device.type != "cpu" and needed > room(device)
+
+
+def relative_error(found: Tensor, due: Tensor) -> Tensor:
+    """The mean over tokens of ``|found - due|^2 / |due|^2``, for states ``(windows, tokens, hidden)``; float32."""
+    due = due.to(found.device).float()
+    errors = (found.float() - due).square().sum(-1) / due.square().sum(-1).clamp_min(1e-12)
+    return errors.mean()

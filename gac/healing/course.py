@@ -1,0 +1,85 @@
+"""The course of a healing: layers by themselves, then the whole model; the model ends in its best state."""
+
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+from gac.errors import HealingError
+from gac.healing.healing import Healing
+from gac.healing.layers import heal_layers
+from gac.healing.whole import heal_whole
+from gac.reporting.figures.healing import LossPoint
+
+
+@dataclass(frozen=True, eq=False)
+class Ended:
+    """How a healing ended.
+
+    Attributes:
+        start: divergence on what is held out before, nats a token.
+        best: the least since.
+        tokens: read in training.
+        curve: what was measured.
+        failure: what stopped it, where something did.
+    """
+
+    start: float
+    best: float
+    tokens: int
+    curve: tuple[LossPoint, ...]
+    failure: HealingError | None = None
+
+    @property
+    def won(self) -> bool:
+        """Whether the model is better than it was."""
+        return self.best < self.start
+
+
+def run(healing: Healing) -> Ended:
+    """Train; the model is then in its best state, in its own dtype and storages, and as it was where this raises."""
+    kept = False
+    try:
+        with _repeatable(healing.model.device):
+            ended = _ended(healing)
+        kept = ended.won
+    finally:
+        healing.trained.restore(healing.best if kept else healing.given)
+        healing.trained.close(changed=kept)
+    healing.state.remove()
+    return ended
+
+
+def _ended(healing: Healing) -> Ended:
+    failure = None
+    healing.resume_or_start()
+    try:
+        heal_layers(healing)
+        heal_whole(healing)
+    except HealingError as stopped:
+        failure = stopped
+    found = healing.reached
+    return Ended(found.start, found.best, found.tokens, found.curve, failure)
+
+
+@contextmanager
+def _repeatable(device: torch.device) -> Iterator[None]:
+    """With the kernels that add in the same order every time, on a GPU; those of a CPU do."""
+    if device.type != "cuda":
+        yield
+        return
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    filled = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    try:
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*deterministic.*")
+            yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+        torch.utils.deterministic.fill_uninitialized_memory = filled  # type: ignore[attr-defined]

@@ -1,0 +1,106 @@
+"""Steps of AdamW on some parameters: rates relative to their size, warm-up, cosine, clipped gradients."""
+
+from collections import defaultdict
+from collections.abc import Mapping
+from math import cos, isfinite, log2, pi
+
+import torch
+from torch import Tensor, nn
+
+from gac.errors import HealingError
+from gac.healing.ranks import Ranks
+from gac.healing.trainables import Values
+
+WARM_UP = 0.05
+"""The part of the work over which the rate rises."""
+LAST = 0.05
+"""What the rate ends at, as a part of its highest."""
+BETAS = (0.9, 0.95)
+CLIPPED = 1.0
+"""The largest norm of all gradients together."""
+SMALLEST = 2**-10
+"""What counts as the size of parameters that are smaller, or zero."""
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+class Descent:
+    """An optimiser, and the schedule of its rate by the part of the work that is done.
+
+    Args:
+        parameters: by name.
+        given: what they were before healing, by name.
+        rate: the highest, relative to the root mean square of what each was.
+    """
+
+    def __init__(
+        self, parameters: Mapping[str, nn.Parameter], given: Mapping[str, Tensor], rate: float, ranks: Ranks
+    ) -> None:
+        self._parameters, self._ranks = dict(parameters), ranks
+        grouped: dict[int, list[nn.Parameter]] = defaultdict(list)
+        for name, one in parameters.items():  # a group for each power of two, so that groups are few
+            size = float(given[name].square().mean().sqrt())
+            grouped[round(log2(max(size, SMALLEST)))].append(one)
+        sizes = sorted(grouped)
+        groups = [{"params": grouped[power], "highest": rate * 2.0**power} for power in sizes]
+        fused = all(one.is_cuda for one in parameters.values())
+        self._optimizer = torch.optim.AdamW(groups, betas=BETAS, weight_decay=0.0, fused=fused)
+
+    def step(self, loss: Tensor, progress: float, where: str) -> float:
+        """Move the parameters against their gradients, which are taken from them.
+
+        Args:
+            loss: whose gradients they have, of this process's share of a batch.
+            progress: the part of the work that is done, from 0 to 1.
+            where: what an error calls the step.
+
+        Returns:
+            The loss of the whole batch.
+
+        Raises:
+            HealingError: the loss or a gradient is not finite; nothing was moved.
+        """
+        held = [one.grad for one in self._parameters.values() if one.grad is not None]
+        mean = loss.detach().float().clone()
+        self._ranks.average([*held, mean])
+        value = float(mean)
+        norm = float(nn.utils.clip_grad_norm_(self._parameters.values(), CLIPPED))
+        if not (isfinite(value) and isfinite(norm)):
+            what = f"a loss of {value:g}" if not isfinite(value) else f"gradients of norm {norm:g}"
+            raise HealingError(
+                f"{what} in {where}", "finite ones", "Heal with a smaller learning_rate, or in another dtype."
+            )
+        for group in self._optimizer.param_groups:
+            group["lr"] = group["highest"] * scheduled(progress)
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        return value
+
+    def state(self) -> Values:
+        """The moments and counts of every parameter, on the host."""
+        held = self._optimizer.state
+        return {
+            f"{what}/{name}": held[one][what].detach().to("cpu", copy=True)
+            for name, one in self._parameters.items()
+            for what in (*MOMENTS, "step")
+            if one in held
+        }
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from such a state."""
+        for name, one in self._parameters.items():
+            if f"step/{name}" in state:
+                moments = {what: state[f"{what}/{name}"].to(one.device, copy=True) for what in MOMENTS}
+                step = state[f"step/{name}"].to(one.device if self._optimizer.defaults["fused"] else "cpu", copy=True)
+                self._optimizer.state[one] = {"step": step, **moments}
+
+
+def scheduled(progress: float) -> float:
+    """The rate, as a part of its highest, where so much of the work is done.
+
+    >>> scheduled(WARM_UP), round(scheduled(1.0), 3)
+    (1.0, 0.05)
+    """
+    if progress < WARM_UP:
+        return max(progress / WARM_UP, LAST)
+    fallen = (1 + cos(pi * (progress - WARM_UP) / (1 - WARM_UP))) / 2
+    return LAST + (1 - LAST) * fallen

@@ -1,0 +1,114 @@
+"""A compressed model and the dense one it came from: checked, trained, and said to be healed."""
+
+import logging
+import time
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from gac.checkpoint.attach import PlannedModel, attach_plan
+from gac.compression.apply import changed_sites
+from gac.errors import HealingError
+from gac.evaluation.protocol import check_positions
+from gac.healing.course import Ended, run
+from gac.healing.healing import Healing
+from gac.healing.logits import mean_divergence, windows_at_once
+from gac.healing.own_text import own_windows
+from gac.healing.ranks import Ranks
+from gac.healing.state import StateFile, key_of
+from gac.healing.text import HealingText, healing_text
+from gac.healing.work import Work
+from gac.measuring import in_basis, planned_digest
+from gac.models.families import family_of
+from gac.models.loading import Loaded
+from gac.plan import Healed, Plan
+from gac.sensitivity.layerwise import frozen
+from gac.sensitivity.texts import CalibrationText
+
+logger = logging.getLogger(__name__)
+
+
+def origin_digest(plan: Plan, loaded: Loaded) -> str:
+    """The digest of a dense model, which has to be the one that the plan was made for.
+
+    Raises:
+        PlanError: it is another one.
+    """
+    sites = family_of(loaded.model.config).sites(loaded.model.config)
+    changed_sites(plan, sites)
+    return planned_digest(plan, loaded, sites)
+
+
+def heal_model(
+    model: Any,
+    plan: Plan,
+    loaded: Loaded,
+    given: Any,
+    text: CalibrationText | None,
+    work: Work,
+    ranks: Ranks,
+    begun: float,
+    progress: bool,
+) -> tuple[PlannedModel, Ended]:
+    """The healed model, its plan saying so, and how that went; the model is changed in place.
+
+    Args:
+        model: the compressed one, and ``plan`` what it carries.
+        loaded: the dense one, as ``given`` by the caller.
+        begun: when the work started, by ``time.monotonic``.
+
+    Raises:
+        HealingError: nothing was won, and the model is as it was; or a loss was not finite, and it is as it was best.
+        GacError: the models do not belong together, or the text cannot be used.
+    """
+    digest = origin_digest(plan, loaded)
+    write = partial(_written, loaded, digest, work.seed, ranks, progress)
+    found = healing_text(text, plan, loaded, write)
+    check_positions(model, found.train.shape[1], "windows")
+    with in_basis(plan.recipe, loaded, given):
+        dense = loaded.model
+        before = _divergence(model, dense, found)
+        state = StateFile(key_of(model, digest, {"train": found.train, "held": found.held}, work))
+        with frozen(dense), frozen(model):
+            ended = run(Healing(model, dense, plan, found, work, state, ranks, begun, progress))
+        if not ended.won:
+            raise ended.failure or _nothing_won(ended, work)
+        after = _divergence(model, dense, found)
+    healed = Healed(
+        text=found.name,
+        windows=len(found.train),
+        window_tokens=int(found.train.shape[1]),
+        held=len(found.held),
+        tokens=ended.tokens,
+        seconds=round(time.monotonic() - begun, 1),
+        learning_rate=work.learning_rate,
+        seed=work.seed,
+        before=before,
+        after=after,
+        blocks=work.blocks,
+        dense=work.dense,
+        documents=found.documents,
+        bos=found.bos,
+    )
+    logger.info("healed: divergence %.4f -> %.4f nats a token, on text held out", before, after)
+    return attach_plan(model, replace(plan, healed=(*plan.healed, healed))), ended
+
+
+def _written(loaded: Loaded, digest: str, seed: int, ranks: Ranks, progress: bool, windows: int, length: int) -> Any:
+    return own_windows(loaded.model, loaded.tokenizer, digest, windows, length, seed, ranks, progress)
+
+
+def _divergence(model: Any, dense: Any, text: HealingText) -> float:
+    with frozen(model), frozen(dense):
+        return mean_divergence(model, dense, text.held, windows_at_once(model, text.held.shape[1]))
+
+
+def _nothing_won(ended: Ended, work: Work) -> HealingError:
+    looked = [one.held for one in ended.curve if one.phase == "model"]
+    least = f"{min(looked):.4f} nats a token at the least" if looked else "nothing that was measured"
+    return HealingError(
+        f"divergence on text held out that went from {ended.start:.4f} to {least}, with "
+        f"learning_rate={work.learning_rate:g}",
+        "one that falls",
+        f"Heal with learning_rate={work.learning_rate / 4:.2g}, for longer, or on more text.",
+    )

@@ -1,0 +1,146 @@
+"""What a healing has at hand all the time: both models, what is trained, what is held out, the state that is best."""
+
+import logging
+import time
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from gac.healing.logits import mean_divergence, windows_at_once
+from gac.healing.ranks import Ranks
+from gac.healing.state import Reached, StateFile
+from gac.healing.text import HealingText
+from gac.healing.trainables import Trainables, Values
+from gac.healing.work import Work
+from gac.models.families import family_of
+from gac.models.modules import input_device
+from gac.plan import Plan
+from gac.reporting.figures.healing import LossPoint
+from gac.runtime.stored import count_parameters
+
+logger = logging.getLogger(__name__)
+
+
+class Healing:
+    """One healing under way. The compressed model is trained in place, and both need no gradients but for that.
+
+    Args:
+        model: the compressed one.
+        dense: in the same basis.
+        begun: when the clock of the work started, by ``time.monotonic``.
+
+    Attributes:
+        trained: the parameters that are.
+        given: what they were before anything was done.
+        reached: how far it has come.
+        best: what they were where the loss on what is held out was least; empty where nothing was better.
+        moments: of the optimiser, where an interrupted run goes on.
+        looking: seconds that one look at what is held out takes.
+        names: of the decoder layers, in order.
+        at_once: windows whose logits are made at a time.
+    """
+
+    reached: Reached
+    best: Values
+    moments: Values
+    looking: float
+
+    def __init__(
+        self,
+        model: Any,
+        dense: Any,
+        plan: Plan,
+        text: HealingText,
+        work: Work,
+        state: StateFile,
+        ranks: Ranks,
+        begun: float,
+        progress: bool,
+    ) -> None:
+        self.model, self.dense, self.text, self.work, self.ranks = model, dense, text, work, ranks
+        self.state, self.progress, self._begun = state, progress, begun
+        self.names = [f"{family_of(model.config).layers}.{at}" for at in range(model.config.num_hidden_layers)]
+        self.at_once = windows_at_once(model, self.length)
+        self.trained = Trainables(model, plan, work.dense)
+        self.given, self.best, self.moments = self.trained.values(), {}, {}
+
+    def resume_or_start(self) -> None:
+        """Look at what is held out, and take up what a run that was stopped had reached."""
+        begun = time.monotonic()
+        loss = self._divergence()
+        self.looking = time.monotonic() - begun
+        self.reached = Reached(loss, loss)
+        if (found := self.state.read()) is not None:
+            self.reached, values = found
+            self.trained.restore(values["now"])
+            self.best, self.moments = values.get("best", {}), values.get("moments", {})
+            self._begun -= self.reached.seconds
+            logger.info("healing goes on behind %d layers and %d steps", self.reached.layers, self.reached.steps)
+            return
+        logger.info(
+            "healing %s of %s parameters on %d windows of %s, %d more held out: divergence %.4f nats a token",
+            *(f"{self.trained.count:,}", f"{count_parameters(self.model):,}", len(self.text.train), self.text.name),
+            *(len(self.text.held), loss),
+        )
+
+    @property
+    def length(self) -> int:
+        """Tokens of a window."""
+        return int(self.text.train.shape[1])
+
+    @property
+    def left(self) -> float | None:
+        """Seconds of the work; None where tokens are counted."""
+        return None if self.work.minutes is None else 60 * self.work.minutes - self._elapsed
+
+    @property
+    def rate(self) -> str:
+        """The learning rate, as an error names it."""
+        return f" with learning_rate={self.work.learning_rate:g}"
+
+    def layers(self, model: nn.Module) -> list[nn.Module]:
+        """The decoder layers of one of the models."""
+        return [model.get_submodule(name) for name in self.names]
+
+    def autocast(self) -> torch.autocast:
+        """bfloat16 on a GPU, and of models that have 16 bits; what is trained is in float32 always."""
+        kind = input_device(self.model).type
+        narrow = kind == "cuda" or self.model.dtype != torch.float32
+        return torch.autocast(kind, torch.bfloat16, enabled=narrow, cache_enabled=False)  # a cache would miss steps
+
+    def look(self) -> float:
+        """Measure what is held out, nats a token, and keep the values where that is the least so far."""
+        loss, reached = self._divergence(), self.reached
+        if loss < reached.best:
+            self.best = self.trained.values()
+            self.reached = replace(reached, best=loss, worse=0)
+        else:
+            self.reached = replace(reached, worse=reached.worse + 1)
+        return loss
+
+    def point(self, phase: str, step: int, trained: float, held: float) -> None:
+        """One more place of the loss curve."""
+        reached = self.reached
+        point = LossPoint(phase, step, reached.tokens, self._elapsed, trained, held)
+        self.reached = replace(reached, curve=(*reached.curve, point), losses=())
+
+    def keep(self, moments: Values, span: float = 0.0) -> None:
+        """Keep the state on disk, where it is time for that.
+
+        Args:
+            moments: of the optimiser.
+            span: what is spent of the whole model's part.
+        """
+        if self.ranks.leads and self.state.is_due:
+            self.reached = replace(self.reached, seconds=self._elapsed, span=span)
+            self.state.write(self.reached, {"now": self.trained.values(), "moments": moments, "best": self.best})
+
+    @property
+    def _elapsed(self) -> float:
+        return time.monotonic() - self._begun
+
+    def _divergence(self) -> float:
+        with self.autocast():
+            return mean_divergence(self.model, self.dense, self.text.held, self.at_once)

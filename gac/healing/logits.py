@@ -1,0 +1,68 @@
+"""Distillation of the whole model: the divergence of its next-token distributions from the dense model's."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import kl_div
+
+from gac.models.modules import input_device
+
+LOGITS = 2**28
+"""Logits that are made at a time: 1 GB in float32."""
+CHECKPOINTED = 1_000_000_000
+"""Parameters from which on activations are computed again and not kept."""
+
+
+def windows_at_once(model: Any, length: int) -> int:
+    """Windows whose logits are made at a time."""
+    return max(1, LOGITS // (int(model.config.vocab_size) * length))
+
+
+def summed_divergence(model: Any, dense: Any, ids: Tensor) -> Tensor:
+    """KL(dense || model) over the tokens of windows, summed, nats, float32; gradients reach the model alone.
+
+    Args:
+        ids: shape ``(windows, tokens)``.
+    """
+    with torch.no_grad():
+        due = _chances(dense, ids)
+    found = _chances(model, ids)
+    return kl_div(found, due.to(found.device), log_target=True, reduction="sum")
+
+
+def _chances(model: Any, ids: Tensor) -> Tensor:
+    logits: Tensor = model(input_ids=ids.to(input_device(model)), use_cache=False).logits
+    return logits.float().log_softmax(-1)
+
+
+@torch.no_grad()
+def mean_divergence(model: Any, dense: Any, windows: Tensor, at_once: int) -> float:
+    """KL(dense || model), nats a token, over windows ``(windows, tokens)``."""
+    parts = torch.split(windows, at_once)
+    total = torch.stack([summed_divergence(model, dense, ids).double().cpu() for ids in parts]).sum()
+    return float(total) / windows.numel()
+
+
+@contextmanager
+def recomputing(model: Any, layers: list[nn.Module], params: int) -> Iterator[None]:
+    """With activations of large models computed again in the backward pass (arXiv 1604.06174), layer by layer.
+
+    Args:
+        layers: its decoder layers; their own flag alone says that they are trained, so that no dropout begins.
+        params: of the model.
+    """
+    if params < CHECKPOINTED or not model.supports_gradient_checkpointing:
+        yield
+        return
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    for layer in layers:
+        layer.training = True
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.training = False
+        model.gradient_checkpointing_disable()

@@ -1,0 +1,126 @@
+"""Text that the dense model writes itself: what it says by itself is what it is to go on saying.
+
+No data is needed, and no source is overfitted (LLM-QAT, arXiv 2305.17888). Documents begin with BOS, and where there is
+a chat template with all that stands in it before a user's first word (Magpie, arXiv 2406.08464), in turn. Every token
+is drawn at temperature 1 from all tokens. A document ends with EOS or after as many tokens as a window has; documents
+are packed one after the other. The text is kept on disk.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig
+
+from gac.errors import StatisticsError, TextError
+from gac.healing.ranks import Ranks
+from gac.io import home
+from gac.models.loading import quiet_transformers
+from gac.models.modules import input_device
+from gac.progress import progress_bar
+from gac.sensitivity.layerwise import frozen
+from gac.sensitivity.store import read_tensors, write_tensors
+from gac.sensitivity.text import Windows, windows_of
+
+SELF = "self"
+"""What a text is called that the dense model writes."""
+WINDOWS = 512
+"""How many are written where nothing is said."""
+AT_ONCE = 64
+"""Documents that are written side by side."""
+MOST = 64
+"""Documents for a window at most, before a model counts as one that says nothing."""
+_MARK = "0f1e2d3c"
+
+
+def own_windows(
+    model: Any, tokenizer: Any, digest: str, windows: int, length: int, seed: int, ranks: Ranks, progress: bool
+) -> Windows:
+    """So many windows of text by the model, written now or read from disk; BOS is at their heads as in any text.
+
+    Args:
+        model: the dense one.
+        digest: of its weights.
+        seed: of the draw.
+
+    Raises:
+        TextError: the tokenizer has nothing to begin a text with, or the model ends all documents at once.
+        StatisticsError: the text cannot be kept, or read.
+    """
+    starts = starts_of(tokenizer)
+    settings = json.dumps([digest, windows, length, seed, starts])
+    path = home() / "own-text" / f"{hashlib.sha256(settings.encode()).hexdigest()[:40]}.safetensors"
+    if not ranks.once(path.exists) and ranks.leads:
+        write_tensors(path, {"ids": _written(model, starts, windows * length, length, seed, progress)})
+    ranks.once(lambda: None)  # the others wait
+    try:
+        ids = read_tensors(path, torch.device("cpu"))["ids"]
+    except (FileNotFoundError, KeyError) as failure:
+        raise StatisticsError(
+            f"{path} holds no text", "text that the model wrote", "Remove the file, and run the same again."
+        ) from failure
+    return windows_of(SELF, ids, tokenizer, windows, length)
+
+
+def starts_of(tokenizer: Any) -> list[list[int]]:
+    """The token ids that documents begin with, one list for each kind of document.
+
+    Raises:
+        TextError: there are none.
+    """
+    found = [] if tokenizer.bos_token_id is None else [[int(tokenizer.bos_token_id)]]
+    if getattr(tokenizer, "chat_template", None):
+        talk = tokenizer.apply_chat_template([{"role": "user", "content": _MARK}], tokenize=False)
+        found.append([int(one) for one in tokenizer(talk.partition(_MARK)[0], add_special_tokens=False)["input_ids"]])
+    if not any(found):
+        raise TextError(
+            f"text 'self' with a {type(tokenizer).__name__} that has neither BOS nor a chat template",
+            "something that a text begins with",
+            "Name a text, such as wiki-sample.",
+        )
+    return [one for one in found if one]
+
+
+def _written(model: Any, starts: Sequence[list[int]], tokens: int, length: int, seed: int, progress: bool) -> Tensor:
+    """At least so many tokens of documents, int64 ``(tokens,)``."""
+    found, have = [], 0
+    devices = [input_device(model)] if input_device(model).type == "cuda" else []
+    bar = progress_bar("writing text", "token", total=tokens, shown=progress)
+    with bar, torch.random.fork_rng(devices), frozen(model), quiet_transformers():
+        torch.manual_seed(seed)
+        for document in _documents(model, starts, length, MOST * (tokens // length + 1)):
+            found.append(document)
+            have += len(document)
+            bar.update(len(document))
+            if have >= tokens:
+                return torch.cat(found)
+    raise TextError(
+        f"a dense model whose documents have {have / max(len(found), 1):.1f} tokens",
+        "a model that writes text by itself",
+        "Name a text, such as wiki-sample.",
+    )
+
+
+def _documents(model: Any, starts: Sequence[list[int]], length: int, most: int) -> Iterator[Tensor]:
+    """Documents without what they began with, each with the EOS that it ended with."""
+    ends = _ends(model)
+    for turn in range(-(-most // AT_ONCE)):
+        start = starts[turn % len(starts)]
+        ids = torch.tensor([start] * AT_ONCE, device=input_device(model))
+        how = GenerationConfig(  # type: ignore[no-untyped-call]
+            do_sample=True, temperature=1.0, top_k=0, top_p=1.0, repetition_penalty=1.0,
+            max_new_tokens=length, eos_token_id=ends, pad_token_id=ends[0] if ends else 0,
+        )  # fmt: skip
+        written = model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=how).cpu()
+        for row in written[:, len(start) :]:
+            stops = torch.isin(row, torch.tensor(ends, dtype=row.dtype)).nonzero()
+            yield row[: int(stops[0]) + 1] if len(stops) else row
+
+
+def _ends(model: Any) -> list[int]:
+    """The tokens that end a text."""
+    found = model.generation_config.eos_token_id
+    return [] if found is None else [found] if isinstance(found, int) else list(found)

@@ -1,0 +1,136 @@
+"""What a healing is at, on disk: a run that was stopped goes on there when the same is asked for again."""
+
+import hashlib
+import json
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from gac.errors import StatisticsError
+from gac.healing.trainables import Values
+from gac.healing.work import Work
+from gac.io import atomic_path, from_json, home, to_json
+from gac.models.loading import bytes_of
+from gac.reporting.figures.healing import LossPoint
+from gac.version import __version__
+
+logger = logging.getLogger(__name__)
+
+EVERY = 60.0
+"""Seconds between two states at least."""
+SHARE = 0.05
+"""The most of the time that goes into writing them."""
+
+
+@dataclass(frozen=True)
+class Reached:
+    """How far a healing has come.
+
+    Attributes:
+        start: divergence on what is held out before anything was trained, nats a token.
+        best: the least since; its values are in the state, unless that is the start.
+        layers: decoder layers that are trained.
+        steps: of the whole model.
+        tokens: read in training.
+        seconds: spent.
+        span: tokens or seconds of the whole model's part that are spent.
+        worse: how often in a row it was not lowered.
+        losses: of the steps since the last point.
+        curve: what was measured.
+    """
+
+    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012
+    start: float
+    best: float
+    layers: int = 0
+    steps: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    span: float = 0.0
+    worse: int = 0
+    losses: tuple[float, ...] = ()
+    curve: tuple[LossPoint, ...] = ()
+
+
+class StateFile:
+    """The state of one healing, whole or absent.
+
+    Args:
+        key: digest of everything that decides what a healing does.
+    """
+
+    def __init__(self, key: str) -> None:
+        self.path = home() / "healing" / f"{key}.safetensors"
+        self._next = time.monotonic() + EVERY
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it is time for another one."""
+        return time.monotonic() >= self._next
+
+    def write(self, reached: Reached, values: Mapping[str, Values]) -> None:
+        """Keep a state.
+
+        Args:
+            values: tensors by kind and by name.
+
+        Raises:
+            StatisticsError: the place cannot be written.
+        """
+        begun = time.monotonic()
+        tensors = {f"{kind}:{name}": one for kind, own in values.items() for name, one in own.items()}
+        try:
+            with atomic_path(self.path) as temporary:
+                save_file(tensors, temporary, {"reached": to_json(reached).decode()})
+        except (OSError, SafetensorError) as failure:
+            raise StatisticsError(
+                f"the state of healing cannot be written to {self.path}: {failure}",
+                "a writable place with room, which GAC_HOME names",
+                "Make room or set GAC_HOME, and run the same again.",
+            ) from failure
+        now = time.monotonic()
+        self._next = now + max(EVERY, (now - begun) / SHARE)
+
+    def read(self) -> tuple[Reached, dict[str, Values]] | None:
+        """The state that is there; None where there is none, or one that cannot be read, which is said."""
+        if not self.path.exists():
+            return None
+        try:
+            with safe_open(self.path, framework="pt") as file:
+                text = file.metadata()["reached"]
+                held = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no mapping
+        except (OSError, SafetensorError, KeyError, TypeError) as failure:
+            logger.warning("the state of healing in %s cannot be read, so it begins again: %s", self.path, failure)
+            return None
+        reached = from_json(Reached, text, f"the state of healing in {self.path}", StatisticsError)
+        values: dict[str, Values] = {}
+        for name, one in held.items():
+            kind, _, own = name.partition(":")
+            values.setdefault(kind, {})[own] = one
+        return reached, values
+
+    def remove(self) -> None:
+        """Leave nothing behind."""
+        self.path.unlink(missing_ok=True)
+
+
+def key_of(model: Any, dense: str, ids: Mapping[str, Tensor], work: Work) -> str:
+    """The digest of a compressed model, of what it is trained on, and how.
+
+    Args:
+        dense: the digest of the dense model.
+        ids: token ids by what they are there for.
+    """
+    settings = json.dumps([dense, asdict(work), __version__, torch.__version__, str(model.device)])
+    digest = hashlib.sha256(settings.encode())
+    for name, values in (*model.state_dict().items(), *ids.items()):
+        digest.update(f"{name} {values.dtype} {tuple(values.shape)}".encode())
+        digest.update(bytes_of(values))
+    return digest.hexdigest()[:40]

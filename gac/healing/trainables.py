@@ -1,0 +1,126 @@
+"""What of a compressed model is trained: the parameters of its changed weights, its norms, and stored numbers."""
+
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gac.healing.straight_through import StraightThrough
+from gac.models.families import family_of
+from gac.plan import Plan, WeightChoice
+from gac.runtime.shared_gemm import FusedMember
+from gac.runtime.stored import StoredLinear, stored_modules
+from gac.schemes import scheme_named
+
+logger = logging.getLogger(__name__)
+
+Values = dict[str, Tensor]
+
+
+class Trainables:
+    """The parameters that are trained, float32, by their names in the model; all others need no gradient.
+
+    Attributes:
+        parameters: in model order.
+    """
+
+    def __init__(self, model: Any, plan: Plan, dense: bool) -> None:
+        self._model = model
+        self._inside = _straight_through(model, plan)
+        names = {id(one): name for name, one in model.named_parameters()}
+        found = [one for choice in plan.weights if dense or choice.changed for one in _of_weight(model, choice)]
+        found += _norms(model, plan)
+        trained = {names[id(one)]: one for one in found if one.is_floating_point() and one.numel()}
+        self.parameters: dict[str, nn.Parameter] = {name: trained[name] for name in names.values() if name in trained}
+        self._dtypes = {name: one.dtype for name, one in self.parameters.items()}
+        for one in self.parameters.values():
+            one.data = one.data.float()
+            one.requires_grad_(False)
+
+    @property
+    def count(self) -> int:
+        """How many numbers are trained."""
+        return sum(one.numel() for one in self.parameters.values())
+
+    def within(self, layer: str) -> dict[str, nn.Parameter]:
+        """Those of a decoder layer, given by its name."""
+        return {name: one for name, one in self.parameters.items() if name.startswith(f"{layer}.")}
+
+    def values(self) -> Values:
+        """What they are now, on the host."""
+        return {name: one.detach().to("cpu", copy=True) for name, one in self.parameters.items()}
+
+    @torch.no_grad()
+    def restore(self, values: Mapping[str, Tensor]) -> None:
+        """Make them what they were; some of them, or all."""
+        for name, value in values.items():
+            self.parameters[name].copy_(value)
+
+    def close(self, changed: bool) -> None:
+        """Put the model back into its dtype and its storages.
+
+        Args:
+            changed: False leaves stored matrices as they were before.
+        """
+        for name, one in self.parameters.items():
+            one.data = one.data.to(self._dtypes[name])
+        for name, (module, stored) in self._inside.items():
+            self._model.set_submodule(name, module.store() if changed else stored)
+
+
+@contextmanager
+def learning(parameters: Mapping[str, nn.Parameter]) -> Iterator[None]:
+    """With gradients for these parameters alone, which have none on exit."""
+    try:
+        for one in parameters.values():
+            one.requires_grad_(True)
+        yield
+    finally:
+        for one in parameters.values():
+            one.grad = None
+            one.requires_grad_(False)
+
+
+def _straight_through(model: Any, plan: Plan) -> dict[str, tuple[StraightThrough, StoredLinear]]:
+    """The stored matrices of the plan's weights, each replaced by what is trained in its place."""
+    found, left = {}, set()
+    for choice in plan.weights:
+        scheme = scheme_named(choice.scheme)
+        inside = stored_modules(model.get_submodule(choice.name)) if scheme.lossy else {}
+        for path, stored in inside.items():
+            assert isinstance(stored, StoredLinear)
+            grid = scheme.grid(stored.held, *stored.matrix)
+            if grid is None or not grid.numbers.numel():
+                left.add(choice.scheme)
+                continue
+            name = f"{choice.name}.{path}".rstrip(".")
+            found[name] = StraightThrough(stored, scheme, grid), stored
+    for name, (module, _) in found.items():
+        model.set_submodule(name, module)
+    for name in sorted(left):
+        logger.warning("weights in %s stay as they are: the scheme does not say how they are trained", name)
+    return found
+
+
+def _of_weight(model: Any, choice: WeightChoice) -> list[nn.Parameter]:
+    """The parameters of a weight's module, and those of the GEMM that it shares; none that a scheme has rounded."""
+    module = model.get_submodule(choice.name)
+    found = list(module.parameters())
+    if isinstance(module, FusedMember):
+        found += module.fused_parameters()
+    if not scheme_named(choice.scheme).lossy:
+        return found
+    masters = {id(one) for part in module.modules() if isinstance(part, StraightThrough) for one in part.parameters()}
+    return [one for one in found if id(one) in masters]
+
+
+def _norms(model: Any, plan: Plan) -> list[nn.Parameter]:
+    """Those of the decoder layers and the last one: vectors that belong to no weight."""
+    layers, last = family_of(model.config).layers, model.get_submodule(family_of(model.config).last_norm)
+    weights = tuple(f"{choice.name}." for choice in plan.weights)
+    named = model.get_submodule(layers).named_parameters(prefix=layers)
+    found = [one for name, one in named if one.dim() == 1 and not name.startswith(weights)]
+    return [*found, *last.parameters()]

@@ -1,0 +1,141 @@
+"""The whole model trained towards the dense model's next-token distributions."""
+
+import logging
+import time
+from dataclasses import replace
+from statistics import mean
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gac.healing.descent import Descent
+from gac.healing.healing import Healing
+from gac.healing.logits import recomputing, summed_divergence
+from gac.healing.text import order
+from gac.healing.trainables import learning
+from gac.healing.work import Span
+from gac.progress import progress_bar
+from gac.runtime.stored import count_parameters
+
+logger = logging.getLogger(__name__)
+
+BATCH = 16_384
+"""Tokens of a step, in whole windows."""
+STEPS = 64
+"""Steps that there are at least, by smaller batches."""
+LOOKS = 20
+"""How often at most what is held out is looked at."""
+LOOKED = 0.3
+"""Windows held out that are looked at for one that is trained on, at most."""
+PATIENCE = 4
+"""Looks in a row that may find nothing better."""
+
+
+def heal_whole(healing: Healing) -> None:
+    """Train until the work is done, or what is held out gets no better.
+
+    Raises:
+        HealingError: a loss or a gradient is not finite; the step is not taken.
+    """
+    params, layers = count_parameters(healing.model), healing.layers(healing.model)
+    with recomputing(healing.model, layers, params), learning(healing.trained.parameters):
+        work, left, spent = healing.work, healing.left, healing.reached.span
+        tokens = None if work.tokens is None else work.tokens - int(work.blocks * work.tokens)
+        seconds = None if left is None else left - 3 * healing.looking  # before the last look, and after
+        if (tokens or 0) <= 0 and (seconds or 0) <= 0:
+            return
+        steps = _Steps(healing, seconds, tokens)
+        steps.run(Span(healing.ranks, None if seconds is None else seconds + spent, tokens, spent))
+
+
+class _Steps:
+    """Steps of the whole model: how large they are, and how often what is held out is looked at.
+
+    Args:
+        seconds: that are left; None where ``tokens`` are counted.
+    """
+
+    def __init__(self, healing: Healing, seconds: float | None, tokens: int | None) -> None:
+        self._healing, count = healing, healing.ranks.count
+        if seconds is None:
+            fits = (tokens or 0) // healing.length
+        else:
+            each = healing.ranks.once(self._seconds_of_a_window)
+            fits = int(seconds / each) * count
+            logger.info("about %s tokens a second", f"{healing.length * count / each:,.0f}")
+        self._windows = max(1, min(max(1, BATCH // healing.length), fits // STEPS) // count) * count
+        self._looks = min(LOOKS, max(PATIENCE, int(LOOKED * fits / len(healing.text.held))))
+        logger.info("the whole model: about %d steps of %d windows", max(1, fits // self._windows), self._windows)
+
+    def run(self, span: Span) -> None:
+        """Train for so long."""
+        healing, read = self._healing, self._windows * self._healing.length
+        descent = Descent(healing.trained.parameters, healing.given, healing.work.learning_rate, healing.ranks)
+        progress = span.progress()
+        if healing.moments:
+            descent.restore(healing.moments)
+        looked, begun, first = int(progress * self._looks), time.monotonic(), healing.reached.steps
+        with progress_bar("healing", "step", shown=healing.progress) as bar:
+            while progress < 1:
+                where = f"step {healing.reached.steps + 1} of the whole model{healing.rate}"
+                value = descent.step(self._gradients(), progress, where)
+                span.read(read)
+                self._count(read, value)
+                progress = span.progress()
+                speed = (healing.reached.steps - first) * read / (time.monotonic() - begun)
+                _say(bar, value, healing.reached.steps, progress, speed)
+                if int(progress * self._looks) > looked:
+                    looked = int(progress * self._looks)
+                    losses = healing.reached.losses
+                    held = healing.look()
+                    healing.point("model", healing.reached.steps, mean(losses), held)
+                if healing.reached.worse >= PATIENCE:
+                    logger.info("what is held out gets no better: healing ends here")
+                    return
+                healing.keep(descent.state(), span.spent)
+
+    def _count(self, read: int, loss: float) -> None:
+        reached = self._healing.reached
+        self._healing.reached = replace(
+            reached, steps=reached.steps + 1, tokens=reached.tokens + read, losses=(*reached.losses, loss)
+        )
+
+    def _gradients(self) -> Tensor:
+        """Those of the mean divergence over this process's share of a batch, which is returned."""
+        healing, losses = self._healing, []
+        mine = self._batch()[healing.ranks.own :: healing.ranks.count]
+        for part in torch.split(mine, healing.at_once):
+            with healing.autocast():
+                loss = summed_divergence(healing.model, healing.dense, part) / mine.numel()
+            loss.backward()  # type: ignore[no-untyped-call]
+            losses.append(loss.detach())
+        return torch.stack(losses).sum()
+
+    def _batch(self) -> Tensor:
+        """The next windows of an endless sequence, in which all come in another order each time."""
+        train, first = self._healing.text.train, self._healing.reached.steps * self._windows
+        turns = [divmod(at, len(train)) for at in range(first, first + self._windows)]
+        return train[[int(order(len(train), self._healing.work.seed, turn)[at]) for turn, at in turns]]
+
+    def _seconds_of_a_window(self) -> float:
+        """Of training: the second of two runs, for the first one also sets up what it needs."""
+        healing = self._healing
+        part = healing.text.train[: healing.at_once]
+        for _ in range(2):
+            begun = time.monotonic()
+            with healing.autocast():
+                loss = summed_divergence(healing.model, healing.dense, part)
+            loss.backward()  # type: ignore[no-untyped-call]
+            float(loss.detach())
+        seconds = time.monotonic() - begun
+        for one in healing.trained.parameters.values():
+            one.grad = None
+        return seconds / len(part)
+
+
+def _say(bar: Any, loss: float, steps: int, progress: float, speed: float) -> None:
+    """How far it is, and how many steps there will be as it goes."""
+    bar.total = max(steps, round(steps / max(progress, 1e-9)))
+    bar.set_description(f"healing, loss {loss:.4f}, {speed:,.0f} tokens a second", refresh=False)
+    bar.update(steps - bar.n)

@@ -1,0 +1,76 @@
+"""The loss curves of a healing."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from gac.reporting.page import COLOURS, page
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_DASHED: Any = {"marker": "o", "ls": "--", "color": COLOURS[1], "mfc": "none", "ms": 3.5, "lw": 0.8}
+_SOLID: Any = {"marker": "s", "ls": "-", "color": COLOURS[0], "ms": 3.5, "lw": 0.8}
+
+
+@dataclass(frozen=True)
+class LossPoint:
+    """A place of a loss curve.
+
+    Attributes:
+        phase: ``blocks``, whose losses are relative errors of one layer's output, or ``model``: nats a token.
+        step: of the phase; of ``blocks`` the layer.
+        tokens: read so far, in both phases.
+        seconds: so far.
+        trained: the mean loss on what was trained on since the last point; of ``blocks`` that on what is held out
+            before the layer was trained.
+        held: the loss on what is held out.
+    """
+
+    phase: str
+    step: int
+    tokens: int
+    seconds: float
+    trained: float
+    held: float
+
+
+def figure_of_healing(curve: Sequence[LossPoint], start: float, title: str) -> "Figure":
+    """A panel for the layers by themselves and one for the whole model, those of them that there are.
+
+    Args:
+        start: divergence on what is held out before anything was trained, nats a token.
+
+    Raises:
+        GacError: matplotlib is missing.
+    """
+    layers, whole = ([one for one in curve if one.phase == phase] for phase in ("blocks", "model"))
+    panels = [draw for draw, points in ((_layers, layers), (_whole, whole)) if points]
+    with page(max(1, len(panels)), title) as (figure, axes):
+        for draw, ax in zip(panels, axes, strict=False):
+            draw(ax, layers if draw is _layers else whole, start)
+    return figure
+
+
+def _layers(ax: "Axes", points: Sequence[LossPoint], _start: float) -> None:
+    steps = [one.step for one in points]
+    ax.plot(steps, [one.trained for one in points], label="before", **_DASHED)
+    ax.plot(steps, [one.held for one in points], label="after", **_SOLID)
+    ax.set_xlabel("decoder layer")
+    ax.set_ylabel("relative squared error of its output")
+    ax.set_title("layers by themselves, on text held out")
+    ax.set_ylim(bottom=0)
+    ax.legend()
+
+
+def _whole(ax: "Axes", points: Sequence[LossPoint], start: float) -> None:
+    tokens = [one.tokens / 1e6 for one in points]
+    ax.axhline(start, color="black", lw=0.8, ls=":", label="held out, before")
+    ax.plot(tokens, [one.trained for one in points], label="trained on", **_DASHED)
+    ax.plot(tokens, [one.held for one in points], label="held out", **_SOLID)
+    ax.set_xlabel("tokens read, millions")
+    ax.set_ylabel("KL(dense || healed), nats a token")
+    ax.set_title("whole model")
+    ax.set_ylim(bottom=0)
+    ax.legend()

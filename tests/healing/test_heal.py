@@ -1,0 +1,321 @@
+"""A healed model is nearer to the dense one; what it consists of is as it was, and its plan says what was done."""
+
+import copy
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from trained import LENGTH, TOKENS, Trained
+
+import gac
+from gac import api
+from gac.errors import CheckpointError, GacError, HealingError, PlanError, TextError
+from gac.healing import heal, healing, layers, state, whole, work
+from gac.healing.trainables import Trainables
+from gac.io import home
+from tests.cli.commands import answer, refused, run
+from tests.compression.applying import logits
+
+PLANS: dict[str, dict[str, Any]] = {
+    "low rank": {},
+    "narrow, fused": {"forms": ("narrow", "head_dim"), "budget": 0.6, "refit": "none", "fuse": True},
+    "2 bits, rotated, fused": {"schemes": ("w2a16:32",), "budget": 1.0, "rotate": True, "fuse": True},
+}
+
+
+def shapes(model: Any) -> dict[str, tuple[Any, ...]]:
+    return {name: (tuple(one.shape), one.dtype) for name, one in model.state_dict().items()}
+
+
+def same(model: Any, state: dict[str, torch.Tensor]) -> bool:
+    return all(torch.equal(one, state[name]) for name, one in model.state_dict().items())
+
+
+@pytest.mark.parametrize("asked", PLANS)
+def test_it_comes_nearer_and_keeps_forms_dims_schemes_and_bytes(asked: str, learned: Trained, tmp_path: Path) -> None:
+    small = learned.compressed(**PLANS[asked])
+    plan, before, state = small.gac_plan, shapes(small), {n: one.clone() for n, one in small.state_dict().items()}
+    healed = learned.heal(small)
+    assert healed is small
+    [record] = healed.gac_plan.healed
+    assert record.after < record.before
+    assert (record.window_tokens, record.seed, record.text) == (LENGTH, 0, str(learned.text))
+    assert 0.8 * TOKENS < record.tokens < 1.4 * TOKENS
+    assert shapes(healed) == before
+    assert not same(healed, state)
+    assert replace(healed.gac_plan, healed=()) == plan
+    assert not any(one.requires_grad for one in healed.parameters()) or not healed.training
+    gac.save(healed, tmp_path / "healed", tokenizer=learned.tokenizer)
+    again = gac.load(tmp_path / "healed", device=str(healed.device))
+    assert torch.equal(logits(again), logits(healed))
+    assert again.gac_plan == healed.gac_plan
+    assert f"gac heal DIR --against 'LlamaForCausalLM in memory' --text {record.text}" in (
+        tmp_path / "healed" / "README.md"
+    ).read_text("utf-8")
+
+
+def test_what_runs_in_training_is_what_is_stored(learned: Trained) -> None:
+    small = learned.compressed(**PLANS["2 bits, rotated, fused"])
+    for change in (0.0, 0.3):  # of a weight's size, far more than a step
+        before, given = logits(small), {name: one.clone() for name, one in small.state_dict().items()}
+        trained = Trainables(small, small.gac_plan, dense=False)
+        masters = {name: one for name, one in trained.parameters.items() if name.endswith(("weight", "factor"))}
+        for one in masters.values():
+            one.data += change * one.std() * torch.randn(one.shape, generator=torch.Generator().manual_seed(0))
+        inside = logits(small)
+        trained.close(changed=True)
+        torch.testing.assert_close(logits(small), inside)
+        assert same(small, given) == (change == 0)
+        if change == 0:
+            torch.testing.assert_close(inside, before)
+
+
+def test_the_same_seed_gives_the_same_bits_and_another_one_others(learned: Trained) -> None:
+    small = learned.compressed()
+    one, two, other = (learned.heal(copy.deepcopy(small), seed=seed) for seed in (1, 1, 2))
+    assert torch.equal(logits(one), logits(two))
+    assert not torch.equal(logits(one), logits(other))
+    assert not list((home() / "healing").glob("*"))
+
+
+def test_dense_weights_are_trained_where_that_is_asked_for(learned: Trained) -> None:
+    small = learned.compressed()
+    dense = [choice.name for choice in small.gac_plan.weights if not choice.changed]
+    assert dense
+    weights = {name: small.get_submodule(name).weight.clone() for name in dense}
+    learned.heal(small)
+    assert all(torch.equal(small.get_submodule(name).weight, weights[name]) for name in dense)
+    again = learned.heal(small, dense=True, learning_rate=5e-4)
+    assert not any(torch.equal(small.get_submodule(name).weight, weights[name]) for name in dense)
+    assert [one.dense for one in again.gac_plan.healed] == [False, True]
+    assert again.gac_plan.healed[1].before == pytest.approx(again.gac_plan.healed[0].after, rel=1e-4)
+
+
+@pytest.mark.parametrize("blocks", [0.0, 1.0])
+def test_each_part_wins_by_itself(blocks: float, learned: Trained) -> None:
+    [record] = learned.heal(learned.compressed(), blocks=blocks).gac_plan.healed
+    assert record.after < record.before
+    assert record.blocks == blocks
+
+
+class Clock:
+    """A second passes whenever it is looked at."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        self.now += 1.0
+        return self.now
+
+
+def test_a_time_is_kept(learned: Trained, caplog: pytest.LogCaptureFixture, monkeypatch: Any) -> None:
+    clock = Clock()  # by which a look at what is held out is as long as a step
+    for module in (api, heal, healing, layers, state, whole, work):
+        monkeypatch.setattr(module, "time", clock)
+    with caplog.at_level("INFO", logger="gac"):
+        [record] = learned.heal(learned.compressed(), minutes=7).gac_plan.healed
+    assert record.after < record.before
+    assert 0.8 * 7 * 60 < record.seconds < 1.05 * 7 * 60
+    assert "tokens a second" in caplog.text
+    assert "the whole model: about " in caplog.text
+
+
+def test_text_that_the_dense_model_writes_is_kept(learned: Trained, monkeypatch: pytest.MonkeyPatch) -> None:
+    small, own = learned.compressed(), f"self:12x{LENGTH}"
+    one = learned.heal(copy.deepcopy(small), text=own)
+    assert one.gac_plan.healed[0].text == own
+    assert one.gac_plan.healed[0].windows + one.gac_plan.healed[0].held == 12
+    assert one.gac_plan.healed[0].bos
+    assert len(list((home() / "own-text").iterdir())) == 1
+    monkeypatch.setattr(type(learned.model), "generate", None)  # nothing is written again
+    assert torch.equal(logits(learned.heal(copy.deepcopy(small), text=own)), logits(one))
+
+
+def test_documents_that_it_was_healed_on_are_not_for_evaluation(learned: Trained) -> None:
+    document = learned.text.read_text("utf-8")
+    healed = learned.heal(learned.compressed(), text=gac.Documents([document], length=LENGTH))
+    assert healed.gac_plan.healed[0].text == "1 document given in memory"
+    with pytest.raises(TextError, match="are among the plan's calibration text"):
+        gac.perplexity(healed, learned.tokenizer, gac.Documents([document]), length=LENGTH, progress=False)
+
+
+def test_a_healed_plan_applies_as_it_was_made(learned: Trained) -> None:
+    healed = learned.heal(learned.compressed())
+    fresh = learned.applied(healed.gac_plan)
+    assert fresh.gac_plan.healed == ()
+    assert torch.equal(logits(fresh), logits(learned.compressed()))
+
+
+# --- what goes wrong ------------------------------------------------------------------------------------------------
+
+
+def test_a_rate_that_is_too_high_is_refused_and_nothing_is_changed(learned: Trained) -> None:
+    small = learned.compressed()
+    given = {name: one.clone() for name, one in small.state_dict().items()}
+    with pytest.raises(HealingError) as failure:
+        learned.heal(small, learning_rate=0.9)
+    assert str(failure.value).startswith("divergence on text held out that went from 0.")
+    assert str(failure.value).endswith(
+        "with learning_rate=0.9; expected one that falls. Heal with learning_rate=0.23, for longer, or on more text."
+    )
+    assert same(small, given)
+    assert small.gac_plan.healed == ()
+
+
+def diverging(monkeypatch: pytest.MonkeyPatch, first: int) -> None:
+    """Make the loss of the whole model infinite from a step on."""
+    exact, steps = whole.summed_divergence, iter(range(10**6))
+
+    def summed(*given: Any) -> Any:
+        return exact(*given) * (math.inf if next(steps) >= first else 1.0)
+
+    monkeypatch.setattr(whole, "summed_divergence", summed)
+
+
+def test_a_loss_that_is_not_finite_stops_it_in_the_best_state(learned: Trained, monkeypatch: Any) -> None:
+    small = learned.compressed()
+    diverging(monkeypatch, first=30)
+    with pytest.raises(HealingError) as failure:
+        learned.heal(small)
+    assert str(failure.value) == (
+        "a loss of inf in step 31 of the whole model with learning_rate=0.001; expected finite ones. "
+        "Heal with a smaller learning_rate, or in another dtype."
+    )
+    [record] = small.gac_plan.healed
+    assert record.after < record.before
+    assert all(bool(one.isfinite().all()) for one in small.state_dict().values() if one.is_floating_point())
+
+
+def test_a_loss_that_is_never_finite_changes_nothing(learned: Trained, monkeypatch: Any) -> None:
+    small = learned.compressed()
+    given = {name: one.clone() for name, one in small.state_dict().items()}
+    diverging(monkeypatch, first=0)
+    with pytest.raises(HealingError, match="a loss of inf in step 1 of the whole model"):
+        learned.heal(small, blocks=0.0)
+    assert same(small, given)
+
+
+REFUSED: dict[str, tuple[dict[str, Any], type[GacError], str]] = {
+    "two lengths": (
+        {"minutes": 5, "tokens": 100},
+        GacError,
+        "minutes=5 and tokens=100; expected one of the two. Leave one out.",
+    ),
+    "no time": ({"minutes": 0}, GacError, "minutes=0; expected minutes above 0. Ask for more, such as 5."),
+    "no rate": (
+        {"learning_rate": 0.0},
+        GacError,
+        "learning_rate=0; expected a part of the weights' size, above 0 and below 1. Try 0.001, or leave it out.",
+    ),
+    "all of it and more": (
+        {"blocks": 1.5},
+        GacError,
+        "blocks=1.5; expected the part of the work that goes to single layers, from 0 to 1. Try 0.3.",
+    ),
+    "a short text": (
+        {"text": gac.Documents(["word " * 100], length=LENGTH)},
+        TextError,
+        "1 document given in memory has 7 windows of 64 tokens to heal on; expected at least 10, some of which are "
+        "held out. Use a longer text, shorter windows, or text='self', which the dense model writes.",
+    ),
+    "an unknown text": (
+        {"text": "wiki-samples"},
+        TextError,
+        "text 'wiki-samples' is neither known nor a file; expected one of wiki-sample, wikitext2, c4, or a path. "
+        "Did you mean 'wiki-sample'?",
+    ),
+    "a figure": (
+        {"report": "losses.gif"},
+        GacError,
+        "figure losses.gif ends in '.gif'; expected one of .png, .pdf, .svg. Change the ending.",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_bad_input(case: str, learned: Trained) -> None:
+    options, error, said = REFUSED[case]
+    small = learned.compressed()
+    before = logits(small)
+    with pytest.raises(error) as failure:
+        learned.heal(small, **options)
+    assert str(failure.value) == said
+    assert torch.equal(logits(small), before)
+
+
+def test_models_that_do_not_belong_together(learned: Trained, tiny_model: Any, tmp_path: Path) -> None:
+    small = learned.compressed()
+    with pytest.raises(PlanError) as failure:
+        learned.heal(small, against=tiny_model)
+    assert str(failure.value).startswith("the model's weights have digest ")
+    with pytest.raises(CheckpointError, match="a LlamaForCausalLM without a plan"):
+        learned.heal(copy.deepcopy(tiny_model))
+    with pytest.raises(CheckpointError) as none:
+        learned.heal(tmp_path)
+    assert str(none.value) == (
+        f"{tmp_path}, which is no compressed checkpoint; expected a directory that gac.save wrote. "
+        "Compress the model first."
+    )
+    with pytest.raises(GacError, match="which is compressed; expected a dense model"):
+        learned.heal(copy.deepcopy(small), against=small)
+
+
+# --- the command ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def dense(learned: Trained, tmp_path: Path) -> Path:
+    learned.model.save_pretrained(tmp_path / "dense")
+    learned.tokenizer.save_pretrained(tmp_path / "dense")
+    return tmp_path / "dense"
+
+
+def test_the_command(learned: Trained, dense: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    gac.save(learned.compressed(), tmp_path / "small", tokenizer=learned.tokenizer)
+    asked = ("heal", tmp_path / "small", "--against", dense, "--tokens", TOKENS, "--learning-rate", 0.001)
+    found = answer(*asked, "-o", tmp_path / "healed", "--report", tmp_path / "losses.svg")
+    assert found["healed"]["after"] < found["healed"]["before"]
+    assert found["directory"] == str(tmp_path / "healed")
+    assert "KL(dense || healed), nats a token" in (tmp_path / "losses.svg").read_text("utf-8")
+    healed = gac.load(tmp_path / "healed", device="cpu")
+    assert healed.gac_plan.healed[0].tokens == found["healed"]["tokens"]
+    assert "divergence from the dense model" in healed.gac_plan.summary()
+    assert run("verify", tmp_path / "healed").exit_code == 0
+    said = refused(*asked[:-1], 0.9, "-o", tmp_path / "worse")
+    assert "Error: divergence on text held out that went from" in said
+    assert not (tmp_path / "worse").exists()
+    diverging(monkeypatch, first=30)
+    said = refused(*asked, "-o", tmp_path / "stopped")
+    assert "Error: a loss of inf in step 31 of the whole model" in said
+    assert gac.load(tmp_path / "stopped", device="cpu").gac_plan.healed
+
+
+def test_the_report_of_a_healed_plan_says_so(learned: Trained, tmp_path: Path) -> None:
+    plan = learned.heal(learned.compressed()).gac_plan
+    page = tmp_path / "plan.html"
+    gac.report(plan, page)
+    assert "After that the model was healed on" in page.read_text("utf-8")
+
+
+def test_an_adapter_learns_on_top_of_a_healed_model(learned: Trained, tmp_path: Path) -> None:
+    lora = pytest.importorskip("peft", exc_type=ImportError)
+    healed = learned.heal(learned.compressed())
+    adapted = lora.get_peft_model(healed, lora.LoraConfig(r=4, target_modules=["first", "second"]))
+    optimizer = torch.optim.Adam((one for one in adapted.parameters() if one.requires_grad), lr=1e-2)
+    ids, losses = torch.arange(40).reshape(2, 20), []
+    for _ in range(3):
+        loss = adapted(input_ids=ids, labels=ids).loss
+        losses.append(loss.item())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert losses[0] > losses[1] > losses[2]
+    merged = adapted.merge_and_unload()
+    merged.save_pretrained(tmp_path / "merged")
+    again = gac.load(tmp_path / "merged", device="cpu")
+    assert torch.equal(logits(again), logits(merged))
+    assert again.gac_plan.healed

@@ -1,0 +1,104 @@
+"""A run that is killed goes on: the same losses, the same bits."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from trained import TOKENS, Trained
+
+import gac
+from gac.healing import state
+from gac.healing.state import StateFile
+from gac.io import home
+from tests.compression.applying import logits
+
+KILLED = """
+import os, signal, sys
+from gac.healing import state
+
+state.EVERY = 0.0
+state.SHARE = 1e9
+write, left = state.StateFile.write, [int(sys.argv.pop(1))]
+
+def then_killed(self, *given):
+    write(self, *given)
+    left[0] -= 1
+    if not left[0]:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+state.StateFile.write = then_killed
+from gac.cli import main
+main(sys.argv[1:])
+"""
+
+
+def states() -> list[Path]:
+    return list((home() / "healing").glob("*.safetensors")) if (home() / "healing").exists() else []
+
+
+def stopped(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
+    """Keep a state whenever one can be kept, and interrupt the run behind so many."""
+    write, left = StateFile.write, [after]
+
+    def then_interrupted(self: Any, *given: Any) -> None:
+        write(self, *given)
+        left[0] -= 1
+        if not left[0]:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(state, "EVERY", 0.0)
+    monkeypatch.setattr(state, "SHARE", 1e9)
+    monkeypatch.setattr(StateFile, "write", then_interrupted)
+
+
+@pytest.mark.parametrize("after", [1, 12])
+def test_an_interrupted_run_ends_as_one_that_was_not(after: int, learned: Trained, monkeypatch: Any) -> None:
+    small = learned.compressed()
+    given = logits(small)
+    whole = learned.heal(learned.compressed())
+    with monkeypatch.context() as patch:
+        stopped(patch, after)
+        with pytest.raises(KeyboardInterrupt):
+            learned.heal(small)
+    assert torch.equal(logits(small), given)
+    assert len(states()) == 1
+    again = learned.heal(small)
+    assert torch.equal(logits(again), logits(whole))
+    one, other = again.gac_plan.healed[0], whole.gac_plan.healed[0]
+    assert (one.after, one.tokens) == (other.after, other.tokens)
+    assert states() == []
+
+
+def test_a_killed_command_ends_as_one_that_was_not(learned: Trained, tmp_path: Path, monkeypatch: Any) -> None:
+    learned.model.save_pretrained(tmp_path / "dense")
+    learned.tokenizer.save_pretrained(tmp_path / "dense")
+    gac.save(learned.compressed(), tmp_path / "small", tokenizer=learned.tokenizer)
+    arguments = [str(tmp_path / "small"), "--against", str(tmp_path / "dense"), "--tokens", str(TOKENS)]
+    arguments = ["heal", *arguments, "--learning-rate", "0.001", "-o", str(tmp_path / "healed")]
+    monkeypatch.setenv("GAC_HOME", str(tmp_path / "home"))
+    command = [sys.executable, "-c", KILLED, "9", *arguments]
+    killed = subprocess.run(command, capture_output=True, text=True, check=False, env=dict(os.environ))
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert not (tmp_path / "healed").exists()
+    assert len(states()) == 1
+    again = learned.heal(tmp_path / "small", against=tmp_path / "dense", tokenizer=None)
+    assert states() == []
+    assert torch.equal(logits(again), logits(learned.heal(learned.compressed())))
+
+
+def test_a_damaged_state_is_said_and_left(learned: Trained, monkeypatch: Any, caplog: pytest.LogCaptureFixture) -> None:
+    small = learned.compressed()
+    with monkeypatch.context() as patch:
+        stopped(patch, 1)
+        with pytest.raises(KeyboardInterrupt):
+            learned.heal(small)
+    [path] = states()
+    path.write_bytes(path.read_bytes()[:100])
+    again = learned.heal(small)
+    assert f"the state of healing in {path} cannot be read, so it begins again" in caplog.text
+    assert torch.equal(logits(again), logits(learned.heal(learned.compressed())))

@@ -1,0 +1,102 @@
+"""What stands for a stored matrix in training is that matrix, to the bit, and gradients pass its rounding."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from gac.compression.rounding import store
+from gac.healing.straight_through import StraightThrough
+from gac.runtime.modules import BlockLinear, Heads, ValueLinear
+from gac.runtime.stored import StoredLinear
+from gac.schemes import scheme_named
+
+SCHEMES = ["w8a16", "w4a16", "w4a16:32", "w3a16:16", "w2a16", "w8a8", "fp8"]
+TORCH = {"w8a8", "fp8"}
+
+
+def plain(kind: str) -> Any:
+    torch.manual_seed(0)
+    made: dict[str, Any] = {
+        "linear": lambda: nn.Linear(48, 40),
+        "values": lambda: ValueLinear(48, 4, 10, bias=False),
+        "blocks": lambda: BlockLinear(4, 12, 10, bias=True),
+    }
+    module = made[kind]()
+    for one in module.parameters():
+        nn.init.normal_(one)
+    return module.requires_grad_(False)
+
+
+def pair(scheme: str, kind: str = "linear") -> tuple[StoredLinear, StraightThrough]:
+    stored = store(scheme_named(scheme), plain(kind))
+    assert isinstance(stored, StoredLinear)
+    grid = scheme_named(scheme).grid(stored.held, *stored.matrix)
+    assert grid is not None
+    return stored, StraightThrough(stored, scheme_named(scheme), grid)
+
+
+def features(y: Any) -> Tensor:
+    found: Tensor = y.features if isinstance(y, Heads) else y
+    return found
+
+
+@pytest.mark.parametrize("kind", ["linear", "values", "blocks"])
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_before_and_after_training_both_say_the_same(scheme: str, kind: str) -> None:
+    if kind == "blocks" and scheme in TORCH:
+        return  # these multiply no batches
+    stored, module = pair(scheme, kind)
+    x, before = torch.randn(3, 5, 48), {name: one.clone() for name, one in stored.held.items()}
+    assert torch.equal(features(module(x)), features(stored(x)))
+    assert all(torch.equal(one, before[name]) for name, one in module.store().held.items())
+    module.weight.data += 0.3 * torch.randn(module.weight.shape)
+    if module.factor is not None:
+        module.factor.data *= 1 + 0.1 * torch.randn(module.factor.shape)
+    moved = features(module(x))
+    assert torch.equal(features(module.store()(x)), moved)
+    assert torch.equal(stored.held["weight_scale"], before["weight_scale"]) == (module.factor is None)
+    assert {name: (one.shape, one.dtype) for name, one in stored.held.items()} == {
+        name: (one.shape, one.dtype) for name, one in before.items()
+    }
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_gradients_are_those_of_the_product_where_a_number_can_move(scheme: str) -> None:
+    _, module = pair(scheme)
+    module.weight.data[0, 0] = 1e4  # beyond the largest number
+    x = torch.randn(5, 48, requires_grad=True)
+    (module(x) * torch.arange(40.0)).sum().backward()
+    assert module.weight.grad is not None
+    assert module.weight.grad[0, 0] == 0
+    due = torch.arange(40.0)[:, None] * x.detach().sum(0)
+    within = module.weight.grad != 0
+    assert float(within.float().mean()) > 0.8
+    error = (module.weight.grad - due)[within].norm() / due.norm()
+    assert float(error) < 0.05  # inputs are rounded too
+    assert x.grad is not None
+    assert (module.factor is None) == (scheme == "fp8")
+    assert module.factor is None or bool(module.factor.grad is not None and (module.factor.grad != 0).any())
+
+
+def test_scales_stay_what_16_bits_hold() -> None:
+    _, module = pair("w4a16:32")
+    assert module.factor is not None
+    module.factor.data *= -1.0  # no scale is below 0
+    scale = module.store().held["weight_scale"]
+    assert bool((scale > 0).all())
+    module.factor.data *= -1.2345
+    scale = module.store().held["weight_scale"]
+    assert torch.equal(scale.float(), scale.bfloat16().float())
+
+
+class Silent(type(scheme_named("w8a16"))):  # type: ignore[misc]
+    """A scheme that does not say how it is trained."""
+
+    def grid(self, held: Any, rows: int, columns: int) -> None:
+        return None
+
+
+def test_a_scheme_has_a_grid_only_where_it_says_so() -> None:
+    assert Silent("silent", 8, None, zero=False).grid({}, 1, 1) is None
