@@ -61,14 +61,14 @@ def wordy(model_type: str, make_plan: Callable[..., Plan]) -> Wordy:
     return Wordy(compressed(small_model(config), make_plan, _changes(config)), _tokenizer())
 
 
-def wordy_stored(schemes: Sequence[str], make_plan: Callable[..., Plan], dtype: torch.dtype, rank: int = 32) -> Wordy:
+def wordy_stored(schemes: Sequence[str], make_plan: Callable[..., Plan], dtype: torch.dtype) -> Wordy:
     """A Llama with dense weights and pairs of few bits, the schemes in turn, so that several read the same input."""
     config = small_config("llama", hidden_size=128, num_hidden_layers=LAYERS)
     config.intermediate_size, config.dtype = 192, dtype
     chosen = {}
     for at, weight in enumerate(weights_of(config)):
         pair = int(weight.name.split(".")[2]) == 3 or at % 11 == 5
-        form = ("low_rank", rank) if pair else ("dense", min(weight.out_features, weight.in_features))
+        form = ("low_rank", 32) if pair else ("dense", min(weight.out_features, weight.in_features))
         chosen[weight.name] = (*form, schemes[at % len(schemes)])
     return Wordy(stored(small_model(config), make_plan, chosen), _tokenizer())
 
