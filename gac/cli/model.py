@@ -21,6 +21,7 @@ from gac.cli.options import (
     workloads_option,
 )
 from gac.cli.verb import Answer, Verb, note
+from gac.distributed.launch import leads
 from gac.errors import CheckpointError, PlanError
 
 if TYPE_CHECKING:
@@ -53,7 +54,8 @@ def allocate(model: str, asked: Callable[[str], dict[str, Any]], output: Path, *
     plan = gac.allocate(model, **asked(model), **checks)
     from gac.reporting.tables import plan_summary, plan_table
 
-    plan.save(output)
+    if leads():
+        plan.save(output)
     note(f"saved as {output}")
     return Answer({"path": str(output)} | plan_document(plan), lambda: [plan_table(plan), plan_summary(plan)])
 
@@ -90,9 +92,10 @@ def frontier(
     else:
         _FRONTIER.check(output)
         path, found = str(output), gac.frontier(source, **asked(source), **steps)
-        found.save(output)
+        if leads():
+            found.save(output)
         note(f"saved as {output}")
-    if plot is not None:
+    if plot is not None and leads():
         save(figure_of_frontier(found), plot)
         note(f"drawn in {plot}")
     return Answer({"path": path} | _range(found), lambda: [frontier_table(found)])

@@ -1,6 +1,6 @@
 """A dense model and what is compressed of it so far, run layer by layer on the same windows."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -158,14 +158,10 @@ class PairedRun:
         for at, hidden in enumerate(self._ours):
             self._ours[at] = self._run(layer, hidden)
 
-    def logits(self, most: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Those of the dense and of the compressed model, both taken through all layers, ``(tokens, vocabulary)``.
-
-        Args:
-            most: windows, in even steps.
-        """
+    def logits(self, windows: Iterable[int]) -> Iterator[tuple[Tensor, Tensor]]:
+        """Those of the dense and of the compressed model, both taken through all layers, ``(tokens, vocabulary)``."""
         device, size = next(self._layers[-1].parameters()).device, len(self._dense[0])
-        for window in range(0, len(self._windows), -(-len(self._windows) // most)):
+        for window in windows:
             part, at = divmod(window, size)
             ids, states = self._windows[window], (self._dense[part][at : at + 1], self._ours[part][at : at + 1])
             dense = self._stack.logits(ids, states[0].to(device))

@@ -20,6 +20,7 @@ from safetensors import SafetensorError
 from torch import nn
 from transformers import PreTrainedModel
 
+from gac.distributed import launch
 from gac.errors import GacError, ModelError, did_you_mean, first_line, printable
 from gac.models.families import check_layers
 from gac.models.packaged import PACKAGED
@@ -249,8 +250,10 @@ def is_checkpoint(path: str | Path) -> bool:
 
 
 def default_device() -> str:
-    """The GPU if there is one."""
-    return "cuda" if torch.cuda.is_available() else "cpu"
+    """The GPU if there is one; of several processes each has its own."""
+    if not torch.cuda.is_available():
+        return "cpu"
+    return "cuda" if launch.processes() == 1 else f"cuda:{launch.local_rank()}"
 
 
 def usable_device(asked: torch.device | str | None) -> torch.device:

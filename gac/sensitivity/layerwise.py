@@ -107,6 +107,7 @@ class LayerwiseBackward:
         layers: its decoder layers, in order.
         windows: token ids, int64, shape ``(windows, tokens)``.
         lowest: the last layer that ``through`` will be asked for.
+        first: the number of the first of these windows among all of the text.
     """
 
     loss: Tensor
@@ -114,8 +115,10 @@ class LayerwiseBackward:
     gradients: Tensor
     """At the output of the layer that comes next."""
 
-    def __init__(self, model: nn.Module, layers: Sequence[nn.Module], windows: Tensor, lowest: int) -> None:
-        self._model, self._layers, self._windows, self._lowest = model, layers, windows, lowest
+    def __init__(
+        self, model: nn.Module, layers: Sequence[nn.Module], windows: Tensor, lowest: int, first: int = 0
+    ) -> None:
+        self._model, self._layers, self._windows, self._lowest, self._first = model, layers, windows, lowest, first
         self._stack = LayerStack(model, layers)
         self._states: dict[int, Tensor] = {}
         self._window = 0
@@ -179,7 +182,8 @@ class LayerwiseBackward:
     def _to_loss(self, ids: Tensor) -> Tensor:
         """Back-propagate the loss of labels drawn for one window, ids ``(tokens,)``; returns the window's own, nats."""
         with torch.enable_grad():
-            loss, drawn = drawn_loss(self._model, ids, f"calibration window {self._window}", seed=self._window)
+            number = self._first + self._window
+            loss, drawn = drawn_loss(self._model, ids, f"calibration window {number}", seed=number)
         drawn.backward()  # type: ignore[no-untyped-call]
         assert self._output is not None
         assert self._output.grad is not None
