@@ -143,7 +143,7 @@ def measure_problem(
     check_shared(store.directory, ranks)
     if isinstance(model, (str, Path)):
         _settled(load_config(str(model)), asked.recipe, table)  # what fails, fails before the weights are read
-    loaded = dense_model(model, tokenizer)
+    loaded = dense_model(model, tokenizer, stream=True)
     planned, recipe = _settled(loaded.model.config, asked.recipe, table)
     recipe = _with_rotation(recipe, loaded.model)
     family: str = loaded.model.config.model_type
@@ -251,12 +251,18 @@ def _calibration(text: Texts, windows: Windows, loss: float) -> Calibration:
 
 
 def dense_model(
-    model: "PreTrainedModel | str | Path", tokenizer: "PreTrainedTokenizerBase | str | Path | None"
+    model: "PreTrainedModel | str | Path",
+    tokenizer: "PreTrainedTokenizerBase | str | Path | None",
+    stream: bool = False,
 ) -> Loaded:
-    """The model, which no one has compressed yet; of an unknown family it is refused before its weights are fetched."""
+    """The model, which no one has compressed yet; of an unknown family it is refused before its weights are fetched.
+
+    Args:
+        stream: as for ``load_model``.
+    """
     if isinstance(model, (str, Path)):
         family_of(load_config(str(model)))
-    loaded = load_model(model, tokenizer)
+    loaded = load_model(model, tokenizer, stream=stream)
     if isinstance(loaded.model, CompressedModel):
         given = f"a {type(loaded.model).__name__}, which is compressed"
         raise ModelError(given, "a dense model", "Load the one it came from.")

@@ -105,7 +105,8 @@ def refit(
     lowest = 0 if ends else min(changed)
     model = run.model
     ways = ways_of(model, [weight for of_layer in layers.values() for weight in of_layer])
-    both = PairedRun(model, decoder_layers(model, layers), run.windows[run.rows], ways, ends)
+    cut = first_half(len(run.windows)) - run.rows.start if run.ranks.count > 1 else 0
+    both = PairedRun(model, decoder_layers(model, layers), run.windows[run.rows], ways, ends, cut)
     choices = {choice.name: choice for choice in weights}
     fitted = dict(modules)
     with frozen(model), torch.no_grad():

@@ -55,7 +55,7 @@ def on_every_rank(call: Callable[P, R]) -> Callable[P, R]:
         if launch.processes() == 1:
             return call(*args, **options)
         ranks, watch = _started()
-        with _quiet(not ranks.leads), _watched(watch):
+        with _quiet(not ranks.leads), _watched(watch, ranks):
             _meet(call.__name__, ranks)
             return call(*args, **options)
 
@@ -150,7 +150,7 @@ def _meet(name: str, ranks: ProcessRanks) -> None:
 
 
 @contextmanager
-def _watched(watch: Watch) -> Iterator[None]:
+def _watched(watch: Watch, ranks: Ranks) -> Iterator[None]:
     watch.begin()
     try:
         yield
@@ -158,6 +158,7 @@ def _watched(watch: Watch) -> Iterator[None]:
         watch.fail(failure)
         raise
     watch.end()
+    ranks.wait()
 
 
 @contextmanager

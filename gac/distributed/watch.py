@@ -24,8 +24,7 @@ OWN_WORD = 5.0
 """Seconds that rank 0 has to meet the same error as another process by itself, and to say that."""
 PATIENCE = 60.0
 """Seconds that others wait for rank 0 to say what failed, and that a failing call waits to learn why it failed."""
-_ERRED = -1
-"""What a process says that ends with an error of the user's; one that ends otherwise says how many calls it finished."""
+_ENDED, _ERRED = 0, 1
 
 
 class Watch:
@@ -40,8 +39,7 @@ class Watch:
     def __init__(self, group: dist.ProcessGroup, names: list[str], store: Any) -> None:
         self._group, self._names, self._store = group, names, store
         self._own = dist.get_rank()
-        self._finished = 0
-        self._ended: dict[int, int | None] = {}
+        self._ended: dict[int, bool] = {}
         self._busy = self._failed = False
         self._mouth = threading.Lock()
         others = range(1, len(names)) if self._own == 0 else range(1)
@@ -59,12 +57,11 @@ class Watch:
             given, expected = "a call after one that failed, under torchrun", "a run without a failure"
             raise GacError(given, expected, "Start torchrun again: what was finished is read.")
         self._busy = True
-        for rank, finished in [*self._ended.items()]:
-            self._gone(rank, finished)
+        for rank, properly in [*self._ended.items()]:
+            self._gone(rank, properly)
 
     def end(self) -> None:
-        """The call has come to its end."""
-        self._finished += 1
+        """The call has come to its end here: nobody is missed any more who ends after all have come to it."""
         self._busy = False
 
     def fail(self, failure: BaseException) -> None:
@@ -86,24 +83,24 @@ class Watch:
         self._busy = False
         if self._failed and self._own:
             _leave()
-        self._tell(self._finished)
+        self._tell(_ENDED)
         for thread in self._threads:
             thread.join(PATIENCE if self._failed else None)
-        if not self._failed and None not in self._ended.values():
+        if not self._failed and all(self._ended.values()):
             with suppress(Exception):  # of whoever destroyed the groups before
                 dist.destroy_process_group()
 
     def _listen(self, rank: int) -> None:
         word = torch.zeros(1, dtype=torch.int64)
-        finished: int | None = None
+        properly = False
         with suppress(RuntimeError):
             dist.recv(word, src=rank, group=self._group)
-            finished = int(word)
-        if finished == _ERRED:
+            properly = True
+        if properly and int(word) == _ERRED:
             self._heard(rank)
-        self._ended[rank] = finished
+        self._ended[rank] = properly
         if self._busy:
-            self._gone(rank, finished)
+            self._gone(rank, properly)
 
     def _heard(self, rank: int) -> None:
         """Say another process's error and end, unless this one has an error to say itself."""
@@ -114,14 +111,9 @@ class Watch:
             time.sleep(0.05)
         self._say(GacError(*bytes(self._store.get(_key(rank))).decode().split("\0")))
 
-    def _gone(self, rank: int, finished: int | None) -> None:
-        """End without a process that is needed. Where rank 0 ended properly it has said why.
-
-        Args:
-            finished: how many calls the process had finished when it ended properly.
-        """
-        properly = finished is not None
-        if self._failed or (finished or 0) > self._finished:
+    def _gone(self, rank: int, properly: bool) -> None:
+        """End without a process that is needed. Where rank 0 ended properly it has said why."""
+        if self._failed:
             return
         if properly and rank == 0:
             _leave()
@@ -140,7 +132,7 @@ class Watch:
     def _say(self, failure: GacError) -> NoReturn:
         with self._mouth:
             print(f"Error: {failure}", file=sys.stderr, flush=True)
-            self._tell(self._finished)
+            self._tell(_ENDED)
             _leave()
 
     def _tell(self, word: int) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from gac.errors import ModelError
 from gac.models.modules import input_device
+from gac.models.streaming import on_its_device
 from gac.sensitivity.losses import drawn_loss
 
 HOST_BYTES = 4 * 2**30
@@ -147,7 +148,7 @@ class LayerwiseBackward:
     def through(self, layer: int, tick: Tick) -> None:
         """Take the gradients of every window from a layer's output to its input."""
         inputs = self._inputs_of(layer)
-        with frozen(self._model), torch.enable_grad():
+        with frozen(self._model), torch.enable_grad(), on_its_device(self._layers[layer]):
             for at, gradient in enumerate(self.gradients):
                 hidden = inputs[at].unsqueeze(0).to(gradient.device).detach().requires_grad_(True)
                 output = self._stack.run(layer, hidden)
@@ -201,7 +202,9 @@ class LayerwiseBackward:
             nearest = max(at for at in self._states if at < layer)
             kept = self._states[nearest]
             self._states |= {at: torch.empty_like(kept) for at in range(nearest + 1, layer + 1)}
-            with frozen(self._model), torch.no_grad():
+            with frozen(self._model), torch.no_grad(), ExitStack() as loaded:
+                for between in self._layers[nearest:layer]:
+                    loaded.enter_context(on_its_device(between))
                 for window in range(len(kept)):
                     hidden = kept[window].unsqueeze(0).to(self.gradients.device)
                     for at in range(nearest, layer):

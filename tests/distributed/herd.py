@@ -3,6 +3,7 @@
 They are forked from one process that has imported GAC, which spares each of them that.
 """
 
+import atexit
 import multiprocessing
 import os
 import socket
@@ -15,12 +16,12 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-import gac
-import gac.api
+import gac.api  # noqa: F401  # for the processes that are forked
 from gac.testing import models
 
-LAYERS = 5
-WINDOWS = "4x64"
+LAYERS = 4
+WINDOWS = "7x64"
+"""Of two processes the second has windows of both halves of the text."""
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload([__name__])
@@ -70,7 +71,7 @@ def _run(
     torch.set_num_threads(1)
     try:
         work(*given)
-    except BaseException:
+    except BaseException:  # noqa: BLE001  # as the interpreter does
         sys.excepthook(*sys.exc_info())
         _exit(1)
     _exit(0)
@@ -78,8 +79,6 @@ def _run(
 
 def _exit(status: int) -> None:
     """As an interpreter ends, which a forked process does not by itself."""
-    import atexit
-
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -25,14 +25,15 @@ def digest_of(model: Any) -> str:
 
 
 def plan_and_compress(text: Path, folder: Path) -> None:
-    """Plans in two homes of their own, and two compressed models; every process leaves what it has."""
+    """A plan of many forms, and in another home two compressed models; every process leaves what it has."""
     folder = folder / str(launch.rank())
     folder.mkdir(parents=True)
     home = os.environ["GAC_HOME"]
-    for time in ("first", "second"):
-        os.environ["GAC_HOME"] = f"{home}/{time}"
-        plan = gac.allocate(llama(), 0.7, forms=("low_rank", "narrow", "skip", "heads"), **options(text))
-        plan.save(folder / f"{time}.json")
+    os.environ["GAC_HOME"] = f"{home}/first"
+    gac.allocate(llama(), 0.7, forms=("low_rank", "narrow", "skip", "heads"), **options(text)).save(
+        folder / "plan.json"
+    )
+    os.environ["GAC_HOME"] = f"{home}/second"
     for name, given in {"fitted": {}, "rounded": {"schemes": ("w8a16",), "memory": 0.4, "refit": "none"}}.items():
         model = llama()
         planned = gac.allocate(model, 0.7, **given, **options(text))
