@@ -12,7 +12,7 @@ import gac
 from gac.distributed import launch
 from gac.errors import ModelError
 from gac.models.loading import bytes_of
-from gac.sensitivity import curves
+from gac.sensitivity import calibration, curves
 from tests.distributed.herd import llama, options
 
 
@@ -46,11 +46,13 @@ def plan_and_compress(text: Path, folder: Path) -> None:
 
 
 def plan(text: Path, folder: Path) -> None:
+    _keep_boundaries_alone()
     gac.allocate(llama(), 0.7, **options(text)).save(folder / f"plan-{launch.rank()}.json")
 
 
 def die(text: Path, rank: int) -> None:
     """One of them is killed as it works on its second layer."""
+    _keep_boundaries_alone()
     _at_second_layer(rank, lambda: os.kill(os.getpid(), signal.SIGKILL))
     gac.allocate(llama(), 0.7, **options(text))
 
@@ -71,6 +73,11 @@ def other_version(text: Path, rank: int) -> None:
     if launch.rank() == rank:
         run.__version__ = "0.0.1"
     gac.allocate(llama(), 0.7, **options(text))
+
+
+def _keep_boundaries_alone() -> None:
+    """A snapshot after every turn and no moments, as of a large model that is measured for long."""
+    calibration.SNAPSHOT_SECONDS, calibration.LAYER_BYTES = 0.0, 0
 
 
 def _at_second_layer(rank: int, happens: Any) -> None:
