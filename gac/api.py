@@ -22,14 +22,15 @@ from gac.compression.first_shot import calibration_run, check_shots
 from gac.compression.refit import refit as fit_again
 from gac.compression.rounding import store_all
 from gac.costs import COUNTED, PARAMS
+from gac.distributed.run import on_every_rank, this_run
 from gac.errors import CheckpointError, GacError
 from gac.forms.planned_sites import as_planned
 from gac.forms.tensors import Kept
 from gac.healing.heal import heal_model
-from gac.healing.ranks import this_run
 from gac.healing.work import BLOCKS, Work
 from gac.measuring import (
     Asked,
+    check_alike,
     dense_model,
     in_basis,
     measure_problem,
@@ -58,6 +59,7 @@ from gac.sensitivity.texts import CalibrationText
 
 
 @checked
+@on_every_rank
 @one_call_at_a_time
 def allocate(
     model: PreTrainedModel | str | Path,
@@ -100,11 +102,16 @@ def allocate(
     if verify:
         check_installed()
     problem = measure_problem(model, asked, tokenizer, check=check, progress=progress)
-    decision = RULES.get(asked.recipe.rule).decide(problem)
-    return verified(decision) if verify else decision.plan
+
+    def decided() -> Plan:
+        decision = RULES.get(asked.recipe.rule).decide(problem)
+        return verified(decision) if verify else decision.plan
+
+    return this_run().once(decided)
 
 
 @checked
+@on_every_rank
 @one_call_at_a_time
 def frontier(
     model: PreTrainedModel | str | Path,
@@ -147,10 +154,12 @@ def frontier(
         config = load_config(str(model)) if isinstance(model, (str, Path)) else load_model(model).model.config
         sites = as_planned(family_of(config).sites(config), asked.recipe.space.forms, asked.recipe.deployment.fuse)
         check_profiled(sites, select_profile(asked.profile)[0], asked.recipe, limit)
-    return whole_range(measure_problem(model, asked, tokenizer, progress=progress), points=points, limit=limit)
+    problem = measure_problem(model, asked, tokenizer, progress=progress)
+    return this_run().once(lambda: whole_range(problem, points=points, limit=limit))
 
 
 @checked
+@on_every_rank
 @one_call_at_a_time
 def compress(
     model: PreTrainedModel | str | Path,
@@ -187,6 +196,8 @@ def compress(
     check_finite(loaded.model)
     digest = planned_digest(plan, loaded, sites)
     windows = planned_windows(plan, loaded, calibration)
+    ranks = this_run()
+    check_alike(ranks, loaded, digest, windows, plan)
     method = METHODS.get(recipe.measure.method)
     check_shots(recipe.measure.shots, method, recipe.rule, sites, loaded.model.config.model_type)
     scheme = scheme_named(recipe.space.head)
@@ -196,7 +207,7 @@ def compress(
     whole = [site for site in sites if site.layer in layers]
     with in_basis(recipe, loaded, model, keep=True):
         key = statistics_key(digest, recipe)
-        run = calibration_run(loaded.model, key, windows, method, recipe.measure.shots, progress=progress)
+        run = calibration_run(loaded.model, key, windows, method, recipe.measure.shots, progress=progress, ranks=ranks)
         factors = partial(_factors, run, whole, recipe.space.forms)
         ends = rounded_ends(loaded.model, scheme)
         modules = build_modules(run, plan.weights, changed, factors())
@@ -215,6 +226,7 @@ def compress(
 
 
 @checked
+@on_every_rank
 @one_call_at_a_time
 def heal(
     model: PreTrainedModel | str | Path,

@@ -1,6 +1,8 @@
 """From a model and a recipe to the problem: what every choice loses, beside what it takes on a GPU."""
 
+import hashlib
 import logging
+import platform
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -16,15 +18,18 @@ from gac.compression.ends import check_ends, rounded_ends, shapes_of_ends
 from gac.compression.expected import expected_curves, expected_error, expected_share
 from gac.compression.first_shot import calibration_run, check_shots
 from gac.compression.refit import refit_named
+from gac.distributed.ranks import ALONE, Ranks
+from gac.distributed.run import check_shared, this_run
 from gac.errors import GacError, ModelError, PlanError
 from gac.forms import DEFAULT_FORMS, form_named
 from gac.forms.metric import FACTOR
 from gac.forms.planned_sites import Fusing, as_planned, check_forms_fit
-from gac.io import home
+from gac.io import home, to_json
 from gac.models.basis import Rotation
 from gac.models.families import family_of
 from gac.models.linears import check_rows_together
 from gac.models.loading import Loaded, check_finite, check_in_memory, load_config, load_model, model_digest
+from gac.models.modules import input_device
 from gac.models.rotation import rotate, rotated, rotates_freely
 from gac.models.sites import Site
 from gac.plan import Calibration, CalibrationPart, Measured, Plan, RoundedHead
@@ -132,10 +137,13 @@ def measure_problem(
     asked.text.check()
     if isinstance(check, str):
         check_text(check)
-    StatisticsStore(home() / "statistics").check_writable()
+    ranks = this_run()
+    store = StatisticsStore(home() / "statistics")
+    store.check_writable()
+    check_shared(store.directory, ranks)
     if isinstance(model, (str, Path)):
         _settled(load_config(str(model)), asked.recipe, table)  # what fails, fails before the weights are read
-    loaded = dense_model(model, tokenizer)
+    loaded = dense_model(model, tokenizer, stream=True)
     planned, recipe = _settled(loaded.model.config, asked.recipe, table)
     recipe = _with_rotation(recipe, loaded.model)
     family: str = loaded.model.config.model_type
@@ -150,15 +158,17 @@ def measure_problem(
         check_ends(loaded.model)
     windows = _windows(asked.text, loaded, recipe.measure.seed, recipe.measure.bos)
     check_finite(loaded.model)
-    if check is not None:
-        check_likeness(loaded.model, loaded.tokenizer, sites, asked.text, windows, check, progress)
     digest = targeted_digest(loaded, sites)
+    check_alike(ranks, loaded, digest, windows, recipe)
+    if check is not None:
+        compared = partial(check_likeness, loaded.model, loaded.tokenizer, sites, asked.text, windows, check, progress)
+        ranks.once(compared)
     params, key = sum(parameter.numel() for parameter in loaded.model.parameters()), statistics_key(digest, recipe)
     with in_basis(recipe, loaded, model) as rotation:
-        run = calibration_run(loaded.model, key, windows, method, recipe.measure.shots, progress=progress)
+        run = calibration_run(loaded.model, key, windows, method, recipe.measure.shots, progress=progress, ranks=ranks)
         curves = measure_curves(run, sites, forms=recipe.space.forms, schemes=recipe.space.schemes)
         head = _head(loaded.model, run, recipe.space.head)
-        extra = RULES.get(recipe.rule).measure(run, sites)
+        extra = ranks.once(lambda: RULES.get(recipe.rule).measure(replace(run, ranks=ALONE), sites))
     measured = Measured(
         model=loaded.name,
         digest=digest,
@@ -173,6 +183,29 @@ def measure_problem(
     )
     expected = expected_curves(curves.curves, recipe, method, layout)
     return Problem(planned, expected, table, recipe, measured, extra)
+
+
+def check_alike(ranks: Ranks, loaded: Loaded, digest: str, windows: Windows, asked: Recipe | Plan) -> None:
+    """Refuse processes that see different files or are asked for different things, or that share a GPU.
+
+    Args:
+        digest: of the model's weights.
+
+    Raises:
+        GacError: names the first difference.
+    """
+    what = f"{type(asked).__name__.lower()} with digest"
+    facts = {"model digest": digest, "calibration text digest": windows.digest}
+    ranks.check_alike(facts | {what: hashlib.sha256(to_json(asked)).hexdigest()})
+    device = input_device(loaded.model)
+    places = ranks.gathered((platform.node(), str(device)))
+    twice = [place for place in places if device.type == "cuda" and places.count(place) > 1]
+    if twice:
+        raise ModelError(
+            f"{places.count(twice[0])} processes with their models on {twice[0][1]}",
+            "a GPU for each",
+            "Pass the name of the model, or put it on cuda:LOCAL_RANK.",
+        )
 
 
 def _head(model: "PreTrainedModel", run: CalibrationRun, name: str) -> RoundedHead | None:
@@ -218,12 +251,18 @@ def _calibration(text: Texts, windows: Windows, loss: float) -> Calibration:
 
 
 def dense_model(
-    model: "PreTrainedModel | str | Path", tokenizer: "PreTrainedTokenizerBase | str | Path | None"
+    model: "PreTrainedModel | str | Path",
+    tokenizer: "PreTrainedTokenizerBase | str | Path | None",
+    stream: bool = False,
 ) -> Loaded:
-    """The model, which no one has compressed yet; of an unknown family it is refused before its weights are fetched."""
+    """The model, which no one has compressed yet; of an unknown family it is refused before its weights are fetched.
+
+    Args:
+        stream: as for ``load_model``.
+    """
     if isinstance(model, (str, Path)):
         family_of(load_config(str(model)))
-    loaded = load_model(model, tokenizer)
+    loaded = load_model(model, tokenizer, stream=stream)
     if isinstance(loaded.model, CompressedModel):
         given = f"a {type(loaded.model).__name__}, which is compressed"
         raise ModelError(given, "a dense model", "Load the one it came from.")

@@ -11,6 +11,7 @@ from gac.arguments import Count, checked
 from gac.checkpoint.attach import attach_plan, planned
 from gac.checkpoint.target import check_free, complete_directory, save_tokenizer
 from gac.compression.apply import empty_stored
+from gac.distributed.launch import leads
 from gac.errors import CheckpointError
 from gac.models.linears import as_linear
 from gac.models.threads import one_call_at_a_time
@@ -41,6 +42,8 @@ def save(
     Loading it gives the same logits bit for bit. (A model that was cast by ``.to(torch.bfloat16)`` has rounded its
     rotary frequencies too, which are no weights; load it in the dtype instead.)
 
+    Of several processes under torchrun rank 0 writes; the others return at once.
+
     Args:
         model: from ``compress`` or ``load``; its plan is ``model.gac_plan``.
         tokenizer: None looks for that of the model the plan was made for, and says so where there is none.
@@ -56,6 +59,8 @@ def save(
         raise CheckpointError(given, "bytes, or a size in KB, MB, GB or TB", "Write it like 5GB.")
     target = Path(directory)
     plan = planned(model)
+    if not leads():
+        return
     _check_storable(plan)
     _check_matches(model, plan)
     attach_plan(model, plan)

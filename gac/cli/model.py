@@ -22,6 +22,7 @@ from gac.cli.options import (
     workloads_option,
 )
 from gac.cli.verb import Answer, Verb, note
+from gac.distributed.launch import leads
 from gac.errors import CheckpointError, PlanError
 
 if TYPE_CHECKING:
@@ -54,7 +55,8 @@ def allocate(model: str, asked: Callable[[str], dict[str, Any]], output: Path, *
     plan = gac.allocate(model, **asked(model), **checks)
     from gac.reporting.tables import plan_summary, plan_table
 
-    plan.save(output)
+    if leads():
+        plan.save(output)
     note(f"saved as {output}")
     return Answer({"path": str(output)} | plan_document(plan), lambda: [plan_table(plan), plan_summary(plan)])
 
@@ -91,9 +93,10 @@ def frontier(
     else:
         _FRONTIER.check(output)
         path, found = str(output), gac.frontier(source, **asked(source), **steps)
-        found.save(output)
+        if leads():
+            found.save(output)
         note(f"saved as {output}")
-    if plot is not None:
+    if plot is not None and leads():
         save(figure_of_frontier(found), plot)
         note(f"drawn in {plot}")
     return Answer({"path": path} | _range(found), lambda: [frontier_table(found)])
@@ -180,16 +183,15 @@ def heal(directory: Path, against: str, output: Path, overwrite: bool, tokenizer
     that is best on text held out is kept, and the plan in the new directory says what it was healed on.
     """
     from gac.checkpoint.target import check_free
-    from gac.healing.ranks import this_run
     from gac.models.loading import load_tokenizer
 
     check_free(output, overwrite)
     small = gac.load(directory)
-    given, leads = small.gac_plan.healed, this_run().leads
+    given = small.gac_plan.healed
     try:
         gac.heal(small, against=against, tokenizer=tokenizer, **how)
     finally:
-        if leads and small.gac_plan.healed != given:  # also where a loss was not finite, in the best state before that
+        if small.gac_plan.healed != given:  # also where a loss was not finite, in the best state before that
             gac.save(small, output, tokenizer=load_tokenizer(tokenizer or against), overwrite=overwrite)
             note(f"saved in {output}")
     healed = small.gac_plan.healed[-1]

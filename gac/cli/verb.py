@@ -5,6 +5,7 @@ import json
 import logging
 import os
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from gac.cli.options import Target
+from gac.distributed.launch import leads
 from gac.errors import GacError
 from gac.io import whole_file
 
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
 
 FAILED = 1
 INTERRUPTED = 130
+OWN_WORD = 5.0
+"""Seconds that rank 0 has to say an error that every process meets, under torchrun."""
 _WIDTH = 100  # of tables in files and pipes
 
 
@@ -57,6 +61,8 @@ class Verb(click.Command):
         except KeyboardInterrupt:
             stop = GacError("interrupted", "the command to come to its end", self.resume)
             _fail(ctx, stop, as_json, INTERRUPTED)
+        if not leads():
+            return
         try:
             if as_json:
                 click.echo(_as_json(answer.document))
@@ -97,6 +103,7 @@ class Program(click.Group):
                 raise  # of a file, not of standard output
             _unwritten(failure)
         except click.ClickException as failure:
+            _let_rank_0_speak(failure.exit_code)
             if "--json" in (sys.argv[1:] if args is None else args):
                 click.echo(_as_json(_error(_wrong_usage(failure))))
             else:
@@ -143,11 +150,19 @@ def note(text: str) -> None:
 
 
 def _fail(ctx: click.Context, failure: GacError, as_json: bool, status: int) -> NoReturn:
+    _let_rank_0_speak(status)
     if as_json:
         click.echo(_as_json(_error(failure)))
     else:
         click.echo(f"\nInterrupted. {failure.remedy}" if status == INTERRUPTED else f"Error: {failure}", err=True)
     ctx.exit(status)
+
+
+def _let_rank_0_speak(status: int) -> None:
+    """End in silence in any process but rank 0, once that has met the same error: torchrun ends all with the first."""
+    if not leads():
+        time.sleep(OWN_WORD)
+        sys.exit(status)
 
 
 def _error(failure: GacError) -> dict[str, Any]:
@@ -178,9 +193,9 @@ def _notes(quiet: bool) -> Iterator[None]:
     from gac.progress import no_progress
 
     logger, handler = logging.getLogger("gac"), _NoteHandler()
-    level = logger.level
+    level, quiet = logger.level, quiet or not leads()
     logger.addHandler(handler)
-    logger.setLevel(logging.WARNING if quiet else logging.INFO)
+    logger.setLevel(logging.CRITICAL if not leads() else logging.WARNING if quiet else logging.INFO)
     try:
         with no_progress() if quiet else nullcontext():
             yield

@@ -145,6 +145,8 @@ def build_modules(
 ) -> dict[str, nn.Module]:
     """The new module of every weight that changes, by name, as yet in 16 bits; the model itself is not touched.
 
+    Of several processes each builds some layers, and gives them to the others.
+
     Args:
         weights: what every weight becomes.
         sites: all that change, such as those of ``changed_sites``.
@@ -155,14 +157,16 @@ def build_modules(
     """
     choices = {choice.name: choice for choice in weights}
     modules: dict[str, nn.Module] = {}
-    for layer, kept in stream:
+    for turn, (layer, kept) in enumerate(stream):
+        if not run.ranks.owns(turn):
+            continue
         statistics = Statistics(run.model, kept.moments, run.method, kept)
         for site in (site for site in sites if site.layer == layer):
             work = SiteWork(site.weights, kept, statistics)
             for weight in site.weights:
                 if module := _module(work, weight, choices[weight.name]):
                     modules[weight.name] = module
-    return modules
+    return run.ranks.modules(modules)
 
 
 def _module(work: SiteWork, weight: Weight, choice: WeightChoice) -> nn.Module | None:

@@ -12,17 +12,19 @@ from copy import deepcopy
 import torch
 from torch import Tensor, nn
 
+from gac.distributed.ranks import ALONE, Ranks
 from gac.linalg import check_measured
 
 LEAST, MOST = 0.75, 1.25
 """Logits are not scaled further than that."""
 
 
-def fitted_scale(pairs: Iterable[tuple[Tensor, Tensor]]) -> float:
+def fitted_scale(pairs: Iterable[tuple[Tensor, Tensor]], ranks: Ranks = ALONE) -> float:
     """The factor of a model's logits at which its KL divergence from another model is least: one Newton step from 1.
 
     Args:
         pairs: the other model's logits and its own for the same tokens, ``(tokens, vocabulary)``.
+        ranks: the processes, each of which has pairs of its own.
 
     Raises:
         ModelError: a logit is not finite.
@@ -33,6 +35,7 @@ def fitted_scale(pairs: Iterable[tuple[Tensor, Tensor]]) -> float:
         centred = own.float() - (chances * own.float()).sum(-1, keepdim=True)
         slope -= float((wanted * centred).sum())
         curvature += float((chances * centred.square()).sum())
+    slope, curvature = ranks.total(torch.tensor([slope, curvature], dtype=torch.float64)).tolist()
     check_measured(torch.tensor([slope, curvature]), "logits that are not finite", "finite logits")
     return min(max(1 - slope / curvature, LEAST), MOST) if curvature else 1.0
 

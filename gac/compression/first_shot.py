@@ -20,6 +20,7 @@ from gac.compression.apply import build_modules, merged
 from gac.compression.refit import refit
 from gac.costs import PARAMS
 from gac.curves import LossCurves
+from gac.distributed.ranks import ALONE, Ranks
 from gac.errors import GacError
 from gac.io import home
 from gac.models.families import family_of
@@ -118,7 +119,14 @@ def _multiplied_out(model: nn.Module, weights: Sequence[WeightChoice], modules: 
 
 
 def calibration_run(
-    model: PreTrainedModel, digest: str, windows: Windows, method: Method, shots: Shots, *, progress: bool = True
+    model: PreTrainedModel,
+    digest: str,
+    windows: Windows,
+    method: Method,
+    shots: Shots,
+    *,
+    progress: bool = True,
+    ranks: Ranks = ALONE,
 ) -> CalibrationRun:
     """What measures a model, or goes on where that was measured before.
 
@@ -127,14 +135,15 @@ def calibration_run(
     Args:
         model: the dense model.
         digest: of its weights, or what else tells its statistics from those of other models.
+        ranks: the processes that measure together; what is kept does not depend on how many there are.
     """
     key = f"{digest} {windows.digest} {method.power}"
-    one = CalibrationRun(model, windows.ids, method, _store(key), progress)
+    one = CalibrationRun(model, windows.ids, method, _store(key), progress, ranks=ranks)
     if shots == 1:
         return one
     two = replace(one, store=_store(f"{key}, gradients at {FIRST_KEPT}"))
 
-    def second(sites: Sequence[Site]) -> Iterator[tuple[int, LayerMoments]]:
+    def second(sites: Sequence[Site]) -> Iterator[tuple[int, LayerMoments | None]]:
         return stream_second(one, replace(two, model=first_shot(one)), sites)
 
     return replace(two, source=second)

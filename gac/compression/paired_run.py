@@ -1,6 +1,6 @@
 """A dense model and what is compressed of it so far, run layer by layer on the same windows."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -54,6 +54,7 @@ class PairedRun:
         windows: token ids, int64, shape ``(windows, tokens)``.
         ways: those of its weights that write to the residual stream into it, by name.
         ends: what the compressed model has for embedding and head, by name, where it has others.
+        cut: a window at which a new part begins, for what is before is summed by itself.
     """
 
     parts: Sequence[slice]
@@ -66,6 +67,7 @@ class PairedRun:
         windows: Tensor,
         ways: Mapping[str, ToStream],
         ends: Mapping[str, nn.Module],
+        cut: int = 0,
     ) -> None:
         self._model, self._layers, self._windows, self._ways, self._ends = model, layers, windows, ways, ends
         self._stack = LayerStack(model, layers)
@@ -73,7 +75,8 @@ class PairedRun:
         self._ours: list[Tensor] = []
         self._on_host = False
         at_once = min(max(1, TOKENS // windows.shape[1]), first_half(len(windows)))
-        self.parts = [slice(at, at + at_once) for at in range(0, len(windows), at_once)]
+        pieces = [range(min(max(cut, 0), len(windows))), range(max(cut, 0), len(windows))]
+        self.parts = [slice(at, min(at + at_once, piece.stop)) for piece in pieces for at in piece[::at_once]]
 
     def start(self, lowest: int) -> None:
         """Run the models as far as the passes need them, which begin with layer ``lowest``: 0 with other ends."""
@@ -158,15 +161,12 @@ class PairedRun:
         for at, hidden in enumerate(self._ours):
             self._ours[at] = self._run(layer, hidden)
 
-    def logits(self, most: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Those of the dense and of the compressed model, both taken through all layers, ``(tokens, vocabulary)``.
-
-        Args:
-            most: windows, in even steps.
-        """
-        device, size = next(self._layers[-1].parameters()).device, len(self._dense[0])
-        for window in range(0, len(self._windows), -(-len(self._windows) // most)):
-            part, at = divmod(window, size)
+    def logits(self, windows: Iterable[int]) -> Iterator[tuple[Tensor, Tensor]]:
+        """Those of the dense and of the compressed model, both taken through all layers, ``(tokens, vocabulary)``."""
+        device = next(self._layers[-1].parameters()).device
+        for window in windows:
+            part = next(at for at, one in enumerate(self.parts) if window < one.stop)
+            at = window - self.parts[part].start
             ids, states = self._windows[window], (self._dense[part][at : at + 1], self._ours[part][at : at + 1])
             dense = self._stack.logits(ids, states[0].to(device))
             with swapped(self._model, self._ends):

@@ -12,7 +12,7 @@ weights alone. ``docs/results-refit.md`` has what each part gives.
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from itertools import groupby
@@ -26,6 +26,7 @@ from gac.compression.paired_run import PairedRun, Seen
 from gac.compression.rounding import store
 from gac.compression.stream import ToStream, ways_of
 from gac.display import about
+from gac.distributed.ranks import Ranks
 from gac.errors import GacError
 from gac.forms import FORMS, form_named
 from gac.forms.metric import Halves
@@ -104,21 +105,22 @@ def refit(
     lowest = 0 if ends else min(changed)
     model = run.model
     ways = ways_of(model, [weight for of_layer in layers.values() for weight in of_layer])
-    both = PairedRun(model, decoder_layers(model, layers), run.windows, ways, ends)
+    cut = first_half(len(run.windows)) - run.rows.start if run.ranks.count > 1 else 0
+    both = PairedRun(model, decoder_layers(model, layers), run.windows[run.rows], ways, ends, cut)
     choices = {choice.name: choice for choice in weights}
     fitted = dict(modules)
     with frozen(model), torch.no_grad():
         both.start(lowest)
         begun = time.monotonic()
         for layer in progress_bar("refitting", "layer", steps=range(lowest, len(layers)), shown=run.progress):
-            fit = _LayerFit(model, both, ways, layer, layers[layer], choices, kept[layer], run.method, how)
+            fit = _LayerFit(run, both, ways, layer, layers[layer], choices, kept[layer], how)
             fitted |= fit.run(modules)
             if layer == lowest and run.progress:
                 many = len(layers) - lowest
                 logger.info("refitting %d layers: %s", many, about(many * (time.monotonic() - begun)))
         if how == "residual":
             name = family_of(model.config).last_norm
-            scale = fitted_scale(both.logits(-(-SCALED_ON // run.windows.shape[1])))
+            scale = fitted_scale(both.logits(_spaced(run)), run.ranks)
             fitted[name] = scaled_norm(model.get_submodule(name), scale)
     for name, module in fitted.items():
         dense = model.get_submodule(name)
@@ -126,19 +128,29 @@ def refit(
     return fitted
 
 
+def _spaced(run: CalibrationRun) -> Iterator[int]:
+    """Those of this process's windows that tell the scale of the logits, which are in even steps through the text."""
+    rows, most = run.rows, -(-SCALED_ON // run.windows.shape[1])
+    steps = range(0, len(run.windows), -(-len(run.windows) // most))
+    return (window - rows.start for window in steps if rows.start <= window < rows.stop)
+
+
 @dataclass(frozen=True, eq=False)
 class _LayerFit:
-    """One layer being fitted."""
+    """One layer being fitted. Of several processes each solves for some weights, and gives them to the others."""
 
-    model: nn.Module
+    calibration: CalibrationRun
     both: PairedRun
     ways: Mapping[str, ToStream]
     layer: int
     weights: Sequence[Weight]
     choices: Mapping[str, WeightChoice]
     kept: Kept
-    method: Method
     how: Refit
+
+    @property
+    def model(self) -> nn.Module:
+        return self.calibration.model
 
     def run(self, modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
         """Fit the layer's weights in the order in which they run, and take both models' states through it."""
@@ -155,36 +167,57 @@ class _LayerFit:
             for stage in stages:
                 fitted = [weight for weight in stage if refits[weight.name]]
                 found = self._sums(stage, fitted, seen, dense) if fitted else {}
-                for weight in (weight for weight in stage if weight not in fitted and weight.name in new):
-                    self._store(new, weight.name)
-                for weight in fitted:
-                    choice, module, linear = self.choices[weight.name], new[weight.name], dense[weight.name]
-                    means, again = found.pop(weight.name).means(), refits[weight.name]
-                    assert again is not None
-                    form, kept = form_named(choice.form), self.kept
-                    again(
-                        WeightRefit(weight, form, choice.dim, linear.weight, linear.bias, kept, means, self.method),
-                        module,
-                    )
-                    rounds = weight.scores and scheme_named(choice.scheme).lossy
-                    rows = kept.gradients(weight) if rounds else None
-                    self._store(new, weight.name, means.square, rows)
+                own: dict[str, nn.Module] = {}
+                for weight in self._own(stage, found):
+                    name, again = weight.name, refits[weight.name]
+                    if again is not None:
+                        own[name] = self._solved(weight, new[name], dense[name], again, found.pop(name).means())
+                    elif name in new:
+                        own[name] = self._stored(name, new[name])
+                for name, module in self.calibration.ranks.modules(own).items():
+                    new[name] = module
+                    self.model.set_submodule(name, module)
             self.both.compressed_pass(self.layer)
         return new
 
-    def _store(
-        self, new: dict[str, nn.Module], name: str, inputs: Tensor | None = None, rows: Tensor | None = None
-    ) -> None:
-        """Put the new module of a weight into its scheme, and as it is then into the model."""
-        new[name] = store(scheme_named(self.choices[name].scheme), new[name], inputs, rows)
-        self.model.set_submodule(name, new[name])
+    def _own(self, stage: Sequence[Weight], found: dict[str, "_Sums"]) -> list[Weight]:
+        """The weights of a stage that this process solves for, once their sums are here and those of others gone."""
+        ranks = self.calibration.ranks
+        owners = ranks.shared_out([weight.params * weight.in_features for weight in stage])
+        for weight, owner in zip(stage, owners, strict=True):
+            if weight.name in found:
+                found[weight.name].bring_to(owner, ranks)
+                if not ranks.owns(owner):
+                    del found[weight.name]
+        return [weight for weight, owner in zip(stage, owners, strict=True) if ranks.owns(owner)]
+
+    def _solved(
+        self,
+        weight: Weight,
+        module: nn.Module,
+        linear: nn.Linear,
+        again: Callable[[WeightRefit, nn.Module], None],
+        means: CompressedMeans,
+    ) -> nn.Module:
+        """The new module of a weight, fitted and in its scheme."""
+        choice, kept, method = self.choices[weight.name], self.kept, self.calibration.method
+        form = form_named(choice.form)
+        again(WeightRefit(weight, form, choice.dim, linear.weight, linear.bias, kept, means, method), module)
+        rows = kept.gradients(weight) if weight.scores and scheme_named(choice.scheme).lossy else None
+        return self._stored(weight.name, module, means.square, rows)
+
+    def _stored(
+        self, name: str, module: nn.Module, inputs: Tensor | None = None, rows: Tensor | None = None
+    ) -> nn.Module:
+        return store(scheme_named(self.choices[name].scheme), module, inputs, rows)
 
     def _sums(
         self, stage: Sequence[Weight], fitted: Sequence[Weight], seen: Seen, dense: Mapping[str, nn.Linear]
     ) -> dict[str, "_Sums"]:
         """The sums to fit weights that read one input, from a run of the compressed layer up to these weights."""
         found: dict[str, _Sums] = {}
-        counts = {weight.name: self.kept.tokens(weight).sqrt() for weight in fitted}
+        rows, half_at = self.calibration.rows, first_half(len(self.calibration.windows))
+        counts = {weight.name: self.kept.tokens(weight)[rows].sqrt() for weight in fitted}
         for at, (x, lost) in enumerate(self.both.inputs_of(self.layer, stage, seen)):
             part = self.both.parts[at]
             for weight in fitted:
@@ -197,7 +230,7 @@ class _LayerFit:
                     missing = (wrote if bias is None else wrote - bias).float() + step
                 if weight.name not in found:
                     found[weight.name] = _Sums(x.shape[1], missing.shape[1], x.device)
-                half = int(part.start >= first_half(len(counts[weight.name])))
+                half = int(rows.start + part.start >= half_at)
                 found[weight.name].add(x, missing, counts[weight.name][part].flatten().to(x.device), half)
         return found
 
@@ -225,6 +258,14 @@ class _Sums:
         self.target += missing.T @ counts
         self.counts[half] += counts.sum(dtype=torch.float64)
         self.tokens += len(x)
+
+    def bring_to(self, owner: int, ranks: Ranks) -> None:
+        """Add up the sums of all processes, each of its own windows, at the owner."""
+        if ranks.count == 1:
+            return
+        for sums in (self.squares, self.cross, self.scale, self.target, self.counts):
+            ranks.total_at(owner, sums)
+        self.tokens = sum(ranks.gathered(self.tokens))
 
     def means(self) -> CompressedMeans:
         total = self.counts.sum().clamp_min(TINY)

@@ -26,6 +26,8 @@ def store_all(
 ) -> dict[str, nn.Module]:
     """The modules, each in the scheme of its weight, rounded for what the dense model gives it.
 
+    Of several processes each rounds the layers whose moments it has, and gives them to the others.
+
     Args:
         sites: whole layers, those of the modules among them.
 
@@ -36,12 +38,15 @@ def store_all(
     """
     schemes, found = {choice.name: scheme_named(choice.scheme) for choice in weights}, dict(modules)
     rounds = {site.layer for site in sites for one in site.weights if one.name in modules and schemes[one.name].lossy}
+    own: dict[str, nn.Module] = {}
     for layer, moments in run.moments([site for site in sites if site.layer in rounds]) if rounds else ():
+        if moments is None:
+            continue
         for weight in (one for site in sites if site.layer == layer for one in site.weights if one.name in modules):
             metric = run.method.metric(moments.of(weight, run.method.pooled))
             rows = metric.gradients if weight.scores else None
-            found[weight.name] = store(schemes[weight.name], found[weight.name], metric.inputs, rows)
-    return found
+            own[weight.name] = store(schemes[weight.name], found[weight.name], metric.inputs, rows)
+    return found | run.ranks.modules(own)
 
 
 @torch.no_grad()

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from gac.errors import HealingError
-from gac.healing.ranks import Ranks
+from gac.distributed.ranks import Ranks
 from gac.healing.trainables import Values
 
 WARM_UP = 0.05

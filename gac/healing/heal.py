@@ -14,7 +14,7 @@ from gac.healing.course import Ended, run
 from gac.healing.healing import Healing
 from gac.healing.logits import mean_divergence, windows_at_once
 from gac.healing.own_text import own_windows
-from gac.healing.ranks import Ranks
+from gac.distributed.ranks import Ranks
 from gac.healing.state import StateFile, key_of
 from gac.healing.text import HealingText, healing_text
 from gac.healing.work import Work

@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import GenerationConfig
 
 from gac.errors import StatisticsError, TextError
-from gac.healing.ranks import Ranks
+from gac.distributed.ranks import Ranks
 from gac.io import home
 from gac.models.loading import quiet_transformers
 from gac.models.modules import input_device

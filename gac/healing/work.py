@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from math import inf
 
 from gac.errors import GacError
-from gac.healing.ranks import Ranks
+from gac.distributed.ranks import Ranks
 
 MINUTES = 5.0
 """What healing takes where nothing is said."""

@@ -20,10 +20,12 @@ from safetensors import SafetensorError
 from torch import nn
 from transformers import PreTrainedModel
 
+from gac.distributed import launch
 from gac.errors import GacError, ModelError, did_you_mean, first_line, printable
 from gac.models.families import check_layers
 from gac.models.packaged import PACKAGED
 from gac.models.shapes import SHAPES
+from gac.models.streaming import placed
 from gac.models.threads import LOADING
 from gac.progress import has_bars
 
@@ -64,6 +66,7 @@ def load_model(
     *,
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
+    stream: bool = False,
 ) -> Loaded:
     """Load a causal language model, in eval mode, or take a loaded one as it is; code that comes with it is not run.
 
@@ -74,6 +77,7 @@ def load_model(
         device: where to put it; None takes the GPU if there is one, and leaves a loaded model where it is.
         dtype: to read the weights in; None keeps the checkpoint's own (float32 for packaged ones). A loaded model
             keeps its own: casting it would round its rotary frequencies too.
+        stream: leave one that is read and is too large for its GPU in host memory, see ``gac.models.streaming``.
 
     Raises:
         ModelError: nothing of this name, no causal LM, missing weights, a package to install, or a loaded model
@@ -83,7 +87,8 @@ def load_model(
         name = str(model)
         with LOADING:
             loaded: Any = _read(name, dtype).eval()
-        loaded = loaded.to(device or default_device())
+        where = torch.device(device or default_device())
+        loaded = placed(loaded, where) if stream else loaded.to(where)
     else:
         if not isinstance(model, PreTrainedModel) or not model.can_generate():
             expected = "a causal language model of transformers, or the name of one"
@@ -249,8 +254,10 @@ def is_checkpoint(path: str | Path) -> bool:
 
 
 def default_device() -> str:
-    """The GPU if there is one."""
-    return "cuda" if torch.cuda.is_available() else "cpu"
+    """The GPU if there is one; of several processes each has its own."""
+    if not torch.cuda.is_available():
+        return "cpu"
+    return "cuda" if launch.processes() == 1 else f"cuda:{launch.local_rank()}"
 
 
 def usable_device(asked: torch.device | str | None) -> torch.device:

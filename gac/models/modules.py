@@ -29,4 +29,6 @@ def swapped(model: nn.Module, modules: Mapping[str, nn.Module]) -> Iterator[None
 def input_device(model: Any) -> torch.device:
     """Where a model looks up tokens."""
     embedding: nn.Module = model.get_input_embeddings()
-    return next(chain(embedding.parameters(), embedding.buffers())).device
+    device = next(chain(embedding.parameters(), embedding.buffers())).device
+    hook: Any = getattr(embedding, "_hf_hook", None)  # of accelerate, where the weights lie elsewhere
+    return torch.device(hook.execution_device) if device.type == "meta" and hook is not None else device

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from gac.display import about
+from gac.distributed.ranks import ALONE, Ranks
 from gac.errors import ModelError
 from gac.forms.metric import Halves, Moments
 from gac.linalg import add_square, check_measured, mirrored, tf32_products
@@ -35,7 +36,7 @@ from gac.progress import progress_bar
 from gac.runtime.rounded_inputs import READERS
 from gac.sensitivity.layerwise import LayerwiseBackward, Tick, listening
 from gac.sensitivity.methods import Method
-from gac.sensitivity.store import StatisticsStore, read_tensors, write_tensors
+from gac.sensitivity.store import StatisticsStore, TensorFile, read_rows, read_tensors, write_tensors
 
 logger = logging.getLogger(__name__)
 
@@ -98,6 +99,7 @@ class CalibrationRun:
         windows: calibration token ids, int64, shape ``(windows, tokens)``.
         store: where finished layers are kept and found again; None keeps nothing.
         source: streams the moments of some sites' layers as ``stream_moments`` does; None takes the model's own.
+        ranks: the processes that measure together, each with the whole model and text. They share the store.
     """
 
     model: nn.Module
@@ -105,9 +107,22 @@ class CalibrationRun:
     method: Method
     store: StatisticsStore | None = None
     progress: bool = True
-    source: Callable[[Sequence[Site]], Iterator[tuple[int, LayerMoments]]] | None = None
+    source: Callable[[Sequence[Site]], Iterator[tuple[int, LayerMoments | None]]] | None = None
+    ranks: Ranks = ALONE
 
-    def moments(self, sites: Sequence[Site]) -> Iterator[tuple[int, LayerMoments]]:
+    @property
+    def rows(self) -> slice:
+        """The windows that this process runs.
+
+        Raises:
+            ModelError: there are fewer windows than processes.
+        """
+        if len(self.windows) < self.ranks.count:
+            given = f"{len(self.windows)} calibration windows in {self.ranks.count} processes"
+            raise ModelError(given, "a window for each process at least", "Start fewer, or calibrate on more windows.")
+        return self.ranks.rows(len(self.windows))
+
+    def moments(self, sites: Sequence[Site]) -> Iterator[tuple[int, LayerMoments | None]]:
         """Those of the sites' layers, from the last layer to the first; raises as ``stream_moments`` does."""
         return (self.source or partial(stream_moments, self))(sites)
 
@@ -123,8 +138,12 @@ def moment_bytes(sites: Sequence[Site]) -> int:
     return 8 * sum(weight.in_features**2 + weight.out_features**2 for site in sites for weight in site.weights)
 
 
-def stream_moments(run: CalibrationRun, sites: Sequence[Site]) -> Iterator[tuple[int, LayerMoments]]:
+def stream_moments(run: CalibrationRun, sites: Sequence[Site]) -> Iterator[tuple[int, LayerMoments | None]]:
     """Yield ``(layer, moments)`` for the weights of ``sites``, from the last layer to the first; kept ones are read.
+
+    Several processes take turns: as many layers are measured by all of them, each on its windows, as there are
+    processes, and the sums of each go to another one, its owner. Then every process yields these layers, with the
+    moments of its own and None for those of others; so owners work on their layers at the same time.
 
     Moments of more than ``LAYER_BYTES`` a layer are not kept on disk. A run that was cut short goes on from a boundary
     between layers that was written at most ``SNAPSHOT_SECONDS`` before, where the layers above it are not asked for.
@@ -139,51 +158,91 @@ def stream_moments(run: CalibrationRun, sites: Sequence[Site]) -> Iterator[tuple
     weights: dict[int, list[Weight]] = {}
     for site in sites:
         weights.setdefault(site.layer, []).extend(site.weights)
-    keeps = run.store if kept_on_disk(sites) else None
-    missing = {layer: of for layer, of in weights.items() if keeps is None or not keeps.moments(layer).exists()}
-    measured = _measure(run, missing) if missing else iter(())
-    for layer in sorted(weights, reverse=True):
-        if keeps is not None and layer not in missing:
-            device = read_parameter(run.model, f"{weights[layer][0].name}.weight").device
-            yield layer, LayerMoments(read_tensors(keeps.moments(layer), device))
-            continue
-        _, moments = next(measured)
-        if keeps is not None:
-            write_tensors(keeps.moments(layer), moments.tensors)
-        yield layer, moments
-        del moments  # before the next layer's are summed
+    keeps, ranks = run.store if kept_on_disk(sites) else None, run.ranks
+    kept = ranks.once(lambda: {layer for layer in weights if keeps is not None and keeps.moments(layer).exists()})
+    missing = {layer: of for layer, of in weights.items() if layer not in kept}
+    turns = _turns(weights, ranks.count)
+    measured = _measure(run, missing, turns) if missing else iter(())
+    for turn in turns:
+        found: list[tuple[int, LayerMoments | None]] = []
+        for owner, layer in enumerate(turn):
+            if keeps is not None and layer in kept:
+                found.append((layer, _read(run, keeps, weights[layer][0], layer) if ranks.owns(owner) else None))
+                continue
+            found.append(next(measured))
+            moments = found[-1][1]
+            if keeps is not None and moments is not None:
+                write_tensors(keeps.moments(layer), moments.tensors)
+            del moments
+        while found:
+            yield found.pop(0)  # so that it is let go before the next layer's are summed
     next(measured, None)  # what it does after its last layer
 
 
-def _measure(run: CalibrationRun, weights: Mapping[int, Sequence[Weight]]) -> Iterator[tuple[int, LayerMoments]]:
+def _turns(weights: Mapping[int, Sequence[Weight]], count: int) -> list[list[int]]:
+    """The layers that are measured before each process works on one, the last layers first."""
+    layers = sorted(weights, reverse=True)
+    return [layers[at : at + count] for at in range(0, len(layers), count)]
+
+
+def _read(run: CalibrationRun, store: StatisticsStore, weight: Weight, layer: int) -> LayerMoments:
+    device = read_parameter(run.model, f"{weight.name}.weight").device
+    return LayerMoments(read_tensors(store.moments(layer), device))
+
+
+def _measure(
+    run: CalibrationRun, weights: Mapping[int, Sequence[Weight]], turns: Sequence[Sequence[int]]
+) -> Iterator[tuple[int, LayerMoments | None]]:
     """Layers from the last one that is wanted to the first; those between that are not wanted are passed through."""
-    model, windows, store, lowest = run.model, run.windows, run.store, min(weights)
-    layers = decoder_layers(model, weights)
-    backward = LayerwiseBackward(model, layers, windows, lowest)
+    model, windows, store, ranks, lowest = run.model, run.windows, run.store, run.ranks, min(weights)
+    layers, rows = decoder_layers(model, weights), run.rows
+    own = windows[rows]
+    owners = {layer: owner for turn in turns for owner, layer in enumerate(turn)}
+    ends = {min(found) for turn in turns if (found := [layer for layer in turn if layer in weights])}
+    backward = LayerwiseBackward(model, layers, own, lowest, rows.start)
     with progress_bar("calibrating", "window", 0, shown=run.progress) as bar:
-        bar.reset(len(windows))
-        backward.start(_told(bar.update, len(windows), 1 - lowest / len(layers)) if run.progress else bar.update)
-        loss = backward.loss / (windows.numel() - len(windows))  # the first token of a window is not predicted
-        last = _restore(store, backward, max(weights))
-        bar.reset(len(windows) * (last - lowest + 1))
-        saved = time.monotonic()
+        bar.reset(len(own))
+        backward.start(_told(bar.update, len(own), 1 - lowest / len(layers)) if run.progress else bar.update)
+        loss = ranks.total(backward.loss)
+        loss = loss / (windows.numel() - len(windows))  # the first token of a window is not predicted
+        last = _restore(run, backward, max(weights))
+        bar.reset(len(own) * (last - lowest + 1))
+        saved, settled = time.monotonic(), True
         for layer in range(last, lowest - 1, -1):
-            sums = _Sums(weights.get(layer, ()), run.method.power, len(windows))
+            sums = _Sums(weights.get(layer, ()), run.method.power, len(windows), rows.start)
             with listening(model, sums.hooks):
                 backward.through(layer, bar.update)
             if layer in weights:
-                moments = LayerMoments(sums.means(windows.shape[1]) | {"loss": loss})
+                sums.bring_to(owners[layer], ranks)
+                moments = _moments_of(sums, layer, windows.shape[1], loss) if ranks.owns(owners[layer]) else None
                 del sums
-                for name, tensor in moments.tensors.items():
-                    given = f"statistic {name} of layer {layer} is not finite"
-                    check_measured(tensor, given, "finite activations and gradients")
                 yield layer, moments
                 del moments
-            if store is not None and layer > lowest and time.monotonic() - saved > SNAPSHOT_SECONDS:
-                write_tensors(store.boundary, {"gradients": backward.gradients, "layer": torch.tensor(layer)})
+                settled = layer in ends
+            if store is not None and layer > lowest and settled and _is_due(saved, ranks):
+                _save(store, backward, layer, ranks)
                 saved = time.monotonic()
-    if store is not None:
+    if store is not None and ranks.leads:
         store.boundary.unlink(missing_ok=True)
+
+
+def _moments_of(sums: "_Sums", layer: int, length: int, loss: Tensor) -> LayerMoments:
+    """Those of one layer, which have to be finite; the sums are gone."""
+    moments = LayerMoments(sums.means(length) | {"loss": loss})
+    for name, tensor in moments.tensors.items():
+        check_measured(tensor, f"statistic {name} of layer {layer} is not finite", "finite activations and gradients")
+    return moments
+
+
+def _is_due(saved: float, ranks: Ranks) -> bool:
+    """Whether it is time for another snapshot, by the clock of rank 0."""
+    return ranks.once(lambda: time.monotonic() - saved > SNAPSHOT_SECONDS)
+
+
+def _save(store: StatisticsStore, backward: LayerwiseBackward, layer: int, ranks: Ranks) -> None:
+    gradients = ranks.collected(backward.gradients)
+    if gradients is not None:
+        write_tensors(store.boundary, {"gradients": gradients, "layer": torch.tensor(layer)})
 
 
 def _told(tick: Tick, windows: int, share: float) -> Tick:
@@ -221,30 +280,61 @@ def decoder_layers(model: nn.Module, weights: Mapping[int, Sequence[Weight]]) ->
     return list(layers)
 
 
-def _restore(store: StatisticsStore | None, backward: LayerwiseBackward, last: int) -> int:
+def _restore(run: CalibrationRun, backward: LayerwiseBackward, last: int) -> int:
     """The layer to begin with: below an interrupted run's boundary where nothing above it is wanted any more."""
+    store = run.store
     if store is None:
         return backward.last
-    try:
-        kept = read_tensors(store.boundary, torch.device("cpu"))
-    except FileNotFoundError:
+    shape = (len(run.windows), *backward.gradients.shape[1:])
+    layer = run.ranks.once(lambda: _boundary(store, shape))
+    if layer is None or layer <= last:
         return backward.last
-    if int(kept["layer"]) > last and kept["gradients"].shape == backward.gradients.shape:
-        backward.gradients.copy_(kept["gradients"])
-        return int(kept["layer"]) - 1
-    return backward.last
+    backward.gradients.copy_(read_rows(store.boundary, "gradients", run.rows))
+    return layer - 1
+
+
+def _boundary(store: StatisticsStore, shape: tuple[int, ...]) -> int | None:
+    """The layer at whose input gradients of this shape are kept."""
+    try:
+        kept = TensorFile(store.boundary, torch.device("cpu"))
+    except FileNotFoundError:
+        return None
+    return int(kept["layer"]) if kept.shape("gradients") == shape else None
 
 
 class _Sums:
     """The running sums of one layer's weights, and the hooks by weight that add each window to them."""
 
-    def __init__(self, weights: Sequence[Weight], power: float, windows: int) -> None:
-        self._power = power
+    def __init__(self, weights: Sequence[Weight], power: float, windows: int, first: int = 0) -> None:
+        self._weights, self._power, self._windows, self._first = weights, power, windows, first
         self._half = first_half(windows)
         self._sums: dict[str, Tensor] = {}
         self._tokens: dict[str, list[Tensor]] = {weight.name: [] for weight in weights}
         self._read: tuple[Tensor, dict[str, Tensor]] | None = None
         self.hooks = {weight.name: partial(self._listen, weight.name) for weight in weights}
+
+    def bring_to(self, owner: int, ranks: Ranks) -> None:
+        """Add up the sums of all processes, each of its own windows, at the owner; the others' are gone."""
+        if ranks.count == 1:
+            return
+        for weight in self._weights:
+            own = torch.stack(self._tokens[weight.name])
+            counted = own.new_zeros(self._windows, own.shape[1])
+            counted[self._first : self._first + len(own)] = own
+            self._tokens[weight.name] = list(ranks.total_at(owner, counted))
+            for name, shape in self._shapes(weight).items():
+                ranks.total_at(owner, self._total(name, shape, own.device))
+                if not ranks.owns(owner):
+                    del self._sums[name]
+
+    def _shapes(self, weight: Weight) -> dict[str, tuple[int, ...]]:
+        """Those of all sums of a weight, of both halves of the text, by name."""
+        read, wrote, name = (weight.in_features,), (weight.out_features,), weight.name
+        found: dict[str, tuple[int, ...]] = {f"both/{name}": (), f"scale/{name}": read}
+        found |= {f"{reader}-noise/{name}": read for reader in READERS}
+        for half in range(1 if self._windows == self._half else 2):
+            found |= {f"inputs/{half}/{name}": 2 * read, f"gradients/{half}/{name}": 2 * wrote}
+        return found
 
     def means(self, length: int) -> dict[str, Tensor]:
         """The float32 moments, and what each token counted, ``(windows, tokens)``; the sums are gone.
@@ -273,7 +363,7 @@ class _Sums:
         x = activations.reshape(-1, activations.shape[-1]).float()
         g = gradients.detach().reshape(-1, gradients.shape[-1]).float()
         of_g, of_x = (rows.norm(dim=1) ** self._power for rows in (g, x))
-        half = len(self._tokens[name]) // self._half
+        half = (self._first + len(self._tokens[name])) // self._half
         self._tokens[name].append(of_g)
         self._total(f"both/{name}", (), x.device).add_(of_g @ of_x)
         self._total(f"scale/{name}", x.shape[1:], x.device).add_(x.abs().T @ of_g)

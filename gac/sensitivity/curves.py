@@ -1,7 +1,7 @@
 """From statistics to loss curves: every layer in turn, each weight in every form, kept on disk."""
 
 from collections import ChainMap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import chain, groupby
@@ -157,7 +157,8 @@ def stream_fits(
 ) -> Iterator[tuple[int, LayerFit]]:
     """Yield ``(layer, what is measured of it)``: the layers in the store, then the others, from the last to the first.
 
-    A layer is written while the next one is measured.
+    A layer is written while the next one is measured. Several processes yield the same: each measures layers of its
+    own (``gac.sensitivity.calibration.stream_moments``), and once all are written, they are read from the store.
 
     Args:
         sites: whole layers of them, in model order.
@@ -173,7 +174,7 @@ def stream_fits(
     runs = cache(partial(_runs_of, run, by_layer))
     by_runs = _measured_by_runs(run, by_layer, [part for part in every if part.unseen], runs)
     parts = [part for part in every if not part.unseen]
-    missing = {layer: [part for part in parts if not _is_kept(run, part, layer)] for layer in by_layer}
+    missing = _missing(run, parts, by_layer)
     for layer in [layer for layer, lacking in missing.items() if not lacking]:
         yield layer, _together(_read(run, parts, layer, by_layer.pop(layer)) + by_runs[layer])
     if not by_layer:
@@ -181,15 +182,34 @@ def stream_fits(
     wanted = [site for group in by_layer.values() for site in group]
     if run.store is not None:
         run.store.check_writable()
+    together = run.ranks.count > 1
+    assert run.store is not None or not together, "processes find in the store what others have measured"
     stream = run.moments(wanted)
     with background_writer() as write:
         for layer, moments in progress_bar("decomposing", "layer", len(by_layer), stream, run.progress):
+            if moments is None:
+                continue
             fits = _read(run, [part for part in parts if part not in missing[layer]], layer, by_layer[layer])
             for part, fit in _fits_of(run, missing[layer], _together(fits), by_layer[layer], moments, runs):
                 fits.append(fit)
                 if run.store is not None:
                     write(_files(run, part, layer, fit))
-            yield layer, _together(fits + by_runs[layer])
+            if together:
+                moments.tensors.clear()  # before the next layers are summed
+            else:
+                yield layer, _together(fits + by_runs[layer])
+    run.ranks.wait()
+    for layer in sorted(by_layer, reverse=True) if together else ():
+        yield layer, _together(_read(run, parts, layer, by_layer[layer]) + by_runs[layer])
+
+
+def _missing(run: CalibrationRun, parts: Sequence[_Part], layers: Iterable[int]) -> dict[int, list[_Part]]:
+    """By layer what is not kept, as rank 0 sees it."""
+
+    def found() -> dict[int, list[int]]:
+        return {layer: [at for at, part in enumerate(parts) if not _is_kept(run, part, layer)] for layer in layers}
+
+    return {layer: [parts[at] for at in lacking] for layer, lacking in run.ranks.once(found).items()}
 
 
 def _fits_of(
@@ -219,18 +239,23 @@ def _measured_by_runs(
     run: CalibrationRun, by_layer: Mapping[int, Sequence[Site]], parts: Sequence[_Part], runs: Callable[[], ModelRuns]
 ) -> dict[int, list[LayerFit]]:
     """What is measured by running the model alone, by layer; each is written as soon as it is known."""
-    todo = [(part, layer) for part in parts for layer in by_layer if not _is_kept(run, part, layer)]
+    missing = _missing(run, parts, by_layer)
+    todo = [(part, layer) for part in parts for layer in by_layer if part in missing[layer]]
     kept = {layer: [part for part in parts if (part, layer) not in todo] for layer in by_layer}
     found = {layer: _read(run, kept[layer], layer, group) for layer, group in by_layer.items()}
     if not todo:
         return found
     if run.store is not None:
         run.store.check_writable()
-    for part, layer in progress_bar("leaving out blocks", "layer", steps=todo, shown=run.progress):
+    own = [step for turn, step in enumerate(todo) if run.ranks.owns(turn)]
+    for part, layer in progress_bar("leaving out blocks", "layer", steps=own, shown=run.progress):
         found[layer].append(run_layer(runs(), run.method, _weights_of(by_layer[layer]), part.forms))
         if run.store is not None:
             for path, tensors in _files(run, part, layer, found[layer][-1]).items():
                 write_tensors(path, tensors)
+    run.ranks.wait()
+    for part, layer in (step for step in todo if step not in own):
+        found[layer] += _read(run, [part], layer, by_layer[layer])
     return found
 
 

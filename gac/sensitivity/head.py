@@ -1,6 +1,7 @@
 """What rounding embedding and head loses, by running the model with them rounded and nothing else."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +28,10 @@ def measure_head(run: CalibrationRun, scheme: str, rounded: Callable[[], Mapping
         ModelError: it is not finite.
         StatisticsError: what is kept cannot be written or read.
     """
+    return run.ranks.once(partial(_kept_or_measured, run, scheme, rounded))
+
+
+def _kept_or_measured(run: CalibrationRun, scheme: str, rounded: Callable[[], Mapping[str, nn.Module]]) -> float:
     path = None if run.store is None else run.store.measured(f"head-{scheme}", 0)
     if path is not None and path.exists():
         return float(read_tensors(path, torch.device("cpu"))[_LOSS])

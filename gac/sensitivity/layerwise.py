@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from gac.errors import ModelError
 from gac.models.modules import input_device
+from gac.models.streaming import on_its_device
 from gac.sensitivity.losses import drawn_loss
 
 HOST_BYTES = 4 * 2**30
@@ -107,6 +108,7 @@ class LayerwiseBackward:
         layers: its decoder layers, in order.
         windows: token ids, int64, shape ``(windows, tokens)``.
         lowest: the last layer that ``through`` will be asked for.
+        first: the number of the first of these windows among all of the text.
     """
 
     loss: Tensor
@@ -114,8 +116,10 @@ class LayerwiseBackward:
     gradients: Tensor
     """At the output of the layer that comes next."""
 
-    def __init__(self, model: nn.Module, layers: Sequence[nn.Module], windows: Tensor, lowest: int) -> None:
-        self._model, self._layers, self._windows, self._lowest = model, layers, windows, lowest
+    def __init__(
+        self, model: nn.Module, layers: Sequence[nn.Module], windows: Tensor, lowest: int, first: int = 0
+    ) -> None:
+        self._model, self._layers, self._windows, self._lowest, self._first = model, layers, windows, lowest, first
         self._stack = LayerStack(model, layers)
         self._states: dict[int, Tensor] = {}
         self._window = 0
@@ -144,7 +148,7 @@ class LayerwiseBackward:
     def through(self, layer: int, tick: Tick) -> None:
         """Take the gradients of every window from a layer's output to its input."""
         inputs = self._inputs_of(layer)
-        with frozen(self._model), torch.enable_grad():
+        with frozen(self._model), torch.enable_grad(), on_its_device(self._layers[layer]):
             for at, gradient in enumerate(self.gradients):
                 hidden = inputs[at].unsqueeze(0).to(gradient.device).detach().requires_grad_(True)
                 output = self._stack.run(layer, hidden)
@@ -179,7 +183,8 @@ class LayerwiseBackward:
     def _to_loss(self, ids: Tensor) -> Tensor:
         """Back-propagate the loss of labels drawn for one window, ids ``(tokens,)``; returns the window's own, nats."""
         with torch.enable_grad():
-            loss, drawn = drawn_loss(self._model, ids, f"calibration window {self._window}", seed=self._window)
+            number = self._first + self._window
+            loss, drawn = drawn_loss(self._model, ids, f"calibration window {number}", seed=number)
         drawn.backward()  # type: ignore[no-untyped-call]
         assert self._output is not None
         assert self._output.grad is not None
@@ -197,7 +202,9 @@ class LayerwiseBackward:
             nearest = max(at for at in self._states if at < layer)
             kept = self._states[nearest]
             self._states |= {at: torch.empty_like(kept) for at in range(nearest + 1, layer + 1)}
-            with frozen(self._model), torch.no_grad():
+            with frozen(self._model), torch.no_grad(), ExitStack() as loaded:
+                for between in self._layers[nearest:layer]:
+                    loaded.enter_context(on_its_device(between))
                 for window in range(len(kept)):
                     hidden = kept[window].unsqueeze(0).to(self.gradients.device)
                     for at in range(nearest, layer):

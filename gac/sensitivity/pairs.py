@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import combinations
 
 import torch
@@ -37,19 +38,25 @@ def with_pairs(
     pairs: dict[frozenset[tuple[str, str]], float] = {}
     on_text: dict[tuple[str, str], float] = {}
     for form in (form for form in forms if form.runs and form.least == 0):
-        path = None if run.store is None else run.store.measured(f"pairs-{run.method.name}-{form.name}", 0)
-        if path is None or not path.exists():
-            lost = _measured(run, weights, form, curves)
-            if path is not None:
-                write_tensors(path, {" ".join(sorted(pair)): torch.tensor(one) for pair, one in lost.items()})
-        else:
-            lost = {frozenset(name.split(" ")): float(one) for name, one in read_tensors(path, _CPU).items()}
+        lost = run.ranks.once(partial(_kept_or_measured, run, weights, form, curves))
         pairs |= {frozenset((form.name, name) for name in pair): one for pair, one in lost.items() if len(pair) == 2}
         on_text |= {(form.name, name): one for pair, one in lost.items() if len(pair) == 1 for name in pair}
     return replace(curves, pairs=pairs, on_text=on_text)
 
 
 _CPU = torch.device("cpu")
+
+
+def _kept_or_measured(
+    run: CalibrationRun, weights: Mapping[int, Sequence[Weight]], form: Form, curves: LossCurves
+) -> dict[frozenset[str], float]:
+    path = None if run.store is None else run.store.measured(f"pairs-{run.method.name}-{form.name}", 0)
+    if path is not None and path.exists():
+        return {frozenset(name.split(" ")): float(one) for name, one in read_tensors(path, _CPU).items()}
+    lost = _measured(run, weights, form, curves)
+    if path is not None:
+        write_tensors(path, {" ".join(sorted(pair)): torch.tensor(one) for pair, one in lost.items()})
+    return lost
 
 
 def _measured(

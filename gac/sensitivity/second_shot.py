@@ -16,8 +16,8 @@ _OF_GRADIENTS = ("gradients/", "tokens/")
 
 def stream_second(
     dense: CalibrationRun, first: CalibrationRun, sites: Sequence[Site]
-) -> Iterator[tuple[int, LayerMoments]]:
-    """Yield ``(layer, moments)`` for the weights of ``sites``, from the last layer to the first.
+) -> Iterator[tuple[int, LayerMoments | None]]:
+    """Yield ``(layer, moments)`` for the weights of ``sites`` as ``stream_moments`` does.
 
     Both models run over the same windows, a layer of one and then the same layer of the other; labels are drawn from
     each by itself. Layers whose moments are in a store are read.
@@ -34,7 +34,8 @@ def stream_second(
     for layer, own in stream_moments(dense, sites):
         same, other = next(gradients)
         assert layer == same
-        own.tensors.update((name, found) for name, found in other.tensors.items() if name.startswith(_OF_GRADIENTS))
-        other.tensors.clear()  # so that what is not asked for is let go before the layer is decomposed
+        if own is not None and other is not None:
+            own.tensors.update((name, found) for name, found in other.tensors.items() if name.startswith(_OF_GRADIENTS))
+            other.tensors.clear()  # so that what is not asked for is let go before the layer is decomposed
         yield layer, own
     next(gradients, None)  # what it does after its last layer

@@ -94,6 +94,13 @@ def read_arrays(path: Path) -> dict[str, Floats]:
     return {name: tensor.numpy() for name, tensor in read_tensors(path, torch.device("cpu")).items()}
 
 
+def read_rows(path: Path, name: str, rows: slice) -> Tensor:
+    """Some rows of one tensor of a file; raises as ``read_tensors`` does."""
+    with _reading(path), _safe_open(path, framework="pt") as file:
+        found: Tensor = file.get_slice(name)[rows]
+        return found
+
+
 @contextmanager
 def _reading(path: Path) -> Iterator[None]:
     try:
@@ -125,6 +132,10 @@ class TensorFile(Mapping[str, Tensor]):
             raise KeyError(name)
         tensor: Tensor = self._file.get_tensor(name)
         return tensor
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """That of a tensor, which is not read for it."""
+        return tuple(self._file.get_slice(name).get_shape())
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)

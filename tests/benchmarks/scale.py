@@ -72,7 +72,15 @@ PARTS: tuple[tuple[str, Any, str], ...] = (
 
 
 def main() -> None:
-    parser = options(__doc__, "--output")
+    asked = parser_of(__doc__).parse_args()
+    with tempfile.TemporaryDirectory(prefix="gac-scale-") as temporary:
+        os.environ["GAC_HOME"] = str(asked.home or temporary)
+        run(asked, Report(asked))
+
+
+def parser_of(description: str | None) -> argparse.ArgumentParser:
+    """What the model, its text and its plan are like."""
+    parser = options(description, "--output")
     parser.add_argument("--model", default="llama-3-8b", choices=sorted(SHAPES))
     parser.add_argument("--layers", type=int, help="the model's own where not given")
     parser.add_argument("--windows", type=int, default=128)
@@ -84,17 +92,15 @@ def main() -> None:
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
     parser.add_argument("--shrink", type=int, default=1)
     parser.add_argument("--home", type=Path, help="where factors are kept; a temporary directory where not given")
-    asked = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="gac-scale-") as temporary:
-        os.environ["GAC_HOME"] = str(asked.home or temporary)
-        run(asked, Report(asked))
+    return parser
 
 
 class Report:
     """Seconds of every part so far; printed and written as they come, for a run may be cut short."""
 
-    def __init__(self, asked: argparse.Namespace) -> None:
-        self._output: Path = asked.output
+    def __init__(self, asked: argparse.Namespace, silent: bool = False) -> None:
+        self._output: Path | None = None if silent else asked.output
+        self._silent = silent
         self.began = time.monotonic()
         self.seconds: dict[str, float] = {}
         named = {name: value for name, value in vars(asked).items() if not isinstance(value, Path)}
@@ -120,10 +126,12 @@ class Report:
         self.result |= {"seconds": self.seconds, "memory": memory, "elapsed": now() - self.began}
         write(self._output, **self.result)
         held = ", ".join(f"{name} {value:.1f}" for name, value in memory.items())
+        if self._silent:
+            return
         print(f"{now() - self.began:7.1f} s  {what}  [{held}]", flush=True)
 
     def parts(self) -> None:
-        for part, seconds in self.seconds.items():
+        for part, seconds in self.seconds.items() if not self._silent else ():
             depth = part.count("of which ")
             print(f"  {'  ' * depth}{part.replace('of which ', ''):<{46 - 2 * depth}} {seconds:8.1f} s", flush=True)
 
@@ -131,26 +139,9 @@ class Report:
 def run(asked: argparse.Namespace, report: Report) -> None:
     model = model_of(asked)
     report.say(f"model of {sum(p.numel() for p in model.parameters()) / 1e9:.2f} billion parameters")
-    ids = torch.randint(0, model.config.vocab_size, (asked.windows, asked.tokens), generator=torch.Generator())
-    windows = Windows("wiki-sample", ids, hashlib.sha256(ids.numpy().tobytes()).hexdigest())
-    texts.calibration_windows = lambda *_: windows  # type: ignore[assignment]
-    for part, owner, name in PARTS:
-        setattr(owner, name, report.timed(part, getattr(owner, name)))
-    curves.background_writer = reporting_writer(report)  # type: ignore[assignment]
+    prepare(asked, report, model.config.vocab_size)
     begun = now()
-    plan = gac.allocate(
-        model,
-        asked.budget,
-        profile=OPTIONS["--profile"]["default"],
-        calibration=f"wiki-sample:{asked.windows}x{asked.tokens}",
-        tokenizer=UNUSED,
-        refit=asked.refit,
-        memory=asked.memory,
-        schemes=asked.schemes,
-        rotate=False,
-        progress=False,
-    )
-    report.say("allocated", allocate_seconds=now() - begun, prediction=plan.prediction.loss)
+    plan = allocated(asked, report, model)
     schemes = Counter(weight.scheme for weight in plan.weights)
     forms = {form: sum(weight.form == form for weight in plan.weights) for form in ("dense", "low_rank", "narrow")}
     kept = sum(file.stat().st_size for file in Path(os.environ["GAC_HOME"]).rglob("*") if file.is_file())
@@ -165,6 +156,34 @@ def run(asked: argparse.Namespace, report: Report) -> None:
     )
     report.parts()
     report.say(f"{kept / 1e9:.1f} GB kept on disk; {now() - begun:.1f} s in all", kept_gb=kept / 1e9)
+
+
+def prepare(asked: argparse.Namespace, report: Report, vocabulary: int) -> None:
+    """Random tokens for text, and every part of the pipeline timed."""
+    ids = torch.randint(0, vocabulary, (asked.windows, asked.tokens), generator=torch.Generator().manual_seed(0))
+    windows = Windows("wiki-sample", ids, hashlib.sha256(ids.numpy().tobytes()).hexdigest())
+    texts.calibration_windows = lambda *_: windows  # type: ignore[assignment]
+    for part, owner, name in PARTS:
+        setattr(owner, name, report.timed(part, getattr(owner, name)))
+    curves.background_writer = reporting_writer(report)  # type: ignore[assignment]
+
+
+def allocated(asked: argparse.Namespace, report: Report, model: PreTrainedModel | Path) -> gac.Plan:
+    begun = now()
+    plan = gac.allocate(
+        model,
+        asked.budget,
+        profile=OPTIONS["--profile"]["default"],
+        calibration=f"wiki-sample:{asked.windows}x{asked.tokens}",
+        tokenizer=UNUSED,
+        refit=asked.refit,
+        memory=asked.memory,
+        schemes=asked.schemes,
+        rotate=False,
+        progress=False,
+    )
+    report.say("allocated", allocate_seconds=now() - begun, prediction=plan.prediction.loss)
+    return plan
 
 
 def reporting_writer(report: Report) -> Callable[[], Any]:

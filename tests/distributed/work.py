@@ -1,0 +1,94 @@
+"""What the processes of a test do."""
+
+import hashlib
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import gac
+from gac.distributed import launch
+from gac.errors import ModelError
+from gac.models.loading import bytes_of
+from gac.sensitivity import calibration, curves
+from tests.distributed.herd import llama, options
+
+
+def digest_of(model: Any) -> str:
+    digest = hashlib.sha256()
+    for name, values in model.state_dict().items():
+        digest.update(name.encode())
+        digest.update(bytes_of(values))
+    return digest.hexdigest()
+
+
+def plan_and_compress(text: Path, folder: Path) -> None:
+    """A plan of many forms, and in another home two compressed models; every process leaves what it has."""
+    folder = folder / str(launch.rank())
+    folder.mkdir(parents=True)
+    home = os.environ["GAC_HOME"]
+    os.environ["GAC_HOME"] = f"{home}/first"
+    gac.allocate(llama(), 0.7, forms=("low_rank", "narrow", "skip", "heads"), **options(text)).save(
+        folder / "plan.json"
+    )
+    os.environ["GAC_HOME"] = f"{home}/second"
+    for name, given in {"fitted": {}, "rounded": {"schemes": ("w8a16",), "memory": 0.4, "refit": "none"}}.items():
+        model = llama()
+        planned = gac.allocate(model, 0.7, **given, **options(text))
+        small = gac.compress(model, planned, tokenizer=options(text)["tokenizer"], progress=False)
+        ids = torch.arange(64)[None] % 250
+        with torch.no_grad():
+            held = {"logits": small(input_ids=ids).logits, "digest": digest_of(small), "plan": planned}
+        torch.save(held, folder / f"{name}.pt")
+        gac.save(small, folder.parent / name, tokenizer=options(text)["tokenizer"])
+
+
+def plan(text: Path, folder: Path) -> None:
+    _keep_boundaries_alone()
+    gac.allocate(llama(), 0.7, **options(text)).save(folder / f"plan-{launch.rank()}.json")
+
+
+def die(text: Path, rank: int) -> None:
+    """One of them is killed as it works on its second layer."""
+    _keep_boundaries_alone()
+    _at_second_layer(rank, lambda: os.kill(os.getpid(), signal.SIGKILL))
+    gac.allocate(llama(), 0.7, **options(text))
+
+
+def err(text: Path, rank: int) -> None:
+    """One of them meets an error that the others do not."""
+
+    def refuse() -> None:
+        raise ModelError("a made-up fault", "none", "Do nothing.")
+
+    _at_second_layer(rank, refuse)
+    gac.allocate(llama(), 0.7, **options(text))
+
+
+def other_version(text: Path, rank: int) -> None:
+    from gac.distributed import run
+
+    if launch.rank() == rank:
+        run.__version__ = "0.0.1"
+    gac.allocate(llama(), 0.7, **options(text))
+
+
+def _keep_boundaries_alone() -> None:
+    """A snapshot after every turn and no moments, as of a large model that is measured for long."""
+    calibration.SNAPSHOT_SECONDS, calibration.LAYER_BYTES = 0.0, 0
+
+
+def _at_second_layer(rank: int, happens: Any) -> None:
+    if launch.rank() != rank:
+        return
+    fit, layers = curves.fit_layer, []
+
+    def fit_or_not(*given: Any) -> Any:
+        layers.append(given)
+        if len(layers) == 2:
+            happens()
+        return fit(*given)
+
+    curves.fit_layer = fit_or_not  # type: ignore[assignment]

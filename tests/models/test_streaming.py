@@ -1,0 +1,61 @@
+"""Models whose weights come to a device as they run; the CPU stands in for a GPU."""
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import LlamaForCausalLM
+
+from gac.errors import ModelError
+from gac.models import streaming
+from gac.models.streaming import on_its_device, placed, streamed
+from tests.compression.applying import logits
+from tests.small_pipeline import Small
+
+pytest.importorskip("accelerate")
+
+
+def test_the_plan_is_that_of_the_model_in_memory(small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan, dense = small.allocate(0.7), logits(small.model)
+    monkeypatch.setenv("GAC_HOME", str(tmp_path / "own"))
+    model = streamed(copy.deepcopy(small.model), "cpu")
+    assert all(values.is_meta for values in model.parameters())
+    assert torch.equal(logits(model), dense)
+    assert small.allocate(0.7, model=model) == plan
+    assert all(values.is_meta for values in model.parameters())
+
+
+def test_a_layer_is_there_until_all_windows_have_run(tiny_model: LlamaForCausalLM) -> None:
+    hidden = torch.randn(1, 3, 64)
+    rotary = tiny_model.model.rotary_emb(hidden, torch.arange(3)[None])
+    whole = tiny_model.model.layers[0](hidden, position_embeddings=rotary)
+    layer = streamed(tiny_model, "cpu").model.layers[0]
+    with on_its_device(layer):
+        first = layer.mlp.up_proj.weight
+        found = layer(hidden, position_embeddings=rotary)
+        assert layer.mlp.up_proj.weight is first
+        assert not any(values.is_meta for values in layer.parameters())
+    assert torch.equal(found, whole)
+    assert all(values.is_meta for values in layer.parameters())
+
+
+def test_a_file_that_is_mapped_is_not_copied(directory: Path) -> None:
+    model = streamed(LlamaForCausalLM.from_pretrained(directory), "cpu")
+    at = model.lm_head._hf_hook.weights_map["weight"].data_ptr()
+    mapped = [line.split() for line in Path("/proc/self/maps").read_text().splitlines()]
+    files = [line[-1] for line in mapped if int(line[0].split("-")[0], 16) <= at < int(line[0].split("-")[1], 16)]
+    assert files == [str((directory / "model.safetensors").resolve())]
+
+
+def test_weights_that_leave_no_room_are_streamed(tiny_model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    size = sum(4 * values.numel() for values in tiny_model.parameters())
+    monkeypatch.setattr(tiny_model, "to", lambda device: ("whole", device))
+    monkeypatch.setattr(streaming, "streamed", lambda model, device: ("streamed", device))
+    for free, how in ((2 * size, "whole"), (size, "streamed")):
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device, free=free: (free, 10 * size))
+        assert placed(tiny_model, torch.device("cuda:1")) == (how, torch.device("cuda:1"))
+    monkeypatch.undo()
+    monkeypatch.setattr(streaming.importlib.util, "find_spec", lambda _name: None)
+    with pytest.raises(ModelError, match="accelerate"):
+        streamed(tiny_model, "cpu")
