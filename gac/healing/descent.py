@@ -7,8 +7,8 @@ from math import cos, isfinite, log2, pi
 import torch
 from torch import Tensor, nn
 
-from gac.errors import HealingError
 from gac.distributed.ranks import Ranks
+from gac.errors import HealingError
 from gac.healing.trainables import Values
 
 WARM_UP = 0.05

@@ -8,13 +8,13 @@ from typing import Any
 
 from gac.checkpoint.attach import PlannedModel, attach_plan
 from gac.compression.apply import changed_sites
+from gac.distributed.ranks import Ranks
 from gac.errors import HealingError
 from gac.evaluation.protocol import check_positions
 from gac.healing.course import Ended, run
 from gac.healing.healing import Healing
 from gac.healing.logits import mean_divergence, windows_at_once
 from gac.healing.own_text import own_windows
-from gac.distributed.ranks import Ranks
 from gac.healing.state import StateFile, key_of
 from gac.healing.text import HealingText, healing_text
 from gac.healing.work import Work

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from gac.healing.logits import mean_divergence, windows_at_once
 from gac.distributed.ranks import Ranks
+from gac.healing.logits import mean_divergence, windows_at_once
 from gac.healing.state import Reached, StateFile
 from gac.healing.text import HealingText
 from gac.healing.trainables import Trainables, Values

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig
 
-from gac.errors import StatisticsError, TextError
 from gac.distributed.ranks import Ranks
+from gac.errors import StatisticsError, TextError
 from gac.io import home
 from gac.models.loading import quiet_transformers
 from gac.models.modules import input_device
