@@ -16,6 +16,7 @@ import gac
 from gac.sensitivity.store import read_arrays
 from tests.distributed import work
 from tests.distributed.herd import LAYERS, Ended, together
+from tests.healing.trained import TOKENS
 
 
 @dataclass(frozen=True)
@@ -108,6 +109,16 @@ def test_rank_0_writes_the_checkpoint(both: tuple[Left, Left]) -> None:
     with torch.no_grad():
         logits = gac.load(two.folder / "fitted")(input_ids=ids).logits
     assert torch.equal(logits, two.compressed("fitted")["logits"])
+
+
+def test_two_processes_heal_one_model(text: Path, tmp_path: Path) -> None:
+    ended = together(2, work.heal, tmp_path / "home", text, tmp_path / "left")
+    assert ended == Ended([0, 0], ["", ""], ["", ""])
+    lead, other = (torch.load(tmp_path / f"left/{rank}/healed.pt", weights_only=False) for rank in range(2))
+    assert other["digest"] == lead["digest"]
+    (healed,) = lead["healed"]
+    assert healed.after < healed.before
+    assert healed.tokens >= TOKENS
 
 
 def test_a_killed_process_is_named_and_the_run_resumes_with_another_number(

@@ -3,6 +3,7 @@
 import hashlib
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from gac.errors import ModelError
 from gac.models.loading import bytes_of
 from gac.sensitivity import calibration, curves
 from tests.distributed.herd import llama, options
+from tests.healing.trained import trained
 
 
 def digest_of(model: Any) -> str:
@@ -43,6 +45,15 @@ def plan_and_compress(text: Path, folder: Path) -> None:
             held = {"logits": small(input_ids=ids).logits, "digest": digest_of(small), "plan": planned}
         torch.save(held, folder / f"{name}.pt")
         gac.save(small, folder.parent / name, tokenizer=options(text)["tokenizer"])
+
+
+def heal(text: Path, folder: Path) -> None:
+    """A model that has learned something is compressed, and healed on the text."""
+    folder = folder / str(launch.rank())
+    folder.mkdir(parents=True)
+    found = replace(trained(folder), text=text)
+    healed = found.heal(found.compressed(), text=str(found.text))
+    torch.save({"digest": digest_of(healed), "healed": healed.gac_plan.healed}, folder / "healed.pt")
 
 
 def plan(text: Path, folder: Path) -> None:
