@@ -7,8 +7,9 @@ import json
 import logging
 import re
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,8 @@ from gac.models.streaming import placed
 from gac.models.threads import LOADING
 from gac.progress import has_bars
 
+DIGESTED_AT_ONCE = 8
+"""Parameters whose digests are taken at a time."""
 _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 # A hostile config makes transformers fail in any of these ways, far from where the field was read.
 UNREADABLE = (
@@ -195,10 +198,10 @@ def check_finite(model: nn.Module) -> None:
 
 
 def model_digest(model: PreTrainedModel, names: Iterable[str]) -> str:
-    """SHA-256 of the config and of every parameter in its dtype.
+    """SHA-256 of the config, and of the SHA-256 of every parameter in its dtype.
 
-    Where the model was read from, and what its config says of generation and of versions, do not count. Parameters
-    are taken to the host one at a time; tied ones count once.
+    Where the model was read from, and what its config says of generation and of versions, do not count. Some
+    parameters at a time are taken to the host; tied ones count once.
 
     Args:
         names: the targeted modules, for example ``model.layers.0.self_attn.q_proj``; they come first, and their order
@@ -210,11 +213,18 @@ def model_digest(model: PreTrainedModel, names: Iterable[str]) -> str:
     config = _essential(json.loads(model.config.to_json_string()))
     digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode())
     targeted = [f"{name}.weight" for name in names]
-    for name in (*targeted, *sorted(_parameters(model).difference(targeted))):
-        values = read_parameter(model, name)
-        digest.update(f"{name} {values.dtype} {tuple(values.shape)}".encode())
-        digest.update(bytes_of(values))
+    with ThreadPoolExecutor(DIGESTED_AT_ONCE) as pool:
+        order = (*targeted, *sorted(_parameters(model).difference(targeted)))
+        for one in pool.map(partial(_parameter_digest, model), order):
+            digest.update(one)
     return digest.hexdigest()
+
+
+def _parameter_digest(model: PreTrainedModel, name: str) -> bytes:
+    values = read_parameter(model, name)
+    digest = hashlib.sha256(f"{name} {values.dtype} {tuple(values.shape)}".encode())
+    digest.update(bytes_of(values))
+    return digest.digest()
 
 
 def bytes_of(values: torch.Tensor) -> memoryview:
