@@ -79,14 +79,19 @@ class TiedHead(nn.Module):
 
 
 def _multiplied(x: Tensor, matrix: Stored, part: slice, bias: Tensor | None) -> Tensor:
-    """``x @ matrix[part].T + bias``, some rows at a time: all of a head in the model's dtype would take much memory."""
+    """``x @ matrix[part].T + bias``, some rows at a time: all of a head in the model's dtype would take much memory.
+
+    Args:
+        bias: of these rows.
+    """
     held = {name: one.to(x.device) for name, one in matrix.held.items()}
     found = []
     for start in range(part.start, part.stop, ROWS):
         some = slice(start, min(start + ROWS, part.stop))
-        found.append(functional.linear(x, matrix.storage.rows(held, some, *matrix.matrix, x.dtype)))
-    y = torch.cat(found, dim=-1)
-    return y if bias is None else y + bias
+        values = matrix.storage.rows(held, some, *matrix.matrix, x.dtype)
+        own = None if bias is None else bias[some.start - part.start : some.stop - part.start]
+        found.append(functional.linear(x, values, own))
+    return torch.cat(found, dim=-1)
 
 
 _FACTOR = "scalar_embed_scale"

@@ -10,7 +10,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM
+from transformers import (
+    CONFIG_MAPPING,
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_MAPPING,
+    AutoModelForCausalLM,
+)
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
 import gac
@@ -42,6 +47,13 @@ WAYS: dict[str, Callable[[Path], Any]] = {
     "import gac": AutoModelForCausalLM.from_pretrained,
     "no gac": of_the_directory,
 }
+
+
+@pytest.fixture(autouse=True)
+def registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The directory's own classes take the place of the installed ones in transformers for the time of a test."""
+    for mapping in (CONFIG_MAPPING, MODEL_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING):
+        monkeypatch.setattr(mapping, "_extra_content", dict(mapping._extra_content))
 
 
 @pytest.fixture(scope="module")

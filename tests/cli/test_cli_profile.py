@@ -120,7 +120,7 @@ def test_what_is_not_known_is_refused(options: tuple[str, ...], message: str, pr
     assert profiler.points == set()
 
 
-@pytest.mark.parametrize("command", ["profile", "profile --estimate", "study gemv", "bench --shapes llama-3-8b"])
+@pytest.mark.parametrize("command", ["profile", "profile --estimate", "study gemv"])
 def test_without_a_gpu_the_shipped_profiles_are_named(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     result = run(*command.split())
