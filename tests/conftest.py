@@ -31,7 +31,10 @@ from gac.testing import models
 from tests.small_pipeline import Small
 
 Changes = Mapping[str, tuple[str, int]]
-LONGEST = ("test_smollm2.py", "test_notebooks.py", "test_refit.py", "test_crashes.py", "test_three_ways.py")
+LONGEST = (
+    *("test_smollm2.py", "test_notebooks.py", "test_refit.py", "test_crashes.py", "test_three_ways.py"),
+    *("test_many_processes.py", "test_heal.py"),
+)
 
 # The same examples every time, whatever the machine and its load. `--hypothesis-profile search` draws others, more of
 # them, and prints how to draw a failing one again.
