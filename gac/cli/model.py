@@ -161,7 +161,9 @@ def compress(model: str, plan_file: Path, output: Path, overwrite: bool, tokeniz
     "writes. By default the plan's calibration text.",
 )
 @click.option("--minutes", type=float, metavar="M", help="Wall-clock time, everything counted; 5 by default.")
-@click.option("--tokens", type=int, metavar="N", help="Tokens to read in training, instead of a time: repeatable.")
+@click.option(
+    "--tokens", type=int, metavar="N", help="Tokens to read in training, instead of a time: the same run every time."
+)
 @click.option("--learning-rate", type=float, metavar="R", help="Relative to the size of each weight.")
 @click.option(
     "--blocks",

@@ -13,7 +13,7 @@ from gac.errors import ModelError
 from gac.models.modules import input_device, swapped
 from gac.models.sites import Weight
 from gac.sensitivity.calibration import first_half
-from gac.sensitivity.layerwise import LayerStack, listening, room
+from gac.sensitivity.layerwise import LayerStack, StopLayerError, entering, listening, room, stop_at
 
 PLAIN = 0.02
 """How much of what a layer adds to a token may be something else than what its weights write, relative."""
@@ -89,7 +89,7 @@ class PairedRun:
                     self._on_host = hidden.device.type != "cpu" and needed > room(hidden.device)
                 found.append(self._kept(hidden.clone()))
             if len(found) > TRACED or layer == len(self._layers) - 1:
-                raise _StopLayerError
+                raise StopLayerError
 
         with self._stack.traced(lowest, seen):
             for ids in self._windows:
@@ -136,8 +136,8 @@ class PairedRun:
             heard: list[Tensor] = []
             wrote: Heard = {other: [] for other in before}
             hooks = {other: self._output_to(outputs) for other, outputs in wrote.items()}
-            stopping = self._model.get_submodule(name).register_forward_pre_hook(partial(_stop_at, heard))
-            with stopping, listening(self._model, hooks), suppress(_StopLayerError):
+            stopping = self._model.get_submodule(name).register_forward_pre_hook(partial(stop_at, heard))
+            with stopping, listening(self._model, hooks), suppress(StopLayerError):
                 self._run(layer, hidden)
             if not all((heard, *wrote.values())):
                 raise ModelError(
@@ -175,17 +175,14 @@ class PairedRun:
 
     def _entered(self) -> list[Tensor]:
         """The hidden states that the first layer of the compressed model reads."""
-        heard: list[Tensor] = []
-        stopping = self._layers[0].register_forward_pre_hook(partial(_stop_at, heard))
-        with swapped(self._model, self._ends), stopping:
-            for ids in self._windows:
-                self._run_model(ids)
-                heard[-1] = self._kept(heard[-1].clone())
+        with swapped(self._model, self._ends):
+            found = entering(self._model, self._layers[0], torch.split(self._windows, 1))
+            heard = [self._kept(hidden) for hidden in found]
         return [torch.cat(heard[part]) for part in self.parts]
 
     def _run_model(self, ids: Tensor) -> None:
         """One window, to where a hook has seen enough."""
-        with suppress(_StopLayerError):
+        with suppress(StopLayerError):
             self._model(input_ids=ids.to(input_device(self._model)).unsqueeze(0), use_cache=False)
 
     def _run(self, layer: int, hidden: Tensor) -> Tensor:
@@ -200,15 +197,6 @@ class PairedRun:
 
     def _output_to(self, heard: list[Tensor]) -> Callable[..., None]:
         return lambda _module, _inputs, output: heard.append(self._kept(output))
-
-
-class _StopLayerError(Exception):
-    """What was wanted of a layer has been seen; nobody sees this."""
-
-
-def _stop_at(heard: list[Tensor], _module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-    heard.append(inputs[0])
-    raise _StopLayerError
 
 
 def _flat(tensor: Tensor) -> Tensor:

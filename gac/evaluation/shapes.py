@@ -33,7 +33,8 @@ from gac.workloads import Workload
 _AutoConfig: Any = transformers.AutoConfig
 _AutoModel: Any = transformers.AutoModelForCausalLM
 _POSITIONS = 131_072
-_SCALE = 0.02
+SCALE = 0.02
+"""The standard deviation of random weights."""
 
 
 def planner_of_shapes(
@@ -110,12 +111,19 @@ def variant(
     """
     found = sharing(model)
     swap_in(found, {one.name: _random(model, one) for one in choices if one.form != "dense" or is_stored(one)})
-    share_gemms(found, where_they_run(fused, choices))
-    skip_absent(found, choices)
-    round_inputs(found, choices)
+    return running(found, choices, fused, triton)
+
+
+def running(
+    model: PreTrainedModel, choices: Sequence[WeightChoice], fused: Sequence[Site], triton: bool
+) -> PreTrainedModel:
+    """The same model, which has these weights, as a compressed one runs; arguments as for ``variant``."""
+    share_gemms(model, where_they_run(fused, choices))
+    skip_absent(model, choices)
+    round_inputs(model, choices)
     if triton:
-        use_decode_kernel(found)
-    return found
+        use_decode_kernel(model)
+    return model
 
 
 def without_gemms(model: PreTrainedModel, choices: Sequence[WeightChoice]) -> PreTrainedModel:
@@ -169,7 +177,7 @@ def _random(model: PreTrainedModel, choice: WeightChoice) -> nn.Module:
     dense = linear_at(model, choice.name)
     module = empty_module(choice, dense.bias is not None, dense.weight.device, dense.weight.dtype)
     for parameter in module.parameters():
-        nn.init.normal_(parameter, std=_SCALE)
+        nn.init.normal_(parameter, std=SCALE)
     module = module.eval().requires_grad_(False)
     return store(scheme_named(choice.scheme), module) if is_stored(choice) else module
 

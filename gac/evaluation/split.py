@@ -1,6 +1,5 @@
 """Models to time that are split over GPUs: each process makes its own parts, and never a whole model."""
 
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -11,25 +10,23 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from gac.checkpoint.load import load
-from gac.compression.apply import empty_stored, share_gemms, skip_absent, where_they_run
+from gac.compression.apply import empty_stored, skip_absent
+from gac.distributed import launch
 from gac.errors import ModelError
 from gac.evaluation.latency import Held, Timer
-from gac.evaluation.shapes import StandIn, is_stored, model_of_shapes, sharing
+from gac.evaluation.shapes import SCALE, StandIn, is_stored, model_of_shapes, running, sharing
 from gac.models.linears import linear_at
 from gac.models.loading import is_checkpoint, load_model
 from gac.models.modules import swap_in
 from gac.models.sites import Site
 from gac.plan import WeightChoice
 from gac.profiling.timing.sampling import Batch
-from gac.runtime.decode_kernel import use_decode_kernel
 from gac.runtime.modules import Absent
 from gac.runtime.ranks import Ranks, SplitError, started
 from gac.runtime.splitting import split
 from gac.runtime.stored import Stored, stored_modules
 from gac.schemes import scheme_named
 from gac.workloads import Workload
-
-_SCALE = 0.02
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,12 +61,7 @@ class SplitShapes:
         """As ``gac.evaluation.shapes.variant``, split: what does not change is shared with the dense part."""
         changed = [one for one in choices if one.form != "dense" or is_stored(one)]
         found = self._filled(self._split(changed), dict(self.dense.named_parameters()), changed)
-        share_gemms(found, where_they_run(fused, choices))
-        skip_absent(found, choices)
-        if triton:
-            use_decode_kernel(found)
-        model: PreTrainedModel = found
-        return model
+        return running(found, choices, fused, triton)
 
     def without_gemms(self, choices: Sequence[WeightChoice]) -> PreTrainedModel:
         """As ``gac.evaluation.shapes.without_gemms``, split, without the collectives of the weights too."""
@@ -105,7 +97,7 @@ class SplitShapes:
             own = shared.get(name)
             if own is None or own.shape != empty.shape:  # an attention or MLP that stays whole
                 own = nn.Parameter(torch.empty_like(empty, device=self.ranks.device), requires_grad=False)
-                nn.init.normal_(own, std=_SCALE)
+                nn.init.normal_(own, std=SCALE)
             setattr(found.get_submodule(owner), leaf, own)
         for module in found.modules():  # norms, and the frequencies of rotary embeddings
             if not isinstance(module, nn.Linear | nn.Embedding | Stored):
@@ -113,7 +105,7 @@ class SplitShapes:
         schemes = {one.name: one.scheme for one in changed}
         for name, one in stored_modules(found).items():
             scheme = next(scheme for weight, scheme in schemes.items() if f"{name}.".startswith(f"{weight}."))
-            matrix = _SCALE * torch.randn(one.matrix, device=self.ranks.device)
+            matrix = SCALE * torch.randn(one.matrix, device=self.ranks.device)
             one.fill(scheme_named(scheme).stored(matrix.to(self.whole.dtype)))
         return found
 
@@ -142,7 +134,7 @@ class SlowestTimer(Generic[Held]):
 
 def ranks_of_torchrun() -> Ranks | None:
     """The processes that torchrun has started; None: this one is alone."""
-    return started() if int(os.environ.get("WORLD_SIZE", "1")) > 1 else None
+    return started() if launch.processes() > 1 else None
 
 
 def open_split(name: str, ranks: Ranks) -> PreTrainedModel:

@@ -6,16 +6,14 @@ lost before it, too. The loss is the squared error of each token relative to the
 RMSNorm reads tokens whatever their size.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
-from functools import partial
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from gac.models.modules import input_device
-from gac.sensitivity.layerwise import LayerStack, room
+from gac.sensitivity.layerwise import LayerStack, entering, room
 
 HELD_STATES = 4
 """Sets of hidden states of which there has to be room on a device."""
@@ -41,7 +39,7 @@ class Passage:
         self._stack = LayerStack(model, layers)
         with torch.no_grad(), self._stack.traced(0, lambda _layer, _hidden: None):
             model(input_ids=parts[0][:1].to(input_device(model)), use_cache=False)
-        self.states = [self._kept(hidden) for hidden in _entering(model, layers[0], parts)]
+        self.states = [self._kept(hidden) for hidden in entering(model, layers[0], parts)]
 
     def run(self, layer: int, hidden: Tensor) -> Tensor:
         """A layer's output for states ``(windows, tokens, hidden)``."""
@@ -55,25 +53,6 @@ class Passage:
 
     def _kept(self, hidden: Tensor) -> Tensor:
         return hidden.cpu() if self._on_host else hidden
-
-
-class _StopError(Exception):
-    """What enters the first layer has been seen."""
-
-
-def _entering(model: nn.Module, first: nn.Module, parts: Sequence[Tensor]) -> Iterator[Tensor]:
-    """What the first layer reads of each part."""
-    heard: list[Tensor] = []
-
-    def stop(found: list[Tensor], _module: nn.Module, inputs: tuple[Any, ...]) -> None:
-        found.append(inputs[0].clone())
-        raise _StopError
-
-    with torch.no_grad(), first.register_forward_pre_hook(partial(stop, heard)):
-        for ids in parts:
-            with suppress(_StopError):
-                model(input_ids=ids.to(input_device(model)), use_cache=False)
-            yield heard.pop()
 
 
 def on_host(model: Any, tokens: int) -> bool:

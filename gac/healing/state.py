@@ -17,7 +17,7 @@ from gac.errors import StatisticsError
 from gac.healing.trainables import Values
 from gac.healing.work import Work
 from gac.io import atomic_path, from_json, home, to_json
-from gac.models.loading import bytes_of
+from gac.models.loading import tensor_digest
 from gac.reporting.figures.healing import LossPoint
 from gac.version import __version__
 
@@ -131,6 +131,5 @@ def key_of(model: Any, dense: str, ids: Mapping[str, Tensor], work: Work) -> str
     settings = json.dumps([dense, asdict(work), __version__, torch.__version__, str(model.device)])
     digest = hashlib.sha256(settings.encode())
     for name, values in (*model.state_dict().items(), *ids.items()):
-        digest.update(f"{name} {values.dtype} {tuple(values.shape)}".encode())
-        digest.update(bytes_of(values))
+        digest.update(tensor_digest(name, values))
     return digest.hexdigest()[:40]

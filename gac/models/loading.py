@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -215,13 +215,13 @@ def model_digest(model: PreTrainedModel, names: Iterable[str]) -> str:
     targeted = [f"{name}.weight" for name in names]
     with ThreadPoolExecutor(DIGESTED_AT_ONCE) as pool:
         order = (*targeted, *sorted(_parameters(model).difference(targeted)))
-        for one in pool.map(partial(_parameter_digest, model), order):
+        for one in pool.map(lambda name: tensor_digest(name, read_parameter(model, name)), order):
             digest.update(one)
     return digest.hexdigest()
 
 
-def _parameter_digest(model: PreTrainedModel, name: str) -> bytes:
-    values = read_parameter(model, name)
+def tensor_digest(name: str, values: torch.Tensor) -> bytes:
+    """SHA-256 of a tensor's name, dtype, shape and bytes."""
     digest = hashlib.sha256(f"{name} {values.dtype} {tuple(values.shape)}".encode())
     digest.update(bytes_of(values))
     return digest.digest()

@@ -6,8 +6,8 @@ before the layer below is run. Layers are called as the model itself calls them,
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -211,6 +211,26 @@ class LayerwiseBackward:
                         hidden = self._stack.run(at, hidden)
                         self._states[at + 1][window] = hidden[0]
         return self._states.pop(layer)
+
+
+class StopLayerError(Exception):
+    """What was wanted of a layer has been seen; nobody sees this."""
+
+
+def stop_at(heard: list[Tensor], _module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+    """A hook that hears what a module is called with, and ends the run before it."""
+    heard.append(inputs[0])
+    raise StopLayerError
+
+
+def entering(model: nn.Module, first: nn.Module, parts: Iterable[Tensor]) -> Iterator[Tensor]:
+    """What the first decoder layer reads of each of some windows ``(windows, tokens)``: the run ends there."""
+    for ids in parts:
+        heard: list[Tensor] = []
+        stopping = first.register_forward_pre_hook(partial(stop_at, heard))
+        with torch.no_grad(), stopping, suppress(StopLayerError):
+            model(input_ids=ids.to(input_device(model)), use_cache=False)
+        yield heard[0].clone()
 
 
 def _hidden(output: Any) -> Tensor:

@@ -54,23 +54,22 @@ def figure_of_healing(curve: Sequence[LossPoint], start: float, title: str) -> "
 
 
 def _layers(ax: "Axes", points: Sequence[LossPoint], _start: float) -> None:
-    steps = [one.step for one in points]
-    ax.plot(steps, [one.trained for one in points], label="before", **_DASHED)
-    ax.plot(steps, [one.held for one in points], label="after", **_SOLID)
+    _two_curves(ax, [one.step for one in points], points, ("before", "after"))
     ax.set_xlabel("decoder layer")
     ax.set_ylabel("relative squared error of its output")
     ax.set_title("layers by themselves, on text held out")
-    ax.set_ylim(bottom=0)
-    ax.legend()
 
 
 def _whole(ax: "Axes", points: Sequence[LossPoint], start: float) -> None:
-    tokens = [one.tokens / 1e6 for one in points]
     ax.axhline(start, color="black", lw=0.8, ls=":", label="held out, before")
-    ax.plot(tokens, [one.trained for one in points], label="trained on", **_DASHED)
-    ax.plot(tokens, [one.held for one in points], label="held out", **_SOLID)
+    _two_curves(ax, [one.tokens / 1e6 for one in points], points, ("trained on", "held out"))
     ax.set_xlabel("tokens read, millions")
     ax.set_ylabel("KL(dense || healed), nats a token")
     ax.set_title("whole model")
+
+
+def _two_curves(ax: "Axes", x: Sequence[float], points: Sequence[LossPoint], labels: tuple[str, str]) -> None:
+    ax.plot(x, [one.trained for one in points], label=labels[0], **_DASHED)
+    ax.plot(x, [one.held for one in points], label=labels[1], **_SOLID)
     ax.set_ylim(bottom=0)
     ax.legend()
