@@ -67,7 +67,8 @@ class Order:
         return {"PAIRS": self.pairs, "ACROSS": self.across, "DEEP": self.deep}
 
 
-_VECTOR = Vector(32, 4)
+_VECTORS = {8: Vector(32, 4), 4: Vector(32, 4), 3: Vector(32, 4), 2: Vector(32, 4)}
+"""By bits."""
 _MATRICES = {16: Tile(16, 128, 128, 4, 4), 32: Tile(32, 128, 128, 4, 4), MOST_ROWS: Tile(64, 128, 128, 4, 3)}
 """By the most rows."""
 _IN_8_BITS = {16: Tile(16, 64, 128, 4, 4)}
@@ -141,10 +142,11 @@ def written(weight: Packed, dtype: torch.dtype) -> Tensor:
     return found
 
 
-def vector(x: Tensor, weight: Packed, how: Vector = _VECTOR) -> Tensor:
+def vector(x: Tensor, weight: Packed, how: Vector | None = None) -> Tensor:
     """One row x ``(1, columns)``: one launch."""
     from .few_bits_vector import vector as kernel
 
+    how = how or _VECTORS[weight.bits]
     numbers = min(how.numbers, weight.group or how.numbers)
     order = Order.of(numbers, weight.bits)
     out = x.new_empty(1, weight.rows)
