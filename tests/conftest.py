@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -26,6 +27,8 @@ from gac.plan import (
     SiteChoice,
     WeightChoice,
 )
+from gac.profiling.folders import find_profile, shipped_profiles
+from gac.profiling.table import Profile
 from gac.recipe import Recipe
 from gac.testing import models
 from tests.small_pipeline import Small
@@ -56,6 +59,24 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setenv("HF_HUB_OFFLINE", "1")
         patch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
         patch.setenv("GAC_HOME", str(tmp_path_factory.mktemp("gac-home")))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _shipped_tables_once() -> Iterator[None]:
+    """A shipped table is read once, and what follows from its rows is worked out once: it never changes."""
+    load, kept = Profile.load, dict[Path, Profile]()
+
+    def loaded(given: Any) -> Profile:
+        path = find_profile(given) if isinstance(given, str | Path) else None
+        if path not in shipped_profiles():
+            return load(given)
+        if path not in kept:
+            kept[path] = load(path)
+        return kept[path]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Profile, "load", loaded)
         yield
 
 
