@@ -29,8 +29,10 @@ SELF = "self"
 """What a text is called that the dense model writes."""
 WINDOWS = 512
 """How many are written where nothing is said."""
-AT_ONCE = 64
-"""Documents that are written side by side."""
+AT_ONCE = 256
+"""Documents that are written side by side at most."""
+CACHED = 2**33
+"""Bytes of keys and values of all of them, at most."""
 MOST = 64
 """Documents for a window at most, before a model counts as one that says nothing."""
 _MARK = "0f1e2d3c"
@@ -91,7 +93,7 @@ def _written(model: Any, starts: Sequence[list[int]], tokens: int, length: int, 
     bar = progress_bar("writing text", "token", total=tokens, shown=progress)
     with bar, torch.random.fork_rng(devices), frozen(model), quiet_transformers():
         torch.manual_seed(seed)
-        for document in _documents(model, starts, length, MOST * (tokens // length + 1)):
+        for document in _documents(model, starts, tokens, length):
             found.append(document)
             have += len(document)
             bar.update(len(document))
@@ -104,12 +106,13 @@ def _written(model: Any, starts: Sequence[list[int]], tokens: int, length: int, 
     )
 
 
-def _documents(model: Any, starts: Sequence[list[int]], length: int, most: int) -> Iterator[Tensor]:
+def _documents(model: Any, starts: Sequence[list[int]], tokens: int, length: int) -> Iterator[Tensor]:
     """Documents without what they began with, each with the EOS that it ended with."""
-    ends = _ends(model)
-    for turn in range(-(-most // AT_ONCE)):
+    ends, windows = _ends(model), -(-tokens // length)
+    side_by_side = min(at_once(model, length), -(-windows // len(starts)))
+    for turn in range(-(-MOST * windows // side_by_side)):
         start = starts[turn % len(starts)]
-        ids = torch.tensor([start] * AT_ONCE, device=input_device(model))
+        ids = torch.tensor([start] * side_by_side, device=input_device(model))
         how = GenerationConfig(  # type: ignore[no-untyped-call]
             do_sample=True, temperature=1.0, top_k=0, top_p=1.0, repetition_penalty=1.0,
             max_new_tokens=length, eos_token_id=ends, pad_token_id=ends[0] if ends else 0,
@@ -118,6 +121,15 @@ def _documents(model: Any, starts: Sequence[list[int]], length: int, most: int) 
         for row in written[:, len(start) :]:
             stops = torch.isin(row, torch.tensor(ends, dtype=row.dtype)).nonzero()
             yield row[: int(stops[0]) + 1] if len(stops) else row
+
+
+def at_once(model: Any, length: int) -> int:
+    """Documents of so many tokens that are written side by side: it decides what is drawn, so no device does."""
+    config = model.config
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    each = 2 * config.num_hidden_layers * heads * size * model.dtype.itemsize * length
+    return int(max(1, min(AT_ONCE, CACHED // each)))
 
 
 def _ends(model: Any) -> list[int]:
