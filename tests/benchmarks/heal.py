@@ -54,6 +54,7 @@ def main() -> None:
     parser.add_argument("--healing-text", help="the plan's where not given; self")
     parser.add_argument("--rates", type=float, nargs="*", default=[None])
     parser.add_argument("--blocks", type=float, nargs="*", default=[0.3])
+    parser.add_argument("--dense", action="store_true", help="train the weights, too, that plans leave dense")
     parser.add_argument("--ways", nargs="*", choices=WAYS, default=["refitted", "healed"])
     parser.add_argument("--also", nargs="*", default=[], help="texts that neither calibrate nor train")
     parser.add_argument("--models", type=Path, help="a directory of refitted models, which are made where they are not")
@@ -69,7 +70,7 @@ class Healings(Study):
     """Models of some budgets, each refitted, and healed in every way that is asked for."""
 
     def __init__(self, asked: Namespace) -> None:
-        super().__init__(asked, "minutes", "tokens", "healing_text", "also", "schemes")
+        super().__init__(asked, "minutes", "tokens", "healing_text", "also", "schemes", "dense")
         self._also = {name: text_named(name, asked.output.parent) for name in asked.also}
         self._dense_also = {name: self._on(self.loaded.model, name) for name in self._also}
 
@@ -111,7 +112,7 @@ class Healings(Study):
 
     def _healed(self, model: Any, case: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         length = {"minutes": self._asked.minutes} if self._asked.tokens is None else {"tokens": self._asked.tokens}
-        how = {"learning_rate": case["asked_rate"], "blocks": case["blocks"], **length}
+        how = {"learning_rate": case["asked_rate"], "blocks": case["blocks"], "dense": self._asked.dense, **length}
         try:
             text, tokenizer = self._asked.healing_text, self.loaded.tokenizer
             gac.heal(model, against=self.loaded.model, text=text, tokenizer=tokenizer, **how)

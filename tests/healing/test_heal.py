@@ -13,7 +13,7 @@ from trained import LENGTH, TOKENS, Trained
 import gac
 from gac import api
 from gac.errors import CheckpointError, GacError, HealingError, PlanError, TextError
-from gac.healing import heal, healing, layers, state, whole, work
+from gac.healing import heal, healing, layers, own_text, state, whole, work
 from gac.healing.trainables import Trainables
 from gac.io import home
 from tests.cli.commands import answer, refused, run
@@ -133,6 +133,30 @@ def test_text_that_the_dense_model_writes_is_kept(learned: Trained, monkeypatch:
     assert len(list((home() / "own-text").iterdir())) == 1
     monkeypatch.setattr(type(learned.model), "generate", None)  # nothing is written again
     assert torch.equal(logits(learned.heal(copy.deepcopy(small), text=own)), logits(one))
+
+
+def test_what_a_user_says_is_answered_where_there_is_a_chat_template(
+    learned: Trained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    end, said = learned.model.config.eos_token_id, iter([7, 8, 9])
+    tokenizer = copy.deepcopy(learned.tokenizer)
+    tokenizer.chat_template = "Q{{ messages[0].content }}</s>{% if add_generation_prompt %}A{% endif %}"
+    given = []
+
+    def generate(_model: Any, ids: torch.Tensor, attention_mask: torch.Tensor, **_how: Any) -> torch.Tensor:
+        given.append([row[mask.bool()].tolist() for row, mask in zip(ids, attention_mask, strict=True)])
+        written = torch.tensor([[next(said), *[end] * at] for at in (2,) * len(ids)])
+        return torch.cat([ids, written], 1)
+
+    monkeypatch.setattr(type(learned.model), "generate", generate)
+    bos, chat = own_text.starts_of(tokenizer)
+    assert bos == own_text.Start((tokenizer.bos_token_id,))
+    [question, answer] = (tuple(tokenizer(text, add_special_tokens=False)["input_ids"]) for text in "QA")
+    assert chat == own_text.Start(question, (end, *answer))
+    documents = own_text._documents(learned.model, [bos, chat], 2 * LENGTH, LENGTH)
+    assert next(documents).tolist() == [7, end]
+    assert next(documents).tolist() == [8, end, *answer, 9, end]
+    assert given == [[[*bos.ids]], [[*question]], [[*question, 8, end, *answer]]]
 
 
 def test_documents_that_it_was_healed_on_are_not_for_evaluation(learned: Trained) -> None:
