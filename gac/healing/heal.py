@@ -3,12 +3,11 @@
 import logging
 import time
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from gac.checkpoint.attach import PlannedModel, attach_plan
 from gac.compression.apply import changed_sites
-from gac.distributed.ranks import Ranks
+from gac.distributed.ranks import ALONE, Ranks
 from gac.errors import HealingError
 from gac.evaluation.protocol import check_positions
 from gac.healing.course import Ended, run
@@ -23,6 +22,7 @@ from gac.models.families import family_of
 from gac.models.loading import Loaded
 from gac.plan import Healed, Plan
 from gac.sensitivity.layerwise import frozen
+from gac.sensitivity.text import Windows
 from gac.sensitivity.texts import CalibrationText
 
 logger = logging.getLogger(__name__)
@@ -37,6 +37,30 @@ def origin_digest(plan: Plan, loaded: Loaded) -> str:
     sites = family_of(loaded.model.config).sites(loaded.model.config)
     changed_sites(plan, sites)
     return planned_digest(plan, loaded, sites)
+
+
+def healing_windows(
+    text: CalibrationText | None,
+    plan: Plan,
+    loaded: Loaded,
+    digest: str,
+    seed: int,
+    ranks: Ranks = ALONE,
+    progress: bool = True,
+) -> HealingText:
+    """What is healed on, written by the dense model where that is asked for.
+
+    Args:
+        digest: of the dense model.
+
+    Raises:
+        GacError: the text cannot be used.
+    """
+
+    def written(windows: int, length: int) -> Windows:
+        return own_windows(loaded.model, loaded.tokenizer, digest, windows, length, seed, ranks, progress)
+
+    return healing_text(text, plan, loaded, written)
 
 
 def heal_model(
@@ -62,8 +86,7 @@ def heal_model(
         GacError: the models do not belong together, or the text cannot be used.
     """
     digest = origin_digest(plan, loaded)
-    write = partial(_written, loaded, digest, work.seed, ranks, progress)
-    found = healing_text(text, plan, loaded, write)
+    found = healing_windows(text, plan, loaded, digest, work.seed, ranks, progress)
     check_positions(model, found.train.shape[1], "windows")
     with in_basis(plan.recipe, loaded, given):
         dense = loaded.model
@@ -92,10 +115,6 @@ def heal_model(
     )
     logger.info("healed: divergence %.4f -> %.4f nats a token, on text held out", before, after)
     return attach_plan(model, replace(plan, healed=(*plan.healed, healed))), ended
-
-
-def _written(loaded: Loaded, digest: str, seed: int, ranks: Ranks, progress: bool, windows: int, length: int) -> Any:
-    return own_windows(loaded.model, loaded.tokenizer, digest, windows, length, seed, ranks, progress)
 
 
 def _divergence(model: Any, dense: Any, text: HealingText) -> float:

@@ -125,6 +125,7 @@ class Healing:
         reached = self.reached
         point = LossPoint(phase, step, reached.tokens, self._elapsed, trained, held)
         self.reached = replace(reached, curve=(*reached.curve, point), losses=())
+        logger.debug("%s", point)
 
     def keep(self, moments: Values, span: float = 0.0) -> None:
         """Keep the state on disk, where it is time for that.

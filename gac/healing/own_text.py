@@ -1,39 +1,55 @@
 """Text that the dense model writes itself: what it says by itself is what it is to go on saying.
 
-No data is needed, and no source is overfitted (LLM-QAT, arXiv 2305.17888). Documents begin with BOS, and where there is
-a chat template with all that stands in it before a user's first word (Magpie, arXiv 2406.08464), in turn. Every token
-is drawn at temperature 1 from all tokens. A document ends with EOS or after as many tokens as a window has; documents
-are packed one after the other. The text is kept on disk.
+No data is needed, and no source is overfitted (LLM-QAT, arXiv 2305.17888). Windows begin with BOS. Where there is a
+chat template, the second half of them begins with all that stands in it before a user's first word; what a user says is
+then answered (Magpie, arXiv 2406.08464). Every token is drawn at temperature 1 from all tokens. Behind an EOS another
+document begins, in the same window and in the same way. The text is kept on disk.
 """
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig
+from transformers import DynamicCache
 
 from gac.distributed.ranks import Ranks
 from gac.errors import StatisticsError, TextError
 from gac.io import home
-from gac.models.loading import quiet_transformers
 from gac.models.modules import input_device
 from gac.progress import progress_bar
 from gac.sensitivity.layerwise import frozen
 from gac.sensitivity.store import read_tensors, write_tensors
-from gac.sensitivity.text import Windows, windows_of
+from gac.sensitivity.text import Windows, bos_of, windows_of
 
 SELF = "self"
 """What a text is called that the dense model writes."""
 WINDOWS = 512
 """How many are written where nothing is said."""
-AT_ONCE = 64
-"""Documents that are written side by side."""
+AT_ONCE = 256
+"""Windows that are written side by side at most."""
+CACHED = 2**33
+"""Bytes of keys and values of all of them, at most."""
 MOST = 64
 """Documents for a window at most, before a model counts as one that says nothing."""
 _MARK = "0f1e2d3c"
+
+
+@dataclass(frozen=True)
+class Start:
+    """The token ids that a kind of document begins with.
+
+    Attributes:
+        ids: before its first word.
+        reply: between what a user says and the answer; empty where none is given.
+    """
+
+    ids: tuple[int, ...]
+    reply: tuple[int, ...] = ()
 
 
 def own_windows(
@@ -51,10 +67,10 @@ def own_windows(
         StatisticsError: the text cannot be kept, or read.
     """
     starts = starts_of(tokenizer)
-    settings = json.dumps([digest, windows, length, seed, starts])
+    settings = json.dumps([digest, windows, length, seed, [asdict(one) for one in starts]])
     path = home() / "own-text" / f"{hashlib.sha256(settings.encode()).hexdigest()[:40]}.safetensors"
     if not ranks.once(path.exists) and ranks.leads:
-        write_tensors(path, {"ids": _written(model, starts, windows * length, length, seed, progress)})
+        write_tensors(path, {"ids": _written(model, starts, windows, length, seed, bos_of(tokenizer), progress)})
     ranks.once(lambda: None)  # the others wait
     try:
         ids = read_tensors(path, torch.device("cpu"))["ids"]
@@ -65,59 +81,99 @@ def own_windows(
     return windows_of(SELF, ids, tokenizer, windows, length)
 
 
-def starts_of(tokenizer: Any) -> list[list[int]]:
-    """The token ids that documents begin with, one list for each kind of document.
+def starts_of(tokenizer: Any) -> list[Start]:
+    """What documents begin with, one for each kind of document.
 
     Raises:
         TextError: there are none.
     """
-    found = [] if tokenizer.bos_token_id is None else [[int(tokenizer.bos_token_id)]]
+    found = [] if tokenizer.bos_token_id is None else [Start((int(tokenizer.bos_token_id),))]
     if getattr(tokenizer, "chat_template", None):
-        talk = tokenizer.apply_chat_template([{"role": "user", "content": _MARK}], tokenize=False)
-        found.append([int(one) for one in tokenizer(talk.partition(_MARK)[0], add_special_tokens=False)["input_ids"]])
-    if not any(found):
+        said = [{"role": "user", "content": _MARK}]
+        talk = tokenizer.apply_chat_template(said, tokenize=False, add_generation_prompt=True)
+        before, _, behind = talk.partition(_MARK)
+        ids, reply = (tokenizer(one, add_special_tokens=False)["input_ids"] for one in (before, behind))
+        found.append(Start(tuple(ids), tuple(reply)))
+    if not any(one.ids for one in found):
         raise TextError(
             f"text 'self' with a {type(tokenizer).__name__} that has neither BOS nor a chat template",
             "something that a text begins with",
             "Name a text, such as wiki-sample.",
         )
-    return [one for one in found if one]
+    return [one for one in found if one.ids]
 
 
-def _written(model: Any, starts: Sequence[list[int]], tokens: int, length: int, seed: int, progress: bool) -> Tensor:
-    """At least so many tokens of documents, int64 ``(tokens,)``."""
-    found, have = [], 0
+class Writer:
+    """One window that is being written: which token comes next.
+
+    Attributes:
+        documents: that have ended.
+    """
+
+    def __init__(self, start: Start) -> None:
+        self._start, self._answers, self._due = start, False, deque(start.ids)
+        self.documents = 0
+
+    def after(self, drawn: int, ends: Sequence[int]) -> int:
+        """The next token, where the model has drawn this one: that one, unless others are due.
+
+        Args:
+            ends: the tokens that end what is said.
+        """
+        if self._due:
+            return self._due.popleft()
+        if drawn in ends:
+            self._answers = bool(self._start.reply) and not self._answers
+            self._due.extend(self._start.reply if self._answers else (drawn, *self._start.ids))
+            self.documents += not self._answers
+            return self._due.popleft()
+        return drawn
+
+
+def _written(
+    model: Any, starts: Sequence[Start], windows: int, length: int, seed: int, head: int | None, progress: bool
+) -> Tensor:
+    """So many windows one after the other, int64; ``head``, which is put before each of them later, has its place."""
     devices = [input_device(model)] if input_device(model).type == "cuda" else []
-    bar = progress_bar("writing text", "token", total=tokens, shown=progress)
-    with bar, torch.random.fork_rng(devices), frozen(model), quiet_transformers():
+    bar = progress_bar("writing text", "token", total=windows * length, shown=progress)
+    writers = [Writer(starts[at * len(starts) // windows]) for at in range(windows)]
+    size = at_once(model, length)
+    with bar, torch.random.fork_rng(devices), frozen(model):
         torch.manual_seed(seed)
-        for document in _documents(model, starts, length, MOST * (tokens // length + 1)):
-            found.append(document)
-            have += len(document)
-            bar.update(len(document))
-            if have >= tokens:
-                return torch.cat(found)
-    raise TextError(
-        f"a dense model whose documents have {have / max(len(found), 1):.1f} tokens",
-        "a model that writes text by itself",
-        "Name a text, such as wiki-sample.",
-    )
+        parts = [_drawn(model, writers[at : at + size], length, bar) for at in range(0, windows, size)]
+    found = torch.cat(parts)
+    if (ended := sum(one.documents for one in writers)) > MOST * windows:
+        raise TextError(
+            f"a dense model whose documents have {windows * length / ended:.1f} tokens",
+            "a model that writes text by itself",
+            "Name a text, such as wiki-sample.",
+        )
+    if head is None:
+        return found.flatten()
+    return torch.cat([row[1:] if int(row[0]) == head else row[:-1] for row in found])
 
 
-def _documents(model: Any, starts: Sequence[list[int]], length: int, most: int) -> Iterator[Tensor]:
-    """Documents without what they began with, each with the EOS that it ended with."""
-    ends = _ends(model)
-    for turn in range(-(-most // AT_ONCE)):
-        start = starts[turn % len(starts)]
-        ids = torch.tensor([start] * AT_ONCE, device=input_device(model))
-        how = GenerationConfig(  # type: ignore[no-untyped-call]
-            do_sample=True, temperature=1.0, top_k=0, top_p=1.0, repetition_penalty=1.0,
-            max_new_tokens=length, eos_token_id=ends, pad_token_id=ends[0] if ends else 0,
-        )  # fmt: skip
-        written = model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=how).cpu()
-        for row in written[:, len(start) :]:
-            stops = torch.isin(row, torch.tensor(ends, dtype=row.dtype)).nonzero()
-            yield row[: int(stops[0]) + 1] if len(stops) else row
+@torch.no_grad()
+def _drawn(model: Any, writers: Sequence[Writer], length: int, bar: Any) -> Tensor:
+    """Their windows, ``(windows, tokens)``."""
+    ends, columns, drawn = _ends(model), list[Tensor](), [-1] * len(writers)
+    cache = DynamicCache(config=model.config)
+    for _ in range(length):
+        columns.append(torch.tensor([one.after(token, ends) for one, token in zip(writers, drawn, strict=True)]))
+        ids = columns[-1][:, None].to(input_device(model))
+        logits = model(input_ids=ids, past_key_values=cache, use_cache=True).logits[:, -1]
+        drawn = torch.multinomial(logits.float().softmax(-1), 1)[:, 0].tolist()
+        bar.update(len(writers))
+    return torch.stack(columns, 1)
+
+
+def at_once(model: Any, length: int) -> int:
+    """Windows of so many tokens that are written side by side: it decides what is drawn, so no device does."""
+    config = model.config
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    each = 2 * config.num_hidden_layers * heads * size * model.dtype.itemsize * length
+    return int(max(1, min(AT_ONCE, CACHED // each)))
 
 
 def _ends(model: Any) -> list[int]:

@@ -105,7 +105,7 @@ class _Steps:
         """Those of the mean divergence over this process's share of a batch, which is returned."""
         healing, losses = self._healing, []
         mine = self._batch()[healing.ranks.own :: healing.ranks.count]
-        for part in torch.split(mine, healing.at_once):
+        for part in torch.tensor_split(mine, -(-len(mine) // healing.at_once)):
             with healing.autocast():
                 loss = summed_divergence(healing.model, healing.dense, part) / mine.numel()
             loss.backward()  # type: ignore[no-untyped-call]

@@ -2,6 +2,7 @@
 
 import argparse
 import copy
+import importlib.util
 import json
 import math
 import os
@@ -119,6 +120,13 @@ def problem_of(loaded: Loaded, **options: Any) -> Problem:
     return measure_problem(loaded.model, asked, loaded.tokenizer, progress=True)
 
 
+def news() -> Path:
+    """English prose that no calibration sees: the news in the package gensim."""
+    gensim = importlib.util.find_spec("gensim")
+    assert gensim is not None, "gensim is not installed"
+    return Path(next(iter(gensim.submodule_search_locations or ())), "test/test_data/lee_background.cor")
+
+
 BASIS = {"rotate": False}
 """Models are measured in the basis that they were loaded in, unless a study asks for another."""
 
@@ -215,6 +223,7 @@ class Study:
         self.rows.append(row)
         self.record |= summary
         write(self._asked.output, **self.record)
-        shown = {name: f"{value:.4f}" if isinstance(value, float) else value for name, value in row.items()}
+        named = {name: value for name, value in row.items() if not isinstance(value, list)}
+        shown = {name: f"{value:.4f}" if isinstance(value, float) else value for name, value in named.items()}
         print(" ".join(f"{name}={value}" for name, value in shown.items()), flush=True)
         return row

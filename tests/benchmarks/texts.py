@@ -8,15 +8,11 @@ Git's) and 20 long pages of Git's in ``git.txt``. Prose is the news in the packa
 """
 
 import argparse
-import importlib.util
 import math
-from pathlib import Path
 from typing import Any
 
 import gac
-from tests.benchmarks.harness import OF_A_STUDY, Study, options
-
-NEWS = "test/test_data/lee_background.cor"
+from tests.benchmarks.harness import OF_A_STUDY, Study, news, options
 
 SHARES = {
     "wiki": (8, 0),
@@ -37,10 +33,7 @@ def main() -> None:
     parser.add_argument("--only", choices=tuple(SHARES), action="append", help="repeatable; all by default")
     parser.set_defaults(budgets=[0.8], windows=64)
     asked = parser.parse_args()
-    gensim = importlib.util.find_spec("gensim")
-    assert gensim is not None, "gensim is not installed"
-    news = Path(next(iter(gensim.submodule_search_locations or ())), NEWS)
-    study = OnTexts(asked, {"wiki": "wiki-sample", "prose": str(news), "technical": asked.technical})
+    study = OnTexts(asked, {"wiki": "wiki-sample", "prose": str(news()), "technical": asked.technical})
     for name in asked.only or SHARES:
         of_wiki, of_learned = (asked.size * share // 8 for share in SHARES[name])
         calibration = [f"{text}:{n}x1024" for text, n in (("wiki-sample", of_wiki), (asked.learned, of_learned)) if n]

@@ -13,7 +13,7 @@ from trained import LENGTH, TOKENS, Trained
 import gac
 from gac import api
 from gac.errors import CheckpointError, GacError, HealingError, PlanError, TextError
-from gac.healing import heal, healing, layers, state, whole, work
+from gac.healing import heal, healing, layers, own_text, state, whole, work
 from gac.healing.trainables import Trainables
 from gac.io import home
 from tests.cli.commands import answer, refused, run
@@ -131,8 +131,38 @@ def test_text_that_the_dense_model_writes_is_kept(learned: Trained, monkeypatch:
     assert one.gac_plan.healed[0].windows + one.gac_plan.healed[0].held == 12
     assert one.gac_plan.healed[0].bos
     assert len(list((home() / "own-text").iterdir())) == 1
-    monkeypatch.setattr(type(learned.model), "generate", None)  # nothing is written again
+    monkeypatch.setattr(own_text, "_written", None)  # nothing is written again
     assert torch.equal(logits(learned.heal(copy.deepcopy(small), text=own)), logits(one))
+
+
+def test_what_a_user_says_is_answered_where_there_is_a_chat_template(learned: Trained) -> None:
+    tokenizer, end = copy.deepcopy(learned.tokenizer), learned.tokenizer.eos_token_id
+    tokenizer.chat_template = "Q{{ messages[0].content }}</s>{% if add_generation_prompt %}A{% endif %}"
+    bos, chat = own_text.starts_of(tokenizer)
+    [question, answer] = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in "QA")
+    assert (bos.ids, chat) == ((tokenizer.bos_token_id,), own_text.Start((*question,), (end, *answer)))
+    drawn = [-1, 7, end, 0, 8, end, 0, 9, end]  # what is drawn where other tokens are due is not taken
+    for start, due in (
+        (bos, [*bos.ids, 7, end, *bos.ids, 8, end, *bos.ids, 9, end]),
+        (chat, [*question, 7, end, *answer, 8, end, *question, 9, end]),
+    ):
+        writer = own_text.Writer(start)
+        assert [writer.after(token, [end]) for token in drawn] == due
+        assert writer.documents == {bos: 3, chat: 1}[start]
+
+
+def test_own_text_is_what_the_model_says_next(learned: Trained) -> None:
+    bos = learned.tokenizer.bos_token_id
+    with torch.random.fork_rng([]):
+        ids = own_text._written(learned.model, [own_text.Start((bos,))], 3, LENGTH, 0, None, progress=False)
+    assert ids.shape == (3 * LENGTH,)
+    windows = ids.view(3, LENGTH)
+    assert (windows[:, 0] == bos).all()
+    with torch.no_grad():
+        chances = learned.model(input_ids=windows).logits[:, :-1].softmax(-1).gather(-1, windows[:, 1:, None])
+    assert chances.log().mean() > math.log(10 / learned.model.config.vocab_size)  # far more likely than by chance
+    headed = own_text._written(learned.model, [own_text.Start((bos,))], 3, LENGTH, 0, bos, progress=False)
+    assert torch.equal(headed.view(3, LENGTH - 1), windows[:, 1:])
 
 
 def test_documents_that_it_was_healed_on_are_not_for_evaluation(learned: Trained) -> None:
