@@ -1,14 +1,21 @@
 """Which GPUs may measure one table together."""
 
 import pickle
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 
 import pytest
 from msgspec.structs import replace
 
 from gac.errors import ProfileError
 from gac.forms.low_rank.spec import low_rank
-from gac.profiling.records import DeviceLostError, Measurement, Point
+from gac.profiling.records import DeviceLostError, Header, Measurement, Point
+from gac.profiling.sweeps import profiler
+from gac.profiling.sweeps.profiler import profile_gpu
 from gac.profiling.sweeps.several import check_agree, one_header
+from gac.profiling.table import Profile
+from gac.profiling.timing import remote
 from tests.profiling.synthetic import SyntheticGpu
 
 POINTS = [Point(low_rank(1, 64, rank, 64)) for rank in range(1, 31)]
@@ -54,3 +61,50 @@ def test_a_gpu_of_another_kind_or_set_otherwise_is_refused(header, name, value) 
     given = f"GPU 1 has {name} {value!r}, where GPU 0 has {getattr(header, name)!r}; expected GPUs of one kind"
     with pytest.raises(ProfileError, match=given):
         one_header([header, replace(header, **{name: value})])
+
+
+# --- a process for each GPU ---
+
+
+@pytest.fixture
+def host(monkeypatch: pytest.MonkeyPatch, header: Header) -> list[int]:
+    """A host of GPUs that are made up, in threads instead of processes; which of them were begun."""
+    begun: list[int] = []
+    number = threading.local()
+
+    def executor(workers, _context, begin, given) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(workers, initializer=begin, initargs=given)
+
+    def begin(gpu: int) -> None:
+        number.gpu = gpu
+        begun.append(gpu)
+
+    monkeypatch.setattr(remote, "ProcessPoolExecutor", executor)
+    monkeypatch.setattr(remote, "_begin", begin)
+    monkeypatch.setattr(remote, "fingerprint", lambda: replace(header, device=f"gpu {number.gpu}"))
+    monkeypatch.setattr(remote, "GpuMeasurer", lambda _header: gpu())
+    monkeypatch.setattr(remote, "_own", [])
+    monkeypatch.setattr(profiler, "fingerprint", lambda: replace(header, device="gpu 0"))
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 3)
+    return begun
+
+
+def test_gpus_of_a_host_measure_one_table(host, header, tmp_path) -> None:
+    path = profile_gpu(POINTS, tmp_path / "table.jsonl", passes=2, gpus=3)
+    found = Profile.load(path)
+    assert sorted(host) == [0, 1, 2]
+    assert (found.header.device, found.header.others) == ("gpu 0", ("gpu 1", "gpu 2"))
+    assert {len(one.passes) for one in found.measurements} == {2}
+    assert {one.point for one in found.measurements} == set(POINTS)
+
+
+def test_more_gpus_than_there_are_and_a_process_that_ends_are_named(host, tmp_path, monkeypatch) -> None:
+    with pytest.raises(ProfileError, match="4 GPUs where PyTorch sees 3; expected at most as many as there are"):
+        profile_gpu(POINTS, tmp_path / "table.jsonl", gpus=4)
+
+    def die() -> Header:
+        raise BrokenProcessPool
+
+    monkeypatch.setattr(remote, "fingerprint", die)
+    with pytest.raises(ProfileError, match="the process that measures GPU 0 has ended"):
+        profile_gpu(POINTS, tmp_path / "table.jsonl", gpus=2)
