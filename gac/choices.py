@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from gac.costs import BYTES, COSTS
 from gac.errors import PlanError
 from gac.forms import check_choice, form_named
+from gac.forms.tensor_parallel import divides
 from gac.models.sites import Site, Weight
 from gac.schemes import DEFAULT_SCHEME, scheme_named
 
@@ -54,6 +55,10 @@ class WeightChoice:
         """What alignment is judged by: the dim, or the features of as many heads or blocks."""
         form = form_named(self.form)
         return form.size(self.weight, self.dim) if form.pieces else self.dim
+
+    def divides(self, gpus: int) -> bool:
+        """Whether so many GPUs have an equal part each."""
+        return divides(form_named(self.form), self.weight, self.dim, scheme_named(self.scheme), gpus)
 
     @property
     def aligned(self) -> bool:

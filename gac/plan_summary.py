@@ -5,7 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from shlex import join
 from typing import TYPE_CHECKING, Any
 
-from gac.costs import BYTES, KV_NUMBERS
+from gac.costs import BYTES, KV_NUMBERS, PARAMS
+from gac.forms import form_named
 from gac.schemes import DEFAULT_SCHEME
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ def summary(plan: "Plan") -> str:
         *([f"             {told}"] if (told := modelled(plan)) else []),
         *([f"speed        {told}"] if (told := speed(plan)) else []),
         *_cache(plan),
+        *_split(plan),
         f"profile      {measured.profile.gpu}, {measured.profile.digest[:12]}; {measured.profile.note}",
         *_evidence(plan),
     ]
@@ -175,6 +177,42 @@ def _allowed(limit: "Limit") -> str:
 
 def _taken(limit: "Limit", unit: str) -> str:
     return f"{limit.used:,} of {limit.total:,} {unit}: {limit.kept:.4f} kept, {_allowed(limit)}"
+
+
+def split(plan: "Plan") -> list[str]:
+    """What each of several GPUs holds, and what was chosen otherwise than for one and why; nothing for one GPU."""
+    if plan.gpus == 1:
+        return []
+    each = plan.on_each_gpu
+    held = f"{each[PARAMS]:,} parameters, {each[BYTES]:,} bytes and {each[KV_NUMBERS]:,} KV numbers a token"
+    found = [
+        f"over {plan.gpus} GPUs: {held} of the targeted weights on each; fractions, limits and counts are of all "
+        "together, latencies of each GPU with its collectives"
+    ]
+    if (alone := plan.one_gpu) is None:
+        return found
+    shares = Counter[str]()
+    for one in plan.weights:
+        shares[form_named(one.form).kind] += one.weight.params
+    forms = sorted({*shares, *alone.forms})
+    whole = plan.budget.total
+    moved = ", ".join(f"{form} {alone.forms.get(form, 0) / whole:.1%} -> {shares[form] / whole:.1%}" for form in forms)
+    found.append(f"than for one GPU {alone.otherwise:,} weights are otherwise, by share of the parameters: {moved}")
+    times = [
+        f"{theirs / one.dense_ns:.3f}x, now {one.plan_ns / one.dense_ns:.3f}x at {one.workload}"
+        for one, theirs in zip(plan.workloads, alone.latency_ns, strict=True)
+        if theirs and one.dense_ns and one.plan_ns
+    ]
+    taken = f"; on these it would take {', '.join(times)}" if times else ""
+    found.append(
+        f"that plan loses {alone.loss:.4f}; {alone.uneven:,} of its dims have no equal parts here, {alone.unsound:,} "
+        f"have slow ones{taken}"
+    )
+    return found
+
+
+def _split(plan: "Plan") -> list[str]:
+    return [f"{'' if at else 'split':<13}{told}" for at, told in enumerate(split(plan))]
 
 
 def _cache(plan: "Plan") -> list[str]:

@@ -16,6 +16,7 @@ from gac.cli.options import (
     known_or_config,
     output_option,
     passes_option,
+    tensor_parallel_option,
     workloads_option,
 )
 from gac.cli.verb import Answer, Verb
@@ -51,6 +52,7 @@ def _number(_ctx: click.Context, _option: click.Parameter, value: float | None) 
 @workloads_option("What the models run")
 @forms_option("A form that the models' weights may take. Repeatable.")
 @click.option("--fuse", is_flag=True, help="Also measure what the models run if q/k/v, and gate/up, share one GEMM.")
+@tensor_parallel_option("Measure the parts that each GPU has of the models' weights where these are split over so many")
 @decode_kernel_option("triton: also GEMMs of one row in Triton, of workloads that have one row.")
 @click.option(
     "--sweep",
@@ -185,15 +187,16 @@ def _model_points(
     forms: Sequence[str],
     fuse: bool,
     decode_kernel: str,
+    tensor_parallel: int,
 ) -> Iterator["Point"]:
     from gac.profiling.sweeps.coverage import decode_kernel_points, fused_points, model_points
     from gac.workloads import Workload
 
     parsed = [Workload.parse(text) for text in workloads]
     for config in map(known_or_config, models):
-        points = model_points(config, parsed, dtype, forms, schemes)
+        points = model_points(config, parsed, dtype, forms, schemes, tensor_parallel)
         if fuse:
-            points += fused_points(config, parsed, dtype, forms, schemes)
+            points += fused_points(config, parsed, dtype, forms, schemes, tensor_parallel)
         yield from points
         if decode_kernel == "triton":
             yield from decode_kernel_points(points)
