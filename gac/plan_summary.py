@@ -10,7 +10,7 @@ from gac.forms import form_named
 from gac.schemes import DEFAULT_SCHEME
 
 if TYPE_CHECKING:
-    from gac.plan import Limit, Plan, WorkloadLatency
+    from gac.plan import Limit, OneGpu, Plan, WorkloadLatency
 
 _REFITTED = {"none": "", "residual": "; refitted layer by layer", "update": "; second factors refitted (SVD-LLM)"}
 _NAMES = {
@@ -184,31 +184,29 @@ def split(plan: "Plan") -> list[str]:
     if plan.gpus == 1:
         return []
     each = plan.on_each_gpu
-    held = f"{each[PARAMS]:,} parameters, {each[BYTES]:,} bytes and {each[KV_NUMBERS]:,} KV numbers a token"
     found = [
-        f"over {plan.gpus} GPUs: {held} of the targeted weights on each; fractions, limits and counts are of all "
-        "together, latencies of each GPU with its collectives"
+        f"over {plan.gpus} GPUs, each with {each[PARAMS]:,} parameters, {each[BYTES]:,} bytes and "
+        f"{each[KV_NUMBERS]:,} KV numbers a token",
+        "latencies are those of a GPU's parts and of its collectives; all else is of all GPUs together",
     ]
-    if (alone := plan.one_gpu) is None:
-        return found
+    return found if plan.one_gpu is None else [*found, *_beside_one_gpu(plan, plan.one_gpu)]
+
+
+def _beside_one_gpu(plan: "Plan", alone: "OneGpu") -> Iterator[str]:
     shares = Counter[str]()
     for one in plan.weights:
         shares[form_named(one.form).kind] += one.weight.params
-    forms = sorted({*shares, *alone.forms})
-    whole = plan.budget.total
+    forms, whole = sorted({*shares, *alone.forms}), plan.budget.total
     moved = ", ".join(f"{form} {alone.forms.get(form, 0) / whole:.1%} -> {shares[form] / whole:.1%}" for form in forms)
-    found.append(f"than for one GPU {alone.otherwise:,} weights are otherwise, by share of the parameters: {moved}")
-    times = [
-        f"{theirs / one.dense_ns:.3f}x, now {one.plan_ns / one.dense_ns:.3f}x at {one.workload}"
-        for one, theirs in zip(plan.workloads, alone.latency_ns, strict=True)
-        if theirs and one.dense_ns and one.plan_ns
-    ]
-    taken = f"; on these it would take {', '.join(times)}" if times else ""
-    found.append(
-        f"that plan loses {alone.loss:.4f}; {alone.uneven:,} of its dims have no equal parts here, {alone.unsound:,} "
-        f"have slow ones{taken}"
+    yield f"{alone.otherwise:,} weights are otherwise than for one GPU; of the parameters: {moved}"
+    yield (
+        f"for one GPU: loss +{alone.loss:.4f}; here {alone.uneven:,} of its dims have no equal parts, and "
+        f"{alone.unsound:,} slow ones"
     )
-    return found
+    for run, theirs in zip(plan.workloads, alone.latency_ns, strict=True):
+        if theirs and run.dense_ns and run.plan_ns:
+            times = f"{theirs / run.dense_ns:.3f}x of dense, this one {run.plan_ns / run.dense_ns:.3f}x"
+            yield f"{run.workload}: it would take {times}"
 
 
 def _split(plan: "Plan") -> list[str]:

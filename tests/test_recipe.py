@@ -69,7 +69,10 @@ def test_numbers_of_numpy_are_numbers() -> None:
         ({"fuse": "sometimes"}, "deployment.fuse='sometimes'; expected True, False or 'auto'"),
         ({"decode_kernel": "cuda"}, "deployment.decode_kernel='cuda'; expected torch or triton"),
         ({"tensor_parallel": 0}, "deployment.tensor_parallel=0; expected a number of GPUs, 1 or more"),
-        ({"tensor_parallel": 2, "rule": "uniform"}, "rule='uniform'; expected loss, with tensor_parallel=2: other rules"),
+        (
+            {"tensor_parallel": 2, "rule": "uniform"},
+            "rule='uniform'; expected loss, with tensor_parallel=2: other rules",
+        ),
         ({"refit": "residul"}, "refit='residul'; expected one of none, residual, update. Did you mean 'residual'?"),
         ({"metod": "svd"}, "the option 'metod'; expected one of budget, method"),
     ],

@@ -115,8 +115,8 @@ def profile(
     """
     passes = 2 * passes if aa else passes
     if collectives:
-        _check_alone(models, sweeps, schemes, gpus, runs)
-        return _collectives(runs["workloads"], dtype, output, passes, seconds, aa, only_estimate)
+        _check_alone(models, sweeps, schemes, gpus, aa, runs)
+        return _collectives(runs["workloads"], dtype, output, passes, seconds, only_estimate)
     from gac.profiling.sweeps.profiler import estimate, profile_gpu
     from gac.profiling.timing.device import require_gpu
 
@@ -141,10 +141,17 @@ def profile(
 
 
 def _check_alone(
-    models: Sequence[str], sweeps: Sequence[str], schemes: Sequence[str], gpus: int, runs: Mapping[str, Any]
+    models: Sequence[str], sweeps: Sequence[str], schemes: Sequence[str], gpus: int, aa: bool, runs: Mapping[str, Any]
 ) -> None:
     """Refuse what says which GEMMs to time, beside collectives."""
-    named = {"--model": models, "--sweep": sweeps, "--scheme": schemes, "--gpus": gpus > 1, "--fuse": runs["fuse"]}
+    named = {
+        "--model": models,
+        "--sweep": sweeps,
+        "--scheme": schemes,
+        "--gpus": gpus > 1,
+        "--fuse": runs["fuse"],
+        "--aa": aa,
+    }
     if beside := [option for option, given in named.items() if given]:
         raise ProfileError(
             f"--collectives with {', '.join(beside)}",
@@ -159,7 +166,6 @@ def _collectives(
     output: Path | None,
     passes: int,
     seconds: float | None,
-    aa: bool,
     only_estimate: bool,
 ) -> Answer:
     from gac.profiling.sweeps.collectives import collective_points, estimate_collectives, profile_collectives
@@ -171,7 +177,7 @@ def _collectives(
     if only_estimate:
         return _estimated(estimate_collectives(points, output, passes))
     path = profile_collectives(points, output, passes, seconds)
-    return _profiled(path, gac.Profile.load(path), aa)
+    return _profiled(path, gac.Profile.load(path), aa=False)
 
 
 def _estimated(ahead: "Estimate") -> Answer:

@@ -132,6 +132,8 @@ def _counts(site: Site) -> Iterator[tuple[str, int]]:
             yield f"weight that writes queries, keys and values together ({name})", 1
         elif "in" in (weight.neurons, weight.values) and not weight.writes:
             yield f"weight that does not write to the residual stream ({name})", 1
+        elif weight.cached and weight.heads and not weight.groups:
+            yield f"attention that computes with all heads at once ({name})", 1
         elif weight.cached and weight.heads:
             yield _KEYS, weight.heads
         elif weight.values == "in" and weight.heads:

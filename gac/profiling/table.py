@@ -145,8 +145,7 @@ class Profile(Shown):
         asked = np.asarray(dims)
         if asked.size and asked.dtype.kind not in "iu":
             raise ProfileError(f"dims {dims!r}", "integers, one or several", "Round them, or name other dims.")
-        smooth = operator in OPERATORS.names and OPERATORS.get(operator).smooth
-        between = interpolate_smooth if smooth else interpolate
+        between = interpolate_smooth if _is_smooth(operator) else interpolate
         return between(self.rows_of(operator, fixed, axis, dtype), asked.astype(np.int64))
 
     def modelled(self, operator: str, fixed: Mapping[str, int], axis: str, dims: Ints, dtype: str = "bf16") -> Ints:
@@ -176,9 +175,12 @@ class Profile(Shown):
 
     @checked
     def sweeps(self, least: Count = 8) -> tuple[Sweep, ...]:
-        """Every operator, dtype, cache and axis along which at least ``least`` dims were measured, in a fixed order."""
+        """Every operator, dtype, cache and axis along which at least ``least`` dims were measured, in a fixed order.
+
+        Smooth operators are left out: they have no cliffs.
+        """
         found = []
-        for operator, dtype, cache in sorted(self._measured):
+        for operator, dtype, cache in sorted(one for one in self._measured if not _is_smooth(one[0])):
             axes, _, sizes = self._measured[operator, dtype, cache]
             for column, axis in enumerate(axes):
                 others = axes[:column] + axes[column + 1 :]
@@ -246,6 +248,10 @@ class Profile(Shown):
         launches = tuple(map(known.launches_of, known.launched[rows].tolist()))
         ns, spread = known.median_ns[rows], known.spread_ns[rows]
         return Sweep(operator, dtype, cache, axis, tuple(fixed.items()), dims, ns, spread, launches)
+
+
+def _is_smooth(operator: str) -> bool:
+    return operator in OPERATORS.names and OPERATORS.get(operator).smooth
 
 
 def _change(timings: Sequence[float]) -> float:
