@@ -104,7 +104,11 @@ def test_every_gpu_has_equal_sound_parts_and_the_plan_says_what_else_one_gpu_wou
     said = [line.strip() for line in plan.summary().splitlines()]
     each = plan.budget.used // GPUS
     assert any(line.startswith(f"split        over 4 GPUs, each with {each:,} parameters") for line in said)
-    assert f"decode:1@1024: it would take {plan.one_gpu.latency_ns[0] / run.dense_ns:.3f}x of dense, " in plan.summary()
+    assert plan.one_gpu.latency_ns == (None,)  # k_proj's rank of 72 would be 18 on each
+    assert (
+        f"decode:1@1024: it would take what the table does not know, this one takes {run.plan_ns / run.dense_ns:.3f}x"
+        in said
+    )
 
 
 def test_such_a_plan_is_kept_and_read_and_a_false_one_refused(plan: Plan, tmp_path: Path) -> None:
