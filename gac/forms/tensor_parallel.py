@@ -141,7 +141,7 @@ def _counts(site: Site) -> Iterator[tuple[str, int]]:
         elif weight.neurons:
             side = weight.out_features if weight.neurons == "out" else weight.in_features
             yield "neurons of an MLP", side // weight.blocks
-        else:
+        elif not weight.scores:  # queries have the heads that the weight behind them reads
             out = weight.split == "out"
             yield f"{'outputs' if out else 'inputs'} of {name}", weight.out_features if out else weight.in_features
 

@@ -137,7 +137,7 @@ def test_a_table_without_collectives_is_refused_with_the_command_that_measures_t
     [
         (
             {"tensor_parallel": 3},
-            "tensor_parallel=3 for a model with 4,096 outputs of q_proj; expected a number of",
+            "tensor_parallel=3 for a model with 8 key-value heads; expected a number of GPUs",
         ),
         (
             {"forms": ("grouped",), "latency": "any"},

@@ -137,7 +137,7 @@ def _size(model: Any, name: str, cuts: Any) -> tuple[int, int]:
         (
             "llama-3-8b",
             3,
-            "tensor_parallel=3 for a model with 4,096 outputs of q_proj; expected a number of GPUs that divides ",
+            "tensor_parallel=3 for a model with 8 key-value heads; expected a number of GPUs that divides them",
         ),
         ("llama-3-8b", 64, "tensor_parallel=64 for a model with 8 key-value heads; expected a number of GPUs that "),
     ],
