@@ -1,9 +1,9 @@
 """Products with weights of few bits on a GPU, in the kernels that were fastest (``docs/results-kernels.md``).
 
-One row is multiplied as the words are read; up to 128 rows in tiles, whose numbers are made in registers and multiplied
-as whole ones, so that scales come after sums in float32; for more rows a kernel writes the weight in 16 bits, and a
-GEMM multiplies it. Products and what is written are operators, so that compiled code and CUDA graphs hold them. Triton
-is imported when the first of them runs.
+Up to 128 rows are multiplied on tensor cores by numbers that are made in registers: as whole ones, so that scales come
+after sums in float32. One row takes one launch. For more rows a kernel writes the weight in 16 bits, and a GEMM
+multiplies it. Products and what is written are operators, so that compiled code and CUDA graphs hold them. Triton is
+imported when the first of them runs.
 """
 
 from collections.abc import Mapping
@@ -26,17 +26,18 @@ _ARRANGED = 1024
 
 @dataclass(frozen=True)
 class Vector:
-    """How one row is multiplied.
+    """How a program multiplies one row.
 
     Attributes:
-        rows: of the weight, of a program.
-        numbers: of each row that a program loads in a step.
+        outputs: rows of the weight.
+        warps: every one takes all outputs, and columns of its own.
+        numbers: columns of a warp in a step, one group at most.
     """
 
-    rows: int
-    numbers: int
+    outputs: int
     warps: int
-    stages: int = 2
+    numbers: int = 128
+    stages: int = 4
 
 
 @dataclass(frozen=True)
@@ -61,9 +62,13 @@ class Order:
         across = min(4, units)
         return Order(pairs, across, min(4, units // across))
 
+    @property
+    def options(self) -> dict[str, int]:
+        return {"PAIRS": self.pairs, "ACROSS": self.across, "DEEP": self.deep}
 
-_VECTORS = {8: Vector(4, 2048, 2), 4: Vector(16, 2048, 4), 3: Vector(4, 2048, 2), 2: Vector(8, 4096, 4)}
-"""By bits; one row of others is multiplied in tiles."""
+
+_VECTORS = {8: Vector(32, 4), 4: Vector(32, 4), 3: Vector(32, 4), 2: Vector(32, 4)}
+"""By bits."""
 _MATRICES = {16: Tile(16, 128, 128, 4, 4), 32: Tile(32, 128, 128, 4, 4), MOST_ROWS: Tile(64, 128, 128, 4, 3)}
 """By the most rows."""
 _IN_8_BITS = {16: Tile(16, 64, 128, 4, 4)}
@@ -113,6 +118,11 @@ class Packed:
         return self.words, self.scale, self.words if self.zeros is None else self.zeros
 
     @property
+    def has_base(self) -> bool:
+        """Whether products leave the base in numbers: sums of whole rows would be too large beside what is left."""
+        return self.bits < 8 and self.group > 0
+
+    @property
     def options(self) -> dict[str, Any]:
         groups = 0 if self.group == 0 else self.scale.shape[1]
         return {"size": self.columns, "width": self.words.shape[1], "groups": groups} | {
@@ -134,17 +144,17 @@ def written(weight: Packed, dtype: torch.dtype) -> Tensor:
 
 def vector(x: Tensor, weight: Packed, how: Vector | None = None) -> Tensor:
     """One row x ``(1, columns)``: one launch."""
-    from .few_bits_kernels import MAGIC
-    from .few_bits_kernels import vector as kernel
+    from .few_bits_vector import vector as kernel
 
     how = how or _VECTORS[weight.bits]
+    numbers = min(how.numbers, weight.group or how.numbers)
+    order = Order.of(numbers, weight.bits)
     out = x.new_empty(1, weight.rows)
-    of_a_word = 32 if weight.bits == 3 else 32 // weight.bits
-    units = min(how.numbers, max(1 << (weight.columns - 1).bit_length(), weight.group)) // of_a_word
     with launching_on(x):
-        kernel[(ceil_div(weight.rows, how.rows),)](
-            _aligned(x).view(torch.int64), *weight.read, out, weight.rows, MAGIC,
-            **weight.options, ROWS=how.rows, UNITS=units, STAGES=how.stages, num_warps=how.warps,
+        kernel[(ceil_div(weight.rows, how.outputs),)](
+            x, *weight.read, out, weight.rows, _MAGIC[x.dtype],
+            **weight.options, **order.options, BASE=weight.has_base,
+            OUTPUTS=how.outputs, NUMBERS=numbers, SLICES=how.warps, STAGES=how.stages, num_warps=how.warps,
         )  # fmt: skip
     return out
 
@@ -167,7 +177,7 @@ def matrix(x: Tensor, weight: Packed, how: Tile | None = None) -> Tensor:
         kernel[(ceil_div(weight.rows, how.outputs), len(given) // how.rows, sharing.split)](
             given, inputs, *weight.read, out, sharing.sums, sharing.counters,
             len(x), weight.rows, _MAGIC[x.dtype],
-            **weight.options, ACROSS=order.across, DEEP=order.deep,
+            **weight.options, **order.options, BASE=weight.has_base,
             ROWS=how.rows, OUTPUTS=how.outputs, NUMBERS=how.numbers, SPLIT=sharing.split,
             STAGES=how.stages, num_warps=how.warps,
         )  # fmt: skip
@@ -199,8 +209,8 @@ def arranged(x: Tensor, tile: Tile, order: Order, counters: Tensor) -> tuple[Ten
     with launching_on(x):
         arrange[(height, ceil_div(out.shape[1], _ARRANGED))](
             x, out, sums, counters, len(counters), rows, columns, out.shape[1],
-            PAIRS=order.pairs, ACROSS=order.across, DEEP=order.deep, STEP=tile.numbers,
-            AT_ONCE=_ARRANGED, MOST=1 << (len(counters) - 1).bit_length(), num_warps=4,
+            **order.options, STEP=tile.numbers, AT_ONCE=_ARRANGED, MOST=1 << (len(counters) - 1).bit_length(),
+            num_warps=4,
         )  # fmt: skip
     return out, sums
 
@@ -219,18 +229,13 @@ def unpacked(weight: Packed, dtype: torch.dtype) -> Tensor:
     return out
 
 
-def _aligned(x: Tensor) -> Tensor:
-    """Four numbers are read at a time."""
-    return x if x.storage_offset() % 4 == 0 else x.clone()
-
-
 def _linear(x: Tensor, *operands: Any) -> Tensor:
     weight = Packed(*operands)
     given = x.reshape(-1, weight.columns).contiguous()
     if len(given) > MOST_ROWS:
         y = functional.linear(given, unpacked(weight, x.dtype))
     else:
-        y = vector(given, weight) if len(given) == 1 and weight.bits in _VECTORS else matrix(given, weight)
+        y = vector(given, weight) if len(given) == 1 else matrix(given, weight)
     return y.view(*x.shape[:-1], weight.rows)
 
 

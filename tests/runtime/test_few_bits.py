@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import gac.runtime.storage
 from gac.runtime import few_bits, gpu, kernel_limits
-from gac.runtime.few_bits import Packed
+from gac.runtime.few_bits import Packed, Vector
 from gac.runtime.packed import PackedIntegers
 from gac.runtime.stored import STORAGES, StoredLinear, without_kernels
 from gac.runtime.tiles import Tile
@@ -86,6 +86,16 @@ def test_tiles_may_have_other_sizes(name: str, how: Tile) -> None:
     storage, held = weight(name, 40, 320)
     x = torch.randn(33, 320, generator=torch.Generator().manual_seed(0)).half().to(DEVICE)
     found = few_bits.matrix(x, read(storage, held, 320), how)
+    expected = x.double() @ storage.values(held, 40, 320, torch.float32).double().T
+    assert float((found - expected).norm() / expected.norm()) < 1e-3
+
+
+@pytest.mark.parametrize("how", [Vector(16, 2, 64, 2), Vector(64, 8)])
+@pytest.mark.parametrize("name", SCHEMES)
+def test_programs_of_one_row_may_have_other_sizes(name: str, how: Vector) -> None:
+    storage, held = weight(name, 40, 320)
+    x = torch.randn(1, 320, generator=torch.Generator().manual_seed(0)).half().to(DEVICE)
+    found = few_bits.vector(x, read(storage, held, 320), how)
     expected = x.double() @ storage.values(held, 40, 320, torch.float32).double().T
     assert float((found - expected).norm() / expected.norm()) < 1e-3
 

@@ -23,7 +23,9 @@ from tests.benchmarks.kernels.candidates import (
 )
 
 VECTORS = (
-    Vector(4, 2048, 2), Vector(8, 2048, 4), Vector(8, 4096, 4), Vector(16, 2048, 4), Vector(2, 4096, 2),
+    Vector(16, 4), Vector(16, 4, stages=6), Vector(16, 8), Vector(16, 8, stages=3), Vector(32, 2, stages=6),
+    Vector(32, 4), Vector(32, 4, stages=3), Vector(32, 8), Vector(32, 8, stages=3), Vector(64, 4, stages=3),
+    Vector(64, 8, stages=3),
 )  # fmt: skip
 OF_FEW_BITS = {
     16: (
