@@ -298,9 +298,10 @@ class Plan(Shown, Record):
     def alignment(self) -> dict[str, int]:
         """How many chosen dims (of weights that are not dense) are multiples of 64, 32, 16, 8, or none.
 
-        Of heads and blocks their features count.
+        Of heads and blocks their features count; where weights are split, what each GPU has.
         """
-        steps, dims = ("64", "32", "16", "8"), [weight.length for weight in self.weights if weight.form != "dense"]
+        changed = [one for one in self.weights if one.form != "dense"]
+        steps, dims = ("64", "32", "16", "8"), [one.length_on(self.gpus) for one in changed]
         kinds = [next((step for step in steps if dim % int(step) == 0), "unaligned") for dim in dims]
         return {kind: kinds.count(kind) for kind in (*steps, "unaligned")}
 

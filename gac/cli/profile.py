@@ -169,10 +169,8 @@ def _collectives(
     only_estimate: bool,
 ) -> Answer:
     from gac.profiling.sweeps.collectives import collective_points, estimate_collectives, profile_collectives
-    from gac.profiling.timing.device import require_gpu
     from gac.workloads import Workload
 
-    require_gpu()
     points = collective_points(processes(), [Workload.parse(text) for text in workloads], dtype)
     if only_estimate:
         return _estimated(estimate_collectives(points, output, passes))

@@ -96,6 +96,7 @@ def test_every_gpu_has_equal_sound_parts_and_the_plan_says_what_else_one_gpu_wou
         assert one.divides(GPUS)
         divided = GPUS if one.form == "narrow" or (one.form, one.weight.split) == ("low_rank", "out") else 1
         assert one.form == "dense" or one.dim % (8 * divided) == 0
+    assert plan.aligned_fraction == 1
     (run,) = plan.workloads
     assert run.unknown == 0
     assert run.plan_ns <= run.dense_ns
