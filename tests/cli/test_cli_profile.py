@@ -63,6 +63,7 @@ DECODE = [Workload.parse("decode:4@64")]
         ("--model smollm2", model_points("smollm2")),
         ("--model smollm2 --workload decode:4@64 --dtype fp16", model_points("smollm2", DECODE, "fp16")),
         ("--model smollm2 --fuse", (*model_points("smollm2"), *fused_points("smollm2"))),
+        ("--model smollm2 --tensor-parallel 3", model_points("smollm2", gpus=3)),
         ("--model smollm2 --form head_dim", model_points("smollm2", forms=("head_dim",))),
         ("--sweep general --dtype fp16", general_points("fp16", (8, 0))),
         ("--model smollm2 --scheme w4a16:64 --scheme fp8", model_points("smollm2", schemes=("w4a16:64", "fp8"))),
@@ -132,6 +133,10 @@ def test_a_and_b_are_twice_the_passes(profiler: Profiler, tmp_path: Path) -> Non
         (
             ("--collectives",),
             "Error: collectives of 1 process on 1 host; expected several processes on one host, each ",
+        ),
+        (
+            ("--model", "smollm2", "--tensor-parallel", "2"),
+            "Error: tensor_parallel=2 for a model with 3 key-value heads; expected a number of GPUs that divides",
         ),
         (("--scheme", "w5a16"), "Error: scheme 'w5a16' is unknown; expected one of bf16, fp8, "),
     ],

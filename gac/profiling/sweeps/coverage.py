@@ -188,9 +188,11 @@ def _dims(form: Form, weight: Weight, dims_of: Callable[[int], tuple[int, ...]],
         return ()
     if form.pieces:
         return tuple(range(1, form.full(weight)))
-    parts = gpus if moves_parts(form, weight, gpus) else 1
-    dims = (parts * dim for dim in dims_of(form.largest_useful(weight) // parts))
-    return tuple(dim for dim in dims if dim % form.step == 0)
+    parts, largest = gpus if moves_parts(form, weight, gpus) else 1, form.largest_useful(weight)
+    dims = {parts * dim for dim in dims_of(largest // parts)}
+    if len(form.gemms(weight, 1, 1)) > 1:  # what one GEMM writes in parts another one reads whole
+        dims |= {dim for dim in dims_of(largest) if dim % parts == 0}
+    return tuple(dim for dim in sorted(dims) if dim % form.step == 0)
 
 
 def _fused(
