@@ -12,6 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from gac.allocation.crosscheck import check_installed, verified
 from gac.allocation.frontier import Frontier, check_asked, check_profiled
 from gac.allocation.frontier import frontier as whole_range
+from gac.allocation.one_gpu import beside_one_gpu
 from gac.allocation.rules import RULES
 from gac.arguments import Count, checked
 from gac.checkpoint.attach import PlannedModel, attach_plan, check_class, planned
@@ -88,7 +89,7 @@ def allocate(
             iterable of strings; ``gac.Documents(texts, windows=16, length=512)`` says how they are packed), ``seed``,
             ``shots``, ``bos``, ``forms``, ``schemes``, ``align``, ``rotate``, ``head``, ``profile`` (or a loaded
             table), ``workloads``, ``fuse``, ``decode_kernel``, ``memory``, ``kv_cache``, ``latency`` (one fraction for
-            every workload, or by workload), ``refit``, ``rule``.
+            every workload, or by workload), ``refit``, ``rule``, ``tensor_parallel``.
 
     Returns:
         The plan, proved optimal over its candidates (or with the gap that is left, or that a rule gave away, in its
@@ -104,7 +105,7 @@ def allocate(
     problem = measure_problem(model, asked, tokenizer, check=check, progress=progress)
 
     def decided() -> Plan:
-        decision = RULES.get(asked.recipe.rule).decide(problem)
+        decision = beside_one_gpu(problem, RULES.get(asked.recipe.rule).decide(problem))
         return verified(decision) if verify else decision.plan
 
     return this_run().once(decided)

@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import gcd
 
 from gac.costs import BYTES, COSTS
 from gac.errors import PlanError
 from gac.forms import check_choice, form_named
+from gac.forms.tensor_parallel import divides, moved_axes, split_gemms
 from gac.models.sites import Site, Weight
 from gac.schemes import DEFAULT_SCHEME, scheme_named
 
@@ -54,6 +56,19 @@ class WeightChoice:
         """What alignment is judged by: the dim, or the features of as many heads or blocks."""
         form = form_named(self.form)
         return form.size(self.weight, self.dim) if form.pieces else self.dim
+
+    def length_on(self, gpus: int) -> int:
+        """That of what one of so many GPUs has of it, as far as alignment goes."""
+        if gpus == 1:
+            return self.length
+        form = form_named(self.form)
+        parts = split_gemms(form, self.weight, self.dim, 1, gpus)
+        moved = zip(parts, moved_axes(form, self.weight), strict=False)  # there are none of what is skipped
+        return gcd(self.length, *(gemm.axes[axis] for gemm, axis in moved if axis is not None))
+
+    def divides(self, gpus: int) -> bool:
+        """Whether so many GPUs have an equal part each."""
+        return divides(form_named(self.form), self.weight, self.dim, scheme_named(self.scheme), gpus)
 
     @property
     def aligned(self) -> bool:

@@ -224,6 +224,7 @@ def _settled(config: Any, recipe: Recipe, table: Profile) -> tuple[Sequence[Site
         config: the model's, or the shapes of a known one.
     """
     family, sites = config.model_type, family_of(config).sites(config)
+    _check_divided(config, recipe.deployment.tensor_parallel)
     method = METHODS.get(recipe.measure.method)
     check_forms_fit(sites, recipe.space.forms, family)
     refit = refit_named(recipe.refit, recipe.rule, method, recipe.space.forms, sites, family)
@@ -232,6 +233,20 @@ def _settled(config: Any, recipe: Recipe, table: Profile) -> tuple[Sequence[Site
     recipe = settled(replace(recipe, refit=refit), planned, table)
     check_reachable(planned, recipe, table)
     return planned, recipe
+
+
+def _check_divided(config: Any, gpus: int) -> None:
+    """Refuse what would run whole on every GPU.
+
+    Raises:
+        ModelError: transformers does not say how the architecture is divided.
+    """
+    if gpus > 1 and not getattr(config, "base_model_tp_plan", True):
+        raise ModelError(
+            f"tensor_parallel={gpus} for a {config.model_type}, which transformers does not divide",
+            "an architecture with a base_model_tp_plan in transformers",
+            "Plan for one GPU (tensor_parallel=1).",
+        )
 
 
 def _with_rotation(recipe: Recipe, model: "PreTrainedModel") -> Recipe:

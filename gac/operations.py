@@ -8,7 +8,7 @@ class Operation:
     """One timed shape of an operator.
 
     ``linear`` has axes m, k, n: ``x[m, k] @ W[n, k].T``. ``low_rank`` has axes m, k, r, n:
-    ``x[m, k] -> r -> n``, two GEMMs. m is the number of rows (tokens).
+    ``x[m, k] -> r -> n``, two GEMMs. m is the number of rows (tokens). Collectives have axes gpus, m, n.
     """
 
     operator: str
@@ -27,3 +27,13 @@ def linear(m: int, k: int, n: int) -> Operation:
 def batched_gemm(b: int, m: int, k: int, n: int) -> Operation:
     """``x[b, m, k] @ W[b, n, k].T`` for every b."""
     return Operation("batched_gemm", (("b", b), ("m", m), ("k", k), ("n", n)))
+
+
+def all_reduce(gpus: int, m: int, n: int) -> Operation:
+    """``x[m, n]`` of every GPU becomes their sum, on each of them."""
+    return Operation("all_reduce", (("gpus", gpus), ("m", m), ("n", n)))
+
+
+def all_gather(gpus: int, m: int, n: int) -> Operation:
+    """The columns ``x[m, n / gpus]`` of every GPU become one ``x[m, n]``, on each of them."""
+    return Operation("all_gather", (("gpus", gpus), ("m", m), ("n", n)))

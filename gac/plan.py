@@ -7,10 +7,12 @@ from typing import Literal
 
 from gac.arguments import checked
 from gac.choices import REMEDY, Candidate, SiteChoice, WeightChoice, check, check_candidate, check_site, counted
-from gac.costs import BYTES, COSTS, KV_NUMBERS, ns_of
+from gac.costs import BYTES, COSTS, KV_NUMBERS, PARAMS, ns_of
 from gac.display import Shown
 from gac.errors import PlanError
 from gac.evidence import UNMEASURED, Calibration, CalibrationPart, Healed, Measured, ProfileUsed, RoundedHead
+from gac.forms import form_named
+from gac.forms.tensor_parallel import split_matrices
 from gac.io import Record
 from gac.plan_summary import summary
 from gac.recipe import Recipe
@@ -26,6 +28,7 @@ __all__ = [
     "Healed",
     "Limit",
     "Measured",
+    "OneGpu",
     "Plan",
     "PlanComparison",
     "Prediction",
@@ -147,6 +150,28 @@ class Speed:
     certificate: Certificate
 
 
+@dataclass(frozen=True)
+class OneGpu:
+    """What the same curves and limits give for one GPU, beside a plan for several; by how it differs.
+
+    Attributes:
+        loss: predicted, nats a token.
+        forms: dense parameters of the weights that take each form there.
+        otherwise: weights that become something else there.
+        uneven: weights whose dims there cannot be divided over the GPUs in equal parts.
+        unsound: weights whose dims can, into parts of which the table shows that they are slow.
+        latency_ns: what that plan takes on the GPUs, one a workload, with zeros filled in where dims are uneven; None
+            where the table lacks it, or where that cannot be done.
+    """
+
+    loss: float
+    forms: dict[str, int]
+    otherwise: int
+    uneven: int
+    unsound: int
+    latency_ns: tuple[int | None, ...]
+
+
 @dataclass(frozen=True, repr=False)
 class Plan(Shown, Record):
     """One candidate for every site, and everything needed to judge and to apply the choice.
@@ -156,6 +181,8 @@ class Plan(Shown, Record):
         limits: what is limited, the parameters first.
         certificate: of the least loss; it has one multiplier a limit, in the same order.
         speed: what was given for speed; None where the plan is the choice of least loss.
+        one_gpu: of a plan for several GPUs, what would be chosen for one; None where that was not made, or where no
+            choice for one GPU keeps the limits.
         healed: how the model that carries the plan was trained since, in order; empty of a plan that was just made.
     """
 
@@ -169,6 +196,7 @@ class Plan(Shown, Record):
     certificate: Certificate
     sites: tuple[SiteChoice, ...]
     speed: Speed | None = None
+    one_gpu: OneGpu | None = None
     healed: tuple[Healed, ...] = ()
     _error = PlanError
 
@@ -239,6 +267,24 @@ class Plan(Shown, Record):
         return counted(self.weights, KV_NUMBERS)
 
     @property
+    def gpus(self) -> int:
+        """Over how many GPUs every weight is split."""
+        return self.recipe.deployment.tensor_parallel
+
+    @property
+    def on_each_gpu(self) -> dict[str, int]:
+        """What one of the GPUs holds of the targeted weights and of the KV cache of a token, by cost column.
+
+        Scales of rows whose columns are divided are on every GPU: bytes may be a little more than an equal part.
+        """
+        parts = [(one, split_matrices(form_named(one.form), one.weight, one.dim, self.gpus)) for one in self.weights]
+        return {
+            PARAMS: sum(rows * columns for _, matrices in parts for rows, columns in matrices),
+            BYTES: sum(scheme_named(one.scheme).bytes(*shape) for one, matrices in parts for shape in matrices),
+            KV_NUMBERS: sum(counted([one], KV_NUMBERS)[0] // one.weight.parts(self.gpus) for one in self.weights),
+        }
+
+    @property
     def weights(self) -> tuple[WeightChoice, ...]:
         """Every weight's choice, in model order."""
         return tuple(weight for site in self.sites for weight in site.weights)
@@ -252,9 +298,10 @@ class Plan(Shown, Record):
     def alignment(self) -> dict[str, int]:
         """How many chosen dims (of weights that are not dense) are multiples of 64, 32, 16, 8, or none.
 
-        Of heads and blocks their features count.
+        Of heads and blocks their features count; where weights are split, what each GPU has.
         """
-        steps, dims = ("64", "32", "16", "8"), [weight.length for weight in self.weights if weight.form != "dense"]
+        changed = [one for one in self.weights if one.form != "dense"]
+        steps, dims = ("64", "32", "16", "8"), [one.length_on(self.gpus) for one in changed]
         kinds = [next((step for step in steps if dim % int(step) == 0), "unaligned") for dim in dims]
         return {kind: kinds.count(kind) for kind in (*steps, "unaligned")}
 
@@ -351,6 +398,19 @@ def _check_counts(plan: Plan) -> None:
     check(as_asked, f"plan limits {asked}", f"{recipe}, as its recipe says")
     for limit in plan.limits:
         _check_limit(plan, limit)
+    _check_split(plan)
+
+
+def _check_split(plan: Plan) -> None:
+    """Every GPU has an equal part of every weight, and what is said of one GPU is said beside several."""
+    for one in plan.weights if plan.gpus > 1 else ():
+        given = f"plan for {plan.gpus} GPUs has {one.name} as {one.form} {one.dim} in {one.scheme}"
+        check(one.divides(plan.gpus), given, "what they divide into equal parts")
+    if (alone := plan.one_gpu) is None:
+        return
+    counts = (*alone.forms.values(), alone.otherwise, alone.uneven, alone.unsound, *filter(None, alone.latency_ns))
+    held = min(counts) >= 0 and len(alone.latency_ns) == len(plan.workloads) and plan.gpus > 1
+    check(held, f"plan for {plan.gpus} GPUs states {alone} of one", "counts, and a latency a workload, beside several")
 
 
 def _check_head(plan: Plan) -> None:

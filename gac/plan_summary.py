@@ -5,11 +5,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from shlex import join
 from typing import TYPE_CHECKING, Any
 
-from gac.costs import BYTES, KV_NUMBERS
+from gac.costs import BYTES, KV_NUMBERS, PARAMS
+from gac.forms import form_named
 from gac.schemes import DEFAULT_SCHEME
 
 if TYPE_CHECKING:
-    from gac.plan import Limit, Plan, WorkloadLatency
+    from gac.plan import Limit, OneGpu, Plan, WorkloadLatency
 
 _REFITTED = {"none": "", "residual": "; refitted layer by layer", "update": "; second factors refitted (SVD-LLM)"}
 _NAMES = {
@@ -41,6 +42,7 @@ def summary(plan: "Plan") -> str:
         *([f"             {told}"] if (told := modelled(plan)) else []),
         *([f"speed        {told}"] if (told := speed(plan)) else []),
         *_cache(plan),
+        *_split(plan),
         f"profile      {measured.profile.gpu}, {measured.profile.digest[:12]}; {measured.profile.note}",
         *_evidence(plan),
     ]
@@ -175,6 +177,40 @@ def _allowed(limit: "Limit") -> str:
 
 def _taken(limit: "Limit", unit: str) -> str:
     return f"{limit.used:,} of {limit.total:,} {unit}: {limit.kept:.4f} kept, {_allowed(limit)}"
+
+
+def split(plan: "Plan") -> list[str]:
+    """What each of several GPUs holds, and what was chosen otherwise than for one and why; nothing for one GPU."""
+    if plan.gpus == 1:
+        return []
+    each = plan.on_each_gpu
+    found = [
+        f"over {plan.gpus} GPUs, each with {each[PARAMS]:,} parameters, {each[BYTES]:,} bytes and "
+        f"{each[KV_NUMBERS]:,} KV numbers a token",
+        "latencies are those of a GPU's parts and of its collectives; all else is of all GPUs together",
+    ]
+    return found if plan.one_gpu is None else [*found, *_beside_one_gpu(plan, plan.one_gpu)]
+
+
+def _beside_one_gpu(plan: "Plan", alone: "OneGpu") -> Iterator[str]:
+    shares = Counter[str]()
+    for one in plan.weights:
+        shares[form_named(one.form).kind] += one.weight.params
+    forms, whole = sorted({*shares, *alone.forms}), plan.budget.total
+    moved = ", ".join(f"{form} {alone.forms.get(form, 0) / whole:.1%} -> {shares[form] / whole:.1%}" for form in forms)
+    yield f"{alone.otherwise:,} weights are otherwise than for one GPU; of the parameters: {moved}"
+    yield (
+        f"for one GPU: loss +{alone.loss:.4f}; here {alone.uneven:,} of its dims have no equal parts, and "
+        f"{alone.unsound:,} slow ones"
+    )
+    for run, theirs in zip(plan.workloads, alone.latency_ns, strict=True):
+        if run.dense_ns and run.plan_ns:
+            ratio = f"{theirs / run.dense_ns:.3f}x of dense" if theirs else "what the table does not know"
+            yield f"{run.workload}: it would take {ratio}, this one takes {run.plan_ns / run.dense_ns:.3f}x"
+
+
+def _split(plan: "Plan") -> list[str]:
+    return [f"{'' if at else 'split':<13}{told}" for at, told in enumerate(split(plan))]
 
 
 def _cache(plan: "Plan") -> list[str]:

@@ -169,7 +169,9 @@ class Deployment:
             longer than the kernel. Where such a workload is asked for, the profile has to hold its shapes
             (``gac profile --model ... --decode-kernel triton``). The dense model that latencies are fractions of runs
             as it is.
-        tensor_parallel: over how many GPUs every weight is split; only 1 is possible as yet.
+        tensor_parallel: over how many GPUs of a host every weight is split (tensor parallelism). Latencies are then
+            those of each GPU's part and of the collectives, which the profile has to hold (``gac profile
+            --collectives`` under torchrun), and every dim divides into parts that are sound. For the rule ``loss``.
     """
 
     profile: str | None = None
@@ -188,9 +190,8 @@ class Deployment:
         _check(
             self.decode_kernel in ("torch", "triton"), "deployment.decode_kernel", self.decode_kernel, "torch or triton"
         )
-        only = _is_whole(self.tensor_parallel) and self.tensor_parallel == 1
-        given = "deployment.tensor_parallel", self.tensor_parallel
-        _check(only, *given, "1: a plan is for one GPU as yet", "Leave it out.")
+        several = _is_whole(self.tensor_parallel) and self.tensor_parallel >= 1
+        _check(several, "deployment.tensor_parallel", self.tensor_parallel, "a number of GPUs, 1 or more")
 
     @property
     def triton(self) -> bool:
@@ -316,6 +317,9 @@ class Recipe(Record):
         if self.slack is not None:
             object.__setattr__(self, "slack", float(self.slack))
         _check(isinstance(self.rule, str), "rule", self.rule, "the name of a rule")
+        split = self.deployment.tensor_parallel > 1
+        expected = f"loss, with tensor_parallel={self.deployment.tensor_parallel}: other rules divide no dims"
+        _check(not split or self.rule == "loss", "rule", self.rule, expected, "Leave one of the two out.")
         for name in self.limits.latency or ():
             expected = f"one of the plan's workloads ({', '.join(self.deployment.workloads) or 'none'})"
             remedy = "Add it to the workloads, or drop the limit."

@@ -68,7 +68,11 @@ def test_numbers_of_numpy_are_numbers() -> None:
         ({"workloads": ["chat"]}, "workload 'chat'; expected prefill:BxS or decode:B@C"),
         ({"fuse": "sometimes"}, "deployment.fuse='sometimes'; expected True, False or 'auto'"),
         ({"decode_kernel": "cuda"}, "deployment.decode_kernel='cuda'; expected torch or triton"),
-        ({"tensor_parallel": 2}, "deployment.tensor_parallel=2; expected 1: a plan is for one GPU as yet"),
+        ({"tensor_parallel": 0}, "deployment.tensor_parallel=0; expected a number of GPUs, 1 or more"),
+        (
+            {"tensor_parallel": 2, "rule": "uniform"},
+            "rule='uniform'; expected loss, with tensor_parallel=2: other rules",
+        ),
         ({"refit": "residul"}, "refit='residul'; expected one of none, residual, update. Did you mean 'residual'?"),
         ({"metod": "svd"}, "the option 'metod'; expected one of budget, method"),
     ],

@@ -8,13 +8,15 @@ import numpy as np
 
 from gac.allocation.candidate_set import CandidateSet
 from gac.allocation.candidates import dense_candidate
-from gac.allocation.dims import full_dim, that_run
+from gac.allocation.dims import check_forms_divide, full_dim, that_run
 from gac.allocation.knapsack import Group, Solution
 from gac.allocation.latencies import Timing
 from gac.allocation.problem import LOSS, Instance, Problem, allowed, as_knapsack, floored, total
+from gac.allocation.split_latencies import check_collectives, timing_of
 from gac.costs import ns_of
 from gac.errors import ProfileError
 from gac.forms import form_named
+from gac.forms.tensor_parallel import check_splits
 from gac.models.sites import Site
 from gac.plan import (
     SCHEMA,
@@ -61,11 +63,18 @@ def settled(recipe: Recipe, sites: Sequence[Site], profile: Profile) -> Recipe:
     where it knows what all dense weights take in it, of those that can be stored so.
 
     Raises:
-        ProfileError: a latency is limited that the profile has of 16-bit numbers and lacks of a scheme.
+        GacError: the GPUs do not divide every weight, see ``gac.forms.tensor_parallel.check_splits``, or no dim of a
+            form.
+        ProfileError: a latency is limited that the profile has of 16-bit numbers and lacks of a scheme; or it lacks
+            the collectives of a split model, and not every latency is allowed.
     """
     exact, limits, run = recipe.rule == "loss", recipe.limits, recipe.deployment
+    check_splits(sites, run.tensor_parallel)
+    check_forms_divide(sites, recipe.space, run.tensor_parallel)
+    if limits.latency != {}:
+        check_collectives(profile, run, sites)
     latency, slack = limits.latency, recipe.slack
-    timing = Timing(profile, run.parsed)
+    timing = replace(timing_of(profile, run), triton=False)
     known = {
         name: [one for one, ns in zip(run.workloads, _dense_ns(sites, timing, name), strict=True) if ns is not None]
         for name in dict.fromkeys((DEFAULT_SCHEME, *recipe.space.schemes))
@@ -91,7 +100,7 @@ def _dense_ns(sites: Sequence[Site], timing: Timing, scheme: str) -> tuple[int |
     stored, whole = scheme_named(scheme), form_named("dense")
 
     def runs(site: Site) -> bool:
-        return all(len(that_run(whole, stored, [weight], full_dim(weight))) for weight in site.weights)
+        return all(len(that_run(whole, stored, [weight], full_dim(weight), timing.gpus)) for weight in site.weights)
 
     dense = [dense_candidate(site, timing, stored) for site in sites if runs(site)]
     return tuple(total(dense, ns_of(workload)) for workload in timing.workloads)

@@ -11,6 +11,7 @@ from gac.allocation.dims import first_dim
 from gac.allocation.knapsack import Group, knapsack
 from gac.allocation.latencies import UNKNOWN, Timing
 from gac.allocation.problem import dense_total, floored, name_of
+from gac.allocation.split_latencies import timing_of
 from gac.arrays import Floats, Ints
 from gac.costs import BYTES, COSTS, KV_NUMBERS, PARAMS
 from gac.curves import LossCurve, LossCurves
@@ -19,7 +20,7 @@ from gac.forms import FORMS, form_named, variants_of
 from gac.models.sites import Site, Weight
 from gac.profiling.table import Profile
 from gac.recipe import Recipe, Space
-from gac.schemes import scheme_named
+from gac.schemes import DEFAULT_SCHEME, scheme_named
 
 T = TypeVar("T")
 
@@ -61,7 +62,7 @@ def _smallest(sites: Sequence[Site], recipe: Recipe, profile: Profile, column: s
     anything = [name for name in space.schemes if scheme_named(name).needs is None]
     if column != BYTES and anything:  # then any of these tells
         space = replace(space, schemes=(anything[0],))
-    timing = Timing(profile, recipe.deployment.parsed, recipe.deployment.triton)
+    timing = timing_of(profile, recipe.deployment)
 
     def smallest(site: Site) -> int:
         return int(candidates(site, _flat(site, space), space, timing, (column,)).cost(column).min())
@@ -82,7 +83,7 @@ def _nameless(weight: Weight) -> Weight:
 
 def _check_latency(sites: Sequence[Site], recipe: Recipe, profile: Profile) -> None:
     """Whether some choice keeps the limits of latency and of parameters together."""
-    timing = Timing(profile, recipe.deployment.parsed, recipe.deployment.triton)
+    timing = timing_of(profile, recipe.deployment)
     dense = [dense_candidate(site, replace(timing, triton=False)) for site in sites]
     columns = [column for column in recipe.fractions if column not in COSTS]
     limits = {column: floored(recipe.fractions[column], dense_total(dense, column)) for column in columns}
@@ -111,8 +112,9 @@ def _matching(site: Site, recipe: Recipe, timing: Timing, columns: Sequence[str]
 
 def _check_decode_kernel(sites: Sequence[Site], recipe: Recipe, profile: Profile) -> None:
     single = tuple(workload for workload in recipe.deployment.parsed if workload.rows == 1)
+    timing = replace(timing_of(profile, recipe.deployment), workloads=single)
     for site in sites:
-        rows = dense_candidate(site, Timing(profile, single, triton=True))
+        rows = dense_candidate(site, timing)
         for workload, ns in zip(single, rows.latency[0].tolist(), strict=True):
             if ns == UNKNOWN:
                 raise ProfileError(
@@ -125,11 +127,13 @@ def _check_decode_kernel(sites: Sequence[Site], recipe: Recipe, profile: Profile
 def _check_cache(sites: Sequence[Site], recipe: Recipe, total: int) -> None:
     """Whatever the profile says of the forms' dims."""
     forms, align, fraction = recipe.space.forms, recipe.space.align, recipe.fractions[KV_NUMBERS]
-    dense = form_named("dense")
-    smallest = 0
+    dense, plain = form_named("dense"), scheme_named(DEFAULT_SCHEME)
+    smallest, gpus = 0, recipe.deployment.tensor_parallel
     for weight in (weight for site in sites for weight in site.weights):
-        taken = [form_named(name) for name in forms if form_named(name).takes(weight)]
-        smallest += min([dense.cached(weight, 1), *(form.cached(weight, first_dim(form, align)) for form in taken)])
+        taken = variants_of(map(form_named, forms), weight)
+        firsts = [(form, first_dim(form, weight, plain, align, gpus)) for form in taken if form.takes(weight)]
+        cached = (form.cached(weight, dim) for form, dim in firsts if dim is not None)
+        smallest += min([dense.cached(weight, 1), *cached])
     if smallest > floored(fraction, total):
         raise BudgetError(
             f"a KV-cache limit of {fraction:g}",

@@ -1,6 +1,7 @@
 """The frontier: for the whole range of budgets at once, the choice that loses least, each with its own proof."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -8,9 +9,10 @@ from gac.allocation.candidate_set import CandidateSet
 from gac.allocation.candidates import dense_candidate
 from gac.allocation.frontier_record import SCHEMA, Frontier, FrontierPoint, SiteOptions, sums
 from gac.allocation.knapsack import Group, Solution, knapsack
-from gac.allocation.latencies import UNKNOWN, Timing
+from gac.allocation.latencies import UNKNOWN
 from gac.allocation.pareto import front
 from gac.allocation.problem import Problem, dense_total, floored, name_of
+from gac.allocation.split_latencies import check_collectives, timing_of
 from gac.costs import BYTES, COUNTED, PARAMS, column_of, ns_of
 from gac.errors import BudgetError, GacError
 from gac.models.sites import Site
@@ -93,10 +95,11 @@ def check_profiled(sites: Sequence[Site], profile: Profile, recipe: Recipe, limi
     """Refuse a frontier over a latency that the profile does not know for the dense sites.
 
     Raises:
-        ProfileError: names the first site that lacks it.
+        ProfileError: names the first site that lacks it, or the collectives of a split model.
     """
     if limit not in COUNTED:
-        timing = Timing(profile, recipe.deployment.parsed)
+        check_collectives(profile, recipe.deployment, sites)
+        timing = replace(timing_of(profile, recipe.deployment), triton=False)
         dense_total([dense_candidate(site, timing) for site in sites], ns_of(limit))
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -9,6 +10,7 @@ from numpy.typing import NDArray
 
 from gac.arrays import Ints
 from gac.forms import Form
+from gac.forms.tensor_parallel import split_fused
 from gac.models.sites import Weight
 from gac.operations import Operation, linear
 from gac.profiling.cliffs import operator_period, sound_dims
@@ -22,10 +24,12 @@ T = TypeVar("T")
 
 UNKNOWN = -1
 _OUT = "n"
-_LOADED = 16  # Triton reads rows that are multiples of as many numbers 16 bytes at a time, and others one by one
 BF16 = scheme_named(DEFAULT_SCHEME)
 DTYPE = BF16.dtype
 """What latencies are looked up in where nothing else is said."""
+
+LOADED = 16
+"""Triton reads rows that are multiples of as many numbers 16 bytes at a time, and others one by one."""
 
 MEASURED, INTERPOLATED, MODELLED = 0, 1, 2
 """How a latency was obtained; the larger, the less directly."""
@@ -39,11 +43,13 @@ class Timing:
     """Where latencies come from: a profile (or None: all unknown), and the workloads.
 
     ``triton``: GEMMs of one row run in Triton, see ``gac.runtime.decode_kernel``; those of weights in a storage do not.
+    ``gpus``: over how many every weight is split; ``gac.allocation.split_latencies`` has the latencies of several.
     """
 
     profile: Profile | None
     workloads: tuple[Workload, ...]
     triton: bool = False
+    gpus: int = 1
     _known: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False)
 
     def once(self, key: Hashable, weight: Weight, look_up: Callable[[], T]) -> T:
@@ -91,25 +97,26 @@ class Timing:
         axis = "k" if after else form.axis(weight)
         assert axis is not None
         sizes = dims if after else _each(form.size, weight, dims)
-        sound: NDArray[np.bool_] = sizes % (_LOADED if self.triton and scheme.storage is None else 1) == 0
+        sound: NDArray[np.bool_] = sizes % (LOADED if self.triton and scheme.storage is None else 1) == 0
         for rows in [workload.rows for workload in self.workloads] or [1]:
-            operation = self._run(_after(form, weight, 1, rows) if after else form.operation(weight, 1, rows), scheme)
-            operator, fixed = operation.operator, [_fixed(operation, axis)]
+            operation = self.run_as(_after(form, weight, 1, rows) if after else form.operation(weight, 1, rows), scheme)
+            operator, fixed = operation.operator, [fixed_of(operation, axis)]
             dtype = scheme.dtype if self.profile.measured_in(operator, scheme.dtype) else DTYPE
             sound &= sound_dims(self.profile, operator, fixed, axis, sizes, dtype)
             sound &= sizes % operator_period(self.profile, operator, DTYPE) == 0
         nothing: NDArray[np.bool_] = sizes == 0
         return sound | nothing
 
-    def _run(self, operation: Operation, scheme: Scheme) -> Operation:
+    def run_as(self, operation: Operation, scheme: Scheme) -> Operation:
+        """What runs instead of this operation of 16-bit weights."""
         return scheme.operation(with_decode_kernel(operation, scheme.dtype) if self.triton else operation)
 
     def _for_all(self, sizes: Ints) -> Ints:
         return np.repeat(sizes[:, None], len(self.workloads), axis=1)
 
     def _features(self, form: Form, weight: Weight, dims: Ints) -> tuple[Ints, Ints]:
-        """Of its first GEMM, ``(dims, workloads)``: where it runs apart, and where it is part of the shared one."""
-        features = self._for_all(_each(form.fused, weight, dims))
+        """Of its first GEMM on a GPU, ``(dims, workloads)``: where it runs apart, and where in the shared one."""
+        features = self._for_all(_each(partial(split_fused, form, gpus=self.gpus), weight, dims))
         apart = features >= np.array([apart_from(workload.rows) for workload in self.workloads], dtype=np.int64)
         return np.where(apart, features, 0), np.where(apart, 0, features)
 
@@ -122,7 +129,7 @@ class Timing:
         if self.profile is None or len(sizes) == 0:
             return latency, how
         for column, workload in enumerate(self.workloads):
-            operation = self._run(operation_at(workload.rows), scheme)
+            operation = self.run_as(operation_at(workload.rows), scheme)
             if axis is not None:
                 runs = sizes[:, column] > 0
                 latency[~runs, column] = 0
@@ -142,7 +149,7 @@ def look_up(profile: Profile, operation: Operation, axis: str, dims: Ints, dtype
 
     What is measured or interpolated wins over what is modelled.
     """
-    fixed = _fixed(operation, axis)
+    fixed = fixed_of(operation, axis)
     ns, measured = profile.latency(operation.operator, fixed, axis, dims, dtype)
     how = np.where(measured, MEASURED, INTERPOLATED)
     if (lacking := ns == UNKNOWN).any():
@@ -167,5 +174,6 @@ def _after(form: Form, weight: Weight, dim: int, rows: int) -> Operation:
     return operation
 
 
-def _fixed(operation: Operation, axis: str) -> dict[str, int]:
+def fixed_of(operation: Operation, axis: str) -> dict[str, int]:
+    """The sizes of the other axes."""
     return {name: size for name, size in operation.shape if name != axis}

@@ -53,7 +53,8 @@ class Making:
         """One weight's own choices."""
         weight, dense, options = self.site.weights[at], form_named("dense"), []
         for scheme in self.schemes:
-            lost, dims = self.curves.of(dense, weight, scheme.name), that_run(dense, scheme, [weight], full_dim(weight))
+            lost = self.curves.of(dense, weight, scheme.name)
+            dims = that_run(dense, scheme, [weight], full_dim(weight), self.timing.gpus)
             options.append(options_of(self.site, at, dense, scheme, dims, lost, self.timing))
             for form in (form for form in self.forms if form.takes(weight)):
                 if not form.inside and not form.shortens(weight):

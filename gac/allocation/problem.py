@@ -13,6 +13,7 @@ from gac.allocation.candidate_set import CandidateSet
 from gac.allocation.candidates import candidates, dense_candidate
 from gac.allocation.knapsack import Group, Solution, knapsack
 from gac.allocation.latencies import UNKNOWN, Timing
+from gac.allocation.split_latencies import timing_of
 from gac.arrays import Floats
 from gac.costs import BYTES, KV_NUMBERS, PARAMS, ns_of
 from gac.curves import LossCurves
@@ -119,7 +120,7 @@ class Problem:
     @property
     def timing(self) -> Timing:
         """Where latencies come from, as for the candidates."""
-        return Timing(self.profile, self.workloads, self.recipe.deployment.triton)
+        return timing_of(self.profile, self.recipe.deployment)
 
     @cached_property
     def dense(self) -> list[CandidateSet]:

@@ -217,7 +217,8 @@ def _of_shapes(
 
     library = CurveLibrary.load()
     note(f"{name} with random weights; planned with {library}")
-    planner = planner_of_shapes(name, workloads, profile, layers, library, schemes)
+    gpus = ranks.size if ranks else 1
+    planner = planner_of_shapes(name, workloads, profile, layers, library, schemes, gpus)
     lists = _in_schemes(planner, budget, workloads, schemes) if schemes else _in_dims(planner, budget, workloads)
     if compiled:
         lists = {one: [*found, *compiled_versions(planner, found)] for one, found in lists.items()}

@@ -15,6 +15,7 @@ from gac.cli.options import (
     forms_option,
     refuse_given,
     table_option,
+    tensor_parallel_option,
     workloads_option,
 )
 from gac.cli.verb import note
@@ -116,6 +117,7 @@ _MEASURED = (
         "triton: decode one sequence with a Triton kernel (in CUDA graphs or compiled code), and plan for it. The "
         "profile has to hold those shapes."
     ),
+    tensor_parallel_option("Over how many GPUs of a host every weight is split, and plan for it"),
     click.option(
         "--refit",
         type=click.Choice(("residual", "update", "none")),

@@ -105,6 +105,12 @@ def decode_kernel_option(what: str) -> Callable[[T], T]:
     return click.option("--decode-kernel", type=kernels, default="torch", show_default=True, help=what)
 
 
+def tensor_parallel_option(what: str) -> Callable[[T], T]:
+    """``--tensor-parallel``; ``what`` says in the help what it does."""
+    number = click.IntRange(min=1)
+    return click.option("--tensor-parallel", type=number, default=1, show_default=True, metavar="N", help=f"{what}.")
+
+
 def bos_option(what: str) -> Callable[[T], T]:
     """``--bos`` and ``--no-bos``; ``what`` says in the help which windows begin with it."""
     return click.option("--bos/--no-bos", default=None, help=what)

@@ -1,7 +1,7 @@
 """Commands that measure this machine's GPU, and list what was measured."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,13 +16,16 @@ from gac.cli.options import (
     known_or_config,
     output_option,
     passes_option,
+    tensor_parallel_option,
     workloads_option,
 )
 from gac.cli.verb import Answer, Verb
+from gac.distributed.launch import processes
 from gac.errors import GacError, ProfileError, did_you_mean
 
 if TYPE_CHECKING:
     from gac.profiling.records import Point
+    from gac.profiling.sweeps.profiler import Estimate
     from gac.profiling.table import Profile
 
 GENERAL = "general"
@@ -49,6 +52,7 @@ def _number(_ctx: click.Context, _option: click.Parameter, value: float | None) 
 @workloads_option("What the models run")
 @forms_option("A form that the models' weights may take. Repeatable.")
 @click.option("--fuse", is_flag=True, help="Also measure what the models run if q/k/v, and gate/up, share one GEMM.")
+@tensor_parallel_option("Measure the parts that each GPU has of the models' weights where these are split over so many")
 @decode_kernel_option("triton: also GEMMs of one row in Triton, of workloads that have one row.")
 @click.option(
     "--sweep",
@@ -66,6 +70,19 @@ def _number(_ctx: click.Context, _option: click.Parameter, value: float | None) 
     help="Measure the GEMMs of models and of the general sweep in this scheme too: w4a16, fp8, ... Repeatable.",
 )
 @passes_option
+@click.option(
+    "--gpus",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Measure with so many GPUs of this host at once, into one table. They have to be alike.",
+)
+@click.option(
+    "--collectives",
+    is_flag=True,
+    help="Measure all-reduces, all-gathers and reduce-scatters of as many GPUs as torchrun has started processes.",
+)
 @click.option("--aa", is_flag=True, help="Time every shape as A and as B, and say how often they seem to differ.")
 @click.option(
     "--seconds",
@@ -81,6 +98,8 @@ def profile(
     dtype: str,
     schemes: Sequence[str],
     passes: int,
+    gpus: int,
+    collectives: bool,
     aa: bool,
     seconds: float | None,
     only_estimate: bool,
@@ -91,10 +110,21 @@ def profile(
 
     Without --model and --sweep: a general sweep over every operator, along the dims that compression changes. A
     second run on the same file goes on where the first one stopped.
+
+    Collectives: torchrun --nproc-per-node 2 -m gac profile --collectives, once for each number of GPUs.
     """
+    passes = 2 * passes if aa else passes
+    if collectives:
+        _check_alone(models, sweeps, schemes, gpus, aa, runs)
+        return _collectives(runs["workloads"], dtype, output, passes, seconds, only_estimate)
     from gac.profiling.sweeps.profiler import estimate, profile_gpu
     from gac.profiling.timing.device import require_gpu
 
+    if processes() > 1:
+        given = f"gac profile in {processes()} processes"
+        raise ProfileError(
+            given, "one process, or --collectives", "Start it without torchrun; --gpus takes several GPUs."
+        )
     named = sweeps or (() if models else (GENERAL,))
     _check_sweeps(named)
     if schemes and not models and GENERAL not in named:
@@ -104,13 +134,53 @@ def profile(
     require_gpu()
     swept = (point for name in named for point in _sweep_points(name, dtype, schemes))
     points = tuple(dict.fromkeys((*of_models, *swept)))
-    passes = 2 * passes if aa else passes
     if only_estimate:
-        ahead = estimate(points, output, passes)
-        document = {"path": str(ahead.path), "shapes": ahead.shapes, "timings": ahead.remaining}
-        return Answer(document | {"seconds": round(ahead.seconds, 1)}, lambda: [str(ahead)])
-    path = profile_gpu(points, output, passes, seconds)
+        return _estimated(estimate(points, output, passes, gpus=gpus))
+    path = profile_gpu(points, output, passes, seconds, gpus)
     return _profiled(path, gac.Profile.load(path), aa)
+
+
+def _check_alone(
+    models: Sequence[str], sweeps: Sequence[str], schemes: Sequence[str], gpus: int, aa: bool, runs: Mapping[str, Any]
+) -> None:
+    """Refuse what says which GEMMs to time, beside collectives."""
+    named = {
+        "--model": models,
+        "--sweep": sweeps,
+        "--scheme": schemes,
+        "--gpus": gpus > 1,
+        "--fuse": runs["fuse"],
+        "--aa": aa,
+    }
+    if beside := [option for option, given in named.items() if given]:
+        raise ProfileError(
+            f"--collectives with {', '.join(beside)}",
+            "collectives by themselves: of any model, by rows and columns",
+            "Run gac profile twice on the same file, once with --collectives.",
+        )
+
+
+def _collectives(
+    workloads: Sequence[str],
+    dtype: str,
+    output: Path | None,
+    passes: int,
+    seconds: float | None,
+    only_estimate: bool,
+) -> Answer:
+    from gac.profiling.sweeps.collectives import collective_points, estimate_collectives, profile_collectives
+    from gac.workloads import Workload
+
+    points = collective_points(processes(), [Workload.parse(text) for text in workloads], dtype)
+    if only_estimate:
+        return _estimated(estimate_collectives(points, output, passes))
+    path = profile_collectives(points, output, passes, seconds)
+    return _profiled(path, gac.Profile.load(path), aa=False)
+
+
+def _estimated(ahead: "Estimate") -> Answer:
+    document = {"path": str(ahead.path), "shapes": ahead.shapes, "timings": ahead.remaining}
+    return Answer(document | {"seconds": round(ahead.seconds, 1)}, lambda: [str(ahead)])
 
 
 def _model_points(
@@ -121,15 +191,16 @@ def _model_points(
     forms: Sequence[str],
     fuse: bool,
     decode_kernel: str,
+    tensor_parallel: int,
 ) -> Iterator["Point"]:
     from gac.profiling.sweeps.coverage import decode_kernel_points, fused_points, model_points
     from gac.workloads import Workload
 
     parsed = [Workload.parse(text) for text in workloads]
     for config in map(known_or_config, models):
-        points = model_points(config, parsed, dtype, forms, schemes)
+        points = model_points(config, parsed, dtype, forms, schemes, tensor_parallel)
         if fuse:
-            points += fused_points(config, parsed, dtype, forms, schemes)
+            points += fused_points(config, parsed, dtype, forms, schemes, tensor_parallel)
         yield from points
         if decode_kernel == "triton":
             yield from decode_kernel_points(points)

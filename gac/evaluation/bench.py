@@ -169,7 +169,7 @@ class Bench:
         found = Result(one.params, one.loss, timed, dense[False], dense[True], rest)
         own = self.fused if one.fused is True else self.dense
         dense_ns, ours = own.table_ns.get(timed.workload), one.table_ns.get(timed.workload)
-        if dense_ns is None or ours is None or one.compiled or self.split:  # what is known of one GPU
+        if dense_ns is None or ours is None or one.compiled or one.gpus != self._gpus:
             return found
         reference = Reference(dense[one.fused is True], dense_ns, rest, less)
         predicted = reference.predict(ours, shares(one.choices))

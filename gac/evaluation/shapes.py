@@ -44,6 +44,7 @@ def planner_of_shapes(
     layers: int | None = None,
     library: CurveLibrary | None = None,
     schemes: Sequence[str] = (),
+    gpus: int = 1,
 ) -> Planner:
     """What plans for these shapes are made from; curves are SmolLM2's, see ``CurveLibrary``.
 
@@ -51,6 +52,7 @@ def planner_of_shapes(
         name: in ``gac.models.shapes.SHAPES``, or shapes of one's own.
         layers: fewer than the model has.
         schemes: in which plans may round.
+        gpus: over how many weights are split.
 
     Raises:
         ModelError: the shapes are unknown, their weights have names of their own, or no price of rounding to a scheme
@@ -72,7 +74,7 @@ def planner_of_shapes(
         profile=used,
         factor=1.0,
     )
-    recipe = Recipe.of(method=library.method, workloads=map(str, workloads), refit="none")
+    recipe = Recipe.of(method=library.method, workloads=map(str, workloads), refit="none", tensor_parallel=gpus)
     return Planner(Problem(sites, curves, table, recipe, measured))
 
 

@@ -20,7 +20,7 @@ from gac.models.loading import is_checkpoint, load_model
 from gac.models.modules import swap_in
 from gac.models.sites import Site
 from gac.plan import WeightChoice
-from gac.profiling.timing.sampling import Batch
+from gac.profiling.timing.sampling import Batch, slowest
 from gac.runtime.modules import Absent
 from gac.runtime.ranks import Ranks, SplitError, started
 from gac.runtime.splitting import split
@@ -128,8 +128,7 @@ class SlowestTimer(Generic[Held]):
         """Run each once, in this order, in all processes at once; ns of each."""
         found: list[Any] = [None] * self._ranks.size
         torch.distributed.all_gather_object(found, self._timer.round(held), group=self._ranks.group)
-        ns = [max(times) for times in zip(*(one.ns for one in found), strict=True)]
-        return Batch(ns, min(one.clock_mhz for one in found), any(one.late for one in found))
+        return slowest(found)
 
 
 def ranks_of_torchrun() -> Ranks | None:

@@ -24,6 +24,7 @@ from gac.workloads import Workload
 DENSE, FUSED = "dense", "dense, fused"
 UNALIGNED = "unaligned"
 DEFAULT = "GAC, by default"
+ONE_GPU = f"{DEFAULT}, for one GPU"
 FASTEST = "GAC, parameters and latency"
 FASTEST_IN_SCHEMES = "GAC in schemes, loses no more than"
 IN_TRITON = ", decode kernel in Triton"
@@ -44,6 +45,7 @@ class Version:
         table_ns: what the latency table sums up to, by workload; None where it lacks a shape.
         compiled: whether the layers run through ``torch.compile`` with ``shape_padding``.
         triton: whether one row runs in Triton, in the decode kernel.
+        gpus: over how many the weights are split that the table's sums are of.
     """
 
     name: str
@@ -53,6 +55,7 @@ class Version:
     table_ns: Mapping[str, int | None]
     compiled: bool = False
     triton: bool = False
+    gpus: int = 1
 
     @property
     def params(self) -> int:
@@ -72,10 +75,16 @@ class Planner:
     """What versions are planned with.
 
     Attributes:
-        problem: its sites and curves are those of the model's family; its recipe has the workloads.
+        problem: its sites and curves are those of the model's family; its recipe has the workloads, and the GPUs over
+            which weights are split.
     """
 
     problem: Problem
+
+    @property
+    def gpus(self) -> int:
+        """Over how many GPUs weights are split, where nothing else is said."""
+        return self.problem.recipe.deployment.tensor_parallel
 
     def problem_of(self, budget: float, **options: Any) -> Problem:
         """The same model, with another recipe.
@@ -85,7 +94,7 @@ class Planner:
         """
         base = self.problem.recipe
         plain = {"method": base.measure.method, "workloads": base.deployment.workloads, "refit": "none"}
-        options = plain | {"fuse": False, "latency": "any", "slack": 0} | options
+        options = plain | {"fuse": False, "latency": "any", "slack": 0, "tensor_parallel": self.gpus} | options
         recipe = Recipe.of(budget, **options)
         forms, fuse = recipe.space.forms, recipe.deployment.fuse
         sites = self.problem.sites
@@ -124,33 +133,41 @@ class Planner:
     def rounded(self, plan: Plan, rounding: Rounding, fused: bool = False) -> Version:
         """A plan's dims rounded, a full one left as it is, with the loss that they then have.
 
-        Where zeros fill them up (``pad``) the loss stays the plan's.
+        Where zeros fill them up (``pad``) the loss stays the plan's. Dims that the GPUs do not divide have no latency.
         """
         problem = self.problem_of(plan.budget.asked, forms=plan.recipe.space.forms, align=False, fuse=fused)
         choices = {choice.name: _rounded(choice, rounding) for choice in plan.weights}
-        rows = []
-        for site in problem.sites:
-            ours = [choices[weight.name] for weight in site.weights]
-            rows.append(candidate_at(site, [one.form for one in ours], [one.dim for one in ours], 0.0, problem.timing))
-        table = {str(workload): total(rows, ns_of(workload)) for workload in problem.workloads}
+        gpus = self.gpus if all(one.divides(self.gpus) for one in choices.values()) else 1
+        table = _summed(problem, choices) if gpus == self.gpus else {}
         loss = plan.prediction.loss if rounding.way == "pad" else _loss(choices.values(), problem.curves)
         name = f"{rounding.way} {rounding.step}{', fused' if fused else ''}"
-        return Version(name, tuple(choices.values()), fused, loss, table)
+        return Version(name, tuple(choices.values()), fused, loss, table, gpus=gpus)
+
+
+def _summed(problem: Problem, choices: Mapping[str, WeightChoice]) -> dict[str, int | None]:
+    """What the table sums up to for these choices, by workload."""
+    rows = []
+    for site in problem.sites:
+        ours = [choices[weight.name] for weight in site.weights]
+        rows.append(candidate_at(site, [one.form for one in ours], [one.dim for one in ours], 0.0, problem.timing))
+    return {str(workload): total(rows, ns_of(workload)) for workload in problem.workloads}
 
 
 def version_of(name: str, plan: Plan) -> Version:
     """A plan as it is."""
     table, run = {workload.workload: workload.plan_ns for workload in plan.workloads}, plan.recipe.deployment
-    return Version(name, plan.weights, run.fuse is True, plan.prediction.loss, table, triton=run.triton)
+    loss = plan.prediction.loss
+    return Version(name, plan.weights, run.fuse is True, loss, table, triton=run.triton, gpus=plan.gpus)
 
 
 def versions_at(planner: Planner, budget: float) -> list[Version]:
     """The versions at a budget that are the same for every workload.
 
     The compressor's own dims are the exact choice of ranks, of which any integer will do, without fusing. Padding to
-    64 is there with fusing too, so that what fusing wins is not counted as what alignment does.
+    64 is there with fusing too, so that what fusing wins is not counted as what alignment does. Over several GPUs a
+    compressor's dims are those for one, and GAC's plan for one is there too.
     """
-    ranks = {"forms": DEFAULT_FORMS[:1], "align": False}
+    ranks = {"forms": DEFAULT_FORMS[:1], "align": False, "tensor_parallel": 1}
     own = planner.plan(budget, **ranks)
     found = [version_of(UNALIGNED, own), version_of("uniform", planner.plan(budget, rule="uniform", **ranks))]
     found += [planner.rounded(own, Rounding("pad", step)) for step in PADS]
@@ -158,6 +175,8 @@ def versions_at(planner: Planner, budget: float) -> list[Version]:
     found += [planner.rounded(own, Rounding("nearest", step)) for step in NEAREST]
     found.append(version_of("GAC, parameters", planner.plan(budget, forms=DEFAULT_FORMS, fuse=True)))
     found.append(planner.by_default(budget))
+    if planner.gpus > 1:
+        found.append(replace(planner.by_default(budget, tensor_parallel=1), name=ONE_GPU))
     return found
 
 
@@ -223,7 +242,8 @@ def _within(problem: Problem, workload: Workload, most_loss: float, fused: bool,
     choices = [choice for site, one in zip(problem.sites, chosen, strict=True) for choice in one.choices(site.weights)]
     [ns] = summed_latency(chosen)
     name, loss = FASTEST + (IN_TRITON if triton else ""), fsum(one.loss for one in chosen)
-    return Version(name, tuple(choices), fused, loss, {str(workload): ns}, triton=triton)
+    gpus = problem.recipe.deployment.tensor_parallel
+    return Version(name, tuple(choices), fused, loss, {str(workload): ns}, triton=triton, gpus=gpus)
 
 
 def scheme_versions(planner: Planner, budget: float, schemes: Sequence[str]) -> list[Version]:

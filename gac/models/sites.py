@@ -71,6 +71,13 @@ class Weight:
         """
         return "in" if self.writes else "out"
 
+    def parts(self, gpus: int) -> int:
+        """Into how many parts that side is divided for so many GPUs: at most as many as there are key-value heads.
+
+        Where those are fewer, several GPUs have the same one, as its query heads are on several.
+        """
+        return min(gpus, self.heads) if self.cached and self.heads and not self.queries else gpus
+
     @property
     def kept(self) -> int:
         """Numbers that the KV cache keeps of a token for the dense weight."""

@@ -1,8 +1,8 @@
 """The lines of a profile file.
 
 The file is JSON Lines: the header first; then, as they are measured, the kernels, a row for every point, and a short
-line for every later pass over a row, for every time a sentinel was timed, for a row at which the GPU failed later, and
-for others who used the GPU when the file was resumed.
+line for every later pass over a row, for every time a sentinel was timed, for a row at which the GPU failed later, for
+others who used the GPU when the file was resumed, and for other GPUs that measured then.
 """
 
 from typing import Annotated
@@ -71,3 +71,10 @@ class SharedLine(Line, frozen=True, tag="shared"):
     """Who else used the GPU when the file was resumed."""
 
     shared_with: Text
+
+
+class HostLine(Line, frozen=True, tag="host"):
+    """What the header says from here on of other GPUs of the host."""
+
+    link: Text | None
+    others: tuple[Text, ...]

@@ -26,7 +26,17 @@ from msgspec.structs import astuple, replace
 from gac.arrays import Floats, Ints
 from gac.errors import ProfileError
 from gac.io import suspicion
-from gac.profiling.lines import AgainLine, HeaderLine, KernelLine, Line, LostLine, RowLine, SentinelLine, SharedLine
+from gac.profiling.lines import (
+    AgainLine,
+    HeaderLine,
+    HostLine,
+    KernelLine,
+    Line,
+    LostLine,
+    RowLine,
+    SentinelLine,
+    SharedLine,
+)
 from gac.profiling.records import SCHEMA, Header
 from gac.profiling.rows import Kind, Rows
 
@@ -34,7 +44,7 @@ _CHUNK_BYTES = 2**19
 _LONGEST_LINE = 2**20
 _SHOWN = 40
 
-_KINDS: tuple[Any, ...] = (RowLine, AgainLine, SentinelLine, KernelLine, LostLine, SharedLine, HeaderLine)
+_KINDS: tuple[Any, ...] = (RowLine, AgainLine, SentinelLine, KernelLine, LostLine, SharedLine, HostLine, HeaderLine)
 _PLACE: dict[Any, int] = {kind: place for place, kind in enumerate(_KINDS)}
 _KEYS = {kind: 1 + len(kind.__struct_fields__) - (kind is RowLine) for kind in _KINDS}  # a row's error is left out
 _ODD = (b"\\", b"\x7f", b"\t", b"\r", b" :")
@@ -247,6 +257,8 @@ class _Reader:
             self.kernel_lines += lines.tolist()
         elif kind is SharedLine:
             self.header = replace(self.header, shared_with=records[-1].shared_with)
+        elif kind is HostLine:
+            self.header = replace(self.header, link=records[-1].link, others=records[-1].others)
         elif kind is HeaderLine:
             raise malformed(f"{self.source}:{lines[0]}: a header line")
         else:

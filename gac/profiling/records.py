@@ -29,6 +29,8 @@ class Header(Struct, frozen=True, forbid_unknown_fields=True):
         shared_with: who else used the GPU when the file was begun or resumed; empty where nobody did.
         triton: the version of Triton, whose kernels multiply weights in the storage of a scheme; None where there was
             none, or where the file is from before it was kept.
+        link: how the GPUs of the host reach each other, ``NVLink`` or ``PCIe``; None where no collective was measured.
+        others: digests as ``device`` of the GPUs that measured beside it, and were found to be like it.
     """
 
     schema_version: int
@@ -53,6 +55,8 @@ class Header(Struct, frozen=True, forbid_unknown_fields=True):
     date: str
     shared_with: str
     triton: str | None = None
+    link: str | None = None
+    others: tuple[str, ...] = ()
 
     @property
     def libraries(self) -> str:
@@ -147,3 +151,12 @@ class DeviceLostError(Exception):
     def __init__(self, row: Measurement) -> None:
         super().__init__(row.error)
         self.row = row
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return DeviceLostError, (self.row,)
+
+    @property
+    def at(self) -> str:
+        """The point and why, in words."""
+        axes = " ".join(f"{axis}={size}" for axis, size in self.row.shape.items())
+        return f"{self.row.operator} {self.row.dtype} {axes}: {self.row.error}"

@@ -133,7 +133,8 @@ class Profile(Shown):
         A dim that was not measured gets the larger latency of the nearest measured dims below and above it of its
         own alignment class (the largest power of two that divides the dim, at most 64), so never across an alignment
         cliff, and only if the two are at most ``max(64, dim / 4)`` apart. The larger one, because a choice among
-        values that err both ways falls on those that err low. There is no extrapolation: what is left is -1.
+        values that err both ways falls on those that err low. There is no extrapolation: what is left is -1. Of a
+        smooth operator (a collective) it gets what lies on the line between the two nearest measured dims.
 
         Returns:
             ns int64 and measured bool, both of the shape of ``dims``.
@@ -144,7 +145,8 @@ class Profile(Shown):
         asked = np.asarray(dims)
         if asked.size and asked.dtype.kind not in "iu":
             raise ProfileError(f"dims {dims!r}", "integers, one or several", "Round them, or name other dims.")
-        return interpolate(self.rows_of(operator, fixed, axis, dtype), asked.astype(np.int64))
+        between = interpolate_smooth if _is_smooth(operator) else interpolate
+        return between(self.rows_of(operator, fixed, axis, dtype), asked.astype(np.int64))
 
     def modelled(self, operator: str, fixed: Mapping[str, int], axis: str, dims: Ints, dtype: str = "bf16") -> Ints:
         """Latency in ns, rounded up, at each of ``dims`` along ``axis``, by a model of the GPU fitted to the table.
@@ -173,9 +175,12 @@ class Profile(Shown):
 
     @checked
     def sweeps(self, least: Count = 8) -> tuple[Sweep, ...]:
-        """Every operator, dtype, cache and axis along which at least ``least`` dims were measured, in a fixed order."""
+        """Every operator, dtype, cache and axis along which at least ``least`` dims were measured, in a fixed order.
+
+        Smooth operators are left out: they have no cliffs.
+        """
         found = []
-        for operator, dtype, cache in sorted(self._measured):
+        for operator, dtype, cache in sorted(one for one in self._measured if not _is_smooth(one[0])):
             axes, _, sizes = self._measured[operator, dtype, cache]
             for column, axis in enumerate(axes):
                 others = axes[:column] + axes[column + 1 :]
@@ -245,6 +250,10 @@ class Profile(Shown):
         return Sweep(operator, dtype, cache, axis, tuple(fixed.items()), dims, ns, spread, launches)
 
 
+def _is_smooth(operator: str) -> bool:
+    return operator in OPERATORS.names and OPERATORS.get(operator).smooth
+
+
 def _change(timings: Sequence[float]) -> float:
     half = len(timings) // 2
     early, late = timings[:half], timings[-half:]
@@ -264,6 +273,14 @@ def interpolate(sweep: Sweep, dims: Ints) -> tuple[Ints, NDArray[np.bool_]]:
         ours = ~measured & (wanted == step)
         latency[ours] = _between(sweep.dims[known == step], sweep.ns[known == step], dims[ours])
     return np.ceil(latency).astype(np.int64), measured
+
+
+def interpolate_smooth(sweep: Sweep, dims: Ints) -> tuple[Ints, NDArray[np.bool_]]:
+    """``Profile.latency`` on one sweep of an operator that has no cliffs: linear in the dim between measured ones."""
+    if not len(sweep):
+        return np.full(dims.shape, -1), np.zeros(dims.shape, dtype=np.bool_)
+    latency = np.interp(dims, sweep.dims, sweep.ns, left=-1.0, right=-1.0)
+    return np.ceil(latency).astype(np.int64), np.isin(dims, sweep.dims)
 
 
 def _between(known: Ints, ns: Floats, dims: Ints) -> Floats:

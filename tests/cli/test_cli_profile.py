@@ -29,7 +29,7 @@ class Profiler:
         self.points, self.rest = set(points), rest
         return self.recorded
 
-    def estimate(self, points: Sequence[Point], *rest: Any) -> Estimate:
+    def estimate(self, points: Sequence[Point], *rest: Any, gpus: int = 1) -> Estimate:
         self.points, self.rest = set(points), rest
         return Estimate(self.recorded, len(points), 3 * len(points), 61.25, make_header())
 
@@ -47,7 +47,7 @@ def profiler(recorded: Path, monkeypatch: pytest.MonkeyPatch) -> Profiler:
 def test_without_arguments_the_gpu_is_measured_generally(profiler: Profiler) -> None:
     document = answer("profile")
     assert profiler.points == set(general_points("bf16", (8, 0)))
-    assert profiler.rest == (None, 3, None)
+    assert profiler.rest == (None, 3, None, 1)
     assert (document["path"], document["shapes"]) == (str(profiler.recorded), 129)
     shown = " ".join(run("profile").stdout.split())
     assert "129 shapes of NVIDIA Test GPU, 0 failed; 100.0% converged" in shown
@@ -63,6 +63,7 @@ DECODE = [Workload.parse("decode:4@64")]
         ("--model smollm2", model_points("smollm2")),
         ("--model smollm2 --workload decode:4@64 --dtype fp16", model_points("smollm2", DECODE, "fp16")),
         ("--model smollm2 --fuse", (*model_points("smollm2"), *fused_points("smollm2"))),
+        ("--model smollm2 --tensor-parallel 3", model_points("smollm2", gpus=3)),
         ("--model smollm2 --form head_dim", model_points("smollm2", forms=("head_dim",))),
         ("--sweep general --dtype fp16", general_points("fp16", (8, 0))),
         ("--model smollm2 --scheme w4a16:64 --scheme fp8", model_points("smollm2", schemes=("w4a16:64", "fp8"))),
@@ -75,10 +76,23 @@ def test_what_is_asked_for_is_measured(options: str, points: tuple[Point, ...], 
 
 
 def test_sweeps_and_models_add_up(profiler: Profiler) -> None:
-    options = ("--sweep", "gemm-k", "--sweep", "gemv", "--model", "smollm2", "--passes", "2", "--seconds", "9")
+    options = (
+        "--sweep",
+        "gemm-k",
+        "--sweep",
+        "gemv",
+        "--model",
+        "smollm2",
+        "--passes",
+        "2",
+        "--seconds",
+        "9",
+        "--gpus",
+        "4",
+    )
     assert run("profile", *options, "-o", profiler.recorded).exit_code == 0
     assert profiler.points == {*STUDIES.get("gemm-k").points(), *STUDIES.get("gemv").points(), *model_points("smollm2")}
-    assert profiler.rest == (profiler.recorded, 2, 9.0)
+    assert profiler.rest == (profiler.recorded, 2, 9.0, 4)
 
 
 def test_an_estimate_measures_nothing(profiler: Profiler) -> None:
@@ -96,7 +110,7 @@ def test_a_and_b_are_twice_the_passes(profiler: Profiler, tmp_path: Path) -> Non
     path.write_text(path.read_text() + again)
     profiler.recorded = path
     document = answer("profile", "--aa")
-    assert profiler.rest == (None, 6, None)
+    assert profiler.rest == (None, 6, None, 1)
     assert (document["aa"]["dims"], document["aa"]["false_cliffs"], document["aa"]["fraction"]) == (9, 8, 8 / 9)
     assert "A/A: 8 false cliffs in 9 dims" in " ".join(run("profile", "--aa").stdout.split())
 
@@ -111,6 +125,18 @@ def test_a_and_b_are_twice_the_passes(profiler: Profiler, tmp_path: Path) -> Non
         (
             ("--sweep", "gemv", "--scheme", "w4a16"),
             "Error: schemes w4a16 with sweeps gemv, whose dtypes are fixed; expected a model, or the sweep general. ",
+        ),
+        (
+            ("--collectives", "--model", "smollm2", "--gpus", "2"),
+            "Error: --collectives with --model, --gpus; expected collectives by themselves: of any model, by rows and ",
+        ),
+        (
+            ("--collectives",),
+            "Error: collectives of 1 process on 1 host; expected several processes on one host, each ",
+        ),
+        (
+            ("--model", "smollm2", "--tensor-parallel", "2"),
+            "Error: tensor_parallel=2 for a model with 3 key-value heads; expected a number of GPUs that divides",
         ),
         (("--scheme", "w5a16"), "Error: scheme 'w5a16' is unknown; expected one of bf16, fp8, "),
     ],

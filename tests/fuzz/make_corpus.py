@@ -61,6 +61,7 @@ def _profile() -> bytes:
             {"record": "sentinel", "row": 1, "median_ns": 9.5},
             {"record": "lost", "row": 2, "error": "no GPU"},
             {"record": "shared", "shared_with": "1 process"},
+            {"record": "host", "link": "NVLink", "others": ["fedcba9876543210"]},
         ]
         return content.read_bytes() + b"".join(json.dumps(line).encode() + b"\n" for line in later)
 

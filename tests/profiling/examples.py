@@ -8,7 +8,11 @@ from gac.schemes import scheme_named
 _LINEAR = {"m": 70, "k": 96, "n": 144}
 _ATTENTION = {"b": 2, "h": 6, "kv": 3, "s": 70, "t": 70, "d": 24}
 _HEADS = {"m": 70, "k": 33, "heads": 4, "low": 67, "high": 90}
+_COLLECTIVE = {"gpus": 3, "m": 70, "n": 96}
 _INT4 = {"m": 70, "k": 96, "n": 72, "group": 32}
+
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter")
+"""They take several processes: ``tests/distributed`` runs them."""
 
 EXAMPLES: Mapping[str, Mapping[str, int]] = {
     **dict.fromkeys(("linear", "linear_rowwise"), _LINEAR),
@@ -21,6 +25,7 @@ EXAMPLES: Mapping[str, Mapping[str, int]] = {
     **dict.fromkeys(("int4_linear", "int4_linear_dequantised"), _INT4),
     **{name: _ATTENTION for name in OPERATORS.names if name.startswith("sdpa")},
     "copy": {"n": 300},
+    **dict.fromkeys(COLLECTIVES, _COLLECTIVE),
 }
 
 SCHEMES = tuple(

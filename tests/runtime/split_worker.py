@@ -9,6 +9,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -157,6 +158,10 @@ def _bench() -> list[list[Any]]:
     alone = [weight_bytes(variant(whole, one.choices)) for one in (dense, fused, *versions)]
     found = list(bench.run(versions, workload))
     assert all(one.predicted_ns is None for one in found)
+    two = {"table_ns": {str(workload): 10**6}, "gpus": 2}
+    known = replace(bench, dense=replace(dense, **two), fused=replace(fused, **two))
+    predicted = [one.predicted_ns for one in known.run([replace(versions[0], **two), versions[1]], workload)]
+    assert [one is None for one in predicted] == [False, False, False, True]
     return [[one.timed.name, one.timed.latency.median_ns, size] for one, size in zip(found, alone, strict=True)]
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from gac.profiling.operators import ITEM_BYTES, numbers_of
+from gac.profiling.operators import ITEM_BYTES, OPERATORS, numbers_of
 from gac.profiling.records import Launch
 from gac.schemes import Scheme, scheme_timed_as
 
@@ -41,17 +41,21 @@ ONE_ROW = frozenset({"linear_triton", "low_rank_triton"})
 """Kernels of ours for one row."""
 
 _NATURAL: Mapping[str, str] = MappingProxyType(
-    {"low_rank": "r", "low_rank_triton": "r", "low_rank_shared": "r", "batched_gemm": "n", "copy": "n"}
+    {"low_rank": "r", "low_rank_triton": "r", "low_rank_shared": "r", "batched_gemm": "n"}
 )
 
 
 def natural_axis(operator: str) -> str:
-    """The axis that compression moves: a rank, a head_dim, or the k of a GEMM."""
+    """The axis that compression moves: a rank, a head_dim, the k of a GEMM, or the columns of a collective.
+
+    Raises:
+        ProfileError: the operator is unknown.
+    """
     if operator in SDPA:
         return "d"
     if operator.startswith("batched_gemm_"):
         return "high"
-    return _NATURAL.get(operator, "k")
+    return _NATURAL.get(operator, "k" if "k" in OPERATORS.get(operator).axes else "n")
 
 
 def is_math(operator: str) -> bool:

@@ -11,6 +11,7 @@ from gac.operations import Operation
 from gac.profiling.operators.attention import BACKENDS, Sdpa
 from gac.profiling.operators.base import ACTIVATIONS, ITEM_BYTES, Axes, Operand, Operator, numbers_of, stored_as
 from gac.profiling.operators.batched import BatchedGemm, Heads
+from gac.profiling.operators.collectives import AllGather, AllReduce, ReduceScatter
 from gac.profiling.operators.gemm import (
     Copy,
     Linear,
@@ -58,6 +59,9 @@ for _operator in (
     DequantisedInt4Linear(),
     *(Sdpa(backend, causal) for backend in BACKENDS for causal in (False, True)),
     Copy(),
+    AllReduce(),
+    AllGather(),
+    ReduceScatter(),
 ):
     OPERATORS.register(_operator)
 

@@ -73,6 +73,8 @@ class Operator:
         writes: the axes of each tensor that it writes: intermediates first, the result or the results last.
         products: the axes of each GEMM, whose sizes multiply to its multiplications; where weights can be stored in
             the order of ``linear`` or ``batched_gemm``.
+        smooth: whether its latency follows sizes alone, whatever divides them, so that it can be read off the line
+            between two measured ones.
         runner: where its ``gac.profiling.timing.runners.Runner`` is, as ``module:class``.
     """
 
@@ -83,6 +85,7 @@ class Operator:
     reads: tuple[str, ...] = ()
     writes: tuple[str, ...] = ()
     products: tuple[str, ...] = ()
+    smooth: bool = False
     runner: str
 
     def takes(self, dtype: str) -> bool:

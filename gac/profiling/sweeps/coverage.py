@@ -7,6 +7,7 @@ from typing import Any
 from gac.errors import ProfileError
 from gac.forms import DEFAULT_FORMS, Form, form_named, variants_of
 from gac.forms.planned_sites import check_forms_fit, run_together
+from gac.forms.tensor_parallel import check_splits, divides, moves_parts, split_fused, split_gemms
 from gac.models.families import family_of, text_config
 from gac.models.shapes import shapes_of
 from gac.models.sites import Site, Weight
@@ -30,6 +31,7 @@ def model_points(
     dtype: str = "bf16",
     forms: Sequence[str] = DEFAULT_FORMS,
     schemes: Sequence[str] = (),
+    gpus: int = 1,
 ) -> tuple[Point, ...]:
     """What a model's allocation looks up: every distinct weight shape at each workload's number of rows.
 
@@ -42,8 +44,10 @@ def model_points(
         dtype: ``bf16`` or ``fp16``, of weights as they are loaded.
         forms: which forms besides dense.
         schemes: in which schemes weights are measured besides.
+        gpus: over how many weights are split; of several, every GEMM of a GPU's parts is measured by itself.
 
     Raises:
+        GacError: the weights cannot be divided over so many GPUs.
         ModelError: the name is unknown, or the config's architecture is not supported.
         PlanError: a form or a scheme is unknown, or a form fits no weight of the model.
         ProfileError: there is no workload, the dtype is none of the two, or what a form or a scheme runs is not
@@ -51,13 +55,14 @@ def model_points(
     """
     sites, rows = _sites(model), _rows(workloads, dtype)
     check_forms_fit(sites, forms, text_config(shapes_of(model)).model_type)
+    check_splits(sites, gpus)
     taken = [form_named(name) for name in dict.fromkeys(("dense", *forms))]
     for form in taken:
         if not form.timed:
             raise ProfileError(f"form {form.name}", "a form whose latency is measured", "Leave it out.")
-    points = _points(_operations(sites, taken, rows, scheme_named(DEFAULT_SCHEME)), dtype)
+    points = _points(_operations(sites, taken, rows, scheme_named(DEFAULT_SCHEME), gpus), dtype)
     for scheme in measured_schemes(schemes):
-        points += _points(_operations(sites, taken, rows, scheme, few_dims), scheme.dtype)
+        points += _points(_operations(sites, taken, rows, scheme, gpus, few_dims), scheme.dtype)
     return tuple(dict.fromkeys(points))
 
 
@@ -67,6 +72,7 @@ def fused_points(
     dtype: str = "bf16",
     forms: Sequence[str] = DEFAULT_FORMS,
     schemes: Sequence[str] = (),
+    gpus: int = 1,
 ) -> tuple[Point, ...]:
     """What an allocation looks up in addition where weights that read the same input (q/k/v, gate/up) are fused.
 
@@ -77,7 +83,9 @@ def fused_points(
     distinct = {(site.kind, *((w.out_features, w.in_features) for w in site.weights)): site for site in sites}
 
     def operations(dims_of: Callable[[int], tuple[int, ...]]) -> list[Operation]:
-        return [one for site in distinct.values() for count in rows for one in _fused(site, count, forms, dims_of)]
+        return [
+            one for site in distinct.values() for count in rows for one in _fused(site, count, forms, dims_of, gpus)
+        ]
 
     points = _points(operations(spaced_dims), dtype)
     for scheme in measured_schemes(schemes):
@@ -141,6 +149,7 @@ def _operations(
     forms: Sequence[Form],
     rows: Sequence[int],
     scheme: Scheme,
+    gpus: int,
     dims_of: Callable[[int], tuple[int, ...]] | None = None,
 ) -> Iterator[Operation]:
     """What runs of these weights in a scheme, at the dims at which it has an operator for every GEMM.
@@ -150,50 +159,56 @@ def _operations(
     """
     weights = [weight for site in sites for weight in site.weights if scheme.takes(weight)]
     distinct = {replace(weight, name="", reads=None, block=None) for weight in weights}
-    shapes = _shapes(distinct, forms, dims_of or every_dim)
+    shapes = _shapes(distinct, forms, dims_of or every_dim, gpus)
     if dims_of is None and len(shapes) > _AFFORDED:
-        shapes = _shapes(distinct, forms, spaced_dims)
+        shapes = _shapes(distinct, forms, spaced_dims, gpus)
     for form, weight, dim in shapes:
-        if all(map(scheme.runs, form.gemms(weight, dim, 1))):
+        if gpus > 1 and divides(form, weight, dim, scheme, gpus):
+            yield from (scheme.operation(one) for m in rows for one in split_gemms(form, weight, dim, m, gpus))
+        elif gpus == 1 and all(map(scheme.runs, form.gemms(weight, dim, 1))):
             yield from (scheme.operation(form.operation(weight, dim, count)) for count in rows)
 
 
 def _shapes(
-    weights: Iterable[Weight], forms: Iterable[Form], dims_of: Callable[[int], tuple[int, ...]]
+    weights: Iterable[Weight], forms: Iterable[Form], dims_of: Callable[[int], tuple[int, ...]], gpus: int
 ) -> list[tuple[Form, Weight, int]]:
     """These forms of every weight, each at its full dim or at the dims to measure."""
     return [
         (form, weight, dim)
         for weight in sorted(weights, key=lambda one: (one.out_features, one.in_features))
         for form in variants_of(forms, weight)
-        for dim in _dims(form, weight, dims_of)
+        for dim in _dims(form, weight, dims_of, gpus)
     ]
 
 
-def _dims(form: Form, weight: Weight, dims_of: Callable[[int], tuple[int, ...]]) -> tuple[int, ...]:
+def _dims(form: Form, weight: Weight, dims_of: Callable[[int], tuple[int, ...]], gpus: int) -> tuple[int, ...]:
     if form.axis(weight) is None:
         return (form.full(weight),)
     if not form.takes(weight):
         return ()
     if form.pieces:
         return tuple(range(1, form.full(weight)))
-    return tuple(dim for dim in dims_of(form.largest_useful(weight)) if dim % form.step == 0)
+    parts, largest = gpus if moves_parts(form, weight, gpus) else 1, form.largest_useful(weight)
+    dims = {parts * dim for dim in dims_of(largest // parts)}
+    if len(form.gemms(weight, 1, 1)) > 1:  # what one GEMM writes in parts another one reads whole
+        dims |= {dim for dim in dims_of(largest) if dim % parts == 0}
+    return tuple(dim for dim in sorted(dims) if dim % form.step == 0)
 
 
 def _fused(
-    site: Site, rows: int, forms: Sequence[str], dims_of: Callable[[int], tuple[int, ...]]
+    site: Site, rows: int, forms: Sequence[str], dims_of: Callable[[int], tuple[int, ...]], gpus: int
 ) -> Iterator[Operation]:
     weights, dense = [site.weights[at] for at in site.fused], form_named("dense")
     if not weights:
         return
-    widest = sum(dense.fused(weight, dense.full(weight)) for weight in weights)
+    widest = sum(split_fused(dense, weight, dense.full(weight), gpus) for weight in weights)
     yield from (linear(rows, weights[0].in_features, width) for width in sorted({*dims_of(widest), widest}))
     for weight in weights:
         for form in variants_of(map(form_named, forms), weight):
             if not form.takes(weight) or form.after(weight, 1, 1) is None:
                 continue
-            after = (form.after(weight, dim, rows) for dim in dims_of(form.largest_useful(weight)))
-            yield from (operation for operation in after if operation is not None)
+            for dim in _dims(form, weight, dims_of, gpus):
+                yield from split_gemms(form, weight, dim, rows, gpus)[1:]
 
 
 def every_dim(largest: int) -> tuple[int, ...]:

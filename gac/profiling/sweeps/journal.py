@@ -10,13 +10,24 @@ import msgspec
 
 from gac.errors import GacError, ProfileError
 from gac.io import destination, sync_directory
-from gac.profiling.lines import AgainLine, HeaderLine, KernelLine, Line, LostLine, RowLine, SentinelLine, SharedLine
+from gac.profiling.lines import (
+    AgainLine,
+    HeaderLine,
+    HostLine,
+    KernelLine,
+    Line,
+    LostLine,
+    RowLine,
+    SentinelLine,
+    SharedLine,
+)
 from gac.profiling.reading import parse
 from gac.profiling.records import Header, Launch, Measurement, Point
 
 _SYNC_SECONDS = 1.0
-_INCIDENTAL = frozenset({"date", "gac_version", "shared_with"})
-_LATER = frozenset({"triton"})  # files from before do not say it
+_INCIDENTAL = frozenset({"date", "gac_version", "shared_with", "others"})
+_LATER = frozenset({"triton", "link"})  # files from before do not say it
+_NOT_ALWAYS = frozenset({"link"})  # who measures no collectives does not ask
 
 
 class Journal:
@@ -150,8 +161,17 @@ class Journal:
             self._write(HeaderLine(self._header))
             os.fsync(self._file.fileno())
             sync_directory(self.path.parent)
-        elif self._header.shared_with not in ("", found.header.shared_with):
-            self._write(SharedLine(self._header.shared_with))
+        else:
+            self._go_on(found.header)
+
+    def _go_on(self, found: Header) -> None:
+        """Say what the header of the file does not: who else uses the GPU now, and which GPUs measure beside it."""
+        here = self._header
+        if here.shared_with not in ("", found.shared_with):
+            self._write(SharedLine(here.shared_with))
+        link, others = here.link or found.link, tuple(sorted({*found.others, *here.others}))
+        if (link, others) != (found.link, found.others):
+            self._write(HostLine(link, others))
 
 
 def check_same_machine(path: Path, found: Header, here: Header) -> None:
@@ -164,7 +184,10 @@ def check_same_machine(path: Path, found: Header, here: Header) -> None:
     different = [
         f"{name} {was!r} where this machine has {now!r}"
         for name, was, now in fields
-        if was != now and name not in _INCIDENTAL and not (was is None and name in _LATER)
+        if was != now
+        and name not in _INCIDENTAL
+        and not (was is None and name in _LATER)
+        and not (now is None and name in _NOT_ALWAYS)
     ]
     if different:
         raise ProfileError(

@@ -2,7 +2,9 @@
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +14,8 @@ from gac.profiling.folders import default_path
 from gac.profiling.operators import OPERATORS
 from gac.profiling.records import Header, Measurement, Point
 from gac.profiling.sweeps.journal import check_same_machine
-from gac.profiling.sweeps.sweep import PASSES, missing, run_sweep
+from gac.profiling.sweeps.several import check_agree, one_header
+from gac.profiling.sweeps.sweep import PASSES, Measurer, missing, run_sweep
 from gac.profiling.table import Profile
 from gac.profiling.timing.device import fingerprint
 from gac.profiling.timing.sampling import BATCH, LEAST_NS
@@ -41,17 +44,27 @@ class Estimate:
         return f"{self.shapes:,} shapes, {self.remaining:,} timings to take into {self.path}: {about(self.seconds)}"
 
 
-def estimate(points: Sequence[Point], path: str | Path | None = None, passes: int = PASSES) -> Estimate:
+def estimate(
+    points: Sequence[Point],
+    path: str | Path | None = None,
+    passes: int = PASSES,
+    header: Header | None = None,
+    gpus: int = 1,
+) -> Estimate:
     """What ``profile_gpu`` with the same arguments would have to do on this GPU.
 
     A timing is twelve replays, at half the tensor cores' rate or half the memory's, and some ms for everything else.
+
+    Args:
+        header: of the GPU; None: its fingerprint is taken.
+        gpus: how many share the timings.
 
     Raises:
         ProfileError: there is no GPU, ``passes`` is below 1, or the file is malformed or of another machine.
     """
     if passes < 1:
         raise ProfileError(f"{passes} passes", "at least 1", f"Use {PASSES}, the default.")
-    header = fingerprint()
+    header = header or fingerprint()
     target = default_path(header.gpu) if path is None else Path(path)
     known: dict[Point, Measurement] = {}
     if target.is_file() and target.stat().st_size:
@@ -62,7 +75,7 @@ def estimate(points: Sequence[Point], path: str | Path | None = None, passes: in
     rate = header.sm_count * header.sm_clock_max_mhz * 1e6 * _FLOPS_PER_CYCLE
     launches = (max(LEAST_NS[one.cache] / 1e9, _launch_seconds(one, rate)) for one in todo)
     seconds = sum(_OVERHEAD_SECONDS + _REPLAYS * launch for launch in launches)
-    return Estimate(target, len(points), len(todo), seconds, header)
+    return Estimate(target, len(points), len(todo), seconds / gpus, header)
 
 
 def profile_gpu(
@@ -70,6 +83,7 @@ def profile_gpu(
     path: str | Path | None = None,
     passes: int = PASSES,
     seconds: float | None = None,
+    gpus: int = 1,
 ) -> Path:
     """Measure the local GPU at these points, or go on where an earlier run stopped.
 
@@ -79,25 +93,69 @@ def profile_gpu(
         path: the file; by default the place where this GPU's profile is looked for.
         passes: how often to time every point.
         seconds: stop after about this long; the next call goes on.
+        gpus: how many GPUs of this host measure, the first ones; each time one of those shapes that are left.
 
     Returns:
         the file's path.
 
     Raises:
-        ProfileError: there is no GPU, it failed, ``passes`` is below 1, or the file cannot be resumed here.
+        ProfileError: there are not so many GPUs, they differ, one failed, ``passes`` is below 1, or the file cannot be
+            resumed here.
     """
-    ahead = estimate(points, path, passes)
+    if gpus > 1:
+        _check_count(gpus)
+    ahead = estimate(points, path, passes, gpus=gpus)
     logger.info("%s", ahead)
-    if ahead.header.shared_with:
-        logger.warning("This GPU is not ours alone: %s. Latencies may be too high.", ahead.header.shared_with)
     if ahead.remaining:
-        from gac.profiling.timing.measure import GpuMeasurer
-
-        measurer, begun = GpuMeasurer(ahead.header), time.monotonic()
-        timed = run_sweep(points, ahead.path, measurer, ahead.header, passes, seconds)
-        left = ahead.remaining - timed
-        logger.info("%s", f"{timed:,} timings in {time.monotonic() - begun:.0f} s, {left:,} left")
+        with _measuring(points, ahead.header, gpus) as (header, (measurer, *beside)):
+            say_shared(header)
+            begun = time.monotonic()
+            timed = run_sweep(points, ahead.path, measurer, header, passes, seconds, beside=beside)
+            left = ahead.remaining - timed
+            logger.info("%s", f"{timed:,} timings in {time.monotonic() - begun:.0f} s, {left:,} left")
     return ahead.path
+
+
+def say_shared(header: Header) -> None:
+    """Warn where others use the GPU too."""
+    if header.shared_with:
+        logger.warning("This GPU is not ours alone: %s. Latencies may be too high.", header.shared_with)
+
+
+@contextmanager
+def _measuring(points: Sequence[Point], header: Header, gpus: int) -> Iterator[tuple[Header, Sequence[Measurer]]]:
+    """What measures on each GPU, and the header of all; several have a process each, and agree.
+
+    Args:
+        header: of the first GPU.
+    """
+    from gac.profiling.timing.measure import GpuMeasurer
+    from gac.profiling.timing.remote import RemoteMeasurer
+
+    if gpus == 1:
+        yield header, [GpuMeasurer(header)]
+        return
+    remote = [RemoteMeasurer(gpu) for gpu in range(gpus)]
+    try:
+        with ThreadPoolExecutor(gpus) as threads:
+            found = one_header([header, *list(threads.map(RemoteMeasurer.header, remote))[1:]])
+            list(threads.map(lambda one: one.prepare(found), remote))
+        check_agree(points, remote)
+        yield found, remote
+    finally:
+        for one in remote:
+            one.close()
+
+
+def _check_count(gpus: int) -> None:
+    import torch
+
+    if gpus > torch.cuda.device_count():
+        raise ProfileError(
+            f"{gpus} GPUs where PyTorch sees {torch.cuda.device_count()}",
+            "at most as many as there are",
+            "Give --gpus a smaller number, or look at CUDA_VISIBLE_DEVICES.",
+        )
 
 
 def summary(profile: Profile) -> str:

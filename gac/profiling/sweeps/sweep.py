@@ -1,11 +1,15 @@
 """The sweep that measures points into a file: shuffled, in interleaved passes, resumable, with checks for drift."""
 
 import random
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import replace
+from functools import partial
+from math import inf
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from gac.errors import ProfileError
 from gac.profiling.operators import OPERATORS
@@ -17,6 +21,8 @@ PASSES = 3
 SENTINEL_SECONDS = 15.0
 _SENTINELS = 3
 _BATCH = 256
+_BATCHES = 4
+"""How many batches there are for each of several measurers at least, so that none waits long for the others."""
 
 
 class Measurer(Protocol):
@@ -38,6 +44,7 @@ class Measurer(Protocol):
 
 
 Find = Callable[[Point], Measurement | None]
+T = TypeVar("T")
 
 
 def run_sweep(
@@ -48,6 +55,7 @@ def run_sweep(
     passes: int = PASSES,
     seconds: float | None = None,
     progress: bool = True,
+    beside: Sequence[Measurer] = (),
 ) -> int:
     """Time every point as often as the file does not hold it yet, and append each timing at once.
 
@@ -57,6 +65,7 @@ def run_sweep(
 
     Args:
         seconds: stop after about this long; the next run goes on.
+        beside: measure at the same time, on GPUs of their own: each point is timed by whoever is free.
 
     Returns:
         how many timings were taken.
@@ -67,24 +76,20 @@ def run_sweep(
     """
     from gac.progress import progress_bar
 
-    begun = time.monotonic()
+    until = inf if seconds is None else time.monotonic() + seconds
     with Journal(path, header) as journal:
         todo = [missing(points, journal.find, number) for number in range(passes)]
         with progress_bar("profile", "timing", sum(map(len, todo)), shown=progress) as bar:
-            run = _Run(points, journal, measurer)
+            run = _Run(points, journal, (measurer, *beside), until, bar.update)
             try:
-                for point, launches in _in_order(todo, measurer):
-                    if seconds is not None and time.monotonic() - begun >= seconds:
-                        break
-                    run.time_once(point, launches)
-                    bar.update()
+                for number, ahead in enumerate(todo):
+                    run.through(ahead, traced=number == 0)
                 if run.timed:
                     run.time_sentinels()
             except DeviceLostError as lost:
                 journal.add_failure(lost.row)
-                axes = " ".join(f"{axis}={size}" for axis, size in lost.row.shape.items())
                 raise ProfileError(
-                    f"the GPU failed at {lost.row.operator} {lost.row.dtype} {axes}: {lost.row.error}",
+                    f"the GPU failed at {lost.at}",
                     "a GPU that goes on",
                     f"Run the same command again: {path} keeps every timing, and this shape is marked and left out.",
                 ) from lost
@@ -98,55 +103,111 @@ def missing(points: Sequence[Point], find: Find, number: int) -> list[Point]:
     return [one for one in order if (row := find(one)) is None or (not row.error and len(row.passes) <= number)]
 
 
-def _in_order(todo: Sequence[list[Point]], measurer: Measurer) -> Iterator[tuple[Point, tuple[Launch, ...]]]:
-    """Every point of every pass; in the first one with its kernels, which are looked up some hundreds at a time."""
-    for start in range(0, len(todo[0]), _BATCH):
-        batch = todo[0][start : start + _BATCH]
-        yield from zip(batch, measurer.launches(batch), strict=True)
-    for later in todo[1:]:
-        yield from ((point, ()) for point in later)
+def sentinels_of(points: Sequence[Point]) -> list[Point]:
+    """Three of the points, evenly spread when they are sorted from cheap to expensive."""
+
+    def work(point: Point) -> tuple[int, int]:
+        operator, axes = OPERATORS.get(point.operation.operator), point.operation.axes
+        return operator.flops(axes), operator.bytes(axes, point.dtype)
+
+    ordered = sorted(points, key=work)
+    places = {(2 * number + 1) * len(ordered) // (2 * _SENTINELS) for number in range(_SENTINELS)}
+    return [ordered[place] for place in sorted(places)] if ordered else []
 
 
 class _Run:
     """One run of a sweep, which counts what it timed.
 
-    Three points, from cheap to expensive, are its sentinels: they are timed again and again.
+    Args:
+        until: when to stop, on the monotonic clock.
+        told: called after every timing.
     """
 
-    def __init__(self, points: Sequence[Point], journal: Journal, measurer: Measurer) -> None:
+    def __init__(
+        self,
+        points: Sequence[Point],
+        journal: Journal,
+        measurers: Sequence[Measurer],
+        until: float,
+        told: Callable[[], object],
+    ) -> None:
         self.timed = 0
-        self._journal = journal
-        self._measurer = measurer
-        self._sentinels = _spread(points)
-        self._last = time.monotonic()
+        self._journal, self._measurers = journal, measurers
+        self._until, self._told = until, told
+        self._sentinels = sentinels_of(points)
+        self._last = [time.monotonic()] * len(measurers)
+        self._alone = threading.Lock()
+        self._stopped = False
 
-    def time_once(self, point: Point, launches: tuple[Launch, ...]) -> None:
-        """Append one timing, and time the sentinels if 15 seconds have passed."""
-        self.timed += 1
-        known = self._journal.find(point)
-        if known is not None and known.error:
-            return  # it failed in this run's first pass
-        row = self._measurer.measure(point)
-        if known is None:
-            self._journal.add(replace(row, launches=launches))
-        elif row.median_ns is not None:
-            self._journal.add_again(point, row.median_ns)
-        if time.monotonic() - self._last >= SENTINEL_SECONDS:
-            self.time_sentinels()
+    def through(self, points: Sequence[Point], traced: bool) -> None:
+        """Time each of the points once.
+
+        Args:
+            traced: also look up their kernels, some hundreds at a time.
+        """
+        lanes = len(self._measurers)
+        most = _BATCH if lanes == 1 else min(_BATCH, -(-len(points) // (_BATCHES * lanes)))
+        size = max(most, 1) if traced else 1
+        batches = iter([points[start : start + size] for start in range(0, len(points), size)])
+        if lanes == 1:
+            self._lane(batches, traced, 0)
+            return
+        with ThreadPoolExecutor(lanes) as threads:
+            futures = [threads.submit(self._lane, batches, traced, lane) for lane in range(lanes)]
+            try:
+                for future in as_completed(futures):
+                    future.result()
+            finally:
+                self._stopped = not all(future.done() for future in futures)
 
     def time_sentinels(self) -> None:
-        """Time those that the file holds a number of."""
+        """Time those that the file holds a number of, with each measurer."""
+        for lane in range(len(self._measurers)):
+            self._time_sentinels(lane)
+
+    def _lane(self, batches: Iterator[Sequence[Point]], traced: bool, lane: int) -> None:
+        """Time batch after batch with one of the measurers, as long as there are any."""
+        take = partial(next, batches, ())
+        while batch := self._by_itself(take):
+            launches = self._measurers[lane].launches(batch) if traced else [()] * len(batch)
+            for point, launched in zip(batch, launches, strict=True):
+                if self._stopped or time.monotonic() >= self._until:
+                    return
+                self._time_once(point, launched, lane)
+
+    def _time_once(self, point: Point, launches: tuple[Launch, ...], lane: int) -> None:
+        """Append one timing, and time the sentinels if 15 seconds have passed."""
+        if not self._failed(point):  # in this run's first pass
+            row = self._measurers[lane].measure(point)
+            self._by_itself(partial(self._keep, row, launches))
+        self._by_itself(self._count)
+        if time.monotonic() - self._last[lane] >= SENTINEL_SECONDS:
+            self._time_sentinels(lane)
+
+    def _failed(self, point: Point) -> bool:
+        known = self._journal.find(point)
+        return known is not None and known.error is not None
+
+    def _count(self) -> None:
+        self.timed += 1
+        self._told()
+
+    def _keep(self, row: Measurement, launches: tuple[Launch, ...]) -> None:
+        if self._journal.find(row.point) is None:
+            self._journal.add(replace(row, launches=launches))
+        elif row.median_ns is not None:
+            self._journal.add_again(row.point, row.median_ns)
+
+    def _time_sentinels(self, lane: int) -> None:
         for point in self._sentinels:
             known = self._journal.find(point)
             if known is not None and known.error is None:
-                median = self._measurer.measure(point).median_ns
+                median = self._measurers[lane].measure(point).median_ns
                 if median is not None:
-                    self._journal.add_sentinel(point, median)
-        self._last = time.monotonic()
+                    self._by_itself(partial(self._journal.add_sentinel, point, median))
+        self._last[lane] = time.monotonic()
 
-
-def _spread(points: Sequence[Point]) -> list[Point]:
-    """Some of the points, evenly spread when they are sorted by their operations."""
-    ordered = sorted(points, key=lambda one: OPERATORS.get(one.operation.operator).flops(one.operation.axes))
-    places = {(2 * number + 1) * len(ordered) // (2 * _SENTINELS) for number in range(_SENTINELS)}
-    return [ordered[place] for place in sorted(places)] if ordered else []
+    def _by_itself(self, act: Callable[[], T]) -> T:
+        """One lane at a time."""
+        with self._alone:
+            return act()

@@ -5,8 +5,10 @@ import datetime
 import hashlib
 import os
 import time
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from importlib import import_module
+from itertools import permutations
 from typing import Any
 
 import torch
@@ -50,7 +52,7 @@ def fingerprint() -> Header:
         timing=METHOD,
         date=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
         triton=_triton_version(),
-        **_card(str(properties.uuid)),
+        **_card(uuid()),
     )
 
 
@@ -73,7 +75,51 @@ def require_gpu(otherwise: str | None = None) -> str:
     return torch.cuda.get_device_name()
 
 
-def _card(uuid: str) -> dict[str, Any]:
+def uuid() -> str:
+    """The serial number of the current CUDA device, as the driver knows it."""
+    properties: Any = torch.cuda.get_device_properties()
+    return str(properties.uuid)
+
+
+def link_between(uuids: Sequence[str]) -> str:
+    """How GPUs of this host reach each other: ``NVLink`` if each reaches every other so, else ``PCIe``.
+
+    Raises:
+        ProfileError: the driver does not answer.
+    """
+    import pynvml
+
+    with _driver("how the GPUs reach each other"):
+        handles = [pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{one}") for one in uuids]
+        linked = [
+            pynvml.nvmlDeviceGetP2PStatus(one, other, pynvml.NVML_P2P_CAPS_INDEX_NVLINK) == pynvml.NVML_P2P_STATUS_OK
+            for one, other in permutations(handles, 2)
+        ]
+    return "NVLink" if all(linked) else "PCIe"
+
+
+@contextmanager
+def _driver(asked: str) -> Iterator[None]:
+    """Ask the driver for something.
+
+    Raises:
+        ProfileError: it does not answer.
+    """
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        try:
+            yield
+        finally:
+            pynvml.nvmlShutdown()
+    except pynvml.NVMLError as failure:
+        raise ProfileError(
+            f"the NVIDIA driver does not answer: {failure}", asked, "Run nvidia-smi by hand."
+        ) from failure
+
+
+def _card(serial: str) -> dict[str, Any]:
     """The fields of the header that the driver reports; a laptop's driver reports no power limit.
 
     Raises:
@@ -82,28 +128,18 @@ def _card(uuid: str) -> dict[str, Any]:
     import pynvml
 
     power = None
-    try:
-        pynvml.nvmlInit()
-        try:
-            handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
-            with suppress(pynvml.NVMLError_NotSupported):
-                power = pynvml.nvmlDeviceGetPowerManagementLimit(handle) / 1000
-            pids = [process.pid for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)]
-            return {
-                "driver": str(pynvml.nvmlSystemGetDriverVersion()),
-                "sm_clock_max_mhz": int(pynvml.nvmlDeviceGetMaxClockInfo(handle, pynvml.NVML_CLOCK_SM)),
-                "memory_clock_mhz": int(pynvml.nvmlDeviceGetMaxClockInfo(handle, pynvml.NVML_CLOCK_MEM)),
-                "power_limit_w": power,
-                "shared_with": _others(pids, [_utilization(handle) for _ in range(_LOOKS)]),
-            }
-        finally:
-            pynvml.nvmlShutdown()
-    except pynvml.NVMLError as failure:
-        raise ProfileError(
-            f"the NVIDIA driver does not answer: {failure}",
-            "the driver's version, the clocks and the power limit",
-            "Run nvidia-smi by hand.",
-        ) from failure
+    with _driver("the driver's version, the clocks and the power limit"):
+        handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{serial}")
+        with suppress(pynvml.NVMLError_NotSupported):
+            power = pynvml.nvmlDeviceGetPowerManagementLimit(handle) / 1000
+        pids = [process.pid for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)]
+        return {
+            "driver": str(pynvml.nvmlSystemGetDriverVersion()),
+            "sm_clock_max_mhz": int(pynvml.nvmlDeviceGetMaxClockInfo(handle, pynvml.NVML_CLOCK_SM)),
+            "memory_clock_mhz": int(pynvml.nvmlDeviceGetMaxClockInfo(handle, pynvml.NVML_CLOCK_MEM)),
+            "power_limit_w": power,
+            "shared_with": _others(pids, [_utilization(handle) for _ in range(_LOOKS)]),
+        }
 
 
 def _utilization(handle: Any) -> int:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gac.distributed.ranks import ALONE, Ranks
 from gac.errors import UNSAFE, ProfileError
 from gac.profiling.records import DeviceLostError, Header, Launch, Measurement, Point
 from gac.profiling.timing.launches import trace
@@ -21,23 +22,32 @@ _POOL_SHARE = 0.1
 _EMPTY_REASONS = ("not used because", "runtime disabled")
 
 
+class _WrongError(RuntimeError):
+    """A result is wrong, which all processes know."""
+
+
 class GpuMeasurer:
     """Measures points on the current CUDA device.
 
+    Collectives are measured by several processes at once, each on a GPU of its own. All of them measure the same
+    points in the same order.
+
     Args:
         header: the device's fingerprint.
+        ranks: the processes that measure at once.
 
     Raises:
         ProfileError: the device has no room for the operands, or does not run at all.
     """
 
-    def __init__(self, header: Header) -> None:
+    def __init__(self, header: Header, ranks: Ranks = ALONE) -> None:
         self._checked: set[Point] = set()
+        self._ranks = ranks
         try:
             _cuda.empty_cache()  # an earlier measurer's memory counts as free
             free, _ = _cuda.mem_get_info()
-            self._pools = Pools("cuda", int(_POOL_SHARE * free))
-            self._watch = Stopwatch(header.l2_bytes, header.sm_clock_max_mhz)
+            self._pools = Pools("cuda", min(ranks.gathered(int(_POOL_SHARE * free))))  # all get the same operands
+            self._watch = Stopwatch(header.l2_bytes, header.sm_clock_max_mhz, ranks)
             torch.cuda.synchronize()
         except RuntimeError as failure:
             raise ProfileError(
@@ -50,7 +60,7 @@ class GpuMeasurer:
         """Time one point; one that runs wrong or not at all gets an error and no number.
 
         Raises:
-            DeviceLostError: the device itself has failed.
+            DeviceLostError: the device itself has failed, or one of several processes could not run what others ran.
         """
         try:
             timing = self._time(point)
@@ -58,6 +68,8 @@ class GpuMeasurer:
             return Measurement.of(point, *ns, timing.samples, timing.sm_clock_mhz, timing.converged)
         except RuntimeError as failure:
             row = _failed(point, failure)
+            if self._ranks.count > 1 and not isinstance(failure, _WrongError):
+                raise DeviceLostError(row) from failure  # the others wait for this one on their GPUs
         try:
             torch.cuda.synchronize()
         except RuntimeError as lost:
@@ -109,9 +121,10 @@ class GpuMeasurer:
             except RuntimeError as failure:
                 said = dict.fromkeys([_first_line(failure), *map(_reason, reasons)])
                 raise RuntimeError(" ".join(filter(None, said))) from failure
-        error = relative_error(runner, inputs, result)
-        if not error <= WORST_ERROR:
-            raise RuntimeError(f"wrong result: relative error {error:.3g} against float32")
+        errors = self._ranks.gathered(relative_error(runner, inputs, result))
+        for error in errors:
+            if not error <= WORST_ERROR:
+                raise _WrongError(f"wrong result: relative error {error:.3g} against float32")
 
 
 def _failed(point: Point, failure: Exception) -> Measurement:

@@ -48,6 +48,12 @@ class Batch(NamedTuple):
     late: bool = False
 
 
+def slowest(batches: Sequence[Batch]) -> Batch:
+    """What several GPUs saw that ran the same together: of each sample the longest, and the lowest clock."""
+    ns = [max(times) for times in zip(*(one.ns for one in batches), strict=True)]
+    return Batch(ns, min(one.clock_mhz for one in batches), any(one.late for one in batches))
+
+
 Sampler = Callable[[int], Batch]
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from gac.distributed.ranks import ALONE, Ranks
 from gac.profiling.records import Cache
 from gac.profiling.timing.sampling import (
     BATCH,
@@ -18,6 +19,7 @@ from gac.profiling.timing.sampling import (
     Timing,
     plan_launches,
     sample_until,
+    slowest,
 )
 
 _cuda: Any = torch.cuda  # its constructors carry no annotations
@@ -33,6 +35,7 @@ _LEAST_LEAD = 200_000
 _MOST_LEAD = 40_000_000
 _SHORTER = 0.98
 _WARM_RUNS = 2
+_OWN_THREAD = "thread_local"  # the thread of NCCL may ask for its events while this one captures
 
 Call = Callable[[], object]
 
@@ -48,17 +51,23 @@ def next_lead(cycles: int, late: bool) -> int:
 class Stopwatch:
     """Times calls on the current CUDA device, on its own stream.
 
+    Where several processes time at once what they run together, a sample is the slowest one's. All of them decide from
+    the same samples, so they launch the same, and as often.
+
     Args:
         l2_bytes: size of the L2 cache.
         max_clock_mhz: the highest SM clock that the device can have.
+        ranks: the processes that time at once.
     """
 
-    def __init__(self, l2_bytes: int, max_clock_mhz: int) -> None:
+    def __init__(self, l2_bytes: int, max_clock_mhz: int, ranks: Ranks = ALONE) -> None:
         self.stream = _cuda.Stream()
         self._l2_bytes = l2_bytes
         self._max_clock = max_clock_mhz
+        self._ranks = ranks
         self._large = torch.ones(ROTATION * l2_bytes // 4, dtype=torch.float32, device="cuda")
         self._sum = torch.empty((), dtype=torch.float32, device="cuda")
+        self._word = ranks.total(torch.zeros((), dtype=torch.int32, device="cuda"))  # connects them
         self._recent: deque[int] = deque([round(STEADY_CLOCK * max_clock_mhz)] * _PRESUMED, maxlen=_RECENT)
         self._lead = 2 * _LEAST_LEAD
         self._spins = [(_cuda.Event(enable_timing=True), _cuda.Event(enable_timing=True)) for _ in range(2)]
@@ -116,13 +125,13 @@ class Stopwatch:
     def _batch(self, graph: torch.cuda.CUDAGraph, count: int, launches: int, flush: bool) -> Batch:
         """Time ``count`` replays of one graph; ns a launch."""
         graph.replay()
-        ns, slowest, late = self._queued([graph] * count, flush)
-        return Batch([one / launches for one in ns], slowest, late)
+        ns, clock, late = self._queued([graph] * count, flush)
+        return Batch([one / launches for one in ns], clock, late)
 
     def _queued(self, graphs: Sequence[torch.cuda.CUDAGraph], flush: bool) -> Batch:
         """Time a replay of each, queued while the GPU is held back, so that it never waits for us."""
         timed = list(zip(self._starts, self._ends, graphs, strict=False))
-        _cuda._sleep(self._lead)
+        self._hold_back()
         late = self._timed(*self._spins[0], self._spin)
         for start, end, graph in timed:
             if flush:
@@ -130,11 +139,21 @@ class Stopwatch:
             late |= self._timed(start, end, graph.replay)
         late |= self._timed(*self._spins[1], self._spin)
         self.stream.synchronize()
-        self._lead = next_lead(self._lead, late)
-        slowest = round(min(_SPIN_CYCLES / (1e3 * start.elapsed_time(end)) for start, end in self._spins))
-        if not late:
-            self._recent.append(slowest)
-        return Batch([1e6 * start.elapsed_time(end) for start, end, _ in timed], slowest, late)
+        clock = round(min(_SPIN_CYCLES / (1e3 * start.elapsed_time(end)) for start, end in self._spins))
+        batch = self._seen([start.elapsed_time(end) for start, end, _ in timed], clock, late)
+        if not batch.late:
+            self._recent.append(batch.clock_mhz)
+        return batch
+
+    def _hold_back(self) -> None:
+        """Keep the GPU busy while work is queued behind it; what follows begins on all GPUs at once."""
+        _cuda._sleep(self._lead)
+        self._ranks.total(self._word)
+
+    def _seen(self, ms: Sequence[float], clock_mhz: int, late: bool) -> Batch:
+        batch = slowest(self._ranks.gathered(Batch([1e6 * one for one in ms], clock_mhz, late)))
+        self._lead = next_lead(self._lead, batch.late)
+        return batch
 
     def _timed(self, start: Any, end: Any, work: Call) -> bool:
         """Queue work between two events; whether the GPU had reached the first of them before all was queued."""
@@ -152,17 +171,17 @@ class Stopwatch:
         call()
         for _ in range(_ESTIMATES):
             self._flush()
-            _cuda._sleep(self._lead)
+            self._hold_back()
             late = self._timed(self._starts[0], self._ends[0], lambda: [call() for _ in range(launches)])
             self.stream.synchronize()
-            self._lead = next_lead(self._lead, late)
-            if not late:
+            batch = self._seen([self._starts[0].elapsed_time(self._ends[0])], self._max_clock, late)
+            if not batch.late:
                 break
-        return max(1e6 * float(self._starts[0].elapsed_time(self._ends[0])) / launches, _LEAST_NS)
+        return max(batch.ns[0] / launches, _LEAST_NS)
 
     def _capture(self, calls: Sequence[Call]) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
-        graph.capture_begin(pool=self._pool)
+        graph.capture_begin(pool=self._pool, capture_error_mode=_OWN_THREAD)
         try:
             for call in calls:
                 call()

@@ -212,6 +212,9 @@ def layer_time(
         if plan.recipe.deployment.fuse is True or any(site.shared for site in plan.sites):
             given = f"plan {name}, whose weights share their first GEMMs"
             raise PlanError(given, "a plan in which each weight runs by itself", "Plan with fuse=False.")
+        if plan.gpus > 1:
+            given = f"plan {name}, whose weights are split over {plan.gpus} GPUs"
+            raise PlanError(given, "a plan for one GPU", "Its summary has its latencies.")
         own = replace(timing, triton=plan.recipe.deployment.triton)
         bars[name] = _latencies(plan, own, layer, dense=False)
     with panel(ax, (6.2, 1.4 + 0.36 * len(bars))) as ax:

@@ -146,8 +146,10 @@ def next_dims(plan: Plan, profile: Profile | None, weight: WeightChoice, *, shar
     form, scheme, dim = form_named(weight.form), scheme_named(weight.scheme), weight.dim
     if form.axis(weight.weight) is None or not form.params(weight.weight, dim) or dim >= form.full(weight.weight):
         return ()
-    if profile is None or shared:
-        why = "the profile is not at hand" if profile is None else "weights of this site share a GEMM"
+    gpus = plan.recipe.deployment.tensor_parallel
+    if profile is None or shared or gpus > 1:
+        split = f"weights are split over {gpus} GPUs" if gpus > 1 else "weights of this site share a GEMM"
+        why = "the profile is not at hand" if profile is None else split
         return (f"What the next dim takes is not told: {why}.",)
     workloads = tuple(Workload.parse(one.workload) for one in plan.workloads)
     timing = Timing(profile, workloads, plan.recipe.deployment.triton)

@@ -15,6 +15,7 @@ from gac.plan_summary import (
     rounding_of,
     rule_of,
     run_as,
+    split,
     stored,
 )
 from gac.profiling.folders import saved_profiles, shipped_profiles
@@ -71,6 +72,8 @@ def summary(plan: Plan) -> Iterator[str]:
     if limit is not None or used != total:
         allowed = "" if limit is None else f"; {limit.limit:,} were allowed"
         yield f"The KV cache keeps {used:,} of {total:,} numbers a token{allowed}."
+    if told := split(plan):
+        yield f"It is split {'; '.join(told)}."
     yield _proof(plan)
     yield _forms(plan)
     yield f"It was made for the {plan.measured.profile.gpu}, by the latency table {plan.measured.profile.digest[:12]}."

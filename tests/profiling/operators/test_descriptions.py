@@ -28,6 +28,11 @@ def test_operations_are_those_of_the_forms_whatever_the_order_of_their_axes() ->
             "batched_gemm_padded with m=1, k=1, heads=1, low=4, high=8; expected at least 2 heads, and low <= high.",
         ),
         (
+            "all_gather",
+            {"gpus": 4, "m": 1, "n": 6},
+            "all_gather with gpus=4, m=1, n=6; expected n that is a multiple of",
+        ),
+        (
             "sdpa",
             {"b": 1, "h": 8, "kv": 3, "s": 1, "t": 1, "d": 8},
             "sdpa with b=1, h=8, kv=3, s=1, t=1, d=8; expected kv that divides h.",
@@ -53,6 +58,16 @@ def test_int4_reads_half_a_byte_a_weight_and_a_scale_and_a_zero_a_group() -> Non
     fused = 2 * 64 * 2 + 64 * 8 // 2 + 2 * 8 * 2 * 2 + 2 * 8 * 2
     assert OPERATORS.get("int4_linear").bytes(axes, "bf16") == fused
     assert OPERATORS.get("int4_linear_dequantised").bytes(axes, "bf16") == fused + 2 * 64 * 8
+
+
+def test_collectives_move_what_each_gpu_gives_and_gets() -> None:
+    axes = {"gpus": 4, "m": 3, "n": 64}
+    reduced, gathered, scattered = map(OPERATORS.get, ("all_reduce", "all_gather", "reduce_scatter"))
+    assert reduced.bytes(axes, "bf16") == 2 * (3 * 64 + 3 * 64)
+    assert gathered.inputs(axes, "bf16") == (Operand((3, 16), "bf16"),)
+    assert gathered.outputs(axes, "bf16")[-1] == Operand((3, 64), "bf16")
+    assert scattered.inputs(axes, "bf16") == (Operand((3, 64), "bf16"),)
+    assert scattered.outputs(axes, "bf16")[-1] == Operand((3, 16), "bf16")
 
 
 def test_heads_of_different_dims_are_bucketed_and_padded_to_multiples_of_8() -> None:

@@ -6,7 +6,7 @@ from itertools import product
 import pytest
 
 from gac.profiling.operators import ITEM_BYTES, OPERATORS, Operand, Operator, operation
-from tests.profiling.examples import EXAMPLES, SCHEMES, schemes_of
+from tests.profiling.examples import COLLECTIVES, EXAMPLES, SCHEMES, schemes_of
 
 
 def pair(m: int, k: int, r: int, n: int) -> int:
@@ -34,7 +34,7 @@ COUNTS: Mapping[str, Callable[..., int]] = {
     **{f"batched_gemm_{way}": heads for way in ("separate", "bucketed", "padded")},
     **dict.fromkeys(("int4_linear", "int4_linear_dequantised"), lambda m, k, n, group: m * k * n),
     **{name: attention(name.endswith("_causal")) for name in OPERATORS.names if name.startswith("sdpa")},
-    "copy": lambda n: 0,
+    **dict.fromkeys(("copy", *COLLECTIVES), lambda **_axes: 0),
 }
 
 

@@ -13,6 +13,7 @@ from gac.operations import linear
 from gac.profiling.alignment import alignment_class
 from gac.profiling.operators import OPERATORS, operation
 from gac.profiling.records import Point
+from gac.profiling.sweeps.collectives import collective_points
 from gac.profiling.sweeps.coverage import every_dim, few_dims, fused_points, model_points, spaced_dims
 from gac.profiling.sweeps.general import general_points
 from gac.profiling.table import interpolate
@@ -20,6 +21,7 @@ from gac.schemes import SCHEMES
 from gac.schemes.bf16.spec import Bf16
 from gac.workloads import Workload
 from tests.models.small import NEURONS, small_config
+from tests.profiling.examples import COLLECTIVES
 from tests.profiling.synthetic import make_sweep
 
 LLAMA = model_points("llama-3-8b")
@@ -202,7 +204,22 @@ def test_every_operator_but_that_of_a_form_that_is_asked_for_is_in_the_general_s
     assert {point.operation.operator for point in GENERAL} == set(OPERATORS.names) - {
         "linear_triton",
         "low_rank_triton",
+        *COLLECTIVES,
     }
+
+
+def test_collectives_of_every_width_up_to_the_widest_layers_and_columns_that_all_gpus_share() -> None:
+    points = collective_points(4, [Workload.parse("prefill:2x64"), Workload.parse("decode:8@64")])
+    widths = {(one.operation.operator, one.operation.axes["m"]): set() for one in points}
+    for one in points:
+        axes = operation(one.operation.operator, **one.operation.axes).axes
+        assert (axes["gpus"], one.dtype) == (4, "bf16")
+        widths[one.operation.operator, axes["m"]].add(axes["n"])
+    assert set(widths) == {(name, m) for name in COLLECTIVES for m in (8, 128)}
+    for (name, _), columns in widths.items():
+        ordered = sorted(columns)
+        assert (ordered[0], ordered[-1]) == (8 if name == "all_reduce" else 32, 16384)
+        assert all(1.3 < after / before <= 1.5 for before, after in pairwise(ordered))
 
 
 def test_few_points_are_refused_and_each_on_purpose() -> None:

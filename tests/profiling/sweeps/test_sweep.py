@@ -293,3 +293,37 @@ def test_rows_of_schemes_are_written_read_and_gone_on_with_as_others_are(path, h
     assert sweep_of["w4a16:64"].ns.tolist() == sweep_of["bf16"].ns.tolist()
     assert profile.point(low_rank(1, 64, 8, 64), "w4a16:64") == 800
     assert profile.point(low_rank(1, 64, 8, 64), "w4a16") is None
+
+
+# --- several GPUs at once ---
+
+
+def test_several_measurers_share_a_sweep(path, header) -> None:
+    several = [FakeMeasurer(fails=7) for _ in range(3)]
+    points = [Point(low_rank(1, 64, rank, 64)) for rank in range(1, 400)]
+    first, *beside = several
+    assert run_sweep(points, path, first, header, passes=2, progress=False, beside=beside) == 2 * 399
+    measured = [one.point for one in Profile.load(path).measurements]
+    assert len(measured) == len(set(measured)) == 399
+    assert {len(one.passes) for one in Profile.load(path).measurements if not one.error} == {2}
+    assert all(len(one.measured) > 3 for one in several)  # more than the sentinels
+
+
+def test_one_of_several_that_fails_stops_the_others(path, header) -> None:
+    with pytest.raises(ProfileError, match="the GPU failed at low_rank bf16 m=1 k=64 r=11 n=64: out of memory"):
+        run_sweep(POINTS, path, FakeMeasurer(lost_at=11), header, progress=False, beside=[FakeMeasurer(lost_at=11)])
+    profile = Profile.load(path)
+    assert [(row.shape["r"], row.error) for row in profile.failed] == [(11, "out of memory")]
+    assert run_sweep(POINTS, path, FakeMeasurer(), header, passes=1, progress=False) == 30 - len(profile.measurements)
+
+
+def test_what_is_learned_of_other_gpus_is_in_the_header(path, header) -> None:
+    run_sweep(POINTS[:3], path, FakeMeasurer(), header, passes=1, progress=False)
+    linked = replace(header, link="NVLink", others=("b",))
+    run_sweep(POINTS[:6], path, FakeMeasurer(), linked, passes=1, progress=False)
+    run_sweep(POINTS[:9], path, FakeMeasurer(), header, passes=1, progress=False)
+    run_sweep(POINTS[:9], path, FakeMeasurer(), replace(header, others=("a",)), passes=2, progress=False)
+    known = Profile.load(path).header
+    assert (known.link, known.others) == ("NVLink", ("a", "b"))
+    with pytest.raises(ProfileError, match="link 'NVLink' where this machine has 'PCIe'"):
+        run_sweep(POINTS, path, FakeMeasurer(), replace(header, link="PCIe"), progress=False)

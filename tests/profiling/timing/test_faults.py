@@ -29,7 +29,7 @@ class Watch:
 
     stream = None
 
-    def __init__(self, _l2_bytes: int, max_clock_mhz: int) -> None:
+    def __init__(self, _l2_bytes: int, max_clock_mhz: int, _ranks: object) -> None:
         self.clock = self.most = max_clock_mhz
 
     def time(self, call_on: Callable[[int], Sequence[Callable[[], object]]], _bytes: int, _cache: str) -> Timing:

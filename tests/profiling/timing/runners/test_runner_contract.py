@@ -12,14 +12,14 @@ from gac.profiling.operators import OPERATORS
 from gac.profiling.timing.operands import Pools
 from gac.profiling.timing.runners import WORST_ERROR, Runner, relative_error, runner_of
 from gac.runtime.stored import Stored
-from tests.profiling.examples import EXAMPLES, schemes_of
+from tests.profiling.examples import COLLECTIVES, EXAMPLES, schemes_of
 
 RUNNERS = {name: runner_of(name) for name in OPERATORS.names}
 
 HERE = [
     pytest.param((runner_of(name, dtype), dtype), id=f"{name}-{dtype}")
     for name, runner in RUNNERS.items()
-    if "cpu" in runner.devices
+    if "cpu" in runner.devices and name not in COLLECTIVES
     for dtype in (*runner.operator.dtypes, *schemes_of(runner.operator))
 ]
 

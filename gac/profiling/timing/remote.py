@@ -1,0 +1,83 @@
+"""A measurer in a process of its own, on another GPU of this host."""
+
+import signal
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import get_context
+from typing import Any, TypeVar
+
+import torch
+
+from gac.errors import ProfileError
+from gac.profiling.records import Header, Launch, Measurement, Point
+from gac.profiling.timing.device import fingerprint
+from gac.profiling.timing.measure import GpuMeasurer
+
+T = TypeVar("T")
+
+_own: list[GpuMeasurer] = []
+"""The measurer of such a process."""
+
+
+class RemoteMeasurer:
+    """Measures on the CUDA device of this number, in a process that lives until ``close``."""
+
+    def __init__(self, gpu: int) -> None:
+        self._gpu = gpu
+        self._process = ProcessPoolExecutor(1, get_context("spawn"), _begin, (gpu,))
+
+    def header(self) -> Header:
+        """The fingerprint of the device; asked for before anything is measured.
+
+        Raises:
+            ProfileError: the driver does not answer, or the process has ended.
+        """
+        return self._ask(fingerprint)
+
+    def prepare(self, header: Header) -> None:
+        """Make ready to measure.
+
+        Raises:
+            ProfileError: the device has no room, does not run, or the process has ended.
+        """
+        self._ask(_prepare, header)
+
+    def measure(self, point: Point) -> Measurement:
+        """As ``GpuMeasurer`` does; raises ProfileError too, where the process has ended."""
+        return self._ask(_measure, point)
+
+    def launches(self, points: Sequence[Point]) -> Sequence[tuple[Launch, ...]]:
+        """As ``GpuMeasurer`` does; raises ProfileError too, where the process has ended."""
+        return self._ask(_launches, points)
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.shutdown(cancel_futures=True)
+
+    def _ask(self, work: Callable[..., T], *given: Any) -> T:
+        try:
+            return self._process.submit(work, *given).result()
+        except BrokenProcessPool as failure:
+            raise ProfileError(
+                f"the process that measures GPU {self._gpu} has ended",
+                "a process that goes on",
+                "Run the same command again: the file keeps every timing.",
+            ) from failure
+
+
+def _begin(gpu: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is for the process that writes
+    torch.cuda.set_device(gpu)
+
+
+def _prepare(header: Header) -> None:
+    _own.append(GpuMeasurer(header))
+
+
+def _measure(point: Point) -> Measurement:
+    return _own[0].measure(point)
+
+
+def _launches(points: Sequence[Point]) -> Sequence[tuple[Launch, ...]]:
+    return _own[0].launches(points)
