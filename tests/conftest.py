@@ -35,8 +35,9 @@ from tests.small_pipeline import Small
 
 Changes = Mapping[str, tuple[str, int]]
 LONGEST = (
-    *("test_smollm2.py", "test_notebooks.py", "test_refit.py", "test_crashes.py", "test_three_ways.py"),
-    *("test_many_processes.py", "test_heal.py"),
+    *("test_smollm2.py", "test_notebooks.py", "test_many_processes.py", "test_refit.py", "test_rotate.py"),
+    *("test_pairs_inside.py", "test_stored.py", "test_rounded_head.py", "test_integers.py", "test_few_bits.py"),
+    *("test_python.py", "test_heal.py", "test_figures.py", "test_api.py"),
 )
 
 # The same examples every time, whatever the machine and its load. `--hypothesis-profile search` draws others, more of
@@ -67,10 +68,10 @@ def _shipped_tables_once() -> Iterator[None]:
     """A shipped table is read once, and what follows from its rows is worked out once: it never changes."""
     load, kept = Profile.load, dict[Path, Profile]()
 
-    def loaded(given: Any) -> Profile:
-        path = find_profile(given) if isinstance(given, str | Path) else None
+    def loaded(path_or_name: Any) -> Profile:
+        path = find_profile(path_or_name) if isinstance(path_or_name, str | Path) else None
         if path not in shipped_profiles():
-            return load(given)
+            return load(path_or_name)
         if path not in kept:
             kept[path] = load(path)
         return kept[path]

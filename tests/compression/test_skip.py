@@ -3,6 +3,7 @@
 import copy
 import json
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -63,10 +64,20 @@ def skipped(config: Any, make_plan: MakePlan, blocks: list[list[Weight]] | None 
 # --- every family ---------------------------------------------------------------------------------------------------
 
 
+@cache
+def _of_family(model_type: str, make_plan: MakePlan) -> tuple[Any, Any, Plan]:
+    return skipped(config_of(model_type), make_plan)
+
+
+def of_family(model_type: str, make_plan: MakePlan) -> tuple[Any, Any, Plan]:
+    """What ``skipped`` makes of an architecture, made once; the smaller model is a copy of one's own."""
+    dense, small, plan = _of_family(model_type, make_plan)
+    return dense, copy.deepcopy(small), plan
+
+
 @every_family
 def test_leaving_blocks_out_changes_no_output_of_absent_weights(model_type: str, make_plan: MakePlan) -> None:
-    config = config_of(model_type)
-    dense, small, plan = skipped(config, make_plan)
+    dense, small, plan = of_family(model_type, make_plan)
     before, state = logits(small), small.state_dict()
     assert not torch.equal(before, logits(dense))
     skip_absent(small, plan.weights)
@@ -74,13 +85,13 @@ def test_leaving_blocks_out_changes_no_output_of_absent_weights(model_type: str,
     after = small.state_dict()
     assert after.keys() == state.keys()
     assert all(torch.equal(after[name], value) for name, value in state.items())
-    assert sum(isinstance(module, SkippedBlock) for module in small.modules()) == len(blocks_of(config))
+    assert sum(isinstance(module, SkippedBlock) for module in small.modules()) == len(blocks_of(dense.config))
 
 
 @every_family
 def test_no_weight_and_no_norm_of_a_skipped_block_runs(model_type: str, make_plan: MakePlan) -> None:
     config = config_of(model_type)
-    _, small, plan = skipped(config, make_plan)
+    _, small, plan = of_family(model_type, make_plan)
     ran: set[str] = set()
     for name, module in small.named_modules():
         module.register_forward_hook(lambda *_, name=name: ran.add(name))
@@ -98,8 +109,7 @@ def test_no_weight_and_no_norm_of_a_skipped_block_runs(model_type: str, make_pla
 
 @every_family
 def test_every_architecture_generates_without_blocks(model_type: str, make_plan: MakePlan) -> None:
-    config = config_of(model_type)
-    _, small, plan = skipped(config, make_plan)
+    _, small, plan = of_family(model_type, make_plan)
     skip_absent(small, plan.weights)
     cached = small.generate(IDS, **GENERATE)
     assert torch.equal(cached, small.generate(IDS, use_cache=False, **GENERATE))
@@ -266,8 +276,7 @@ def test_a_merged_model_says_the_same(
     model_type: str, make_plan: MakePlan, tmp_path: Path, tiny_tokenizer: Any
 ) -> None:
     """Where the stock weights have biases, or no constant is added."""
-    config = config_of(model_type)
-    dense, small, plan = skipped(config, make_plan)
+    dense, small, plan = of_family(model_type, make_plan)
     skip_absent(small, plan.weights)
     attach_plan(small, plan)
     gac.export(small, tmp_path / "plain", merge=True, tokenizer=tiny_tokenizer)
