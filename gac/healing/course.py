@@ -43,7 +43,7 @@ def run(healing: Healing) -> Ended:
     """Train; the model is then in its best state, in its own dtype and storages, and as it was where this raises."""
     kept = False
     try:
-        with _repeatable(healing.model.device):
+        with repeatable(healing.model.device):
             ended = _ended(healing)
         kept = ended.won
     finally:
@@ -66,7 +66,7 @@ def _ended(healing: Healing) -> Ended:
 
 
 @contextmanager
-def _repeatable(device: torch.device) -> Iterator[None]:
+def repeatable(device: torch.device) -> Iterator[None]:
     """With the kernels that add in the same order every time, on a GPU; those of a CPU do."""
     if device.type != "cuda":
         yield

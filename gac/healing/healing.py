@@ -9,13 +9,12 @@ import torch
 from torch import nn
 
 from gac.distributed.ranks import Ranks
-from gac.healing.logits import mean_divergence, windows_at_once
+from gac.healing.logits import in_training, mean_divergence, windows_at_once
 from gac.healing.state import Reached, StateFile
 from gac.healing.text import HealingText
 from gac.healing.trainables import Trainables, Values
 from gac.healing.work import Work
 from gac.models.families import family_of
-from gac.models.modules import input_device
 from gac.plan import Plan
 from gac.reporting.figures.healing import LossPoint
 from gac.runtime.stored import count_parameters
@@ -63,7 +62,8 @@ class Healing:
         self.state, self.progress, self._begun = state, progress, begun
         self.names = [f"{family_of(model.config).layers}.{at}" for at in range(model.config.num_hidden_layers)]
         self.at_once = windows_at_once(model, self.length)
-        self.trained = Trainables(model, plan, work.dense)
+        taken = {choice.name for choice in plan.weights if work.dense or choice.changed}
+        self.trained = Trainables(model, plan.weights, taken)
         self.given, self.best, self.moments = self.trained.values(), {}, {}
 
     def resume_or_start(self) -> None:
@@ -106,9 +106,7 @@ class Healing:
 
     def autocast(self) -> torch.autocast:
         """bfloat16 on a GPU, and of models that have 16 bits; what is trained is in float32 always."""
-        kind = input_device(self.model).type
-        narrow = kind == "cuda" or self.model.dtype != torch.float32
-        return torch.autocast(kind, torch.bfloat16, enabled=narrow, cache_enabled=False)  # a cache would miss steps
+        return in_training(self.model)
 
     def look(self) -> float:
         """Measure what is held out, nats a token, and keep the values where that is the least so far."""

@@ -4,12 +4,13 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from statistics import mean
 
 import torch
 from torch import Tensor, nn
 
-from gac.healing.blocks import Passage, on_host, relative_error
+from gac.healing.blocks import LayerSteps, Passage, on_host, relative_error
 from gac.healing.descent import Descent
 from gac.healing.healing import Healing
 from gac.healing.text import order
@@ -113,22 +114,14 @@ class _Layer:
 
     def _train(self, own: dict[str, nn.Parameter], seconds: float | None) -> int:
         """Returns the tokens that were read."""
-        work, ranks, read, step = self.healing.work, self.healing.ranks, 0, 0
+        work, ranks = self.healing.work, self.healing.ranks
         tokens = None if work.tokens is None else int(work.blocks * work.tokens)
         span = Span(ranks, seconds, tokens)
         descent = Descent(own, self.healing.given, work.learning_rate, ranks)
+        pairs = [*zip(self.ours.states[: self.parts], self.due[: self.parts], strict=True)]
+        steps = LayerSteps(partial(self.ours.run, self.layer), pairs, work.seed + 1 + self.layer, ranks.count)
         with learning(own):
-            while (progress := span.progress()) < 1:
-                turn, place = divmod(step, self.parts)
-                at = int(order(self.parts, work.seed + 1 + self.layer, turn)[place])
-                loss = relative_error(self.ours.run(self.layer, self.ours.states[at]), self.due[at])
-                loss.backward()  # type: ignore[no-untyped-call]
-                step += 1
-                descent.step(loss, progress, f"step {step} of layer {self.layer}{self.healing.rate}")
-                batch = self.due[at].shape[0] * self.due[at].shape[1] * ranks.count
-                span.read(batch)
-                read += batch
-        return read
+            return steps.run(descent, span, f"layer {self.layer}{self.healing.rate}")
 
     @torch.no_grad()
     def _error(self) -> float:

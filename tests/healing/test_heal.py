@@ -61,7 +61,8 @@ def test_what_runs_in_training_is_what_is_stored(learned: Trained) -> None:
     small = learned.compressed(**PLANS["2 bits, rotated, fused"])
     for change in (0.0, 0.3):  # of a weight's size, far more than a step
         before, given = logits(small), {name: one.clone() for name, one in small.state_dict().items()}
-        trained = Trainables(small, small.gac_plan, dense=False)
+        weights = small.gac_plan.weights
+        trained = Trainables(small, weights, {one.name for one in weights if one.changed})
         masters = {name: one for name, one in trained.parameters.items() if name.endswith(("weight", "factor"))}
         for one in masters.values():
             one.data += change * one.std() * torch.randn(one.shape, generator=torch.Generator().manual_seed(0))
