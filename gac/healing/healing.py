@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -125,16 +126,16 @@ class Healing:
         self.reached = replace(reached, curve=(*reached.curve, point), losses=())
         logger.debug("%s", point)
 
-    def keep(self, moments: Values, span: float = 0.0) -> None:
+    def keep(self, moments: Callable[[], Values], span: float = 0.0) -> None:
         """Keep the state on disk, where it is time for that.
 
         Args:
-            moments: of the optimiser.
+            moments: gives those of the optimiser.
             span: what is spent of the whole model's part.
         """
         if self.ranks.leads and self.state.is_due:
             self.reached = replace(self.reached, seconds=self._elapsed, span=span)
-            self.state.write(self.reached, {"now": self.trained.values(), "moments": moments, "best": self.best})
+            self.state.write(self.reached, {"now": self.trained.values(), "moments": moments(), "best": self.best})
 
     @property
     def _elapsed(self) -> float:

@@ -110,7 +110,7 @@ class _Layer:
         reached = healing.reached
         healing.reached = replace(reached, layers=self.layer + 1, tokens=reached.tokens + read // len(healing.names))
         healing.point("blocks", self.layer, before, min(after, before))
-        healing.keep({})
+        healing.keep(dict)
 
     def _train(self, own: dict[str, nn.Parameter], seconds: float | None) -> int:
         """Returns the tokens that were read."""

@@ -93,7 +93,7 @@ class _Steps:
                 if healing.reached.worse >= PATIENCE:
                     logger.info("what is held out gets no better: healing ends here")
                     return
-                healing.keep(descent.state(), span.spent)
+                healing.keep(descent.state, span.spent)
 
     def _count(self, read: int, loss: float) -> None:
         reached = self._healing.reached
