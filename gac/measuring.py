@@ -155,7 +155,7 @@ def measure_problem(
     if recipe.measure.shots == 2:
         check_in_memory(loaded.model, ", with shots=2", "where the first shot is made of it", ", or use shots=1")
     if recipe.measure.healed:
-        _check_healed(recipe, loaded.model)
+        check_in_memory(loaded.model, ", with healed=True", "where a copy of it is healed", ", or leave healed out")
     if recipe.deployment.triton:
         check_rows_together(loaded.model, [weight.name for site in sites for weight in site.weights])
     if scheme_named(recipe.space.head).lossy:
@@ -191,17 +191,6 @@ def measure_problem(
             assert after_healing is not None, "nothing that heals"
             return after_healing(problem, run)
     return problem
-
-
-def _check_healed(recipe: Recipe, model: "PreTrainedModel") -> None:
-    """Refuse to ask for prices after healing where there can be none.
-
-    Raises:
-        GacError: the rule is a peer's, or a part of the model is not in memory.
-    """
-    if recipe.rule != "loss":
-        raise GacError(f"healed=True with rule {recipe.rule}", "rule loss, which has prices", "Leave healed out.")
-    check_in_memory(model, ", with healed=True", "where a second copy is healed", ", or leave healed out")
 
 
 def check_alike(ranks: Ranks, loaded: Loaded, digest: str, windows: Windows, asked: Recipe | Plan) -> None:

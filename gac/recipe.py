@@ -322,6 +322,8 @@ class Recipe(Record):
         if self.slack is not None:
             object.__setattr__(self, "slack", float(self.slack))
         _check(isinstance(self.rule, str), "rule", self.rule, "the name of a rule")
+        if self.measure.healed:
+            _check(self.rule == "loss", "rule", self.rule, "loss with healed=True, which has prices", "Leave one out.")
         for name in self.limits.latency or ():
             expected = f"one of the plan's workloads ({', '.join(self.deployment.workloads) or 'none'})"
             remedy = "Add it to the workloads, or drop the limit."

@@ -107,6 +107,8 @@ class Healings(Study):
     def _measure(self, found: "_Limit", case: dict[str, Any]) -> None:
         """One row, with its loss curve, which is on disk as far as it has come."""
         model, begun = found.compressed(), time.monotonic()
+        if torch.cuda.is_available():
+            torch.cuda.reset_peak_memory_stats()
         curve = _Curve(lambda points: write(self._asked.output, **self.record, under_way=case | {"curve": points}))
         healing = logging.getLogger("gac.healing.healing")
         healing.addHandler(curve)
