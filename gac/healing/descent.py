@@ -6,9 +6,11 @@ from math import cos, isfinite, log2, pi
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from gac.distributed.ranks import Ranks
 from gac.errors import HealingError
+from gac.healing.shards import parts_like, whole
 from gac.healing.trainables import Values
 
 WARM_UP = 0.05
@@ -61,9 +63,9 @@ class Descent:
         """
         held = [one.grad for one in self._parameters.values() if one.grad is not None]
         mean = loss.detach().float().clone()
-        self._ranks.average([*held, mean])
+        self._ranks.average([*(one for one in held if not isinstance(one, DTensor)), mean])  # parts are means by now
         value = float(mean)
-        norm = float(nn.utils.clip_grad_norm_(self._parameters.values(), CLIPPED))
+        norm = float(whole(nn.utils.clip_grad_norm_(self._parameters.values(), CLIPPED)))
         if not (isfinite(value) and isfinite(norm)):
             what = f"a loss of {value:g}" if not isfinite(value) else f"gradients of norm {norm:g}"
             raise HealingError(
@@ -76,10 +78,10 @@ class Descent:
         return value
 
     def state(self) -> Values:
-        """The moments and counts of every parameter, on the host."""
+        """The moments and counts of every parameter, on the host; all processes ask for it."""
         held = self._optimizer.state
         return {
-            f"{what}/{name}": held[one][what].detach().to("cpu", copy=True)
+            f"{what}/{name}": whole(held[one][what].detach()).to("cpu", copy=True)
             for name, one in self._parameters.items()
             for what in (*MOMENTS, "step")
             if one in held
@@ -89,7 +91,7 @@ class Descent:
         """Go on from such a state."""
         for name, one in self._parameters.items():
             if f"step/{name}" in state:
-                moments = {what: state[f"{what}/{name}"].to(one.device, copy=True) for what in MOMENTS}
+                moments = {what: parts_like(one.data, state[f"{what}/{name}"]) for what in MOMENTS}
                 step = state[f"step/{name}"].to(one.device if self._optimizer.defaults["fused"] else "cpu", copy=True)
                 self._optimizer.state[one] = {"step": step, **moments}
 

@@ -14,7 +14,7 @@ from gac.healing.blocks import LayerSteps, Passage, on_host, relative_error
 from gac.healing.descent import Descent
 from gac.healing.healing import Healing
 from gac.healing.text import order
-from gac.healing.trainables import learning
+from gac.healing.trainables import learning, values_of
 from gac.healing.work import Span
 from gac.progress import progress_bar
 
@@ -52,9 +52,10 @@ def _train(healing: Healing, seconds: float | None) -> None:
     """Take the states of both models through all layers, and train each on the way."""
     parts, held = _batches(healing, seconds)
     waits = on_host(healing.dense, sum(one.numel() for one in (*parts, *held)))
-    dense, ours = (
-        Passage(model, healing.layers(model), [*parts, *held], waits) for model in (healing.dense, healing.model)
-    )
+    with healing.autocast():  # what is trained has another dtype than the rest
+        dense, ours = (
+            Passage(model, healing.layers(model), [*parts, *held], waits) for model in (healing.dense, healing.model)
+        )
     begun, count = time.monotonic(), len(healing.names)
     bar = progress_bar("healing layers", "layer", total=count, shown=healing.progress)
     with bar, healing.autocast():
@@ -103,7 +104,7 @@ class _Layer:
         before = after = self._error()
         read = 0
         if own and before > 0:
-            given = {name: one.detach().to("cpu", copy=True) for name, one in own.items()}
+            given = values_of(own)
             read = self._train(own, seconds)
             if not (after := self._error()) < before:
                 healing.trained.restore(given)
@@ -127,4 +128,5 @@ class _Layer:
     def _error(self) -> float:
         """The relative error of its output on what is held out."""
         pairs = zip(self.ours.states[self.parts :], self.due[self.parts :], strict=True)
-        return mean(float(relative_error(self.ours.run(self.layer, state), due)) for state, due in pairs)
+        found = mean(float(relative_error(self.ours.run(self.layer, state), due)) for state, due in pairs)
+        return self.healing.ranks.once(lambda: found)

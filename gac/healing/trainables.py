@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gac.healing.shards import parts_like, whole
 from gac.healing.straight_through import StraightThrough
 from gac.models.families import family_of
 from gac.plan import WeightChoice
@@ -49,19 +50,24 @@ class Trainables:
         """How many numbers are trained."""
         return sum(one.numel() for one in self.parameters.values())
 
+    def found_again(self) -> None:
+        """Take the parameters as the model has them now: in parts, where it was divided."""
+        now = dict(self._model.named_parameters())
+        self.parameters = {name: now[name] for name in self.parameters}
+
     def within(self, layer: str) -> dict[str, nn.Parameter]:
         """Those of a decoder layer, given by its name."""
         return {name: one for name, one in self.parameters.items() if name.startswith(f"{layer}.")}
 
     def values(self) -> Values:
-        """What they are now, on the host."""
-        return {name: one.detach().to("cpu", copy=True) for name, one in self.parameters.items()}
+        """What they are now, on the host; all processes ask for it."""
+        return values_of(self.parameters)
 
     @torch.no_grad()
     def restore(self, values: Mapping[str, Tensor]) -> None:
         """Make them what they were; some of them, or all."""
         for name, value in values.items():
-            self.parameters[name].copy_(value)
+            self.parameters[name].copy_(parts_like(self.parameters[name], value))
 
     def close(self, changed: bool) -> None:
         """Put the model back into its dtype and its storages.
@@ -73,6 +79,11 @@ class Trainables:
             one.data = one.data.to(self._dtypes[name])
         for name, (module, stored) in self._inside.items():
             self._model.set_submodule(name, module.store() if changed else stored)
+
+
+def values_of(parameters: Mapping[str, Tensor]) -> Values:
+    """What parameters are now, on the host; all processes ask for it."""
+    return {name: whole(one.detach()).to("cpu", copy=True) for name, one in parameters.items()}
 
 
 @contextmanager

@@ -61,7 +61,8 @@ class _Steps:
         if seconds is None:
             fits = (tokens or 0) // healing.length
         else:
-            each = healing.ranks.once(self._seconds_of_a_window)
+            taken = self._seconds_of_a_window()
+            each = healing.ranks.once(lambda: taken)
             fits = int(seconds / each) * count
             logger.info("about %s tokens a second", f"{healing.length * count / each:,.0f}")
         self._windows = max(1, min(max(1, BATCH // healing.length), fits // STEPS) // count) * count

@@ -57,6 +57,14 @@ def test_it_comes_nearer_and_keeps_forms_dims_schemes_and_bytes(asked: str, lear
     ).read_text("utf-8")
 
 
+def test_a_model_of_16_bits_is_trained_in_32_and_keeps_16(learned: Trained) -> None:
+    narrow = replace(learned, model=copy.deepcopy(learned.model).to(torch.bfloat16), _compressed={})
+    healed = narrow.heal(narrow.compressed())
+    [record] = healed.gac_plan.healed
+    assert record.after < record.before
+    assert {one.dtype for one in healed.parameters()} == {torch.bfloat16}
+
+
 def test_what_runs_in_training_is_what_is_stored(learned: Trained) -> None:
     small = learned.compressed(**PLANS["2 bits, rotated, fused"])
     for change in (0.0, 0.3):  # of a weight's size, far more than a step
