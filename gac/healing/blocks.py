@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gac.healing.descent import Descent
+from gac.healing.descent import Descent, scheduled
 from gac.healing.text import order
 from gac.healing.work import Span
 from gac.models.modules import input_device
@@ -91,7 +91,7 @@ class LayerSteps:
             loss = relative_error(self.run_layer(hidden), due)
             loss.backward()  # type: ignore[no-untyped-call]
             step += 1
-            descent.step(loss, progress, f"step {step} of {where}")
+            descent.step(loss, scheduled(progress), f"step {step} of {where}")
             batch = due.shape[0] * due.shape[1] * self.count
             span.read(batch)
             read += batch
