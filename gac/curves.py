@@ -1,6 +1,6 @@
 """Loss curves: what each dim of a form loses in a scheme."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -69,6 +69,17 @@ class LossCurves:
             curves[form, scheme, name] = LossCurve(left)
         pairs = {pair: own.get(next(iter(pair))[0], share) * lost for pair, lost in self.pairs.items()}
         return LossCurves(curves, pairs, {one: on_text * lost for one, lost in self.on_text.items()})
+
+    def multiplied(self, part: Callable[[str, str, str], float], rest: float) -> "LossCurves":
+        """Where only a part of each loss is left.
+
+        Args:
+            part: of a curve, by its form, its scheme and the weight's name.
+            rest: that of what pairs and text lose.
+        """
+        curves = {key: LossCurve(part(*key) * curve.loss) for key, curve in self.by_key.items()}
+        pairs = {pair: rest * lost for pair, lost in self.pairs.items()}
+        return LossCurves(curves, pairs, {one: rest * lost for one, lost in self.on_text.items()})
 
     def beyond_sum(self, chosen: Iterable[tuple[str, str, int]]) -> float:
         """What text loses with choices, each a form, a weight's name and a dim, beyond their sum, nats a token.

@@ -3,7 +3,7 @@
 import hashlib
 import logging
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -125,12 +125,14 @@ def measure_problem(
     tokenizer: "PreTrainedTokenizerBase | str | Path | None",
     *,
     check: Text | None = None,
+    after_healing: Callable[[Problem, CalibrationRun], Problem] | None = None,
     progress: bool,
 ) -> Problem:
     """The loss curves of a model's sites beside a latency table; limits out of reach are refused before that.
 
     Args:
         check: a text that the calibration text is compared with first, see ``gac.sensitivity.likeness``.
+        after_healing: gives the problem the prices that healing leaves; called where the recipe asks for that.
     """
     table, used = select_profile(asked.profile)
     logger.info("profile of %s: %s", used.gpu, used.note)
@@ -152,6 +154,8 @@ def measure_problem(
     method = METHODS.get(recipe.measure.method)
     if recipe.measure.shots == 2:
         check_in_memory(loaded.model, ", with shots=2", "where the first shot is made of it", ", or use shots=1")
+    if recipe.measure.healed:
+        check_in_memory(loaded.model, ", with healed=True", "where a copy of it is healed", ", or leave healed out")
     if recipe.deployment.triton:
         check_rows_together(loaded.model, [weight.name for site in sites for weight in site.weights])
     if scheme_named(recipe.space.head).lossy:
@@ -169,20 +173,24 @@ def measure_problem(
         curves = measure_curves(run, sites, forms=recipe.space.forms, schemes=recipe.space.schemes)
         head = _head(loaded.model, run, recipe.space.head)
         extra = ranks.once(lambda: RULES.get(recipe.rule).measure(replace(run, ranks=ALONE), sites))
-    measured = Measured(
-        model=loaded.name,
-        digest=digest,
-        params=params,
-        family=family,
-        calibration=_calibration(asked.text, windows, curves.dense_loss),
-        profile=used,
-        factor=FACTOR * expected_share(recipe.refit, method, layout),
-        error=expected_error(method, windows.ids.numel()),
-        rotation=rotation,
-        head=head,
-    )
-    expected = expected_curves(curves.curves, recipe, method, layout)
-    return Problem(planned, expected, table, recipe, measured, extra)
+        measured = Measured(
+            model=loaded.name,
+            digest=digest,
+            params=params,
+            family=family,
+            calibration=_calibration(asked.text, windows, curves.dense_loss),
+            profile=used,
+            factor=FACTOR * expected_share(recipe.refit, method, layout),
+            error=expected_error(method, windows.ids.numel()),
+            rotation=rotation,
+            head=head,
+        )
+        expected = expected_curves(curves.curves, recipe, method, layout)
+        problem = Problem(planned, expected, table, recipe, measured, extra)
+        if recipe.measure.healed:
+            assert after_healing is not None, "nothing that heals"
+            return after_healing(problem, run)
+    return problem
 
 
 def check_alike(ranks: Ranks, loaded: Loaded, digest: str, windows: Windows, asked: Recipe | Plan) -> None:

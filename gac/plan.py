@@ -368,12 +368,10 @@ class PlanComparison:
 
     @property
     def same_prediction(self) -> bool:
-        """Whether both losses were measured by the same method, in as many shots, on the same text."""
-        first, second = (
-            (plan.recipe.measure.method, plan.recipe.measure.shots, plan.measured.calibration)
-            for plan in (self.first, self.second)
-        )
-        return first == second
+        """Whether both losses were measured by the same method, in as many shots, healed or not, on the same text."""
+        asked = (self.first.recipe.measure, self.second.recipe.measure)
+        first, second = ((one.method, one.shots, one.healed) for one in asked)
+        return first == second and self.first.measured.calibration == self.second.measured.calibration
 
 
 def _check_counts(plan: Plan) -> None:

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 
 from gac.errors import GacError
 
@@ -82,6 +83,10 @@ class Ranks:
     def wait(self) -> None:
         """Go on once everybody is here."""
 
+    def mesh(self, device: str) -> DeviceMesh:
+        """All processes, as a mesh of devices of this type; there are several."""
+        raise AssertionError("one process has no mesh")
+
     def check_alike(self, facts: Mapping[str, Any]) -> None:
         """Refuse processes that differ in one of these facts.
 
@@ -147,6 +152,9 @@ class ProcessRanks(Ranks):
             self._told(dist.recv, theirs, src=rank, group=group)
             found.append(theirs.cpu())
         return torch.cat(found)
+
+    def mesh(self, device: str) -> DeviceMesh:
+        return DeviceMesh.from_group(self._groups[device], device)
 
     def wait(self) -> None:
         self._told(dist.barrier, group=self._groups["cpu"])

@@ -6,12 +6,16 @@ lost before it, too. The loss is the squared error of each token relative to the
 RMSNorm reads tokens whatever their size.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from gac.healing.descent import Descent, scheduled
+from gac.healing.text import order
+from gac.healing.work import Span
 from gac.models.modules import input_device
 from gac.sensitivity.layerwise import LayerStack, entering, room
 
@@ -53,6 +57,45 @@ class Passage:
 
     def _kept(self, hidden: Tensor) -> Tensor:
         return hidden.cpu() if self._on_host else hidden
+
+
+@dataclass(frozen=True, eq=False)
+class LayerSteps:
+    """Steps of one layer towards what it is to make.
+
+    Attributes:
+        run_layer: its output for hidden states ``(windows, tokens, hidden)``.
+        pairs: what it reads, and what it is to make of that, of this process.
+        seed: of their order.
+        count: processes that take part.
+    """
+
+    run_layer: Callable[[Tensor], Tensor]
+    pairs: Sequence[tuple[Tensor, Tensor]]
+    seed: int
+    count: int = 1
+
+    def run(self, descent: Descent, span: Span, where: str) -> int:
+        """Take them until the span is over; returns the tokens that were read, by all processes.
+
+        Args:
+            where: what an error calls the layer.
+
+        Raises:
+            HealingError: a loss is not finite.
+        """
+        read = step = 0
+        while (progress := span.progress()) < 1:
+            turn, place = divmod(step, len(self.pairs))
+            hidden, due = self.pairs[int(order(len(self.pairs), self.seed, turn)[place])]
+            loss = relative_error(self.run_layer(hidden), due)
+            loss.backward()  # type: ignore[no-untyped-call]
+            step += 1
+            descent.step(loss, scheduled(progress), f"step {step} of {where}")
+            batch = due.shape[0] * due.shape[1] * self.count
+            span.read(batch)
+            read += batch
+        return read
 
 
 def on_host(model: Any, tokens: int) -> bool:

@@ -2,15 +2,18 @@
 
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from gac.errors import HealingError
-from gac.healing.healing import Healing
+from gac.healing.healing import Healing, trainables
 from gac.healing.layers import heal_layers
+from gac.healing.shards import waiting
 from gac.healing.whole import heal_whole
 from gac.reporting.figures.healing import LossPoint
 
@@ -43,14 +46,38 @@ def run(healing: Healing) -> Ended:
     """Train; the model is then in its best state, in its own dtype and storages, and as it was where this raises."""
     kept = False
     try:
-        with _repeatable(healing.model.device):
-            ended = _ended(healing)
+        ended = trained(healing)
         kept = ended.won
     finally:
         healing.trained.restore(healing.best if kept else healing.given)
         healing.trained.close(changed=kept)
     healing.state.remove()
     return ended
+
+
+def run_in_parts(healing: Callable[..., Healing], model: Any, dense: Any) -> Ended:
+    """The same where every process holds a part of copies of both models, which wait in host memory meanwhile.
+
+    Args:
+        healing: of a ``model`` and a ``dense`` one.
+    """
+    device = model.device
+    with waiting(model, dense):
+        parts = healing(model=deepcopy(model), dense=deepcopy(dense))
+        parts.divide(parts.ranks.mesh(device.type))
+        ended = trained(parts)
+    if ended.won:
+        own = trainables(model, parts.plan, parts.work)
+        own.restore(parts.best)
+        own.close(changed=True)
+    parts.state.remove()
+    return ended
+
+
+def trained(healing: Healing) -> Ended:
+    """Train; nothing is said of the state that the model is in then."""
+    with repeatable(healing.model.device):
+        return _ended(healing)
 
 
 def _ended(healing: Healing) -> Ended:
@@ -66,7 +93,7 @@ def _ended(healing: Healing) -> Ended:
 
 
 @contextmanager
-def _repeatable(device: torch.device) -> Iterator[None]:
+def repeatable(device: torch.device) -> Iterator[None]:
     """With the kernels that add in the same order every time, on a GPU; those of a CPU do."""
     if device.type != "cuda":
         yield

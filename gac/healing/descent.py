@@ -6,15 +6,19 @@ from math import cos, isfinite, log2, pi
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from gac.distributed.ranks import Ranks
 from gac.errors import HealingError
+from gac.healing.shards import parts_like, whole
 from gac.healing.trainables import Values
 
 WARM_UP = 0.05
 """The part of the work over which the rate rises."""
 LAST = 0.05
 """What the rate ends at, as a part of its highest."""
+COOLING = 0.1
+"""The part of the work in which the rate falls where what is held out gets no better."""
 BETAS = (0.9, 0.95)
 CLIPPED = 1.0
 """The largest norm of all gradients together."""
@@ -24,7 +28,7 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class Descent:
-    """An optimiser, and the schedule of its rate by the part of the work that is done.
+    """An optimiser whose rate is relative to what is trained.
 
     Args:
         parameters: by name.
@@ -45,12 +49,12 @@ class Descent:
         fused = all(one.is_cuda for one in parameters.values())
         self._optimizer = torch.optim.AdamW(groups, betas=BETAS, weight_decay=0.0, fused=fused)
 
-    def step(self, loss: Tensor, progress: float, where: str) -> float:
+    def step(self, loss: Tensor, part: float, where: str) -> float:
         """Move the parameters against their gradients, which are taken from them.
 
         Args:
             loss: whose gradients they have, of this process's share of a batch.
-            progress: the part of the work that is done, from 0 to 1.
+            part: of the highest rate that is taken now.
             where: what an error calls the step.
 
         Returns:
@@ -61,25 +65,25 @@ class Descent:
         """
         held = [one.grad for one in self._parameters.values() if one.grad is not None]
         mean = loss.detach().float().clone()
-        self._ranks.average([*held, mean])
+        self._ranks.average([*(one for one in held if not isinstance(one, DTensor)), mean])  # parts are means by now
         value = float(mean)
-        norm = float(nn.utils.clip_grad_norm_(self._parameters.values(), CLIPPED))
+        norm = float(whole(nn.utils.clip_grad_norm_(self._parameters.values(), CLIPPED)))
         if not (isfinite(value) and isfinite(norm)):
             what = f"a loss of {value:g}" if not isfinite(value) else f"gradients of norm {norm:g}"
             raise HealingError(
                 f"{what} in {where}", "finite ones", "Heal with a smaller learning_rate, or in another dtype."
             )
         for group in self._optimizer.param_groups:
-            group["lr"] = group["highest"] * scheduled(progress)
+            group["lr"] = group["highest"] * part
         self._optimizer.step()
         self._optimizer.zero_grad()
         return value
 
     def state(self) -> Values:
-        """The moments and counts of every parameter, on the host."""
+        """The moments and counts of every parameter, on the host; all processes ask for it."""
         held = self._optimizer.state
         return {
-            f"{what}/{name}": held[one][what].detach().to("cpu", copy=True)
+            f"{what}/{name}": whole(held[one][what].detach()).to("cpu", copy=True)
             for name, one in self._parameters.items()
             for what in (*MOMENTS, "step")
             if one in held
@@ -89,7 +93,7 @@ class Descent:
         """Go on from such a state."""
         for name, one in self._parameters.items():
             if f"step/{name}" in state:
-                moments = {what: state[f"{what}/{name}"].to(one.device, copy=True) for what in MOMENTS}
+                moments = {what: parts_like(one.data, state[f"{what}/{name}"]) for what in MOMENTS}
                 step = state[f"step/{name}"].to(one.device if self._optimizer.defaults["fused"] else "cpu", copy=True)
                 self._optimizer.state[one] = {"step": step, **moments}
 
@@ -102,5 +106,18 @@ def scheduled(progress: float) -> float:
     """
     if progress < WARM_UP:
         return max(progress / WARM_UP, LAST)
-    fallen = (1 + cos(pi * (progress - WARM_UP) / (1 - WARM_UP))) / 2
-    return LAST + (1 - LAST) * fallen
+    return _fallen((progress - WARM_UP) / (1 - WARM_UP))
+
+
+def cooled(progress: float, begun: float) -> float:
+    """The same where the rate falls to its end from some part of the work on, within ``COOLING`` of it.
+
+    >>> cooled(0.5, 0.5) == scheduled(0.5), round(cooled(0.6, 0.5) / scheduled(0.5), 3)
+    (True, 0.05)
+    """
+    return scheduled(begun) * _fallen(min(1.0, (progress - begun) / COOLING))
+
+
+def _fallen(part: float) -> float:
+    """A cosine from 1 to ``LAST``."""
+    return LAST + (1 - LAST) * (1 + cos(pi * part)) / 2

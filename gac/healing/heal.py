@@ -3,6 +3,7 @@
 import logging
 import time
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from gac.checkpoint.attach import PlannedModel, attach_plan
@@ -10,10 +11,11 @@ from gac.compression.apply import changed_sites
 from gac.distributed.ranks import ALONE, Ranks
 from gac.errors import HealingError
 from gac.evaluation.protocol import check_positions
-from gac.healing.course import Ended, run
+from gac.healing.course import Ended, run, run_in_parts
 from gac.healing.healing import Healing
 from gac.healing.logits import mean_divergence, windows_at_once
 from gac.healing.own_text import own_windows
+from gac.healing.shards import wanted
 from gac.healing.state import StateFile, key_of
 from gac.healing.text import HealingText, healing_text
 from gac.healing.work import Work
@@ -92,8 +94,12 @@ def heal_model(
         dense = loaded.model
         before = _divergence(model, dense, found)
         state = StateFile(key_of(model, digest, {"train": found.train, "held": found.held}, work))
+        fixed: dict[str, Any] = {"state": state, "ranks": ranks, "begun": begun, "progress": progress}
+        healing = partial(Healing, plan=plan, text=found, work=work, **fixed)
+        numbers = sum(one.params for one in plan.weights if work.dense or one.changed)
         with frozen(dense), frozen(model):
-            ended = run(Healing(model, dense, plan, found, work, state, ranks, begun, progress))
+            in_parts = wanted(model, numbers, ranks)
+            ended = run_in_parts(healing, model, dense) if in_parts else run(healing(model=model, dense=dense))
         if not ended.won:
             raise ended.failure or _nothing_won(ended, work)
         after = _divergence(model, dense, found)

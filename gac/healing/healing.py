@@ -2,25 +2,32 @@
 
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 
 from gac.distributed.ranks import Ranks
-from gac.healing.logits import mean_divergence, windows_at_once
+from gac.healing.logits import in_training, mean_divergence, windows_at_once
+from gac.healing.shards import shard
 from gac.healing.state import Reached, StateFile
 from gac.healing.text import HealingText
 from gac.healing.trainables import Trainables, Values
 from gac.healing.work import Work
 from gac.models.families import family_of
-from gac.models.modules import input_device
 from gac.plan import Plan
 from gac.reporting.figures.healing import LossPoint
 from gac.runtime.stored import count_parameters
 
 logger = logging.getLogger(__name__)
+
+
+def trainables(model: Any, plan: Plan, work: Work) -> Trainables:
+    """What of a model is trained."""
+    return Trainables(model, plan.weights, {one.name for one in plan.weights if work.dense or one.changed})
 
 
 class Healing:
@@ -60,11 +67,17 @@ class Healing:
         progress: bool,
     ) -> None:
         self.model, self.dense, self.text, self.work, self.ranks = model, dense, text, work, ranks
-        self.state, self.progress, self._begun = state, progress, begun
+        self.plan, self.state, self.progress, self._begun = plan, state, progress, begun
         self.names = [f"{family_of(model.config).layers}.{at}" for at in range(model.config.num_hidden_layers)]
         self.at_once = windows_at_once(model, self.length)
-        self.trained = Trainables(model, plan, work.dense)
+        self.trained = trainables(model, plan, work)
         self.given, self.best, self.moments = self.trained.values(), {}, {}
+
+    def divide(self, mesh: DeviceMesh) -> None:
+        """Leave to every process its part of both models, which are in host memory."""
+        for model in (self.model, self.dense):
+            shard(model, self.layers(model), mesh)
+        self.trained.found_again()
 
     def resume_or_start(self) -> None:
         """Look at what is held out, and take up what a run that was stopped had reached."""
@@ -92,8 +105,9 @@ class Healing:
 
     @property
     def left(self) -> float | None:
-        """Seconds of the work; None where tokens are counted."""
-        return None if self.work.minutes is None else 60 * self.work.minutes - self._elapsed
+        """Seconds of the work, the same in every process; None where tokens are counted."""
+        minutes = self.work.minutes
+        return None if minutes is None else self.ranks.once(lambda: 60 * minutes - self._elapsed)
 
     @property
     def rate(self) -> str:
@@ -106,9 +120,7 @@ class Healing:
 
     def autocast(self) -> torch.autocast:
         """bfloat16 on a GPU, and of models that have 16 bits; what is trained is in float32 always."""
-        kind = input_device(self.model).type
-        narrow = kind == "cuda" or self.model.dtype != torch.float32
-        return torch.autocast(kind, torch.bfloat16, enabled=narrow, cache_enabled=False)  # a cache would miss steps
+        return in_training(self.model)
 
     def look(self) -> float:
         """Measure what is held out, nats a token, and keep the values where that is the least so far."""
@@ -127,16 +139,19 @@ class Healing:
         self.reached = replace(reached, curve=(*reached.curve, point), losses=())
         logger.debug("%s", point)
 
-    def keep(self, moments: Values, span: float = 0.0) -> None:
+    def keep(self, moments: Callable[[], Values], span: float = 0.0) -> None:
         """Keep the state on disk, where it is time for that.
 
         Args:
-            moments: of the optimiser.
+            moments: gives those of the optimiser.
             span: what is spent of the whole model's part.
         """
-        if self.ranks.leads and self.state.is_due:
+        if not self.ranks.once(lambda: self.state.is_due):
+            return
+        values = {"now": self.trained.values(), "moments": moments(), "best": self.best}
+        if self.ranks.leads:
             self.reached = replace(self.reached, seconds=self._elapsed, span=span)
-            self.state.write(self.reached, {"now": self.trained.values(), "moments": moments, "best": self.best})
+            self.state.write(self.reached, values)
 
     @property
     def _elapsed(self) -> float:
@@ -144,4 +159,5 @@ class Healing:
 
     def _divergence(self) -> float:
         with self.autocast():
-            return mean_divergence(self.model, self.dense, self.text.held, self.at_once)
+            found = mean_divergence(self.model, self.dense, self.text.held, self.at_once)
+        return self.ranks.once(lambda: found)

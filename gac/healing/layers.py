@@ -4,16 +4,17 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from statistics import mean
 
 import torch
 from torch import Tensor, nn
 
-from gac.healing.blocks import Passage, on_host, relative_error
+from gac.healing.blocks import LayerSteps, Passage, on_host, relative_error
 from gac.healing.descent import Descent
 from gac.healing.healing import Healing
 from gac.healing.text import order
-from gac.healing.trainables import learning
+from gac.healing.trainables import learning, values_of
 from gac.healing.work import Span
 from gac.progress import progress_bar
 
@@ -51,9 +52,10 @@ def _train(healing: Healing, seconds: float | None) -> None:
     """Take the states of both models through all layers, and train each on the way."""
     parts, held = _batches(healing, seconds)
     waits = on_host(healing.dense, sum(one.numel() for one in (*parts, *held)))
-    dense, ours = (
-        Passage(model, healing.layers(model), [*parts, *held], waits) for model in (healing.dense, healing.model)
-    )
+    with healing.autocast():  # what is trained has another dtype than the rest
+        dense, ours = (
+            Passage(model, healing.layers(model), [*parts, *held], waits) for model in (healing.dense, healing.model)
+        )
     begun, count = time.monotonic(), len(healing.names)
     bar = progress_bar("healing layers", "layer", total=count, shown=healing.progress)
     with bar, healing.autocast():
@@ -102,36 +104,29 @@ class _Layer:
         before = after = self._error()
         read = 0
         if own and before > 0:
-            given = {name: one.detach().to("cpu", copy=True) for name, one in own.items()}
+            given = values_of(own)
             read = self._train(own, seconds)
             if not (after := self._error()) < before:
                 healing.trained.restore(given)
         reached = healing.reached
         healing.reached = replace(reached, layers=self.layer + 1, tokens=reached.tokens + read // len(healing.names))
         healing.point("blocks", self.layer, before, min(after, before))
-        healing.keep({})
+        healing.keep(dict)
 
     def _train(self, own: dict[str, nn.Parameter], seconds: float | None) -> int:
         """Returns the tokens that were read."""
-        work, ranks, read, step = self.healing.work, self.healing.ranks, 0, 0
+        work, ranks = self.healing.work, self.healing.ranks
         tokens = None if work.tokens is None else int(work.blocks * work.tokens)
         span = Span(ranks, seconds, tokens)
         descent = Descent(own, self.healing.given, work.learning_rate, ranks)
+        pairs = [*zip(self.ours.states[: self.parts], self.due[: self.parts], strict=True)]
+        steps = LayerSteps(partial(self.ours.run, self.layer), pairs, work.seed + 1 + self.layer, ranks.count)
         with learning(own):
-            while (progress := span.progress()) < 1:
-                turn, place = divmod(step, self.parts)
-                at = int(order(self.parts, work.seed + 1 + self.layer, turn)[place])
-                loss = relative_error(self.ours.run(self.layer, self.ours.states[at]), self.due[at])
-                loss.backward()  # type: ignore[no-untyped-call]
-                step += 1
-                descent.step(loss, progress, f"step {step} of layer {self.layer}{self.healing.rate}")
-                batch = self.due[at].shape[0] * self.due[at].shape[1] * ranks.count
-                span.read(batch)
-                read += batch
-        return read
+            return steps.run(descent, span, f"layer {self.layer}{self.healing.rate}")
 
     @torch.no_grad()
     def _error(self) -> float:
         """The relative error of its output on what is held out."""
         pairs = zip(self.ours.states[self.parts :], self.due[self.parts :], strict=True)
-        return mean(float(relative_error(self.ours.run(self.layer, state), due)) for state, due in pairs)
+        found = mean(float(relative_error(self.ours.run(self.layer, state), due)) for state, due in pairs)
+        return self.healing.ranks.once(lambda: found)

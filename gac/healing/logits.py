@@ -16,6 +16,13 @@ CHECKPOINTED = 1_000_000_000
 """Parameters from which on activations are computed again and not kept."""
 
 
+def in_training(model: Any) -> torch.autocast:
+    """The dtype in which a model is trained: bfloat16 on a GPU, and of models that have 16 bits; else its own."""
+    kind = input_device(model).type
+    narrow = kind == "cuda" or model.dtype != torch.float32
+    return torch.autocast(kind, torch.bfloat16, enabled=narrow, cache_enabled=False)  # a cache would miss steps
+
+
 def windows_at_once(model: Any, length: int) -> int:
     """Windows whose logits are made at a time."""
     return max(1, LOGITS // (int(model.config.vocab_size) * length))

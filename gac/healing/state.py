@@ -42,6 +42,7 @@ class Reached:
         seconds: spent.
         span: tokens or seconds of the whole model's part that are spent.
         worse: how often in a row it was not lowered.
+        cooling: the part of the whole model's work at which the rate began to fall to its end, where it did early.
         losses: of the steps since the last point.
         curve: what was measured.
     """
@@ -55,6 +56,7 @@ class Reached:
     seconds: float = 0.0
     span: float = 0.0
     worse: int = 0
+    cooling: float | None = None
     losses: tuple[float, ...] = ()
     curve: tuple[LossPoint, ...] = ()
 

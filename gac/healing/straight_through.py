@@ -49,6 +49,9 @@ class StraightThrough(nn.Module):
         grid: what the scheme says of it.
     """
 
+    scale: Tensor
+    zero: Tensor
+
     def __init__(self, stored: StoredLinear, scheme: Scheme, grid: Grid) -> None:
         super().__init__()
         self._stored = (stored,)  # no submodule: its tensors are not trained
@@ -57,6 +60,8 @@ class StraightThrough(nn.Module):
         self.weight = nn.Parameter(grid.values())
         self.factor = nn.Parameter(torch.ones_like(grid.scale)) if grid.rescales else None
         self.bias = stored.bias
+        self.register_buffer("scale", grid.scale, persistent=False)  # goes where the model goes
+        self.register_buffer("zero", grid.zero, persistent=False)
         self.train(stored.training)
 
     def forward(self, x: Tensor) -> Any:
@@ -75,23 +80,23 @@ class StraightThrough(nn.Module):
         (stored,) = self._stored
         numbers, scale = self._numbers()
         columns = self.weight.shape[1]
-        found = Grid(numbers.flatten(1)[:, :columns], scale, self._grid.zero, self._grid.size, self._grid.levels)
+        found = Grid(numbers.flatten(1)[:, :columns], scale, self.zero, self._grid.size, self._grid.levels)
         stored.fill({name: one.contiguous() for name, one in self._scheme.on_grid(found).items()})
         return stored
 
     def _values(self) -> Tensor:
         """What the matrix is as it is stored, float32 ``(rows, columns)``."""
         numbers, scale = self._numbers()
-        values = (numbers - self._grid.zero[..., None]) * scale[..., None]
+        values = (numbers - self.zero[..., None]) * scale[..., None]
         return values.flatten(1)[:, : self.weight.shape[1]]
 
     def _numbers(self) -> tuple[Tensor, Tensor]:
         """The numbers of the grid ``(rows, groups, size)``, and the scales ``(rows, groups)``."""
-        levels, scale = self._grid.levels, self._grid.scale
+        levels, scale = self._grid.levels, self.scale
         if self.factor is not None:
             exact = scale * self.factor
             scale = _passed(exact, near_16_bits(exact.detach()))
-        units = in_parts(self.weight, self._grid.size) / scale[..., None] + self._grid.zero[..., None]
+        units = in_parts(self.weight, self._grid.size) / scale[..., None] + self.zero[..., None]
         within = units.clamp(levels.least, levels.most)
         return _passed(within, levels.nearest_(within.detach().clone())), scale
 

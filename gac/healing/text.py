@@ -66,7 +66,19 @@ def healing_text(given: CalibrationText | None, plan: Plan, loaded: Loaded, writ
     for one in cut:
         embedding: Any = loaded.model.get_input_embeddings()
         check_vocabulary(one, embedding.num_embeddings)
-    ids = torch.cat([one.ids for one in cut])
+    train, held = parted(name, torch.cat([one.ids for one in cut]))
+    return HealingText(name, train, held, cut[0].bos == "windows", documents)
+
+
+def parted(name: str, ids: Tensor) -> tuple[Tensor, Tensor]:
+    """Windows ``(windows, tokens)`` to train on, and those of them that are held out, in even steps.
+
+    Args:
+        name: what an error calls the text.
+
+    Raises:
+        TextError: there are too few.
+    """
     if len(ids) < LEAST:
         raise TextError(
             f"{name} has {len(ids)} windows of {ids.shape[1]} tokens to heal on",
@@ -76,7 +88,7 @@ def healing_text(given: CalibrationText | None, plan: Plan, loaded: Loaded, writ
     held = min(MOST_HELD, len(ids) // HELD)
     out = torch.zeros(len(ids), dtype=torch.bool)
     out[torch.arange(held) * len(ids) // held + len(ids) // (2 * held)] = True
-    return HealingText(name, ids[~out], ids[out], cut[0].bos == "windows", documents)
+    return ids[~out], ids[out]
 
 
 @cache

@@ -1,16 +1,17 @@
 """What of a compressed model is trained: the parameters of its changed weights, its norms, and stored numbers."""
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from gac.healing.shards import parts_like, whole
 from gac.healing.straight_through import StraightThrough
 from gac.models.families import family_of
-from gac.plan import Plan, WeightChoice
+from gac.plan import WeightChoice
 from gac.runtime.shared_gemm import FusedMember
 from gac.runtime.stored import StoredLinear, stored_modules
 from gac.schemes import scheme_named
@@ -23,16 +24,20 @@ Values = dict[str, Tensor]
 class Trainables:
     """The parameters that are trained, float32, by their names in the model; all others need no gradient.
 
+    Args:
+        weights: what every targeted weight has become.
+        taken: names of those that are trained.
+
     Attributes:
         parameters: in model order.
     """
 
-    def __init__(self, model: Any, plan: Plan, dense: bool) -> None:
+    def __init__(self, model: Any, weights: Sequence[WeightChoice], taken: Collection[str]) -> None:
         self._model = model
-        self._inside = _straight_through(model, plan)
+        self._inside = _straight_through(model, [choice for choice in weights if choice.name in taken])
         names = {id(one): name for name, one in model.named_parameters()}
-        found = [one for choice in plan.weights if dense or choice.changed for one in _of_weight(model, choice)]
-        found += _norms(model, plan)
+        found = [one for choice in weights if choice.name in taken for one in _of_weight(model, choice)]
+        found += _norms(model, weights)
         trained = {names[id(one)]: one for one in found if one.is_floating_point() and one.numel()}
         self.parameters: dict[str, nn.Parameter] = {name: trained[name] for name in names.values() if name in trained}
         self._dtypes = {name: one.dtype for name, one in self.parameters.items()}
@@ -45,19 +50,24 @@ class Trainables:
         """How many numbers are trained."""
         return sum(one.numel() for one in self.parameters.values())
 
+    def found_again(self) -> None:
+        """Take the parameters as the model has them now: in parts, where it was divided."""
+        now = dict(self._model.named_parameters())
+        self.parameters = {name: now[name] for name in self.parameters}
+
     def within(self, layer: str) -> dict[str, nn.Parameter]:
         """Those of a decoder layer, given by its name."""
         return {name: one for name, one in self.parameters.items() if name.startswith(f"{layer}.")}
 
     def values(self) -> Values:
-        """What they are now, on the host."""
-        return {name: one.detach().to("cpu", copy=True) for name, one in self.parameters.items()}
+        """What they are now, on the host; all processes ask for it."""
+        return values_of(self.parameters)
 
     @torch.no_grad()
     def restore(self, values: Mapping[str, Tensor]) -> None:
         """Make them what they were; some of them, or all."""
         for name, value in values.items():
-            self.parameters[name].copy_(value)
+            self.parameters[name].copy_(parts_like(self.parameters[name], value))
 
     def close(self, changed: bool) -> None:
         """Put the model back into its dtype and its storages.
@@ -69,6 +79,11 @@ class Trainables:
             one.data = one.data.to(self._dtypes[name])
         for name, (module, stored) in self._inside.items():
             self._model.set_submodule(name, module.store() if changed else stored)
+
+
+def values_of(parameters: Mapping[str, Tensor]) -> Values:
+    """What parameters are now, on the host; all processes ask for it."""
+    return {name: whole(one.detach()).to("cpu", copy=True) for name, one in parameters.items()}
 
 
 @contextmanager
@@ -84,10 +99,10 @@ def learning(parameters: Mapping[str, nn.Parameter]) -> Iterator[None]:
             one.requires_grad_(False)
 
 
-def _straight_through(model: Any, plan: Plan) -> dict[str, tuple[StraightThrough, StoredLinear]]:
-    """The stored matrices of the plan's weights, each replaced by what is trained in its place."""
+def _straight_through(model: Any, weights: Sequence[WeightChoice]) -> dict[str, tuple[StraightThrough, StoredLinear]]:
+    """The stored matrices of the weights, each replaced by what is trained in its place."""
     found, left = {}, set()
-    for choice in plan.weights:
+    for choice in weights:
         scheme = scheme_named(choice.scheme)
         inside = stored_modules(model.get_submodule(choice.name)) if scheme.lossy else {}
         for path, stored in inside.items():
@@ -117,10 +132,10 @@ def _of_weight(model: Any, choice: WeightChoice) -> list[nn.Parameter]:
     return [one for one in found if id(one) in masters]
 
 
-def _norms(model: Any, plan: Plan) -> list[nn.Parameter]:
+def _norms(model: Any, weights: Sequence[WeightChoice]) -> list[nn.Parameter]:
     """Those of the decoder layers and the last one: vectors that belong to no weight."""
     layers, last = family_of(model.config).layers, model.get_submodule(family_of(model.config).last_norm)
-    weights = tuple(f"{choice.name}." for choice in plan.weights)
+    inside = tuple(f"{choice.name}." for choice in weights)
     named = model.get_submodule(layers).named_parameters(prefix=layers)
-    found = [one for name, one in named if one.dim() == 1 and not name.startswith(weights)]
+    found = [one for name, one in named if one.dim() == 1 and not name.startswith(inside)]
     return [*found, *last.parameters()]

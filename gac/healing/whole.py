@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gac.healing.descent import Descent
+from gac.healing.descent import COOLING, Descent, cooled, scheduled
 from gac.healing.healing import Healing
 from gac.healing.logits import recomputing, summed_divergence
 from gac.healing.text import order
@@ -29,11 +29,11 @@ LOOKS = 20
 LOOKED = 0.3
 """Windows held out that are looked at for one that is trained on, at most."""
 PATIENCE = 4
-"""Looks in a row that may find nothing better."""
+"""Looks in a row that may find nothing better, and looks as the rate falls then."""
 
 
 def heal_whole(healing: Healing) -> None:
-    """Train until the work is done, or what is held out gets no better.
+    """Train until the work is done, or what is held out gets no better, even in the smaller steps at the end.
 
     Raises:
         HealingError: a loss or a gradient is not finite; the step is not taken.
@@ -61,7 +61,8 @@ class _Steps:
         if seconds is None:
             fits = (tokens or 0) // healing.length
         else:
-            each = healing.ranks.once(self._seconds_of_a_window)
+            taken = self._seconds_of_a_window()
+            each = healing.ranks.once(lambda: taken)
             fits = int(seconds / each) * count
             logger.info("about %s tokens a second", f"{healing.length * count / each:,.0f}")
         self._windows = max(1, min(max(1, BATCH // healing.length), fits // STEPS) // count) * count
@@ -75,25 +76,47 @@ class _Steps:
         progress = span.progress()
         if healing.moments:
             descent.restore(healing.moments)
-        looked, begun, first = int(progress * self._looks), time.monotonic(), healing.reached.steps
+        looked, begun, first = self._turn(progress), time.monotonic(), healing.reached.steps
         with progress_bar("healing", "step", shown=healing.progress) as bar:
-            while progress < 1:
+            while progress < 1 and not self._cool(progress):
                 where = f"step {healing.reached.steps + 1} of the whole model{healing.rate}"
-                value = descent.step(self._gradients(), progress, where)
+                value = descent.step(self._gradients(), self._part(progress), where)
                 span.read(read)
                 self._count(read, value)
                 progress = span.progress()
                 speed = (healing.reached.steps - first) * read / (time.monotonic() - begun)
                 _say(bar, value, healing.reached.steps, progress, speed)
-                if int(progress * self._looks) > looked:
-                    looked = int(progress * self._looks)
+                if self._turn(progress) > looked:
                     losses = healing.reached.losses
                     held = healing.look()
                     healing.point("model", healing.reached.steps, mean(losses), held)
-                if healing.reached.worse >= PATIENCE:
-                    logger.info("what is held out gets no better: healing ends here")
-                    return
-                healing.keep(descent.state(), span.spent)
+                    self._turn_back(progress)
+                looked = self._turn(progress)
+                healing.keep(descent.state, span.spent)
+
+    def _part(self, progress: float) -> float:
+        """Of the highest rate, where so much of the work is done."""
+        begun = self._healing.reached.cooling
+        return scheduled(progress) if begun is None else cooled(progress, begun)
+
+    def _turn(self, progress: float) -> int:
+        """How often what is held out is to be looked at by then, since the rate began to fall early where it did."""
+        begun = self._healing.reached.cooling
+        if begun is None or progress >= 1:
+            return int(progress * self._looks) if begun is None else PATIENCE
+        return int(min(1.0, (progress - begun) / COOLING) * PATIENCE)
+
+    def _cool(self, progress: float) -> bool:
+        """Whether the rate has fallen to its end early."""
+        return self._healing.reached.cooling is not None and self._turn(progress) >= PATIENCE
+
+    def _turn_back(self, progress: float) -> None:
+        """Go back to the best state, and let the rate fall from now on, where what is held out gets no better."""
+        healing, reached = self._healing, self._healing.reached
+        if reached.worse >= PATIENCE and reached.cooling is None:
+            logger.info("what is held out gets no better: back to where it was best, and to smaller steps")
+            healing.trained.restore(healing.best or healing.given)
+            healing.reached = replace(reached, cooling=progress, worse=0)
 
     def _count(self, read: int, loss: float) -> None:
         reached = self._healing.reached

@@ -111,14 +111,22 @@ def test_rank_0_writes_the_checkpoint(both: tuple[Left, Left]) -> None:
     assert torch.equal(logits, two.compressed("fitted")["logits"])
 
 
-def test_two_processes_heal_one_model(text: Path, tmp_path: Path) -> None:
-    ended = together(2, work.heal, tmp_path / "home", text, tmp_path / "left")
-    assert ended == Ended([0, 0], ["", ""], ["", ""])
-    lead, other = (torch.load(tmp_path / f"left/{rank}/healed.pt", weights_only=False) for rank in range(2))
-    assert other["digest"] == lead["digest"]
-    (healed,) = lead["healed"]
+def test_two_processes_heal_one_model_whole_or_in_parts(text: Path, tmp_path: Path) -> None:
+    home, left, well = tmp_path / "home", tmp_path / "left", Ended([0, 0], ["", ""], ["", ""])
+    assert together(2, work.heal, home, text, left).codes == [3, 3]
+    assert len(list((home / "healing").iterdir())) == 1
+    assert together(2, work.go_on_healing, home, text, left) == well
+    assert not list((home / "healing").iterdir())
+    whole, parts = (
+        [torch.load(left / f"{rank}/{name}.pt", weights_only=False) for rank in range(2)] for name in ("whole", "parts")
+    )
+    assert whole[1]["digest"] == whole[0]["digest"]
+    assert parts[1]["digest"] == parts[0]["digest"]
+    [healed], [in_parts] = whole[0]["healed"], parts[0]["healed"]
     assert healed.after < healed.before
     assert healed.tokens >= TOKENS
+    assert in_parts.after == pytest.approx(healed.after, rel=1e-4)
+    assert in_parts.tokens == healed.tokens
 
 
 def test_a_killed_process_is_named_and_the_run_resumes_with_another_number(

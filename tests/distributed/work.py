@@ -1,21 +1,25 @@
 """What the processes of a test do."""
 
+import copy
 import hashlib
 import os
 import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
 import gac
 from gac.distributed import launch
 from gac.errors import ModelError
+from gac.healing import heal as of_healing
+from gac.healing import healing, state
 from gac.models.loading import bytes_of
 from gac.sensitivity import calibration, curves
 from tests.distributed.herd import llama, options
-from tests.healing.trained import trained
+from tests.healing.trained import Trained, trained
 
 
 def digest_of(model: Any) -> str:
@@ -48,12 +52,41 @@ def plan_and_compress(text: Path, folder: Path) -> None:
 
 
 def heal(text: Path, folder: Path) -> None:
-    """A model that has learned something is compressed, and healed on the text."""
+    """A model that has learned something is compressed, and healed on the text; then in parts, up to a fifth state."""
+    found, small, folder = _to_be_healed(text, folder)
+    _healed(found, copy.deepcopy(small), folder / "whole.pt")
+    keep, left = healing.Healing.keep, [5]
+
+    def then_gone(self: Any, *given: Any) -> None:
+        keep(self, *given)
+        left[0] -= 1
+        if not left[0]:
+            os._exit(3)
+
+    with patch.multiple(state, EVERY=0.0, SHARE=1e9), patch.object(healing.Healing, "keep", then_gone):
+        _heal_in_parts(found, small, folder)
+
+
+def go_on_healing(text: Path, folder: Path) -> None:
+    """The same again, in parts alone, to the end."""
+    _heal_in_parts(*_to_be_healed(text, folder))
+
+
+def _heal_in_parts(found: Trained, small: Any, folder: Path) -> None:
+    with patch.object(of_healing, "wanted", return_value=True):
+        _healed(found, small, folder / "parts.pt")
+
+
+def _to_be_healed(text: Path, folder: Path) -> tuple[Trained, Any, Path]:
     folder = folder / str(launch.rank())
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     found = replace(trained(folder), text=text)
-    healed = found.heal(found.compressed(), text=str(found.text))
-    torch.save({"digest": digest_of(healed), "healed": healed.gac_plan.healed}, folder / "healed.pt")
+    return found, found.compressed(schemes=("bf16", "w2a16:32"), budget=1.0, memory=0.3, rotate=False), folder
+
+
+def _healed(found: Trained, small: Any, path: Path) -> None:
+    healed = found.heal(small, text=str(found.text))
+    torch.save({"digest": digest_of(healed), "healed": healed.gac_plan.healed}, path)
 
 
 def plan(text: Path, folder: Path) -> None:

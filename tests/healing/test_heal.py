@@ -13,7 +13,7 @@ from trained import LENGTH, TOKENS, Trained
 import gac
 from gac import api
 from gac.errors import CheckpointError, GacError, HealingError, PlanError, TextError
-from gac.healing import heal, healing, layers, own_text, state, whole, work
+from gac.healing import descent, heal, healing, layers, own_text, state, whole, work
 from gac.healing.trainables import Trainables
 from gac.io import home
 from tests.cli.commands import answer, refused, run
@@ -57,11 +57,20 @@ def test_it_comes_nearer_and_keeps_forms_dims_schemes_and_bytes(asked: str, lear
     ).read_text("utf-8")
 
 
+def test_a_model_of_16_bits_is_trained_in_32_and_keeps_16(learned: Trained) -> None:
+    narrow = replace(learned, model=copy.deepcopy(learned.model).to(torch.bfloat16), _compressed={})
+    healed = narrow.heal(narrow.compressed())
+    [record] = healed.gac_plan.healed
+    assert record.after < record.before
+    assert {one.dtype for one in healed.parameters()} == {torch.bfloat16}
+
+
 def test_what_runs_in_training_is_what_is_stored(learned: Trained) -> None:
     small = learned.compressed(**PLANS["2 bits, rotated, fused"])
     for change in (0.0, 0.3):  # of a weight's size, far more than a step
         before, given = logits(small), {name: one.clone() for name, one in small.state_dict().items()}
-        trained = Trainables(small, small.gac_plan, dense=False)
+        weights = small.gac_plan.weights
+        trained = Trainables(small, weights, {one.name for one in weights if one.changed})
         masters = {name: one for name, one in trained.parameters.items() if name.endswith(("weight", "factor"))}
         for one in masters.values():
             one.data += change * one.std() * torch.randn(one.shape, generator=torch.Generator().manual_seed(0))
@@ -92,6 +101,35 @@ def test_dense_weights_are_trained_where_that_is_asked_for(learned: Trained) -> 
     assert not any(torch.equal(small.get_submodule(name).weight, weights[name]) for name in dense)
     assert [one.dense for one in again.gac_plan.healed] == [False, True]
     assert again.gac_plan.healed[1].before == pytest.approx(again.gac_plan.healed[0].after, rel=1e-4)
+
+
+def test_where_nothing_better_is_found_it_goes_back_and_ends_in_small_steps(learned: Trained, monkeypatch: Any) -> None:
+    small, parts, states = learned.compressed(), [], []
+    found = iter([1.0, 0.5, 0.6, 0.7, 0.6, 0.7, 0.6, 0.6, 0.6, 0.4])  # the start, four looks worse than one, four more
+    step, look = descent.Descent.step, healing.Healing.look
+
+    def stepped(self: Any, loss: torch.Tensor, part: float, where: str) -> float:
+        parts.append(part)
+        return step(self, loss, part, where)
+
+    def looked(self: Any) -> float:
+        states.append((len(parts), self.trained.values()))
+        return look(self)
+
+    monkeypatch.setattr(healing.Healing, "_divergence", lambda _self: next(found))
+    monkeypatch.setattr(descent.Descent, "step", stepped)
+    monkeypatch.setattr(healing.Healing, "look", looked)
+    monkeypatch.setattr(whole, "BATCH", LENGTH)
+    monkeypatch.setattr(whole, "LOOKED", 1.0)
+    [record] = learned.heal(small, blocks=0.0, tokens=200 * LENGTH).gac_plan.healed
+    looks = [at for at, _ in states]
+    assert looks == pytest.approx([10, 20, 30, 40, 50, 55, 60, 65, 70], abs=1)
+    assert record.tokens == looks[-1] * LENGTH
+    assert parts[50:] == sorted(parts[50:], reverse=True)
+    assert parts[-1] < 0.1 < parts[50]
+    moved = [sum(float((one - two).abs().sum()) for one, two in zip(a.values(), b.values(), strict=True))
+             for (_, a), (_, b) in ((states[0], states[4]), (states[0], states[5]))]  # fmt: skip
+    assert moved[1] < moved[0]  # it went back
 
 
 @pytest.mark.parametrize("blocks", [0.0, 1.0])

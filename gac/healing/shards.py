@@ -1,0 +1,64 @@
+"""Models of which every process holds a part: FSDP2, where what is trained does not fit one GPU.
+
+Every decoder layer is one unit, and what is left of the model another (``torch.distributed.fsdp.fully_shard``; ZeRO,
+arXiv 1910.02054, stage 3). A unit is whole while it runs. Masters, gradients and moments stay in parts.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from gac.distributed.ranks import Ranks
+from gac.models.modules import input_device
+
+STATE = 16
+"""Bytes of a number that is trained: its master, its gradient and two moments, in float32."""
+FREE = 0.6
+"""The part of a GPU's free memory that they may take as a whole."""
+
+
+def wanted(model: Any, trained: int, ranks: Ranks) -> bool:
+    """Whether so many trained numbers are too much for each of several GPUs; the same in every process."""
+    device = input_device(model)
+    if ranks.count == 1 or device.type != "cuda":
+        return False
+    free = torch.cuda.mem_get_info(device)[0]
+    return any(ranks.gathered(STATE * trained > FREE * free))
+
+
+@contextmanager
+def waiting(*models: nn.Module) -> Iterator[None]:
+    """With models in host memory, which are back on their device on exit."""
+    devices = [input_device(model) for model in models]
+    try:
+        for model in models:
+            model.to("cpu")
+        yield
+    finally:
+        for model, device in zip(models, devices, strict=True):
+            model.to(device)
+
+
+def shard(model: nn.Module, layers: Sequence[nn.Module], mesh: DeviceMesh) -> None:
+    """Leave to every process its part of a model that is in host memory; the model stays so."""
+    for layer in layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh, reshard_after_forward=True)  # else it would miss that it is to be trained
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """A tensor of which this process may have a part; all processes ask for it."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def parts_like(tensor: Tensor, values: Tensor) -> Tensor:
+    """A copy of values ``(...)`` on the device of a tensor, and divided as that is."""
+    if not isinstance(tensor, DTensor):
+        return values.to(tensor.device, copy=True)
+    return distribute_tensor(values.to(tensor.device, copy=True), tensor.device_mesh, tensor.placements)

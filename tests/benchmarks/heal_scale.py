@@ -1,0 +1,90 @@
+"""Tokens a second and memory of healing a random model of Llama-3-8B's shapes, on one GPU or several.
+
+    python tests/benchmarks/heal_scale.py --output heal-scale-1.json
+    torchrun --nproc-per-node 2 tests/benchmarks/heal_scale.py --output heal-scale-2.json
+    torchrun --nproc-per-node 2 tests/benchmarks/heal_scale.py --parts --output heal-scale-2-parts.json
+
+Weights and tokens are random; forms and dims are those of a plan at ``--budget``. What runs is the part of ``gac.heal``
+that trains the whole model, on windows of 2048 tokens. ``--parts`` divides the models over the processes even where
+they fit. ``--shapes smollm2 --layers 2 --length 64 --tokens 4096 --device cpu`` is for a CPU.
+"""
+
+import copy
+import math
+import time
+from argparse import Namespace
+from functools import partial
+from typing import Any
+
+import torch
+
+from gac.distributed.launch import local_rank
+from gac.distributed.run import on_every_rank, this_run
+from gac.evaluation.shapes import model_of_shapes, planner_of_shapes, variant
+from gac.healing import state
+from gac.healing.healing import Healing
+from gac.healing.shards import wanted
+from gac.healing.text import HealingText, parted
+from gac.healing.whole import heal_whole
+from gac.healing.work import Work
+from gac.sensitivity.layerwise import frozen
+from tests.benchmarks.harness import options, write
+
+WINDOWS = 80
+
+
+def main() -> None:
+    parser = options(__doc__, "--output", "--profile", "--device")
+    parser.add_argument("--shapes", default="llama-3-8b")
+    parser.add_argument("--layers", type=int, help="the model's own where not given")
+    parser.add_argument("--budget", type=float, default=0.8)
+    parser.add_argument("--length", type=int, default=2048)
+    parser.add_argument("--tokens", type=int, default=400_000)
+    parser.add_argument("--parts", action="store_true")
+    asked = parser.parse_args()
+    found = measured(asked)
+    if this_run().leads:
+        print(" ".join(f"{name}={value}" for name, value in found.items()))
+        write(asked.output, **found)
+
+
+@on_every_rank
+def measured(asked: Namespace) -> dict[str, Any]:
+    """What healing takes, from its second point on."""
+    ranks = this_run()
+    device = f"cuda:{local_rank()}" if asked.device == "cuda" else asked.device
+    plan = planner_of_shapes(asked.shapes, (), asked.profile, asked.layers).plan(asked.budget)
+    dense: Any = model_of_shapes(asked.shapes, device=device, layers=asked.layers)
+    small: Any = copy.deepcopy(variant(dense, plan.weights))
+    ids = torch.randint(dense.config.vocab_size, (WINDOWS, asked.length), generator=torch.Generator().manual_seed(0))
+    text = HealingText("random", *parted("random tokens", ids), bos=False)
+    trained = sum(one.params for one in plan.weights if one.changed)
+    parts = ranks.count > 1 and (asked.parts or wanted(small, trained, ranks))
+    state.EVERY = math.inf
+    work = Work.of(None, asked.tokens, None, 0.0, False, 0, plan.measured.params)
+    fixed: dict[str, Any] = {"state": state.StateFile("scale"), "ranks": ranks, "begun": time.monotonic()}
+    healing_of = partial(Healing, plan=plan, text=text, work=work, progress=False, **fixed)
+    with frozen(dense), frozen(small):
+        if parts:
+            healing = healing_of(model=small.to("cpu"), dense=dense.to("cpu"))
+            healing.divide(ranks.mesh(asked.device))
+        else:
+            healing = healing_of(model=small, dense=dense)
+        healing.resume_or_start()
+        heal_whole(healing)
+    points = [one for one in healing.reached.curve if one.phase == "model"]
+    read, seconds = (getattr(points[-1], name) - getattr(points[0], name) for name in ("tokens", "seconds"))
+    peak = torch.cuda.max_memory_allocated() / 1e9 if asked.device == "cuda" else None
+    return {
+        "processes": ranks.count,
+        "in_parts": parts,
+        "length": asked.length,
+        "kept": plan.budget.kept,
+        "trained": healing.trained.count,
+        "tokens_a_second": read / seconds,
+        "peak_gb": ranks.gathered(peak),
+    }
+
+
+if __name__ == "__main__":
+    main()
