@@ -21,7 +21,7 @@ from gac.compression.refit import refit_named
 from gac.distributed.ranks import ALONE, Ranks
 from gac.distributed.run import check_shared, this_run
 from gac.errors import GacError, ModelError, PlanError
-from gac.forms import DEFAULT_FORMS, form_named
+from gac.forms import DEFAULT_FORMS
 from gac.forms.metric import FACTOR
 from gac.forms.planned_sites import Fusing, as_planned, check_forms_fit
 from gac.io import home, to_json
@@ -99,14 +99,10 @@ def with_own_forms(recipe: Recipe, method: Method) -> Recipe:
     """The recipe as the method plans: one with forms of its own takes the budget for that of the KV cache.
 
     Raises:
-        GacError: other forms than its own, a second limit of the cache, or such a form with another method.
+        GacError: other forms than its own, or a second limit of the cache.
     """
     forms, limits = recipe.space.forms, recipe.limits
     if not method.forms:
-        for name in forms:
-            if form_named(name).counts == "cached":
-                given = f"form {name} with method {method.name}"
-                raise GacError(given, "method palu, which measures groups of heads", "Use method='palu'.")
         return recipe
     if forms not in (DEFAULT_FORMS, method.forms):
         given = f"method {method.name} with forms {', '.join(forms)}"

@@ -60,7 +60,7 @@ class Measure:
 
     Attributes:
         method: the metric that errors are measured in: ``kfac``, ``svd-llm``, ``asvd`` (``asvd:ALPHA``) or ``svd``; or
-            ``palu`` (``palu:N``), which gives k_proj and v_proj its form ``grouped``, in groups of 4 (N) heads, leaves
+            ``palu`` (``palu:N``), which gives k_proj and v_proj its form ``latent``, in groups of 4 (N) heads, leaves
             everything else dense, and takes the budget for the kept fraction of the KV cache; ``palu-fold`` has groups
             of one head, and folds V's second factor into o_proj.
         text: calibration text: ``wiki-sample``, ``wikitext2``, ``c4`` or a path, optionally with windows and tokens, as

@@ -181,7 +181,7 @@ def test_unknown_latencies_are_said_and_not_invented(small: Small) -> None:
         ({"kv_cache": 0.75, "rule": "uniform"}, "rule uniform with a KV-cache limit; "),
         (
             {"method": "palu", "forms": ("narrow",)},
-            "method palu with forms narrow; expected its own, grouped. Leave the forms out.",
+            "method palu with forms narrow; expected its own, latent. Leave the forms out.",
         ),
         (
             {"method": "palu:2", "kv_cache": 0.5},
@@ -189,7 +189,7 @@ def test_unknown_latencies_are_said_and_not_invented(small: Small) -> None:
             "fraction of the KV cache. Drop the KV-cache limit.",
         ),
         (
-            {"forms": ("grouped",)},
+            {"forms": ("latent",)},
             "form grouped with method kfac; expected method palu, which measures groups of heads. Use method='palu'.",
         ),
     ],
@@ -258,7 +258,7 @@ def test_a_peers_rule_asks_the_model_what_it_needs(small: Small, rule: str) -> N
 @pytest.mark.parametrize("rule", ["loss", "uniform", "fisher", "fisher:nearest8"])
 def test_palu_takes_the_budget_for_the_kv_cache(small: Small, rule: str) -> None:
     plan = small.allocate(0.5, method="palu:1", rule=rule)
-    assert plan.recipe.space.forms == ("grouped:1",)
+    assert plan.recipe.space.forms == ("latent:1",)
     _, cache = plan.limits
     assert (cache.column, cache.asked, cache.limit, cache.total) == ("kv_numbers", 0.5, 64, 128)
     assert cache.over == max(0, cache.used - 64)
@@ -273,7 +273,7 @@ def test_folded_values_are_cached_shorter(small: Small) -> None:
     _, cache = plan.limits
     assert cache.used <= cache.limit == 76
     forms = {(weight.name.rpartition(".")[2], weight.form) for weight in plan.weights if weight.form != "dense"}
-    assert forms <= {("k_proj", "grouped:1"), ("v_proj", "head_dim"), ("o_proj", "head_dim")}
+    assert forms <= {("k_proj", "latent:1"), ("v_proj", "head_dim"), ("o_proj", "head_dim")}
     assert ("o_proj", "head_dim") in forms
     model = small.compress(plan)
     assert total(model) == plan.budget.used
@@ -299,7 +299,7 @@ def test_there_is_no_frontier_of_palu(small: Small) -> None:
 @pytest.mark.parametrize(
     ("given", "command"),
     [
-        ({"method": "palu:1", "kv_cache": 0.5}, "--budget 1.0 --method palu:1 --form grouped:1 --kv-cache 0.5 "),
+        ({"method": "palu:1", "kv_cache": 0.5}, "--budget 1.0 --method palu:1 --form latent:1 --kv-cache 0.5 "),
         ({"forms": ("head_dim",), "kv_cache": 0.75}, "--budget 1.0 --method kfac --form head_dim --kv-cache 0.75 "),
         ({"align": 16}, "--budget 0.7 --method kfac --form low_rank --form narrow --align-to 16 "),
         ({"align": False}, "--budget 0.7 --method kfac --form low_rank --form narrow --no-align "),

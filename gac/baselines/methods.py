@@ -7,7 +7,7 @@ from torch import Tensor
 
 from gac.errors import GacError
 from gac.forms import form_named
-from gac.forms.grouped.torch import decompose_groups
+from gac.forms.latent.torch import decompose_groups
 from gac.forms.metric import Measured, Moments
 from gac.forms.shortened_values import ShortenedValues
 from gac.linalg import damped, identity_like
@@ -71,7 +71,7 @@ class Palu(SvdLlm):
     """
 
     def __init__(self, group: int = 4) -> None:
-        form = form_named(f"grouped:{group}")
+        form = form_named(f"latent:{group}")
         self.forms, self.name = (form.name,), form.name.replace(form.kind, "palu")
 
     def with_parameter(self, text: str) -> "Palu":
@@ -98,7 +98,7 @@ class PaluFold(SvdLlm):
     """
 
     name = "palu-fold"
-    forms = ("grouped:1", "head_dim")
+    forms = ("latent:1", "head_dim")
     folds = True
 
     def fold(self, values: Measured, output: Tensor, heads: int, groups: int) -> ShortenedValues:

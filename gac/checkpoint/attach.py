@@ -16,6 +16,7 @@ from gac.io import to_json
 from gac.plan import Plan
 from gac.runtime.compressed import CompressedModel
 from gac.runtime.contract import COMPRESSED, LAYOUT
+from gac.runtime.latents import cache_latents
 
 if TYPE_CHECKING:
     _Dense = PreTrainedModel
@@ -100,6 +101,7 @@ def attach_plan(model: PreTrainedModel, plan: Plan) -> PlannedModel:
     for module in changed.modules():
         if getattr(module, "config", None) is config:
             module.config = described
+    cache_latents(model)
     changed.gac_plan = plan
     changed.gac_files = {"plan.json": text, "README.md": model_card(plan)}
     planned_model: PlannedModel = changed

@@ -24,6 +24,7 @@ from gac.plan import Measured, WeightChoice
 from gac.profiling.select import select_profile
 from gac.recipe import Recipe
 from gac.runtime.decode_kernel import use_decode_kernel
+from gac.runtime.latents import cache_latents
 from gac.runtime.modules import Absent, Constant
 from gac.runtime.stored import stored_modules
 from gac.schemes import scheme_named
@@ -123,6 +124,7 @@ def running(
     share_gemms(model, where_they_run(fused, choices))
     skip_absent(model, choices)
     round_inputs(model, choices)
+    cache_latents(model)
     if triton:
         use_decode_kernel(model)
     return model

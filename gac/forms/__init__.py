@@ -17,14 +17,14 @@ FORMS: Registry[Form] = Registry(
         "narrow": "gac.forms.narrow.spec:Narrow",
         "head_dim": "gac.forms.head_dim.spec:HeadDim",
         "narrow_pair": "gac.forms.narrow_pair.spec:NarrowPair",
-        "grouped": "gac.forms.grouped.spec:Grouped",
+        "latent": "gac.forms.latent.spec:Latent",
         "heads": "gac.forms.heads.spec:HeadGroups",
         "skip": "gac.forms.skip.spec:Skip",
     },
     lambda own: check_contract("form", own, (), Form),
     PlanError,
 )
-"""Every form by name; ``grouped:N`` has groups of N heads, ``narrow_pair:N`` lies in an MLP of N neurons."""
+"""Every form by name; ``latent:N`` has groups of N heads, ``narrow_pair:N`` lies in an MLP of N neurons."""
 
 DEFAULT_FORMS = ("low_rank", "narrow")
 """What competes with staying dense where nothing else is asked for."""

@@ -19,6 +19,7 @@ from transformers.utils.hub import cached_file
 from .contract import COMPRESSED_TENSORS, DIGESTS, LAYOUT, QUANTIZATION, chooses_code
 from .decode_kernel import use_decode_kernel
 from .header import HEAD, check_run, header_value, own_name, replace_weights, rounded_inputs, skipped_blocks
+from .latents import cache_latents, caches_latents
 from .ranks import Ranks, SplitError, ranks_asked_for
 from .round_before import round_before
 from .serving import prepare_for_vllm
@@ -123,6 +124,7 @@ class CompressedModel:
         _share_where_possible(model)
         skip_blocks(model, skipped_blocks(model))
         round_before(model, rounded_inputs(model))
+        cache_latents(model)
         if header_value(model.config, "decode_kernel") == "triton":
             use_decode_kernel(model)
         return (model, report) if output_loading_info else model
@@ -147,8 +149,8 @@ class CompressedModel:
             self._write_companions(directory)
 
     def _get_static_cache_init_shape(self: Any) -> Any:
-        """None where the model is split: its attentions have the keys and values of some heads."""
-        if self.tp_size is not None:
+        """None where the model is split, or keeps latents: its attentions have other keys and values."""
+        if self.tp_size is not None or caches_latents(self):
             return None
         return super()._get_static_cache_init_shape()  # type: ignore[misc]
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from torch import nn
 
-from .modules import BlockLinear, GroupedLinear, LowRankLinear, ValueLinear
+from .modules import BlockLinear, LatentLinear, LowRankLinear, ValueLinear
 from .ranks import SplitError
 from .storage import Storage
 from .stored import StoredLinear
@@ -107,7 +107,7 @@ def styles_of(module: nn.Module, side: Literal["out", "in"]) -> dict[str, Style]
     Args:
         side: of the weight, which is divided: its outputs, or its inputs.
     """
-    if isinstance(module, GroupedLinear):
+    if isinstance(module, LatentLinear):
         return {"first": "colwise", "second": "colwise"}
     if isinstance(module, LowRankLinear):
         if side == "out":
@@ -272,7 +272,7 @@ class Division:
         self._matrices[path] = cut
 
 
-def _latents(module: GroupedLinear, rows: slice) -> slice:
+def _latents(module: LatentLinear, rows: slice) -> slice:
     """Those of the groups of heads that the rows lie in: whole groups, or a part of one."""
     second: Any = module.second
     groups = int(second.shape[0] if isinstance(second, StoredLinear) else len(second.weight))

@@ -75,7 +75,7 @@ def multiply_blocks(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return y if bias is None else y + bias
 
 
-class GroupedLinear(LowRankLinear):
+class LatentLinear(LowRankLinear):
     """y = blockdiag(B_1, B_2, ...) (A x) + bias: a low-rank pair for each group of output features.
 
     ``first`` holds the A_g, one above the other, shape ``(groups * rank, in)``; ``second`` is a ``BlockLinear``.
@@ -152,7 +152,7 @@ class Constant(Absent):
 KINDS: dict[str, tuple[Callable[..., nn.Module], tuple[str, ...]]] = {
     "Linear": (empty_linear, ("in_features", "out_features")),
     "LowRankLinear": (LowRankLinear, ("in_features", "rank", "out_features")),
-    "GroupedLinear": (GroupedLinear, ("in_features", "groups", "rank", "out_features")),
+    "LatentLinear": (LatentLinear, ("in_features", "groups", "rank", "out_features")),
     "ValueLinear": (ValueLinear, ("in_features", "heads", "length")),
     "Absent": (Absent, ("in_features", "out_features")),
     "Constant": (Constant, ("in_features", "out_features")),

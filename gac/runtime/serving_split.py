@@ -13,7 +13,7 @@ from torch import Tensor, fx, nn
 
 from .division import Cuts, Division, Unit, Whole, units_of
 from .header import own_name, skipped_blocks, storage_of, weights_of
-from .modules import Absent, GroupedLinear, Heads, LowRankLinear
+from .modules import Absent, Heads, LatentLinear, LowRankLinear
 from .ranks import SplitError
 from .storage import Storage
 
@@ -113,9 +113,9 @@ class _Told:
         """What vLLM does not replace stays whole, and hands on its own part."""
         for name in unit.styles:
             weight = unit.weight(name)
-            ours = isinstance(weight, GroupedLinear) or not isinstance(weight, nn.Linear | LowRankLinear)
+            ours = isinstance(weight, LatentLinear) or not isinstance(weight, nn.Linear | LowRankLinear)
             if ours and name != unit.last:
-                rows = cuts.matrices[f"{name}.second" if isinstance(weight, GroupedLinear) else name].rows
+                rows = cuts.matrices[f"{name}.second" if isinstance(weight, LatentLinear) else name].rows
                 assert rows is not None
                 weight.register_forward_hook(_Part(rows[0]))
             else:

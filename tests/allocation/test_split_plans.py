@@ -140,8 +140,8 @@ def test_a_table_without_collectives_is_refused_with_the_command_that_measures_t
             "tensor_parallel=3 for a model with 8 key-value heads; expected a number of GPUs",
         ),
         (
-            {"forms": ("grouped",), "latency": "any"},
-            "form grouped of weights that are split over 4 GPUs; expected a form of which some dim leaves each GPU",
+            {"forms": ("latent",), "latency": "any"},
+            "form latent of weights that are split over 4 GPUs; expected a form of which some dim leaves each GPU",
         ),
         (
             {"forms": ("head_dim", "narrow"), "align": 4096},

@@ -70,8 +70,8 @@ def test_gpus_share_the_key_value_heads_that_are_fewer() -> None:
         ("low_rank", Q, 24, W4A16, 2, False),  # 12 rows, whose zero points are packed in eights
         ("low_rank", Q, 48, W4A16, 2, True),
         ("low_rank", Q, 48, scheme_named("w8a8"), 2, False),  # it runs multiples of 16
-        ("grouped", K, 64, BF16, 2, True),  # groups of 4 of the 8 heads
-        ("grouped", K, 64, BF16, 4, False),
+        ("latent", K, 64, BF16, 2, True),  # groups of 4 of the 8 heads
+        ("latent", K, 64, BF16, 4, False),
     ],
 )
 def test_what_each_gpu_has_is_equal_and_whole(form, weight, dim, scheme, gpus, even) -> None:
@@ -82,7 +82,7 @@ def test_what_each_gpu_has_is_equal_and_whole(form, weight, dim, scheme, gpus, e
 
 LAYERS: tuple[dict[str, int], ...] = (
     {"low_rank": 16},
-    {"grouped:1": 16, "narrow": 128},
+    {"latent:1": 16, "narrow": 128},
     {"head_dim": 16, "narrow_pair:128": 16},
     {"heads": 2, "skip": 0},
 )

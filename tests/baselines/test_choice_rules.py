@@ -56,15 +56,15 @@ def test_the_exact_choice_takes_any_form_and_limit() -> None:
     ("rule", "asked", "said"),
     [
         ("uniform", {"forms": ["low_rank"], "latency": 0.9}, "with a latency limit; expected a budget alone, which is"),
-        ("fisher", {"forms": ["narrow"]}, "with forms narrow; expected one of low_rank, grouped among the forms. Add"),
+        ("fisher", {"forms": ["narrow"]}, "with forms narrow; expected one of low_rank, latent among the forms. Add"),
         *(
-            (rule, {"forms": ["grouped:2"], "kv_cache": 0.5}, "with form grouped:2; expected one of loss, uniform, f")
+            (rule, {"forms": ["latent:2"], "kv_cache": 0.5}, "with form latent:2; expected one of loss, uniform, f")
             for rule in ("zero-sum", "sensitivity:down8", "importance")
         ),
         (
             "fisher",
-            {"forms": ["grouped:1", "head_dim"], "kv_cache": 0.5},
-            "with forms grouped:1, head_dim; expected one form of groups of heads, which is all that the rule gives. ",
+            {"forms": ["latent:1", "head_dim"], "kv_cache": 0.5},
+            "with forms latent:1, head_dim; expected one form of groups of heads, which is all that the rule gives. ",
         ),
     ],
 )

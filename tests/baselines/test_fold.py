@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from gac.forms.grouped.torch import decompose_groups
+from gac.forms.latent.torch import decompose_groups
 from gac.forms.metric import Measured, Metric
 from gac.linalg import damped
 from gac.plan import Plan
@@ -58,7 +58,7 @@ def test_a_folded_model_is_the_model_with_groups_of_one_head(
     v_proj, o_proj = (f"model.layers.1.self_attn.{name}" for name in ("v_proj", "o_proj"))
     torch.manual_seed(0)
     other = LlamaForCausalLM(tiny_config).eval()
-    grouped = applied(tiny_model, make_plan(tiny_config, {v_proj: ("grouped:1", 6)}), "palu:1")
+    grouped = applied(tiny_model, make_plan(tiny_config, {v_proj: ("latent:1", 6)}), "palu:1")
     folded: Any = applied(other, make_plan(tiny_config, dict.fromkeys((v_proj, o_proj), ("head_dim", 6))), "palu-fold")
     assert (logits(folded) - logits(grouped)).abs().max() < 1e-5
     with torch.no_grad():

@@ -52,7 +52,7 @@ def test_nothing_scores_anything() -> None:
 
 def test_of_groups_the_cache_is_shared_out() -> None:
     """Two groups of 32 rows: a rank costs 2 numbers of a token, whatever its parameters."""
-    form, weights = form_named("grouped:2"), [Weight(name, 64, 48, heads=4, cached=True) for name in "ab"]
+    form, weights = form_named("latent:2"), [Weight(name, 64, 48, heads=4, cached=True) for name in "ab"]
     assert uniform_ranks(weights, 0.5, form) == {"a": 16, "b": 16}
     assert fisher_ranks(weights, {"a": 1.0, "b": 3.0}, 64, form) == {"a": 8, "b": 24}
     assert fisher_ranks(weights, {"a": 1.0, "b": 30.0}, 80, form) == {"a": 8, "b": 32}
@@ -104,4 +104,4 @@ def test_a_rank_is_1_or_more_and_a_pair_no_smaller_than_its_weight_stays_dense()
 
 def test_a_weight_without_a_rank_is_not_asked_what_the_form_would_make_of_it() -> None:
     nine = Weight("o", 576, 576, values="in", heads=9)
-    assert at_ranks([nine], {}, None, form_named("grouped")) == {"o": Chosen("dense", 576, 576)}
+    assert at_ranks([nine], {}, None, form_named("latent")) == {"o": Chosen("dense", 576, 576)}

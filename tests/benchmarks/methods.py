@@ -32,8 +32,8 @@ def cases(budgets: list[float], cache_budgets: list[float]) -> Iterator[Case]:
         for method, rule in PEERS:
             yield from rounded(method, rule, ("low_rank",), budget)
     for budget in cache_budgets:
-        yield from exact("palu", ("grouped",), budget)
-        yield from rounded("palu", "fisher", ("grouped",), budget)
+        yield from exact("palu", ("latent",), budget)
+        yield from rounded("palu", "fisher", ("latent",), budget)
 
 
 def case(

@@ -51,12 +51,12 @@ def test_uniformly_narrower_mlps_need_no_code(model_type: str, make_plan: MakePl
 
 
 @pytest.mark.parametrize("decode_kernel", ["torch", "triton"])
-@pytest.mark.parametrize("form", ["grouped:1", "fused"])
+@pytest.mark.parametrize("form", ["latent:1", "fused"])
 def test_pairs_of_other_kinds_and_fused_inputs_are_merged(
     form: str, decode_kernel: str, make_plan: MakePlan, tmp_path: Path
 ) -> None:
     config = small_config("llama")
-    pairs = {weight.name: ("grouped:1", 8) for weight in weights_of(config) if weight.cached}
+    pairs = {weight.name: ("latent:1", 8) for weight in weights_of(config) if weight.cached}
     changes = changes_of(config) if form == "fused" else pairs
     model = compressed(small_model(config), make_plan, changes, form == "fused", decode_kernel)
     gac.export(model, tmp_path / "merged", merge=True)

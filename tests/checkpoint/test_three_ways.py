@@ -104,7 +104,7 @@ def fresh_process(way: str, folder: Path) -> subprocess.Popen[str]:
 
 def grouped(make_plan: Callable[..., Plan]) -> Any:
     config = small_config("mistral")
-    changes = {weight.name: ("grouped:1", 8) for weight in weights_of(config) if weight.cached}
+    changes = {weight.name: ("latent:1", 8) for weight in weights_of(config) if weight.cached}
     changes["model.layers.0.self_attn.q_proj"] = ("low_rank", 16)
     return compressed(small_model(config), make_plan, changes, decode_kernel="triton")
 

@@ -60,7 +60,7 @@ def _choosy(weight: Weight, scheme: str) -> tuple[str, int, str]:
 def _form_of(weight: Weight, pattern: int) -> tuple[str, int]:
     wanted: list[tuple[str, int]] = []
     if pattern == 0:
-        wanted = [("grouped:1", 6), ("low_rank", RANK)]
+        wanted = [("latent:1", 6), ("low_rank", RANK)]
     elif pattern == 1:
         wanted = [(f"narrow_pair:{WIDTH}", RANK)] if weight.neurons == "in" else [("narrow", WIDTH)]
         wanted.append(("head_dim", LENGTH))

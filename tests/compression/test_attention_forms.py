@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from gac.compression.apply import share_gemms
 from gac.errors import PlanError
 from gac.forms import form_named
-from gac.forms.grouped.spec import Grouped
+from gac.forms.latent.spec import Latent
 from gac.forms.planned_sites import as_planned
 from gac.models.families import family_of, supported
 from gac.models.sites import Weight
@@ -23,7 +23,7 @@ from tests.models.small import small_config, small_model, weights_of
 MakePlan = Callable[[Any, Mapping[str, tuple[str, int]]], Plan]
 SHORT, GROUPS, HEAD_DIM = 8, 2, 16
 K = Weight("k", 128, 96, heads=8, cached=True)
-METHODS = {"head_dim": "kfac", "grouped:1": "palu:1"}
+METHODS = {"head_dim": "kfac", "latent:1": "palu:1"}
 SEPARATE = [name for name in supported() if any(weight.values for weight in weights_of(small_config(name)))]
 
 
@@ -36,7 +36,7 @@ def changes(config: Any, form: str, dim: int) -> dict[str, tuple[str, int]]:
 
 
 def test_it_counts_both_factors_and_caches_the_latents() -> None:
-    form = Grouped(2)
+    form = Latent(2)
     assert (form.groups(K), form.full(K), form.largest_useful(K)) == (4, 32, 31)
     assert form.params(K, 10) == 4 * (10 * 96 + 32 * 10)
     assert form.cached(K, 10) == 40
@@ -44,32 +44,32 @@ def test_it_counts_both_factors_and_caches_the_latents() -> None:
 
 
 def test_the_size_of_a_group_is_part_of_the_name() -> None:
-    assert form_named("grouped").name == form_named("grouped:4").name == "grouped"
-    assert form_named("grouped:2").name == "grouped:2"
-    assert form_named("grouped:2").kind == "grouped"
+    assert form_named("latent").name == form_named("latent:4").name == "latent"
+    assert form_named("latent:2").name == "latent:2"
+    assert form_named("latent:2").kind == "latent"
 
 
-@pytest.mark.parametrize("name", ["grouped:", "grouped:0", "grouped:-1", "grouped:x", "low_rank:2"])
+@pytest.mark.parametrize("name", ["latent:", "latent:0", "latent:-1", "latent:x", "low_rank:2"])
 def test_what_is_no_form(name: str) -> None:
-    with pytest.raises(PlanError, match=r"form .*grouped:|form 'low_rank:2' is unknown"):
+    with pytest.raises(PlanError, match=r"form .*latent:|form 'low_rank:2' is unknown"):
         form_named(name)
 
 
 def test_fewer_heads_than_a_group_are_one_group() -> None:
-    assert Grouped(4).groups(Weight("k", 192, 576, heads=3, cached=True)) == 1
+    assert Latent(4).groups(Weight("k", 192, 576, heads=3, cached=True)) == 1
 
 
 def test_heads_that_cannot_be_grouped_are_refused() -> None:
     with pytest.raises(PlanError) as caught:
-        Grouped(4).groups(Weight("k", 96, 64, heads=6, cached=True))
+        Latent(4).groups(Weight("k", 96, 64, heads=6, cached=True))
     assert str(caught.value) == (
         "groups of 4 of the 6 heads of k; expected groups of 1, 2, 3, 6 heads. "
-        "Give the number of heads after a colon: grouped:6, or the method palu:6."
+        "Give the number of heads after a colon: latent:6, or the method palu:6."
     )
 
 
 def test_only_keys_and_values_take_it() -> None:
-    taking = [name.rpartition(".")[2] for name in changes(small_config("llama"), "grouped:2", 1)]
+    taking = [name.rpartition(".")[2] for name in changes(small_config("llama"), "latent:2", 1)]
     assert taking == ["k_proj", "v_proj"] * 2
 
 

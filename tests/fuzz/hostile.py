@@ -5,7 +5,7 @@ import random
 from typing import Any
 
 WORDS = (
-    *("", "low_rank", "narrow", "head_dim", "dense", "grouped", "grouped:2", "grouped:0", "grouped:" + "9" * 5000),
+    *("", "low_rank", "narrow", "head_dim", "dense", "latent", "latent:2", "latent:0", "latent:" + "9" * 5000),
     *("prefill:1x1024", "decode:1@1", "prefill:" + "9" * 5000 + "x1", "auto", "params", "in", "out", "../../x", "/etc"),
     *("\x00", "\x1b[31m", "\ud800", "\u202e", "x" * 5000, "NaN", "cold", "bf16"),
 )

@@ -45,7 +45,7 @@ def main() -> None:
         "report/small": b'{"models": [{"name": "small", "predicted": 0.07, "log_ratio": 0.05}], "against": {}}',
         "name/prefill": b"prefill:1x1024",
         "name/decode": b"decode:1@1024",
-        "name/grouped": b"grouped:2",
+        "name/latent": b"latent:2",
         "name/rule": b"fisher:nearest32",
     }.items():
         path = CORPUS / name

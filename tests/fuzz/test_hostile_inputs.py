@@ -99,7 +99,7 @@ WRONG: dict[str, list[tuple[bytes, str]]] = {
         (changed(f"{WEIGHT}.out_features", 0), "weight model.layers.0.self_attn.q_proj is 0 x 64 with 1 "),
         (changed(f"{WEIGHT}.blocks", 0), "weight model.layers.0.self_attn.q_proj is 64 x 64 with 0 blocks"),
         (changed("sites.0.weights.0.form", "narrow"), "weight model.layers.0.self_attn.q_proj has the form narrow;"),
-        (changed("sites.0.weights.0.form", "grouped:" + "9" * 5000), "form grouped:999"),
+        (changed("sites.0.weights.0.form", "latent:" + "9" * 5000), "form latent:999"),
         (b"[" * 100_000, "plan: the document: Invalid JSON: recursion limit exceeded"),
     ],
     "profile": [

@@ -31,7 +31,7 @@ FORMS: dict[str, Changes] = {
         f"{MLP}.down_proj": ("narrow_pair:104", 13),
     },
     "head_dim": {f"{ATTENTION}.{name}": ("head_dim", 5) for name in ("v_proj", "o_proj")},
-    "grouped": {f"{ATTENTION}.k_proj": ("grouped:1", 5)},
+    "latent": {f"{ATTENTION}.k_proj": ("latent:1", 5)},
 }
 ALIGNED = {f"{ATTENTION}.q_proj": ("low_rank", 16), f"{MLP}.down_proj": ("low_rank", 24)}
 
@@ -40,7 +40,7 @@ ALIGNED = {f"{ATTENTION}.q_proj": ("low_rank", 16), f"{MLP}.down_proj": ("low_ra
 def compressed(tiny_model: LlamaForCausalLM, make_plan: MakePlan, tmp_path: Path) -> Callable[[Changes], Path]:
     def save(changes: Changes) -> Path:
         plan = make_plan(tiny_model.config, changes)
-        model = applied(tiny_model, plan, "palu:1" if "grouped:1" in plan.recipe.space.forms else "kfac")
+        model = applied(tiny_model, plan, "palu:1" if "latent:1" in plan.recipe.space.forms else "kfac")
         model.gac_plan = plan
         gac.save(model, tmp_path / "gac")
         return tmp_path / "gac"

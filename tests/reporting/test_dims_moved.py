@@ -46,7 +46,7 @@ def of_llama(form: str) -> dict[str, Choice]:
             "q_proj k_proj v_proj o_proj gate_proj up_proj down_proj",
             Choice("k_proj", 32, "low_rank", 819, 1, PAIR),
         ),
-        ("grouped", "k_proj v_proj", Choice("k_proj", 32, "grouped", 511, 8, GROUPS)),
+        ("latent", "k_proj v_proj", Choice("k_proj", 32, "latent", 511, 8, GROUPS)),
         ("narrow", "mlp", Choice("mlp", 32, "narrow", 14335, 1, MLP)),
         ("head_dim", "v_proj+o_proj", Choice("v_proj+o_proj", 32, "head_dim", 127, 8, HEADS)),
     ],

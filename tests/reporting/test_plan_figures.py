@@ -99,7 +99,7 @@ def test_a_projection_that_is_not_there(aligned: Plan) -> None:
 
 
 def test_every_key_value_head_has_a_point(make_plan: Make, tiny_config: LlamaConfig) -> None:
-    ax = plots.heads(make_plan(tiny_config, {V: ("grouped:1", 5)}))
+    ax = plots.heads(make_plan(tiny_config, {V: ("latent:1", 5)}))
     points = [(list(line.get_xdata()), list(line.get_ydata())) for line in ax.lines if line.get_marker() in ("o", "s")]
     assert points == [([0, 1, 2, 3], [16] * 4), ([], []), ([0, 1], [16, 16]), ([2, 3], [5, 5])]
 

@@ -58,7 +58,7 @@ def test_time_counts_where_it_is_limited() -> None:
 
 def test_the_cache_counts_where_it_is_limited() -> None:
     weight = Weight("k_proj", 12, 12, heads=4, cached=True)
-    dense, other = WeightChoice(weight, "dense", 12), Candidate(("grouped",), ("bf16",), (4,), 96, 0.5, (), ())
+    dense, other = WeightChoice(weight, "dense", 12), Candidate(("latent",), ("bf16",), (4,), 96, 0.5, (), ())
     site = SiteChoice("k_proj", 0, "k_proj", (dense,), 144, 144, 0.0, (), alternatives=(other,))
     plan = decided(1.0, ())
     limited = replace(
@@ -71,7 +71,7 @@ def test_the_cache_counts_where_it_is_limited() -> None:
     (trade,) = trades(limited, site)
     assert (trade.cached, trade.worth) == (8, pytest.approx(0.08))
     assert reasons(limited, site)[0] == (
-        "Why not smaller: grouped\N{NO-BREAK SPACE}4 would free 48 parameters, 8 numbers a token less in the "
+        "Why not smaller: latent\N{NO-BREAK SPACE}4 would free 48 parameters, 8 numbers a token less in the "
         "cache and lose 0.500 nats a token more. Spent elsewhere, that is worth 0.0800: less than it loses."
     )
 

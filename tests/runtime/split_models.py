@@ -20,8 +20,8 @@ OTHERS = ("phi", "gpt_neox", "glm", "phi3")
 """With biases; with queries, keys and values in one weight; with gate and up in one."""
 UNEVEN, INDIVISIBLE = "uneven", "indivisible"
 FORMS: dict[int, tuple[tuple[str, int], ...]] = {
-    0: (("grouped:1", 16), ("low_rank", 16)),
-    1: (("grouped:2", 16), ("narrow", 128)),
+    0: (("latent:1", 16), ("low_rank", 16)),
+    1: (("latent:2", 16), ("narrow", 128)),
     2: (("head_dim", 16), ("narrow_pair:128", 16)),
     3: (("heads", 1),),
     4: (("skip", 0),),

@@ -21,7 +21,7 @@ CHANGES: dict[str, dict[str, tuple[str, int]]] = {
     | {f"{MLP}.{name}": ("low_rank", 32) for name in ("gate_proj", "up_proj", "down_proj")},
     "narrow": {f"{MLP}.{name}": ("narrow", 96) for name in ("gate_proj", "up_proj", "down_proj")},
     "head_dim": {f"{ATTENTION}.{name}": ("head_dim", 8) for name in ("v_proj", "o_proj")},
-    "grouped": {f"{ATTENTION}.{name}": ("grouped:1", 8) for name in ("k_proj", "v_proj")},
+    "latent": {f"{ATTENTION}.{name}": ("latent:1", 8) for name in ("k_proj", "v_proj")},
 }
 STEPS = 6
 

@@ -49,7 +49,7 @@ def added(name: str) -> Change:
         ),
         (
             lambda header: header["modules"][Q_PROJ].update(module="os.system"),
-            f"{Q_PROJ}.module is 'os.system'; expected one of Linear, LowRankLinear, GroupedLinear, ValueLinear, "
+            f"{Q_PROJ}.module is 'os.system'; expected one of Linear, LowRankLinear, LatentLinear, ValueLinear, "
             "Absent, Constant.",
         ),
         *(

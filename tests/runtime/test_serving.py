@@ -96,7 +96,7 @@ def test_vllm_is_told_how_factors_are_split(vllm: Any, make_plan: MakePlan) -> N
 def test_shorter_values_and_groups_of_heads_hand_on_their_own_part(vllm: Any, make_plan: MakePlan) -> None:
     values = {"model.layers.1.self_attn.v_proj": ("head_dim", 8), "model.layers.1.self_attn.o_proj": ("head_dim", 8)}
     model = compressed(
-        small_model(small_config("llama")), make_plan, values | {"model.layers.0.self_attn.k_proj": ("grouped:1", 8)}
+        small_model(small_config("llama")), make_plan, values | {"model.layers.0.self_attn.k_proj": ("latent:1", 8)}
     )
     told = as_two_read_it(vllm, model)
     built = as_vllm_reads(model)
@@ -268,7 +268,7 @@ class LeafTracer(fx.Tracer):
             {"v": ("head_dim", 16, "w4a16:16"), "o": ("head_dim", 16, "bf16")},
             "v_proj is a ValueLinear in w4a16:16; expected a linear weight that quant",
         ),
-        ({"v": ("grouped:1", 8, "w8a16")}, "v_proj.second is a BlockLinear in w8a16; expected a linear weight that"),
+        ({"v": ("latent:1", 8, "w8a16")}, "v_proj.second is a BlockLinear in w8a16; expected a linear weight that"),
         ({"up": ("dense", 64, "w4a16:48")}, "up_proj is a Linear in w4a16:48; expected a linear weight that quant"),
     ],
 )

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from gac.compression.rounding import store
 from gac.errors import PlanError
 from gac.forms.decomposition import with_rotated_latents
-from gac.runtime.modules import BlockLinear, GroupedLinear, Heads, LowRankLinear, ValueLinear, empty_linear
+from gac.runtime.modules import BlockLinear, Heads, LatentLinear, LowRankLinear, ValueLinear, empty_linear
 from gac.runtime.packed import PackedIntegers, unpack, words_of
 from gac.runtime.stored import StoredLinear, plain_state, stored_modules
 from gac.schemes import scheme_named
@@ -81,7 +81,7 @@ def made(kind: str, dtype: torch.dtype) -> nn.Module:
         "ValueLinear": lambda: ValueLinear(70, 3, 11, **sizes),
         "BlockLinear": lambda: BlockLinear(2, 35, 17, **sizes),
         "LowRankLinear": lambda: LowRankLinear(70, 10, 33, **sizes),
-        "GroupedLinear": lambda: GroupedLinear(70, 2, 5, 34, **sizes),
+        "LatentLinear": lambda: LatentLinear(70, 2, 5, 34, **sizes),
         "within": lambda: nn.Sequential(nn.Identity(), empty_linear(70, 33, **sizes)),
     }[kind]()
     generator = torch.Generator().manual_seed(0)
@@ -97,7 +97,7 @@ def output(module: nn.Module, x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("name", SCHEMES)
-@pytest.mark.parametrize("kind", ["Linear", "ValueLinear", "BlockLinear", "LowRankLinear", "GroupedLinear", "within"])
+@pytest.mark.parametrize("kind", ["Linear", "ValueLinear", "BlockLinear", "LowRankLinear", "LatentLinear", "within"])
 def test_outputs_are_those_of_the_rounded_weight(kind: str, name: str, dtype: torch.dtype) -> None:
     plain, scheme = made(kind, dtype), scheme_named(name)
     held = store(scheme, copy.deepcopy(plain))
@@ -130,7 +130,7 @@ def test_casts_and_copies_keep_the_numbers() -> None:
 @pytest.mark.parametrize("name", ["w4a16:24", "w3a16:32"])
 def test_it_compiles_to_one_graph(name: str) -> None:
     torch._dynamo.reset()
-    held = store(scheme_named(name), made("GroupedLinear", torch.bfloat16))
+    held = store(scheme_named(name), made("LatentLinear", torch.bfloat16))
     x = torch.randn(4, 70, dtype=torch.bfloat16)
     assert torch.equal(torch.compile(held, backend="eager", fullgraph=True)(x), held(x))
     torch._dynamo.reset()

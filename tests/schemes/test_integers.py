@@ -59,7 +59,7 @@ def test_a_weight_costs_the_bytes_of_its_matrices() -> None:
     (weight,) = (one for one in weights_of(small_config("llama")) if one.name.endswith("0.mlp.gate_proj"))
     assert form_named("low_rank").matrices(weight, 8) == ((8, weight.in_features), (weight.out_features, 8))
     assert form_named("narrow").matrices(weight, 24) == ((24, weight.in_features),)
-    assert form_named("grouped:2").matrices(weights_of(small_config("llama"))[1], 4)[1][1] == 4
+    assert form_named("latent:2").matrices(weights_of(small_config("llama"))[1], 4)[1][1] == 4
 
 
 def test_its_own_size_of_groups_is_no_other_scheme() -> None:

@@ -10,7 +10,7 @@ from transformers import LlamaForCausalLM
 from gac.errors import StatisticsError
 from gac.forms import FORMS
 from gac.forms.decomposition import decompose
-from gac.forms.grouped.torch import decompose_groups
+from gac.forms.latent.torch import decompose_groups
 from gac.forms.low_rank.torch import every_rank
 from gac.forms.narrow.elimination import eliminate, last_to_go
 from gac.linalg import add_square, mirrored, packed, unpacked
@@ -79,8 +79,8 @@ def test_the_factors_of_groups_are_those_of_their_decomposition(tiny_model: Llam
         run.method.metric(moments.of(value, run.method.pooled)),
     )
     found, curve = decompose_groups(matrix, metric, 2)
-    assert kept.losses[f"grouped:1/{value.name}"].tolist() == curve.loss.tolist()
-    second, first = (kept.kept.of(FORMS.get("grouped:1"), part, value) for part in ("second", "first"))
+    assert kept.losses[f"latent:1/{value.name}"].tolist() == curve.loss.tolist()
+    second, first = (kept.kept.of(FORMS.get("latent:1"), part, value) for part in ("second", "first"))
     for group, left, right in zip(found, second, first.split(curve.full), strict=True):
         expected = group.factors(curve.full)
         assert torch.equal(left, expected[0].float())
@@ -92,7 +92,7 @@ def test_folding_keeps_the_moments_of_the_values(tiny_model: LlamaForCausalLM) -
     _, fit = next(stream_fits(run_of(tiny_model, method="palu-fold"), SITES))
     value = next(weight for site in SITES for weight in site.weights if site.layer == 1 and weight.values == "out")
     assert fit.kept.moments(value).inputs.shape == (value.in_features, value.in_features)
-    assert f"grouped:1/{value.name}" not in fit.losses
+    assert f"latent:1/{value.name}" not in fit.losses
 
 
 def test_factors_are_kept_in_the_models_dtype(tiny_model: LlamaForCausalLM) -> None:

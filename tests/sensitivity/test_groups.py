@@ -5,7 +5,7 @@ import torch
 
 from gac.baselines.methods import Palu
 from gac.errors import GacError
-from gac.forms.grouped.torch import decompose_groups
+from gac.forms.latent.torch import decompose_groups
 from gac.forms.metric import Metric
 from gac.linalg import damped
 from gac.sensitivity.registry import METHODS
@@ -33,8 +33,8 @@ def test_the_curve_is_the_sum_over_the_groups(metric: Metric) -> None:
 
 
 def test_the_size_of_a_group_is_part_of_the_methods_name() -> None:
-    assert (METHODS.get("palu").name, METHODS.get("palu").forms) == ("palu", ("grouped",))
-    assert (METHODS.get("palu:2").name, METHODS.get("palu:2").forms) == ("palu:2", ("grouped:2",))
+    assert (METHODS.get("palu").name, METHODS.get("palu").forms) == ("palu", ("latent",))
+    assert (METHODS.get("palu:2").name, METHODS.get("palu:2").forms) == ("palu:2", ("latent:2",))
     assert Palu(4).name == "palu"
 
 

@@ -84,7 +84,7 @@ def _changes(config: Any) -> dict[str, tuple[str, int]]:
         elif layer in (1, 3) and (last in some) == (layer == 1):
             found[weight.name] = ("low_rank", 16)
         elif layer == 4:
-            found[weight.name] = ("grouped:1", 8) if weight.cached and weight.heads else ("low_rank", 24)
+            found[weight.name] = ("latent:1", 8) if weight.cached and weight.heads else ("low_rank", 24)
     return found
 
 

@@ -168,8 +168,8 @@ def test_a_config_will_do_and_of_a_multimodal_one_the_text_part() -> None:
 
 def test_a_form_that_no_table_holds_is_refused() -> None:
     with pytest.raises(ProfileError) as caught:
-        model_points("llama-3-8b", forms=["low_rank", "grouped"])
-    assert str(caught.value) == "form grouped; expected a form whose latency is measured. Leave it out."
+        model_points("llama-3-8b", forms=["low_rank", "latent"])
+    assert str(caught.value) == "form latent; expected a form whose latency is measured. Leave it out."
 
 
 def test_a_wrong_dtype_and_no_workload_are_named() -> None:

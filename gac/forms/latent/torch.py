@@ -1,4 +1,4 @@
-"""A low-rank pair for each group of heads of one weight (PaLU, arXiv 2407.21118, section 3.2)."""
+"""Latents of groups of heads: a low-rank pair for each group of one weight (PaLU, arXiv 2407.21118, section 3.2)."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import ClassVar
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from gac.curves import LossCurve
 from gac.forms.decomposition import Decomposition, decompose
-from gac.forms.grouped.spec import Grouped
+from gac.forms.latent.spec import Latent
 from gac.forms.low_rank.torch import merged_pair
 from gac.forms.metric import Metric
 from gac.forms.refit import Refits, WeightRefit
@@ -41,7 +41,7 @@ def _first_only(refit: WeightRefit, module: nn.Module) -> None:
     first.copy_(first.double() @ refit.turn)
 
 
-class GroupedTensors(TensorForm):
+class LatentTensors(TensorForm):
     """Factors of all ranks of each group are kept."""
 
     refits: ClassVar[Refits] = {"residual": _first_only}
@@ -66,5 +66,5 @@ class GroupedTensors(TensorForm):
         return merged_pair(weight, own)
 
     def _groups(self, weight: Weight) -> int:
-        assert isinstance(self.form, Grouped)
+        assert isinstance(self.form, Latent)
         return self.form.groups(weight)

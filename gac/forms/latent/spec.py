@@ -1,4 +1,4 @@
-"""A low-rank pair for each group of heads."""
+"""Keys and values that the cache keeps as latents of groups of heads."""
 
 import re
 
@@ -12,40 +12,39 @@ _GROUP = re.compile(r"[1-9][0-9]{0,5}")
 DEFAULT_GROUP = 4
 
 
-class Grouped(Form):
+class Latent(Form):
     """k_proj or v_proj as a low-rank pair for each group of heads, all of one rank (PaLU, arXiv 2407.21118).
 
     W's rows of one group are B_g A_g with B_g ``(rows of the group, rank)`` and A_g ``(rank, in)``. The A_g are one
-    GEMM together, the B_g a batched GEMM. What the A_g write, the latents, is counted as what the KV cache keeps, as in
-    PaLU's own runtime. Here latents are multiplied out before they are cached: the cache that runs is the dense one.
-    Latency is unknown, for no table holds such a pair. Rows of 16 bytes want ranks that are multiples of 8 in 16 bit.
+    GEMM together, the B_g a batched GEMM. What the A_g write, the latents, is what the KV cache keeps of a token: keys
+    before norms and rotary embedding. Attention multiplies them out when it reads them, see ``gac.runtime.latents``.
+    Latency is unknown, for no table holds such attention. Rows of 16 bytes want ranks that are multiples of 8 in 16
+    bit. Where a group is one head, ``head_dim`` folds V's second factor into o_proj, and is the cheaper form.
 
     Args:
         group: heads in a group. A layer with no more heads than that is one group.
     """
 
     symbol = "g"
-    meaning = "rank for each group of heads"
-    tensor_form = "gac.forms.grouped.torch:GroupedTensors"
+    meaning = "rank of a latent for each group of heads"
+    tensor_form = "gac.forms.latent.torch:LatentTensors"
     step = 8
     timed = False
     counts = "cached"
 
     def __init__(self, group: int = DEFAULT_GROUP) -> None:
         self.group = group
-        self.name = "grouped" if group == DEFAULT_GROUP else f"grouped:{group}"
+        self.name = "latent" if group == DEFAULT_GROUP else f"latent:{group}"
 
-    def with_parameter(self, text: str) -> "Grouped":
+    def with_parameter(self, text: str) -> "Latent":
         """Groups of N heads, from the text of N.
 
         Raises:
             PlanError: it is no such number.
         """
         if not _GROUP.fullmatch(text):
-            raise PlanError(
-                f"form grouped:{text}", "grouped:N with a number of heads of 1 or more", "Correct the name."
-            )
-        return Grouped(int(text))
+            raise PlanError(f"form latent:{text}", "latent:N with a number of heads of 1 or more", "Correct the name.")
+        return Latent(int(text))
 
     def takes(self, weight: Weight) -> bool:
         return weight.cached and weight.heads > 0
@@ -61,7 +60,7 @@ class Grouped(Form):
             raise PlanError(
                 f"groups of {self.group} of the {weight.heads} heads of {weight.name}",
                 f"groups of {', '.join(divisors)} heads",
-                f"Give the number of heads after a colon: grouped:{divisors[-1]}, or the method palu:{divisors[-1]}.",
+                f"Give the number of heads after a colon: latent:{divisors[-1]}, or the method palu:{divisors[-1]}.",
             )
         return max(1, weight.heads // self.group)
 
@@ -80,7 +79,7 @@ class Grouped(Form):
 
     def operation(self, weight: Weight, dim: int, rows: int) -> Operation:
         pair = low_rank(rows, weight.in_features, dim, weight.out_features)
-        return Operation("grouped_low_rank", (("b", self.groups(weight)), *pair.shape))
+        return Operation("latent", (("b", self.groups(weight)), *pair.shape))
 
     def splits(self, weight: Weight) -> tuple[Split, ...]:
         """Whole groups: each GPU multiplies its latents out by itself."""
@@ -91,7 +90,7 @@ class Grouped(Form):
 
     def module(self, weight: Weight, dim: int) -> ModuleSpec:
         sizes = {"in_features": weight.in_features, "groups": self.groups(weight), "rank": dim}
-        return ModuleSpec("GroupedLinear", sizes | {"out_features": weight.out_features})
+        return ModuleSpec("LatentLinear", sizes | {"out_features": weight.out_features})
 
     def places(self, weight: Weight, dim: int) -> tuple[Place, ...]:
         return Place("first.weight", 0, ends(dim, self.groups(weight))), Place("second.weight", 2, (dim,))

@@ -1,1 +1,0 @@
-"""A low-rank pair for each group of heads."""

@@ -1,0 +1,1 @@
+"""Keys and values that the cache keeps as latents of groups of heads."""

@@ -1,0 +1,277 @@
+"""Attention whose cache keeps latents: what the first factors of k_proj and v_proj write, before norms and rotation.
+
+PaLU (arXiv 2407.21118) keeps such a cache. Any cache of transformers holds latents: they lie in it as the keys and
+values of one head, ``(batch, 1, tokens, groups * rank)``. When attention reads them, the second factors make
+features of them, and keys pass the norms and the rotary embedding of their model, at the positions that they have.
+
+The model's own attention module runs, with its own queries, masks and options. Only what it asks of its cache is
+answered here, and ``attend_latents`` is where it then attends.
+"""
+
+import inspect
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, Cache
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from .modules import BlockLinear
+from .stored import StoredBlocks
+
+_ATTENTION = "gac_latents"
+_CACHES = ("cache", "past_key_values")  # what transformers from 5.24 on, and before, calls it
+_PAIRS = ("k_proj", "v_proj")
+_ROTATES: dict[str, Callable[[Any], bool]] = {
+    "Cohere2Attention": lambda attention: attention.sliding_window is not None,
+    "Exaone4Attention": lambda attention: attention.sliding_window is None or attention.is_sliding,
+    "SmolLM3Attention": lambda attention: bool(attention.use_rope),
+}
+"""Attentions that rotate keys in some layers only, and in which."""
+
+
+@dataclass(frozen=True, eq=False)
+class Latents:
+    """What one attention's cache holds of all tokens.
+
+    Attributes:
+        keys: latents of the keys, shape ``(batch, tokens, groups * rank)``; where k_proj is no pair, the keys as they
+            are attended to, shape ``(batch, tokens, heads * head_dim)``.
+        values: the same of the values.
+        rotation: cosines and sines by which keys are rotated, each ``(1 or batch, tokens, rotated)``; None: they are
+            not, or need not be.
+    """
+
+    keys: Tensor
+    values: Tensor
+    rotation: tuple[Tensor, Tensor] | None
+
+
+def attend_latents(
+    attention: Any, query: Tensor, latents: Latents, mask: Tensor | None, **options: Any
+) -> tuple[Tensor, Tensor | None]:
+    """Attend over latents, on every device: keys and values of all tokens are rebuilt, and attended to as they are.
+
+    Args:
+        attention: the module, with the second factors ``k_proj.second`` and ``v_proj.second``.
+        query: rotated, shape ``(batch, heads, new tokens, head_dim)``.
+        mask: of the attention that the model's config names, which runs over what is rebuilt.
+        options: those of that attention: scaling, dropout, soft cap, sliding window.
+
+    Returns:
+        What it mixed, shape ``(batch, new tokens, heads, head_dim)``, and its weights where it has them.
+    """
+    keys, values = latents.keys, latents.values
+    if (second := second_factor(attention.k_proj)) is not None:
+        keys = _made_keys(attention, second(keys), latents.rotation)
+    else:
+        keys = _heads(keys, attention.head_dim)
+    if (second := second_factor(attention.v_proj)) is not None:
+        values = _heads(second(values), attention.head_dim)
+    else:
+        values = _heads(values, getattr(attention.v_proj, "length", attention.head_dim))
+    attended: tuple[Tensor, Tensor | None] = _own_interface(attention)(attention, query, keys, values, mask, **options)
+    return attended
+
+
+def second_factor(pair: Any) -> Any:
+    """What makes features of a weight's latents; None where it has none."""
+    second = getattr(pair, "second", None)
+    return second if isinstance(second, BlockLinear | StoredBlocks) else None
+
+
+def cache_latents(model: Any) -> None:
+    """Let attentions whose k_proj or v_proj has latents cache those; in place, and no more than once.
+
+    Args:
+        model: as it runs: its pairs may share their first GEMMs.
+    """
+    AttentionInterface.register(_ATTENTION, _attend)
+    rotary = getattr(model.base_model, "rotary_emb", None)
+    for attention in model.modules():
+        seconds = [second for name in _PAIRS if (second := second_factor(getattr(attention, name, None))) is not None]
+        for second in seconds:
+            if _note_latents not in second._forward_pre_hooks.values():
+                second.noting, second.noted = False, None
+                second.register_forward_pre_hook(_note_latents)
+        if seconds and not any(isinstance(hook, _Caching) for hook in attention._forward_pre_hooks.values()):
+            attention.register_forward_pre_hook(_Caching(rotary), with_kwargs=True)
+
+
+def caches_latents(model: nn.Module) -> bool:
+    """Whether some attention of the model does."""
+    return any(second_factor(getattr(module, name, None)) is not None for module in model.modules() for name in _PAIRS)
+
+
+def _note_latents(second: Any, inputs: tuple[Tensor]) -> None:
+    """Before a second factor runs: what it reads, where its attention has a cache."""
+    if second.noting:
+        (second.noted,) = inputs
+
+
+def _noted(second: Any) -> Tensor:
+    latents: Tensor = second.noted
+    second.noting, second.noted = False, None
+    return latents
+
+
+class _Caching:
+    """A hook that puts itself between an attention and its cache, where it has one.
+
+    Args:
+        rotary: the model's rotary embedding; None: it has none.
+    """
+
+    def __init__(self, rotary: Any) -> None:
+        self.rotary = rotary
+
+    def __call__(self, attention: Any, args: Any, named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        seconds = tuple(second_factor(getattr(attention, name)) for name in _PAIRS)
+        positions = named.get("position_ids")
+        found = {
+            name: _LatentCache(self.rotary, attention, seconds, named[name], positions)
+            for name in _CACHES
+            if isinstance(named.get(name), Cache)
+        }
+        for second in seconds:
+            if found and second is not None:
+                second.noting = True
+        return args, named | found
+
+
+@dataclass(frozen=True, eq=False)
+class _LatentCache:
+    """A cache, as one attention sees it in one call."""
+
+    rotary: Any
+    attention: Any
+    seconds: tuple[Any, ...]
+    cache: Any
+    positions: Tensor | None
+
+    def update(self, keys: Tensor, values: Tensor, layer: int, *rest: Any, **named: Any) -> Any:
+        """Keep the latents of new tokens; hand on what is attended to: these, or latents of all tokens."""
+        new = [_kept(second, states) for second, states in zip(self.seconds, (keys, values), strict=True)]
+        self._check(layer, new)
+        before = self.cache.get_seq_length(layer) + 0  # a tensor of a static cache, which counts in place
+        cached = self.cache.update(*new, layer, *rest, **named)
+        if cached[0].shape[-2] == keys.shape[-2]:  # all of it is new, and made already
+            return keys, values
+        latents = Latents(cached[0].squeeze(1), cached[1].squeeze(1), self._rotation(cached[0], before))
+        self.attention.config = _Attending(self.attention.config)
+        return latents, latents
+
+    def _check(self, layer: int, new: list[Tensor]) -> None:
+        held: Any = self.cache.layers[layer] if layer < len(self.cache.layers) else None
+        if getattr(held, "is_initialized", False) and held.keys.numel() and held.keys.shape[1::2] != new[0].shape[1::2]:
+            heads, length = held.keys.shape[1::2]
+            raise ValueError(
+                f"layer {layer} of the cache holds keys of {heads} heads of {length} numbers; expected 1 of "
+                f"{new[0].shape[-1]}, the latents that this model keeps of a token. Give it a new cache, not one that "
+                "another model has filled or that early_initialization has laid out."
+            )
+
+    def _rotation(self, keys: Tensor, before: Any) -> tuple[Tensor, Tensor] | None:
+        """Of every cached token, of which ``before`` were there before.
+
+        Positions count up by one from each token to the next, so those of the last new token say them all.
+        """
+        attention = self.attention
+        if self.seconds[0] is None or not _rotates(attention):
+            return None
+        assert self.positions is not None, f"{type(attention).__name__} was told no position_ids"
+        _check_counted(self.positions)
+        positions, tokens = self.positions.to(keys.device), keys.shape[-2]
+        end = before + positions.shape[-1]
+        first = (end - tokens) * (end > tokens)  # of a window the last tokens are kept; static caches have empty places
+        at = torch.arange(tokens, device=keys.device) + first + 1 - end + positions[:, -1:]
+        kinds = "layer_type" in inspect.signature(self.rotary.forward).parameters
+        kind = {"layer_type": attention.config.layer_types[attention.layer_idx]} if kinds else {}
+        cosines, sines = self.rotary(keys, at, **kind)
+        return cosines.to(keys.device), sines.to(keys.device)
+
+
+def _kept(second: Any, states: Tensor) -> Tensor:
+    """Latents, or states ``(batch, heads, tokens, length)`` where there are none, as the cache has them."""
+    return (states.transpose(1, 2).flatten(2) if second is None else _noted(second)).unsqueeze(1)
+
+
+class _Attending:
+    """The config of an attention, which names ``_attend``; from when latents are handed on until it is called."""
+
+    _attn_implementation = _ATTENTION
+
+    def __init__(self, config: Any) -> None:
+        self.own = config
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.own, name)
+
+
+def _attend(
+    attention: Any, query: Tensor, latents: Any, also: Any, mask: Tensor | None, **options: Any
+) -> tuple[Tensor, Tensor | None]:
+    """What transformers calls for the keys and values that ``_LatentCache.update`` gave."""
+    attention.config = attention.config.own
+    return attend_latents(attention, query, latents, mask, **options)
+
+
+def _own_interface(attention: Any) -> Any:
+    """The attention that the model's config names."""
+    name = attention.config._attn_implementation
+    eager = sys.modules[type(attention).__module__].eager_attention_forward
+    return ALL_ATTENTION_FUNCTIONS.get_interface(name, eager)
+
+
+def _check_counted(positions: Tensor) -> None:
+    """Refuse positions that do not count up by one, but for padding on the left; where looking at them is cheap."""
+    if positions.shape[-1] < 2 or torch.compiler.is_compiling():
+        return
+    up = positions.diff(dim=-1) == 1
+    if not bool((up[:, 1:] | ~up[:, :-1]).all()):
+        raise ValueError(
+            f"position_ids {positions[0].tolist()[:16]}; expected ones that count up by one, with padding on the left "
+            "only: a cache of latents rotates keys when it is read. Pad on the left, and give one text a row."
+        )
+
+
+def _rotates(attention: Any) -> bool:
+    own = _ROTATES.get(type(attention).__name__)
+    return _rotate(attention) is not None and (own is None or own(attention))
+
+
+def _rotate(attention: Any) -> Any:
+    """The function by which its model rotates queries and keys; None where none does."""
+    return getattr(sys.modules[type(attention).__module__], "apply_rotary_pos_emb", None)
+
+
+def _heads(features: Tensor, length: int) -> Tensor:
+    """``(batch, tokens, heads * length)`` as ``(batch, heads, tokens, length)``."""
+    return features.view(*features.shape[:-1], -1, length).transpose(1, 2)
+
+
+def _made_keys(attention: Any, features: Tensor, rotation: tuple[Tensor, Tensor] | None) -> Tensor:
+    """Keys as the model makes them of what k_proj writes, ``(batch, heads, tokens, head_dim)``: normed and rotated."""
+    norm = getattr(attention, "k_norm", None) or getattr(attention, "k_layernorm", None)
+    keys = _heads(features, attention.head_dim) if norm is None else _normed(norm, features, attention.head_dim)
+    if rotation is not None:
+        rotated = rotation[0].shape[-1]
+        turned, rest = keys[..., :rotated], keys[..., rotated:]
+        _, turned = _rotate(attention)(turned[:, :0], turned, *rotation)  # of no queries
+        keys = torch.cat((turned, rest), dim=-1)
+    after: nn.Module | None = getattr(attention, "key_layernorm", None)
+    return keys if after is None else after(keys)
+
+
+def _normed(norm: Any, features: Tensor, head_dim: int) -> Tensor:
+    """Over all heads at once, as OLMo does, or over each, by weights of its own or the same."""
+    if hasattr(norm, "norms"):  # StableLM: one norm a head, which read them from axis 1
+        keys: Tensor = norm(_heads(features, head_dim))
+        return keys
+    if norm.weight.shape == features.shape[-1:]:
+        return _heads(norm(features), head_dim)
+    normed: Tensor = norm(features.view(*features.shape[:-1], -1, head_dim))
+    return normed.transpose(1, 2)
