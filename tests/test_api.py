@@ -188,10 +188,6 @@ def test_unknown_latencies_are_said_and_not_invented(small: Small) -> None:
             "method palu:2 with budget 0.8 and a KV-cache limit of 0.5; expected a budget alone, which is the kept "
             "fraction of the KV cache. Drop the KV-cache limit.",
         ),
-        (
-            {"forms": ("latent",)},
-            "form grouped with method kfac; expected method palu, which measures groups of heads. Use method='palu'.",
-        ),
     ],
 )
 def test_what_does_not_go_together_is_refused(small: Small, given: dict[str, Any], message: str) -> None:

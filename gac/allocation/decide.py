@@ -59,14 +59,15 @@ class Decision:
 def settled(recipe: Recipe, sites: Sequence[Site], profile: Profile) -> Recipe:
     """The recipe with what it leaves open of speed decided, see ``Recipe.slack`` and ``Limits.latency``.
 
-    Where the profile lacks one of the schemes, no latency is limited, and no loss is given for speed. It has a scheme
-    where it knows what all dense weights take in it, of those that can be stored so.
+    Where the profile lacks one of the schemes or has no latency of a form (``Form.timed``), no latency is limited, and
+    no loss is given for speed. It has a scheme where it knows what all dense weights take in it, of those that can be
+    stored so.
 
     Raises:
         GacError: the GPUs do not divide every weight, see ``gac.forms.tensor_parallel.check_splits``, or no dim of a
             form.
-        ProfileError: a latency is limited that the profile has of 16-bit numbers and lacks of a scheme; or it lacks
-            the collectives of a split model, and not every latency is allowed.
+        ProfileError: a latency is limited that the profile has of 16-bit numbers and lacks of a scheme, or that no
+            profile has of a form; or it lacks the collectives of a split model, and not every latency is allowed.
     """
     exact, limits, run = recipe.rule == "loss", recipe.limits, recipe.deployment
     check_splits(sites, run.tensor_parallel)
@@ -87,7 +88,14 @@ def settled(recipe: Recipe, sites: Sequence[Site], profile: Profile) -> Recipe:
                 f"schemes that it was measured in, such as {DEFAULT_SCHEME}",
                 f"Measure it with gac profile --model NAME --scheme {name}, or plan without the limit or the scheme.",
             )
-    timed = all(of_scheme == known[DEFAULT_SCHEME] for of_scheme in known.values())
+    untimed = [name for name in recipe.space.forms if not form_named(name).timed]
+    if untimed and (latency or slack):
+        raise ProfileError(
+            f"a limit of latency, or loss for speed, with form {untimed[0]}",
+            "forms whose latency is measured",
+            "Leave the form out, or plan without the limit.",
+        )
+    timed = not untimed and all(of_scheme == known[DEFAULT_SCHEME] for of_scheme in known.values())
     if slack is None:
         slack = SLACK if exact and not latency and timed else 0.0
     if latency is None:
