@@ -108,7 +108,8 @@ class Space:
         forms: forms that compete with staying dense: ``low_rank``, ``narrow`` (fewer neurons of an MLP), ``head_dim``
             (shorter value vectors, in v_proj, o_proj and the KV cache), ``narrow_pair`` (beside ``narrow``: pairs in a
             narrower MLP, at widths from 3/4 to 1/4 of its neurons; ``narrow_pair:N`` at N of them), ``heads`` (fewer
-            key-value heads, each with its query heads), ``skip`` (attentions and MLPs that do nothing). Of two that
+            key-value heads, each with its query heads), ``skip`` (attentions and MLPs that do nothing), ``latent``
+            (keys and values of groups of 4 heads as latents, in the KV cache too; ``latent:N`` of N). Of two that
             differ in nothing that is limited, the first stays. ``Recipe.of`` has ``low_rank`` and ``narrow`` where
             none are named, and ``skip`` beside them where a latency below the dense model's is asked for with the
             method ``kfac``.
@@ -217,7 +218,8 @@ class Limits:
         params: kept fraction of the parameters, in (0, 1]; by default 0.8, or 1 where ``memory`` is given. Never
             exceeded by the rules ``loss`` and ``importance`` (``plan.budget.over`` says by how much another one did).
         memory: kept fraction of the bytes, in (0, 1].
-        kv_cache: kept fraction of the KV cache, in (0, 1]; needs a form that makes it smaller (``head_dim``).
+        kv_cache: kept fraction of the KV cache, in (0, 1]; needs a form that makes it smaller (``latent``,
+            ``head_dim``).
         latency: allowed fraction of the latency, by workload; {} limits none. None: with the rule ``loss`` no workload
             may be slower than the dense model, where the profile holds that workload's latency.
     """

@@ -188,6 +188,11 @@ def test_unknown_latencies_are_said_and_not_invented(small: Small) -> None:
             "method palu:2 with budget 0.8 and a KV-cache limit of 0.5; expected a budget alone, which is the kept "
             "fraction of the KV cache. Drop the KV-cache limit.",
         ),
+        (
+            {"forms": ("latent:1",), "latency": 0.9},
+            "a limit of latency, or loss for speed, with form latent:1; expected forms whose latency is measured. "
+            "Leave the form out, or plan without the limit.",
+        ),
     ],
 )
 def test_what_does_not_go_together_is_refused(small: Small, given: dict[str, Any], message: str) -> None:
@@ -262,6 +267,20 @@ def test_palu_takes_the_budget_for_the_kv_cache(small: Small, rule: str) -> None
     assert changed <= {"k_proj", "v_proj"}
     model = small.compress(plan)
     assert total(model) == plan.budget.used
+
+
+@pytest.mark.parametrize("beside", [(), ("low_rank", "narrow")])
+def test_half_a_cache_of_latents(small: Small, beside: tuple[str, ...]) -> None:
+    plan = small.allocate(1.0, forms=("latent:1", *beside), kv_cache=0.5, align=False)
+    used, whole = plan.kv_numbers
+    assert whole // 2 - 2 <= used <= whole // 2
+    assert plan.certificate.status == "optimal"
+    assert plan.recipe.limits.latency == {}
+    ranks = {weight.dim for weight in plan.weights if weight.form == "latent:1"}
+    assert len(ranks) > 1
+    with torch.no_grad():
+        layers = small.compress(plan)(torch.arange(10)[None], use_cache=True).past_key_values.layers
+    assert sum(held[0, :, 0].numel() for one in layers for held in (one.keys, one.values)) == used
 
 
 def test_folded_values_are_cached_shorter(small: Small) -> None:

@@ -177,7 +177,7 @@ _LIMITED = (
         "--kv-cache",
         type=float,
         metavar="F",
-        help="Allowed fraction of the dense model's KV cache; needs --form head_dim.",
+        help="Allowed fraction of the dense model's KV cache; needs --form latent or head_dim.",
     ),
     click.option(
         "--rule",

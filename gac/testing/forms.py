@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from gac.arrays import Floats
-from gac.compression.apply import build_modules, empty_module, merged
+from gac.compression.apply import build_modules, empty_module, merged, skip_absent
 from gac.forms import FORMS, Form
 from gac.forms.planned_sites import as_planned
 from gac.forms.tensors import Kept
@@ -18,6 +18,7 @@ from gac.models.sites import Site, Weight
 from gac.operations import Operation
 from gac.plan import WeightChoice
 from gac.profiling.operators import OPERATORS
+from gac.runtime.latents import cache_latents
 from gac.runtime.modules import KINDS
 from gac.sensitivity.calibration import CalibrationRun
 from gac.sensitivity.curves import stream_fits
@@ -34,7 +35,8 @@ def check_form(form: Form, *weights: Weight, method: str = "kfac") -> None:
     Of every weight that it takes: a larger dim has more parameters, as many as its module and as its GEMMs read; its
     operation is one of a latency table and moved by the dim along the axis that it names; its dim lies where it says in
     the module's tensors. Of a tiny random Llama: curves fall to 0 at the full dim; at the full dim the model computes
-    what it did; at half of it the model computes what it does when merged to dense weights.
+    what it did; at half of it the model computes what it does when merged to dense weights, and its cache keeps as many
+    numbers as the form counts.
 
     A form that stands for several (``Form.variants``) is checked as each of them. One that lies inside another is as
     long as the other where weights meet; its full dim computes what the other does, and is the weight that its dims are
@@ -170,6 +172,7 @@ def _check_model(form: Form, run: CalibrationRun, taken: Sequence[Site], kept: M
     assert apart < 1e-3, f"{form.name} at the full dim: logits differ by up to {apart:.2g} from {than}"
     half = {name: max(form.least, dim // 2) for name, dim in full.items()}
     smaller = _compressed(form, run, taken, kept, half)
+    _check_cache(form, smaller, half)
     dense = deepcopy(model)
     for site in taken:
         for weight in site.weights:
@@ -182,6 +185,20 @@ def _check_model(form: Form, run: CalibrationRun, taken: Sequence[Site], kept: M
     assert apart < 1e-3, f"{form.name} at half the dim: logits differ by up to {apart:.2g} from those of merged weights"
 
 
+def _check_cache(form: Form, model: nn.Module, dims: Mapping[str, int]) -> None:
+    """Numbers of a token in the cache that runs, of all layers."""
+    with torch.no_grad():
+        cache = model(_IDS, use_cache=True).past_key_values
+    kept = sum(held[0, :, 0].numel() for one in cache.layers if one.is_initialized for held in (one.keys, one.values))
+    sites = as_planned(family_of(model.config).sites(model.config), [form.name], False)
+    counted = sum(
+        form.cached(weight, dims[site.name]) if site.name in dims else weight.kept
+        for site in sites
+        for weight in site.weights
+    )
+    assert kept == counted, f"{form.name} at half the dim: the cache keeps {kept} numbers of a token, not {counted}"
+
+
 def _compressed(
     form: Form, run: CalibrationRun, sites: Sequence[Site], kept: Mapping[int, Kept], dims: Mapping[str, int]
 ) -> nn.Module:
@@ -189,6 +206,8 @@ def _compressed(
     choices = [WeightChoice(weight, form.name, dims[site.name]) for site in sites for weight in site.weights]
     found = deepcopy(run.model)
     swap_in(found, build_modules(run, choices, sites, iter(kept.items())))
+    skip_absent(found, choices)
+    cache_latents(found)
     return found
 
 

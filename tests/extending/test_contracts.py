@@ -10,6 +10,7 @@ from torch import Tensor
 from gac.allocation.rules import RULES
 from gac.allocation.weight_rules import RankRule
 from gac.forms import FORMS
+from gac.forms.head_dim.spec import HeadDim
 from gac.schemes import StorageSpec
 from gac.testing import check_form, check_method, check_rule, check_scheme
 from tests.extending.a_form import Picked, PickedTensors
@@ -73,6 +74,11 @@ NAN = torch.full((16, 16), torch.nan, dtype=torch.float64)
         (check_form, changed(Picked, params=lambda self, weight, dim: dim), "1 parameters, its module holds 64"),
         (check_form, changed(Picked, takes=lambda self, weight: False), "takes no weight of a tiny Llama"),
         (check_form, changed(Picked, axis=lambda self, weight: "r"), "axis r is none of its operation"),
+        (
+            check_form,
+            changed(HeadDim, cached=lambda self, weight, dim: weight.kept),
+            "cache keeps .* of a token, not 128",
+        ),
         (check_rule, Wavering(), "wavering: another plan when asked again"),
         (check_form, changed(Picked, tensor_form=f"{__name__}:Lossy"), "at the full dim: logits differ by up to"),
     ],
