@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from gac.allocation.problem import Problem
-from gac.compression.apply import empty_module, round_inputs, share_gemms, skip_absent, where_they_run
+from gac.compression.apply import empty_module, make_quick, share_gemms, skip_absent, where_they_run
 from gac.compression.rounding import store
 from gac.evaluation.versions import Planner
 from gac.models.families import family_of
@@ -123,7 +123,7 @@ def running(
     """The same model, which has these weights, as a compressed one runs; arguments as for ``variant``."""
     share_gemms(model, where_they_run(fused, choices))
     skip_absent(model, choices)
-    round_inputs(model, choices)
+    make_quick(model, choices)
     cache_latents(model)
     if triton:
         use_decode_kernel(model)
