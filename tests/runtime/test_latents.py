@@ -11,8 +11,10 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache, StaticCache
 
 import gac
+from gac.errors import PlanError
 from gac.forms import form_named
-from gac.models.families import supported
+from gac.forms.planned_sites import check_forms_fit
+from gac.models.families import family_of, supported
 from gac.plan import Plan
 from gac.runtime import latents
 from tests.compression.applying import IDS, logits
@@ -233,3 +235,13 @@ def test_positions_that_do_not_count_up_are_refused(llama: Any, mask: str) -> No
     positions = torch.tensor([{"packed": [4, 5, 0, 1], "right": [4, 5, 1, 1]}[mask]])
     with pytest.raises(ValueError, match=r"position_ids \[4, 5, .*; expected ones that count up by one, with padding"):
         llama(IDS[:, 4:8], past_key_values=cache, use_cache=True, position_ids=positions)
+
+
+@pytest.mark.parametrize("model_type", ["gpt2", "gpt_neox", "phi3"])
+def test_one_weight_for_keys_and_values_is_refused(model_type: str) -> None:
+    sites = family_of(small_config(model_type)).sites(small_config(model_type))
+    with pytest.raises(PlanError) as caught:
+        check_forms_fit(sites, ["latent"], model_type)
+    assert str(caught.value).startswith(
+        f"form latent, which fits no weight of a {model_type} model; expected one of dense, low_rank, narrow, "
+    )
