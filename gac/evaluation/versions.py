@@ -21,7 +21,7 @@ from gac.recipe import Recipe
 from gac.schemes import DEFAULT_SCHEME, scheme_named
 from gac.workloads import Workload
 
-DENSE, FUSED = "dense", "dense, fused"
+DENSE, FUSED, PLAIN = "dense", "dense, fused", "dense, fused, plain"
 UNALIGNED = "unaligned"
 DEFAULT = "GAC, by default"
 ONE_GPU = f"{DEFAULT}, for one GPU"
@@ -46,6 +46,7 @@ class Version:
         compiled: whether the layers run through ``torch.compile`` with ``shape_padding``.
         triton: whether one row runs in Triton, in the decode kernel.
         gpus: over how many the weights are split that the table's sums are of.
+        plain: whether norms, activations and rotary embeddings run as in transformers, not in one launch each.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Version:
     compiled: bool = False
     triton: bool = False
     gpus: int = 1
+    plain: bool = False
 
     @property
     def params(self) -> int:
@@ -129,6 +131,11 @@ class Planner:
         """The dense model."""
         plan = self.plan(1.0, forms=(), fuse=fused, decode_kernel=_kernel(triton))
         return version_of((FUSED if fused else DENSE) + (IN_TRITON if triton else ""), plan)
+
+    def dense_versions(self) -> tuple[Version, Version, Version]:
+        """The dense model as transformers runs it but for shared GEMMs; as it is, and fused, as compressed ones run."""
+        dense, fused = self.dense(fused=False), self.dense(fused=True)
+        return replace(fused, name=PLAIN, plain=True), dense, fused
 
     def rounded(self, plan: Plan, rounding: Rounding, fused: bool = False) -> Version:
         """A plan's dims rounded, a full one left as it is, with the loss that they then have.
