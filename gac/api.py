@@ -17,7 +17,7 @@ from gac.allocation.rules import RULES
 from gac.arguments import Count, checked
 from gac.checkpoint.attach import PlannedModel, attach_plan, check_class, planned
 from gac.checkpoint.load import load
-from gac.compression.apply import build_modules, changed_sites, planned_sites, round_inputs, share_gemms, skip_absent
+from gac.compression.apply import build_modules, changed_sites, make_quick, planned_sites, share_gemms, skip_absent
 from gac.compression.ends import check_ends, rounded_ends, swap_in_ends
 from gac.compression.first_shot import calibration_run, check_shots
 from gac.compression.refit import refit as fit_again
@@ -223,7 +223,7 @@ def compress(
     swap_in_ends(loaded.model, ends)
     share_gemms(loaded.model, sites)
     skip_absent(loaded.model, plan.weights)
-    round_inputs(loaded.model, plan.weights)
+    make_quick(loaded.model, plan.weights)
     if recipe.deployment.triton:
         use_decode_kernel(loaded.model)
     return attach_plan(loaded.model, plan)

@@ -15,6 +15,7 @@ from gac.models.families import family_of
 from gac.models.sites import Site, Weight
 from gac.plan import Plan, WeightChoice
 from gac.runtime.modules import KINDS
+from gac.runtime.one_launch import run_in_one_launch
 from gac.runtime.round_before import round_before
 from gac.runtime.shared_gemm import share_gemm
 from gac.runtime.skipped import skip_blocks
@@ -113,8 +114,12 @@ def rounded_inputs(config: Any, weights: Sequence[WeightChoice]) -> list[dict[st
     return [asdict(made) for made in family_of(config).made(config) if not rounding.isdisjoint(made.readers)]
 
 
-def round_inputs(model: Any, weights: Sequence[WeightChoice]) -> None:
-    """Let norms and MLPs round what weights read in 8 bits; the model, which has these, is changed in place."""
+def make_quick(model: Any, weights: Sequence[WeightChoice]) -> None:
+    """Let norms, gated products and rotary embeddings run in one launch each, and round what weights read in 8 bits.
+
+    The model, which has these weights, is changed in place.
+    """
+    run_in_one_launch(model)
     round_before(model, rounded_inputs(model.config, weights))
 
 

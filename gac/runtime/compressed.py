@@ -19,6 +19,7 @@ from transformers.utils.hub import cached_file
 from .contract import COMPRESSED_TENSORS, DIGESTS, LAYOUT, QUANTIZATION, chooses_code
 from .decode_kernel import use_decode_kernel
 from .header import HEAD, check_run, header_value, own_name, replace_weights, rounded_inputs, skipped_blocks
+from .one_launch import run_in_one_launch
 from .ranks import Ranks, SplitError, ranks_asked_for
 from .round_before import round_before
 from .serving import prepare_for_vllm
@@ -122,6 +123,7 @@ class CompressedModel:
             _split(source, model, ranks)
         _share_where_possible(model)
         skip_blocks(model, skipped_blocks(model))
+        run_in_one_launch(model)
         round_before(model, rounded_inputs(model))
         if header_value(model.config, "decode_kernel") == "triton":
             use_decode_kernel(model)

@@ -6,14 +6,14 @@ itself is not written where nothing else reads it: it has its shape, and is NaN.
 kernel can run, with gradients, in training and under hooks, their own ``forward`` runs.
 """
 
-import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from .rounded_rows import ACTIVATIONS, NORMS, Rounded, gated, normed
+from .one_launch import Forward, activation_of, eps_of, gate_and_up, norm_of
+from .rounded_rows import Rounded, gated, normed
 from .shared_gemm import first_of
 from .stored import StoredLinear
 
@@ -68,20 +68,7 @@ class HandedOver:
                 self._made = self._rounded = None
 
 
-class _Forward:
-    """Stands before the ``forward`` of a module, which runs where nothing is handed over."""
-
-    def __init__(self, module: nn.Module, given: HandedOver) -> None:
-        self.module, self.given = module, given
-        self._before = vars(module).get("forward")  # accelerate's, where it has hooks
-
-    def plain(self, x: Tensor) -> Tensor:
-        """The module's own."""
-        y: Tensor = type(self.module).forward(self.module, x) if self._before is None else self._before(x)
-        return y
-
-
-class RoundedNorm(_Forward):
+class RoundedNorm(Forward):
     """An RMSNorm that hands its output over rounded.
 
     Args:
@@ -89,18 +76,19 @@ class RoundedNorm(_Forward):
     """
 
     def __init__(self, norm: nn.Module, given: HandedOver, kind: str) -> None:
-        super().__init__(norm, given)
-        self._kind, self._eps = kind, _eps_of(norm)
+        super().__init__(norm)
+        self.given, self._kind, self._eps = given, kind, eps_of(norm)
 
     def __call__(self, hidden_states: Tensor) -> Tensor:
         weight, given = self.module.weight, self.given
         assert isinstance(weight, Tensor)
         if self.module.training or not given.can(hidden_states, weight):
-            return self.plain(hidden_states)
+            y: Tensor = self.plain(hidden_states)
+            return y
         return given.give(*normed(hidden_states, weight, self._eps, self._kind, given.number, given.whole))
 
 
-class RoundedProduct(_Forward):
+class RoundedProduct(Forward):
     """A gated MLP that hands act(gate) * up over rounded.
 
     Args:
@@ -110,16 +98,17 @@ class RoundedProduct(_Forward):
     """
 
     def __init__(self, mlp: nn.Module, given: HandedOver, kind: str, up: Sequence[str], down: str) -> None:
-        super().__init__(mlp, given)
-        self._kind, self._up, self._down = kind, tuple(up), down
+        super().__init__(mlp)
+        self.given, self._kind, self._up, self._down = given, kind, tuple(up), down
 
     def __call__(self, x: Tensor) -> Tensor:
         mlp, given = self.module, self.given
+        y: Tensor
         if mlp.training or not given.can(x):
-            return self.plain(x)
-        written = [getattr(mlp, name)(x) for name in self._up]
-        gate, up = written if len(written) == 2 else written[0].chunk(2, dim=-1)
-        y: Tensor = getattr(mlp, self._down)(given.give(*gated(gate, up, self._kind, given.number)))
+            y = self.plain(x)
+            return y
+        gate, up = gate_and_up(mlp, self._up, x)
+        y = getattr(mlp, self._down)(given.give(*gated(gate, up, self._kind, given.number)))
         return y
 
 
@@ -137,7 +126,7 @@ def round_before(model: nn.Module, described: Sequence[Mapping[str, Any]]) -> No
         module, of = model.get_submodule(one["by"]), one["of"]
         readers = [model.get_submodule(name) for name in one["readers"]]
         tensors = (tensor for part in (module, *readers) for tensor in (*part.parameters(), *part.buffers()))
-        kind = None if any(tensor.is_meta for tensor in tensors) else (_activation_of if of else _norm_of)(module)
+        kind = None if any(tensor.is_meta for tensor in tensors) else (activation_of if of else norm_of)(module)
         given = None if kind is None else _handed_over(readers, module)
         if kind is None or given is None:
             continue
@@ -156,30 +145,3 @@ def _handed_over(weights: Sequence[nn.Module], by: nn.Module) -> HandedOver | No
     if len({one.storage.number for one in readers}) != 1:
         return None
     return HandedOver(readers, len(readers) < len(weights), (by, *weights))
-
-
-def _norm_of(norm: Any) -> str | None:
-    """Which of ``NORMS`` it is, found by running it with another weight; None: another one."""
-    if [name for name, _ in norm.named_parameters()] != ["weight"] or (eps := _eps_of(norm)) is None:
-        return None
-    size = len(norm.weight)
-    x = torch.randn(3, size, generator=torch.Generator().manual_seed(0)).bfloat16()
-    x[1] *= 1e-3  # where eps tells
-    weight = nn.Parameter(torch.linspace(0.3, 3, size).bfloat16(), requires_grad=False)
-    alone = copy.copy(norm)
-    alone._parameters = alone._parameters | {"weight": weight}
-    y = type(norm).forward(alone, x)
-    return next((kind for kind, plain in NORMS.items() if torch.equal(y, plain(x, weight, eps))), None)
-
-
-def _eps_of(norm: nn.Module) -> Any:
-    return getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
-
-
-def _activation_of(activation: nn.Module) -> str | None:
-    """Which of ``ACTIVATIONS`` it is, found by running it; None: another one."""
-    x = torch.linspace(-9, 9, 64)
-    if any(True for _ in activation.parameters()):
-        return None
-    y = activation(x)
-    return next((kind for kind, plain in ACTIVATIONS.items() if torch.equal(y, plain(x))), None)

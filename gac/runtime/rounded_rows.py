@@ -4,15 +4,13 @@ The kernels find what ``gac.runtime.rounded_inputs`` finds of a norm's output, o
 that is what PyTorch finds, up to the order of a norm's sums. Triton is imported when a kernel first runs.
 """
 
-from collections.abc import Callable, Mapping
-from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from .gpu import launching_on, make_operator
+from .rows import by_row, power_of_two, warps_for
 from .tiles import COUNTERS
 
 _MOST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
@@ -32,31 +30,6 @@ class Rounded(NamedTuple):
     counters: Tensor
 
 
-def llama_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """An RMSNorm whose output is rounded to x's dtype before the gain multiplies it."""
-    return weight * _normed(x, eps).to(x.dtype)
-
-
-def gemma_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """One whose gain is 1 + weight and multiplies in float32."""
-    return (_normed(x, eps) * (1.0 + weight.float())).type_as(x)
-
-
-def _normed(x: Tensor, eps: float) -> Tensor:
-    wide = x.float()
-    return wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
-
-
-NORMS: Mapping[str, Callable[[Tensor, Tensor, float], Tensor]] = {"llama": llama_norm, "gemma": gemma_norm}
-"""RMSNorms that the kernel runs, of x ``(..., features)``, weight ``(features,)`` and eps."""
-
-ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
-    "silu": functional.silu,
-    "gelu_tanh": partial(functional.gelu, approximate="tanh"),
-}
-"""Activations that the kernel runs."""
-
-
 def rounded(x: Tensor, number: torch.dtype) -> Rounded:
     """x ``(rows, columns)``, contiguous, as numbers of 8 bits: one launch."""
     from .rounding_kernels import round_rows
@@ -70,7 +43,7 @@ def rounded(x: Tensor, number: torch.dtype) -> Rounded:
 def normed(
     x: Tensor, weight: Tensor, eps: float, kind: str, number: torch.dtype, whole: bool
 ) -> tuple[Tensor, Rounded]:
-    """What one of ``NORMS`` makes of x ``(..., features)`` of 16 bits on a GPU, and the same rounded: one launch.
+    """What one of ``rows.NORMS`` makes of x ``(..., features)`` of 16 bits on a GPU, and the same rounded: one launch.
 
     Args:
         whole: whether it is written in 16 bits too; else what is returned of it has its shape, and is NaN.
@@ -80,7 +53,7 @@ def normed(
 
 
 def gated(gate: Tensor, up: Tensor, kind: str, number: torch.dtype) -> tuple[Tensor, Rounded]:
-    """Likewise one of ``ACTIVATIONS`` of the gate, times up, in 8 bits alone: only a stored weight reads it."""
+    """Likewise one of ``rows.ACTIVATIONS`` of the gate, times up, in 8 bits alone: only a stored weight reads it."""
     out, *found = torch.ops.gac.gated_rows(gate, up, kind, number)
     return out.expand(up.shape), Rounded(*found)
 
@@ -90,7 +63,7 @@ def _normed_rows(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     from .rounding_kernels import norm_rows
 
-    given, size = _by_row(x), x.shape[-1]
+    given, size = by_row(x), x.shape[-1]
     out, found = _whole(x, whole), _empty(given, number)
     with launching_on(x):
         norm_rows[(len(given),)](
@@ -103,7 +76,7 @@ def _normed_rows(
 def _gated_rows(gate: Tensor, up: Tensor, kind: str, number: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     from .rounding_kernels import gated_rows
 
-    given, other, size = _by_row(gate), _by_row(up), gate.shape[-1]
+    given, other, size = by_row(gate), by_row(up), gate.shape[-1]
     out, found = _whole(gate, False), _empty(given, number)
     with launching_on(gate):
         gated_rows[(len(given),)](
@@ -111,12 +84,6 @@ def _gated_rows(gate: Tensor, up: Tensor, kind: str, number: torch.dtype) -> tup
             TANH=kind == "gelu_tanh", **_options(size, number),
         )  # fmt: skip
     return out, *found
-
-
-def _by_row(x: Tensor) -> Tensor:
-    """Rows ``(rows, columns)`` that may lie apart, as parts of a shared GEMM's output do; numbers of one do not."""
-    given = x.reshape(-1, x.shape[-1])
-    return given if given.stride(1) == 1 else given.contiguous()
 
 
 def _whole(x: Tensor, whole: bool) -> Tensor:
@@ -133,9 +100,8 @@ def _empty(x: Tensor, number: torch.dtype) -> Rounded:
 
 
 def _options(columns: int, number: torch.dtype) -> dict[str, int | float]:
-    warps = 4 if columns <= 4096 else 8 if columns <= 8192 else 16
-    wide = 1 << (columns - 1).bit_length()
-    return {"MOST": _MOST[number], "WIDE": wide, "COUNTERS": COUNTERS, "num_warps": warps}
+    wide = power_of_two(columns)
+    return {"MOST": _MOST[number], "WIDE": wide, "COUNTERS": COUNTERS, "num_warps": warps_for(columns)}
 
 
 make_operator(

@@ -4,14 +4,13 @@ try:
     import triton
     import triton.language as tl
 
+    from .row_kernels import gated_values, normed_values
     from .tile_kernels import clear
 except ImportError as failure:  # transformers looks for what files import, but not here: a CPU needs no Triton
     raise RuntimeError("Triton is not installed") from failure
 
 _ROUNDING = tl.constexpr(12582912.0)  # 1.5 * 2^23: added and taken away, it leaves whole numbers, ties to even
 _TINY = tl.constexpr(2.0**-126)
-_CUBE = tl.constexpr(0.044715)
-_TWICE = tl.constexpr(1.5957691216057308)  # 2 * sqrt(2 / pi)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -47,20 +46,16 @@ def norm_rows(  # type: ignore[no-untyped-def]
     x, weight, whole, numbers, scale, counters, stride, size, eps,
     MOST: tl.constexpr, ADDED: tl.constexpr, WHOLE: tl.constexpr, WIDE: tl.constexpr, COUNTERS: tl.constexpr,
 ):  # fmt: skip
-    """A program takes a row through an RMSNorm, and rounds it as PyTorch does between its steps.
+    """A program takes a row through an RMSNorm.
 
-    ADDED: 1 where the gain is 1 + weight and multiplies in float32, as Gemma's does; 0 where it is the weight and
-    multiplies in 16 bits, as Llama's does. WHOLE: whether the row is written in 16 bits too; else one number stands for
-    all rows, which is none.
+    ADDED: as of ``normed_values``. WHOLE: whether the row is written in 16 bits too; else one number stands for all
+    rows, which is none.
     """
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, WIDE)
     value = tl.load(x + row * stride + at, mask=at < size, other=0.0).to(tl.float32)
     gain = tl.load(weight + at, mask=at < size, other=0.0).to(tl.float32)
-    value = value * tl.rsqrt(tl.div_rn(tl.sum(value * value, axis=0), size.to(tl.float32)) + eps)
-    narrow = x.dtype.element_ty
-    value = value * (1.0 + gain) if ADDED else value.to(narrow).to(tl.float32) * gain
-    value = value.to(narrow)
+    value = normed_values(value, gain, size, eps, ADDED, x.dtype.element_ty)
     if WHOLE:
         tl.store(whole + row * size + at, value, mask=at < size)
     elif row == 0:
@@ -81,10 +76,7 @@ def gated_rows(  # type: ignore[no-untyped-def]
     at = tl.arange(0, WIDE)
     value = tl.load(gate + row * of_gate + at, mask=at < size, other=0.0).to(tl.float32)
     other = tl.load(up + row * of_up + at, mask=at < size, other=0.0).to(tl.float32)
-    slope = _TWICE * (value + _CUBE * value * value * value) if TANH else value
-    narrow = gate.dtype.element_ty
-    value = tl.div_rn(value, 1.0 + tl.exp(-slope)).to(narrow).to(tl.float32)
-    value = (value * other).to(narrow)
+    value = gated_values(value, other, TANH, gate.dtype.element_ty)
     if row == 0:
         tl.store(whole, float("nan"))
     _round_row(value.to(tl.float32), row, at, size, numbers, scale, counters, MOST, COUNTERS)

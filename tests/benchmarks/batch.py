@@ -17,6 +17,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -141,11 +142,14 @@ def main() -> None:
         print("\n".join(f"{task.name}: {task.command}" for task in tasks))
         return
     asked.work.mkdir(parents=True, exist_ok=True)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended from outside"))
     batch, begun = Batch(tasks, asked.work, asked.slots, asked.gpu_gb), time.monotonic()
-    while batch.step() and time.monotonic() - begun < asked.seconds:
-        time.sleep(POLL)
-    left = [one.task.name for one in batch.running] + [task.name for task in batch.waiting]
-    batch.stop()
+    try:
+        while batch.step() and time.monotonic() - begun < asked.seconds:
+            time.sleep(POLL)
+        left = [one.task.name for one in batch.running] + [task.name for task in batch.waiting]
+    finally:
+        batch.stop()
     failed = [name for name, one in batch.ended.items() if one["status"]]
     named = (", ".join(names) or "none" for names in (failed, left))
     print("{} done; failed: {}; left: {}".format(len(batch.ended) - len(failed), *named))

@@ -58,9 +58,14 @@ def options(description: str | None, *shared: str) -> argparse.ArgumentParser:
     return parser
 
 
+def plain_name(given: str) -> str:
+    """Of an absolute path what it ends with, for records that are read elsewhere; all else as it is."""
+    return Path(given).name if given.startswith("/") else given
+
+
 def machine() -> dict[str, Any]:
-    """Where figures come from: command (of absolute paths the names alone), GPU, versions and date."""
-    given = (Path(one).name if one.startswith("/") else one for one in sys.argv[1:])
+    """Where figures come from: command (of absolute paths the last part alone), GPU, versions and date."""
+    given = map(plain_name, sys.argv[1:])
     versions = {"gac": gac.__version__, "torch": torch.__version__, "cuda": torch.version.cuda}
     versions |= {"transformers": transformers.__version__, "numpy": np.__version__}
     return {
@@ -148,7 +153,7 @@ class Study:
         self.loaded = read(asked.model)
         self._profile = gac.Profile.load(asked.profile)
         named = {name: getattr(asked, name) for name in ("model", "calibration", "windows", *settings)}
-        named |= {"profile": Path(asked.profile).name}
+        named |= {"model": plain_name(asked.model), "profile": Path(asked.profile).name}
         named |= {name: machine()[name] for name in ("device", "versions")} | {"dtype": str(self.loaded.model.dtype)}
         self.settings: dict[str, Any] = json.loads(json.dumps(named))
         self.record = self._resumed()

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from gac.io import atomic_path
+from tests.benchmarks.prediction import CORRELATION, correlation
 
 ROWS = "rows"
-OWN = ("command", ROWS, "rank_correlation")
+OWN = ("command", ROWS, CORRELATION)
 """What files of one study may differ in."""
 OWN_SETTINGS = ("first",)
 
@@ -29,6 +30,7 @@ def main() -> None:
             raise SystemExit(f"{path} and {asked.files[0]} differ in {', '.join(differ)}")
     rows = [row for one in found for row in one[ROWS]]
     joined = found[0] | {"command": [one["command"] for one in found], ROWS: rows}
+    joined |= {CORRELATION: correlation(rows)} if CORRELATION in joined else {}
     with atomic_path(asked.output) as temporary:
         temporary.write_text(json.dumps(joined, indent=1) + "\n", encoding="utf-8")
     print(f"{len(rows)} rows of {len(found)} files")

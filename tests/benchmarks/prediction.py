@@ -23,6 +23,8 @@ from gac.plan import Plan, WeightChoice
 from gac.schemes import DEFAULT_SCHEME
 from tests.benchmarks.harness import OF_A_STUDY, Study, options, problem_of
 
+CORRELATION = "rank_correlation"
+
 
 def main() -> None:
     parser = options(__doc__, *OF_A_STUDY, "--refit")
@@ -44,7 +46,7 @@ def main() -> None:
             | study.measured(plan)
             | {"predicted": true_loss(problem, plan)}
         )
-        study.keep(row, rank_correlation=correlation([*study.rows, row]))
+        study.keep(row, **{CORRELATION: correlation([*study.rows, row])})
     print(f"rank correlation over {len(study.rows)} plans: {correlation(study.rows):.4f}")
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from gac.checkpoint.attach import attach_plan
-from gac.compression.apply import empty_stored, planned_sites, round_inputs, share_gemms, skip_absent
+from gac.compression.apply import empty_stored, make_quick, planned_sites, share_gemms, skip_absent
 from gac.forms import form_named
 from gac.models.families import family_of
 from gac.models.linears import as_linear
@@ -98,7 +98,7 @@ def stored(model: Any, make_plan: MakePlan, chosen: Mapping[str, tuple[str, int,
         model.set_submodule(choice.name, module)
     share_gemms(model, planned_sites(plan, family_of(config).sites(config)))
     skip_absent(model, plan.weights)
-    round_inputs(model, plan.weights)
+    make_quick(model, plan.weights)
     return attach_plan(model, plan).eval()
 
 

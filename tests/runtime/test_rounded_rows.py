@@ -7,7 +7,8 @@ from transformers.activations import ACT2FN
 
 from gac.runtime import rounded_rows
 from gac.runtime.eight_bits import FLOAT8
-from gac.runtime.rounded_rows import ACTIVATIONS, NORMS, Rounded, gated, normed, rounded
+from gac.runtime.rounded_rows import Rounded, gated, normed, rounded
+from gac.runtime.rows import ACTIVATIONS, NORMS
 from tests.runtime.interpreted import DEVICE, operators
 
 EPS = 1e-5

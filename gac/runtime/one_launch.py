@@ -1,0 +1,241 @@
+"""Norms, gated products and rotary embeddings of a model that run in one launch each, on a GPU and in 16 bits.
+
+They are found by running them, so it does not matter what an architecture calls them. Where no kernel can run, with
+gradients and in compiled code (which fuses them itself) their own ``forward`` runs. Modules and their names stay.
+"""
+
+import copy
+import inspect
+import sys
+from collections.abc import Callable, Sequence
+from functools import wraps
+from threading import local
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .gpu import lacking
+from .rows import ACTIVATIONS, NORMS, gated, normed, rotated, turned
+
+_ROTARY = "apply_rotary_pos_emb"
+_ACTIVATION = ("act_fn", "activation_fn")
+_GATED = ((("gate_proj", "up_proj"), "down_proj"), (("gate_up_proj",), "down_proj"))
+"""What transformers calls the weights of a gated MLP: those that write, and the one that reads."""
+
+
+def run_in_one_launch(model: nn.Module) -> None:
+    """Let its norms, gated MLPs and rotary embeddings do so; the model is changed in place.
+
+    What is offloaded stays as it is, and so does what has a ``forward`` of its own, as a skipped block has.
+    """
+    for module in model.modules():
+        if "forward" in vars(module) or any(tensor.is_meta for tensor in module.parameters(recurse=False)):
+            continue
+        if kind := norm_of(module):
+            module.forward = Norm(module, kind)
+        elif (found := _gated_of(module)) and (kind := activation_of(module.get_submodule(found[0]))):
+            module.forward = Product(module, kind, *found)
+        elif _turns_heads(type(module)):
+            module.forward = Turning(module)
+
+
+def can_run(*given: Tensor) -> bool:
+    """Whether a kernel can run of such tensors: of one dtype, on one GPU, without gradients, not compiled."""
+    first = given[0]
+    return (
+        not torch.is_grad_enabled()
+        and not torch.compiler.is_compiling()
+        and first.numel() > 0
+        and lacking(first.device, first.dtype) is None
+        and all(type(one) in (Tensor, nn.Parameter) for one in given)
+        and all((one.dtype, one.device) == (first.dtype, first.device) for one in given)
+    )
+
+
+class Forward:
+    """Stands before the ``forward`` of a module, which runs where no kernel can."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self._before = vars(module).get("forward")  # accelerate's, where it has hooks; or another of these
+
+    def plain(self, *args: Any, **options: Any) -> Any:
+        """The module's own."""
+        if self._before is not None:
+            return self._before(*args, **options)
+        return type(self.module).forward(self.module, *args, **options)
+
+
+class Norm(Forward):
+    """An RMSNorm in one launch.
+
+    Args:
+        kind: in ``NORMS``.
+    """
+
+    def __init__(self, norm: nn.Module, kind: str) -> None:
+        super().__init__(norm)
+        self._kind, self._eps = kind, eps_of(norm)
+
+    def __call__(self, hidden_states: Tensor) -> Tensor:
+        weight = self.module.weight
+        assert isinstance(weight, Tensor)
+        if self.module.training or not can_run(hidden_states, weight):
+            y: Tensor = self.plain(hidden_states)
+            return y
+        return normed(hidden_states, weight, self._eps, self._kind)
+
+
+class Product(Forward):
+    """A gated MLP that makes act(gate) * up in one launch.
+
+    Args:
+        kind: in ``ACTIVATIONS``.
+        by: the name in the MLP of its activation, whose hooks would see its output.
+        up: those of the weights that write gate and up; or of the one that writes both.
+        down: that of the weight that reads the product.
+    """
+
+    def __init__(self, mlp: nn.Module, kind: str, by: str, up: Sequence[str], down: str) -> None:
+        super().__init__(mlp)
+        self._kind, self._by, self._up, self._down = kind, by, tuple(up), down
+
+    def __call__(self, x: Tensor) -> Tensor:
+        mlp = self.module
+        seen = mlp.get_submodule(self._by)
+        y: Tensor
+        if mlp.training or seen._forward_hooks or seen._forward_pre_hooks or not can_run(x):
+            y = self.plain(x)
+        else:
+            gate, up = gate_and_up(mlp, self._up, x)
+            y = getattr(mlp, self._down)(gated(gate, up, self._kind))
+        return y
+
+
+class Turning(Forward):
+    """An attention that turns queries and keys in one launch.
+
+    Transformers calls a function of the architecture's file. In its place stands one that runs the kernel, but only
+    where such an attention calls it.
+    """
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return self.plain(*args, **options)
+        now = vars(sys.modules[type(self.module).__module__])[_ROTARY].in_one_launch
+        outer, now.turning = now.turning, True
+        try:
+            return self.plain(*args, **options)
+        finally:
+            now.turning = outer
+
+
+class _Now(local):
+    """Whether this thread runs an attention that turns in one launch."""
+
+    turning = False
+
+
+def gate_and_up(mlp: nn.Module, names: Sequence[str], x: Tensor) -> Sequence[Tensor]:
+    """What these weights write: one each, or one both."""
+    written = [getattr(mlp, name)(x) for name in names]
+    return written if len(written) == 2 else written[0].chunk(2, dim=-1)
+
+
+def norm_of(norm: Any) -> str | None:
+    """Which of ``NORMS`` it is, found by running it with another weight; None: another one, or none."""
+    if [name for name, _ in norm.named_parameters()] != ["weight"] or (eps := eps_of(norm)) is None:
+        return None
+    size = norm.weight.numel()
+    x = torch.randn(3, size, generator=torch.Generator().manual_seed(0), device="cpu").bfloat16()
+    x[1] *= 1e-3  # where eps tells
+    weight = nn.Parameter(torch.linspace(0.3, 3, size, device="cpu").bfloat16(), requires_grad=False)
+    alone = copy.copy(norm)
+    alone._parameters = alone._parameters | {"weight": weight}
+    y = type(norm).forward(alone, x)
+    return next((kind for kind, plain in NORMS.items() if torch.equal(y, plain(x, weight, eps))), None)
+
+
+def eps_of(norm: nn.Module) -> Any:
+    """What an RMSNorm adds to the mean of the squares; None: it has none."""
+    return getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
+
+
+def activation_of(activation: nn.Module) -> str | None:
+    """Which of ``ACTIVATIONS`` it is, found by running it; None: another one."""
+    x = torch.linspace(-9, 9, 64, device="cpu")
+    if any(True for _ in activation.parameters()):
+        return None
+    y = activation(x)
+    return next((kind for kind, plain in ACTIVATIONS.items() if torch.equal(y, plain(x))), None)
+
+
+def _gated_of(mlp: nn.Module) -> tuple[str, tuple[str, ...], str] | None:
+    """The names in a gated MLP as ``Product`` takes them, where it does that and no more, found by running it."""
+    children = set(mlp._modules)
+    for by in _ACTIVATION:
+        for up, down in _GATED:
+            if children == {by, *up, down} and _multiplies(mlp, by, up, down):
+                return by, up, down
+    return None
+
+
+def _multiplies(mlp: nn.Module, by: str, up: Sequence[str], down: str) -> bool:
+    x = torch.linspace(-2, 2, 8, device="cpu").view(1, 8)
+    written = [x + 3, x * x] if len(up) == 2 else [torch.cat((x + 3, x * x), dim=-1)]
+    alone = copy.copy(mlp)
+    alone._modules = alone._modules | dict(zip(up, map(_Says, written), strict=True)) | {down: nn.Identity()}
+    return torch.equal(type(mlp).forward(alone, x), alone.get_submodule(by)(x + 3) * (x * x))
+
+
+class _Says(nn.Module):
+    """Hands out one tensor, whatever it is called with."""
+
+    def __init__(self, said: Tensor) -> None:
+        super().__init__()
+        self._said = said
+
+    def forward(self, _: Tensor) -> Tensor:
+        return self._said
+
+
+def _turns_heads(attention: type) -> bool:
+    """Whether its ``forward`` calls the function of its file, which is then replaced for all models of the file."""
+    code = getattr(inspect.unwrap(attention.forward), "__code__", None)  # type: ignore[attr-defined]
+    file: Any = sys.modules[attention.__module__]
+    plain = vars(file).get(_ROTARY)
+    if plain is None or code is None or _ROTARY not in code.co_names:
+        return False
+    if not hasattr(plain, "in_one_launch"):
+        if not _turns(plain):
+            return False
+        setattr(file, _ROTARY, _in_one_launch(plain))
+    return True
+
+
+def _in_one_launch(plain: Callable[..., Any]) -> Callable[..., Any]:
+    now = _Now()
+
+    @wraps(plain)
+    def quick(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *args: Any, **options: Any) -> tuple[Tensor, Tensor]:
+        fits = not args and not options and cos.shape[-1] == q.shape[-1]
+        if not now.turning or not fits or not can_run(q, k, cos, sin):
+            found: tuple[Tensor, Tensor] = plain(q, k, cos, sin, *args, **options)
+            return found
+        return rotated(q, k, cos, sin)
+
+    quick.in_one_launch = now  # type: ignore[attr-defined]
+    return quick
+
+
+def _turns(plain: Callable[..., Any]) -> bool:
+    """Whether the function is ``turned``, found by running it."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = ((2, 3, 5, 8), (2, 1, 5, 8), (2, 5, 8), (2, 5, 8))
+    given = [torch.randn(shape, generator=generator, device="cpu").bfloat16() for shape in shapes]
+    try:
+        found = plain(*given)
+    except (TypeError, ValueError, RuntimeError):  # of an architecture whose function takes something else
+        return False
+    return all(map(torch.equal, found, turned(*given)))

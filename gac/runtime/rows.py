@@ -1,0 +1,156 @@
+"""RMSNorms, gated activations and rotary embeddings of 16 bits on a GPU, each in one launch.
+
+Transformers runs an RMSNorm in six launches, a gated activation in two and a rotary embedding in ten. The kernels round
+where PyTorch does between them, so they find what it finds, up to the order of a norm's sums and the last bit of an
+exponential. Triton is imported when a kernel first runs.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from .gpu import ceil_div, launching_on, make_operator
+
+_NUMBERS = 2048  # a program takes about as many
+
+
+def llama_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """An RMSNorm whose output is rounded to x's dtype before the gain multiplies it."""
+    return weight * _normed(x, eps).to(x.dtype)
+
+
+def gemma_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """One whose gain is 1 + weight and multiplies in float32."""
+    return (_normed(x, eps) * (1.0 + weight.float())).type_as(x)
+
+
+def _normed(x: Tensor, eps: float) -> Tensor:
+    wide = x.float()
+    return wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+
+
+NORMS: Mapping[str, Callable[[Tensor, Tensor, float], Tensor]] = {"llama": llama_norm, "gemma": gemma_norm}
+"""RMSNorms that the kernel runs, of x ``(..., features)``, weight ``(features,)`` and eps."""
+
+ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "silu": functional.silu,
+    "gelu_tanh": partial(functional.gelu, approximate="tanh"),
+}
+"""Activations that the kernel runs."""
+
+
+def half_turned(x: Tensor) -> Tensor:
+    """The second half of the last axis with its sign changed, then the first half."""
+    one, two = x.chunk(2, dim=-1)
+    return torch.cat((-two, one), dim=-1)
+
+
+def turned(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """Rotary embedding (arXiv 2104.09864, equation 34, in halves) in plain PyTorch.
+
+    Args:
+        q, k: ``(batch, heads, tokens, size)``, the size even.
+        cos, sin: ``(batch or 1, tokens, size)``.
+    """
+    cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
+    return q * cos + half_turned(q) * sin, k * cos + half_turned(k) * sin
+
+
+def normed(x: Tensor, weight: Tensor, eps: float, kind: str) -> Tensor:
+    """What one of ``NORMS`` makes of x ``(..., features)``."""
+    out: Tensor = torch.ops.gac.norm_rows(x, weight, eps, kind)
+    return out
+
+
+def gated(gate: Tensor, up: Tensor, kind: str) -> Tensor:
+    """One of ``ACTIVATIONS`` of the gate ``(..., neurons)``, times up."""
+    out: Tensor = torch.ops.gac.gate_rows(gate, up, kind)
+    return out
+
+
+def rotated(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """What ``turned`` finds, to the last bit."""
+    found: tuple[Tensor, Tensor] = torch.ops.gac.rotate_heads(q, k, cos, sin)
+    return found
+
+
+def by_row(x: Tensor) -> Tensor:
+    """Rows ``(rows, columns)`` that may lie apart, as parts of a shared GEMM's output do; numbers of one do not."""
+    given = x.reshape(-1, x.shape[-1])
+    return given if given.stride(1) == 1 else given.contiguous()
+
+
+def power_of_two(size: int) -> int:
+    """The least that is no smaller."""
+    return 1 << (size - 1).bit_length()
+
+
+def warps_for(columns: int) -> int:
+    """Of a program that takes so many numbers."""
+    return 4 if columns <= 4096 else 8 if columns <= 8192 else 16
+
+
+def _norm_rows(x: Tensor, weight: Tensor, eps: float, kind: str) -> Tensor:
+    from .row_kernels import norm_rows
+
+    given, size, out = by_row(x), x.shape[-1], x.new_empty(x.shape)
+    wide = power_of_two(size)
+    rows = max(1, _NUMBERS // wide)
+    with launching_on(x):
+        norm_rows[(ceil_div(len(given), rows),)](
+            given, weight, out, given.stride(0), len(given), size, eps,
+            ADDED=kind == "gemma", ROWS=rows, WIDE=wide, num_warps=warps_for(wide),
+        )  # fmt: skip
+    return out
+
+
+def _gate_rows(gate: Tensor, up: Tensor, kind: str) -> Tensor:
+    from .row_kernels import gate_rows
+
+    given, other, size, out = by_row(gate), by_row(up), gate.shape[-1], gate.new_empty(gate.shape)
+    with launching_on(gate):
+        gate_rows[(len(given), ceil_div(size, _NUMBERS))](
+            given, other, out, given.stride(0), other.stride(0), size, TANH=kind == "gelu_tanh", WIDE=_NUMBERS
+        )
+    return out
+
+
+def _rotate_heads(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    from .row_kernels import rotate_heads
+
+    q, k = (one if one.stride(-1) == 1 else one.contiguous() for one in (q, k))
+    cos, sin = cos.contiguous(), sin.contiguous()
+    (batch, q_heads, tokens, size), k_heads = q.shape, k.shape[1]
+    outs = [one.new_empty(batch, tokens, one.shape[1], size) for one in (q, k)]
+    half = power_of_two(size // 2)
+    heads = max(1, min(_NUMBERS // half, power_of_two(k_heads)))
+    with launching_on(q):
+        rotate_heads[(batch * tokens, ceil_div(q_heads, heads) + ceil_div(k_heads, heads))](
+            q, k, *outs, cos, sin, tokens, q_heads, k_heads, size, *q.stride()[:3], *k.stride()[:3],
+            cos.stride(0) if len(cos) > 1 else 0, cos.stride(1), HEADS=heads, HALF=half,
+        )  # fmt: skip
+    return outs[0].transpose(1, 2), outs[1].transpose(1, 2)
+
+
+def _like_rotated(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, ...]:
+    return tuple(one.new_empty(one.transpose(1, 2).shape).transpose(1, 2) for one in (q, k))
+
+
+make_operator(
+    "norm_rows",
+    "(Tensor x, Tensor weight, float eps, str kind) -> Tensor",
+    _norm_rows,
+    lambda x, _weight, _eps, _kind: x.new_empty(x.shape),
+)
+make_operator(
+    "gate_rows",
+    "(Tensor gate, Tensor up, str kind) -> Tensor",
+    _gate_rows,
+    lambda gate, _up, _kind: gate.new_empty(gate.shape),
+)
+make_operator(
+    "rotate_heads", "(Tensor q, Tensor k, Tensor cos, Tensor sin) -> (Tensor, Tensor)", _rotate_heads, _like_rotated
+)

@@ -1,0 +1,182 @@
+"""Norms, gated products and rotary embeddings in one launch each: outputs stay the same, bit for bit."""
+
+import copy
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers.models.llama import modeling_llama
+
+import gac
+from gac.runtime import one_launch
+from gac.runtime.one_launch import run_in_one_launch
+from gac.runtime.rows import ACTIVATIONS, NORMS, turned
+from tests.compression.applying import IDS, logits
+from tests.compression.stored import stored
+from tests.models.small import every_family, small_config, small_model, weights_of
+from tests.runtime.interpreted import DEVICE, operators
+
+Ran = Counter[str]
+
+
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ran]:
+    """How often each kernel has run, in plain PyTorch, on a CPU that passes for a GPU."""
+    if DEVICE == "cuda":
+        pytest.skip("a GPU has its own kernels")
+    found: Ran = Counter()
+
+    def noted(name: str, run: Any) -> Any:
+        def counted(*given: Any) -> Any:
+            found[name] += 1
+            return run(*given)
+
+        return counted
+
+    plain = {
+        "norm_rows": lambda x, weight, eps, kind: NORMS[kind](x, weight, eps),
+        "gate_rows": lambda gate, up, kind: ACTIVATIONS[kind](gate) * up,
+        "rotate_heads": turned,
+    }
+    monkeypatch.setattr(one_launch, "lacking", lambda device, dtype: None)
+    with operators(**{name: noted(name, run) for name, run in plain.items()}):
+        yield found
+
+
+def llama() -> Any:
+    return narrow("llama")
+
+
+def narrow(model_type: str) -> Any:
+    """A model in 16 bits, its angles in 32."""
+    config = small_config(model_type)
+    config.dtype = torch.bfloat16
+    return small_model(config)
+
+
+UNTURNED = ("cohere", "cohere2", "ernie4_5", "glm", "glm4", "gpt2", "gpt_neox", "nemotron", "olmo2", "olmo3", "opt")
+"""No rotary embedding; neighbours that turn as a pair; a part of each head, cut off inside; or rounded elsewhere."""
+NORMS_APART = (
+    "cohere",
+    "cohere2",
+    "gpt2",
+    "gpt_neox",
+    "nemotron",
+    "olmo2",
+    "olmo3",
+    "opt",
+    "phi",
+    "stablelm",
+    "starcoder2",
+)
+"""LayerNorms, and RMSNorms that round at another step."""
+UNGATED = ("apertus", "arcee", "gpt2", "gpt_neox", "nemotron", "opt", "phi", "starcoder2")
+
+
+@every_family
+def test_outputs_are_the_same_in_every_architecture(model_type: str, ran: Ran) -> None:
+    model = narrow(model_type)
+    expected = logits(model)
+    ran.clear()
+    run_in_one_launch(model)
+    assert torch.equal(logits(model), expected)
+    assert (ran["norm_rows"] > 0) == (model_type not in NORMS_APART)
+    assert ran["gate_rows"] == (0 if model_type in UNGATED else 2)
+    assert ran["rotate_heads"] == (0 if model_type in UNTURNED else 2)
+
+
+def test_gradients_training_hooks_and_copies(ran: Ran) -> None:
+    model = llama()
+    run_in_one_launch(model)
+    model(IDS)  # with gradients
+    model.train()
+    logits(model)
+    assert ran["norm_rows"] == ran["gate_rows"] == 0
+    model.eval()
+    seen: list[Tensor] = []
+    hook = model.model.layers[0].mlp.act_fn.register_forward_hook(lambda module, args, output: seen.append(output))
+    found = logits(model)
+    assert len(seen) == 1
+    assert (ran["norm_rows"], ran["gate_rows"]) == (5, 1)
+    hook.remove()
+    other = copy.deepcopy(model)
+    nn.init.zeros_(model.model.norm.weight)
+    assert torch.equal(logits(other), found)
+    assert not torch.equal(logits(model), found)
+
+
+def test_what_has_a_forward_of_its_own_keeps_it(ran: Ran) -> None:
+    model = llama()
+    model.model.layers[0].mlp.forward = lambda x: 0 * x
+    expected = logits(model)
+    run_in_one_launch(model)
+    assert torch.equal(logits(model), expected)
+    assert ran["gate_rows"] == 1
+
+
+def test_compiled_code_has_the_plain_steps(ran: Ran) -> None:
+    model = llama()
+    expected = logits(model)
+    run_in_one_launch(model)
+    ran.clear()
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    with torch.no_grad():
+        assert torch.equal(compiled(IDS, use_cache=False).logits, expected)
+    torch._dynamo.reset()
+    assert not ran
+
+
+def test_the_function_of_a_file_turns_other_models_as_before(ran: Ran) -> None:
+    other = llama()
+    for _ in range(2):
+        run_in_one_launch(llama())
+    logits(other)
+    assert not ran
+    q, k, angles = torch.randn(1, 2, 3, 8), torch.randn(1, 1, 3, 8), torch.randn(1, 3, 8)
+    function = modeling_llama.apply_rotary_pos_emb
+    with torch.no_grad():
+        expected = turned(q, k, angles, angles)
+        assert all(map(torch.equal, function(q, k, angles, angles), expected))
+        found = function(q.transpose(1, 2), k.transpose(1, 2), angles, angles, unsqueeze_dim=2)
+    assert all(torch.equal(one.transpose(1, 2), other) for one, other in zip(found, expected, strict=True))
+    assert not hasattr(function.__wrapped__, "in_one_launch")  # it is replaced once
+
+
+def test_on_a_cpu_nothing_changes() -> None:
+    model = llama()
+    expected = logits(model)
+    run_in_one_launch(model)
+    assert torch.equal(logits(model), expected)
+
+
+def test_a_checkpoint_runs_so(make_plan: Any, ran: Ran, tmp_path: Any) -> None:
+    names = [one.name for one in weights_of(small_config("llama"))]
+    model = stored(llama(), make_plan, {names[0]: ("low_rank", 8, "bf16")})
+    expected = logits(model)
+    assert (ran["norm_rows"], ran["gate_rows"], ran["rotate_heads"]) == (5, 2, 2)
+    gac.save(model, tmp_path / "saved")
+    loaded: Any = gac.load(tmp_path / "saved")
+    ran.clear()
+    assert torch.equal(logits(loaded), expected)
+    assert (ran["norm_rows"], ran["gate_rows"], ran["rotate_heads"]) == (5, 2, 2)
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
+@pytest.mark.parametrize("model_type", ["llama", "gemma3_text", "qwen3"])
+def test_a_gpu_does_the_same_captured(model_type: str) -> None:
+    model = narrow(model_type).cuda()
+    ids = torch.arange(7, device="cuda")[None]
+    with torch.no_grad():
+        expected = model(ids, use_cache=False).logits.float()
+        run_in_one_launch(model)
+        found = model(ids, use_cache=False).logits
+        assert float((found.float() - expected).norm() / expected.norm()) < 1e-2
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            captured = model(ids, use_cache=False).logits
+        graph.replay()
+        assert torch.equal(captured, found)

@@ -1,0 +1,67 @@
+"""Norms, gated activations and rotary embeddings of 16 bits in Triton: the numbers of plain PyTorch, in one launch."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from gac.runtime import rows
+from gac.runtime.rows import ACTIVATIONS, NORMS, gated, normed, rotated, turned
+from tests.runtime.interpreted import DEVICE, operators
+
+EPS = 1e-5
+SHAPES = [(1, 1, 64), (2, 3, 576), (3, 5, 2, 80), (2, 2500)]
+
+running = {"norm_rows": rows._norm_rows, "gate_rows": rows._gate_rows, "rotate_heads": rows._rotate_heads}
+
+
+def random(*shape: int, seed: int = 0) -> Tensor:
+    return 2 * torch.randn(shape, generator=torch.Generator().manual_seed(seed)).half().to(DEVICE)
+
+
+@pytest.mark.parametrize("kind", NORMS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_norm(shape: tuple[int, ...], kind: str) -> None:
+    x, weight = random(*shape), random(shape[-1], seed=1)
+    with operators(**running):
+        out = normed(x, weight, EPS, kind)
+    expected = NORMS[kind](x, weight, EPS)
+    off = (out - expected).abs()
+    assert float((off > 0).float().mean()) < 5e-3  # sums are taken in another order
+    assert torch.all(off <= 2**-10 * expected.abs())
+
+
+@pytest.mark.parametrize("kind", NORMS)
+def test_where_sums_are_exact_a_norm_is_that_of_pytorch_to_the_last_bit(kind: str) -> None:
+    x = torch.randint(-8, 9, (3, 4, 48), generator=torch.Generator().manual_seed(0)).half().to(DEVICE)
+    weight = random(48, seed=1)
+    apart = torch.cat((x, x), dim=-1)[..., :48]  # rows that lie apart
+    with operators(**running):
+        assert torch.equal(normed(apart, weight, EPS, kind), NORMS[kind](x, weight, EPS))
+
+
+@pytest.mark.parametrize("kind", ACTIVATIONS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_product(shape: tuple[int, ...], kind: str) -> None:
+    """Gate and up are parts of one output, as of a shared GEMM."""
+    gate, up = random(*shape[:-1], 2 * shape[-1]).chunk(2, dim=-1)
+    with operators(**running):
+        out = gated(gate, up, kind)
+    expected = ACTIVATIONS[kind](gate) * up
+    assert out.is_contiguous()
+    assert float((out != expected).float().mean()) < 3e-2  # exponentials differ in the last bit
+    assert torch.all((out - expected).abs() <= 2**-9 * expected.abs() + 2**-20)  # PyTorch subtracts near zero
+
+
+@pytest.mark.parametrize("heads", [(4, 4), (9, 3), (5, 1)])
+@pytest.mark.parametrize("size", [8, 80, 128])
+@pytest.mark.parametrize("angles", [1, 2])
+def test_heads_are_turned_as_by_pytorch_to_the_last_bit(heads: tuple[int, int], size: int, angles: int) -> None:
+    """Queries and keys are parts of one output."""
+    both = random(2, 3, sum(heads) * size)
+    q, k = (one.view(2, 3, -1, size).transpose(1, 2) for one in both.split([size * one for one in heads], dim=-1))
+    cos, sin = random(angles, 3, size, seed=1) / 8, random(angles, 3, size, seed=2) / 8
+    with operators(**running):
+        found = rotated(q, k, cos, sin)
+    for one, other in zip(found, turned(q, k, cos, sin), strict=True):
+        assert torch.equal(one, other)
+        assert one.transpose(1, 2).is_contiguous()  # as the cache takes them
