@@ -20,12 +20,12 @@ from statistics import mean
 from typing import Any
 
 import torch
-from harness import machine, markdown, news, options, read, write
 from torch.nn.functional import cross_entropy
 from transformers import DynamicCache
 
 import gac
 from gac.tokens.plan import TokenPlan
+from tests.benchmarks.harness import machine, markdown, news, options, read, write
 
 CITIES = (
     *(
